@@ -103,6 +103,14 @@ impl std::fmt::Debug for ClusterToken {
     }
 }
 
+/// A node is to begin a cluster.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BeginCluster {
+    /// Whether its nodes and their store speak in plain text: without certificates, and open to everybody who reaches them.
+    pub insecure: bool,
+}
+
 /// A node is to join a cluster.
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

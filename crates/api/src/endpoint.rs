@@ -5,12 +5,12 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use utoipa::ToSchema;
 
 use crate::{
-    AddCopy, AddDisks, AdoptImage, AdoptedImage, Chap, ClearErrors, Cluster, ClusterToken, Code,
-    CreatePool, CreateVolume, DiscardImage, FindPools, ForceCopy, Grow, Health, HostDhchap,
-    HostTls, ImportPool, ImportablePools, ImportedPool, InitiatorChap, Initiators, JoinCluster,
-    LeaveCluster, MapVolume, OpenPool, OrphanedImages, Pool, PoolList, Protocols, RecoverCluster,
-    RecoveryPlan, RemoveCopy, RemoveDisk, ReplaceCopy, ReplaceDisk, Reservations, SessionList,
-    Status, SwitchTo, TakeOver, Verification, Verify, Volume, VolumeList, WhichNode,
+    AddCopy, AddDisks, AdoptImage, AdoptedImage, BeginCluster, Chap, ClearErrors, Cluster,
+    ClusterToken, Code, CreatePool, CreateVolume, DiscardImage, FindPools, ForceCopy, Grow, Health,
+    HostDhchap, HostTls, ImportPool, ImportablePools, ImportedPool, InitiatorChap, Initiators,
+    JoinCluster, LeaveCluster, MapVolume, OpenPool, OrphanedImages, Pool, PoolList, Protocols,
+    RecoverCluster, RecoveryPlan, RemoveCopy, RemoveDisk, ReplaceCopy, ReplaceDisk, Reservations,
+    SessionList, Status, SwitchTo, TakeOver, Verification, Verify, Volume, VolumeList, WhichNode,
 };
 
 /// A yes-or-no parameter in the query of an endpoint.
@@ -355,7 +355,7 @@ endpoints! {
         refuses [];
 
     /// Begin a cluster.
-    InitCluster POST "/v1/cluster/init" Nothing => 202 Cluster;
+    InitCluster POST "/v1/cluster/init" BeginCluster => 202 Cluster;
         "Makes this node the first of a new cluster. Its volumes stay; its inside begins again.";
         refuses [Code::Conflict];
 

@@ -28,8 +28,8 @@ pub use access::{
     InitiatorUser, MutualChap, Secret, Tls, TlsHost, TlsKey,
 };
 pub use cluster::{
-    Cluster, ClusterNode, ClusterStage, ClusterToken, JoinCluster, LeaveCluster, NodeRole,
-    StoreMember, WhichNode,
+    BeginCluster, Cluster, ClusterNode, ClusterStage, ClusterToken, JoinCluster, LeaveCluster,
+    NodeRole, StoreMember, WhichNode,
 };
 pub use error::{ApiError, Code};
 pub use initiator::Initiator;

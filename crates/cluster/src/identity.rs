@@ -12,12 +12,13 @@ use peer::NodeId;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::authority::Authority;
 use crate::file::{self, ReadError};
 
 pub use secret::ClusterSecret;
 
 /// Format of the file that this version writes and reads.
-pub const FORMAT: u64 = 2;
+pub const FORMAT: u64 = 3;
 
 /// What the file is sealed as.
 const NAME: &str = "cluster.json";
@@ -100,6 +101,37 @@ pub struct OwnMember {
     pub client_url: String,
 }
 
+/// What protects the connections between the nodes of a cluster and to its store (RFD 0038, 2.2); the same at all nodes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Protection {
+    /// Certificates that the nodes sign by an authority of the cluster's own.
+    Own(Authority),
+    /// Certificates that an administrator has made.
+    Given,
+    /// Nothing: they speak in plain text.
+    Plain,
+}
+
+impl Protection {
+    /// The scheme of the URLs of the store's members.
+    #[must_use]
+    pub fn scheme(&self) -> &'static str {
+        match self {
+            Self::Own(_) | Self::Given => "https",
+            Self::Plain => "http",
+        }
+    }
+
+    /// Whether what an identity or a token says of it can be used.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        match self {
+            Self::Own(authority) => authority.check().map_err(|e| e.to_string()),
+            Self::Given | Self::Plain => Ok(()),
+        }
+    }
+}
+
 /// What a node is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
@@ -115,6 +147,8 @@ pub struct Identity {
     pub role: Role,
     /// What the cluster's nodes know and nobody else.
     pub secret: ClusterSecret,
+    /// What protects its connections.
+    pub protection: Protection,
     /// Client URLs of the store's members, at least one.
     pub endpoints: Vec<String>,
     /// The member of the store that it runs.
@@ -133,6 +167,7 @@ struct Written {
     index: Option<NodeIndex>,
     role: Role,
     secret: ClusterSecret,
+    protection: Protection,
     endpoints: Vec<String>,
     #[serde(deserialize_with = "present")]
     member: Option<OwnMember>,
@@ -226,14 +261,25 @@ impl Identity {
             return Err(BadIdentity::OtherFormat { found: head.format });
         }
         let written = serde_json::from_slice(bytes).map_err(|e| damaged(e.to_string()))?;
-        let Written { format: _, stage, cluster, node, index, role, secret, endpoints, member } =
-            written;
+        let Written {
+            format: _,
+            stage,
+            cluster,
+            node,
+            index,
+            role,
+            secret,
+            protection,
+            endpoints,
+            member,
+        } = written;
         if node == 0 {
             return Err(damaged("the node's number is 0".into()));
         }
         if stage == Stage::Member && index.is_none() {
             return Err(damaged("a member has an index".into()));
         }
+        protection.check().map_err(damaged)?;
         check_endpoints(&endpoints).map_err(damaged)?;
         if let Some(OwnMember { name, peer_url, client_url }) = &member {
             let named = (1..=MAX_URL).contains(&name.len()) && !name.contains([',', '=']);
@@ -242,17 +288,26 @@ impl Identity {
             }
         }
         let node = NodeId(node);
-        Ok(Self { stage, cluster, node, index, role, secret, endpoints, member })
+        Ok(Self { stage, cluster, node, index, role, secret, protection, endpoints, member })
     }
 
     /// As [`Self::parse`] reads it.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        let Self { stage, cluster, node, index, role, secret, endpoints, member } = self.clone();
-        let node = node.0;
-        let format = FORMAT;
-        let written =
-            Written { format, stage, cluster, node, index, role, secret, endpoints, member };
+        let Self { stage, cluster, node, index, role, secret, protection, endpoints, member } =
+            self.clone();
+        let written = Written {
+            format: FORMAT,
+            stage,
+            cluster,
+            node: node.0,
+            index,
+            role,
+            secret,
+            protection,
+            endpoints,
+            member,
+        };
         let mut text = serde_json::to_vec(&written).expect("names and numbers always serialise");
         text.push(b'\n');
         text
@@ -309,6 +364,7 @@ mod tests {
             index: NodeIndex::new(0),
             role: Role::Data,
             secret: ClusterSecret::new([0xa5; 32]),
+            protection: Protection::Plain,
             endpoints: vec!["http://192.0.2.1:2379".into()],
             member: Some(OwnMember {
                 name: "node-1".into(),
@@ -320,10 +376,10 @@ mod tests {
 
     /// What this version writes, every later one reads.
     const GOLDEN: &str = concat!(
-        r#"{"format":2,"stage":"moving","cluster":"3d813cbb-47fb-32ba-91df-831e1593ac29","node":1,"#,
+        r#"{"format":3,"stage":"moving","cluster":"3d813cbb-47fb-32ba-91df-831e1593ac29","node":1,"#,
         r#""index":0,"role":"data","#,
         r#""secret":"a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5","#,
-        r#""endpoints":["http://192.0.2.1:2379"],"member":{"name":"node-1","#,
+        r#""protection":"plain","endpoints":["http://192.0.2.1:2379"],"member":{"name":"node-1","#,
         r#""peer_url":"http://192.0.2.1:2380","client_url":"http://192.0.2.1:2379"}}"#,
         "\n"
     );
@@ -336,16 +392,27 @@ mod tests {
     }
 
     #[test]
+    fn an_authority_is_kept_and_stays_out_of_logs() {
+        let protection = Protection::Own(Authority::new().unwrap());
+        let own = Identity { protection, ..identity() };
+        assert_eq!(Identity::parse(&own.to_bytes()), Ok(own.clone()));
+        assert!(!format!("{own:?}").contains("PRIVATE"));
+    }
+
+    #[test]
     fn what_is_wrong_with_a_file_is_said() {
         let refused = |from: &str, to: &str| {
             assert!(GOLDEN.contains(from), "{from}");
             Identity::parse(GOLDEN.replace(from, to).as_bytes()).unwrap_err().to_string()
         };
-        assert!(refused("\"format\":2", "\"format\":3,\"new\":[]").contains("has format 3"));
-        assert!(refused("\"format\":2", "\"format\":1").contains("has format 1"));
+        assert!(refused("\"format\":3", "\"format\":4,\"new\":[]").contains("has format 4"));
+        assert!(refused("\"format\":3", "\"format\":2").contains("has format 2"));
         assert!(refused("\"node\":1", "\"node\":0").contains("number is 0"));
         assert!(refused("\"index\":0", "\"index\":16").contains("0 to 15"));
         assert!(refused("\"stage\":\"moving\"", "\"stage\":\"new\"").contains("unknown variant"));
+        assert!(refused("\"plain\"", "\"none\"").contains("unknown variant"));
+        let empty = "{\"own\":{\"id\":\"3d813cbb-47fb-32ba-91df-831e1593ac29\",\"certificate\":\"\",\"key\":\"\"}}";
+        assert!(refused("\"plain\"", empty).contains("the cluster's authority"));
         assert!(refused("a5a5\"", "a5\"").contains("64 hex digits"));
         assert!(refused("a5a5\"", "a5zz\"").contains("64 hex digits"));
         assert!(refused("[\"http://192.0.2.1:2379\"]", "[]").contains("0 endpoints"));

@@ -7,9 +7,11 @@
 //! * [`vault`]: keys, and secrets that are sealed by them.
 //! * [`joining`]: the steps into a cluster and out of it.
 //! * [`lives`]: which process a node is.
+//! * [`authority`]: what signs the certificates of a cluster's nodes.
 //! * [`nodes`]: the records of the nodes, and who of them is alive.
 //! * [`mirrors`]: the records of mirrored volumes, for the cores that the volumes live on.
 
+pub mod authority;
 pub mod file;
 pub mod identity;
 pub mod joining;

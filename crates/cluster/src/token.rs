@@ -8,7 +8,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::identity::{ClusterSecret, check_endpoints};
+use crate::identity::{ClusterSecret, Protection, check_endpoints};
 
 /// Longest token, in bytes.
 pub const MAX_TOKEN: usize = 64 << 10;
@@ -21,6 +21,8 @@ pub struct Token {
     pub cluster: Uuid,
     /// Its secret.
     pub secret: ClusterSecret,
+    /// What protects its connections.
+    pub protection: Protection,
     /// Client URLs of the members of its store, at least one.
     pub endpoints: Vec<String>,
 }
@@ -55,6 +57,7 @@ impl Token {
         }
         let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|e| mangled(e.to_string()))?;
         let token: Self = serde_json::from_slice(&bytes).map_err(|e| mangled(e.to_string()))?;
+        token.protection.check().map_err(mangled)?;
         check_endpoints(&token.endpoints).map_err(mangled)?;
         Ok(token)
     }
@@ -70,21 +73,25 @@ impl Token {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::authority::Authority;
 
     fn token() -> Token {
         Token {
             cluster: Uuid::from_u128(7),
             secret: ClusterSecret::new([0x5a; 32]),
+            protection: Protection::Own(Authority::new().unwrap()),
             endpoints: vec!["http://192.0.2.1:2379".into(), "http://[2001:db8::1]:2379".into()],
         }
     }
 
     #[test]
     fn a_token_reads_back_as_it_was_written() {
-        let text = token().to_text();
+        let token = token();
+        let text = token.to_text();
         assert!(text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_'));
-        assert_eq!(Token::parse(&format!(" {text}\n")), Ok(token()));
-        assert!(!format!("{:?}", token()).contains("5a5a"), "secrets stay out of logs");
+        assert_eq!(Token::parse(&format!(" {text}\n")), Ok(token.clone()));
+        let shown = format!("{token:?}");
+        assert!(!shown.contains("5a5a") && !shown.contains("PRIVATE"), "secrets stay out of logs");
     }
 
     #[test]

@@ -93,8 +93,10 @@ const PAUSE: Duration = Duration::from_millis(500);
 const MAX_STEPS: usize = 32;
 
 /// What to do about a store that is not trusted, or does not trust this node.
-const DISTRUST: &str = "nothing was changed; cluster.tls_cert and the certificates of the store's members have to be \
-    of the authority in cluster.tls_ca, valid today, and name the addresses of their machines";
+const DISTRUST: &str = "nothing was changed; the members of the store show certificates of another authority than this \
+    node: of another cluster, or of a store that was made anew (windrose cluster recover). With certificates of yours: \
+    cluster.tls_cert and those of the store's members have to be of the authority in cluster.tls_ca, valid today, and \
+    name the addresses of their machines";
 
 /// What to do about records that cannot be believed.
 pub(crate) const RESTORE: &str = "restore the store from a backup: docs/guides/administration.md, section \

@@ -299,6 +299,11 @@ pub(crate) fn secrets(path: &Path) -> PathBuf {
     path.join("secrets.key")
 }
 
+/// Where the certificates of a node lie whose cluster signs them itself, in the data directory at `path`.
+pub(crate) fn tls(path: &Path) -> PathBuf {
+    path.join("tls")
+}
+
 /// The file that says what the node of the data directory at `path` is in a cluster.
 pub(crate) fn identity(path: &Path) -> PathBuf {
     path.join("cluster.json")

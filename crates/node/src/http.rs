@@ -217,7 +217,7 @@ fn with_recovery(router: Router, c: &Control) -> Router {
 fn cluster_routes(router: Router, c: &Control) -> Router {
     let router = with_recovery(router, c);
     let router = add::<GetCluster, _, _>(router, c, |c, _| async move { Ok(c.cluster().await) });
-    let router = add::<InitCluster, _, _>(router, c, |c, _| async move { c.init().await });
+    let router = add::<InitCluster, _, _>(router, c, |c, a| async move { c.init(a.body).await });
     let router = add::<PostJoin, _, _>(router, c, |c, a| async move { c.join(a.body).await });
     let router = add::<PostLeave, _, _>(router, c, |c, a| async move { c.leave(a.body).await });
     let router = add::<PostToken, _, _>(router, c, |c, _| async move { c.token() });

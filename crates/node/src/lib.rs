@@ -23,6 +23,7 @@ pub mod metrics;
 pub mod node;
 mod part;
 pub mod pools;
+mod protection;
 pub mod publish;
 pub mod reconcile;
 pub mod record;

@@ -426,6 +426,7 @@ pub(crate) mod tests {
             store: None,
             rival: None,
             unanchored: None,
+            is_plain: false,
             locked: Vec::new(),
             cores: Vec::new(),
             api_clients: target::Clients::default(),

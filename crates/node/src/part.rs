@@ -1,7 +1,6 @@
 //! A node's part in a cluster: the member of the store that it runs, and the steps that make it a
 //! node of the cluster, or one by itself again (RFD 0012, 2.2).
 
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,9 +15,6 @@ use ::cluster::meta::{Meta, MetaError, format};
 use ::cluster::mirrors::Mirrors;
 use ::cluster::nodes::{self, ALIVE_TTL, ClusterRecord, NodePortals, NodeRecord, Nodes};
 use rt::fault::{self, Point};
-use rustls::RootCertStore;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -30,6 +26,7 @@ use crate::control::{SecretsError, forget_report, hand_over};
 use crate::data_dir::{DataDir, DataDirError};
 use crate::engine::Portals;
 use crate::membership::Membership;
+use crate::protection::{self, ProtectionError};
 
 /// How often the leader of the store's members gives a sign of life.
 const HEARTBEAT: Duration = Duration::from_millis(100);
@@ -86,14 +83,9 @@ pub enum PartError {
     /// The store's member that it runs.
     #[error("the store's member on this node: {0}")]
     Member(String),
-    /// A certificate or key.
-    #[error("{}: {why}", path.display())]
-    Tls {
-        /// Its file.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: String,
-    },
+    /// Its certificates.
+    #[error(transparent)]
+    Protection(#[from] ProtectionError),
 }
 
 impl From<MetaError> for PartError {
@@ -116,6 +108,8 @@ pub(crate) struct Part {
     name: String,
     config: config::Cluster,
     portals: Portals,
+    /// What it shows to others and to the store; `None` if they speak in plain text.
+    certificates: Option<ClusterTls>,
     tls: Option<peer::Tls>,
     store: Etcd,
     /// The records that a first node takes with it.
@@ -150,23 +144,6 @@ pub(crate) fn store(endpoints: &[String], tls: Option<&ClusterTls>) -> Result<Et
     Etcd::new(&Settings { endpoints: endpoints.to_vec(), tls, ..Settings::default() })
 }
 
-/// TLS between nodes, from its files.
-fn peer_tls(tls: &ClusterTls) -> Result<peer::Tls, PartError> {
-    let bad = |path: &Path, why: String| PartError::Tls { path: path.to_owned(), why };
-    let certificates = |path: &Path| {
-        let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
-        read.map_err(|e: rustls::pki_types::pem::Error| bad(path, e.to_string()))
-    };
-    let mut authority = RootCertStore::empty();
-    let trusted: Vec<CertificateDer<'static>> = certificates(&tls.ca)?;
-    for certificate in trusted {
-        authority.add(certificate).map_err(|e| bad(&tls.ca, e.to_string()))?;
-    }
-    let key = PrivateKeyDer::from_pem_file(&tls.key).map_err(|e| bad(&tls.key, e.to_string()))?;
-    let chain = certificates(&tls.cert)?;
-    peer::Tls::new(authority, chain, key).map_err(|e| bad(&tls.cert, e.to_string()))
-}
-
 /// This process, for other ones that may be the same node.
 fn life(config: &Config, data_dir: &DataDir) -> Life {
     let read = |path| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
@@ -192,7 +169,9 @@ impl Part {
         identity: Identity,
         portals: Portals,
     ) -> Result<Self, PartError> {
-        let tls = config.cluster.tls.as_ref();
+        let (name, cluster) = (&config.name, &config.cluster);
+        let certificates =
+            protection::certificates(&identity.protection, name, cluster, data_dir.path())?;
         let local = match identity.stage {
             // It has been there, and must not be taken for an empty one.
             Stage::Moving => Some(Embedded::open_existing(&data_dir.store())?),
@@ -200,8 +179,9 @@ impl Part {
         };
         Ok(Self {
             name: config.name.clone(),
-            tls: tls.map(peer_tls).transpose()?,
-            store: store(&identity.endpoints, tls)?,
+            tls: certificates.as_ref().map(protection::peer_tls).transpose()?,
+            store: store(&identity.endpoints, certificates.as_ref())?,
+            certificates,
             config: config.cluster.clone(),
             life: life(config, &data_dir),
             data_dir,
@@ -246,7 +226,9 @@ impl Part {
         let path = self.data_dir.path();
         anchor::forget_records(path)
             .map_err(|why| IdentityError::Refused { path: path.to_owned(), why })?;
-        Identity::remove(&self.data_dir.identity())
+        Identity::remove(&self.data_dir.identity())?;
+        protection::forget(path);
+        Ok(())
     }
 
     /// Has the node be the first of the new cluster `next` when its inside begins again, and its member of the old store
@@ -485,7 +467,7 @@ impl Part {
                 _ => Ok(()),
             };
         }
-        let tls = self.config.tls.as_ref().map(|tls| member::Identity {
+        let tls = self.certificates.as_ref().map(|tls| member::Identity {
             ca: tls.ca.clone(),
             cert: tls.cert.clone(),
             key: tls.key.clone(),

@@ -9,7 +9,7 @@ use api::{
     ApiError, Code, DhchapHost, Grow, HostDhchap, HostTls, Initiators, JoinCluster, NodeRole,
     Protocols, TlsHost, Verdict, VolumeState,
 };
-use cluster::identity::ClusterSecret;
+use cluster::identity::{ClusterSecret, Protection};
 use cluster::token::Token;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -525,6 +525,7 @@ fn silent_cluster() -> (std::net::TcpListener, JoinCluster) {
     let token = Token {
         cluster: uuid::Uuid::nil(),
         secret: ClusterSecret::new([7; 32]),
+        protection: Protection::Plain,
         endpoints: vec![format!("http://{}", silent.local_addr().unwrap())],
     };
     (silent, JoinCluster { token: token.to_text(), role: NodeRole::Data })

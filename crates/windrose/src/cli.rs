@@ -193,7 +193,11 @@ pub(crate) enum NodeCommand {
 #[derive(Debug, Subcommand)]
 pub(crate) enum ClusterCommand {
     /// Make this node the first of a new cluster. Its volumes stay; initiators see a restart.
-    Init,
+    Init {
+        /// Without certificates: nodes and their store speak in plain text, and are open to everybody who reaches them.
+        #[arg(long)]
+        insecure: bool,
+    },
     /// Print the token with which other nodes join. Whoever has it can join.
     Token,
     /// Make this node one of a cluster, to keep copies of volumes. It must have no volumes.

@@ -8,7 +8,7 @@ use api::endpoint::{
     DrainNode, GetCluster, GetHealth, GetStatus, InitCluster, ListVolumes, Nothing, PostJoin,
     PostLeave, PostToken, ResumeNode,
 };
-use api::{Cluster, ClusterStage, JoinCluster, LeaveCluster, NodeRole, WhichNode};
+use api::{BeginCluster, Cluster, ClusterStage, JoinCluster, LeaveCluster, NodeRole, WhichNode};
 use tokio::time::{Instant, sleep};
 
 use crate::cli::{ClusterCommand, ConfirmArgs, NodeCommand, TokenArgs};
@@ -25,8 +25,8 @@ const PAUSE: Duration = Duration::from_millis(200);
 pub(crate) async fn run(remote: Remote, command: ClusterCommand) -> Result<ExitCode, Failure> {
     let client = &remote.client;
     match command {
-        ClusterCommand::Init => {
-            client.call::<InitCluster>(&Nothing).await?;
+        ClusterCommand::Init { insecure } => {
+            client.call::<InitCluster>(&BeginCluster { insecure }).await?;
             settled(&remote, ClusterStage::Member).await?;
         }
         ClusterCommand::Join(token) => join(&remote, &token, NodeRole::Data).await?,

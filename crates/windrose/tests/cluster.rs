@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use crate::common::{Place, now, pause};
 use crate::recovery;
-use cluster::meta::etcd::{Etcd, Settings};
+use cluster::meta::Meta;
+use cluster::meta::etcd::{Etcd, Settings, Tls};
 use probe::iscsi::Session;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use serde_json::Value;
@@ -288,10 +289,17 @@ fn a_volume_that_is_used_at_another_node_is_not_deleted() {
     }
 }
 
-/// Makes room in the store of node `number` for a member at `peer_url` that learns first.
-fn add_learner(number: u8, peer_url: &str) {
-    let endpoints = vec![format!("http://{}:2379", address(number))];
-    let store = Etcd::new(&Settings { endpoints, ..Settings::default() }).unwrap();
+/// The store of a cluster with members at the addresses `numbers`, as the node at `place` reaches it.
+pub(crate) fn store_of(place: &Place, numbers: impl IntoIterator<Item = u8>) -> Etcd {
+    let endpoints = numbers.into_iter().map(|n| format!("https://{}:2379", address(n))).collect();
+    let file = |name: &str| place.path().join("data/tls").join(name);
+    let tls = Tls { ca: file("ca.crt"), identity: Some((file("node.crt"), file("node.key"))) };
+    Etcd::new(&Settings { endpoints, tls: Some(tls), ..Settings::default() }).unwrap()
+}
+
+/// Makes room in the store of `place`, number `number`, for a member at `peer_url` that learns first.
+fn add_learner(place: &Place, number: u8, peer_url: &str) {
+    let store = store_of(place, [number]);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(store.add_member(peer_url, true)).unwrap();
 }
@@ -305,8 +313,8 @@ fn a_learner_that_never_came_is_named_and_removed() {
     let (_a, _b) = (a.start(), b.start());
     a.ok(&["cluster", "init"]);
     let token = a.ok(&["cluster", "token"]);
-    let never = format!("http://{}:2380", address(33));
-    add_learner(31, &never);
+    let never = format!("https://{}:2380", address(33));
+    add_learner(&a, 31, &never);
     std::thread::scope(|scope| {
         let joined = scope.spawn(|| b.ok(&["cluster", "join", "--token", token.trim()]));
         let found = finding(&a, "metadata store", &never);
@@ -350,7 +358,7 @@ fn nodes_of_one_authority_mirror_over_tls() {
 
     // Who has the token and no certificate, or that of another authority, gets nowhere.
     let other = Authority::new();
-    for (stranger, why) in [(place(14), "tls_ca"), (other.place(14), "certificate")] {
+    for (stranger, why) in [(place(14), "set cluster.tls_ca"), (other.place(14), "certificate")] {
         let _stranger = stranger.start();
         let refused = stranger.fails(1, &["cluster", "join", "--token", token]);
         assert!(refused.contains(why), "{refused}");
@@ -366,6 +374,99 @@ fn nodes_of_one_authority_mirror_over_tls() {
     node_b.kill();
     let _b = b.start();
     safe(&b);
+}
+
+/// A node that is needed for one volume loses its copies of no other.
+#[test]
+fn a_removal_that_is_refused_has_changed_no_volume() {
+    if !has_etcd() {
+        return;
+    }
+    let ([a, b, _w], [_a, node_b, _node_w]) = recovery::cluster(125);
+    a.ok(&["volume", "create", "both", "--size", "4M", "--replicas", "2"]);
+    b.ok(&["volume", "create", "only", "--size", "4M", "--on", "b"]);
+    safe(&a);
+    node_b.kill();
+    nodes(&a, |nodes| alive(nodes) == [1, 3]);
+    // Until the other copy goes on alone.
+    let _ = finding(&a, "volume both", "1 of 2 copies");
+    let refused = a.fails(1, &["cluster", "leave", "--node", "b", "--force", "--yes"]);
+    assert!(
+        refused.contains("volume only;") && refused.contains("no volume was changed"),
+        "{refused}"
+    );
+    let copies = |name: &str| a.json(&["volume", "show", name])["copies"].as_array().unwrap().len();
+    assert_eq!((copies("both"), copies("only")), (2, 1));
+    let delete = ["volume", "delete", "only", "--discard", "--force", "--yes"];
+    assert!(a.fails(1, &delete).contains("is not erased yet"));
+    a.ok(&["cluster", "leave", "--node", "b", "--force", "--yes"]);
+    assert_eq!(copies("both"), 1);
+}
+
+/// RFD 0038, 2.1 and 2.5.
+#[test]
+fn a_cluster_is_closed_to_who_has_no_certificate_of_it() {
+    if !has_etcd() {
+        return;
+    }
+    let (a, b) = (place(121), place(122));
+    let (_a, node_b) = (a.start(), b.start());
+    a.ok(&["cluster", "init"]);
+    let token = a.ok(&["cluster", "token"]);
+    b.ok(&["cluster", "join", "--token", token.trim()]);
+    a.ok(&["volume", "create", "web", "--size", "4M", "--replicas", "2"]);
+    all_online(&b, 1);
+    let status = a.cli(&["status", "--json"]).stdout;
+    assert!(!String::from_utf8_lossy(&status).contains("plain text"));
+    // Neither in plain text, nor with the right authority and no certificate, nor with that of another cluster.
+    let other = Place::new("");
+    let authority = cluster::authority::Authority::new().unwrap();
+    let shown = authority.sign("stranger", [address(121).parse().unwrap()]).unwrap();
+    std::fs::write(other.path().join("node.crt"), shown.certificate).unwrap();
+    std::fs::write(other.path().join("node.key"), shown.key).unwrap();
+    let identity = Some((other.path().join("node.crt"), other.path().join("node.key")));
+    let ca = a.path().join("data/tls/ca.crt");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let reads = |store: Etcd| runtime.block_on(async move { store.get("cluster").await });
+    for (scheme, tls) in [
+        ("http", None),
+        ("https", Some(Tls { ca: ca.clone(), identity: None })),
+        ("https", Some(Tls { ca, identity })),
+    ] {
+        for port in [2379, 2380] {
+            let endpoints = vec![format!("{scheme}://{}:{port}", address(121))];
+            let stranger =
+                Etcd::new(&Settings { endpoints, tls: tls.clone(), ..Settings::default() });
+            let read = reads(stranger.unwrap());
+            assert!(read.is_err(), "{scheme} {port}: {read:?}");
+        }
+    }
+    assert!(reads(store_of(&a, [121])).unwrap().is_some());
+    // Certificates are signed anew at each start: by nobody else, and whenever that is.
+    let file = b.path().join("data/tls/node.crt");
+    let first = std::fs::read(&file).unwrap();
+    node_b.kill();
+    let _b = b.start();
+    all_online(&b, 1);
+    assert_ne!(std::fs::read(&file).unwrap(), first);
+}
+
+#[test]
+fn a_cluster_in_plain_text_is_wanted_in_words_and_says_so() {
+    if !has_etcd() {
+        return;
+    }
+    let (a, b) = (place(123), place(124));
+    let (_a, _b) = (a.start(), b.start());
+    a.ok(&["cluster", "init", "--insecure"]);
+    let token = a.ok(&["cluster", "token"]);
+    b.ok(&["cluster", "join", "--token", token.trim()]);
+    a.ok(&["volume", "create", "web", "--size", "4M", "--replicas", "2"]);
+    for place in [&a, &b] {
+        let found = finding(place, "cluster", "plain text");
+        assert!(found["hint"].as_str().unwrap().contains("--insecure"), "{found}");
+        all_online(place, 1);
+    }
 }
 
 #[test]

@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use cluster::meta::etcd::{Etcd, Settings};
 use cluster::meta::{Change, Expect, Meta};
 use probe::iscsi::Session;
 use serde_json::Value;
 
-use crate::cluster::{PATIENCE, address, alive, all_online, finding, has_etcd, nodes, safe};
+use crate::cluster::{
+    PATIENCE, address, alive, all_online, finding, has_etcd, nodes, safe, store_of,
+};
 use crate::common::{Daemon, Place, now, pause};
 
 pub(crate) const INITIATOR: &str = "iqn.1993-08.org.debian:01:a";
@@ -203,7 +204,7 @@ fn a_store_that_was_set_back_destroys_nothing_and_is_recovered() {
     let web = create_mirror(&a, &b, &[]);
     write(&a, "web", 1);
     let key = format!("mirrors/{}", web["id"].as_str().unwrap());
-    let old = record(61, &key, None);
+    let old = record(&a, 61, &key, None);
     // It goes on without b, and then with it again: later epochs.
     node_b.kill();
     wait_until_gone(&a, 2);
@@ -215,7 +216,7 @@ fn a_store_that_was_set_back_destroys_nothing_and_is_recovered() {
     node_a.kill();
     node_b.kill();
     let _nodes = [&a, &b].map(launch);
-    record(61, &key, Some(&old));
+    record(&a, 61, &key, Some(&old));
     let _ = finding(&a, "volume web", "was it restored?");
     let _ = finding(&b, "volume web", "was it restored?");
     // Nothing that may be the last copy goes.
@@ -241,10 +242,9 @@ fn a_store_that_was_set_back_destroys_nothing_and_is_recovered() {
     }
 }
 
-/// Reads a key of the store of node `number`, or writes it.
-fn record(number: u8, key: &str, value: Option<&[u8]>) -> Vec<u8> {
-    let endpoints = (number..number + 3).map(|n| format!("http://{}:2379", address(n))).collect();
-    let store = Etcd::new(&Settings { endpoints, ..Settings::default() }).unwrap();
+/// Reads a key of the store of `place`, the first of three nodes from number `number` on, or writes it.
+fn record(place: &Place, number: u8, key: &str, value: Option<&[u8]>) -> Vec<u8> {
+    let store = store_of(place, number..number + 3);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let deadline = now() + PATIENCE;
     runtime.block_on(async {

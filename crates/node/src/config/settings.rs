@@ -266,8 +266,8 @@ settings! {
         "An etcd that is there already. `windrose cluster init` then uses it as the cluster's store.";
     "cluster.tls_ca" = Unset("none"), FILE,
         |d, v| d.cluster_ca = Some(path(v)?),
-        "PEM file of the authority of all nodes and of the store. With `tls_cert` and `tls_key`: \
-         nodes speak with each other and with the store over TLS only.";
+        "PEM file of the authority of all nodes and of the store, with `tls_cert` and `tls_key`: for those who make certificates \
+         themselves. Without it `windrose cluster init` makes an authority, and nodes sign their own.";
     "cluster.tls_cert" = Unset("none"), FILE,
         |d, v| d.cluster_cert = Some(path(v)?),
         "PEM file of this node's certificate, followed by those of its issuers: for servers and clients \

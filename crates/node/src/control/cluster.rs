@@ -4,15 +4,16 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use ::cluster::identity::{ClusterSecret, Identity, NodeIndex, OwnMember, Role, Stage};
+use ::cluster::authority::Authority;
+use ::cluster::identity::{ClusterSecret, Identity, NodeIndex, OwnMember, Protection, Role, Stage};
 use ::cluster::joining::{self, JoinError, MAX_MEMBERS};
 use ::cluster::meta::etcd::{Etcd, MemberAnswer, MemberInfo};
 use ::cluster::mirrors;
 use ::cluster::nodes::{self, ClusterRecord, NodeView, Nodes};
 use ::cluster::token::Token;
 use api::{
-    ApiError, Cluster, ClusterNode, ClusterStage, ClusterToken, Code, JoinCluster, LeaveCluster,
-    NodeRole, StoreMember,
+    ApiError, BeginCluster, Cluster, ClusterNode, ClusterStage, ClusterToken, Code, JoinCluster,
+    LeaveCluster, NodeRole, StoreMember,
 };
 use peer::NodeId;
 use rt::fault::{self, Point};
@@ -20,10 +21,10 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::{Control, Settings, members, steps, store_error};
-use crate::config::ClusterTls;
 use crate::data_dir;
-use crate::meta::{Entry, format};
+use crate::meta::{Change, Entry, format};
 use crate::part::{self, Part};
+use crate::protection;
 use crate::record::{self, Stored, VOLUMES};
 
 /// Ports of the store's members.
@@ -76,35 +77,23 @@ impl Control {
         Cluster { waits_for: self.waits_for(), nodes, store, unread, ..of(&identity) }
     }
 
+    /// Whether the cluster was formed without certificates.
+    pub(super) fn speaks_plain_text(&self) -> bool {
+        let part = self.0.part.as_ref();
+        part.is_some_and(|part| part.identity().protection == Protection::Plain)
+    }
+
     /// Makes this node the first of a new cluster.
     ///
     /// # Errors
     /// [`Code::Conflict`] says what is in the way.
-    pub async fn init(&self) -> Result<Cluster, ApiError> {
+    pub async fn init(&self, ask: BeginCluster) -> Result<Cluster, ApiError> {
         let control = self.clone();
         self.detached(async move {
             let settings = &control.0.settings;
             control.check_alone()?;
-            let at = listens(settings)?;
-            let secret = ClusterSecret::random()
-                .ok_or_else(|| ApiError::new(Code::Internal, "the system gives no random bytes"))?;
-            let node = NodeId(1);
-            let (endpoints, member) = if settings.cluster.store.endpoints.is_empty() {
-                let own = own_member(settings, at, node)?;
-                (vec![own.client_url.clone()], Some(own))
-            } else {
-                (settings.cluster.store.endpoints.clone(), None)
-            };
-            control.become_new(&Identity {
-                stage: Stage::Moving,
-                cluster: Uuid::new_v4(),
-                node,
-                index: NodeIndex::new(0),
-                role: Role::Data,
-                secret,
-                endpoints,
-                member,
-            })
+            let protection = chosen(settings, ask.insecure)?;
+            control.become_new(&first_of_new(settings, NodeId(1), protection)?)
         })
         .await
     }
@@ -134,13 +123,14 @@ impl Control {
                 let message = format!("this node has {} volumes of its own", volumes.len());
                 return Err(conflict(message, "copy their data elsewhere and delete them first"));
             }
-            let store = reach(&token, settings.cluster.tls.as_ref())?;
+            let store = reach(&token, settings)?;
             let cluster = look(&store, &token, settings).await?;
             let runs_member = runs_member(&store, &cluster, role).await?;
             let node = joining::draw_number(&store, token.cluster).await;
             let node = node.map_err(|e| join_error(&e))?;
             fault::pass(Point::JoinDrawn);
-            let member = runs_member.then(|| own_member(settings, at, node)).transpose()?;
+            let member = runs_member.then(|| own_member(settings, at, node, &token.protection));
+            let member = member.transpose()?;
             // Somebody may have asked for something else meanwhile.
             control.check_alone()?;
             control.become_new(&Identity {
@@ -150,6 +140,7 @@ impl Control {
                 index: None,
                 role,
                 secret: token.secret,
+                protection: token.protection,
                 endpoints: token.endpoints,
                 member,
             })
@@ -174,8 +165,8 @@ impl Control {
     /// [`Code::Conflict`] for a node that is in no cluster.
     pub fn token(&self) -> Result<ClusterToken, ApiError> {
         let identity = self.member_part()?.identity();
-        let Identity { cluster, secret, endpoints, .. } = identity;
-        Ok(ClusterToken { token: Token { cluster, secret, endpoints }.to_text() })
+        let Identity { cluster, secret, protection, endpoints, .. } = identity;
+        Ok(ClusterToken { token: Token { cluster, secret, protection, endpoints }.to_text() })
     }
 
     /// Takes this node, or another one that does not come back, out of the cluster.
@@ -338,40 +329,60 @@ impl Control {
         }
     }
 
-    /// Takes the copies of a node that does not come back out of all volumes.
+    /// Takes the copies of a node that does not come back out of all volumes, or out of none if one needs them.
     async fn strip(&self, node: NodeId, name: &str) -> Result<(), ApiError> {
         let (entries, _) = self.0.meta.list(VOLUMES).await.map_err(|e| store_error(&e))?;
+        let mut removals = Vec::new();
+        let mut needed = Vec::new();
         for entry in &entries {
-            let Stored { mut record, revision } =
-                record::decode(entry).map_err(|e| store_error(&e))?;
-            if record.place(node).is_none() {
+            let stored = record::decode(entry).map_err(|e| store_error(&e))?;
+            if stored.record.place(node).is_none() {
                 continue;
             }
-            let mirror = mirrors::get(&*self.0.meta, record.id).await;
-            let mirror = mirror.map_err(|e| store_error(&e))?;
-            let volume = record.name.clone();
-            let needed = mirror.as_ref().is_none_or(|(m, _)| m.member(node).is_some());
-            if record.stage == record::Stage::Ready && (needed || record.places.len() == 1) {
-                let message = format!("volume {volume} has its newest data on node {name}");
-                return Err(conflict(
-                    message,
-                    "have another copy go on (windrose volume force), or delete the volume, first",
-                ));
+            let volume = stored.record.name.clone();
+            match self.removal(stored, node).await? {
+                Some(changes) => removals.push((volume, changes)),
+                None => needed.push(volume.to_string()),
             }
-            if record.stage == record::Stage::Ready {
-                self.check_give_up(&record, node).await?;
-            }
-            record.places.retain(|place| place.node != node);
-            let mut changes = record.replace(revision);
-            if let Some((held, at)) = mirror
-                && let Ok(next) = held.without_replica(node, steps::random())
-            {
-                changes.push(mirrors::replace(record.id, at, &next));
-            }
+        }
+        if !needed.is_empty() {
+            let message = format!(
+                "node {name} has the newest data of {} {}; no volume was changed",
+                if needed.len() == 1 { "volume" } else { "volumes" },
+                needed.join(", ")
+            );
+            return Err(conflict(
+                message,
+                "have another copy go on (windrose volume force), or delete the volume, first",
+            ));
+        }
+        for (volume, changes) in removals {
             self.0.meta.commit(changes).await.map_err(|e| store_error(&e))?;
             tracing::warn!(%volume, node = name, "a copy that does not come back was taken out");
         }
         Ok(())
+    }
+
+    /// What takes the copy on a node out of a volume; `None` if the newest data may be there alone.
+    async fn removal(&self, stored: Stored, node: NodeId) -> Result<Option<Vec<Change>>, ApiError> {
+        let Stored { mut record, revision } = stored;
+        let mirror = mirrors::get(&*self.0.meta, record.id).await;
+        let mirror = mirror.map_err(|e| store_error(&e))?;
+        if record.stage == record::Stage::Ready {
+            let needed = mirror.as_ref().is_none_or(|(m, _)| m.member(node).is_some());
+            if needed || record.places.len() == 1 {
+                return Ok(None);
+            }
+            self.check_give_up(&record, node).await?;
+        }
+        record.places.retain(|place| place.node != node);
+        let mut changes = record.replace(revision);
+        if let Some((held, at)) = mirror
+            && let Ok(next) = held.without_replica(node, steps::random())
+        {
+            changes.push(mirrors::replace(record.id, at, &next));
+        }
+        Ok(Some(changes))
     }
 
     /// Refuses what only a node that keeps data can do.
@@ -541,7 +552,7 @@ fn find<'a>(present: &'a Nodes, which: &str) -> Result<&'a NodeView, ApiError> {
 }
 
 /// Where other nodes reach this one.
-pub(super) fn listens(settings: &Settings) -> Result<SocketAddr, ApiError> {
+fn listens(settings: &Settings) -> Result<SocketAddr, ApiError> {
     settings.cluster.listen.first().copied().ok_or_else(|| {
         conflict(
             "cluster.listen is not set: other nodes could not reach this one",
@@ -561,10 +572,11 @@ pub(super) fn node_of_member(name: &str) -> Option<NodeId> {
 }
 
 /// The member of the store that this node is to run.
-pub(super) fn own_member(
+fn own_member(
     settings: &Settings,
     at: SocketAddr,
     node: NodeId,
+    protection: &Protection,
 ) -> Result<OwnMember, ApiError> {
     let store = &settings.cluster.store;
     if !is_installed(&store.program) {
@@ -572,7 +584,7 @@ pub(super) fn own_member(
         let hint = "install it (Debian: etcd-server), or name it by cluster.store_program";
         return Err(conflict(message, hint));
     }
-    let scheme = if settings.cluster.tls.is_some() { "https" } else { "http" };
+    let scheme = protection.scheme();
     let url = |set: Option<SocketAddr>, port| {
         format!("{scheme}://{}", set.unwrap_or_else(|| SocketAddr::new(at.ip(), port)))
     };
@@ -591,10 +603,75 @@ fn is_installed(program: &Path) -> bool {
     std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
 }
 
-fn reach(token: &Token, tls: Option<&ClusterTls>) -> Result<Etcd, ApiError> {
-    part::store(&token.endpoints, tls).map_err(|e| {
-        ApiError::new(Code::Conflict, e.to_string())
-            .hint("are cluster.tls_ca, tls_cert and tls_key set as at the other nodes?")
+/// The store of the cluster that a token is of, as this node reaches it.
+fn reach(token: &Token, settings: &Settings) -> Result<Etcd, ApiError> {
+    let refused = |e: &dyn std::fmt::Display| ApiError::new(Code::Conflict, e.to_string());
+    let Settings { name, cluster, data_dir, .. } = settings;
+    let certificates = protection::certificates(&token.protection, name, cluster, data_dir);
+    let certificates = certificates.map_err(|e| refused(&e))?;
+    part::store(&token.endpoints, certificates.as_ref()).map_err(|e| {
+        refused(&e).hint("are cluster.tls_ca, tls_cert and tls_key set as at the other nodes?")
+    })
+}
+
+/// What protects a cluster that is begun with these settings (RFD 0038, 2.2).
+fn chosen(settings: &Settings, insecure: bool) -> Result<Protection, ApiError> {
+    let is_given = settings.cluster.tls.is_some();
+    match (insecure, is_given) {
+        (true, true) => Err(conflict(
+            "cluster.tls_ca is set: nodes with certificates do not speak in plain text",
+            "leave --insecure out, or remove cluster.tls_ca, tls_cert and tls_key and restart the node",
+        )),
+        (true, false) => Ok(Protection::Plain),
+        (false, true) => Ok(Protection::Given),
+        (false, false) if !settings.cluster.store.endpoints.is_empty() => Err(conflict(
+            "cluster.store_endpoints names an etcd of yours, which knows no certificates of an authority that this cluster \
+             would make",
+            "set cluster.tls_ca, tls_cert and tls_key to certificates that it knows; with --insecure it is reached in plain \
+             text, and is open to everybody who reaches it",
+        )),
+        (false, false) => own_authority(),
+    }
+}
+
+fn own_authority() -> Result<Protection, ApiError> {
+    let authority = Authority::new().map_err(|e| ApiError::new(Code::Internal, e.to_string()))?;
+    Ok(Protection::Own(authority))
+}
+
+/// What protects a cluster in the place of one that was protected so.
+pub(super) fn renewed(protection: &Protection) -> Result<Protection, ApiError> {
+    match protection {
+        Protection::Own(_) => own_authority(),
+        Protection::Given | Protection::Plain => Ok(protection.clone()),
+    }
+}
+
+/// What node number `node` is as the first of a new cluster.
+pub(super) fn first_of_new(
+    settings: &Settings,
+    node: NodeId,
+    protection: Protection,
+) -> Result<Identity, ApiError> {
+    let at = listens(settings)?;
+    let secret = ClusterSecret::random()
+        .ok_or_else(|| ApiError::new(Code::Internal, "the system gives no random bytes"))?;
+    let (endpoints, member) = if settings.cluster.store.endpoints.is_empty() {
+        let own = own_member(settings, at, node, &protection)?;
+        (vec![own.client_url.clone()], Some(own))
+    } else {
+        (settings.cluster.store.endpoints.clone(), None)
+    };
+    Ok(Identity {
+        stage: Stage::Moving,
+        cluster: Uuid::new_v4(),
+        node,
+        index: NodeIndex::new(0),
+        role: Role::Data,
+        secret,
+        protection,
+        endpoints,
+        member,
     })
 }
 

@@ -3,14 +3,14 @@
 
 use std::collections::BTreeMap;
 
-use ::cluster::identity::{ClusterSecret, Identity, NodeIndex, Role, Stage};
+use ::cluster::identity::Stage;
 use ::cluster::meta::MetaError;
 use ::cluster::{mirrors, nodes};
 use api::{ApiError, Code, NewStore, PlannedVolume, RecoverCluster, RecoveryPlan};
 use layers::mirror::record::Replica;
 use uuid::Uuid;
 
-use super::cluster::{conflict, identity_error, listens, own_member};
+use super::cluster::{conflict, first_of_new, identity_error, renewed};
 use super::decide::{Choice, Copy, decide, planned};
 use super::images::recovered_mirror;
 use super::{Control, store_error};
@@ -64,27 +64,8 @@ impl Control {
         if !confirmed {
             return Ok(plan);
         }
-        let settings = &self.0.settings;
-        let at = listens(settings)?;
-        let secret = ClusterSecret::random()
-            .ok_or_else(|| ApiError::new(Code::Internal, "the system gives no random bytes"))?;
-        let node = identity.node;
-        let (endpoints, member) = if settings.cluster.store.endpoints.is_empty() {
-            let own = own_member(settings, at, node)?;
-            (vec![own.client_url.clone()], Some(own))
-        } else {
-            (settings.cluster.store.endpoints.clone(), None)
-        };
-        let next = Identity {
-            stage: Stage::Moving,
-            cluster: Uuid::new_v4(),
-            node,
-            index: NodeIndex::new(0),
-            role: Role::Data,
-            secret,
-            endpoints,
-            member,
-        };
+        let protection = renewed(&identity.protection)?;
+        let next = first_of_new(&self.0.settings, identity.node, protection)?;
         tracing::warn!(old = %identity.cluster, new = %next.cluster, "an operator has a new store take the place of the old one");
         part.retire(&next).await.map_err(|e| identity_error(&e))?;
         self.0.restart.send_replace(true);

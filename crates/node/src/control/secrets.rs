@@ -349,7 +349,7 @@ impl Control {
 
 #[cfg(test)]
 mod tests {
-    use ::cluster::identity::{NodeIndex, Role, Stage};
+    use ::cluster::identity::{NodeIndex, Protection, Role, Stage};
     use ::cluster::meta::model::{Fate, Model};
     use api::Dhchap;
     use peer::NodeId;
@@ -369,6 +369,7 @@ mod tests {
             index: NodeIndex::new(0),
             role: Role::Data,
             secret: ClusterSecret::new([secret; 32]),
+            protection: Protection::Plain,
             endpoints: vec!["http://192.0.2.1:2379".into()],
             member: None,
         }

@@ -43,6 +43,8 @@ pub struct Facts {
     pub rival: Option<String>,
     /// Why the data directory has no anchor, if it has none.
     pub unanchored: Option<String>,
+    /// Whether the nodes of its cluster speak in plain text.
+    pub is_plain: bool,
     /// Secrets that cannot be read, and why not.
     pub locked: Vec<Locked>,
     /// What its cores do.
@@ -101,6 +103,7 @@ impl Control {
             store: self.0.meta.trouble().await.ok().flatten(),
             rival: self.0.part.as_ref().and_then(|part| part.rival()).map(|life| life.place()),
             unanchored: settings.unanchored.clone(),
+            is_plain: self.speaks_plain_text(),
             locked: self.locked().await,
             cores,
             api_clients: self.api_clients(),
@@ -424,6 +427,12 @@ fn node_findings(facts: &Facts, findings: &mut Vec<Finding>) {
         findings.push(finding(Severity::Critical, "store", damage, Some(&hint)));
     }
     store_findings(facts, findings);
+    if facts.is_plain {
+        let message = "its nodes and their store speak in plain text: whoever reaches the network between them can read \
+            and change everything";
+        let hint = "keep that network to the nodes alone; a cluster that is formed without --insecure has certificates";
+        findings.push(finding(Severity::Note, "cluster", message, Some(hint)));
+    }
     let subject = format!("node {}", facts.node.name);
     if let Some(place) = &facts.rival {
         let message = format!(
@@ -524,6 +533,7 @@ pub(super) mod tests {
             store: None,
             rival: None,
             unanchored: None,
+            is_plain: false,
             locked: Vec::new(),
             images: Vec::new(),
             together: None,

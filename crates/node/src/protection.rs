@@ -1,0 +1,226 @@
+//! The certificates by which a node speaks to the others of its cluster and to their store (RFD 0038).
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use ::cluster::authority::{Authority, AuthorityError};
+use ::cluster::file;
+use ::cluster::identity::Protection;
+use rustls::RootCertStore;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+use crate::config::{Cluster, ClusterTls};
+use crate::data_dir;
+
+/// Most addresses of each kind that a certificate bears beside those of the configuration.
+const MAX_LOCAL: usize = 64;
+
+/// Why a node has no certificates to speak to others by.
+#[derive(Debug, thiserror::Error)]
+pub enum ProtectionError {
+    /// The cluster signs its certificates itself, and the configuration names others.
+    #[error(
+        "cluster.tls_ca is set, and this cluster signs its certificates itself: remove cluster.tls_ca, tls_cert and tls_key"
+    )]
+    OwnAuthority,
+    /// The cluster speaks in plain text, and the configuration names certificates.
+    #[error(
+        "cluster.tls_ca is set, and this cluster was formed with --insecure: remove cluster.tls_ca, tls_cert and tls_key"
+    )]
+    Plain,
+    /// The cluster's certificates are those of an administrator, and the configuration names none.
+    #[error(
+        "the nodes of this cluster have certificates of an authority of yours: set cluster.tls_ca, tls_cert and tls_key \
+         as at the other nodes"
+    )]
+    NoneGiven,
+    /// The authority of the cluster.
+    #[error(transparent)]
+    Authority(#[from] AuthorityError),
+    /// A file cannot be written.
+    #[error("{}: {why}", path.display())]
+    Refused {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        why: io::Error,
+    },
+    /// A certificate or key cannot be used.
+    #[error("{}: {why}", path.display())]
+    Unusable {
+        /// Its file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+/// The files of the certificates of the node called `name`, in a cluster that is protected so; `None` if that speaks in plain
+/// text. Those that the cluster signs itself are signed anew, for the addresses in `config`.
+///
+/// # Errors
+/// [`ProtectionError`].
+pub(crate) fn certificates(
+    protection: &Protection,
+    name: &str,
+    config: &Cluster,
+    data_dir: &Path,
+) -> Result<Option<ClusterTls>, ProtectionError> {
+    match (protection, &config.tls) {
+        (Protection::Own(authority), None) => {
+            sign(authority, name, config, &data_dir::tls(data_dir)).map(Some)
+        }
+        (Protection::Own(_), Some(_)) => Err(ProtectionError::OwnAuthority),
+        (Protection::Given, Some(given)) => Ok(Some(given.clone())),
+        (Protection::Given, None) => Err(ProtectionError::NoneGiven),
+        (Protection::Plain, None) => Ok(None),
+        (Protection::Plain, Some(_)) => Err(ProtectionError::Plain),
+    }
+}
+
+/// Removes the certificates of a cluster that the node has left. Where that fails they are of no use, and are overwritten by
+/// the next ones.
+pub(crate) fn forget(data_dir: &Path) {
+    let path = data_dir::tls(data_dir);
+    match fs::remove_dir_all(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!(path = %path.display(), %error, "certificates of a cluster are still there");
+        }
+        _ => {}
+    }
+}
+
+/// Signs a certificate, and writes it into `directory`, with its key and the authority's certificate.
+fn sign(
+    authority: &Authority,
+    name: &str,
+    config: &Cluster,
+    directory: &Path,
+) -> Result<ClusterTls, ProtectionError> {
+    let refused = |path: &Path, why| ProtectionError::Refused { path: path.to_owned(), why };
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+    made.and_then(|()| fs::set_permissions(directory, fs::Permissions::from_mode(0o700)))
+        .map_err(|why| refused(directory, why))?;
+    let signed = authority.sign(name, addresses(config))?;
+    let write = |name: &str, text: &str| {
+        let path = directory.join(name);
+        let written = file::write_raw(&path, text.as_bytes());
+        written.map_err(|why| refused(&path, why)).map(|()| path)
+    };
+    // The key last: a certificate is never beside another one's key for longer than a moment, and before anybody reads them.
+    Ok(ClusterTls {
+        ca: write("ca.crt", authority.certificate())?,
+        cert: write("node.crt", &signed.certificate)?,
+        key: write("node.key", &signed.key)?,
+    })
+}
+
+/// Where others reach this node and its member of the store, and what connections of it may come from: members of the store
+/// believe no certificate that does not bear the address of its connection.
+fn addresses(config: &Cluster) -> impl Iterator<Item = IpAddr> {
+    let store = [config.store.client, config.store.peer].into_iter().flatten();
+    let own = config.listen.iter().chain(&config.heartbeat).copied();
+    let read = |path| fs::read_to_string(path).unwrap_or_default();
+    let local = ipv4_of(&read("/proc/net/fib_trie")).into_iter().map(IpAddr::from);
+    let local = local.chain(ipv6_of(&read("/proc/net/if_inet6")).into_iter().map(IpAddr::from));
+    own.chain(store).map(|at| at.ip()).chain(local)
+}
+
+/// The addresses of this machine in the kernel's routing table, as `/proc/net/fib_trie` shows it.
+fn ipv4_of(trie: &str) -> Vec<Ipv4Addr> {
+    let mut last: Option<Ipv4Addr> = None;
+    let mut found = Vec::new();
+    for line in trie.lines().map(str::trim) {
+        if let Some(leaf) = line.strip_prefix("|-- ") {
+            last = leaf.parse().ok();
+        } else if line == "/32 host LOCAL" {
+            found.extend(last);
+        }
+    }
+    found.truncate(MAX_LOCAL);
+    found
+}
+
+/// The addresses of this machine, as `/proc/net/if_inet6` shows them.
+fn ipv6_of(list: &str) -> Vec<Ipv6Addr> {
+    let digits = list.lines().filter_map(|line| line.split_whitespace().next());
+    let address = |d: &str| u128::from_str_radix(d, 16).ok().filter(|_| d.len() == 32);
+    digits.filter_map(address).map(Ipv6Addr::from_bits).take(MAX_LOCAL).collect()
+}
+
+/// TLS between nodes, by certificates in files.
+///
+/// # Errors
+/// [`ProtectionError::Unusable`].
+pub(crate) fn peer_tls(tls: &ClusterTls) -> Result<peer::Tls, ProtectionError> {
+    let bad = |path: &Path, why: String| ProtectionError::Unusable { path: path.to_owned(), why };
+    let certificates = |path: &Path| {
+        let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
+        read.map_err(|e: rustls::pki_types::pem::Error| bad(path, e.to_string()))
+    };
+    let mut authority = RootCertStore::empty();
+    let trusted: Vec<CertificateDer<'static>> = certificates(&tls.ca)?;
+    for certificate in trusted {
+        authority.add(certificate).map_err(|e| bad(&tls.ca, e.to_string()))?;
+    }
+    let key = PrivateKeyDer::from_pem_file(&tls.key).map_err(|e| bad(&tls.key, e.to_string()))?;
+    let chain = certificates(&tls.cert)?;
+    peer::Tls::new(authority, chain, key).map_err(|e| bad(&tls.cert, e.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    fn config(text: &str) -> Cluster {
+        Config::parse(Path::new("test"), text).unwrap().cluster
+    }
+
+    #[test]
+    fn a_cluster_that_signs_its_certificates_has_them_in_the_data_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let protection = Protection::Own(Authority::new().unwrap());
+        let config = config("[cluster]\nlisten = [\"192.0.2.1:7480\"]\n");
+        let made = || certificates(&protection, "a", &config, dir.path()).unwrap().unwrap();
+        let files = made();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&files.key), mode(&dir.path().join("tls"))), (0o600, 0o700));
+        peer_tls(&files).unwrap();
+        let first = fs::read(&files.cert).unwrap();
+        peer_tls(&made()).unwrap();
+        assert_ne!(fs::read(&files.cert).unwrap(), first, "signed anew at each start");
+    }
+
+    #[test]
+    fn a_certificate_bears_the_addresses_of_the_machine() {
+        let trie = "Main:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 0.0.0.0\n        /0 universe UNICAST\n     |-- 192.0.2.7\n        \
+                    /32 host LOCAL\n     |-- 192.0.2.255\n        /32 link BROADCAST\n     |-- ?\n        /32 host LOCAL\n";
+        assert_eq!(ipv4_of(trie), [Ipv4Addr::new(192, 0, 2, 7)]);
+        let list =
+            "20010db8000000000000000000000001 02 40 00 80 eth0\nx 01\n\n1 02 40 00 80 eth0\n";
+        assert_eq!(ipv6_of(list), ["2001:db8::1".parse::<Ipv6Addr>().unwrap()]);
+        assert!(addresses(&config("")).any(|address| address.is_loopback()));
+    }
+
+    #[test]
+    fn certificates_of_another_kind_of_cluster_are_refused_and_named() {
+        let given = config("[cluster]\ntls_ca = \"/c\"\ntls_cert = \"/x\"\ntls_key = \"/k\"\n");
+        let none = config("");
+        let own = Protection::Own(Authority::new().unwrap());
+        let of = |protection: &Protection, config: &Cluster| {
+            certificates(protection, "a", config, Path::new("/nowhere"))
+        };
+        assert!(of(&own, &given).unwrap_err().to_string().contains("remove cluster.tls_ca"));
+        assert!(of(&Protection::Plain, &given).unwrap_err().to_string().contains("--insecure"));
+        assert!(of(&Protection::Given, &none).unwrap_err().to_string().contains("set cluster.tls"));
+        assert_eq!(of(&Protection::Given, &given).unwrap(), given.tls);
+        assert_eq!(of(&Protection::Plain, &none).unwrap(), None);
+        let refused = of(&own, &none).unwrap_err().to_string();
+        assert!(refused.contains("/nowhere/tls"), "{refused}");
+    }
+}
