@@ -6,11 +6,12 @@ use utoipa::ToSchema;
 
 use crate::{
     AddCopy, AddDisks, AdoptImage, AdoptedImage, BeginCluster, Chap, ClearErrors, Cluster,
-    ClusterToken, Code, CreatePool, CreateVolume, DiscardImage, FindPools, ForceCopy, Grow, Health,
-    HostDhchap, HostTls, ImportPool, ImportablePools, ImportedPool, InitiatorChap, Initiators,
-    JoinCluster, LeaveCluster, MapVolume, OpenPool, OrphanedImages, Pool, PoolList, Protocols,
-    RecoverCluster, RecoveryPlan, RemoveCopy, RemoveDisk, ReplaceCopy, ReplaceDisk, Reservations,
-    SessionList, Status, SwitchTo, TakeOver, Verification, Verify, Volume, VolumeList, WhichNode,
+    ClusterToken, Code, CreatePool, CreateVolume, CreateVolumes, CreatedVolumes, DiscardImage,
+    FindPools, ForceCopy, Grow, Health, HostDhchap, HostTls, ImportPool, ImportablePools,
+    ImportedPool, InitiatorChap, Initiators, JoinCluster, LeaveCluster, MapVolume, OpenPool,
+    OrphanedImages, Pool, PoolList, Protocols, RecoverCluster, RecoveryPlan, RemoveCopy,
+    RemoveDisk, ReplaceCopy, ReplaceDisk, Reservations, SessionList, Status, SwitchTo, TakeOver,
+    Verification, Verify, Volume, VolumeList, WhichNode,
 };
 
 /// A yes-or-no parameter in the query of an endpoint.
@@ -164,6 +165,11 @@ endpoints! {
     PostVolume POST "/v1/volumes" CreateVolume => 201 Volume;
         "Creates a volume. Repeating a request gives the volume that it created.";
         refuses [Code::Exists, Code::Backing, Code::NoSpace];
+
+    /// Create several volumes.
+    PostVolumes POST "/v1/volume-batches" CreateVolumes => 200 CreatedVolumes;
+        "Creates several volumes, some at a time, and says of each what became of it.";
+        refuses [];
 
     /// One volume.
     GetVolume GET "/v1/volumes/{name}" Nothing => 200 Volume;

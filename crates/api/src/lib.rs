@@ -56,6 +56,7 @@ pub use status::{
     Capacity, Finding, Health, Memory, NodeInfo, Severity, Status, Verdict, VolumeCounts,
 };
 pub use volume::{
-    Backing, BlockSize, CreateVolume, Grow, Initiators, IscsiExport, MapVolume, NewBacking,
-    NvmeExport, Protocols, TargetUnit, VhostUserExport, Volume, VolumeIo, VolumeList, VolumeState,
+    Backing, BlockSize, CreateVolume, CreateVolumes, CreatedVolume, CreatedVolumes, Grow,
+    Initiators, IscsiExport, MAX_BATCH, MapVolume, NewBacking, NvmeExport, Protocols, TargetUnit,
+    VhostUserExport, Volume, VolumeIo, VolumeList, VolumeState,
 };

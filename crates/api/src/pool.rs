@@ -520,7 +520,7 @@ mod tests {
         refused(CreatePool { columns: Some(3), ..ask(1, 6) }, "RAID 10");
         refused(CreatePool { columns: Some(2), ..ask(5, 6) }, "at least 3");
         refused(CreatePool { columns: Some(5), ..ask(10, 6) }, "a multiple of 2");
-        refused(CreatePool { columns: Some(7), ..ask(6, 6) }, "there are 6 disks");
+        refused(CreatePool { columns: Some(7), ..ask(6, 6) }, "at most 6, the number of disks");
         refused(CreatePool { strip_bytes: 48 << 10, ..ask(5, 6) }, "64K");
         refused(CreatePool { strip_bytes: 8 << 10, ..ask(5, 6) }, "64K");
         refused(CreatePool { spares: vec!["/dev/d1".into()], ..ask(5, 6) }, "each disk once");

@@ -8,7 +8,7 @@ use utoipa::openapi::{ObjectBuilder, RefOr, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
 use uuid::Uuid;
 
-use crate::{Access, Chap, Initiator, Invalid, PoolName, VolumeCopy, VolumeName};
+use crate::{Access, ApiError, Chap, Initiator, Invalid, PoolName, VolumeCopy, VolumeName};
 
 /// Size of a logical block.
 #[derive(
@@ -210,6 +210,36 @@ pub struct CreateVolume {
     /// Whether to overwrite what the file or device holds. Otherwise it must hold nothing.
     #[serde(default)]
     pub force: bool,
+}
+
+/// Volumes to be created, in one request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateVolumes {
+    /// The volumes, 256 at most.
+    #[schema(min_items = 1, max_items = 256)]
+    pub volumes: Vec<CreateVolume>,
+}
+
+/// Most volumes that one request creates.
+pub const MAX_BATCH: usize = 256;
+
+/// What became of volumes that were to be created.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CreatedVolumes {
+    /// Each of them, in the order in which they were asked for.
+    pub volumes: Vec<CreatedVolume>,
+}
+
+/// What became of a volume that was to be created.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CreatedVolume {
+    /// Its name.
+    pub name: VolumeName,
+    /// The volume, if it is there.
+    pub volume: Option<Volume>,
+    /// Why it is not.
+    pub error: Option<ApiError>,
 }
 
 fn one_copy() -> u8 {

@@ -18,9 +18,9 @@ use api::endpoint::{
     ForceVolume, GetCluster, GetHealth, GetPool, GetReservations, GetStatus, GetVolume, GrowVolume,
     InitCluster, ListOrphans, ListPools, ListSessions, ListVolumes, MapTarget, Nothing, Payload,
     PostAdoption, PostDiscard, PostJoin, PostLeave, PostPool, PostPoolImport, PostRecovery,
-    PostToken, PostVolume, RemovePoolDisk, RemoveVolumeCopy, ReplacePoolDisk, ReplaceVolumeCopy,
-    ResumeNode, ScrubPool, SetChap, SetHostDhchap, SetHostTls, SetInitiatorChap, SetProtocols,
-    SwitchVolume, TakeOverVolume, VerifyVolume,
+    PostToken, PostVolume, PostVolumes, RemovePoolDisk, RemoveVolumeCopy, ReplacePoolDisk,
+    ReplaceVolumeCopy, ResumeNode, ScrubPool, SetChap, SetHostDhchap, SetHostTls, SetInitiatorChap,
+    SetProtocols, SwitchVolume, TakeOverVolume, VerifyVolume,
 };
 use api::{ApiError, Code};
 use axum::Router;
@@ -57,6 +57,10 @@ pub fn router(control: &Control) -> Router {
     let router = add::<PostVolume, _, _>(router, c, |c, a| async move {
         c.check_keeps_data()?;
         c.create(a.body).await
+    });
+    let router = add::<PostVolumes, _, _>(router, c, |c, a| async move {
+        c.check_keeps_data()?;
+        c.create_all(a.body.volumes).await
     });
     let router = add::<GetVolume, _, _>(router, c, |c, a| async move { c.show(&a.name()?).await });
     let router = add::<DeleteVolume, _, _>(router, c, |c, a| async move {

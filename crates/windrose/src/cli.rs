@@ -18,6 +18,9 @@ Exit codes:
   5  for `status`: the data is at risk
   6  for `status` and `attach`: data cannot be reached";
 
+/// Where help shows what all commands have: behind what each has for itself.
+const GLOBAL: &str = "Global options";
+
 /// Block storage over iSCSI and NVMe/TCP.
 #[derive(Debug, Parser)]
 #[command(name = "windrose", version, after_help = EXIT_CODES, arg_required_else_help = true)]
@@ -35,19 +38,20 @@ pub(crate) struct Remote {
     #[arg(
         long,
         global = true,
+        help_heading = GLOBAL,
         env = "WINDROSE_API",
         value_name = "ADDRESS",
         default_value = "unix:/run/windrose/api.sock"
     )]
     pub(crate) api: Address,
     /// File with the token that the API asks for over TCP.
-    #[arg(long, global = true, env = "WINDROSE_TOKEN_FILE", value_name = "FILE")]
+    #[arg(long, global = true, help_heading = GLOBAL, env = "WINDROSE_TOKEN_FILE", value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
     /// PEM file with the certificates to trust instead of the system's.
-    #[arg(long, global = true, env = "WINDROSE_CA_CERT", value_name = "FILE")]
+    #[arg(long, global = true, help_heading = GLOBAL, env = "WINDROSE_CA_CERT", value_name = "FILE")]
     pub(crate) ca_cert: Option<PathBuf>,
     /// Print JSON, for programs.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = GLOBAL)]
     pub(crate) json: bool,
 }
 
@@ -657,8 +661,9 @@ pub(crate) struct PlaceArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct CreateArgs {
-    /// Name of the volume: a-z, 0-9 and '-'.
-    pub(crate) name: VolumeName,
+    /// Name of the volume: a-z, 0-9 and '-'. Several names create as many volumes, all alike.
+    #[arg(required = true, value_name = "NAME")]
+    pub(crate) names: Vec<VolumeName>,
     /// Its size, such as 10G. A volume on a device can do without: all of the device.
     #[arg(long, required_unless_present = "device")]
     pub(crate) size: Option<Size>,
@@ -762,6 +767,21 @@ mod tests {
     #[test]
     fn the_definition_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn options_of_all_commands_stand_behind_those_of_each() {
+        let mut root = Cli::command();
+        root.build();
+        let volume = root.find_subcommand("volume").unwrap();
+        for name in ["create", "delete", "target", "chap"] {
+            let help = volume.find_subcommand(name).unwrap().clone().render_help().to_string();
+            let (own, global) = help.split_once("Global options:").expect(name);
+            for option in ["--api", "--token-file", "--ca-cert", "--json"] {
+                assert!(!own.contains(option) && global.contains(option), "{option}: {help}");
+            }
+            assert!(own.contains("Options:") || own.contains("Arguments:"), "{help}");
+        }
     }
 
     #[test]

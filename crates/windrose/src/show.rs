@@ -8,9 +8,10 @@ use std::process::ExitCode;
 use api::client::Address;
 use api::endpoint::{GetStatus, ListSessions, Nothing};
 use api::{
-    Access, Cluster, ClusterNode, ClusterStage, CopyState, DhchapHost, InitiatorUser, IscsiExport,
-    NodeRole, Protocol, Reservations, Session, SessionList, Severity, Size, Status, TlsHost,
-    Verdict, Verification, Volume, VolumeCopy, VolumeList, VolumeName, VolumeState,
+    Access, ApiError, Cluster, ClusterNode, ClusterStage, CopyState, CreatedVolume, CreatedVolumes,
+    DhchapHost, InitiatorUser, IscsiExport, NodeRole, Protocol, Reservations, Session, SessionList,
+    Severity, Size, Status, TlsHost, Verdict, Verification, Volume, VolumeCopy, VolumeList,
+    VolumeName, VolumeState,
 };
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
@@ -20,6 +21,7 @@ use crate::exit::Failure;
 use crate::remote::Remote;
 pub(crate) use pool::{pool, pools};
 pub(crate) use recovery::{importable, orphans, planned, recovery};
+use wire::count;
 
 /// `windrose status`.
 pub(crate) async fn status(remote: Remote) -> Result<ExitCode, Failure> {
@@ -131,6 +133,24 @@ pub(crate) fn volumes(list: &VolumeList) -> String {
     text
 }
 
+/// `windrose volume create` of several volumes: a line for each.
+pub(crate) fn created(created: &CreatedVolumes) -> String {
+    let line = |one: &CreatedVolume| match (&one.volume, &one.error) {
+        (Some(volume), _) => {
+            let (size, state) = (Size(volume.size_bytes), state(volume));
+            format!("{}: created, {size}, {state}", one.name)
+        }
+        (None, Some(ApiError { message, hint: Some(hint), .. })) => {
+            format!("{}: NOT created: {message} ({hint})", one.name)
+        }
+        (None, error) => {
+            let why = error.as_ref().map_or("nobody knows why", |e| &e.message);
+            format!("{}: NOT created: {why}", one.name)
+        }
+    };
+    created.volumes.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
 fn state(volume: &Volume) -> &'static str {
     match volume.state {
         VolumeState::Online => "online",
@@ -199,18 +219,20 @@ pub(crate) fn verification(name: &VolumeName, found: &Verification) -> String {
             "{copies} are equal as far as they could be read ({compared} compared); whether they are elsewhere is not \
              known."
         ),
-        (n, _) => format!("{copies} differ in {n} ranges ({compared} compared):"),
+        (n, _) => {
+            format!("{copies} differ in {} ({compared} compared):", count(n, "range"))
+        }
     }];
     lines.extend(
         found
             .differing
             .iter()
-            .map(|d| format!("  {} bytes at {} on {}", d.len_bytes, d.at_bytes, d.node)),
+            .map(|d| format!("  {} at {} on {}", count(d.len_bytes, "byte"), d.at_bytes, d.node)),
     );
     if found.unreadable > 0 {
         lines.push(format!(
-            "{} ranges could not be read at some copy: see `windrose status`, and the log of its node.",
-            found.unreadable
+            "{} could not be read at some copy: see `windrose status`, and the log of its node.",
+            count(found.unreadable, "range")
         ));
     }
     if !found.left_out.is_empty() {
@@ -379,10 +401,10 @@ fn status_text(s: &Status) -> String {
         s.node.data_dir.display()
     );
     let memory = format!(
-        "{} free of {}, {} commands waiting",
+        "{} free of {}, {} waiting",
         Size(s.memory.pool_free_bytes),
         Size(s.memory.pool_bytes),
-        s.memory.waiting
+        count(s.memory.waiting, "command")
     );
     let node = format!(
         "{}, version {}, process {}, up {}",

@@ -7,14 +7,14 @@ use api::client::{CallError, Client};
 use api::endpoint::{
     AddVolumeCopy, AllowInitiators, ClearChap, ClearReservations, DISCARD, DeleteVolume,
     DenyInitiators, FORCE, ForceVolume, GetReservations, GetVolume, GrowVolume, ListVolumes,
-    MAP_FORCE, MapTarget, Nothing, PostVolume, RemoveVolumeCopy, ReplaceVolumeCopy, SetChap,
-    SetHostDhchap, SetHostTls, SetInitiatorChap, SetProtocols, SwitchVolume, TakeOverVolume,
-    VerifyVolume,
+    MAP_FORCE, MapTarget, Nothing, PostVolume, PostVolumes, RemoveVolumeCopy, ReplaceVolumeCopy,
+    SetChap, SetHostDhchap, SetHostTls, SetInitiatorChap, SetProtocols, SwitchVolume,
+    TakeOverVolume, VerifyVolume,
 };
 use api::{
-    AddCopy, Chap, CreateVolume, ForceCopy, Grow, HostDhchap, HostTls, Initiator, InitiatorChap,
-    Initiators, MapVolume, NewBacking, RemoveCopy, ReplaceCopy, SwitchTo, TakeOver, Verify, Volume,
-    VolumeName,
+    AddCopy, Chap, CreateVolume, CreateVolumes, ForceCopy, Grow, HostDhchap, HostTls, Initiator,
+    InitiatorChap, Initiators, MapVolume, NewBacking, RemoveCopy, ReplaceCopy, SwitchTo, TakeOver,
+    Verify, Volume, VolumeName,
 };
 
 use crate::cli::{ConfirmArgs, CreateArgs, MirrorCommand, PlaceArgs, VolumeCommand, protocols};
@@ -34,10 +34,7 @@ pub(crate) async fn run(remote: Remote, command: VolumeCommand) -> Result<ExitCo
             let volume = client.call_on::<GetVolume>(&name, &[], &Nothing).await?;
             print(&remote, &volume)?;
         }
-        VolumeCommand::Create(args) => {
-            let volume = client.call::<PostVolume>(&request(*args)?).await?;
-            print(&remote, &volume)?;
-        }
+        VolumeCommand::Create(args) => return create(&remote, *args).await,
         VolumeCommand::Grow { name, size } => {
             let grow = Grow { size_bytes: size.0 };
             let volume = client.call_on::<GrowVolume>(&name, &[], &grow).await?;
@@ -208,7 +205,8 @@ async fn force(
                  acknowledged writes among it:\n{}\nMake sure that the other nodes are off.",
                 show::copies(&volume.copies)
             );
-            ask(name, &what, "forced", "--confirm NAME forces it without asking")?;
+            let hint = format!("--confirm {name} forces it without asking");
+            ask(name, &what, "forced", &hint)?;
             name.clone()
         }
     };
@@ -231,7 +229,8 @@ async fn take_over(
                 "The image of volume {name} is taken from the node that had it last. Make sure that this node is \
                  off, or will never use it again: should it still use it, it stops serving it."
             );
-            ask(name, &what, "taken over", "--confirm NAME takes it over without asking")?;
+            let hint = format!("--confirm {name} takes it over without asking");
+            ask(name, &what, "taken over", &hint)?;
             name.clone()
         }
     };
@@ -268,7 +267,40 @@ fn print(remote: &Remote, volume: &Volume) -> Result<(), Failure> {
     remote.print(volume, |v| show::volume(v, remote.client.address()))
 }
 
-fn request(args: CreateArgs) -> Result<CreateVolume, Failure> {
+/// `windrose volume create`: one volume is shown as it is, of several each has a line.
+async fn create(remote: &Remote, args: CreateArgs) -> Result<ExitCode, Failure> {
+    let names = args.names.clone();
+    let [first, others @ ..] = &names[..] else {
+        return Err(Failure::new(USAGE, "no name is given"));
+    };
+    if !others.is_empty() && (args.place.path.is_some() || args.place.device.is_some()) {
+        return Err(Failure::new(
+            USAGE,
+            "a file or a device holds one volume, and several are named",
+        )
+        .hint(
+            "give one name, or let the node choose the files; volumes of one --pool may be several",
+        ));
+    }
+    let like = request(args, first.clone())?;
+    if others.is_empty() {
+        let volume = remote.client.call::<PostVolume>(&like).await?;
+        print(remote, &volume)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let volumes = names.into_iter().map(|name| CreateVolume { name, ..like.clone() }).collect();
+    let created = remote.client.call::<PostVolumes>(&CreateVolumes { volumes }).await?;
+    remote.print(&created, |created| show::created(created))?;
+    let failed = created.volumes.iter().filter(|one| one.volume.is_none()).count();
+    if failed == 0 {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let all = wire::count(created.volumes.len(), "volume");
+    Err(Failure::new(FAILED, format!("{failed} of {all} not created; those that were stay"))
+        .hint("the same command again creates those that are missing"))
+}
+
+fn request(args: CreateArgs, name: VolumeName) -> Result<CreateVolume, Failure> {
     let force = args.place.force;
     let backing = backing(args.place)?;
     let chap = match &args.chap {
@@ -280,7 +312,7 @@ fn request(args: CreateArgs) -> Result<CreateVolume, Failure> {
         checked.map_err(|e| Failure::new(USAGE, e.to_string()))?;
     }
     Ok(CreateVolume {
-        name: args.name,
+        name,
         size_bytes: args.size.map(|size| size.0),
         block_size: args.block_size,
         thin: !args.thick,

@@ -5,7 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{ApiError, Code, CreateVolume, NewBacking, Size, Volume, VolumeName};
+use api::{
+    ApiError, Code, CreateVolume, CreatedVolume, CreatedVolumes, NewBacking, Size, Volume,
+    VolumeName,
+};
+use futures_util::{StreamExt, stream};
 use tokio::sync::{OwnedRwLockReadGuard, watch};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
@@ -17,9 +21,13 @@ use super::{Control, backing_error, memory, store_error};
 use crate::meta::MetaError;
 use crate::reconcile::Observed;
 use crate::record::{self, Mapping, Place, PlaceStage, Stage, Stored, VolumeRecord};
+use wire::count;
 
 /// Longest time until all nodes have made their copies.
 const CREATION: Duration = Duration::from_secs(60);
+
+/// How many volumes of one request are created at a time.
+const AT_ONCE: usize = 8;
 
 /// Longest time that a new volume is waited for until it serves.
 const SERVING: Duration = Duration::from_secs(20);
@@ -41,19 +49,63 @@ impl Control {
         self.detached(async move { control.create_now(ask).await }).await
     }
 
+    /// Creates several volumes, some at a time: most of what each takes is waiting. What becomes of one is nothing to
+    /// the others.
+    ///
+    /// # Errors
+    /// [`Code::InvalidRequest`] for none or too many.
+    pub async fn create_all(&self, asks: Vec<CreateVolume>) -> Result<CreatedVolumes, ApiError> {
+        if !(1..=api::MAX_BATCH).contains(&asks.len()) {
+            let message = format!("{} cannot be created at once", count(asks.len(), "volume"));
+            return Err(ApiError::new(Code::InvalidRequest, message)
+                .hint(format!("ask for 1 to {} at once", api::MAX_BATCH)));
+        }
+        // Those that are created at one time do not see each other where they are counted.
+        let mut before = 0;
+        let created = asks.into_iter().map(|ask| {
+            let room = self.check_room(&ask.name, before);
+            before += usize::from(room.is_ok() && self.0.state.find(&ask.name).is_none());
+            async move {
+                let name = ask.name.clone();
+                let created = match room {
+                    Ok(()) => self.create(ask).await,
+                    Err(full) => Err(full),
+                };
+                let (volume, error) = match created {
+                    Ok(volume) => (Some(volume), None),
+                    Err(error) => (None, Some(error)),
+                };
+                CreatedVolume { name, volume, error }
+            }
+        });
+        let created: Vec<_> = created.collect();
+        let volumes = stream::iter(created).buffered(AT_ONCE).collect().await;
+        Ok(CreatedVolumes { volumes })
+    }
+
+    /// Whether there is room for one more volume beside those that there are and so many others; one that is there
+    /// needs none.
+    fn check_room(&self, name: &VolumeName, others: usize) -> Result<(), ApiError> {
+        if self.0.state.find(name).is_some() {
+            return Ok(());
+        }
+        let present = self.0.state.count() + others;
+        let most = self.0.settings.max_volumes;
+        if present >= most {
+            let message = format!("the node has its {}", count(most, "volume"));
+            return Err(ApiError::new(Code::Conflict, message)
+                .hint("raise limits.volumes in the configuration, or delete volumes"));
+        }
+        memory::check_room(present, self.0.engine.cores(), self.0.settings.pool_bytes)
+    }
+
     async fn create_now(&self, ask: CreateVolume) -> Result<Volume, ApiError> {
         check(&ask)?;
         let _leave = self.may_create()?;
         if let Some(id) = self.0.state.find(&ask.name) {
             return self.existing(id, &ask).await;
         }
-        if self.0.state.count() >= self.0.settings.max_volumes {
-            let message = format!("the node has its {} volumes", self.0.settings.max_volumes);
-            return Err(ApiError::new(Code::Conflict, message)
-                .hint("raise limits.volumes in the configuration, or delete volumes"));
-        }
-        let pool_bytes = self.0.settings.pool_bytes;
-        memory::check_room(self.0.state.count(), self.0.engine.cores(), pool_bytes)?;
+        self.check_room(&ask.name, 0)?;
         let record = self.new_record(&ask).await?;
         check_access(&record, record.guard())?;
         self.check_backing_unused(&record).await?;
@@ -379,10 +431,12 @@ impl Control {
             return Ok(());
         }
         let names: Vec<_> = guests.values().map(|id| self.name_of(*id)).collect();
-        let (name, names) = (&record.name, names.join(", "));
-        let message = format!("the target of volume {name} is that of other volumes too: {names}");
-        Err(ApiError::new(Code::Conflict, message)
-            .hint("give each of them another target first (`windrose volume target`)"))
+        let name = &record.name;
+        let message = format!(
+            "the target of volume {name} is that of other volumes too: {}",
+            names.join(", ")
+        );
+        Err(ApiError::new(Code::Conflict, message).hint(self.leave_targets(record)))
     }
 
     /// Waits until all copies are gone. For those who hold the gate.

@@ -127,13 +127,23 @@ impl Control {
         self.0.state.get(id).map_or_else(|| id.to_string(), |(s, _)| s.record.name.to_string())
     }
 
+    /// How the volumes that stand behind the target of another get one of their own.
+    pub(super) fn leave_targets(&self, owner: &VolumeRecord) -> String {
+        let guests = owner.mapping.guests.values();
+        let commands: Vec<_> = guests
+            .map(|id| format!("windrose volume target {} --own", self.name_of(*id)))
+            .collect();
+        format!("give each of them its own target first: {}", commands.join("; "))
+    }
+
     fn not_mapped(&self, name: &VolumeName, ask: &MapVolume, why: NotMapped) -> ApiError {
         let target = ask.target.as_deref().unwrap_or(name.as_str());
         match why {
             NotMapped::HasGuests => {
                 let message = format!("other volumes stand behind the target of volume {name}");
-                ApiError::new(Code::Conflict, message)
-                    .hint("give each of them another target first (`windrose volume target`)")
+                let owner = self.0.state.find(name).and_then(|id| self.0.state.get(id));
+                let hint = owner.map(|(stored, _)| self.leave_targets(&stored.record));
+                ApiError::new(Code::Conflict, message).hint(hint.unwrap_or_default())
             }
             NotMapped::IsGuest => {
                 let message = format!("{target} has just got another target itself");
