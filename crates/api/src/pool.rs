@@ -165,7 +165,10 @@ impl CreatePool {
             return refuse(format!("use a multiple of {copies}, the number of copies"));
         }
         if usize::from(columns) > self.disks.len() {
-            return refuse(format!("there are {} disks beside spares", self.disks.len()));
+            return refuse(format!(
+                "use at most {}, the number of disks beside spares",
+                self.disks.len()
+            ));
         }
         Ok(())
     }

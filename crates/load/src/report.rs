@@ -114,7 +114,8 @@ pub fn text(outcome: &Outcome, server: Option<&str>) -> String {
     text.push('\n');
     for line in &outcome.lines {
         if line.measured.verified > 0 {
-            let _ = writeln!(text, "{}: {} blocks verified", line.name, line.measured.verified);
+            let verified = wire::count(line.measured.verified, "block");
+            let _ = writeln!(text, "{}: {verified} verified", line.name);
         }
         if let Some(failed) = &line.measured.failed {
             let _ = writeln!(text, "{}: FAILED: {failed}", line.name);

@@ -142,8 +142,9 @@ impl fmt::Display for Mismatch {
             }
             Found::Data { byte, found, expected, count } => write!(
                 f,
-                "{count} bytes differ, the first at byte {byte}: expected {expected:#04x}, found \
-                 {found:#04x}"
+                "{} wrong, the first at byte {byte}: expected {expected:#04x}, found \
+                 {found:#04x}",
+                wire::count(*count, "byte")
             ),
         }
     }

@@ -15,6 +15,7 @@ use ::cluster::file::{self, ReadError};
 use ::cluster::lives::Life;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
+use wire::count;
 
 /// Version of both files.
 const FORMAT: u32 = 1;
@@ -191,8 +192,9 @@ fn decide(found: &Found) -> Result<Option<Mark>, String> {
         }
         (Some(anchor), Some(node)) if node.starts < anchor.starts => {
             return Err(format!(
-                "it is an older copy: its node had been started {} times, and has been {} times by now",
-                node.starts, anchor.starts
+                "it is an older copy: its node had been started {}, and has been {} by now",
+                count(node.starts, "time"),
+                count(anchor.starts, "time")
             ));
         }
         (Some(_), Some(node)) => node,

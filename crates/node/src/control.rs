@@ -58,6 +58,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use uuid::Uuid;
 
+pub(crate) use self::cluster::{member_name, own_member};
 use crate::config::{self, Config};
 use crate::engine::{BackingError, Engine, PeerAddresses, Portals, Seat};
 use crate::membership::Membership;
@@ -371,7 +372,7 @@ impl Control {
         let became = loop {
             match part.advance().await {
                 Ok(became) => break became,
-                Err(error) => self.wait_for(Some(error.to_string())),
+                Err(error) => self.wait_for(Some(part.explain(&error))),
             }
             tokio::time::sleep(PAUSE).await;
         };

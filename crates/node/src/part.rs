@@ -10,7 +10,7 @@ use ::cluster::joining::{self, JoinError};
 use ::cluster::lives::{self, Claim, Life};
 use ::cluster::member::{self, Behind, Member, Origin, Supervisor};
 use ::cluster::meta::embedded::Embedded;
-use ::cluster::meta::etcd::{Announced, Etcd, MemberHealth, Settings, Tls};
+use ::cluster::meta::etcd::{Announced, Etcd, MemberHealth, MemberInfo, Settings, Tls};
 use ::cluster::meta::{Meta, MetaError, format};
 use ::cluster::mirrors::Mirrors;
 use ::cluster::nodes::{self, ALIVE_TTL, ClusterRecord, NodePortals, NodeRecord, Nodes};
@@ -22,7 +22,7 @@ use uuid::Uuid;
 
 use crate::anchor::{self, AnchorError};
 use crate::config::{self, ClusterTls, Config};
-use crate::control::{SecretsError, forget_report, hand_over};
+use crate::control::{SecretsError, forget_report, hand_over, member_name, own_member};
 use crate::data_dir::{DataDir, DataDirError};
 use crate::engine::Portals;
 use crate::membership::Membership;
@@ -36,6 +36,9 @@ const MEMBER_PATIENCE: Duration = Duration::from_secs(5);
 
 /// How often the members are looked at for changes.
 const MEMBERS_PAUSE: Duration = Duration::from_secs(10);
+
+/// How often is looked whether a new one gets on.
+const MEMBER_PAUSE: Duration = Duration::from_secs(1);
 
 /// How often the members are asked how they are.
 const HEALTH_PAUSE: Duration = Duration::from_secs(3);
@@ -255,6 +258,19 @@ impl Part {
                     return Ok(Became::Alone);
                 }
             }
+        }
+    }
+
+    /// Why it does not get on, with what helps if that is known.
+    pub(crate) fn explain(&self, error: &PartError) -> String {
+        let joins = self.identity().stage == Stage::Joining;
+        match error {
+            PartError::Join(JoinError::Store(MetaError::Unreachable { .. })) if joins => format!(
+                "{error}. That is where its token says that the store is: if those nodes have gone, say windrose \
+                 cluster leave --force here, and join with a new token (windrose cluster token at a node of the \
+                 cluster)"
+            ),
+            error => error.to_string(),
         }
     }
 
@@ -556,19 +572,89 @@ impl Part {
     /// Keeps the addresses of the store's members current, here and in the file, for as long as
     /// the node is a member.
     pub(crate) async fn follow_members(self: Arc<Self>) {
+        let (mut next, mut told) = (None, String::new());
         loop {
             if let Ok(members) = self.store.members().await {
-                let identity = self.identity();
-                let now = joining::endpoints(&members, identity.member.as_ref());
-                if identity.stage == Stage::Member && !now.is_empty() && now != identity.endpoints {
-                    let set = self.store.set_endpoints(&now).map_err(PartError::from);
-                    let identity = Identity { endpoints: now, ..identity };
-                    if let Err(error) = set.and_then(|()| Ok(self.become_other(identity)?)) {
-                        tracing::warn!(%error, "where the store is cannot be written down");
-                    }
+                if next.is_none() {
+                    self.note_endpoints(&members);
+                    next = self.begin_member(&members).await.unwrap_or_else(|why| {
+                        if why != told {
+                            tracing::warn!(
+                                why,
+                                "the store lacks a member, and this node cannot run one"
+                            );
+                            told = why;
+                        }
+                        None
+                    });
+                }
+                if let Some(identity) = next.take() {
+                    next = self.finish_member(&members, identity).await;
                 }
             }
-            tokio::time::sleep(MEMBERS_PAUSE).await;
+            let pause = if next.is_some() { MEMBER_PAUSE } else { MEMBERS_PAUSE };
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    fn note_endpoints(&self, members: &[MemberInfo]) {
+        let identity = self.identity();
+        let now = joining::endpoints(members, identity.member.as_ref());
+        if identity.stage == Stage::Member && !now.is_empty() && now != identity.endpoints {
+            let set = self.store.set_endpoints(&now).map_err(PartError::from);
+            let identity = Identity { endpoints: now, ..identity };
+            if let Err(error) = set.and_then(|()| Ok(self.become_other(identity)?)) {
+                tracing::warn!(%error, "where the store is cannot be written down");
+            }
+        }
+    }
+
+    /// Where a member of the store was removed, a node that joined when there was no place for one of its own takes the
+    /// place: the first of those that run. Writes down that it is about to, and gives what it is to be: a node that
+    /// ends in the middle goes on as one that joins.
+    async fn begin_member(&self, members: &[MemberInfo]) -> Result<Option<Identity>, String> {
+        let identity = self.identity();
+        let wanted = identity.stage == Stage::Member && identity.member.is_none();
+        let learns = members.iter().any(|member| member.is_learner);
+        if !wanted || !self.own_members() || members.len() >= joining::MAX_MEMBERS || learns {
+            return Ok(None);
+        }
+        let cluster = joining::cluster_of(&self.store, identity.cluster).await;
+        let (Ok(cluster), Ok((present, _))) = (cluster, nodes::list(&self.store).await) else {
+            return Ok(None);
+        };
+        let has_member = |node| members.iter().any(|m| m.name == member_name(node));
+        let running = present.values().filter(|view| view.alive).map(|view| view.record.node);
+        let first = running.filter(|node| !has_member(*node)).min();
+        let at = self.config.listen.first().copied();
+        let Some(at) = at.filter(|_| first == Some(identity.node) && cluster.own_members) else {
+            return Ok(None);
+        };
+        let own = own_member(&self.config, at, identity.node, &identity.protection).map_err(|e| e.to_string())?;
+        let next = Identity { stage: Stage::Joining, member: Some(own), ..identity };
+        next.write(&self.data_dir.identity()).map_err(|e| e.to_string())?;
+        tracing::info!("the store lacks a member: this node runs one from now on");
+        Ok(Some(next))
+    }
+
+    /// Goes on with that; gives what is left to do.
+    async fn finish_member(&self, members: &[MemberInfo], next: Identity) -> Option<Identity> {
+        let own = next.member.as_ref().map(|own| &own.peer_url);
+        let is_there = members.iter().any(|m| own.is_some_and(|own| m.peer_urls.contains(own)));
+        if !is_there && members.len() >= joining::MAX_MEMBERS {
+            // Another one was first.
+            if let Err(error) = self.become_other(self.identity()) {
+                tracing::warn!(%error, "it cannot be written down that this node runs no member");
+                return Some(next);
+            }
+            return None;
+        }
+        match self.join(next.clone()).await {
+            Ok(()) => None,
+            Err(error) => {
+                tracing::debug!(%error, "this node's member of the store does not get on yet");
+                Some(next)
+            }
         }
     }
 

@@ -38,8 +38,8 @@ pub(crate) fn run(config: Option<&Path>, confirm: Option<&str>) -> Result<ExitCo
             return Err(Failure::new(USAGE, message));
         }
         None => {
-            let hint = "--confirm NAME accepts it without asking";
-            ask_for_name(("node", &config.name), &what, "told so", hint)?;
+            let hint = format!("--confirm {} accepts it without asking", config.name);
+            ask_for_name(("node", &config.name), &what, "told so", &hint)?;
         }
     }
     anchor::accept(dir, anchor_dir).map_err(|e| failed(&e))?;

@@ -18,14 +18,10 @@ use crate::cli::HostKeyArgs;
 use crate::exit::{FAILED, Failure, USAGE};
 use crate::files::{self, HostKeys};
 use crate::host::Host;
-use crate::remote::write;
+use crate::remote::{tell, write};
+use wire::count;
 
 const AFTER_HELP: &str = "\
-Examples:
-  windrose bench nvme://10.0.0.1/nqn.2026-01.com.example:disk --rw randread --bs 4k --iodepth 32 --runtime 30 --time_based
-  windrose bench /mnt/x/file --size 1g --rw randrw --rwmixread 70 --numjobs 4 --offset_increment 1g --verify=crc32c
-  windrose bench --job-file database.fio --json
-
 Exit codes:
   0  done
   1  it could not be measured, an operation failed, or what was read is not what was written
@@ -127,10 +123,10 @@ impl FromArgMatches for Terms {
 pub(crate) fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
     // What happens on the way to a target is told: a connection lost, a disk that fails.
     let log = tracing_subscriber::fmt().with_max_level(tracing::Level::WARN);
-    let _ = log.with_writer(std::io::stderr).try_init();
+    let _ = log.with_writer(std::io::stderr).log_internal_errors(false).try_init();
     let jobs = jobs(args)?;
     for note in jobs.iter().flat_map(|job| job.notes.iter().map(move |note| (&job.name, note))) {
-        eprintln!("windrose: {}: {}", note.0, note.1);
+        tell(&format!("windrose: {}: {}", note.0, note.1));
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| Failure::new(FAILED, e.to_string()))?;
@@ -266,7 +262,7 @@ async fn may_be_lost(fleet: &Fleet, yes: bool) -> Result<(), Failure> {
             let why = format!("{would} would be lost to {}", kind(job));
             return Err(Failure::new(USAGE, why).hint("--yes writes to it"));
         }
-        eprintln!("windrose: {would} is lost to {}", kind(job));
+        tell(&format!("windrose: {would} is lost to {}", kind(job)));
     }
     Ok(())
 }
@@ -305,7 +301,7 @@ impl Display {
             rate(bytes, bytes_then) / f64::from(1 << 20)
         );
         if now.verified > 0 {
-            message += &format!("  {} blocks read again", now.verified);
+            message += &format!("  {} read again", count(now.verified, "block"));
         }
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         self.bar.set_length(now.planned.map_or(0, millis));

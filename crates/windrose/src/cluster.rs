@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::cli::{ClusterCommand, ConfirmArgs, NodeCommand, TokenArgs};
 use crate::exit::{FAILED, Failure};
-use crate::remote::{Remote, confirmed};
+use crate::remote::{Remote, confirmed, tell};
 use crate::{files, recovery, show};
 
 /// How long a node may take to become what it is to be.
@@ -43,7 +43,7 @@ pub(crate) async fn run(remote: Remote, command: ClusterCommand) -> Result<ExitC
             let begins = recovery::cluster(&remote, without, plan, &confirm).await?;
             if begins {
                 settled(&remote, ClusterStage::Member).await?;
-                eprintln!("{}", recovery::AFTER_NEW_STORE);
+                tell(recovery::AFTER_NEW_STORE);
             }
         }
         ClusterCommand::Leave { node, force, confirm } => {
@@ -138,7 +138,7 @@ async fn settled(remote: &Remote, wanted: ClusterStage) -> Result<(), Failure> {
             Err(error @ CallError::Refused(_)) => return Err(error.into()),
         };
         if waits_for.is_some() && waits_for != said {
-            eprintln!("windrose: waiting: {}", waits_for.as_deref().unwrap_or_default());
+            tell(&format!("windrose: waiting: {}", waits_for.as_deref().unwrap_or_default()));
             said.clone_from(&waits_for);
         }
         if Instant::now() > deadline {

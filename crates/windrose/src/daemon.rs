@@ -12,6 +12,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::cli::NodeArgs;
 use crate::exit::{FAILED, Failure, RESTORE, USAGE};
 use crate::log;
+use crate::remote::write;
 
 /// The configuration in a file, or where it is by default.
 pub(crate) fn load(path: Option<&Path>) -> Result<Config, Failure> {
@@ -28,8 +29,7 @@ pub(crate) fn run(args: &NodeArgs) -> Result<ExitCode, Failure> {
     let fault = rt::fault::arm().map_err(|e| Failure::new(USAGE, e.to_string()))?;
     if args.check {
         Node::check(&config).map_err(|e| Failure::new(USAGE, e.to_string()))?;
-        println!("The configuration is right.");
-        return Ok(ExitCode::SUCCESS);
+        return write("The configuration is right.").map(|()| ExitCode::SUCCESS);
     }
     log::start(&config);
     if let Some(fault) = fault {

@@ -5,6 +5,8 @@ use std::process::ExitCode;
 use api::Code;
 use api::client::{Address, CallError};
 
+use crate::remote::tell;
+
 /// The node refused or failed.
 pub(crate) const FAILED: u8 = 1;
 /// What was asked for makes no sense.
@@ -38,9 +40,9 @@ impl Failure {
 
     /// Tells it on standard error and gives the exit code.
     pub(crate) fn report(self) -> ExitCode {
-        eprintln!("windrose: {}", self.message);
+        tell(&format!("windrose: {}", self.message));
         if let Some(hint) = self.hint {
-            eprintln!("          {hint}");
+            tell(&format!("          {hint}"));
         }
         ExitCode::from(self.code)
     }

@@ -21,6 +21,8 @@ pub(crate) fn start(config: &Config) {
         LogLevel::Trace => LevelFilter::TRACE,
     };
     let log = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr);
+    // A log that nobody reads any more is no reason to end: it would be told of by what panics then.
+    let log = log.log_internal_errors(false);
     match (config.log.format, goes_to_journal()) {
         (LogFormat::Human, false) => log.with_ansi(std::io::stderr().is_terminal()).init(),
         // The journal knows the time, and the level by the priority.

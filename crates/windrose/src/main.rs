@@ -1,4 +1,12 @@
 //! Windrose: the node and its command line, one program.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::print_stdout,
+        clippy::print_stderr,
+        reason = "they panic where nobody reads: see `remote`"
+    )
+)]
 
 mod accept;
 mod attach;
@@ -7,6 +15,7 @@ mod cli;
 mod cluster;
 mod connect;
 mod daemon;
+mod examples;
 mod exit;
 mod files;
 mod host;
@@ -20,16 +29,22 @@ mod volume;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, FromArgMatches};
 
 use cli::{Cli, Command, NodeArgs, NodeCommand};
 use exit::Failure;
+
+/// The command line, whose help has examples; ends the process where it is wrong or asks for help.
+fn parse() -> Cli {
+    let matches = examples::in_help(Cli::command(), "").get_matches();
+    Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+}
 
 #[global_allocator]
 static HEAP: rt::Heap = rt::Heap;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = parse();
     let done = match cli.command {
         Command::Node(NodeArgs {
             command: Some(NodeCommand::AcceptDataDir { config, confirm }),
@@ -42,8 +57,9 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args, cli.remote.json),
         Command::Cluster { command } => remote::run(&cli.remote, |r| cluster::run(r, command)),
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "windrose", &mut std::io::stdout());
-            Ok(ExitCode::SUCCESS)
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "windrose", &mut script);
+            remote::write_all(&script).map(|()| ExitCode::SUCCESS)
         }
         Command::Man { dir } => manual::write(&dir).map(|()| ExitCode::SUCCESS),
         Command::Pool { command } => remote::run(&cli.remote, |r| pool::run(r, command)),

@@ -1,17 +1,101 @@
 //! Manual pages: one for each command, one for the configuration file.
 
 use std::fs;
+use std::io::Write;
 use std::path::Path;
 
-use clap::CommandFactory;
+use clap::{Command, CommandFactory};
+use clap_mangen::Man;
 
 use crate::cli::Cli;
+use crate::examples;
 use crate::exit::{FAILED, Failure};
 
 /// Writes all pages into `dir`.
 pub(crate) fn write(dir: &Path) -> Result<(), Failure> {
     let failed = |e: std::io::Error| Failure::new(FAILED, format!("{}: {e}", dir.display()));
     fs::create_dir_all(dir).map_err(failed)?;
-    clap_mangen::generate_to(Cli::command(), dir).map_err(failed)?;
+    let mut root = Cli::command().disable_help_subcommand(true);
+    root.build();
+    pages(&root, "", dir).map_err(failed)?;
     fs::write(dir.join("windrose.toml.5"), node::config::manual()).map_err(failed)
+}
+
+/// The page of a command, which these words lead to, and those of the commands below it.
+fn pages(command: &Command, words: &str, dir: &Path) -> std::io::Result<()> {
+    for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
+        let longer = format!("{words} {}", sub.get_name());
+        pages(sub, longer.trim_start(), dir)?;
+    }
+    let man = Man::new(command.clone());
+    let mut page = Vec::new();
+    man.render_title(&mut page)?;
+    man.render_name_section(&mut page)?;
+    man.render_synopsis_section(&mut page)?;
+    man.render_description_section(&mut page)?;
+    if command.get_arguments().any(|arg| !arg.is_hide_set()) {
+        man.render_options_section(&mut page)?;
+    }
+    if command.get_subcommands().any(|sub| !sub.is_hide_set()) {
+        man.render_subcommands_section(&mut page)?;
+    }
+    examples_section(&mut page, words)?;
+    if let Some(codes) = command.get_after_help() {
+        let codes = codes.to_string();
+        writeln!(page, ".SH \"EXIT STATUS\"\n.nf")?;
+        codes
+            .lines()
+            .skip(1)
+            .try_for_each(|line| writeln!(page, "{}", literal(line.trim_start())))?;
+        writeln!(page, ".fi")?;
+    }
+    if command.get_version().is_some() {
+        man.render_version_section(&mut page)?;
+    }
+    fs::write(dir.join(man.get_filename()), page)
+}
+
+fn examples_section(page: &mut Vec<u8>, words: &str) -> std::io::Result<()> {
+    let Some(examples) = examples::of(words) else { return Ok(()) };
+    writeln!(page, ".SH EXAMPLES")?;
+    for (what, line) in examples {
+        writeln!(page, ".TP\n{}:\n\\fB{}\\fR", literal(what), literal(line))?;
+    }
+    Ok(())
+}
+
+/// Text as roff takes it for what it is.
+fn literal(text: &str) -> String {
+    let text = text.replace('\\', "\\e").replace('-', "\\-");
+    if text.starts_with(['.', '\'']) { format!("\\&{text}") } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn manual_pages_have_examples_and_their_exit_codes() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path()).unwrap();
+        let page = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
+        let create = page("windrose-volume-create.1");
+        let example = "With copies on two nodes:\n\\fBwindrose volume create web \\-\\-size 100G \\-\\-replicas 2";
+        assert!(create.contains(".SH EXAMPLES\n") && create.contains(example), "{create}");
+        for name in ["windrose-status.1", "windrose-bench.1", "windrose-volume-mirror-add.1"] {
+            assert!(page(name).contains(".SH EXAMPLES\n"), "{name}");
+        }
+        let root = page("windrose.1");
+        assert!(root.contains(".SH \"EXIT STATUS\"\n.nf\n0  done"), "{root}");
+        // What all commands have stands behind what each has for itself.
+        let own = create.find("\\fB\\-\\-size\\fR").unwrap();
+        let global = create.find(".SH \"GLOBAL OPTIONS\"").unwrap();
+        assert!(own < global, "{create}");
+        assert!(page("windrose.toml.5").contains("windrose.toml"));
+    }
+
+    #[test]
+    fn text_is_no_roff() {
+        assert_eq!(literal(".x \\ -y"), "\\&.x \\e \\-y");
+    }
 }

@@ -16,6 +16,7 @@ use crate::exit::{Failure, USAGE};
 use crate::files::absolute;
 use crate::remote::{Remote, ask_for_name, confirmed};
 use crate::{recovery, show};
+use wire::count;
 
 pub(crate) async fn run(remote: Remote, command: PoolCommand) -> Result<ExitCode, Failure> {
     let client = &remote.client;
@@ -160,7 +161,7 @@ async fn open(
             ("pool", name.as_str()),
             &what,
             "opened",
-            "--confirm NAME opens it without asking",
+            &format!("--confirm {name} opens it without asking"),
         )?;
         return Ok(OpenPool { without, take_over, confirm: name.clone() });
     };
@@ -176,7 +177,8 @@ async fn delete(
     if !confirm.yes {
         // Names what is about to be lost, and finds out first whether it is there.
         let pool = remote.client.call_on::<GetPool>(name, &[], &Nothing).await?;
-        let what = format!("This deletes pool {name}, with its {} disks.", pool.disks.len());
+        let what =
+            format!("This deletes pool {name}, with its {}.", count(pool.disks.len(), "disk"));
         let hint = "--yes deletes without asking";
         confirmed(confirm, ("pool", name.as_str()), &what, "deleted", hint)?;
     }

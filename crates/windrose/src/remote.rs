@@ -76,9 +76,9 @@ pub(crate) fn ask_for_name(
         let message = format!("{kind} {name} is not {done}: nobody is there to confirm");
         return Err(Failure::new(USAGE, message).hint(hint));
     }
-    eprint!("{what}\nType its name to go on: ");
     let mut line = String::new();
-    let read = std::io::stderr().flush().and_then(|()| std::io::stdin().read_line(&mut line));
+    let asked = write!(std::io::stderr(), "{what}\nType its name to go on: ");
+    let read = asked.and_then(|()| std::io::stdin().read_line(&mut line));
     read.map_err(|e| Failure::new(FAILED, format!("standard input: {e}")))?;
     if line.trim() == name {
         Ok(())
@@ -87,10 +87,21 @@ pub(crate) fn ask_for_name(
     }
 }
 
-/// Writes to standard output. Whoever closes it early (`| head`) has seen enough.
+/// Writes a text to standard output, as lines.
 pub(crate) fn write(text: &str) -> Result<(), Failure> {
+    write_all(format!("{text}\n").as_bytes())
+}
+
+/// Writes a text to standard error. Nobody is told if nobody reads that.
+pub(crate) fn tell(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+/// Writes to standard output. Whoever closes it early (`| head`) has seen enough.
+pub(crate) fn write_all(bytes: &[u8]) -> Result<(), Failure> {
     use std::io::ErrorKind;
-    match writeln!(std::io::stdout(), "{text}") {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(bytes).and_then(|()| out.flush()) {
         Err(e) if e.kind() != ErrorKind::BrokenPipe => {
             Err(Failure::new(FAILED, format!("standard output: {e}")))
         }

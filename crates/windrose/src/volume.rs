@@ -290,7 +290,7 @@ async fn create(remote: &Remote, args: CreateArgs) -> Result<ExitCode, Failure> 
     }
     let volumes = names.into_iter().map(|name| CreateVolume { name, ..like.clone() }).collect();
     let created = remote.client.call::<PostVolumes>(&CreateVolumes { volumes }).await?;
-    remote.print(&created, |created| show::created(created))?;
+    remote.print(&created, show::created)?;
     let failed = created.volumes.iter().filter(|one| one.volume.is_none()).count();
     if failed == 0 {
         return Ok(ExitCode::SUCCESS);

@@ -61,7 +61,7 @@ fn corruption_makes_it_fail() {
     std::fs::write(&file, bytes).unwrap();
     let (code, stdout, _) = bench(&[&file, "--direct=0", "--rw=read", "--verify=md5"]);
     assert_eq!(code, Some(1));
-    let told = "1 bytes differ, the first at byte 123456";
+    let told = "1 byte wrong, the first at byte 123456";
     assert!(
         stdout.contains("FAILED: verify: block of 4096 bytes at byte 122880")
             && stdout.contains(told),

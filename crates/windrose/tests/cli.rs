@@ -1,6 +1,8 @@
 //! What the command line says: help, refusals, exit codes.
 
-use crate::common::{Place, cli, texts};
+use std::process::{Command, Stdio};
+
+use crate::common::{PROGRAM, Place, cli, nobody_reads, texts};
 
 #[test]
 fn without_a_node_it_says_where_it_looked() {
@@ -47,10 +49,59 @@ fn refusals_name_the_thing_and_the_next_step() {
     assert_eq!(node.stop(), Some(0));
 }
 
+/// As with `| head`, which closes the pipe when it has seen enough.
+#[test]
+fn output_that_nobody_reads_is_no_panic() {
+    let place = Place::new("");
+    let _node = place.start();
+    let socket = format!("unix:{}/api.sock", place.path().display());
+    let config = place.config().to_str().unwrap();
+    let run = |api: &str, args: &[&str], stdout: Stdio, stderr: Stdio| {
+        let mut command = Command::new(PROGRAM);
+        command.args(args).env("WINDROSE_API", api).stdin(Stdio::null());
+        command.stdout(stdout).stderr(stderr).output().unwrap()
+    };
+    let outputs: [&[&str]; 8] = [
+        &["completions", "bash"],
+        &["completions", "zsh"],
+        &["--help"],
+        &["volume", "create", "--help"],
+        &["--version"],
+        &["node", "--check", "--config", config],
+        &["status"],
+        &["volume", "list", "--json"],
+    ];
+    for args in outputs {
+        let out = run(&socket, args, nobody_reads(), Stdio::piped());
+        let (_, stderr) = texts(&out);
+        assert_eq!((out.status.code(), &*stderr), (Some(0), ""), "{args:?}");
+    }
+    let errors: [(&str, &[&str], i32); 3] = [
+        (&socket, &["volume", "show", "nothing"], 4),
+        ("unix:/nowhere", &["status"], 3),
+        (&socket, &["frobnicate"], 2),
+    ];
+    for (api, args, code) in errors {
+        let out = run(api, args, Stdio::piped(), nobody_reads());
+        assert_eq!(out.status.code(), Some(code), "{args:?}");
+    }
+}
+
+#[test]
+fn a_node_whose_log_nobody_reads_goes_on() {
+    let place = Place::new("[log]\nlevel = \"debug\"\n");
+    let node = place.start_unheard();
+    place.cli(&["volume", "create", "web", "--size", "10M"]);
+    assert!(place.cli(&["volume", "show", "web"]).status.success());
+    assert_eq!(node.stop(), Some(0));
+}
+
 /// Arguments, what standard error must say.
 const WRONG: &[(&[&str], &str)] = &[
     (&["volume", "create", "Web", "--size", "1G"], "\"Web\" is not a valid volume name"),
     (&["volume", "create", "web"], "--size <SIZE>"),
+    (&["volume", "create", "--size", "1G"], "<NAME>..."),
+    (&["volume", "create", "a", "b", "--size", "1G", "--path", "/x"], "holds one volume"),
     (&["volume", "create", "web", "--size", "10GB"], "decimal units are not used"),
     (&["volume", "create", "web", "--size", "1000"], "use 1 MiB to 256 TiB"),
     (&["volume", "create", "web", "--size", "1G", "--block-size", "1024"], "use 512 or 4096"),
@@ -278,7 +329,7 @@ fn pools_of_disks_survive_the_node() {
     let said = place.fails(1, &["pool", "delete", "tank", "--yes"]);
     insta::assert_snapshot!(said, @r"
     windrose: pool tank has volumes: vm1, vm2
-              delete them first (`windrose volume delete`)
+              delete them first: windrose volume delete vm1; windrose volume delete vm2
     ");
     let said = place.fails(1, &["pool", "open", "tank", "--without", "S1", "--confirm", "tank"]);
     assert!(said.contains("pool tank is open"), "{said}");
@@ -317,4 +368,45 @@ fn a_disk_is_named_by_a_serial_number_with_slashes_or_by_a_path_from_here() {
     let says = place.fails(1, &["pool", "remove", "tank", "no/such"]);
     assert!(says.contains("has no disk") && says.contains("/no/such"), "{says}");
     assert_eq!(node.stop(), Some(0));
+}
+
+#[test]
+fn several_volumes_are_created_by_one_command_and_each_is_told_of() {
+    let place = Place::new("[limits]\nvolumes = 14\n");
+    let _node = place.start();
+    let names: Vec<String> = (1..=10).map(|n| format!("web-{n}")).collect();
+    let command = |names: &[String], more: &[&str]| {
+        let words = ["volume", "create"].into_iter().map(str::to_owned);
+        let more = more.iter().map(|word| (*word).to_owned());
+        words.chain(names.iter().cloned()).chain(more).collect::<Vec<_>>()
+    };
+    let words = command(&names, &["--size", "4M"]);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let lines = place.ok(&words);
+    let expected: Vec<_> = names.iter().map(|n| format!("{n}: created, 4 MiB, online")).collect();
+    assert_eq!(lines.trim_end(), expected.join("\n"));
+    // Again gives the same; one that differs is told of, and keeps none of the others.
+    assert_eq!(place.ok(&words), lines);
+    let mixed = ["new-1", "web-1", "new-2"].map(str::to_owned);
+    let words = command(&mixed, &["--size", "8M"]);
+    let out = place.cli(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    let (stdout, stderr) = texts(&out);
+    insta::assert_snapshot!(stdout, @r"
+    new-1: created, 8 MiB, online
+    web-1: NOT created: volume web-1 exists with another size (4 MiB, not 8 MiB) (choose another name, or see `windrose volume show web-1`)
+    new-2: created, 8 MiB, online
+    ");
+    insta::assert_snapshot!(stderr, @r"
+    windrose: 1 of 3 volumes not created; those that were stay
+              the same command again creates those that are missing
+    ");
+    assert_eq!(out.status.code(), Some(1));
+    // Also where they are created at one time no more are than there may be.
+    let more: Vec<String> = (1..=8).map(|n| format!("more-{n}")).collect();
+    let words = command(&more, &["--size", "4M", "--json"]);
+    let out = place.cli(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    let told: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let made = told["volumes"].as_array().unwrap().iter().filter(|v| v["error"].is_null());
+    assert_eq!((made.count(), out.status.code()), (2, Some(1)), "{told}");
+    assert_eq!(place.json(&["volume", "list"])["volumes"].as_array().unwrap().len(), 14);
 }

@@ -118,13 +118,15 @@ impl Metadata {
         // One that is out is missing already, whatever is said of it.
         if !is_out && disks < columns {
             return refuse(format!(
-                "without it {disks} disks would hold data, and a stripe of this pool needs {columns} different ones"
+                "without it {} would hold data, and a stripe of this pool needs {columns} different ones",
+                wire::count(disks, "disk")
             ));
         }
         if goes.stranded > 0 {
             let Evacuation { pieces, stranded, .. } = goes;
             return refuse(format!(
-                "{pieces} pieces lie on it, and {stranded} of them have no room on the other disks: those of one stripe need different ones"
+                "{} on it, and the other disks have no room for {stranded}: those of one stripe need different ones",
+                wire::count(pieces, "piece")
             ));
         }
         let (before, promised) = (self.extents_free(), self.extents_promised());

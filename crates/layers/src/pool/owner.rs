@@ -475,7 +475,7 @@ impl Pool {
     pub async fn destroy(&self) -> Result<(), PoolError> {
         let volumes = self.writer.metadata().volumes().count();
         if volumes > 0 {
-            return Err(PoolError::new(format!("the pool has {volumes} volumes")));
+            return Err(PoolError::new(format!("the pool has {}", wire::count(volumes, "volume"))));
         }
         let disks = self.end().await;
         self.writer.broken().map_or(Ok(()), Err)?;
@@ -573,7 +573,8 @@ impl Pool {
         let rings = metadata.rings;
         if ring >= rings {
             let what = "the pool serves volumes on";
-            let message = format!("{what} {rings} cores, and this one is number {ring}");
+            let message =
+                format!("{what} {}, and this one is number {ring}", wire::count(rings, "core"));
             return Err(PoolError::new(message));
         }
         if !self.seated.borrow_mut().insert(ring) {

@@ -17,15 +17,17 @@ use api::{
 };
 use peer::NodeId;
 use rt::fault::{self, Point};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
 use super::{Control, Settings, members, steps, store_error};
+use crate::config;
 use crate::data_dir;
-use crate::meta::{Change, Entry, format};
+use crate::meta::{Change, Entry, MetaError, format};
 use crate::part::{self, Part};
 use crate::protection;
 use crate::record::{self, Stored, VOLUMES};
+use wire::count;
 
 /// Ports of the store's members.
 const CLIENT_PORT: u16 = 2379;
@@ -36,6 +38,9 @@ const MEMBER: &str = "node-";
 
 /// Longest time until the others go on without a node that is drained.
 const DRAINING: Duration = Duration::from_secs(20);
+
+/// Longest time until the store tells of a change that was made here.
+const TELLING: Duration = Duration::from_secs(5);
 
 /// How often is looked whether they do.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -120,17 +125,19 @@ impl Control {
             let _none = control.0.creating.try_write().map_err(|_| creates())?;
             let (volumes, _) = control.0.meta.list(VOLUMES).await.map_err(|e| store_error(&e))?;
             if !volumes.is_empty() {
-                let message = format!("this node has {} volumes of its own", volumes.len());
+                let message =
+                    format!("this node has {} of its own", count(volumes.len(), "volume"));
                 return Err(conflict(message, "copy their data elsewhere and delete them first"));
             }
             let store = reach(&token, settings)?;
             let cluster = look(&store, &token, settings).await?;
-            let runs_member = runs_member(&store, &cluster, role).await?;
+            let runs_member = runs_member(&store, &cluster, role, &token).await?;
             let node = joining::draw_number(&store, token.cluster).await;
-            let node = node.map_err(|e| join_error(&e))?;
+            let node = node.map_err(|e| token_error(&token, &e))?;
             fault::pass(Point::JoinDrawn);
-            let member = runs_member.then(|| own_member(settings, at, node, &token.protection));
-            let member = member.transpose()?;
+            let member = runs_member
+                .then(|| own_member(&settings.cluster, at, node, &token.protection))
+                .transpose()?;
             // Somebody may have asked for something else meanwhile.
             control.check_alone()?;
             control.become_new(&Identity {
@@ -228,11 +235,13 @@ impl Control {
         }
         if gone.alive {
             let message = format!("node {name} is alive, or was 10 seconds ago");
-            return Err(conflict(message, "`windrose cluster leave` at that node takes it out"));
+            let hint = format!("`windrose cluster leave` at node {name} takes it out");
+            return Err(conflict(message, &hint));
         }
         if !force {
             let message = format!("node {name} would be removed for ever, with all that it keeps");
-            return Err(conflict(message, "`--force` removes it"));
+            let hint = format!("windrose cluster leave --node {name} --force removes it");
+            return Err(conflict(message, &hint));
         }
         self.strip(node, name).await?;
         self.check_holds_nothing(node).await?;
@@ -240,6 +249,7 @@ impl Control {
         removed.map_err(|e| join_error(&e))?;
         joining::strike(part.store(), node).await.map_err(|e| join_error(&e))?;
         tracing::warn!(%node, name, "a node was removed from the cluster");
+        self.await_nodes(|nodes| !nodes.contains_key(&node)).await;
         Ok(self.cluster().await)
     }
 
@@ -267,7 +277,10 @@ impl Control {
         }
         if !force {
             let message = format!("member {name} of the store would be removed for ever");
-            return Err(conflict(message, "`--force` removes it; its node has to ask anew then"));
+            let hint = format!(
+                "windrose cluster leave --node {name} --force removes it; its node has to ask anew then"
+            );
+            return Err(conflict(message, &hint));
         }
         part.store().remove_member(stray.id).await.map_err(|e| store_error(&e))?;
         tracing::warn!(member = name, "a member of the store without a node was removed");
@@ -295,10 +308,20 @@ impl Control {
         if set.map_err(|e| store_error(&e))? {
             tracing::info!(%node, drained, "a node is drained, or no longer");
         }
+        let is_so =
+            |nodes: &Nodes| nodes.get(&node).is_none_or(|view| view.record.drained == drained);
+        self.await_nodes(is_so).await;
         if drained {
             self.await_drain(node).await?;
         }
         Ok(self.cluster().await)
+    }
+
+    /// Waits for a moment until this node knows of a change of the nodes that it has made itself: it is told of it
+    /// as all others are, and answers by what it knows.
+    async fn await_nodes(&self, is_so: impl FnMut(&Nodes) -> bool) {
+        let Some(mut nodes) = self.membership().map(|m| m.nodes.clone()) else { return };
+        let _ = timeout(TELLING, nodes.wait_for(is_so)).await;
     }
 
     /// Waits until the others go on without the copies of a node.
@@ -345,16 +368,17 @@ impl Control {
                 None => needed.push(volume.to_string()),
             }
         }
-        if !needed.is_empty() {
+        if let Some(first) = needed.first() {
+            let what = if needed.len() == 1 { "volume" } else { "volumes" };
             let message = format!(
-                "node {name} has the newest data of {} {}; no volume was changed",
-                if needed.len() == 1 { "volume" } else { "volumes" },
+                "node {name} has the newest data of {what} {}; no volume was changed",
                 needed.join(", ")
             );
-            return Err(conflict(
-                message,
-                "have another copy go on (windrose volume force), or delete the volume, first",
-            ));
+            let hint = format!(
+                "of each, have another copy go on first (`windrose volume force {first}`, at the node that keeps it), or \
+                 delete the volume (`windrose volume delete {first} --discard`)"
+            );
+            return Err(conflict(message, &hint));
         }
         for (volume, changes) in removals {
             self.0.meta.commit(changes).await.map_err(|e| store_error(&e))?;
@@ -537,6 +561,17 @@ async fn store_members(part: &Part) -> Vec<StoreMember> {
     now.into_iter().map(shown).collect()
 }
 
+/// What names a node in a command: its name, unless that means others as well.
+pub(super) fn called(present: &Nodes, view: &NodeView) -> String {
+    let NodeView { record, .. } = view;
+    let mut others = present.values().filter(|other| other.record.node != record.node);
+    let is_number = record.name.parse::<u16>().is_ok();
+    match is_number || others.any(|other| other.record.name == record.name) {
+        true => record.node.to_string(),
+        false => record.name.clone(),
+    }
+}
+
 /// The node that `which` names, by number or else by name.
 fn find<'a>(present: &'a Nodes, which: &str) -> Result<&'a NodeView, ApiError> {
     let numbered = which.parse().ok().and_then(|number| present.get(&NodeId(number)));
@@ -562,7 +597,7 @@ fn listens(settings: &Settings) -> Result<SocketAddr, ApiError> {
 }
 
 /// A member's name: that of its node, which is never given twice.
-pub(super) fn member_name(node: NodeId) -> String {
+pub(crate) fn member_name(node: NodeId) -> String {
     format!("{MEMBER}{node}")
 }
 
@@ -572,13 +607,13 @@ pub(super) fn node_of_member(name: &str) -> Option<NodeId> {
 }
 
 /// The member of the store that this node is to run.
-fn own_member(
-    settings: &Settings,
+pub(crate) fn own_member(
+    cluster: &config::Cluster,
     at: SocketAddr,
     node: NodeId,
     protection: &Protection,
 ) -> Result<OwnMember, ApiError> {
-    let store = &settings.cluster.store;
+    let store = &cluster.store;
     if !is_installed(&store.program) {
         let message = format!("{} is not installed", store.program.display());
         let hint = "install it (Debian: etcd-server), or name it by cluster.store_program";
@@ -657,7 +692,7 @@ pub(super) fn first_of_new(
     let secret = ClusterSecret::random()
         .ok_or_else(|| ApiError::new(Code::Internal, "the system gives no random bytes"))?;
     let (endpoints, member) = if settings.cluster.store.endpoints.is_empty() {
-        let own = own_member(settings, at, node, &protection)?;
+        let own = own_member(&settings.cluster, at, node, &protection)?;
         (vec![own.client_url.clone()], Some(own))
     } else {
         (settings.cluster.store.endpoints.clone(), None)
@@ -675,10 +710,40 @@ pub(super) fn first_of_new(
     })
 }
 
+/// Why a token lets nobody in, and where there is one that does. It names the members of the store that there were
+/// when it was made: these may have gone since, or moved.
+fn token_error(token: &Token, error: &JoinError) -> ApiError {
+    let at = token.endpoints.join(", ");
+    let anew = "a token is of the time when it was made: make a new one at a node of that cluster (windrose cluster \
+                token), and use that here";
+    match error {
+        JoinError::Store(MetaError::Unreachable { why, .. }) => {
+            let message = format!("the cluster of the token is not reached at {at}: {why}");
+            ApiError::new(Code::Unavailable, message).hint(format!(
+                "if nothing else is in the way (a firewall, or a node that is down), then {anew}"
+            ))
+        }
+        JoinError::OtherCluster { found } => {
+            let message = format!(
+                "the store at {at} is that of cluster {found}, and the token is of cluster {}",
+                token.cluster
+            );
+            conflict(message, anew)
+        }
+        JoinError::NoCluster => {
+            let message = format!("the store at {at} is that of no cluster any more");
+            conflict(message, anew)
+        }
+        error => join_error(error),
+    }
+}
+
 /// Looks whether the cluster of a token is there, and is like this node.
 async fn look(store: &Etcd, token: &Token, settings: &Settings) -> Result<ClusterRecord, ApiError> {
-    format::check(store, store.name()).await.map_err(|e| store_error(&e))?;
-    let cluster = joining::cluster_of(store, token.cluster).await.map_err(|e| join_error(&e))?;
+    let checked = format::check(store, store.name()).await;
+    checked.map_err(|e| token_error(token, &e.into()))?;
+    let cluster = joining::cluster_of(store, token.cluster).await;
+    let cluster = cluster.map_err(|e| token_error(token, &e))?;
     let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     let (lease, grace) = (millis(settings.cluster.lease), millis(settings.cluster.grace));
     joining::check_settings(&cluster, lease, grace).map_err(|e| join_error(&e))?;
@@ -686,18 +751,62 @@ async fn look(store: &Etcd, token: &Token, settings: &Settings) -> Result<Cluste
 }
 
 /// Whether a node that joins runs a member of the store.
-async fn runs_member(store: &Etcd, cluster: &ClusterRecord, role: Role) -> Result<bool, ApiError> {
-    let room = cluster.own_members
-        && store.members().await.map_err(|e| store_error(&e))?.len() < MAX_MEMBERS;
-    if role == Role::Witness && !room {
-        let why = if cluster.own_members {
-            format!("the store has {MAX_MEMBERS} members already")
-        } else {
-            "the cluster uses an etcd of somebody else's".to_owned()
+async fn runs_member(
+    store: &Etcd,
+    cluster: &ClusterRecord,
+    role: Role,
+    token: &Token,
+) -> Result<bool, ApiError> {
+    if !cluster.own_members {
+        return match role {
+            Role::Data => Ok(false),
+            Role::Witness => Err(conflict(
+                "the cluster uses an etcd of somebody else's, and a witness would have nothing to do",
+                "join it as a node that keeps data (windrose cluster join), or not at all",
+            )),
         };
-        return Err(conflict(why, "a witness has nothing to do there"));
     }
-    Ok(room)
+    let failed = |e: MetaError| token_error(token, &e.into());
+    let members = store.members().await.map_err(failed)?;
+    if members.len() < MAX_MEMBERS {
+        return Ok(true);
+    }
+    if role == Role::Data {
+        return Ok(false);
+    }
+    let (present, _) = nodes::list(store).await.map_err(failed)?;
+    Err(no_room(&members, &present))
+}
+
+/// A witness finds the store with all the members that it may have. As a rule one of them is that of a node which
+/// died, such as the witness before it was installed anew.
+fn no_room(members: &[MemberInfo], present: &Nodes) -> ApiError {
+    let message = format!("the store has {MAX_MEMBERS} members already");
+    let gone = members.iter().find_map(|member| {
+        let name = joining::called(member);
+        match present.values().find(|view| member_name(view.record.node) == name) {
+            Some(view) if view.alive => None,
+            Some(view) => Some((name, format!("node {}", view.record.name), called(present, view))),
+            None => Some((
+                name,
+                "a node that is none of the cluster any more".to_owned(),
+                name.to_owned(),
+            )),
+        }
+    });
+    match gone {
+        Some((member, whose, which)) => conflict(
+            format!("{message}, one of them ({member}) that of {whose}, which is gone"),
+            &format!(
+                "if it never comes back, at a node of the cluster: windrose cluster leave --node {which} --force; \
+                 then this again"
+            ),
+        ),
+        None => conflict(
+            format!("{message}, and all of them run: a witness would have nothing to do"),
+            "join it as a node that keeps data (windrose cluster join), or let one of the others leave first",
+        ),
+    }
 }
 
 #[cfg(test)]

@@ -73,8 +73,11 @@ impl Control {
             let others = mirror.others(node).next().is_some();
             let stays = |p: &Place| p.node != node && p.stage == PlaceStage::Made;
             if !record.places.iter().any(stays) || !others {
-                return Err(conflict("no other copy is in sync".into())
-                    .hint("add one first, or wait until one is in sync; `windrose volume delete` removes all"));
+                let name = &record.name;
+                return Err(conflict("no other copy is in sync".into()).hint(format!(
+                    "wait until one is in sync, or add one first (windrose volume mirror add {name}); \
+                     `windrose volume delete {name}` removes all"
+                )));
             }
             match record.place(node).map(|p| &p.stage) {
                 // Nothing is there.

@@ -28,6 +28,7 @@ use crate::engine::{BackingError, FoundImage, FoundLog, ImagePlace, Scope, Volum
 use crate::pools;
 use crate::reconcile::Observed;
 use crate::record::{Mapping, Place, PlaceStage, Stage, VolumeRecord};
+use wire::count;
 
 /// How often is looked for images that no record names.
 const EVERY: Duration = Duration::from_secs(30);
@@ -258,7 +259,7 @@ impl Control {
             .map(|o| orphan_finding(o, &self.0.settings.name))
             .collect();
         if let Some(more) = orphans.len().checked_sub(MAX_FINDINGS).filter(|more| *more > 0) {
-            let message = format!("{more} more images hold volumes that no record names");
+            let message = format!("{}: no record names their volumes", count(more, "more image"));
             let hint = "windrose volume orphans lists them";
             findings.push(finding(Severity::Warning, "images", message, Some(hint)));
         }
@@ -413,11 +414,11 @@ impl Control {
         if let Some(id) = self.0.state.find(name) {
             let message =
                 format!("volume {name} is not taken in: there is another one of that name ({id})");
-            return Err(ApiError::new(Code::Exists, message)
-                .hint("take it under another name: windrose volume adopt IMAGE --name NAME"));
+            return Err(ApiError::new(Code::Exists, message).hint(other_name(copies)));
         }
         if self.0.state.count() >= self.0.settings.max_volumes {
-            let message = format!("the node has its {} volumes", self.0.settings.max_volumes);
+            let message =
+                format!("the node has its {}", count(self.0.settings.max_volumes, "volume"));
             return Err(ApiError::new(Code::Conflict, message).hint("raise limits.volumes"));
         }
         let members: Vec<_> =
@@ -495,12 +496,12 @@ impl Control {
                 .as_ref()
                 .map_or_else(super::create::now_s, |d| d.created_s),
         };
-        self.check_target_names(&record)?;
+        self.check_target_names(&record, members)?;
         Ok(record)
     }
 
     /// Refuses a volume whose target or subsystem another one has.
-    fn check_target_names(&self, record: &VolumeRecord) -> Result<(), ApiError> {
+    fn check_target_names(&self, record: &VolumeRecord, copies: &[Copy]) -> Result<(), ApiError> {
         let all = self.0.state.all();
         let taken = all.iter().map(|(s, _)| &s.record).find(|r| {
             r.iscsi_target == record.iscsi_target || r.nvme_subsystem == record.nvme_subsystem
@@ -511,8 +512,7 @@ impl Control {
                 "volume {name} is not taken in: volume {} has its target {target}",
                 other.name
             );
-            Err(ApiError::new(Code::Exists, message)
-                .hint("take it under another name: windrose volume adopt IMAGE --name NAME"))
+            Err(ApiError::new(Code::Exists, message).hint(other_name(copies)))
         })
     }
 
@@ -575,6 +575,12 @@ pub(super) fn recovered_mirror(members: &[Copy], above: u64) -> Record {
     recovery::record(lead, replicas, Epoch(above), steps::random())
 }
 
+/// How images are taken as a volume that is not called as they say.
+fn other_name(copies: &[Copy]) -> String {
+    let image = copies.first().map_or_else(|| "IMAGE".to_owned(), |c| c.place.to_string());
+    format!("take it under another name: windrose volume adopt {image} --name NAME")
+}
+
 fn orphan_finding(orphan: &OrphanedImage, node: &str) -> api::Finding {
     let OrphanedImage { image, volume, name, size_bytes, listed_as, .. } = orphan;
     let size = api::Size(*size_bytes);
@@ -598,7 +604,9 @@ fn orphan_finding(orphan: &OrphanedImage, node: &str) -> api::Finding {
 
 fn nameless(copy: &Copy) -> ApiError {
     let message = format!("{} does not tell what its volume was called", copy.at());
-    ApiError::new(Code::InvalidRequest, message).hint("say what it shall be called: --name NAME")
+    let hint =
+        format!("say what it shall be called: windrose volume adopt {} --name NAME", copy.place);
+    ApiError::new(Code::InvalidRequest, message).hint(hint)
 }
 
 fn not_found(e: &BackingError) -> ApiError {

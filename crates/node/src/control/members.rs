@@ -9,7 +9,7 @@ use cluster::meta::etcd::{MemberAnswer, MemberHealth};
 use cluster::nodes::{NodeView, Nodes};
 use peer::NodeId;
 
-use super::cluster::member_name;
+use super::cluster::{called, member_name};
 use super::status::finding;
 
 /// Members with a vote that a store needs to outlive any one of them, and nodes of a cluster that run
@@ -119,7 +119,10 @@ impl Store {
             _ if self.error.is_some() => format!(
                 "look whether windrose runs on node {node}, and whether it is reached from here"
             ),
-            _ if !view.alive => format!("start windrose on node {node}"),
+            _ if !view.alive => format!(
+                "start windrose on node {node}; if it never comes back: windrose cluster leave --node {} --force",
+                called(nodes, view)
+            ),
             Some(why) => format!("windrose on node {node} says of its member: {why}"),
             None => {
                 format!("windrose runs on node {node}: its log says why its member does not answer")
@@ -166,12 +169,20 @@ impl Store {
             "it has {} of the {SAFE_MEMBERS} members that it takes to go on without any one of them",
             votes.all
         );
-        let hint = if self.own_members {
-            "add a witness (windrose cluster witness)"
-        } else {
-            "add members to etcd"
+        // Of the nodes that there are, one takes the place of a member that was removed.
+        let has_member = |node: NodeId| {
+            self.members.iter().any(|health| health.member.name == member_name(node))
         };
-        Some(finding(Severity::Warning, SUBJECT, message, Some(hint)))
+        let free = nodes.values().find(|view| view.alive && !has_member(view.record.node));
+        let hint = match free {
+            _ if !self.own_members => "add members to etcd".to_owned(),
+            Some(view) => format!(
+                "node {} takes the free place by itself within a minute; if it does not, its log says why",
+                view.record.name
+            ),
+            None => "add a witness (windrose cluster witness)".to_owned(),
+        };
+        Some(finding(Severity::Warning, SUBJECT, message, Some(&hint)))
     }
 
     /// What members have raised alarms for. Each knows all of them.
@@ -319,7 +330,8 @@ pub(super) mod tests {
     fn a_member_that_is_down_is_named_with_the_next_step() {
         let store = store([RUNS, RUNS, silent()]);
         let text = "metadata store: member node-3 is down: it does not answer: http://c:2379: refused \
-                    (start windrose on node c; one more loss stops changes (I/O goes on))";
+                    (start windrose on node c; if it never comes back: windrose cluster leave --node c --force; one \
+                    more loss stops changes (I/O goes on))";
         assert_eq!(only(&store, &nodes(false)), (Severity::Warning, text.to_owned()));
         let (_, text) = only(&store, &nodes(true));
         assert!(text.contains("(windrose runs on node c: its log"), "{text}");
@@ -371,7 +383,10 @@ pub(super) mod tests {
         let (severity, text) = only(&store([RUNS, RUNS]), &two);
         assert_eq!(severity, Severity::Warning);
         assert!(text.contains("2 of the 3 nodes") && text.contains("witness"), "{text}");
+        // A node that runs none takes the place; where there is no such node, another one has to come.
         let (_, text) = only(&store([RUNS, RUNS]), &nodes(true));
+        assert!(text.contains("2 of the 3 members") && text.contains("node c takes"), "{text}");
+        let (_, text) = only(&store([RUNS, RUNS]), &nodes(false));
         assert!(text.contains("2 of the 3 members") && text.contains("witness"), "{text}");
         // Two nodes are enough with somebody else's etcd, but that may be too small itself.
         let elsewhere = |answers: Vec<MemberAnswer>| Store { own_members: false, ..store(answers) };

@@ -27,8 +27,9 @@ pub(super) fn check_room(count: usize, cores: usize, pool_bytes: u64) -> Result<
     }
     let each = pool_bytes >> 20;
     let message = format!(
-        "the node's {cores} cores with {each} MiB of buffer memory each serve {most} volumes, and \
-         there are {count}"
+        "buffer memory of {each} MiB a core serves {} on {}, and there are {count}",
+        wire::count(most, "volume"),
+        wire::count(cores, "core")
     );
     let least = least_pool_mib(count + 1, cores);
     Err(ApiError::new(Code::Conflict, message).hint(format!(
@@ -43,10 +44,11 @@ pub(super) fn findings(facts: &Facts, findings: &mut Vec<Finding>) {
         let Some(short) = core.pool.short_for else { continue };
         let (waiting, refused) = (core.pool.waiting, core.pool.refused);
         let message = format!(
-            "buffer memory of core {} has been short for {} s: {waiting} commands wait for it, and \
-             {refused} have been told to try again since the start",
+            "buffer memory of core {} has been short for {} s: {} waiting for it, and {refused} told \
+             to try again since the start",
             core.core,
-            short.as_secs()
+            short.as_secs(),
+            wire::count(waiting, "command")
         );
         let hint = "raise cores.pool in the configuration and restart the node, or spread its \
                     volumes over more cores (cores.count) or nodes";
@@ -58,9 +60,11 @@ pub(super) fn findings(facts: &Facts, findings: &mut Vec<Finding>) {
     if count > most {
         let least = least_pool_mib(count, cores);
         let message = format!(
-            "it has {count} volumes, and buffer memory of {} MiB on each of {cores} cores serves \
-             {most}: commands will be told to try again",
-            pool_bytes >> 20
+            "it has {}, and buffer memory of {} MiB a core on {} serves {most}: commands will be \
+             told to try again",
+            wire::count(count, "volume"),
+            pool_bytes >> 20,
+            wire::count(cores, "core")
         );
         let hint = format!("set cores.pool to \"{least}MiB\" or more, and restart the node");
         findings.push(finding(Severity::Warning, node(facts), message, Some(&hint)));
@@ -81,7 +85,7 @@ mod tests {
         let refused = check_room(1024, 1, 16 << 20).unwrap_err();
         assert_eq!(
             refused.message,
-            "the node's 1 cores with 16 MiB of buffer memory each serve 1024 volumes, and there \
+            "buffer memory of 16 MiB a core serves 1024 volumes on 1 core, and there \
              are 1024"
         );
         assert!(refused.hint.is_some_and(|hint| hint.contains("cores.pool to \"17MiB\"")));

@@ -72,7 +72,8 @@ fn shortage(all: &[Candidate], taken: &[NodeId], found: usize, count: usize) -> 
     let others: Vec<_> =
         all.iter().filter(|c| !taken.contains(&c.node)).filter_map(unfit).collect();
     let why = if others.is_empty() { String::new() } else { format!(" ({})", others.join(", ")) };
-    format!("{count} nodes are needed and {found} can be had{why}")
+    let are = if count == 1 { "is" } else { "are" };
+    format!("{} {are} needed and {found} can be had{why}", wire::count(count, "node"))
 }
 
 #[cfg(test)]

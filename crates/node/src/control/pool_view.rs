@@ -14,6 +14,7 @@ use super::status::finding;
 use super::why::BY_ITSELF;
 use crate::engine::{self, LABEL_AREA_BYTES, Level, PoolDiskState, PoolReport};
 use crate::pools::{PoolRecord, PoolStage, SeenDisk};
+use wire::count;
 
 /// Ranges of lost blocks of a volume that a finding names.
 const LOST_NAMED: usize = 8;
@@ -241,7 +242,7 @@ fn texts_of(blocks: Vec<LostBlocks>, is: &str) -> Vec<String> {
         let named: Vec<String> = ranges.iter().take(LOST_NAMED).map(range).collect();
         let more = match ranges.len().saturating_sub(LOST_NAMED) {
             0 => String::new(),
-            more => format!(" and {more} more ranges"),
+            more => format!(" and {}", count(more, "more range")),
         };
         let (size, which) = (api::Size(bytes), named.join(", "));
         format!("{size} of volume {volume} {is}: {which}{more}")
@@ -311,8 +312,11 @@ pub(super) fn findings(facts: &PoolFacts, in_cluster: bool, findings: &mut Vec<F
         found(Severity::Critical, format!("data{which} is lost"), Some(hint.to_owned()));
     }
     for message in texts_of(lost(facts), "are lost, as no disk gives them back") {
-        let hint = "they read as errors until they are written: restore them from a backup (windrose pool show lists all)";
-        found(Severity::Critical, message, Some(hint.to_owned()));
+        let hint = format!(
+            "they read as errors until they are written: restore them from a backup (windrose pool show {name} \
+             lists all)"
+        );
+        found(Severity::Critical, message, Some(hint));
     }
     unrepaired_findings(facts, report, &mut found);
     for disk in &report.disks {
@@ -355,7 +359,8 @@ fn rebuild_text(report: &PoolReport, rebuild: &Rebuild) -> String {
     let Rebuild { left_pieces, all_pieces, eta_s } = rebuild;
     let eta = eta_s.map(|s| format!(", about {} min", s.div_ceil(60))).unwrap_or_default();
     let what = if is_degraded(report) { "it is being rebuilt" } else { "data is being moved" };
-    format!("{what}: {left_pieces} of {all_pieces} pieces are left{eta}; {}", survives(report))
+    let all = count(*all_pieces, "piece");
+    format!("{what}: {left_pieces} of {all} left{eta}; {}", survives(report))
 }
 
 /// How many more disks may fail.
@@ -380,9 +385,9 @@ fn stranded_finding(disk: &engine::PoolDisk) -> Option<(Severity, String)> {
     if disk.state != PoolDiskState::Leaving || !disk.is_stranded {
         return None;
     }
-    let (named, pieces) = (named(disk), disk.pieces);
+    let (named, pieces) = (named(disk), count(disk.pieces, "piece"));
     let message = format!(
-        "{named} is being removed, and {pieces} pieces on it have no room on the others: add a disk, or cancel the removal"
+        "{named} is being removed, and there is no room on the others for {pieces} on it: add a disk, or cancel the removal"
     );
     Some((Severity::Warning, message))
 }
@@ -402,22 +407,22 @@ fn error_finding(disk: &engine::PoolDisk, report: &PoolReport) -> Option<(Severi
             Some((Severity::Warning, format!("{named} is out; {}", survives(report))))
         }
         PoolDiskState::In | PoolDiskState::Spare | PoolDiskState::Leaving if errors > 0 => {
-            let (reads, writes) = (disk.read_errors, disk.write_errors);
+            let (reads, writes) =
+                (count(disk.read_errors, "read"), count(disk.write_errors, "write"));
             let slow = if disk.slow { ", and is slow" } else { "" };
             let wrong = match disk.checksum_errors {
                 0 => String::new(),
-                n => format!(", and gave {n} times what was not written"),
+                n => format!(", and gave {} what was not written", count(n, "time")),
             };
             let since = disk.errors_since_s.map(|s| format!(" since {}", layers::utc(s)));
             let since = since.unwrap_or_default();
-            let message =
-                format!("{named} has failed {reads} reads and {writes} writes{wrong}{slow}{since}");
+            let message = format!("{named} has failed {reads} and {writes}{wrong}{slow}{since}");
             Some((Severity::Warning, message))
         }
         PoolDiskState::In | PoolDiskState::Spare | PoolDiskState::Leaving if disk.slow => {
-            let (times, reads) = (disk.slow_times, disk.slow_reads);
+            let (times, reads) = (count(disk.slow_times, "time"), count(disk.slow_reads, "read"));
             let message = format!(
-                "{named} is slow: {times} times so far, and {reads} reads were answered by the others"
+                "{named} is slow: {times} so far, and the others have answered {reads} in its place"
             );
             Some((Severity::Warning, message))
         }
@@ -539,7 +544,7 @@ pub(crate) mod tests {
         let report = facts.report.as_mut().unwrap();
         (report.disks[1].state, report.disks[1].is_stranded) = (PoolDiskState::Leaving, true);
         let (_, message, hint) = &told(&facts)[0];
-        assert!(message.contains("10 pieces on it have no room"), "{message}");
+        assert!(message.contains("no room on the others for 10 pieces on it"), "{message}");
         assert!(hint.as_ref().unwrap().ends_with("windrose pool remove tank S1 --cancel"));
         facts.report.as_mut().unwrap().disks[1].is_stranded = false;
         assert_eq!(told(&facts), []);
@@ -643,8 +648,7 @@ pub(crate) mod tests {
         (disk.read_errors, disk.checksum_errors) = (0, 0);
         (disk.write_errors, disk.slow, disk.slow_times, disk.slow_reads) = (0, true, 2, 70);
         let (_, message, hint) = &told(&facts)[0];
-        let is =
-            "disk S2 at /dev/sd2 is slow: 2 times so far, and 70 reads were answered by the others";
+        let is = "disk S2 at /dev/sd2 is slow: 2 times so far, and the others have answered 70 reads in its place";
         assert_eq!(message, is);
         assert!(hint.as_ref().unwrap().contains("replace it if that goes on"), "{hint:?}");
         assert!(pool(&facts).disks[2].slow);
@@ -675,7 +679,7 @@ pub(crate) mod tests {
         let found = told(&facts);
         assert_eq!(
             found[0].1,
-            "data is being moved: 75 of 100 pieces are left, about 3 min; one more disk may fail"
+            "data is being moved: 75 of 100 pieces left, about 3 min; one more disk may fail"
         );
     }
 

@@ -130,7 +130,7 @@ impl Control {
 
     fn in_use(&self, name: &VolumeName, node: NodeId, sessions: u32) -> ApiError {
         let node = self.node_name(node);
-        let count = if sessions == 1 { "1 session".into() } else { format!("{sessions} sessions") };
+        let count = wire::count(sessions, "session");
         let message = format!("volume {name} is in use by {count} at node {node}");
         ApiError::new(Code::InUse, message).hint(ALL_THE_SAME)
     }

@@ -146,7 +146,10 @@ impl Control {
             Some(stored) => self.raise_mirror(copies, choice, stored).await?,
             None => {
                 let name = plan.name.as_ref().ok_or_else(|| {
-                    let message = "its image does not tell what it was called: windrose volume adopt IMAGE --name NAME";
+                    let image = copies.first().map(|copy| copy.place.to_string()).unwrap_or_default();
+                    let message = format!(
+                        "its image does not tell what it was called: windrose volume adopt {image} --name NAME"
+                    );
                     ApiError::new(Code::InvalidRequest, message)
                 })?;
                 self.take_in(name, copies, choice).await?;

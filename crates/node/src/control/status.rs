@@ -317,7 +317,7 @@ fn failure_findings(facts: &Facts, findings: &mut Vec<Finding>) {
         }
         if let Some((stored, _)) = facts.volumes.iter().find(|(s, _)| s.record.id == report.id) {
             let subject = format!("volume {}", stored.record.name);
-            let message = format!("{failed} commands have failed since it was opened");
+            let message = format!("{} failed since it was opened", wire::count(failed, "command"));
             let hint = "see the node's log (journalctl -u windrose), and look at the disk; this is counted anew when the \
                         volume is opened again";
             findings.push(finding(Severity::Warning, subject, message, Some(hint)));
@@ -359,8 +359,11 @@ fn guest_findings(facts: &Facts, findings: &mut Vec<Finding>) {
             let subject = format!("volume {}", stored.record.name);
             let message =
                 "a virtual machine on this node waits for it, as this node does not serve it now";
-            let hint = "it goes on when the node serves the volume again (`windrose node resume`, if it is drained)";
-            findings.push(finding(Severity::Warning, subject, message, Some(hint)));
+            let hint = format!(
+                "it goes on when the node serves the volume again (windrose node resume {}, if it is drained)",
+                facts.node.name
+            );
+            findings.push(finding(Severity::Warning, subject, message, Some(&hint)));
         }
     }
 }
@@ -664,7 +667,7 @@ pub(super) mod tests {
         let status = assess(&facts);
         assert_eq!(status.verdict, Verdict::AtRisk);
         let found = &status.findings[0];
-        for part in ["core 3", "75 s", "7 commands wait", "11 have been told"] {
+        for part in ["core 3", "75 s", "7 commands waiting", "11 told"] {
             assert!(found.message.contains(part), "{}", found.message);
         }
         assert!(found.hint.as_ref().is_some_and(|hint| hint.contains("raise cores.pool")));
@@ -697,7 +700,7 @@ pub(super) mod tests {
         facts.cores[0].volumes[0].kinds[0] = failed;
         let (verdict, message) = verdict(&facts);
         assert_eq!(verdict, Verdict::AtRisk);
-        assert!(message.contains("2 commands have failed"), "{message}");
+        assert!(message.contains("2 commands failed"), "{message}");
     }
 
     #[test]

@@ -243,7 +243,8 @@ impl Together {
                 findings.push(finding(Severity::Note, subject(name), message, Some(&hint)));
             } else if self.state_of(*node) == NodeState::Down {
                 let hint = format!(
-                    "start windrose on node {name}; if it never comes back: windrose cluster leave --node {name} --force"
+                    "start windrose on node {name}; if it never comes back: windrose cluster leave --node {} --force",
+                    super::cluster::called(&self.nodes, view)
                 );
                 let message = "it does not run";
                 findings.push(finding(Severity::Warning, subject(name), message, Some(&hint)));
@@ -346,7 +347,7 @@ impl Together {
             let nodes: Vec<_> = differing.nodes.iter().map(|node| self.name(*node)).collect();
             let message = format!(
                 "its copies differ: on {} in {} in all from that on {}, first at byte {} (found by \
-                 `windrose volume mirror verify`); reads depend on the node that is asked",
+                 `windrose volume mirror verify {name}`); reads depend on the node that is asked",
                 nodes.join(", "),
                 api::Size(differing.bytes),
                 self.name(differing.from),

@@ -23,6 +23,7 @@ use super::backing::{BackingError, Image};
 use super::{Engine, least_loaded};
 use crate::pools::PoolRecord;
 use crate::record::VolumeRecord;
+use wire::count;
 
 /// A pool that is to be made.
 #[derive(Clone, Debug)]
@@ -139,7 +140,7 @@ impl Pools {
         let PoolDoor { id, name, rings, handle } = door;
         let core = self.core.id();
         let ring = u16::try_from(core).ok().filter(|ring| ring < rings).ok_or_else(|| {
-            let why = format!("only the first {rings} cores of this node can have volumes of it");
+            let why = format!("this node serves volumes of it on {} only", count(*rings, "core"));
             BackingError::refused(format!("pool {name}: {why}, and this one is at core {core}"))
         })?;
         let seating = Rc::clone(self.seats.borrow_mut().entry(*id).or_default());

@@ -5,6 +5,7 @@ use api::{
 };
 
 use super::{duration, list, table};
+use wire::count;
 
 /// `windrose pool list`.
 pub(crate) fn pools(list: &PoolList) -> String {
@@ -121,9 +122,9 @@ fn survives(p: &Pool) -> String {
 fn rebuild_text(r: &Rebuild) -> String {
     let eta = r.eta_s.map(|s| format!(", {} left", duration(s))).unwrap_or_default();
     format!(
-        "{} of {} pieces done{eta}",
+        "{} of {} done{eta}",
         r.all_pieces - r.left_pieces.min(r.all_pieces),
-        r.all_pieces
+        count(r.all_pieces, "piece")
     )
 }
 
@@ -181,7 +182,7 @@ fn counted(disk: &PoolDisk) -> Option<String> {
     let errors = disk.read_errors + disk.write_errors + disk.checksum_errors;
     let (repaired, lost) = (disk.repaired_blocks, disk.unrepairable_blocks);
     let since = node::utc(disk.errors_since_s.filter(|_| errors + repaired + lost > 0)?);
-    Some(format!("errors since {since}; {repaired} blocks repaired, {lost} lost"))
+    Some(format!("errors since {since}; {} repaired, {lost} lost", count(repaired, "block")))
 }
 
 fn disk_state(disk: &PoolDisk) -> &'static str {

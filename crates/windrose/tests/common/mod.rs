@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_windrose");
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_windrose");
 
 /// Longest time a node may take to start or to stop.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -91,11 +91,27 @@ impl Place {
         self.spawn(true)
     }
 
+    /// Starts a node whose log nobody reads, and waits until it answers.
+    pub(crate) fn start_unheard(&self) -> Daemon {
+        let mut daemon = self.spawn_with(nobody_reads(), None);
+        let deadline = now() + PATIENCE;
+        while self.cli(&["status"]).status.code().is_none_or(|code| code == 3) {
+            assert!(daemon.child.try_wait().unwrap().is_none(), "the node ended");
+            assert!(now() < deadline, "the node does not start");
+            pause(20);
+        }
+        daemon
+    }
+
     fn spawn(&self, journal: bool) -> Daemon {
         let log = File::create(self.dir.path().join("log")).unwrap();
         let found = log.metadata().unwrap();
         let stream =
             journal.then(|| ("JOURNAL_STREAM", format!("{}:{}", found.dev(), found.ino())));
+        self.spawn_with(log.into(), stream)
+    }
+
+    fn spawn_with(&self, log: Stdio, stream: Option<(&str, String)>) -> Daemon {
         let child = Command::new(PROGRAM)
             .env_remove("JOURNAL_STREAM")
             .envs(stream)
@@ -139,6 +155,13 @@ impl Place {
         assert_eq!(out.status.code(), Some(code), "{args:?}: {stdout}{stderr}");
         stderr
     }
+}
+
+/// A pipe whose other end is closed.
+pub(crate) fn nobody_reads() -> Stdio {
+    let (read, write) = std::io::pipe().unwrap();
+    drop(read);
+    write.into()
 }
 
 /// Runs a command against the API at `api`.

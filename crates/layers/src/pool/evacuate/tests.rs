@@ -67,7 +67,7 @@ fn a_stripe_needs_as_many_disks_as_it_has_columns() {
 fn what_really_fits_is_counted() {
     let mut pool = with_volume(4, 12, 8);
     // Two free units on each of four disks less the two pieces of each extent.
-    assert!(refusal(&pool, 0).contains("6 pieces lie on it, and"));
+    assert!(refusal(&pool, 0).contains("6 pieces on it, and"));
     apply(&mut pool, &Change::Free { volume: VOLUME, index: 0 });
     let all = Members(0b1111);
     let goes = pool.evacuation(Members(1), all, &NONE());

@@ -192,7 +192,7 @@ pub enum Refused {
     #[error("member {} is not in a state for that", .0.0)]
     Standing(MemberId),
     /// Pieces lie on it.
-    #[error("{taken} pieces lie on member {}: they are to be moved first", .member.0)]
+    #[error("member {} holds pieces ({taken}): they are to be moved first", .member.0)]
     Occupied {
         /// The member.
         member: MemberId,

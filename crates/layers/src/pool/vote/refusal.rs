@@ -146,7 +146,9 @@ impl fmt::Display for Few {
         }
         write!(
             f,
-            "of {voters} disks with a vote in version {version} {supporters} know what led "
+            "of {} with a vote in version {version} {supporters} {} what led ",
+            wire::count(*voters, "disk"),
+            if *supporters == 1 { "knows" } else { "know" }
         )?;
         write!(f, "to version {newest}, and more than half are needed")?;
         if missing.is_empty() {

@@ -90,7 +90,7 @@ fn half_is_not_enough_and_who_is_missing_is_named() {
     assert_eq!(
         text(&known(&[(0, &new), (1, &other)]), &[]),
         "disks S2, S3 are missing; disk S0 knows of another history; of 4 disks with a vote in \
-         version 1 1 know what led to version 3, and more than half are needed; if they are gone for \
+         version 1 1 knows what led to version 3, and more than half are needed; if they are gone for \
          good: pool open tank --without S2 --without S3"
     );
 }

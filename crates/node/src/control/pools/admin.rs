@@ -189,7 +189,14 @@ impl Control {
         users.extend(within.iter().filter(|v| !known(v.id)).map(|v| v.id.to_string()));
         if !users.is_empty() {
             let message = format!("pool {name} has volumes: {}", users.join(", "));
-            return Err(conflict(message).hint("delete them first (`windrose volume delete`)"));
+            let known = self.volumes_in(name).into_iter();
+            let commands: Vec<_> =
+                known.map(|(_, user)| format!("windrose volume delete {user}")).collect();
+            let hint = match commands.as_slice() {
+                [] => "windrose volume orphans lists the images in it".to_owned(),
+                commands => format!("delete them first: {}", commands.join("; ")),
+            };
+            return Err(conflict(message).hint(hint));
         }
         match observed {
             PoolObserved::Open => self.destroy_pool(&record).await?,

@@ -1,0 +1,378 @@
+//! An example of every command, for its help and its manual page.
+
+use clap::Command;
+
+/// What an example does, and its command line.
+type Example = (&'static str, &'static str);
+
+/// By the words of the command.
+const EXAMPLES: &[(&str, &[Example])] = &[
+    (
+        "node",
+        &[
+            ("Run a node with the usual configuration", "windrose node"),
+            (
+                "Only look whether a configuration is right",
+                "windrose node --check --config /etc/windrose/windrose.toml",
+            ),
+        ],
+    ),
+    ("node drain", &[("Before the machine of node b is switched off", "windrose node drain b")]),
+    ("node resume", &[("When it is back", "windrose node resume b")]),
+    (
+        "node accept-data-dir",
+        &[(
+            "After the data directory was restored, before the node starts",
+            "windrose node accept-data-dir",
+        )],
+    ),
+    ("cluster init", &[("At the first node; the others join", "windrose cluster init")]),
+    (
+        "cluster token",
+        &[("At a node of the cluster, for one that joins", "windrose cluster token > token")],
+    ),
+    (
+        "cluster join",
+        &[("At the node that joins", "windrose cluster join --cluster-token-file token")],
+    ),
+    (
+        "cluster witness",
+        &[(
+            "At a third machine without data",
+            "windrose cluster witness --cluster-token-file token",
+        )],
+    ),
+    (
+        "cluster nodes",
+        &[
+            ("Who there is, and who runs", "windrose cluster nodes"),
+            ("The same for a program", "windrose cluster nodes --json"),
+        ],
+    ),
+    (
+        "cluster recover",
+        &[
+            ("What would be done, and nothing else", "windrose cluster recover --plan"),
+            ("Without node c, whose disks are gone", "windrose cluster recover --without c"),
+        ],
+    ),
+    (
+        "cluster leave",
+        &[
+            ("At the node that leaves, which keeps no copies any more", "windrose cluster leave"),
+            ("A node that died and never comes back", "windrose cluster leave --node b --force"),
+        ],
+    ),
+    (
+        "volume create",
+        &[
+            (
+                "On this node",
+                "windrose volume create web --size 100G --allow iqn.1993-08.org.debian:01:abc",
+            ),
+            (
+                "With copies on two nodes",
+                "windrose volume create web --size 100G --replicas 2 --allow any",
+            ),
+            ("In a pool of disks", "windrose volume create vm1 --size 20G --pool tank"),
+            ("Three at once", "windrose volume create web-1 web-2 web-3 --size 20G --replicas 2"),
+        ],
+    ),
+    ("volume list", &[("All volumes", "windrose volume list")]),
+    (
+        "volume show",
+        &[
+            ("Its state, copies and how to connect", "windrose volume show web"),
+            ("The same for a program", "windrose volume show web --json"),
+        ],
+    ),
+    ("volume grow", &[("To 200 GiB, while it serves", "windrose volume grow web --size 200G")]),
+    (
+        "volume mirror add",
+        &[
+            ("A second copy, where there is most room", "windrose volume mirror add web"),
+            ("On node c, in its pool tank", "windrose volume mirror add web --on c --pool tank"),
+        ],
+    ),
+    ("volume mirror remove", &[("The copy of node b", "windrose volume mirror remove web --on b")]),
+    (
+        "volume mirror replace",
+        &[
+            (
+                "Move a copy from node b to node c",
+                "windrose volume mirror replace web --on b --with c",
+            ),
+            ("A lost copy, by a new one in its place", "windrose volume mirror replace web --on b"),
+        ],
+    ),
+    (
+        "volume mirror verify",
+        &[
+            ("Whether all copies are equal", "windrose volume mirror verify web"),
+            (
+                "Give all of them what node a has",
+                "windrose volume mirror verify web --repair --keep a",
+            ),
+        ],
+    ),
+    ("volume switch", &[("Have node b put writes in order", "windrose volume switch web --to b")]),
+    (
+        "volume force",
+        &[("Go on with the copy here, whatever the others hold", "windrose volume force web")],
+    ),
+    (
+        "volume take-over",
+        &[("From a node that never uses it again", "windrose volume take-over web")],
+    ),
+    (
+        "volume reservations",
+        &[
+            ("Who has reserved it", "windrose volume reservations web"),
+            ("Take those of dead hosts away", "windrose volume reservations web --clear"),
+        ],
+    ),
+    ("volume orphans", &[("Images that belong to no volume", "windrose volume orphans")]),
+    (
+        "volume adopt",
+        &[
+            (
+                "What would become of an image",
+                "windrose volume adopt /var/lib/windrose/volumes/web.img --plan",
+            ),
+            ("Take it under another name", "windrose volume adopt tank/web --name web2"),
+        ],
+    ),
+    (
+        "volume discard",
+        &[("Erase an image", "windrose volume discard /var/lib/windrose/volumes/web.img")],
+    ),
+    (
+        "volume delete",
+        &[
+            ("Asks for its name first", "windrose volume delete web"),
+            ("In a script", "windrose volume delete web --yes"),
+        ],
+    ),
+    (
+        "volume export",
+        &[
+            ("By iSCSI and NVMe/TCP", "windrose volume export web --via both"),
+            ("By nothing", "windrose volume export web --via none"),
+        ],
+    ),
+    (
+        "volume target",
+        &[
+            ("As LUN 1 of the target of volume a", "windrose volume target b --join a --lun 1"),
+            ("Behind its own target again", "windrose volume target b --own"),
+        ],
+    ),
+    (
+        "volume allow",
+        &[
+            ("One initiator", "windrose volume allow web iqn.1993-08.org.debian:01:abc"),
+            ("Whoever asks", "windrose volume allow web any"),
+        ],
+    ),
+    (
+        "volume deny",
+        &[("That initiator no longer", "windrose volume deny web iqn.1993-08.org.debian:01:abc")],
+    ),
+    (
+        "volume chap",
+        &[
+            ("Ask for a secret", "windrose volume chap web backup:/etc/windrose/web.secret"),
+            ("No longer", "windrose volume chap web --off"),
+        ],
+    ),
+    (
+        "volume dhchap",
+        &[(
+            "Have a host prove who it is",
+            "windrose volume dhchap web --host nqn.2014-08.org.nvmexpress:h --secret h.secret",
+        )],
+    ),
+    (
+        "volume tls",
+        &[(
+            "Have a host come by TLS",
+            "windrose volume tls web --host nqn.2014-08.org.nvmexpress:h --key h.key",
+        )],
+    ),
+    (
+        "pool create",
+        &[
+            (
+                "Three disks, one of which may fail",
+                "windrose pool create tank --raid 5 /dev/disk/by-id/ata-A /dev/disk/by-id/ata-B /dev/disk/by-id/ata-C",
+            ),
+            (
+                "Two copies on two disks, a spare, and checksums",
+                "windrose pool create fast --raid 1 --checksums --spare /dev/sdc /dev/sda /dev/sdb",
+            ),
+        ],
+    ),
+    ("pool list", &[("All pools of this node", "windrose pool list")]),
+    ("pool show", &[("Its disks, and what to do about them", "windrose pool show tank")]),
+    (
+        "pool import",
+        &[
+            ("Pools that this node does not know", "windrose pool import"),
+            ("Take one, under another name", "windrose pool import tank --as tank2"),
+        ],
+    ),
+    (
+        "pool add",
+        &[
+            ("A disk more", "windrose pool add tank /dev/disk/by-id/ata-D"),
+            ("As a spare", "windrose pool add tank --spare /dev/disk/by-id/ata-D"),
+        ],
+    ),
+    (
+        "pool remove",
+        &[
+            (
+                "Move what is on a disk to the others, and let it go",
+                "windrose pool remove tank WD-1234",
+            ),
+            ("Keep it after all", "windrose pool remove tank WD-1234 --cancel"),
+        ],
+    ),
+    (
+        "pool replace",
+        &[(
+            "A disk that has failed",
+            "windrose pool replace tank WD-1234 --with /dev/disk/by-id/ata-D",
+        )],
+    ),
+    ("pool clear", &[("Count the errors of a disk anew", "windrose pool clear tank WD-1234")]),
+    ("pool scrub", &[("Read all of it, and repair what is wrong", "windrose pool scrub tank")]),
+    (
+        "pool open",
+        &[
+            ("Without a disk that is gone for good", "windrose pool open tank --without WD-1234"),
+            ("From a node that is gone", "windrose pool open tank --take-over"),
+        ],
+    ),
+    ("pool delete", &[("When it has no volumes any more", "windrose pool delete tank")]),
+    (
+        "attach",
+        &[
+            (
+                "A disk of a virtual machine",
+                "windrose attach web --vhost-user /run/windrose/web.sock",
+            ),
+            ("A block device of this machine", "windrose attach web --ublk"),
+            ("For qemu-img and backup programs", "windrose attach web --nbd /run/windrose/web.nbd"),
+        ],
+    ),
+    (
+        "bench",
+        &[
+            (
+                "Random reads of a volume by NVMe/TCP",
+                "windrose bench nvme://10.0.0.1/nqn.2026-01.com.example:disk --rw randread --bs 4k --iodepth 32 --runtime 30 --time_based",
+            ),
+            (
+                "Reads and writes of a file, verified",
+                "windrose bench /mnt/x/file --size 1g --rw randrw --rwmixread 70 --numjobs 4 --offset_increment 1g --verify=crc32c",
+            ),
+            ("A job file of fio", "windrose bench --job-file database.fio --json"),
+        ],
+    ),
+    (
+        "status",
+        &[
+            ("Is the data safe? The exit code says it as well", "windrose status"),
+            (
+                "Of another node, by TCP",
+                "windrose status --api https://10.0.0.2:7443 --token-file token --ca-cert ca.pem",
+            ),
+        ],
+    ),
+    ("sessions", &[("Who uses which volume", "windrose sessions")]),
+    (
+        "completions",
+        &[(
+            "For bash, for all users",
+            "windrose completions bash > /etc/bash_completion.d/windrose",
+        )],
+    ),
+    ("man", &[("Into the system's directory", "windrose man /usr/local/share/man/man1")]),
+];
+
+/// The examples of the command with these words.
+pub(crate) fn of(words: &str) -> Option<&'static [Example]> {
+    EXAMPLES.iter().find(|(of, _)| *of == words).map(|(_, examples)| *examples)
+}
+
+/// A command with examples below its help and below that of all its commands; `words` lead to it.
+pub(crate) fn in_help(command: Command, words: &str) -> Command {
+    let names: Vec<String> =
+        command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
+    let command = names.iter().fold(command, |command, name| {
+        let longer = format!("{words} {name}");
+        command.mut_subcommand(name, |sub| in_help(sub, longer.trim_start()))
+    });
+    let Some(examples) = of(words) else { return command };
+    let lines = examples.iter().map(|(what, line)| format!("\n  # {what}\n  {line}"));
+    let mut text = format!("Examples:{}", lines.collect::<String>());
+    if let Some(after) = command.get_after_help() {
+        text.push_str(&format!("\n\n{after}"));
+    }
+    command.after_help(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, FromArgMatches};
+
+    use super::*;
+    use crate::cli::Cli;
+
+    /// The words of all commands that do something, with or without commands below them.
+    fn leaves(command: &Command, words: &str, all: &mut Vec<String>) {
+        for sub in command.get_subcommands() {
+            let longer = format!("{words} {}", sub.get_name());
+            leaves(sub, longer.trim_start(), all);
+        }
+        if !command.is_arg_required_else_help_set() || !command.has_subcommands() {
+            all.push(words.to_owned());
+        }
+    }
+
+    #[test]
+    fn every_command_has_examples_in_its_help() {
+        let mut all = Vec::new();
+        leaves(&Cli::command(), "", &mut all);
+        assert!(all.len() > 40, "{all:?}");
+        for words in &all {
+            assert!(of(words).is_some_and(|e| !e.is_empty()), "no example of windrose {words}");
+        }
+        for (words, _) in EXAMPLES {
+            assert!(all.iter().any(|known| known == words), "there is no windrose {words}");
+        }
+        let help = in_help(Cli::command(), "");
+        let of_grow = help.find_subcommand("volume").and_then(|v| v.find_subcommand("grow"));
+        let text = of_grow.unwrap().clone().render_help().to_string();
+        assert!(text.ends_with("  windrose volume grow web --size 200G\n"), "{text}");
+    }
+
+    #[test]
+    fn every_example_is_a_good_command_line_of_its_command() {
+        for (words, examples) in EXAMPLES {
+            for (_, line) in *examples {
+                let line = line.split(" > ").next().unwrap();
+                let parsed = Cli::command().try_get_matches_from(line.split(' '));
+                let matches = parsed.unwrap_or_else(|e| panic!("{line}: {e}"));
+                let (mut at, mut found) = (&matches, Vec::new());
+                while let Some((name, below)) = at.subcommand() {
+                    found.push(name);
+                    at = below;
+                }
+                assert_eq!(found.join(" "), *words, "{line}");
+                Cli::from_arg_matches(&matches).unwrap_or_else(|e| panic!("{line}: {e}"));
+            }
+        }
+    }
+}
