@@ -98,7 +98,7 @@ enum Records {
     /// In a store of its own.
     Alone(Embedded),
     /// In its cluster's.
-    Cluster(Identity),
+    Cluster(Box<Identity>),
 }
 
 /// The API's listeners, before anything is served.
@@ -182,7 +182,7 @@ impl Node {
         let engine = Engine::start(config, owner).await?;
         let portals = match &records {
             // A witness serves nobody.
-            Records::Cluster(Identity { role: Role::Witness, .. }) => Portals::default(),
+            Records::Cluster(identity) if identity.role == Role::Witness => Portals::default(),
             Records::Cluster(_) | Records::Alone(_) => engine.listen(config).await?,
         };
         let mut settings = Settings::new(config, portals.clone());
@@ -190,7 +190,7 @@ impl Node {
         settings.unanchored = unanchored;
         let control = match records {
             Records::Cluster(identity) => {
-                let part = Part::new(config, Arc::clone(&data_dir), identity, portals.clone())?;
+                let part = Part::new(config, Arc::clone(&data_dir), *identity, portals.clone())?;
                 Control::of_cluster(settings, engine, part)
             }
             Records::Alone(store) => Control::new(settings, Arc::new(store), engine),
@@ -220,7 +220,7 @@ impl Node {
                 anchor.check_revision(revision)?;
                 (Records::Alone(store), Kind::Store, revision)
             }
-            Some(identity) => (Records::Cluster(identity), Kind::Cluster, 0),
+            Some(identity) => (Records::Cluster(Box::new(identity)), Kind::Cluster, 0),
         };
         let unanchored = anchor.begin(kind, revision)?;
         if let Some(why) = &unanchored {

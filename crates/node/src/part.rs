@@ -630,7 +630,8 @@ impl Part {
         let Some(at) = at.filter(|_| first == Some(identity.node) && cluster.own_members) else {
             return Ok(None);
         };
-        let own = own_member(&self.config, at, identity.node, &identity.protection).map_err(|e| e.to_string())?;
+        let own = own_member(&self.config, at, identity.node, &identity.protection)
+            .map_err(|e| e.to_string())?;
         let next = Identity { stage: Stage::Joining, member: Some(own), ..identity };
         next.write(&self.data_dir.identity()).map_err(|e| e.to_string())?;
         tracing::info!("the store lacks a member: this node runs one from now on");
