@@ -134,8 +134,10 @@ fn refusals_are_told() {
         let target = format!("{TARGET}-other");
         let wrong = Options { target, ..options(site.at) };
         let refused = Session::connect(&core, wrong, Staging::default()).await.unwrap_err();
-        let not_found = End::Machine(iscsi::initiator::End::Refused(LoginStatus::NotFound));
-        assert_eq!(refused, ConnectError::Ended(not_found));
+        // What is not there is refused as what may not be reached is.
+        let refusal = LoginStatus::AuthorizationFailure;
+        let not_there = End::Machine(iscsi::initiator::End::Refused(refusal));
+        assert_eq!(refused, ConnectError::Ended(not_there));
         assert!(refused.is_final());
         let wrong = Options { target: "no name".into(), ..options(site.at) };
         let refused = Session::connect(&core, wrong, Staging::default()).await.unwrap_err();
@@ -154,7 +156,7 @@ fn refusals_are_told() {
             }
         };
         timeout(PATIENCE, wait).await.expect("it is given up");
-        assert_eq!(session.over(), Some(ConnectError::Ended(not_found)));
+        assert_eq!(session.over(), Some(ConnectError::Ended(not_there)));
         assert!(format!("{session:?}").contains(TARGET));
     });
 }
