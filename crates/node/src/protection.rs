@@ -213,7 +213,7 @@ mod tests {
         let none = config("");
         let own = Protection::Own(Authority::new().unwrap());
         let of = |protection: &Protection, config: &Cluster| {
-            certificates(protection, "a", config, Path::new("/nowhere"))
+            certificates(protection, "a", config, Path::new("/proc/nowhere"))
         };
         assert!(of(&own, &given).unwrap_err().to_string().contains("remove cluster.tls_ca"));
         assert!(of(&Protection::Plain, &given).unwrap_err().to_string().contains("--insecure"));
@@ -221,6 +221,6 @@ mod tests {
         assert_eq!(of(&Protection::Given, &given).unwrap(), given.tls);
         assert_eq!(of(&Protection::Plain, &none).unwrap(), None);
         let refused = of(&own, &none).unwrap_err().to_string();
-        assert!(refused.contains("/nowhere/tls"), "{refused}");
+        assert!(refused.contains("/proc/nowhere/tls"), "{refused}");
     }
 }
