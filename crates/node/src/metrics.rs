@@ -284,6 +284,9 @@ impl Metrics {
         counters(to, "volume_commands", help, self.kinds().map(|(l, k)| (l, k.completed)))?;
         let help = "Commands that failed.";
         counters(to, "volume_commands_failed", help, self.kinds().map(|(l, k)| (l, k.failed)))?;
+        let help = "Commands that failed for want of space.";
+        let each = self.kinds().map(|(l, k)| (l, k.without_space));
+        counters(to, "volume_commands_without_space", help, each)?;
         let help = "Payload moved.";
         counters(to, "volume_payload_bytes", help, self.kinds().map(|(l, k)| (l, k.bytes)))?;
         let help = "Time from acceptance to completion of a command.";
@@ -447,6 +450,7 @@ pub(crate) mod tests {
         let read = KindReport {
             completed: 9,
             failed: 1,
+            without_space: 0,
             bytes: 4096,
             latency: Some(Histogram { at_most, count: 9, sum_s: 0.5 }),
         };

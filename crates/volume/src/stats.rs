@@ -50,6 +50,8 @@ pub struct KindStats {
     pub completed: u64,
     /// Commands that failed; a miscompare is an answer, not a failure.
     pub failed: u64,
+    /// Those of them that failed for want of space.
+    pub without_space: u64,
     /// Payload moved, in bytes.
     pub bytes: u64,
     /// Sum of all latencies.
@@ -132,6 +134,8 @@ impl Counters {
         let faulty =
             |f| matches!(f, Failure::Device(e) if !matches!(e, Error::Aborted | Error::Fenced));
         k.failed += u64::from(failure.is_some_and(faulty));
+        let is_full = |f| matches!(f, Failure::Device(Error::NoSpace));
+        k.without_space += u64::from(failure.is_some_and(is_full));
         k.bytes += if failure.is_none() { bytes } else { 0 };
         k.total += took;
         let us = u64::try_from(took.as_micros()).unwrap_or(LONGEST_US).clamp(1, LONGEST_US);

@@ -207,8 +207,8 @@ fn what_is_answered_is_how_it_is_then(a: &Place, b: &Place) {
 
 fn tells_that_the_second_member_is_down(place: &Place) {
     let lost = finding(place, "metadata store", "member node-2 is down");
-    let hint = "start windrose on node test; if it never comes back: windrose cluster leave --node 2 --force; one \
-                more loss stops changes (I/O goes on)";
+    let hint = "start windrose on node test, or mend its network; if it never comes back: windrose cluster leave \
+                --node 2 --force; one more loss stops changes (I/O goes on)";
     assert_eq!((&lost["severity"], &lost["hint"]), (&"warning".into(), &hint.into()));
     let cluster = place.json(&["cluster", "nodes"]);
     let two = cluster["store"].as_array().unwrap().iter().find(|m| m["name"] == "node-2");
@@ -623,7 +623,7 @@ fn a_node_that_joins_before_the_dead_one_is_removed_takes_its_place_also_in_the_
     node_b.kill();
     nodes(&a, |nodes| alive(nodes) == [1, 3]);
     c.ok(&["cluster", "join", "--token", token]);
-    let lost = finding(&a, "node test", "it does not run");
+    let lost = finding(&a, "node test", "it gives no sign of life: it is down, or cut off");
     let command = "windrose cluster leave --node 2 --force";
     assert!(lost["hint"].as_str().unwrap().contains(command), "{lost}");
     a.ok(&["cluster", "leave", "--node", "2", "--force", "--yes"]);
@@ -673,7 +673,7 @@ fn a_token_whose_nodes_have_gone_names_them_and_how_to_get_another() {
     node_a.kill();
     let join = ["cluster", "join", "--token", token.trim()];
     let refused = b.fails(1, &join);
-    let at = format!("is not reached at http://{}:2379", address(131));
+    let at = format!("is not reached at https://{}:2379", address(131));
     assert!(refused.contains(&at) && refused.contains("windrose cluster token"), "{refused}");
     assert!(!refused.contains("when the store answers"), "{refused}");
 }

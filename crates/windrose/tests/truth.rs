@@ -81,7 +81,7 @@ fn store_and_peer_that_are_lost_together_are_not_said_to_be_reached() {
     // Others are not blamed for what cannot be known here.
     let (_, text, json) = status(&a);
     assert_eq!(json["cut_off"], true);
-    assert!(!text.contains("does not run") && !text.contains("start windrose"), "{text}");
+    assert!(!text.contains("no sign of life") && !text.contains("start windrose"), "{text}");
     let nodes = a.ok(&["cluster", "nodes"]);
     assert!(nodes.contains("unknown") && nodes.contains("is not known here"), "{nodes}");
 
@@ -119,8 +119,8 @@ fn a_node_that_has_just_died_with_the_only_copy_serves_nothing() {
     for place in [&a, &w] {
         tells_that_nobody_serves(place);
     }
-    let found = finding(&a, "volume web", "b: the node does not run");
-    assert_eq!(found["hint"], "start windrose on node b");
+    let found = finding(&a, "volume web", "b: the node is down, or cut off");
+    assert_eq!(found["hint"], "start windrose on node b, or mend its network");
     for place in [&a, &w] {
         tells_that_nobody_serves(place);
     }

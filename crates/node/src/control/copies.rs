@@ -622,7 +622,7 @@ fn set_stage(record: &mut VolumeRecord, node: NodeId, stage: PlaceStage) {
 fn unfit(node: &NodeView) -> Option<&'static str> {
     match () {
         () if node.record.role == Role::Witness => Some("is a witness"),
-        () if !node.alive => Some("does not run"),
+        () if !node.alive => Some("is down, or cut off"),
         () if node.record.drained => Some("is drained"),
         () => None,
     }

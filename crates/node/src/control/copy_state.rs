@@ -106,8 +106,8 @@ impl Together {
         let name = self.name(node);
         match self.state_of(node) {
             NodeState::Down => Trouble::new(
-                format!("node {name} does not run"),
-                format!("start windrose on node {name}"),
+                format!("node {name} is down, or cut off"),
+                format!("start windrose on node {name}, or mend its network"),
             ),
             NodeState::Unknown | NodeState::Runs => Trouble::new(
                 format!("how it is on node {name} is not known here"),
@@ -138,7 +138,7 @@ impl Together {
             );
         }
         let Some(seen) = self.seen(node, record.id) else {
-            return Trouble::new(format!("node {called} has not opened it yet"), BY_ITSELF);
+            return Trouble::new(format!("node {called} has not told of it yet"), BY_ITSELF);
         };
         let disk = format!(
             "look at that disk; if it is broken, replace it, then: windrose volume mirror replace {name} --on {called}"

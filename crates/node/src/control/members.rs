@@ -1,6 +1,6 @@
 //! What there is to say of the members of the cluster's store.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use api::{Finding, Severity};
 use cluster::joining;
@@ -30,6 +30,8 @@ pub struct Store {
     pub members: Vec<MemberHealth>,
     /// The nodes whose member does not keep running, and why.
     pub troubles: BTreeMap<NodeId, String>,
+    /// Nodes that are taken for alive and have ceased to answer.
+    pub silent: BTreeSet<NodeId>,
 }
 
 /// What is the matter with a member, if anything.
@@ -116,11 +118,11 @@ impl Store {
         let node = &view.record.name;
         match self.troubles.get(number) {
             // Who was alive when the store answered last may not be now.
-            _ if self.error.is_some() => format!(
+            _ if self.error.is_some() || self.silent.contains(number) => format!(
                 "look whether windrose runs on node {node}, and whether it is reached from here"
             ),
             _ if !view.alive => format!(
-                "start windrose on node {node}; if it never comes back: windrose cluster leave --node {} --force",
+                "start windrose on node {node}, or mend its network; if it never comes back: windrose cluster leave --node {} --force",
                 called(nodes, view)
             ),
             Some(why) => format!("windrose on node {node} says of its member: {why}"),
@@ -302,7 +304,7 @@ pub(super) mod tests {
 
     fn store(answers: impl IntoIterator<Item = MemberAnswer>) -> Store {
         let members = (1..).zip(answers).map(|(number, answer)| member(number, answer)).collect();
-        Store { error: None, own_members: true, members, troubles: BTreeMap::new() }
+        Store { own_members: true, members, ..Store::default() }
     }
 
     /// Severity, and message and hint as one text.
@@ -330,11 +332,17 @@ pub(super) mod tests {
     fn a_member_that_is_down_is_named_with_the_next_step() {
         let store = store([RUNS, RUNS, silent()]);
         let text = "metadata store: member node-3 is down: it does not answer: http://c:2379: refused \
-                    (start windrose on node c; if it never comes back: windrose cluster leave --node c --force; one \
-                    more loss stops changes (I/O goes on))";
+                    (start windrose on node c, or mend its network; if it never comes back: windrose cluster leave \
+                    --node c --force; one more loss stops changes (I/O goes on))";
         assert_eq!(only(&store, &nodes(false)), (Severity::Warning, text.to_owned()));
         let (_, text) = only(&store, &nodes(true));
         assert!(text.contains("(windrose runs on node c: its log"), "{text}");
+        let cut_off = Store { silent: [NodeId(3)].into(), ..store.clone() };
+        let (_, text) = only(&cut_off, &nodes(true));
+        assert!(
+            text.contains("(look whether windrose runs on node c, and whether it is reached"),
+            "{text}"
+        );
         let mut without = nodes(false);
         without.remove(&NodeId(3));
         without.extend([node(4, "d", true)]);

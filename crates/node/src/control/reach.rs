@@ -20,16 +20,18 @@ const PATIENCE: Duration = Duration::from_millis(1500);
 
 impl Control {
     /// The nodes that the store takes for alive and that do not answer here, though they did before: what has never
-    /// been reached from here may be kept apart by a firewall. Nodes in `linked` have a session with this one.
+    /// been reached from here may be kept apart by a firewall. Nodes in `heard` are heard by mirrors here; those in
+    /// `linked` have a session with this one.
     pub(super) async fn silent_nodes(
         &self,
         nodes: &Nodes,
+        heard: &BTreeSet<NodeId>,
         linked: &BTreeSet<NodeId>,
     ) -> BTreeSet<NodeId> {
         let me = self.me();
         // A witness listens to nobody.
         let asked = nodes.values().filter(|view| view.alive && view.record.role == Role::Data);
-        let asked = asked.filter(|v| v.record.node != me && !linked.contains(&v.record.node));
+        let asked = asked.filter(|v| v.record.node != me && !heard.contains(&v.record.node));
         let answers = join_all(asked.map(|view| async { (view.record.node, answers(view).await) }));
         let answers = answers.await;
         let mut answered = self.0.answered.lock().unwrap_or_else(PoisonError::into_inner);

@@ -56,6 +56,9 @@ pub struct PoolSpace {
     pub volumes: Vec<Uuid>,
 }
 
+/// Bytes below which nothing is left that a thin volume could take.
+pub(super) const FULL: u64 = 1 << 20;
+
 /// How often initiators of thin volumes are told of their space.
 const TELL_EVERY: Duration = Duration::from_secs(15);
 
@@ -95,6 +98,13 @@ impl Control {
 }
 
 impl Space {
+    /// Whether nothing is left where a volume lies.
+    pub(super) fn is_full(&self, volume: Uuid) -> bool {
+        let homes = self.file_systems.iter().map(|home| (&home.volumes, home.free));
+        let mut homes = homes.chain(self.pools.iter().map(|pool| (&pool.volumes, pool.free)));
+        homes.any(|(volumes, free)| free < FULL && volumes.contains(&volume))
+    }
+
     /// Adds what volumes take of pools, and what is left there.
     fn add_pools(
         &mut self,

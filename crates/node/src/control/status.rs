@@ -311,16 +311,25 @@ fn secret_findings(facts: &Facts, findings: &mut Vec<Finding>) {
 /// Volumes whose disks fail commands.
 fn failure_findings(facts: &Facts, findings: &mut Vec<Finding>) {
     for report in facts.cores.iter().flat_map(|c| &c.volumes) {
-        let failed: u64 = report.kinds.iter().map(|k| k.failed).sum();
-        if failed == 0 {
-            continue;
+        let failed: u64 = report.kinds.iter().map(|k| k.failed - k.without_space).sum();
+        let without_space: u64 = report.kinds.iter().map(|k| k.without_space).sum();
+        let known = facts.volumes.iter().find(|(s, _)| s.record.id == report.id);
+        let Some((Stored { record, .. }, _)) = known else { continue };
+        let subject = || format!("volume {}", record.name);
+        // While there is none, the finding about where it lies says so.
+        if without_space > 0 && !facts.space.is_full(report.id) {
+            let message = format!(
+                "{} failed for want of space since it was opened",
+                wire::count(without_space, "command")
+            );
+            let hint = "there is room now; this is counted anew when the volume is opened again";
+            findings.push(finding(Severity::Note, subject(), message, Some(hint)));
         }
-        if let Some((stored, _)) = facts.volumes.iter().find(|(s, _)| s.record.id == report.id) {
-            let subject = format!("volume {}", stored.record.name);
+        if failed > 0 {
             let message = format!("{} failed since it was opened", wire::count(failed, "command"));
             let hint = "see the node's log (journalctl -u windrose), and look at the disk; this is counted anew when the \
                         volume is opened again";
-            findings.push(finding(Severity::Warning, subject, message, Some(hint)));
+            findings.push(finding(Severity::Warning, subject(), message, Some(hint)));
         }
     }
 }
@@ -383,12 +392,13 @@ fn pool_findings(facts: &Facts, findings: &mut Vec<Finding>) {
 fn space_findings(facts: &Facts, findings: &mut Vec<Finding>) {
     for FileSystem { path, bytes, free, volumes } in &facts.space.file_systems {
         let subject = format!("file system of {}", path.display());
-        let hint = "free space before writes fail for want of it";
+        let hint = "make room in it: writes that need space fail when there is none";
         findings.extend(space_finding(facts, (subject, hint), (*bytes, *free), volumes));
     }
     for PoolSpace { name, bytes, free, volumes } in &facts.space.pools {
-        let hint =
-            format!("add disks before writes fail for want of it: windrose pool add {name} DISK");
+        let hint = format!(
+            "add disks: windrose pool add {name} DISK; or delete what is not needed: writes that need space fail when there is none"
+        );
         let subject = format!("pool {name}");
         findings.extend(space_finding(facts, (subject, &hint), (*bytes, *free), volumes));
     }
@@ -401,6 +411,13 @@ fn space_finding(
     volumes: &[Uuid],
 ) -> Option<Finding> {
     let promised = thin_promises(facts, volumes);
+    if promised > 0 && free < super::space::FULL {
+        let message = format!(
+            "it is full: thin volumes may still take {}, and writes that need space fail",
+            Size(promised)
+        );
+        return Some(finding(Severity::Warning, subject, message, Some(hint)));
+    }
     if promised > 0 && free < bytes / 100 * facts.low_space_percent {
         let message = format!(
             "{} of {} are free, and thin volumes may still take {}",
@@ -696,7 +713,8 @@ pub(super) mod tests {
     fn failing_disks_are_a_risk() {
         let mut facts = facts(vec![volume("a", open())]);
         facts.cores.push(core(facts.volumes[0].0.record.id));
-        let failed = KindReport { completed: 3, failed: 2, bytes: 0, latency: None };
+        let failed =
+            KindReport { completed: 3, failed: 2, without_space: 0, bytes: 0, latency: None };
         facts.cores[0].volumes[0].kinds[0] = failed;
         let (verdict, message) = verdict(&facts);
         assert_eq!(verdict, Verdict::AtRisk);

@@ -6,6 +6,7 @@ use api::{Finding, Severity, UnreadableBytes};
 use cluster::joining;
 use cluster::meta::etcd::MemberHealth;
 use cluster::nodes::{self, Nodes};
+use layers::mirror::Status;
 use layers::mirror::record::Record;
 use peer::NodeId;
 use uuid::Uuid;
@@ -40,7 +41,7 @@ pub struct Together {
     pub told: BTreeMap<NodeId, NodeReport>,
     /// The records of mirrors.
     pub mirrors: BTreeMap<Uuid, Record>,
-    /// Nodes that mirrors here have sessions with.
+    /// Nodes that mirrors here hear: they keep leases with them, or copy to them.
     pub linked: BTreeSet<NodeId>,
     /// Nodes that the store takes for alive and that have ceased to answer.
     pub silent: BTreeSet<NodeId>,
@@ -65,22 +66,22 @@ impl Control {
         let membership = self.membership()?;
         let me = membership.node;
         let mut nodes = membership.nodes.borrow().clone();
-        let linked = linked(cores);
+        let linked = heard(cores);
         let (mut told, error) = match self.heard(&mut nodes).await {
             Ok(told) => (told, None),
             Err(error) => (BTreeMap::new(), Some(error)),
         };
         let silent = match &error {
-            None => self.silent_nodes(&nodes, &linked).await,
+            None => self.silent_nodes(&nodes, &linked, &with_sessions(cores)).await,
             Some(_) => BTreeSet::new(),
         };
         let part = self.0.part.as_ref();
         let own_members = part.is_some_and(|part| part.own_members());
         let mut members = part.map(|part| part.health()).unwrap_or_default();
         if let Some(part) = part.filter(|_| own_members && error.is_none())
-            && lacks_member(&nodes, &members)
+            && (lacks_member(&nodes, &members) || has_stranger(&nodes, &members))
         {
-            // A node has come since they were asked last.
+            // A node has come, or has been removed, since they were asked last.
             members = part.look_at_health().await;
         }
         let own = super::report::Progress::default().mirrors(cores, self);
@@ -97,7 +98,13 @@ impl Control {
         kept.broken = self.broken_here();
         kept.member_trouble = part.and_then(|part| part.member_trouble());
         let mirrors = self.0.state.mirrors();
-        let store = Store { error, own_members, members, troubles: BTreeMap::new() };
+        let store = Store {
+            error,
+            own_members,
+            members,
+            troubles: BTreeMap::new(),
+            silent: silent.clone(),
+        };
         let created = self.just_created();
         let mut together = Together { me, nodes, store, told, mirrors, linked, silent, created };
         let runs = |node: &NodeId| together.state_of(*node) == NodeState::Runs;
@@ -124,6 +131,12 @@ impl Control {
     }
 }
 
+/// Whether some of these are of no node, or were not.
+fn has_stranger(nodes: &Nodes, members: &[MemberHealth]) -> bool {
+    let of_nodes: BTreeSet<_> = nodes.keys().map(|node| member_name(*node)).collect();
+    members.iter().any(|health| !of_nodes.contains(joining::called(&health.member)))
+}
+
 /// Whether the store's member of some node is not among these, or had no vote: a node has one before it is a node.
 fn lacks_member(nodes: &Nodes, members: &[MemberHealth]) -> bool {
     let voters = members.iter().map(|h| &h.member).filter(|member| !member.is_learner);
@@ -131,10 +144,28 @@ fn lacks_member(nodes: &Nodes, members: &[MemberHealth]) -> bool {
     nodes.keys().any(|node| !called.contains(member_name(*node).as_str()))
 }
 
-/// The nodes that mirrors on these cores have sessions with.
-fn linked(cores: &[CoreReport]) -> BTreeSet<NodeId> {
+fn mirrors(cores: &[CoreReport]) -> impl Iterator<Item = &Status> {
     let mirrors = cores.iter().flat_map(|core| &core.volumes).filter_map(|v| v.mirror.as_ref());
-    mirrors.flat_map(|mirror| mirror.status.linked.iter().copied()).collect()
+    mirrors.map(|mirror| &mirror.status)
+}
+
+/// The nodes that mirrors on these cores have sessions with. A session says little of how a node is: one that has
+/// nothing to send outlasts a node that hangs, or is cut off.
+fn with_sessions(cores: &[CoreReport]) -> BTreeSet<NodeId> {
+    mirrors(cores).flat_map(|status| status.linked.iter().copied()).collect()
+}
+
+/// The nodes that mirrors on these cores hear: they keep leases with them, or copy to them.
+fn heard(cores: &[CoreReport]) -> BTreeSet<NodeId> {
+    let hears = |status: &Status, node: &NodeId| {
+        let in_sync = status.record.as_ref().is_some_and(|r| r.member(*node).is_some());
+        in_sync || status.resyncs.iter().any(|(other, ..)| other == node)
+    };
+    let of_each = |status: &Status| {
+        let linked = status.linked.iter().copied();
+        linked.filter(|node| hears(status, node)).collect::<Vec<_>>()
+    };
+    mirrors(cores).flat_map(of_each).collect()
 }
 
 impl Together {
@@ -243,10 +274,11 @@ impl Together {
                 findings.push(finding(Severity::Note, subject(name), message, Some(&hint)));
             } else if self.state_of(*node) == NodeState::Down {
                 let hint = format!(
-                    "start windrose on node {name}; if it never comes back: windrose cluster leave --node {} --force",
+                    "start windrose on node {name}, or mend its network; if it never comes back: windrose cluster leave --node {} \
+                     --force",
                     super::cluster::called(&self.nodes, view)
                 );
-                let message = "it does not run";
+                let message = "it gives no sign of life: it is down, or cut off";
                 findings.push(finding(Severity::Warning, subject(name), message, Some(&hint)));
             } else if self.silent.contains(node) {
                 let hint = format!("if this stays, look whether windrose runs on node {name}");
@@ -409,13 +441,13 @@ impl Together {
     /// Why the copy at one place does not serve, and the next step.
     fn down_at(&self, record: &VolumeRecord, place: &Place) -> (String, String) {
         let name = self.name(place.node);
-        let start = format!("start windrose on node {name}");
+        let start = format!("start windrose on node {name}, or mend its network");
         let retry = format!("remove the obstacle: node {name} tries again every 30 seconds");
         if let PlaceStage::Failed { reason } = &place.stage {
             return (format!("{name}: its copy was not made: {reason}"), retry);
         }
         let said = match (self.state_of(place.node), self.seen(place.node, record.id)) {
-            (NodeState::Down, _) => ("the node does not run".to_owned(), start),
+            (NodeState::Down, _) => ("the node is down, or cut off".to_owned(), start),
             (NodeState::Unknown, _) if self.store.error.is_some() => (
                 "whether it serves there is not known, as this node does not reach the metadata store".to_owned(),
                 format!("`windrose status` on node {name} says how it is"),
@@ -648,8 +680,14 @@ mod tests {
             look(&[A, B], &[(A, serves(Some("waiting for n2"))), (B, serves(None))]);
         together.nodes.get_mut(&B).unwrap().alive = false;
         let all = found(&together, &volume);
-        assert!(all.contains(&(Severity::Warning, "it does not run".into())), "{all:?}");
-        let down = "n1: waiting for n2; n2: the node does not run";
+        assert!(
+            all.contains(&(
+                Severity::Warning,
+                "it gives no sign of life: it is down, or cut off".into()
+            )),
+            "{all:?}"
+        );
+        let down = "n1: waiting for n2; n2: the node is down, or cut off";
         assert!(all.contains(&(Severity::Critical, down.into())), "{all:?}");
     }
 

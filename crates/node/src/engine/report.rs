@@ -98,6 +98,8 @@ pub struct KindReport {
     pub completed: u64,
     /// Commands that failed.
     pub failed: u64,
+    /// Those of them that failed for want of space.
+    pub without_space: u64,
     /// Payload in bytes.
     pub bytes: u64,
     /// Latencies, where they were asked for and there are any.
@@ -150,6 +152,7 @@ impl KindReport {
         Self {
             completed: stats.completed,
             failed: stats.failed,
+            without_space: stats.without_space,
             bytes: stats.bytes,
             latency: stats.latency_us.as_ref().filter(|_| in_full).map(|h| Histogram {
                 at_most: LATENCY_BOUNDS_US.map(|bound| h.count_between(0, bound)),

@@ -173,8 +173,8 @@ const COPIES: &[Row] = &[
         verdict: AT_RISK,
         shown: ONLINE,
         told: &[
-            ("it does not run", "start windrose on node b"),
-            ("the one on b is outdated: node b does not run", "start windrose on node b"),
+            ("it gives no sign of life", "start windrose on node b, or mend its network"),
+            ("the one on b is outdated: node b is down, or cut off", "start windrose on node b"),
         ],
     },
     Row {
@@ -424,8 +424,11 @@ const NODES: &[Row] = &[
         verdict: UNAVAILABLE,
         shown: OFFLINE,
         told: &[
-            ("it does not run", "start windrose on node b"),
-            ("a: all its nodes were down; b: the node does not run", "start windrose on node b"),
+            ("it gives no sign of life", "start windrose on node b, or mend its network"),
+            (
+                "a: all its nodes were down; b: the node is down, or cut off",
+                "start windrose on node b",
+            ),
         ],
     },
     Row {
@@ -438,8 +441,8 @@ const NODES: &[Row] = &[
         verdict: UNAVAILABLE,
         shown: OFFLINE,
         told: &[
-            ("it does not run", "start windrose on node b"),
-            ("b: the node does not run", "start windrose on node b"),
+            ("it gives no sign of life", "start windrose on node b, or mend its network"),
+            ("b: the node is down, or cut off", "start windrose on node b"),
         ],
     },
     Row {
@@ -514,8 +517,11 @@ const STORE: &[Row] = &[
         verdict: AT_RISK,
         shown: ONLINE,
         told: &[
-            ("member node-3 is down", "start windrose on node w; one more loss stops changes"),
-            ("it does not run", "start windrose on node w"),
+            (
+                "member node-3 is down",
+                "start windrose on node w, or mend its network; if it never comes back",
+            ),
+            ("it gives no sign of life", "start windrose on node w"),
         ],
     },
     Row {
@@ -760,7 +766,7 @@ const DISKS: &[Row] = &[
         facts: || reported(|report| report.kinds[0].failed = 2),
         verdict: AT_RISK,
         shown: ONLINE,
-        told: &[("2 commands have failed", "look at the disk")],
+        told: &[("2 commands failed", "look at the disk")],
     },
     Row {
         is: "thin volumes have little space left",
@@ -771,7 +777,19 @@ const DISKS: &[Row] = &[
         },
         verdict: AT_RISK,
         shown: ONLINE,
-        told: &[("1 GiB of 100 GiB are free", "free space before writes fail")],
+        told: &[("1 GiB of 100 GiB are free", "make room in it")],
+    },
+    Row {
+        is: "thin volumes have no space left",
+        facts: || {
+            let mut facts = alone(open());
+            facts.low_space_percent = 0;
+            with_space(&mut facts, 100 << 30, 0);
+            facts
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("it is full: thin volumes may still take", "make room in it")],
     },
     Row {
         is: "its pool has stopped",
