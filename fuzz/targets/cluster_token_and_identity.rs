@@ -1,7 +1,9 @@
-//! What an administrator or a disk hands to a node: tokens and `cluster.json` are anything; what is
-//! taken must read back as it is written.
+//! What an administrator, a disk, a store or the network hands to a node: tokens, `cluster.json`, requests to join and
+//! answers, records of tokens and of requests are anything; what is taken must read back as it is written.
 
+use cluster::admission::{self, JOINS, JoinAnswer, JoinRequest, TOKENS};
 use cluster::identity::Identity;
+use cluster::meta::{Entry, Revision};
 use cluster::token::Token;
 
 pub(crate) fn run(bytes: &[u8]) {
@@ -11,6 +13,16 @@ pub(crate) fn run(bytes: &[u8]) {
         }
         if let Ok(token) = Token::parse(&String::from_utf8_lossy(input)) {
             assert_eq!(Token::parse(&token.to_text()), Ok(token));
+        }
+        if let Ok(request) = JoinRequest::parse(input) {
+            assert_eq!(JoinRequest::parse(&request.to_bytes()), Ok(request));
+        }
+        if let Ok(answer) = JoinAnswer::parse(input) {
+            assert_eq!(JoinAnswer::parse(&answer.to_bytes()), Ok(answer));
+        }
+        for prefix in [TOKENS, JOINS] {
+            let entry = Entry::new(format!("{prefix}1a2b3c4d"), input, Revision(1));
+            let _ = admission::check(&entry);
         }
     });
 }

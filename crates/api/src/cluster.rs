@@ -90,17 +90,143 @@ pub struct Cluster {
     pub store: Vec<StoreMember>,
 }
 
-/// What lets another node into the cluster. Whoever has it can join.
+/// What lets another node into the cluster, as often and as long as it says. Whoever has it can join.
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 pub struct ClusterToken {
-    /// One word.
+    /// One word. It is shown this once: nothing keeps it.
     pub token: String,
+    /// What the cluster knows of it.
+    pub info: TokenInfo,
 }
 
 impl std::fmt::Debug for ClusterToken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("ClusterToken(..)")
     }
+}
+
+/// A token is to be made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct CreateToken {
+    /// How many nodes it lets in: 1 unless said otherwise; `null` for any number.
+    pub uses: Option<u32>,
+    /// For how long, in seconds: at most a year, and an hour unless said otherwise.
+    pub lasts_s: u64,
+    /// What it lets a node be; whatever the node wants, if that is not said.
+    pub role: Option<NodeRole>,
+    /// Whether a human has to approve each node.
+    pub approve: bool,
+}
+
+impl Default for CreateToken {
+    fn default() -> Self {
+        Self { uses: Some(1), lasts_s: 3600, role: None, approve: false }
+    }
+}
+
+/// Whether a token lets anybody in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum TokenState {
+    /// It does.
+    Valid,
+    /// As many nodes have joined as it was for.
+    UsedUp,
+    /// Its time is over.
+    Expired,
+    /// It was taken back.
+    Revoked,
+}
+
+/// A token, without what shows that somebody has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TokenInfo {
+    /// Its identifier, eight hex digits.
+    pub id: String,
+    /// Whether it lets anybody in.
+    pub state: TokenState,
+    /// How many nodes it lets in yet; `null` for any number.
+    pub uses: Option<u32>,
+    /// Until when, in seconds since 1970.
+    pub expires_s: u64,
+    /// What it lets a node be; `null` for whatever that wants.
+    pub role: Option<NodeRole>,
+    /// Whether a human has to approve each node.
+    pub approve: bool,
+    /// The node at which it was made.
+    pub made_by: String,
+    /// When, in seconds since 1970.
+    pub made_s: u64,
+}
+
+/// The tokens of a cluster; those that are over are shown for a week.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TokenList {
+    /// The newest first.
+    pub tokens: Vec<TokenInfo>,
+}
+
+/// How far a request to join has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum JoinState {
+    /// A human has to approve it.
+    Waiting,
+    /// One has; the node does not know yet.
+    Approved,
+    /// One has refused it.
+    Refused,
+    /// Its token was over before it came in.
+    Ended,
+    /// It was let in and is on its way.
+    Admitted,
+    /// It is one of the cluster's nodes.
+    Joined,
+}
+
+/// A request to join.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct JoinInfo {
+    /// Its identifier, eight hex digits.
+    pub id: String,
+    /// The name of the node.
+    pub name: String,
+    /// What it wants to be.
+    pub role: NodeRole,
+    /// Where other nodes reach it, as it says.
+    #[schema(value_type = Vec<String>)]
+    pub addresses: Vec<SocketAddr>,
+    /// Where it asked from.
+    #[schema(value_type = String)]
+    pub from: std::net::IpAddr,
+    /// Its version of the program.
+    pub version: String,
+    /// The token that it showed.
+    pub token: String,
+    /// When it asked first, in seconds since 1970.
+    pub asked_s: u64,
+    /// How far it has come.
+    pub state: JoinState,
+    /// The number that it was given.
+    pub node: Option<u16>,
+    /// The node at which it was approved or refused.
+    pub by: Option<String>,
+}
+
+/// The requests to join a cluster; those that are over are shown for a week.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct JoinList {
+    /// The newest first.
+    pub joins: Vec<JoinInfo>,
+}
+
+/// Names a token or a request to join.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct WhichId {
+    /// Its identifier, eight hex digits.
+    pub id: String,
 }
 
 /// A node is to begin a cluster.

@@ -6,12 +6,12 @@ use utoipa::ToSchema;
 
 use crate::{
     AddCopy, AddDisks, AdoptImage, AdoptedImage, BeginCluster, Chap, ClearErrors, Cluster,
-    ClusterToken, Code, CreatePool, CreateVolume, CreateVolumes, CreatedVolumes, DiscardImage,
-    FindPools, ForceCopy, Grow, Health, HostDhchap, HostTls, ImportPool, ImportablePools,
-    ImportedPool, InitiatorChap, Initiators, JoinCluster, LeaveCluster, MapVolume, OpenPool,
-    OrphanedImages, Pool, PoolList, Protocols, RecoverCluster, RecoveryPlan, RemoveCopy,
-    RemoveDisk, ReplaceCopy, ReplaceDisk, Reservations, SessionList, Status, SwitchTo, TakeOver,
-    Verification, Verify, Volume, VolumeList, WhichNode,
+    ClusterToken, Code, CreatePool, CreateToken, CreateVolume, CreateVolumes, CreatedVolumes,
+    DiscardImage, FindPools, ForceCopy, Grow, Health, HostDhchap, HostTls, ImportPool,
+    ImportablePools, ImportedPool, InitiatorChap, Initiators, JoinCluster, JoinList, LeaveCluster,
+    MapVolume, OpenPool, OrphanedImages, Pool, PoolList, Protocols, RecoverCluster, RecoveryPlan,
+    RemoveCopy, RemoveDisk, ReplaceCopy, ReplaceDisk, Reservations, SessionList, Status, SwitchTo,
+    TakeOver, TokenList, Verification, Verify, Volume, VolumeList, WhichId, WhichNode,
 };
 
 /// A yes-or-no parameter in the query of an endpoint.
@@ -367,7 +367,7 @@ endpoints! {
 
     /// Join a cluster.
     PostJoin POST "/v1/cluster/join" JoinCluster => 202 Cluster;
-        "Makes this node one of a cluster that is there. Its inside begins again.";
+        "Makes this node one of a cluster that is there. Its inside begins again. If a human has to approve it, it stays alone and says in `waits_for` what it waits for: ask again.";
         refuses [Code::Conflict];
 
     /// Leave the cluster.
@@ -381,9 +381,34 @@ endpoints! {
         refuses [Code::Conflict];
 
     /// What lets another node in.
-    PostToken POST "/v1/cluster/token" Nothing => 200 ClusterToken;
-        "Gives the token with which another node joins.";
+    PostToken POST "/v1/cluster/tokens" CreateToken => 201 ClusterToken;
+        "Makes a token with which other nodes join. Each request makes another one.";
         refuses [Code::Conflict];
+
+    /// Which tokens are there?
+    ListTokens GET "/v1/cluster/tokens" Nothing => 200 TokenList;
+        "Lists the tokens with which other nodes join.";
+        refuses [Code::Conflict];
+
+    /// Take a token back.
+    RevokeToken POST "/v1/cluster/tokens/revoke" WhichId => 200 TokenList;
+        "Takes a token back: it lets nobody in any more. Repeating it changes nothing.";
+        refuses [Code::Conflict, Code::NotFound];
+
+    /// Who wants to join?
+    ListJoins GET "/v1/cluster/joins" Nothing => 200 JoinList;
+        "Lists the nodes that have asked to join the cluster.";
+        refuses [Code::Conflict];
+
+    /// Let a node in.
+    ApproveJoin POST "/v1/cluster/joins/approve" WhichId => 200 JoinList;
+        "Lets a node in that waits for it. Repeating it changes nothing.";
+        refuses [Code::Conflict, Code::NotFound];
+
+    /// Keep a node out.
+    RefuseJoin POST "/v1/cluster/joins/refuse" WhichId => 200 JoinList;
+        "Keeps a node out that waits to be let in. Repeating it changes nothing.";
+        refuses [Code::Conflict, Code::NotFound];
 
     /// Keep a node out of service.
     DrainNode POST "/v1/cluster/drain" WhichNode => 200 Cluster;

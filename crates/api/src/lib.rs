@@ -28,8 +28,9 @@ pub use access::{
     InitiatorUser, MutualChap, Secret, Tls, TlsHost, TlsKey,
 };
 pub use cluster::{
-    BeginCluster, Cluster, ClusterNode, ClusterStage, ClusterToken, JoinCluster, LeaveCluster,
-    NodeRole, StoreMember, WhichNode,
+    BeginCluster, Cluster, ClusterNode, ClusterStage, ClusterToken, CreateToken, JoinCluster,
+    JoinInfo, JoinList, JoinState, LeaveCluster, NodeRole, StoreMember, TokenInfo, TokenList,
+    TokenState, WhichId, WhichNode,
 };
 pub use error::{ApiError, Code};
 pub use initiator::Initiator;

@@ -45,6 +45,12 @@ pub struct NodeCertificate {
 #[error("the cluster's authority: {0}")]
 pub struct AuthorityError(String);
 
+impl From<rustls::Error> for AuthorityError {
+    fn from(e: rustls::Error) -> Self {
+        Self(e.to_string())
+    }
+}
+
 impl From<rcgen::Error> for AuthorityError {
     fn from(e: rcgen::Error) -> Self {
         Self(e.to_string())

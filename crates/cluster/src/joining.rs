@@ -5,6 +5,7 @@
 
 use peer::NodeId;
 
+use crate::admission;
 use crate::identity::{MAX_NODES, NodeIndex, OwnMember};
 use crate::meta::etcd::{Etcd, MemberInfo};
 use crate::meta::{Change, Expect, Meta, MetaError};
@@ -129,32 +130,6 @@ pub async fn cluster_of(meta: &dyn Meta, cluster: uuid::Uuid) -> Result<ClusterR
     }
 }
 
-/// Draws the number of a new node of `cluster`. One that is not used is lost.
-///
-/// # Errors
-/// [`JoinError`].
-pub async fn draw_number(meta: &dyn Meta, cluster: uuid::Uuid) -> Result<NodeId, JoinError> {
-    until_unchanged!(draw_once(meta, cluster).await)
-}
-
-async fn draw_once(meta: &dyn Meta, cluster: uuid::Uuid) -> Result<NodeId, JoinError> {
-    let Some((record, revision)) = nodes::cluster(meta).await? else {
-        return Err(JoinError::NoCluster);
-    };
-    if record.id != cluster {
-        return Err(JoinError::OtherCluster { found: record.id });
-    }
-    let present = nodes::list_all(meta).await?;
-    if present.len() >= MAX_NODES {
-        return Err(JoinError::Full);
-    }
-    let number = record.next_node;
-    let next_node = number.checked_add(1).ok_or(JoinError::Full)?;
-    let record = ClusterRecord { next_node, ..record };
-    meta.commit(vec![record.put(Expect::At(revision))]).await?;
-    Ok(NodeId(number))
-}
-
 /// Writes the record of a new node, under a free index; gives the index. One that is there already
 /// has its index.
 ///
@@ -200,7 +175,7 @@ async fn refresh_once(meta: &dyn Meta, now: &NodeRecord) -> Result<(), JoinError
     Ok(())
 }
 
-/// Removes the record of a node, if it is there.
+/// Removes the record of a node, if it is there, and of its request to join: if it comes again it asks anew.
 ///
 /// # Errors
 /// [`JoinError::Store`].
@@ -212,7 +187,9 @@ async fn strike_once(meta: &dyn Meta, node: NodeId) -> Result<(), JoinError> {
     let key = nodes::key(node);
     if let Some(held) = meta.get(&key).await? {
         let expect = Expect::At(held.revision);
-        meta.commit(vec![Change { key, expect, value: None }]).await?;
+        let mut changes = admission::forget(meta, node).await?;
+        changes.push(Change { key, expect, value: None });
+        meta.commit(changes).await?;
     }
     Ok(())
 }
@@ -401,17 +378,17 @@ mod tests {
         let other = ClusterRecord { id: Uuid::from_u128(8), ..cluster() };
         let refused = begin(&to, &other).await.unwrap_err();
         assert_eq!(refused, JoinError::OtherCluster { found: CLUSTER });
-        let refused = draw_number(&to, Uuid::from_u128(8)).await.unwrap_err();
+        let refused = cluster_of(&to, Uuid::from_u128(8)).await.unwrap_err();
         assert!(matches!(refused, JoinError::OtherCluster { .. }));
         let nobody = Model::default();
-        assert_eq!(draw_number(&store(&nobody), CLUSTER).await, Err(JoinError::NoCluster));
+        assert_eq!(cluster_of(&store(&nobody), CLUSTER).await, Err(JoinError::NoCluster));
     }
 
     #[tokio::test(start_paused = true)]
     async fn joiners_at_the_same_time_differ() {
         let model = Model::default();
         begin(&store(&model), &cluster()).await.unwrap();
-        let joins = (0..MAX_NODES).map(|_| {
+        let joins = (2..18).map(|number| {
             // Slow answers, so that they get in each other's way.
             let slow = Fate::Sent {
                 there: Some(Duration::from_millis(3)),
@@ -419,27 +396,21 @@ mod tests {
             };
             let meta = Arc::new(model.client(Duration::from_secs(1), Box::new(move |_| slow)));
             async move {
-                let node = draw_number(&*meta, CLUSTER).await.unwrap();
-                let new = record(node.0, 0);
+                let new = record(number, 0);
                 let index = enter(&*meta, &new).await.unwrap();
                 assert_eq!(enter(&*meta, &new).await, Ok(index), "twice is once");
-                (node, index)
+                (NodeId(number), index)
             }
         });
-        let mut joined = futures_util::future::join_all(joins).await;
-        joined.sort_unstable();
-        let numbers: Vec<_> = joined.iter().map(|(node, _)| node.0).collect();
-        assert_eq!(numbers, (2..18).collect::<Vec<_>>());
+        let joined = futures_util::future::join_all(joins).await;
         let mut indices: Vec<_> = joined.iter().map(|(_, index)| index.get()).collect();
         indices.sort_unstable();
         assert_eq!(indices, (0..16).collect::<Vec<_>>());
         let meta = store(&model);
-        assert_eq!(draw_number(&meta, CLUSTER).await, Err(JoinError::Full));
-        // An index is free again when its node has left; a number is not.
+        assert_eq!(enter(&meta, &record(18, 0)).await, Err(JoinError::Full));
+        // An index is free again when its node has left.
         strike(&meta, NodeId(5)).await.unwrap();
         strike(&meta, NodeId(5)).await.unwrap();
-        let node = draw_number(&meta, CLUSTER).await.unwrap();
-        assert_eq!(node, NodeId(18));
         let freed = joined.iter().find(|(node, _)| node.0 == 5).unwrap().1;
         assert_eq!(enter(&meta, &record(18, 0)).await, Ok(freed));
     }

@@ -7,10 +7,13 @@
 //! * [`vault`]: keys, and secrets that are sealed by them.
 //! * [`joining`]: the steps into a cluster and out of it.
 //! * [`lives`]: which process a node is.
+//! * [`admission`]: who is let in, by which token.
 //! * [`authority`]: what signs the certificates of a cluster's nodes.
+//! * [`pin`]: how a node that joins knows the cluster of its token.
 //! * [`nodes`]: the records of the nodes, and who of them is alive.
 //! * [`mirrors`]: the records of mirrored volumes, for the cores that the volumes live on.
 
+pub mod admission;
 pub mod authority;
 pub mod file;
 pub mod identity;
@@ -20,6 +23,7 @@ pub mod member;
 pub mod meta;
 pub mod mirrors;
 pub mod nodes;
+pub mod pin;
 #[cfg(feature = "testing")]
 pub mod testing;
 pub mod token;

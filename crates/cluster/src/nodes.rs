@@ -84,6 +84,8 @@ pub struct NodeRecord {
     pub data: Vec<SocketAddr>,
     /// Where other nodes reach it with leases alone.
     pub heartbeat: Vec<SocketAddr>,
+    /// Where it lets nodes in that join.
+    pub join: Option<SocketAddr>,
     /// Where it serves initiators, with the addresses that it listens at.
     pub portals: NodePortals,
     /// Its data directory, where volumes without a path of their own lie.
@@ -142,7 +144,7 @@ fn node(number: &str) -> Option<NodeId> {
     number.parse().ok().filter(|&n| n != 0).map(NodeId)
 }
 
-fn decode<T: DeserializeOwned + Serialize>(entry: &Entry) -> Result<T, MetaError> {
+pub(crate) fn decode<T: DeserializeOwned + Serialize>(entry: &Entry) -> Result<T, MetaError> {
     let damaged = |why: String| MetaError::Damaged { path: entry.key.clone(), why };
     let contents = entry.contents()?;
     let record: T = serde_json::from_slice(contents).map_err(|e| damaged(e.to_string()))?;
@@ -152,7 +154,7 @@ fn decode<T: DeserializeOwned + Serialize>(entry: &Entry) -> Result<T, MetaError
     Ok(record)
 }
 
-fn encode<T: Serialize>(record: &T) -> Vec<u8> {
+pub(crate) fn encode<T: Serialize>(record: &T) -> Vec<u8> {
     serde_json::to_vec(record).expect("names, numbers and lists always serialise")
 }
 
@@ -172,7 +174,7 @@ pub fn check(entry: &Entry) -> Result<(), MetaError> {
     Ok(())
 }
 
-fn put<T: Serialize>(key: String, expect: Expect, record: &T) -> Change {
+pub(crate) fn put<T: Serialize>(key: String, expect: Expect, record: &T) -> Change {
     Change { key, expect, value: Some(encode(record)) }
 }
 
@@ -336,6 +338,7 @@ pub(crate) mod tests {
             data: vec!["192.0.2.1:7480".parse().unwrap()],
             heartbeat: Vec::new(),
             portals: NodePortals::default(),
+            join: None,
             failure_domain: "rack".into(),
             version: "1".into(),
             drained: false,
@@ -346,9 +349,10 @@ pub(crate) mod tests {
     #[test]
     fn the_golden_records_read() {
         let node = r#"{"node":3,"index":1,"name":"n3","role":"data","data":["192.0.2.1:7480"],
-            "heartbeat":[],"portals":{"iscsi":["192.0.2.1:3260"],"nvme":[],"discovery":[]},
+            "heartbeat":[],"join":"192.0.2.1:7481","portals":{"iscsi":["192.0.2.1:3260"],"nvme":[],"discovery":[]},
             "data_dir":"/v","failure_domain":"rack","version":"1","drained":false}"#;
         let mut expected = record(3, 1);
+        expected.join = Some("192.0.2.1:7481".parse().unwrap());
         expected.portals.iscsi.push("192.0.2.1:3260".parse().unwrap());
         let entry =
             |key: String, value: &str| Entry::new(key, value.replace([' ', '\n'], ""), Revision(1));

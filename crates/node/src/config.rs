@@ -153,6 +153,8 @@ pub struct Cluster {
     pub listen: Vec<SocketAddr>,
     /// Addresses that carry leases and never data.
     pub heartbeat: Vec<SocketAddr>,
+    /// Where nodes that join are let in; `None` only without [`Self::listen`].
+    pub join: Option<SocketAddr>,
     /// How long a lease runs; the same at all nodes.
     pub lease: Duration,
     /// How long a lease is waited out; the same at all nodes.

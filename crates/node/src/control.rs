@@ -7,6 +7,7 @@
 //! * Steps for one volume happen one at a time, under its gate; volumes do not wait for each other.
 //! * A client that goes away does not stop what it has asked for.
 
+mod admission;
 mod change;
 mod chores;
 mod clients;
@@ -19,6 +20,7 @@ mod decide;
 mod guard;
 mod images;
 mod isns;
+mod join_call;
 mod mapping;
 mod members;
 mod memory;
@@ -110,6 +112,8 @@ pub struct Settings {
     pub name: String,
     /// Its data directory.
     pub data_dir: PathBuf,
+    /// What that is known by.
+    pub directory: Uuid,
     /// Why nothing outside of it says that it is this node's, if nothing does.
     pub unanchored: Option<String>,
     /// Whether iSCSI logins are sent to nodes that serve a volume, from here where it is not.
@@ -143,6 +147,7 @@ impl Settings {
         Self {
             name: config.name.clone(),
             data_dir: config.data_dir.clone(),
+            directory: Uuid::nil(),
             unanchored: None,
             redirect: config.iscsi.redirect,
             isns: config.iscsi.isns.clone(),
@@ -170,8 +175,10 @@ struct Inner {
     state: State,
     /// Its pools of disks.
     pools: pools::Pools,
-    /// Clients of the API that have no token.
+    /// Clients of the API that have no token, and of the port of joins.
     guesses: Arc<std::sync::Mutex<Guesses>>,
+    /// Why nodes cannot join here, if they cannot.
+    joins_trouble: std::sync::Mutex<Option<String>>,
     /// What the secrets in the store are sealed by.
     vault: Vault,
     /// What an iSNS server has of this node.
@@ -250,6 +257,7 @@ impl Control {
             state: State::default(),
             pools,
             guesses: Arc::default(),
+            joins_trouble: std::sync::Mutex::default(),
             part,
             membership: OnceLock::new(),
             waits_for: std::sync::Mutex::default(),
@@ -353,6 +361,8 @@ impl Control {
             self.spawn(self.clone().follow_nodes(nodes));
             self.spawn(self.clone().hear_questions());
             self.spawn(self.clone().do_chores());
+            self.spawn(self.clone().serve_joins());
+            self.spawn(self.clone().clean_up_admission());
         }
         self.spawn(self.clone().follow_images());
         self.spawn(self.clone().retry());

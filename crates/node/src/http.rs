@@ -2,6 +2,7 @@
 
 mod ask;
 mod auth;
+pub(crate) mod joins;
 pub mod listen;
 mod room;
 mod serve;
@@ -13,14 +14,15 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use api::endpoint::{
-    AddPoolDisks, AddVolumeCopy, AllowInitiators, ClearChap, ClearPoolErrors, ClearReservations,
-    DeletePool, DeleteVolume, DenyInitiators, DrainNode, Endpoint, FindStrayPools, ForcePoolOpen,
-    ForceVolume, GetCluster, GetHealth, GetPool, GetReservations, GetStatus, GetVolume, GrowVolume,
-    InitCluster, ListOrphans, ListPools, ListSessions, ListVolumes, MapTarget, Nothing, Payload,
-    PostAdoption, PostDiscard, PostJoin, PostLeave, PostPool, PostPoolImport, PostRecovery,
-    PostToken, PostVolume, PostVolumes, RemovePoolDisk, RemoveVolumeCopy, ReplacePoolDisk,
-    ReplaceVolumeCopy, ResumeNode, ScrubPool, SetChap, SetHostDhchap, SetHostTls, SetInitiatorChap,
-    SetProtocols, SwitchVolume, TakeOverVolume, VerifyVolume,
+    AddPoolDisks, AddVolumeCopy, AllowInitiators, ApproveJoin, ClearChap, ClearPoolErrors,
+    ClearReservations, DeletePool, DeleteVolume, DenyInitiators, DrainNode, Endpoint,
+    FindStrayPools, ForcePoolOpen, ForceVolume, GetCluster, GetHealth, GetPool, GetReservations,
+    GetStatus, GetVolume, GrowVolume, InitCluster, ListJoins, ListOrphans, ListPools, ListSessions,
+    ListTokens, ListVolumes, MapTarget, Nothing, Payload, PostAdoption, PostDiscard, PostJoin,
+    PostLeave, PostPool, PostPoolImport, PostRecovery, PostToken, PostVolume, PostVolumes,
+    RefuseJoin, RemovePoolDisk, RemoveVolumeCopy, ReplacePoolDisk, ReplaceVolumeCopy, ResumeNode,
+    RevokeToken, ScrubPool, SetChap, SetHostDhchap, SetHostTls, SetInitiatorChap, SetProtocols,
+    SwitchVolume, TakeOverVolume, VerifyVolume,
 };
 use api::{ApiError, Code};
 use axum::Router;
@@ -35,6 +37,7 @@ use crate::engine::Scope;
 use crate::metrics;
 use ask::Ask;
 pub use auth::{Token, TokenError};
+pub use room::Capacity;
 pub use serve::{Door, Server, TlsAcceptorDebug};
 pub use tls::{TlsError, acceptor};
 
@@ -224,7 +227,7 @@ fn cluster_routes(router: Router, c: &Control) -> Router {
     let router = add::<InitCluster, _, _>(router, c, |c, a| async move { c.init(a.body).await });
     let router = add::<PostJoin, _, _>(router, c, |c, a| async move { c.join(a.body).await });
     let router = add::<PostLeave, _, _>(router, c, |c, a| async move { c.leave(a.body).await });
-    let router = add::<PostToken, _, _>(router, c, |c, _| async move { c.token() });
+    let router = admission_routes(router, c);
     let router =
         add::<DrainNode, _, _>(
             router,
@@ -236,6 +239,23 @@ fn cluster_routes(router: Router, c: &Control) -> Router {
         c,
         |c, a| async move { c.set_drained(a.body.node, false).await },
     )
+}
+
+/// Who may join the cluster.
+fn admission_routes(router: Router, c: &Control) -> Router {
+    let router =
+        add::<PostToken, _, _>(router, c, |c, a| async move { c.create_token(a.body).await });
+    let router = add::<ListTokens, _, _>(router, c, |c, _| async move { c.tokens().await });
+    let router =
+        add::<RevokeToken, _, _>(router, c, |c, a| async move { c.revoke_token(&a.body.id).await });
+    let router = add::<ListJoins, _, _>(router, c, |c, _| async move { c.joins().await });
+    let router =
+        add::<ApproveJoin, _, _>(
+            router,
+            c,
+            |c, a| async move { c.decide_join(&a.body.id, true).await },
+        );
+    add::<RefuseJoin, _, _>(router, c, |c, a| async move { c.decide_join(&a.body.id, false).await })
 }
 
 /// Metrics alone.

@@ -437,6 +437,7 @@ pub(crate) mod tests {
             pools: Vec::new(),
             damaged_pools: Vec::new(),
             low_space_percent: 10,
+            joins: Vec::new(),
             images: Vec::new(),
             together: None,
         }

@@ -16,7 +16,7 @@ use crate::control::{Control, Settings};
 use crate::data_dir::{DataDir, DataDirError};
 use crate::engine::{Engine, EngineError, Owner, Portals, Scope};
 use crate::http::listen::{self, ListenError, UnixSocket};
-use crate::http::{self, Door, Server, TlsAcceptorDebug, TlsError, Token, TokenError};
+use crate::http::{self, Capacity, Door, Server, TlsAcceptorDebug, TlsError, Token, TokenError};
 use crate::meta::MetaError;
 use crate::meta::embedded::Embedded;
 use crate::part::{Part, PartError};
@@ -128,6 +128,7 @@ impl ApiSockets {
 
     fn serve(self, control: &Control, connections: usize) -> Server {
         let mut server = Server::default();
+        let connections = Capacity::of(connections);
         let router: Router = http::router(control);
         server.open(Door::Unix(self.unix), router.clone(), connections);
         if let Some((listener, acceptor, token)) = self.tls {
@@ -187,6 +188,7 @@ impl Node {
         };
         let mut settings = Settings::new(config, portals.clone());
         settings.data_dir = data_dir.path().to_owned();
+        settings.directory = data_dir.node();
         settings.unanchored = unanchored;
         let control = match records {
             Records::Cluster(identity) => {

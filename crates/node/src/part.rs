@@ -207,6 +207,11 @@ impl Part {
         &self.store
     }
 
+    /// What it shows to others and to the store; `None` if they speak in plain text.
+    pub(crate) fn certificates(&self) -> Option<&ClusterTls> {
+        self.certificates.as_ref()
+    }
+
     /// What the node is now.
     pub(crate) fn identity(&self) -> Identity {
         lock(&self.identity).clone()
@@ -266,9 +271,9 @@ impl Part {
         let joins = self.identity().stage == Stage::Joining;
         match error {
             PartError::Join(JoinError::Store(MetaError::Unreachable { .. })) if joins => format!(
-                "{error}. That is where its token says that the store is: if those nodes have gone, say windrose \
-                 cluster leave --force here, and join with a new token (windrose cluster token at a node of the \
-                 cluster)"
+                "{error}. That is where the store was when this node was let in: if those nodes have gone, say \
+                 windrose cluster leave --force here, and join with a new token (windrose cluster token at a node of \
+                 the cluster)"
             ),
             error => error.to_string(),
         }
@@ -513,6 +518,7 @@ impl Part {
             role: identity.role,
             data: self.config.listen.clone(),
             heartbeat: self.config.heartbeat.clone(),
+            join: self.config.join,
             portals: NodePortals { iscsi, nvme, discovery },
             data_dir: self.data_dir.path().to_owned(),
             failure_domain: self.config.failure_domain.clone().unwrap_or_else(|| self.name.clone()),

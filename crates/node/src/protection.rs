@@ -5,13 +5,17 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use ::cluster::authority::{Authority, AuthorityError};
 use ::cluster::file;
 use ::cluster::identity::Protection;
+use ::cluster::pin;
+use ::cluster::token::Trust;
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::config::{Cluster, ClusterTls};
 use crate::data_dir;
@@ -123,7 +127,7 @@ fn sign(
 /// believe no certificate that does not bear the address of its connection.
 fn addresses(config: &Cluster) -> impl Iterator<Item = IpAddr> {
     let store = [config.store.client, config.store.peer].into_iter().flatten();
-    let own = config.listen.iter().chain(&config.heartbeat).copied();
+    let own = config.listen.iter().chain(&config.heartbeat).chain(&config.join).copied();
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     let local = ipv4_of(&read("/proc/net/fib_trie")).into_iter().map(IpAddr::from);
     let local = local.chain(ipv6_of(&read("/proc/net/if_inet6")).into_iter().map(IpAddr::from));
@@ -158,18 +162,84 @@ fn ipv6_of(list: &str) -> Vec<Ipv6Addr> {
 /// [`ProtectionError::Unusable`].
 pub(crate) fn peer_tls(tls: &ClusterTls) -> Result<peer::Tls, ProtectionError> {
     let bad = |path: &Path, why: String| ProtectionError::Unusable { path: path.to_owned(), why };
-    let certificates = |path: &Path| {
-        let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
-        read.map_err(|e: rustls::pki_types::pem::Error| bad(path, e.to_string()))
-    };
     let mut authority = RootCertStore::empty();
-    let trusted: Vec<CertificateDer<'static>> = certificates(&tls.ca)?;
-    for certificate in trusted {
+    for certificate in pem_certificates(&tls.ca)? {
         authority.add(certificate).map_err(|e| bad(&tls.ca, e.to_string()))?;
     }
     let key = PrivateKeyDer::from_pem_file(&tls.key).map_err(|e| bad(&tls.key, e.to_string()))?;
-    let chain = certificates(&tls.cert)?;
+    let chain = pem_certificates(&tls.cert)?;
     peer::Tls::new(authority, chain, key).map_err(|e| bad(&tls.cert, e.to_string()))
+}
+
+/// What nodes that join are shown by this one, which has these certificates in a cluster that is protected so.
+///
+/// # Errors
+/// [`ProtectionError::Unusable`].
+pub(crate) fn join_acceptor(
+    protection: &Protection,
+    tls: &ClusterTls,
+) -> Result<TlsAcceptor, ProtectionError> {
+    let bad = |path: &Path, why: String| ProtectionError::Unusable { path: path.to_owned(), why };
+    let mut chain = pem_certificates(&tls.cert)?;
+    if let Protection::Own(_) = protection {
+        // Who joins knows the authority by the SHA-256 of its certificate, and has to see it for that.
+        chain.extend(pem_certificates(&tls.ca)?);
+    }
+    let key = PrivateKeyDer::from_pem_file(&tls.key).map_err(|e| bad(&tls.key, e.to_string()))?;
+    let unusable = |e: rustls::Error| bad(&tls.cert, e.to_string());
+    let mut config = rustls::ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(TLS_13)
+        .map_err(unusable)?
+        .with_no_client_auth()
+        .with_single_cert(chain, key)
+        .map_err(unusable)?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+/// What a node that joins believes of the nodes of the token's cluster; `None` if that speaks in plain text.
+///
+/// # Errors
+/// [`ProtectionError`]: the cluster is of another kind than the configuration says, or a file cannot be used.
+pub(crate) fn join_connector(
+    trust: Trust,
+    config: &Cluster,
+) -> Result<Option<TlsConnector>, ProtectionError> {
+    let client = match (trust, &config.tls) {
+        (Trust::Own(_), Some(_)) => return Err(ProtectionError::OwnAuthority),
+        (Trust::Plain, Some(_)) => return Err(ProtectionError::Plain),
+        (Trust::Given, None) => return Err(ProtectionError::NoneGiven),
+        (Trust::Plain, None) => return Ok(None),
+        (Trust::Own(pin), None) => pin::client(pin).map_err(|e| AuthorityError::from(e).into()),
+        (Trust::Given, Some(tls)) => trusting(tls),
+    };
+    client.map(|client| Some(TlsConnector::from(Arc::new(client))))
+}
+
+fn trusting(tls: &ClusterTls) -> Result<rustls::ClientConfig, ProtectionError> {
+    let bad = |why: String| ProtectionError::Unusable { path: tls.ca.clone(), why };
+    let mut authority = RootCertStore::empty();
+    for certificate in pem_certificates(&tls.ca)? {
+        authority.add(certificate).map_err(|e| bad(e.to_string()))?;
+    }
+    let client = rustls::ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(TLS_13)
+        .map_err(|e| bad(e.to_string()))?;
+    Ok(client.with_root_certificates(authority).with_no_client_auth())
+}
+
+const TLS_13: &[&rustls::SupportedProtocolVersion] = &[&rustls::version::TLS13];
+
+fn provider() -> Arc<rustls::crypto::CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+fn pem_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ProtectionError> {
+    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
+    read.map_err(|e: rustls::pki_types::pem::Error| ProtectionError::Unusable {
+        path: path.to_owned(),
+        why: e.to_string(),
+    })
 }
 
 #[cfg(test)]

@@ -358,6 +358,7 @@ mod tests {
                     nvme: vec![([0, 0, 0, 0], 4420).into()],
                     discovery: vec![([0, 0, 0, 0], 8009).into()],
                 },
+                join: None,
                 failure_domain: String::new(),
                 version: String::new(),
                 drained: false,

@@ -9,8 +9,7 @@ use api::{
     ApiError, Code, DhchapHost, Grow, HostDhchap, HostTls, Initiators, JoinCluster, NodeRole,
     Protocols, TlsHost, Verdict, VolumeState,
 };
-use cluster::identity::{ClusterSecret, Protection};
-use cluster::token::Token;
+use cluster::token::{ShortId, Token, TokenSecret, Trust};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
@@ -518,24 +517,34 @@ async fn the_description_and_the_metrics_are_served() {
     assert!(node.stop().await.clean);
 }
 
-/// A token of a cluster whose store takes connections and says nothing. It does so while the listener
-/// lives.
-fn silent_cluster() -> (std::net::TcpListener, JoinCluster) {
+/// A token of a cluster whose node takes connections, and ends them a moment later without a word.
+fn silent_cluster() -> JoinCluster {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let token = Token {
         cluster: uuid::Uuid::nil(),
-        secret: ClusterSecret::new([7; 32]),
-        protection: Protection::Plain,
-        endpoints: vec![format!("http://{}", silent.local_addr().unwrap())],
+        id: ShortId(1),
+        secret: TokenSecret::new([7; 16]),
+        trust: Trust::Plain,
+        addresses: vec![silent.local_addr().unwrap()],
     };
-    (silent, JoinCluster { token: token.to_text(), role: NodeRole::Data })
+    #[expect(clippy::disallowed_methods, reason = "it is no core's")]
+    std::thread::spawn(move || {
+        for stream in silent.incoming() {
+            let mut stream = stream.unwrap();
+            // Longer than a volume takes to be created.
+            stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+            let mut rest = Vec::new();
+            let _ = std::io::Read::read_to_end(&mut stream, &mut rest);
+        }
+    });
+    JoinCluster { token: token.to_text(), role: NodeRole::Data }
 }
 
 #[tokio::test]
 async fn no_volume_is_created_while_a_node_joins() {
     let dir = tempfile::tempdir().unwrap();
     let (node, client) = start(dir.path(), "[cluster]\nlisten = [\"127.0.0.1:7480\"]").await;
-    let (_silent, join) = silent_cluster();
+    let join = silent_cluster();
     // Side by side, the creation a little later each time: before, at and after the beginning of the join.
     for turn in 0..12_u64 {
         let request = ask(&format!(r#"{{"name":"v{turn}","size_bytes":4194304}}"#));

@@ -148,6 +148,7 @@ impl Node {
             data,
             heartbeat,
             portals: NodePortals { iscsi, nvme, discovery },
+            join: None,
             failure_domain: String::new(),
             version: String::new(),
             drained: false,

@@ -51,11 +51,13 @@ pub enum Method {
     Tls,
     /// A token of the API.
     Token,
+    /// A token to join the cluster.
+    Join,
 }
 
 impl Method {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Chap, Self::Dhchap, Self::Tls, Self::Token];
+    pub const ALL: [Self; 5] = [Self::Chap, Self::Dhchap, Self::Tls, Self::Token, Self::Join];
 
     /// What it is called in metrics.
     #[must_use]
@@ -65,6 +67,7 @@ impl Method {
             Self::Dhchap => "dhchap",
             Self::Tls => "tls",
             Self::Token => "token",
+            Self::Join => "join",
         }
     }
 }
@@ -76,6 +79,7 @@ impl std::fmt::Display for Method {
             Self::Dhchap => "DH-HMAC-CHAP",
             Self::Tls => "a TLS key",
             Self::Token => "a token",
+            Self::Join => "a token to join",
         })
     }
 }
@@ -414,7 +418,7 @@ mod tests {
             guesses.failed(now, token(n), "");
         }
         assert!(guesses.entries.len() <= MOST);
-        assert_eq!(guesses.counts().failures, [0, 0, 0, 200_000]);
+        assert_eq!(guesses.counts().failures, [0, 0, 0, 200_000, 0]);
         // An IPv6 host has as many addresses as it likes.
         let mut guesses = Guesses::default();
         for n in 0..100 {

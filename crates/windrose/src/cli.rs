@@ -202,8 +202,23 @@ pub(crate) enum ClusterCommand {
         #[arg(long)]
         insecure: bool,
     },
-    /// Print the token with which other nodes join. Whoever has it can join.
-    Token,
+    /// Make a token with which another node joins, and print it. Whoever has it can join: one node, within an hour.
+    Token {
+        #[command(subcommand)]
+        command: Option<TokenCommand>,
+    },
+    /// List the nodes that have asked to join, and those that wait for approval.
+    Joins,
+    /// Let a node in that waits for approval.
+    Approve {
+        /// Identifier of its request, as `windrose cluster joins` shows it.
+        id: String,
+    },
+    /// Keep a node out that waits for approval.
+    Refuse {
+        /// Identifier of its request, as `windrose cluster joins` shows it.
+        id: String,
+    },
     /// Make this node one of a cluster, to keep copies of volumes. It must have no volumes.
     Join(TokenArgs),
     /// Make this node the witness of a cluster: it has a vote, and keeps no data.
@@ -233,6 +248,35 @@ pub(crate) enum ClusterCommand {
         force: bool,
         #[command(flatten)]
         confirm: ConfirmArgs,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TokenCommand {
+    /// Make a token and print it. It is shown this once.
+    Create {
+        /// How many nodes may join with it.
+        #[arg(long, value_name = "COUNT", default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
+        uses: u32,
+        /// Any number of nodes may join with it.
+        #[arg(long, conflicts_with = "uses")]
+        unlimited: bool,
+        /// How long it is valid, such as 30m, 1h or 7d.
+        #[arg(long, value_name = "TIME", default_value = "1h", value_parser = seconds)]
+        expires: u64,
+        /// For witnesses only.
+        #[arg(long)]
+        witness: bool,
+        /// Have each node wait until somebody lets it in by `windrose cluster approve`.
+        #[arg(long)]
+        approve: bool,
+    },
+    /// List the tokens: which let nodes in, how many yet, and until when.
+    List,
+    /// Take a token back: it lets nobody in any more.
+    Revoke {
+        /// Its identifier, as `windrose cluster token list` shows it.
+        id: String,
     },
 }
 
@@ -742,6 +786,20 @@ impl std::str::FromStr for UserAndFile {
     }
 }
 
+/// A span of time, in seconds.
+fn seconds(s: &str) -> Result<u64, String> {
+    let units = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400)];
+    let parsed = units.into_iter().find_map(|(unit, seconds)| {
+        let number =
+            s.strip_suffix(unit).filter(|digits| digits.bytes().all(|b| b.is_ascii_digit()))?;
+        number.parse::<u64>().ok()?.checked_mul(seconds)
+    });
+    let fits = parsed.filter(|s| (1..=366 * 86_400).contains(s));
+    fits.ok_or_else(|| {
+        "use a number and s, m, h or d, such as 30m, 1h or 7d; at most 366d".to_owned()
+    })
+}
+
 fn strip(s: &str) -> Result<u32, String> {
     let Size(bytes) = s.parse().map_err(|e: api::Invalid| e.to_string())?;
     let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
@@ -781,6 +839,45 @@ mod tests {
                 assert!(!own.contains(option) && global.contains(option), "{option}: {help}");
             }
             assert!(own.contains("Options:") || own.contains("Arguments:"), "{help}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_made_for_one_node_and_an_hour_unless_said_otherwise() {
+        let token = |args: &str| {
+            let words = format!("windrose cluster token{args}");
+            Cli::try_parse_from(words.split(' ')).map(|cli| match cli.command {
+                Command::Cluster { command: ClusterCommand::Token { command } } => command,
+                other => panic!("{other:?}"),
+            })
+        };
+        assert!(matches!(token(""), Ok(None)));
+        let made = token(" create");
+        let Ok(Some(TokenCommand::Create { uses: 1, unlimited: false, expires: 3600, .. })) = made
+        else {
+            panic!("{made:?}")
+        };
+        let made = token(" create --unlimited --expires 7d --witness --approve");
+        let Ok(Some(TokenCommand::Create {
+            unlimited: true,
+            expires,
+            witness: true,
+            approve: true,
+            ..
+        })) = made
+        else {
+            panic!("{made:?}")
+        };
+        assert_eq!(expires, 7 * 86_400);
+        for bad in [
+            "--uses 0",
+            "--uses 2 --unlimited",
+            "--expires 1",
+            "--expires 0h",
+            "--expires 400d",
+            "--expires +1h",
+        ] {
+            assert!(token(&format!(" create {bad}")).is_err(), "{bad}");
         }
     }
 

@@ -5,19 +5,25 @@ use std::time::Duration;
 
 use api::client::CallError;
 use api::endpoint::{
-    DrainNode, GetCluster, GetHealth, GetStatus, InitCluster, ListVolumes, Nothing, PostJoin,
-    PostLeave, PostToken, ResumeNode,
+    ApproveJoin, DrainNode, GetCluster, GetHealth, GetStatus, InitCluster, ListJoins, ListTokens,
+    ListVolumes, Nothing, PostJoin, PostLeave, PostToken, RefuseJoin, ResumeNode, RevokeToken,
 };
-use api::{BeginCluster, Cluster, ClusterStage, JoinCluster, LeaveCluster, NodeRole, WhichNode};
+use api::{
+    BeginCluster, Cluster, ClusterStage, CreateToken, JoinCluster, LeaveCluster, NodeRole, WhichId,
+    WhichNode,
+};
 use tokio::time::{Instant, sleep};
 
-use crate::cli::{ClusterCommand, ConfirmArgs, NodeCommand, TokenArgs};
+use crate::cli::{ClusterCommand, ConfirmArgs, NodeCommand, TokenArgs, TokenCommand};
 use crate::exit::{FAILED, Failure};
 use crate::remote::{Remote, confirmed, tell};
 use crate::{files, recovery, show};
 
 /// How long a node may take to become what it is to be.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Pause before a node that waits for approval asks again.
+const ASK_AGAIN: Duration = Duration::from_secs(2);
 
 /// Pause between two looks.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -31,9 +37,18 @@ pub(crate) async fn run(remote: Remote, command: ClusterCommand) -> Result<ExitC
         }
         ClusterCommand::Join(token) => join(&remote, &token, NodeRole::Data).await?,
         ClusterCommand::Witness(token) => join(&remote, &token, NodeRole::Witness).await?,
-        ClusterCommand::Token => {
-            let token = client.call::<PostToken>(&Nothing).await?;
-            remote.print(&token, |t| t.token.clone())?;
+        ClusterCommand::Token { command } => token(&remote, command).await?,
+        ClusterCommand::Joins => {
+            let joins = client.call::<ListJoins>(&Nothing).await?;
+            remote.print(&joins, show::joins)?;
+        }
+        ClusterCommand::Approve { id } => {
+            let joins = client.call::<ApproveJoin>(&WhichId { id }).await?;
+            remote.print(&joins, show::joins)?;
+        }
+        ClusterCommand::Refuse { id } => {
+            let joins = client.call::<RefuseJoin>(&WhichId { id }).await?;
+            remote.print(&joins, show::joins)?;
         }
         ClusterCommand::Nodes => {
             let cluster = client.call::<GetCluster>(&Nothing).await?;
@@ -113,13 +128,49 @@ fn confirm_removal(confirm: &ConfirmArgs, node: &str) -> Result<(), Failure> {
     confirmed(confirm, ("node", node), &what, "removed", &hint)
 }
 
+/// `windrose cluster token`.
+async fn token(remote: &Remote, command: Option<TokenCommand>) -> Result<(), Failure> {
+    let client = &remote.client;
+    let ask = match command {
+        None => CreateToken::default(),
+        Some(TokenCommand::Create { uses, unlimited, expires, witness, approve }) => CreateToken {
+            uses: (!unlimited).then_some(uses),
+            lasts_s: expires,
+            role: witness.then_some(NodeRole::Witness),
+            approve,
+        },
+        Some(TokenCommand::List) => {
+            let tokens = client.call::<ListTokens>(&Nothing).await?;
+            return remote.print(&tokens, show::tokens);
+        }
+        Some(TokenCommand::Revoke { id }) => {
+            let tokens = client.call::<RevokeToken>(&WhichId { id }).await?;
+            return remote.print(&tokens, show::tokens);
+        }
+    };
+    let made = client.call::<PostToken>(&ask).await?;
+    remote.print(&made, |made| made.token.clone())?;
+    tell(&format!("windrose: {}", show::made_token(&made.info)));
+    Ok(())
+}
+
 async fn join(remote: &Remote, token: &TokenArgs, role: NodeRole) -> Result<(), Failure> {
     let token = match (&token.token, &token.file) {
         (Some(token), _) => token.clone(),
         (None, Some(file)) => files::line(file)?,
         (None, None) => return Err(Failure::new(FAILED, "no token is given")),
     };
-    remote.client.call::<PostJoin>(&JoinCluster { token, role }).await?;
+    let ask = JoinCluster { token, role };
+    let mut said = None;
+    loop {
+        let cluster = remote.client.call::<PostJoin>(&ask).await?;
+        let (ClusterStage::Alone, Some(what)) = (cluster.stage, cluster.waits_for) else { break };
+        if said.as_ref() != Some(&what) {
+            tell(&format!("windrose: waiting: {what}"));
+            said = Some(what);
+        }
+        sleep(ASK_AGAIN).await;
+    }
     settled(remote, ClusterStage::Member).await
 }
 

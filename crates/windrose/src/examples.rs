@@ -32,6 +32,28 @@ const EXAMPLES: &[(&str, &[Example])] = &[
         &[("At a node of the cluster, for one that joins", "windrose cluster token > token")],
     ),
     (
+        "cluster token create",
+        &[
+            (
+                "For three nodes, within a day",
+                "windrose cluster token create --uses 3 --expires 1d > token",
+            ),
+            ("For a witness", "windrose cluster token create --witness > token"),
+            (
+                "For any number of nodes, each of which waits for approval",
+                "windrose cluster token create --unlimited --approve > token",
+            ),
+        ],
+    ),
+    ("cluster token list", &[("Which tokens still let nodes in", "windrose cluster token list")]),
+    (
+        "cluster token revoke",
+        &[("One that came into the wrong hands", "windrose cluster token revoke 1a2b3c4d")],
+    ),
+    ("cluster joins", &[("Who has joined, and who waits", "windrose cluster joins")]),
+    ("cluster approve", &[("Let a node in that waits", "windrose cluster approve 1a2b3c4d")]),
+    ("cluster refuse", &[("Keep a node out that waits", "windrose cluster refuse 1a2b3c4d")]),
+    (
         "cluster join",
         &[("At the node that joins", "windrose cluster join --cluster-token-file token")],
     ),

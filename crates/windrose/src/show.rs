@@ -1,5 +1,6 @@
 //! Answers as people read them.
 
+mod admission;
 mod pool;
 mod recovery;
 
@@ -19,6 +20,7 @@ use comfy_table::{CellAlignment, ContentArrangement, Table};
 use crate::connect;
 use crate::exit::Failure;
 use crate::remote::Remote;
+pub(crate) use admission::{joins, made_token, tokens};
 pub(crate) use pool::{pool, pools};
 pub(crate) use recovery::{importable, orphans, planned, recovery};
 use wire::count;

@@ -4,10 +4,11 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-use crate::common::{Place, now, pause};
+use crate::common::{Place, cli, now, pause, texts};
 use crate::recovery;
 use cluster::meta::Meta;
 use cluster::meta::etcd::{Etcd, Settings, Tls};
+use cluster::token::{Token, TokenSecret};
 use probe::iscsi::Session;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use serde_json::Value;
@@ -43,7 +44,12 @@ pub(crate) fn address(number: u8) -> String {
 }
 
 fn place(number: u8) -> Place {
-    Place::new(&format!("[cluster]\nlisten = [\"{}:7480\"]\n", address(number)))
+    Place::new(&listens(number))
+}
+
+/// A configuration's section for a node of a cluster.
+fn listens(number: u8) -> String {
+    format!("[cluster]\nlisten = [\"{}:7480\"]\n", address(number))
 }
 
 /// Who signs the certificates of a cluster, in a directory of its own.
@@ -135,7 +141,7 @@ fn nodes_become_a_cluster_lose_one_and_leave() {
     assert!(a.path().join("data/store.redb.before-cluster").exists());
     assert!(a.fails(1, &["cluster", "init"]).contains("in cluster"));
 
-    let token = a.ok(&["cluster", "token"]);
+    let token = a.ok(&["cluster", "token", "create", "--unlimited"]);
     let token = token.trim();
     let half = &token[..token.len() / 2];
     assert!(b.fails(1, &["cluster", "join", "--token", half]).contains("not copied whole"));
@@ -263,7 +269,7 @@ fn a_volume_that_is_used_at_another_node_is_not_deleted() {
     let (a, b, w) = (place(21), place(22), place(23));
     let (_a, node_b, _w) = (a.start(), b.start(), w.start());
     a.ok(&["cluster", "init"]);
-    let token = a.ok(&["cluster", "token"]);
+    let token = a.ok(&["cluster", "token", "create", "--unlimited"]);
     b.ok(&["cluster", "join", "--token", token.trim()]);
     w.ok(&["cluster", "witness", "--token", token.trim()]);
     nodes(&a, |nodes| alive(nodes) == [1, 2, 3]);
@@ -327,7 +333,7 @@ fn a_learner_that_never_came_is_named_and_removed() {
     let (a, b) = (place(31), place(32));
     let (_a, _b) = (a.start(), b.start());
     a.ok(&["cluster", "init"]);
-    let token = a.ok(&["cluster", "token"]);
+    let token = a.ok(&["cluster", "token", "create", "--unlimited"]);
     let never = format!("https://{}:2380", address(33));
     add_learner(&a, 31, &never);
     std::thread::scope(|scope| {
@@ -368,7 +374,7 @@ fn nodes_of_one_authority_mirror_over_tls() {
     let (a, b, w) = (authority.place(11), authority.place(12), authority.place(13));
     let (_a, node_b, _w) = (a.start(), b.start(), w.start());
     a.ok(&["cluster", "init"]);
-    let token = a.ok(&["cluster", "token"]);
+    let token = a.ok(&["cluster", "token", "create", "--unlimited"]);
     let token = token.trim();
 
     // Who has the token and no certificate, or that of another authority, gets nowhere.
@@ -427,7 +433,7 @@ fn a_cluster_is_closed_to_who_has_no_certificate_of_it() {
     let (a, b) = (place(121), place(122));
     let (_a, node_b) = (a.start(), b.start());
     a.ok(&["cluster", "init"]);
-    let token = a.ok(&["cluster", "token"]);
+    let token = a.ok(&["cluster", "token", "create", "--unlimited"]);
     b.ok(&["cluster", "join", "--token", token.trim()]);
     a.ok(&["volume", "create", "web", "--size", "4M", "--replicas", "2"]);
     all_online(&b, 1);
@@ -457,6 +463,13 @@ fn a_cluster_is_closed_to_who_has_no_certificate_of_it() {
         }
     }
     assert!(reads(store_of(&a, [121])).unwrap().is_some());
+    // The port of joins shows a certificate, and wants a token.
+    let door = format!("https://{}:7481", address(121));
+    let ca = a.path().join("data/tls/ca.crt").display().to_string();
+    for words in [&["status"][..], &["cluster", "init"], &["cluster", "token", "list"]] {
+        let (_, refused) = texts(&cli(&door, &[words, &["--ca-cert", &ca]].concat()));
+        assert!(refused.contains("let in here, with a token"), "{words:?}: {refused}");
+    }
     // Certificates are signed anew at each start: by nobody else, and whenever that is.
     let file = b.path().join("data/tls/node.crt");
     let first = std::fs::read(&file).unwrap();
@@ -474,7 +487,7 @@ fn a_cluster_in_plain_text_is_wanted_in_words_and_says_so() {
     let (a, b) = (place(123), place(124));
     let (_a, _b) = (a.start(), b.start());
     a.ok(&["cluster", "init", "--insecure"]);
-    let token = a.ok(&["cluster", "token"]);
+    let token = a.ok(&["cluster", "token", "create", "--unlimited"]);
     b.ok(&["cluster", "join", "--token", token.trim()]);
     a.ok(&["volume", "create", "web", "--size", "4M", "--replicas", "2"]);
     for place in [&a, &b] {
@@ -482,6 +495,75 @@ fn a_cluster_in_plain_text_is_wanted_in_words_and_says_so() {
         assert!(found["hint"].as_str().unwrap().contains("--insecure"), "{found}");
         all_online(place, 1);
     }
+}
+
+/// The words of the command that a hint begins with, after the program's name.
+fn first_command(hint: &str) -> Vec<&str> {
+    hint.split(' ').skip(1).take(3).collect()
+}
+
+/// RFD 0038, 2.3.
+#[test]
+fn tokens_let_in_whom_they_are_for_and_a_human_decides_where_they_say_so() {
+    if !has_etcd() {
+        return;
+    }
+    let (a, b, c) = (place(141), place(142), Place::named("c", &listens(143)));
+    let (_a, _b, _c) = (a.start(), b.start(), c.start());
+    a.ok(&["cluster", "init"]);
+    let create = |place: &Place, more: &[&str]| {
+        let words = [&["cluster", "token", "create"], more].concat();
+        place.ok(&words).trim().to_owned()
+    };
+    let refused =
+        |place: &Place, token: &str| place.fails(1, &["cluster", "join", "--token", token]);
+    // Whoever holds the port's places keeps nobody out.
+    let door = format!("{}:7481", address(141));
+    let idle: Vec<_> = (0..40).map(|_| std::net::TcpStream::connect(&door).unwrap()).collect();
+    let for_witness = create(&a, &["--witness"]);
+    assert!(refused(&b, &for_witness).contains("for a witness only"));
+    let short = create(&a, &["--expires", "1s"]);
+    let token = a.ok(&["cluster", "token"]);
+    b.ok(&["cluster", "join", "--token", token.trim()]);
+    assert!(refused(&c, token.trim()).contains("used up"));
+    assert!(refused(&c, &short).contains("expired"));
+    drop(idle);
+    // Who guesses is told of.
+    let guess = Token { secret: TokenSecret::new([0; 16]), ..Token::parse(&short).unwrap() };
+    for _ in 0..6 {
+        assert!(refused(&c, &guess.to_text()).contains("knows no such token"));
+    }
+    let found = finding(&a, "joins", "does not prove by a token to join who it is");
+    assert_eq!(found["severity"], "warning", "{found}");
+
+    // At whichever node: also at one that has joined just now.
+    let taken = create(&b, &["--uses", "3"]);
+    let list = b.json(&["cluster", "token", "list"]);
+    let valid = list["tokens"].as_array().unwrap().iter().find(|t| t["uses"] == 3).unwrap();
+    a.ok(&["cluster", "token", "revoke", valid["id"].as_str().unwrap()]);
+    assert!(refused(&c, &taken).contains("revoked"));
+    assert!(b.fails(4, &["cluster", "token", "revoke", "00000000"]).contains("no token 00000000"));
+
+    let token = create(&b, &["--approve"]);
+    std::thread::scope(|scope| {
+        let joined = scope.spawn(|| c.ok(&["cluster", "join", "--token", &token]));
+        let found = finding(&a, "joins", "waits for approval");
+        let said = found["message"].as_str().unwrap();
+        assert!(said.contains("node c at ") && said.contains(&address(143)), "{found}");
+        assert!(c.json(&["cluster", "nodes"])["stage"] == "alone");
+        let hint = found["hint"].as_str().unwrap();
+        assert!(
+            hint.starts_with("windrose cluster approve ")
+                && hint.contains("windrose cluster refuse ")
+        );
+        a.ok(&first_command(hint));
+        joined.join().unwrap();
+    });
+    nodes(&a, |nodes| alive(nodes) == [1, 2, 3]);
+    let joins = b.json(&["cluster", "joins"]);
+    let states: Vec<_> =
+        joins["joins"].as_array().unwrap().iter().map(|j| j["state"].clone()).collect();
+    assert_eq!(states, ["joined", "joined"], "{joins}");
 }
 
 #[test]
@@ -504,7 +586,7 @@ fn copies_lie_in_the_pools_of_their_nodes() {
     pool(&a);
     a.ok(&["cluster", "init"]);
     assert_eq!(a.json(&["pool", "show", "tank"])["state"]["is"], "online");
-    let token = a.ok(&["cluster", "token"]);
+    let token = a.ok(&["cluster", "token", "create", "--unlimited"]);
     b.ok(&["cluster", "join", "--token", token.trim()]);
     w.ok(&["cluster", "witness", "--token", token.trim()]);
     nodes(&a, |nodes| alive(nodes) == [1, 2, 3]);
@@ -546,7 +628,7 @@ fn copies_lie_in_the_pools_of_their_nodes() {
 fn says(place: &Place, wanted: &str) -> String {
     let deadline = now() + PATIENCE;
     loop {
-        let (said, _) = crate::common::texts(&place.cli(&["status"]));
+        let (said, _) = texts(&place.cli(&["status"]));
         if said.contains(wanted) {
             return said;
         }
@@ -567,7 +649,7 @@ fn a_cloned_node_serves_nothing_until_somebody_says_so_and_the_first_goes_on() {
     a.ok(&["volume", "create", "web", "--size", "4M"]);
     a.ok(&["cluster", "init"]);
     all_online(&a, 1);
-    let token = a.ok(&["cluster", "token"]);
+    let token = a.ok(&["cluster", "token", "create", "--unlimited"]);
     b.ok(&["cluster", "join", "--token", token.trim()]);
     nodes(&a, |nodes| alive(nodes) == [1, 2]);
     a.ok(&["volume", "mirror", "add", "web"]);
@@ -601,7 +683,7 @@ fn a_cloned_node_serves_nothing_until_somebody_says_so_and_the_first_goes_on() {
     assert_eq!(copied.stop(), Some(0));
     let config = clone.config().to_str().unwrap().to_owned();
     let accept = ["node", "accept-data-dir", "--config", &config, "--confirm", "test"];
-    assert!(crate::common::cli("unix:/nowhere", &accept).status.success());
+    assert!(cli("unix:/nowhere", &accept).status.success());
     let _clone = clone.start();
     nodes(&clone, |nodes| alive(nodes) == [1, 2]);
 }
@@ -616,7 +698,7 @@ fn a_node_that_joins_before_the_dead_one_is_removed_takes_its_place_also_in_the_
     let (a, b, w, c) = (place(121), place(122), place(123), place(124));
     let (_a, node_b, node_w, _c) = (a.start(), b.start(), w.start(), c.start());
     a.ok(&["cluster", "init"]);
-    let token = a.ok(&["cluster", "token"]);
+    let token = a.ok(&["cluster", "token", "create", "--unlimited"]);
     let token = token.trim();
     b.ok(&["cluster", "join", "--token", token]);
     w.ok(&["cluster", "witness", "--token", token]);
@@ -669,11 +751,11 @@ fn a_token_whose_nodes_have_gone_names_them_and_how_to_get_another() {
     let (a, b, other) = (place(131), place(132), place(133));
     let (node_a, _b, _other) = (a.start(), b.start(), other.start());
     a.ok(&["cluster", "init"]);
-    let token = a.ok(&["cluster", "token"]);
+    let token = a.ok(&["cluster", "token", "create", "--unlimited"]);
     node_a.kill();
     let join = ["cluster", "join", "--token", token.trim()];
     let refused = b.fails(1, &join);
-    let at = format!("is not reached at https://{}:2379", address(131));
+    let at = format!("{}:7481: ", address(131));
     assert!(refused.contains(&at) && refused.contains("windrose cluster token"), "{refused}");
     assert!(!refused.contains("when the store answers"), "{refused}");
 }

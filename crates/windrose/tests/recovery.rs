@@ -96,7 +96,7 @@ pub(crate) fn cluster(first: u8) -> ([Place; 3], [Daemon; 3]) {
     let daemons = [places[0].start(), places[1].start(), places[2].start()];
     let [a, b, w] = &places;
     a.ok(&["cluster", "init"]);
-    let token = a.ok(&["cluster", "token"]);
+    let token = a.ok(&["cluster", "token", "create", "--unlimited"]);
     b.ok(&["cluster", "join", "--token", token.trim()]);
     w.ok(&["cluster", "witness", "--token", token.trim()]);
     nodes(a, |nodes| alive(nodes) == [1, 2, 3]);

@@ -67,8 +67,9 @@ pub(crate) fn closing_words(house: &House) {
 On three machines of your own (two with disks, any third as the witness), with `[cluster] listen` in each configuration file:
     {program} node &                                   # on each of them
     {program} cluster init                             # on the first
-    {program} cluster token                            # there too: whoever has it can join
+    {program} cluster token                            # there too, for the second: whoever has it can join
     {program} cluster join --token TOKEN               # on the second
+    {program} cluster token                            # on the first again, for the third: each lets one in
     {program} cluster witness --token TOKEN            # on the third
     {program} volume create mine --size 10GiB --replicas 2 --allow any
     {program} status                                   # is my data safe?

@@ -27,7 +27,7 @@ use library::{Facts, Failure, Library};
 pub use library::is_contained;
 
 /// Format of what the store holds. A store of another one is refused.
-pub const FORMAT: u64 = 2;
+pub const FORMAT: u64 = 3;
 
 /// Changes kept for followers.
 const HISTORY: usize = 4096;

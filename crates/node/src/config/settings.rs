@@ -70,6 +70,7 @@ pub(super) struct Draft {
     metrics: Option<SocketAddr>,
     cluster_listen: Vec<SocketAddr>,
     cluster_heartbeat: Vec<SocketAddr>,
+    cluster_join: Option<SocketAddr>,
     lease: Duration,
     grace: Duration,
     failure_domain: Option<String>,
@@ -98,6 +99,10 @@ pub(super) struct Draft {
 }
 
 const MIB: u64 = 1 << 20;
+
+/// Where nodes that join are let in, unless another port is set.
+const JOIN_PORT: u16 = 7481;
+
 const ADDRESS: &str = "an IP address and a port, such as \"192.0.2.1:3260\" or \"[::]:3260\"";
 const ADDRESSES: &str =
     "a list of IP addresses and ports, such as [\"192.0.2.1:3260\"]; [] to listen nowhere";
@@ -236,6 +241,9 @@ settings! {
     "cluster.heartbeat" = Value("[]"), OWN_ADDRESSES,
         |d, v| d.cluster_heartbeat = own_addresses(v)?,
         "More addresses where other nodes reach this one, for leases alone and never for data.";
+    "cluster.join" = Unset("the first of `listen`, port 7481"), OWN_ADDRESS,
+        |d, v| d.cluster_join = Some(own_address(v)?),
+        "Where this node lets others into the cluster that show a token. Served once it is in a cluster.";
     "cluster.lease_ms" = Value("2000"), "whole milliseconds, 500 to 60000",
         |d, v| d.lease = millis(v, 500..=60_000)?,
         "How long a node may go on serving a volume without hearing from the others. The same at \
@@ -561,6 +569,7 @@ impl Draft {
         Ok(Cluster {
             listen: self.cluster_listen.clone(),
             heartbeat: self.cluster_heartbeat.clone(),
+            join: self.join(),
             lease: self.lease,
             grace: self.grace,
             failure_domain: self.failure_domain.clone(),
@@ -575,8 +584,15 @@ impl Draft {
         })
     }
 
+    /// Where nodes that join are let in.
+    fn join(&self) -> Option<SocketAddr> {
+        let first = self.cluster_listen.first()?;
+        Some(self.cluster_join.unwrap_or_else(|| SocketAddr::new(first.ip(), JOIN_PORT)))
+    }
+
     /// Every address is listened at by one service only.
     fn check_listeners(&self) -> Result<(), Flaw> {
+        let join = self.join();
         let lists = [
             ("iscsi.portals", &self.iscsi_portals[..]),
             ("nvme.portals", &self.nvme_portals),
@@ -585,6 +601,7 @@ impl Draft {
             ("metrics.listen", self.metrics.as_slice()),
             ("cluster.listen", &self.cluster_listen),
             ("cluster.heartbeat", &self.cluster_heartbeat),
+            ("cluster.join", join.as_slice()),
             ("cluster.store_client", self.store_client.as_slice()),
             ("cluster.store_peer", self.store_peer.as_slice()),
         ];

@@ -193,6 +193,11 @@ const BAD: &[(&str, usize, &[&str])] = &[
         0,
         &["cluster.heartbeat", "same port"],
     ),
+    (
+        "[cluster]\nlisten = [\"192.0.2.1:7481\"]",
+        0,
+        &["cluster.join (192.0.2.1:7481)", "cluster.listen", "same port"],
+    ),
     ("[log]\nlevel = \"loud\"", 2, &["log.level: \"loud\"", "\"error\""]),
     ("[limits]\nlogins = 5000", 0, &["limits.logins exceeds limits.connections"]),
     ("[limits]\nlogins = 1979-05-27", 2, &["this datetime is not allowed"]),

@@ -49,6 +49,7 @@ fn of_failing(facts: &Facts, failing: &Failing) -> Finding {
     let subject = match (volume, method) {
         (Some(record), _) => format!("volume {}", record.name),
         (None, Method::Token) => "API".to_owned(),
+        (None, Method::Join) => "joins".to_owned(),
         (None, _) => format!("node {}", facts.node.name),
     };
     let who = match name.as_str() {
@@ -74,6 +75,7 @@ fn of_failing(facts: &Facts, failing: &Failing) -> Finding {
         Method::Token => {
             "give it the token of api.token_file: windrose --token-file FILE".to_owned()
         }
+        Method::Join => "make a token for it: windrose cluster token".to_owned(),
     };
     let hint =
         format!("if it is one of your hosts, {mend}; else keep {address} out in the firewall");
@@ -134,6 +136,7 @@ mod tests {
             (Method::Dhchap, &record.nvme_subsystem, "volume a"),
             (Method::Tls, "", "node n"),
             (Method::Token, "", "API"),
+            (Method::Join, "", "joins"),
         ];
         for (method, target, subject) in targets {
             let clients = Clients { failing: vec![failing(method, target)], ..Clients::default() };
@@ -142,7 +145,7 @@ mod tests {
             for core in &mut facts.cores {
                 core.clients = Clients::default();
             }
-            if method == Method::Token {
+            if matches!(method, Method::Token | Method::Join) {
                 facts.api_clients = clients;
             } else {
                 facts.cores[0].clients = clients.clone();
@@ -152,7 +155,11 @@ mod tests {
             assert_eq!(status.verdict, Verdict::AtRisk);
             let found = &status.findings[0];
             assert_eq!(found.subject, subject);
-            let times = if method == Method::Token { "40 times" } else { "80 times" };
+            let times = if matches!(method, Method::Token | Method::Join) {
+                "40 times"
+            } else {
+                "80 times"
+            };
             for part in ["192.0.2.9 (as iqn.1993-08.org.debian:01:x)", times, "3 s ago"] {
                 assert!(found.message.contains(part), "{}", found.message);
             }

@@ -4,26 +4,28 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use ::cluster::admission::{self, JoinAnswer, JoinGrant, JoinRequest};
 use ::cluster::authority::Authority;
 use ::cluster::identity::{ClusterSecret, Identity, NodeIndex, OwnMember, Protection, Role, Stage};
 use ::cluster::joining::{self, JoinError, MAX_MEMBERS};
 use ::cluster::meta::etcd::{Etcd, MemberAnswer, MemberInfo};
 use ::cluster::mirrors;
 use ::cluster::nodes::{self, ClusterRecord, NodeView, Nodes};
-use ::cluster::token::Token;
+use ::cluster::token::{ShortId, Token};
 use api::{
-    ApiError, BeginCluster, Cluster, ClusterNode, ClusterStage, ClusterToken, Code, JoinCluster,
-    LeaveCluster, NodeRole, StoreMember,
+    ApiError, BeginCluster, Cluster, ClusterNode, ClusterStage, Code, JoinCluster, LeaveCluster,
+    NodeRole, StoreMember,
 };
 use peer::NodeId;
 use rt::fault::{self, Point};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
-use super::{Control, Settings, members, steps, store_error};
+use super::admission::ANEW;
+use super::{Control, Settings, join_call, members, steps, store_error};
 use crate::config;
 use crate::data_dir;
-use crate::meta::{Change, Entry, MetaError, format};
+use crate::meta::{Change, Entry, MetaError, embedded, format};
 use crate::part::{self, Part};
 use crate::protection;
 use crate::record::{self, Stored, VOLUMES};
@@ -49,7 +51,7 @@ pub(super) fn conflict(message: impl Into<String>, hint: &str) -> ApiError {
     ApiError::new(Code::Conflict, message).hint(hint)
 }
 
-fn join_error(error: &JoinError) -> ApiError {
+pub(super) fn join_error(error: &JoinError) -> ApiError {
     match error {
         JoinError::Store(error) => store_error(error),
         error => ApiError::new(Code::Conflict, error.to_string()),
@@ -129,26 +131,34 @@ impl Control {
                     format!("this node has {} of its own", count(volumes.len(), "volume"));
                 return Err(conflict(message, "copy their data elsewhere and delete them first"));
             }
-            let store = reach(&token, settings)?;
-            let cluster = look(&store, &token, settings).await?;
-            let runs_member = runs_member(&store, &cluster, role, &token).await?;
-            let node = joining::draw_number(&store, token.cluster).await;
-            let node = node.map_err(|e| token_error(&token, &e))?;
+            let request = join_request(settings, &token, role);
+            let grant = match join_call::ask(&token, &settings.cluster, &request).await? {
+                JoinAnswer::Granted(grant) => grant,
+                JoinAnswer::Waiting { id } => {
+                    let waits_for = Some(waits_for_approval(id));
+                    return Ok(Cluster { waits_for, ..alone() });
+                }
+            };
+            let granted = Granted::new(&token, grant, settings)?;
+            let record = granted.look(settings).await?;
+            let runs_member = granted.runs_member(&record, role).await?;
             fault::pass(Point::JoinDrawn);
+            let Granted { cluster, node, grant, .. } = granted;
+            let JoinGrant { secret, protection, endpoints, .. } = grant;
             let member = runs_member
-                .then(|| own_member(&settings.cluster, at, node, &token.protection))
+                .then(|| own_member(&settings.cluster, at, node, &protection))
                 .transpose()?;
             // Somebody may have asked for something else meanwhile.
             control.check_alone()?;
             control.become_new(&Identity {
                 stage: Stage::Joining,
-                cluster: token.cluster,
+                cluster,
                 node,
                 index: None,
                 role,
-                secret: token.secret,
-                protection: token.protection,
-                endpoints: token.endpoints,
+                secret,
+                protection,
+                endpoints,
                 member,
             })
         })
@@ -164,16 +174,6 @@ impl Control {
         tracing::info!(cluster = %identity.cluster, node = %identity.node, "it becomes a node of a cluster");
         self.0.restart.send_replace(true);
         Ok(of(identity))
-    }
-
-    /// What lets another node in.
-    ///
-    /// # Errors
-    /// [`Code::Conflict`] for a node that is in no cluster.
-    pub fn token(&self) -> Result<ClusterToken, ApiError> {
-        let identity = self.member_part()?.identity();
-        let Identity { cluster, secret, protection, endpoints, .. } = identity;
-        Ok(ClusterToken { token: Token { cluster, secret, protection, endpoints }.to_text() })
     }
 
     /// Takes this node, or another one that does not come back, out of the cluster.
@@ -447,7 +447,7 @@ impl Control {
         }
     }
 
-    fn member_part(&self) -> Result<&Part, ApiError> {
+    pub(super) fn member_part(&self) -> Result<&Part, ApiError> {
         let part = self.0.part.as_deref().ok_or_else(not_in_one)?;
         if self.membership().is_some() {
             return Ok(part);
@@ -515,7 +515,7 @@ fn of(identity: &Identity) -> Cluster {
     }
 }
 
-fn role(role: Role) -> NodeRole {
+pub(super) fn role(role: Role) -> NodeRole {
     match role {
         Role::Data => NodeRole::Data,
         Role::Witness => NodeRole::Witness,
@@ -638,17 +638,105 @@ fn is_installed(program: &Path) -> bool {
     std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
 }
 
-/// The store of the cluster that a token is of, as this node reaches it.
-fn reach(token: &Token, settings: &Settings) -> Result<Etcd, ApiError> {
-    let refused = |e: &dyn std::fmt::Display| ApiError::new(Code::Conflict, e.to_string());
-    let Settings { name, cluster, data_dir, .. } = settings;
-    let certificates = protection::certificates(&token.protection, name, cluster, data_dir);
-    let certificates = certificates.map_err(|e| refused(&e))?;
-    part::store(&token.endpoints, certificates.as_ref()).map_err(|e| {
-        refused(&e).hint("are cluster.tls_ca, tls_cert and tls_key set as at the other nodes?")
-    })
+/// What this node asks that wants to join.
+fn join_request(settings: &Settings, token: &Token, role: Role) -> JoinRequest {
+    let config::Cluster { listen, lease, grace, .. } = &settings.cluster;
+    JoinRequest {
+        format: admission::FORMAT,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        store_format: embedded::FORMAT,
+        cluster: token.cluster,
+        token: token.id,
+        secret: token.secret.clone(),
+        directory: settings.directory,
+        name: settings.name.clone(),
+        role,
+        addresses: listen.clone(),
+        lease_ms: millis(*lease),
+        grace_ms: millis(*grace),
+    }
 }
 
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn waits_for_approval(id: ShortId) -> String {
+    format!("approval; at a node of the cluster: windrose cluster approve {id}")
+}
+
+/// What a node was given that may join, and the cluster's store as it reaches it.
+struct Granted {
+    cluster: Uuid,
+    node: NodeId,
+    grant: JoinGrant,
+    store: Etcd,
+}
+
+impl Granted {
+    fn new(token: &Token, grant: JoinGrant, settings: &Settings) -> Result<Self, ApiError> {
+        let refused = |e: &dyn std::fmt::Display| ApiError::new(Code::Conflict, e.to_string());
+        if !token.trust.fits(&grant.protection) {
+            return Err(conflict("what this node was given is not of the token's cluster", ANEW));
+        }
+        let Settings { name, cluster, data_dir, .. } = settings;
+        let certificates = protection::certificates(&grant.protection, name, cluster, data_dir);
+        let certificates = certificates.map_err(|e| refused(&e))?;
+        let store = part::store(&grant.endpoints, certificates.as_ref()).map_err(|e| {
+            refused(&e).hint("are cluster.tls_ca, tls_cert and tls_key set as at the other nodes?")
+        })?;
+        Ok(Self { cluster: token.cluster, node: NodeId(grant.node), grant, store })
+    }
+
+    /// Looks whether the store is there, and this node is like those of the cluster.
+    async fn look(&self, settings: &Settings) -> Result<ClusterRecord, ApiError> {
+        let checked = format::check(&self.store, self.store.name()).await;
+        checked.map_err(|e| self.error(&e.into()))?;
+        let cluster = joining::cluster_of(&self.store, self.cluster).await;
+        let cluster = cluster.map_err(|e| self.error(&e))?;
+        let (lease, grace) = (millis(settings.cluster.lease), millis(settings.cluster.grace));
+        joining::check_settings(&cluster, lease, grace).map_err(|e| join_error(&e))?;
+        Ok(cluster)
+    }
+
+    /// Why it does not come in although it was let in.
+    fn error(&self, error: &JoinError) -> ApiError {
+        let JoinError::Store(MetaError::Unreachable { why, .. }) = error else {
+            return join_error(error);
+        };
+        let at = self.grant.endpoints.join(", ");
+        let message = format!(
+            "this node is let in, and the store of the cluster is not reached at {at}: {why}"
+        );
+        ApiError::new(Code::Unavailable, message).hint(
+            "is a firewall in the way (ports 2379 and 2380), or are nodes down? Then say it again with the same token: \
+             this node is counted once",
+        )
+    }
+
+    /// Whether a node that joins runs a member of the store.
+    async fn runs_member(&self, cluster: &ClusterRecord, role: Role) -> Result<bool, ApiError> {
+        if !cluster.own_members {
+            return match role {
+                Role::Data => Ok(false),
+                Role::Witness => Err(conflict(
+                    "the cluster uses an etcd of somebody else's, and a witness would have nothing to do",
+                    "join it as a node that keeps data (windrose cluster join), or not at all",
+                )),
+            };
+        }
+        let failed = |e: MetaError| self.error(&e.into());
+        let members = self.store.members().await.map_err(failed)?;
+        if members.len() < MAX_MEMBERS {
+            return Ok(true);
+        }
+        if role == Role::Data {
+            return Ok(false);
+        }
+        let (present, _) = nodes::list(&self.store).await.map_err(failed)?;
+        Err(no_room(&members, &present))
+    }
+}
 /// What protects a cluster that is begun with these settings (RFD 0038, 2.2).
 fn chosen(settings: &Settings, insecure: bool) -> Result<Protection, ApiError> {
     let is_given = settings.cluster.tls.is_some();
@@ -708,74 +796,6 @@ pub(super) fn first_of_new(
         endpoints,
         member,
     })
-}
-
-/// Why a token lets nobody in, and where there is one that does. It names the members of the store that there were
-/// when it was made: these may have gone since, or moved.
-fn token_error(token: &Token, error: &JoinError) -> ApiError {
-    let at = token.endpoints.join(", ");
-    let anew = "a token is of the time when it was made: make a new one at a node of that cluster (windrose cluster \
-                token), and use that here";
-    match error {
-        JoinError::Store(MetaError::Unreachable { why, .. }) => {
-            let message = format!("the cluster of the token is not reached at {at}: {why}");
-            ApiError::new(Code::Unavailable, message).hint(format!(
-                "if nothing else is in the way (a firewall, or a node that is down), then {anew}"
-            ))
-        }
-        JoinError::OtherCluster { found } => {
-            let message = format!(
-                "the store at {at} is that of cluster {found}, and the token is of cluster {}",
-                token.cluster
-            );
-            conflict(message, anew)
-        }
-        JoinError::NoCluster => {
-            let message = format!("the store at {at} is that of no cluster any more");
-            conflict(message, anew)
-        }
-        error => join_error(error),
-    }
-}
-
-/// Looks whether the cluster of a token is there, and is like this node.
-async fn look(store: &Etcd, token: &Token, settings: &Settings) -> Result<ClusterRecord, ApiError> {
-    let checked = format::check(store, store.name()).await;
-    checked.map_err(|e| token_error(token, &e.into()))?;
-    let cluster = joining::cluster_of(store, token.cluster).await;
-    let cluster = cluster.map_err(|e| token_error(token, &e))?;
-    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-    let (lease, grace) = (millis(settings.cluster.lease), millis(settings.cluster.grace));
-    joining::check_settings(&cluster, lease, grace).map_err(|e| join_error(&e))?;
-    Ok(cluster)
-}
-
-/// Whether a node that joins runs a member of the store.
-async fn runs_member(
-    store: &Etcd,
-    cluster: &ClusterRecord,
-    role: Role,
-    token: &Token,
-) -> Result<bool, ApiError> {
-    if !cluster.own_members {
-        return match role {
-            Role::Data => Ok(false),
-            Role::Witness => Err(conflict(
-                "the cluster uses an etcd of somebody else's, and a witness would have nothing to do",
-                "join it as a node that keeps data (windrose cluster join), or not at all",
-            )),
-        };
-    }
-    let failed = |e: MetaError| token_error(token, &e.into());
-    let members = store.members().await.map_err(failed)?;
-    if members.len() < MAX_MEMBERS {
-        return Ok(true);
-    }
-    if role == Role::Data {
-        return Ok(false);
-    }
-    let (present, _) = nodes::list(store).await.map_err(failed)?;
-    Err(no_room(&members, &present))
 }
 
 /// A witness finds the store with all the members that it may have. As a rule one of them is that of a node which

@@ -309,6 +309,7 @@ mod tests {
             data: vec![([10, 0, 0, number as u8], 7480).into()],
             heartbeat: vec![],
             portals: NodePortals { iscsi: vec![([0, 0, 0, 0], 3260).into()], ..Default::default() },
+            join: None,
             failure_domain: String::new(),
             version: String::new(),
             drained: false,

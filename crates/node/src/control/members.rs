@@ -272,6 +272,7 @@ pub(super) mod tests {
             heartbeat: Vec::new(),
             portals: NodePortals::default(),
             data_dir: "/v".into(),
+            join: None,
             failure_domain: String::new(),
             version: String::new(),
             drained: false,

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ::cluster::{lives, mirrors, nodes, vault};
+use ::cluster::{admission, lives, mirrors, nodes, vault};
 use api::VolumeName;
 use layers::mirror::record::Record;
 use uuid::Uuid;
@@ -86,6 +86,8 @@ fn look(
         nodes::check(entry)?;
     } else if key.starts_with(lives::LIVES) || key.starts_with(lives::CHALLENGES) {
         lives::check(entry)?;
+    } else if key.starts_with(admission::TOKENS) || key.starts_with(admission::JOINS) {
+        admission::check(entry)?;
     } else if [vault::KEY, format::KEY].contains(&key) {
         entry.contents()?;
     } else if !passing.iter().any(|prefix| key.starts_with(prefix)) {

@@ -61,6 +61,8 @@ pub struct Facts {
     pub low_space_percent: u64,
     /// What there is to say of images that no record names.
     pub images: Vec<Finding>,
+    /// What there is to say of nodes that want to join.
+    pub joins: Vec<Finding>,
     /// The cluster, of a node in one.
     pub together: Option<Together>,
 }
@@ -86,6 +88,10 @@ impl Control {
         let damaged_pools = self.0.pools.damaged();
         let damaged_pools = damaged_pools.iter().map(ToString::to_string).collect();
         let together = self.together(&cores).await;
+        let joins = match &together {
+            Some(together) => self.join_findings(together.store.error.is_none()).await,
+            None => Vec::new(),
+        };
         Facts {
             node: NodeInfo {
                 name: settings.name.clone(),
@@ -112,6 +118,7 @@ impl Control {
             damaged_pools,
             low_space_percent: settings.low_space_percent,
             images: self.image_findings(),
+            joins,
             together,
         }
     }
@@ -188,7 +195,7 @@ pub fn assess(facts: &Facts) -> Status {
     space_findings(facts, &mut findings);
     memory::findings(facts, &mut findings);
     node_findings(facts, &mut findings);
-    findings.extend(facts.images.iter().cloned());
+    findings.extend(facts.images.iter().chain(&facts.joins).cloned());
     if let Some(together) = &facts.together {
         together.findings(&mut findings);
         let records = facts.volumes.iter().map(|(s, _)| &s.record);
@@ -556,6 +563,7 @@ pub(super) mod tests {
             is_plain: false,
             locked: Vec::new(),
             images: Vec::new(),
+            joins: Vec::new(),
             together: None,
             cores: Vec::new(),
             api_clients: Clients::default(),

@@ -125,7 +125,7 @@ impl Token {
 /// What a client is told whose token is not even looked at.
 const TOO_MANY: &str = "too many requests without the right token have come from this address: try again in a few seconds";
 
-fn lock(guesses: &Mutex<Guesses>) -> MutexGuard<'_, Guesses> {
+pub(super) fn lock(guesses: &Mutex<Guesses>) -> MutexGuard<'_, Guesses> {
     guesses.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -6,13 +6,35 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::Notify;
+
+/// How many connections there may be.
+#[derive(Clone, Copy, Debug)]
+pub struct Capacity {
+    /// In all.
+    pub most: usize,
+    /// That have not shown who they are.
+    pub unknown: usize,
+    /// Of those, from one address.
+    pub of_one: usize,
+    /// How long one of those may stay.
+    pub patience: Option<Duration>,
+}
+
+impl Capacity {
+    /// So many in all, whoever they are.
+    #[must_use]
+    pub fn of(most: usize) -> Self {
+        Self { most, unknown: most, of_one: most, patience: None }
+    }
+}
 
 /// Room for so many connections.
 #[derive(Debug)]
 pub(super) struct Room {
-    most: usize,
+    capacity: Capacity,
     inside: Mutex<Inside>,
     freed: Notify,
 }
@@ -43,9 +65,9 @@ pub(super) struct Place {
 }
 
 impl Room {
-    pub(super) fn new(most: usize) -> Arc<Self> {
+    pub(super) fn new(capacity: Capacity) -> Arc<Self> {
         let (inside, freed) = (Mutex::default(), Notify::new());
-        Arc::new(Self { most, inside, freed })
+        Arc::new(Self { capacity, inside, freed })
     }
 
     /// A place for a connection; waits while all are taken by others that are known.
@@ -62,14 +84,14 @@ impl Room {
 
     fn try_enter(self: &Arc<Self>, from: Option<IpAddr>) -> Option<Place> {
         let mut inside = self.inside();
-        if inside.guests.len() >= self.most {
-            inside.ask_one_to_leave();
+        let from = from.map(|from| from.to_canonical());
+        if inside.is_full(&self.capacity, from) {
             return None;
         }
         let number = inside.next;
         inside.next += 1;
         let (known, leave) = (Arc::<AtomicBool>::default(), Arc::new(Notify::new()));
-        let (from, leaves) = (from.map(|from| from.to_canonical()), false);
+        let leaves = false;
         let guest = Guest { from, known: Arc::clone(&known), leave: Arc::clone(&leave), leaves };
         inside.guests.insert(number, guest);
         drop(inside);
@@ -82,24 +104,38 @@ impl Room {
 }
 
 impl Inside {
-    /// The oldest that is not known, of the address that has most of those: whoever floods the node is in his own way
-    /// first.
-    fn ask_one_to_leave(&mut self) {
-        if self.guests.values().any(|guest| guest.leaves) {
-            return;
+    /// Whether there is no place for one from `from`; then one is asked to leave.
+    fn is_full(&mut self, capacity: &Capacity, from: Option<IpAddr>) -> bool {
+        let by_address = self.unknown();
+        let own = from.and_then(|from| by_address.get(&from)).copied();
+        let unknown: usize = by_address.values().map(|(count, _)| count).sum();
+        let leaves = match own {
+            Some((count, oldest)) if count >= capacity.of_one => Some(oldest),
+            _ if self.guests.len() < capacity.most && unknown < capacity.unknown => return false,
+            // Whoever floods the node is in his own way first.
+            _ => by_address
+                .into_values()
+                .max_by_key(|(count, oldest)| (*count, u64::MAX - oldest))
+                .map(|(_, oldest)| oldest),
+        };
+        if !self.guests.values().any(|guest| guest.leaves)
+            && let Some(guest) = leaves.and_then(|number| self.guests.get_mut(&number))
+        {
+            guest.leaves = true;
+            guest.leave.notify_one();
         }
+        true
+    }
+
+    /// How many that are not known there are of each address, and the oldest of them.
+    fn unknown(&self) -> HashMap<IpAddr, (usize, u64)> {
         let mut by_address: HashMap<IpAddr, (usize, u64)> = HashMap::new();
         for (number, guest) in &self.guests {
             if let (Some(from), false) = (guest.from, guest.known.load(Ordering::Relaxed)) {
                 by_address.entry(from).or_insert((0, *number)).0 += 1;
             }
         }
-        let most =
-            by_address.into_values().max_by_key(|(count, oldest)| (*count, u64::MAX - oldest));
-        if let Some(guest) = most.and_then(|(_, oldest)| self.guests.get_mut(&oldest)) {
-            guest.leaves = true;
-            guest.leave.notify_one();
-        }
+        by_address
     }
 }
 
@@ -124,8 +160,6 @@ impl Drop for Place {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use tokio::time::timeout;
 
     use super::*;
@@ -140,7 +174,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_floods_makes_room_and_nobody_else() {
-        let room = Room::new(4);
+        let room = Room::new(Capacity::of(4));
         let known = room.enter(address(1)).await;
         known.known().store(true, Ordering::Relaxed);
         let other = room.enter(address(2)).await;
@@ -162,7 +196,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn those_who_are_known_are_waited_for() {
-        let room = Room::new(1);
+        let room = Room::new(Capacity::of(1));
         let known = room.enter(address(1)).await;
         known.known().store(true, Ordering::Relaxed);
         assert!(timeout(Duration::from_secs(9), room.enter(address(2))).await.is_err());
@@ -171,5 +205,27 @@ mod tests {
         let unix = room.enter(None).await;
         assert!(timeout(Duration::from_secs(9), room.enter(None)).await.is_err());
         assert!(!is_wanted(&unix).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_address_has_few_places_and_those_who_are_known_do_not_count() {
+        let capacity = Capacity { most: 9, unknown: 4, of_one: 2, patience: None };
+        let room = Room::new(capacity);
+        let known = [room.enter(address(1)).await, room.enter(address(1)).await];
+        known.iter().for_each(|place| place.known().store(true, Ordering::Relaxed));
+        let (first, second) = (room.enter(address(1)).await, room.enter(address(1)).await);
+        let other = room.enter(address(2)).await;
+        assert!(timeout(Duration::from_secs(9), room.enter(address(1))).await.is_err());
+        assert!(is_wanted(&first).await && !is_wanted(&second).await && !is_wanted(&other).await);
+        drop(first);
+        let _more = (room.enter(address(3)).await, room.enter(address(4)).await);
+        // Nobody has more than his share, and together they have all that there is.
+        assert!(timeout(Duration::from_secs(9), room.enter(address(5))).await.is_err());
+        assert!(is_wanted(&second).await);
+        drop(second);
+        room.enter(address(5)).await;
+        for place in &known {
+            assert!(!is_wanted(place).await);
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::Peer;
 use super::listen::UnixSocket;
-use super::room::Room;
+use super::room::{Capacity, Room};
 
 /// Time for the head of a request; also the longest pause between two requests.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
@@ -70,10 +70,10 @@ impl Default for Server {
 }
 
 impl Server {
-    /// Serves `router` at `door`, to at most `connections` at a time.
-    pub fn open(&mut self, door: Door, router: Router, connections: usize) {
+    /// Serves `router` at `door`, to so many at a time.
+    pub fn open(&mut self, door: Door, router: Router, capacity: Capacity) {
         let stop = self.stop.subscribe();
-        self.doors.spawn(accept(door, router, connections, stop));
+        self.doors.spawn(accept(door, router, capacity, stop));
     }
 
     /// Accepts nobody any more, and waits until what is being answered has been.
@@ -88,8 +88,21 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-async fn accept(door: Door, router: Router, connections: usize, mut stop: watch::Receiver<bool>) {
-    let room = Room::new(connections);
+/// Waits until a connection has been there for as long as it may without showing who it is.
+async fn is_out_of_patience(capacity: Capacity, known: Arc<AtomicBool>) {
+    match capacity.patience {
+        None => std::future::pending().await,
+        Some(patience) => {
+            tokio::time::sleep(patience).await;
+            if known.load(Ordering::Relaxed) {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+async fn accept(door: Door, router: Router, capacity: Capacity, mut stop: watch::Receiver<bool>) {
+    let room = Room::new(capacity);
     let failures = Failures::default();
     let mut serving = JoinSet::new();
     loop {
@@ -109,15 +122,18 @@ async fn accept(door: Door, router: Router, connections: usize, mut stop: watch:
                 let (known, failures) = (place.known(), Arc::clone(&failures));
                 serving.spawn(async move {
                     tokio::select! {
-                        () = stream.serve(router, stop, (known, failures)) => {}
+                        () = stream.serve(router, stop, (Arc::clone(&known), failures)) => {}
                         () = place.is_wanted() => {
-                            tracing::debug!("a connection to the API that has not shown who it is makes room");
+                            tracing::debug!("a connection that has not shown who it is makes room");
+                        }
+                        () = is_out_of_patience(capacity, known) => {
+                            tracing::debug!("a connection that has not shown who it is takes too long");
                         }
                     }
                 });
             }
             Err(error) => {
-                tracing::warn!(%error, "a connection to the API could not be accepted");
+                tracing::warn!(%error, "a connection could not be accepted");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -139,16 +155,19 @@ impl Door {
             Self::Unix(socket) => Ok(Accepted::Unix(socket.listener.accept().await?.0)),
             Self::Plain(listener) => {
                 let (stream, peer) = listener.accept().await?;
-                Ok(Accepted::Plain(stream, peer))
+                Ok(Accepted::Plain(stream, canonical(peer)))
             }
             Self::Tls(listener, tls) => {
                 let (stream, peer) = listener.accept().await?;
-                // Whoever comes by IPv4 is known by that.
-                let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
-                Ok(Accepted::Tls(stream, peer, tls.0.clone()))
+                Ok(Accepted::Tls(stream, canonical(peer), tls.0.clone()))
             }
         }
     }
+}
+
+/// Whoever comes by IPv4 is known by that.
+fn canonical(peer: SocketAddr) -> SocketAddr {
+    SocketAddr::new(peer.ip().to_canonical(), peer.port())
 }
 
 impl Accepted {
@@ -168,7 +187,9 @@ impl Accepted {
     ) {
         match self {
             Self::Unix(stream) => converse(stream, router, stop).await,
-            Self::Plain(stream, _) => converse(stream, router, stop).await,
+            Self::Plain(stream, at) => {
+                converse(stream, router.layer(Extension(Peer { at, known })), stop).await;
+            }
             Self::Tls(stream, at, tls) => {
                 let router = router.layer(Extension(Peer { at, known }));
                 let why = match tokio::time::timeout(TLS_TIMEOUT, tls.accept(stream)).await {
@@ -213,7 +234,7 @@ where
             }
         };
         if let Err(error) = ended {
-            tracing::debug!(%error, "a connection to the API ended");
+            tracing::debug!(%error, "a connection ended");
         }
     }
 }

@@ -93,7 +93,7 @@ fn a_store_of_another_version_is_refused() {
         let expected =
             MetaError::Format { path: path.display().to_string(), found: format, known: FORMAT };
         assert_eq!(refused, expected);
-        assert!(refused.to_string().contains("this version knows format 2"), "{refused}");
+        assert!(refused.to_string().contains("this version knows format 3"), "{refused}");
     }
     Library::open(&path).unwrap().set_format(FORMAT);
     Embedded::open(&path).unwrap();

@@ -85,7 +85,7 @@ fn init(cluster: &mut Cluster, reached: &mut Reached) -> Result<()> {
 }
 
 fn join_and_leave(cluster: &mut Cluster, reached: &mut Reached) -> Result<()> {
-    let token = cluster.nodes[A].command(&["cluster", "token"])?;
+    let token = cluster.nodes[A].command(&["cluster", "token", "create", "--unlimited"])?;
     let join = ["cluster", "join", "--token", token.trim()];
     for (turn, point) in JOIN.into_iter().enumerate() {
         let asked = die(cluster, B, B, point, &join)?;
