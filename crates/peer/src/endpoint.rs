@@ -20,13 +20,11 @@ use crate::frame::{HandshakeFrame, Hello, Rules};
 use crate::greeting::{self, Greeting, HANDSHAKE, Unjoined, Whom};
 use crate::session::{Agreed, Assembly, Backoff, Identity, Said};
 use crate::tls::Wire;
+use crate::unproven::{self, Unproven};
 use crate::{Line, Link, NO_SESSION, NodeId};
 
 /// Time in which a connection must take something of what is sent.
 const STALL: Duration = Duration::from_secs(10);
-
-/// Connections of one replica that have said HELLO and proven nothing. More are closed at once.
-const MAX_UNPROVEN: usize = 64;
 
 /// Lease connections that one node may have with us; a further one takes the place of the oldest.
 const MAX_PATHS: usize = 8;
@@ -64,7 +62,7 @@ struct Inner<H> {
     said: RefCell<Said<Whom, String>>,
     /// Number of the last session.
     sessions: Cell<u64>,
-    unproven: Cell<usize>,
+    unproven: Unproven,
 }
 
 /// Another replica.
@@ -156,7 +154,7 @@ impl<H: Handler> Endpoint<H> {
             pending: RefCell::default(),
             said: RefCell::default(),
             sessions: Cell::new(NO_SESSION),
-            unproven: Cell::new(0),
+            unproven: Unproven::new(unproven::GREETED),
         }))
     }
 
@@ -228,16 +226,13 @@ impl<H: Handler> Endpoint<H> {
     }
 
     /// Takes over a connection that asks for this replica, on this core. It is refused by name if it
-    /// is not wanted.
+    /// is not wanted, and may have to make room for another one until it has proven who it is.
     pub fn accept(&self, greeting: Greeting) {
-        if self.0.unproven.get() >= MAX_UNPROVEN {
-            return;
-        }
-        self.0.unproven.set(self.0.unproven.get() + 1);
+        let Ok(from) = greeting.stream.peer_addr() else { return };
+        let place = self.0.unproven.enter(from.ip(), Instant::now());
         let this = self.clone();
         tokio::task::spawn_local(async move {
-            let (node, proven) = this.prove(greeting).await;
-            this.0.unproven.set(this.0.unproven.get() - 1);
+            let Some((node, proven)) = place.or_ended(this.prove(greeting)).await else { return };
             match proven {
                 Ok(proven) => this.join(node, proven).await,
                 Err(why) => this.say(Whom { node, path: None }, &why),

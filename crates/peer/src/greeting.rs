@@ -9,12 +9,13 @@ use rt::Core;
 use rt::net::{DetachedStream, Listener, Stream};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
 use crate::frame::{Bad, HEADER_BYTES, HandshakeFrame, Hello, Refusal};
 use crate::session::{Agreed, Hellos, Identity, Side};
 use crate::tls::Wire;
+use crate::unproven::{self, Unproven};
 use crate::{Line, NodeId};
 
 /// Time for the whole of a handshake, connecting included.
@@ -24,8 +25,8 @@ pub(crate) const HANDSHAKE: Duration = Duration::from_secs(5);
 /// unread bytes is reset, and takes the refusal with it.
 const PARTING: Duration = Duration::from_secs(1);
 
-/// Connections of one listener that have not said HELLO yet. More wait to be accepted.
-const MAX_SILENT: usize = 64;
+/// How often is looked for connections that take too long to say HELLO.
+const LOOK: Duration = Duration::from_millis(250);
 
 /// Why a connection did not become a part of anything.
 #[derive(Debug, thiserror::Error)]
@@ -122,22 +123,28 @@ impl fmt::Debug for Greeting {
 }
 
 /// Accepts connections for ever and gives each to `route` once it has said HELLO. Those that break
-/// before are forgotten, and those that say nothing are given 5 s.
+/// before are forgotten; those that say nothing are given 5 s at most, and where there are many of them, or many of one
+/// address, two: nobody waits to be accepted for them.
 pub async fn receive_greetings(listener: &Listener, route: impl Fn(Greeting)) {
+    let places = Unproven::new(unproven::SILENT);
     let mut silent = JoinSet::new();
     loop {
         tokio::select! {
             biased;
             Some(greeting) = silent.join_next() => {
-                if let Ok(Ok(greeting)) = greeting {
+                if let Ok(Some(Ok(greeting))) = greeting {
                     route(greeting);
                 }
             }
-            accepted = listener.accept(), if silent.len() < MAX_SILENT => match accepted {
-                Ok((stream, _)) => drop(silent.spawn_local(Greeting::read(stream))),
+            accepted = listener.accept() => match accepted {
+                Ok((stream, from)) => {
+                    let place = places.enter(from.ip(), Instant::now());
+                    silent.spawn_local(place.or_ended(Greeting::read(stream)));
+                }
                 // Of one connection or of the whole process: a little later it may work.
                 Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
             },
+            () = tokio::time::sleep(LOOK), if !places.is_empty() => places.end_slow(Instant::now()),
         }
     }
 }

@@ -21,6 +21,7 @@ pub mod session;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod tls;
+mod unproven;
 
 pub use driver::{End, Handler};
 pub use endpoint::{Endpoint, PeerAddresses};

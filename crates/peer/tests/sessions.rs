@@ -16,6 +16,7 @@ use peer::{
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rt::Core;
 use rt::sim::{Host, HostSetup, Setup, World, run};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
@@ -352,6 +353,73 @@ fn two_replicas_meet_and_each_lane_keeps_its_order() {
             let all = || a.replica.got().len() == 300 && b.replica.got().len() == 300;
             until("all messages", Duration::from_secs(60), all).await?;
             stop(&[&a, &b]).await
+        });
+    }
+}
+
+/// Opens `count` connections from `host` to `to`, says `words` in each, and holds them; opens others for those that end.
+fn hold_many(host: &Host, to: SocketAddr, count: usize, words: Vec<u8>) {
+    host.run(move |core| async move {
+        let held = (0..count).map(|_| {
+            let (core, words) = (core.clone(), words.clone());
+            tokio::task::spawn_local(async move {
+                loop {
+                    if let Ok(mut stream) = core.dial(to).await {
+                        let mut rest = [0; 64];
+                        let _ = stream.write_all(&words).await;
+                        while stream.read(&mut rest).await.is_ok_and(|n| n > 0) {}
+                    }
+                    tokio::time::sleep(ms(200)).await;
+                }
+            })
+        });
+        let held: Vec<_> = held.collect();
+        for task in held {
+            let _ = task.await;
+        }
+    });
+}
+
+/// A HELLO of node 1 as anybody can say it again who has heard one.
+fn overheard_hello(core: &Core) -> Vec<u8> {
+    let mut challenge = [0; 32];
+    core.fill_random(&mut challenge);
+    let line = peer::Line::Lane(Lane::Control);
+    identity(1).hello(NodeId(2), line, 7, challenge).to_frame()
+}
+
+/// RFD 0038, 2.5: from elsewhere, and from the very machine of a node.
+#[test]
+fn nine_hundred_idle_connections_keep_no_node_out() {
+    for (seed, from_node, says_hello) in
+        [(0, false, false), (1, true, false), (2, false, true), (3, true, true)]
+    {
+        play(seed, |world| async move {
+            let [one, two] = hosts(&world);
+            let three = world.add_host(
+                "three",
+                HostSetup { cores: 1, pool_bytes: POOL, ..HostSetup::default() },
+            );
+            let b = node(&world, &two, identity(2), &PORTS).await;
+            // It dials those with lower numbers: so it is the one that is dialled.
+            let a = node(&world, &one, identity(3), &PORTS).await;
+            let words = if says_hello { overheard_hello(&b.core) } else { Vec::new() };
+            let attacker = if from_node { &one } else { &three };
+            // The replica knows whom the words name.
+            let (endpoint, ip) = (b.endpoint.clone(), three.address());
+            two.run(move |_| async move { endpoint.add(NodeId(1), at(ip, &PORTS, &[])) })
+                .join()
+                .await;
+            for port in PORTS {
+                hold_many(attacker, SocketAddr::new(two.address(), port), 450, words.clone());
+            }
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            introduce(&a, &b).await;
+            let up = || a.replica.link(2).is_some() && b.replica.link(3).is_some();
+            until("both are up", Duration::from_secs(4), up).await?;
+            // And it stays.
+            tokio::time::sleep(Duration::from_secs(20)).await;
+            if up() { Ok(()) } else { Err("the session is down again".to_owned()) }
         });
     }
 }
