@@ -372,7 +372,7 @@ impl JoinAnswer {
 
 /// Why a node is not let in.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Denied {
+pub enum Denial {
     /// There is no such token, or another secret was shown.
     #[error(
         "the cluster knows no such token: it was never one of its tokens, or is over for more than a week"
@@ -415,7 +415,7 @@ pub enum Denied {
     Join(#[from] JoinError),
 }
 
-impl From<MetaError> for Denied {
+impl From<MetaError> for Denial {
     fn from(e: MetaError) -> Self {
         Self::Join(e.into())
     }
@@ -539,30 +539,30 @@ pub enum Step {
 /// of the record is one of the cluster, and so has had its answer: who asks is about to join once more.
 ///
 /// # Errors
-/// [`Denied`].
+/// [`Denial`].
 pub fn judge(
     now_s: u64,
     request: &JoinRequest,
     token: Option<&TokenRecord>,
     join: Option<&JoinRecord>,
     has_entered: bool,
-) -> Result<Step, Denied> {
-    let token = token.filter(|token| token.is_shown_by(request)).ok_or(Denied::NoToken)?;
+) -> Result<Step, Denial> {
+    let token = token.filter(|token| token.is_shown_by(request)).ok_or(Denial::NoToken)?;
     let state = token.state(now_s);
     match (state, token.role) {
-        (TokenState::Revoked, _) => return Err(Denied::Revoked),
-        (TokenState::Expired, _) => return Err(Denied::Expired { ago_s: now_s - token.expires_s }),
-        (_, Some(role)) if role != request.role => return Err(Denied::OtherRole { role }),
+        (TokenState::Revoked, _) => return Err(Denial::Revoked),
+        (TokenState::Expired, _) => return Err(Denial::Expired { ago_s: now_s - token.expires_s }),
+        (_, Some(role)) if role != request.role => return Err(Denial::OtherRole { role }),
         _ => {}
     }
     match join.map(|join| (join, &join.state)) {
         Some((join, JoinState::Refused { by })) => {
-            Err(Denied::Refused { id: join.id, by: by.clone() })
+            Err(Denial::Refused { id: join.id, by: by.clone() })
         }
         Some((_, JoinState::Waiting)) => Ok(Step::Wait),
         Some((_, JoinState::Approved { .. })) => Ok(Step::Admit),
         Some((_, JoinState::Admitted { node })) if !has_entered => Ok(Step::Repeat(NodeId(*node))),
-        _ if state == TokenState::UsedUp => Err(Denied::UsedUp),
+        _ if state == TokenState::UsedUp => Err(Denial::UsedUp),
         _ => Ok(Step::Count { wait: token.approve }),
     }
 }
@@ -591,16 +591,16 @@ macro_rules! until_unchanged {
 /// Carries out what a node asks that wants to join, which asks from `from`.
 ///
 /// # Errors
-/// [`Denied`]. After [`MetaError::Unknown`] in it the same request may be made again.
+/// [`Denial`]. After [`MetaError::Unknown`] in it the same request may be made again.
 pub async fn ask(
     meta: &dyn Meta,
     now_s: u64,
     request: &JoinRequest,
     from: IpAddr,
-) -> Result<Outcome, Denied> {
+) -> Result<Outcome, Denial> {
     until_unchanged!(
         ask_once(meta, now_s, request, from).await,
-        Denied::Join(JoinError::Store(MetaError::Changed { .. }))
+        Denial::Join(JoinError::Store(MetaError::Changed { .. }))
     )
 }
 
@@ -609,14 +609,14 @@ async fn ask_once(
     now_s: u64,
     request: &JoinRequest,
     from: IpAddr,
-) -> Result<Outcome, Denied> {
+) -> Result<Outcome, Denial> {
     // Who has no token makes the store do no more than this.
     let token = meta.get(&token_key(request.token)).await?;
     let token = token
         .map(|entry| Ok::<_, MetaError>((decode_token(&entry)?, entry.revision)))
         .transpose()?;
     let Some((token, token_at)) = token.filter(|(token, _)| token.is_shown_by(request)) else {
-        return Err(Denied::NoToken);
+        return Err(Denial::NoToken);
     };
     let (cluster, cluster_at) = suits(meta, request).await?;
     let present = nodes::list_all(meta).await?;
@@ -667,7 +667,7 @@ async fn ask_once(
 async fn suits(
     meta: &dyn Meta,
     request: &JoinRequest,
-) -> Result<(ClusterRecord, Revision), Denied> {
+) -> Result<(ClusterRecord, Revision), Denial> {
     let (cluster, at) = nodes::cluster(meta).await?.ok_or(JoinError::NoCluster)?;
     if cluster.id != request.cluster {
         return Err(JoinError::OtherCluster { found: cluster.id }.into());
@@ -680,7 +680,7 @@ async fn suits(
 async fn find(
     meta: &dyn Meta,
     request: &JoinRequest,
-) -> Result<(ShortId, Option<(JoinRecord, Revision)>), Denied> {
+) -> Result<(ShortId, Option<(JoinRecord, Revision)>), Denial> {
     for id in request.places() {
         let Some(entry) = meta.get(&join_key(id)).await? else { return Ok((id, None)) };
         let record = decode_join(&entry)?;
@@ -688,19 +688,19 @@ async fn find(
             return Ok((id, Some((record, entry.revision))));
         }
     }
-    Err(Denied::TooMany)
+    Err(Denial::TooMany)
 }
 
-async fn check_room(meta: &dyn Meta, wait: bool) -> Result<(), Denied> {
+async fn check_room(meta: &dyn Meta, wait: bool) -> Result<(), Denial> {
     let (entries, _) = meta.list(JOINS).await?;
     if entries.len() >= MAX_JOINS {
-        return Err(Denied::TooMany);
+        return Err(Denial::TooMany);
     }
     let waiting = entries
         .iter()
         .filter_map(|e| decode_join(e).ok())
         .filter(|j| j.state == JoinState::Waiting);
-    if wait && waiting.count() >= MAX_WAITING { Err(Denied::TooManyWait) } else { Ok(()) }
+    if wait && waiting.count() >= MAX_WAITING { Err(Denial::TooManyWait) } else { Ok(()) }
 }
 
 /// Makes a token; gives its record and its secret, which nothing else has.

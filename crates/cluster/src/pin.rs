@@ -19,7 +19,7 @@ use crate::token::Digest;
 /// [`Error`]; none that is known.
 pub fn client(pin: Digest) -> Result<ClientConfig, Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let pinned = Pinned { pin, provider: Arc::clone(&provider) };
+    let pinned = PinnedVerifier { pin, provider: Arc::clone(&provider) };
     let config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .dangerous()
@@ -28,12 +28,12 @@ pub fn client(pin: Digest) -> Result<ClientConfig, Error> {
 }
 
 #[derive(Debug)]
-struct Pinned {
+struct PinnedVerifier {
     pin: Digest,
     provider: Arc<CryptoProvider>,
 }
 
-impl ServerCertVerifier for Pinned {
+impl ServerCertVerifier for PinnedVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -101,7 +101,7 @@ mod tests {
 
     fn believes(pin: &Authority, leaf: &str, shown: &Authority, years: u64) -> bool {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let pinned = Pinned { pin: Digest(pin.fingerprint().unwrap()), provider };
+        let pinned = PinnedVerifier { pin: Digest(pin.fingerprint().unwrap()), provider };
         let name = ServerName::try_from("198.51.100.7").unwrap();
         let now = UnixTime::since_unix_epoch(Duration::from_secs(years * 366 * 86_400));
         let chain = [der(shown.certificate())];

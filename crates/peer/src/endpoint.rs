@@ -20,7 +20,7 @@ use crate::frame::{HandshakeFrame, Hello, Rules};
 use crate::greeting::{self, Greeting, HANDSHAKE, Unjoined, Whom};
 use crate::session::{Agreed, Assembly, Backoff, Identity, Said};
 use crate::tls::Wire;
-use crate::unproven::{self, Unproven};
+use crate::unproven::{self, UnprovenConnections};
 use crate::{Line, Link, NO_SESSION, NodeId};
 
 /// Time in which a connection must take something of what is sent.
@@ -62,7 +62,7 @@ struct Inner<H> {
     said: RefCell<Said<Whom, String>>,
     /// Number of the last session.
     sessions: Cell<u64>,
-    unproven: Unproven,
+    unproven: UnprovenConnections,
 }
 
 /// Another replica.
@@ -154,7 +154,7 @@ impl<H: Handler> Endpoint<H> {
             pending: RefCell::default(),
             said: RefCell::default(),
             sessions: Cell::new(NO_SESSION),
-            unproven: Unproven::new(unproven::GREETED),
+            unproven: UnprovenConnections::new(unproven::GREETED),
         }))
     }
 
@@ -229,10 +229,12 @@ impl<H: Handler> Endpoint<H> {
     /// is not wanted, and may have to make room for another one until it has proven who it is.
     pub fn accept(&self, greeting: Greeting) {
         let Ok(from) = greeting.stream.peer_addr() else { return };
-        let place = self.0.unproven.enter(from.ip(), Instant::now());
+        let slot = self.0.unproven.admit(from.ip(), Instant::now());
         let this = self.clone();
         tokio::task::spawn_local(async move {
-            let Some((node, proven)) = place.or_ended(this.prove(greeting)).await else { return };
+            let Some((node, proven)) = slot.unless_evicted(this.prove(greeting)).await else {
+                return;
+            };
             match proven {
                 Ok(proven) => this.join(node, proven).await,
                 Err(why) => this.say(Whom { node, path: None }, &why),

@@ -15,7 +15,7 @@ use uuid::Uuid;
 use crate::frame::{Bad, HEADER_BYTES, HandshakeFrame, Hello, Refusal};
 use crate::session::{Agreed, Hellos, Identity, Side};
 use crate::tls::Wire;
-use crate::unproven::{self, Unproven};
+use crate::unproven::{self, UnprovenConnections};
 use crate::{Line, NodeId};
 
 /// Time for the whole of a handshake, connecting included.
@@ -126,7 +126,7 @@ impl fmt::Debug for Greeting {
 /// before are forgotten; those that say nothing are given 5 s at most, and where there are many of them, or many of one
 /// address, two: nobody waits to be accepted for them.
 pub async fn receive_greetings(listener: &Listener, route: impl Fn(Greeting)) {
-    let places = Unproven::new(unproven::SILENT);
+    let slots = UnprovenConnections::new(unproven::SILENT);
     let mut silent = JoinSet::new();
     loop {
         tokio::select! {
@@ -138,13 +138,13 @@ pub async fn receive_greetings(listener: &Listener, route: impl Fn(Greeting)) {
             }
             accepted = listener.accept() => match accepted {
                 Ok((stream, from)) => {
-                    let place = places.enter(from.ip(), Instant::now());
-                    silent.spawn_local(place.or_ended(Greeting::read(stream)));
+                    let slot = slots.admit(from.ip(), Instant::now());
+                    silent.spawn_local(slot.unless_evicted(Greeting::read(stream)));
                 }
                 // Of one connection or of the whole process: a little later it may work.
                 Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
             },
-            () = tokio::time::sleep(LOOK), if !places.is_empty() => places.end_slow(Instant::now()),
+            () = tokio::time::sleep(LOOK), if !slots.is_empty() => slots.evict_slow(Instant::now()),
         }
     }
 }

@@ -35,7 +35,7 @@ pub(crate) const GREETED: Limits = Limits { most: 64, slow: 64, slow_of_one: 8, 
 
 /// The connections. Cheap to clone; stays on its core.
 #[derive(Clone, Debug)]
-pub(crate) struct Unproven(Rc<RefCell<Inside>>);
+pub(crate) struct UnprovenConnections(Rc<RefCell<Inside>>);
 
 #[derive(Debug)]
 struct Inside {
@@ -54,38 +54,38 @@ struct Held {
     _end: oneshot::Sender<()>,
 }
 
-/// The place of a connection; free again when it is dropped.
+/// The slot of a connection; free again when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Place {
-    of: Unproven,
+pub(crate) struct ConnectionSlot {
+    of: UnprovenConnections,
     number: u64,
     end: oneshot::Receiver<()>,
 }
 
-impl Unproven {
+impl UnprovenConnections {
     pub(crate) fn new(limits: Limits) -> Self {
         let (held, by_address) = (BTreeMap::new(), BTreeMap::new());
         Self(Rc::new(RefCell::new(Inside { limits, next: 0, held, by_address })))
     }
 
-    /// A place for a connection that comes from `from` now; another one may have to end for it.
-    pub(crate) fn enter(&self, from: IpAddr, now: Instant) -> Place {
+    /// A slot for a connection that comes from `from` now; another one may have to end for it.
+    pub(crate) fn admit(&self, from: IpAddr, now: Instant) -> ConnectionSlot {
         let mut inside = self.0.borrow_mut();
-        inside.end_slow(now);
+        inside.evict_slow(now);
         while inside.held.len() >= inside.limits.most {
-            inside.end_one(None);
+            inside.evict_one(None);
         }
         let (number, from) = (inside.next, network(from));
         inside.next += 1;
         let (hold, end) = oneshot::channel();
         inside.held.insert(number, Held { from, since: now, _end: hold });
         inside.by_address.entry(from).or_default().insert(number);
-        Place { of: self.clone(), number, end }
+        ConnectionSlot { of: self.clone(), number, end }
     }
 
     /// Ends those that take too long, where there are too many of them.
-    pub(crate) fn end_slow(&self, now: Instant) {
-        self.0.borrow_mut().end_slow(now);
+    pub(crate) fn evict_slow(&self, now: Instant) {
+        self.0.borrow_mut().evict_slow(now);
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -101,7 +101,7 @@ impl Inside {
         slow.map_or(self.next, |(number, _)| *number)
     }
 
-    fn end_slow(&mut self, now: Instant) {
+    fn evict_slow(&mut self, now: Instant) {
         let limit = self.first_brief(now);
         let Limits { slow, slow_of_one, .. } = self.limits;
         if self.held.range(..limit).count() <= slow.min(slow_of_one) {
@@ -114,12 +114,12 @@ impl Inside {
             if most <= slow_of_one && all <= slow {
                 return;
             }
-            self.end_one(Some(limit));
+            self.evict_one(Some(limit));
         }
     }
 
     /// Ends the oldest of the address that has most; of those only whose numbers are below `limit`, if there is one.
-    fn end_one(&mut self, limit: Option<u64>) {
+    fn evict_one(&mut self, limit: Option<u64>) {
         let limit = limit.unwrap_or(self.next);
         let counted = self.by_address.values().filter_map(|numbers| {
             let mut below = numbers.range(..limit);
@@ -142,9 +142,9 @@ impl Inside {
     }
 }
 
-impl Place {
+impl ConnectionSlot {
     /// What `work` gives; `None` if the connection has to make room for another one first.
-    pub(crate) async fn or_ended<T>(mut self, work: impl Future<Output = T>) -> Option<T> {
+    pub(crate) async fn unless_evicted<T>(mut self, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;
             done = work => Some(done),
@@ -153,7 +153,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.of.0.borrow_mut().remove(self.number);
     }
@@ -181,25 +181,25 @@ mod tests {
         IpAddr::from([192, 0, 2, n])
     }
 
-    async fn lives(place: &mut Place) -> bool {
+    async fn lives(slot: &mut ConnectionSlot) -> bool {
         // Whose sender is gone is over.
-        place.end.try_recv() == Err(oneshot::error::TryRecvError::Empty)
+        slot.end.try_recv() == Err(oneshot::error::TryRecvError::Empty)
     }
 
-    async fn living(places: &mut [Place]) -> Vec<bool> {
+    async fn living(slots: &mut [ConnectionSlot]) -> Vec<bool> {
         let mut all = Vec::new();
-        for place in places {
-            all.push(lives(place).await);
+        for slot in slots {
+            all.push(lives(slot).await);
         }
         all
     }
 
     #[tokio::test(start_paused = true)]
     async fn for_one_more_the_oldest_ends_of_the_address_that_has_most() {
-        let (all, now) = (Unproven::new(LIMITS), Instant::now());
-        let mut quiet = all.enter(at(1), now);
-        let mut flood: Vec<_> = (0..7).map(|_| all.enter(at(2), now)).collect();
-        let mut more = [all.enter(at(3), now), all.enter(at(2), now)];
+        let (all, now) = (UnprovenConnections::new(LIMITS), Instant::now());
+        let mut quiet = all.admit(at(1), now);
+        let mut flood: Vec<_> = (0..7).map(|_| all.admit(at(2), now)).collect();
+        let mut more = [all.admit(at(3), now), all.admit(at(2), now)];
         assert_eq!(living(&mut flood).await, [false, false, true, true, true, true, true]);
         assert!(lives(&mut quiet).await && living(&mut more).await == [true, true]);
         drop((flood, more));
@@ -210,16 +210,16 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_says_nothing_for_a_while_has_few_places_and_who_has_just_come_has_all() {
-        let (all, now) = (Unproven::new(LIMITS), Instant::now());
-        let mut slow: Vec<_> = (0..4).map(|_| all.enter(at(1), now)).collect();
-        let mut others: Vec<_> = (2..4).map(|n| all.enter(at(n), now)).collect();
+        let (all, now) = (UnprovenConnections::new(LIMITS), Instant::now());
+        let mut slow: Vec<_> = (0..4).map(|_| all.admit(at(1), now)).collect();
+        let mut others: Vec<_> = (2..4).map(|n| all.admit(at(n), now)).collect();
         assert_eq!(living(&mut slow).await, [true; 4]);
         let later = now + LIMITS.brief;
-        let mut fresh: Vec<_> = (0..2).map(|_| all.enter(at(1), later)).collect();
+        let mut fresh: Vec<_> = (0..2).map(|_| all.admit(at(1), later)).collect();
         assert_eq!(living(&mut slow).await, [false, false, true, true]);
         assert_eq!(living(&mut others).await, [true; 2]);
         assert_eq!(living(&mut fresh).await, [true; 2]);
-        all.end_slow(later + LIMITS.brief);
+        all.evict_slow(later + LIMITS.brief);
         assert_eq!(living(&mut fresh).await, [true; 2], "the youngest stay");
         assert_eq!(living(&mut slow).await, [false; 4]);
     }

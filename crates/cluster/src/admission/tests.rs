@@ -48,11 +48,11 @@ fn of(directory: u128, like: &JoinRequest) -> JoinRequest {
     request(directory, like.token, like.secret.clone())
 }
 
-async fn asked(meta: &Arc<dyn Meta>, request: &JoinRequest) -> Result<Outcome, Denied> {
+async fn asked(meta: &Arc<dyn Meta>, request: &JoinRequest) -> Result<Outcome, Denial> {
     ask(&**meta, NOW, request, FROM).await
 }
 
-fn admitted(node: u16) -> Result<Outcome, Denied> {
+fn admitted(node: u16) -> Result<Outcome, Denial> {
     Ok(Outcome::Admitted(NodeId(node)))
 }
 
@@ -65,7 +65,7 @@ async fn a_token_lets_in_as_many_nodes_as_it_is_for() {
     let (meta, one) = begun(&Model::default(), &NewToken { uses: Some(2), ..new_token() }).await;
     assert_eq!(asked(&meta, &one).await, admitted(2));
     assert_eq!(asked(&meta, &of(2, &one)).await, admitted(3));
-    assert_eq!(asked(&meta, &of(3, &one)).await, Err(Denied::UsedUp));
+    assert_eq!(asked(&meta, &of(3, &one)).await, Err(Denial::UsedUp));
     let (meta, one) = begun(&Model::default(), &NewToken { uses: None, ..new_token() }).await;
     for n in 0..20 {
         assert!(asked(&meta, &of(n, &one)).await.is_ok());
@@ -82,13 +82,13 @@ async fn an_answer_that_was_lost_is_given_again_and_counts_once() {
     assert_eq!(uses(&meta).await, Some(0));
     // Somebody else with the same data directory is somebody else: a machine that was cloned before it joined.
     let clone = JoinRequest { name: "clone".into(), ..one.clone() };
-    assert_eq!(asked(&meta, &clone).await, Err(Denied::UsedUp));
+    assert_eq!(asked(&meta, &clone).await, Err(Denial::UsedUp));
     // Once the node has come it needs no answer any more; who has left and comes again is counted anew.
     joining::enter(&*meta, &record(2, 1)).await.unwrap();
-    assert_eq!(asked(&meta, &one).await, Err(Denied::UsedUp));
+    assert_eq!(asked(&meta, &one).await, Err(Denial::UsedUp));
     joining::strike(&*meta, NodeId(2)).await.unwrap();
     assert!(joins(&*meta).await.unwrap().is_empty());
-    assert_eq!(asked(&meta, &one).await, Err(Denied::UsedUp));
+    assert_eq!(asked(&meta, &one).await, Err(Denial::UsedUp));
 }
 
 #[tokio::test(start_paused = true)]
@@ -123,7 +123,7 @@ async fn of_two_joiners_that_race_for_the_last_use_one_is_let_in() {
         tokio::join!(ask(&client, NOW, &one, FROM), ask(&other, NOW, &second, FROM));
     let let_in = [&first, &second].into_iter().filter(|o| o.is_ok()).count();
     assert_eq!(let_in, 1, "{first:?} {second:?}");
-    assert!([&first, &second].contains(&&Err(Denied::UsedUp)));
+    assert!([&first, &second].contains(&&Err(Denial::UsedUp)));
     assert_eq!(uses(&meta).await, Some(0));
     // The same node by two ways is one.
     let (meta, one) = begun(&Model::default(), &new_token()).await;
@@ -135,11 +135,11 @@ async fn of_two_joiners_that_race_for_the_last_use_one_is_let_in() {
 async fn what_is_wrong_with_a_token_is_named() {
     let (meta, one) = begun(&Model::default(), &new_token()).await;
     let wrong = JoinRequest { secret: TokenSecret::new([0; 16]), ..one.clone() };
-    assert_eq!(asked(&meta, &wrong).await, Err(Denied::NoToken));
+    assert_eq!(asked(&meta, &wrong).await, Err(Denial::NoToken));
     let unknown = JoinRequest { token: ShortId(!one.token.0), ..one.clone() };
-    assert_eq!(asked(&meta, &unknown).await, Err(Denied::NoToken));
+    assert_eq!(asked(&meta, &unknown).await, Err(Denial::NoToken));
     let late = ask(&*meta, NOW + HOUR, &one, FROM).await;
-    assert_eq!(late, Err(Denied::Expired { ago_s: 0 }));
+    assert_eq!(late, Err(Denial::Expired { ago_s: 0 }));
     let late = ask(&*meta, NOW + 3 * HOUR, &one, FROM).await.unwrap_err().to_string();
     assert!(late.contains("expired 2 hours ago by the clock"), "{late}");
     assert!(ask(&*meta, NOW + HOUR - 1, &one, FROM).await.is_ok());
@@ -147,8 +147,8 @@ async fn what_is_wrong_with_a_token_is_named() {
     assert!(ask(&*meta, NOW + HOUR, &one, FROM).await.is_err());
     revoke(&*meta, one.token).await.unwrap();
     revoke(&*meta, one.token).await.unwrap();
-    assert_eq!(asked(&meta, &one).await, Err(Denied::Revoked));
-    assert_eq!(ask(&*meta, NOW + HOUR, &one, FROM).await, Err(Denied::Revoked));
+    assert_eq!(asked(&meta, &one).await, Err(Denial::Revoked));
+    assert_eq!(ask(&*meta, NOW + HOUR, &one, FROM).await, Err(Denial::Revoked));
     let id = ShortId(!one.token.0);
     assert_eq!(revoke(&*meta, id).await, Err(AdmissionError::Unknown { what: "token", id }));
 }
@@ -157,15 +157,15 @@ async fn what_is_wrong_with_a_token_is_named() {
 async fn a_token_for_a_witness_lets_no_other_in_and_what_does_not_suit_costs_no_use() {
     let witness = NewToken { role: Some(Role::Witness), ..new_token() };
     let (meta, one) = begun(&Model::default(), &witness).await;
-    assert_eq!(asked(&meta, &one).await, Err(Denied::OtherRole { role: Role::Witness }));
+    assert_eq!(asked(&meta, &one).await, Err(Denial::OtherRole { role: Role::Witness }));
     let one = JoinRequest { role: Role::Witness, ..one };
     let other = JoinRequest { cluster: Uuid::from_u128(8), ..one.clone() };
     assert!(matches!(
         asked(&meta, &other).await,
-        Err(Denied::Join(JoinError::OtherCluster { .. }))
+        Err(Denial::Join(JoinError::OtherCluster { .. }))
     ));
     let other = JoinRequest { lease_ms: 4000, ..one.clone() };
-    assert!(matches!(asked(&meta, &other).await, Err(Denied::Join(JoinError::Setting { .. }))));
+    assert!(matches!(asked(&meta, &other).await, Err(Denial::Join(JoinError::Setting { .. }))));
     for n in 2..17 {
         joining::enter(&*meta, &record(n, 0)).await.unwrap();
     }
@@ -181,7 +181,7 @@ async fn a_node_waits_until_a_human_approves_it_and_comes_in_then() {
     let Ok(Outcome::Waiting(id)) = asked(&meta, &one).await else { panic!("it waits") };
     assert_eq!(asked(&meta, &one).await, Ok(Outcome::Waiting(id)));
     // The use is its own while it waits, and no number is drawn for it yet.
-    assert_eq!(asked(&meta, &of(2, &one)).await, Err(Denied::UsedUp));
+    assert_eq!(asked(&meta, &of(2, &one)).await, Err(Denial::UsedUp));
     assert_eq!(nodes::cluster(&*meta).await.unwrap().unwrap().0.next_node, 2);
     let [waiting] = &joins(&*meta).await.unwrap()[..] else { panic!("one") };
     assert_eq!((waiting.id, &waiting.name, waiting.from), (id, &one.name, FROM));
@@ -208,14 +208,14 @@ async fn who_is_refused_stays_out_and_what_nobody_decides_ends_with_its_token() 
         decide(&*meta, NOW, first, false, "b").await.unwrap();
     }
     let by = "b".to_owned();
-    assert_eq!(asked(&meta, &one).await, Err(Denied::Refused { id: first, by: by.clone() }));
+    assert_eq!(asked(&meta, &one).await, Err(Denial::Refused { id: first, by: by.clone() }));
     let again = decide(&*meta, NOW, first, true, "a").await;
     assert_eq!(again, Err(AdmissionError::Refused { id: first, by }));
     let late = decide(&*meta, NOW + HOUR, second, true, "a").await;
     assert_eq!(late, Err(AdmissionError::Ended { id: second, token: one.token }));
     revoke(&*meta, one.token).await.unwrap();
     assert!(decide(&*meta, NOW, second, true, "a").await.is_err());
-    assert_eq!(asked(&meta, &two).await, Err(Denied::Revoked));
+    assert_eq!(asked(&meta, &two).await, Err(Denial::Revoked));
     let id = ShortId(1);
     assert!(matches!(
         decide(&*meta, NOW, id, true, "a").await,
@@ -230,7 +230,7 @@ async fn what_waits_and_what_is_kept_is_bounded() {
     for n in 0..MAX_WAITING as u128 {
         assert!(asked(&meta, &of(n, &one)).await.is_ok());
     }
-    assert_eq!(asked(&meta, &of(1000, &one)).await, Err(Denied::TooManyWait));
+    assert_eq!(asked(&meta, &of(1000, &one)).await, Err(Denial::TooManyWait));
     for _ in 1..MAX_TOKENS {
         create(&*meta, NOW, &new_token()).await.unwrap();
     }
@@ -266,12 +266,12 @@ async fn a_damaged_record_lets_nobody_in_and_can_be_removed() {
     meta.commit(vec![bad]).await.unwrap();
     let refused = asked(&meta, &one).await.unwrap_err();
     assert!(
-        matches!(refused, Denied::Join(JoinError::Store(MetaError::Damaged { .. }))),
+        matches!(refused, Denial::Join(JoinError::Store(MetaError::Damaged { .. }))),
         "{refused}"
     );
     check(&meta.get(&key).await.unwrap().unwrap()).unwrap_err();
     revoke(&*meta, one.token).await.unwrap();
-    assert_eq!(asked(&meta, &one).await, Err(Denied::NoToken));
+    assert_eq!(asked(&meta, &one).await, Err(Denial::NoToken));
 }
 
 #[test]

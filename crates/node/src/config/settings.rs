@@ -279,7 +279,7 @@ settings! {
     "cluster.tls_cert" = Unset("none"), FILE,
         |d, v| d.cluster_cert = Some(path(v)?),
         "PEM file of this node's certificate, followed by those of its issuers: for servers and clients \
-         alike, bearing all addresses in `listen`, `heartbeat`, `store_client` and `store_peer`.";
+         alike, bearing all addresses in `listen`, `heartbeat`, `join`, `store_client` and `store_peer`.";
     "cluster.tls_key" = Unset("none"), FILE,
         |d, v| d.cluster_key = Some(path(v)?),
         "PEM file of the certificate's private key.";

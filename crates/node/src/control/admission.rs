@@ -6,7 +6,7 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use ::cluster::admission::{
-    self, AdmissionError, BadRequest, Denied, JoinAnswer, JoinGrant, JoinRecord, JoinRequest,
+    self, AdmissionError, BadRequest, Denial, JoinAnswer, JoinGrant, JoinRecord, JoinRequest,
     JoinState, NewToken, Outcome, TokenRecord, TokenState,
 };
 use ::cluster::identity::{Identity, Role};
@@ -71,7 +71,7 @@ impl Control {
             )
         })?;
         let (present, _) = nodes::list(part.store()).await.map_err(|e| store_error(&e))?;
-        let addresses = doors(&present, node);
+        let addresses = join_addresses(&present, node);
         if addresses.is_empty() {
             return Err(conflict(
                 "no node of the cluster says where it lets others in",
@@ -275,7 +275,7 @@ fn waits(join: &JoinInfo) -> Option<Finding> {
 }
 
 /// Where nodes let others in: this one first, those that run before those that do not.
-fn doors(present: &Nodes, own: NodeId) -> Vec<SocketAddr> {
+fn join_addresses(present: &Nodes, own: NodeId) -> Vec<SocketAddr> {
     let mut all: Vec<&NodeView> = present.values().collect();
     all.sort_by_key(|view| (view.record.node != own, !view.alive, view.record.node));
     all.iter().filter_map(|view| view.record.join).collect()
@@ -378,12 +378,12 @@ fn bad_request(error: &BadRequest) -> ApiError {
 }
 
 /// Why a node is not let in, as it is told.
-fn denied(error: &Denied) -> ApiError {
+fn denied(error: &Denial) -> ApiError {
     let message = error.to_string();
     match error {
-        Denied::NoToken => ApiError::new(Code::Unauthorized, message).hint(ANEW),
-        Denied::Expired { .. } | Denied::UsedUp | Denied::Revoked => conflict(message, ANEW),
-        Denied::OtherRole { role } => {
+        Denial::NoToken => ApiError::new(Code::Unauthorized, message).hint(ANEW),
+        Denial::Expired { .. } | Denial::UsedUp | Denial::Revoked => conflict(message, ANEW),
+        Denial::OtherRole { role } => {
             let hint = match role {
                 Role::Witness => {
                     "windrose cluster witness uses it, or make another one: windrose cluster token"
@@ -394,16 +394,16 @@ fn denied(error: &Denied) -> ApiError {
             };
             conflict(message, hint)
         }
-        Denied::Refused { .. } => conflict(
+        Denial::Refused { .. } => conflict(
             message,
             "if that was a mistake, make a new token at a node of the cluster (windrose cluster token), and use that here",
         ),
-        Denied::TooManyWait | Denied::TooMany => conflict(
+        Denial::TooManyWait | Denial::TooMany => conflict(
             message,
             "windrose cluster joins at a node of the cluster shows them; windrose cluster refuse ID decides one, \
              windrose cluster token revoke ID takes the token back that lets so many in",
         ),
-        Denied::Join(error) => join_error(error),
+        Denial::Join(error) => join_error(error),
     }
 }
 
@@ -468,16 +468,16 @@ mod tests {
 
     #[test]
     fn who_is_not_let_in_is_told_why_and_what_helps() {
-        let hint = |e: Denied| denied(&e).hint.unwrap_or_default();
+        let hint = |e: Denial| denied(&e).hint.unwrap_or_default();
         for error in
-            [Denied::NoToken, Denied::UsedUp, Denied::Revoked, Denied::Expired { ago_s: 9 }]
+            [Denial::NoToken, Denial::UsedUp, Denial::Revoked, Denial::Expired { ago_s: 9 }]
         {
             assert!(hint(error.clone()).contains("windrose cluster token"), "{error}");
         }
         assert!(
-            hint(Denied::OtherRole { role: Role::Witness }).contains("windrose cluster witness")
+            hint(Denial::OtherRole { role: Role::Witness }).contains("windrose cluster witness")
         );
-        assert_eq!(denied(&Denied::NoToken).code, Code::Unauthorized);
+        assert_eq!(denied(&Denial::NoToken).code, Code::Unauthorized);
         let newer = JoinRequest::parse(br#"{"format":9,"version":"2.0"}"#).unwrap_err();
         let told = bad_request(&newer);
         assert!(told.message.contains("version 2.0") && told.code == Code::Conflict, "{told:?}");
@@ -493,7 +493,8 @@ mod tests {
         for (node, view) in &mut present {
             view.record.join = Some(([192, 0, 2, u8::try_from(node.0).unwrap()], 7481).into());
         }
-        let order: Vec<_> = doors(&present, NodeId(3)).iter().map(ToString::to_string).collect();
+        let order: Vec<_> =
+            join_addresses(&present, NodeId(3)).iter().map(ToString::to_string).collect();
         assert_eq!(order, ["192.0.2.3:7481", "192.0.2.1:7481", "192.0.2.2:7481"]);
     }
 }

@@ -139,11 +139,11 @@ impl Control {
                     return Ok(Cluster { waits_for, ..alone() });
                 }
             };
-            let granted = Granted::new(&token, grant, settings)?;
+            let granted = GrantedJoin::new(&token, grant, settings)?;
             let record = granted.look(settings).await?;
             let runs_member = granted.runs_member(&record, role).await?;
             fault::pass(Point::JoinDrawn);
-            let Granted { cluster, node, grant, .. } = granted;
+            let GrantedJoin { cluster, node, grant, .. } = granted;
             let JoinGrant { secret, protection, endpoints, .. } = grant;
             let member = runs_member
                 .then(|| own_member(&settings.cluster, at, node, &protection))
@@ -666,14 +666,14 @@ fn waits_for_approval(id: ShortId) -> String {
 }
 
 /// What a node was given that may join, and the cluster's store as it reaches it.
-struct Granted {
+struct GrantedJoin {
     cluster: Uuid,
     node: NodeId,
     grant: JoinGrant,
     store: Etcd,
 }
 
-impl Granted {
+impl GrantedJoin {
     fn new(token: &Token, grant: JoinGrant, settings: &Settings) -> Result<Self, ApiError> {
         let refused = |e: &dyn std::fmt::Display| ApiError::new(Code::Conflict, e.to_string());
         if !token.trust.fits(&grant.protection) {

@@ -29,7 +29,7 @@ const ANSWER: Duration = Duration::from_secs(20);
 
 /// Why a node gave no answer.
 #[derive(Debug, thiserror::Error)]
-enum Silence {
+enum NoAnswer {
     /// It is not reached, or the connection broke.
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -61,9 +61,9 @@ pub(super) async fn ask(
     let mut seen = Vec::new();
     for &at in &token.addresses {
         let asked = ask_one(at, token.trust, connector.as_ref(), request);
-        match timeout(ANSWER, asked).await.unwrap_or(Err(Silence::TimedOut)) {
+        match timeout(ANSWER, asked).await.unwrap_or(Err(NoAnswer::TimedOut)) {
             Ok(answer) => return Ok(answer),
-            Err(Silence::Refused(error)) if is_final(error.code) => return Err(error),
+            Err(NoAnswer::Refused(error)) if is_final(error.code) => return Err(error),
             Err(why) => seen.push((at, why)),
         }
     }
@@ -75,14 +75,14 @@ fn is_final(code: Code) -> bool {
     !matches!(code, Code::Unavailable | Code::Internal)
 }
 
-fn unanswered(token: &Token, seen: &[(SocketAddr, Silence)]) -> ApiError {
+fn unanswered(token: &Token, seen: &[(SocketAddr, NoAnswer)]) -> ApiError {
     let each: Vec<_> = seen.iter().map(|(at, why)| format!("{at}: {why}")).collect();
     let message = format!(
         "no node of the token's cluster {} lets this one in: {}",
         token.cluster,
         each.join("; ")
     );
-    let is_stranger = |(_, why): &(SocketAddr, Silence)| matches!(why, Silence::Stranger(_));
+    let is_stranger = |(_, why): &(SocketAddr, NoAnswer)| matches!(why, NoAnswer::Stranger(_));
     if seen.iter().any(is_stranger) {
         return conflict(
             message,
@@ -108,12 +108,12 @@ async fn ask_one(
     trust: Trust,
     connector: Option<&TlsConnector>,
     request: &JoinRequest,
-) -> Result<JoinAnswer, Silence> {
+) -> Result<JoinAnswer, NoAnswer> {
     let connect = async {
         let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
         socket?.connect(at).await
     };
-    let stream = timeout(CONNECT, connect).await.map_err(|_| Silence::TimedOut)??;
+    let stream = timeout(CONNECT, connect).await.map_err(|_| NoAnswer::TimedOut)??;
     let (status, body) = match connector {
         None => exchange(stream, at, request).await?,
         Some(connector) => {
@@ -123,22 +123,24 @@ async fn ask_one(
         }
     };
     if status.is_success() {
-        return JoinAnswer::parse(&body).map_err(Silence::Protocol);
+        return JoinAnswer::parse(&body).map_err(NoAnswer::Protocol);
     }
     match serde_json::from_slice(&body) {
-        Ok(error) => Err(Silence::Refused(error)),
-        Err(_) => Err(Silence::Protocol(format!("HTTP status {status}"))),
+        Ok(error) => Err(NoAnswer::Refused(error)),
+        Err(_) => Err(NoAnswer::Protocol(format!("HTTP status {status}"))),
     }
 }
 
-fn tls_error(error: io::Error, trust: Trust) -> Silence {
+fn tls_error(error: io::Error, trust: Trust) -> NoAnswer {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     match (inner, trust) {
-        (Some(rustls::Error::InvalidCertificate(_)), Trust::Own(_)) => Silence::Stranger(
+        (Some(rustls::Error::InvalidCertificate(_)), Trust::Own(_)) => NoAnswer::Stranger(
             "it shows a certificate of another authority than the token's".to_owned(),
         ),
-        (Some(why @ rustls::Error::InvalidCertificate(_)), _) => Silence::Stranger(why.to_string()),
-        _ => Silence::Io(error),
+        (Some(why @ rustls::Error::InvalidCertificate(_)), _) => {
+            NoAnswer::Stranger(why.to_string())
+        }
+        _ => NoAnswer::Io(error),
     }
 }
 
@@ -146,11 +148,11 @@ async fn exchange<S>(
     stream: S,
     at: SocketAddr,
     request: &JoinRequest,
-) -> Result<(StatusCode, Bytes), Silence>
+) -> Result<(StatusCode, Bytes), NoAnswer>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let protocol = |why: String| Silence::Protocol(why);
+    let protocol = |why: String| NoAnswer::Protocol(why);
     let request = Request::post(PATH)
         .header(header::HOST, at.to_string())
         .header(header::CONTENT_TYPE, "application/json")

@@ -106,12 +106,16 @@ impl Room {
 impl Inside {
     /// Whether there is no place for one from `from`; then one is asked to leave.
     fn is_full(&mut self, capacity: &Capacity, from: Option<IpAddr>) -> bool {
+        let Capacity { most, unknown, of_one, .. } = *capacity;
+        if self.guests.len() < most.min(unknown).min(of_one) {
+            return false;
+        }
         let by_address = self.unknown();
         let own = from.and_then(|from| by_address.get(&from)).copied();
-        let unknown: usize = by_address.values().map(|(count, _)| count).sum();
+        let all_unknown: usize = by_address.values().map(|(count, _)| count).sum();
         let leaves = match own {
-            Some((count, oldest)) if count >= capacity.of_one => Some(oldest),
-            _ if self.guests.len() < capacity.most && unknown < capacity.unknown => return false,
+            Some((count, oldest)) if count >= of_one => Some(oldest),
+            _ if self.guests.len() < most && all_unknown < unknown => return false,
             // Whoever floods the node is in his own way first.
             _ => by_address
                 .into_values()
