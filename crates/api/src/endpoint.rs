@@ -10,7 +10,7 @@ use crate::{
     DiscardImage, FindPools, ForceCopy, Grow, Health, HostDhchap, HostTls, ImportPool,
     ImportablePools, ImportedPool, InitiatorChap, Initiators, JoinCluster, JoinList, LeaveCluster,
     MapVolume, OpenPool, OrphanedImages, Pool, PoolList, Protocols, RecoverCluster, RecoveryPlan,
-    RemoveCopy, RemoveDisk, ReplaceCopy, ReplaceDisk, Reservations, SessionList, Status, SwitchTo,
+    RemoveCopy, RemoveDisk, ReplaceCopy, ReplaceDisk, Reservations, SessionList, SetCopies, Status, SwitchTo,
     TakeOver, TokenList, Verification, Verify, Volume, VolumeList, WhichId, WhichNode,
 };
 
@@ -202,6 +202,11 @@ endpoints! {
     ReplaceVolumeCopy POST "/v1/volumes/{name}/mirror/replace" ReplaceCopy => 200 Volume;
         "Replaces a copy of a volume by one on another node, or a lost one by a new one.";
         refuses [Code::NotFound, Code::Conflict, Code::Backing, Code::NoSpace];
+
+    /// Choose how many copies a volume is to have.
+    SetVolumeCopies POST "/v1/volumes/{name}/mirror/set" SetCopies => 200 Volume;
+        "Sets how many copies a volume is to have. A copy that it lacks then is made by itself (cluster.repair_after_s).";
+        refuses [Code::NotFound, Code::Conflict];
 
     /// Compare the copies of a volume.
     VerifyVolume POST "/v1/volumes/{name}/mirror/verify" Verify => 200 Verification;

@@ -36,8 +36,8 @@ pub use error::{ApiError, Code};
 pub use initiator::Initiator;
 pub use invalid::Invalid;
 pub use mirror::{
-    AddCopy, CopyState, Differing, ForceCopy, RemoveCopy, ReplaceCopy, SwitchTo, TakeOver,
-    UnreadableBytes, Verification, Verify, VolumeCopy,
+    AddCopy, CopyState, Differing, ForceCopy, RemoveCopy, ReplaceCopy, SetCopies, SwitchTo,
+    TakeOver, UnreadableBytes, Verification, Verify, VolumeCopy,
 };
 pub use name::{PoolName, VolumeName};
 pub use pool::{

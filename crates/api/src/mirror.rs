@@ -89,6 +89,15 @@ pub struct RemoveCopy {
     pub node: String,
 }
 
+/// How many copies a volume is to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SetCopies {
+    /// The number, 1 to 3, and not less than it has.
+    #[schema(minimum = 1, maximum = 3)]
+    pub replicas: u8,
+}
+
 /// A copy to be replaced: by one on another node, which is brought in sync first, or by a new one
 /// on the same node, whose image is lost.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

@@ -379,6 +379,8 @@ pub struct Volume {
     pub thin: bool,
     /// Where its data lives: all copies, by node.
     pub copies: Vec<VolumeCopy>,
+    /// How many copies it is to have. The lack of one is a finding of the status.
+    pub copies_wanted: u8,
     /// Bytes of this node's copy that hold data, where that is known.
     pub allocated_bytes: Option<u64>,
     /// State it is in.

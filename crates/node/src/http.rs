@@ -22,7 +22,7 @@ use api::endpoint::{
     PostLeave, PostPool, PostPoolImport, PostRecovery, PostToken, PostVolume, PostVolumes,
     RefuseJoin, RemovePoolDisk, RemoveVolumeCopy, ReplacePoolDisk, ReplaceVolumeCopy, ResumeNode,
     RevokeToken, ScrubPool, SetChap, SetHostDhchap, SetHostTls, SetInitiatorChap, SetProtocols,
-    SwitchVolume, TakeOverVolume, VerifyVolume,
+    SetVolumeCopies, SwitchVolume, TakeOverVolume, VerifyVolume,
 };
 use api::{ApiError, Code};
 use axum::Router;
@@ -151,6 +151,9 @@ fn with_copies(router: Router, c: &Control) -> Router {
     });
     let router = add::<ReplaceVolumeCopy, _, _>(router, c, |c, a| async move {
         c.replace_copy(a.name()?, a.body).await
+    });
+    let router = add::<SetVolumeCopies, _, _>(router, c, |c, a| async move {
+        c.set_copies(a.name()?, a.body).await
     });
     let router = add::<VerifyVolume, _, _>(router, c, |c, a| async move {
         c.verify(&a.name()?, a.body.keep).await

@@ -183,6 +183,9 @@ impl Metrics {
         gauges(to, "volume_online", help, online)?;
         let help = "Size of the volume.";
         gauges(to, "volume_size_bytes", help, volumes().map(|(l, s, _)| (l, s.record.size_bytes)))?;
+        let help = "Copies that the volume is to have.";
+        let wanted = volumes().map(|(l, s, _)| (l, u64::from(s.record.copies_wanted)));
+        gauges(to, "volume_copies_wanted", help, wanted)?;
         let help = "Bytes of the backing that hold data.";
         let taken = |id| self.facts.space.taken.get(&id).copied();
         let allocated = volumes().filter_map(|(l, s, _)| Some((l, taken(s.record.id)?)));

@@ -37,6 +37,9 @@ pub const NAMES: &str = "names/";
 /// Most copies of one volume, those that come and go among them.
 pub const MAX_PLACES: usize = layers::mirror::record::MAX_REPLICAS;
 
+/// Most copies that a volume may want.
+pub const MAX_COPIES: u8 = 3;
+
 /// The number of a node that is in no cluster, and of the one that begins a cluster.
 pub const FIRST_NODE: NodeId = NodeId(1);
 
@@ -120,6 +123,8 @@ pub struct VolumeRecord {
     /// Where its copies are, by node; at most [`MAX_PLACES`], and one at least until the last one
     /// has been removed.
     pub places: Vec<Place>,
+    /// How many copies it is to have, 1 to [`MAX_COPIES`]: what becomes of nodes does not change it (RFD 0039).
+    pub copies_wanted: u8,
     /// Who creates it, while it is being created.
     pub creator: Option<Creator>,
     /// The node that an operator wants to put writes in order, while it is in sync.
@@ -231,6 +236,55 @@ impl VolumeRecord {
         self.places.insert(at, place);
     }
 
+    /// Removes the copy on `node`. One that it was to take the place of stays.
+    pub fn remove_place(&mut self, node: NodeId) {
+        self.places.retain(|place| place.node != node);
+        self.keep_replaced(node);
+    }
+
+    /// Has the copy on `node` go. One that it was to take the place of stays.
+    pub fn dismiss(&mut self, node: NodeId) {
+        match self.place_mut(node) {
+            // Nothing is there.
+            Some(Place { stage: PlaceStage::Failed { .. }, .. }) => self.remove_place(node),
+            Some(place) => {
+                place.stage = PlaceStage::Leaving { instead_of: None };
+                self.keep_replaced(node);
+            }
+            None => {}
+        }
+    }
+
+    /// The copy that was to go once the one on `node` was in sync does not go.
+    fn keep_replaced(&mut self, node: NodeId) {
+        for place in &mut self.places {
+            if place.stage == (PlaceStage::Leaving { instead_of: Some(node) }) {
+                place.stage = PlaceStage::Made;
+            }
+        }
+    }
+
+    /// The copies that count: those that are there or are being made, and are not to go.
+    pub fn standing(&self) -> impl Iterator<Item = &Place> {
+        self.places
+            .iter()
+            .filter(|p| matches!(p.stage, PlaceStage::Wanted { .. } | PlaceStage::Made))
+    }
+
+    /// An administrator has added or replaced a copy: it wants as many as that makes.
+    pub fn want_as_added(&mut self) {
+        self.copies_wanted = self.copies_wanted.max(self.standing_count());
+    }
+
+    /// An administrator has removed a copy: it wants no more than are left.
+    pub fn want_as_removed(&mut self) {
+        self.copies_wanted = self.copies_wanted.min(self.standing_count().max(1));
+    }
+
+    fn standing_count(&self) -> u8 {
+        u8::try_from(self.standing().count()).unwrap_or(MAX_COPIES).min(MAX_COPIES)
+    }
+
     /// What `node` has seen of its image.
     pub fn see(&mut self, node: NodeId, image: crate::engine::Image) {
         self.size_bytes = image.size_bytes;
@@ -305,6 +359,7 @@ pub(crate) mod tests {
             block_size: BlockSize::B512,
             thin: true,
             places: vec![place(FIRST_NODE, name)],
+            copies_wanted: 1,
             creator: None,
             prefer: None,
             protocols: Protocols::default(),
@@ -358,7 +413,7 @@ pub(crate) mod tests {
             r#"{"id":"3d813cbb-47fb-32ba-91df-831e1593ac29","name":"web","stage":"ready",
             "size_bytes":1073741824,"block_size":4096,"thin":false,
             "places":[{"node":1,"backing":{"kind":"device","path":"/dev/sdb"},"image":null,
-                "image_generation":2,"stage":{"is":"made"}}],"creator":null,"prefer":null,
+                "image_generation":2,"stage":{"is":"made"}}],"copies_wanted":1,"creator":null,"prefer":null,
             "protocols":{"iscsi":true,"nvme":false,"vhost_user":false,"lun":0,"behind":null,"guests":{},
                 "proofs":{},"hosts":{},"tls":{}},
             "iscsi_target":"iqn.2026-01.io.windrose:web","nvme_subsystem":"nqn.2026-01.io.windrose:web",
@@ -386,7 +441,7 @@ pub(crate) mod tests {
                 "stage":{"is":"leaving","instead_of":3}},
                 {"node":5,"backing":{"kind":"file","path":"/d"},"image":null,"image_generation":0,
                 "stage":{"is":"wanted","force":false}}],
-            "creator":{"node":1,"life":"00000000-0000-0000-0000-000000000007"},"prefer":3,
+            "copies_wanted":2,"creator":{"node":1,"life":"00000000-0000-0000-0000-000000000007"},"prefer":3,
             "protocols":{"iscsi":true,"nvme":false,"vhost_user":true,"lun":3,"behind":{
                 "volume":"00000000-0000-0000-0000-000000000009","target":"iqn.2026-01.io.windrose:a"},
                 "guests":{"7":"00000000-0000-0000-0000-000000000008"},

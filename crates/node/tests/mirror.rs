@@ -91,6 +91,7 @@ fn volume(dir: &Path, nodes: &[NodeId]) -> VolumeRecord {
         block_size: BlockSize::B512,
         thin: true,
         places: nodes.iter().map(place).collect(),
+        copies_wanted: u8::try_from(nodes.len()).unwrap(),
         creator: None,
         prefer: None,
         protocols: Protocols::default(),

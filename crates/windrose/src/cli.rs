@@ -651,7 +651,7 @@ pub(crate) enum MirrorCommand {
         #[command(flatten)]
         place: PlaceArgs,
     },
-    /// Remove a copy, unless it is the last one in sync.
+    /// Remove a copy, unless it is the last one in sync. The volume is to have one less from then on.
     Remove {
         /// Name of the volume.
         name: VolumeName,
@@ -671,6 +671,15 @@ pub(crate) enum MirrorCommand {
         with: Option<String>,
         #[command(flatten)]
         place: PlaceArgs,
+    },
+    /// Set how many copies a volume is to have. What it lacks then is made by itself, after `cluster.repair_after_s`, or
+    /// by `windrose volume mirror add`.
+    Set {
+        /// Name of the volume.
+        name: VolumeName,
+        /// How many: 1 to 3, and not fewer than it has.
+        #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=3))]
+        replicas: u8,
     },
     /// Compare the copies. To be asked at the node that puts writes in order. What differs stays a finding of
     /// the status until copies are equal again.

@@ -128,6 +128,13 @@ const EXAMPLES: &[(&str, &[Example])] = &[
         ],
     ),
     (
+        "volume mirror set",
+        &[
+            ("Two copies from now on", "windrose volume mirror set web --replicas 2"),
+            ("Do with the one that is left", "windrose volume mirror set web --replicas 1"),
+        ],
+    ),
+    (
         "volume mirror verify",
         &[
             ("Whether all copies are equal", "windrose volume mirror verify web"),

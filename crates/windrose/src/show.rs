@@ -116,23 +116,30 @@ pub(crate) fn volumes(list: &VolumeList) -> String {
         }
         (_, false) => {}
     }
-    let head = ["NAME", "SIZE", "USED", "STATE", "EXPORTED BY", "ALLOWED", "SESSIONS"];
+    let head = ["NAME", "SIZE", "USED", "STATE", "COPIES", "EXPORTED BY", "ALLOWED", "SESSIONS"];
     let rows = list.volumes.iter().map(|v| {
         vec![
             v.name.to_string(),
             Size(v.size_bytes).to_string(),
             v.allocated_bytes.map_or("-".to_owned(), |b| Size(b).to_string()),
             state(v).to_owned(),
+            in_sync_of_wanted(v),
             exports(v),
             allowed(v),
             v.sessions.to_string(),
         ]
     });
-    let mut text = table(&head, &[1, 2, 6], rows);
+    let mut text = table(&head, &[1, 2, 7], rows);
     if let Some(why) = &list.unread {
         text.push_str(&format!("\n\nThere may be more, and others may have changed: {why}."));
     }
     text
+}
+
+/// How many copies are in sync, and how many there are to be.
+fn in_sync_of_wanted(volume: &Volume) -> String {
+    let in_sync = volume.copies.iter().filter(|copy| copy.state == CopyState::InSync);
+    format!("{} of {}", in_sync.count(), volume.copies_wanted)
 }
 
 /// `windrose volume create` of several volumes: a line for each.
@@ -296,6 +303,7 @@ pub(crate) fn volume(v: &Volume, api: &Address) -> String {
         ("Space", if v.thin { "taken when written" } else { "all taken" }.to_owned()),
         ("Block size", v.block_size.bytes().to_string()),
         ("Stored in", copies(&v.copies)),
+        ("Copies", format!("{} in sync", in_sync_of_wanted(v))),
         ("Identity", v.id.to_string()),
         ("Sessions", v.sessions.to_string()),
     ];

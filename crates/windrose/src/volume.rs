@@ -8,13 +8,13 @@ use api::endpoint::{
     AddVolumeCopy, AllowInitiators, ClearChap, ClearReservations, DISCARD, DeleteVolume,
     DenyInitiators, FORCE, ForceVolume, GetReservations, GetVolume, GrowVolume, ListVolumes,
     MAP_FORCE, MapTarget, Nothing, PostVolume, PostVolumes, RemoveVolumeCopy, ReplaceVolumeCopy,
-    SetChap, SetHostDhchap, SetHostTls, SetInitiatorChap, SetProtocols, SwitchVolume,
-    TakeOverVolume, VerifyVolume,
+    SetChap, SetHostDhchap, SetHostTls, SetInitiatorChap, SetProtocols, SetVolumeCopies,
+    SwitchVolume, TakeOverVolume, VerifyVolume,
 };
 use api::{
     AddCopy, Chap, CreateVolume, CreateVolumes, ForceCopy, Grow, HostDhchap, HostTls, Initiator,
-    InitiatorChap, Initiators, MapVolume, NewBacking, RemoveCopy, ReplaceCopy, SwitchTo, TakeOver,
-    Verify, Volume, VolumeName,
+    InitiatorChap, Initiators, MapVolume, NewBacking, RemoveCopy, ReplaceCopy, SetCopies, SwitchTo,
+    TakeOver, Verify, Volume, VolumeName,
 };
 
 use crate::cli::{ConfirmArgs, CreateArgs, MirrorCommand, PlaceArgs, VolumeCommand, protocols};
@@ -163,6 +163,9 @@ async fn mirror(remote: &Remote, command: MirrorCommand) -> Result<(), Failure> 
             let (force, backing) = (place.force, backing(place)?);
             let replace = ReplaceCopy { node: on, with, backing, force };
             client.call_on::<ReplaceVolumeCopy>(&name, &[], &replace).await?
+        }
+        MirrorCommand::Set { name, replicas } => {
+            client.call_on::<SetVolumeCopies>(&name, &[], &SetCopies { replicas }).await?
         }
         MirrorCommand::Verify { name, repair, keep } => {
             let undecided = repair && keep.is_none();

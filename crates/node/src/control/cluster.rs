@@ -399,7 +399,8 @@ impl Control {
             }
             self.check_give_up(&record, node).await?;
         }
-        record.places.retain(|place| place.node != node);
+        // How many copies the volume is to have stays: that one is missing now is told.
+        record.remove_place(node);
         let mut changes = record.replace(revision);
         if let Some((held, at)) = mirror
             && let Ok(next) = held.without_replica(node, steps::random())

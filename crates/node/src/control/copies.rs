@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use api::{
     AddCopy, ApiError, Backing, BlockSize, Code, ForceCopy, NewBacking, RemoveCopy, ReplaceCopy,
-    SwitchTo, TakeOver, Verification, Volume, VolumeName,
+    SetCopies, SwitchTo, TakeOver, Verification, Volume, VolumeName,
 };
 use cluster::identity::Role;
 use cluster::mirrors;
@@ -24,7 +24,7 @@ use super::{Control, backing_error, store_error};
 use crate::engine::Scope;
 use crate::meta::MetaError;
 use crate::reconcile::Observed;
-use crate::record::{MAX_PLACES, Place, PlaceStage, Stored, VolumeRecord};
+use crate::record::{MAX_COPIES, MAX_PLACES, Place, PlaceStage, Stored, VolumeRecord};
 
 /// Longest time that a node is given to take over, before the answer.
 const SWITCHING: Duration = Duration::from_secs(5);
@@ -38,9 +38,6 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// How often what a comparison has found is put into a record that changes meanwhile.
 const PUTS: usize = 5;
 
-/// Most copies of one volume, but while one replaces another.
-pub(super) const MAX_COPIES: usize = 3;
-
 impl Control {
     /// Adds a copy of a volume.
     ///
@@ -51,12 +48,39 @@ impl Control {
         let new = (Some(ask.backing.clone()), None);
         self.change_copies(name, new, move |control, record, Scene { free, .. }| {
             let taken: Vec<_> = record.places.iter().map(|p| p.node).collect();
-            if taken.len() >= MAX_COPIES {
+            if record.standing().count() >= usize::from(MAX_COPIES) || taken.len() >= MAX_PLACES {
                 return Err(conflict(format!("it has its {MAX_COPIES} copies")));
             }
             let node = control.choose(&on, 1, (&taken, &ask.backing), free)?.remove(0);
             let place = control.wanted(record.id, &record.name, node, &ask.backing, ask.force)?;
             record.add_place(place);
+            record.want_as_added();
+            Ok(())
+        })
+        .await
+    }
+
+    /// Sets how many copies a volume is to have.
+    ///
+    /// # Errors
+    /// [`Code::NotFound`]; [`Code::InvalidRequest`] for a number that no volume can have; [`Code::Conflict`] for fewer
+    /// than it has.
+    pub async fn set_copies(&self, name: VolumeName, ask: SetCopies) -> Result<Volume, ApiError> {
+        let wanted = ask.replicas;
+        if !(1..=MAX_COPIES).contains(&wanted) {
+            let message = format!("volume {name} cannot have {wanted} copies");
+            return Err(ApiError::new(Code::InvalidRequest, message)
+                .hint(format!("give replicas from 1 to {MAX_COPIES}")));
+        }
+        self.change_copies(name, (None, None), move |_, record, _| {
+            let has = record.standing().count();
+            if has > usize::from(wanted) {
+                let name = &record.name;
+                return Err(conflict(format!("it has {has} copies")).hint(format!(
+                    "remove one, which also lowers how many it is to have: windrose volume mirror remove {name} --on NODE"
+                )));
+            }
+            record.copies_wanted = wanted;
             Ok(())
         })
         .await
@@ -71,7 +95,9 @@ impl Control {
         self.change_copies(name, gone, move |control, record, Scene { mirror, .. }| {
             let node = control.keeper(record, &ask.node)?;
             let others = mirror.others(node).next().is_some();
-            let stays = |p: &Place| p.node != node && p.stage == PlaceStage::Made;
+            let heir = PlaceStage::Leaving { instead_of: Some(node) };
+            let stays =
+                |p: &Place| p.node != node && (p.stage == PlaceStage::Made || p.stage == heir);
             if !record.places.iter().any(stays) || !others {
                 let name = &record.name;
                 return Err(conflict("no other copy is in sync".into()).hint(format!(
@@ -79,11 +105,8 @@ impl Control {
                      `windrose volume delete {name}` removes all"
                 )));
             }
-            match record.place(node).map(|p| &p.stage) {
-                // Nothing is there.
-                Some(PlaceStage::Failed { .. }) => record.places.retain(|p| p.node != node),
-                _ => set_stage(record, node, PlaceStage::Leaving { instead_of: None }),
-            }
+            record.dismiss(node);
+            record.want_as_removed();
             Ok(())
         })
         .await

@@ -1,6 +1,8 @@
 //! What state the copies of a volume are in, why one is not in sync, and what helps.
 
 use api::{CopyState, Finding, Severity, VolumeCopy};
+use cluster::identity::Role;
+use cluster::nodes::NodeView;
 use layers::mirror::record::Record;
 use peer::NodeId;
 use uuid::Uuid;
@@ -242,6 +244,50 @@ impl Together {
         let hint = if next.is_empty() { BY_ITSELF.to_owned() } else { next.join("; ") };
         findings.push(finding(Severity::Warning, subject, message, Some(&hint)));
         false
+    }
+
+    /// That a volume which serves has fewer copies than it is to have; whether that is so. Those that were not made are
+    /// told of one by one.
+    pub(super) fn missing_copies(
+        &self,
+        record: &VolumeRecord,
+        findings: &mut Vec<Finding>,
+    ) -> bool {
+        let failed = |p: &&Place| matches!(p.stage, PlaceStage::Failed { .. });
+        let (has, wanted) = (record.standing().count(), usize::from(record.copies_wanted));
+        if has + record.places.iter().filter(failed).count() >= wanted {
+            return false;
+        }
+        let (name, has) = (&record.name, has.max(1));
+        let message = format!("it has {has} of the {wanted} copies that it is to have");
+        let fewer = format!("to do with {has}: windrose volume mirror set {name} --replicas {has}");
+        let add = format!("windrose volume mirror add {name}");
+        let hint = match self.nobody_for(record) {
+            None => format!("{add}; {fewer}"),
+            Some(why) => {
+                format!("{why}: add a node (windrose cluster join), then: {add}; {fewer}")
+            }
+        };
+        let subject = format!("volume {name}");
+        findings.push(finding(Severity::Warning, subject, message, Some(&hint)));
+        true
+    }
+
+    /// Why no node can keep another copy of a volume, if that is so.
+    fn nobody_for(&self, record: &VolumeRecord) -> Option<String> {
+        let others = self.nodes.iter().filter(|(node, _)| record.place(**node).is_none());
+        let mut why = Vec::new();
+        for (node, NodeView { record, .. }) in others {
+            let name = &record.name;
+            why.push(match self.state_of(*node) {
+                _ if record.role == Role::Witness => format!("{name} is a witness"),
+                NodeState::Down | NodeState::Unknown => format!("{name} does not run"),
+                NodeState::Runs if record.drained => format!("{name} is drained"),
+                NodeState::Runs => return None,
+            });
+        }
+        let why = if why.is_empty() { String::new() } else { format!(" ({})", why.join(", ")) };
+        Some(format!("no other node can keep a copy now{why}"))
     }
 }
 

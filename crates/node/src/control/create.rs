@@ -15,12 +15,11 @@ use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
 use super::change::check_access;
-use super::copies::MAX_COPIES;
 use super::secrets::sealed;
 use super::{Control, backing_error, memory, store_error};
 use crate::meta::MetaError;
 use crate::reconcile::Observed;
-use crate::record::{self, Mapping, Place, PlaceStage, Stage, Stored, VolumeRecord};
+use crate::record::{self, MAX_COPIES, Mapping, Place, PlaceStage, Stage, Stored, VolumeRecord};
 use wire::count;
 
 /// Longest time until all nodes have made their copies.
@@ -249,6 +248,7 @@ impl Control {
             block_size: ask.block_size,
             thin: ask.thin,
             places,
+            copies_wanted: u8::try_from(count).unwrap_or(MAX_COPIES),
             creator: Some(self.life()),
             prefer: None,
             protocols: ask.protocols,
@@ -342,7 +342,8 @@ impl Control {
         };
         let thin = if record.thin { "thin" } else { "thick" };
         let elsewhere = record.places.iter().find_map(|place| self.elsewhere(record, place, ask));
-        let other_copies = copies != record.places.len() || !ask.on.iter().all(kept_on);
+        let other_copies =
+            copies != usize::from(record.copies_wanted) || !ask.on.iter().all(kept_on);
         let size = ask.size_bytes.filter(|size| *size != record.size_bytes);
         let differences = [
             size.map(|size| format!("size ({}, not {})", Size(record.size_bytes), Size(size))),
@@ -501,7 +502,7 @@ fn deleted_just_now(name: &VolumeName) -> ApiError {
 /// Checks what a request says by itself.
 fn check(ask: &CreateVolume) -> Result<(), ApiError> {
     let copies = usize::from(ask.replicas).max(ask.on.len());
-    if !(1..=MAX_COPIES).contains(&copies) {
+    if !(1..=usize::from(MAX_COPIES)).contains(&copies) {
         let message = format!("volume {} cannot have {copies} copies", ask.name);
         return Err(ApiError::new(Code::InvalidRequest, message)
             .hint(format!("give replicas from 1 to {MAX_COPIES}")));

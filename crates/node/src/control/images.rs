@@ -27,7 +27,8 @@ use super::{Control, steps, store_error};
 use crate::engine::{BackingError, FoundImage, FoundLog, ImagePlace, Scope, VolumeReport};
 use crate::pools;
 use crate::reconcile::Observed;
-use crate::record::{Mapping, Place, PlaceStage, Stage, VolumeRecord};
+use crate::record::description::Description;
+use crate::record::{MAX_COPIES, Mapping, Place, PlaceStage, Stage, VolumeRecord};
 use wire::count;
 
 /// How often is looked for images that no record names.
@@ -473,6 +474,7 @@ impl Control {
             size_bytes: found.size_bytes,
             block_size: found.block_size,
             thin: found.thin,
+            copies_wanted: self.copies_wanted(&places, found.description.as_ref()),
             places,
             creator: None,
             prefer: None,
@@ -498,6 +500,14 @@ impl Control {
         };
         self.check_target_names(&record, members)?;
         Ok(record)
+    }
+
+    /// How many copies a volume is to have that is taken in with these: as many as it was to have. A node by itself
+    /// has one of each.
+    fn copies_wanted(&self, places: &[Place], told: Option<&Description>) -> u8 {
+        let here = u8::try_from(places.len()).unwrap_or(MAX_COPIES).clamp(1, MAX_COPIES);
+        let told = told.filter(|_| self.membership().is_some()).map_or(1, |d| d.copies_wanted);
+        here.max(told)
     }
 
     /// Refuses a volume whose target or subsystem another one has.

@@ -313,8 +313,9 @@ impl Together {
             findings.push(finding(Severity::Critical, subject, message, Some(&hint)));
             return;
         }
-        let (all_good, copies) = (self.copy_findings(record, findings), record.places.len());
-        if all_good && copies == 1 {
+        let all_good = self.copy_findings(record, findings);
+        let has_all = !self.missing_copies(record, findings);
+        if all_good && has_all && record.places.len() == 1 {
             let hint = format!("windrose volume mirror add {}", record.name);
             findings.push(finding(Severity::Note, subject, "it has one copy", Some(&hint)));
         } else if all_good && record.place(self.me).is_some() && !serving.contains(&self.me) {

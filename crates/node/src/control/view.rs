@@ -106,6 +106,7 @@ impl Control {
                 Some(together) => together.copies(record),
                 None => record.places.iter().map(|p| self.only_copy(p)).collect(),
             },
+            copies_wanted: record.copies_wanted,
             allocated_bytes: usage.space.get(&record.id).copied(),
             state: match self.unusable_here(record, report, usage) {
                 Some(reason) => VolumeState::Offline { reason },

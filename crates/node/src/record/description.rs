@@ -9,10 +9,10 @@ use peer::NodeId;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::VolumeRecord;
+use super::{MAX_COPIES, VolumeRecord};
 
-/// The only format so far.
-const FORMAT: u32 = 1;
+/// The only format that is read.
+const FORMAT: u32 = 2;
 
 /// The copy of a volume on one node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,6 +68,8 @@ pub struct Description {
     pub node: u16,
     /// All its copies.
     pub copies: Vec<DescribedCopy>,
+    /// How many it is to have.
+    pub copies_wanted: u8,
 }
 
 /// A kind of secrets.
@@ -130,6 +132,7 @@ impl Description {
             cluster: teller.cluster,
             node: teller.node.0,
             copies: copies.collect(),
+            copies_wanted: record.copies_wanted,
         }
     }
 
@@ -161,6 +164,9 @@ impl Description {
         if !named(&description.iscsi_target) || !named(&description.nvme_subsystem) {
             return Err("a name of its target makes no sense".to_owned());
         }
+        if !(1..=MAX_COPIES).contains(&description.copies_wanted) {
+            return Err("it wants a number of copies that no volume can have".to_owned());
+        }
         Ok(description)
     }
 }
@@ -183,20 +189,23 @@ pub(crate) mod tests {
         assert_eq!(Description::parse(&described.to_text()), Ok(described));
     }
 
-    /// What version 1 wrote, every later one reads.
+    /// What this version writes, every later one reads.
     #[test]
     fn the_golden_description_reads() {
-        let golden = br#"{"format":1,"name":"web","protocols":{"iscsi":true,"nvme":true},
+        let golden = br#"{"format":2,"name":"web","protocols":{"iscsi":true,"nvme":true},
             "iscsi_target":"iqn.2026-01.io.windrose:web","nvme_subsystem":"nqn.2026-01.io.windrose:web","lun":0,
             "behind":null,"allow":[],"allow_complete":true,"secrets":[],"created_s":1700000000,
             "cluster":"00000000-0000-0000-0000-000000000009","node":1,
-            "copies":[{"node":1,"name":"n1","image":"00000000-0000-0000-0000-000000000001"}]}"#;
+            "copies":[{"node":1,"name":"n1","image":"00000000-0000-0000-0000-000000000001"}],
+            "copies_wanted":1}"#;
         assert_eq!(Description::parse(golden), Ok(description("web", 1)));
-        let newer = String::from_utf8(golden.to_vec()).unwrap().replace("t\":1", "t\":2");
-        assert!(Description::parse(newer.as_bytes()).unwrap_err().contains("format 2"));
-        let odd =
-            String::from_utf8(golden.to_vec()).unwrap().replace("iqn.2026-01.io.windrose:web", "");
-        assert!(Description::parse(odd.as_bytes()).unwrap_err().contains("target"));
+        let changed = |from: &str, to: &str| {
+            let text = String::from_utf8(golden.to_vec()).unwrap().replace(from, to);
+            Description::parse(text.as_bytes()).unwrap_err()
+        };
+        assert!(changed("t\":2", "t\":1").contains("format 1"));
+        assert!(changed("wanted\":1", "wanted\":0").contains("number of copies"));
+        assert!(changed("iqn.2026-01.io.windrose:web", "").contains("target"));
     }
 
     #[test]

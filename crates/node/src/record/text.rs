@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::mapping::{Behind, Mapping};
 use super::{
-    Creator, MAX_PLACES, Place, PlaceStage, Stage, StoredChap, StoredDhchap, StoredTls,
+    Creator, MAX_COPIES, MAX_PLACES, Place, PlaceStage, Stage, StoredChap, StoredDhchap, StoredTls,
     VolumeRecord,
 };
 
@@ -25,6 +25,7 @@ pub(super) struct Text {
     block_size: BlockSize,
     thin: bool,
     places: Vec<PlaceText>,
+    copies_wanted: u8,
     #[serde(deserialize_with = "present")]
     creator: Option<CreatorText>,
     #[serde(deserialize_with = "present")]
@@ -95,6 +96,7 @@ impl From<VolumeRecord> for Text {
             block_size: r.block_size,
             thin: r.thin,
             places: r.places.into_iter().map(place).collect(),
+            copies_wanted: r.copies_wanted,
             creator: r.creator.map(|c| CreatorText { node: c.node.0, life: c.life }),
             prefer: r.prefer.map(|node| node.0),
             protocols: ProtocolsText {
@@ -122,6 +124,9 @@ impl TryFrom<Text> for VolumeRecord {
 
     fn try_from(t: Text) -> Result<Self, &'static str> {
         let places = places(t.places)?;
+        if !(1..=MAX_COPIES).contains(&t.copies_wanted) {
+            return Err("it wants a number of copies that no volume can have");
+        }
         Ok(Self {
             id: t.id,
             name: t.name,
@@ -130,6 +135,7 @@ impl TryFrom<Text> for VolumeRecord {
             block_size: t.block_size,
             thin: t.thin,
             places,
+            copies_wanted: t.copies_wanted,
             creator: t.creator.map(|c| Creator { node: NodeId(c.node), life: c.life }),
             prefer: t.prefer.map(NodeId),
             protocols: Protocols {

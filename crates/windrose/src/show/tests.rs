@@ -17,6 +17,7 @@ fn sample(name: &str) -> Volume {
             hint: None,
             primary: true,
         }],
+        copies_wanted: 1,
         allocated_bytes: Some(3 << 29),
         state: VolumeState::Online,
         access: Access::default(),

@@ -55,6 +55,7 @@ fn seen(me: NodeId, in_sync: &[NodeId], told: &[(NodeId, SeenMirror)]) -> Facts 
     let mut facts = facts(vec![volume("v", observed)]);
     let record = &mut facts.volumes[0].0.record;
     record.places = vec![place(A, "v"), place(B, "v")];
+    record.copies_wanted = 2;
     let id = record.id;
     let replica =
         |node: NodeId| Replica { node, image: Uuid::from_u128(node.0.into()), new: false };
@@ -117,10 +118,29 @@ fn cluster(facts: &mut Facts) -> &mut Together {
 
 fn only_on_b(me: NodeId) -> Facts {
     let mut facts = seen(me, &[B], &[(B, serves())]);
-    facts.volumes[0].0.record.places.remove(0);
+    remove_copy(&mut facts, A);
     if me == A {
         facts.volumes[0].1 = Observed::Closed;
     }
+    facts
+}
+
+/// As an administrator has it removed.
+fn remove_copy(facts: &mut Facts, node: NodeId) {
+    let record = &mut facts.volumes[0].0.record;
+    record.remove_place(node);
+    record.want_as_removed();
+}
+
+/// Node b is no more of the cluster, and c is, but does not run.
+fn without_node_b() -> Facts {
+    let mut facts = seen(A, &[A], &[(A, serves())]);
+    facts.volumes[0].0.record.remove_place(B);
+    cluster(&mut facts).nodes.remove(&B);
+    let (c, mut view) = members::tests::node(4, "c", false);
+    view.record.drained = true;
+    cluster(&mut facts).nodes.insert(c, view);
+    cluster(&mut facts).nodes.get_mut(&W).unwrap().record.role = ::cluster::identity::Role::Witness;
     facts
 }
 
@@ -382,12 +402,37 @@ const COPIES: &[Row] = &[
         is: "there is one copy",
         facts: || {
             let mut facts = seen(A, &[A], &[(A, serves())]);
-            facts.volumes[0].0.record.places.remove(1);
+            remove_copy(&mut facts, B);
             facts
         },
         verdict: SAFE,
         shown: ONLINE,
         told: &[("it has one copy", "windrose volume mirror add v")],
+    },
+    Row {
+        is: "the node of a copy was taken out for good, and another one can keep a copy",
+        facts: || {
+            let mut facts = without_node_b();
+            let (c, view) = members::tests::node(4, "c", true);
+            cluster(&mut facts).nodes.insert(c, view);
+            facts
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[(
+            "it has 1 of the 2 copies that it is to have",
+            "windrose volume mirror add v; to do with 1: windrose volume mirror set v --replicas 1",
+        )],
+    },
+    Row {
+        is: "the node of a copy was taken out for good, and no other one can keep a copy",
+        facts: without_node_b,
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[(
+            "it has 1 of the 2 copies that it is to have",
+            "no other node can keep a copy now (w is a witness, c does not run): add a node (windrose cluster join)",
+        )],
     },
     Row {
         is: "it was created just now",
@@ -482,7 +527,7 @@ const NODES: &[Row] = &[
         facts: || {
             let lost = Some("its disk has failed a flush, or is gone".to_owned());
             let mut facts = seen(A, &[A], &[(A, SeenMirror { lost, ..idle("lost") })]);
-            facts.volumes[0].0.record.places.remove(1);
+            remove_copy(&mut facts, B);
             facts
         },
         verdict: UNAVAILABLE,
@@ -570,7 +615,7 @@ const STORE: &[Row] = &[
         is: "a node is cut off, and what it alone has goes on",
         facts: || {
             let mut facts = storeless(A, Some(serves()));
-            facts.volumes[0].0.record.places.remove(1);
+            remove_copy(&mut facts, B);
             let id = facts.volumes[0].0.record.id;
             cluster(&mut facts).mirrors.get_mut(&id).unwrap().in_sync.remove(1);
             facts
