@@ -10,8 +10,8 @@ use crate::{
     DiscardImage, FindPools, ForceCopy, Grow, Health, HostDhchap, HostTls, ImportPool,
     ImportablePools, ImportedPool, InitiatorChap, Initiators, JoinCluster, JoinList, LeaveCluster,
     MapVolume, OpenPool, OrphanedImages, Pool, PoolList, Protocols, RecoverCluster, RecoveryPlan,
-    RemoveCopy, RemoveDisk, ReplaceCopy, ReplaceDisk, Reservations, SessionList, SetCopies, Status, SwitchTo,
-    TakeOver, TokenList, Verification, Verify, Volume, VolumeList, WhichId, WhichNode,
+    RemoveCopy, RemoveDisk, ReplaceCopy, ReplaceDisk, Reservations, SessionList, SetCopies, Status,
+    SwitchTo, TakeOver, TokenList, Verification, Verify, Volume, VolumeList, WhichId, WhichNode,
 };
 
 /// A yes-or-no parameter in the query of an endpoint.

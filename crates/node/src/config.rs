@@ -163,6 +163,8 @@ pub struct Cluster {
     pub failure_domain: Option<String>,
     /// Replicas that are brought up to date at once from one source.
     pub resyncs: usize,
+    /// How long a node has to be gone until its copies are made on others; `None` for never.
+    pub repair_after: Option<Duration>,
     /// The cluster's store.
     pub store: ClusterStore,
     /// TLS between nodes and to the store.

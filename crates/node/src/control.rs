@@ -33,6 +33,7 @@ mod questions;
 mod reach;
 mod records;
 mod recover;
+mod repair;
 mod report;
 mod reservations;
 mod secrets;
@@ -201,6 +202,8 @@ struct Inner {
     asked: watch::Sender<u64>,
     /// What other nodes have told of themselves, as it was read last, with the commits that wrote it.
     reports: std::sync::Mutex<BTreeMap<NodeId, (Revision, report::NodeReport)>>,
+    /// What becomes of copies that volumes lack which are led from here.
+    missing: std::sync::Mutex<BTreeMap<Uuid, report::MissingCopy>>,
     /// Other nodes that have answered this one.
     answered: std::sync::Mutex<BTreeSet<NodeId>>,
     /// Images here that are not served.
@@ -267,6 +270,7 @@ impl Control {
             changing: Arc::default(),
             asked: watch::Sender::new(0),
             reports: std::sync::Mutex::default(),
+            missing: std::sync::Mutex::default(),
             answered: std::sync::Mutex::default(),
             images: std::sync::Mutex::default(),
             tasks: std::sync::Mutex::default(),

@@ -14,7 +14,7 @@ use target::catalog::{
 };
 use uuid::Uuid;
 
-use crate::record::{OfHost, PlaceStage, StoredTls, VolumeRecord};
+use crate::record::{OfHost, StoredTls, VolumeRecord};
 
 /// Length of a serial number of an NVMe subsystem (NVMe Base 2.0, Identify Controller bytes 04 to
 /// 23).
@@ -210,7 +210,7 @@ pub fn share<'a>(
     catalog.others = others.collect();
     for (record, mirror) in open {
         let serving = record.places.iter().filter_map(|place| {
-            let has_image = matches!(place.stage, PlaceStage::Made | PlaceStage::Leaving { .. });
+            let has_image = place.stage.has_image();
             let node = index(place.node).filter(|_| has_image)?;
             let in_sync = mirror.is_some_and(|m| m.member(place.node).is_some());
             let access =
@@ -326,6 +326,7 @@ mod tests {
     use target::catalog::Access;
 
     use super::*;
+    use crate::record::PlaceStage;
     use crate::record::mapping::remap;
     use crate::record::tests::{
         HOST, KEYS, SECRETS, chap, dhchap, dhchap_of, place, record, ring, tls,

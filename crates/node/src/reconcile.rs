@@ -127,7 +127,7 @@ pub fn next_step(
             let at = (*revision, mirror.revision());
             // A mirror of several copies begins with the volume: one that is missing later is lost. One
             // copy may begin a mirror, if it holds the volume.
-            let holds = record.places.len() == 1 && place.stage == PlaceStage::Made;
+            let holds = record.places.len() == 1 && place.stage.is_kept();
             let lost = mirror == Mirroring::Absent && !holds;
             match observed {
                 _ if lost => Step::Rest,
@@ -168,7 +168,7 @@ fn is_made(record: &VolumeRecord) -> bool {
 fn ready(place: &Place, mirror: Mirroring<'_>, at: Published, observed: &Observed) -> Step {
     match &place.stage {
         PlaceStage::Wanted { .. } => making_room(place, mirror, observed).unwrap_or(Step::Make),
-        PlaceStage::Made => serving(place, mirror, at, observed),
+        PlaceStage::Made | PlaceStage::Superseded => serving(place, mirror, at, observed),
         PlaceStage::Leaving { instead_of: Some(heir) } if !is_in_sync(mirror, *heir) => {
             serving(place, mirror, at, observed)
         }

@@ -67,6 +67,9 @@ pub enum PlaceStage {
     },
     /// Its image exists.
     Made,
+    /// Its image exists, and a copy on another node has taken its place while its node was gone. It stays until it is in
+    /// sync: what it holds is known then (RFD 0039).
+    Superseded,
     /// It is to vanish; its image may exist or not.
     Leaving {
         /// The node whose copy takes its place: it stays until that one is in sync.
@@ -78,6 +81,34 @@ pub enum PlaceStage {
         /// Why not.
         reason: String,
     },
+}
+
+impl PlaceStage {
+    /// Whether there is an image, which its node opens.
+    #[must_use]
+    pub fn is_kept(&self) -> bool {
+        matches!(self, Self::Made | Self::Superseded)
+    }
+
+    /// Whether there is an image, or may be.
+    #[must_use]
+    pub fn has_image(&self) -> bool {
+        self.is_kept() || matches!(self, Self::Leaving { .. })
+    }
+}
+
+/// A copy that is made in place of a missing one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Repair {
+    /// The node that makes it.
+    #[serde(with = "text::number")]
+    pub node: NodeId,
+    /// The node that is gone with the one whose place it takes, if there was one.
+    #[serde(with = "text::node")]
+    pub instead_of: Option<NodeId>,
+    /// Since when, in seconds since the Unix epoch.
+    pub since_s: u64,
 }
 
 /// Where one copy of a volume is.
@@ -125,6 +156,8 @@ pub struct VolumeRecord {
     pub places: Vec<Place>,
     /// How many copies it is to have, 1 to [`MAX_COPIES`]: what becomes of nodes does not change it (RFD 0039).
     pub copies_wanted: u8,
+    /// The copy that is being made in place of a missing one; one at a time.
+    pub repair: Option<Repair>,
     /// Who creates it, while it is being created.
     pub creator: Option<Creator>,
     /// The node that an operator wants to put writes in order, while it is in sync.
@@ -221,7 +254,7 @@ impl VolumeRecord {
     /// Whether the volume exists, and its copy on `node` is made, if that is to have one.
     #[must_use]
     pub fn is_settled(&self, node: NodeId) -> bool {
-        let made = self.place(node).is_none_or(|place| place.stage == PlaceStage::Made);
+        let made = self.place(node).is_none_or(|place| place.stage.is_kept());
         self.stage == Stage::Ready && made
     }
 
@@ -360,6 +393,7 @@ pub(crate) mod tests {
             thin: true,
             places: vec![place(FIRST_NODE, name)],
             copies_wanted: 1,
+            repair: None,
             creator: None,
             prefer: None,
             protocols: Protocols::default(),
@@ -396,6 +430,48 @@ pub(crate) mod tests {
         assert_eq!(volume_of_key("volumes/x"), None);
     }
 
+    #[test]
+    fn only_administrators_change_how_many_copies_a_volume_is_to_have() {
+        let [a, b, c] = [1, 2, 3].map(NodeId);
+        let mut record = record("v");
+        record.add_place(place(b, "v"));
+        record.want_as_added();
+        assert_eq!(record.copies_wanted, 2);
+        // Its node is taken out, and one that is added is the second again.
+        record.remove_place(b);
+        record.add_place(place(c, "v"));
+        record.want_as_added();
+        assert_eq!(record.copies_wanted, 2);
+        // One that was superseded does not count.
+        record.add_place(Place { stage: PlaceStage::Superseded, ..place(b, "v") });
+        record.dismiss(b);
+        record.want_as_removed();
+        assert_eq!(record.copies_wanted, 2);
+        record.dismiss(c);
+        record.want_as_removed();
+        assert_eq!((record.copies_wanted, record.standing().count()), (1, 1));
+        assert_eq!(record.standing().next().map(|p| p.node), Some(a));
+    }
+
+    #[test]
+    fn a_copy_that_was_to_move_stays_where_it_is_when_the_new_one_goes() {
+        let [b, c] = [2, 3].map(NodeId);
+        let moving = || {
+            let mut record = record("v");
+            let stage = PlaceStage::Leaving { instead_of: Some(c) };
+            record.add_place(Place { stage, ..place(b, "v") });
+            record.add_place(place(c, "v"));
+            record
+        };
+        let ways: [fn(&mut VolumeRecord, NodeId); 2] =
+            [VolumeRecord::remove_place, VolumeRecord::dismiss];
+        for goes in ways {
+            let mut record = moving();
+            goes(&mut record, c);
+            assert_eq!(record.place(b).unwrap().stage, PlaceStage::Made);
+        }
+    }
+
     /// A record as it is written, with the blanks of this page.
     fn written(text: &str) -> String {
         text.split_inclusive([',', '{', '[']).map(str::trim_start).collect()
@@ -413,7 +489,7 @@ pub(crate) mod tests {
             r#"{"id":"3d813cbb-47fb-32ba-91df-831e1593ac29","name":"web","stage":"ready",
             "size_bytes":1073741824,"block_size":4096,"thin":false,
             "places":[{"node":1,"backing":{"kind":"device","path":"/dev/sdb"},"image":null,
-                "image_generation":2,"stage":{"is":"made"}}],"copies_wanted":1,"creator":null,"prefer":null,
+                "image_generation":2,"stage":{"is":"made"}}],"copies_wanted":1,"repair":null,"creator":null,"prefer":null,
             "protocols":{"iscsi":true,"nvme":false,"vhost_user":false,"lun":0,"behind":null,"guests":{},
                 "proofs":{},"hosts":{},"tls":{}},
             "iscsi_target":"iqn.2026-01.io.windrose:web","nvme_subsystem":"nqn.2026-01.io.windrose:web",
@@ -441,7 +517,8 @@ pub(crate) mod tests {
                 "stage":{"is":"leaving","instead_of":3}},
                 {"node":5,"backing":{"kind":"file","path":"/d"},"image":null,"image_generation":0,
                 "stage":{"is":"wanted","force":false}}],
-            "copies_wanted":2,"creator":{"node":1,"life":"00000000-0000-0000-0000-000000000007"},"prefer":3,
+            "copies_wanted":2,
+            "repair":{"node":5,"instead_of":3,"since_s":1700000001},"creator":{"node":1,"life":"00000000-0000-0000-0000-000000000007"},"prefer":3,
             "protocols":{"iscsi":true,"nvme":false,"vhost_user":true,"lun":3,"behind":{
                 "volume":"00000000-0000-0000-0000-000000000009","target":"iqn.2026-01.io.windrose:a"},
                 "guests":{"7":"00000000-0000-0000-0000-000000000008"},

@@ -92,6 +92,7 @@ fn volume(dir: &Path, nodes: &[NodeId]) -> VolumeRecord {
         thin: true,
         places: nodes.iter().map(place).collect(),
         copies_wanted: u8::try_from(nodes.len()).unwrap(),
+        repair: None,
         creator: None,
         prefer: None,
         protocols: Protocols::default(),

@@ -10,4 +10,5 @@ mod multihost;
 mod node;
 mod records;
 mod recovery;
+mod repair;
 mod truth;

@@ -11,7 +11,7 @@ use super::error::Flaw;
 use super::value::{
     address, addresses, authority, choice, count, cpus, domain, endpoints, flag, host_and_port,
     is_host_name, millis, node_name, own_address, own_addresses, path, pool, program, seconds,
-    socket_directory, whole,
+    seconds_or_off, socket_directory, whole,
 };
 use super::{
     Api, ApiTcp, Cluster, ClusterStore, ClusterTls, Config, Cores, DiskEngine, Disks, Iscsi,
@@ -75,6 +75,7 @@ pub(super) struct Draft {
     grace: Duration,
     failure_domain: Option<String>,
     resyncs: usize,
+    repair_after: Option<Duration>,
     store_client: Option<SocketAddr>,
     store_peer: Option<SocketAddr>,
     store_program: PathBuf,
@@ -259,6 +260,11 @@ settings! {
     "cluster.resyncs" = Value("2"), "a whole number, 1 to 64",
         |d, v| d.resyncs = count(v, 1..=64)?,
         "Volumes that this node brings up to date elsewhere at once; more wait.";
+    "cluster.repair_after_s" = Value("1800"), "whole seconds, 1 to 2592000, or \"off\"",
+        |d, v| d.repair_after = seconds_or_off(v, 1..=2_592_000)?,
+        "How long a node has to be gone until the copies that it keeps are made on other nodes, of volumes \
+         that this node leads; `\"off\"` to make none without being asked. A drained node is not gone. The same at all \
+         nodes.";
     "cluster.store_client" = Unset("the first of `listen`, port 2379"), OWN_ADDRESS,
         |d, v| d.store_client = Some(own_address(v)?),
         "Where the store's member on this node listens to clients.";
@@ -574,6 +580,7 @@ impl Draft {
             grace: self.grace,
             failure_domain: self.failure_domain.clone(),
             resyncs: self.resyncs,
+            repair_after: self.repair_after,
             store: ClusterStore {
                 client: self.store_client,
                 peer: self.store_peer,

@@ -99,6 +99,7 @@ fn every_setting_of_the_cluster_is_taken_over() {
         grace_ms = 1500
         failure_domain = "rack 1"
         resyncs = 3
+        repair_after_s = "off"
         store_client = "192.0.2.1:12379"
         store_peer = "192.0.2.1:12380"
         store_program = "/opt/etcd"
@@ -114,12 +115,16 @@ fn every_setting_of_the_cluster_is_taken_over() {
     assert_eq!(config.cluster.store.endpoints, ["https://192.0.2.9:2379"]);
     assert_eq!(config.cluster.tls.as_ref().unwrap().cert, Path::new("/cc"));
     assert_eq!(config.cluster.grace, Duration::from_millis(1500));
+    assert_eq!(config.cluster.repair_after, None);
+    assert_eq!(fresh.cluster.repair_after, Some(Duration::from_secs(1800)));
     assert_ne!(config.cluster.heartbeat, fresh.cluster.heartbeat);
     assert_eq!(fresh.cluster.store.program, Path::new("etcd"));
 }
 
 /// Text, line to blame (0 for none), what the message must say.
 const BAD: &[(&str, usize, &[&str])] = &[
+    ("[cluster]\nrepair_after_s = 0", 2, &["cluster.repair_after_s: 0 is not", "or \"off\""]),
+    ("[cluster]\nrepair_after_s = \"never\"", 2, &["\"never\" is not allowed; use whole seconds"]),
     ("nam = \"x\"", 1, &["unknown setting nam", "did you mean name?"]),
     ("\n\n[cores]\npol = \"1G\"", 4, &["unknown setting cores.pol", "cores.pool?"]),
     ("[cores]\nfrobnicate = 1", 2, &["cores.frobnicate", "there are: cores.count, cores.cpus"]),

@@ -61,6 +61,17 @@ pub(super) fn seconds(value: &DeValue<'_>, allowed: RangeInclusive<u64>) -> Read
     whole(value, allowed).map(Duration::from_secs)
 }
 
+/// Seconds, or `"off"` for never.
+pub(super) fn seconds_or_off(
+    value: &DeValue<'_>,
+    allowed: RangeInclusive<u64>,
+) -> Read<Option<Duration>> {
+    match value.as_str() {
+        Some("off") => Ok(None),
+        _ => seconds(value, allowed).map(Some),
+    }
+}
+
 pub(super) fn millis(value: &DeValue<'_>, allowed: RangeInclusive<u64>) -> Read<Duration> {
     whole(value, allowed).map(Duration::from_millis)
 }

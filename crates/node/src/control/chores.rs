@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::report::{self, NodeReport, Progress};
-use super::{Control, clocks, space};
+use super::{Control, clocks, repair, space};
 use crate::engine::{CoreReport, Scope, VolumeReport};
 use crate::meta::{Change, Expect, MetaError};
 use crate::reconcile::Observed;
@@ -43,7 +43,7 @@ impl Control {
     /// Does the chores for as long as the node runs.
     pub(super) async fn do_chores(self) {
         let (mut progress, mut told) = (Progress::default(), None);
-        let mut reopenings = Reopenings::default();
+        let (mut reopenings, mut repairs) = (Reopenings::default(), repair::Repairs::default());
         let mut questions = self.0.asked.subscribe();
         let mut looked = 0;
         loop {
@@ -62,6 +62,7 @@ impl Control {
             }
             self.reopen_lost(&cores, &mut reopenings);
             self.choose_leaders().await;
+            self.keep_copies(&cores, &mut repairs).await;
             if self.is_drained() {
                 self.heed_drain_everywhere().await;
             }
@@ -126,6 +127,7 @@ impl Control {
             member_trouble,
             pools,
             images,
+            repair_after_s: self.0.settings.cluster.repair_after.map_or(0, |after| after.as_secs()),
             asked: 0,
         }
     }

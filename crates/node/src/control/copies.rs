@@ -140,6 +140,7 @@ impl Control {
                     // What is replaced may be erased where it is.
                     place.image = record.place(old).and_then(|p| p.image);
                     record.place_mut(old).into_iter().for_each(|p| p.clone_from(&place));
+                    record.want_as_added();
                     return Ok(());
                 };
                 let taken: Vec<_> = record.places.iter().map(|p| p.node).collect();
@@ -151,6 +152,7 @@ impl Control {
                     control.wanted(record.id, &record.name, new, &ask.backing, ask.force)?;
                 record.add_place(place);
                 set_stage(record, old, PlaceStage::Leaving { instead_of: Some(new) });
+                record.want_as_added();
                 Ok(())
             },
         )
@@ -464,11 +466,7 @@ impl Control {
         (taken, backing): (&[NodeId], &NewBacking),
         free: &Free,
     ) -> Result<Vec<NodeId>, ApiError> {
-        let mut candidates = self.candidates(free);
-        if matches!(backing, NewBacking::Pool { .. }) {
-            let without = candidates.iter_mut().filter(|c| !free.contains_key(&c.node));
-            without.for_each(|c| c.unfit = c.unfit.or(Some("has no such pool, or it is offline")));
-        }
+        let candidates = self.candidates_for(backing, free);
         let find = |name: &String| candidates.iter().find(|c| c.name == *name).map(|c| c.node);
         let mut named = Vec::new();
         for name in on {
@@ -476,6 +474,16 @@ impl Control {
         }
         placement::choose(&candidates, taken, &named, count)
             .map_err(|why| conflict(why).hint("`windrose cluster nodes` shows who there is"))
+    }
+
+    /// Who could keep a copy with such a backing, and why others cannot.
+    pub(super) fn candidates_for(&self, backing: &NewBacking, free: &Free) -> Vec<Candidate> {
+        let mut candidates = self.candidates(free);
+        if matches!(backing, NewBacking::Pool { .. }) {
+            let without = candidates.iter_mut().filter(|c| !free.contains_key(&c.node));
+            without.for_each(|c| c.unfit = c.unfit.or(Some("has no such pool, or it is offline")));
+        }
+        candidates
     }
 
     fn candidates(&self, free: &Free) -> Vec<Candidate> {

@@ -4,14 +4,17 @@ use api::{CopyState, Finding, Severity, VolumeCopy};
 use cluster::identity::Role;
 use cluster::nodes::NodeView;
 use layers::mirror::record::Record;
+use layers::multihost::utc;
 use peer::NodeId;
 use uuid::Uuid;
 
-use super::report::{Resync, SeenMirror};
+use super::cluster::called;
+use super::placement::no_other_node;
+use super::report::{MissingCopy, Resync, SeenMirror};
 use super::status::finding;
 use super::together::{NodeState, Together};
 use super::why::BY_ITSELF;
-use crate::record::{Place, PlaceStage, VolumeRecord};
+use crate::record::{Place, PlaceStage, Repair, VolumeRecord};
 
 /// Why a copy is not in sync, and the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +56,7 @@ impl Together {
                 return CopyState::Failed { reason: reason.clone() };
             }
             PlaceStage::Leaving { .. } => return CopyState::Leaving,
-            PlaceStage::Made => {}
+            PlaceStage::Made | PlaceStage::Superseded => {}
         }
         let Some(mirror) = self.mirrors.get(&record.id) else { return CopyState::Unknown };
         if mirror.member(place.node).is_some() {
@@ -66,6 +69,8 @@ impl Together {
                 eta_s: r.eta_s,
                 unreadable: r.unreadable.ranges.clone(),
             },
+            // It goes once it is in sync.
+            None if place.stage == PlaceStage::Superseded => CopyState::Leaving,
             None => CopyState::Outdated,
         }
     }
@@ -79,7 +84,7 @@ impl Together {
         let (node, name) = (self.name(place.node), &record.name);
         match state {
             CopyState::InSync => self.failing_disk(record, place.node),
-            CopyState::Leaving => None,
+            CopyState::Leaving => self.going(record, place),
             CopyState::Resyncing { .. } => {
                 let refused = self.seen(place.node, record.id).and_then(refusal);
                 refused.map(|why| Trouble::new(why, BY_ITSELF))
@@ -101,6 +106,33 @@ impl Together {
                 "windrose cluster recover --plan",
             )),
         }
+    }
+
+    /// A copy that is to go and waits for its node.
+    fn going(&self, record: &VolumeRecord, place: &Place) -> Option<Trouble> {
+        let (node, name) = (self.name(place.node), &record.name);
+        let is_down = self.state_of(place.node) == NodeState::Down;
+        let called = self.nodes.get(&place.node).map(|view| called(&self.nodes, view));
+        let start = format!(
+            "start windrose on node {node}, or mend its network; if it never comes back: windrose cluster leave --node {} --force",
+            called.unwrap_or_else(|| place.node.to_string())
+        );
+        if place.stage != PlaceStage::Superseded {
+            return is_down.then(|| Trouble::new("its node removes it when it runs again", start));
+        }
+        let of_this = |repair: &Repair| repair.instead_of == Some(place.node);
+        let why = match record.repair.as_ref().is_some_and(of_this) {
+            true => {
+                "another one is being made, as its node was gone: whichever is in sync first stays"
+            }
+            false => {
+                "another one has taken its place, as its node was gone: it goes once its node is back and it is in sync"
+            }
+        };
+        let go = format!(
+            "wait; or have it go as it is: windrose volume mirror remove {name} --on {node}"
+        );
+        Some(Trouble::new(why, if is_down { start } else { go }))
     }
 
     /// A copy whose node is not there.
@@ -202,7 +234,7 @@ impl Together {
             return None;
         }
         let (called, name) = (self.name(node), &record.name);
-        let others = record.places.iter().filter(|p| p.node != node && p.stage == PlaceStage::Made);
+        let others = record.places.iter().filter(|p| p.node != node && p.stage.is_kept());
         let (answered, next) = match others.count() {
             0 => (
                 "",
@@ -230,17 +262,26 @@ impl Together {
                 findings.push(finding(Severity::Warning, &subject, message, hint));
             }
         }
-        let good = copies.iter().filter(|copy| copy.state == CopyState::InSync).count();
-        let lacking: Vec<_> = copies.iter().filter_map(lack).collect();
+        let places = record.places.iter().zip(&copies);
+        let (superseded, counted): (Vec<_>, Vec<_>) =
+            places.partition(|(place, _)| place.stage == PlaceStage::Superseded);
+        let counted: Vec<_> = counted.into_iter().map(|(_, copy)| copy).collect();
+        let mut lacking: Vec<_> = counted.iter().filter_map(|copy| lack(copy)).collect();
         if lacking.is_empty() {
+            findings.extend(superseded.iter().map(|(_, copy)| needless(&subject, copy)));
             return true;
         }
         let mut next = Vec::new();
-        for copy in copies.iter().filter(|copy| lack(copy).is_some()) {
+        for copy in counted.iter().filter(|copy| lack(copy).is_some()) {
             next.extend(copy.hint.as_deref().filter(|hint| !next.contains(hint)));
         }
-        let message =
-            format!("{good} of {} copies are in sync: {}", copies.len(), lacking.join("; "));
+        let missing = self.missing_copy(record).filter(|_| !lacks_copies(record));
+        lacking.extend(self.repaired_since(record));
+        lacking.extend(missing.map(|missing| missing.why.clone()));
+        next.extend(missing.and_then(|missing| missing.next.as_deref()));
+        let all = counted.iter().filter(|copy| copy.state != CopyState::Leaving).count();
+        let good = copies.iter().filter(|copy| copy.state == CopyState::InSync).count().min(all);
+        let message = format!("{good} of {all} copies are in sync: {}", lacking.join("; "));
         let hint = if next.is_empty() { BY_ITSELF.to_owned() } else { next.join("; ") };
         findings.push(finding(Severity::Warning, subject, message, Some(&hint)));
         false
@@ -253,24 +294,46 @@ impl Together {
         record: &VolumeRecord,
         findings: &mut Vec<Finding>,
     ) -> bool {
-        let failed = |p: &&Place| matches!(p.stage, PlaceStage::Failed { .. });
-        let (has, wanted) = (record.standing().count(), usize::from(record.copies_wanted));
-        if has + record.places.iter().filter(failed).count() >= wanted {
+        if !lacks_copies(record) {
             return false;
         }
-        let (name, has) = (&record.name, has.max(1));
-        let message = format!("it has {has} of the {wanted} copies that it is to have");
+        let (name, has) = (&record.name, record.standing().count().max(1));
+        let missing = self.missing_copy(record);
+        let why = missing.map(|missing| format!(": {}", missing.why)).unwrap_or_default();
+        let wanted = record.copies_wanted;
+        let message = format!("it has {has} of the {wanted} copies that it is to have{why}");
         let fewer = format!("to do with {has}: windrose volume mirror set {name} --replicas {has}");
         let add = format!("windrose volume mirror add {name}");
-        let hint = match self.nobody_for(record) {
-            None => format!("{add}; {fewer}"),
-            Some(why) => {
+        let next = missing.and_then(|missing| missing.next.as_ref());
+        let hint = match (next, self.nobody_for(record)) {
+            (Some(next), _) => format!("{next}; {fewer}"),
+            (None, None) => format!("{add}; {fewer}"),
+            (None, Some(why)) => {
                 format!("{why}: add a node (windrose cluster join), then: {add}; {fewer}")
             }
         };
         let subject = format!("volume {name}");
         findings.push(finding(Severity::Warning, subject, message, Some(&hint)));
         true
+    }
+
+    /// What the primary says of a copy that a volume lacks.
+    fn missing_copy(&self, record: &VolumeRecord) -> Option<&MissingCopy> {
+        let mirror = self.mirrors.get(&record.id)?;
+        self.seen(mirror.primary, record.id)?.missing.as_ref()
+    }
+
+    /// Since when a copy is being made in place of one that was missing.
+    fn repaired_since(&self, record: &VolumeRecord) -> Option<String> {
+        let repair = record.repair.as_ref()?;
+        let (node, since) = (self.name(repair.node), utc(repair.since_s));
+        let instead_of = repair.instead_of.map(|node| {
+            format!(", in place of the one on {}, whose node is gone", self.name(node))
+        });
+        Some(format!(
+            "a copy is being made on {node} since {since}{}",
+            instead_of.unwrap_or_default()
+        ))
     }
 
     /// Why no node can keep another copy of a volume, if that is so.
@@ -281,14 +344,27 @@ impl Together {
             let name = &record.name;
             why.push(match self.state_of(*node) {
                 _ if record.role == Role::Witness => format!("{name} is a witness"),
-                NodeState::Down | NodeState::Unknown => format!("{name} does not run"),
+                NodeState::Down => format!("{name} is down, or cut off"),
+                NodeState::Unknown => format!("{name} is not reached from here"),
                 NodeState::Runs if record.drained => format!("{name} is drained"),
                 NodeState::Runs => return None,
             });
         }
-        let why = if why.is_empty() { String::new() } else { format!(" ({})", why.join(", ")) };
-        Some(format!("no other node can keep a copy now{why}"))
+        Some(no_other_node(&why))
     }
+}
+
+/// Whether a volume has fewer copies than it is to have, those included that were not made.
+fn lacks_copies(record: &VolumeRecord) -> bool {
+    let failed = record.places.iter().filter(|p| matches!(p.stage, PlaceStage::Failed { .. }));
+    record.standing().count() + failed.count() < usize::from(record.copies_wanted)
+}
+
+/// That a copy is one too many.
+fn needless(subject: &str, copy: &VolumeCopy) -> Finding {
+    let why = copy.reason.as_deref().unwrap_or("it is in sync, and about to go");
+    let message = format!("the copy on {} is not needed any more: {why}", copy.node);
+    finding(Severity::Note, subject, message, Some(copy.hint.as_deref().unwrap_or(BY_ITSELF)))
 }
 
 /// That the disk of a copy has refused something.

@@ -249,6 +249,7 @@ impl Control {
             thin: ask.thin,
             places,
             copies_wanted: u8::try_from(count).unwrap_or(MAX_COPIES),
+            repair: None,
             creator: Some(self.life()),
             prefer: None,
             protocols: ask.protocols,

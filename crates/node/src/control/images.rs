@@ -156,8 +156,7 @@ impl Control {
         let mut held = Vec::new();
         for (stored, observed) in self.0.state.all() {
             let record = &stored.record;
-            let Some(place) = record.place(self.me()).filter(|p| p.stage == PlaceStage::Made)
-            else {
+            let Some(place) = record.place(self.me()).filter(|p| p.stage.is_kept()) else {
                 continue;
             };
             let at = match &place.backing {
@@ -476,6 +475,7 @@ impl Control {
             thin: found.thin,
             copies_wanted: self.copies_wanted(&places, found.description.as_ref()),
             places,
+            repair: None,
             creator: None,
             prefer: None,
             protocols: told.map(|d| d.protocols).unwrap_or_default(),

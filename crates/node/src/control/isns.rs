@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::Control;
 use crate::publish;
-use crate::record::{PlaceStage, Stage, VolumeRecord};
+use crate::record::{Stage, VolumeRecord};
 
 /// For how long a registration shall last without being renewed. The server may say otherwise.
 const PERIOD_S: u32 = 600;
@@ -158,8 +158,7 @@ fn shared_targets<'a>(
         Some(publish::portals(record).iscsi.into_iter().map(move |at| Portal { at, group }))
     };
     let target = |record: &VolumeRecord| {
-        let has_image = |s: &PlaceStage| matches!(s, PlaceStage::Made | PlaceStage::Leaving { .. });
-        let places = record.places.iter().filter(|p| has_image(&p.stage));
+        let places = record.places.iter().filter(|p| p.stage.has_image());
         let portals = places.filter_map(|p| of_place(p.node)).flatten().collect();
         Target { name: record.target().to_owned(), portals }
     };
@@ -297,6 +296,7 @@ mod tests {
 
     use super::*;
     use crate::record::Place;
+    use crate::record::PlaceStage;
     use crate::record::tests::{place, record};
 
     fn node(number: u16, role: Role, alive: bool) -> (NodeId, NodeView) {

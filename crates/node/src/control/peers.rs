@@ -73,9 +73,7 @@ impl Control {
 
 /// Where the nodes that keep the other copies of a volume are reached.
 fn addresses(nodes: &Nodes, me: NodeId, record: &VolumeRecord) -> BTreeMap<NodeId, PeerAddresses> {
-    let others = record.places.iter().filter(|place| {
-        place.node != me && matches!(place.stage, PlaceStage::Made | PlaceStage::Leaving { .. })
-    });
+    let others = record.places.iter().filter(|place| place.node != me && place.stage.has_image());
     let reached = |NodeView { record, .. }: &NodeView| PeerAddresses {
         data: record.data.clone(),
         heartbeat: record.heartbeat.clone(),

@@ -67,6 +67,19 @@ pub(super) fn choose(
     Ok(chosen.iter().map(|c| c.node).collect())
 }
 
+/// That no node can keep one more copy, and why each cannot.
+pub(super) fn nobody(all: &[Candidate], taken: &[NodeId]) -> String {
+    let others = all.iter().filter(|c| !taken.contains(&c.node));
+    let why = others.filter_map(|c| Some(format!("{} {}", c.name, c.unfit?)));
+    no_other_node(&why.collect::<Vec<_>>())
+}
+
+/// That no node can keep one more copy, for these reasons.
+pub(super) fn no_other_node(why: &[String]) -> String {
+    let why = if why.is_empty() { String::new() } else { format!(" ({})", why.join(", ")) };
+    format!("no other node can keep a copy now{why}")
+}
+
 fn shortage(all: &[Candidate], taken: &[NodeId], found: usize, count: usize) -> String {
     let unfit = |c: &Candidate| Some(format!("{} {}", c.name, c.unfit?));
     let others: Vec<_> =

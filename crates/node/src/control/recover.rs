@@ -15,7 +15,7 @@ use super::decide::{Choice, Copy, decide, planned};
 use super::images::recovered_mirror;
 use super::{Control, store_error};
 use crate::part::Part;
-use crate::record::{PlaceStage, Stored};
+use crate::record::Stored;
 
 impl Control {
     /// Recovers what there is to recover, or says what would be done.
@@ -179,7 +179,7 @@ impl Control {
             if let Some(copy) = members.iter().find(|c| c.node == place.node) {
                 place.image = Some(copy.found.image);
                 place.image_generation = copy.found.generation;
-            } else if let (PlaceStage::Made, Some(image)) = (&place.stage, place.image) {
+            } else if let (true, Some(image)) = (place.stage.is_kept(), place.image) {
                 // It is brought in sync when it is there again.
                 next.replicas.push(Replica { node: place.node, image, new: false });
             }

@@ -52,6 +52,9 @@ pub struct NodeReport {
     /// Images that are not served there.
     #[serde(default)]
     pub images: Vec<HeldImage>,
+    /// After how many seconds it makes copies of nodes that are gone; 0 for never.
+    #[serde(default)]
+    pub repair_after_s: u64,
     /// The question, by the commit that put it, after which it has looked at all of this.
     #[serde(default)]
     pub asked: u64,
@@ -87,9 +90,21 @@ pub struct SeenMirror {
     pub failed_resyncs: BTreeMap<u16, String>,
     /// Nodes whose copies are brought in sync from there.
     pub resyncs: Vec<Resync>,
+    /// What becomes of a copy that the volume lacks, if its writes are put in order there.
+    #[serde(default)]
+    pub missing: Option<MissingCopy>,
     /// Numbers of nodes whose copies are newer than the one there, and are not overwritten.
     #[serde(default)]
     pub newer: Vec<u16>,
+}
+
+/// Why no copy is made in place of one that is missing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MissingCopy {
+    /// Why not, or from when on.
+    pub why: String,
+    /// What helps, if that is something particular.
+    pub next: Option<String>,
 }
 
 /// What a copy lacks that no other can read.
@@ -215,6 +230,7 @@ impl Progress {
                 .map(|(n, why)| (n.0, (*why).to_owned()))
                 .collect(),
             newer: newer.iter().map(|node| node.0).collect(),
+            missing: names.missing(volume),
         }
     }
 }

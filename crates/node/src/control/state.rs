@@ -70,9 +70,13 @@ impl Known {
             (Observed::Open { core, .. }, _) => Here::Open { core: *core },
             (
                 Observed::Closed,
-                Some(PlaceStage::Made | PlaceStage::Leaving { instead_of: Some(_) }),
+                Some(
+                    PlaceStage::Made
+                    | PlaceStage::Superseded
+                    | PlaceStage::Leaving { instead_of: Some(_) },
+                ),
             ) => Here::Away(Away::Returning),
-            (Observed::Broken { .. }, Some(PlaceStage::Made | PlaceStage::Leaving { .. })) => {
+            (Observed::Broken { .. }, Some(stage)) if stage.has_image() => {
                 Here::Away(Away::Unavailable)
             }
             _ => Here::Nowhere,

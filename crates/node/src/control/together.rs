@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use api::{Finding, Severity, UnreadableBytes};
+use cluster::identity::Role;
 use cluster::joining;
 use cluster::meta::etcd::MemberHealth;
 use cluster::nodes::{self, Nodes};
@@ -266,6 +267,7 @@ impl Together {
             self.store.findings(&self.nodes, findings);
         }
         findings.extend(clocks::findings(&self.told, &self.nodes));
+        findings.extend(self.repair_settings());
         for (node, view) in &self.nodes {
             let name = &view.record.name;
             if view.record.drained {
@@ -286,6 +288,29 @@ impl Together {
                 findings.push(finding(Severity::Warning, subject(name), message, Some(&hint)));
             }
         }
+    }
+
+    /// That nodes which keep data differ in when they make copies of nodes that are gone.
+    fn repair_settings(&self) -> Option<Finding> {
+        let is_data =
+            |node: &NodeId| self.nodes.get(node).is_some_and(|view| view.record.role == Role::Data);
+        let runs = |node: &NodeId| self.state_of(*node) == NodeState::Runs && is_data(node);
+        let set = self.told.iter().filter(|(node, _)| runs(node));
+        let set: Vec<_> = set.map(|(node, report)| (*node, report.repair_after_s)).collect();
+        let (_, first) = set.first()?;
+        if set.iter().all(|(_, after_s)| after_s == first) {
+            return None;
+        }
+        let says = set.iter().map(|(node, after_s)| match after_s {
+            0 => format!("\"off\" at {}", self.name(*node)),
+            seconds => format!("{seconds} at {}", self.name(*node)),
+        });
+        let message = format!(
+            "cluster.repair_after_s is {}: that of the node which leads a volume counts",
+            says.collect::<Vec<_>>().join(", ")
+        );
+        let hint = "set it to the same in the configuration of all nodes, and restart them";
+        Some(finding(Severity::Note, "cluster", message, Some(hint)))
     }
 
     /// What there is to say of a volume that exists.

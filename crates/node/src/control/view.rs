@@ -190,7 +190,7 @@ impl Control {
     /// The copy of a volume on a node that is in no cluster.
     fn only_copy(&self, place: &Place) -> VolumeCopy {
         let state = match &place.stage {
-            PlaceStage::Made => CopyState::InSync,
+            PlaceStage::Made | PlaceStage::Superseded => CopyState::InSync,
             PlaceStage::Wanted { .. } => CopyState::BeingMade,
             PlaceStage::Leaving { .. } => CopyState::Leaving,
             PlaceStage::Failed { reason } => CopyState::Failed { reason: reason.clone() },

@@ -1,9 +1,13 @@
 //! Why a copy does not serve, in words that name who or what helps.
 
+use std::sync::PoisonError;
+
 use layers::mirror::Loss;
 use layers::mirror::member::{SetBack, Why};
 use peer::NodeId;
 use uuid::Uuid;
+
+use super::report::MissingCopy;
 
 /// What nodes and volumes are called.
 pub(super) trait Names {
@@ -13,6 +17,8 @@ pub(super) trait Names {
     fn node(&self, node: NodeId) -> String;
     /// A volume.
     fn volume(&self, volume: Uuid) -> String;
+    /// What becomes of a copy that a volume lacks.
+    fn missing(&self, volume: Uuid) -> Option<MissingCopy>;
 }
 
 impl Names for super::Control {
@@ -26,6 +32,11 @@ impl Names for super::Control {
 
     fn volume(&self, volume: Uuid) -> String {
         self.volume_name(volume)
+    }
+
+    fn missing(&self, volume: Uuid) -> Option<MissingCopy> {
+        let missing = self.0.missing.lock().unwrap_or_else(PoisonError::into_inner);
+        missing.get(&volume).cloned()
     }
 }
 

@@ -387,6 +387,24 @@ fn a_copy_moves_to_another_node_and_there_are_two_all_the_time() {
 }
 
 #[test]
+fn a_copy_whose_place_was_taken_serves_like_others_until_it_is_to_leave() {
+    let mut world = serving(&[FIRST_NODE, OTHER]);
+    let wanted = asked_for(&[THIRD]).places.remove(0);
+    world.record().add_place(wanted);
+    world.place(OTHER).stage = PlaceStage::Superseded;
+    world.restart(OTHER);
+    with_crashes(&world, |end, _| {
+        assert_eq!(end.in_sync(), [FIRST_NODE, OTHER, THIRD], "{end:#?}");
+    });
+    assert!(world.settle());
+    world.place(OTHER).stage = PlaceStage::Leaving { instead_of: None };
+    with_crashes(&world, |end, _| {
+        assert_eq!(end.in_sync(), [FIRST_NODE, THIRD], "{end:#?}");
+        assert_eq!(end.nodes[&OTHER].image, None);
+    });
+}
+
+#[test]
 fn a_lost_image_is_replaced_by_a_new_one_on_the_same_node() {
     let mut world = serving(&[FIRST_NODE, OTHER]);
     let old = world.nodes[&OTHER].image.unwrap();

@@ -10,8 +10,8 @@ use uuid::Uuid;
 
 use super::mapping::{Behind, Mapping};
 use super::{
-    Creator, MAX_COPIES, MAX_PLACES, Place, PlaceStage, Stage, StoredChap, StoredDhchap, StoredTls,
-    VolumeRecord,
+    Creator, MAX_COPIES, MAX_PLACES, Place, PlaceStage, Repair, Stage, StoredChap, StoredDhchap,
+    StoredTls, VolumeRecord,
 };
 
 /// A record as it is written.
@@ -26,6 +26,8 @@ pub(super) struct Text {
     thin: bool,
     places: Vec<PlaceText>,
     copies_wanted: u8,
+    #[serde(deserialize_with = "present")]
+    repair: Option<Repair>,
     #[serde(deserialize_with = "present")]
     creator: Option<CreatorText>,
     #[serde(deserialize_with = "present")]
@@ -97,6 +99,7 @@ impl From<VolumeRecord> for Text {
             thin: r.thin,
             places: r.places.into_iter().map(place).collect(),
             copies_wanted: r.copies_wanted,
+            repair: r.repair,
             creator: r.creator.map(|c| CreatorText { node: c.node.0, life: c.life }),
             prefer: r.prefer.map(|node| node.0),
             protocols: ProtocolsText {
@@ -136,6 +139,7 @@ impl TryFrom<Text> for VolumeRecord {
             thin: t.thin,
             places,
             copies_wanted: t.copies_wanted,
+            repair: t.repair,
             creator: t.creator.map(|c| Creator { node: NodeId(c.node), life: c.life }),
             prefer: t.prefer.map(NodeId),
             protocols: Protocols {
@@ -157,6 +161,25 @@ impl TryFrom<Text> for VolumeRecord {
             chap: t.chap,
             created_s: t.created_s,
         })
+    }
+}
+
+/// A node's number.
+pub(super) mod number {
+    use peer::NodeId;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(in super::super) fn serialize<S: Serializer>(
+        node: &NodeId,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        node.0.serialize(to)
+    }
+
+    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<NodeId, D::Error> {
+        u16::deserialize(from).map(NodeId)
     }
 }
 

@@ -16,7 +16,7 @@ use super::{Known, PoolObserved, candidates, hint_for, not_found};
 use crate::control::{Control, pool_view};
 use crate::engine::{self, BackingError, Level, NewDisk, NewPool, PoolDiskState, PoolReport};
 use crate::pools::{MAX_RINGS, PoolRecord, PoolStage, SeenDisk};
-use crate::record::{PlaceStage, VolumeRecord};
+use crate::record::VolumeRecord;
 
 impl Control {
     /// Creates a pool. Asked for the same again, gives the pool that there is.
@@ -120,7 +120,7 @@ impl Control {
         let Some(path) = path else { return Ok(()) };
         let has = |other: &VolumeRecord| {
             let place = other.place(self.me());
-            other.id != record.id && place.is_some_and(|p| p.stage == PlaceStage::Made)
+            other.id != record.id && place.is_some_and(|p| p.stage.is_kept())
         };
         self.check_paths_not_of(vec![path.to_owned()], self.users_of_paths(has)).await
     }

@@ -14,9 +14,10 @@ use peer::{Incarnation, NodeId};
 use super::tests::{core, facts, open, volume, with_space};
 use super::*;
 use crate::control::members::{self, Store};
-use crate::control::report::{NodeReport, Resync, SeenMirror, Unread};
+use crate::control::report::{MissingCopy, NodeReport, Resync, SeenMirror, Unread};
 use crate::control::view::volume_state;
 use crate::engine::{GuestReport, PoolDiskState};
+use crate::record::PlaceStage;
 use crate::record::tests::place;
 
 const A: NodeId = NodeId(1);
@@ -141,6 +142,27 @@ fn without_node_b() -> Facts {
     view.record.drained = true;
     cluster(&mut facts).nodes.insert(c, view);
     cluster(&mut facts).nodes.get_mut(&W).unwrap().record.role = ::cluster::identity::Role::Witness;
+    facts
+}
+
+/// What the primary says of a copy that the volume lacks.
+fn missing(facts: &mut Facts, why: &str, next: Option<&str>) {
+    let id = facts.volumes[0].0.record.id;
+    let said = MissingCopy { why: why.to_owned(), next: next.map(str::to_owned) };
+    let seen = cluster(facts).told.get_mut(&A).unwrap().mirrors.get_mut(&id).unwrap();
+    seen.missing = Some(said);
+}
+
+/// Node b does not run, and c has a copy in place of its.
+fn repaired() -> Facts {
+    let mut facts = seen(A, &[A], &[(A, serves())]);
+    let c = NodeId(4);
+    let record = &mut facts.volumes[0].0.record;
+    record.places[1].stage = PlaceStage::Superseded;
+    record.add_place(place(c, "v"));
+    let (_, view) = members::tests::node(4, "c", true);
+    cluster(&mut facts).nodes.insert(c, view);
+    set_alive(&mut facts, B, false);
     facts
 }
 
@@ -390,7 +412,7 @@ const COPIES: &[Row] = &[
         facts: || {
             let mut facts = seen(A, &[A], &[(A, serves())]);
             let reason = "/dev/sdb: it is in use".to_owned();
-            let stage = crate::record::PlaceStage::Failed { reason };
+            let stage = PlaceStage::Failed { reason };
             facts.volumes[0].0.record.places[1].stage = stage;
             facts
         },
@@ -431,8 +453,90 @@ const COPIES: &[Row] = &[
         shown: ONLINE,
         told: &[(
             "it has 1 of the 2 copies that it is to have",
-            "no other node can keep a copy now (w is a witness, c does not run): add a node (windrose cluster join)",
+            "no other node can keep a copy now (w is a witness, c is down, or cut off): add a node (windrose cluster join)",
         )],
+    },
+    Row {
+        is: "the copy of a node that was taken out is made by itself, later",
+        facts: || {
+            let mut facts = without_node_b();
+            missing(&mut facts, "another one is made by itself from 2026-11-27 22:15:03 UTC", None);
+            facts
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[(
+            "copies that it is to have: another one is made by itself from 2026-11-27 22:15:03 UTC",
+            "windrose volume mirror set v --replicas 1",
+        )],
+    },
+    Row {
+        is: "the node of a copy does not run, and its copy cannot be made elsewhere",
+        facts: || {
+            let mut facts = seen(A, &[A], &[(A, serves()), (B, serves())]);
+            set_alive(&mut facts, B, false);
+            let why = "no other node can keep a copy now (w is a witness)";
+            missing(&mut facts, why, Some("add a node (windrose cluster join), or make room"));
+            facts
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[
+            ("it gives no sign of life", "start windrose on node b"),
+            (
+                "node b is down, or cut off; no other node can keep a copy now (w is a witness)",
+                "start windrose on node b, or mend its network; add a node (windrose cluster join), or make room",
+            ),
+        ],
+    },
+    Row {
+        is: "a copy is being made in place of one whose node is gone",
+        facts: || {
+            let mut facts = repaired();
+            let record = &mut facts.volumes[0].0.record;
+            record.places[2].stage = PlaceStage::Wanted { force: false };
+            let (node, instead_of) = (NodeId(4), Some(B));
+            record.repair =
+                Some(crate::record::Repair { node, instead_of, since_s: 1_795_817_703 });
+            facts
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[
+            ("it gives no sign of life", "start windrose on node b"),
+            (
+                "1 of 2 copies are in sync: the one on c is being made: its node makes it; a copy is being made on c since \
+                 2026-11-27 22:15:03 UTC, in place of the one on b, whose node is gone",
+                "ends by itself",
+            ),
+        ],
+    },
+    Row {
+        is: "a copy was made in place of one whose node is gone",
+        facts: || {
+            let mut facts = repaired();
+            let id = facts.volumes[0].0.record.id;
+            let members = &mut cluster(&mut facts).mirrors.get_mut(&id).unwrap().in_sync;
+            members.push(Member { node: NodeId(4), incarnation: Incarnation(1) });
+            facts
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[
+            ("it gives no sign of life", "start windrose on node b"),
+            ("the copy on b is not needed any more", "windrose cluster leave --node b --force"),
+        ],
+    },
+    Row {
+        is: "nodes differ in when they make copies",
+        facts: || {
+            let mut facts = both();
+            cluster(&mut facts).told.get_mut(&A).unwrap().repair_after_s = 1800;
+            facts
+        },
+        verdict: SAFE,
+        shown: ONLINE,
+        told: &[("cluster.repair_after_s is 1800 at a, \"off\" at b", "the same in the")],
     },
     Row {
         is: "it was created just now",

@@ -1,0 +1,149 @@
+//! The real program when a node is gone for good: volumes get the copies that they are to have, and status says how it is.
+
+use serde_json::Value;
+
+use crate::cluster::{PATIENCE, address, alive, finding, has_etcd, nodes, safe};
+use crate::common::{Daemon, Place, now, pause, texts};
+use crate::recovery::{INITIATOR, session};
+use probe::iscsi::Session;
+
+/// A node that makes missing copies after so many seconds.
+fn place(name: &str, number: u8, after_s: &str) -> Place {
+    let at = address(number);
+    Place::named(
+        name,
+        &format!("[cluster]\nlisten = [\"{at}:7480\"]\nrepair_after_s = {after_s}\n"),
+    )
+}
+
+/// Three nodes that keep data.
+fn cluster(first: u8, after_s: &str) -> ([Place; 3], [Daemon; 3]) {
+    let places = [("a", first), ("b", first + 1), ("c", first + 2)];
+    let places = places.map(|(name, number)| place(name, number, after_s));
+    let daemons = [places[0].start(), places[1].start(), places[2].start()];
+    let [a, b, c] = &places;
+    a.ok(&["cluster", "init"]);
+    let token = a.ok(&["cluster", "token", "create", "--unlimited"]);
+    for joiner in [b, c] {
+        joiner.ok(&["cluster", "join", "--token", token.trim()]);
+    }
+    nodes(a, |nodes| alive(nodes) == [1, 2, 3]);
+    (places, daemons)
+}
+
+fn create(a: &Place) {
+    let create = ["volume", "create", "web", "--size", "4M", "--on", "a", "--on", "b"];
+    a.ok(&[&create[..], &["--allow", INITIATOR]].concat());
+    safe(a);
+}
+
+/// The volume `web` as `place` shows it, once it is as `wanted`.
+fn volume(place: &Place, wanted: impl Fn(&Value) -> bool) -> Value {
+    let deadline = now() + PATIENCE;
+    loop {
+        let shown = place.json(&["volume", "show", "web"]);
+        if wanted(&shown) {
+            return shown;
+        }
+        assert!(now() < deadline, "{shown}\n{}", place.log());
+        pause(200);
+    }
+}
+
+/// The nodes whose copies are in sync.
+fn in_sync(volume: &Value) -> Vec<&str> {
+    let copies = volume["copies"].as_array().unwrap().iter();
+    let in_sync = copies.filter(|copy| copy["state"]["is"] == "in_sync");
+    in_sync.map(|copy| copy["node"].as_str().unwrap()).collect()
+}
+
+fn exit_code(place: &Place) -> Option<i32> {
+    place.cli(&["status"]).status.code()
+}
+
+#[test]
+fn the_copy_of_a_node_that_is_gone_is_made_on_another_one_and_the_node_that_comes_back_gives_up_its_own()
+ {
+    if !has_etcd() {
+        return;
+    }
+    let ([a, b, c], [_a, node_b, _c]) = cluster(141, "6");
+    create(&a);
+    let write = Session::cdb16(0x8a, 8, 16, 8);
+    session(&a, "web", 0).good(&write, &[7; 4096], &mut []).unwrap();
+    node_b.kill();
+    let waits = finding(&a, "volume web", "another one is made by itself from 20");
+    assert_eq!(waits["severity"], "warning");
+    assert_eq!(exit_code(&a), Some(5));
+    volume(&a, |v| in_sync(v) == ["a", "c"]);
+    let log = a.log();
+    assert!(log.contains("repair: a missing copy is made"), "{log}");
+    // Everywhere, and nothing of the volume is at risk any more.
+    for place in [&a, &c] {
+        let shown = volume(place, |v| in_sync(v) == ["a", "c"]);
+        assert_eq!(
+            (&shown["copies_wanted"], &shown["copies"][1]["node"]),
+            (&2.into(), &"b".into())
+        );
+        let note = finding(place, "volume web", "the copy on b is not needed any more");
+        assert_eq!(note["severity"], "note", "{note}");
+        let list = place.ok(&["volume", "list"]);
+        assert!(list.contains("2 of 2"), "{list}");
+    }
+    let mut data = [0; 4096];
+    let read = Session::cdb16(0x88, 0, 16, 8);
+    session(&a, "web", 2).good(&read, &[], &mut data).unwrap();
+    assert_eq!(data[0], 7, "what node c has");
+
+    // It is back: what it holds is brought in sync, and goes.
+    let _b = b.start();
+    let shown = volume(&a, |v| v["copies"].as_array().unwrap().len() == 2);
+    assert_eq!(in_sync(&shown), ["a", "c"]);
+    for place in [&a, &b, &c] {
+        safe(place);
+    }
+    let images = std::fs::read_dir(b.path().join("data/volumes")).unwrap();
+    assert_eq!(images.count(), 0, "its image is erased");
+}
+
+#[test]
+fn copies_that_a_volume_is_to_have_are_not_forgotten_with_a_node_and_fewer_have_to_be_said() {
+    if !has_etcd() {
+        return;
+    }
+    let ([a, _b, c], [_a, node_b, _c]) = cluster(151, "\"off\"");
+    create(&a);
+    node_b.kill();
+    nodes(&a, |nodes| alive(nodes) == [1, 3]);
+    finding(
+        &a,
+        "volume web",
+        "no copy is made by itself, as cluster.repair_after_s is \"off\" at node",
+    );
+    volume(&a, |v| in_sync(v) == ["a"]);
+    a.ok(&["cluster", "leave", "--node", "b", "--force", "--yes"]);
+    for place in [&a, &c] {
+        let lacks = finding(place, "volume web", "it has 1 of the 2 copies that it is to have");
+        assert_eq!(lacks["severity"], "warning");
+        let hint = lacks["hint"].as_str().unwrap();
+        assert!(hint.contains("windrose volume mirror add web"), "{hint}");
+        assert!(hint.contains("windrose volume mirror set web --replicas 1"), "{hint}");
+        assert_eq!(exit_code(place), Some(5), "{}", texts(&place.cli(&["status"])).0);
+    }
+    // The next step, as it is printed.
+    a.ok(&["volume", "mirror", "add", "web"]);
+    let shown = volume(&a, |v| in_sync(v) == ["a", "c"]);
+    assert_eq!(shown["copies_wanted"], 2);
+
+    // What an administrator removes is not to be.
+    a.ok(&["volume", "mirror", "remove", "web", "--on", "c"]);
+    let shown = volume(&a, |v| v["copies"].as_array().unwrap().len() == 1);
+    assert_eq!(shown["copies_wanted"], 1);
+    let is_told = |text: &str| text.contains("that it is to have");
+    assert!(!is_told(&texts(&a.cli(&["status"])).0));
+    a.ok(&["volume", "mirror", "set", "web", "--replicas", "2"]);
+    finding(&c, "volume web", "it has 1 of the 2 copies that it is to have");
+    assert!(a.fails(2, &["volume", "mirror", "set", "web", "--replicas", "4"]).contains("1..=3"));
+    a.ok(&["volume", "mirror", "set", "web", "--replicas", "1"]);
+    assert!(!is_told(&texts(&a.cli(&["status"])).0));
+}
