@@ -14,7 +14,7 @@ use super::report::{MissingCopy, Resync, SeenMirror};
 use super::status::finding;
 use super::together::{NodeState, Together};
 use super::why::BY_ITSELF;
-use crate::record::{Place, PlaceStage, Repair, VolumeRecord};
+use crate::record::{Place, PlaceStage, VolumeRecord};
 
 /// Why a copy is not in sync, and the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,8 +69,10 @@ impl Together {
                 eta_s: r.eta_s,
                 unreadable: r.unreadable.ranges.clone(),
             },
-            // It goes once it is in sync.
-            None if place.stage == PlaceStage::Superseded => CopyState::Leaving,
+            // It goes once it is in sync, unless it is that before the one which is being made.
+            None if place.stage == PlaceStage::Superseded && !is_repaired(record, place.node) => {
+                CopyState::Leaving
+            }
             None => CopyState::Outdated,
         }
     }
@@ -88,6 +90,9 @@ impl Together {
             CopyState::Resyncing { .. } => {
                 let refused = self.seen(place.node, record.id).and_then(refusal);
                 refused.map(|why| Trouble::new(why, BY_ITSELF))
+            }
+            CopyState::Outdated if place.stage == PlaceStage::Superseded => {
+                self.going(record, place)
             }
             CopyState::Outdated => Some(self.outdated(record, place.node)),
             CopyState::BeingMade => match self.state_of(place.node) {
@@ -120,8 +125,7 @@ impl Together {
         if place.stage != PlaceStage::Superseded {
             return is_down.then(|| Trouble::new("its node removes it when it runs again", start));
         }
-        let of_this = |repair: &Repair| repair.instead_of == Some(place.node);
-        let why = match record.repair.as_ref().is_some_and(of_this) {
+        let why = match is_repaired(record, place.node) {
             true => {
                 "another one is being made, as its node was gone: whichever is in sync first stays"
             }
@@ -358,6 +362,11 @@ impl Together {
 fn lacks_copies(record: &VolumeRecord) -> bool {
     let failed = record.places.iter().filter(|p| matches!(p.stage, PlaceStage::Failed { .. }));
     record.standing().count() + failed.count() < usize::from(record.copies_wanted)
+}
+
+/// Whether a copy is being made in place of the one on `node`.
+fn is_repaired(record: &VolumeRecord, node: NodeId) -> bool {
+    record.repair.as_ref().is_some_and(|repair| repair.instead_of == Some(node))
 }
 
 /// That a copy is one too many.

@@ -1074,3 +1074,22 @@ fn a_copy_that_is_out_is_shown_with_its_reason_and_the_next_step() {
     assert_eq!(copies[1].reason.as_deref(), Some("its disk has not answered"));
     assert!(copies[1].hint.as_ref().unwrap().contains("windrose volume mirror replace v --on b"));
 }
+
+/// While another one is made in its place a copy is not said to be removed: it may be in sync first.
+#[test]
+fn a_copy_whose_place_is_being_taken_is_shown_as_outdated_and_then_as_leaving() {
+    let mut facts = repaired();
+    let shown = |facts: &Facts| {
+        let copies = facts.together.as_ref().unwrap().copies(&facts.volumes[0].0.record);
+        (copies[1].state.clone(), copies[1].reason.clone().unwrap())
+    };
+    let (state, why) = shown(&facts);
+    assert_eq!(state, CopyState::Leaving);
+    assert!(why.contains("it goes once its node is back"), "{why}");
+    let (node, instead_of) = (NodeId(4), Some(B));
+    let repair = crate::record::Repair { node, instead_of, since_s: 0 };
+    facts.volumes[0].0.record.repair = Some(repair);
+    let (state, why) = shown(&facts);
+    assert_eq!(state, CopyState::Outdated);
+    assert!(why.contains("whichever is in sync first stays"), "{why}");
+}
