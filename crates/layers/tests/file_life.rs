@@ -432,6 +432,12 @@ fn full_images_need_their_space_and_thin_ones_tell_when_it_is_gone() {
         assert_eq!(c.write(8192, &data, false).await, Err(block::Error::NoSpace));
         assert_eq!(c.zero(8192, 1024, false).await, Err(block::Error::NoSpace));
         c.zero(8192, 1024, true).await.expect("takes no space");
+        // Nor do the ends of what is freed, where they are in holes.
+        host.set_up(|setup| setup.space = Some(host.space_used()));
+        c.zero(8193, 1021, true).await.expect("takes no space");
+        c.unmap(9217, 3).await.expect("takes no space");
+        assert_eq!(c.zero(9217, 3, false).await, Err(block::Error::NoSpace));
+        host.set_up(|setup| setup.space = Some(2 * MIB));
         c.write(0, &data, true).await.expect("has its space");
         c.unmap(1 << 10, 1 << 10).await.unwrap();
         c.write(8192, &data, true).await.expect("there is space again");

@@ -3,10 +3,10 @@
 use block::{ASIDE, Blocks, Bufs, Ctx, Error, Layer, Lba, Op, Run};
 use rt::disk::DiskErrorKind;
 
-use super::File;
 use super::label::ASIDE_OFFSET;
 use super::medium::Failure;
 use super::span::{Part, Span};
+use super::{File, PAGE};
 use crate::overlay::overlay;
 use crate::units::UnitLock;
 
@@ -190,12 +190,24 @@ impl File {
         for part in span.parts(self.granule) {
             match part {
                 Part::Whole(p) => self.clear(p, free, ctx).await?,
-                Part::Partial(p) => {
-                    self.write(p, &Bufs::zeroes(len(p)), ctx).await?;
-                }
+                Part::Partial(p) => match self.write(p, &Bufs::zeroes(len(p)), ctx).await {
+                    // What frees space needs none: where it has nothing to free, as in a hole, nothing is to be done.
+                    Err(Error::NoSpace) if free && self.is_zero(p, ctx).await => {}
+                    written => written?,
+                },
             }
         }
         Ok(())
+    }
+
+    /// Whether a piece, of a page at most, reads as zeroes already.
+    async fn is_zero(&self, span: Span, ctx: &Ctx) -> bool {
+        let wide = span.widened(self.unit);
+        if wide.len() > PAGE || ctx.credit().left() < PAGE as usize {
+            return false;
+        }
+        let found = self.read(span, ctx).await;
+        found.is_ok_and(|data| data.iter().all(|piece| piece.iter().all(|byte| *byte == 0)))
     }
 
     /// Zeroes whole granules in the cheapest way there is.
