@@ -388,6 +388,7 @@ pub(crate) mod tests {
             marked: Vec::new(),
             region_bytes: 65536,
             refused: None,
+            full: false,
             lost: None,
             failed_reads: 0,
             failed_resyncs: Vec::new(),

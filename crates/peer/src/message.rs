@@ -239,6 +239,35 @@ pub enum Message {
         /// Their places.
         seqs: Vec<Seq>,
     },
+    /// To the primary: a member's leg has no space for a change, of which it may have made a part. From the primary,
+    /// to one that has said so: others have the change and keep it, and this member's leg has failed.
+    NoSpace {
+        /// The view.
+        view: View,
+        /// The change's place.
+        seq: Seq,
+    },
+    /// A member has no space for a change: asks another one what it has there, and how much space is left.
+    Assess {
+        /// The view.
+        view: View,
+        /// The sender's number for it.
+        request: u64,
+        /// The change's place.
+        seq: Seq,
+    },
+    /// Answers [`Message::Assess`].
+    Assessed {
+        /// The view.
+        view: View,
+        /// As asked.
+        request: u64,
+        /// Bytes of space that are left for this copy; [`u64::MAX`]: nobody knows of an end.
+        free_bytes: u64,
+        /// Which blocks of the change read as zeroes, each first block and count, if its leg has refused it: at most
+        /// [`MAX_REGIONS`](crate::frame::MAX_REGIONS) ranges. Or why that cannot be told.
+        zeroes: Result<Vec<(u64, u64)>, Error>,
+    },
     /// A reader waits for the commit of this change.
     Want {
         /// The view.

@@ -3,6 +3,7 @@
 
 mod determinism;
 mod disks;
+mod full;
 mod many_volumes;
 mod mirrored;
 mod network;

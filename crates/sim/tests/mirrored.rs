@@ -12,7 +12,7 @@ use block::{Dev, Epoch};
 use layers::file::{Create, File, Provisioning};
 use layers::mirror::log::IntentLog;
 use layers::mirror::record::{History, Member, Put, Record, Records, Replica, Unreachable};
-use layers::mirror::{Mirror, Parts, Settings};
+use layers::mirror::{FreeBytes, FreeSpace, Mirror, Parts, Settings};
 use peer::{Endpoint, Identity, Incarnation, NodeId, PeerAddresses, Secret, receive_greetings};
 use rt::Core;
 use rt::sim::{Host, HostSetup, World};
@@ -128,7 +128,18 @@ pub(crate) fn record(volume: u16, nodes: &[Rc<Node>]) -> Store {
     Store(Rc::new(Kept { record: RefCell::new(record), changed: Notify::new() }))
 }
 
-async fn open(core: &Core, me: NodeId, volume: u16, store: Store) -> Result<Mirror, String> {
+/// What a host has for files.
+#[derive(Debug)]
+struct Space(Host);
+
+impl FreeSpace for Space {
+    fn free_bytes(&self) -> FreeBytes<'_> {
+        let left = self.0.space_limit().map(|limit| limit.saturating_sub(self.0.space_used()));
+        Box::pin(std::future::ready(left))
+    }
+}
+
+async fn open(core: &Core, node: &Node, volume: u16, store: Store) -> Result<Mirror, String> {
     let what = layers::file::Open {
         volume: name_of(volume),
         generation: 0,
@@ -142,13 +153,14 @@ async fn open(core: &Core, me: NodeId, volume: u16, store: Store) -> Result<Mirr
     let boot = area.boot(core);
     let (log, found) = IntentLog::open(core, area, boot).await.map_err(|e| e.to_string())?;
     let parts = Parts {
-        node: me,
+        node: node.id,
         core: core.clone(),
         account: core.pool().account(),
         leg: Dev::shared(file),
         log,
         found,
         keeper: Rc::new(Gate::default()),
+        free_space: Rc::new(Space(node.host.clone())),
         records: store,
         settings: Settings::default(),
         turns: Arc::new(Semaphore::new(1)),
@@ -166,7 +178,7 @@ pub(crate) fn start(node: &Rc<Node>, other: &Node, stores: &Rc<Vec<Store>>) {
         async move {
             let mut endpoints = BTreeMap::new();
             for (volume, store) in (0..).zip(stores.iter()) {
-                let mirror = open(&core, node.id, volume, store.clone()).await?;
+                let mirror = open(&core, &node, volume, store.clone()).await?;
                 let secret = Secret::new(&[7; 32]);
                 let identity = Identity::new(CLUSTER, secret, node.id, name_of(volume));
                 let endpoint = Endpoint::new(core.clone(), identity, Rc::new(mirror.clone()));

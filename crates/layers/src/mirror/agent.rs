@@ -175,6 +175,9 @@ impl Replica {
 
     /// The same; `loss` says what the leg is lost by, if it is.
     fn leg_fails(self: &Rc<Self>, e: Error, loss: Loss) -> bool {
+        if e == Error::NoSpace {
+            self.note_full();
+        }
         let member = self.member.borrow().role() == Role::Member;
         if !member {
             self.attempt_failed();
@@ -327,6 +330,7 @@ impl Replica {
                 self.report_gaps(ago(2 * self.settings.absent));
             }
             self.keep_sessions();
+            self.look_for_room();
         }
     }
 

@@ -32,6 +32,9 @@ struct Held {
     /// entry whose range a copy has taken over.
     lock: Option<RangeLock>,
     state: State,
+    /// Whether a leg has no space for it: what is in its range, here at least, is not what it brings, and is nobody's to
+    /// tell before all members have the same there (RFD 0040).
+    refused: bool,
     /// Whether it brings what some members have to all.
     copy: bool,
     /// Its regions are in use until it is committed: others may have yet to apply it.
@@ -39,6 +42,14 @@ struct Held {
     /// Whether it ends as soon as the leg has it: nobody asks for it any more, as for a joiner's
     /// copies.
     passing: bool,
+}
+
+/// A write that all members have, or that all have refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ended {
+    pub(super) entry: Entry,
+    /// Whether they have refused it, and have the same in its range.
+    pub(super) refused: bool,
 }
 
 /// Where an entry comes from.
@@ -64,7 +75,8 @@ impl Entries {
     pub(super) fn insert(&mut self, entry: Entry, lock: Option<RangeLock>, touch: Touch, of: Of) {
         self.yielded &= !self.table.is_empty();
         let (copy, passing) = (of != Of::Client, of == Of::Resync);
-        let held = Held { entry, lock, state: State::Applying, _touch: touch, copy, passing };
+        let state = State::Applying;
+        let held = Held { entry, lock, state, refused: false, _touch: touch, copy, passing };
         self.applying += 1;
         let twin = self.table.insert((entry.view, entry.seq), held);
         assert!(twin.is_none(), "{entry:?} has the place of another");
@@ -100,18 +112,64 @@ impl Entries {
         }
     }
 
+    /// The leg has no space for it: its range holds old and new. Says whether it can wait here for what all are to have there
+    /// instead; one that nobody asks for any more ends.
+    pub(super) fn refuse(&mut self, place: Place) -> bool {
+        self.turns(place, State::Applied);
+        let waits = self.table.get_mut(&place);
+        waits.is_some_and(|held| {
+            held.refused = true;
+            true
+        })
+    }
+
+    /// What all members are to have in its range instead is on its way to the disk, if it waits for that: says whether it
+    /// does.
+    pub(super) fn replace(&mut self, entry: &Entry) -> bool {
+        let Some(held) = self.table.get_mut(&(entry.view, entry.seq)) else { return false };
+        let waits = held.state == State::Applied && !held.copy;
+        if !waits || (held.entry.tag, held.entry.range) != (entry.tag, entry.range) {
+            return false;
+        }
+        held.state = State::Applying;
+        held.refused = true;
+        self.applying += 1;
+        true
+    }
+
+    /// The write at `place`, and whether a leg has no space for it.
+    pub(super) fn get(&self, place: Place) -> Option<Ended> {
+        let held = self.table.get(&place)?;
+        Some(Ended { entry: held.entry, refused: held.refused })
+    }
+
+    /// Those that were refused stay so: nobody has said that all members have the same in their ranges. Says whether there
+    /// are any.
+    pub(super) fn fail_refused(&mut self) -> bool {
+        let mut any = false;
+        for held in self.table.values_mut().filter(|held| held.refused) {
+            any = true;
+            // One that is on its way to the disk tells of itself when it has come there.
+            if held.state == State::Applied {
+                held.refused = false;
+                held.state = State::Failed(Error::NoSpace);
+            }
+        }
+        any
+    }
+
     /// All who count have it: readers may see it, once this leg has it as well. (A joiner may be given
     /// what an attempt of its own brought that nobody waits for any more.)
-    pub(super) fn commit(&mut self, place: Place) -> Option<Entry> {
+    pub(super) fn commit(&mut self, place: Place) -> Option<Ended> {
         let hash_map::Entry::Occupied(mut at) = self.table.entry(place) else { return None };
         let held = at.get_mut();
-        let entry = held.entry;
+        let ended = Ended { entry: held.entry, refused: held.refused };
         if held.state == State::Applying {
             held.passing = true;
         } else {
             at.remove();
         }
-        Some(entry)
+        Some(ended)
     }
 
     /// The name of the write at `place`.
@@ -201,6 +259,12 @@ impl Entries {
     /// Whether nothing is on its way to the disk.
     pub(super) fn is_drained(&self) -> bool {
         self.applying == 0
+    }
+
+    /// Blocks of those that are on their way to the disk.
+    pub(super) fn applying_blocks(&self) -> u64 {
+        let applying = self.table.values().filter(|held| held.state == State::Applying);
+        applying.map(|held| held.entry.range.count).fold(0, u64::saturating_add)
     }
 
     /// How many there are.

@@ -44,6 +44,8 @@ pub(super) struct Joiner {
     pub(super) behind_barrier: bool,
     /// Whether the record may list it already: it cannot be dropped any more in this view.
     pub(super) proposed: bool,
+    /// Writes that are refused and that it may have: until it has what takes their place it is not admitted (RFD 0040).
+    pub(super) refused: u32,
     /// Bytes to copy in all, and copied.
     pub(super) todo: u64,
     pub(super) done: u64,
@@ -64,8 +66,8 @@ pub(super) struct Joiners {
 impl Joiners {
     /// `node` begins an attempt: every write goes to it from now on.
     pub(super) fn attach(&mut self, node: NodeId, incarnation: Incarnation) {
-        let fresh =
-            Joiner { incarnation, behind_barrier: false, proposed: false, todo: 0, done: 0 };
+        let (behind_barrier, proposed) = (false, false);
+        let fresh = Joiner { incarnation, behind_barrier, proposed, refused: 0, todo: 0, done: 0 };
         self.unreadable.remove(&node);
         self.failed.remove(&node);
         if let Some(old) = self.all.insert(node, fresh) {
@@ -114,6 +116,24 @@ impl Joiners {
     /// Who takes part in every flush beside the members.
     pub(super) fn behind_barrier(&self) -> Vec<NodeId> {
         self.all.iter().filter(|(_, j)| j.behind_barrier).map(|(node, _)| *node).collect()
+    }
+
+    /// A write is refused that all of these may have: no attempt of theirs is admitted before [`Self::have_replaced`].
+    pub(super) fn await_replacements(&mut self) -> Vec<(NodeId, Incarnation)> {
+        let awaited = |(node, joiner): (&NodeId, &mut Joiner)| {
+            joiner.refused += 1;
+            (*node, joiner.incarnation)
+        };
+        self.all.iter_mut().map(awaited).collect()
+    }
+
+    /// These have what takes its place, or are not needed for it any more.
+    pub(super) fn have_replaced(&mut self, which: &[(NodeId, Incarnation)]) {
+        for (node, incarnation) in which {
+            if let Some(joiner) = self.get(*node, *incarnation) {
+                joiner.refused -= 1;
+            }
+        }
     }
 
     /// The record will not list the attempt of `node`.

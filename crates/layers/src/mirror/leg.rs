@@ -6,13 +6,14 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::{Aside, Blocks, Bufs, Ctx, Dev, Error, Op, Run};
+use block::{Aside, Blocks, Bufs, Ctx, Dev, Error, Lba, Op, Run};
 use peer::{Change, Kind};
 use rt::fault::{self, Point};
 use slab::Slab;
 
 use super::log::{FlushStamp, IntentLog};
 use super::replica::is_aside;
+use super::space::parts;
 use super::{Loss, Mistake, Settings};
 
 /// Flushes whose stamps are remembered, for a CLEAR that names one.
@@ -81,10 +82,7 @@ impl Leg {
         now: Duration,
     ) -> Result<(), Error> {
         let _running = self.runs(now);
-        if !self.careless && !self.log.is_hot(bytes.clone()) {
-            Box::pin(self.log.mark(bytes)).await?;
-            fault::pass(Point::LegMarked);
-        }
+        self.mark(bytes).await?;
         // What has a place in the order happens, whatever its client asks by now.
         let ctx = ctx.shielded();
         let Change { range, fua, .. } = *change;
@@ -98,6 +96,49 @@ impl Leg {
         if is_aside(range) {
             // Before anybody hears that it is here.
             self.tell_keeper(range, &change.data);
+        }
+        Ok(())
+    }
+
+    /// The same with space for nothing but what is not zero: zeroes give back theirs first.
+    pub(super) async fn apply_thin(
+        &self,
+        change: &Change,
+        bytes: Range<u64>,
+        ctx: &Ctx,
+        now: Duration,
+    ) -> Result<(), Error> {
+        let Change { range, fua, .. } = *change;
+        if change.kind != Kind::Write {
+            let kind = Kind::Zero { unmap: true };
+            let freed = Change { range, kind, fua, data: Bufs::new() };
+            return self.apply(&freed, bytes, ctx, now).await;
+        }
+        let _running = self.runs(now);
+        self.mark(bytes).await?;
+        let ctx = ctx.shielded();
+        let block = self.dev.info().block_size as usize;
+        let parts = parts(&change.data, block);
+        let at = |part: &Range<usize>| Lba(range.at.0 + (part.start / block) as u64);
+        for (part, _) in parts.iter().filter(|(_, zero)| *zero) {
+            let blocks = Blocks::new(at(part), (part.len() / block) as u64);
+            self.zero(blocks, true, fua, &ctx).await?;
+        }
+        for (part, _) in parts.iter().filter(|(_, zero)| !zero) {
+            let data = change.data.slice(part.clone());
+            self.dev.submit(Op::Write { at: at(part), data, fua }, &ctx).await?;
+        }
+        if is_aside(range) {
+            self.tell_keeper(range, &change.data);
+        }
+        Ok(())
+    }
+
+    /// Marks what is about to change.
+    async fn mark(&self, bytes: Range<u64>) -> Result<(), Error> {
+        if !self.careless && !self.log.is_hot(bytes.clone()) {
+            Box::pin(self.log.mark(bytes)).await?;
+            fault::pass(Point::LegMarked);
         }
         Ok(())
     }

@@ -33,6 +33,10 @@ pub enum Mistake {
     /// A replica takes a record for the present one though images have adopted what the store does
     /// not know.
     BelievesOlderStore,
+    /// A write that no member has space for is refused though they differ in its range.
+    RefusesUnequal,
+    /// A member that has made a part of a write tells of it as if it had all.
+    TellsRefused,
     /// Whoever watches blocks is not told of their changes.
     HidesChanges,
 }

@@ -12,6 +12,7 @@
 //! * `write`, `read`, `flush`, `compare`: what clients ask, at whichever member (4);
 //! * `receive`: what other replicas say;
 //! * `opening`: the beginning of a view (5.7);
+//! * `space`: writes that members have no space for (RFD 0040);
 //! * `resync`, `join`: bringing a replica in sync, at the primary and at the joiner (6.6);
 //! * `sweep`: taking marks away (6.3); `lineage`: telling copies that were set back (RFD 0032);
 //!   `verify`: comparing the members (9.5);
@@ -46,6 +47,7 @@ mod resync;
 mod settings;
 pub mod settle;
 mod signal;
+mod space;
 mod sweep;
 mod verify;
 mod write;
@@ -69,6 +71,7 @@ pub use mistake::Mistake;
 #[cfg(feature = "testing")]
 pub use rest::{InFlight, Resynced};
 pub use settings::Settings;
+pub use space::{FreeBytes, FreeSpace};
 pub use verify::{Difference, Verified};
 
 use leg::Leg;
@@ -100,6 +103,8 @@ pub struct Parts<R> {
     pub found: Found,
     /// Who keeps something beside the volume.
     pub keeper: Rc<dyn Aside>,
+    /// Tells how much space there is for more of this copy.
+    pub free_space: Rc<dyn FreeSpace>,
     /// Where the record is kept.
     pub records: R,
     /// How long things may take.
@@ -134,6 +139,8 @@ pub struct Status {
     pub unanswered: Option<Duration>,
     /// What its leg has refused, if it has not served since.
     pub refused: Option<Error>,
+    /// Whether it has had no space for a write within the last minute, and has no room yet.
+    pub full: bool,
     /// Why its leg was given up: nothing is read or written here any more before the image is opened anew.
     pub lost: Option<Loss>,
     /// Reads that its disk has failed in the last hour, or since it was opened; others have answered them, if
@@ -162,16 +169,9 @@ impl Mirror {
     /// # Errors
     /// [`Error::OutOfRange`] if pools of disks hold what mirrors need of the core's memory.
     pub async fn open<R: Records>(parts: Parts<R>) -> Result<Self, Error> {
-        let Parts { node, core, account, leg, log, found, keeper, records, settings, turns } =
-            parts;
-        if let Err(full) = account.pool().serve_peers() {
-            tracing::error!(
-                held = full.wanted,
-                most = full.pool,
-                "pools of disks hold memory of this core that mirrored volumes need: raise cores.pool"
-            );
-            return Err(Error::OutOfRange);
-        }
+        let Parts { node, core, account, leg, log, found, keeper, .. } = parts;
+        let Parts { free_space, records, settings, turns, .. } = parts;
+        serve_peers(&account)?;
         let image = image(&log, &found);
         let incarnation = Incarnation(core.random_u64());
         let member = Member::new(node, incarnation, settings.member, core.now(), image);
@@ -204,6 +204,9 @@ impl Mirror {
             inheritance: RefCell::default(),
             turns,
             store: Box::new(records),
+            free_space,
+            full_since: Cell::default(),
+            looked_for_room: Cell::default(),
             timer: signal::Signal::default(),
             joins: signal::Signal::default(),
             join_wanted: Cell::default(),
@@ -323,6 +326,7 @@ impl Mirror {
             region_bytes: this.leg.log.geometry().region_bytes(),
             unanswered: this.unanswered.get().map(|since| now.saturating_sub(since)),
             refused: this.refused.get(),
+            full: this.is_full(),
             lost: this.leg.loss(),
             failed_reads: this.leg.failed_reads(this.pulse.get()),
             failed_resyncs: this.failed_resyncs(),
@@ -443,6 +447,18 @@ impl fmt::Debug for Mirror {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Mirror").field(&self.0).finish()
     }
+}
+
+/// Has the core's memory serve other nodes as well.
+fn serve_peers(account: &Account) -> Result<(), Error> {
+    account.pool().serve_peers().map_err(|full| {
+        tracing::error!(
+            held = full.wanted,
+            most = full.pool,
+            "pools of disks hold memory of this core that mirrored volumes need: raise cores.pool"
+        );
+        Error::OutOfRange
+    })
 }
 
 /// What the image says of its past.

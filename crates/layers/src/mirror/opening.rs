@@ -60,7 +60,9 @@ impl Replica {
                 Some(record) => this.adopt(record, true).await,
                 None => true,
             };
-            if this.drain(view).await && adopted().await {
+            let careless = this.settings.makes(Mistake::TellsRefused);
+            let sound = this.drain(view).await && (careless || this.fail_refused());
+            if sound && adopted().await {
                 this.event(Event::Began(view));
             }
         });
@@ -198,7 +200,10 @@ impl Replica {
         lock.held().await;
         self.entries.borrow_mut().locked(place, lock);
         let bytes = self.bytes(entry.range);
-        let applied = self.leg.apply(change, bytes, ctx, self.pulse.get()).await;
+        let mut applied = self.leg.apply(change, bytes.clone(), ctx, self.pulse.get()).await;
+        if applied == Err(Error::NoSpace) {
+            applied = self.leg.apply_thin(change, bytes, ctx, self.pulse.get()).await;
+        }
         match applied {
             Ok(()) => {
                 self.entries.borrow_mut().applied(place);

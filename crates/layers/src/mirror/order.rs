@@ -10,10 +10,12 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 /// What became of a write that got a place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     /// All members have applied it.
     Committed,
+    /// All have answered, and these have no space for it.
+    Refused(SmallVec<[NodeId; 4]>),
     /// The view has ended; the next one knows.
     Ended,
 }
@@ -42,6 +44,8 @@ pub(super) struct Order {
 struct Awaited {
     /// Who has not applied it.
     left: SmallVec<[NodeId; 4]>,
+    /// Who has no space for it.
+    refused: SmallVec<[NodeId; 4]>,
     /// Where it entered, if that is another node that waits for our word.
     origin: Option<NodeId>,
     /// Whether it brings nothing new: nobody is told when all have it.
@@ -73,7 +77,15 @@ impl Order {
         since: Duration,
     ) {
         let left = left.into_iter().collect();
-        let awaited = Awaited { left, origin, copies: false, since, fate: None, waker: None };
+        let awaited = Awaited {
+            left,
+            refused: SmallVec::new(),
+            origin,
+            copies: false,
+            since,
+            fate: None,
+            waker: None,
+        };
         self.awaited.insert(seq, awaited);
     }
 
@@ -98,6 +110,10 @@ impl Order {
         if awaited.left.len() == before {
             return Step::Waits;
         }
+        if !awaited.refused.is_empty() {
+            awaited.may_be_refused();
+            return Step::Waits;
+        }
         if awaited.left.is_empty() {
             awaited.ends(Fate::Committed);
             let origin = awaited.origin;
@@ -106,6 +122,16 @@ impl Order {
         match awaited.origin {
             Some(origin) if awaited.left[..] == [origin] => Step::Done(origin),
             _ => Step::Waits,
+        }
+    }
+
+    /// `node` has no space for it.
+    pub(super) fn refused(&mut self, seq: Seq, node: NodeId) {
+        let Some(awaited) = self.awaited.get_mut(&seq) else { return };
+        if !awaited.copies && awaited.left.contains(&node) {
+            awaited.left.retain(|n| *n != node);
+            awaited.refused.push(node);
+            awaited.may_be_refused();
         }
     }
 
@@ -130,7 +156,7 @@ impl Order {
             let Some(awaited) = order.awaited.get_mut(&seq) else {
                 return Poll::Ready(Fate::Ended);
             };
-            let Some(fate) = awaited.fate else {
+            let Some(fate) = awaited.fate.take() else {
                 awaited.waker = Some(cx.waker().clone());
                 return Poll::Pending;
             };
@@ -187,6 +213,12 @@ impl Order {
 }
 
 impl Awaited {
+    fn may_be_refused(&mut self) {
+        if self.left.is_empty() {
+            self.ends(Fate::Refused(self.refused.clone()));
+        }
+    }
+
     fn ends(&mut self, fate: Fate) {
         self.fate = Some(fate);
         if let Some(waker) = self.waker.take() {

@@ -13,6 +13,7 @@ use super::own::Verdict;
 use super::record::Record;
 use super::replica::Replica;
 use super::requests::Answer;
+use super::space::Assessment;
 
 impl Replica {
     /// Takes a message of the session that `link` is the end of. What belongs to a view that has
@@ -82,7 +83,7 @@ impl Replica {
                 let mine = self.member.borrow().role() == Role::Member;
                 if mine && self.primary() == Some(from) || self.joins_in(from, view) {
                     let entry = Entry { view, seq, tag, range, kind, fua };
-                    self.take_write(from, entry, copy, change, ctx);
+                    self.take_write(link, entry, copy, change, ctx);
                 }
             }
             Message::Grant { number, seq, .. } => self.take_grant(from, view, number, seq),
@@ -92,6 +93,14 @@ impl Replica {
                 self.ends(number, Verdict::Outcome(outcome));
             }
             Message::Applied { seq, .. } => self.confirmed(view, seq, from),
+            Message::NoSpace { seq, .. } => self.take_no_space(from, view, seq),
+            Message::Assess { request, seq, .. } => {
+                self.spawn(Rc::clone(self).serve_assess(link, view, request, seq));
+            }
+            Message::Assessed { request, free_bytes, zeroes, .. } => {
+                let assessment = Assessment { free_bytes, zeroes };
+                self.requests.answer(request, from, Answer::Assessed(assessment));
+            }
             Message::Commit { seqs, .. } => {
                 seqs.into_iter().for_each(|seq| self.learned_commit(view, seq));
             }
@@ -226,6 +235,9 @@ fn view_of(message: &Message) -> Option<View> {
         | Message::Late { view, .. }
         | Message::Write { view, .. }
         | Message::Applied { view, .. }
+        | Message::NoSpace { view, .. }
+        | Message::Assess { view, .. }
+        | Message::Assessed { view, .. }
         | Message::Commit { view, .. }
         | Message::Want { view, .. }
         | Message::Forward { view, .. }

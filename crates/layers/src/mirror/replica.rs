@@ -29,6 +29,7 @@ use super::own::OwnWrites;
 use super::reach::{Gaps, Heard};
 use super::requests::Requests;
 use super::signal::Signal;
+use super::space::FreeSpace;
 use super::sweep::Clearing;
 use super::{Mistake, Settings};
 
@@ -67,6 +68,12 @@ pub(super) struct Replica {
     /// Whose turn it is to copy, among this primary and others on its node.
     pub(super) turns: Arc<Semaphore>,
     pub(super) store: Box<dyn Store>,
+    /// Tells how much space there is for more of the copy.
+    pub(super) free_space: Rc<dyn FreeSpace>,
+    /// When the leg last had no space for a write, by the pulse.
+    pub(super) full_since: Cell<Option<Duration>>,
+    /// When it was last looked, by the pulse, whether there is room again.
+    pub(super) looked_for_room: Cell<Duration>,
     /// Raised when the membership machine has a new timer.
     pub(super) timer: Signal,
     /// Raised when a promise may have come.

@@ -9,6 +9,8 @@ use std::time::Duration;
 use block::{Bufs, Error};
 use peer::NodeId;
 
+use super::space::Assessment;
+
 /// An answer.
 #[derive(Debug)]
 pub(super) enum Answer {
@@ -16,6 +18,8 @@ pub(super) enum Answer {
     Flushed,
     /// The contents, or why there are none.
     Data(Result<Bufs, Error>),
+    /// What it says of a write that some have no space for.
+    Assessed(Assessment),
     /// The digest of the contents, or why there is none.
     Sum(Result<[u8; 32], Error>),
 }

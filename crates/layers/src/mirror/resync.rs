@@ -16,6 +16,7 @@ use super::member::Event;
 use super::order::{Fate, Order};
 use super::record::Member as Listed;
 use super::replica::{Replica, is_aside};
+use super::space::is_zero;
 use super::sweep::send_clear;
 
 /// Most that is copied in one piece, in bytes.
@@ -159,6 +160,12 @@ impl Replica {
         self.wait_for_contents(attempt, lacking).await?;
         self.cross_barrier(attempt).await?;
         fault::pass(Point::ResyncFlushed);
+        let equal = || match self.joiner(attempt, |joiner| joiner.refused == 0) {
+            Ok(false) => None,
+            Ok(true) => Some(Ok(())),
+            Err(why) => Some(Err(why)),
+        };
+        self.signal.until(equal).await?;
         self.propose(attempt)
     }
 
@@ -420,11 +427,11 @@ impl Replica {
 /// What brings `data` to `range`. Zeroes need neither a way nor a place on the disk: a copy of a thin volume is
 /// as thin.
 fn bringing(range: Blocks, data: Bufs) -> Change {
-    // Without a branch for each byte.
-    let is_zero = |bytes: &[u8]| bytes.iter().fold(0, |any, byte| any | byte) == 0;
-    let empty = data.iter().all(|piece| piece.chunks(4096).all(is_zero));
-    let (kind, data) =
-        if empty { (Kind::Zero { unmap: true }, Bufs::new()) } else { (Kind::Write, data) };
+    let (kind, data) = if is_zero(&data) {
+        (Kind::Zero { unmap: true }, Bufs::new())
+    } else {
+        (Kind::Write, data)
+    };
     Change { range, kind, fua: false, data }
 }
 

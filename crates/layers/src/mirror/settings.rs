@@ -18,6 +18,9 @@ pub struct Settings {
     pub absent: Duration,
     /// Bytes a second that a resync copies at least, whatever clients ask for.
     pub resync_floor: u64,
+    /// A copy with fewer bytes of free space, beside what is on its way there, counts as full: the volume is not left
+    /// to it alone because another copy has no space for a write.
+    pub scarce_bytes: u64,
     /// How long a replica whose disk failed an attempt to join waits before the next.
     pub rejoin_after_failure: Duration,
     /// What is done wrong, to see that it is found.
@@ -46,6 +49,7 @@ impl Default for Settings {
             stuck: Duration::from_secs(5),
             absent: Duration::from_secs(1),
             resync_floor: 8 << 20,
+            scarce_bytes: 8 << 20,
             rejoin_after_failure: Duration::from_secs(10),
             #[cfg(feature = "testing")]
             mistake: super::Mistake::None,

@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::{Blocks, Ctx, Error, RangeLock};
-use peer::{Change, Entry, Message, NodeId, Seq, Tag, View};
+use peer::{Change, Entry, Link, Message, NodeId, Seq, Tag, View};
 use rt::fault::{self, Point};
 
 use super::Mistake;
@@ -137,6 +137,10 @@ impl Replica {
         let bytes = self.bytes(range);
         match self.leg.apply(change, bytes, ctx, self.pulse.get()).await {
             Ok(()) => self.entries.borrow_mut().applied(place),
+            Err(Error::NoSpace) if self.refuses(&entry) => {
+                self.order.borrow_mut().refused(seq, self.me);
+                return self.ended(entry).await;
+            }
             Err(e) => {
                 self.entries.borrow_mut().failed(place, e);
                 if self.view.get() == view {
@@ -161,8 +165,14 @@ impl Replica {
         if self.settings.makes(Mistake::AcknowledgesAlone) {
             return Placed::Committed;
         }
-        match Order::fate(&self.order, seq).await {
+        self.ended(entry).await
+    }
+
+    /// What becomes of a change that has its place.
+    async fn ended(self: &Rc<Self>, entry: Entry) -> Placed {
+        match Order::fate(&self.order, entry.seq).await {
             Fate::Committed => Placed::Committed,
+            Fate::Refused(refused) => Box::pin(self.end_refused(entry, refused)).await,
             Fate::Ended => Placed::Ended,
         }
     }
@@ -215,10 +225,10 @@ impl Replica {
     }
 
     fn committed(self: &Rc<Self>, view: View, seq: Seq, origin: Option<NodeId>) {
-        let Some(entry) = self.entries.borrow_mut().commit((view, seq)) else { return };
+        let Some(ended) = self.entries.borrow_mut().commit((view, seq)) else { return };
         fault::pass(Point::PrimaryCommitted);
         // Said at once: if the view ends before its task has its turn, nobody has a trace of it.
-        if let Some(own) = self.own.tagged(entry.tag) {
+        if let Some(own) = self.own.tagged(ended.entry.tag) {
             own.ends(Verdict::Committed);
         }
         // Its origin knows by itself.
@@ -251,12 +261,17 @@ impl Replica {
     /// A change with its place has come from the primary.
     pub(super) fn take_write(
         self: &Rc<Self>,
-        from: NodeId,
+        link: Link,
         entry: Entry,
         copy: bool,
         change: Change,
         ctx: Ctx,
     ) {
+        let from = link.node();
+        // A joiner that has not got the write takes what takes its place for any other copy.
+        if copy && self.entries.borrow().has((entry.view, entry.seq)) {
+            return self.take_replacement(link, entry, change, ctx);
+        }
         if copy && !self.is_joining() {
             self.entries.borrow_mut().yield_to(entry.range);
         } else {
@@ -303,14 +318,14 @@ impl Replica {
         let lock = self.locks.enter_ahead(entry.range);
         let (held, awaited) = if lock.is_held() { (Some(lock), None) } else { (None, Some(lock)) };
         self.entries.borrow_mut().insert(entry, held, self.touch(entry.range), of);
-        self.start(Rc::clone(self).apply_for_primary(from, entry, change, awaited, ctx));
+        self.start(Rc::clone(self).apply_for_primary(from, (entry, of), change, awaited, ctx));
     }
 
     /// Applies a change that has its place, once it has its range: `awaited`, if it does not yet.
     async fn apply_for_primary(
         self: Rc<Self>,
         from: NodeId,
-        entry: Entry,
+        (entry, of): (Entry, Of),
         change: Change,
         awaited: Option<RangeLock>,
         ctx: Ctx,
@@ -320,8 +335,19 @@ impl Replica {
             lock.held().await;
             self.entries.borrow_mut().locked(place, lock);
         }
-        let applied =
-            self.leg.apply(&change, self.bytes(entry.range), &ctx, self.pulse.get()).await;
+        let bytes = self.bytes(entry.range);
+        let mut applied = self.leg.apply(&change, bytes.clone(), &ctx, self.pulse.get()).await;
+        if applied == Err(Error::NoSpace) {
+            if of != Of::Client {
+                // What others have there needs no more space than it has there.
+                applied = self.leg.apply_thin(&change, bytes, &ctx, self.pulse.get()).await;
+            } else if self.refuses(&entry) {
+                if let Some(link) = self.link(from) {
+                    link.send(Message::NoSpace { view: entry.view, seq: entry.seq });
+                }
+                return;
+            }
+        }
         fault::pass(if self.is_joining() { Point::JoinerCopied } else { Point::MemberApplied });
         if let Err(e) = applied {
             self.entries.borrow_mut().failed(place, e);
@@ -360,9 +386,10 @@ impl Replica {
 
     /// All members have applied the change at this place.
     pub(super) fn learned_commit(&self, view: View, seq: Seq) {
-        let Some(entry) = self.entries.borrow_mut().commit((view, seq)) else { return };
-        if let Some(own) = self.own.tagged(entry.tag) {
-            own.ends(Verdict::Committed);
+        let Some(ended) = self.entries.borrow_mut().commit((view, seq)) else { return };
+        if let Some(own) = self.own.tagged(ended.entry.tag) {
+            let refused = Verdict::Failed(Error::NoSpace);
+            own.ends(if ended.refused { refused } else { Verdict::Committed });
         }
     }
 }

@@ -136,6 +136,8 @@ pub(super) enum Ask {
     Changed { volume: VolumeId, index: u32, regions: u32, answer: Answer<()> },
     /// An extent, of which there was none.
     Extent { volume: VolumeId, index: u32, answer: Answer<ExtentInfo> },
+    /// Bytes that new extents may still have.
+    FreeBytes { answer: Answer<u64> },
     /// An extent is not used any more.
     Free { volume: VolumeId, index: u32, answer: Answer<()> },
     /// Another place for a column, with where that is in rows; none if there is none.

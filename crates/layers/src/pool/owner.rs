@@ -527,6 +527,11 @@ impl Pool {
                 let how = Allocation::MayBeDegraded;
                 drop(answer.send(self.allocate(volume, index, how).await));
             }
+            Ask::FreeBytes { answer } => {
+                let metadata = self.writer.metadata();
+                let bytes = metadata.extents_free().saturating_mul(metadata.extent_bytes());
+                drop(answer.send(Ok(bytes)));
+            }
             Ask::Free { volume, index, answer } => {
                 let freed = self.writer.commit(Change::Free { volume, index }).await;
                 if freed.is_ok() {

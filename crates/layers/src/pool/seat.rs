@@ -650,6 +650,14 @@ impl PoolSeat {
         }
     }
 
+    /// Bytes that its volumes may still take.
+    ///
+    /// # Errors
+    /// That the pool is closed.
+    pub async fn free_bytes(&self) -> Result<u64, PoolError> {
+        self.handle.ask(|answer| Ask::FreeBytes { answer }).await
+    }
+
     /// The volume, if it is open here.
     fn in_use(&self, volume: Uuid) -> Option<Rc<Raid>> {
         self.volumes.borrow().get(&volume).and_then(|open| open.raid.upgrade())

@@ -1,12 +1,13 @@
 //! What volumes lie on: flat images in files, on block devices and in pools of disks.
 
 use std::fmt::Display;
-use std::path::Path;
-use std::rc::Rc;
+use std::path::{Path, PathBuf};
+use std::rc::{Rc, Weak};
 
 use api::{Backing, Code, PoolName};
 use block::Dev;
 use layers::file::{self, Create, File, FileError, Label, Medium, Open, Provisioning, Reason};
+use layers::mirror::{FreeBytes, FreeSpace};
 use layers::multihost::{Claim, Refusal};
 use layers::pool::{PoolError, PoolSeat};
 use rt::Core;
@@ -143,7 +144,7 @@ pub(super) enum Ground<'a> {
     /// In a pool.
     Pool {
         /// The core's seat there.
-        seat: &'a PoolSeat,
+        seat: &'a Rc<PoolSeat>,
         /// What the image is called in messages.
         name: &'a Path,
     },
@@ -157,6 +158,14 @@ impl Ground<'_> {
         };
         seat.call(volume, &name.display().to_string());
         Ok(Medium::of(seat.open(volume).await.map_err(refused)?, name))
+    }
+
+    /// What tells how much space there is for more of an image there.
+    pub(super) fn free_space(&self, core: &Core) -> Rc<dyn FreeSpace> {
+        match *self {
+            Self::Path(path) => Rc::new(FreeOnFileSystem { core: core.clone(), path: path.into() }),
+            Self::Pool { seat, .. } => Rc::new(FreeInPool(Rc::downgrade(seat))),
+        }
     }
 
     async fn create(&self, core: &Core, how: &Create) -> Result<File, BackingError> {
@@ -184,6 +193,37 @@ impl Ground<'_> {
             Self::Path(path) => path,
             Self::Pool { name, .. } => name,
         }
+    }
+}
+
+/// The file system of an image.
+#[derive(Debug)]
+struct FreeOnFileSystem {
+    core: Core,
+    path: PathBuf,
+}
+
+impl FreeSpace for FreeOnFileSystem {
+    fn free_bytes(&self) -> FreeBytes<'_> {
+        let path = self.path.clone();
+        let look = move || {
+            // A device is its image's alone.
+            let is_file = std::fs::metadata(&path).is_ok_and(|found| found.is_file());
+            let space = rustix::fs::statvfs(&path).ok().filter(|_| is_file)?;
+            Some(space.f_bavail.saturating_mul(space.f_frsize))
+        };
+        Box::pin(async move { self.core.offload(look).await.flatten() })
+    }
+}
+
+/// The pool of an image, as long as anything of it is open here.
+#[derive(Debug)]
+struct FreeInPool(Weak<PoolSeat>);
+
+impl FreeSpace for FreeInPool {
+    fn free_bytes(&self) -> FreeBytes<'_> {
+        let seat = self.0.upgrade();
+        Box::pin(async move { seat?.free_bytes().await.ok() })
     }
 }
 

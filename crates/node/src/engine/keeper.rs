@@ -305,7 +305,8 @@ impl Keeper {
         let backed = Rc::new(backed);
         let Some(seat) = self.seat.get() else { return Ok((backed, None)) };
         let distrust = &self.distrust;
-        match Mirrored::open(&self.core, seat, distrust, record.id, &backed.file).await {
+        let image = (&backed.file, ground);
+        match Mirrored::open(&self.core, seat, distrust, record.id, image).await {
             Ok(mirrored) => Ok((backed, Some(Rc::new(mirrored)))),
             Err(error) => {
                 is_let_go(backed).await;

@@ -21,7 +21,7 @@ use uuid::Uuid;
 use volume::{Gate, Standing, Volume};
 
 use super::access::{Idle, access};
-use super::backing::BackingError;
+use super::backing::{BackingError, Ground};
 use super::distrust::Distrust;
 use super::report::MirrorReport;
 use super::seat::Seat;
@@ -118,7 +118,7 @@ impl Mirrored {
         seat: &Seat,
         distrust: &Distrust,
         volume: Uuid,
-        file: &Rc<File>,
+        (file, ground): (&Rc<File>, &Ground<'_>),
     ) -> Result<Self, BackingError> {
         let (log, found) = open_log(core, distrust, file).await?;
         let gate = Rc::new(Gate::default());
@@ -130,6 +130,7 @@ impl Mirrored {
             log,
             found,
             keeper: Rc::clone(&gate) as Rc<dyn block::Aside>,
+            free_space: ground.free_space(core),
             records: seat.mirrors.of(volume),
             settings: seat.settings,
             turns: Arc::clone(&seat.turns),

@@ -111,6 +111,12 @@ wire::open_enum! {
         Yield = 40,
         /// [`crate::Message::Yielded`].
         Yielded = 41,
+        /// [`crate::Message::NoSpace`].
+        NoSpace = 42,
+        /// [`crate::Message::Assess`].
+        Assess = 43,
+        /// [`crate::Message::Assessed`].
+        Assessed = 44,
     }
 }
 

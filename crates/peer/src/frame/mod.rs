@@ -42,7 +42,7 @@ pub const MAX_ENTRIES: usize = 4096;
 pub const MAX_TAGS: usize = 4 * MAX_ENTRIES;
 /// Most places in [`Message::Commit`].
 pub const MAX_SEQS: usize = MAX_ENTRIES;
-/// Most regions in [`Message::Clear`].
+/// Most regions in [`Message::Clear`] and [`Message::Marked`], and ranges in [`Message::Assessed`].
 pub const MAX_REGIONS: usize = 8192;
 /// Most other images in [`Message::Accept`]: those that an intent log keeps marks for.
 pub const MAX_REACHED: usize = 3;
@@ -348,7 +348,7 @@ impl Type {
             Self::Write | Self::Data => Some(Lane::Down),
             Self::Order | Self::Forward | Self::Join => Some(Lane::Up),
             Self::Hello | Self::Proof | Self::Ready | Self::Refused => None,
-            Self(2..=5 | 7..=8 | 10..=11 | 16..=25 | 27..=41) => Some(Lane::Control),
+            Self(2..=5 | 7..=8 | 10..=11 | 16..=25 | 27..=44) => Some(Lane::Control),
             _ => None,
         }
     }
@@ -367,6 +367,7 @@ fn check_length(fields: &Fields, bytes: u64, max_data_bytes: u32) -> Result<(), 
         Type::Open => list(list::TAG_BYTES, MAX_TAGS),
         Type::Commit => list(list::SEQ_BYTES, MAX_SEQS),
         Type::Clear | Type::Marked => list(list::REGION_BYTES, MAX_REGIONS),
+        Type::Assessed if !failed => list(list::REGION_BYTES, MAX_REGIONS),
         Type::Join => (bytes, (lease::SHARED_BYTES + MAX_MARK_BYTES) as u64),
         Type::Accept => list(join::REACHED_BYTES, MAX_REACHED),
         Type::Summed if !failed => (fetch::DIGEST_BYTES as u64, fetch::DIGEST_BYTES as u64),
@@ -414,6 +415,11 @@ fn fields(message: &Message) -> Result<Fields, Bad> {
         }
         M::Applied { view, seq } => order::numbered(Type::Applied, *view, seq.0),
         M::Commit { view, seqs } => order::commit(*view, seqs.len()),
+        M::NoSpace { view, seq } => order::numbered(Type::NoSpace, *view, seq.0),
+        M::Assess { view, request, seq } => order::assess(*view, *request, *seq),
+        M::Assessed { view, request, free_bytes, zeroes } => {
+            order::assessed(*view, *request, *free_bytes, zeroes)
+        }
         M::Want { view, seq } => order::numbered(Type::Want, *view, seq.0),
         M::Forward { view, number, stamp, range, fua, .. } => {
             order::forward(*view, *number, *stamp, *range, *fua)?
@@ -453,6 +459,7 @@ fn body(message: Message) -> Result<Body, Bad> {
         M::Open { settled, .. } => list::tags(&settled),
         M::Commit { seqs, .. } => list::seqs(&seqs),
         M::Clear { regions, .. } | M::Marked { regions, .. } => list::regions(&regions),
+        M::Assessed { zeroes, .. } => zeroes.map_or(Body::NONE, |zeroes| list::regions(&zeroes)),
         M::Join { shared, marks, .. } => join::join_body(&shared, &marks),
         M::Accept { reached, .. } => join::accept_body(&reached),
         M::Summed { result, .. } => fetch::digest(&result),
@@ -469,6 +476,8 @@ fn body(message: Message) -> Result<Body, Bad> {
         | M::Done { .. }
         | M::Late { .. }
         | M::Applied { .. }
+        | M::NoSpace { .. }
+        | M::Assess { .. }
         | M::Want { .. }
         | M::Outcome { .. }
         | M::Flush { .. }
@@ -510,6 +519,9 @@ fn parse(fields: &Fields, body: Body) -> Result<Message, Bad> {
         Type::Late => Message::Late { view, number: id },
         Type::Applied => Message::Applied { view, seq: crate::Seq(id) },
         Type::Commit => order::parse_commit(fields, &body)?,
+        Type::NoSpace => Message::NoSpace { view, seq: crate::Seq(id) },
+        Type::Assess => order::parse_assess(fields),
+        Type::Assessed => order::parse_assessed(fields, &body)?,
         Type::Want => Message::Want { view, seq: crate::Seq(id) },
         Type::Outcome => order::parse_outcome(fields)?,
         Type::Flush => flush::parse_flush(fields),

@@ -1,5 +1,5 @@
 //! ORDER, GRANT, DONE, LATE, WRITE, APPLIED, COMMIT, WANT, FORWARD and OUTCOME: the way of a write
-//! (RFD 0010, 4.2 and 4.5).
+//! (RFD 0010, 4.2 and 4.5). NOSPACE, ASSESS and ASSESSED: a write that a member has no space for (RFD 0040).
 //!
 //! ```text
 //!           id       second   lba, blocks   node     flags                    body
@@ -11,6 +11,10 @@
 //! APPLIED   seq
 //! COMMIT                      0, count                                        places, 8 bytes each
 //! WANT      seq
+//! NOSPACE   seq
+//! ASSESS    request  seq
+//! ASSESSED  request  free     at, count              (error)                  ranges of 16 bytes: first block (8),
+//!                                                                             blocks (8); none if there is an error
 //! FORWARD   number   stamp    range                  fua                      compare, then write
 //! OUTCOME   number   offset   at, 0                                           (status; offset of a
 //!                                                                             miscompare)
@@ -53,7 +57,7 @@ pub(super) fn grant(view: View, number: u64, seq: Seq) -> Fields {
     Fields::of_view(Type::Grant, view).id(number).second(seq.0)
 }
 
-/// DONE, LATE, APPLIED and WANT, which are a number of a view.
+/// DONE, LATE, APPLIED, NOSPACE and WANT, which are a number of a view.
 pub(super) fn numbered(kind: Type, view: View, id: u64) -> Fields {
     Fields::of_view(kind, view).id(id)
 }
@@ -61,6 +65,25 @@ pub(super) fn numbered(kind: Type, view: View, id: u64) -> Fields {
 /// COMMIT but for its places.
 pub(super) fn commit(view: View, seqs: usize) -> Fields {
     Fields::of_view(Type::Commit, view).count(seqs)
+}
+
+/// ASSESS.
+pub(super) fn assess(view: View, request: u64, seq: Seq) -> Fields {
+    Fields::of_view(Type::Assess, view).id(request).second(seq.0)
+}
+
+/// ASSESSED but for its ranges.
+pub(super) fn assessed(
+    view: View,
+    request: u64,
+    free_bytes: u64,
+    zeroes: &Result<Vec<(u64, u64)>, Error>,
+) -> Fields {
+    let fields = Fields::of_view(Type::Assessed, view).id(request).second(free_bytes);
+    match zeroes {
+        Ok(zeroes) => fields.count(zeroes.len()),
+        Err(error) => fields.with_error(*error),
+    }
 }
 
 /// FORWARD but for its data.
@@ -113,6 +136,19 @@ pub(super) fn parse_grant(fields: &Fields) -> Message {
 pub(super) fn parse_commit(fields: &Fields, body: &[u8]) -> Result<Message, Bad> {
     let seqs = list::parse_seqs(fields, body)?;
     Ok(Message::Commit { view: fields.view(), seqs })
+}
+
+pub(super) fn parse_assess(fields: &Fields) -> Message {
+    Message::Assess { view: fields.view(), request: fields.id, seq: Seq(fields.second) }
+}
+
+pub(super) fn parse_assessed(fields: &Fields, body: &[u8]) -> Result<Message, Bad> {
+    let zeroes = match fields.error()? {
+        Some(error) => Err(error),
+        None => Ok(list::parse_regions(fields, body)?),
+    };
+    let (view, request, free_bytes) = (fields.view(), fields.id, fields.second);
+    Ok(Message::Assessed { view, request, free_bytes, zeroes })
 }
 
 pub(super) fn parse_forward(fields: &Fields, data: Bufs) -> Result<Message, Bad> {

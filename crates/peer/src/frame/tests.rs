@@ -179,6 +179,7 @@ fn ordering() -> impl Strategy<Value = Message> {
         any::<u64>().prop_map(|offset| Outcome::Miscompare { offset }),
         error().prop_map(Outcome::Failed),
     ];
+    let zeroes = prop::collection::vec((0..u64::MAX / 2, 1..u64::MAX / 2), 0..9);
     prop_oneof![
         (view(), any::<u64>(), any::<u64>(), change()).prop_map(|(view, number, stamp, change)| {
             Message::Order { view, number, stamp: Stamp(stamp), change }
@@ -203,6 +204,20 @@ fn ordering() -> impl Strategy<Value = Message> {
         (view(), prop::collection::vec(any::<u64>().prop_map(Seq), 0..9))
             .prop_map(|(view, seqs)| Message::Commit { view, seqs }),
         (view(), any::<u64>()).prop_map(|(view, seq)| Message::Want { view, seq: Seq(seq) }),
+        (view(), any::<u64>()).prop_map(|(view, seq)| Message::NoSpace { view, seq: Seq(seq) }),
+        (view(), any::<u64>(), any::<u64>()).prop_map(|(view, request, seq)| Message::Assess {
+            view,
+            request,
+            seq: Seq(seq)
+        }),
+        (view(), any::<u64>(), any::<u64>(), prop::result::maybe_ok(zeroes, error())).prop_map(
+            |(view, request, free_bytes, zeroes)| Message::Assessed {
+                view,
+                request,
+                free_bytes,
+                zeroes
+            }
+        ),
         (view(), any::<u64>(), any::<u64>(), contents(2), any::<bool>()).prop_map(
             |(view, number, stamp, (range, data), fua)| {
                 Message::Forward { view, number, stamp: Stamp(stamp), range, fua, data }
@@ -309,7 +324,7 @@ proptest! {
     #[test]
     fn bytes_have_one_meaning(
         mut bytes in prop::collection::vec(any::<u8>(), 64..400),
-        kind in 0..42u8,
+        kind in 0..45u8,
         lane in 0..4usize,
         sparse: bool,
     ) {
@@ -360,7 +375,7 @@ fn what_is_wrong_is_said_by_name() {
     let kind = Type::Applied;
     assert_eq!(of(0, b'X'), Unread::Bad(Bad::NoMagic));
     assert_eq!(of(2, 2), Unread::Bad(Bad::Version(2)));
-    for unknown in [6, 9, 12, 15, 26, 42, 255] {
+    for unknown in [6, 9, 12, 15, 26, 45, 255] {
         assert_eq!(of(3, unknown), Unread::Bad(Bad::Type(Type(unknown))));
     }
     assert_eq!(of(3, 1), Unread::Bad(Bad::Type(Type::Hello)), "once is enough");
@@ -414,6 +429,7 @@ fn bodies_are_bounded_by_their_type() {
         (Type::Commit, MAX_SEQS * 8, MAX_SEQS),
         (Type::Clear, MAX_REGIONS * 16, MAX_REGIONS),
         (Type::Marked, MAX_REGIONS * 16, MAX_REGIONS),
+        (Type::Assessed, MAX_REGIONS * 16, MAX_REGIONS),
         (Type::Join, SHARED_BYTES + MAX_MARK_BYTES, 20),
         (Type::Accept, MAX_REACHED * 32, MAX_REACHED),
         (Type::Write, MAX_DATA as usize, 1),
@@ -544,6 +560,9 @@ fn samples() -> Vec<Message> {
         Message::Unreachable { view, node: NodeId(3) },
         Message::Sum { view, request, range },
         Message::Summed { view, request, result: Ok([0xdd; 32]) },
+        Message::NoSpace { view, seq },
+        Message::Assess { view, request, seq },
+        Message::Assessed { view, request, free_bytes: 0x1000, zeroes: Ok(vec![(0x88, 2)]) },
     ]
 }
 

@@ -124,6 +124,9 @@ mirror!(initiators_alone, AcknowledgesAlone, mirror::initiators::play);
 mirror!(fencing_unsettled, FlushesUnsettled, mirror::fencing::play);
 mirror!(fencing_late, TellsAsideLate, mirror::fencing::play);
 
+mirror!(full_unequal, RefusesUnequal, mirror::full::play);
+mirror!(full_told, TellsRefused, mirror::full::play);
+
 mirror!(mirror_unmarked, SkipsIntentLog);
 mirror!(mirror_lease, IgnoresLease);
 mirror!(mirror_resync, ResyncsWithoutNewWrites);
@@ -197,6 +200,8 @@ pub fn pairs() -> Vec<Planted> {
             fencing_unsettled
         ),
         planted!("fencing-late", 60, 2, "takes rights after the commit", fencing_late),
+        planted!("full-unequal", 60, 1, "refuses, and leaves copies different", full_unequal),
+        planted!("full-told", 200, 1, "takes a part of a write for all of it", full_told),
         planted!("mirror-unmarked", 60, 2, "writes without a mark", mirror_unmarked),
         planted!("mirror-lease", 60, 2, "serves without a lease", mirror_lease),
         planted!("mirror-resync", 60, 2, "copies, and forgets what is new", mirror_resync),

@@ -21,7 +21,7 @@ use intent::Mistake;
 /// All of them.
 #[must_use]
 pub fn all() -> Vec<Scenario> {
-    vec![
+    let others = [
         Scenario {
             name: "volume-on-leaf",
             about: "a volume on a bare disk: overlapping commands, aborts, crashes, disk faults",
@@ -34,25 +34,6 @@ pub fn all() -> Vec<Scenario> {
                     crashes, torn labels, disk faults, full file systems",
             test_seeds: 200,
             play: |w| Box::pin(file::play(w, Flushes::Honest)),
-        },
-        Scenario {
-            name: "mirror",
-            about: "a mirrored volume on two or three nodes, served by all: crashes, cuts, pauses, \
-                    drifting clocks, a store that comes and goes, planned changes",
-            test_seeds: 10,
-            play: |w| Box::pin(mirror::play(w, mirror::Plan::default())),
-        },
-        Scenario {
-            name: "mirror-initiators",
-            about: "the same volume, used by iSCSI and NVMe/TCP initiators that go from node to node",
-            test_seeds: 15,
-            play: |w| Box::pin(mirror::initiators::play(w, mirror::Plan::default())),
-        },
-        Scenario {
-            name: "mirror-reservations",
-            about: "the same volume, and hosts that take it from each other by persistent reservations",
-            test_seeds: 8,
-            play: |w| Box::pin(mirror::fencing::play(w, mirror::Plan::default())),
         },
         Scenario {
             name: "shared-disk",
@@ -86,6 +67,38 @@ pub fn all() -> Vec<Scenario> {
             about: "a node and its NVMe/TCP hosts: crashes, disk faults, cut and slow links",
             test_seeds: 100,
             play: |w| Box::pin(nvme::play(w, Flushes::Honest)),
+        },
+    ];
+    mirrored().into_iter().chain(others).collect()
+}
+
+/// Those of a mirrored volume.
+fn mirrored() -> [Scenario; 4] {
+    [
+        Scenario {
+            name: "mirror",
+            about: "a mirrored volume on two or three nodes, served by all: crashes, cuts, pauses, \
+                    drifting clocks, a store that comes and goes, planned changes",
+            test_seeds: 10,
+            play: |w| Box::pin(mirror::play(w, mirror::Plan::default())),
+        },
+        Scenario {
+            name: "mirror-initiators",
+            about: "the same volume, used by iSCSI and NVMe/TCP initiators that go from node to node",
+            test_seeds: 15,
+            play: |w| Box::pin(mirror::initiators::play(w, mirror::Plan::default())),
+        },
+        Scenario {
+            name: "mirror-full",
+            about: "the same volume on hosts with little space: copies that are full, one alone or all of them",
+            test_seeds: 6,
+            play: |w| Box::pin(mirror::full::play(w, mirror::Plan::default())),
+        },
+        Scenario {
+            name: "mirror-reservations",
+            about: "the same volume, and hosts that take it from each other by persistent reservations",
+            test_seeds: 8,
+            play: |w| Box::pin(mirror::fencing::play(w, mirror::Plan::default())),
         },
     ]
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use block::Epoch;
 use layers::mirror::member::Why;
-use rt::sim::{Bad, BadOps, BadUntil, Damage, DiskControl, DiskFaults};
+use layers::mirror::{FreeBytes, FreeSpace};
+use rt::sim::{Bad, BadOps, BadUntil, Damage, DiskControl, DiskFaults, Host};
 
 use super::{BYTES, Bench, DATA, Node};
 
@@ -13,6 +14,17 @@ use super::{BYTES, Bench, DATA, Node};
 const LABELS: [u64; 2] = [0, 512 << 10];
 const SUPERBLOCKS: [u64; 2] = [516 << 10, 520 << 10];
 const CELL: u64 = 524 << 10;
+
+/// What a host has for files.
+#[derive(Debug)]
+pub(super) struct Space(pub(super) Host);
+
+impl FreeSpace for Space {
+    fn free_bytes(&self) -> FreeBytes<'_> {
+        let left = self.0.space_limit().map(|limit| limit.saturating_sub(self.0.space_used()));
+        Box::pin(std::future::ready(left))
+    }
+}
 
 impl Bench {
     /// The disk of a node fails in one way for a while.
@@ -45,7 +57,7 @@ impl Bench {
     }
 
     /// Leaves room for so many pages on a node, or for any number.
-    fn fill(&self, node: &Node, pages: Option<u64>) {
+    pub(super) fn fill(&self, node: &Node, pages: Option<u64>) {
         let space = pages.map(|pages| node.host.space_used() + pages * 4096);
         node.host.set_up(|setup| setup.space = space);
     }

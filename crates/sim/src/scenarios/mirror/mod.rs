@@ -15,12 +15,14 @@
 //! * `restored`: a store that is set back to an earlier moment;
 //! * `ending`: what is demanded when all faults are over;
 //! * `initiators`: the same with initiators on other hosts for clients;
+//! * `full`: the same on hosts with little space;
 //! * `fencing`: the same with hosts that take the volume from each other by reservations.
 
 pub(crate) mod cloned;
 mod disks;
 mod ending;
 pub(crate) mod fencing;
+pub(crate) mod full;
 pub(crate) mod initiators;
 mod lives;
 mod past;
@@ -653,6 +655,7 @@ async fn open_mirror(
         log,
         found,
         keeper: Rc::clone(&gate) as Rc<dyn Aside>,
+        free_space: Rc::new(disks::Space(node.host.clone())),
         records,
         settings,
         turns: Arc::new(Semaphore::new(1)),

@@ -1,0 +1,267 @@
+//! Both copies of a thin volume are full: clients of either node are told so, and nothing else changes.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::{Blocks, Class, Error, Failure, Lba, Request};
+use rt::buf::copy_in;
+use rt::sim::{Setup, World, run};
+
+use crate::mirrored::{BLOCK, Node, Store, node, prepare, record, start, until};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// More than any moment of a test needs: what is written then has come to its end.
+const A_WHILE: Duration = Duration::from_secs(30);
+
+/// Two nodes with a volume of 1024 blocks.
+struct Pair {
+    nodes: [Rc<Node>; 2],
+    store: Store,
+}
+
+impl Pair {
+    /// Both serve.
+    async fn begin(world: &World) -> Result<Rc<Self>, String> {
+        let nodes = [1, 2].map(|number| node(world, number));
+        for node in &nodes {
+            prepare(node, 1).await?;
+        }
+        let store = record(0, &nodes);
+        let stores = Rc::new(vec![store.clone()]);
+        start(&nodes[0], &nodes[1], &stores);
+        start(&nodes[1], &nodes[0], &stores);
+        let pair = Rc::new(Self { nodes, store });
+        until("both serve", PATIENCE, || pair.is_whole()).await?;
+        Ok(pair)
+    }
+
+    fn serves(&self, n: usize) -> bool {
+        self.nodes[n].open.borrow().first().is_some_and(|(mirror, _)| mirror.serves())
+    }
+
+    /// Both are in sync, and serve.
+    fn is_whole(&self) -> bool {
+        self.store.0.record.borrow().in_sync.len() == 2 && self.serves(0) && self.serves(1)
+    }
+
+    fn epoch(&self) -> u64 {
+        self.store.0.record.borrow().epoch.0
+    }
+
+    /// Leaves room for so many blocks on a node; `None`: for any number.
+    fn leave_room(&self, n: usize, blocks: Option<u64>) {
+        let host = &self.nodes[n].host;
+        let space = blocks.map(|blocks| host.space_used() + blocks * BLOCK as u64);
+        host.set_up(|setup| setup.space = space);
+    }
+
+    async fn execute(&self, n: usize, request: Request) -> Result<Vec<u8>, Failure> {
+        let node = &self.nodes[n];
+        let core = node.core.borrow().clone().expect("the node runs");
+        let owner = Rc::clone(&node.open.borrow()[0].1);
+        let account = core.pool().account();
+        let work = node.host.run(move |_| async move {
+            owner.execute(request, &account).await.map(|found| found.to_vec())
+        });
+        work.join().await.expect("the node runs")
+    }
+
+    async fn data(&self, n: usize, bytes: &[u8]) -> block::Bufs {
+        let core = self.nodes[n].core.borrow().clone().expect("the node runs");
+        let credit = core.pool().account().credit(bytes.len(), Class::Arriving).await;
+        copy_in(&credit.expect("few bytes"), bytes)
+    }
+
+    async fn write(&self, n: usize, at: u64, blocks: usize, value: u8) -> Result<(), Failure> {
+        let data = self.data(n, &vec![value; blocks * BLOCK]).await;
+        self.execute(n, Request::Write { at: Lba(at), data, fua: false }).await.map(drop)
+    }
+
+    async fn unmap(&self, n: usize, at: u64, blocks: u64) -> Result<(), Failure> {
+        let ranges = vec![Blocks::new(Lba(at), blocks)];
+        self.execute(n, Request::Unmap { ranges }).await.map(drop)
+    }
+
+    async fn read(&self, n: usize, at: u64, blocks: u64) -> Result<Vec<u8>, Failure> {
+        self.execute(n, Request::Read { range: Blocks::new(Lba(at), blocks) }).await
+    }
+
+    /// What both nodes read, which is the same.
+    async fn reads(&self, at: u64, blocks: u64) -> Result<Vec<u8>, String> {
+        let first = self.read(0, at, blocks).await.map_err(|e| format!("{e:?}"))?;
+        let second = self.read(1, at, blocks).await.map_err(|e| format!("{e:?}"))?;
+        if first == second { Ok(first) } else { Err(format!("blocks from {at} on differ")) }
+    }
+
+    /// That the copies are equal, all of them.
+    async fn equal(&self) -> Result<(), String> {
+        let primary = self.store.0.record.borrow().primary;
+        let node = self.nodes.iter().find(|n| n.id == primary).ok_or("no primary")?;
+        let mirror = node.open.borrow()[0].0.clone();
+        let work = node.host.run(move |_| async move { mirror.verify(None).await });
+        let verified = work.join().await.ok_or("it crashed")?.map_err(|e| e.to_string())?;
+        match verified.differences.is_empty() && verified.unreadable == 0 {
+            true => Ok(()),
+            false => Err(format!("{verified:?}")),
+        }
+    }
+}
+
+const FULL: Failure = Failure::Device(Error::NoSpace);
+
+/// Blocks of a write that was refused: each holds what it held before, or what was written.
+fn is_old_or_new(found: &[u8], new: u8) -> bool {
+    let uniform = |block: &[u8]| block.iter().all(|b| *b == 0) || block.iter().all(|b| *b == new);
+    found.chunks(BLOCK).all(uniform)
+}
+
+async fn refused_by_both(world: World) -> Result<(), String> {
+    let pair = Pair::begin(&world).await?;
+    pair.write(0, 0, 64, 1).await.map_err(|e| format!("{e:?}"))?;
+    let epoch = pair.epoch();
+    // Not the same of both: a write that one has in part the other has in a smaller part.
+    pair.leave_room(0, Some(3));
+    pair.leave_room(1, Some(2));
+    for (n, at, value) in [(1, 200, 2), (0, 300, 3), (1, 400, 4), (0, 500, 5)] {
+        assert_eq!(pair.write(n, at, 8, value).await, Err(FULL), "at node {n}");
+        let found = pair.reads(at, 8).await?;
+        assert!(is_old_or_new(&found, value), "blocks from {at} on");
+    }
+    let compare = pair.data(1, &[0; BLOCK]).await;
+    let write = pair.data(1, &[9; BLOCK]).await;
+    let request = Request::CompareAndWrite { at: Lba(600), compare, write, fua: false };
+    assert_eq!(pair.execute(1, request).await, Err(FULL));
+    let range = Blocks::new(Lba(700), 64);
+    let zeroes = Request::Zero { range, unmap: false, fua: false };
+    assert_eq!(pair.execute(1, zeroes).await, Err(FULL));
+    assert_eq!(pair.reads(700, 64).await?, vec![0; 64 * BLOCK]);
+    // What needs no space goes on.
+    for n in [0, 1] {
+        assert_eq!(pair.write(n, 10, 8, 6).await, Ok(()), "at node {n}");
+        assert_eq!(pair.reads(10, 8).await?, vec![6; 8 * BLOCK]);
+    }
+    // What is freed can be written again, at either node, and no more than that.
+    pair.unmap(1, 0, 8).await.map_err(|e| format!("{e:?}"))?;
+    assert_eq!(pair.write(0, 800, 4, 7).await, Ok(()));
+    assert_eq!(pair.write(1, 804, 4, 7).await, Ok(()));
+    assert_eq!(pair.reads(800, 8).await?, vec![7; 8 * BLOCK]);
+    assert_eq!(pair.write(1, 900, 8, 8).await, Err(FULL));
+    tokio::time::sleep(A_WHILE).await;
+    assert!(pair.is_whole() && pair.epoch() == epoch, "neither copy has left");
+    pair.equal().await
+}
+
+#[test]
+fn what_neither_copy_has_space_for_is_refused_at_either_node_and_both_stay_in_sync() {
+    for seed in 0..10 {
+        let outcome = run(Setup::new(seed), refused_by_both);
+        outcome.result.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+    }
+}
+
+/// Many writes at once: near the end of the space each copy takes others of them.
+async fn refused_by_each(world: World) -> Result<(), String> {
+    let pair = Pair::begin(&world).await?;
+    let epoch = pair.epoch();
+    pair.leave_room(0, Some(40));
+    pair.leave_room(1, Some(40));
+    let mut clients = Vec::new();
+    for client in 0..8_u64 {
+        let pair = Rc::clone(&pair);
+        clients.push(tokio::task::spawn_local(async move {
+            let mut refused = 0;
+            for turn in 0..10 {
+                let at = 100 * client + 8 * turn;
+                let node = usize::try_from((client + turn) % 2).expect("two nodes");
+                match pair.write(node, at, 3, 1).await {
+                    Ok(()) => {}
+                    Err(e) if e == FULL => refused += 1,
+                    Err(e) => return Err(format!("{e:?}")),
+                }
+                let found = pair.reads(at, 3).await?;
+                assert!(is_old_or_new(&found, 1), "blocks from {at} on");
+            }
+            Ok(refused)
+        }));
+    }
+    let mut refused = 0;
+    for client in clients {
+        refused += client.await.map_err(|e| e.to_string())??;
+    }
+    assert!(refused > 0, "there is room for half of it");
+    tokio::time::sleep(A_WHILE).await;
+    assert!(pair.is_whole() && pair.epoch() == epoch, "neither copy has left");
+    pair.equal().await
+}
+
+#[test]
+fn copies_that_fill_up_under_many_writes_stay_in_sync() {
+    for seed in 0..10 {
+        let outcome = run(Setup::new(seed), refused_by_each);
+        outcome.result.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+    }
+}
+
+/// One copy is full, and the other has room: that goes on, and the full one is back when it has room again.
+async fn full_at_one(world: World) -> Result<(), String> {
+    let pair = Pair::begin(&world).await?;
+    for full in [1, 0] {
+        pair.leave_room(full, Some(2));
+        let (other, at) = (1 - full, 100 + 200 * full as u64);
+        assert_eq!(pair.write(other, at, 32, 3).await, Ok(()));
+        until("the full one is out", PATIENCE, || !pair.is_whole() && pair.serves(other)).await?;
+        assert_eq!(pair.write(other, at + 50, 32, 4).await, Ok(()));
+        pair.leave_room(full, None);
+        until("it is back", PATIENCE, || pair.is_whole()).await?;
+        assert_eq!(pair.reads(at, 32).await?, vec![3; 32 * BLOCK]);
+        assert_eq!(pair.reads(at + 50, 32).await?, vec![4; 32 * BLOCK]);
+    }
+    pair.equal().await
+}
+
+#[test]
+fn a_full_copy_leaves_the_volume_to_one_with_room_and_comes_back_with_its_own() {
+    for seed in 0..3 {
+        let outcome = run(Setup::new(seed), full_at_one);
+        outcome.result.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+    }
+}
+
+/// One copy is out, and gets room; the other one is full now, and a client tries again and again to write there.
+async fn hammered(world: World) -> Result<(), String> {
+    let pair = Pair::begin(&world).await?;
+    pair.leave_room(1, Some(2));
+    assert_eq!(pair.write(0, 100, 32, 3).await, Ok(()));
+    until("the full one is out", PATIENCE, || !pair.is_whole() && pair.serves(0)).await?;
+    pair.leave_room(0, Some(0));
+    pair.leave_room(1, None);
+    let client = async {
+        loop {
+            match pair.write(0, 400, 8, 4).await {
+                Err(e) if e == FULL => tokio::time::sleep(Duration::from_millis(5)).await,
+                other => return other,
+            }
+        }
+    };
+    let ended = tokio::time::timeout(PATIENCE, client).await;
+    // It was brought in sync, and the volume goes on with it.
+    let ended = ended.map_err(|_| "the one with room does not come back")?;
+    assert!(matches!(ended, Ok(()) | Err(Failure::Device(Error::Fenced))), "{ended:?}");
+    until("the one with room goes on", PATIENCE, || !pair.is_whole() && pair.serves(1)).await?;
+    assert_eq!(pair.write(1, 500, 32, 5).await, Ok(()));
+    pair.leave_room(0, None);
+    until("both are back", PATIENCE, || pair.is_whole()).await?;
+    assert_eq!(pair.reads(100, 32).await?, vec![3; 32 * BLOCK]);
+    assert!(is_old_or_new(&pair.reads(400, 8).await?, 4));
+    assert_eq!(pair.reads(500, 32).await?, vec![5; 32 * BLOCK]);
+    pair.equal().await
+}
+
+#[test]
+fn a_copy_with_room_comes_back_while_a_client_tries_again_and_again_at_a_full_one() {
+    for seed in 0..5 {
+        let outcome = run(Setup::new(seed), hammered);
+        outcome.result.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+    }
+}
