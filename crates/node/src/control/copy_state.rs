@@ -1,6 +1,6 @@
 //! What state the copies of a volume are in, why one is not in sync, and what helps.
 
-use api::{CopyState, Finding, Severity, VolumeCopy};
+use api::{Backing, CopyState, Finding, Severity, VolumeCopy};
 use cluster::identity::Role;
 use cluster::nodes::NodeView;
 use layers::mirror::record::Record;
@@ -85,7 +85,10 @@ impl Together {
     fn trouble(&self, record: &VolumeRecord, place: &Place, state: &CopyState) -> Option<Trouble> {
         let (node, name) = (self.name(place.node), &record.name);
         match state {
-            CopyState::InSync => self.failing_disk(record, place.node),
+            CopyState::InSync => {
+                let full = self.seen(place.node, record.id).is_some_and(|seen| seen.full);
+                self.failing_disk(record, place.node).or_else(|| full.then(|| self.full(place)))
+            }
             CopyState::Leaving => self.going(record, place),
             CopyState::Resyncing { .. } => {
                 let refused = self.seen(place.node, record.id).and_then(refusal);
@@ -187,6 +190,10 @@ impl Together {
                 format!("node {called} opens it again by itself when the disk answers; {disk}"),
             );
         }
+        if let Some(place) = record.place(node).filter(|_| seen.full) {
+            let (full, room) = self.lacks_space(place);
+            return Trouble::new(full, format!("{room}: it is tried again within a minute"));
+        }
         if let Some(refused) = refusal(seen) {
             return Trouble::new(refused, format!("it is tried again within a minute; {disk}"));
         }
@@ -228,6 +235,35 @@ impl Together {
                 format!("it is tried again within a minute; the log of node {leads} says more"),
             ),
             None => Trouble::new(format!("{leads} is about to bring it in sync"), BY_ITSELF),
+        }
+    }
+
+    /// That a copy which is in sync has no space for more.
+    fn full(&self, place: &Place) -> Trouble {
+        let (full, room) = self.lacks_space(place);
+        let why = format!("{full}: writes that need more space are refused");
+        let next = format!(
+            "{room}, or free space in the volume (fstrim on its initiators): writes go on by themselves then"
+        );
+        Trouble::new(why, next)
+    }
+
+    /// That there is no space where a copy lies, and where to make some.
+    fn lacks_space(&self, place: &Place) -> (String, String) {
+        let node = self.name(place.node);
+        match &place.backing {
+            Backing::File { path } => (
+                format!("the file system of {} is full (no space left)", path.display()),
+                format!("make room in that file system on node {node}"),
+            ),
+            Backing::Device { path } => (
+                format!("{} is full (no space left)", path.display()),
+                format!("give that device more space on node {node}"),
+            ),
+            Backing::Pool { pool } => (
+                format!("pool {pool} is full (no space left)"),
+                format!("add disks on node {node}: windrose pool add {pool} DISK"),
+            ),
         }
     }
 

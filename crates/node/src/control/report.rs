@@ -73,6 +73,9 @@ pub struct SeenMirror {
     /// What its disk has refused, if it has not served since.
     #[serde(default)]
     pub refused: Option<String>,
+    /// Whether it has had no space for a write within the last minute, and has no room yet.
+    #[serde(default)]
+    pub full: bool,
     /// Why nothing is read or written there any more before its image is opened anew.
     #[serde(default)]
     pub lost: Option<String>,
@@ -221,6 +224,7 @@ impl Progress {
             why: why.as_ref().map(|why| super::why::sentence(why, &named)),
             next,
             refused: refused.map(|error| error.to_string()),
+            full: mirror.status.full,
             lost: mirror.status.lost.map(|loss| super::why::loss(loss).to_owned()),
             failed_reads: mirror.status.failed_reads,
             reservations: report.reservations.map(|error| error.to_string()),

@@ -330,6 +330,35 @@ const COPIES: &[Row] = &[
         ],
     },
     Row {
+        is: "a copy is out as its file system is full",
+        facts: || {
+            let refused = Some("no space left".to_owned());
+            without_b(SeenMirror { refused, full: true, ..idle("failed") })
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[(
+            "the one on b is outdated: the file system of /v/v is full",
+            "make room in that file system on node b: it is tried again within a minute",
+        )],
+    },
+    Row {
+        is: "both copies are full",
+        facts: || {
+            let full = SeenMirror { full: true, ..serves() };
+            seen(A, &[A, B], &[(A, full.clone()), (B, full)])
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[
+            (
+                "the copy on a: the file system of /v/v is full (no space left): writes that need more space are refused",
+                "make room in that file system on node a, or free space in the volume",
+            ),
+            ("the copy on b: the file system of /v/v is full", "writes go on by themselves then"),
+        ],
+    },
+    Row {
         is: "every read of a copy fails, and the other one answers",
         facts: || {
             let failing = SeenMirror { failed_reads: 77, ..serves() };
