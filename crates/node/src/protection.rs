@@ -7,7 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ::cluster::authority::{Authority, AuthorityError};
+use ::cluster::authority::{Authority, AuthorityError, NodeCertificate};
 use ::cluster::file;
 use ::cluster::identity::Protection;
 use ::cluster::pin;
@@ -110,17 +110,48 @@ fn sign(
     made.and_then(|()| fs::set_permissions(directory, fs::Permissions::from_mode(0o700)))
         .map_err(|why| refused(directory, why))?;
     let signed = authority.sign(name, addresses(config))?;
-    let write = |name: &str, text: &str| {
-        let path = directory.join(name);
-        let written = file::write_raw(&path, text.as_bytes());
-        written.map_err(|why| refused(&path, why)).map(|()| path)
-    };
-    // The key last: a certificate is never beside another one's key for longer than a moment, and before anybody reads them.
-    Ok(ClusterTls {
-        ca: write("ca.crt", authority.certificate())?,
-        cert: write("node.crt", &signed.certificate)?,
-        key: write("node.key", &signed.key)?,
-    })
+    let [ca, cert, key] = ["ca.crt", "node.crt", "node.key"].map(|name| directory.join(name));
+    let files = ClusterTls { ca, cert, key };
+    match write(&files, authority, &signed) {
+        Ok(()) => Ok(files),
+        // A full disk keeps no node from starting again. What may be missing in them is an address that is new.
+        Err((path, error)) if is_of(authority, &files) => {
+            tracing::warn!(
+                path = %path.display(), %error,
+                "a new certificate of this node cannot be written: it goes on with the last one"
+            );
+            Ok(files)
+        }
+        Err((path, why)) => Err(refused(&path, why)),
+    }
+}
+
+/// Writes them as nearly at once as can be: nothing of what was there is touched before all are on the disk.
+fn write(
+    files: &ClusterTls,
+    authority: &Authority,
+    signed: &NodeCertificate,
+) -> Result<(), (PathBuf, io::Error)> {
+    let next = |path: &Path| path.with_added_extension("next");
+    let all = [
+        (&files.ca, authority.certificate()),
+        (&files.cert, &*signed.certificate),
+        (&files.key, &*signed.key),
+    ];
+    for (path, text) in all {
+        let path = next(path);
+        file::write_raw(&path, text.as_bytes()).map_err(|why| (path, why))?;
+    }
+    for (path, _) in all {
+        fs::rename(next(path), path).map_err(|why| (path.clone(), why))?;
+    }
+    Ok(())
+}
+
+/// Whether these are there, fit together, and are of this authority.
+fn is_of(authority: &Authority, files: &ClusterTls) -> bool {
+    let ca = fs::read_to_string(&files.ca);
+    ca.is_ok_and(|ca| ca == authority.certificate()) && peer_tls(files).is_ok()
 }
 
 /// Where others reach this node and its member of the store, and what connections of it may come from: members of the store
@@ -263,7 +294,15 @@ mod tests {
         peer_tls(&files).unwrap();
         let first = fs::read(&files.cert).unwrap();
         peer_tls(&made()).unwrap();
-        assert_ne!(fs::read(&files.cert).unwrap(), first, "signed anew at each start");
+        let second = fs::read(&files.cert).unwrap();
+        assert_ne!(second, first, "signed anew at each start");
+        // What cannot be written does not keep it from starting, as long as there is one.
+        fs::create_dir(dir.path().join("tls/node.key.next.new")).unwrap();
+        assert_eq!((made(), fs::read(&files.cert).unwrap()), (files.clone(), second));
+        peer_tls(&files).unwrap();
+        let other = Protection::Own(Authority::new().unwrap());
+        let refused = certificates(&other, "a", &config, dir.path()).unwrap_err().to_string();
+        assert!(refused.contains("node.key.next"), "{refused}");
     }
 
     #[test]
