@@ -50,6 +50,15 @@ const FIRST_LOOK: Duration = Duration::from_secs(2);
 const ASK_AGAIN: Duration = Duration::from_secs(10);
 const RIVAL: Duration = Duration::from_secs(30);
 
+/// What etcd says while it takes in a member, which ends by itself in seconds, and what that means.
+const TAKES_IN: [(&str, &str); 2] = [
+    (
+        "unhealthy cluster",
+        "the store takes in one member after the other, and the last one is not up for long enough yet",
+    ),
+    ("in sync with leader", "this node's member of the store catches up with the others"),
+];
+
 /// Why a node does not get on with becoming what it is to be.
 #[derive(Debug, thiserror::Error)]
 pub enum PartError {
@@ -268,6 +277,10 @@ impl Part {
 
     /// Why it does not get on, with what helps if that is known.
     pub(crate) fn explain(&self, error: &PartError) -> String {
+        let said = error.to_string();
+        if let Some((_, means)) = TAKES_IN.iter().find(|(says, _)| said.contains(says)) {
+            return (*means).to_owned();
+        }
         let joins = self.identity().stage == Stage::Joining;
         match error {
             PartError::Join(JoinError::Store(MetaError::Unreachable { .. })) if joins => format!(
@@ -275,7 +288,7 @@ impl Part {
                  windrose cluster leave --force here, and join with a new token (windrose cluster token at a node of \
                  the cluster)"
             ),
-            error => error.to_string(),
+            _ => said,
         }
     }
 

@@ -25,6 +25,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Pause before a node that waits for approval asks again.
 const ASK_AGAIN: Duration = Duration::from_secs(2);
 
+/// How long the same is waited for before that is told: a store and its members take a moment to start.
+const MOMENT: Duration = Duration::from_secs(2);
+
 /// Pause between two looks.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -177,7 +180,7 @@ async fn join(remote: &Remote, token: &TokenArgs, role: NodeRole) -> Result<(), 
 /// Waits until the node, whose inside begins again, is what it is to be and serves.
 async fn settled(remote: &Remote, wanted: ClusterStage) -> Result<(), Failure> {
     let deadline = Instant::now() + PATIENCE;
-    let mut said = None;
+    let (mut waits, mut told) = (None, None);
     loop {
         let waits_for = match look(remote).await {
             Ok((cluster, true)) if cluster.stage == wanted => {
@@ -188,12 +191,21 @@ async fn settled(remote: &Remote, wanted: ClusterStage) -> Result<(), Failure> {
             Err(CallError::Unreachable { .. } | CallError::Protocol { .. }) => None,
             Err(error @ CallError::Refused(_)) => return Err(error.into()),
         };
-        if waits_for.is_some() && waits_for != said {
-            tell(&format!("windrose: waiting: {}", waits_for.as_deref().unwrap_or_default()));
-            said.clone_from(&waits_for);
+        if let Some(what) = waits_for
+            && waits.as_ref().is_none_or(|(known, _)| *known != what)
+        {
+            waits = Some((what, Instant::now()));
+        }
+        if let Some((what, since)) = &waits
+            && since.elapsed() >= MOMENT
+            && told.as_ref() != Some(what)
+        {
+            tell(&format!("windrose: waiting: {what}"));
+            told = Some(what.clone());
         }
         if Instant::now() > deadline {
-            let why = waits_for.or(said).unwrap_or_else(|| "the node does not answer yet".into());
+            let why = waits.map(|(what, _)| what);
+            let why = why.unwrap_or_else(|| "the node does not answer yet".into());
             return Err(Failure::new(FAILED, format!("not done after {PATIENCE:?}: {why}")).hint(
                 "the node tries on by itself; `windrose cluster nodes` shows how far it is",
             ));

@@ -11,4 +11,5 @@ mod node;
 mod records;
 mod recovery;
 mod repair;
+mod stranger;
 mod truth;

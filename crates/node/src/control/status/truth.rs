@@ -2,6 +2,10 @@
 //! says, how `windrose status` ends, what `windrose volume list` and the metrics show. Whatever is wrong is told with its
 //! reason and the next step.
 
+mod clients;
+mod members;
+mod pools;
+
 use std::time::Duration;
 
 use api::{CopyState, UnreadableBytes, VolumeState};
@@ -13,7 +17,7 @@ use peer::{Incarnation, NodeId};
 
 use super::tests::{core, facts, open, volume, with_space};
 use super::*;
-use crate::control::members::{self, Store};
+use crate::control::members::Store;
 use crate::control::report::{MissingCopy, NodeReport, Resync, SeenMirror, Unread};
 use crate::control::view::volume_state;
 use crate::engine::{GuestReport, PoolDiskState};
@@ -74,7 +78,7 @@ fn seen(me: NodeId, in_sync: &[NodeId], told: &[(NodeId, SeenMirror)]) -> Facts 
     };
     let mut reports: std::collections::BTreeMap<_, _> = told.iter().map(report).collect();
     reports.entry(me).or_default();
-    let node = |id: NodeId, name| members::tests::node(id.0, name, true);
+    let node = |id: NodeId, name| crate::control::members::tests::node(id.0, name, true);
     facts.together = Some(Together {
         me,
         nodes: [node(A, "a"), node(B, "b"), node(W, "w")].into(),
@@ -138,7 +142,7 @@ fn without_node_b() -> Facts {
     let mut facts = seen(A, &[A], &[(A, serves())]);
     facts.volumes[0].0.record.remove_place(B);
     cluster(&mut facts).nodes.remove(&B);
-    let (c, mut view) = members::tests::node(4, "c", false);
+    let (c, mut view) = crate::control::members::tests::node(4, "c", false);
     view.record.drained = true;
     cluster(&mut facts).nodes.insert(c, view);
     cluster(&mut facts).nodes.get_mut(&W).unwrap().record.role = ::cluster::identity::Role::Witness;
@@ -160,7 +164,7 @@ fn repaired() -> Facts {
     let record = &mut facts.volumes[0].0.record;
     record.places[1].stage = PlaceStage::Superseded;
     record.add_place(place(c, "v"));
-    let (_, view) = members::tests::node(4, "c", true);
+    let (_, view) = crate::control::members::tests::node(4, "c", true);
     cluster(&mut facts).nodes.insert(c, view);
     set_alive(&mut facts, B, false);
     facts
@@ -464,7 +468,7 @@ const COPIES: &[Row] = &[
         is: "the node of a copy was taken out for good, and another one can keep a copy",
         facts: || {
             let mut facts = without_node_b();
-            let (c, view) = members::tests::node(4, "c", true);
+            let (c, view) = crate::control::members::tests::node(4, "c", true);
             cluster(&mut facts).nodes.insert(c, view);
             facts
         },
@@ -1090,6 +1094,21 @@ fn the_store() {
 #[test]
 fn disks_pools_and_space_of_a_node_by_itself() {
     DISKS.iter().for_each(check);
+}
+
+#[test]
+fn pools_of_disks() {
+    pools::POOLS.iter().for_each(check);
+}
+
+#[test]
+fn what_clients_prove() {
+    clients::CLIENTS.iter().for_each(check);
+}
+
+#[test]
+fn members_of_the_store_and_their_nodes() {
+    members::MEMBERS.iter().for_each(check);
 }
 
 /// What a copy lacks is shown beside it, with the same reason.

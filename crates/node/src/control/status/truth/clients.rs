@@ -1,0 +1,120 @@
+//! What clients prove, and who they are.
+
+use std::net::IpAddr;
+
+use target::guesses::{Failing, Method as Proof};
+use target::{Clients, SharedName};
+
+use super::*;
+
+fn locked(method: Method) -> Facts {
+    let volume = "v".parse().unwrap();
+    Facts { locked: vec![Locked { volume, method, why: "no key".into() }], ..alone(open()) }
+}
+
+/// Somebody fails to prove who it is.
+fn failing(method: Proof) -> Facts {
+    let mut facts = reported(|_| {});
+    let failing = Failing {
+        address: IpAddr::from([192, 0, 2, 7]),
+        method,
+        name: "iqn.a".into(),
+        target: facts.volumes[0].0.record.iscsi_target.clone(),
+        times: 40,
+        ago: Duration::from_secs(3),
+    };
+    let clients = Clients { failing: vec![failing], ..Clients::default() };
+    match method {
+        Proof::Token => facts.api_clients = clients,
+        _ => facts.cores[0].clients = clients,
+    }
+    facts
+}
+
+pub(super) const CLIENTS: &[Row] = &[
+    Row {
+        is: "the CHAP secrets of a volume cannot be read",
+        facts: || locked(Method::Chap),
+        verdict: UNAVAILABLE,
+        shown: ONLINE,
+        told: &[(
+            "its CHAP secrets cannot be read: no key",
+            "windrose volume chap v USER:SECRET-FILE",
+        )],
+    },
+    Row {
+        is: "the secrets of its NVMe hosts cannot be read",
+        facts: || locked(Method::Dhchap),
+        verdict: UNAVAILABLE,
+        shown: ONLINE,
+        told: &[(
+            "its secrets of NVMe hosts cannot be read",
+            "windrose volume dhchap v --host NQN",
+        )],
+    },
+    Row {
+        is: "the TLS keys of its NVMe hosts cannot be read",
+        facts: || locked(Method::Tls),
+        verdict: UNAVAILABLE,
+        shown: ONLINE,
+        told: &[(
+            "its TLS keys of NVMe hosts cannot be read",
+            "windrose volume tls v --host NQN --key",
+        )],
+    },
+    Row {
+        is: "a host guesses CHAP secrets",
+        facts: || failing(Proof::Chap),
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[(
+            "192.0.2.7 (as iqn.a) does not prove by CHAP who it is: 40 times",
+            "windrose volume chap v USER:SECRET-FILE; else keep 192.0.2.7 out in the firewall",
+        )],
+    },
+    Row {
+        is: "a host guesses DH-HMAC-CHAP secrets",
+        facts: || failing(Proof::Dhchap),
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[(
+            "does not prove by DH-HMAC-CHAP",
+            "windrose volume dhchap v --host NQN --secret FILE",
+        )],
+    },
+    Row {
+        is: "a host guesses TLS keys",
+        facts: || failing(Proof::Tls),
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("does not prove by a TLS key", "windrose volume tls v --host NQN --key FILE")],
+    },
+    Row {
+        is: "somebody guesses the token of the API",
+        facts: || failing(Proof::Token),
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("who it is: 40 times", "windrose --token-file FILE")],
+    },
+    Row {
+        is: "two hosts have one initiator name",
+        facts: || {
+            let mut facts = reported(|_| {});
+            let shared = SharedName {
+                initiator: "iqn.a".into(),
+                target: facts.volumes[0].0.record.iscsi_target.clone(),
+                addresses: [7, 8].map(|n| IpAddr::from([192, 0, 2, n])),
+                times: 90,
+                ago: Duration::from_secs(1),
+            };
+            facts.cores[0].clients.shared_names = vec![shared];
+            facts
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[(
+            "the hosts at 192.0.2.7 and 192.0.2.8 have one initiator name, iqn.a",
+            "windrose volume allow v NAME",
+        )],
+    },
+];

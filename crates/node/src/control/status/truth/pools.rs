@@ -1,0 +1,140 @@
+//! Pools of disks.
+
+use super::*;
+use api::Rebuild;
+
+use crate::control::pools::PoolObserved;
+use crate::engine::{BackingError, LostRange};
+
+/// With a pool in which its volume is, and what is known of it.
+fn pool(change: impl FnOnce(&mut PoolFacts)) -> Facts {
+    let mut facts = pooled(|_| {});
+    change(&mut facts.pools[0]);
+    facts
+}
+
+fn range(facts: &Facts) -> LostRange {
+    let volume = facts.volumes[0].0.record.id;
+    LostRange { volume, start: layers::file::LABEL_AREA_BYTES + 4096, bytes: 8192 }
+}
+
+pub(super) const POOLS: &[Row] = &[
+    Row {
+        is: "the pool cannot be opened",
+        facts: || {
+            let mut facts = pool(|pool| {
+                let why = BackingError::refused("2 of 3 disks are not there");
+                (pool.observed, pool.report) = (PoolObserved::Broken(why), None);
+            });
+            facts.volumes[0].1 = Observed::Broken { reason: "pool tank is not open".into() };
+            facts
+        },
+        verdict: UNAVAILABLE,
+        shown: OFFLINE,
+        told: &[
+            ("it is offline: 2 of 3 disks are not there", "windrose pool open tank --without DISK"),
+            ("pool tank is not open", "the node tries again every 30 seconds"),
+        ],
+    },
+    Row {
+        is: "more disks are out than the level bears",
+        facts: || {
+            pooled(|pool| {
+                pool.bears = None;
+                pool.volumes.iter_mut().for_each(|volume| volume.bears = None);
+                pool.disks.iter_mut().take(2).for_each(|disk| disk.state = PoolDiskState::Out);
+            })
+        },
+        verdict: UNAVAILABLE,
+        shown: ONLINE,
+        told: &[
+            (
+                "is lost",
+                "bring back the disks that are out, or restore those volumes from a backup",
+            ),
+            ("disk S0 at /dev/sd0 is out", "windrose pool replace tank S0 --with DISK"),
+            ("disk S1 at /dev/sd1 is out", "windrose pool replace tank S1 --with DISK"),
+        ],
+    },
+    Row {
+        is: "blocks are lost",
+        facts: || {
+            let mut facts = pooled(|_| {});
+            let lost = range(&facts);
+            facts.pools[0].report.as_mut().unwrap().lost = vec![lost];
+            facts
+        },
+        verdict: UNAVAILABLE,
+        shown: ONLINE,
+        told: &[("are lost, as no disk gives them back", "restore them from a backup")],
+    },
+    Row {
+        is: "a scrub could not repair blocks",
+        facts: || {
+            let mut facts = pooled(|_| {});
+            let wrong = range(&facts);
+            facts.pools[0].report.as_mut().unwrap().unrepaired = vec![wrong];
+            facts
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("could not be repaired by a scrub", "windrose pool clear tank")],
+    },
+    Row {
+        is: "a scrub could not repair more than is remembered",
+        facts: || pooled(|pool| pool.forgets_unrepaired = true),
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("more ranges than are remembered", "windrose pool scrub tank")],
+    },
+    Row {
+        is: "a disk is being rebuilt",
+        facts: || {
+            pool(|pool| {
+                pool.rebuild = Some(Rebuild { left_pieces: 3, all_pieces: 9, eta_s: Some(61) });
+            })
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("3 of 9 pieces left, about 2 min", "ends by itself")],
+    },
+    Row {
+        is: "a disk that is to be removed has nowhere to go",
+        facts: || {
+            pooled(|pool| {
+                (pool.disks[0].state, pool.disks[0].is_stranded) = (PoolDiskState::Leaving, true);
+            })
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("there is no room on the others", "windrose pool")],
+    },
+    Row {
+        is: "a disk fails reads",
+        facts: || pooled(|pool| pool.disks[0].read_errors = 2),
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("2 reads", "windrose pool replace tank S0")],
+    },
+    Row {
+        is: "the file of a pool is damaged",
+        facts: || Facts { damaged_pools: vec!["/v/pools/zoo.json: torn".into()], ..alone(open()) },
+        verdict: UNAVAILABLE,
+        shown: ONLINE,
+        told: &[("/v/pools/zoo.json: torn", "repair the file, and restart the node")],
+    },
+    Row {
+        is: "a pool is full",
+        facts: || {
+            let mut facts = pooled(|_| {});
+            let volumes = vec![facts.volumes[0].0.record.id];
+            let name = "tank".parse().unwrap();
+            facts.space.pools = vec![PoolSpace { name, bytes: 100 << 30, free: 0, volumes }];
+            facts.low_space_percent = 0;
+            facts
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("it is full: thin volumes may still take", "windrose pool add tank DISK")],
+    },
+];
