@@ -105,7 +105,8 @@ fn mount(path: &Path, mib: u64) -> Result<()> {
     if !namespace::inside() {
         return skip("a file system can only be mounted in a namespace");
     }
-    let size = format!("size={mib}m");
+    // What others can write to is refused.
+    let size = format!("size={mib}m,mode=700");
     must(Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(path))?;
     let probe = path.join("probe");
     let direct = i32::try_from(OFlags::DIRECT.bits()).context("an odd flag")?;
