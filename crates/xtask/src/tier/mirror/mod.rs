@@ -6,6 +6,7 @@
 
 mod clock;
 mod faults;
+mod full;
 mod load;
 mod moves;
 mod past;

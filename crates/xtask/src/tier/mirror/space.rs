@@ -1,7 +1,8 @@
-//! A file system that is full at one node: the volume goes on at the other, and all comes back when there is room again.
+//! A file system that is full at one node: the volume goes on at the other, and all comes back when there is room again. Where
+//! that of the other node is full too, both stay in sync (`full`).
 
 use super::{
-    HOLD, blocks, describe,
+    HOLD, blocks, describe, full,
     load::{clients, touch, under_load, verify},
     longest,
     scenarios::Pause,
@@ -25,13 +26,13 @@ use std::{
 };
 
 /// Smaller than the volume whose copy is there, in MiB.
-const ROOM_MIB: u64 = 24;
+pub(super) const ROOM_MIB: u64 = 24;
 /// Beside what a node has: etcd makes two files of 64 MiB before it writes to them.
 const MORE_ROOM_MIB: u64 = 256;
 const SIZE: &str = "64MiB";
 /// Where a node keeps everything, and where its images.
 const DATA: &str = "data";
-const VOLUMES: &str = "data/volumes";
+pub(super) const VOLUMES: &str = "data/volumes";
 /// Blocks where nobody has written before: those of turn 0 begin here.
 const FRESH: u64 = 65_536;
 const FRESH_BLOCKS: u64 = 8192;
@@ -40,7 +41,7 @@ const SPARE: u64 = FRESH + 3 * FRESH_BLOCKS;
 const SPARE_BLOCKS: u64 = 2048;
 const SPARES: u64 = 16;
 /// How long the node may take to say what is wrong.
-const SAYING: Duration = Duration::from_secs(20);
+pub(super) const SAYING: Duration = Duration::from_secs(20);
 
 /// The tests, on a cluster without a volume.
 pub(super) fn run(house: &House, cluster: &mut Cluster) {
@@ -49,12 +50,16 @@ pub(super) fn run(house: &House, cluster: &mut Cluster) {
         volume = Some(prepare(cluster)?);
         Ok(())
     });
+    let mut passed = prepared;
+    if let Some(volume) = volume.as_ref().filter(|_| passed) {
+        let name = "a full disk at both nodes: initiators of either are told 7/27/07, and both copies stay in sync";
+        passed = house.check(name, || full::test(cluster, volume));
+    }
     let turns = [
         ("a full disk of a member, and one that has room again", VOLUMES, A),
         ("a full disk of the primary, and one that has room again", VOLUMES, B),
         ("a full disk with all that a node has, its member of the store too", DATA, B),
     ];
-    let mut passed = prepared;
     for ((name, full, primary), turn) in turns.into_iter().zip(0..) {
         let Some(volume) = volume.as_ref().filter(|_| passed) else { break };
         let mut figures = String::new();
@@ -101,7 +106,7 @@ fn gather(cluster: &mut Cluster) -> Result<()> {
 }
 
 /// Puts a small file system at `path`; it goes with the namespace.
-fn mount(path: &Path, mib: u64) -> Result<()> {
+pub(super) fn mount(path: &Path, mib: u64) -> Result<()> {
     if !namespace::inside() {
         return skip("a file system can only be mounted in a namespace");
     }
@@ -178,7 +183,7 @@ fn await_full_again(cluster: &Cluster, volume: &Mirrored, filler: &mut File) -> 
 }
 
 /// Writes to a file until nothing more fits.
-fn fill(file: &mut File) -> Result<()> {
+pub(super) fn fill(file: &mut File) -> Result<()> {
     let mut piece = &[1; 1 << 20][..];
     while !piece.is_empty() {
         match file.write(piece) {
