@@ -12,7 +12,7 @@ use peer::NodeId;
 use uuid::Uuid;
 
 use super::Control;
-use crate::engine::PoolReport;
+use crate::engine::{PoolDiskState, PoolReport};
 use crate::reconcile::Observed;
 use crate::record::{Stored, VolumeRecord};
 
@@ -52,6 +52,8 @@ pub struct PoolSpace {
     pub bytes: u64,
     /// Those of them that are free.
     pub free: u64,
+    /// Whether a disk of it is out: what is new is kept on fewer disks then, if there is room on those.
+    pub lacks_disk: bool,
     /// The volumes.
     pub volumes: Vec<Uuid>,
 }
@@ -121,7 +123,8 @@ impl Space {
             let taken = report.volumes.iter().filter(|v| ids.contains(&v.id));
             self.taken.extend(taken.map(|v| (v.id, v.allocated_bytes)));
             let (bytes, free) = (report.usable_bytes, report.free_bytes);
-            self.pools.push(PoolSpace { name: name.clone(), bytes, free, volumes });
+            let lacks_disk = report.disks.iter().any(|disk| disk.state == PoolDiskState::Out);
+            self.pools.push(PoolSpace { name: name.clone(), bytes, free, lacks_disk, volumes });
         }
     }
 

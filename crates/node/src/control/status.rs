@@ -400,29 +400,38 @@ fn space_findings(facts: &Facts, findings: &mut Vec<Finding>) {
     for FileSystem { path, bytes, free, volumes } in &facts.space.file_systems {
         let subject = format!("file system of {}", path.display());
         let hint = "make room in it: writes that need space fail when there is none";
-        findings.extend(space_finding(facts, (subject, hint), (*bytes, *free), volumes));
+        findings.extend(space_finding(facts, (subject, hint, FAIL), (*bytes, *free), volumes));
     }
-    for PoolSpace { name, bytes, free, volumes } in &facts.space.pools {
+    for PoolSpace { name, bytes, free, lacks_disk, volumes } in &facts.space.pools {
+        let (add, when_full) = match lacks_disk {
+            true => ("replace the disk that is out, or add disks", GO_ELSEWHERE),
+            false => ("add disks", FAIL),
+        };
         let hint = format!(
-            "add disks: windrose pool add {name} DISK; or delete what is not needed: writes that need space fail when there is none"
+            "{add}: windrose pool add {name} DISK; or delete what is not needed: writes that need space fail when there \
+             is none"
         );
         let subject = format!("pool {name}");
-        findings.extend(space_finding(facts, (subject, &hint), (*bytes, *free), volumes));
+        let said = (subject, &*hint, when_full);
+        findings.extend(space_finding(facts, said, (*bytes, *free), volumes));
     }
 }
 
+/// What becomes of writes that need space where there is none,
+const FAIL: &str = "writes that need space fail";
+/// and in a pool of which a disk is out.
+const GO_ELSEWHERE: &str = "what needs space is kept without the disk that is out, or fails";
+
 fn space_finding(
     facts: &Facts,
-    (subject, hint): (String, &str),
+    (subject, hint, when_full): (String, &str, &str),
     (bytes, free): (u64, u64),
     volumes: &[Uuid],
 ) -> Option<Finding> {
     let promised = thin_promises(facts, volumes);
     if promised > 0 && free < super::space::FULL {
-        let message = format!(
-            "it is full: thin volumes may still take {}, and writes that need space fail",
-            Size(promised)
-        );
+        let message =
+            format!("it is full: thin volumes may still take {}, and {when_full}", Size(promised));
         return Some(finding(Severity::Warning, subject, message, Some(hint)));
     }
     if promised > 0 && free < bytes / 100 * facts.low_space_percent {
@@ -655,7 +664,7 @@ pub(super) mod tests {
         let mut facts = facts(vec![volume("a", open())]);
         let volumes = vec![facts.volumes[0].0.record.id];
         let (name, bytes, free) = ("tank".parse().unwrap(), 100 << 30, 0);
-        facts.space.pools = vec![PoolSpace { name, bytes, free, volumes }];
+        facts.space.pools = vec![PoolSpace { name, bytes, free, lacks_disk: false, volumes }];
         let status = assess(&facts);
         assert_eq!(status.verdict, Verdict::AtRisk);
         assert_eq!(status.findings[0].subject, "pool tank");

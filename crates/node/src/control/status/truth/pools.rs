@@ -18,6 +18,17 @@ fn range(facts: &Facts) -> LostRange {
     LostRange { volume, start: layers::file::LABEL_AREA_BYTES + 4096, bytes: 8192 }
 }
 
+/// With a pool in which nothing is free.
+fn full(lacks_disk: bool) -> Facts {
+    let mut facts = pooled(|_| {});
+    let volumes = vec![facts.volumes[0].0.record.id];
+    let name = "tank".parse().unwrap();
+    let pool = PoolSpace { name, bytes: 100 << 30, free: 0, lacks_disk, volumes };
+    facts.space.pools = vec![pool];
+    facts.low_space_percent = 0;
+    facts
+}
+
 pub(super) const POOLS: &[Row] = &[
     Row {
         is: "the pool cannot be opened",
@@ -125,16 +136,16 @@ pub(super) const POOLS: &[Row] = &[
     },
     Row {
         is: "a pool is full",
-        facts: || {
-            let mut facts = pooled(|_| {});
-            let volumes = vec![facts.volumes[0].0.record.id];
-            let name = "tank".parse().unwrap();
-            facts.space.pools = vec![PoolSpace { name, bytes: 100 << 30, free: 0, volumes }];
-            facts.low_space_percent = 0;
-            facts
-        },
+        facts: || full(false),
         verdict: AT_RISK,
         shown: ONLINE,
-        told: &[("it is full: thin volumes may still take", "windrose pool add tank DISK")],
+        told: &[("and writes that need space fail", "windrose pool add tank DISK")],
+    },
+    Row {
+        is: "a disk of a pool is out, and the others have no room",
+        facts: || full(true),
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("is kept without the disk that is out, or fails", "replace the disk that is out")],
     },
 ];
