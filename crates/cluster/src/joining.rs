@@ -21,7 +21,7 @@ pub enum JoinError {
     #[error(transparent)]
     Store(#[from] MetaError),
     /// The store belongs to another cluster.
-    #[error("the store belongs to another cluster ({found}); use another store, or clear this one")]
+    #[error("the store belongs to another cluster ({found}): each cluster has a store of its own")]
     OtherCluster {
         /// Which one.
         found: uuid::Uuid,
@@ -31,7 +31,7 @@ pub enum JoinError {
     NoCluster,
     /// The store has a key already, with other contents.
     #[error(
-        "the store has {key} already, with other contents; use another store, or clear this one"
+        "the store has {key} already, with other contents: a new cluster takes a new store"
     )]
     Clash {
         /// The key.

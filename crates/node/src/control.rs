@@ -43,6 +43,7 @@ mod status;
 mod steps;
 mod together;
 mod view;
+mod waits;
 mod why;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -83,6 +84,7 @@ use state::State;
 pub use status::{Facts, assess};
 use steps::Records;
 pub use together::Together;
+use waits::Waits;
 
 /// How often broken volumes are tried again.
 const RETRY: Duration = Duration::from_secs(30);
@@ -97,10 +99,11 @@ const PAUSE: Duration = Duration::from_millis(500);
 const MAX_STEPS: usize = 32;
 
 /// What to do about a store that is not trusted, or does not trust this node.
-const DISTRUST: &str = "nothing was changed; the members of the store show certificates of another authority than this \
-    node: of another cluster, or of a store that was made anew (windrose cluster recover). With certificates of yours: \
-    cluster.tls_cert and those of the store's members have to be of the authority in cluster.tls_ca, valid today, and \
-    name the addresses of their machines";
+const DISTRUST: &str = "the members of the store show certificates of another authority than this node's. If its cluster \
+    goes on in a new store, or without this node: `windrose cluster leave --force` here, then `windrose cluster join` \
+    with a new token (`windrose cluster token` at a node of the cluster); images stay where they are. With certificates \
+    of yours: cluster.tls_cert and those of the store's members have to be of the authority in cluster.tls_ca, valid \
+    today, and name the addresses of their machines";
 
 /// What to do about records that cannot be believed.
 pub(crate) const RESTORE: &str = "restore the store from a backup: docs/guides/administration.md, section \
@@ -189,7 +192,7 @@ struct Inner {
     /// What the node is in its cluster, once it is a member.
     membership: OnceLock<Membership>,
     /// What a start waits for, if anything.
-    waits_for: std::sync::Mutex<Option<String>>,
+    waits_for: std::sync::Mutex<Option<Waits>>,
     /// Whether the node's inside is to begin again.
     restart: watch::Sender<bool>,
     /// Held for reading while a volume is created, for writing while the node becomes one of a cluster.
@@ -386,14 +389,18 @@ impl Control {
         let became = loop {
             match part.advance().await {
                 Ok(became) => break became,
-                Err(error) => self.wait_for(Some(part.explain(&error))),
+                Err(error) => {
+                    let (what, identity) = (part.explain(&error), part.identity());
+                    let name = &self.0.settings.name;
+                    self.wait_for(Some(Waits::after(&error, what, &identity, name)));
+                }
             }
             tokio::time::sleep(PAUSE).await;
         };
         let mut tasks = match became {
             Became::Member(membership, tasks) => {
                 while let Err(why) = self.take_seat(&membership).await {
-                    self.wait_for(Some(why));
+                    self.wait_for(Some(Waits::by_itself(why)));
                     tokio::time::sleep(PAUSE).await;
                 }
                 let _ = self.0.membership.set(*membership);
@@ -410,24 +417,28 @@ impl Control {
         }
         *self.0.beneath.lock().unwrap_or_else(PoisonError::into_inner) = tasks;
         while let Err(error) = self.serve().await {
-            self.wait_for(Some(error.to_string()));
+            self.wait_for(Some(Waits::by_itself(error.to_string())));
             tokio::time::sleep(PAUSE).await;
         }
     }
 
     /// Says what a start waits for; logs what is new.
-    fn wait_for(&self, what: Option<String>) {
+    fn wait_for(&self, new: Option<Waits>) {
         let mut waits = self.0.waits_for.lock().unwrap_or_else(PoisonError::into_inner);
-        if *waits != what {
-            if let Some(what) = &what {
-                tracing::info!(what, "the node is not part of its cluster yet");
+        if *waits != new {
+            if let Some(Waits { what, next, .. }) = &new {
+                tracing::info!(what, next, "the node is not part of its cluster yet");
             }
-            *waits = what;
+            *waits = new;
         }
     }
 
-    pub(super) fn waits_for(&self) -> Option<String> {
+    fn waiting(&self) -> Option<Waits> {
         self.0.waits_for.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn waits_for(&self) -> Option<String> {
+        self.waiting().map(|waits| waits.what)
     }
 
     /// Refuses changes from here on, and waits for those that have begun.
@@ -650,9 +661,11 @@ impl Control {
         self.0.state.find(name).ok_or_else(|| {
             if !self.0.state.has_read() {
                 let message = format!("whether there is a volume {name} is not known yet");
-                let why = self.waits_for().map_or_else(
+                let why = self.waiting().map_or_else(
                     || "the node is starting: try again in a moment".to_owned(),
-                    |what| format!("this node waits for its cluster: {what}"),
+                    |Waits { what, next, .. }| {
+                        format!("this node waits for its cluster: {what}. What helps: {next}")
+                    },
                 );
                 return ApiError::new(Code::Unavailable, message).hint(why);
             }
@@ -669,8 +682,7 @@ impl Control {
     {
         let permit = Arc::clone(&self.0.changing).try_read_owned();
         let Some(permit) = permit.ok().filter(|_| self.is_serving()) else {
-            return Err(ApiError::new(Code::Unavailable, "the node is starting or stopping")
-                .hint("try again in a moment"));
+            return Err(self.not_serving());
         };
         let change = async move {
             let answer = change.await;
@@ -694,7 +706,8 @@ fn store_error(e: &MetaError) -> ApiError {
         MetaError::Unreachable { .. } => ApiError::new(Code::Unavailable, e.to_string())
             .hint("nothing was changed; try again when the store answers"),
         MetaError::Untrusted { .. } => {
-            ApiError::new(Code::Unavailable, e.to_string()).hint(DISTRUST)
+            let hint = format!("nothing was changed; {DISTRUST}");
+            ApiError::new(Code::Unavailable, e.to_string()).hint(hint)
         }
         MetaError::Unknown { .. } => ApiError::new(Code::Unavailable, e.to_string())
             .hint("look whether it was done before you try again"),

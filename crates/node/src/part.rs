@@ -95,6 +95,9 @@ pub enum PartError {
     /// The store's member that it runs.
     #[error("the store's member on this node: {0}")]
     Member(String),
+    /// No restart mends the store's member that it runs.
+    #[error("the store's member on this node: {0}")]
+    Defect(member::Defect),
     /// Its certificates.
     #[error(transparent)]
     Protection(#[from] ProtectionError),
@@ -410,7 +413,7 @@ impl Part {
         self.claim_by_others(identity).await?;
         if let Some(own) = &identity.member {
             if !self.data_dir.member().join("member").exists() {
-                return Err(PartError::Member(member::Defect::AlreadyBootstrapped.to_string()));
+                return Err(PartError::Defect(member::Defect::AlreadyBootstrapped));
             }
             let all = vec![(own.name.clone(), own.peer_url.clone())];
             self.run_member(identity, Origin::Joins, all)?;
@@ -495,7 +498,7 @@ impl Part {
         if let Some(running) = &*supervisor {
             return match &*running.state().borrow() {
                 member::State::Down(defect) if identity.stage != Stage::Leaving => {
-                    Err(PartError::Member(defect.to_string()))
+                    Err(PartError::Defect(defect.clone()))
                 }
                 member::State::Waiting { why } => Err(PartError::Member(why.clone())),
                 _ => Ok(()),

@@ -50,18 +50,17 @@ impl fmt::Display for Defect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::AlreadyBootstrapped => f.write_str(
-                "the cluster knows this member, but its data is gone; remove the member from the \
-                 cluster and let it join again",
+                "the cluster knows this member, but its data is gone: this node has to leave the cluster \
+                 and to join it again",
             ),
             Self::Removed => f.write_str(
-                "this member was removed from the cluster; clear its data directory before it \
-                 joins again",
+                "this node was removed from the cluster: `windrose cluster leave --force` here, then it can \
+                 join anew",
             ),
             Self::Corrupt { why } => write!(
                 f,
-                "its data is damaged ({why}); remove the member from the cluster, clear its data \
-                 directory and let it join again; if it is the only one, restore a snapshot \
-                 (docs/guides/cluster-store.md)"
+                "its data is damaged ({why}): this node has to leave the cluster and to join it again; if \
+                 no other member has the data, restore a snapshot (docs/guides/cluster-store.md)"
             ),
         }
     }

@@ -453,9 +453,7 @@ impl Control {
         if self.membership().is_some() {
             return Ok(part);
         }
-        let why = self.waits_for().unwrap_or_default();
-        Err(ApiError::new(Code::Unavailable, format!("this node is no member yet: {why}"))
-            .hint("try again when `windrose cluster nodes` shows it as one"))
+        Err(self.not_serving())
     }
 
     /// Refuses to let a node go that keeps a copy of something.

@@ -429,5 +429,6 @@ pub(super) mod tests {
         store.error = Some(MetaError::Untrusted { store: "etcd".into(), why: "Expired".into() });
         let (_, text) = only(&store, &nodes(true));
         assert!(text.contains("Expired") && text.contains("cluster.tls_ca"), "{text}");
+        assert!(text.contains("leave --force") && !text.contains("cluster recover"), "{text}");
     }
 }

@@ -13,7 +13,8 @@ use uuid::Uuid;
 use super::cluster::{conflict, first_of_new, identity_error, renewed};
 use super::decide::{Choice, Copy, decide, planned};
 use super::images::recovered_mirror;
-use super::{Control, store_error};
+use super::waits::JOIN_ANEW;
+use super::{Control, DISTRUST, store_error};
 use crate::part::Part;
 use crate::record::Stored;
 
@@ -47,6 +48,9 @@ impl Control {
                 "this node is on its way into its cluster, or out of it: there is nothing to recover",
                 "wait until it is there, or `windrose cluster leave --force`",
             ));
+        }
+        if let Some(waits) = self.waiting().filter(|waits| waits.is_outside) {
+            return Err(conflict(&format!("nothing is recovered: {}", waits.what), &waits.next));
         }
         let why = lost(
             nodes::cluster(part.store()).await.map(|c| c.map(|(c, _)| c.id)),
@@ -204,7 +208,14 @@ fn lost(answer: Result<Option<Uuid>, MetaError>, cluster: Uuid) -> Result<String
             "`windrose status` says what this node waits for; volumes that it does not know are recovered once it is a \
              member",
         )),
-        Ok(Some(found)) => Ok(format!("it belongs to another cluster ({found})")),
+        // A second cluster beside it would serve the same images.
+        Ok(Some(found)) => Err(conflict(
+            &format!("a store answers, and it belongs to another cluster ({found}): it took the place of this node's"),
+            JOIN_ANEW,
+        )),
+        Err(error @ MetaError::Untrusted { .. }) => {
+            Err(conflict(&format!("a store answers, and this node is no part of it: {error}"), DISTRUST))
+        }
         Ok(None) => Ok("it is empty".to_owned()),
         Err(error) => Ok(error.to_string()),
     }
@@ -216,13 +227,26 @@ mod tests {
 
     #[test]
     fn a_store_that_answers_is_not_replaced() {
-        let (own, other) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        let own = Uuid::from_u128(1);
         let refused = lost(Ok(Some(own)), own).unwrap_err();
         assert!(refused.message.contains("nothing of it is lost"), "{refused}");
-        assert!(lost(Ok(Some(other)), own).unwrap().contains("another cluster"));
         assert_eq!(lost(Ok(None), own).unwrap(), "it is empty");
         let away =
             MetaError::Unreachable { store: "etcd".into(), why: "it does not answer".into() };
         assert!(lost(Err(away), own).unwrap().contains("does not answer"));
+    }
+
+    #[test]
+    fn a_node_whose_cluster_goes_on_in_another_store_begins_no_second_one() {
+        let (own, other) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        let why = "invalid peer certificate: UnknownIssuer".to_owned();
+        let untrusted = MetaError::Untrusted { store: "etcd".into(), why };
+        for answer in [Err(untrusted), Ok(Some(other))] {
+            let refused = lost(answer, own).unwrap_err();
+            assert!(refused.message.contains("a store answers"), "{refused}");
+            let hint = refused.hint.unwrap_or_default();
+            assert!(hint.contains("windrose cluster leave --force"), "{hint}");
+            assert!(hint.contains("join") && !hint.contains("recover"), "{hint}");
+        }
     }
 }

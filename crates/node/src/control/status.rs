@@ -15,6 +15,7 @@ use uuid::Uuid;
 use super::secrets::Locked;
 use super::together::reservations_hint;
 use super::view::sessions;
+use super::waits::Waits;
 use super::why::BY_ITSELF;
 use super::{
     Control, FileSystem, PoolFacts, PoolSpace, Space, Together, clients, memory, pool_view,
@@ -32,7 +33,7 @@ pub struct Facts {
     /// Whether it has opened its volumes and is not about to stop.
     pub serving: bool,
     /// What its start waits for, if anything.
-    pub waits_for: Option<String>,
+    pub waits_for: Option<Waits>,
     /// Its volumes.
     pub volumes: Vec<(Stored, Observed)>,
     /// Records of the store that cannot be read, as errors tell of them.
@@ -103,7 +104,7 @@ impl Control {
                 disk_backend: self.0.engine.disk_backend().to_owned(),
             },
             serving: self.is_serving(),
-            waits_for: self.waits_for(),
+            waits_for: self.waiting(),
             volumes,
             damaged: self.0.state.damaged(),
             store: self.0.meta.trouble().await.ok().flatten(),
@@ -474,15 +475,13 @@ fn node_findings(facts: &Facts, findings: &mut Vec<Finding>) {
         let message = format!(
             "a copy of it was started on {place}: that serves nothing, and this node goes on"
         );
-        let hint =
-            "stop the copy, and clear its data directory before it joins as a node of its own";
+        let hint = "stop the copy; before it joins as a node of its own, set data_dir in its configuration to a new, empty \
+            directory: images may lie in the old one";
         findings.push(finding(Severity::Warning, subject.clone(), message, Some(hint)));
     }
-    if let Some(what) = &facts.waits_for {
-        let hint = "the node tries on by itself; `windrose cluster nodes` shows who there is. A store that is lost for \
-            good: windrose cluster recover --plan";
+    if let Some(Waits { what, next, .. }) = &facts.waits_for {
         let message = format!("it serves nothing yet and waits for its cluster: {what}");
-        findings.push(finding(Severity::Critical, subject.clone(), message, Some(hint)));
+        findings.push(finding(Severity::Critical, subject.clone(), message, Some(next)));
     } else if !facts.serving {
         let message = "it is starting or stopping";
         // In a cluster others serve what is known of meanwhile.

@@ -786,7 +786,7 @@ const STORE: &[Row] = &[
         is: "the node waits for its cluster",
         facts: || Facts {
             serving: false,
-            waits_for: Some("the store does not answer".into()),
+            waits_for: Some(Waits::by_itself("the store does not answer")),
             ..facts(Vec::new())
         },
         verdict: UNAVAILABLE,

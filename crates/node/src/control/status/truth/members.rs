@@ -136,7 +136,7 @@ pub(super) const MEMBERS: &[Row] = &[
         shown: ONLINE,
         told: &[(
             "a copy of it was started on 192.0.2.9",
-            "stop the copy, and clear its data directory",
+            "set data_dir in its configuration to a new, empty directory",
         )],
     },
     Row {
