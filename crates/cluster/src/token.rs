@@ -272,16 +272,16 @@ impl Token {
         let bytes = URL_SAFE_NO_PAD
             .decode(text)
             .map_err(|_| mangled("it is not one word of letters, digits, - and _"))?;
-        match bytes.first() {
-            Some(&VERSION) => {}
-            Some(&found) => return Err(BadToken::OtherVersion { found }),
-            None => return Err(SHORT),
-        }
         let (said, sum) = bytes.split_last_chunk().ok_or(SHORT)?;
+        // First: what is no token has no version.
         if wire::crc32c(said) != u32::from_be_bytes(*sum) {
             return Err(mangled("its checksum does not match"));
         }
-        Self::read(&mut Reader(&said[1..]))
+        match said.split_first() {
+            Some((&VERSION, rest)) => Self::read(&mut Reader(rest)),
+            Some((&found, _)) => Err(BadToken::OtherVersion { found }),
+            None => Err(SHORT),
+        }
     }
 
     fn read(from: &mut Reader<'_>) -> Result<Self, BadToken> {
@@ -391,13 +391,27 @@ mod tests {
         let half = &text[..text.len() / 2];
         let nowhere = Token { addresses: Vec::new(), ..whole }.to_text();
         let long = "A".repeat(MAX_TOKEN + 1);
-        for bad in [half, "not a token", "+/+/", &nowhere, &long, "Ag", "AgAAAAAA"] {
+        // What is typed by hand begins with any byte.
+        for bad in
+            [half, "not a token", "+/+/", &nowhere, &long, "Ag", "AgAAAAAA", "abc", "abcdefgh"]
+        {
             let refused = Token::parse(bad).unwrap_err().to_string();
             assert!(refused.contains("not copied whole"), "{bad}: {refused}");
         }
-        // Tokens of before began with a brace.
-        let old = URL_SAFE_NO_PAD.encode(b"{\"cluster\":1}");
-        assert_eq!(Token::parse(&old), Err(BadToken::OtherVersion { found: b'{' }));
+    }
+
+    #[test]
+    fn only_a_token_that_is_whole_is_said_to_be_of_another_version() {
+        let whole = token(Trust::Own(Digest([9; 32]))).to_text();
+        let mut bytes = URL_SAFE_NO_PAD.decode(whole).unwrap();
+        bytes[0] = 7;
+        let mangled = BadToken::Mangled { why: "its checksum does not match" };
+        assert_eq!(Token::parse(&URL_SAFE_NO_PAD.encode(&bytes)), Err(mangled));
+        let at = bytes.len() - 4;
+        let sum = wire::crc32c(&bytes[..at]).to_be_bytes();
+        bytes[at..].copy_from_slice(&sum);
+        let other = BadToken::OtherVersion { found: 7 };
+        assert_eq!(Token::parse(&URL_SAFE_NO_PAD.encode(&bytes)), Err(other));
     }
 
     #[test]
