@@ -30,9 +30,7 @@ pub enum JoinError {
     #[error("the store belongs to no cluster; did `windrose cluster init` end well?")]
     NoCluster,
     /// The store has a key already, with other contents.
-    #[error(
-        "the store has {key} already, with other contents: a new cluster takes a new store"
-    )]
+    #[error("the store has {key} already, with other contents: a new cluster takes a new store")]
     Clash {
         /// The key.
         key: String,

@@ -417,7 +417,7 @@ impl Control {
         }
         *self.0.beneath.lock().unwrap_or_else(PoisonError::into_inner) = tasks;
         while let Err(error) = self.serve().await {
-            self.wait_for(Some(Waits::by_itself(error.to_string())));
+            self.wait_for(Some(Waits::for_store(&error)));
             tokio::time::sleep(PAUSE).await;
         }
     }

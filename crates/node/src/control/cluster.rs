@@ -338,15 +338,8 @@ impl Control {
             if leaving.is_empty() || Instant::now() >= deadline {
                 let stay = alone.iter().chain(&leaving).map(|(id, _)| self.volume_name(**id));
                 let names: Vec<_> = stay.collect();
-                let message = format!(
-                    "node {} is drained, but still serves volume {}: nobody else is in sync",
-                    self.node_name(node),
-                    names.join(", ")
-                );
-                return Err(conflict(
-                    message,
-                    "it leaves them as soon as another copy is in sync; see `windrose status`",
-                ));
+                let runs = self.together(&[]).await.is_none_or(|together| together.runs(node));
+                return Err(still_held(&self.node_name(node), runs, &names.join(", ")));
             }
             tokio::time::sleep(LOOK_AGAIN).await;
         }
@@ -463,9 +456,39 @@ impl Control {
         if held.is_empty() {
             return Ok(());
         }
-        let message = format!("node {node} keeps a copy of volume {}", held.join(", "));
-        Err(conflict(message, "move the copies to other nodes, or delete the volumes, first"))
+        Err(keeps(&self.node_name(node), &held))
     }
+}
+
+/// That a node which was drained has copies that nobody can do without.
+fn still_held(node: &str, runs: bool, volumes: &str) -> ApiError {
+    if runs {
+        let message = format!(
+            "node {node} is drained, but still serves volume {volumes}: nobody else is in sync"
+        );
+        let hint = "it leaves them as soon as another copy is in sync; see `windrose status`";
+        return conflict(message, hint);
+    }
+    let message = format!(
+        "node {node} is drained. It does not run, or does not answer, and nobody else is in sync with volume {volumes}: \
+         see `windrose status` for whether it is served"
+    );
+    let hint = format!(
+        "start windrose on node {node}: it serves what nobody else can, and leaves that as soon as another copy is in sync"
+    );
+    conflict(message, &hint)
+}
+
+/// That a node which is to go keeps copies of volumes, the names of which these are.
+fn keeps(node: &str, volumes: &[String]) -> ApiError {
+    let message = format!("node {node} keeps a copy of volume {}", volumes.join(", "));
+    let volume = volumes.first().map_or("VOLUME", String::as_str);
+    let hint = format!(
+        "first move each of them to another node (windrose volume mirror replace {volume} --on {node} --with NODE), do \
+         without that copy (windrose volume mirror remove {volume} --on {node}), or delete the volume (windrose volume \
+         delete {volume})"
+    );
+    conflict(message, &hint)
 }
 
 /// The name of the volume that `entry` holds, if `node` keeps a copy of it. One that cannot be read
@@ -831,6 +854,25 @@ fn no_room(members: &[MemberInfo], present: &Nodes) -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_node_that_is_drained_and_does_not_run_is_not_said_to_serve() {
+        let serves = still_held("b", true, "solo");
+        assert!(serves.message.contains("but still serves volume solo"), "{serves}");
+        let down = still_held("b", false, "solo");
+        assert!(!down.message.contains("still serves") && down.message.contains("does not run"));
+        assert!(down.hint.unwrap().contains("start windrose on node b"));
+    }
+
+    #[test]
+    fn a_node_that_keeps_copies_is_named_with_the_commands_that_free_it() {
+        let refused = keeps("b", &["web".into(), "mail".into()]);
+        assert_eq!(refused.message, "node b keeps a copy of volume web, mail");
+        let hint = refused.hint.unwrap();
+        for command in ["replace web --on b --with NODE", "remove web --on b", "delete web"] {
+            assert!(hint.contains(command), "{hint}");
+        }
+    }
 
     #[test]
     fn what_a_node_keeps_is_found_in_records_of_any_format() {

@@ -20,6 +20,8 @@ use uuid::Uuid;
 use super::create::absolute;
 use super::placement::{self, Candidate};
 use super::steps::random;
+use super::together::{NodeState, Together};
+use super::waits::MAJORITY_LOST;
 use super::{Control, backing_error, store_error};
 use crate::engine::Scope;
 use crate::meta::MetaError;
@@ -170,12 +172,21 @@ impl Control {
             Ok(())
         })
         .await?;
-        self.await_switch(&name, node).await;
+        if !self.await_switch(&name, node).await
+            && let Some((why, next)) =
+                self.together(&[]).await.and_then(|together| together.cannot_lead(node))
+        {
+            let message = format!(
+                "volume {name} is not led by {} yet: {why}. It is noted: that node leads once it is back and in sync",
+                self.node_name(node)
+            );
+            return Err(conflict(message).hint(next));
+        }
         self.show(&name).await
     }
 
-    /// Gives a node some time to take over. It does later, if it is not in sync now.
-    async fn await_switch(&self, name: &VolumeName, node: NodeId) {
+    /// Gives a node some time to take over; says whether it leads then. It does later, if it is not in sync now.
+    async fn await_switch(&self, name: &VolumeName, node: NodeId) -> bool {
         let deadline = Instant::now() + SWITCHING;
         let leads = || {
             let mirror = self.0.state.mirror(self.find(name).ok()?)?;
@@ -184,6 +195,8 @@ impl Control {
         while leads() == Some(false) && Instant::now() < deadline {
             tokio::time::sleep(LOOK_AGAIN).await;
         }
+        let mirror = self.find(name).ok().and_then(|id| self.0.state.mirror(id));
+        mirror.is_none_or(|mirror| mirror.primary == node)
     }
 
     /// Takes the image of a volume from the node that had it last, and opens it.
@@ -242,8 +255,8 @@ impl Control {
         let Some(mirror) = self.0.state.mirror(id) else {
             return Err(conflict(format!("volume {name} has no copies yet")));
         };
-        let me = self.me();
-        if self.together(&[]).await.is_some_and(|t| !t.served_by(id).is_empty()) {
+        let (me, together) = (self.me(), self.together(&[]).await.unwrap_or_default());
+        if !together.served_by(id).is_empty() {
             return Err(
                 conflict(format!("volume {name} is served")).hint("there is nothing to force")
             );
@@ -265,14 +278,8 @@ impl Control {
             return Err(conflict(format!("node {} keeps no copy of {name}", self.node_name(me)))
                 .hint("ask the node whose copy is to go on"));
         }
-        let alive = mirror.others(me).map(|m| m.node).find(|node| self.is_alive(*node));
-        if let Some(node) = alive {
-            let node = self.node_name(node);
-            return Err(conflict(format!(
-                "node {node} is alive and may have newer data of {name}"
-            ))
-            .hint(format!("let it serve, or switch node {node} off first")));
-        }
+        let others: Vec<_> = mirror.others(me).map(|m| m.node).collect();
+        together.check_gone(&others, name)?;
         tracing::warn!(volume = %name, "an operator has this copy go on alone, whatever is lost");
         let forced = self.0.engine.force(id).await;
         forced.map_err(|e| backing_error(name, &e))?;
@@ -598,16 +605,72 @@ impl Control {
         self.membership().is_none_or(|m| m.role == Role::Data)
     }
 
-    fn is_alive(&self, node: NodeId) -> bool {
-        self.membership().is_some_and(|m| m.nodes.borrow().get(&node).is_some_and(|n| n.alive))
-    }
-
     fn in_cluster(&self) -> Result<(), ApiError> {
         if self.membership().is_some() {
             return Ok(());
         }
         Err(conflict("this node is in no cluster".into())
             .hint("`windrose cluster init` begins one, `windrose cluster join` joins one"))
+    }
+}
+
+impl Together {
+    /// Refuses to have a copy of `name` go on alone unless all `others`, which may have newer data, are known not to run.
+    fn check_gone(&self, others: &[NodeId], name: &VolumeName) -> Result<(), ApiError> {
+        if let Some(error) = &self.store.error {
+            let names: Vec<_> = others.iter().map(|node| self.name(*node)).collect();
+            let message = match &names[..] {
+                [] => format!("volume {name} cannot be forced without the metadata store: {error}"),
+                names => format!(
+                    "whether node {} runs, and has newer data of {name}, is not known without the metadata store: \
+                     {error}",
+                    names.join(" or ")
+                ),
+            };
+            let hint = format!(
+                "bring back a majority of the store's members, or the network to them, then ask again; {MAJORITY_LOST}"
+            );
+            return Err(ApiError::new(Code::Unavailable, message).hint(hint));
+        }
+        for node in others {
+            let called = self.name(*node);
+            match self.state_of(*node) {
+                NodeState::Down => {}
+                NodeState::Unknown => {
+                    return Err(conflict(format!(
+                        "node {called} does not answer, and nothing shows yet that it is down: it may have newer data of \
+                         {name}"
+                    ))
+                    .hint(format!(
+                        "ask again in some 10 seconds; if this stays, mend the network to node {called}, or switch it off"
+                    )));
+                }
+                NodeState::Runs => {
+                    return Err(conflict(format!(
+                        "node {called} is alive and may have newer data of {name}"
+                    ))
+                    .hint(format!("let it serve, or switch node {called} off first")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Why a node that is to lead a volume does not, if that is for its node and no matter of moments; and what helps.
+    fn cannot_lead(&self, node: NodeId) -> Option<(String, String)> {
+        let name = self.name(node);
+        if self.nodes.get(&node).is_some_and(|view| view.record.drained) {
+            return Some((
+                format!("node {name} is drained"),
+                format!("windrose node resume {name}"),
+            ));
+        }
+        let start = format!("start windrose on node {name}, or mend its network");
+        match self.state_of(node) {
+            NodeState::Runs => None,
+            NodeState::Down => Some((format!("node {name} is down, or cut off"), start)),
+            NodeState::Unknown => Some((format!("node {name} does not answer"), start)),
+        }
     }
 }
 
@@ -656,5 +719,69 @@ fn unfit(node: &NodeView) -> Option<&'static str> {
         () if !node.alive => Some("is down, or cut off"),
         () if node.record.drained => Some("is drained"),
         () => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::members::Store;
+    use super::super::members::tests::node;
+    use super::*;
+
+    const A: NodeId = NodeId(1);
+    const B: NodeId = NodeId(2);
+
+    fn together(b_is_alive: bool) -> Together {
+        Together {
+            me: A,
+            nodes: [node(1, "a", true), node(2, "b", b_is_alive), node(3, "c", true)].into(),
+            ..Together::default()
+        }
+    }
+
+    fn refused(together: &Together) -> ApiError {
+        together.check_gone(&[B], &"web".parse().unwrap()).unwrap_err()
+    }
+
+    #[test]
+    fn whether_a_node_is_alive_is_not_claimed_without_the_store_when_a_copy_is_forced() {
+        let mut together = together(true);
+        let (store, why) = ("etcd".into(), "no leader".into());
+        let error = Some(MetaError::Unreachable { store, why });
+        together.store = Store { error, ..Store::default() };
+        let error = refused(&together);
+        assert!(error.message.contains("whether node b runs"), "{error}");
+        assert!(error.message.contains("not known") && !error.message.contains("is alive"));
+        let hint = error.hint.unwrap();
+        for part in ["bring back a majority", "systemctl restart", "cluster recover --plan"] {
+            assert!(hint.contains(part), "{hint}");
+        }
+        // Nobody else is in sync: it still needs the store.
+        let alone = together.check_gone(&[], &"web".parse().unwrap()).unwrap_err();
+        assert!(alone.message.contains("without the metadata store"), "{alone}");
+    }
+
+    #[test]
+    fn a_copy_is_forced_only_once_the_others_are_known_not_to_run() {
+        let mut down = together(false);
+        assert!(down.check_gone(&[B], &"web".parse().unwrap()).is_ok());
+        down = together(true);
+        assert!(refused(&down).message.contains("node b is alive"));
+        down.silent = [B].into();
+        let silent = refused(&down);
+        assert!(silent.message.contains("does not answer"), "{silent}");
+        assert!(!silent.message.contains("alive"), "{silent}");
+        assert!(silent.hint.unwrap().contains("ask again in some 10 seconds"));
+    }
+
+    #[test]
+    fn a_switch_to_a_node_that_cannot_lead_says_so() {
+        assert_eq!(together(true).cannot_lead(B), None);
+        let (why, next) = together(false).cannot_lead(B).unwrap();
+        assert!(why.contains("node b is down"), "{why}");
+        assert!(next.contains("start windrose on node b"), "{next}");
+        let mut drained = together(true);
+        drained.nodes.get_mut(&B).unwrap().record.drained = true;
+        assert_eq!(drained.cannot_lead(B).unwrap().1, "windrose node resume b");
     }
 }

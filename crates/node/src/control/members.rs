@@ -10,7 +10,9 @@ use cluster::nodes::{NodeView, Nodes};
 use peer::NodeId;
 
 use super::cluster::{called, member_name};
+use super::reach::can_be_asked;
 use super::status::finding;
+use super::waits::MAJORITY_LOST;
 
 /// Members with a vote that a store needs to outlive any one of them, and nodes of a cluster that run
 /// them.
@@ -30,7 +32,8 @@ pub struct Store {
     pub members: Vec<MemberHealth>,
     /// The nodes whose member does not keep running, and why.
     pub troubles: BTreeMap<NodeId, String>,
-    /// Nodes that are taken for alive and have ceased to answer.
+    /// Nodes that are taken for alive, and of which nothing shows that they run: after an outage the store takes all for
+    /// alive that were before it.
     pub silent: BTreeSet<NodeId>,
 }
 
@@ -67,6 +70,12 @@ impl Store {
             self.members.iter().filter(|h| !self.own_members || joining::called(&h.member) != own);
         let mut answers = others.map(|health| &health.answer);
         !answers.any(|answer| matches!(answer, MemberAnswer::Runs { .. }))
+    }
+
+    /// Whether a node runs one of its members, which is asked how it is.
+    pub(super) fn has_member_of(&self, node: NodeId) -> bool {
+        let own = member_name(node);
+        self.own_members && self.members.iter().any(|h| joining::called(&h.member) == own)
     }
 
     /// What there is to say of it to the nodes that there are.
@@ -126,6 +135,11 @@ impl Store {
                 called(nodes, view)
             ),
             Some(why) => format!("windrose on node {node} says of its member: {why}"),
+            // Its sign of life may be from before an outage of the store, and it cannot be asked.
+            None if !can_be_asked(view) => format!(
+                "look whether windrose runs on node {node}, and whether it is reached from here: its log says why its member \
+                 does not answer"
+            ),
             None => {
                 format!("windrose runs on node {node}: its log says why its member does not answer")
             }
@@ -175,9 +189,15 @@ impl Store {
         let has_member = |node: NodeId| {
             self.members.iter().any(|health| health.member.name == member_name(node))
         };
-        let free = nodes.values().find(|view| view.alive && !has_member(view.record.node));
+        let runs = |view: &NodeView| view.alive && !self.silent.contains(&view.record.node);
+        let free = nodes.values().find(|view| runs(view) && !has_member(view.record.node));
         let hint = match free {
             _ if !self.own_members => "add members to etcd".to_owned(),
+            _ if self.error.is_some() => {
+                "once the store answers: a node that runs takes the free place by itself, or add \
+                a witness (windrose cluster witness)"
+                    .to_owned()
+            }
             Some(view) => format!(
                 "node {} takes the free place by itself within a minute; if it does not, its log says why",
                 view.record.name
@@ -233,12 +253,13 @@ impl Votes {
 fn silence(error: &MetaError) -> Finding {
     let message = format!("{error}; volumes that serve go on, and nothing can be changed");
     let hint = match error {
-        MetaError::Untrusted { .. } => super::DISTRUST,
-        _ => {
-            "bring back a majority of the members of the metadata store, or the network between them and this node"
-        }
+        MetaError::Untrusted { .. } => super::DISTRUST.to_owned(),
+        _ => format!(
+            "bring back a majority of the members of the metadata store, or the network between them and this node; \
+             {MAJORITY_LOST}"
+        ),
     };
-    finding(Severity::Warning, SUBJECT, message, Some(hint))
+    finding(Severity::Warning, SUBJECT, message, Some(&hint))
 }
 
 /// A member that has no vote yet and does not get on. Nothing is lost by it, but nobody else can join.
@@ -344,6 +365,10 @@ pub(super) mod tests {
             text.contains("(look whether windrose runs on node c, and whether it is reached"),
             "{text}"
         );
+        let mut witness = nodes(true);
+        witness.get_mut(&NodeId(3)).unwrap().record.role = Role::Witness;
+        let (_, text) = only(&store, &witness);
+        assert!(text.contains("(look whether windrose runs on node c, and"), "{text}");
         let mut without = nodes(false);
         without.remove(&NodeId(3));
         without.extend([node(4, "d", true)]);
@@ -395,6 +420,14 @@ pub(super) mod tests {
         // A node that runs none takes the place; where there is no such node, another one has to come.
         let (_, text) = only(&store([RUNS, RUNS]), &nodes(true));
         assert!(text.contains("2 of the 3 members") && text.contains("node c takes"), "{text}");
+        // Not if it only seems to run, and not while the store does not answer.
+        let silent = Store { silent: [NodeId(3)].into(), ..store([RUNS, RUNS]) };
+        assert!(!only(&silent, &nodes(true)).1.contains("takes the free place"));
+        let why = "no leader".into();
+        let error = Some(MetaError::Unreachable { store: "etcd".into(), why });
+        let away = Store { error, ..store([RUNS, RUNS]) };
+        let said = found(&away, &nodes(true));
+        assert!(said.iter().any(|(_, text)| text.contains("once the store answers")), "{said:?}");
         let (_, text) = only(&store([RUNS, RUNS]), &nodes(false));
         assert!(text.contains("2 of the 3 members") && text.contains("witness"), "{text}");
         // Two nodes are enough with somebody else's etcd, but that may be too small itself.

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::cluster::{conflict, first_of_new, identity_error, renewed};
 use super::decide::{Choice, Copy, decide, planned};
 use super::images::recovered_mirror;
-use super::waits::JOIN_ANEW;
+use super::waits::{JOIN_ANEW, MAJORITY_LOST};
 use super::{Control, DISTRUST, store_error};
 use crate::part::Part;
 use crate::record::Stored;
@@ -50,7 +50,7 @@ impl Control {
             ));
         }
         if let Some(waits) = self.waiting().filter(|waits| waits.is_outside) {
-            return Err(conflict(&format!("nothing is recovered: {}", waits.what), &waits.next));
+            return Err(conflict(format!("nothing is recovered: {}", waits.what), &waits.next));
         }
         let why = lost(
             nodes::cluster(part.store()).await.map(|c| c.map(|(c, _)| c.id)),
@@ -78,6 +78,9 @@ impl Control {
 
     /// Takes volumes that no record names, and those whose records are behind their images.
     async fn recover_volumes(&self, ask: &RecoverCluster) -> Result<RecoveryPlan, ApiError> {
+        if self.membership().is_some() {
+            nodes::cluster(&*self.0.meta).await.map_err(|e| no_store(&e))?;
+        }
         let (copies, silent) = self.all_copies().await?;
         let mut by_volume = BTreeMap::<Uuid, Vec<(Copy, bool)>>::new();
         for (copy, listed) in copies {
@@ -200,6 +203,19 @@ impl Control {
     }
 }
 
+/// That a member which still runs reaches no store. It begins no new one: a word that was meant for volumes would
+/// make a second cluster whenever the store does not answer for a moment.
+fn no_store(error: &MetaError) -> ApiError {
+    match error {
+        MetaError::Unreachable { .. } => {
+            let hint =
+                format!("nothing was changed; try again when the store answers; {MAJORITY_LOST}");
+            ApiError::new(Code::Unavailable, error.to_string()).hint(hint)
+        }
+        error => store_error(error),
+    }
+}
+
 /// Why the store of a cluster is lost, as its answer says.
 fn lost(answer: Result<Option<Uuid>, MetaError>, cluster: Uuid) -> Result<String, ApiError> {
     match answer {
@@ -210,12 +226,15 @@ fn lost(answer: Result<Option<Uuid>, MetaError>, cluster: Uuid) -> Result<String
         )),
         // A second cluster beside it would serve the same images.
         Ok(Some(found)) => Err(conflict(
-            &format!("a store answers, and it belongs to another cluster ({found}): it took the place of this node's"),
+            format!(
+                "a store answers, and it belongs to another cluster ({found}): it took the place of this node's"
+            ),
             JOIN_ANEW,
         )),
-        Err(error @ MetaError::Untrusted { .. }) => {
-            Err(conflict(&format!("a store answers, and this node is no part of it: {error}"), DISTRUST))
-        }
+        Err(error @ MetaError::Untrusted { .. }) => Err(conflict(
+            format!("a store answers, and this node is no part of it: {error}"),
+            DISTRUST,
+        )),
         Ok(None) => Ok("it is empty".to_owned()),
         Err(error) => Ok(error.to_string()),
     }
@@ -234,6 +253,16 @@ mod tests {
         let away =
             MetaError::Unreachable { store: "etcd".into(), why: "it does not answer".into() };
         assert!(lost(Err(away), own).unwrap().contains("does not answer"));
+    }
+
+    #[test]
+    fn a_member_that_runs_and_has_lost_its_store_is_told_to_restart_before_it_recovers() {
+        let (store, why) = ("etcd".into(), "no leader".into());
+        let refused = no_store(&MetaError::Unreachable { store, why });
+        let hint = refused.hint.unwrap_or_default();
+        let restart = hint.find("systemctl restart windrose").unwrap();
+        assert!(restart < hint.find("windrose cluster recover --plan").unwrap(), "{hint}");
+        assert!(refused.message.contains("no leader"), "{}", refused.message);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use api::{Finding, Severity, UnreadableBytes};
 use cluster::identity::Role;
 use cluster::joining;
 use cluster::meta::etcd::MemberHealth;
-use cluster::nodes::{self, Nodes};
+use cluster::nodes::{self, NodeView, Nodes};
 use layers::mirror::Status;
 use layers::mirror::record::Record;
 use peer::NodeId;
@@ -14,8 +14,10 @@ use uuid::Uuid;
 
 use super::cluster::member_name;
 use super::members::Store;
+use super::reach::{Reach, can_be_asked};
 use super::report::{NodeReport, SeenMirror, Unread};
 use super::status::finding;
+use super::waits::MAJORITY_LOST;
 use super::why::BY_ITSELF;
 use super::{Control, clocks};
 use crate::engine::CoreReport;
@@ -46,6 +48,8 @@ pub struct Together {
     pub linked: BTreeSet<NodeId>,
     /// Nodes that the store takes for alive and that have ceased to answer.
     pub silent: BTreeSet<NodeId>,
+    /// Nodes that answered a moment ago, while the store does not. Those that keep data were all asked.
+    pub reached: BTreeSet<NodeId>,
     /// Volumes that were created a moment ago: their nodes may not have told of them yet.
     pub created: BTreeSet<Uuid>,
 }
@@ -72,9 +76,12 @@ impl Control {
             Ok(told) => (told, None),
             Err(error) => (BTreeMap::new(), Some(error)),
         };
-        let silent = match &error {
-            None => self.silent_nodes(&nodes, &linked, &with_sessions(cores)).await,
-            Some(_) => BTreeSet::new(),
+        let (reach, reached) = match &error {
+            None => {
+                let reach = self.reach_alive(&nodes, &linked, &with_sessions(cores)).await;
+                (reach, BTreeSet::new())
+            }
+            Some(_) => (Reach::default(), self.reach_any(&nodes, &linked).await),
         };
         let part = self.0.part.as_ref();
         let own_members = part.is_some_and(|part| part.own_members());
@@ -104,10 +111,11 @@ impl Control {
             own_members,
             members,
             troubles: BTreeMap::new(),
-            silent: silent.clone(),
+            silent: reach.unproven,
         };
-        let created = self.just_created();
-        let mut together = Together { me, nodes, store, told, mirrors, linked, silent, created };
+        let (created, silent) = (self.just_created(), reach.silent);
+        let mut together =
+            Together { me, nodes, store, told, mirrors, linked, silent, reached, created };
         let runs = |node: &NodeId| together.state_of(*node) == NodeState::Runs;
         let of_those = together.told.iter().filter(|(node, _)| runs(node));
         let troubles = of_those.filter_map(|(n, r)| Some((*n, r.member_trouble.clone()?)));
@@ -190,12 +198,61 @@ impl Together {
         }
     }
 
-    /// Whether this node reaches neither the store nor any other node: it is cut off, or all others are down.
+    /// Whether a node runs, as far as is known.
+    pub(super) fn runs(&self, node: NodeId) -> bool {
+        self.state_of(node) == NodeState::Runs
+    }
+
+    /// Whether this node reaches neither the store nor any node that it can ask: it is cut off, or they are down.
     pub(super) fn is_cut_off(&self) -> bool {
         self.store.error.is_some()
             && self.nodes.len() > 1
             && self.linked.is_empty()
+            && self.reached.is_empty()
+            && self.others().any(|view| !self.is_unasked(view))
             && self.store.nobody_answers(self.me)
+    }
+
+    fn others(&self) -> impl Iterator<Item = &NodeView> {
+        self.nodes.values().filter(|view| view.record.node != self.me)
+    }
+
+    /// Whether a node can be asked neither by itself nor by the member of the store that it runs.
+    fn is_unasked(&self, view: &NodeView) -> bool {
+        !can_be_asked(view) && !self.store.has_member_of(view.record.node)
+    }
+
+    /// That this node is cut off.
+    fn cut_off(&self) -> Finding {
+        let names = |unasked: bool| {
+            let which = self.others().filter(|view| self.is_unasked(view) == unasked);
+            which.map(|view| view.record.name.as_str()).collect::<Vec<_>>()
+        };
+        let (asked, unasked) = (names(false), names(true));
+        let what = match &unasked[..] {
+            [] => "it reaches neither the metadata store nor any other node: it is cut off, or all others are down"
+                .to_owned(),
+            unasked => format!(
+                "it reaches neither the metadata store nor any node that it can ask ({}): it is cut off, or they are down. \
+                 {} cannot be asked: a witness that runs no member of the store listens to nobody",
+                asked.join(", "),
+                unasked.join(", ")
+            ),
+        };
+        let message = format!("{what}. How they and the volumes on them are is not known here");
+        let name = self.name(self.me);
+        let nodes = if asked.len() == 1 { "node" } else { "nodes" };
+        let hint = format!(
+            "look at the network of node {name}: its links, its firewall (ports 7480, 2379 and 2380 unless set \
+             otherwise), and start windrose on {nodes} {} where it does not run. `windrose status` on another node says how \
+             the volumes are. Of the metadata store: {MAJORITY_LOST}",
+            asked.join(", ")
+        );
+        // What has its only copy here goes on.
+        let serves = |volume: &Uuid| !self.served_by(*volume).is_empty();
+        let all_serve = !self.mirrors.is_empty() && self.mirrors.keys().all(serves);
+        let severity = if all_serve { Severity::Warning } else { Severity::Critical };
+        finding(severity, format!("node {name}"), message, Some(&hint))
     }
 
     /// A volume as a node has told of it, if that runs.
@@ -251,21 +308,9 @@ impl Together {
     pub(super) fn findings(&self, findings: &mut Vec<Finding>) {
         let subject = |name: &str| format!("node {name}");
         if self.is_cut_off() {
-            let name = self.name(self.me);
-            let message = "it reaches neither the metadata store nor any other node: it is cut off, or all others are down. \
-                           How they and the volumes on them are is not known here";
-            let hint = format!(
-                "look at the network of node {name}: its links, its firewall (ports 7480, 2379 and 2380 unless set \
-                 otherwise). `windrose status` on another node says how the volumes are"
-            );
-            // What has its only copy here goes on.
-            let serves = |volume: &Uuid| !self.served_by(*volume).is_empty();
-            let all_serve = !self.mirrors.is_empty() && self.mirrors.keys().all(serves);
-            let severity = if all_serve { Severity::Warning } else { Severity::Critical };
-            findings.push(finding(severity, subject(&name), message, Some(&hint)));
-        } else {
-            self.store.findings(&self.nodes, findings);
+            findings.push(self.cut_off());
         }
+        self.store.findings(&self.nodes, findings);
         findings.extend(clocks::findings(&self.told, &self.nodes));
         findings.extend(self.repair_settings());
         for (node, view) in &self.nodes {
@@ -726,6 +771,54 @@ mod tests {
         together.created = [volume.id].into();
         let message = "it was created just now, and is being opened".to_owned();
         assert_eq!(found(&together, &volume), [(Severity::Warning, message)]);
+    }
+
+    /// a is told by `change` how it sees the others, none of which its mirrors hear.
+    fn without_store(change: impl FnOnce(&mut Together)) -> (bool, Vec<Finding>) {
+        let (mut together, _) = look(&[A], &[(A, serves(None))]);
+        let (store, why) = ("etcd".into(), "it does not answer".into());
+        together.store.error = Some(MetaError::Unreachable { store, why });
+        change(&mut together);
+        let mut findings = Vec::new();
+        together.findings(&mut findings);
+        (together.is_cut_off(), findings)
+    }
+
+    #[test]
+    fn a_node_that_another_one_answers_is_not_said_to_be_cut_off() {
+        let (cut_off, found) = without_store(|together| together.reached = [NodeId(3)].into());
+        assert!(!cut_off, "{found:?}");
+        assert!(!found.iter().any(|f| f.message.contains("it reaches neither")), "{found:?}");
+        assert!(found.iter().any(|f| f.message.contains("the store etcd cannot be reached")));
+    }
+
+    #[test]
+    fn a_node_that_is_cut_off_tells_of_the_store_too_and_which_nodes_to_start() {
+        let (cut_off, found) = without_store(|_| ());
+        assert!(cut_off);
+        let hint = found[0].hint.as_ref().unwrap();
+        assert!(found[0].message.contains("nor any other node"), "{found:?}");
+        for part in ["start windrose on nodes n2, n3", "systemctl restart", "recover --plan"] {
+            assert!(hint.contains(part), "{hint}");
+        }
+        assert!(found.iter().any(|f| f.message.contains("the store etcd cannot be reached")));
+    }
+
+    #[test]
+    fn of_a_node_that_cannot_be_asked_nothing_is_claimed() {
+        let witness = |together: &mut Together, node: NodeId| {
+            together.nodes.get_mut(&node).unwrap().record.role = Role::Witness;
+        };
+        let (cut_off, found) = without_store(|together| witness(together, NodeId(3)));
+        let said = &found[0].message;
+        assert!(cut_off && said.contains("nor any node that it can ask (n2)"), "{said}");
+        assert!(said.contains("n3 cannot be asked") && !said.contains("any other node"), "{said}");
+        // Nobody was asked at all.
+        let (cut_off, found) = without_store(|together| {
+            witness(together, B);
+            witness(together, NodeId(3));
+        });
+        assert!(!cut_off, "{found:?}");
     }
 
     #[test]

@@ -15,6 +15,11 @@ pub(super) const JOIN_ANEW: &str = "if the cluster goes on without this node: `w
 
 const TRIES_ON: &str = "the node tries on by itself; `windrose cluster nodes` shows how it gets on";
 
+/// For a store of whose members most are lost for good, at a node that still runs.
+pub(super) const MAJORITY_LOST: &str = "if a majority of its members is lost for good, and the cluster goes on nowhere \
+    else: restart windrose on this node (systemctl restart windrose), which ends what it serves, then `windrose cluster \
+    recover --plan` here (docs/guides/recovery.md)";
+
 /// What a node waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waits {
@@ -30,6 +35,18 @@ impl Waits {
     /// For what ends by itself.
     pub(super) fn by_itself(what: impl Into<String>) -> Self {
         Self { what: what.into(), next: TRIES_ON.to_owned(), is_outside: false }
+    }
+
+    /// For a store that a member cannot read its volumes from.
+    pub(super) fn for_store(error: &MetaError) -> Self {
+        let waits = Self::by_itself(error.to_string());
+        match error {
+            MetaError::Unreachable { .. } => {
+                Self { next: format!("{TRIES_ON}; {MAJORITY_LOST}"), ..waits }
+            }
+            MetaError::Untrusted { .. } => Self { next: DISTRUST.to_owned(), ..waits },
+            _ => waits,
+        }
     }
 
     /// For the end of `error`, which is told as `what`, at the node `name`.
@@ -48,7 +65,9 @@ impl Waits {
             _ if identity.stage != Stage::Member => {
                 (format!("{TRIES_ON}; `windrose cluster leave --force` gives it up"), false)
             }
-            PartError::Join(JoinError::NoCluster | JoinError::Store(MetaError::Unreachable { .. })) => {
+            PartError::Join(
+                JoinError::NoCluster | JoinError::Store(MetaError::Unreachable { .. }),
+            ) => {
                 let next = "the node tries on by itself; `windrose cluster nodes` shows who there is. A store that is lost \
                             for good, of a cluster that goes on nowhere else: windrose cluster recover --plan";
                 (next.to_owned(), false)
@@ -151,6 +170,15 @@ mod tests {
         }
         let setting = JoinError::Setting { setting: "cluster.lease_ms", here: 1, there: 2 };
         assert_eq!(after(PartError::Join(setting), Stage::Member).next, TRIES_ON);
+    }
+
+    #[test]
+    fn a_member_that_lost_the_store_before_it_had_read_it_is_told_to_restart_and_recover() {
+        let lost = |why: &str| MetaError::Unreachable { store: "etcd".into(), why: why.into() };
+        let waits = Waits::for_store(&lost("no leader"));
+        assert!(waits.what.contains("no leader"), "{waits:?}");
+        let (restart, recover) = ("systemctl restart windrose", "windrose cluster recover --plan");
+        assert!(waits.next.contains(restart) && waits.next.contains(recover), "{waits:?}");
     }
 
     #[test]

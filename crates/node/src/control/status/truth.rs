@@ -196,6 +196,10 @@ fn runs() -> MemberAnswer {
     MemberAnswer::Runs { leader: Some(1), alarms: Vec::new() }
 }
 
+fn leaderless() -> MemberAnswer {
+    MemberAnswer::Runs { leader: None, alarms: Vec::new() }
+}
+
 fn silent() -> MemberAnswer {
     MemberAnswer::Silent { why: "refused".into() }
 }
@@ -738,13 +742,20 @@ const STORE: &[Row] = &[
         is: "store and peer are lost together",
         facts: || {
             let mut facts = storeless(A, Some(idle("b cannot be heard")));
-            cluster(&mut facts).store.members = vec![member(A, runs()), member(B, silent())];
+            let members = vec![member(A, leaderless()), member(B, silent()), member(W, silent())];
+            cluster(&mut facts).store.members = members;
             facts
         },
         verdict: UNAVAILABLE,
         shown: OFFLINE,
         told: &[
-            ("it is cut off, or all others are down", "look at the network of node a"),
+            (
+                "it is cut off, or all others are down",
+                "start windrose on nodes b, w where it does not run",
+            ),
+            ("volumes that serve go on", "bring back a majority"),
+            ("member node-2 is down", "look whether windrose runs on node b"),
+            ("member node-3 is down", "look whether windrose runs on node w"),
             ("a: b cannot be heard; b: whether it serves there is not known", "status` on node b"),
         ],
     },
@@ -759,7 +770,10 @@ const STORE: &[Row] = &[
         },
         verdict: AT_RISK,
         shown: ONLINE,
-        told: &[("it is cut off, or all others are down", "look at the network of node a")],
+        told: &[
+            ("it is cut off, or all others are down", "look at the network of node a"),
+            ("volumes that serve go on", "bring back a majority"),
+        ],
     },
     Row {
         is: "a node without a copy is cut off",
@@ -768,8 +782,20 @@ const STORE: &[Row] = &[
         shown: OFFLINE,
         told: &[
             ("it is cut off, or all others are down", "look at the network of node w"),
+            ("volumes that serve go on", "windrose cluster recover --plan"),
             ("a: whether it serves there is not known", "`windrose status` on node a"),
         ],
+    },
+    Row {
+        is: "the store is lost, and a node that shares nothing with this one answers",
+        facts: || {
+            let mut facts = storeless(A, Some(serves()));
+            cluster(&mut facts).reached = [W].into();
+            facts
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("volumes that serve go on, and nothing can be changed", "bring back a majority")],
     },
     Row {
         is: "the record of the mirror is lost",

@@ -13,10 +13,6 @@ fn all_run() -> Vec<MemberHealth> {
     [A, B, W].map(|node| member(node, runs())).into()
 }
 
-fn leaderless() -> MemberAnswer {
-    MemberAnswer::Runs { leader: None, alarms: Vec::new() }
-}
-
 pub(super) const MEMBERS: &[Row] = &[
     Row {
         is: "all members run",
