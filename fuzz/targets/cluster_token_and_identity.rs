@@ -1,9 +1,10 @@
 //! What an administrator, a disk, a store or the network hands to a node: tokens, `cluster.json`, requests to join and
-//! answers, records of tokens and of requests are anything; what is taken must read back as it is written.
+//! answers, records of tokens, of requests and of rotations are anything; what is taken must read back as it is written.
 
 use cluster::admission::{self, JOINS, JoinAnswer, JoinRequest, TOKENS};
 use cluster::identity::Identity;
 use cluster::meta::{Entry, Revision};
+use cluster::rotation;
 use cluster::token::Token;
 
 pub(crate) fn run(bytes: &[u8]) {
@@ -23,6 +24,9 @@ pub(crate) fn run(bytes: &[u8]) {
         for prefix in [TOKENS, JOINS] {
             let entry = Entry::new(format!("{prefix}1a2b3c4d"), input, Revision(1));
             let _ = admission::check(&entry);
+        }
+        for key in [rotation::KEY.to_owned(), format!("{}7", rotation::NODES)] {
+            let _ = rotation::check(&Entry::new(key, input, Revision(1)));
         }
     });
 }

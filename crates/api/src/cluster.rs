@@ -88,6 +88,34 @@ pub struct Cluster {
     pub unread: Option<String>,
     /// The members of the store, where they can be asked.
     pub store: Vec<StoreMember>,
+    /// How far its secret and authority are replaced by new ones, while they are.
+    #[serde(default)]
+    pub rotation: Option<Rotation>,
+}
+
+/// What all nodes do while the secret and the authority of their cluster are replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RotationStage {
+    /// Each comes to have the new ones, and accepts them beside the old ones.
+    Spread,
+    /// Each shows the new ones, and accepts the old ones as well.
+    Use,
+    /// Each forgets the old ones.
+    Finish,
+}
+
+/// The secret and the authority of a cluster are being replaced.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Rotation {
+    /// How far all nodes are.
+    pub stage: RotationStage,
+    /// When it began, in seconds since 1970.
+    pub began_s: u64,
+    /// Names of the nodes that the others wait for.
+    pub waits_for: Vec<String>,
+    /// Why the node that was asked does not get on, if so.
+    pub problem: Option<String>,
 }
 
 /// What lets another node into the cluster, as often and as long as it says. Whoever has it can join.

@@ -415,6 +415,11 @@ endpoints! {
         "Keeps a node out that waits to be let in. Repeating it changes nothing.";
         refuses [Code::Conflict, Code::NotFound];
 
+    /// Replace the cluster's secret.
+    RotateCluster POST "/v1/cluster/rotate" Nothing => 202 Cluster;
+        "Has the nodes replace the cluster's secret and authority by new ones, while they serve. Tokens are revoked. `rotation` of the cluster says how far they are.";
+        refuses [Code::Conflict];
+
     /// Keep a node out of service.
     DrainNode POST "/v1/cluster/drain" WhichNode => 200 Cluster;
         "Keeps a node out of service.";

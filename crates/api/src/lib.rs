@@ -29,8 +29,8 @@ pub use access::{
 };
 pub use cluster::{
     BeginCluster, Cluster, ClusterNode, ClusterStage, ClusterToken, CreateToken, JoinCluster,
-    JoinInfo, JoinList, JoinState, LeaveCluster, NodeRole, StoreMember, TokenInfo, TokenList,
-    TokenState, WhichId, WhichNode,
+    JoinInfo, JoinList, JoinState, LeaveCluster, NodeRole, Rotation, RotationStage, StoreMember,
+    TokenInfo, TokenList, TokenState, WhichId, WhichNode,
 };
 pub use error::{ApiError, Code};
 pub use initiator::Initiator;

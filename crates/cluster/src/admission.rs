@@ -783,6 +783,21 @@ pub async fn revoke(meta: &dyn Meta, id: ShortId) -> Result<(), AdmissionError> 
     until_unchanged!(revoke_once(meta, id).await, AdmissionError::Store(MetaError::Changed { .. }))
 }
 
+/// Takes all tokens back that are not over.
+///
+/// # Errors
+/// [`AdmissionError`].
+pub async fn revoke_all(meta: &dyn Meta) -> Result<(), AdmissionError> {
+    for token in tokens(meta).await?.iter().filter(|token| !token.revoked) {
+        match revoke(meta, token.id).await {
+            // It was removed meanwhile.
+            Ok(()) | Err(AdmissionError::Unknown { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
 async fn revoke_once(meta: &dyn Meta, id: ShortId) -> Result<(), AdmissionError> {
     let entry = meta.get(&token_key(id)).await?;
     let entry = entry.ok_or(AdmissionError::Unknown { what: "token", id })?;
@@ -859,6 +874,23 @@ pub(crate) async fn forget(meta: &dyn Meta, node: NodeId) -> Result<Vec<Change>,
     let (entries, _) = meta.list(JOINS).await?;
     let of = |entry: &&Entry| decode_join(entry).is_ok_and(|join| join.number() == Some(node));
     Ok(entries.iter().filter(of).map(removal).collect())
+}
+
+/// The condition that the node has asked to join, was let in, and was not removed since.
+pub(crate) async fn is_admitted(
+    meta: &dyn Meta,
+    node: NodeId,
+) -> Result<Option<Change>, MetaError> {
+    let (entries, _) = meta.list(JOINS).await?;
+    let admitted = |entry: &&Entry| {
+        let state = decode_join(entry).map(|join| join.state);
+        state.is_ok_and(|state| state == JoinState::Admitted { node: node.0 })
+    };
+    Ok(entries.iter().find(admitted).map(|entry| Change {
+        key: entry.key.clone(),
+        expect: Expect::Still(entry.revision),
+        value: None,
+    }))
 }
 
 /// Removes what is over for a week.

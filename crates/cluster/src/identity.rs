@@ -18,7 +18,7 @@ use crate::file::{self, ReadError};
 pub use secret::ClusterSecret;
 
 /// Format of the file that this version writes and reads.
-pub const FORMAT: u64 = 3;
+pub const FORMAT: u64 = 4;
 
 /// What the file is sealed as.
 const NAME: &str = "cluster.json";
@@ -132,6 +132,50 @@ impl Protection {
     }
 }
 
+/// By what the nodes of a cluster know each other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Credentials {
+    /// What they know and nobody else.
+    pub secret: ClusterSecret,
+    /// What protects their connections.
+    pub protection: Protection,
+}
+
+/// How far a node is with new credentials of its cluster ([`crate::rotation`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Step {
+    /// It has them, shows the old ones, and accepts both.
+    Has,
+    /// It shows the new ones, and accepts both.
+    Uses,
+    /// It has forgotten the old ones.
+    Done,
+}
+
+/// What a node has of new credentials of its cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OwnRotation {
+    /// In which rotation.
+    pub id: Uuid,
+    /// How far it is.
+    pub step: Step,
+    /// What it accepts beside its own: the new ones at first, the old ones then, at last none.
+    #[serde(deserialize_with = "present")]
+    pub other: Option<Credentials>,
+}
+
+impl OwnRotation {
+    fn check(&self) -> Result<(), String> {
+        if (self.step == Step::Done) != self.other.is_none() {
+            return Err("the other credentials and the step of the rotation do not fit".into());
+        }
+        self.other.as_ref().map_or(Ok(()), |other| other.protection.check())
+    }
+}
+
 /// What a node is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
@@ -149,6 +193,8 @@ pub struct Identity {
     pub secret: ClusterSecret,
     /// What protects its connections.
     pub protection: Protection,
+    /// Where new ones take the place of both.
+    pub rotation: Option<OwnRotation>,
     /// Client URLs of the store's members, at least one.
     pub endpoints: Vec<String>,
     /// The member of the store that it runs.
@@ -168,6 +214,8 @@ struct Written {
     role: Role,
     secret: ClusterSecret,
     protection: Protection,
+    #[serde(deserialize_with = "present")]
+    rotation: Option<OwnRotation>,
     endpoints: Vec<String>,
     #[serde(deserialize_with = "present")]
     member: Option<OwnMember>,
@@ -270,6 +318,7 @@ impl Identity {
             role,
             secret,
             protection,
+            rotation,
             endpoints,
             member,
         } = written;
@@ -280,6 +329,7 @@ impl Identity {
             return Err(damaged("a member has an index".into()));
         }
         protection.check().map_err(damaged)?;
+        rotation.as_ref().map_or(Ok(()), OwnRotation::check).map_err(damaged)?;
         check_endpoints(&endpoints).map_err(damaged)?;
         if let Some(OwnMember { name, peer_url, client_url }) = &member {
             let named = (1..=MAX_URL).contains(&name.len()) && !name.contains([',', '=']);
@@ -287,15 +337,81 @@ impl Identity {
                 return Err(damaged("the member of the store has no name or no address".into()));
             }
         }
-        let node = NodeId(node);
-        Ok(Self { stage, cluster, node, index, role, secret, protection, endpoints, member })
+        Ok(Self {
+            stage,
+            cluster,
+            node: NodeId(node),
+            index,
+            role,
+            secret,
+            protection,
+            rotation,
+            endpoints,
+            member,
+        })
+    }
+
+    /// By what it is known, and knows others, at present.
+    #[must_use]
+    pub fn credentials(&self) -> Credentials {
+        Credentials { secret: self.secret.clone(), protection: self.protection.clone() }
+    }
+
+    /// What it accepts beside that.
+    #[must_use]
+    pub fn other_credentials(&self) -> Option<&Credentials> {
+        self.rotation.as_ref().and_then(|rotation| rotation.other.as_ref())
+    }
+
+    /// The new credentials and the old secret, where it has both.
+    #[must_use]
+    pub fn new_and_old(&self) -> Option<(Credentials, ClusterSecret)> {
+        let OwnRotation { step, other, .. } = self.rotation.as_ref()?;
+        let other = other.clone()?;
+        Some(match step {
+            Step::Has => (other, self.secret.clone()),
+            Step::Uses | Step::Done => (self.credentials(), other.secret),
+        })
+    }
+
+    /// Takes new credentials, in the rotation `id`.
+    pub fn take(&mut self, id: Uuid, new: Credentials) {
+        self.rotation = Some(OwnRotation { id, step: Step::Has, other: Some(new) });
+    }
+
+    /// Shows the new ones from now on, if it has them.
+    pub fn use_new(&mut self) {
+        let old = self.credentials();
+        let Some(rotation) = self.rotation.as_mut().filter(|own| own.step == Step::Has) else {
+            return;
+        };
+        let Some(new) = rotation.other.replace(old) else { return };
+        rotation.step = Step::Uses;
+        (self.secret, self.protection) = (new.secret, new.protection);
+    }
+
+    /// Forgets the old ones, if it shows the new ones.
+    pub fn forget_old(&mut self) {
+        if let Some(rotation) = self.rotation.as_mut().filter(|own| own.step == Step::Uses) {
+            (rotation.step, rotation.other) = (Step::Done, None);
+        }
     }
 
     /// As [`Self::parse`] reads it.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        let Self { stage, cluster, node, index, role, secret, protection, endpoints, member } =
-            self.clone();
+        let Self {
+            stage,
+            cluster,
+            node,
+            index,
+            role,
+            secret,
+            protection,
+            rotation,
+            endpoints,
+            member,
+        } = self.clone();
         let written = Written {
             format: FORMAT,
             stage,
@@ -305,6 +421,7 @@ impl Identity {
             role,
             secret,
             protection,
+            rotation,
             endpoints,
             member,
         };
@@ -365,6 +482,7 @@ mod tests {
             role: Role::Data,
             secret: ClusterSecret::new([0xa5; 32]),
             protection: Protection::Plain,
+            rotation: None,
             endpoints: vec!["http://192.0.2.1:2379".into()],
             member: Some(OwnMember {
                 name: "node-1".into(),
@@ -376,10 +494,10 @@ mod tests {
 
     /// What this version writes, every later one reads.
     const GOLDEN: &str = concat!(
-        r#"{"format":3,"stage":"moving","cluster":"3d813cbb-47fb-32ba-91df-831e1593ac29","node":1,"#,
+        r#"{"format":4,"stage":"moving","cluster":"3d813cbb-47fb-32ba-91df-831e1593ac29","node":1,"#,
         r#""index":0,"role":"data","#,
         r#""secret":"a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5","#,
-        r#""protection":"plain","endpoints":["http://192.0.2.1:2379"],"member":{"name":"node-1","#,
+        r#""protection":"plain","rotation":null,"endpoints":["http://192.0.2.1:2379"],"member":{"name":"node-1","#,
         r#""peer_url":"http://192.0.2.1:2380","client_url":"http://192.0.2.1:2379"}}"#,
         "\n"
     );
@@ -400,13 +518,46 @@ mod tests {
     }
 
     #[test]
+    fn new_credentials_take_the_place_of_the_old_ones_in_three_steps() {
+        let new = |byte| {
+            let secret = ClusterSecret::new([byte; 32]);
+            Credentials { secret, protection: Protection::Own(Authority::new().unwrap()) }
+        };
+        let (old, new, id) = (new(1), new(2), Uuid::from_u128(9));
+        let Credentials { secret, protection } = old.clone();
+        let mut node = Identity { secret, protection, ..identity() };
+        // What is not due changes nothing.
+        (node.use_new(), node.forget_old());
+        assert_eq!((node.credentials(), node.rotation.clone()), (old.clone(), None));
+        let reads_back = |node: &Identity| {
+            assert_eq!(Identity::parse(&node.to_bytes()).as_ref(), Ok(node));
+            assert!(!format!("{node:?}").contains("PRIVATE"));
+        };
+        node.take(id, new.clone());
+        reads_back(&node);
+        assert_eq!((node.credentials(), node.other_credentials()), (old.clone(), Some(&new)));
+        assert_eq!(node.new_and_old(), Some((new.clone(), old.secret.clone())));
+        (node.use_new(), node.use_new());
+        reads_back(&node);
+        assert_eq!((node.credentials(), node.other_credentials()), (new.clone(), Some(&old)));
+        assert_eq!(node.new_and_old(), Some((new.clone(), old.secret)));
+        node.forget_old();
+        reads_back(&node);
+        assert_eq!((node.credentials(), node.other_credentials()), (new, None));
+        assert_eq!(node.new_and_old(), None);
+        let text = String::from_utf8(node.to_bytes()).unwrap();
+        let odd = text.replace("\"step\":\"done\"", "\"step\":\"has\"");
+        assert!(odd != text && Identity::parse(odd.as_bytes()).is_err());
+    }
+
+    #[test]
     fn what_is_wrong_with_a_file_is_said() {
         let refused = |from: &str, to: &str| {
             assert!(GOLDEN.contains(from), "{from}");
             Identity::parse(GOLDEN.replace(from, to).as_bytes()).unwrap_err().to_string()
         };
-        assert!(refused("\"format\":3", "\"format\":4,\"new\":[]").contains("has format 4"));
-        assert!(refused("\"format\":3", "\"format\":2").contains("has format 2"));
+        assert!(refused("\"format\":4", "\"format\":5,\"new\":[]").contains("has format 5"));
+        assert!(refused("\"format\":4", "\"format\":3").contains("has format 3"));
         assert!(refused("\"node\":1", "\"node\":0").contains("number is 0"));
         assert!(refused("\"index\":0", "\"index\":16").contains("0 to 15"));
         assert!(refused("\"stage\":\"moving\"", "\"stage\":\"new\"").contains("unknown variant"));

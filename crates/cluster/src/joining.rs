@@ -3,6 +3,9 @@
 //!
 //! What carries them out, and keeps `cluster.json` in step, is the node.
 
+use std::net::IpAddr;
+
+use http::Uri;
 use peer::NodeId;
 
 use crate::admission;
@@ -134,10 +137,27 @@ pub async fn cluster_of(meta: &dyn Meta, cluster: uuid::Uuid) -> Result<ClusterR
 /// # Errors
 /// [`JoinError`].
 pub async fn enter(meta: &dyn Meta, new: &NodeRecord) -> Result<NodeIndex, JoinError> {
-    until_unchanged!(enter_once(meta, new).await)
+    until_unchanged!(enter_once(meta, new, By::Beginning).await)
 }
 
-async fn enter_once(meta: &dyn Meta, new: &NodeRecord) -> Result<NodeIndex, JoinError> {
+/// The same for a node that was let in by a token. Who was removed before it came, or long ago, does not enter.
+///
+/// # Errors
+/// [`JoinError`]; [`JoinError::Removed`].
+pub async fn enter_admitted(meta: &dyn Meta, new: &NodeRecord) -> Result<NodeIndex, JoinError> {
+    until_unchanged!(enter_once(meta, new, By::Admission).await)
+}
+
+/// How a node comes into a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    /// It begins it.
+    Beginning,
+    /// It was let in.
+    Admission,
+}
+
+async fn enter_once(meta: &dyn Meta, new: &NodeRecord, by: By) -> Result<NodeIndex, JoinError> {
     let Some((cluster, revision)) = nodes::cluster(meta).await? else {
         return Err(JoinError::NoCluster);
     };
@@ -149,7 +169,10 @@ async fn enter_once(meta: &dyn Meta, new: &NodeRecord) -> Result<NodeIndex, Join
     let index = NodeIndex::all().find(|index| !taken(index)).ok_or(JoinError::Full)?;
     let record = NodeRecord { index, ..new.clone() };
     // The cluster's record as it was: whoever enters at the same time has read other nodes.
-    let changes = vec![cluster.put(Expect::At(revision)), record.put(Expect::Absent)];
+    let mut changes = vec![cluster.put(Expect::At(revision)), record.put(Expect::Absent)];
+    if by == By::Admission {
+        changes.push(admission::is_admitted(meta, new.node).await?.ok_or(JoinError::Removed)?);
+    }
     meta.commit(changes).await?;
     Ok(index)
 }
@@ -251,15 +274,28 @@ pub async fn promote(store: &Etcd, own: &OwnMember) -> Result<(), JoinError> {
     }
 }
 
-/// Removes the member called `name` from the store, unless it is the only one.
+/// Removes the member called `name` from the store, unless it is the only one; or one that has never started, and so has no
+/// name, at one of these addresses.
 ///
 /// # Errors
 /// [`JoinError::Store`].
-pub async fn remove_member(store: &Etcd, name: &str) -> Result<(), JoinError> {
+pub async fn remove_member(store: &Etcd, name: &str, at: &[IpAddr]) -> Result<(), JoinError> {
     let members = store.members().await?;
-    match members.iter().find(|m| m.name == name) {
+    match members.iter().find(|m| is_member_of(m, name, at)) {
         Some(member) if members.len() > 1 => Ok(store.remove_member(member.id).await?),
         _ => Ok(()),
+    }
+}
+
+fn is_member_of(member: &MemberInfo, name: &str, at: &[IpAddr]) -> bool {
+    let host = |url: &String| {
+        let uri = url.parse::<Uri>().ok()?;
+        uri.host()?.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>().ok()
+    };
+    let is_at = |url| host(url).is_some_and(|host| at.contains(&host));
+    match &*member.name {
+        "" => member.peer_urls.iter().any(is_at),
+        own => own == name,
     }
 }
 
@@ -433,6 +469,24 @@ mod tests {
         check_settings(&cluster(), 2000, 3000).unwrap();
         let other = check_settings(&cluster(), 2000, 4000).unwrap_err().to_string();
         assert!(other.contains("cluster.grace_ms is 4000 here and 3000"), "{other}");
+    }
+
+    #[test]
+    fn a_member_that_has_never_started_is_known_by_its_address() {
+        let member = |name: &str, at: &str| MemberInfo {
+            id: 1,
+            name: name.into(),
+            peer_urls: vec![format!("https://{at}:2380")],
+            client_urls: Vec::new(),
+            is_learner: true,
+        };
+        let at: Vec<IpAddr> = vec!["192.0.2.4".parse().unwrap(), "2001:db8::4".parse().unwrap()];
+        let is_of_node_4 = |member| is_member_of(&member, "node-4", &at);
+        assert!(is_of_node_4(member("", "192.0.2.4")) && is_of_node_4(member("", "[2001:db8::4]")));
+        assert!(is_of_node_4(member("node-4", "192.0.2.9")));
+        // One with a name is what that says, and other addresses are others'.
+        assert!(!is_of_node_4(member("node-5", "192.0.2.4")));
+        assert!(!is_of_node_4(member("", "192.0.2.5")) && !is_of_node_4(member("", "?")));
     }
 
     #[test]

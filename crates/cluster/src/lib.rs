@@ -9,6 +9,7 @@
 //! * [`lives`]: which process a node is.
 //! * [`admission`]: who is let in, by which token.
 //! * [`authority`]: what signs the certificates of a cluster's nodes.
+//! * [`rotation`]: how the cluster's secret and authority are replaced.
 //! * [`pin`]: how a node that joins knows the cluster of its token.
 //! * [`nodes`]: the records of the nodes, and who of them is alive.
 //! * [`mirrors`]: the records of mirrored volumes, for the cores that the volumes live on.
@@ -24,6 +25,7 @@ pub mod meta;
 pub mod mirrors;
 pub mod nodes;
 pub mod pin;
+pub mod rotation;
 #[cfg(feature = "testing")]
 pub mod testing;
 pub mod token;

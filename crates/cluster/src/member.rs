@@ -74,6 +74,12 @@ impl Supervisor {
         self.state.clone()
     }
 
+    /// Whether no restart helps.
+    #[must_use]
+    pub fn is_down(&self) -> bool {
+        matches!(&*self.state.borrow(), State::Down(_))
+    }
+
     /// Why it does not keep running: what is wrong with it, or what it ended with before it was started again, until it
     /// has run for a while.
     #[must_use]

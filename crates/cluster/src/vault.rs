@@ -16,7 +16,7 @@ use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom, SystemRandom};
 use uuid::Uuid;
 
-pub use wrapped::{BadRing, KEY, unwrap, wrap};
+pub use wrapped::{BadRing, KEY, unwrap, wrap, wrap_anew};
 
 /// Most keys of a ring.
 pub const MAX_KEYS: usize = 16;
@@ -110,7 +110,12 @@ impl Key {
         [&nonce[..], &bytes].concat()
     }
 
-    fn open(&self, beside: &[u8], sealed: &[u8]) -> Option<Vec<u8>> {
+    /// As [`Self::seal`], with a nonce of its own.
+    pub(crate) fn seal_randomly(&self, beside: &[u8], plain: &[u8]) -> Result<Vec<u8>, NoRandom> {
+        Ok(self.seal(random()?, beside, plain))
+    }
+
+    pub(crate) fn open(&self, beside: &[u8], sealed: &[u8]) -> Option<Vec<u8>> {
         let (nonce, rest) = sealed.split_first_chunk::<NONCE>()?;
         let mut bytes = rest.to_vec();
         let nonce = Nonce::assume_unique_for_key(*nonce);

@@ -36,6 +36,7 @@ mod recover;
 mod repair;
 mod report;
 mod reservations;
+mod rotate;
 mod secrets;
 mod space;
 mod state;
@@ -251,8 +252,8 @@ impl Control {
         engine: Engine,
         part: Option<Arc<Part>>,
     ) -> Self {
-        let identity = part.as_ref().map(|part| part.identity());
-        let vault = Vault::new(&settings.data_dir, identity.as_ref());
+        let identity = part.as_ref().map(|part| part.follow_identity());
+        let vault = Vault::new(&settings.data_dir, identity);
         let pools = pools::Pools::of(&settings.data_dir);
         Self(Arc::new(Inner {
             vault,
@@ -412,6 +413,7 @@ impl Control {
             }
         };
         tasks.spawn(Arc::clone(&part).follow_health());
+        tasks.spawn(Arc::clone(&part).follow_rotation());
         if part.own_members() {
             tasks.spawn(Arc::clone(&part).follow_members());
         }

@@ -21,8 +21,8 @@ use api::endpoint::{
     ListTokens, ListVolumes, MapTarget, Nothing, Payload, PostAdoption, PostDiscard, PostJoin,
     PostLeave, PostPool, PostPoolImport, PostRecovery, PostToken, PostVolume, PostVolumes,
     RefuseJoin, RemovePoolDisk, RemoveVolumeCopy, ReplacePoolDisk, ReplaceVolumeCopy, ResumeNode,
-    RevokeToken, ScrubPool, SetChap, SetHostDhchap, SetHostTls, SetInitiatorChap, SetProtocols,
-    SetVolumeCopies, SwitchVolume, TakeOverVolume, VerifyVolume,
+    RevokeToken, RotateCluster, ScrubPool, SetChap, SetHostDhchap, SetHostTls, SetInitiatorChap,
+    SetProtocols, SetVolumeCopies, SwitchVolume, TakeOverVolume, VerifyVolume,
 };
 use api::{ApiError, Code};
 use axum::Router;
@@ -249,6 +249,8 @@ fn admission_routes(router: Router, c: &Control) -> Router {
     let router =
         add::<PostToken, _, _>(router, c, |c, a| async move { c.create_token(a.body).await });
     let router = add::<ListTokens, _, _>(router, c, |c, _| async move { c.tokens().await });
+    let router =
+        add::<RotateCluster, _, _>(router, c, |c, _| async move { c.rotate_cluster().await });
     let router =
         add::<RevokeToken, _, _>(router, c, |c, a| async move { c.revoke_token(&a.body.id).await });
     let router = add::<ListJoins, _, _>(router, c, |c, _| async move { c.joins().await });

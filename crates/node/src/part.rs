@@ -1,6 +1,8 @@
 //! A node's part in a cluster: the member of the store that it runs, and the steps that make it a
 //! node of the cluster, or one by itself again (RFD 0012, 2.2).
 
+mod rotate;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -27,6 +29,8 @@ use crate::data_dir::{DataDir, DataDirError};
 use crate::engine::Portals;
 use crate::membership::Membership;
 use crate::protection::{self, ProtectionError};
+use rotate::InEffect;
+pub(crate) use rotate::RotateError;
 
 /// How often the leader of the store's members gives a sign of life.
 const HEARTBEAT: Duration = Duration::from_millis(100);
@@ -39,6 +43,10 @@ const MEMBERS_PAUSE: Duration = Duration::from_secs(10);
 
 /// How often is looked whether a new one gets on.
 const MEMBER_PAUSE: Duration = Duration::from_secs(1);
+
+/// How long a node may take to start a member that the store lacks, before the next one tries; and when it tries again.
+const TURN: Duration = Duration::from_secs(60);
+const TRY_AGAIN: Duration = Duration::from_secs(600);
 
 /// How often the members are asked how they are.
 const HEALTH_PAUSE: Duration = Duration::from_secs(3);
@@ -117,6 +125,35 @@ pub(crate) enum Became {
     Alone,
 }
 
+/// For how long the store lacks a member, and whether this node has tried to run it.
+#[derive(Debug, Default)]
+struct Lacks {
+    since: Option<Instant>,
+    gave_up: Option<Instant>,
+}
+
+impl Lacks {
+    fn begin(&mut self) {
+        self.since.get_or_insert_with(Instant::now);
+    }
+
+    /// Whether it is the turn of a node with so many before it.
+    fn is_turn_of(&mut self, before: usize) -> bool {
+        let since = *self.since.get_or_insert_with(Instant::now);
+        let turn = TURN * u32::try_from(before).unwrap_or(u32::MAX);
+        since.elapsed() >= turn && self.gave_up.is_none_or(|at| at.elapsed() >= TRY_AGAIN)
+    }
+
+    /// Whether the node has had its time.
+    fn is_given_up(&self) -> bool {
+        self.since.is_none_or(|since| since.elapsed() >= TURN)
+    }
+
+    fn give_up(&mut self) {
+        self.gave_up = Some(Instant::now());
+    }
+}
+
 /// A node's part in a cluster.
 pub(crate) struct Part {
     data_dir: Arc<DataDir>,
@@ -126,10 +163,16 @@ pub(crate) struct Part {
     /// What it shows to others and to the store; `None` if they speak in plain text.
     certificates: Option<ClusterTls>,
     tls: Option<peer::Tls>,
+    /// What it proves itself with to other nodes.
+    secret: peer::Secret,
+    /// What it shows and accepts at present.
+    in_effect: Mutex<InEffect>,
+    /// How the cluster's secret and authority are replaced.
+    rotation: rotate::Rotation,
     store: Etcd,
     /// The records that a first node takes with it.
     local: Mutex<Option<Embedded>>,
-    identity: Mutex<Identity>,
+    identity: watch::Sender<Identity>,
     supervisor: Mutex<Option<Supervisor>>,
     announced: Mutex<Option<Announced>>,
     /// This process, among all that are or were the node.
@@ -154,9 +197,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// How the store at `endpoints` is reached.
 pub(crate) fn store(endpoints: &[String], tls: Option<&ClusterTls>) -> Result<Etcd, MetaError> {
-    let tls = tls
-        .map(|tls| Tls { ca: tls.ca.clone(), identity: Some((tls.cert.clone(), tls.key.clone())) });
+    let tls = tls.map(etcd_tls);
     Etcd::new(&Settings { endpoints: endpoints.to_vec(), tls, ..Settings::default() })
+}
+
+/// What the store is shown, and believed by.
+fn etcd_tls(tls: &ClusterTls) -> Tls {
+    Tls { ca: tls.ca.clone(), identity: Some((tls.cert.clone(), tls.key.clone())) }
 }
 
 /// This process, for other ones that may be the same node.
@@ -185,8 +232,11 @@ impl Part {
         portals: Portals,
     ) -> Result<Self, PartError> {
         let (name, cluster) = (&config.name, &config.cluster);
-        let certificates =
-            protection::certificates(&identity.protection, name, cluster, data_dir.path())?;
+        let protections = rotate::protections(&identity);
+        let certificates = protection::certificates(protections, name, cluster, data_dir.path())?;
+        let secret = identity.secret.for_peers();
+        let other = identity.other_credentials().map(|other| &other.secret);
+        identity.secret.replace_in(&secret, other);
         let local = match identity.stage {
             // It has been there, and must not be taken for an empty one.
             Stage::Moving => Some(Embedded::open_existing(&data_dir.store())?),
@@ -197,12 +247,15 @@ impl Part {
             tls: certificates.as_ref().map(protection::peer_tls).transpose()?,
             store: store(&identity.endpoints, certificates.as_ref())?,
             certificates,
+            secret,
+            in_effect: Mutex::new(InEffect::of(&identity)),
+            rotation: rotate::Rotation::default(),
             config: config.cluster.clone(),
             life: life(config, &data_dir),
             data_dir,
             portals,
             local: Mutex::new(local),
-            identity: Mutex::new(identity),
+            identity: watch::Sender::new(identity),
             supervisor: Mutex::default(),
             announced: Mutex::default(),
             claimed: AtomicBool::new(false),
@@ -226,7 +279,12 @@ impl Part {
 
     /// What the node is now.
     pub(crate) fn identity(&self) -> Identity {
-        lock(&self.identity).clone()
+        self.identity.borrow().clone()
+    }
+
+    /// What the node is, and will be.
+    pub(crate) fn follow_identity(&self) -> watch::Receiver<Identity> {
+        self.identity.subscribe()
     }
 
     /// Whether the nodes run the store's members.
@@ -234,11 +292,24 @@ impl Part {
         self.config.store.endpoints.is_empty()
     }
 
-    /// Writes down that the node is another one now.
-    pub(crate) fn become_other(&self, identity: Identity) -> Result<(), IdentityError> {
-        identity.write(&self.data_dir.identity())?;
-        *lock(&self.identity) = identity;
-        Ok(())
+    /// Changes what the node is, and writes that down first.
+    pub(crate) fn update(
+        &self,
+        change: impl FnOnce(&mut Identity),
+    ) -> Result<Identity, IdentityError> {
+        let mut outcome = None;
+        self.identity.send_if_modified(|identity| {
+            let mut next = identity.clone();
+            change(&mut next);
+            let written = next.write(&self.data_dir.identity());
+            let is_written = written.is_ok();
+            outcome = Some(written.map(|()| next.clone()));
+            if is_written {
+                *identity = next;
+            }
+            is_written
+        });
+        outcome.expect("what changes the value was called")
     }
 
     /// Forgets the cluster, without a word to the others.
@@ -319,7 +390,7 @@ impl Part {
         fault::pass(Point::InitCopied);
         let index = joining::enter(&self.store, &self.record(&identity)).await?;
         fault::pass(Point::InitEntered);
-        self.become_other(Identity { stage: Stage::Member, index: Some(index), ..identity })?;
+        self.update(|own| (own.stage, own.index) = (Stage::Member, Some(index)))?;
         fault::pass(Point::MemberWritten);
         lock(&self.local).take();
         Ok(())
@@ -334,9 +405,9 @@ impl Part {
         }
         fault::pass(Point::JoinPromoted);
         self.check_cluster(&identity).await?;
-        let index = joining::enter(&self.store, &self.record(&identity)).await?;
+        let index = joining::enter_admitted(&self.store, &self.record(&identity)).await?;
         fault::pass(Point::JoinEntered);
-        self.become_other(Identity { stage: Stage::Member, index: Some(index), ..identity })?;
+        self.update(|own| (own.stage, own.index) = (Stage::Member, Some(index)))?;
         Ok(())
     }
 
@@ -411,14 +482,21 @@ impl Part {
     async fn take_part(&self, identity: &Identity) -> Result<Became, PartError> {
         self.data_dir.set_store_aside()?;
         self.claim_by_others(identity).await?;
+        let mut member = Ok(());
         if let Some(own) = &identity.member {
             if !self.data_dir.member().join("member").exists() {
                 return Err(PartError::Defect(member::Defect::AlreadyBootstrapped));
             }
             let all = vec![(own.name.clone(), own.peer_url.clone())];
-            self.run_member(identity, Origin::Joins, all)?;
+            member = self.run_member(identity, Origin::Joins, all);
+            if let Err(error) = &member
+                && lock(&self.supervisor).as_ref().is_some_and(Supervisor::is_down)
+            {
+                return Err(PartError::Member(error.to_string()));
+            }
         }
-        self.check_cluster(identity).await?;
+        // The others may be enough, if its own member does not start.
+        self.check_cluster(identity).await.map_err(|error| member.err().unwrap_or(error))?;
         self.claim(identity).await?;
         joining::refresh(&self.store, &self.record(identity)).await?;
         forget_report(&self.store, identity.node).await?;
@@ -454,7 +532,7 @@ impl Part {
             node: identity.node,
             index,
             cluster: identity.cluster,
-            secret: identity.secret.for_peers(),
+            secret: self.secret.clone(),
             role: identity.role,
             tls: self.tls.clone(),
             lease: self.config.lease,
@@ -475,7 +553,7 @@ impl Part {
         joining::strike(&self.store, identity.node).await?;
         fault::pass(Point::LeaveStruck);
         if let Some(own) = &identity.member {
-            joining::remove_member(&self.store, &own.name).await?;
+            joining::remove_member(&self.store, &own.name, &[]).await?;
         }
         fault::pass(Point::LeaveRemoved);
         Ok(self.forget()?)
@@ -521,6 +599,8 @@ impl Part {
             heartbeat: HEARTBEAT,
         };
         *supervisor = Some(Supervisor::start(self.config.store.program.clone(), member));
+        drop(supervisor);
+        lock(&self.in_effect).member_starts(protection::believed(identity));
         Ok(())
     }
 
@@ -591,15 +671,18 @@ impl Part {
         }
     }
 
-    /// Keeps the addresses of the store's members current, here and in the file, for as long as
-    /// the node is a member.
+    /// Keeps the addresses of the store's members current, here and in the file, and has this node run one where the store
+    /// lacks it, for as long as the node is a member.
     pub(crate) async fn follow_members(self: Arc<Self>) {
-        let (mut next, mut told) = (None, String::new());
+        let (mut lacks, mut told) = (Lacks::default(), String::new());
         loop {
+            let mut pause = MEMBERS_PAUSE;
             if let Ok(members) = self.store.members().await {
-                if next.is_none() {
-                    self.note_endpoints(&members);
-                    next = self.begin_member(&members).await.unwrap_or_else(|why| {
+                self.note_endpoints(&members);
+                match self.tend_member(&members, &mut lacks).await {
+                    Ok(true) => pause = MEMBER_PAUSE,
+                    Ok(false) => told.clear(),
+                    Err(why) => {
                         if why != told {
                             tracing::warn!(
                                 why,
@@ -607,14 +690,10 @@ impl Part {
                             );
                             told = why;
                         }
-                        None
-                    });
-                }
-                if let Some(identity) = next.take() {
-                    next = self.finish_member(&members, identity).await;
+                        pause = MEMBER_PAUSE;
+                    }
                 }
             }
-            let pause = if next.is_some() { MEMBER_PAUSE } else { MEMBERS_PAUSE };
             tokio::time::sleep(pause).await;
         }
     }
@@ -624,60 +703,91 @@ impl Part {
         let now = joining::endpoints(members, identity.member.as_ref());
         if identity.stage == Stage::Member && !now.is_empty() && now != identity.endpoints {
             let set = self.store.set_endpoints(&now).map_err(PartError::from);
-            let identity = Identity { endpoints: now, ..identity };
-            if let Err(error) = set.and_then(|()| Ok(self.become_other(identity)?)) {
+            let update = || self.update(|own| own.endpoints = now);
+            if let Err(error) = set.and_then(|()| Ok(update().map(drop)?)) {
                 tracing::warn!(%error, "where the store is cannot be written down");
             }
         }
     }
 
     /// Where a member of the store was removed, a node that joined when there was no place for one of its own takes the
-    /// place: the first of those that run. Writes down that it is about to, and gives what it is to be: a node that
-    /// ends in the middle goes on as one that joins.
-    async fn begin_member(&self, members: &[MemberInfo]) -> Result<Option<Identity>, String> {
+    /// place. Says whether it is about to. The node serves all the while, whatever becomes of it; its file names the member
+    /// once that has its data, and before it has a vote.
+    async fn tend_member(&self, members: &[MemberInfo], lacks: &mut Lacks) -> Result<bool, String> {
         let identity = self.identity();
-        let wanted = identity.stage == Stage::Member && identity.member.is_none();
-        let learns = members.iter().any(|member| member.is_learner);
-        if !wanted || !self.own_members() || members.len() >= joining::MAX_MEMBERS || learns {
-            return Ok(None);
+        if identity.stage != Stage::Member || !self.own_members() {
+            return Ok(false);
         }
+        let entry = |own: &OwnMember| members.iter().find(|m| m.peer_urls.contains(&own.peer_url));
+        if let Some(own) = &identity.member {
+            let learns = entry(own).is_some_and(|member| member.is_learner);
+            if learns {
+                // It is refused for as long as the member has not learnt enough.
+                let _ = joining::promote(&self.store, own).await;
+            }
+            return Ok(learns);
+        }
+        let Some(at) = self.config.listen.first().copied() else { return Ok(false) };
+        let own = own_member(&self.config, at, identity.node, &identity.protection);
+        let own = own.map_err(|e| e.to_string())?;
+        match entry(&own) {
+            // It was begun before.
+            Some(_) => lacks.begin(),
+            None if !self.is_to_run_member(members, lacks).await => return Ok(false),
+            None => tracing::info!("the store lacks a member: this node runs one from now on"),
+        }
+        let begun = self.begin_member(&Identity { member: Some(own.clone()), ..identity }).await;
+        if let Err(error) = &begun
+            && lacks.is_given_up()
+        {
+            // A member that does not start is in the way of others that would.
+            self.stop_member().await;
+            let at = [at.ip()];
+            let _ = joining::remove_member(&self.store, &own.name, &at).await;
+            lacks.give_up();
+            return Err(error.to_string());
+        }
+        begun.map_err(|error| error.to_string())
+    }
+
+    /// Whether the store lacks a member, and this is the node to run it: the first of those that run and have none, or a
+    /// later one where those before it have had their time.
+    async fn is_to_run_member(&self, members: &[MemberInfo], lacks: &mut Lacks) -> bool {
+        let learns = members.iter().any(|member| member.is_learner);
+        if learns || members.len() >= joining::MAX_MEMBERS {
+            *lacks = Lacks::default();
+            return false;
+        }
+        let identity = self.identity();
         let cluster = joining::cluster_of(&self.store, identity.cluster).await;
         let (Ok(cluster), Ok((present, _))) = (cluster, nodes::list(&self.store).await) else {
-            return Ok(None);
+            return false;
         };
         let has_member = |node| members.iter().any(|m| m.name == member_name(node));
         let running = present.values().filter(|view| view.alive).map(|view| view.record.node);
-        let first = running.filter(|node| !has_member(*node)).min();
-        let at = self.config.listen.first().copied();
-        let Some(at) = at.filter(|_| first == Some(identity.node) && cluster.own_members) else {
-            return Ok(None);
-        };
-        let own = own_member(&self.config, at, identity.node, &identity.protection)
-            .map_err(|e| e.to_string())?;
-        let next = Identity { stage: Stage::Joining, member: Some(own), ..identity };
-        next.write(&self.data_dir.identity()).map_err(|e| e.to_string())?;
-        tracing::info!("the store lacks a member: this node runs one from now on");
-        Ok(Some(next))
+        let before = running.filter(|node| *node < identity.node && !has_member(*node)).count();
+        cluster.own_members && lacks.is_turn_of(before)
     }
 
-    /// Goes on with that; gives what is left to do.
-    async fn finish_member(&self, members: &[MemberInfo], next: Identity) -> Option<Identity> {
-        let own = next.member.as_ref().map(|own| &own.peer_url);
-        let is_there = members.iter().any(|m| own.is_some_and(|own| m.peer_urls.contains(own)));
-        if !is_there && members.len() >= joining::MAX_MEMBERS {
-            // Another one was first.
-            if let Err(error) = self.become_other(self.identity()) {
-                tracing::warn!(%error, "it cannot be written down that this node runs no member");
-                return Some(next);
-            }
-            return None;
+    /// Starts the member in `next`, and writes down that the node runs it once it has its data.
+    async fn begin_member(&self, next: &Identity) -> Result<bool, PartError> {
+        let Some(own) = &next.member else { return Ok(false) };
+        let all = joining::make_room(&self.store, own).await?;
+        fault::pass(Point::JoinRoom);
+        self.run_member(next, Origin::Joins, all)?;
+        let runs = lock(&self.supervisor)
+            .as_ref()
+            .is_some_and(|member| *member.state().borrow() == member::State::Running);
+        if runs && self.data_dir.member().join("member").exists() {
+            self.update(|identity| identity.member = Some(own.clone()))?;
         }
-        match self.join(next.clone()).await {
-            Ok(()) => None,
-            Err(error) => {
-                tracing::debug!(%error, "this node's member of the store does not get on yet");
-                Some(next)
-            }
+        Ok(true)
+    }
+
+    async fn stop_member(&self) {
+        let supervisor = lock(&self.supervisor).take();
+        if let Some(supervisor) = supervisor {
+            supervisor.stop(MEMBER_PATIENCE).await;
         }
     }
 

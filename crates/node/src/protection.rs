@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use ::cluster::authority::{Authority, AuthorityError, NodeCertificate};
 use ::cluster::file;
-use ::cluster::identity::Protection;
+use ::cluster::identity::{Identity, Protection};
 use ::cluster::pin;
 use ::cluster::token::Trust;
 use rustls::RootCertStore;
@@ -63,20 +63,37 @@ pub enum ProtectionError {
     },
 }
 
+/// The authorities of the cluster's own that a node with this identity believes, in PEM; nothing where it has none.
+pub(crate) fn believed(identity: &Identity) -> String {
+    let other = identity.other_credentials().map(|other| &other.protection);
+    authorities(&identity.protection, other)
+}
+
+fn authorities(own: &Protection, other: Option<&Protection>) -> String {
+    let both = [Some(own), other].into_iter().flatten();
+    let certificate = |protection: &Protection| match protection {
+        Protection::Own(authority) => authority.certificate().to_owned(),
+        Protection::Given | Protection::Plain => String::new(),
+    };
+    both.map(certificate).collect()
+}
+
 /// The files of the certificates of the node called `name`, in a cluster that is protected so; `None` if that speaks in plain
-/// text. Those that the cluster signs itself are signed anew, for the addresses in `config`.
+/// text. Those that the cluster signs itself are signed anew, for the addresses in `config`; who is protected as `other` says
+/// is believed as well.
 ///
 /// # Errors
 /// [`ProtectionError`].
 pub(crate) fn certificates(
-    protection: &Protection,
+    (protection, other): (&Protection, Option<&Protection>),
     name: &str,
     config: &Cluster,
     data_dir: &Path,
 ) -> Result<Option<ClusterTls>, ProtectionError> {
     match (protection, &config.tls) {
         (Protection::Own(authority), None) => {
-            sign(authority, name, config, &data_dir::tls(data_dir)).map(Some)
+            let believed = authorities(protection, other);
+            sign((authority, &believed), name, config, &data_dir::tls(data_dir)).map(Some)
         }
         (Protection::Own(_), Some(_)) => Err(ProtectionError::OwnAuthority),
         (Protection::Given, Some(given)) => Ok(Some(given.clone())),
@@ -98,9 +115,9 @@ pub(crate) fn forget(data_dir: &Path) {
     }
 }
 
-/// Signs a certificate, and writes it into `directory`, with its key and the authority's certificate.
+/// Signs a certificate, and writes it into `directory`, with its key and the authorities that are believed.
 fn sign(
-    authority: &Authority,
+    (authority, believed): (&Authority, &str),
     name: &str,
     config: &Cluster,
     directory: &Path,
@@ -112,10 +129,10 @@ fn sign(
     let signed = authority.sign(name, addresses(config))?;
     let [ca, cert, key] = ["ca.crt", "node.crt", "node.key"].map(|name| directory.join(name));
     let files = ClusterTls { ca, cert, key };
-    match write(&files, authority, &signed) {
+    match write(&files, believed, &signed) {
         Ok(()) => Ok(files),
         // A full disk keeps no node from starting again. What may be missing in them is an address that is new.
-        Err((path, error)) if is_of(authority, &files) => {
+        Err((path, error)) if is_of(believed, &files) => {
             tracing::warn!(
                 path = %path.display(), %error,
                 "a new certificate of this node cannot be written: it goes on with the last one"
@@ -129,15 +146,12 @@ fn sign(
 /// Writes them as nearly at once as can be: nothing of what was there is touched before all are on the disk.
 fn write(
     files: &ClusterTls,
-    authority: &Authority,
+    believed: &str,
     signed: &NodeCertificate,
 ) -> Result<(), (PathBuf, io::Error)> {
     let next = |path: &Path| path.with_added_extension("next");
-    let all = [
-        (&files.ca, authority.certificate()),
-        (&files.cert, &*signed.certificate),
-        (&files.key, &*signed.key),
-    ];
+    let all =
+        [(&files.ca, believed), (&files.cert, &*signed.certificate), (&files.key, &*signed.key)];
     for (path, text) in all {
         let path = next(path);
         file::write_raw(&path, text.as_bytes()).map_err(|why| (path, why))?;
@@ -148,10 +162,10 @@ fn write(
     Ok(())
 }
 
-/// Whether these are there, fit together, and are of this authority.
-fn is_of(authority: &Authority, files: &ClusterTls) -> bool {
+/// Whether these are there, fit together, and believe these authorities.
+fn is_of(believed: &str, files: &ClusterTls) -> bool {
     let ca = fs::read_to_string(&files.ca);
-    ca.is_ok_and(|ca| ca == authority.certificate()) && peer_tls(files).is_ok()
+    ca.is_ok_and(|ca| ca == believed) && peer_tls(files).is_ok()
 }
 
 /// Where others reach this node and its member of the store, and what connections of it may come from: members of the store
@@ -212,9 +226,10 @@ pub(crate) fn join_acceptor(
 ) -> Result<TlsAcceptor, ProtectionError> {
     let bad = |path: &Path, why: String| ProtectionError::Unusable { path: path.to_owned(), why };
     let mut chain = pem_certificates(&tls.cert)?;
-    if let Protection::Own(_) = protection {
+    if let Protection::Own(authority) = protection {
         // Who joins knows the authority by the SHA-256 of its certificate, and has to see it for that.
-        chain.extend(pem_certificates(&tls.ca)?);
+        let certificate = CertificateDer::from_pem_slice(authority.certificate().as_bytes());
+        chain.push(certificate.map_err(|e| bad(&tls.ca, e.to_string()))?);
     }
     let key = PrivateKeyDer::from_pem_file(&tls.key).map_err(|e| bad(&tls.key, e.to_string()))?;
     let unusable = |e: rustls::Error| bad(&tls.cert, e.to_string());
@@ -287,7 +302,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let protection = Protection::Own(Authority::new().unwrap());
         let config = config("[cluster]\nlisten = [\"192.0.2.1:7480\"]\n");
-        let made = || certificates(&protection, "a", &config, dir.path()).unwrap().unwrap();
+        let made = || certificates((&protection, None), "a", &config, dir.path()).unwrap().unwrap();
         let files = made();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&files.key), mode(&dir.path().join("tls"))), (0o600, 0o700));
@@ -301,7 +316,8 @@ mod tests {
         assert_eq!((made(), fs::read(&files.cert).unwrap()), (files.clone(), second));
         peer_tls(&files).unwrap();
         let other = Protection::Own(Authority::new().unwrap());
-        let refused = certificates(&other, "a", &config, dir.path()).unwrap_err().to_string();
+        let refused =
+            certificates((&other, None), "a", &config, dir.path()).unwrap_err().to_string();
         assert!(refused.contains("node.key.next"), "{refused}");
     }
 
@@ -322,7 +338,7 @@ mod tests {
         let none = config("");
         let own = Protection::Own(Authority::new().unwrap());
         let of = |protection: &Protection, config: &Cluster| {
-            certificates(protection, "a", config, Path::new("/proc/nowhere"))
+            certificates((protection, None), "a", config, Path::new("/proc/nowhere"))
         };
         assert!(of(&own, &given).unwrap_err().to_string().contains("remove cluster.tls_ca"));
         assert!(of(&Protection::Plain, &given).unwrap_err().to_string().contains("--insecure"));

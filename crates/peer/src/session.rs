@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use ring::hmac;
@@ -24,30 +25,51 @@ const BACKOFF: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(
 /// Bit of [`Hello::features`]: what follows HELLO is TLS.
 pub const FEATURE_TLS: u64 = 1;
 
-/// What all nodes of a cluster know and nobody else: 32 random bytes. Shows nothing of itself.
+/// What all nodes of a cluster know and nobody else: 32 random bytes. Shows nothing of itself. Clones share what
+/// [`Secret::replace`] sets.
 #[derive(Clone)]
-pub struct Secret(hmac::Key);
+pub struct Secret(Arc<RwLock<Keys>>);
+
+/// By what a node proves itself, and what else it accepts.
+struct Keys {
+    own: hmac::Key,
+    other: Option<hmac::Key>,
+}
+
+fn hmac_key(bytes: &[u8; 32]) -> hmac::Key {
+    hmac::Key::new(hmac::HMAC_SHA256, bytes)
+}
 
 impl Secret {
     /// The secret in these bytes.
     #[must_use]
     pub fn new(bytes: &[u8; 32]) -> Self {
-        Self(hmac::Key::new(hmac::HMAC_SHA256, bytes))
+        Self(Arc::new(RwLock::new(Keys { own: hmac_key(bytes), other: None })))
+    }
+
+    /// Has new connections proved by `own`, and accepts who proves itself by that or by `other` (RFD 0038, 2.4).
+    pub fn replace(&self, own: &[u8; 32], other: Option<&[u8; 32]>) {
+        let keys = Keys { own: hmac_key(own), other: other.map(hmac_key) };
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = keys;
     }
 
     /// What `side` proves its knowledge with: HMAC-SHA256 over its side and both HELLOs, in which
     /// both identities and both challenges are. So it holds for one connection and one direction.
     #[must_use]
     pub fn prove(&self, side: Side, hellos: &Hellos<'_>) -> [u8; PROOF_BYTES] {
+        let keys = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let mut proof = [0; PROOF_BYTES];
-        proof.copy_from_slice(hmac::sign(&self.0, &hellos.signed(side)).as_ref());
+        proof.copy_from_slice(hmac::sign(&keys.own, &hellos.signed(side)).as_ref());
         proof
     }
 
     /// Whether `proof` is that of `side`; takes as long for every wrong one.
     #[must_use]
     pub fn verifies(&self, side: Side, hellos: &Hellos<'_>, proof: &[u8; PROOF_BYTES]) -> bool {
-        hmac::verify(&self.0, &hellos.signed(side), proof).is_ok()
+        let keys = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let signed = hellos.signed(side);
+        let is_by = |key| hmac::verify(key, &signed, proof).is_ok();
+        is_by(&keys.own) | keys.other.as_ref().is_some_and(is_by)
     }
 }
 

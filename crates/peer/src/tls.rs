@@ -7,7 +7,7 @@
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::task::{Context, Poll};
 
 use rt::net::Stream;
@@ -17,9 +17,13 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
-/// A node's certificate and whom it believes. Cheap to clone.
+/// A node's certificate and whom it believes. Cheap to clone; clones share what [`Tls::replace`] sets.
 #[derive(Clone)]
-pub struct Tls {
+pub struct Tls(Arc<RwLock<Sides>>);
+
+/// How connections begin on either side.
+#[derive(Clone)]
+struct Sides {
     accepts: TlsAcceptor,
     dials: TlsConnector,
 }
@@ -62,19 +66,29 @@ impl Tls {
             .with_root_certificates(authority)
             .with_client_auth_cert(chain, key)?;
         let (accepts, dials) = (Arc::new(server).into(), Arc::new(client).into());
-        Ok(Self { accepts, dials })
+        Ok(Self(Arc::new(RwLock::new(Sides { accepts, dials }))))
+    }
+
+    /// Has new connections show and believe what `next` does; those that are there go on.
+    pub fn replace(&self, next: &Self) {
+        let next = next.sides();
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = next;
+    }
+
+    fn sides(&self) -> Sides {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The side that dialled.
     pub(crate) async fn dial(&self, stream: Stream) -> io::Result<Wire> {
         let name = ServerName::IpAddress(stream.peer_addr()?.ip().into());
-        let stream = self.dials.connect(name, stream).await?;
+        let stream = self.sides().dials.connect(name, stream).await?;
         Ok(Wire::Tls(Box::new(stream.into())))
     }
 
     /// The side that was dialled.
     pub(crate) async fn accept(&self, stream: Stream) -> io::Result<Wire> {
-        let stream = self.accepts.accept(stream).await?;
+        let stream = self.sides().accepts.accept(stream).await?;
         Ok(Wire::Tls(Box::new(stream.into())))
     }
 }

@@ -107,6 +107,14 @@ points! {
     LeaveStruck = "cluster.leave.struck";
     /// `cluster leave`: its member of the store is removed; its file is there.
     LeaveRemoved = "cluster.leave.removed";
+    /// `cluster rotate`: the node that begins it has the new credentials in its file; the store has no record of it.
+    RotateBegun = "cluster.rotate.begun";
+    /// Another node has the new credentials in its file; it accepts nobody by them.
+    RotateTaken = "cluster.rotate.taken";
+    /// The file has the new credentials first; the node shows the old ones.
+    RotateUsed = "cluster.rotate.used";
+    /// The file has the new credentials only; the node accepts both.
+    RotateForgotten = "cluster.rotate.forgotten";
     /// An image of a volume is made; the record does not say so.
     VolumeMade = "volume.made";
     /// All images of a new volume are made; the volume does not exist yet.

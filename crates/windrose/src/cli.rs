@@ -223,6 +223,9 @@ pub(crate) enum ClusterCommand {
     Join(TokenArgs),
     /// Make this node the witness of a cluster: it has a vote, and keeps no data.
     Witness(TokenArgs),
+    /// Have all nodes replace the cluster's secret and authority by new ones, while they serve: after a node was stolen or
+    /// removed by force, whose disks somebody else may have. Tokens made before are revoked. Waits until it is done.
+    Rotate,
     /// List the nodes and the members of the store.
     Nodes,
     /// Recover from the loss of the cluster's store, or of records: a new store if the old one is lost for good, volumes

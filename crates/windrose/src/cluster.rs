@@ -7,6 +7,7 @@ use api::client::CallError;
 use api::endpoint::{
     ApproveJoin, DrainNode, GetCluster, GetHealth, GetStatus, InitCluster, ListJoins, ListTokens,
     ListVolumes, Nothing, PostJoin, PostLeave, PostToken, RefuseJoin, ResumeNode, RevokeToken,
+    RotateCluster,
 };
 use api::{
     BeginCluster, Cluster, ClusterStage, CreateToken, JoinCluster, LeaveCluster, NodeRole, WhichId,
@@ -52,6 +53,10 @@ pub(crate) async fn run(remote: Remote, command: ClusterCommand) -> Result<ExitC
         ClusterCommand::Refuse { id } => {
             let joins = client.call::<RefuseJoin>(&WhichId { id }).await?;
             remote.print(&joins, show::joins)?;
+        }
+        ClusterCommand::Rotate => {
+            let begun = client.call::<RotateCluster>(&Nothing).await?;
+            rotated(&remote, begun).await?;
         }
         ClusterCommand::Nodes => {
             let cluster = client.call::<GetCluster>(&Nothing).await?;
@@ -212,6 +217,34 @@ async fn settled(remote: &Remote, wanted: ClusterStage) -> Result<(), Failure> {
         }
         sleep(PAUSE).await;
     }
+}
+
+/// Waits until the cluster has a new secret and authority. The store may be away for moments: its members start again.
+async fn rotated(remote: &Remote, begun: Cluster) -> Result<(), Failure> {
+    let mut deadline = Instant::now() + PATIENCE;
+    let mut cluster = begun;
+    let mut known: Option<String> = None;
+    // Where the store does not answer, nobody knows.
+    while cluster.rotation.is_some() || cluster.unread.is_some() {
+        let how_far = cluster.rotation.as_ref().map(show::rotation);
+        if let Some(how_far) = how_far.filter(|how_far| known.as_ref() != Some(how_far)) {
+            deadline = Instant::now() + PATIENCE;
+            tell(&format!("windrose: {how_far}"));
+            known = Some(how_far);
+        }
+        if Instant::now() > deadline {
+            let what = known.or(cluster.unread).unwrap_or_default();
+            return Err(Failure::new(FAILED, format!("not done after {PATIENCE:?}: {what}")).hint(
+                "the nodes go on by themselves; windrose status says what they wait for, and what helps",
+            ));
+        }
+        sleep(PAUSE).await;
+        cluster = remote.client.call::<GetCluster>(&Nothing).await?;
+    }
+    tell(
+        "windrose: the secret and the authority of the cluster are new; tokens made before are revoked",
+    );
+    remote.print(&cluster, show::cluster)
 }
 
 /// What the node is, and whether it serves.

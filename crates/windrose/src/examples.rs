@@ -45,6 +45,10 @@ const EXAMPLES: &[(&str, &[Example])] = &[
             ),
         ],
     ),
+    (
+        "cluster rotate",
+        &[("After a node was stolen and removed from the cluster", "windrose cluster rotate")],
+    ),
     ("cluster token list", &[("Which tokens still let nodes in", "windrose cluster token list")]),
     (
         "cluster token revoke",

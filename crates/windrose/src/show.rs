@@ -10,9 +10,9 @@ use api::client::Address;
 use api::endpoint::{GetStatus, ListSessions, Nothing};
 use api::{
     Access, ApiError, Cluster, ClusterNode, ClusterStage, CopyState, CreatedVolume, CreatedVolumes,
-    DhchapHost, InitiatorUser, IscsiExport, NodeRole, Protocol, Reservations, Session, SessionList,
-    Severity, Size, Status, TlsHost, Verdict, Verification, Volume, VolumeCopy, VolumeList,
-    VolumeName, VolumeState,
+    DhchapHost, InitiatorUser, IscsiExport, NodeRole, Protocol, Reservations, Rotation,
+    RotationStage, Session, SessionList, Severity, Size, Status, TlsHost, Verdict, Verification,
+    Volume, VolumeCopy, VolumeList, VolumeName, VolumeState,
 };
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
@@ -70,6 +70,9 @@ pub(crate) fn cluster(cluster: &Cluster) -> String {
     if let Some(what) = &cluster.waits_for {
         text.push_str(&format!("\nThis node waits: {what}"));
     }
+    if let Some(under_way) = &cluster.rotation {
+        text.push_str(&format!("\nA rotation is under way: {}", rotation(under_way)));
+    }
     let here =
         |node: &ClusterNode| if Some(node.node) == cluster.node { " (this node)" } else { "" };
     let rows = cluster.nodes.iter().map(|node| {
@@ -102,6 +105,19 @@ pub(crate) fn cluster(cluster: &Cluster) -> String {
     let head = ["STORE MEMBER", "VOTE", "ADDRESSES", "STATE"];
     text.push_str(&format!("\n\n{}", table(&head, &[], rows)));
     text
+}
+
+/// How far a cluster is with a new secret and authority.
+pub(crate) fn rotation(rotation: &Rotation) -> String {
+    let what = match rotation.stage {
+        RotationStage::Spread => "the nodes get the new secret and authority",
+        RotationStage::Use => "the nodes begin to use the new secret and authority",
+        RotationStage::Finish => "the nodes forget the old secret and authority",
+    };
+    match &rotation.waits_for[..] {
+        [] => what.to_owned(),
+        names => format!("{what}: waiting for {}", names.join(", ")),
+    }
 }
 
 /// `windrose volume list`.

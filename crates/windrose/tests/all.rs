@@ -11,5 +11,6 @@ mod node;
 mod records;
 mod recovery;
 mod repair;
+mod rotation;
 mod stranger;
 mod truth;

@@ -743,6 +743,72 @@ fn a_node_that_joins_before_the_dead_one_is_removed_takes_its_place_also_in_the_
     voters(&["node-1", "node-4", "node-5"]);
 }
 
+/// A node that is to run a member of the store and cannot (its port is taken) serves on, also when it starts again; and
+/// once it was removed it does not come back by itself, nor is anything of it left in the store.
+#[test]
+fn a_node_that_cannot_run_a_member_of_the_store_serves_and_stays_out_once_removed() {
+    if !has_etcd() {
+        return;
+    }
+    let named = |number: u8| Place::named(&format!("n{number}"), &listens(number));
+    let [a, b, c, d] = [161, 162, 163, 164].map(named);
+    let (_a, _b, node_c, node_d) = (a.start(), b.start(), c.start(), d.start());
+    a.ok(&["cluster", "init"]);
+    let token = a.ok(&["cluster", "token", "create", "--unlimited"]);
+    for node in [&b, &c, &d] {
+        node.ok(&["cluster", "join", "--token", token.trim()]);
+    }
+    let taken = std::net::TcpListener::bind(format!("{}:2380", address(164))).unwrap();
+    a.ok(&[
+        "volume",
+        "create",
+        "web",
+        "--size",
+        "4M",
+        "--replicas",
+        "2",
+        "--on",
+        "n161",
+        "--on",
+        "n164",
+    ]);
+    all_online(&d, 1);
+    node_c.kill();
+    nodes(&a, |nodes| alive(nodes) == [1, 2, 4]);
+    a.ok(&["cluster", "leave", "--node", "3", "--force", "--yes"]);
+    let learners = || {
+        let cluster = a.json(&["cluster", "nodes"]);
+        let members = cluster["store"].as_array().unwrap();
+        members.iter().filter(|m| m["votes"] == false).count()
+    };
+    let wait = |what: &str, is_so: &dyn Fn() -> bool| {
+        let deadline = now() + PATIENCE;
+        while !is_so() {
+            assert!(now() < deadline, "{what}: {}", d.log());
+            pause(200);
+        }
+    };
+    wait("it begins to run a member", &|| learners() == 1);
+    node_d.kill();
+    let node_d = d.launch();
+    wait("it serves nevertheless", &|| {
+        let out = d.cli(&["volume", "list", "--json"]).stdout;
+        let list = serde_json::from_slice(&out).unwrap_or(Value::Null);
+        list["volumes"][0]["state"]["is"] == "online"
+    });
+    node_d.kill();
+    nodes(&a, |nodes| alive(nodes) == [1, 2]);
+    a.ok(&["cluster", "leave", "--node", "4", "--force", "--yes"]);
+    assert_eq!(learners(), 0, "others could not join");
+    drop(taken);
+    let _d = d.launch();
+    wait("it is told that it was removed", &|| {
+        let said = texts(&d.cli(&["status"]));
+        [said.0, said.1].concat().contains("removed from the cluster")
+    });
+    assert_eq!(alive(&nodes(&a, |_| true)), [1, 2]);
+}
+
 #[test]
 fn a_token_whose_nodes_have_gone_names_them_and_how_to_get_another() {
     if !has_etcd() {

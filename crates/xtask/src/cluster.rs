@@ -245,6 +245,13 @@ impl Cluster {
         })
     }
 
+    /// Whether the secret and the authority of the cluster are being replaced, as a node sees it; true while it does not know.
+    pub(crate) fn rotates(&self, node: usize) -> Result<bool> {
+        let cluster = self.nodes[node].query(&["cluster", "nodes"])?;
+        let is_there = |key| cluster.get(key).is_some_and(|value| !value.is_null());
+        Ok(is_there("rotation") || is_there("unread"))
+    }
+
     /// How many nodes, and members of the store with a vote, a node sees.
     pub(crate) fn counts(&self, node: usize) -> Result<(usize, usize)> {
         let cluster = self.nodes[node].query(&["cluster", "nodes"])?;

@@ -56,6 +56,26 @@ fn admitted(node: u16) -> Result<Outcome, Denial> {
     Ok(Outcome::Admitted(NodeId(node)))
 }
 
+/// A node that was removed before it had come, or had come and was removed, is not in the cluster again because its own
+/// file says that it joins.
+#[tokio::test(start_paused = true)]
+async fn who_was_removed_does_not_enter_by_itself() {
+    let model = Model::default();
+    let (meta, request) = begun(&model, &new_token()).await;
+    let new = record(2, 0);
+    assert_eq!(
+        joining::enter_admitted(&*meta, &new).await,
+        Err(JoinError::Removed),
+        "nobody asked"
+    );
+    assert_eq!(asked(&meta, &request).await, admitted(2));
+    let index = joining::enter_admitted(&*meta, &new).await.unwrap();
+    // Its answer was lost, and it goes on.
+    assert_eq!(joining::enter_admitted(&*meta, &new).await, Ok(index));
+    joining::strike(&*meta, NodeId(2)).await.unwrap();
+    assert_eq!(joining::enter_admitted(&*meta, &new).await, Err(JoinError::Removed));
+}
+
 async fn uses(meta: &Arc<dyn Meta>) -> Option<u32> {
     tokens(&**meta).await.unwrap()[0].uses
 }

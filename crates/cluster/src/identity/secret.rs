@@ -44,6 +44,16 @@ impl ClusterSecret {
     pub fn for_peers(&self) -> peer::Secret {
         peer::Secret::new(&self.0)
     }
+
+    /// Has the links prove themselves by this one, and accept `other` as well.
+    pub fn replace_in(&self, links: &peer::Secret, other: Option<&Self>) {
+        links.replace(&self.0, other.map(|other| &other.0));
+    }
+
+    /// The bytes, for what is derived from them.
+    pub(crate) fn bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
 }
 
 impl fmt::Debug for ClusterSecret {

@@ -116,6 +116,15 @@ impl Etcd {
         self.0.pool.set_endpoints(endpoints).map_err(failed)
     }
 
+    /// Shows and trusts what `tls` says from now on, on new connections; a watch and a sign of life go on with theirs.
+    ///
+    /// # Errors
+    /// [`MetaError::Failed`] for files that cannot be used; then nothing has changed.
+    pub fn set_tls(&self, tls: &Tls) -> Result<(), MetaError> {
+        let failed = |why| MetaError::Failed { path: self.name().to_owned(), why };
+        self.0.pool.set_tls(tls).map_err(failed)
+    }
+
     /// Forgets all changes up to `revision`: whoever follows from before is told so.
     ///
     /// # Errors

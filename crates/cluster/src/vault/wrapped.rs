@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::{KEY_LEN, Key, MAX_KEYS, NONCE, NoRandom, Ring, TAG, VERSION, random};
 use crate::identity::ClusterSecret;
+use crate::meta::{Change, Expect, Meta, MetaError};
 
 /// Where it is in the store.
 pub const KEY: &str = "secrets";
@@ -63,4 +64,27 @@ pub fn unwrap(held: &[u8], cluster: Uuid, secret: &ClusterSecret) -> Result<Ring
     let (keys, rest) = plain.as_chunks::<KEY_LEN>();
     let keys = keys.iter().map(|bytes| Key::new(*bytes)).collect();
     Ring::new(keys).filter(|_| rest.is_empty()).ok_or(BadRing::Damaged)
+}
+
+/// Has the store of `cluster` hold its ring wrapped by the secret `new`, where it is wrapped by `old`. What opens by neither
+/// stays as it is.
+///
+/// # Errors
+/// [`MetaError`]; [`MetaError::Changed`] where somebody else has changed it meanwhile.
+pub async fn wrap_anew(
+    meta: &dyn Meta,
+    cluster: Uuid,
+    new: &ClusterSecret,
+    old: &ClusterSecret,
+) -> Result<(), MetaError> {
+    let Some(entry) = meta.get(KEY).await? else { return Ok(()) };
+    let held = entry.contents()?;
+    if unwrap(held, cluster, new).is_ok() {
+        return Ok(());
+    }
+    let Ok(ring) = unwrap(held, cluster, old) else { return Ok(()) };
+    let failed = |e: NoRandom| MetaError::Failed { path: KEY.into(), why: e.to_string() };
+    let value = Some(wrap(&ring, cluster, new).map_err(failed)?);
+    let change = Change { key: KEY.into(), expect: Expect::At(entry.revision), value };
+    meta.commit(vec![change]).await.map(drop)
 }

@@ -9,7 +9,7 @@ use ::cluster::admission::{
     self, AdmissionError, BadRequest, Denial, JoinAnswer, JoinGrant, JoinRecord, JoinRequest,
     JoinState, NewToken, Outcome, TokenRecord, TokenState,
 };
-use ::cluster::identity::{Identity, Role};
+use ::cluster::identity::{Identity, Protection, Role};
 use ::cluster::joining;
 use ::cluster::nodes::{self, NodeView, Nodes};
 use ::cluster::token::{ShortId, Token, Trust};
@@ -70,6 +70,7 @@ impl Control {
                 "the certificate of the cluster's authority cannot be read",
             )
         })?;
+        Self::check_no_rotation(&part).await?;
         let (present, _) = nodes::list(part.store()).await.map_err(|e| store_error(&e))?;
         let addresses = join_addresses(&present, node);
         if addresses.is_empty() {
@@ -184,13 +185,18 @@ impl Control {
         let (Some(part), Some(at)) = (self.0.part.clone(), self.0.settings.cluster.join) else {
             return;
         };
+        let mut identity = part.follow_identity();
         loop {
-            match self.open_joins(&part, at) {
+            let protection = identity.borrow_and_update().protection.clone();
+            match self.open_joins(&part, (&protection, at)) {
                 Ok(_server) => {
                     self.set_joins_trouble(None);
                     tracing::info!(%at, "nodes with a token can join here");
-                    // It serves until it is dropped.
-                    std::future::pending::<()>().await;
+                    // It serves until it is dropped: for as long as it shows what it should.
+                    let changed = identity.wait_for(|now| now.protection != protection).await;
+                    if changed.is_err() {
+                        return;
+                    }
                 }
                 Err(why) => {
                     if self.set_joins_trouble(Some(why.clone())) {
@@ -202,12 +208,16 @@ impl Control {
         }
     }
 
-    fn open_joins(&self, part: &Part, at: SocketAddr) -> Result<Server, String> {
+    fn open_joins(
+        &self,
+        part: &Part,
+        (protection, at): (&Protection, SocketAddr),
+    ) -> Result<Server, String> {
         let listener = listen::tcp("cluster.join", at).map_err(|e| e.to_string())?;
         let door = match part.certificates() {
             None => Door::Plain(listener),
             Some(tls) => {
-                let acceptor = protection::join_acceptor(&part.identity().protection, tls);
+                let acceptor = protection::join_acceptor(protection, tls);
                 Door::Tls(listener, TlsAcceptorDebug(acceptor.map_err(|e| e.to_string())?))
             }
         };

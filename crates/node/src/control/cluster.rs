@@ -81,7 +81,15 @@ impl Control {
             Stage::Moving | Stage::Joining | Stage::Leaving => Vec::new(),
         };
         let nodes = nodes.values().map(shown).collect();
-        Cluster { waits_for: self.waits_for(), nodes, store, unread, ..of(&identity) }
+        let waits_for = self.waits_for();
+        let rotation = match self.rotation().await {
+            Ok(rotation) => rotation,
+            Err(error) => {
+                unread = unread.or(Some(error.to_string()));
+                None
+            }
+        };
+        Cluster { waits_for, nodes, store, unread, rotation, ..of(&identity) }
     }
 
     /// Whether the cluster was formed without certificates.
@@ -158,6 +166,7 @@ impl Control {
                 role,
                 secret,
                 protection,
+                rotation: None,
                 endpoints,
                 member,
             })
@@ -201,8 +210,8 @@ impl Control {
                 ));
             }
             control.check_holds_nothing(identity.node).await?;
-            let identity = Identity { stage: Stage::Leaving, ..identity };
-            part.become_other(identity.clone()).map_err(|e| identity_error(&e))?;
+            let identity = part.update(|own| own.stage = Stage::Leaving);
+            let identity = identity.map_err(|e| identity_error(&e))?;
             fault::pass(Point::LeaveWritten);
             control.0.restart.send_replace(true);
             Ok(of(&identity))
@@ -245,7 +254,8 @@ impl Control {
         }
         self.strip(node, name).await?;
         self.check_holds_nothing(node).await?;
-        let removed = joining::remove_member(part.store(), &member_name(node)).await;
+        let at: Vec<_> = gone.record.data.iter().map(SocketAddr::ip).collect();
+        let removed = joining::remove_member(part.store(), &member_name(node), &at).await;
         removed.map_err(|e| join_error(&e))?;
         joining::strike(part.store(), node).await.map_err(|e| join_error(&e))?;
         tracing::warn!(%node, name, "a node was removed from the cluster");
@@ -518,6 +528,7 @@ fn alone() -> Cluster {
         nodes: Vec::new(),
         unread: None,
         store: Vec::new(),
+        rotation: None,
     }
 }
 
@@ -702,7 +713,8 @@ impl GrantedJoin {
             return Err(conflict("what this node was given is not of the token's cluster", ANEW));
         }
         let Settings { name, cluster, data_dir, .. } = settings;
-        let certificates = protection::certificates(&grant.protection, name, cluster, data_dir);
+        let certificates =
+            protection::certificates((&grant.protection, None), name, cluster, data_dir);
         let certificates = certificates.map_err(|e| refused(&e))?;
         let store = part::store(&grant.endpoints, certificates.as_ref()).map_err(|e| {
             refused(&e).hint("are cluster.tls_ca, tls_cert and tls_key set as at the other nodes?")
@@ -815,6 +827,7 @@ pub(super) fn first_of_new(
         role: Role::Data,
         secret,
         protection,
+        rotation: None,
         endpoints,
         member,
     })

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ::cluster::{admission, lives, mirrors, nodes, vault};
+use ::cluster::{admission, lives, mirrors, nodes, rotation, vault};
 use api::VolumeName;
 use layers::mirror::record::Record;
 use uuid::Uuid;
@@ -88,6 +88,8 @@ fn look(
         lives::check(entry)?;
     } else if key.starts_with(admission::TOKENS) || key.starts_with(admission::JOINS) {
         admission::check(entry)?;
+    } else if key == rotation::KEY || key.starts_with(rotation::NODES) {
+        rotation::check(entry)?;
     } else if [vault::KEY, format::KEY].contains(&key) {
         entry.contents()?;
     } else if !passing.iter().any(|prefix| key.starts_with(prefix)) {

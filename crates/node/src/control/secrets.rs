@@ -4,10 +4,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ::cluster::identity::{ClusterSecret, Identity};
+use ::cluster::identity::Identity;
 use ::cluster::vault::file::{self, FileError};
 use ::cluster::vault::{self, BadRing, CannotOpen, Key, NoRandom, Ring};
 use api::{ApiError, Code, VolumeName};
+use tokio::sync::watch;
 use uuid::Uuid;
 
 use super::{Control, RETRY};
@@ -51,7 +52,7 @@ pub struct Locked {
 /// Where keys are kept.
 enum Home {
     File(PathBuf),
-    Store { cluster: Uuid, secret: ClusterSecret },
+    Store(watch::Receiver<Identity>),
 }
 
 /// The keys of a node, as last read.
@@ -88,12 +89,10 @@ impl Vault {
     }
 
     /// That of a node by itself, or of one of a cluster.
-    pub(super) fn new(directory: &Path, identity: Option<&Identity>) -> Self {
+    pub(super) fn new(directory: &Path, identity: Option<watch::Receiver<Identity>>) -> Self {
         Self::at(match identity {
             None => Home::File(data_dir::secrets(directory)),
-            Some(identity) => {
-                Home::Store { cluster: identity.cluster, secret: identity.secret.clone() }
-            }
+            Some(identity) => Home::Store(identity),
         })
     }
 
@@ -106,7 +105,7 @@ impl Vault {
     fn place(&self) -> String {
         match &self.home {
             Home::File(path) => path.display().to_string(),
-            Home::Store { .. } => format!("the key `{}` of the cluster's store", vault::KEY),
+            Home::Store(_) => format!("the key `{}` of the cluster's store", vault::KEY),
         }
     }
 
@@ -129,8 +128,8 @@ impl Vault {
                 let path = path.clone();
                 on_files(move || file::read(&path)).await
             }
-            Home::Store { cluster, secret } => match meta.get(vault::KEY).await? {
-                Some(entry) => Ok(vault::unwrap(entry.contents()?, *cluster, secret)?),
+            Home::Store(identity) => match meta.get(vault::KEY).await? {
+                Some(entry) => Ok(unwrap(entry.contents()?, &identity.borrow())?),
                 None => Ok(Ring::default()),
             },
         }
@@ -149,8 +148,9 @@ impl Vault {
                 let (path, ring) = (path.clone(), ring);
                 on_files(move || file::create(&path, &ring)).await?;
             }
-            Home::Store { cluster, secret } => {
-                let value = Some(vault::wrap(&ring, *cluster, secret)?);
+            Home::Store(identity) => {
+                let Identity { cluster, secret, .. } = identity.borrow().clone();
+                let value = Some(vault::wrap(&ring, cluster, &secret)?);
                 let change = Change { key: vault::KEY.into(), expect: Expect::Absent, value };
                 match meta.commit(vec![change]).await {
                     // Another node was faster, or nobody knows: what is there now counts.
@@ -183,6 +183,16 @@ impl Vault {
             text.push_str(&format!(" ({trouble})"));
         }
         text
+    }
+}
+
+/// The ring that the store holds, wrapped by the cluster's secret or by the one that takes its place.
+fn unwrap(held: &[u8], identity: &Identity) -> Result<Ring, BadRing> {
+    let Identity { cluster, secret, .. } = identity;
+    let opened = vault::unwrap(held, *cluster, secret);
+    match identity.other_credentials() {
+        Some(other) if opened.is_err() => vault::unwrap(held, *cluster, &other.secret).or(opened),
+        _ => opened,
     }
 }
 
@@ -349,7 +359,7 @@ impl Control {
 
 #[cfg(test)]
 mod tests {
-    use ::cluster::identity::{NodeIndex, Protection, Role, Stage};
+    use ::cluster::identity::{ClusterSecret, NodeIndex, Protection, Role, Stage};
     use ::cluster::meta::model::{Fate, Model};
     use api::Dhchap;
     use peer::NodeId;
@@ -370,13 +380,14 @@ mod tests {
             role: Role::Data,
             secret: ClusterSecret::new([secret; 32]),
             protection: Protection::Plain,
+            rotation: None,
             endpoints: vec!["http://192.0.2.1:2379".into()],
             member: None,
         }
     }
 
     fn member(secret: u8) -> Vault {
-        Vault::new(Path::new("/nowhere"), Some(&identity(secret)))
+        Vault::new(Path::new("/nowhere"), Some(watch::channel(identity(secret)).1))
     }
 
     #[tokio::test]

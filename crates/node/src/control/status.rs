@@ -89,10 +89,14 @@ impl Control {
         let damaged_pools = self.0.pools.damaged();
         let damaged_pools = damaged_pools.iter().map(ToString::to_string).collect();
         let together = self.together(&cores).await;
-        let joins = match &together {
-            Some(together) => self.join_findings(together.store.error.is_none()).await,
+        let store_answers = together.as_ref().map(|together| together.store.error.is_none());
+        let mut joins = match store_answers {
+            Some(answers) => self.join_findings(answers).await,
             None => Vec::new(),
         };
+        if store_answers == Some(true) {
+            joins.extend(self.rotation_finding().await);
+        }
         Facts {
             node: NodeInfo {
                 name: settings.name.clone(),

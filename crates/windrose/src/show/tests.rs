@@ -303,6 +303,7 @@ fn a_node_that_is_cut_off_says_so_first() {
         nodes: [1, 2].map(cluster_node).into(),
         unread: None,
         store: Vec::new(),
+        rotation: None,
     };
     assert!(
         super::cluster(&cluster).contains("alive") && !super::cluster(&cluster).contains("unknown")

@@ -187,7 +187,7 @@ pub(super) struct Pool {
     slots: Mutex<Vec<Arc<Slot>>>,
     /// Who answered last.
     preferred: AtomicUsize,
-    tls: Option<ClientTlsConfig>,
+    tls: Mutex<Option<ClientTlsConfig>>,
     try_timeout: Duration,
     shun: Duration,
 }
@@ -204,7 +204,7 @@ impl Pool {
             slots: Mutex::default(),
             name: name.clone(),
             preferred: AtomicUsize::new(0),
-            tls,
+            tls: Mutex::new(tls),
             try_timeout: settings.try_timeout,
             shun: settings.shun,
         };
@@ -218,12 +218,27 @@ impl Pool {
         let known = |url: &String| slots.iter().find(|slot| slot.url == *url).map(Arc::clone);
         let slot = |url| match known(url) {
             Some(slot) => Ok(slot),
-            None => slot(url, self.tls.as_ref(), self.try_timeout).map(Arc::new),
+            None => slot(url, self.tls().as_ref(), self.try_timeout).map(Arc::new),
         };
         let new: Result<Vec<_>, String> = urls.iter().map(slot).collect();
         *slots = new?;
         self.preferred.store(0, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Shows and trusts what `next` says on new connections. Those that are there go on until they end.
+    pub(super) fn set_tls(&self, next: &Tls) -> Result<(), String> {
+        let next = tls(next)?;
+        let mut slots = self.slots();
+        let renewed =
+            slots.iter().map(|s| slot(&s.url, Some(&next), self.try_timeout).map(Arc::new));
+        *slots = renewed.collect::<Result<_, _>>()?;
+        *self.tls.lock().unwrap_or_else(PoisonError::into_inner) = Some(next);
+        Ok(())
+    }
+
+    fn tls(&self) -> Option<ClientTlsConfig> {
+        self.tls.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn slots(&self) -> MutexGuard<'_, Vec<Arc<Slot>>> {
@@ -361,7 +376,9 @@ impl Pool {
         let known = self.slots().iter().find(|slot| slot.url == url).map(Arc::clone);
         let slot = match known {
             Some(slot) => slot,
-            None => Arc::new(slot(url, self.tls.as_ref(), self.try_timeout).map_err(unreachable)?),
+            None => {
+                Arc::new(slot(url, self.tls().as_ref(), self.try_timeout).map_err(unreachable)?)
+            }
         };
         let call = async {
             let channel = slot.channel().await.map_err(|e| unreachable(innermost(&e)))?;

@@ -33,6 +33,16 @@ const JOIN: [&str; 5] = [
     "cluster.join.entered",
 ];
 const LEAVE: [&str; 3] = ["cluster.leave.written", "cluster.leave.struck", "cluster.leave.removed"];
+/// Before anybody else knows of the rotation: it is as if nobody had asked for it.
+const BEGUN: &str = "cluster.rotate.begun";
+/// Who dies, where, while the secret and the authority are replaced; node b is asked for it.
+const ROTATE: [(usize, &str); 5] = [
+    (B, BEGUN),
+    (A, "cluster.rotate.taken"),
+    (B, "cluster.rotate.used"),
+    (A, "cluster.rotate.used"),
+    (A, "cluster.rotate.forgotten"),
+];
 /// Who dies, where, while volumes are created and deleted.
 const VOLUMES: [(usize, &str); 4] =
     [(B, "volume.made"), (A, "volume.finishing"), (A, "volume.finished"), (B, "volume.erased")];
@@ -40,15 +50,17 @@ const VOLUMES: [(usize, &str); 4] =
 /// The points that are come to here.
 pub(super) fn points() -> impl Iterator<Item = &'static str> {
     let volumes = VOLUMES.into_iter().map(|(_, point)| point);
-    INIT.into_iter().chain(JOIN).chain(LEAVE).chain(volumes)
+    let rotate = ROTATE.into_iter().map(|(_, point)| point);
+    INIT.into_iter().chain(JOIN).chain(LEAVE).chain(rotate).chain(volumes)
 }
 
 /// The tests, on nodes that are alone; if it is true, they are a cluster without volumes then.
 pub(super) fn run(house: &House, cluster: &mut Cluster) -> bool {
     let mut reached = Vec::new();
-    let tests: [(&str, Test); 3] = [
+    let tests: [(&str, Test); 4] = [
         ("moves: a node dies within cluster init", init),
         ("moves: a node dies within cluster join and leave", join_and_leave),
+        ("moves: a node dies while the cluster's secret is replaced", rotate),
         ("moves: a node dies while a volume is created or deleted", volumes),
     ];
     let passed = tests.iter().all(|(name, test)| house.check(name, || test(cluster, &mut reached)));
@@ -114,6 +126,22 @@ fn join_and_leave(cluster: &mut Cluster, reached: &mut Reached) -> Result<()> {
     Ok(())
 }
 
+fn rotate(cluster: &mut Cluster, reached: &mut Reached) -> Result<()> {
+    for (node, point) in ROTATE {
+        let asked = die(cluster, node, B, point, &["cluster", "rotate"])?;
+        reached.push(point);
+        cluster.nodes[node].start()?;
+        settle(asked)?;
+        await_that("the rotation is over, for both nodes", || {
+            Ok([A, B].iter().map(|node| cluster.rotates(*node)).collect::<Result<Vec<_>>>()?
+                == [false, false])
+        })
+        .with_context(|| point.to_owned())?;
+        await_nodes(cluster, 2).with_context(|| point.to_owned())?;
+    }
+    Ok(())
+}
+
 fn volumes(cluster: &mut Cluster, reached: &mut Reached) -> Result<()> {
     let create = ["volume", "create", "v", "--size", SIZE, "--replicas", "2"];
     let delete = ["volume", "delete", "v", "--yes"];
@@ -154,7 +182,7 @@ fn die(
     ensure!(status.success(), "the node ended with {status}");
     cluster.nodes[node].launch_to_die(point, 1)?;
     cluster.nodes[node].await_ready()?;
-    if node != asked || words[0] != "cluster" || words[1] == "leave" {
+    if node != asked || words[0] != "cluster" || ["leave", "rotate"].contains(&words[1]) {
         await_stage(cluster, node, Stage::Member)?;
     }
     let mut command = cluster.nodes[asked].begin(words)?;
