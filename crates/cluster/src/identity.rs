@@ -527,7 +527,8 @@ mod tests {
         let Credentials { secret, protection } = old.clone();
         let mut node = Identity { secret, protection, ..identity() };
         // What is not due changes nothing.
-        (node.use_new(), node.forget_old());
+        node.use_new();
+        node.forget_old();
         assert_eq!((node.credentials(), node.rotation.clone()), (old.clone(), None));
         let reads_back = |node: &Identity| {
             assert_eq!(Identity::parse(&node.to_bytes()).as_ref(), Ok(node));
@@ -537,7 +538,8 @@ mod tests {
         reads_back(&node);
         assert_eq!((node.credentials(), node.other_credentials()), (old.clone(), Some(&new)));
         assert_eq!(node.new_and_old(), Some((new.clone(), old.secret.clone())));
-        (node.use_new(), node.use_new());
+        node.use_new();
+        node.use_new();
         reads_back(&node);
         assert_eq!((node.credentials(), node.other_credentials()), (new.clone(), Some(&old)));
         assert_eq!(node.new_and_old(), Some((new.clone(), old.secret)));

@@ -70,7 +70,7 @@ impl Control {
                 "the certificate of the cluster's authority cannot be read",
             )
         })?;
-        Self::check_no_rotation(&part).await?;
+        Self::check_no_rotation(part).await?;
         let (present, _) = nodes::list(part.store()).await.map_err(|e| store_error(&e))?;
         let addresses = join_addresses(&present, node);
         if addresses.is_empty() {

@@ -6,6 +6,7 @@ use ::cluster::rotation::{self, Held};
 use api::{ApiError, Cluster, Code, Finding, Rotation, RotationStage, Severity};
 
 use super::cluster::{conflict, identity_error, renewed};
+use super::create::now_s;
 use super::status::finding;
 use super::{Control, store_error};
 use crate::meta::MetaError;
@@ -27,7 +28,8 @@ impl Control {
             let protection = renewed(&part.identity().protection)?;
             let secret = ClusterSecret::random()
                 .ok_or_else(|| ApiError::new(Code::Internal, "the system gives no random bytes"))?;
-            part.rotate(Credentials { secret, protection }).await.map_err(|e| rotate_error(&e))?;
+            let begun = part.rotate(Credentials { secret, protection }, now_s()).await;
+            begun.map_err(|e| rotate_error(&e))?;
             tracing::warn!("the secret and the authority of the cluster are replaced by new ones");
             Ok(control.cluster().await)
         })

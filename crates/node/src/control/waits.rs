@@ -118,6 +118,7 @@ mod tests {
             role: Role::Data,
             secret: ClusterSecret::new([1; 32]),
             protection: Protection::Plain,
+            rotation: None,
             endpoints: Vec::new(),
             member: None,
         }

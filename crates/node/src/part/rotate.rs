@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use ::cluster::admission::{self, AdmissionError};
 use ::cluster::identity::{Credentials, Identity, IdentityError, Protection, Stage};
@@ -134,8 +134,9 @@ impl Part {
         lock(&self.rotation.trouble).clone()
     }
 
-    /// Begins to replace the cluster's secret, and what protects its connections, by these.
-    pub(crate) async fn rotate(&self, new: Credentials) -> Result<(), RotateError> {
+    /// Begins to replace the cluster's secret, and what protects its connections, by these; `began_s` is the time now, in
+    /// seconds since 1970.
+    pub(crate) async fn rotate(&self, new: Credentials, began_s: u64) -> Result<(), RotateError> {
         let _steps = self.rotation.steps.lock().await;
         let identity = self.identity();
         if identity.stage != Stage::Member {
@@ -144,8 +145,6 @@ impl Part {
         if identity.rotation.is_some() || self.rotation().await?.record.is_some() {
             return Err(RotateError::UnderWay);
         }
-        let began_s = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let began_s = began_s.map(|d| d.as_secs()).unwrap_or_default();
         let (id, by) = (Uuid::new_v4(), identity.node.0);
         let record = RotationRecord { id, stage: rotation::Stage::Spread, by, began_s };
         self.update(|own| own.take(id, new))?;
