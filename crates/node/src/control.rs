@@ -8,6 +8,7 @@
 //! * A client that goes away does not stop what it has asked for.
 
 mod admission;
+mod beneath;
 mod change;
 mod chores;
 mod clients;

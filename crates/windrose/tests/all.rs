@@ -6,6 +6,7 @@ mod bench;
 mod cli;
 mod cluster;
 mod common;
+mod loops;
 mod multihost;
 mod node;
 mod records;

@@ -5,12 +5,10 @@
 //! `/proc/self/fd` are other spellings of the same file.
 
 use std::collections::BTreeMap;
-use std::fs::{self, Metadata};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::fs;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{major, minor};
-
+use super::beneath::{Beneath, Candidate, Identity};
 use crate::anchor;
 use crate::config::Config;
 
@@ -29,13 +27,6 @@ pub(crate) struct OwnFiles {
     data_dir: PathBuf,
     /// What it is for, and where it is.
     others: Vec<(&'static str, PathBuf)>,
-}
-
-/// A file or directory, whatever it is called: device and inode.
-type Identity = (u64, u64);
-
-fn identity(of: &Metadata) -> Identity {
-    (of.dev(), of.ino())
 }
 
 impl OwnFiles {
@@ -82,17 +73,17 @@ impl OwnFiles {
         }
         let own = self.own();
         let volumes = self.data_dir.join("volumes");
-        let volumes = fs::metadata(&volumes).ok().map(|m| identity(&m));
+        let volumes = fs::metadata(&volumes).ok().map(|m| Identity::of(&m));
         let mut found = self.what(&own, &real);
         for directory in real.ancestors().skip(1) {
             if found.is_some() {
                 break;
             }
             let Ok(metadata) = fs::metadata(directory) else { continue };
-            if Some(identity(&metadata)) == volumes {
+            if Some(Identity::of(&metadata)) == volumes {
                 break;
             }
-            found = own.get(&identity(&metadata)).cloned();
+            found = own.get(&Identity::of(&metadata)).cloned();
         }
         found.map(|what| format!("{shown} is one of the node's own files ({what})"))
     }
@@ -100,17 +91,42 @@ impl OwnFiles {
     /// What the file or device at a path without links is of the node's, by itself.
     fn what(&self, own: &BTreeMap<Identity, String>, real: &Path) -> Option<String> {
         let named = |(_, path): &&(&str, PathBuf)| resolve(path).is_some_and(|own| own == real);
-        let metadata = match fs::metadata(real) {
-            Ok(metadata) => metadata,
-            Err(_) => return self.others.iter().find(named).map(|(what, _)| (*what).to_owned()),
-        };
-        if metadata.file_type().is_block_device()
-            && let Some(file) = behind_loop(metadata.rdev())
-        {
-            let behind = fs::metadata(&file).ok()?;
-            return own.get(&identity(&behind)).map(|what| format!("{what}, behind a loop device"));
+        if fs::metadata(real).is_err() {
+            return self.others.iter().find(named).map(|(what, _)| (*what).to_owned());
         }
-        own.get(&identity(&metadata)).cloned()
+        let beneath = Beneath::of(real);
+        let mut found = beneath.all().iter().filter_map(|id| Some((id, own.get(id)?)));
+        let (id, what) = found.next()?;
+        Some(match beneath.is(*id) {
+            true => what.clone(),
+            false => format!("{what}, behind a loop device"),
+        })
+    }
+
+    /// Why a device cannot be used that is no file of the node's and no volume's or pool's either, if so: what it lies on
+    /// is in `volumes/`, is not to be seen, or has the data directory in it. Looks at files.
+    pub(super) fn refusal_of_device(&self, path: &Path) -> Option<String> {
+        let shown = path.display();
+        if Candidate::new(path).shares_with(&self.data_dir) {
+            return Some(format!("the node's data directory lies on {shown}"));
+        }
+        let beneath = Beneath::of(path);
+        if beneath.backings().is_empty() {
+            return None;
+        }
+        let mut images = BTreeMap::new();
+        list(&self.data_dir.join("volumes"), Path::new(""), MAX_DEPTH, &mut images);
+        beneath.backings().iter().find_map(|backing| {
+            let behind = backing.path.display();
+            match backing.identity {
+                None => Some(format!(
+                    "{shown} lies on {behind} by a loop device, and that file is gone or not to be seen from here"
+                )),
+                Some(file) => images.get(&file).map(|image| {
+                    format!("{shown} lies on the image {image} by a loop device")
+                }),
+            }
+        })
     }
 
     /// All files and directories that are the node's own now, with what they are.
@@ -118,11 +134,11 @@ impl OwnFiles {
         let mut own = BTreeMap::new();
         for (what, path) in &self.others {
             if let Ok(metadata) = fs::metadata(path) {
-                own.insert(identity(&metadata), format!("{what}: {}", path.display()));
+                own.insert(Identity::of(&metadata), format!("{what}: {}", path.display()));
             }
         }
         if let Ok(metadata) = fs::metadata(&self.data_dir) {
-            own.insert(identity(&metadata), format!("data_dir: {}", self.data_dir.display()));
+            own.insert(Identity::of(&metadata), format!("data_dir: {}", self.data_dir.display()));
         }
         let volumes = self.data_dir.join("volumes");
         list(&self.data_dir, &volumes, MAX_DEPTH, &mut own);
@@ -139,12 +155,12 @@ fn list(directory: &Path, without: &Path, depth: usize, own: &mut BTreeMap<Ident
         if path == without || own.len() >= MAX_ENTRIES {
             continue;
         }
-        own.insert(identity(&metadata), path.display().to_string());
+        own.insert(Identity::of(&metadata), path.display().to_string());
         // A file of the node's may lie elsewhere and be linked to, and so may its member of the store.
         if let Ok(there) = fs::metadata(&path)
             && (there.is_file() || path.ends_with("etcd"))
         {
-            own.insert(identity(&there), path.display().to_string());
+            own.insert(Identity::of(&there), path.display().to_string());
         }
         if metadata.is_dir() && depth > 0 {
             list(&path, without, depth - 1, own);
@@ -176,14 +192,6 @@ fn spelled_below(path: &Path, directory: &str) -> bool {
 fn is_run_directory(directory: &Path) -> bool {
     let real = fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
     real.starts_with("/run") && real != Path::new("/run")
-}
-
-/// The file that a loop device, or a partition of one, is made of.
-fn behind_loop(device: u64) -> Option<PathBuf> {
-    let node = PathBuf::from(format!("/sys/dev/block/{}:{}", major(device), minor(device)));
-    let names = [node.join("loop/backing_file"), node.join("../loop/backing_file")];
-    let read = |name: &PathBuf| fs::read_to_string(name).ok();
-    names.iter().find_map(read).map(|file| PathBuf::from(file.trim_end_matches('\n')))
 }
 
 #[cfg(test)]

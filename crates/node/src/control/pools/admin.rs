@@ -2,7 +2,6 @@
 
 use std::future::Future;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,9 +9,11 @@ use api::{
     AddDisks, ApiError, ClearErrors, Code, CreatePool, OpenPool, Pool, PoolName, Raid, RemoveDisk,
     ReplaceDisk, Size,
 };
+use peer::NodeId;
 use uuid::Uuid;
 
 use super::{Known, PoolObserved, candidates, hint_for, not_found};
+use crate::control::beneath::{Candidate, Identity};
 use crate::control::{Control, pool_view};
 use crate::engine::{self, BackingError, Level, NewDisk, NewPool, PoolDiskState, PoolReport};
 use crate::pools::{MAX_RINGS, PoolRecord, PoolStage, SeenDisk};
@@ -118,10 +119,7 @@ impl Control {
     ) -> Result<(), ApiError> {
         let path = record.place(self.me()).and_then(|place| place.backing.path());
         let Some(path) = path else { return Ok(()) };
-        let has = |other: &VolumeRecord| {
-            let place = other.place(self.me());
-            other.id != record.id && place.is_some_and(|p| p.stage.is_kept())
-        };
+        let has = |other: &VolumeRecord| other.id != record.id && has_image_on(other, self.me());
         self.check_paths_not_of(vec![path.to_owned()], self.users_of_paths(has)).await
     }
 
@@ -132,11 +130,10 @@ impl Control {
     ) -> Result<(), ApiError> {
         let own = self.0.settings.own_files.clone();
         let find = move || {
-            paths.into_iter().find_map(|path| {
-                own.refusal(&path).or_else(|| {
-                    let (_, user) = users.iter().find(|(used, _)| is_same(used, &path))?;
-                    Some(format!("{} belongs to {user}", path.display()))
-                })
+            paths.iter().enumerate().find_map(|(n, path)| {
+                let refused = own.refusal(path).or_else(|| refusal_of_use(path, &users));
+                let refused = refused.or_else(|| own.refusal_of_device(path));
+                refused.or_else(|| refusal_of_twice(path, &paths[..n]))
             })
         };
         let found = tokio::task::spawn_blocking(find).await.map_err(|e| {
@@ -513,14 +510,34 @@ fn differences(pool: &PoolReport, ask: &CreatePool) -> Vec<String> {
     differences.into_iter().flatten().collect()
 }
 
+/// Whether a volume has an image on a node, or may have: one that is to vanish may be the only one in sync until then.
+fn has_image_on(record: &VolumeRecord, node: NodeId) -> bool {
+    record.place(node).is_some_and(|place| place.stage.has_image())
+}
+
+/// Why a path cannot be used beside those that are, if so.
+fn refusal_of_use(path: &Path, users: &[(PathBuf, String)]) -> Option<String> {
+    let mut candidate = Candidate::new(path);
+    let (used, user) = users.iter().find(|(used, _)| candidate.shares_with(used))?;
+    let shown = path.display();
+    Some(match candidate.is(used) {
+        true => format!("{shown} belongs to {user}"),
+        false => {
+            format!("{shown} shares its space with {}, which belongs to {user}", used.display())
+        }
+    })
+}
+
+/// Why a path cannot be used together with others, if so.
+fn refusal_of_twice(path: &Path, others: &[PathBuf]) -> Option<String> {
+    let mut candidate = Candidate::new(path);
+    let other = others.iter().find(|other| candidate.shares_with(other))?;
+    Some(format!("{} shares its space with {}", path.display(), other.display()))
+}
+
 /// Whether two paths lead to one file, or one device.
 fn is_same(a: &Path, b: &Path) -> bool {
-    let identity = |path| {
-        let found = std::fs::metadata(path).ok()?;
-        let is_device = found.file_type().is_block_device();
-        // Devices have several nodes, as files have several names.
-        Some(if is_device { (0, found.rdev()) } else { (found.dev(), found.ino()) })
-    };
+    let identity = |path| std::fs::metadata(path).ok().map(|found| Identity::of(&found));
     a == b || identity(a).is_some_and(|a| Some(a) == identity(b))
 }
 
@@ -569,6 +586,23 @@ pub(super) fn check_paths<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::PlaceStage;
+
+    #[test]
+    fn a_copy_that_is_to_leave_has_its_file_until_it_is_gone() {
+        let mut record = crate::record::tests::record("web");
+        let node = record.places[0].node;
+        let mut has_image = |stage| {
+            record.places[0].stage = stage;
+            has_image_on(&record, node)
+        };
+        assert!(has_image(PlaceStage::Leaving { instead_of: Some(NodeId(9)) }));
+        assert!(has_image(PlaceStage::Leaving { instead_of: None }));
+        assert!(has_image(PlaceStage::Made) && has_image(PlaceStage::Superseded));
+        assert!(!has_image(PlaceStage::Wanted { force: true }));
+        assert!(!has_image(PlaceStage::Failed { reason: "full".to_owned() }));
+        assert!(!has_image_on(&record, NodeId(9)));
+    }
 
     #[test]
     fn a_level_is_what_was_asked_for() {
