@@ -66,6 +66,14 @@ pub enum JoinError {
          makes it a node by itself"
     )]
     Removed,
+    /// A node that was to be removed as one that does not come back.
+    #[error(
+        "node {node} is alive again and stays in the cluster; `windrose cluster leave` there takes it out in order"
+    )]
+    Alive {
+        /// Which one.
+        node: NodeId,
+    },
 }
 
 /// Changes a record until nobody else does at the same time.
@@ -205,14 +213,40 @@ pub async fn strike(meta: &dyn Meta, node: NodeId) -> Result<(), JoinError> {
 }
 
 async fn strike_once(meta: &dyn Meta, node: NodeId) -> Result<(), JoinError> {
-    let key = nodes::key(node);
-    if let Some(held) = meta.get(&key).await? {
-        let expect = Expect::At(held.revision);
-        let mut changes = admission::forget(meta, node).await?;
-        changes.push(Change { key, expect, value: None });
+    match removal(meta, node).await? {
+        Some(changes) => Ok(meta.commit(changes).await.map(drop)?),
+        None => Ok(()),
+    }
+}
+
+/// The same for a node that does not come back: not while it is alive.
+///
+/// # Errors
+/// [`JoinError::Alive`]; [`JoinError::Store`].
+pub async fn strike_gone(meta: &dyn Meta, node: NodeId) -> Result<(), JoinError> {
+    until_unchanged!(strike_gone_once(meta, node).await)
+}
+
+async fn strike_gone_once(meta: &dyn Meta, node: NodeId) -> Result<(), JoinError> {
+    let alive = nodes::alive_key(node);
+    if meta.get(&alive).await?.is_some() {
+        return Err(JoinError::Alive { node });
+    }
+    if let Some(mut changes) = removal(meta, node).await? {
+        changes.push(Change { key: alive, expect: Expect::Absent, value: None });
         meta.commit(changes).await?;
     }
     Ok(())
+}
+
+/// What removes the record of a node; `None` if there is none.
+async fn removal(meta: &dyn Meta, node: NodeId) -> Result<Option<Vec<Change>>, JoinError> {
+    let key = nodes::key(node);
+    let Some(held) = meta.get(&key).await? else { return Ok(None) };
+    let expect = Expect::At(held.revision);
+    let mut changes = admission::forget(meta, node).await?;
+    changes.push(Change { key, expect, value: None });
+    Ok(Some(changes))
 }
 
 /// The entry of `own` among the store's members.
@@ -462,6 +496,23 @@ mod tests {
         assert_eq!((held.name.as_str(), held.index.get(), held.drained), ("other", 0, true));
         strike(&meta, NodeId(1)).await.unwrap();
         assert_eq!(refresh(&meta, &moved).await, Err(JoinError::Removed));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_is_alive_again_is_not_removed_as_gone() {
+        let model = Model::default();
+        let meta = store(&model);
+        begin(&meta, &cluster()).await.unwrap();
+        enter(&meta, &record(2, 0)).await.unwrap();
+        let alive = |expect, value| Change { key: nodes::alive_key(NodeId(2)), expect, value };
+        let at = meta.commit(vec![alive(Expect::Absent, Some(vec![]))]).await.unwrap();
+        let back = JoinError::Alive { node: NodeId(2) };
+        assert_eq!(strike_gone(&meta, NodeId(2)).await, Err(back));
+        assert!(nodes::get(&meta, NodeId(2)).await.unwrap().is_some());
+        meta.commit(vec![alive(Expect::At(at), None)]).await.unwrap();
+        strike_gone(&meta, NodeId(2)).await.unwrap();
+        strike_gone(&meta, NodeId(2)).await.unwrap();
+        assert_eq!(nodes::get(&meta, NodeId(2)).await.unwrap(), None);
     }
 
     #[test]

@@ -34,6 +34,7 @@ mod questions;
 mod reach;
 mod records;
 mod recover;
+mod removal;
 mod repair;
 mod report;
 mod reservations;

@@ -9,7 +9,6 @@ use ::cluster::authority::Authority;
 use ::cluster::identity::{ClusterSecret, Identity, NodeIndex, OwnMember, Protection, Role, Stage};
 use ::cluster::joining::{self, JoinError, MAX_MEMBERS};
 use ::cluster::meta::etcd::{Etcd, MemberAnswer, MemberInfo};
-use ::cluster::mirrors;
 use ::cluster::nodes::{self, ClusterRecord, NodeView, Nodes};
 use ::cluster::token::{ShortId, Token};
 use api::{
@@ -22,10 +21,10 @@ use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
 use super::admission::ANEW;
-use super::{Control, Settings, join_call, members, steps, store_error};
+use super::{Control, Settings, join_call, members, removal, store_error};
 use crate::config;
 use crate::data_dir;
-use crate::meta::{Change, Entry, MetaError, embedded, format};
+use crate::meta::{Entry, MetaError, embedded, format};
 use crate::part::{self, Part};
 use crate::protection;
 use crate::record::{self, Stored, VOLUMES};
@@ -252,12 +251,16 @@ impl Control {
             let hint = format!("windrose cluster leave --node {name} --force removes it");
             return Err(conflict(message, &hint));
         }
-        self.strip(node, name).await?;
+        let stripped = self.strip(node, name).await?;
         self.check_holds_nothing(node).await?;
+        // If it is back by now, it stays.
+        joining::strike_gone(part.store(), node).await.map_err(|e| match e {
+            JoinError::Alive { .. } => removal::alive_again(name, &stripped),
+            e => join_error(&e),
+        })?;
         let at: Vec<_> = gone.record.data.iter().map(SocketAddr::ip).collect();
         let removed = joining::remove_member(part.store(), &member_name(node), &at).await;
-        removed.map_err(|e| join_error(&e))?;
-        joining::strike(part.store(), node).await.map_err(|e| join_error(&e))?;
+        removed.map_err(|e| member_stays(name, node, &e))?;
         tracing::warn!(%node, name, "a node was removed from the cluster");
         self.await_nodes(|nodes| !nodes.contains_key(&node)).await;
         Ok(self.cluster().await)
@@ -355,64 +358,6 @@ impl Control {
         }
     }
 
-    /// Takes the copies of a node that does not come back out of all volumes, or out of none if one needs them.
-    async fn strip(&self, node: NodeId, name: &str) -> Result<(), ApiError> {
-        let (entries, _) = self.0.meta.list(VOLUMES).await.map_err(|e| store_error(&e))?;
-        let mut removals = Vec::new();
-        let mut needed = Vec::new();
-        for entry in &entries {
-            let stored = record::decode(entry).map_err(|e| store_error(&e))?;
-            if stored.record.place(node).is_none() {
-                continue;
-            }
-            let volume = stored.record.name.clone();
-            match self.removal(stored, node).await? {
-                Some(changes) => removals.push((volume, changes)),
-                None => needed.push(volume.to_string()),
-            }
-        }
-        if let Some(first) = needed.first() {
-            let what = if needed.len() == 1 { "volume" } else { "volumes" };
-            let message = format!(
-                "node {name} has the newest data of {what} {}; no volume was changed",
-                needed.join(", ")
-            );
-            let hint = format!(
-                "of each, have another copy go on first (`windrose volume force {first}`, at the node that keeps it), or \
-                 delete the volume (`windrose volume delete {first} --discard`)"
-            );
-            return Err(conflict(message, &hint));
-        }
-        for (volume, changes) in removals {
-            self.0.meta.commit(changes).await.map_err(|e| store_error(&e))?;
-            tracing::warn!(%volume, node = name, "a copy that does not come back was taken out");
-        }
-        Ok(())
-    }
-
-    /// What takes the copy on a node out of a volume; `None` if the newest data may be there alone.
-    async fn removal(&self, stored: Stored, node: NodeId) -> Result<Option<Vec<Change>>, ApiError> {
-        let Stored { mut record, revision } = stored;
-        let mirror = mirrors::get(&*self.0.meta, record.id).await;
-        let mirror = mirror.map_err(|e| store_error(&e))?;
-        if record.stage == record::Stage::Ready {
-            let needed = mirror.as_ref().is_none_or(|(m, _)| m.member(node).is_some());
-            if needed || record.places.len() == 1 {
-                return Ok(None);
-            }
-            self.check_give_up(&record, node).await?;
-        }
-        // How many copies the volume is to have stays: that one is missing now is told.
-        record.remove_place(node);
-        let mut changes = record.replace(revision);
-        if let Some((held, at)) = mirror
-            && let Ok(next) = held.without_replica(node, steps::random())
-        {
-            changes.push(mirrors::replace(record.id, at, &next));
-        }
-        Ok(Some(changes))
-    }
-
     /// Refuses what only a node that keeps data can do.
     ///
     /// # Errors
@@ -508,6 +453,18 @@ fn held_at(entry: &Entry, node: NodeId) -> Option<String> {
         Ok(Stored { record, .. }) => record.place(node).map(|_| record.name.to_string()),
         Err(_) => Some(entry.key.clone()),
     }
+}
+
+/// That a node was removed, and its member of the store was not.
+fn member_stays(name: &str, node: NodeId, why: &JoinError) -> ApiError {
+    let message = format!(
+        "node {name} was removed from the cluster, but its member of the metadata store is still there: {why}"
+    );
+    let hint = format!(
+        "windrose cluster leave --node {node} --force removes the member; one without a name is named by its address, \
+         as `windrose cluster nodes` shows it"
+    );
+    ApiError::new(join_error(why).code, message).hint(hint)
 }
 
 /// The member of the store that `which` names, if it belongs to none of the nodes.
