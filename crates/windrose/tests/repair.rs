@@ -37,6 +37,26 @@ fn create(a: &Place) {
     safe(a);
 }
 
+/// Told by a node without a copy it is as true: the other copy goes on alone when one dies the next moment.
+#[test]
+fn a_volume_that_a_node_without_a_copy_has_created_serves_when_that_is_told() {
+    if !has_etcd() {
+        return;
+    }
+    let ([a, b, c], [_a, node_b, _c]) = cluster(201, "\"off\"");
+    safe(&a);
+    for name in ["v1", "v2", "v3", "v4", "v5", "v6"] {
+        c.ok(&["volume", "create", name, "--size", "4M", "--on", "a", "--on", "b"]);
+        let shown = [&a, &b].map(|keeper| keeper.json(&["volume", "show", name]));
+        assert!(shown.iter().any(|volume| volume["state"]["is"] == "online"), "{shown:?}");
+        let copies = shown[0]["copies"].as_array().unwrap();
+        assert!(copies.iter().all(|copy| copy["state"]["is"] == "in_sync"), "{shown:?}");
+    }
+    c.ok(&["volume", "create", "web", "--size", "4M", "--on", "a", "--on", "b"]);
+    node_b.kill();
+    volume(&a, |volume| volume["state"]["is"] == "online");
+}
+
 /// The volume `web` as `place` shows it, once it is as `wanted`.
 fn volume(place: &Place, wanted: impl Fn(&Value) -> bool) -> Value {
     let deadline = now() + PATIENCE;

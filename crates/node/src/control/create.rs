@@ -34,6 +34,9 @@ const SERVING: Duration = Duration::from_secs(20);
 /// Longest time until all nodes have erased their copies.
 const DELETION: Duration = Duration::from_secs(30);
 
+/// How soon nodes that have just made the copies of a volume are asked again whether they serve it.
+const ASK_AGAIN: Duration = Duration::from_millis(50);
+
 /// How often is looked whether that is so, where nothing is told.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
@@ -193,7 +196,7 @@ impl Control {
         }
     }
 
-    /// The volume, if it could be opened; in a cluster once it serves here, or soon.
+    /// The volume, if it could be opened; in a cluster once it serves, or soon.
     pub(super) async fn opened(&self, id: Uuid, name: &VolumeName) -> Result<Volume, ApiError> {
         let deadline = Instant::now() + SERVING;
         let mut changes = self.0.state.changes(id);
@@ -207,7 +210,7 @@ impl Control {
     }
 
     /// Waits for a moment until a volume serves with all its copies in sync; says whether it does, or
-    /// there is nothing to wait for here.
+    /// there is nothing to wait for. Before that, one node that dies at once takes it along: no copy can go on alone.
     async fn serves(&self, id: Uuid, changes: &mut watch::Receiver<u64>) -> bool {
         changes.mark_unchanged();
         match self.0.state.get(id) {
@@ -220,8 +223,25 @@ impl Control {
                 let _ = timeout(LOOK_AGAIN, changes.changed()).await;
                 false
             }
+            Some((stored, _)) if stored.record.place(self.me()).is_none() => {
+                let serves = self.serves_elsewhere(&stored.record).await;
+                if !serves {
+                    let _ = timeout(ASK_AGAIN, changes.changed()).await;
+                }
+                serves
+            }
             _ => true,
         }
+    }
+
+    /// Whether a volume without a copy here serves with all its copies in sync, as their nodes say when they are asked.
+    async fn serves_elsewhere(&self, record: &VolumeRecord) -> bool {
+        if self.membership().is_none() || record.stage != Stage::Ready {
+            return true;
+        }
+        let mirror = self.0.state.mirror(record.id);
+        let in_sync = mirror.is_some_and(|mirror| mirror.in_sync.len() == record.places.len());
+        in_sync && self.is_served(record).await.unwrap_or(false)
     }
 
     async fn new_record(&self, ask: &CreateVolume) -> Result<VolumeRecord, ApiError> {

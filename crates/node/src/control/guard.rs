@@ -22,6 +22,9 @@ const OPENING: Duration = Duration::from_secs(5);
 /// Longest time that a node is given to answer.
 const ANSWER: Duration = Duration::from_secs(5);
 
+/// How often is looked whether it has: it does within some milliseconds.
+const HEAR_AGAIN: Duration = Duration::from_millis(20);
+
 /// How often is looked again.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
@@ -104,7 +107,7 @@ impl Control {
             match served(&reports, &others, id, asked) {
                 Some(served) => return Ok(served),
                 None if Instant::now() >= deadline => return Ok(false),
-                None => tokio::time::sleep(LOOK_AGAIN).await,
+                None => tokio::time::sleep(HEAR_AGAIN).await,
             }
         }
     }
