@@ -4,8 +4,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::{Blocks, Class, Error, Failure, Lba, Request};
+use layers::mirror::Settings;
 use rt::buf::copy_in;
-use rt::sim::{Setup, World, run};
+use rt::sim::{Rng, Setup, World, run};
 
 use crate::mirrored::{BLOCK, Node, Store, node, prepare, record, start, until};
 
@@ -262,6 +263,47 @@ async fn hammered(world: World) -> Result<(), String> {
 fn a_copy_with_room_comes_back_while_a_client_tries_again_and_again_at_a_full_one() {
     for seed in 0..5 {
         let outcome = run(Setup::new(seed), hammered);
+        outcome.result.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+    }
+}
+
+/// The lease of the primary lapses and comes back, while clients are to be turned away and a write waits to hear what
+/// becomes of it: nobody else has noticed.
+async fn turned_away_for_a_moment(world: World) -> Result<(), String> {
+    let pair = Pair::begin(&world).await?;
+    let primary = usize::from(pair.store.0.record.borrow().primary == pair.nodes[1].id);
+    let [here, there] = [primary, 1 - primary].map(|n| pair.nodes[n].host.clone());
+    let rng = Rng::new(world.seed(), "moments");
+    let lease = Settings::default().member.lease();
+    pair.leave_room(0, Some(0));
+    pair.leave_room(1, Some(0));
+    tokio::time::sleep(rng.time(Duration::ZERO, lease)).await;
+    let mirror = pair.nodes[primary].open.borrow()[0].0.clone();
+    // It serves: that changes nothing yet.
+    mirror.set_holds(false);
+    let client = Rc::clone(&pair);
+    let written = tokio::task::spawn_local(async move { client.write(primary, 200, 8, 2).await });
+    tokio::time::sleep(rng.time(Duration::ZERO, Duration::from_millis(12))).await;
+    world.set_link(&there, &here, |l| l.cut = true);
+    // Nobody is given up as soon as that.
+    tokio::time::sleep(lease).await;
+    world.heal(&there, &here);
+    tokio::time::sleep(lease).await;
+    mirror.set_holds(true);
+    let ended = tokio::time::timeout(PATIENCE, written).await;
+    let ended = ended.map_err(|_| "its client waits for ever")?.map_err(|e| e.to_string())?;
+    assert!(matches!(ended, Err(FULL | Failure::Device(Error::Fenced))), "{ended:?}");
+    until("both serve", PATIENCE, || pair.is_whole()).await?;
+    let found = tokio::time::timeout(PATIENCE, pair.reads(200, 8)).await;
+    let found = found.map_err(|_| "nobody reads there any more")??;
+    assert!(is_old_or_new(&found, 2));
+    pair.equal().await
+}
+
+#[test]
+fn a_refused_write_lets_go_of_its_range_when_clients_were_turned_away_for_a_moment() {
+    for seed in 0..60 {
+        let outcome = run(Setup::new(seed), turned_away_for_a_moment);
         outcome.result.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
     }
 }

@@ -193,7 +193,7 @@ impl Replica {
         let tag = Tag { node: from, number };
         match message {
             Message::Order { change, .. } if self.is_sound(&change) => {
-                self.start(Rc::clone(self).place_for_peer(view, tag, change, ctx));
+                self.start(Rc::clone(self).place_for_peer(link.clone(), view, tag, change, ctx));
             }
             Message::Forward { range, fua, data, .. } if self.is_inside(range) => {
                 let request = super::compare::Forwarded { tag, range, fua, data };

@@ -380,11 +380,26 @@ impl Replica {
     /// under way is settled in the next view, and nobody asks for it again. One that is outside has
     /// done so already, and needs its sessions to join.
     pub(super) fn turn_away(&self) {
-        if self.serves().is_none() && !self.is_outside() {
+        if self.serves().is_none() {
+            self.end_sessions();
+        }
+    }
+
+    fn end_sessions(&self) {
+        if !self.is_outside() {
             self.links.borrow().values().for_each(Link::close);
             self.own.fence();
             self.order.borrow_mut().abandon();
             self.signal.raise();
+        }
+    }
+
+    /// What holds a range has been given up in `view`, as clients were turned away. If that was for a moment only, as a
+    /// lease has come back before anybody noticed, the view would go on, and nobody would let go of the range: the
+    /// sessions end all the same.
+    pub(super) fn give_up_in(&self, view: View) {
+        if self.view.get() == view {
+            self.end_sessions();
         }
     }
 

@@ -120,7 +120,7 @@ impl Replica {
         let zeroes = match self.decide(&entry, &refused).await {
             Some(Decision::Refuse(zeroes)) => zeroes,
             Some(Decision::Keep) => return self.keep(&entry, &refused),
-            None => return Placed::Ended,
+            None => return self.give_up(&entry),
         };
         let careless = self.settings.makes(Mistake::RefusesUnequal);
         // Until then no joiner is admitted.
@@ -221,8 +221,7 @@ impl Replica {
             Err(e) if !self.is_over(view) => return self.replacing_failed(place, e),
             _ => {
                 self.entries.borrow_mut().applied(place);
-                self.signal.raise();
-                return Placed::Ended;
+                return self.give_up(entry);
             }
         };
         let all = self.all_that_write().into_iter().chain([self.me]);
@@ -239,15 +238,23 @@ impl Replica {
         drop((change, ctx));
         self.entries.borrow_mut().applied(place);
         if self.is_over(view) {
-            self.signal.raise();
-            return Placed::Ended;
+            return self.give_up(entry);
         }
         self.confirmed(view, seq, self.me);
         let all = Order::fate(&self.order, seq);
         match self.signal.unless(|| self.is_over(view), all).await {
             Some(Fate::Committed) => Placed::Committed,
-            _ => Placed::Ended,
+            Some(_) => Placed::Ended,
+            None => self.give_up(entry),
         }
+    }
+
+    /// It is not waited for any more: the next view settles what is in its range. There is one, whether clients are still
+    /// turned away or not.
+    fn give_up(&self, entry: &Entry) -> Placed {
+        self.give_up_in(entry.view);
+        self.signal.raise();
+        Placed::Ended
     }
 
     /// What all members are to have in the range of a write that is refused, and memory to put it there.

@@ -80,13 +80,17 @@ impl Replica {
     /// An order of another member, at the primary.
     pub(super) async fn place_for_peer(
         self: Rc<Self>,
+        link: Link,
         view: View,
         tag: Tag,
         change: Change,
         ctx: Ctx,
     ) {
-        // Whatever becomes of it, its origin learns it by DONE or in the next view.
-        self.place(view, tag, &change, &ctx).await;
+        // Once it has a place, its origin learns what becomes of it by DONE or in the next view.
+        if self.place(view, tag, &change, &ctx).await == Placed::Missed {
+            // If the view goes on all the same, it is asked again.
+            link.send(Message::Late { view, number: tag.number });
+        }
     }
 
     /// Gives `change` its place and sees it applied by all.
