@@ -23,6 +23,8 @@ pub struct OrphanedImage {
     pub epoch: Option<u64>,
     /// What is wrong with it.
     pub problem: Option<String>,
+    /// The next step, with the command.
+    pub hint: String,
 }
 
 /// Images that no record names, by where they are.

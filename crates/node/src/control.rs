@@ -25,6 +25,7 @@ mod join_call;
 mod mapping;
 mod members;
 mod memory;
+mod old_images;
 mod own_files;
 mod peers;
 mod placement;

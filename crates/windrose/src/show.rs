@@ -228,6 +228,17 @@ pub(crate) fn copies(all: &[VolumeCopy]) -> String {
     all.iter().map(one).collect::<Vec<_>>().join("\n")
 }
 
+/// `windrose volume delete` of a volume with a copy on a node that does not run.
+pub(crate) fn still_deleting(volume: &Volume) -> String {
+    let nodes: Vec<_> = volume.copies.iter().map(|copy| copy.node.as_str()).collect();
+    format!(
+        "Volume {} is being deleted: its copy on {} is erased when that node runs again, and its name is taken until then \
+         (`windrose status` tells of it).",
+        volume.name,
+        nodes.join(", ")
+    )
+}
+
 /// `windrose volume mirror verify`.
 pub(crate) fn verification(name: &VolumeName, found: &Verification) -> String {
     let compared = Size(found.compared_bytes);

@@ -14,7 +14,7 @@ use api::endpoint::{
 use api::{
     AddCopy, Chap, CreateVolume, CreateVolumes, ForceCopy, Grow, HostDhchap, HostTls, Initiator,
     InitiatorChap, Initiators, MapVolume, NewBacking, RemoveCopy, ReplaceCopy, SetCopies, SwitchTo,
-    TakeOver, Verify, Volume, VolumeName,
+    TakeOver, Verify, Volume, VolumeName, VolumeState,
 };
 
 use crate::cli::{ConfirmArgs, CreateArgs, MirrorCommand, PlaceArgs, VolumeCommand, protocols};
@@ -357,7 +357,17 @@ async fn delete(
         confirmed(confirm, ("volume", name.as_str()), &what, "deleted", hint)?;
     }
     remote.client.call_on::<DeleteVolume>(name, &flags, &Nothing).await?;
-    remote.print(&serde_json::json!({ "deleted": name }), |_| format!("Volume {name} is deleted."))
+    // It is still there while a node that does not run has a copy to erase.
+    match remote.client.call_on::<GetVolume>(name, &[], &Nothing).await {
+        Ok(volume) if volume.state == VolumeState::Deleting => {
+            let deleting = serde_json::json!({ "deleting": name });
+            remote.print(&deleting, |_| show::still_deleting(&volume))
+        }
+        _ => {
+            let deleted = serde_json::json!({ "deleted": name });
+            remote.print(&deleted, |_| format!("Volume {name} is deleted."))
+        }
+    }
 }
 
 /// Has somebody type the name of the volume that is to be `done` something to.

@@ -418,10 +418,20 @@ fn a_removal_that_is_refused_has_changed_no_volume() {
     );
     let copies = |name: &str| a.json(&["volume", "show", name])["copies"].as_array().unwrap().len();
     assert_eq!((copies("both"), copies("only")), (2, 1));
-    let delete = ["volume", "delete", "only", "--discard", "--force", "--yes"];
-    assert!(a.fails(1, &delete).contains("is not erased yet"));
+    // What is printed works, and what it says of itself is so.
+    let give_up = "windrose volume delete only --discard --force";
+    assert!(refused.contains(give_up) && !refused.contains("volume force only"), "{refused}");
+    let unknown = a.fails(1, &["volume", "delete", "only", "--yes"]);
+    assert!(unknown.contains(give_up), "{unknown}");
+    let kept = a.fails(1, &["volume", "delete", "only", "--force", "--yes"]);
+    assert!(kept.contains(give_up), "{kept}");
+    let said = a.ok(&["volume", "delete", "only", "--discard", "--force", "--yes"]);
+    assert!(said.contains("Volume only is being deleted: its copy on b is erased when"), "{said}");
+    let waits = finding(&a, "volume only", "it is being deleted: the copy on b is erased when");
+    assert!(waits["hint"].as_str().unwrap().contains("cluster leave --node b --force"), "{waits}");
     a.ok(&["cluster", "leave", "--node", "b", "--force", "--yes"]);
     assert_eq!(copies("both"), 1);
+    assert!(!texts(&a.cli(&["status"])).0.contains("volume only"));
 }
 
 /// RFD 0038, 2.1 and 2.5.

@@ -167,3 +167,47 @@ fn copies_that_a_volume_is_to_have_are_not_forgotten_with_a_node_and_fewer_have_
     a.ok(&["volume", "mirror", "set", "web", "--replicas", "1"]);
     assert!(!is_told(&texts(&a.cli(&["status"])).0));
 }
+
+/// An image from before is never overwritten by itself: the node with it is passed over, and the command that copies over
+/// it is printed, and works as it is.
+#[test]
+fn a_node_that_joins_again_with_an_old_image_gets_a_copy_by_the_command_that_is_printed() {
+    if !has_etcd() {
+        return;
+    }
+    let ([a, b, _c], [_a, node_b, _c_node]) = cluster(161, "1");
+    a.ok(&["node", "drain", "c"]);
+    create(&a);
+    node_b.kill();
+    nodes(&a, |nodes| alive(nodes) == [1, 3]);
+    // No copy is said to come by itself where no node can keep one.
+    let nowhere = finding(&a, "volume web", "no other node can keep a copy now");
+    assert!(!nowhere["message"].as_str().unwrap().contains("made by itself"), "{nowhere}");
+    a.ok(&["cluster", "leave", "--node", "b", "--force", "--yes"]);
+    let _b = b.launch();
+    let deadline = now() + PATIENCE;
+    while !b.log().contains("this node was removed from the cluster") {
+        assert!(now() < deadline, "{}", b.log());
+        pause(100);
+    }
+    b.ok(&["cluster", "leave", "--force", "--yes"]);
+    // The cluster lives: what it has there is not out of reach.
+    let found = b.ok(&["volume", "orphans"]);
+    assert!(found.contains("have this node join it first"), "{found}");
+    let token = a.ok(&["cluster", "token", "create"]);
+    b.ok(&["cluster", "join", "--token", token.trim()]);
+    nodes(&a, |nodes| alive(nodes).len() == 3);
+
+    let told = finding(&a, "volume web", "b holds an image of it from before");
+    let command = "windrose volume mirror add web --on b --force";
+    assert!(told["hint"].as_str().unwrap().contains(command), "{told}");
+    for add in
+        [&["volume", "mirror", "add", "web"][..], &["volume", "mirror", "add", "web", "--on", "b"]]
+    {
+        let refused = a.fails(1, add);
+        assert!(refused.contains("b holds an image of it from before"), "{refused}");
+        assert!(refused.contains(command), "{refused}");
+    }
+    a.ok(&command.split(' ').skip(1).collect::<Vec<_>>());
+    volume(&a, |v| in_sync(v) == ["a", "b"]);
+}

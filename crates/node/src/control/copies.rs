@@ -46,14 +46,14 @@ impl Control {
     /// # Errors
     /// [`Code::NotFound`]; [`Code::Conflict`] names the node that cannot have one, and why.
     pub async fn add_copy(&self, name: VolumeName, ask: AddCopy) -> Result<Volume, ApiError> {
-        let on: Vec<_> = ask.node.into_iter().collect();
         let new = (Some(ask.backing.clone()), None);
+        let old = self.old_images(self.find(&name).ok()).await;
         self.change_copies(name, new, move |control, record, Scene { free, .. }| {
             let taken: Vec<_> = record.places.iter().map(|p| p.node).collect();
             if record.standing().count() >= usize::from(MAX_COPIES) || taken.len() >= MAX_PLACES {
                 return Err(conflict(format!("it has its {MAX_COPIES} copies")));
             }
-            let node = control.choose(&on, 1, (&taken, &ask.backing), free)?.remove(0);
+            let node = control.choose_for(record, &ask, free, &old)?;
             let place = control.wanted(record.id, &record.name, node, &ask.backing, ask.force)?;
             record.add_place(place);
             record.want_as_added();
@@ -576,7 +576,7 @@ impl Control {
     }
 
     /// The node called `name`.
-    fn node_called(&self, name: &str) -> Result<NodeId, ApiError> {
+    pub(super) fn node_called(&self, name: &str) -> Result<NodeId, ApiError> {
         let nodes = self.membership().map(|m| m.nodes.borrow().clone()).unwrap_or_default();
         let found = nodes.iter().find(|(_, view)| view.record.name == name);
         found.map(|(node, _)| *node).ok_or_else(|| {

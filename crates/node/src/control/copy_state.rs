@@ -1,6 +1,6 @@
 //! What state the copies of a volume are in, why one is not in sync, and what helps.
 
-use api::{Backing, CopyState, Finding, Severity, VolumeCopy};
+use api::{Backing, CopyState, Finding, Severity, VolumeCopy, VolumeName};
 use cluster::identity::Role;
 use cluster::nodes::NodeView;
 use layers::mirror::record::Record;
@@ -9,12 +9,13 @@ use peer::NodeId;
 use uuid::Uuid;
 
 use super::cluster::called;
+use super::old_images::make_again;
 use super::placement::no_other_node;
 use super::report::{MissingCopy, Resync, SeenMirror};
 use super::status::finding;
 use super::together::{NodeState, Together};
 use super::why::BY_ITSELF;
-use crate::record::{Place, PlaceStage, VolumeRecord};
+use crate::record::{Place, PlaceStage, Stage, VolumeRecord};
 
 /// Why a copy is not in sync, and the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,7 +61,11 @@ impl Together {
         }
         let Some(mirror) = self.mirrors.get(&record.id) else { return CopyState::Unknown };
         if mirror.member(place.node).is_some() {
-            return CopyState::InSync;
+            // What its node cannot open holds nothing, as far as anybody knows.
+            return match self.broken(place.node, record.id) {
+                Some(_) => CopyState::Outdated,
+                None => CopyState::InSync,
+            };
         }
         match self.resync(mirror, record.id, place.node) {
             Some(r) => CopyState::Resyncing {
@@ -83,7 +88,7 @@ impl Together {
 
     /// What is the matter with a copy, if it is not as good as it should be.
     fn trouble(&self, record: &VolumeRecord, place: &Place, state: &CopyState) -> Option<Trouble> {
-        let (node, name) = (self.name(place.node), &record.name);
+        let node = self.name(place.node);
         match state {
             CopyState::InSync => {
                 let full = self.seen(place.node, record.id).is_some_and(|seen| seen.full);
@@ -104,10 +109,7 @@ impl Together {
             },
             CopyState::Failed { reason } => Some(Trouble::new(
                 reason.clone(),
-                format!(
-                    "remove the obstacle, then: windrose volume mirror remove {name} --on {node}, and: windrose volume \
-                     mirror add {name} --on {node}"
-                ),
+                make_again(record, &place.backing, &node, reason),
             )),
             CopyState::Unknown => Some(Trouble::new(
                 "the record of the volume's mirror is not there",
@@ -170,13 +172,7 @@ impl Together {
             );
         }
         if let Some(why) = self.broken(node, record.id) {
-            return Trouble::new(
-                why,
-                format!(
-                    "remove the obstacle: node {called} tries again every 30 seconds; if the disk is lost: windrose volume \
-                     mirror replace {name} --on {called}"
-                ),
-            );
+            return Trouble::new(why, broken_next(record, &called));
         }
         let Some(seen) = self.seen(node, record.id) else {
             return Trouble::new(format!("node {called} has not told of it yet"), BY_ITSELF);
@@ -276,10 +272,7 @@ impl Together {
         let (called, name) = (self.name(node), &record.name);
         let others = record.places.iter().filter(|p| p.node != node && p.stage.is_kept());
         let (answered, next) = match others.count() {
-            0 => (
-                "",
-                format!("look at that disk; for another copy: windrose volume mirror add {name}"),
-            ),
+            0 => ("", format!("look at that disk; for another copy: {}", self.add_another(record))),
             _ => (
                 "; other copies answer them",
                 format!(
@@ -343,18 +336,51 @@ impl Together {
         let wanted = record.copies_wanted;
         let message = format!("it has {has} of the {wanted} copies that it is to have{why}");
         let fewer = format!("to do with {has}: windrose volume mirror set {name} --replicas {has}");
-        let add = format!("windrose volume mirror add {name}");
-        let next = missing.and_then(|missing| missing.next.as_ref());
-        let hint = match (next, self.nobody_for(record)) {
-            (Some(next), _) => format!("{next}; {fewer}"),
-            (None, None) => format!("{add}; {fewer}"),
-            (None, Some(why)) => {
-                format!("{why}: add a node (windrose cluster join), then: {add}; {fewer}")
+        let hint = match missing {
+            Some(MissingCopy { next: Some(next), .. }) => format!("{next}; {fewer}"),
+            // Who says so has looked for a place.
+            Some(MissingCopy { next: None, .. }) => {
+                format!("windrose volume mirror add {name}; {fewer}")
             }
+            None => format!("{}; {fewer}", self.add_another(record)),
         };
         let subject = format!("volume {name}");
         findings.push(finding(Severity::Warning, subject, message, Some(&hint)));
         true
+    }
+
+    /// Whether the findings about the copies of a volume tell why this node cannot open its own.
+    pub(super) fn tells_of_own_copy(&self, record: &VolumeRecord) -> bool {
+        let is_made = |place: &Place| place.stage == PlaceStage::Made;
+        record.place(self.me).is_some_and(is_made)
+            && !self.lacks_mirror(record)
+            && self.broken(self.me, record.id).is_some()
+    }
+
+    /// That a volume is being deleted and waits for nodes that do not run.
+    pub(super) fn deletion_finding(&self, record: &VolumeRecord) -> Option<Finding> {
+        let is_away = |place: &&Place| self.state_of(place.node) == NodeState::Down;
+        let away = record.places.iter().filter(is_away).filter(|_| record.stage == Stage::Deleting);
+        let (names, called): (Vec<_>, Vec<_>) = away
+            .map(|place| {
+                let called = self.nodes.get(&place.node).map(|view| called(&self.nodes, view));
+                (self.name(place.node), called.unwrap_or_else(|| place.node.to_string()))
+            })
+            .unzip();
+        if names.is_empty() {
+            return None;
+        }
+        let leave = |node: &String| format!("windrose cluster leave --node {node} --force");
+        let leave: Vec<_> = called.iter().map(leave).collect();
+        let names = names.join(", ");
+        let message = format!(
+            "it is being deleted: the copy on {names} is erased when that node runs again, and the name is taken until then"
+        );
+        let hint = format!(
+            "start windrose on node {names}, or mend its network; if it never comes back: {}",
+            leave.join("; ")
+        );
+        Some(finding(Severity::Warning, format!("volume {}", record.name), message, Some(&hint)))
     }
 
     /// What the primary says of a copy that a volume lacks.
@@ -376,6 +402,15 @@ impl Together {
         ))
     }
 
+    /// The command that adds a copy, with what has to be done before where no node can keep one.
+    pub(super) fn add_another(&self, record: &VolumeRecord) -> String {
+        let add = format!("windrose volume mirror add {}", record.name);
+        match self.nobody_for(record) {
+            Some(why) => format!("{why}: add a node (windrose cluster join), then: {add}"),
+            None => add,
+        }
+    }
+
     /// Why no node can keep another copy of a volume, if that is so.
     fn nobody_for(&self, record: &VolumeRecord) -> Option<String> {
         let others = self.nodes.iter().filter(|(node, _)| record.place(**node).is_none());
@@ -392,6 +427,23 @@ impl Together {
         }
         Some(no_other_node(&why))
     }
+}
+
+/// What helps a node that cannot open its copy of a volume.
+pub(super) fn broken_next(record: &VolumeRecord, node: &str) -> String {
+    let (name, has_others) = (&record.name, record.places.len() > 1);
+    let lost = match has_others {
+        true => format!("if the disk is lost: windrose volume mirror replace {name} --on {node}"),
+        false => lost_for_good(name),
+    };
+    format!("remove the obstacle: node {node} tries again every 30 seconds; {lost}")
+}
+
+/// What is left to do where the only image of a volume is lost.
+pub(super) fn lost_for_good(name: &VolumeName) -> String {
+    format!(
+        "if the image is lost, restore it from a backup, or give it up: windrose volume delete {name} --discard"
+    )
 }
 
 /// Whether a volume has fewer copies than it is to have, those included that were not made.

@@ -480,16 +480,31 @@ impl Control {
                 return Err(ApiError::new(Code::Internal, message)
                     .hint("see the node's log, then delete it again"));
             }
+            if self.is_left_to_nodes_away(&stored.record) {
+                // What is decided is done: the rest is theirs, once they run, and status tells of it.
+                return Ok(());
+            }
             if Instant::now() >= deadline {
-                let message =
-                    format!("volume {name}: the copy on {} is not erased yet", others.join(", "));
+                let message = format!(
+                    "volume {name} is being deleted, but its copy on {} is not erased yet",
+                    others.join(", ")
+                );
                 return Err(ApiError::new(Code::Conflict, message)
-                    .hint("it goes when that node is there; the name is free then"));
+                    .hint("see the log of that node; the name is free once it is erased"));
             }
             // Told or not, the records decide.
             let _ = timeout(LOOK_AGAIN, changes.changed()).await;
             self.settle_held(id).await;
         }
+    }
+
+    /// Whether all that is left of a volume which is being deleted are copies on nodes that do not run.
+    fn is_left_to_nodes_away(&self, record: &VolumeRecord) -> bool {
+        let mut left = record.clone();
+        while let Some(node) = self.away_of(&left) {
+            left.remove_place(node);
+        }
+        record.stage == Stage::Deleting && left.places.is_empty()
     }
 
     pub(super) async fn check_unused(&self, id: Uuid, name: &VolumeName) -> Result<(), ApiError> {

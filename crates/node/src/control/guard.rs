@@ -42,10 +42,21 @@ impl Control {
         let message = format!(
             "no copy of volume {name} serves: deleting it would erase, unseen, what is left of it ({copies})"
         );
+        let away = self.away_of(record).is_some();
+        let (force, flag) = if away { (" --force", "&force=true") } else { ("", "") };
         Err(ApiError::new(Code::Conflict, message).hint(format!(
             "`windrose status` says why, and `windrose cluster recover` what can be done; to lose what it holds: windrose \
-             volume delete {name} --discard (`discard=true`)"
+             volume delete {name} --discard{force} (`discard=true{flag}`)"
         )))
+    }
+
+    /// A node that keeps a copy of a volume, or is to erase one, and does not run.
+    pub(super) fn away_of(&self, record: &VolumeRecord) -> Option<NodeId> {
+        let membership = self.membership()?;
+        let nodes = membership.nodes.borrow();
+        let runs = |node: &NodeId| nodes.get(node).is_some_and(|view| view.alive);
+        let mut others = record.places.iter().map(|place| place.node);
+        others.find(|node| *node != membership.node && !runs(node))
     }
 
     /// Refuses to give up a copy of a volume that no copy serves.

@@ -23,7 +23,7 @@ use uuid::Uuid;
 
 use super::decide::{Choice, Copy, Doubt, decide, name_of, planned};
 use super::status::finding;
-use super::{Control, steps, store_error};
+use super::{Control, old_images, steps, store_error};
 use crate::engine::{BackingError, FoundImage, FoundLog, ImagePlace, Scope, VolumeReport};
 use crate::pools;
 use crate::reconcile::Observed;
@@ -207,20 +207,37 @@ impl Control {
 
     fn orphan(&self, held: &HeldImage) -> OrphanedImage {
         let found = &held.found;
-        let listed = self.0.state.get(found.volume).map(|(s, _)| s.record.name);
+        let listed = self.0.state.get(found.volume).map(|(stored, _)| stored.record);
         let copy = self.own_copy(held);
-        OrphanedImage {
+        let name = name_of(&copy);
+        let own = self.0.part.as_ref().map(|part| part.identity().cluster);
+        let of = found.description.as_ref().and_then(|d| d.cluster);
+        let orphan = OrphanedImage {
             image: held.place.to_string(),
             volume: found.volume,
-            name: name_of(&copy),
             size_bytes: found.size_bytes,
-            listed_as: listed,
+            listed_as: listed.as_ref().map(|record| record.name.clone()),
             epoch: copy.shown().epoch,
             problem: match &found.log {
                 FoundLog::Lost(why) => Some(why.clone()),
                 FoundLog::Never | FoundLog::Has { .. } => found.undescribed.clone(),
             },
-        }
+            hint: String::new(),
+            name,
+        };
+        let standing = match &listed {
+            Some(record) => Standing::Listed {
+                may_be_added: own.is_some() && record.place(self.me()).is_none(),
+                at: old_images::flags_of(&held.place.backing(held.device)),
+                node: self.0.settings.name.clone(),
+            },
+            None => Standing::Unlisted {
+                elsewhere: of.filter(|of| own != Some(*of)).map(|_| own.is_some()),
+                doubt: decide(std::slice::from_ref(&copy), &[]).err(),
+                is_name_free: orphan.name.as_ref().is_some_and(|n| self.0.state.find(n).is_none()),
+            },
+        };
+        OrphanedImage { hint: orphan_hint(&orphan, &standing), ..orphan }
     }
 
     /// Whether a record names an image as the copy of its volume here.
@@ -253,11 +270,7 @@ impl Control {
         // It may have been taken in since it was found.
         let is_orphan = |h: &&HeldImage| !h.listed && !self.is_named(h);
         let orphans: Vec<_> = held.iter().filter(is_orphan).map(|h| self.orphan(h)).collect();
-        let mut findings: Vec<_> = orphans
-            .iter()
-            .take(MAX_FINDINGS)
-            .map(|o| orphan_finding(o, &self.0.settings.name))
-            .collect();
+        let mut findings: Vec<_> = orphans.iter().take(MAX_FINDINGS).map(orphan_finding).collect();
         if let Some(more) = orphans.len().checked_sub(MAX_FINDINGS).filter(|more| *more > 0) {
             let message = format!("{}: no record names their volumes", count(more, "more image"));
             let hint = "windrose volume orphans lists them";
@@ -390,14 +403,10 @@ impl Control {
         let message = format!(
             "{place} is a copy of volume {name}, which has its copies elsewhere: it is older, or another one's"
         );
-        let at = match place {
-            ImagePlace::Path(path) if copy.device => format!("--device {}", path.display()),
-            ImagePlace::Path(path) => format!("--path {}", path.display()),
-            ImagePlace::InPool(pool, _) => format!("--pool {pool}"),
-        };
+        let at = old_images::flags_of(&place.backing(copy.device));
         let hint = match self.membership() {
             Some(_) => format!(
-                "to have it brought in sync, copied anew: windrose volume mirror add {name} --on {me} {at} --force"
+                "to have it brought in sync, copied anew: windrose volume mirror add {name} --on {me}{at} --force"
             ),
             None => format!("to be rid of it: windrose volume discard {place}"),
         };
@@ -570,8 +579,7 @@ impl Control {
         if found.volume != record.id || place.image == Some(found.image) {
             return None;
         }
-        let message =
-            format!("{at} holds a copy of volume {} already, of epoch {epoch}", record.name);
+        let message = old_images::refusal(&at, record, epoch);
         Some(BackingError::refused(message).hinted(Some("--force overwrites it")))
     }
 }
@@ -591,25 +599,86 @@ fn other_name(copies: &[Copy]) -> String {
     format!("take it under another name: windrose volume adopt {image} --name NAME")
 }
 
-fn orphan_finding(orphan: &OrphanedImage, node: &str) -> api::Finding {
-    let OrphanedImage { image, volume, name, size_bytes, listed_as, .. } = orphan;
+/// How an image stands that no record names.
+enum Standing {
+    /// There is a record of its volume.
+    Listed {
+        /// Whether its node can have a copy of it.
+        may_be_added: bool,
+        /// The options that say where it is.
+        at: String,
+        /// What its node is called.
+        node: String,
+    },
+    /// There is none.
+    Unlisted {
+        /// It was a copy of a cluster that this node is not in; whether it is in another one.
+        elsewhere: Option<bool>,
+        /// Why it is not taken as it is, by itself.
+        doubt: Option<Doubt>,
+        /// Whether it tells the name of its volume, and no other one has that.
+        is_name_free: bool,
+    },
+}
+
+/// What to do with an image that no record names, with the command as it runs.
+fn orphan_hint(orphan: &OrphanedImage, standing: &Standing) -> String {
+    let image = &orphan.image;
+    let discard = format!("windrose volume discard {image} erases it");
+    let (elsewhere, doubt, is_name_free) = match standing {
+        Standing::Listed { may_be_added: true, at, node } => {
+            let name = orphan.listed_as.as_ref().map(VolumeName::as_str).unwrap_or_default();
+            return format!(
+                "windrose volume mirror add {name} --on {node}{at} --force makes it one again, copied anew; {discard}"
+            );
+        }
+        Standing::Listed { .. } => return discard,
+        Standing::Unlisted { elsewhere, doubt, is_name_free } => (elsewhere, doubt, is_name_free),
+    };
+    let without = |nodes: &[String]| format!(" --without {}", nodes.join(" --without "));
+    let all_the_same = match doubt {
+        None => String::new(),
+        Some(Doubt::Missing(nodes)) => without(nodes),
+        Some(_) => " --force".to_owned(),
+    };
+    let called = if *is_name_free { "" } else { " --name NAME" };
+    let adopt = format!("windrose volume adopt {image}{all_the_same}{called}");
+    match (elsewhere, doubt) {
+        (Some(false), _) => format!(
+            "if that cluster is there, have this node join it first: windrose cluster join --token TOKEN (windrose cluster \
+             token at one of its nodes shows one); if it is gone: {adopt}"
+        ),
+        (Some(true), _) => {
+            format!("if that cluster is there, the volume is that one's; if it is gone: {adopt}")
+        }
+        (None, None) => format!(
+            "{adopt} takes it as a volume; windrose cluster recover looks at the copies of all nodes"
+        ),
+        (None, Some(_)) => format!(
+            "windrose cluster recover looks at the copies of all nodes, and takes the newest; to take this one, whatever it \
+             may lack: {adopt}"
+        ),
+    }
+}
+
+fn orphan_finding(orphan: &OrphanedImage) -> api::Finding {
+    let OrphanedImage { image, volume, name, size_bytes, listed_as, hint, .. } = orphan;
     let size = api::Size(*size_bytes);
     let subject = format!("image {image}");
     if let Some(listed) = listed_as {
         let message = format!("it is a copy of volume {listed} ({size}) that no record names");
-        let hint = format!(
-            "windrose volume mirror add {listed} --on {node} … --force makes it one again, copied anew; windrose volume \
-             discard {image} erases it"
-        );
-        return finding(Severity::Note, subject, message, Some(&hint));
+        return finding(Severity::Note, subject, message, Some(hint));
     }
     let called = name.as_ref().map_or_else(|| volume.to_string(), ToString::to_string);
-    let message =
-        format!("it holds volume {called} ({size}), which no record names: nobody can reach it");
-    let hint = format!(
-        "windrose volume adopt {image} takes it as a volume; windrose cluster recover looks at the copies of all nodes"
-    );
-    finding(Severity::Warning, subject, message, Some(&hint))
+    let message = match hint.contains("if that cluster is there") {
+        true => format!(
+            "it holds a copy of volume {called} ({size}) of a cluster that this node is not in: no record here names it"
+        ),
+        false => {
+            format!("it holds volume {called} ({size}), which no record names: nobody can reach it")
+        }
+    };
+    finding(Severity::Warning, subject, message, Some(hint))
 }
 
 fn nameless(copy: &Copy) -> ApiError {
@@ -670,25 +739,77 @@ mod tests {
         assert!(paths(dir.path().join("nowhere"), false).is_empty());
     }
 
-    #[test]
-    fn an_orphan_is_told_with_the_command_that_helps() {
-        let mut orphan = OrphanedImage {
+    fn orphan(listed: Option<&str>) -> OrphanedImage {
+        OrphanedImage {
             image: "/v/web.img".into(),
             volume: Uuid::from_u128(7),
             name: Some("web".parse().unwrap()),
             size_bytes: 1 << 30,
-            listed_as: None,
+            listed_as: listed.map(|name| name.parse().unwrap()),
             epoch: None,
             problem: None,
+            hint: String::new(),
+        }
+    }
+
+    fn told(listed: Option<&str>, standing: &Standing) -> (Severity, String, String) {
+        let orphan = orphan(listed);
+        let hint = orphan_hint(&orphan, standing);
+        let finding = orphan_finding(&OrphanedImage { hint: hint.clone(), ..orphan });
+        assert_eq!(finding.hint.as_ref(), Some(&hint));
+        assert!(!hint.contains('…'), "{hint}");
+        (finding.severity, finding.message, hint)
+    }
+
+    #[test]
+    fn an_orphan_is_told_with_the_command_that_helps() {
+        let unlisted =
+            |elsewhere, doubt| Standing::Unlisted { elsewhere, doubt, is_name_free: true };
+        let (severity, message, hint) = told(None, &unlisted(None, None));
+        assert_eq!(severity, Severity::Warning);
+        assert!(message.contains("nobody can reach it"), "{message}");
+        assert!(hint.starts_with("windrose volume adopt /v/web.img takes it"), "{hint}");
+        let at = " --pool tank".to_owned();
+        let listed =
+            |may_be_added| Standing::Listed { may_be_added, at: at.clone(), node: "a".to_owned() };
+        let (severity, _, hint) = told(Some("web"), &listed(true));
+        assert_eq!(severity, Severity::Note);
+        let add = "windrose volume mirror add web --on a --pool tank --force makes it one again";
+        assert!(hint.starts_with(add), "it must not be a second one: {hint}");
+        let (.., hint) = told(Some("web"), &listed(false));
+        assert_eq!(hint, "windrose volume discard /v/web.img erases it");
+    }
+
+    #[test]
+    fn an_image_that_adopt_refuses_is_told_with_the_options_by_which_it_is_taken() {
+        let hint = |doubt, is_name_free| {
+            told(None, &Standing::Unlisted { elsewhere: None, doubt: Some(doubt), is_name_free }).2
         };
-        let told = orphan_finding(&orphan, "a");
-        assert_eq!(told.severity, Severity::Warning);
-        assert!(told.hint.unwrap().contains("windrose volume adopt /v/web.img"));
-        orphan.listed_as = orphan.name.take();
-        let told = orphan_finding(&orphan, "a");
+        let missing = Doubt::Missing(vec!["a".into(), "c".into()]);
+        let all = hint(missing, true);
+        assert!(all.ends_with("adopt /v/web.img --without a --without c"), "{all}");
+        assert!(all.starts_with("windrose cluster recover looks at"), "{all}");
+        let part = hint(Doubt::Partial(Vec::new()), false);
+        assert!(part.ends_with("adopt /v/web.img --force --name NAME"), "{part}");
+    }
+
+    #[test]
+    fn a_copy_of_a_cluster_that_may_live_is_not_said_to_be_out_of_reach() {
+        let of = |is_in_another| Standing::Unlisted {
+            elsewhere: Some(is_in_another),
+            doubt: Some(Doubt::Missing(vec!["a".into()])),
+            is_name_free: true,
+        };
+        let (_, message, hint) = told(None, &of(false));
+        assert!(!message.contains("nobody can reach it"), "{message}");
+        let join = "if that cluster is there, have this node join it first: windrose cluster join";
+        assert!(hint.starts_with(join), "{hint}");
         assert!(
-            told.hint.unwrap().contains("mirror add web --on a"),
-            "it must not be a second one"
+            hint.ends_with("if it is gone: windrose volume adopt /v/web.img --without a"),
+            "{hint}"
         );
+        let (_, message, hint) = told(None, &of(true));
+        assert!(message.contains("of a cluster that this node is not in"), "{message}");
+        assert!(!hint.contains("cluster join"), "a node is in one cluster: {hint}");
     }
 }

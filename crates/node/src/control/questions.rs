@@ -28,7 +28,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Pause before a store that does not answer is asked again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-const ALL_THE_SAME: &str = "log out there first, or delete with --force (`force=true`)";
+const ALL_THE_SAME: &str = "log out there first, or do it with --force (`force=true`)";
 
 impl Control {
     /// Hears what this node is asked, for as long as it runs.
@@ -90,7 +90,9 @@ impl Control {
             others.iter().find(|node| !lives(node)).copied()
         };
         if let Some(node) = away {
-            return Err(self.unknown(name, node));
+            // Else the next refusal would be that no copy serves.
+            let is_served = self.is_served(&stored.record).await?;
+            return Err(self.unknown(name, node, is_served));
         }
         if others.is_empty() {
             return Ok(());
@@ -103,7 +105,7 @@ impl Control {
                 Usage::None => return Ok(()),
                 Usage::Some(node, sessions) => return Err(self.in_use(name, node, sessions)),
                 Usage::Unknown(node) if Instant::now() >= deadline => {
-                    return Err(self.unknown(name, node));
+                    return Err(self.unknown(name, node, true));
                 }
                 Usage::Unknown(_) => tokio::time::sleep(LOOK_AGAIN).await,
             }
@@ -135,12 +137,20 @@ impl Control {
         ApiError::new(Code::InUse, message).hint(ALL_THE_SAME)
     }
 
-    fn unknown(&self, name: &VolumeName, node: NodeId) -> ApiError {
+    fn unknown(&self, name: &VolumeName, node: NodeId, is_served: bool) -> ApiError {
         let node = self.node_name(node);
         let message = format!(
             "volume {name} may be in use at node {node}, which does not say: it does not run, or is cut off"
         );
-        let hint = format!("bring node {node} back first, or delete with --force (`force=true`)");
+        let hint = match is_served {
+            true => {
+                format!("bring node {node} back first, or do it with --force (`force=true`)")
+            }
+            false => format!(
+                "bring node {node} back first; no copy that can be reached serves it: to lose what it holds: windrose volume \
+                 delete {name} --discard --force"
+            ),
+        };
         ApiError::new(Code::InUse, message).hint(hint)
     }
 }

@@ -38,7 +38,10 @@ enum Decided {
     /// These changes take the copy out.
     Remove(Vec<Change>),
     /// The newest data may be there alone.
-    Needed,
+    Needed {
+        /// Whether the volume has no other copy.
+        is_only: bool,
+    },
     /// There is no such copy any more.
     Gone,
 }
@@ -49,7 +52,10 @@ enum Kept {
     /// Its node is alive again.
     Alive,
     /// The newest data may be there alone now.
-    Needed,
+    Needed {
+        /// Whether the volume has no other copy.
+        is_only: bool,
+    },
     /// Others have changed the volume each time.
     Busy,
     /// Something else is in the way.
@@ -72,7 +78,7 @@ impl Control {
             let (volume, name) = (stored.record.id, stored.record.name.clone());
             match self.removal(stored, node).await? {
                 Decided::Remove(changes) => removals.push(Removal { volume, name, changes }),
-                Decided::Needed => needed.push(name),
+                Decided::Needed { is_only } => needed.push((name, is_only)),
                 Decided::Gone => {}
             }
         }
@@ -115,8 +121,9 @@ impl Control {
         let mirror = mirror.map_err(|e| store_error(&e))?;
         if record.stage == Stage::Ready {
             let needed = mirror.as_ref().is_none_or(|(m, _)| m.member(node).is_some());
-            if needed || record.places.len() == 1 {
-                return Ok(Decided::Needed);
+            let is_only = record.places.len() == 1;
+            if needed || is_only {
+                return Ok(Decided::Needed { is_only });
             }
             self.check_give_up(&record, node).await?;
         }
@@ -167,22 +174,30 @@ where
         tokio::time::sleep(AGAIN * attempt).await;
         changes = match anew().await.map_err(Kept::Other)? {
             Decided::Remove(changes) => changes,
-            Decided::Needed => return Err(Kept::Needed),
+            Decided::Needed { is_only } => return Err(Kept::Needed { is_only }),
             Decided::Gone => return Ok(()),
         };
     }
     Err(Kept::Busy)
 }
 
-/// That volumes need the copies of a node.
-fn newest_there(node: &str, needed: &[VolumeName], but: &str) -> ApiError {
+/// That a node which does not come back has the newest data of volumes, or all of it: each with whether its copy is the
+/// only one.
+fn newest_there(node: &str, needed: &[(VolumeName, bool)], but: &str) -> ApiError {
+    let names: Vec<_> = needed.iter().map(|(volume, _)| volume.clone()).collect();
     let what = if needed.len() == 1 { "volume" } else { "volumes" };
-    let message = format!("node {node} has the newest data of {what} {}; {but}", named(needed));
-    let first = needed.first().map(ToString::to_string).unwrap_or_default();
-    let hint = format!(
-        "of each, have another copy go on first (`windrose volume force {first}`, at the node that keeps it), or \
-         delete the volume (`windrose volume delete {first} --discard`)"
-    );
+    let message = format!("node {node} has the newest data of {what} {}; {but}", named(&names));
+    let helps = needed.iter().take(MAX_NAMED).map(|(volume, is_only)| {
+        // Its node is down: whether somebody uses the volume there is not known.
+        let delete = format!("windrose volume delete {volume} --discard --force");
+        match is_only {
+            true => format!("give up what it alone holds: {delete}"),
+            false => format!(
+                "have another copy go on first: windrose volume force {volume}, at the node that keeps it; or: {delete}"
+            ),
+        }
+    });
+    let hint = format!("bring node {node} back; or {}", helps.collect::<Vec<_>>().join("; "));
     conflict(message, &hint)
 }
 
@@ -209,7 +224,11 @@ fn ended_early(node: &str, kept: &Kept, done: &[VolumeName], left: &[VolumeName]
                  leave` at node {node}"
             ),
         ),
-        Kept::Needed => newest_there(node, &left[..left.len().min(1)], &so_far),
+        Kept::Needed { is_only } => {
+            let first: Vec<_> =
+                left.first().map(|volume| (volume.clone(), *is_only)).into_iter().collect();
+            newest_there(node, &first, &so_far)
+        }
         Kept::Busy => conflict(format!("volume {first} is changed all the time; {so_far}"), &again),
         Kept::Other(error) => {
             let message = format!("volume {first}: {}; {so_far}", error.message);
@@ -303,8 +322,11 @@ mod tests {
         put(&meta, KEY).await;
         let old = removal(&meta).await;
         put(&meta, KEY).await;
-        let needed = async || Ok(Decided::Needed);
-        assert!(matches!(take_out(&meta, GONE, old.clone(), needed).await, Err(Kept::Needed)));
+        let needed = async || Ok(Decided::Needed { is_only: false });
+        assert!(matches!(
+            take_out(&meta, GONE, old.clone(), needed).await,
+            Err(Kept::Needed { .. })
+        ));
         take_out(&meta, GONE, old, async || Ok(Decided::Gone)).await.unwrap();
         assert_eq!(holds(&meta).await, b"changed");
     }
@@ -339,12 +361,26 @@ mod tests {
         assert_eq!(none, "node b is alive again and stays in the cluster; no volume was changed");
         let all = alive_again("b", &done).message;
         assert!(all.ends_with("; its copies of v1, v2 were taken out before that"), "{all}");
-        let needed = ended_early("b", &Kept::Needed, &done, &left).message;
+        let needed = ended_early("b", &Kept::Needed { is_only: false }, &done, &left).message;
         assert!(needed.starts_with("node b has the newest data of volume v3; its copies of v1"));
         let store = Kept::Other(ApiError::new(api::Code::Unavailable, "the store is away"));
         let store = ended_early("b", &store, &done, &left);
         assert!(store.message.starts_with("volume v3: the store is away; its copies of v1, v2"));
         let many: Vec<VolumeName> = (0..100).map(|n| format!("v{n}").parse().unwrap()).collect();
         assert!(named(&many).ends_with("v39 and 60 more"));
+    }
+
+    #[test]
+    fn what_needs_a_dead_node_is_told_with_commands_that_are_not_refused() {
+        let volume = |name: &str| name.parse::<VolumeName>().unwrap();
+        let needed = [(volume("solo"), true), (volume("both"), false)];
+        let refused = newest_there("b", &needed, "no volume was changed");
+        assert!(refused.message.contains("volumes solo, both; no volume was changed"));
+        let hint = refused.hint.unwrap();
+        let solo = "give up what it alone holds: windrose volume delete solo --discard --force;";
+        assert!(hint.starts_with("bring node b back; or ") && hint.contains(solo), "{hint}");
+        assert!(!hint.contains("volume force solo"), "there is no other copy: {hint}");
+        assert!(hint.contains("windrose volume force both, at the node that keeps it"), "{hint}");
+        assert!(hint.ends_with("windrose volume delete both --discard --force"), "{hint}");
     }
 }

@@ -18,6 +18,8 @@ use uuid::Uuid;
 
 use self::decision::{Action, GivenUp, Moment, Rule, Seen, Wait, apply, begin, decide};
 use super::create::now_s;
+use super::old_images::{add_over, add_over_found};
+use super::placement::Candidate;
 use super::report::MissingCopy;
 use super::state::Listed;
 use super::{Control, placement};
@@ -25,15 +27,15 @@ use crate::engine::CoreReport;
 use crate::meta::{MetaError, Revision};
 use crate::record::{Place, Stored, VolumeRecord};
 
-/// How long a volume for whose copy there is no place is let alone.
-const NO_PLACE: Duration = Duration::from_secs(30);
+/// How often a place is looked for, for the copy of a volume that has to wait or for which there was none.
+const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
 /// What a node remembers of the copies that volumes lack.
 #[derive(Debug, Default)]
 pub(super) struct Repairs {
     seen: Seen,
-    /// Volumes for whose copy there was no place, until when, and why.
-    no_place: BTreeMap<Uuid, (Instant, MissingCopy)>,
+    /// Volumes for whose copy a place was looked for, for how long that counts, and why there was none.
+    places: BTreeMap<Uuid, (Instant, Option<MissingCopy>)>,
 }
 
 impl Control {
@@ -45,13 +47,13 @@ impl Control {
         let now = Moment { at: Instant::now(), wall_s: now_s() };
         let volumes = self.0.state.listed(self.me());
         let gone = self.gone_nodes(&volumes).await;
-        let Repairs { seen, no_place } = repairs;
+        let Repairs { seen, places } = repairs;
         seen.look(now, gone.as_ref().ok());
         if let Err(error) = gone {
             tracing::debug!(%error, "who is gone is not known now");
             return;
         }
-        no_place.retain(|_, (until, _)| now.at < *until);
+        places.retain(|_, (until, _)| now.at < *until);
         seen.keep(&volumes.iter().map(|v| v.stored.record.id).collect());
         let mirrored =
             volumes.iter().filter_map(|v| Some((&v.stored.record, &v.mirror.as_ref()?.0)));
@@ -72,12 +74,25 @@ impl Control {
         let mut told = BTreeMap::new();
         for (record, mirror) in led {
             let id = record.id;
-            let missing = match (decide((record, mirror), seen, rule, now), no_place.get(&id)) {
+            let known = places.get(&id).map(|(_, missing)| missing.clone());
+            let missing = match (decide((record, mirror), seen, rule, now), known) {
                 (Action::Rest, _) => None,
-                (Action::Wait(wait), _) => Some(self.waits(&wait)),
-                (Action::Begin { .. }, Some((_, missing))) => Some(missing.clone()),
+                (Action::Wait(wait), known) => {
+                    let nowhere = match known {
+                        Some(known) => known,
+                        None => {
+                            let instead_of = seen.instead_of(record, mirror);
+                            let nowhere = self.nowhere(record, instead_of).await;
+                            places.insert(id, (now.at + LOOK_AGAIN, nowhere.clone()));
+                            nowhere
+                        }
+                    };
+                    let waits = self.waits(record, &wait, seen);
+                    Some(told_of(&wait, waits, nowhere))
+                }
+                (Action::Begin { .. }, Some(Some(missing))) => Some(missing),
                 _ => self.repair(id, seen, &mut rule, now).await.inspect(|missing| {
-                    no_place.insert(id, (now.at + NO_PLACE, missing.clone()));
+                    places.insert(id, (now.at + LOOK_AGAIN, Some(missing.clone())));
                 }),
             };
             told.extend(missing.map(|missing| (id, missing)));
@@ -192,17 +207,24 @@ impl Control {
     }
 
     /// Why no copy is made yet, for people.
-    fn waits(&self, wait: &Wait) -> MissingCopy {
+    fn waits(&self, record: &VolumeRecord, wait: &Wait, seen: &Seen) -> MissingCopy {
         let why = match wait {
             Wait::Off => format!(
                 "no copy is made by itself, as cluster.repair_after_s is \"off\" at node {}",
                 self.0.settings.name
             ),
             Wait::Until(due) => format!("another one is made by itself from {}", utc(due.wall_s)),
-            Wait::Paused { until, why } => format!(
-                "another one could not be made ({why}); it is tried again from {}",
-                utc(until.wall_s)
-            ),
+            Wait::Paused { until, why } => {
+                let failed = seen.failed_at(record.id);
+                let backing = self.backing_like(record, None).unwrap_or_default();
+                let next =
+                    add_over_found(record, &backing, why, &failed, |node| self.node_name(node));
+                let until = utc(until.wall_s);
+                let why = format!(
+                    "another one could not be made ({why}); it is tried again from {until}"
+                );
+                return MissingCopy { why, next };
+            }
             Wait::ForOthers => {
                 "another one is made when those of other volumes are done".to_owned()
             }
@@ -215,13 +237,12 @@ impl Control {
         MissingCopy { why, next: None }
     }
 
-    /// Where a copy is to be made.
-    async fn place_for(
+    /// Who could keep the copy that is missing, but for the room that it needs, and with what backing.
+    async fn keepers_of_another(
         &self,
         record: &VolumeRecord,
         instead_of: Option<NodeId>,
-        seen: &Seen,
-    ) -> Result<Place, MissingCopy> {
+    ) -> Result<(NewBacking, Vec<Candidate>), MissingCopy> {
         let name = &record.name;
         let Some(backing) = self.backing_like(record, instead_of) else {
             let why = "its copies lie where an administrator has named a file or device, and none is made by itself";
@@ -230,10 +251,38 @@ impl Control {
             );
             return Err(MissingCopy { why: why.to_owned(), next: Some(next) });
         };
-        let taken: Vec<_> = record.places.iter().map(|place| place.node).collect();
         let free = self.free_space(&backing).await;
         let mut candidates = self.candidates_for(&backing, &free);
-        let is_fit = |c: &placement::Candidate| c.unfit.is_none() && !taken.contains(&c.node);
+        let old = self.old_images(Some(record.id)).await;
+        self.rule_out_old(&mut candidates, record, &backing, &old);
+        Ok((backing, candidates))
+    }
+
+    /// Why no node can keep the copy that is missing, if so, whatever room there is.
+    async fn nowhere(
+        &self,
+        record: &VolumeRecord,
+        instead_of: Option<NodeId>,
+    ) -> Option<MissingCopy> {
+        let (backing, candidates) = match self.keepers_of_another(record, instead_of).await {
+            Ok(found) => found,
+            Err(missing) => return Some(missing),
+        };
+        let taken = taken(record);
+        let has = candidates.iter().any(|c| c.unfit.is_none() && !taken.contains(&c.node));
+        (!has).then(|| nobody(record, &backing, &candidates))
+    }
+
+    /// Where a copy is to be made.
+    async fn place_for(
+        &self,
+        record: &VolumeRecord,
+        instead_of: Option<NodeId>,
+        seen: &Seen,
+    ) -> Result<Place, MissingCopy> {
+        let (backing, mut candidates) = self.keepers_of_another(record, instead_of).await?;
+        let taken = taken(record);
+        let is_fit = |c: &Candidate| c.unfit.is_none() && !taken.contains(&c.node);
         let (need, promised) = match candidates.iter().any(is_fit) {
             true => self.needs(record).await,
             false => Default::default(),
@@ -250,12 +299,8 @@ impl Control {
         }
         let chosen = placement::choose(&candidates, &taken, &[], 1);
         let node = chosen.ok().and_then(|nodes| nodes.first().copied());
-        let nobody = || MissingCopy {
-            why: placement::nobody(&candidates, &taken),
-            next: Some("add a node (windrose cluster join), or make room".to_owned()),
-        };
-        let node = node.ok_or_else(nobody)?;
-        let place = self.wanted(record.id, name, node, &backing, false);
+        let node = node.ok_or_else(|| nobody(record, &backing, &candidates))?;
+        let place = self.wanted(record.id, &record.name, node, &backing, false);
         place.map_err(|e| MissingCopy { why: e.message, next: e.hint })
     }
 
@@ -291,6 +336,39 @@ impl Control {
     }
 }
 
+/// What is said of a missing copy that has to wait, if there is `nowhere` to make it: it is not said to come by itself
+/// then.
+fn told_of(wait: &Wait, waits: MissingCopy, nowhere: Option<MissingCopy>) -> MissingCopy {
+    match (wait, nowhere) {
+        (_, None) | (Wait::Full, _) => waits,
+        (Wait::Until(_) | Wait::ForOthers, Some(nowhere)) => nowhere,
+        (Wait::Off | Wait::Paused { .. }, Some(nowhere)) => {
+            let why = match wait {
+                Wait::Paused { why, .. } => format!("another one could not be made ({why})"),
+                _ => waits.why,
+            };
+            let why = format!("{why}; {}", nowhere.why);
+            MissingCopy { why, next: nowhere.next.or(waits.next) }
+        }
+    }
+}
+
+/// That no node can keep the copy that is missing, and what helps.
+fn nobody(record: &VolumeRecord, backing: &NewBacking, candidates: &[Candidate]) -> MissingCopy {
+    let taken = taken(record);
+    let add = "add a node (windrose cluster join), or make room";
+    let next = match add_over(record, backing, candidates, &taken, None) {
+        Some(over) => format!("{over}; or {add}"),
+        None => add.to_owned(),
+    };
+    MissingCopy { why: placement::nobody(candidates, &taken), next: Some(next) }
+}
+
+/// The nodes that have a place of a volume.
+fn taken(record: &VolumeRecord) -> Vec<NodeId> {
+    record.places.iter().map(|place| place.node).collect()
+}
+
 /// The volumes that are served here.
 fn serving(cores: &[CoreReport]) -> BTreeSet<Uuid> {
     let volumes = cores.iter().flat_map(|core| &core.volumes);
@@ -299,7 +377,7 @@ fn serving(cores: &[CoreReport]) -> BTreeSet<Uuid> {
 }
 
 /// What a backing on another node is like, if that one needs no naming.
-fn like(backing: &Backing, volume: Uuid) -> Option<NewBacking> {
+pub(super) fn like(backing: &Backing, volume: Uuid) -> Option<NewBacking> {
     match backing {
         Backing::Pool { pool } => Some(NewBacking::Pool { pool: pool.clone() }),
         Backing::File { path } => {
@@ -314,6 +392,30 @@ fn like(backing: &Backing, volume: Uuid) -> Option<NewBacking> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// One finding does not say that a copy comes by itself and that no node can keep one.
+    #[test]
+    fn a_copy_that_no_node_can_keep_is_not_said_to_come_by_itself() {
+        let record = crate::record::tests::record("web");
+        let (node, unfit) = (NodeId(3), Some("is a witness"));
+        let (name, domain) = ("w".to_owned(), "w".to_owned());
+        let witness = Candidate { node, name, domain, unfit, free_bytes: 0, copies: 0 };
+        let nowhere = nobody(&record, &NewBacking::default(), &[witness]);
+        assert!(nowhere.next.as_ref().unwrap().contains("add a node"), "{nowhere:?}");
+        let moment = Moment { at: Instant::now(), wall_s: 1 };
+        let waits = MissingCopy { why: "made by itself from then".to_owned(), next: None };
+        let until = Wait::Until(moment);
+        let told = |wait: &Wait, nowhere| told_of(wait, waits.clone(), nowhere);
+        assert_eq!(told(&until, None), waits);
+        assert_eq!(told(&until, Some(nowhere.clone())), nowhere);
+        let paused = Wait::Paused { until: moment, why: "no space".to_owned() };
+        let both = told(&paused, Some(nowhere.clone()));
+        assert_eq!(
+            both.why,
+            "another one could not be made (no space); no other node can keep a copy now (w is a witness)"
+        );
+        assert_eq!(both.next, nowhere.next);
+    }
 
     #[test]
     fn only_what_every_node_has_is_made_by_itself() {

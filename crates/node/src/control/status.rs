@@ -12,6 +12,7 @@ use target::Clients;
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use super::copy_state::lost_for_good;
 use super::secrets::Locked;
 use super::together::reservations_hint;
 use super::view::sessions;
@@ -204,7 +205,10 @@ pub fn assess(facts: &Facts) -> Status {
     if let Some(together) = &facts.together {
         together.findings(&mut findings);
         let records = facts.volumes.iter().map(|(s, _)| &s.record);
-        records.for_each(|record| together.volume_findings(record, &mut findings));
+        records.for_each(|record| {
+            together.volume_findings(record, &mut findings);
+            findings.extend(together.deletion_finding(record));
+        });
     }
     findings.sort_by_key(|f: &Finding| std::cmp::Reverse(f.severity));
     let verdict = match findings.first().map(|f| f.severity) {
@@ -262,11 +266,19 @@ fn volume_findings(facts: &Facts, findings: &mut Vec<Finding>) {
                 finding(Severity::Note, subject, message, Some(&hint))
             }
             (Stage::Ready, Observed::Open { .. }) => continue,
+            // In a cluster it is told with the other copies.
+            (Stage::Ready, Observed::Broken { .. } | Observed::Stuck { .. })
+                if facts.together.as_ref().is_some_and(|t| t.tells_of_own_copy(record)) =>
+            {
+                continue;
+            }
             (Stage::Ready, Observed::Broken { reason } | Observed::Stuck { reason }) => {
-                let hint = "remove the obstacle; the node tries again every 30 seconds";
+                let lost = lost_for_good(&record.name);
+                let hint =
+                    format!("remove the obstacle: the node tries again every 30 seconds; {lost}");
                 let elsewhere = facts.together.is_some();
                 let severity = if elsewhere { Severity::Warning } else { Severity::Critical };
-                finding(severity, subject, reason, Some(hint))
+                finding(severity, subject, reason, Some(&hint))
             }
             // In a cluster, other nodes may have it.
             (Stage::Ready, Observed::Closed | Observed::Erased) if facts.together.is_none() => {

@@ -13,6 +13,7 @@ use peer::NodeId;
 use uuid::Uuid;
 
 use super::cluster::member_name;
+use super::copy_state::broken_next;
 use super::members::Store;
 use super::reach::{Reach, can_be_asked};
 use super::report::{NodeReport, SeenMirror, Unread};
@@ -386,7 +387,7 @@ impl Together {
         let all_good = self.copy_findings(record, findings);
         let has_all = !self.missing_copies(record, findings);
         if all_good && has_all && record.places.len() == 1 {
-            let hint = format!("windrose volume mirror add {}", record.name);
+            let hint = self.add_another(record);
             findings.push(finding(Severity::Note, subject, "it has one copy", Some(&hint)));
         } else if all_good && record.place(self.me).is_some() && !serving.contains(&self.me) {
             let message = format!("not served by this node: {}", self.why_not(record));
@@ -533,7 +534,7 @@ impl Together {
                 (why, self.next_at(record, place.node, seen))
             }
             (NodeState::Runs, None) => match self.broken(place.node, record.id) {
-                Some(why) => (why.to_owned(), retry),
+                Some(why) => (why.to_owned(), broken_next(record, &name)),
                 None if self.told_by(place.node).is_none() && self.store.error.is_some() => (
                     "whether it serves there is not known, as this node does not reach the metadata store"
                         .to_owned(),

@@ -14,6 +14,7 @@ use target::server::Service;
 use uuid::Uuid;
 use volume::Kind;
 
+use super::copy_state::broken_next;
 use super::status::unusable;
 use super::together::NO_MIRROR;
 use super::{Control, Together};
@@ -104,7 +105,7 @@ impl Control {
             thin: record.thin,
             copies: match &usage.together {
                 Some(together) => together.copies(record),
-                None => record.places.iter().map(|p| self.only_copy(p)).collect(),
+                None => record.places.iter().map(|p| self.only_copy(record, p, observed)).collect(),
             },
             copies_wanted: record.copies_wanted,
             allocated_bytes: usage.space.get(&record.id).copied(),
@@ -188,15 +189,22 @@ impl Control {
     }
 
     /// The copy of a volume on a node that is in no cluster.
-    fn only_copy(&self, place: &Place) -> VolumeCopy {
+    fn only_copy(&self, record: &VolumeRecord, place: &Place, observed: &Observed) -> VolumeCopy {
+        let broken = match observed {
+            Observed::Broken { reason } if place.stage.is_kept() => Some(reason.clone()),
+            _ => None,
+        };
         let state = match &place.stage {
+            // What cannot be opened holds nothing, as far as anybody knows.
+            PlaceStage::Made | PlaceStage::Superseded if broken.is_some() => CopyState::Outdated,
             PlaceStage::Made | PlaceStage::Superseded => CopyState::InSync,
             PlaceStage::Wanted { .. } => CopyState::BeingMade,
             PlaceStage::Leaving { .. } => CopyState::Leaving,
             PlaceStage::Failed { reason } => CopyState::Failed { reason: reason.clone() },
         };
         let (node, backing) = (self.0.settings.name.clone(), place.backing.clone());
-        VolumeCopy { node, backing, state, reason: None, hint: None, primary: true }
+        let hint = broken.as_ref().map(|_| broken_next(record, &node));
+        VolumeCopy { node, backing, state, reason: broken, hint, primary: true }
     }
 
     /// Where a volume is reached: at all nodes that keep a copy of it.

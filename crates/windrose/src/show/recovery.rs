@@ -6,10 +6,14 @@ use api::{
 
 use super::table;
 
+/// What is not found by looking.
+const ELSEWHERE: &str = "Images in files outside the data directory (volumes made with --path) are not looked for. To take one:\n  \
+                         windrose volume adopt PATH";
+
 /// `windrose volume orphans`.
 pub(crate) fn orphans(found: &OrphanedImages) -> String {
     if found.images.is_empty() {
-        return "Records name every image that this node has.".to_owned();
+        return format!("Records name every image that was found on this node.\n{ELSEWHERE}");
     }
     let rows = found.images.iter().map(|image| {
         let name =
@@ -22,7 +26,8 @@ pub(crate) fn orphans(found: &OrphanedImages) -> String {
         vec![name, Size(image.size_bytes).to_string(), image.image.clone(), state]
     });
     let rows = table(&["VOLUME", "SIZE", "IMAGE", "STATE"], &[1], rows);
-    format!("{rows}\n\nTo take one as a volume:\n  windrose volume adopt IMAGE")
+    let next = found.images.iter().map(|image| format!("\n{}:\n  {}", image.image, image.hint));
+    format!("{rows}\n{}\n\n{ELSEWHERE}", next.collect::<String>())
 }
 
 /// `windrose pool import` without a name.
@@ -95,15 +100,40 @@ pub(crate) fn recovery(plan: &RecoveryPlan) -> String {
     }
     if parts.is_empty() {
         parts.push(
-            "There is nothing to recover: records name every image that the nodes have.".to_owned(),
+            "There is nothing to recover: records name every image that was found on the nodes."
+                .to_owned(),
         );
     }
+    parts.push(ELSEWHERE.to_owned());
     parts.join("\n")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// They lie where nobody knows that they do.
+    #[test]
+    fn images_in_files_elsewhere_are_not_said_to_be_found() {
+        let mut found = OrphanedImages { images: Vec::new() };
+        assert!(orphans(&found).contains("windrose volume adopt PATH"), "{}", orphans(&found));
+        found.images.push(api::OrphanedImage {
+            image: "/v/web.img".into(),
+            volume: uuid::Uuid::nil(),
+            name: None,
+            size_bytes: 1 << 20,
+            listed_as: None,
+            epoch: None,
+            problem: None,
+            hint: "windrose volume adopt /v/web.img --force --name NAME".into(),
+        });
+        let said = orphans(&found);
+        assert!(said.contains("/v/web.img:\n  windrose volume adopt /v/web.img --force"), "{said}");
+        assert!(said.ends_with("windrose volume adopt PATH"), "{said}");
+        let (store, volumes, silent) = (None, Vec::new(), Vec::new());
+        let plan = RecoveryPlan { node: "a".into(), store, volumes, silent, done: false };
+        assert!(recovery(&plan).ends_with("windrose volume adopt PATH"));
+    }
 
     #[test]
     fn nothing_is_to_be_recovered_only_where_all_nodes_have_said_what_they_have() {
@@ -114,7 +144,7 @@ mod tests {
             silent: Vec::new(),
             done: false,
         };
-        assert!(recovery(&plan).contains("records name every image"));
+        assert!(recovery(&plan).contains("records name every image that was found"));
         plan.silent = vec!["b".into()];
         let said = recovery(&plan);
         assert!(said.contains("Not known is what these have: b."), "{said}");

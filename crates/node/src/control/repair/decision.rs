@@ -99,6 +99,14 @@ impl Seen {
         self.failures.get(&volume).map(|f| f.nodes.clone()).unwrap_or_default()
     }
 
+    /// The node that is gone with the copy which a volume lacks, if that is why.
+    pub(super) fn instead_of(&self, record: &VolumeRecord, mirror: &Record) -> Option<NodeId> {
+        match self.lack(record, mirror)? {
+            Lack::Gone(node) => Some(node),
+            Lack::Missing => None,
+        }
+    }
+
     /// Whether a node is gone.
     pub(super) fn is_gone(&self, node: NodeId) -> bool {
         self.gone.contains_key(&node)

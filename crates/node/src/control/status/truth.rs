@@ -40,6 +40,10 @@ const SAFE: (Verdict, u8) = (Verdict::Safe, 0);
 const AT_RISK: (Verdict, u8) = (Verdict::AtRisk, 5);
 const UNAVAILABLE: (Verdict, u8) = (Verdict::Unavailable, 6);
 
+/// What is left to do where the only image of a volume is lost.
+const GIVE_UP: &str = "tries again every 30 seconds; if the image is lost, restore it from a backup, or give it up: \
+                       windrose volume delete v --discard";
+
 /// A finding: part of its message, and of its hint.
 type Told = (&'static str, &'static str);
 
@@ -455,7 +459,10 @@ const COPIES: &[Row] = &[
         },
         verdict: AT_RISK,
         shown: ONLINE,
-        told: &[("the one on b was not made: /dev/sdb", "windrose volume mirror remove v --on b")],
+        told: &[(
+            "the one on b was not made: /dev/sdb",
+            "remove the obstacle, then: windrose volume mirror replace v --on b",
+        )],
     },
     Row {
         is: "there is one copy",
@@ -661,7 +668,67 @@ const NODES: &[Row] = &[
         },
         verdict: UNAVAILABLE,
         shown: OFFLINE,
-        told: &[("b: /v/v.img: no such file", "node b tries again every 30 seconds")],
+        told: &[("b: /v/v.img: no such file", GIVE_UP)],
+    },
+    Row {
+        is: "the only copy cannot be opened, seen from its node",
+        facts: || {
+            let mut facts = only_on_b(B);
+            broken(&mut facts, B);
+            facts.volumes[0].1 = Observed::Broken { reason: "/v/v.img: no such file".into() };
+            facts
+        },
+        verdict: UNAVAILABLE,
+        shown: OFFLINE,
+        told: &[("b: /v/v.img: no such file", GIVE_UP)],
+    },
+    Row {
+        is: "a copy cannot be opened, and is in sync by the record",
+        facts: || {
+            let mut facts = both();
+            broken(&mut facts, B);
+            facts
+        },
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[(
+            "1 of 2 copies are in sync: the one on b is outdated: /v/v.img: no such file",
+            "if the disk is lost: windrose volume mirror replace v --on b",
+        )],
+    },
+    Row {
+        is: "a volume is being deleted, and a node with a copy does not run",
+        facts: || {
+            let mut facts = only_on_b(A);
+            facts.volumes[0].0.record.stage = Stage::Deleting;
+            set_alive(&mut facts, B, false);
+            facts
+        },
+        verdict: AT_RISK,
+        shown: ("deleting", 0),
+        told: &[
+            ("it gives no sign of life", "start windrose on node b"),
+            (
+                "it is being deleted: the copy on b is erased when that node runs again",
+                "if it never comes back: windrose cluster leave --node b --force",
+            ),
+        ],
+    },
+    Row {
+        is: "there is one copy, and no other node can keep one",
+        facts: || {
+            let mut facts = without_node_b();
+            facts.volumes[0].0.record.copies_wanted = 1;
+            set_alive(&mut facts, NodeId(4), true);
+            facts
+        },
+        verdict: SAFE,
+        shown: ONLINE,
+        told: &[(
+            "it has one copy",
+            "no other node can keep a copy now (w is a witness, c is drained): add a node (windrose cluster join), then: \
+             windrose volume mirror add v",
+        )],
     },
     Row {
         is: "the disk of the last copy has failed",
@@ -946,7 +1013,7 @@ const DISKS: &[Row] = &[
         facts: || alone(Observed::Broken { reason: "/v: no such file".into() }),
         verdict: UNAVAILABLE,
         shown: OFFLINE,
-        told: &[("/v: no such file", "tries again every 30 seconds")],
+        told: &[("/v: no such file", GIVE_UP)],
     },
     Row {
         is: "a flush has failed",
@@ -1135,6 +1202,17 @@ fn what_clients_prove() {
 #[test]
 fn members_of_the_store_and_their_nodes() {
     members::MEMBERS.iter().for_each(check);
+}
+
+/// A copy that its node cannot open is not in sync, whatever the record says.
+#[test]
+fn a_copy_that_cannot_be_opened_does_not_count_as_in_sync() {
+    let mut facts = only_on_b(A);
+    broken(&mut facts, B);
+    let copies = facts.together.as_ref().unwrap().copies(&facts.volumes[0].0.record);
+    assert_eq!(copies[0].state, CopyState::Outdated);
+    assert_eq!(copies[0].reason.as_deref(), Some("/v/v.img: no such file"));
+    assert!(copies[0].hint.as_ref().unwrap().contains(GIVE_UP), "{copies:?}");
 }
 
 /// What a copy lacks is shown beside it, with the same reason.
