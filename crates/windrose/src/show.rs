@@ -107,6 +107,17 @@ pub(crate) fn cluster(cluster: &Cluster) -> String {
     text
 }
 
+/// That a node which is to lead a volume does not do so yet, and what helps.
+pub(crate) fn not_led_yet(volume: &Volume, node: &str) -> Option<String> {
+    let copy = volume.copies.iter().find(|copy| copy.node == node && !copy.primary)?;
+    let why = copy.reason.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+    let next = copy.hint.as_ref().map(|hint| format!("; {hint}")).unwrap_or_default();
+    let name = &volume.name;
+    Some(format!(
+        "volume {name} is not led by node {node} yet{why}. It is noted: that node leads once it runs and its copy is in sync{next}"
+    ))
+}
+
 /// How far a cluster is with a new secret and authority.
 pub(crate) fn rotation(rotation: &Rotation) -> String {
     let what = match rotation.stage {

@@ -20,7 +20,7 @@ use api::{
 use crate::cli::{ConfirmArgs, CreateArgs, MirrorCommand, PlaceArgs, VolumeCommand, protocols};
 use crate::exit::{FAILED, Failure, USAGE};
 use crate::files::absolute;
-use crate::remote::{Remote, ask_for_name, confirmed};
+use crate::remote::{Remote, ask_for_name, confirmed, tell};
 use crate::{files, recovery, show};
 
 pub(crate) async fn run(remote: Remote, command: VolumeCommand) -> Result<ExitCode, Failure> {
@@ -45,6 +45,9 @@ pub(crate) async fn run(remote: Remote, command: VolumeCommand) -> Result<ExitCo
             let switch = SwitchTo { node: to };
             let volume = client.call_on::<SwitchVolume>(&name, &[], &switch).await?;
             print(&remote, &volume)?;
+            if let Some(not_yet) = show::not_led_yet(&volume, &switch.node) {
+                tell(&format!("windrose: {not_yet}"));
+            }
         }
         VolumeCommand::Force { name, confirm } => force(&remote, &name, confirm).await?,
         VolumeCommand::TakeOver { name, confirm } => take_over(&remote, &name, confirm).await?,

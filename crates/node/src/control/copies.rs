@@ -172,21 +172,12 @@ impl Control {
             Ok(())
         })
         .await?;
-        if !self.await_switch(&name, node).await
-            && let Some((why, next)) =
-                self.together(&[]).await.and_then(|together| together.cannot_lead(node))
-        {
-            let message = format!(
-                "volume {name} is not led by {} yet: {why}. It is noted: that node leads once it is back and in sync",
-                self.node_name(node)
-            );
-            return Err(conflict(message).hint(next));
-        }
+        self.await_switch(&name, node).await;
         self.show(&name).await
     }
 
-    /// Gives a node some time to take over; says whether it leads then. It does later, if it is not in sync now.
-    async fn await_switch(&self, name: &VolumeName, node: NodeId) -> bool {
+    /// Gives a node some time to take over. It leads later, if it is not in sync now.
+    async fn await_switch(&self, name: &VolumeName, node: NodeId) {
         let deadline = Instant::now() + SWITCHING;
         let leads = || {
             let mirror = self.0.state.mirror(self.find(name).ok()?)?;
@@ -195,8 +186,6 @@ impl Control {
         while leads() == Some(false) && Instant::now() < deadline {
             tokio::time::sleep(LOOK_AGAIN).await;
         }
-        let mirror = self.find(name).ok().and_then(|id| self.0.state.mirror(id));
-        mirror.is_none_or(|mirror| mirror.primary == node)
     }
 
     /// Takes the image of a volume from the node that had it last, and opens it.
@@ -655,23 +644,6 @@ impl Together {
         }
         Ok(())
     }
-
-    /// Why a node that is to lead a volume does not, if that is for its node and no matter of moments; and what helps.
-    fn cannot_lead(&self, node: NodeId) -> Option<(String, String)> {
-        let name = self.name(node);
-        if self.nodes.get(&node).is_some_and(|view| view.record.drained) {
-            return Some((
-                format!("node {name} is drained"),
-                format!("windrose node resume {name}"),
-            ));
-        }
-        let start = format!("start windrose on node {name}, or mend its network");
-        match self.state_of(node) {
-            NodeState::Runs => None,
-            NodeState::Down => Some((format!("node {name} is down, or cut off"), start)),
-            NodeState::Unknown => Some((format!("node {name} does not answer"), start)),
-        }
-    }
 }
 
 /// What a change of copies is decided by.
@@ -772,16 +744,5 @@ mod tests {
         assert!(silent.message.contains("does not answer"), "{silent}");
         assert!(!silent.message.contains("alive"), "{silent}");
         assert!(silent.hint.unwrap().contains("ask again in some 10 seconds"));
-    }
-
-    #[test]
-    fn a_switch_to_a_node_that_cannot_lead_says_so() {
-        assert_eq!(together(true).cannot_lead(B), None);
-        let (why, next) = together(false).cannot_lead(B).unwrap();
-        assert!(why.contains("node b is down"), "{why}");
-        assert!(next.contains("start windrose on node b"), "{next}");
-        let mut drained = together(true);
-        drained.nodes.get_mut(&B).unwrap().record.drained = true;
-        assert_eq!(drained.cannot_lead(B).unwrap().1, "windrose node resume b");
     }
 }

@@ -571,16 +571,29 @@ impl Control {
             Backing::File { path } | Backing::Device { path } => ImagePlace::Path(path.clone()),
             Backing::Pool { pool } => ImagePlace::InPool(pool.clone(), record.id),
         };
-        let found = self.0.engine.find_image(&at).await.ok()?;
-        let epoch = match found.log {
-            FoundLog::Has { epoch, .. } if epoch > 0 => epoch,
-            FoundLog::Never | FoundLog::Lost(_) | FoundLog::Has { .. } => return None,
+        let message = match self.0.engine.find_image(&at).await {
+            Ok(found) => old_copy(&found, record, place.image)
+                .map(|how_old| old_images::refusal(&at, record, &how_old))?,
+            Err(why) if why.is_unreadable => {
+                old_images::refusal(&at, record, &format!("it cannot be read: {why}"))
+            }
+            // There is none, or one whose making was never finished.
+            Err(_) => return None,
         };
-        if found.volume != record.id || place.image == Some(found.image) {
-            return None;
-        }
-        let message = old_images::refusal(&at, record, epoch);
         Some(BackingError::refused(message).hinted(Some("--force overwrites it")))
+    }
+}
+
+/// What is known of the age of an image that was a copy of the volume, if it was one and is not the one that the record
+/// names. One whose log is lost may be the newest of all.
+fn old_copy(found: &FoundImage, record: &VolumeRecord, own: Option<Uuid>) -> Option<String> {
+    if found.volume != record.id || own == Some(found.image) {
+        return None;
+    }
+    match &found.log {
+        FoundLog::Has { epoch, .. } if *epoch > 0 => Some(format!("of epoch {epoch}")),
+        FoundLog::Lost(why) => Some(format!("nobody knows how new it is: {why}")),
+        FoundLog::Never | FoundLog::Has { .. } => None,
     }
 }
 
@@ -737,6 +750,33 @@ mod tests {
         let found = unused(paths(dir.path().to_owned(), false), &[link]);
         assert_eq!(found, [(ImagePlace::Path(dir.path().join("b.img")), false)]);
         assert!(paths(dir.path().join("nowhere"), false).is_empty());
+    }
+
+    /// What cannot be read may be newer than all that serves: it is no reason to write over it.
+    #[test]
+    fn a_copy_whose_log_is_lost_counts_as_one_that_may_be_newer() {
+        let record = crate::record::tests::record("web");
+        let with = |log| FoundImage {
+            volume: record.id,
+            image: Uuid::from_u128(8),
+            generation: 1,
+            size_bytes: 1 << 20,
+            block_size: api::BlockSize::B512,
+            thin: false,
+            log,
+            undescribed: None,
+            description: None,
+        };
+        let has = |epoch| FoundLog::Has { epoch, config: Uuid::nil(), in_sync: Vec::new() };
+        let old = |log, own| old_copy(&with(log), &record, own);
+        assert_eq!(old(has(2), None).as_deref(), Some("of epoch 2"));
+        let lost = old(FoundLog::Lost("damaged".into()), None).unwrap();
+        assert_eq!(lost, "nobody knows how new it is: damaged");
+        // What an attempt to make a copy has left, the copy of the record itself, and another volume's.
+        assert_eq!((old(has(0), None), old(FoundLog::Never, None)), (None, None));
+        assert_eq!(old(has(2), Some(Uuid::from_u128(8))), None);
+        let other = crate::record::tests::record("mail");
+        assert_eq!(old_copy(&with(has(2)), &other, None), None);
     }
 
     fn orphan(listed: Option<&str>) -> OrphanedImage {

@@ -140,8 +140,8 @@ fn over(record: &VolumeRecord, backing: &NewBacking, node: &str) -> String {
 }
 
 /// Why no copy is made over an old image.
-pub(super) fn refusal(at: &ImagePlace, record: &VolumeRecord, epoch: u64) -> String {
-    format!("{at}: {BEGINS}{}{ENDS} (of epoch {epoch})", record.name)
+pub(super) fn refusal(at: &ImagePlace, record: &VolumeRecord, how_old: &str) -> String {
+    format!("{at}: {BEGINS}{}{ENDS} ({how_old})", record.name)
 }
 
 /// Whether a copy was not made for that.
@@ -259,7 +259,7 @@ mod tests {
     fn a_copy_that_was_not_made_is_told_with_a_command_that_runs_as_it_is() {
         let record = record("web");
         let own = Backing::File { path: format!("/data/volumes/web-{}.img", record.id).into() };
-        let why = refusal(&ImagePlace::Path("/x".into()), &record, 2);
+        let why = refusal(&ImagePlace::Path("/x".into()), &record, "of epoch 2");
         let again = |backing: &Backing, why: &str| make_again(&record, backing, "b", why);
         let over = "over that image: windrose volume mirror replace web --on b --force";
         assert!(again(&own, &why).ends_with(over), "{}", again(&own, &why));

@@ -29,6 +29,8 @@ pub struct BackingError {
     pub(super) lost: bool,
     /// Whether another node has it, and a person may say that it is taken from that one.
     may_take_over: bool,
+    /// Whether there may be an image there that cannot be read.
+    pub(crate) is_unreadable: bool,
 }
 
 /// What is known of an image.
@@ -50,6 +52,7 @@ impl BackingError {
             hint: None,
             lost: false,
             may_take_over: false,
+            is_unreadable: false,
         }
     }
 
@@ -72,6 +75,7 @@ impl BackingError {
             hint: e.hint(),
             lost: false,
             may_take_over: false,
+            is_unreadable: false,
         }
     }
 
@@ -111,6 +115,7 @@ impl From<FileError> for BackingError {
                 hint: Some("set disks.buffered = true in the node's configuration to allow it"),
                 lost: false,
                 may_take_over: false,
+                is_unreadable: false,
             },
             Reason::Disk(error) if error.kind == DiskErrorKind::Gone => {
                 Self { lost: true, ..Self::refused(e.to_string()) }
@@ -121,6 +126,7 @@ impl From<FileError> for BackingError {
                 hint: Some("free some space, or create a smaller or a thin volume"),
                 lost: false,
                 may_take_over: false,
+                is_unreadable: false,
             },
             Reason::Open(OpenReason::PermissionDenied) => Self {
                 code: Code::Backing,
@@ -128,9 +134,13 @@ impl From<FileError> for BackingError {
                 hint: Some("the node's user needs to read and write it"),
                 lost: false,
                 may_take_over: false,
+                is_unreadable: false,
             },
             Reason::Held(by) => {
                 Self { may_take_over: by.may_take_over(), ..Self::refused(e.to_string()) }
+            }
+            Reason::Disk(_) | Reason::TornLabel | Reason::Overwritten(_) | Reason::BadLabel(_) => {
+                Self { is_unreadable: true, ..Self::refused(e.to_string()) }
             }
             _ => Self::refused(e.to_string()),
         }

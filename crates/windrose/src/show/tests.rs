@@ -291,6 +291,23 @@ fn a_copy_is_shown_with_what_is_the_matter_and_what_helps() {
     assert_eq!(lines[2..], ["  its disk has not answered", "  look at that disk"]);
 }
 
+#[test]
+fn a_switch_that_is_noted_and_not_done_says_so() {
+    let mut v = sample("web");
+    v.copies[0].primary = true;
+    let leads = v.copies[0].node.clone();
+    let mut other = v.copies[0].clone();
+    (other.node, other.primary) = ("b".into(), false);
+    (other.reason, other.hint) = (Some("it does not run".into()), Some("start windrose".into()));
+    v.copies.push(other);
+    assert_eq!(not_led_yet(&v, &leads), None);
+    let told = not_led_yet(&v, "b").unwrap();
+    assert!(
+        told.contains("node b yet: it does not run") && told.ends_with("; start windrose"),
+        "{told}"
+    );
+}
+
 /// A node that sees no other one does not say what can be reached.
 #[test]
 fn a_node_that_is_cut_off_says_so_first() {
