@@ -1,12 +1,13 @@
-//! Connections that have not shown who they are: they make room for each other and for nobody else, so that whoever opens
-//! many of them and says nothing is in his own way first.
+//! Connections that have not shown who they are: they make room for each other and for nobody else, so that a flooding
+//! address loses its own connections first.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
+use rt::network;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -159,17 +160,6 @@ impl Drop for ConnectionSlot {
     }
 }
 
-/// What one machine can choose its addresses from: one of IPv4, 64 bits of IPv6.
-fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => {
-            let [a, b, c, d, ..] = address.segments();
-            Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
-        }
-        v4 @ IpAddr::V4(_) => v4,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -224,11 +214,15 @@ mod tests {
         assert_eq!(living(&mut slow).await, [false; 4]);
     }
 
-    #[test]
-    fn a_network_of_ipv6_is_one_address() {
-        let same = ["2001:db8::1", "2001:db8::2"].map(|a| network(a.parse().unwrap()));
-        assert_eq!(same[0], same[1]);
-        assert_ne!(network("2001:db8:0:1::1".parse().unwrap()), same[0]);
-        assert_eq!(network("::ffff:192.0.2.1".parse().unwrap()), at(1));
+    #[tokio::test(start_paused = true)]
+    async fn many_addresses_of_one_network_of_ipv6_count_as_one() {
+        let (all, now) = (UnprovenConnections::new(LIMITS), Instant::now());
+        let mut other = all.admit(at(1), now);
+        let of_network = |n: u16| IpAddr::from([0x2001, 0xdb8, 0, 0, n, n, n, n]);
+        let mut flood: Vec<_> = (1..20).map(|n| all.admit(of_network(n), now)).collect();
+        assert!(lives(&mut other).await, "the flood makes room for itself");
+        all.evict_slow(now + LIMITS.brief);
+        let left = living(&mut flood).await.into_iter().filter(|lives| *lives).count();
+        assert_eq!((left, lives(&mut other).await), (LIMITS.slow_of_one, true));
     }
 }

@@ -10,9 +10,11 @@ pub mod disk;
 pub mod event;
 pub mod fault;
 mod heap;
+mod log_limit;
 mod mailbox;
 pub mod memory;
 pub mod net;
+mod network;
 mod real;
 mod ring;
 #[cfg(feature = "sim")]
@@ -23,7 +25,9 @@ pub mod ublk;
 
 pub use crate::core::Core;
 pub use heap::Heap;
+pub use log_limit::LogLimit;
 pub use mailbox::{CoreHandle, NotTaken, Stopped};
+pub use network::network;
 pub use real::{Cores, CoresConfig, DiskEngine, Submission};
 pub use sys::{ProcessorTime, processor_time, serves_disks};
 pub use turn::give_way;

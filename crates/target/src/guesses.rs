@@ -5,10 +5,12 @@
 //! An address waits for itself only: the right secret from another one is not held up. For each target that it fails at
 //! it waits by itself, so one wrong secret of a host does not hold up its other volumes.
 
-use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::IpAddr;
 use std::time::Duration;
 
+use rt::{LogLimit, network};
 use tokio::time::Instant;
 
 /// Attempts without success after which an address begins to wait.
@@ -26,7 +28,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(8);
 /// After so long without an attempt an address is as any other.
 const FORGET: Duration = Duration::from_secs(600);
 
-/// Addresses and targets that are remembered.
+/// Addresses with their targets that are remembered, and addresses that have proved who they are.
 const MOST: usize = 1024;
 
 /// How long after its last failure a client is told of, and after how many.
@@ -36,9 +38,8 @@ const TOLD_FROM: u64 = 5;
 /// Clients that are told of at a time: those with the most failures.
 const MOST_TOLD: usize = 16;
 
-/// How often a client that goes on is logged, and how many lines all clients may have in that time.
+/// How often a client that goes on is logged. All clients together have as many lines as [`LogLimit`] lets through.
 const LOG_EVERY: Duration = Duration::from_secs(60);
-const LINES: u32 = 10;
 
 /// How a client was to prove who it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -107,7 +108,7 @@ pub struct Failing {
     pub method: Method,
     /// The name that it gives, if it gives one.
     pub name: String,
-    /// The target or subsystem that it wants; empty where that is not known.
+    /// The target or subsystem that it wants, which may not exist; empty where it names none.
     pub target: String,
     /// How often it has failed since it was last forgotten or let in.
     pub times: u64,
@@ -125,52 +126,63 @@ pub struct Line {
 }
 
 #[derive(Debug)]
+struct Failure {
+    at: Instant,
+    from: IpAddr,
+    name: String,
+    target: String,
+}
+
+#[derive(Debug)]
 struct Entry {
     /// Attempts since the last success that have failed, and those whose end is not known.
     attempts: u32,
     /// When the next one may be made.
     next: Instant,
     used: Instant,
-    /// The last failure: when, from where, as whom.
-    failed: Option<(Instant, IpAddr, String)>,
+    /// The last failure.
+    failed: Option<Failure>,
     times: u64,
     logged: Option<Instant>,
 }
 
-/// A pause between log lines of one kind, so that nobody fills the log.
-#[derive(Debug, Default)]
-pub struct LogLimit {
-    since: Option<Instant>,
-    lines: u32,
-    unlogged: u64,
-}
-
-impl LogLimit {
-    /// Whether there may be a line now; then how many there were not before it.
-    pub fn line(&mut self, now: Instant) -> Option<u64> {
-        if self.since.is_none_or(|since| now.duration_since(since) >= LOG_EVERY) {
-            (self.since, self.lines) = (Some(now), 0);
-        }
-        if self.lines >= LINES {
-            self.unlogged += 1;
-            return None;
-        }
-        self.lines += 1;
-        Some(std::mem::take(&mut self.unlogged))
-    }
-}
-
 /// Where an attempt comes from, how it is to be proved, and what for.
-type Key = (IpAddr, Method, String);
+type Key = (IpAddr, Method, Wanted);
+
+/// What those that try wait for together.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Wanted {
+    /// This target, which is known to exist.
+    Target(String),
+    /// All whose names have this number. Who comes by a TLS key names what it wants before it is known whether that
+    /// exists: names that exist and names that do not wait alike, or the wait would tell them apart.
+    Names(u64),
+}
+
+/// Numbers of [`Wanted::Names`]. A host with one wrong key is not held up at most of its other volumes.
+const NAMES: u64 = 64;
 
 fn key((from, method, target): Whence<'_>) -> Key {
-    (network(from), method, target.to_owned())
+    let wanted = match method {
+        Method::Tls => {
+            let mut hasher = DefaultHasher::new();
+            target.hash(&mut hasher);
+            Wanted::Names(hasher.finish() % NAMES)
+        }
+        Method::Chap | Method::Dhchap | Method::Token | Method::Join => {
+            Wanted::Target(target.to_owned())
+        }
+    };
+    (network(from), method, wanted)
 }
 
 /// Clients that have not proved who they are.
 #[derive(Debug, Default)]
 pub struct Guesses {
     entries: BTreeMap<Key, Entry>,
+    /// Addresses that have proved who they are, with the number of the last time.
+    proven: BTreeMap<IpAddr, u64>,
+    proofs: u64,
     failures: [u64; Method::ALL.len()],
     delayed: u64,
     refused: u64,
@@ -184,7 +196,7 @@ pub struct Counts {
     pub failures: [u64; Method::ALL.len()],
     /// Attempts that had to wait.
     pub delayed: u64,
-    /// Attempts that were refused unlooked at.
+    /// Attempts that were refused without checking the secret.
     pub refused: u64,
 }
 
@@ -212,13 +224,14 @@ impl Guesses {
 
     /// An attempt has failed. Gives what is to be logged, if anything.
     pub fn failed(&mut self, now: Instant, whence: Whence<'_>, name: &str) -> Option<Line> {
-        let (from, method, _) = whence;
+        let (from, method, target) = whence;
         self.failures[method as usize] += 1;
         self.forget(now);
         let entry = self.entries.entry(key(whence)).or_insert_with(|| Entry::new(now));
         entry.renew(now);
         entry.times += 1;
-        entry.failed = Some((now, from, name.to_owned()));
+        let (name, target) = (name.to_owned(), target.to_owned());
+        entry.failed = Some(Failure { at: now, from, name, target });
         if entry.logged.is_some_and(|logged| now.duration_since(logged) < LOG_EVERY) {
             return None;
         }
@@ -232,6 +245,20 @@ impl Guesses {
         if !self.entries.is_empty() {
             self.entries.remove(&key(whence));
         }
+        self.proofs += 1;
+        self.proven.insert(whence.0.to_canonical(), self.proofs);
+        if self.proven.len() > MOST
+            && let Some(oldest) = self.proven.iter().min_by_key(|(_, number)| **number)
+        {
+            let oldest = *oldest.0;
+            self.proven.remove(&oldest);
+        }
+    }
+
+    /// Addresses that have proved who they are: the last 1024 of them.
+    #[must_use]
+    pub fn proven(&self) -> BTreeSet<IpAddr> {
+        self.proven.keys().copied().collect()
     }
 
     /// An attempt has ended before the client has learned what comes of it.
@@ -250,15 +277,14 @@ impl Guesses {
     /// Who fails now, those first that have failed most often.
     #[must_use]
     pub fn failing(&self, now: Instant) -> Vec<Failing> {
-        let failing = |((_, method, target), entry): (&Key, &Entry)| {
-            let (at, address, name) = entry.failed.as_ref()?;
+        let failing = |((_, method, _), entry): (&Key, &Entry)| {
+            let Failure { at, from, name, target } = entry.failed.as_ref()?;
             let ago = now.saturating_duration_since(*at);
-            let (address, method, name, target) = (*address, *method, name.clone(), target.clone());
-            (ago < TOLD_FOR && entry.times >= TOLD_FROM).then_some(Failing {
-                address,
-                method,
-                name,
-                target,
+            (ago < TOLD_FOR && entry.times >= TOLD_FROM).then(|| Failing {
+                address: *from,
+                method: *method,
+                name: name.clone(),
+                target: target.clone(),
                 times: entry.times,
                 ago,
             })
@@ -307,17 +333,6 @@ impl Entry {
 fn pause(attempts: u32) -> Duration {
     let Some(beyond) = attempts.checked_sub(FREE - 1) else { return Duration::ZERO };
     FIRST_PAUSE.saturating_mul(1 << beyond.min(10)).min(LONGEST_PAUSE)
-}
-
-/// What one client can choose its addresses from: one of IPv4, 64 bits of IPv6.
-fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => {
-            let [a, b, c, d, ..] = address.segments();
-            Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
-        }
-        v4 @ IpAddr::V4(_) => v4,
-    }
 }
 
 #[cfg(test)]
@@ -390,6 +405,31 @@ mod tests {
         assert_ne!(guesses.turn(now, chap(1)), Turn::Now);
     }
 
+    /// A volume's subsystem once had a wait of its own and all names that do not exist had one together: how long one
+    /// waited told whether the name exists.
+    #[tokio::test(start_paused = true)]
+    async fn how_long_a_tls_key_waits_does_not_tell_whether_its_subsystem_exists() {
+        fn whence(name: &str) -> Whence<'_> {
+            (address(1), Method::Tls, name)
+        }
+        let (mut guesses, now) = (Guesses::default(), Instant::now());
+        let names: Vec<_> = (0..1000).map(|n| format!("nqn.2026-01.com.example:{n}")).collect();
+        let full = |guesses: &mut Guesses, name| {
+            while guesses.turn(now, whence(name)) != Turn::Refused {
+                guesses.failed(now, whence(name), "");
+            }
+        };
+        full(&mut guesses, "");
+        assert_eq!(guesses.turn(now, whence(&names[0])), Turn::Now, "others of its volumes go on");
+        full(&mut guesses, &names[0]);
+        let alike = key(whence(&names[0])).2;
+        let shares = |name: &&String| key(whence(name)).2 == alike;
+        let other = names[1..].iter().find(shares).expect("64 waits for all names");
+        assert_eq!(guesses.turn(now, whence(other)), Turn::Refused);
+        names.iter().for_each(|name| full(&mut guesses, name));
+        assert!(guesses.entries.len() <= 64, "{}", guesses.entries.len());
+    }
+
     #[tokio::test(start_paused = true)]
     async fn who_has_the_right_secret_at_last_waits_for_seconds_and_then_no_more() {
         let (mut guesses, mut now) = (Guesses::default(), Instant::now());
@@ -431,6 +471,23 @@ mod tests {
         assert!(!guesses.is_blameless(chap(1)));
     }
 
+    #[test]
+    fn the_last_addresses_that_have_proved_who_they_are_are_known() {
+        let mut guesses = Guesses::default();
+        for n in 0..3000_u32 {
+            guesses.succeeded(chap(1));
+            guesses.succeeded(("::ffff:192.0.2.2".parse().unwrap(), Method::Tls, "t"));
+            guesses.succeeded(token(n));
+        }
+        let proven = guesses.proven();
+        assert_eq!(proven.len(), MOST);
+        let last = IpAddr::V4(2999.into());
+        for known in [address(1), address(2), last] {
+            assert!(proven.contains(&known), "{known}");
+        }
+        assert!(!proven.contains(&IpAddr::V4(0.into())) && !proven.contains(&address(3)));
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_client_that_goes_on_is_one_line_a_minute_and_all_of_them_ten() {
         let (mut guesses, now) = (Guesses::default(), Instant::now());
@@ -448,7 +505,7 @@ mod tests {
             lines += u32::from(line.is_some());
             unlogged += line.map_or(0, |line| line.unlogged);
         }
-        assert_eq!(lines, 10 + 2 * LINES, "two minutes");
+        assert_eq!(lines, 10 + 2 * 10, "two minutes");
         assert!(unlogged > 400, "{unlogged}");
     }
 

@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};
@@ -12,8 +12,8 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use block::{Access, AccessState, Account, Pool};
-use rt::Core;
 use rt::net::Listener;
+use rt::{Core, LogLimit, network};
 use slab::Slab;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::Instant;
@@ -24,7 +24,7 @@ use crate::catalog::{Catalog, VolumeId};
 use crate::clones::{Clones, SharedName};
 use crate::conn::Staging;
 use crate::copying;
-use crate::guesses::{Counts, Failing, Guesses, LogLimit, Method, Turn, Whence};
+use crate::guesses::{Counts, Failing, Guesses, Method, Turn, Whence};
 use crate::resident::{self, Resident};
 use crate::tokens::Tokens;
 
@@ -181,6 +181,8 @@ pub struct Session {
 pub struct Clients {
     /// Those that fail to prove who they are.
     pub failing: Vec<Failing>,
+    /// Addresses from which somebody has proved it.
+    pub proven: BTreeSet<IpAddr>,
     /// Attempts to do so.
     pub proofs: Counts,
     /// Names of initiators that two hosts have.
@@ -445,23 +447,22 @@ impl Server {
         let (now, guesses, clones) = (Instant::now(), self.guesses.borrow(), self.clones.borrow());
         Clients {
             failing: guesses.failing(now),
+            proven: guesses.proven(),
             proofs: guesses.counts(),
             shared_names: clones.shared(now),
             replaced: clones.count(),
         }
     }
 
-    /// Whether an initiator has as many connections of this core as one may have: some stay for hosts of other volumes.
-    /// One that is let in whatever its name is counts by its address, as it can choose its names.
-    pub(crate) fn has_its_share(&self, initiator: &str, by_address: Option<IpAddr>) -> bool {
-        let most = self.limits.connections - self.limits.connections / 4;
-        let is_its = |session: &Session| match by_address {
-            Some(address) => session.peer.ip() == address,
-            None => session.initiator.as_deref() == Some(initiator),
+    /// Whether an initiator at `peer` has as many connections of this core as one may have, so that some stay for hosts of
+    /// other volumes. `named` is whether a rule names it: else it can choose its names.
+    pub(crate) fn has_its_share(&self, initiator: &str, named: bool, peer: IpAddr) -> bool {
+        let has = {
+            let book = self.connections.borrow();
+            let full = book.iter().filter(|(_, e)| e.stage == Stage::Full);
+            let of = full.map(|(_, e)| (e.session.initiator.as_deref(), e.session.peer.ip()));
+            Holding::count(of, initiator, peer).is_share(self.limits.connections, named)
         };
-        let book = self.connections.borrow();
-        let its = book.iter().filter(|(_, e)| e.stage == Stage::Full && is_its(&e.session));
-        let has = its.take(most).count() >= most;
         if has {
             self.refused.set(self.refused.get() + 1);
         }
@@ -597,18 +598,14 @@ impl Server {
         }
     }
 
-    /// Ends one connection of a stage, if there is any: the oldest of the address that holds most
-    /// of them, so that whoever floods the node is in his own way first.
+    /// Ends one connection of a stage, if there is any: [`longest_of_most`].
     fn evict(&self, stage: Stage) -> bool {
-        let mut by_address: BTreeMap<IpAddr, (usize, Instant, usize)> = BTreeMap::new();
-        for (key, e) in self.connections.borrow().iter().filter(|(_, e)| e.stage == stage) {
-            let of = by_address.entry(e.session.peer.ip()).or_insert((0, e.since, key));
-            let (_, oldest, victim) = *of;
-            let (oldest, victim) = if e.since < oldest { (e.since, key) } else { (oldest, victim) };
-            *of = (of.0 + 1, oldest, victim);
-        }
-        let most = by_address.into_values().max_by_key(|&(n, oldest, _)| (n, Reverse(oldest)));
-        let Some((_, _, key)) = most else { return false };
+        let key = {
+            let book = self.connections.borrow();
+            let of_stage = book.iter().filter(|(_, e)| e.stage == stage);
+            longest_of_most(of_stage.map(|(key, e)| (key, e.session.peer.ip(), e.since)))
+        };
+        let Some(key) = key else { return false };
         self.promote(key, Stage::Evicted);
         self.refused.set(self.refused.get() + 1);
         let (line, peer) = {
@@ -659,6 +656,58 @@ impl Server {
             line.notify(notice);
         }
     }
+}
+
+/// How many connections to volumes an initiator has on a core.
+#[derive(Clone, Copy, Debug, Default)]
+struct Holding {
+    /// By its name, wherever they come from: one machine may have several addresses.
+    by_name: usize,
+    /// From its address, whatever their names: one machine has a name for iSCSI and one for NVMe.
+    by_address: usize,
+    /// From its network: one machine has as many addresses of IPv6 as it likes.
+    by_network: usize,
+}
+
+impl Holding {
+    fn count<'a>(
+        all: impl Iterator<Item = (Option<&'a str>, IpAddr)>,
+        initiator: &str,
+        peer: IpAddr,
+    ) -> Self {
+        let (address, of) = (peer.to_canonical(), network(peer));
+        all.fold(Self::default(), |mut has, (name, at)| {
+            has.by_name += usize::from(name == Some(initiator));
+            has.by_address += usize::from(at.to_canonical() == address);
+            has.by_network += usize::from(network(at) == of);
+            has
+        })
+    }
+
+    /// Whether that is all that one may have: three quarters. An initiator whose name is allowed has a sixteenth also
+    /// where others of its network of IPv6 have that many: they may be other machines.
+    fn is_share(self, connections: usize, named: bool) -> bool {
+        let most = connections - connections / 4;
+        let has_little = named && self.by_name < connections / 16;
+        (named && self.by_name >= most)
+            || self.by_address >= most
+            || (self.by_network >= most && !has_little)
+    }
+}
+
+/// Of connections with their addresses and beginnings, the oldest of the network that has most, so that a flood takes
+/// the place of its own connections first.
+fn longest_of_most(all: impl Iterator<Item = (usize, IpAddr, Instant)>) -> Option<usize> {
+    let mut by_network: BTreeMap<IpAddr, (usize, Instant, usize)> = BTreeMap::new();
+    for (key, at, since) in all {
+        let (count, oldest, victim) = by_network.entry(network(at)).or_insert((0, since, key));
+        *count += 1;
+        if since < *oldest {
+            (*oldest, *victim) = (since, key);
+        }
+    }
+    let most = by_network.into_values().max_by_key(|&(n, oldest, _)| (n, Reverse(oldest)));
+    most.map(|(.., victim)| victim)
 }
 
 /// A client's attempt to prove who it is. Dropped, it has come to nothing, and counts for nothing.
@@ -751,5 +800,80 @@ impl Drop for Registration {
         if self.server.connections.borrow().is_empty() {
             self.server.idle.take().into_iter().for_each(Waker::wake);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONNECTIONS: usize = 64;
+
+    fn at(address: &str) -> IpAddr {
+        address.parse().unwrap()
+    }
+
+    /// Addresses of one network of IPv6.
+    fn of_network(n: usize) -> IpAddr {
+        let n = u16::try_from(n).unwrap();
+        IpAddr::from([0x2001, 0xdb8, 0, 0, n, n, n, n])
+    }
+
+    /// Opens as many connections as an initiator of these names and addresses is let; how many those are.
+    fn takes(
+        held: &mut Vec<(&'static str, IpAddr)>,
+        named: bool,
+        way: impl Fn(usize) -> (&'static str, IpAddr),
+    ) -> usize {
+        let before = held.len();
+        for n in 0..2 * CONNECTIONS {
+            let (name, peer) = way(n);
+            let all = held.iter().map(|(name, at)| (Some(*name), *at));
+            if !Holding::count(all, name, peer).is_share(CONNECTIONS, named) {
+                held.push((name, peer));
+            }
+        }
+        held.len() - before
+    }
+
+    /// By its name for iSCSI and its name for NVMe one machine once took all connections of a core.
+    #[test]
+    fn two_allowed_names_of_one_address_have_one_share() {
+        let host = at("192.0.2.1");
+        for way in [
+            &(|n: usize| (["iqn.a", "nqn.a"][n % 2], host)) as &dyn Fn(usize) -> _,
+            &|n| (["iqn.a", "nqn.a"][n / CONNECTIONS], host),
+            &|n| ("iqn.a", [host, at("::ffff:192.0.2.1")][n % 2]),
+            // By several addresses, of one name.
+            &|n| ("iqn.a", [host, at("198.51.100.1")][n % 2]),
+        ] {
+            let mut held = Vec::new();
+            assert_eq!(takes(&mut held, true, way), 48);
+            assert_eq!(takes(&mut held, true, |_| ("iqn.b", at("192.0.2.2"))), 48);
+        }
+    }
+
+    #[test]
+    fn many_addresses_of_one_network_of_ipv6_have_one_share() {
+        let mut held = Vec::new();
+        let chosen = ["iqn.a", "iqn.b", "iqn.c", "iqn.d"];
+        assert_eq!(takes(&mut held, false, |n| (chosen[n % 4], of_network(n))), 48);
+        // Of two allowed names both are used, and an allowed host beside them has room still.
+        let mut held = Vec::new();
+        let names = |n: usize| (["iqn.a", "nqn.a"][n / CONNECTIONS], of_network(n));
+        assert_eq!(takes(&mut held, true, names), 48 + CONNECTIONS / 16);
+        assert_eq!(takes(&mut held, true, |_| ("iqn.b", of_network(999))), CONNECTIONS / 16);
+        assert_eq!(takes(&mut held, true, |_| ("iqn.c", at("2001:db8:0:1::1"))), 48);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_from_many_addresses_of_one_network_ends_its_own_connections_first() {
+        let now = Instant::now();
+        let second = |n: u64| now + Duration::from_secs(n);
+        let host = [(0, at("192.0.2.1"), now), (1, at("192.0.2.1"), second(1))];
+        let flood = (2..9).map(|n| (n, of_network(n), second(n as u64)));
+        assert_eq!(longest_of_most(host.into_iter().chain(flood)), Some(2));
+        assert_eq!(longest_of_most(host.into_iter()), Some(0));
+        assert_eq!(longest_of_most(std::iter::empty()), None);
     }
 }

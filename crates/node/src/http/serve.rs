@@ -11,7 +11,7 @@ use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use target::guesses::LogLimit;
+use rt::LogLimit;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -21,7 +21,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::Peer;
 use super::listen::UnixSocket;
-use super::room::{Capacity, Room};
+use super::room::{Capacity, ConnectionLimiter};
 
 /// Time for the head of a request; also the longest pause between two requests.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
@@ -102,14 +102,14 @@ async fn is_out_of_patience(capacity: Capacity, known: Arc<AtomicBool>) {
 }
 
 async fn accept(door: Door, router: Router, capacity: Capacity, mut stop: watch::Receiver<bool>) {
-    let room = Room::new(capacity);
+    let limiter = ConnectionLimiter::new(capacity);
     let failures = Failures::default();
     let mut serving = JoinSet::new();
     loop {
         let next = async {
             let stream = door.accept().await?;
-            let place = room.enter(stream.from()).await;
-            Ok::<_, io::Error>((stream, place))
+            let permit = limiter.enter(stream.from()).await;
+            Ok::<_, io::Error>((stream, permit))
         };
         let accepted = tokio::select! {
             accepted = next => accepted,
@@ -117,13 +117,13 @@ async fn accept(door: Door, router: Router, capacity: Capacity, mut stop: watch:
         };
         while serving.try_join_next().is_some() {}
         match accepted {
-            Ok((stream, place)) => {
+            Ok((stream, permit)) => {
                 let (router, stop) = (router.clone(), stop.clone());
-                let (known, failures) = (place.known(), Arc::clone(&failures));
+                let (known, failures) = (permit.known(), Arc::clone(&failures));
                 serving.spawn(async move {
                     tokio::select! {
                         () = stream.serve(router, stop, (Arc::clone(&known), failures)) => {}
-                        () = place.is_wanted() => {
+                        () = permit.is_wanted() => {
                             tracing::debug!("a connection that has not shown who it is makes room");
                         }
                         () = is_out_of_patience(capacity, known) => {

@@ -120,9 +120,8 @@ impl Initiator {
             Err(status) => return refuse(status, "there is no such session to go on with"),
         };
         let by_name = target.access.named.contains_key(initiator);
-        let address = (!by_name).then(|| self.place.peer.ip());
         if !self.server().iscsi.would_replace(attempt)
-            && self.server().has_its_share(initiator, address)
+            && self.server().has_its_share(initiator, by_name, self.place.peer.ip())
         {
             return refuse(
                 LoginStatus::OutOfResources,

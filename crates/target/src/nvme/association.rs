@@ -393,8 +393,7 @@ impl Host {
             },
         };
         let by_name = entry.access.named.contains_key(&connect.hostnqn);
-        let address = (!by_name).then(|| self.place.peer.ip());
-        if server.has_its_share(&connect.hostnqn, address) {
+        if server.has_its_share(&connect.hostnqn, by_name, self.place.peer.ip()) {
             return refuse(Connect::refuse_busy(), "it has as many connections as one may have");
         }
         if asked.is_some() && self.attempt.is_none() {

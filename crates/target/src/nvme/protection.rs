@@ -32,10 +32,8 @@ impl KnowsKeys for CatalogKeys {
     ) -> Option<(Option<Instant>, Attempt)> {
         let first = hello.and_then(|hello| hello.offers().first());
         let named = first.and_then(|offer| Identity::parse(&offer.identity));
-        let catalog = self.0.catalog();
-        // Names that there are not are not remembered.
-        let known = named.filter(|named| catalog.subsystems.contains_key(named.subnqn));
-        self.0.attempt((peer.ip(), Method::Tls, known.map_or("", |named| named.subnqn)))
+        // Whether there is such a subsystem makes no difference: the wait would tell the client.
+        self.0.attempt((peer.ip(), Method::Tls, named.map_or("", |named| named.subnqn)))
     }
 }
 

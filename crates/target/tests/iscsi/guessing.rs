@@ -148,10 +148,24 @@ fn one_initiator_leaves_connections_for_others() {
         assert_eq!(one_more.next().await.header[36..38], [3, 2], "out of resources");
         // A session that takes the place of another one takes no more.
         all.push(Client::log_in(&core, at, 5, &[]).await);
-        let mut host = Client::dial(&core, at, 1).await;
-        let names = [("InitiatorName", other), ("TargetName", TARGET), ("SessionType", "Normal")];
-        let login = host.initiator.login(Stage::Operational, Some(Stage::FullFeature), &names);
-        host.send(&login).await;
-        assert_eq!(host.next().await.header[36..38], [0, 0]);
+        // Nor does another of its names have more.
+        let log_in_as_other = async || {
+            let mut host = Client::dial(&core, at, 1).await;
+            let names =
+                [("InitiatorName", other), ("TargetName", TARGET), ("SessionType", "Normal")];
+            let login = host.initiator.login(Stage::Operational, Some(Stage::FullFeature), &names);
+            host.send(&login).await;
+            let status = host.next().await.header[36..38].to_vec();
+            (host, status)
+        };
+        assert_eq!(log_in_as_other().await.1, [3, 2], "out of resources");
+        all.pop();
+        drop(all.pop());
+        let freed = timeout(PATIENCE, async {
+            while log_in_as_other().await.1 != [0, 0] {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        });
+        freed.await.expect("it has its share again");
     });
 }
