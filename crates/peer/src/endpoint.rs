@@ -18,6 +18,7 @@ use tracing::{info, warn};
 use crate::driver::{Connection, End, Handler, run};
 use crate::frame::{HandshakeFrame, Hello, Rules};
 use crate::greeting::{self, Greeting, HANDSHAKE, Unjoined, Whom};
+use crate::refused::RefusedConnections;
 use crate::session::{Agreed, Assembly, Backoff, Identity, Said};
 use crate::tls::Wire;
 use crate::unproven::{self, UnprovenConnections};
@@ -59,7 +60,9 @@ struct Inner<H> {
     began: Instant,
     peers: RefCell<BTreeMap<NodeId, Rc<Peer>>>,
     pending: RefCell<Assembly<Wire>>,
+    /// Why nodes could not be dialled.
     said: RefCell<Said<Whom, String>>,
+    refused: RefusedConnections,
     /// Number of the last session.
     sessions: Cell<u64>,
     unproven: UnprovenConnections,
@@ -153,6 +156,7 @@ impl<H: Handler> Endpoint<H> {
             peers: RefCell::default(),
             pending: RefCell::default(),
             said: RefCell::default(),
+            refused: RefusedConnections::default(),
             sessions: Cell::new(NO_SESSION),
             unproven: UnprovenConnections::new(unproven::GREETED),
         }))
@@ -232,24 +236,26 @@ impl<H: Handler> Endpoint<H> {
         let slot = self.0.unproven.admit(from.ip(), Instant::now());
         let this = self.clone();
         tokio::task::spawn_local(async move {
-            let Some((node, proven)) = slot.unless_evicted(this.prove(greeting)).await else {
-                return;
-            };
+            let node = greeting.hello.from;
+            let Some(proven) = slot.unless_evicted(this.prove(greeting)).await else { return };
             match proven {
                 Ok(proven) => this.join(node, proven).await,
-                Err(why) => this.say(Whom { node, path: None }, &why),
+                Err(why) => {
+                    let known = this.0.peers.borrow().contains_key(&node);
+                    this.0.refused.log(this.0.identity.volume, node, known, &why.to_string());
+                }
             }
         });
     }
 
     /// Lets the other side of a connection prove who it is.
-    async fn prove(&self, greeting: Greeting) -> (NodeId, Result<Proven, Unjoined>) {
+    async fn prove(&self, greeting: Greeting) -> Result<Proven, Unjoined> {
         let Hello { from: node, line, session: nonce, .. } = greeting.hello;
         let challenge = greeting::challenge(&self.0.core);
         let known = self.0.peers.borrow().contains_key(&node);
         let handshake = greeting::accept(greeting, &self.0.identity, known, challenge);
         let proven = timeout(HANDSHAKE, handshake).await.unwrap_or(Err(Unjoined::TimedOut));
-        (node, proven.map(|(wire, agreed)| Proven { wire, agreed, line, nonce }))
+        proven.map(|(wire, agreed)| Proven { wire, agreed, line, nonce })
     }
 
     /// Puts a connection where it belongs; a session begins when its last lane is there.
@@ -297,6 +303,7 @@ impl<H: Handler> Endpoint<H> {
         let (handler, owned) = (Rc::clone(&self.0.handler), link.clone());
         let (ended, end) = oneshot::channel();
         self.0.said.borrow_mut().forget(&Whom { node, path: None });
+        self.0.refused.forget(node);
         let volume = self.0.identity.volume;
         info!(%volume, %node, session, "a session is up");
         handler.up(owned);

@@ -17,6 +17,7 @@ mod id;
 mod line;
 mod link;
 mod message;
+mod refused;
 pub mod session;
 #[cfg(feature = "testing")]
 pub mod testing;
