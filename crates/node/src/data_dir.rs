@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
+use crate::access::{AccessError, Trusted};
+
 /// Why a data directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DataDirError {
@@ -19,38 +21,9 @@ pub enum DataDirError {
         /// What it said.
         why: io::Error,
     },
-    /// Others than its owner can change what is in it.
-    #[error(
-        "data_dir {}: {path} can be changed by {who} (mode {mode:04o}): whoever can write there owns every volume and \
-         secret of the node; stop what else uses it, then: chmod go-w {path}",
-        data_dir.display(),
-        path = path.display()
-    )]
-    Open {
-        /// The data directory.
-        data_dir: PathBuf,
-        /// The directory that is open: it, or one in it.
-        path: PathBuf,
-        /// Its mode.
-        mode: u32,
-        /// Who can write there.
-        who: &'static str,
-    },
-    /// It belongs to somebody else.
-    #[error(
-        "data_dir {}: it belongs to user {owner}, and the node runs as user {user}: that user owns every volume and \
-         secret of the node; if it is the node's, then: chown -R {user} {}",
-        path.display(),
-        path.display()
-    )]
-    Foreign {
-        /// The directory.
-        path: PathBuf,
-        /// Whose it is.
-        owner: u32,
-        /// As whom the node runs.
-        user: u32,
-    },
+    /// Others than root and the node's user can change it.
+    #[error(transparent)]
+    Access(#[from] AccessError),
     /// Another node uses it.
     #[error(
         "data_dir {}: another node uses it{}; stop that node or change data_dir",
@@ -105,6 +78,8 @@ impl DataDir {
             .mode(0o700)
             .create(&volumes)
             .map_err(|e| refused(&volumes, e))?;
+        // Others may have made what was missing in a directory like /tmp, meanwhile.
+        Self::check_access(path)?;
         let name = path.join("lock");
         let mut lock = OpenOptions::new()
             .read(true)
@@ -131,35 +106,16 @@ impl DataDir {
         Ok(Self { path, lock, node })
     }
 
-    /// Refuses a directory that others can write to, or that is somebody else's; a start, and `--check`, look at it.
+    /// Refuses a directory that others can write to, or that belongs to another user, and one below such a directory; a
+    /// start, and `--check`, look at it.
     ///
     /// # Errors
     /// [`DataDirError`]; one that is not there yet is made as it has to be.
     pub fn check_access(path: &Path) -> Result<(), DataDirError> {
-        for directory in [path.to_owned(), path.join("volumes"), path.join("etcd")] {
-            let metadata = match fs::metadata(&directory) {
-                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-                found => {
-                    found.map_err(|why| DataDirError::Refused { path: directory.clone(), why })?
-                }
-            };
-            let mode = metadata.permissions().mode() & 0o7777;
-            let who = match (mode & 0o020, mode & 0o002) {
-                (0, 0) => None,
-                (0, _) => Some("everybody"),
-                (_, 0) => Some("its group"),
-                _ => Some("its group and everybody"),
-            };
-            if let Some(who) = who {
-                let (data_dir, path) = (path.to_owned(), directory);
-                return Err(DataDirError::Open { data_dir, path, mode, who });
-            }
-            let (owner, user) = (metadata.uid(), rustix::process::geteuid().as_raw());
-            if owner != user && owner != 0 {
-                return Err(DataDirError::Foreign { path: directory, owner, user });
-            }
-        }
-        Ok(())
+        let what = Trusted::DataDir(path.to_owned());
+        what.check()?;
+        let below = [path.join("volumes"), path.join("etcd"), tls(path)];
+        below.iter().try_for_each(|directory| Ok(what.check_at(directory)?))
     }
 
     /// The node's own identity, drawn when the directory was made and lost with it: what its disks know it by.
@@ -335,7 +291,10 @@ mod tests {
         let path = dir.path().join("data");
         let chmod = |at: &Path, mode| fs::set_permissions(at, fs::Permissions::from_mode(mode));
         drop(DataDir::hold(&path).unwrap());
-        for (at, good) in [(path.clone(), 0o755), (path.join("volumes"), 0o750)] {
+        for (at, good) in
+            [(path.clone(), 0o755), (path.join("volumes"), 0o750), (tls(&path), 0o700)]
+        {
+            fs::create_dir_all(&at).unwrap();
             for (bad, who) in [
                 (0o777, "its group and everybody"),
                 (0o1777, "its group and everybody"),

@@ -10,6 +10,7 @@
 //! * [`http`] and [`metrics`]: the doors.
 //! * [`node`]: start, serve, stop.
 
+pub mod access;
 pub mod anchor;
 pub mod config;
 pub mod control;

@@ -10,7 +10,8 @@ use tokio_rustls::TlsAcceptor;
 
 use ::cluster::identity::{Identity, IdentityError, Role};
 
-use crate::anchor::{Anchor, AnchorError, Records as Kind};
+use crate::access::{AccessError, Trusted};
+use crate::anchor::{self, Anchor, AnchorError, Records as Kind};
 use crate::config::{ApiTcp, Config};
 use crate::control::{Control, Settings};
 use crate::data_dir::{DataDir, DataDirError};
@@ -27,6 +28,9 @@ pub enum StartError {
     /// The data directory cannot be used.
     #[error(transparent)]
     DataDir(#[from] DataDirError),
+    /// Others can change what the node trusts.
+    #[error(transparent)]
+    Access(#[from] AccessError),
     /// The data directory is not what it was.
     #[error(transparent)]
     Anchor(#[from] AnchorError),
@@ -161,13 +165,26 @@ fn owner_of(data_dir: &DataDir, records: &Records) -> Owner {
     Owner { node: data_dir.node(), directory, cluster }
 }
 
+/// Refuses files that others than root and the node's user can change.
+fn check_access(config: &Config) -> Result<(), StartError> {
+    if let Some(file) = &config.file {
+        Trusted::Configuration(file.clone()).check()?;
+    }
+    DataDir::check_access(&config.data_dir)?;
+    let anchor = anchor::path(&config.data_dir, config.anchor_dir.as_deref());
+    if let Some(directory) = anchor.parent() {
+        Trusted::AnchorDir(directory.to_owned()).check()?;
+    }
+    Ok(())
+}
+
 impl Node {
     /// Looks at the files that `config` names, as a start would, and changes nothing.
     ///
     /// # Errors
     /// [`StartError`]: what a start would stumble over.
     pub fn check(config: &Config) -> Result<(), StartError> {
-        DataDir::check_access(&config.data_dir)?;
+        check_access(config)?;
         config.api.tcp.as_ref().map_or(Ok(()), |tcp| credentials(tcp).map(drop))
     }
 
@@ -207,6 +224,7 @@ impl Node {
     /// What the node has of its own: its directory, where its records are, and why that is not anchored, if it is not.
     fn own(config: &Config) -> Result<(Arc<DataDir>, Records, Option<String>), StartError> {
         let anchored = || Anchor::check(&config.data_dir, config.anchor_dir.as_deref());
+        check_access(config)?;
         // Before anything is made in it, and again once nobody else can.
         anchored()?;
         let data_dir = Arc::new(DataDir::hold(&config.data_dir)?);
