@@ -75,11 +75,23 @@ fn of_failing(facts: &Facts, failing: &Failing) -> Finding {
         Method::Token => {
             "give it the token of api.token_file: windrose --token-file FILE".to_owned()
         }
-        Method::Join => "make a token for it: windrose cluster token".to_owned(),
+        Method::Join => "give it a new token (windrose cluster token create --approve)".to_owned(),
     };
-    let hint =
-        format!("if it is one of your hosts, {mend}; else keep {address} out in the firewall");
-    finding(Severity::Warning, subject, message, Some(&hint))
+    let hint = match method {
+        Method::Join => format!(
+            "if you are adding a node from there, {mend}; otherwise block {address} in the firewall"
+        ),
+        _ => format!("if it is one of your hosts, {mend}; else keep {address} out in the firewall"),
+    };
+    // Anybody can reach the port and fail there. One of the hosts that fails now is out of service.
+    let severity = if is_proven(facts, address) { Severity::Warning } else { Severity::Note };
+    finding(severity, subject, message, Some(&hint))
+}
+
+/// Whether somebody at this address has proved who it is, at whichever core.
+fn is_proven(facts: &Facts, address: IpAddr) -> bool {
+    let mut all = facts.cores.iter().map(|core| &core.clients).chain([&facts.api_clients]);
+    all.any(|clients| clients.proven.contains(&address))
 }
 
 fn of_shared(facts: &Facts, shared: &SharedName) -> Finding {
@@ -151,6 +163,12 @@ mod tests {
                 facts.cores[0].clients = clients.clone();
                 facts.cores[1].clients = clients;
             }
+            // A stranger puts no data at risk.
+            let status = assess(&facts);
+            assert_eq!(status.verdict, Verdict::Safe);
+            assert_eq!(status.findings[0].severity, Severity::Note);
+            // A host that has proved who it is, at another core, does not come in any more.
+            facts.cores[1].clients.proven = ["192.0.2.9".parse().unwrap()].into();
             let status = assess(&facts);
             assert_eq!(status.verdict, Verdict::AtRisk);
             let found = &status.findings[0];

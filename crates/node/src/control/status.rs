@@ -134,7 +134,8 @@ impl Control {
     fn api_clients(&self) -> Clients {
         let guesses = self.0.guesses.lock().unwrap_or_else(PoisonError::into_inner);
         let failing = guesses.failing(Instant::now());
-        Clients { failing, proofs: guesses.counts(), ..Clients::default() }
+        let (proven, proofs) = (guesses.proven(), guesses.counts());
+        Clients { failing, proven, proofs, ..Clients::default() }
     }
 }
 

@@ -12,11 +12,13 @@ fn locked(method: Method) -> Facts {
     Facts { locked: vec![Locked { volume, method, why: "no key".into() }], ..alone(open()) }
 }
 
-/// Somebody fails to prove who it is.
+const ADDRESS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 7));
+
+/// A stranger fails to prove who it is.
 fn failing(method: Proof) -> Facts {
     let mut facts = reported(|_| {});
     let failing = Failing {
-        address: IpAddr::from([192, 0, 2, 7]),
+        address: ADDRESS,
         method,
         name: "iqn.a".into(),
         target: facts.volumes[0].0.record.iscsi_target.clone(),
@@ -25,9 +27,16 @@ fn failing(method: Proof) -> Facts {
     };
     let clients = Clients { failing: vec![failing], ..Clients::default() };
     match method {
-        Proof::Token => facts.api_clients = clients,
+        Proof::Token | Proof::Join => facts.api_clients = clients,
         _ => facts.cores[0].clients = clients,
     }
+    facts
+}
+
+/// A host fails to prove who it is that has proved it before.
+fn failing_host(method: Proof) -> Facts {
+    let mut facts = failing(method);
+    facts.api_clients.proven = [ADDRESS].into();
     facts
 }
 
@@ -65,7 +74,7 @@ pub(super) const CLIENTS: &[Row] = &[
     Row {
         is: "a host guesses CHAP secrets",
         facts: || failing(Proof::Chap),
-        verdict: AT_RISK,
+        verdict: SAFE,
         shown: ONLINE,
         told: &[(
             "192.0.2.7 (as iqn.a) does not prove by CHAP who it is: 40 times",
@@ -75,7 +84,7 @@ pub(super) const CLIENTS: &[Row] = &[
     Row {
         is: "a host guesses DH-HMAC-CHAP secrets",
         facts: || failing(Proof::Dhchap),
-        verdict: AT_RISK,
+        verdict: SAFE,
         shown: ONLINE,
         told: &[(
             "does not prove by DH-HMAC-CHAP",
@@ -85,13 +94,37 @@ pub(super) const CLIENTS: &[Row] = &[
     Row {
         is: "a host guesses TLS keys",
         facts: || failing(Proof::Tls),
-        verdict: AT_RISK,
+        verdict: SAFE,
         shown: ONLINE,
         told: &[("does not prove by a TLS key", "windrose volume tls v --host NQN --key FILE")],
     },
     Row {
         is: "somebody guesses the token of the API",
         facts: || failing(Proof::Token),
+        verdict: SAFE,
+        shown: ONLINE,
+        told: &[("who it is: 40 times", "windrose --token-file FILE")],
+    },
+    Row {
+        is: "somebody guesses tokens to join",
+        facts: || failing(Proof::Join),
+        verdict: SAFE,
+        shown: ONLINE,
+        told: &[(
+            "does not prove by a token to join who it is: 40 times",
+            "give it a new token (windrose cluster token create --approve); otherwise block 192.0.2.7",
+        )],
+    },
+    Row {
+        is: "a host that came in before fails its CHAP secret",
+        facts: || failing_host(Proof::Chap),
+        verdict: AT_RISK,
+        shown: ONLINE,
+        told: &[("does not prove by CHAP who it is", "windrose volume chap v USER:SECRET-FILE")],
+    },
+    Row {
+        is: "an administrator's machine that came in before fails the token of the API",
+        facts: || failing_host(Proof::Token),
         verdict: AT_RISK,
         shown: ONLINE,
         told: &[("who it is: 40 times", "windrose --token-file FILE")],
