@@ -229,22 +229,16 @@ pub struct JoinRequest {
 #[derive(Deserialize)]
 struct Head {
     format: u64,
-    #[serde(default)]
-    version: String,
 }
 
 /// Why bytes are no request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadRequest {
     /// Another version of the program sent it.
-    #[error(
-        "a node of version {version} asks by version {format} of the protocol, and this node knows version {FORMAT}"
-    )]
+    #[error("this node speaks version {FORMAT} of the protocol by which nodes join")]
     OtherFormat {
         /// Its version of the protocol.
         format: u64,
-        /// Its version of the program.
-        version: String,
     },
     /// It is none.
     #[error("it is no request to join: {0}")]
@@ -268,8 +262,7 @@ impl JoinRequest {
         }
         let head: Head = serde_json::from_slice(bytes).map_err(|e| malformed(e.to_string()))?;
         if head.format != FORMAT {
-            let version = if is_printable(&head.version) { head.version } else { "?".to_owned() };
-            return Err(BadRequest::OtherFormat { format: head.format, version });
+            return Err(BadRequest::OtherFormat { format: head.format });
         }
         let request: Self = serde_json::from_slice(bytes).map_err(|e| malformed(e.to_string()))?;
         let addresses = 1..=MAX_OWN_ADDRESSES;
@@ -375,7 +368,7 @@ impl JoinAnswer {
 pub enum Denial {
     /// There is no such token, or another secret was shown.
     #[error(
-        "the cluster knows no such token: it was never one of its tokens, or is over for more than a week"
+        "the cluster does not know this token: it is wrong, or was removed a week after it expired"
     )]
     NoToken,
     /// Its time is over.
@@ -453,7 +446,7 @@ pub enum AdmissionError {
         by: String,
     },
     /// Its token is over.
-    #[error("request {id} has ended with its token {token}, which is over")]
+    #[error("request {id} expired with its token {token}")]
     Ended {
         /// Which.
         id: ShortId,
@@ -604,6 +597,21 @@ pub async fn ask(
     )
 }
 
+/// The token that a request shows, and where it stands in the store. Who shows none is told nothing else.
+///
+/// # Errors
+/// [`Denial::NoToken`]; what is the matter with the store.
+pub async fn shown_token(
+    meta: &dyn Meta,
+    request: &JoinRequest,
+) -> Result<(TokenRecord, Revision), Denial> {
+    let token = meta.get(&token_key(request.token)).await?;
+    let token = token
+        .map(|entry| Ok::<_, MetaError>((decode_token(&entry)?, entry.revision)))
+        .transpose()?;
+    token.filter(|(token, _)| token.is_shown_by(request)).ok_or(Denial::NoToken)
+}
+
 async fn ask_once(
     meta: &dyn Meta,
     now_s: u64,
@@ -611,13 +619,7 @@ async fn ask_once(
     from: IpAddr,
 ) -> Result<Outcome, Denial> {
     // Who has no token makes the store do no more than this.
-    let token = meta.get(&token_key(request.token)).await?;
-    let token = token
-        .map(|entry| Ok::<_, MetaError>((decode_token(&entry)?, entry.revision)))
-        .transpose()?;
-    let Some((token, token_at)) = token.filter(|(token, _)| token.is_shown_by(request)) else {
-        return Err(Denial::NoToken);
-    };
+    let (token, token_at) = shown_token(meta, request).await?;
     let (cluster, cluster_at) = suits(meta, request).await?;
     let present = nodes::list_all(meta).await?;
     let (id, known) = find(meta, request).await?;

@@ -94,6 +94,20 @@ async fn a_token_lets_in_as_many_nodes_as_it_is_for() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_shows_no_token_is_told_nothing_else_whatever_it_asks() {
+    let (meta, one) = begun(&Model::default(), &new_token()).await;
+    shown_token(&*meta, &one).await.unwrap();
+    let guess = TokenSecret::new([9; 16]);
+    let of_another_version = JoinRequest { store_format: 9, secret: guess, ..one.clone() };
+    let of_another_cluster = JoinRequest { cluster: Uuid::nil(), ..of_another_version.clone() };
+    let of_another_token = JoinRequest { token: ShortId(!one.token.0), ..one };
+    for request in [of_another_version, of_another_cluster, of_another_token] {
+        assert_eq!(shown_token(&*meta, &request).await.map(drop), Err(Denial::NoToken));
+        assert_eq!(asked(&meta, &request).await, Err(Denial::NoToken));
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_answer_that_was_lost_is_given_again_and_counts_once() {
     let (meta, one) = begun(&Model::default(), &new_token()).await;
     for _ in 0..3 {
@@ -303,7 +317,7 @@ fn a_request_reads_back_and_what_is_none_is_told() {
     let text = String::from_utf8(bytes).unwrap();
     let newer = text.replace("\"format\":1", "\"format\":2,\"more\":true");
     let refused = JoinRequest::parse(newer.as_bytes()).unwrap_err();
-    assert_eq!(refused, BadRequest::OtherFormat { format: 2, version: "0.1.0".into() });
+    assert_eq!(refused, BadRequest::OtherFormat { format: 2 });
     let escapes = JoinRequest { name: "\u{1b}[2J".into(), ..whole.clone() };
     let nowhere = JoinRequest { addresses: Vec::new(), ..whole };
     for bad in [escapes.to_bytes(), nowhere.to_bytes(), b"{}".to_vec(), b"?".to_vec()] {

@@ -154,6 +154,9 @@ impl Control {
         let part = self.member_part()?;
         let identity = part.identity();
         if request.store_format != embedded::FORMAT {
+            // Versions are for those that have a token.
+            let shown = admission::shown_token(part.store(), &request).await;
+            shown.map_err(|e| denied(&e))?;
             return Err(other_version(&format!(
                 "its store has format {}, and the node that joins knows format {}",
                 embedded::FORMAT,
@@ -382,7 +385,9 @@ fn other_version(what: &str) -> ApiError {
 
 fn bad_request(error: &BadRequest) -> ApiError {
     match error {
-        BadRequest::OtherFormat { .. } => other_version(&error.to_string()),
+        // No token was seen: it counts as an attempt without one, and is told nothing but this.
+        BadRequest::OtherFormat { .. } => ApiError::new(Code::Unauthorized, error.to_string())
+            .hint("run the same version of windrose at all nodes"),
         BadRequest::Malformed(_) => ApiError::new(Code::Unauthorized, error.to_string()),
     }
 }
@@ -490,7 +495,9 @@ mod tests {
         assert_eq!(denied(&Denial::NoToken).code, Code::Unauthorized);
         let newer = JoinRequest::parse(br#"{"format":9,"version":"2.0"}"#).unwrap_err();
         let told = bad_request(&newer);
-        assert!(told.message.contains("version 2.0") && told.code == Code::Conflict, "{told:?}");
+        assert_eq!(told.code, Code::Unauthorized, "no token was seen");
+        assert!(told.message.contains("speaks version 1 of the protocol"), "{told:?}");
+        assert!(!told.message.contains(env!("CARGO_PKG_VERSION")), "{told:?}");
         assert_eq!(bad_request(&BadRequest::Malformed("?".into())).code, Code::Unauthorized);
     }
 
