@@ -166,7 +166,7 @@ impl Metrics {
         let help = "Attempts that had to wait, after failures of the same address.";
         let delayed: u64 = all().map(|c| c.proofs.delayed).sum();
         counters(to, "authentication_delayed", help, one(delayed))?;
-        let help = "Attempts that were refused unlooked at: too many of the same address waited.";
+        let help = "Attempts that were refused without checking the secret: too many of the same address waited.";
         let refused: u64 = all().map(|c| c.proofs.refused).sum();
         counters(to, "authentication_refused", help, one(refused))?;
         let help = "iSCSI sessions that another login of their initiator has ended.";

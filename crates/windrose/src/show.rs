@@ -180,7 +180,7 @@ pub(crate) fn created(created: &CreatedVolumes) -> String {
             format!("{}: NOT created: {message} ({hint})", one.name)
         }
         (None, error) => {
-            let why = error.as_ref().map_or("nobody knows why", |e| &e.message);
+            let why = error.as_ref().map_or("no reason was reported; see the log", |e| &e.message);
             format!("{}: NOT created: {why}", one.name)
         }
     };

@@ -480,6 +480,16 @@ fn a_cluster_is_closed_to_who_has_no_certificate_of_it() {
         let (_, refused) = texts(&cli(&door, &[words, &["--ca-cert", &ca]].concat()));
         assert!(refused.contains("let in here, with a token"), "{words:?}: {refused}");
     }
+    // A request of another version shows no token either, and hears no version of the program.
+    let newer = Command::new("curl")
+        .args(["-s", "-k", "-w", " %{http_code}", "-d", r#"{"format":9,"version":"x"}"#])
+        .arg(format!("{door}/v1/join"))
+        .output();
+    if let Ok(newer) = newer {
+        let told = String::from_utf8_lossy(&newer.stdout);
+        assert!(told.ends_with(" 401") && told.contains("speaks version 1"), "{told}");
+        assert!(!told.contains(env!("CARGO_PKG_VERSION")), "{told}");
+    }
     // Certificates are signed anew at each start: by nobody else, and whenever that is.
     let file = b.path().join("data/tls/node.crt");
     let first = std::fs::read(&file).unwrap();
@@ -541,10 +551,10 @@ fn tokens_let_in_whom_they_are_for_and_a_human_decides_where_they_say_so() {
     // Who guesses is told of.
     let guess = Token { secret: TokenSecret::new([0; 16]), ..Token::parse(&short).unwrap() };
     for _ in 0..6 {
-        assert!(refused(&c, &guess.to_text()).contains("knows no such token"));
+        assert!(refused(&c, &guess.to_text()).contains("does not know this token"));
     }
     let found = finding(&a, "joins", "does not prove by a token to join who it is");
-    assert_eq!(found["severity"], "warning", "{found}");
+    assert_eq!(found["severity"], "note", "{found}");
 
     // At whichever node: also at one that has joined just now.
     let taken = create(&b, &["--uses", "3"]);

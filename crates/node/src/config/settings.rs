@@ -301,7 +301,9 @@ settings! {
         |d, v| d.connections = count(v, 1..=1_000_000)?,
         "Connections of initiators per core. Where one more comes, the oldest that has not logged in \
          is closed, else the oldest that only discovers, else the new one. One initiator has three \
-         quarters of them at most.";
+         quarters of them at most, whichever of its names it uses: that is the limit of each name, \
+         of each address, and of each network of IPv6 (64 bits), where an allowed name has a \
+         sixteenth in any case.";
     "limits.logins" = Value("512"), "a whole number, 1 to 1000000",
         |d, v| d.logins = count(v, 1..=1_000_000)?,
         "Connections per core that have not logged in yet. Where one more comes, the oldest is \

@@ -93,7 +93,7 @@ pub(crate) fn recovery(plan: &RecoveryPlan) -> String {
     parts.extend(plan.volumes.iter().map(planned));
     if parts.is_empty() && !plan.silent.is_empty() {
         parts.push(format!(
-            "There is nothing to recover on the nodes that answer. Not known is what these have: {}. Start windrose there, \
+            "There is nothing to recover on the nodes that answer. These nodes did not answer: {}. Start windrose there, \
              and ask again.",
             plan.silent.join(", ")
         ));
@@ -147,7 +147,7 @@ mod tests {
         assert!(recovery(&plan).contains("records name every image that was found"));
         plan.silent = vec!["b".into()];
         let said = recovery(&plan);
-        assert!(said.contains("Not known is what these have: b."), "{said}");
+        assert!(said.contains("These nodes did not answer: b."), "{said}");
         assert!(!said.contains("records name every image"), "{said}");
     }
 
