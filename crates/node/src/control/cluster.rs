@@ -711,7 +711,7 @@ impl GrantedJoin {
             return match role {
                 Role::Data => Ok(false),
                 Role::Witness => Err(conflict(
-                    "the cluster uses an etcd of somebody else's, and a witness would have nothing to do",
+                    "the cluster uses an external etcd, and a witness would have nothing to do",
                     "join it as a node that keeps data (windrose cluster join), or not at all",
                 )),
             };
