@@ -481,7 +481,7 @@ fn a_cluster_is_closed_to_who_has_no_certificate_of_it() {
         assert!(refused.contains("let in here, with a token"), "{words:?}: {refused}");
     }
     // A request of another version shows no token either, and hears no version of the program.
-    let newer = Command::new("curl")
+    let newer = std::process::Command::new("curl")
         .args(["-s", "-k", "-w", " %{http_code}", "-d", r#"{"format":9,"version":"x"}"#])
         .arg(format!("{door}/v1/join"))
         .output();
