@@ -163,7 +163,7 @@ fn one_initiator_leaves_connections_for_others() {
         drop(all.pop());
         let freed = timeout(PATIENCE, async {
             while log_in_as_other().await.1 != [0, 0] {
-                tokio::time::sleep(Duration::from_millis(10)).await;
+                sleep(Duration::from_millis(10)).await;
             }
         });
         freed.await.expect("it has its share again");
