@@ -24,9 +24,11 @@ use uuid::Uuid;
 use super::{Part, PartError, etcd_tls, lock};
 use crate::protection::{self, ProtectionError};
 
-/// Pause between two looks while nothing is under way, and while others are waited for.
+/// Pause between two looks while nothing is under way.
 const IDLE: Duration = Duration::from_secs(5);
-const WAITING: Duration = Duration::from_millis(250);
+
+/// First and longest pause while others are waited for.
+const WAITING: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(2)];
 
 /// Pause after a step that failed.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -161,6 +163,7 @@ impl Part {
 
     /// Takes part in rotations, for as long as the node is a member.
     pub(crate) async fn follow_rotation(self: Arc<Self>) {
+        let mut waiting = WAITING[0];
         loop {
             let taken = self.step().await;
             let trouble = taken.as_ref().err().map(ToString::to_string);
@@ -169,8 +172,15 @@ impl Part {
                 tracing::debug!(why, "a step of replacing the secret of the cluster has to wait");
             }
             let pause = match taken {
-                Ok(Some(Action::Rest)) => WAITING,
-                Ok(Some(_)) => continue,
+                Ok(Some(Action::Rest)) => {
+                    let pause = waiting;
+                    waiting = (waiting * 2).min(WAITING[1]);
+                    pause
+                }
+                Ok(Some(_)) => {
+                    waiting = WAITING[0];
+                    continue;
+                }
                 Ok(None) => IDLE,
                 Err(_) => AGAIN,
             };
