@@ -3,7 +3,7 @@
 use clap::Command;
 
 /// What an example does, and its command line.
-type Example = (&'static str, &'static str);
+pub(crate) type Example = (&'static str, &'static str);
 
 /// By the words of the command.
 const EXAMPLES: &[(&str, &[Example])] = &[
@@ -337,6 +337,14 @@ const EXAMPLES: &[(&str, &[Example])] = &[
 /// The examples of the command with these words.
 pub(crate) fn of(words: &str) -> Option<&'static [Example]> {
     EXAMPLES.iter().find(|(of, _)| *of == words).map(|(_, examples)| *examples)
+}
+
+/// The first example of a command, or of the first that is below it.
+pub(crate) fn first(words: &str) -> Option<Example> {
+    let is_below = |of: &str| {
+        of.strip_prefix(words).is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
+    };
+    EXAMPLES.iter().find(|(of, _)| is_below(of)).and_then(|(_, examples)| examples.first().copied())
 }
 
 /// A command with examples below its help and below that of all its commands; `words` lead to it.

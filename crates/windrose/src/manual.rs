@@ -31,7 +31,7 @@ fn pages(command: &Command, words: &str, dir: &Path) -> std::io::Result<()> {
     let mut page = Vec::new();
     man.render_title(&mut page)?;
     man.render_name_section(&mut page)?;
-    man.render_synopsis_section(&mut page)?;
+    Man::new(without_globals(command)).render_synopsis_section(&mut page)?;
     man.render_description_section(&mut page)?;
     if command.get_arguments().any(|arg| !arg.is_hide_set()) {
         man.render_options_section(&mut page)?;
@@ -39,7 +39,7 @@ fn pages(command: &Command, words: &str, dir: &Path) -> std::io::Result<()> {
     if command.get_subcommands().any(|sub| !sub.is_hide_set()) {
         man.render_subcommands_section(&mut page)?;
     }
-    examples_section(&mut page, words)?;
+    examples_section(&mut page, command, words)?;
     if let Some(codes) = command.get_after_help() {
         let codes = codes.to_string();
         writeln!(page, ".SH \"EXIT STATUS\"\n.nf")?;
@@ -55,8 +55,23 @@ fn pages(command: &Command, words: &str, dir: &Path) -> std::io::Result<()> {
     fs::write(dir.join(man.get_filename()), page)
 }
 
-fn examples_section(page: &mut Vec<u8>, words: &str) -> std::io::Result<()> {
-    let Some(examples) = examples::of(words) else { return Ok(()) };
+/// The command as its synopsis shows it: what all commands have stands in a section of its own.
+fn without_globals(command: &Command) -> Command {
+    command.clone().mut_args(|arg| match arg.is_global_set() {
+        true => arg.hide(true),
+        false => arg,
+    })
+}
+
+/// The command's own examples; of one that only has others below it, one of each of those.
+fn examples_section(page: &mut Vec<u8>, command: &Command, words: &str) -> std::io::Result<()> {
+    let below = || {
+        let shown = command.get_subcommands().filter(|sub| !sub.is_hide_set());
+        let first =
+            |sub: &Command| examples::first(format!("{words} {}", sub.get_name()).trim_start());
+        shown.filter_map(first).collect()
+    };
+    let examples = examples::of(words).map_or_else(below, <[_]>::to_vec);
     writeln!(page, ".SH EXAMPLES")?;
     for (what, line) in examples {
         writeln!(page, ".TP\n{}:\n\\fB{}\\fR", literal(what), literal(line))?;
@@ -82,9 +97,19 @@ mod tests {
         let create = page("windrose-volume-create.1");
         let example = "With copies on two nodes:\n\\fBwindrose volume create web \\-\\-size 100G \\-\\-replicas 2";
         assert!(create.contains(".SH EXAMPLES\n") && create.contains(example), "{create}");
-        for name in ["windrose-status.1", "windrose-bench.1", "windrose-volume-mirror-add.1"] {
-            assert!(page(name).contains(".SH EXAMPLES\n"), "{name}");
+        for entry in fs::read_dir(dir.path()).unwrap() {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            let examples =
+                page(&name).split_once(".SH EXAMPLES\n").map(|(_, examples)| examples.to_owned());
+            if name.ends_with(".1") {
+                assert!(examples.is_some_and(|text| text.starts_with(".TP\n")), "{name}");
+            }
         }
+        let group = page("windrose-volume-mirror.1");
+        assert!(group.contains("\\fBwindrose volume mirror add "), "{group}");
+        let (_, synopsis) = create.split_once(".SH SYNOPSIS\n").unwrap();
+        let (synopsis, _) = synopsis.split_once(".SH ").unwrap();
+        assert!(synopsis.contains("size") && !synopsis.contains("api"), "{synopsis}");
         let root = page("windrose.1");
         assert!(root.contains(".SH \"EXIT STATUS\"\n.nf\n0  done"), "{root}");
         // What all commands have stands behind what each has for itself.

@@ -652,7 +652,10 @@ fn millis(time: Duration) -> u64 {
 }
 
 fn waits_for_approval(id: ShortId) -> String {
-    format!("approval; at a node of the cluster: windrose cluster approve {id}")
+    format!(
+        "approval; at a node of the cluster: windrose cluster approve {id}. Who stops waiting says the same command again \
+         once it is approved"
+    )
 }
 
 /// What a node was given that may join, and the cluster's store as it reaches it.

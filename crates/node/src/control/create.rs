@@ -62,6 +62,11 @@ impl Control {
             return Err(ApiError::new(Code::InvalidRequest, message)
                 .hint(format!("ask for 1 to {} at once", api::MAX_BATCH)));
         }
+        let mut names = BTreeSet::new();
+        if let Some(twice) = asks.iter().find(|ask| !names.insert(&ask.name)) {
+            let message = format!("volume {} is named twice", twice.name);
+            return Err(ApiError::new(Code::InvalidRequest, message).hint("nothing was created"));
+        }
         // Those that are created at one time do not see each other where they are counted.
         let mut before = 0;
         let created = asks.into_iter().map(|ask| {

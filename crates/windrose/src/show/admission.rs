@@ -100,7 +100,7 @@ fn state(join: &JoinInfo) -> String {
     let node = join.node.map(|node| format!(" as node {node}")).unwrap_or_default();
     match join.state {
         JoinState::Waiting => "WAITS FOR APPROVAL".to_owned(),
-        JoinState::Approved => format!("approved{by}"),
+        JoinState::Approved => format!("approved{by}, has not come yet"),
         JoinState::Refused => format!("refused{by}"),
         JoinState::Ended => "ended".to_owned(),
         JoinState::Admitted => format!("let in{node}"),
