@@ -546,6 +546,7 @@ fn tokens_let_in_whom_they_are_for_and_a_human_decides_where_they_say_so() {
     let token = a.ok(&["cluster", "token"]);
     b.ok(&["cluster", "join", "--token", token.trim()]);
     assert!(refused(&c, token.trim()).contains("used up"));
+    pause(1100);
     assert!(refused(&c, &short).contains("expired"));
     drop(idle);
     // Who guesses is told of.
