@@ -387,7 +387,7 @@ fn several_volumes_are_created_by_one_command_and_each_is_told_of() {
     assert_eq!(lines.trim_end(), expected.join("\n"));
     // Again gives the same; one that differs is told of, and keeps none of the others.
     assert_eq!(place.ok(&words), lines);
-    let twice = place.fails(2, &["volume", "create", "new-0", "new-0", "--size", "4M"]);
+    let twice = place.fails(1, &["volume", "create", "new-0", "new-0", "--size", "4M"]);
     assert!(twice.contains("volume new-0 is named twice"), "{twice}");
     let mixed = ["new-1", "web-1", "new-2"].map(str::to_owned);
     let words = command(&mixed, &["--size", "8M"]);
