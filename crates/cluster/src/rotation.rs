@@ -263,8 +263,7 @@ pub async fn read(meta: &dyn Meta) -> Result<Held, MetaError> {
 }
 
 fn progress(entry: &Entry) -> Option<(NodeId, (NodeProgress, Revision))> {
-    check(entry).ok()?;
-    let said: NodeProgress = decode(entry).ok()?;
+    let said = said_in(entry).ok()?;
     Some((NodeId(said.node), (said, entry.revision)))
 }
 
@@ -276,12 +275,17 @@ pub fn check(entry: &Entry) -> Result<(), MetaError> {
     if entry.key == KEY {
         return decode::<RotationRecord>(entry).map(drop);
     }
+    said_in(entry).map(drop)
+}
+
+/// What a node says in an entry under [`NODES`].
+fn said_in(entry: &Entry) -> Result<NodeProgress, MetaError> {
     let said: NodeProgress = decode(entry)?;
     if key(NodeId(said.node)) != entry.key {
         let why = "it is the record of another node".to_owned();
         return Err(MetaError::Damaged { path: entry.key.clone(), why });
     }
-    Ok(())
+    Ok(said)
 }
 
 /// The key of a node's progress.

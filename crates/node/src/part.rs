@@ -786,19 +786,16 @@ impl Part {
 
     async fn stop_member(&self) {
         let supervisor = lock(&self.supervisor).take();
-        if let Some(supervisor) = supervisor {
-            supervisor.stop(MEMBER_PATIENCE).await;
+        if let Some(supervisor) = supervisor
+            && !supervisor.stop(MEMBER_PATIENCE).await
+        {
+            tracing::warn!("the store's member did not stop by itself");
         }
     }
 
     /// Takes its sign of life back and stops the store's member.
     pub(crate) async fn stop(&self) {
         lock(&self.announced).take();
-        let supervisor = lock(&self.supervisor).take();
-        if let Some(supervisor) = supervisor
-            && !supervisor.stop(MEMBER_PATIENCE).await
-        {
-            tracing::warn!("the store's member did not stop by itself");
-        }
+        self.stop_member().await;
     }
 }
