@@ -150,8 +150,9 @@ fn write(
     signed: &NodeCertificate,
 ) -> Result<(), (PathBuf, io::Error)> {
     let next = |path: &Path| path.with_added_extension("next");
+    // The authorities last: where they are the new ones, so are certificate and key (`is_of`).
     let all =
-        [(&files.ca, believed), (&files.cert, &*signed.certificate), (&files.key, &*signed.key)];
+        [(&files.cert, &*signed.certificate), (&files.key, &*signed.key), (&files.ca, believed)];
     for (path, text) in all {
         let path = next(path);
         file::write_raw(&path, text.as_bytes()).map_err(|why| (path, why))?;
@@ -319,6 +320,29 @@ mod tests {
         let refused =
             certificates((&other, None), "a", &config, dir.path()).unwrap_err().to_string();
         assert!(refused.contains("node.key.next"), "{refused}");
+    }
+
+    #[test]
+    fn new_authorities_are_not_in_place_before_the_certificate_that_they_signed() {
+        let dir = tempfile::tempdir().unwrap();
+        let [old, new] = [(); 2].map(|()| Protection::Own(Authority::new().unwrap()));
+        let config = config("[cluster]\nlisten = [\"192.0.2.1:7480\"]\n");
+        let made = |now, other| certificates((now, Some(other)), "a", &config, dir.path());
+        let files = made(&old, &new).unwrap().unwrap();
+        for kept in [&files.cert, &files.key] {
+            let text = fs::read(kept).unwrap();
+            fs::remove_file(kept).unwrap();
+            fs::create_dir(kept).unwrap();
+            fs::write(kept.join("in-the-way"), "").unwrap();
+            let believed = fs::read(&files.ca).unwrap();
+            let refused = made(&new, &old).unwrap_err().to_string();
+            assert!(refused.contains(&kept.display().to_string()), "{refused}");
+            assert_eq!(fs::read(&files.ca).unwrap(), believed);
+            fs::remove_dir_all(kept).unwrap();
+            fs::write(kept, text).unwrap();
+            made(&new, &old).expect("nothing is in the way now");
+            made(&old, &new).unwrap();
+        }
     }
 
     #[test]
