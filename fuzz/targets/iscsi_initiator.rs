@@ -1,7 +1,7 @@
 //! Scripts of what iSCSI targets send, in any portions, and of what an initiator submits; what must hold is
 //! asserted by the player, which the property tests of `iscsi` share.
 
-#[path = "../../crates/iscsi/tests/initiator/play.rs"]
+#[path = "../../crates/protocol/iscsi/tests/initiator/play.rs"]
 mod play;
 
 pub(crate) fn run(bytes: &[u8]) {

@@ -1,7 +1,7 @@
 //! Scripts of what NBD servers send, in any portions, and of what a client submits; what must hold is
 //! asserted by the player, which the property tests of `nbd` share.
 
-#[path = "../../crates/nbd/tests/play/client.rs"]
+#[path = "../../crates/protocol/nbd/tests/play/client.rs"]
 mod play;
 
 pub(crate) fn run(bytes: &[u8]) {

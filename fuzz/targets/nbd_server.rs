@@ -1,7 +1,7 @@
 //! Scripts of what NBD clients send, in any portions, and of what a server's driver answers; what must hold
 //! is asserted by the player, which the property tests of `nbd` share.
 
-#[path = "../../crates/nbd/tests/play/server.rs"]
+#[path = "../../crates/protocol/nbd/tests/play/server.rs"]
 mod play;
 
 pub(crate) fn run(bytes: &[u8]) {

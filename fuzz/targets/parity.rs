@@ -4,9 +4,9 @@
 use parity::{Parity, engines};
 use reference::Stripe;
 
-#[path = "../../crates/parity/tests/reference/check.rs"]
+#[path = "../../crates/base/parity/tests/reference/check.rs"]
 mod check;
-#[path = "../../crates/parity/tests/reference/mod.rs"]
+#[path = "../../crates/base/parity/tests/reference/mod.rs"]
 mod reference;
 
 pub(crate) fn run(bytes: &[u8]) {

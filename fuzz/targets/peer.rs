@@ -1,7 +1,7 @@
 //! Peer links: a connection is fed anything, or frames whose checksums are right, in any portions; what
 //! must hold is asserted by the script that the property tests of `peer` share.
 
-#[path = "../../crates/peer/tests/script/feed.rs"]
+#[path = "../../crates/protocol/peer/tests/script/feed.rs"]
 mod script;
 
 pub(crate) fn run(bytes: &[u8]) {

@@ -4,7 +4,7 @@
 
 use reservation::{COPY_BYTES, Change, Initiator, Kind, Party, Table};
 
-#[path = "../../crates/reservation/tests/conformance/oracle.rs"]
+#[path = "../../crates/protocol/reservation/tests/conformance/oracle.rs"]
 mod oracle;
 
 /// Where the checksum is; the fuzzer would not guess it.

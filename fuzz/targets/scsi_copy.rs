@@ -1,7 +1,7 @@
 //! Parameter lists of EXTENDED COPY of both formats; what must hold stands in the oracle, which a
 //! property test of `scsi` shares.
 
-#[path = "../../crates/scsi/tests/conformance/copy_oracle.rs"]
+#[path = "../../crates/protocol/scsi/tests/conformance/copy_oracle.rs"]
 mod copy_oracle;
 
 pub(crate) fn run(bytes: &[u8]) {

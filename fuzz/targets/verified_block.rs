@@ -1,7 +1,7 @@
 //! Arbitrary bytes where blocks are that say what they are; what must hold is asserted by the player, which the property tests of
 //! `load` share.
 
-#[path = "../../crates/load/tests/verify/play.rs"]
+#[path = "../../crates/serve/load/tests/verify/play.rs"]
 mod play;
 
 pub(crate) fn run(bytes: &[u8]) {

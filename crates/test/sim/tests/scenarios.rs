@@ -1,0 +1,46 @@
+//! Every scenario holds for the seeds that a test run affords, and for those that once found
+//! something.
+
+use std::thread::available_parallelism;
+
+use sim::{Batch, play_batch, scenarios};
+
+#[test]
+fn every_scenario_holds() {
+    for scenario in scenarios::all() {
+        let batch = Batch {
+            scenario,
+            seeds: 0..scenario.test_seeds,
+            jobs: available_parallelism().map_or(1, Into::into),
+            twice: false,
+            verbose: false,
+            stop_after: 1,
+            time: None,
+        };
+        if let Some(failed) = play_batch(&batch, |_| {}).failed.first() {
+            let replay = scenario.replay(failed.seed);
+            panic!("{} seed {}: {}{replay}", scenario.name, failed.seed, failed.failure);
+        }
+    }
+}
+
+/// `crates/test/sim/seeds/pinned.txt`: scenario, seed, what it found.
+#[test]
+fn seeds_that_once_found_something_stay_quiet() {
+    for line in include_str!("../seeds/pinned.txt").lines() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let mut words = line.splitn(3, ' ');
+        let (name, seed, what) = (words.next(), words.next(), words.next());
+        let scenario = name.and_then(sim::find);
+        let seed = seed.and_then(|s| s.parse().ok());
+        let (Some(scenario), Some(seed), Some(what)) = (scenario, seed, what) else {
+            panic!("pinned.txt: scenario, seed, what it found; not {line:?}");
+        };
+        if let Err(failure) = scenario.seed(seed, false).result {
+            panic!("{name:?} seed {seed} finds {what:?} again: {failure}");
+        }
+    }
+}

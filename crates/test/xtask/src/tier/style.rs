@@ -1,0 +1,90 @@
+//! Format, lints, dependencies.
+
+use super::dependencies;
+use crate::house::House;
+use anyhow::Result;
+use std::time::Duration;
+
+pub(super) fn run(house: &House) -> Result<()> {
+    lint(house);
+    dependencies::check(house);
+    Ok(())
+}
+
+/// rustfmt and clippy, over the workspace.
+pub(crate) fn lint(house: &House) {
+    house.check("rustfmt", || {
+        let mut workspace = house.cargo();
+        workspace.args(["fmt", "--all", "--check"]);
+        house.run("cargo fmt", &mut workspace, Duration::from_secs(60))?.ok()?;
+        Ok(())
+    });
+    house.check("clippy", || {
+        let mut clippy = house.cargo();
+        clippy.args(["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]);
+        house.build("cargo clippy", &mut clippy)?.ok()?;
+        Ok(())
+    });
+    // With the features that it is shipped with, and no test's.
+    house.check("clippy of the product by itself", || {
+        let mut clippy = house.cargo();
+        clippy.args(["clippy", "-p", "windrose", "--locked", "--", "-D", "warnings"]);
+        house.build("cargo clippy", &mut clippy)?.ok()?;
+        Ok(())
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    /// The paragraphs of a page that are cut in two: one stops in the middle of a sentence, and the next one is no list,
+    /// or begins in the middle of one. What stands before or behind code may be a part of a sentence.
+    fn cut_paragraphs(page: &str) -> Vec<&str> {
+        let is_prose = |block: &str| {
+            block.starts_with(|c: char| c.is_alphabetic() || "`*[\"".contains(c))
+                && !block.starts_with("* ")
+        };
+        let mut found = Vec::new();
+        for text in page.split("```").step_by(2) {
+            let blocks: Vec<&str> = text.split("\n\n").map(str::trim).collect();
+            for pair in blocks.windows(2).filter(|pair| is_prose(pair[0])) {
+                let ends = pair[0].ends_with(|c: char| ".:!?)*`_|∎>]".contains(c));
+                let is_cut = !ends && (is_prose(pair[1]) || pair[1].starts_with('#'));
+                if is_cut || pair[1].starts_with(char::is_lowercase) {
+                    found.push(pair[0].lines().next().unwrap_or_default());
+                }
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn no_paragraph_of_the_docs_is_cut_in_two() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
+        let mut wrong = Vec::new();
+        for directory in ["docs/guides", "docs/rfd", "docs/format", "docs/conformance"] {
+            for entry in fs::read_dir(root.join(directory)).unwrap() {
+                let path = entry.unwrap().path();
+                if path.extension().is_none_or(|e| e != "md") {
+                    continue;
+                }
+                let page = fs::read_to_string(&path).unwrap();
+                let cut = cut_paragraphs(&page);
+                wrong.extend(cut.iter().map(|line| format!("{}: {line}", path.display())));
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
+
+    #[test]
+    fn a_paragraph_that_was_inserted_into_a_sentence_is_found() {
+        let page = "See to cables; do not\n\nOne that stops is not let in.\npull another disk.\n";
+        assert_eq!(cut_paragraphs(page), ["See to cables; do not"]);
+        assert_eq!(cut_paragraphs("A sentence.\n\npull it.\n"), ["A sentence."]);
+        assert_eq!(cut_paragraphs("Do not\n\n## Pull\n\nNow.\n"), ["Do not"]);
+        let fine =
+            "Say of them that\n\n* one\n* two\n\n```sh\npull it\n```\n\n| a | b |\n\nThe end.\n";
+        assert!(cut_paragraphs(fine).is_empty());
+    }
+}
