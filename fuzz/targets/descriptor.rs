@@ -1,6 +1,6 @@
 //! What images tell of their volumes: any bytes parse or are refused, and what parses is written the same.
 
-use layers::file::Descriptor;
+use disk::Descriptor;
 use node::record::description::Description;
 
 /// Where the checksum is; the fuzzer would not guess it.

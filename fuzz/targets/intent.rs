@@ -1,7 +1,7 @@
 //! Intent logs: any bytes parse or are refused, what parses is written the same, and no page takes a
 //! mark away.
 
-use layers::mirror::log::{
+use intent_log::{
     CELL_BYTES, Geometry, LogId, Marks, PAGE_BYTES, SUPERBLOCK_BYTES, Slot, Superblock, parse_page,
 };
 

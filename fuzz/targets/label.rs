@@ -1,6 +1,6 @@
 //! Labels of flat images: any bytes parse or are refused, and what parses is written the same.
 
-use layers::file::{LABEL_BYTES, Label};
+use disk::{LABEL_BYTES, Label};
 
 /// Where the checksum is; the fuzzer would not guess it.
 const CHECKSUM: std::ops::Range<usize> = 24..28;

@@ -1,6 +1,6 @@
 //! Owner records of disks: any bytes parse or are refused, and what parses is written the same.
 
-use layers::multihost::{Copy, OWNER_BYTES, OwnerRecord};
+use disk::claim::{Copy, OWNER_BYTES, OwnerRecord};
 
 /// Where the checksum is; the fuzzer would not guess it.
 const CHECKSUM: std::ops::Range<usize> = 20..24;

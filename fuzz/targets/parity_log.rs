@@ -1,7 +1,7 @@
 //! The parity log: any bytes are a batch or are refused, and a batch is written as it was read.
 
 use block::{BufMut, Bufs};
-use layers::raid::batch::{BLOCK_BYTES, Batch, Entry, Ring, SLOT_BLOCKS};
+use raid::batch::{BLOCK_BYTES, Batch, Entry, Ring, SLOT_BLOCKS};
 use uuid::Uuid;
 
 /// Where the checksum is; the fuzzer would not guess it.

@@ -1,6 +1,6 @@
 //! The journal of a pool: any bytes are a block or are refused, and a block is written as it was read.
 
-use layers::pool::journal::{BLOCK_BYTES, Block};
+use pool::journal::{BLOCK_BYTES, Block};
 use uuid::Uuid;
 
 /// Where the checksum is; the fuzzer would not guess it.

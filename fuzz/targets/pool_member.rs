@@ -1,13 +1,13 @@
 //! What a member of a pool holds beside its journal: any bytes are a label, a snapshot, the map of an extent, checksums or a list of
 //! what is being written, or are refused, and what is read is written as it was read.
 
-use layers::integrity::Area;
-use layers::integrity::place::Place;
-use layers::integrity::stored::{self, ROW};
-use layers::pool::label::{LABEL_BYTES, Label};
-use layers::pool::metadata::Metadata;
-use layers::raid::geometry::{Level, Shape};
-use layers::raid::stored_map::{self, Found, Whose};
+use checksum::Area;
+use checksum::place::Place;
+use checksum::stored::{self, ROW};
+use geometry::{Level, Shape};
+use pool::label::{LABEL_BYTES, Label};
+use pool::metadata::Metadata;
+use raid::stored_map::{self, Found, Whose};
 use uuid::Uuid;
 
 const POOL: Uuid = Uuid::nil();

@@ -215,6 +215,13 @@ impl Core {
         dispatch!(self, s => s.random_u64())
     }
 
+    /// A random UUID (RFC 9562 5.4).
+    #[must_use]
+    pub fn random_uuid(&self) -> uuid::Uuid {
+        let random = u128::from(self.random_u64()) << 64 | u128::from(self.random_u64());
+        uuid::Builder::from_random_bytes(random.to_be_bytes()).into_uuid()
+    }
+
     /// Fills `out` with numbers of [`Self::random_u64`].
     pub fn fill_random(&self, out: &mut [u8]) {
         for piece in out.chunks_mut(8) {

@@ -4,9 +4,12 @@
 //! derive zerocopy's traits and assert their size where they are declared.
 #![no_std]
 
+pub mod seal;
+mod short_text;
 mod text;
 
 use crc_fast::{CrcAlgorithm, Digest};
+pub use short_text::{TEXT_BYTES, Text};
 pub use text::{Count, count};
 pub use zerocopy;
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 use block::Epoch;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use layers::mirror::record::{Put, Record, Records, Unreachable};
+use mirror::record::{Put, Record, Records, Unreachable};
 use peer::NodeId;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{sleep, timeout};
@@ -364,7 +364,7 @@ async fn follow_from(meta: &dyn Meta, waiters: &Waiters, revision: Revision) {
 
 #[cfg(test)]
 mod tests {
-    use layers::mirror::record::{History, Member, Replica};
+    use mirror::record::{History, Member, Replica};
     use peer::{Incarnation, NodeId};
     use tokio::time::Instant;
 

@@ -23,10 +23,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use api::PoolName;
+use disk::{Claim, NodeIdentity};
 use futures_util::future::join_all;
-use layers::mirror::Verified;
-use layers::multihost::{Claim, NodeIdentity};
-use layers::pool::Text;
+use mirror::Verified;
 use peer::NodeId;
 use reservation::Table;
 use rt::{Cores, CoresConfig};
@@ -35,22 +34,23 @@ use target::server::{self, Service, Space};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use uuid::Uuid;
+use wire::Text;
 
 use crate::config::{Config, DiskEngine};
 use crate::record::{FIRST_NODE, VolumeRecord};
 pub use backing::{BackingError, Image};
+pub use disk::LABEL_AREA_BYTES;
 use distrust::Distrust;
 pub use found::{FoundImage, FoundLog, ImagePlace};
+pub use geometry::Level;
 use guests::Guests;
 pub use guests::{Exported, GuestReport, socket};
 use keeper::Keeper;
-pub use layers::file::LABEL_AREA_BYTES;
-pub use layers::pool::{
+pub use peer::PeerAddresses;
+pub use pool::{
     Inspected as PoolDiskSeen, LostRange, NewDisk, PoolDisk, PoolDiskState, PoolReport,
     PoolVolumeReport, ScrubReport,
 };
-pub use layers::raid::geometry::Level;
-pub use peer::PeerAddresses;
 pub use pools::NewPool;
 use pools::PoolHome;
 pub use report::{

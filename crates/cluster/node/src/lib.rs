@@ -30,5 +30,5 @@ pub mod reconcile;
 pub mod record;
 
 pub use config::Config;
-pub use layers::utc;
+pub use disk::utc;
 pub use node::{Node, StartError};

@@ -353,8 +353,8 @@ fn word(kind: Kind) -> &'static str {
 pub(crate) mod tests {
     use api::NodeInfo;
     use block::{Access, Epoch};
-    use layers::mirror::Status;
-    use layers::mirror::record::{History, Member, Record, Replica};
+    use mirror::Status;
+    use mirror::record::{History, Member, Record, Replica};
     use peer::{Incarnation, NodeId, View};
 
     use super::*;

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use ::cluster::nodes::{NodePortals, NodeRecord, NodeView, Nodes};
 use ::cluster::vault::Ring;
 use api::Initiator;
-use layers::mirror::record::Record;
+use mirror::record::Record;
 use peer::NodeId;
 use target::catalog::{
     Absent, Admission, Away, Catalog, Chap, HostKey, HostSecrets, HostTls, IscsiTarget, NodeIndex,
@@ -321,7 +321,7 @@ fn admit_hosts(
 mod tests {
     use ::cluster::identity::{self, Role};
     use block::Epoch;
-    use layers::mirror::record::{History, Member, Replica};
+    use mirror::record::{History, Member, Replica};
     use peer::Incarnation;
     use target::catalog::Access;
 

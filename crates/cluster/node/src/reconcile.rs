@@ -5,7 +5,7 @@
 //! A node acts for its own copy alone. Nodes that want different things meet in the store, which
 //! takes a change only if what it was decided from is still so.
 
-use layers::mirror::record::Record;
+use mirror::record::Record;
 use peer::NodeId;
 
 use crate::engine::Image;

@@ -35,7 +35,7 @@ pub const VOLUMES: &str = "volumes/";
 pub const NAMES: &str = "names/";
 
 /// Most copies of one volume, those that come and go among them.
-pub const MAX_PLACES: usize = layers::mirror::record::MAX_REPLICAS;
+pub const MAX_PLACES: usize = mirror::record::MAX_REPLICAS;
 
 /// Most copies that a volume may want.
 pub const MAX_COPIES: u8 = 3;

@@ -1,8 +1,6 @@
 //! Data planes of a cluster in one process, each with its own cores, over loopback: a mirrored volume
 //! with iSCSI initiators at every node. There is no control plane: the test does what it would do.
 
-use crate::common;
-
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -10,7 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::guest::{DATA as DATA_OF_GUEST, Guest, WRITE};
 use api::{Backing, BlockSize, Protocols};
 use block::{Access, Epoch};
 use cluster::identity::{NodeIndex, Role};
@@ -19,9 +16,9 @@ use cluster::meta::model::{Fate, Model};
 use cluster::mirrors::{self, Mirrors};
 use cluster::nodes::{NodePortals, NodeRecord, NodeView, Nodes};
 use cluster::vault::Ring;
-use layers::mirror::Settings;
-use layers::mirror::member::Why;
-use layers::mirror::record::{History, Member, Record, Records, Replica};
+use mirror::Settings;
+use mirror::member::Why;
+use mirror::record::{History, Member, Record, Records, Replica};
 use node::config::Config;
 use node::engine::{
     Engine, Exported, Level, MirrorReport, NewDisk, NewPool, Owner, PeerAddresses, Portals, Scope,
@@ -36,6 +33,9 @@ use probe::iscsi::{Refused, Session};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use uuid::Uuid;
+
+use crate::common;
+use crate::guest::{DATA as DATA_OF_GUEST, Guest, WRITE};
 
 const VOLUME: Uuid = Uuid::from_u128(0x1111_2222_3333_4444_8555_6666_7777_8888);
 const TARGET: &str = "iqn.2026-01.io.windrose:web";

@@ -1,4 +1,4 @@
-//! Volumes as devices of this machine ([RFD 0023](../../../docs/rfd/0023-a-volume-as-a-local-device.md)): front ends
+//! Volumes as devices of this machine ([RFD 0023](../../../../docs/rfd/0023-a-volume-as-a-local-device.md)): front ends
 //! that give a [`volume::Volume`] to a consumer on the same machine.
 //!
 //! A front end is what a target is for initiators: it understands a protocol and asks a volume, on the

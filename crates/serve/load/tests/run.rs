@@ -10,7 +10,7 @@ use std::time::Duration;
 use block::testing::faulty::{Effect, Faulty, Kind, Rule};
 use block::{Dev, Error, Layer, Lba, Mem, MemOptions};
 use common::{HOSTNQN, SUBNQN, Site, TARGET, on_core};
-use layers::raw::Raw;
+use disk::Raw;
 use load::engine::{Progress, Runner};
 use load::fleet::{Fleet, Plan};
 use load::job::{Dir, Job};

@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::{Blocks, Class, Error, Failure, Lba, Request};
-use layers::mirror::Settings;
+use mirror::Settings;
 use rt::buf::copy_in;
 use rt::sim::{Rng, Setup, World, run};
 

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Dev, Epoch};
-use layers::file::{Create, File, Provisioning};
-use layers::mirror::log::IntentLog;
-use layers::mirror::record::{History, Member, Put, Record, Records, Replica, Unreachable};
-use layers::mirror::{FreeBytes, FreeSpace, Mirror, Parts, Settings};
+use disk::Provisioning;
+use image::{Create, File};
+use intent_log::IntentLog;
+use mirror::record::{History, Member, Put, Record, Records, Replica, Unreachable};
+use mirror::{FreeBytes, FreeSpace, Mirror, Parts, Settings};
 use peer::{Endpoint, Identity, Incarnation, NodeId, PeerAddresses, Secret, receive_greetings};
 use rt::Core;
 use rt::sim::{Host, HostSetup, World};
@@ -140,7 +141,7 @@ impl FreeSpace for Space {
 }
 
 async fn open(core: &Core, node: &Node, volume: u16, store: Store) -> Result<Mirror, String> {
-    let what = layers::file::Open {
+    let what = image::Open {
         volume: name_of(volume),
         generation: 0,
         buffered: false,

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::{Blocks, Class, Lba, Request};
-use layers::file::LABEL_AREA_BYTES;
+use disk::LABEL_AREA_BYTES;
 use rt::buf::copy_in;
 use rt::sim::{Bad, BadOps, BadUntil, Setup, World, run};
 

@@ -556,7 +556,7 @@ impl Draft {
 
     /// The cluster's settings, which have to suit each other.
     fn cluster(&self) -> Result<Cluster, Flaw> {
-        if layers::mirror::member::Settings::new(self.lease, self.grace).is_err() {
+        if mirror::member::Settings::new(self.lease, self.grace).is_err() {
             return Err(Flaw::whole(
                 "cluster.grace_ms is too short for cluster.lease_ms; raise it to a quarter more, \
                  or lower cluster.lease_ms",

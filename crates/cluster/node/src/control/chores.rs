@@ -314,7 +314,7 @@ mod tests {
         let lost = |in_sync: &[NodeId]| {
             let mut volume = volume.clone();
             let status = &mut volume.mirror.as_mut().unwrap().status;
-            status.lost = Some(layers::mirror::Loss::Silent);
+            status.lost = Some(mirror::Loss::Silent);
             let record = status.record.as_mut().unwrap();
             record.in_sync.retain(|member| in_sync.contains(&member.node));
             volume

@@ -10,9 +10,9 @@ use api::{
 use cluster::identity::Role;
 use cluster::mirrors;
 use cluster::nodes::NodeView;
-use layers::mirror::Verified;
-use layers::mirror::member::Why;
-use layers::mirror::record::{Differing, Record};
+use mirror::Verified;
+use mirror::member::Why;
+use mirror::record::{Differing, Record};
 use peer::NodeId;
 use tokio::time::Instant;
 use uuid::Uuid;

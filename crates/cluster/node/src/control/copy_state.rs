@@ -3,8 +3,8 @@
 use api::{Backing, CopyState, Finding, Severity, VolumeCopy, VolumeName};
 use cluster::identity::Role;
 use cluster::nodes::NodeView;
-use layers::mirror::record::Record;
-use layers::multihost::utc;
+use disk::utc;
+use mirror::record::Record;
 use peer::NodeId;
 use uuid::Uuid;
 

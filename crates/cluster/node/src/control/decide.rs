@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use api::{PlannedCopy, PlannedVolume, Size, VolumeName};
 use block::Epoch;
-use layers::mirror::recovery::{self, Adopted, DifferentHistories, Newest};
+use mirror::recovery::{self, Adopted, DifferentHistories, Newest};
 use peer::NodeId;
 use uuid::Uuid;
 

@@ -13,13 +13,14 @@ use api::{
 use block::Epoch;
 use cluster::identity::Role;
 use cluster::mirrors;
-use layers::mirror::member::Why;
-use layers::mirror::record::{Record, Replica};
-use layers::mirror::recovery;
+use mirror::member::Why;
+use mirror::record::{Record, Replica};
+use mirror::recovery;
 use peer::NodeId;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use uuid::Uuid;
+use wire::count;
 
 use super::decide::{Choice, Copy, Doubt, decide, name_of, planned};
 use super::status::finding;
@@ -29,7 +30,6 @@ use crate::pools;
 use crate::reconcile::Observed;
 use crate::record::description::Description;
 use crate::record::{MAX_COPIES, Mapping, Place, PlaceStage, Stage, VolumeRecord};
-use wire::count;
 
 /// How often is looked for images that no record names.
 const EVERY: Duration = Duration::from_secs(30);

@@ -8,13 +8,13 @@ use api::{
 };
 use tokio::time::Instant;
 use uuid::Uuid;
+use wire::count;
 
 use super::pools::{PoolObserved, hint_for};
 use super::status::finding;
 use super::why::BY_ITSELF;
 use crate::engine::{self, LABEL_AREA_BYTES, Level, PoolDiskState, PoolReport};
 use crate::pools::{PoolRecord, PoolStage, SeenDisk};
-use wire::count;
 
 /// Ranges of lost blocks of a volume that a finding names.
 const LOST_NAMED: usize = 8;
@@ -127,7 +127,7 @@ fn action(pool: &PoolName, disk: &engine::PoolDisk) -> Option<String> {
 fn called(disk: &engine::PoolDisk) -> String {
     match disk.serial.as_str() {
         "" => disk.member.to_string(),
-        serial => layers::pool::disk_argument(serial),
+        serial => pool::disk_argument(serial),
     }
 }
 
@@ -414,7 +414,7 @@ fn error_finding(disk: &engine::PoolDisk, report: &PoolReport) -> Option<(Severi
                 0 => String::new(),
                 n => format!(", and gave {} what was not written", count(n, "time")),
             };
-            let since = disk.errors_since_s.map(|s| format!(" since {}", layers::utc(s)));
+            let since = disk.errors_since_s.map(|s| format!(" since {}", disk::utc(s)));
             let since = since.unwrap_or_default();
             let message = format!("{named} has failed {reads} and {writes}{wrong}{slow}{since}");
             Some((Severity::Warning, message))

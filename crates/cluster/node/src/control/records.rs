@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ::cluster::{admission, lives, mirrors, nodes, rotation, vault};
 use api::VolumeName;
-use layers::mirror::record::Record;
+use mirror::record::Record;
 use uuid::Uuid;
 
 use super::report;

@@ -7,7 +7,7 @@ use ::cluster::identity::Stage;
 use ::cluster::meta::MetaError;
 use ::cluster::{mirrors, nodes};
 use api::{ApiError, Code, NewStore, PlannedVolume, RecoverCluster, RecoveryPlan};
-use layers::mirror::record::Replica;
+use mirror::record::Replica;
 use uuid::Uuid;
 
 use super::cluster::{conflict, first_of_new, identity_error, renewed};

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use api::{Backing, NewBacking};
 use cluster::{mirrors, nodes};
-use layers::mirror::record::Record;
-use layers::multihost::utc;
+use disk::utc;
+use mirror::record::Record;
 use peer::NodeId;
 use tokio::time::Instant;
 use uuid::Uuid;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use api::{PoolName, UnreadableBytes};
-use layers::mirror::{Status, Unreadable};
+use mirror::{Status, Unreadable};
 use peer::NodeId;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use api::VolumeName;
-use layers::mirror::record::Record;
+use mirror::record::Record;
 use peer::NodeId;
 use target::catalog::Away;
 use tokio::sync::watch;

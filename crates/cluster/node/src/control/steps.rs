@@ -2,7 +2,7 @@
 
 use block::Epoch;
 use cluster::mirrors;
-use layers::mirror::record::{History, Member, Record, Replica};
+use mirror::record::{History, Member, Record, Replica};
 use peer::{Incarnation, NodeId};
 use rt::fault::{self, Point};
 use uuid::Uuid;

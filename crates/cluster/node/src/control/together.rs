@@ -7,8 +7,8 @@ use cluster::identity::Role;
 use cluster::joining;
 use cluster::meta::etcd::MemberHealth;
 use cluster::nodes::{self, NodeView, Nodes};
-use layers::mirror::Status;
-use layers::mirror::record::Record;
+use mirror::Status;
+use mirror::record::Record;
 use peer::NodeId;
 use uuid::Uuid;
 
@@ -591,7 +591,7 @@ mod tests {
     use api::CopyState;
     use block::Epoch;
     use cluster::nodes::NodeView;
-    use layers::mirror::record::{Differing, History, Member, Replica};
+    use mirror::record::{Differing, History, Member, Replica};
     use peer::Incarnation;
 
     use super::super::report::Resync;

@@ -2,8 +2,8 @@
 
 use std::sync::PoisonError;
 
-use layers::mirror::Loss;
-use layers::mirror::member::{SetBack, Why};
+use mirror::Loss;
+use mirror::member::{SetBack, Why};
 use peer::NodeId;
 use uuid::Uuid;
 

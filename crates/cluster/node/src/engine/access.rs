@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use block::Access;
-use layers::mirror::member::Why;
+use mirror::member::Why;
 use peer::NodeId;
 
 /// A store that has not answered for so long is away, and a volume that has not been served for so
@@ -64,7 +64,7 @@ pub(super) fn access(me: NodeId, idle: Option<Idle<'_>>) -> Access {
 #[cfg(test)]
 mod tests {
     use block::Epoch;
-    use layers::mirror::member::{Refusal, SetBack};
+    use mirror::member::{Refusal, SetBack};
 
     use super::*;
 

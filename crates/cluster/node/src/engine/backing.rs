@@ -6,10 +6,10 @@ use std::rc::{Rc, Weak};
 
 use api::{Backing, Code, PoolName};
 use block::Dev;
-use layers::file::{self, Create, File, FileError, Label, Medium, Open, Provisioning, Reason};
-use layers::mirror::{FreeBytes, FreeSpace};
-use layers::multihost::{Claim, Refusal};
-use layers::pool::{PoolError, PoolSeat};
+use disk::{Claim, FileError, Label, Medium, Provisioning, Reason, Refusal};
+use image::{self, Create, File, Open};
+use mirror::{FreeBytes, FreeSpace};
+use pool::{PoolError, PoolSeat};
 use rt::Core;
 use rt::disk::{DiskErrorKind, OpenReason};
 use uuid::Uuid;
@@ -294,7 +294,7 @@ pub(super) async fn erase(
     let Some(path) = place.backing.path() else { return Ok(()) };
     // The name alone says whose it is, even before it has a label.
     let own = is_own_file(record.id, place);
-    match file::delete(core, path, record.id, (buffered, own), Some(claim)).await {
+    match image::delete(core, path, record.id, (buffered, own), Some(claim)).await {
         Ok(()) => Ok(()),
         Err(FileError { reason: Reason::Open(OpenReason::NotFound), .. }) => Ok(()),
         Err(e) if is_not_ours(&e.reason, place) => {
@@ -314,7 +314,7 @@ pub(super) async fn inspect(
     buffered: bool,
 ) -> Result<Image, BackingError> {
     let label = match *ground {
-        Ground::Path(path) => file::inspect(core, path, buffered).await?,
+        Ground::Path(path) => image::inspect(core, path, buffered).await?,
         Ground::Pool { .. } => {
             let (volume, generation) = (record.id, place.image_generation);
             ground

@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use api::{Backing, BlockSize, PoolName};
-use layers::file::{self, File, Open, Provisioning, State};
-use layers::mirror::log::{LogError, read_superblock};
-use layers::pool::{Inspected, PoolError};
+use disk::{Provisioning, State};
+use image::{self, File, Open};
+use intent_log::{LogError, read_superblock};
 use peer::NodeId;
+use pool::{Inspected, PoolError};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -108,7 +109,7 @@ async fn look_at(file: &Rc<File>) -> Result<FoundImage, BackingError> {
     let block_size = BlockSize::try_from(label.block_size).map_err(|_| odd())?;
     let log = match file.log_area().await {
         Err(_) => FoundLog::Never,
-        Ok(area) => match read_superblock(&area).await {
+        Ok(area) => match read_superblock(&*area).await {
             Err(LogError::Absent) => FoundLog::Never,
             Err(why) => FoundLog::Lost(why.to_string()),
             Ok(Err(why)) => FoundLog::Lost(why.to_string()),
@@ -154,7 +155,7 @@ impl Keeper {
         let buffered = self.is_buffered();
         match (place, door) {
             (ImagePlace::Path(path), _) => {
-                let label = file::inspect(self.core(), path, buffered).await?;
+                let label = image::inspect(self.core(), path, buffered).await?;
                 if label.state == State::Creating {
                     let message = format!("{}: its creation was never finished", path.display());
                     return Err(BackingError::refused(message));
@@ -248,7 +249,7 @@ impl Engine {
         };
         let erase = move |k: Rc<Keeper>| async move {
             let buffered = k.is_buffered();
-            Ok(file::delete(k.core(), &path, volume, (buffered, false), Some(k.disk_claim()))
+            Ok(image::delete(k.core(), &path, volume, (buffered, false), Some(k.disk_claim()))
                 .await?)
         };
         self.on(self.least_loaded(), erase).await?

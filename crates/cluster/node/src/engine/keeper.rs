@@ -8,10 +8,10 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use block::Epoch;
+use disk::Claim;
 use futures_util::future::join_all;
-use layers::file::File;
-use layers::mirror::Verified;
-use layers::multihost::Claim;
+use image::File;
+use mirror::Verified;
 use peer::frame::Refusal;
 use peer::{DetachedGreeting, NodeId, PeerAddresses};
 use reservation::{Change, Party, Table};

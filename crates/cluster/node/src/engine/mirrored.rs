@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{AccessState, Dev, Epoch};
-use layers::file::File;
-use layers::mirror::log::{Damage, Found, IntentLog, LogError};
-use layers::mirror::member::Why;
-use layers::mirror::record::Record;
-use layers::mirror::{Mirror, Parts, Status, Verified};
+use image::File;
+use intent_log::{Damage, Found, IntentLog, LogError};
+use mirror::member::Why;
+use mirror::record::Record;
+use mirror::{Mirror, Parts, Status, Verified};
 use peer::{Endpoint, Greeting, NodeId, PeerAddresses};
 use rt::Core;
 use tokio::task::JoinHandle;

@@ -8,22 +8,21 @@ use std::rc::Rc;
 use std::sync::PoisonError;
 
 use api::PoolName;
+use disk::{Claim, LABEL_AREA_BYTES};
 use futures_util::future::join_all;
-use layers::file::LABEL_AREA_BYTES;
-use layers::multihost::Claim;
-use layers::pool::{
+use geometry::Level;
+use pool::{
     CreatePool, Inspected, NewDisk, NewPoolVolume, OpenPool, Pool, PoolError, PoolHandle,
     PoolReport, PoolSeat,
 };
-use layers::raid::geometry::Level;
 use rt::Core;
 use uuid::Uuid;
+use wire::count;
 
 use super::backing::{BackingError, Image};
 use super::{Engine, least_loaded};
 use crate::pools::PoolRecord;
 use crate::record::VolumeRecord;
-use wire::count;
 
 /// A pool that is to be made.
 #[derive(Clone, Debug)]
@@ -111,7 +110,7 @@ impl Pools {
 
     /// How many of these hold a disk of the pool `id`.
     async fn count_disks(&self, id: Uuid, paths: Vec<PathBuf>) -> usize {
-        let each = paths.iter().map(|path| layers::pool::inspect(&self.core, path, self.buffered));
+        let each = paths.iter().map(|path| pool::inspect(&self.core, path, self.buffered));
         let all = join_all(each).await.into_iter();
         all.filter(|seen| matches!(seen, Ok(Some(disk)) if disk.pool == id)).count()
     }
@@ -121,7 +120,7 @@ impl Pools {
         &self,
         paths: Vec<PathBuf>,
     ) -> Vec<(PathBuf, Result<Inspected, PoolError>)> {
-        let each = paths.iter().map(|path| layers::pool::inspect(&self.core, path, self.buffered));
+        let each = paths.iter().map(|path| pool::inspect(&self.core, path, self.buffered));
         let all = join_all(each).await.into_iter();
         paths
             .iter()

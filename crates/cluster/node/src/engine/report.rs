@@ -1,7 +1,7 @@
 //! What a core tells of itself, in a form that crosses threads.
 
 use block::Access;
-use layers::mirror::Status;
+use mirror::Status;
 use rt::buf::Usage;
 use target::server::{Clients, Session};
 use uuid::Uuid;

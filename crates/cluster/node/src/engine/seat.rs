@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cluster::mirrors::Mirrors;
-use layers::mirror::Settings;
-use layers::mirror::member::{self, UnsafeSettings};
+use mirror::Settings;
+use mirror::member::{self, UnsafeSettings};
 use peer::frame::Refusal;
 use peer::{Greeting, Identity, NodeId, PeerAddresses, Secret, Tls};
 use tokio::sync::{Semaphore, mpsc};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use block::Epoch;
-use layers::mirror::record::{History, Member, Replica};
+use mirror::record::{History, Member, Replica};
 use peer::Incarnation;
 use uuid::Uuid;
 

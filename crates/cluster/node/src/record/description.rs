@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use api::{Initiator, Protocols, VolumeName};
-use layers::file::DESCRIPTOR_TEXT_MAX;
+use disk::DESCRIPTOR_TEXT_MAX;
 use peer::NodeId;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;

@@ -10,17 +10,16 @@ mod ledger;
 mod pair;
 mod stamps;
 
+use ::mirror::Mistake as Flaw;
+use ::pool::Mistake as Slip;
+use disk::claim;
 use rt::sim::World;
 
 use crate::Scenario;
 use crate::scenarios::file::{self, Flushes};
 use crate::scenarios::intent::{self, Mistake};
 use crate::scenarios::mirror::{self, LivesPlan, Plan};
-use crate::scenarios::shared;
-use crate::scenarios::{iscsi, nvme, pool};
-use layers::mirror::Mistake as Flaw;
-use layers::multihost;
-use layers::pool::Mistake as Slip;
+use crate::scenarios::{iscsi, nvme, pool, shared};
 
 /// A store with and without its mistake.
 #[derive(Clone, Copy, Debug)]
@@ -76,8 +75,8 @@ async fn file_no_flush(world: World, variant: Variant) -> Result<(), String> {
 
 async fn shared_heartbeat(world: World, variant: Variant) -> Result<(), String> {
     let mistake = match variant {
-        Variant::Right => multihost::Mistake::None,
-        Variant::Wrong => multihost::Mistake::IgnoresHeartbeat,
+        Variant::Right => claim::Mistake::None,
+        Variant::Wrong => claim::Mistake::IgnoresHeartbeat,
     };
     shared::play(world, mistake).await
 }

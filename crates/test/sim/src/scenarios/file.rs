@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use block::testing::register::Loss;
 use block::{Blocks, Bufs, Ctx, Dev, Epoch, Error, Info, Layer, Lba, Op};
-use layers::file::{Create, File, FileError, Open, Provisioning, Reason, delete};
+use disk::{FileError, Provisioning, Reason};
+use image::{Create, File, Open, delete};
 use rt::Core;
 use rt::disk::{DiskErrorKind, OpenReason};
 use rt::sim::{Damage, DiskControl, DiskFaults, DiskSetup, Host, HostSetup, Rng, Unsynced, World};

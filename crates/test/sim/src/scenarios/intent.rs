@@ -12,8 +12,9 @@ use std::time::Duration;
 
 use block::testing::Client;
 use block::{Dev, Error};
-use layers::file::{Create, File, Provisioning};
-use layers::mirror::log::{
+use disk::Provisioning;
+use image::{Create, File};
+use intent_log::{
     AdoptError, Adoption, Bitmap, Damage, Found, IntentLog, Other, Region, SUPERBLOCK_OFFSETS,
 };
 use rt::Core;

@@ -13,10 +13,11 @@ pub(crate) mod shared;
 pub(crate) mod storage;
 pub(crate) mod volume;
 
-use crate::Scenario;
-use crate::planted::leaf;
 use file::Flushes;
 use intent::Mistake;
+
+use crate::Scenario;
+use crate::planted::leaf;
 
 /// All of them.
 #[must_use]
@@ -40,7 +41,7 @@ pub fn all() -> Vec<Scenario> {
             about: "two machines that reach the disks of one image or pool, and take them from each \
                     other: pauses, kills, power cuts, disks that are silent, drifting clocks",
             test_seeds: 40,
-            play: |w| Box::pin(shared::play(w, layers::multihost::Mistake::None)),
+            play: |w| Box::pin(shared::play(w, disk::claim::Mistake::None)),
         },
         Scenario {
             name: "intent-log",
@@ -54,7 +55,7 @@ pub fn all() -> Vec<Scenario> {
             about: "volumes of a pool at all levels, on one core or several: crashes, disks that fail, are pulled out, \
                     come back, are set back, or are replaced, rebuilds",
             test_seeds: 20,
-            play: |w| Box::pin(pool::play(w, layers::pool::Mistake::None)),
+            play: |w| Box::pin(pool::play(w, ::pool::Mistake::None)),
         },
         Scenario {
             name: "iscsi-node",

@@ -15,7 +15,8 @@ use std::time::Duration;
 
 use block::testing::register::Loss;
 use block::{Account, Epoch};
-use layers::file::{Create, File, Provisioning, Reason};
+use disk::{Provisioning, Reason};
+use image::{Create, File};
 use rt::Core;
 use rt::disk::DiskErrorKind;
 use rt::net::Stream;

@@ -10,14 +10,14 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::testing::register::Loss;
-use layers::pool::{CreatePool, Mistake, NewDisk, Pool, PoolDiskState, PoolReport};
-use layers::raid::geometry::Level;
+use geometry::Level;
+use pool::{CreatePool, Mistake, NewDisk, Pool, PoolDiskState, PoolReport};
 use rt::Core;
 use rt::sim::{DiskControl, DiskCopy, DiskFaults, DiskSetup, Host, HostSetup, World};
+use session::{Session, Volumes};
 use uuid::Uuid;
 
 use super::storage::{end, memory_is_back, settle};
-use session::{Session, Volumes};
 
 mod session;
 

@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use block::Dev;
 use block::testing::Client;
-use layers::file::{Create, File, Open, Provisioning};
-use layers::multihost::{Claim, Mistake, NodeIdentity};
-use layers::pool::{CreatePool, NewDisk, NewPoolVolume, OpenPool, Pool, PoolSeat};
-use layers::raid::geometry::Level;
+use disk::claim::Mistake;
+use disk::{Claim, NodeIdentity, Provisioning};
+use geometry::Level;
+use image::{Create, File, Open};
+use pool::{CreatePool, NewDisk, NewPoolVolume, OpenPool, Pool, PoolSeat};
 use rt::Core;
 use rt::sim::{DiskFaults, DiskSetup, Host, HostSetup, World};
 use uuid::Uuid;

@@ -125,7 +125,7 @@ fn build(house: &House, subject: Subject) -> Result<()> {
     };
     match subject {
         Subject::Parity => return example("parity", parity::EXAMPLE),
-        Subject::Raid => return example("layers", raid::EXAMPLE),
+        Subject::Raid => return example("raid", raid::EXAMPLE),
         _ => {}
     }
     Profile::Release.build_product(house)?;

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use layers::mirror::record::{MAX_REPLICAS, Record};
+use mirror::record::{MAX_REPLICAS, Record};
 use peer::NodeId;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -364,7 +364,7 @@ pub(super) fn apply(record: &mut VolumeRecord, action: &Action) {
 #[cfg(test)]
 mod tests {
     use block::Epoch;
-    use layers::mirror::record::{History, Member, Replica};
+    use mirror::record::{History, Member, Replica};
     use peer::Incarnation;
     use proptest::prelude::*;
 

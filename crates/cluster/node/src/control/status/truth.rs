@@ -12,7 +12,7 @@ use api::{CopyState, UnreadableBytes, VolumeState};
 use block::{Epoch, Lba};
 use cluster::meta::MetaError;
 use cluster::meta::etcd::{MemberAnswer, MemberHealth, MemberInfo};
-use layers::mirror::record::{History, Member, Record, Replica};
+use mirror::record::{History, Member, Record, Replica};
 use peer::{Incarnation, NodeId};
 
 use super::tests::{core, facts, open, volume, with_space};
@@ -439,8 +439,7 @@ const COPIES: &[Row] = &[
             let id = facts.volumes[0].0.record.id;
             let history = &mut cluster(&mut facts).mirrors.get_mut(&id).unwrap().history;
             let nodes = vec![B];
-            let differing =
-                layers::mirror::record::Differing { at_bytes: 0, bytes: 1, nodes, from: A };
+            let differing = mirror::record::Differing { at_bytes: 0, bytes: 1, nodes, from: A };
             history.differing = Some(differing);
             facts
         },

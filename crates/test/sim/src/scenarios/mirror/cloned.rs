@@ -4,7 +4,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use layers::mirror::Mirror;
+use mirror::Mirror;
 use rt::sim::{DiskSetup, Rng, World};
 
 use super::past::Copy;

@@ -4,8 +4,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::Epoch;
-use layers::mirror::member::Why;
-use layers::mirror::{FreeBytes, FreeSpace};
+use mirror::member::Why;
+use mirror::{FreeBytes, FreeSpace};
 use rt::sim::{Bad, BadOps, BadUntil, Damage, DiskControl, DiskFaults, Host};
 
 use super::{BYTES, Bench, DATA, Node};

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::{Error, Failure, Lba};
-use layers::mirror::{InFlight, Mirror};
+use mirror::{InFlight, Mirror};
 use rt::Core;
 use volume::Volume;
 

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use layers::mirror::Mirror;
+use mirror::Mirror;
 use rt::sim::{Rng, World};
 
 use super::{Bench, Plan, set_up};

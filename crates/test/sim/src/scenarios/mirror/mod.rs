@@ -41,23 +41,24 @@ use std::time::Duration;
 
 use block::testing::register::Loss;
 use block::{Aside, Dev, Epoch};
-use layers::file::{Create, File, FileError, Open, Provisioning, Reason};
-use layers::mirror::log::IntentLog;
-use layers::mirror::record::{History, Member, Record, Replica};
-use layers::mirror::{Mirror, Mistake, Parts, Settings, Status};
+use disk::{FileError, Provisioning, Reason};
+use image::{Create, File, Open};
+use intent_log::IntentLog;
+use mirror::record::{History, Member, Record, Replica};
+use mirror::{Mirror, Mistake, Parts, Settings, Status};
 use peer::{Incarnation, NodeId};
 use rt::Core;
 use rt::disk::OpenReason;
 use rt::sim::{DiskControl, Host, HostFaults, HostSetup, Rng, World};
+use store::Store;
 use tokio::sync::{Semaphore, mpsc};
 use uuid::Uuid;
 use volume::{Gate, Standing, Volume};
+use wires::Ports;
 
 use super::clients::{Client, Shared};
 use super::node::Paths;
 use super::storage::draw_host_faults;
-use store::Store;
-use wires::Ports;
 
 const VOLUME: Uuid = Uuid::from_u128(0x1111_2222_3333_4444_8555_6666_7777_8888);
 const DATA: u64 = 1 << 20;

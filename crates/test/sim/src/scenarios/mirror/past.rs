@@ -4,7 +4,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use layers::mirror::Mirror;
+use mirror::Mirror;
 
 use super::{BYTES, Bench, Client, Image, Node};
 

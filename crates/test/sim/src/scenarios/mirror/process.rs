@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::testing::register::Loss;
-use layers::mirror::Mistake;
+use mirror::Mistake;
 use peer::NodeId;
 use rt::Core;
 use rt::sim::World;

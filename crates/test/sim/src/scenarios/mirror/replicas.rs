@@ -5,9 +5,9 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use layers::mirror::Mirror;
-use layers::mirror::member::Why;
-use layers::mirror::record::{BadChange, Put, Record, Records};
+use mirror::Mirror;
+use mirror::member::Why;
+use mirror::record::{BadChange, Put, Record, Records};
 use peer::NodeId;
 use uuid::Uuid;
 

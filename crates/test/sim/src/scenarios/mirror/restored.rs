@@ -6,10 +6,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::Epoch;
-use layers::mirror::log::read_superblock;
-use layers::mirror::record::{Record, Replica};
-use layers::mirror::recovery::{self, Adopted};
-use layers::mirror::{Mirror, Mistake};
+use intent_log::read_superblock;
+use mirror::record::{Record, Replica};
+use mirror::recovery::{self, Adopted};
+use mirror::{Mirror, Mistake};
 use peer::NodeId;
 use rt::sim::World;
 use uuid::Uuid;
@@ -226,7 +226,7 @@ async fn adopted(node: &Rc<Node>) -> Option<Adopted> {
     let look = node.host.run(move |core| async move {
         let file = open(&core, image).await.ok()?;
         let area = file.log_area().await.ok()?;
-        read_superblock(&area).await.ok()?.ok()
+        read_superblock(&*area).await.ok()?.ok()
     });
     let found = tokio::time::timeout(BEGIN, look.join()).await.ok().flatten().flatten();
     node.host.kill();

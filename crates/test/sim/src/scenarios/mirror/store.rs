@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use block::Epoch;
-use layers::mirror::record::{Put, Record, Records, Unreachable};
+use mirror::record::{Put, Record, Records, Unreachable};
 use peer::NodeId;
 use rt::sim::{Rng, World};
 use tokio::sync::Notify;

@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
-use layers::mirror::Mirror;
-use layers::mirror::member::Why;
+use mirror::Mirror;
+use mirror::member::Why;
 use peer::{Endpoint, Identity, Line, NodeId, PeerAddresses, Secret, receive_greetings};
 use rt::Core;
 use rt::sim::{Host, Rng, World};

@@ -9,7 +9,7 @@ use block::testing::register::{Checker, Initially, Loss, Outcome};
 use block::testing::workload::Workload;
 use block::{Blocks, Dev, Lba, Op};
 use futures_util::future::{join_all, try_join_all};
-use layers::pool::{Mistake, NewPoolVolume, OpenPool, Pool, PoolSeat};
+use pool::{Mistake, NewPoolVolume, OpenPool, Pool, PoolSeat};
 use rt::Core;
 use rt::sim::World;
 use uuid::Uuid;

@@ -1,8 +1,8 @@
 //! Pools of disks.
 
-use super::*;
 use api::Rebuild;
 
+use super::*;
 use crate::control::pools::PoolObserved;
 use crate::engine::{BackingError, LostRange};
 
@@ -15,7 +15,7 @@ fn pool(change: impl FnOnce(&mut PoolFacts)) -> Facts {
 
 fn range(facts: &Facts) -> LostRange {
     let volume = facts.volumes[0].0.record.id;
-    LostRange { volume, start: layers::file::LABEL_AREA_BYTES + 4096, bytes: 8192 }
+    LostRange { volume, start: disk::LABEL_AREA_BYTES + 4096, bytes: 8192 }
 }
 
 /// With a pool in which nothing is free.

@@ -1,0 +1,28 @@
+//! Memory that is held as long as something is open.
+
+use std::time::Duration;
+
+use rt::buf::{Account, Class, Credit};
+
+use crate::Error;
+
+/// How long the core's memory may be held by what is just closing.
+const MEMORY_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Memory that is held as long as a pool is open.
+///
+/// # Errors
+/// [`Error::NoSpace`] if the core has no more of it.
+pub async fn fixed_credit(account: &Account, bytes: usize) -> Result<Credit, Error> {
+    let credit = tokio::time::timeout(MEMORY_PATIENCE, account.credit(bytes, Class::Fixed)).await;
+    if let Ok(Ok(credit)) = credit {
+        return Ok(credit);
+    }
+    let free = account.pool().usage().free;
+    tracing::error!(
+        wanted = bytes,
+        free,
+        "the core has too little memory for a pool of disks: raise cores.pool"
+    );
+    Err(Error::NoSpace)
+}

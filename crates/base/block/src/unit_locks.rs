@@ -1,0 +1,91 @@
+//! Locks on the units that are read, changed and written back.
+//!
+//! Two logical blocks in one unit of the disk may be written at the same time by callers that do not
+//! overlap; each would write the other's block back as it found it.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::task::{Poll, Waker};
+
+use rustc_hash::FxHashMap;
+
+/// Locks by number of the unit; those not held take no memory.
+#[derive(Debug, Default)]
+pub struct UnitLocks(RefCell<FxHashMap<u64, VecDeque<Waker>>>);
+
+/// A held lock.
+#[derive(Debug)]
+pub struct UnitLock<'a> {
+    locks: &'a UnitLocks,
+    unit: u64,
+}
+
+impl UnitLocks {
+    /// Waits for `unit`.
+    pub async fn lock(&self, unit: u64) -> UnitLock<'_> {
+        poll_fn(|cx| {
+            let mut held = self.0.borrow_mut();
+            match held.get_mut(&unit) {
+                Some(waiting) => {
+                    waiting.push_back(cx.waker().clone());
+                    Poll::Pending
+                }
+                None => {
+                    held.insert(unit, VecDeque::new());
+                    Poll::Ready(())
+                }
+            }
+        })
+        .await;
+        UnitLock { locks: self, unit }
+    }
+}
+
+impl Drop for UnitLock<'_> {
+    fn drop(&mut self) {
+        let waiting = self.locks.0.borrow_mut().remove(&self.unit);
+        // Whoever is polled first takes it, the others wait again: one may have lost interest.
+        waiting.into_iter().flatten().for_each(Waker::wake);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use futures_util::future::join_all;
+    use tokio::task::yield_now;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn one_at_a_time_per_unit() {
+        let (locks, inside, most) =
+            (UnitLocks::default(), [Cell::new(0), Cell::new(0)], Cell::new(0));
+        let visit = async |unit: usize| {
+            let _lock = locks.lock(unit as u64).await;
+            inside[unit].set(inside[unit].get() + 1);
+            assert_eq!(inside[unit].get(), 1);
+            most.set(most.get().max(inside[0].get() + inside[1].get()));
+            yield_now().await;
+            inside[unit].set(inside[unit].get() - 1);
+        };
+        join_all((0..20).map(|i| visit(i % 2))).await;
+        assert_eq!(most.get(), 2, "units do not wait for each other");
+        assert!(locks.0.borrow().is_empty());
+    }
+
+    #[tokio::test]
+    async fn who_loses_interest_stops_nobody() {
+        let locks = UnitLocks::default();
+        let held = locks.lock(1).await;
+        let mut gone = Box::pin(locks.lock(1));
+        let mut next = Box::pin(locks.lock(1));
+        assert!(futures_util::poll!(&mut gone).is_pending());
+        assert!(futures_util::poll!(&mut next).is_pending());
+        drop(held);
+        drop(gone);
+        drop(next.await);
+    }
+}

@@ -1,0 +1,476 @@
+//! What a disk gives back that was not written is an error, and after any crash what it holds is none.
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use block::testing::faulty::{Effect, Faulty, Kind, Rule};
+use block::testing::register::{Checker, Initially, Loss};
+use block::testing::workload::Workload;
+use block::testing::{Client, Rng};
+use block::{Blocks, Class, Mem, MemOptions, Pool};
+use uuid::Uuid;
+
+use super::*;
+
+const UNITS: u32 = 12;
+const PLACE: Place = Place { at: 10, rows: 10, units: UNITS };
+const LIST_AT: u64 = 2;
+const WHOSE: Whose = Whose { pool: Uuid::from_u128(1), member: Uuid::from_u128(2 << 64), ring: 0 };
+
+fn memory() -> Pool {
+    Pool::new(16 << 20).unwrap()
+}
+
+fn mem(is_volatile: bool) -> Rc<Mem> {
+    let blocks = PLACE.at + u64::from(UNITS * PLACE.rows) + 3;
+    let options = MemOptions { volatile_cache: is_volatile, ..MemOptions::new(4096, blocks) };
+    Rc::new(Mem::new(options))
+}
+
+async fn over(below: Dev, pool: &Pool) -> Integrity {
+    let wrong = Arc::default();
+    Integrity::new(below, PLACE, (WHOSE, ""), LIST_AT, &pool.account(), wrong).await.unwrap()
+}
+
+fn ctx(pool: &Pool) -> Ctx {
+    Ctx::new(pool.account().try_credit(64 << 10, Class::Immediate).unwrap(), Epoch::default())
+}
+
+fn filled(byte: u8, rows: usize) -> Bufs {
+    (0..rows)
+        .map(|_| {
+            let mut page = BufMut::lone_page();
+            page.fill(byte);
+            page.freeze()
+        })
+        .collect()
+}
+
+async fn write(dev: &Dev, at: u64, data: Bufs, pool: &Pool) {
+    dev.submit(Op::Write { at: Lba(at), data, fua: false }, &ctx(pool)).await.unwrap();
+}
+
+async fn read(dev: &Dev, at: u64, blocks: u32, pool: &Pool) -> Result<Vec<u8>, Error> {
+    let read = dev.submit(Op::Read { at: Lba(at), blocks }, &ctx(pool)).await;
+    read.map(|data| data.to_vec())
+}
+
+fn run(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    tokio::task::LocalSet::new().block_on(&runtime, test);
+}
+
+#[test]
+fn what_was_not_written_is_an_error() {
+    run(async {
+        let (pool, mem) = (memory(), mem(false));
+        let raw = Dev::shared(Rc::clone(&mem));
+        let checked = Rc::new(over(raw.clone(), &pool).await);
+        let dev = Dev::shared(Rc::clone(&checked));
+        let unit = |n: u64| PLACE.at + n * 10;
+        assert_eq!(
+            read(&dev, unit(0), 8, &pool).await,
+            Ok(vec![0; 8 * 4096]),
+            "zeroes from the start"
+        );
+        write(&dev, unit(0), filled(1, 8), &pool).await;
+        write(&dev, unit(1) + 2, filled(2, 3), &pool).await;
+        assert_eq!(read(&dev, unit(0), 8, &pool).await, Ok(vec![1; 8 * 4096]));
+        // Rot, a write that went elsewhere, and one that never happened.
+        write(&raw, unit(0) + 3, filled(9, 1), &pool).await;
+        assert_eq!(
+            read(&dev, unit(0), 8, &pool).await,
+            Err(Error::Corrupt { at: Lba(unit(0) + 3) })
+        );
+        write(&raw, unit(1) + 1, filled(2, 1), &pool).await;
+        assert_eq!(
+            read(&dev, unit(1) + 1, 1, &pool).await,
+            Err(Error::Corrupt { at: Lba(unit(1) + 1) })
+        );
+        assert_eq!(read(&dev, unit(1) + 2, 3, &pool).await, Ok(vec![2; 3 * 4096]));
+        assert_eq!(checked.wrong.load(Ordering::Relaxed), 2);
+        // Written again it is right, now and later.
+        write(&dev, unit(0) + 3, filled(4, 1), &pool).await;
+        assert_eq!(read(&dev, unit(0) + 3, 1, &pool).await, Ok(vec![4; 4096]));
+        checked.release_idle().await.unwrap();
+        let dev = Dev::new(over(raw.clone(), &pool).await);
+        assert_eq!(read(&dev, unit(0) + 3, 1, &pool).await, Ok(vec![4; 4096]));
+        assert_eq!(
+            read(&dev, unit(1) + 1, 1, &pool).await,
+            Err(Error::Corrupt { at: Lba(unit(1) + 1) })
+        );
+        // Elsewhere nothing is looked at, and where sums lie nobody has anything to do.
+        write(&dev, 0, filled(7, 2), &pool).await;
+        write(&raw, 1, filled(8, 1), &pool).await;
+        assert_eq!(read(&dev, 1, 1, &pool).await, Ok(vec![8; 4096]));
+        assert_eq!(read(&dev, unit(0) + 8, 1, &pool).await, Err(Error::OutOfRange));
+    });
+}
+
+#[test]
+fn zeroes_are_written_as_such() {
+    run(async {
+        let (pool, mem) = (memory(), mem(false));
+        let dev = Dev::new(over(Dev::shared(Rc::clone(&mem)), &pool).await);
+        let at = PLACE.at + 10;
+        write(&dev, at, filled(1, 8), &pool).await;
+        dev.submit(Op::Zero { at: Lba(at + 1), blocks: 2, unmap: false, fua: true }, &ctx(&pool))
+            .await
+            .unwrap();
+        dev.submit(Op::Unmap { at: Lba(at + 5), blocks: 1 }, &ctx(&pool)).await.unwrap();
+        let found = read(&dev, at, 8, &pool).await.unwrap();
+        let expected: Vec<u8> =
+            [1, 0, 0, 1, 1, 0, 1, 1].into_iter().flat_map(|b| vec![b; 4096]).collect();
+        assert!(found == expected);
+    });
+}
+
+/// Nobody knows of it whether it is right, and least of all where a disk gives zeroes back for what it has lost.
+#[test]
+fn what_cannot_be_read_while_sums_are_made_is_not_believed_later() {
+    run(async {
+        let (pool, mem) = (memory(), mem(false));
+        let raw = Dev::shared(Rc::clone(&mem));
+        write(&Dev::new(over(raw.clone(), &pool).await), PLACE.at, filled(1, 8), &pool).await;
+        // Power fails; a row cannot be read then, and is zeroes afterwards.
+        let lost = Lba(PLACE.at + 3);
+        let (bad, faults) = Faulty::wrap(raw.clone(), 1);
+        let fails = Rule::new(Effect::Fail(Error::Unreadable { at: lost })).on(&[Kind::Read]);
+        faults.add(fails.within(Blocks::new(lost, 1)));
+        let checked = Rc::new(over(bad, &pool).await);
+        faults.clear();
+        let dev = Dev::shared(Rc::clone(&checked));
+        for byte in [0, 1] {
+            write(&raw, lost.0, filled(byte, 1), &pool).await;
+            assert_eq!(read(&dev, PLACE.at, 8, &pool).await, Err(Error::Unreadable { at: lost }));
+        }
+        assert_eq!(checked.wrong.load(Ordering::Relaxed), 0, "it did not lie");
+        write(&dev, lost.0, filled(2, 1), &pool).await;
+        assert_eq!(read(&dev, lost.0, 1, &pool).await, Ok(vec![2; 4096]));
+    });
+}
+
+/// Power fails long after something was written: what has become of it by then is found out.
+#[test]
+fn what_nobody_writes_any_more_is_not_believed_after_a_crash() {
+    run(async {
+        let (pool, mem) = (memory(), mem(true));
+        let raw = Dev::shared(Rc::clone(&mem));
+        let checked = Rc::new(over(raw.clone(), &pool).await);
+        let dev = Dev::shared(Rc::clone(&checked));
+        let (quiet, busy) = (PLACE.at, PLACE.at + 10);
+        write(&dev, quiet, filled(1, 8), &pool).await;
+        for byte in 1..4 {
+            write(&dev, busy, filled(byte, 8), &pool).await;
+            checked.settle_quiet().await.unwrap();
+        }
+        assert_eq!(checked.listed.get(), 1, "the one that is being written");
+        raw.submit(Op::Flush, &ctx(&pool)).await.unwrap();
+        drop(dev);
+        for at in [quiet, busy] {
+            write(&raw, at, filled(9, 1), &pool).await;
+        }
+        let dev = Dev::new(over(raw, &pool).await);
+        assert_eq!(read(&dev, quiet, 8, &pool).await, Err(Error::Corrupt { at: Lba(quiet) }));
+        assert!(read(&dev, busy, 8, &pool).await.is_ok(), "nobody knows that it should be 3");
+    });
+}
+
+#[test]
+fn sums_that_are_lost_make_nothing_right() {
+    run(async {
+        let (pool, mem) = (memory(), mem(false));
+        let raw = Dev::shared(Rc::clone(&mem));
+        let checked = Rc::new(over(raw.clone(), &pool).await);
+        let dev = Dev::shared(Rc::clone(&checked));
+        let (one, both) = (PLACE.at, PLACE.at + 10);
+        for at in [one, both] {
+            write(&dev, at, filled(1, 8), &pool).await;
+        }
+        checked.release_idle().await.unwrap();
+        drop(dev);
+        // One copy cannot be told from zeroes any more, of the other area both are something else.
+        write(&raw, one + 8, filled(0, 1), &pool).await;
+        write(&raw, both + 8, filled(3, 2), &pool).await;
+        let dev = Dev::new(over(raw.clone(), &pool).await);
+        assert_eq!(read(&dev, one, 8, &pool).await, Ok(vec![1; 8 * 4096]));
+        let at = Lba(both);
+        assert_eq!(read(&dev, both, 8, &pool).await, Err(Error::Unreadable { at }));
+        // What is written is known.
+        write(&dev, both, filled(2, 1), &pool).await;
+        assert_eq!(read(&dev, both, 1, &pool).await, Ok(vec![2; 4096]));
+        let at = Lba(both + 1);
+        assert_eq!(read(&dev, both, 8, &pool).await, Err(Error::Unreadable { at }));
+    });
+}
+
+/// A read that goes elsewhere once, or fails in one of two blocks, costs nothing.
+#[test]
+fn sums_are_read_once_more() {
+    run(async {
+        let (pool, mem) = (memory(), mem(false));
+        let raw = Dev::shared(Rc::clone(&mem));
+        let checked = Rc::new(over(raw.clone(), &pool).await);
+        write(&Dev::shared(Rc::clone(&checked)), PLACE.at, filled(1, 8), &pool).await;
+        checked.release_idle().await.unwrap();
+        let sums = |n: u64| Blocks::new(Lba(PLACE.at + 8 + n), 1);
+        let lost = Error::Unreadable { at: sums(1).at };
+        for rule in [
+            Rule::new(Effect::Misdirect(3)).within(sums(0)).times(1),
+            Rule::new(Effect::Fail(lost)).within(sums(0)),
+            Rule::new(Effect::Fail(lost)).within(sums(1)),
+        ] {
+            let (bad, faults) = Faulty::wrap(raw.clone(), 1);
+            let dev = Dev::new(over(bad, &pool).await);
+            faults.add(rule.on(&[Kind::Read]));
+            assert!(read(&dev, PLACE.at, 8, &pool).await == Ok(vec![1; 8 * 4096]));
+            assert!(faults.struck() > 0);
+        }
+    });
+}
+
+/// A disk that gives nothing back for a moment costs no sums: who reads comes again, who writes waits.
+#[test]
+fn sums_that_cannot_be_read_for_a_moment_are_not_lost() {
+    run(async {
+        let (pool, mem) = (memory(), mem(false));
+        let raw = Dev::shared(Rc::clone(&mem));
+        let checked = Rc::new(over(raw.clone(), &pool).await);
+        write(&Dev::shared(Rc::clone(&checked)), PLACE.at, filled(1, 8), &pool).await;
+        checked.release_idle().await.unwrap();
+        let sums = Blocks::new(Lba(PLACE.at + 8), 2);
+        let fails = || Rule::new(Effect::Fail(Error::Unreadable { at: sums.at })).within(sums);
+        let (bad, faults) = Faulty::wrap(raw.clone(), 1);
+        let dev = Dev::new(over(bad, &pool).await);
+        faults.add(fails().on(&[Kind::Read]));
+        let at = Lba(PLACE.at);
+        assert_eq!(read(&dev, at.0, 8, &pool).await, Err(Error::Unreadable { at }));
+        faults.clear();
+        faults.add(fails().on(&[Kind::Read]).times(6));
+        write(&dev, PLACE.at, filled(2, 1), &pool).await;
+        assert_eq!(read(&dev, PLACE.at + 1, 7, &pool).await, Ok(vec![1; 7 * 4096]));
+        drop(dev);
+        // It goes on for long.
+        let (bad, faults) = Faulty::wrap(raw.clone(), 1);
+        let dev = Dev::new(over(bad, &pool).await);
+        faults.add(fails().on(&[Kind::Read]));
+        write(&dev, PLACE.at, filled(3, 1), &pool).await;
+        assert_eq!(read(&dev, PLACE.at, 1, &pool).await, Ok(vec![3; 4096]));
+        let at = Lba(PLACE.at + 1);
+        assert_eq!(read(&dev, at.0, 7, &pool).await, Err(Error::Unreadable { at }));
+    });
+}
+
+/// Who waits for room on a list that cannot be written any more is told so.
+#[test]
+fn a_list_that_cannot_be_written_keeps_nobody_waiting() {
+    run(async {
+        let (pool, mem) = (memory(), mem(false));
+        let (below, faults) = Faulty::wrap(Dev::shared(Rc::clone(&mem)), 1);
+        let checked = Rc::new(over(below, &pool).await.holding(2));
+        let dev = Dev::shared(Rc::clone(&checked));
+        let lists = Blocks::new(Lba(LIST_AT), stored::LIST_BLOCKS);
+        let failure = Error::Unwritable { at: Lba(LIST_AT) };
+        faults.add(Rule::new(Effect::Fail(failure)).on(&[Kind::Write]).within(lists));
+        let writes = (0..6).map(|n| {
+            let (dev, context) = (dev.clone(), ctx(&pool));
+            async move {
+                let op = Op::Write { at: Lba(PLACE.at + n * 10), data: filled(1, 1), fua: false };
+                dev.submit(op, &context).await
+            }
+        });
+        let ended = tokio::time::timeout(Duration::from_secs(60), join_all(writes)).await;
+        assert!(ended.unwrap().iter().all(Result::is_err));
+        let released = tokio::time::timeout(Duration::from_secs(60), checked.release(PLACE.at));
+        assert!(released.await.unwrap().is_err());
+    });
+}
+
+/// One block of the list cannot be read, the other one says what was being written.
+#[test]
+fn a_block_of_the_list_may_be_lost() {
+    run(async {
+        for lost in 0..stored::LIST_BLOCKS {
+            let (pool, mem) = (memory(), mem(false));
+            let raw = Dev::shared(Rc::clone(&mem));
+            write(&Dev::new(over(raw.clone(), &pool).await), PLACE.at, filled(1, 8), &pool).await;
+            let at = Lba(LIST_AT + lost);
+            let (bad, faults) = Faulty::wrap(raw.clone(), 1);
+            let fails = Rule::new(Effect::Fail(Error::Unreadable { at }));
+            faults.add(fails.on(&[Kind::Read]).within(Blocks::new(at, 1)));
+            let dev = Dev::new(over(bad, &pool).await);
+            assert!(read(&dev, PLACE.at, 8, &pool).await == Ok(vec![1; 8 * 4096]));
+        }
+    });
+}
+
+/// After a crash the list says what is to be made anew, whatever the sums are.
+#[test]
+fn what_is_on_the_list_is_made_anew() {
+    run(async {
+        let (pool, mem) = (memory(), mem(false));
+        let raw = Dev::shared(Rc::clone(&mem));
+        let dev = Dev::new(over(raw.clone(), &pool).await);
+        write(&dev, PLACE.at, filled(1, 8), &pool).await;
+        drop(dev);
+        write(&raw, PLACE.at + 8, filled(3, 2), &pool).await;
+        let dev = Dev::new(over(raw.clone(), &pool).await);
+        assert_eq!(read(&dev, PLACE.at, 8, &pool).await, Ok(vec![1; 8 * 4096]));
+        write(&raw, PLACE.at, filled(3, 1), &pool).await;
+        let at = Lba(PLACE.at);
+        assert_eq!(read(&dev, PLACE.at, 8, &pool).await, Err(Error::Corrupt { at }));
+    });
+}
+
+#[test]
+fn a_unit_goes_from_one_core_to_another() {
+    run(async {
+        let (pool, mem) = (memory(), mem(false));
+        let raw = Dev::shared(Rc::clone(&mem));
+        let other = Whose { ring: 1, ..WHOSE };
+        let one = Rc::new(over(raw.clone(), &pool).await);
+        let two = Integrity::new(
+            raw.clone(),
+            PLACE,
+            (other, ""),
+            LIST_AT + stored::LIST_BLOCKS,
+            &pool.account(),
+            Arc::default(),
+        )
+        .await;
+        let two = Rc::new(two.unwrap());
+        let devs = [Dev::shared(Rc::clone(&one)), Dev::shared(Rc::clone(&two))];
+        write(&devs[0], PLACE.at, filled(1, 8), &pool).await;
+        for turn in 0u8..4 {
+            let (from, to) = if turn % 2 == 0 { (&one, 1) } else { (&two, 0) };
+            // Sums that were read too early are not believed later.
+            let _ = read(&devs[to], PLACE.at, 8, &pool).await;
+            from.release(PLACE.at).await.unwrap();
+            [&one, &two][to].forget(PLACE.at);
+            assert_eq!(read(&devs[to], PLACE.at, 8, &pool).await.map(|b| b[0]), Ok(turn + 1));
+            write(&devs[to], PLACE.at, filled(turn + 2, 8), &pool).await;
+        }
+    });
+}
+
+#[test]
+fn a_read_beside_a_write_counts_as_no_fault() {
+    run(async {
+        let (pool, mem) = (memory(), mem(false));
+        let slow = Rule::new(Effect::Delay(Duration::from_millis(9), Duration::from_millis(10)));
+        let (below, faults) = Faulty::wrap(Dev::shared(Rc::clone(&mem)), 1);
+        let checked = Rc::new(over(below, &pool).await);
+        let dev = Dev::shared(Rc::clone(&checked));
+        write(&dev, PLACE.at, filled(1, 8), &pool).await;
+        let soon = Rule::new(Effect::Delay(Duration::from_millis(1), Duration::from_millis(2)));
+        faults.add(slow.on(&[Kind::Write]));
+        faults.add(soon.on(&[Kind::Read]));
+        let context = ctx(&pool);
+        let mut read = dev.start(Op::Read { at: Lba(PLACE.at), blocks: 8 }, &context).unwrap();
+        read.forsake();
+        join(read, write(&dev, PLACE.at, filled(2, 8), &pool)).await.0.unwrap_err();
+        assert_eq!(checked.wrong.load(Ordering::Relaxed), 0);
+        assert_eq!(self::read(&dev, PLACE.at, 8, &pool).await, Ok(vec![2; 8 * 4096]));
+    });
+}
+
+/// The rows that are checked, without the sums between them.
+struct Dense(Dev);
+
+impl Layer for Dense {
+    fn name(&self) -> &'static str {
+        "dense"
+    }
+
+    fn info(&self) -> Info {
+        Info { blocks: u64::from(UNITS * PLACE.summed()), ..self.0.info() }
+    }
+
+    async fn submit(&self, op: Op, ctx: Ctx) -> Result<Bufs, Error> {
+        let Some(range) = op.range(4096) else { return self.0.submit(op, &ctx).await };
+        let place = |n: u64| Lba(PLACE.at + n / 8 * 10 + n % 8);
+        let mut all = Bufs::new();
+        for (n, block) in (range.at.0..).take(range.count as usize).enumerate() {
+            let at = place(block);
+            let op = match &op {
+                Op::Read { .. } => Op::Read { at, blocks: 1 },
+                Op::Write { data, fua, .. } => {
+                    Op::Write { at, data: data.slice(n * 4096..(n + 1) * 4096), fua: *fua }
+                }
+                Op::Zero { unmap, fua, .. } => Op::Zero { at, blocks: 1, unmap: *unmap, fua: *fua },
+                Op::Unmap { .. } => Op::Unmap { at, blocks: 1 },
+                Op::Map { .. } | Op::Flush => return self.0.submit(op, &ctx).await,
+            };
+            all.append(self.0.submit(op, &ctx).await?);
+        }
+        Ok(all)
+    }
+}
+
+/// Power fails again and again while it is written.
+async fn ordeal(seed: u64, mistake: Mistake) -> Result<(), String> {
+    let mut rng = Rng::new(seed);
+    let (is_volatile, pool) = (rng.one_in(2), memory());
+    let mem = mem(is_volatile);
+    let checker = Checker::new(1, 4096, Initially::Zeroes);
+    let checker = RefCell::new(if is_volatile { checker } else { checker.write_through() });
+    for n in 0..6 {
+        let (below, faults) = Faulty::wrap(Dev::shared(Rc::clone(&mem)), rng.u64());
+        faults.add(Rule::new(Effect::Delay(
+            Duration::ZERO,
+            Duration::from_micros(rng.within(1, 900)),
+        )));
+        let checked = over(below, &pool).await.holding(rng.within(2, 6) as usize).mistaken(mistake);
+        let dev = Dev::new(Dense(Dev::new(checked)));
+        let span = Blocks::new(Lba(rng.below(9)), 70);
+        let client = Client::new(&dev, &pool);
+        let workload = Workload::new(client, span, rng.within(1, 9) as usize, rng.u64());
+        let checked = async {
+            workload.audit(&checker).await?;
+            workload.run_until_crash(&checker, rng.within(1, 80) as usize).await
+        };
+        checked.await.map_err(|v| format!("seed {seed}, round {n}: {v}"))?;
+        let errors = workload.take_errors();
+        if !errors.is_empty() {
+            return Err(format!("seed {seed}, round {n}: {errors:?}"));
+        }
+        drop((workload, dev));
+        mem.cut_power(|fates| rng.below(fates as u64) as usize);
+        checker.borrow_mut().crash(Loss::Unflushed);
+    }
+    Ok(())
+}
+
+fn ordeals(seeds: Range<u64>, mistake: Mistake) -> Result<(), String> {
+    let permit = block::crash::permit();
+    let outcome = seeds.into_iter().try_for_each(|seed| {
+        let mut outcome = Ok(());
+        run(async { outcome = ordeal(seed, mistake).await });
+        outcome
+    });
+    drop(permit);
+    outcome
+}
+
+/// Those that `CHECKSUM_SEEDS` names, as `FROM..TO` or as so many, or the first few.
+fn seeds(few: u64) -> Range<u64> {
+    let wanted = std::env::var("CHECKSUM_SEEDS").unwrap_or_default();
+    let (from, to) = wanted.split_once("..").unwrap_or(("0", &wanted));
+    from.parse().unwrap_or(0)..to.parse().unwrap_or(few)
+}
+
+#[test]
+fn what_a_crash_leaves_is_no_fault() {
+    ordeals(seeds(300), Mistake::None).unwrap();
+}
+
+#[test]
+fn mistakes_are_found() {
+    for mistake in [Mistake::SkipsList, Mistake::Unflushed, Mistake::LeavesBusy] {
+        assert!(ordeals(0..300, mistake).is_err(), "{mistake:?}");
+    }
+}

@@ -1,0 +1,11 @@
+//! Tests of the crates `disk` and `image`: one program, as each would be linked with all that it tests.
+#![allow(clippy::unwrap_used, missing_docs, reason = "a test fails where it unwraps nothing")]
+
+mod common;
+mod conformance;
+mod faults;
+mod life;
+mod on_dev;
+mod raw;
+mod real;
+mod refusals;

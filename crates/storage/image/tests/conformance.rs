@@ -1,0 +1,387 @@
+//! Flat images pass the suite of every layer: real files, and simulated disks of every geometry
+//! that lose power.
+
+use std::cell::{Cell, RefCell};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use block::testing::conformance::{self, MIN_BYTES, Subject};
+use block::testing::faulty::Kind;
+use block::{Dev, Error, Layer, Pool};
+use disk::{Provisioning, Reason};
+use image::{Create, File};
+use rt::disk::{DiskKind, OpenOptions};
+use rt::sim::{DiskControl, DiskSetup, Host, HostSetup};
+use rt::{Core, DiskEngine};
+
+use crate::common::system::{Loop, Mount, program, text};
+use crate::common::{Dir, core_of, existing, mishap, on_core, succeed, thin};
+
+/// Images in real files.
+struct RealFiles {
+    core: Core,
+    dir: Dir,
+    how: Create,
+    made: Cell<u32>,
+    last: RefCell<Option<Rc<File>>>,
+}
+
+impl RealFiles {
+    fn path(&self) -> PathBuf {
+        self.dir.file(&format!("image-{}", self.made.get()))
+    }
+
+    fn last(&self) -> Rc<File> {
+        self.last.borrow().clone().unwrap()
+    }
+}
+
+impl Subject for RealFiles {
+    fn pool(&self) -> Pool {
+        self.core.pool().clone()
+    }
+
+    async fn fresh(&self) -> Dev {
+        self.last.take();
+        if self.made.get() > 0 {
+            std::fs::remove_file(self.path()).unwrap();
+        }
+        self.made.set(self.made.get() + 1);
+        let file = Rc::new(File::create(&self.core, &self.path(), &self.how).await.unwrap());
+        self.last.replace(Some(Rc::clone(&file)));
+        Dev::shared(file)
+    }
+
+    async fn grow(&self) -> bool {
+        let file = self.last();
+        let bytes = file.label().data_bytes + 3 * MIN_BYTES + 4096;
+        file.grow(bytes).await.unwrap();
+        true
+    }
+
+    async fn space_used(&self) -> Option<u64> {
+        Some(self.last().allocated().await.unwrap())
+    }
+
+    async fn cut_power(&self, _seed: u64) -> Option<Dev> {
+        None
+    }
+
+    async fn fail_next(&self, _kind: Kind, _error: Error) -> bool {
+        false
+    }
+}
+
+fn real_files_conform(dir: fn() -> Dir, engine: DiskEngine, how: Create) {
+    on_core(engine, move |core| async move {
+        let subject =
+            RealFiles { core, dir: dir(), how, made: Cell::new(0), last: RefCell::default() };
+        conformance::check(&subject, 1).await;
+    });
+}
+
+#[test]
+fn files_on_disk() {
+    real_files_conform(Dir::on_disk, DiskEngine::Auto, thin(MIN_BYTES));
+}
+
+#[test]
+fn files_on_disk_with_large_blocks_and_all_their_space() {
+    let how = Create { block_size: 4096, provisioning: Provisioning::Full, ..thin(MIN_BYTES) };
+    real_files_conform(Dir::on_disk, DiskEngine::Auto, how);
+}
+
+#[test]
+fn files_on_disk_without_io_uring() {
+    real_files_conform(Dir::on_disk, DiskEngine::Pool, thin(MIN_BYTES));
+}
+
+#[test]
+fn files_on_disk_through_the_page_cache() {
+    let how = Create { buffered: true, ..thin(MIN_BYTES) };
+    real_files_conform(Dir::on_disk, DiskEngine::Auto, how);
+}
+
+#[test]
+fn files_in_memory() {
+    real_files_conform(Dir::in_memory, DiskEngine::Auto, thin(MIN_BYTES));
+}
+
+/// A file system on a disk of 4-KiB sectors: direct I/O takes nothing smaller.
+fn real_files_conform_on_large_sectors(mkfs: &'static [&'static str], how: Create) {
+    let memory = Dir::in_memory();
+    let backing = memory.file("backing");
+    std::fs::File::create(&backing).unwrap().set_len(512 << 20).unwrap();
+    let Some(device) = Loop::new(&backing, &["--sector-size", "4096"]) else {
+        println!("skipped: no right to make a loop device");
+        return;
+    };
+    let made = program(mkfs[0], &[&mkfs[1..], &[text(device.path())]].concat());
+    let mounted = made.and_then(|_| Mount::new(&[text(device.path())]));
+    let Some(mount) = mounted else {
+        println!("skipped: {} is not installed, or no right to mount", mkfs[0]);
+        return;
+    };
+    let at = mount.file("");
+    on_core(DiskEngine::Auto, move |core| async move {
+        let dir = Dir::new(at);
+        let disk = core.open_disk(&dir.file("probe"), OpenOptions::new().create(8192)).await;
+        assert_eq!(disk.unwrap().info().logical_block, 4096);
+        let subject = RealFiles { core, dir, how, made: Cell::new(0), last: RefCell::default() };
+        conformance::check(&subject, 2).await;
+    });
+}
+
+#[test]
+fn small_blocks_on_ext4_on_large_sectors() {
+    real_files_conform_on_large_sectors(&["mkfs.ext4", "-q", "-b", "4096"], thin(MIN_BYTES));
+}
+
+#[test]
+fn small_blocks_on_xfs_on_large_sectors() {
+    let how = Create { provisioning: Provisioning::Full, ..thin(MIN_BYTES) };
+    real_files_conform_on_large_sectors(&["mkfs.xfs", "-q"], how);
+}
+
+/// Images on a real block device.
+struct RealDevice {
+    core: Core,
+    device: Loop,
+    backing: PathBuf,
+    how: Create,
+    last: RefCell<Option<Rc<File>>>,
+}
+
+impl RealDevice {
+    fn last(&self) -> Rc<File> {
+        self.last.borrow().clone().unwrap()
+    }
+}
+
+impl Subject for RealDevice {
+    fn pool(&self) -> Pool {
+        self.core.pool().clone()
+    }
+
+    async fn fresh(&self) -> Dev {
+        self.last.take();
+        // What the device held before must not show.
+        let how = Create { force: true, ..self.how };
+        let file = Rc::new(File::create(&self.core, self.device.path(), &how).await.unwrap());
+        self.last.replace(Some(Rc::clone(&file)));
+        Dev::shared(file)
+    }
+
+    async fn grow(&self) -> bool {
+        let file = self.last();
+        let bytes = file.label().data_bytes + MIN_BYTES + 4096;
+        let refused = file.grow(bytes).await.unwrap_err();
+        assert!(matches!(refused.reason, Reason::TooSmall { .. }), "{refused}");
+        let backing = std::fs::File::options().write(true).open(&self.backing).unwrap();
+        backing.set_len(bytes + (1 << 20)).unwrap();
+        self.device.resized();
+        file.grow(bytes).await.unwrap();
+        true
+    }
+
+    /// What the device gives back is missing in the file below it.
+    async fn space_used(&self) -> Option<u64> {
+        let blocks = std::fs::metadata(&self.backing).unwrap().blocks();
+        let gives_back = self.last().info().unmap_granularity_blocks > 0;
+        gives_back.then_some(blocks * 512)
+    }
+
+    async fn cut_power(&self, _seed: u64) -> Option<Dev> {
+        None
+    }
+
+    async fn fail_next(&self, _kind: Kind, _error: Error) -> bool {
+        false
+    }
+}
+
+/// A device of so large sectors over `backing`. Whether it can free space is as expected.
+fn real_devices_conform(
+    backing: PathBuf,
+    sector: u32,
+    engine: DiskEngine,
+    block_size: u32,
+    frees: bool,
+) {
+    std::fs::File::create(&backing).unwrap().set_len(MIN_BYTES + (1 << 20)).unwrap();
+    let Some(device) = Loop::new(&backing, &["--sector-size", &sector.to_string()]) else {
+        println!("skipped: no right to make a loop device");
+        return;
+    };
+    let how = Create { block_size, ..thin(MIN_BYTES) };
+    on_core(engine, move |core| async move {
+        let last = RefCell::default();
+        let subject = RealDevice { core, device, backing, how, last };
+        subject.fresh().await;
+        let file = subject.last();
+        assert_eq!(file.info().unmap_granularity_blocks > 0, frees);
+        assert_eq!(file.info().physical_block_size, sector.max(block_size));
+        drop(file);
+        conformance::check(&subject, 3).await;
+    });
+}
+
+#[test]
+fn block_devices_of_every_geometry() {
+    let memory = Dir::in_memory();
+    for (sector, block_size) in [(512, 512), (512, 4096), (4096, 512), (4096, 4096)] {
+        let backing = memory.file(&format!("{sector}-{block_size}"));
+        real_devices_conform(backing, sector, DiskEngine::Auto, block_size, true);
+    }
+    let backing = memory.file("pool");
+    real_devices_conform(backing, 4096, DiskEngine::Pool, 512, true);
+}
+
+#[test]
+fn block_devices_that_free_nothing() {
+    // ramfs can punch no holes, and neither can a device over it.
+    let Some(mount) = Mount::new(&["-t", "ramfs", "test"]) else {
+        println!("skipped: no right to mount a file system");
+        return;
+    };
+    real_devices_conform(mount.file("backing"), 512, DiskEngine::Auto, 512, false);
+}
+
+/// Images on simulated disks.
+struct SimDisks {
+    host: Host,
+    disk: DiskSetup,
+    how: Create,
+    core: RefCell<Core>,
+    made: Cell<u32>,
+    last: RefCell<Option<Rc<File>>>,
+}
+
+impl SimDisks {
+    async fn new(host: Host, disk: DiskSetup, how: Create) -> Self {
+        let core = RefCell::new(core_of(&host).await);
+        Self { host, disk, how, core, made: Cell::new(0), last: RefCell::default() }
+    }
+
+    fn path(&self) -> PathBuf {
+        format!("/disk-{}", self.made.get()).into()
+    }
+
+    fn control(&self) -> DiskControl {
+        self.host.disk(self.path()).unwrap()
+    }
+
+    fn serve(&self, file: File) -> Dev {
+        let file = Rc::new(file);
+        self.last.replace(Some(Rc::clone(&file)));
+        Dev::shared(file)
+    }
+}
+
+impl Subject for SimDisks {
+    fn pool(&self) -> Pool {
+        self.core.borrow().pool().clone()
+    }
+
+    async fn fresh(&self) -> Dev {
+        self.last.take();
+        self.made.set(self.made.get() + 1);
+        if self.disk.kind == DiskKind::BlockDevice {
+            self.host.add_disk(self.path(), self.disk.clone());
+        }
+        let core = self.core.borrow().clone();
+        self.serve(File::create(&core, &self.path(), &self.how).await.unwrap())
+    }
+
+    async fn grow(&self) -> bool {
+        let file = self.last.borrow().clone().unwrap();
+        let bytes = file.label().data_bytes + MIN_BYTES + 4096;
+        if self.disk.kind == DiskKind::BlockDevice {
+            assert!(file.grow(bytes).await.is_err(), "the device is full");
+            self.control().resize(self.disk.bytes + MIN_BYTES + 4096);
+        }
+        file.grow(bytes).await.unwrap();
+        true
+    }
+
+    async fn space_used(&self) -> Option<u64> {
+        (self.disk.kind == DiskKind::File).then(|| self.control().allocated())
+    }
+
+    async fn cut_power(&self, _seed: u64) -> Option<Dev> {
+        self.host.power_cut();
+        self.last.take();
+        let core = core_of(&self.host).await;
+        self.core.replace(core.clone());
+        Some(self.serve(File::open(&core, &self.path(), &existing()).await.unwrap()))
+    }
+
+    async fn fail_next(&self, kind: Kind, error: Error) -> bool {
+        let mishap = mishap(kind, error);
+        mishap.map(|mishap| self.control().next_mishap(mishap)).is_some()
+    }
+}
+
+fn simulated_disks_conform(seed: u64, disk: DiskSetup, how: Create) {
+    succeed(seed, roomy(&disk), |_, host| async move {
+        conformance::check(&SimDisks::new(host, disk, how).await, seed).await;
+    });
+}
+
+fn roomy(disk: &DiskSetup) -> HostSetup {
+    let pool_bytes = conformance::MIN_POOL;
+    HostSetup { pool_bytes, files: disk.clone(), ..HostSetup::default() }
+}
+
+/// A device with room for the smallest volume.
+fn device() -> DiskSetup {
+    DiskSetup::device(MIN_BYTES + (1 << 20))
+}
+
+#[test]
+fn simulated_disks_of_every_geometry() {
+    let geometries = [(512, 512, 512), (512, 512, 4096), (512, 4096, 4096)];
+    let large = [(4096, 512, 4096), (4096, 4096, 4096)];
+    for (block_size, logical, physical) in geometries.into_iter().chain(large) {
+        let how = Create { block_size, ..thin(MIN_BYTES) };
+        for disk in [DiskSetup::file(0), device()] {
+            simulated_disks_conform(1, disk.blocks(logical, physical), how);
+        }
+    }
+}
+
+#[test]
+fn simulated_disks_that_can_do_less() {
+    for (can_punch, can_zero) in [(false, true), (true, false), (false, false)] {
+        for disk in [DiskSetup::file(0), device()] {
+            let disk = DiskSetup { can_punch, can_zero, ..disk };
+            simulated_disks_conform(2, disk, thin(MIN_BYTES));
+        }
+    }
+    let full = Create { provisioning: Provisioning::Full, ..thin(MIN_BYTES) };
+    simulated_disks_conform(3, DiskSetup::file(0).blocks(4096, 4096), full);
+}
+
+#[test]
+fn power_cuts_with_many_seeds() {
+    for seed in 0..100 {
+        let disk = if seed % 2 == 0 { device() } else { DiskSetup::file(0) };
+        let disk = disk.blocks(if seed % 4 < 2 { 512 } else { 4096 }, 4096);
+        succeed(seed, roomy(&disk), |_, host| async move {
+            let subject = SimDisks::new(host, disk, thin(MIN_BYTES)).await;
+            conformance::power_cuts(&subject, seed).await;
+        });
+    }
+}
+
+#[test]
+fn the_whole_of_a_device_is_used_where_no_size_is_given() {
+    succeed(1, HostSetup::default(), |_, host| async move {
+        host.add_disk("/d", DiskSetup::device((9 << 20) + 512));
+        let core = core_of(&host).await;
+        let whole = Create { bytes: None, ..thin(0) };
+        let file = File::create(&core, Path::new("/d"), &whole).await.unwrap();
+        assert_eq!(file.label().data_bytes, (8 << 20) + 512);
+    });
+}

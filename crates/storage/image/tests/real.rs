@@ -1,0 +1,113 @@
+//! Images in real files: what the file system says of them.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use disk::{Foreign, Provisioning, Reason};
+use image::{Create, File, delete, inspect};
+use rt::DiskEngine;
+use rt::disk::OpenReason;
+
+use crate::common::{Dir, VOLUME, client, existing, on_core, thin};
+
+const MIB: u64 = 1 << 20;
+
+fn space(path: &PathBuf) -> u64 {
+    std::fs::metadata(path).unwrap().blocks() * 512
+}
+
+#[test]
+fn space_is_taken_given_back_and_kept() {
+    for dir in [Dir::on_disk, Dir::in_memory] {
+        on_core(DiskEngine::Auto, move |core| async move {
+            let dir = dir();
+            let path = dir.file("thin");
+            let file = Rc::new(File::create(&core, &path, &thin(64 * MIB)).await.unwrap());
+            assert!(space(&path) < MIB);
+            let c = client(&core, &file);
+            let data = vec![7; 1 << 20];
+            for i in 0..8 {
+                c.write(i * 2048, &data, false).await.unwrap();
+            }
+            c.flush().await.unwrap();
+            assert!(space(&path) >= 8 * MIB);
+            c.unmap(0, 6 * 2048).await.unwrap();
+            c.zero(6 * 2048, 2048, true).await.unwrap();
+            c.flush().await.unwrap();
+            assert!(space(&path) < 2 * MIB, "{}", space(&path));
+            assert_eq!(c.read(7 * 2048, 2048).await.unwrap().to_vec(), data);
+            file.grow(128 * MIB).await.unwrap();
+            assert_eq!(std::fs::metadata(&path).unwrap().len(), 129 * MIB);
+            drop((c, file));
+
+            let path = dir.file("full");
+            let how = Create { provisioning: Provisioning::Full, ..thin(16 * MIB) };
+            let file = Rc::new(File::create(&core, &path, &how).await.unwrap());
+            assert!(space(&path) >= 17 * MIB);
+            let c = client(&core, &file);
+            c.unmap(0, 32768).await.unwrap();
+            file.grow(20 * MIB).await.unwrap();
+            assert!(space(&path) >= 21 * MIB);
+            drop((c, file));
+            assert_eq!(std::fs::metadata(&path).unwrap().len(), 21 * MIB);
+        });
+    }
+}
+
+#[test]
+fn a_file_belongs_to_one_at_a_time_and_goes_when_deleted() {
+    on_core(DiskEngine::Auto, |core| async move {
+        let dir = Dir::on_disk();
+        let path = dir.file("image");
+        let file = File::create(&core, &path, &thin(MIB)).await.unwrap();
+        let held = File::open(&core, &path, &existing()).await.unwrap_err();
+        assert_eq!(held.reason, Reason::Open(OpenReason::Busy));
+        assert!(delete(&core, &path, VOLUME, (false, false), None).await.is_err());
+        let label = file.label();
+        drop(file);
+        assert_eq!(inspect(&core, &path, false).await.unwrap(), label);
+        delete(&core, &path, VOLUME, (false, false), None).await.unwrap();
+        assert!(!path.exists());
+    });
+}
+
+#[test]
+fn files_of_others_are_left_alone() {
+    on_core(DiskEngine::Auto, |core| async move {
+        let dir = Dir::on_disk();
+        let path = dir.file("image");
+        for (bytes, what) in [
+            (b"#!/bin/sh\n".to_vec(), Foreign::Unknown { at: 0 }),
+            (
+                [b"QFI\xfb".to_vec(), vec![0; 8188]].concat(),
+                Foreign::Known(vec!["a QEMU image (qcow2)".to_owned()]),
+            ),
+        ] {
+            std::fs::write(&path, &bytes).unwrap();
+            let refused = File::create(&core, &path, &thin(MIB)).await.unwrap_err();
+            assert_eq!(refused.reason, Reason::Foreign(what.clone()));
+            let refused = File::open(&core, &path, &existing()).await.unwrap_err();
+            assert_eq!(refused.reason, Reason::NotAVolume(what));
+            assert_eq!(std::fs::read(&path).unwrap(), bytes);
+        }
+        let nowhere = dir.file("missing/image");
+        let refused = File::create(&core, &nowhere, &thin(MIB)).await.unwrap_err();
+        assert_eq!(refused.reason, Reason::Open(OpenReason::NotFound));
+        let refused = File::create(&core, &dir.file("."), &thin(MIB)).await.unwrap_err();
+        assert_eq!(refused.reason, Reason::Open(OpenReason::NotAFileOrBlockDevice));
+    });
+}
+
+#[test]
+fn a_size_beyond_the_file_system_leaves_nothing_behind() {
+    on_core(DiskEngine::Auto, |core| async move {
+        let dir = Dir::on_disk();
+        let path = dir.file("image");
+        // Some file systems take even this; those that do not must not keep half of it.
+        match File::create(&core, &path, &thin(256 << 40)).await {
+            Ok(file) => assert_eq!(file.label().data_bytes, 256 << 40),
+            Err(e) => assert!(!path.exists(), "{e}"),
+        }
+    });
+}

@@ -1,0 +1,179 @@
+//! What goes wrong with disks of a pool is known after an opening as well: how often, and which blocks nothing could repair.
+
+use std::time::Duration;
+
+use block::Error;
+use geometry::Level;
+use pool::{LostRange, Pool, PoolDisk};
+use rt::sim::{Bad, BadOps, BadUntil, DiskFaults};
+
+use crate::common::{VOLUME, core_of};
+use crate::pool::{Bench, FEW, opening, play};
+
+/// The pool is closed, and opened again.
+async fn again(bench: Bench) -> Bench {
+    let host = bench.host.clone();
+    bench.close().await;
+    let core = core_of(&host).await;
+    let pool = Pool::open(&core, &opening(FEW)).await.unwrap();
+    Bench::served(host, &core, pool).await
+}
+
+/// What is counted of a disk: failed reads and writes, reads of what was not written, blocks repaired and given up.
+fn counts(disk: &PoolDisk) -> [u64; 5] {
+    let (repaired, unrepairable) = (disk.repaired_blocks, disk.unrepairable_blocks);
+    [disk.read_errors, disk.write_errors, disk.checksum_errors, repaired, unrepairable]
+}
+
+fn all(bench: &Bench) -> Vec<[u64; 5]> {
+    bench.report().disks.iter().map(counts).collect()
+}
+
+fn errors_of(bench: &Bench, n: usize) -> PoolDisk {
+    bench.report().disks[n].clone()
+}
+
+async fn minute() {
+    tokio::time::sleep(Duration::from_secs(60)).await;
+}
+
+/// Writes `value` while a disk says that it has taken it and has not.
+async fn write_unheard(bench: &Bench, disk: usize, blocks: std::ops::Range<u64>, value: u8) {
+    bench.disk(disk).set_faults(DiskFaults { lost_write: 1.0, ..DiskFaults::default() });
+    bench.write(blocks, value).await;
+    bench.disk(disk).set_faults(DiskFaults::default());
+}
+
+/// Blocks of a disk cannot be read until they are written.
+fn spoil(bench: &Bench, disk: usize) {
+    for n in 0..4 {
+        let at = (28 << 20) + n * (64 << 10) + 4096;
+        let bad = Bad { bytes: at..at + 4096, ops: BadOps::Reads, until: BadUntil::Rewritten };
+        bench.disk(disk).add_bad(bad);
+    }
+}
+
+async fn rewrite(bench: &Bench, ranges: &[LostRange], value: u8) {
+    for range in ranges {
+        assert_eq!(range.volume, VOLUME);
+        for at in (range.start / 4096)..(range.start + range.bytes) / 4096 {
+            bench.client.write(at, &[value; 4096], false).await.unwrap();
+        }
+    }
+}
+
+#[test]
+fn errors_of_a_disk_are_counted_from_one_opening_to_the_next_until_they_are_cleared() {
+    play(|host| async move {
+        let bench = Bench::checked(host, FEW).await;
+        minute().await;
+        let since = errors_of(&bench, 1).errors_since_s;
+        assert!(since.is_some());
+        bench.disk(1).set_faults(DiskFaults { bit_rot: 0.5, ..DiskFaults::default() });
+        bench.holds(0..512, 1).await;
+        bench.disk(1).set_faults(DiskFaults::default());
+        let before = all(&bench);
+        let [reads, _, checksums, repaired, _] = before[1];
+        assert!(reads > 0 && checksums > 0 && repaired > 0, "{before:?}");
+        let bench = again(bench).await;
+        assert_eq!(all(&bench), before);
+        assert_eq!(errors_of(&bench, 1).errors_since_s, since);
+        // It goes on from there, whether the disk has been away or not.
+        bench.disk(1).pull_out();
+        bench.write(0..64, 1).await;
+        bench.look().await;
+        bench.disk(1).plug_in();
+        bench.look().await;
+        bench.whole().await;
+        assert!(errors_of(&bench, 1).checksum_errors >= checksums);
+        minute().await;
+        bench.pool.clear_errors(Some("1")).await.unwrap();
+        let cleared = errors_of(&bench, 1);
+        assert_eq!(counts(&cleared), [0; 5]);
+        assert!(cleared.errors_since_s > since);
+        let bench = again(bench).await;
+        assert_eq!(counts(&errors_of(&bench, 1)), [0; 5]);
+        assert!(bench.pool.clear_errors(Some("nobody")).await.is_err());
+        bench.close().await;
+    });
+}
+
+#[test]
+fn blocks_that_do_not_fit_together_are_named_until_they_are_written() {
+    for how in [(Level::Parity, false), (Level::Copies(2), false)] {
+        play(move |host| async move {
+            let bench = Bench::made(host, how, FEW).await;
+            write_unheard(&bench, 1, 0..256, 2).await;
+            assert!(bench.scrub().await.unrepairable > 0);
+            let unrepaired = bench.report().unrepaired;
+            assert!(!unrepaired.is_empty() && bench.report().lost.is_empty());
+            let bench = again(bench).await;
+            assert_eq!(bench.report().unrepaired, unrepaired);
+            let last = bench.report().scrub.unwrap();
+            assert!(last.unrepairable > 0 && last.ended_s.is_some(), "{last:?}");
+            // It is read as it is; block by block it ends, and fits together again.
+            bench.client.read(unrepaired[0].start / 4096, 1).await.unwrap();
+            rewrite(&bench, &unrepaired, 3).await;
+            assert_eq!(bench.report().unrepaired, []);
+            let scrub = bench.scrub().await;
+            assert_eq!((scrub.repaired, scrub.unrepairable), (0, 0));
+            bench.disk(2).pull_out();
+            for range in &unrepaired {
+                for at in (range.start / 4096)..(range.start + range.bytes) / 4096 {
+                    let data = bench.client.read(at, 1).await.unwrap().to_vec();
+                    assert!(data == [3; 4096], "block {at}");
+                }
+            }
+            bench.close().await;
+        });
+    }
+}
+
+#[test]
+fn blocks_that_a_scrub_cannot_read_are_named_as_lost_until_they_are_written() {
+    for how in [(Level::Parity, false), (Level::Parity, true), (Level::Copies(2), false)] {
+        play(move |host| async move {
+            let bench = Bench::made(host, how, FEW).await;
+            spoil(&bench, 0);
+            spoil(&bench, 1);
+            assert!(bench.scrub().await.unrepairable > 0);
+            let lost = bench.report().lost;
+            assert!(!lost.is_empty() && bench.report().unrepaired.is_empty());
+            assert!(errors_of(&bench, 0).unrepairable_blocks > 0);
+            let bench = again(bench).await;
+            assert_eq!(bench.report().lost, lost);
+            assert!(errors_of(&bench, 0).unrepairable_blocks > 0);
+            let found = bench.client.read(lost[0].start / 4096, 1).await;
+            assert!(matches!(found, Err(Error::Unreadable { .. })), "{found:?}");
+            rewrite(&bench, &lost, 1).await;
+            assert_eq!(bench.report().lost, []);
+            assert_eq!(bench.scrub().await.unrepairable, 0);
+            bench.holds(0..bench.blocks, 1).await;
+            bench.close().await;
+        });
+    }
+}
+
+/// Nothing is given up that a disk may have which is away.
+#[test]
+fn blocks_that_cannot_be_read_while_a_disk_is_out_are_named_and_not_given_up() {
+    play(|host| async move {
+        let bench = Bench::new(host, FEW).await;
+        spoil(&bench, 0);
+        bench.disk(2).pull_out();
+        bench.write(bench.blocks - 64..bench.blocks, 1).await;
+        assert!(bench.scrub().await.unrepairable > 0);
+        let report = bench.report();
+        assert!(!report.unrepaired.is_empty() && report.lost.is_empty(), "{report:?}");
+        bench.look().await;
+        bench.disk(2).plug_in();
+        bench.look().await;
+        bench.whole().await;
+        bench.pool.clear_errors(None).await.unwrap();
+        assert_eq!(bench.report().unrepaired, []);
+        assert_eq!(bench.scrub().await.unrepairable, 0);
+        assert_eq!((bench.report().unrepaired, bench.report().lost), (vec![], vec![]));
+        bench.holds(0..bench.blocks, 1).await;
+        bench.close().await;
+    });
+}

@@ -1,0 +1,198 @@
+//! A volume of a pool is opened while a core goes on with other volumes of it: it holds what was written, wherever that is.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::testing::Client;
+use geometry::Level;
+use pool::{NewPoolVolume, PoolSeat};
+use rt::Core;
+use uuid::Uuid;
+
+use crate::common::{VOLUME, core_of};
+use crate::pool::{Bench, FEW, MORE, POOL_LEVELS, disk_of, joining, path, paths, play, thick};
+
+/// Blocks of 4 KiB that are written with one operation: several whole stripes, which lie elsewhere then.
+const WHOLE: u64 = 256;
+
+const ANOTHER: Uuid = Uuid::from_u128(0xb);
+
+fn thin(id: Uuid) -> NewPoolVolume {
+    NewPoolVolume { thick: false, ..thick(id) }
+}
+
+fn filled(value: u8) -> Vec<u8> {
+    vec![value; usize::try_from(WHOLE * 4096).unwrap()]
+}
+
+/// A volume at a core that has others open as well.
+struct Opened<'a> {
+    core: &'a Core,
+    seat: &'a Rc<PoolSeat>,
+    volume: Uuid,
+}
+
+impl Opened<'_> {
+    async fn client(&self) -> Client {
+        Client::new(&self.seat.open(self.volume).await.unwrap(), self.core.pool())
+    }
+
+    /// Opens it for this only, as whoever makes an image does.
+    async fn write(&self, values: std::ops::Range<u8>) {
+        let client = self.client().await;
+        for (at, value) in (0..).zip(values) {
+            client.write(at * WHOLE, &filled(value), true).await.unwrap();
+        }
+    }
+
+    async fn holds(&self, values: std::ops::Range<u8>) {
+        let client = self.client().await;
+        for (at, value) in (0..).zip(values) {
+            let data = client.read(at * WHOLE, u32::try_from(WHOLE).unwrap()).await.unwrap();
+            assert!(data.to_vec() == filled(value), "volume {} at {at}", self.volume);
+        }
+    }
+}
+
+/// The bug that showed this: the second volume of a core was made, and then "holds no volume".
+#[test]
+fn ten_volumes_of_one_core_and_of_two_hold_what_was_written_before_they_were_opened_again() {
+    for (level, checksums) in POOL_LEVELS {
+        play(move |host| async move {
+            let core = core_of(&host).await;
+            let bench = Bench::sized(host, (level, checksums), FEW, 400 << 20).await;
+            let other = PoolSeat::share(&core, &bench.pool, 1).await.unwrap();
+            let mut open = Vec::new();
+            for n in 10u8..20 {
+                let volume = Uuid::from_u128(n.into());
+                let what = if n % 2 == 0 { thin(volume) } else { thick(volume) };
+                bench.pool.create_volume(&what).await.unwrap();
+                let seat = if n % 3 == 0 { &other } else { &bench.seat };
+                let opened = Opened { core: &core, seat, volume };
+                opened.write(n..n + 4).await;
+                opened.holds(n..n + 4).await;
+                opened.write(n + 1..n + 5).await;
+                open.push((opened.client().await, opened));
+            }
+            for (n, (client, opened)) in (10u8..).zip(open) {
+                drop(client);
+                opened.holds(n + 1..n + 5).await;
+            }
+            bench.holds(0..bench.blocks, 1).await;
+            other.close().await.unwrap();
+            bench.close().await;
+        });
+    }
+}
+
+#[test]
+fn a_volume_that_moves_between_cores_holds_what_was_written_at_each() {
+    for (level, checksums) in POOL_LEVELS {
+        play(move |host| async move {
+            let core = core_of(&host).await;
+            let bench = Bench::made(host, (level, checksums), FEW).await;
+            let other = PoolSeat::share(&core, &bench.pool, 1).await.unwrap();
+            bench.pool.create_volume(&thin(ANOTHER)).await.unwrap();
+            for round in 1u8..6 {
+                let here = if round % 2 == 0 { &other } else { &bench.seat };
+                let opened = Opened { core: &core, seat: here, volume: ANOTHER };
+                opened.write(round..round + 4).await;
+                opened.holds(round..round + 4).await;
+                let there = if round % 2 == 0 { &bench.seat } else { &other };
+                Opened { seat: there, ..opened }.holds(round..round + 4).await;
+            }
+            other.close().await.unwrap();
+            bench.close().await;
+        });
+    }
+}
+
+#[test]
+fn a_volume_that_has_grown_is_opened_with_all_that_it_held() {
+    for (level, checksums) in POOL_LEVELS {
+        play(move |host| async move {
+            let core = core_of(&host).await;
+            let bench = Bench::made(host, (level, checksums), FEW).await;
+            for what in [thin(ANOTHER), thick(Uuid::from_u128(0xc))] {
+                bench.pool.create_volume(&what).await.unwrap();
+                let opened = Opened { core: &core, seat: &bench.seat, volume: what.id };
+                opened.write(1..5).await;
+                let client = opened.client().await;
+                bench.pool.grow_volume(what.id, 2 * what.bytes).await.unwrap();
+                client.write(WHOLE, &filled(9), false).await.unwrap();
+                drop(client);
+                let grown = opened.client().await;
+                let last = what.bytes / 4096 * 2 - WHOLE;
+                grown.write(last, &filled(7), false).await.unwrap();
+                drop(grown);
+                let client = opened.client().await;
+                let count = u32::try_from(WHOLE).unwrap();
+                for (at, value) in [(0, 1), (WHOLE, 9), (2 * WHOLE, 3), (last, 7)] {
+                    assert!(client.read(at, count).await.unwrap().to_vec() == filled(value));
+                }
+            }
+            bench.close().await;
+        });
+    }
+}
+
+/// What lies on one that is out is made again elsewhere; or it comes back, and gets what it lacks. Whether that has ended or not.
+#[test]
+fn a_volume_that_is_opened_after_a_disk_was_out_holds_what_was_written() {
+    for disks in [FEW, MORE] {
+        for (level, wait) in [Level::Parity, Level::DoubleParity, Level::Copies(2)]
+            .into_iter()
+            .flat_map(|level| [0, 300, 1200].map(|wait| (level, Duration::from_millis(wait))))
+        {
+            play(move |host| async move {
+                let core = core_of(&host).await;
+                let bench = Bench::made(host, (level, true), disks).await;
+                bench.pool.create_volume(&thin(ANOTHER)).await.unwrap();
+                let opened = Opened { core: &core, seat: &bench.seat, volume: ANOTHER };
+                opened.write(1..5).await;
+                bench.disk(1).pull_out();
+                opened.write(2..6).await;
+                bench.look().await;
+                tokio::time::sleep(wait).await;
+                opened.holds(2..6).await;
+                opened.write(3..7).await;
+                bench.disk(1).plug_in();
+                bench.look().await;
+                tokio::time::sleep(wait).await;
+                opened.holds(3..7).await;
+                opened.write(4..8).await;
+                let client = opened.client().await;
+                let whole = tokio::time::timeout(Duration::from_secs(600), bench.whole()).await;
+                assert!(whole.is_ok(), "{:?}", bench.report());
+                drop(client);
+                opened.holds(4..8).await;
+                // It is needed now.
+                bench.disk(0).pull_out();
+                opened.holds(4..8).await;
+                bench.holds(0..bench.blocks, 1).await;
+                bench.close().await;
+            });
+        }
+    }
+}
+
+/// Whoever asks for a volume that is open here gets the same, and not a second one that knows nothing of the first.
+#[test]
+fn a_volume_that_is_open_twice_is_one() {
+    play(|host| async move {
+        let core = core_of(&host).await;
+        let bench = Bench::new(host, FEW).await;
+        let first = Opened { core: &core, seat: &bench.seat, volume: VOLUME };
+        let second = first.client().await;
+        second.write(0, &filled(2), false).await.unwrap();
+        bench.holds(0..WHOLE, 2).await;
+        bench.write(0..WHOLE, 3).await;
+        let data = second.read(0, u32::try_from(WHOLE).unwrap()).await.unwrap();
+        assert!(data.to_vec() == filled(3));
+        bench.host.add_disk(path(FEW), disk_of(200 << 20));
+        bench.pool.add(&joining(path(FEW)), false).await.unwrap();
+        assert_eq!(paths(MORE).len(), bench.report().disks.len());
+        drop(second);
+        bench.close().await;
+    });
+}
