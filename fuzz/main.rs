@@ -1,7 +1,8 @@
-//! The fuzz targets, one module each, in one program: `./run fuzz TARGET`. Which one runs is said by `WINDROSE_FUZZ_TARGET`.
+//! The fuzz targets, one module each, in one program: `./run fuzz TARGET`. `WINDROSE_FUZZ_TARGET`
+//! selects the target.
 //!
-//! It is an example of this package so that it is built with the tests of the workspace, and of the same dependencies;
-//! `./run fuzz` builds our own crates once more, with coverage (`coverage.sh`).
+//! It is an example of this package, so it is built with the workspace's tests and with the same
+//! dependencies. `./run fuzz` rebuilds our own crates with coverage (`coverage.sh`).
 #![no_main]
 
 use std::sync::OnceLock;

@@ -1,9 +1,9 @@
-//! Any bytes as the bodies that the API takes, and as the texts that the command line takes: what
-//! is accepted is valid and comes back the same.
+//! Any bytes as API request bodies and as command-line texts: what is accepted is valid and
+//! round-trips.
 
 use api::{
-    AddDisks, Chap, CreatePool, CreateVolume, Dhchap, Grow, HostDhchap, HostTls, Initiator,
-    Initiators, OpenPool, Protocols, ReplaceDisk, Size, Tls, VolumeName,
+    AddDisks, Chap, CreatePool, CreateVolume, Dhchap, GrowVolumeRequest, HostDhchap, HostTls,
+    Initiator, InitiatorList, OpenPool, Protocols, ReplaceDisk, Size, Tls, VolumeName,
 };
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -20,7 +20,11 @@ pub(crate) fn run(bytes: &[u8]) {
         if let Some(chap) = body::<CreateVolume>(bytes).and_then(|create| create.chap) {
             assert!(chap.mutual.is_none_or(|mutual| mutual.secret != chap.secret));
         }
-        let _ = (body::<Grow>(bytes), body::<Initiators>(bytes), body::<Protocols>(bytes));
+        let _ = (
+            body::<GrowVolumeRequest>(bytes),
+            body::<InitiatorList>(bytes),
+            body::<Protocols>(bytes),
+        );
         let _ = (body::<AddDisks>(bytes), body::<ReplaceDisk>(bytes), body::<OpenPool>(bytes));
         if let Some(create) = body::<CreatePool>(bytes)
             && create.check().is_ok()
@@ -40,7 +44,7 @@ pub(crate) fn run(bytes: &[u8]) {
                 assert_eq!(initiator.to_string().parse(), Ok(initiator));
             }
             if let Ok(size) = text.parse::<Size>() {
-                assert_eq!(size.exact().parse(), Ok(size));
+                assert_eq!(size.to_exact_string().parse(), Ok(size));
             }
         }
     });

@@ -1,5 +1,4 @@
-//! Any text as a configuration: an error with a message, or a configuration that is within its
-//! bounds.
+//! Any text as a configuration: an error with a message, or a configuration within its bounds.
 
 use std::path::Path;
 
@@ -15,7 +14,7 @@ pub(crate) fn run(bytes: &[u8]) {
             assert!(config.data_dir.is_absolute() && config.api.socket.is_absolute());
             assert!(config.limits.logins <= config.limits.connections);
             assert!(config.cores.count.is_none() || config.cores.cpus.is_empty());
-            assert!(config.cores.pool_bytes >= 16 << 20);
+            assert!(config.cores.memory_bytes >= 16 << 20);
         }
     });
 }

@@ -1,9 +1,10 @@
-//! What images tell of their volumes: any bytes parse or are refused, and what parses is written the same.
+//! Volume descriptions in images: any bytes parse or are rejected; what parses serialises to the
+//! same bytes.
 
 use disk::Descriptor;
-use node::record::description::Description;
+use node::record::image_description::ImageDescription;
 
-/// Where the checksum is; the fuzzer would not guess it.
+/// Range of the checksum, which the fuzzer would not guess.
 const CHECKSUM: std::ops::Range<usize> = 24..28;
 
 pub(crate) fn run(bytes: &[u8]) {
@@ -22,10 +23,10 @@ pub(crate) fn run(bytes: &[u8]) {
             assert!(bytes.starts_with(&again));
         }
         if data.len() < 32 << 10
-            && let Ok(description) = Description::parse(data)
+            && let Ok(description) = ImageDescription::parse(data)
         {
             let again = description.to_text();
-            assert_eq!(Description::parse(&again), Ok(description));
+            assert_eq!(ImageDescription::parse(&again), Ok(description));
         }
     });
 }

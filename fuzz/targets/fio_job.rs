@@ -1,4 +1,5 @@
-//! Any text as a job file of fio; what must hold is asserted by the player, which the property tests of `load` share.
+//! Any text as an fio job file. The player asserts the invariants; the property tests of `load`
+//! share it.
 
 #[path = "../../crates/serve/load/tests/job/play.rs"]
 mod play;

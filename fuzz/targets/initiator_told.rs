@@ -1,5 +1,5 @@
-//! What NVMe controllers, iSCSI targets and their units say of themselves: Identify, logs, lists, pages, sense data, text.
-//! What must hold is asserted by the player, which the property tests of `initiator` share.
+//! What NVMe controllers, iSCSI targets and their units report: Identify, logs, lists, pages, sense
+//! data, text. The player asserts the invariants; the property tests of `initiator` share it.
 
 #[path = "../../crates/serve/initiator/tests/told/play.rs"]
 mod play;

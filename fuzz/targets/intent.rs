@@ -1,11 +1,12 @@
-//! Intent logs: any bytes parse or are refused, what parses is written the same, and no page takes a
-//! mark away.
+//! Intent logs: any bytes parse or are rejected, what parses serialises to the same bytes, and no
+//! page clears a dirty region.
 
 use intent_log::{
-    CELL_BYTES, Geometry, LogId, Marks, PAGE_BYTES, SUPERBLOCK_BYTES, Slot, Superblock, parse_page,
+    CELL_BYTES, Geometry, LogId, PAGE_BYTES, SUPERBLOCK_BYTES, Slot, SlotBitmaps, Superblock,
+    parse_page,
 };
 
-/// Where the checksums are; the fuzzer would not guess them.
+/// Ranges of the checksums, which the fuzzer would not guess.
 const SUPERBLOCK_CHECKSUM: std::ops::Range<usize> = 24..28;
 const CELL_CHECKSUM: std::ops::Range<usize> = 4..8;
 
@@ -31,7 +32,7 @@ fn superblock(mut bytes: [u8; SUPERBLOCK_BYTES], sign: bool, copy: u16, size: u6
     if let Ok(superblock) = Superblock::parse(&bytes, copy) {
         assert_eq!(superblock.to_bytes(copy), bytes);
         if let Ok(geometry) = superblock.geometry(size) {
-            assert!(geometry.cells() <= superblock.cells);
+            assert!(geometry.cell_count() <= superblock.cells);
         }
     }
 }
@@ -45,20 +46,20 @@ fn page(mut bytes: [u8; PAGE_BYTES], sign: bool, page: u32, size: u64) {
         signed(cell, CELL_CHECKSUM);
     }
     let found = parse_page(&bytes, log, page);
-    for (cell, place) in found.iter().zip(bytes.chunks_exact(CELL_BYTES)) {
-        assert!(cell.as_ref().map_or(true, |cell| cell.to_bytes() == *place));
+    for (cell, raw) in found.iter().zip(bytes.chunks_exact(CELL_BYTES)) {
+        assert!(cell.as_ref().map_or(true, |cell| cell.to_bytes() == *raw));
     }
     let Ok(geometry) = Geometry::new(size) else { return };
-    let mut marks = Marks::none(geometry);
+    let mut marks = SlotBitmaps::none(geometry);
     let bad = marks.add_page(page, &found);
     for (index, _) in bad {
         let all = marks.cell(log, index, 1).expect("a cell of the log").slots;
         // The last cell has bits that belong to no region.
-        assert!(index + 1 == geometry.cells() || all == [[u64::MAX; 20]; 3]);
+        assert!(index + 1 == geometry.cell_count() || all == [[u64::MAX; 20]; 3]);
     }
     for slot in Slot::ALL {
-        assert_eq!(marks.marked(slot).count(), marks.count(slot) as usize);
-        assert!(marks.marked(slot).all(|region| region.0 < geometry.regions()));
+        assert_eq!(marks.dirty_regions(slot).count(), marks.count(slot) as usize);
+        assert!(marks.dirty_regions(slot).all(|region| region.0 < geometry.region_count()));
     }
 }
 

@@ -1,5 +1,5 @@
-//! Scripts of what iSCSI targets send, in any portions, and of what an initiator submits; what must hold is
-//! asserted by the player, which the property tests of `iscsi` share.
+//! Scripts of what iSCSI targets send, in any fragments, and of the initiator's requests. The
+//! player asserts the invariants; the property tests of `iscsi` share it.
 
 #[path = "../../crates/protocol/iscsi/tests/initiator/play.rs"]
 mod play;

@@ -1,4 +1,4 @@
-//! Logins of hostile initiators; what must hold stands in `iscsi::testing::hostile`.
+//! Logins of hostile initiators; `iscsi::testing::hostile` asserts the invariants.
 
 pub(crate) fn run(bytes: &[u8]) {
     crate::feed(bytes, |input: &[u8]| iscsi::testing::hostile::login(input));

@@ -1,8 +1,9 @@
-//! Labels of flat images: any bytes parse or are refused, and what parses is written the same.
+//! Labels of flat images: any bytes parse or are rejected; what parses serialises to the same
+//! bytes.
 
-use disk::{LABEL_BYTES, Label};
+use disk::{ImageLabel, LABEL_BYTES};
 
-/// Where the checksum is; the fuzzer would not guess it.
+/// Range of the checksum, which the fuzzer would not guess.
 const CHECKSUM: std::ops::Range<usize> = 24..28;
 
 pub(crate) fn run(bytes: &[u8]) {
@@ -17,9 +18,9 @@ pub(crate) fn run(bytes: &[u8]) {
             let checksum = wire::crc32c(&bytes);
             bytes[CHECKSUM].copy_from_slice(&checksum.to_le_bytes());
         }
-        if let Ok(label) = Label::parse(&bytes, slot) {
+        if let Ok(label) = ImageLabel::parse(&bytes, slot) {
             assert_eq!(label.to_bytes(slot), bytes);
-            assert!(label.end() > label.data_offset);
+            assert!(label.end_offset() > label.data_offset);
         }
     });
 }

@@ -1,5 +1,5 @@
-//! Scripts of what NBD servers send, in any portions, and of what a client submits; what must hold is
-//! asserted by the player, which the property tests of `nbd` share.
+//! Scripts of what NBD servers send, in any fragments, and of the client's requests. The player
+//! asserts the invariants; the property tests of `nbd` share it.
 
 #[path = "../../crates/protocol/nbd/tests/play/client.rs"]
 mod play;

@@ -1,5 +1,5 @@
-//! Scripts of what NBD clients send, in any portions, and of what a server's driver answers; what must hold
-//! is asserted by the player, which the property tests of `nbd` share.
+//! Scripts of what NBD clients send, in any fragments, and of the server driver's replies. The
+//! player asserts the invariants; the property tests of `nbd` share it.
 
 #[path = "../../crates/protocol/nbd/tests/play/server.rs"]
 mod play;

@@ -1,5 +1,5 @@
-//! A host and a controller that authenticate, and somebody between them who does not know the secrets;
-//! what must hold is asserted by the player, which the property tests of `nvme` share.
+//! A host and a controller that authenticate, with a man in the middle who does not know the
+//! secrets. The player asserts the invariants; the property tests of `nvme` share it.
 
 #[path = "../../crates/protocol/nvme/tests/auth/play.rs"]
 mod play;

@@ -1,5 +1,5 @@
-//! Scripts of what NVMe/TCP controllers send, in any portions, and of what a host submits; what must
-//! hold is asserted by the player, which the property tests of `nvme` share.
+//! Scripts of what NVMe/TCP controllers send, in any fragments, and of the host's requests. The
+//! player asserts the invariants; the property tests of `nvme` share it.
 
 #[path = "../../crates/protocol/nvme/tests/host/play.rs"]
 mod play;

@@ -1,5 +1,5 @@
-//! Scripts of what NVMe/TCP hosts send, in any portions, and of what a driver decides; what must
-//! hold is asserted by the player, which the property tests of `nvme` share.
+//! Scripts of what NVMe/TCP hosts send, in any fragments, and of the driver's decisions. The player
+//! asserts the invariants; the property tests of `nvme` share it.
 
 #[path = "../../crates/protocol/nvme/tests/script/play.rs"]
 mod play;

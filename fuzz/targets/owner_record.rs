@@ -1,16 +1,18 @@
-//! Owner records of disks: any bytes parse or are refused, and what parses is written the same.
+//! Owner records of disks: any bytes parse or are rejected; what parses serialises to the same
+//! bytes.
 
-use disk::claim::{Copy, OWNER_BYTES, OwnerRecord};
+use disk::claim::{OWNER_RECORD_BYTES, OwnerRecord, OwnerRecordKind};
 
-/// Where the checksum is; the fuzzer would not guess it.
+/// Range of the checksum, which the fuzzer would not guess.
 const CHECKSUM: std::ops::Range<usize> = 20..24;
 
 pub(crate) fn run(bytes: &[u8]) {
     crate::feed(bytes, |input: (u8, bool, &[u8])| {
         let (copy, sign, data) = input;
-        let copy = [Copy::First, Copy::Second, Copy::Beat][usize::from(copy % 3)];
-        let mut bytes = [0; OWNER_BYTES];
-        let len = data.len().min(OWNER_BYTES);
+        let copy = [OwnerRecordKind::Claim, OwnerRecordKind::ClaimCopy, OwnerRecordKind::Heartbeat]
+            [usize::from(copy % 3)];
+        let mut bytes = [0; OWNER_RECORD_BYTES];
+        let len = data.len().min(OWNER_RECORD_BYTES);
         bytes[..len].copy_from_slice(&data[..len]);
         if sign {
             bytes[..16].copy_from_slice(b"WINDROSE OWNER\r\n");

@@ -1,25 +1,26 @@
-//! The parity log: any bytes are a batch or are refused, and a batch is written as it was read.
+//! The parity log: any bytes parse as a batch or are rejected; what parses serialises to the same
+//! bytes.
 
 use block::{BufMut, Bufs};
-use raid::batch::{BLOCK_BYTES, Batch, Entry, Ring, SLOT_BLOCKS};
+use raid::log_batch::{BATCH_BLOCKS, BLOCK_BYTES, LogBatch, LogEntry, RingId};
 use uuid::Uuid;
 
-/// Where the checksum is; the fuzzer would not guess it.
+/// Range of the checksum, which the fuzzer would not guess.
 const CHECKSUM: std::ops::Range<usize> = 20..24;
 
 pub(crate) fn run(bytes: &[u8]) {
     crate::feed(bytes, |input: (bool, u8, &[u8])| {
         let (sign, blocks, data) = input;
-        let mut bytes = vec![0; (1 + usize::from(blocks) % (SLOT_BLOCKS + 1)) * BLOCK_BYTES];
+        let mut bytes = vec![0; (1 + usize::from(blocks) % (BATCH_BLOCKS + 1)) * BLOCK_BYTES];
         let len = data.len().min(bytes.len());
         bytes[..len].copy_from_slice(&data[..len]);
-        let ring = Ring { pool: Uuid::nil(), member: Uuid::nil(), era: 0, number: 0 };
+        let ring = RingId { pool: Uuid::nil(), member: Uuid::nil(), generation: 0, number: 0 };
         if sign {
             signed(&mut bytes);
         }
         let pages: Bufs = bytes.chunks(BLOCK_BYTES).map(|chunk| page(chunk).freeze()).collect();
-        let Ok(batch) = Batch::parse(&pages, &ring) else { return };
-        let held: usize = batch.entries.iter().map(Entry::blocks).sum();
+        let Ok(batch) = LogBatch::parse(&pages, &ring) else { return };
+        let held: usize = batch.entries.iter().map(LogEntry::payload_blocks).sum();
         assert_eq!(held, batch.blocks.len());
         assert!(batch.tail <= batch.sequence);
         let again = batch.into_bufs(&ring, page(&[])).to_vec();
@@ -28,13 +29,13 @@ pub(crate) fn run(bytes: &[u8]) {
 }
 
 fn page(bytes: &[u8]) -> BufMut {
-    let mut page = BufMut::lone_page();
+    let mut page = BufMut::heap_page();
     page.fill(0);
     page[..bytes.len()].copy_from_slice(bytes);
     page
 }
 
-/// Makes a batch of this ring of it, as far as that is not what the fuzzer is to find.
+/// Sets the header fields and the checksum, as far as the fuzzer need not guess them.
 fn signed(bytes: &mut [u8]) {
     let blocks = (bytes.len() / BLOCK_BYTES) as u16;
     bytes[..16].copy_from_slice(b"WINDROSE PARITY\n");

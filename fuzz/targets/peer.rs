@@ -1,5 +1,5 @@
-//! Peer links: a connection is fed anything, or frames whose checksums are right, in any portions; what
-//! must hold is asserted by the script that the property tests of `peer` share.
+//! Peer links: a connection receives any bytes, or frames with valid checksums, in any fragments.
+//! The script asserts the invariants; the property tests of `peer` share it.
 
 #[path = "../../crates/protocol/peer/tests/script/feed.rs"]
 mod script;

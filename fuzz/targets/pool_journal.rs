@@ -1,9 +1,10 @@
-//! The journal of a pool: any bytes are a block or are refused, and a block is written as it was read.
+//! The journal of a pool: any bytes parse as a block or are rejected; what parses serialises to the
+//! same bytes.
 
-use pool::journal::{BLOCK_BYTES, Block};
+use pool::journal::{BLOCK_BYTES, JournalBlock};
 use uuid::Uuid;
 
-/// Where the checksum is; the fuzzer would not guess it.
+/// Range of the checksum, which the fuzzer would not guess.
 const CHECKSUM: std::ops::Range<usize> = 24..28;
 
 pub(crate) fn run(bytes: &[u8]) {
@@ -18,7 +19,7 @@ pub(crate) fn run(bytes: &[u8]) {
             let sum = wire::crc32c(&bytes);
             bytes[CHECKSUM].copy_from_slice(&sum.to_le_bytes());
         }
-        if let Ok(block) = Block::parse(&bytes, Uuid::nil()) {
+        if let Ok(block) = JournalBlock::parse(&bytes, Uuid::nil()) {
             assert_eq!(block.to_bytes(Uuid::nil()), bytes);
         }
     });

@@ -1,13 +1,13 @@
-//! Reservations: any bytes parse or are refused, what parses is written the same, and whatever is
-//! asked of what parsed, the table and the clauses agree; what must hold stands in the oracle, which
-//! the tests of `reservation` share.
+//! Reservations: any bytes parse or are rejected, and what parses serialises to the same bytes. For
+//! any commands on a parsed table, the table and the oracle agree; the tests of `reservation` share
+//! the oracle.
 
-use reservation::{COPY_BYTES, Change, Initiator, Kind, Party, Table};
+use reservation::{COPY_BYTES, Change, Initiator, ItNexus, ReservationType, Table};
 
 #[path = "../../crates/protocol/reservation/tests/conformance/oracle.rs"]
 mod oracle;
 
-/// Where the checksum is; the fuzzer would not guess it.
+/// Range of the checksum, which the fuzzer would not guess.
 const CHECKSUM: std::ops::Range<usize> = 24..28;
 
 pub(crate) fn run(bytes: &[u8]) {
@@ -37,31 +37,31 @@ pub(crate) fn run(bytes: &[u8]) {
     });
 }
 
-/// Single bytes among the first of a copy, where the fields are.
+/// Changes single bytes at the start of a copy, where the fields are.
 fn patch(bytes: &mut [u8], data: &[u8]) {
-    for place in data.chunks_exact(3) {
-        bytes[usize::from(u16::from_le_bytes([place[0], place[1]])) % 512] = place[2];
+    for change in data.chunks_exact(3) {
+        bytes[usize::from(u16::from_le_bytes([change[0], change[1]])) % 512] = change[2];
     }
 }
 
-/// A table with something in most fields, or one of a unit that is RESERVEd.
+/// A table with most fields set, or one of a unit reserved by RESERVE.
 fn table(how: u8) -> Table {
     let one = |name: &str| {
         let initiator = Initiator::Iscsi { name: name.into(), isid: [2; 6] };
-        Party { initiator, port: 1 }
+        ItNexus { initiator, port: 1 }
     };
     let register = Change::Register {
         key: 0,
         new_key: 1,
         ignore_key: false,
-        persists: true,
+        persist: true,
         ports: vec![1, 2],
-        also: vec![Initiator::Host([3; 16])],
+        other_initiators: vec![Initiator::Host([3; 16])],
     };
-    let reserve = Change::Reserve { key: 1, kind: Kind::ALL[usize::from(how) % 6] };
-    let all = [register, reserve, Change::Modes(7)];
-    let changes = if how < 200 { &all[..] } else { &[Change::ReserveUnit] };
+    let reserve = Change::Reserve { key: 1, kind: ReservationType::ALL[usize::from(how) % 6] };
+    let all = [register, reserve, Change::SetModePages(7)];
+    let changes = if how < 200 { &all[..] } else { &[Change::Spc2Reserve] };
     changes.iter().fold(Table::default(), |table, change| {
-        table.change(&one("name"), 5, change).expect("not refused").expect("a change")
+        table.with_change(&one("name"), 5, change).expect("not refused").expect("a change")
     })
 }

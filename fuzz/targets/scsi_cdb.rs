@@ -1,5 +1,5 @@
-//! Scripts of SCSI commands, failures of the volume and events; what must hold stands in the
-//! oracle, which the property tests of `scsi` share.
+//! Scripts of SCSI commands, volume failures and events. The oracle asserts the invariants; the
+//! property tests of `scsi` share it.
 
 #[path = "../../crates/protocol/scsi/tests/conformance/oracle.rs"]
 mod oracle;

@@ -1,5 +1,5 @@
-//! Parameter lists of EXTENDED COPY of both formats; what must hold stands in the oracle, which a
-//! property test of `scsi` shares.
+//! Parameter lists of EXTENDED COPY in both formats. The oracle asserts the invariants; a property
+//! test of `scsi` shares it.
 
 #[path = "../../crates/protocol/scsi/tests/conformance/copy_oracle.rs"]
 mod copy_oracle;

@@ -1,19 +1,21 @@
-//! What stands in a store and in a file of keys is anything, and so is what people hand round: it is refused or reads back as it is
-//! written, and opens only where it was sealed.
+//! Arbitrary bytes in etcd, in a key file and as user-supplied keys: they are rejected or
+//! round-trip, and a secret can be opened only in the context it was sealed for.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use cluster::identity::ClusterSecret;
-use cluster::vault::{self, Key, Place, Ring, Sealed, Whose, file};
+use cluster::secrets::{
+    self, Keyring, SealedSecret, SealingKey, SecretContext, SecretOwner, key_file,
+};
 use crc_fast::{CrcAlgorithm, checksum};
-use node::record::{OfHost, StoredChap, StoredDhchap, StoredTls, VolumeRecord};
+use node::record::{HostSecretContext, StoredChap, StoredDhchap, StoredTls, VolumeRecord};
 use nvme::auth::Secret;
 use nvme::tls::TlsKey;
 use serde::{Serialize, de::DeserializeOwned};
 
 const VOLUME: uuid::Uuid = uuid::Uuid::from_u128(7);
 
-/// What a record holds, if it is that.
+/// Parses a record and checks that it round-trips.
 fn held<T: DeserializeOwned + Serialize + PartialEq + std::fmt::Debug>(input: &[u8]) -> Option<T> {
     let held: T = serde_json::from_slice(input).ok()?;
     let json = serde_json::to_vec(&held).expect("names and text always serialise");
@@ -21,7 +23,7 @@ fn held<T: DeserializeOwned + Serialize + PartialEq + std::fmt::Debug>(input: &[
     Some(held)
 }
 
-/// Keys of hosts in the forms in which they are handed round: as they come, and made of the input.
+/// Host keys as users exchange them: the raw input, and keys built from it.
 fn handed_round(input: &[u8], text: &str) {
     if let Ok(secret) = Secret::parse(text) {
         assert_eq!(format!("{secret:?}"), "Secret", "it is not shown");
@@ -48,26 +50,27 @@ fn handed_round(input: &[u8], text: &str) {
 pub(crate) fn run(bytes: &[u8]) {
     crate::feed(bytes, |input: &[u8]| {
         let text = String::from_utf8_lossy(input);
-        if let Ok(ring) = file::parse(&text) {
-            assert_eq!(file::parse(&file::to_text(&ring)), Ok(ring));
+        if let Ok(ring) = key_file::parse(&text) {
+            assert_eq!(key_file::parse(&key_file::to_text(&ring)), Ok(ring));
         }
-        let ring = Ring::new(vec![Key::new([1; 32])]).expect("one key");
-        if let Ok(sealed) = Sealed::parse(&text) {
-            assert_eq!(Sealed::parse(&sealed.to_text()), Ok(sealed.clone()));
-            let place = Place { volume: VOLUME, whose: Whose::Initiator, user: "u" };
-            assert!(ring.open(place, &sealed).is_err(), "nobody has sealed it");
+        let ring = Keyring::new(vec![SealingKey::new([1; 32])]).expect("one key");
+        if let Ok(sealed) = SealedSecret::parse(&text) {
+            assert_eq!(SealedSecret::parse(&sealed.to_text()), Ok(sealed.clone()));
+            let context =
+                SecretContext { volume: VOLUME, owner: SecretOwner::Initiator, user: "u" };
+            assert!(ring.open(context, &sealed).is_err(), "nobody has sealed it");
         }
-        assert!(vault::unwrap(input, VOLUME, &ClusterSecret::new([1; 32])).is_err());
+        assert!(secrets::unwrap_keyring(input, VOLUME, &ClusterSecret::new([1; 32])).is_err());
         if let Some(chap) = held::<StoredChap>(input) {
             let _ = chap.open(VOLUME, &ring);
         }
-        let of = OfHost { volume: VOLUME, host: "nqn.2026-01.com.example:host" };
+        let of = HostSecretContext { volume: VOLUME, host: "nqn.2026-01.com.example:host" };
         if let Some(dhchap) = held::<StoredDhchap>(input) {
-            let (opened, known) = (dhchap.open(of, &ring), dhchap.known(of, &ring));
+            let (opened, known) = (dhchap.open(of, &ring), dhchap.open_for_target(of, &ring));
             assert!(known.is_err() || opened.is_ok(), "what front ends are given was opened");
         }
         if let Some(tls) = held::<StoredTls>(input) {
-            let (opened, known) = (tls.open(of, &ring), tls.known(of, &ring));
+            let (opened, known) = (tls.open(of, &ring), tls.open_for_target(of, &ring));
             assert!(known.is_err() || opened.is_ok(), "what front ends are given was opened");
         }
         let _ = held::<VolumeRecord>(input);

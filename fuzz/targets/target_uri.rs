@@ -1,5 +1,5 @@
-//! Any text as the name of what is attached or measured; what must hold is asserted by the player, which the property tests
-//! of `initiator` share.
+//! Any text as the URI of a target. The player asserts the invariants; the property tests of
+//! `initiator` share it.
 
 #[path = "../../crates/serve/initiator/tests/uri/play.rs"]
 mod play;

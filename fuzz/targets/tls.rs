@@ -1,8 +1,8 @@
-//! Keys of TLS as people hand them round, their names as a ClientHello has them, and the ClientHello itself: whatever
-//! somebody sends is refused, or says what it says.
+//! TLS keys as users exchange them, their identities in a ClientHello, and the ClientHello itself:
+//! any input is rejected or round-trips.
 
 use nvme::tls::{Identity, TlsKey};
-use tls::{Acceptor, Psk, Suite};
+use tls::{Acceptor, CipherSuite, Psk};
 
 pub(crate) fn run(bytes: &[u8]) {
     crate::feed(bytes, |input: &[u8]| {
@@ -15,11 +15,14 @@ pub(crate) fn run(bytes: &[u8]) {
         let mut acceptor = Acceptor::default();
         acceptor.receive(input);
         if let Ok(Some(hello)) = acceptor.hello() {
-            let psk =
-                Psk::new(b"NVMe0R01 nqn.host nqn.subsystem", &[0x5a; 32], Suite::Aes128Sha256);
+            let psk = Psk::new(
+                b"NVMe0R01 nqn.host nqn.subsystem",
+                &[0x5a; 32],
+                CipherSuite::Aes128Sha256,
+            );
             assert!(!hello.offers().is_empty());
             assert!(
-                !hello.offers().iter().any(|offer| hello.has(offer, &psk)),
+                !hello.offers().iter().any(|offer| hello.verify_binder(offer, &psk)),
                 "nobody has the key"
             );
         }

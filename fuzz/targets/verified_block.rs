@@ -1,5 +1,5 @@
-//! Arbitrary bytes where blocks are that say what they are; what must hold is asserted by the player, which the property tests of
-//! `load` share.
+//! Arbitrary bytes in place of self-describing blocks. The player asserts the invariants; the
+//! property tests of `load` share it.
 
 #[path = "../../crates/serve/load/tests/verify/play.rs"]
 mod play;

@@ -1,5 +1,5 @@
-//! A monitor that says anything, with memory, a record and rings that are anything; what must hold is asserted by the player,
-//! which the property tests of `attach` share.
+//! A monitor that sends anything, with arbitrary memory, inflight record and rings. The player
+//! asserts the invariants; the property tests of `attach` share it.
 
 #[path = "../../crates/serve/attach/tests/vhost_user/monitor.rs"]
 mod monitor;

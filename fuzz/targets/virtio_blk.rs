@@ -1,5 +1,5 @@
-//! A guest's memory that is anything: descriptors, headers, ranges; what must hold is asserted by the player, which the
-//! property tests of `attach` share.
+//! Arbitrary guest memory: descriptors, headers, ranges. The player asserts the invariants; the
+//! property tests of `attach` share it.
 
 #[path = "../../crates/serve/attach/tests/vhost_user/play.rs"]
 mod play;

@@ -1,25 +1,25 @@
-//! How a volume that several nodes serve is to be used on one of them.
+//! Whether a replicated volume can be used through this node.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
 use tokio::sync::Notify;
 
-/// Whether a node is the one to ask for a volume that several nodes serve.
+/// How a replicated volume can be used through a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// As good as any other node.
+    /// As good as through any other node.
     #[default]
     Optimized,
-    /// Not at this moment, and again within seconds: the volume opens, or a lease has lapsed.
-    /// What is submitted meanwhile is held, and may come back as [`Error::Fenced`](crate::Error).
+    /// Not at the moment, but again within seconds: the volume is opening, or a lease has expired.
+    /// Requests submitted meanwhile wait, and may fail with [`Error::Fenced`](crate::Error).
     Transitioning,
-    /// Not until further notice: this node does not have what the others have. Use those.
+    /// Not until further notice: this node lacks the current data. Use another node.
     Unavailable,
 }
 
-/// The [`Access`] of one volume on this node: a handle that all who have it share. Whoever knows
-/// sets it, front ends look at it and wait for it to change.
+/// The [`Access`] of one volume on this node: a shared handle. The engine sets it; front ends read
+/// it and wait for it to change.
 ///
 /// A volume that only one node serves has none.
 #[derive(Clone, Debug, Default)]
@@ -32,30 +32,30 @@ struct State {
 }
 
 impl AccessState {
-    /// A state of its own.
+    /// A new, independent state.
     #[must_use]
     pub fn new(access: Access) -> Self {
         Self(Rc::new(State { access: Cell::new(access), changed: Notify::new() }))
     }
 
-    /// What it is now.
+    /// The current access.
     #[must_use]
     pub fn get(&self) -> Access {
         self.0.access.get()
     }
 
-    /// From now on it is `access`. Wakes those who wait for that; calls nobody.
+    /// Sets the access to `access` and wakes those waiting for a change; runs no callbacks.
     pub fn set(&self, access: Access) {
         if self.0.access.replace(access) != access {
             self.0.changed.notify_waiters();
         }
     }
 
-    /// Waits until it is another than `seen`, and tells which. Who is slow misses what came and
-    /// went meanwhile, and never what stays. Dropping the future does no harm.
-    pub async fn other_than(&self, seen: Access) -> Access {
+    /// Waits until the access differs from `seen`, and returns it. A slow caller misses
+    /// intermediate changes, never the last one. The future may be dropped.
+    pub async fn changed_from(&self, seen: Access) -> Access {
         loop {
-            // Made before looking: a change in between is not missed.
+            // Registered before reading the state, so a change in between is not missed.
             let changed = self.0.changed.notified();
             let access = self.get();
             if access != seen {
@@ -75,8 +75,8 @@ mod tests {
     #[test]
     fn who_waits_is_told_what_stays() {
         let state = AccessState::default();
-        let (setter, mut first) = (state.clone(), Box::pin(state.other_than(Access::Optimized)));
-        let mut second = Box::pin(state.other_than(Access::Optimized));
+        let (setter, mut first) = (state.clone(), Box::pin(state.changed_from(Access::Optimized)));
+        let mut second = Box::pin(state.changed_from(Access::Optimized));
         assert_eq!((&mut first).now_or_never(), None);
         setter.set(Access::Optimized);
         assert_eq!((&mut first).now_or_never(), None, "no change");
@@ -85,6 +85,6 @@ mod tests {
         assert_eq!(first.now_or_never(), Some(Access::Unavailable));
         setter.set(Access::Optimized);
         assert_eq!((&mut second).now_or_never(), None, "it came and went");
-        assert_eq!(state.other_than(Access::Unavailable).now_or_never(), Some(Access::Optimized));
+        assert_eq!(state.changed_from(Access::Unavailable).now_or_never(), Some(Access::Optimized));
     }
 }

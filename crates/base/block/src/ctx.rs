@@ -1,16 +1,16 @@
-//! What travels with an operation beside its arguments.
+//! The context of an operation: memory, epoch, abort flag.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
 use rt::buf::{BufsMut, Credit};
 
-/// Number of a configuration of a replicated volume; 0 where nothing is replicated.
+/// Number of a configuration of a replicated volume; 0 if the volume is not replicated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(pub u64);
 
-/// One command's context: its memory, its epoch and whether somebody asked to abort it. Cheap to
-/// clone; all operations that a command is made of share it.
+/// The context of a command: its memory, its epoch and whether an abort was requested. Cheap to
+/// clone; all operations of a command share it.
 #[derive(Clone, Debug)]
 pub struct Ctx {
     shared: Rc<Inner>,
@@ -25,21 +25,21 @@ struct Inner {
 }
 
 impl Ctx {
-    /// A context that takes its memory from `credit`.
+    /// A context with the memory of `credit`.
     #[must_use]
     pub fn new(credit: Credit, epoch: Epoch) -> Self {
         let shared = Rc::new(Inner { credit, epoch, aborted: Cell::new(false) });
         Self { shared, shielded: false }
     }
 
-    /// The same context, deaf to [`Self::abort`]: for the steps of a layer that must all happen
-    /// once the first has, such as the second leg of a mirrored write.
+    /// The same context without [`Self::abort`]: for steps of a layer that must all happen once the
+    /// first has, such as the second leg of a mirrored write.
     #[must_use]
     pub fn shielded(&self) -> Self {
         Self { shared: Rc::clone(&self.shared), shielded: true }
     }
 
-    /// Buffers of `len` bytes in all out of the command's credit; their contents are undefined.
+    /// Allocates `len` bytes from the command's credit; their contents are undefined.
     #[must_use]
     pub fn alloc(&self, len: usize) -> BufsMut {
         self.shared.credit.alloc(len)
@@ -51,20 +51,20 @@ impl Ctx {
         &self.shared.credit
     }
 
-    /// Whether both are of one command.
+    /// Whether both contexts belong to the same command.
     #[must_use]
-    pub fn shares(&self, other: &Self) -> bool {
+    pub fn is_same_command(&self, other: &Self) -> bool {
         Rc::ptr_eq(&self.shared, &other.shared)
     }
 
-    /// The epoch the command was issued in.
+    /// The epoch in which the command was issued.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
         self.shared.epoch
     }
 
-    /// Asks for the command to be abandoned. Layers look at [`Self::is_aborted`] before they
-    /// start a step; what has started, finishes.
+    /// Requests that the command be abandoned. Layers check [`Self::is_aborted`] before each step;
+    /// a step that has started runs to its end.
     pub fn abort(&self) {
         self.shared.aborted.set(true);
     }
@@ -78,14 +78,14 @@ impl Ctx {
 
 #[cfg(test)]
 mod tests {
-    use rt::buf::{Class, Pool};
+    use rt::buf::{BufferPool, MemoryClass};
 
     use super::*;
 
     #[test]
     fn an_abort_reaches_every_clone_but_a_shielded_one() {
-        let pool = Pool::new(1 << 16).unwrap();
-        let credit = pool.account().try_credit(8192, Class::Immediate).unwrap();
+        let pool = BufferPool::new(1 << 16).unwrap();
+        let credit = pool.account().try_credit(8192, MemoryClass::LocalIo).unwrap();
         let ctx = Ctx::new(credit, Epoch(7));
         let (clone, shielded) = (ctx.clone(), ctx.shielded());
         ctx.abort();

@@ -1,4 +1,4 @@
-//! `Layer`, what an implementer writes, and `Dev`, the only way to call one.
+//! [`Layer`], which a layer implements, and [`Dev`], the only way to call one.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -9,37 +9,41 @@ use std::task::{Context, Poll, ready};
 
 use rt::buf::Bufs;
 
-use crate::{ASIDE, ASIDE_BYTES, Blocks, Changes, Ctx, Error, Op, Run, crash};
+use crate::{
+    BlockStatus, Blocks, ChangeTracker, Ctx, Error, METADATA_BYTES, METADATA_LBA, Op, drop_permit,
+};
 
-/// What a device is, as of now. Only [`Info::blocks`] changes while it lives, and only upwards.
+/// Properties of a device. Only [`Info::blocks`] changes while the device is open, and it only
+/// grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Info {
     /// Size of a logical block in bytes: 512 or 4096.
     pub block_size: u32,
     /// Size of the device in logical blocks.
     pub blocks: u64,
-    /// Blocks beside it, from [`ASIDE`] on: as many as [`ASIDE_BYTES`](crate::ASIDE_BYTES) are, or none.
-    pub aside_blocks: u32,
-    /// Size in bytes of what the medium writes at once; a multiple of `block_size`. Smaller or
-    /// misaligned writes work and cost more.
+    /// Blocks of the metadata area, which starts at [`METADATA_LBA`]: those of
+    /// [`METADATA_BYTES`](crate::METADATA_BYTES), or none.
+    pub metadata_blocks: u32,
+    /// Size in bytes of an atomic unit of the medium; a multiple of `block_size`. Smaller or
+    /// misaligned writes work, at a higher cost.
     pub physical_block_size: u32,
     /// Largest operation that carries data, in blocks; in bytes it fits a `u32`.
     pub max_transfer_blocks: u32,
-    /// Granularity of [`Op::Unmap`] in blocks: smaller pieces keep their space and are treated
-    /// as `unmap_zeroes` says. 0 where nothing can be freed.
+    /// Granularity of [`Op::Unmap`] in blocks: smaller ranges keep their space and behave as
+    /// `unmap_zeroes` says. 0 if no space can be freed.
     pub unmap_granularity_blocks: u32,
     /// Whether unmapped blocks read as zeroes.
     pub unmap_zeroes: bool,
-    /// Whether completed writes may be lost at power loss until flushed. Where not, every write
-    /// is durable when it completes and a flush does nothing.
+    /// Whether completed writes may be lost at power loss until flushed. If not, every write is
+    /// durable when it completes, and a flush does nothing.
     pub volatile_cache: bool,
-    /// Whether the layer itself honours `fua`; otherwise [`Dev`] adds a flush.
+    /// Whether the layer implements `fua`; otherwise [`Dev`] adds a flush.
     pub native_fua: bool,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// Memory in bytes that one operation may take from its credit beyond its data (a read's
-    /// rounded up to 4 KiB): a multiple of 4 KiB, as memory comes in pages.
-    pub overhead: u32,
+    /// Memory in bytes that one operation may take from its credit in addition to its data (a
+    /// read's rounded up to 4 KiB): a multiple of 4 KiB.
+    pub overhead_bytes: u32,
 }
 
 impl Info {
@@ -49,14 +53,14 @@ impl Info {
         self.blocks.saturating_mul(u64::from(self.block_size))
     }
 
-    /// Whether `range` is not empty and lies in the device, or beside it.
+    /// Whether `range` is not empty and lies in the device or in the metadata area.
     #[must_use]
-    pub fn has(&self, range: Blocks) -> bool {
+    pub fn contains(&self, range: Blocks) -> bool {
         let within = |first: u64, count: u64| {
             let last = first.checked_add(count);
             range.at.0 >= first && range.end().is_some_and(|end| last.is_some_and(|l| end <= l))
         };
-        let aside = || within(ASIDE.0, u64::from(self.aside_blocks));
+        let aside = || within(METADATA_LBA.0, u64::from(self.metadata_blocks));
         range.count > 0 && (within(0, self.blocks) || aside())
     }
 
@@ -65,39 +69,40 @@ impl Info {
         matches!(self.block_size, 512 | 4096)
             && self.physical_block_size.is_multiple_of(self.block_size)
             && self.physical_block_size > 0
-            && self.blocks <= ASIDE.0
-            && [0, ASIDE_BYTES / self.block_size].contains(&self.aside_blocks)
+            && self.blocks <= METADATA_LBA.0
+            && [0, METADATA_BYTES / self.block_size].contains(&self.metadata_blocks)
             && (1..=u64::from(u32::MAX)).contains(&transfer)
-            && self.overhead.is_multiple_of(4096)
+            && self.overhead_bytes.is_multiple_of(4096)
     }
 }
 
-/// A part of a storage stack. Lives on one core; called through [`Dev`] only.
+/// A layer of a storage stack. It belongs to one core and is called only through [`Dev`].
 ///
-/// The obligations of both sides are the contract in the [crate documentation](crate). Besides:
-/// the caller keeps polling what it submitted; the layer completes every operation in finite time
-/// after its disks do, never panics on any `Op` that [`Dev`] let through, and passes on `ctx`.
+/// The [crate documentation](crate) is the contract for both sides. In addition: the caller polls
+/// every submitted operation to completion; the layer completes every operation in finite time
+/// after its disks do, never panics on an `Op` that [`Dev`] let through, and passes on `ctx`.
 pub trait Layer: 'static {
     /// Kind of layer, for logs and statistics.
     fn name(&self) -> &'static str;
 
-    /// What the device is now.
+    /// The device's current properties.
     fn info(&self) -> Info;
 
-    /// Does `op`; a read returns its data, [`Op::Map`] a [`Run`], everything else nothing.
+    /// Performs `op`. A read returns its data, [`Op::BlockStatus`] a [`BlockStatus`], everything
+    /// else nothing.
     fn submit(&self, op: Op, ctx: Ctx) -> impl Future<Output = Result<Bufs, Error>>;
 }
 
-/// [`Layer`] behind a pointer.
-trait Boxed {
+/// Object-safe form of [`Layer`].
+trait DynLayer {
     fn name(&self) -> &'static str;
     fn info(&self) -> Info;
-    fn submit(self: Rc<Self>, op: Op, ctx: Ctx) -> Completion;
+    fn submit(self: Rc<Self>, op: Op, ctx: Ctx) -> BoxedCompletion;
 }
 
-type Completion = Pin<Box<dyn Future<Output = Result<Bufs, Error>>>>;
+type BoxedCompletion = Pin<Box<dyn Future<Output = Result<Bufs, Error>>>>;
 
-impl<L: Layer> Boxed for L {
+impl<L: Layer> DynLayer for L {
     fn name(&self) -> &'static str {
         Layer::name(self)
     }
@@ -106,7 +111,7 @@ impl<L: Layer> Boxed for L {
         Layer::info(self)
     }
 
-    fn submit(self: Rc<Self>, op: Op, ctx: Ctx) -> Completion {
+    fn submit(self: Rc<Self>, op: Op, ctx: Ctx) -> BoxedCompletion {
         Box::pin(async move { Layer::submit(&*self, op, ctx).await })
     }
 }
@@ -132,38 +137,38 @@ pub struct Stats {
     pub in_flight: u64,
 }
 
-/// A device: the checkpoint in front of a layer, which checks ranges, alignment and limits,
-/// emulates FUA and counts, once for all layers. Cheap to clone.
+/// A device: checks range, alignment and limits of every operation, emulates FUA and counts, once
+/// for all layers. Cheap to clone.
 #[derive(Clone)]
 pub struct Dev {
-    layer: Rc<dyn Boxed>,
+    layer: Rc<dyn DynLayer>,
     shared: Rc<Shared>,
 }
 
 #[derive(Default)]
 struct Shared {
     stats: Cell<Stats>,
-    changes: Changes,
-    /// What is in flight and whether it writes; kept in debug builds only.
-    ranges: RefCell<Vec<(Blocks, bool)>>,
+    change_tracker: ChangeTracker,
+    /// Ranges in flight and whether each writes; in debug builds only.
+    in_flight_ranges: RefCell<Vec<(Blocks, bool)>>,
 }
 
 impl Shared {
-    fn count(&self, f: impl FnOnce(&mut Stats)) {
+    fn update_stats(&self, f: impl FnOnce(&mut Stats)) {
         let mut s = self.stats.get();
         f(&mut s);
         self.stats.set(s);
     }
 }
 
-/// An operation that has begun: poll it to completion. It can be moved meanwhile.
+/// An operation in flight: poll it to completion. It may be moved.
 pub struct Submission {
-    flight: InFlight,
-    running: Completion,
-    /// Bytes that it answers with.
-    bytes: usize,
-    /// A flush follows, with this, where FUA is emulated.
-    flush: Option<Ctx>,
+    in_flight: InFlight,
+    completion: BoxedCompletion,
+    /// Length of the expected answer in bytes.
+    reply_bytes: usize,
+    /// Context of the flush that follows, where FUA is emulated.
+    fua_flush: Option<Ctx>,
 }
 
 impl Future for Submission {
@@ -172,19 +177,19 @@ impl Future for Submission {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         loop {
-            let result = ready!(this.running.as_mut().poll(cx));
+            let result = ready!(this.completion.as_mut().poll(cx));
             if result.is_ok()
-                && let Some(ctx) = this.flush.take()
+                && let Some(ctx) = this.fua_flush.take()
             {
-                let dev = &this.flight.dev;
-                dev.shared.count(|s| s.flushes += 1);
-                this.running = Rc::clone(&dev.layer).submit(Op::Flush, ctx.shielded());
+                let dev = &this.in_flight.dev;
+                dev.shared.update_stats(|s| s.flushes += 1);
+                this.completion = Rc::clone(&dev.layer).submit(Op::Flush, ctx.shielded());
                 continue;
             }
-            this.flight.end(result.is_err());
+            this.in_flight.end(result.is_err());
             if let Ok(data) = &result {
-                let name = this.flight.dev.name();
-                assert_eq!(data.len(), this.bytes, "{name} broke the contract");
+                let name = this.in_flight.dev.name();
+                assert_eq!(data.len(), this.reply_bytes, "{name} broke the contract");
             }
             return Poll::Ready(result);
         }
@@ -192,20 +197,20 @@ impl Future for Submission {
 }
 
 impl Submission {
-    /// Nobody believes what it answers any more: its range may be read and written meanwhile. It is still to be polled to
-    /// completion.
-    pub fn forsake(&mut self) {
-        self.flight.forget_range();
+    /// Declares that the result will be ignored: other operations may read and write its range
+    /// meanwhile. The operation must still be polled to completion.
+    pub fn detach(&mut self) {
+        self.in_flight.release_range();
     }
 }
 
 impl fmt::Debug for Submission {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Submission").field("dev", &self.flight.dev).finish_non_exhaustive()
+        f.debug_struct("Submission").field("dev", &self.in_flight.dev).finish_non_exhaustive()
     }
 }
 
-/// One operation between its start and its completion.
+/// The accounting of one operation from start to completion.
 struct InFlight {
     dev: Dev,
     range: Option<(Blocks, bool)>,
@@ -214,17 +219,17 @@ struct InFlight {
 
 impl InFlight {
     fn begin(dev: &Dev, op: &Op, info: &Info, is_believed: bool) -> Self {
-        let uses = is_believed && !matches!(op, Op::Map { .. });
-        let range = op.range(info.block_size).filter(|_| uses).map(|r| (r, op.writes()));
+        let uses = is_believed && !matches!(op, Op::BlockStatus { .. });
+        let range = op.range(info.block_size).filter(|_| uses).map(|r| (r, op.is_write()));
         if cfg!(debug_assertions)
             && let Some((new, writes)) = range
         {
-            let mut ranges = dev.shared.ranges.borrow_mut();
+            let mut ranges = dev.shared.in_flight_ranges.borrow_mut();
             let clash = ranges.iter().find(|(r, w)| (writes || *w) && r.overlaps(&new));
             assert!(clash.is_none(), "{op:?} on {} overlaps {clash:?} in flight", dev.name());
             ranges.push((new, writes));
         }
-        dev.shared.count(|s| {
+        dev.shared.update_stats(|s| {
             s.in_flight += 1;
             count_op(s, op, info.block_size);
         });
@@ -233,14 +238,14 @@ impl InFlight {
 
     fn end(&mut self, failed: bool) {
         self.completed = true;
-        self.dev.shared.count(|s| s.errors += u64::from(failed));
+        self.dev.shared.update_stats(|s| s.errors += u64::from(failed));
     }
 
-    fn forget_range(&mut self) {
+    fn release_range(&mut self) {
         if cfg!(debug_assertions)
             && let Some(range) = self.range.take()
         {
-            let mut ranges = self.dev.shared.ranges.borrow_mut();
+            let mut ranges = self.dev.shared.in_flight_ranges.borrow_mut();
             if let Some(i) = ranges.iter().position(|r| *r == range) {
                 ranges.swap_remove(i);
             }
@@ -250,16 +255,16 @@ impl InFlight {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.dev.shared.count(|s| s.in_flight -= 1);
-        self.forget_range();
-        if !self.completed && crash::is_forbidden() {
+        self.dev.shared.update_stats(|s| s.in_flight -= 1);
+        self.release_range();
+        if !self.completed && drop_permit::is_drop_forbidden() {
             panic!("an operation on {} was dropped in flight", self.dev.name());
         }
     }
 }
 
 impl Dev {
-    /// The device that `layer` is.
+    /// A device on `layer`.
     ///
     /// # Panics
     /// If the layer's [`Info`] contradicts itself.
@@ -268,7 +273,7 @@ impl Dev {
         Self::shared(Rc::new(layer))
     }
 
-    /// The device of a layer that its owner keeps a handle to.
+    /// A device on a layer to which its owner keeps a handle.
     ///
     /// # Panics
     /// If the layer's [`Info`] contradicts itself.
@@ -285,49 +290,49 @@ impl Dev {
         self.layer.name()
     }
 
-    /// What the device is now.
+    /// The device's current properties.
     #[must_use]
     pub fn info(&self) -> Info {
         self.layer.info()
     }
 
-    /// What it has done so far.
+    /// The device's counters.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.shared.stats.get()
     }
 
-    /// What is changed of it through this and its clones.
+    /// The tracker of changes made through this handle and its clones.
     #[must_use]
-    pub fn changes(&self) -> Changes {
-        self.shared.changes.clone()
+    pub fn change_tracker(&self) -> ChangeTracker {
+        self.shared.change_tracker.clone()
     }
 
-    /// Does `op`; poll it to completion.
+    /// Performs `op`; poll it to completion.
     ///
     /// # Errors
     /// [`Error::OutOfRange`] for a range outside the device, an empty one, more than
-    /// [`Info::max_transfer_blocks`] of data or data that is not whole blocks;
-    /// [`Error::ReadOnly`]; [`Error::Aborted`] when that was asked for before the start; what the
-    /// layer reports.
+    /// [`Info::max_transfer_blocks`] of data or data that is not whole blocks; [`Error::ReadOnly`];
+    /// [`Error::Aborted`] if an abort was requested before the start; what the layer reports.
     pub async fn submit(&self, op: Op, ctx: &Ctx) -> Result<Bufs, Error> {
         self.start(op, ctx)?.await
     }
 
-    /// Begins `op`, as [`Self::submit`] does.
+    /// Starts `op`, as [`Self::submit`] does.
     ///
     /// # Errors
-    /// Those of [`Self::submit`] that are found before the layer is asked.
+    /// Those of [`Self::submit`] that are found before the layer is called.
     pub fn start(&self, op: Op, ctx: &Ctx) -> Result<Submission, Error> {
         self.begin(op, ctx, true)
     }
 
-    /// As [`Self::start`], of a read that nobody may believe in the end: its range is not checked against others in flight. For a layer
-    /// whose caller may have [forsaken](Submission::forsake) its own operation before the layer was polled.
+    /// As [`Self::start`], for a read whose result may be discarded: its range is not checked
+    /// against other operations in flight. For a layer whose caller may have
+    /// [detached](Submission::detach) its own operation before the layer was polled.
     ///
     /// # Errors
     /// Those of [`Self::start`].
-    pub fn start_forsaken(&self, op: Op, ctx: &Ctx) -> Result<Submission, Error> {
+    pub fn start_detached(&self, op: Op, ctx: &Ctx) -> Result<Submission, Error> {
         self.begin(op, ctx, false)
     }
 
@@ -339,15 +344,20 @@ impl Dev {
         }
         let bytes = match op {
             Op::Read { blocks, .. } => blocks as usize * info.block_size as usize,
-            Op::Map { .. } => Run::BYTES,
+            Op::BlockStatus { .. } => BlockStatus::BYTES,
             _ => 0,
         };
         let flight = InFlight::begin(self, &op, &info, is_believed);
-        self.shared.changes.begins(&op, info.block_size);
+        self.shared.change_tracker.on_begin(&op, info.block_size);
         let (op, flush_after) = split_fua(op, &info);
         let flush = flush_after.then(|| ctx.clone());
         let running = Rc::clone(&self.layer).submit(op, ctx.clone());
-        Ok(Submission { flight, running, bytes, flush })
+        Ok(Submission {
+            in_flight: flight,
+            completion: running,
+            reply_bytes: bytes,
+            fua_flush: flush,
+        })
     }
 }
 
@@ -368,14 +378,14 @@ fn count_op(s: &mut Stats, op: &Op, block_size: u32) {
             s.write_bytes += data.len() as u64;
         }
         Op::Zero { .. } | Op::Unmap { .. } => s.zeroes += 1,
-        Op::Map { .. } => {}
+        Op::BlockStatus { .. } => {}
         Op::Flush => s.flushes += 1,
     }
 }
 
 fn check(op: &Op, info: &Info) -> Result<(), Error> {
     if let Some(range) = op.range(info.block_size) {
-        if !info.has(range) {
+        if !info.contains(range) {
             return Err(Error::OutOfRange);
         }
         let carries_data = matches!(op, Op::Read { .. } | Op::Write { .. });
@@ -388,13 +398,13 @@ fn check(op: &Op, info: &Info) -> Result<(), Error> {
     {
         return Err(Error::OutOfRange);
     }
-    if op.writes() && info.read_only {
+    if op.is_write() && info.read_only {
         return Err(Error::ReadOnly);
     }
     Ok(())
 }
 
-/// Takes `fua` off an operation whose layer does not know it; says whether a flush must follow.
+/// Clears `fua` if the layer does not implement it; returns whether a flush must follow.
 fn split_fua(mut op: Op, info: &Info) -> (Op, bool) {
     match &mut op {
         Op::Write { fua, .. } | Op::Zero { fua, .. } => {
@@ -402,7 +412,7 @@ fn split_fua(mut op: Op, info: &Info) -> (Op, bool) {
             *fua &= info.native_fua;
             (op, emulate && info.volatile_cache)
         }
-        Op::Read { .. } | Op::Unmap { .. } | Op::Map { .. } | Op::Flush => (op, false),
+        Op::Read { .. } | Op::Unmap { .. } | Op::BlockStatus { .. } | Op::Flush => (op, false),
     }
 }
 

@@ -1,18 +1,19 @@
-//! What can go wrong, told by what the caller has to do about it.
+//! Errors, classified by what the caller has to do.
 
 use crate::Lba;
 
-/// A failed operation. Front ends map these by total tables to SCSI sense and NVMe status; the
-/// cause (an errno, a path) is logged where it happened.
+/// A failed operation. Front ends map these by complete tables to SCSI sense and NVMe status; the
+/// cause (an errno, a path) is logged where it occurred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Error {
-    /// The medium does not give the block back: read it from another copy, or report it.
+    /// The medium cannot read the block: read it from another copy, or report it.
     #[error("block {at} cannot be read")]
     Unreadable {
         /// First block that failed.
         at: Lba,
     },
-    /// The block was read and is not what was written: read it from another copy, or report it.
+    /// The block was read and differs from what was written: read it from another copy, or report
+    /// it.
     #[error("block {at} is corrupt")]
     Corrupt {
         /// First block that failed.
@@ -27,13 +28,13 @@ pub enum Error {
     /// The range is not inside the device: correct the request.
     #[error("the range lies outside the device")]
     OutOfRange,
-    /// No space left behind a thin device: free some or grow the pool, then retry.
+    /// A thin device has run out of space: free some or grow the pool, then retry.
     #[error("no space left")]
     NoSpace,
     /// The device does not accept writes.
     #[error("the device is read-only")]
     ReadOnly,
-    /// The caller's epoch is over: learn the new configuration, then retry.
+    /// The caller's epoch is over: read the new configuration, then retry.
     #[error("the epoch is over")]
     Fenced,
     /// The operation was aborted at the caller's request. A write's range holds the old or the

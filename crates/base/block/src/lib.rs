@@ -1,4 +1,5 @@
-//! The seam: what every layer of a storage stack is, and the one way to call it.
+//! The block device interface: what every layer of a storage stack implements, and the one way to
+//! call it.
 //!
 //! # The contract
 //! * **Visibility.** A completed write is visible to every read submitted after it; it is not yet
@@ -7,54 +8,56 @@
 //!   submitted. `fua` makes that one write durable and nothing else.
 //! * **Order.** Concurrent operations are unordered. Overlapping operations of which one writes
 //!   never run at once below a volume: the volume serialises them, layers rely on it.
-//!   Debug builds panic on an overlap. [`Op::Map`] overlaps whatever it likes.
+//!   Debug builds panic on an overlap. [`Op::BlockStatus`] may overlap anything.
 //! * **Atomicity.** One logical block is never torn: after a crash it holds the old or the new
 //!   contents. A larger write may be partly done.
 //! * **Failure.** A write that failed or was aborted leaves its range with the old or the new
-//!   contents, block by block, and they stay. A failed flush ends the leaf: it is never retried
-//!   and believed, and every later operation is [`Error::Gone`].
-//! * **Cancellation** is never by drop. Whoever submits an operation polls it to completion; an
-//!   abort ([`Ctx::abort`]) is a request, the completion is the truth. Dropping an operation in
-//!   flight panics in debug builds (see [`crash`]).
+//!   contents, block by block, and these do not change. A failed flush ends the device: retrying it
+//!   proves nothing, and every later operation fails with [`Error::Gone`].
+//! * **Cancellation** is never by drop. The caller polls every operation to completion; an abort
+//!   ([`Ctx::abort`]) is a request, the completion is the result. Dropping an operation in flight
+//!   panics in debug builds (see [`drop_permit`]).
 //! * **Memory.** A read is answered in buffers that the callee takes from the operation's
-//!   [`Ctx`] or that it has already; [`Info::overhead`] declares what a stack needs beyond the
-//!   data itself. A layer keeps no scratch memory of an operation that it has completed, so the
+//!   [`Ctx`] or that it has already; [`Info::overhead_bytes`] declares what a stack needs beyond
+//!   the data itself. A layer keeps no scratch memory of an operation that it has completed, so the
 //!   operations of a command that run one after another need one overhead, not many.
 
 mod access;
-mod aside;
-mod changes;
-mod compare;
-pub mod crash;
+mod block_status;
+mod change_tracker;
+mod copy_into;
 mod ctx;
 mod dev;
+pub mod drop_permit;
 mod error;
 mod fixed;
-mod flush;
+mod flush_coalescer;
 mod mem;
 mod op;
-mod overlay;
 mod range_locks;
+mod replicated_device;
 mod request;
-mod run;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod unit_locks;
+mod volume_metadata;
 
 pub use access::{Access, AccessState};
-pub use aside::{ASIDE, ASIDE_BYTES, Aside};
-pub use changes::{Changes, Watch};
-pub use compare::{CompareAndWrite, Compared, Settled};
+pub use block_status::BlockStatus;
+pub use change_tracker::{ChangeTracker, ChangeWatch};
+pub use copy_into::copy_into;
 pub use ctx::{Ctx, Epoch};
 pub use dev::{Dev, Info, Layer, Stats, Submission};
 pub use error::Error;
 pub use fixed::fixed_credit;
-pub use flush::FlushGate;
+pub use flush_coalescer::FlushCoalescer;
 pub use mem::{Mem, MemOptions};
 pub use op::{Blocks, Lba, Op};
-pub use overlay::overlay;
 pub use range_locks::{RangeLock, RangeLocks};
-pub use request::{Failure, Request};
-pub use rt::buf::{Account, Buf, BufMut, Bufs, BufsMut, Class, Credit, Pool, TooLarge, run_mut};
-pub use run::Run;
-pub use unit_locks::{UnitLock, UnitLocks};
+pub use replicated_device::{CommitFuture, CompareAndWriteFuture, ReplicatedDevice};
+pub use request::{Request, RequestError};
+pub use rt::buf::{
+    Account, Buf, BufMut, BufferPool, Bufs, BufsMut, Credit, CreditTooLarge, MemoryClass, run_mut,
+};
+pub use unit_locks::{KeyedLock, KeyedLocks};
+pub use volume_metadata::{METADATA_BYTES, METADATA_LBA, MetadataObserver};

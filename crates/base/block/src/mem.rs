@@ -6,31 +6,31 @@ use std::fmt;
 use rt::buf::{Buf, BufMut, Bufs};
 use rustc_hash::FxHashMap;
 
-use crate::{ASIDE_BYTES, Blocks, Ctx, Error, Info, Layer, Op, Run};
+use crate::{BlockStatus, Blocks, Ctx, Error, Info, Layer, METADATA_BYTES, Op};
 
 /// Granularity of allocation in bytes.
 const PAGE: usize = 4096;
 
-/// Most pages that one look at what has space goes through.
-const MAPPED_AT_ONCE: usize = 4096;
+/// Most pages that one block status operation examines.
+const MAX_STATUS_PAGES: usize = 4096;
 
 const MAX_TRANSFER_BYTES: u32 = 1 << 20;
 
-/// What a [`Mem`] is to be.
+/// Parameters of a [`Mem`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemOptions {
     /// Size of a logical block in bytes: 512 or 4096.
     pub block_size: u32,
     /// Size in blocks.
     pub blocks: u64,
-    /// Most memory its contents may take, in bytes; writes beyond get [`Error::NoSpace`].
-    pub space_bytes: u64,
-    /// Whether it keeps what [`Mem::cut_power`] may lose: for tests. It remembers every version
-    /// of a block that was overwritten since the last flush.
+    /// Most memory for its contents, in bytes; writes beyond fail with [`Error::NoSpace`].
+    pub max_space_bytes: u64,
+    /// Whether it has a cache whose contents [`Mem::cut_power`] may lose: for tests. It remembers
+    /// every version of a block overwritten since the last flush.
     pub volatile_cache: bool,
-    /// Whether a whole page that is written is kept where it came, and not copied. Then what the
-    /// device holds is memory of whoever wrote it, and counts as held by him: for pools that have
-    /// room for all of it several times, as the pages of one buffer are given back together.
+    /// Whether written whole pages are kept in the writer's buffers and not copied. The contents
+    /// then count as held by the writer: for pools with room for all of it several times, as the
+    /// pages of one buffer are freed together.
     pub keeps_buffers: bool,
 }
 
@@ -39,21 +39,21 @@ impl MemOptions {
     #[must_use]
     pub fn new(block_size: u32, blocks: u64) -> Self {
         let (volatile_cache, keeps_buffers) = (false, false);
-        Self { block_size, blocks, space_bytes: u64::MAX, volatile_cache, keeps_buffers }
+        Self { block_size, blocks, max_space_bytes: u64::MAX, volatile_cache, keeps_buffers }
     }
 }
 
 /// A device in memory.
 pub struct Mem {
     options: MemOptions,
-    /// But for its size, which may change.
+    /// All but the size, which may change.
     info: Info,
     state: RefCell<State>,
 }
 
 struct State {
     blocks: u64,
-    /// Readers share them: a page that somebody holds is not changed, but replaced.
+    /// Shared with readers: a page that a reader holds is replaced, not changed.
     pages: FxHashMap<u64, Buf>,
     /// Earlier contents, oldest first, of the blocks changed since they were last durable.
     undo: FxHashMap<u64, Vec<Box<[u8]>>>,
@@ -70,18 +70,18 @@ impl Mem {
     #[must_use]
     pub fn new(options: MemOptions) -> Self {
         let (blocks, pages, undo) = (options.blocks, FxHashMap::default(), FxHashMap::default());
-        let info = declared(&options);
+        let info = info_of(&options);
         Self { options, info, state: RefCell::new(State { blocks, pages, undo }) }
     }
 
-    /// Something of a block is not what was written any more: for tests. A block that was never written stays as it is.
-    pub fn spoil(&self, block: u64, at: usize) {
-        let place = block * u64::from(self.options.block_size) + at as u64;
+    /// Corrupts a byte of a block: for tests. A block that was never written stays as it is.
+    pub fn corrupt(&self, block: u64, at: usize) {
+        let offset = block * u64::from(self.options.block_size) + at as u64;
         let mut state = self.state.borrow_mut();
-        let Some(page) = state.pages.get_mut(&(place / PAGE as u64)) else { return };
-        let mut spoilt = BufMut::lone_page();
+        let Some(page) = state.pages.get_mut(&(offset / PAGE as u64)) else { return };
+        let mut spoilt = BufMut::heap_page();
         spoilt.copy_from_slice(page);
-        spoilt[(place % PAGE as u64) as usize] ^= 0x40;
+        spoilt[(offset % PAGE as u64) as usize] ^= 0x40;
         *page = spoilt.freeze();
     }
 
@@ -97,81 +97,84 @@ impl Mem {
         (self.state.borrow().pages.len() * PAGE) as u64
     }
 
-    /// Power is lost: of every block changed since it was last durable one of its contents since
-    /// then stays. `fate(n)` chooses, below `n`: 0 is the oldest.
-    pub fn cut_power(&self, mut fate: impl FnMut(usize) -> usize) {
+    /// Cuts the power: each block changed since it was last durable keeps one of its contents since
+    /// then. `fate(n)` chooses, below `n`: 0 is the oldest.
+    pub fn cut_power(&self, mut choose: impl FnMut(usize) -> usize) {
         let mut state = self.state.borrow_mut();
         let mut undo: Vec<_> = std::mem::take(&mut state.undo).into_iter().collect();
         undo.sort_unstable_by_key(|(lba, _)| *lba);
         for (lba, versions) in undo {
-            if let Some(old) = versions.get(fate(versions.len() + 1)) {
-                state.put(self.at(lba), old);
+            if let Some(old) = versions.get(choose(versions.len() + 1)) {
+                state.copy_in(self.byte_offset(lba), old);
             }
         }
     }
 
-    /// Address in bytes of block `lba`.
-    fn at(&self, lba: u64) -> u64 {
+    /// Byte offset of block `lba`.
+    fn byte_offset(&self, lba: u64) -> u64 {
         lba * u64::from(self.options.block_size)
     }
 
-    fn span(&self, range: Blocks) -> Span {
-        Span { at: self.at(range.at.0), end: self.at(range.at.0 + range.count) }
+    fn byte_range(&self, range: Blocks) -> ByteRange {
+        ByteRange {
+            start: self.byte_offset(range.at.0),
+            end: self.byte_offset(range.at.0 + range.count),
+        }
     }
 
-    /// Does an operation on `range` that changes its contents.
-    fn change(&self, op: &Op, range: Blocks) -> Result<(), Error> {
-        let span = self.span(range);
+    /// Applies an operation that changes `range`.
+    fn apply(&self, op: &Op, range: Blocks) -> Result<(), Error> {
+        let span = self.byte_range(range);
         let mut state = self.state.borrow_mut();
         let needs_space = match op {
-            Op::Write { .. } | Op::Zero { unmap: false, .. } => state.missing(span),
+            Op::Write { .. } | Op::Zero { unmap: false, .. } => state.unallocated_pages(span),
             _ => 0,
         };
-        if (state.pages.len() as u64 + needs_space) * PAGE as u64 > self.options.space_bytes {
+        if (state.pages.len() as u64 + needs_space) * PAGE as u64 > self.options.max_space_bytes {
             return Err(Error::NoSpace);
         }
         let fua = matches!(op, Op::Write { fua: true, .. } | Op::Zero { fua: true, .. });
         if self.options.volatile_cache {
-            self.remember(&mut state, range, fua);
+            self.save_undo(&mut state, range, fua);
         }
         match op {
             Op::Write { data, .. } => {
-                let mut at = span.at;
+                let mut at = span.start;
                 for piece in data.iter() {
                     match self.options.keeps_buffers {
-                        true => state.keep(at, piece),
-                        false => state.put(at, piece),
+                        true => state.store_shared(at, piece),
+                        false => state.copy_in(at, piece),
                     }
                     at += piece.len() as u64;
                 }
             }
             Op::Zero { unmap: false, .. } => {
-                span.pages().for_each(|(page, part)| state.page(page)[part].fill(0));
+                span.pages().for_each(|(page, part)| state.page_mut(page)[part].fill(0));
             }
             _ => state.free(span),
         }
         Ok(())
     }
 
-    /// How a range begins.
-    fn map(&self, range: Blocks) -> Run {
-        let (span, state) = (self.span(range), self.state.borrow());
+    /// The status of the first run of a range.
+    fn block_status(&self, range: Blocks) -> BlockStatus {
+        let (span, state) = (self.byte_range(range), self.state.borrow());
         let mapped = |n: u64| state.pages.contains_key(&n);
-        let first = mapped(span.at / PAGE as u64);
+        let first = mapped(span.start / PAGE as u64);
         let alike = |(n, _): &(u64, std::ops::Range<usize>)| mapped(*n) == first;
         let bytes: usize =
-            span.pages().take(MAPPED_AT_ONCE).take_while(alike).map(|(_, part)| part.len()).sum();
+            span.pages().take(MAX_STATUS_PAGES).take_while(alike).map(|(_, part)| part.len()).sum();
         let blocks = bytes as u64 / u64::from(self.options.block_size);
-        Run { blocks: blocks.min(range.count) as u32, mapped: first }
+        BlockStatus { blocks: blocks.min(range.count) as u32, mapped: first }
     }
 
-    fn remember(&self, state: &mut State, range: Blocks, durable: bool) {
+    fn save_undo(&self, state: &mut State, range: Blocks, durable: bool) {
         for lba in range.at.0..range.at.0 + range.count {
             if durable {
                 state.undo.remove(&lba);
             } else {
                 let mut old = vec![0; self.options.block_size as usize].into_boxed_slice();
-                state.get(self.at(lba), &mut old);
+                state.copy_out(self.byte_offset(lba), &mut old);
                 state.undo.entry(lba).or_default().push(old);
             }
         }
@@ -180,21 +183,21 @@ impl Mem {
 
 /// A range of bytes.
 #[derive(Clone, Copy)]
-struct Span {
-    at: u64,
+struct ByteRange {
+    start: u64,
     end: u64,
 }
 
-impl Span {
+impl ByteRange {
     fn new(at: u64, len: usize) -> Self {
-        Self { at, end: at + len as u64 }
+        Self { start: at, end: at + len as u64 }
     }
 
     /// The pages it touches, and the part of each.
     fn pages(self) -> impl Iterator<Item = (u64, std::ops::Range<usize>)> {
         let page = PAGE as u64;
-        (self.at / page..self.end.div_ceil(page)).map(move |n| {
-            let start = self.at.max(n * page) - n * page;
+        (self.start / page..self.end.div_ceil(page)).map(move |n| {
+            let start = self.start.max(n * page) - n * page;
             let end = self.end.min((n + 1) * page) - n * page;
             (n, start as usize..end as usize)
         })
@@ -202,45 +205,45 @@ impl Span {
 }
 
 impl State {
-    fn missing(&self, span: Span) -> u64 {
+    fn unallocated_pages(&self, span: ByteRange) -> u64 {
         span.pages().filter(|(n, _)| !self.pages.contains_key(n)).count() as u64
     }
 
-    /// A page, to be changed.
-    fn page(&mut self, n: u64) -> &mut [u8] {
-        let page = self.pages.entry(n).or_insert_with(|| BufMut::lone_page().freeze());
+    /// A page, for writing.
+    fn page_mut(&mut self, n: u64) -> &mut [u8] {
+        let page = self.pages.entry(n).or_insert_with(|| BufMut::heap_page().freeze());
         if page.get_mut().is_none() {
-            let mut copy = BufMut::lone_page();
+            let mut copy = BufMut::heap_page();
             copy.copy_from_slice(page);
             *page = copy.freeze();
         }
         page.get_mut().expect("nobody else holds it")
     }
 
-    fn put(&mut self, at: u64, mut bytes: &[u8]) {
-        for (n, part) in Span::new(at, bytes.len()).pages() {
+    fn copy_in(&mut self, at: u64, mut bytes: &[u8]) {
+        for (n, part) in ByteRange::new(at, bytes.len()).pages() {
             let (now, later) = bytes.split_at(part.len());
-            self.page(n)[part].copy_from_slice(now);
+            self.page_mut(n)[part].copy_from_slice(now);
             bytes = later;
         }
     }
 
-    /// As [`Self::put`]; whole pages are kept, and not copied.
-    fn keep(&mut self, at: u64, piece: &Buf) {
+    /// As [`Self::copy_in`], but keeps whole pages instead of copying them.
+    fn store_shared(&mut self, at: u64, piece: &Buf) {
         let mut done = 0;
-        for (n, part) in Span::new(at, piece.len()).pages() {
+        for (n, part) in ByteRange::new(at, piece.len()).pages() {
             let end = done + part.len();
             if part.len() == PAGE && piece[done..].as_ptr().addr().is_multiple_of(PAGE) {
                 self.pages.insert(n, piece.slice(done..end));
             } else {
-                self.page(n)[part].copy_from_slice(&piece[done..end]);
+                self.page_mut(n)[part].copy_from_slice(&piece[done..end]);
             }
             done = end;
         }
     }
 
-    /// What is there, without a copy.
-    fn share(&self, span: Span) -> Bufs {
+    /// The contents, without a copy.
+    fn read_shared(&self, span: ByteRange) -> Bufs {
         let of = |(n, part): (u64, std::ops::Range<usize>)| match self.pages.get(&n) {
             Some(page) => page.slice(part),
             None => Buf::zeroes(part.len()),
@@ -248,8 +251,8 @@ impl State {
         span.pages().map(of).collect()
     }
 
-    fn get(&self, at: u64, mut into: &mut [u8]) {
-        for (n, part) in Span::new(at, into.len()).pages() {
+    fn copy_out(&self, at: u64, mut into: &mut [u8]) {
+        for (n, part) in ByteRange::new(at, into.len()).pages() {
             let (now, later) = into.split_at_mut(part.len());
             match self.pages.get(&n) {
                 Some(page) => now.copy_from_slice(&page[part]),
@@ -260,23 +263,23 @@ impl State {
     }
 
     /// Frees whole pages and zeroes parts of pages.
-    fn free(&mut self, span: Span) {
+    fn free(&mut self, span: ByteRange) {
         for (n, part) in span.pages() {
             if part.len() == PAGE {
                 self.pages.remove(&n);
             } else if self.pages.contains_key(&n) {
-                self.page(n)[part].fill(0);
+                self.page_mut(n)[part].fill(0);
             }
         }
     }
 }
 
-fn declared(options: &MemOptions) -> Info {
+fn info_of(options: &MemOptions) -> Info {
     let block_size = options.block_size;
     Info {
         block_size,
         blocks: options.blocks,
-        aside_blocks: ASIDE_BYTES / block_size,
+        metadata_blocks: METADATA_BYTES / block_size,
         physical_block_size: PAGE as u32,
         max_transfer_blocks: MAX_TRANSFER_BYTES / block_size,
         unmap_granularity_blocks: PAGE as u32 / block_size,
@@ -284,7 +287,7 @@ fn declared(options: &MemOptions) -> Info {
         volatile_cache: options.volatile_cache,
         native_fua: true,
         read_only: false,
-        overhead: 0,
+        overhead_bytes: 0,
     }
 }
 
@@ -302,12 +305,12 @@ impl Layer for Mem {
             self.state.borrow_mut().undo.clear();
             return Ok(Bufs::new());
         };
-        if op.writes() {
-            return self.change(&op, range).map(|()| Bufs::new());
+        if op.is_write() {
+            return self.apply(&op, range).map(|()| Bufs::new());
         }
-        if let Op::Map { .. } = op {
-            return Ok(self.map(range).into_bufs(&ctx));
+        if let Op::BlockStatus { .. } = op {
+            return Ok(self.block_status(range).into_bufs(&ctx));
         }
-        Ok(self.state.borrow().share(self.span(range)))
+        Ok(self.state.borrow().read_shared(self.byte_range(range)))
     }
 }

@@ -1,4 +1,4 @@
-//! The six operations.
+//! The operations of a layer.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ impl fmt::Display for Lba {
 pub struct Blocks {
     /// First block.
     pub at: Lba,
-    /// How many.
+    /// Number of blocks.
     pub count: u64,
 }
 
@@ -36,8 +36,8 @@ impl Blocks {
         self.at.0.checked_add(self.count)
     }
 
-    /// The range, in pieces of `most` blocks (one at least), the last of which may be shorter.
-    pub fn pieces(self, most: u64) -> impl Iterator<Item = Self> {
+    /// The range split into pieces of `most` blocks (at least one); the last may be shorter.
+    pub fn chunks(self, most: u64) -> impl Iterator<Item = Self> {
         let most = most.max(1);
         (0..self.count.div_ceil(most)).map(move |n| {
             let done = n * most;
@@ -57,7 +57,7 @@ impl Blocks {
     }
 }
 
-/// What a layer can be asked to do. Matched exhaustively by every layer; there is no default.
+/// An operation on a layer. Every layer matches all of them; there is no default.
 ///
 /// Ranges lie inside the device, are not empty, and data is a whole number of blocks:
 /// [`crate::Dev`] checks that once for all layers.
@@ -85,30 +85,30 @@ pub enum Op {
         at: Lba,
         /// How many blocks.
         blocks: u32,
-        /// Whether the space may be freed; without it, later writes there cannot fail for want
-        /// of space.
+        /// Whether the space may be freed. If not, later writes there cannot fail for lack of
+        /// space.
         unmap: bool,
         /// Durable when it completes.
         fua: bool,
     },
-    /// Says that nobody needs the range any more. Afterwards it reads as zeroes where
-    /// [`crate::Info::unmap_zeroes`], else, until it is written again, as anything that was ever
-    /// written there or zeroes, not necessarily the same each time.
+    /// Declares that the range is no longer needed. Afterwards it reads as zeroes if
+    /// [`crate::Info::unmap_zeroes`]; otherwise, until rewritten, as zeroes or anything ever
+    /// written there, not necessarily the same each time.
     Unmap {
         /// First block.
         at: Lba,
         /// How many blocks.
         blocks: u32,
     },
-    /// Says how the range begins: the [`Run`](crate::Run) of blocks from `at` on that have space behind them, or
-    /// have none. What a completed write has brought is mapped; what is not mapped reads as zeroes. A
-    /// block that reads as zeroes may be mapped, and a run may end before it has to.
+    /// Returns the [`BlockStatus`](crate::BlockStatus) of the run that begins at `at`: mapped or
+    /// unmapped. Blocks that a completed write has written are mapped; unmapped blocks read as
+    /// zeroes. A block that reads as zeroes may be mapped, and a run may end early.
     ///
-    /// Contents are not looked at, so a write of the same blocks may be under way: it counts, or not.
-    Map {
+    /// Contents are not read, so a write of the same blocks may be in flight: it counts or not.
+    BlockStatus {
         /// First block.
         at: Lba,
-        /// How many blocks, at most as many as a run can have.
+        /// Number of blocks, at most as many as a run can have.
         blocks: u32,
     },
     /// Makes durable every write that completed before this was submitted.
@@ -116,13 +116,13 @@ pub enum Op {
 }
 
 impl Op {
-    /// The range the operation touches; `None` for [`Op::Flush`]. `block_size` in bytes.
+    /// The range of the operation; `None` for [`Op::Flush`]. `block_size` in bytes.
     #[must_use]
     pub fn range(&self, block_size: u32) -> Option<Blocks> {
         match *self {
             Self::Read { at, blocks }
             | Self::Zero { at, blocks, .. }
-            | Self::Map { at, blocks }
+            | Self::BlockStatus { at, blocks }
             | Self::Unmap { at, blocks } => Some(Blocks::new(at, u64::from(blocks))),
             Self::Write { at, ref data, .. } => {
                 Some(Blocks::new(at, data.len() as u64 / u64::from(block_size)))
@@ -133,10 +133,10 @@ impl Op {
 
     /// Whether the operation changes contents.
     #[must_use]
-    pub fn writes(&self) -> bool {
+    pub fn is_write(&self) -> bool {
         match self {
             Self::Write { .. } | Self::Zero { .. } | Self::Unmap { .. } => true,
-            Self::Read { .. } | Self::Map { .. } | Self::Flush => false,
+            Self::Read { .. } | Self::BlockStatus { .. } | Self::Flush => false,
         }
     }
 }
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn pieces_are_the_whole_range_in_order() {
-        let of = |at, count, most| -> Vec<_> { Blocks::new(Lba(at), count).pieces(most).collect() };
+        let of = |at, count, most| -> Vec<_> { Blocks::new(Lba(at), count).chunks(most).collect() };
         let r = |at, count| Blocks::new(Lba(at), count);
         assert_eq!(of(5, 7, 3), [r(5, 3), r(8, 3), r(11, 1)]);
         assert_eq!(of(5, 6, 3), [r(5, 3), r(8, 3)]);

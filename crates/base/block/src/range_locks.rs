@@ -1,20 +1,20 @@
 //! Range locks: first come, first served, pairwise.
 //!
 //! A newcomer waits for exactly those earlier commands whose range overlaps its own where one of
-//! the two writes. Every command counts the ones it waits for; a command that leaves (or gives
-//! up) counts down those that waited for it. There are no cycles, as one waits only for earlier
+//! the two writes. Every command counts its blockers; a command that leaves (or gives up)
+//! decrements the count of its waiters. There are no cycles, as a command waits only for earlier
 //! ones, and no starvation, as later ones never overtake where they overlap.
 //!
-//! To find overlaps without looking at every command in flight, ranges are filed under the
-//! regions they touch, of which every [`DRAWERS`]th lies in the same drawer; the few ranges that
-//! touch many regions are looked at each time.
+//! To find overlaps without scanning all commands in flight, ranges are hashed by the regions they
+//! touch: every [`INDEX_BUCKETS`]th region shares a bucket. The few ranges that touch many regions
+//! are scanned each time.
 //!
-//! The table is bounded, for who waits for whom grows with the square of what is in it, and a
-//! client may keep thousands of commands on one block. Beyond [`PLACES`] commands wait in one
-//! line, unfiled, and move into the table in order of arrival as others leave it: those in the
-//! table are always earlier than those in the line and never wait for them. The table itself
-//! moves them, so there is no turn that someone could be given and lose. Nobody may enter while
-//! holding another range of the same volume: in the line it would wait for itself.
+//! The table is bounded, because the wait relation grows with the square of its size, and a client
+//! may keep thousands of commands on one block. Beyond [`TABLE_CAPACITY`] commands wait in an
+//! overflow queue, not indexed, and enter the table in order of arrival as others leave: those in
+//! the table are always earlier than those in the queue and never wait for them. The table itself
+//! moves them, so no wake-up can be lost. A caller must not enter while it holds another range of
+//! the same volume: in the queue it would wait for itself.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -30,93 +30,93 @@ use crate::Blocks;
 /// Blocks per region: 2^10, that is 4 MiB of 4 KiB blocks.
 const REGION_SHIFT: u32 = 10;
 
-/// A range over more regions than this is filed as wide.
-const NARROW_REGIONS: u64 = 8;
+/// A range over more regions than this is indexed as wide.
+const MAX_INDEXED_REGIONS: u64 = 8;
 
-/// Lists of what is filed.
-const DRAWERS: usize = 256;
+/// Buckets of the index.
+const INDEX_BUCKETS: usize = 256;
 
-/// Most commands in the table that came in order.
-const PLACES: usize = 1024;
+/// Most commands in the table, not counting those with priority.
+const TABLE_CAPACITY: usize = 1024;
 
-/// Most commands in the table, with those that went ahead.
-const ALL_PLACES: usize = 4 * PLACES;
+/// Most commands in the table, including those with priority.
+const TABLE_LIMIT: usize = 4 * TABLE_CAPACITY;
 
 /// The locks of one volume.
 #[derive(Debug, Default)]
-pub struct RangeLocks(RefCell<Table>);
+pub struct RangeLocks(RefCell<LockTable>);
 
 #[derive(Debug)]
-struct Table {
-    entries: Slab<Entry>,
-    /// The keys of the entries in the table proper; its own keys are their places.
-    places: Slab<usize>,
-    /// The keys of the others, by number in the line. Empty unless all places are taken.
-    line: BTreeMap<u64, usize>,
-    next_in_line: u64,
-    /// How many in the line were to go ahead: none, as a rule.
-    ahead_in_line: usize,
-    /// How many places there are: [`PLACES`], or fewer in tests.
-    bound: usize,
-    /// Those with a place, by region. Here and below they are listed by place.
-    drawers: Box<[SmallVec<[usize; 4]>]>,
-    wide: Vec<usize>,
+struct LockTable {
+    entries: Slab<LockEntry>,
+    /// The keys of the entries in the table; its own keys are their slots.
+    slots: Slab<usize>,
+    /// The keys of the others, by number in the queue. Empty unless all slots are taken.
+    overflow_queue: BTreeMap<u64, usize>,
+    next_ticket: u64,
+    /// Number of queued commands with priority: normally none.
+    queued_priority: usize,
+    /// Number of slots: [`TABLE_CAPACITY`], or fewer in tests.
+    capacity: usize,
+    /// Entries with a slot, by region. Here and below they are listed by slot.
+    buckets: Box<[SmallVec<[usize; 4]>]>,
+    wide_ranges: Vec<usize>,
     writers: usize,
 }
 
-impl Default for Table {
+impl Default for LockTable {
     fn default() -> Self {
         Self {
             entries: Slab::new(),
-            places: Slab::new(),
-            line: BTreeMap::new(),
-            next_in_line: 0,
-            ahead_in_line: 0,
-            bound: PLACES,
-            drawers: vec![SmallVec::new(); DRAWERS].into(),
-            wide: Vec::new(),
+            slots: Slab::new(),
+            overflow_queue: BTreeMap::new(),
+            next_ticket: 0,
+            queued_priority: 0,
+            capacity: TABLE_CAPACITY,
+            buckets: vec![SmallVec::new(); INDEX_BUCKETS].into(),
+            wide_ranges: Vec::new(),
             writers: 0,
         }
     }
 }
 
 #[derive(Debug)]
-struct Entry {
+struct LockEntry {
     range: Blocks,
     writes: bool,
-    /// Whether it went ahead of others. It is never overtaken itself.
-    ahead: bool,
-    at: At,
-    /// How many earlier ones this one waits for.
+    /// Whether it has priority. A command with priority is never overtaken itself.
+    has_priority: bool,
+    position: Position,
+    /// Number of earlier commands this one waits for.
     blockers: usize,
-    /// Later ones that wait for this one.
-    followers: Option<Box<Places>>,
+    /// Later commands that wait for this one.
+    waiters: Option<Box<SlotBits>>,
     waker: Option<Waker>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum At {
-    Place(usize),
-    Line(u64),
+enum Position {
+    Slot(usize),
+    Queued(u64),
 }
 
-/// A set of places.
+/// A set of slots.
 #[derive(Clone, Debug)]
-struct Places([u64; ALL_PLACES / 64]);
+struct SlotBits([u64; TABLE_LIMIT / 64]);
 
-impl Default for Places {
+impl Default for SlotBits {
     fn default() -> Self {
-        Self([0; ALL_PLACES / 64])
+        Self([0; TABLE_LIMIT / 64])
     }
 }
 
-impl Places {
-    fn insert(&mut self, place: usize) {
-        self.0[place / 64] |= 1 << (place % 64);
+impl SlotBits {
+    fn insert(&mut self, slot: usize) {
+        self.0[slot / 64] |= 1 << (slot % 64);
     }
 
-    fn remove(&mut self, place: usize) {
-        self.0[place / 64] &= !(1 << (place % 64));
+    fn remove(&mut self, slot: usize) {
+        self.0[slot / 64] &= !(1 << (slot % 64));
     }
 
     fn iter(&self) -> impl Iterator<Item = usize> {
@@ -131,10 +131,10 @@ impl Places {
     }
 }
 
-/// Places that a newcomer meets, each once: next to none as a rule.
-type Met = SmallVec<[usize; 4]>;
+/// Slots that conflict with a newcomer, each once: normally hardly any.
+type ConflictingSlots = SmallVec<[usize; 4]>;
 
-/// A place in the queue for a range; held, or still waiting. Leaves on drop.
+/// An entry in the queue for a range; held, or still waiting. Leaves on drop.
 #[derive(Debug)]
 pub struct RangeLock {
     locks: Rc<RangeLocks>,
@@ -142,41 +142,40 @@ pub struct RangeLock {
 }
 
 impl RangeLocks {
-    /// Queues for `range`, to write it or only to read it. The caller waits with
-    /// [`RangeLock::held`].
+    /// Queues for `range`, for writing or only for reading. The caller waits with
+    /// [`RangeLock::acquired`].
     #[must_use]
     pub fn enter(self: &Rc<Self>, range: Blocks, writes: bool) -> RangeLock {
         let key = self.0.borrow_mut().enter(range, writes);
         RangeLock { locks: Rc::clone(self), key }
     }
 
-    /// Goes ahead of all who wait: waits, to write `range`, only for those who hold a part of it
-    /// now, and for those who went ahead before. For a write whose turn was decided elsewhere, and
-    /// for which others wait there. Whoever goes ahead must come to an end by itself, and there must
-    /// be few of them at once; beyond three times as many as have places otherwise they wait like
-    /// everybody else.
+    /// Queues to write `range` with priority: waits only for those who hold a part of it now and
+    /// for earlier commands with priority. For a write whose order was decided elsewhere and for
+    /// which others wait there. Such commands must end by themselves and be few; beyond three times
+    /// [`TABLE_CAPACITY`] they queue like all others.
     #[must_use]
-    pub fn enter_ahead(self: &Rc<Self>, range: Blocks) -> RangeLock {
-        let key = self.0.borrow_mut().enter_ahead(range);
+    pub fn enter_with_priority(self: &Rc<Self>, range: Blocks) -> RangeLock {
+        let key = self.0.borrow_mut().enter_with_priority(range);
         RangeLock { locks: Rc::clone(self), key }
     }
 
-    /// Whether nobody holds any part of `range` or waits for it. Not told of those in the line: false while there
-    /// are any.
+    /// Whether no part of `range` is held or waited for. False while commands are queued outside
+    /// the table, as their ranges are not indexed.
     #[must_use]
     pub fn is_free(&self, range: Blocks) -> bool {
         let table = self.0.borrow();
-        table.line.is_empty() && table.conflicts(&range, true).is_empty()
+        table.overflow_queue.is_empty() && table.conflicts(&range, true).is_empty()
     }
 
-    /// Whether who enters now for `range` would hold it.
+    /// Whether a command that entered now for `range` would hold it at once.
     #[must_use]
-    pub fn is_open(&self, range: Blocks, writes: bool) -> bool {
+    pub fn would_hold(&self, range: Blocks, writes: bool) -> bool {
         let table = self.0.borrow();
-        table.places.len() < table.bound && table.earlier(&range, writes).is_empty()
+        table.slots.len() < table.capacity && table.blockers_of(&range, writes).is_empty()
     }
 
-    /// How many ranges are held or waited for.
+    /// Number of ranges held or waited for.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.borrow().entries.len()
@@ -197,7 +196,7 @@ impl RangeLock {
     }
 
     /// Waits until the range is held.
-    pub async fn held(&self) {
+    pub async fn acquired(&self) {
         poll_fn(|cx| {
             let entry = &mut self.locks.0.borrow_mut().entries[self.key];
             if entry.is_held() {
@@ -217,66 +216,75 @@ impl Drop for RangeLock {
     }
 }
 
-/// The drawers of the regions that a range touches; `None` if there are many. No two of few are the
-/// same.
-fn drawers(range: &Blocks) -> Option<impl Iterator<Item = usize> + use<>> {
+/// The buckets of the regions that a range touches; `None` if there are too many. The few are all
+/// different.
+fn buckets_of(range: &Blocks) -> Option<impl Iterator<Item = usize> + use<>> {
     let last = range.at.0.saturating_add(range.count.saturating_sub(1));
     let (first, last) = (range.at.0 >> REGION_SHIFT, last >> REGION_SHIFT);
-    let drawer = |region: u64| region as usize % DRAWERS;
-    (last - first < NARROW_REGIONS).then(|| (first..=last).map(drawer))
+    let bucket = |region: u64| region as usize % INDEX_BUCKETS;
+    (last - first < MAX_INDEXED_REGIONS).then(|| (first..=last).map(bucket))
 }
 
-impl Entry {
+impl LockEntry {
     fn is_held(&self) -> bool {
-        self.blockers == 0 && matches!(self.at, At::Place(_))
+        self.blockers == 0 && matches!(self.position, Position::Slot(_))
     }
 }
 
-impl Table {
-    /// An entry without a place.
+impl LockTable {
+    /// Adds an entry without a slot.
     fn insert(&mut self, range: Blocks, writes: bool, ahead: bool) -> usize {
-        let (at, followers) = (At::Line(self.next_in_line), None);
-        let entry = Entry { range, writes, ahead, at, blockers: 0, followers, waker: None };
+        let (at, followers) = (Position::Queued(self.next_ticket), None);
+        let entry = LockEntry {
+            range,
+            writes,
+            has_priority: ahead,
+            position: at,
+            blockers: 0,
+            waiters: followers,
+            waker: None,
+        };
         self.entries.insert(entry)
     }
 
     fn enter(&mut self, range: Blocks, writes: bool) -> usize {
         let key = self.insert(range, writes, false);
-        if self.places.len() < self.bound {
-            self.place(key);
+        if self.slots.len() < self.capacity {
+            self.admit(key);
         } else {
-            self.line_up(key);
+            self.enqueue(key);
         }
         key
     }
 
-    fn line_up(&mut self, key: usize) {
-        self.line.insert(self.next_in_line, key);
-        self.next_in_line += 1;
-        self.ahead_in_line += usize::from(self.entries[key].ahead);
+    fn enqueue(&mut self, key: usize) {
+        self.overflow_queue.insert(self.next_ticket, key);
+        self.next_ticket += 1;
+        self.queued_priority += usize::from(self.entries[key].has_priority);
     }
 
-    /// Whether one in the line was to go ahead, and wants a part of `range`.
-    fn has_ahead_in_line(&self, range: &Blocks) -> bool {
-        let wants = |entry: &Entry| entry.ahead && entry.range.overlaps(range);
-        self.ahead_in_line > 0 && self.line.values().any(|&key| wants(&self.entries[key]))
+    /// Whether a queued command has priority and wants a part of `range`.
+    fn has_queued_priority(&self, range: &Blocks) -> bool {
+        let wants = |entry: &LockEntry| entry.has_priority && entry.range.overlaps(range);
+        self.queued_priority > 0
+            && self.overflow_queue.values().any(|&key| wants(&self.entries[key]))
     }
 
-    fn enter_ahead(&mut self, range: Blocks) -> usize {
-        let full = self.places.len() >= ALL_PLACES || self.has_ahead_in_line(&range);
+    fn enter_with_priority(&mut self, range: Blocks) -> usize {
+        let full = self.slots.len() >= TABLE_LIMIT || self.has_queued_priority(&range);
         let key = self.insert(range, true, true);
         if full {
-            self.line_up(key);
+            self.enqueue(key);
             return key;
         }
         let met = self.conflicts(&range, true);
-        let place = self.places.insert(key);
+        let slot = self.slots.insert(key);
         let mut blockers = 0;
-        let mut overtaken: Option<Box<Places>> = None;
+        let mut overtaken: Option<Box<SlotBits>> = None;
         for e in met {
-            let other = &mut self.entries[self.places[e]];
-            if other.is_held() || other.ahead {
-                other.followers.get_or_insert_default().insert(place);
+            let other = &mut self.entries[self.slots[e]];
+            if other.is_held() || other.has_priority {
+                other.waiters.get_or_insert_default().insert(slot);
                 blockers += 1;
             } else {
                 other.blockers += 1;
@@ -284,59 +292,63 @@ impl Table {
             }
         }
         let entry = &mut self.entries[key];
-        (entry.at, entry.blockers) = (At::Place(place), blockers);
-        entry.followers = overtaken;
+        (entry.position, entry.blockers) = (Position::Slot(slot), blockers);
+        entry.waiters = overtaken;
         self.writers += 1;
-        self.list(place, range);
+        self.index(slot, range);
         key
     }
 
-    /// Moves the entry into the table proper, behind all that are there.
-    fn place(&mut self, key: usize) {
-        let Entry { range, writes, .. } = self.entries[key];
-        let earlier = self.earlier(&range, writes);
+    /// Moves the entry into the table, behind all that are there.
+    fn admit(&mut self, key: usize) {
+        let LockEntry { range, writes, .. } = self.entries[key];
+        let earlier = self.blockers_of(&range, writes);
         // Below the bound: a slab hands out a new key only if it has no vacant one.
-        let place = self.places.insert(key);
+        let slot = self.slots.insert(key);
         let mut blockers = 0;
         for e in earlier {
-            let earlier = &mut self.entries[self.places[e]];
-            earlier.followers.get_or_insert_default().insert(place);
+            let earlier = &mut self.entries[self.slots[e]];
+            earlier.waiters.get_or_insert_default().insert(slot);
             blockers += 1;
         }
         let entry = &mut self.entries[key];
-        (entry.at, entry.blockers) = (At::Place(place), blockers);
+        (entry.position, entry.blockers) = (Position::Slot(slot), blockers);
         self.writers += usize::from(writes);
-        self.list(place, range);
+        self.index(slot, range);
     }
 
-    fn list(&mut self, place: usize, range: Blocks) {
-        match drawers(&range) {
-            Some(drawers) => drawers.for_each(|d| self.drawers[d].push(place)),
-            None => self.wide.push(place),
+    fn index(&mut self, slot: usize, range: Blocks) {
+        match buckets_of(&range) {
+            Some(buckets) => buckets.for_each(|d| self.buckets[d].push(slot)),
+            None => self.wide_ranges.push(slot),
         }
     }
 
-    /// Whom a newcomer waits for: nobody, without a look, where all only read.
-    fn earlier(&self, range: &Blocks, writes: bool) -> Met {
-        if writes || self.writers > 0 { self.conflicts(range, writes) } else { Met::new() }
+    /// The commands that a newcomer waits for: none, without a scan, if all only read.
+    fn blockers_of(&self, range: &Blocks, writes: bool) -> ConflictingSlots {
+        if writes || self.writers > 0 {
+            self.conflicts(range, writes)
+        } else {
+            ConflictingSlots::new()
+        }
     }
 
-    fn conflicts(&self, range: &Blocks, writes: bool) -> Met {
-        let mut out = Met::new();
-        let mut look = |place: usize| {
-            let e = &self.entries[self.places[place]];
+    fn conflicts(&self, range: &Blocks, writes: bool) -> ConflictingSlots {
+        let mut out = ConflictingSlots::new();
+        let mut look = |slot: usize| {
+            let e = &self.entries[self.slots[slot]];
             if (writes || e.writes) && e.range.overlaps(range) {
-                out.push(place);
+                out.push(slot);
             }
         };
-        match drawers(range) {
-            Some(drawers) => {
-                self.wide.iter().copied().for_each(&mut look);
-                drawers.for_each(|d| self.drawers[d].iter().copied().for_each(&mut look));
+        match buckets_of(range) {
+            Some(buckets) => {
+                self.wide_ranges.iter().copied().for_each(&mut look);
+                buckets.for_each(|d| self.buckets[d].iter().copied().for_each(&mut look));
             }
-            None => self.places.iter().for_each(|(place, _)| look(place)),
+            None => self.slots.iter().for_each(|(slot, _)| look(slot)),
         }
-        // One that touches several regions is met in each of their drawers.
+        // A range that touches several regions is found in each of their buckets.
         out.sort_unstable();
         out.dedup();
         out
@@ -345,37 +357,37 @@ impl Table {
     fn leave(&mut self, key: usize) -> SmallVec<[Waker; 2]> {
         let mut woken = SmallVec::new();
         let gone = self.entries.remove(key);
-        let place = match gone.at {
-            At::Place(place) => place,
-            At::Line(number) => {
-                self.line.remove(&number);
-                self.ahead_in_line -= usize::from(gone.ahead);
+        let slot = match gone.position {
+            Position::Slot(slot) => slot,
+            Position::Queued(number) => {
+                self.overflow_queue.remove(&number);
+                self.queued_priority -= usize::from(gone.has_priority);
                 return woken;
             }
         };
-        self.places.remove(place);
+        self.slots.remove(slot);
         self.writers -= usize::from(gone.writes);
-        match drawers(&gone.range) {
-            Some(drawers) => drawers.for_each(|d| self.unfile(d, place)),
-            None => self.wide.retain(|&p| p != place),
+        match buckets_of(&gone.range) {
+            Some(buckets) => buckets.for_each(|d| self.unindex(d, slot)),
+            None => self.wide_ranges.retain(|&p| p != slot),
         }
-        for follower in gone.followers.iter().flat_map(|f| f.iter()) {
-            // A follower that gave up has left; its place may even belong to another by now.
-            // `unfollow` keeps the sets exact, so what is listed here is a waiting follower.
-            let e = &mut self.entries[self.places[follower]];
+        for follower in gone.waiters.iter().flat_map(|f| f.iter()) {
+            // A follower that gave up has left; another entry may have its slot by now.
+            // `remove_waiter` keeps the sets exact, so what is listed here is a waiting follower.
+            let e = &mut self.entries[self.slots[follower]];
             e.blockers -= 1;
             if e.blockers == 0 {
                 woken.extend(e.waker.take());
             }
         }
         if gone.blockers > 0 {
-            self.unfollow(place);
+            self.remove_waiter(slot);
         }
-        if self.places.len() < self.bound
-            && let Some((_, next)) = self.line.pop_first()
+        if self.slots.len() < self.capacity
+            && let Some((_, next)) = self.overflow_queue.pop_first()
         {
-            self.ahead_in_line -= usize::from(self.entries[next].ahead);
-            self.place(next);
+            self.queued_priority -= usize::from(self.entries[next].has_priority);
+            self.admit(next);
             let e = &mut self.entries[next];
             if e.is_held() {
                 woken.extend(e.waker.take());
@@ -384,18 +396,18 @@ impl Table {
         woken
     }
 
-    /// Takes one that gave up waiting out of the sets of those it waited for.
-    fn unfollow(&mut self, place: usize) {
-        for (_, &key) in &self.places {
-            if let Some(followers) = &mut self.entries[key].followers {
-                followers.remove(place);
+    /// Removes a command that gave up waiting from the sets of those it waited for.
+    fn remove_waiter(&mut self, slot: usize) {
+        for (_, &key) in &self.slots {
+            if let Some(followers) = &mut self.entries[key].waiters {
+                followers.remove(slot);
             }
         }
     }
 
-    fn unfile(&mut self, drawer: usize, place: usize) {
-        let list = &mut self.drawers[drawer];
-        if let Some(i) = list.iter().position(|&p| p == place) {
+    fn unindex(&mut self, bucket: usize, slot: usize) {
+        let list = &mut self.buckets[bucket];
+        if let Some(i) = list.iter().position(|&p| p == slot) {
             list.swap_remove(i);
         }
     }
@@ -441,7 +453,7 @@ mod tests {
         assert!(!l.is_free(r(3, 1)) && !l.is_free(r(5, 9)) && l.is_free(r(6, 9)));
         drop((reads, waits));
         assert!(l.is_free(r(0, 9)));
-        l.0.borrow_mut().bound = 1;
+        l.0.borrow_mut().capacity = 1;
         let first = l.enter(r(0, 1), true);
         let in_line = l.enter(r(5, 1), true);
         assert!(!l.is_free(r(7, 1)), "who is in the line is not looked up");
@@ -455,9 +467,9 @@ mod tests {
         let writes = l.enter(r(2, 4), true);
         let waits = l.enter(r(4, 8), false);
         assert!(reads.is_held() && !writes.is_held() && !waits.is_held());
-        let ahead = l.enter_ahead(r(6, 2));
+        let ahead = l.enter_with_priority(r(6, 2));
         assert!(ahead.is_held(), "nobody holds any of it");
-        let behind = l.enter_ahead(r(3, 1));
+        let behind = l.enter_with_priority(r(3, 1));
         assert!(!behind.is_held(), "somebody reads it");
         drop(reads);
         assert!(behind.is_held() && !writes.is_held());
@@ -465,23 +477,23 @@ mod tests {
         assert!(writes.is_held() && !waits.is_held());
         drop(writes);
         assert!(!waits.is_held(), "it was overtaken");
-        let told = Told::awaits(&waits);
+        let notified = Told::awaits(&waits);
         drop(ahead);
-        assert!(told.get() && waits.is_held());
+        assert!(notified.get() && waits.is_held());
         drop(waits);
         let t = l.0.borrow();
         assert!(
-            t.entries.is_empty() && t.drawers.iter().all(SmallVec::is_empty) && t.places.is_empty()
+            t.entries.is_empty() && t.buckets.iter().all(SmallVec::is_empty) && t.slots.is_empty()
         );
         assert_eq!(t.writers, 0);
     }
 
-    /// Writes whose turn was decided elsewhere keep it: what came last is what stays.
+    /// Writes whose order was decided elsewhere keep it: the last one wins.
     #[test]
     fn those_that_go_ahead_do_not_overtake_each_other() {
         let l = Rc::new(RangeLocks::default());
-        let first = l.enter_ahead(r(0, 8));
-        let later: Vec<_> = [r(4, 8), r(0, 8), r(7, 1)].map(|r| l.enter_ahead(r)).into();
+        let first = l.enter_with_priority(r(0, 8));
+        let later: Vec<_> = [r(4, 8), r(0, 8), r(7, 1)].map(|r| l.enter_with_priority(r)).into();
         let waits = l.enter(r(0, 1), false);
         let mut before = first;
         for next in later {
@@ -490,12 +502,12 @@ mod tests {
         }
         assert!(before.is_held() && waits.is_held(), "the last one wants another block");
         drop((before, waits));
-        // Nor where there are too many of them: one that has to line up is waited for.
-        let places = 0..ALL_PLACES as u64;
-        let mut many: Vec<_> = places.map(|n| l.enter_ahead(r(100 + n, 1))).collect();
-        let lined_up = l.enter_ahead(r(0, 4));
+        // Likewise with too many of them: one that has to queue is waited for.
+        let places = 0..TABLE_LIMIT as u64;
+        let mut many: Vec<_> = places.map(|n| l.enter_with_priority(r(100 + n, 1))).collect();
+        let lined_up = l.enter_with_priority(r(0, 4));
         many.pop();
-        let (next, another) = (l.enter_ahead(r(3, 1)), l.enter_ahead(r(4, 1)));
+        let (next, another) = (l.enter_with_priority(r(3, 1)), l.enter_with_priority(r(4, 1)));
         assert!(!lined_up.is_held() && !next.is_held() && another.is_held());
         drop(many);
         assert!(lined_up.is_held() && !next.is_held());
@@ -508,7 +520,7 @@ mod tests {
         let l = bounded(1);
         let a = l.enter(r(0, 8), false);
         let b = l.enter(r(100, 8), true);
-        let ahead = l.enter_ahead(r(50, 8));
+        let ahead = l.enter_with_priority(r(50, 8));
         assert!(ahead.is_held() && !b.is_held());
         drop(a);
         assert!(!b.is_held(), "there is one more than there are places");
@@ -530,9 +542,11 @@ mod tests {
         drop((c, reuses_the_key));
         let t = l.0.borrow();
         assert!(
-            t.entries.is_empty() && t.drawers.iter().all(SmallVec::is_empty) && t.wide.is_empty()
+            t.entries.is_empty()
+                && t.buckets.iter().all(SmallVec::is_empty)
+                && t.wide_ranges.is_empty()
         );
-        assert!(t.places.is_empty() && t.line.is_empty());
+        assert!(t.slots.is_empty() && t.overflow_queue.is_empty());
         assert_eq!(t.writers, 0);
     }
 
@@ -551,7 +565,7 @@ mod tests {
 
     fn bounded(places: usize) -> Rc<RangeLocks> {
         let l = Rc::new(RangeLocks::default());
-        l.0.borrow_mut().bound = places;
+        l.0.borrow_mut().capacity = places;
         l
     }
 
@@ -562,7 +576,7 @@ mod tests {
         }
     }
 
-    /// Whether a task that awaits a lock would have been told.
+    /// Whether a task that awaits a lock would have been woken.
     struct Told(AtomicBool);
 
     impl Wake for Told {
@@ -572,13 +586,13 @@ mod tests {
     }
 
     impl Told {
-        /// Waits for `lock` as a task does: told at once if it is held.
+        /// Waits for `lock` as a task does: woken at once if it is held.
         fn awaits(lock: &RangeLock) -> Arc<Self> {
-            let told = Arc::new(Self(AtomicBool::new(false)));
-            let waker = Waker::from(Arc::clone(&told));
-            let held = pin!(lock.held()).poll(&mut Context::from_waker(&waker)).is_ready();
-            told.0.fetch_or(held, Ordering::Relaxed);
-            told
+            let notified = Arc::new(Self(AtomicBool::new(false)));
+            let waker = Waker::from(Arc::clone(&notified));
+            let held = pin!(lock.acquired()).poll(&mut Context::from_waker(&waker)).is_ready();
+            notified.0.fetch_or(held, Ordering::Relaxed);
+            notified
         }
 
         fn get(&self) -> bool {
@@ -590,9 +604,9 @@ mod tests {
     fn beyond_the_bound_the_order_is_kept() {
         let l = bounded(2);
         let mut queue: VecDeque<_> = (0..7).map(|_| l.enter(r(0, 8), true)).collect();
-        let told: Vec<_> = queue.iter().map(Told::awaits).collect();
+        let notified: Vec<_> = queue.iter().map(Told::awaits).collect();
         for i in 0..7 {
-            assert!(told.iter().enumerate().all(|(k, t)| t.get() == (k <= i)));
+            assert!(notified.iter().enumerate().all(|(k, t)| t.get() == (k <= i)));
             assert!(queue.iter().enumerate().all(|(k, lock)| lock.is_held() == (k == 0)));
             queue.pop_front();
         }
@@ -605,13 +619,13 @@ mod tests {
         let a = l.enter(r(0, 8), true);
         let b = l.enter(r(0, 8), true);
         let apart = l.enter(r(100, 8), true);
-        let told = Told::awaits(&apart);
+        let notified = Told::awaits(&apart);
         assert!(!apart.is_held(), "beyond the bound also those wait that overlap nobody");
         drop(b);
-        assert!(told.get() && apart.is_held() && a.is_held());
+        assert!(notified.get() && apart.is_held() && a.is_held());
     }
 
-    /// Given up between the wake-up and the poll, or in the line, nobody behind is forgotten.
+    /// Giving up between wake-up and poll, or in the queue, loses no waiter.
     #[test]
     fn a_turn_that_is_not_taken_passes_on() {
         let l = bounded(1);
@@ -627,8 +641,8 @@ mod tests {
         assert!(of_d.get() && d.is_held());
         drop(d);
         let t = l.0.borrow();
-        assert!(t.entries.is_empty() && t.places.is_empty() && t.line.is_empty());
-        assert!(t.drawers.iter().all(SmallVec::is_empty));
+        assert!(t.entries.is_empty() && t.slots.is_empty() && t.overflow_queue.is_empty());
+        assert!(t.buckets.iter().all(SmallVec::is_empty));
     }
 
     #[test]
@@ -640,25 +654,28 @@ mod tests {
         while !others.is_empty() {
             {
                 let t = l.0.borrow();
-                let in_table = (others.len() + 1).min(PLACES);
-                assert_eq!((t.places.len(), t.line.len()), (in_table, others.len() + 1 - in_table));
-                assert!(t.places.capacity() <= 2 * PLACES && t.drawers[0].len() == in_table);
+                let in_table = (others.len() + 1).min(TABLE_CAPACITY);
+                assert_eq!(
+                    (t.slots.len(), t.overflow_queue.len()),
+                    (in_table, others.len() + 1 - in_table)
+                );
+                assert!(t.slots.capacity() <= 2 * TABLE_CAPACITY && t.buckets[0].len() == in_table);
             }
             others.swap_remove(next(others.len() as u64) as usize);
         }
         assert!(first.is_held());
         drop(first);
         let t = l.0.borrow();
-        assert!(t.entries.is_empty() && t.places.is_empty() && t.line.is_empty());
-        assert!(t.drawers.iter().all(SmallVec::is_empty));
+        assert!(t.entries.is_empty() && t.slots.is_empty() && t.overflow_queue.is_empty());
+        assert!(t.buckets.iter().all(SmallVec::is_empty));
         assert_eq!(t.writers, 0);
     }
 
-    /// Against the definition: one is held exactly when it is among the first that have a place
-    /// and no earlier one conflicts; and who waits is told when it is.
+    /// Against the definition: a lock is held exactly when it is among the first that have a slot
+    /// and no earlier one conflicts; and waiters are woken when it is.
     #[test]
     fn agrees_with_the_definition_under_random_traffic() {
-        for bound in [1, 2, 7, 30, PLACES] {
+        for bound in [1, 2, 7, 30, TABLE_CAPACITY] {
             let l = bounded(bound);
             let mut live: Vec<(RangeLock, Blocks, bool, Arc<Told>)> = Vec::new();
             let mut next = random(7);
@@ -667,17 +684,17 @@ mod tests {
                     let count = if next(20) == 0 { 1 << 20 } else { 1 + next(3000) };
                     let (range, writes) = (r(next(20_000), count), next(2) == 0);
                     let lock = l.enter(range, writes);
-                    let told = Told::awaits(&lock);
-                    live.push((lock, range, writes, told));
+                    let notified = Told::awaits(&lock);
+                    live.push((lock, range, writes, notified));
                 } else if !live.is_empty() {
                     let i = next(live.len() as u64) as usize;
                     live.remove(i);
                 }
-                for (i, (lock, range, writes, told)) in live.iter().enumerate() {
+                for (i, (lock, range, writes, notified)) in live.iter().enumerate() {
                     let blocked =
                         live[..i].iter().any(|(_, r, w, _)| (*w || *writes) && r.overlaps(range));
                     assert_eq!(lock.is_held(), i < bound && !blocked);
-                    assert_eq!(told.get(), lock.is_held());
+                    assert_eq!(notified.get(), lock.is_held());
                 }
             }
         }

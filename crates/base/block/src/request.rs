@@ -1,15 +1,15 @@
-//! What a front end asks of a volume. The volume composes it from the six operations.
+//! Requests of front ends to a volume, which composes them from layer operations.
 
 use rt::buf::Bufs;
 
 use crate::{Blocks, Error, Lba};
 
-/// A command as SCSI and NVMe know it. Ranges come from outside and are checked by the volume.
+/// A command as SCSI and NVMe know it. Ranges come from clients; the volume checks them.
 #[derive(Clone, Debug)]
 pub enum Request {
     /// Returns the contents.
     Read {
-        /// What to read.
+        /// The range to read.
         range: Blocks,
     },
     /// Replaces the contents.
@@ -23,7 +23,7 @@ pub enum Request {
     },
     /// Repeats one block over a range.
     WriteSame {
-        /// What to fill.
+        /// The range to fill.
         range: Blocks,
         /// One block.
         pattern: Bufs,
@@ -32,7 +32,7 @@ pub enum Request {
     },
     /// Makes the range read as zeroes.
     Zero {
-        /// What to zero.
+        /// The range to zero.
         range: Blocks,
         /// Whether the space may be freed.
         unmap: bool,
@@ -41,10 +41,10 @@ pub enum Request {
     },
     /// Frees ranges; afterwards they read as zeroes.
     Unmap {
-        /// What to free, in any order.
+        /// The ranges to free, in any order.
         ranges: Vec<Blocks>,
     },
-    /// Fails with [`Failure::Miscompare`] unless the contents are `data`.
+    /// Fails with [`RequestError::Miscompare`] unless the contents are `data`.
     Compare {
         /// First block.
         at: Lba,
@@ -53,10 +53,10 @@ pub enum Request {
     },
     /// Reads the range from the medium and returns nothing.
     Verify {
-        /// What to verify.
+        /// The range to verify.
         range: Blocks,
     },
-    /// Replaces the contents by `write` if they are `compare`, as one atomic step.
+    /// Replaces the contents by `write` if they equal `compare`, atomically.
     CompareAndWrite {
         /// First block.
         at: Lba,
@@ -67,7 +67,7 @@ pub enum Request {
         /// Durable when it completes.
         fua: bool,
     },
-    /// Sets the bits that are set in `data`, as one step: what overlaps comes before or after.
+    /// Sets the bits that are set in `data`, atomically with respect to overlapping commands.
     OrWrite {
         /// First block.
         at: Lba,
@@ -76,18 +76,19 @@ pub enum Request {
         /// Durable when it completes.
         fua: bool,
     },
-    /// Ends once no change of the ranges is under way that was accepted before.
-    Settle {
+    /// Ends once every change of the ranges that was accepted before has ended.
+    DrainWrites {
         /// Which blocks.
         ranges: Vec<Blocks>,
     },
-    /// Returns the [`Run`](crate::Run)s that the range begins with, each other than the one before, as data. They cover
-    /// one block at least, unless there is none, and not always all.
-    Map {
-        /// What to tell about.
+    /// Returns the [`BlockStatus`](crate::BlockStatus) runs at the start of the range, each
+    /// different from the one before. They cover at least one block, if there is one, but not
+    /// always the whole range.
+    BlockStatus {
+        /// The range to report.
         range: Blocks,
-        /// Most runs that are wanted, one at least.
-        most: u16,
+        /// Most runs to return, at least one.
+        max_runs: u16,
     },
     /// Makes durable every write completed before this was submitted.
     Flush,
@@ -95,7 +96,7 @@ pub enum Request {
 
 /// Why a [`Request`] failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
+pub enum RequestError {
     /// The device failed it.
     #[error(transparent)]
     Device(#[from] Error),
@@ -105,12 +106,12 @@ pub enum Failure {
         /// Offset in bytes, from the start of the compared data, of the first difference.
         offset: u64,
     },
-    /// The core had no memory for it for seconds: nothing has been done, and the same request may
-    /// be tried again.
+    /// The core had no memory for it for seconds: nothing has been done, and the request may be
+    /// retried.
     #[error("there is no memory for it now")]
-    Busy,
-    /// A reservation keeps the caller from it. Nothing has been done, or, of a command in several pieces (WRITE SAME, UNMAP) that
-    /// had begun before the reservation, some of them.
+    NoMemory,
+    /// A reservation forbids it. Nothing has been done; of a command in several pieces (WRITE SAME,
+    /// UNMAP) that began before the reservation, some pieces may have been.
     #[error("it conflicts with a reservation")]
-    Conflict,
+    ReservationConflict,
 }

@@ -1,7 +1,7 @@
-//! Locks on the units that are read, changed and written back.
+//! Locks on physical units, for read-modify-write.
 //!
-//! Two logical blocks in one unit of the disk may be written at the same time by callers that do not
-//! overlap; each would write the other's block back as it found it.
+//! Callers that do not overlap may write two logical blocks of one unit at the same time; without a
+//! lock each would write back a stale version of the other's block.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -10,20 +10,20 @@ use std::task::{Poll, Waker};
 
 use rustc_hash::FxHashMap;
 
-/// Locks by number of the unit; those not held take no memory.
+/// Locks by number of the unit; free ones take no memory.
 #[derive(Debug, Default)]
-pub struct UnitLocks(RefCell<FxHashMap<u64, VecDeque<Waker>>>);
+pub struct KeyedLocks(RefCell<FxHashMap<u64, VecDeque<Waker>>>);
 
 /// A held lock.
 #[derive(Debug)]
-pub struct UnitLock<'a> {
-    locks: &'a UnitLocks,
-    unit: u64,
+pub struct KeyedLock<'a> {
+    locks: &'a KeyedLocks,
+    key: u64,
 }
 
-impl UnitLocks {
+impl KeyedLocks {
     /// Waits for `unit`.
-    pub async fn lock(&self, unit: u64) -> UnitLock<'_> {
+    pub async fn lock(&self, unit: u64) -> KeyedLock<'_> {
         poll_fn(|cx| {
             let mut held = self.0.borrow_mut();
             match held.get_mut(&unit) {
@@ -38,14 +38,14 @@ impl UnitLocks {
             }
         })
         .await;
-        UnitLock { locks: self, unit }
+        KeyedLock { locks: self, key: unit }
     }
 }
 
-impl Drop for UnitLock<'_> {
+impl Drop for KeyedLock<'_> {
     fn drop(&mut self) {
-        let waiting = self.locks.0.borrow_mut().remove(&self.unit);
-        // Whoever is polled first takes it, the others wait again: one may have lost interest.
+        let waiting = self.locks.0.borrow_mut().remove(&self.key);
+        // The first to be polled takes it, the others wait again: a waiter may have given up.
         waiting.into_iter().flatten().for_each(Waker::wake);
     }
 }
@@ -62,7 +62,7 @@ mod tests {
     #[tokio::test]
     async fn one_at_a_time_per_unit() {
         let (locks, inside, most) =
-            (UnitLocks::default(), [Cell::new(0), Cell::new(0)], Cell::new(0));
+            (KeyedLocks::default(), [Cell::new(0), Cell::new(0)], Cell::new(0));
         let visit = async |unit: usize| {
             let _lock = locks.lock(unit as u64).await;
             inside[unit].set(inside[unit].get() + 1);
@@ -78,7 +78,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_loses_interest_stops_nobody() {
-        let locks = UnitLocks::default();
+        let locks = KeyedLocks::default();
         let held = locks.lock(1).await;
         let mut gone = Box::pin(locks.lock(1));
         let mut next = Box::pin(locks.lock(1));

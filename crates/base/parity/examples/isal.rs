@@ -3,9 +3,10 @@
 //! ```text
 //! isal SECONDS [PLACE [ENGINE]]
 //! ```
-//! Every case is one thing to compute over buffers of one size, which lie in the caches or in much more memory than these
-//! have. Both do it in turns of a few milliseconds for so long, who begins changes, and their results are compared. What comes out
-//! is JSON: bytes of data members (of those read, where members are lost) per second, the median of all turns and the best one.
+//! Each case is one computation on buffers of one size, which fit the caches or exceed them by far.
+//! Both sides run it in alternating turns of a few milliseconds, changing who begins, and their
+//! results are compared. The output is JSON: bytes of data members (of those read, if members are
+//! lost) per second, the median and the best of all turns.
 #![allow(unsafe_code, reason = "calls a library of C")]
 #![allow(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
 
@@ -19,51 +20,57 @@ use libloading::{Library, Symbol};
 use parity::Parity;
 
 const PAGE: usize = 4096;
-/// Several times the last-level cache, which holds nothing of the work any more when it comes again.
+/// Several times the last-level cache, which holds nothing of the work any more when it comes
+/// again.
 const MEMORY: usize = 1 << 30;
 /// What fits into the innermost private cache.
 const CACHED: usize = 256 << 10;
 /// So much is done between two looks at the clock.
-const TURN: usize = 32 << 20;
+const ROUND_BYTES: usize = 32 << 20;
 /// Those two members are lost.
 const LOST: [usize; 2] = [1, 5];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum What {
+enum Computation {
     Xor,
     Pq,
     TwoData,
 }
 
 struct Case {
-    what: What,
+    what: Computation,
     members: usize,
     bytes: usize,
     in_memory: bool,
 }
 
-const CASES: [(What, usize); 5] =
-    [(What::Xor, 4), (What::Xor, 8), (What::Pq, 4), (What::Pq, 8), (What::TwoData, 8)];
-const PLACES: [(usize, bool); 4] =
+const CASES: [(Computation, usize); 5] = [
+    (Computation::Xor, 4),
+    (Computation::Xor, 8),
+    (Computation::Pq, 4),
+    (Computation::Pq, 8),
+    (Computation::TwoData, 8),
+];
+const BUFFER_PLACEMENTS: [(usize, bool); 4] =
     [(PAGE, false), (4 * PAGE, false), (PAGE, true), (16 * PAGE, true)];
 
 impl Case {
     fn name(&self) -> &'static str {
         match (self.what, self.members) {
-            (What::Xor, 4) => "P of 4+1",
-            (What::Xor, _) => "P of 8+1",
-            (What::Pq, 4) => "P and Q of 4+2",
-            (What::Pq, _) => "P and Q of 8+2",
-            (What::TwoData, _) => "two lost members of 8+2",
+            (Computation::Xor, 4) => "P of 4+1",
+            (Computation::Xor, _) => "P of 8+1",
+            (Computation::Pq, 4) => "P and Q of 4+2",
+            (Computation::Pq, _) => "P and Q of 8+2",
+            (Computation::TwoData, _) => "two lost members of 8+2",
         }
     }
 
-    fn place(&self) -> &'static str {
+    fn placement_name(&self) -> &'static str {
         if self.in_memory { "memory" } else { "cache" }
     }
 
     fn outputs(&self) -> usize {
-        if self.what == What::Xor { 1 } else { 2 }
+        if self.what == Computation::Xor { 1 } else { 2 }
     }
 
     fn stripes(&self) -> usize {
@@ -71,9 +78,10 @@ impl Case {
         (if self.in_memory { MEMORY } else { CACHED }) / stripe
     }
 
-    /// Stripes of a turn. In memory the two sides are half of all stripes apart, so neither finds what the other has just read.
-    fn turn(&self, round: usize, side: usize) -> impl Iterator<Item = usize> {
-        let (all, count) = (self.stripes(), TURN / (self.bytes * self.members));
+    /// Stripes per turn. In memory the two sides are half of all stripes apart, so neither finds
+    /// the other's data in a cache.
+    fn round_stripes(&self, round: usize, side: usize) -> impl Iterator<Item = usize> {
+        let (all, count) = (self.stripes(), ROUND_BYTES / (self.bytes * self.members));
         let first = if self.in_memory { round * count + side * (all / 2) } else { 0 };
         (first..first + count).map(move |stripe| stripe % all)
     }
@@ -107,17 +115,18 @@ impl<'a> IsaL<'a> {
         }
     }
 
-    fn compute(&self, what: What, stripe: &mut Pointers, bytes: usize) {
+    fn compute(&self, what: Computation, stripe: &mut Pointers, bytes: usize) {
         let bytes = c_int::try_from(bytes).expect("a few pages");
         let members = c_int::try_from(stripe.sources).expect("a few members");
         let all = c_int::try_from(stripe.all.len()).expect("a few members");
         let (sources, outputs) = stripe.all.split_at_mut(stripe.sources);
-        // SAFETY: `Pointers` are those of buffers of so many bytes, aligned to pages; nothing else uses them meanwhile.
+        // SAFETY: `Pointers` are those of buffers of so many bytes, aligned to pages; nothing else
+        // uses them meanwhile.
         let failed = unsafe {
             match what {
-                What::Xor => (self.xor_gen)(all, bytes, stripe.all.as_mut_ptr().cast()),
-                What::Pq => (self.pq_gen)(all, bytes, stripe.all.as_mut_ptr().cast()),
-                What::TwoData => {
+                Computation::Xor => (self.xor_gen)(all, bytes, stripe.all.as_mut_ptr().cast()),
+                Computation::Pq => (self.pq_gen)(all, bytes, stripe.all.as_mut_ptr().cast()),
+                Computation::TwoData => {
                     let tables = self.tables.as_ptr().cast_mut();
                     let (sources, outputs) = (sources.as_mut_ptr(), outputs.as_mut_ptr());
                     (self.encode)(bytes, members, 2, tables, sources, outputs);
@@ -129,7 +138,8 @@ impl<'a> IsaL<'a> {
     }
 }
 
-/// What a recovery by ISA-L begins with: the rows of the survivors, inverted; those of the lost, expanded.
+/// The input of a recovery by ISA-L: the rows of the survivors, inverted; those of the lost
+/// members, expanded.
 ///
 /// # Safety
 /// `library` is ISA-L.
@@ -193,9 +203,9 @@ impl Buffers {
 
 /// Turns of one side: data bytes per second.
 #[derive(Default)]
-struct Turns(Vec<f64>);
+struct RoundTimes(Vec<f64>);
 
-impl Turns {
+impl RoundTimes {
     fn add(
         &mut self,
         case: &Case,
@@ -230,15 +240,15 @@ fn main() {
         words.first().and_then(|word| word.parse().ok()).expect("isal SECONDS [PLACE [ENGINE]]");
     let place = words.get(1).map_or("", String::as_str);
     let engine = parity::engines().find(|e| words.get(2).is_none_or(|name| e.name() == name));
-    let parity = Parity::by(engine.expect("this machine has that engine"));
+    let parity = Parity::with_engine(engine.expect("this machine has that engine"));
     // SAFETY: loading ISA-L runs nothing of it.
     let library = unsafe { Library::new("libisal.so.2") }.expect("ISA-L is installed");
     let isal = IsaL::new(&library).expect("ISA-L has its functions");
     let mut cases = Vec::new();
     for (what, members) in CASES {
-        for (bytes, in_memory) in PLACES {
+        for (bytes, in_memory) in BUFFER_PLACEMENTS {
             let case = Case { what, members, bytes, in_memory };
-            if format!("{} {bytes} {}", case.name(), case.place()).contains(place) {
+            if format!("{} {bytes} {}", case.name(), case.placement_name()).contains(place) {
                 cases.push(measure(&case, &isal, parity, Duration::from_secs_f64(seconds)));
             }
         }
@@ -251,16 +261,16 @@ fn main() {
 fn measure(case: &Case, isal: &IsaL<'_>, parity: Parity, whole: Duration) -> String {
     let mut sources = Buffers::new(case.stripes() * case.members * case.bytes);
     let mut outputs = Buffers::new(case.stripes() * case.outputs() * case.bytes);
-    if case.what == What::TwoData {
+    if case.what == Computation::TwoData {
         make_parity(case, sources.all());
     }
-    agree(case, isal, parity, sources.all(), outputs.all());
-    let (mut theirs, mut ours) = (Turns::default(), Turns::default());
+    check_same_results(case, isal, parity, sources.all(), outputs.all());
+    let (mut theirs, mut ours) = (RoundTimes::default(), RoundTimes::default());
     let begun = Instant::now();
     let mut round = 0;
     while begun.elapsed() < whole || round < 3 {
         for side in [round % 2, 1 - round % 2] {
-            let turn = case.turn(round, side);
+            let turn = case.round_stripes(round, side);
             if side == 0 {
                 let mut stripes = pointers(case, sources.all(), outputs.all());
                 theirs.add(case, turn, |i| isal.compute(case.what, &mut stripes[i], case.bytes));
@@ -272,7 +282,7 @@ fn measure(case: &Case, isal: &IsaL<'_>, parity: Parity, whole: Duration) -> Str
         round += 1;
     }
     let ratio = median(ours.0.iter().zip(&theirs.0).map(|(ours, theirs)| ours / theirs));
-    let (name, place) = (case.name(), case.place());
+    let (name, place) = (case.name(), case.placement_name());
     let (bytes, theirs, ours) = (case.bytes, theirs.json(), ours.json());
     format!(
         "{{\"case\": \"{name}\", \"bytes\": {bytes}, \"place\": \"{place}\", \"ratio\": {ratio:.4}, \"isal\": {theirs}, \"ours\": {ours}}}"
@@ -280,7 +290,13 @@ fn measure(case: &Case, isal: &IsaL<'_>, parity: Parity, whole: Duration) -> Str
 }
 
 /// Both compute everything, and the same.
-fn agree(case: &Case, isal: &IsaL<'_>, parity: Parity, sources: &mut [u8], outputs: &mut [u8]) {
+fn check_same_results(
+    case: &Case,
+    isal: &IsaL<'_>,
+    parity: Parity,
+    sources: &mut [u8],
+    outputs: &mut [u8],
+) {
     for stripe in &mut pointers(case, sources, outputs) {
         isal.compute(case.what, stripe, case.bytes);
     }
@@ -292,7 +308,8 @@ fn agree(case: &Case, isal: &IsaL<'_>, parity: Parity, sources: &mut [u8], outpu
     assert!(theirs == outputs, "{} differs from ISA-L's", case.name());
 }
 
-/// In each stripe, the last two sources become P and Q of those six and of two members that are lost.
+/// In each stripe, the last two sources become P and Q of those six and of two members that are
+/// lost.
 fn make_parity(case: &Case, sources: &mut [u8]) {
     let bytes = case.bytes;
     let lost: Vec<Vec<u8>> = (1..3).map(|seed| vec![seed; bytes]).collect();
@@ -329,12 +346,12 @@ fn slices<'a>(case: &Case, sources: &'a [u8], outputs: &'a mut [u8]) -> Vec<Slic
     sources.zip(outputs.map(|stripe| stripe.chunks_exact_mut(case.bytes).collect())).collect()
 }
 
-fn compute(parity: Parity, what: What, (sources, outputs): &mut Slices<'_>) {
+fn compute(parity: Parity, what: Computation, (sources, outputs): &mut Slices<'_>) {
     match (what, &mut outputs[..]) {
-        (What::Xor, [p]) => parity.xor(sources, p),
-        (What::Pq, [p, q]) => parity.pq(sources, p, q),
+        (Computation::Xor, [p]) => parity.xor(sources, p),
+        (Computation::Pq, [p, q]) => parity.pq(sources, p, q),
         (_, [low, high]) => {
-            parity.two_data(LOST, &sources[..6], [sources[6], sources[7]], [low, high]);
+            parity.recover_two_data(LOST, &sources[..6], [sources[6], sources[7]], [low, high]);
         }
         _ => unreachable!("there are one or two outputs"),
     }

@@ -1,19 +1,23 @@
-//! Engines: what computes, and which of them this machine has.
+//! Engines that compute parity, and which of them this machine has.
 
 use crate::{
-    Verdict, arch, field,
-    kernel::{CheckP, CheckPq, DataByQ, Members, Pq, Q, TwoData, UpdateP, UpdatePq, UpdateQ, Xor},
+    SyndromeVerdict, arch, gf256,
+    kernel::{
+        CheckP, CheckPq, MemberSlices, Pq, Q, RecoverDataFromQ, RecoverTwoData, UpdateP, UpdatePq,
+        UpdateQ, Xor,
+    },
     lanes::Lanes,
 };
 use std::{fmt, sync::LazyLock};
 
-/// What computes parity: a kind of vectors of the processor, or an accelerator.
+/// An engine that computes parity: one kind of processor vectors, or an accelerator.
 ///
-/// [`Parity`](crate::Parity) is the way to call it, and asserts what each operation there says: all slices of a call are equally
-/// long, places are those of data members, of two lost ones the lower comes first. An engine takes that for granted. If it is
-/// wrong, an engine may panic or compute nonsense, but touches nothing else.
+/// It is called through [`Parity`](crate::Parity), which asserts each operation's preconditions:
+/// all slices of a call are equally long, indices are those of data members, and of two lost
+/// members the lower comes first. If these do not hold, an engine may panic or compute nonsense,
+/// but touches nothing else.
 pub trait Engine: Send + Sync {
-    /// For people: in tests, figures and logs.
+    /// Its name in tests, figures and logs.
     fn name(&self) -> &'static str;
 
     /// [`Parity::xor`](crate::Parity::xor)
@@ -29,25 +33,31 @@ pub trait Engine: Send + Sync {
     fn update_p(&self, old: &[u8], new: &[u8], p: &mut [u8]);
 
     /// [`Parity::update_q`](crate::Parity::update_q)
-    fn update_q(&self, place: usize, old: &[u8], new: &[u8], q: &mut [u8]);
+    fn update_q(&self, index: usize, old: &[u8], new: &[u8], q: &mut [u8]);
 
     /// [`Parity::update_pq`](crate::Parity::update_pq)
-    fn update_pq(&self, place: usize, old: &[u8], new: &[u8], p: &mut [u8], q: &mut [u8]);
+    fn update_pq(&self, index: usize, old: &[u8], new: &[u8], p: &mut [u8], q: &mut [u8]);
 
-    /// [`Parity::data_by_p`](crate::Parity::data_by_p)
-    fn data_by_p(&self, others: &[&[u8]], p: &[u8], out: &mut [u8]);
+    /// [`Parity::recover_data_from_p`](crate::Parity::recover_data_from_p)
+    fn recover_data_from_p(&self, others: &[&[u8]], p: &[u8], out: &mut [u8]);
 
-    /// [`Parity::data_by_q`](crate::Parity::data_by_q)
-    fn data_by_q(&self, lost: usize, others: &[&[u8]], q: &[u8], out: &mut [u8]);
+    /// [`Parity::recover_data_from_q`](crate::Parity::recover_data_from_q)
+    fn recover_data_from_q(&self, lost: usize, others: &[&[u8]], q: &[u8], out: &mut [u8]);
 
-    /// [`Parity::two_data`](crate::Parity::two_data)
-    fn two_data(&self, lost: [usize; 2], others: &[&[u8]], pq: [&[u8]; 2], out: [&mut [u8]; 2]);
+    /// [`Parity::recover_two_data`](crate::Parity::recover_two_data)
+    fn recover_two_data(
+        &self,
+        lost: [usize; 2],
+        others: &[&[u8]],
+        pq: [&[u8]; 2],
+        out: [&mut [u8]; 2],
+    );
 
     /// [`Parity::check_p`](crate::Parity::check_p)
     fn check_p(&self, data: &[&[u8]], p: &[u8]) -> bool;
 
     /// [`Parity::check_pq`](crate::Parity::check_pq)
-    fn check_pq(&self, data: &[&[u8]], p: &[u8], q: &[u8]) -> Verdict;
+    fn check_pq(&self, data: &[&[u8]], p: &[u8], q: &[u8]) -> SyndromeVerdict;
 }
 
 impl fmt::Debug for dyn Engine {
@@ -56,12 +66,12 @@ impl fmt::Debug for dyn Engine {
     }
 }
 
-/// The engines of this machine, the best one first. The last one is there on every machine.
+/// The engines of this machine, the best first. The last one exists on every machine.
 pub fn engines() -> impl Iterator<Item = &'static dyn Engine> {
     arch::engines()
 }
 
-/// The best engine of this machine; found out once.
+/// The best engine of this machine; determined once.
 pub(crate) fn best() -> &'static dyn Engine {
     static BEST: LazyLock<&'static dyn Engine> = LazyLock::new(|| {
         let best = engines().next();
@@ -76,7 +86,7 @@ impl<L: Lanes> Engine for L {
     }
 
     fn xor(&self, sources: &[&[u8]], out: &mut [u8]) {
-        self.enter(&mut Xor { sources, and: &[], out });
+        self.enter(&mut Xor { sources, more_sources: &[], out });
     }
 
     fn pq(&self, data: &[&[u8]], p: &mut [u8], q: &mut [u8]) {
@@ -91,24 +101,30 @@ impl<L: Lanes> Engine for L {
         self.enter(&mut UpdateP { old, new, p });
     }
 
-    fn update_q(&self, place: usize, old: &[u8], new: &[u8], q: &mut [u8]) {
-        self.enter(&mut UpdateQ { factor: field::power(place), old, new, q });
+    fn update_q(&self, index: usize, old: &[u8], new: &[u8], q: &mut [u8]) {
+        self.enter(&mut UpdateQ { factor: gf256::power(index), old, new, q });
     }
 
-    fn update_pq(&self, place: usize, old: &[u8], new: &[u8], p: &mut [u8], q: &mut [u8]) {
-        self.enter(&mut UpdatePq { factor: field::power(place), old, new, p, q });
+    fn update_pq(&self, index: usize, old: &[u8], new: &[u8], p: &mut [u8], q: &mut [u8]) {
+        self.enter(&mut UpdatePq { factor: gf256::power(index), old, new, p, q });
     }
 
-    fn data_by_p(&self, others: &[&[u8]], p: &[u8], out: &mut [u8]) {
-        self.enter(&mut Xor { sources: others, and: &[p], out });
+    fn recover_data_from_p(&self, others: &[&[u8]], p: &[u8], out: &mut [u8]) {
+        self.enter(&mut Xor { sources: others, more_sources: &[p], out });
     }
 
-    fn data_by_q(&self, lost: usize, others: Members<'_>, q: &[u8], out: &mut [u8]) {
-        self.enter(&mut DataByQ::new(lost, others, q, out));
+    fn recover_data_from_q(&self, lost: usize, others: MemberSlices<'_>, q: &[u8], out: &mut [u8]) {
+        self.enter(&mut RecoverDataFromQ::new(lost, others, q, out));
     }
 
-    fn two_data(&self, lost: [usize; 2], others: &[&[u8]], pq: [&[u8]; 2], out: [&mut [u8]; 2]) {
-        self.enter(&mut TwoData::new(lost, others, pq, out));
+    fn recover_two_data(
+        &self,
+        lost: [usize; 2],
+        others: &[&[u8]],
+        pq: [&[u8]; 2],
+        out: [&mut [u8]; 2],
+    ) {
+        self.enter(&mut RecoverTwoData::new(lost, others, pq, out));
     }
 
     fn check_p(&self, data: &[&[u8]], p: &[u8]) -> bool {
@@ -117,8 +133,8 @@ impl<L: Lanes> Engine for L {
         check.matches
     }
 
-    fn check_pq(&self, data: &[&[u8]], p: &[u8], q: &[u8]) -> Verdict {
-        let mut check = CheckPq { data, p, q, verdict: Verdict::Matches };
+    fn check_pq(&self, data: &[&[u8]], p: &[u8], q: &[u8]) -> SyndromeVerdict {
+        let mut check = CheckPq { data, p, q, verdict: SyndromeVerdict::Consistent };
         self.enter(&mut check);
         check.verdict
     }

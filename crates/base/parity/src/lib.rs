@@ -1,9 +1,10 @@
-//! Parity for RAID 5 and 6: P is the sum of the data members, Q the sum of each times its power of the generator.
+//! Parity for RAID 5 and 6: P is the sum of the data members, Q the sum of each times its power of
+//! the generator.
 //!
-//! The field is GF(2^8) of polynomial 0x11d with generator 2, as Linux' md and ISA-L have it: what they have written is read
-//! here, and the other way round. [`Parity`] computes over slices of any one length; whoever has members as lists of pages
-//! calls it page by page. An [`Engine`] is a way to compute; this machine's [`engines`] give the same bytes and differ in speed. Why they
-//! are made as they are, and what they reach: RFD 0028.
+//! The field is GF(2^8) of polynomial 0x11d with generator 2, as in Linux' md and ISA-L: each can
+//! read what the others have written. [`Parity`] computes over slices of equal length; callers with
+//! lists of pages call it page by page. The [`engines`] of this machine give the same bytes and
+//! differ in speed. Design and figures: RFD 0028.
 //!
 //! ```
 //! let data: [&[u8]; 3] = [b"some", b"data", b"here"];
@@ -12,45 +13,45 @@
 //! parity.pq(&data, &mut p, &mut q);
 //!
 //! let (mut first, mut third) = ([0; 4], [0; 4]);
-//! parity.two_data([0, 2], &[data[1]], [&p, &q], [&mut first, &mut third]);
+//! parity.recover_two_data([0, 2], &[data[1]], [&p, &q], [&mut first, &mut third]);
 //! assert_eq!((&first, &third), (b"some", b"here"));
 //! ```
 #![warn(clippy::undocumented_unsafe_blocks)]
 
 mod arch;
 mod engine;
-pub mod field;
+pub mod gf256;
 mod kernel;
 mod lanes;
-mod verdict;
+mod syndrome_check;
 
 pub use engine::{Engine, engines};
-pub use verdict::Verdict;
+pub use syndrome_check::SyndromeVerdict;
 
-/// How many data members Q can tell apart.
-pub const MOST_MEMBERS: usize = field::ORDER;
+/// Most data members that Q supports.
+pub const MAX_DATA_MEMBERS: usize = gf256::GROUP_ORDER;
 
-/// Parity by an engine. Here contracts are asserted, once for all engines.
+/// Parity by an engine. Asserts the preconditions, once for all engines.
 ///
-/// Data members are numbered from 0, their place; `others` are those that are not lost, in order. Outputs are written from end to
-/// end, and what they held does not matter unless an operation says so.
+/// Data members are numbered from 0; `others` are those that are not lost, in order. Outputs are
+/// overwritten completely; their old contents do not matter unless an operation says so.
 ///
 /// # Panics
-/// Every operation panics if its slices are not all of one length. Those that use Q panic if there are more than
-/// [`MOST_MEMBERS`] data members, or places that no data member has.
+/// Every operation panics if its slices differ in length. Those that use Q panic if there are more
+/// than [`MAX_DATA_MEMBERS`] data members, or for the index of a member that does not exist.
 #[derive(Clone, Copy, Debug)]
 pub struct Parity(&'static dyn Engine);
 
 impl Parity {
-    /// By the best engine of this machine.
+    /// With the best engine of this machine.
     #[must_use]
     pub fn best() -> Self {
         Self(engine::best())
     }
 
-    /// By this engine.
+    /// With this engine.
     #[must_use]
-    pub fn by(engine: &'static dyn Engine) -> Self {
+    pub fn with_engine(engine: &'static dyn Engine) -> Self {
         Self(engine)
     }
 
@@ -60,99 +61,106 @@ impl Parity {
         self.0
     }
 
-    /// `out` becomes the sum of `sources`: P of data members, or any one of members and P by all others. The sum of nothing is 0.
+    /// Sets `out` to the sum of `sources`: P of data members, or any member from P and all others.
+    /// The sum of nothing is 0.
     pub fn xor(self, sources: &[&[u8]], out: &mut [u8]) {
-        alike(out.len(), sources);
+        assert_same_len(out.len(), sources);
         self.0.xor(sources, out);
     }
 
-    /// `p` and `q` become those of `data`.
+    /// Sets `p` and `q` to those of `data`.
     pub fn pq(self, data: &[&[u8]], p: &mut [u8], q: &mut [u8]) {
-        alike(p.len(), data);
-        alike(p.len(), &[q]);
-        countable(data.len());
+        assert_same_len(p.len(), data);
+        assert_same_len(p.len(), &[q]);
+        assert_member_count(data.len());
         self.0.pq(data, p, q);
     }
 
-    /// `q` becomes that of `data`.
+    /// Sets `q` to that of `data`.
     pub fn q(self, data: &[&[u8]], q: &mut [u8]) {
-        alike(q.len(), data);
-        countable(data.len());
+        assert_same_len(q.len(), data);
+        assert_member_count(data.len());
         self.0.q(data, q);
     }
 
-    /// `p` goes, in place, from what `old` contents of any data member made of it to what its `new` contents make.
+    /// Updates `p` in place for any data member that changes from `old` to `new`.
     pub fn update_p(self, old: &[u8], new: &[u8], p: &mut [u8]) {
-        alike(p.len(), &[old, new]);
+        assert_same_len(p.len(), &[old, new]);
         self.0.update_p(old, new, p);
     }
 
-    /// `q` goes, in place, from what `old` contents of the data member at `place` made of it to what its `new` contents make.
-    pub fn update_q(self, place: usize, old: &[u8], new: &[u8], q: &mut [u8]) {
-        alike(q.len(), &[old, new]);
-        assert!(place < MOST_MEMBERS, "no data member has place {place}");
-        self.0.update_q(place, old, new, q);
+    /// Updates `q` in place for the data member `index` that changes from `old` to `new`.
+    pub fn update_q(self, index: usize, old: &[u8], new: &[u8], q: &mut [u8]) {
+        assert_same_len(q.len(), &[old, new]);
+        assert!(index < MAX_DATA_MEMBERS, "no data member has place {index}");
+        self.0.update_q(index, old, new, q);
     }
 
     /// [`Parity::update_p`] and [`Parity::update_q`] in one pass.
-    pub fn update_pq(self, place: usize, old: &[u8], new: &[u8], p: &mut [u8], q: &mut [u8]) {
-        alike(p.len(), &[old, new, q]);
-        assert!(place < MOST_MEMBERS, "no data member has place {place}");
-        self.0.update_pq(place, old, new, p, q);
+    pub fn update_pq(self, index: usize, old: &[u8], new: &[u8], p: &mut [u8], q: &mut [u8]) {
+        assert_same_len(p.len(), &[old, new, q]);
+        assert!(index < MAX_DATA_MEMBERS, "no data member has place {index}");
+        self.0.update_pq(index, old, new, p, q);
     }
 
-    /// `out` becomes the data member that is not among `others`, by P.
-    pub fn data_by_p(self, others: &[&[u8]], p: &[u8], out: &mut [u8]) {
-        alike(out.len(), others);
-        alike(out.len(), &[p]);
-        self.0.data_by_p(others, p, out);
+    /// Sets `out` to the data member that is not among `others`, from P.
+    pub fn recover_data_from_p(self, others: &[&[u8]], p: &[u8], out: &mut [u8]) {
+        assert_same_len(out.len(), others);
+        assert_same_len(out.len(), &[p]);
+        self.0.recover_data_from_p(others, p, out);
     }
 
-    /// `out` becomes the data member of place `lost`, by Q: P is lost as well.
-    pub fn data_by_q(self, lost: usize, others: &[&[u8]], q: &[u8], out: &mut [u8]) {
-        alike(out.len(), others);
-        alike(out.len(), &[q]);
-        countable(others.len() + 1);
+    /// Sets `out` to the data member `lost`, from Q: P is lost as well.
+    pub fn recover_data_from_q(self, lost: usize, others: &[&[u8]], q: &[u8], out: &mut [u8]) {
+        assert_same_len(out.len(), others);
+        assert_same_len(out.len(), &[q]);
+        assert_member_count(others.len() + 1);
         assert!(lost <= others.len(), "no data member has place {lost}");
-        self.0.data_by_q(lost, others, q, out);
+        self.0.recover_data_from_q(lost, others, q, out);
     }
 
-    /// `out` become the data members of the places `lost`, the lower one first, by P and Q.
+    /// Sets `out` to the data members `lost`, the lower one first, from P and Q.
     ///
     /// # Panics
-    /// Also if the places do not ascend.
-    pub fn two_data(self, lost: [usize; 2], others: &[&[u8]], pq: [&[u8]; 2], out: [&mut [u8]; 2]) {
-        alike(pq[0].len(), others);
-        alike(pq[0].len(), &[pq[1], out[0], out[1]]);
-        countable(others.len() + 2);
+    /// Also if the indices do not ascend.
+    pub fn recover_two_data(
+        self,
+        lost: [usize; 2],
+        others: &[&[u8]],
+        pq: [&[u8]; 2],
+        out: [&mut [u8]; 2],
+    ) {
+        assert_same_len(pq[0].len(), others);
+        assert_same_len(pq[0].len(), &[pq[1], out[0], out[1]]);
+        assert_member_count(others.len() + 2);
         assert!(lost[0] < lost[1], "places {lost:?} do not ascend");
         assert!(lost[1] < others.len() + 2, "no data member has place {}", lost[1]);
-        self.0.two_data(lost, others, pq, out);
+        self.0.recover_two_data(lost, others, pq, out);
     }
 
     /// Whether `p` is that of `data`.
     #[must_use]
     pub fn check_p(self, data: &[&[u8]], p: &[u8]) -> bool {
-        alike(p.len(), data);
+        assert_same_len(p.len(), data);
         self.0.check_p(data, p)
     }
 
-    /// Whether `p` and `q` are those of `data`, and what is wrong if not. Two wrong members may look like a single third one in a
-    /// few bytes; the more bytes are wrong, the less so.
+    /// Whether `p` and `q` are those of `data`; if not, which member is wrong. In a few bytes two
+    /// wrong members may look like a third one; the more bytes are wrong, the less likely.
     #[must_use]
-    pub fn check_pq(self, data: &[&[u8]], p: &[u8], q: &[u8]) -> Verdict {
-        alike(p.len(), data);
-        alike(p.len(), &[q]);
-        countable(data.len());
+    pub fn check_pq(self, data: &[&[u8]], p: &[u8], q: &[u8]) -> SyndromeVerdict {
+        assert_same_len(p.len(), data);
+        assert_same_len(p.len(), &[q]);
+        assert_member_count(data.len());
         self.0.check_pq(data, p, q)
     }
 }
 
-fn alike(bytes: usize, slices: &[&[u8]]) {
+fn assert_same_len(bytes: usize, slices: &[&[u8]]) {
     let odd = slices.iter().find(|slice| slice.len() != bytes);
     assert!(odd.is_none(), "slices of {bytes} and {} bytes", odd.map_or(0, |slice| slice.len()));
 }
 
-fn countable(members: usize) {
-    assert!(members <= MOST_MEMBERS, "{members} data members are more than Q tells apart");
+fn assert_member_count(members: usize) {
+    assert!(members <= MAX_DATA_MEMBERS, "{members} data members are more than Q tells apart");
 }

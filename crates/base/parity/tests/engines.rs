@@ -4,12 +4,13 @@
 mod check;
 mod reference;
 
-use parity::{MOST_MEMBERS, Parity, Verdict, engines};
+use parity::{MAX_DATA_MEMBERS, Parity, SyndromeVerdict, engines};
 use proptest::prelude::*;
 use reference::Stripe;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// No length, less than any vector, one short of and one beyond each, several of them with a rest, pages.
+/// No length, less than any vector, one short of and one beyond each, several of them with a rest,
+/// pages.
 const LENGTHS: [usize; 24] = [
     0, 1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 1000,
     4096, 4099,
@@ -18,11 +19,11 @@ const LENGTHS: [usize; 24] = [
 fn each(mut look: impl FnMut(Parity)) {
     for engine in engines() {
         println!("{}", engine.name());
-        look(Parity::by(engine));
+        look(Parity::with_engine(engine));
     }
 }
 
-/// Bytes that are what they are on every run.
+/// Deterministic bytes.
 fn dice(mut seed: u64) -> impl FnMut() -> u8 {
     move || {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -33,9 +34,9 @@ fn dice(mut seed: u64) -> impl FnMut() -> u8 {
 /// Every member, and every two.
 fn every_loss(parity: Parity, stripe: &Stripe, skew: usize) {
     for lost in 0..stripe.data.len() {
-        check::one(parity, stripe, lost, skew);
+        check::recover_one(parity, stripe, lost, skew);
         for second in lost + 1..stripe.data.len() {
-            check::two(parity, stripe, [lost, second], skew);
+            check::recover_two(parity, stripe, [lost, second], skew);
         }
     }
 }
@@ -84,18 +85,18 @@ fn every_length_and_number_of_members() {
 
 #[test]
 fn as_many_members_as_q_tells_apart() {
-    for members in [16, 17, MOST_MEMBERS] {
+    for members in [16, 17, MAX_DATA_MEMBERS] {
         let mut stripe = Stripe::new(members, 77, dice(members as u64));
         each(|parity| {
             check::generation(parity, &stripe, 0);
             for lost in [0, 1, members / 2, members - 1] {
-                check::one(parity, &stripe, lost, 0);
+                check::recover_one(parity, &stripe, lost, 0);
             }
             for lost in [[0, 1], [0, members - 1], [3, 9], [members - 2, members - 1]] {
-                check::two(parity, &stripe, lost, 0);
+                check::recover_two(parity, &stripe, lost, 0);
             }
             check::update(parity, &stripe, members - 1, &[7; 77], 0);
-            check::blame(parity, &mut stripe, 70, 0x80);
+            check::locate_error(parity, &mut stripe, 70, 0x80);
         });
     }
 }
@@ -106,12 +107,13 @@ fn every_two_of_ten_members() {
     each(|parity| every_loss(parity, &stripe, 0));
 }
 
-/// Every value of a byte times every coefficient: by the update of a single member at each place, with all values in it.
+/// Every value of a byte times every coefficient: by updating each single member with data of all
+/// values.
 #[test]
 fn every_value_at_every_place() {
     let all: Vec<u8> = (0..=u8::MAX).collect();
     each(|parity| {
-        for place in 0..MOST_MEMBERS {
+        for place in 0..MAX_DATA_MEMBERS {
             let mut q = [0; 256];
             parity.update_q(place, &[0; 256], &all, &mut q);
             let coefficient = reference::power(place);
@@ -126,8 +128,8 @@ fn a_scrub_tells_who_is_wrong() {
         let mut stripe = Stripe::new(9, bytes, dice(bytes as u64));
         each(|parity| {
             for at in [0, bytes / 2, bytes - 1] {
-                check::blame(parity, &mut stripe, at, 1);
-                check::blame(parity, &mut stripe, at, 0xff);
+                check::locate_error(parity, &mut stripe, at, 1);
+                check::locate_error(parity, &mut stripe, at, 0xff);
             }
         });
     }
@@ -143,19 +145,20 @@ fn a_scrub_does_not_blame_one_for_two() {
     let mut apart = Stripe::new(4, 512, dice(4));
     apart.data[0][5] ^= 1;
     apart.q[400] ^= 1;
-    // A place that no member has.
+    // The index of a member that does not exist.
     let mut nobody = Stripe::new(4, 512, dice(4));
     nobody.p[9] ^= 1;
     nobody.q[9] ^= reference::power(4);
     each(|parity| {
         for stripe in [&stripe, &apart, &nobody] {
             let verdict = parity.check_pq(&stripe.others(&[]), &stripe.p, &stripe.q);
-            assert_eq!(verdict, Verdict::Several);
+            assert_eq!(verdict, SyndromeVerdict::Ambiguous);
         }
     });
 }
 
-/// These tests can fail: a stripe whose Q has one member at its neighbour's coefficient passes none of them.
+/// These tests can fail: a stripe whose Q has one member at its neighbour's coefficient passes none
+/// of them.
 #[test]
 fn a_wrong_coefficient_is_caught() {
     let mut wrong = Stripe::new(5, 64, dice(5));
@@ -167,8 +170,8 @@ fn a_wrong_coefficient_is_caught() {
             catch_unwind(AssertUnwindSafe(|| look(parity, &wrong))).is_err()
         };
         assert!(fails(|parity, stripe| check::generation(parity, stripe, 0)));
-        assert!(fails(|parity, stripe| check::one(parity, stripe, 1, 0)));
-        assert!(fails(|parity, stripe| check::two(parity, stripe, [0, 4], 0)));
+        assert!(fails(|parity, stripe| check::recover_one(parity, stripe, 1, 0)));
+        assert!(fails(|parity, stripe| check::recover_two(parity, stripe, [0, 4], 0)));
         assert!(fails(check::check));
     });
 }
@@ -181,14 +184,16 @@ fn what_breaks_the_contract_panics() {
     let short: &[u8] = &[0; 7];
     assert!(panics(&|parity| parity.xor(&[one, short], &mut [0; 8])));
     assert!(panics(&|parity| parity.pq(&[one], &mut [0; 8], &mut [0; 9])));
-    assert!(panics(&|parity| parity.q(&vec![one; MOST_MEMBERS + 1], &mut [0; 8])));
+    assert!(panics(&|parity| parity.q(&vec![one; MAX_DATA_MEMBERS + 1], &mut [0; 8])));
     assert!(panics(&|parity| parity.update_p(one, short, &mut [0; 8])));
-    assert!(panics(&|parity| parity.update_q(MOST_MEMBERS, one, one, &mut [0; 8])));
+    assert!(panics(&|parity| parity.update_q(MAX_DATA_MEMBERS, one, one, &mut [0; 8])));
     assert!(panics(&|parity| parity.update_q(usize::MAX, one, one, &mut [0; 8])));
-    assert!(panics(&|parity| parity.data_by_p(&[one], short, &mut [0; 8])));
-    assert!(panics(&|parity| parity.data_by_q(2, &[one], one, &mut [0; 8])));
+    assert!(panics(&|parity| parity.recover_data_from_p(&[one], short, &mut [0; 8])));
+    assert!(panics(&|parity| parity.recover_data_from_q(2, &[one], one, &mut [0; 8])));
     let two = |lost| {
-        panics(&|parity| parity.two_data(lost, &[one], [one, one], [&mut [0; 8], &mut [0; 8]]))
+        panics(&|parity| {
+            parity.recover_two_data(lost, &[one], [one, one], [&mut [0; 8], &mut [0; 8]]);
+        })
     };
     assert!(two([1, 1]) && two([1, 0]) && two([0, 3]) && !two([0, 2]));
     assert!(panics(&|parity| _ = parity.check_p(&[one], short)));
@@ -201,7 +206,7 @@ fn nothing_sums_up_to_nothing() {
         let (mut p, mut q) = ([1; 100], [1; 100]);
         parity.pq(&[], &mut p, &mut q);
         assert_eq!((p, q), ([0; 100], [0; 100]));
-        assert_eq!(parity.check_pq(&[], &p, &q), Verdict::Matches);
+        assert_eq!(parity.check_pq(&[], &p, &q), SyndromeVerdict::Consistent);
     });
 }
 
@@ -216,13 +221,13 @@ proptest! {
         each(|parity| {
             check::generation(parity, &stripe, skew);
             check::update(parity, &stripe, first, &new, skew);
-            check::one(parity, &stripe, first, skew);
+            check::recover_one(parity, &stripe, first, skew);
             if first != second {
-                check::two(parity, &stripe, [first.min(second), first.max(second)], skew);
+                check::recover_two(parity, &stripe, [first.min(second), first.max(second)], skew);
             }
             check::check(parity, &stripe);
             if bytes > 0 {
-                check::blame(parity, &mut stripe, seed as usize % bytes, new[0] | 1);
+                check::locate_error(parity, &mut stripe, seed as usize % bytes, new[0] | 1);
             }
         });
     }

@@ -1,4 +1,4 @@
-//! Random 4 KiB reads or writes on one core: what a disk gives, and what that costs.
+//! Random 4 KiB reads or writes on one core: throughput and cost of a disk.
 //!
 //! `disk PATH read|write DEPTH SECONDS [uring|pool|auto] [POLL_WINDOW_US] [CPU] [at_once]`
 //!
@@ -10,10 +10,10 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-use rt::buf::Class;
+use rt::buf::MemoryClass;
 use rt::disk::{Disk, OpenOptions};
 use rt::memory::PAGE;
-use rt::{Core, Cores, CoresConfig, DiskEngine, Submission};
+use rt::{Core, Cores, CoresConfig, DiskEngine, SubmissionMode};
 use tokio::time::Instant;
 
 struct Load {
@@ -38,8 +38,8 @@ fn main() {
         time: Duration::from_secs_f64(seconds.parse().unwrap()),
     };
     let disk_engine = match rest.first().map_or("auto", String::as_str) {
-        "uring" => DiskEngine::Uring,
-        "pool" => DiskEngine::Pool,
+        "uring" => DiskEngine::IoUring,
+        "pool" => DiskEngine::Threads,
         _ => DiskEngine::Auto,
     };
     let window = rest.get(1).map_or(0, |s| s.parse().unwrap());
@@ -48,8 +48,8 @@ fn main() {
         poll_window: Duration::from_micros(window),
         disk_engine,
         submission: match rest.get(3).map(String::as_str) {
-            Some("at_once") => Submission::AtOnce,
-            _ => Submission::Together,
+            Some("at_once") => SubmissionMode::Immediate,
+            _ => SubmissionMode::Batched,
         },
         ..Default::default()
     };
@@ -91,8 +91,8 @@ async fn worker(
     end: Instant,
     done: Rc<Cell<u64>>,
 ) {
-    let account = core.pool().account();
-    let credit = account.credit(PAGE, Class::Immediate).await.unwrap();
+    let account = core.buffer_pool().account();
+    let credit = account.credit(PAGE, MemoryClass::LocalIo).await.unwrap();
     let mut buffer = credit.alloc(PAGE);
     let mut x = core.random_u64() | 1;
     while Instant::now() < end {

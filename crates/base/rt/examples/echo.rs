@@ -1,13 +1,14 @@
-//! The bare echo: 72 bytes asked, 4 KiB answered, or the other way round, over TCP and nothing else.
-//! What this machine's network costs a storage protocol before the storage: the limit that benchmarks
-//! compare with.
+//! The bare echo: 72 bytes asked, 4 KiB answered, or the other way round, over TCP and nothing
+//! else. What this machine's network costs a storage protocol before the storage: the limit that
+//! benchmarks compare with.
 //!
 //! ```text
 //! echo [connections=1] [depth=1] [seconds=2] [window_us=100] [client_window_us=0]
 //!      [server_cpu=0] [client_cpu=1] [request=72] [reply=4096] [memory_kib=0] [serve=ADDR | to=ADDR]
 //! ```
-//! Replies come from one place, and requests go to one, which a processor's innermost caches hold; with `memory_kib` they
-//! come from random places of so much memory for each connection, and go round in it, as those of a volume do.
+//! By default all requests and replies use one buffer each, which stays in a processor's innermost
+//! caches; with `memory_kib` they use random parts of so much memory per connection, and cycle
+//! through it, as those of a volume do.
 //!
 //! `serve` and `to` run only the server or only the client, in processes of their own. The
 //! server's processor time is that of its core's thread.
@@ -28,7 +29,7 @@ use tokio::time::Instant;
 /// What is asked and answered, in bytes.
 #[derive(Clone, Copy)]
 struct Sizes {
-    /// Unless told otherwise, a protocol header with its extended command.
+    /// By default, a protocol header with its extended command.
     request: usize,
     reply: usize,
     /// Of each connection of the server.
@@ -127,7 +128,7 @@ fn main() {
 fn one_core(settings: &Settings, cpu: &str, default: u64, window: &str, us: u64) -> Cores {
     let config = CoresConfig {
         cpus: vec![usize::try_from(settings.number(cpu, default)).ok()],
-        pool_bytes_per_core: 1 << 20,
+        memory_bytes_per_core: 1 << 20,
         poll_window: Duration::from_micros(settings.number(window, us)),
         ..Default::default()
     };
@@ -176,7 +177,7 @@ async fn answer(mut stream: Stream, sizes: Sizes) -> std::io::Result<()> {
     }
 }
 
-/// Runs the client on `core` and prints what it saw.
+/// Runs the client on `core` and prints its results.
 async fn report(
     core: &CoreHandle,
     to: SocketAddr,

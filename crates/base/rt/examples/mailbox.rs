@@ -1,4 +1,5 @@
-//! Round trips between two cores through their mailboxes: `mailbox [DEPTH=32] [SECONDS=1] [WINDOW_US=0]`.
+//! Round trips between two cores through their mailboxes: `mailbox [DEPTH=32] [SECONDS=1]
+//! [WINDOW_US=0]`.
 #![allow(clippy::unwrap_used)]
 
 use std::time::Duration;
@@ -12,7 +13,7 @@ fn main() {
     let (depth, time) = (arg(0, 32), Duration::from_secs(arg(1, 1)));
     let config = CoresConfig {
         cpus: vec![Some(0), Some(1)],
-        pool_bytes_per_core: 1 << 20,
+        memory_bytes_per_core: 1 << 20,
         poll_window: Duration::from_micros(arg(2, 0)),
         ..Default::default()
     };

@@ -1,14 +1,16 @@
 //! Counted buffers from a bounded pool, and the credits that keep the pool from deadlocking.
 //!
-//! * A [`Buf`] is an immutable, reference-counted slice whose run begins on a 4 KiB boundary. A
-//!   write is shared by every leg of a mirror, the cache and the log without a copy.
-//! * A [`BufMut`] is the one owner of a run while it is being filled; [`BufMut::freeze`] ends that.
-//! * A [`Credit`] is a promise of memory. A front end admits a command only once it holds the
-//!   command's worst case, so no command can wait for memory half way through.
-//! * An [`Account`] (one per connection) bounds what one client may hold: at most as much as is
+//! * A [`Buf`] is an immutable, reference-counted slice of a page run that begins on a 4 KiB
+//!   boundary. The legs of a mirror, the cache and the log share a write without a copy.
+//! * A [`BufMut`] is the only owner of a run while it is being filled; [`BufMut::freeze`] ends
+//!   that.
+//! * A [`Credit`] is reserved memory. A front end admits a command only once it holds the command's
+//!   worst case, so no command waits for memory half way through.
+//! * An [`Account`] (one per connection) limits what one client may hold: at most as much as is
 //!   still free (a dynamic threshold), so a client that stops reading leaves room for the others.
 //!
-//! Buffers may be dropped on any core; the pool's state is a short critical section.
+//! Buffers may be dropped on any core; the pool's state is protected by a lock that is held
+//! briefly.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -29,104 +31,107 @@ use slab::Slab;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use crate::memory::{Buddy, Loose, Mapping, PAGE};
+use crate::memory::{Buddy, HeapPageMemory, Mapping, PAGE};
 
-/// What a credit is for: which share of the pool it may count on, and whom it may wait for.
+/// The purpose of a credit: its share of the pool, and the classes that it may wait for.
 ///
-/// Each class has a share that no other class can take, so none starves another; what is beyond
-/// all shares goes to whoever comes first. Whoever waits for memory while he holds some waits only
-/// for what stands further up in this list, on any node: so no circle of waiting can close
-/// (RFD 0037). Where what is held depends on a client, waiting has a limit in time as well.
+/// Each class has a share that no other class can take, so none starves another; memory beyond all
+/// shares is granted in order of arrival. A caller that waits for memory while it holds some waits
+/// only for classes further up in this list, on any node: so there is no circular wait (RFD 0037).
+/// Where a client decides how long memory is held, waits are also limited in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Class {
-    /// Memory of work that needs nothing but this node's disks to return it: labels, logs,
-    /// flushes. May reach into the shares of all others, for a moment.
-    Immediate,
-    /// Answers to other nodes, from this node's disk: returned when they have been sent.
-    Answer,
-    /// Data that another node's order brings to this node's disk. It waits for disks and for
-    /// readers that are at work.
-    Copy,
-    /// Bringing replicas in sync, repairs, and what makes members equal when a view begins: waits
-    /// for [`Self::Copy`] and [`Self::Answer`] memory on other nodes.
-    Restore,
-    /// Data that another node wants put in order: waits for [`Self::Copy`] memory on other nodes.
-    /// Given however much the account holds, as behind it stands what clients of other nodes
-    /// wait for.
-    Ordered,
-    /// Memory that a command needs beyond the data it has brought: it waits for [`Self::Ordered`]
-    /// memory on other nodes. Given however much the account holds, for the account's memory
-    /// comes back only if this is given.
+pub enum MemoryClass {
+    /// Work that needs only this node's disks to return its memory: labels, logs, flushes. May
+    /// briefly use the shares of all others.
+    LocalIo,
+    /// Replies to other nodes, from this node's disk: returned when they have been sent.
+    PeerReply,
+    /// Data that another node writes to this node's disk. It waits for disks and for reads in
+    /// progress.
+    ReplicaWrite,
+    /// Resynchronisation, repairs, and reconciliation when a view begins: waits for
+    /// [`Self::ReplicaWrite`] and [`Self::PeerReply`] memory on other nodes.
+    Resync,
+    /// Data of a write that another node sends for ordering: waits for [`Self::ReplicaWrite`]
+    /// memory on other nodes. Granted however much the account holds, because clients of other
+    /// nodes wait for it.
+    PeerRequest,
+    /// Memory that a command needs in addition to the data it brought: waits for
+    /// [`Self::PeerRequest`] memory on other nodes. Granted however much the account holds, because
+    /// the account's memory is returned only if this is granted.
     Command,
-    /// Data that is on its way, behind which the client's other data waits. Given however much
-    /// the account holds, as that may be data that waits behind this.
-    Arriving,
-    /// Memory for a command that holds none, or next to none: reads. It is held until the client
-    /// has taken the data.
+    /// Data in transit that blocks the client's other data. Granted however much the account holds,
+    /// because that may be data that waits behind this.
+    UnsolicitedData,
+    /// Memory for a command that holds almost none: reads. It is held until the client has received
+    /// the data.
     Read,
     /// Data that a client has yet to send (R2T).
-    Solicited,
-    /// Memory that is held as long as a pool of disks is open. It has no share of its own, and
-    /// gets nothing of what the others have.
-    Fixed,
+    SolicitedData,
+    /// Memory that is held for as long as a pool of disks is open. It has no share of its own, and
+    /// cannot use the shares of others.
+    Pinned,
 }
 
-/// What every share holds at least, in pages: a request of 1 MiB and what it takes beside.
-const SHARE: u32 = 320;
+/// The least share of a class, in pages: a request of 1 MiB and its overhead.
+const MIN_SHARE_PAGES: u32 = 320;
 
-impl Class {
+impl MemoryClass {
     const ALL: [Self; 10] = [
-        Self::Immediate,
-        Self::Answer,
-        Self::Copy,
-        Self::Restore,
-        Self::Ordered,
+        Self::LocalIo,
+        Self::PeerReply,
+        Self::ReplicaWrite,
+        Self::Resync,
+        Self::PeerRequest,
         Self::Command,
-        Self::Arriving,
+        Self::UnsolicitedData,
         Self::Read,
-        Self::Solicited,
-        Self::Fixed,
+        Self::SolicitedData,
+        Self::Pinned,
     ];
 
-    /// Its share of a pool of `total` pages, of which only very small ones give less than a whole
-    /// one.
+    /// Its share of a pool of `total` pages; less than a whole share only in very small pools.
     fn share(self, total: u32, has_peers: bool) -> u32 {
         let of = |sixty_fourths: u32, most: u32| (total / 64 * sixty_fourths).min(most);
         match self {
-            Self::Immediate => of(2, SHARE * 2 / 5),
-            Self::Answer | Self::Copy | Self::Restore | Self::Ordered if !has_peers => 0,
-            // What compares brings the data twice.
-            Self::Ordered => of(9, SHARE * 9 / 5),
-            Self::Answer
-            | Self::Copy
-            | Self::Restore
+            Self::LocalIo => of(2, MIN_SHARE_PAGES * 2 / 5),
+            Self::PeerReply | Self::ReplicaWrite | Self::Resync | Self::PeerRequest
+                if !has_peers =>
+            {
+                0
+            }
+            // A comparison carries its data twice.
+            Self::PeerRequest => of(9, MIN_SHARE_PAGES * 9 / 5),
+            Self::PeerReply
+            | Self::ReplicaWrite
+            | Self::Resync
             | Self::Command
-            | Self::Arriving
+            | Self::UnsolicitedData
             | Self::Read
-            | Self::Solicited => of(5, SHARE),
-            Self::Fixed => 0,
+            | Self::SolicitedData => of(5, MIN_SHARE_PAGES),
+            Self::Pinned => 0,
         }
     }
 
-    /// Whether an account gets no more than its share.
-    fn is_shared_out(self) -> bool {
-        matches!(self, Self::Read | Self::Solicited)
+    /// Whether the class is limited to an account's fair share.
+    fn is_limited_per_account(self) -> bool {
+        matches!(self, Self::Read | Self::SolicitedData)
     }
 }
 
 /// The pool cannot satisfy a request of this size even when it is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a command needs {wanted} bytes of buffer memory; the pool holds {pool}")]
-pub struct TooLarge {
+#[error("a command needs {wanted} bytes of buffer memory; the pool holds {available}")]
+pub struct CreditTooLarge {
     /// Bytes asked for.
     pub wanted: usize,
     /// Bytes the class may use.
-    pub pool: usize,
+    pub available: usize,
 }
 
 /// A bounded pool of page runs. Cheap to clone.
 #[derive(Clone)]
-pub struct Pool(Arc<Inner>);
+pub struct BufferPool(Arc<Inner>);
 
 struct Inner {
     mapping: Mapping,
@@ -134,27 +139,28 @@ struct Inner {
     runs: Box<[Run]>,
     state: Mutex<State>,
     overdrafts: AtomicU64,
-    refused: AtomicU64,
+    timed_out_waits: AtomicU64,
 }
 
 struct Run {
     refs: AtomicU32,
-    /// Index of this run's first page; also its place in `Inner::runs`.
-    page: u32,
-    /// The pool that owns the run. Valid while `refs > 0`: a live run holds one strong count. Null: no pool does.
+    /// Index of this run's first page; also its index in `Inner::runs`.
+    first_page: u32,
+    /// The pool that owns the run. Valid while `refs > 0`: a live run holds one strong count. Null
+    /// for a [`HeapPage`].
     pool: Cell<*const Inner>,
 }
 
 /// A page outside every pool.
 #[repr(C)]
-struct Lone {
+struct HeapPage {
     /// First, so that it has the address of the whole.
     run: Run,
-    /// From a box of its own.
-    memory: NonNull<Loose>,
+    /// The box with its memory.
+    memory: NonNull<HeapPageMemory>,
 }
 
-impl Drop for Lone {
+impl Drop for HeapPage {
     fn drop(&mut self) {
         // SAFETY: it came from a box when this was made, and no handle to it is left.
         drop(unsafe { Box::from_raw(self.memory.as_ptr()) });
@@ -168,22 +174,22 @@ unsafe impl Send for Run {}
 
 struct State {
     buddy: Buddy,
-    /// Pages promised to credits and not yet taken.
-    promised: u32,
-    /// Pages promised to or held by each class.
-    by_class: [u32; Class::ALL.len()],
-    /// Whether the core has mirrored volumes: nodes then send it what needs memory.
+    /// Pages reserved for credits and not yet taken.
+    reserved: u32,
+    /// Pages reserved for or held by each class.
+    by_class: [u32; MemoryClass::ALL.len()],
+    /// Whether the core has mirrored volumes: then other nodes send it requests that need memory.
     has_peers: bool,
-    /// Since when, and until when, commands have waited in vain.
-    short: Option<Short>,
-    meta: Vec<RunMeta>,
+    /// A period in which commands waited without success.
+    shortage: Option<Shortage>,
+    run_info: Vec<RunInfo>,
     accounts: Slab<AccountState>,
     credits: Slab<CreditState>,
-    waiters: [VecDeque<Arc<Waiter>>; Class::ALL.len()],
+    waiters: [VecDeque<Arc<Waiter>>; MemoryClass::ALL.len()],
 }
 
 #[derive(Clone, Copy)]
-struct RunMeta {
+struct RunInfo {
     order: u8,
     credit: u32,
 }
@@ -191,24 +197,24 @@ struct RunMeta {
 /// One credit; outlives its handle while buffers taken from it do.
 struct CreditState {
     account: u32,
-    class: Class,
-    /// Pages promised and not taken.
-    left: u32,
+    class: MemoryClass,
+    /// Pages reserved and not taken.
+    unused: u32,
     /// Pages taken and not yet freed.
-    taken: u32,
-    /// Whether its handle lives: what is freed meanwhile may be taken again.
-    open: bool,
+    in_use: u32,
+    /// Whether its handle exists: freed pages may then be taken again.
+    is_open: bool,
 }
 
 struct AccountState {
-    /// Pages promised to or held by this account.
+    /// Pages reserved for or held by this account.
     held: u32,
-    closed: bool,
+    is_closed: bool,
 }
 
 struct Waiter {
     account: u32,
-    class: Class,
+    class: MemoryClass,
     pages: u32,
     since: Instant,
     state: Mutex<WaiterState>,
@@ -217,41 +223,41 @@ struct Waiter {
 enum WaiterState {
     Waiting(Option<Waker>),
     Granted,
-    Gone,
+    Finished,
 }
 
-/// A time in which memory was short: commands were turned away, the last one not long ago.
+/// A shortage of memory: commands were refused, the last one recently.
 #[derive(Clone, Copy, Debug)]
-struct Short {
+struct Shortage {
     since: Instant,
-    last: Instant,
+    last_refusal: Instant,
 }
 
-/// Who gives up after so long has been turned away; before, its client has gone.
-const IN_VAIN: Duration = Duration::from_millis(500);
+/// Giving up after a wait this long counts as a refusal; before, the client was gone.
+const MIN_REFUSED_WAIT: Duration = Duration::from_millis(500);
 
-/// A waiter has waited so long that memory is short.
-const LONG: Duration = Duration::from_secs(3);
+/// If a waiter has waited this long, memory is short.
+const SHORTAGE_WAIT: Duration = Duration::from_secs(3);
 
-/// After so long without anybody turned away memory is not short any more.
-const OVER: Duration = Duration::from_secs(60);
+/// This long after the last refusal memory is no longer short.
+const SHORTAGE_HOLD_TIME: Duration = Duration::from_secs(60);
 
-/// How full a pool is.
+/// Memory usage of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Usage {
+pub struct PoolUsage {
     /// Size of the pool in bytes.
     pub total: u64,
-    /// Bytes neither held nor promised.
+    /// Bytes neither held nor reserved.
     pub free: u64,
     /// Commands waiting for a credit.
     pub waiting: u64,
-    /// Times a layer took more than its credit held; a bug wherever it is not zero.
+    /// Number of times a layer took more than its credit held; a bug if not zero.
     pub overdrafts: u64,
-    /// Waits for memory that ended without any.
-    pub refused: u64,
-    /// How long memory has been too short: somebody waits for seconds, or was turned away within
-    /// the last minute.
-    pub short_for: Option<Duration>,
+    /// Number of waits for memory that ended without any.
+    pub timed_out_waits: u64,
+    /// How long memory has been short: a command has waited for seconds, or was refused within the
+    /// last minute.
+    pub shortage_duration: Option<Duration>,
 }
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -262,9 +268,9 @@ fn pages_for(bytes: usize) -> u32 {
     u32::try_from(bytes.div_ceil(PAGE)).unwrap_or(u32::MAX)
 }
 
-impl Pool {
-    /// A pool of `bytes`, rounded up to whole pages (at least one). Memory is taken from the
-    /// system when it is first used.
+impl BufferPool {
+    /// A pool of `bytes`, rounded up to whole pages (at least one). The system provides the memory
+    /// on first use.
     ///
     /// # Errors
     /// What `mmap` reports.
@@ -272,22 +278,33 @@ impl Pool {
         let pages = pages_for(bytes.max(1));
         let mapping = Mapping::new(pages as usize * PAGE)?;
         let runs = (0..pages)
-            .map(|page| Run { refs: AtomicU32::new(0), page, pool: Cell::new(std::ptr::null()) })
+            .map(|page| Run {
+                refs: AtomicU32::new(0),
+                first_page: page,
+                pool: Cell::new(std::ptr::null()),
+            })
             .collect();
         let state = State {
             buddy: Buddy::new(pages),
-            promised: 0,
-            by_class: [0; Class::ALL.len()],
+            reserved: 0,
+            by_class: [0; MemoryClass::ALL.len()],
             has_peers: false,
-            short: None,
-            meta: vec![RunMeta { order: 0, credit: 0 }; pages as usize],
+            shortage: None,
+            run_info: vec![RunInfo { order: 0, credit: 0 }; pages as usize],
             accounts: Slab::new(),
             credits: Slab::new(),
             waiters: Default::default(),
         };
         let state = Mutex::new(state);
         let (overdrafts, refused) = (AtomicU64::new(0), AtomicU64::new(0));
-        Ok(Self(Arc::new(Inner { mapping, pages, runs, state, overdrafts, refused })))
+        Ok(Self(Arc::new(Inner {
+            mapping,
+            pages,
+            runs,
+            state,
+            overdrafts,
+            timed_out_waits: refused,
+        })))
     }
 
     /// A new account, with nothing held.
@@ -296,61 +313,62 @@ impl Pool {
         self.account_of(None)
     }
 
-    /// The same for a client that can be told to try again: its commands wait so long for memory.
+    /// The same for a client that can be told to retry: the limit for how long its commands wait.
     #[must_use]
     pub fn client_account(&self, patience: Duration) -> Account {
         self.account_of(Some(patience))
     }
 
     fn account_of(&self, patience: Option<Duration>) -> Account {
-        let id = lock(&self.0.state).accounts.insert(AccountState { held: 0, closed: false });
+        let id = lock(&self.0.state).accounts.insert(AccountState { held: 0, is_closed: false });
         Account(Arc::new(AccountInner {
-            pool: self.clone(),
+            buffer_pool: self.clone(),
             id: u32::try_from(id).expect("fewer accounts than 2^32"),
-            patience,
+            max_wait: patience,
         }))
     }
 
-    /// How full the pool is.
+    /// The pool's memory usage.
     #[must_use]
-    pub fn usage(&self) -> Usage {
+    pub fn usage(&self) -> PoolUsage {
         let s = lock(&self.0.state);
-        Usage {
+        PoolUsage {
             total: u64::from(self.0.pages) * PAGE as u64,
             free: u64::from(s.available()) * PAGE as u64,
             waiting: s.waiters.iter().map(VecDeque::len).sum::<usize>() as u64,
             overdrafts: self.0.overdrafts.load(Ordering::Relaxed),
-            refused: self.0.refused.load(Ordering::Relaxed),
-            short_for: s.short_for(Instant::now()),
+            timed_out_waits: self.0.timed_out_waits.load(Ordering::Relaxed),
+            shortage_duration: s.shortage_duration(Instant::now()),
         }
     }
 
-    /// From now on other nodes send what needs memory: the classes for that have their shares.
+    /// Reserves shares for the classes of requests from other nodes.
     ///
     /// # Errors
-    /// [`TooLarge`] if pools of disks hold what these would have.
-    pub fn serve_peers(&self) -> Result<(), TooLarge> {
+    /// [`CreditTooLarge`] if pools of disks hold the memory of these shares.
+    pub fn reserve_peer_shares(&self) -> Result<(), CreditTooLarge> {
         let mut s = lock(&self.0.state);
         let before = std::mem::replace(&mut s.has_peers, true);
         let (held, limit) =
-            (s.by_class[Class::Fixed as usize], s.limit(self.0.pages, Class::Fixed));
+            (s.by_class[MemoryClass::Pinned as usize], s.limit(self.0.pages, MemoryClass::Pinned));
         if held <= limit {
             return Ok(());
         }
         s.has_peers = before;
-        Err(TooLarge { wanted: held as usize * PAGE, pool: limit as usize * PAGE })
+        Err(CreditTooLarge { wanted: held as usize * PAGE, available: limit as usize * PAGE })
     }
 
-    /// The least size in MiB with which pools of disks could hold `more` bytes beside what they hold,
-    /// and other nodes have their shares, if they have them now or `peers` says so: what to set.
+    /// The smallest value of the setting, in MiB, with which pools of disks can hold `more` bytes
+    /// in addition to what they hold, and other nodes have their shares, if they have them now or
+    /// `peers`.
     #[must_use]
-    pub fn least_mib_for(&self, more: usize, peers: bool) -> u64 {
+    pub fn min_mib_for(&self, more: usize, peers: bool) -> u64 {
         const MIB: u32 = (1 << 20) / PAGE as u32;
         let s = lock(&self.0.state);
         let more = u32::try_from(more.div_ceil(PAGE)).unwrap_or(u32::MAX / 2);
-        let wanted = s.by_class[Class::Fixed as usize].saturating_add(more);
+        let wanted = s.by_class[MemoryClass::Pinned as usize].saturating_add(more);
         let peers = peers || s.has_peers;
-        let fits = |mib: &u32| fixed_limit(mib.saturating_mul(MIB), peers) >= wanted;
+        let fits = |mib: &u32| pinned_limit(mib.saturating_mul(MIB), peers) >= wanted;
         let all = self.0.pages.div_ceil(MIB)..u32::MAX / MIB;
         all.into_iter().find(fits).map_or(u64::from(u32::MAX / MIB), u64::from)
     }
@@ -369,162 +387,170 @@ impl Pool {
         BufMut { ptr: self.0.mapping.page(first), len, run: NonNull::from(run) }
     }
 
-    fn limit(&self, class: Class) -> u32 {
+    fn limit(&self, class: MemoryClass) -> u32 {
         lock(&self.0.state).limit(self.0.pages, class)
     }
 }
 
-impl fmt::Debug for Pool {
+impl fmt::Debug for BufferPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Pool").field(&self.usage()).finish()
     }
 }
 
-/// Most pages that pools of disks may have of a pool of `total` pages.
-fn fixed_limit(total: u32, has_peers: bool) -> u32 {
-    total - Class::ALL.into_iter().map(|c| c.share(total, has_peers)).sum::<u32>()
+/// Most pages that pools of disks may hold in a pool of `total` pages.
+fn pinned_limit(total: u32, has_peers: bool) -> u32 {
+    total - MemoryClass::ALL.into_iter().map(|c| c.share(total, has_peers)).sum::<u32>()
 }
 
 impl State {
     fn available(&self) -> u32 {
-        self.buddy.free_pages() - self.promised
+        self.buddy.free_pages() - self.reserved
     }
 
-    /// Whether the pool itself has the room. Beyond a class's own share, what the others have not
-    /// used of theirs stays; within it nothing has to, so that what is borrowed from all shares for
-    /// a moment stops none of them.
-    fn has_room(&self, total: u32, class: Class, pages: u32) -> bool {
+    /// Whether the pool itself has room. A request beyond its class's own share must leave the
+    /// unused shares of the others free; a request within it need not, so that memory briefly
+    /// borrowed from all shares blocks none of them.
+    fn has_room(&self, total: u32, class: MemoryClass, pages: u32) -> bool {
         let kept: u32 = match class {
-            Class::Immediate => 0,
-            _ if pages <= self.unused(total, class) => 0,
-            _ => {
-                Class::ALL.into_iter().filter(|c| *c != class).map(|c| self.unused(total, c)).sum()
-            }
+            MemoryClass::LocalIo => 0,
+            _ if pages <= self.unused_share(total, class) => 0,
+            _ => MemoryClass::ALL
+                .into_iter()
+                .filter(|c| *c != class)
+                .map(|c| self.unused_share(total, c))
+                .sum(),
         };
         let fixed = || self.by_class[class as usize].saturating_add(pages);
-        (class != Class::Fixed || fixed() <= self.limit(total, class))
+        (class != MemoryClass::Pinned || fixed() <= self.limit(total, class))
             && self.available() >= pages.saturating_add(kept)
     }
 
-    /// What a class has not used of its share.
-    fn unused(&self, total: u32, class: Class) -> u32 {
+    /// The unused part of a class's share.
+    fn unused_share(&self, total: u32, class: MemoryClass) -> u32 {
         class.share(total, self.has_peers).saturating_sub(self.by_class[class as usize])
     }
 
-    /// Most pages that a class may ever have.
-    fn limit(&self, total: u32, class: Class) -> u32 {
-        if class == Class::Immediate {
+    /// Most pages that a class may ever hold.
+    fn limit(&self, total: u32, class: MemoryClass) -> u32 {
+        if class == MemoryClass::LocalIo {
             return total;
         }
-        let others = Class::ALL.into_iter().filter(|c| *c != class);
+        let others = MemoryClass::ALL.into_iter().filter(|c| *c != class);
         total - others.map(|c| c.share(total, self.has_peers)).sum::<u32>()
     }
 
-    fn short_for(&self, now: Instant) -> Option<Duration> {
-        let turned_away = self.short.filter(|s| now.saturating_duration_since(s.last) < OVER);
+    fn shortage_duration(&self, now: Instant) -> Option<Duration> {
+        let turned_away = self
+            .shortage
+            .filter(|s| now.saturating_duration_since(s.last_refusal) < SHORTAGE_HOLD_TIME);
         let waiting = self.waiters.iter().filter_map(|q| q.front()).map(|w| w.since);
-        let waiting = waiting.filter(|since| now.saturating_duration_since(*since) >= LONG).min();
+        let waiting =
+            waiting.filter(|since| now.saturating_duration_since(*since) >= SHORTAGE_WAIT).min();
         let since = turned_away.map(|s| s.since).into_iter().chain(waiting).min()?;
         Some(now.saturating_duration_since(since))
     }
 
-    /// Somebody has given up waiting.
-    fn refused(&mut self, since: Instant, now: Instant) {
-        let before = self.short.filter(|s| now.saturating_duration_since(s.last) < OVER);
-        self.short = Some(Short { since: before.map_or(since, |s| s.since), last: now });
+    /// Records that a caller has given up waiting.
+    fn note_refused(&mut self, since: Instant, now: Instant) {
+        let before = self
+            .shortage
+            .filter(|s| now.saturating_duration_since(s.last_refusal) < SHORTAGE_HOLD_TIME);
+        self.shortage =
+            Some(Shortage { since: before.map_or(since, |s| s.since), last_refusal: now });
     }
 
     /// Whether `account` may hold so much: no more than is still free, but always one command.
-    fn is_fair(&self, account: u32, class: Class, pages: u32) -> bool {
-        if !class.is_shared_out() {
+    fn is_within_fair_share(&self, account: u32, class: MemoryClass, pages: u32) -> bool {
+        if !class.is_limited_per_account() {
             return true;
         }
         let held = self.accounts[account as usize].held;
         held == 0 || held.saturating_add(pages) <= self.available()
     }
 
-    fn promise(&mut self, account: u32, class: Class, pages: u32) {
-        self.promised += pages;
+    fn reserve(&mut self, account: u32, class: MemoryClass, pages: u32) {
+        self.reserved += pages;
         self.by_class[class as usize] += pages;
         self.accounts[account as usize].held += pages;
     }
 
-    /// A credit over `pages` that are promised already.
-    fn open_credit(&mut self, account: u32, class: Class, pages: u32) -> u32 {
-        let credit = CreditState { account, class, left: pages, taken: 0, open: true };
+    /// A credit over `pages` that are already reserved.
+    fn open_credit(&mut self, account: u32, class: MemoryClass, pages: u32) -> u32 {
+        let credit = CreditState { account, class, unused: pages, in_use: 0, is_open: true };
         u32::try_from(self.credits.insert(credit)).expect("fewer credits than pages")
     }
 
     /// Takes a run of at most `pages` pages and at most what the credit has left.
     fn take_run(&mut self, credit: u32, pages: u32) -> Option<(u32, u8)> {
         let c = &mut self.credits[credit as usize];
-        let pages = pages.min(c.left);
+        let pages = pages.min(c.unused);
         if pages == 0 {
             return None;
         }
         let (first, order) = self.buddy.alloc(pages).expect("promised pages are free");
-        c.left -= 1 << order;
-        c.taken += 1 << order;
-        self.promised -= 1 << order;
-        self.meta[first as usize] = RunMeta { order, credit };
+        c.unused -= 1 << order;
+        c.in_use += 1 << order;
+        self.reserved -= 1 << order;
+        self.run_info[first as usize] = RunInfo { order, credit };
         Some((first, order))
     }
 
-    /// Frees a run: back to its credit while that is open, else to the pool.
+    /// Frees a run: back to its credit if that is open, else to the pool.
     fn free_run(&mut self, first: u32) {
-        let RunMeta { order, credit } = self.meta[first as usize];
+        let RunInfo { order, credit } = self.run_info[first as usize];
         let pages = 1u32 << order;
         self.buddy.free(first, order);
         let c = &mut self.credits[credit as usize];
-        c.taken -= pages;
-        if c.open {
-            c.left += pages;
-            self.promised += pages;
+        c.in_use -= pages;
+        if c.is_open {
+            c.unused += pages;
+            self.reserved += pages;
         } else {
-            let (account, class, empty) = (c.account, c.class, c.taken == 0);
+            let (account, class, empty) = (c.account, c.class, c.in_use == 0);
             if empty {
                 self.credits.remove(credit as usize);
             }
-            self.settle(account, class, pages);
+            self.release_pages(account, class, pages);
         }
     }
 
     fn close_credit(&mut self, credit: u32) {
         let c = &mut self.credits[credit as usize];
-        let (account, class, left, empty) = (c.account, c.class, c.left, c.taken == 0);
-        c.open = false;
-        c.left = 0;
+        let (account, class, left, empty) = (c.account, c.class, c.unused, c.in_use == 0);
+        c.is_open = false;
+        c.unused = 0;
         if empty {
             self.credits.remove(credit as usize);
         }
-        self.promised -= left;
-        self.settle(account, class, left);
+        self.reserved -= left;
+        self.release_pages(account, class, left);
     }
 
-    fn settle(&mut self, account: u32, class: Class, pages: u32) {
+    fn release_pages(&mut self, account: u32, class: MemoryClass, pages: u32) {
         self.by_class[class as usize] -= pages;
         let a = &mut self.accounts[account as usize];
         a.held -= pages;
-        if a.closed && a.held == 0 {
+        if a.is_closed && a.held == 0 {
             self.accounts.remove(account as usize);
         }
     }
 
-    /// Grants waiting credits in order: an account over its share is passed over, a pool without
-    /// room stops its class (so that large requests are not starved by small ones).
+    /// Grants waiting credits in order: an account over its share is skipped, a pool without room
+    /// blocks its class (so that small requests do not starve large ones).
     fn grant(&mut self, total: u32, woken: &mut SmallVec<[Waker; 4]>) {
-        for class in Class::ALL {
+        for class in MemoryClass::ALL {
             let mut i = 0;
             while let Some(w) = self.waiters[class as usize].get(i).cloned() {
                 if !self.has_room(total, class, w.pages) {
                     break;
                 }
-                if !self.is_fair(w.account, class, w.pages) {
+                if !self.is_within_fair_share(w.account, class, w.pages) {
                     i += 1;
                     continue;
                 }
                 self.waiters[class as usize].remove(i);
-                self.promise(w.account, class, w.pages);
+                self.reserve(w.account, class, w.pages);
                 if let WaiterState::Waiting(Some(waker)) =
                     std::mem::replace(&mut *lock(&w.state), WaiterState::Granted)
                 {
@@ -536,7 +562,7 @@ impl State {
 }
 
 impl Inner {
-    /// Changes the state, grants what that made possible, then wakes outside the lock.
+    /// Changes the state, grants credits that this made possible, then wakes outside the lock.
     fn update<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         let mut woken = SmallVec::new();
         let mut state = lock(&self.state);
@@ -556,48 +582,48 @@ pub struct Account(Arc<AccountInner>);
 
 #[derive(Debug)]
 struct AccountInner {
-    pool: Pool,
+    buffer_pool: BufferPool,
     id: u32,
-    patience: Option<Duration>,
+    max_wait: Option<Duration>,
 }
 
 impl Drop for AccountInner {
     fn drop(&mut self) {
         let id = self.id as usize;
-        self.pool.0.update(|s| {
+        self.buffer_pool.0.update(|s| {
             if s.accounts[id].held == 0 {
                 s.accounts.remove(id);
             } else {
-                s.accounts[id].closed = true;
+                s.accounts[id].is_closed = true;
             }
         });
     }
 }
 
 impl Account {
-    /// The pool behind the account.
+    /// The account's pool.
     #[must_use]
-    pub fn pool(&self) -> &Pool {
-        &self.0.pool
+    pub fn buffer_pool(&self) -> &BufferPool {
+        &self.0.buffer_pool
     }
 
-    /// How long a command of this client may wait for memory before it is told to try again; a
-    /// client that cannot be told waits as long as it takes.
+    /// How long a command of this client may wait for memory before it is told to retry; `None` for
+    /// a client that cannot be told, which waits as long as necessary.
     #[must_use]
-    pub fn patience(&self) -> Option<Duration> {
-        self.0.patience
+    pub fn max_wait(&self) -> Option<Duration> {
+        self.0.max_wait
     }
 
-    /// A credit for `bytes` (rounded up to pages), now or not at all.
+    /// A credit for `bytes` (rounded up to pages), without waiting.
     #[must_use]
-    pub fn try_credit(&self, bytes: usize, class: Class) -> Option<Credit> {
-        let (pool, pages, id) = (&self.0.pool.0, pages_for(bytes), self.0.id);
+    pub fn try_credit(&self, bytes: usize, class: MemoryClass) -> Option<Credit> {
+        let (pool, pages, id) = (&self.0.buffer_pool.0, pages_for(bytes), self.0.id);
         let mut s = lock(&pool.state);
         let now = s.waiters[class as usize].is_empty()
             && s.has_room(pool.pages, class, pages)
-            && s.is_fair(id, class, pages);
+            && s.is_within_fair_share(id, class, pages);
         now.then(|| {
-            s.promise(id, class, pages);
+            s.reserve(id, class, pages);
             Credit { account: self.clone(), key: s.open_credit(id, class, pages) }
         })
     }
@@ -605,14 +631,14 @@ impl Account {
     /// Waits, first come first served within the class, for a credit of `bytes`.
     ///
     /// # Errors
-    /// [`TooLarge`] when the class could never give that much.
-    pub async fn credit(&self, bytes: usize, class: Class) -> Result<Credit, TooLarge> {
+    /// [`CreditTooLarge`] if the class could never grant that much.
+    pub async fn credit(&self, bytes: usize, class: MemoryClass) -> Result<Credit, CreditTooLarge> {
         if let Some(credit) = self.try_credit(bytes, class) {
             return Ok(credit);
         }
-        let limit = self.0.pool.limit(class);
+        let limit = self.0.buffer_pool.limit(class);
         if pages_for(bytes) > limit {
-            return Err(TooLarge { wanted: bytes, pool: limit as usize * PAGE });
+            return Err(CreditTooLarge { wanted: bytes, available: limit as usize * PAGE });
         }
         let waiter = Arc::new(Waiter {
             account: self.0.id,
@@ -621,17 +647,17 @@ impl Account {
             since: Instant::now(),
             state: Mutex::new(WaiterState::Waiting(None)),
         });
-        self.0.pool.0.update(|s| s.waiters[class as usize].push_back(Arc::clone(&waiter)));
-        Ok(Waiting { account: self.clone(), waiter }.await)
+        self.0.buffer_pool.0.update(|s| s.waiters[class as usize].push_back(Arc::clone(&waiter)));
+        Ok(CreditFuture { account: self.clone(), waiter }.await)
     }
 }
 
-struct Waiting {
+struct CreditFuture {
     account: Account,
     waiter: Arc<Waiter>,
 }
 
-impl Future for Waiting {
+impl Future for CreditFuture {
     type Output = Credit;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Credit> {
@@ -641,11 +667,11 @@ impl Future for Waiting {
                 *waker = Some(cx.waker().clone());
                 Poll::Pending
             }
-            WaiterState::Granted | WaiterState::Gone => {
-                *state = WaiterState::Gone;
+            WaiterState::Granted | WaiterState::Finished => {
+                *state = WaiterState::Finished;
                 drop(state);
                 let w = &self.waiter;
-                let mut s = lock(&self.account.0.pool.0.state);
+                let mut s = lock(&self.account.0.buffer_pool.0.state);
                 let key = s.open_credit(w.account, w.class, w.pages);
                 drop(s);
                 Poll::Ready(Credit { account: self.account.clone(), key })
@@ -654,24 +680,24 @@ impl Future for Waiting {
     }
 }
 
-impl Drop for Waiting {
+impl Drop for CreditFuture {
     fn drop(&mut self) {
-        let pool = &self.account.0.pool.0;
+        let pool = &self.account.0.buffer_pool.0;
         pool.update(|s| {
-            let was = std::mem::replace(&mut *lock(&self.waiter.state), WaiterState::Gone);
+            let was = std::mem::replace(&mut *lock(&self.waiter.state), WaiterState::Finished);
             match was {
-                WaiterState::Gone => {}
+                WaiterState::Finished => {}
                 WaiterState::Granted => {
-                    s.promised -= self.waiter.pages;
-                    s.settle(self.waiter.account, self.waiter.class, self.waiter.pages);
+                    s.reserved -= self.waiter.pages;
+                    s.release_pages(self.waiter.account, self.waiter.class, self.waiter.pages);
                 }
                 WaiterState::Waiting(_) => {
                     let class = self.waiter.class as usize;
                     s.waiters[class].retain(|w| !Arc::ptr_eq(w, &self.waiter));
                     let now = Instant::now();
-                    if now.saturating_duration_since(self.waiter.since) >= IN_VAIN {
-                        pool.refused.fetch_add(1, Ordering::Relaxed);
-                        s.refused(self.waiter.since, now);
+                    if now.saturating_duration_since(self.waiter.since) >= MIN_REFUSED_WAIT {
+                        pool.timed_out_waits.fetch_add(1, Ordering::Relaxed);
+                        s.note_refused(self.waiter.since, now);
                     }
                 }
             }
@@ -679,8 +705,8 @@ impl Drop for Waiting {
     }
 }
 
-/// A promise of memory. It revolves: buffers freed while it lives can be taken again. What it
-/// still holds on drop is returned to the pool.
+/// Reserved memory. Freed buffers can be taken again while it exists. On drop it returns its unused
+/// pages to the pool.
 #[derive(Debug)]
 pub struct Credit {
     account: Account,
@@ -688,21 +714,21 @@ pub struct Credit {
 }
 
 impl Credit {
-    /// Bytes still promised.
+    /// Bytes still reserved.
     #[must_use]
     pub fn left(&self) -> usize {
-        lock(&self.account.0.pool.0.state).credits[self.key as usize].left as usize * PAGE
+        lock(&self.account.0.buffer_pool.0.state).credits[self.key as usize].unused as usize * PAGE
     }
 
     /// Takes buffers of `len` bytes in all, in as few runs as the pool's state allows. Their
-    /// contents are whatever was there: fill them.
+    /// contents are undefined: fill them.
     ///
-    /// Never fails: a layer that takes more than its credit holds gets memory of its own from the
-    /// system, and the overdraft is counted ([`Usage::overdrafts`]).
+    /// Never fails: a layer that takes more than its credit holds gets memory from the system, and
+    /// the overdraft is counted ([`PoolUsage::overdrafts`]).
     #[must_use]
     pub fn alloc(&self, len: usize) -> BufsMut {
         let mut out = BufsMut::new();
-        let pool = &self.account.0.pool;
+        let pool = &self.account.0.buffer_pool;
         let mut left = len;
         let mut state = lock(&pool.0.state);
         while left > 0 {
@@ -714,7 +740,7 @@ impl Credit {
         drop(state);
         if left > 0 {
             pool.0.overdrafts.fetch_add(1, Ordering::Relaxed);
-            out.extend(private(left));
+            out.extend(overdraft_bufs(left));
         }
         out
     }
@@ -732,18 +758,18 @@ impl Credit {
 
 impl Drop for Credit {
     fn drop(&mut self) {
-        self.account.0.pool.0.update(|s| s.close_credit(self.key));
+        self.account.0.buffer_pool.0.update(|s| s.close_credit(self.key));
     }
 }
 
-/// Memory outside every pool, in a mapping of its own.
-fn private(len: usize) -> BufsMut {
-    let pool = Pool::new(len).expect("the system is out of memory");
+/// Memory outside every pool, in its own mapping.
+fn overdraft_bufs(len: usize) -> BufsMut {
+    let pool = BufferPool::new(len).expect("the system is out of memory");
     let account = pool.account();
-    account.try_credit(len, Class::Immediate).expect("a fresh pool is free").alloc(len)
+    account.try_credit(len, MemoryClass::LocalIo).expect("a fresh pool is free").alloc(len)
 }
 
-/// The one owner of a run of pages, or of a part of one, while it is being filled.
+/// The only owner of a run of pages, or of a part of one, while it is being filled.
 pub struct BufMut {
     ptr: NonNull<u8>,
     len: u32,
@@ -755,12 +781,12 @@ pub type BufsMut = SmallVec<[BufMut; 1]>;
 
 /// As [`Bufs::run`], to be filled.
 pub fn run_mut(bufs: &mut BufsMut, at: usize) -> &mut [u8] {
-    let (part, skip) = place(bufs.iter().map(|part| part.len()), at);
+    let (part, skip) = locate(bufs.iter().map(|part| part.len()), at);
     bufs.get_mut(part).map_or(&mut [], |part| &mut part[skip..])
 }
 
-/// In which part byte `at` lies, and where in it.
-fn place(parts: impl Iterator<Item = usize>, mut at: usize) -> (usize, usize) {
+/// The part that contains byte `at`, and the offset in it.
+fn locate(parts: impl Iterator<Item = usize>, mut at: usize) -> (usize, usize) {
     let mut number = 0;
     for len in parts {
         if at < len {
@@ -777,13 +803,13 @@ unsafe impl Send for BufMut {}
 unsafe impl Sync for BufMut {}
 
 impl BufMut {
-    /// A page ([`PAGE`] bytes) of zeroes outside every pool, which nobody has promised: for devices that keep in memory what
-    /// is written to them.
+    /// A page ([`PAGE`] bytes) of zeroes outside every pool and credit: for devices that keep their
+    /// contents in memory.
     #[must_use]
-    pub fn lone_page() -> Self {
-        let run = Run { refs: AtomicU32::new(1), page: 0, pool: Cell::new(std::ptr::null()) };
-        let memory = NonNull::from(Box::leak(Loose::zeroed()));
-        let lone = NonNull::from(Box::leak(Box::new(Lone { run, memory })));
+    pub fn heap_page() -> Self {
+        let run = Run { refs: AtomicU32::new(1), first_page: 0, pool: Cell::new(std::ptr::null()) };
+        let memory = NonNull::from(Box::leak(HeapPageMemory::zeroed()));
+        let lone = NonNull::from(Box::leak(Box::new(HeapPage { run, memory })));
         Self { ptr: memory.cast(), len: PAGE as u32, run: lone.cast() }
     }
 
@@ -847,7 +873,7 @@ impl Buf {
     /// Longest buffer that [`Self::zeroes`] gives, in bytes.
     pub const ZEROES: usize = 64 * 1024;
 
-    /// `len` static zero bytes, at most [`Self::ZEROES`]: no memory is taken for them.
+    /// `len` static zero bytes, at most [`Self::ZEROES`]: needs no memory.
     #[must_use]
     pub fn zeroes(len: usize) -> Self {
         let len = len.min(Self::ZEROES);
@@ -869,7 +895,7 @@ impl Buf {
         part
     }
 
-    /// The bytes to write to, if nobody else holds them.
+    /// The bytes, for writing, if no other handle exists.
     pub fn get_mut(&mut self) -> Option<&mut [u8]> {
         // SAFETY: the run is alive while `self` holds it.
         let alone = unsafe { self.run?.as_ref() }.refs.load(Ordering::Acquire) == 1;
@@ -879,7 +905,7 @@ impl Buf {
         })
     }
 
-    /// The writable buffer again, if nobody else holds it.
+    /// The writable buffer again, if no other handle exists.
     ///
     /// # Errors
     /// Gives the buffer back when it is shared or static.
@@ -926,7 +952,7 @@ impl fmt::Debug for Buf {
     }
 }
 
-/// Drops one count of a run; the last one returns it to its pool.
+/// Drops one reference to a run; the last one returns it to its pool.
 fn release(run: NonNull<Run>) {
     // SAFETY: the caller owns one count, so the run and its pool are alive.
     let r = unsafe { run.as_ref() };
@@ -935,13 +961,14 @@ fn release(run: NonNull<Run>) {
     }
     std::sync::atomic::fence(Ordering::Acquire);
     if r.pool.get().is_null() {
-        // SAFETY: a run without a pool is the beginning of a `Lone` that was leaked when it was made; its last count is gone.
-        return drop(unsafe { Box::from_raw(run.cast::<Lone>().as_ptr()) });
+        // SAFETY: a run without a pool is the beginning of a `HeapPage` that was leaked when it was
+        // made; its last reference is gone.
+        return drop(unsafe { Box::from_raw(run.cast::<HeapPage>().as_ptr()) });
     }
     // SAFETY: the pointer came from `Arc::into_raw` when the run was taken, and a run is released
     // once per taking.
     let pool = unsafe { Arc::from_raw(r.pool.get()) };
-    let page = r.page;
+    let page = r.first_page;
     pool.update(|s| s.free_run(page));
 }
 
@@ -1019,10 +1046,10 @@ impl Bufs {
         out
     }
 
-    /// The bytes from `at` on that lie in one piece; none where the data ends.
+    /// The contiguous bytes from `at` on; none at the end of the data.
     #[must_use]
     pub fn run(&self, at: usize) -> &[u8] {
-        let (part, skip) = place(self.parts.iter().map(|part| part.len()), at);
+        let (part, skip) = locate(self.parts.iter().map(|part| part.len()), at);
         self.parts.get(part).map_or(&[], |part| &part[skip..])
     }
 
@@ -1039,7 +1066,7 @@ impl Bufs {
         }
     }
 
-    /// The data in one piece of ordinary memory: for small control data, not for the data path.
+    /// The data in one contiguous heap buffer: for small control data, not for the data path.
     #[must_use]
     pub fn to_vec(&self) -> Vec<u8> {
         let mut out = vec![0; self.len];
@@ -1047,7 +1074,7 @@ impl Bufs {
         out
     }
 
-    /// Whether both hold the same bytes, whatever their pieces.
+    /// Whether both hold the same bytes, however they are split.
     #[must_use]
     pub fn same_bytes(&self, other: &Self) -> bool {
         self.first_difference(other).is_none() && self.len == other.len
@@ -1075,7 +1102,7 @@ impl Bufs {
         }
     }
 
-    /// Whether every piece starts and ends on a multiple of `align` bytes.
+    /// Whether every part starts and ends on a multiple of `align` bytes.
     #[must_use]
     pub fn is_aligned(&self, align: usize) -> bool {
         self.parts
@@ -1131,8 +1158,8 @@ mod tests {
 
     use super::*;
 
-    fn pool(pages: usize) -> Pool {
-        Pool::new(pages * PAGE).unwrap()
+    fn pool(pages: usize) -> BufferPool {
+        BufferPool::new(pages * PAGE).unwrap()
     }
 
     fn poll<F: Future>(f: Pin<&mut F>) -> Poll<F::Output> {
@@ -1143,7 +1170,7 @@ mod tests {
     fn dropping_everything_returns_every_page() {
         let p = pool(64);
         let a = p.account();
-        let c = a.try_credit(10 * PAGE, Class::Immediate).unwrap();
+        let c = a.try_credit(10 * PAGE, MemoryClass::LocalIo).unwrap();
         let bufs: Bufs = c.alloc(7 * PAGE + 5).into();
         assert_eq!(bufs.len(), 7 * PAGE + 5);
         let part = bufs.slice(PAGE..3 * PAGE);
@@ -1156,7 +1183,7 @@ mod tests {
     #[test]
     fn runs_are_what_lies_in_one_piece() {
         let p = pool(64);
-        let c = p.account().try_credit(8 * PAGE, Class::Immediate).unwrap();
+        let c = p.account().try_credit(8 * PAGE, MemoryClass::LocalIo).unwrap();
         let mut parts: BufsMut = [3 * PAGE, 5, PAGE].into_iter().flat_map(|n| c.alloc(n)).collect();
         let lens: Vec<usize> = parts.iter().map(|part| part.len()).collect();
         let (len, mut at) = (lens.iter().sum::<usize>(), 0);
@@ -1182,49 +1209,50 @@ mod tests {
         let p = pool(64);
         let (hog, other) = (p.account(), p.account());
         let mut held = Vec::new();
-        while let Some(c) = hog.try_credit(PAGE, Class::Read) {
+        while let Some(c) = hog.try_credit(PAGE, MemoryClass::Read) {
             held.push(c);
         }
         assert_eq!(held.len(), 32, "half of the pool");
-        assert!(other.try_credit(15 * PAGE, Class::Read).is_some());
+        assert!(other.try_credit(15 * PAGE, MemoryClass::Read).is_some());
     }
 
-    /// What one class gets by accounts of their own, so that nobody is at his share.
-    fn all_of(p: &Pool, class: Class) -> Vec<Credit> {
+    /// Everything that a class gets with a new account each time, so that no account limit applies.
+    fn all_of(p: &BufferPool, class: MemoryClass) -> Vec<Credit> {
         std::iter::from_fn(|| p.account().try_credit(PAGE, class)).collect()
     }
 
-    /// Else commands that hold the share, and need a page more to finish, would never return it.
+    /// Otherwise commands that hold the share, and need a page more to finish, would never return
+    /// it.
     #[test]
     fn an_account_at_its_share_still_gets_what_its_commands_need_to_finish() {
         let p = pool(64);
         let hog = p.account();
         let mut held = Vec::new();
-        for class in [Class::Solicited, Class::Read, Class::Arriving] {
+        for class in [MemoryClass::SolicitedData, MemoryClass::Read, MemoryClass::UnsolicitedData] {
             while let Some(c) = hog.try_credit(PAGE, class) {
                 held.push(c);
             }
         }
         let command: Vec<_> =
-            std::iter::from_fn(|| hog.try_credit(PAGE, Class::Command)).take(9).collect();
+            std::iter::from_fn(|| hog.try_credit(PAGE, MemoryClass::Command)).take(9).collect();
         assert_eq!(command.len(), 5);
-        assert!(hog.try_credit(2 * PAGE, Class::Immediate).is_some());
+        assert!(hog.try_credit(2 * PAGE, MemoryClass::LocalIo).is_some());
     }
 
-    /// RFD 0037: whatever all others do together, with the smallest pool and with a large one.
+    /// RFD 0037: whatever all other classes do, with the smallest pool and with a large one.
     #[test]
     fn no_class_takes_what_another_may_count_on() {
         for pages in [4096, 65_536] {
-            for class in Class::ALL.into_iter().filter(|c| *c != Class::Fixed) {
+            for class in MemoryClass::ALL.into_iter().filter(|c| *c != MemoryClass::Pinned) {
                 let p = pool(pages);
-                p.serve_peers().unwrap();
-                let others = Class::ALL.into_iter().filter(|c| *c != class);
-                // Immediate memory is only borrowed from the others.
-                let others = others.filter(|c| *c != Class::Immediate);
+                p.reserve_peer_shares().unwrap();
+                let others = MemoryClass::ALL.into_iter().filter(|c| *c != class);
+                // Local I/O memory is only borrowed from the others.
+                let others = others.filter(|c| *c != MemoryClass::LocalIo);
                 let held: Vec<_> = others.flat_map(|other| all_of(&p, other)).collect();
                 let wanted = match class {
-                    Class::Immediate => 128,
-                    Class::Ordered => 2 * 256 + 8,
+                    MemoryClass::LocalIo => 128,
+                    MemoryClass::PeerRequest => 2 * 256 + 8,
                     _ => 256 + 8,
                 };
                 assert!(p.account().try_credit(wanted * PAGE, class).is_some(), "{class:?}");
@@ -1237,10 +1265,10 @@ mod tests {
     #[test]
     fn a_class_that_has_been_starved_for_a_moment_gets_its_share_first() {
         let p = pool(4096);
-        let all = p.account().try_credit(4096 * PAGE, Class::Immediate).unwrap();
+        let all = p.account().try_credit(4096 * PAGE, MemoryClass::LocalIo).unwrap();
         let (reads, writes) = (p.account(), p.account());
-        let mut read = Box::pin(reads.credit(256 * PAGE, Class::Read));
-        let mut write = Box::pin(writes.credit(4000 * PAGE, Class::Arriving));
+        let mut read = Box::pin(reads.credit(256 * PAGE, MemoryClass::Read));
+        let mut write = Box::pin(writes.credit(4000 * PAGE, MemoryClass::UnsolicitedData));
         assert!(poll(read.as_mut()).is_pending());
         assert!(poll(write.as_mut()).is_ready(), "it never fits");
         drop(all);
@@ -1250,14 +1278,15 @@ mod tests {
     #[test]
     fn what_pools_of_disks_hold_is_bounded_and_told() {
         let p = pool(4096);
-        let held = p.account().try_credit(2600 * PAGE, Class::Fixed).unwrap();
-        assert!(p.account().try_credit(200 * PAGE, Class::Fixed).is_none());
-        let more = p.serve_peers().unwrap_err();
+        let held = p.account().try_credit(2600 * PAGE, MemoryClass::Pinned).unwrap();
+        assert!(p.account().try_credit(200 * PAGE, MemoryClass::Pinned).is_none());
+        let more = p.reserve_peer_shares().unwrap_err();
         assert_eq!(more.wanted, 2600 * PAGE);
-        assert!(p.account().try_credit(300 * PAGE, Class::Read).is_some());
+        assert!(p.account().try_credit(300 * PAGE, MemoryClass::Read).is_some());
         drop(held);
-        assert!(p.serve_peers().is_ok());
-        let Poll::Ready(Err(_)) = poll(pin!(p.account().credit(2600 * PAGE, Class::Fixed))) else {
+        assert!(p.reserve_peer_shares().is_ok());
+        let Poll::Ready(Err(_)) = poll(pin!(p.account().credit(2600 * PAGE, MemoryClass::Pinned)))
+        else {
             panic!("it never fits beside the shares of peers")
         };
     }
@@ -1267,12 +1296,12 @@ mod tests {
         for pages in [4096, 65_536] {
             for (held, more) in [(0, 0), (0, 1200), (1000, 200), (1152, 1), (0, 70_000)] {
                 let p = pool(pages);
-                let _held = p.account().try_credit(held * PAGE, Class::Fixed).unwrap();
-                let least = usize::try_from(p.least_mib_for(more * PAGE, true)).unwrap() * 256;
+                let _held = p.account().try_credit(held * PAGE, MemoryClass::Pinned).unwrap();
+                let least = usize::try_from(p.min_mib_for(more * PAGE, true)).unwrap() * 256;
                 let fits = |pages: usize| {
                     let p = pool(pages);
-                    p.serve_peers().unwrap();
-                    p.account().try_credit((held + more) * PAGE, Class::Fixed).is_some()
+                    p.reserve_peer_shares().unwrap();
+                    p.account().try_credit((held + more) * PAGE, MemoryClass::Pinned).is_some()
                 };
                 assert!(least >= pages && fits(least), "{pages} {held} {more} {least}");
                 assert!(least == pages || !fits(least - 256), "{pages} {held} {more} {least}");
@@ -1283,21 +1312,21 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn memory_is_short_while_somebody_waits_long_and_a_minute_after_he_was_turned_away() {
         let p = pool(64);
-        let all = p.account().try_credit(64 * PAGE, Class::Immediate).unwrap();
+        let all = p.account().try_credit(64 * PAGE, MemoryClass::LocalIo).unwrap();
         let account = p.account();
         let turned =
-            tokio::time::timeout(Duration::from_secs(5), account.credit(PAGE, Class::Read));
+            tokio::time::timeout(Duration::from_secs(5), account.credit(PAGE, MemoryClass::Read));
         let mut turned = Box::pin(turned);
         assert!(poll(turned.as_mut()).is_pending());
-        assert_eq!(p.usage().short_for, None);
+        assert_eq!(p.usage().shortage_duration, None);
         tokio::time::advance(Duration::from_secs(4)).await;
-        assert_eq!(p.usage().short_for, Some(Duration::from_secs(4)));
+        assert_eq!(p.usage().shortage_duration, Some(Duration::from_secs(4)));
         assert!(turned.await.is_err());
-        assert_eq!((p.usage().refused, p.usage().waiting), (1, 0));
+        assert_eq!((p.usage().timed_out_waits, p.usage().waiting), (1, 0));
         tokio::time::advance(Duration::from_secs(30)).await;
-        assert!(p.usage().short_for.is_some_and(|short| short >= Duration::from_secs(35)));
+        assert!(p.usage().shortage_duration.is_some_and(|short| short >= Duration::from_secs(35)));
         tokio::time::advance(Duration::from_secs(31)).await;
-        assert_eq!(p.usage().short_for, None);
+        assert_eq!(p.usage().shortage_duration, None);
         drop(all);
     }
 
@@ -1305,9 +1334,9 @@ mod tests {
     fn waiters_are_served_in_order_and_may_give_up() {
         let p = pool(4);
         let (a, b, c) = (p.account(), p.account(), p.account());
-        let all = a.try_credit(4 * PAGE, Class::Immediate).unwrap();
-        let mut first = Box::pin(b.credit(3 * PAGE, Class::Immediate));
-        let mut second = Box::pin(c.credit(PAGE, Class::Immediate));
+        let all = a.try_credit(4 * PAGE, MemoryClass::LocalIo).unwrap();
+        let mut first = Box::pin(b.credit(3 * PAGE, MemoryClass::LocalIo));
+        let mut second = Box::pin(c.credit(PAGE, MemoryClass::LocalIo));
         assert!(poll(first.as_mut()).is_pending());
         assert!(poll(second.as_mut()).is_pending());
         drop(all);
@@ -1316,8 +1345,8 @@ mod tests {
         assert_eq!(held.left(), 3 * PAGE);
         drop(held);
 
-        let all = a.try_credit(4 * PAGE, Class::Immediate).unwrap();
-        let mut gone = Box::pin(b.credit(PAGE, Class::Immediate));
+        let all = a.try_credit(4 * PAGE, MemoryClass::LocalIo).unwrap();
+        let mut gone = Box::pin(b.credit(PAGE, MemoryClass::LocalIo));
         assert!(poll(gone.as_mut()).is_pending());
         drop(gone);
         drop(all);
@@ -1329,8 +1358,8 @@ mod tests {
     fn a_granted_credit_nobody_collects_is_returned() {
         let p = pool(4);
         let (a, b) = (p.account(), p.account());
-        let all = a.try_credit(4 * PAGE, Class::Immediate).unwrap();
-        let mut waiting = Box::pin(b.credit(PAGE, Class::Immediate));
+        let all = a.try_credit(4 * PAGE, MemoryClass::LocalIo).unwrap();
+        let mut waiting = Box::pin(b.credit(PAGE, MemoryClass::LocalIo));
         assert!(poll(waiting.as_mut()).is_pending());
         drop(all);
         drop(waiting);
@@ -1341,16 +1370,18 @@ mod tests {
     fn what_can_never_fit_is_refused_at_once() {
         let p = pool(64);
         let a = p.account();
-        let Poll::Ready(r) = poll(Box::pin(a.credit(48 * PAGE, Class::Solicited)).as_mut()) else {
+        let Poll::Ready(r) =
+            poll(Box::pin(a.credit(48 * PAGE, MemoryClass::SolicitedData)).as_mut())
+        else {
             panic!("must not wait")
         };
-        assert_eq!(r.unwrap_err(), TooLarge { wanted: 48 * PAGE, pool: 47 * PAGE });
+        assert_eq!(r.unwrap_err(), CreditTooLarge { wanted: 48 * PAGE, available: 47 * PAGE });
     }
 
     #[test]
     fn an_overdraft_is_served_and_counted() {
         let p = pool(8);
-        let c = p.account().try_credit(PAGE, Class::Immediate).unwrap();
+        let c = p.account().try_credit(PAGE, MemoryClass::LocalIo).unwrap();
         let bufs: Bufs = c.alloc(3 * PAGE).into();
         assert_eq!(bufs.len(), 3 * PAGE);
         assert_eq!(p.usage().overdrafts, 1);
@@ -1359,7 +1390,7 @@ mod tests {
     #[test]
     fn a_credit_revolves_while_it_lives() {
         let p = pool(8);
-        let c = p.account().try_credit(2 * PAGE, Class::Immediate).unwrap();
+        let c = p.account().try_credit(2 * PAGE, MemoryClass::LocalIo).unwrap();
         for _ in 0..10 {
             assert_eq!(c.alloc(2 * PAGE).iter().map(|b| b.len()).sum::<usize>(), 2 * PAGE);
         }
@@ -1372,7 +1403,7 @@ mod tests {
 
     #[test]
     fn a_page_of_its_own_lives_as_long_as_anybody_holds_it() {
-        let mut page = BufMut::lone_page();
+        let mut page = BufMut::heap_page();
         assert_eq!(page[..], [0; PAGE]);
         assert!(page.as_ptr().addr().is_multiple_of(PAGE));
         page[7] = 1;
@@ -1394,7 +1425,7 @@ mod tests {
         let p = pool(64);
         let a = p.account();
         let bufs: Vec<Bufs> = (0..32)
-            .map(|_| a.try_credit(PAGE, Class::Immediate).unwrap().alloc(PAGE).into())
+            .map(|_| a.try_credit(PAGE, MemoryClass::LocalIo).unwrap().alloc(PAGE).into())
             .collect();
         std::thread::scope(|s| {
             for b in bufs {
@@ -1407,7 +1438,7 @@ mod tests {
     #[test]
     fn first_difference_ignores_how_data_is_cut() {
         let p = pool(64);
-        let c = p.account().try_credit(32 * PAGE, Class::Immediate).unwrap();
+        let c = p.account().try_credit(32 * PAGE, MemoryClass::LocalIo).unwrap();
         let bytes: Vec<u8> = (0..9000u32).map(|i| (i * 7) as u8).collect();
         let a = copy_in(&c, &bytes);
         let mut b = Bufs::new();

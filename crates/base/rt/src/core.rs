@@ -1,4 +1,4 @@
-//! What a core gives the code that runs on it.
+//! What a core provides to the code that runs on it.
 
 use std::fmt;
 use std::io;
@@ -9,55 +9,65 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::buf::Pool;
+use crate::buf::BufferPool;
 use crate::disk::{Disk, Engine, OpenError, OpenOptions};
-use crate::event::Event;
+use crate::event::EventReceiver;
 use crate::mailbox::CoreHandle;
 use crate::net::{DetachedStream, ListenOptions, Listener, Stream};
 use crate::real::RealCore;
 #[cfg(feature = "sim")]
 use crate::sim::SimCore;
 
-/// A core: one thread, its buffers, and its way to disks, network, time and chance. The thread
-/// and the system behind it are real ([`crate::Cores`]) or simulated ([`crate::sim`]); code on it
-/// cannot tell. Cheap to clone; stays on its core.
+/// A core: one thread, its buffers, and its access to disks, network, time and randomness. The
+/// thread and the system are real ([`crate::Cores`]) or simulated ([`crate::sim`]); code on it
+/// cannot tell. Cheap to clone; a handle stays on its core.
 #[derive(Clone)]
-pub struct Core(Rc<Inner>);
+pub struct Core(Rc<CoreInner>);
 
-struct Inner {
+struct CoreInner {
     id: usize,
-    pool: Pool,
+    pool: BufferPool,
     peers: Arc<[CoreHandle]>,
-    system: System,
+    system: Backend,
 }
 
 /// Where a core's requests go.
-enum System {
+enum Backend {
     Real(RealCore),
     #[cfg(feature = "sim")]
     Sim(SimCore),
 }
 
-/// Calls the same method on whichever system there is.
+/// Calls the same method of either system.
 macro_rules! dispatch {
     ($core:expr, $s:ident => $call:expr) => {
         match &$core.0.system {
-            System::Real($s) => $call,
+            Backend::Real($s) => $call,
             #[cfg(feature = "sim")]
-            System::Sim($s) => $call,
+            Backend::Sim($s) => $call,
         }
     };
 }
 
 impl Core {
-    pub(crate) fn real(id: usize, pool: Pool, peers: Arc<[CoreHandle]>, system: RealCore) -> Self {
-        Self(Rc::new(Inner { id, pool, peers, system: System::Real(system) }))
+    pub(crate) fn new_real(
+        id: usize,
+        pool: BufferPool,
+        peers: Arc<[CoreHandle]>,
+        system: RealCore,
+    ) -> Self {
+        Self(Rc::new(CoreInner { id, pool, peers, system: Backend::Real(system) }))
     }
 
     /// A simulated core; `peers` are the cores of its node, itself among them.
     #[cfg(feature = "sim")]
-    pub(crate) fn sim(id: usize, pool: Pool, peers: Arc<[CoreHandle]>, system: SimCore) -> Self {
-        Self(Rc::new(Inner { id, pool, peers, system: System::Sim(system) }))
+    pub(crate) fn new_sim(
+        id: usize,
+        pool: BufferPool,
+        peers: Arc<[CoreHandle]>,
+        system: SimCore,
+    ) -> Self {
+        Self(Rc::new(CoreInner { id, pool, peers, system: Backend::Sim(system) }))
     }
 
     /// The core's number, from 0.
@@ -68,7 +78,7 @@ impl Core {
 
     /// The core's buffers.
     #[must_use]
-    pub fn pool(&self) -> &Pool {
+    pub fn buffer_pool(&self) -> &BufferPool {
         &self.0.pool
     }
 
@@ -78,14 +88,14 @@ impl Core {
         &self.0.peers
     }
 
-    /// What serves the disks of this core; those on memory file systems are [`Engine::Inline`]
-    /// whatever this says.
+    /// The engine that serves this core's disks; disks on memory file systems always use
+    /// [`Engine::Inline`].
     #[must_use]
     pub fn disk_engine(&self) -> Engine {
         dispatch!(self, s => s.disk_engine())
     }
 
-    /// Opens a file or block device, and holds it against every other open.
+    /// Opens a file or block device, and locks it against every other open.
     ///
     /// # Errors
     /// [`OpenError`] names the path and the reason.
@@ -94,7 +104,7 @@ impl Core {
         Ok(Disk::new(path, backend, info, serial))
     }
 
-    /// Deletes a file. Its absence is durable when this returns.
+    /// Deletes a file. The deletion is durable when this returns.
     ///
     /// # Errors
     /// What the system reports.
@@ -102,7 +112,7 @@ impl Core {
         dispatch!(self, s => s.remove_file(path).await)
     }
 
-    /// Renames a file, replacing what had the new name. Durable when this returns.
+    /// Renames a file, replacing any file of the new name. Durable when this returns.
     ///
     /// # Errors
     /// What the system reports.
@@ -110,7 +120,7 @@ impl Core {
         dispatch!(self, s => s.rename(from, to).await)
     }
 
-    /// Makes durable the names in a directory.
+    /// Makes the entries of a directory durable.
     ///
     /// # Errors
     /// What the system reports.
@@ -134,7 +144,7 @@ impl Core {
         dispatch!(self, s => s.listen(at, how).await)
     }
 
-    /// Connects to `to`. Has no time limit but the system's: wrap it in `tokio::time::timeout`.
+    /// Connects to `to`. Has only the system's time limit: wrap it in `tokio::time::timeout`.
     ///
     /// # Errors
     /// What the system reports.
@@ -142,29 +152,32 @@ impl Core {
         dispatch!(self, s => s.dial(to).await)
     }
 
-    /// Listens at a Unix socket. Who may connect is what the umask of this process says: who may write to the file. It
-    /// is removed with the listener. One that a process has left behind that is no more is replaced.
+    /// Listens at a Unix socket. The umask of this process decides who may connect: those who may
+    /// write to the file. The file is removed with the listener; one that a dead process left
+    /// behind is replaced.
     ///
     /// # Errors
-    /// [`io::ErrorKind::AddrInUse`] if somebody listens there, [`io::ErrorKind::AlreadyExists`] if something
-    /// else than a socket is there; what the system reports. Simulated cores have no Unix sockets.
+    /// [`io::ErrorKind::AddrInUse`] if another process listens there,
+    /// [`io::ErrorKind::AlreadyExists`] if there is a file other than a socket; what the system
+    /// reports. Simulated cores have no Unix sockets.
     pub async fn listen_unix(&self, at: &Path) -> io::Result<Listener> {
         match &self.0.system {
-            System::Real(s) => s.listen_unix_for(at, None).await,
+            Backend::Real(s) => s.listen_unix_for(at, None).await,
             #[cfg(feature = "sim")]
-            System::Sim(_) => Err(io::ErrorKind::Unsupported.into()),
+            Backend::Sim(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 
-    /// The same, for whom `mode` lets write to the file, whatever the umask is: nobody connects before it has its mode.
+    /// The same, with `mode` for the file, whatever the umask is: it has its mode before any client
+    /// can connect.
     ///
     /// # Errors
     /// As [`Self::listen_unix`].
     pub async fn listen_unix_for(&self, at: &Path, mode: u32) -> io::Result<Listener> {
         match &self.0.system {
-            System::Real(s) => s.listen_unix_for(at, Some(mode)).await,
+            Backend::Real(s) => s.listen_unix_for(at, Some(mode)).await,
             #[cfg(feature = "sim")]
-            System::Sim(_) => Err(io::ErrorKind::Unsupported.into()),
+            Backend::Sim(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 
@@ -174,13 +187,13 @@ impl Core {
     /// What the system reports. Simulated cores have no Unix sockets.
     pub async fn dial_unix(&self, to: &Path) -> io::Result<Stream> {
         match &self.0.system {
-            System::Real(s) => s.dial_unix(to).await,
+            Backend::Real(s) => s.dial_unix(to).await,
             #[cfg(feature = "sim")]
-            System::Sim(_) => Err(io::ErrorKind::Unsupported.into()),
+            Backend::Sim(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 
-    /// Takes over a connection that another core gave up ([`Stream::detach`]).
+    /// Attaches a connection that another core has detached ([`Stream::detach`]).
     ///
     /// # Errors
     /// What the system reports.
@@ -188,28 +201,29 @@ impl Core {
         dispatch!(self, s => s.attach(stream))
     }
 
-    /// Waits on this core for an event (`eventfd(2)`) that another process gives.
+    /// Receives an event (`eventfd(2)`) that another process signals.
     ///
     /// # Errors
-    /// What the system reports; `PermissionDenied` for what cannot be waited for, such as a file.
-    pub fn event(&self, fd: OwnedFd) -> io::Result<Event> {
+    /// What the system reports; `PermissionDenied` for a descriptor that cannot be polled, such as
+    /// a file.
+    pub fn event(&self, fd: OwnedFd) -> io::Result<EventReceiver> {
         match &self.0.system {
-            System::Real(s) => s.event(fd),
+            Backend::Real(s) => s.event(fd),
             #[cfg(feature = "sim")]
-            System::Sim(_) => Err(io::ErrorKind::Unsupported.into()),
+            Backend::Sim(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 
-    /// Notes that another core's job was taken: more may follow soon.
+    /// Records that another core's job was taken: more may follow soon.
     pub(crate) fn note_activity(&self) {
         match &self.0.system {
-            System::Real(s) => s.note_activity(),
+            Backend::Real(s) => s.note_activity(),
             #[cfg(feature = "sim")]
-            System::Sim(_) => {}
+            Backend::Sim(_) => {}
         }
     }
 
-    /// A random number, fit for secrets on real cores and reproducible on simulated ones.
+    /// A random number, cryptographically secure on real cores and reproducible on simulated ones.
     #[must_use]
     pub fn random_u64(&self) -> u64 {
         dispatch!(self, s => s.random_u64())
@@ -222,7 +236,7 @@ impl Core {
         uuid::Builder::from_random_bytes(random.to_be_bytes()).into_uuid()
     }
 
-    /// Fills `out` with numbers of [`Self::random_u64`].
+    /// Fills `out` with random bytes, as [`Self::random_u64`].
     pub fn fill_random(&self, out: &mut [u8]) {
         for piece in out.chunks_mut(8) {
             let random = self.random_u64().to_le_bytes();
@@ -230,69 +244,68 @@ impl Core {
         }
     }
 
-    /// Runs what takes the processor for milliseconds beside the core, on the threads for what
-    /// blocks: nothing on the core waits for it. A simulated core runs it at once. `None` if it has
-    /// panicked, or the core is going.
-    pub async fn offload<T: Send + 'static>(
+    /// Runs a computation of milliseconds on the threads for blocking calls, so that the core is
+    /// not delayed. A simulated core runs it inline. `None` if it has panicked, or the core is
+    /// stopping.
+    pub async fn run_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
         match &self.0.system {
-            System::Real(_) => tokio::task::spawn_blocking(work).await.ok(),
+            Backend::Real(_) => tokio::task::spawn_blocking(work).await.ok(),
             #[cfg(feature = "sim")]
-            System::Sim(_) => Some(work()),
+            Backend::Sim(_) => Some(work()),
         }
     }
 
-    /// Time since the machine booted, that which it was suspended included. Never goes back; all
-    /// cores of a machine see the same clock.
+    /// Time since the machine booted, including suspended time. Monotonic; all cores of a machine
+    /// see the same clock.
     ///
-    /// For *leases*, and for nothing else: for durations that two machines have agreed on and that
-    /// each counts for itself. Limits, keep-alives and pauses of one machine are `tokio::time`'s,
-    /// which is cheaper and stands still while nothing can be heard or said anyway.
+    /// Only for *leases*: durations that two machines have agreed on and that each measures by
+    /// itself. For limits, keep-alives and pauses of one machine use `tokio::time`, which is
+    /// cheaper, and stops while the machine can neither send nor receive anyway.
     ///
-    /// `tokio::time` will not do for leases, twice. It counts `CLOCK_MONOTONIC`, which stops while
-    /// the machine is suspended: a lease that ran out meanwhile would come back to life. And all
-    /// hosts of a simulated world share it, so that a lease counted on it is never tried with
-    /// clocks that differ. This clock is the host's own there, with a rate of its own
+    /// `tokio::time` does not suffice for leases, for two reasons. It counts `CLOCK_MONOTONIC`,
+    /// which stops while the machine is suspended: a lease that expired meanwhile would be valid
+    /// again. And all hosts of a simulated world share it, so leases would never be tested with
+    /// clocks that differ. This clock is each simulated host's own, with its own rate
     /// (`sim::Host::set_clock_drift`).
     ///
-    /// A reading says what was, not what is: between it and the next line the process may be
-    /// stopped for any time. Look at the lease *after* the work that it covers.
+    /// A reading is already in the past: the process may be stopped for any time after it. Check
+    /// the lease *after* the work that it covers.
     #[must_use]
     pub fn now(&self) -> Duration {
         dispatch!(self, s => s.now())
     }
 
-    /// Waits for `how_long` of [`Self::now`]; see [`Self::sleep_until`].
+    /// Waits for `how_long` by [`Self::now`]; see [`Self::sleep_until`].
     pub async fn sleep(&self, how_long: Duration) {
         self.sleep_until(self.now().saturating_add(how_long)).await;
     }
 
-    /// Waits until [`Self::now`] is at or after `when`; at once if it is. Never ends early. May end
-    /// late by any time, as all that runs may: who acts on the end of a lease looks at the clock
-    /// again. After a suspend that `when` fell into it ends within a second.
+    /// Waits until [`Self::now`] is at or after `when`. Never ends early. May end arbitrarily late,
+    /// as any task may: check the clock again before acting on the end of a lease. If `when` fell
+    /// into a suspend, it ends within a second after it.
     ///
-    /// For leases; everything else waits by `tokio::time`.
+    /// For leases; use `tokio::time` for everything else.
     pub async fn sleep_until(&self, when: Duration) {
         dispatch!(self, s => s.sleep_until(when).await);
     }
 
-    /// Names the time between two boots of the machine: kept while the machine runs, whatever
-    /// becomes of this process; another one after a power failure or a reboot. Two processes that
-    /// read the same number ran on a machine whose memory, page cache and [`Self::now`] were not
-    /// lost between them.
+    /// Identifies the current boot of the machine: unchanged by restarts of this process, different
+    /// after a power failure or a reboot. Between two processes that read the same number the
+    /// machine's memory, page cache and [`Self::now`] were not lost.
     ///
-    /// Where the system does not tell, it is a random number for the life of this process, which
-    /// is the safe answer: another boot. A virtual machine that is restored from a snapshot keeps
-    /// the one it was taken with.
+    /// If the system does not provide it, it is a random number of this process, which is safe: it
+    /// looks like another boot. A virtual machine restored from a snapshot keeps the one of the
+    /// snapshot.
     #[must_use]
     pub fn boot_id(&self) -> u128 {
         dispatch!(self, s => s.boot_id())
     }
 
-    /// Time since the Unix epoch. May jump: for people and certificates, not for intervals
-    /// (those are `tokio::time::Instant`'s, or [`Self::now`]'s for leases).
+    /// Time since the Unix epoch. May jump: for display and certificates, not for intervals (use
+    /// `tokio::time::Instant`, or [`Self::now`] for leases).
     #[must_use]
     pub fn wall_clock(&self) -> Duration {
         dispatch!(self, s => s.wall_clock())

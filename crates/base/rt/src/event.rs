@@ -1,5 +1,5 @@
-//! Events that processes of one machine give each other (`eventfd(2)`). Real cores only: who stands at the other end of
-//! these is no part of a simulated world.
+//! Events between processes of one machine (`eventfd(2)`). Real cores only: the other process is
+//! not part of a simulated world.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -11,44 +11,44 @@ use std::rc::Rc;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use crate::real::Pulse;
+use crate::real::DriverWaker;
 use crate::sys;
 
-/// An event that somebody else gives, on this core.
-pub struct Event {
+/// An event that another process signals to this core.
+pub struct EventReceiver {
     fd: AsyncFd<File>,
-    pulse: Rc<Pulse>,
+    driver_waker: Rc<DriverWaker>,
 }
 
-impl fmt::Debug for Event {
+impl fmt::Debug for EventReceiver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Event").field(self.fd.get_ref()).finish()
     }
 }
 
-impl Event {
-    pub(crate) fn new(fd: OwnedFd, pulse: Rc<Pulse>) -> io::Result<Self> {
+impl EventReceiver {
+    pub(crate) fn new(fd: OwnedFd, pulse: Rc<DriverWaker>) -> io::Result<Self> {
         sys::set_nonblocking(fd.as_fd())?;
         // SAFETY: a file has one descriptor, which is open until it is dropped.
         let fd = unsafe { AsyncFd::register_with_interest(File::from(fd), Interest::READABLE) };
         let fd = fd.map_err(io::Error::from)?;
-        Ok(Self { fd, pulse })
+        Ok(Self { fd, driver_waker: pulse })
     }
 
-    /// Waits until it has been given since the last call. Given several times meanwhile, it is given once.
+    /// Waits until the event has been signalled since the last call. Several signals count once.
     /// Dropping the future loses nothing.
     ///
     /// # Errors
-    /// What the system reports; [`ErrorKind::UnexpectedEof`] where the descriptor is none of an event. It is of no
-    /// use any more then.
-    pub async fn given(&self) -> io::Result<()> {
+    /// What the system reports; [`ErrorKind::UnexpectedEof`] if the descriptor is not an event. It
+    /// cannot be used any more then.
+    pub async fn wait(&self) -> io::Result<()> {
         loop {
             let mut ready = self.fd.readable().await?;
             let mut count = [0; 8];
             match ready.try_io(|fd| fd.get_ref().read(&mut count)) {
                 Ok(Ok(0)) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(Ok(_)) => {
-                    self.pulse.active();
+                    self.driver_waker.note_activity();
                     return Ok(());
                 }
                 Ok(Err(e)) if e.kind() != ErrorKind::Interrupted => return Err(e),
@@ -58,11 +58,11 @@ impl Event {
     }
 }
 
-/// An event that is given to somebody else.
+/// An event that this process signals.
 #[derive(Debug)]
-pub struct Signal(File);
+pub struct EventNotifier(File);
 
-impl Signal {
+impl EventNotifier {
     /// The event behind a descriptor of `eventfd(2)`.
     ///
     /// # Errors
@@ -72,9 +72,9 @@ impl Signal {
         Ok(Self(File::from(fd)))
     }
 
-    /// Gives it. Never waits: one that nobody has taken for 2^64 - 2 times has been given all the same.
+    /// Signals it. Never blocks: even if the counter is full it has been signalled.
     #[expect(clippy::host_endian_bytes, reason = "eventfd(2) counts as the host does")]
-    pub fn give(&self) {
+    pub fn notify(&self) {
         if let Err(e) = (&self.0).write(&1u64.to_ne_bytes())
             && e.kind() != ErrorKind::WouldBlock
         {

@@ -1,33 +1,33 @@
-//! The only door to the operating system: cores, disks, sockets, memory and time.
+//! The only interface to the operating system: cores, disks, sockets, memory and time.
 //!
 //! Code above this crate uses tokio's traits (`AsyncRead`, `AsyncWrite`, `spawn_local`,
 //! `tokio::time`) and gets everything else from here, so that the same code runs on real cores
 //! and under the deterministic simulator.
 
+mod allocator;
 pub mod buf;
 mod core;
 pub mod disk;
 pub mod event;
-pub mod fault;
-mod heap;
+pub mod fault_point;
 mod log_limit;
 mod mailbox;
 pub mod memory;
 pub mod net;
-mod network;
+mod network_prefix;
 mod real;
 mod ring;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod sys;
-mod turn;
 pub mod ublk;
+mod yield_now;
 
 pub use crate::core::Core;
-pub use heap::Heap;
+pub use allocator::MiMalloc;
 pub use log_limit::LogLimit;
-pub use mailbox::{CoreHandle, NotTaken, Stopped};
-pub use network::network;
-pub use real::{Cores, CoresConfig, DiskEngine, Submission};
-pub use sys::{ProcessorTime, processor_time, serves_disks};
-pub use turn::give_way;
+pub use mailbox::{CoreHandle, CoreStopped, PostError};
+pub use network_prefix::network_prefix;
+pub use real::{Cores, CoresConfig, DiskEngine, SubmissionMode};
+pub use sys::{ProcessorTime, processor_time, set_io_flusher};
+pub use yield_now::yield_to_ready_tasks;

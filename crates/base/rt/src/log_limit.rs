@@ -1,33 +1,36 @@
-//! A limit of log lines about strangers.
+//! Limits log lines that clients can cause.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How many lines there are at most in what time.
-const LINES: u32 = 10;
-const PERIOD: Duration = Duration::from_secs(60);
+/// Most lines per period, and the period.
+const MAX_LINES: u32 = 10;
+const LIMIT_PERIOD: Duration = Duration::from_secs(60);
 
-/// Lets ten lines a minute into the log and counts those that are left out, so that nobody fills it.
+/// Permits ten log lines a minute and counts suppressed ones, so that clients cannot flood the log.
 #[derive(Debug, Default)]
 pub struct LogLimit {
-    since: Option<Instant>,
+    period_start: Option<Instant>,
     lines: u32,
-    unlogged: u64,
+    suppressed: u64,
 }
 
 impl LogLimit {
-    /// Whether there may be a line now; then how many were left out before it.
-    pub fn line(&mut self, now: Instant) -> Option<u64> {
-        if self.since.is_none_or(|since| now.saturating_duration_since(since) >= PERIOD) {
-            (self.since, self.lines) = (Some(now), 0);
+    /// Whether a line may be logged now; if so, how many were suppressed before it.
+    pub fn try_log(&mut self, now: Instant) -> Option<u64> {
+        if self
+            .period_start
+            .is_none_or(|since| now.saturating_duration_since(since) >= LIMIT_PERIOD)
+        {
+            (self.period_start, self.lines) = (Some(now), 0);
         }
-        if self.lines >= LINES {
-            self.unlogged += 1;
+        if self.lines >= MAX_LINES {
+            self.suppressed += 1;
             return None;
         }
         self.lines += 1;
-        Some(std::mem::take(&mut self.unlogged))
+        Some(std::mem::take(&mut self.suppressed))
     }
 }
 
@@ -38,11 +41,12 @@ mod tests {
     #[test]
     fn a_flood_is_ten_lines_a_minute_and_the_number_of_the_others() {
         let (mut limit, now) = (LogLimit::default(), Instant::now());
-        let lines = |limit: &mut LogLimit, now| (0..100).filter_map(|_| limit.line(now)).collect();
+        let lines =
+            |limit: &mut LogLimit, now| (0..100).filter_map(|_| limit.try_log(now)).collect();
         let first: Vec<u64> = lines(&mut limit, now);
         assert_eq!(first, [0; 10]);
-        assert_eq!(limit.line(now + PERIOD / 2), None);
-        let next: Vec<u64> = lines(&mut limit, now + PERIOD);
+        assert_eq!(limit.try_log(now + LIMIT_PERIOD / 2), None);
+        let next: Vec<u64> = lines(&mut limit, now + LIMIT_PERIOD);
         assert_eq!((next.len(), next[0], next[1]), (10, 91, 0));
     }
 }

@@ -1,7 +1,7 @@
-//! Mailboxes: how code on one core has something done on another.
+//! Mailboxes: running code of one core on another.
 //!
-//! A mailbox is bounded: senders wait while it is full. It wakes its core once for however many
-//! jobs have come in since the core last looked.
+//! A mailbox is bounded: senders wait while it is full. It wakes its core once for all jobs that
+//! have arrived since the core last looked.
 
 use std::future::Future;
 
@@ -15,14 +15,14 @@ const BATCH: usize = 64;
 
 type Job = Box<dyn FnOnce(&Core) + Send>;
 
-/// The core is stopping, or what was asked of it panicked.
+/// The core is stopping, or the job panicked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the core has stopped")]
-pub struct Stopped;
+pub struct CoreStopped;
 
-/// Why a job was not taken at once.
+/// Why a job was not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotTaken {
+pub enum PostError {
     /// The mailbox is full.
     #[error("the core's mailbox is full")]
     Full,
@@ -31,7 +31,7 @@ pub enum NotTaken {
     Stopped,
 }
 
-/// A core, as seen from anywhere: from another core, from an ordinary thread. Cheap to clone.
+/// A handle to a core, for other cores and ordinary threads. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct CoreHandle {
     id: usize,
@@ -51,8 +51,8 @@ impl CoreHandle {
     /// end and only the result is lost.
     ///
     /// # Errors
-    /// [`Stopped`] when the core stops before the end, or the job panics.
-    pub async fn run<F, Fut, T>(&self, f: F) -> Result<T, Stopped>
+    /// [`CoreStopped`] when the core stops before the end, or the job panics.
+    pub async fn run<F, Fut, T>(&self, f: F) -> Result<T, CoreStopped>
     where
         F: FnOnce(Core) -> Fut + Send + 'static,
         Fut: Future<Output = T> + 'static,
@@ -60,58 +60,58 @@ impl CoreHandle {
     {
         let (answer, result) = oneshot::channel();
         let job = move |core: Core| async move {
-            // Nobody waits for the answer any more: not the job's concern.
+            // The caller may be gone: the job has run all the same.
             let _ = answer.send(f(core).await);
         };
         self.post(job).await?;
-        result.await.map_err(|_| Stopped)
+        result.await.map_err(|_| CoreStopped)
     }
 
     /// Starts `f` as a task of the core. Waits while the mailbox is full.
     ///
     /// # Errors
-    /// [`Stopped`] when the core takes no more jobs.
-    pub async fn post<F, Fut>(&self, f: F) -> Result<(), Stopped>
+    /// [`CoreStopped`] when the core accepts no more jobs.
+    pub async fn post<F, Fut>(&self, f: F) -> Result<(), CoreStopped>
     where
         F: FnOnce(Core) -> Fut + Send + 'static,
         Fut: Future<Output = ()> + 'static,
     {
-        self.jobs.send(job(f)).await.map_err(|_| Stopped)
+        self.jobs.send(box_job(f)).await.map_err(|_| CoreStopped)
     }
 
     /// [`Self::post`] for threads that are not cores.
-    pub(crate) fn post_blocking<F, Fut>(&self, f: F) -> Result<(), Stopped>
+    pub(crate) fn post_blocking<F, Fut>(&self, f: F) -> Result<(), CoreStopped>
     where
         F: FnOnce(Core) -> Fut + Send + 'static,
         Fut: Future<Output = ()> + 'static,
     {
-        self.jobs.blocking_send(job(f)).map_err(|_| Stopped)
+        self.jobs.blocking_send(box_job(f)).map_err(|_| CoreStopped)
     }
 
     /// Starts `f` as a task of the core if its mailbox has room.
     ///
     /// # Errors
-    /// [`NotTaken`]; `f` is dropped.
-    pub fn try_post<F, Fut>(&self, f: F) -> Result<(), NotTaken>
+    /// [`PostError`]; `f` is dropped.
+    pub fn try_post<F, Fut>(&self, f: F) -> Result<(), PostError>
     where
         F: FnOnce(Core) -> Fut + Send + 'static,
         Fut: Future<Output = ()> + 'static,
     {
-        self.jobs.try_send(job(f)).map_err(|e| match e {
-            TrySendError::Full(_) => NotTaken::Full,
-            TrySendError::Closed(_) => NotTaken::Stopped,
+        self.jobs.try_send(box_job(f)).map_err(|e| match e {
+            TrySendError::Full(_) => PostError::Full,
+            TrySendError::Closed(_) => PostError::Stopped,
         })
     }
 }
 
-fn job<F, Fut>(f: F) -> Job
+fn box_job<F, Fut>(f: F) -> Job
 where
     F: FnOnce(Core) -> Fut + Send + 'static,
     Fut: Future<Output = ()> + 'static,
 {
     Box::new(move |core| {
         let core = core.clone();
-        // `f` is called inside the task: if it panics, that is the task's end and not ours.
+        // `f` is called inside the task: a panic ends the task, not the mailbox.
         drop(tokio::task::spawn_local(async move { f(core).await }));
     })
 }

@@ -12,11 +12,11 @@ pub const PAGE: usize = 4096;
 /// Largest run is `PAGE << MAX_ORDER` bytes (1 MiB).
 pub const MAX_ORDER: u8 = 8;
 
-/// One page of memory of the heap.
+/// One page on the heap.
 #[repr(C, align(4096))]
-pub(crate) struct Loose([u8; PAGE]);
+pub(crate) struct HeapPageMemory([u8; PAGE]);
 
-impl Loose {
+impl HeapPageMemory {
     /// A page of zeroes.
     pub(crate) fn zeroed() -> Box<Self> {
         // SAFETY: bytes may all be zero.
@@ -27,7 +27,7 @@ impl Loose {
 const NONE: u32 = u32::MAX;
 
 /// Most single pages kept for the next command instead of being merged with their neighbours.
-const SPARE: usize = 32;
+const MAX_SPARE_PAGES: usize = 32;
 
 /// An anonymous, private mapping; unmapped on drop.
 #[derive(Debug)]
@@ -94,8 +94,8 @@ pub(crate) struct Buddy {
     heads: [u32; MAX_ORDER as usize + 1],
     links: Vec<Link>,
     /// Free pages in no list: most commands need one page, and splitting and merging runs for each
-    /// of them costs more than everything else here. They are merged before a run is denied.
-    spare: Vec<u32>,
+    /// of them is expensive. They are merged before a run is refused.
+    spare_pages: Vec<u32>,
     free_pages: u32,
 }
 
@@ -114,7 +114,7 @@ impl Buddy {
         let mut buddy = Self {
             heads: [NONE; MAX_ORDER as usize + 1],
             links: vec![Link { next: NONE, prev: NONE, order: NOT_FREE }; pages as usize],
-            spare: Vec::with_capacity(SPARE),
+            spare_pages: Vec::with_capacity(MAX_SPARE_PAGES),
             free_pages: pages,
         };
         // Highest runs first, so that the lists start out in ascending order.
@@ -138,19 +138,19 @@ impl Buddy {
     }
 
     /// A run of at most `pages` pages: the largest power of two that fits into them, or else the
-    /// largest smaller run there is. Returns its first page and order; `None` when nothing is
-    /// free. Never more than asked for, so that credits counted in pages always suffice.
+    /// largest smaller run available. Returns its first page and order; `None` when nothing is
+    /// free. Never more than requested, so that credits counted in pages always suffice.
     pub(crate) fn alloc(&mut self, pages: u32) -> Option<(u32, u8)> {
-        let want = order_within(pages).min(MAX_ORDER);
+        let want = max_order_within(pages).min(MAX_ORDER);
         if want == 0
-            && let Some(page) = self.spare.pop()
+            && let Some(page) = self.spare_pages.pop()
         {
             self.free_pages -= 1;
             return Some((page, 0));
         }
         let fitting = |s: &Self| (want..=MAX_ORDER).find(|&o| s.heads[o as usize] != NONE);
         let found = fitting(self).or_else(|| {
-            while let Some(page) = self.spare.pop() {
+            while let Some(page) = self.spare_pages.pop() {
                 self.merge(page, 0);
             }
             fitting(self).or_else(|| (0..want).rev().find(|&o| self.heads[o as usize] != NONE))
@@ -167,8 +167,8 @@ impl Buddy {
 
     pub(crate) fn free(&mut self, first: u32, order: u8) {
         self.free_pages += 1 << order;
-        if order == 0 && self.spare.len() < SPARE {
-            self.spare.push(first);
+        if order == 0 && self.spare_pages.len() < MAX_SPARE_PAGES {
+            self.spare_pages.push(first);
         } else {
             self.merge(first, order);
         }
@@ -212,7 +212,7 @@ impl Buddy {
 }
 
 /// Largest order whose run fits into `pages` pages.
-fn order_within(pages: u32) -> u8 {
+fn max_order_within(pages: u32) -> u8 {
     u8::try_from(pages.max(1).ilog2()).expect("at most 31")
 }
 

@@ -1,6 +1,6 @@
 //! TCP, real or simulated, and Unix sockets: listeners and streams under tokio's traits.
 
-mod local;
+mod unix_listener;
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -14,16 +14,16 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixStream};
 
-use crate::real::Pulse;
+use crate::real::DriverWaker;
 #[cfg(feature = "sim")]
-use crate::sim::net::{DetachedSim, SimListener, SimStream};
+use crate::sim::net::{DetachedSimStream, SimListener, SimStream};
 use crate::sys;
-use local::LocalListener;
+use unix_listener::UnixSocketListener;
 
 /// How to listen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListenOptions {
-    /// Connections that the system accepts ahead of us.
+    /// Connections that the system queues before we accept them.
     pub backlog: u32,
     /// Whether several listeners (one per core) may share the address; the system then spreads
     /// connections over them (`SO_REUSEPORT`).
@@ -42,18 +42,22 @@ pub struct Listener(ListenerKind);
 
 #[derive(Debug)]
 enum ListenerKind {
-    Tcp(TcpListener, Rc<Pulse>),
-    Unix(LocalListener, Rc<Pulse>),
+    Tcp(TcpListener, Rc<DriverWaker>),
+    Unix(UnixSocketListener, Rc<DriverWaker>),
     #[cfg(feature = "sim")]
     Sim(SimListener),
 }
 
-/// What stands for the address of a Unix socket, which has none: `0.0.0.0:0`.
-const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+/// The address reported for a Unix socket, which has none: `0.0.0.0:0`.
+const UNIX_SOCKET_ADDR: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
 impl Listener {
-    /// Listens on real TCP. The address may be one that an earlier process has just left.
-    pub(crate) fn tcp(at: SocketAddr, how: ListenOptions, pulse: Rc<Pulse>) -> io::Result<Self> {
+    /// Listens on real TCP. The address may be reused right after an earlier process.
+    pub(crate) fn tcp(
+        at: SocketAddr,
+        how: ListenOptions,
+        pulse: Rc<DriverWaker>,
+    ) -> io::Result<Self> {
         let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
         socket.set_reuseaddr(true)?;
         if how.reuse_port {
@@ -63,13 +67,13 @@ impl Listener {
         Ok(Self(ListenerKind::Tcp(socket.listen(how.backlog)?, pulse)))
     }
 
-    /// Listens at a Unix socket, whose file gets a mode if there is one.
+    /// Listens at a Unix socket, and sets its file's mode if given.
     pub(crate) async fn unix(
         at: &Path,
         (backlog, mode): (u32, Option<u32>),
-        pulse: Rc<Pulse>,
+        pulse: Rc<DriverWaker>,
     ) -> io::Result<Self> {
-        Ok(Self(ListenerKind::Unix(LocalListener::bind(at, backlog, mode).await?, pulse)))
+        Ok(Self(ListenerKind::Unix(UnixSocketListener::bind(at, backlog, mode).await?, pulse)))
     }
 
     #[cfg(feature = "sim")]
@@ -77,11 +81,11 @@ impl Listener {
         Self(ListenerKind::Sim(listener))
     }
 
-    /// The next connection and where it comes from: the unspecified address, at a Unix socket.
+    /// The next connection and its peer address: the unspecified address for a Unix socket.
     ///
     /// # Errors
-    /// What the system reports. Errors of one connection (it was gone before it was accepted) and
-    /// of the process (no descriptors left) look alike: wait a little and go on.
+    /// What the system reports. Errors of one connection (closed before it was accepted) and of the
+    /// process (no descriptors left) look alike: wait a little and retry.
     pub async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
         match &self.0 {
             ListenerKind::Tcp(listener, pulse) => {
@@ -90,7 +94,7 @@ impl Listener {
             }
             ListenerKind::Unix(listener, pulse) => {
                 let stream = StreamKind::Unix(listener.accept().await?, Rc::clone(pulse));
-                Ok((Stream(stream), NOWHERE))
+                Ok((Stream(stream), UNIX_SOCKET_ADDR))
             }
             #[cfg(feature = "sim")]
             ListenerKind::Sim(listener) => {
@@ -100,50 +104,52 @@ impl Listener {
         }
     }
 
-    /// The address listened on, with the port the system chose where none was given; the unspecified one, at
-    /// a Unix socket.
+    /// The local address, with the port that the system chose if none was given; the unspecified
+    /// one for a Unix socket.
     ///
     /// # Errors
     /// What the system reports.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         match &self.0 {
             ListenerKind::Tcp(listener, _) => listener.local_addr(),
-            ListenerKind::Unix(..) => Ok(NOWHERE),
+            ListenerKind::Unix(..) => Ok(UNIX_SOCKET_ADDR),
             #[cfg(feature = "sim")]
             ListenerKind::Sim(listener) => listener.local_addr(),
         }
     }
 }
 
-/// An address as people and other nodes know it: a socket that listens at `[::]` gives those of IPv4 as mapped ones.
+/// The canonical form of an address: a socket that listens at `[::]` reports IPv4 addresses as
+/// mapped ones.
 fn canonical(at: SocketAddr) -> SocketAddr {
     SocketAddr::new(at.ip().to_canonical(), at.port())
 }
 
-/// A connection on this core, by TCP or a Unix socket. Small writes are sent at once (no Nagle delay).
+/// A connection on this core, by TCP or a Unix socket. Small writes are sent at once (no Nagle
+/// delay).
 #[derive(Debug)]
 pub struct Stream(StreamKind);
 
 #[derive(Debug)]
 enum StreamKind {
-    Tcp(TcpStream, Rc<Pulse>),
-    Unix(UnixStream, Rc<Pulse>),
+    Tcp(TcpStream, Rc<DriverWaker>),
+    Unix(UnixStream, Rc<DriverWaker>),
     #[cfg(feature = "sim")]
     Sim(SimStream),
 }
 
 impl Stream {
-    pub(crate) fn tcp(stream: TcpStream, pulse: Rc<Pulse>) -> io::Result<Self> {
+    pub(crate) fn tcp(stream: TcpStream, pulse: Rc<DriverWaker>) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         Ok(Self(StreamKind::Tcp(stream, pulse)))
     }
 
-    pub(crate) async fn dial_tcp(to: SocketAddr, pulse: Rc<Pulse>) -> io::Result<Self> {
+    pub(crate) async fn dial_tcp(to: SocketAddr, pulse: Rc<DriverWaker>) -> io::Result<Self> {
         let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
         Self::tcp(socket.connect(to).await?, pulse)
     }
 
-    pub(crate) async fn dial_unix(to: &Path, pulse: Rc<Pulse>) -> io::Result<Self> {
+    pub(crate) async fn dial_unix(to: &Path, pulse: Rc<DriverWaker>) -> io::Result<Self> {
         Ok(Self(StreamKind::Unix(UnixStream::connect(to).await?, pulse)))
     }
 
@@ -152,49 +158,50 @@ impl Stream {
         Self(StreamKind::Sim(stream))
     }
 
-    /// The other end's address; the unspecified one, at a Unix socket.
+    /// The peer's address; the unspecified one for a Unix socket.
     ///
     /// # Errors
     /// What the system reports; the connection may be gone.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         match &self.0 {
             StreamKind::Tcp(s, _) => s.peer_addr().map(canonical),
-            StreamKind::Unix(..) => Ok(NOWHERE),
+            StreamKind::Unix(..) => Ok(UNIX_SOCKET_ADDR),
             #[cfg(feature = "sim")]
             StreamKind::Sim(s) => s.peer_addr(),
         }
     }
 
-    /// Our end's address; the unspecified one, at a Unix socket.
+    /// The local address; the unspecified one for a Unix socket.
     ///
     /// # Errors
     /// What the system reports.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         match &self.0 {
             StreamKind::Tcp(s, _) => s.local_addr().map(canonical),
-            StreamKind::Unix(..) => Ok(NOWHERE),
+            StreamKind::Unix(..) => Ok(UNIX_SOCKET_ADDR),
             #[cfg(feature = "sim")]
             StreamKind::Sim(s) => s.local_addr(),
         }
     }
 
-    /// By which it can be seen whether the other end has gone. It keeps the connection from being closed.
+    /// A monitor that detects whether the peer has closed. While it exists the connection stays
+    /// open.
     ///
     /// # Errors
     /// What the system reports.
-    pub fn line(&self) -> io::Result<Line> {
+    pub fn hangup_monitor(&self) -> io::Result<HangupMonitor> {
         let fd = match &self.0 {
             StreamKind::Tcp(s, _) => s.as_fd(),
             StreamKind::Unix(s, _) => s.as_fd(),
             #[cfg(feature = "sim")]
-            StreamKind::Sim(_) => return Ok(Line(None)),
+            StreamKind::Sim(_) => return Ok(HangupMonitor(None)),
         };
-        fd.try_clone_to_owned().map(Some).map(Line)
+        fd.try_clone_to_owned().map(Some).map(HangupMonitor)
     }
 
-    /// From now on the connection is reset when this is dropped, and what the system still holds of what was
-    /// written is not sent: for a peer that must not hear of it any more. (A simulated one is closed as
-    /// ever: what was written to it is on its way; and so is one by a Unix socket, where that has arrived.)
+    /// Resets the connection when this is dropped, and discards data not yet sent: for a peer that
+    /// must receive nothing more. (A simulated connection is closed normally: what was written is
+    /// in transit; likewise a Unix socket, where it has arrived.)
     ///
     /// # Errors
     /// What the system reports.
@@ -207,30 +214,30 @@ impl Stream {
         }
     }
 
-    /// Takes the connection off this core, so that another can [`crate::Core::attach`] it. Bytes
-    /// that were not read yet stay in it.
+    /// Detaches the connection from this core, so that another can [`crate::Core::attach`] it.
+    /// Unread bytes stay in it.
     ///
     /// # Errors
     /// What the system reports.
     pub fn detach(self) -> io::Result<DetachedStream> {
         match self.0 {
-            StreamKind::Tcp(s, _) => Ok(DetachedStream(Detached::Tcp(s.into_std()?))),
-            StreamKind::Unix(s, _) => Ok(DetachedStream(Detached::Unix(s.into_std()?))),
+            StreamKind::Tcp(s, _) => Ok(DetachedStream(DetachedKind::Tcp(s.into_std()?))),
+            StreamKind::Unix(s, _) => Ok(DetachedStream(DetachedKind::Unix(s.into_std()?))),
             #[cfg(feature = "sim")]
-            StreamKind::Sim(s) => Ok(DetachedStream(Detached::Sim(s.detach()))),
+            StreamKind::Sim(s) => Ok(DetachedStream(DetachedKind::Sim(s.detach()))),
         }
     }
 
-    pub(crate) fn attach(detached: DetachedStream, pulse: &Rc<Pulse>) -> io::Result<Self> {
+    pub(crate) fn attach(detached: DetachedStream, pulse: &Rc<DriverWaker>) -> io::Result<Self> {
         match detached.0 {
-            Detached::Tcp(s) => {
+            DetachedKind::Tcp(s) => {
                 Ok(Self(StreamKind::Tcp(TcpStream::from_std(s)?, Rc::clone(pulse))))
             }
-            Detached::Unix(s) => {
+            DetachedKind::Unix(s) => {
                 Ok(Self(StreamKind::Unix(UnixStream::from_std(s)?, Rc::clone(pulse))))
             }
             #[cfg(feature = "sim")]
-            Detached::Sim(_) => Err(io::ErrorKind::Unsupported.into()),
+            DetachedKind::Sim(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 }
@@ -238,53 +245,54 @@ impl Stream {
 #[cfg(feature = "sim")]
 impl DetachedStream {
     /// The simulated connection, if it is one.
-    pub(crate) fn into_sim(self) -> io::Result<DetachedSim> {
+    pub(crate) fn into_sim(self) -> io::Result<DetachedSimStream> {
         match self.0 {
-            Detached::Sim(s) => Ok(s),
-            Detached::Tcp(_) | Detached::Unix(_) => Err(io::ErrorKind::Unsupported.into()),
+            DetachedKind::Sim(s) => Ok(s),
+            DetachedKind::Tcp(_) | DetachedKind::Unix(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 }
 
-/// Sees the end of a connection before what came ahead of it has been read.
+/// Detects the end of a connection before the data ahead of it has been read.
 #[derive(Debug)]
-pub struct Line(Option<OwnedFd>);
+pub struct HangupMonitor(Option<OwnedFd>);
 
-impl Line {
-    /// Whether the other end has closed a Unix socket, or has reset a connection by TCP. One by TCP that was closed in order
-    /// looks like one whose other end has said all and waits for answers; a simulated one never looks cut.
+impl HangupMonitor {
+    /// Whether the peer has closed a Unix socket, or has reset a TCP connection. An orderly close
+    /// of TCP looks like a peer that has finished sending and waits for answers; a simulated
+    /// connection never looks closed.
     #[must_use]
-    pub fn is_cut(&self) -> bool {
+    pub fn is_hung_up(&self) -> bool {
         self.0.as_ref().is_some_and(|fd| sys::is_hung_up(fd.as_fd()))
     }
 }
 
 /// A connection between two cores.
-pub struct DetachedStream(Detached);
+pub struct DetachedStream(DetachedKind);
 
 impl DetachedStream {
-    /// The connection by a Unix socket, for a thread that may block.
+    /// The Unix socket, for a thread that may block.
     ///
     /// # Errors
-    /// [`io::ErrorKind::Unsupported`] for one of another kind; what the system reports.
+    /// [`io::ErrorKind::Unsupported`] for another kind of connection; what the system reports.
     pub fn into_unix(self) -> io::Result<std::os::unix::net::UnixStream> {
         match self.0 {
-            Detached::Unix(stream) => {
+            DetachedKind::Unix(stream) => {
                 stream.set_nonblocking(false)?;
                 Ok(stream)
             }
-            Detached::Tcp(_) => Err(io::ErrorKind::Unsupported.into()),
+            DetachedKind::Tcp(_) => Err(io::ErrorKind::Unsupported.into()),
             #[cfg(feature = "sim")]
-            Detached::Sim(_) => Err(io::ErrorKind::Unsupported.into()),
+            DetachedKind::Sim(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 }
 
-enum Detached {
+enum DetachedKind {
     Tcp(std::net::TcpStream),
     Unix(std::os::unix::net::UnixStream),
     #[cfg(feature = "sim")]
-    Sim(DetachedSim),
+    Sim(DetachedSimStream),
 }
 
 const _: () = {
@@ -298,7 +306,7 @@ impl fmt::Debug for DetachedStream {
     }
 }
 
-/// Calls a method of tokio's traits on whichever stream there is.
+/// Calls a method of tokio's traits on any kind of stream.
 macro_rules! forward {
     ($self:expr, $s:ident => $call:expr) => {
         match &mut $self.get_mut().0 {
@@ -333,7 +341,7 @@ impl AsyncRead for Stream {
             StreamKind::Sim(s) => return Pin::new(s).poll_read(cx, buf),
         };
         if buf.filled().len() > before {
-            pulse.active();
+            pulse.note_activity();
         }
         polled
     }

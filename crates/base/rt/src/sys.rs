@@ -13,8 +13,8 @@ use std::time::Duration;
 const TMPFS: i64 = 0x0102_1994;
 const RAMFS: i64 = 0x8584_58f6;
 
-/// Magic numbers of file systems on local disks and in memory: ext2 to ext4, XFS, Btrfs, F2FS, Bcachefs, ZFS, JFS, NTFS, FAT,
-/// exFAT, tmpfs, ramfs, overlayfs (`statfs(2)`, `linux/magic.h`).
+/// Magic numbers of file systems on local disks and in memory: ext2 to ext4, XFS, Btrfs, F2FS,
+/// Bcachefs, ZFS, JFS, NTFS, FAT, exFAT, tmpfs, ramfs, overlayfs (`statfs(2)`, `linux/magic.h`).
 const LOCAL_FS: [i64; 13] = [
     0xef53,
     0x5846_5342,
@@ -44,10 +44,10 @@ pub(crate) enum Direction {
     Write,
 }
 
-/// One `preadv` or `pwritev`, or what is the same with one piece of memory; gives the bytes moved.
+/// One `preadv` or `pwritev`, or the single-buffer equivalent; returns the bytes moved.
 ///
 /// # Safety
-/// Every vector names memory that is valid for the call, and that nobody else touches (reads) or
+/// Every vector names memory that is valid for the call, and that nothing else accesses (reads) or
 /// changes (writes) during it.
 pub(crate) unsafe fn transfer(
     fd: BorrowedFd<'_>,
@@ -58,10 +58,11 @@ pub(crate) unsafe fn transfer(
     let count = libc::c_int::try_from(vectors.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     let at = offset(at)?;
     let fd = fd.as_raw_fd();
-    // SAFETY: the array is valid for `count` entries, what they name by our caller's promise.
+    // SAFETY: the array is valid for `count` entries; what they name is valid by our caller's
+    // promise.
     let n = unsafe {
         match (direction, vectors) {
-            // A list of one costs the kernel a tenth of a transfer of 4 KiB in memory.
+            // A vector of one costs the kernel a tenth of a transfer of 4 KiB in memory.
             (Direction::Read, [one]) => libc::pread(fd, one.iov_base, one.iov_len, at),
             (Direction::Write, [one]) => libc::pwrite(fd, one.iov_base, one.iov_len, at),
             (Direction::Read, _) => libc::preadv(fd, vectors.as_ptr(), count, at),
@@ -71,12 +72,12 @@ pub(crate) unsafe fn transfer(
     usize::try_from(check(n as i64)?).map_err(io::Error::other)
 }
 
-/// A file offset as the system wants it.
+/// A file offset as the system's type.
 pub(crate) fn offset(at: u64) -> io::Result<libc::off_t> {
     libc::off_t::try_from(at).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))
 }
 
-/// Whether a connection is closed in both directions (`POLLHUP`), whatever waits to be read of it.
+/// Whether a connection is closed in both directions (`POLLHUP`), even with unread data.
 pub(crate) fn is_hung_up(fd: BorrowedFd<'_>) -> bool {
     let mut asked = libc::pollfd { fd: fd.as_raw_fd(), events: 0, revents: 0 };
     // SAFETY: the one entry is ours and lives through the call, which does not wait.
@@ -84,7 +85,7 @@ pub(crate) fn is_hung_up(fd: BorrowedFd<'_>) -> bool {
     n == 1 && asked.revents & libc::POLLHUP != 0
 }
 
-/// Whoever reads or writes by this description does not wait from now on (`O_NONBLOCK`).
+/// Makes reads and writes through this description non-blocking (`O_NONBLOCK`).
 pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
     let fd = fd.as_raw_fd();
     // SAFETY: plain system call on an open descriptor.
@@ -94,9 +95,9 @@ pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
     check(unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) }.into()).map(drop)
 }
 
-/// Forgets what the page cache holds of a file: `posix_fadvise(POSIX_FADV_DONTNEED)`.
+/// Drops a file from the page cache: `posix_fadvise(POSIX_FADV_DONTNEED)`.
 pub(crate) fn drop_cache(fd: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: plain system call on an open descriptor; it gives its error in place of -1.
+    // SAFETY: plain system call on an open descriptor; it returns its error in place of -1.
     match unsafe { libc::posix_fadvise(fd.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) } {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(error)),
@@ -116,53 +117,54 @@ pub(crate) fn fallocate(fd: BorrowedFd<'_>, mode: i32, at: u64, bytes: u64) -> i
     check(unsafe { libc::fallocate(fd.as_raw_fd(), mode, at, bytes) }.into()).map(drop)
 }
 
-/// What to look for in a file.
+/// What to search for in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Seeking {
-    /// What may be other than zeroes.
+pub(crate) enum SeekTarget {
+    /// Allocated data.
     Data,
-    /// What has nothing behind it; the end counts as such.
+    /// A hole; the end of the file counts as one.
     Hole,
 }
 
-/// The first byte from `at` on that is `what`: `lseek`. `ENXIO` where there is no data up to the end.
-pub(crate) fn seek(fd: BorrowedFd<'_>, what: Seeking, at: u64) -> io::Result<u64> {
+/// The first byte of kind `what` from `at` on: `lseek`. `ENXIO` if no data follows.
+pub(crate) fn seek(fd: BorrowedFd<'_>, what: SeekTarget, at: u64) -> io::Result<u64> {
     let (at, whence) = (
         offset(at)?,
         match what {
-            Seeking::Data => libc::SEEK_DATA,
-            Seeking::Hole => libc::SEEK_HOLE,
+            SeekTarget::Data => libc::SEEK_DATA,
+            SeekTarget::Hole => libc::SEEK_HOLE,
         },
     );
-    // SAFETY: plain system call on an open descriptor, whose position nobody uses.
+    // SAFETY: plain system call on an open descriptor, whose position is unused.
     let found = check(unsafe { libc::lseek(fd.as_raw_fd(), at, whence) })?;
     u64::try_from(found).map_err(io::Error::other)
 }
 
-/// Whether the file lies on a file system that keeps its data in memory.
-pub(crate) fn on_memory(fd: BorrowedFd<'_>) -> io::Result<bool> {
+/// Whether the file is on a file system that keeps its data in memory.
+pub(crate) fn is_on_memory_fs(fd: BorrowedFd<'_>) -> io::Result<bool> {
     let mut s = MaybeUninit::<libc::statfs>::zeroed();
     // SAFETY: the descriptor is open, the structure is ours; an all-zero one is valid.
     let s = unsafe {
         check(libc::fstatfs(fd.as_raw_fd(), s.as_mut_ptr()).into())?;
         s.assume_init()
     };
-    Ok(is_memory(s.f_type))
+    Ok(is_memory_fs(s.f_type))
 }
 
-/// Whether the file lies on a file system that only one machine can have mounted. Those that are not known may be shared.
-pub(crate) fn on_local_fs(fd: BorrowedFd<'_>) -> io::Result<bool> {
+/// Whether the file is on a file system that only one machine can mount. Unknown ones may be
+/// shared.
+pub(crate) fn is_on_local_fs(fd: BorrowedFd<'_>) -> io::Result<bool> {
     let mut s = MaybeUninit::<libc::statfs>::zeroed();
     // SAFETY: the descriptor is open, the structure is ours; an all-zero one is valid.
     let s = unsafe {
         check(libc::fstatfs(fd.as_raw_fd(), s.as_mut_ptr()).into())?;
         s.assume_init()
     };
-    Ok(is_local(s.f_type))
+    Ok(is_local_fs(s.f_type))
 }
 
-/// Whether `path` lies on a file system that keeps its data in memory.
-pub(crate) fn path_on_memory(path: &Path) -> io::Result<bool> {
+/// Whether `path` is on a file system that keeps its data in memory.
+pub(crate) fn is_path_on_memory_fs(path: &Path) -> io::Result<bool> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut s = MaybeUninit::<libc::statfs>::zeroed();
     // SAFETY: the path ends in NUL, the structure is ours; an all-zero one is valid.
@@ -170,19 +172,19 @@ pub(crate) fn path_on_memory(path: &Path) -> io::Result<bool> {
         check(libc::statfs(path.as_ptr(), s.as_mut_ptr()).into())?;
         s.assume_init()
     };
-    Ok(is_memory(s.f_type))
+    Ok(is_memory_fs(s.f_type))
 }
 
-fn is_local(magic: impl Into<i64>) -> bool {
+fn is_local_fs(magic: impl Into<i64>) -> bool {
     LOCAL_FS.contains(&(magic.into() & 0xffff_ffff))
 }
 
-fn is_memory(magic: impl Into<i64>) -> bool {
+fn is_memory_fs(magic: impl Into<i64>) -> bool {
     [TMPFS, RAMFS].contains(&magic.into())
 }
 
-/// Locks the whole file for this open of it, against everybody else's opens, until it is closed
-/// (an open-file-description lock, `fcntl(2)`). Exclusive needs the file open for writing.
+/// Locks the whole file for this open description, against all other opens, until it is closed (an
+/// open-file-description lock, `fcntl(2)`). An exclusive lock needs the file open for writing.
 pub(crate) fn lock_file(fd: BorrowedFd<'_>, exclusive: bool) -> io::Result<()> {
     // SAFETY: an all-zero `flock` is valid.
     let mut lock: libc::flock = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -215,16 +217,16 @@ pub(crate) fn is_read_only(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(read_only != 0)
 }
 
-/// Alignment that direct I/O demands, in bytes.
+/// Alignment that direct I/O requires, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DirectAlign {
-    /// Of buffers; 0 where the file has no direct I/O.
+    /// Of buffers; 0 if the file has no direct I/O.
     pub(crate) memory: u32,
-    /// Of addresses and lengths; 0 where the file has no direct I/O.
+    /// Of addresses and lengths; 0 if the file has no direct I/O.
     pub(crate) offset: u32,
 }
 
-/// What `statx` says about direct I/O; `None` where kernel or file system do not tell.
+/// What `statx` reports about direct I/O; `None` if the kernel or file system does not report it.
 pub(crate) fn direct_align(fd: BorrowedFd<'_>) -> io::Result<Option<DirectAlign>> {
     let mut s = MaybeUninit::<libc::statx>::zeroed();
     let flags = libc::AT_EMPTY_PATH;
@@ -235,11 +237,12 @@ pub(crate) fn direct_align(fd: BorrowedFd<'_>) -> io::Result<Option<DirectAlign>
         check(r.into())?;
         s.assume_init()
     };
-    let told = s.stx_mask & libc::STATX_DIOALIGN != 0;
-    Ok(told.then_some(DirectAlign { memory: s.stx_dio_mem_align, offset: s.stx_dio_offset_align }))
+    let reported = s.stx_mask & libc::STATX_DIOALIGN != 0;
+    Ok(reported
+        .then_some(DirectAlign { memory: s.stx_dio_mem_align, offset: s.stx_dio_offset_align }))
 }
 
-/// Fills `out` with random bytes fit for secrets.
+/// Fills `out` with cryptographically secure random bytes.
 pub(crate) fn random(out: &mut [u8]) -> io::Result<()> {
     let mut done = 0;
     while done < out.len() {
@@ -255,35 +258,36 @@ pub(crate) fn random(out: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Time since the machine booted, that which it was suspended included: `CLOCK_BOOTTIME`.
+/// Time since the machine booted, including suspended time: `CLOCK_BOOTTIME`.
 pub(crate) fn since_boot() -> Duration {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the structure is ours and lives through the call.
     let r = unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut t) };
-    // A clock that fails silently would be a lease that never ends.
+    // With a clock that failed silently a lease would never end.
     check(r.into()).expect("every Linux since 2.6.39 has this clock");
     let nanoseconds = u32::try_from(t.tv_nsec).expect("less than a second");
     Duration::new(u64::try_from(t.tv_sec).expect("boot was in the past"), nanoseconds)
 }
 
-/// Processor time of this process, all its threads, since it began.
+/// Processor time of all threads of this process since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessorTime {
-    /// In its own code.
+    /// In user mode.
     pub user: Duration,
-    /// In the kernel, on its behalf.
+    /// In the kernel.
     pub system: Duration,
-    /// How often a thread of it gave its processor away, to wait.
+    /// Number of voluntary context switches of its threads, for waiting.
     pub voluntary_switches: u64,
-    /// How often a processor was taken from it.
+    /// Number of involuntary context switches.
     pub involuntary_switches: u64,
 }
 
-/// What this process has used so far: `getrusage(2)`.
+/// The resources used by this process so far: `getrusage(2)`.
 #[must_use]
 pub fn processor_time() -> ProcessorTime {
     let mut usage = MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: the structure is ours; an all-zero one is valid, should the call fail, which it cannot for one's own process.
+    // SAFETY: the structure is ours; an all-zero one is valid, should the call fail, which it
+    // cannot for the own process.
     let usage = unsafe {
         libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
         usage.assume_init()
@@ -302,10 +306,10 @@ pub fn processor_time() -> ProcessorTime {
 
 /// Ends this process as `kill -9` does.
 #[cfg(feature = "fault-points")]
-pub(crate) fn end_at_once() -> ! {
+pub(crate) fn kill_self() -> ! {
     // SAFETY: plain system calls about the process itself.
     unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
-    // Nobody outlives that signal.
+    // The signal ends the process before this.
     std::process::abort()
 }
 
@@ -315,23 +319,24 @@ pub(crate) fn page_bytes() -> usize {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
-/// This thread serves a disk of this machine. Memory that it asks for is found without writing to disks
-/// (`PR_SET_IO_FLUSHER`): it could be that very one. Where that is not allowed it is a thread like any other.
-pub fn serves_disks() {
-    if let Err(error) = flushes() {
+/// Marks this thread as serving a disk of this machine (`PR_SET_IO_FLUSHER`): memory for it is
+/// found without writing to disks, which could be that very one. Without the permission for it,
+/// this has no effect.
+pub fn set_io_flusher() {
+    if let Err(error) = try_set_io_flusher() {
         tracing::debug!(%error, "this thread may wait for its own disk when memory is short");
     }
 }
 
-fn flushes() -> io::Result<()> {
+fn try_set_io_flusher() -> io::Result<()> {
     const PR_SET_IO_FLUSHER: libc::c_int = 57;
     let (on, none): (libc::c_ulong, libc::c_ulong) = (1, 0);
     // SAFETY: plain system call about the thread itself.
     check(unsafe { libc::prctl(PR_SET_IO_FLUSHER, on, none, none, none) }.into()).map(drop)
 }
 
-/// Whether this thread may lock as much memory as it likes.
-pub(crate) fn locks_freely() -> bool {
+/// Whether this thread may lock unlimited memory.
+pub(crate) fn can_lock_memory() -> bool {
     /// `CAP_IPC_LOCK` (`linux/capability.h`).
     const IPC_LOCK: u32 = 14;
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -347,36 +352,36 @@ pub(crate) fn locks_freely() -> bool {
         .is_some_and(|set| set & (1 << IPC_LOCK) != 0)
 }
 
-/// The processors a thread may run on.
+/// A set of processors for a thread.
 #[derive(Clone, Copy)]
-pub(crate) struct Processors(libc::cpu_set_t);
+pub(crate) struct CpuSet(libc::cpu_set_t);
 
-impl Processors {
+impl CpuSet {
     /// Those of the calling thread.
     pub(crate) fn of_this_thread() -> io::Result<Self> {
-        let mut set = Self::none();
+        let mut set = Self::empty();
         // SAFETY: the set is ours and lives through the call.
         let r = unsafe { libc::sched_getaffinity(0, size_of_val(&set.0), &raw mut set.0) };
         check(r.into()).map(|_| set)
     }
 
-    /// One.
-    pub(crate) fn one(cpu: usize) -> io::Result<Self> {
+    /// A set of one processor.
+    pub(crate) fn single(cpu: usize) -> io::Result<Self> {
         if cpu >= libc::CPU_SETSIZE as usize {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        let mut set = Self::none();
+        let mut set = Self::empty();
         // SAFETY: `cpu` lies inside the set, checked above.
         unsafe { libc::CPU_SET(cpu, &mut set.0) };
         Ok(set)
     }
 
-    fn none() -> Self {
+    fn empty() -> Self {
         // SAFETY: an all-zero set is valid and empty.
         Self(unsafe { MaybeUninit::zeroed().assume_init() })
     }
 
-    /// Binds the calling thread to them.
+    /// Binds the calling thread to the set.
     pub(crate) fn bind_this_thread(&self) -> io::Result<()> {
         // SAFETY: the set lives through the call.
         let r = unsafe { libc::sched_setaffinity(0, size_of_val(&self.0), &raw const self.0) };

@@ -1,4 +1,4 @@
-//! What disks ask of the kernel, call by call: counted, interrupted, cut short, refused.
+//! The system calls of disks: counted, interrupted, cut short, refused.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 mod common;
@@ -32,7 +32,7 @@ async fn fresh(core: &Core, path: &std::path::Path) -> Disk {
 }
 
 async fn read(core: &Core, disk: &Disk, bytes: usize) -> Bufs {
-    let account = core.pool().account();
+    let account = core.buffer_pool().account();
     disk.read(0, buffers(&account, bytes).await).await.unwrap().into()
 }
 
@@ -49,7 +49,7 @@ fn judged<Fut: Future<Output = ()> + 'static>(
             count.set(count.get() + 1);
             judge(count.get(), call)
         },
-        || on_core(DiskEngine::Pool, |core| test(core, path)),
+        || on_core(DiskEngine::Threads, |core| test(core, path)),
     );
     count.get()
 }
@@ -77,7 +77,7 @@ fn what_one_wake_up_asks_for_goes_to_the_kernel_at_once() {
             say.send(false).unwrap();
             return;
         }
-        let (disk, account) = (fresh(&core, &path).await, core.pool().account());
+        let (disk, account) = (fresh(&core, &path).await, core.buffer_pool().account());
         disk.write(0, pattern(&account, 1, MIB).await).await.unwrap();
         let mut pages = Vec::new();
         for _ in 0..TASKS {
@@ -115,7 +115,7 @@ fn an_io_uring_that_is_interrupted_or_short_of_memory_goes_on() {
     };
     supervised(&[libc::SYS_io_uring_enter], judge, || {
         on_core(DiskEngine::Auto, |core| async move {
-            let (disk, account) = (fresh(&core, &path).await, core.pool().account());
+            let (disk, account) = (fresh(&core, &path).await, core.buffer_pool().account());
             for seed in 0..8 {
                 let data = pattern(&account, seed, 64 * KIB).await;
                 disk.write(0, data.clone()).await.unwrap();
@@ -134,8 +134,8 @@ fn a_ring_that_takes_nothing_is_no_ring() {
     let refuse = |_: &Call| Verdict::Fail(libc::EPERM);
     supervised(&[libc::SYS_io_uring_enter], refuse, || {
         on_core(DiskEngine::Auto, |core| async move {
-            assert_eq!(core.disk_engine(), Engine::Pool);
-            let (disk, account) = (fresh(&core, &path).await, core.pool().account());
+            assert_eq!(core.disk_engine(), Engine::Threads);
+            let (disk, account) = (fresh(&core, &path).await, core.buffer_pool().account());
             let data = pattern(&account, 1, 64 * KIB).await;
             disk.write(0, data.clone()).await.unwrap();
             assert!(read(&core, &disk, 64 * KIB).await.same_bytes(&data));
@@ -151,7 +151,7 @@ fn interrupted_and_short_calls_are_carried_on() {
         _ => Verdict::Proceed,
     };
     let count = judged(judge, |core, path| async move {
-        let (disk, account) = (fresh(&core, &path).await, core.pool().account());
+        let (disk, account) = (fresh(&core, &path).await, core.buffer_pool().account());
         for (i, bytes) in [512, 4 * KIB, 70 * KIB, MIB].into_iter().enumerate() {
             let data = pattern(&account, i as u64, bytes).await;
             disk.write(0, data.clone()).await.unwrap();
@@ -205,7 +205,7 @@ fn what_the_kernel_reports_is_told_by_kind() {
             _ => Verdict::Proceed,
         };
         let count = judged(judge, move |core, path| async move {
-            let (disk, account) = (fresh(&core, &path).await, core.pool().account());
+            let (disk, account) = (fresh(&core, &path).await, core.buffer_pool().account());
             let data = pattern(&account, 1, KIB).await;
             let failed = disk.write(0, data.clone()).await.unwrap_err();
             assert_eq!((failed.kind, failed.errno), (kind, errno));
@@ -225,7 +225,7 @@ fn a_failed_sync_is_asked_for_once() {
         _ => Verdict::Proceed,
     };
     let count = judged(judge, |core, path| async move {
-        let (disk, account) = (fresh(&core, &path).await, core.pool().account());
+        let (disk, account) = (fresh(&core, &path).await, core.buffer_pool().account());
         disk.write(0, pattern(&account, 1, KIB).await).await.unwrap();
         assert_eq!(disk.sync().await.unwrap_err().kind, DiskErrorKind::Media);
         assert_eq!(disk.sync().await.unwrap_err().kind, DiskErrorKind::Gone);

@@ -13,7 +13,7 @@ use std::time::Duration;
 use common::{Dir, MIB, buffers, config, pattern, wait};
 use rt::disk::OpenOptions;
 use rt::net::ListenOptions;
-use rt::{Core, Cores, CoresConfig, NotTaken, Stopped, Submission};
+use rt::{Core, CoreStopped, Cores, CoresConfig, PostError, SubmissionMode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::{JoinSet, spawn_local};
 
@@ -92,7 +92,7 @@ fn a_full_mailbox_makes_senders_wait() {
     };
     let taken = (0..100).filter(|_| core.try_post(job()).is_ok()).count();
     assert_eq!(taken, ROOM);
-    assert_eq!(core.try_post(job()), Err(NotTaken::Full));
+    assert_eq!(core.try_post(job()), Err(PostError::Full));
     wait(async {
         let mut late = Box::pin(core.post(job()));
         let timeout = tokio::time::timeout(Duration::from_millis(50), &mut late);
@@ -182,7 +182,7 @@ fn a_disk_takes_memory_of_another_core() {
     let dir = Dir::on_disk();
     let path = dir.file("disk");
     let written = cores.handles()[0].run(move |core| async move {
-        let account = core.pool().account();
+        let account = core.buffer_pool().account();
         let data = pattern(&account, 5, 3 * MIB).await;
         let into = buffers(&account, 3 * MIB).await;
         let sent = data.clone();
@@ -203,7 +203,7 @@ fn a_panicking_job_ends_alone() {
     let cores = Cores::start(&config(1)).unwrap();
     let core = &cores.handles()[0];
     let result = wait(core.run(|_| async { assert_eq!(1, 2, "meant to fail") }));
-    assert_eq!(result, Err(Stopped));
+    assert_eq!(result, Err(CoreStopped));
     wait(core.post(|core| {
         assert_eq!(core.id(), 1, "meant to fail");
         async {}
@@ -230,8 +230,8 @@ fn cores_serve_each_other_to_the_last() {
         }
     });
     assert_eq!(seen.load(Ordering::SeqCst), 2);
-    assert_eq!(wait(handle.run(|_| async {})), Err(Stopped));
-    assert_eq!(handle.try_post(|_| async {}), Err(NotTaken::Stopped));
+    assert_eq!(wait(handle.run(|_| async {})), Err(CoreStopped));
+    assert_eq!(handle.try_post(|_| async {}), Err(PostError::Stopped));
 }
 
 #[test]
@@ -243,7 +243,7 @@ fn cores_end_with_requests_in_flight() {
         let begin = cores.handles()[0].run(move |core| async move {
             let how = OpenOptions::new().create(64 * MIB as u64);
             let disk = core.open_disk(&path, how).await.unwrap();
-            let account = core.pool().account();
+            let account = core.buffer_pool().account();
             for i in 0..16 {
                 let (disk, data) = (disk.clone(), pattern(&account, i, MIB).await);
                 spawn_local(async move { disk.write(i * MIB as u64, data).await });
@@ -315,15 +315,15 @@ fn a_processor_that_is_not_there_is_done_without() {
     assert_eq!(cores.unwrap().handles().len(), 2);
 }
 
-/// One after the other, when the core sleeps meanwhile; more at a time than the ring takes at once; and out of the page cache, where
-/// a request is through before the call that submits it.
+/// One after the other, when the core sleeps meanwhile; more at a time than the ring takes at once;
+/// and out of the page cache, where a request is through before the call that submits it.
 #[test]
 fn disk_requests_come_back_whenever_they_go() {
-    for submission in [Submission::Together, Submission::AtOnce] {
+    for submission in [SubmissionMode::Batched, SubmissionMode::Immediate] {
         let dir = Dir::on_disk();
         let cores = Cores::start(&CoresConfig { submission, ..config(1) }).unwrap();
         let done = cores.handles()[0].run(move |core| async move {
-            let account = core.pool().account();
+            let account = core.buffer_pool().account();
             let data = pattern(&account, 1, MIB).await;
             for buffered in [false, true] {
                 let path = dir.file(if buffered { "buffered" } else { "direct" });

@@ -9,17 +9,17 @@ use std::time::Duration;
 
 use common::system::{Loop, Mount, program, text};
 use common::{Dir, KIB, MIB, buffers, fill, is_root, on_core, pattern};
-use rt::buf::{Bufs, Class};
+use rt::buf::{Bufs, MemoryClass};
 use rt::disk::{Disk, DiskErrorKind, DiskKind, Engine, OpenOptions, OpenReason};
 use rt::memory::PAGE;
 use rt::{Core, DiskEngine};
 
-/// Runs `test` with a fresh file of `bytes` for every engine and place.
+/// Runs `test` with a fresh file of `bytes` for every engine and file system.
 fn everywhere<Fut: Future<Output = ()> + 'static>(
     bytes: usize,
     test: impl Fn(Core, Disk) -> Fut + Clone + Send + 'static,
 ) {
-    for engine in [DiskEngine::Auto, DiskEngine::Pool] {
+    for engine in [DiskEngine::Auto, DiskEngine::Threads] {
         for dir in [Dir::on_disk(), Dir::in_memory()] {
             let test = test.clone();
             on_core(engine, move |core| async move {
@@ -34,7 +34,7 @@ fn everywhere<Fut: Future<Output = ()> + 'static>(
 #[test]
 fn what_is_written_is_read() {
     everywhere(16 * MIB, |core, disk| async move {
-        let account = core.pool().account();
+        let account = core.buffer_pool().account();
         for (i, bytes) in
             [512, 4 * KIB, 7 * KIB, 64 * KIB, MIB, 3 * MIB + 512].into_iter().enumerate()
         {
@@ -54,7 +54,7 @@ fn what_is_written_is_read() {
 #[test]
 fn memory_in_many_pieces_and_from_outside_the_pool() {
     everywhere(8 * MIB, |core, disk| async move {
-        let account = core.pool().account();
+        let account = core.buffer_pool().account();
         let one = pattern(&account, 1, 4 * MIB).await;
         let mut pieces = Bufs::new();
         for i in (0..4 * MIB / PAGE).rev() {
@@ -78,11 +78,11 @@ fn memory_in_many_pieces_and_from_outside_the_pool() {
 fn more_requests_than_a_ring_has_room_for() {
     const COUNT: u64 = 6000;
     everywhere(COUNT as usize * PAGE, |core, disk| async move {
-        let account = core.pool().account();
+        let account = core.buffer_pool().account();
         let mut tasks = tokio::task::JoinSet::new();
         for i in 0..COUNT {
             // Clients of their own: one may not hold more than half of the pool.
-            let (disk, account) = (disk.clone(), core.pool().account());
+            let (disk, account) = (disk.clone(), core.buffer_pool().account());
             tasks.spawn_local(async move {
                 let mut page = buffers(&account, PAGE).await;
                 fill(&mut page, i);
@@ -103,8 +103,8 @@ fn more_requests_than_a_ring_has_room_for() {
 #[test]
 fn a_dropped_request_keeps_its_memory_until_the_disk_is_through() {
     everywhere(64 * MIB, |core, disk| async move {
-        let account = core.pool().account();
-        let total = core.pool().usage().total;
+        let account = core.buffer_pool().account();
+        let total = core.buffer_pool().usage().total;
         for round in 0..50u64 {
             for i in 0..16 {
                 let write = disk.write(i * MIB as u64, pattern(&account, round, MIB).await);
@@ -114,7 +114,7 @@ fn a_dropped_request_keeps_its_memory_until_the_disk_is_through() {
                     () = std::future::ready(()) => {}
                 }
             }
-            while core.pool().usage().free < total {
+            while core.buffer_pool().usage().free < total {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         }
@@ -129,7 +129,7 @@ fn a_dropped_request_keeps_its_memory_until_the_disk_is_through() {
 #[test]
 fn space_is_freed_zeroed_and_reserved() {
     everywhere(8 * MIB, |core, disk| async move {
-        let account = core.pool().account();
+        let account = core.buffer_pool().account();
         assert_eq!(disk.allocated().await.unwrap(), 0);
         let data = pattern(&account, 7, 4 * MIB).await;
         disk.write(0, data.clone()).await.unwrap();
@@ -166,9 +166,9 @@ fn space_is_freed_zeroed_and_reserved() {
 #[test]
 fn ranges_and_alignment_are_checked() {
     everywhere(MIB, |core, disk| async move {
-        let account = core.pool().account();
+        let account = core.buffer_pool().account();
         let size = MIB as u64;
-        let page = || account.try_credit(PAGE, Class::Immediate).unwrap().alloc(PAGE);
+        let page = || account.try_credit(PAGE, MemoryClass::LocalIo).unwrap().alloc(PAGE);
         let kind = |r: Result<_, rt::disk::DiskError>| r.map(drop).unwrap_err().kind;
 
         assert_eq!(kind(disk.read(size, page()).await), DiskErrorKind::PastEnd);
@@ -196,7 +196,7 @@ fn ranges_and_alignment_are_checked() {
 
 #[test]
 fn a_disk_is_held_against_every_other_open() {
-    for engine in [DiskEngine::Auto, DiskEngine::Pool] {
+    for engine in [DiskEngine::Auto, DiskEngine::Threads] {
         for dir in [Dir::on_disk(), Dir::in_memory()] {
             on_core(engine, move |core| async move {
                 let path = dir.file("held");
@@ -209,7 +209,7 @@ fn a_disk_is_held_against_every_other_open() {
                 assert_eq!(reason(OpenOptions::new()).await, OpenReason::Busy);
                 assert_eq!(reason(reader).await, OpenReason::Busy);
                 // Of a process that holds it, several cores may use it.
-                let beside = core.open_disk(&path, OpenOptions::new().beside(true)).await.unwrap();
+                let beside = core.open_disk(&path, OpenOptions::new().shared(true)).await.unwrap();
                 beside.write(0, Bufs::zeroes(4096)).await.unwrap();
                 drop(beside);
                 assert_eq!(reason(reader).await, OpenReason::Busy, "it is held as before");
@@ -258,7 +258,7 @@ fn buffered_disks_do_without_direct_io() {
         let dir = Dir::on_disk();
         let how = OpenOptions::new().buffered(true).create(MIB as u64);
         let disk = core.open_disk(&dir.file("buffered"), how).await.unwrap();
-        let account = core.pool().account();
+        let account = core.buffer_pool().account();
         let data = pattern(&account, 3, 12 * KIB).await;
         disk.write(512, data.clone()).await.unwrap();
         disk.sync().await.unwrap();
@@ -275,11 +275,11 @@ fn memory_is_served_inline_and_disks_by_the_core_s_engine() {
         let a = core.open_disk(&disk.file("a"), how).await.unwrap();
         let b = core.open_disk(&memory.file("b"), how).await.unwrap();
         assert_eq!((a.engine(), b.engine()), (core.disk_engine(), Engine::Inline));
-        assert!(a.info().volatile_cache && !b.info().volatile_cache);
+        assert!(a.info().has_volatile_cache && !b.info().has_volatile_cache);
         assert_eq!(a.info().kind, DiskKind::File);
     });
-    on_core(DiskEngine::Pool, |core| async move {
-        assert_eq!(core.disk_engine(), Engine::Pool);
+    on_core(DiskEngine::Threads, |core| async move {
+        assert_eq!(core.disk_engine(), Engine::Threads);
     });
 }
 
@@ -292,7 +292,7 @@ fn a_full_file_system_is_named() {
     on_core(DiskEngine::Auto, move |core| async move {
         let how = OpenOptions::new().create(8 * MIB as u64);
         let disk = core.open_disk(&mount.file("sparse"), how).await.unwrap();
-        let account = core.pool().account();
+        let account = core.buffer_pool().account();
         let data = pattern(&account, 1, 2 * MIB).await;
         let e = disk.write(0, data.clone()).await.unwrap_err();
         assert_eq!((e.kind, e.errno), (DiskErrorKind::NoSpace, 28));
@@ -305,7 +305,7 @@ fn a_full_file_system_is_named() {
 
 #[test]
 fn a_block_device_is_a_disk() {
-    for engine in [DiskEngine::Auto, DiskEngine::Pool] {
+    for engine in [DiskEngine::Auto, DiskEngine::Threads] {
         let dir = Dir::in_memory();
         let backing = dir.file("backing");
         std::fs::File::create(&backing).unwrap().set_len(16 * MIB as u64).unwrap();
@@ -321,7 +321,7 @@ fn a_block_device_is_a_disk() {
             assert_eq!(disk.engine(), core.disk_engine());
             let second = core.open_disk(&path, OpenOptions::new()).await;
             assert_eq!(second.unwrap_err().reason, OpenReason::Busy);
-            let account = core.pool().account();
+            let account = core.buffer_pool().account();
             let data = pattern(&account, 1, 2 * MIB).await;
             disk.write(MIB as u64, data.clone()).await.unwrap();
             disk.sync().await.unwrap();
@@ -341,8 +341,8 @@ fn a_block_device_is_a_disk() {
     }
 }
 
-/// Opens a file whose device has less room than it claims, writes more than that into the cache
-/// and gives the file: the next sync finds out. `None`, and says so, where rights are missing.
+/// Opens a file whose device has less space than it claims, writes more than that into the cache
+/// and returns the file: the next sync fails. `None`, with a message, without the necessary rights.
 fn on_a_disk_that_cannot_sync<Fut: Future<Output = ()> + 'static>(
     test: impl FnOnce(Core, Disk) -> Fut + Send + 'static,
 ) {
@@ -369,7 +369,7 @@ fn on_a_disk_that_cannot_sync<Fut: Future<Output = ()> + 'static>(
         let how = OpenOptions::new().buffered(true);
         let disk = core.open_disk(&path, how).await.unwrap();
         disk.sync().await.unwrap();
-        let data = pattern(&core.pool().account(), 1, 4 * MIB).await;
+        let data = pattern(&core.buffer_pool().account(), 1, 4 * MIB).await;
         disk.write(0, data).await.unwrap();
         test(core, disk).await;
     });

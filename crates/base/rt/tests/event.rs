@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use rt::event::Signal;
+use rt::event::EventNotifier;
 use rt::{Core, Cores, CoresConfig};
 use tokio::time::timeout;
 
@@ -20,7 +20,7 @@ fn on_core<Fut: Future<Output = ()> + 'static>(f: impl FnOnce(Core) -> Fut + Sen
     result.expect("the test's core panicked, see above");
 }
 
-/// What stands in for an eventfd here: a pipe is one that counts bytes.
+/// Used as an eventfd here: a pipe, which counts bytes.
 fn pipe() -> (OwnedFd, OwnedFd) {
     let (ours, theirs) = std::io::pipe().unwrap();
     (ours.into(), theirs.into())
@@ -30,26 +30,26 @@ fn pipe() -> (OwnedFd, OwnedFd) {
 fn an_event_is_awaited() {
     on_core(async |core| {
         let (ours, theirs) = pipe();
-        let (event, signal) = (core.event(ours).unwrap(), Signal::new(theirs).unwrap());
-        assert!(timeout(A_WHILE, event.given()).await.is_err(), "nobody has given it");
-        let giver = std::thread::scope(|s| s.spawn(|| signal.give()).join());
+        let (event, signal) = (core.event(ours).unwrap(), EventNotifier::new(theirs).unwrap());
+        assert!(timeout(A_WHILE, event.wait()).await.is_err(), "nobody has given it");
+        let giver = std::thread::scope(|s| s.spawn(|| signal.notify()).join());
         giver.unwrap();
-        timeout(PATIENCE, event.given()).await.unwrap().unwrap();
-        assert!(timeout(A_WHILE, event.given()).await.is_err(), "it was given once");
+        timeout(PATIENCE, event.wait()).await.unwrap().unwrap();
+        assert!(timeout(A_WHILE, event.wait()).await.is_err(), "it was given once");
         drop(signal);
-        let gone = timeout(PATIENCE, event.given()).await.unwrap().unwrap_err();
+        let gone = timeout(PATIENCE, event.wait()).await.unwrap().unwrap_err();
         assert_eq!(gone.kind(), ErrorKind::UnexpectedEof, "and never again");
     });
 }
 
-/// A giver never waits, and whoever waits never spins.
+/// Signalling never waits, and waiting never spins.
 #[test]
 fn what_is_full_has_been_given() {
     on_core(async |core| {
         let (ours, theirs) = pipe();
-        let signal = Signal::new(theirs).unwrap();
-        (0..20_000).for_each(|_| signal.give());
-        core.event(ours).unwrap().given().await.unwrap();
+        let signal = EventNotifier::new(theirs).unwrap();
+        (0..20_000).for_each(|_| signal.notify());
+        core.event(ours).unwrap().wait().await.unwrap();
         let file = tempfile();
         assert_eq!(core.event(file).unwrap_err().kind(), ErrorKind::PermissionDenied);
     });

@@ -16,7 +16,7 @@ use tokio::time::sleep;
 async fn live(core: Core, dir: std::path::PathBuf) {
     let how = OpenOptions::new().create(MIB as u64);
     let disk = core.open_disk(&dir.join(core.id().to_string()), how).await.unwrap();
-    disk.write(0, pattern(&core.pool().account(), 1, 4096).await).await.unwrap();
+    disk.write(0, pattern(&core.buffer_pool().account(), 1, 4096).await).await.unwrap();
     let listener = core.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let mut client = core.dial(listener.local_addr().unwrap()).await.unwrap();
     let (mut server, _) = listener.accept().await.unwrap();

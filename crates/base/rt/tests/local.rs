@@ -1,4 +1,4 @@
-//! Unix sockets: who may connect, who takes whose place, what is left.
+//! Unix sockets: who may connect, replacing a listener, leftover files.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -14,7 +14,7 @@ use rt::{Core, Cores, DiskEngine};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 fn on_core<Fut: Future<Output = ()> + 'static>(f: impl FnOnce(Core) -> Fut + Send + 'static) {
-    common::on_core(DiskEngine::Pool, f);
+    common::on_core(DiskEngine::Threads, f);
 }
 
 #[test]
@@ -128,16 +128,16 @@ fn an_end_is_seen_ahead_of_what_waits() {
                 false => tokio::join!(core.dial(at), tcp.accept()),
             };
             let (mut client, (mut server, _)) = (dialled.unwrap(), accepted.unwrap());
-            let line = server.line().unwrap();
+            let line = server.hangup_monitor().unwrap();
             client.write_all(b"last words").await.unwrap();
-            assert!(!line.is_cut());
+            assert!(!line.is_hung_up());
             client.shutdown().await.unwrap();
             server.write_all(b"an answer").await.unwrap();
-            assert!(!line.is_cut(), "it waits for answers");
+            assert!(!line.is_hung_up(), "it waits for answers");
             client.reset_on_drop().unwrap();
             drop(client);
             tokio::time::timeout(Duration::from_secs(10), async {
-                while !line.is_cut() {
+                while !line.is_hung_up() {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
             })

@@ -1,4 +1,4 @@
-//! Cores where the system withholds something: what a container or an ordinary user gets.
+//! Cores under restrictions: in a container, or as an ordinary user.
 //!
 //! Each test gives up rights for one thread, which the threads it starts inherit.
 #![allow(clippy::unwrap_used, unsafe_code)]
@@ -61,7 +61,7 @@ async fn write_and_read(core: Core, path: &Path) {
     let how = OpenOptions::new().create(8 * MIB as u64);
     let disk = core.open_disk(path, how).await.unwrap();
     assert_eq!(disk.engine(), core.disk_engine());
-    let account = core.pool().account();
+    let account = core.buffer_pool().account();
     for bytes in [512, 4096, MIB, 3 * MIB] {
         let data = pattern(&account, bytes as u64, bytes).await;
         disk.write(4096, data.clone()).await.unwrap();
@@ -80,10 +80,10 @@ fn without_io_uring_threads_serve_the_disks() {
             || {
                 let path = dir.file("disk");
                 on_core(DiskEngine::Auto, |core| async move {
-                    assert_eq!(core.disk_engine(), Engine::Pool);
+                    assert_eq!(core.disk_engine(), Engine::Threads);
                     write_and_read(core, &path).await;
                 });
-                let demanded = CoresConfig { disk_engine: DiskEngine::Uring, ..config(1) };
+                let demanded = CoresConfig { disk_engine: DiskEngine::IoUring, ..config(1) };
                 assert!(Cores::start(&demanded).is_err(), "what is demanded is not replaced");
             },
         );

@@ -1,14 +1,14 @@
-//! TLS 1.3 with pre-shared keys and nothing else (RFC 8446), sans-io, for both roles.
+//! TLS 1.3 with pre-shared keys only (RFC 8446), sans-io, for both roles.
 //!
-//! * [`Acceptor`] takes the first bytes of a client until its [`Hello`] is whole: what it calls the keys that it has,
-//!   and whether a key that is known here is one of them.
-//! * [`Session`] is a connection by one [`Psk`]: ciphertext in and out, plaintext in and out. It belongs to no core and
-//!   no socket, and is joined to one call by call.
+//! * [`Acceptor`] collects the first bytes of a client until its [`ClientHello`] is complete: the
+//!   identities of its keys, and whether a key known here is one of them.
+//! * [`Session`] is a connection with one [`Psk`]: ciphertext in and out, plaintext in and out. It
+//!   belongs to no core and no socket; a byte stream is passed to each call.
 //!
-//! The cryptography and the messages behind the first are those of `s2n-tls`.
+//! `s2n-tls` implements the cryptography and the messages after the first.
 
-mod hello;
-mod pipe;
+mod client_hello;
+mod s2n_io;
 mod session;
 mod stream;
 
@@ -17,23 +17,23 @@ use std::fmt;
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
-pub use hello::{Acceptor, Hello, Offer};
+pub use client_hello::{Acceptor, ClientHello, PskOffer};
 pub use session::Session;
-pub use stream::Fault;
+pub use stream::StreamError;
 
-/// What the first record of a client begins with (RFC 8446, 5.1): a handshake.
-pub const FIRST_BYTE: u8 = 22;
+/// Type of a client's first record (RFC 8446, 5.1): a handshake.
+pub const HANDSHAKE_RECORD: u8 = 22;
 
-/// What protects a connection: a cipher, and the hash that its keys are made with.
+/// A cipher, and the hash of its keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Suite {
+pub enum CipherSuite {
     /// `TLS_AES_128_GCM_SHA256`.
     Aes128Sha256,
     /// `TLS_AES_256_GCM_SHA384`.
     Aes256Sha384,
 }
 
-impl Suite {
+impl CipherSuite {
     /// Its number (RFC 8446, B.4).
     fn number(self) -> u16 {
         match self {
@@ -50,22 +50,22 @@ impl Suite {
     }
 }
 
-/// A key that both sides have, with the name that a client calls it by.
+/// A pre-shared key with its identity.
 #[derive(Clone)]
 pub struct Psk {
     identity: Vec<u8>,
     key: Zeroizing<Vec<u8>>,
-    suite: Suite,
+    suite: CipherSuite,
 }
 
 impl Psk {
-    /// A key for connections that are protected by `suite`.
+    /// A key for connections with `suite`.
     #[must_use]
-    pub fn new(identity: &[u8], key: &[u8], suite: Suite) -> Self {
+    pub fn new(identity: &[u8], key: &[u8], suite: CipherSuite) -> Self {
         Self { identity: identity.to_vec(), key: Zeroizing::new(key.to_vec()), suite }
     }
 
-    /// Its name.
+    /// Its identity.
     #[must_use]
     pub fn identity(&self) -> &[u8] {
         &self.identity
@@ -87,44 +87,45 @@ impl fmt::Debug for Psk {
     }
 }
 
-/// Why a connection comes to nothing, or ends.
+/// Why a connection fails or ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
-    /// The first bytes are no ClientHello, or it is longer than anybody's.
+pub enum TlsError {
+    /// The first bytes are no ClientHello, or it is too long.
     #[error("the client does not begin with a ClientHello of TLS")]
-    NoHello,
-    /// The client knows older versions only.
+    NotClientHello,
+    /// The client supports only older versions.
     #[error("the client does not know TLS 1.3")]
-    OldVersion,
-    /// The client has no pre-shared key, or wants to use it without (EC)DHE.
+    UnsupportedVersion,
+    /// The client offers no pre-shared key, or only without (EC)DHE.
     #[error("the client offers no pre-shared key with (EC)DHE")]
-    NoKey,
-    /// None of the client's keys is known, or it does not have the one that it names.
+    NoPskOffered,
+    /// None of the client's keys is known, or it cannot prove that it has the one that it names.
     #[error("the client has none of the keys that are known")]
-    WrongKey,
-    /// The other side has ended TLS, or its stream has ended.
+    UnknownPsk,
+    /// The peer has ended TLS, or its stream has ended.
     #[error("the other side has ended TLS")]
     Closed,
-    /// The other side has sent an alert (RFC 8446, 6).
+    /// The peer has sent an alert (RFC 8446, 6).
     #[error("the other side has sent alert {0}")]
     Alert(u8),
-    /// The other side broke the protocol, or a record was changed on its way: what `s2n-tls` calls it.
+    /// The peer broke the protocol, or a record was altered: the name of the error in `s2n-tls`.
     #[error("TLS has failed: {0}")]
-    Failed(&'static str),
+    ProtocolFailure(&'static str),
 }
 
-impl Error {
-    /// What a client is told that is refused by its ClientHello, before anything is encrypted: a record with an alert.
+impl TlsError {
+    /// The answer to a client that is refused after its ClientHello, before encryption: a record
+    /// with an alert.
     #[must_use]
     pub fn alert_record(self) -> Option<[u8; 7]> {
         const ALERT: u8 = 21;
         const FATAL: u8 = 2;
         let description = match self {
-            Self::NoHello => 50,
-            Self::OldVersion => 70,
-            Self::NoKey => 109,
-            Self::WrongKey => 51,
-            Self::Closed | Self::Alert(_) | Self::Failed(_) => return None,
+            Self::NotClientHello => 50,
+            Self::UnsupportedVersion => 70,
+            Self::NoPskOffered => 109,
+            Self::UnknownPsk => 51,
+            Self::Closed | Self::Alert(_) | Self::ProtocolFailure(_) => return None,
         };
         Some([ALERT, 3, 3, 0, 2, FATAL, description])
     }

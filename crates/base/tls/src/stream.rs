@@ -1,4 +1,5 @@
-//! A session joined to the byte stream that its ciphertext goes by: plaintext is read and written like any stream's.
+//! A session on the byte stream of its ciphertext: plaintext is read and written like that of any
+//! stream.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -6,61 +7,62 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::{Error, Session};
+use super::{Session, TlsError};
 
-/// Looks at the stream in a row that bring no plaintext before other tasks get their turn.
-const LOOKS: usize = 4;
+/// Reads in a row without plaintext before yielding to other tasks.
+const MAX_READS_PER_POLL: usize = 4;
 
-/// Why there is no plaintext.
+/// Why plaintext cannot be read or written.
 #[derive(Debug, thiserror::Error)]
-pub enum Fault {
-    /// The session's side of it.
+pub enum StreamError {
+    /// The session has failed.
     #[error("{0}")]
-    Tls(#[from] Error),
-    /// The stream's.
+    Tls(#[from] TlsError),
+    /// The stream has failed.
     #[error("{0}")]
-    Stream(#[from] io::Error),
+    Io(#[from] io::Error),
 }
 
-impl From<Fault> for io::Error {
-    fn from(fault: Fault) -> Self {
+impl From<StreamError> for io::Error {
+    fn from(fault: StreamError) -> Self {
         match fault {
-            Fault::Tls(why) => Self::new(io::ErrorKind::InvalidData, why),
-            Fault::Stream(why) => why,
+            StreamError::Tls(why) => Self::new(io::ErrorKind::InvalidData, why),
+            StreamError::Io(why) => why,
         }
     }
 }
 
 impl Session {
-    /// Goes on with the handshake as far as it gets with what has come from `stream`, which is told whatever there is to
-    /// say; whether it is done. If it is not, it waits for nothing: [`Self::poll_receive`] does.
+    /// Continues the handshake with what has arrived from `stream`, and sends the answers; returns
+    /// whether it is complete. If not, it registers no wake-up: [`Self::poll_receive`] does.
     ///
     /// # Errors
     /// As [`Self::handshake`].
-    pub fn shake_hands(
+    pub fn drive_handshake(
         &mut self,
         stream: &mut (impl AsyncWrite + Unpin),
         cx: &mut Context<'_>,
-    ) -> Result<bool, Error> {
+    ) -> Result<bool, TlsError> {
         let is_done = self.handshake();
-        // What the stream does not take now it takes when it is written to.
+        // What the stream does not accept now is sent with later writes.
         let _ = self.poll_send(stream, cx);
         is_done
     }
 
-    /// Reads ciphertext from `stream` by way of `staging`. Its end is received as well.
+    /// Reads ciphertext from `stream` through `staging`, and its end.
     ///
     /// # Errors
-    /// What the stream says; `InvalidData` where more comes than belongs to a record.
+    /// Errors of the stream; `InvalidData` if more arrives than fits a record.
     pub fn poll_receive(
         &mut self,
         stream: &mut (impl AsyncRead + Unpin),
         staging: &mut [u8],
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<()>> {
-        let room = self.room().min(staging.len());
+        let room = self.input_capacity().min(staging.len());
         if room == 0 {
-            // It goes on as soon as it has a record, and has more than one: it is not what it should be.
+            // The session accepts input until it has more than one record: this peer violates the
+            // protocol.
             return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
         }
         let mut buf = ReadBuf::new(&mut staging[..room]);
@@ -72,10 +74,10 @@ impl Session {
         Poll::Ready(Ok(()))
     }
 
-    /// Sends ciphertext until nothing is left.
+    /// Sends all ciphertext.
     ///
     /// # Errors
-    /// What the stream says.
+    /// Errors of the stream.
     pub fn poll_send(
         &mut self,
         stream: &mut (impl AsyncWrite + Unpin),
@@ -84,7 +86,7 @@ impl Session {
         while !self.output().is_empty() {
             match ready!(Pin::new(&mut *stream).poll_write(cx, self.output())) {
                 Ok(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
-                Ok(n) => self.sent(n),
+                Ok(n) => self.consume_output(n),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Poll::Ready(Err(e)),
             }
@@ -92,7 +94,7 @@ impl Session {
         Poll::Ready(Ok(()))
     }
 
-    /// Reads plaintext, shaking hands first where that is not done; nothing at the end.
+    /// Reads plaintext, after completing the handshake; nothing at the end.
     ///
     /// # Errors
     /// Why the handshake, a record or the stream has failed.
@@ -102,9 +104,9 @@ impl Session {
         staging: &mut [u8],
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
-    ) -> Poll<Result<(), Fault>> {
-        for _ in 0..LOOKS {
-            let read = match self.shake_hands(stream, cx) {
+    ) -> Poll<Result<(), StreamError>> {
+        for _ in 0..MAX_READS_PER_POLL {
+            let read = match self.drive_handshake(stream, cx) {
                 Ok(true) => self.read(buf.initialize_unfilled()),
                 Ok(false) => Ok(None),
                 Err(why) => Err(why),
@@ -115,24 +117,24 @@ impl Session {
                     return Poll::Ready(Ok(()));
                 }
                 Ok(None) => {}
-                Err(Error::Closed) => return Poll::Ready(Ok(())),
+                Err(TlsError::Closed) => return Poll::Ready(Ok(())),
                 Err(why) => return Poll::Ready(Err(why.into())),
             }
             match self.poll_receive(stream, staging, cx) {
                 Poll::Ready(result) => result?,
                 Poll::Pending => {
-                    self.rest();
+                    self.release_idle_memory();
                     return Poll::Pending;
                 }
             }
         }
-        // There may be more where that came from: records without plaintext, changes of keys.
+        // There may be more: records without plaintext, key updates.
         cx.waker().wake_by_ref();
         Poll::Pending
     }
 
-    /// Takes plaintext, and sends what of it `stream` takes now. Before the handshake is done nothing is taken: who reads
-    /// is woken then.
+    /// Accepts plaintext, and sends as much as `stream` takes now. Accepts nothing before the
+    /// handshake is complete; the reading task is woken then.
     ///
     /// # Errors
     /// Why the session or the stream has failed.
@@ -141,10 +143,11 @@ impl Session {
         stream: &mut (impl AsyncWrite + Unpin),
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
-    ) -> Poll<Result<usize, Fault>> {
+    ) -> Poll<Result<usize, StreamError>> {
         let _ = self.poll_send(stream, cx)?;
         match self.write(bufs.iter().map(|buf| &**buf))? {
-            // The stream wakes the task once it takes some of what waits, or the other side once it goes on.
+            // The stream wakes the task once it accepts waiting data, or the peer once it
+            // continues.
             0 => Poll::Pending,
             n => {
                 let _ = self.poll_send(stream, cx)?;
@@ -153,17 +156,17 @@ impl Session {
         }
     }
 
-    /// Tells the other side that nothing more comes, as far as `stream` takes that.
+    /// Tells the peer that the stream ends, as far as `stream` accepts it.
     ///
     /// # Errors
-    /// What the stream says.
-    pub fn farewell(
+    /// Errors of the stream.
+    pub fn send_close_notify(
         &mut self,
         stream: &mut (impl AsyncWrite + Unpin),
         cx: &mut Context<'_>,
     ) -> io::Result<()> {
         self.close();
-        // Whoever does not read will not hear it; the end of the stream says the same.
+        // A peer that does not read misses it; the end of the stream tells the same.
         match self.poll_send(stream, cx) {
             Poll::Ready(result) => result,
             Poll::Pending => Ok(()),

@@ -1,32 +1,32 @@
-//! Both roles against each other, with somebody in between.
+//! Both roles against each other, with a man in the middle.
 #![allow(clippy::unwrap_used)]
 
 use std::thread;
 
 use proptest::prelude::*;
-use tls::{Acceptor, Error, Psk, Session, Suite};
+use tls::{Acceptor, CipherSuite, Psk, Session, TlsError};
 
 const IDENTITY: &[u8] = b"NVMe0R01 nqn.host nqn.subsystem";
 
-fn psk(suite: Suite) -> Psk {
+fn psk(suite: CipherSuite) -> Psk {
     Psk::new(IDENTITY, &[0x5a; 48][..key_len(suite)], suite)
 }
 
-fn key_len(suite: Suite) -> usize {
+fn key_len(suite: CipherSuite) -> usize {
     match suite {
-        Suite::Aes128Sha256 => 32,
-        Suite::Aes256Sha384 => 48,
+        CipherSuite::Aes128Sha256 => 32,
+        CipherSuite::Aes256Sha384 => 48,
     }
 }
 
 /// Everything that waits to be sent.
 fn taken(session: &mut Session) -> Vec<u8> {
     let bytes = session.output().to_vec();
-    session.sent(bytes.len());
+    session.consume_output(bytes.len());
     bytes
 }
 
-/// A client that has said hello, and what it said.
+/// A client that has sent its ClientHello, and that message.
 fn hello(psk: &Psk) -> (Session, Vec<u8>) {
     let mut client = Session::client(psk).unwrap();
     assert!(!client.handshake().unwrap());
@@ -35,12 +35,12 @@ fn hello(psk: &Psk) -> (Session, Vec<u8>) {
 }
 
 /// A server that goes on with this hello by its key, if the client has it.
-fn accept(bytes: &[u8], psk: &Psk) -> Result<Session, Error> {
+fn accept(bytes: &[u8], psk: &Psk) -> Result<Session, TlsError> {
     let mut acceptor = Acceptor::default();
     acceptor.receive(bytes);
-    let hello = acceptor.hello()?.ok_or(Error::Closed)?;
-    if !hello.offers().iter().any(|offer| hello.has(offer, psk)) {
-        return Err(Error::WrongKey);
+    let hello = acceptor.hello()?.ok_or(TlsError::Closed)?;
+    if !hello.offers().iter().any(|offer| hello.verify_binder(offer, psk)) {
+        return Err(TlsError::UnknownPsk);
     }
     let mut server = acceptor.accept(psk)?;
     server.handshake()?;
@@ -48,7 +48,7 @@ fn accept(bytes: &[u8], psk: &Psk) -> Result<Session, Error> {
 }
 
 /// A client and a server after the handshake.
-fn pair(suite: Suite) -> (Session, Session) {
+fn pair(suite: CipherSuite) -> (Session, Session) {
     let psk = psk(suite);
     let (mut client, hello) = hello(&psk);
     let mut server = accept(&hello, &psk).unwrap();
@@ -65,7 +65,7 @@ fn write(session: &mut Session, bytes: &[u8]) {
 }
 
 /// All that comes out, and why nothing more does.
-fn read(session: &mut Session) -> (Vec<u8>, Option<Error>) {
+fn read(session: &mut Session) -> (Vec<u8>, Option<TlsError>) {
     let (mut all, mut some) = (Vec::new(), vec![0; 5000]);
     loop {
         match session.read(&mut some) {
@@ -88,14 +88,14 @@ fn records(bytes: &[u8]) -> Vec<usize> {
 
 #[test]
 fn plaintext_comes_out_as_it_went_in() {
-    for suite in [Suite::Aes128Sha256, Suite::Aes256Sha384] {
+    for suite in [CipherSuite::Aes128Sha256, CipherSuite::Aes256Sha384] {
         let (mut client, mut server) = pair(suite);
         for len in [1, 2, 100, 16383, 16384, 16385, 100_000] {
             let sent: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
             write(&mut client, &sent);
             let ciphertext = taken(&mut client);
             for part in ciphertext.chunks(10_000) {
-                assert!(server.room() >= part.len());
+                assert!(server.input_capacity() >= part.len());
                 server.receive(part);
                 let (echo, end) = read(&mut server);
                 assert_eq!(end, None);
@@ -103,8 +103,8 @@ fn plaintext_comes_out_as_it_went_in() {
             }
             client.receive(&taken(&mut server));
             assert!(read(&mut client) == (sent, None), "{len} bytes");
-            client.rest();
-            server.rest();
+            client.release_idle_memory();
+            server.release_idle_memory();
         }
     }
 }
@@ -112,7 +112,7 @@ fn plaintext_comes_out_as_it_went_in() {
 /// Short pieces share records, long ones have the longest.
 #[test]
 fn pieces_are_put_together() {
-    let (mut client, mut server) = pair(Suite::Aes128Sha256);
+    let (mut client, mut server) = pair(CipherSuite::Aes128Sha256);
     let pieces: Vec<Vec<u8>> = [24, 4096, 8, 50_000, 24].iter().map(|n| vec![7; *n]).collect();
     let all: usize = pieces.iter().map(Vec::len).sum();
     assert_eq!(server.write(pieces.iter().map(Vec::as_slice)), Ok(all));
@@ -122,23 +122,23 @@ fn pieces_are_put_together() {
     assert_eq!(read(&mut client), (pieces.concat(), None));
 }
 
-/// What nobody sends on is bounded.
+/// Data that is never forwarded is bounded.
 #[test]
 fn too_much_waits_for_nobody() {
-    let (_client, mut server) = pair(Suite::Aes128Sha256);
+    let (_client, mut server) = pair(CipherSuite::Aes128Sha256);
     let piece = vec![1; 100_000];
     let taken: usize = (0..10).map(|_| server.write([&piece[..]]).unwrap()).sum();
     assert!(taken < 300_000, "{taken}");
     assert!(server.output().len() < 300_000, "{}", server.output().len());
     assert_eq!(server.write([&piece[..]]), Ok(0));
-    server.sent(200_000);
+    server.consume_output(200_000);
     assert!(server.write([&piece[..]]).unwrap() > 0);
 }
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "what goes from core to core elsewhere")]
 fn a_session_goes_from_thread_to_thread() {
-    let (mut client, mut server) = pair(Suite::Aes256Sha384);
+    let (mut client, mut server) = pair(CipherSuite::Aes256Sha384);
     write(&mut client, &[3; 40_000]);
     let ciphertext = taken(&mut client);
     let (first, rest) = ciphertext.split_at(20_000);
@@ -158,18 +158,18 @@ fn a_session_goes_from_thread_to_thread() {
     assert_eq!(read(&mut client), (b"answer".to_vec(), None));
 }
 
-/// RFC 8446, 4.2.11.2: only who has the key can make its binder.
+/// RFC 8446, 4.2.11.2: only the owner of the key can make its binder.
 #[test]
 fn a_key_that_the_client_does_not_have_is_found_out() {
-    let known = psk(Suite::Aes128Sha256);
+    let known = psk(CipherSuite::Aes128Sha256);
     let others = [
-        Psk::new(IDENTITY, &[0x5b; 32], Suite::Aes128Sha256),
-        Psk::new(b"NVMe0R01 nqn.host nqn.other", &[0x5a; 32], Suite::Aes128Sha256),
-        Psk::new(IDENTITY, &[0x5a; 48], Suite::Aes256Sha384),
+        Psk::new(IDENTITY, &[0x5b; 32], CipherSuite::Aes128Sha256),
+        Psk::new(b"NVMe0R01 nqn.host nqn.other", &[0x5a; 32], CipherSuite::Aes128Sha256),
+        Psk::new(IDENTITY, &[0x5a; 48], CipherSuite::Aes256Sha384),
     ];
     for other in &others {
         let (_client, hello) = hello(other);
-        assert_eq!(accept(&hello, &known).unwrap_err(), Error::WrongKey);
+        assert_eq!(accept(&hello, &known).unwrap_err(), TlsError::UnknownPsk);
         // Nor does TLS go on with it, if it is tried all the same.
         let mut acceptor = Acceptor::default();
         acceptor.receive(&hello);
@@ -182,16 +182,17 @@ fn a_key_that_the_client_does_not_have_is_found_out() {
     assert!(!format!("{known:?}").contains("90"), "the key is not shown");
 }
 
-/// RFC 8446, 4.2.11: a key goes with one hash. A client that binds by another one than the key's shows it.
+/// RFC 8446, 4.2.11: a key goes with one hash. A client that binds by another one than the key's
+/// shows it.
 #[test]
 fn a_binder_tells_its_hash() {
-    let suites = [Suite::Aes128Sha256, Suite::Aes256Sha384];
+    let suites = [CipherSuite::Aes128Sha256, CipherSuite::Aes256Sha384];
     for suite in suites {
         let (_, bytes) = hello(&psk(suite));
         let mut acceptor = Acceptor::default();
         acceptor.receive(&bytes);
         let hello = acceptor.hello().unwrap().unwrap();
-        let found = suites.map(|other| hello.offers()[0].is_bound_for(other));
+        let found = suites.map(|other| hello.offers()[0].binder_fits(other));
         assert_eq!(found, suites.map(|other| other == suite));
     }
 }
@@ -204,7 +205,7 @@ fn whoever_does_not_begin_with_tls_is_no_client() {
         let mut acceptor = Acceptor::default();
         acceptor.receive(bytes);
         let is_whole = bytes.len() > 4 || bytes[0] != 22;
-        let expected = if is_whole { Err(Error::NoHello) } else { Ok(None) };
+        let expected = if is_whole { Err(TlsError::NotClientHello) } else { Ok(None) };
         assert_eq!(acceptor.hello(), expected);
     }
     // Another message than a ClientHello, one that is too long, and one that never ends.
@@ -212,21 +213,21 @@ fn whoever_does_not_begin_with_tls_is_no_client() {
         let mut acceptor = Acceptor::default();
         acceptor.receive(&[22, 3, 1, 0, 4]);
         acceptor.receive(&start);
-        assert_eq!(acceptor.hello(), Err(Error::NoHello));
+        assert_eq!(acceptor.hello(), Err(TlsError::NotClientHello));
     }
     let mut acceptor = Acceptor::default();
     acceptor.receive(&[22, 3, 1, 0, 4, 1, 0, 0x3f, 0]);
     for _ in 0..4000 {
         acceptor.receive(&[22, 3, 1, 0, 1, 0]);
     }
-    assert_eq!(acceptor.hello(), Err(Error::NoHello));
-    assert_eq!(Error::NoHello.alert_record(), Some([21, 3, 3, 0, 2, 2, 50]));
+    assert_eq!(acceptor.hello(), Err(TlsError::NotClientHello));
+    assert_eq!(TlsError::NotClientHello.alert_record(), Some([21, 3, 3, 0, 2, 2, 50]));
 }
 
 /// RFC 8446, 5.1: a message may come in several records.
 #[test]
 fn a_hello_comes_in_any_pieces() {
-    let psk = psk(Suite::Aes256Sha384);
+    let psk = psk(CipherSuite::Aes256Sha384);
     for size in [1, 2, 3, 50, 1000] {
         let (mut client, bytes) = hello(&psk);
         let mut records = Vec::new();
@@ -242,7 +243,7 @@ fn a_hello_comes_in_any_pieces() {
             acceptor.receive(&[*byte]);
         }
         let hello = acceptor.hello().unwrap().unwrap();
-        assert!(hello.has(&hello.offers()[0], &psk));
+        assert!(hello.verify_binder(&hello.offers()[0], &psk));
         let mut server = acceptor.accept(&psk).unwrap();
         server.handshake().unwrap();
         client.receive(&taken(&mut server));
@@ -250,11 +251,12 @@ fn a_hello_comes_in_any_pieces() {
     }
 }
 
-/// Who changes a byte of the handshake ends it. Not protected are the versions in the headers of records, which say
-/// nothing, and the record that is there for the sake of old middle boxes (RFC 8446, D.4).
+/// Who changes a byte of the handshake ends it. Not protected are the versions in the headers of
+/// records, which say nothing, and the record that is there for the sake of old middle boxes (RFC
+/// 8446, D.4).
 #[test]
 fn nobody_changes_the_handshake() {
-    let psk = psk(Suite::Aes128Sha256);
+    let psk = psk(CipherSuite::Aes128Sha256);
     let unprotected = |bytes: &[u8], at: usize| {
         let starts = records(bytes);
         let start = *starts.iter().rev().find(|start| **start <= at).unwrap();
@@ -284,7 +286,7 @@ fn nobody_changes_the_handshake() {
 /// A handshake that is cut is none, and says so when the stream ends.
 #[test]
 fn a_handshake_that_is_cut_comes_to_nothing() {
-    let psk = psk(Suite::Aes128Sha256);
+    let psk = psk(CipherSuite::Aes128Sha256);
     let (_, first) = hello(&psk);
     for at in 0..first.len() {
         let mut acceptor = Acceptor::default();
@@ -298,13 +300,13 @@ fn a_handshake_that_is_cut_comes_to_nothing() {
         client.receive(&answer[..at]);
         assert_eq!(client.handshake(), Ok(false), "{at}");
         client.receive_end();
-        assert_eq!(client.handshake(), Err(Error::Closed), "{at}");
+        assert_eq!(client.handshake(), Err(TlsError::Closed), "{at}");
     }
 }
 
-/// What was sent in three records, some of it changed on its way: what comes out, and how it ends.
-fn through(change: impl FnOnce(&mut Vec<Vec<u8>>)) -> (Vec<u8>, Option<Error>) {
-    let (mut client, mut server) = pair(Suite::Aes128Sha256);
+/// Three records, some altered on the way: the received data, and the end of the session.
+fn through(change: impl FnOnce(&mut Vec<Vec<u8>>)) -> (Vec<u8>, Option<TlsError>) {
+    let (mut client, mut server) = pair(CipherSuite::Aes128Sha256);
     for byte in 1..=3 {
         write(&mut client, &[byte; 100]);
     }
@@ -317,11 +319,11 @@ fn through(change: impl FnOnce(&mut Vec<Vec<u8>>)) -> (Vec<u8>, Option<Error>) {
     read(&mut server)
 }
 
-/// RFC 8446, 5.2: a record that is not the next one fails, and everything behind it with it.
+/// RFC 8446, 5.2: a record out of order fails, and so does everything after it.
 #[test]
 fn records_come_whole_and_in_order_or_not_at_all() {
     let three = [[1; 100], [2; 100], [3; 100]].concat();
-    assert_eq!(through(|_| {}), (three.clone(), Some(Error::Closed)));
+    assert_eq!(through(|_| {}), (three.clone(), Some(TlsError::Closed)));
     for record in 0..3 {
         let before = three[..record * 100].to_vec();
         let ends = |change: &dyn Fn(&mut Vec<Vec<u8>>)| {
@@ -344,28 +346,28 @@ fn records_come_whole_and_in_order_or_not_at_all() {
         }
         let (came, end) = through(|all| all.insert(record, all[record].clone()));
         assert_eq!(came, three[..(record + 1) * 100]);
-        assert!(matches!(end, Some(Error::Failed(_))), "{end:?}");
+        assert!(matches!(end, Some(TlsError::ProtocolFailure(_))), "{end:?}");
     }
 }
 
 /// RFC 8446, 6.1.
 #[test]
 fn whoever_goes_says_so() {
-    let (mut client, mut server) = pair(Suite::Aes128Sha256);
+    let (mut client, mut server) = pair(CipherSuite::Aes128Sha256);
     write(&mut server, b"last");
     server.close();
     client.receive(&taken(&mut server));
-    assert_eq!(read(&mut client), (b"last".to_vec(), Some(Error::Closed)));
-    assert_eq!(client.write([&b"x"[..]]), Err(Error::Closed));
+    assert_eq!(read(&mut client), (b"last".to_vec(), Some(TlsError::Closed)));
+    assert_eq!(client.write([&b"x"[..]]), Err(TlsError::Closed));
 }
 
-/// A server tells in plain text why it does not answer a hello.
+/// A server explains in plain text why it rejects a ClientHello.
 #[test]
 fn an_alert_reaches_the_client() {
-    let (mut client, _) = hello(&psk(Suite::Aes128Sha256));
-    client.receive(&Error::WrongKey.alert_record().unwrap());
-    assert_eq!(client.handshake(), Err(Error::Alert(51)));
-    assert_eq!(client.handshake(), Err(Error::Alert(51)));
+    let (mut client, _) = hello(&psk(CipherSuite::Aes128Sha256));
+    client.receive(&TlsError::UnknownPsk.alert_record().unwrap());
+    assert_eq!(client.handshake(), Err(TlsError::Alert(51)));
+    assert_eq!(client.handshake(), Err(TlsError::Alert(51)));
 }
 
 proptest! {
@@ -378,10 +380,10 @@ proptest! {
         let _ = acceptor.hello();
     }
 
-    /// Likewise, closer to what clients send; TLS behind it takes no harm either.
+    /// Likewise, with realistic client data; TLS after it still works.
     #[test]
     fn a_hello_may_be_changed_anyhow(changes in proptest::collection::vec((0usize..600, any::<u8>()), 1..8)) {
-        let psk = psk(Suite::Aes128Sha256);
+        let psk = psk(CipherSuite::Aes128Sha256);
         let (_client, mut bytes) = hello(&psk);
         for (at, byte) in changes {
             if let Some(there) = bytes.get_mut(at) {

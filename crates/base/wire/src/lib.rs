@@ -1,19 +1,20 @@
-//! The vocabulary of wire and disk formats: CRC-32C, open enums, total views of bytes; and of messages: numbers of things.
+//! Building blocks of wire and disk formats: CRC-32C, open enums, total parsing; and plurals in
+//! messages.
 //!
 //! Integers of foreign byte order are `zerocopy::{big_endian, little_endian}`; format structs
 //! derive zerocopy's traits and assert their size where they are declared.
 #![no_std]
 
-pub mod seal;
+pub mod embedded_checksum;
+mod plural;
 mod short_text;
-mod text;
 
 use crc_fast::{CrcAlgorithm, Digest};
-pub use short_text::{TEXT_BYTES, Text};
-pub use text::{Count, count};
+pub use plural::{Plural, plural};
+pub use short_text::{SHORT_TEXT_BYTES, ShortText};
 pub use zerocopy;
 
-/// CRC-32C (Castagnoli, RFC 3720 appendix B.4) of a byte string that arrives in pieces.
+/// CRC-32C (Castagnoli, RFC 3720 appendix B.4) of bytes that arrive in pieces.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Crc32c(u32);
 
@@ -27,8 +28,8 @@ impl Crc32c {
     /// The checksum with `bytes` appended.
     #[must_use]
     pub fn update(self, bytes: &[u8]) -> Self {
-        // A checksum is the state that the next piece begins with, inverted. To join the checksums of two pieces costs as much as
-        // that of many kilobytes.
+        // A checksum is the initial state of the next piece, inverted. Combining the checksums of
+        // two pieces would cost as much as that of many kilobytes.
         let state = u64::from(!self.0);
         let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, state);
         digest.update(bytes);
@@ -48,8 +49,8 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
 }
 
-/// Declares an enumeration that keeps values it has no name for, as formats demand: parsing is
-/// total, and what to do with an unknown value is the reader's decision.
+/// Declares an enumeration that keeps unknown values, as formats require: parsing is total, and the
+/// reader decides what to do with them.
 #[macro_export]
 macro_rules! open_enum {
     ($(#[$meta:meta])* $vis:vis enum $name:ident : $int:ty {

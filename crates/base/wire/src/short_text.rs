@@ -1,65 +1,66 @@
-//! Short texts on disk: names of pools, serial numbers.
+//! Short texts on disk: pool names, serial numbers.
 
 use core::fmt;
 
-/// Length in bytes of a text's place.
-pub const TEXT_BYTES: usize = 64;
+/// Length in bytes of the field of a text.
+pub const SHORT_TEXT_BYTES: usize = 64;
 
-/// A text of at most [`TEXT_BYTES`] that has no control characters: it goes into messages, and comes from a disk.
+/// A text of at most [`SHORT_TEXT_BYTES`] without control characters: it is printed in messages,
+/// and read from a disk.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Text {
-    bytes: [u8; TEXT_BYTES],
+pub struct ShortText {
+    bytes: [u8; SHORT_TEXT_BYTES],
 }
 
-impl Text {
-    /// `text` without control characters and blanks at its ends, cut off where it is too long.
+impl ShortText {
+    /// `text` without control characters, trimmed and truncated if it is too long.
     #[must_use]
     pub fn new(text: &str) -> Self {
-        let (mut bytes, mut len) = ([0; TEXT_BYTES], 0);
+        let (mut bytes, mut len) = ([0; SHORT_TEXT_BYTES], 0);
         for c in text.trim().chars().filter(|c| !c.is_control()) {
-            let Some(place) = bytes.get_mut(len..len + c.len_utf8()) else { break };
-            c.encode_utf8(place);
+            let Some(field) = bytes.get_mut(len..len + c.len_utf8()) else { break };
+            c.encode_utf8(field);
             len += c.len_utf8();
         }
         Self { bytes }
     }
 
-    /// What stands in a text's place; none if that is no text.
+    /// Decodes the field of a text; `None` if it is invalid.
     #[must_use]
-    pub fn parse(bytes: &[u8; TEXT_BYTES]) -> Option<Self> {
-        let len = bytes.iter().position(|b| *b == 0).unwrap_or(TEXT_BYTES);
+    pub fn parse(bytes: &[u8; SHORT_TEXT_BYTES]) -> Option<Self> {
+        let len = bytes.iter().position(|b| *b == 0).unwrap_or(SHORT_TEXT_BYTES);
         let text = core::str::from_utf8(&bytes[..len]).ok()?;
         let zero = bytes[len..].iter().all(|b| *b == 0);
         (zero && !text.chars().any(char::is_control)).then_some(Self { bytes: *bytes })
     }
 
-    /// Its place.
+    /// The encoded field.
     #[must_use]
-    pub fn to_bytes(self) -> [u8; TEXT_BYTES] {
+    pub fn to_bytes(self) -> [u8; SHORT_TEXT_BYTES] {
         self.bytes
     }
 
-    /// Itself.
+    /// The text.
     #[must_use]
     pub fn as_str(&self) -> &str {
-        let len = self.bytes.iter().position(|b| *b == 0).unwrap_or(TEXT_BYTES);
+        let len = self.bytes.iter().position(|b| *b == 0).unwrap_or(SHORT_TEXT_BYTES);
         core::str::from_utf8(&self.bytes[..len]).unwrap_or_default()
     }
 
-    /// Whether there is none.
+    /// Whether the text is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes[0] == 0
     }
 }
 
-impl fmt::Display for Text {
+impl fmt::Display for ShortText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
     }
 }
 
-impl fmt::Debug for Text {
+impl fmt::Debug for ShortText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(self.as_str(), f)
     }
@@ -73,29 +74,29 @@ mod tests {
 
     #[test]
     fn what_would_move_a_cursor_is_no_text() {
-        assert_eq!(Text::new("  S3\x1b[2JX \n").as_str(), "S3[2JX");
-        let mut bytes = Text::new("abc").to_bytes();
-        assert_eq!(Text::parse(&bytes), Some(Text::new("abc")));
+        assert_eq!(ShortText::new("  S3\x1b[2JX \n").as_str(), "S3[2JX");
+        let mut bytes = ShortText::new("abc").to_bytes();
+        assert_eq!(ShortText::parse(&bytes), Some(ShortText::new("abc")));
         bytes[1] = 0x1b;
-        assert_eq!(Text::parse(&bytes), None);
+        assert_eq!(ShortText::parse(&bytes), None);
         bytes[1] = 0;
-        assert_eq!(Text::parse(&bytes), None, "something behind its end");
-        assert_eq!(Text::parse(&[0xff; TEXT_BYTES]), None);
+        assert_eq!(ShortText::parse(&bytes), None, "something behind its end");
+        assert_eq!(ShortText::parse(&[0xff; SHORT_TEXT_BYTES]), None);
     }
 
     proptest! {
         #[test]
         fn every_text_is_read_as_it_was_written(text in ".*") {
-            let text = Text::new(&text);
-            prop_assert_eq!(Text::parse(&text.to_bytes()), Some(text));
+            let text = ShortText::new(&text);
+            prop_assert_eq!(ShortText::parse(&text.to_bytes()), Some(text));
         }
 
         #[test]
         fn any_bytes_are_a_text_or_none(bytes in prop::array::uniform32(any::<u8>())) {
-            let mut place = [0; TEXT_BYTES];
-            place[..32].copy_from_slice(&bytes);
-            if let Some(text) = Text::parse(&place) {
-                prop_assert_eq!(text.to_bytes(), place);
+            let mut field = [0; SHORT_TEXT_BYTES];
+            field[..32].copy_from_slice(&bytes);
+            if let Some(text) = ShortText::parse(&field) {
+                prop_assert_eq!(text.to_bytes(), field);
             }
         }
     }

@@ -1,12 +1,12 @@
-//! Access to a volume: who may reach it, how iSCSI initiators and NVMe hosts prove who they are, and which of these come by
-//! TLS.
+//! Access to a volume: which initiators are allowed, how iSCSI initiators and NVMe hosts
+//! authenticate, and which NVMe hosts use TLS.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{Initiator, Invalid};
+use crate::{Initiator, InvalidValue};
 
 /// A CHAP secret. It goes in and never comes out: no answer has a field for one, and it prints as
 /// nothing.
@@ -16,7 +16,7 @@ use crate::{Initiator, Invalid};
 pub struct Secret(String);
 
 impl Secret {
-    /// Shortest secret in bytes: 96 bits, as RFC 7143 9.2.1 asks where there is no IPsec.
+    /// Shortest secret in bytes: 96 bits, as RFC 7143 9.2.1 requires without IPsec.
     pub const MIN: usize = 12;
     /// Longest secret in bytes.
     pub const MAX: usize = 255;
@@ -35,9 +35,9 @@ impl fmt::Debug for Secret {
 }
 
 impl TryFrom<String> for Secret {
-    type Error = Invalid;
+    type Error = InvalidValue;
 
-    fn try_from(s: String) -> Result<Self, Invalid> {
+    fn try_from(s: String) -> Result<Self, InvalidValue> {
         let printable = s.bytes().all(|b| b.is_ascii_graphic() || b == b' ');
         if printable && (Self::MIN..=Self::MAX).contains(&s.len()) {
             Ok(Self(s))
@@ -47,7 +47,7 @@ impl TryFrom<String> for Secret {
                 Self::MIN,
                 Self::MAX
             );
-            Err(Invalid::new("CHAP secret", "(hidden)", allowed))
+            Err(InvalidValue::new("CHAP secret", "(hidden)", allowed))
         }
     }
 }
@@ -70,9 +70,9 @@ impl ChapUser {
 }
 
 impl TryFrom<String> for ChapUser {
-    type Error = Invalid;
+    type Error = InvalidValue;
 
-    fn try_from(s: String) -> Result<Self, Invalid> {
+    fn try_from(s: String) -> Result<Self, InvalidValue> {
         let printable = s.bytes().all(|b| b.is_ascii_graphic() && b != b',');
         if printable && (1..=Self::MAX).contains(&s.len()) {
             Ok(Self(s))
@@ -81,7 +81,7 @@ impl TryFrom<String> for ChapUser {
                 "use 1 to {} printable ASCII characters without blanks or commas",
                 Self::MAX
             );
-            Err(Invalid::new("CHAP user", &s, allowed))
+            Err(InvalidValue::new("CHAP user", &s, allowed))
         }
     }
 }
@@ -125,28 +125,28 @@ struct ChapParts {
 }
 
 impl TryFrom<ChapParts> for Chap {
-    type Error = Invalid;
+    type Error = InvalidValue;
 
-    fn try_from(parts: ChapParts) -> Result<Self, Invalid> {
+    fn try_from(parts: ChapParts) -> Result<Self, InvalidValue> {
         let ChapParts { user, secret, mutual } = parts;
         Self::new(user, secret, mutual)
     }
 }
 
 impl Chap {
-    /// Credentials of both directions.
+    /// Combines the credentials of both directions.
     ///
     /// # Errors
-    /// [`Invalid`] when both directions use the same secret: an attacker could then reflect the
-    /// challenge.
+    /// [`InvalidValue`] when both directions use the same secret: an attacker could then reflect
+    /// the challenge.
     pub fn new(
         user: ChapUser,
         secret: Secret,
         mutual: Option<MutualChap>,
-    ) -> Result<Self, Invalid> {
+    ) -> Result<Self, InvalidValue> {
         if mutual.as_ref().is_some_and(|m| m.secret == secret) {
             let allowed = "the two directions need different secrets";
-            return Err(Invalid::new("mutual CHAP secret", "(hidden)", allowed));
+            return Err(InvalidValue::new("mutual CHAP secret", "(hidden)", allowed));
         }
         Ok(Self { user, secret, mutual })
     }
@@ -165,7 +165,7 @@ pub struct InitiatorChap {
 
 /// The users of an iSCSI initiator that has a secret of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct InitiatorUser {
+pub struct InitiatorChapUser {
     /// Its name.
     pub initiator: Initiator,
     /// User name that it authenticates with.
@@ -174,30 +174,31 @@ pub struct InitiatorUser {
     pub mutual_user: Option<ChapUser>,
 }
 
-/// `s`, if it can be what this command of nvme-cli makes, of at most so many bytes; nobody is shown it.
-fn as_nvme_makes(
+/// Checks that `s` can be the output of this nvme-cli command, within a maximum length. Errors do
+/// not show `s`.
+fn check_nvme_cli_text(
     s: String,
     most: usize,
     (what, command): (&'static str, &str),
-) -> Result<String, Invalid> {
+) -> Result<String, InvalidValue> {
     if s.bytes().all(|b| b.is_ascii_graphic()) && (1..=most).contains(&s.len()) {
         return Ok(s);
     }
     let allowed = format!(
         "use what `nvme {command}` makes: 1 to {most} printable ASCII characters without blanks"
     );
-    Err(Invalid::new(what, "(hidden)", allowed))
+    Err(InvalidValue::new(what, "(hidden)", allowed))
 }
 
-/// A secret of DH-HMAC-CHAP, as `nvme gen-dhchap-key` makes them: `DHHC-1:01:BASE64:`. It goes in and
-/// never comes out: no answer has a field for one, and it prints as nothing.
+/// A secret of DH-HMAC-CHAP, as `nvme gen-dhchap-key` makes them: `DHHC-1:01:BASE64:`. It goes in
+/// and never comes out: no answer has a field for one, and it prints as nothing.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(try_from = "String")]
 #[schema(value_type = String, format = Password, min_length = 1, max_length = 255)]
 pub struct DhchapSecret(String);
 
 impl DhchapSecret {
-    /// Longest one in bytes, more than any that is good needs. Whether it is good, the node finds.
+    /// Longest secret accepted, in bytes; every valid one is shorter. The node checks its validity.
     pub const MAX: usize = 255;
 
     /// The secret itself, for the one place that needs it.
@@ -206,8 +207,8 @@ impl DhchapSecret {
         &self.0
     }
 
-    /// What stands for the secret: the `:` at its end may be missing.
-    fn essence(&self) -> &str {
+    /// The canonical form, without the optional trailing `:`.
+    fn canonical(&self) -> &str {
         self.0.strip_suffix(':').unwrap_or(&self.0)
     }
 }
@@ -219,10 +220,10 @@ impl fmt::Debug for DhchapSecret {
 }
 
 impl TryFrom<String> for DhchapSecret {
-    type Error = Invalid;
+    type Error = InvalidValue;
 
-    fn try_from(s: String) -> Result<Self, Invalid> {
-        as_nvme_makes(s, Self::MAX, ("DH-HMAC-CHAP secret", "gen-dhchap-key")).map(Self)
+    fn try_from(s: String) -> Result<Self, InvalidValue> {
+        check_nvme_cli_text(s, Self::MAX, ("DH-HMAC-CHAP secret", "gen-dhchap-key")).map(Self)
     }
 }
 
@@ -246,26 +247,30 @@ struct DhchapParts {
 }
 
 impl TryFrom<DhchapParts> for Dhchap {
-    type Error = Invalid;
+    type Error = InvalidValue;
 
-    fn try_from(parts: DhchapParts) -> Result<Self, Invalid> {
+    fn try_from(parts: DhchapParts) -> Result<Self, InvalidValue> {
         let DhchapParts { secret, controller_secret } = parts;
         Self::new(secret, controller_secret)
     }
 }
 
 impl Dhchap {
-    /// Secrets of both directions.
+    /// Combines the secrets of both directions.
     ///
     /// # Errors
-    /// [`Invalid`] when both directions use the same secret: a proof could then be reflected.
+    /// [`InvalidValue`] when both directions use the same secret: a proof could then be reflected.
     pub fn new(
         secret: DhchapSecret,
         controller_secret: Option<DhchapSecret>,
-    ) -> Result<Self, Invalid> {
-        if controller_secret.as_ref().is_some_and(|c| c.essence() == secret.essence()) {
+    ) -> Result<Self, InvalidValue> {
+        if controller_secret.as_ref().is_some_and(|c| c.canonical() == secret.canonical()) {
             let allowed = "the two directions need different secrets";
-            return Err(Invalid::new("DH-HMAC-CHAP secret of the controller", "(hidden)", allowed));
+            return Err(InvalidValue::new(
+                "DH-HMAC-CHAP secret of the controller",
+                "(hidden)",
+                allowed,
+            ));
         }
         Ok(Self { secret, controller_secret })
     }
@@ -300,7 +305,7 @@ pub struct DhchapHost {
 pub struct TlsKey(String);
 
 impl TlsKey {
-    /// Longest one in bytes, more than any that is good needs. Whether it is good, the node finds.
+    /// Longest key accepted, in bytes; every valid one is shorter. The node checks its validity.
     pub const MAX: usize = 255;
 
     /// The key itself, for the one place that needs it.
@@ -317,10 +322,10 @@ impl fmt::Debug for TlsKey {
 }
 
 impl TryFrom<String> for TlsKey {
-    type Error = Invalid;
+    type Error = InvalidValue;
 
-    fn try_from(s: String) -> Result<Self, Invalid> {
-        as_nvme_makes(s, Self::MAX, ("TLS key", "gen-tls-key")).map(Self)
+    fn try_from(s: String) -> Result<Self, InvalidValue> {
+        check_nvme_cli_text(s, Self::MAX, ("TLS key", "gen-tls-key")).map(Self)
     }
 }
 
@@ -331,12 +336,12 @@ pub struct Tls {
     /// The key of the host and the volume's subsystem.
     pub key: TlsKey,
     /// Whether it has to be used: the host is refused without TLS then.
-    #[serde(default = "required")]
+    #[serde(default = "default_required")]
     #[schema(default = true)]
     pub required: bool,
 }
 
-fn required() -> bool {
+fn default_required() -> bool {
     true
 }
 
@@ -371,7 +376,7 @@ pub struct Access {
     pub chap_mutual_user: Option<ChapUser>,
     /// Initiators that have to prove something else than the others.
     #[serde(default)]
-    pub chap_initiators: Vec<InitiatorUser>,
+    pub chap_initiators: Vec<InitiatorChapUser>,
     /// NVMe hosts that have to prove who they are (DH-HMAC-CHAP), by name; the others come in by
     /// theirs alone.
     #[serde(default)]
@@ -476,7 +481,7 @@ mod tests {
         assert_eq!(tls(r#"{"host":"nqn.2014-08.org.nvmexpress:h"}"#).unwrap().key, None);
     }
 
-    /// RFD 0022, 3: a key without a word more is one that has to be used.
+    /// RFD 0022, 3: TLS is mandatory for a host with a key unless stated otherwise.
     #[test]
     fn tls_is_required_unless_it_is_said_not_to_be() {
         let required = |json: &str| serde_json::from_str::<Tls>(json).unwrap().required;

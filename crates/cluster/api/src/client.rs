@@ -1,4 +1,4 @@
-//! The client: one request, one connection, one answer.
+//! The API client: one connection per request.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -16,21 +16,21 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
-use crate::endpoint::{Endpoint, Flag, Payload};
-use crate::{ApiError, Code, Invalid};
+use crate::endpoint::{Endpoint, Payload, QueryFlag};
+use crate::{ApiError, ErrorCode, InvalidValue};
 
-/// Longest answer that is read, in bytes: a list of every volume a node may have fits.
-const MAX_ANSWER: usize = 64 << 20;
+/// Longest response accepted, in bytes: enough for the list of a node's most volumes.
+const MAX_RESPONSE_LEN: usize = 64 << 20;
 
-/// How long a connection may take to come about.
+/// Longest time to establish a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Certificates that a client of Debian and its relatives trusts.
-const SYSTEM_ROOTS: &str = "/etc/ssl/certs/ca-certificates.crt";
+/// The system's CA certificates, at Debian's path.
+const SYSTEM_CA_FILE: &str = "/etc/ssl/certs/ca-certificates.crt";
 
-/// Where a node's API is.
+/// The address of a node's API.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Address {
+pub enum ApiAddress {
     /// A Unix socket on this machine.
     Unix(PathBuf),
     /// A host name or IP address and a port, over TLS.
@@ -42,13 +42,13 @@ pub enum Address {
     },
 }
 
-impl Default for Address {
+impl Default for ApiAddress {
     fn default() -> Self {
         Self::Unix(PathBuf::from("/run/windrose/api.sock"))
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for ApiAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
@@ -58,12 +58,12 @@ impl fmt::Display for Address {
     }
 }
 
-impl FromStr for Address {
-    type Err = Invalid;
+impl FromStr for ApiAddress {
+    type Err = InvalidValue;
 
-    fn from_str(s: &str) -> Result<Self, Invalid> {
+    fn from_str(s: &str) -> Result<Self, InvalidValue> {
         let refused =
-            || Invalid::new("API address", s, "use unix:/path/to/socket or https://host:port");
+            || InvalidValue::new("API address", s, "use unix:/path/to/socket or https://host:port");
         if let Some(path) = s.strip_prefix("unix:").or_else(|| s.starts_with('/').then_some(s)) {
             let absolute = Path::new(path).is_absolute();
             return absolute.then(|| Self::Unix(path.into())).ok_or_else(refused);
@@ -80,25 +80,25 @@ impl FromStr for Address {
     }
 }
 
-/// Why a call gave no answer.
+/// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// Nobody answers at the address.
+    /// No connection to the address.
     #[error("no node answers at {address}: {why}")]
     Unreachable {
-        /// Where it was tried.
-        address: Address,
+        /// The address.
+        address: ApiAddress,
         /// What went wrong.
         why: String,
     },
     /// The node refused.
     #[error("{0}")]
     Refused(ApiError),
-    /// What came back is not an answer of a node.
+    /// The response is not one of a node.
     #[error("{address} does not answer like a Windrose node: {why}")]
-    Protocol {
-        /// Where it came from.
-        address: Address,
+    MalformedResponse {
+        /// The address it came from.
+        address: ApiAddress,
         /// What is wrong with it.
         why: String,
     },
@@ -107,98 +107,103 @@ pub enum CallError {
 /// A client of one node.
 #[derive(Clone, Debug)]
 pub struct Client {
-    address: Address,
+    address: ApiAddress,
     token: Option<String>,
-    roots: Option<PathBuf>,
+    ca_file: Option<PathBuf>,
 }
 
 impl Client {
-    /// A client of the node at `address`.
+    /// Creates a client of the node at `address`.
     #[must_use]
-    pub fn new(address: Address) -> Self {
-        Self { address, token: None, roots: None }
+    pub fn new(address: ApiAddress) -> Self {
+        Self { address, token: None, ca_file: None }
     }
 
-    /// The same client with a token, which a node asks for over TCP.
+    /// Adds the token that a node requires over TCP.
     #[must_use]
     pub fn with_token(self, token: Option<String>) -> Self {
         Self { token, ..self }
     }
 
-    /// The same client, trusting the certificates of a PEM file instead of the system's.
+    /// Trusts the certificates of a PEM file instead of the system's.
     #[must_use]
-    pub fn with_roots(self, roots: Option<PathBuf>) -> Self {
-        Self { roots, ..self }
+    pub fn with_ca_file(self, roots: Option<PathBuf>) -> Self {
+        Self { ca_file: roots, ..self }
     }
 
-    /// Where it calls.
+    /// The node's address.
     #[must_use]
-    pub fn address(&self) -> &Address {
+    pub fn address(&self) -> &ApiAddress {
         &self.address
     }
 
-    /// Asks something that concerns no volume and no pool or, by its body, one that is to be.
+    /// Calls an endpoint whose path names no volume and no pool.
     ///
     /// # Errors
     /// [`CallError`].
-    pub async fn call<E: Endpoint>(&self, body: &E::Body) -> Result<E::Answer, CallError> {
-        self.ask::<E>(E::PATH.to_owned(), body).await
+    pub async fn call<E: Endpoint>(&self, body: &E::Body) -> Result<E::Response, CallError> {
+        self.send_json::<E>(E::PATH.to_owned(), body).await
     }
 
-    /// Asks something about a volume, or a pool.
+    /// Calls an endpoint on a volume or a pool.
     ///
     /// # Errors
     /// [`CallError`].
     pub async fn call_on<E: Endpoint>(
         &self,
         name: &(impl AsRef<str> + ?Sized),
-        flags: &[Flag],
+        flags: &[QueryFlag],
         body: &E::Body,
-    ) -> Result<E::Answer, CallError> {
+    ) -> Result<E::Response, CallError> {
         let mut path = E::PATH.replace("{name}", name.as_ref());
         for (i, flag) in flags.iter().enumerate() {
             path.push(if i == 0 { '?' } else { '&' });
             path.push_str(flag.name);
             path.push_str("=true");
         }
-        self.ask::<E>(path, body).await
+        self.send_json::<E>(path, body).await
     }
 
-    /// Fetches a page that is plain text, such as `/metrics`.
+    /// Fetches a plain-text page, such as `/metrics`.
     ///
     /// # Errors
     /// [`CallError`].
     pub async fn text(&self, path: &str) -> Result<String, CallError> {
         let (status, bytes) = self.exchange(http::Method::GET, path.to_owned(), None).await?;
         if !status.is_success() {
-            return Err(self.refusal(status, &bytes));
+            return Err(self.to_error(status, &bytes));
         }
-        String::from_utf8(bytes.into()).map_err(|_| self.protocol("the answer is not UTF-8"))
+        String::from_utf8(bytes.into())
+            .map_err(|_| self.malformed_response("the answer is not UTF-8"))
     }
 
-    async fn ask<E: Endpoint>(&self, path: String, body: &E::Body) -> Result<E::Answer, CallError> {
-        let json = if E::Body::EMPTY {
+    async fn send_json<E: Endpoint>(
+        &self,
+        path: String,
+        body: &E::Body,
+    ) -> Result<E::Response, CallError> {
+        let json = if E::Body::IS_EMPTY {
             None
         } else {
-            Some(serde_json::to_vec(body).map_err(|e| self.protocol(e))?)
+            Some(serde_json::to_vec(body).map_err(|e| self.malformed_response(e))?)
         };
         let (status, bytes) = self.exchange(E::METHOD, path, json).await?;
         if !status.is_success() {
-            return Err(self.refusal(status, &bytes));
+            return Err(self.to_error(status, &bytes));
         }
-        let text: &[u8] = if E::Answer::EMPTY { b"null" } else { &bytes };
-        serde_json::from_slice(text).map_err(|e| self.protocol(e))
+        let text: &[u8] = if E::Response::IS_EMPTY { b"null" } else { &bytes };
+        serde_json::from_slice(text).map_err(|e| self.malformed_response(e))
     }
 
-    fn refusal(&self, status: StatusCode, bytes: &[u8]) -> CallError {
+    fn to_error(&self, status: StatusCode, bytes: &[u8]) -> CallError {
         match serde_json::from_slice::<ApiError>(bytes) {
             Ok(e) => CallError::Refused(e),
-            Err(_) => self.protocol(format_args!("HTTP status {status}")),
+            Err(_) => self.malformed_response(format_args!("HTTP status {status}")),
         }
     }
 
-    fn protocol(&self, why: impl fmt::Display) -> CallError {
-        CallError::Protocol { address: self.address.clone(), why: why.to_string() }
+    fn malformed_response(&self, why: impl fmt::Display) -> CallError {
+        CallError::MalformedResponse { address: self.address.clone(), why: why.to_string() }
     }
 
     fn unreachable(&self, why: impl fmt::Display) -> CallError {
@@ -214,8 +219,8 @@ impl Client {
         let request = self.request(method, path, json)?;
         let connected = tokio::time::timeout(CONNECT_TIMEOUT, self.connect()).await;
         match connected.map_err(|_| self.unreachable("the connection timed out"))?? {
-            Connection::Unix(s) => self.send(s, request).await,
-            Connection::Tls(s) => self.send(*s, request).await,
+            ClientConnection::Unix(s) => self.send(s, request).await,
+            ClientConnection::Tls(s) => self.send(*s, request).await,
         }
     }
 
@@ -226,8 +231,8 @@ impl Client {
         json: Option<Vec<u8>>,
     ) -> Result<Request<Full<Bytes>>, CallError> {
         let host = match &self.address {
-            Address::Unix(_) => "localhost".to_owned(),
-            Address::Tls { .. } => self.address.to_string().split_off("https://".len()),
+            ApiAddress::Unix(_) => "localhost".to_owned(),
+            ApiAddress::Tls { .. } => self.address.to_string().split_off("https://".len()),
         };
         let mut request = Request::builder().method(method).uri(path).header(header::HOST, host);
         if json.is_some() {
@@ -240,13 +245,13 @@ impl Client {
         request.body(body).map_err(|e| self.unreachable(format_args!("the request: {e}")))
     }
 
-    async fn connect(&self) -> Result<Connection, CallError> {
+    async fn connect(&self) -> Result<ClientConnection, CallError> {
         match &self.address {
-            Address::Unix(path) => {
+            ApiAddress::Unix(path) => {
                 let stream = UnixStream::connect(path).await.map_err(|e| self.unreachable(e))?;
-                Ok(Connection::Unix(stream))
+                Ok(ClientConnection::Unix(stream))
             }
-            Address::Tls { host, port } => {
+            ApiAddress::Tls { host, port } => {
                 let name = ServerName::try_from(host.clone()).map_err(|e| self.unreachable(e))?;
                 let connector = tokio_rustls::TlsConnector::from(Arc::new(self.tls()?));
                 #[expect(clippy::disallowed_methods, reason = "a client runs outside of cores")]
@@ -255,13 +260,13 @@ impl Client {
                     .map_err(|e| self.unreachable(e))?;
                 let stream =
                     connector.connect(name, stream).await.map_err(|e| self.unreachable(e))?;
-                Ok(Connection::Tls(Box::new(stream)))
+                Ok(ClientConnection::Tls(Box::new(stream)))
             }
         }
     }
 
     fn tls(&self) -> Result<rustls::ClientConfig, CallError> {
-        let path = self.roots.as_deref().unwrap_or(Path::new(SYSTEM_ROOTS));
+        let path = self.ca_file.as_deref().unwrap_or(Path::new(SYSTEM_CA_FILE));
         let bad = |why: String| {
             self.unreachable(format_args!("trusted certificates in {}: {why}", path.display()))
         };
@@ -291,10 +296,11 @@ impl Client {
         let (mut sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|e| self.unreachable(e))?;
         let exchange = async {
-            let answer = sender.send_request(request).await.map_err(|e| self.protocol(e))?;
+            let answer =
+                sender.send_request(request).await.map_err(|e| self.malformed_response(e))?;
             let (head, body) = answer.into_parts();
-            let body = Limited::new(body, MAX_ANSWER);
-            let bytes = body.collect().await.map_err(|e| self.protocol(e))?.to_bytes();
+            let body = Limited::new(body, MAX_RESPONSE_LEN);
+            let bytes = body.collect().await.map_err(|e| self.malformed_response(e))?.to_bytes();
             Ok((head.status, bytes))
         };
         let mut exchange = std::pin::pin!(exchange);
@@ -304,7 +310,7 @@ impl Client {
                 // The answer may have been complete before the connection ended.
                 let answer = exchange.await;
                 match (answer, ended) {
-                    (Err(_), Err(e)) => Err(self.protocol(e)),
+                    (Err(_), Err(e)) => Err(self.malformed_response(e)),
                     (answer, _) => answer,
                 }
             }
@@ -312,18 +318,18 @@ impl Client {
     }
 }
 
-enum Connection {
+enum ClientConnection {
     Unix(UnixStream),
     Tls(Box<tokio_rustls::client::TlsStream<TcpStream>>),
 }
 
 impl CallError {
-    /// The refusal's code, where the node refused.
+    /// The error code, if the node refused.
     #[must_use]
-    pub fn code(&self) -> Option<Code> {
+    pub fn code(&self) -> Option<ErrorCode> {
         match self {
             Self::Refused(e) => Some(e.code),
-            Self::Unreachable { .. } | Self::Protocol { .. } => None,
+            Self::Unreachable { .. } | Self::MalformedResponse { .. } => None,
         }
     }
 }
@@ -335,9 +341,9 @@ mod tests {
     #[test]
     fn addresses_parse_and_print_the_same() {
         for text in ["unix:/run/windrose/api.sock", "https://node1:7443", "https://[::1]:7443"] {
-            assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<ApiAddress>().unwrap().to_string(), text);
         }
-        assert_eq!("/x".parse::<Address>().unwrap(), Address::Unix("/x".into()));
+        assert_eq!("/x".parse::<ApiAddress>().unwrap(), ApiAddress::Unix("/x".into()));
         for text in [
             "",
             "http://node1:80",
@@ -347,7 +353,7 @@ mod tests {
             "https://a:1/x",
             "https://",
         ] {
-            assert!(text.parse::<Address>().is_err(), "{text}");
+            assert!(text.parse::<ApiAddress>().is_err(), "{text}");
         }
     }
 }

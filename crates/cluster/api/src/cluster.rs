@@ -1,4 +1,4 @@
-//! The cluster that a node is of, or not.
+//! The node's cluster, if it is in one.
 
 use std::net::SocketAddr;
 
@@ -10,15 +10,15 @@ use uuid::Uuid;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ClusterStage {
-    /// It is in no cluster.
+    /// In no cluster.
     Alone,
-    /// It begins a cluster, and takes its volumes there.
+    /// Creating a cluster, and moving its volumes' records there.
     Moving,
-    /// It joins a cluster.
+    /// Joining a cluster.
     Joining,
-    /// It is one of the cluster's nodes.
+    /// A member of the cluster.
     Member,
-    /// It takes its leave.
+    /// Leaving the cluster.
     Leaving,
 }
 
@@ -26,9 +26,9 @@ pub enum ClusterStage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum NodeRole {
-    /// It keeps copies of volumes, and serves them.
+    /// Keeps replicas of volumes, and serves them.
     Data,
-    /// It runs a member of the cluster's store, and keeps no data.
+    /// Runs a member of the cluster's store, and keeps no data.
     Witness,
 }
 
@@ -82,8 +82,8 @@ pub struct Cluster {
     pub waits_for: Option<String>,
     /// All nodes.
     pub nodes: Vec<ClusterNode>,
-    /// Why nobody knows here which other nodes run, if that is so: what is said of them was so when the store answered
-    /// last.
+    /// Why nobody knows here which other nodes run, if that is so: what is said of them was so when
+    /// the store answered last.
     #[serde(default)]
     pub unread: Option<String>,
     /// The members of the store, where they can be asked.
@@ -97,11 +97,11 @@ pub struct Cluster {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RotationStage {
-    /// Each comes to have the new ones, and accepts them beside the old ones.
+    /// Each node receives the new credentials, and accepts them beside the old ones.
     Spread,
-    /// Each shows the new ones, and accepts the old ones as well.
+    /// Each node presents the new ones, and accepts the old ones as well.
     Use,
-    /// Each forgets the old ones.
+    /// Each node drops the old ones.
     Finish,
 }
 
@@ -118,16 +118,17 @@ pub struct Rotation {
     pub problem: Option<String>,
 }
 
-/// What lets another node into the cluster, as often and as long as it says. Whoever has it can join.
+/// What lets another node into the cluster, as often and as long as it says. Whoever has it can
+/// join.
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
-pub struct ClusterToken {
+pub struct CreatedToken {
     /// One word. It is shown this once: nothing keeps it.
     pub token: String,
     /// What the cluster knows of it.
     pub info: TokenInfo,
 }
 
-impl std::fmt::Debug for ClusterToken {
+impl std::fmt::Debug for CreatedToken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("ClusterToken(..)")
     }
@@ -157,13 +158,13 @@ impl Default for CreateToken {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TokenState {
-    /// It does.
+    /// It admits nodes.
     Valid,
-    /// As many nodes have joined as it was for.
+    /// All its uses are consumed.
     UsedUp,
-    /// Its time is over.
+    /// It has expired.
     Expired,
-    /// It was taken back.
+    /// It was revoked.
     Revoked,
 }
 
@@ -199,17 +200,17 @@ pub struct TokenList {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum JoinState {
-    /// A human has to approve it.
+    /// It waits for approval.
     Waiting,
-    /// One has; the node does not know yet.
+    /// Approved; the node has not fetched its grant yet.
     Approved,
-    /// One has refused it.
+    /// Refused by an administrator.
     Refused,
-    /// Its token was over before it came in.
+    /// Its token ended before the node was admitted.
     Ended,
-    /// It was let in and is on its way.
+    /// Admitted; the node is on its way into the cluster.
     Admitted,
-    /// It is one of the cluster's nodes.
+    /// The node is a member of the cluster.
     Joined,
 }
 
@@ -252,7 +253,7 @@ pub struct JoinList {
 /// Names a token or a request to join.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct WhichId {
+pub struct EntryId {
     /// Its identifier, eight hex digits.
     pub id: String,
 }
@@ -260,8 +261,9 @@ pub struct WhichId {
 /// A node is to begin a cluster.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct BeginCluster {
-    /// Whether its nodes and their store speak in plain text: without certificates, and open to everybody who reaches them.
+pub struct InitClusterRequest {
+    /// Whether its nodes and their store speak in plain text: without certificates, and open to
+    /// everybody who reaches them.
     pub insecure: bool,
 }
 
@@ -285,8 +287,8 @@ impl std::fmt::Debug for JoinCluster {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LeaveCluster {
-    /// Number or name of another node than the one that is asked, which does not come back; or name or
-    /// peer address of a member of the store whose node never became one of the cluster.
+    /// Number or name of another node than the one that is asked, which does not come back; or name
+    /// or peer address of a member of the store whose node never became one of the cluster.
     #[serde(default)]
     pub node: Option<String>,
     /// Without the agreement of whoever is to leave or to be left.
@@ -297,7 +299,7 @@ pub struct LeaveCluster {
 /// Names a node of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct WhichNode {
+pub struct NodeSelector {
     /// Its number or name; the node that is asked, if none is given.
     #[serde(default)]
     pub node: Option<String>,

@@ -1,27 +1,27 @@
-//! The one shape of a refusal.
+//! The API's error responses.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::Invalid;
+use crate::InvalidValue;
 
 /// What kind of refusal it is; programs decide by this. Each has one HTTP status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Code {
+pub enum ErrorCode {
     /// The request is not well-formed or a value in it is not allowed.
     InvalidRequest,
     /// The token is missing or wrong.
     Unauthorized,
     /// There is no such volume or no such path.
     NotFound,
-    /// The path exists and does not know the method.
+    /// The path exists and does not support the method.
     MethodNotAllowed,
-    /// A volume of that name exists and differs from what was asked for.
+    /// A volume of that name exists and differs from the requested one.
     Exists,
-    /// The volume is in use by initiators.
+    /// Initiators use the volume.
     InUse,
-    /// The volume is in a state that does not allow it, or changed at the same time.
+    /// The volume's state does not allow it, or the volume was changed concurrently.
     Conflict,
     /// The body of the request is too long.
     TooLarge,
@@ -31,12 +31,12 @@ pub enum Code {
     NoSpace,
     /// The node is starting or stopping.
     Unavailable,
-    /// Something failed that the request is not to blame for; the node's log says more.
+    /// An internal failure; the node's log says more.
     Internal,
 }
 
-impl Code {
-    /// The HTTP status that carries it.
+impl ErrorCode {
+    /// The HTTP status of the code.
     #[must_use]
     pub fn status(self) -> u16 {
         match self {
@@ -59,7 +59,7 @@ impl Code {
 #[error("{message}")]
 pub struct ApiError {
     /// Kind of refusal.
-    pub code: Code,
+    pub code: ErrorCode,
     /// What is wrong, naming the thing.
     pub message: String,
     /// The next step, where there is one.
@@ -67,21 +67,21 @@ pub struct ApiError {
 }
 
 impl ApiError {
-    /// A refusal without a hint.
+    /// Creates an error without a hint.
     #[must_use]
-    pub fn new(code: Code, message: impl Into<String>) -> Self {
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), hint: None }
     }
 
-    /// The same refusal with the next step.
+    /// Adds the next step.
     #[must_use]
-    pub fn hint(self, hint: impl Into<String>) -> Self {
+    pub fn with_hint(self, hint: impl Into<String>) -> Self {
         Self { hint: Some(hint.into()), ..self }
     }
 }
 
-impl From<Invalid> for ApiError {
-    fn from(e: Invalid) -> Self {
-        Self::new(Code::InvalidRequest, e.to_string())
+impl From<InvalidValue> for ApiError {
+    fn from(e: InvalidValue) -> Self {
+        Self::new(ErrorCode::InvalidRequest, e.to_string())
     }
 }

@@ -1,4 +1,4 @@
-//! Who may reach a volume.
+//! Initiators that may access a volume.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::openapi::{ObjectBuilder, RefOr, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
 
-use crate::Invalid;
+use crate::InvalidValue;
 
-/// One entry of a volume's list of initiators.
+/// An entry of a volume's list of initiators.
 ///
 /// As text: `any`, an iSCSI name (`iqn.`, `eui.`, `naa.`) or an NVMe host name (`nqn.`).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -40,17 +40,17 @@ impl ToSchema for Initiator {}
 /// Longest iSCSI or NVMe name, in bytes (RFC 7143 4.2.7.1; NVMe Base 2.0 4.5).
 const MAX_NAME: usize = 223;
 
-const ALLOWED: &str = "use 'any', an iSCSI name such as iqn.1993-08.org.debian:01:abcdef, \
+const ALLOWED_FORMS: &str = "use 'any', an iSCSI name such as iqn.1993-08.org.debian:01:abcdef, \
                        or an NVMe host name such as nqn.2014-08.org.nvmexpress:uuid:UUID";
 
 impl Initiator {
-    /// Whether this is an iSCSI initiator or everyone.
+    /// Whether it covers iSCSI initiators.
     #[must_use]
     pub fn covers_iscsi(&self) -> bool {
         matches!(self, Self::Any | Self::Iscsi(_))
     }
 
-    /// Whether this is an NVMe host or everyone.
+    /// Whether it covers NVMe hosts.
     #[must_use]
     pub fn covers_nvme(&self) -> bool {
         matches!(self, Self::Any | Self::Nvme(_))
@@ -58,18 +58,18 @@ impl Initiator {
 }
 
 impl FromStr for Initiator {
-    type Err = Invalid;
+    type Err = InvalidValue;
 
-    fn from_str(s: &str) -> Result<Self, Invalid> {
-        let refused = || Invalid::new("initiator", s, ALLOWED);
+    fn from_str(s: &str) -> Result<Self, InvalidValue> {
+        let refused = || InvalidValue::new("initiator", s, ALLOWED_FORMS);
         if s.eq_ignore_ascii_case("any") {
             return Ok(Self::Any);
         }
         if s.len() > MAX_NAME {
             let allowed = format!("a name has at most {MAX_NAME} bytes");
-            return Err(Invalid::new("initiator", s, allowed));
+            return Err(InvalidValue::new("initiator", s, allowed));
         }
-        // The parsers of the protocols decide: what can log in can be allowed.
+        // Use the protocols' own parsers: what can log in can be allowed.
         if let Some(rest) = s.strip_prefix("nqn.") {
             let proper = !rest.is_empty() && nvme::fabrics::is_name(s);
             return if proper { Ok(Self::Nvme(s.to_owned())) } else { Err(refused()) };
@@ -82,9 +82,9 @@ impl FromStr for Initiator {
 }
 
 impl TryFrom<String> for Initiator {
-    type Error = Invalid;
+    type Error = InvalidValue;
 
-    fn try_from(s: String) -> Result<Self, Invalid> {
+    fn try_from(s: String) -> Result<Self, InvalidValue> {
         s.parse()
     }
 }
@@ -139,8 +139,8 @@ mod tests {
         assert_eq!("Any".parse::<Initiator>().unwrap(), Initiator::Any);
     }
 
-    /// RFC 3722 forbids `_`, which names of real initiators have. What one logs in with under `any`
-    /// can be allowed by name, and the other way round.
+    /// RFC 3722 forbids `_`, which real initiator names contain. A name that logs in under `any`
+    /// can be allowed by name, and vice versa.
     #[test]
     fn a_name_that_can_log_in_can_be_allowed() {
         for own in ["a_b", "_", "a.b", "A:B", "a-b", "ß", "a b", "a/b", "a@b", "a,b", "", "a+b"] {

@@ -1,9 +1,9 @@
 //! The REST API of a node, typed once.
 //!
-//! [`endpoint`] lists what can be asked: method, path, types of the body and of the answer. The
+//! [`endpoint`] lists the endpoints: method, path, types of the body and of the response. The
 //! server routes by it, [`client`] calls by it, and [`openapi`] describes it; there is no second
-//! definition. Every type that comes from outside checks itself while it is parsed, so what the
-//! server holds is valid.
+//! definition. Every type from outside validates itself while it is parsed, so what the server
+//! holds is valid.
 
 mod access;
 pub mod client;
@@ -11,12 +11,12 @@ mod cluster;
 pub mod endpoint;
 mod error;
 mod initiator;
-mod invalid;
-mod mirror;
+mod invalid_value;
 mod name;
 pub mod openapi;
 mod pool;
 mod recovery;
+mod replica;
 mod reservation;
 mod session;
 mod size;
@@ -25,30 +25,30 @@ mod volume;
 
 pub use access::{
     Access, Chap, ChapUser, Dhchap, DhchapHost, DhchapSecret, HostDhchap, HostTls, InitiatorChap,
-    InitiatorUser, MutualChap, Secret, Tls, TlsHost, TlsKey,
+    InitiatorChapUser, MutualChap, Secret, Tls, TlsHost, TlsKey,
 };
 pub use cluster::{
-    BeginCluster, Cluster, ClusterNode, ClusterStage, ClusterToken, CreateToken, JoinCluster,
-    JoinInfo, JoinList, JoinState, LeaveCluster, NodeRole, Rotation, RotationStage, StoreMember,
-    TokenInfo, TokenList, TokenState, WhichId, WhichNode,
+    Cluster, ClusterNode, ClusterStage, CreateToken, CreatedToken, EntryId, InitClusterRequest,
+    JoinCluster, JoinInfo, JoinList, JoinState, LeaveCluster, NodeRole, NodeSelector, Rotation,
+    RotationStage, StoreMember, TokenInfo, TokenList, TokenState,
 };
-pub use error::{ApiError, Code};
+pub use error::{ApiError, ErrorCode};
 pub use initiator::Initiator;
-pub use invalid::Invalid;
-pub use mirror::{
-    AddCopy, CopyState, Differing, ForceCopy, RemoveCopy, ReplaceCopy, SetCopies, SwitchTo,
-    TakeOver, UnreadableBytes, Verification, Verify, VolumeCopy,
-};
+pub use invalid_value::InvalidValue;
 pub use name::{PoolName, VolumeName};
 pub use pool::{
     AddDisks, ClearErrors, CreatePool, DiskState, LostBlocks, MAX_DISKS, OpenPool, Pool,
-    PoolCapacity, PoolDisk, PoolList, PoolState, Raid, Rebuild, RemoveDisk, ReplaceDisk, Scrub,
-    check_strip,
+    PoolCapacity, PoolDisk, PoolList, PoolState, RaidLevel, Rebuild, RemoveDisk, ReplaceDisk,
+    Scrub, check_chunk_size,
 };
 pub use recovery::{
     AdoptImage, AdoptedImage, DiscardImage, FindPools, ImportPool, ImportablePool, ImportablePools,
-    ImportedPool, NewStore, OrphanedImage, OrphanedImages, PlannedCopy, PlannedVolume,
-    RecoverCluster, RecoveryPlan,
+    ImportedPool, OrphanedImage, OrphanedImages, PlannedReplica, PlannedVolume, RecoverCluster,
+    RecoveryPlan, ReplacementStore,
+};
+pub use replica::{
+    AddReplica, ByteRange, ForcePrimary, MismatchRange, RemoveReplica, ReplaceReplica,
+    ReplicaState, SetReplicaCount, SwitchPrimary, TakeOver, Verification, Verify, VolumeReplica,
 };
 pub use reservation::{Registration, Reservations};
 pub use session::{Protocol, Session, SessionList};
@@ -57,7 +57,7 @@ pub use status::{
     Capacity, Finding, Health, Memory, NodeInfo, Severity, Status, Verdict, VolumeCounts,
 };
 pub use volume::{
-    Backing, BlockSize, CreateVolume, CreateVolumes, CreatedVolume, CreatedVolumes, Grow,
-    Initiators, IscsiExport, MAX_BATCH, MapVolume, NewBacking, NvmeExport, Protocols, TargetUnit,
-    VhostUserExport, Volume, VolumeIo, VolumeList, VolumeState,
+    Backing, BlockSize, CreateVolume, CreateVolumeResult, CreateVolumeResults, CreateVolumes,
+    GrowVolumeRequest, InitiatorList, IscsiExport, MAX_VOLUMES_PER_REQUEST, MapVolume, NewBacking,
+    NvmeExport, Protocols, TargetLun, VhostUserExport, Volume, VolumeIo, VolumeList, VolumeState,
 };

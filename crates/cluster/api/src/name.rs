@@ -7,22 +7,22 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::Invalid;
+use crate::InvalidValue;
 
 /// Longest name, in bytes.
-const MAX: usize = 63;
+const MAX_NAME_LEN: usize = 63;
 
 /// A DNS label (RFC 1123 2.1) in lower case.
 fn is_label(s: &str) -> bool {
     let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
     !s.is_empty()
-        && s.len() <= MAX
+        && s.len() <= MAX_NAME_LEN
         && s.bytes().all(inner)
         && !s.starts_with('-')
         && !s.ends_with('-')
 }
 
-/// Declares a kind of names.
+/// Declares a type of names.
 macro_rules! name {
     ($(#[$doc:meta])* $name:ident, $what:literal) => {
         $(#[$doc])*
@@ -35,7 +35,7 @@ macro_rules! name {
 
         impl $name {
             /// Longest name, in bytes.
-            pub const MAX: usize = MAX;
+            pub const MAX: usize = MAX_NAME_LEN;
 
             /// The name.
             #[must_use]
@@ -45,13 +45,13 @@ macro_rules! name {
         }
 
         impl TryFrom<String> for $name {
-            type Error = Invalid;
+            type Error = InvalidValue;
 
-            fn try_from(s: String) -> Result<Self, Invalid> {
+            fn try_from(s: String) -> Result<Self, InvalidValue> {
                 if is_label(&s) {
                     Ok(Self(s))
                 } else {
-                    Err(Invalid::new(
+                    Err(InvalidValue::new(
                         $what,
                         &s,
                         "use 1 to 63 of a-z, 0-9 and '-', with a letter or digit at both ends",
@@ -61,9 +61,9 @@ macro_rules! name {
         }
 
         impl FromStr for $name {
-            type Err = Invalid;
+            type Err = InvalidValue;
 
-            fn from_str(s: &str) -> Result<Self, Invalid> {
+            fn from_str(s: &str) -> Result<Self, InvalidValue> {
                 Self::try_from(s.to_owned())
             }
         }
@@ -95,8 +95,9 @@ macro_rules! name {
 }
 
 name! {
-    /// Name of a volume: a DNS label (RFC 1123 2.1) in lower case, so that it can be part of an iSCSI
-    /// qualified name (RFC 7143 4.2.7) and of an NVMe qualified name (NVMe Base 2.0 4.5) as it is.
+    /// Name of a volume: a DNS label (RFC 1123 2.1) in lower case, so that it can be part of an
+    /// iSCSI qualified name (RFC 7143 4.2.7) and of an NVMe qualified name (NVMe Base 2.0 4.5) as
+    /// it is.
     VolumeName, "volume name"
 }
 

@@ -1,5 +1,5 @@
-//! The OpenAPI description, made from the endpoints. `openapi.json` beside this crate's manifest is
-//! a copy that a test keeps current.
+//! The OpenAPI description, generated from the endpoints. A test keeps `openapi.json`, beside this
+//! crate's manifest, up to date.
 
 use utoipa::openapi::path::{
     Operation, OperationBuilder, Parameter, ParameterBuilder, ParameterIn,
@@ -12,12 +12,12 @@ use utoipa::openapi::{
 };
 
 use crate::endpoint::{self, Endpoint, Payload, Schemas};
-use crate::{ApiError, Code, PoolName, VolumeName};
+use crate::{ApiError, ErrorCode, PoolName, VolumeName};
 
 /// The description of the whole API.
 #[must_use]
 pub fn describe() -> OpenApi {
-    let mut walk = Walk::default();
+    let mut walk = EndpointCollector::default();
     endpoint::visit(&mut walk);
     <ApiError as Payload>::schemas(&mut walk.schemas);
     <VolumeName as Payload>::schemas(&mut walk.schemas);
@@ -41,13 +41,13 @@ pub fn describe() -> OpenApi {
         Some(LicenseBuilder::new().name("Apache-2.0").identifier(Some("Apache-2.0")).build());
     OpenApiBuilder::new()
         .info(info)
-        .paths(walk.paths.path("/metrics", metrics()).build())
+        .paths(walk.paths.path("/metrics", metrics_path()).build())
         .components(Some(components.security_scheme("token", token).build()))
         .security(Some([SecurityRequirement::new("token", Vec::<String>::new())]))
         .build()
 }
 
-/// The description as the text of `openapi.json`.
+/// The contents of `openapi.json`.
 ///
 /// # Panics
 /// Never: the description is made of strings and lists.
@@ -59,23 +59,23 @@ pub fn json() -> String {
 }
 
 #[derive(Default)]
-struct Walk {
+struct EndpointCollector {
     paths: PathsBuilder,
     schemas: Schemas,
 }
 
-impl endpoint::Visit for Walk {
+impl endpoint::EndpointVisitor for EndpointCollector {
     fn endpoint<E: Endpoint>(&mut self) {
         E::Body::schemas(&mut self.schemas);
-        E::Answer::schemas(&mut self.schemas);
+        E::Response::schemas(&mut self.schemas);
         let paths = std::mem::take(&mut self.paths).build();
         let mut paths = paths;
-        paths.add_path_operation(E::PATH, vec![method::<E>()], operation::<E>());
+        paths.add_path_operation(E::PATH, vec![http_method::<E>()], operation::<E>());
         self.paths = paths.into();
     }
 }
 
-fn method<E: Endpoint>() -> HttpMethod {
+fn http_method<E: Endpoint>() -> HttpMethod {
     match E::METHOD.as_str() {
         "GET" => HttpMethod::Get,
         "PUT" => HttpMethod::Put,
@@ -87,11 +87,11 @@ fn method<E: Endpoint>() -> HttpMethod {
 
 fn operation<E: Endpoint>() -> Operation {
     let mut operation = OperationBuilder::new()
-        .operation_id(Some(E::ID))
+        .operation_id(Some(E::OPERATION_ID))
         .summary(Some(E::SUMMARY))
-        .response(E::STATUS.to_string(), answer::<E::Answer>("Done."));
+        .response(E::STATUS.to_string(), response::<E::Response>("Done."));
     if E::PATH.contains("{name}") {
-        operation = operation.parameter(name(E::PATH));
+        operation = operation.parameter(name_parameter(E::PATH));
     }
     for flag in E::FLAGS {
         operation = operation.parameter(
@@ -99,7 +99,7 @@ fn operation<E: Endpoint>() -> Operation {
                 .name(flag.name)
                 .parameter_in(ParameterIn::Query)
                 .required(Required::False)
-                .description(Some(flag.about))
+                .description(Some(flag.description))
                 .schema(Some(ObjectBuilder::new().schema_type(Type::Boolean)))
                 .build(),
         );
@@ -112,21 +112,21 @@ fn operation<E: Endpoint>() -> Operation {
             .build();
         operation = operation.request_body(Some(body));
     }
-    for (status, codes) in refusals::<E>() {
-        operation = operation.response(status.to_string(), answer::<ApiError>(&codes));
+    for (status, codes) in error_responses::<E>() {
+        operation = operation.response(status.to_string(), response::<ApiError>(&codes));
     }
     operation.build()
 }
 
-/// Statuses of refusals and the codes behind each.
-fn refusals<E: Endpoint>() -> std::collections::BTreeMap<u16, String> {
-    let always = [Code::Unauthorized, Code::Unavailable, Code::Internal];
-    let with_body = [Code::InvalidRequest, Code::TooLarge];
-    let with_name = [Code::InvalidRequest];
-    let body = if E::Body::EMPTY { &[][..] } else { &with_body };
+/// The error statuses of an endpoint, and the codes of each.
+fn error_responses<E: Endpoint>() -> std::collections::BTreeMap<u16, String> {
+    let always = [ErrorCode::Unauthorized, ErrorCode::Unavailable, ErrorCode::Internal];
+    let with_body = [ErrorCode::InvalidRequest, ErrorCode::TooLarge];
+    let with_name = [ErrorCode::InvalidRequest];
+    let body = if E::Body::IS_EMPTY { &[][..] } else { &with_body };
     let name = if E::PATH.contains("{name}") { &with_name[..] } else { &[] };
     let mut by_status = std::collections::BTreeMap::<u16, Vec<String>>::new();
-    for code in always.iter().chain(body).chain(name).chain(E::REFUSALS) {
+    for code in always.iter().chain(body).chain(name).chain(E::ERROR_CODES) {
         let word = serde_json::to_value(code).expect("a word");
         let word = format!("`{}`", word.as_str().unwrap_or_default());
         let words = by_status.entry(code.status()).or_default();
@@ -137,7 +137,7 @@ fn refusals<E: Endpoint>() -> std::collections::BTreeMap<u16, String> {
     by_status.into_iter().map(|(status, words)| (status, words.join(", "))).collect()
 }
 
-fn answer<P: Payload>(description: &str) -> Response {
+fn response<P: Payload>(description: &str) -> Response {
     let response = ResponseBuilder::new().description(description);
     match P::schema_name() {
         None => response.build(),
@@ -149,8 +149,8 @@ fn answer<P: Payload>(description: &str) -> Response {
     }
 }
 
-/// The name in a path: a pool's, or else a volume's.
-fn name(path: &str) -> Parameter {
+/// The name in a path: of a pool or a volume.
+fn name_parameter(path: &str) -> Parameter {
     let (about, schema) = match path.starts_with("/v1/pools/") {
         true => ("Name of the pool.", "PoolName"),
         false => ("Name of the volume.", "VolumeName"),
@@ -164,7 +164,7 @@ fn name(path: &str) -> Parameter {
         .build()
 }
 
-fn metrics() -> utoipa::openapi::PathItem {
+fn metrics_path() -> utoipa::openapi::PathItem {
     let text =
         ContentBuilder::new().schema(Some(ObjectBuilder::new().schema_type(Type::String))).build();
     let response = ResponseBuilder::new()

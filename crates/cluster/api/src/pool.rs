@@ -1,4 +1,4 @@
-//! Pools of disks: what is asked for, and how they are shown.
+//! Disk pools: requests and responses.
 
 use std::path::PathBuf;
 
@@ -7,61 +7,62 @@ use utoipa::openapi::{ObjectBuilder, RefOr, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
 use uuid::Uuid;
 
-use crate::{Invalid, PoolName};
+use crate::{InvalidValue, PoolName};
 
 /// Most disks of a pool.
 pub const MAX_DISKS: usize = 128;
 
-/// How a pool bears that disks fail.
+/// A pool's RAID level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
-pub enum Raid {
-    /// Not at all: strips over all disks.
-    Zero,
-    /// Copies of everything.
-    One,
-    /// Copies, and strips over them.
-    Ten,
-    /// Parity: one disk may fail.
-    Five,
-    /// Two kinds of parity: two disks may fail.
-    Six,
+pub enum RaidLevel {
+    /// No redundancy: chunks striped over all disks.
+    Raid0,
+    /// Mirror copies.
+    Raid1,
+    /// Mirror copies, striped.
+    Raid10,
+    /// Single parity: one disk may fail.
+    Raid5,
+    /// Double parity: two disks may fail.
+    Raid6,
 }
 
-impl From<Raid> for u8 {
-    fn from(raid: Raid) -> Self {
+impl From<RaidLevel> for u8 {
+    fn from(raid: RaidLevel) -> Self {
         match raid {
-            Raid::Zero => 0,
-            Raid::One => 1,
-            Raid::Ten => 10,
-            Raid::Five => 5,
-            Raid::Six => 6,
+            RaidLevel::Raid0 => 0,
+            RaidLevel::Raid1 => 1,
+            RaidLevel::Raid10 => 10,
+            RaidLevel::Raid5 => 5,
+            RaidLevel::Raid6 => 6,
         }
     }
 }
 
-impl TryFrom<u8> for Raid {
-    type Error = Invalid;
+impl TryFrom<u8> for RaidLevel {
+    type Error = InvalidValue;
 
-    fn try_from(level: u8) -> Result<Self, Invalid> {
-        let all = [Self::Zero, Self::One, Self::Ten, Self::Five, Self::Six];
+    fn try_from(level: u8) -> Result<Self, InvalidValue> {
+        let all = [Self::Raid0, Self::Raid1, Self::Raid10, Self::Raid5, Self::Raid6];
         let found = all.into_iter().find(|raid| u8::from(*raid) == level);
-        found.ok_or_else(|| Invalid::new("RAID level", &level.to_string(), LEVELS))
+        found.ok_or_else(|| InvalidValue::new("RAID level", &level.to_string(), ALLOWED_LEVELS))
     }
 }
 
-const LEVELS: &str = "use 0, 1, 10, 5 or 6";
+const ALLOWED_LEVELS: &str = "use 0, 1, 10, 5 or 6";
 
-impl std::str::FromStr for Raid {
-    type Err = Invalid;
+impl std::str::FromStr for RaidLevel {
+    type Err = InvalidValue;
 
-    fn from_str(s: &str) -> Result<Self, Invalid> {
-        let level = s.parse::<u8>().map_err(|_| Invalid::new("RAID level", s, LEVELS))?;
+    fn from_str(s: &str) -> Result<Self, InvalidValue> {
+        let level =
+            s.parse::<u8>().map_err(|_| InvalidValue::new("RAID level", s, ALLOWED_LEVELS))?;
         Self::try_from(level)
     }
 }
 
-impl PartialSchema for Raid {
+impl PartialSchema for RaidLevel {
     fn schema() -> RefOr<Schema> {
         ObjectBuilder::new()
             .schema_type(Type::Integer)
@@ -71,7 +72,7 @@ impl PartialSchema for Raid {
     }
 }
 
-impl ToSchema for Raid {}
+impl ToSchema for RaidLevel {}
 
 /// A pool to be created, of disks of the node that is asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -80,7 +81,7 @@ pub struct CreatePool {
     /// Its name.
     pub name: PoolName,
     /// Its RAID level.
-    pub raid: Raid,
+    pub raid: RaidLevel,
     /// How many copies there are of everything, of RAID 1 and 10: 2 (default) to 4.
     #[serde(default)]
     #[schema(minimum = 2, maximum = 4)]
@@ -89,9 +90,10 @@ pub struct CreatePool {
     #[serde(default)]
     pub columns: Option<u16>,
     /// How many bytes of a stripe lie on one disk: 16, 32, 64 (default) or 128 KiB.
-    #[serde(default = "default_strip")]
+    #[serde(default = "default_chunk")]
     pub strip_bytes: u32,
-    /// Whether what lies in it has checksums: a disk that gives back what was not written is found out, and set right at every level but
+    /// Whether what lies in it has checksums: a disk that gives back what was not written is found
+    /// out, and set right at every level but
     /// 0. It cannot be changed later.
     #[serde(default)]
     pub checksums: bool,
@@ -102,66 +104,67 @@ pub struct CreatePool {
     #[serde(default)]
     #[schema(value_type = Vec<String>, max_items = 128)]
     pub spares: Vec<PathBuf>,
-    /// Disks that are to be overwritten although they hold something: serial numbers, or the paths of those that have none.
+    /// Disks that are to be overwritten although they hold something: serial numbers, or the paths
+    /// of those that have none.
     #[serde(default)]
     #[schema(max_items = 128)]
     pub overwrite: Vec<String>,
 }
 
-fn default_strip() -> u32 {
-    CreatePool::STRIP_BYTES
+fn default_chunk() -> u32 {
+    CreatePool::DEFAULT_CHUNK_BYTES
 }
 
 impl CreatePool {
-    /// Bytes of a strip, where nobody says how many.
-    pub const STRIP_BYTES: u32 = 64 << 10;
+    /// Default chunk size, in bytes.
+    pub const DEFAULT_CHUNK_BYTES: u32 = 64 << 10;
 
-    /// Checks what the request says by itself.
+    /// Checks that the request is consistent in itself.
     ///
     /// # Errors
-    /// [`Invalid`] says which part of it makes no sense.
-    pub fn check(&self) -> Result<(), Invalid> {
-        check_strip(self.strip_bytes)?;
+    /// [`InvalidValue`] names the invalid part.
+    pub fn check(&self) -> Result<(), InvalidValue> {
+        check_chunk_size(self.strip_bytes)?;
         let count = self.disks.len() + self.spares.len();
         if count > MAX_DISKS {
             let what = format!("a pool has at most {MAX_DISKS}");
-            return Err(Invalid::new("number of disks", &count.to_string(), what));
+            return Err(InvalidValue::new("number of disks", &count.to_string(), what));
         }
-        let copied = matches!(self.raid, Raid::One | Raid::Ten);
+        let copied = matches!(self.raid, RaidLevel::Raid1 | RaidLevel::Raid10);
         if let Some(copies) = self.copies
             && !(copied && (2..=4).contains(&copies))
         {
             let what = "use 2 to 4 with RAID 1 and RAID 10, and none with other levels";
-            return Err(Invalid::new("number of copies", &copies.to_string(), what));
+            return Err(InvalidValue::new("number of copies", &copies.to_string(), what));
         }
         self.check_columns()?;
-        let (disks, least) = (self.disks.len(), usize::from(self.least_disks()));
+        let (disks, least) = (self.disks.len(), usize::from(self.min_disks()));
         if disks < least {
             let raid = u8::from(self.raid);
             let what = format!("RAID {raid} takes at least {least} beside its spares");
-            return Err(Invalid::new("number of disks", &disks.to_string(), what));
+            return Err(InvalidValue::new("number of disks", &disks.to_string(), what));
         }
         let all = || self.disks.iter().chain(&self.spares);
         let twice = all().enumerate().find(|(i, path)| all().skip(i + 1).any(|p| p == *path));
         if let Some((_, path)) = twice {
             let what = "name each disk once";
-            return Err(Invalid::new("list of disks", &path.display().to_string(), what));
+            return Err(InvalidValue::new("list of disks", &path.display().to_string(), what));
         }
         Ok(())
     }
 
-    fn check_columns(&self) -> Result<(), Invalid> {
+    fn check_columns(&self) -> Result<(), InvalidValue> {
         let Some(columns) = self.columns else { return Ok(()) };
         let refuse =
-            |what: String| Err(Invalid::new("number of columns", &columns.to_string(), what));
-        let (least, copies) = (self.least_columns(), u16::from(self.copies()));
-        if self.raid == Raid::One && columns != copies {
+            |what: String| Err(InvalidValue::new("number of columns", &columns.to_string(), what));
+        let (least, copies) = (self.min_columns(), u16::from(self.mirror_copies()));
+        if self.raid == RaidLevel::Raid1 && columns != copies {
             return refuse(format!("RAID 1 has as many as copies, {copies}; RAID 10 has more"));
         }
         if columns < least {
             return refuse(format!("RAID {} takes at least {least}", u8::from(self.raid)));
         }
-        if self.raid == Raid::Ten && columns % copies != 0 {
+        if self.raid == RaidLevel::Raid10 && columns % copies != 0 {
             return refuse(format!("use a multiple of {copies}, the number of copies"));
         }
         if usize::from(columns) > self.disks.len() {
@@ -173,41 +176,41 @@ impl CreatePool {
         Ok(())
     }
 
-    /// How many copies there are of everything: 1 where there are none.
+    /// The number of mirror copies: 1 for levels without mirroring.
     #[must_use]
-    pub fn copies(&self) -> u8 {
+    pub fn mirror_copies(&self) -> u8 {
         match self.raid {
-            Raid::One | Raid::Ten => self.copies.unwrap_or(2),
-            Raid::Zero | Raid::Five | Raid::Six => 1,
+            RaidLevel::Raid1 | RaidLevel::Raid10 => self.copies.unwrap_or(2),
+            RaidLevel::Raid0 | RaidLevel::Raid5 | RaidLevel::Raid6 => 1,
         }
     }
 
-    fn least_columns(&self) -> u16 {
-        let copies = u16::from(self.copies());
+    fn min_columns(&self) -> u16 {
+        let copies = u16::from(self.mirror_copies());
         match self.raid {
-            Raid::Zero => 1,
-            Raid::One => copies,
-            Raid::Ten => 2 * copies,
-            Raid::Five => 3,
-            Raid::Six => 4,
+            RaidLevel::Raid0 => 1,
+            RaidLevel::Raid1 => copies,
+            RaidLevel::Raid10 => 2 * copies,
+            RaidLevel::Raid5 => 3,
+            RaidLevel::Raid6 => 4,
         }
     }
 
-    fn least_disks(&self) -> u16 {
-        self.least_columns().max(self.columns.unwrap_or(0))
+    fn min_disks(&self) -> u16 {
+        self.min_columns().max(self.columns.unwrap_or(0))
     }
 }
 
-/// Checks the length of a strip.
+/// Checks a chunk size.
 ///
 /// # Errors
-/// [`Invalid`] says what it may be.
-pub fn check_strip(bytes: u32) -> Result<(), Invalid> {
+/// [`InvalidValue`] says what is allowed.
+pub fn check_chunk_size(bytes: u32) -> Result<(), InvalidValue> {
     if bytes.is_power_of_two() && (16 << 10..=128 << 10).contains(&bytes) {
         return Ok(());
     }
     let given = crate::Size(bytes.into()).to_string();
-    Err(Invalid::new("strip", &given, "use 16K, 32K, 64K or 128K"))
+    Err(InvalidValue::new("strip", &given, "use 16K, 32K, 64K or 128K"))
 }
 
 /// Disks to be added to a pool.
@@ -220,7 +223,8 @@ pub struct AddDisks {
     /// Whether they are spares.
     #[serde(default)]
     pub spare: bool,
-    /// Disks that are to be overwritten although they hold something: serial numbers, or the paths of those that have none.
+    /// Disks that are to be overwritten although they hold something: serial numbers, or the paths
+    /// of those that have none.
     #[serde(default)]
     #[schema(max_items = 128)]
     pub overwrite: Vec<String>,
@@ -232,7 +236,8 @@ pub struct AddDisks {
 pub struct RemoveDisk {
     /// Its serial number, its path, or its number in the pool.
     pub disk: String,
-    /// Cancels a removal that is under way: the disk stays. What has been moved to other disks already stays there.
+    /// Cancels a removal that is under way: the disk stays. What has been moved to other disks
+    /// already stays there.
     #[serde(default)]
     pub cancel: bool,
 }
@@ -241,8 +246,8 @@ pub struct RemoveDisk {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ClearErrors {
-    /// The disk whose errors are counted anew: its serial number, its path, or its number in the pool. None: all disks; then
-    /// which blocks scrubs could not repair is forgotten as well.
+    /// The disk whose errors are counted anew: its serial number, its path, or its number in the
+    /// pool. None: all disks; then which blocks scrubs could not repair is forgotten as well.
     #[serde(default)]
     pub disk: Option<String>,
 }
@@ -256,7 +261,8 @@ pub struct ReplaceDisk {
     /// The new one: an absolute path.
     #[schema(value_type = String)]
     pub with: PathBuf,
-    /// The new one's serial number, or its path if it has none, if it is to be overwritten although it holds something.
+    /// The new one's serial number, or its path if it has none, if it is to be overwritten although
+    /// it holds something.
     #[serde(default)]
     #[schema(max_items = 128)]
     pub overwrite: Vec<String>,
@@ -266,15 +272,18 @@ pub struct ReplaceDisk {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OpenPool {
-    /// Serial numbers, paths or numbers of the disks that are gone; none only if the pool is taken over.
+    /// Serial numbers, paths or numbers of the disks that are gone; none only if the pool is taken
+    /// over.
     #[serde(default)]
     #[schema(max_items = 128)]
     pub without: Vec<String>,
-    /// Take its disks from the node that had them last and will never use them again. Refused while that node uses them.
+    /// Take its disks from the node that had them last and will never use them again. Refused while
+    /// that node uses them.
     #[serde(default)]
     pub take_over: bool,
-    /// The pool's name once more: what only the disks hold that are gone is lost, and they never come back into it; and if another
-    /// node should use a pool that is taken over, it stops serving there.
+    /// The pool's name once more: what only the disks hold that are gone is lost, and they never
+    /// come back into it; and if another node should use a pool that is taken over, it stops
+    /// serving there.
     pub confirm: PoolName,
 }
 
@@ -320,15 +329,15 @@ pub struct PoolCapacity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DiskState {
-    /// It holds data.
+    /// In use: it holds data.
     In,
-    /// It takes the place of one that fails.
+    /// A spare: it replaces a disk that fails.
     Spare,
-    /// What lies on it is being moved to others.
+    /// Draining: its extents are being moved to other disks.
     Leaving,
-    /// It has failed or is missing.
+    /// Detached: it has failed or is missing.
     Out,
-    /// The pool is not open: nobody knows.
+    /// Unknown, because the pool is not open.
     Unknown,
 }
 
@@ -352,7 +361,8 @@ pub struct PoolDisk {
     pub room: u32,
     /// Pieces on it that are not what they should be.
     pub behind_pieces: u64,
-    /// Since when its errors are counted, over restarts of the node, in seconds since the Unix epoch.
+    /// Since when its errors are counted, over restarts of the node, in seconds since the Unix
+    /// epoch.
     #[serde(default)]
     pub errors_since_s: Option<u64>,
     /// Blocks of it that were wrong or could not be read, and were written again.
@@ -365,7 +375,8 @@ pub struct PoolDisk {
     pub read_errors: u64,
     /// Writes that have failed.
     pub write_errors: u64,
-    /// Reads that gave what was not written, where the pool has checksums. Those that somebody waited for are among those that have failed.
+    /// Reads that gave what was not written, where the pool has checksums. Those that somebody
+    /// waited for are among those that have failed.
     pub checksum_errors: u64,
     /// Whether it lags far behind the other disks: what can be read from them is not read from it.
     pub slow: bool,
@@ -436,8 +447,8 @@ pub struct Pool {
     pub checksums: Option<bool>,
     /// Its capacity, while it is open.
     pub capacity: Option<PoolCapacity>,
-    /// How many more disks may fail, whichever they are, before data is lost. None while it is not open, or if
-    /// something is lost already.
+    /// How many more disks may fail, whichever they are, before data is lost. None while it is not
+    /// open, or if something is lost already.
     pub survives: Option<u32>,
     /// Its disks. While it is not open: those that it had, as far as the node knows.
     pub disks: Vec<PoolDisk>,
@@ -448,7 +459,8 @@ pub struct Pool {
     /// Blocks of volumes that no disk gives back. They read as errors until they are written again.
     #[serde(default)]
     pub lost: Vec<LostBlocks>,
-    /// Blocks of volumes that a scrub could not repair: nobody knows whether they are right, until they are written again.
+    /// Blocks of volumes that a scrub could not repair: nobody knows whether they are right, until
+    /// they are written again.
     #[serde(default)]
     pub unrepaired: Vec<LostBlocks>,
     /// How far a rebuild is, while there is one.
@@ -478,7 +490,7 @@ mod tests {
             raid: raid.try_into().unwrap(),
             copies: None,
             columns: None,
-            strip_bytes: CreatePool::STRIP_BYTES,
+            strip_bytes: CreatePool::DEFAULT_CHUNK_BYTES,
             checksums: false,
             disks,
             spares: Vec::new(),
@@ -514,8 +526,8 @@ mod tests {
 
     #[test]
     fn what_contradicts_itself_is_refused() {
-        let refused = |ask: CreatePool, what: &str| {
-            let why = ask.check().unwrap_err().to_string();
+        let refused = |request: CreatePool, what: &str| {
+            let why = request.check().unwrap_err().to_string();
             assert!(why.contains(what), "{why}");
         };
         refused(CreatePool { copies: Some(2), ..ask(5, 3) }, "number of copies");

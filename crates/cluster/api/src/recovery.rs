@@ -1,4 +1,4 @@
-//! Volumes that no record names: images that are found, and how they become volumes again.
+//! Orphaned images, and how they become volumes again.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -46,7 +46,8 @@ pub struct AdoptImage {
     /// Names of nodes whose copies may be newer, and are to be done without.
     #[serde(default)]
     pub without: Vec<String>,
-    /// Whether to take it whatever other copies may hold that it lacks, and whatever is unknown of it.
+    /// Whether to take it whatever other copies may hold that it lacks, and whatever is unknown of
+    /// it.
     #[serde(default)]
     pub force: bool,
     /// Whether only to say what would be done.
@@ -75,7 +76,7 @@ pub struct DiscardImage {
 
 /// A copy in a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct PlannedCopy {
+pub struct PlannedReplica {
     /// Name of the node.
     pub node: String,
     /// Where the image is there.
@@ -96,9 +97,9 @@ pub struct PlannedVolume {
     /// Its size in bytes.
     pub size_bytes: u64,
     /// The copy that it goes on with.
-    pub leads: Option<PlannedCopy>,
+    pub leads: Option<PlannedReplica>,
     /// Copies that are brought in sync with that one.
-    pub follow: Vec<PlannedCopy>,
+    pub follow: Vec<PlannedReplica>,
     /// What there is to know, or to do afterwards.
     pub notes: Vec<String>,
     /// Why nothing is done about it, and what would help.
@@ -119,7 +120,7 @@ pub struct RecoverCluster {
 
 /// A new store in the place of one that is lost.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct NewStore {
+pub struct ReplacementStore {
     /// The cluster that ends.
     pub replaces: Uuid,
     /// Where the members of its store were.
@@ -134,7 +135,7 @@ pub struct RecoveryPlan {
     /// Name of the node that is asked, which confirms the plan.
     pub node: String,
     /// The new store, if the cluster's is lost. Volumes come when it is there.
-    pub store: Option<NewStore>,
+    pub store: Option<ReplacementStore>,
     /// Volumes.
     pub volumes: Vec<PlannedVolume>,
     /// Names of the nodes that did not say which images they have.

@@ -1,13 +1,14 @@
-//! Who has reserved a volume.
+//! Reservations of a volume.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// The reservations of a volume: what initiators have agreed among themselves, to keep each other out.
+/// The reservations of a volume: what initiators have agreed among themselves, to keep each other
+/// out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Reservations {
-    /// What kind of persistent reservation there is, if there is one: `write exclusive, registrants only`
-    /// and the like.
+    /// What kind of persistent reservation there is, if there is one:
+    /// `write exclusive, registrants only` and the like.
     pub kind: Option<String>,
     /// Who has registered.
     pub registrations: Vec<Registration>,
@@ -22,8 +23,8 @@ pub struct Reservations {
 pub struct Registration {
     /// iSCSI: name of the initiator and its session's ISID; NVMe: the host's identifier.
     pub initiator: String,
-    /// Relative identifier of the target port, which is the node's number among those that serve the
-    /// volume; 0 for NVMe.
+    /// Relative identifier of the target port, which is the node's number among those that serve
+    /// the volume; 0 for NVMe.
     pub port: u16,
     /// Its key, in hexadecimal digits.
     pub key: String,

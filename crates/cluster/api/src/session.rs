@@ -17,7 +17,7 @@ pub enum Protocol {
     Iscsi,
     /// NVMe/TCP.
     Nvme,
-    /// vhost-user: a virtual machine beside the node.
+    /// vhost-user: a virtual machine on the node's machine.
     VhostUser,
 }
 
@@ -31,7 +31,8 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// One initiator's session: an iSCSI session, an NVMe controller with its queues, or a virtual machine at its socket.
+/// One initiator's session: an iSCSI session, an NVMe controller with its queues, or a virtual
+/// machine at its socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Session {
     /// Its protocol.
@@ -42,7 +43,8 @@ pub struct Session {
     pub peer: String,
     /// Name of the target or subsystem it is logged in to; of a virtual machine its volume.
     pub target: String,
-    /// The volumes it reaches; none for a discovery session, and for one whose volumes were taken away.
+    /// The volumes it reaches; none for a discovery session, and for one whose volumes were taken
+    /// away.
     pub volumes: Vec<VolumeName>,
     /// Connections (iSCSI) or queues (NVMe/TCP) of the session.
     pub connections: u32,

@@ -1,9 +1,9 @@
-//! Sizes as people write them, and the sizes a volume may have.
+//! Sizes in text form, and the valid sizes of a volume.
 
 use std::fmt;
 use std::str::FromStr;
 
-use crate::{BlockSize, Invalid};
+use crate::{BlockSize, InvalidValue};
 
 /// A number of bytes that people read and write: `10G` and `10GiB` are 10 × 2³⁰, whatever the
 /// unit's spelling. Decimal units are refused rather than guessed.
@@ -19,7 +19,7 @@ const UNITS: [(char, u32, &str); 6] = [
     ('E', 60, "EiB"),
 ];
 
-const ALLOWED: &str = "use whole bytes or a unit of 1024: 4096, 512M, 10G, 1.5TiB";
+const ALLOWED_FORMS: &str = "use whole bytes or a unit of 1024: 4096, 512M, 10G, 1.5TiB";
 
 impl Size {
     /// Smallest volume, in bytes.
@@ -29,7 +29,7 @@ impl Size {
 
     /// The exact form that parses back to the same number: the largest unit that divides it.
     #[must_use]
-    pub fn exact(self) -> String {
+    pub fn to_exact_string(self) -> String {
         let whole = UNITS.iter().rev().find(|(_, shift, _)| {
             self.0 != 0 && self.0.trailing_zeros() >= *shift && self.0 >> shift > 0
         });
@@ -54,7 +54,7 @@ fn split_unit(s: &str) -> Option<(&str, u32)> {
     matches!(letters.as_str(), "" | "IB" | "I").then_some((digits, *shift))
 }
 
-/// `digits × 2^shift`, exact or not at all.
+/// `digits × 2^shift`, or `None` if that is not a whole number.
 fn scale(digits: &str, shift: u32) -> Option<u64> {
     let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
     if whole.is_empty() || fraction.len() > 18 || (digits.contains('.') && fraction.is_empty()) {
@@ -75,20 +75,24 @@ fn scale(digits: &str, shift: u32) -> Option<u64> {
 }
 
 impl FromStr for Size {
-    type Err = Invalid;
+    type Err = InvalidValue;
 
-    fn from_str(s: &str) -> Result<Self, Invalid> {
+    fn from_str(s: &str) -> Result<Self, InvalidValue> {
         let text = s.trim();
         let decimal = ["KB", "MB", "GB", "TB", "PB", "EB"]
             .iter()
             .any(|unit| text.to_ascii_uppercase().ends_with(unit));
         if decimal {
-            return Err(Invalid::new("size", s, format!("decimal units are not used; {ALLOWED}")));
+            return Err(InvalidValue::new(
+                "size",
+                s,
+                format!("decimal units are not used; {ALLOWED_FORMS}"),
+            ));
         }
         split_unit(text)
             .and_then(|(digits, shift)| scale(digits, shift))
             .map(Self)
-            .ok_or_else(|| Invalid::new("size", s, ALLOWED))
+            .ok_or_else(|| InvalidValue::new("size", s, ALLOWED_FORMS))
     }
 }
 
@@ -110,13 +114,13 @@ impl fmt::Display for Size {
     }
 }
 
-/// Checks that a volume may be `bytes` long.
+/// Checks that `bytes` is a valid volume size.
 ///
 /// # Errors
-/// [`Invalid`] for a size outside 1 MiB to 256 TiB or one that is not whole blocks.
-pub fn check_volume_size(bytes: u64, block_size: BlockSize) -> Result<(), Invalid> {
+/// [`InvalidValue`] for a size outside 1 MiB to 256 TiB or one that is not whole blocks.
+pub fn check_volume_size(bytes: u64, block_size: BlockSize) -> Result<(), InvalidValue> {
     let block = u64::from(block_size.bytes());
-    let bad = |allowed: String| Err(Invalid::new("volume size", &bytes.to_string(), allowed));
+    let bad = |allowed: String| Err(InvalidValue::new("volume size", &bytes.to_string(), allowed));
     if !(Size::MIN_VOLUME..=Size::MAX_VOLUME).contains(&bytes) {
         bad(format!("use {} to {}", Size(Size::MIN_VOLUME), Size(Size::MAX_VOLUME)))
     } else if !bytes.is_multiple_of(block) {
@@ -210,13 +214,13 @@ mod tests {
     proptest! {
         #[test]
         fn exact_text_parses_back(bytes: u64) {
-            prop_assert_eq!(Size(bytes).exact().parse::<Size>(), Ok(Size(bytes)));
+            prop_assert_eq!(Size(bytes).to_exact_string().parse::<Size>(), Ok(Size(bytes)));
         }
 
         #[test]
         fn exact_text_of_whole_units_parses_back(n in 1u64..1 << 20, shift in 0u32..44) {
             let size = Size(n << shift);
-            prop_assert_eq!(size.exact().parse::<Size>(), Ok(size));
+            prop_assert_eq!(size.to_exact_string().parse::<Size>(), Ok(size));
         }
 
         #[test]

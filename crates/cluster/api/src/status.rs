@@ -1,4 +1,4 @@
-//! One answer to "is my data safe?".
+//! The status: whether the data is safe, and why.
 
 use std::path::PathBuf;
 
@@ -13,14 +13,14 @@ use utoipa::ToSchema;
 pub enum Verdict {
     /// Every volume serves, and nothing is about to go wrong.
     Safe,
-    /// Every volume serves; a finding needs attention before it becomes a loss of service.
+    /// Every volume serves; a finding needs attention before service is lost.
     AtRisk,
     /// At least one volume does not serve.
     Unavailable,
 }
 
 impl Verdict {
-    /// How `windrose status` ends with it.
+    /// The exit code of `windrose status`.
     #[must_use]
     pub fn exit_code(self) -> u8 {
         match self {
@@ -37,11 +37,11 @@ impl Verdict {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// Good to know; nobody has to act.
+    /// Information; no action needed.
     Note,
-    /// Somebody should act soon.
+    /// Act soon.
     Warning,
-    /// Data cannot be reached now.
+    /// Data is unavailable now.
     Critical,
 }
 
@@ -116,8 +116,8 @@ pub struct Memory {
 pub struct Status {
     /// Is my data safe?
     pub verdict: Verdict,
-    /// Whether the node reaches no other one: then it does not know how volumes are elsewhere, and what it does not
-    /// know counts as not served.
+    /// Whether the node reaches no other one: then it does not know how volumes are elsewhere, and
+    /// what it does not know counts as not served.
     #[serde(default)]
     pub cut_off: bool,
     /// Why the verdict is what it is, worst first.

@@ -1,4 +1,4 @@
-//! Volumes, as they are asked for and as they are shown.
+//! Volumes: requests and responses.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use utoipa::openapi::{ObjectBuilder, RefOr, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
 use uuid::Uuid;
 
-use crate::{Access, ApiError, Chap, Initiator, Invalid, PoolName, VolumeCopy, VolumeName};
+use crate::{Access, ApiError, Chap, Initiator, InvalidValue, PoolName, VolumeName, VolumeReplica};
 
 /// Size of a logical block.
 #[derive(
@@ -24,7 +24,7 @@ pub enum BlockSize {
 }
 
 impl BlockSize {
-    /// In bytes.
+    /// The block size in bytes.
     #[must_use]
     pub fn bytes(self) -> u32 {
         match self {
@@ -47,13 +47,13 @@ impl PartialSchema for BlockSize {
 impl ToSchema for BlockSize {}
 
 impl TryFrom<u32> for BlockSize {
-    type Error = Invalid;
+    type Error = InvalidValue;
 
-    fn try_from(bytes: u32) -> Result<Self, Invalid> {
+    fn try_from(bytes: u32) -> Result<Self, InvalidValue> {
         match bytes {
             512 => Ok(Self::B512),
             4096 => Ok(Self::B4096),
-            other => Err(Invalid::new("block size", &other.to_string(), "use 512 or 4096")),
+            other => Err(InvalidValue::new("block size", &other.to_string(), "use 512 or 4096")),
         }
     }
 }
@@ -72,14 +72,15 @@ pub struct Protocols {
     pub iscsi: bool,
     /// Over NVMe/TCP.
     pub nvme: bool,
-    /// To virtual machines beside its nodes, by vhost-user (default: not): whoever may open the socket.
-    #[serde(default, skip_serializing_if = "is_not")]
+    /// To virtual machines beside its nodes, by vhost-user (default: not): whoever may open the
+    /// socket.
+    #[serde(default, skip_serializing_if = "is_false")]
     pub vhost_user: bool,
 }
 
-// As serde wants it. Older nodes do not know of what is not asked for.
+// For serde: omit unset flags, which older nodes do not know.
 #[allow(clippy::trivially_copy_pass_by_ref)]
-fn is_not(flag: &bool) -> bool {
+fn is_false(flag: &bool) -> bool {
     !*flag
 }
 
@@ -152,7 +153,7 @@ impl Backing {
         }
     }
 
-    /// The pool that it is a part of, if it is.
+    /// The pool that holds it, if any.
     #[must_use]
     pub fn pool(&self) -> Option<&PoolName> {
         match self {
@@ -185,13 +186,13 @@ pub struct CreateVolume {
     #[serde(default)]
     pub block_size: BlockSize,
     /// Whether space is taken when it is written (default) or all of it now.
-    #[serde(default = "thin_by_default")]
+    #[serde(default = "default_thin")]
     pub thin: bool,
     /// Where the data shall live; with several copies, on each of their nodes.
     #[serde(default)]
     pub backing: NewBacking,
     /// How many copies there shall be, on as many nodes: 1 (default) to 3.
-    #[serde(default = "one_copy")]
+    #[serde(default = "default_replicas")]
     pub replicas: u8,
     /// Names of the nodes that shall keep copies; the cluster chooses the rest.
     #[serde(default)]
@@ -222,18 +223,18 @@ pub struct CreateVolumes {
 }
 
 /// Most volumes that one request creates.
-pub const MAX_BATCH: usize = 256;
+pub const MAX_VOLUMES_PER_REQUEST: usize = 256;
 
 /// What became of volumes that were to be created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct CreatedVolumes {
+pub struct CreateVolumeResults {
     /// Each of them, in the order in which they were asked for.
-    pub volumes: Vec<CreatedVolume>,
+    pub volumes: Vec<CreateVolumeResult>,
 }
 
 /// What became of a volume that was to be created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct CreatedVolume {
+pub struct CreateVolumeResult {
     /// Its name.
     pub name: VolumeName,
     /// The volume, if it is there.
@@ -242,18 +243,18 @@ pub struct CreatedVolume {
     pub error: Option<ApiError>,
 }
 
-fn one_copy() -> u8 {
+fn default_replicas() -> u8 {
     1
 }
 
-fn thin_by_default() -> bool {
+fn default_thin() -> bool {
     true
 }
 
 /// A new size for a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Grow {
+pub struct GrowVolumeRequest {
     /// The size in bytes, at least the present one.
     pub size_bytes: u64,
 }
@@ -261,7 +262,7 @@ pub struct Grow {
 /// Initiators to allow or to deny.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Initiators {
+pub struct InitiatorList {
     /// Their names.
     #[schema(max_items = 1024)]
     pub initiators: Vec<Initiator>,
@@ -293,7 +294,7 @@ pub enum VolumeState {
 
 /// Another volume of a target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct TargetUnit {
+pub struct TargetLun {
     /// Logical unit number.
     pub lun: u16,
     /// Its name.
@@ -304,12 +305,13 @@ pub struct TargetUnit {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MapVolume {
-    /// The name of the target, or of the volume that it belongs to: the volume's own name for its own target. Without one it
-    /// stays where it is.
+    /// The name of the target, or of the volume that it belongs to: the volume's own name for its
+    /// own target. Without one it stays where it is.
     #[serde(default)]
     #[schema(max_length = 223)]
     pub target: Option<String>,
-    /// Logical unit number, 0 to 255, one less than the namespace identifier. Without one it stays, or is the lowest that is free at another target.
+    /// Logical unit number, 0 to 255, one less than the namespace identifier. Without one it stays,
+    /// or is the lowest that is free at another target.
     #[serde(default)]
     #[schema(maximum = 255)]
     pub lun: Option<u16>,
@@ -325,7 +327,7 @@ pub struct IscsiExport {
     /// The volume whose target that is: this one, unless it was put behind another's.
     pub owner: VolumeName,
     /// The other units of the target.
-    pub others: Vec<TargetUnit>,
+    pub others: Vec<TargetLun>,
     /// Addresses the node listens at, `ip:port`.
     pub portals: Vec<String>,
 }
@@ -378,7 +380,7 @@ pub struct Volume {
     /// Whether space is taken when it is written.
     pub thin: bool,
     /// Where its data lives: all copies, by node.
-    pub copies: Vec<VolumeCopy>,
+    pub copies: Vec<VolumeReplica>,
     /// How many copies it is to have. The lack of one is a finding of the status.
     pub copies_wanted: u8,
     /// Bytes of this node's copy that hold data, where that is known.
@@ -407,8 +409,8 @@ pub struct Volume {
 pub struct VolumeList {
     /// The volumes.
     pub volumes: Vec<Volume>,
-    /// Why these may not be all that there are, or not as they are now: the node has not read its store yet, or
-    /// does not reach it.
+    /// Why these may not be all that there are, or not as they are now: the node has not read its
+    /// store yet, or does not reach it.
     #[serde(default)]
     pub unread: Option<String>,
 }

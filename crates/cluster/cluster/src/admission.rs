@@ -1,12 +1,13 @@
-//! Who is let into a cluster: its tokens and the requests of nodes to join, as records of the store (RFD 0038, 2.3).
+//! Admission to a cluster: join tokens and join requests, as records in the store (RFD 0038, 2.3).
 //!
 //! | key | holds | written by |
 //! |---|---|---|
-//! | `tokens/ID` | [`TokenRecord`] | the node that makes it; each that counts a use, or revokes it |
-//! | `joins/ID` | [`JoinRecord`] | the node that is asked; who approves or refuses it |
+//! | `tokens/ID` | [`TokenRecord`] | its creator; nodes that count a use or revoke it |
+//! | `joins/ID` | [`JoinRecord`] | the node that receives the request; the node that decides it |
 //!
-//! [`judge`] decides and is pure. A use is counted by the commit that writes the record of the join, so an answer that is
-//! lost costs nothing: the same node that asks again with the same token finds its record.
+//! [`decide_join`] decides and is pure. The commit that writes the join record also counts the use,
+//! so a lost response costs nothing: when the same node asks again with the same token, its record
+//! is found.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -15,37 +16,38 @@ use ring::digest::{Context, SHA256};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::identity::{ClusterSecret, MAX_NODES, Protection, Role};
-use crate::joining::{self, JoinError};
-use crate::meta::{Change, Entry, Expect, Meta, MetaError, Revision};
+use crate::identity::{ClusterSecret, MAX_NODES, Role, TransportSecurity};
+use crate::join_token::{Sha256Digest, ShortId, TokenSecret};
+use crate::node_membership::{self, JoinError};
 use crate::nodes::{self, ClusterRecord};
-use crate::token::{Digest, ShortId, TokenSecret};
+use crate::store::{Change, Entry, MetadataStore, Precondition, Revision, StoreError};
 
-/// What keys of tokens begin with.
-pub const TOKENS: &str = "tokens/";
+/// Prefix of the keys of tokens.
+pub const TOKEN_KEY_PREFIX: &str = "tokens/";
 
-/// What keys of requests to join begin with.
-pub const JOINS: &str = "joins/";
+/// Prefix of the keys of join requests.
+pub const JOIN_KEY_PREFIX: &str = "joins/";
 
-/// Version of requests and answers.
-pub const FORMAT: u64 = 1;
+/// Version of the join protocol.
+pub const JOIN_PROTOCOL_VERSION: u64 = 1;
 
-/// Longest request or answer, in bytes.
-pub const MAX_MESSAGE: usize = 64 << 10;
+/// Longest request or response, in bytes.
+pub const MAX_MESSAGE_LEN: usize = 64 << 10;
 
-/// Most tokens that are kept, over ones included, and most requests.
+/// Most tokens kept, ended ones included, and most requests.
 const MAX_TOKENS: usize = 256;
 const MAX_JOINS: usize = 1024;
 
-/// Most requests that wait for a decision.
-pub const MAX_WAITING: usize = 64;
+/// Most requests that wait for approval.
+pub const MAX_WAITING_JOINS: usize = 64;
 
-/// How long what is over is kept, so that who comes too late is told why: a week.
-const KEPT_S: u64 = 7 * 86_400;
+/// How long ended tokens and requests are kept, so that a late node learns why it is denied: a
+/// week.
+const RETENTION_S: u64 = 7 * 86_400;
 
 /// Longest name and version in a request, and most addresses.
-const MAX_TEXT: usize = 253;
-const MAX_OWN_ADDRESSES: usize = 64;
+const MAX_TEXT_LEN: usize = 253;
+const MAX_NODE_ADDRESSES: usize = 64;
 
 /// A token, without its secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,218 +56,227 @@ pub struct TokenRecord {
     /// Its identifier.
     pub id: ShortId,
     /// SHA-256 of its secret.
-    pub digest: Digest,
-    /// What it lets a node be; `None`: whatever it wants.
+    pub digest: Sha256Digest,
+    /// The role it admits; `None`: any.
     pub role: Option<Role>,
-    /// Until when, in seconds since 1970.
+    /// When it expires, in seconds since 1970.
     pub expires_s: u64,
-    /// How many nodes it lets in yet; `None`: any number.
-    pub uses: Option<u32>,
-    /// Whether a human has to approve each of them.
-    pub approve: bool,
-    /// Whether it was taken back.
+    /// How many more nodes it admits; `None`: any number.
+    #[serde(rename = "uses")]
+    pub remaining_uses: Option<u32>,
+    /// Whether an administrator must approve each of them.
+    #[serde(rename = "approve")]
+    pub requires_approval: bool,
+    /// Whether it was revoked.
     pub revoked: bool,
-    /// The node at which it was made.
-    pub made_by: String,
-    /// When, in seconds since 1970.
-    pub made_s: u64,
+    /// The node that created it.
+    #[serde(rename = "made_by")]
+    pub created_by: String,
+    /// When it was created, in seconds since 1970.
+    #[serde(rename = "made_s")]
+    pub created_s: u64,
 }
 
-/// A token that is to be made.
+/// A token to be created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewToken {
-    /// What it lets a node be; `None`: whatever it wants.
+    /// The role it admits; `None`: any.
     pub role: Option<Role>,
-    /// For how long, in seconds.
-    pub lasts_s: u64,
-    /// How many nodes it lets in; `None`: any number.
+    /// How long it is valid, in seconds.
+    pub lifetime_s: u64,
+    /// How many nodes it admits; `None`: any number.
     pub uses: Option<u32>,
-    /// Whether a human has to approve each of them.
-    pub approve: bool,
-    /// The node at which it is made.
-    pub made_by: String,
+    /// Whether an administrator must approve each of them.
+    pub requires_approval: bool,
+    /// The node that creates it.
+    pub created_by: String,
 }
 
-/// Whether a token lets anybody in.
+/// Whether a token admits nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenState {
-    /// It does.
+    /// It admits nodes.
     Valid,
-    /// As many have joined as it was for.
+    /// All its uses are consumed.
     UsedUp,
-    /// Its time is over.
+    /// It has expired.
     Expired,
-    /// It was taken back.
+    /// It was revoked.
     Revoked,
 }
 
 impl TokenRecord {
-    /// Whether it lets anybody in.
+    /// Whether the token admits nodes at `now_s`.
     #[must_use]
     pub fn state(&self, now_s: u64) -> TokenState {
         match self {
             Self { revoked: true, .. } => TokenState::Revoked,
             Self { expires_s, .. } if *expires_s <= now_s => TokenState::Expired,
-            Self { uses: Some(0), .. } => TokenState::UsedUp,
+            Self { remaining_uses: Some(0), .. } => TokenState::UsedUp,
             _ => TokenState::Valid,
         }
     }
 
-    /// Whether those that were let in by it may still fetch their answer.
+    /// Whether nodes admitted by it may still fetch their grant.
     #[must_use]
-    pub fn answers(&self, now_s: u64) -> bool {
+    pub fn allows_result_fetch(&self, now_s: u64) -> bool {
         matches!(self.state(now_s), TokenState::Valid | TokenState::UsedUp)
     }
 
-    fn is_shown_by(&self, request: &JoinRequest) -> bool {
+    fn is_proved_by(&self, request: &JoinRequest) -> bool {
         self.id == request.token && self.digest == request.secret.digest()
     }
 
-    fn put(&self, expect: Expect) -> Change {
-        nodes::put(token_key(self.id), expect, self)
+    fn to_change(&self, expect: Precondition) -> Change {
+        nodes::put_change(token_key(self.id), expect, self)
     }
 }
 
-/// How far a request to join has come.
+/// State of a join request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "is", deny_unknown_fields)]
 pub enum JoinState {
-    /// A human has to approve it.
+    /// Waits for approval.
     Waiting,
-    /// One has; the node does not know yet.
+    /// Approved; the node has not fetched its grant yet.
     Approved {
-        /// At which node.
+        /// The node where it was approved.
         by: String,
     },
-    /// One has refused it.
+    /// Refused by an administrator.
     Refused {
-        /// At which node.
+        /// The node where it was refused.
         by: String,
     },
-    /// It has its number.
+    /// The node has its number.
     Admitted {
-        /// Which.
+        /// The number.
         node: u16,
     },
 }
 
-/// A request to join.
+/// A stored join request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JoinRecord {
     /// Its identifier.
     pub id: ShortId,
-    /// The token that was shown.
+    /// The token it was made with.
     pub token: ShortId,
-    /// Who asks: the identity of its data directory.
-    pub directory: Uuid,
-    /// Its name.
+    /// The identity of the joining node's data directory.
+    #[serde(rename = "directory")]
+    pub data_dir_id: Uuid,
+    /// The node's name.
     pub name: String,
-    /// What it wants to be.
+    /// The role it asks for.
     pub role: Role,
-    /// Where other nodes reach it, as it says.
+    /// Where other nodes reach it, as it claims.
     pub addresses: Vec<SocketAddr>,
-    /// Where it asked from.
-    pub from: IpAddr,
-    /// Its version of the program.
+    /// The address it connected from.
+    #[serde(rename = "from")]
+    pub source_ip: IpAddr,
+    /// The version it runs.
     pub version: String,
-    /// When it asked first, in seconds since 1970.
-    pub asked_s: u64,
-    /// How far it has come.
+    /// When it first asked, in seconds since 1970.
+    #[serde(rename = "asked_s")]
+    pub requested_s: u64,
+    /// Its state.
     pub state: JoinState,
 }
 
 impl JoinRecord {
-    fn put(&self, expect: Expect) -> Change {
-        nodes::put(join_key(self.id), expect, self)
+    fn to_change(&self, expect: Precondition) -> Change {
+        nodes::put_change(join_key(self.id), expect, self)
     }
 
-    /// The number that it was given.
-    fn number(&self) -> Option<NodeId> {
+    /// The number the node was given, if it was admitted.
+    fn admitted_node(&self) -> Option<NodeId> {
         match self.state {
             JoinState::Admitted { node } => Some(NodeId(node)),
             JoinState::Waiting | JoinState::Approved { .. } | JoinState::Refused { .. } => None,
         }
     }
 
-    fn is_of(&self, request: &JoinRequest) -> bool {
-        let JoinRequest { token, directory, name, role, addresses, .. } = request;
-        (self.token, self.directory, self.role) == (*token, *directory, *role)
+    fn is_for_request(&self, request: &JoinRequest) -> bool {
+        let JoinRequest { token, data_dir_id, name, role, addresses, .. } = request;
+        (self.token, self.data_dir_id, self.role) == (*token, *data_dir_id, *role)
             && (&self.name, &self.addresses) == (name, addresses)
     }
 }
 
-/// What a node asks that wants to join.
+/// The request of a node that wants to join.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JoinRequest {
-    /// [`FORMAT`].
+    /// [`JOIN_PROTOCOL_VERSION`].
     pub format: u64,
-    /// Its version of the program.
+    /// The version the node runs.
     pub version: String,
-    /// The format of stores that it knows.
+    /// The store format it knows.
     pub store_format: u64,
-    /// The cluster that it means.
+    /// The cluster it wants to join.
     pub cluster: Uuid,
     /// Its token.
     pub token: ShortId,
-    /// What shows that it has the token.
+    /// The secret that proves possession of the token.
     pub secret: TokenSecret,
-    /// Who it is: the identity of its data directory.
-    pub directory: Uuid,
-    /// Its name.
+    /// The identity of the node's data directory.
+    #[serde(rename = "directory")]
+    pub data_dir_id: Uuid,
+    /// The node's name.
     pub name: String,
-    /// What it wants to be.
+    /// The role it asks for.
     pub role: Role,
     /// Where other nodes reach it.
     pub addresses: Vec<SocketAddr>,
-    /// How long its leases run, in milliseconds.
+    /// Its lease duration, in milliseconds.
     pub lease_ms: u64,
-    /// How long it waits leases out, in milliseconds.
+    /// Its lease grace period, in milliseconds.
     pub grace_ms: u64,
 }
 
-/// What a request of any version begins with.
+/// The start of a request of any version.
 #[derive(Deserialize)]
-struct Head {
+struct FormatHeader {
     format: u64,
 }
 
-/// Why bytes are no request.
+/// Why bytes are not a valid request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadRequest {
-    /// Another version of the program sent it.
-    #[error("this node speaks version {FORMAT} of the protocol by which nodes join")]
-    OtherFormat {
-        /// Its version of the protocol.
+pub enum JoinRequestError {
+    /// The sender speaks another version of the protocol.
+    #[error("this node speaks version {JOIN_PROTOCOL_VERSION} of the protocol by which nodes join")]
+    UnsupportedFormat {
+        /// The version it speaks.
         format: u64,
     },
-    /// It is none.
+    /// The bytes are not a request.
     #[error("it is no request to join: {0}")]
     Malformed(String),
 }
 
-/// Whether a text can stand in a log and on a terminal.
+/// Whether `text` is safe in a log and on a terminal.
 fn is_printable(text: &str) -> bool {
-    (1..=MAX_TEXT).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic())
+    (1..=MAX_TEXT_LEN).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic())
 }
 
 impl JoinRequest {
-    /// What `bytes` say.
+    /// Parses a request.
     ///
     /// # Errors
-    /// [`BadRequest`].
-    pub fn parse(bytes: &[u8]) -> Result<Self, BadRequest> {
-        let malformed = |why: String| BadRequest::Malformed(why);
-        if bytes.len() > MAX_MESSAGE {
-            return Err(malformed(format!("it is longer than {MAX_MESSAGE} bytes")));
+    /// [`JoinRequestError`].
+    pub fn parse(bytes: &[u8]) -> Result<Self, JoinRequestError> {
+        let malformed = |why: String| JoinRequestError::Malformed(why);
+        if bytes.len() > MAX_MESSAGE_LEN {
+            return Err(malformed(format!("it is longer than {MAX_MESSAGE_LEN} bytes")));
         }
-        let head: Head = serde_json::from_slice(bytes).map_err(|e| malformed(e.to_string()))?;
-        if head.format != FORMAT {
-            return Err(BadRequest::OtherFormat { format: head.format });
+        let head: FormatHeader =
+            serde_json::from_slice(bytes).map_err(|e| malformed(e.to_string()))?;
+        if head.format != JOIN_PROTOCOL_VERSION {
+            return Err(JoinRequestError::UnsupportedFormat { format: head.format });
         }
         let request: Self = serde_json::from_slice(bytes).map_err(|e| malformed(e.to_string()))?;
-        let addresses = 1..=MAX_OWN_ADDRESSES;
+        let addresses = 1..=MAX_NODE_ADDRESSES;
         if !is_printable(&request.name) || !is_printable(&request.version) {
             return Err(malformed("its name or its version is none".to_owned()));
         }
@@ -275,301 +286,315 @@ impl JoinRequest {
         Ok(request)
     }
 
-    /// As [`Self::parse`] reads it.
+    /// Encodes the request; [`Self::parse`] decodes it.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         nodes::encode(self)
     }
 
-    /// Where its record may stand, in the order in which it is looked for: what differs only by chance stands elsewhere.
-    fn places(&self) -> impl Iterator<Item = ShortId> + use<> {
-        let Self { token, directory, name, role, addresses, .. } = self;
-        let mut sum = Context::new(&SHA256);
-        sum.update(&nodes::encode(&(token, directory, name, role, addresses)));
-        let sum = sum.finish();
+    /// Identifiers its record may have, in lookup order. Derived from the request, so a repeated
+    /// request finds its record.
+    fn candidate_ids(&self) -> impl Iterator<Item = ShortId> + use<> {
+        let Self { token, data_dir_id, name, role, addresses, .. } = self;
+        let mut context = Context::new(&SHA256);
+        context.update(&nodes::encode(&(token, data_dir_id, name, role, addresses)));
+        let digest = context.finish();
         let words: Vec<_> =
-            sum.as_ref().as_chunks().0.iter().map(|w| ShortId(u32::from_be_bytes(*w))).collect();
+            digest.as_ref().as_chunks().0.iter().map(|w| ShortId(u32::from_be_bytes(*w))).collect();
         words.into_iter()
     }
 
-    fn record(&self, id: ShortId, from: IpAddr, now_s: u64, state: JoinState) -> JoinRecord {
-        let Self { token, directory, name, role, addresses, version, .. } = self.clone();
+    fn to_record(
+        &self,
+        id: ShortId,
+        source_ip: IpAddr,
+        now_s: u64,
+        state: JoinState,
+    ) -> JoinRecord {
+        let Self { token, data_dir_id, name, role, addresses, version, .. } = self.clone();
         JoinRecord {
             id,
             token,
-            directory,
+            data_dir_id,
             name,
             role,
             addresses,
-            from,
+            source_ip,
             version,
-            asked_s: now_s,
+            requested_s: now_s,
             state,
         }
     }
 }
 
-/// What a node is given that may join.
+/// What an admitted node receives.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JoinGrant {
-    /// Its number, never 0.
+    /// The node's number, never 0.
     pub node: u16,
     /// The cluster's secret.
     pub secret: ClusterSecret,
     /// What protects the cluster's connections.
-    pub protection: Protection,
-    /// Client URLs of the store's members as they are now.
+    #[serde(rename = "protection")]
+    pub transport_security: TransportSecurity,
+    /// Current client URLs of the store's members.
     pub endpoints: Vec<String>,
 }
 
-/// What a node is told that has asked well.
+/// The response to an accepted request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum JoinAnswer {
-    /// It may.
+pub enum JoinResponse {
+    /// The node may join.
     Granted(JoinGrant),
-    /// A human has to approve it: ask again.
+    /// An administrator must approve the request: ask again.
     Waiting {
-        /// What its request is called.
+        /// The identifier of the request.
         id: ShortId,
     },
 }
 
-impl JoinAnswer {
-    /// What `bytes` say; else what is wrong with them.
+impl JoinResponse {
+    /// Parses and validates a response.
     ///
     /// # Errors
-    /// In words.
+    /// A description of what is wrong.
     pub fn parse(bytes: &[u8]) -> Result<Self, String> {
-        if bytes.len() > MAX_MESSAGE {
-            return Err(format!("it is longer than {MAX_MESSAGE} bytes"));
+        if bytes.len() > MAX_MESSAGE_LEN {
+            return Err(format!("it is longer than {MAX_MESSAGE_LEN} bytes"));
         }
         let answer: Self = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
         if let Self::Granted(grant) = &answer {
             if grant.node == 0 {
                 return Err("the node's number is 0".to_owned());
             }
-            grant.protection.check()?;
+            grant.transport_security.validate()?;
             crate::identity::check_endpoints(&grant.endpoints)?;
         }
         Ok(answer)
     }
 
-    /// As [`Self::parse`] reads it.
+    /// Encodes the response; [`Self::parse`] decodes it.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         nodes::encode(self)
     }
 }
 
-/// Why a node is not let in.
+/// Why a node is denied.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Denial {
-    /// There is no such token, or another secret was shown.
+pub enum JoinDenial {
+    /// The token is unknown, or the secret does not match.
     #[error(
         "the cluster does not know this token: it is wrong, or was removed a week after it expired"
     )]
-    NoToken,
-    /// Its time is over.
-    #[error("the token expired {} ago by the clock of the node that was asked", span(*ago_s))]
+    UnknownToken,
+    /// The token has expired.
+    #[error("the token expired {} ago by the clock of the node that was asked", format_duration(*ago_s))]
     Expired {
         /// How long ago, in seconds.
         ago_s: u64,
     },
-    /// As many have joined as it was for.
+    /// All its uses are consumed.
     #[error("the token is used up: as many nodes have joined with it as it was made for")]
     UsedUp,
-    /// It was taken back.
+    /// It was revoked.
     #[error("the token was revoked")]
     Revoked,
-    /// It is for nodes of another kind.
+    /// The token is for the other role.
     #[error("the token is for {}", match role { Role::Witness => "a witness only", Role::Data => "a node that keeps data only" })]
-    OtherRole {
-        /// For which.
+    WrongRole {
+        /// The role it admits.
         role: Role,
     },
-    /// A human has refused it.
+    /// An administrator refused the request.
     #[error("the request {id} of this node to join was refused at node {by}")]
     Refused {
-        /// Which request.
+        /// The request.
         id: ShortId,
-        /// Where.
+        /// The node where it was refused.
         by: String,
     },
-    /// Too many wait.
-    #[error("{MAX_WAITING} requests to join wait for approval already")]
-    TooManyWait,
-    /// Too many have come.
+    /// Too many requests wait for approval.
+    #[error("{MAX_WAITING_JOINS} requests to join wait for approval already")]
+    TooManyWaiting,
+    /// Too many requests are stored.
     #[error("there are {MAX_JOINS} requests to join already")]
     TooMany,
-    /// What is the matter with the cluster or the store.
+    /// A problem of the cluster or the store.
     #[error(transparent)]
     Join(#[from] JoinError),
 }
 
-impl From<MetaError> for Denial {
-    fn from(e: MetaError) -> Self {
+impl From<StoreError> for JoinDenial {
+    fn from(e: StoreError) -> Self {
         Self::Join(e.into())
     }
 }
 
-/// A span of time for people.
+/// Formats a duration for people.
 #[must_use]
-pub fn span(seconds: u64) -> String {
+pub fn format_duration(seconds: u64) -> String {
     let (number, one) = match seconds {
         0..120 => (seconds, "second"),
         120..7200 => (seconds / 60, "minute"),
         7200..172_800 => (seconds / 3600, "hour"),
         _ => (seconds / 86_400, "day"),
     };
-    wire::count(number, one).to_string()
+    wire::plural(number, one).to_string()
 }
 
-/// Why something cannot be done with a token or a request.
+/// Why an operation on a token or a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AdmissionError {
-    /// There is none.
-    #[error("there is no {what} {id}")]
+    /// No such token or request.
+    #[error("there is no {kind} {id}")]
     Unknown {
-        /// What of.
-        what: &'static str,
-        /// Which.
+        /// "token" or "request".
+        kind: &'static str,
+        /// Its identifier.
         id: ShortId,
     },
-    /// It was refused before.
+    /// The request was refused earlier.
     #[error("request {id} was refused at node {by}: that stays so")]
     Refused {
-        /// Which.
+        /// The request.
         id: ShortId,
-        /// Where.
+        /// The node where it was refused.
         by: String,
     },
-    /// Its token is over.
+    /// The request's token has expired or was revoked.
     #[error("request {id} expired with its token {token}")]
-    Ended {
-        /// Which.
+    TokenEnded {
+        /// The request.
         id: ShortId,
         /// The token.
         token: ShortId,
     },
-    /// It has come in.
+    /// The node was admitted already.
     #[error("request {id} was granted: that is node {node} now")]
     Admitted {
-        /// Which.
+        /// The request.
         id: ShortId,
-        /// Its number.
+        /// The node's number.
         node: u16,
     },
-    /// There are too many.
+    /// Too many tokens are stored.
     #[error("there are {MAX_TOKENS} tokens that let nodes in already")]
     TooManyTokens,
-    /// The system gives no random bytes.
+    /// The system provides no random bytes.
     #[error("the system gives no random bytes")]
     NoRandom,
-    /// The store.
+    /// The store failed.
     #[error(transparent)]
-    Store(#[from] MetaError),
+    Store(#[from] StoreError),
 }
 
-/// Key of a token.
+/// Key of a token's record.
 #[must_use]
 pub fn token_key(id: ShortId) -> String {
-    format!("{TOKENS}{id}")
+    format!("{TOKEN_KEY_PREFIX}{id}")
 }
 
-/// Key of a request.
+/// Key of a join request's record.
 #[must_use]
 pub fn join_key(id: ShortId) -> String {
-    format!("{JOINS}{id}")
+    format!("{JOIN_KEY_PREFIX}{id}")
 }
 
-fn decode_token(entry: &Entry) -> Result<TokenRecord, MetaError> {
+fn decode_token(entry: &Entry) -> Result<TokenRecord, StoreError> {
     let record: TokenRecord = nodes::decode(entry)?;
-    named(entry, &token_key(record.id)).map(|()| record)
+    check_key(entry, &token_key(record.id)).map(|()| record)
 }
 
-fn decode_join(entry: &Entry) -> Result<JoinRecord, MetaError> {
+fn decode_join(entry: &Entry) -> Result<JoinRecord, StoreError> {
     let record: JoinRecord = nodes::decode(entry)?;
-    named(entry, &join_key(record.id)).map(|()| record)
+    check_key(entry, &join_key(record.id)).map(|()| record)
 }
 
-fn named(entry: &Entry, key: &str) -> Result<(), MetaError> {
+fn check_key(entry: &Entry, key: &str) -> Result<(), StoreError> {
     let why = || "it is the record of another one".to_owned();
-    let bad = || MetaError::Damaged { path: entry.key.clone(), why: why() };
+    let bad = || StoreError::Damaged { path: entry.key.clone(), why: why() };
     if entry.key == key { Ok(()) } else { Err(bad()) }
 }
 
-/// Whether what an entry under [`TOKENS`] or [`JOINS`] holds can be believed.
+/// Checks that an entry under [`TOKEN_KEY_PREFIX`] or [`JOIN_KEY_PREFIX`] is valid.
 ///
 /// # Errors
-/// [`MetaError::Damaged`].
-pub fn check(entry: &Entry) -> Result<(), MetaError> {
-    if entry.key.starts_with(TOKENS) {
+/// [`StoreError::Damaged`].
+pub fn validate_entry(entry: &Entry) -> Result<(), StoreError> {
+    if entry.key.starts_with(TOKEN_KEY_PREFIX) {
         decode_token(entry).map(drop)
     } else {
         decode_join(entry).map(drop)
     }
 }
 
-/// What is to be done for a node that asks.
+/// The next step for a join request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Tell it to wait.
-    Wait,
-    /// Give it what it was given before.
-    Repeat(NodeId),
-    /// It was approved: give it a number.
+pub enum JoinStep {
+    /// Respond that it still waits.
+    StillWaiting,
+    /// Send the grant of this node again.
+    ResendGrant(NodeId),
+    /// It was approved: assign a number.
     Admit,
-    /// Count a use, and write its request down; whether it has to wait then.
-    Count {
-        /// For a human.
-        wait: bool,
+    /// Count a use and write the join record.
+    ConsumeUse {
+        /// Whether it must then wait for approval.
+        awaits_approval: bool,
     },
 }
 
-/// Decides about a request at `now_s`, by its token and its record as they are in the store. `has_entered`: whether the node
-/// of the record is one of the cluster, and so has had its answer: who asks is about to join once more.
+/// Decides about a request at `now_s`, given its token and its record as stored. `has_entered`: the
+/// recorded node is already in the cluster, so it has received its grant and now asks to join
+/// again.
 ///
 /// # Errors
-/// [`Denial`].
-pub fn judge(
+/// [`JoinDenial`].
+pub fn decide_join(
     now_s: u64,
     request: &JoinRequest,
     token: Option<&TokenRecord>,
     join: Option<&JoinRecord>,
     has_entered: bool,
-) -> Result<Step, Denial> {
-    let token = token.filter(|token| token.is_shown_by(request)).ok_or(Denial::NoToken)?;
+) -> Result<JoinStep, JoinDenial> {
+    let token =
+        token.filter(|token| token.is_proved_by(request)).ok_or(JoinDenial::UnknownToken)?;
     let state = token.state(now_s);
     match (state, token.role) {
-        (TokenState::Revoked, _) => return Err(Denial::Revoked),
-        (TokenState::Expired, _) => return Err(Denial::Expired { ago_s: now_s - token.expires_s }),
-        (_, Some(role)) if role != request.role => return Err(Denial::OtherRole { role }),
+        (TokenState::Revoked, _) => return Err(JoinDenial::Revoked),
+        (TokenState::Expired, _) => {
+            return Err(JoinDenial::Expired { ago_s: now_s - token.expires_s });
+        }
+        (_, Some(role)) if role != request.role => return Err(JoinDenial::WrongRole { role }),
         _ => {}
     }
     match join.map(|join| (join, &join.state)) {
         Some((join, JoinState::Refused { by })) => {
-            Err(Denial::Refused { id: join.id, by: by.clone() })
+            Err(JoinDenial::Refused { id: join.id, by: by.clone() })
         }
-        Some((_, JoinState::Waiting)) => Ok(Step::Wait),
-        Some((_, JoinState::Approved { .. })) => Ok(Step::Admit),
-        Some((_, JoinState::Admitted { node })) if !has_entered => Ok(Step::Repeat(NodeId(*node))),
-        _ if state == TokenState::UsedUp => Err(Denial::UsedUp),
-        _ => Ok(Step::Count { wait: token.approve }),
+        Some((_, JoinState::Waiting)) => Ok(JoinStep::StillWaiting),
+        Some((_, JoinState::Approved { .. })) => Ok(JoinStep::Admit),
+        Some((_, JoinState::Admitted { node })) if !has_entered => {
+            Ok(JoinStep::ResendGrant(NodeId(*node)))
+        }
+        _ if state == TokenState::UsedUp => Err(JoinDenial::UsedUp),
+        _ => Ok(JoinStep::ConsumeUse { awaits_approval: token.requires_approval }),
     }
 }
 
-/// What came of a request.
+/// The result of a join request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The node is let in under this number.
+pub enum JoinOutcome {
+    /// The node is admitted under this number.
     Admitted(NodeId),
-    /// A human has to approve it.
+    /// An administrator must approve the request.
     Waiting(ShortId),
 }
 
-/// Changes records until nobody else does at the same time.
+/// Retries a change of records until no concurrent commit conflicts.
 macro_rules! until_unchanged {
     ($attempt:expr, $changed:pat) => {
         loop {
@@ -581,218 +606,245 @@ macro_rules! until_unchanged {
     };
 }
 
-/// Carries out what a node asks that wants to join, which asks from `from`.
+/// Processes a join request that arrived from the address `from`.
 ///
 /// # Errors
-/// [`Denial`]. After [`MetaError::Unknown`] in it the same request may be made again.
-pub async fn ask(
-    meta: &dyn Meta,
+/// [`JoinDenial`]. After [`StoreError::Indeterminate`] in it the same request may be sent again.
+pub async fn process_join(
+    meta: &dyn MetadataStore,
     now_s: u64,
     request: &JoinRequest,
-    from: IpAddr,
-) -> Result<Outcome, Denial> {
+    source_ip: IpAddr,
+) -> Result<JoinOutcome, JoinDenial> {
     until_unchanged!(
-        ask_once(meta, now_s, request, from).await,
-        Denial::Join(JoinError::Store(MetaError::Changed { .. }))
+        process_join_once(meta, now_s, request, source_ip).await,
+        JoinDenial::Join(JoinError::Store(StoreError::Conflict { .. }))
     )
 }
 
-/// The token that a request shows, and where it stands in the store. Who shows none is told nothing else.
+/// The token a request presents, and its revision. Without a valid token a client learns nothing
+/// else.
 ///
 /// # Errors
-/// [`Denial::NoToken`]; what is the matter with the store.
-pub async fn shown_token(
-    meta: &dyn Meta,
+/// [`JoinDenial::UnknownToken`]; store errors.
+pub async fn authenticate_token(
+    meta: &dyn MetadataStore,
     request: &JoinRequest,
-) -> Result<(TokenRecord, Revision), Denial> {
+) -> Result<(TokenRecord, Revision), JoinDenial> {
     let token = meta.get(&token_key(request.token)).await?;
     let token = token
-        .map(|entry| Ok::<_, MetaError>((decode_token(&entry)?, entry.revision)))
+        .map(|entry| Ok::<_, StoreError>((decode_token(&entry)?, entry.revision)))
         .transpose()?;
-    token.filter(|(token, _)| token.is_shown_by(request)).ok_or(Denial::NoToken)
+    token.filter(|(token, _)| token.is_proved_by(request)).ok_or(JoinDenial::UnknownToken)
 }
 
-async fn ask_once(
-    meta: &dyn Meta,
+async fn process_join_once(
+    meta: &dyn MetadataStore,
     now_s: u64,
     request: &JoinRequest,
-    from: IpAddr,
-) -> Result<Outcome, Denial> {
-    // Who has no token makes the store do no more than this.
-    let (token, token_at) = shown_token(meta, request).await?;
-    let (cluster, cluster_at) = suits(meta, request).await?;
-    let present = nodes::list_all(meta).await?;
-    let (id, known) = find(meta, request).await?;
-    let has_entered =
-        known.as_ref().and_then(|(j, _)| j.number()).is_some_and(|n| present.contains_key(&n));
-    let step = judge(now_s, request, Some(&token), known.as_ref().map(|(j, _)| j), has_entered)?;
-    if let Step::Count { .. } | Step::Admit = step
-        && present.len() >= MAX_NODES
+    source_ip: IpAddr,
+) -> Result<JoinOutcome, JoinDenial> {
+    // Requests without a valid token cost the store only this read.
+    let (token, token_at) = authenticate_token(meta, request).await?;
+    let (cluster, cluster_at) = check_cluster(meta, request).await?;
+    let nodes_present = nodes::list_strict(meta).await?;
+    let (id, known) = find_join(meta, request).await?;
+    let has_entered = known
+        .as_ref()
+        .and_then(|(j, _)| j.admitted_node())
+        .is_some_and(|n| nodes_present.contains_key(&n));
+    let step =
+        decide_join(now_s, request, Some(&token), known.as_ref().map(|(j, _)| j), has_entered)?;
+    if let JoinStep::ConsumeUse { .. } | JoinStep::Admit = step
+        && nodes_present.len() >= MAX_NODES
     {
-        return Err(JoinError::Full.into());
+        return Err(JoinError::ClusterFull.into());
     }
-    let wait = match step {
-        Step::Wait => return Ok(Outcome::Waiting(id)),
-        Step::Repeat(node) => return Ok(Outcome::Admitted(node)),
-        Step::Admit => false,
-        Step::Count { wait } => wait,
+    let awaits_approval = match step {
+        JoinStep::StillWaiting => return Ok(JoinOutcome::Waiting(id)),
+        JoinStep::ResendGrant(node) => return Ok(JoinOutcome::Admitted(node)),
+        JoinStep::Admit => false,
+        JoinStep::ConsumeUse { awaits_approval } => awaits_approval,
     };
     let mut changes = Vec::new();
-    if let Step::Count { .. } = step {
-        check_room(meta, wait).await?;
-        let uses = token.uses.map(|uses| uses.saturating_sub(1));
-        changes.push(TokenRecord { uses, ..token }.put(Expect::At(token_at)));
+    if let JoinStep::ConsumeUse { .. } = step {
+        check_join_limits(meta, awaits_approval).await?;
+        let uses = token.remaining_uses.map(|uses| uses.saturating_sub(1));
+        changes.push(
+            TokenRecord { remaining_uses: uses, ..token }
+                .to_change(Precondition::AtRevision(token_at)),
+        );
     } else {
-        // It may be revoked at this moment.
-        let still = Expect::Still(token_at);
-        changes.push(Change { key: token_key(token.id), expect: still, value: None });
+        // The token may be revoked concurrently.
+        let still = Precondition::GuardAtRevision(token_at);
+        changes.push(Change { key: token_key(token.id), precondition: still, value: None });
     }
     let node = cluster.next_node;
-    let state = if wait {
+    let state = if awaits_approval {
         JoinState::Waiting
     } else {
-        let next_node = node.checked_add(1).ok_or(JoinError::Full)?;
-        changes.push(ClusterRecord { next_node, ..cluster }.put(Expect::At(cluster_at)));
+        let next_node = node.checked_add(1).ok_or(JoinError::ClusterFull)?;
+        changes.push(
+            ClusterRecord { next_node, ..cluster }.to_change(Precondition::AtRevision(cluster_at)),
+        );
         JoinState::Admitted { node }
     };
     let (record, expect) = match known {
-        Some((known, at)) if step == Step::Admit => (JoinRecord { state, ..known }, Expect::At(at)),
-        Some((_, at)) => (request.record(id, from, now_s, state), Expect::At(at)),
-        None => (request.record(id, from, now_s, state), Expect::Absent),
+        Some((known, at)) if step == JoinStep::Admit => {
+            (JoinRecord { state, ..known }, Precondition::AtRevision(at))
+        }
+        Some((_, at)) => {
+            (request.to_record(id, source_ip, now_s, state), Precondition::AtRevision(at))
+        }
+        None => (request.to_record(id, source_ip, now_s, state), Precondition::Absent),
     };
-    changes.push(record.put(expect));
+    changes.push(record.to_change(expect));
     meta.commit(changes).await?;
-    Ok(if wait { Outcome::Waiting(id) } else { Outcome::Admitted(NodeId(node)) })
+    Ok(if awaits_approval { JoinOutcome::Waiting(id) } else { JoinOutcome::Admitted(NodeId(node)) })
 }
 
-/// The cluster's record, if the node that asks is like its nodes.
-async fn suits(
-    meta: &dyn Meta,
+/// The cluster's record, if the joining node's settings match it.
+async fn check_cluster(
+    meta: &dyn MetadataStore,
     request: &JoinRequest,
-) -> Result<(ClusterRecord, Revision), Denial> {
-    let (cluster, at) = nodes::cluster(meta).await?.ok_or(JoinError::NoCluster)?;
+) -> Result<(ClusterRecord, Revision), JoinDenial> {
+    let (cluster, at) = nodes::get_cluster(meta).await?.ok_or(JoinError::NoCluster)?;
     if cluster.id != request.cluster {
         return Err(JoinError::OtherCluster { found: cluster.id }.into());
     }
-    joining::check_settings(&cluster, request.lease_ms, request.grace_ms)?;
+    node_membership::check_settings(&cluster, request.lease_ms, request.grace_ms)?;
     Ok((cluster, at))
 }
 
-/// The record of a request, and where it stands or would.
-async fn find(
-    meta: &dyn Meta,
+/// The record of a request, and its identifier; a free one if there is no record.
+async fn find_join(
+    meta: &dyn MetadataStore,
     request: &JoinRequest,
-) -> Result<(ShortId, Option<(JoinRecord, Revision)>), Denial> {
-    for id in request.places() {
+) -> Result<(ShortId, Option<(JoinRecord, Revision)>), JoinDenial> {
+    for id in request.candidate_ids() {
         let Some(entry) = meta.get(&join_key(id)).await? else { return Ok((id, None)) };
         let record = decode_join(&entry)?;
-        if record.is_of(request) {
+        if record.is_for_request(request) {
             return Ok((id, Some((record, entry.revision))));
         }
     }
-    Err(Denial::TooMany)
+    Err(JoinDenial::TooMany)
 }
 
-async fn check_room(meta: &dyn Meta, wait: bool) -> Result<(), Denial> {
-    let (entries, _) = meta.list(JOINS).await?;
+async fn check_join_limits(
+    meta: &dyn MetadataStore,
+    awaits_approval: bool,
+) -> Result<(), JoinDenial> {
+    let (entries, _) = meta.list(JOIN_KEY_PREFIX).await?;
     if entries.len() >= MAX_JOINS {
-        return Err(Denial::TooMany);
+        return Err(JoinDenial::TooMany);
     }
     let waiting = entries
         .iter()
         .filter_map(|e| decode_join(e).ok())
         .filter(|j| j.state == JoinState::Waiting);
-    if wait && waiting.count() >= MAX_WAITING { Err(Denial::TooManyWait) } else { Ok(()) }
+    if awaits_approval && waiting.count() >= MAX_WAITING_JOINS {
+        Err(JoinDenial::TooManyWaiting)
+    } else {
+        Ok(())
+    }
 }
 
-/// Makes a token; gives its record and its secret, which nothing else has.
+/// Creates a token. Returns its record and its secret, which is stored nowhere.
 ///
 /// # Errors
 /// [`AdmissionError`].
-pub async fn create(
-    meta: &dyn Meta,
+pub async fn create_token(
+    meta: &dyn MetadataStore,
     now_s: u64,
     new: &NewToken,
 ) -> Result<(TokenRecord, TokenSecret), AdmissionError> {
     until_unchanged!(
-        create_once(meta, now_s, new).await,
-        AdmissionError::Store(MetaError::Changed { .. })
+        create_token_once(meta, now_s, new).await,
+        AdmissionError::Store(StoreError::Conflict { .. })
     )
 }
 
-async fn create_once(
-    meta: &dyn Meta,
+async fn create_token_once(
+    meta: &dyn MetadataStore,
     now_s: u64,
     new: &NewToken,
 ) -> Result<(TokenRecord, TokenSecret), AdmissionError> {
-    let (entries, _) = meta.list(TOKENS).await?;
+    let (entries, _) = meta.list(TOKEN_KEY_PREFIX).await?;
     let mut changes = Vec::new();
     if entries.len() >= MAX_TOKENS {
-        let is_over =
+        let has_ended =
             |e: &&Entry| decode_token(e).is_ok_and(|t| t.state(now_s) != TokenState::Valid);
-        let over = entries.iter().find(is_over).ok_or(AdmissionError::TooManyTokens)?;
-        changes.push(removal(over));
+        let ended = entries.iter().find(has_ended).ok_or(AdmissionError::TooManyTokens)?;
+        changes.push(removal(ended));
     }
     let secret = TokenSecret::random().ok_or(AdmissionError::NoRandom)?;
-    let NewToken { role, lasts_s, uses, approve, made_by } = new.clone();
+    let NewToken { role, lifetime_s, uses, requires_approval, created_by } = new.clone();
     let record = TokenRecord {
         id: ShortId::random().ok_or(AdmissionError::NoRandom)?,
         digest: secret.digest(),
         role,
-        expires_s: now_s.saturating_add(lasts_s),
-        uses,
-        approve,
+        expires_s: now_s.saturating_add(lifetime_s),
+        remaining_uses: uses,
+        requires_approval,
         revoked: false,
-        made_by,
-        made_s: now_s,
+        created_by,
+        created_s: now_s,
     };
-    changes.push(record.put(Expect::Absent));
+    changes.push(record.to_change(Precondition::Absent));
     meta.commit(changes).await?;
     Ok((record, secret))
 }
 
 fn removal(entry: &Entry) -> Change {
-    Change { key: entry.key.clone(), expect: Expect::At(entry.revision), value: None }
+    Change {
+        key: entry.key.clone(),
+        precondition: Precondition::AtRevision(entry.revision),
+        value: None,
+    }
 }
 
-/// All tokens that can be read, the newest first.
+/// All readable tokens, newest first.
 ///
 /// # Errors
-/// [`MetaError`].
-pub async fn tokens(meta: &dyn Meta) -> Result<Vec<TokenRecord>, MetaError> {
-    let (entries, _) = meta.list(TOKENS).await?;
+/// [`StoreError`].
+pub async fn list_tokens(meta: &dyn MetadataStore) -> Result<Vec<TokenRecord>, StoreError> {
+    let (entries, _) = meta.list(TOKEN_KEY_PREFIX).await?;
     let mut tokens: Vec<_> = entries.iter().filter_map(|e| decode_token(e).ok()).collect();
-    tokens.sort_by_key(|token| std::cmp::Reverse((token.made_s, token.id)));
+    tokens.sort_by_key(|token| std::cmp::Reverse((token.created_s, token.id)));
     Ok(tokens)
 }
 
-/// All requests to join that can be read, the newest first.
+/// All readable join requests, newest first.
 ///
 /// # Errors
-/// [`MetaError`].
-pub async fn joins(meta: &dyn Meta) -> Result<Vec<JoinRecord>, MetaError> {
-    let (entries, _) = meta.list(JOINS).await?;
+/// [`StoreError`].
+pub async fn list_joins(meta: &dyn MetadataStore) -> Result<Vec<JoinRecord>, StoreError> {
+    let (entries, _) = meta.list(JOIN_KEY_PREFIX).await?;
     let mut joins: Vec<_> = entries.iter().filter_map(|e| decode_join(e).ok()).collect();
-    joins.sort_by_key(|join| std::cmp::Reverse((join.asked_s, join.id)));
+    joins.sort_by_key(|join| std::cmp::Reverse((join.requested_s, join.id)));
     Ok(joins)
 }
 
-/// Takes a token back, again or for the first time. One whose record is damaged is removed.
+/// Revokes a token; idempotent. Removes it if its record is damaged.
 ///
 /// # Errors
 /// [`AdmissionError::Unknown`]; [`AdmissionError::Store`].
-pub async fn revoke(meta: &dyn Meta, id: ShortId) -> Result<(), AdmissionError> {
-    until_unchanged!(revoke_once(meta, id).await, AdmissionError::Store(MetaError::Changed { .. }))
+pub async fn revoke_token(meta: &dyn MetadataStore, id: ShortId) -> Result<(), AdmissionError> {
+    until_unchanged!(
+        revoke_token_once(meta, id).await,
+        AdmissionError::Store(StoreError::Conflict { .. })
+    )
 }
 
-/// Takes all tokens back that are not over.
+/// Revokes all valid tokens.
 ///
 /// # Errors
 /// [`AdmissionError`].
-pub async fn revoke_all(meta: &dyn Meta) -> Result<(), AdmissionError> {
-    for token in tokens(meta).await?.iter().filter(|token| !token.revoked) {
-        match revoke(meta, token.id).await {
-            // It was removed meanwhile.
+pub async fn revoke_all_tokens(meta: &dyn MetadataStore) -> Result<(), AdmissionError> {
+    for token in list_tokens(meta).await?.iter().filter(|token| !token.revoked) {
+        match revoke_token(meta, token.id).await {
+            // It was removed concurrently.
             Ok(()) | Err(AdmissionError::Unknown { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -800,45 +852,46 @@ pub async fn revoke_all(meta: &dyn Meta) -> Result<(), AdmissionError> {
     Ok(())
 }
 
-async fn revoke_once(meta: &dyn Meta, id: ShortId) -> Result<(), AdmissionError> {
+async fn revoke_token_once(meta: &dyn MetadataStore, id: ShortId) -> Result<(), AdmissionError> {
     let entry = meta.get(&token_key(id)).await?;
-    let entry = entry.ok_or(AdmissionError::Unknown { what: "token", id })?;
+    let entry = entry.ok_or(AdmissionError::Unknown { kind: "token", id })?;
     let change = match decode_token(&entry) {
         Ok(TokenRecord { revoked: true, .. }) => return Ok(()),
-        Ok(token) => TokenRecord { revoked: true, ..token }.put(Expect::At(entry.revision)),
+        Ok(token) => TokenRecord { revoked: true, ..token }
+            .to_change(Precondition::AtRevision(entry.revision)),
         Err(_) => removal(&entry),
     };
     Ok(meta.commit(vec![change]).await.map(drop)?)
 }
 
-/// Lets a node in that waits, or keeps it out; said at the node called `by`. Doing it again changes nothing.
+/// Approves or refuses a waiting request, on the node called `by`; idempotent.
 ///
 /// # Errors
 /// [`AdmissionError`].
-pub async fn decide(
-    meta: &dyn Meta,
+pub async fn approve_or_refuse(
+    meta: &dyn MetadataStore,
     now_s: u64,
     id: ShortId,
     approve: bool,
     by: &str,
 ) -> Result<(), AdmissionError> {
     until_unchanged!(
-        decide_once(meta, now_s, id, approve, by).await,
-        AdmissionError::Store(MetaError::Changed { .. })
+        approve_or_refuse_once(meta, now_s, id, approve, by).await,
+        AdmissionError::Store(StoreError::Conflict { .. })
     )
 }
 
-async fn decide_once(
-    meta: &dyn Meta,
+async fn approve_or_refuse_once(
+    meta: &dyn MetadataStore,
     now_s: u64,
     id: ShortId,
     approve: bool,
     by: &str,
 ) -> Result<(), AdmissionError> {
     let entry = meta.get(&join_key(id)).await?;
-    let entry = entry.ok_or(AdmissionError::Unknown { what: "request to join", id })?;
+    let entry = entry.ok_or(AdmissionError::Unknown { kind: "request to join", id })?;
     let record = match decode_join(&entry) {
-        // What cannot be read lets nobody in.
+        // A damaged record admits nobody, so refusing removes it.
         Err(_) if !approve => return Ok(meta.commit(vec![removal(&entry)]).await.map(drop)?),
         record => record?,
     };
@@ -858,65 +911,72 @@ async fn decide_once(
         (JoinState::Waiting, true) => {
             let token = meta.get(&token_key(record.token)).await?;
             let token = token.and_then(|entry| decode_token(&entry).ok());
-            if token.is_none_or(|token| !token.answers(now_s)) {
-                return Err(AdmissionError::Ended { id, token: record.token });
+            if token.is_none_or(|token| !token.allows_result_fetch(now_s)) {
+                return Err(AdmissionError::TokenEnded { id, token: record.token });
             }
             JoinState::Approved { by }
         }
     };
-    let change = JoinRecord { state, ..record }.put(Expect::At(entry.revision));
+    let change = JoinRecord { state, ..record }.to_change(Precondition::AtRevision(entry.revision));
     Ok(meta.commit(vec![change]).await.map(drop)?)
 }
 
-/// What removes the requests under which a node came, when it goes: who comes again asks anew.
+/// Changes that remove the requests by which a node joined. Used when it leaves: to return, it must
+/// ask again.
 ///
 /// # Errors
-/// [`MetaError`].
-pub(crate) async fn forget(meta: &dyn Meta, node: NodeId) -> Result<Vec<Change>, MetaError> {
-    let (entries, _) = meta.list(JOINS).await?;
-    let of = |entry: &&Entry| decode_join(entry).is_ok_and(|join| join.number() == Some(node));
-    Ok(entries.iter().filter(of).map(removal).collect())
+/// [`StoreError`].
+pub(crate) async fn join_removals(
+    meta: &dyn MetadataStore,
+    node: NodeId,
+) -> Result<Vec<Change>, StoreError> {
+    let (entries, _) = meta.list(JOIN_KEY_PREFIX).await?;
+    let is_of_node =
+        |entry: &&Entry| decode_join(entry).is_ok_and(|join| join.admitted_node() == Some(node));
+    Ok(entries.iter().filter(is_of_node).map(removal).collect())
 }
 
-/// The condition that the node has asked to join, was let in, and was not removed since.
-pub(crate) async fn is_admitted(
-    meta: &dyn Meta,
+/// The precondition that the node was admitted and has not been removed since.
+pub(crate) async fn admission_condition(
+    meta: &dyn MetadataStore,
     node: NodeId,
-) -> Result<Option<Change>, MetaError> {
-    let (entries, _) = meta.list(JOINS).await?;
+) -> Result<Option<Change>, StoreError> {
+    let (entries, _) = meta.list(JOIN_KEY_PREFIX).await?;
     let admitted = |entry: &&Entry| {
         let state = decode_join(entry).map(|join| join.state);
         state.is_ok_and(|state| state == JoinState::Admitted { node: node.0 })
     };
     Ok(entries.iter().find(admitted).map(|entry| Change {
         key: entry.key.clone(),
-        expect: Expect::Still(entry.revision),
+        precondition: Precondition::GuardAtRevision(entry.revision),
         value: None,
     }))
 }
 
-/// Removes what is over for a week.
+/// Removes what ended more than a week ago.
 ///
 /// # Errors
-/// [`MetaError`]; the rest goes another time.
-pub async fn clean_up(meta: &dyn Meta, now_s: u64) -> Result<(), MetaError> {
-    let (tokens, _) = meta.list(TOKENS).await?;
-    let (joins, _) = meta.list(JOINS).await?;
-    let present = nodes::list_all(meta).await?;
-    let old = |at_s: u64| at_s.saturating_add(KEPT_S) < now_s;
-    let kept: Vec<TokenRecord> = tokens.iter().filter_map(|e| decode_token(e).ok()).collect();
-    let answers = |id| kept.iter().any(|t| t.id == id && t.answers(now_s));
+/// [`StoreError`]; a later call removes the rest.
+pub async fn remove_expired(meta: &dyn MetadataStore, now_s: u64) -> Result<(), StoreError> {
+    let (tokens, _) = meta.list(TOKEN_KEY_PREFIX).await?;
+    let (joins, _) = meta.list(JOIN_KEY_PREFIX).await?;
+    let present = nodes::list_strict(meta).await?;
+    let old = |at_s: u64| at_s.saturating_add(RETENTION_S) < now_s;
+    let tokens_left: Vec<TokenRecord> =
+        tokens.iter().filter_map(|e| decode_token(e).ok()).collect();
+    let grants_fetches =
+        |id| tokens_left.iter().any(|t| t.id == id && t.allows_result_fetch(now_s));
     let token_is_old = |e: &&Entry| decode_token(e).is_ok_and(|t| old(t.expires_s));
     let join_is_old = |e: &&Entry| {
         decode_join(e).is_ok_and(|j| {
-            let entered = j.number().is_some_and(|node| present.contains_key(&node));
-            old(j.asked_s) && (entered || !answers(j.token))
+            let entered = j.admitted_node().is_some_and(|node| present.contains_key(&node));
+            old(j.requested_s) && (entered || !grants_fetches(j.token))
         })
     };
-    let over = tokens.iter().filter(token_is_old).chain(joins.iter().filter(join_is_old));
-    for entry in over {
+    let expired = tokens.iter().filter(token_is_old).chain(joins.iter().filter(join_is_old));
+    for entry in expired {
         match meta.commit(vec![removal(entry)]).await {
-            Ok(_) | Err(MetaError::Changed { .. }) => {}
+            Ok(_) | Err(StoreError::Conflict { .. }) => {}
             Err(error) => return Err(error),
         }
     }

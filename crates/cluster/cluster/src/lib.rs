@@ -1,32 +1,32 @@
-//! What the nodes of a cluster know together: the metadata store and what is kept in it.
+//! The shared state of a cluster's nodes: the metadata store and the records in it.
 //!
-//! * [`meta`]: the store itself; one interface, embedded in a node or kept by etcd.
-//! * [`member`]: an etcd of our own, as a child process.
-//! * [`file`]: small files with records of a node.
-//! * [`identity`]: what a node is, in a file of its own; [`token`]: what lets it in.
-//! * [`vault`]: keys, and secrets that are sealed by them.
-//! * [`joining`]: the steps into a cluster and out of it.
-//! * [`lives`]: which process a node is.
-//! * [`admission`]: who is let in, by which token.
-//! * [`authority`]: what signs the certificates of a cluster's nodes.
-//! * [`rotation`]: how the cluster's secret and authority are replaced.
-//! * [`pin`]: how a node that joins knows the cluster of its token.
-//! * [`nodes`]: the records of the nodes, and who of them is alive.
-//! * [`mirrors`]: the records of mirrored volumes, for the cores that the volumes live on.
+//! * [`store`]: the store; one interface, embedded in a node or kept by etcd.
+//! * [`etcd_member`]: a store member: etcd as a child process.
+//! * [`record_file`]: small local record files of a node.
+//! * [`identity`]: a node's identity file; [`join_token`]: the token by which it joins.
+//! * [`secrets`]: secrets at rest and the keys that seal them.
+//! * [`node_membership`]: the steps of joining and leaving a cluster.
+//! * [`incarnations`]: which process is a node.
+//! * [`admission`]: join tokens and join requests.
+//! * [`certificate_authority`]: signs the certificates of a cluster's nodes.
+//! * [`credential_rotation`]: replaces the cluster's secret and authority.
+//! * [`pinned_tls`]: how a joining node recognises its token's cluster.
+//! * [`nodes`]: the records of the nodes, and which of them are alive.
+//! * [`mirror_records`]: the records of mirrored volumes, for the cores that run the volumes.
 
 pub mod admission;
-pub mod authority;
-pub mod file;
+pub mod certificate_authority;
+pub mod credential_rotation;
+pub mod etcd_member;
 pub mod identity;
-pub mod joining;
-pub mod lives;
-pub mod member;
-pub mod meta;
-pub mod mirrors;
+pub mod incarnations;
+pub mod join_token;
+pub mod mirror_records;
+pub mod node_membership;
 pub mod nodes;
-pub mod pin;
-pub mod rotation;
+pub mod pinned_tls;
+pub mod record_file;
+pub mod secrets;
+pub mod store;
 #[cfg(feature = "testing")]
 pub mod testing;
-pub mod token;
-pub mod vault;

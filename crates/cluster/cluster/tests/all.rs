@@ -1,4 +1,4 @@
-//! Tests of the crate `cluster`: one program, as each would be linked with all that it tests.
+//! Tests of the crate `cluster`, in one program, so that it is linked only once.
 #![allow(clippy::unwrap_used, missing_docs, reason = "a test fails where it unwraps nothing")]
 
 mod common;

@@ -5,27 +5,31 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::common::{Cluster, PATIENCE, answered, etcd, free, laid, members, serves};
-use cluster::identity::OwnMember;
-use cluster::joining::{self, JoinError};
-use cluster::member::{Defect, Identity, Origin, State, Supervisor};
-use cluster::meta::etcd::{Etcd, MemberAnswer, MemberHealth, Settings, Tls};
-use cluster::meta::{Expect, Meta, MetaError, Revision, format};
-use cluster::testing::{count_once, put};
+use crate::common::{
+    EtcdCluster, TEST_TIMEOUT, etcd, free_address, members, put_key, retry_unreachable, serves,
+};
+use cluster::etcd_member::{
+    EtcdState, EtcdSupervisor, InitialClusterState, PermanentFailure, TlsFiles,
+};
+use cluster::identity::LocalStoreMember;
+use cluster::node_membership::{self, JoinError};
+use cluster::store::etcd::{EtcdSettings, EtcdStore, EtcdTls, MemberHealth, MemberResponse};
+use cluster::store::{MetadataStore, Precondition, Revision, StoreError, store_format};
+use cluster::testing::{increment_once, put};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 const WRITERS: u64 = 4;
 const EACH: u64 = 80;
 
-/// Follows the counter: every revision once, in order, as many as there are counts.
-async fn follow(store: Etcd, begin: Revision) -> Revision {
+/// Watches the counter: every revision once, in order, as many as there are increments.
+async fn follow(store: EtcdStore, begin: Revision) -> Revision {
     let mut watch = store.watch("n", begin);
     let mut last = begin;
     for seen in 0..WRITERS * EACH {
-        let event = timeout(PATIENCE, watch.next()).await;
+        let event = timeout(TEST_TIMEOUT, watch.next_event()).await;
         let event = event.unwrap_or_else(|_| panic!("no change after {seen}")).unwrap();
-        assert!(event.revision > last && !event.removed, "{event:?} after {last}");
+        assert!(event.revision > last && !event.is_removal, "{event:?} after {last}");
         last = event.revision;
     }
     last
@@ -33,23 +37,24 @@ async fn follow(store: Etcd, begin: Revision) -> Revision {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_leader_loses_and_doubles_nothing() {
-    let Some(mut cluster) = Cluster::start(3).await else { return };
+    let Some(mut cluster) = EtcdCluster::start(3).await else { return };
     let store = cluster.store();
-    let begin = laid(&store, "n", "0").await;
+    let begin = put_key(&store, "n", "0").await;
     let follower = tokio::spawn(follow(cluster.store(), begin));
     let (done, unknown) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let mut writers = JoinSet::new();
     for writer in 1..=WRITERS {
         let (store, done, unknown) = (cluster.store(), Arc::clone(&done), Arc::clone(&unknown));
         writers.spawn(async move {
-            for turn in 0..EACH {
-                let doubts = count_once(&store, &format!("{writer} {turn}")).await;
+            for round in 0..EACH {
+                let doubts = increment_once(&store, &format!("{writer} {round}")).await;
                 unknown.fetch_add(doubts, Ordering::Relaxed);
                 done.fetch_add(1, Ordering::Relaxed);
             }
         });
     }
-    // Twice a leader dies in the middle of the stream; the first one is back before the second.
+    // A leader dies twice in the middle of the stream; the first one is back before the second
+    // dies.
     let all = WRITERS * EACH;
     for part in [all / 4, all / 2] {
         while done.load(Ordering::Relaxed) < part {
@@ -60,67 +65,69 @@ async fn a_killed_leader_loses_and_doubles_nothing() {
         sleep(Duration::from_millis(300)).await;
         cluster.revive(leader);
     }
-    timeout(PATIENCE, writers.join_all()).await.expect("the writers end");
-    let held = answered(async || store.get("n").await).await.unwrap();
-    let text = String::from_utf8(held.value).unwrap();
+    timeout(TEST_TIMEOUT, writers.join_all()).await.expect("the writers end");
+    let counter = retry_unreachable(async || store.get("n").await).await.unwrap();
+    let text = String::from_utf8(counter.value).unwrap();
     assert_eq!(text, all.to_string());
-    assert_eq!(follower.await.unwrap(), held.revision);
+    assert_eq!(follower.await.unwrap(), counter.revision);
     println!("{} commits were in doubt", unknown.load(Ordering::Relaxed));
 }
 
 #[tokio::test]
 async fn an_outage_of_all_members_is_bounded_and_heals() {
-    let Some(mut cluster) = Cluster::start(3).await else { return };
+    let Some(mut cluster) = EtcdCluster::start(3).await else { return };
     let store = cluster.store();
-    let one = laid(&store, "k", "x").await;
+    let one = put_key(&store, "k", "x").await;
     let mut watch = store.watch("k", one);
-    let announced = store.announce("alive", b"yes", Duration::from_secs(2));
+    let announced = store.put_leased("alive", b"yes", Duration::from_secs(2));
     appears(&store, "alive").await;
-    let (_, at) = answered(async || store.list("").await).await;
+    let (_, at) = retry_unreachable(async || store.list("").await).await;
     (0..3).for_each(|at| cluster.kill(at));
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(3) {
         let call = Instant::now();
         let read = store.get("k").await;
-        assert!(matches!(read, Err(MetaError::Unreachable { .. })), "{read:?}");
-        let commit = store.commit(vec![put("k", Expect::At(one), "y")]).await;
-        let refused =
-            matches!(commit, Err(MetaError::Unreachable { .. } | MetaError::Unknown { .. }));
+        assert!(matches!(read, Err(StoreError::Unreachable { .. })), "{read:?}");
+        let commit = store.commit(vec![put("k", Precondition::AtRevision(one), "y")]).await;
+        let refused = matches!(
+            commit,
+            Err(StoreError::Unreachable { .. } | StoreError::Indeterminate { .. })
+        );
         assert!(refused, "{commit:?}");
         // Two calls, three members, one second each at the most.
         assert!(call.elapsed() < Duration::from_secs(7), "{:?}", call.elapsed());
-        let event = timeout(Duration::from_millis(50), watch.next()).await;
+        let event = timeout(Duration::from_millis(50), watch.next_event()).await;
         assert!(event.is_err(), "{event:?}");
     }
     (0..3).for_each(|at| cluster.revive(at));
     serves(&store).await;
-    // Whether a commit of the outage took effect is for the store to say.
-    let held = answered(async || store.get("k").await).await.unwrap();
-    let change = || vec![put("k", Expect::At(held.revision), "z")];
-    let two = answered(async || store.commit(change()).await).await;
-    let event = timeout(PATIENCE, watch.next()).await.unwrap().unwrap();
-    assert!(event.revision == two || event.revision == held.revision);
+    // Only the store knows whether a commit of the outage took effect.
+    let entry = retry_unreachable(async || store.get("k").await).await.unwrap();
+    let change = || vec![put("k", Precondition::AtRevision(entry.revision), "z")];
+    let two = retry_unreachable(async || store.commit(change()).await).await;
+    let event = timeout(TEST_TIMEOUT, watch.next_event()).await.unwrap().unwrap();
+    assert!(event.revision == two || event.revision == entry.revision);
     assert!(at < two);
     appears(&store, "alive").await;
     drop(announced);
     let begun = Instant::now();
-    while answered(async || store.get("alive").await).await.is_some() {
-        assert!(begun.elapsed() < PATIENCE, "the key outlives its owner");
+    while retry_unreachable(async || store.get("alive").await).await.is_some() {
+        assert!(begun.elapsed() < TEST_TIMEOUT, "the key outlives its owner");
         sleep(Duration::from_millis(100)).await;
     }
 }
 
-async fn appears(store: &Etcd, key: &str) {
+async fn appears(store: &EtcdStore, key: &str) {
     let begun = Instant::now();
     while !matches!(store.get(key).await, Ok(Some(_))) {
-        assert!(begun.elapsed() < PATIENCE, "{key} does not appear");
+        assert!(begun.elapsed() < TEST_TIMEOUT, "{key} does not appear");
         sleep(Duration::from_millis(50)).await;
     }
 }
 
 #[tokio::test]
 async fn a_dead_member_costs_one_try_once() {
-    let Some(cluster) = Cluster::start(1).await else { return };
+    let Some(cluster) = EtcdCluster::start(1).await else { return };
     // An address that swallows what is sent to it, as a host without power does: a listener whose
     // queue is full.
     #[allow(clippy::disallowed_methods, reason = "a test with real processes")]
@@ -128,36 +135,41 @@ async fn a_dead_member_costs_one_try_once() {
     let url = format!("http://{}", silent.local_addr().unwrap());
     let mut settings = cluster.settings();
     settings.endpoints.insert(0, url);
-    let store = Etcd::new(&settings).unwrap();
+    let store = EtcdStore::new(&settings).unwrap();
     let begun = Instant::now();
-    store.commit(vec![put("k", Expect::Absent, "")]).await.unwrap_err();
+    store.commit(vec![put("k", Precondition::Absent, "")]).await.unwrap_err();
     let first = begun.elapsed();
-    assert!(first >= settings.try_timeout, "{first:?}");
+    assert!(first >= settings.attempt_timeout, "{first:?}");
     let begun = Instant::now();
     for _ in 0..20 {
         store.get("k").await.unwrap();
     }
-    assert!(begun.elapsed() < settings.try_timeout, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < settings.attempt_timeout, "{:?}", begun.elapsed());
 }
 
 #[tokio::test]
 async fn a_new_store_gets_its_format_and_a_newer_one_is_refused() {
-    let Some(cluster) = Cluster::start(1).await else { return };
+    let Some(cluster) = EtcdCluster::start(1).await else { return };
     let store = cluster.store();
-    format::check(&store, store.name()).await.unwrap();
-    format::check(&store, store.name()).await.unwrap();
-    let held = store.get(format::KEY).await.unwrap().unwrap();
-    let newer =
-        store.commit(vec![put(format::KEY, Expect::At(held.revision), "99")]).await.unwrap();
-    let refused = format::check(&store, store.name()).await;
-    assert!(matches!(refused, Err(MetaError::Format { found: 99, .. })), "{refused:?}");
-    store.commit(vec![put(format::KEY, Expect::At(newer), "?")]).await.unwrap();
-    let refused = format::check(&store, store.name()).await;
-    assert!(matches!(refused, Err(MetaError::Failed { .. })), "{refused:?}");
+    store_format::check_or_init(&store, store.name()).await.unwrap();
+    store_format::check_or_init(&store, store.name()).await.unwrap();
+    let entry = store.get(store_format::FORMAT_KEY).await.unwrap().unwrap();
+    let newer = store
+        .commit(vec![put(store_format::FORMAT_KEY, Precondition::AtRevision(entry.revision), "99")])
+        .await
+        .unwrap();
+    let refused = store_format::check_or_init(&store, store.name()).await;
+    assert!(matches!(refused, Err(StoreError::UnsupportedFormat { found: 99, .. })), "{refused:?}");
+    store
+        .commit(vec![put(store_format::FORMAT_KEY, Precondition::AtRevision(newer), "?")])
+        .await
+        .unwrap();
+    let refused = store_format::check_or_init(&store, store.name()).await;
+    assert!(matches!(refused, Err(StoreError::Failed { .. })), "{refused:?}");
 }
 
 /// An authority, and a certificate of it for the loopback.
-fn certificates(dir: &Path) -> Identity {
+fn certificates(dir: &Path) -> TlsFiles {
     use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -172,7 +184,7 @@ fn certificates(dir: &Path) -> Identity {
         std::fs::write(&path, pem).unwrap();
         path
     };
-    Identity {
+    TlsFiles {
         ca: write("ca.pem", ca.pem()),
         cert: write("cert.pem", cert.pem()),
         key: write("key.pem", own.serialize_pem()),
@@ -180,9 +192,9 @@ fn certificates(dir: &Path) -> Identity {
 }
 
 /// Waits until the supervisor reports what is `wanted`.
-async fn reports(supervisor: &Supervisor, wanted: impl Fn(&State) -> bool) -> State {
+async fn reports(supervisor: &EtcdSupervisor, wanted: impl Fn(&EtcdState) -> bool) -> EtcdState {
     let mut state = supervisor.state();
-    let found = timeout(PATIENCE, state.wait_for(|s| wanted(s))).await;
+    let found = timeout(TEST_TIMEOUT, state.wait_for(|s| wanted(s))).await;
     found.unwrap_or_else(|_| panic!("still {:?}", supervisor.state().borrow())).unwrap().clone()
 }
 
@@ -192,46 +204,47 @@ async fn a_supervised_member_serves_over_tls_and_comes_back_when_killed() {
     let dir = tempfile::tempdir().unwrap();
     let mut member = members(1, dir.path()).remove(0);
     let tls = certificates(dir.path());
-    for url in [&mut member.peer_url, &mut member.client_url, &mut member.cluster[0].1] {
+    for url in [&mut member.peer_url, &mut member.client_url, &mut member.initial_cluster[0].1] {
         *url = url.replace("http:", "https:");
     }
     member.tls = Some(tls.clone());
-    let supervisor = Supervisor::start(program, member.clone());
+    let supervisor = EtcdSupervisor::start(program, member.clone());
     let identity = Some((tls.cert, tls.key));
-    let settings = Settings {
+    let settings = EtcdSettings {
         endpoints: vec![member.client_url.clone()],
-        tls: Some(Tls { ca: tls.ca.clone(), identity }),
-        ..Settings::default()
+        tls: Some(EtcdTls { ca: tls.ca.clone(), identity }),
+        ..EtcdSettings::default()
     };
-    let store = Etcd::new(&settings).unwrap();
-    reports(&supervisor, |s| *s == State::Running).await;
+    let store = EtcdStore::new(&settings).unwrap();
+    reports(&supervisor, |s| *s == EtcdState::Running).await;
     serves(&store).await;
-    laid(&store, "k", "x").await;
-    // Without a certificate nobody comes in.
-    let stranger = Tls { ca: tls.ca, identity: None };
-    let stranger = Etcd::new(&Settings { tls: Some(stranger), ..settings.clone() }).unwrap();
+    put_key(&store, "k", "x").await;
+    // Without a certificate access is refused.
+    let stranger = EtcdTls { ca: tls.ca, identity: None };
+    let stranger =
+        EtcdStore::new(&EtcdSettings { tls: Some(stranger), ..settings.clone() }).unwrap();
     let refused = stranger.get("k").await;
     // The connection may be gone before the reason has been read.
     let expected =
-        matches!(refused, Err(MetaError::Untrusted { .. } | MetaError::Unreachable { .. }));
+        matches!(refused, Err(StoreError::TlsRejected { .. } | StoreError::Unreachable { .. }));
     assert!(expected, "{refused:?}");
-    // Who trusts another authority is told that it is the certificate.
+    // A client that trusts another authority gets a certificate error.
     let elsewhere = tempfile::tempdir().unwrap();
-    let other = Tls { ca: certificates(elsewhere.path()).ca, identity: None };
-    let other = Etcd::new(&Settings { tls: Some(other), ..settings }).unwrap();
+    let other = EtcdTls { ca: certificates(elsewhere.path()).ca, identity: None };
+    let other = EtcdStore::new(&EtcdSettings { tls: Some(other), ..settings }).unwrap();
     let refused = other.get("k").await;
-    let Err(MetaError::Untrusted { why, .. }) = refused else { panic!("{refused:?}") };
+    let Err(StoreError::TlsRejected { why, .. }) = refused else { panic!("{refused:?}") };
     assert!(why.contains("invalid peer certificate"), "{why}");
-    // Exec keeps the number: it is etcd itself that is killed.
+    // `exec` keeps the process id: etcd itself is killed.
     kill(&member.data_dir);
-    reports(&supervisor, |s| matches!(s, State::Waiting { .. })).await;
-    reports(&supervisor, |s| *s == State::Running).await;
+    reports(&supervisor, |s| matches!(s, EtcdState::Restarting { .. })).await;
+    reports(&supervisor, |s| *s == EtcdState::Running).await;
     serves(&store).await;
-    let held = answered(async || store.get("k").await).await.unwrap();
-    assert_eq!(held.value, b"x");
+    let entry = retry_unreachable(async || store.get("k").await).await.unwrap();
+    assert_eq!(entry.value, b"x");
     let state = supervisor.state();
     assert!(supervisor.stop(Duration::from_secs(20)).await);
-    assert_eq!(*state.borrow(), State::Stopped);
+    assert_eq!(*state.borrow(), EtcdState::Stopped);
 }
 
 /// Kills the etcd whose data is in `data_dir`.
@@ -251,129 +264,131 @@ fn kill(data_dir: &Path) {
 
 #[tokio::test]
 async fn a_member_joins_is_removed_and_what_is_wrong_is_named() {
-    let Some(mut cluster) = Cluster::start(2).await else { return };
+    let Some(mut cluster) = EtcdCluster::start(2).await else { return };
     let store = cluster.store();
     let mut third = cluster.members[0].clone();
     third.name = "third".into();
     third.data_dir = cluster.dir.path().join("third");
-    third.peer_url = format!("http://{}", free());
-    third.client_url = format!("http://{}", free());
-    third.origin = Origin::Joins;
-    third.cluster.push((third.name.clone(), third.peer_url.clone()));
-    // A cluster refuses to be changed in its first seconds.
+    third.peer_url = format!("http://{}", free_address());
+    third.client_url = format!("http://{}", free_address());
+    third.initial_cluster_state = InitialClusterState::Existing;
+    third.initial_cluster.push((third.name.clone(), third.peer_url.clone()));
+    // A cluster refuses membership changes in its first seconds.
     let begun = Instant::now();
     let added = loop {
         match store.add_member(&third.peer_url, false).await {
             Ok(added) => break added,
-            Err(e) => assert!(begun.elapsed() < PATIENCE, "{e}"),
+            Err(e) => assert!(begun.elapsed() < TEST_TIMEOUT, "{e}"),
         }
         sleep(Duration::from_millis(200)).await;
     };
-    let supervisor = Supervisor::start(etcd().unwrap(), third.clone());
-    reports(&supervisor, |s| *s == State::Running).await;
-    // It tells its name once it serves, and the member that is asked may be behind.
+    let supervisor = EtcdSupervisor::start(etcd().unwrap(), third.clone());
+    reports(&supervisor, |s| *s == EtcdState::Running).await;
+    // It reports its name once it serves, and the asked member may be behind.
     let begun = Instant::now();
     let members = async || store.members().await;
-    while !answered(members).await.iter().any(|m| m.name == "third" && !m.is_learner) {
-        assert!(begun.elapsed() < PATIENCE, "the third member is not known");
+    while !retry_unreachable(members).await.iter().any(|m| m.name == "third" && !m.is_learner) {
+        assert!(begun.elapsed() < TEST_TIMEOUT, "the third member is not known");
         sleep(Duration::from_millis(50)).await;
     }
-    // Its data is lost, and it comes as if the cluster were new.
+    // Its data is lost, and it starts as if the cluster were new.
     let lost = cluster.members[1].clone();
     cluster.kill(1);
     std::fs::remove_dir_all(&lost.data_dir).unwrap();
-    let without = Supervisor::start(etcd().unwrap(), lost.clone());
-    let down = reports(&without, |s| matches!(s, State::Down(_))).await;
-    assert_eq!(down, State::Down(Defect::AlreadyBootstrapped));
-    let known = answered(members).await;
+    let without = EtcdSupervisor::start(etcd().unwrap(), lost.clone());
+    let down = reports(&without, |s| matches!(s, EtcdState::PermanentlyDown(_))).await;
+    assert_eq!(down, EtcdState::PermanentlyDown(PermanentFailure::DataLost));
+    let known = retry_unreachable(members).await;
     let id = known.iter().find(|m| m.name == lost.name).unwrap().id;
     remove(&store, id).await;
     remove(&store, added.id).await;
-    let down = reports(&supervisor, |s| matches!(s, State::Down(_))).await;
-    assert_eq!(down, State::Down(Defect::Removed));
+    let down = reports(&supervisor, |s| matches!(s, EtcdState::PermanentlyDown(_))).await;
+    assert_eq!(down, EtcdState::PermanentlyDown(PermanentFailure::Removed));
 }
 
-/// Removes a member, whatever it takes: one may be down, and the others without a leader.
-async fn remove(store: &Etcd, id: u64) {
+/// Removes a member, with retries: one may be down, and the others without a leader.
+async fn remove(store: &EtcdStore, id: u64) {
     let begun = Instant::now();
     while let Err(e) = store.remove_member(id).await {
-        // One of the tries that nobody answered was carried out.
+        // An unanswered attempt took effect.
         if e.to_string().contains("member not found") {
             return;
         }
-        assert!(begun.elapsed() < PATIENCE, "{e}");
+        assert!(begun.elapsed() < TEST_TIMEOUT, "{e}");
         sleep(Duration::from_millis(200)).await;
     }
 }
 
 /// The members as `store` sees them, once they are as `wanted`.
-async fn health(store: &Etcd, wanted: impl Fn(&[MemberHealth]) -> bool) -> Vec<MemberHealth> {
+async fn health(store: &EtcdStore, wanted: impl Fn(&[MemberHealth]) -> bool) -> Vec<MemberHealth> {
     let (begun, mut seen) = (Instant::now(), Vec::new());
     loop {
         seen = store.health(&seen, true).await;
         if wanted(&seen) {
             return seen;
         }
-        assert!(begun.elapsed() < PATIENCE, "still {seen:?}");
+        assert!(begun.elapsed() < TEST_TIMEOUT, "still {seen:?}");
         sleep(Duration::from_millis(100)).await;
     }
 }
 
 #[tokio::test]
 async fn members_that_are_down_and_the_want_of_a_leader_are_seen() {
-    let Some(mut cluster) = Cluster::start(3).await else { return };
+    let Some(mut cluster) = EtcdCluster::start(3).await else { return };
     let store = cluster.store();
-    let leads = |h: &MemberHealth| matches!(&h.answer, MemberAnswer::Runs { leader: Some(_), .. });
-    let silent = |h: &MemberHealth| matches!(&h.answer, MemberAnswer::Silent { .. });
+    let leads =
+        |h: &MemberHealth| matches!(&h.response, MemberResponse::Running { leader: Some(_), .. });
+    let silent = |h: &MemberHealth| matches!(&h.response, MemberResponse::Unreachable { .. });
     health(&store, |all| all.len() == 3 && all.iter().all(leads)).await;
-    // Who may ask at one address only knows of the others, and does not say that they are down.
+    // A client limited to one address knows the other members, and does not report them as down.
     let endpoints = vec![cluster.members[0].client_url.clone()];
-    let one = Etcd::new(&Settings { endpoints, ..cluster.settings() }).unwrap();
+    let one = EtcdStore::new(&EtcdSettings { endpoints, ..cluster.settings() }).unwrap();
     let seen = one.health(&[], false).await;
-    let asked: Vec<_> = seen.iter().filter(|h| h.answer != MemberAnswer::NotAsked).collect();
+    let asked: Vec<_> = seen.iter().filter(|h| h.response != MemberResponse::NotQueried).collect();
     assert!(seen.len() == 3 && asked.len() == 1 && leads(asked[0]), "{seen:?}");
     cluster.kill(1);
     let all = health(&store, |all| all.iter().filter(|h| leads(h)).count() == 2).await;
     let down = all.iter().find(|h| silent(h)).unwrap();
     assert_eq!(down.member.name, cluster.members[1].name);
     cluster.kill(2);
-    // Nobody answers a question to the store as a whole; who is left still says how it is.
-    let alone = |h: &MemberHealth| matches!(&h.answer, MemberAnswer::Runs { leader: None, .. });
+    // The store as a whole does not answer; the member that is left still reports its status.
+    let alone =
+        |h: &MemberHealth| matches!(&h.response, MemberResponse::Running { leader: None, .. });
     let all = health(&store, |all| all.iter().any(alone)).await;
     assert_eq!(all.iter().filter(|h| silent(h)).count(), 2, "{all:?}");
     cluster.kill(0);
     let begun = Instant::now();
     let dead = store.health(&all, true).await;
     assert!(dead.len() == 3 && dead.iter().all(silent), "{dead:?}");
-    // Each member's second for who there is, and one for how all of them are.
+    // An attempt of a second per member for the list, and one for all statuses.
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
 }
 
 #[tokio::test]
 async fn a_learner_that_never_started_is_named_and_removed() {
-    let Some(cluster) = Cluster::start(1).await else { return };
+    let Some(cluster) = EtcdCluster::start(1).await else { return };
     let store = cluster.store();
-    let own = |at: String| OwnMember {
+    let own = |at: String| LocalStoreMember {
         name: "node-9".into(),
         peer_url: format!("http://{at}"),
-        client_url: format!("http://{}", free()),
+        client_url: format!("http://{}", free_address()),
     };
-    let (never, late) = (own(free()), own(free()));
-    joining::make_room(&store, &never).await.unwrap();
-    // Once more is as once.
-    joining::make_room(&store, &never).await.unwrap();
-    let refused = joining::make_room(&store, &late).await.unwrap_err();
-    assert_eq!(refused, JoinError::Learning { which: never.peer_url.clone() });
+    let (never, late) = (own(free_address()), own(free_address()));
+    node_membership::add_learner(&store, &never).await.unwrap();
+    // The call is idempotent.
+    node_membership::add_learner(&store, &never).await.unwrap();
+    let refused = node_membership::add_learner(&store, &late).await.unwrap_err();
+    assert_eq!(refused, JoinError::LearnerPending { member: never.peer_url.clone() });
     assert!(refused.to_string().contains(&format!("--node {}", never.peer_url)), "{refused}");
     let members = store.members().await.unwrap();
-    let found = joining::member_called(&members, &never.peer_url).unwrap();
+    let found = node_membership::find_member(&members, &never.peer_url).unwrap();
     store.remove_member(found.id).await.unwrap();
-    joining::make_room(&store, &late).await.unwrap();
+    node_membership::add_learner(&store, &late).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_damaged_member_stays_down() {
-    let Some(mut cluster) = Cluster::start(1).await else { return };
+    let Some(mut cluster) = EtcdCluster::start(1).await else { return };
     cluster.kill(0);
     let member = cluster.members[0].clone();
     for file in std::fs::read_dir(member.data_dir.join("member/wal")).unwrap().flatten() {
@@ -383,9 +398,9 @@ async fn a_damaged_member_stays_down() {
             std::fs::write(file.path(), bytes).unwrap();
         }
     }
-    let damaged = Supervisor::start(etcd().unwrap(), member);
-    let down = reports(&damaged, |s| matches!(s, State::Down(_))).await;
-    let corrupt = matches!(down, State::Down(Defect::Corrupt { .. }));
+    let damaged = EtcdSupervisor::start(etcd().unwrap(), member);
+    let down = reports(&damaged, |s| matches!(s, EtcdState::PermanentlyDown(_))).await;
+    let corrupt = matches!(down, EtcdState::PermanentlyDown(PermanentFailure::Corrupt { .. }));
     assert!(corrupt, "{down:?}");
-    assert!(damaged.trouble().unwrap().contains("its data is damaged"));
+    assert!(damaged.last_failure().unwrap().contains("its data is damaged"));
 }

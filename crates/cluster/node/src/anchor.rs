@@ -1,9 +1,10 @@
-//! What keeps a data directory from being taken for another one than it is.
+//! Protects a data directory from being mistaken for another one.
 //!
-//! `node.json` in the data directory says which node it belongs to, and that it has records. An anchor outside of
-//! it, one small file, says the same. So a directory whose file system is not mounted is not an empty node, nor is
-//! another node's directory this one, nor an old copy of it the present one. A first start finds neither file and
-//! makes both. What they hold: `docs/format/store.md`.
+//! `node.json` in the data directory names its node and says that it has records. A small file
+//! outside the directory, the anchor, says the same. So the node does not take an unmounted
+//! directory for an empty node, another node's directory for its own, or an old copy for the
+//! current one. The first start finds neither file and creates both. Contents:
+//! `docs/format/store.md`.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File};
@@ -11,61 +12,65 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use ::cluster::file::{self, ReadError};
-use ::cluster::lives::Life;
+use ::cluster::incarnations::ProcessIncarnation;
+use ::cluster::record_file::{self, ReadError};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
-use wire::count;
+use wire::plural;
 
 /// Version of both files.
 const FORMAT: u32 = 1;
 
-/// Longest file that is read, in bytes.
+/// Largest file that is read, in bytes.
 const MAX_BYTES: u64 = 64 << 10;
 
-/// The file in the data directory, and what it is sealed as.
-const NODE: &str = "node.json";
+/// The file in the data directory, and its name in the seal.
+const NODE_FILE: &str = "node.json";
 
-/// The process that was the node when this one was started, in the data directory of the copy.
-const OTHER: &str = "other-life.json";
+/// The process that held the node when this one was started; in the data directory of the copy.
+const ACTIVE_PROCESS_FILE: &str = "other-life.json";
 
-/// What the anchor is sealed as.
-const ANCHOR: &str = "anchor";
+/// The anchor's name in the seal.
+const ANCHOR_SEAL_NAME: &str = "anchor";
 
-/// What the name of the directory of anchors ends with.
-const SUFFIX: &str = ".anchor";
+/// Suffix of the name of an anchor directory.
+const ANCHOR_DIR_SUFFIX: &str = ".anchor";
 
 /// Where the records of a node are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Records {
-    /// In a store of its own, which has to be there.
-    Store,
-    /// In its cluster's; `cluster.json` has to be there.
-    Cluster,
-    /// It has left its cluster: a new store may be made.
+pub(crate) enum RecordsLocation {
+    /// In its own store, which must be there.
+    #[serde(rename = "store")]
+    OwnStore,
+    /// In its cluster's store; `cluster.json` must be there.
+    #[serde(rename = "cluster")]
+    ClusterStore,
+    /// Nowhere: it left its cluster, and a new store may be created.
     None,
 }
 
-/// What both files hold.
+/// The contents of both files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Mark {
+struct AnchorRecord {
     format: u32,
-    /// Drawn when the node began.
-    id: Uuid,
-    /// How often it was started. The data directory's is written first, and is never behind.
+    /// Random; chosen at the node's first start.
+    #[serde(rename = "id")]
+    node_id: Uuid,
+    /// Number of starts. Written to the data directory first, so the anchor's is never ahead.
     starts: u64,
     /// Where its records were.
-    records: Records,
-    /// The revision of its own store when it was last started; 0 without one.
+    #[serde(rename = "records")]
+    records_location: RecordsLocation,
+    /// The revision of its own store at the last start; 0 without one.
     revision: u64,
 }
 
-/// Why a data directory is not used. Nothing has been changed.
+/// Why a data directory is refused. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum AnchorError {
-    /// There is less in it than there was, or something else.
+    /// Something is missing from it, or it is another one.
     #[error(
         "data_dir {}: {what}\nIf its file system is not mounted, mount it and start again. If it was lost, restore it \
          (docs/guides/administration.md, section \"When the data directory is not what it was\"). To use the directory \
@@ -78,7 +83,7 @@ pub enum AnchorError {
         /// What is wrong with it.
         what: String,
     },
-    /// One of the files cannot be believed.
+    /// One of the files is damaged.
     #[error(
         "{}: {why}\nRestore it from a backup; or, if the data directory is the right one: windrose node accept-data-dir",
         path.display()
@@ -89,49 +94,58 @@ pub enum AnchorError {
         /// What is wrong with it.
         why: String,
     },
-    /// The system refuses something.
+    /// A system call failed.
     #[error("{}: {why}", path.display())]
-    Refused {
+    Io {
         /// Which file.
         path: PathBuf,
-        /// What it said.
+        /// The system's error.
         why: io::Error,
     },
 }
 
-/// What a look at a data directory and its anchor has found.
+/// What was found in a data directory and its anchor.
 #[derive(Clone, Copy, Debug, Default)]
-struct Found {
-    anchor: Option<Mark>,
-    node: Option<Mark>,
+struct FilesFound {
+    anchor: Option<AnchorRecord>,
+    node_record: Option<AnchorRecord>,
     has_store: bool,
     has_cluster: bool,
 }
 
-/// A data directory that may be used.
+/// A data directory that passed the check.
 #[derive(Debug)]
 pub(crate) struct Anchor {
     data_dir: PathBuf,
     path: PathBuf,
-    found: Found,
-    mark: Mark,
+    files: FilesFound,
+    record: AnchorRecord,
 }
 
-/// The file that anchors the data directory at `data_dir`: in `anchor_dir`, or where the service manager says, or
-/// beside it.
-pub(crate) fn path(data_dir: &Path, anchor_dir: Option<&Path>) -> PathBuf {
-    let told = std::env::var_os("STATE_DIRECTORY");
-    path_in(data_dir, anchor_dir, told.as_deref().and_then(std::ffi::OsStr::to_str))
+/// The anchor file of the data directory at `data_dir`: in `anchor_dir`, else in the directory that
+/// the service manager names, else beside the data directory.
+pub(crate) fn anchor_path(data_dir: &Path, anchor_dir: Option<&Path>) -> PathBuf {
+    let state_directory = std::env::var_os("STATE_DIRECTORY");
+    anchor_path_in(
+        data_dir,
+        anchor_dir,
+        state_directory.as_deref().and_then(std::ffi::OsStr::to_str),
+    )
 }
 
-fn path_in(data_dir: &Path, anchor_dir: Option<&Path>, told: Option<&str>) -> PathBuf {
-    let told = told.unwrap_or_default().split(':').find(|dir| dir.ends_with(SUFFIX));
+fn anchor_path_in(
+    data_dir: &Path,
+    anchor_dir: Option<&Path>,
+    state_directory: Option<&str>,
+) -> PathBuf {
+    let state_directory =
+        state_directory.unwrap_or_default().split(':').find(|dir| dir.ends_with(ANCHOR_DIR_SUFFIX));
     let beside = || {
         let mut beside: OsString = data_dir.as_os_str().to_owned();
-        beside.push(SUFFIX);
+        beside.push(ANCHOR_DIR_SUFFIX);
         PathBuf::from(beside)
     };
-    let directory = anchor_dir.map(Path::to_owned).or_else(|| told.map(PathBuf::from));
+    let directory = anchor_dir.map(Path::to_owned).or_else(|| state_directory.map(PathBuf::from));
     let name = data_dir.to_string_lossy();
     let escaped: String = name.trim_matches('/').chars().fold(String::new(), |name, c| match c {
         '/' => name + "-",
@@ -142,76 +156,77 @@ fn path_in(data_dir: &Path, anchor_dir: Option<&Path>, told: Option<&str>) -> Pa
     directory.unwrap_or_else(beside).join(format!("{escaped}.json"))
 }
 
-fn read(path: &Path, name: &str) -> Result<Option<Mark>, AnchorError> {
+fn read(path: &Path, name: &str) -> Result<Option<AnchorRecord>, AnchorError> {
     let damaged = |why: String| AnchorError::Damaged { path: path.to_owned(), why };
-    let bytes = match file::read(path, name, MAX_BYTES) {
+    let bytes = match record_file::read(path, name, MAX_BYTES) {
         Ok(Some(bytes)) => bytes,
         Ok(None) => return Ok(None),
         Err(ReadError::Damaged(why)) => return Err(damaged(why)),
-        // A path through what is no directory leads to nothing.
-        Err(ReadError::Refused(e)) if e.kind() == io::ErrorKind::NotADirectory => return Ok(None),
-        Err(ReadError::Refused(why)) => {
-            return Err(AnchorError::Refused { path: path.to_owned(), why });
+        // A component of the path is not a directory.
+        Err(ReadError::Io(e)) if e.kind() == io::ErrorKind::NotADirectory => return Ok(None),
+        Err(ReadError::Io(why)) => {
+            return Err(AnchorError::Io { path: path.to_owned(), why });
         }
     };
-    let mark: Mark = serde_json::from_slice(&bytes).map_err(|e| damaged(e.to_string()))?;
-    if mark.format != FORMAT {
-        let found = mark.format;
+    let record: AnchorRecord =
+        serde_json::from_slice(&bytes).map_err(|e| damaged(e.to_string()))?;
+    if record.format != FORMAT {
+        let found = record.format;
         return Err(damaged(format!("it has format {found}, this version knows format {FORMAT}")));
     }
-    Ok(Some(mark))
+    Ok(Some(record))
 }
 
-fn write(path: &Path, name: &str, mark: &Mark) -> io::Result<()> {
-    let mut bytes = serde_json::to_vec(mark).map_err(io::Error::other)?;
+fn write(path: &Path, name: &str, record: &AnchorRecord) -> io::Result<()> {
+    let mut bytes = serde_json::to_vec(record).map_err(io::Error::other)?;
     bytes.push(b'\n');
-    file::write(path, name, &bytes)
+    record_file::write(path, name, &bytes)
 }
 
-/// The mark that the next start continues from, or why there must be none.
-fn decide(found: &Found) -> Result<Option<Mark>, String> {
-    let Found { anchor, node, has_store, has_cluster } = *found;
-    let mark = match (anchor, node) {
+/// The record that the next start continues from; an error if the files contradict each other.
+fn check_consistency(found: &FilesFound) -> Result<Option<AnchorRecord>, String> {
+    let FilesFound { anchor, node_record: node, has_store, has_cluster } = *found;
+    let record = match (anchor, node) {
         (None, None) => return Ok(None),
         (None, Some(node)) => node,
         (Some(anchor), None) => {
-            let id = anchor.id;
+            let id = anchor.node_id;
             return Err(if has_store || has_cluster {
                 format!(
-                    "it should be that of node {id}, and has records, but no {NODE} that says so"
+                    "it should be that of node {id}, and has records, but no {NODE_FILE} that says so"
                 )
             } else {
                 format!("it should be that of node {id}, and holds none of its records")
             });
         }
-        (Some(anchor), Some(node)) if anchor.id != node.id => {
+        (Some(anchor), Some(node)) if anchor.node_id != node.node_id => {
             return Err(format!(
                 "it should be that of node {}, and is that of node {}",
-                anchor.id, node.id
+                anchor.node_id, node.node_id
             ));
         }
         (Some(anchor), Some(node)) if node.starts < anchor.starts => {
             return Err(format!(
                 "it is an older copy: its node had been started {}, and has been {} by now",
-                count(node.starts, "time"),
-                count(anchor.starts, "time")
+                plural(node.starts, "time"),
+                plural(anchor.starts, "time")
             ));
         }
         (Some(_), Some(node)) => node,
     };
-    match mark.records {
-        Records::Store if !has_store && !has_cluster => {
+    match record.records_location {
+        RecordsLocation::OwnStore if !has_store && !has_cluster => {
             Err("its store.redb is missing: that holds what the node knows of its volumes"
                 .to_owned())
         }
-        Records::Cluster if !has_cluster => {
+        RecordsLocation::ClusterStore if !has_cluster => {
             Err("its cluster.json is missing: that says what the node is in its cluster".to_owned())
         }
-        _ => Ok(Some(mark)),
+        _ => Ok(Some(record)),
     }
 }
 
-fn look(data_dir: &Path, anchor: &Path) -> Result<Found, AnchorError> {
+fn read_files(data_dir: &Path, anchor: &Path) -> Result<FilesFound, AnchorError> {
     let is_there = |name: &str| {
         let path = data_dir.join(name);
         match fs::symlink_metadata(&path) {
@@ -221,134 +236,148 @@ fn look(data_dir: &Path, anchor: &Path) -> Result<Found, AnchorError> {
             {
                 Ok(false)
             }
-            Err(why) => Err(AnchorError::Refused { path, why }),
+            Err(why) => Err(AnchorError::Io { path, why }),
         }
     };
-    Ok(Found {
-        anchor: read(anchor, ANCHOR)?,
-        node: read(&data_dir.join(NODE), NODE)?,
+    Ok(FilesFound {
+        anchor: read(anchor, ANCHOR_SEAL_NAME)?,
+        node_record: read(&data_dir.join(NODE_FILE), NODE_FILE)?,
         has_store: is_there("store.redb")?,
         has_cluster: is_there("cluster.json")?,
     })
 }
 
 impl Anchor {
-    /// Looks whether the data directory at `data_dir` is the one that was used before. Changes nothing.
+    /// Checks that the data directory at `data_dir` is the one used before. Changes nothing.
     pub(crate) fn check(data_dir: &Path, anchor_dir: Option<&Path>) -> Result<Self, AnchorError> {
-        let path = path(data_dir, anchor_dir);
-        let found = look(data_dir, &path)?;
+        let path = anchor_path(data_dir, anchor_dir);
+        let found = read_files(data_dir, &path)?;
         let mismatch = |what| AnchorError::Mismatch { path: data_dir.to_owned(), what };
-        let mark = decide(&found).map_err(mismatch)?.unwrap_or_else(|| Mark {
+        let record = check_consistency(&found).map_err(mismatch)?.unwrap_or_else(|| AnchorRecord {
             format: FORMAT,
-            id: Uuid::new_v4(),
+            node_id: Uuid::new_v4(),
             starts: 0,
-            records: Records::None,
+            records_location: RecordsLocation::None,
             revision: 0,
         });
-        Ok(Self { data_dir: data_dir.to_owned(), path, found, mark })
+        Ok(Self { data_dir: data_dir.to_owned(), path, files: found, record })
     }
 
-    /// Whether the node's own store has to be there already.
-    pub(crate) fn has_store(&self) -> bool {
-        self.mark.records == Records::Store
+    /// Whether the node's own store must already exist.
+    pub(crate) fn requires_own_store(&self) -> bool {
+        self.record.records_location == RecordsLocation::OwnStore
     }
 
-    /// Refuses a store that is older than the one that was used last.
+    /// Refuses a store older than the one used last.
     pub(crate) fn check_revision(&self, revision: u64) -> Result<(), AnchorError> {
-        if self.has_store() && revision < self.mark.revision {
+        if self.requires_own_store() && revision < self.record.revision {
             let what = format!(
                 "its store.redb is an older copy: it is at revision {revision}, and was at revision {} before",
-                self.mark.revision
+                self.record.revision
             );
             return Err(AnchorError::Mismatch { path: self.data_dir.clone(), what });
         }
         Ok(())
     }
 
-    /// Notes, in both places, a start with records of this kind. What is wrong with the anchor is told, and is no
-    /// reason not to serve; nor is a full file system, once the files are there.
-    pub(crate) fn begin(
+    /// Records a start with records of this kind in both files. Returns what is wrong with the
+    /// anchor, which does not stop the node; nor does a full file system, once the files exist.
+    pub(crate) fn record_start(
         &self,
-        records: Records,
+        records: RecordsLocation,
         revision: u64,
     ) -> Result<Option<String>, AnchorError> {
-        let starts = self.mark.starts.saturating_add(1);
-        let mark = Mark { starts, records, revision, ..self.mark };
-        let node = self.data_dir.join(NODE);
-        match write(&node, NODE, &mark) {
+        let starts = self.record.starts.saturating_add(1);
+        let record = AnchorRecord { starts, records_location: records, revision, ..self.record };
+        let node = self.data_dir.join(NODE_FILE);
+        match write(&node, NODE_FILE, &record) {
             Ok(()) => {}
-            Err(e) if self.found.node.is_some_and(|node| node.records == records) => {
+            Err(e)
+                if self.files.node_record.is_some_and(|node| node.records_location == records) =>
+            {
                 tracing::warn!(path = %node.display(), error = %e, "it is left as it was");
-                return Ok(self.found.anchor.is_none().then(|| e.to_string()));
+                return Ok(self.files.anchor.is_none().then(|| e.to_string()));
             }
-            Err(why) => return Err(AnchorError::Refused { path: node, why }),
+            Err(why) => return Err(AnchorError::Io { path: node, why }),
         }
         let directory = self.path.parent().unwrap_or(Path::new("/"));
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
-        let written = made.and_then(|()| write(&self.path, ANCHOR, &mark));
+        let created = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+        let written = created.and_then(|()| write(&self.path, ANCHOR_SEAL_NAME, &record));
         Ok(written.err().map(|e| format!("{}: {e}", self.path.display())))
     }
 }
 
-/// Notes that the node in `data_dir` has no records any more: it leaves its cluster.
-pub(crate) fn forget_records(data_dir: &Path) -> io::Result<()> {
-    let path = data_dir.join(NODE);
-    match read(&path, NODE) {
-        Ok(Some(mark)) => write(&path, NODE, &Mark { records: Records::None, ..mark }),
+/// Records that the node in `data_dir` has no records any more, because it leaves its cluster.
+pub(crate) fn clear_records_location(data_dir: &Path) -> io::Result<()> {
+    let path = data_dir.join(NODE_FILE);
+    match read(&path, NODE_FILE) {
+        Ok(Some(record)) => write(
+            &path,
+            NODE_FILE,
+            &AnchorRecord { records_location: RecordsLocation::None, ..record },
+        ),
         Ok(None) => Ok(()),
         Err(e) => Err(io::Error::other(e.to_string())),
     }
 }
 
-/// Notes that another process is the node: this data directory is a copy, and stays unused until somebody says otherwise.
-pub(crate) fn note_other(data_dir: &Path, other: &Life) -> io::Result<()> {
+/// Records that another process holds the node: this data directory is a copy, unusable until an
+/// operator accepts it.
+pub(crate) fn record_active_process(data_dir: &Path, other: &ProcessIncarnation) -> io::Result<()> {
     let bytes = serde_json::to_vec(other).map_err(io::Error::other)?;
-    file::write(&data_dir.join(OTHER), OTHER, &bytes)
+    record_file::write(&data_dir.join(ACTIVE_PROCESS_FILE), ACTIVE_PROCESS_FILE, &bytes)
 }
 
-/// The process that was the node when this data directory was found to be a copy.
-pub(crate) fn other(data_dir: &Path) -> Result<Option<Life>, AnchorError> {
-    let path = data_dir.join(OTHER);
+/// The process that held the node when this data directory was found to be a copy.
+pub(crate) fn active_process(data_dir: &Path) -> Result<Option<ProcessIncarnation>, AnchorError> {
+    let path = data_dir.join(ACTIVE_PROCESS_FILE);
     let damaged = |why: String| AnchorError::Damaged { path: path.clone(), why };
-    match file::read(&path, OTHER, MAX_BYTES) {
+    match record_file::read(&path, ACTIVE_PROCESS_FILE, MAX_BYTES) {
         Ok(None) => Ok(None),
         Ok(Some(bytes)) => {
             serde_json::from_slice(&bytes).map(Some).map_err(|e| damaged(e.to_string()))
         }
         Err(ReadError::Damaged(why)) => Err(damaged(why)),
-        Err(ReadError::Refused(why)) => Err(AnchorError::Refused { path, why }),
+        Err(ReadError::Io(why)) => Err(AnchorError::Io { path, why }),
     }
 }
 
-/// What is to be said of a data directory before it is accepted, `None` where there is nothing to accept.
+/// What is wrong with a data directory that is to be accepted; `None` if nothing is.
 ///
 /// # Errors
-/// [`AnchorError`]: what cannot even be looked at.
-pub fn mismatch(data_dir: &Path, anchor_dir: Option<&Path>) -> Result<Option<String>, AnchorError> {
+/// [`AnchorError`] if the files cannot be read at all.
+pub fn describe_mismatch(
+    data_dir: &Path,
+    anchor_dir: Option<&Path>,
+) -> Result<Option<String>, AnchorError> {
     match Anchor::check(data_dir, anchor_dir) {
-        Ok(_) => match other(data_dir) {
+        Ok(_) => match active_process(data_dir) {
             Ok(other) => Ok(other.map(|other| {
                 format!(
                     "it is a copy of that of a node that ran on {}; no two may run",
-                    other.place()
+                    other.describe_location()
                 )
             })),
             Err(e) => Ok(Some(e.to_string())),
         },
         Err(AnchorError::Mismatch { what, .. }) => Ok(Some(what)),
         Err(AnchorError::Damaged { path, why }) => Ok(Some(format!("{}: {why}", path.display()))),
-        Err(refused @ AnchorError::Refused { .. }) => Err(refused),
+        Err(refused @ AnchorError::Io { .. }) => Err(refused),
     }
 }
 
-/// Has the next start take the data directory as it is. No node uses it meanwhile.
+/// Makes the next start accept the data directory as it is. No node may use it meanwhile.
 ///
 /// # Errors
-/// [`AnchorError::Refused`].
-pub fn accept(data_dir: &Path, anchor_dir: Option<&Path>) -> Result<(), AnchorError> {
-    for path in [path(data_dir, anchor_dir), data_dir.join(NODE), data_dir.join(OTHER)] {
+/// [`AnchorError::Io`].
+pub fn accept_data_dir(data_dir: &Path, anchor_dir: Option<&Path>) -> Result<(), AnchorError> {
+    for path in [
+        anchor_path(data_dir, anchor_dir),
+        data_dir.join(NODE_FILE),
+        data_dir.join(ACTIVE_PROCESS_FILE),
+    ] {
         if path.parent().is_some_and(Path::is_dir) {
-            file::remove(&path).map_err(|why| AnchorError::Refused { path, why })?;
+            record_file::remove(&path).map_err(|why| AnchorError::Io { path, why })?;
         }
     }
     Ok(())
@@ -375,18 +404,24 @@ pub fn is_in_use(data_dir: &Path) -> io::Result<bool> {
 mod tests {
     use super::*;
 
-    fn mark(id: u128, starts: u64, records: Records) -> Mark {
-        Mark { format: FORMAT, id: Uuid::from_u128(id), starts, records, revision: 0 }
+    fn mark(id: u128, starts: u64, records: RecordsLocation) -> AnchorRecord {
+        AnchorRecord {
+            format: FORMAT,
+            node_id: Uuid::from_u128(id),
+            starts,
+            records_location: records,
+            revision: 0,
+        }
     }
 
-    /// Starts as a node does; says what it has decided.
+    /// Starts as a node does; returns its decision.
     fn start(data_dir: &Path, anchor_dir: &Path) -> Result<Anchor, String> {
         let anchor = Anchor::check(data_dir, Some(anchor_dir)).map_err(|e| e.to_string())?;
         fs::create_dir_all(data_dir).unwrap();
-        if !anchor.has_store() {
+        if !anchor.requires_own_store() {
             fs::write(data_dir.join("store.redb"), "a store").unwrap();
         }
-        assert_eq!(anchor.begin(Records::Store, 3).unwrap(), None);
+        assert_eq!(anchor.record_start(RecordsLocation::OwnStore, 3).unwrap(), None);
         Ok(anchor)
     }
 
@@ -412,17 +447,17 @@ mod tests {
         start(&data, &anchors).unwrap();
         fs::remove_file(data.join("store.redb")).unwrap();
         assert!(refused(&data, &anchors).contains("store.redb is missing"));
-        // As an empty mount point, and as none.
+        // First with an empty mount point, then without one.
         fs::remove_dir_all(&data).unwrap();
         assert!(refused(&data, &anchors).contains("holds none of its records"));
         assert!(!data.exists(), "nothing is made");
         fs::create_dir(&data).unwrap();
         assert!(refused(&data, &anchors).contains("holds none of its records"));
         assert_eq!(fs::read_dir(&data).unwrap().count(), 0, "nothing is made");
-        // Only a statement begins anew.
-        assert!(mismatch(&data, Some(&anchors)).unwrap().is_some());
-        accept(&data, Some(&anchors)).unwrap();
-        assert_eq!(mismatch(&data, Some(&anchors)).unwrap(), None);
+        // Only an explicit acceptance starts afresh.
+        assert!(describe_mismatch(&data, Some(&anchors)).unwrap().is_some());
+        accept_data_dir(&data, Some(&anchors)).unwrap();
+        assert_eq!(describe_mismatch(&data, Some(&anchors)).unwrap(), None);
         start(&data, &anchors).unwrap();
         start(&data, &anchors).unwrap();
     }
@@ -439,13 +474,13 @@ mod tests {
         for (from, why) in [(&other, "and is that of node"), (&old, "it is an older copy")] {
             fs::remove_dir_all(&data).unwrap();
             copy(from, &data);
-            let told = refused(&data, &anchors);
-            assert!(told.contains(why), "{told}");
+            let text = refused(&data, &anchors);
+            assert!(text.contains(why), "{text}");
         }
-        // A directory that has moved has no anchor at its new place, and gets one.
+        // A directory that was moved has no anchor for its new path, and gets one.
         start(&old, &anchors).unwrap();
-        // Without what says whose it is, nobody knows.
-        fs::remove_file(old.join(NODE)).unwrap();
+        // Without node.json its owner is unknown.
+        fs::remove_file(old.join(NODE_FILE)).unwrap();
         assert!(refused(&old, &anchors).contains("no node.json that says so"));
     }
 
@@ -459,28 +494,39 @@ mod tests {
         let why = anchor.check_revision(2).unwrap_err().to_string();
         assert!(why.contains("revision 2, and was at revision 3"), "{why}");
         fs::write(data.join("cluster.json"), "").unwrap();
-        anchor.begin(Records::Cluster, 0).unwrap();
+        anchor.record_start(RecordsLocation::ClusterStore, 0).unwrap();
         fs::remove_file(data.join("cluster.json")).unwrap();
         assert!(refused(&data, &anchors).contains("cluster.json is missing"));
-        // Unless it has left.
-        forget_records(&data).unwrap();
-        assert!(!Anchor::check(&data, Some(&anchors)).unwrap().has_store());
+        // Unless the node left its cluster.
+        clear_records_location(&data).unwrap();
+        assert!(!Anchor::check(&data, Some(&anchors)).unwrap().requires_own_store());
     }
 
     #[test]
     fn what_is_decided_follows_from_what_is_found() {
-        let store = mark(1, 5, Records::Store);
-        let found =
-            Found { anchor: Some(store), node: Some(store), has_store: true, has_cluster: false };
-        assert_eq!(decide(&found), Ok(Some(store)));
-        // A crash between the two files leaves the anchor one behind.
-        let ahead = mark(1, 6, Records::Store);
-        assert_eq!(decide(&Found { node: Some(ahead), ..found }), Ok(Some(ahead)));
-        // A node that begins a cluster has both for a while.
-        assert_eq!(decide(&Found { has_cluster: true, ..found }), Ok(Some(store)));
-        let neither = Found { anchor: None, node: None, ..found };
-        assert_eq!(decide(&neither), Ok(None), "a store from before is taken");
-        assert_eq!(decide(&Found { has_store: false, ..neither }), Ok(None), "a first start");
+        let store = mark(1, 5, RecordsLocation::OwnStore);
+        let found = FilesFound {
+            anchor: Some(store),
+            node_record: Some(store),
+            has_store: true,
+            has_cluster: false,
+        };
+        assert_eq!(check_consistency(&found), Ok(Some(store)));
+        // A crash between the two writes leaves the anchor one start behind.
+        let ahead = mark(1, 6, RecordsLocation::OwnStore);
+        assert_eq!(
+            check_consistency(&FilesFound { node_record: Some(ahead), ..found }),
+            Ok(Some(ahead))
+        );
+        // A node that creates a cluster has both for a while.
+        assert_eq!(check_consistency(&FilesFound { has_cluster: true, ..found }), Ok(Some(store)));
+        let neither = FilesFound { anchor: None, node_record: None, ..found };
+        assert_eq!(check_consistency(&neither), Ok(None), "a store from before is taken");
+        assert_eq!(
+            check_consistency(&FilesFound { has_store: false, ..neither }),
+            Ok(None),
+            "a first start"
+        );
     }
 
     #[test]
@@ -488,7 +534,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (data, anchors) = (dir.path().join("data"), dir.path().join("anchors"));
         start(&data, &anchors).unwrap();
-        for file in [path(&data, Some(&anchors)), data.join(NODE)] {
+        for file in [anchor_path(&data, Some(&anchors)), data.join(NODE_FILE)] {
             let good = fs::read(&file).unwrap();
             for bit in 0..good.len() * 8 {
                 let mut bad = good.clone();
@@ -503,13 +549,13 @@ mod tests {
 
     #[test]
     fn an_anchor_lies_where_the_data_directory_is_not() {
-        let at = |anchor_dir: Option<&str>, told: Option<&str>| {
-            path_in(Path::new("/srv/a-b"), anchor_dir.map(Path::new), told)
+        let at = |anchor_dir: Option<&str>, state_directory: Option<&str>| {
+            anchor_path_in(Path::new("/srv/a-b"), anchor_dir.map(Path::new), state_directory)
         };
         assert_eq!(at(None, None), Path::new("/srv/a-b.anchor/srv-a%2db.json"));
-        let told = Some("/var/lib/windrose:/var/lib/windrose.anchor");
-        assert_eq!(at(None, told), Path::new("/var/lib/windrose.anchor/srv-a%2db.json"));
-        assert_eq!(at(Some("/x"), told), Path::new("/x/srv-a%2db.json"));
+        let state_directory = Some("/var/lib/windrose:/var/lib/windrose.anchor");
+        assert_eq!(at(None, state_directory), Path::new("/var/lib/windrose.anchor/srv-a%2db.json"));
+        assert_eq!(at(Some("/x"), state_directory), Path::new("/x/srv-a%2db.json"));
     }
 
     #[test]
@@ -520,7 +566,7 @@ mod tests {
         let in_a_file = dir.path().join("file");
         fs::write(&in_a_file, "").unwrap();
         let anchor = Anchor::check(&data, Some(&in_a_file)).unwrap();
-        let told = anchor.begin(Records::Store, 1).unwrap().unwrap();
-        assert!(told.contains("file/"), "{told}");
+        let warning = anchor.record_start(RecordsLocation::OwnStore, 1).unwrap().unwrap();
+        assert!(warning.contains("file/"), "{warning}");
     }
 }

@@ -1,7 +1,7 @@
 //! The configuration of a node: one TOML file, every setting optional.
 //!
-//! [`settings`] is the one definition of each setting: its default, what is allowed, how it is
-//! taken over, what the documentation says. The defaults below are that table's texts, parsed.
+//! [`settings`] defines each setting once: its default, its allowed values, how it is read, and its
+//! documentation. The defaults below are the texts in that table, parsed.
 
 mod error;
 mod render;
@@ -15,42 +15,43 @@ use std::time::Duration;
 pub use error::ConfigError;
 pub use render::{example, guide, manual};
 
-/// Where the configuration is looked for when nobody says otherwise.
+/// The path of the configuration file, unless another one is given.
 pub const DEFAULT_PATH: &str = "/etc/windrose/windrose.toml";
 
 /// Largest configuration file that is read, in bytes.
-const MAX_FILE: u64 = 1 << 20;
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// How a node is to run.
+/// The configuration of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The file that it was read from, if it was.
+    /// The file that it was read from; `None` without a file.
     pub file: Option<PathBuf>,
     /// Name of the node.
     pub name: String,
     /// Directory of the store and of volumes without a path of their own.
     pub data_dir: PathBuf,
-    /// Directory of the file that says which node that one belongs to; `None` for the one beside it.
+    /// Directory of the anchor file, which names the node that `data_dir` belongs to; `None` for
+    /// the one beside it.
     pub anchor_dir: Option<PathBuf>,
     /// Longest time a shutdown may take.
     pub shutdown_timeout: Duration,
-    /// Threads that serve.
+    /// The threads that serve volumes.
     pub cores: Cores,
-    /// How disks are reached.
+    /// Disk I/O.
     pub disks: Disks,
-    /// Where and as what volumes are served over iSCSI.
+    /// Volumes over iSCSI.
     pub iscsi: Iscsi,
-    /// Where and as what volumes are served over NVMe/TCP.
+    /// Volumes over NVMe/TCP.
     pub nvme: Nvme,
-    /// Where volumes are served to virtual machines beside the node.
+    /// Volumes for virtual machines on this machine.
     pub vhost_user: VhostUser,
-    /// Where the API is served.
+    /// The REST API.
     pub api: Api,
-    /// Where metrics are served beside the API.
+    /// Address of a listener for metrics, besides the API's.
     pub metrics: Option<SocketAddr>,
-    /// How it takes part in a cluster.
+    /// The node's part in a cluster.
     pub cluster: Cluster,
-    /// What is logged.
+    /// Logging.
     pub log: Log,
     /// Bounds on what clients may do.
     pub limits: Limits,
@@ -59,47 +60,48 @@ pub struct Config {
 /// The threads that serve volumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cores {
-    /// How many; `None` for a number that suits the machine.
+    /// How many; `None` to choose by the machine.
     pub count: Option<usize>,
-    /// Processors they are bound to, one core each; empty for the first ones there are.
+    /// Processors that they are pinned to, one each; empty for the first ones.
     pub cpus: Vec<usize>,
     /// Buffer memory of each, in bytes.
-    pub pool_bytes: u64,
+    pub memory_bytes: u64,
     /// How long a core that has been active looks for more work before it sleeps.
     pub poll_window: Duration,
 }
 
-/// How disks are reached.
+/// Disk I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Disks {
-    /// By which means.
+    /// The interface to the kernel.
     pub engine: DiskEngine,
     /// Whether file systems without direct I/O may be used, through the page cache.
     pub buffered: bool,
-    /// Free space of a file system below which the status warns of thin volumes in it, in percent of its
-    /// size; 0 for never.
+    /// Free space of a file system below which the status warns of thin volumes in it, in percent
+    /// of its size; 0 for never.
     pub low_space_percent: u64,
 }
 
-/// By which means disks are reached.
+/// The interface for disk I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskEngine {
-    /// io_uring where the system allows it, else threads.
+    /// io_uring if the system allows it, else threads.
     Auto,
-    /// io_uring or nothing.
+    /// io_uring only.
     IoUring,
-    /// Threads.
+    /// Threads only.
     Threads,
 }
 
 /// iSCSI.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Iscsi {
-    /// Where to listen; nowhere if empty.
+    /// Addresses to listen at; empty for none.
     pub portals: Vec<SocketAddr>,
-    /// What target names begin with (RFC 7143 4.2.7.4).
+    /// Prefix of target names (RFC 7143 4.2.7.4).
     pub authority: String,
-    /// Whether logins at a node that is out of a volume are sent to one that serves it (RFC 7143 11.13.5).
+    /// Whether logins to a volume that is not served here are redirected to a node that serves it
+    /// (RFC 7143 11.13.5).
     pub redirect: bool,
     /// The iSNS server to register with, as `host:port`; `None` for none.
     pub isns: Option<String>,
@@ -108,15 +110,15 @@ pub struct Iscsi {
 /// NVMe/TCP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nvme {
-    /// Where to listen for I/O controllers; nowhere if empty.
+    /// Addresses to listen at for I/O controllers; empty for none.
     pub portals: Vec<SocketAddr>,
-    /// Where to listen for discovery; nowhere if empty.
+    /// Addresses to listen at for discovery; empty for none.
     pub discovery: Vec<SocketAddr>,
-    /// What subsystem names begin with (NVMe Base 2.0 4.5).
+    /// Prefix of subsystem names (NVMe Base 2.0 4.5).
     pub authority: String,
 }
 
-/// Virtual machines beside the node.
+/// Virtual machines on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VhostUser {
     /// Directory of their sockets; `None` to serve none.
@@ -135,7 +137,7 @@ pub struct Api {
 /// The API over TCP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiTcp {
-    /// Where to listen.
+    /// Address to listen at.
     pub listen: SocketAddr,
     /// PEM file of the certificate chain.
     pub tls_cert: PathBuf,
@@ -145,25 +147,26 @@ pub struct ApiTcp {
     pub token_file: PathBuf,
 }
 
-/// Taking part in a cluster.
+/// The node's part in a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cluster {
-    /// Where other nodes reach this one, one address for each network; it can be in no cluster if
-    /// empty.
+    /// Addresses where other nodes reach this one, one for each network; without any, the node
+    /// cannot be in a cluster.
     pub listen: Vec<SocketAddr>,
-    /// Addresses that carry leases and never data.
+    /// Additional addresses for leases, never for data.
     pub heartbeat: Vec<SocketAddr>,
-    /// Where nodes that join are let in; `None` only without [`Self::listen`].
+    /// Address where joining nodes are admitted; `None` only without [`Self::listen`].
     pub join: Option<SocketAddr>,
-    /// How long a lease runs; the same at all nodes.
+    /// Duration of a lease; the same on all nodes.
     pub lease: Duration,
-    /// How long a lease is waited out; the same at all nodes.
+    /// Grace time after which a lease has certainly expired; the same on all nodes.
     pub grace: Duration,
-    /// What the node fails together with; `None` for nothing but itself.
+    /// The group of nodes that fail together with this one; `None` for none.
     pub failure_domain: Option<String>,
-    /// Replicas that are brought up to date at once from one source.
+    /// Volumes that are resynced at once from this node.
     pub resyncs: usize,
-    /// How long a node has to be gone until its copies are made on others; `None` for never.
+    /// How long a node must be down before its replicas are recreated on other nodes; `None` for
+    /// never.
     pub repair_after: Option<Duration>,
     /// The cluster's store.
     pub store: ClusterStore,
@@ -174,18 +177,18 @@ pub struct Cluster {
 /// The store of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterStore {
-    /// Where the node's own member listens to clients; `None` for the first of
+    /// Address where the node's own store member listens to clients; `None` for the first of
     /// [`Cluster::listen`], port 2379.
     pub client: Option<SocketAddr>,
-    /// The same to other members, port 2380.
+    /// The same for other members, port 2380.
     pub peer: Option<SocketAddr>,
-    /// The program of a member.
+    /// The program of a store member.
     pub program: PathBuf,
-    /// An etcd that is there already, instead of members of the nodes' own; empty for none.
+    /// URLs of an existing etcd, instead of store members on the nodes; empty for none.
     pub endpoints: Vec<String>,
 }
 
-/// Whom the nodes of a cluster believe, and what this one shows.
+/// TLS between the nodes of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterTls {
     /// PEM file of the cluster's authority.
@@ -196,19 +199,19 @@ pub struct ClusterTls {
     pub key: PathBuf,
 }
 
-/// What is logged, to standard error.
+/// Logging, to standard error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Log {
-    /// In which form.
+    /// The format.
     pub format: LogFormat,
-    /// From which level on.
+    /// The least severe level.
     pub level: LogLevel,
 }
 
 /// The form of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Readable text.
     Human,
     /// One JSON object a line.
     Json,
@@ -236,25 +239,25 @@ pub struct Limits {
     pub connections: usize,
     /// Connections per core that have not logged in yet.
     pub logins: usize,
-    /// Connections per core that only discover.
+    /// Discovery sessions and controllers per core.
     pub discoveries: usize,
-    /// Time for a login.
+    /// Time limit for a login.
     pub login_timeout: Duration,
-    /// Time in which a client must take something of what is sent to it.
+    /// Time limit for a client to receive part of what is sent to it.
     pub send_timeout: Duration,
-    /// Time in which a client must send the rest of what it has begun.
+    /// Time limit for a client to send the rest of a message.
     pub receive_timeout: Duration,
-    /// Time that a half-received command may wait for buffer memory.
+    /// How long a half-received command may wait for buffer memory.
     pub admission_timeout: Duration,
-    /// Time that any other command may wait for memory.
+    /// How long any other command may wait for buffer memory.
     pub memory_timeout: Duration,
-    /// Silence after which a client is asked whether it lives.
+    /// Idle time after which a client is pinged.
     pub keep_alive: Duration,
     /// Commands in flight per iSCSI session.
     pub commands: u32,
     /// Volumes of the node.
     pub volumes: usize,
-    /// Connections to the API, of each listener.
+    /// Connections to each listener of the API.
     pub api_connections: usize,
 }
 
@@ -274,18 +277,18 @@ impl Config {
         let unread = |e: std::io::Error| ConfigError::file(path, format!("cannot be read: {e}"));
         let file = std::fs::File::open(path).map_err(unread)?;
         let mut bytes = Vec::new();
-        file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(unread)?;
-        if bytes.len() as u64 > MAX_FILE {
-            return Err(ConfigError::file(path, format!("is longer than {MAX_FILE} bytes")));
+        file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(unread)?;
+        if bytes.len() as u64 > MAX_FILE_BYTES {
+            return Err(ConfigError::file(path, format!("is longer than {MAX_FILE_BYTES} bytes")));
         }
         let text = String::from_utf8(bytes)
             .map_err(|e| ConfigError::file(path, format!("is not UTF-8: {e}")))?;
-        // The node may work in another directory than the one who starts it.
+        // The node's working directory may differ from that of the command that starts it.
         let file = std::path::absolute(path).map_err(unread)?;
         Ok(Self { file: Some(file), ..Self::parse(path, &text)? })
     }
 
-    /// Reads the configuration at [`DEFAULT_PATH`], or takes the defaults where there is none.
+    /// Reads the configuration at [`DEFAULT_PATH`], or uses the defaults if there is none.
     ///
     /// # Errors
     /// [`ConfigError`], as [`Self::load`].
@@ -293,17 +296,17 @@ impl Config {
         let path = Path::new(DEFAULT_PATH);
         match path.try_exists() {
             Ok(false) => Ok(Self::default()),
-            // What cannot be looked at may be there, and `load` says why it cannot be read.
+            // A path that cannot be checked may exist; `load` then reports why it cannot be read.
             Ok(true) | Err(_) => Self::load(path),
         }
     }
 
-    /// The configuration that `text` is; `path` is what errors call it.
+    /// Parses `text`; errors name the file `path`.
     ///
     /// # Errors
     /// [`ConfigError`], as [`Self::load`].
     pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
-        settings::parse(text).map_err(|flaw| flaw.locate(path, text))
+        settings::parse(text).map_err(|flaw| flaw.with_location(path, text))
     }
 }
 

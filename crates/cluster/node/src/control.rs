@@ -1,54 +1,53 @@
-//! The control plane of a node: carries out what the API asks, and keeps what the node does equal
-//! to what the store says.
+//! The control plane of a node: carries out API requests and reconciles the node with the store.
 //!
 //! # Invariants
-//! * The store decides. A change is in the store, durably, before it is acknowledged and before
-//!   it takes effect; what the node does is derived from there by [`crate::reconcile`].
-//! * Steps for one volume happen one at a time, under its gate; volumes do not wait for each other.
-//! * A client that goes away does not stop what it has asked for.
+//! * The store decides. A change is durable in the store before it is acknowledged and before it
+//!   takes effect; [`crate::reconcile`] derives from there what the node does.
+//! * Steps for one volume happen one at a time, under its lock; volumes do not wait for each other.
+//! * A change that a client asked for completes even if the client disconnects.
 
 mod admission;
-mod beneath;
-mod change;
-mod chores;
-mod clients;
-mod clocks;
+mod client_findings;
+mod clock_findings;
 mod cluster;
-mod copies;
-mod copy_state;
-mod create;
-mod decide;
-mod guard;
-mod images;
+mod cluster_rotation;
+mod cluster_view;
+mod data_loss_guard;
+mod device_stack;
 mod isns;
-mod join_call;
-mod mapping;
-mod members;
+mod join_client;
 mod memory;
+mod node_probe;
+mod node_removal;
+mod not_serving;
 mod old_images;
-mod own_files;
+mod orphan_images;
 mod peers;
+mod periodic_tasks;
 mod placement;
-pub(crate) mod pool_view;
+pub(crate) mod pool_status;
 mod pools;
-mod questions;
-mod reach;
-mod records;
-mod recover;
-mod removal;
+mod reconciler;
+mod recovery;
+mod recovery_choice;
 mod repair;
+mod replica_state;
+mod replicas;
 mod report;
+mod report_requests;
 mod reservations;
-mod rotate;
-mod secrets;
+mod reserved_paths;
+mod secret_keys;
 mod space;
-mod state;
+mod startup_wait;
 mod status;
-mod steps;
-mod together;
-mod view;
-mod waits;
-mod why;
+mod store_audit;
+mod store_view;
+mod target_mapping;
+mod volume_edit;
+mod volume_lifecycle;
+mod volume_status;
+mod volume_table;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -56,118 +55,120 @@ use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
 use ::cluster::identity::Role;
-use ::cluster::mirrors;
-use api::{ApiError, Code, VolumeName};
+use ::cluster::mirror_records;
+use api::{ApiError, ErrorCode, VolumeName};
 use futures_util::StreamExt;
 use peer::NodeId;
-use target::guesses::Guesses;
+use target::auth_throttle::AuthThrottle;
 use tokio::sync::{Mutex, RwLock, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-pub(crate) use self::cluster::{member_name, own_member};
+pub(crate) use self::cluster::{own_store_member, store_member_name};
+use crate::catalog;
+use crate::cluster_membership::{ClusterMembership, MembershipOutcome};
 use crate::config::{self, Config};
-use crate::engine::{BackingError, Engine, PeerAddresses, Portals, Seat};
-use crate::membership::Membership;
-use crate::meta::{Meta, MetaError, Revision};
-use crate::part::{Became, Part};
-use crate::publish;
-use crate::reconcile::Me;
-use crate::record::description::{Description, Teller};
-use crate::record::{self, FIRST_NODE, Stored, VOLUMES, VolumeRecord};
-use own_files::OwnFiles;
-pub use pool_view::PoolFacts;
+use crate::engine::{BackingError, ClusterContext, Engine, PeerAddresses, Portals};
+use crate::joined_cluster::JoinedCluster;
+use crate::reconcile::ThisProcess;
+use crate::record::image_description::{DescriptionSource, ImageDescription};
+use crate::record::{self, FIRST_NODE, StoredVolumeRecord, VOLUMES, VolumeRecord};
+use crate::store::{MetadataStore, Revision, StoreError};
+pub use cluster_view::ClusterView;
+pub use pool_status::PoolFacts;
 pub use pools::PoolObserved;
-pub(crate) use report::forget as forget_report;
-pub use secrets::SecretsError;
-use secrets::Vault;
-pub(crate) use secrets::hand_over;
-pub use space::{FileSystem, PoolSpace, Space};
-use state::State;
-pub use status::{Facts, assess};
-use steps::Records;
-pub use together::Together;
-use waits::Waits;
+use reconciler::VolumeRecords;
+pub(crate) use report::remove_report as forget_report;
+use reserved_paths::ReservedPaths;
+use secret_keys::SecretKeys;
+pub use secret_keys::SecretsError;
+pub(crate) use secret_keys::move_keys_to_cluster;
+pub use space::{FileSystemSpace, PoolSpace, SpaceUsage};
+use startup_wait::StartupWait;
+pub use status::{NodeFacts, assess};
+use volume_table::VolumeTable;
 
-/// How often broken volumes are tried again.
-const RETRY: Duration = Duration::from_secs(30);
+/// How often volumes that failed to open are retried.
+const FAILED_VOLUME_RETRY: Duration = Duration::from_secs(30);
 
-/// Volumes that are looked at together when all are: so many wait for the store or a disk at a time.
-const AT_ONCE: usize = 64;
+/// How many volumes are reconciled at a time when all of them are.
+const RECONCILE_CONCURRENCY: usize = 64;
 
-/// Pause before what a node waits for is tried again.
-const PAUSE: Duration = Duration::from_millis(500);
+/// Pause between attempts while the node starts.
+const STARTUP_RETRY_PAUSE: Duration = Duration::from_millis(500);
 
-/// Steps that one volume may take at once; more means that they lead nowhere.
-const MAX_STEPS: usize = 32;
+/// Most steps that one reconciliation of a volume takes; more means that it makes no progress.
+const MAX_RECONCILE_STEPS: usize = 32;
 
-/// What to do about a store that is not trusted, or does not trust this node.
-const DISTRUST: &str = "the members of the store show certificates of another authority than this node's. If its cluster \
+/// Hint for a store whose certificates this node does not trust, or the reverse.
+const UNTRUSTED_STORE_HINT: &str = "the members of the store show certificates of another authority than this node's. If its cluster \
     goes on in a new store, or without this node: `windrose cluster leave --force` here, then `windrose cluster join` \
     with a new token (`windrose cluster token` at a node of the cluster); images stay where they are. With certificates \
     of yours: cluster.tls_cert and those of the store's members have to be of the authority in cluster.tls_ca, valid \
     today, and name the addresses of their machines";
 
-/// What to do about records that cannot be believed.
-pub(crate) const RESTORE: &str = "restore the store from a backup: docs/guides/administration.md, section \
+/// Hint for damaged records.
+pub(crate) const RESTORE_HINT: &str = "restore the store from a backup: docs/guides/administration.md, section \
     \"When the store is damaged\"";
 
-/// What the control plane needs to know of the configuration.
+/// The part of the configuration that the control plane uses.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct ControlSettings {
     /// Name of the node.
     pub name: String,
-    /// Its data directory.
+    /// The node's data directory.
     pub data_dir: PathBuf,
-    /// What that is known by.
-    pub directory: Uuid,
-    /// Why nothing outside of it says that it is this node's, if nothing does.
-    pub unanchored: Option<String>,
-    /// Whether iSCSI logins are sent to nodes that serve a volume, from here where it is not.
+    /// Identity of the data directory.
+    pub data_dir_id: Uuid,
+    /// Why the data directory has no anchor outside of it that identifies this node, if it has
+    /// none.
+    pub anchor_error: Option<String>,
+    /// Whether iSCSI logins at a node that does not serve the volume are redirected to one that
+    /// does.
     pub redirect: bool,
     /// The iSNS server to register with.
     pub isns: Option<String>,
-    /// What names of new iSCSI targets begin with.
+    /// Prefix of the names of new iSCSI targets.
     pub iscsi_authority: String,
-    /// What names of new NVMe subsystems begin with.
+    /// Prefix of the names of new NVMe subsystems.
     pub nvme_authority: String,
     /// Most volumes.
     pub max_volumes: usize,
     /// Buffer memory of each core, in bytes.
-    pub pool_bytes: u64,
+    pub memory_bytes: u64,
     /// Free space below which the status warns, in percent of a file system; 0 for never.
     pub low_space_percent: u64,
-    /// Where initiators are served.
+    /// Addresses at which initiators are served.
     pub portals: Portals,
-    /// Directory of the sockets of virtual machines.
+    /// Directory of the vhost-user sockets of virtual machines.
     pub vhost_user: Option<PathBuf>,
-    /// How it takes part in a cluster.
+    /// Cluster settings.
     pub cluster: config::Cluster,
-    /// What no volume and no pool may lie on.
-    own_files: OwnFiles,
+    /// The node's own files, on which no volume and no pool may lie.
+    reserved_paths: ReservedPaths,
 }
 
-impl Settings {
-    /// Those of `config`, with the addresses that are listened at.
+impl ControlSettings {
+    /// The settings from `config`, with the addresses at which the node listens.
     #[must_use]
     pub fn new(config: &Config, portals: Portals) -> Self {
         Self {
             name: config.name.clone(),
             data_dir: config.data_dir.clone(),
-            directory: Uuid::nil(),
-            unanchored: None,
+            data_dir_id: Uuid::nil(),
+            anchor_error: None,
             redirect: config.iscsi.redirect,
             isns: config.iscsi.isns.clone(),
             iscsi_authority: config.iscsi.authority.clone(),
             nvme_authority: config.nvme.authority.clone(),
             max_volumes: config.limits.volumes,
-            pool_bytes: config.cores.pool_bytes,
+            memory_bytes: config.cores.memory_bytes,
             low_space_percent: config.disks.low_space_percent,
             portals,
             vhost_user: config.vhost_user.directory.clone(),
             cluster: config.cluster.clone(),
-            own_files: OwnFiles::of(config),
+            reserved_paths: ReservedPaths::from_config(config),
         }
     }
 }
@@ -177,51 +178,51 @@ impl Settings {
 pub struct Control(Arc<Inner>);
 
 struct Inner {
-    settings: Settings,
-    meta: Arc<dyn Meta>,
+    settings: ControlSettings,
+    meta: Arc<dyn MetadataStore>,
     engine: Engine,
-    state: State,
-    /// Its pools of disks.
-    pools: pools::Pools,
-    /// Clients of the API that have no token, and of the port of joins.
-    guesses: Arc<std::sync::Mutex<Guesses>>,
+    volumes: VolumeTable,
+    /// The pools of disks of this node.
+    pools: pools::PoolTable,
+    /// Throttles clients of the API and of the join port that present no valid token.
+    api_auth_failures: Arc<std::sync::Mutex<AuthThrottle>>,
     /// Why nodes cannot join here, if they cannot.
-    joins_trouble: std::sync::Mutex<Option<String>>,
-    /// What the secrets in the store are sealed by.
-    vault: Vault,
-    /// What an iSNS server has of this node.
-    registered: std::sync::Mutex<Option<isns::Registered>>,
-    /// The node's part in a cluster; `None` if it is alone.
-    part: Option<Arc<Part>>,
-    /// What the node is in its cluster, once it is a member.
-    membership: OnceLock<Membership>,
-    /// What a start waits for, if anything.
-    waits_for: std::sync::Mutex<Option<Waits>>,
-    /// Whether the node's inside is to begin again.
+    join_listener_error: std::sync::Mutex<Option<String>>,
+    /// The keys that seal the secrets in the store.
+    secret_keys: SecretKeys,
+    /// What is registered for this node at the iSNS server.
+    isns_registration: std::sync::Mutex<Option<isns::IsnsRegistration>>,
+    /// The node's cluster membership; `None` for a standalone node.
+    cluster_membership: Option<Arc<ClusterMembership>>,
+    /// The cluster that the node belongs to, once it is a member.
+    joined_cluster: OnceLock<JoinedCluster>,
+    /// What the start waits for, if anything.
+    startup_wait: std::sync::Mutex<Option<StartupWait>>,
+    /// Whether the node is to restart its services.
     restart: watch::Sender<bool>,
-    /// Held for reading while a volume is created, for writing while the node becomes one of a cluster.
-    creating: Arc<RwLock<()>>,
-    /// Held while the catalog is made and handed to the cores; counts the catalogs.
-    publishing: Mutex<u64>,
-    /// Held for reading by every change, for writing once there shall be no more.
-    changing: Arc<RwLock<()>>,
-    /// The last question to this node that it has heard of, [`questions`].
-    asked: watch::Sender<u64>,
-    /// What other nodes have told of themselves, as it was read last, with the commits that wrote it.
+    /// Held for reading while a volume is created, for writing while the node enters a cluster.
+    creation_lock: Arc<RwLock<()>>,
+    /// Held while the catalog is built and handed to the cores; counts the catalogs.
+    catalog_generation: Mutex<u64>,
+    /// Held for reading by every change, for writing once no more changes are accepted.
+    change_lock: Arc<RwLock<()>>,
+    /// The last report request that this node has received, see [`report_requests`].
+    last_report_request: watch::Sender<u64>,
+    /// The reports of other nodes as last read, with the revisions that wrote them.
     reports: std::sync::Mutex<BTreeMap<NodeId, (Revision, report::NodeReport)>>,
-    /// What becomes of copies that volumes lack which are led from here.
-    missing: std::sync::Mutex<BTreeMap<Uuid, report::MissingCopy>>,
-    /// Other nodes that have answered this one.
-    answered: std::sync::Mutex<BTreeSet<NodeId>>,
-    /// Images here that are not served.
-    images: std::sync::Mutex<images::Images>,
-    /// What runs beside the API.
+    /// Why volumes with their primary here lack replicas that are not being made.
+    missing_replicas: std::sync::Mutex<BTreeMap<Uuid, report::MissingReplica>>,
+    /// Other nodes that have ever responded to this one.
+    responded_nodes: std::sync::Mutex<BTreeSet<NodeId>>,
+    /// Images on this node that are not served.
+    unserved_images: std::sync::Mutex<orphan_images::UnservedImages>,
+    /// Background tasks.
     tasks: std::sync::Mutex<JoinSet<()>>,
-    /// What keeps a member's knowledge of its cluster current: the engine stops before it does.
-    beneath: std::sync::Mutex<JoinSet<()>>,
+    /// Tasks that keep the node's cluster state current; they outlive the engine.
+    cluster_tasks: std::sync::Mutex<JoinSet<()>>,
     started: Instant,
-    /// Tells this life of the node from others.
-    life: Uuid,
+    /// Identifies this run of the node's process.
+    process_id: Uuid,
 }
 
 impl std::fmt::Debug for Control {
@@ -231,59 +232,64 @@ impl std::fmt::Debug for Control {
 }
 
 impl Control {
-    /// The control plane over a store and a data plane. Does nothing until [`Self::start`].
+    /// Creates the control plane over a store and a data plane. It does nothing until
+    /// [`Self::start`].
     #[must_use]
-    pub fn new(settings: Settings, meta: Arc<dyn Meta>, engine: Engine) -> Self {
-        Self::over(settings, meta, engine, None)
+    pub fn new(settings: ControlSettings, meta: Arc<dyn MetadataStore>, engine: Engine) -> Self {
+        Self::with_store(settings, meta, engine, None)
     }
 
-    /// The control plane of a node that is or becomes part of a cluster.
+    /// Creates the control plane of a node that is, or becomes, a member of a cluster.
     #[must_use]
-    pub(crate) fn of_cluster(settings: Settings, engine: Engine, part: Part) -> Self {
-        let store = Arc::new(part.store().clone());
-        Self::over(settings, store, engine, Some(Arc::new(part)))
-    }
-
-    /// Clients of the API that have no token.
-    pub(crate) fn guesses(&self) -> Arc<std::sync::Mutex<Guesses>> {
-        Arc::clone(&self.0.guesses)
-    }
-
-    fn over(
-        settings: Settings,
-        meta: Arc<dyn Meta>,
+    pub(crate) fn in_cluster(
+        settings: ControlSettings,
         engine: Engine,
-        part: Option<Arc<Part>>,
+        membership: ClusterMembership,
     ) -> Self {
-        let identity = part.as_ref().map(|part| part.follow_identity());
-        let vault = Vault::new(&settings.data_dir, identity);
-        let pools = pools::Pools::of(&settings.data_dir);
+        let store = Arc::new(membership.store().clone());
+        Self::with_store(settings, store, engine, Some(Arc::new(membership)))
+    }
+
+    /// Throttles clients that present no valid token.
+    pub(crate) fn api_auth_failures(&self) -> Arc<std::sync::Mutex<AuthThrottle>> {
+        Arc::clone(&self.0.api_auth_failures)
+    }
+
+    fn with_store(
+        settings: ControlSettings,
+        meta: Arc<dyn MetadataStore>,
+        engine: Engine,
+        membership: Option<Arc<ClusterMembership>>,
+    ) -> Self {
+        let identity = membership.as_ref().map(|membership| membership.watch_identity());
+        let secret_keys = SecretKeys::new(&settings.data_dir, identity);
+        let pools = pools::PoolTable::in_data_dir(&settings.data_dir);
         Self(Arc::new(Inner {
-            vault,
-            registered: std::sync::Mutex::default(),
+            secret_keys,
+            isns_registration: std::sync::Mutex::default(),
             settings,
             meta,
             engine,
-            state: State::default(),
+            volumes: VolumeTable::default(),
             pools,
-            guesses: Arc::default(),
-            joins_trouble: std::sync::Mutex::default(),
-            part,
-            membership: OnceLock::new(),
-            waits_for: std::sync::Mutex::default(),
+            api_auth_failures: Arc::default(),
+            join_listener_error: std::sync::Mutex::default(),
+            cluster_membership: membership,
+            joined_cluster: OnceLock::new(),
+            startup_wait: std::sync::Mutex::default(),
             restart: watch::Sender::new(false),
-            creating: Arc::default(),
-            publishing: Mutex::new(0),
-            changing: Arc::default(),
-            asked: watch::Sender::new(0),
+            creation_lock: Arc::default(),
+            catalog_generation: Mutex::new(0),
+            change_lock: Arc::default(),
+            last_report_request: watch::Sender::new(0),
             reports: std::sync::Mutex::default(),
-            missing: std::sync::Mutex::default(),
-            answered: std::sync::Mutex::default(),
-            images: std::sync::Mutex::default(),
+            missing_replicas: std::sync::Mutex::default(),
+            responded_nodes: std::sync::Mutex::default(),
+            unserved_images: std::sync::Mutex::default(),
             tasks: std::sync::Mutex::default(),
-            beneath: std::sync::Mutex::default(),
+            cluster_tasks: std::sync::Mutex::default(),
             started: Instant::now(),
-            life: Uuid::new_v4(),
+            process_id: Uuid::new_v4(),
         }))
     }
 
@@ -293,45 +299,46 @@ impl Control {
         &self.0.engine
     }
 
-    /// What the node is in its cluster; `None` for one that is alone, or not a member yet. It is
-    /// there before any volume is opened.
+    /// The cluster that the node belongs to; `None` for a standalone node, or one that is not a
+    /// member yet. Set before any volume is opened.
     #[must_use]
-    pub fn membership(&self) -> Option<&Membership> {
-        self.0.membership.get()
+    pub fn joined_cluster(&self) -> Option<&JoinedCluster> {
+        self.0.joined_cluster.get()
     }
 
-    /// Waits until the node's inside is to begin again: it is to be something else in a cluster.
-    pub async fn wants_restart(&self) {
-        // The sender is this node's own; without it there is nothing to wait for.
+    /// Waits until the node is to restart its services because its cluster membership changes.
+    pub async fn wait_restart_request(&self) {
+        // This node owns the sender: an error cannot occur.
         let _ = self.0.restart.subscribe().wait_for(|wanted| *wanted).await;
     }
 
-    /// Opens and exports what the store says, takes back or finishes what a crash has left half
-    /// done, and accepts initiators. Volumes that cannot be opened stay offline; [`Self::status`]
-    /// tells. In a cluster all of that happens beside the API, as soon as the store answers.
+    /// Opens and exports the volumes in the store, finishes or rolls back what a crash interrupted,
+    /// and accepts initiators. Volumes that cannot be opened stay offline; [`Self::status`] says
+    /// so. In a cluster all of this happens in the background, as soon as the store answers.
     ///
     /// # Errors
-    /// [`MetaError`] when the own store cannot be read.
-    pub async fn start(&self) -> Result<(), MetaError> {
-        match self.0.part.clone() {
+    /// [`StoreError`] when the embedded store cannot be read.
+    pub async fn start(&self) -> Result<(), StoreError> {
+        match self.0.cluster_membership.clone() {
             None => {
                 self.open_pools().await;
-                self.spawn(self.clone().follow_pools());
-                self.serve().await
+                self.spawn(self.clone().maintain_pools());
+                self.open_and_serve().await
             }
-            Some(part) => {
-                self.spawn(self.clone().take_part(part));
+            Some(membership) => {
+                self.spawn(self.clone().join_and_serve(membership));
                 Ok(())
             }
         }
     }
 
-    /// Waits until another process is this node; gives that one and this, for people.
-    pub async fn replaced(&self) -> (String, String) {
-        match &self.0.part {
-            Some(part) => {
-                let (other, own) = part.replaced().await;
-                (other.place(), own.place())
+    /// Waits until another process takes over this node's identity; returns the locations of that
+    /// process and of this one, for people.
+    pub async fn wait_replaced(&self) -> (String, String) {
+        match &self.0.cluster_membership {
+            Some(membership) => {
+                let (other, own) = membership.wait_replaced().await;
+                (other.describe_location(), own.describe_location())
             }
             None => std::future::pending().await,
         }
@@ -341,23 +348,23 @@ impl Control {
         self.0.tasks.lock().unwrap_or_else(PoisonError::into_inner).spawn(task);
     }
 
-    /// Has the data plane meet the other nodes. A witness has nothing to meet them for.
-    async fn take_seat(&self, membership: &Membership) -> Result<(), String> {
-        if membership.role == Role::Witness {
+    /// Connects the data plane to the other nodes. A witness needs no such connections.
+    async fn connect_data_plane(&self, joined: &JoinedCluster) -> Result<(), String> {
+        if joined.role == Role::Witness {
             return Ok(());
         }
         let config::Cluster { listen, heartbeat, resyncs, .. } = &self.0.settings.cluster;
         let at = PeerAddresses { data: listen.clone(), heartbeat: heartbeat.clone() };
-        let seat = Seat::of(membership, at, *resyncs).map_err(|e| e.to_string())?;
-        self.0.engine.enter(seat).await.map(drop).map_err(|e| e.to_string())
+        let context = ClusterContext::new(joined, at, *resyncs).map_err(|e| e.to_string())?;
+        self.0.engine.join_cluster(context).await.map(drop).map_err(|e| e.to_string())
     }
 
-    async fn serve(&self) -> Result<(), MetaError> {
-        let revision = self.settle_all().await?;
-        self.0.state.set_serving(true);
-        self.0.engine.accept().await;
-        self.wait_for(None);
-        let Settings { name, portals, .. } = &self.0.settings;
+    async fn open_and_serve(&self) -> Result<(), StoreError> {
+        let revision = self.reconcile_all().await?;
+        self.0.volumes.set_serving(true);
+        self.0.engine.accept_clients().await;
+        self.set_startup_wait(None);
+        let ControlSettings { name, portals, .. } = &self.0.settings;
         let (cores, disks) = (self.0.engine.cores(), self.0.engine.disk_backend());
         let took_ms = u64::try_from(self.0.started.elapsed().as_millis()).unwrap_or(u64::MAX);
         tracing::info!(
@@ -365,327 +372,344 @@ impl Control {
             iscsi = ?portals.iscsi, nvme = ?portals.nvme, discovery = ?portals.discovery,
             "serving"
         );
-        self.spawn(self.clone().follow(VOLUMES, record::volume_of_key, revision));
-        if let Some(membership) = self.membership() {
-            let nodes = membership.nodes.clone();
-            self.spawn(self.clone().follow(mirrors::PREFIX, mirrors::volume_of_key, revision));
-            self.spawn(self.clone().follow_nodes(nodes));
-            self.spawn(self.clone().hear_questions());
-            self.spawn(self.clone().do_chores());
+        self.spawn(self.clone().watch_records(VOLUMES, record::volume_of_key, revision));
+        if let Some(joined) = self.joined_cluster() {
+            let nodes = joined.nodes.clone();
+            self.spawn(self.clone().watch_records(
+                mirror_records::KEY_PREFIX,
+                mirror_records::volume_of_key,
+                revision,
+            ));
+            self.spawn(self.clone().watch_nodes(nodes));
+            self.spawn(self.clone().watch_report_requests());
+            self.spawn(self.clone().run_periodic_tasks());
             self.spawn(self.clone().serve_joins());
             self.spawn(self.clone().clean_up_admission());
         }
-        self.spawn(self.clone().follow_images());
-        self.spawn(self.clone().retry());
-        self.spawn(self.clone().keep_sealed());
+        self.spawn(self.clone().watch_images());
+        self.spawn(self.clone().retry_failed_volumes());
+        self.spawn(self.clone().reseal_periodically());
         if let Some(server) = self.0.settings.isns.clone() {
-            self.spawn(self.clone().keep_registered(server));
+            self.spawn(self.clone().maintain_isns_registration(server));
         }
-        self.spawn(self.clone().follow_space());
+        self.spawn(self.clone().publish_space_periodically());
         Ok(())
     }
 
-    /// Becomes what the node is to be in the cluster, and serves.
-    async fn take_part(self, part: Arc<Part>) {
-        self.0.engine.expect_peers().await;
+    /// Joins the cluster, or resumes membership, and serves.
+    async fn join_and_serve(self, membership: Arc<ClusterMembership>) {
+        self.0.engine.reserve_peer_memory().await;
         self.open_pools().await;
-        self.spawn(self.clone().follow_pools());
+        self.spawn(self.clone().maintain_pools());
         let became = loop {
-            match part.advance().await {
+            match membership.advance_stage().await {
                 Ok(became) => break became,
                 Err(error) => {
-                    let (what, identity) = (part.explain(&error), part.identity());
+                    let (what, identity) =
+                        (membership.explain_error(&error), membership.identity());
                     let name = &self.0.settings.name;
-                    self.wait_for(Some(Waits::after(&error, what, &identity, name)));
+                    self.set_startup_wait(Some(StartupWait::after_error(
+                        &error, what, &identity, name,
+                    )));
                 }
             }
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(STARTUP_RETRY_PAUSE).await;
         };
         let mut tasks = match became {
-            Became::Member(membership, tasks) => {
-                while let Err(why) = self.take_seat(&membership).await {
-                    self.wait_for(Some(Waits::by_itself(why)));
-                    tokio::time::sleep(PAUSE).await;
+            MembershipOutcome::Member(joined, tasks) => {
+                while let Err(why) = self.connect_data_plane(&joined).await {
+                    self.set_startup_wait(Some(StartupWait::transient(why)));
+                    tokio::time::sleep(STARTUP_RETRY_PAUSE).await;
                 }
-                let _ = self.0.membership.set(*membership);
+                let _ = self.0.joined_cluster.set(*joined);
                 tasks
             }
-            Became::Alone => {
+            MembershipOutcome::Standalone => {
                 self.0.restart.send_replace(true);
                 return;
             }
         };
-        tasks.spawn(Arc::clone(&part).follow_health());
-        tasks.spawn(Arc::clone(&part).follow_rotation());
-        if part.own_members() {
-            tasks.spawn(Arc::clone(&part).follow_members());
+        tasks.spawn(Arc::clone(&membership).poll_store_health());
+        tasks.spawn(Arc::clone(&membership).drive_rotation());
+        if membership.runs_own_store() {
+            tasks.spawn(Arc::clone(&membership).maintain_store_members());
         }
-        *self.0.beneath.lock().unwrap_or_else(PoisonError::into_inner) = tasks;
-        while let Err(error) = self.serve().await {
-            self.wait_for(Some(Waits::for_store(&error)));
-            tokio::time::sleep(PAUSE).await;
+        *self.0.cluster_tasks.lock().unwrap_or_else(PoisonError::into_inner) = tasks;
+        while let Err(error) = self.open_and_serve().await {
+            self.set_startup_wait(Some(StartupWait::for_store(&error)));
+            tokio::time::sleep(STARTUP_RETRY_PAUSE).await;
         }
     }
 
-    /// Says what a start waits for; logs what is new.
-    fn wait_for(&self, new: Option<Waits>) {
-        let mut waits = self.0.waits_for.lock().unwrap_or_else(PoisonError::into_inner);
-        if *waits != new {
-            if let Some(Waits { what, next, .. }) = &new {
+    /// Records what the start waits for; logs changes.
+    fn set_startup_wait(&self, new: Option<StartupWait>) {
+        let mut wait = self.0.startup_wait.lock().unwrap_or_else(PoisonError::into_inner);
+        if *wait != new {
+            if let Some(StartupWait { reason: what, next_step: next, .. }) = &new {
                 tracing::info!(what, next, "the node is not part of its cluster yet");
             }
-            *waits = new;
+            *wait = new;
         }
     }
 
-    fn waiting(&self) -> Option<Waits> {
-        self.0.waits_for.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn startup_wait(&self) -> Option<StartupWait> {
+        self.0.startup_wait.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn waits_for(&self) -> Option<String> {
-        self.waiting().map(|waits| waits.what)
+    fn startup_wait_reason(&self) -> Option<String> {
+        self.startup_wait().map(|wait| wait.reason)
     }
 
-    /// Refuses changes from here on, and waits for those that have begun.
+    /// Refuses further changes, and waits for those in progress.
     pub async fn stop(&self) {
-        self.0.state.set_serving(false);
-        let _none = self.0.changing.write().await;
+        self.0.volumes.set_serving(false);
+        let _none = self.0.change_lock.write().await;
         let mut tasks = {
             let mut tasks = self.0.tasks.lock().unwrap_or_else(PoisonError::into_inner);
             std::mem::take(&mut *tasks)
         };
         tasks.shutdown().await;
-        self.take_registration_back().await;
+        self.deregister_isns().await;
     }
 
-    /// Takes leave of the store, once the engine needs it no more: it leaves mirrors by their records.
-    pub async fn end(&self) {
-        let mut beneath =
-            std::mem::take(&mut *self.0.beneath.lock().unwrap_or_else(PoisonError::into_inner));
-        beneath.shutdown().await;
-        if let Some(part) = &self.0.part {
-            part.stop().await;
+    /// Stops the store member, once the engine needs the store no more: the engine updates mirror
+    /// records when it leaves mirrors.
+    pub async fn stop_store_member(&self) {
+        let mut tasks = std::mem::take(
+            &mut *self.0.cluster_tasks.lock().unwrap_or_else(PoisonError::into_inner),
+        );
+        tasks.shutdown().await;
+        if let Some(membership) = &self.0.cluster_membership {
+            membership.stop().await;
         }
     }
 
-    /// This node.
-    fn me(&self) -> NodeId {
-        self.membership().map_or(FIRST_NODE, |m| m.node)
+    fn this_node(&self) -> NodeId {
+        self.joined_cluster().map_or(FIRST_NODE, |m| m.node)
     }
 
-    /// This life of this node.
-    fn life(&self) -> Me {
-        Me { node: self.me(), life: self.0.life }
+    /// This run of this node's process.
+    fn this_process(&self) -> ThisProcess {
+        ThisProcess { node: self.this_node(), process: self.0.process_id }
     }
 
     /// Whether volumes are open and initiators accepted.
     #[must_use]
     pub fn is_serving(&self) -> bool {
-        self.0.state.is_serving()
+        self.0.volumes.is_serving()
     }
 
-    /// Settles every volume that the store or the node knows; gives the revision it began at.
-    async fn settle_all(&self) -> Result<Revision, MetaError> {
+    /// Reconciles every volume that the store or the node knows; returns the revision of the list
+    /// that it began with.
+    async fn reconcile_all(&self) -> Result<Revision, StoreError> {
         let (entries, revision) = self.0.meta.list("").await?;
-        let records::Audit { volumes, mut mirrors, lost_mirrors, damaged } =
-            records::audit(&entries);
+        let store_audit::StoreAudit {
+            volumes,
+            mut mirrors,
+            unreadable_mirrors: lost_mirrors,
+            damaged,
+        } = store_audit::audit(&entries);
         let mut listed = BTreeMap::new();
-        volumes.iter().for_each(|stored| self.0.state.learn(stored.clone()));
-        self.0.state.set_read();
+        volumes.iter().for_each(|stored| self.0.volumes.update_if_newer(stored.clone()));
+        self.0.volumes.set_has_read_store();
         for stored in volumes {
             let id = stored.record.id;
-            // Nothing is made or erased by what a list has shown: it may be over.
-            if stored.record.is_settled(self.me()) && !lost_mirrors.contains(&id) {
-                let mirror = mirrors.remove(&id).filter(|_| self.membership().is_some());
-                listed.insert(id, Records { stored: Some(stored), mirror });
+            // A list may be outdated: volumes that are to be created or erased are read again.
+            if stored.record.is_ready_on(self.this_node()) && !lost_mirrors.contains(&id) {
+                let mirror = mirrors.remove(&id).filter(|_| self.joined_cluster().is_some());
+                listed.insert(id, VolumeRecords { stored: Some(stored), mirror });
             }
         }
-        let before = self.0.state.damaged();
+        let before = self.0.volumes.damaged_records();
         for damage in damaged.iter().filter(|damage| !before.contains(damage)) {
             tracing::error!(
                 damage,
                 "the store cannot be believed; what this is the record of is left alone"
             );
         }
-        self.0.state.set_damaged(damaged);
-        let known = self.0.state.ids().into_iter().map(|id| (id, listed.remove(&id)));
+        self.0.volumes.set_damaged_records(damaged);
+        let known = self.0.volumes.ids().into_iter().map(|id| (id, listed.remove(&id)));
         let known: Vec<_> = known.collect();
         futures_util::stream::iter(known)
-            .for_each_concurrent(AT_ONCE, |(id, records)| async move {
+            .for_each_concurrent(RECONCILE_CONCURRENCY, |(id, records)| async move {
                 match records {
-                    Some(records) => self.settle_by(id, records).await,
-                    None => self.settle(id).await,
+                    Some(records) => self.reconcile_with(id, records).await,
+                    None => self.reconcile_volume(id).await,
                 }
             })
             .await;
         Ok(revision)
     }
 
-    /// Follows changes of the records under `prefix`, whoever makes them.
-    async fn follow(self, prefix: &str, of: fn(&str) -> Option<Uuid>, mut from: Revision) {
+    /// Follows changes of the records under `prefix`.
+    async fn watch_records(self, prefix: &str, of: fn(&str) -> Option<Uuid>, mut from: Revision) {
         loop {
             let mut watch = self.0.meta.watch(prefix, from);
             loop {
-                match watch.next().await {
+                match watch.next_event().await {
                     Ok(event) => {
                         from = event.revision;
                         if let Some(id) = of(&event.key) {
-                            self.0.state.told(id);
-                            self.settle_later(id);
+                            self.0.volumes.notify_changed(id);
+                            self.reconcile_in_background(id);
                         }
                     }
-                    Err(MetaError::Compacted { .. }) => break,
+                    Err(StoreError::Compacted { .. }) => break,
                     Err(error) => {
                         tracing::debug!(%error, "changes of the store are followed no longer");
                         return;
                     }
                 }
             }
-            match self.settle_all().await {
+            match self.reconcile_all().await {
                 Ok(revision) => from = revision,
                 Err(error) => {
                     tracing::error!(%error, "the store cannot be listed; trying again");
-                    tokio::time::sleep(RETRY).await;
+                    tokio::time::sleep(FAILED_VOLUME_RETRY).await;
                 }
             }
         }
     }
 
-    /// Settles a volume without making others wait for it.
-    fn settle_later(&self, id: Uuid) {
-        if let Ok(change) = Arc::clone(&self.0.changing).try_read_owned() {
-            // Changes that come while one waits for its turn are looked at together.
-            if !self.0.state.enqueue(id) {
+    /// Reconciles a volume in a task of its own.
+    fn reconcile_in_background(&self, id: Uuid) {
+        if let Ok(change) = Arc::clone(&self.0.change_lock).try_read_owned() {
+            // Changes that arrive while a task waits for the lock are handled by that task.
+            if !self.0.volumes.enqueue(id) {
                 return;
             }
             let control = self.clone();
             tokio::spawn(async move {
-                let gate = control.0.state.gate(id);
-                let held = gate.lock().await;
-                control.0.state.dequeue(id);
-                control.settle_held(id).await;
-                drop(held);
+                let lock = control.0.volumes.lock_of(id);
+                let guard = lock.lock().await;
+                control.0.volumes.dequeue(id);
+                control.reconcile_locked(id).await;
+                drop(guard);
                 drop(change);
             });
         }
     }
 
-    /// Tries broken volumes again, for as long as the node serves.
-    async fn retry(self) {
+    /// Retries volumes that failed to open, for as long as the node serves.
+    async fn retry_failed_volumes(self) {
         loop {
-            tokio::time::sleep(RETRY).await;
+            tokio::time::sleep(FAILED_VOLUME_RETRY).await;
             if !self.is_serving() {
                 return;
             }
-            if self.membership().is_some()
-                && let Err(error) = self.settle_all().await
+            if self.joined_cluster().is_some()
+                && let Err(error) = self.reconcile_all().await
             {
                 tracing::debug!(%error, "the store cannot be listed; trying again");
             }
-            for id in self.0.state.broken() {
-                let gate = self.0.state.gate(id);
-                let _held = gate.lock().await;
-                self.0.state.forget_failure(id);
-                self.settle_held(id).await;
+            for id in self.0.volumes.failed_to_open() {
+                let lock = self.0.volumes.lock_of(id);
+                let _held = lock.lock().await;
+                self.0.volumes.clear_failure(id);
+                self.reconcile_locked(id).await;
             }
         }
     }
 
-    /// Has a volume served by its records as they are now. One catalog serves all who wait.
-    async fn publish(&self, stored: Option<&Stored>) {
-        let Some(Stored { record, revision }) = stored else { return };
-        self.meet(record).await;
-        if record.prefer.is_some_and(|node| node != self.me()) {
-            self.choose_leaders().await;
+    /// Exports a volume by its current records. One catalog serves all volumes that wait for one.
+    async fn publish_volume(&self, stored: Option<&StoredVolumeRecord>) {
+        let Some(StoredVolumeRecord { record, revision }) = stored else { return };
+        self.update_peers(record).await;
+        if record.preferred_primary.is_some_and(|node| node != self.this_node()) {
+            self.rebalance_primaries().await;
         }
-        // Before initiators come: else what they are told of the unit changes under them.
-        self.tell_space_of(record.id).await;
-        self.describe(record).await;
-        self.0.state.meets(record.id, *revision);
-        let mut generation = self.0.publishing.lock().await;
-        if !self.0.state.is_published(record.id) {
+        // Before initiators log in: otherwise the reported capacity changes under them.
+        self.publish_space_of(record.id).await;
+        self.write_description(record).await;
+        self.0.volumes.mark_peers_set(record.id, *revision);
+        let mut generation = self.0.catalog_generation.lock().await;
+        if !self.0.volumes.is_published(record.id) {
             *generation += 1;
-            self.push(*generation).await;
+            self.publish_catalog(*generation).await;
         }
     }
 
-    /// Has the image here tell of its volume.
-    async fn describe(&self, record: &VolumeRecord) {
+    /// Writes the description of the volume to the image here.
+    async fn write_description(&self, record: &VolumeRecord) {
         let text = {
-            let cluster = self.membership().map(|m| m.cluster);
-            let teller = Teller { node: self.me(), cluster, names: &|node| self.node_name(node) };
-            Description::of(record, teller).to_text()
+            let cluster = self.joined_cluster().map(|m| m.cluster);
+            let source = DescriptionSource {
+                node: self.this_node(),
+                cluster,
+                node_name: &|node| self.node_name(node),
+            };
+            ImageDescription::of(record, source).to_text()
         };
-        if let Err(error) = self.0.engine.describe(record.id, text).await {
+        if let Err(error) = self.0.engine.write_description(record.id, text).await {
             tracing::debug!(volume = %record.name, %error, "its image is not told of it now");
         }
     }
 
-    async fn push_catalog(&self) {
-        let mut generation = self.0.publishing.lock().await;
+    async fn republish_catalog(&self) {
+        let mut generation = self.0.catalog_generation.lock().await;
         *generation += 1;
-        self.push(*generation).await;
+        self.publish_catalog(*generation).await;
     }
 
-    /// Has initiators hear what has become of a volume that is not open.
-    async fn tell_where(&self, id: Uuid) {
-        if !self.0.state.is_told(id, self.me()) {
-            let mut generation = self.0.publishing.lock().await;
-            if !self.0.state.is_told(id, self.me()) {
+    /// Tells initiators the state of a volume that is not open.
+    async fn publish_unavailable(&self, id: Uuid) {
+        if !self.0.volumes.is_announced(id, self.this_node()) {
+            let mut generation = self.0.catalog_generation.lock().await;
+            if !self.0.volumes.is_announced(id, self.this_node()) {
                 *generation += 1;
-                self.push(*generation).await;
+                self.publish_catalog(*generation).await;
             }
         }
     }
 
-    async fn push(&self, generation: u64) {
-        let all = self.0.state.listed(self.me());
+    async fn publish_catalog(&self, generation: u64) {
+        let all = self.0.volumes.ready_volumes(self.this_node());
         let portals = &self.0.settings.portals;
-        let listed = all.iter().map(|l| (&l.stored.record, l.here));
-        let ring = self.keys_for(all.iter().map(|l| &l.stored.record)).await;
+        let listed = all.iter().map(|l| (&l.stored.record, l.local_state));
+        let keyring = self.keys_to_open(all.iter().map(|l| &l.stored.record)).await;
         let mut catalog =
-            publish::catalog(listed, &ring, &portals.iscsi, &portals.nvme, generation);
+            catalog::build_catalog(listed, &keyring, &portals.iscsi, &portals.nvme, generation);
         catalog.redirect = self.0.settings.redirect;
-        catalog.is_incomplete = !self.0.state.damaged().is_empty();
-        if let Some(membership) = self.membership() {
-            // Orders that are older than a lease are refused by whoever orders (RFD 0010, 4.6).
+        catalog.is_incomplete = !self.0.volumes.damaged_records().is_empty();
+        if let Some(joined) = self.joined_cluster() {
+            // The sender refuses requests that are older than a lease (RFD 0010, 4.6).
             let lease_ms = self.0.settings.cluster.lease.as_millis();
             catalog.quiesce_ms = u16::try_from(lease_ms).unwrap_or(u16::MAX);
             let mirrors = all.iter().map(|l| (&l.stored.record, l.mirror.as_ref().map(|m| &m.0)));
-            let nodes = membership.nodes.borrow();
-            publish::share(&mut catalog, membership.node, &nodes, mirrors);
+            let nodes = joined.nodes.borrow();
+            catalog::add_cluster_paths(&mut catalog, joined.node, &nodes, mirrors);
         }
         let exported = all.iter().map(|l| &l.stored.record).filter(|r| r.protocols.vhost_user);
         let exported = exported.map(|r| (r.id, r.name.clone())).collect();
         self.0.engine.publish(catalog, exported).await;
-        self.0.state.published(&all);
+        self.0.volumes.mark_published(&all);
     }
 
     /// The identity of the volume called `name`.
-    fn find(&self, name: &VolumeName) -> Result<Uuid, ApiError> {
-        self.0.state.find(name).ok_or_else(|| {
-            if !self.0.state.has_read() {
+    fn volume_id(&self, name: &VolumeName) -> Result<Uuid, ApiError> {
+        self.0.volumes.id_by_name(name).ok_or_else(|| {
+            if !self.0.volumes.has_read_store() {
                 let message = format!("whether there is a volume {name} is not known yet");
-                let why = self.waiting().map_or_else(
+                let why = self.startup_wait().map_or_else(
                     || "the node is starting: try again in a moment".to_owned(),
-                    |Waits { what, next, .. }| {
+                    |StartupWait { reason: what, next_step: next, .. }| {
                         format!("this node waits for its cluster: {what}. What helps: {next}")
                     },
                 );
-                return ApiError::new(Code::Unavailable, message).hint(why);
+                return ApiError::new(ErrorCode::Unavailable, message).with_hint(why);
             }
-            ApiError::new(Code::NotFound, format!("there is no volume {name}"))
-                .hint("`windrose volume list` shows what there is")
+            ApiError::new(ErrorCode::NotFound, format!("there is no volume {name}"))
+                .with_hint("`windrose volume list` shows what there is")
         })
     }
 
-    /// Runs a change to its end, even if whoever asked goes away.
-    async fn detached<T, F>(&self, change: F) -> Result<T, ApiError>
+    /// Runs a change to its end, even if the client disconnects.
+    async fn run_to_completion<T, F>(&self, change: F) -> Result<T, ApiError>
     where
         F: Future<Output = Result<T, ApiError>> + Send + 'static,
         T: Send + 'static,
     {
-        let permit = Arc::clone(&self.0.changing).try_read_owned();
+        let permit = Arc::clone(&self.0.change_lock).try_read_owned();
         let Some(permit) = permit.ok().filter(|_| self.is_serving()) else {
             return Err(self.not_serving());
         };
@@ -696,43 +720,45 @@ impl Control {
         };
         tokio::spawn(change).await.unwrap_or_else(|e| {
             tracing::error!(error = %e, "a change panicked");
-            Err(ApiError::new(Code::Internal, "the node failed; its log says more"))
+            Err(ApiError::new(ErrorCode::Internal, "the node failed; its log says more"))
         })
     }
 }
 
-/// A store that does not work, as the API tells it.
-fn store_error(e: &MetaError) -> ApiError {
+/// Converts a store error to an API error.
+fn store_error(e: &StoreError) -> ApiError {
     match e {
-        MetaError::Changed { .. } => {
-            ApiError::new(Code::Conflict, "the volume was changed at the same time")
-                .hint("look at it and try again")
+        StoreError::Conflict { .. } => {
+            ApiError::new(ErrorCode::Conflict, "the volume was changed at the same time")
+                .with_hint("look at it and try again")
         }
-        MetaError::Unreachable { .. } => ApiError::new(Code::Unavailable, e.to_string())
-            .hint("nothing was changed; try again when the store answers"),
-        MetaError::Untrusted { .. } => {
-            let hint = format!("nothing was changed; {DISTRUST}");
-            ApiError::new(Code::Unavailable, e.to_string()).hint(hint)
+        StoreError::Unreachable { .. } => ApiError::new(ErrorCode::Unavailable, e.to_string())
+            .with_hint("nothing was changed; try again when the store answers"),
+        StoreError::TlsRejected { .. } => {
+            let hint = format!("nothing was changed; {UNTRUSTED_STORE_HINT}");
+            ApiError::new(ErrorCode::Unavailable, e.to_string()).with_hint(hint)
         }
-        MetaError::Unknown { .. } => ApiError::new(Code::Unavailable, e.to_string())
-            .hint("look whether it was done before you try again"),
-        MetaError::Damaged { .. } => {
+        StoreError::Indeterminate { .. } => ApiError::new(ErrorCode::Unavailable, e.to_string())
+            .with_hint("look whether it was done before you try again"),
+        StoreError::Damaged { .. } => {
             tracing::error!(error = %e, "the store cannot be believed");
-            ApiError::new(Code::Internal, e.to_string()).hint(RESTORE)
+            ApiError::new(ErrorCode::Internal, e.to_string()).with_hint(RESTORE_HINT)
         }
-        MetaError::Compacted { .. } | MetaError::Format { .. } | MetaError::Failed { .. } => {
+        StoreError::Compacted { .. }
+        | StoreError::UnsupportedFormat { .. }
+        | StoreError::Failed { .. } => {
             tracing::error!(error = %e, "the store failed");
-            ApiError::new(Code::Internal, e.to_string())
-                .hint("see the node's log; the data directory may be full or read-only")
+            ApiError::new(ErrorCode::Internal, e.to_string())
+                .with_hint("see the node's log; the data directory may be full or read-only")
         }
     }
 }
 
-/// A backing that does not work, as the API tells it.
+/// Converts a backing error to an API error.
 fn backing_error(name: &VolumeName, e: &BackingError) -> ApiError {
     let error = ApiError::new(e.code(), format!("volume {name}: {e}"));
     match e.hint {
-        Some(hint) => error.hint(hint),
+        Some(hint) => error.with_hint(hint),
         None => error,
     }
 }
@@ -744,10 +770,10 @@ mod tests {
     #[test]
     fn a_store_that_is_not_trusted_is_not_waited_for() {
         let (store, why) = ("etcd".to_owned(), "invalid peer certificate: Expired".to_owned());
-        let away = MetaError::Unreachable { store: store.clone(), why: why.clone() };
-        let hint = |e: &MetaError| store_error(e).hint.unwrap_or_default();
+        let away = StoreError::Unreachable { store: store.clone(), why: why.clone() };
+        let hint = |e: &StoreError| store_error(e).hint.unwrap_or_default();
         assert!(hint(&away).contains("when the store answers"), "{}", hint(&away));
-        let bad = MetaError::Untrusted { store, why };
+        let bad = StoreError::TlsRejected { store, why };
         assert!(hint(&bad).contains("cluster.tls_ca") && !hint(&bad).contains("try again"));
         assert!(store_error(&bad).message.contains("Expired"));
     }

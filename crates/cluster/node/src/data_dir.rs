@@ -1,4 +1,4 @@
-//! The node's data directory: one node at a time, and for its owner only.
+//! The node's data directory: locked by one node, accessible to its owner only.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
@@ -8,22 +8,22 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use crate::access::{AccessError, Trusted};
+use crate::file_permissions::{PermissionError, TrustedPath};
 
 /// Why a data directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DataDirError {
-    /// The system refuses something.
+    /// A system call failed.
     #[error("data_dir {}: {why}", path.display())]
-    Refused {
-        /// What it refuses it for.
+    Io {
+        /// The path.
         path: PathBuf,
-        /// What it said.
+        /// The system's error.
         why: io::Error,
     },
-    /// Others than root and the node's user can change it.
+    /// Users other than root and the node's user can change it.
     #[error(transparent)]
-    Access(#[from] AccessError),
+    Permissions(#[from] PermissionError),
     /// Another node uses it.
     #[error(
         "data_dir {}: another node uses it{}; stop that node or change data_dir",
@@ -33,31 +33,30 @@ pub enum DataDirError {
     InUse {
         /// The directory.
         path: PathBuf,
-        /// The other node's process, as it says itself.
+        /// The other node's process, as its lock file says.
         pid: Option<String>,
     },
 }
 
-/// A data directory that this process holds; free again when it is dropped, or the process ends
-/// in whatever way.
+/// A data directory locked by this process, until the value is dropped or the process ends.
 #[derive(Debug)]
 pub struct DataDir {
     path: PathBuf,
     lock: File,
-    node: Uuid,
+    node_id: Uuid,
 }
 
-/// How often is looked whether a directory is free, and how long is waited in between.
-const BUSY_LOOKS: u32 = 10;
-const BUSY_PAUSE: Duration = Duration::from_millis(50);
+/// How often locking a directory is tried, and the pause in between.
+const LOCK_ATTEMPTS: u32 = 10;
+const LOCK_RETRY_PAUSE: Duration = Duration::from_millis(50);
 
-/// Takes a lock that may be held for a moment yet: a process that is just being started has a copy of every open file until it
-/// runs its program.
+/// Takes a lock that may still be held for a moment: a process being started has a copy of every
+/// open file until it executes its program.
 #[expect(clippy::disallowed_methods, reason = "a node that starts has no cores yet")]
-fn lock_when_free(lock: &File) -> Result<(), TryLockError> {
-    for _ in 0..BUSY_LOOKS {
+fn lock_with_retry(lock: &File) -> Result<(), TryLockError> {
+    for _ in 0..LOCK_ATTEMPTS {
         match lock.try_lock() {
-            Err(TryLockError::WouldBlock) => std::thread::sleep(BUSY_PAUSE),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_RETRY_PAUSE),
             outcome => return outcome,
         }
     }
@@ -65,12 +64,12 @@ fn lock_when_free(lock: &File) -> Result<(), TryLockError> {
 }
 
 impl DataDir {
-    /// Makes the directory where it is missing, and takes hold of it.
+    /// Creates the directory if it is missing, and locks it.
     ///
     /// # Errors
     /// [`DataDirError`].
-    pub fn hold(path: &Path) -> Result<Self, DataDirError> {
-        let refused = |at: &Path, why| DataDirError::Refused { path: at.to_owned(), why };
+    pub fn acquire(path: &Path) -> Result<Self, DataDirError> {
+        let refused = |at: &Path, why| DataDirError::Io { path: at.to_owned(), why };
         Self::check_access(path)?;
         let volumes = path.join("volumes");
         DirBuilder::new()
@@ -78,7 +77,7 @@ impl DataDir {
             .mode(0o700)
             .create(&volumes)
             .map_err(|e| refused(&volumes, e))?;
-        // Others may have made what was missing in a directory like /tmp, meanwhile.
+        // Another user may have created a missing part meanwhile, in a directory such as /tmp.
         Self::check_access(path)?;
         let name = path.join("lock");
         let mut lock = OpenOptions::new()
@@ -89,7 +88,7 @@ impl DataDir {
             .mode(0o600)
             .open(&name)
             .map_err(|e| refused(&name, e))?;
-        match lock_when_free(&lock) {
+        match lock_with_retry(&lock) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut pid = String::new();
@@ -99,38 +98,39 @@ impl DataDir {
             }
             Err(TryLockError::Error(e)) => return Err(refused(&name, e)),
         }
-        // For messages only: a full file system is no reason not to start.
+        // For messages only: a full file system does not keep the node from starting.
         let _ = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
         let path = fs::canonicalize(path).map_err(|e| refused(path, e))?;
-        let node = node_id(&path).map_err(|e| refused(&path.join(NODE_ID), e))?;
-        Ok(Self { path, lock, node })
+        let node =
+            read_or_create_node_id(&path).map_err(|e| refused(&path.join(NODE_ID_FILE), e))?;
+        Ok(Self { path, lock, node_id: node })
     }
 
-    /// Refuses a directory that others can write to, or that belongs to another user, and one below such a directory; a
-    /// start, and `--check`, look at it.
+    /// Refuses a directory that other users can write to or own, and one below such a directory.
     ///
     /// # Errors
-    /// [`DataDirError`]; one that is not there yet is made as it has to be.
+    /// [`DataDirError`]. A missing directory is no error.
     pub fn check_access(path: &Path) -> Result<(), DataDirError> {
-        let what = Trusted::DataDir(path.to_owned());
+        let what = TrustedPath::DataDir(path.to_owned());
         what.check()?;
-        let below = [path.join("volumes"), path.join("etcd"), tls(path)];
+        let below = [path.join("volumes"), path.join("etcd"), tls_dir(path)];
         below.iter().try_for_each(|directory| Ok(what.check_at(directory)?))
     }
 
-    /// The node's own identity, drawn when the directory was made and lost with it: what its disks know it by.
+    /// The node's own id, chosen when the directory was created and lost with it; the owner on its
+    /// disks.
     #[must_use]
-    pub fn node(&self) -> Uuid {
-        self.node
+    pub fn node_id(&self) -> Uuid {
+        self.node_id
     }
 
-    /// The directory, without links in its path.
+    /// The directory's canonical path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What is locked, for this machine: device and inode. Whoever has held it before has ended.
+    /// Device and inode of the lock file. Any earlier process that held that lock has ended.
     #[must_use]
     pub fn lock_id(&self) -> (u64, u64) {
         self.lock.metadata().map(|m| (m.dev(), m.ino())).unwrap_or_default()
@@ -138,51 +138,51 @@ impl DataDir {
 
     /// The file of the store.
     #[must_use]
-    pub fn store(&self) -> PathBuf {
+    pub fn store_path(&self) -> PathBuf {
         self.path.join("store.redb")
     }
 
-    /// The file that says what the node is in a cluster.
+    /// The file with the node's identity in a cluster.
     #[must_use]
-    pub fn identity(&self) -> PathBuf {
-        identity(&self.path)
+    pub fn identity_path(&self) -> PathBuf {
+        identity_path_in(&self.path)
     }
 
-    /// Where a member of the cluster's store keeps its data.
+    /// The data directory of the node's store member.
     #[must_use]
-    pub fn member(&self) -> PathBuf {
+    pub fn store_member_dir(&self) -> PathBuf {
         self.path.join("etcd")
     }
 
-    /// Puts the store of a node by itself aside, once a cluster has all of it.
+    /// Archives the store of a standalone node, once the cluster's store has all records.
     ///
     /// # Errors
-    /// [`DataDirError::Refused`].
-    pub fn set_store_aside(&self) -> Result<(), DataDirError> {
-        let store = self.store();
+    /// [`DataDirError::Io`].
+    pub fn archive_own_store(&self) -> Result<(), DataDirError> {
+        let store = self.store_path();
         match fs::rename(&store, self.path.join("store.redb.before-cluster")) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                Err(DataDirError::Refused { path: store, why: e })
+                Err(DataDirError::Io { path: store, why: e })
             }
             _ => Ok(()),
         }
     }
 
-    /// Puts aside what a member of the store of `cluster` has, which a new store takes the place of.
+    /// Archives the data of the store member of `cluster`, which a new store replaces.
     ///
     /// # Errors
-    /// [`DataDirError::Refused`].
-    pub fn set_member_aside(&self, cluster: Uuid) -> Result<(), DataDirError> {
+    /// [`DataDirError::Io`].
+    pub fn archive_store_member(&self, cluster: Uuid) -> Result<(), DataDirError> {
         let before = "store.redb.before-cluster";
-        let aside = [
-            (self.member(), format!("etcd.lost-{cluster}")),
-            // What the node had before it began that cluster is not written over.
+        let renames = [
+            (self.store_member_dir(), format!("etcd.lost-{cluster}")),
+            // Keep the older archive, from before the node created that cluster.
             (self.path.join(before), format!("{before}.lost-{cluster}")),
         ];
-        for (path, name) in aside {
+        for (path, name) in renames {
             match fs::rename(&path, self.path.join(name)) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                    return Err(DataDirError::Refused { path, why: e });
+                    return Err(DataDirError::Io { path, why: e });
                 }
                 _ => {}
             }
@@ -190,32 +190,30 @@ impl DataDir {
         Ok(())
     }
 
-    /// Removes what a member of a store has left that this node runs no longer.
+    /// Removes the data of a store member that this node runs no longer.
     ///
     /// # Errors
-    /// [`DataDirError::Refused`].
-    pub fn clear_member(&self) -> Result<(), DataDirError> {
-        let path = self.member();
+    /// [`DataDirError::Io`].
+    pub fn remove_store_member(&self) -> Result<(), DataDirError> {
+        let path = self.store_member_dir();
         match fs::remove_dir_all(&path) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                Err(DataDirError::Refused { path, why: e })
-            }
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(DataDirError::Io { path, why: e }),
             _ => Ok(()),
         }
     }
 }
 
-/// Makes a directory where it is missing, with this mode, whatever the process's umask is: for sockets that others
-/// than the node's user connect to.
+/// Creates a missing directory with this mode, regardless of the process's umask: for sockets that
+/// other users connect to.
 ///
 /// # Errors
-/// What the system says.
-pub(crate) fn make_with_mode(directory: &Path, mode: u32) -> io::Result<()> {
+/// The system's error.
+pub(crate) fn create_dir_with_mode(directory: &Path, mode: u32) -> io::Result<()> {
     if directory.as_os_str().is_empty() || directory.is_dir() {
         return Ok(());
     }
     if let Some(above) = directory.parent() {
-        make_with_mode(above, mode)?;
+        create_dir_with_mode(above, mode)?;
     }
     match fs::create_dir(directory) {
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -224,12 +222,12 @@ pub(crate) fn make_with_mode(directory: &Path, mode: u32) -> io::Result<()> {
     }
 }
 
-/// The file with the node's identity.
-const NODE_ID: &str = "node-id";
+/// The file with the node's id.
+const NODE_ID_FILE: &str = "node-id";
 
-/// The identity that stands in the directory; a new one, durably, if there is none.
-fn node_id(directory: &Path) -> io::Result<Uuid> {
-    let path = directory.join(NODE_ID);
+/// The id in the directory; if there is none, writes a new one, durably.
+fn read_or_create_node_id(directory: &Path) -> io::Result<Uuid> {
+    let path = directory.join(NODE_ID_FILE);
     match fs::read_to_string(&path) {
         Ok(text) => text.trim().parse().map_err(|_| {
             let what = "it is no node's identity: restore the file from a backup, or remove it and take over the node's disks";
@@ -250,18 +248,19 @@ fn node_id(directory: &Path) -> io::Result<Uuid> {
     }
 }
 
-/// The file with the keys of the secrets in the store of a node by itself.
-pub(crate) fn secrets(path: &Path) -> PathBuf {
+/// The file with the keys that seal secrets in the store of a standalone node.
+pub(crate) fn secrets_path(path: &Path) -> PathBuf {
     path.join("secrets.key")
 }
 
-/// Where the certificates of a node lie whose cluster signs them itself, in the data directory at `path`.
-pub(crate) fn tls(path: &Path) -> PathBuf {
+/// Directory of the certificates that the cluster's own authority issues, in the data directory
+/// `path`.
+pub(crate) fn tls_dir(path: &Path) -> PathBuf {
     path.join("tls")
 }
 
-/// The file that says what the node of the data directory at `path` is in a cluster.
-pub(crate) fn identity(path: &Path) -> PathBuf {
+/// The file with the node's identity in a cluster, in the data directory `path`.
+pub(crate) fn identity_path_in(path: &Path) -> PathBuf {
     path.join("cluster.json")
 }
 
@@ -275,14 +274,14 @@ mod tests {
     fn one_node_at_a_time() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/b");
-        let held = DataDir::hold(&path).unwrap();
+        let held = DataDir::acquire(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
         assert!(held.path().join("volumes").is_dir());
-        let refused = DataDir::hold(&path).unwrap_err().to_string();
+        let refused = DataDir::acquire(&path).unwrap_err().to_string();
         let pid = std::process::id();
         assert!(refused.contains(&format!("another node uses it (process {pid})")), "{refused}");
         drop(held);
-        DataDir::hold(&path).unwrap();
+        DataDir::acquire(&path).unwrap();
     }
 
     #[test]
@@ -290,9 +289,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("data");
         let chmod = |at: &Path, mode| fs::set_permissions(at, fs::Permissions::from_mode(mode));
-        drop(DataDir::hold(&path).unwrap());
+        drop(DataDir::acquire(&path).unwrap());
         for (at, good) in
-            [(path.clone(), 0o755), (path.join("volumes"), 0o750), (tls(&path), 0o700)]
+            [(path.clone(), 0o755), (path.join("volumes"), 0o750), (tls_dir(&path), 0o700)]
         {
             fs::create_dir_all(&at).unwrap();
             for (bad, who) in [
@@ -302,26 +301,26 @@ mod tests {
                 (0o702, "everybody (mode 0702)"),
             ] {
                 chmod(&at, bad).unwrap();
-                let refused = DataDir::hold(&path).unwrap_err().to_string();
+                let refused = DataDir::acquire(&path).unwrap_err().to_string();
                 let way_out = format!("chmod go-w {}", at.display());
                 assert!(refused.contains(who) && refused.contains(&way_out), "{refused}");
             }
             chmod(&at, good).unwrap();
-            drop(DataDir::hold(&path).unwrap());
+            drop(DataDir::acquire(&path).unwrap());
         }
     }
 
-    /// A unit's `UMask=0077` would keep everybody else out; no umask lets all through.
+    /// A unit's `UMask=0077` would keep other users out; no umask grants access to all.
     #[test]
     fn directories_of_sockets_have_their_mode_whatever_the_umask() {
         let dir = tempfile::tempdir().unwrap();
         let at = dir.path().join("run/vhost");
-        make_with_mode(&at, 0o777).unwrap();
+        create_dir_with_mode(&at, 0o777).unwrap();
         for at in [at.parent().unwrap(), &at] {
             assert_eq!(fs::metadata(at).unwrap().permissions().mode() & 0o777, 0o777);
         }
         fs::set_permissions(&at, fs::Permissions::from_mode(0o2750)).unwrap();
-        make_with_mode(&at, 0o755).unwrap();
+        create_dir_with_mode(&at, 0o755).unwrap();
         assert_eq!(fs::metadata(&at).unwrap().permissions().mode() & 0o7777, 0o2750);
     }
 
@@ -329,19 +328,19 @@ mod tests {
     fn a_node_keeps_its_identity_and_a_copy_of_its_directory_is_another_place() {
         let dir = tempfile::tempdir().unwrap();
         let (path, copy) = (dir.path().join("a"), dir.path().join("b"));
-        let held = DataDir::hold(&path).unwrap();
-        let (node, key) = (held.node(), held.lock_id());
+        let held = DataDir::acquire(&path).unwrap();
+        let (node, key) = (held.node_id(), held.lock_id());
         drop(held);
-        let again = DataDir::hold(&path).unwrap();
-        assert_eq!((again.node(), again.lock_id()), (node, key));
+        let again = DataDir::acquire(&path).unwrap();
+        assert_eq!((again.node_id(), again.lock_id()), (node, key));
         fs::create_dir_all(&copy).unwrap();
-        fs::copy(path.join(NODE_ID), copy.join(NODE_ID)).unwrap();
-        let copied = DataDir::hold(&copy).unwrap();
-        assert_eq!(copied.node(), node);
+        fs::copy(path.join(NODE_ID_FILE), copy.join(NODE_ID_FILE)).unwrap();
+        let copied = DataDir::acquire(&copy).unwrap();
+        assert_eq!(copied.node_id(), node);
         assert_ne!(copied.lock_id(), key);
-        fs::write(copy.join(NODE_ID), "x").unwrap();
+        fs::write(copy.join(NODE_ID_FILE), "x").unwrap();
         drop(copied);
-        let refused = DataDir::hold(&copy).unwrap_err().to_string();
+        let refused = DataDir::acquire(&copy).unwrap_err().to_string();
         assert!(refused.contains("node-id") && refused.contains("restore"), "{refused}");
     }
 
@@ -350,7 +349,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         fs::write(&file, "").unwrap();
-        let refused = DataDir::hold(&file).unwrap_err().to_string();
+        let refused = DataDir::acquire(&file).unwrap_err().to_string();
         assert!(refused.contains("data_dir") && refused.contains("file"), "{refused}");
     }
 }

@@ -1,19 +1,19 @@
-//! The data plane as the control plane sees it: the one place where volumes are put together,
-//! placed on cores and exported.
+//! The data plane as the control plane uses it: opens volumes, places them on cores and exports
+//! them.
 //!
-//! Each core has a [`keeper`], which owns the core's server and volumes. The control plane's
-//! threads reach it by sending work; nothing is shared.
+//! Each core has a `CoreEngine`, which owns the core's server and volumes. The control plane
+//! sends it work through a queue; cores share nothing.
 
-mod access;
+mod access_state;
 mod backing;
-mod distrust;
-mod found;
+mod cluster_context;
+mod core_engine;
 mod guests;
-mod keeper;
-mod mirrored;
+mod image_scan;
+mod mirrored_volume;
 mod pools;
 mod report;
-mod seat;
+mod suspect_images;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::future::Future;
@@ -23,67 +23,68 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use api::PoolName;
-use disk::{Claim, NodeIdentity};
+use disk::{ClaimRequest, NodeIdentity};
 use futures_util::future::join_all;
-use mirror::Verified;
+use mirror::VerifyReport;
 use peer::NodeId;
 use reservation::Table;
 use rt::{Cores, CoresConfig};
 use target::catalog::Catalog;
-use target::server::{self, Service, Space};
+use target::server::{self, Service, VolumeSpace};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use uuid::Uuid;
-use wire::Text;
+use wire::ShortText;
 
 use crate::config::{Config, DiskEngine};
 use crate::record::{FIRST_NODE, VolumeRecord};
-pub use backing::{BackingError, Image};
+pub use backing::{BackingError, ImageInfo};
+pub use cluster_context::ClusterContext;
+use cluster_context::{CoreAssignment, CoreAssignments, PeerRouter};
+use core_engine::CoreEngine;
 pub use disk::LABEL_AREA_BYTES;
-use distrust::Distrust;
-pub use found::{FoundImage, FoundLog, ImagePlace};
-pub use geometry::Level;
+pub use geometry::Redundancy;
 use guests::Guests;
-pub use guests::{Exported, GuestReport, socket};
-use keeper::Keeper;
+pub use guests::{ExportedVolumes, GuestReport, socket_path};
+pub use image_scan::{ImageLocation, ScannedImage, ScannedIntentLog};
 pub use peer::PeerAddresses;
 pub use pool::{
-    Inspected as PoolDiskSeen, LostRange, NewDisk, PoolDisk, PoolDiskState, PoolReport,
-    PoolVolumeReport, ScrubReport,
+    DamagedRange, DiskInspection as PoolDiskSeen, NewDisk, PoolDiskReport, PoolDiskState,
+    PoolReport, PoolScrubReport, PoolVolumeReport,
 };
 pub use pools::NewPool;
-use pools::PoolHome;
+use pools::PoolEntry;
 pub use report::{
-    CoreReport, Histogram, KindReport, LATENCY_BOUNDS_US, MirrorReport, Scope, VolumeReport,
+    CommandKindReport, CoreReport, LATENCY_BOUNDS_US, LatencyHistogram, MirrorReport, ReportScope,
+    VolumeReport,
 };
-pub use seat::Seat;
-use seat::{Home, Homes, Router};
+use suspect_images::SuspectImages;
 
-/// Work for a keeper; runs as a task of its core.
-type Work = Box<dyn FnOnce(&Rc<Keeper>) + Send>;
+/// Work for a core's engine; runs as a task of that core.
+type EngineTask = Box<dyn FnOnce(&Rc<CoreEngine>) + Send>;
 
-/// Pieces of work that may wait for a keeper; the control plane waits beyond that.
-const WORK: usize = 256;
+/// Capacity of a core's queue of work; the control plane waits while it is full.
+const CORE_QUEUE_DEPTH: usize = 256;
 
-/// Why a node did not start.
+/// Why the data plane did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// The cores did not start.
     #[error("the cores cannot start: {why}; {hint}")]
     Cores {
-        /// What the system said.
+        /// The system's error.
         why: String,
         /// The next step.
         hint: &'static str,
     },
-    /// An address cannot be listened at.
+    /// Listening at an address failed.
     #[error("{setting}: cannot listen at {at}: {why}")]
     Listen {
-        /// The setting that names it.
+        /// The setting that contains the address.
         setting: &'static str,
         /// The address.
         at: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         why: String,
     },
     /// A core has stopped.
@@ -94,7 +95,7 @@ pub enum EngineError {
     },
 }
 
-/// Addresses that are listened at, with the ports the system chose.
+/// The addresses listened at, with the ports that the system chose.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Portals {
     /// iSCSI.
@@ -105,97 +106,99 @@ pub struct Portals {
     pub discovery: Vec<SocketAddr>,
 }
 
-/// A volume that was opened.
+/// The result of opening a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Opened {
-    /// The core it lives on.
+pub struct OpenResult {
+    /// The core that serves it.
     pub core: usize,
-    /// What its image is.
-    pub image: Image,
+    /// Its image.
+    pub image: ImageInfo,
 }
 
 /// The data plane. Stop it with [`Self::stop`].
 pub struct Engine {
-    keepers: Vec<mpsc::Sender<Work>>,
-    homes: Homes,
+    core_queues: Vec<mpsc::Sender<EngineTask>>,
+    core_assignments: CoreAssignments,
     /// The pools that are open.
-    pools: Mutex<BTreeMap<PoolName, PoolHome>>,
+    pools: Mutex<BTreeMap<PoolName, PoolEntry>>,
     /// This node's number in its cluster.
     node: OnceLock<NodeId>,
-    /// Volumes whose images are taken from their last owners when they are opened next.
-    takes_over: Mutex<BTreeSet<Uuid>>,
+    /// Volumes whose images are taken over from their last owners at the next open.
+    takeovers: Mutex<BTreeSet<Uuid>>,
     cores: Mutex<Option<Cores>>,
     disk_backend: &'static str,
 }
 
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").field("cores", &self.keepers.len()).finish_non_exhaustive()
+        f.debug_struct("Engine").field("cores", &self.core_queues.len()).finish_non_exhaustive()
     }
 }
 
 impl Engine {
-    /// Starts the cores. Nothing is open and nobody listened to yet.
+    /// Starts the cores. No volume is open and no address is listened at yet.
     ///
     /// # Errors
     /// [`EngineError::Cores`].
-    pub async fn start(config: &Config, owner: Owner) -> Result<Self, EngineError> {
+    pub async fn start(config: &Config, owner: NodeDiskOwner) -> Result<Self, EngineError> {
         let cores = start_cores(config)?;
         let name = config.name.clone();
         let limits = limits(config);
         let buffered = config.disks.buffered;
-        let distrust = Distrust::of(&config.data_dir);
+        let suspect_images = SuspectImages::in_data_dir(&config.data_dir);
         let directory = &config.vhost_user.directory;
-        let mut keepers = Vec::new();
+        let mut core_queues = Vec::new();
         let mut disk_backend = "threads";
-        let doors = server::doors(cores.handles().len());
-        for (handle, door) in cores.handles().iter().zip(doors) {
-            let (sender, work) = mpsc::channel(WORK);
-            let (distrust, directory) = (distrust.clone(), directory.clone());
+        let links = server::core_links(cores.handles().len());
+        for (handle, link) in cores.handles().iter().zip(links) {
+            let (sender, work) = mpsc::channel(CORE_QUEUE_DEPTH);
+            let (suspect_images, directory) = (suspect_images.clone(), directory.clone());
             let name = name.clone();
-            let begun = handle.run(move |core| async move {
+            let started = handle.run(move |core| async move {
                 let engine = core.disk_engine();
                 let guests = Guests::new(core.clone(), directory);
-                let claim = Claim::of(owner.on(&core, &name));
-                let disks = (buffered, distrust, claim);
-                let keeper = Keeper::new(core, (limits, door), disks, guests);
-                tokio::task::spawn_local(serve(keeper, work));
+                let claim = ClaimRequest::for_node(owner.identity_on(&core, &name));
+                let disks = (buffered, suspect_images, claim);
+                let core_engine = CoreEngine::new(core, (limits, link), disks, guests);
+                tokio::task::spawn_local(run_engine_tasks(core_engine, work));
                 engine
             });
-            let engine = begun.await.map_err(|_| EngineError::Stopped { core: handle.id() })?;
+            let engine = started.await.map_err(|_| EngineError::Stopped { core: handle.id() })?;
             if engine == rt::disk::Engine::Uring {
                 disk_backend = "io_uring";
             }
-            keepers.push(sender);
+            core_queues.push(sender);
         }
-        let (homes, cores) = (Homes::default(), Mutex::new(Some(cores)));
-        let (pools, node, takes_over) = (Mutex::default(), OnceLock::new(), Mutex::default());
-        Ok(Self { keepers, homes, pools, node, takes_over, cores, disk_backend })
+        let (core_assignments, cores) = (CoreAssignments::default(), Mutex::new(Some(cores)));
+        let (pools, node, takeovers) = (Mutex::default(), OnceLock::new(), Mutex::default());
+        Ok(Self { core_queues, core_assignments, pools, node, takeovers, cores, disk_backend })
     }
 
     /// How many cores there are.
     #[must_use]
     pub fn cores(&self) -> usize {
-        self.keepers.len()
+        self.core_queues.len()
     }
 
     /// This node.
-    fn me(&self) -> NodeId {
+    fn this_node(&self) -> NodeId {
         self.node.get().copied().unwrap_or(FIRST_NODE)
     }
 
-    /// How disks are reached: `io_uring` or `threads`.
+    /// How disks are accessed: `io_uring` or `threads`.
     #[must_use]
     pub fn disk_backend(&self) -> &'static str {
         self.disk_backend
     }
 
-    /// Begins to listen at every configured address. Clients wait until [`Self::accept`].
+    /// Listens at every configured address. Clients wait until [`Self::accept_clients`].
     ///
     /// # Errors
     /// [`EngineError::Listen`] names the setting and the address.
     pub async fn listen(&self, config: &Config) -> Result<Portals, EngineError> {
-        let listen = |setting, service, at| async move { self.bind(setting, service, at).await };
+        let listen = |setting, service, at| async move {
+            self.listen_on_all_cores(setting, service, at).await
+        };
         let mut portals = Portals::default();
         for &at in &config.iscsi.portals {
             portals.iscsi.push(listen("iscsi.portals", Service::Iscsi, at).await?);
@@ -209,41 +212,47 @@ impl Engine {
         Ok(portals)
     }
 
-    /// Keeps a part of each core's buffer memory for what other nodes send, before any pool of disks takes
-    /// some for good: in a cluster every volume is served together with others.
-    pub async fn expect_peers(&self) {
-        for kept in self.everywhere(|k| async move { k.core().pool().serve_peers() }).await {
-            if let Err(error) = kept {
+    /// Reserves a part of each core's buffer memory for data from other nodes, before pools of
+    /// disks take memory permanently: in a cluster every volume is mirrored.
+    pub async fn reserve_peer_memory(&self) {
+        for reserved in
+            self.on_all_cores(|k| async move { k.core().buffer_pool().reserve_peer_shares() }).await
+        {
+            if let Err(error) = reserved {
                 tracing::error!(%error, "pools of disks hold memory that mirrored volumes need");
             }
         }
     }
 
-    /// Makes this one of the nodes of a cluster, before any volume is opened: volumes are mirrors from
-    /// now on, and other nodes are listened to. Gives the addresses, with the ports the system chose.
+    /// Makes this node a member of a cluster, before any volume is opened: every volume opened from
+    /// now on is a mirror, and other nodes can connect. Returns the addresses, with the ports that
+    /// the system chose.
     ///
     /// # Errors
     /// [`EngineError::Listen`] names the setting and the address.
-    pub async fn enter(&self, seat: Seat) -> Result<PeerAddresses, EngineError> {
-        let (listen, heartbeat) = (seat.listen.clone(), seat.heartbeat.clone());
-        let _ = self.node.set(seat.node);
-        self.everywhere(move |k| async move { k.enter(seat) }).await;
-        let data = self.bind_to_peers("cluster.listen", &listen).await?;
-        let heartbeat = self.bind_to_peers("cluster.heartbeat", &heartbeat).await?;
+    pub async fn join_cluster(
+        &self,
+        context: ClusterContext,
+    ) -> Result<PeerAddresses, EngineError> {
+        let (listen, heartbeat) = (context.listen.clone(), context.heartbeat.clone());
+        let _ = self.node.set(context.node);
+        self.on_all_cores(move |k| async move { k.join_cluster(context) }).await;
+        let data = self.listen_to_peers("cluster.listen", &listen).await?;
+        let heartbeat = self.listen_to_peers("cluster.heartbeat", &heartbeat).await?;
         Ok(PeerAddresses { data, heartbeat })
     }
 
-    /// Listens to other nodes, on one core: connections move to the cores of their volumes.
-    async fn bind_to_peers(
+    /// Listens to other nodes, on one core; connections then move to the cores of their volumes.
+    async fn listen_to_peers(
         &self,
         setting: &'static str,
         all: &[SocketAddr],
     ) -> Result<Vec<SocketAddr>, EngineError> {
         let mut bound = Vec::new();
         for &at in all {
-            let (homes, keepers) = (self.homes.clone(), self.keepers.clone());
-            let listening = self.on(0, move |k| async move {
-                k.listen_to_peers(at, Router::new(homes, keepers)).await
+            let (assignments, queues) = (self.core_assignments.clone(), self.core_queues.clone());
+            let listening = self.on_core(0, move |k| async move {
+                k.listen_to_peers(at, PeerRouter::new(assignments, queues)).await
             });
             let listening = listening.await.map_err(|_| EngineError::Stopped { core: 0 })?;
             let refused =
@@ -253,8 +262,8 @@ impl Engine {
         Ok(bound)
     }
 
-    /// Listens at one address, on every core: the system spreads connections over them.
-    async fn bind(
+    /// Listens at one address on every core; the system spreads connections over the cores.
+    async fn listen_on_all_cores(
         &self,
         setting: &'static str,
         service: Service,
@@ -264,7 +273,7 @@ impl Engine {
         for core in 0..self.cores() {
             let (first, here) = (core == 0, bound);
             let listening =
-                self.on(core, move |k| async move { k.listen(here, service, first).await });
+                self.on_core(core, move |k| async move { k.listen(here, service, first).await });
             let refused = |why: String| EngineError::Listen { setting, at, why };
             bound = listening
                 .await
@@ -274,87 +283,94 @@ impl Engine {
         Ok(bound)
     }
 
-    /// Begins to accept clients.
-    pub async fn accept(&self) {
-        self.everywhere(|k| async move { k.accept() }).await;
+    /// Starts to accept clients.
+    pub async fn accept_clients(&self) {
+        self.on_all_cores(|k| async move { k.accept_clients() }).await;
     }
 
-    /// Makes the backing of a new volume; with `force` over whatever is there.
+    /// Creates the image of a new volume; with `force`, overwrites what is there.
     ///
     /// # Errors
-    /// [`BackingError`]; nothing is left of what was begun.
-    pub async fn make(&self, record: &VolumeRecord, force: bool) -> Result<Image, BackingError> {
-        if let Some(home) = self.pool_of(record)? {
-            return self.make_in_pool(record, &home).await;
+    /// [`BackingError`]; a partly created image is removed.
+    pub async fn create_image(
+        &self,
+        record: &VolumeRecord,
+        force: bool,
+    ) -> Result<ImageInfo, BackingError> {
+        if let Some(pool) = self.pool_of(record)? {
+            return self.create_image_in_pool(record, &pool).await;
         }
         let record = record.clone();
         let core = self.least_loaded();
-        self.on(core, move |k| async move { k.make(&record, force, None).await }).await?
+        self.on_core(core, move |k| async move { k.create_image(&record, force, None).await })
+            .await?
     }
 
-    /// Erases the backing of a volume that is not open. Without a backing there is nothing to do.
+    /// Erases the image of a volume that is not open. Succeeds if there is none.
     ///
     /// # Errors
     /// [`BackingError`].
-    pub async fn erase(&self, record: &VolumeRecord) -> Result<(), BackingError> {
-        if let Some(home) = self.pool_of(record)? {
-            self.delete_in_pool(home.name(), record.id).await?;
+    pub async fn erase_image_of(&self, record: &VolumeRecord) -> Result<(), BackingError> {
+        if let Some(pool) = self.pool_of(record)? {
+            self.delete_in_pool(pool.name(), record.id).await?;
         }
         let record = record.clone();
         let core = self.least_loaded();
-        self.on(core, |k| async move { k.erase(&record).await }).await?
+        self.on_core(core, |k| async move { k.erase(&record).await }).await?
     }
 
-    /// Finds out what the image of a volume is that is not open.
+    /// Reads what the image of a closed volume is.
     ///
     /// # Errors
     /// [`BackingError`].
-    pub async fn inspect(&self, record: &VolumeRecord) -> Result<Image, BackingError> {
-        let home = self.pool_of(record)?;
-        let core = home.as_ref().map_or_else(|| self.least_loaded(), |h| self.least_loaded_of(h));
-        let (door, record) = (home.map(|home| home.door), record.clone());
-        self.on(core, |k| async move { k.inspect(&record, door).await }).await?
+    pub async fn inspect_image(&self, record: &VolumeRecord) -> Result<ImageInfo, BackingError> {
+        let pool = self.pool_of(record)?;
+        let core =
+            pool.as_ref().map_or_else(|| self.least_loaded(), |h| self.least_loaded_for_pool(h));
+        let (access, record) = (pool.map(|pool| pool.access), record.clone());
+        self.on_core(core, |k| async move { k.inspect(&record, access).await }).await?
     }
 
-    /// Opens a volume on the core that has the fewest. In a cluster it is not waited for until it is
-    /// served, and it knows no other node before [`Self::set_peers`].
+    /// Opens a volume on the least loaded core. In a cluster this does not wait until the volume is
+    /// served, and the volume knows no other node before [`Self::set_peers`].
     ///
     /// # Errors
     /// [`BackingError`].
-    pub async fn open(&self, record: &VolumeRecord) -> Result<Opened, BackingError> {
-        let door = self.pool_of(record)?.map(|home| home.door);
+    pub async fn open(&self, record: &VolumeRecord) -> Result<OpenResult, BackingError> {
+        let access = self.pool_of(record)?.map(|pool| pool.access);
         let (id, record) = (record.id, record.clone());
-        let cores = door.as_ref().map_or(usize::MAX, |door| door.rings.into());
-        let core = self.place(id, record.owner(), cores);
-        let takes_over = self.takes_over.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
-        let opened =
-            self.on(core, move |k| async move { k.open(&record, door, takes_over).await }).await;
+        let cores = access.as_ref().map_or(usize::MAX, |access| access.max_cores.into());
+        let core = self.assign_core(id, record.target_owner(), cores);
+        let takes_over = self.takeovers.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+        let opened = self
+            .on_core(core, move |k| async move { k.open(&record, access, takes_over).await })
+            .await;
         match opened.map_err(BackingError::from).flatten() {
-            Ok(image) => Ok(Opened { core, image }),
+            Ok(image) => Ok(OpenResult { core, image }),
             Err(e) => {
-                self.displace(id);
+                self.release_core(id);
                 Err(e)
             }
         }
     }
 
-    /// The next opening of a volume takes its image from the node that had it last, unless that one still uses it: a person says
-    /// so.
-    pub fn take_over_next(&self, id: Uuid) {
-        self.takes_over.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
+    /// At its next open the volume takes its image over from the node that had it last, unless that
+    /// node still uses it. An operator asked for this.
+    pub fn take_over_at_next_open(&self, id: Uuid) {
+        self.takeovers.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
     }
 
-    /// Finishes what a volume is doing, makes it durable and closes it; what is to be `erased` next need
-    /// not be durable.
+    /// Finishes a volume's commands, makes its data durable and closes it. Data of a volume that is
+    /// to be `erased` need not be durable.
     ///
     /// # Errors
     /// [`BackingError`]; the volume is closed all the same.
     pub async fn close(&self, id: Uuid, erased: bool) -> Result<(), BackingError> {
-        let Some(core) = self.displace(id) else { return Ok(()) };
-        self.on(core, move |k| async move { k.close(id, erased).await }).await?
+        let Some(core) = self.release_core(id) else { return Ok(()) };
+        self.on_core(core, move |k| async move { k.close(id, erased).await }).await?
     }
 
-    /// Makes an open volume larger and tells its initiators.
+    /// Grows an open volume and informs its initiators.
     ///
     /// # Errors
     /// [`BackingError`].
@@ -362,91 +378,99 @@ impl Engine {
         &self,
         record: &VolumeRecord,
         size_bytes: u64,
-    ) -> Result<Image, BackingError> {
+    ) -> Result<ImageInfo, BackingError> {
         let id = record.id;
-        if let Some(home) = self.pool_of(record)? {
-            self.grow_in_pool(&home, id, size_bytes).await?;
+        if let Some(pool) = self.pool_of(record)? {
+            self.grow_in_pool(&pool, id, size_bytes).await?;
         }
-        self.on(self.home(id)?, move |k| async move { k.grow(id, size_bytes).await }).await?
+        self.on_core(self.core_of(id)?, move |k| async move { k.grow(id, size_bytes).await })
+            .await?
     }
 
-    /// The nodes that keep the other copies of an open volume, from now on: sessions with those that
-    /// are new or have moved begin, those with others end.
+    /// Sets the nodes that hold the other replicas of an open volume: connects to those that are
+    /// new or have moved, disconnects from the others.
     ///
     /// # Errors
-    /// [`BackingError`]: it is not open, or this node is in no cluster.
+    /// [`BackingError`]: the volume is not open, or this node is in no cluster.
     pub async fn set_peers(
         &self,
         id: Uuid,
         peers: BTreeMap<NodeId, PeerAddresses>,
     ) -> Result<(), BackingError> {
-        self.on(self.home(id)?, move |k| async move { k.set_peers(id, peers).await }).await?
+        self.on_core(self.core_of(id)?, move |k| async move { k.set_peers(id, peers).await })
+            .await?
     }
 
-    /// Leaves an open volume to the other nodes, which go on with it at once, and stays out of it until
-    /// [`Self::rejoin`]. Says whether that is done: it is not if no other node is in sync and there, or
-    /// the store does not answer.
+    /// Hands an open volume over to the other nodes at once, and stays out of the mirror until
+    /// [`Self::rejoin_mirror`]. Returns false if no other node is in sync and reachable, or the
+    /// store does not answer.
     ///
     /// # Errors
     /// As [`Self::set_peers`].
-    pub async fn leave(&self, id: Uuid) -> Result<bool, BackingError> {
-        self.on(self.home(id)?, move |k| async move { k.leave(id).await }).await?
+    pub async fn leave_mirror(&self, id: Uuid) -> Result<bool, BackingError> {
+        self.on_core(self.core_of(id)?, move |k| async move { k.leave_mirror(id).await }).await?
     }
 
-    /// Has an open volume brought in sync here again, after [`Self::leave`].
+    /// Lets an open volume be brought in sync here again, after [`Self::leave_mirror`].
     ///
     /// # Errors
     /// As [`Self::set_peers`].
-    pub async fn rejoin(&self, id: Uuid) -> Result<(), BackingError> {
-        self.on(self.home(id)?, move |k| async move { k.rejoin(id) }).await?
+    pub async fn rejoin_mirror(&self, id: Uuid) -> Result<(), BackingError> {
+        self.on_core(self.core_of(id)?, move |k| async move { k.rejoin_mirror(id) }).await?
     }
 
-    /// Makes the copy on `node` the primary. Done at the one that is.
+    /// Makes the replica on `node` the primary. Call it on the current primary.
     ///
     /// # Errors
-    /// As [`Self::set_peers`]; and this is not the primary, or `node` has not taken over.
-    pub async fn switch_to(&self, id: Uuid, node: NodeId) -> Result<(), BackingError> {
-        self.on(self.home(id)?, move |k| async move { k.switch_to(id, node).await }).await?
+    /// As [`Self::set_peers`]; also if this node is not the primary, or `node` did not take over.
+    pub async fn switch_primary(&self, id: Uuid, node: NodeId) -> Result<(), BackingError> {
+        self.on_core(self.core_of(id)?, move |k| async move { k.switch_primary(id, node).await })
+            .await?
     }
 
-    /// Has the copy here go on alone, whatever the others may have that it lacks. What comes of it, its
-    /// [`MirrorReport`] says.
+    /// Lets the replica here continue alone, even if the others hold writes that it lacks. The
+    /// volume's [`MirrorReport`] shows the outcome.
     ///
     /// # Errors
     /// As [`Self::set_peers`].
-    pub async fn force(&self, id: Uuid) -> Result<(), BackingError> {
-        self.on(self.home(id)?, move |k| async move { k.force(id) }).await?
+    pub async fn force_primary(&self, id: Uuid) -> Result<(), BackingError> {
+        self.on_core(self.core_of(id)?, move |k| async move { k.force_primary(id) }).await?
     }
 
-    /// Compares all copies, and makes those that differ like the one on node `keep`, if that is named.
-    /// Done at the primary.
+    /// Compares all replicas; if `keep` names a node, overwrites those that differ from its
+    /// replica. Call it on the primary.
     ///
     /// # Errors
-    /// As [`Self::set_peers`]; and this is not the primary, or has stopped being it.
-    pub async fn verify(&self, id: Uuid, keep: Option<NodeId>) -> Result<Verified, BackingError> {
-        self.on(self.home(id)?, move |k| async move { k.verify(id, keep).await }).await?
+    /// As [`Self::set_peers`]; also if this node is not the primary, or stops being it.
+    pub async fn verify(
+        &self,
+        id: Uuid,
+        keep: Option<NodeId>,
+    ) -> Result<VerifyReport, BackingError> {
+        self.on_core(self.core_of(id)?, move |k| async move { k.verify(id, keep).await }).await?
     }
 
     /// The reservations of a volume.
     ///
     /// # Errors
-    /// As [`Self::set_peers`]; and it cannot be read now.
+    /// As [`Self::set_peers`]; also if they cannot be read now.
     pub async fn reservations(&self, id: Uuid) -> Result<Table, BackingError> {
-        self.on(self.home(id)?, move |k| async move { k.reservations(id).await }).await?
+        self.on_core(self.core_of(id)?, move |k| async move { k.reservations(id).await }).await?
     }
 
-    /// Takes all reservations of a volume away.
+    /// Clears all reservations of a volume.
     ///
     /// # Errors
     /// As [`Self::reservations`].
     pub async fn clear_reservations(&self, id: Uuid) -> Result<(), BackingError> {
-        self.on(self.home(id)?, move |k| async move { k.clear_reservations(id).await }).await?
+        self.on_core(self.core_of(id)?, move |k| async move { k.clear_reservations(id).await })
+            .await?
     }
 
-    /// Has every core serve by `catalog`, and these volumes to virtual machines.
-    pub async fn publish(&self, catalog: Catalog, exported: Exported) {
+    /// Makes every core serve by `catalog`, and export these volumes to virtual machines.
+    pub async fn publish(&self, catalog: Catalog, exported: ExportedVolumes) {
         let (catalog, exported) = (Arc::new(catalog), Arc::new(exported));
-        self.everywhere(move |k| {
+        self.on_all_cores(move |k| {
             let (catalog, exported) = (Arc::clone(&catalog), Arc::clone(&exported));
             async move {
                 k.server().set_catalog(catalog);
@@ -456,45 +480,46 @@ impl Engine {
         .await;
     }
 
-    /// Tells initiators of open volumes about their space.
-    pub async fn tell_space(&self, spaces: HashMap<Uuid, Space>) {
+    /// Reports the free space of open volumes to their initiators.
+    pub async fn publish_space(&self, spaces: HashMap<Uuid, VolumeSpace>) {
         let spaces = Arc::new(spaces);
-        self.everywhere(move |k| async move { k.tell_space(&spaces) }).await;
+        self.on_all_cores(move |k| async move { k.set_space(&spaces) }).await;
     }
 
-    /// Waits until a volume serves here with so many copies in sync, for `limit` at most; says whether it
-    /// does, or is none that others have, too.
-    pub async fn serves_with(&self, id: Uuid, copies: usize, limit: Duration) -> bool {
-        let Ok(core) = self.home(id) else { return true };
-        let serves = self.on(core, move |k| async move { k.serves_with(id, copies, limit).await });
+    /// Waits up to `limit` until a volume serves here with `copies` replicas in sync. Returns
+    /// whether it does; always true for a volume that is not mirrored.
+    pub async fn wait_serving_with(&self, id: Uuid, copies: usize, limit: Duration) -> bool {
+        let Ok(core) = self.core_of(id) else { return true };
+        let serves = self
+            .on_core(core, move |k| async move { k.wait_serving_with(id, copies, limit).await });
         serves.await.unwrap_or(true)
     }
 
-    /// What every core does.
-    pub async fn report(&self, scope: Scope) -> Vec<CoreReport> {
-        self.everywhere(move |k| async move { k.report(scope).await }).await
+    /// A report of every core.
+    pub async fn report(&self, scope: ReportScope) -> Vec<CoreReport> {
+        self.on_all_cores(move |k| async move { k.report(scope).await }).await
     }
 
-    /// Dismisses virtual machines, leaves mirrored volumes to the other nodes, takes leave of all clients, finishes what is in
-    /// flight, closes all volumes and stops the cores. Gives up at `deadline`, and says whether every
-    /// volume was made durable and closed.
+    /// Disconnects virtual machines, hands mirrored volumes over to the other nodes, logs clients
+    /// out, finishes I/O in flight, closes all volumes and stops the cores. Gives up at `deadline`.
+    /// Returns whether every volume was made durable and closed.
     pub async fn stop(&self, deadline: Instant) -> bool {
-        // As long as their volumes are served here.
-        let dismissed = self.everywhere(|k| async move { k.dismiss_guests().await });
-        let _ = tokio::time::timeout_at(leave_by(Instant::now(), deadline), dismissed).await;
-        // Those that cannot be left in time are found out by the silence of this node.
-        let left = self.everywhere(|k| async move { k.leave_all().await });
-        let _ = tokio::time::timeout_at(leave_by(Instant::now(), deadline), left).await;
-        // Not every initiator leaves when it is asked: part of the time is kept for the rest.
-        let leave_by = leave_by(Instant::now(), deadline);
-        let drained = self.everywhere(move |k| async move { k.drain(leave_by).await });
+        // Virtual machines first, while their volumes are still served here.
+        let dismissed = self.on_all_cores(|k| async move { k.stop_guests().await });
+        let _ = tokio::time::timeout_at(logout_deadline(Instant::now(), deadline), dismissed).await;
+        // The other nodes exclude this one from volumes that it does not leave in time.
+        let left = self.on_all_cores(|k| async move { k.leave_all_mirrors().await });
+        let _ = tokio::time::timeout_at(logout_deadline(Instant::now(), deadline), left).await;
+        // Some initiators ignore a logout request: keep part of the time for the steps below.
+        let leave_by = logout_deadline(Instant::now(), deadline);
+        let drained = self.on_all_cores(move |k| async move { k.drain(leave_by).await });
         if tokio::time::timeout_at(deadline, drained).await.is_err() {
             return false;
         }
-        let closed = self.everywhere(|k| async move { k.close_all().await });
+        let closed = self.on_all_cores(|k| async move { k.close_all().await });
         let Ok(mut closed) = tokio::time::timeout_at(deadline, closed).await else { return false };
-        // No core has a volume of them any more.
-        let pools = self.everywhere(|k| async move { k.pools().close_all().await });
+        // No core has a volume of a pool open any more.
+        let pools = self.on_all_cores(|k| async move { k.pools().close_all().await });
         let Ok(pools) = tokio::time::timeout_at(deadline, pools).await else { return false };
         closed.retain(|clean| *clean);
         let cores = self.cores.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -503,90 +528,99 @@ impl Engine {
         ended.is_ok() && closed.len() == self.cores() && pools.into_iter().all(|clean| clean)
     }
 
-    /// Runs `f` on a core and gives its answer.
-    async fn on<F, Fut, T>(&self, core: usize, f: F) -> Result<T, Stopped>
+    /// Runs `f` on a core and returns its result.
+    async fn on_core<F, Fut, T>(&self, core: usize, f: F) -> Result<T, CoreStopped>
     where
-        F: FnOnce(Rc<Keeper>) -> Fut + Send + 'static,
+        F: FnOnce(Rc<CoreEngine>) -> Fut + Send + 'static,
         Fut: Future<Output = T> + 'static,
         T: Send + 'static,
     {
         let (answer, result) = oneshot::channel();
-        let work: Work = Box::new(move |keeper| {
-            let work = f(Rc::clone(keeper));
+        let work: EngineTask = Box::new(move |engine| {
+            let work = f(Rc::clone(engine));
             tokio::task::spawn_local(async move {
-                // Nobody waits any more: the work was done all the same.
+                // The caller may have given up; the work is done all the same.
                 let _ = answer.send(work.await);
             });
         });
-        let stopped = || Stopped { core };
-        let keeper = self.keepers.get(core).ok_or_else(stopped)?;
-        keeper.send(work).await.map_err(|_| stopped())?;
+        let stopped = || CoreStopped { core };
+        let queue = self.core_queues.get(core).ok_or_else(stopped)?;
+        queue.send(work).await.map_err(|_| stopped())?;
         result.await.map_err(|_| stopped())
     }
 
-    /// Runs `f` on every core at once; cores that have stopped give no answer.
-    async fn everywhere<F, Fut, T>(&self, f: F) -> Vec<T>
+    /// Runs `f` on all cores at once; cores that have stopped return nothing.
+    async fn on_all_cores<F, Fut, T>(&self, f: F) -> Vec<T>
     where
-        F: FnOnce(Rc<Keeper>) -> Fut + Clone + Send + 'static,
+        F: FnOnce(Rc<CoreEngine>) -> Fut + Clone + Send + 'static,
         Fut: Future<Output = T> + 'static,
         T: Send + 'static,
     {
-        let all = (0..self.cores()).map(|core| self.on(core, f.clone()));
+        let all = (0..self.cores()).map(|core| self.on_core(core, f.clone()));
         join_all(all).await.into_iter().flatten().collect()
     }
 
     /// The core of an open volume.
-    fn home(&self, id: Uuid) -> Result<usize, BackingError> {
-        let home = self.homes.lock().get(&id).map(|home| home.core);
-        home.ok_or_else(|| BackingError::refused("the volume is not open"))
+    fn core_of(&self, id: Uuid) -> Result<usize, BackingError> {
+        let assignment = self.core_assignments.lock().get(&id).map(|assignment| assignment.core);
+        assignment.ok_or_else(|| BackingError::refused("the volume is not open"))
     }
 
     fn least_loaded(&self) -> usize {
-        least_loaded(self.cores(), self.homes.lock().values().map(|home| home.core))
+        least_loaded(
+            self.cores(),
+            self.core_assignments.lock().values().map(|assignment| assignment.core),
+        )
     }
 
-    /// Volumes of one target live together: a session has one core. Else on one of the first `cores`.
-    fn place(&self, id: Uuid, target: Uuid, cores: usize) -> usize {
-        let mut homes = self.homes.lock();
-        let together = homes.values().find(|home| home.target == target).map(|home| home.core);
-        let taken = homes.values().map(|home| home.core);
+    /// Volumes of one target share a core, because a session has one core. Otherwise picks one of
+    /// the first `cores`.
+    fn assign_core(&self, id: Uuid, target: Uuid, cores: usize) -> usize {
+        let mut assignments = self.core_assignments.lock();
+        let together = assignments
+            .values()
+            .find(|assignment| assignment.target == target)
+            .map(|assignment| assignment.core);
+        let taken = assignments.values().map(|assignment| assignment.core);
         let core = together.unwrap_or_else(|| least_loaded(self.cores().min(cores), taken));
-        homes.insert(id, Home { core, target });
+        assignments.insert(id, CoreAssignment { core, target });
         core
     }
 
-    /// Whether an open volume has to be closed and opened again, to live with the others of the target of volume `target`.
-    pub fn has_to_move(&self, id: Uuid, target: Uuid) -> bool {
-        let mut homes = self.homes.lock();
-        let mut others =
-            homes.iter().filter(|(other, home)| **other != id && home.target == target);
-        let together = others.next().map(|(_, home)| home.core);
-        let Some(home) = homes.get_mut(&id) else { return false };
-        let stays = together.is_none_or(|core| core == home.core);
+    /// Whether an open volume must be closed and reopened to share a core with the other volumes of
+    /// the target of volume `target`.
+    pub fn must_change_core(&self, id: Uuid, target: Uuid) -> bool {
+        let mut assignments = self.core_assignments.lock();
+        let mut others = assignments
+            .iter()
+            .filter(|(other, assignment)| **other != id && assignment.target == target);
+        let together = others.next().map(|(_, assignment)| assignment.core);
+        let Some(assignment) = assignments.get_mut(&id) else { return false };
+        let stays = together.is_none_or(|core| core == assignment.core);
         if stays {
-            home.target = target;
+            assignment.target = target;
         }
         !stays
     }
 
-    fn displace(&self, id: Uuid) -> Option<usize> {
-        self.homes.lock().remove(&id).map(|home| home.core)
+    fn release_core(&self, id: Uuid) -> Option<usize> {
+        self.core_assignments.lock().remove(&id).map(|assignment| assignment.core)
     }
 }
 
-/// A core does not answer.
+/// A core that does not answer.
 #[derive(Clone, Copy, Debug)]
-struct Stopped {
+struct CoreStopped {
     core: usize,
 }
 
-impl From<Stopped> for BackingError {
-    fn from(stopped: Stopped) -> Self {
+impl From<CoreStopped> for BackingError {
+    fn from(stopped: CoreStopped) -> Self {
         Self::refused(format!("core {} has stopped", stopped.core))
     }
 }
 
-/// The core with the fewest of the volumes placed on `taken`, the first of several.
+/// The core with the fewest of the volumes placed on `taken`; the lowest on a tie.
 fn least_loaded(cores: usize, taken: impl Iterator<Item = usize>) -> usize {
     let mut load = vec![0_usize; cores];
     for core in taken {
@@ -597,9 +631,9 @@ fn least_loaded(cores: usize, taken: impl Iterator<Item = usize>) -> usize {
     load.iter().enumerate().min_by_key(|&(_, n)| n).map_or(0, |(core, _)| core)
 }
 
-async fn serve(keeper: Rc<Keeper>, mut work: mpsc::Receiver<Work>) {
+async fn run_engine_tasks(engine: Rc<CoreEngine>, mut work: mpsc::Receiver<EngineTask>) {
     while let Some(work) = work.recv().await {
-        work(&keeper);
+        work(&engine);
     }
 }
 
@@ -619,10 +653,10 @@ fn limits(config: &Config) -> server::Limits {
     }
 }
 
-/// Most cores that are taken when nobody says how many.
+/// Most cores to use when the configuration does not say.
 const DEFAULT_CORES: usize = 4;
 
-/// How many cores a node with this configuration has.
+/// How many cores a node with this configuration uses.
 pub(crate) fn core_count(config: &Config) -> usize {
     match config.cores.cpus.len() {
         0 => config.cores.count.unwrap_or_else(|| usable_cpus().len().clamp(1, DEFAULT_CORES)),
@@ -630,9 +664,9 @@ pub(crate) fn core_count(config: &Config) -> usize {
     }
 }
 
-/// Whom disks know as their owner.
+/// The owner that this node writes on disks that it claims.
 #[derive(Clone, Copy, Debug)]
-pub struct Owner {
+pub struct NodeDiskOwner {
     /// The node's own identity.
     pub node: Uuid,
     /// Names its data directory on this machine.
@@ -641,18 +675,18 @@ pub struct Owner {
     pub cluster: Option<(Uuid, NodeId)>,
 }
 
-impl Owner {
-    /// What this is on the machine of `core`, for as long as that runs.
-    fn on(self, core: &rt::Core, name: &str) -> NodeIdentity {
+impl NodeDiskOwner {
+    /// This node's identity on the machine of `core`, valid while the machine is not rebooted.
+    fn identity_on(self, core: &rt::Core, name: &str) -> NodeIdentity {
         let host = rustix::system::uname();
         let number = self.cluster.map_or(0, |(_, number)| number.0);
         NodeIdentity {
-            node: self.node,
-            place: Uuid::from_u128(core.boot_id() ^ self.directory),
-            cluster: self.cluster.map(|(cluster, _)| cluster),
-            number,
-            name: Text::new(name),
-            host: Text::new(&host.nodename().to_string_lossy()),
+            node_id: self.node,
+            boot_instance: Uuid::from_u128(core.boot_id() ^ self.directory),
+            cluster_id: self.cluster.map(|(cluster, _)| cluster),
+            node_number: number,
+            name: ShortText::new(name),
+            host: ShortText::new(&host.nodename().to_string_lossy()),
         }
     }
 }
@@ -662,7 +696,7 @@ fn start_cores(config: &Config) -> Result<Cores, EngineError> {
     let usable = usable_cpus();
     let cpus = if config.cores.cpus.is_empty() {
         let count = core_count(config);
-        // More cores than processors float.
+        // With more cores than processors, cores are not pinned.
         (0..count).map(|i| usable.get(i).copied().filter(|_| count <= usable.len())).collect()
     } else {
         if let Some(missing) = config.cores.cpus.iter().find(|cpu| !usable.contains(cpu)) {
@@ -671,16 +705,16 @@ fn start_cores(config: &Config) -> Result<Cores, EngineError> {
         }
         config.cores.cpus.iter().copied().map(Some).collect()
     };
-    let pool_bytes = usize::try_from(config.cores.pool_bytes)
+    let pool_bytes = usize::try_from(config.cores.memory_bytes)
         .map_err(|e| refused(e.to_string(), "lower cores.pool"))?;
     let disk_engine = match config.disks.engine {
         DiskEngine::Auto => rt::DiskEngine::Auto,
-        DiskEngine::IoUring => rt::DiskEngine::Uring,
-        DiskEngine::Threads => rt::DiskEngine::Pool,
+        DiskEngine::IoUring => rt::DiskEngine::IoUring,
+        DiskEngine::Threads => rt::DiskEngine::Threads,
     };
     let cores = CoresConfig {
         cpus,
-        pool_bytes_per_core: pool_bytes,
+        memory_bytes_per_core: pool_bytes,
         poll_window: config.cores.poll_window,
         disk_engine,
         ..CoresConfig::default()
@@ -695,8 +729,8 @@ fn usable_cpus() -> Vec<usize> {
     (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect()
 }
 
-/// How long within a shutdown clients may take to leave by themselves.
-fn leave_by(now: Instant, deadline: Instant) -> Instant {
+/// How long clients may take to log out during a shutdown.
+fn logout_deadline(now: Instant, deadline: Instant) -> Instant {
     now + deadline.saturating_duration_since(now).mul_f32(0.5).min(Duration::from_secs(10))
 }
 

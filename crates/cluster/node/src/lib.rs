@@ -1,34 +1,34 @@
-//! A node, assembled: configuration, store, control plane, REST API, metrics.
+//! The node: configuration, store, control plane, REST API, metrics.
 //!
-//! * [`config`]: the settings, defined once.
-//! * [`anchor`]: what keeps a missing data directory from being taken for a new one.
-//! * [`meta`] and [`record`]: what the node knows, durably; [`pools`]: and of its disks.
-//! * [`reconcile`]: what has to happen to a volume next; pure.
-//! * [`control`]: carries out what the API asks; [`engine`]: the data plane it steers;
-//!   [`publish`]: what initiators are told.
-//! * [`membership`]: what it is in a cluster, for those who need it.
-//! * [`http`] and [`metrics`]: the doors.
-//! * [`node`]: start, serve, stop.
+//! * [`config`]: the settings, each defined once.
+//! * [`anchor`]: protects the data directory from being mistaken for another one.
+//! * [`store`] and [`record`]: the records of volumes; [`pool_records`]: those of pools.
+//! * [`reconcile`]: decides the next step for a volume; pure.
+//! * [`control`]: the control plane, which executes API requests; [`engine`]: the data plane;
+//!   [`catalog`]: what initiators see.
+//! * [`joined_cluster`]: the node's data as a member of a cluster.
+//! * [`http`] and [`metrics`]: the API and the metrics.
+//! * [`node`]: start, run, stop.
 
-pub mod access;
 pub mod anchor;
 pub mod config;
 pub mod control;
 pub mod data_dir;
 pub mod engine;
+pub mod file_permissions;
 pub mod http;
+pub mod joined_cluster;
 pub mod limits;
-pub mod membership;
-pub use ::cluster::meta;
+pub use ::cluster::store;
+pub mod catalog;
+mod certificates;
+mod cluster_membership;
 pub mod metrics;
 pub mod node;
-mod part;
-pub mod pools;
-mod protection;
-pub mod publish;
+pub mod pool_records;
 pub mod reconcile;
 pub mod record;
 
 pub use config::Config;
-pub use disk::utc;
+pub use disk::format_utc;
 pub use node::{Node, StartError};

@@ -9,22 +9,22 @@ use prometheus_client::encoding::{
 };
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
-use target::guesses::Method;
-use volume::Kind;
+use target::auth_throttle::AuthMethod;
+use volume::CommandKind;
 
-use crate::control::{Facts, assess};
+use crate::control::{NodeFacts, assess};
 use crate::engine::{
-    Histogram, KindReport, LATENCY_BOUNDS_US, PoolDiskState, PoolReport, VolumeReport,
+    CommandKindReport, LATENCY_BOUNDS_US, LatencyHistogram, PoolDiskState, PoolReport, VolumeReport,
 };
 use crate::reconcile::Observed;
-use crate::record::Stored;
+use crate::record::StoredVolumeRecord;
 
-/// Media type of what [`render`] gives.
+/// Media type of the result of [`render`].
 pub const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The metrics of a node.
 #[must_use]
-pub fn render(facts: Facts) -> String {
+pub fn render(facts: NodeFacts) -> String {
     let mut registry = Registry::with_prefix("windrose");
     registry.register_collector(Box::new(Metrics::new(facts)));
     let mut page = String::new();
@@ -34,8 +34,8 @@ pub fn render(facts: Facts) -> String {
 
 #[derive(Debug)]
 struct Metrics {
-    facts: Facts,
-    /// Open volumes, by name: places of the volume, of its core and of its report there.
+    facts: NodeFacts,
+    /// Open volumes, by name: indices of the volume, of its core, and of its report there.
     open: Vec<(usize, usize, usize)>,
 }
 
@@ -62,7 +62,7 @@ fn gauges<'a, const N: usize, V: EncodeGaugeValue>(
 ) -> fmt::Result {
     let mut metric = to.encode_descriptor(name, help, None, MetricType::Gauge)?;
     for (labels, value) in items {
-        labelled(&mut metric, &labels, |m| m.encode_gauge(&value))?;
+        with_labels(&mut metric, &labels, |m| m.encode_gauge(&value))?;
     }
     Ok(())
 }
@@ -76,12 +76,14 @@ fn counters<'a, const N: usize, V: EncodeCounterValue>(
 ) -> fmt::Result {
     let mut metric = to.encode_descriptor(name, help, None, MetricType::Counter)?;
     for (labels, value) in items {
-        labelled(&mut metric, &labels, |m| m.encode_counter::<NoLabelSet, _, u64>(&value, None))?;
+        with_labels(&mut metric, &labels, |m| {
+            m.encode_counter::<NoLabelSet, _, u64>(&value, None)
+        })?;
     }
     Ok(())
 }
 
-fn labelled<const N: usize>(
+fn with_labels<const N: usize>(
     metric: &mut MetricEncoder<'_>,
     labels: &Labels<'_, N>,
     write: impl FnOnce(&mut MetricEncoder<'_>) -> fmt::Result,
@@ -89,20 +91,20 @@ fn labelled<const N: usize>(
     if N == 0 { write(metric) } else { write(&mut metric.encode_family(labels)?) }
 }
 
-fn one<V>(value: V) -> impl Iterator<Item = (Labels<'static, 0>, V)> {
+fn single<V>(value: V) -> impl Iterator<Item = (Labels<'static, 0>, V)> {
     std::iter::once(([], value))
 }
 
 impl Metrics {
-    fn new(facts: Facts) -> Self {
+    fn new(facts: NodeFacts) -> Self {
         let mut reports = HashMap::new();
         for (c, core) in facts.cores.iter().enumerate() {
             reports.extend(core.volumes.iter().enumerate().map(|(r, report)| (report.id, (c, r))));
         }
-        let place = |(v, (stored, _)): (usize, &(Stored, Observed))| {
+        let locate = |(v, (stored, _)): (usize, &(StoredVolumeRecord, Observed))| {
             reports.get(&stored.record.id).map(|&(c, r)| (v, c, r))
         };
-        let open = facts.volumes.iter().enumerate().filter_map(place).collect();
+        let open = facts.volumes.iter().enumerate().filter_map(locate).collect();
         Self { facts, open }
     }
 
@@ -113,13 +115,13 @@ impl Metrics {
         let mut metric =
             to.encode_descriptor("node", "The node and its version.", None, MetricType::Info)?;
         metric.encode_info(&info)?;
-        gauges(to, "uptime_seconds", "Time since the start.", one(node.uptime_s))?;
+        gauges(to, "uptime_seconds", "Time since the start.", single(node.uptime_s))?;
         let verdict = "0 safe, 1 at risk, 2 data unavailable.";
-        gauges(to, "verdict", verdict, one(status.verdict as i64))?;
-        gauges(to, "sessions", "Sessions of initiators.", one(status.sessions))?;
+        gauges(to, "verdict", verdict, single(status.verdict as i64))?;
+        gauges(to, "sessions", "Sessions of initiators.", single(status.sessions))?;
         let (bytes, free) = (status.capacity.data_dir_bytes, status.capacity.data_dir_free_bytes);
-        gauges(to, "data_dir_bytes", "Size of the data directory's file system.", one(bytes))?;
-        gauges(to, "data_dir_free_bytes", "Free space in it.", one(free))
+        gauges(to, "data_dir_bytes", "Size of the data directory's file system.", single(bytes))?;
+        gauges(to, "data_dir_free_bytes", "Free space in it.", single(free))
     }
 
     fn cores(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -132,63 +134,69 @@ impl Metrics {
                 .map(|(core, name)| ([("core", name.as_str())], core))
         };
         let help = "Buffer memory.";
-        gauges(to, "pool_bytes", help, cores().map(|(l, c)| (l, c.pool.total)))?;
+        gauges(to, "pool_bytes", help, cores().map(|(l, c)| (l, c.memory.total)))?;
         let help = "Buffer memory that is neither held nor promised.";
-        gauges(to, "pool_free_bytes", help, cores().map(|(l, c)| (l, c.pool.free)))?;
+        gauges(to, "pool_free_bytes", help, cores().map(|(l, c)| (l, c.memory.free)))?;
         let help = "Commands that wait for buffer memory.";
-        gauges(to, "pool_waiting", help, cores().map(|(l, c)| (l, c.pool.waiting)))?;
+        gauges(to, "pool_waiting", help, cores().map(|(l, c)| (l, c.memory.waiting)))?;
         let help = "Commands that were told to try again for want of buffer memory, and others that gave up.";
-        counters(to, "pool_refused", help, cores().map(|(l, c)| (l, c.pool.refused)))?;
+        counters(to, "pool_refused", help, cores().map(|(l, c)| (l, c.memory.timed_out_waits)))?;
         let help = "How long buffer memory has been short; 0 while it is not.";
         let short = |c: &crate::engine::CoreReport| {
-            c.pool.short_for.map_or(0, |short| short.as_secs().max(1))
+            c.memory.shortage_duration.map_or(0, |short| short.as_secs().max(1))
         };
         gauges(to, "pool_short_seconds", help, cores().map(|(l, c)| (l, short(c))))?;
         let help = "Times a layer took more memory than it was promised; a defect.";
-        counters(to, "pool_overdrafts", help, cores().map(|(l, c)| (l, c.pool.overdrafts)))?;
+        counters(to, "pool_overdrafts", help, cores().map(|(l, c)| (l, c.memory.overdrafts)))?;
         let help = "Connections, those that have not logged in included.";
         gauges(to, "connections", help, cores().map(|(l, c)| (l, c.sessions.len() as u64)))?;
         let help = "Connections refused because of a limit.";
-        counters(to, "connections_refused", help, cores().map(|(l, c)| (l, c.refused)))?;
+        counters(
+            to,
+            "connections_refused",
+            help,
+            cores().map(|(l, c)| (l, c.refused_connections)),
+        )?;
         self.clients(to)
     }
 
-    /// Who proves who it is, and who does not, on all cores and at the API.
+    /// Authentication of clients, on all cores and at the API.
     fn clients(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let all = || {
             let cores = self.facts.cores.iter().map(|core| &core.clients);
             cores.chain([&self.facts.api_clients])
         };
         let help = "Attempts of clients to prove who they are that have failed.";
-        let failed = |method: Method| all().map(|c| c.proofs.failures[method as usize]).sum();
-        let methods = Method::ALL.iter().map(|&m| ([("method", m.label())], failed(m)));
+        let failed =
+            |method: AuthMethod| all().map(|c| c.attempt_counts.failures[method as usize]).sum();
+        let methods = AuthMethod::ALL.iter().map(|&m| ([("method", m.label())], failed(m)));
         counters::<1, u64>(to, "authentication_failures", help, methods)?;
         let help = "Attempts that had to wait, after failures of the same address.";
-        let delayed: u64 = all().map(|c| c.proofs.delayed).sum();
-        counters(to, "authentication_delayed", help, one(delayed))?;
+        let delayed: u64 = all().map(|c| c.attempt_counts.delayed).sum();
+        counters(to, "authentication_delayed", help, single(delayed))?;
         let help = "Attempts that were refused without checking the secret: too many of the same address waited.";
-        let refused: u64 = all().map(|c| c.proofs.refused).sum();
-        counters(to, "authentication_refused", help, one(refused))?;
+        let refused: u64 = all().map(|c| c.attempt_counts.refused).sum();
+        counters(to, "authentication_refused", help, single(refused))?;
         let help = "iSCSI sessions that another login of their initiator has ended.";
-        counters(to, "sessions_replaced", help, one(all().map(|c| c.replaced).sum::<u64>()))
+        counters(to, "sessions_replaced", help, single(all().map(|c| c.replaced).sum::<u64>()))
     }
 
     fn volumes(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let volumes =
             || self.facts.volumes.iter().map(|(s, o)| ([("volume", s.record.name.as_str())], s, o));
         let help = "Whether the volume serves, at whichever node, as far as this one knows.";
-        let serves = self.facts.serving();
+        let serves = self.facts.served_filter();
         let online = self.facts.volumes.iter();
         let online = online.map(|v| ([("volume", v.0.record.name.as_str())], i64::from(serves(v))));
         gauges(to, "volume_online", help, online)?;
         let help = "Size of the volume.";
         gauges(to, "volume_size_bytes", help, volumes().map(|(l, s, _)| (l, s.record.size_bytes)))?;
         let help = "Copies that the volume is to have.";
-        let wanted = volumes().map(|(l, s, _)| (l, u64::from(s.record.copies_wanted)));
+        let wanted = volumes().map(|(l, s, _)| (l, u64::from(s.record.replicas_wanted)));
         gauges(to, "volume_copies_wanted", help, wanted)?;
         let help = "Bytes of the backing that hold data.";
-        let taken = |id| self.facts.space.taken.get(&id).copied();
-        let allocated = volumes().filter_map(|(l, s, _)| Some((l, taken(s.record.id)?)));
+        let allocated_bytes = |id| self.facts.space.allocated.get(&id).copied();
+        let allocated = volumes().filter_map(|(l, s, _)| Some((l, allocated_bytes(s.record.id)?)));
         gauges(to, "volume_allocated_bytes", help, allocated)?;
         let help = "Commands in flight.";
         gauges(to, "volume_in_flight", help, self.reports().map(|(l, r)| (l, r.in_flight)))?;
@@ -202,17 +210,17 @@ impl Metrics {
 
     fn copies(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let mirrors = || self.reports().filter_map(|(l, r)| Some((l, &r.mirror.as_ref()?.status)));
-        let records = || mirrors().filter_map(|(l, s)| Some((l, s.record.as_ref()?)));
+        let records = || mirrors().filter_map(|(l, s)| Some((l, s.config.as_ref()?)));
         let help = "Copies that the volume has.";
         gauges(to, "volume_copies", help, records().map(|(l, r)| (l, r.replicas.len() as u64)))?;
         let help = "Copies that are in sync.";
         let in_sync = records().map(|(l, r)| (l, r.in_sync.len() as u64));
         gauges(to, "volume_copies_in_sync", help, in_sync)?;
         let help = "Copied from here to bring copies in sync.";
-        counters(to, "volume_resynced_bytes", help, mirrors().map(|(l, s)| (l, s.resynced)))
+        counters(to, "volume_resynced_bytes", help, mirrors().map(|(l, s)| (l, s.resynced_bytes)))
     }
 
-    /// Pools of disks. What begins with `pool` alone is buffer memory.
+    /// Pools of disks. Metrics that begin with `pool` alone are of buffer memory.
     fn pools(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let all = || self.facts.pools.iter().map(|p| ([("pool", p.record.name.as_str())], p));
         let open = || all().filter_map(|(l, p)| Some((l, p.report.as_ref()?)));
@@ -228,15 +236,20 @@ impl Metrics {
         let help = "Bytes that volumes may still have of the pool.";
         gauges(to, "disk_pool_free_bytes", help, open().map(|(l, r)| (l, r.free_bytes)))?;
         let help = "How many more disks may fail, -1 if something is lost.";
-        let survives = open().map(|(l, r)| (l, r.bears.map_or(-1, i64::from)));
-        gauges(to, "disk_pool_survives", help, survives)?;
+        let fault_tolerance = open().map(|(l, r)| (l, r.fault_tolerance.map_or(-1, i64::from)));
+        gauges(to, "disk_pool_survives", help, fault_tolerance)?;
         let help = "Pieces that are not what they should be yet, or still to be moved.";
-        gauges(to, "disk_pool_behind_pieces", help, open().map(|(l, r)| (l, r.behind_pieces)))?;
+        gauges(to, "disk_pool_behind_pieces", help, open().map(|(l, r)| (l, r.stale_extents)))?;
         let scrubs = || open().filter_map(|(l, r)| Some((l, r.scrub.as_ref()?)));
         let help = "Places that the last scrub has repaired.";
-        gauges(to, "disk_pool_scrub_repaired", help, scrubs().map(|(l, s)| (l, s.repaired)))?;
+        gauges(to, "disk_pool_scrub_repaired", help, scrubs().map(|(l, s)| (l, s.repaired_rows)))?;
         let help = "Places that the last scrub could not repair.";
-        gauges(to, "disk_pool_scrub_unrepairable", help, scrubs().map(|(l, s)| (l, s.unrepairable)))
+        gauges(
+            to,
+            "disk_pool_scrub_unrepairable",
+            help,
+            scrubs().map(|(l, s)| (l, s.unrecoverable_rows)),
+        )
     }
 
     /// Disks of pools.
@@ -275,29 +288,39 @@ impl Metrics {
         let unrepairable = disks().map(|(l, d)| (l, d.unrepairable_blocks));
         counters(to, "disk_pool_unrepairable_blocks", help, unrepairable)?;
         let help = "Whether the disk lags far behind the others.";
-        gauges(to, "disk_pool_slow", help, disks().map(|(l, d)| (l, i64::from(d.slow))))?;
+        gauges(to, "disk_pool_slow", help, disks().map(|(l, d)| (l, i64::from(d.is_slow))))?;
         let help = "How often the disk became slow.";
-        counters(to, "disk_pool_slow_times", help, disks().map(|(l, d)| (l, d.slow_times)))?;
+        counters(to, "disk_pool_slow_times", help, disks().map(|(l, d)| (l, d.slow_episodes)))?;
         let help = "Reads that others have answered, as the disk lagged.";
-        counters(to, "disk_pool_slow_reads", help, disks().map(|(l, d)| (l, d.slow_reads)))
+        counters(to, "disk_pool_slow_reads", help, disks().map(|(l, d)| (l, d.redirected_reads)))
     }
 
     fn commands(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let help = "Commands completed, failed ones included.";
-        counters(to, "volume_commands", help, self.kinds().map(|(l, k)| (l, k.completed)))?;
+        counters(to, "volume_commands", help, self.command_kinds().map(|(l, k)| (l, k.completed)))?;
         let help = "Commands that failed.";
-        counters(to, "volume_commands_failed", help, self.kinds().map(|(l, k)| (l, k.failed)))?;
+        counters(
+            to,
+            "volume_commands_failed",
+            help,
+            self.command_kinds().map(|(l, k)| (l, k.failed)),
+        )?;
         let help = "Commands that failed for want of space.";
-        let each = self.kinds().map(|(l, k)| (l, k.without_space));
+        let each = self.command_kinds().map(|(l, k)| (l, k.without_space));
         counters(to, "volume_commands_without_space", help, each)?;
         let help = "Payload moved.";
-        counters(to, "volume_payload_bytes", help, self.kinds().map(|(l, k)| (l, k.bytes)))?;
+        counters(
+            to,
+            "volume_payload_bytes",
+            help,
+            self.command_kinds().map(|(l, k)| (l, k.bytes)),
+        )?;
         let help = "Time from acceptance to completion of a command.";
         let name = "volume_latency_seconds";
         let mut metric = to.encode_descriptor(name, help, None, MetricType::Histogram)?;
-        for (labels, kind) in self.kinds() {
+        for (labels, kind) in self.command_kinds() {
             if let Some(latency) = &kind.latency {
-                labelled(&mut metric, &labels, |m| histogram(m, latency))?;
+                with_labels(&mut metric, &labels, |m| histogram(m, latency))?;
             }
         }
         Ok(())
@@ -311,25 +334,25 @@ impl Metrics {
         })
     }
 
-    fn kinds(&self) -> impl Iterator<Item = (Labels<'_, 2>, &KindReport)> {
+    fn command_kinds(&self) -> impl Iterator<Item = (Labels<'_, 2>, &CommandKindReport)> {
         self.reports().flat_map(|([volume], report)| {
-            Kind::ALL.map(|kind| ([volume, ("kind", word(kind))], report.of(kind)))
+            CommandKind::ALL.map(|kind| ([volume, ("kind", kind_label(kind))], report.kind(kind)))
         })
     }
 }
 
-/// The states of disks, and what they are called.
+/// The states of disks and their labels.
 const DISK_STATES: [(PoolDiskState, &str); 4] = [
-    (PoolDiskState::In, "in"),
+    (PoolDiskState::Active, "in"),
     (PoolDiskState::Spare, "spare"),
-    (PoolDiskState::Leaving, "leaving"),
-    (PoolDiskState::Out, "out"),
+    (PoolDiskState::Draining, "leaving"),
+    (PoolDiskState::Detached, "out"),
 ];
 
-fn histogram(metric: &mut MetricEncoder<'_>, latency: &Histogram) -> fmt::Result {
-    // The encoder adds up classes by itself: it wants what each holds alone.
+fn histogram(metric: &mut MetricEncoder<'_>, latency: &LatencyHistogram) -> fmt::Result {
+    // The encoder accumulates buckets itself, so it needs the count of each bucket.
     let mut below = 0;
-    let mut buckets: Vec<_> = (LATENCY_BOUNDS_US.iter().zip(latency.at_most))
+    let mut buckets: Vec<_> = (LATENCY_BOUNDS_US.iter().zip(latency.cumulative))
         .map(|(us, at_most)| {
             let alone = at_most.saturating_sub(below);
             below = at_most;
@@ -340,12 +363,12 @@ fn histogram(metric: &mut MetricEncoder<'_>, latency: &Histogram) -> fmt::Result
     metric.encode_histogram::<NoLabelSet>(latency.sum_s, latency.count, &buckets, None)
 }
 
-fn word(kind: Kind) -> &'static str {
+fn kind_label(kind: CommandKind) -> &'static str {
     match kind {
-        Kind::Read => "read",
-        Kind::Write => "write",
-        Kind::Unmap => "unmap",
-        Kind::Flush => "flush",
+        CommandKind::Read => "read",
+        CommandKind::Write => "write",
+        CommandKind::Unmap => "unmap",
+        CommandKind::Flush => "flush",
     }
 }
 
@@ -353,70 +376,71 @@ fn word(kind: Kind) -> &'static str {
 pub(crate) mod tests {
     use api::NodeInfo;
     use block::{Access, Epoch};
-    use mirror::Status;
-    use mirror::record::{History, Member, Record, Replica};
+    use mirror::MirrorStatus;
+    use mirror::config::{ConfigReplica, CopyHistory, InSyncMember, MirrorConfig};
     use peer::{Incarnation, NodeId, View};
 
     use super::*;
-    use crate::control::{PoolFacts, Space};
+    use crate::control::{PoolFacts, SpaceUsage};
     use crate::engine::{CoreReport, MirrorReport};
-    use crate::meta::Revision;
     use crate::record::tests::record;
+    use crate::store::Revision;
 
-    /// Of two copies, one in sync.
+    /// A report of a mirror with two replicas, one in sync.
     pub(crate) fn mirror() -> MirrorReport {
-        let replica = |n| Replica { node: NodeId(n), image: uuid::Uuid::nil(), new: false };
-        let in_sync = vec![Member { node: NodeId(1), incarnation: Incarnation(1) }];
+        let replica =
+            |n| ConfigReplica { node: NodeId(n), image: uuid::Uuid::nil(), is_new: false };
+        let in_sync = vec![InSyncMember { node: NodeId(1), incarnation: Incarnation(1) }];
         let replicas = vec![replica(1), replica(2)];
-        let record = Record {
+        let record = MirrorConfig {
             epoch: Epoch(1),
-            config: 1,
+            config_id: 1,
             replicas,
             in_sync,
             primary: NodeId(1),
-            born: Epoch::default(),
-            history: History::default(),
+            cold_start_epoch: Epoch::default(),
+            history: CopyHistory::default(),
         };
-        let status = Status {
-            record: Some(record),
+        let status = MirrorStatus {
+            config: Some(record),
             view: View::default(),
-            why: None,
+            not_serving: None,
             linked: Vec::new(),
             resyncs: Vec::new(),
-            unreadable: Vec::new(),
-            resynced: 77,
-            marked: Vec::new(),
+            unreadable_data: Vec::new(),
+            resynced_bytes: 77,
+            dirty_regions: Vec::new(),
             region_bytes: 65536,
-            refused: None,
-            full: false,
-            lost: None,
-            failed_reads: 0,
+            leg_error: None,
+            is_full: false,
+            leg_loss: None,
+            read_errors: 0,
             failed_resyncs: Vec::new(),
-            newer: Vec::new(),
-            unanswered: None,
+            newer_replicas: Vec::new(),
+            store_silent_for: None,
         };
         MirrorReport { status, access: Access::Optimized }
     }
 
-    /// Of a volume with that mirror, which has done nothing.
+    /// A report of an idle volume with that mirror.
     pub(crate) fn volume_report(id: uuid::Uuid) -> VolumeReport {
         VolumeReport {
             id,
-            kinds: [(); 4].map(|()| KindReport::default()),
+            kinds: [(); 4].map(|()| CommandKindReport::default()),
             in_flight: 0,
             aborts: 0,
             overlaps: 0,
             memory_waits: 0,
             mirror: Some(mirror()),
-            lost: None,
+            claim_lost: None,
             is_dead: false,
-            reservations: None,
+            reservations_error: None,
         }
     }
 
-    /// Of a node that has nothing.
-    fn facts() -> Facts {
-        Facts {
+    /// Facts of a node without volumes or pools.
+    fn facts() -> NodeFacts {
+        NodeFacts {
             node: NodeInfo {
                 name: "n".into(),
                 version: "0".into(),
@@ -427,23 +451,23 @@ pub(crate) mod tests {
                 disk_backend: "io_uring".into(),
             },
             serving: true,
-            waits_for: None,
+            startup_wait: None,
             volumes: Vec::new(),
-            damaged: Vec::new(),
-            store: None,
-            rival: None,
-            unanchored: None,
-            is_plain: false,
-            locked: Vec::new(),
+            damaged_records: Vec::new(),
+            store_trouble: None,
+            rival_process: None,
+            anchor_error: None,
+            is_plaintext: false,
+            unreadable_secrets: Vec::new(),
             cores: Vec::new(),
-            api_clients: target::Clients::default(),
-            space: Space::default(),
+            api_clients: target::ClientReport::default(),
+            space: SpaceUsage::default(),
             pools: Vec::new(),
             damaged_pools: Vec::new(),
             low_space_percent: 10,
-            joins: Vec::new(),
-            images: Vec::new(),
-            together: None,
+            join_findings: Vec::new(),
+            image_findings: Vec::new(),
+            cluster: None,
         }
     }
 
@@ -452,27 +476,41 @@ pub(crate) mod tests {
         let record = record("v");
         let mut at_most = [7; LATENCY_BOUNDS_US.len()];
         (at_most[0], at_most[1]) = (2, 5);
-        let read = KindReport {
+        let read = CommandKindReport {
             completed: 9,
             failed: 1,
             without_space: 0,
             bytes: 4096,
-            latency: Some(Histogram { at_most, count: 9, sum_s: 0.5 }),
+            latency: Some(LatencyHistogram { cumulative: at_most, count: 9, sum_s: 0.5 }),
         };
-        let kinds = [read, KindReport::default(), KindReport::default(), KindReport::default()];
+        let kinds = [
+            read,
+            CommandKindReport::default(),
+            CommandKindReport::default(),
+            CommandKindReport::default(),
+        ];
         let report = VolumeReport { kinds, in_flight: 3, ..volume_report(record.id) };
-        let pool = rt::buf::Pool::new(16 << 20).unwrap().usage();
+        let pool = rt::buf::BufferPool::new(16 << 20).unwrap().usage();
         let (sessions, guests, volumes) = (vec![], vec![], vec![report]);
-        let mut clients = target::Clients::default();
-        clients.proofs.failures[Method::Dhchap as usize] = 3;
-        (clients.proofs.delayed, clients.replaced) = (5, 6);
-        let core = CoreReport { core: 0, sessions, guests, refused: 4, clients, pool, volumes };
-        let image = crate::engine::Image { image: uuid::Uuid::nil(), size_bytes: 1, generation: 2 };
+        let mut clients = target::ClientReport::default();
+        clients.attempt_counts.failures[AuthMethod::Dhchap as usize] = 3;
+        (clients.attempt_counts.delayed, clients.replaced) = (5, 6);
+        let core = CoreReport {
+            core: 0,
+            sessions,
+            guests,
+            refused_connections: 4,
+            clients,
+            memory: pool,
+            volumes,
+        };
+        let image =
+            crate::engine::ImageInfo { id: uuid::Uuid::nil(), size_bytes: 1, generation: 2 };
         let observed = Observed::Open { core: 0, image, published: None };
-        let volumes = vec![(Stored { record, revision: Revision(1) }, observed)];
-        let taken = [(volumes[0].0.record.id, 12)].into();
-        let space = Space { taken, ..Space::default() };
-        let page = render(Facts { volumes, cores: vec![core], space, ..facts() });
+        let volumes = vec![(StoredVolumeRecord { record, revision: Revision(1) }, observed)];
+        let allocated = [(volumes[0].0.record.id, 12)].into();
+        let space = SpaceUsage { allocated, ..SpaceUsage::default() };
+        let page = render(NodeFacts { volumes, cores: vec![core], space, ..facts() });
         for line in [
             "windrose_node_info{node=\"n\",version=\"0\"} 1",
             "windrose_volume_allocated_bytes{volume=\"v\"} 12",
@@ -497,14 +535,15 @@ pub(crate) mod tests {
 
     #[test]
     fn pools_are_told_with_their_disks() {
-        let mut pool = crate::control::pool_view::tests::facts("tank");
+        let mut pool = crate::control::pool_status::tests::facts("tank");
         let report = pool.report.as_mut().unwrap();
-        report.disks[1].state = PoolDiskState::Out;
+        report.disks[1].state = PoolDiskState::Detached;
         (report.disks[2].read_errors, report.disks[2].repaired_blocks) = (5, 6);
-        (report.disks[2].slow, report.disks[2].slow_reads) = (true, 9);
-        report.behind_pieces = 8;
-        let offline = PoolFacts { report: None, ..crate::control::pool_view::tests::facts("zoo") };
-        let page = render(Facts { pools: vec![pool, offline], ..facts() });
+        (report.disks[2].is_slow, report.disks[2].redirected_reads) = (true, 9);
+        report.stale_extents = 8;
+        let offline =
+            PoolFacts { report: None, ..crate::control::pool_status::tests::facts("zoo") };
+        let page = render(NodeFacts { pools: vec![pool, offline], ..facts() });
         for line in [
             "windrose_disk_pool_online{pool=\"zoo\"} 0",
             "windrose_disk_pool_online{pool=\"tank\"} 1",

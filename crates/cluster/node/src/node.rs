@@ -1,4 +1,4 @@
-//! A node's life: start, serve, stop.
+//! Starting, running and stopping a node.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,45 +8,47 @@ use tokio::net::TcpListener;
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 
-use ::cluster::identity::{Identity, IdentityError, Role};
+use ::cluster::identity::{ClusterIdentity, IdentityError, Role};
 
-use crate::access::{AccessError, Trusted};
-use crate::anchor::{self, Anchor, AnchorError, Records as Kind};
+use crate::anchor::{self, Anchor, AnchorError, RecordsLocation as Kind};
+use crate::cluster_membership::{ClusterMembership, MembershipError};
 use crate::config::{ApiTcp, Config};
-use crate::control::{Control, Settings};
+use crate::control::{Control, ControlSettings};
 use crate::data_dir::{DataDir, DataDirError};
-use crate::engine::{Engine, EngineError, Owner, Portals, Scope};
+use crate::engine::{Engine, EngineError, NodeDiskOwner, Portals, ReportScope};
+use crate::file_permissions::{PermissionError, TrustedPath};
 use crate::http::listen::{self, ListenError, UnixSocket};
-use crate::http::{self, Capacity, Door, Server, TlsAcceptorDebug, TlsError, Token, TokenError};
-use crate::meta::MetaError;
-use crate::meta::embedded::Embedded;
-use crate::part::{Part, PartError};
+use crate::http::{
+    self, ApiListener, ConnectionLimits, Server, TlsAcceptorDebug, TlsError, Token, TokenError,
+};
+use crate::store::StoreError;
+use crate::store::embedded::EmbeddedStore;
 
-/// Why a node did not start. Says what is wrong with which setting, and what to do.
+/// Why a node did not start; names the setting and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The data directory cannot be used.
     #[error(transparent)]
     DataDir(#[from] DataDirError),
-    /// Others can change what the node trusts.
+    /// Other users can change files that the node trusts.
     #[error(transparent)]
-    Access(#[from] AccessError),
-    /// The data directory is not what it was.
+    Permissions(#[from] PermissionError),
+    /// The data directory is not the one used before.
     #[error(transparent)]
     Anchor(#[from] AnchorError),
     /// The store cannot be used.
-    #[error("{0}{advice}", advice = advice(.0))]
-    Store(#[from] MetaError),
-    /// What the node is in a cluster cannot be read.
+    #[error("{0}{advice}", advice = store_advice(.0))]
+    Store(#[from] StoreError),
+    /// The node's identity in a cluster cannot be read.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// Its part in a cluster cannot be begun.
+    /// The node cannot take part in its cluster.
     #[error(transparent)]
-    Part(#[from] PartError),
-    /// The cores did not start, or an address of initiators cannot be listened at.
+    Membership(#[from] MembershipError),
+    /// The cores did not start, or listening for initiators failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// An address of the API cannot be listened at.
+    /// Listening for the API failed.
     #[error(transparent)]
     Listen(#[from] ListenError),
     /// The API's certificate or key was refused.
@@ -57,10 +59,10 @@ pub enum StartError {
     Token(#[from] TokenError),
 }
 
-/// What to do about a store that cannot be used.
-fn advice(error: &MetaError) -> String {
+/// The remedy for a store that cannot be used.
+fn store_advice(error: &StoreError) -> String {
     match error {
-        MetaError::Damaged { path, .. } => format!(
+        StoreError::Damaged { path, .. } => format!(
             "\nRestore it from a backup: cp -p BACKUP/store.redb {path}; windrose node accept-data-dir; systemctl start \
              windrose (docs/guides/administration.md, section \"When the store is damaged\")"
         ),
@@ -69,13 +71,16 @@ fn advice(error: &MetaError) -> String {
 }
 
 impl StartError {
-    /// Whether trying again cannot help: what the node knows is missing or damaged, and somebody has to restore it.
+    /// Whether retrying cannot help, because data of the node is missing or damaged and must be
+    /// restored.
     #[must_use]
-    pub fn is_lasting(&self) -> bool {
+    pub fn is_permanent(&self) -> bool {
         match self {
-            Self::Anchor(e) => !matches!(e, AnchorError::Refused { .. }),
-            Self::Store(e) => matches!(e, MetaError::Damaged { .. } | MetaError::Format { .. }),
-            Self::Identity(e) => matches!(e, IdentityError::Bad { .. }),
+            Self::Anchor(e) => !matches!(e, AnchorError::Io { .. }),
+            Self::Store(e) => {
+                matches!(e, StoreError::Damaged { .. } | StoreError::UnsupportedFormat { .. })
+            }
+            Self::Identity(e) => matches!(e, IdentityError::Invalid { .. }),
             _ => false,
         }
     }
@@ -87,7 +92,7 @@ pub struct Node {
     http: Server,
     portals: Portals,
     shutdown_timeout: Duration,
-    /// Held to the last.
+    /// Released last.
     _data_dir: Arc<DataDir>,
 }
 
@@ -97,32 +102,32 @@ impl std::fmt::Debug for Node {
     }
 }
 
-/// Where a node's records are.
-enum Records {
-    /// In a store of its own.
-    Alone(Embedded),
-    /// In its cluster's.
-    Cluster(Box<Identity>),
+/// The store of a node's records.
+enum RecordStore {
+    /// Its own.
+    Standalone(EmbeddedStore),
+    /// Its cluster's.
+    Cluster(Box<ClusterIdentity>),
 }
 
-/// The API's listeners, before anything is served.
-struct ApiSockets {
+/// The API's sockets, before they serve.
+struct ApiListeners {
     unix: UnixSocket,
     tls: Option<(TcpListener, TlsAcceptor, Token)>,
     metrics: Option<TcpListener>,
 }
 
-/// What the API over TCP shows and wants to be shown, from their files.
-fn credentials(tcp: &ApiTcp) -> Result<(TlsAcceptor, Token), StartError> {
+/// Reads the certificate and the token of the API over TCP.
+fn load_api_credentials(tcp: &ApiTcp) -> Result<(TlsAcceptor, Token), StartError> {
     Ok((http::acceptor(&tcp.tls_cert, &tcp.tls_key)?, Token::read(&tcp.token_file)?))
 }
 
-impl ApiSockets {
+impl ApiListeners {
     fn open(config: &Config) -> Result<Self, StartError> {
         let tls = match &config.api.tcp {
             None => None,
             Some(tcp) => {
-                let (acceptor, token) = credentials(tcp)?;
+                let (acceptor, token) = load_api_credentials(tcp)?;
                 Some((listen::tcp("api.tcp", tcp.listen)?, acceptor, token))
             }
         };
@@ -132,17 +137,25 @@ impl ApiSockets {
 
     fn serve(self, control: &Control, connections: usize) -> Server {
         let mut server = Server::default();
-        let connections = Capacity::of(connections);
+        let connections = ConnectionLimits::total(connections);
         let router: Router = http::router(control);
-        server.open(Door::Unix(self.unix), router.clone(), connections);
+        server.serve_on(ApiListener::Unix(self.unix), router.clone(), connections);
         if let Some((listener, acceptor, token)) = self.tls {
             log_address("the API is served over TLS", &listener);
-            let door = Door::Tls(listener, TlsAcceptorDebug(acceptor));
-            server.open(door, token.guard(router, control.guesses()), connections);
+            let listener = ApiListener::Tls(listener, TlsAcceptorDebug(acceptor));
+            server.serve_on(
+                listener,
+                token.require_token(router, control.api_auth_failures()),
+                connections,
+            );
         }
         if let Some(listener) = self.metrics {
             log_address("metrics are served", &listener);
-            server.open(Door::Plain(listener), http::metrics_router(control), connections);
+            server.serve_on(
+                ApiListener::Plain(listener),
+                http::metrics_router(control),
+                connections,
+            );
         }
         server
     }
@@ -154,65 +167,70 @@ fn log_address(what: &str, listener: &TcpListener) {
     }
 }
 
-/// Whom the disks of this node know as their owner.
-fn owner_of(data_dir: &DataDir, records: &Records) -> Owner {
+/// The owner that the node writes on disks that it claims.
+fn disk_owner(data_dir: &DataDir, records: &RecordStore) -> NodeDiskOwner {
     let cluster = match records {
-        Records::Alone(_) => None,
-        Records::Cluster(identity) => Some((identity.cluster, identity.node)),
+        RecordStore::Standalone(_) => None,
+        RecordStore::Cluster(identity) => Some((identity.cluster, identity.node)),
     };
     let (device, inode) = data_dir.lock_id();
     let directory = u128::from(device) << 64 | u128::from(inode);
-    Owner { node: data_dir.node(), directory, cluster }
+    NodeDiskOwner { node: data_dir.node_id(), directory, cluster }
 }
 
-/// Refuses files that others than root and the node's user can change.
-fn check_access(config: &Config) -> Result<(), StartError> {
+/// Refuses files that users other than root and the node's user can change.
+fn check_permissions(config: &Config) -> Result<(), StartError> {
     if let Some(file) = &config.file {
-        Trusted::Configuration(file.clone()).check()?;
+        TrustedPath::Configuration(file.clone()).check()?;
     }
     DataDir::check_access(&config.data_dir)?;
-    let anchor = anchor::path(&config.data_dir, config.anchor_dir.as_deref());
+    let anchor = anchor::anchor_path(&config.data_dir, config.anchor_dir.as_deref());
     if let Some(directory) = anchor.parent() {
-        Trusted::AnchorDir(directory.to_owned()).check()?;
+        TrustedPath::AnchorDir(directory.to_owned()).check()?;
     }
     Ok(())
 }
 
 impl Node {
-    /// Looks at the files that `config` names, as a start would, and changes nothing.
+    /// Checks the files that `config` names as a start would, and changes nothing.
     ///
     /// # Errors
-    /// [`StartError`]: what a start would stumble over.
+    /// [`StartError`]: why a start would fail.
     pub fn check(config: &Config) -> Result<(), StartError> {
-        check_access(config)?;
-        config.api.tcp.as_ref().map_or(Ok(()), |tcp| credentials(tcp).map(drop))
+        check_permissions(config)?;
+        config.api.tcp.as_ref().map_or(Ok(()), |tcp| load_api_credentials(tcp).map(drop))
     }
 
-    /// Starts a node. When this returns and it is alone, its volumes are open (those that can be)
-    /// and initiators are accepted; in a cluster that comes when the store answers.
+    /// Starts a node. On return, the volumes of a standalone node are open (those that can be) and
+    /// initiators can connect; in a cluster, once the store answers.
     ///
     /// # Errors
-    /// [`StartError`]; nothing runs then.
+    /// [`StartError`]; nothing keeps running.
     pub async fn start(config: &Config) -> Result<Self, StartError> {
-        let (data_dir, records, unanchored) = Self::own(config)?;
-        let sockets = ApiSockets::open(config)?;
-        let owner = owner_of(&data_dir, &records);
+        let (data_dir, records, anchor_error) = Self::open_data_dir(config)?;
+        let sockets = ApiListeners::open(config)?;
+        let owner = disk_owner(&data_dir, &records);
         let engine = Engine::start(config, owner).await?;
         let portals = match &records {
-            // A witness serves nobody.
-            Records::Cluster(identity) if identity.role == Role::Witness => Portals::default(),
-            Records::Cluster(_) | Records::Alone(_) => engine.listen(config).await?,
+            // A witness serves no initiators.
+            RecordStore::Cluster(identity) if identity.role == Role::Witness => Portals::default(),
+            RecordStore::Cluster(_) | RecordStore::Standalone(_) => engine.listen(config).await?,
         };
-        let mut settings = Settings::new(config, portals.clone());
+        let mut settings = ControlSettings::new(config, portals.clone());
         settings.data_dir = data_dir.path().to_owned();
-        settings.directory = data_dir.node();
-        settings.unanchored = unanchored;
+        settings.data_dir_id = data_dir.node_id();
+        settings.anchor_error = anchor_error;
         let control = match records {
-            Records::Cluster(identity) => {
-                let part = Part::new(config, Arc::clone(&data_dir), *identity, portals.clone())?;
-                Control::of_cluster(settings, engine, part)
+            RecordStore::Cluster(identity) => {
+                let membership = ClusterMembership::new(
+                    config,
+                    Arc::clone(&data_dir),
+                    *identity,
+                    portals.clone(),
+                )?;
+                Control::in_cluster(settings, engine, membership)
             }
-            Records::Alone(store) => Control::new(settings, Arc::new(store), engine),
+            RecordStore::Standalone(store) => Control::new(settings, Arc::new(store), engine),
         };
         let http = sockets.serve(&control, config.limits.api_connections);
         tracing::info!(api = %config.api.socket.display(), "the API is served");
@@ -221,35 +239,40 @@ impl Node {
         Ok(Self { control, http, portals, shutdown_timeout, _data_dir: data_dir })
     }
 
-    /// What the node has of its own: its directory, where its records are, and why that is not anchored, if it is not.
-    fn own(config: &Config) -> Result<(Arc<DataDir>, Records, Option<String>), StartError> {
+    /// Opens the data directory and its store; also returns why the directory has no anchor, if so.
+    fn open_data_dir(
+        config: &Config,
+    ) -> Result<(Arc<DataDir>, RecordStore, Option<String>), StartError> {
         let anchored = || Anchor::check(&config.data_dir, config.anchor_dir.as_deref());
-        check_access(config)?;
-        // Before anything is made in it, and again once nobody else can.
+        check_permissions(config)?;
+        // Before anything is created in it, and again once this process has locked it.
         anchored()?;
-        let data_dir = Arc::new(DataDir::hold(&config.data_dir)?);
+        let data_dir = Arc::new(DataDir::acquire(&config.data_dir)?);
         let anchor = anchored()?;
-        let (records, kind, revision) = match Identity::read(&data_dir.identity())? {
+        let (records, kind, revision) = match ClusterIdentity::read(&data_dir.identity_path())? {
             None => {
-                data_dir.clear_member()?;
-                let path = data_dir.store();
-                let open =
-                    if anchor.has_store() { Embedded::open_existing } else { Embedded::open };
+                data_dir.remove_store_member()?;
+                let path = data_dir.store_path();
+                let open = if anchor.requires_own_store() {
+                    EmbeddedStore::open_existing
+                } else {
+                    EmbeddedStore::open
+                };
                 let store = open(&path)?;
                 let revision = store.revision().0;
                 anchor.check_revision(revision)?;
-                (Records::Alone(store), Kind::Store, revision)
+                (RecordStore::Standalone(store), Kind::OwnStore, revision)
             }
-            Some(identity) => (Records::Cluster(Box::new(identity)), Kind::Cluster, 0),
+            Some(identity) => (RecordStore::Cluster(Box::new(identity)), Kind::ClusterStore, 0),
         };
-        let unanchored = anchor.begin(kind, revision)?;
-        if let Some(why) = &unanchored {
+        let anchor_error = anchor.record_start(kind, revision)?;
+        if let Some(why) = &anchor_error {
             tracing::warn!(
                 why,
                 "the data directory has no anchor: if it is not mounted one day, nobody will know"
             );
         }
-        Ok((data_dir, records, unanchored))
+        Ok((data_dir, records, anchor_error))
     }
 
     /// The control plane.
@@ -258,54 +281,55 @@ impl Node {
         &self.control
     }
 
-    /// Where initiators are served.
+    /// The addresses where initiators are served.
     #[must_use]
     pub fn portals(&self) -> &Portals {
         &self.portals
     }
 
-    /// Waits until the node is to be stopped and started again, because it is to be something else
-    /// in a cluster.
-    pub async fn wants_restart(&self) {
-        self.control.wants_restart().await;
+    /// Waits for a request to restart the node, because its membership in a cluster changes.
+    pub async fn wait_restart_request(&self) {
+        self.control.wait_restart_request().await;
     }
 
-    /// Waits until another process is this node in the cluster: this one has to end at once, and leaves nothing. Gives
-    /// the other one and this, for people.
-    pub async fn replaced(&self) -> (String, String) {
-        self.control.replaced().await
+    /// Waits until another process holds this node in the cluster; this one must then exit at once,
+    /// without leaving any mirror. Returns descriptions of the other process and this one.
+    pub async fn wait_replaced(&self) -> (String, String) {
+        self.control.wait_replaced().await
     }
 
-    /// Whether every core still answers.
+    /// Whether all cores answer.
     pub async fn is_alive(&self) -> bool {
-        self.control.engine().report(Scope::None).await.len() == self.control.engine().cores()
+        self.control.engine().report(ReportScope::None).await.len() == self.control.engine().cores()
     }
 
-    /// Takes leave of initiators, finishes what is in flight, makes every volume durable and
-    /// closes it, in at most the configured time. Says whether all of that was done.
-    pub async fn stop(self) -> Stopped {
+    /// Logs initiators out, finishes I/O in flight, makes all volumes durable and closes them,
+    /// within the configured time. The result says whether all of that succeeded.
+    pub async fn stop(self) -> StoppedNode {
         let deadline = Instant::now() + self.shutdown_timeout;
-        let quiet = async {
+        let control_stopped = async {
             self.control.stop().await;
             self.http.close().await;
         };
-        // Changes that wait for something do not take the time that volumes need to be left and closed.
-        let quiet = tokio::time::timeout(self.shutdown_timeout / 3, quiet).await.is_ok();
+        // API requests in progress must not use up the time for leaving and closing volumes.
+        let control_stopped =
+            tokio::time::timeout(self.shutdown_timeout / 3, control_stopped).await.is_ok();
         let stopped = self.control.engine().stop(deadline).await;
-        let ended = tokio::time::timeout_at(deadline, self.control.end()).await.is_ok();
-        Stopped {
-            clean: quiet && stopped && ended,
+        let ended =
+            tokio::time::timeout_at(deadline, self.control.stop_store_member()).await.is_ok();
+        StoppedNode {
+            clean: control_stopped && stopped && ended,
             _control: self.control,
             _data_dir: self._data_dir,
         }
     }
 }
 
-/// A node that has stopped, or has run out of time. Then its cores may still run: end the process
-/// while this is alive.
+/// A node that stopped, or ran out of time. In the latter case its cores may still run: exit the
+/// process while this value exists.
 #[derive(Debug)]
-pub struct Stopped {
-    /// Whether everything was done that a shutdown does.
+pub struct StoppedNode {
+    /// Whether all steps of the shutdown succeeded.
     pub clean: bool,
     _control: Control,
     _data_dir: Arc<DataDir>,

@@ -1,244 +1,279 @@
-//! What has to happen to a volume next, at this node: a pure function of what the store says and
-//! what the node does. The control plane takes one step after another until there is nothing left
-//! to do; after a crash it begins again from whatever is there (RFD 0012, 2.4).
+//! Decides what this node does next for a volume: a pure function of the records in the store and
+//! the state observed here. The control plane takes one step after another until none is left;
+//! after a crash it starts again from the state that it finds (RFD 0012, 2.4).
 //!
-//! A node acts for its own copy alone. Nodes that want different things meet in the store, which
-//! takes a change only if what it was decided from is still so.
+//! A node acts only for its own replica. Conflicting decisions of nodes meet in the store, which
+//! accepts a change only if the record it was decided from is unchanged.
 
-use mirror::record::Record;
+use mirror::config::MirrorConfig;
 use peer::NodeId;
 
-use crate::engine::Image;
-use crate::meta::Revision;
-use crate::record::{Creator, Place, PlaceStage, Stage, Stored, VolumeRecord};
+use crate::engine::ImageInfo;
+use crate::record::{
+    NodeProcess, PlacementStage, ReplicaPlacement, StoredVolumeRecord, VolumeRecord, VolumeStage,
+};
+use crate::store::Revision;
 
-/// What this node does with a volume.
+/// The state of a volume on this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Observed {
-    /// Nothing.
+    /// Not open.
     #[default]
     Closed,
-    /// It cannot open it. Tried again now and then, and when somebody asks.
-    Broken {
+    /// Opening it failed. Retried from time to time and on request.
+    OpenFailed {
         /// Why not.
         reason: String,
     },
-    /// It serves it.
+    /// Open.
     Open {
-        /// The core it lives on.
+        /// The core that serves it.
         core: usize,
-        /// What its image is.
-        image: Image,
-        /// The records that initiators are served by.
-        published: Option<Published>,
+        /// Its image.
+        image: ImageInfo,
+        /// The revisions of the records that initiators are served by.
+        published: Option<PublishedRevisions>,
     },
-    /// The backing is gone.
+    /// Its image was erased.
     Erased,
-    /// The backing cannot be erased. Tried again when somebody asks.
-    Stuck {
+    /// Erasing its image failed. Retried on request.
+    EraseFailed {
         /// Why not.
         reason: String,
     },
 }
 
-/// The commits of a volume's record and its mirror's that initiators are served by.
-pub type Published = (Revision, Option<Revision>);
+/// The revisions of a volume's record and its mirror configuration that initiators are served by.
+pub type PublishedRevisions = (Revision, Option<Revision>);
 
-/// The mirror's record of a volume.
+/// The mirror configuration of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mirroring<'a> {
-    /// The node is in no cluster: volumes have none.
-    Alone,
+pub enum MirrorState<'a> {
+    /// A standalone node: volumes have none.
+    Standalone,
     /// The store has none yet.
     Absent,
     /// The store has this one.
-    Has(&'a Record, Revision),
+    Present(&'a MirrorConfig, Revision),
 }
 
-impl Mirroring<'_> {
-    /// The commit that wrote it.
+impl MirrorState<'_> {
+    /// The revision that wrote it.
     #[must_use]
     pub fn revision(self) -> Option<Revision> {
         match self {
-            Self::Has(_, revision) => Some(revision),
-            Self::Alone | Self::Absent => None,
+            Self::Present(_, revision) => Some(revision),
+            Self::Standalone | Self::Absent => None,
         }
     }
 }
 
-/// Who asks: a node, and what its process drew when it started.
-pub type Me = Creator;
+/// This node, and the id that its process chose when it started.
+pub type ThisProcess = NodeProcess;
 
-/// The next thing to do.
+/// The next step for a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Nothing.
-    Rest,
-    /// Make the image, over what an earlier attempt has left.
-    Make,
-    /// Record that every copy is made: the volume exists.
-    Finish,
-    /// Record that it is not to be created after all.
-    GiveUp,
-    /// Find out what the image is.
-    Look,
-    /// Begin a mirror of this one copy.
-    Mirror,
-    /// Add this copy to the mirror; it holds nothing yet.
-    Enlist,
-    /// Ask the mirror to go on without this copy.
-    Leave,
-    /// Take this copy out of the mirror.
-    Delist,
-    /// Open it and have it served.
+    Idle,
+    /// Create the image, over what an earlier attempt left.
+    CreateImage,
+    /// Record that all replicas exist, and thereby the volume.
+    MarkReady,
+    /// Record that the creation is abandoned.
+    AbortCreation,
+    /// Read what the image is.
+    InspectImage,
+    /// Create the mirror, with this replica only.
+    CreateMirror,
+    /// Add this replica, which is empty, to the mirror.
+    AddToMirror,
+    /// Hand the mirror over to the other replicas.
+    LeaveMirror,
+    /// Remove this replica from the mirror.
+    RemoveFromMirror,
+    /// Open and serve it.
     Open,
-    /// Serve it by the records as they are now.
+    /// Serve it by the current records.
     Publish,
-    /// Record what the image is: it was grown before a crash.
-    Adopt(Image),
+    /// Record the image's size and generation: it was grown before a crash.
+    RecordImage(ImageInfo),
     /// Stop serving it and close it.
     Close,
-    /// Erase its backing.
+    /// Erase its image.
     Erase,
-    /// Remove this copy from the record.
-    Vacate,
+    /// Remove this replica from the record.
+    RemovePlacement,
     /// Remove the record.
-    Forget,
+    RemoveRecord,
 }
 
-/// The next step of `me` for a volume whose records are `stored` and `mirror`.
+/// The next step of `me` for a volume with the records `stored` and `mirror`.
 #[must_use]
 pub fn next_step(
-    stored: Option<&Stored>,
-    mirror: Mirroring<'_>,
-    me: Me,
+    stored: Option<&StoredVolumeRecord>,
+    mirror: MirrorState<'_>,
+    me: ThisProcess,
     observed: &Observed,
 ) -> Step {
     let open = matches!(observed, Observed::Open { .. });
-    let Some(Stored { record, revision }) = stored else {
-        return if open { Step::Close } else { Step::Rest };
+    let Some(StoredVolumeRecord { record, revision }) = stored else {
+        return if open { Step::Close } else { Step::Idle };
     };
-    let place = record.place(me.node);
+    let placement = record.placement(me.node);
     match record.stage {
-        Stage::Deleting if record.places.is_empty() => Step::Forget,
-        _ if place.is_none() && open => Step::Close,
-        Stage::Creating => creating(record, place, me),
-        Stage::Ready => place.map_or(Step::Rest, |place| {
+        VolumeStage::Deleting if record.placements.is_empty() => Step::RemoveRecord,
+        _ if placement.is_none() && open => Step::Close,
+        VolumeStage::Creating => creation_step(record, placement, me),
+        VolumeStage::Ready => placement.map_or(Step::Idle, |placement| {
             let at = (*revision, mirror.revision());
-            // A mirror of several copies begins with the volume: one that is missing later is lost. One
-            // copy may begin a mirror, if it holds the volume.
-            let holds = record.places.len() == 1 && place.stage.is_kept();
-            let lost = mirror == Mirroring::Absent && !holds;
+            // The mirror of several replicas is created with the volume: if it is missing later, it
+            // was lost. A single replica that holds the volume may create a mirror.
+            let holds_volume = record.placements.len() == 1 && placement.stage.should_be_open();
+            let lost = mirror == MirrorState::Absent && !holds_volume;
             match observed {
-                _ if lost => Step::Rest,
-                // It was to be grown, and that has come to nothing: its image has the last word.
+                _ if lost => Step::Idle,
+                // A grow changed the image but not the record: the image decides.
                 Observed::Open { image, .. }
-                    if mirror == Mirroring::Alone && image.size_bytes != record.size_bytes =>
+                    if mirror == MirrorState::Standalone
+                        && image.size_bytes != record.size_bytes =>
                 {
-                    Step::Adopt(*image)
+                    Step::RecordImage(*image)
                 }
-                observed => ready(place, mirror, at, observed),
+                observed => ready_step(placement, mirror, at, observed),
             }
         }),
-        Stage::Deleting => place.map_or(Step::Rest, |place| vacating(place, observed)),
+        VolumeStage::Deleting => {
+            placement.map_or(Step::Idle, |placement| removal_step(placement, observed))
+        }
     }
 }
 
-/// A volume of which every copy is being made. Who creates it under another life has died since,
-/// and nobody was told that the volume exists.
-fn creating(record: &VolumeRecord, place: Option<&Place>, me: Me) -> Step {
-    let abandoned = record.creator.is_none_or(|c| c.node == me.node && c.life != me.life);
-    let failed = record.places.iter().any(|p| matches!(p.stage, PlaceStage::Failed { .. }));
+/// The step for a volume that is being created. If another process of this node was its creator,
+/// that process has ended without acknowledging the volume.
+fn creation_step(
+    record: &VolumeRecord,
+    placement: Option<&ReplicaPlacement>,
+    me: ThisProcess,
+) -> Step {
+    let abandoned = record.creator.is_none_or(|c| c.node == me.node && c.process != me.process);
+    let failed = record.placements.iter().any(|p| matches!(p.stage, PlacementStage::Failed { .. }));
     let mine = record.creator == Some(me);
     if abandoned || (mine && failed) {
-        return Step::GiveUp;
+        return Step::AbortCreation;
     }
-    match place.map(|p| &p.stage) {
-        Some(PlaceStage::Wanted { .. }) => Step::Make,
-        _ if mine && is_made(record) => Step::Finish,
-        _ => Step::Rest,
+    match placement.map(|p| &p.stage) {
+        Some(PlacementStage::Creating { .. }) => Step::CreateImage,
+        _ if mine && all_placements_ready(record) => Step::MarkReady,
+        _ => Step::Idle,
     }
 }
 
-fn is_made(record: &VolumeRecord) -> bool {
-    !record.places.is_empty() && record.places.iter().all(|p| p.stage == PlaceStage::Made)
+fn all_placements_ready(record: &VolumeRecord) -> bool {
+    !record.placements.is_empty()
+        && record.placements.iter().all(|p| p.stage == PlacementStage::Ready)
 }
 
-/// A volume that exists.
-fn ready(place: &Place, mirror: Mirroring<'_>, at: Published, observed: &Observed) -> Step {
-    match &place.stage {
-        PlaceStage::Wanted { .. } => making_room(place, mirror, observed).unwrap_or(Step::Make),
-        PlaceStage::Made | PlaceStage::Superseded => serving(place, mirror, at, observed),
-        PlaceStage::Leaving { instead_of: Some(heir) } if !is_in_sync(mirror, *heir) => {
-            serving(place, mirror, at, observed)
+/// The step for a volume that exists.
+fn ready_step(
+    placement: &ReplicaPlacement,
+    mirror: MirrorState<'_>,
+    at: PublishedRevisions,
+    observed: &Observed,
+) -> Step {
+    match &placement.stage {
+        PlacementStage::Creating { .. } => {
+            mirror_removal_step(placement, mirror, observed).unwrap_or(Step::CreateImage)
         }
-        PlaceStage::Leaving { .. } => {
-            let listed = making_room(place, mirror, observed);
-            listed.unwrap_or_else(|| vacating(place, observed))
+        PlacementStage::Ready | PlacementStage::Superseded => {
+            serving_step(placement, mirror, at, observed)
         }
-        PlaceStage::Failed { .. } => Step::Rest,
+        PlacementStage::Removing { replaced_by: Some(successor) }
+            if !is_in_sync(mirror, *successor) =>
+        {
+            serving_step(placement, mirror, at, observed)
+        }
+        PlacementStage::Removing { .. } => {
+            let listed = mirror_removal_step(placement, mirror, observed);
+            listed.unwrap_or_else(|| removal_step(placement, observed))
+        }
+        PlacementStage::Failed { .. } => Step::Idle,
     }
 }
 
-fn is_in_sync(mirror: Mirroring<'_>, node: NodeId) -> bool {
-    matches!(mirror, Mirroring::Has(record, _) if record.member(node).is_some())
+fn is_in_sync(mirror: MirrorState<'_>, node: NodeId) -> bool {
+    matches!(mirror, MirrorState::Present(record, _) if record.member(node).is_some())
 }
 
-fn serving(place: &Place, mirror: Mirroring<'_>, at: Published, observed: &Observed) -> Step {
+fn serving_step(
+    placement: &ReplicaPlacement,
+    mirror: MirrorState<'_>,
+    at: PublishedRevisions,
+    observed: &Observed,
+) -> Step {
     let listed = match mirror {
-        Mirroring::Alone => true,
-        Mirroring::Absent => false,
-        Mirroring::Has(record, _) => {
-            place.image.is_some() && record.image(place.node) == place.image
+        MirrorState::Standalone => true,
+        MirrorState::Absent => false,
+        MirrorState::Present(record, _) => {
+            placement.image.is_some() && record.image(placement.node) == placement.image
         }
     };
     match observed {
         Observed::Closed if listed => Step::Open,
-        Observed::Closed if place.image.is_none() => Step::Look,
-        Observed::Closed if mirror == Mirroring::Absent => Step::Mirror,
-        Observed::Closed => Step::Enlist,
-        Observed::Open { image, .. } if is_news(place, image) => Step::Adopt(*image),
-        // Somebody else's image is in its place: it was replaced.
+        Observed::Closed if placement.image.is_none() => Step::InspectImage,
+        Observed::Closed if mirror == MirrorState::Absent => Step::CreateMirror,
+        Observed::Closed => Step::AddToMirror,
+        Observed::Open { image, .. } if image_changed(placement, image) => {
+            Step::RecordImage(*image)
+        }
+        // The mirror lists another image here: this one was replaced.
         Observed::Open { .. } if !listed => Step::Close,
         Observed::Open { published, .. } if *published != Some(at) => Step::Publish,
-        _ => Step::Rest,
+        _ => Step::Idle,
     }
 }
 
-/// What has to be done until the mirror does not know this node any more; `None` if that is so.
-fn making_room(place: &Place, mirror: Mirroring<'_>, observed: &Observed) -> Option<Step> {
-    let Mirroring::Has(record, _) = mirror else { return None };
-    let node = place.node;
+/// The step towards a mirror that does not list this node; `None` once that is so.
+fn mirror_removal_step(
+    placement: &ReplicaPlacement,
+    mirror: MirrorState<'_>,
+    observed: &Observed,
+) -> Option<Step> {
+    let MirrorState::Present(record, _) = mirror else { return None };
+    let node = placement.node;
     let member = record.member(node).is_some();
     record.image(node)?;
     Some(match observed {
-        Observed::Open { .. } if member => Step::Leave,
-        // To leave in order, it has to be there. An image that is to be replaced is gone: the
-        // others go on without it by themselves.
-        Observed::Closed if member && !matches!(place.stage, PlaceStage::Wanted { .. }) => {
+        Observed::Open { .. } if member => Step::LeaveMirror,
+        // A replica must be open to leave in order. An image that is to be replaced is gone: the
+        // other replicas exclude it themselves.
+        Observed::Closed
+            if member && !matches!(placement.stage, PlacementStage::Creating { .. }) =>
+        {
             Step::Open
         }
-        _ if member => Step::Rest,
+        _ if member => Step::Idle,
         Observed::Open { .. } => Step::Close,
-        _ => Step::Delist,
+        _ => Step::RemoveFromMirror,
     })
 }
 
-/// A copy that is to vanish and that no mirror knows, or whose volume is to vanish.
-fn vacating(place: &Place, observed: &Observed) -> Step {
+/// The step for a replica that is being removed and no mirror lists, or whose volume is being
+/// deleted.
+fn removal_step(placement: &ReplicaPlacement, observed: &Observed) -> Step {
     match observed {
         Observed::Open { .. } => Step::Close,
-        // What could not be made has left nothing.
-        _ if matches!(place.stage, PlaceStage::Failed { .. }) => Step::Vacate,
-        Observed::Closed | Observed::Broken { .. } => Step::Erase,
-        Observed::Erased => Step::Vacate,
-        Observed::Stuck { .. } => Step::Rest,
+        // A failed creation left no image.
+        _ if matches!(placement.stage, PlacementStage::Failed { .. }) => Step::RemovePlacement,
+        Observed::Closed | Observed::OpenFailed { .. } => Step::Erase,
+        Observed::Erased => Step::RemovePlacement,
+        Observed::EraseFailed { .. } => Step::Idle,
     }
 }
 
-/// Whether the record does not know the image as it was seen.
-fn is_news(place: &Place, image: &Image) -> bool {
-    image.generation > place.image_generation || place.image != Some(image.image)
+/// Whether the image differs from what the record says of it.
+fn image_changed(placement: &ReplicaPlacement, image: &ImageInfo) -> bool {
+    image.generation > placement.image_generation || placement.image != Some(image.id)
 }
 
 #[cfg(test)]

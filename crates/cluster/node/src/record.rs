@@ -1,15 +1,15 @@
-//! What the store holds of volumes.
+//! Records of volumes in the store.
 //!
-//! `volumes/ID` holds a volume's record, `names/NAME` the identity of the volume of that name.
-//! Both are written in one commit, so a name belongs to one volume and a volume has its name.
-//! Where the copies of a volume are, its [`Place`]s say (RFD 0012, 2.4).
+//! `volumes/ID` holds a volume's record, `names/NAME` the id of the volume of that name. One commit
+//! writes both, so a name belongs to one volume and a volume has its name. The
+//! [`ReplicaPlacement`]s of a record name the nodes of its replicas (RFD 0012, 2.4).
 
 mod chap;
-pub mod description;
 pub mod dhchap;
-pub mod mapping;
+pub mod image_description;
+mod json;
+pub mod lun_mapping;
 mod secrets;
-mod text;
 pub mod tls;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,174 +19,180 @@ use peer::NodeId;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-pub use chap::{Of, StoredChap};
-pub use dhchap::{OfHost, StoredDhchap};
-pub use mapping::Mapping;
-pub use secrets::Method;
-pub(crate) use text::present;
+pub use chap::{ChapContext, StoredChap};
+pub use dhchap::{HostSecretContext, StoredDhchap};
+pub(crate) use json::required_option;
+pub use lun_mapping::LunMapping;
+pub use secrets::VolumeAuthMethod;
 pub use tls::StoredTls;
 
-use crate::meta::{Change, Entry, Expect, MetaError, Revision};
+use crate::store::{Change, Entry, Precondition, Revision, StoreError};
 
-/// Where records of volumes are.
+/// Key prefix of volume records.
 pub const VOLUMES: &str = "volumes/";
 
-/// Where names of volumes are.
+/// Key prefix of volume names.
 pub const NAMES: &str = "names/";
 
-/// Most copies of one volume, those that come and go among them.
-pub const MAX_PLACES: usize = mirror::record::MAX_REPLICAS;
+/// Most replicas of one volume, those being added or removed included.
+pub const MAX_PLACEMENTS: usize = mirror::config::MAX_REPLICAS;
 
-/// Most copies that a volume may want.
-pub const MAX_COPIES: u8 = 3;
+/// Most replicas that a volume may want.
+pub const MAX_REPLICAS_WANTED: u8 = 3;
 
-/// The number of a node that is in no cluster, and of the one that begins a cluster.
+/// The number of a standalone node, and of the node that creates a cluster.
 pub const FIRST_NODE: NodeId = NodeId(1);
 
-/// How far the life of a volume has come.
+/// Stage of a volume's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Stage {
-    /// It was asked for; its backing may exist or not. Nobody was told that it exists: after a
-    /// crash it is taken back.
+pub enum VolumeStage {
+    /// Requested; its images may exist or not. Not acknowledged yet: after a crash it is rolled
+    /// back.
     Creating,
     /// It exists.
     Ready,
-    /// It is to vanish; its backing may exist or not. After a crash that goes on.
+    /// Being deleted; its images may exist or not. Continues after a crash.
     Deleting,
 }
 
-/// How far the life of a copy has come (RFD 0012, 2.4).
+/// Stage of a replica's life (RFD 0012, 2.4).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "is", deny_unknown_fields)]
-pub enum PlaceStage {
-    /// It was asked for; its image may exist or not.
-    Wanted {
+pub enum PlacementStage {
+    /// Requested; its image may exist or not.
+    #[serde(rename = "wanted")]
+    Creating {
         /// Whether to overwrite what the file or device holds.
         force: bool,
     },
     /// Its image exists.
-    Made,
-    /// Its image exists, and a copy on another node has taken its place while its node was gone. It stays until it is in
-    /// sync: what it holds is known then (RFD 0039).
+    #[serde(rename = "made")]
+    Ready,
+    /// Its image exists, but a replica on another node replaced it while its node was down. It
+    /// stays until it is in sync, because its contents are known then (RFD 0039).
     Superseded,
-    /// It is to vanish; its image may exist or not.
-    Leaving {
-        /// The node whose copy takes its place: it stays until that one is in sync.
-        #[serde(with = "text::node")]
-        instead_of: Option<NodeId>,
+    /// Being removed; its image may exist or not.
+    #[serde(rename = "leaving")]
+    Removing {
+        /// The node whose replica replaces it; it stays until that one is in sync.
+        #[serde(with = "json::node")]
+        #[serde(rename = "instead_of")]
+        replaced_by: Option<NodeId>,
     },
-    /// Its image could not be made.
+    /// Creating its image failed.
     Failed {
         /// Why not.
         reason: String,
     },
 }
 
-impl PlaceStage {
-    /// Whether there is an image, which its node opens.
+impl PlacementStage {
+    /// Whether its image exists and its node should open it.
     #[must_use]
-    pub fn is_kept(&self) -> bool {
-        matches!(self, Self::Made | Self::Superseded)
+    pub fn should_be_open(&self) -> bool {
+        matches!(self, Self::Ready | Self::Superseded)
     }
 
-    /// Whether there is an image, or may be.
+    /// Whether its image exists or may exist.
     #[must_use]
     pub fn has_image(&self) -> bool {
-        self.is_kept() || matches!(self, Self::Leaving { .. })
+        self.should_be_open() || matches!(self, Self::Removing { .. })
     }
 }
 
-/// A copy that is made in place of a missing one.
+/// A replica that is being created in place of a missing one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Repair {
-    /// The node that makes it.
-    #[serde(with = "text::number")]
+pub struct PendingRepair {
+    /// The node of the new replica.
+    #[serde(with = "json::number")]
     pub node: NodeId,
-    /// The node that is gone with the one whose place it takes, if there was one.
-    #[serde(with = "text::node")]
-    pub instead_of: Option<NodeId>,
-    /// Since when, in seconds since the Unix epoch.
+    /// The down node whose replica it replaces, if there was one.
+    #[serde(with = "json::node")]
+    #[serde(rename = "instead_of")]
+    pub replaces: Option<NodeId>,
+    /// Start, in seconds since the Unix epoch.
     pub since_s: u64,
 }
 
-/// Where one copy of a volume is.
+/// Where one replica of a volume lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// On which node.
+pub struct ReplicaPlacement {
+    /// Its node.
     pub node: NodeId,
-    /// In which file or on which device there.
+    /// The file, device or pool there.
     pub backing: Backing,
-    /// The image's own name, once it has been made and seen.
+    /// The image's id, once the image has been created and read.
     pub image: Option<Uuid>,
-    /// Number of the image's label when it was last seen: an older one is a copy from the past.
+    /// Generation of the image's label when it was last read; an older one is a copy from the past.
     pub image_generation: u64,
-    /// How far its life has come.
-    pub stage: PlaceStage,
+    /// Its stage.
+    pub stage: PlacementStage,
 }
 
-/// Who creates a volume.
+/// The process that creates a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Creator {
-    /// Which node.
+pub struct NodeProcess {
+    /// Its node.
     pub node: NodeId,
-    /// What its process drew when it started: another one has not begun this.
-    pub life: Uuid,
+    /// The id that the process chose when it started.
+    pub process: Uuid,
 }
 
 /// A volume, as the store holds it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "text::Text", into = "text::Text")]
+#[serde(try_from = "json::VolumeRecordJson", into = "json::VolumeRecordJson")]
 pub struct VolumeRecord {
     /// Its identity.
     pub id: Uuid,
     /// Its name.
     pub name: VolumeName,
-    /// How far its life has come.
-    pub stage: Stage,
+    /// Its stage.
+    pub stage: VolumeStage,
     /// Its size in bytes.
     pub size_bytes: u64,
     /// Size of a logical block.
     pub block_size: BlockSize,
-    /// Whether space is taken when it is written.
+    /// Whether space is allocated on write.
     pub thin: bool,
-    /// Where its copies are, by node; at most [`MAX_PLACES`], and one at least until the last one
-    /// has been removed.
-    pub places: Vec<Place>,
-    /// How many copies it is to have, 1 to [`MAX_COPIES`]: what becomes of nodes does not change it (RFD 0039).
-    pub copies_wanted: u8,
-    /// The copy that is being made in place of a missing one; one at a time.
-    pub repair: Option<Repair>,
-    /// Who creates it, while it is being created.
-    pub creator: Option<Creator>,
-    /// The node that an operator wants to put writes in order, while it is in sync.
-    pub prefer: Option<NodeId>,
+    /// Its replicas, by node; at most [`MAX_PLACEMENTS`], and at least one until the last one has
+    /// been removed.
+    pub placements: Vec<ReplicaPlacement>,
+    /// How many replicas it is to have, 1 to [`MAX_REPLICAS_WANTED`]; failures of nodes do not
+    /// change this (RFD 0039).
+    pub replicas_wanted: u8,
+    /// The replica being created in place of a missing one; one at a time.
+    pub repair: Option<PendingRepair>,
+    /// The process that creates it, while it is being created.
+    pub creator: Option<NodeProcess>,
+    /// The node that an operator wants as primary while it is in sync.
+    pub preferred_primary: Option<NodeId>,
     /// Protocols that export it.
     pub protocols: Protocols,
-    /// Its iSCSI target name, whether exported or not.
+    /// Its own iSCSI target name, whether exported or not.
     pub iscsi_target: String,
-    /// Behind which target it stands, and what stands behind its own.
-    pub mapping: Mapping,
-    /// Its NVMe subsystem name, whether exported or not.
+    /// Its LUN, the target that it belongs to, and the volumes that share its own target.
+    pub mapping: LunMapping,
+    /// Its own NVMe subsystem name, whether exported or not.
     pub nvme_subsystem: String,
-    /// Who may reach it.
+    /// The initiators that may connect to it.
     pub allow: BTreeSet<Initiator>,
-    /// What iSCSI initiators must prove.
+    /// The CHAP credentials that iSCSI initiators must prove.
     pub chap: Option<StoredChap>,
-    /// What single ones of them must prove instead, by name.
-    pub proofs: BTreeMap<String, StoredChap>,
-    /// What NVMe hosts must prove, by name; the others prove nothing.
-    pub hosts: BTreeMap<String, StoredDhchap>,
-    /// Which NVMe hosts come by TLS, or may, by name.
-    pub tls: BTreeMap<String, StoredTls>,
+    /// Those that single initiators must prove instead, by name.
+    pub chap_by_initiator: BTreeMap<String, StoredChap>,
+    /// The secrets that NVMe hosts must prove, by name; other hosts prove nothing.
+    pub dhchap_by_host: BTreeMap<String, StoredDhchap>,
+    /// TLS keys of NVMe hosts that may or must use TLS, by name.
+    pub tls_by_host: BTreeMap<String, StoredTls>,
     /// When it was created, in seconds since the Unix epoch.
     pub created_s: u64,
 }
 
 /// A record and the commit that wrote it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stored {
+pub struct StoredVolumeRecord {
     /// The record.
     pub record: VolumeRecord,
     /// The commit.
@@ -199,7 +205,7 @@ pub fn volume_key(id: Uuid) -> String {
     format!("{VOLUMES}{id}")
 }
 
-/// The identity in a key that [`volume_key`] made.
+/// The volume id in a key made by [`volume_key`].
 #[must_use]
 pub fn volume_of_key(key: &str) -> Option<Uuid> {
     key.strip_prefix(VOLUMES)?.parse().ok()
@@ -211,119 +217,125 @@ pub fn name_key(name: &VolumeName) -> String {
     format!("{NAMES}{name}")
 }
 
-/// The identity that a name's entry holds.
+/// The volume id in a name's entry.
 ///
 /// # Errors
-/// [`MetaError::Damaged`].
-pub fn decode_name(entry: &Entry) -> Result<Uuid, MetaError> {
+/// [`StoreError::Damaged`].
+pub fn decode_name(entry: &Entry) -> Result<Uuid, StoreError> {
     let bytes = <[u8; 16]>::try_from(entry.contents()?);
-    bytes.map(Uuid::from_bytes).map_err(|_| unreadable(entry, "16 bytes were expected"))
+    bytes.map(Uuid::from_bytes).map_err(|_| damaged_entry(entry, "16 bytes were expected"))
 }
 
-/// The record that a volume's entry holds.
+/// The record in a volume's entry.
 ///
 /// # Errors
-/// [`MetaError::Damaged`].
-pub fn decode(entry: &Entry) -> Result<Stored, MetaError> {
+/// [`StoreError::Damaged`].
+pub fn decode(entry: &Entry) -> Result<StoredVolumeRecord, StoreError> {
     let contents = entry.contents()?;
     let record = serde_json::from_slice::<VolumeRecord>(contents)
-        .map_err(|e| unreadable(entry, &e.to_string()))?;
+        .map_err(|e| damaged_entry(entry, &e.to_string()))?;
     if record.encode() != contents {
-        return Err(unreadable(
+        return Err(damaged_entry(
             entry,
             "it is not written as a record is: a field is unknown or there twice",
         ));
     }
     if entry.key != volume_key(record.id) {
-        return Err(unreadable(entry, "it is the record of another volume"));
+        return Err(damaged_entry(entry, "it is the record of another volume"));
     }
-    Ok(Stored { record, revision: entry.revision })
+    Ok(StoredVolumeRecord { record, revision: entry.revision })
 }
 
-fn unreadable(entry: &Entry, why: &str) -> MetaError {
-    MetaError::Damaged { path: entry.key.clone(), why: why.to_owned() }
+fn damaged_entry(entry: &Entry, why: &str) -> StoreError {
+    StoreError::Damaged { path: entry.key.clone(), why: why.to_owned() }
 }
 
 impl VolumeRecord {
-    /// The copy on `node`.
+    /// The replica on `node`.
     #[must_use]
-    pub fn place(&self, node: NodeId) -> Option<&Place> {
-        self.places.iter().find(|p| p.node == node)
+    pub fn placement(&self, node: NodeId) -> Option<&ReplicaPlacement> {
+        self.placements.iter().find(|p| p.node == node)
     }
 
-    /// Whether the volume exists, and its copy on `node` is made, if that is to have one.
+    /// Whether the volume exists, and its replica on `node` too, if it has one there.
     #[must_use]
-    pub fn is_settled(&self, node: NodeId) -> bool {
-        let made = self.place(node).is_none_or(|place| place.stage.is_kept());
-        self.stage == Stage::Ready && made
+    pub fn is_ready_on(&self, node: NodeId) -> bool {
+        let is_ready =
+            self.placement(node).is_none_or(|placement| placement.stage.should_be_open());
+        self.stage == VolumeStage::Ready && is_ready
     }
 
-    /// The copy on `node`, to be changed.
-    pub fn place_mut(&mut self, node: NodeId) -> Option<&mut Place> {
-        self.places.iter_mut().find(|p| p.node == node)
+    /// The replica on `node`, to be changed.
+    pub fn placement_mut(&mut self, node: NodeId) -> Option<&mut ReplicaPlacement> {
+        self.placements.iter_mut().find(|p| p.node == node)
     }
 
-    /// Adds a copy, in its node's place.
-    pub fn add_place(&mut self, place: Place) {
-        let at = self.places.partition_point(|p| p.node < place.node);
-        self.places.insert(at, place);
+    /// Adds a replica; placements stay sorted by node.
+    pub fn add_placement(&mut self, placement: ReplicaPlacement) {
+        let at = self.placements.partition_point(|p| p.node < placement.node);
+        self.placements.insert(at, placement);
     }
 
-    /// Removes the copy on `node`. One that it was to take the place of stays.
-    pub fn remove_place(&mut self, node: NodeId) {
-        self.places.retain(|place| place.node != node);
-        self.keep_replaced(node);
+    /// Removes the replica on `node`. A replica that it was to replace stays.
+    pub fn remove_placement(&mut self, node: NodeId) {
+        self.placements.retain(|placement| placement.node != node);
+        self.cancel_replacement_by(node);
     }
 
-    /// Has the copy on `node` go. One that it was to take the place of stays.
-    pub fn dismiss(&mut self, node: NodeId) {
-        match self.place_mut(node) {
-            // Nothing is there.
-            Some(Place { stage: PlaceStage::Failed { .. }, .. }) => self.remove_place(node),
-            Some(place) => {
-                place.stage = PlaceStage::Leaving { instead_of: None };
-                self.keep_replaced(node);
+    /// Marks the replica on `node` for removal. A replica that it was to replace stays.
+    pub fn mark_for_removal(&mut self, node: NodeId) {
+        match self.placement_mut(node) {
+            // It has no image.
+            Some(ReplicaPlacement { stage: PlacementStage::Failed { .. }, .. }) => {
+                self.remove_placement(node);
+            }
+            Some(placement) => {
+                placement.stage = PlacementStage::Removing { replaced_by: None };
+                self.cancel_replacement_by(node);
             }
             None => {}
         }
     }
 
-    /// The copy that was to go once the one on `node` was in sync does not go.
-    fn keep_replaced(&mut self, node: NodeId) {
-        for place in &mut self.places {
-            if place.stage == (PlaceStage::Leaving { instead_of: Some(node) }) {
-                place.stage = PlaceStage::Made;
+    /// Keeps the replica that was to be removed once the one on `node` was in sync.
+    fn cancel_replacement_by(&mut self, node: NodeId) {
+        for placement in &mut self.placements {
+            if placement.stage == (PlacementStage::Removing { replaced_by: Some(node) }) {
+                placement.stage = PlacementStage::Ready;
             }
         }
     }
 
-    /// The copies that count: those that are there or are being made, and are not to go.
-    pub fn standing(&self) -> impl Iterator<Item = &Place> {
-        self.places
+    /// The replicas that count: existing or being created, and not being removed.
+    pub fn current_placements(&self) -> impl Iterator<Item = &ReplicaPlacement> {
+        self.placements
             .iter()
-            .filter(|p| matches!(p.stage, PlaceStage::Wanted { .. } | PlaceStage::Made))
+            .filter(|p| matches!(p.stage, PlacementStage::Creating { .. } | PlacementStage::Ready))
     }
 
-    /// An administrator has added or replaced a copy: it wants as many as that makes.
-    pub fn want_as_added(&mut self) {
-        self.copies_wanted = self.copies_wanted.max(self.standing_count());
+    /// Raises the wanted number to the current one, after an administrator added or replaced a
+    /// replica.
+    pub fn raise_replicas_wanted(&mut self) {
+        self.replicas_wanted = self.replicas_wanted.max(self.current_placement_count());
     }
 
-    /// An administrator has removed a copy: it wants no more than are left.
-    pub fn want_as_removed(&mut self) {
-        self.copies_wanted = self.copies_wanted.min(self.standing_count().max(1));
+    /// Lowers the wanted number to the current one, after an administrator removed a replica.
+    pub fn lower_replicas_wanted(&mut self) {
+        self.replicas_wanted = self.replicas_wanted.min(self.current_placement_count().max(1));
     }
 
-    fn standing_count(&self) -> u8 {
-        u8::try_from(self.standing().count()).unwrap_or(MAX_COPIES).min(MAX_COPIES)
+    fn current_placement_count(&self) -> u8 {
+        u8::try_from(self.current_placements().count())
+            .unwrap_or(MAX_REPLICAS_WANTED)
+            .min(MAX_REPLICAS_WANTED)
     }
 
-    /// What `node` has seen of its image.
-    pub fn see(&mut self, node: NodeId, image: crate::engine::Image) {
+    /// Records what `node` has read of its image.
+    pub fn record_image(&mut self, node: NodeId, image: crate::engine::ImageInfo) {
         self.size_bytes = image.size_bytes;
-        if let Some(place) = self.place_mut(node) {
-            place.image = Some(image.image);
-            place.image_generation = image.generation;
+        if let Some(placement) = self.placement_mut(node) {
+            placement.image = Some(image.id);
+            placement.image_generation = image.generation;
         }
     }
 
@@ -331,35 +343,47 @@ impl VolumeRecord {
         serde_json::to_vec(self).expect("names, numbers and lists always serialise")
     }
 
-    /// The changes that bring a new volume into the store.
+    /// The changes that insert a new volume into the store.
     #[must_use]
-    pub fn insert(&self) -> Vec<Change> {
+    pub fn insert_changes(&self) -> Vec<Change> {
         vec![
             Change {
                 key: name_key(&self.name),
-                expect: Expect::Absent,
+                precondition: Precondition::Absent,
                 value: Some(self.id.as_bytes().to_vec()),
             },
-            Change { key: volume_key(self.id), expect: Expect::Absent, value: Some(self.encode()) },
+            Change {
+                key: volume_key(self.id),
+                precondition: Precondition::Absent,
+                value: Some(self.encode()),
+            },
         ]
     }
 
-    /// The changes that replace the record that `at` wrote by this one.
+    /// The changes that replace the record written at revision `at` by this one.
     #[must_use]
-    pub fn replace(&self, at: Revision) -> Vec<Change> {
+    pub fn replace_changes(&self, at: Revision) -> Vec<Change> {
         vec![Change {
             key: volume_key(self.id),
-            expect: Expect::At(at),
+            precondition: Precondition::AtRevision(at),
             value: Some(self.encode()),
         }]
     }
 
-    /// The changes that remove the record that `at` wrote, and the name that `name` wrote.
+    /// The changes that remove the record written at revision `at`, and the name written at `name`.
     #[must_use]
-    pub fn remove(&self, at: Revision, name: Revision) -> Vec<Change> {
+    pub fn remove_changes(&self, at: Revision, name: Revision) -> Vec<Change> {
         vec![
-            Change { key: name_key(&self.name), expect: Expect::At(name), value: None },
-            Change { key: volume_key(self.id), expect: Expect::At(at), value: None },
+            Change {
+                key: name_key(&self.name),
+                precondition: Precondition::AtRevision(name),
+                value: None,
+            },
+            Change {
+                key: volume_key(self.id),
+                precondition: Precondition::AtRevision(at),
+                value: None,
+            },
         ]
     }
 }
@@ -371,14 +395,14 @@ pub(crate) mod tests {
     pub(crate) use super::tls::tests::{KEYS, tls};
     use super::*;
 
-    /// A copy that has been made.
-    pub(crate) fn place(node: NodeId, name: &str) -> Place {
-        Place {
+    /// A replica whose image exists.
+    pub(crate) fn place(node: NodeId, name: &str) -> ReplicaPlacement {
+        ReplicaPlacement {
             node,
             backing: Backing::File { path: format!("/v/{name}").into() },
             image: Some(Uuid::from_u128(node.0.into())),
             image_generation: 2,
-            stage: PlaceStage::Made,
+            stage: PlacementStage::Ready,
         }
     }
 
@@ -387,32 +411,32 @@ pub(crate) mod tests {
         VolumeRecord {
             id: Uuid::new_v5(&Uuid::NAMESPACE_DNS, name.as_bytes()),
             name: name.parse().unwrap(),
-            stage: Stage::Ready,
+            stage: VolumeStage::Ready,
             size_bytes: 1 << 30,
             block_size: BlockSize::B512,
             thin: true,
-            places: vec![place(FIRST_NODE, name)],
-            copies_wanted: 1,
+            placements: vec![place(FIRST_NODE, name)],
+            replicas_wanted: 1,
             repair: None,
             creator: None,
-            prefer: None,
+            preferred_primary: None,
             protocols: Protocols::default(),
             iscsi_target: format!("iqn.2026-01.io.windrose:{name}"),
-            mapping: Mapping::default(),
+            mapping: LunMapping::default(),
             nvme_subsystem: format!("nqn.2026-01.io.windrose:{name}"),
             allow: BTreeSet::new(),
             chap: None,
-            proofs: BTreeMap::new(),
-            hosts: BTreeMap::new(),
-            tls: BTreeMap::new(),
+            chap_by_initiator: BTreeMap::new(),
+            dhchap_by_host: BTreeMap::new(),
+            tls_by_host: BTreeMap::new(),
             created_s: 1_700_000_000,
         }
     }
 
-    /// What the store has of it.
+    /// The store's entry of it.
     pub(crate) fn entry(record: &VolumeRecord) -> Entry {
         let revision = Revision(7);
-        Entry { key: volume_key(record.id), value: record.encode(), revision, damage: None }
+        Entry { key: volume_key(record.id), value: record.encode(), revision, checksum_error: None }
     }
 
     #[test]
@@ -424,7 +448,7 @@ pub(crate) mod tests {
             ..record("v")
         };
         let stored = decode(&entry(&record)).unwrap();
-        assert_eq!(stored, Stored { record: record.clone(), revision: Revision(7) });
+        assert_eq!(stored, StoredVolumeRecord { record: record.clone(), revision: Revision(7) });
         assert!(!format!("{stored:?}").contains("0123456789ab"), "secrets stay out of logs");
         assert_eq!(volume_of_key(&volume_key(record.id)), Some(record.id));
         assert_eq!(volume_of_key("volumes/x"), None);
@@ -434,23 +458,24 @@ pub(crate) mod tests {
     fn only_administrators_change_how_many_copies_a_volume_is_to_have() {
         let [a, b, c] = [1, 2, 3].map(NodeId);
         let mut record = record("v");
-        record.add_place(place(b, "v"));
-        record.want_as_added();
-        assert_eq!(record.copies_wanted, 2);
-        // Its node is taken out, and one that is added is the second again.
-        record.remove_place(b);
-        record.add_place(place(c, "v"));
-        record.want_as_added();
-        assert_eq!(record.copies_wanted, 2);
-        // One that was superseded does not count.
-        record.add_place(Place { stage: PlaceStage::Superseded, ..place(b, "v") });
-        record.dismiss(b);
-        record.want_as_removed();
-        assert_eq!(record.copies_wanted, 2);
-        record.dismiss(c);
-        record.want_as_removed();
-        assert_eq!((record.copies_wanted, record.standing().count()), (1, 1));
-        assert_eq!(record.standing().next().map(|p| p.node), Some(a));
+        record.add_placement(place(b, "v"));
+        record.raise_replicas_wanted();
+        assert_eq!(record.replicas_wanted, 2);
+        // Its node is removed, and one that is added becomes the second again.
+        record.remove_placement(b);
+        record.add_placement(place(c, "v"));
+        record.raise_replicas_wanted();
+        assert_eq!(record.replicas_wanted, 2);
+        // A superseded replica does not count.
+        record
+            .add_placement(ReplicaPlacement { stage: PlacementStage::Superseded, ..place(b, "v") });
+        record.mark_for_removal(b);
+        record.lower_replicas_wanted();
+        assert_eq!(record.replicas_wanted, 2);
+        record.mark_for_removal(c);
+        record.lower_replicas_wanted();
+        assert_eq!((record.replicas_wanted, record.current_placements().count()), (1, 1));
+        assert_eq!(record.current_placements().next().map(|p| p.node), Some(a));
     }
 
     #[test]
@@ -458,31 +483,31 @@ pub(crate) mod tests {
         let [b, c] = [2, 3].map(NodeId);
         let moving = || {
             let mut record = record("v");
-            let stage = PlaceStage::Leaving { instead_of: Some(c) };
-            record.add_place(Place { stage, ..place(b, "v") });
-            record.add_place(place(c, "v"));
+            let stage = PlacementStage::Removing { replaced_by: Some(c) };
+            record.add_placement(ReplicaPlacement { stage, ..place(b, "v") });
+            record.add_placement(place(c, "v"));
             record
         };
         let ways: [fn(&mut VolumeRecord, NodeId); 2] =
-            [VolumeRecord::remove_place, VolumeRecord::dismiss];
+            [VolumeRecord::remove_placement, VolumeRecord::mark_for_removal];
         for goes in ways {
             let mut record = moving();
             goes(&mut record, c);
-            assert_eq!(record.place(b).unwrap().stage, PlaceStage::Made);
+            assert_eq!(record.placement(b).unwrap().stage, PlacementStage::Ready);
         }
     }
 
-    /// A record as it is written, with the blanks of this page.
+    /// A record as it is written, without the line breaks of this source.
     fn written(text: &str) -> String {
         text.split_inclusive([',', '{', '[']).map(str::trim_start).collect()
     }
 
-    fn read(text: &str) -> Result<VolumeRecord, MetaError> {
+    fn read(text: &str) -> Result<VolumeRecord, StoreError> {
         let key = "volumes/3d813cbb-47fb-32ba-91df-831e1593ac29";
         decode(&Entry::new(key, text, Revision(1))).map(|stored| stored.record)
     }
 
-    /// What this version writes, every later one reads.
+    /// Later versions must read what this version writes.
     #[test]
     fn the_golden_record_reads() {
         let golden = written(
@@ -499,9 +524,10 @@ pub(crate) mod tests {
         let record = read(&golden).unwrap();
         assert_eq!((record.allow.len(), record.thin), (3, false));
         let backing = Backing::Device { path: "/dev/sdb".into() };
-        let (image, stage) = (None, PlaceStage::Made);
-        let only = Place { node: FIRST_NODE, backing, image, image_generation: 2, stage };
-        assert_eq!(record.places, [only]);
+        let (image, stage) = (None, PlacementStage::Ready);
+        let only =
+            ReplicaPlacement { node: FIRST_NODE, backing, image, image_generation: 2, stage };
+        assert_eq!(record.placements, [only]);
     }
 
     #[test]
@@ -531,20 +557,23 @@ pub(crate) mod tests {
             "allow":[],"chap":null,"created_s":1700000000}"#,
         );
         let record = read(&golden).unwrap();
-        assert_eq!(record.places[0].image, Some(Uuid::from_u128(5)));
-        assert_eq!(record.places[1].stage, PlaceStage::Failed { reason: "full".into() });
-        assert_eq!(record.places[1].backing.pool().unwrap().as_str(), "tank");
-        let leaving = PlaceStage::Leaving { instead_of: Some(NodeId(3)) };
-        assert_eq!(record.places[2].stage, leaving);
-        assert_eq!(record.creator, Some(Creator { node: NodeId(1), life: Uuid::from_u128(7) }));
-        assert_eq!(record.prefer, Some(NodeId(3)));
-        assert_eq!((record.owner(), record.mapping.lun), (Uuid::from_u128(9), 3));
-        assert_eq!(record.target(), "iqn.2026-01.io.windrose:a");
-        assert_eq!(record.mapping.guests, [(7, Uuid::from_u128(8))].into());
-        assert_eq!((record.proofs.len(), record.has_chap()), (1, true));
-        let mutual: Vec<_> = record.hosts.values().map(StoredDhchap::is_mutual).collect();
+        assert_eq!(record.placements[0].image, Some(Uuid::from_u128(5)));
+        assert_eq!(record.placements[1].stage, PlacementStage::Failed { reason: "full".into() });
+        assert_eq!(record.placements[1].backing.pool().unwrap().as_str(), "tank");
+        let leaving = PlacementStage::Removing { replaced_by: Some(NodeId(3)) };
+        assert_eq!(record.placements[2].stage, leaving);
+        assert_eq!(
+            record.creator,
+            Some(NodeProcess { node: NodeId(1), process: Uuid::from_u128(7) })
+        );
+        assert_eq!(record.preferred_primary, Some(NodeId(3)));
+        assert_eq!((record.target_owner(), record.mapping.lun), (Uuid::from_u128(9), 3));
+        assert_eq!(record.target_name(), "iqn.2026-01.io.windrose:a");
+        assert_eq!(record.mapping.other_luns, [(7, Uuid::from_u128(8))].into());
+        assert_eq!((record.chap_by_initiator.len(), record.has_chap()), (1, true));
+        let mutual: Vec<_> = record.dhchap_by_host.values().map(StoredDhchap::is_mutual).collect();
         assert_eq!(mutual, [true, false]);
-        let required: Vec<_> = record.tls.values().map(StoredTls::is_required).collect();
+        let required: Vec<_> = record.tls_by_host.values().map(StoredTls::is_required).collect();
         assert_eq!((required, record.requires_tls()), (vec![true, false], true));
         let refused = |from: &str, to: &str| {
             assert!(golden.contains(from), "{from}");
@@ -559,18 +588,21 @@ pub(crate) mod tests {
     #[test]
     fn secrets_of_hosts_and_keys_of_tls_read_back() {
         let mut guarded = record("v");
-        let of = OfHost { volume: guarded.id, host: HOST };
-        let sealed = StoredDhchap::seal(&dhchap(), of, &ring(1)).unwrap();
-        guarded.hosts.insert(HOST.into(), sealed);
-        let key = StoredTls::seal(&tls(KEYS[0], true), of, &ring(1)).unwrap();
-        guarded.tls.insert(HOST.into(), key);
+        let context = HostSecretContext { volume: guarded.id, host: HOST };
+        let sealed = StoredDhchap::seal(&dhchap(), context, &ring(1)).unwrap();
+        guarded.dhchap_by_host.insert(HOST.into(), sealed);
+        let key = StoredTls::seal(&tls(KEYS[0], true), context, &ring(1)).unwrap();
+        guarded.tls_by_host.insert(HOST.into(), key);
         let stored = decode(&entry(&guarded)).unwrap().record;
         assert_eq!((&stored, stored.requires_tls()), (&guarded, true));
-        let (of, held) = stored.host_proof(HOST).unwrap();
-        assert_eq!(held.open(of, &ring(1)), Ok(dhchap()));
-        assert!(stored.host_proof("nqn.2014-08.org.nvmexpress:uuid:2").is_none());
-        let (of, held) = stored.all_tls().next().unwrap();
-        assert_eq!((of.host, held.open(of, &ring(1))), (HOST, Ok(tls(KEYS[0], true))));
+        let (context, stored_secret) = stored.dhchap_for(HOST).unwrap();
+        assert_eq!(stored_secret.open(context, &ring(1)), Ok(dhchap()));
+        assert!(stored.dhchap_for("nqn.2014-08.org.nvmexpress:uuid:2").is_none());
+        let (context, stored_secret) = stored.tls_keys().next().unwrap();
+        assert_eq!(
+            (context.host, stored_secret.open(context, &ring(1))),
+            (HOST, Ok(tls(KEYS[0], true)))
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Tests of the crate `node`: one program, as each would be linked with all that it tests.
+//! Tests of the crate `node`, linked into one program.
 #![allow(clippy::unwrap_used, missing_docs, reason = "a test fails where it unwraps nothing")]
 
 mod api;
@@ -10,8 +10,8 @@ mod guest;
 mod guests;
 mod isns;
 mod mirror;
-mod own_files;
 mod pools;
+mod reserved_paths;
 mod secrets;
 mod targets;
 mod tls;

@@ -6,10 +6,10 @@ use crate::common::{DHCHAP, KEYS, ask, create, files, name, show, start};
 use api::client::{CallError, Client};
 use api::endpoint::*;
 use api::{
-    ApiError, Code, DhchapHost, Grow, HostDhchap, HostTls, Initiators, JoinCluster, NodeRole,
-    Protocols, TlsHost, Verdict, VolumeState,
+    ApiError, DhchapHost, ErrorCode, GrowVolumeRequest, HostDhchap, HostTls, InitiatorList,
+    JoinCluster, NodeRole, Protocols, TlsHost, Verdict, VolumeState,
 };
-use cluster::token::{ShortId, Token, TokenSecret, Trust};
+use cluster::join_token::{JoinToken, ShortId, TokenSecret, TrustAnchor};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
@@ -21,7 +21,7 @@ fn refusal<T: std::fmt::Debug>(result: Result<T, CallError>) -> ApiError {
 }
 
 async fn allow(client: &Client, volume: &str, who: &[&str]) -> Result<api::Volume, CallError> {
-    let initiators = Initiators { initiators: who.iter().map(|s| s.parse().unwrap()).collect() };
+    let initiators = InitiatorList { initiators: who.iter().map(|s| s.parse().unwrap()).collect() };
     client.call_on::<AllowInitiators>(&name(volume), &[], &initiators).await
 }
 
@@ -43,7 +43,7 @@ async fn a_volume_lives_its_life() {
     assert_eq!(shown, ["iqn.1993-08.org.debian:01:a", host]);
     let catalog_volume = show(&client, "web").await.unwrap();
     assert_eq!(catalog_volume.access, allowed.access);
-    let deny = Initiators { initiators: vec![host.parse().unwrap()] };
+    let deny = InitiatorList { initiators: vec![host.parse().unwrap()] };
     let denied = client.call_on::<DenyInitiators>(&name("web"), &[], &deny).await.unwrap();
     assert_eq!(denied.access.initiators.len(), 1);
 
@@ -51,15 +51,15 @@ async fn a_volume_lives_its_life() {
     let changed = client.call_on::<SetProtocols>(&name("web"), &[], &nvme_only).await.unwrap();
     assert!(changed.iscsi.is_none() && changed.nvme.is_some());
 
-    let grow = Grow { size_bytes: 8 << 20 };
+    let grow = GrowVolumeRequest { size_bytes: 8 << 20 };
     let grown = client.call_on::<GrowVolume>(&name("web"), &[], &grow).await.unwrap();
     assert_eq!(grown.size_bytes, 8 << 20);
-    let smaller = Grow { size_bytes: 4 << 20 };
+    let smaller = GrowVolumeRequest { size_bytes: 4 << 20 };
     let refused = refusal(client.call_on::<GrowVolume>(&name("web"), &[], &smaller).await);
-    assert_eq!(refused.code, Code::InvalidRequest);
+    assert_eq!(refused.code, ErrorCode::InvalidRequest);
     assert!(refused.message.contains("cannot be made smaller"), "{refused}");
 
-    client.call_on::<DeleteVolume>(&name("web"), &[], &Nothing).await.unwrap();
+    client.call_on::<DeleteVolume>(&name("web"), &[], &NoBody).await.unwrap();
     assert!(files(dir.path()).is_empty());
     assert_eq!(show(&client, "web").await, None);
     assert!(node.stop().await.clean);
@@ -73,7 +73,7 @@ async fn everything_survives_a_restart() {
         "chap":{"user":"u","secret":"0123456789ab","mutual":{"user":"m","secret":"ba9876543210"}}}"#;
     client.call::<PostVolume>(&ask(chap)).await.unwrap();
     create(&client, "b").await;
-    let grow = Grow { size_bytes: 16 << 20 };
+    let grow = GrowVolumeRequest { size_bytes: 16 << 20 };
     client.call_on::<GrowVolume>(&name("b"), &[], &grow).await.unwrap();
     let before = [show(&client, "a").await, show(&client, "b").await];
     assert!(node.stop().await.clean);
@@ -82,7 +82,7 @@ async fn everything_survives_a_restart() {
     for (before, volume) in before.into_iter().zip(["a", "b"]) {
         let mut after = show(&client, volume).await.unwrap();
         let before = before.unwrap();
-        // The ports are the system's choice each time.
+        // The system chooses new ports each time.
         after.iscsi.as_mut().unwrap().portals = before.iscsi.as_ref().unwrap().portals.clone();
         after.nvme.as_mut().unwrap().portals = before.nvme.as_ref().unwrap().portals.clone();
         assert_eq!(after, before);
@@ -99,7 +99,7 @@ async fn creating_twice_is_creating_once() {
     assert_eq!(create(&client, "a").await.id, both.0.id);
     let other = ask(r#"{"name":"a","size_bytes":4194304,"block_size":4096}"#);
     let refused = refusal(client.call::<PostVolume>(&other).await);
-    assert_eq!(refused.code, Code::Exists);
+    assert_eq!(refused.code, ErrorCode::Exists);
     assert_eq!(refused.message, "volume a exists with another block size (512 bytes)");
     assert_eq!(files(dir.path()).len(), 1);
     assert!(node.stop().await.clean);
@@ -122,7 +122,7 @@ async fn secrets_go_in_and_never_come_out() {
     }
     let refused = refusal(allow(&client, "a", &["any"]).await);
     assert!(refused.message.contains("CHAP guards iSCSI only"), "{refused}");
-    let cleared = client.call_on::<ClearChap>(&name("a"), &[], &Nothing).await.unwrap();
+    let cleared = client.call_on::<ClearChap>(&name("a"), &[], &NoBody).await.unwrap();
     assert_eq!(cleared.access.chap_user, None);
     assert!(node.stop().await.clean);
 }
@@ -191,7 +191,7 @@ async fn a_secret_that_is_none_is_refused_without_showing_it() {
         let host =
             format!(r#"{{"host":"nqn.2014-08.org.nvmexpress:h","secrets":{{"secret":"{bad}"}}}}"#);
         let refused = refusal(ask_host(&client, "a", &host).await);
-        assert_eq!(refused.code, Code::InvalidRequest);
+        assert_eq!(refused.code, ErrorCode::InvalidRequest);
         assert!(refused.message.starts_with("the secret of the host is no good"), "{refused}");
         assert!(refused.message.contains(why) && !refused.message.contains(bad), "{refused}");
         let controller = format!(
@@ -206,7 +206,7 @@ async fn a_secret_that_is_none_is_refused_without_showing_it() {
         let secret = format!(r#"{{"host":"{other}","secrets":{{"secret":"{good}"}}}}"#);
         for ask in [secret, format!(r#"{{"host":"{other}"}}"#)] {
             let refused = refusal(ask_host(&client, "a", &ask).await);
-            assert_eq!(refused.code, Code::InvalidRequest);
+            assert_eq!(refused.code, ErrorCode::InvalidRequest);
             assert!(refused.message.contains("not the name of one NVMe host"), "{refused}");
         }
     }
@@ -281,7 +281,7 @@ async fn a_key_that_is_none_is_refused_without_showing_it() {
         let host = "nqn.2014-08.org.nvmexpress:h";
         let ask = format!(r#"{{"host":"{host}","key":{{"key":"{bad}","required":false}}}}"#);
         let refused = refusal(ask_tls(&client, "a", &ask).await);
-        assert_eq!(refused.code, Code::InvalidRequest);
+        assert_eq!(refused.code, ErrorCode::InvalidRequest);
         assert!(refused.message.starts_with("the TLS key of the host is no good"), "{refused}");
         assert!(refused.message.contains(why) && !refused.message.contains(bad), "{refused}");
     }
@@ -289,7 +289,7 @@ async fn a_key_that_is_none_is_refused_without_showing_it() {
         let key = format!(r#"{{"host":"{other}","key":{{"key":"{}"}}}}"#, KEYS[0]);
         for ask in [key, format!(r#"{{"host":"{other}"}}"#)] {
             let refused = refusal(ask_tls(&client, "a", &ask).await);
-            assert_eq!(refused.code, Code::InvalidRequest);
+            assert_eq!(refused.code, ErrorCode::InvalidRequest);
             assert!(refused.message.contains("not the name of one NVMe host"), "{refused}");
             assert!(refused.hint.unwrap().contains("TLS is for NVMe only"));
         }
@@ -302,13 +302,13 @@ async fn a_key_that_is_none_is_refused_without_showing_it() {
 async fn a_broken_volume_is_told_and_does_not_stop_the_others() {
     let dir = tempfile::tempdir().unwrap();
     let (node, client) = start(dir.path(), "").await;
-    let status = client.call::<GetStatus>(&Nothing).await.unwrap();
+    let status = client.call::<GetStatus>(&NoBody).await.unwrap();
     assert_eq!(status.verdict, Verdict::Safe);
     let (a, b) = (create(&client, "a").await, create(&client, "b").await);
     assert!(node.stop().await.clean);
     std::fs::remove_file(a.copies[0].backing.path().unwrap()).unwrap();
     let (node, client) = start(dir.path(), "").await;
-    let status = client.call::<GetStatus>(&Nothing).await.unwrap();
+    let status = client.call::<GetStatus>(&NoBody).await.unwrap();
     assert_eq!(status.verdict, Verdict::Unavailable);
     assert_eq!(status.findings[0].subject, "volume a");
     assert!(status.findings[0].message.contains(&a.copies[0].backing.to_string()));
@@ -319,9 +319,9 @@ async fn a_broken_volume_is_told_and_does_not_stop_the_others() {
     assert!(reason.contains("no such file"), "{reason}");
     assert_eq!(show(&client, "b").await.unwrap().state, VolumeState::Online);
     assert!(b.copies[0].backing.path().unwrap().exists());
-    // What is broken can still be deleted.
-    client.call_on::<DeleteVolume>(&name("a"), &[], &Nothing).await.unwrap();
-    let status = client.call::<GetStatus>(&Nothing).await.unwrap();
+    // A broken volume can still be deleted.
+    client.call_on::<DeleteVolume>(&name("a"), &[], &NoBody).await.unwrap();
+    let status = client.call::<GetStatus>(&NoBody).await.unwrap();
     assert_eq!(status.verdict, Verdict::Safe);
     assert!(node.stop().await.clean);
 }
@@ -339,7 +339,7 @@ async fn files_of_others_are_left_alone() {
         )
     };
     let refused = refusal(client.call::<PostVolume>(&ask(&json("a"))).await);
-    assert_eq!(refused.code, Code::Backing);
+    assert_eq!(refused.code, ErrorCode::Backing);
     assert!(refused.message.contains("precious"), "{refused}");
     assert_eq!(std::fs::read_to_string(&precious).unwrap(), "data");
     assert_eq!(show(&client, "a").await, None, "a refused volume leaves nothing behind");
@@ -355,14 +355,14 @@ async fn what_is_not_there_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let (node, client) = start(dir.path(), "[limits]\nvolumes = 1").await;
     let missing = name("nosuch");
-    let refused = refusal(client.call_on::<GetVolume>(&missing, &[], &Nothing).await);
+    let refused = refusal(client.call_on::<GetVolume>(&missing, &[], &NoBody).await);
     assert_eq!(
         (refused.code, refused.message.as_str()),
-        (Code::NotFound, "there is no volume nosuch")
+        (ErrorCode::NotFound, "there is no volume nosuch")
     );
     assert!(refused.hint.is_some());
-    let deleted = client.call_on::<DeleteVolume>(&missing, &[FORCE], &Nothing).await;
-    assert_eq!(refusal(deleted).code, Code::NotFound);
+    let deleted = client.call_on::<DeleteVolume>(&missing, &[DELETE_FORCE], &NoBody).await;
+    assert_eq!(refusal(deleted).code, ErrorCode::NotFound);
     create(&client, "a").await;
     let refused =
         refusal(client.call::<PostVolume>(&ask(r#"{"name":"b","size_bytes":1048576}"#)).await);
@@ -370,7 +370,7 @@ async fn what_is_not_there_is_named() {
     assert!(node.stop().await.clean);
 }
 
-/// Request line and body, status, code, what the message says.
+/// Request line and body, status, code, text that the message must contain.
 const BAD: &[(&str, &str, u16, &str, &str)] = &[
     ("GET /v1/nothing", "", 404, "not_found", "there is no /v1/nothing"),
     ("GET /", "", 404, "not_found", "there is no /"),
@@ -488,7 +488,7 @@ async fn raw(dir: &std::path::Path, line: &str, body: &str) -> String {
         "{line} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
     );
     socket.write_all(head.as_bytes()).await.unwrap();
-    // The server may refuse before it has read everything.
+    // The server may refuse the request before it has read all of it.
     let _ = socket.write_all(body.as_bytes()).await;
     let mut answer = Vec::new();
     let _ = socket.read_to_end(&mut answer).await;
@@ -512,26 +512,26 @@ async fn the_description_and_the_metrics_are_served() {
     ] {
         assert!(metrics.lines().any(|l| l == line), "{line}\n{metrics}");
     }
-    let health = client.call::<GetHealth>(&Nothing).await.unwrap();
+    let health = client.call::<GetHealth>(&NoBody).await.unwrap();
     assert!(health.serving);
     assert!(node.stop().await.clean);
 }
 
-/// A token of a cluster whose node takes connections, and ends them a moment later without a word.
+/// A token of a cluster whose node accepts connections and soon closes them without an answer.
 fn silent_cluster() -> JoinCluster {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let token = Token {
+    let token = JoinToken {
         cluster: uuid::Uuid::nil(),
         id: ShortId(1),
         secret: TokenSecret::new([7; 16]),
-        trust: Trust::Plain,
+        trust_anchor: TrustAnchor::PlainText,
         addresses: vec![silent.local_addr().unwrap()],
     };
     #[expect(clippy::disallowed_methods, reason = "it is no core's")]
     std::thread::spawn(move || {
         for stream in silent.incoming() {
             let mut stream = stream.unwrap();
-            // Longer than a volume takes to be created.
+            // Longer than creating a volume takes.
             stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
             let mut rest = Vec::new();
             let _ = std::io::Read::read_to_end(&mut stream, &mut rest);
@@ -545,7 +545,8 @@ async fn no_volume_is_created_while_a_node_joins() {
     let dir = tempfile::tempdir().unwrap();
     let (node, client) = start(dir.path(), "[cluster]\nlisten = [\"127.0.0.1:7480\"]").await;
     let join = silent_cluster();
-    // Side by side, the creation a little later each time: before, at and after the beginning of the join.
+    // At the same time, with the creation a little later in each round: before, at and after the
+    // start of the join.
     for turn in 0..12_u64 {
         let request = ask(&format!(r#"{{"name":"v{turn}","size_bytes":4194304}}"#));
         let later = async {
@@ -555,20 +556,20 @@ async fn no_volume_is_created_while_a_node_joins() {
         let (joined, created) = tokio::join!(client.call::<PostJoin>(&join), later);
         let refused = refusal(joined);
         match created {
-            // The join has seen it, made or in the making.
+            // The join has seen the volume, created or being created.
             Ok(volume) => {
-                assert_eq!(refused.code, Code::Conflict, "{turn}: {refused}");
-                client.call_on::<DeleteVolume>(&volume.name, &[], &Nothing).await.unwrap();
+                assert_eq!(refused.code, ErrorCode::Conflict, "{turn}: {refused}");
+                client.call_on::<DeleteVolume>(&volume.name, &[], &NoBody).await.unwrap();
             }
             Err(_) => {
-                assert_eq!(refused.code, Code::Unavailable, "{turn}: {refused}");
+                assert_eq!(refused.code, ErrorCode::Unavailable, "{turn}: {refused}");
                 let created = refusal(created);
-                assert_eq!(created.code, Code::Conflict, "{turn}: {created}");
+                assert_eq!(created.code, ErrorCode::Conflict, "{turn}: {created}");
                 assert!(created.message.contains("become part of a cluster"), "{created}");
             }
         }
     }
-    // A join that came to nothing leaves a node that creates volumes.
+    // After a failed join the node can create volumes.
     create(&client, "web").await;
     assert!(node.stop().await.clean);
 }

@@ -1,6 +1,6 @@
-//! The store ends in the middle of a change, before or after any of its commits. What the next
-//! start finds is whole: every volume is there with its file or gone with its file, and what was
-//! acknowledged is there.
+//! The store fails in the middle of a change, before or after any of its commits. The next start
+//! must find a consistent state: every volume has its file or neither exists, and acknowledged
+//! changes are there.
 
 use crate::common;
 
@@ -11,27 +11,29 @@ use std::time::Duration;
 
 use crate::common::{ask, config, create, files, name};
 use api::client::Client;
-use api::endpoint::{GetStatus, ListVolumes, Nothing};
+use api::endpoint::{GetStatus, ListVolumes, NoBody};
 use api::{ApiError, Initiator, Verdict, VolumeState};
-use node::control::{Control, Settings};
+use node::control::{Control, ControlSettings};
 use node::data_dir::DataDir;
-use node::engine::{Engine, Owner};
-use node::meta::embedded::Embedded;
-use node::meta::{Answer, Change, Entry, Meta, MetaError, Revision, Trouble, Watch};
+use node::engine::{Engine, NodeDiskOwner};
+use node::store::embedded::EmbeddedStore;
+use node::store::{
+    Change, Entry, MetadataStore, Revision, StoreError, StoreFuture, StoreProblem, Watcher,
+};
 use tokio::time::Instant;
 
-/// A store that stops working at a commit, as if the process had ended there.
+/// A store that fails at a commit, as if the process had ended there.
 struct Dying {
-    store: Embedded,
-    /// Commits left.
+    store: EmbeddedStore,
+    /// Commits until it fails.
     left: AtomicI64,
-    /// Whether the last one still happens; nobody is told.
+    /// Whether the last one takes effect, without an acknowledgement.
     last_happens: bool,
 }
 
 impl Dying {
-    fn dead<T>() -> Answer<'static, T> {
-        let dead = MetaError::Failed { path: "store".into(), why: "the process is dead".into() };
+    fn dead<T>() -> StoreFuture<'static, T> {
+        let dead = StoreError::Failed { path: "store".into(), why: "the process is dead".into() };
         Box::pin(async move { Err(dead) })
     }
 
@@ -40,16 +42,16 @@ impl Dying {
     }
 }
 
-impl Meta for Dying {
-    fn get(&self, key: &str) -> Answer<'_, Option<Entry>> {
+impl MetadataStore for Dying {
+    fn get(&self, key: &str) -> StoreFuture<'_, Option<Entry>> {
         if self.is_dead() { Self::dead() } else { self.store.get(key) }
     }
 
-    fn list(&self, prefix: &str) -> Answer<'_, (Vec<Entry>, Revision)> {
+    fn list(&self, prefix: &str) -> StoreFuture<'_, (Vec<Entry>, Revision)> {
         if self.is_dead() { Self::dead() } else { self.store.list(prefix) }
     }
 
-    fn commit(&self, changes: Vec<Change>) -> Answer<'_, Revision> {
+    fn commit(&self, changes: Vec<Change>) -> StoreFuture<'_, Revision> {
         match self.left.fetch_sub(1, Ordering::SeqCst) {
             1 if self.last_happens => Box::pin(async move {
                 self.store.commit(changes).await?;
@@ -60,12 +62,12 @@ impl Meta for Dying {
         }
     }
 
-    fn watch(&self, prefix: &str, after: Revision) -> Box<dyn Watch> {
+    fn watch(&self, prefix: &str, after: Revision) -> Box<dyn Watcher> {
         self.store.watch(prefix, after)
     }
 
-    fn trouble(&self) -> Answer<'_, Option<Trouble>> {
-        self.store.trouble()
+    fn problem(&self) -> StoreFuture<'_, Option<StoreProblem>> {
+        self.store.problem()
     }
 }
 
@@ -82,25 +84,25 @@ impl Deed {
         match self {
             Self::Create => {
                 let json = r#"{"name":"new","size_bytes":4194304}"#;
-                control.create(ask(json)).await.map(drop)
+                control.create_volume(ask(json)).await.map(drop)
             }
             Self::Grow => control.grow(name("old"), 8 << 20).await.map(drop),
             Self::Allow => control.allow(name("old"), vec![Initiator::Any]).await.map(drop),
-            Self::Delete => control.delete(name("old"), false, false).await,
+            Self::Delete => control.delete_volume(name("old"), false, false).await,
         }
     }
 }
 
-/// Makes `change`, with a store that dies at commit number `at`. Says whether the change was
+/// Makes `change` with a store that fails at commit number `at`. Returns whether the change was
 /// acknowledged.
 async fn change_and_die(dir: &Path, change: Deed, at: i64, last_happens: bool) -> bool {
     let config = config(dir, "");
-    let data_dir = DataDir::hold(&config.data_dir).unwrap();
-    let store = Embedded::open(&data_dir.store()).unwrap();
+    let data_dir = DataDir::acquire(&config.data_dir).unwrap();
+    let store = EmbeddedStore::open(&data_dir.store_path()).unwrap();
     let directory = u128::from(data_dir.lock_id().1);
-    let owner = Owner { node: data_dir.node(), directory, cluster: None };
+    let owner = NodeDiskOwner { node: data_dir.node_id(), directory, cluster: None };
     let engine = Engine::start(&config, owner).await.unwrap();
-    let mut settings = Settings::new(&config, engine.listen(&config).await.unwrap());
+    let mut settings = ControlSettings::new(&config, engine.listen(&config).await.unwrap());
     settings.data_dir = data_dir.path().to_owned();
     let dying = Dying { store, left: AtomicI64::new(at), last_happens };
     let control = Control::new(settings, Arc::new(dying), engine);
@@ -111,12 +113,12 @@ async fn change_and_die(dir: &Path, change: Deed, at: i64, last_happens: bool) -
     done
 }
 
-/// What a fresh start finds.
+/// The state that the next start finds.
 async fn check(dir: &Path, change: Deed, acknowledged: bool, context: &str) {
     let (node, client) = common::start(dir, "").await;
-    let status = client.call::<GetStatus>(&Nothing).await.unwrap();
+    let status = client.call::<GetStatus>(&NoBody).await.unwrap();
     assert_eq!(status.verdict, Verdict::Safe, "{context}: {:?}", status.findings);
-    let volumes = client.call::<ListVolumes>(&Nothing).await.unwrap().volumes;
+    let volumes = client.call::<ListVolumes>(&NoBody).await.unwrap().volumes;
     let mut expected: Vec<_> = volumes.iter().map(|v| format!("{}-{}.img", v.name, v.id)).collect();
     expected.sort();
     assert_eq!(files(dir), expected, "{context}: files without volumes, or the other way round");
@@ -139,10 +141,10 @@ async fn check(dir: &Path, change: Deed, acknowledged: bool, context: &str) {
     assert!(node.stop().await.clean);
 }
 
-/// The names are free or hold volumes that are the same: nothing is stuck.
+/// The same names are free or hold the same volumes: nothing is stuck.
 async fn again(client: &Client) {
     create(client, "new").await;
-    for volume in client.call::<ListVolumes>(&Nothing).await.unwrap().volumes {
+    for volume in client.call::<ListVolumes>(&NoBody).await.unwrap().volumes {
         assert_eq!(volume.state, VolumeState::Online);
     }
 }
@@ -173,61 +175,61 @@ async fn every_commit_may_be_the_last() {
     }
 }
 
-/// A store that takes no changes while that is set.
+/// A store that accepts no changes while this is set.
 struct Refusing {
-    store: Embedded,
+    store: EmbeddedStore,
     refuses: Arc<AtomicBool>,
 }
 
-impl Meta for Refusing {
-    fn get(&self, key: &str) -> Answer<'_, Option<Entry>> {
+impl MetadataStore for Refusing {
+    fn get(&self, key: &str) -> StoreFuture<'_, Option<Entry>> {
         self.store.get(key)
     }
 
-    fn list(&self, prefix: &str) -> Answer<'_, (Vec<Entry>, Revision)> {
+    fn list(&self, prefix: &str) -> StoreFuture<'_, (Vec<Entry>, Revision)> {
         self.store.list(prefix)
     }
 
-    fn commit(&self, changes: Vec<Change>) -> Answer<'_, Revision> {
+    fn commit(&self, changes: Vec<Change>) -> StoreFuture<'_, Revision> {
         if self.refuses.load(Ordering::SeqCst) { Dying::dead() } else { self.store.commit(changes) }
     }
 
-    fn watch(&self, prefix: &str, after: Revision) -> Box<dyn Watch> {
+    fn watch(&self, prefix: &str, after: Revision) -> Box<dyn Watcher> {
         self.store.watch(prefix, after)
     }
 
-    fn trouble(&self) -> Answer<'_, Option<Trouble>> {
-        self.store.trouble()
+    fn problem(&self) -> StoreFuture<'_, Option<StoreProblem>> {
+        self.store.problem()
     }
 }
 
-/// What is refused has not happened: initiators see the size that the refusal leaves.
+/// A refused change must have no effect: initiators see the size that it leaves.
 #[tokio::test]
 async fn a_grow_that_is_refused_has_changed_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let config = config(dir.path(), "");
-    let data_dir = DataDir::hold(&config.data_dir).unwrap();
-    let store = Embedded::open(&data_dir.store()).unwrap();
+    let data_dir = DataDir::acquire(&config.data_dir).unwrap();
+    let store = EmbeddedStore::open(&data_dir.store_path()).unwrap();
     let directory = u128::from(data_dir.lock_id().1);
-    let owner = Owner { node: data_dir.node(), directory, cluster: None };
+    let owner = NodeDiskOwner { node: data_dir.node_id(), directory, cluster: None };
     let engine = Engine::start(&config, owner).await.unwrap();
-    let mut settings = Settings::new(&config, engine.listen(&config).await.unwrap());
+    let mut settings = ControlSettings::new(&config, engine.listen(&config).await.unwrap());
     settings.data_dir = data_dir.path().to_owned();
     let refuses = Arc::new(AtomicBool::new(false));
     let store = Refusing { store, refuses: Arc::clone(&refuses) };
     let control = Control::new(settings, Arc::new(store), engine);
     control.start().await.unwrap();
-    let made = control.create(ask(r#"{"name":"v","size_bytes":4194304}"#)).await.unwrap();
+    let made = control.create_volume(ask(r#"{"name":"v","size_bytes":4194304}"#)).await.unwrap();
     let served = async || {
-        let image = control.engine().find_open_image(made.id).await.unwrap();
-        (image.size_bytes, control.show(&name("v")).await.unwrap().size_bytes)
+        let image = control.engine().scan_open_image(made.id).await.unwrap();
+        (image.size_bytes, control.get_volume(&name("v")).await.unwrap().size_bytes)
     };
     // The store refuses.
     refuses.store(true, Ordering::SeqCst);
     control.grow(name("v"), 8 << 20).await.unwrap_err();
     assert_eq!(served().await, (4 << 20, 4 << 20));
     refuses.store(false, Ordering::SeqCst);
-    // The image refuses: no file is that long.
+    // The image refuses: no file can be that long.
     control.grow(name("v"), 1 << 62).await.unwrap_err();
     assert_eq!(served().await, (4 << 20, 4 << 20));
     control.grow(name("v"), 8 << 20).await.unwrap();

@@ -1,4 +1,4 @@
-//! Virtual machines at a node's own sockets: the same volume as initiators have, without a network.
+//! Virtual machines at a node's own sockets: the same volume as for initiators, without a network.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -8,11 +8,11 @@ use crate::common::{ask, name, show, start};
 use crate::guest::{self, DATA, Guest, WRITE};
 use api::client::Client;
 use api::endpoint::{
-    AllowInitiators, DeleteVolume, FORCE, ListSessions, Nothing, PostVolume, SetProtocols,
+    AllowInitiators, DELETE_FORCE, DeleteVolume, ListSessions, NoBody, PostVolume, SetProtocols,
 };
-use api::{Code, Initiator, Initiators, Protocol, Protocols};
+use api::{ErrorCode, Initiator, InitiatorList, Protocol, Protocols};
 use node::node::Node;
-use probe::Disk;
+use probe::BlockClient;
 use probe::iscsi::Session;
 use tokio::time::{Instant, sleep};
 use vhost::vhost_user::VhostUserFrontend;
@@ -31,7 +31,7 @@ async fn create(client: &Client, volume: &str) -> PathBuf {
     shown.vhost_user.unwrap().socket.unwrap()
 }
 
-/// Runs what blocks, as guests and their monitors do.
+/// Runs blocking code, such as that of guests and hypervisors.
 async fn with<T: Send + 'static>(
     mut guest: Guest,
     work: impl FnOnce(&mut Guest) -> T + Send + 'static,
@@ -68,18 +68,18 @@ fn read(guest: &mut Guest) -> u8 {
 }
 
 async fn guests_of(client: &Client) -> Vec<api::Session> {
-    let all = client.call::<ListSessions>(&Nothing).await.unwrap().sessions;
+    let all = client.call::<ListSessions>(&NoBody).await.unwrap().sessions;
     all.into_iter().filter(|s| s.protocol == Protocol::VhostUser).collect()
 }
 
-/// What a guest writes an initiator reads, and the other way round; and what one reserves the other is kept from.
+/// Guests and initiators see each other's writes, and reservations of each exclude the other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guest_and_an_initiator_have_one_volume() {
     let dir = tempfile::tempdir().unwrap();
     let (node, client) = start(dir.path(), "").await;
     let socket = create(&client, "web").await;
     assert_eq!(socket, dir.path().join("vhost/web.sock"));
-    let everybody = Initiators { initiators: vec![Initiator::Any] };
+    let everybody = InitiatorList { initiators: vec![Initiator::Any] };
     client.call_on::<AllowInitiators>(&name("web"), &[], &everybody).await.unwrap();
     let guest = boot(&socket).await;
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -102,10 +102,10 @@ async fn a_guest_and_an_initiator_have_one_volume() {
 
     let held = tokio::task::spawn_blocking(move || {
         let mut initiator = initiator;
-        // RESERVE(6): nobody else reads or writes.
+        // RESERVE(6) excludes all others.
         let mut cdb = [0; 16];
         cdb[0] = 0x16;
-        initiator.good(&cdb, &[], &mut []).unwrap();
+        initiator.execute(&cdb, &[], &mut []).unwrap();
         initiator
     });
     let initiator = held.await.unwrap();
@@ -124,7 +124,7 @@ async fn a_guest_and_an_initiator_have_one_volume() {
     drop(guest);
 }
 
-/// The export comes and goes, and a volume is not deleted beneath a guest.
+/// Exports can be changed, and a volume in use by a guest cannot be deleted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guest_is_a_session() {
     let dir = tempfile::tempdir().unwrap();
@@ -139,11 +139,11 @@ async fn a_guest_is_a_session() {
         (&[name("web")][..], socket.to_str().unwrap())
     );
     assert_eq!(show(&client, "web").await.unwrap().sessions, 1);
-    let refused = client.call_on::<DeleteVolume>(&name("web"), &[], &Nothing).await.unwrap_err();
-    assert_eq!(refused.code(), Some(Code::InUse));
+    let refused = client.call_on::<DeleteVolume>(&name("web"), &[], &NoBody).await.unwrap_err();
+    assert_eq!(refused.code(), Some(ErrorCode::InUse));
     assert!(refused.to_string().contains("a virtual machine"), "{refused}");
 
-    // Not exported so any more: the guest loses it, and has it again.
+    // No longer exported: the guest loses it, and regains it later.
     let without = client.call_on::<SetProtocols>(&name("web"), &[], &Protocols::default()).await;
     assert_eq!(without.unwrap().vhost_user, None);
     until("it is gone", || !socket.exists()).await;
@@ -159,14 +159,15 @@ async fn a_guest_is_a_session() {
     })
     .await;
     assert_eq!(found, 1);
-    client.call_on::<DeleteVolume>(&name("web"), &[FORCE], &Nothing).await.unwrap();
+    client.call_on::<DeleteVolume>(&name("web"), &[DELETE_FORCE], &NoBody).await.unwrap();
     assert!(!socket.exists() && other.exists());
     drop(guest);
-    client.call_on::<DeleteVolume>(&name("other"), &[], &Nothing).await.unwrap();
+    client.call_on::<DeleteVolume>(&name("other"), &[], &NoBody).await.unwrap();
     assert!(node.stop().await.clean);
 }
 
-/// What lies in the way is named and left alone; what a dead process has left is replaced.
+/// Another file at the socket's path is reported and left alone; a socket of a dead process is
+/// replaced.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sockets_are_taken_over_from_the_dead_alone() {
     let dir = tempfile::tempdir().unwrap();
@@ -184,7 +185,8 @@ async fn sockets_are_taken_over_from_the_dead_alone() {
     assert!(node.stop().await.clean);
 }
 
-/// A restart is a pause: what was in flight is done by the next process, and so is what came meanwhile.
+/// A restart is a pause: the next process completes requests in flight, and those that arrived
+/// meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guest_outlives_its_node() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Registration with an iSNS server (RFC 4171): one of our own that says what we want, and Debian's.
+//! Registration with an iSNS server (RFC 4171): a server of the test, and Debian's.
 
 use crate::common;
 
@@ -20,7 +20,7 @@ const REGISTER: u8 = 1;
 const DEREGISTER: u8 = 4;
 const REPLACE: u8 = 0x10;
 
-/// A message as the server gets it: function, flags, the rest.
+/// A message that the server received: function, flags, payload.
 struct Said {
     function: u8,
     flags: u8,
@@ -33,7 +33,8 @@ impl Said {
     }
 }
 
-/// Takes every message, answers with `status` and a registration period of `period_s`, and passes it on.
+/// Accepts every message, answers with `status` and a registration period of `period_s`, and
+/// forwards it.
 async fn serve(mut stream: TcpStream, status: u32, period_s: u32, heard: mpsc::Sender<Said>) {
     let mut header = [0; 12];
     while stream.read_exact(&mut header).await.is_ok() {
@@ -71,7 +72,7 @@ async fn next(heard: &mut mpsc::Receiver<Said>) -> Said {
     timeout(PATIENCE, heard.recv()).await.expect("a message in time").unwrap()
 }
 
-/// As the settings of `[iscsi]` have it; the section stands in the middle of the common configuration.
+/// More settings of `[iscsi]`; the common configuration ends with that section.
 fn isns(at: &str) -> String {
     format!("[iscsi]\nportals = [\"127.0.0.1:0\"]\nisns = \"{at}\"")
 }
@@ -79,7 +80,7 @@ fn isns(at: &str) -> String {
 #[tokio::test]
 async fn what_is_served_is_registered_and_taken_back() {
     let dir = tempfile::tempdir().unwrap();
-    // The least period that is heeded: a renewal after five seconds.
+    // The shortest period that is accepted: renewal after five seconds.
     let (at, mut heard) = server(0, 10).await;
     let (node, client) = common::start_with(dir.path(), &isns(&at)).await;
     let portal = node.portals().iscsi[0].port();
@@ -124,7 +125,7 @@ async fn a_server_that_refuses_or_is_away_is_nobodys_trouble() {
     let (node, client) = common::start_with(dir.path(), &isns(&at)).await;
     create(&client, "a").await;
     assert_eq!(next(&mut heard).await.function, REGISTER);
-    // It hears of the refusal.
+    // The node learns of the refusal.
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert!(node.stop().await.clean);
     assert!(timeout(Duration::from_secs(1), heard.recv()).await.is_err(), "nothing to take back");
@@ -133,7 +134,7 @@ async fn a_server_that_refuses_or_is_away_is_nobodys_trouble() {
     assert!(node.stop().await.clean);
 }
 
-/// Debian's server, in the foreground, with a database of its own in memory.
+/// Debian's server, in the foreground, with its own database in memory.
 struct Isnsd(Child);
 
 impl Drop for Isnsd {
@@ -149,7 +150,7 @@ fn installed(program: &str) -> bool {
     found || Path::new("/usr/sbin").join(program).is_file()
 }
 
-/// Says that this test could not test: in the file that `./run test` looks at, or to whoever watches.
+/// Reports that this test was skipped: in the file that `./run test` reads, or on standard error.
 fn skipped(why: &str) {
     let test = std::thread::current().name().unwrap_or_default().to_owned();
     let Some(file) = std::env::var_os("WINDROSE_SKIPPED_TESTS") else {
@@ -159,7 +160,8 @@ fn skipped(why: &str) {
     std::io::Write::write_all(&mut file, format!("{test}: {why}\n").as_bytes()).unwrap();
 }
 
-/// Starts a server, and says at which port. A port that was free may be taken, and the server ends: then another.
+/// Starts a server and returns its port. The server ends if the port was taken meanwhile; then
+/// tries another.
 async fn isnsd(dir: &Path) -> (Isnsd, u16) {
     for _ in 0..10 {
         #[allow(clippy::disallowed_methods, reason = "a port that nobody has")]
@@ -202,7 +204,7 @@ fn isnsd_at(dir: &Path, port: u16) -> Isnsd {
     Isnsd(child)
 }
 
-/// What the server tells whoever asks for all there is. The node, which is on this thread, goes on meanwhile.
+/// All objects that the server lists. The node, which runs on this thread, continues meanwhile.
 async fn listed(dir: &Path) -> String {
     let dir = dir.to_owned();
     tokio::task::spawn_blocking(move || list(&dir)).await.unwrap()
@@ -213,7 +215,7 @@ fn list(dir: &Path) -> String {
         if Path::new("/usr/sbin/isnsadm").is_file() { "/usr/sbin/isnsadm" } else { "isnsadm" };
     let mut text = String::new();
     for what in ["entities", "nodes", "portals", "pgs"] {
-        // It keeps trying for minutes where nobody answers.
+        // It retries for minutes if no server answers.
         let mut command = Command::new("timeout");
         command.args(["5", program, "-c"]).arg(dir.join("isnsd.conf"));
         command.args(["--local", "--list", what]);
@@ -247,14 +249,14 @@ async fn debians_server_lists_what_is_served() {
     let (node, client) = common::start_with(dir.path(), &isns(&format!("127.0.0.1:{port}"))).await;
     let portal = node.portals().iscsi[0].port();
     create(&client, "a").await;
-    // Each kind is listed by itself: what is registered meanwhile is in the next list, and not in the last one.
+    // Each kind is listed separately: an object registered meanwhile may show in later lists only.
     let portal = portal.to_string();
     let all = ["windrose:a", &portal, "test"];
     until(dir.path(), |text| all.iter().all(|wanted| text.contains(wanted))).await;
     create(&client, "b").await;
     let both = |text: &str| ["windrose:a", "windrose:b"].iter().all(|name| text.contains(name));
     until(dir.path(), both).await;
-    client.call_on::<DeleteVolume>(&name("a"), &[], &Nothing).await.unwrap();
+    client.call_on::<DeleteVolume>(&name("a"), &[], &NoBody).await.unwrap();
     until(dir.path(), |text| !text.contains("windrose:a") && text.contains("windrose:b")).await;
     assert!(node.stop().await.clean);
     until(dir.path(), |text| !text.contains("windrose")).await;

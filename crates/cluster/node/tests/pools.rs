@@ -1,22 +1,22 @@
-//! Pools of disks as a client of the API sees them. The disks are files.
+//! Pools of disks through the API. The disks are files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::common::{ask, config, name, show, start};
-use api::client::{Address, CallError, Client};
+use api::client::{ApiAddress, CallError, Client};
 use api::endpoint::*;
 use api::{
-    AddDisks, ApiError, ClearErrors, Code, CreatePool, DiskState, Grow, OpenPool, Pool, PoolName,
-    PoolState, RemoveDisk, ReplaceDisk, Status, Verdict, VolumeState,
+    AddDisks, ApiError, ClearErrors, CreatePool, DiskState, ErrorCode, GrowVolumeRequest, OpenPool,
+    Pool, PoolName, PoolState, RemoveDisk, ReplaceDisk, Status, Verdict, VolumeState,
 };
 use node::node::Node;
 
-/// Size of a disk, in bytes. They are sparse.
+/// Size of a disk, in bytes. The files are sparse.
 const DISK: u64 = 1 << 30;
 
-/// Longest time that something may take that the node does by itself.
+/// Time limit for background work of the node.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn refusal<T: std::fmt::Debug>(result: Result<T, CallError>) -> ApiError {
@@ -44,11 +44,11 @@ fn new(pool: &str, raid: u8, disks: &[&PathBuf], spares: &[&PathBuf]) -> CreateP
 }
 
 async fn get(client: &Client, name: &str) -> Pool {
-    client.call_on::<GetPool>(&pool(name), &[], &Nothing).await.unwrap()
+    client.call_on::<GetPool>(&pool(name), &[], &NoBody).await.unwrap()
 }
 
 async fn status(client: &Client) -> Status {
-    client.call::<GetStatus>(&Nothing).await.unwrap()
+    client.call::<GetStatus>(&NoBody).await.unwrap()
 }
 
 async fn create_volume(client: &Client, volume: &str, in_pool: &str) -> api::Volume {
@@ -58,7 +58,7 @@ async fn create_volume(client: &Client, volume: &str, in_pool: &str) -> api::Vol
     client.call::<PostVolume>(&ask(&json)).await.unwrap()
 }
 
-/// Waits until what `look` sees satisfies `is`.
+/// Waits until the result of `look` satisfies `is`.
 async fn until<T: std::fmt::Debug>(look: impl AsyncFn() -> T, is: impl Fn(&T) -> bool) -> T {
     let deadline = tokio::time::Instant::now() + PATIENCE;
     loop {
@@ -91,7 +91,7 @@ async fn a_pool_and_its_volumes_live_their_lives() {
     let volume = create_volume(&client, "web", "tank").await;
     assert_eq!(volume.state, VolumeState::Online);
     assert_eq!(volume.copies[0].backing.to_string(), "pool tank");
-    let grow = Grow { size_bytes: 128 << 20 };
+    let grow = GrowVolumeRequest { size_bytes: 128 << 20 };
     let grown = client.call_on::<GrowVolume>(&name("web"), &[], &grow).await.unwrap();
     assert_eq!(grown.size_bytes, 128 << 20);
     assert_eq!(get(&client, "tank").await.volumes, ["web"]);
@@ -101,17 +101,17 @@ async fn a_pool_and_its_volumes_live_their_lives() {
     assert_eq!(show(&client, "web").await.unwrap().state, VolumeState::Online);
     assert_eq!(get(&client, "tank").await.state, PoolState::Online);
     assert_eq!(status(&client).await.verdict, Verdict::Safe);
-    let refused = refusal(client.call_on::<DeletePool>(&pool("tank"), &[], &Nothing).await);
+    let refused = refusal(client.call_on::<DeletePool>(&pool("tank"), &[], &NoBody).await);
     assert_eq!(
         (refused.code, refused.message.as_str()),
-        (Code::Conflict, "pool tank has volumes: web")
+        (ErrorCode::Conflict, "pool tank has volumes: web")
     );
-    client.call_on::<DeleteVolume>(&name("web"), &[], &Nothing).await.unwrap();
-    client.call_on::<ScrubPool>(&pool("tank"), &[], &Nothing).await.unwrap();
-    client.call_on::<DeletePool>(&pool("tank"), &[], &Nothing).await.unwrap();
-    assert!(client.call::<ListPools>(&Nothing).await.unwrap().pools.is_empty());
+    client.call_on::<DeleteVolume>(&name("web"), &[], &NoBody).await.unwrap();
+    client.call_on::<ScrubPool>(&pool("tank"), &[], &NoBody).await.unwrap();
+    client.call_on::<DeletePool>(&pool("tank"), &[], &NoBody).await.unwrap();
+    assert!(client.call::<ListPools>(&NoBody).await.unwrap().pools.is_empty());
     assert!(!dir.path().join("data/pools/tank.json").exists());
-    // Nothing is left on them.
+    // They hold no labels any more.
     client.call::<PostPool>(&new("zoo", 1, &[a, b], &[])).await.unwrap();
     assert!(node.stop().await.clean);
 }
@@ -134,15 +134,15 @@ async fn what_belongs_to_others_is_refused_by_name() {
     let refused = create(new("tank", 5, &[a, b, &image], &[])).await;
     assert_eq!(refused.message, format!("{} belongs to volume web", image.display()));
     client.call::<PostPool>(&new("tank", 1, &[a, b], &[])).await.unwrap();
-    // By another name as well.
+    // Under another name too.
     let link = dir.path().join("link");
     std::os::unix::fs::symlink(a, &link).unwrap();
     let refused = create(new("zoo", 1, &[c, &link], &[])).await;
     assert_eq!(refused.message, format!("{} belongs to pool tank", link.display()));
     let refused = create(new("tank", 0, &[c], &[])).await;
-    assert_eq!(refused.code, Code::Exists);
+    assert_eq!(refused.code, ErrorCode::Exists);
     let refused = create(new("zoo", 5, &[c], &[])).await;
-    assert_eq!(refused.code, Code::InvalidRequest);
+    assert_eq!(refused.code, ErrorCode::InvalidRequest);
     let json =
         json.replace("\"web\"", "\"x\"").replace(&*image.to_string_lossy(), &a.to_string_lossy());
     let refused = refusal(client.call::<PostVolume>(&ask(&json)).await);
@@ -151,16 +151,16 @@ async fn what_belongs_to_others_is_refused_by_name() {
     let refused = refusal(client.call::<PostVolume>(&ask(json)).await);
     assert_eq!(
         (refused.code, refused.message.as_str()),
-        (Code::NotFound, "there is no pool zoo on this node")
+        (ErrorCode::NotFound, "there is no pool zoo on this node")
     );
-    // What holds something is not overwritten unless that is said.
+    // Data is not overwritten without force.
     fs::write(c, [7; 4096]).unwrap();
     fs::File::options().write(true).open(c).unwrap().set_len(DISK).unwrap();
     let refused = create(new("zoo", 0, &[c], &[])).await;
     assert!(refused.message.contains(&*c.to_string_lossy()), "{refused}");
     assert!(
         client
-            .call::<ListPools>(&Nothing)
+            .call::<ListPools>(&NoBody)
             .await
             .unwrap()
             .pools
@@ -181,10 +181,10 @@ async fn disks_that_come_late_are_enough() {
     client.call::<PostPool>(&new("tank", 5, &[a, b, c], &[])).await.unwrap();
     create_volume(&client, "web", "tank").await;
     assert!(node.stop().await.clean);
-    let away = [a, b].map(|path| {
-        let away = path.with_extension("away");
-        fs::rename(path, &away).unwrap();
-        (away, path)
+    let renamed = [a, b].map(|path| {
+        let renamed = path.with_extension("away");
+        fs::rename(path, &renamed).unwrap();
+        (renamed, path)
     });
     let (node, client) = start(dir.path(), "").await;
     let VolumeState::Offline { reason } = show(&client, "web").await.unwrap().state else {
@@ -196,9 +196,9 @@ async fn disks_that_come_late_are_enough() {
     assert_eq!(found.verdict, Verdict::Unavailable);
     let finding = found.findings.iter().find(|f| f.subject == "pool tank").unwrap();
     assert!(finding.hint.as_ref().unwrap().contains("windrose pool open tank --without DISK"));
-    let refused = refusal(client.call_on::<ScrubPool>(&pool("tank"), &[], &Nothing).await);
-    assert_eq!(refused.code, Code::Conflict);
-    away.iter().for_each(|(away, path)| fs::rename(away, path).unwrap());
+    let refused = refusal(client.call_on::<ScrubPool>(&pool("tank"), &[], &NoBody).await);
+    assert_eq!(refused.code, ErrorCode::Conflict);
+    renamed.iter().for_each(|(renamed, path)| fs::rename(renamed, path).unwrap());
     until(async || show(&client, "web").await.unwrap().state, |s| *s == VolumeState::Online).await;
     assert_eq!(get(&client, "tank").await.state, PoolState::Online);
     assert!(node.stop().await.clean);
@@ -217,11 +217,11 @@ async fn a_pool_goes_on_without_a_disk_that_is_gone() {
     assert!(node.stop().await.clean);
     fs::remove_file(b).unwrap();
     let (node, client) = start(dir.path(), "").await;
-    // Of two disks one may not go on by itself: nobody knows whether the other one did.
+    // One of two disks must not continue alone, because the other one may have continued.
     assert!(matches!(get(&client, "tank").await.state, PoolState::Offline { .. }));
     let open = |confirm| OpenPool { without: vec![lost.clone()], take_over: false, confirm };
     let refused = client.call_on::<ForcePoolOpen>(&pool("tank"), &[], &open(pool("zoo"))).await;
-    assert_eq!(refusal(refused).code, Code::InvalidRequest);
+    assert_eq!(refusal(refused).code, ErrorCode::InvalidRequest);
     let opened = client.call_on::<ForcePoolOpen>(&pool("tank"), &[], &open(pool("tank"))).await;
     let opened = opened.unwrap();
     assert_eq!((opened.state, opened.survives), (PoolState::Degraded, Some(0)));
@@ -249,7 +249,8 @@ async fn a_pool_goes_on_without_a_disk_that_is_gone() {
     assert!(node.stop().await.clean);
 }
 
-/// A stripe needs as many disks as it has columns: without one of them the pool would have room for nothing.
+/// A stripe needs as many disks as it has columns: without one of them the pool would have no
+/// capacity.
 #[tokio::test]
 async fn a_disk_that_is_needed_is_not_removed_and_a_removal_can_be_cancelled() {
     let dir = tempfile::tempdir().unwrap();
@@ -263,13 +264,13 @@ async fn a_disk_that_is_needed_is_not_removed_and_a_removal_can_be_cancelled() {
     };
     let before = get(&client, "tank").await.capacity;
     let refused = refusal(remove("1", false).await);
-    assert_eq!(refused.code, Code::NoSpace, "{refused:?}");
+    assert_eq!(refused.code, ErrorCode::NoSpace, "{refused:?}");
     assert!(refused.hint.is_some(), "{refused:?}");
     let after = get(&client, "tank").await;
     assert_eq!((after.capacity, after.state), (before, PoolState::Online));
     let refused = refusal(remove("1", true).await);
     assert_eq!(refused.message, "pool tank: disk 1 is not being removed");
-    // With one more there is room for what lies on it.
+    // With one more disk its data fits.
     let add = AddDisks { disks: vec![d.clone()], spare: false, overwrite: Vec::new() };
     client.call_on::<AddPoolDisks>(&pool("tank"), &[], &add).await.unwrap();
     remove("1", false).await.unwrap();
@@ -277,7 +278,7 @@ async fn a_disk_that_is_needed_is_not_removed_and_a_removal_can_be_cancelled() {
     let is_in = |pool: &Pool| pool.disks.iter().all(|disk| disk.state == DiskState::In);
     match cancelled {
         Ok(pool) => assert!(pool.disks.len() == 4 && is_in(&pool), "{pool:?}"),
-        // What little lies on it may have been moved already.
+        // Some of its data may have been moved already.
         Err(_) => assert!(get(&client, "tank").await.disks.len() <= 4),
     }
     assert!(node.stop().await.clean);
@@ -307,7 +308,7 @@ async fn errors_of_disks_are_counted_since_a_moment_that_survives_a_restart_and_
     assert!(node.stop().await.clean);
 }
 
-/// Several volumes of each core, of every level.
+/// Several volumes on each core, at every RAID level.
 #[tokio::test]
 async fn ten_volumes_of_a_pool_are_created_grown_and_deleted() {
     let dir = tempfile::tempdir().unwrap();
@@ -321,14 +322,14 @@ async fn ten_volumes_of_a_pool_are_created_grown_and_deleted() {
             let volume = create_volume(&client, volume, "tank").await;
             assert_eq!(volume.state, VolumeState::Online, "RAID {raid}: {volume:?}");
         }
-        let grow = Grow { size_bytes: 128 << 20 };
+        let grow = GrowVolumeRequest { size_bytes: 128 << 20 };
         client.call_on::<GrowVolume>(&name("v3"), &[], &grow).await.unwrap();
-        client.call_on::<DeleteVolume>(&name("v4"), &[], &Nothing).await.unwrap();
+        client.call_on::<DeleteVolume>(&name("v4"), &[], &NoBody).await.unwrap();
         assert_eq!(create_volume(&client, "v4", "tank").await.state, VolumeState::Online);
         for volume in &called {
-            client.call_on::<DeleteVolume>(&name(volume), &[], &Nothing).await.unwrap();
+            client.call_on::<DeleteVolume>(&name(volume), &[], &NoBody).await.unwrap();
         }
-        client.call_on::<DeletePool>(&pool("tank"), &[], &Nothing).await.unwrap();
+        client.call_on::<DeletePool>(&pool("tank"), &[], &NoBody).await.unwrap();
     }
     assert!(node.stop().await.clean);
 }
@@ -359,14 +360,14 @@ async fn checksums_are_chosen_with_a_pool_and_stay() {
     let [a, b, c, d] = &["a", "b", "c", "d"].map(|name| disk(dir.path(), name));
     let ask = CreatePool { checksums: true, ..new("tank", 5, &[a, b, c], &[]) };
     client.call::<PostPool>(&ask).await.unwrap();
-    // What was made just now is the same only with the same words.
+    // A repeated request succeeds only with the same parameters.
     let other = refusal(client.call::<PostPool>(&new("tank", 5, &[a, b, c], &[])).await);
-    assert_eq!(other.code, Code::Exists);
+    assert_eq!(other.code, ErrorCode::Exists);
     create_volume(&client, "web", "tank").await;
     assert!(node.stop().await.clean);
     let (node, client) = start(dir.path(), "").await;
     until(async || show(&client, "web").await.unwrap().state, |s| *s == VolumeState::Online).await;
-    // A disk that comes in later has room for them as well.
+    // A disk added later has memory for them too.
     let add = AddDisks { disks: vec![d.clone()], spare: false, overwrite: Vec::new() };
     let added = client.call_on::<AddPoolDisks>(&pool("tank"), &[], &add).await.unwrap();
     assert_eq!((added.checksums, added.disks.len()), (Some(true), 4));
@@ -405,7 +406,7 @@ async fn a_record_that_cannot_be_read_is_left_alone_and_named() {
     assert!(node.stop().await.clean);
 }
 
-/// What a crash leaves in the middle of a creation or deletion.
+/// The state that a crash leaves in the middle of a creation or deletion.
 #[tokio::test]
 async fn what_a_crash_has_left_is_finished_or_forgotten() {
     let dir = tempfile::tempdir().unwrap();
@@ -416,16 +417,16 @@ async fn what_a_crash_has_left_is_finished_or_forgotten() {
     let record = dir.path().join("data/pools/tank.json");
     let sealed_as = "pools/tank.json";
     let read = || {
-        let contents = cluster::file::read(&record, sealed_as, 1 << 20).unwrap();
+        let contents = cluster::record_file::read(&record, sealed_as, 1 << 20).unwrap();
         String::from_utf8(contents.unwrap()).unwrap()
     };
     let ready = read();
     let stage = |stage: &str| {
         let changed = ready.replace("\"ready\"", &format!("\"{stage}\""));
         assert!(stage == "ready" || changed != ready);
-        cluster::file::write(&record, sealed_as, changed.as_bytes()).unwrap();
+        cluster::record_file::write(&record, sealed_as, changed.as_bytes()).unwrap();
     };
-    // All of it was made: asking again finds it.
+    // The pool was created completely: repeating the request finds it.
     stage("creating");
     let (node, client) = start(dir.path(), "").await;
     assert_eq!(get(&client, "tank").await.state, PoolState::Online);
@@ -434,27 +435,27 @@ async fn what_a_crash_has_left_is_finished_or_forgotten() {
 
     stage("deleting");
     let (node, client) = start(dir.path(), "").await;
-    assert!(client.call::<ListPools>(&Nothing).await.unwrap().pools.is_empty());
+    assert!(client.call::<ListPools>(&NoBody).await.unwrap().pools.is_empty());
     assert!(!record.exists());
     client.call::<PostPool>(&new("zoo", 1, &[a, b], &[])).await.unwrap();
-    client.call_on::<DeletePool>(&pool("zoo"), &[], &Nothing).await.unwrap();
+    client.call_on::<DeletePool>(&pool("zoo"), &[], &NoBody).await.unwrap();
     assert!(node.stop().await.clean);
 
-    // Nothing of it was made.
+    // No disk of it was written.
     for left in ["creating", "deleting"] {
         stage(left);
         let (node, client) = start(dir.path(), "").await;
-        assert!(client.call::<ListPools>(&Nothing).await.unwrap().pools.is_empty(), "{left}");
+        assert!(client.call::<ListPools>(&NoBody).await.unwrap().pools.is_empty(), "{left}");
         assert!(!record.exists());
         assert!(node.stop().await.clean);
     }
-    // One that exists is never forgotten by itself.
+    // A pool that exists is never removed automatically.
     stage("ready");
     let (node, client) = start(dir.path(), "").await;
     assert!(matches!(get(&client, "tank").await.state, PoolState::Offline { .. }));
-    let refused = refusal(client.call_on::<DeletePool>(&pool("tank"), &[], &Nothing).await);
+    let refused = refusal(client.call_on::<DeletePool>(&pool("tank"), &[], &NoBody).await);
     assert!(refused.hint.unwrap().contains("--force"));
-    client.call_on::<DeletePool>(&pool("tank"), &[POOL_FORCE], &Nothing).await.unwrap();
+    client.call_on::<DeletePool>(&pool("tank"), &[POOL_FORCE], &NoBody).await.unwrap();
     assert!(!record.exists());
     client.call::<PostPool>(&new("tank", 1, &[a, c], &[])).await.unwrap();
     assert!(node.stop().await.clean);
@@ -468,32 +469,32 @@ async fn a_volume_that_finds_no_room_leaves_nothing() {
     client.call::<PostPool>(&new("tank", 1, &[a, b], &[])).await.unwrap();
     let json = r#"{"name":"web","size_bytes":107374182400,"thin":false,"backing":{"kind":"pool","pool":"tank"}}"#;
     let refused = refusal(client.call::<PostVolume>(&ask(json)).await);
-    assert_eq!(refused.code, Code::NoSpace, "{refused}");
+    assert_eq!(refused.code, ErrorCode::NoSpace, "{refused}");
     assert_eq!(show(&client, "web").await, None);
-    // More than there is may be promised.
+    // Thin volumes may exceed the capacity.
     let thin = json.replace("\"thin\":false", "\"thin\":true");
     client.call::<PostVolume>(&ask(&thin)).await.unwrap();
     let promised = status(&client).await;
-    let told = promised
+    let warned = promised
         .findings
         .iter()
         .any(|f| f.subject == "pool tank" && f.message.contains("may still take"));
-    assert!(told, "{promised:?}");
-    client.call_on::<DeleteVolume>(&name("web"), &[], &Nothing).await.unwrap();
-    client.call_on::<DeletePool>(&pool("tank"), &[], &Nothing).await.unwrap();
+    assert!(warned, "{promised:?}");
+    client.call_on::<DeleteVolume>(&name("web"), &[], &NoBody).await.unwrap();
+    client.call_on::<DeletePool>(&pool("tank"), &[], &NoBody).await.unwrap();
     assert!(node.stop().await.clean);
 }
 
-/// RFD 0037: what a core has no memory for is refused by name, with the setting that suffices; and so is what a node
-/// that starts with too little has already, while all else is served.
+/// RFD 0037: a pool that a core lacks memory for is refused with the setting that suffices, also at
+/// a start with too little memory, while all else is served.
 #[tokio::test]
 async fn a_pool_that_a_core_has_no_memory_for_is_named_with_the_setting_that_suffices() {
     let dir = tempfile::tempdir().unwrap();
     let node_with = async |mib: u64| {
         let mut config = config(dir.path(), "");
-        (config.cores.count, config.cores.pool_bytes) = (Some(1), mib << 20);
+        (config.cores.count, config.cores.memory_bytes) = (Some(1), mib << 20);
         let node = Node::start(&config).await.unwrap();
-        (node, Client::new(Address::Unix(dir.path().join("api.sock"))))
+        (node, Client::new(ApiAddress::Unix(dir.path().join("api.sock"))))
     };
     let (node, client) = node_with(16).await;
     let [a, b, c, d] = &["a", "b", "c", "d"].map(|name| disk(dir.path(), name));
@@ -522,15 +523,16 @@ async fn a_pool_that_a_core_has_no_memory_for_is_named_with_the_setting_that_suf
     }
     let [(name, reason)] = &offline[..] else { panic!("{offline:?}") };
     assert!(reason.contains("set cores.pool to \"17MiB\" or more"), "{reason}");
-    let told = status(&client).await;
-    assert_eq!(told.verdict, Verdict::Unavailable);
+    let status = status(&client).await;
+    assert_eq!(status.verdict, Verdict::Unavailable);
     let subject = format!("volume {name}");
-    let found = told.findings.iter().find(|f| f.subject == subject);
-    assert!(found.is_some_and(|f| f.message.contains("17MiB")), "{told:?}");
+    let found = status.findings.iter().find(|f| f.subject == subject);
+    assert!(found.is_some_and(|f| f.message.contains("17MiB")), "{status:?}");
     assert!(node.stop().await.clean);
 }
 
-/// A file whose path is longer than what a pool keeps of it as its serial number: the end, with slashes in it.
+/// A file whose path is longer than the serial number that a pool keeps of it: its end, with
+/// slashes.
 fn far_disk(dir: &Path, name: &str) -> PathBuf {
     let far = dir.join("images of virtual machines/100% full?/#1/some more of a path that is long");
     fs::create_dir_all(&far).unwrap();
@@ -565,7 +567,7 @@ async fn disks_are_named_by_serial_numbers_with_slashes_and_by_any_path_to_them(
     assert!(refused.message.contains("has no disk"), "{refused:?}");
     assert!(node.stop().await.clean);
 
-    // The path of one that is gone names it too.
+    // A missing disk can be named by its path too.
     fs::rename(c, c.with_extension("gone")).unwrap();
     let (node, client) = start(dir.path(), "").await;
     assert!(matches!(get(&client, "tank").await.state, PoolState::Offline { .. }));
@@ -601,7 +603,7 @@ async fn a_pool_is_created_again_only_as_it_is() {
     let both = CreatePool { strip_bytes, ..new("tank", 0, &[a, b], &[]) };
     let refused = refusal(client.call::<PostPool>(&both).await).message;
     assert!(["level", "strip", "list of disks"].iter().all(|s| refused.contains(s)), "{refused}");
-    // A volume is as well: a pool that is not there is another one.
+    // Volumes too: a request that names another pool is a different one.
     create_volume(&client, "web", "tank").await;
     create_volume(&client, "web", "tank").await;
     for backing in [r#"{"kind":"pool","pool":"nope"}"#, r#"{"kind":"file"}"#] {

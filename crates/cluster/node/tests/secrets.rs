@@ -1,4 +1,5 @@
-//! Secrets at rest (RFD 0016), seen from outside: what the disk holds, who gets in, and what is said when a key is lost.
+//! Secrets at rest (RFD 0016): what the disk holds, who can log in, and what the status says if a
+//! key is lost.
 
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
@@ -10,9 +11,9 @@ use crate::common::{DHCHAP, KEYS, ask, create, name, show, start};
 use api::client::Client;
 use api::endpoint::*;
 use api::{HostDhchap, HostTls, InitiatorChap, Severity, Verdict, VolumeState};
-use cluster::meta::embedded::Embedded;
-use cluster::meta::{Change, Expect, Meta};
-use probe::iscsi::{Pdu, dial, login_request};
+use cluster::store::embedded::EmbeddedStore;
+use cluster::store::{Change, MetadataStore, Precondition};
+use probe::iscsi::{Pdu, connect_with_timeouts, login_request};
 use sha2::{Digest, Sha256};
 
 const INITIATOR: &str = "iqn.2001-04.com.example:x";
@@ -26,26 +27,26 @@ const IN: Status = [0, 0];
 const NOT_PROVED: Status = [2, 1];
 const TARGET_ERROR: Status = [3, 0];
 
-/// Proves to a target by CHAP with SHA-256 that it knows `secret`, as RFC 7143 12.1.3 has it.
+/// Authenticates to a target by CHAP with SHA-256 and `secret`, as in RFC 7143 12.1.3.
 fn prove(to: SocketAddr, target: &str, secret: &str) -> Status {
     prove_as(to, target, INITIATOR, ["u", secret]).0
 }
 
-/// The same as somebody, by a user and a secret; and the session, if there is one now.
+/// The same for any initiator, user and secret; returns the connection too.
 fn prove_as(
     to: SocketAddr,
     target: &str,
     initiator: &str,
     [user, secret]: [&str; 2],
 ) -> (Status, TcpStream) {
-    let mut stream = dial(to, PATIENCE).unwrap();
+    let mut stream = connect_with_timeouts(to, PATIENCE).unwrap();
     let mut ask = |flags: u8, pairs: &[(&str, &str)]| {
         use std::io::Write;
         let text: Vec<u8> =
             pairs.iter().flat_map(|(k, v)| format!("{k}={v}\0").into_bytes()).collect();
         let mut request = login_request(&text, 1);
         request.header[1] = flags;
-        stream.write_all(&request.bytes()).unwrap();
+        stream.write_all(&request.to_bytes()).unwrap();
         Pdu::receive(&mut stream).unwrap()
     };
     let status = |answer: &Pdu| [answer.header[36], answer.header[37]];
@@ -95,18 +96,18 @@ async fn set_again(client: &Client, volume: &str) {
     client.call_on::<SetChap>(&name(volume), &[], &chap).await.unwrap();
 }
 
-/// What is critical in the status.
+/// The critical findings of the status.
 async fn critical(client: &Client) -> Vec<(String, String)> {
-    let status = client.call::<GetStatus>(&Nothing).await.unwrap();
+    let status = client.call::<GetStatus>(&NoBody).await.unwrap();
     let critical = status.findings.into_iter().filter(|f| f.severity == Severity::Critical);
     critical
         .map(|f| (f.subject, format!("{}; {}", f.message, f.hint.unwrap_or_default())))
         .collect()
 }
 
-/// The record of the only volume, as the store has it.
-async fn record(dir: &Path) -> (Embedded, cluster::meta::Entry) {
-    let store = Embedded::open(&dir.join("data/store.redb")).unwrap();
+/// The stored record of the only volume.
+async fn record(dir: &Path) -> (EmbeddedStore, cluster::store::Entry) {
+    let store = EmbeddedStore::open(&dir.join("data/store.redb")).unwrap();
     let (mut entries, _) = store.list("volumes/").await.unwrap();
     (store, entries.remove(0))
 }
@@ -115,8 +116,8 @@ fn key_file(dir: &Path) -> std::path::PathBuf {
     dir.join("data/secrets.key")
 }
 
-/// RFD 0016, 6: an initiator with a secret of its own gets in by that alone, the others by everybody's; what becomes of one's
-/// is no other's business.
+/// RFD 0016, 6: an initiator with its own secret can log in with that secret only, all others with
+/// the common one; changes to one's secret do not affect the others.
 #[tokio::test]
 async fn an_initiator_has_its_own_secret() {
     const OTHER: &str = "iqn.2001-04.com.example:y";
@@ -124,7 +125,7 @@ async fn an_initiator_has_its_own_secret() {
     let dir = tempfile::tempdir().unwrap();
     let (node, client) = start(dir.path(), "").await;
     create_guarded(&client, "a").await;
-    let initiators = api::Initiators { initiators: vec![OTHER.parse().unwrap()] };
+    let initiators = api::InitiatorList { initiators: vec![OTHER.parse().unwrap()] };
     client.call_on::<AllowInitiators>(&name("a"), &[], &initiators).await.unwrap();
     let own = |chap: Option<&str>| InitiatorChap {
         initiator: INITIATOR.parse().unwrap(),
@@ -207,7 +208,8 @@ async fn records_of_older_versions_are_sealed() {
     let chap = format!(r#""chap":{{"user":"u","secret":"{SECRET}","mutual":null}}"#);
     assert!(old.contains(r#""chap":null"#), "{old}");
     let value = Some(old.replace(r#""chap":null"#, &chap).into_bytes());
-    let change = Change { key: entry.key, expect: Expect::At(entry.revision), value };
+    let change =
+        Change { key: entry.key, precondition: Precondition::AtRevision(entry.revision), value };
     store.commit(vec![change]).await.unwrap();
     drop(store);
     let (node, client) = start(dir.path(), "").await;
@@ -218,7 +220,7 @@ async fn records_of_older_versions_are_sealed() {
         }
     };
     tokio::time::timeout(PATIENCE, sealed).await.expect("it is sealed soon after the start");
-    // Whoever changes the volume waits for the commit that seals.
+    // Changing the volume waits for the commit that seals.
     common_allow(&client).await;
     assert_eq!(proves(&client, "a", SECRET).await, IN);
     assert!(node.stop().await.clean);
@@ -228,7 +230,7 @@ async fn records_of_older_versions_are_sealed() {
 }
 
 async fn common_allow(client: &Client) {
-    let initiators = api::Initiators { initiators: vec![INITIATOR.parse().unwrap()] };
+    let initiators = api::InitiatorList { initiators: vec![INITIATOR.parse().unwrap()] };
     client.call_on::<AllowInitiators>(&name("a"), &[], &initiators).await.unwrap();
 }
 
@@ -239,7 +241,7 @@ async fn a_lost_key_is_named_and_locks_nobody_else_out() {
     create_guarded(&client, "a").await;
     create(&client, "plain").await;
     assert!(node.stop().await.clean);
-    let kept = fs::read(key_file(dir.path())).unwrap();
+    let old_keys = fs::read(key_file(dir.path())).unwrap();
     fs::remove_file(key_file(dir.path())).unwrap();
 
     let (node, client) = start(dir.path(), "").await;
@@ -256,13 +258,13 @@ async fn a_lost_key_is_named_and_locks_nobody_else_out() {
     assert!(!key_file(dir.path()).exists(), "no other key comes in its place by itself");
     set_again(&client, "a").await;
     assert_eq!(proves(&client, "a", SECRET).await, IN, "set again, it is good");
-    let status = client.call::<GetStatus>(&Nothing).await.unwrap();
+    let status = client.call::<GetStatus>(&NoBody).await.unwrap();
     assert_eq!(status.verdict, Verdict::Safe);
     assert!(node.stop().await.clean);
 
-    // The old key was found: a line of the file, behind the one that seals now.
+    // The old key was found: it follows the current key in the file.
     let mut both = fs::read(key_file(dir.path())).unwrap();
-    both.extend(kept);
+    both.extend(old_keys);
     fs::write(key_file(dir.path()), both).unwrap();
     let (node, client) = start(dir.path(), "").await;
     assert_eq!(proves(&client, "a", SECRET).await, IN);
@@ -313,14 +315,14 @@ async fn a_new_key_in_front_seals_everything_anew() {
     fs::write(key_file(dir.path()), format!("{}\n{old}", "5a".repeat(32))).unwrap();
     let (node, client) = start(dir.path(), "").await;
     assert_eq!(proves(&client, "a", SECRET).await, IN);
-    // Its first round is at once; the gate of the volume is free when it is over.
+    // The first round starts at once; the volume's lock is free when it has ended.
     tokio::time::sleep(Duration::from_millis(500)).await;
     common_allow(&client).await;
     assert_eq!(proves(&client, "a", SECRET).await, IN);
     assert!(node.stop().await.clean);
     let (store, after) = record(dir.path()).await;
     drop(store);
-    let key = |entry: &cluster::meta::Entry| {
+    let key = |entry: &cluster::store::Entry| {
         let text = String::from_utf8(entry.value.clone()).unwrap();
         text.split("\"sealed\":\"").nth(1).unwrap()[..18].to_owned()
     };
@@ -331,7 +333,7 @@ async fn a_new_key_in_front_seals_everything_anew() {
     assert!(node.stop().await.clean);
 }
 
-/// RFD 0020, 2: secrets of hosts are sealed as those of CHAP are, by one ring.
+/// RFD 0020, 2: secrets of hosts are sealed like those of CHAP, with the same keyring.
 #[tokio::test]
 async fn secrets_of_hosts_are_sealed_as_all_are() {
     let dir = tempfile::tempdir().unwrap();
@@ -356,11 +358,11 @@ async fn secrets_of_hosts_are_sealed_as_all_are() {
     let text = String::from_utf8(before.value.clone()).unwrap();
     assert_eq!(text.matches(r#""sealed":"1."#).count(), 2, "{text}");
 
-    // Another key comes in front: it seals everything.
+    // A new first key: all secrets are sealed with it.
     let old = fs::read_to_string(key_file(dir.path())).unwrap();
     fs::write(key_file(dir.path()), format!("{}\n{old}", "5a".repeat(32))).unwrap();
     let (node, client) = start(dir.path(), "").await;
-    // Its first round is at once; the gate of the volume is free when it is over.
+    // The first round starts at once; the volume's lock is free when it has ended.
     tokio::time::sleep(Duration::from_millis(500)).await;
     common_allow(&client).await;
     assert!(node.stop().await.clean);
@@ -384,20 +386,20 @@ async fn secrets_of_hosts_are_sealed_as_all_are() {
     assert!(node.stop().await.clean);
 }
 
-/// Whether the volume takes that key in a handshake of TLS, from this host.
+/// Whether the volume accepts that key in a TLS handshake with this host.
 async fn takes(client: &Client, volume: &str, key: &str) -> bool {
     let nvme = show(client, volume).await.unwrap().nvme.unwrap();
     let to: SocketAddr = nvme.portals[0].parse().unwrap();
     let key = nvme::tls::TlsKey::parse(key).unwrap();
     let psk = key.psks(NVME_HOST, &nvme.subsystem).next().unwrap();
-    let psk = tls::Psk::new(psk.identity().as_bytes(), psk.key(), tls::Suite::Aes128Sha256);
+    let psk = tls::Psk::new(psk.identity().as_bytes(), psk.key(), tls::CipherSuite::Aes128Sha256);
     tokio::task::spawn_blocking(move || shake_hands(to, &psk)).await.unwrap()
 }
 
 fn shake_hands(to: SocketAddr, psk: &tls::Psk) -> bool {
     use std::io::{Read, Write};
-    /// `decrypt_error`: how a key is refused.
-    const REFUSED: tls::Error = tls::Error::Alert(51);
+    /// Alert `decrypt_error`: the key is refused.
+    const REFUSED: tls::TlsError = tls::TlsError::Alert(51);
     let mut stream = TcpStream::connect_timeout(&to, PATIENCE).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut session = tls::Session::client(psk).unwrap();
@@ -405,7 +407,7 @@ fn shake_hands(to: SocketAddr, psk: &tls::Psk) -> bool {
         let done = session.handshake();
         let sent = session.output().len();
         stream.write_all(session.output()).unwrap();
-        session.sent(sent);
+        session.consume_output(sent);
         match done {
             Ok(true) => return true,
             Ok(false) => {}
@@ -414,7 +416,7 @@ fn shake_hands(to: SocketAddr, psk: &tls::Psk) -> bool {
                 return false;
             }
         }
-        let mut bytes = vec![0; session.room()];
+        let mut bytes = vec![0; session.input_capacity()];
         match stream.read(&mut bytes).unwrap() {
             0 => session.receive_end(),
             n => session.receive(&bytes[..n]),
@@ -424,8 +426,8 @@ fn shake_hands(to: SocketAddr, psk: &tls::Psk) -> bool {
 
 const NVME_HOST: &str = "nqn.2014-08.org.nvmexpress:h";
 
-/// RFD 0022, 3: a key that is set is the one that is taken, at once; it is sealed as all secrets are, and without what it is
-/// sealed by there is no handshake, whoever asks.
+/// RFD 0022, 3: a key takes effect when it is set, and is sealed like all secrets; without the
+/// sealing key no host's handshake succeeds.
 #[tokio::test]
 async fn keys_of_hosts_are_sealed_and_used() {
     let dir = tempfile::tempdir().unwrap();
@@ -455,11 +457,11 @@ async fn keys_of_hosts_are_sealed_and_used() {
     let text = String::from_utf8(before.value.clone()).unwrap();
     assert_eq!(text.matches(r#""sealed":"1."#).count(), 1, "{text}");
 
-    // Another key comes in front: it seals this one, too, though nobody has to use it.
+    // A new first key: it seals this TLS key too, although TLS is not required.
     let old = fs::read_to_string(key_file(dir.path())).unwrap();
     fs::write(key_file(dir.path()), format!("{}\n{old}", "5a".repeat(32))).unwrap();
     let (node, client) = start(dir.path(), "").await;
-    // Its first round is at once; the gate of the volume is free when it is over.
+    // The first round starts at once; the volume's lock is free when it has ended.
     tokio::time::sleep(Duration::from_millis(500)).await;
     common_allow(&client).await;
     assert!(node.stop().await.clean);

@@ -1,12 +1,12 @@
-//! What initiators find at a target while its volumes come, go and change (RFD 0017).
+//! What initiators see of a target while its volumes are created, changed and deleted (RFD 0017).
 
 use std::net::SocketAddr;
 
 use crate::common::{DHCHAP, KEYS, ask, name, show, start};
 use api::client::{CallError, Client};
 use api::endpoint::*;
-use api::{ApiError, Code, MapVolume, Protocols, TargetUnit, Volume};
-use probe::iscsi::{Refused, Session};
+use api::{ApiError, ErrorCode, MapVolume, Protocols, TargetLun, Volume};
+use probe::iscsi::{ScsiFailure, Session};
 
 const HOST: &str = "iqn.2026-01.com.example:host";
 const NOT_SUPPORTED: [u8; 3] = [5, 0x25, 0];
@@ -20,7 +20,7 @@ async fn make(client: &Client, volume: &str) {
     client.call::<PostVolume>(&ask).await.unwrap();
 }
 
-/// A session, and TEST UNIT READY through it. The initiator blocks: it has a thread of its own.
+/// A session that can send TEST UNIT READY. The initiator blocks, so it runs on its own thread.
 struct Host(Option<Session>);
 
 impl Host {
@@ -30,13 +30,15 @@ impl Host {
         Ok(Self(Some(tokio::task::spawn_blocking(login).await.unwrap()?)))
     }
 
-    /// Sense key, code and qualifier, or none if the unit is ready. What changed is told first: that is skipped.
+    /// Sense key, code and qualifier; `None` if the unit is ready. Skips unit attentions.
     async fn ready(&mut self) -> Option<[u8; 3]> {
         let mut session = self.0.take().unwrap();
         let (session, sense) = tokio::task::spawn_blocking(move || {
             loop {
-                let ended = session.good(&[0; 16], &[], &mut []);
-                let refused = ended.err().map(|e| Refused::of(&e).expect("the session stands"));
+                let ended = session.execute(&[0; 16], &[], &mut []);
+                let refused = ended
+                    .err()
+                    .map(|e| ScsiFailure::from_io_error(&e).expect("the session stands"));
                 if refused.is_none_or(|r| !r.is_unit_attention()) {
                     return (session, refused.map(|r| r.sense));
                 }
@@ -49,7 +51,7 @@ impl Host {
     }
 }
 
-/// RFD 0017, 2: whichever way a volume is taken away, sessions hear that it is gone.
+/// RFD 0017, 2: however a volume goes away, its sessions learn of it.
 #[tokio::test]
 async fn sessions_hear_that_a_volume_is_gone() {
     let dir = tempfile::tempdir().unwrap();
@@ -67,15 +69,15 @@ async fn sessions_hear_that_a_volume_is_gone() {
     client.call_on::<SetProtocols>(&name("a"), &[], &both).await.unwrap();
     assert_eq!(host.ready().await, None, "it is back");
 
-    let initiators = api::Initiators { initiators: vec![HOST.parse().unwrap()] };
+    let initiators = api::InitiatorList { initiators: vec![HOST.parse().unwrap()] };
     client.call_on::<DenyInitiators>(&name("a"), &[], &initiators).await.unwrap();
     assert_eq!(host.ready().await, Some(NOT_SUPPORTED));
     client.call_on::<AllowInitiators>(&name("a"), &[], &initiators).await.unwrap();
     assert_eq!(host.ready().await, None);
 
-    let refused = client.call_on::<DeleteVolume>(&name("a"), &[], &Nothing).await;
+    let refused = client.call_on::<DeleteVolume>(&name("a"), &[], &NoBody).await;
     assert!(refused.is_err(), "it is in use");
-    client.call_on::<DeleteVolume>(&name("a"), &[FORCE], &Nothing).await.unwrap();
+    client.call_on::<DeleteVolume>(&name("a"), &[DELETE_FORCE], &NoBody).await.unwrap();
     assert_eq!(host.ready().await, Some(NOT_SUPPORTED));
     assert!(Host::log_in(at, "a", 0).await.is_err());
     assert!(node.stop().await.clean);
@@ -95,7 +97,7 @@ async fn map_with(
     volume: &str,
     target: Option<&str>,
     lun: Option<u16>,
-    flags: &[Flag],
+    flags: &[QueryFlag],
 ) -> Result<Volume, ApiError> {
     let ask = MapVolume { target: target.map(str::to_owned), lun };
     match client.call_on::<MapTarget>(&name(volume), flags, &ask).await {
@@ -105,7 +107,8 @@ async fn map_with(
     }
 }
 
-/// RFD 0017, 3: volumes join a target in use and leave it, and initiators of both see what they should.
+/// RFD 0017, 3: volumes are mapped to a target in use and unmapped; initiators of both see what
+/// they should.
 #[tokio::test]
 async fn volumes_share_a_target() {
     let dir = tempfile::tempdir().unwrap();
@@ -117,34 +120,34 @@ async fn volumes_share_a_target() {
     let mut a = Host::log_in(at, "a", 0).await.unwrap();
     let mut b = Host::log_in(at, "b", 0).await.unwrap();
     let refused = map(&client, "b", Some("a"), Some(1)).await.unwrap_err();
-    assert_eq!(refused.code, Code::InUse, "{refused}");
+    assert_eq!(refused.code, ErrorCode::InUse, "{refused}");
     let joined = map_with(&client, "b", Some("a"), Some(1), &[MAP_FORCE]).await.unwrap();
     let iscsi = joined.iscsi.unwrap();
     assert_eq!((iscsi.target, iscsi.lun, iscsi.owner), (target("a"), 1, name("a")));
-    assert_eq!(iscsi.others, [TargetUnit { lun: 0, volume: name("a") }]);
+    assert_eq!(iscsi.others, [TargetLun { lun: 0, volume: name("a") }]);
     assert_eq!(b.ready().await, Some(NOT_SUPPORTED), "it is gone where it was");
     assert_eq!(a.ready().await, None);
     let b = Host::log_in(at, "a", 1).await.unwrap();
-    let sessions = client.call::<ListSessions>(&Nothing).await.unwrap().sessions;
+    let sessions = client.call::<ListSessions>(&NoBody).await.unwrap().sessions;
     let both = sessions.iter().filter(|s| s.volumes == [name("a"), name("b")]);
     assert_eq!(both.count(), 1, "{sessions:?}");
 
     let taken = map(&client, "c", Some(&target("a")), Some(1)).await.unwrap_err();
     assert_eq!(
         (taken.code, taken.message.as_str()),
-        (Code::Conflict, "LUN 1 of that target is volume b")
+        (ErrorCode::Conflict, "LUN 1 of that target is volume b")
     );
     let beyond = map(&client, "c", Some("a"), Some(256)).await.unwrap_err();
-    assert_eq!(beyond.code, Code::InvalidRequest);
+    assert_eq!(beyond.code, ErrorCode::InvalidRequest);
     let nowhere = map(&client, "c", Some("x"), None).await.unwrap_err();
-    assert_eq!(nowhere.code, Code::NotFound);
-    // A volume that stands behind another one means that one's target.
+    assert_eq!(nowhere.code, ErrorCode::NotFound);
+    // A volume that shares another target stands for that target.
     assert_eq!(map(&client, "c", Some("b"), None).await.unwrap().iscsi.unwrap().lun, 2);
     map_with(&client, "a", Some("c"), None, &[]).await.expect("there it is already");
     make(&client, "d").await;
     let owner = map_with(&client, "a", Some("d"), None, &[MAP_FORCE]).await.unwrap_err();
     assert!(owner.message.contains("other volumes stand behind"), "{owner}");
-    let deleted = client.call_on::<DeleteVolume>(&name("a"), &[FORCE], &Nothing).await;
+    let deleted = client.call_on::<DeleteVolume>(&name("a"), &[DELETE_FORCE], &NoBody).await;
     assert!(deleted.unwrap_err().to_string().contains("b, c"));
     assert!(node.stop().await.clean);
     drop((a, b));
@@ -159,14 +162,14 @@ async fn volumes_share_a_target() {
     assert_eq!((iscsi.target, iscsi.lun, iscsi.others), (target("b"), 0, vec![]));
     assert_eq!(b.ready().await, Some(NOT_SUPPORTED));
     assert_eq!(Host::log_in(at, "b", 0).await.unwrap().ready().await, None);
-    client.call_on::<DeleteVolume>(&name("c"), &[FORCE], &Nothing).await.unwrap();
+    client.call_on::<DeleteVolume>(&name("c"), &[DELETE_FORCE], &NoBody).await.unwrap();
     assert_eq!(c.ready().await, Some(NOT_SUPPORTED));
     drop((b, c));
-    client.call_on::<DeleteVolume>(&name("a"), &[FORCE], &Nothing).await.unwrap();
+    client.call_on::<DeleteVolume>(&name("a"), &[DELETE_FORCE], &NoBody).await.unwrap();
     assert!(node.stop().await.clean);
 }
 
-/// RFD 0017, 3: units are masked by volume.
+/// RFD 0017, 3: each volume has its own LUN mask.
 #[tokio::test]
 async fn an_initiator_sees_the_units_that_it_is_allowed_to() {
     let dir = tempfile::tempdir().unwrap();
@@ -175,7 +178,7 @@ async fn an_initiator_sees_the_units_that_it_is_allowed_to() {
     make(&client, "a").await;
     make(&client, "b").await;
     map(&client, "b", Some("a"), Some(1)).await.unwrap();
-    let initiators = api::Initiators { initiators: vec![HOST.parse().unwrap()] };
+    let initiators = api::InitiatorList { initiators: vec![HOST.parse().unwrap()] };
     client.call_on::<DenyInitiators>(&name("a"), &[], &initiators).await.unwrap();
     let mut b = Host::log_in(at, "a", 1).await.expect("one of them is enough");
     assert_eq!(b.ready().await, None);
@@ -190,13 +193,13 @@ async fn an_initiator_sees_the_units_that_it_is_allowed_to() {
     let guarded = client.call_on::<SetChap>(&name("a"), &[], &chap).await.unwrap();
     let user = guarded.access.chap_user;
     assert_eq!(show(&client, "b").await.unwrap().access.chap_user, user, "it is guarded too");
-    let any = api::Initiators { initiators: vec!["any".parse().unwrap()] };
+    let any = api::InitiatorList { initiators: vec!["any".parse().unwrap()] };
     let refused = client.call_on::<AllowInitiators>(&name("b"), &[], &any).await.unwrap_err();
     assert!(refused.to_string().contains("CHAP guards iSCSI only"), "{refused}");
     assert!(node.stop().await.clean);
 }
 
-/// RFD 0020, 2: secrets of hosts are the subsystem's, those of its owner.
+/// RFD 0020, 2: the hosts' secrets of a subsystem are its owner's.
 #[tokio::test]
 async fn secrets_of_hosts_are_those_of_the_owner() {
     let dir = tempfile::tempdir().unwrap();
@@ -216,7 +219,7 @@ async fn secrets_of_hosts_are_those_of_the_owner() {
     assert!(refused.contains("stands behind the subsystem of volume a"), "{refused}");
     client.call_on::<SetHostDhchap>(&name("b"), &[], &ask(None)).await.unwrap();
 
-    let any = api::Initiators { initiators: vec!["any".parse().unwrap()] };
+    let any = api::InitiatorList { initiators: vec!["any".parse().unwrap()] };
     client.call_on::<AllowInitiators>(&name("b"), &[], &any).await.unwrap();
     let refused = set("a").await.unwrap_err().to_string();
     assert!(refused.contains("volume b: ") && refused.contains("without a proof"), "{refused}");
@@ -241,7 +244,7 @@ async fn secrets_of_hosts_are_those_of_the_owner() {
     assert!(node.stop().await.clean);
 }
 
-/// RFD 0022, 3: keys of TLS are the subsystem's, those of its owner.
+/// RFD 0022, 3: the TLS keys of a subsystem are its owner's.
 #[tokio::test]
 async fn keys_of_hosts_are_those_of_the_owner() {
     let dir = tempfile::tempdir().unwrap();
@@ -267,7 +270,7 @@ async fn keys_of_hosts_are_those_of_the_owner() {
     }
     set("b", None).await.unwrap();
 
-    let any = api::Initiators { initiators: vec!["any".parse().unwrap()] };
+    let any = api::InitiatorList { initiators: vec!["any".parse().unwrap()] };
     client.call_on::<AllowInitiators>(&name("b"), &[], &any).await.unwrap();
     let refused = set("a", Some(true)).await.unwrap_err().to_string();
     assert!(refused.contains("volume b: ") && refused.contains("come by TLS"), "{refused}");
@@ -293,7 +296,7 @@ async fn keys_of_hosts_are_those_of_the_owner() {
     assert!(node.stop().await.clean);
 }
 
-/// A number is given once, whoever asks at the same time.
+/// Concurrent requests never get the same LUN.
 #[tokio::test]
 async fn two_volumes_do_not_get_one_number() {
     let dir = tempfile::tempdir().unwrap();

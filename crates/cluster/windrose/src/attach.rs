@@ -1,6 +1,6 @@
-//! `windrose attach`: a volume as a device of this machine, until somebody says that it is enough.
+//! `windrose attach`: serves a volume as a device of this machine, until told to stop.
 
-mod doors;
+mod front_ends;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
@@ -8,13 +8,13 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
 
-use api::client::Address;
-use api::endpoint::{GetVolume, Nothing};
+use api::client::ApiAddress;
+use api::endpoint::{GetVolume, NoBody};
 use api::{NvmeExport, VolumeName};
-use attach::{Absence, Settling, ublk};
+use attach::{OutageSignal, WriteDelay, ublk};
 use block::{Dev, Epoch};
 use futures_util::FutureExt;
-use initiator::nvme::{Controller, Namespace, Options, Policy, Staging, discover};
+use initiator::nvme::{Controller, Namespace, Options, PathPolicy, Staging, discover};
 use node::config::Config;
 use nvme::{DiscoveryEntry, DiscoveryKind};
 use rt::{Core, Cores, CoresConfig, DiskEngine};
@@ -23,126 +23,126 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 use volume::Volume;
 
-use doors::{Doors, Opened};
+use front_ends::{FrontEnds, OpenFrontEnds};
 
 use crate::cli::AttachArgs;
-use crate::daemon::{Signals, crash_on_panic, notify};
-use crate::exit::{FAILED, Failure, UNAVAILABLE};
+use crate::daemon::{Signals, crash_on_panic, notify_systemd};
+use crate::exit::{CliError, FAILED, UNAVAILABLE};
 use crate::files::{self, HostKeys};
-use crate::host::Host;
+use crate::host::NvmeHost;
 use crate::log;
-use crate::remote::Remote;
+use crate::remote::NodeConnection;
 
-/// Memory for requests in flight, in bytes. It is taken when it is first used.
-const POOL_BYTES: usize = 64 << 20;
+/// Buffer memory for requests in flight, in bytes. Allocated on first use.
+const BUFFER_POOL_BYTES: usize = 64 << 20;
 
-/// After how long a silence of a node another path is taken. A write that was under way then is sent again after
-/// twice as much and the controller's quiesce time (RFD 0027).
+/// How long a node may be silent before another path is used. A write in progress is then sent
+/// again after twice this plus the controller's quiesce time (RFD 0027).
 const KEEP_ALIVE: Duration = Duration::from_secs(3);
 
-/// Entries of the queue to the volume's node, where that has room for as many.
-const QUEUE_ENTRIES: u16 = 128;
+/// Entries of each I/O queue, if the volume's node supports as many.
+const IO_QUEUE_ENTRIES: u16 = 128;
 
-/// Where block devices are found by the names of their volumes.
-const DISKS: &str = "/run/windrose/disks";
+/// Directory with links to block devices, named after their volumes.
+const DEVICE_LINK_DIR: &str = "/run/windrose/disks";
 
-/// What to serve, and how; all of it crosses to the core.
-struct Order {
+/// What to serve, and how; sent to the core.
+struct AttachSpec {
     name: VolumeName,
     /// The volume's identity: guests see it as their disk's serial number.
     serial: String,
     portals: Vec<SocketAddr>,
     export: NvmeExport,
-    host: Host,
+    host: NvmeHost,
     keys: HostKeys,
-    doors: Doors,
-    rings: u16,
-    /// Permissions of the file.
+    front_ends: FrontEnds,
+    queues: u16,
+    /// Mode of the FUSE file.
     mode: u32,
     read_only: bool,
-    /// How long a request waits while no node answers.
-    patience: Duration,
+    /// How long a request waits while no path works.
+    no_path_timeout: Duration,
 }
 
 /// Serves a volume until told to stop.
-pub(crate) async fn run(remote: Remote, args: AttachArgs) -> Result<ExitCode, Failure> {
-    let order = order(&remote, args).await?;
-    log::start(&Config::default());
+pub(crate) async fn run(remote: NodeConnection, args: AttachArgs) -> Result<ExitCode, CliError> {
+    let spec = resolve_volume(&remote, args).await?;
+    log::init_logging(&Config::default());
     crash_on_panic();
     let mut signals = Signals::new()?;
-    let failed = |e: std::io::Error| Failure::new(FAILED, e.to_string());
+    let failed = |e: std::io::Error| CliError::new(FAILED, e.to_string());
     let config = CoresConfig {
-        pool_bytes_per_core: POOL_BYTES,
-        disk_engine: DiskEngine::Pool,
+        memory_bytes_per_core: BUFFER_POOL_BYTES,
+        disk_engine: DiskEngine::Threads,
         ..CoresConfig::default()
     };
     let cores = Cores::start(&config).map_err(failed)?;
     let (stop, stopped) = oneshot::channel();
     let (ready, is_ready) = oneshot::channel();
-    let life = cores.handles()[0].run(move |core| serve(core, order, ready, stopped));
-    let told = async {
+    let serving = cores.handles()[0].run(move |core| serve_on_core(core, spec, ready, stopped));
+    let second_signal = async {
         if is_ready.await.is_ok() {
-            notify(&[NotifyState::Ready, NotifyState::Status("Serving")]);
+            notify_systemd(&[NotifyState::Ready, NotifyState::Status("Serving")]);
         }
         let name = signals.next().await;
         tracing::info!(signal = name, "stopping; a second signal ends the process at once");
-        notify(&[NotifyState::Stopping, NotifyState::Status("Stopping")]);
+        notify_systemd(&[NotifyState::Stopping, NotifyState::Status("Stopping")]);
         drop(stop);
         let name = signals.next().await;
         tracing::warn!(signal = name, "ended before everything was written");
         std::process::exit(FAILED.into());
     };
     let ended = tokio::select! {
-        ended = life => ended,
-        () = told => unreachable!("the second signal ends the process"),
+        ended = serving => ended,
+        () = second_signal => unreachable!("the second signal ends the process"),
     };
-    // It waits for the core's thread, which a runtime's own thread may not.
+    // Blocks until the core's thread exits, which must not happen on a runtime thread.
     let _ = tokio::task::spawn_blocking(|| cores.stop_now()).await;
-    ended.map_err(|e| Failure::new(FAILED, e.to_string()))??;
+    ended.map_err(|e| CliError::new(FAILED, e.to_string()))??;
     tracing::info!("stopped; everything that was written is durable");
     Ok(ExitCode::SUCCESS)
 }
 
-/// Finds out where the volume is.
-async fn order(remote: &Remote, args: AttachArgs) -> Result<Order, Failure> {
-    let host = Host::of_this_machine(args.host_nqn.as_ref(), args.host_id)?;
-    let keys = files::host_keys(&args.keys)?;
-    let volume = remote.client.call_on::<GetVolume>(&args.name, &[], &Nothing).await?;
+/// Looks up the volume and its portals.
+async fn resolve_volume(remote: &NodeConnection, args: AttachArgs) -> Result<AttachSpec, CliError> {
+    let host = NvmeHost::local(args.host_nqn.as_ref(), args.host_id)?;
+    let keys = files::read_host_keys(&args.keys)?;
+    let volume = remote.client.call_on::<GetVolume>(&args.name, &[], &NoBody).await?;
     let name = volume.name;
     let export = volume.nvme.ok_or_else(|| {
-        Failure::new(FAILED, format!("volume {name} is not exported by NVMe/TCP"))
-            .hint(format!("windrose volume export {name} --via both"))
+        CliError::new(FAILED, format!("volume {name} is not exported by NVMe/TCP"))
+            .with_hint(format!("windrose volume export {name} --via both"))
     })?;
-    let portals = portals(&export.portals, remote.client.address()).await;
+    let portals = candidate_portals(&export.portals, remote.client.address()).await;
     let ublk = args.ublk.then(|| ublk::Options {
         identity: volume.id.as_u128(),
         queues: args.queues,
         read_only: args.read_only,
         device: args.device_id,
-        link: Some(Path::new(DISKS).join(name.as_str())),
+        link: Some(Path::new(DEVICE_LINK_DIR).join(name.as_str())),
     });
-    Ok(Order {
+    Ok(AttachSpec {
         serial: volume.id.simple().to_string(),
         name,
         portals,
         export,
         host,
         keys,
-        doors: Doors { vhost_user: args.vhost_user, nbd: args.nbd, ublk, fuse: args.fuse },
-        rings: args.queues,
+        front_ends: FrontEnds { vhost_user: args.vhost_user, nbd: args.nbd, ublk, fuse: args.fuse },
+        queues: args.queues,
         mode: args.fuse_mode,
         read_only: args.read_only,
-        patience: Duration::from_secs(args.patience.into()),
+        no_path_timeout: Duration::from_secs(args.patience.into()),
     })
 }
 
-/// Where to try, the best first: from the node itself its loopback, from elsewhere anything but.
-async fn portals(listed: &[String], api: &Address) -> Vec<SocketAddr> {
+/// Candidate portals, best first: loopback if the API is on a Unix socket, otherwise loopback last.
+async fn candidate_portals(listed: &[String], api: &ApiAddress) -> Vec<SocketAddr> {
     let mut out = Vec::new();
     for portal in listed.iter().filter_map(|p| p.parse::<SocketAddr>().ok()) {
         match (portal.ip(), api) {
-            (ip, Address::Tls { host, .. }) if ip.is_unspecified() => {
-                // The node listens everywhere: also where its API answers.
+            (ip, ApiAddress::Tls { host, .. }) if ip.is_unspecified() => {
+                // An unspecified address: the node also listens where its API answers.
                 let found = tokio::net::lookup_host((host.as_str(), portal.port())).await;
                 out.extend(found.into_iter().flatten());
             }
@@ -156,103 +156,107 @@ async fn portals(listed: &[String], api: &Address) -> Vec<SocketAddr> {
             _ => out.push(portal),
         }
     }
-    let here = matches!(api, Address::Unix(_));
-    out.sort_by_key(|portal| portal.ip().is_loopback() != here);
+    let is_local = matches!(api, ApiAddress::Unix(_));
+    out.sort_by_key(|portal| portal.ip().is_loopback() != is_local);
     out
 }
 
-/// The life of the core: connects, serves, and ends with everything durable.
-async fn serve(
+/// The main task of the core: connects, serves, and makes everything durable at the end.
+async fn serve_on_core(
     core: Core,
-    order: Order,
+    spec: AttachSpec,
     ready: oneshot::Sender<()>,
     mut stop: oneshot::Receiver<()>,
-) -> Result<(), Failure> {
-    let block = match &order.doors.ublk {
-        Some(options) => Some(doors::block_device(&core, options).await?),
+) -> Result<(), CliError> {
+    let block = match &spec.front_ends.ublk {
+        Some(options) => Some(front_ends::open_block_device(&core, options).await?),
         None => None,
     };
     let (controllers, namespace) = tokio::select! {
         biased;
-        // Closed, never sent on.
+        // The sender is only ever dropped.
         _ = &mut stop => return Ok(()),
-        connected = connect(&core, &order) => connected?,
+        connected = connect(&core, &spec) => connected?,
     };
     let dev = Dev::shared(Rc::clone(&namespace));
-    let is_left = order.doors.are_left(&core, order.name.as_str()).await
-        || block.as_ref().is_some_and(ublk::Door::is_in_doubt);
-    let settled = is_left.then(|| settles(&controllers));
-    let dev = match settled {
-        Some(at) => Dev::new(Settling::new(dev, at)),
+    let has_leftovers = spec.front_ends.has_leftovers(&core, spec.name.as_str()).await
+        || block.as_ref().is_some_and(ublk::DeviceControl::is_in_doubt);
+    let write_deadline = has_leftovers.then(|| write_delay_deadline(&controllers));
+    let dev = match write_deadline {
+        Some(at) => Dev::new(WriteDelay::new(dev, at)),
         None => dev,
     };
     let volume = Volume::new(dev, Epoch::default());
     let stop = async {
         drop(stop.await);
-        // Who comes next knows by the sockets that he has to wait.
-        sleep_until(settled.unwrap_or_else(Instant::now)).await;
+        // Keep the sockets until the write delay is over: the next process sees them and waits.
+        sleep_until(write_deadline.unwrap_or_else(Instant::now)).await;
     };
     let stop = stop.shared();
-    let known = Rc::clone(&namespace);
-    let absence = Absence::when(move || known.gone().is_some_and(|gone| gone.away));
-    let what = (&volume, &absence);
-    let settle = (settled, &controllers[..]);
-    let served = serve_doors(&core, &order, what, block, settle, ready, stop).await;
-    // What is in doubt is over when this is: the next process repeats no change that could still happen.
-    let closed = volume.close(&core.pool().account()).await;
+    let gone_namespace = Rc::clone(&namespace);
+    let outage =
+        OutageSignal::new(move || gone_namespace.gone().is_some_and(|gone| gone.is_unreachable));
+    let volume_and_outage = (&volume, &outage);
+    let write_delay = (write_deadline, &controllers[..]);
+    let served =
+        serve_front_ends(&core, &spec, volume_and_outage, block, write_delay, ready, stop).await;
+    // No write is in doubt after this, so the next process repeats none that could still take
+    // effect.
+    let closed = volume.close(&core.buffer_pool().account()).await;
     for controller in controllers {
         if let Err(e) = controller.shut_down().await {
             tracing::info!(error = %e, "{controller:?} was not told that we leave");
         }
     }
-    let is_left = served?;
-    if let Some(gone) = namespace.gone().filter(|_| absence.is_certain()) {
-        let left = format!("volume {} is out of reach: {}", order.name, gone.why);
-        return Err(Failure::new(FAILED, left)
-            .hint("requests are left unanswered: this process, started anew, goes on with them"));
+    let has_leftovers = served?;
+    if let Some(gone) = namespace.gone().filter(|_| outage.is_set()) {
+        let left = format!("volume {} is out of reach: {}", spec.name, gone.reason);
+        return Err(CliError::new(FAILED, left).with_hint(
+            "requests are left unanswered: this process, started anew, goes on with them",
+        ));
     }
     closed.map_err(|e| {
-        let lost =
-            format!("what was written last to volume {} may not be durable: {e}", order.name);
-        Failure::new(FAILED, lost)
+        let lost = format!("what was written last to volume {} may not be durable: {e}", spec.name);
+        CliError::new(FAILED, lost)
     })?;
-    if let Some(options) = order.doors.ublk.filter(|_| is_left)
-        && let Err(error) = options.left_in_order(&core).await
+    if let Some(options) = spec.front_ends.ublk.filter(|_| has_leftovers)
+        && let Err(error) = options.mark_clean(&core).await
     {
         tracing::info!(%error, "the next process waits as if this one had been killed");
     }
     Ok(())
 }
 
-/// Opens the doors that are asked for, and serves at them until `stop`, or until the volume is out of reach. Whether there
-/// still is a block device then.
+/// Opens the requested front ends, and serves them until `stop`, or until the volume is out of
+/// reach. Returns whether a block device remains.
 ///
-/// What is open is in the place of what was left, and tells who comes next. It stays for as long as changes wait, also
-/// where nothing comes to be served; only who unmounts the file system takes that away before.
-async fn serve_doors(
+/// Open front ends replace a killed predecessor's leftovers, and are in turn what a successor
+/// detects. They stay open until the write delay is over, even if serving fails; only unmounting
+/// the file system removes it earlier.
+async fn serve_front_ends(
     core: &Core,
-    order: &Order,
-    what: (&Rc<Volume>, &Absence),
-    block: Option<ublk::Door>,
-    (settled, controllers): (Option<Instant>, &[Controller]),
+    spec: &AttachSpec,
+    volume_and_outage: (&Rc<Volume>, &OutageSignal),
+    block: Option<ublk::DeviceControl>,
+    (write_deadline, controllers): (Option<Instant>, &[Controller]),
     ready: oneshot::Sender<()>,
     stop: impl Future<Output = ()> + Clone,
-) -> Result<bool, Failure> {
-    let mut opened = Opened::default();
-    let mut open = opened.open(core, order, what).await;
-    let mut until = settled.filter(|_| opened.has_touched());
-    if settled.is_none() && opened.has_replaced() {
-        // The look has missed it. Nobody is served before changes may be made.
-        let at = settles(controllers);
+) -> Result<bool, CliError> {
+    let mut opened = OpenFrontEnds::default();
+    let mut open = opened.open(core, spec, volume_and_outage).await;
+    let mut until = write_deadline.filter(|_| opened.may_have_replaced_leftovers());
+    if write_deadline.is_none() && opened.has_replaced_mount() {
+        // `has_leftovers` missed this mount. Serve nothing before the write delay is over.
+        let at = write_delay_deadline(controllers);
         sleep_until(at).await;
         until = Some(at);
     }
     if open.is_ok() {
-        open = opened.begin(order, what, block).await;
+        open = opened.start_block_device(spec, volume_and_outage, block).await;
     }
     let served = match open {
         Ok(()) => {
-            // Nobody waits for it where the process is about to end.
+            // Nothing waits for it if the process is about to end.
             let _ = ready.send(());
             opened.serve(stop).await
         }
@@ -266,76 +270,79 @@ async fn serve_doors(
     served
 }
 
-/// Until when changes wait where a process was here before and has been killed. It has left bytes in the sockets of nodes,
-/// which do not know of it as long as they do not run: what is said of a connection that falls silent holds for its
+/// When writes may begin after a killed predecessor. It has left bytes in the nodes' socket
+/// buffers, unread while a node does not run: the rules for a silent connection apply to its
 /// connections as well (RFD 0027, 3).
-fn settles(controllers: &[Controller]) -> Instant {
-    let quiesce = controllers.iter().filter_map(Controller::abilities).map(|a| a.quiesce).max();
-    let time = 2 * KEEP_ALIVE + quiesce.unwrap_or_default();
-    tracing::info!(seconds = time.as_secs(), "whoever was here before was killed: changes wait");
-    Instant::now() + time
+fn write_delay_deadline(controllers: &[Controller]) -> Instant {
+    let quiesce = controllers.iter().filter_map(Controller::capabilities).map(|a| a.quiesce).max();
+    let delay = 2 * KEEP_ALIVE + quiesce.unwrap_or_default();
+    tracing::info!(seconds = delay.as_secs(), "whoever was here before was killed: changes wait");
+    Instant::now() + delay
 }
 
-/// Connects to the volume at all of its portals.
-async fn connect(core: &Core, order: &Order) -> Result<(Vec<Controller>, Rc<Namespace>), Failure> {
-    let name = &order.name;
+/// Connects to all portals of the volume.
+async fn connect(
+    core: &Core,
+    spec: &AttachSpec,
+) -> Result<(Vec<Controller>, Rc<Namespace>), CliError> {
+    let name = &spec.name;
     let unreachable = |why: String| {
-        Failure::new(UNAVAILABLE, format!("volume {name} cannot be reached: {why}")).hint(format!(
-            "may this host reach it? `windrose volume allow {name} {}`",
-            order.host.nqn
-        ))
+        CliError::new(UNAVAILABLE, format!("volume {name} cannot be reached: {why}")).with_hint(
+            format!("may this host reach it? `windrose volume allow {name} {}`", spec.host.nqn),
+        )
     };
-    let Some(first) = order.portals.first() else {
+    let Some(first) = spec.portals.first() else {
         return Err(unreachable("its node listens nowhere".to_owned()));
     };
-    let NvmeExport { subsystem, namespace, .. } = &order.export;
-    let usual = Options::new(*first, subsystem, &order.host.nqn, order.host.id.into_bytes());
-    let (patience, HostKeys { secrets, tls_key }) = (order.patience, order.keys.clone());
+    let NvmeExport { subsystem, namespace, .. } = &spec.export;
+    let defaults = Options::new(*first, subsystem, &spec.host.nqn, spec.host.id.into_bytes());
+    let (no_path_timeout, HostKeys { secrets, tls_key }) =
+        (spec.no_path_timeout, spec.keys.clone());
     let options = Options {
-        queue_entries: QUEUE_ENTRIES,
+        queue_entries: IO_QUEUE_ENTRIES,
         keep_alive: KEEP_ALIVE,
-        patience,
+        retry_timeout: no_path_timeout,
         secrets,
         tls_key,
-        ..usual
+        ..defaults
     };
     let staging = Staging::default();
-    let portals = every_portal(core, order, &options, &staging).await;
+    let portals = discover_portals(core, spec, &options, &staging).await;
     let connected = Controller::connect_all(core, &options, &portals, &staging).await;
     let controllers = connected.map_err(|e| unreachable(e.to_string()))?;
-    match Namespace::through(&controllers, *namespace, Policy::LocalFirst).await {
+    match Namespace::open_multipath(&controllers, *namespace, PathPolicy::LocalFirst).await {
         Ok(namespace) => Ok((controllers, namespace)),
         Err(e) => Err(unreachable(e.to_string())),
     }
 }
 
-/// Where the volume is served: what the first node that answers tells of all (discovery), that node first. What the
-/// API has told, where none tells anything.
-async fn every_portal(
+/// The volume's portals as discovery on the first answering node reports them, that node's own
+/// first; those from the API if no node reports any.
+async fn discover_portals(
     core: &Core,
-    order: &Order,
+    spec: &AttachSpec,
     options: &Options,
     staging: &Staging,
 ) -> Vec<SocketAddr> {
     let of_volume =
-        |e: &DiscoveryEntry| e.kind == DiscoveryKind::Nvm && e.nqn == order.export.subsystem;
-    for at in &order.portals {
-        let options = Options { address: *at, ..options.clone() };
-        let told = match discover(core, options, staging.clone()).await {
-            Ok(told) => told,
+        |e: &DiscoveryEntry| e.kind == DiscoveryKind::Nvm && e.nqn == spec.export.subsystem;
+    for portal in &spec.portals {
+        let options = Options { address: *portal, ..options.clone() };
+        let entries = match discover(core, options, staging.clone()).await {
+            Ok(entries) => entries,
             Err(e) => {
-                tracing::debug!(portal = %at, error = %e, "it tells nothing of the others");
+                tracing::debug!(portal = %portal, error = %e, "it tells nothing of the others");
                 continue;
             }
         };
-        let mut all: Vec<_> = told.iter().filter(|e| of_volume(e)).map(|e| e.address).collect();
-        all.sort_by_key(|address| address != at);
+        let mut all: Vec<_> = entries.iter().filter(|e| of_volume(e)).map(|e| e.address).collect();
+        all.sort_by_key(|address| address != portal);
         all.dedup();
         if !all.is_empty() {
             return all;
         }
     }
-    order.portals.clone()
+    spec.portals.clone()
 }
 
 #[cfg(test)]
@@ -346,10 +353,10 @@ mod tests {
     async fn portals_are_tried_where_they_are_likely_to_answer() {
         let at = |text: &str| text.parse::<SocketAddr>().unwrap();
         let listed = ["10.0.0.5:4420", "[::]:4421", "127.0.0.1:4420"].map(str::to_owned);
-        let here = portals(&listed, &"unix:/run/x".parse().unwrap()).await;
+        let here = candidate_portals(&listed, &"unix:/run/x".parse().unwrap()).await;
         let expected = ["[::1]:4421", "127.0.0.1:4421", "127.0.0.1:4420", "10.0.0.5:4420"];
         assert_eq!(here, expected.map(at));
-        let there = portals(&listed, &"https://10.0.0.5:4242".parse().unwrap()).await;
+        let there = candidate_portals(&listed, &"https://10.0.0.5:4242".parse().unwrap()).await;
         assert_eq!(there, ["10.0.0.5:4420", "10.0.0.5:4421", "127.0.0.1:4420"].map(at));
     }
 }

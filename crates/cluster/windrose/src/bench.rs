@@ -9,17 +9,17 @@ use std::time::Duration;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use initiator::uri::Target;
-use load::fleet::{Fleet, Now, Plan};
+use load::benchmark::{Benchmark, BenchmarkPlan, ProgressSnapshot};
 use load::job::{Job, KEYS, parse};
-use load::open::{self, Before};
+use load::open::{self, ExistingContents};
 use load::report;
 
 use crate::cli::HostKeyArgs;
-use crate::exit::{FAILED, Failure, USAGE};
+use crate::exit::{CliError, FAILED, USAGE};
 use crate::files::{self, HostKeys};
-use crate::host::Host;
-use crate::remote::{tell, write};
-use wire::count;
+use crate::host::NvmeHost;
+use crate::remote::{print_error_line, print_line};
+use wire::plural;
 
 const AFTER_HELP: &str = "\
 Exit codes:
@@ -32,14 +32,15 @@ Exit codes:
 #[command(after_help = AFTER_HELP, arg_required_else_help = true)]
 pub(crate) struct BenchArgs {
     /// nvme://HOST[:4420]/SUBNQN[?nsid=N&hostnqn=NQN], iscsi://[USER%SECRET@]HOST[:3260]/IQN/LUN,
-    /// nbd://HOST[:10809]/EXPORT, nbd+unix:///EXPORT?socket=PATH, or a file or block device; in place of filename=.
+    /// nbd://HOST[:10809]/EXPORT, nbd+unix:///EXPORT?socket=PATH, or a file or block device; in
+    /// place of filename=.
     #[arg(value_name = "URI|PATH")]
     target: Option<String>,
     /// A job file of fio. What else is given here goes before what it says, in every section.
     #[arg(long, value_name = "FILE")]
     job_file: Option<PathBuf>,
     #[command(flatten)]
-    terms: Terms,
+    fio_options: FioOptions,
     #[command(flatten, next_help_heading = "NVMe hosts that prove who they are")]
     keys: HostKeyArgs,
     /// Write to what exists: what it holds is lost.
@@ -51,7 +52,8 @@ pub(crate) struct BenchArgs {
     /// Processors to bind them to, one thread each: 0,2,3.
     #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "cores")]
     cpus: Vec<usize>,
-    /// How long a thread that waits looks for what comes, in µs, before it sleeps. fio does not look.
+    /// How long a thread that waits looks for what comes, in µs, before it sleeps. fio does not
+    /// look.
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 0)]
     poll: u32,
     /// Socket of the API of a node on this machine: tells what a command costs its processors.
@@ -64,9 +66,9 @@ pub(crate) struct BenchArgs {
 
 /// Keys of fio, in the order in which they were given.
 #[derive(Clone, Debug, Default)]
-struct Terms(Vec<(&'static str, String)>);
+struct FioOptions(Vec<(&'static str, String)>);
 
-impl Args for Terms {
+impl Args for FioOptions {
     fn augment_args(command: Command) -> Command {
         KEYS.iter().fold(command, |command, key| {
             let mut arg = Arg::new(key.name)
@@ -79,9 +81,9 @@ impl Args for Terms {
                 arg = arg.visible_alias(alias);
             }
             if key.name.contains('_') {
-                arg = arg.alias(dashed(key.name));
+                arg = arg.alias(with_dashes(key.name));
             }
-            if let Some(bare) = key.bare {
+            if let Some(bare) = key.default_when_bare {
                 arg = arg.num_args(0..=1).require_equals(true).default_missing_value(bare);
             }
             command.arg(arg)
@@ -93,23 +95,24 @@ impl Args for Terms {
     }
 }
 
-/// `ramp_time` as our other options are written. Leaked: one for each key that there is.
-fn dashed(name: &str) -> &'static str {
+/// An option's name with dashes, as our other options are written. Leaked: one string per key.
+fn with_dashes(name: &str) -> &'static str {
     Box::leak(name.replace('_', "-").into_boxed_str())
 }
 
-impl FromArgMatches for Terms {
+impl FromArgMatches for FioOptions {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let mut found: Vec<(usize, &'static str, String)> = Vec::new();
         for key in KEYS {
-            let (Some(values), Some(places)) =
+            let (Some(values), Some(indices)) =
                 (matches.get_many::<String>(key.name), matches.indices_of(key.name))
             else {
                 continue;
             };
-            found.extend(places.zip(values).map(|(place, value)| (place, key.name, value.clone())));
+            found
+                .extend(indices.zip(values).map(|(index, value)| (index, key.name, value.clone())));
         }
-        found.sort_by_key(|(place, ..)| *place);
+        found.sort_by_key(|(index, ..)| *index);
         Ok(Self(found.into_iter().map(|(_, name, value)| (name, value)).collect()))
     }
 
@@ -119,33 +122,33 @@ impl FromArgMatches for Terms {
     }
 }
 
-/// Runs it. `json`: for programs.
-pub(crate) fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
-    // What happens on the way to a target is told: a connection lost, a disk that fails.
+/// Runs the benchmark. `json`: print JSON, for programs.
+pub(crate) fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, CliError> {
+    // Log problems with a target: a lost connection, a failing disk.
     let log = tracing_subscriber::fmt().with_max_level(tracing::Level::WARN);
     let _ = log.with_writer(std::io::stderr).log_internal_errors(false).try_init();
-    let jobs = jobs(args)?;
+    let jobs = load_jobs(args)?;
     for note in jobs.iter().flat_map(|job| job.notes.iter().map(move |note| (&job.name, note))) {
-        tell(&format!("windrose: {}: {}", note.0, note.1));
+        print_error_line(&format!("windrose: {}: {}", note.0, note.1));
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|e| Failure::new(FAILED, e.to_string()))?;
+    let runtime = runtime.map_err(|e| CliError::new(FAILED, e.to_string()))?;
     runtime.block_on(measure(args, jobs, json))
 }
 
-fn jobs(args: &BenchArgs) -> Result<Vec<Job>, Failure> {
-    let wrong = |why: String| Failure::new(USAGE, why);
+fn load_jobs(args: &BenchArgs) -> Result<Vec<Job>, CliError> {
+    let usage_error = |why: String| CliError::new(USAGE, why);
     let mut jobs = match &args.job_file {
         None => vec![Job::default()],
         Some(path) => {
-            let named = |why: String| wrong(format!("{}: {why}", path.display()));
-            let text = std::fs::read_to_string(path).map_err(|e| named(e.to_string()))?;
-            parse(&text).map_err(|e| named(e.to_string()))?
+            let in_file = |why: String| usage_error(format!("{}: {why}", path.display()));
+            let text = std::fs::read_to_string(path).map_err(|e| in_file(e.to_string()))?;
+            parse(&text).map_err(|e| in_file(e.to_string()))?
         }
     };
     for job in &mut jobs {
-        for (name, value) in &args.terms.0 {
-            job.set(name, Some(value)).map_err(|e| wrong(e.to_string()))?;
+        for (name, value) in &args.fio_options.0 {
+            job.set(name, Some(value)).map_err(|e| usage_error(e.to_string()))?;
         }
         if let Some(target) = &args.target {
             job.filename = Some(target.clone());
@@ -154,24 +157,24 @@ fn jobs(args: &BenchArgs) -> Result<Vec<Job>, Failure> {
     Ok(jobs)
 }
 
-async fn measure(args: &BenchArgs, jobs: Vec<Job>, json: bool) -> Result<ExitCode, Failure> {
-    let server = server(args).await?;
-    let HostKeys { secrets, tls_key } = files::host_keys(&args.keys)?;
-    let host = Host::of_this_machine(None, None).ok();
-    let plan = Plan {
-        cpus: cpus(args, &jobs),
+async fn measure(args: &BenchArgs, jobs: Vec<Job>, json: bool) -> Result<ExitCode, CliError> {
+    let server = server_process(args).await?;
+    let HostKeys { secrets, tls_key } = files::read_host_keys(&args.keys)?;
+    let host = NvmeHost::local(None, None).ok();
+    let plan = BenchmarkPlan {
+        cpus: select_cpus(args, &jobs),
         jobs,
         poll_window: Duration::from_micros(u64::from(args.poll)),
         server: server.as_ref().map(|(process, _)| *process),
-        host: host.map(|Host { nqn, id }| open::Host {
+        host: host.map(|NvmeHost { nqn, id }| open::HostIdentity {
             nqn,
             id: id.into_bytes(),
             secrets,
             tls_key,
         }),
     };
-    let fleet = Fleet::start(plan).map_err(|why| Failure::new(USAGE, why))?;
-    may_be_lost(&fleet, args.yes).await?;
+    let benchmark = Benchmark::start(plan).map_err(|why| CliError::new(USAGE, why))?;
+    check_data_loss(&benchmark, args.yes).await?;
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&interrupted);
     tokio::spawn(async move {
@@ -179,27 +182,27 @@ async fn measure(args: &BenchArgs, jobs: Vec<Job>, json: bool) -> Result<ExitCod
             flag.store(true, Ordering::Relaxed);
         }
     });
-    let mut display = Display::new();
-    let outcome = fleet.run(|now| {
-        display.show(now);
+    let mut display = ProgressDisplay::new();
+    let outcome = benchmark.run(|now| {
+        display.update(now);
         !interrupted.load(Ordering::Relaxed)
     });
     let outcome = outcome.await;
     display.bar.finish_and_clear();
-    let outcome = outcome.map_err(|why| Failure::new(FAILED, why))?;
+    let outcome = outcome.map_err(|why| CliError::new(FAILED, why))?;
     let text = if json {
         serde_json::to_string_pretty(&report::json(&outcome))
-            .map_err(|e| Failure::new(FAILED, e.to_string()))?
+            .map_err(|e| CliError::new(FAILED, e.to_string()))?
     } else {
-        report::text(&outcome, server.as_ref().map(|(_, who)| who.as_str()))
+        report::text(&outcome, server.as_ref().map(|(_, description)| description.as_str()))
     };
-    write(text.trim_end())?;
-    let failed = outcome.lines.iter().any(|line| line.measured.failed.is_some());
+    print_line(text.trim_end())?;
+    let failed = outcome.results.iter().any(|line| line.measurement.failure.is_some());
     Ok(if failed { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
 }
 
-/// One thread for each job, and no more than there are processors, unless told otherwise.
-fn cpus(args: &BenchArgs, jobs: &[Job]) -> Vec<Option<usize>> {
+/// One thread per job, at most one per processor, unless set otherwise.
+fn select_cpus(args: &BenchArgs, jobs: &[Job]) -> Vec<Option<usize>> {
     if !args.cpus.is_empty() {
         return args.cpus.iter().copied().map(Some).collect();
     }
@@ -210,74 +213,76 @@ fn cpus(args: &BenchArgs, jobs: &[Job]) -> Vec<Option<usize>> {
 }
 
 /// The process whose processor time counts as the server's, and how it was found.
-async fn server(args: &BenchArgs) -> Result<Option<(u32, String)>, Failure> {
-    let (process, who) = match (&args.node, args.server_pid) {
+async fn server_process(args: &BenchArgs) -> Result<Option<(u32, String)>, CliError> {
+    let (process, description) = match (&args.node, args.server_pid) {
         (None, None) => return Ok(None),
         (None, Some(process)) => (process, format!("process {process}")),
         (Some(socket), _) => {
-            let process = behind(socket).await.map_err(|e| {
-                Failure::new(FAILED, format!("{}: {e}", socket.display()))
-                    .hint("--node names the API's socket of a node of this machine")
+            let process = socket_owner_pid(socket).await.map_err(|e| {
+                CliError::new(FAILED, format!("{}: {e}", socket.display()))
+                    .with_hint("--node names the API's socket of a node of this machine")
             })?;
             (process, format!("the node at {}, process {process}", socket.display()))
         }
     };
-    if load::fleet::time_of(process).is_none() {
+    if load::benchmark::process_cpu_time(process).is_none() {
         let why = format!("process {process} is not to be seen in /proc");
-        return Err(Failure::new(FAILED, why));
+        return Err(CliError::new(FAILED, why));
     }
-    Ok(Some((process, who)))
+    Ok(Some((process, description)))
 }
 
-/// Who listens at a socket (unix(7), `SO_PEERCRED`).
-async fn behind(socket: &Path) -> std::io::Result<u32> {
+/// The process id of a socket's listener (unix(7), `SO_PEERCRED`).
+async fn socket_owner_pid(socket: &Path) -> std::io::Result<u32> {
     let peer = tokio::net::UnixStream::connect(socket).await?.peer_cred()?;
     let process = peer.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
     process.ok_or_else(|| std::io::Error::other("the system does not say whose it is"))
 }
 
-/// Refuses to write to what must not be lost, or may not.
-async fn may_be_lost(fleet: &Fleet, yes: bool) -> Result<(), Failure> {
-    for (job, target) in fleet.jobs().filter(|(job, _)| job.rw.changes()) {
-        let would = match target {
+/// Refuses writes that would destroy data: without `yes`, and always for a Windrose image.
+async fn check_data_loss(benchmark: &Benchmark, yes: bool) -> Result<(), CliError> {
+    for (job, target) in benchmark.jobs().filter(|(job, _)| job.rw.changes()) {
+        let loss = match target {
             Target::Path(path) => {
-                let before = fleet.look(path.clone()).await;
-                match before.map_err(|why| Failure::new(FAILED, why))? {
-                    Before::Absent => continue,
-                    Before::Image => {
+                let contents = benchmark.inspect(path.clone()).await;
+                match contents.map_err(|why| CliError::new(FAILED, why))? {
+                    ExistingContents::Absent => continue,
+                    ExistingContents::Image => {
                         let why = format!("{}: holds a volume of Windrose", path.display());
-                        return Err(Failure::new(
+                        return Err(CliError::new(
                             FAILED,
                             format!("{why}, which is never written to"),
                         )
-                        .hint("a volume is measured through the node that serves it"));
+                        .with_hint("a volume is measured through the node that serves it"));
                     }
-                    Before::Holds(what) => format!("{}: it {what}, which", path.display()),
-                    Before::Nothing => format!("{}: what it holds", path.display()),
+                    ExistingContents::Foreign(what) => {
+                        format!("{}: it {what}, which", path.display())
+                    }
+                    ExistingContents::Empty => format!("{}: what it holds", path.display()),
                 }
             }
             uri => format!("{uri}: its data"),
         };
         if !yes {
-            let why = format!("{would} would be lost to {}", kind(job));
-            return Err(Failure::new(USAGE, why).hint("--yes writes to it"));
+            let why = format!("{loss} would be lost to {}", operation_name(job));
+            return Err(CliError::new(USAGE, why).with_hint("--yes writes to it"));
         }
-        tell(&format!("windrose: {would} is lost to {}", kind(job)));
+        print_error_line(&format!("windrose: {loss} is lost to {}", operation_name(job)));
     }
     Ok(())
 }
 
-fn kind(job: &Job) -> &'static str {
+fn operation_name(job: &Job) -> &'static str {
     if job.rw.write { "writes" } else { "trims" }
 }
 
-/// Shows how things are, on a terminal.
-struct Display {
+/// Shows progress on a terminal.
+struct ProgressDisplay {
     bar: ProgressBar,
     last: (Duration, u64, u64),
 }
 
-impl Display {
+impl ProgressDisplay {
     fn new() -> Self {
         let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
         let style = ProgressStyle::with_template("{bar:20} {msg}");
@@ -286,8 +291,9 @@ impl Display {
     }
 
     #[expect(clippy::cast_precision_loss, reason = "figures for people")]
-    fn show(&mut self, now: &Now) {
-        let (ops, bytes) = now.moved.iter().fold((0, 0), |sum, m| (sum.0 + m.0, sum.1 + m.1));
+    fn update(&mut self, now: &ProgressSnapshot) {
+        let (ops, bytes) =
+            now.by_direction.iter().fold((0, 0), |sum, m| (sum.0 + m.0, sum.1 + m.1));
         let (then, ops_then, bytes_then) = self.last;
         let seconds = now.elapsed.saturating_sub(then).as_secs_f64();
         if seconds < 0.1 {
@@ -301,7 +307,7 @@ impl Display {
             rate(bytes, bytes_then) / f64::from(1 << 20)
         );
         if now.verified > 0 {
-            message += &format!("  {} read again", count(now.verified, "block"));
+            message += &format!("  {} read again", plural(now.verified, "block"));
         }
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         self.bar.set_length(now.planned.map_or(0, millis));

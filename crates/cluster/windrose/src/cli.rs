@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use api::client::Address;
-use api::{BlockSize, Initiator, PoolName, Raid, Size, VolumeName};
+use api::client::ApiAddress;
+use api::{BlockSize, Initiator, PoolName, RaidLevel, Size, VolumeName};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use uuid::Uuid;
@@ -18,40 +18,40 @@ Exit codes:
   5  for `status`: the data is at risk
   6  for `status` and `attach`: data cannot be reached";
 
-/// Where help shows what all commands have: behind what each has for itself.
-const GLOBAL: &str = "Global options";
+/// Help section for options of all commands: after each command's own.
+const GLOBAL_HEADING: &str = "Global options";
 
 /// Block storage over iSCSI and NVMe/TCP.
 #[derive(Debug, Parser)]
 #[command(name = "windrose", version, after_help = EXIT_CODES, arg_required_else_help = true)]
 pub(crate) struct Cli {
     #[command(flatten)]
-    pub(crate) remote: Remote,
+    pub(crate) remote: ConnectionArgs,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
 
 /// Which node to talk to, and how to show what it says.
 #[derive(Args, Debug)]
-pub(crate) struct Remote {
+pub(crate) struct ConnectionArgs {
     /// Where the node's API is: unix:/path/to/socket or https://host:port.
     #[arg(
         long,
         global = true,
-        help_heading = GLOBAL,
+        help_heading = GLOBAL_HEADING,
         env = "WINDROSE_API",
         value_name = "ADDRESS",
         default_value = "unix:/run/windrose/api.sock"
     )]
-    pub(crate) api: Address,
+    pub(crate) api: ApiAddress,
     /// File with the token that the API asks for over TCP.
-    #[arg(long, global = true, help_heading = GLOBAL, env = "WINDROSE_TOKEN_FILE", value_name = "FILE")]
+    #[arg(long, global = true, help_heading = GLOBAL_HEADING, env = "WINDROSE_TOKEN_FILE", value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
     /// PEM file with the certificates to trust instead of the system's.
-    #[arg(long, global = true, help_heading = GLOBAL, env = "WINDROSE_CA_CERT", value_name = "FILE")]
+    #[arg(long, global = true, help_heading = GLOBAL_HEADING, env = "WINDROSE_CA_CERT", value_name = "FILE")]
     pub(crate) ca_cert: Option<PathBuf>,
     /// Print JSON, for programs.
-    #[arg(long, global = true, help_heading = GLOBAL)]
+    #[arg(long, global = true, help_heading = GLOBAL_HEADING)]
     pub(crate) json: bool,
 }
 
@@ -103,7 +103,8 @@ pub(crate) struct NodeArgs {
     /// Configuration file; without it /etc/windrose/windrose.toml, or the defaults.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Check the configuration, and the certificate, key and token that it names, and do nothing else.
+    /// Check the configuration, and the certificate, key and token that it names, and do nothing
+    /// else.
     #[arg(long)]
     pub(crate) check: bool,
     #[command(subcommand)]
@@ -115,39 +116,44 @@ pub(crate) struct NodeArgs {
 pub(crate) struct AttachArgs {
     /// Name of the volume.
     pub(crate) name: VolumeName,
-    /// Socket to listen at, where QEMU or another monitor finds a vhost-user disk for its virtual machine.
+    /// Socket to listen at, where QEMU or another monitor finds a vhost-user disk for its virtual
+    /// machine.
     #[arg(long, value_name = "PATH", group = "as")]
     pub(crate) vhost_user: Option<PathBuf>,
     /// Socket to listen at for NBD: QEMU, qemu-img, nbdcopy, nbd-client and their like.
     #[arg(long, value_name = "PATH", group = "as")]
     pub(crate) nbd: Option<PathBuf>,
-    /// Make a block device of this machine, /dev/ublkbN, also to be found as /run/windrose/disks/NAME.
+    /// Make a block device of this machine, /dev/ublkbN, also to be found as
+    /// /run/windrose/disks/NAME.
     #[arg(long, group = "as")]
     pub(crate) ublk: bool,
     /// Number of the block device (default: the first that is free).
     #[arg(long, value_name = "NUMBER", requires = "ublk", value_parser = clap::value_parser!(u32).range(..=1_048_575))]
     pub(crate) device_id: Option<u32>,
-    /// Empty directory to show the volume in, as a file of its name: for loop devices, backup programs and their like.
+    /// Empty directory to show the volume in, as a file of its name: for loop devices, backup
+    /// programs and their like.
     #[arg(long, value_name = "DIRECTORY", group = "as")]
     pub(crate) fuse: Option<PathBuf>,
     /// Permissions of that file, in octal. It belongs to whom the directory belongs to.
-    #[arg(long, value_name = "MODE", default_value = "600", value_parser = permissions, requires = "fuse")]
+    #[arg(long, value_name = "MODE", default_value = "600", value_parser = parse_mode, requires = "fuse")]
     pub(crate) fuse_mode: u32,
     /// Refuse writes.
     #[arg(long)]
     pub(crate) read_only: bool,
-    /// How many queues the virtual machine may use, or the block device has: as many as there are processors, say.
+    /// How many queues the virtual machine may use, or the block device has: as many as there are
+    /// processors, say.
     #[arg(long, value_name = "COUNT", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) queues: u16,
-    /// How long requests wait in seconds while no node that serves the volume answers. Then this process ends, and who
-    /// starts it anew lets its users go on.
+    /// How long requests wait in seconds while no node that serves the volume answers. Then this
+    /// process ends, and who starts it anew lets its users go on.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = clap::value_parser!(u32).range(1..=86400))]
     pub(crate) patience: u32,
-    /// Name of this host (default: what /etc/nvme/hostnqn says, or one made of the machine's identity).
+    /// Name of this host (default: what /etc/nvme/hostnqn says, or one made of the machine's
+    /// identity).
     #[arg(long, value_name = "NQN")]
     pub(crate) host_nqn: Option<Initiator>,
-    /// Identifier of this host (default: what /etc/nvme/hostid says, or the one in its name, or one made of the machine's
-    /// identity).
+    /// Identifier of this host (default: what /etc/nvme/hostid says, or the one in its name, or one
+    /// made of the machine's identity).
     #[arg(long, value_name = "UUID")]
     pub(crate) host_id: Option<Uuid>,
     #[command(flatten)]
@@ -157,15 +163,15 @@ pub(crate) struct AttachArgs {
 /// What an NVMe host shares with a volume.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct HostKeyArgs {
-    /// File with this host's secret, by which it proves who it is (DH-HMAC-CHAP), as `nvme gen-dhchap-key` makes it; `-` reads
-    /// it from standard input.
+    /// File with this host's secret, by which it proves who it is (DH-HMAC-CHAP), as
+    /// `nvme gen-dhchap-key` makes it; `-` reads it from standard input.
     #[arg(long, value_name = "FILE")]
     pub(crate) dhchap_secret: Option<PathBuf>,
     /// File with the secret that the volume is to prove itself with; not the host's.
     #[arg(long, value_name = "FILE", requires = "dhchap_secret")]
     pub(crate) dhchap_ctrl_secret: Option<PathBuf>,
-    /// File with the key by which connections are protected (TLS), as `nvme gen-tls-key` makes it; `-` reads it from standard
-    /// input.
+    /// File with the key by which connections are protected (TLS), as `nvme gen-tls-key` makes it;
+    /// `-` reads it from standard input.
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_key: Option<PathBuf>,
 }
@@ -182,8 +188,8 @@ pub(crate) enum NodeCommand {
         /// Its number or name; the node that is asked, if none is given.
         node: Option<String>,
     },
-    /// Have the next start of this node, which must not run, use its data directory as it is now: after a restore, or to begin
-    /// anew with no volumes.
+    /// Have the next start of this node, which must not run, use its data directory as it is now:
+    /// after a restore, or to begin anew with no volumes.
     AcceptDataDir {
         /// Configuration file of the node; without it /etc/windrose/windrose.toml, or the defaults.
         #[arg(long, value_name = "FILE")]
@@ -198,11 +204,13 @@ pub(crate) enum NodeCommand {
 pub(crate) enum ClusterCommand {
     /// Make this node the first of a new cluster. Its volumes stay; initiators see a restart.
     Init {
-        /// Without certificates: nodes and their store speak in plain text, and are open to everybody who reaches them.
+        /// Without certificates: nodes and their store speak in plain text, and are open to
+        /// everybody who reaches them.
         #[arg(long)]
         insecure: bool,
     },
-    /// Make a token with which another node joins, and print it. Whoever has it can join: one node, within an hour.
+    /// Make a token with which another node joins, and print it. Whoever has it can join: one node,
+    /// within an hour.
     Token {
         #[command(subcommand)]
         command: Option<TokenCommand>,
@@ -223,15 +231,17 @@ pub(crate) enum ClusterCommand {
     Join(TokenArgs),
     /// Make this node the witness of a cluster: it has a vote, and keeps no data.
     Witness(TokenArgs),
-    /// Have all nodes replace the cluster's secret and authority by new ones, while they serve: after a node was stolen or
-    /// removed by force, whose disks somebody else may have. Tokens made before are revoked. Waits until it is done.
+    /// Have all nodes replace the cluster's secret and authority by new ones, while they serve:
+    /// after a node was stolen or removed by force, whose disks somebody else may have. Tokens made
+    /// before are revoked. Waits until it is done.
     Rotate,
     /// List the nodes and the members of the store.
     Nodes,
-    /// Recover from the loss of the cluster's store, or of records: a new store if the old one is lost for good, volumes
-    /// from what images tell. Shows what it would do, and asks.
+    /// Recover from the loss of the cluster's store, or of records: a new store if the old one is
+    /// lost for good, volumes from what images tell. Shows what it would do, and asks.
     Recover {
-        /// Do without the copies of this node, which may be newer: what only they hold is lost. May be repeated.
+        /// Do without the copies of this node, which may be newer: what only they hold is lost. May
+        /// be repeated.
         #[arg(long, value_name = "NODE")]
         without: Vec<String>,
         /// Only show what would be done.
@@ -242,8 +252,8 @@ pub(crate) enum ClusterCommand {
     },
     /// Take this node out of its cluster.
     Leave {
-        /// Take out this one, which does not come back: its number or name. Or a member of the store whose
-        /// node never came: its name or address.
+        /// Take out this one, which does not come back: its number or name. Or a member of the
+        /// store whose node never came: its name or address.
         #[arg(long)]
         node: Option<String>,
         /// Do not ask the others, or the one that is taken out.
@@ -265,7 +275,7 @@ pub(crate) enum TokenCommand {
         #[arg(long, conflicts_with = "uses")]
         unlimited: bool,
         /// How long it is valid, such as 30m, 1h or 7d.
-        #[arg(long, value_name = "TIME", default_value = "1h", value_parser = seconds)]
+        #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_duration)]
         expires: u64,
         /// For witnesses only.
         #[arg(long)]
@@ -308,7 +318,7 @@ pub(crate) struct TokenArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum VolumeCommand {
     /// Create a volume. Nobody can reach it until an initiator is allowed.
-    Create(Box<CreateArgs>),
+    Create(Box<CreateVolumeArgs>),
     /// List the volumes.
     List,
     /// Show a volume and how to connect to it.
@@ -328,7 +338,7 @@ pub(crate) enum VolumeCommand {
     #[command(arg_required_else_help = true)]
     Mirror {
         #[command(subcommand)]
-        command: MirrorCommand,
+        command: ReplicaCommand,
     },
     /// Choose the node that puts the writes of a volume in order.
     Switch {
@@ -338,7 +348,8 @@ pub(crate) enum VolumeCommand {
         #[arg(long, value_name = "NODE")]
         to: String,
     },
-    /// Go on with the copy of the node that is asked, whatever the others hold. Acknowledged writes may be lost.
+    /// Go on with the copy of the node that is asked, whatever the others hold. Acknowledged writes
+    /// may be lost.
     Force {
         /// Name of the volume.
         name: VolumeName,
@@ -346,7 +357,8 @@ pub(crate) enum VolumeCommand {
         #[arg(long, value_name = "NAME")]
         confirm: Option<VolumeName>,
     },
-    /// Take the image of a volume from the node that had it last and will never use it again. Refused while that node uses it.
+    /// Take the image of a volume from the node that had it last and will never use it again.
+    /// Refused while that node uses it.
     TakeOver {
         /// Name of the volume.
         name: VolumeName,
@@ -354,11 +366,13 @@ pub(crate) enum VolumeCommand {
         #[arg(long, value_name = "NAME")]
         confirm: Option<VolumeName>,
     },
-    /// Show who has reserved a volume (SCSI), or take the reservations of hosts away that are no more.
+    /// Show who has reserved a volume (SCSI), or take the reservations of hosts away that are no
+    /// more.
     Reservations {
         /// Name of the volume.
         name: VolumeName,
-        /// Take all registrations and reservations away. Hosts that keep each other out by them no longer do.
+        /// Take all registrations and reservations away. Hosts that keep each other out by them no
+        /// longer do.
         #[arg(long)]
         clear: bool,
         /// Do not ask.
@@ -369,12 +383,14 @@ pub(crate) enum VolumeCommand {
     Orphans,
     /// Take an image that no record names as a volume, under its old name and targets.
     Adopt {
-        /// The image: the path of a file or device, or POOL/VOLUME, as `windrose volume orphans` shows it.
+        /// The image: the path of a file or device, or POOL/VOLUME, as `windrose volume orphans`
+        /// shows it.
         image: String,
         /// What the volume shall be called (default: what it was called).
         #[arg(long)]
         name: Option<VolumeName>,
-        /// Do without the copy of this node, which may be newer: what only it holds is lost. May be repeated.
+        /// Do without the copy of this node, which may be newer: what only it holds is lost. May be
+        /// repeated.
         #[arg(long, value_name = "NODE")]
         without: Vec<String>,
         /// Take it whatever other copies may hold that it lacks, and whatever is not known of it.
@@ -388,7 +404,8 @@ pub(crate) enum VolumeCommand {
     },
     /// Erase an image that no record names. What it holds is lost.
     Discard {
-        /// The image: the path of a file or device, or POOL/VOLUME, as `windrose volume orphans` shows it.
+        /// The image: the path of a file or device, or POOL/VOLUME, as `windrose volume orphans`
+        /// shows it.
         image: String,
         #[command(flatten)]
         confirm: ConfirmArgs,
@@ -412,15 +429,16 @@ pub(crate) enum VolumeCommand {
         name: VolumeName,
         /// The protocols, all that there shall be: `both,vhost-user`.
         #[arg(long, value_delimiter = ',', required = true)]
-        via: Vec<Via>,
+        via: Vec<ExportProtocol>,
     },
-    /// Choose the target that a volume stands behind, and its number there: LUN of the iSCSI target, and one less than the
-    /// namespace identifier in the NVMe subsystem.
+    /// Choose the target that a volume stands behind, and its number there: LUN of the iSCSI
+    /// target, and one less than the namespace identifier in the NVMe subsystem.
     #[command(group(clap::ArgGroup::new("choice").args(["join", "own", "lun"]).required(true).multiple(true)))]
     Target {
         /// Name of the volume.
         name: VolumeName,
-        /// Stand behind the target and subsystem of this volume (its name, or the target's), with its secrets.
+        /// Stand behind the target and subsystem of this volume (its name, or the target's), with
+        /// its secrets.
         #[arg(long, value_name = "VOLUME", conflicts_with = "own")]
         join: Option<String>,
         /// Stand behind its own target and subsystem again.
@@ -455,10 +473,10 @@ pub(crate) enum VolumeCommand {
         name: VolumeName,
         /// User of the initiator and the file with its secret; `-` reads it from standard input.
         #[arg(value_name = "USER:SECRET-FILE", required_unless_present = "off")]
-        user: Option<UserAndFile>,
+        user: Option<ChapUserFile>,
         /// User of the volume and the file with its secret, for mutual CHAP.
         #[arg(long, value_name = "USER:SECRET-FILE", conflicts_with = "off")]
-        mutual: Option<UserAndFile>,
+        mutual: Option<ChapUserFile>,
         /// Ask for CHAP no longer; with --initiator, ask that one for what all are asked for.
         #[arg(long, conflicts_with = "user")]
         off: bool,
@@ -466,17 +484,20 @@ pub(crate) enum VolumeCommand {
         #[arg(long, value_name = "INITIATOR")]
         initiator: Option<Initiator>,
     },
-    /// Ask an NVMe host of a volume to prove that it has a secret (DH-HMAC-CHAP), or for its name alone.
+    /// Ask an NVMe host of a volume to prove that it has a secret (DH-HMAC-CHAP), or for its name
+    /// alone.
     Dhchap {
         /// Name of the volume.
         name: VolumeName,
         /// Name of the host (NQN).
         #[arg(long, value_name = "NQN")]
         host: Initiator,
-        /// File with its secret, as `nvme gen-dhchap-key` makes it; `-` reads it from standard input.
+        /// File with its secret, as `nvme gen-dhchap-key` makes it; `-` reads it from standard
+        /// input.
         #[arg(long, value_name = "FILE", required_unless_present = "off")]
         secret: Option<PathBuf>,
-        /// File with the secret that the volume proves itself with, if the host wants that; not the host's.
+        /// File with the secret that the volume proves itself with, if the host wants that; not the
+        /// host's.
         #[arg(long, value_name = "FILE", conflicts_with = "off")]
         ctrl_secret: Option<PathBuf>,
         /// Ask that host for a proof no longer.
@@ -513,12 +534,13 @@ pub(crate) enum PoolCommand {
         /// Name of the pool.
         name: PoolName,
     },
-    /// Take a pool that disks of this machine hold and that the node does not know, with its volumes; without a name, list
-    /// those that there are.
+    /// Take a pool that disks of this machine hold and that the node does not know, with its
+    /// volumes; without a name, list those that there are.
     Import {
         /// Name of the pool, or its identity.
         pool: Option<String>,
-        /// Look for its disks at this block device or file (default: at every block device). May be repeated.
+        /// Look for its disks at this block device or file (default: at every block device). May be
+        /// repeated.
         #[arg(long, value_name = "PATH")]
         disk: Vec<PathBuf>,
         /// What it shall be called at this node (default: as it is).
@@ -538,12 +560,13 @@ pub(crate) enum PoolCommand {
         #[command(flatten)]
         overwrite: OverwriteArgs,
     },
-    /// Take a disk out of a pool, while it serves. What lies on it is moved to the others first: refused without room for it.
+    /// Take a disk out of a pool, while it serves. What lies on it is moved to the others first:
+    /// refused without room for it.
     Remove {
         /// Name of the pool.
         name: PoolName,
-        /// The disk: its serial number, a path to it, or its number in the pool. What means two disks is told apart by
-        /// serial:, path: or number: before it.
+        /// The disk: its serial number, a path to it, or its number in the pool. What means two
+        /// disks is told apart by serial:, path: or number: before it.
         disk: String,
         /// Cancel a removal that is under way: the disk stays.
         #[arg(long)]
@@ -553,8 +576,8 @@ pub(crate) enum PoolCommand {
     Replace {
         /// Name of the pool.
         name: PoolName,
-        /// The old disk: its serial number, a path to it, or its number in the pool (serial:, path: or number: before
-        /// it, if that means two).
+        /// The old disk: its serial number, a path to it, or its number in the pool (serial:, path:
+        /// or number: before it, if that means two).
         disk: String,
         /// The new one: a block device, or a file that has its size.
         #[arg(long, value_name = "DISK")]
@@ -562,13 +585,13 @@ pub(crate) enum PoolCommand {
         #[command(flatten)]
         overwrite: OverwriteArgs,
     },
-    /// Count the errors of a pool's disks anew, as when a cable was replaced; without a disk also forget which blocks scrubs
-    /// could not repair.
+    /// Count the errors of a pool's disks anew, as when a cable was replaced; without a disk also
+    /// forget which blocks scrubs could not repair.
     Clear {
         /// Name of the pool.
         name: PoolName,
-        /// The disk: its serial number, a path to it, or its number in the pool (serial:, path: or number: before it, if
-        /// that means two). All disks if none is named.
+        /// The disk: its serial number, a path to it, or its number in the pool (serial:, path: or
+        /// number: before it, if that means two). All disks if none is named.
         disk: Option<String>,
     },
     /// Read and compare all of a pool, and repair what is wrong, while it serves.
@@ -576,16 +599,17 @@ pub(crate) enum PoolCommand {
         /// Name of the pool.
         name: PoolName,
     },
-    /// Open a pool without disks that are gone for good, or take it over from a node that is gone. What only disks hold that are
-    /// gone is lost, and they never come back into it.
+    /// Open a pool without disks that are gone for good, or take it over from a node that is gone.
+    /// What only disks hold that are gone is lost, and they never come back into it.
     Open {
         /// Name of the pool.
         name: PoolName,
-        /// The disks: their serial numbers, paths, or numbers in the pool (serial:, path: or number: before them, if that
-        /// means two).
+        /// The disks: their serial numbers, paths, or numbers in the pool (serial:, path: or
+        /// number: before them, if that means two).
         #[arg(long, required_unless_present = "take_over", num_args = 1.., value_name = "DISK")]
         without: Vec<String>,
-        /// Take its disks from the node that had them last and will never use them again. Refused while that node uses them.
+        /// Take its disks from the node that had them last and will never use them again. Refused
+        /// while that node uses them.
         #[arg(long)]
         take_over: bool,
         /// The pool's name once more, instead of typing it when asked.
@@ -607,7 +631,8 @@ pub(crate) enum PoolCommand {
 /// Disks that may be overwritten.
 #[derive(Args, Debug)]
 pub(crate) struct OverwriteArgs {
-    /// Overwrite this disk although it holds something: its serial number, or its path if it has none. May be repeated.
+    /// Overwrite this disk although it holds something: its serial number, or its path if it has
+    /// none. May be repeated.
     #[arg(long, value_name = "IDENTITY")]
     pub(crate) overwrite: Vec<String>,
 }
@@ -618,7 +643,7 @@ pub(crate) struct CreatePoolArgs {
     pub(crate) name: PoolName,
     /// RAID level: 0 (no disk may fail), 1 and 10 (copies), 5 (one may fail) or 6 (two may).
     #[arg(long, value_name = "LEVEL")]
-    pub(crate) raid: Raid,
+    pub(crate) raid: RaidLevel,
     /// How many copies there shall be of everything, with RAID 1 and 10 (default: 2).
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(2..=4))]
     pub(crate) copies: Option<u8>,
@@ -626,10 +651,10 @@ pub(crate) struct CreatePoolArgs {
     #[arg(long, value_name = "COUNT")]
     pub(crate) columns: Option<u16>,
     /// How much of a stripe lies on one disk: 16K, 32K, 64K or 128K.
-    #[arg(long, value_name = "SIZE", default_value = "64K", value_parser = strip)]
+    #[arg(long, value_name = "SIZE", default_value = "64K", value_parser = parse_chunk_size)]
     pub(crate) strip: u32,
-    /// Keep a checksum of each 4 KiB: a disk that gives back what was not written is found out, and set right at every level but 0.
-    /// Cannot be changed later; costs some writes.
+    /// Keep a checksum of each 4 KiB: a disk that gives back what was not written is found out, and
+    /// set right at every level but 0. Cannot be changed later; costs some writes.
     #[arg(long)]
     pub(crate) checksums: bool,
     /// Disk that takes the place of one that fails. May be repeated.
@@ -643,7 +668,7 @@ pub(crate) struct CreatePoolArgs {
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum MirrorCommand {
+pub(crate) enum ReplicaCommand {
     /// Add a copy on another node, and bring it in sync.
     Add {
         /// Name of the volume.
@@ -652,9 +677,10 @@ pub(crate) enum MirrorCommand {
         #[arg(long, value_name = "NODE")]
         on: Option<String>,
         #[command(flatten)]
-        place: PlaceArgs,
+        backing: BackingArgs,
     },
-    /// Remove a copy, unless it is the last one in sync. The volume is to have one less from then on.
+    /// Remove a copy, unless it is the last one in sync. The volume is to have one less from then
+    /// on.
     Remove {
         /// Name of the volume.
         name: VolumeName,
@@ -662,7 +688,8 @@ pub(crate) enum MirrorCommand {
         #[arg(long, value_name = "NODE")]
         on: String,
     },
-    /// Replace a copy: by one on another node, which is brought in sync first, or a lost one by a new one in its place.
+    /// Replace a copy: by one on another node, which is brought in sync first, or a lost one by a
+    /// new one in its place.
     Replace {
         /// Name of the volume.
         name: VolumeName,
@@ -673,10 +700,10 @@ pub(crate) enum MirrorCommand {
         #[arg(long, value_name = "NODE")]
         with: Option<String>,
         #[command(flatten)]
-        place: PlaceArgs,
+        backing: BackingArgs,
     },
-    /// Set how many copies a volume is to have. What it lacks then is made by itself, after `cluster.repair_after_s`, or
-    /// by `windrose volume mirror add`.
+    /// Set how many copies a volume is to have. What it lacks then is made by itself, after
+    /// `cluster.repair_after_s`, or by `windrose volume mirror add`.
     Set {
         /// Name of the volume.
         name: VolumeName,
@@ -684,12 +711,13 @@ pub(crate) enum MirrorCommand {
         #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=3))]
         replicas: u8,
     },
-    /// Compare the copies. To be asked at the node that puts writes in order. What differs stays a finding of
-    /// the status until copies are equal again.
+    /// Compare the copies. To be asked at the node that puts writes in order. What differs stays a
+    /// finding of the status until copies are equal again.
     Verify {
         /// Name of the volume.
         name: VolumeName,
-        /// Make the copies equal where they differ. Which of them is right is not known: --keep says it.
+        /// Make the copies equal where they differ. Which of them is right is not known: --keep
+        /// says it.
         #[arg(long)]
         repair: bool,
         /// Name of the node whose contents all copies get where they differ.
@@ -700,7 +728,7 @@ pub(crate) enum MirrorCommand {
 
 /// Where a copy of a volume shall live on its node.
 #[derive(Args, Debug)]
-pub(crate) struct PlaceArgs {
+pub(crate) struct BackingArgs {
     /// File to hold the data, new or empty (default: one in the node's data directory).
     #[arg(long, value_name = "FILE", conflicts_with_all = ["device", "pool"])]
     pub(crate) path: Option<PathBuf>,
@@ -716,7 +744,7 @@ pub(crate) struct PlaceArgs {
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct CreateArgs {
+pub(crate) struct CreateVolumeArgs {
     /// Name of the volume: a-z, 0-9 and '-'. Several names create as many volumes, all alike.
     #[arg(required = true, value_name = "NAME")]
     pub(crate) names: Vec<VolumeName>,
@@ -727,10 +755,10 @@ pub(crate) struct CreateArgs {
     #[arg(long)]
     pub(crate) thick: bool,
     /// Size of a logical block in bytes: 512 or 4096.
-    #[arg(long, value_name = "BYTES", default_value = "512", value_parser = block_size)]
+    #[arg(long, value_name = "BYTES", default_value = "512", value_parser = parse_block_size)]
     pub(crate) block_size: BlockSize,
     #[command(flatten)]
-    pub(crate) place: PlaceArgs,
+    pub(crate) backing: BackingArgs,
     /// How many copies there shall be, on as many nodes of the cluster: 1 to 3.
     #[arg(long, value_name = "COUNT", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=3))]
     pub(crate) replicas: u8,
@@ -739,21 +767,21 @@ pub(crate) struct CreateArgs {
     pub(crate) on: Vec<String>,
     /// Protocols that export it, such as `both,vhost-user`.
     #[arg(long, value_delimiter = ',', default_value = "both")]
-    pub(crate) via: Vec<Via>,
+    pub(crate) via: Vec<ExportProtocol>,
     /// Initiator that may reach it (IQN or NQN), or `any`. May be repeated.
     #[arg(long, value_name = "INITIATOR")]
     pub(crate) allow: Vec<Initiator>,
     /// User of the initiator and the file with its CHAP secret; `-` reads it from standard input.
     #[arg(long, value_name = "USER:SECRET-FILE")]
-    pub(crate) chap: Option<UserAndFile>,
+    pub(crate) chap: Option<ChapUserFile>,
     /// User of the volume and the file with its secret, for mutual CHAP.
     #[arg(long, value_name = "USER:SECRET-FILE", requires = "chap")]
-    pub(crate) chap_mutual: Option<UserAndFile>,
+    pub(crate) chap_mutual: Option<ChapUserFile>,
 }
 
 /// Protocols, as the command line knows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Via {
+pub(crate) enum ExportProtocol {
     /// iSCSI only.
     Iscsi,
     /// NVMe/TCP only.
@@ -766,24 +794,24 @@ pub(crate) enum Via {
     None,
 }
 
-/// The protocols that are meant by these.
-pub(crate) fn protocols(via: &[Via]) -> api::Protocols {
-    let names = |one: Via| via.contains(&one);
+/// Converts export options to the API's protocols.
+pub(crate) fn to_protocols(via: &[ExportProtocol]) -> api::Protocols {
+    let names = |one: ExportProtocol| via.contains(&one);
     api::Protocols {
-        iscsi: names(Via::Iscsi) || names(Via::Both),
-        nvme: names(Via::Nvme) || names(Via::Both),
-        vhost_user: names(Via::VhostUser),
+        iscsi: names(ExportProtocol::Iscsi) || names(ExportProtocol::Both),
+        nvme: names(ExportProtocol::Nvme) || names(ExportProtocol::Both),
+        vhost_user: names(ExportProtocol::VhostUser),
     }
 }
 
-/// A user and the file that holds its secret.
+/// A user name and the file with its secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct UserAndFile {
+pub(crate) struct ChapUserFile {
     pub(crate) user: String,
     pub(crate) file: PathBuf,
 }
 
-impl std::str::FromStr for UserAndFile {
+impl std::str::FromStr for ChapUserFile {
     type Err = String;
 
     fn from_str(s: &str) -> Result<Self, String> {
@@ -798,8 +826,8 @@ impl std::str::FromStr for UserAndFile {
     }
 }
 
-/// A span of time, in seconds.
-fn seconds(s: &str) -> Result<u64, String> {
+/// Parses a duration; the result is in seconds.
+fn parse_duration(s: &str) -> Result<u64, String> {
     let units = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400)];
     let parsed = units.into_iter().find_map(|(unit, seconds)| {
         let number =
@@ -812,18 +840,18 @@ fn seconds(s: &str) -> Result<u64, String> {
     })
 }
 
-fn strip(s: &str) -> Result<u32, String> {
-    let Size(bytes) = s.parse().map_err(|e: api::Invalid| e.to_string())?;
+fn parse_chunk_size(s: &str) -> Result<u32, String> {
+    let Size(bytes) = s.parse().map_err(|e: api::InvalidValue| e.to_string())?;
     let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-    api::check_strip(bytes).map(|()| bytes).map_err(|e| e.to_string())
+    api::check_chunk_size(bytes).map(|()| bytes).map_err(|e| e.to_string())
 }
 
-fn permissions(s: &str) -> Result<u32, String> {
+fn parse_mode(s: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(s, 8).ok().filter(|mode| mode & !0o666 == 0);
     mode.ok_or_else(|| "use digits of 0, 2, 4 and 6, such as 660".to_owned())
 }
 
-fn block_size(s: &str) -> Result<BlockSize, String> {
+fn parse_block_size(s: &str) -> Result<BlockSize, String> {
     let bytes: u32 = s.parse().map_err(|_| "use 512 or 4096".to_owned())?;
     BlockSize::try_from(bytes).map_err(|e| e.to_string())
 }
@@ -902,7 +930,7 @@ mod tests {
                 panic!("it is good")
             };
             let VolumeCommand::Export { via, .. } = command else { panic!() };
-            let api::Protocols { iscsi, nvme, vhost_user } = protocols(&via);
+            let api::Protocols { iscsi, nvme, vhost_user } = to_protocols(&via);
             [iscsi, nvme, vhost_user]
         };
         assert_eq!(of("both"), [true, true, false]);
@@ -968,7 +996,7 @@ mod tests {
         let made = pool("create tank --raid 5 --spare /dev/s --spare /dev/t /dev/a /dev/b /dev/c");
         let Ok(PoolCommand::Create(args)) = made else { panic!("it is good") };
         assert_eq!((args.disks.len(), args.spare.len(), args.strip), (3, 2, 65536));
-        assert_eq!((args.raid, args.copies, args.columns), (Raid::Five, None, None));
+        assert_eq!((args.raid, args.copies, args.columns), (RaidLevel::Raid5, None, None));
         let made = pool(
             "create tank --raid 10 --copies 3 --columns 6 --strip 128K --checksums --overwrite S1 --overwrite /f a b",
         );
@@ -1025,10 +1053,10 @@ mod tests {
 
     #[test]
     fn secrets_are_named_by_file() {
-        let parsed: UserAndFile = "u:/etc/a:b".parse().unwrap();
+        let parsed: ChapUserFile = "u:/etc/a:b".parse().unwrap();
         assert_eq!((parsed.user.as_str(), parsed.file), ("u", "/etc/a:b".into()));
         for bad in ["u", "u:", ":f", ""] {
-            assert!(bad.parse::<UserAndFile>().unwrap_err().contains("USER:SECRET-FILE"));
+            assert!(bad.parse::<ChapUserFile>().unwrap_err().contains("USER:SECRET-FILE"));
         }
     }
 }

@@ -1,11 +1,11 @@
-//! An example of every command, for its help and its manual page.
+//! Examples of every command, for its help and its manual page.
 
 use clap::Command;
 
-/// What an example does, and its command line.
+/// A description and a command line.
 pub(crate) type Example = (&'static str, &'static str);
 
-/// By the words of the command.
+/// Examples, by the words of the command.
 const EXAMPLES: &[(&str, &[Example])] = &[
     (
         "node",
@@ -335,27 +335,27 @@ const EXAMPLES: &[(&str, &[Example])] = &[
 ];
 
 /// The examples of the command with these words.
-pub(crate) fn of(words: &str) -> Option<&'static [Example]> {
+pub(crate) fn examples_for(words: &str) -> Option<&'static [Example]> {
     EXAMPLES.iter().find(|(of, _)| *of == words).map(|(_, examples)| *examples)
 }
 
-/// The first example of a command, or of the first that is below it.
-pub(crate) fn first(words: &str) -> Option<Example> {
+/// The first example of a command, or of its first subcommand that has one.
+pub(crate) fn first_example(words: &str) -> Option<Example> {
     let is_below = |of: &str| {
         of.strip_prefix(words).is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
     };
     EXAMPLES.iter().find(|(of, _)| is_below(of)).and_then(|(_, examples)| examples.first().copied())
 }
 
-/// A command with examples below its help and below that of all its commands; `words` lead to it.
-pub(crate) fn in_help(command: Command, words: &str) -> Command {
+/// Adds examples to the help of a command and its subcommands; `words` is the command's path.
+pub(crate) fn add_to_help(command: Command, words: &str) -> Command {
     let names: Vec<String> =
         command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
     let command = names.iter().fold(command, |command, name| {
         let longer = format!("{words} {name}");
-        command.mut_subcommand(name, |sub| in_help(sub, longer.trim_start()))
+        command.mut_subcommand(name, |sub| add_to_help(sub, longer.trim_start()))
     });
-    let Some(examples) = of(words) else { return command };
+    let Some(examples) = examples_for(words) else { return command };
     let lines = examples.iter().map(|(what, line)| format!("\n  # {what}\n  {line}"));
     let mut text = format!("Examples:{}", lines.collect::<String>());
     if let Some(after) = command.get_after_help() {
@@ -371,7 +371,7 @@ mod tests {
     use super::*;
     use crate::cli::Cli;
 
-    /// The words of all commands that do something, with or without commands below them.
+    /// Collects the paths of all commands that do something, with or without subcommands.
     fn leaves(command: &Command, words: &str, all: &mut Vec<String>) {
         for sub in command.get_subcommands() {
             let longer = format!("{words} {}", sub.get_name());
@@ -388,12 +388,15 @@ mod tests {
         leaves(&Cli::command(), "", &mut all);
         assert!(all.len() > 40, "{all:?}");
         for words in &all {
-            assert!(of(words).is_some_and(|e| !e.is_empty()), "no example of windrose {words}");
+            assert!(
+                examples_for(words).is_some_and(|e| !e.is_empty()),
+                "no example of windrose {words}"
+            );
         }
         for (words, _) in EXAMPLES {
             assert!(all.iter().any(|known| known == words), "there is no windrose {words}");
         }
-        let help = in_help(Cli::command(), "");
+        let help = add_to_help(Cli::command(), "");
         let of_grow = help.find_subcommand("volume").and_then(|v| v.find_subcommand("grow"));
         let text = of_grow.unwrap().clone().render_help().to_string();
         assert!(text.ends_with("  windrose volume grow web --size 200G\n"), "{text}");

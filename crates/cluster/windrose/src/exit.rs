@@ -1,78 +1,78 @@
-//! How a command ends.
+//! Exit codes and errors of commands.
 
 use std::process::ExitCode;
 
-use api::Code;
-use api::client::{Address, CallError};
+use api::ErrorCode;
+use api::client::{ApiAddress, CallError};
 
-use crate::remote::tell;
+use crate::remote::print_error_line;
 
 /// The node refused or failed.
 pub(crate) const FAILED: u8 = 1;
-/// What was asked for makes no sense.
+/// The command line is invalid.
 pub(crate) const USAGE: u8 = 2;
 /// No node answers.
 pub(crate) const UNREACHABLE: u8 = 3;
-/// There is no such volume.
+/// No such volume.
 pub(crate) const NOT_FOUND: u8 = 4;
-/// Data cannot be reached. (5 is that it is at risk: [`api::Verdict::exit_code`].)
+/// Data is unavailable. (5 means at risk: [`api::Verdict::exit_code`].)
 pub(crate) const UNAVAILABLE: u8 = 6;
 
-/// What the node knows of itself is missing or damaged: it has to be restored.
-pub(crate) const RESTORE: u8 = 7;
+/// The node's own records are missing or damaged, and must be restored.
+pub(crate) const NEEDS_RESTORE: u8 = 7;
 
-/// A command that did not do what it was asked for.
+/// Why a command failed.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub(crate) struct CliError {
     code: u8,
     message: String,
     hint: Option<String>,
 }
 
-impl Failure {
+impl CliError {
     pub(crate) fn new(code: u8, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), hint: None }
     }
 
-    pub(crate) fn hint(self, hint: impl Into<String>) -> Self {
+    pub(crate) fn with_hint(self, hint: impl Into<String>) -> Self {
         Self { hint: Some(hint.into()), ..self }
     }
 
-    /// Tells it on standard error and gives the exit code.
+    /// Prints it on standard error and returns the exit code.
     pub(crate) fn report(self) -> ExitCode {
-        tell(&format!("windrose: {}", self.message));
+        print_error_line(&format!("windrose: {}", self.message));
         if let Some(hint) = self.hint {
-            tell(&format!("          {hint}"));
+            print_error_line(&format!("          {hint}"));
         }
         ExitCode::from(self.code)
     }
 }
 
-impl From<CallError> for Failure {
+impl From<CallError> for CliError {
     fn from(e: CallError) -> Self {
         let message = e.to_string();
         match e {
             CallError::Refused(error) => {
-                let code = if error.code == Code::NotFound { NOT_FOUND } else { FAILED };
+                let code = if error.code == ErrorCode::NotFound { NOT_FOUND } else { FAILED };
                 Self { code, message, hint: error.hint }
             }
             CallError::Unreachable { address, .. } => {
-                Self { code: UNREACHABLE, message, hint: Some(how_to_reach(&address)) }
+                Self { code: UNREACHABLE, message, hint: Some(connection_hint(&address)) }
             }
-            CallError::Protocol { .. } => Self::new(FAILED, message)
-                .hint("is it another program, or a node of another version?"),
+            CallError::MalformedResponse { .. } => Self::new(FAILED, message)
+                .with_hint("is it another program, or a node of another version?"),
         }
     }
 }
 
-fn how_to_reach(address: &Address) -> String {
+fn connection_hint(address: &ApiAddress) -> String {
     match address {
-        Address::Unix(_) => {
+        ApiAddress::Unix(_) => {
             "is the node running (`systemctl status windrose`), and may you use its \
                              socket? --api names another one"
                 .to_owned()
         }
-        Address::Tls { .. } => "is the node running, with api.tcp set? --ca-cert names the \
+        ApiAddress::Tls { .. } => "is the node running, with api.tcp set? --ca-cert names the \
                                 certificates to trust"
             .to_owned(),
     }

@@ -1,4 +1,4 @@
-//! Files: secrets and tokens are read from where they belong.
+//! Reads secrets and tokens from files.
 
 use std::fmt::Display;
 use std::io::Read;
@@ -9,27 +9,28 @@ use std::sync::Arc;
 use api::{Chap, ChapUser, Dhchap, DhchapSecret, MutualChap, Secret, Tls, TlsKey};
 
 use initiator::nvme::Secrets;
-use nvme::auth::{self, Policy};
+use nvme::auth::{self, AuthPolicy};
 
-use crate::cli::{HostKeyArgs, UserAndFile};
-use crate::exit::{Failure, USAGE};
+use crate::cli::{ChapUserFile, HostKeyArgs};
+use crate::exit::{CliError, USAGE};
 
-/// Longest file with a secret, in bytes.
-const MAX: u64 = 4096;
+/// Longest secret file, in bytes.
+const MAX_SECRET_FILE_LEN: u64 = 4096;
 
-/// A path from / on: the node does not know our working directory.
-pub(crate) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
-    std::path::absolute(path).map_err(|e| Failure::new(USAGE, format!("{}: {e}", path.display())))
+/// An absolute path: the node does not know our working directory.
+pub(crate) fn absolute(path: &Path) -> Result<PathBuf, CliError> {
+    std::path::absolute(path).map_err(|e| CliError::new(USAGE, format!("{}: {e}", path.display())))
 }
 
-/// The one line in the file at `path`; `-` is standard input.
-pub(crate) fn line(path: &Path) -> Result<String, Failure> {
-    let refused = |why: String| Failure::new(USAGE, format!("{}: {why}", path.display()));
+/// The only line of the file at `path`; `-` is standard input.
+pub(crate) fn read_line(path: &Path) -> Result<String, CliError> {
+    let refused = |why: String| CliError::new(USAGE, format!("{}: {why}", path.display()));
     let mut text = String::new();
     let read = if path == Path::new("-") {
-        std::io::stdin().take(MAX).read_to_string(&mut text)
+        std::io::stdin().take(MAX_SECRET_FILE_LEN).read_to_string(&mut text)
     } else {
-        std::fs::File::open(path).and_then(|file| file.take(MAX).read_to_string(&mut text))
+        std::fs::File::open(path)
+            .and_then(|file| file.take(MAX_SECRET_FILE_LEN).read_to_string(&mut text))
     };
     read.map_err(|e| refused(e.to_string()))?;
     let line = text.trim_end_matches(['\r', '\n']);
@@ -39,63 +40,67 @@ pub(crate) fn line(path: &Path) -> Result<String, Failure> {
     Ok(line.to_owned())
 }
 
-/// CHAP credentials, with the secrets out of their files.
-pub(crate) fn chap(user: &UserAndFile, mutual: Option<&UserAndFile>) -> Result<Chap, Failure> {
-    let (user, secret) = credentials(user)?;
-    let mutual = mutual.map(credentials).transpose()?;
+/// Reads CHAP credentials from the secret files.
+pub(crate) fn read_chap(
+    user: &ChapUserFile,
+    mutual: Option<&ChapUserFile>,
+) -> Result<Chap, CliError> {
+    let (user, secret) = read_credentials(user)?;
+    let mutual = mutual.map(read_credentials).transpose()?;
     let mutual = mutual.map(|(user, secret)| MutualChap { user, secret });
-    Chap::new(user, secret, mutual).map_err(|e| Failure::new(USAGE, e.to_string()))
+    Chap::new(user, secret, mutual).map_err(|e| CliError::new(USAGE, e.to_string()))
 }
 
-/// What an NVMe host and the volume prove to each other, out of its files.
-pub(crate) fn dhchap(secret: &Path, controller: Option<&Path>) -> Result<Dhchap, Failure> {
-    let secret = dhchap_secret(secret)?;
-    let controller = controller.map(dhchap_secret).transpose()?;
-    Dhchap::new(secret, controller).map_err(|e| Failure::new(USAGE, e.to_string()))
+/// Reads the DH-HMAC-CHAP secrets of an NVMe host and of the volume from files.
+pub(crate) fn read_dhchap(secret: &Path, controller: Option<&Path>) -> Result<Dhchap, CliError> {
+    let secret = read_dhchap_secret(secret)?;
+    let controller = controller.map(read_dhchap_secret).transpose()?;
+    Dhchap::new(secret, controller).map_err(|e| CliError::new(USAGE, e.to_string()))
 }
 
-fn dhchap_secret(file: &Path) -> Result<DhchapSecret, Failure> {
-    let secret = DhchapSecret::try_from(line(file)?);
-    secret.map_err(|e| Failure::new(USAGE, format!("{}: {e}", file.display())))
+fn read_dhchap_secret(file: &Path) -> Result<DhchapSecret, CliError> {
+    let secret = DhchapSecret::try_from(read_line(file)?);
+    secret.map_err(|e| CliError::new(USAGE, format!("{}: {e}", file.display())))
 }
 
-/// The TLS key of an NVMe host, out of its file.
-pub(crate) fn tls(file: &Path, required: bool) -> Result<Tls, Failure> {
-    let key = TlsKey::try_from(line(file)?);
-    let key = key.map_err(|e| Failure::new(USAGE, format!("{}: {e}", file.display())))?;
+/// Reads an NVMe host's TLS key from a file.
+pub(crate) fn read_tls_key(file: &Path, required: bool) -> Result<Tls, CliError> {
+    let key = TlsKey::try_from(read_line(file)?);
+    let key = key.map_err(|e| CliError::new(USAGE, format!("{}: {e}", file.display())))?;
     Ok(Tls { key, required })
 }
 
-/// What this machine shares with a volume when it is the host.
+/// The secrets and key that this machine, as the host, shares with a volume.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HostKeys {
     pub(crate) secrets: Option<Arc<Secrets>>,
     pub(crate) tls_key: Option<Arc<nvme::tls::TlsKey>>,
 }
 
-/// Likewise, out of its files.
-pub(crate) fn host_keys(args: &HostKeyArgs) -> Result<HostKeys, Failure> {
+/// Reads them from files.
+pub(crate) fn read_host_keys(args: &HostKeyArgs) -> Result<HostKeys, CliError> {
     fn read<T, E: Display>(
         file: Option<&PathBuf>,
         parse: fn(&str) -> Result<T, E>,
-    ) -> Result<Option<T>, Failure> {
+    ) -> Result<Option<T>, CliError> {
         let Some(file) = file else { return Ok(None) };
-        let parsed = parse(&line(file)?);
-        let parsed = parsed.map_err(|e| Failure::new(USAGE, format!("{}: {e}", file.display())))?;
+        let parsed = parse(&read_line(file)?);
+        let parsed =
+            parsed.map_err(|e| CliError::new(USAGE, format!("{}: {e}", file.display())))?;
         Ok(Some(parsed))
     }
     let controller = read(args.dhchap_ctrl_secret.as_ref(), auth::Secret::parse)?;
     let host = read(args.dhchap_secret.as_ref(), auth::Secret::parse)?;
-    let secrets = host.map(|host| Secrets { host, controller, policy: Policy::default() });
+    let secrets = host.map(|host| Secrets { host, controller, policy: AuthPolicy::default() });
     let tls_key = read(args.tls_key.as_ref(), nvme::tls::TlsKey::parse)?;
     Ok(HostKeys { secrets: secrets.map(Arc::new), tls_key: tls_key.map(Arc::new) })
 }
 
-fn credentials(from: &UserAndFile) -> Result<(ChapUser, Secret), Failure> {
-    let user = ChapUser::try_from(from.user.clone());
-    let user = user.map_err(|e| Failure::new(USAGE, e.to_string()))?;
-    let secret = Secret::try_from(line(&from.file)?);
+fn read_credentials(source: &ChapUserFile) -> Result<(ChapUser, Secret), CliError> {
+    let user = ChapUser::try_from(source.user.clone());
+    let user = user.map_err(|e| CliError::new(USAGE, e.to_string()))?;
+    let secret = Secret::try_from(read_line(&source.file)?);
     let secret =
-        secret.map_err(|e| Failure::new(USAGE, format!("{}: {e}", from.file.display())))?;
+        secret.map_err(|e| CliError::new(USAGE, format!("{}: {e}", source.file.display())))?;
     Ok((user, secret))
 }

@@ -1,5 +1,5 @@
-//! Who this machine is as a host of NVMe volumes: what nvme-cli has written down, or else a name made of the machine's
-//! identity, as nvme-cli did before its version 2 (which draws another one each time).
+//! This machine's identity as an NVMe host: nvme-cli's files, or a name derived from the machine
+//! id, as nvme-cli did before version 2 (which generates a random one each time).
 
 use std::path::Path;
 
@@ -7,82 +7,83 @@ use api::Initiator;
 use ring::hmac;
 use uuid::Uuid;
 
-use crate::exit::{Failure, USAGE};
+use crate::exit::{CliError, USAGE};
 use crate::files;
 
-/// Where nvme-cli keeps them.
-const NQN: &str = "/etc/nvme/hostnqn";
-const ID: &str = "/etc/nvme/hostid";
+/// nvme-cli's identity files.
+const HOST_NQN_FILE: &str = "/etc/nvme/hostnqn";
+const HOST_ID_FILE: &str = "/etc/nvme/hostid";
 /// machine-id(5).
-const MACHINE: &str = "/etc/machine-id";
+const MACHINE_ID_FILE: &str = "/etc/machine-id";
 
-/// What comes before a host's UUID in its name (NVMe Base 2.0, 4.5).
-const PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:";
+/// Prefix of a host name that is a UUID (NVMe Base 2.0, 4.5).
+const UUID_NQN_PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:";
 
-/// What nvme-cli mixes into the machine's identity, which others are not to see.
-const APPLICATION: Uuid = Uuid::from_u128(0xc7f4_6181_12be_4932_8c83_106f_9ddd_d86b);
+/// nvme-cli's application id, hashed with the machine id to keep that confidential.
+const APPLICATION_ID: Uuid = Uuid::from_u128(0xc7f4_6181_12be_4932_8c83_106f_9ddd_d86b);
 
-/// A host.
+/// An NVMe host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Host {
+pub(crate) struct NvmeHost {
     /// Its qualified name.
     pub(crate) nqn: String,
     /// Its identifier.
     pub(crate) id: Uuid,
 }
 
-impl Host {
-    /// This machine, but for what is given.
-    pub(crate) fn of_this_machine(
-        nqn: Option<&Initiator>,
-        id: Option<Uuid>,
-    ) -> Result<Self, Failure> {
-        Self::choose(nqn, id, [NQN, ID, MACHINE].map(Path::new))
+impl NvmeHost {
+    /// This machine's identity, with `nqn` and `id` taking precedence.
+    pub(crate) fn local(nqn: Option<&Initiator>, id: Option<Uuid>) -> Result<Self, CliError> {
+        Self::resolve(nqn, id, [HOST_NQN_FILE, HOST_ID_FILE, MACHINE_ID_FILE].map(Path::new))
     }
 
-    fn choose(
+    fn resolve(
         nqn: Option<&Initiator>,
         id: Option<Uuid>,
         [nqn_file, id_file, machine]: [&Path; 3],
-    ) -> Result<Self, Failure> {
-        let own = || of_machine(&files::line(machine).ok()?);
+    ) -> Result<Self, CliError> {
+        let own = || application_machine_id(&files::read_line(machine).ok()?);
         let nqn = match nqn {
             Some(nqn) if nqn.covers_nvme() && *nqn != Initiator::Any => nqn.to_string(),
-            Some(nqn) => return Err(Failure::new(USAGE, format!("{nqn} is no NQN of a host"))),
-            None if nqn_file.exists() => files::line(nqn_file)?,
-            None => format!("{PREFIX}{}", own().ok_or_else(nameless)?),
+            Some(nqn) => return Err(CliError::new(USAGE, format!("{nqn} is no NQN of a host"))),
+            None if nqn_file.exists() => files::read_line(nqn_file)?,
+            None => format!("{UUID_NQN_PREFIX}{}", own().ok_or_else(no_host_identity)?),
         };
         let id = match id {
             Some(id) => id,
-            None if id_file.exists() => uuid_in(id_file)?,
-            // A name that is a UUID is an identifier already; another one has none that would be the same tomorrow.
+            None if id_file.exists() => read_uuid(id_file)?,
+            // A UUID name serves as the identifier too; any other name yields no stable one.
             None => {
-                let named = nqn.strip_prefix(PREFIX).and_then(|uuid| uuid.parse().ok());
-                named.or_else(own).ok_or_else(nameless)?
+                let named = nqn.strip_prefix(UUID_NQN_PREFIX).and_then(|uuid| uuid.parse().ok());
+                named.or_else(own).ok_or_else(no_host_identity)?
             }
         };
         if id.is_nil() {
-            return Err(Failure::new(USAGE, "a host's identifier is not zero"));
+            return Err(CliError::new(USAGE, "a host's identifier is not zero"));
         }
         Ok(Self { nqn, id })
     }
 }
 
-fn nameless() -> Failure {
-    Failure::new(USAGE, format!("this host has no name: neither {NQN} nor {MACHINE} is there"))
-        .hint("`nvme gen-hostnqn` makes one; --host-nqn and --host-id give them")
+fn no_host_identity() -> CliError {
+    CliError::new(
+        USAGE,
+        format!("this host has no name: neither {HOST_NQN_FILE} nor {MACHINE_ID_FILE} is there"),
+    )
+    .with_hint("`nvme gen-hostnqn` makes one; --host-nqn and --host-id give them")
 }
 
-fn uuid_in(file: &Path) -> Result<Uuid, Failure> {
-    let line = files::line(file)?;
-    line.trim().parse().map_err(|e| Failure::new(USAGE, format!("{}: {e}", file.display())))
+fn read_uuid(file: &Path) -> Result<Uuid, CliError> {
+    let line = files::read_line(file)?;
+    line.trim().parse().map_err(|e| CliError::new(USAGE, format!("{}: {e}", file.display())))
 }
 
-/// The UUID of a machine for this use (sd_id128_get_machine_app_specific(3)): a keyed hash, made to look random.
-fn of_machine(machine_id: &str) -> Option<Uuid> {
+/// The application-specific UUID of a machine (sd_id128_get_machine_app_specific(3)): a keyed hash,
+/// formatted as a random UUID.
+fn application_machine_id(machine_id: &str) -> Option<Uuid> {
     let machine: Uuid = machine_id.trim().parse().ok()?;
     let key = hmac::Key::new(hmac::HMAC_SHA256, machine.as_bytes());
-    let tag = hmac::sign(&key, APPLICATION.as_bytes());
+    let tag = hmac::sign(&key, APPLICATION_ID.as_bytes());
     let bytes = tag.as_ref().first_chunk::<16>()?;
     Some(uuid::Builder::from_random_bytes(*bytes).into_uuid())
 }
@@ -93,7 +94,7 @@ mod tests {
 
     const UUID: &str = "8a7b6c5d-0000-4000-8000-112233445566";
 
-    fn choose(nqn: Option<&str>, files: [Option<&str>; 3]) -> Result<Host, Failure> {
+    fn choose(nqn: Option<&str>, files: [Option<&str>; 3]) -> Result<NvmeHost, CliError> {
         let dir = tempfile::tempdir().unwrap();
         let paths = ["nqn", "id", "machine"].map(|name| dir.path().join(name));
         for (path, text) in paths.iter().zip(files) {
@@ -103,25 +104,25 @@ mod tests {
         }
         let nqn = nqn.map(|nqn| nqn.parse().unwrap());
         let [a, b, c] = &paths;
-        Host::choose(nqn.as_ref(), None, [a, b, c])
+        NvmeHost::resolve(nqn.as_ref(), None, [a, b, c])
     }
 
     #[test]
     fn what_is_written_down_goes_before_what_can_be_made() {
         let machine = Some("0123456789abcdef0123456789abcdef");
-        let made = choose(None, [None, None, machine]).unwrap();
-        assert_eq!(made, choose(None, [None, None, machine]).unwrap(), "it stays");
-        assert_eq!(made.nqn, format!("{PREFIX}{}", made.id));
-        // What `systemd-id128 machine-id --app-specific` says of such a machine.
-        assert_eq!(made.id.to_string(), "b9ab29c5-8029-47ad-8087-adf3ca83bb9a");
-        let named = format!("{PREFIX}{UUID}");
-        let told = choose(None, [Some(&named), None, machine]).unwrap();
-        assert_eq!((told.nqn.as_str(), told.id.to_string()), (named.as_str(), UUID.to_owned()));
+        let host = choose(None, [None, None, machine]).unwrap();
+        assert_eq!(host, choose(None, [None, None, machine]).unwrap(), "it stays");
+        assert_eq!(host.nqn, format!("{UUID_NQN_PREFIX}{}", host.id));
+        // What `systemd-id128 machine-id --app-specific` prints for this machine id.
+        assert_eq!(host.id.to_string(), "b9ab29c5-8029-47ad-8087-adf3ca83bb9a");
+        let named = format!("{UUID_NQN_PREFIX}{UUID}");
+        let error = choose(None, [Some(&named), None, machine]).unwrap();
+        assert_eq!((error.nqn.as_str(), error.id.to_string()), (named.as_str(), UUID.to_owned()));
         let odd = "nqn.2026-01.net.example:h";
-        let told = choose(Some(odd), [Some(&named), None, machine]).unwrap();
-        assert_eq!((told.nqn.as_str(), told.id), (odd, made.id));
-        let told = choose(Some(odd), [None, Some(UUID), None]).unwrap();
-        assert_eq!(told.id.to_string(), UUID);
+        let error = choose(Some(odd), [Some(&named), None, machine]).unwrap();
+        assert_eq!((error.nqn.as_str(), error.id), (odd, host.id));
+        let error = choose(Some(odd), [None, Some(UUID), None]).unwrap();
+        assert_eq!(error.id.to_string(), UUID);
         assert!(choose(None, [None, None, None]).is_err());
         assert!(choose(Some(odd), [None, Some("no UUID"), machine]).is_err());
         assert!(choose(Some("iqn.2026-01.net.example:h"), [None, None, machine]).is_err());

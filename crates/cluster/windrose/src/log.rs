@@ -11,8 +11,8 @@ use tracing_subscriber::fmt::format::{Writer, format};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Starts the log that `config` asks for, to standard error.
-pub(crate) fn start(config: &Config) {
+/// Starts the logging that `config` asks for, to standard error.
+pub(crate) fn init_logging(config: &Config) {
     let level = match config.log.level {
         LogLevel::Error => LevelFilter::ERROR,
         LogLevel::Warn => LevelFilter::WARN,
@@ -21,35 +21,36 @@ pub(crate) fn start(config: &Config) {
         LogLevel::Trace => LevelFilter::TRACE,
     };
     let log = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr);
-    // A log that nobody reads any more is no reason to end: it would be told of by what panics then.
+    // Ignore write errors of the log: reporting them would panic, and a closed log must not end the
+    // node.
     let log = log.log_internal_errors(false);
     match (config.log.format, goes_to_journal()) {
         (LogFormat::Human, false) => log.with_ansi(std::io::stderr().is_terminal()).init(),
-        // The journal knows the time, and the level by the priority.
+        // The journal adds the time, and the level as its priority.
         (LogFormat::Human, true) => log
             .with_ansi(false)
-            .event_format(Prioritised(format().without_time().with_level(false)))
+            .event_format(JournalPriority(format().without_time().with_level(false)))
             .init(),
         (LogFormat::Json, false) => log.json().flatten_event(true).init(),
         (LogFormat::Json, true) => {
-            let lines = Prioritised(format().json().flatten_event(true));
+            let lines = JournalPriority(format().json().flatten_event(true));
             log.json().event_format(lines).init();
         }
     }
 }
 
-/// Whether standard error is the journal's (systemd.exec(5), `JOURNAL_STREAM`): the socket with this
-/// device and inode.
+/// Whether standard error is the journal's socket: compares device and inode (systemd.exec(5),
+/// `JOURNAL_STREAM`).
 fn goes_to_journal() -> bool {
     let named = std::env::var("JOURNAL_STREAM").unwrap_or_default();
     let real = std::fs::metadata("/proc/self/fd/2");
     real.is_ok_and(|real| named == format!("{}:{}", real.dev(), real.ino()))
 }
 
-/// Lines that begin with their priority, as the journal takes it (sd-daemon(3)).
-struct Prioritised<F>(F);
+/// Formats lines with a priority prefix for the journal (sd-daemon(3)).
+struct JournalPriority<F>(F);
 
-impl<S, N, F> FormatEvent<S, N> for Prioritised<F>
+impl<S, N, F> FormatEvent<S, N> for JournalPriority<F>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
@@ -66,7 +67,7 @@ where
     }
 }
 
-/// The priority of syslog(3).
+/// The level's syslog(3) priority.
 fn priority(level: Level) -> u8 {
     match level {
         Level::ERROR => 3,

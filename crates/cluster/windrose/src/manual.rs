@@ -1,4 +1,4 @@
-//! Manual pages: one for each command, one for the configuration file.
+//! Manual pages: one per command, and one for the configuration file.
 
 use std::fs;
 use std::io::Write;
@@ -9,23 +9,23 @@ use clap_mangen::Man;
 
 use crate::cli::Cli;
 use crate::examples;
-use crate::exit::{FAILED, Failure};
+use crate::exit::{CliError, FAILED};
 
 /// Writes all pages into `dir`.
-pub(crate) fn write(dir: &Path) -> Result<(), Failure> {
-    let failed = |e: std::io::Error| Failure::new(FAILED, format!("{}: {e}", dir.display()));
+pub(crate) fn write_pages(dir: &Path) -> Result<(), CliError> {
+    let failed = |e: std::io::Error| CliError::new(FAILED, format!("{}: {e}", dir.display()));
     fs::create_dir_all(dir).map_err(failed)?;
     let mut root = Cli::command().disable_help_subcommand(true);
     root.build();
-    pages(&root, "", dir).map_err(failed)?;
+    write_page_tree(&root, "", dir).map_err(failed)?;
     fs::write(dir.join("windrose.toml.5"), node::config::manual()).map_err(failed)
 }
 
-/// The page of a command, which these words lead to, and those of the commands below it.
-fn pages(command: &Command, words: &str, dir: &Path) -> std::io::Result<()> {
+/// Writes the page of a command and of its subcommands; `words` is the command's path.
+fn write_page_tree(command: &Command, words: &str, dir: &Path) -> std::io::Result<()> {
     for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
         let longer = format!("{words} {}", sub.get_name());
-        pages(sub, longer.trim_start(), dir)?;
+        write_page_tree(sub, longer.trim_start(), dir)?;
     }
     let man = Man::new(command.clone());
     let mut page = Vec::new();
@@ -46,7 +46,7 @@ fn pages(command: &Command, words: &str, dir: &Path) -> std::io::Result<()> {
         codes
             .lines()
             .skip(1)
-            .try_for_each(|line| writeln!(page, "{}", literal(line.trim_start())))?;
+            .try_for_each(|line| writeln!(page, "{}", escape_roff(line.trim_start())))?;
         writeln!(page, ".fi")?;
     }
     if command.get_version().is_some() {
@@ -55,7 +55,7 @@ fn pages(command: &Command, words: &str, dir: &Path) -> std::io::Result<()> {
     fs::write(dir.join(man.get_filename()), page)
 }
 
-/// The command as its synopsis shows it: what all commands have stands in a section of its own.
+/// The command for the synopsis: global options have a section of their own.
 fn without_globals(command: &Command) -> Command {
     command.clone().mut_args(|arg| match arg.is_global_set() {
         true => arg.hide(true),
@@ -63,24 +63,25 @@ fn without_globals(command: &Command) -> Command {
     })
 }
 
-/// The command's own examples; of one that only has others below it, one of each of those.
+/// The command's own examples, or one of each subcommand if it has none.
 fn examples_section(page: &mut Vec<u8>, command: &Command, words: &str) -> std::io::Result<()> {
-    let below = || {
+    let subcommand_examples = || {
         let shown = command.get_subcommands().filter(|sub| !sub.is_hide_set());
-        let first =
-            |sub: &Command| examples::first(format!("{words} {}", sub.get_name()).trim_start());
+        let first = |sub: &Command| {
+            examples::first_example(format!("{words} {}", sub.get_name()).trim_start())
+        };
         shown.filter_map(first).collect()
     };
-    let examples = examples::of(words).map_or_else(below, <[_]>::to_vec);
+    let examples = examples::examples_for(words).map_or_else(subcommand_examples, <[_]>::to_vec);
     writeln!(page, ".SH EXAMPLES")?;
     for (what, line) in examples {
-        writeln!(page, ".TP\n{}:\n\\fB{}\\fR", literal(what), literal(line))?;
+        writeln!(page, ".TP\n{}:\n\\fB{}\\fR", escape_roff(what), escape_roff(line))?;
     }
     Ok(())
 }
 
-/// Text as roff takes it for what it is.
-fn literal(text: &str) -> String {
+/// Escapes text for roff.
+fn escape_roff(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-");
     if text.starts_with(['.', '\'']) { format!("\\&{text}") } else { text }
 }
@@ -92,7 +93,7 @@ mod tests {
     #[test]
     fn manual_pages_have_examples_and_their_exit_codes() {
         let dir = tempfile::tempdir().unwrap();
-        write(dir.path()).unwrap();
+        write_pages(dir.path()).unwrap();
         let page = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
         let create = page("windrose-volume-create.1");
         let example = "With copies on two nodes:\n\\fBwindrose volume create web \\-\\-size 100G \\-\\-replicas 2";
@@ -112,7 +113,7 @@ mod tests {
         assert!(synopsis.contains("size") && !synopsis.contains("api"), "{synopsis}");
         let root = page("windrose.1");
         assert!(root.contains(".SH \"EXIT STATUS\"\n.nf\n0  done"), "{root}");
-        // What all commands have stands behind what each has for itself.
+        // Global options come after the command's own.
         let own = create.find("\\fB\\-\\-size\\fR").unwrap();
         let global = create.find(".SH \"GLOBAL OPTIONS\"").unwrap();
         assert!(own < global, "{create}");
@@ -121,6 +122,6 @@ mod tests {
 
     #[test]
     fn text_is_no_roff() {
-        assert_eq!(literal(".x \\ -y"), "\\&.x \\e \\-y");
+        assert_eq!(escape_roff(".x \\ -y"), "\\&.x \\e \\-y");
     }
 }

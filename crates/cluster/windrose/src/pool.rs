@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use api::endpoint::{
-    AddPoolDisks, ClearPoolErrors, DeletePool, ForcePoolOpen, GetPool, ListPools, Nothing,
+    AddPoolDisks, ClearPoolErrors, DeletePool, ForcePoolOpen, GetPool, ListPools, NoBody,
     POOL_FORCE, PostPool, RemovePoolDisk, ReplacePoolDisk, ScrubPool,
 };
 use api::{
@@ -12,62 +12,66 @@ use api::{
 };
 
 use crate::cli::{ConfirmArgs, CreatePoolArgs, OverwriteArgs, PoolCommand};
-use crate::exit::{Failure, USAGE};
+use crate::exit::{CliError, USAGE};
 use crate::files::absolute;
-use crate::remote::{Remote, ask_for_name, confirmed};
-use crate::{recovery, show};
-use wire::count;
+use crate::remote::{NodeConnection, prompt_for_name, require_confirmation};
+use crate::{output, recovery};
+use wire::plural;
 
-pub(crate) async fn run(remote: Remote, command: PoolCommand) -> Result<ExitCode, Failure> {
+pub(crate) async fn run(
+    remote: NodeConnection,
+    command: PoolCommand,
+) -> Result<ExitCode, CliError> {
     let client = &remote.client;
     let pool = match command {
         PoolCommand::List => {
-            let list = client.call::<ListPools>(&Nothing).await?;
-            remote.print(&list, show::pools)?;
+            let list = client.call::<ListPools>(&NoBody).await?;
+            remote.print(&list, output::pools)?;
             return Ok(ExitCode::SUCCESS);
         }
         PoolCommand::Import { pool, disk, name } => {
-            recovery::import(&remote, pool, paths(&disk)?, name).await?;
+            recovery::import_pool(&remote, pool, absolute_paths(&disk)?, name).await?;
             return Ok(ExitCode::SUCCESS);
         }
         PoolCommand::Delete { name, confirm, force } => {
             delete(&remote, &name, &confirm, force).await?;
             return Ok(ExitCode::SUCCESS);
         }
-        PoolCommand::Create(args) => client.call::<PostPool>(&request(*args)?).await?,
-        PoolCommand::Show { name } => client.call_on::<GetPool>(&name, &[], &Nothing).await?,
+        PoolCommand::Create(args) => client.call::<PostPool>(&create_request(*args)?).await?,
+        PoolCommand::Show { name } => client.call_on::<GetPool>(&name, &[], &NoBody).await?,
         PoolCommand::Add { name, disks, spare, overwrite } => {
-            let (disks, overwrite) = (paths(&disks)?, identities(overwrite)?);
+            let (disks, overwrite) = (absolute_paths(&disks)?, overwrite_identities(overwrite)?);
             let add = AddDisks { disks, spare, overwrite };
             client.call_on::<AddPoolDisks>(&name, &[], &add).await?
         }
         PoolCommand::Remove { name, disk, cancel } => {
-            let remove = RemoveDisk { disk: named(&remote, &name, disk).await?, cancel };
+            let remove =
+                RemoveDisk { disk: resolve_disk_name(&remote, &name, disk).await?, cancel };
             client.call_on::<RemovePoolDisk>(&name, &[], &remove).await?
         }
         PoolCommand::Replace { name, disk, with, overwrite } => {
-            let (disk, with) = (named(&remote, &name, disk).await?, absolute(&with)?);
-            let replace = ReplaceDisk { disk, with, overwrite: identities(overwrite)? };
+            let (disk, with) = (resolve_disk_name(&remote, &name, disk).await?, absolute(&with)?);
+            let replace = ReplaceDisk { disk, with, overwrite: overwrite_identities(overwrite)? };
             client.call_on::<ReplacePoolDisk>(&name, &[], &replace).await?
         }
         PoolCommand::Clear { name, disk } => {
             let disk = match disk {
-                Some(disk) => Some(named(&remote, &name, disk).await?),
+                Some(disk) => Some(resolve_disk_name(&remote, &name, disk).await?),
                 None => None,
             };
             client.call_on::<ClearPoolErrors>(&name, &[], &ClearErrors { disk }).await?
         }
-        PoolCommand::Scrub { name } => client.call_on::<ScrubPool>(&name, &[], &Nothing).await?,
+        PoolCommand::Scrub { name } => client.call_on::<ScrubPool>(&name, &[], &NoBody).await?,
         PoolCommand::Open { name, without, take_over, confirm } => {
-            let open = open(&remote, &name, (without, take_over), confirm).await?;
+            let open = confirm_open(&remote, &name, (without, take_over), confirm).await?;
             client.call_on::<ForcePoolOpen>(&name, &[], &open).await?
         }
     };
-    remote.print(&pool, show::pool)?;
+    remote.print(&pool, output::pool)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn request(args: CreatePoolArgs) -> Result<CreatePool, Failure> {
+fn create_request(args: CreatePoolArgs) -> Result<CreatePool, CliError> {
     let create = CreatePool {
         name: args.name,
         raid: args.raid,
@@ -75,30 +79,32 @@ fn request(args: CreatePoolArgs) -> Result<CreatePool, Failure> {
         columns: args.columns,
         strip_bytes: args.strip,
         checksums: args.checksums,
-        disks: paths(&args.disks)?,
-        spares: paths(&args.spare)?,
-        overwrite: identities(args.overwrite)?,
+        disks: absolute_paths(&args.disks)?,
+        spares: absolute_paths(&args.spare)?,
+        overwrite: overwrite_identities(args.overwrite)?,
     };
-    create.check().map_err(|e| Failure::new(USAGE, e.to_string()))?;
+    create.check().map_err(|e| CliError::new(USAGE, e.to_string()))?;
     Ok(create)
 }
 
-fn paths(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
+fn absolute_paths(paths: &[PathBuf]) -> Result<Vec<PathBuf>, CliError> {
     paths.iter().map(|path| absolute(path)).collect()
 }
 
-/// Disks that may be overwritten, as they were typed, and as paths from / on: only the node knows which are serial numbers.
-fn identities(args: OverwriteArgs) -> Result<Vec<String>, Failure> {
+/// Disks that may be overwritten, both as typed and as absolute paths: only the node knows which
+/// are serial numbers.
+fn overwrite_identities(args: OverwriteArgs) -> Result<Vec<String>, CliError> {
     let mut all = Vec::new();
     for typed in args.overwrite {
-        all.extend(as_path(&typed)?.filter(|path| *path != typed));
+        all.extend(absolute_if_path(&typed)?.filter(|path| *path != typed));
         all.push(typed);
     }
     Ok(all)
 }
 
-/// What was typed as a path from / on, if it may be a path: the node does not know our working directory.
-fn as_path(typed: &str) -> Result<Option<String>, Failure> {
+/// The argument as an absolute path, if it may be a path: the node does not know our working
+/// directory.
+fn absolute_if_path(typed: &str) -> Result<Option<String>, CliError> {
     const MARK: &str = "path:";
     let (mark, path) = match typed.strip_prefix(MARK) {
         Some(path) => (MARK, path),
@@ -106,15 +112,19 @@ fn as_path(typed: &str) -> Result<Option<String>, Failure> {
         None => return Ok(None),
     };
     let path = absolute(path.as_ref())?.into_os_string().into_string();
-    let path = path.map_err(|_| Failure::new(USAGE, format!("{typed}: it is not UTF-8")))?;
+    let path = path.map_err(|_| CliError::new(USAGE, format!("{typed}: it is not UTF-8")))?;
     Ok(Some(format!("{mark}{path}")))
 }
 
-/// What a disk of a pool is called, for the node: a path from / on, unless it is a serial number.
-async fn named(remote: &Remote, pool: &PoolName, typed: String) -> Result<String, Failure> {
-    match as_path(&typed)? {
+/// A pool disk's name for the node: an absolute path, unless it is a serial number.
+async fn resolve_disk_name(
+    remote: &NodeConnection,
+    pool: &PoolName,
+    typed: String,
+) -> Result<String, CliError> {
+    match absolute_if_path(&typed)? {
         Some(path) if path != typed => {
-            let pool = remote.client.call_on::<GetPool>(pool, &[], &Nothing).await?;
+            let pool = remote.client.call_on::<GetPool>(pool, &[], &NoBody).await?;
             Ok(if is_serial(&pool, &typed) { typed } else { path })
         }
         _ => Ok(typed),
@@ -123,27 +133,28 @@ async fn named(remote: &Remote, pool: &PoolName, typed: String) -> Result<String
 
 fn is_serial(pool: &Pool, typed: &str) -> bool {
     let serial = typed.strip_prefix("serial:");
-    let is =
+    let matches =
         |disk: &PoolDisk| disk.serial.as_deref().is_some_and(|s| s == typed || serial == Some(s));
-    pool.disks.iter().any(is)
+    pool.disks.iter().any(matches)
 }
 
-/// Opens a pool without disks, or takes it over, after a human has said that he knows what that costs.
-async fn open(
-    remote: &Remote,
+/// Opens a pool without some disks, or takes it over, after the user has confirmed the
+/// consequences.
+async fn confirm_open(
+    remote: &NodeConnection,
     name: &PoolName,
     (without, take_over): (Vec<String>, bool),
     confirm: Option<PoolName>,
-) -> Result<OpenPool, Failure> {
+) -> Result<OpenPool, CliError> {
     let mut disks = Vec::new();
     for typed in without {
-        disks.push(named(remote, name, typed).await?);
+        disks.push(resolve_disk_name(remote, name, typed).await?);
     }
     let without = disks;
     let Some(confirm) = confirm else {
-        // Finds out first whether it is there.
-        let pool = remote.client.call_on::<GetPool>(name, &[], &Nothing).await?;
-        let mut what = show::pool(&pool).trim_end().to_owned();
+        // First check that the pool exists.
+        let pool = remote.client.call_on::<GetPool>(name, &[], &NoBody).await?;
+        let mut what = output::pool(&pool).trim_end().to_owned();
         if !without.is_empty() {
             what.push_str(&format!(
                 "\nPool {name} is opened without these disks, for good: {}. What only they hold is LOST, \
@@ -157,7 +168,7 @@ async fn open(
                  will never use its disks again: should it still use them, it stops serving them."
             ));
         }
-        ask_for_name(
+        prompt_for_name(
             ("pool", name.as_str()),
             &what,
             "opened",
@@ -169,21 +180,21 @@ async fn open(
 }
 
 async fn delete(
-    remote: &Remote,
+    remote: &NodeConnection,
     name: &PoolName,
     confirm: &ConfirmArgs,
     force: bool,
-) -> Result<(), Failure> {
+) -> Result<(), CliError> {
     if !confirm.yes {
-        // Names what is about to be lost, and finds out first whether it is there.
-        let pool = remote.client.call_on::<GetPool>(name, &[], &Nothing).await?;
+        // Name what is about to be lost; first check that the pool exists.
+        let pool = remote.client.call_on::<GetPool>(name, &[], &NoBody).await?;
         let what =
-            format!("This deletes pool {name}, with its {}.", count(pool.disks.len(), "disk"));
+            format!("This deletes pool {name}, with its {}.", plural(pool.disks.len(), "disk"));
         let hint = "--yes deletes without asking";
-        confirmed(confirm, ("pool", name.as_str()), &what, "deleted", hint)?;
+        require_confirmation(confirm, ("pool", name.as_str()), &what, "deleted", hint)?;
     }
     let flags: &[_] = if force { &[POOL_FORCE] } else { &[] };
-    remote.client.call_on::<DeletePool>(name, flags, &Nothing).await?;
+    remote.client.call_on::<DeletePool>(name, flags, &NoBody).await?;
     remote.print(&serde_json::json!({ "deleted": name }), |_| format!("Pool {name} is deleted."))
 }
 
@@ -194,20 +205,20 @@ mod tests {
     #[test]
     fn only_what_may_be_a_path_is_made_absolute() {
         for typed in ["S1", "3", "S4EV 1", "50%", "serial:S1", "number:3"] {
-            assert_eq!(as_path(typed).unwrap(), None, "{typed}");
+            assert_eq!(absolute_if_path(typed).unwrap(), None, "{typed}");
         }
-        assert_eq!(as_path("/dev/sdb").unwrap().as_deref(), Some("/dev/sdb"));
+        assert_eq!(absolute_if_path("/dev/sdb").unwrap().as_deref(), Some("/dev/sdb"));
         let here = std::env::current_dir().unwrap().join("a.img");
         let here = here.to_str().unwrap();
-        assert_eq!(as_path("./a.img").unwrap().as_deref(), Some(here));
-        assert_eq!(as_path("path:a.img").unwrap(), Some(format!("path:{here}")));
+        assert_eq!(absolute_if_path("./a.img").unwrap().as_deref(), Some(here));
+        assert_eq!(absolute_if_path("path:a.img").unwrap(), Some(format!("path:{here}")));
     }
 
     #[test]
     fn what_may_be_a_serial_number_is_sent_as_it_was_typed_as_well() {
         let overwrite = vec!["WD/1".to_owned(), "S1".to_owned(), "/dev/sdb".to_owned()];
         let here = std::env::current_dir().unwrap().join("WD/1");
-        let sent = identities(OverwriteArgs { overwrite }).unwrap();
+        let sent = overwrite_identities(OverwriteArgs { overwrite }).unwrap();
         assert_eq!(sent, [here.to_str().unwrap(), "WD/1", "S1", "/dev/sdb"]);
     }
 }

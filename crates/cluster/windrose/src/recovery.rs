@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use api::endpoint::{
-    FindStrayPools, ListOrphans, Nothing, PostAdoption, PostDiscard, PostPoolImport, PostRecovery,
+    FindStrayPools, ListOrphans, NoBody, PostAdoption, PostDiscard, PostPoolImport, PostRecovery,
 };
 use api::{
     AdoptImage, DiscardImage, FindPools, ImportPool, PoolName, RecoverCluster, RecoveryPlan,
@@ -11,39 +11,42 @@ use api::{
 };
 
 use crate::cli::{ConfirmArgs, VolumeCommand};
-use crate::exit::{FAILED, Failure};
+use crate::exit::{CliError, FAILED};
 use crate::files::absolute;
-use crate::remote::{Remote, confirmed};
-use crate::show;
+use crate::output;
+use crate::remote::{NodeConnection, require_confirmation};
 
-/// What is left to do once there is a new store.
+/// The steps that remain after a new store was created.
 pub(crate) const AFTER_NEW_STORE: &str = "\
 The new store is there. Next:
   1. on each other node of the old cluster: windrose cluster leave --force, then windrose cluster join
      (or witness) with the token that windrose cluster token prints here
   2. when all of them are there: windrose cluster recover, once more, for the volumes";
 
-/// What is done with images that no record names.
-pub(crate) async fn images(remote: &Remote, command: VolumeCommand) -> Result<(), Failure> {
+/// Runs a command on images that no record names.
+pub(crate) async fn run_image_command(
+    remote: &NodeConnection,
+    command: VolumeCommand,
+) -> Result<(), CliError> {
     match command {
         VolumeCommand::Orphans => {
-            let orphans = remote.client.call::<ListOrphans>(&Nothing).await?;
-            remote.print(&orphans, show::orphans)
+            let orphans = remote.client.call::<ListOrphans>(&NoBody).await?;
+            remote.print(&orphans, output::orphans)
         }
         VolumeCommand::Adopt { image, name, without, force, plan, confirm } => {
-            let image = place(image)?;
-            let ask = AdoptImage { image, name, without, force, plan: true };
-            adopt(remote, ask, plan, &confirm).await
+            let image = image_name(image)?;
+            let request = AdoptImage { image, name, without, force, plan: true };
+            adopt(remote, request, plan, &confirm).await
         }
         VolumeCommand::Discard { image, confirm } => {
-            discard(remote, &place(image)?, &confirm).await
+            discard(remote, &image_name(image)?, &confirm).await
         }
-        _ => Err(Failure::new(FAILED, "it is another command")),
+        _ => Err(CliError::new(FAILED, "it is another command")),
     }
 }
 
-/// An image as the node knows it: it does not know our working directory.
-fn place(typed: String) -> Result<String, Failure> {
+/// An image's name for the node, which does not know our working directory.
+fn image_name(typed: String) -> Result<String, CliError> {
     let in_pool = typed.split_once('/').is_some_and(|(pool, volume)| {
         pool.parse::<PoolName>().is_ok() && volume.parse::<uuid::Uuid>().is_ok()
     });
@@ -54,117 +57,128 @@ fn place(typed: String) -> Result<String, Failure> {
 }
 
 async fn adopt(
-    remote: &Remote,
-    ask: AdoptImage,
+    remote: &NodeConnection,
+    request: AdoptImage,
     plan: bool,
     confirm: &ConfirmArgs,
-) -> Result<(), Failure> {
-    let would = remote.client.call::<PostAdoption>(&ask).await?;
+) -> Result<(), CliError> {
+    let proposal = remote.client.call::<PostAdoption>(&request).await?;
     if plan {
-        return remote.print(&would, |would| show::planned(&would.plan));
+        return remote.print(&proposal, |proposal| output::planned(&proposal.plan));
     }
-    // Where nothing can be lost by it nobody is asked.
-    if (ask.force || !ask.without.is_empty()) && !confirm.yes {
-        let name = would
+    // Without possible data loss no confirmation is needed.
+    if (request.force || !request.without.is_empty()) && !confirm.yes {
+        let name = proposal
             .plan
             .name
             .as_ref()
-            .map_or_else(|| would.plan.volume.to_string(), VolumeName::to_string);
+            .map_or_else(|| proposal.plan.volume.to_string(), VolumeName::to_string);
         let what = format!(
             "{}\nWhat only other copies hold is LOST, acknowledged writes among it.",
-            show::planned(&would.plan)
+            output::planned(&proposal.plan)
         );
         let hint = format!("--confirm {name} or --yes takes it without asking");
-        confirmed(confirm, ("volume", &name), &what, "taken", &hint)?;
+        require_confirmation(confirm, ("volume", &name), &what, "taken", &hint)?;
     }
-    let adopted = remote.client.call::<PostAdoption>(&AdoptImage { plan: false, ..ask }).await?;
-    remote.print(&adopted, |adopted| show::planned(&adopted.plan))
+    let adopted =
+        remote.client.call::<PostAdoption>(&AdoptImage { plan: false, ..request }).await?;
+    remote.print(&adopted, |adopted| output::planned(&adopted.plan))
 }
 
-async fn discard(remote: &Remote, image: &str, confirm: &ConfirmArgs) -> Result<(), Failure> {
-    let orphans = remote.client.call::<ListOrphans>(&Nothing).await?;
+async fn discard(
+    remote: &NodeConnection,
+    image: &str,
+    confirm: &ConfirmArgs,
+) -> Result<(), CliError> {
+    let orphans = remote.client.call::<ListOrphans>(&NoBody).await?;
     let found = orphans.images.iter().find(|o| o.image == image);
     let volume = match found {
         Some(found) => found.volume,
         None => {
-            let ask = AdoptImage {
+            let request = AdoptImage {
                 image: image.to_owned(),
                 name: None,
                 without: Vec::new(),
                 force: true,
                 plan: true,
             };
-            remote.client.call::<PostAdoption>(&ask).await?.plan.volume
+            remote.client.call::<PostAdoption>(&request).await?.plan.volume
         }
     };
-    let called = found.and_then(|f| f.listed_as.as_ref().or(f.name.as_ref()));
-    let name = called.map_or_else(|| volume.to_string(), VolumeName::to_string);
+    let listed_name = found.and_then(|f| f.listed_as.as_ref().or(f.name.as_ref()));
+    let name = listed_name.map_or_else(|| volume.to_string(), VolumeName::to_string);
     let what = format!(
         "This erases {image}, which holds volume {name} ({volume}): what it holds is LOST."
     );
     let hint = format!("--confirm {name} or --yes erases it without asking");
-    confirmed(confirm, ("image of volume", &name), &what, "erased", &hint)?;
-    let ask = DiscardImage { image: image.to_owned(), confirm: volume };
-    remote.client.call::<PostDiscard>(&ask).await?;
+    require_confirmation(confirm, ("image of volume", &name), &what, "erased", &hint)?;
+    let request = DiscardImage { image: image.to_owned(), confirm: volume };
+    remote.client.call::<PostDiscard>(&request).await?;
     remote.print(&serde_json::json!({ "erased": image }), |_| format!("{image} is erased."))
 }
 
-/// Lists pools that the node does not know, or takes one.
-pub(crate) async fn import(
-    remote: &Remote,
+/// Lists pools that the node does not know, or imports one.
+pub(crate) async fn import_pool(
+    remote: &NodeConnection,
     pool: Option<String>,
     disks: Vec<PathBuf>,
     name: Option<PoolName>,
-) -> Result<(), Failure> {
+) -> Result<(), CliError> {
     let Some(pool) = pool else {
         let found = remote.client.call::<FindStrayPools>(&FindPools { disks }).await?;
-        return remote.print(&found, show::importable);
+        return remote.print(&found, output::importable);
     };
     let imported = remote.client.call::<PostPoolImport>(&ImportPool { pool, name, disks }).await?;
     remote.print(&imported, |imported| {
-        let volumes = imported.volumes.iter().map(show::planned);
+        let volumes = imported.volumes.iter().map(output::planned);
         let volumes: Vec<_> = volumes.collect();
-        format!("{}\n{}", show::pool(&imported.pool).trim_end(), volumes.join("\n"))
+        format!("{}\n{}", output::pool(&imported.pool).trim_end(), volumes.join("\n"))
     })
 }
 
-/// Recovers the cluster; says whether a new store begins.
-pub(crate) async fn cluster(
-    remote: &Remote,
+/// Recovers the cluster; returns whether it creates a new store.
+pub(crate) async fn recover_cluster(
+    remote: &NodeConnection,
     without: Vec<String>,
     only_plan: bool,
     confirm: &ConfirmArgs,
-) -> Result<bool, Failure> {
-    let ask = RecoverCluster { confirm: None, without };
-    let plan = remote.client.call::<PostRecovery>(&ask).await?;
-    let nothing = plan.store.is_none() && plan.volumes.is_empty();
-    if only_plan || nothing {
-        remote.print(&plan, show::recovery)?;
+) -> Result<bool, CliError> {
+    let request = RecoverCluster { confirm: None, without };
+    let plan = remote.client.call::<PostRecovery>(&request).await?;
+    let is_empty = plan.store.is_none() && plan.volumes.is_empty();
+    if only_plan || is_empty {
+        remote.print(&plan, output::recovery)?;
         return Ok(false);
     }
     if plan.store.is_none() && plan.volumes.iter().all(|v| v.doubt.is_some()) {
-        return Err(undecided(&plan));
+        return Err(undecided_error(&plan));
     }
     let name = plan.node.clone();
     let hint = format!("--confirm {name} or --yes does it without asking; --plan only shows it");
-    confirmed(confirm, ("node", &name), &show::recovery(&plan), "used to recover", &hint)?;
-    let ask = RecoverCluster { confirm: Some(name), ..ask };
-    let done = remote.client.call::<PostRecovery>(&ask).await?;
-    remote.print(&done, show::recovery)?;
+    require_confirmation(
+        confirm,
+        ("node", &name),
+        &output::recovery(&plan),
+        "used to recover",
+        &hint,
+    )?;
+    let request = RecoverCluster { confirm: Some(name), ..request };
+    let done = remote.client.call::<PostRecovery>(&request).await?;
+    remote.print(&done, output::recovery)?;
     if done.volumes.iter().any(|v| v.doubt.is_some()) {
-        return Err(undecided(&done));
+        return Err(undecided_error(&done));
     }
     Ok(done.store.is_some())
 }
 
-/// Volumes about which nothing was done.
-fn undecided(plan: &RecoveryPlan) -> Failure {
+/// An error that names the volumes left undecided.
+fn undecided_error(plan: &RecoveryPlan) -> CliError {
     let doubts = plan.volumes.iter().filter_map(|v| {
         let name = v.name.as_ref().map_or_else(|| v.volume.to_string(), VolumeName::to_string);
         Some(format!("volume {name}: {}", v.doubt.as_ref()?))
     });
     let doubts: Vec<_> = doubts.collect();
-    Failure::new(FAILED, format!("not recovered: {}", doubts.join("; ")))
+    CliError::new(FAILED, format!("not recovered: {}", doubts.join("; ")))
 }
 
 #[cfg(test)]
@@ -174,9 +188,12 @@ mod tests {
     #[test]
     fn an_image_is_a_path_or_a_volume_of_a_pool() {
         let volume = "tank/3d813cbb-47fb-32ba-91df-831e1593ac29";
-        assert_eq!(place(volume.into()).unwrap(), volume);
-        assert_eq!(place("/v/a.img".into()).unwrap(), "/v/a.img");
+        assert_eq!(image_name(volume.into()).unwrap(), volume);
+        assert_eq!(image_name("/v/a.img".into()).unwrap(), "/v/a.img");
         let here = std::env::current_dir().unwrap();
-        assert_eq!(place("tank/a.img".into()).unwrap(), here.join("tank/a.img").to_str().unwrap());
+        assert_eq!(
+            image_name("tank/a.img".into()).unwrap(),
+            here.join("tank/a.img").to_str().unwrap()
+        );
     }
 }

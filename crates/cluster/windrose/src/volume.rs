@@ -5,51 +5,57 @@ use std::process::ExitCode;
 
 use api::client::{CallError, Client};
 use api::endpoint::{
-    AddVolumeCopy, AllowInitiators, ClearChap, ClearReservations, DISCARD, DeleteVolume,
-    DenyInitiators, FORCE, ForceVolume, GetReservations, GetVolume, GrowVolume, ListVolumes,
-    MAP_FORCE, MapTarget, Nothing, PostVolume, PostVolumes, RemoveVolumeCopy, ReplaceVolumeCopy,
-    SetChap, SetHostDhchap, SetHostTls, SetInitiatorChap, SetProtocols, SetVolumeCopies,
-    SwitchVolume, TakeOverVolume, VerifyVolume,
+    AddVolumeCopy, AllowInitiators, ClearChap, ClearReservations, DELETE_ALLOW_DATA_LOSS,
+    DELETE_FORCE, DeleteVolume, DenyInitiators, ForceVolume, GetReservations, GetVolume,
+    GrowVolume, ListVolumes, MAP_FORCE, MapTarget, NoBody, PostVolume, PostVolumes,
+    RemoveVolumeCopy, ReplaceVolumeCopy, SetChap, SetHostDhchap, SetHostTls, SetInitiatorChap,
+    SetProtocols, SetVolumeCopies, SwitchVolume, TakeOverVolume, VerifyVolume,
 };
 use api::{
-    AddCopy, Chap, CreateVolume, CreateVolumes, ForceCopy, Grow, HostDhchap, HostTls, Initiator,
-    InitiatorChap, Initiators, MapVolume, NewBacking, RemoveCopy, ReplaceCopy, SetCopies, SwitchTo,
-    TakeOver, Verify, Volume, VolumeName, VolumeState,
+    AddReplica, Chap, CreateVolume, CreateVolumes, ForcePrimary, GrowVolumeRequest, HostDhchap,
+    HostTls, Initiator, InitiatorChap, InitiatorList, MapVolume, NewBacking, RemoveReplica,
+    ReplaceReplica, SetReplicaCount, SwitchPrimary, TakeOver, Verify, Volume, VolumeName,
+    VolumeState,
 };
 
-use crate::cli::{ConfirmArgs, CreateArgs, MirrorCommand, PlaceArgs, VolumeCommand, protocols};
-use crate::exit::{FAILED, Failure, USAGE};
+use crate::cli::{
+    BackingArgs, ConfirmArgs, CreateVolumeArgs, ReplicaCommand, VolumeCommand, to_protocols,
+};
+use crate::exit::{CliError, FAILED, USAGE};
 use crate::files::absolute;
-use crate::remote::{Remote, ask_for_name, confirmed, tell};
-use crate::{files, recovery, show};
+use crate::remote::{NodeConnection, print_error_line, prompt_for_name, require_confirmation};
+use crate::{files, output, recovery};
 
-pub(crate) async fn run(remote: Remote, command: VolumeCommand) -> Result<ExitCode, Failure> {
+pub(crate) async fn run(
+    remote: NodeConnection,
+    command: VolumeCommand,
+) -> Result<ExitCode, CliError> {
     let client = &remote.client;
     match command {
         VolumeCommand::List => {
-            let list = client.call::<ListVolumes>(&Nothing).await?;
-            remote.print(&list, show::volumes)?;
+            let list = client.call::<ListVolumes>(&NoBody).await?;
+            remote.print(&list, output::volumes)?;
         }
         VolumeCommand::Show { name } => {
-            let volume = client.call_on::<GetVolume>(&name, &[], &Nothing).await?;
-            print(&remote, &volume)?;
+            let volume = client.call_on::<GetVolume>(&name, &[], &NoBody).await?;
+            print_volume(&remote, &volume)?;
         }
         VolumeCommand::Create(args) => return create(&remote, *args).await,
         VolumeCommand::Grow { name, size } => {
-            let grow = Grow { size_bytes: size.0 };
+            let grow = GrowVolumeRequest { size_bytes: size.0 };
             let volume = client.call_on::<GrowVolume>(&name, &[], &grow).await?;
-            print(&remote, &volume)?;
+            print_volume(&remote, &volume)?;
         }
-        VolumeCommand::Mirror { command } => mirror(&remote, command).await?,
+        VolumeCommand::Mirror { command } => run_replica_command(&remote, command).await?,
         VolumeCommand::Switch { name, to } => {
-            let switch = SwitchTo { node: to };
+            let switch = SwitchPrimary { node: to };
             let volume = client.call_on::<SwitchVolume>(&name, &[], &switch).await?;
-            print(&remote, &volume)?;
-            if let Some(not_yet) = show::not_led_yet(&volume, &switch.node) {
-                tell(&format!("windrose: {not_yet}"));
+            print_volume(&remote, &volume)?;
+            if let Some(not_yet) = output::not_primary_yet(&volume, &switch.node) {
+                print_error_line(&format!("windrose: {not_yet}"));
             }
         }
-        VolumeCommand::Force { name, confirm } => force(&remote, &name, confirm).await?,
+        VolumeCommand::Force { name, confirm } => force_primary(&remote, &name, confirm).await?,
         VolumeCommand::TakeOver { name, confirm } => take_over(&remote, &name, confirm).await?,
         VolumeCommand::Reservations { name, clear, yes } => {
             reservations(&remote, &name, clear, yes).await?;
@@ -59,10 +65,10 @@ pub(crate) async fn run(remote: Remote, command: VolumeCommand) -> Result<ExitCo
         }
         command @ (VolumeCommand::Orphans
         | VolumeCommand::Adopt { .. }
-        | VolumeCommand::Discard { .. }) => recovery::images(&remote, command).await?,
+        | VolumeCommand::Discard { .. }) => recovery::run_image_command(&remote, command).await?,
         VolumeCommand::Export { name, via } => {
-            let volume = client.call_on::<SetProtocols>(&name, &[], &protocols(&via)).await?;
-            print(&remote, &volume)?;
+            let volume = client.call_on::<SetProtocols>(&name, &[], &to_protocols(&via)).await?;
+            print_volume(&remote, &volume)?;
         }
         VolumeCommand::Target { name, join, own, lun, force } => {
             let own = own.then(|| name.to_string());
@@ -70,44 +76,44 @@ pub(crate) async fn run(remote: Remote, command: VolumeCommand) -> Result<ExitCo
             map_target(&remote, &name, &map, force).await?;
         }
         VolumeCommand::Allow { name, initiators } => {
-            let initiators = Initiators { initiators };
+            let initiators = InitiatorList { initiators };
             let volume = client.call_on::<AllowInitiators>(&name, &[], &initiators).await?;
-            print(&remote, &volume)?;
+            print_volume(&remote, &volume)?;
         }
         VolumeCommand::Deny { name, initiators } => {
-            let initiators = Initiators { initiators };
+            let initiators = InitiatorList { initiators };
             let volume = client.call_on::<DenyInitiators>(&name, &[], &initiators).await?;
-            print(&remote, &volume)?;
+            print_volume(&remote, &volume)?;
         }
         VolumeCommand::Chap { name, user, mutual, off: _, initiator } => {
-            let chap = user.map(|user| files::chap(&user, mutual.as_ref())).transpose()?;
-            let volume = chap_of(client, &name, initiator, chap).await?;
-            print(&remote, &volume)?;
+            let chap = user.map(|user| files::read_chap(&user, mutual.as_ref())).transpose()?;
+            let volume = set_chap(client, &name, initiator, chap).await?;
+            print_volume(&remote, &volume)?;
         }
         VolumeCommand::Dhchap { name, host, secret, ctrl_secret, off: _ } => {
-            dhchap(&remote, &name, host, (secret.as_deref(), ctrl_secret.as_deref())).await?;
+            set_dhchap(&remote, &name, host, (secret.as_deref(), ctrl_secret.as_deref())).await?;
         }
         VolumeCommand::Tls { name, host, key, optional, off: _ } => {
-            tls(&remote, &name, host, (key.as_deref(), optional)).await?;
+            set_tls(&remote, &name, host, (key.as_deref(), optional)).await?;
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Puts a volume behind a target.
+/// Maps a volume to a target.
 async fn map_target(
-    remote: &Remote,
+    remote: &NodeConnection,
     name: &VolumeName,
     map: &MapVolume,
     force: bool,
-) -> Result<(), Failure> {
+) -> Result<(), CliError> {
     let flags: &[_] = if force { &[MAP_FORCE] } else { &[] };
     let volume = remote.client.call_on::<MapTarget>(name, flags, map).await?;
-    print(remote, &volume)
+    print_volume(remote, &volume)
 }
 
-/// Asks all initiators, or one, for CHAP, or no longer.
-async fn chap_of(
+/// Turns CHAP on or off for all initiators, or for one.
+async fn set_chap(
     client: &Client,
     name: &VolumeName,
     initiator: Option<Initiator>,
@@ -115,207 +121,212 @@ async fn chap_of(
 ) -> Result<Volume, CallError> {
     match (initiator, chap) {
         (Some(initiator), chap) => {
-            let ask = InitiatorChap { initiator, chap };
-            client.call_on::<SetInitiatorChap>(name, &[], &ask).await
+            let request = InitiatorChap { initiator, chap };
+            client.call_on::<SetInitiatorChap>(name, &[], &request).await
         }
         (None, Some(chap)) => client.call_on::<SetChap>(name, &[], &chap).await,
-        (None, None) => client.call_on::<ClearChap>(name, &[], &Nothing).await,
+        (None, None) => client.call_on::<ClearChap>(name, &[], &NoBody).await,
     }
 }
 
-/// `windrose volume dhchap`: the files with the host's secret, if it shall have one, and the volume's.
-async fn dhchap(
-    remote: &Remote,
+/// `windrose volume dhchap`: reads the files with the host's secret, if it gets one, and the
+/// volume's.
+async fn set_dhchap(
+    remote: &NodeConnection,
     name: &VolumeName,
     host: Initiator,
     (secret, controller): (Option<&Path>, Option<&Path>),
-) -> Result<(), Failure> {
-    let secrets = secret.map(|secret| files::dhchap(secret, controller)).transpose()?;
-    let ask = HostDhchap { host, secrets };
-    let volume = remote.client.call_on::<SetHostDhchap>(name, &[], &ask).await?;
-    print(remote, &volume)
+) -> Result<(), CliError> {
+    let secrets = secret.map(|secret| files::read_dhchap(secret, controller)).transpose()?;
+    let request = HostDhchap { host, secrets };
+    let volume = remote.client.call_on::<SetHostDhchap>(name, &[], &request).await?;
+    print_volume(remote, &volume)
 }
 
-/// `windrose volume tls`: the file with the key, if the host shall have one, and whether it may come without.
-async fn tls(
-    remote: &Remote,
+/// `windrose volume tls`: reads the file with the key, if the host gets one, and whether TLS is
+/// optional.
+async fn set_tls(
+    remote: &NodeConnection,
     name: &VolumeName,
     host: Initiator,
     (key, optional): (Option<&Path>, bool),
-) -> Result<(), Failure> {
-    let key = key.map(|key| files::tls(key, !optional)).transpose()?;
-    let ask = HostTls { host, key };
-    let volume = remote.client.call_on::<SetHostTls>(name, &[], &ask).await?;
-    print(remote, &volume)
+) -> Result<(), CliError> {
+    let key = key.map(|key| files::read_tls_key(key, !optional)).transpose()?;
+    let request = HostTls { host, key };
+    let volume = remote.client.call_on::<SetHostTls>(name, &[], &request).await?;
+    print_volume(remote, &volume)
 }
 
 /// `windrose volume mirror …`.
-async fn mirror(remote: &Remote, command: MirrorCommand) -> Result<(), Failure> {
+async fn run_replica_command(
+    remote: &NodeConnection,
+    command: ReplicaCommand,
+) -> Result<(), CliError> {
     let client = &remote.client;
     let volume = match command {
-        MirrorCommand::Add { name, on, place } => {
-            let (force, backing) = (place.force, backing(place)?);
-            let add = AddCopy { node: on, backing, force };
+        ReplicaCommand::Add { name, on, backing: args } => {
+            let (force, backing) = (args.force, to_backing(args)?);
+            let add = AddReplica { node: on, backing, force };
             client.call_on::<AddVolumeCopy>(&name, &[], &add).await?
         }
-        MirrorCommand::Remove { name, on } => {
-            let remove = RemoveCopy { node: on };
+        ReplicaCommand::Remove { name, on } => {
+            let remove = RemoveReplica { node: on };
             client.call_on::<RemoveVolumeCopy>(&name, &[], &remove).await?
         }
-        MirrorCommand::Replace { name, on, with, place } => {
-            let (force, backing) = (place.force, backing(place)?);
-            let replace = ReplaceCopy { node: on, with, backing, force };
+        ReplicaCommand::Replace { name, on, with, backing: args } => {
+            let (force, backing) = (args.force, to_backing(args)?);
+            let replace = ReplaceReplica { node: on, with, backing, force };
             client.call_on::<ReplaceVolumeCopy>(&name, &[], &replace).await?
         }
-        MirrorCommand::Set { name, replicas } => {
-            client.call_on::<SetVolumeCopies>(&name, &[], &SetCopies { replicas }).await?
+        ReplicaCommand::Set { name, replicas } => {
+            client.call_on::<SetVolumeCopies>(&name, &[], &SetReplicaCount { replicas }).await?
         }
-        MirrorCommand::Verify { name, repair, keep } => {
+        ReplicaCommand::Verify { name, repair, keep } => {
             let undecided = repair && keep.is_none();
             let found = client.call_on::<VerifyVolume>(&name, &[], &Verify { keep }).await?;
-            remote.print(&found, |found| show::verification(&name, found))?;
+            remote.print(&found, |found| output::verification(&name, found))?;
             if undecided && !found.differing.is_empty() {
                 let message = "nothing was repaired: which of the copies is right is not known";
                 let hint = format!(
                     "name the node whose contents are to be kept, the others' are overwritten there: \
                      windrose volume mirror verify {name} --repair --keep NODE"
                 );
-                return Err(Failure::new(FAILED, message).hint(hint));
+                return Err(CliError::new(FAILED, message).with_hint(hint));
             }
             if found.repaired_bytes < found.differing_bytes {
                 let message = format!("the copies of volume {name} differ");
                 let hint = format!(
                     "find out which one is right, then: windrose volume mirror verify {name} --repair --keep NODE"
                 );
-                return Err(Failure::new(FAILED, message).hint(hint));
+                return Err(CliError::new(FAILED, message).with_hint(hint));
             }
             return Ok(());
         }
     };
-    print(remote, &volume)
+    print_volume(remote, &volume)
 }
 
-/// Goes on with one copy, after a human has said that he knows what that costs.
-async fn force(
-    remote: &Remote,
+/// Continues with one replica, after the user has confirmed the consequences.
+async fn force_primary(
+    remote: &NodeConnection,
     name: &VolumeName,
     confirm: Option<VolumeName>,
-) -> Result<(), Failure> {
+) -> Result<(), CliError> {
     let confirm = match confirm {
         Some(confirm) => confirm,
         None => {
-            // Finds out first whether it is there.
-            let volume = remote.client.call_on::<GetVolume>(name, &[], &Nothing).await?;
+            // First check that the volume exists.
+            let volume = remote.client.call_on::<GetVolume>(name, &[], &NoBody).await?;
             let what = format!(
                 "Volume {name} goes on with the copy of this node alone. What only other copies hold is LOST, \
                  acknowledged writes among it:\n{}\nMake sure that the other nodes are off.",
-                show::copies(&volume.copies)
+                output::replicas(&volume.copies)
             );
             let hint = format!("--confirm {name} forces it without asking");
-            ask(name, &what, "forced", &hint)?;
+            prompt(name, &what, "forced", &hint)?;
             name.clone()
         }
     };
-    let volume = remote.client.call_on::<ForceVolume>(name, &[], &ForceCopy { confirm }).await?;
-    print(remote, &volume)
+    let volume = remote.client.call_on::<ForceVolume>(name, &[], &ForcePrimary { confirm }).await?;
+    print_volume(remote, &volume)
 }
 
-/// Takes a volume's image from another node, after a human has said that he knows what that means.
+/// Takes over a volume's image from another node, after the user has confirmed the consequences.
 async fn take_over(
-    remote: &Remote,
+    remote: &NodeConnection,
     name: &VolumeName,
     confirm: Option<VolumeName>,
-) -> Result<(), Failure> {
+) -> Result<(), CliError> {
     let confirm = match confirm {
         Some(confirm) => confirm,
         None => {
-            // Finds out first whether it is there.
-            remote.client.call_on::<GetVolume>(name, &[], &Nothing).await?;
+            // First check that the volume exists.
+            remote.client.call_on::<GetVolume>(name, &[], &NoBody).await?;
             let what = format!(
                 "The image of volume {name} is taken from the node that had it last. Make sure that this node is \
                  off, or will never use it again: should it still use it, it stops serving it."
             );
             let hint = format!("--confirm {name} takes it over without asking");
-            ask(name, &what, "taken over", &hint)?;
+            prompt(name, &what, "taken over", &hint)?;
             name.clone()
         }
     };
-    let take = TakeOver { confirm };
-    let volume = remote.client.call_on::<TakeOverVolume>(name, &[], &take).await?;
-    print(remote, &volume)
+    let request = TakeOver { confirm };
+    let volume = remote.client.call_on::<TakeOverVolume>(name, &[], &request).await?;
+    print_volume(remote, &volume)
 }
 
-/// Shows the reservations of a volume; takes them away first, after a human has said that he knows what
-/// that means.
+/// Shows the reservations of a volume; with `clear` removes them first, after the user has
+/// confirmed the consequences.
 async fn reservations(
-    remote: &Remote,
+    remote: &NodeConnection,
     name: &VolumeName,
     clear: bool,
     yes: bool,
-) -> Result<(), Failure> {
+) -> Result<(), CliError> {
     let client = &remote.client;
     if clear && !yes {
-        let found = client.call_on::<GetReservations>(name, &[], &Nothing).await?;
+        let found = client.call_on::<GetReservations>(name, &[], &NoBody).await?;
         let what = format!(
             "{}\nThis takes them away: hosts that keep each other out by them no longer do, and may write at once.",
-            show::reservations(name, &found)
+            output::reservations(name, &found)
         );
-        ask(name, &what, "freed", "--yes frees it without asking")?;
+        prompt(name, &what, "freed", "--yes frees it without asking")?;
     }
     let found = match clear {
-        true => client.call_on::<ClearReservations>(name, &[], &Nothing).await?,
-        false => client.call_on::<GetReservations>(name, &[], &Nothing).await?,
+        true => client.call_on::<ClearReservations>(name, &[], &NoBody).await?,
+        false => client.call_on::<GetReservations>(name, &[], &NoBody).await?,
     };
-    remote.print(&found, |found| show::reservations(name, found))
+    remote.print(&found, |found| output::reservations(name, found))
 }
 
-fn print(remote: &Remote, volume: &Volume) -> Result<(), Failure> {
-    remote.print(volume, |v| show::volume(v, remote.client.address()))
+fn print_volume(remote: &NodeConnection, volume: &Volume) -> Result<(), CliError> {
+    remote.print(volume, |v| output::volume(v, remote.client.address()))
 }
 
-/// `windrose volume create`: one volume is shown as it is, of several each has a line.
-async fn create(remote: &Remote, args: CreateArgs) -> Result<ExitCode, Failure> {
+/// `windrose volume create`: shows a single volume in full, and several as a line each.
+async fn create(remote: &NodeConnection, args: CreateVolumeArgs) -> Result<ExitCode, CliError> {
     let names = args.names.clone();
     let [first, others @ ..] = &names[..] else {
-        return Err(Failure::new(USAGE, "no name is given"));
+        return Err(CliError::new(USAGE, "no name is given"));
     };
-    if !others.is_empty() && (args.place.path.is_some() || args.place.device.is_some()) {
-        return Err(Failure::new(
+    if !others.is_empty() && (args.backing.path.is_some() || args.backing.device.is_some()) {
+        return Err(CliError::new(
             USAGE,
             "a file or a device holds one volume, and several are named",
         )
-        .hint(
+        .with_hint(
             "give one name, or let the node choose the files; volumes of one --pool may be several",
         ));
     }
-    let like = request(args, first.clone())?;
+    let template = create_request(args, first.clone())?;
     if others.is_empty() {
-        let volume = remote.client.call::<PostVolume>(&like).await?;
-        print(remote, &volume)?;
+        let volume = remote.client.call::<PostVolume>(&template).await?;
+        print_volume(remote, &volume)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let volumes = names.into_iter().map(|name| CreateVolume { name, ..like.clone() }).collect();
+    let volumes = names.into_iter().map(|name| CreateVolume { name, ..template.clone() }).collect();
     let created = remote.client.call::<PostVolumes>(&CreateVolumes { volumes }).await?;
-    remote.print(&created, show::created)?;
+    remote.print(&created, output::created)?;
     let failed = created.volumes.iter().filter(|one| one.volume.is_none()).count();
     if failed == 0 {
         return Ok(ExitCode::SUCCESS);
     }
-    let all = wire::count(created.volumes.len(), "volume");
-    Err(Failure::new(FAILED, format!("{failed} of {all} not created; those that were stay"))
-        .hint("the same command again creates those that are missing"))
+    let all = wire::plural(created.volumes.len(), "volume");
+    Err(CliError::new(FAILED, format!("{failed} of {all} not created; those that were stay"))
+        .with_hint("the same command again creates those that are missing"))
 }
 
-fn request(args: CreateArgs, name: VolumeName) -> Result<CreateVolume, Failure> {
-    let force = args.place.force;
-    let backing = backing(args.place)?;
+fn create_request(args: CreateVolumeArgs, name: VolumeName) -> Result<CreateVolume, CliError> {
+    let force = args.backing.force;
+    let backing = to_backing(args.backing)?;
     let chap = match &args.chap {
-        Some(user) => Some(files::chap(user, args.chap_mutual.as_ref())?),
+        Some(user) => Some(files::read_chap(user, args.chap_mutual.as_ref())?),
         None => None,
     };
     if let Some(size) = args.size {
         let checked = api::check_volume_size(size.0, args.block_size);
-        checked.map_err(|e| Failure::new(USAGE, e.to_string()))?;
+        checked.map_err(|e| CliError::new(USAGE, e.to_string()))?;
     }
     Ok(CreateVolume {
         name,
@@ -325,18 +336,18 @@ fn request(args: CreateArgs, name: VolumeName) -> Result<CreateVolume, Failure> 
         backing,
         replicas: args.replicas,
         on: args.on,
-        protocols: protocols(&args.via),
+        protocols: to_protocols(&args.via),
         allow: args.allow,
         chap,
         force,
     })
 }
 
-fn backing(place: PlaceArgs) -> Result<NewBacking, Failure> {
-    if let Some(pool) = place.pool {
+fn to_backing(args: BackingArgs) -> Result<NewBacking, CliError> {
+    if let Some(pool) = args.pool {
         return Ok(NewBacking::Pool { pool });
     }
-    Ok(match (place.device, place.path) {
+    Ok(match (args.device, args.path) {
         (Some(path), _) => NewBacking::Device { path: absolute(&path)? },
         (None, Some(path)) => NewBacking::File { path: Some(absolute(&path)?) },
         (None, None) => NewBacking::File { path: None },
@@ -344,27 +355,27 @@ fn backing(place: PlaceArgs) -> Result<NewBacking, Failure> {
 }
 
 async fn delete(
-    remote: &Remote,
+    remote: &NodeConnection,
     name: &VolumeName,
     confirm: &ConfirmArgs,
     (force, discard): (bool, bool),
-) -> Result<(), Failure> {
-    let flags = [force.then_some(FORCE), discard.then_some(DISCARD)];
+) -> Result<(), CliError> {
+    let flags = [force.then_some(DELETE_FORCE), discard.then_some(DELETE_ALLOW_DATA_LOSS)];
     let flags: Vec<_> = flags.into_iter().flatten().collect();
     if !confirm.yes {
-        // Names what is about to be lost, and finds out first whether it is there.
-        let volume = remote.client.call_on::<GetVolume>(name, &[], &Nothing).await?;
-        let (size, copies) = (api::Size(volume.size_bytes), show::copies(&volume.copies));
+        // Name what is about to be lost; first check that the volume exists.
+        let volume = remote.client.call_on::<GetVolume>(name, &[], &NoBody).await?;
+        let (size, copies) = (api::Size(volume.size_bytes), output::replicas(&volume.copies));
         let what = format!("This deletes volume {name} ({size}) and all data on it ({copies}).");
         let hint = "--yes deletes without asking";
-        confirmed(confirm, ("volume", name.as_str()), &what, "deleted", hint)?;
+        require_confirmation(confirm, ("volume", name.as_str()), &what, "deleted", hint)?;
     }
-    remote.client.call_on::<DeleteVolume>(name, &flags, &Nothing).await?;
-    // It is still there while a node that does not run has a copy to erase.
-    match remote.client.call_on::<GetVolume>(name, &[], &Nothing).await {
+    remote.client.call_on::<DeleteVolume>(name, &flags, &NoBody).await?;
+    // The volume remains while a node that does not run has a replica to erase.
+    match remote.client.call_on::<GetVolume>(name, &[], &NoBody).await {
         Ok(volume) if volume.state == VolumeState::Deleting => {
             let deleting = serde_json::json!({ "deleting": name });
-            remote.print(&deleting, |_| show::still_deleting(&volume))
+            remote.print(&deleting, |_| output::still_deleting(&volume))
         }
         _ => {
             let deleted = serde_json::json!({ "deleted": name });
@@ -373,7 +384,7 @@ async fn delete(
     }
 }
 
-/// Has somebody type the name of the volume that is to be `done` something to.
-fn ask(name: &VolumeName, what: &str, done: &str, hint: &str) -> Result<(), Failure> {
-    ask_for_name(("volume", name.as_str()), what, done, hint)
+/// Makes the user type the name of the volume that is to be `done` something to.
+fn prompt(name: &VolumeName, what: &str, done: &str, hint: &str) -> Result<(), CliError> {
+    prompt_for_name(("volume", name.as_str()), what, done, hint)
 }

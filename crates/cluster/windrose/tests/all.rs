@@ -1,4 +1,4 @@
-//! Tests of the crate `windrose`: one program, as each would be linked with all that it tests.
+//! Tests of the crate `windrose`, in one program, so that it is linked only once.
 #![allow(clippy::unwrap_used, missing_docs, reason = "a test fails where it unwraps nothing")]
 
 mod attach;
@@ -9,9 +9,9 @@ mod common;
 mod loops;
 mod multihost;
 mod node;
+mod open_ports;
 mod records;
 mod recovery;
 mod repair;
 mod rotation;
-mod stranger;
-mod truth;
+mod status_accuracy;

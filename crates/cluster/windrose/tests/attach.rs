@@ -1,4 +1,4 @@
-//! `windrose attach`: who is let in, and how it ends.
+//! `windrose attach`: access, and how it ends.
 
 use std::fs::File;
 use std::io::Write;
@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::common::{Daemon, Place, now, pause};
+use crate::common::{Daemon, TestNode, now, pause};
 use rustix::io::Errno;
 
 const HOST: [&str; 4] = [
@@ -17,34 +17,34 @@ const HOST: [&str; 4] = [
     "00000000-0000-4000-8000-000000000001",
 ];
 
-fn attach(place: &Place, socket: &Path) -> Daemon {
-    attach_at(place, socket, None)
+fn attach(node: &TestNode, socket: &Path) -> Daemon {
+    attach_at(node, socket, None)
 }
 
-fn attach_at(place: &Place, socket: &Path, nbd: Option<&Path>) -> Daemon {
-    attach_as(place, socket, nbd, Stdio::null())
+fn attach_at(node: &TestNode, socket: &Path, nbd: Option<&Path>) -> Daemon {
+    attach_as(node, socket, nbd, Stdio::null())
 }
 
-fn attach_as(place: &Place, socket: &Path, nbd: Option<&Path>, said: Stdio) -> Daemon {
-    attach_with(place, socket, nbd, said, &[])
+fn attach_as(node: &TestNode, socket: &Path, nbd: Option<&Path>, output: Stdio) -> Daemon {
+    attach_with(node, socket, nbd, output, &[])
 }
 
 fn attach_with(
-    place: &Place,
+    node: &TestNode,
     socket: &Path,
     nbd: Option<&Path>,
-    said: Stdio,
+    output: Stdio,
     more: &[&str],
 ) -> Daemon {
     let child = Command::new(env!("CARGO_BIN_EXE_windrose"))
-        .env("WINDROSE_API", format!("unix:{}/api.sock", place.path().display()))
+        .env("WINDROSE_API", format!("unix:{}/api.sock", node.path().display()))
         .args(["attach", "web", "--queues", "2", "--patience", "1", "--vhost-user"])
         .arg(socket)
         .args(nbd.map(|at| format!("--nbd={}", at.display())))
         .args(HOST)
         .args(more)
         .stdin(Stdio::null())
-        .stderr(said)
+        .stderr(output)
         .spawn()
         .unwrap();
     let mut daemon = Daemon { child };
@@ -59,68 +59,68 @@ fn attach_with(
 
 #[test]
 fn a_volume_is_attached_by_whom_it_allows() {
-    let place = Place::new("");
-    let node = place.start();
-    let socket = place.path().join("web.sock");
+    let test_node = TestNode::new("");
+    let node = test_node.start();
+    let socket = test_node.path().join("web.sock");
     let at = socket.display().to_string();
     let words = [&["attach", "web", "--vhost-user", &at][..], &HOST].concat();
-    let said = place.fails(4, &words);
-    assert!(said.contains("there is no volume web"), "{said}");
-    place.ok(&["volume", "create", "web", "--size", "10M", "--via", "iscsi"]);
-    let said = place.fails(1, &words);
-    assert!(said.contains("windrose volume export web"), "{said}");
-    place.ok(&["volume", "export", "web", "--via", "both"]);
-    let said = place.fails(6, &words);
-    assert!(said.contains("windrose volume allow web nqn.2026-01.net.example:host"), "{said}");
+    let output = test_node.fails(4, &words);
+    assert!(output.contains("there is no volume web"), "{output}");
+    test_node.ok(&["volume", "create", "web", "--size", "10M", "--via", "iscsi"]);
+    let output = test_node.fails(1, &words);
+    assert!(output.contains("windrose volume export web"), "{output}");
+    test_node.ok(&["volume", "export", "web", "--via", "both"]);
+    let output = test_node.fails(6, &words);
+    assert!(output.contains("windrose volume allow web nqn.2026-01.net.example:host"), "{output}");
     assert!(!socket.exists());
 
-    place.ok(&["volume", "allow", "web", HOST[1]]);
-    let nbd = place.path().join("web.nbd");
-    let serving = attach_at(&place, &socket, Some(&nbd));
+    test_node.ok(&["volume", "allow", "web", HOST[1]]);
+    let nbd = test_node.path().join("web.nbd");
+    let serving = attach_at(&test_node, &socket, Some(&nbd));
     let uri = format!("nbd+unix:///web?socket={}", nbd.display());
     let load = ["--rw=randrw", "--iodepth=8", "--size=4m", "--verify", "--yes"];
-    let measured = place.ok(&[&["bench", &uri][..], &load].concat());
+    let measured = test_node.ok(&[&["bench", &uri][..], &load].concat());
     assert!(measured.contains("verified"), "{measured}");
-    let sessions = place.ok(&["sessions"]);
+    let sessions = test_node.ok(&["sessions"]);
     assert!(sessions.contains(HOST[1]), "{sessions}");
-    let second = place.fails(1, &words);
+    let second = test_node.fails(1, &words);
     assert!(second.contains("another process listens at"), "{second}");
     assert_eq!(serving.stop(), Some(0));
     assert!(!socket.exists() && !nbd.exists(), "its sockets go with it");
-    // What a killed one leaves behind is in nobody's way.
-    attach(&place, &socket).kill();
+    // A killed process's leftovers do not block the next one.
+    attach(&test_node, &socket).kill();
     assert!(socket.exists());
     let begun = now();
-    let serving = attach(&place, &socket);
+    let serving = attach(&test_node, &socket);
     assert_eq!(serving.stop(), Some(0));
     assert!(begun.elapsed().as_secs() >= 6, "whoever comes next would not wait");
     assert_eq!(node.stop(), Some(0));
 }
 
-/// Who finds what a killed process has left, and fails, does not take it along: whoever comes next would not wait.
+/// A process that finds leftovers and fails must not remove them: its successor would not wait.
 #[test]
 fn one_that_fails_waits_as_well() {
-    let place = Place::new("");
-    let node = place.start();
-    place.ok(&["volume", "create", "web", "--size", "10M", "--via", "nvme"]);
-    place.ok(&["volume", "allow", "web", HOST[1]]);
-    let socket = place.path().join("web.sock");
+    let test_node = TestNode::new("");
+    let node = test_node.start();
+    test_node.ok(&["volume", "create", "web", "--size", "10M", "--via", "nvme"]);
+    test_node.ok(&["volume", "allow", "web", HOST[1]]);
+    let socket = test_node.path().join("web.sock");
     let at = socket.display().to_string();
     let words = ["attach", "web", "--vhost-user", &at, "--nbd", "/nowhere/web.nbd"];
     let words = [&words[..], &HOST].concat();
     let begun = now();
-    let said = place.fails(1, &words);
-    assert!(said.contains("/nowhere/web.nbd"), "{said}");
+    let output = test_node.fails(1, &words);
+    assert!(output.contains("/nowhere/web.nbd"), "{output}");
     assert!(begun.elapsed().as_secs() < 5, "nobody was here before");
-    attach(&place, &socket).kill();
+    attach(&test_node, &socket).kill();
     let begun = now();
-    place.fails(1, &words);
+    test_node.fails(1, &words);
     assert!(begun.elapsed().as_secs() >= 6, "the next one would not wait");
     assert_eq!(node.stop(), Some(0));
 }
 
-/// systemd takes the directory of a service away when that ends, and with it the socket by which the next process knows that
-/// one was killed: not where it is told to leave it.
+/// systemd removes a service's directory when the service ends, and with it the socket that tells
+/// the next process of a kill, unless the unit says to preserve it.
 #[test]
 fn the_unit_in_the_guide_keeps_what_a_killed_process_leaves() {
     let guide = include_str!("../../../../docs/guides/attach.md");
@@ -128,108 +128,111 @@ fn the_unit_in_the_guide_keeps_what_a_killed_process_leaves() {
     assert!(unit.contains("RuntimeDirectory=") && unit.contains("RuntimeDirectoryPreserve=yes"));
 }
 
-/// What a machine lacks for a block device is named before the volume is connected to.
+/// Missing prerequisites of a block device are reported before the volume is connected.
 #[test]
 fn a_block_device_wants_a_driver() {
-    let place = Place::new("");
-    let node = place.start();
-    place.ok(&["volume", "create", "web", "--size", "10M", "--via", "nvme"]);
-    let said = place.fails(2, &["attach", "web", "--nbd", "/nowhere", "--device-id", "3"]);
-    assert!(said.contains("--ublk"), "{said}");
+    let test_node = TestNode::new("");
+    let node = test_node.start();
+    test_node.ok(&["volume", "create", "web", "--size", "10M", "--via", "nvme"]);
+    let output = test_node.fails(2, &["attach", "web", "--nbd", "/nowhere", "--device-id", "3"]);
+    assert!(output.contains("--ublk"), "{output}");
     if Path::new("/dev/ublk-control").exists() {
-        // Nobody is allowed to the volume: no device is made of it.
-        let said = place.fails(6, &[&["attach", "web", "--ublk"][..], &HOST].concat());
-        assert!(said.contains("windrose volume allow web"), "{said}");
+        // No host has access to the volume: no block device is created.
+        let output = test_node.fails(6, &[&["attach", "web", "--ublk"][..], &HOST].concat());
+        assert!(output.contains("windrose volume allow web"), "{output}");
     } else {
-        let said = place.fails(1, &[&["attach", "web", "--ublk"][..], &HOST].concat());
-        assert!(said.contains("no ublk driver") && said.contains("modprobe ublk_drv"), "{said}");
+        let output = test_node.fails(1, &[&["attach", "web", "--ublk"][..], &HOST].concat());
+        assert!(
+            output.contains("no ublk driver") && output.contains("modprobe ublk_drv"),
+            "{output}"
+        );
     }
     assert_eq!(node.stop(), Some(0));
 }
 
-/// Nobody is told that his disk has failed: the process ends, and who starts it anew lets its users go on.
+/// Users see no disk failure: the process ends, and restarting it resumes the waiting requests.
 #[test]
 fn a_volume_out_of_reach_ends_the_process() {
-    let place = Place::new("");
-    let node = place.start();
-    place.ok(&["volume", "create", "web", "--size", "10M", "--via", "nvme"]);
-    place.ok(&["volume", "allow", "web", HOST[1]]);
-    let (socket, nbd) = (place.path().join("web.sock"), place.path().join("web.nbd"));
-    let said = place.path().join("said");
-    let log = File::create(&said).unwrap();
-    let mut serving = attach_as(&place, &socket, Some(&nbd), log.into());
+    let test_node = TestNode::new("");
+    let node = test_node.start();
+    test_node.ok(&["volume", "create", "web", "--size", "10M", "--via", "nvme"]);
+    test_node.ok(&["volume", "allow", "web", HOST[1]]);
+    let (socket, nbd) = (test_node.path().join("web.sock"), test_node.path().join("web.nbd"));
+    let output = test_node.path().join("said");
+    let log = File::create(&output).unwrap();
+    let mut serving = attach_as(&test_node, &socket, Some(&nbd), log.into());
     node.kill();
     let uri = format!("nbd+unix:///web?socket={}", nbd.display());
     let load = ["bench", &uri, "--rw=randread", "--size=4m", "--runtime=5", "--time_based"];
-    place.fails(1, &load);
+    test_node.fails(1, &load);
     assert_eq!(serving.wait(), Some(1));
-    let said = std::fs::read_to_string(&said).unwrap();
-    assert!(said.contains("volume web is out of reach: "), "{said}");
+    let output = std::fs::read_to_string(&output).unwrap();
+    assert!(output.contains("volume web is out of reach: "), "{output}");
     assert!(!socket.exists() && !nbd.exists(), "its sockets go with it");
-    let node = place.start();
-    let serving = attach_at(&place, &socket, Some(&nbd));
-    place.ok(&load);
+    let node = test_node.start();
+    let serving = attach_at(&test_node, &socket, Some(&nbd));
+    test_node.ok(&load);
     assert_eq!(serving.stop(), Some(0));
     assert_eq!(node.stop(), Some(0));
 }
 
-/// A volume whose host has to prove who it is, and to come by TLS (RFD 0020, 0022).
+/// A volume whose host must authenticate, and use TLS (RFD 0020, 0022).
 #[test]
 fn a_guarded_volume_is_attached_and_measured_with_its_keys() {
     const SECRET: &str = "DHHC-1:00:ERgfJi00O0JJUFdeZWxzeoGIj5adpKuyucDHztXc4+oQKkVI:";
     const OF_VOLUME: &str = "DHHC-1:01:kcxKKkDGIyL6bvTQ4Bt9Ezc0BxjHs3BnOMW1NDVxqM+rLVUt:";
     const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
     const OTHER: &str = "NVMeTLSkey-1:01:0QkSudaQUIS892CTNQHqj1hCLcYfg7th53njjkT/K02byNhe:";
-    let place = Place::new("");
-    let node = place.start();
+    let test_node = TestNode::new("");
+    let node = test_node.start();
     let file = |name: &str, text: &str| {
-        let path = place.path().join(name);
+        let path = test_node.path().join(name);
         std::fs::write(&path, text).unwrap();
         path.display().to_string()
     };
     let (secret, of_volume) = (file("secret", SECRET), file("of-volume", OF_VOLUME));
     let (key, other) = (file("key", KEY), file("other", OTHER));
-    place.ok(&["volume", "create", "web", "--size", "10M", "--via", "nvme"]);
-    place.ok(&["volume", "allow", "web", HOST[1]]);
+    test_node.ok(&["volume", "create", "web", "--size", "10M", "--via", "nvme"]);
+    test_node.ok(&["volume", "allow", "web", HOST[1]]);
     let of_host = ["web", "--host", HOST[1]];
     let guards = ["--secret", &secret, "--ctrl-secret", &of_volume];
-    place.ok(&[&["volume", "dhchap"][..], &of_host, &guards].concat());
-    place.ok(&[&["volume", "tls"][..], &of_host, &["--key", &key]].concat());
+    test_node.ok(&[&["volume", "dhchap"][..], &of_host, &guards].concat());
+    test_node.ok(&[&["volume", "tls"][..], &of_host, &["--key", &key]].concat());
 
-    let socket = place.path().join("web.sock");
+    let socket = test_node.path().join("web.sock");
     let at = socket.display().to_string();
     let words = [&["attach", "web", "--vhost-user", &at, "--patience", "1"][..], &HOST].concat();
-    let said = place.fails(2, &[&words[..], &["--tls-key", &secret]].concat());
-    assert!(said.contains("secret: a key has the form NVMeTLSkey-1:"), "{said}");
-    place.fails(6, &words);
-    let said = place.fails(6, &[&words[..], &["--tls-key", &other]].concat());
-    assert!(said.contains("no TLS: the other side has sent alert 51"), "{said}");
-    let said = place.fails(6, &[&words[..], &["--tls-key", &key]].concat());
-    assert!(said.contains("asks for a secret"), "{said}");
+    let output = test_node.fails(2, &[&words[..], &["--tls-key", &secret]].concat());
+    assert!(output.contains("secret: a key has the form NVMeTLSkey-1:"), "{output}");
+    test_node.fails(6, &words);
+    let output = test_node.fails(6, &[&words[..], &["--tls-key", &other]].concat());
+    assert!(output.contains("no TLS: the other side has sent alert 51"), "{output}");
+    let output = test_node.fails(6, &[&words[..], &["--tls-key", &key]].concat());
+    assert!(output.contains("asks for a secret"), "{output}");
 
     let keys = ["--tls-key", &key, "--dhchap-secret", &secret, "--dhchap-ctrl-secret", &of_volume];
-    let nbd = place.path().join("web.nbd");
-    let serving = attach_with(&place, &socket, Some(&nbd), Stdio::null(), &keys);
+    let nbd = test_node.path().join("web.nbd");
+    let serving = attach_with(&test_node, &socket, Some(&nbd), Stdio::null(), &keys);
     let load = ["--rw=randrw", "--iodepth=8", "--size=4m", "--verify", "--yes"];
     let uri = format!("nbd+unix:///web?socket={}", nbd.display());
-    assert!(place.ok(&[&["bench", &uri][..], &load].concat()).contains("verified"));
-    let sessions = place.ok(&["sessions"]);
+    assert!(test_node.ok(&[&["bench", &uri][..], &load].concat()).contains("verified"));
+    let sessions = test_node.ok(&["sessions"]);
     assert!(sessions.contains(HOST[1]) && sessions.contains("TLS"), "{sessions}");
     assert_eq!(serving.stop(), Some(0));
 
     let shown: serde_json::Value =
-        serde_json::from_str(&place.ok(&["volume", "show", "web", "--json"])).unwrap();
+        serde_json::from_str(&test_node.ok(&["volume", "show", "web", "--json"])).unwrap();
     let text = |at: &str| shown.pointer(at).unwrap().as_str().unwrap();
     let (portal, subsystem) = (text("/nvme/portals/0"), text("/nvme/subsystem"));
     let uri = format!("nvme://{portal}/{subsystem}?hostnqn={}", HOST[1]);
-    let said = place.fails(1, &[&["bench", &uri][..], &load].concat());
-    assert!(said.contains("refused to connect"), "{said}");
-    let measured = place.ok(&[&["bench", &uri][..], &load, &keys].concat());
+    let output = test_node.fails(1, &[&["bench", &uri][..], &load].concat());
+    assert!(output.contains("refused to connect"), "{output}");
+    let measured = test_node.ok(&[&["bench", &uri][..], &load, &keys].concat());
     assert!(measured.contains("verified"), "{measured}");
     assert_eq!(node.stop(), Some(0));
 }
 
-/// Whether file systems can be mounted here; if not that is said where `./run test` looks.
+/// Whether file systems can be mounted here; if not, reports a skip to `./run test`.
 fn mounts() -> bool {
     let device = File::options().read(true).write(true).open("/dev/fuse");
     let may = device.is_ok() && rustix::process::geteuid().is_root();
@@ -241,11 +244,11 @@ fn mounts() -> bool {
     may
 }
 
-fn attach_file(place: &Place, more: &[&str]) -> Daemon {
+fn attach_file(node: &TestNode, more: &[&str]) -> Daemon {
     let child = Command::new(env!("CARGO_BIN_EXE_windrose"))
-        .env("WINDROSE_API", format!("unix:{}/api.sock", place.path().display()))
+        .env("WINDROSE_API", format!("unix:{}/api.sock", node.path().display()))
         .args(["attach", "web", "--patience", "1", "--fuse"])
-        .arg(place.path().join("files"))
+        .arg(node.path().join("files"))
         .args(HOST)
         .args(more)
         .stdin(Stdio::null())
@@ -253,7 +256,7 @@ fn attach_file(place: &Place, more: &[&str]) -> Daemon {
         .unwrap();
     let mut daemon = Daemon { child };
     let begun = now();
-    while std::fs::metadata(place.path().join("files/web")).is_err() {
+    while std::fs::metadata(node.path().join("files/web")).is_err() {
         assert!(begun.elapsed().as_secs() < 30, "there is no file");
         assert!(daemon.child.try_wait().unwrap().is_none(), "it has ended");
         pause(20);
@@ -270,28 +273,28 @@ fn a_volume_is_a_file_until_somebody_has_enough_of_it() {
     if !mounts() {
         return;
     }
-    let place = Place::new("");
-    let node = place.start();
-    place.ok(&["volume", "create", "web", "--size", "10M", "--via", "nvme"]);
-    place.ok(&["volume", "allow", "web", HOST[1]]);
-    let dir = place.path().join("files");
+    let test_node = TestNode::new("");
+    let node = test_node.start();
+    test_node.ok(&["volume", "create", "web", "--size", "10M", "--via", "nvme"]);
+    test_node.ok(&["volume", "allow", "web", HOST[1]]);
+    let dir = test_node.path().join("files");
     std::fs::create_dir(&dir).unwrap();
     let path = dir.join("web");
-    let serving = attach_file(&place, &["--fuse-mode", "640"]);
+    let serving = attach_file(&test_node, &["--fuse-mode", "640"]);
     let file = File::options().read(true).write(true).open(&path).unwrap();
     let seen = file.metadata().unwrap();
     assert_eq!((seen.len(), seen.mode() & 0o7777), (10 << 20, 0o640));
     file.write_all_at(b"not a whole block", 12_345).unwrap();
     file.sync_all().unwrap();
     let at = dir.display().to_string();
-    let said = place.fails(1, &[&["attach", "web", "--fuse", &at][..], &HOST].concat());
-    assert!(said.contains("another process shows volume web there"), "{said}");
-    // Killed: who has it open learns of it, and whoever comes next takes its place, and waits with changes.
+    let output = test_node.fails(1, &[&["attach", "web", "--fuse", &at][..], &HOST].concat());
+    assert!(output.contains("another process shows volume web there"), "{output}");
+    // Killed: open files get errors; the next process takes over the mount, and delays writes.
     serving.kill();
     assert_eq!(errno(file.sync_all()), Some(Errno::NOTCONN.raw_os_error()));
     assert_eq!(errno(std::fs::metadata(&path)), Some(Errno::NOTCONN.raw_os_error()));
     drop(file);
-    let serving = attach_file(&place, &[]);
+    let serving = attach_file(&test_node, &[]);
     let begun = now();
     let file = File::options().read(true).write(true).open(&path).unwrap();
     let mut read = [0; 17];
@@ -303,35 +306,35 @@ fn a_volume_is_a_file_until_somebody_has_enough_of_it() {
     drop(file);
     assert_eq!(serving.stop(), Some(0));
     assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
-    // Unmounted: nobody wants it any more.
-    let mut serving = attach_file(&place, &[]);
+    // Unmounted: no longer needed.
+    let mut serving = attach_file(&test_node, &[]);
     assert!(Command::new("umount").arg(&dir).status().unwrap().success());
     assert_eq!(serving.wait(), Some(0));
     assert_eq!(node.stop(), Some(0));
 }
 
-/// Whoever uses the file learns that the connection is gone, and not that a disk has failed.
+/// Users of the file see a lost connection, not a failed disk.
 #[test]
 fn a_file_goes_with_a_volume_out_of_reach() {
     if !mounts() {
         return;
     }
-    let place = Place::new("");
-    let node = place.start();
-    place.ok(&["volume", "create", "web", "--size", "10M", "--via", "nvme"]);
-    place.ok(&["volume", "allow", "web", HOST[1]]);
-    let dir = place.path().join("files");
+    let test_node = TestNode::new("");
+    let node = test_node.start();
+    test_node.ok(&["volume", "create", "web", "--size", "10M", "--via", "nvme"]);
+    test_node.ok(&["volume", "allow", "web", HOST[1]]);
+    let dir = test_node.path().join("files");
     std::fs::create_dir(&dir).unwrap();
-    let mut serving = attach_file(&place, &[]);
+    let mut serving = attach_file(&test_node, &[]);
     let file = File::options().read(true).write(true).open(dir.join("web")).unwrap();
     file.write_all_at(&[7; 4096], 0).unwrap();
     node.kill();
-    let told = errno(file.write_all_at(&[8; 4096], 8192));
-    assert_eq!(told, Some(Errno::CONNABORTED.raw_os_error()));
+    let output = errno(file.write_all_at(&[8; 4096], 8192));
+    assert_eq!(output, Some(Errno::CONNABORTED.raw_os_error()));
     assert_eq!(serving.wait(), Some(1));
     assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0, "nothing to settle is left");
-    let node = place.start();
-    let serving = attach_file(&place, &[]);
+    let node = test_node.start();
+    let serving = attach_file(&test_node, &[]);
     let mut read = [0; 4096];
     File::open(dir.join("web")).unwrap().read_exact_at(&mut read, 0).unwrap();
     assert_eq!(read, [7; 4096]);

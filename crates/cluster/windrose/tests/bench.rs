@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::common::{Place, cli, texts};
+use crate::common::{TestNode, cli, texts};
 use serde_json::Value;
 
 /// Exit code, standard output, standard error.
@@ -26,8 +26,8 @@ fn path(dir: &Path, name: &str) -> String {
 fn a_file_is_made_measured_and_verified() {
     let dir = tempfile::tempdir().unwrap();
     let file = path(dir.path(), "file");
-    let terms = ["--direct=0", "--rw", "randrw", "--size", "4m", "--iodepth", "8", "--json"];
-    let (code, stdout, stderr) = bench(&[&[&*file, "--verify"], &terms[..]].concat());
+    let options = ["--direct=0", "--rw", "randrw", "--size", "4m", "--iodepth", "8", "--json"];
+    let (code, stdout, stderr) = bench(&[&[&*file, "--verify"], &options[..]].concat());
     assert_eq!(code, Some(0), "{stderr}");
     let report: Value = serde_json::from_str(&stdout).unwrap();
     let job = &report["jobs"][0];
@@ -37,18 +37,18 @@ fn a_file_is_made_measured_and_verified() {
     assert!(job["verified_blocks"].as_u64().unwrap() >= ops("write"));
     assert!(report["client_cpu"]["us_per_io"].as_f64().unwrap() > 0.0);
     // Now it exists.
-    refused(2, &[&[&*file], &terms[..]].concat(), "would be lost to writes");
+    refused(2, &[&[&*file], &options[..]].concat(), "would be lost to writes");
     let before = std::fs::read(&file).unwrap();
     let (code, stdout, _) = bench(&[&*file, "--direct=0", "--rw", "read", "--bs=128k"]);
     assert_eq!(code, Some(0));
     assert!(stdout.contains("IOPS") && stdout.contains("client CPU"), "{stdout}");
     assert_eq!(std::fs::read(&file).unwrap(), before, "reading changes nothing");
-    let (code, _, stderr) = bench(&[&[&*file, "--yes"], &terms[..]].concat());
+    let (code, _, stderr) = bench(&[&[&*file, "--yes"], &options[..]].concat());
     assert_eq!(code, Some(0), "{stderr}");
     assert!(stderr.contains("is lost to writes"), "{stderr}");
 }
 
-/// Somebody else has put something into a verified file.
+/// A foreign write into a verified file.
 #[test]
 fn corruption_makes_it_fail() {
     let dir = tempfile::tempdir().unwrap();
@@ -61,10 +61,10 @@ fn corruption_makes_it_fail() {
     std::fs::write(&file, bytes).unwrap();
     let (code, stdout, _) = bench(&[&file, "--direct=0", "--rw=read", "--verify=md5"]);
     assert_eq!(code, Some(1));
-    let told = "1 byte wrong, the first at byte 123456";
+    let output = "1 byte wrong, the first at byte 123456";
     assert!(
         stdout.contains("FAILED: verify: block of 4096 bytes at byte 122880")
-            && stdout.contains(told),
+            && stdout.contains(output),
         "{stdout}"
     );
 }
@@ -109,21 +109,22 @@ fn what_cannot_be_is_refused() {
     refused(1, &["nvme://127.0.0.1:1/nqn.x", "--rw=read"], "127.0.0.1:1");
 }
 
-/// A node's volume is measured over NVMe/TCP, with the node's processor time; its image is not to be written to.
+/// Measures a node's volume over NVMe/TCP, with the node's processor time; writing to its image is
+/// refused.
 #[test]
 fn a_volume_of_a_node_is_measured() {
-    let place = Place::new("");
-    let node = place.start();
-    place.ok(&["volume", "create", "web", "--size", "16M", "--allow", "any"]);
-    let shown = place.json(&["volume", "show", "web"]);
+    let test_node = TestNode::new("");
+    let node = test_node.start();
+    test_node.ok(&["volume", "create", "web", "--size", "16M", "--allow", "any"]);
+    let shown = test_node.json(&["volume", "show", "web"]);
     let word = |value: &Value| value.as_str().unwrap().to_owned();
     let (portal, nqn) = (word(&shown["nvme"]["portals"][0]), word(&shown["nvme"]["subsystem"]));
     let image = word(&shown["copies"][0]["backing"]["path"]);
-    let (uri, socket) = (format!("nvme://{portal}/{nqn}"), path(place.path(), "api.sock"));
-    let terms =
+    let (uri, socket) = (format!("nvme://{portal}/{nqn}"), path(test_node.path(), "api.sock"));
+    let options =
         ["--rw=randrw", "--iodepth=16", "--numjobs=2", "--size=8m", "--offset_increment=8m"];
     let (code, stdout, stderr) =
-        bench(&[&[&*uri, "--yes", "--verify", "--node", &socket], &terms[..]].concat());
+        bench(&[&[&*uri, "--yes", "--verify", "--node", &socket], &options[..]].concat());
     assert_eq!(code, Some(0), "{stderr}");
     assert!(
         stdout.contains("blocks verified") && stdout.contains("server CPU (the node at"),

@@ -1,8 +1,8 @@
-//! What the command line says: help, refusals, exit codes.
+//! The command line: help, refusals, exit codes.
 
 use std::process::{Command, Stdio};
 
-use crate::common::{PROGRAM, Place, cli, nobody_reads, texts};
+use crate::common::{PROGRAM, TestNode, cli, closed_pipe, texts};
 
 #[test]
 fn without_a_node_it_says_where_it_looked() {
@@ -17,45 +17,46 @@ fn without_a_node_it_says_where_it_looked() {
 
 #[test]
 fn refusals_name_the_thing_and_the_next_step() {
-    let place = Place::new("");
-    let node = place.start();
-    let said = place.fails(4, &["volume", "show", "web"]);
-    insta::assert_snapshot!(said, @r"
+    let test_node = TestNode::new("");
+    let node = test_node.start();
+    let output = test_node.fails(4, &["volume", "show", "web"]);
+    insta::assert_snapshot!(output, @r"
     windrose: there is no volume web
               `windrose volume list` shows what there is
     ");
-    place.ok(&["volume", "create", "web", "--size", "10M"]);
-    let said = place.fails(1, &["volume", "create", "web", "--size", "20M"]);
-    insta::assert_snapshot!(said, @r"
+    test_node.ok(&["volume", "create", "web", "--size", "10M"]);
+    let output = test_node.fails(1, &["volume", "create", "web", "--size", "20M"]);
+    insta::assert_snapshot!(output, @r"
     windrose: volume web exists with another size (10 MiB, not 20 MiB)
               choose another name, or see `windrose volume show web`
     ");
-    let said = place.fails(1, &["volume", "create", "web", "--size", "10M", "--pool", "nope"]);
+    let output =
+        test_node.fails(1, &["volume", "create", "web", "--size", "10M", "--pool", "nope"]);
     assert!(
-        said.contains("exists with another place") && said.contains("not in pool nope"),
-        "{said}"
+        output.contains("exists with another place") && output.contains("not in pool nope"),
+        "{output}"
     );
-    place.ok(&["volume", "create", "web", "--size", "10M"]);
-    let said = place.fails(1, &["volume", "grow", "web", "--size", "5M"]);
-    insta::assert_snapshot!(said, @r"
+    test_node.ok(&["volume", "create", "web", "--size", "10M"]);
+    let output = test_node.fails(1, &["volume", "grow", "web", "--size", "5M"]);
+    insta::assert_snapshot!(output, @r"
     windrose: volume web has 10 MiB and cannot be made smaller
               create a smaller volume and copy the data
     ");
-    let said = place.fails(2, &["volume", "delete", "web"]);
-    insta::assert_snapshot!(said, @r"
+    let output = test_node.fails(2, &["volume", "delete", "web"]);
+    insta::assert_snapshot!(output, @r"
     windrose: volume web is not deleted: nobody is there to confirm
               --yes deletes without asking
     ");
     assert_eq!(node.stop(), Some(0));
 }
 
-/// As with `| head`, which closes the pipe when it has seen enough.
+/// As with `| head`, which closes the pipe early.
 #[test]
 fn output_that_nobody_reads_is_no_panic() {
-    let place = Place::new("");
-    let _node = place.start();
-    let socket = format!("unix:{}/api.sock", place.path().display());
-    let config = place.config().to_str().unwrap();
+    let node = TestNode::new("");
+    let _node = node.start();
+    let socket = format!("unix:{}/api.sock", node.path().display());
+    let config = node.config().to_str().unwrap();
     let run = |api: &str, args: &[&str], stdout: Stdio, stderr: Stdio| {
         let mut command = Command::new(PROGRAM);
         command.args(args).env("WINDROSE_API", api).stdin(Stdio::null());
@@ -72,7 +73,7 @@ fn output_that_nobody_reads_is_no_panic() {
         &["volume", "list", "--json"],
     ];
     for args in outputs {
-        let out = run(&socket, args, nobody_reads(), Stdio::piped());
+        let out = run(&socket, args, closed_pipe(), Stdio::piped());
         let (_, stderr) = texts(&out);
         assert_eq!((out.status.code(), &*stderr), (Some(0), ""), "{args:?}");
     }
@@ -82,21 +83,21 @@ fn output_that_nobody_reads_is_no_panic() {
         (&socket, &["frobnicate"], 2),
     ];
     for (api, args, code) in errors {
-        let out = run(api, args, Stdio::piped(), nobody_reads());
+        let out = run(api, args, Stdio::piped(), closed_pipe());
         assert_eq!(out.status.code(), Some(code), "{args:?}");
     }
 }
 
 #[test]
 fn a_node_whose_log_nobody_reads_goes_on() {
-    let place = Place::new("[log]\nlevel = \"debug\"\n");
-    let node = place.start_unheard();
-    place.cli(&["volume", "create", "web", "--size", "10M"]);
-    assert!(place.cli(&["volume", "show", "web"]).status.success());
+    let test_node = TestNode::new("[log]\nlevel = \"debug\"\n");
+    let node = test_node.start_with_closed_stderr();
+    test_node.cli(&["volume", "create", "web", "--size", "10M"]);
+    assert!(test_node.cli(&["volume", "show", "web"]).status.success());
     assert_eq!(node.stop(), Some(0));
 }
 
-/// Arguments, what standard error must say.
+/// Arguments, and what standard error must contain.
 const WRONG: &[(&[&str], &str)] = &[
     (&["volume", "create", "Web", "--size", "1G"], "\"Web\" is not a valid volume name"),
     (&["volume", "create", "web"], "--size <SIZE>"),
@@ -163,20 +164,20 @@ fn wrong_command_lines_are_refused_before_anything_happens() {
 
 #[test]
 fn secrets_come_from_files_and_are_not_shown() {
-    let place = Place::new("");
-    let node = place.start();
-    let (one, two) = (place.path().join("one"), place.path().join("two"));
+    let test_node = TestNode::new("");
+    let node = test_node.start();
+    let (one, two) = (test_node.path().join("one"), test_node.path().join("two"));
     std::fs::write(&one, "hush-hush-hush\n").unwrap();
     std::fs::write(&two, "hush-hush-back\n").unwrap();
     let (user, mutual) = (format!("u:{}", one.display()), format!("m:{}", two.display()));
     let create = ["volume", "create", "web", "--size", "1M", "--via", "iscsi", "--allow", "any"];
-    let shown = place.ok(&[&create[..], &["--chap", &user, "--chap-mutual", &mutual]].concat());
+    let shown = test_node.ok(&[&create[..], &["--chap", &user, "--chap-mutual", &mutual]].concat());
     assert!(shown.contains("user u, mutual as m") && !shown.contains("hush"), "{shown}");
-    assert!(!place.json(&["volume", "show", "web"]).to_string().contains("hush"));
-    let shown = place.ok(&["volume", "chap", "web", "--off"]);
+    assert!(!test_node.json(&["volume", "show", "web"]).to_string().contains("hush"));
+    let shown = test_node.ok(&["volume", "chap", "web", "--off"]);
     assert!(!shown.contains("CHAP"), "{shown}");
     assert_eq!(node.stop(), Some(0));
-    assert!(!place.log().contains("hush"));
+    assert!(!test_node.log().contains("hush"));
 }
 
 #[test]
@@ -184,70 +185,71 @@ fn secrets_of_hosts_come_from_files_and_are_not_shown() {
     const SECRET: &str = "DHHC-1:01:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAACtVQoZ:";
     const BACK: &str =
         "DHHC-1:02:WlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaBgfU4w==:";
-    let place = Place::new("");
-    let node = place.start();
+    let test_node = TestNode::new("");
+    let node = test_node.start();
     let file = |name: &str, secret: &str| {
-        let path = place.path().join(name);
+        let path = test_node.path().join(name);
         std::fs::write(&path, format!("{secret}\n")).unwrap();
         path.display().to_string()
     };
     let (one, two) = (file("one", SECRET), file("two", BACK));
     let nqn = "nqn.2014-08.org.nvmexpress:h";
-    place.ok(&["volume", "create", "web", "--size", "1M", "--via", "nvme", "--allow", nqn]);
+    test_node.ok(&["volume", "create", "web", "--size", "1M", "--via", "nvme", "--allow", nqn]);
     let of_host = ["volume", "dhchap", "web", "--host", nqn];
-    let shown = place.ok(&[&of_host[..], &["--secret", &one, "--ctrl-secret", &two]].concat());
+    let shown = test_node.ok(&[&of_host[..], &["--secret", &one, "--ctrl-secret", &two]].concat());
     assert!(shown.contains(&format!("{nqn}, mutual")) && !shown.contains("DHHC"), "{shown}");
     assert!(shown.contains("--dhchap-ctrl-secret MUTUAL-SECRET"), "{shown}");
-    assert!(!place.json(&["volume", "show", "web"]).to_string().contains("DHHC"));
-    let same = place.fails(2, &[&of_host[..], &["--secret", &one, "--ctrl-secret", &one]].concat());
+    assert!(!test_node.json(&["volume", "show", "web"]).to_string().contains("DHHC"));
+    let same =
+        test_node.fails(2, &[&of_host[..], &["--secret", &one, "--ctrl-secret", &one]].concat());
     assert!(same.contains("different secrets") && !same.contains("DHHC"), "{same}");
     let mistyped = file("mistyped", &SECRET.replace("oZ:", "oa:"));
-    let refused = place.fails(1, &[&of_host[..], &["--secret", &mistyped]].concat());
+    let refused = test_node.fails(1, &[&of_host[..], &["--secret", &mistyped]].concat());
     assert!(refused.contains("mistyped") && !refused.contains("DHHC"), "{refused}");
-    let shown = place.json(&["volume", "show", "web"]);
+    let shown = test_node.json(&["volume", "show", "web"]);
     assert_eq!(shown["access"]["dhchap_hosts"][0]["mutual"], true, "nothing was changed");
-    let shown = place.ok(&[&of_host[..], &["--off"]].concat());
+    let shown = test_node.ok(&[&of_host[..], &["--off"]].concat());
     assert!(!shown.contains("DH-HMAC-CHAP") && !shown.contains("SECRET"), "{shown}");
     assert_eq!(node.stop(), Some(0));
-    assert!(!place.log().contains("DHHC"));
+    assert!(!test_node.log().contains("DHHC"));
 }
 
 #[test]
 fn keys_of_hosts_come_from_files_and_are_not_shown() {
     const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
-    let place = Place::new("");
-    let node = place.start();
+    let test_node = TestNode::new("");
+    let node = test_node.start();
     let file = |name: &str, key: &str| {
-        let path = place.path().join(name);
+        let path = test_node.path().join(name);
         std::fs::write(&path, format!("{key}\n")).unwrap();
         path.display().to_string()
     };
     let key = file("key", KEY);
     let nqn = "nqn.2014-08.org.nvmexpress:h";
-    place.ok(&["volume", "create", "web", "--size", "1M", "--via", "nvme", "--allow", nqn]);
+    test_node.ok(&["volume", "create", "web", "--size", "1M", "--via", "nvme", "--allow", nqn]);
     let of_host = ["volume", "tls", "web", "--host", nqn];
-    let required = |place: &Place| {
-        place.json(&["volume", "show", "web"])["access"]["tls_hosts"][0]["required"].clone()
+    let required = |test_node: &TestNode| {
+        test_node.json(&["volume", "show", "web"])["access"]["tls_hosts"][0]["required"].clone()
     };
-    let shown = place.ok(&[&of_host[..], &["--key", &key, "--optional"]].concat());
+    let shown = test_node.ok(&[&of_host[..], &["--key", &key, "--optional"]].concat());
     assert!(shown.contains(&format!("{nqn}, optional")) && !shown.contains("NVMeTLS"), "{shown}");
     assert!(shown.contains(" --tls") && shown.contains("--keydata KEY"), "{shown}");
-    assert_eq!(required(&place), false);
-    let shown = place.ok(&[&of_host[..], &["--key", &key]].concat());
+    assert_eq!(required(&test_node), false);
+    let shown = test_node.ok(&[&of_host[..], &["--key", &key]].concat());
     assert!(!shown.contains("optional"), "{shown}");
-    assert_eq!(required(&place), true, "unless it is said not to be");
-    assert!(!place.json(&["volume", "show", "web"]).to_string().contains("NVMeTLS"));
+    assert_eq!(required(&test_node), true, "unless it is said not to be");
+    assert!(!test_node.json(&["volume", "show", "web"]).to_string().contains("NVMeTLS"));
     let mistyped = file("mistyped", &KEY.replace("rZ:", "rA:"));
-    let refused = place.fails(1, &[&of_host[..], &["--key", &mistyped, "--optional"]].concat());
+    let refused = test_node.fails(1, &[&of_host[..], &["--key", &mistyped, "--optional"]].concat());
     assert!(refused.contains("mistyped") && !refused.contains("NVMeTLS"), "{refused}");
     let blank = file("blank", "hush hush");
-    let refused = place.fails(2, &[&of_host[..], &["--key", &blank]].concat());
+    let refused = test_node.fails(2, &[&of_host[..], &["--key", &blank]].concat());
     assert!(refused.contains("gen-tls-key") && !refused.contains("hush"), "{refused}");
-    assert_eq!(required(&place), true, "nothing was changed");
-    let shown = place.ok(&[&of_host[..], &["--off"]].concat());
+    assert_eq!(required(&test_node), true, "nothing was changed");
+    let shown = test_node.ok(&[&of_host[..], &["--off"]].concat());
     assert!(!shown.contains("TLS") && !shown.contains("--tls"), "{shown}");
     assert_eq!(node.stop(), Some(0));
-    assert!(!place.log().contains("NVMeTLS"));
+    assert!(!test_node.log().contains("NVMeTLS"));
 }
 
 #[test]
@@ -283,17 +285,17 @@ fn help_names_the_exit_codes() {
 fn attach_says_what_it_can_be() {
     let out = cli("unix:/nowhere", &["attach", "--help"]);
     let (stdout, _) = texts(&out);
-    for door in ["--vhost-user <PATH>", "--nbd <PATH>", "--fuse <DIRECTORY>"] {
-        assert!(stdout.contains(door), "{stdout}");
+    for front_end in ["--vhost-user <PATH>", "--nbd <PATH>", "--fuse <DIRECTORY>"] {
+        assert!(stdout.contains(front_end), "{stdout}");
     }
     let out = cli("unix:/nowhere", &["attach", "web", "--fuse", "/mnt", "--fuse-mode", "777"]);
     assert_eq!(out.status.code(), Some(2), "a disk is no program");
 }
 
-/// Files that are disks of a pool, by their paths.
-fn disks<const N: usize>(place: &Place) -> [String; N] {
+/// Files as disks of a pool, by their paths.
+fn disks<const N: usize>(node: &TestNode) -> [String; N] {
     std::array::from_fn(|n| {
-        let path = place.path().join(format!("disk{n}"));
+        let path = node.path().join(format!("disk{n}"));
         std::fs::File::create(&path).unwrap().set_len(1 << 30).unwrap();
         path.display().to_string()
     })
@@ -301,56 +303,58 @@ fn disks<const N: usize>(place: &Place) -> [String; N] {
 
 #[test]
 fn pools_of_disks_survive_the_node() {
-    let place = Place::new("");
-    let node = place.start();
-    assert!(place.ok(&["pool", "list"]).contains("windrose pool create NAME"));
-    let said = place.fails(4, &["pool", "show", "tank"]);
-    insta::assert_snapshot!(said, @r"
+    let test_node = TestNode::new("");
+    let node = test_node.start();
+    assert!(test_node.ok(&["pool", "list"]).contains("windrose pool create NAME"));
+    let output = test_node.fails(4, &["pool", "show", "tank"]);
+    insta::assert_snapshot!(output, @r"
     windrose: there is no pool tank on this node
               `windrose pool list` shows what there is
     ");
-    let [a, b, c, spare, more] = disks(&place);
-    let made = place.ok(&["pool", "create", "tank", "--raid", "5", "--spare", &spare, &a, &b, &c]);
+    let [a, b, c, spare, more] = disks(&test_node);
+    let made =
+        test_node.ok(&["pool", "create", "tank", "--raid", "5", "--spare", &spare, &a, &b, &c]);
     assert!(made.contains("RAID 5, 3 disks in a stripe, strips of 64 KiB"), "{made}");
     assert!(made.contains("May fail  1 disk") && made.contains(&spare), "{made}");
-    let shown = place.ok(&["volume", "create", "vm1", "--size", "20M", "--pool", "tank"]);
+    let shown = test_node.ok(&["volume", "create", "vm1", "--size", "20M", "--pool", "tank"]);
     assert!(shown.contains("Stored in   pool tank"), "{shown}");
-    place.ok(&["volume", "create", "vm2", "--size", "20M", "--pool", "tank", "--thick"]);
+    test_node.ok(&["volume", "create", "vm2", "--size", "20M", "--pool", "tank", "--thick"]);
     node.kill();
-    let node = place.start();
-    let listed = place.json(&["volume", "list"]);
+    let node = test_node.start();
+    let listed = test_node.json(&["volume", "list"]);
     assert!(
         listed["volumes"].as_array().unwrap().iter().all(|v| v["state"]["is"] == "online"),
         "{listed}"
     );
-    place.ok(&["pool", "add", "tank", &more]);
-    assert_eq!(place.json(&["pool", "show", "tank"])["disks"].as_array().unwrap().len(), 5);
-    place.ok(&["pool", "scrub", "tank"]);
-    let said = place.fails(1, &["pool", "delete", "tank", "--yes"]);
-    insta::assert_snapshot!(said, @r"
+    test_node.ok(&["pool", "add", "tank", &more]);
+    assert_eq!(test_node.json(&["pool", "show", "tank"])["disks"].as_array().unwrap().len(), 5);
+    test_node.ok(&["pool", "scrub", "tank"]);
+    let output = test_node.fails(1, &["pool", "delete", "tank", "--yes"]);
+    insta::assert_snapshot!(output, @r"
     windrose: pool tank has volumes: vm1, vm2
               delete them first: windrose volume delete vm1; windrose volume delete vm2
     ");
-    let said = place.fails(1, &["pool", "open", "tank", "--without", "S1", "--confirm", "tank"]);
-    assert!(said.contains("pool tank is open"), "{said}");
+    let output =
+        test_node.fails(1, &["pool", "open", "tank", "--without", "S1", "--confirm", "tank"]);
+    assert!(output.contains("pool tank is open"), "{output}");
     for volume in ["vm1", "vm2"] {
-        place.ok(&["volume", "delete", volume, "--yes"]);
+        test_node.ok(&["volume", "delete", volume, "--yes"]);
     }
-    let said = place.fails(2, &["pool", "delete", "tank"]);
-    insta::assert_snapshot!(said, @r"
+    let output = test_node.fails(2, &["pool", "delete", "tank"]);
+    insta::assert_snapshot!(output, @r"
     windrose: pool tank is not deleted: nobody is there to confirm
               --yes deletes without asking
     ");
-    place.ok(&["pool", "delete", "tank", "--yes"]);
-    assert_eq!(place.json(&["pool", "list"])["pools"].as_array().unwrap().len(), 0);
+    test_node.ok(&["pool", "delete", "tank", "--yes"]);
+    assert_eq!(test_node.json(&["pool", "list"])["pools"].as_array().unwrap().len(), 0);
     assert_eq!(node.stop(), Some(0));
 }
 
 #[test]
 fn a_disk_is_named_by_a_serial_number_with_slashes_or_by_a_path_from_here() {
-    let place = Place::new("");
-    let node = place.start();
-    let far = place.path().join("images of machines/100%?/#1/some more of a path that is long");
+    let test_node = TestNode::new("");
+    let node = test_node.start();
+    let far = test_node.path().join("images of machines/100%?/#1/some more of a path that is long");
     std::fs::create_dir_all(&far).unwrap();
     let disks = ["a", "b", "c"].map(|name| {
         let path = far.join(name);
@@ -359,21 +363,21 @@ fn a_disk_is_named_by_a_serial_number_with_slashes_or_by_a_path_from_here() {
     });
     let words = ["pool", "create", "tank", "--raid", "1"];
     let words: Vec<&str> = words.into_iter().chain(disks.iter().map(String::as_str)).collect();
-    place.ok(&words);
-    let shown = place.json(&["pool", "show", "tank"]);
+    test_node.ok(&words);
+    let shown = test_node.json(&["pool", "show", "tank"]);
     let serial = shown["disks"][2]["serial"].as_str().unwrap();
-    // It looks like a path that begins here.
+    // It looks like a relative path.
     assert!(serial.contains('/') && !serial.starts_with('/'), "{serial}");
-    place.ok(&["pool", "remove", "tank", serial]);
-    let says = place.fails(1, &["pool", "remove", "tank", "no/such"]);
+    test_node.ok(&["pool", "remove", "tank", serial]);
+    let says = test_node.fails(1, &["pool", "remove", "tank", "no/such"]);
     assert!(says.contains("has no disk") && says.contains("/no/such"), "{says}");
     assert_eq!(node.stop(), Some(0));
 }
 
 #[test]
 fn several_volumes_are_created_by_one_command_and_each_is_told_of() {
-    let place = Place::new("[limits]\nvolumes = 14\n");
-    let _node = place.start();
+    let node = TestNode::new("[limits]\nvolumes = 14\n");
+    let _node = node.start();
     let names: Vec<String> = (1..=10).map(|n| format!("web-{n}")).collect();
     let command = |names: &[String], more: &[&str]| {
         let words = ["volume", "create"].into_iter().map(str::to_owned);
@@ -382,16 +386,16 @@ fn several_volumes_are_created_by_one_command_and_each_is_told_of() {
     };
     let words = command(&names, &["--size", "4M"]);
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let lines = place.ok(&words);
+    let lines = node.ok(&words);
     let expected: Vec<_> = names.iter().map(|n| format!("{n}: created, 4 MiB, online")).collect();
     assert_eq!(lines.trim_end(), expected.join("\n"));
-    // Again gives the same; one that differs is told of, and keeps none of the others.
-    assert_eq!(place.ok(&words), lines);
-    let twice = place.fails(1, &["volume", "create", "new-0", "new-0", "--size", "4M"]);
+    // Repeating it gives the same; a volume that differs is reported, and does not stop the others.
+    assert_eq!(node.ok(&words), lines);
+    let twice = node.fails(1, &["volume", "create", "new-0", "new-0", "--size", "4M"]);
     assert!(twice.contains("volume new-0 is named twice"), "{twice}");
     let mixed = ["new-1", "web-1", "new-2"].map(str::to_owned);
     let words = command(&mixed, &["--size", "8M"]);
-    let out = place.cli(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    let out = node.cli(&words.iter().map(String::as_str).collect::<Vec<_>>());
     let (stdout, stderr) = texts(&out);
     insta::assert_snapshot!(stdout, @r"
     new-1: created, 8 MiB, online
@@ -403,12 +407,12 @@ fn several_volumes_are_created_by_one_command_and_each_is_told_of() {
               the same command again creates those that are missing
     ");
     assert_eq!(out.status.code(), Some(1));
-    // Also where they are created at one time no more are than there may be.
+    // Concurrent creations do not exceed the limit either.
     let more: Vec<String> = (1..=8).map(|n| format!("more-{n}")).collect();
     let words = command(&more, &["--size", "4M", "--json"]);
-    let out = place.cli(&words.iter().map(String::as_str).collect::<Vec<_>>());
-    let told: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
-    let made = told["volumes"].as_array().unwrap().iter().filter(|v| v["error"].is_null());
-    assert_eq!((made.count(), out.status.code()), (2, Some(1)), "{told}");
-    assert_eq!(place.json(&["volume", "list"])["volumes"].as_array().unwrap().len(), 14);
+    let out = node.cli(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    let output: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let made = output["volumes"].as_array().unwrap().iter().filter(|v| v["error"].is_null());
+    assert_eq!((made.count(), out.status.code()), (2, Some(1)), "{output}");
+    assert_eq!(node.json(&["volume", "list"])["volumes"].as_array().unwrap().len(), 14);
 }

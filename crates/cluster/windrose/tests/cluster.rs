@@ -4,19 +4,19 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-use crate::common::{Place, cli, now, pause, texts};
+use crate::common::{TestNode, cli, now, pause, texts};
 use crate::recovery;
-use cluster::meta::Meta;
-use cluster::meta::etcd::{Etcd, Settings, Tls};
-use cluster::token::{Token, TokenSecret};
+use cluster::join_token::{JoinToken, TokenSecret};
+use cluster::store::MetadataStore;
+use cluster::store::etcd::{EtcdSettings, EtcdStore, EtcdTls};
 use probe::iscsi::Session;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use serde_json::Value;
 
 /// How long a cluster may take to notice something; the machine may be busy.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const CLUSTER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Whether `etcd` is installed; says that this test could not test, if not.
+/// Whether `etcd` is installed; reports a skip if not.
 pub(crate) fn has_etcd() -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     if std::env::split_paths(&path).any(|dir| dir.join("etcd").is_file()) {
@@ -26,7 +26,7 @@ pub(crate) fn has_etcd() -> bool {
     false
 }
 
-/// Says that the test could not test, and why.
+/// Reports that the test was skipped, and why.
 pub(crate) fn skipped(why: &str) {
     let test = std::thread::current().name().unwrap_or_default().to_owned();
     let Some(file) = std::env::var_os("WINDROSE_SKIPPED_TESTS") else {
@@ -37,28 +37,28 @@ pub(crate) fn skipped(why: &str) {
     std::io::Write::write_all(&mut file, format!("{test}: {why}\n").as_bytes()).unwrap();
 }
 
-/// An address of its own on the loopback for a node, so that every store's member has the usual ports.
+/// A node's own loopback address, so that every store member can use the usual ports.
 pub(crate) fn address(number: u8) -> String {
     let pid = std::process::id();
     format!("127.{}.{}.{number}", 64 + (pid >> 8) % 64, pid % 256)
 }
 
-fn place(number: u8) -> Place {
-    Place::new(&listens(number))
+fn cluster_node(number: u8) -> TestNode {
+    TestNode::new(&listens(number))
 }
 
-/// A configuration's section for a node of a cluster.
+/// The addresses section of a cluster node's configuration.
 fn listens(number: u8) -> String {
     format!("[cluster]\nlisten = [\"{}:7480\"]\n", address(number))
 }
 
-/// Who signs the certificates of a cluster, in a directory of its own.
-struct Authority {
+/// A CA that signs a cluster's certificates, in a directory of its own.
+struct TestCa {
     dir: tempfile::TempDir,
     issuer: Issuer<'static, KeyPair>,
 }
 
-impl Authority {
+impl TestCa {
     fn new() -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -69,10 +69,10 @@ impl Authority {
         Self { dir, issuer: Issuer::new(params, key) }
     }
 
-    /// A place like any other, of a cluster that wants TLS.
-    fn place(&self, number: u8) -> Place {
+    /// A test node of a cluster that uses TLS.
+    fn node(&self, number: u8) -> TestNode {
         let key = KeyPair::generate().unwrap();
-        // Members of the store want the address as well that a connection comes from.
+        // Store members also check the address a connection comes from.
         let params = CertificateParams::new(vec![address(number), "127.0.0.1".into()]).unwrap();
         let cert = params.signed_by(&key, &self.issuer).unwrap();
         let path = |name: &str| self.dir.path().join(name).display().to_string();
@@ -81,7 +81,7 @@ impl Authority {
         std::fs::write(&cert_path, cert.pem()).unwrap();
         std::fs::write(&key_path, key.serialize_pem()).unwrap();
         std::fs::set_permissions(&key_path, Permissions::from_mode(0o600)).unwrap();
-        Place::new(&format!(
+        TestNode::new(&format!(
             "[cluster]\nlisten = [\"{}:7480\"]\ntls_ca = \"{}\"\ntls_cert = \"{cert_path}\"\n\
              tls_key = \"{key_path}\"\n",
             address(number),
@@ -90,32 +90,32 @@ impl Authority {
     }
 }
 
-/// The nodes that `place` sees, once they are as `wanted`.
-pub(crate) fn nodes(place: &Place, wanted: impl Fn(&[Value]) -> bool) -> Vec<Value> {
-    let deadline = now() + PATIENCE;
+/// The nodes that `node` sees, once they are as `wanted`.
+pub(crate) fn wait_nodes(node: &TestNode, wanted: impl Fn(&[Value]) -> bool) -> Vec<Value> {
+    let deadline = now() + CLUSTER_TIMEOUT;
     loop {
-        let cluster = place.json(&["cluster", "nodes"]);
+        let cluster = node.json(&["cluster", "nodes"]);
         let nodes = cluster["nodes"].as_array().unwrap();
         if wanted(nodes) {
             return nodes.clone();
         }
-        assert!(now() < deadline, "still {cluster}: {}", place.log());
+        assert!(now() < deadline, "still {cluster}: {}", node.log());
         pause(100);
     }
 }
 
-/// Waits until a node serves all of its volumes: mirrors are opened when leases of an earlier life are
-/// over.
-pub(crate) fn all_online(place: &Place, count: usize) {
-    let deadline = now() + PATIENCE;
+/// Waits until a node serves all of its volumes: mirrors open once leases of an earlier incarnation
+/// have expired.
+pub(crate) fn wait_all_online(node: &TestNode, count: usize) {
+    let deadline = now() + CLUSTER_TIMEOUT;
     loop {
-        let list = place.json(&["volume", "list"]);
+        let list = node.json(&["volume", "list"]);
         let volumes = list["volumes"].as_array().unwrap();
         assert_eq!(volumes.len(), count, "{list}");
         if volumes.iter().all(|v| v["state"]["is"] == "online") {
             return;
         }
-        assert!(now() < deadline, "still {list}: {}", place.log());
+        assert!(now() < deadline, "still {list}: {}", node.log());
         pause(100);
     }
 }
@@ -130,14 +130,14 @@ fn nodes_become_a_cluster_lose_one_and_leave() {
     if !has_etcd() {
         return;
     }
-    let (a, b, w) = (place(1), place(2), place(3));
+    let (a, b, w) = (cluster_node(1), cluster_node(2), cluster_node(3));
     let (_a, node_b, _w) = (a.start(), b.start(), w.start());
     for name in ["web", "mail"] {
         a.ok(&["volume", "create", name, "--size", "4M"]);
     }
     assert!(a.fails(1, &["cluster", "token"]).contains("in no cluster"));
     a.ok(&["cluster", "init"]);
-    all_online(&a, 2);
+    wait_all_online(&a, 2);
     assert!(a.path().join("data/store.redb.before-cluster").exists());
     assert!(a.fails(1, &["cluster", "init"]).contains("in cluster"));
 
@@ -150,8 +150,8 @@ fn nodes_become_a_cluster_lose_one_and_leave() {
     let file = w.path().join("token");
     std::fs::write(&file, token).unwrap();
     w.ok(&["cluster", "witness", "--cluster-token-file", file.to_str().unwrap()]);
-    for place in [&a, &b, &w] {
-        nodes(place, |nodes| alive(nodes) == [1, 2, 3]);
+    for node in [&a, &b, &w] {
+        wait_nodes(node, |nodes| alive(nodes) == [1, 2, 3]);
     }
     let cluster = a.json(&["cluster", "nodes"]);
     let store = cluster["store"].as_array().unwrap();
@@ -168,8 +168,8 @@ fn nodes_become_a_cluster_lose_one_and_leave() {
     );
 
     node_b.kill();
-    for place in [&a, &w] {
-        nodes(place, |nodes| alive(nodes) == [1, 3]);
+    for node in [&a, &w] {
+        wait_nodes(node, |nodes| alive(nodes) == [1, 3]);
     }
     [&a, &w].into_iter().for_each(tells_that_the_second_member_is_down);
     assert_eq!(a.json(&["volume", "list"])["volumes"].as_array().unwrap().len(), 2);
@@ -180,11 +180,11 @@ fn nodes_become_a_cluster_lose_one_and_leave() {
     assert!(a.fails(2, &wrong).contains("3 is confirmed"));
     let left = a.json(&[&leave[..], &["--confirm", "2"]].concat());
     assert_eq!(left["nodes"].as_array().unwrap().len(), 2, "{left}");
-    nodes(&w, |nodes| nodes.len() == 2);
+    wait_nodes(&w, |nodes| nodes.len() == 2);
 
-    // The old disk returns under its old number, and is told.
-    let _b = b.launch();
-    let deadline = now() + PATIENCE;
+    // The old disk returns under its old number, and is reported.
+    let _b = b.spawn_node();
+    let deadline = now() + CLUSTER_TIMEOUT;
     while !b.log().contains("this node was removed from the cluster") {
         assert!(now() < deadline, "{}", b.log());
         pause(100);
@@ -194,45 +194,45 @@ fn nodes_become_a_cluster_lose_one_and_leave() {
     b.ok(&["cluster", "leave", "--force", "--confirm", "test"]);
     assert_eq!(b.json(&["cluster", "nodes"])["stage"], "alone");
     w.ok(&["cluster", "leave"]);
-    nodes(&a, |nodes| nodes.len() == 1);
+    wait_nodes(&a, |nodes| nodes.len() == 1);
     assert!(a.fails(1, &["cluster", "leave"]).contains("the last of its cluster"));
     assert_eq!(a.json(&["cluster", "nodes"])["store"].as_array().unwrap().len(), 1);
 }
 
-/// The second node is drained at itself, and let serve again at the first.
-fn what_is_answered_is_how_it_is_then(a: &Place, b: &Place) {
+/// The second node is drained at itself, and resumed at the first.
+fn what_is_answered_is_how_it_is_then(a: &TestNode, b: &TestNode) {
     for _ in 0..5 {
         let drained = b.json(&["node", "drain"]);
         assert_eq!(drained["nodes"][1]["drained"], true, "{drained}");
-        nodes(a, |nodes| nodes[1]["drained"] == true);
+        wait_nodes(a, |nodes| nodes[1]["drained"] == true);
         let resumed = a.json(&["node", "resume", "2"]);
         assert_eq!(resumed["nodes"][1]["drained"], false, "{resumed}");
-        nodes(b, |nodes| nodes[1]["drained"] == false);
+        wait_nodes(b, |nodes| nodes[1]["drained"] == false);
     }
 }
 
-fn tells_that_the_second_member_is_down(place: &Place) {
-    let lost = finding(place, "metadata store", "member node-2 is down");
+fn tells_that_the_second_member_is_down(test_node: &TestNode) {
+    let lost = finding(test_node, "metadata store", "member node-2 is down");
     let hint = "start windrose on node test, or mend its network; if it never comes back: windrose cluster leave \
                 --node 2 --force; one more loss stops changes (I/O goes on)";
     assert_eq!((&lost["severity"], &lost["hint"]), (&"warning".into(), &hint.into()));
-    let cluster = place.json(&["cluster", "nodes"]);
+    let cluster = test_node.json(&["cluster", "nodes"]);
     let two = cluster["store"].as_array().unwrap().iter().find(|m| m["name"] == "node-2");
     let problem = two.unwrap()["problem"].as_str().unwrap();
     assert!(problem.contains("does not answer"), "{cluster}");
 }
 
-/// What the status of `place` says of `subject` with `words` in it, once it does.
-pub(crate) fn finding(place: &Place, subject: &str, words: &str) -> Value {
-    let deadline = now() + PATIENCE;
+/// The status finding of `node` about `subject` that contains `words`, once it appears.
+pub(crate) fn finding(node: &TestNode, subject: &str, words: &str) -> Value {
+    let deadline = now() + CLUSTER_TIMEOUT;
     loop {
-        // Its exit code tells the verdict.
-        let out = place.cli(&["status", "--json"]);
+        // The exit code shows the verdict.
+        let out = node.cli(&["status", "--json"]);
         let status: Value = serde_json::from_slice(&out.stdout).unwrap();
         let mut findings = status["findings"].as_array().unwrap().iter();
-        let told =
+        let output =
             |f: &&Value| f["subject"] == subject && f["message"].as_str().unwrap().contains(words);
-        if let Some(found) = findings.find(told) {
+        if let Some(found) = findings.find(output) {
             return found.clone();
         }
         assert!(now() < deadline, "{words}: {status}");
@@ -240,15 +240,15 @@ pub(crate) fn finding(place: &Place, subject: &str, words: &str) -> Value {
     }
 }
 
-/// Who has been told that a volume was created uses it: another node may die the next moment.
+/// A volume whose creation was acknowledged is usable: another node may die the next moment.
 #[test]
 fn a_created_volume_serves_when_that_is_told() {
     if !has_etcd() {
         return;
     }
     let ([a, _, _], _daemons) = &recovery::cluster(111);
-    // How the store is is looked at every few seconds.
-    safe(a);
+    // The store's health is polled every few seconds.
+    wait_safe(a);
     for name in ["v1", "v2", "v3", "v4", "v5", "v6"] {
         a.ok(&["volume", "create", name, "--size", "4M", "--replicas", "2"]);
         let volume = a.json(&["volume", "show", name]);
@@ -266,22 +266,22 @@ fn a_volume_that_is_used_at_another_node_is_not_deleted() {
     if !has_etcd() {
         return;
     }
-    let (a, b, w) = (place(21), place(22), place(23));
+    let (a, b, w) = (cluster_node(21), cluster_node(22), cluster_node(23));
     let (_a, node_b, _w) = (a.start(), b.start(), w.start());
     a.ok(&["cluster", "init"]);
     let token = a.ok(&["cluster", "token", "create", "--unlimited"]);
     b.ok(&["cluster", "join", "--token", token.trim()]);
     w.ok(&["cluster", "witness", "--token", token.trim()]);
-    nodes(&a, |nodes| alive(nodes) == [1, 2, 3]);
+    wait_nodes(&a, |nodes| alive(nodes) == [1, 2, 3]);
     a.ok(&["volume", "create", "web", "--size", "4M", "--replicas", "2"]);
     a.ok(&["volume", "allow", "web", INITIATOR]);
-    for place in [&a, &b] {
-        all_online(place, 1);
+    for node in [&a, &b] {
+        wait_all_online(node, 1);
     }
     let volume = a.json(&["volume", "show", "web"]);
     let (target, portals) = (&volume["iscsi"]["target"], &volume["iscsi"]["portals"]);
     let at_b = portals[1].as_str().unwrap().parse().unwrap();
-    let deadline = now() + PATIENCE;
+    let deadline = now() + CLUSTER_TIMEOUT;
     let session = loop {
         match Session::login(at_b, INITIATOR, target.as_str().unwrap(), 0, 1) {
             Ok(session) => break session,
@@ -290,37 +290,38 @@ fn a_volume_that_is_used_at_another_node_is_not_deleted() {
         pause(100);
     };
     let delete = ["volume", "delete", "web", "--yes"];
-    // At once, and from either side: what was reported before the login counts for nothing.
-    for place in [&a, &b] {
-        let refused = place.fails(1, &delete);
+    // At once, and from either side: reports from before the login do not count.
+    for node in [&a, &b] {
+        let refused = node.fails(1, &delete);
         assert!(refused.contains("volume web is in use by"), "{refused}");
     }
     assert!(a.fails(1, &delete).contains("1 session at node test"));
     drop(session);
     node_b.kill();
-    // Whether it is taken for alive or not, it does not say.
+    // It refuses, whether or not the node counts as alive.
     let refused = a.fails(1, &delete);
     assert!(refused.contains("may be in use at node test"), "{refused}");
     let _b = b.start();
-    nodes(&a, |nodes| alive(nodes) == [1, 2, 3]);
-    let deadline = now() + PATIENCE;
+    wait_nodes(&a, |nodes| alive(nodes) == [1, 2, 3]);
+    let deadline = now() + CLUSTER_TIMEOUT;
     while !a.cli(&delete).status.success() {
         assert!(now() < deadline, "{}", a.fails(1, &delete));
         pause(200);
     }
 }
 
-/// The store of a cluster with members at the addresses `numbers`, as the node at `place` reaches it.
-pub(crate) fn store_of(place: &Place, numbers: impl IntoIterator<Item = u8>) -> Etcd {
+/// The store of a cluster with members at the addresses `numbers`, as the node at `node` reaches
+/// it.
+pub(crate) fn store_of(node: &TestNode, numbers: impl IntoIterator<Item = u8>) -> EtcdStore {
     let endpoints = numbers.into_iter().map(|n| format!("https://{}:2379", address(n))).collect();
-    let file = |name: &str| place.path().join("data/tls").join(name);
-    let tls = Tls { ca: file("ca.crt"), identity: Some((file("node.crt"), file("node.key"))) };
-    Etcd::new(&Settings { endpoints, tls: Some(tls), ..Settings::default() }).unwrap()
+    let file = |name: &str| node.path().join("data/tls").join(name);
+    let tls = EtcdTls { ca: file("ca.crt"), identity: Some((file("node.crt"), file("node.key"))) };
+    EtcdStore::new(&EtcdSettings { endpoints, tls: Some(tls), ..EtcdSettings::default() }).unwrap()
 }
 
-/// Makes room in the store of `place`, number `number`, for a member at `peer_url` that learns first.
-fn add_learner(place: &Place, number: u8, peer_url: &str) {
-    let store = store_of(place, [number]);
+/// Adds a learner at `peer_url` to the store of `node`, number `number`.
+fn add_learner(node: &TestNode, number: u8, peer_url: &str) {
+    let store = store_of(node, [number]);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(store.add_member(peer_url, true)).unwrap();
 }
@@ -330,7 +331,7 @@ fn a_learner_that_never_came_is_named_and_removed() {
     if !has_etcd() {
         return;
     }
-    let (a, b) = (place(31), place(32));
+    let (a, b) = (cluster_node(31), cluster_node(32));
     let (_a, _b) = (a.start(), b.start());
     a.ok(&["cluster", "init"]);
     let token = a.ok(&["cluster", "token", "create", "--unlimited"]);
@@ -343,7 +344,7 @@ fn a_learner_that_never_came_is_named_and_removed() {
         let remove = ["cluster", "leave", "--node", &never, "--force", "--yes"];
         let command = format!("windrose {}", remove[..5].join(" "));
         assert!(found["hint"].as_str().unwrap().contains(&command), "{found}");
-        let deadline = now() + PATIENCE;
+        let deadline = now() + CLUSTER_TIMEOUT;
         while !b.log().contains(&format!("member {never} of the store has not learnt enough")) {
             assert!(now() < deadline, "{}", b.log());
             pause(100);
@@ -353,14 +354,14 @@ fn a_learner_that_never_came_is_named_and_removed() {
         a.ok(&remove);
         joined.join().unwrap();
     });
-    nodes(&a, |nodes| alive(nodes) == [1, 2]);
+    wait_nodes(&a, |nodes| alive(nodes) == [1, 2]);
 }
 
-/// Waits until `place` says that all data are safe.
-pub(crate) fn safe(place: &Place) {
-    let deadline = now() + PATIENCE;
-    while !place.cli(&["status"]).status.success() {
-        assert!(now() < deadline, "{}\n{}", place.ok(&["volume", "list"]), place.log());
+/// Waits until `node` reports that all data is safe.
+pub(crate) fn wait_safe(node: &TestNode) {
+    let deadline = now() + CLUSTER_TIMEOUT;
+    while !node.cli(&["status"]).status.success() {
+        assert!(now() < deadline, "{}\n{}", node.ok(&["volume", "list"]), node.log());
         pause(100);
     }
 }
@@ -370,16 +371,18 @@ fn nodes_of_one_authority_mirror_over_tls() {
     if !has_etcd() {
         return;
     }
-    let authority = Authority::new();
-    let (a, b, w) = (authority.place(11), authority.place(12), authority.place(13));
+    let authority = TestCa::new();
+    let (a, b, w) = (authority.node(11), authority.node(12), authority.node(13));
     let (_a, node_b, _w) = (a.start(), b.start(), w.start());
     a.ok(&["cluster", "init"]);
     let token = a.ok(&["cluster", "token", "create", "--unlimited"]);
     let token = token.trim();
 
-    // Who has the token and no certificate, or that of another authority, gets nowhere.
-    let other = Authority::new();
-    for (stranger, why) in [(place(14), "set cluster.tls_ca"), (other.place(14), "certificate")] {
+    // A token without a certificate, or with that of another authority, is useless.
+    let other = TestCa::new();
+    for (stranger, why) in
+        [(cluster_node(14), "set cluster.tls_ca"), (other.node(14), "certificate")]
+    {
         let _stranger = stranger.start();
         let refused = stranger.fails(1, &["cluster", "join", "--token", token]);
         assert!(refused.contains(why), "{refused}");
@@ -388,16 +391,16 @@ fn nodes_of_one_authority_mirror_over_tls() {
     b.ok(&["cluster", "join", "--token", token]);
     w.ok(&["cluster", "witness", "--token", token]);
     a.ok(&["volume", "create", "web", "--size", "4M", "--replicas", "2"]);
-    for place in [&a, &b] {
-        safe(place);
-        assert!(place.log().contains("a session is up"), "{}", place.log());
+    for node in [&a, &b] {
+        wait_safe(node);
+        assert!(node.log().contains("a session is up"), "{}", node.log());
     }
     node_b.kill();
     let _b = b.start();
-    safe(&b);
+    wait_safe(&b);
 }
 
-/// A node that is needed for one volume loses its copies of no other.
+/// A refused removal of a node removes its replicas of no volume.
 #[test]
 fn a_removal_that_is_refused_has_changed_no_volume() {
     if !has_etcd() {
@@ -406,10 +409,10 @@ fn a_removal_that_is_refused_has_changed_no_volume() {
     let ([a, b, _w], [_a, node_b, _node_w]) = recovery::cluster(125);
     a.ok(&["volume", "create", "both", "--size", "4M", "--replicas", "2"]);
     b.ok(&["volume", "create", "only", "--size", "4M", "--on", "b"]);
-    safe(&a);
+    wait_safe(&a);
     node_b.kill();
-    nodes(&a, |nodes| alive(nodes) == [1, 3]);
-    // Until the other copy goes on alone.
+    wait_nodes(&a, |nodes| alive(nodes) == [1, 3]);
+    // Until the other replica continues alone.
     let _ = finding(&a, "volume both", "1 of 2 copies");
     let refused = a.fails(1, &["cluster", "leave", "--node", "b", "--force", "--yes"]);
     assert!(
@@ -418,15 +421,18 @@ fn a_removal_that_is_refused_has_changed_no_volume() {
     );
     let copies = |name: &str| a.json(&["volume", "show", name])["copies"].as_array().unwrap().len();
     assert_eq!((copies("both"), copies("only")), (2, 1));
-    // What is printed works, and what it says of itself is so.
+    // The printed command works, and its warning is true.
     let give_up = "windrose volume delete only --discard --force";
     assert!(refused.contains(give_up) && !refused.contains("volume force only"), "{refused}");
     let unknown = a.fails(1, &["volume", "delete", "only", "--yes"]);
     assert!(unknown.contains(give_up), "{unknown}");
     let kept = a.fails(1, &["volume", "delete", "only", "--force", "--yes"]);
     assert!(kept.contains(give_up), "{kept}");
-    let said = a.ok(&["volume", "delete", "only", "--discard", "--force", "--yes"]);
-    assert!(said.contains("Volume only is being deleted: its copy on b is erased when"), "{said}");
+    let output = a.ok(&["volume", "delete", "only", "--discard", "--force", "--yes"]);
+    assert!(
+        output.contains("Volume only is being deleted: its copy on b is erased when"),
+        "{output}"
+    );
     let waits = finding(&a, "volume only", "it is being deleted: the copy on b is erased when");
     assert!(waits["hint"].as_str().unwrap().contains("cluster leave --node b --force"), "{waits}");
     a.ok(&["cluster", "leave", "--node", "b", "--force", "--yes"]);
@@ -440,62 +446,67 @@ fn a_cluster_is_closed_to_who_has_no_certificate_of_it() {
     if !has_etcd() {
         return;
     }
-    let (a, b) = (place(121), place(122));
+    let (a, b) = (cluster_node(121), cluster_node(122));
     let (_a, node_b) = (a.start(), b.start());
     a.ok(&["cluster", "init"]);
     let token = a.ok(&["cluster", "token", "create", "--unlimited"]);
     b.ok(&["cluster", "join", "--token", token.trim()]);
     a.ok(&["volume", "create", "web", "--size", "4M", "--replicas", "2"]);
-    all_online(&b, 1);
+    wait_all_online(&b, 1);
     let status = a.cli(&["status", "--json"]).stdout;
     assert!(!String::from_utf8_lossy(&status).contains("plain text"));
-    // Neither in plain text, nor with the right authority and no certificate, nor with that of another cluster.
-    let other = Place::new("");
-    let authority = cluster::authority::Authority::new().unwrap();
-    let shown = authority.sign("stranger", [address(121).parse().unwrap()]).unwrap();
+    // Neither in plain text, nor with the right authority and no certificate, nor with that of
+    // another cluster.
+    let other = TestNode::new("");
+    let authority = cluster::certificate_authority::CertificateAuthority::new().unwrap();
+    let shown = authority.issue("stranger", [address(121).parse().unwrap()]).unwrap();
     std::fs::write(other.path().join("node.crt"), shown.certificate).unwrap();
     std::fs::write(other.path().join("node.key"), shown.key).unwrap();
     let identity = Some((other.path().join("node.crt"), other.path().join("node.key")));
     let ca = a.path().join("data/tls/ca.crt");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let reads = |store: Etcd| runtime.block_on(async move { store.get("cluster").await });
+    let reads = |store: EtcdStore| runtime.block_on(async move { store.get("cluster").await });
     for (scheme, tls) in [
         ("http", None),
-        ("https", Some(Tls { ca: ca.clone(), identity: None })),
-        ("https", Some(Tls { ca, identity })),
+        ("https", Some(EtcdTls { ca: ca.clone(), identity: None })),
+        ("https", Some(EtcdTls { ca, identity })),
     ] {
         for port in [2379, 2380] {
             let endpoints = vec![format!("{scheme}://{}:{port}", address(121))];
-            let stranger =
-                Etcd::new(&Settings { endpoints, tls: tls.clone(), ..Settings::default() });
+            let stranger = EtcdStore::new(&EtcdSettings {
+                endpoints,
+                tls: tls.clone(),
+                ..EtcdSettings::default()
+            });
             let read = reads(stranger.unwrap());
             assert!(read.is_err(), "{scheme} {port}: {read:?}");
         }
     }
     assert!(reads(store_of(&a, [121])).unwrap().is_some());
-    // The port of joins shows a certificate, and wants a token.
-    let door = format!("https://{}:7481", address(121));
+    // The join port presents a certificate, and requires a token.
+    let join_url = format!("https://{}:7481", address(121));
     let ca = a.path().join("data/tls/ca.crt").display().to_string();
     for words in [&["status"][..], &["cluster", "init"], &["cluster", "token", "list"]] {
-        let (_, refused) = texts(&cli(&door, &[words, &["--ca-cert", &ca]].concat()));
+        let (_, refused) = texts(&cli(&join_url, &[words, &["--ca-cert", &ca]].concat()));
         assert!(refused.contains("let in here, with a token"), "{words:?}: {refused}");
     }
-    // A request of another version shows no token either, and hears no version of the program.
+    // A request of another version presents no token either, and does not learn the program's
+    // version.
     let newer = std::process::Command::new("curl")
         .args(["-s", "-k", "-w", " %{http_code}", "-d", r#"{"format":9,"version":"x"}"#])
-        .arg(format!("{door}/v1/join"))
+        .arg(format!("{join_url}/v1/join"))
         .output();
     if let Ok(newer) = newer {
-        let told = String::from_utf8_lossy(&newer.stdout);
-        assert!(told.ends_with(" 401") && told.contains("speaks version 1"), "{told}");
-        assert!(!told.contains(env!("CARGO_PKG_VERSION")), "{told}");
+        let output = String::from_utf8_lossy(&newer.stdout);
+        assert!(output.ends_with(" 401") && output.contains("speaks version 1"), "{output}");
+        assert!(!output.contains(env!("CARGO_PKG_VERSION")), "{output}");
     }
-    // Certificates are signed anew at each start: by nobody else, and whenever that is.
+    // Certificates are signed again at each start, by this node and without expiry.
     let file = b.path().join("data/tls/node.crt");
     let first = std::fs::read(&file).unwrap();
     node_b.kill();
     let _b = b.start();
-    all_online(&b, 1);
+    wait_all_online(&b, 1);
     assert_ne!(std::fs::read(&file).unwrap(), first);
 }
 
@@ -504,16 +515,16 @@ fn a_cluster_in_plain_text_is_wanted_in_words_and_says_so() {
     if !has_etcd() {
         return;
     }
-    let (a, b) = (place(123), place(124));
+    let (a, b) = (cluster_node(123), cluster_node(124));
     let (_a, _b) = (a.start(), b.start());
     a.ok(&["cluster", "init", "--insecure"]);
     let token = a.ok(&["cluster", "token", "create", "--unlimited"]);
     b.ok(&["cluster", "join", "--token", token.trim()]);
     a.ok(&["volume", "create", "web", "--size", "4M", "--replicas", "2"]);
-    for place in [&a, &b] {
-        let found = finding(place, "cluster", "plain text");
+    for node in [&a, &b] {
+        let found = finding(node, "cluster", "plain text");
         assert!(found["hint"].as_str().unwrap().contains("--insecure"), "{found}");
-        all_online(place, 1);
+        wait_all_online(node, 1);
     }
 }
 
@@ -528,18 +539,19 @@ fn tokens_let_in_whom_they_are_for_and_a_human_decides_where_they_say_so() {
     if !has_etcd() {
         return;
     }
-    let (a, b, c) = (place(141), place(142), Place::named("c", &listens(143)));
+    let (a, b, c) = (cluster_node(141), cluster_node(142), TestNode::named("c", &listens(143)));
     let (_a, _b, _c) = (a.start(), b.start(), c.start());
     a.ok(&["cluster", "init"]);
-    let create = |place: &Place, more: &[&str]| {
+    let create = |node: &TestNode, more: &[&str]| {
         let words = [&["cluster", "token", "create"], more].concat();
-        place.ok(&words).trim().to_owned()
+        node.ok(&words).trim().to_owned()
     };
     let refused =
-        |place: &Place, token: &str| place.fails(1, &["cluster", "join", "--token", token]);
-    // Whoever holds the port's places keeps nobody out.
-    let door = format!("{}:7481", address(141));
-    let idle: Vec<_> = (0..40).map(|_| std::net::TcpStream::connect(&door).unwrap()).collect();
+        |node: &TestNode, token: &str| node.fails(1, &["cluster", "join", "--token", token]);
+    // Occupying the port's connection slots locks nobody out.
+    let join_address = format!("{}:7481", address(141));
+    let idle: Vec<_> =
+        (0..40).map(|_| std::net::TcpStream::connect(&join_address).unwrap()).collect();
     let for_witness = create(&a, &["--witness"]);
     assert!(refused(&b, &for_witness).contains("for a witness only"));
     let short = create(&a, &["--expires", "1s"]);
@@ -549,16 +561,17 @@ fn tokens_let_in_whom_they_are_for_and_a_human_decides_where_they_say_so() {
     pause(1100);
     assert!(refused(&c, &short).contains("expired"));
     drop(idle);
-    // Who guesses is told of.
-    let guess = Token { secret: TokenSecret::new([0; 16]), ..Token::parse(&short).unwrap() };
+    // Guesses of tokens are reported.
+    let guess =
+        JoinToken { secret: TokenSecret::new([0; 16]), ..JoinToken::parse(&short).unwrap() };
     for _ in 0..6 {
         assert!(refused(&c, &guess.to_text()).contains("does not know this token"));
     }
     let found = finding(&a, "joins", "does not prove by a token to join who it is");
-    // Nodes have joined from this address before: it is no stranger.
+    // Nodes have joined from this address before, so it is a known one.
     assert_eq!(found["severity"], "warning", "{found}");
 
-    // At whichever node: also at one that has joined just now.
+    // On any node, also on one that has just joined.
     let taken = create(&b, &["--uses", "3"]);
     let list = b.json(&["cluster", "token", "list"]);
     let valid = list["tokens"].as_array().unwrap().iter().find(|t| t["uses"] == 3).unwrap();
@@ -570,8 +583,8 @@ fn tokens_let_in_whom_they_are_for_and_a_human_decides_where_they_say_so() {
     std::thread::scope(|scope| {
         let joined = scope.spawn(|| c.ok(&["cluster", "join", "--token", &token]));
         let found = finding(&a, "joins", "waits for approval");
-        let said = found["message"].as_str().unwrap();
-        assert!(said.contains("node c at ") && said.contains(&address(143)), "{found}");
+        let output = found["message"].as_str().unwrap();
+        assert!(output.contains("node c at ") && output.contains(&address(143)), "{found}");
         assert!(c.json(&["cluster", "nodes"])["stage"] == "alone");
         let hint = found["hint"].as_str().unwrap();
         assert!(
@@ -581,7 +594,7 @@ fn tokens_let_in_whom_they_are_for_and_a_human_decides_where_they_say_so() {
         a.ok(&first_command(hint));
         joined.join().unwrap();
     });
-    nodes(&a, |nodes| alive(nodes) == [1, 2, 3]);
+    wait_nodes(&a, |nodes| alive(nodes) == [1, 2, 3]);
     let joins = b.json(&["cluster", "joins"]);
     let states: Vec<_> =
         joins["joins"].as_array().unwrap().iter().map(|j| j["state"].clone()).collect();
@@ -593,16 +606,16 @@ fn copies_lie_in_the_pools_of_their_nodes() {
     if !has_etcd() {
         return;
     }
-    let (a, b, w) = (place(41), place(42), place(43));
+    let (a, b, w) = (cluster_node(41), cluster_node(42), cluster_node(43));
     let (_a, node_b, _w) = (a.start(), b.start(), w.start());
-    let pool = |place: &Place| {
+    let pool = |node: &TestNode| {
         let disks = ["x", "y", "z"].map(|name| {
-            let path = place.path().join(name);
+            let path = node.path().join(name);
             std::fs::File::create(&path).unwrap().set_len(1 << 30).unwrap();
             path.display().to_string()
         });
         let [x, y, z] = &disks;
-        place.ok(&["pool", "create", "tank", "--raid", "5", x, y, z]);
+        node.ok(&["pool", "create", "tank", "--raid", "5", x, y, z]);
         disks
     };
     pool(&a);
@@ -611,21 +624,21 @@ fn copies_lie_in_the_pools_of_their_nodes() {
     let token = a.ok(&["cluster", "token", "create", "--unlimited"]);
     b.ok(&["cluster", "join", "--token", token.trim()]);
     w.ok(&["cluster", "witness", "--token", token.trim()]);
-    nodes(&a, |nodes| alive(nodes) == [1, 2, 3]);
+    wait_nodes(&a, |nodes| alive(nodes) == [1, 2, 3]);
     let create = ["volume", "create", "web", "--size", "4M", "--replicas", "2", "--pool", "tank"];
     let refused = a.fails(1, &create);
     assert!(refused.contains("has no such pool"), "{refused}");
     let [x, y, _] = pool(&b);
-    let deadline = now() + PATIENCE;
+    let deadline = now() + CLUSTER_TIMEOUT;
     while !a.cli(&create).status.success() {
         assert!(now() < deadline, "{}\n{}", a.fails(1, &create), a.log());
         pause(200);
     }
-    for place in [&a, &b] {
-        safe(place);
-        assert!(place.fails(1, &["pool", "delete", "tank", "--yes"]).contains("has volumes: web"));
+    for node in [&a, &b] {
+        wait_safe(node);
+        assert!(node.fails(1, &["pool", "delete", "tank", "--yes"]).contains("has volumes: web"));
     }
-    // Without its pool a node serves nothing of it; the other one does.
+    // Without its pool a node serves none of its volumes; the other node does.
     node_b.kill();
     let away = [&x, &y].map(|path| {
         let away = format!("{path}.away");
@@ -635,26 +648,26 @@ fn copies_lie_in_the_pools_of_their_nodes() {
     let _b = b.start();
     let offline = finding(&b, "pool tank", "it is offline");
     assert_eq!(offline["severity"], "warning");
-    all_online(&a, 1);
+    wait_all_online(&a, 1);
     away.iter().for_each(|(away, path)| std::fs::rename(away, path).unwrap());
-    for place in [&a, &b] {
-        safe(place);
+    for node in [&a, &b] {
+        wait_safe(node);
     }
     a.ok(&["volume", "delete", "web", "--yes"]);
-    for place in [&a, &b] {
-        place.ok(&["pool", "delete", "tank", "--yes"]);
+    for node in [&a, &b] {
+        node.ok(&["pool", "delete", "tank", "--yes"]);
     }
 }
 
-/// Waits until the status of a node says something; gives all that it says.
-fn says(place: &Place, wanted: &str) -> String {
-    let deadline = now() + PATIENCE;
+/// Waits until a node's status contains `wanted`; returns its output.
+fn says(node: &TestNode, wanted: &str) -> String {
+    let deadline = now() + CLUSTER_TIMEOUT;
     loop {
-        let (said, _) = texts(&place.cli(&["status"]));
-        if said.contains(wanted) {
-            return said;
+        let (output, _) = texts(&node.cli(&["status"]));
+        if output.contains(wanted) {
+            return output;
         }
-        assert!(now() < deadline, "still {said}: {}", place.log());
+        assert!(now() < deadline, "still {output}: {}", node.log());
         pause(200);
     }
 }
@@ -666,58 +679,58 @@ fn a_cloned_node_serves_nothing_until_somebody_says_so_and_the_first_goes_on() {
     if !has_etcd() {
         return;
     }
-    let (a, b, clone) = (place(11), place(12), place(13));
+    let (a, b, clone) = (cluster_node(11), cluster_node(12), cluster_node(13));
     let (_a, node_b) = (a.start(), b.start());
     a.ok(&["volume", "create", "web", "--size", "4M"]);
     a.ok(&["cluster", "init"]);
-    all_online(&a, 1);
+    wait_all_online(&a, 1);
     let token = a.ok(&["cluster", "token", "create", "--unlimited"]);
     b.ok(&["cluster", "join", "--token", token.trim()]);
-    nodes(&a, |nodes| alive(nodes) == [1, 2]);
+    wait_nodes(&a, |nodes| alive(nodes) == [1, 2]);
     a.ok(&["volume", "mirror", "add", "web"]);
-    all_online(&b, 1);
+    wait_all_online(&b, 1);
     assert_eq!(node_b.stop(), Some(0));
     let copy = std::process::Command::new("cp")
         .arg("-a")
         .args([b.path().join("data"), clone.path().join("data")])
         .status();
     assert!(copy.unwrap().success());
-    // Started again it is the same node, at once, and the copy is not.
+    // After a restart it is the same node at once, and the clone is not.
     let node_b = b.start();
-    all_online(&b, 1);
-    let copied = clone.launch();
-    let said = says(&clone, COPY);
-    for place in [address(12), address(13)] {
-        assert!(said.contains(&format!("{place}:7480")), "{said}");
+    wait_all_online(&b, 1);
+    let copied = clone.spawn_node();
+    let output = says(&clone, COPY);
+    for test_node in [address(12), address(13)] {
+        assert!(output.contains(&format!("{test_node}:7480")), "{output}");
     }
     assert!(says(&b, "a copy of it was started").contains(&address(13)));
     assert!(b.log().lines().any(|line| line.contains("ERROR") && line.contains(&address(13))));
-    all_online(&b, 1);
-    let seen = nodes(&a, |nodes| alive(nodes) == [1, 2]);
+    wait_all_online(&b, 1);
+    let seen = wait_nodes(&a, |nodes| alive(nodes) == [1, 2]);
     assert!(!seen.iter().any(|node| node.to_string().contains(&address(13))), "{seen:?}");
-    // When the first ends for good, the copy does not take its place by itself.
+    // When the first ends for good, the clone does not replace it by itself.
     node_b.kill();
     pause(15_000);
     says(&clone, COPY);
     assert_eq!(copied.stop(), Some(0));
-    let copied = clone.launch();
+    let copied = clone.spawn_node();
     says(&clone, COPY);
     assert_eq!(copied.stop(), Some(0));
     let config = clone.config().to_str().unwrap().to_owned();
     let accept = ["node", "accept-data-dir", "--config", &config, "--confirm", "test"];
     assert!(cli("unix:/nowhere", &accept).status.success());
     let _clone = clone.start();
-    nodes(&clone, |nodes| alive(nodes) == [1, 2]);
+    wait_nodes(&clone, |nodes| alive(nodes) == [1, 2]);
 }
 
-/// A node dies, and another one is to take its place: it joins first, for there is room for data, and then the dead
-/// one is removed.
+/// A node dies and is replaced: the new one joins first, since there is room for a data node, and
+/// then the dead one is removed.
 #[test]
 fn a_node_that_joins_before_the_dead_one_is_removed_takes_its_place_also_in_the_store() {
     if !has_etcd() {
         return;
     }
-    let (a, b, w, c) = (place(121), place(122), place(123), place(124));
+    let (a, b, w, c) = (cluster_node(121), cluster_node(122), cluster_node(123), cluster_node(124));
     let (_a, node_b, node_w, _c) = (a.start(), b.start(), w.start(), c.start());
     a.ok(&["cluster", "init"]);
     let token = a.ok(&["cluster", "token", "create", "--unlimited"]);
@@ -725,14 +738,14 @@ fn a_node_that_joins_before_the_dead_one_is_removed_takes_its_place_also_in_the_
     b.ok(&["cluster", "join", "--token", token]);
     w.ok(&["cluster", "witness", "--token", token]);
     node_b.kill();
-    nodes(&a, |nodes| alive(nodes) == [1, 3]);
+    wait_nodes(&a, |nodes| alive(nodes) == [1, 3]);
     c.ok(&["cluster", "join", "--token", token]);
     let lost = finding(&a, "node test", "it gives no sign of life: it is down, or cut off");
     let command = "windrose cluster leave --node 2 --force";
     assert!(lost["hint"].as_str().unwrap().contains(command), "{lost}");
     a.ok(&["cluster", "leave", "--node", "2", "--force", "--yes"]);
     let voters = |wanted: &[&str]| {
-        let deadline = now() + PATIENCE;
+        let deadline = now() + CLUSTER_TIMEOUT;
         loop {
             let cluster = a.json(&["cluster", "nodes"]);
             let members = cluster["store"].as_array().unwrap();
@@ -749,11 +762,11 @@ fn a_node_that_joins_before_the_dead_one_is_removed_takes_its_place_also_in_the_
     voters(&["node-1", "node-3", "node-4"]);
     assert_eq!(c.json(&["cluster", "nodes"])["stage"], "member");
 
-    // The witness is installed anew: it is told what is in its way, and that command clears it.
+    // The witness is reinstalled: it reports what blocks it, and the command that clears it.
     node_w.kill();
-    let again = place(125);
+    let again = cluster_node(125);
     let _again = again.start();
-    nodes(&a, |nodes| alive(nodes) == [1, 4]);
+    wait_nodes(&a, |nodes| alive(nodes) == [1, 4]);
     let witness = ["cluster", "witness", "--token", token];
     let refused = again.fails(1, &witness);
     assert!(
@@ -765,14 +778,14 @@ fn a_node_that_joins_before_the_dead_one_is_removed_takes_its_place_also_in_the_
     voters(&["node-1", "node-4", "node-5"]);
 }
 
-/// A node that is to run a member of the store and cannot (its port is taken) serves on, also when it starts again; and
-/// once it was removed it does not come back by itself, nor is anything of it left in the store.
+/// A node that cannot run its store member (the port is in use) still serves, also after a restart;
+/// once removed it does not return by itself, and leaves nothing in the store.
 #[test]
 fn a_node_that_cannot_run_a_member_of_the_store_serves_and_stays_out_once_removed() {
     if !has_etcd() {
         return;
     }
-    let named = |number: u8| Place::named(&format!("n{number}"), &listens(number));
+    let named = |number: u8| TestNode::named(&format!("n{number}"), &listens(number));
     let [a, b, c, d] = [161, 162, 163, 164].map(named);
     let (_a, _b, node_c, node_d) = (a.start(), b.start(), c.start(), d.start());
     a.ok(&["cluster", "init"]);
@@ -794,9 +807,9 @@ fn a_node_that_cannot_run_a_member_of_the_store_serves_and_stays_out_once_remove
         "--on",
         "n164",
     ]);
-    all_online(&d, 1);
+    wait_all_online(&d, 1);
     node_c.kill();
-    nodes(&a, |nodes| alive(nodes) == [1, 2, 4]);
+    wait_nodes(&a, |nodes| alive(nodes) == [1, 2, 4]);
     a.ok(&["cluster", "leave", "--node", "3", "--force", "--yes"]);
     let learners = || {
         let cluster = a.json(&["cluster", "nodes"]);
@@ -804,7 +817,7 @@ fn a_node_that_cannot_run_a_member_of_the_store_serves_and_stays_out_once_remove
         members.iter().filter(|m| m["votes"] == false).count()
     };
     let wait = |what: &str, is_so: &dyn Fn() -> bool| {
-        let deadline = now() + PATIENCE;
+        let deadline = now() + CLUSTER_TIMEOUT;
         while !is_so() {
             assert!(now() < deadline, "{what}: {}", d.log());
             pause(200);
@@ -812,23 +825,23 @@ fn a_node_that_cannot_run_a_member_of_the_store_serves_and_stays_out_once_remove
     };
     wait("it begins to run a member", &|| learners() == 1);
     node_d.kill();
-    let node_d = d.launch();
+    let node_d = d.spawn_node();
     wait("it serves nevertheless", &|| {
         let out = d.cli(&["volume", "list", "--json"]).stdout;
         let list = serde_json::from_slice(&out).unwrap_or(Value::Null);
         list["volumes"][0]["state"]["is"] == "online"
     });
     node_d.kill();
-    nodes(&a, |nodes| alive(nodes) == [1, 2]);
+    wait_nodes(&a, |nodes| alive(nodes) == [1, 2]);
     a.ok(&["cluster", "leave", "--node", "4", "--force", "--yes"]);
     assert_eq!(learners(), 0, "others could not join");
     drop(taken);
-    let _d = d.launch();
+    let _d = d.spawn_node();
     wait("it is told that it was removed", &|| {
-        let said = texts(&d.cli(&["status"]));
-        [said.0, said.1].concat().contains("removed from the cluster")
+        let output = texts(&d.cli(&["status"]));
+        [output.0, output.1].concat().contains("removed from the cluster")
     });
-    assert_eq!(alive(&nodes(&a, |_| true)), [1, 2]);
+    assert_eq!(alive(&wait_nodes(&a, |_| true)), [1, 2]);
 }
 
 #[test]
@@ -836,7 +849,7 @@ fn a_token_whose_nodes_have_gone_names_them_and_how_to_get_another() {
     if !has_etcd() {
         return;
     }
-    let (a, b, other) = (place(131), place(132), place(133));
+    let (a, b, other) = (cluster_node(131), cluster_node(132), cluster_node(133));
     let (node_a, _b, _other) = (a.start(), b.start(), other.start());
     a.ok(&["cluster", "init"]);
     let token = a.ok(&["cluster", "token", "create", "--unlimited"]);

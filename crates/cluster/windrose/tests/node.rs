@@ -3,65 +3,65 @@
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
-use crate::common::{Place, cli, now, pause, texts};
+use crate::common::{TestNode, cli, now, pause, texts};
 
 #[test]
 fn a_node_is_used_and_stopped_and_started_again() {
-    let place = Place::new("");
-    let node = place.start();
-    assert!(place.ok(&["volume", "list"]).contains("There are no volumes"));
-    let shown = place.ok(&["volume", "create", "web", "--size", "10M", "--allow", "any"]);
+    let test_node = TestNode::new("");
+    let node = test_node.start();
+    assert!(test_node.ok(&["volume", "list"]).contains("There are no volumes"));
+    let shown = test_node.ok(&["volume", "create", "web", "--size", "10M", "--allow", "any"]);
     assert!(shown.contains("iqn.2026-01.io.windrose:web LUN 0"), "{shown}");
     assert!(shown.contains("nvme connect -t tcp -a 127.0.0.1"), "{shown}");
-    place.ok(&["volume", "grow", "web", "--size", "20M"]);
-    let before = place.json(&["volume", "show", "web"]);
+    test_node.ok(&["volume", "grow", "web", "--size", "20M"]);
+    let before = test_node.json(&["volume", "show", "web"]);
     assert_eq!(before["size_bytes"], 20 << 20);
     assert_eq!(before["access"]["initiators"][0], "any");
-    assert!(place.ok(&["status"]).starts_with("Your data is safe."));
-    assert_eq!(place.ok(&["sessions"]), "Nobody is logged in.\n");
+    assert!(test_node.ok(&["status"]).starts_with("Your data is safe."));
+    assert_eq!(test_node.ok(&["sessions"]), "Nobody is logged in.\n");
     let nobody = "Nobody has reserved volume web or registered with it.\n";
-    assert_eq!(place.ok(&["volume", "reservations", "web"]), nobody);
-    assert_eq!(place.ok(&["volume", "reservations", "web", "--clear", "--yes"]), nobody);
+    assert_eq!(test_node.ok(&["volume", "reservations", "web"]), nobody);
+    assert_eq!(test_node.ok(&["volume", "reservations", "web", "--clear", "--yes"]), nobody);
     assert_eq!(node.stop(), Some(0));
-    assert!(place.log().contains("every volume is durable and closed"));
+    assert!(test_node.log().contains("every volume is durable and closed"));
 
-    let node = place.start();
-    let after = place.json(&["volume", "show", "web"]);
+    let node = test_node.start();
+    let after = test_node.json(&["volume", "show", "web"]);
     for same in ["id", "size_bytes", "access", "copies", "created_s", "state"] {
         assert_eq!(after[same], before[same], "{same}");
     }
-    assert_eq!(place.ok(&["volume", "delete", "web", "--yes"]), "Volume web is deleted.\n");
-    assert_eq!(place.json(&["volume", "list"])["volumes"], serde_json::json!([]));
+    assert_eq!(test_node.ok(&["volume", "delete", "web", "--yes"]), "Volume web is deleted.\n");
+    assert_eq!(test_node.json(&["volume", "list"])["volumes"], serde_json::json!([]));
     assert_eq!(node.stop(), Some(0));
 }
 
 #[test]
 fn what_is_in_the_way_of_a_start_is_named() {
-    let place = Place::new("");
-    let node = place.start();
-    let mut second = place.launch();
+    let test_node = TestNode::new("");
+    let node = test_node.start();
+    let mut second = test_node.spawn_node();
     assert_eq!(second.wait(), Some(1));
-    let log = place.log();
+    let log = test_node.log();
     assert!(log.contains("another node uses it") && log.contains("stop that node"), "{log}");
     drop(node);
 
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = taken.local_addr().unwrap();
-    let place = Place::new(&format!("[metrics]\nlisten = \"{at}\""));
-    assert_eq!(place.launch().wait(), Some(1));
-    let log = place.log();
+    let test_node = TestNode::new(&format!("[metrics]\nlisten = \"{at}\""));
+    assert_eq!(test_node.spawn_node().wait(), Some(1));
+    let log = test_node.log();
     assert!(
         log.contains(&format!("metrics.listen: cannot listen at {at}: Address already in use")),
         "{log}"
     );
 
-    let config = place.path().join("windrose.toml");
+    let config = test_node.path().join("windrose.toml");
     let text = std::fs::read_to_string(&config).unwrap();
     let text = text
         .replace("portals = [\"127.0.0.1:0\"]\n[nvme]", &format!("portals = [\"{at}\"]\n[nvme]"));
     std::fs::write(&config, text.replace("[metrics]", "#").replace("listen =", "#")).unwrap();
-    assert_eq!(place.launch().wait(), Some(1));
-    let log = place.log();
+    assert_eq!(test_node.spawn_node().wait(), Some(1));
+    let log = test_node.log();
     assert!(
         log.contains(&format!("iscsi.portals: cannot listen at {at}: Address already in use")),
         "{log}"
@@ -70,14 +70,14 @@ fn what_is_in_the_way_of_a_start_is_named() {
 
 #[test]
 fn a_bad_configuration_stops_the_start() {
-    let place = Place::new("[limits]\nvolums = 3");
-    assert_eq!(place.launch().wait(), Some(2));
-    let log = place.log();
-    let text = std::fs::read_to_string(place.path().join("windrose.toml")).unwrap();
+    let node = TestNode::new("[limits]\nvolums = 3");
+    assert_eq!(node.spawn_node().wait(), Some(2));
+    let log = node.log();
+    let text = std::fs::read_to_string(node.path().join("windrose.toml")).unwrap();
     let line = text.lines().position(|line| line.contains("volums")).unwrap() + 1;
-    let told = format!("windrose.toml:{line}: unknown setting limits.volums");
-    assert!(log.contains(&told), "{log}");
-    let config = place.path().join("windrose.toml");
+    let output = format!("windrose.toml:{line}: unknown setting limits.volums");
+    assert!(log.contains(&output), "{log}");
+    let config = node.path().join("windrose.toml");
     let check = ["node", "--check", "--config", config.to_str().unwrap()];
     let out = cli("unix:/nowhere", &check);
     assert_eq!(out.status.code(), Some(2));
@@ -88,8 +88,8 @@ fn a_bad_configuration_stops_the_start() {
 fn a_check_looks_at_what_the_configuration_names() {
     let files =
         "tls_cert = \"/nowhere/cert\"\ntls_key = \"/nowhere/key\"\ntoken_file = \"/nowhere/t\"";
-    let place = Place::new("");
-    let config = place.path().join("windrose.toml");
+    let node = TestNode::new("");
+    let config = node.path().join("windrose.toml");
     let check = ["node", "--check", "--config", config.to_str().unwrap()];
     assert_eq!(cli("unix:/nowhere", &check).status.code(), Some(0));
     let text = std::fs::read_to_string(&config).unwrap();
@@ -100,39 +100,39 @@ fn a_check_looks_at_what_the_configuration_names() {
     assert!(texts(&out).1.contains("api.tls_cert"), "{}", texts(&out).1);
 }
 
-/// The journal has its own clock, and filters by priority.
+/// The journal adds the time, and filters by priority.
 #[test]
 fn lines_for_the_journal_begin_with_their_priority() {
-    let place = Place::new("");
-    let node = place.start();
-    let lines = place.log();
+    let test_node = TestNode::new("");
+    let node = test_node.start();
+    let lines = test_node.log();
     assert!(lines.lines().all(|line| line.starts_with("20")), "{lines}");
     assert_eq!(node.stop(), Some(0));
     for (more, wanted) in
         [("", "<3>windrose::daemon: the node did not start"), ("[log]\nformat = \"json\"", "<3>{")]
     {
-        let place = Place::new(more);
-        std::fs::write(place.path().join("data"), "in the way").unwrap();
-        assert_eq!(place.launch_for_journal().wait(), Some(1));
-        let log = place.log();
+        let test_node = TestNode::new(more);
+        std::fs::write(test_node.path().join("data"), "in the way").unwrap();
+        assert_eq!(test_node.launch_for_journal().wait(), Some(1));
+        let log = test_node.log();
         assert!(log.lines().any(|line| line.starts_with(wanted)), "{log}");
     }
 }
 
 #[test]
 fn a_node_that_is_killed_loses_nothing_that_was_acknowledged() {
-    let place = Place::new("");
+    let test_node = TestNode::new("");
     let mut acknowledged = Vec::new();
     for round in 0..4 {
-        let node = place.start();
-        let found = place.json(&["volume", "list"]);
+        let node = test_node.start();
+        let found = test_node.json(&["volume", "list"]);
         let found = found["volumes"].as_array().unwrap();
         let names: Vec<_> = found.iter().map(|v| v["name"].as_str().unwrap()).collect();
         for name in &acknowledged {
             assert!(names.contains(&String::as_str(name)), "{name} was lost: {names:?}");
         }
         assert!(found.iter().all(|v| v["state"]["is"] == "online"), "{found:?}");
-        let files = std::fs::read_dir(place.path().join("data/volumes")).unwrap().count();
+        let files = std::fs::read_dir(test_node.path().join("data/volumes")).unwrap().count();
         assert_eq!(files, found.len(), "files without volumes");
         let deadline = now() + Duration::from_millis(150 + 70 * round);
         let pid = node.child.id();
@@ -141,12 +141,12 @@ fn a_node_that_is_killed_loses_nothing_that_was_acknowledged() {
             while now() < deadline {
                 pause(1);
             }
-            // The process is ours and not waited for yet: the number is still its own.
+            // The child is not reaped yet, so the process id is still its own.
             std::process::Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap();
         });
         for i in 0.. {
             let name = format!("v{round}-{i}");
-            let out = place.cli(&["volume", "create", &name, "--size", "1M"]);
+            let out = test_node.cli(&["volume", "create", &name, "--size", "1M"]);
             if !out.status.success() {
                 break;
             }
@@ -160,16 +160,16 @@ fn a_node_that_is_killed_loses_nothing_that_was_acknowledged() {
 
 #[test]
 fn the_service_manager_is_told() {
-    let place = Place::new("");
-    let manager = UnixDatagram::bind(place.path().join("notify")).unwrap();
+    let node = TestNode::new("");
+    let manager = UnixDatagram::bind(node.path().join("notify")).unwrap();
     manager.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    let config = place.path().join("windrose.toml");
+    let config = node.path().join("windrose.toml");
     let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_windrose"))
         .args(["node", "--config"])
         .arg(config)
-        .env("NOTIFY_SOCKET", place.path().join("notify"))
+        .env("NOTIFY_SOCKET", node.path().join("notify"))
         .env("WATCHDOG_USEC", "300000")
-        .stderr(std::fs::File::create(place.path().join("log")).unwrap())
+        .stderr(std::fs::File::create(node.path().join("log")).unwrap())
         .spawn()
         .unwrap();
     let hear = |what: &str| {
@@ -196,17 +196,17 @@ fn the_service_manager_is_told() {
 
 #[test]
 fn logs_are_json_where_that_is_wanted() {
-    let place = Place::new("[log]\nformat = \"json\"");
-    let node = place.start();
+    let test_node = TestNode::new("[log]\nformat = \"json\"");
+    let node = test_node.start();
     assert_eq!(node.stop(), Some(0));
-    for line in place.log().lines() {
+    for line in test_node.log().lines() {
         let line: serde_json::Value = serde_json::from_str(line).expect(line);
         assert!(line["message"].is_string() && line["level"].is_string(), "{line}");
     }
 }
 
-/// The ways around that `docs/guides/initiators.md` names for QEMU's own iSCSI driver: 7.2 aborts on thin volumes with
-/// blocks of 4096 bytes when it looks for the format.
+/// The workarounds that `docs/guides/initiators.md` names for QEMU's own iSCSI driver: 7.2 aborts
+/// on thin volumes with blocks of 4096 bytes when it probes the format.
 #[test]
 fn qemu_takes_the_volumes_that_the_guide_recommends_to_it() {
     let driver = std::path::Path::new("/usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so");
@@ -216,18 +216,18 @@ fn qemu_takes_the_volumes_that_the_guide_recommends_to_it() {
         );
         return;
     }
-    let place = Place::new("");
-    let _node = place.start();
+    let node = TestNode::new("");
+    let _node = node.start();
     let image = |name: &str, more: &[&str]| {
-        place.ok(&[&["volume", "create", name, "--size", "16M", "--allow", "any"], more].concat());
-        let volume = place.json(&["volume", "show", name]);
+        node.ok(&[&["volume", "create", name, "--size", "16M", "--allow", "any"], more].concat());
+        let volume = node.json(&["volume", "show", name]);
         let (target, portal) = (&volume["iscsi"]["target"], &volume["iscsi"]["portals"][0]);
         format!("iscsi://{}/{}/0", portal.as_str().unwrap(), target.as_str().unwrap())
     };
     let qemu_img = |args: &[&str]| {
         let out = std::process::Command::new("qemu-img").args(args).output().unwrap();
-        let said = String::from_utf8_lossy(&out.stderr).into_owned();
-        assert!(out.status.success(), "{args:?}: {said}");
+        let output = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(out.status.success(), "{args:?}: {output}");
     };
     for (name, more) in [("small", &[][..]), ("thick", &["--block-size", "4096", "--thick"])] {
         let at = image(name, more);
@@ -236,7 +236,7 @@ fn qemu_takes_the_volumes_that_the_guide_recommends_to_it() {
         qemu_img(&["info", &at]);
     }
     let at = image("thin", &["--block-size", "4096"]);
-    let copy = place.path().join("copy");
+    let copy = node.path().join("copy");
     qemu_img(&["convert", "-f", "raw", "-O", "raw", &at, copy.to_str().unwrap()]);
     qemu_img(&["map", "-f", "raw", &at]);
 }

@@ -1,25 +1,26 @@
-//! The real program when records or nodes are lost: what the guide says is done, word for word.
+//! The real program after the loss of records or nodes: follows the guide word for word.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use cluster::meta::{Change, Expect, Meta};
+use cluster::store::{Change, MetadataStore, Precondition};
 use probe::iscsi::Session;
 use serde_json::Value;
 
 use crate::cluster::{
-    PATIENCE, address, alive, all_online, finding, has_etcd, nodes, safe, store_of,
+    CLUSTER_TIMEOUT, address, alive, finding, has_etcd, store_of, wait_all_online, wait_nodes,
+    wait_safe,
 };
-use crate::common::{Daemon, Place, now, pause};
+use crate::common::{Daemon, TestNode, now, pause};
 
 pub(crate) const INITIATOR: &str = "iqn.1993-08.org.debian:01:a";
 const GUIDE: &str = include_str!("../../../../docs/guides/recovery.md");
 
-fn place(name: &str, number: u8) -> Place {
-    Place::named(name, &format!("[cluster]\nlisten = [\"{}:7480\"]\n", address(number)))
+fn recovery_node(name: &str, number: u8) -> TestNode {
+    TestNode::named(name, &format!("[cluster]\nlisten = [\"{}:7480\"]\n", address(number)))
 }
 
-/// The commands that the guide gives for a case, in its order: who says them, and what.
+/// The guide's commands for a case, in order: at which node, and the command.
 fn commands(case: &str) -> Vec<(&'static str, &'static str)> {
     let mark = format!("<!-- test: {case} -->\n```sh\n");
     let blocks = GUIDE.split(&mark).skip(1);
@@ -29,15 +30,15 @@ fn commands(case: &str) -> Vec<(&'static str, &'static str)> {
     commands
 }
 
-/// Does what the guide says for a case, at these nodes, with other disks.
-fn follow_the_guide(case: &str, places: &[(&str, &Place)], disks: &[(&str, &Path)]) -> String {
+/// Follows the guide for a case, at these nodes, with other disks.
+fn follow_the_guide(case: &str, places: &[(&str, &TestNode)], disks: &[(&str, &Path)]) -> String {
     let shared = tempfile::tempdir().unwrap();
     let bin = shared.path().join("windrose");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_windrose"), &bin).unwrap();
     let path = format!("{}:{}", shared.path().display(), std::env::var("PATH").unwrap());
     let mut said = String::new();
     for (node, command) in commands(case) {
-        let place = places.iter().find(|(name, _)| *name == node).unwrap().1;
+        let test_node = places.iter().find(|(name, _)| *name == node).unwrap().1;
         let mut command = command.to_owned();
         for (name, disk) in disks {
             command = command.replace(name, disk.to_str().unwrap());
@@ -46,93 +47,94 @@ fn follow_the_guide(case: &str, places: &[(&str, &Place)], disks: &[(&str, &Path
             .args(["-ec", &command])
             .current_dir(shared.path())
             .env("PATH", &path)
-            .env("WINDROSE_API", format!("unix:{}/api.sock", place.path().display()))
+            .env("WINDROSE_API", format!("unix:{}/api.sock", test_node.path().display()))
             .stdin(Stdio::null())
             .output()
             .unwrap();
         let (stdout, stderr) = crate::common::texts(&out);
         let status = out.status;
-        // Nobody types faster, and what one node says others hear a moment later.
+        // People type no faster, and other nodes notice a change a moment later.
         pause(1000);
-        assert!(status.success(), "{node}$ {command}: {stdout}{stderr}\n{}", place.log());
+        assert!(status.success(), "{node}$ {command}: {stdout}{stderr}\n{}", test_node.log());
         said.push_str(&format!("{node}$ {command}\n{stdout}{stderr}"));
     }
     said
 }
 
 /// A session with a volume through one of its portals.
-pub(crate) fn session(place: &Place, volume: &str, portal: usize) -> Session {
-    let deadline = now() + PATIENCE;
+pub(crate) fn session(node: &TestNode, volume: &str, portal: usize) -> Session {
+    let deadline = now() + CLUSTER_TIMEOUT;
     loop {
-        let shown = place.json(&["volume", "show", volume]);
+        let shown = node.json(&["volume", "show", volume]);
         let (target, portals) = (&shown["iscsi"]["target"], &shown["iscsi"]["portals"]);
         let at = portals[portal].as_str().and_then(|at| at.parse().ok());
         let login = at.map(|at| Session::login(at, INITIATOR, target.as_str().unwrap(), 0, 1));
         match login {
             Some(Ok(session)) => return session,
             other => {
-                assert!(now() < deadline, "{:?} {shown}: {}", other.map(Result::err), place.log());
+                assert!(now() < deadline, "{:?} {shown}: {}", other.map(Result::err), node.log());
             }
         }
         pause(200);
     }
 }
 
-fn write(place: &Place, volume: &str, byte: u8) {
+fn write(node: &TestNode, volume: &str, byte: u8) {
     let cdb = Session::cdb16(0x8a, 8, 16, 8);
-    session(place, volume, 0).good(&cdb, &[byte; 4096], &mut []).unwrap();
+    session(node, volume, 0).execute(&cdb, &[byte; 4096], &mut []).unwrap();
 }
 
-fn assert_holds(place: &Place, volume: &str, portal: usize, byte: u8) {
+fn assert_holds(node: &TestNode, volume: &str, portal: usize, byte: u8) {
     let mut data = [0; 4096];
     let cdb = Session::cdb16(0x88, 0, 16, 8);
-    session(place, volume, portal).good(&cdb, &[], &mut data).unwrap();
+    session(node, volume, portal).execute(&cdb, &[], &mut data).unwrap();
     assert!(data.iter().all(|b| *b == byte), "{volume} holds {} and not {byte}", data[0]);
 }
 
-/// Two nodes and a witness, which are a cluster.
-pub(crate) fn cluster(first: u8) -> ([Place; 3], [Daemon; 3]) {
-    let places = [place("a", first), place("b", first + 1), place("w", first + 2)];
+/// A cluster of two nodes and a witness.
+pub(crate) fn cluster(first: u8) -> ([TestNode; 3], [Daemon; 3]) {
+    let places =
+        [recovery_node("a", first), recovery_node("b", first + 1), recovery_node("w", first + 2)];
     let daemons = [places[0].start(), places[1].start(), places[2].start()];
     let [a, b, w] = &places;
     a.ok(&["cluster", "init"]);
     let token = a.ok(&["cluster", "token", "create", "--unlimited"]);
     b.ok(&["cluster", "join", "--token", token.trim()]);
     w.ok(&["cluster", "witness", "--token", token.trim()]);
-    nodes(a, |nodes| alive(nodes) == [1, 2, 3]);
+    wait_nodes(a, |nodes| alive(nodes) == [1, 2, 3]);
     (places, daemons)
 }
 
-pub(crate) fn create_mirror(a: &Place, b: &Place, pool: &[&str]) -> Value {
+pub(crate) fn create_mirror(a: &TestNode, b: &TestNode, pool: &[&str]) -> Value {
     let create =
         ["volume", "create", "web", "--size", "4M", "--replicas", "2", "--on", "a", "--on", "b"];
     let create = [&create[..], &["--allow", INITIATOR], pool].concat();
-    let deadline = now() + PATIENCE;
+    let deadline = now() + CLUSTER_TIMEOUT;
     while !a.cli(&create).status.success() {
         assert!(now() < deadline, "{}", a.fails(1, &create));
         pause(200);
     }
-    for place in [a, b] {
-        safe(place);
+    for node in [a, b] {
+        wait_safe(node);
     }
     a.json(&["volume", "show", "web"])
 }
 
 /// Starts a node that cannot serve, and waits until it answers.
-pub(crate) fn launch(place: &Place) -> Daemon {
-    let daemon = place.launch();
-    let deadline = now() + PATIENCE;
-    while place.cli(&["status"]).status.code() == Some(3) {
-        assert!(now() < deadline, "{}", place.log());
+pub(crate) fn launch(node: &TestNode) -> Daemon {
+    let daemon = node.spawn_node();
+    let deadline = now() + CLUSTER_TIMEOUT;
+    while node.cli(&["status"]).status.code() == Some(3) {
+        assert!(now() < deadline, "{}", node.log());
         pause(100);
     }
     daemon
 }
 
-/// All that a node has on its boot disk is gone: its data directory, and what anchors that.
-fn lose_boot_disk(place: &Place) {
-    std::fs::remove_dir_all(place.path().join("data")).unwrap();
-    let anchor = place.path().join("data.anchor");
+/// Loses a node's boot disk: its data directory and the anchor of that.
+fn lose_boot_disk(node: &TestNode) {
+    std::fs::remove_dir_all(node.path().join("data")).unwrap();
+    let anchor = node.path().join("data.anchor");
     if anchor.is_dir() {
         std::fs::remove_dir_all(anchor).unwrap();
     } else if anchor.exists() {
@@ -140,18 +142,18 @@ fn lose_boot_disk(place: &Place) {
     }
 }
 
-fn disk(place: &Place, name: &str) -> PathBuf {
-    let path = place.path().join(name);
+fn pool_disk(node: &TestNode, name: &str) -> PathBuf {
+    let path = node.path().join(name);
     std::fs::File::create(&path).unwrap().set_len(1 << 30).unwrap();
     path
 }
 
-/// Waits until a node is taken for dead, and every volume goes on without it.
-fn wait_until_gone(place: &Place, node: u64) {
-    nodes(place, |nodes| !alive(nodes).contains(&node));
-    let deadline = now() + PATIENCE;
+/// Waits until a node counts as dead, and every volume continues without it.
+fn wait_until_gone(test_node: &TestNode, node: u64) {
+    wait_nodes(test_node, |nodes| !alive(nodes).contains(&node));
+    let deadline = now() + CLUSTER_TIMEOUT;
     loop {
-        let shown = place.json(&["volume", "show", "web"]);
+        let shown = test_node.json(&["volume", "show", "web"]);
         let copies = shown["copies"].as_array().unwrap();
         if copies.iter().filter(|c| c["state"]["is"] == "in_sync").count() == 1 {
             return;
@@ -170,18 +172,18 @@ fn the_guide_recovers_a_cluster_whose_store_is_lost() {
     let before = create_mirror(&a, &b, &[]);
     write(&a, "web", 7);
     assert!(daemons.into_iter().all(|daemon| daemon.stop().is_some()));
-    for place in [&a, &b, &w] {
-        std::fs::remove_dir_all(place.path().join("data/etcd")).unwrap();
+    for node in [&a, &b, &w] {
+        std::fs::remove_dir_all(node.path().join("data/etcd")).unwrap();
     }
     let _daemons = [&a, &b, &w].map(launch);
     finding(&a, "node a", "waits for its cluster");
     let refused = a.fails(2, &["cluster", "recover"]);
     assert!(refused.contains("nobody is there to confirm") && refused.contains("--confirm a"));
-    let said = follow_the_guide("store", &[("a", &a), ("b", &b), ("w", &w)], &[]);
-    assert!(said.contains("must not come back"), "{said}");
-    assert!(said.contains("brought in sync with it"), "{said}");
-    for place in [&a, &b] {
-        safe(place);
+    let output = follow_the_guide("store", &[("a", &a), ("b", &b), ("w", &w)], &[]);
+    assert!(output.contains("must not come back"), "{output}");
+    assert!(output.contains("brought in sync with it"), "{output}");
+    for node in [&a, &b] {
+        wait_safe(node);
     }
     let after = a.json(&["volume", "show", "web"]);
     for same in ["id", "name", "size_bytes", "access", "created_s"] {
@@ -205,13 +207,13 @@ fn a_store_that_was_set_back_destroys_nothing_and_is_recovered() {
     write(&a, "web", 1);
     let key = format!("mirrors/{}", web["id"].as_str().unwrap());
     let old = record(&a, 61, &key, None);
-    // It goes on without b, and then with it again: later epochs.
+    // It continues without b, and then with it again, in later epochs.
     node_b.kill();
     wait_until_gone(&a, 2);
     write(&a, "web", 2);
     let node_b = b.start();
-    for place in [&a, &b] {
-        safe(place);
+    for node in [&a, &b] {
+        wait_safe(node);
     }
     node_a.kill();
     node_b.kill();
@@ -219,7 +221,7 @@ fn a_store_that_was_set_back_destroys_nothing_and_is_recovered() {
     record(&a, 61, &key, Some(&old));
     let _ = finding(&a, "volume web", "was it restored?");
     let _ = finding(&b, "volume web", "was it restored?");
-    // Nothing that may be the last copy goes.
+    // Nothing that may be the last copy is removed.
     for command in [
         &["volume", "delete", "web", "--yes", "--force"][..],
         &["volume", "mirror", "replace", "web", "--on", "b"],
@@ -234,27 +236,29 @@ fn a_store_that_was_set_back_destroys_nothing_and_is_recovered() {
     let plan = a.ok(&["cluster", "recover", "--plan"]);
     assert!(plan.contains("Volume web") && plan.contains("brought in sync with it"), "{plan}");
     a.ok(&["cluster", "recover", "--confirm", "a"]);
-    for place in [&a, &b] {
-        safe(place);
+    for node in [&a, &b] {
+        wait_safe(node);
     }
     for portal in [0, 1] {
         assert_holds(&a, "web", portal, 2);
     }
 }
 
-/// Reads a key of the store of `place`, the first of three nodes from number `number` on, or writes it.
-fn record(place: &Place, number: u8, key: &str, value: Option<&[u8]>) -> Vec<u8> {
-    let store = store_of(place, number..number + 3);
+/// Reads or writes a key in the store of `node`, the first of three nodes from number `number` on.
+fn record(node: &TestNode, number: u8, key: &str, value: Option<&[u8]>) -> Vec<u8> {
+    let store = store_of(node, number..number + 3);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let deadline = now() + PATIENCE;
+    let deadline = now() + CLUSTER_TIMEOUT;
     runtime.block_on(async {
         loop {
             match store.get(key).await {
                 Ok(Some(entry)) => match value {
                     None => return entry.value,
                     Some(value) => {
-                        let (key, expect) = (key.to_owned(), Expect::At(entry.revision));
-                        let change = Change { key, expect, value: Some(value.to_vec()) };
+                        let (key, expect) =
+                            (key.to_owned(), Precondition::AtRevision(entry.revision));
+                        let change =
+                            Change { key, precondition: expect, value: Some(value.to_vec()) };
                         if store.commit(vec![change]).await.is_ok() {
                             return entry.value;
                         }
@@ -269,10 +273,10 @@ fn record(place: &Place, number: u8, key: &str, value: Option<&[u8]>) -> Vec<u8>
 
 #[test]
 fn the_guide_brings_a_node_back_whose_boot_disk_is_lost() {
-    let a = place("a", 71);
+    let a = recovery_node("a", 71);
     let images = tempfile::tempdir().unwrap();
     let mail = images.path().join("mail.img");
-    let disks = ["x", "y"].map(|name| disk(&a, name));
+    let disks = ["x", "y"].map(|name| pool_disk(&a, name));
     let [x, y] = &disks;
     let node = a.start();
     a.ok(&["pool", "create", "tank", "--raid", "1", x.to_str().unwrap(), y.to_str().unwrap()]);
@@ -292,8 +296,8 @@ fn the_guide_brings_a_node_back_whose_boot_disk_is_lost() {
     assert_eq!(a.json(&["volume", "list"])["volumes"], serde_json::json!([]));
     let [disk_a, disk_b] = ["/dev/disk/by-id/ata-A", "/dev/disk/by-id/ata-B"];
     let others: [(&str, &Path); 3] = [(disk_a, x), (disk_b, y), ("/srv/images/mail.img", &mail)];
-    let said = follow_the_guide("boot", &[("a", &a)], &others);
-    assert!(said.contains("secrets are not kept in images"), "{said}");
+    let output = follow_the_guide("boot", &[("a", &a)], &others);
+    assert!(output.contains("secrets are not kept in images"), "{output}");
     let after = ["vm1", "vm2", "mail"].map(|name| a.json(&["volume", "show", name]));
     for (after, before) in after.iter().zip(&before) {
         for same in ["id", "name", "size_bytes", "copies", "created_s"] {
@@ -315,10 +319,10 @@ fn the_guide_brings_a_node_of_a_cluster_back_whose_boot_disk_is_lost() {
         return;
     }
     let ([a, b, _w], [_node_a, node_b, _node_w]) = cluster(81);
-    let pool = |place: &Place| {
-        let disks = ["x", "y"].map(|name| disk(place, name));
+    let pool = |node: &TestNode| {
+        let disks = ["x", "y"].map(|name| pool_disk(node, name));
         let [x, y] = [&disks[0], &disks[1]].map(|d| d.to_str().unwrap());
-        place.ok(&["pool", "create", "tank", "--raid", "1", x, y]);
+        node.ok(&["pool", "create", "tank", "--raid", "1", x, y]);
         disks
     };
     let ([_, _], [x, y]) = (pool(&a), pool(&b));
@@ -329,10 +333,10 @@ fn the_guide_brings_a_node_of_a_cluster_back_whose_boot_disk_is_lost() {
     let _node_b = b.start();
     wait_until_gone(&a, 2);
     let disks: [(&str, &Path); 2] = [("/dev/disk/by-id/ata-C", &x), ("/dev/disk/by-id/ata-D", &y)];
-    let said = follow_the_guide("boot-cluster", &[("a", &a), ("b", &b)], &disks);
-    assert!(said.contains("is a copy of volume web, which has its copies elsewhere"), "{said}");
-    for place in [&a, &b] {
-        safe(place);
+    let output = follow_the_guide("boot-cluster", &[("a", &a), ("b", &b)], &disks);
+    assert!(output.contains("is a copy of volume web, which has its copies elsewhere"), "{output}");
+    for node in [&a, &b] {
+        wait_safe(node);
     }
     for portal in [0, 1] {
         assert_holds(&a, "web", portal, 5);
@@ -349,12 +353,12 @@ fn the_guide_replaces_a_whole_node() {
     write(&a, "web", 9);
     node_b.kill();
     wait_until_gone(&a, 2);
-    let c = place("c", 94);
+    let c = recovery_node("c", 94);
     let _node_c = c.start();
     follow_the_guide("node", &[("a", &a), ("c", &c)], &[]);
-    all_online(&a, 1);
-    for place in [&a, &c] {
-        safe(place);
+    wait_all_online(&a, 1);
+    for node in [&a, &c] {
+        wait_safe(node);
     }
     for portal in [0, 1] {
         assert_holds(&a, "web", portal, 9);
@@ -363,7 +367,7 @@ fn the_guide_replaces_a_whole_node() {
 
 #[test]
 fn an_image_without_a_record_is_told_taken_or_erased() {
-    let a = place("a", 101);
+    let a = recovery_node("a", 101);
     let node = a.start();
     for name in ["web", "old"] {
         a.ok(&["volume", "create", name, "--size", "4M", "--allow", INITIATOR]);
@@ -375,7 +379,7 @@ fn an_image_without_a_record_is_told_taken_or_erased() {
         (path, shown["id"].as_str().unwrap().to_owned())
     });
     assert_eq!(node.stop(), Some(0));
-    // A directory of images from a machine that is no more.
+    // A directory of images from a lost machine.
     let kept = tempfile::tempdir().unwrap();
     let names = images.each_ref().map(|(path, _)| Path::new(path).file_name().unwrap());
     for ((path, _), name) in images.iter().zip(names) {
@@ -389,9 +393,9 @@ fn an_image_without_a_record_is_told_taken_or_erased() {
         path.to_str().unwrap().to_owned()
     });
     let _node = a.start();
-    let told = finding(&a, &format!("image {web}"), "which no record names");
-    assert_eq!(told["severity"], "warning");
-    assert!(told["hint"].as_str().unwrap().contains(&format!("windrose volume adopt {web}")));
+    let output = finding(&a, &format!("image {web}"), "which no record names");
+    assert_eq!(output["severity"], "warning");
+    assert!(output["hint"].as_str().unwrap().contains(&format!("windrose volume adopt {web}")));
     assert!(a.ok(&["volume", "orphans"]).contains(&old));
     let plan = a.ok(&["volume", "adopt", &web, "--plan"]);
     assert!(plan.contains("Volume web"), "{plan}");
@@ -399,7 +403,7 @@ fn an_image_without_a_record_is_told_taken_or_erased() {
     a.ok(&["volume", "adopt", &web]);
     assert_holds(&a, "web", 0, 4);
     assert!(a.fails(1, &["volume", "adopt", &web]).contains("belongs to volume web"));
-    // A second copy of it is no second volume.
+    // A second copy of it is not a second volume.
     let twin = kept.path().join(names[0]);
     let refused = a.fails(1, &["volume", "adopt", twin.to_str().unwrap()]);
     assert!(refused.contains("is a copy of volume web"), "{refused}");

@@ -1,25 +1,26 @@
-//! The real program when a node is gone for good: volumes get the copies that they are to have, and status says how it is.
+//! The real program when a node is gone for good: volumes get their replicas back, and status
+//! reports it.
 
 use serde_json::Value;
 
-use crate::cluster::{PATIENCE, address, alive, finding, has_etcd, nodes, safe};
-use crate::common::{Daemon, Place, now, pause, texts};
+use crate::cluster::{CLUSTER_TIMEOUT, address, alive, finding, has_etcd, wait_nodes, wait_safe};
+use crate::common::{Daemon, TestNode, now, pause, texts};
 use crate::recovery::{INITIATOR, session};
 use probe::iscsi::Session;
 
-/// A node that makes missing copies after so many seconds.
-fn place(name: &str, number: u8, after_s: &str) -> Place {
+/// A node that replaces missing replicas after so many seconds.
+fn repair_node(name: &str, number: u8, after_s: &str) -> TestNode {
     let at = address(number);
-    Place::named(
+    TestNode::named(
         name,
         &format!("[cluster]\nlisten = [\"{at}:7480\"]\nrepair_after_s = {after_s}\n"),
     )
 }
 
-/// Three nodes that keep data.
-fn cluster(first: u8, after_s: &str) -> ([Place; 3], [Daemon; 3]) {
+/// Three data nodes.
+fn cluster(first: u8, after_s: &str) -> ([TestNode; 3], [Daemon; 3]) {
     let places = [("a", first), ("b", first + 1), ("c", first + 2)];
-    let places = places.map(|(name, number)| place(name, number, after_s));
+    let places = places.map(|(name, number)| repair_node(name, number, after_s));
     let daemons = [places[0].start(), places[1].start(), places[2].start()];
     let [a, b, c] = &places;
     a.ok(&["cluster", "init"]);
@@ -27,27 +28,28 @@ fn cluster(first: u8, after_s: &str) -> ([Place; 3], [Daemon; 3]) {
     for joiner in [b, c] {
         joiner.ok(&["cluster", "join", "--token", token.trim()]);
     }
-    nodes(a, |nodes| alive(nodes) == [1, 2, 3]);
+    wait_nodes(a, |nodes| alive(nodes) == [1, 2, 3]);
     (places, daemons)
 }
 
-fn create(a: &Place) {
+fn create(a: &TestNode) {
     let create = ["volume", "create", "web", "--size", "4M", "--on", "a", "--on", "b"];
     a.ok(&[&create[..], &["--allow", INITIATOR]].concat());
-    safe(a);
+    wait_safe(a);
 }
 
-/// Told by a node without a copy it is as true: the other copy goes on alone when one dies the next moment.
+/// Also if a node without a replica acknowledges the creation: the other replica continues alone
+/// when one dies the next moment.
 #[test]
 fn a_volume_that_a_node_without_a_copy_has_created_serves_when_that_is_told() {
     if !has_etcd() {
         return;
     }
     let ([a, b, c], [_a, node_b, _c]) = cluster(201, "\"off\"");
-    safe(&a);
+    wait_safe(&a);
     for name in ["v1", "v2", "v3", "v4", "v5", "v6"] {
         c.ok(&["volume", "create", name, "--size", "4M", "--on", "a", "--on", "b"]);
-        let shown = [&a, &b].map(|keeper| keeper.json(&["volume", "show", name]));
+        let shown = [&a, &b].map(|node| node.json(&["volume", "show", name]));
         assert!(shown.iter().any(|volume| volume["state"]["is"] == "online"), "{shown:?}");
         let copies = shown[0]["copies"].as_array().unwrap();
         assert!(copies.iter().all(|copy| copy["state"]["is"] == "in_sync"), "{shown:?}");
@@ -57,28 +59,28 @@ fn a_volume_that_a_node_without_a_copy_has_created_serves_when_that_is_told() {
     volume(&a, |volume| volume["state"]["is"] == "online");
 }
 
-/// The volume `web` as `place` shows it, once it is as `wanted`.
-fn volume(place: &Place, wanted: impl Fn(&Value) -> bool) -> Value {
-    let deadline = now() + PATIENCE;
+/// The volume `web` as `node` shows it, once it is as `wanted`.
+fn volume(node: &TestNode, wanted: impl Fn(&Value) -> bool) -> Value {
+    let deadline = now() + CLUSTER_TIMEOUT;
     loop {
-        let shown = place.json(&["volume", "show", "web"]);
+        let shown = node.json(&["volume", "show", "web"]);
         if wanted(&shown) {
             return shown;
         }
-        assert!(now() < deadline, "{shown}\n{}", place.log());
+        assert!(now() < deadline, "{shown}\n{}", node.log());
         pause(200);
     }
 }
 
-/// The nodes whose copies are in sync.
+/// The nodes whose replicas are in sync.
 fn in_sync(volume: &Value) -> Vec<&str> {
     let copies = volume["copies"].as_array().unwrap().iter();
     let in_sync = copies.filter(|copy| copy["state"]["is"] == "in_sync");
     in_sync.map(|copy| copy["node"].as_str().unwrap()).collect()
 }
 
-fn exit_code(place: &Place) -> Option<i32> {
-    place.cli(&["status"]).status.code()
+fn exit_code(node: &TestNode) -> Option<i32> {
+    node.cli(&["status"]).status.code()
 }
 
 #[test]
@@ -90,7 +92,7 @@ fn the_copy_of_a_node_that_is_gone_is_made_on_another_one_and_the_node_that_come
     let ([a, b, c], [_a, node_b, _c]) = cluster(141, "6");
     create(&a);
     let write = Session::cdb16(0x8a, 8, 16, 8);
-    session(&a, "web", 0).good(&write, &[7; 4096], &mut []).unwrap();
+    session(&a, "web", 0).execute(&write, &[7; 4096], &mut []).unwrap();
     node_b.kill();
     let waits = finding(&a, "volume web", "another one is made by itself from 20");
     assert_eq!(waits["severity"], "warning");
@@ -98,29 +100,29 @@ fn the_copy_of_a_node_that_is_gone_is_made_on_another_one_and_the_node_that_come
     volume(&a, |v| in_sync(v) == ["a", "c"]);
     let log = a.log();
     assert!(log.contains("repair: a missing copy is made"), "{log}");
-    // Everywhere, and nothing of the volume is at risk any more.
-    for place in [&a, &c] {
-        let shown = volume(place, |v| in_sync(v) == ["a", "c"]);
+    // On every node, and nothing of the volume is at risk any more.
+    for node in [&a, &c] {
+        let shown = volume(node, |v| in_sync(v) == ["a", "c"]);
         assert_eq!(
             (&shown["copies_wanted"], &shown["copies"][1]["node"]),
             (&2.into(), &"b".into())
         );
-        let note = finding(place, "volume web", "the copy on b is not needed any more");
+        let note = finding(node, "volume web", "the copy on b is not needed any more");
         assert_eq!(note["severity"], "note", "{note}");
-        let list = place.ok(&["volume", "list"]);
+        let list = node.ok(&["volume", "list"]);
         assert!(list.contains("2 of 2"), "{list}");
     }
     let mut data = [0; 4096];
     let read = Session::cdb16(0x88, 0, 16, 8);
-    session(&a, "web", 2).good(&read, &[], &mut data).unwrap();
+    session(&a, "web", 2).execute(&read, &[], &mut data).unwrap();
     assert_eq!(data[0], 7, "what node c has");
 
-    // It is back: what it holds is brought in sync, and goes.
+    // It is back: its replica is resynchronised, and removed.
     let _b = b.start();
     let shown = volume(&a, |v| v["copies"].as_array().unwrap().len() == 2);
     assert_eq!(in_sync(&shown), ["a", "c"]);
-    for place in [&a, &b, &c] {
-        safe(place);
+    for node in [&a, &b, &c] {
+        wait_safe(node);
     }
     let images = std::fs::read_dir(b.path().join("data/volumes")).unwrap();
     assert_eq!(images.count(), 0, "its image is erased");
@@ -134,7 +136,7 @@ fn copies_that_a_volume_is_to_have_are_not_forgotten_with_a_node_and_fewer_have_
     let ([a, _b, c], [_a, node_b, _c]) = cluster(151, "\"off\"");
     create(&a);
     node_b.kill();
-    nodes(&a, |nodes| alive(nodes) == [1, 3]);
+    wait_nodes(&a, |nodes| alive(nodes) == [1, 3]);
     finding(
         &a,
         "volume web",
@@ -142,20 +144,20 @@ fn copies_that_a_volume_is_to_have_are_not_forgotten_with_a_node_and_fewer_have_
     );
     volume(&a, |v| in_sync(v) == ["a"]);
     a.ok(&["cluster", "leave", "--node", "b", "--force", "--yes"]);
-    for place in [&a, &c] {
-        let lacks = finding(place, "volume web", "it has 1 of the 2 copies that it is to have");
+    for node in [&a, &c] {
+        let lacks = finding(node, "volume web", "it has 1 of the 2 copies that it is to have");
         assert_eq!(lacks["severity"], "warning");
         let hint = lacks["hint"].as_str().unwrap();
         assert!(hint.contains("windrose volume mirror add web"), "{hint}");
         assert!(hint.contains("windrose volume mirror set web --replicas 1"), "{hint}");
-        assert_eq!(exit_code(place), Some(5), "{}", texts(&place.cli(&["status"])).0);
+        assert_eq!(exit_code(node), Some(5), "{}", texts(&node.cli(&["status"])).0);
     }
-    // The next step, as it is printed.
+    // The next step, as printed.
     a.ok(&["volume", "mirror", "add", "web"]);
     let shown = volume(&a, |v| in_sync(v) == ["a", "c"]);
     assert_eq!(shown["copies_wanted"], 2);
 
-    // What an administrator removes is not to be.
+    // A replica that an administrator removes is not replaced.
     a.ok(&["volume", "mirror", "remove", "web", "--on", "c"]);
     let shown = volume(&a, |v| v["copies"].as_array().unwrap().len() == 1);
     assert_eq!(shown["copies_wanted"], 1);
@@ -168,8 +170,8 @@ fn copies_that_a_volume_is_to_have_are_not_forgotten_with_a_node_and_fewer_have_
     assert!(!is_told(&texts(&a.cli(&["status"])).0));
 }
 
-/// An image from before is never overwritten by itself: the node with it is passed over, and the command that copies over
-/// it is printed, and works as it is.
+/// An old image is never overwritten automatically: its node is skipped, and the command that
+/// overwrites it is printed, and works.
 #[test]
 fn a_node_that_joins_again_with_an_old_image_gets_a_copy_by_the_command_that_is_printed() {
     if !has_etcd() {
@@ -179,28 +181,28 @@ fn a_node_that_joins_again_with_an_old_image_gets_a_copy_by_the_command_that_is_
     a.ok(&["node", "drain", "c"]);
     create(&a);
     node_b.kill();
-    nodes(&a, |nodes| alive(nodes) == [1, 3]);
-    // No copy is said to come by itself where no node can keep one.
+    wait_nodes(&a, |nodes| alive(nodes) == [1, 3]);
+    // No automatic replica is announced if no node can keep one.
     let nowhere = finding(&a, "volume web", "no other node can keep a copy now");
     assert!(!nowhere["message"].as_str().unwrap().contains("made by itself"), "{nowhere}");
     a.ok(&["cluster", "leave", "--node", "b", "--force", "--yes"]);
-    let _b = b.launch();
-    let deadline = now() + PATIENCE;
+    let _b = b.spawn_node();
+    let deadline = now() + CLUSTER_TIMEOUT;
     while !b.log().contains("this node was removed from the cluster") {
         assert!(now() < deadline, "{}", b.log());
         pause(100);
     }
     b.ok(&["cluster", "leave", "--force", "--yes"]);
-    // The cluster lives: what it has there is not out of reach.
+    // The cluster runs: its image there is not unreachable data.
     let found = b.ok(&["volume", "orphans"]);
     assert!(found.contains("have this node join it first"), "{found}");
     let token = a.ok(&["cluster", "token", "create"]);
     b.ok(&["cluster", "join", "--token", token.trim()]);
-    nodes(&a, |nodes| alive(nodes).len() == 3);
+    wait_nodes(&a, |nodes| alive(nodes).len() == 3);
 
-    let told = finding(&a, "volume web", "b holds an image of it from before");
+    let output = finding(&a, "volume web", "b holds an image of it from before");
     let command = "windrose volume mirror add web --on b --force";
-    assert!(told["hint"].as_str().unwrap().contains(command), "{told}");
+    assert!(output["hint"].as_str().unwrap().contains(command), "{output}");
     for add in
         [&["volume", "mirror", "add", "web"][..], &["volume", "mirror", "add", "web", "--on", "b"]]
     {

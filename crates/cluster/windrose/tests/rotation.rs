@@ -1,49 +1,50 @@
-//! The real program, several times: a cluster whose secret and authority are replaced while it serves.
+//! The real program, several times: a cluster whose secret and authority are replaced while it
+//! serves.
 
-use cluster::identity::{Identity, Protection};
-use cluster::meta::Meta;
-use cluster::meta::etcd::{Etcd, Settings, Tls};
+use cluster::identity::{ClusterIdentity, TransportSecurity};
+use cluster::store::MetadataStore;
+use cluster::store::etcd::{EtcdSettings, EtcdStore, EtcdTls};
 
-use crate::cluster::{PATIENCE, address, all_online, has_etcd, store_of};
-use crate::common::{Place, now, pause};
+use crate::cluster::{CLUSTER_TIMEOUT, address, has_etcd, store_of, wait_all_online};
+use crate::common::{TestNode, now, pause};
 
-fn place(number: u8) -> Place {
-    Place::new(&format!("[cluster]\nlisten = [\"{}:7480\"]\n", address(number)))
+fn rotation_node(number: u8) -> TestNode {
+    TestNode::new(&format!("[cluster]\nlisten = [\"{}:7480\"]\n", address(number)))
 }
 
-fn identity(place: &Place) -> Identity {
-    Identity::read(&place.path().join("data/cluster.json")).unwrap().unwrap()
+fn identity(node: &TestNode) -> ClusterIdentity {
+    ClusterIdentity::read(&node.path().join("data/cluster.json")).unwrap().unwrap()
 }
 
-fn authority(identity: &Identity) -> String {
-    match &identity.protection {
-        Protection::Own(authority) => authority.certificate().to_owned(),
+fn authority(identity: &ClusterIdentity) -> String {
+    match &identity.transport_security {
+        TransportSecurity::ClusterAuthority(authority) => authority.certificate().to_owned(),
         other => panic!("{other:?}"),
     }
 }
 
-/// The node's certificates as they are now, as somebody has them who has copied its disks.
-fn stolen(place: &Place, into: &Place) -> Tls {
+/// The node's current certificates, as a thief who copied its disks has them.
+fn copy_credentials(node: &TestNode, into: &TestNode) -> EtcdTls {
     let copied = |name: &str| {
         let to = into.path().join(name);
-        std::fs::copy(place.path().join("data/tls").join(name), &to).unwrap();
+        std::fs::copy(node.path().join("data/tls").join(name), &to).unwrap();
         to
     };
-    Tls { ca: copied("ca.crt"), identity: Some((copied("node.crt"), copied("node.key"))) }
+    EtcdTls { ca: copied("ca.crt"), identity: Some((copied("node.crt"), copied("node.key"))) }
 }
 
-/// Waits until `is_so`, and says what is otherwise there at the end.
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = now() + PATIENCE;
+/// Waits until `is_so`; at the timeout says what is there instead.
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = now() + CLUSTER_TIMEOUT;
     while !is_so() {
         assert!(now() < deadline, "not in time: {what}");
         pause(200);
     }
 }
 
-/// What status says of the rotation, if anything.
-fn finding(place: &Place) -> Option<String> {
-    let out = place.cli(&["status", "--json"]).stdout;
+/// The status finding about the rotation, if any.
+fn finding(node: &TestNode) -> Option<String> {
+    let out = node.cli(&["status", "--json"]).stdout;
     let status: serde_json::Value = serde_json::from_slice(&out).unwrap();
     let found = status["findings"].as_array().unwrap().iter().find(|f| f["subject"] == "rotation");
     found.map(ToString::to_string)
@@ -54,7 +55,8 @@ fn a_cluster_gets_a_new_secret_and_authority_and_who_has_the_old_ones_is_out() {
     if !has_etcd() {
         return;
     }
-    let (a, b, c, d) = (place(151), place(152), place(153), place(154));
+    let (a, b, c, d) =
+        (rotation_node(151), rotation_node(152), rotation_node(153), rotation_node(154));
     let (node_a, node_b, node_c) = (a.start(), b.start(), c.start());
     a.ok(&["cluster", "init"]);
     let old_token = a.ok(&["cluster", "token", "create", "--unlimited"]);
@@ -65,55 +67,61 @@ fn a_cluster_gets_a_new_secret_and_authority_and_who_has_the_old_ones_is_out() {
     let chap = format!("u:{}", secret.display());
     a.ok(&["volume", "create", "web", "--size", "4M", "--replicas", "2", "--chap", &chap]);
     for node in [&a, &b] {
-        all_online(node, 1);
+        wait_all_online(node, 1);
     }
-    let thief = Place::new("");
-    let tls = stolen(&b, &thief);
+    let thief = TestNode::new("");
+    let tls = copy_credentials(&b, &thief);
     let endpoints = || [151, 152, 153].map(|n| format!("https://{}:2379", address(n))).to_vec();
-    let thieves =
-        || Settings { endpoints: endpoints(), tls: Some(tls.clone()), ..Settings::default() };
+    let thieves = || EtcdSettings {
+        endpoints: endpoints(),
+        tls: Some(tls.clone()),
+        ..EtcdSettings::default()
+    };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let reads = |store: Etcd| runtime.block_on(async move { store.get("cluster").await });
-    assert!(reads(Etcd::new(&thieves()).unwrap()).is_ok(), "before");
+    let reads = |store: EtcdStore| runtime.block_on(async move { store.get("cluster").await });
+    assert!(reads(EtcdStore::new(&thieves()).unwrap()).is_ok(), "before");
     let before = identity(&a);
 
     b.ok(&["cluster", "rotate"]);
 
-    until("all nodes have forgotten the old ones", || {
+    wait_until("all nodes have forgotten the old ones", || {
         [&a, &b, &c].iter().all(|node| identity(node).rotation.is_none())
     });
     let after = identity(&a);
     assert!(after.secret != before.secret && authority(&after) != authority(&before));
     for node in [&b, &c] {
         let node = identity(node);
-        assert_eq!((&node.secret, &node.protection), (&after.secret, &after.protection));
+        assert_eq!(
+            (&node.secret, &node.transport_security),
+            (&after.secret, &after.transport_security)
+        );
     }
-    let refused = reads(Etcd::new(&thieves()).unwrap());
+    let refused = reads(EtcdStore::new(&thieves()).unwrap());
     assert!(refused.is_err(), "who has copied a node's disks comes in no more: {refused:?}");
     assert!(reads(store_of(&a, [151, 152, 153])).unwrap().is_some());
     let out = d.start();
     let refused = d.fails(1, &["cluster", "join", "--token", old_token.trim()]);
     assert!(refused.contains("windrose cluster token"), "{refused}");
     let token = c.ok(&["cluster", "token"]);
-    until("a node with a new token comes in", || {
+    wait_until("a node with a new token comes in", || {
         d.cli(&["cluster", "join", "--token", token.trim()]).status.success()
     });
 
-    // Nothing depends on what processes remember: all start again, from what their files say.
+    // Nothing depends on the memory of processes: all restart, from their files.
     for node in [node_a, node_b, node_c, out] {
         node.kill();
     }
-    let _nodes = [&a, &b, &c, &d].map(Place::launch);
-    let knows = |node: &&Place| {
+    let _nodes = [&a, &b, &c, &d].map(TestNode::spawn_node);
+    let knows = |node: &&TestNode| {
         let list = node.cli(&["volume", "list", "--json"]).stdout;
         serde_json::from_slice(&list).is_ok_and(|list: serde_json::Value| {
             list["volumes"].as_array().is_some_and(|v| v.len() == 1)
         })
     };
-    until("all have read the store", || [&a, &b, &c, &d].iter().all(knows));
+    wait_until("all have read the store", || [&a, &b, &c, &d].iter().all(knows));
     for node in [&a, &b] {
-        all_online(node, 1);
-        until("all is safe", || node.cli(&["status"]).status.success());
+        wait_all_online(node, 1);
+        wait_until("all is safe", || node.cli(&["status"]).status.success());
         assert_eq!(finding(node), None);
     }
 }
@@ -123,7 +131,7 @@ fn a_rotation_waits_for_a_node_that_is_down_and_goes_on_with_it() {
     if !has_etcd() {
         return;
     }
-    let (a, b, c) = (place(155), place(156), place(157));
+    let (a, b, c) = (rotation_node(155), rotation_node(156), rotation_node(157));
     let _nodes = [a.start(), b.start()];
     let node_c = c.start();
     a.ok(&["cluster", "init"]);
@@ -135,7 +143,7 @@ fn a_rotation_waits_for_a_node_that_is_down_and_goes_on_with_it() {
     node_c.kill();
     std::thread::scope(|scope| {
         let rotates = scope.spawn(|| a.cli(&["cluster", "rotate"]));
-        until("the node is named", || {
+        wait_until("the node is named", || {
             let found = finding(&b).unwrap_or_default();
             found.contains("waits for") && found.contains("without a sign of life")
         });
@@ -151,7 +159,7 @@ fn a_rotation_waits_for_a_node_that_is_down_and_goes_on_with_it() {
         let _c = c.start();
         let out = rotates.join().unwrap();
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-        until("all use the new ones", || {
+        wait_until("all use the new ones", || {
             let nodes = [&a, &b, &c].map(identity);
             nodes.iter().all(|node| node.rotation.is_none() && node.secret == nodes[0].secret)
         });

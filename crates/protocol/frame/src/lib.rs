@@ -1,12 +1,11 @@
 //! Sans-io byte-stream plumbing shared by every protocol machine.
 //!
 //! A machine owns no socket and no clock. Its driver
-//! 1. fills the space that [`Machine::receive_space`] names, in any portions, and says how much
-//!    with [`Machine::received`] — payload thus lands in its final buffer at once;
+//! 1. fills the space that [`Machine::receive_space`] returns, in any portions, and reports how
+//!    much with [`Machine::on_received`] — payload is thus received directly into its final buffer;
 //! 2. sends what [`Machine::output`] holds, in any portions;
-//! 3. calls [`Machine::on_timer`] on every wake-up, and wakes up when [`Machine::next_timer`] has
-//!    come;
-//! 4. takes the machine's own actions (each protocol has its own) after every call.
+//! 3. calls [`Machine::on_timer`] on every wake-up, and at the latest at [`Machine::next_timer`];
+//! 4. takes the machine's actions (each protocol has its own) after every call.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -15,70 +14,70 @@ use std::time::Duration;
 use arrayvec::ArrayVec;
 use rt::buf::{Buf, Bufs};
 
-/// One side of one connection of one protocol. Plain data (`Send`), so that a connection can move
+/// One side of a connection of one protocol. Plain data (`Send`), so that a connection can migrate
 /// to another core.
 pub trait Machine: Send {
-    /// Where the next bytes of the stream belong. `None`: the machine waits for something else
-    /// (memory, a decision, output to be sent, the end); the driver does not read. Never an empty
-    /// slice.
+    /// The buffer for the next bytes of the stream. `None`: the machine waits for something else
+    /// (memory, a decision, output to be sent, its end), and the driver does not read. Never empty.
     ///
-    /// The machine bounds its output by this: the driver reads whatever there is space for.
+    /// Machines limit their output by returning `None`: the driver reads whenever there is space.
     fn receive_space(&mut self) -> Option<&mut [u8]>;
 
     /// The first `n` bytes of [`Self::receive_space`] have been filled, `1 <= n <= its length`.
-    fn received(&mut self, n: usize);
+    fn on_received(&mut self, n: usize);
 
-    /// What is to be sent.
+    /// Data to send.
     fn output(&mut self) -> &mut SendQueue;
 
-    /// When the machine next wants [`Self::on_timer`], as time since the connection began.
+    /// When to call [`Self::on_timer`] at the latest, as time since the connection began.
     fn next_timer(&self) -> Option<Duration>;
 
-    /// It is `now`, as time since the connection began: the machine's only clock. Called on every
-    /// wake-up of the driver, thus often and at any time; never with an earlier time than before.
+    /// Advances the machine's only clock to `now`, the time since the connection began. Called on
+    /// every wake-up of the driver, thus at any time; `now` never decreases.
     fn on_timer(&mut self, now: Duration);
 
-    /// Whether the connection is to be closed as soon as the output has been sent.
+    /// Whether to close the connection as soon as the output has been sent.
     fn is_closing(&self) -> bool;
 }
 
-/// Longest piece that [`SendQueue::push_bytes`] takes: a header with its digest and padding.
-pub const SMALL: usize = 64;
+/// Longest piece that [`SendQueue::push_bytes`] stores inline: a header with its digest and
+/// padding.
+pub const MAX_INLINE_LEN: usize = 64;
 
 /// Bytes waiting to be sent: headers by value, payload by reference.
 #[derive(Debug, Default)]
 pub struct SendQueue {
-    parts: VecDeque<Part>,
+    parts: VecDeque<QueuedPart>,
     /// Bytes of the first part already sent.
-    skip: usize,
+    front_offset: usize,
     bytes: usize,
 }
 
 #[derive(Debug)]
-enum Part {
-    Small(ArrayVec<u8, SMALL>),
+enum QueuedPart {
+    Inline(ArrayVec<u8, MAX_INLINE_LEN>),
     Owned(Vec<u8>),
-    Data(Buf),
+    Payload(Buf),
 }
 
-impl Part {
+impl QueuedPart {
     fn bytes(&self) -> &[u8] {
         match self {
-            Self::Small(b) => b,
+            Self::Inline(b) => b,
             Self::Owned(b) => b,
-            Self::Data(b) => b,
+            Self::Payload(b) => b,
         }
     }
 }
 
 impl SendQueue {
-    /// Bytes waiting.
+    /// Number of queued bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Whether nothing waits.
+    /// Whether the queue is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
@@ -87,15 +86,15 @@ impl SendQueue {
     /// Appends a copy of `bytes`; for headers, digests and padding.
     pub fn push_bytes(&mut self, mut bytes: &[u8]) {
         self.bytes += bytes.len();
-        if let Some(Part::Small(last)) = self.parts.back_mut() {
+        if let Some(QueuedPart::Inline(last)) = self.parts.back_mut() {
             let n = bytes.len().min(last.remaining_capacity());
             last.try_extend_from_slice(&bytes[..n]).expect("no more than there is room for");
             bytes = &bytes[n..];
         }
-        for piece in bytes.chunks(SMALL) {
+        for piece in bytes.chunks(MAX_INLINE_LEN) {
             let mut part = ArrayVec::new();
             part.try_extend_from_slice(piece).expect("no longer than a part");
-            self.parts.push_back(Part::Small(part));
+            self.parts.push_back(QueuedPart::Inline(part));
         }
     }
 
@@ -103,7 +102,7 @@ impl SendQueue {
     pub fn push_vec(&mut self, bytes: Vec<u8>) {
         if !bytes.is_empty() {
             self.bytes += bytes.len();
-            self.parts.push_back(Part::Owned(bytes));
+            self.parts.push_back(QueuedPart::Owned(bytes));
         }
     }
 
@@ -111,30 +110,30 @@ impl SendQueue {
     pub fn push_data(&mut self, data: &Bufs) {
         for b in data.iter() {
             self.bytes += b.len();
-            self.parts.push_back(Part::Data(b.clone()));
+            self.parts.push_back(QueuedPart::Payload(b.clone()));
         }
     }
 
     /// The bytes to send, in order.
     pub fn slices(&self) -> impl Iterator<Item = IoSlice<'_>> {
-        let mut skip = self.skip;
+        let mut skip = self.front_offset;
         self.parts.iter().map(move |part| IoSlice::new(&part.bytes()[std::mem::take(&mut skip)..]))
     }
 
-    /// The first `n` waiting bytes have been sent.
+    /// Removes the first `n` bytes, which have been sent.
     ///
     /// # Panics
-    /// If fewer bytes waited.
-    pub fn sent(&mut self, n: usize) {
+    /// If fewer bytes are queued.
+    pub fn advance(&mut self, n: usize) {
         assert!(n <= self.bytes, "{n} bytes sent of {}", self.bytes);
         self.bytes -= n;
-        self.skip += n;
+        self.front_offset += n;
         while let Some(first) = self.parts.front() {
             let len = first.bytes().len();
-            if self.skip < len {
+            if self.front_offset < len {
                 break;
             }
-            self.skip -= len;
+            self.front_offset -= len;
             self.parts.pop_front();
         }
     }
@@ -163,7 +162,7 @@ mod tests {
             let flat: Vec<u8> = q.slices().flat_map(|s| s.to_vec()).collect();
             let n = flat.len().min(step);
             got.extend(&flat[..n]);
-            q.sent(n);
+            q.advance(n);
             step = step * 3 % 4099 + 1;
         }
         assert_eq!(got, expect);

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use frame::Machine;
 use iscsi::pdu::ScsiCommand;
-use iscsi::target::{Action, Connection, Outcome};
-use iscsi::testing::{Driver, Initiator, Lab};
+use iscsi::target::{Action, CommandOutcome, Connection};
+use iscsi::testing::{Driver, Harness, ScriptedInitiator};
 use rt::buf::Bufs;
 
 const DEPTH: usize = 32;
@@ -30,10 +30,10 @@ fn main() {
 }
 
 /// Nanoseconds per command.
-fn measure(digest: &str, command: &dyn Fn(&mut Initiator) -> Vec<u8>) -> u128 {
+fn measure(digest: &str, command: &dyn Fn(&mut ScriptedInitiator) -> Vec<u8>) -> u128 {
     let mut spent = Duration::ZERO;
     for _ in 0..ROUNDS {
-        let mut lab = Lab::default();
+        let mut lab = Harness::default();
         lab.log_in(&[("HeaderDigest", digest), ("DataDigest", digest)]);
         let page = lab.driver.data(&[1; 4096]);
         for _ in 0..BATCHES {
@@ -54,7 +54,7 @@ fn feed(target: &mut Connection, mut bytes: &[u8], page: &Bufs, driver: &Driver)
         };
         let n = space.len().min(bytes.len());
         space[..n].copy_from_slice(&bytes[..n]);
-        target.received(n);
+        target.on_received(n);
         bytes = &bytes[n..];
     }
     act(target, page, driver);
@@ -62,20 +62,20 @@ fn feed(target: &mut Connection, mut bytes: &[u8], page: &Bufs, driver: &Driver)
     output.slices().for_each(|s| {
         black_box(s);
     });
-    output.sent(output.len());
+    output.advance(output.len());
 }
 
 fn act(target: &mut Connection, page: &Bufs, driver: &Driver) {
     while let Some(action) = target.poll_action() {
         match action {
-            Action::Arrived(a) => {
+            Action::CommandArrived(a) => {
                 target.admit(a.tag, if a.cdb[0] == WRITE[0] { 4096 } else { 0 });
             }
             Action::Grant { tag, bytes, .. } => target.grant(tag, driver.memory(bytes)),
             Action::Run { tag, data } => {
                 let answer = if data.is_empty() { page.clone() } else { Bufs::new() };
                 drop(data);
-                target.complete(tag, &Outcome::good(answer));
+                target.complete(tag, &CommandOutcome::good(answer));
             }
             other => panic!("{other:?}"),
         }

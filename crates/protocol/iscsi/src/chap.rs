@@ -1,4 +1,4 @@
-//! CHAP, the arithmetic (RFC 1994 4.1, RFC 7143 12.1.3): what is asked and what answers it.
+//! CHAP challenges and responses (RFC 1994 4.1, RFC 7143 12.1.3).
 
 use std::fmt;
 
@@ -8,21 +8,21 @@ use sha2::Sha256;
 use subtle::ConstantTimeEq;
 
 /// Length in bytes of the challenges that we send.
-pub const CHALLENGE: usize = 32;
+pub const CHALLENGE_LEN: usize = 32;
 
 /// A hash that CHAP can use, by its number at IANA (PPP authentication algorithms).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
-    /// MD5, 5: the one that everybody has.
+    /// MD5, 5: supported by every implementation.
     Md5,
     /// SHA-256, 7.
     Sha256,
 }
 
 impl Algorithm {
-    /// The algorithm with this number, if it is one of ours.
+    /// The algorithm with this number, if supported.
     #[must_use]
-    pub fn of(number: u32) -> Option<Self> {
+    pub fn from_number(number: u32) -> Option<Self> {
         match number {
             5 => Some(Self::Md5),
             7 => Some(Self::Sha256),
@@ -39,7 +39,7 @@ impl Algorithm {
         }
     }
 
-    /// What the holder of `secret` answers to `challenge`.
+    /// The response of the holder of `secret` to `challenge`.
     #[must_use]
     pub fn response(self, id: u8, secret: &Secret, challenge: &[u8]) -> Response {
         fn hash<D: Digest>(id: u8, secret: &[u8], challenge: &[u8]) -> Response {
@@ -64,41 +64,40 @@ impl Response {
         &self.0
     }
 
-    /// Whether it is `given`, in a time that does not depend on where they differ.
+    /// Compares it with `given` in constant time.
     #[must_use]
-    pub fn is(&self, given: &[u8]) -> bool {
+    pub fn matches(&self, given: &[u8]) -> bool {
         self.0.as_slice().ct_eq(given).into()
     }
 }
 
-/// A secret; never shown.
+/// A secret; never printed.
 #[derive(Clone)]
 pub struct Secret(Box<[u8]>);
 
-/// A secret of a length that must not be used.
+/// Error: invalid length of a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a CHAP secret has {} to {} bytes", Secret::SHORTEST, Secret::LONGEST)]
+#[error("a CHAP secret has {} to {} bytes", Secret::MIN_LEN, Secret::MAX_LEN)]
 pub struct BadSecret;
 
 impl Secret {
     /// Fewest bytes: 96 bits, without which CHAP must not be used (RFC 7143 9.2.1).
-    pub const SHORTEST: usize = 12;
+    pub const MIN_LEN: usize = 12;
     /// Most bytes.
-    pub const LONGEST: usize = 255;
+    pub const MAX_LEN: usize = 255;
 
-    /// The secret of these bytes.
+    /// Makes a secret of these bytes.
     ///
     /// # Errors
-    /// [`BadSecret`] when it is shorter than [`Self::SHORTEST`] or longer than
-    /// [`Self::LONGEST`].
+    /// [`BadSecret`] if it is shorter than [`Self::MIN_LEN`] or longer than [`Self::MAX_LEN`].
     pub fn new(bytes: &[u8]) -> Result<Self, BadSecret> {
-        let proper = (Self::SHORTEST..=Self::LONGEST).contains(&bytes.len());
+        let proper = (Self::MIN_LEN..=Self::MAX_LEN).contains(&bytes.len());
         if proper { Ok(Self(bytes.into())) } else { Err(BadSecret) }
     }
 
     /// Whether both are the same secret.
     #[must_use]
-    pub fn is(&self, other: &Self) -> bool {
+    pub fn matches(&self, other: &Self) -> bool {
         self.0.ct_eq(&other.0).into()
     }
 }
@@ -122,7 +121,7 @@ mod tests {
         let sha = Algorithm::Sha256.response(0x17, &secret, b"challenge");
         assert_eq!(crate::value::Hex(md5.as_bytes()).to_string(), MD5);
         assert_eq!(crate::value::Hex(sha.as_bytes()).to_string(), SHA256);
-        assert!(md5.is(md5.as_bytes()) && !md5.is(sha.as_bytes()) && !md5.is(&[]));
+        assert!(md5.matches(md5.as_bytes()) && !md5.matches(sha.as_bytes()) && !md5.matches(&[]));
     }
 
     const MD5: &str = "0xf5f15080e5cd4747c07556d2edb3e80f";
@@ -134,7 +133,7 @@ mod tests {
         assert_eq!(Secret::new(b"elevenbytes").unwrap_err(), BadSecret);
         assert!(Secret::new(&[7; 256]).is_err());
         let (a, b) = (Secret::new(b"twelve bytes").unwrap(), Secret::new(b"twelve bytes").unwrap());
-        assert!(a.is(&b) && !a.is(&Secret::new(b"twelve byteS").unwrap()));
+        assert!(a.matches(&b) && !a.matches(&Secret::new(b"twelve byteS").unwrap()));
         assert!(!format!("{a:?}").contains("twelve"));
     }
 }

@@ -1,4 +1,5 @@
-//! iSNS, the part of a target that registers itself (RFC 4171): messages to the server, and its answers.
+//! iSNS client of a target that registers itself (RFC 4171): messages to the server, and its
+//! answers.
 //!
 //! ```text
 //!    0 | iSNSP version 1       | function              |
@@ -7,7 +8,8 @@
 //!   12 | payload: attributes, each | tag | length | value, padded to 4 bytes |
 //! ```
 //!
-//! A network entity is whoever serves targets together: a node by itself, or all of a cluster. It is registered whole.
+//! A network entity serves targets together: a single node, or a whole cluster. It is registered as
+//! a whole.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -17,15 +19,16 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// The server's port (RFC 4171 9).
 pub const PORT: u16 = 3205;
 
-/// Most bytes of the payload of one message that is made here: far below what its length field can say.
-const PAYLOAD: usize = 32 << 10;
+/// Largest payload of one message that is generated here, in bytes: far below what its length field
+/// allows.
+const MAX_PAYLOAD: usize = 32 << 10;
 
-/// Most bytes of an answer, all its parts together.
-pub const MAX_ANSWER: usize = 1 << 20;
+/// Largest answer in bytes, all its parts together.
+pub const MAX_RESPONSE: usize = 1 << 20;
 
 const VERSION: u16 = 1;
 
-/// What a message asks for (RFC 4171 4.1.3). Its answer has the highest bit set.
+/// Function of a message
 mod function {
     pub(super) const REGISTER: u16 = 0x0001;
     pub(super) const DEREGISTER: u16 = 0x0004;
@@ -74,9 +77,9 @@ pub struct Header {
 }
 
 /// Bytes of a header.
-pub const HEADER: usize = 12;
+pub const HEADER_LEN: usize = 12;
 
-const _: () = assert!(size_of::<Header>() == HEADER);
+const _: () = assert!(size_of::<Header>() == HEADER_LEN);
 
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -88,7 +91,7 @@ struct Attribute {
 /// An address at which a target is reached, and its portal group there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Portal {
-    /// Where; no wildcard.
+    /// Address; no wildcard.
     pub at: SocketAddr,
     /// Tag of the portal group.
     pub group: u16,
@@ -99,47 +102,47 @@ pub struct Portal {
 pub struct Target {
     /// Its name.
     pub name: String,
-    /// Where it is reached.
+    /// Its portals.
     pub portals: Vec<Portal>,
 }
 
-/// Who serves targets.
+/// A network entity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entity {
-    /// What it is called at the server, and nobody else.
+    /// Its unique identifier at the server.
     pub id: String,
     /// Its targets.
     pub targets: Vec<Target>,
 }
 
-/// Whether what the server has of the entity goes first.
+/// Whether the earlier registration is deleted first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// It goes: something may have vanished.
+pub enum RegistrationMode {
+    /// Deleted: something may have vanished.
     Replace,
-    /// It stays: nothing has.
+    /// Kept: nothing has vanished.
     Refresh,
 }
 
-/// What is wrong with an answer.
+/// Why an answer is invalid or negative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadAnswer {
-    /// It is no iSNS message of the version that is known.
+pub enum ResponseError {
+    /// Not an iSNS message of the supported version.
     #[error("it is no iSNS answer")]
     NotIsns,
-    /// It answers something else.
+    /// Answer to another message.
     #[error("it answers another message")]
-    Other,
-    /// Its attributes do not add up.
+    WrongTransaction,
+    /// Malformed attributes.
     #[error("its attributes are malformed")]
     Malformed,
-    /// The server refuses.
-    #[error("the server refuses: {}", meaning(*.0))]
+    /// The server refused the request.
+    #[error("the server refuses: {}", status_text(*.0))]
     Refused(u32),
 }
 
-/// What a status means (RFC 4171 5.4).
-fn meaning(status: u32) -> String {
+/// Text of a status
+fn status_text(status: u32) -> String {
     let text = match status {
         1 => "unknown error",
         2 => "message format error",
@@ -203,7 +206,7 @@ fn message(function: u16, flags: u16, transaction: u16, payload: &[u8]) -> Vec<u
     [header.as_bytes(), payload].concat()
 }
 
-/// What comes before the attributes of a registration: who asks, what it is about.
+/// Leading attributes of a registration: source and key.
 fn key(source: &str, entity: &str) -> Vec<u8> {
     let mut payload = Vec::new();
     text(&mut payload, tag::ISCSI_NAME, source);
@@ -224,17 +227,22 @@ fn target(to: &mut Vec<u8>, target: &Target) {
 }
 
 impl Entity {
-    /// In whose name it speaks: a name that is registered with it. `None` without targets.
+    /// Its source name: a registered target name. `None` without targets.
     #[must_use]
     pub fn source(&self) -> Option<&str> {
         self.targets.first().map(|target| target.name.as_str())
     }
 
-    /// What registers the entity with all it has (DevAttrReg, RFC 4171 5.6.5.1): messages to be sent one after the other, each
-    /// after the answer to the one before, numbered from `transaction`. None for an entity without targets: that is not
-    /// registered at all.
+    /// Messages that register the entity with its targets (DevAttrReg, RFC 4171 5.6.5.1): to be
+    /// sent one after the other, each after the answer to the one before, numbered from
+    /// `transaction`. Empty for an entity without targets, which is not registered.
     #[must_use]
-    pub fn register(&self, mode: Mode, period_s: u32, transaction: u16) -> Vec<Vec<u8>> {
+    pub fn register(
+        &self,
+        mode: RegistrationMode,
+        period_s: u32,
+        transaction: u16,
+    ) -> Vec<Vec<u8>> {
         let Some(source) = self.source() else { return Vec::new() };
         let mut payload = key(source, &self.id);
         text(&mut payload, tag::ENTITY, &self.id);
@@ -249,7 +257,7 @@ impl Entity {
         }
         let mut payloads = vec![payload];
         for one in &self.targets {
-            let full = payloads.last().is_none_or(|p| p.len() > PAYLOAD / 2);
+            let full = payloads.last().is_none_or(|p| p.len() > MAX_PAYLOAD / 2);
             if full {
                 payloads.push(key(source, &self.id));
             }
@@ -257,13 +265,15 @@ impl Entity {
                 target(last, one);
             }
         }
-        let flags = |n: u16| if n == 0 && mode == Mode::Replace { flag::REPLACE } else { 0 };
+        let flags =
+            |n: u16| if n == 0 && mode == RegistrationMode::Replace { flag::REPLACE } else { 0 };
         let numbered = (0..).zip(&payloads);
         let register = function::REGISTER;
         numbered.map(|(n, p)| message(register, flags(n), transaction.wrapping_add(n), p)).collect()
     }
 
-    /// What takes it out (DevDereg, RFC 4171 5.6.5.4). `source` is a name that was registered with it.
+    /// The message that deregisters it (DevDereg, RFC 4171 5.6.5.4). `source` is a name that was
+    /// registered with it.
     #[must_use]
     pub fn deregister(id: &str, source: &str, transaction: u16) -> Vec<u8> {
         let mut payload = Vec::new();
@@ -274,70 +284,71 @@ impl Entity {
     }
 }
 
-/// The answer to a message, put together from its parts.
+/// Assembles the answer to a message from its parts.
 #[derive(Debug)]
-pub struct Answer {
-    asked: Header,
+pub struct ResponseAssembler {
+    request: Header,
     parts: u16,
     payload: Vec<u8>,
 }
 
-impl Answer {
-    /// The answer that `message` waits for, which was made here.
+impl ResponseAssembler {
+    /// Expects the answer to `message`, which was generated here.
     #[must_use]
-    pub fn to(message: &[u8]) -> Option<Self> {
+    pub fn awaiting(message: &[u8]) -> Option<Self> {
         let (asked, _) = Header::read_from_prefix(message).ok()?;
-        Some(Self { asked, parts: 0, payload: Vec::new() })
+        Some(Self { request: asked, parts: 0, payload: Vec::new() })
     }
 
-    /// What the next part's header says: how many bytes follow, and whether it is the last one.
+    /// Parses the next part's header: how many bytes follow, and whether it is the last part.
     ///
     /// # Errors
-    /// [`BadAnswer`].
-    pub fn part(&mut self, header: &[u8; HEADER]) -> Result<(usize, bool), BadAnswer> {
-        let header = Header::read_from_bytes(header).map_err(|_| BadAnswer::NotIsns)?;
+    /// [`ResponseError`].
+    pub fn part(&mut self, header: &[u8; HEADER_LEN]) -> Result<(usize, bool), ResponseError> {
+        let header = Header::read_from_bytes(header).map_err(|_| ResponseError::NotIsns)?;
         if header.version.get() != VERSION {
-            return Err(BadAnswer::NotIsns);
+            return Err(ResponseError::NotIsns);
         }
-        let function = self.asked.function.get() | function::ANSWER;
+        let function = self.request.function.get() | function::ANSWER;
         let (first, last) = (header.flags.get() & flag::FIRST, header.flags.get() & flag::LAST);
-        // Some servers leave FIRST out of an answer in one part; the sequence tells as well.
+        // Some servers omit FIRST in an answer of one part; the sequence number suffices.
         let in_order = header.sequence.get() == self.parts && (self.parts == 0 || first == 0);
         let ours =
-            header.function.get() == function && header.transaction == self.asked.transaction;
+            header.function.get() == function && header.transaction == self.request.transaction;
         if !ours || !in_order {
-            return Err(BadAnswer::Other);
+            return Err(ResponseError::WrongTransaction);
         }
         let length = usize::from(header.length.get());
-        if self.payload.len() + length > MAX_ANSWER {
-            return Err(BadAnswer::Malformed);
+        if self.payload.len() + length > MAX_RESPONSE {
+            return Err(ResponseError::Malformed);
         }
-        self.parts = self.parts.checked_add(1).ok_or(BadAnswer::Malformed)?;
+        self.parts = self.parts.checked_add(1).ok_or(ResponseError::Malformed)?;
         Ok((length, last != 0))
     }
 
-    /// The bytes behind that header.
+    /// Adds the bytes after that header.
     pub fn add(&mut self, payload: &[u8]) {
         self.payload.extend_from_slice(payload);
     }
 
-    /// What the server says: the registration period that it keeps, in seconds, if it names one.
+    /// The server's answer: its registration period in seconds, if given.
     ///
     /// # Errors
-    /// [`BadAnswer`].
-    pub fn outcome(&self) -> Result<Option<u32>, BadAnswer> {
+    /// [`ResponseError`].
+    pub fn outcome(&self) -> Result<Option<u32>, ResponseError> {
         let (status, mut rest) =
-            U32::read_from_prefix(&self.payload).map_err(|_| BadAnswer::Malformed)?;
+            U32::read_from_prefix(&self.payload).map_err(|_| ResponseError::Malformed)?;
         if status.get() != 0 {
-            return Err(BadAnswer::Refused(status.get()));
+            return Err(ResponseError::Refused(status.get()));
         }
         let mut period = None;
         while !rest.is_empty() {
             let (head, after) =
-                Attribute::read_from_prefix(rest).map_err(|_| BadAnswer::Malformed)?;
-            let length = usize::try_from(head.length.get()).map_err(|_| BadAnswer::Malformed)?;
+                Attribute::read_from_prefix(rest).map_err(|_| ResponseError::Malformed)?;
+            let length =
+                usize::try_from(head.length.get()).map_err(|_| ResponseError::Malformed)?;
             let value = after.get(..length).filter(|_| length.is_multiple_of(4));
-            let value = value.ok_or(BadAnswer::Malformed)?;
+            let value = value.ok_or(ResponseError::Malformed)?;
             if head.tag.get() == tag::REGISTRATION_PERIOD {
                 period = U32::read_from_bytes(value).ok().map(U32::get);
             }

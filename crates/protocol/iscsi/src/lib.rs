@@ -3,15 +3,15 @@
 //! through.
 //!
 //! * [`pdu`]: the PDUs, shared by both roles.
-//! * [`text`], [`value`], [`params`]: text keys and what they negotiate.
+//! * [`text`], [`value`], [`params`]: text keys and their negotiation.
 //! * [`name`]: names of initiators and targets.
-//! * [`chap`]: CHAP's arithmetic.
+//! * [`chap`]: CHAP computations.
 //! * [`target`]: a connection in the target role.
 //! * [`initiator`]: a connection in the initiator role.
-//! * [`isns`]: how targets are registered with a name server (RFC 4171).
+//! * [`isns`]: registration of targets with a name server (RFC 4171).
 //!
-//! Error recovery level 0, one connection per session. `docs/conformance/iscsi.md` tells clause
-//! by clause what that means.
+//! Error recovery level 0, one connection per session. `docs/conformance/iscsi.md` lists the
+//! clauses implemented.
 
 pub mod chap;
 pub mod initiator;
@@ -19,7 +19,7 @@ pub mod isns;
 pub mod name;
 pub mod params;
 pub mod pdu;
-pub mod serial;
+pub mod sequence_number;
 mod stream;
 pub mod target;
 #[cfg(feature = "testing")]

@@ -6,7 +6,7 @@ use std::str::FromStr;
 /// Longest name in bytes.
 pub const MAX_NAME: usize = 223;
 
-/// A name in the form in which names are compared: lower case.
+/// A name in its form for comparison: lower case.
 ///
 /// RFC 3722 folds case and normalises by NFKC before it forbids characters. Here case is folded;
 /// NFKC is not applied, so that two spellings of a name outside ASCII are two names.
@@ -70,8 +70,8 @@ fn is_date(date: &str) -> bool {
     digits(year, 4) && digits(month, 2) && ("01"..="12").contains(&month)
 }
 
-/// RFC 3722 6.2 allows `-`, `.`, `:` and forbids all other ASCII punctuation. `_` is let through:
-/// hosts put their own names into those of their initiators, and names of hosts have it.
+/// RFC 3722 6.2 allows `-`, `.`, `:` and forbids all other ASCII punctuation. `_` is accepted:
+/// hosts put their host names into initiator names, and these may contain it.
 fn is_allowed(c: char) -> bool {
     c.is_alphanumeric() || "-.:_".contains(c)
 }

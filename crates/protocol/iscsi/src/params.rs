@@ -4,7 +4,7 @@ use crate::pdu::MAX_SEGMENT;
 use crate::stream::Digests;
 use crate::value::{IRRELEVANT, NOT_UNDERSTOOD, REJECT, choose, from_bool, number, yes_no};
 
-/// A key that has a meaning to us.
+/// A known key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the RFC's, and so are the meanings")]
 pub enum Key {
@@ -46,7 +46,7 @@ pub enum Key {
 
 /// Where a key may be used (RFC 7143 13, "Use").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Use {
+pub enum KeyUse {
     /// In the first login request.
     Identity,
     /// In the security stage.
@@ -61,53 +61,53 @@ pub enum Use {
     Target,
 }
 
-const KEYS: [(&str, Key, Use); 34] = [
-    ("InitiatorName", Key::InitiatorName, Use::Identity),
-    ("TargetName", Key::TargetName, Use::Identity),
-    ("SessionType", Key::SessionType, Use::Identity),
-    ("InitiatorAlias", Key::InitiatorAlias, Use::Any),
-    ("AuthMethod", Key::AuthMethod, Use::Security),
-    ("CHAP_A", Key::ChapA, Use::Security),
-    ("CHAP_I", Key::ChapI, Use::Security),
-    ("CHAP_C", Key::ChapC, Use::Security),
-    ("CHAP_N", Key::ChapN, Use::Security),
-    ("CHAP_R", Key::ChapR, Use::Security),
-    ("HeaderDigest", Key::HeaderDigest, Use::Operational),
-    ("DataDigest", Key::DataDigest, Use::Operational),
-    ("MaxConnections", Key::MaxConnections, Use::Operational),
-    ("InitialR2T", Key::InitialR2T, Use::Operational),
-    ("ImmediateData", Key::ImmediateData, Use::Operational),
-    ("MaxRecvDataSegmentLength", Key::MaxRecvDataSegmentLength, Use::Any),
-    ("MaxBurstLength", Key::MaxBurstLength, Use::Operational),
-    ("FirstBurstLength", Key::FirstBurstLength, Use::Operational),
-    ("DefaultTime2Wait", Key::DefaultTime2Wait, Use::Operational),
-    ("DefaultTime2Retain", Key::DefaultTime2Retain, Use::Operational),
-    ("MaxOutstandingR2T", Key::MaxOutstandingR2T, Use::Operational),
-    ("DataPDUInOrder", Key::DataPDUInOrder, Use::Operational),
-    ("DataSequenceInOrder", Key::DataSequenceInOrder, Use::Operational),
-    ("ErrorRecoveryLevel", Key::ErrorRecoveryLevel, Use::Operational),
-    ("TaskReporting", Key::TaskReporting, Use::Operational),
-    ("iSCSIProtocolLevel", Key::ProtocolLevel, Use::Operational),
-    ("IFMarker", Key::IFMarker, Use::Operational),
-    ("OFMarker", Key::OFMarker, Use::Operational),
-    ("IFMarkInt", Key::IFMarkInt, Use::Operational),
-    ("OFMarkInt", Key::OFMarkInt, Use::Operational),
-    ("SendTargets", Key::SendTargets, Use::FullFeature),
-    ("TargetAlias", Key::TargetAlias, Use::Target),
-    ("TargetAddress", Key::TargetAddress, Use::Target),
-    ("TargetPortalGroupTag", Key::TargetPortalGroupTag, Use::Target),
+const KEYS: [(&str, Key, KeyUse); 34] = [
+    ("InitiatorName", Key::InitiatorName, KeyUse::Identity),
+    ("TargetName", Key::TargetName, KeyUse::Identity),
+    ("SessionType", Key::SessionType, KeyUse::Identity),
+    ("InitiatorAlias", Key::InitiatorAlias, KeyUse::Any),
+    ("AuthMethod", Key::AuthMethod, KeyUse::Security),
+    ("CHAP_A", Key::ChapA, KeyUse::Security),
+    ("CHAP_I", Key::ChapI, KeyUse::Security),
+    ("CHAP_C", Key::ChapC, KeyUse::Security),
+    ("CHAP_N", Key::ChapN, KeyUse::Security),
+    ("CHAP_R", Key::ChapR, KeyUse::Security),
+    ("HeaderDigest", Key::HeaderDigest, KeyUse::Operational),
+    ("DataDigest", Key::DataDigest, KeyUse::Operational),
+    ("MaxConnections", Key::MaxConnections, KeyUse::Operational),
+    ("InitialR2T", Key::InitialR2T, KeyUse::Operational),
+    ("ImmediateData", Key::ImmediateData, KeyUse::Operational),
+    ("MaxRecvDataSegmentLength", Key::MaxRecvDataSegmentLength, KeyUse::Any),
+    ("MaxBurstLength", Key::MaxBurstLength, KeyUse::Operational),
+    ("FirstBurstLength", Key::FirstBurstLength, KeyUse::Operational),
+    ("DefaultTime2Wait", Key::DefaultTime2Wait, KeyUse::Operational),
+    ("DefaultTime2Retain", Key::DefaultTime2Retain, KeyUse::Operational),
+    ("MaxOutstandingR2T", Key::MaxOutstandingR2T, KeyUse::Operational),
+    ("DataPDUInOrder", Key::DataPDUInOrder, KeyUse::Operational),
+    ("DataSequenceInOrder", Key::DataSequenceInOrder, KeyUse::Operational),
+    ("ErrorRecoveryLevel", Key::ErrorRecoveryLevel, KeyUse::Operational),
+    ("TaskReporting", Key::TaskReporting, KeyUse::Operational),
+    ("iSCSIProtocolLevel", Key::ProtocolLevel, KeyUse::Operational),
+    ("IFMarker", Key::IFMarker, KeyUse::Operational),
+    ("OFMarker", Key::OFMarker, KeyUse::Operational),
+    ("IFMarkInt", Key::IFMarkInt, KeyUse::Operational),
+    ("OFMarkInt", Key::OFMarkInt, KeyUse::Operational),
+    ("SendTargets", Key::SendTargets, KeyUse::FullFeature),
+    ("TargetAlias", Key::TargetAlias, KeyUse::Target),
+    ("TargetAddress", Key::TargetAddress, KeyUse::Target),
+    ("TargetPortalGroupTag", Key::TargetPortalGroupTag, KeyUse::Target),
 ];
 
 impl Key {
-    /// The key of this name. Names are compared exactly.
+    /// Finds a key by name.
     #[must_use]
-    pub fn of(name: &str) -> Option<Self> {
+    pub fn from_name(name: &str) -> Option<Self> {
         KEYS.iter().find(|(n, ..)| *n == name).map(|&(_, key, _)| key)
     }
 
     /// Where it may be used.
     #[must_use]
-    pub fn used(self) -> Use {
+    pub fn key_use(self) -> KeyUse {
         KEYS[self as usize].2
     }
 
@@ -118,7 +118,7 @@ impl Key {
     }
 }
 
-/// What a target is willing to agree to.
+/// Limits of the negotiation.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// Longest data segment that it receives, in bytes: 512 to 2^24 − 1.
@@ -129,7 +129,7 @@ pub struct Limits {
     pub first_burst: u32,
     /// Most R2Ts outstanding for one command.
     pub max_outstanding_r2t: u16,
-    /// Whether data beyond the immediate waits for an R2T.
+    /// Whether data beyond immediate data needs an R2T.
     pub initial_r2t: bool,
     /// Whether commands may carry data.
     pub immediate_data: bool,
@@ -148,14 +148,14 @@ impl Default for Limits {
     }
 }
 
-/// What holds for a session; begins with the values that hold without negotiation.
+/// Negotiated parameters; initially the defaults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Params {
     /// Whether headers carry CRC-32C.
     pub header_digest: bool,
     /// Whether data carries CRC-32C.
     pub data_digest: bool,
-    /// Whether data beyond the immediate waits for an R2T.
+    /// Whether data beyond immediate data needs an R2T.
     pub initial_r2t: bool,
     /// Whether commands may carry data.
     pub immediate_data: bool,
@@ -199,24 +199,24 @@ impl Default for Params {
 /// A declaration outside what the key allows; it cannot be answered, only refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a key was declared with a value it must not have")]
-pub struct Illegal;
+pub struct IllegalDeclaration;
 
 const SEGMENT: std::ops::RangeInclusive<u32> = 512..=MAX_SEGMENT;
 
 impl Params {
-    /// Takes an initiator's offer for an operational key and says what to answer; `None` where
-    /// no answer is due.
+    /// Handles an initiator's offer for an operational key and returns the answer; `None` if none
+    /// is due.
     ///
     /// # Errors
-    /// [`Illegal`] for a declaration that is out of range.
+    /// [`IllegalDeclaration`] for a declaration that is out of range.
     pub fn answer(
         &mut self,
         key: Key,
         value: &str,
         limits: &Limits,
-    ) -> Result<Option<String>, Illegal> {
+    ) -> Result<Option<String>, IllegalDeclaration> {
         if key == Key::MaxRecvDataSegmentLength {
-            let len = number(value).filter(|n| SEGMENT.contains(n)).ok_or(Illegal)?;
+            let len = number(value).filter(|n| SEGMENT.contains(n)).ok_or(IllegalDeclaration)?;
             self.initiator_max_segment = len;
             return Ok(None);
         }
@@ -292,9 +292,10 @@ impl Params {
         })
     }
 
-    /// What a further connection of the session begins with: digests and lengths of segments are each connection's own.
+    /// The initial parameters of a further connection of the session: digests and segment lengths
+    /// are per connection.
     #[must_use]
-    pub fn of_session(&self) -> Self {
+    pub fn for_further_connection(&self) -> Self {
         let own = Self::default();
         Self {
             header_digest: own.header_digest,
@@ -311,8 +312,8 @@ impl Params {
         Digests { header: self.header_digest, data: self.data_digest }
     }
 
-    /// Makes what was agreed consistent (RFC 7143 13.14: the first burst is within a burst).
-    pub fn settle(&mut self) {
+    /// Makes the parameters consistent
+    pub fn clamp_first_burst(&mut self) {
         self.first_burst = self.first_burst.min(self.max_burst);
     }
 }
@@ -331,19 +332,19 @@ mod tests {
     #[test]
     fn the_table_is_in_the_order_of_the_keys() {
         for (i, (name, key, _)) in KEYS.iter().enumerate() {
-            assert_eq!((Key::of(name), *key as usize), (Some(*key), i));
+            assert_eq!((Key::from_name(name), *key as usize), (Some(*key), i));
         }
-        assert_eq!(Key::of("initiatorname"), None);
+        assert_eq!(Key::from_name("initiatorname"), None);
     }
 
     fn answers(offers: &[(&str, &str)], limits: &Limits) -> (Vec<String>, Params) {
         let mut params = Params::default();
         let mut out = Vec::new();
         for (name, value) in offers {
-            let key = Key::of(name).unwrap();
+            let key = Key::from_name(name).unwrap();
             out.push(params.answer(key, value, limits).unwrap().unwrap_or_default());
         }
-        params.settle();
+        params.clamp_first_burst();
         (out, params)
     }
 
@@ -428,7 +429,7 @@ mod tests {
         for bad in ["511", "16777216", "many", "Reject"] {
             let key = Key::MaxRecvDataSegmentLength;
             let got = Params::default().answer(key, bad, &Limits::default());
-            assert_eq!(got, Err(Illegal), "{bad}");
+            assert_eq!(got, Err(IllegalDeclaration), "{bad}");
         }
     }
 

@@ -3,7 +3,7 @@
 use iscsi::chap::{Algorithm, Secret};
 use iscsi::pdu::{LoginStatus, Stage};
 use iscsi::target::{Auth, ChapPolicy, CloseReason};
-use iscsi::testing::{Lab, Pdu};
+use iscsi::testing::{Harness, Pdu};
 use iscsi::value::{Hex, binary};
 
 const S: Stage = Stage::Security;
@@ -24,13 +24,13 @@ fn policy() -> ChapPolicy {
     }
 }
 
-fn lab(policy: ChapPolicy) -> Lab {
-    let mut lab = Lab::default();
+fn lab(policy: ChapPolicy) -> Harness {
+    let mut lab = Harness::default();
     lab.driver.auth = Auth::Chap(Box::new(policy));
     lab
 }
 
-fn say(lab: &mut Lab, next: Option<Stage>, pairs: &[(&str, &str)]) -> Pdu {
+fn say(lab: &mut Harness, next: Option<Stage>, pairs: &[(&str, &str)]) -> Pdu {
     let login = lab.initiator.login(S, next, pairs);
     let mut got = lab.say(&login);
     assert_eq!(got.len(), 1, "{got:?}");
@@ -44,7 +44,7 @@ const NAMES: [(&str, &str); 3] = [
 ];
 
 /// Up to the challenge, which is returned.
-fn challenged(lab: &mut Lab, algorithms: &str) -> Pdu {
+fn challenged(lab: &mut Harness, algorithms: &str) -> Pdu {
     let got = say(lab, Some(O), &NAMES);
     assert_eq!(got.value("AuthMethod").as_deref(), Some("CHAP"));
     assert_eq!(got.header[1], 0x00, "no transit before the proof");
@@ -59,7 +59,7 @@ fn status(pdu: &Pdu) -> LoginStatus {
     LoginStatus(u16::from_be_bytes([pdu.header[36], pdu.header[37]]))
 }
 
-fn refused(lab: &Lab, pdu: &Pdu, expect: LoginStatus) {
+fn refused(lab: &Harness, pdu: &Pdu, expect: LoginStatus) {
     assert_eq!(status(pdu), expect);
     assert_eq!(lab.closed, Some(CloseReason::LoginRefused(expect)));
 }
@@ -194,9 +194,9 @@ fn clause_9_2_1_reflections_are_refused() {
 /// RFC 7143 12.1: whoever has nothing to prove says so.
 #[test]
 fn clause_12_1_none_is_agreed_on_where_nothing_is_asked() {
-    let mut lab = Lab::default();
+    let mut lab = Harness::default();
     assert_eq!(say(&mut lab, Some(O), &NAMES).value("AuthMethod").as_deref(), Some("None"));
-    let mut only_chap = Lab::default();
+    let mut only_chap = Harness::default();
     let mut names = NAMES;
     names[2].1 = "CHAP";
     let got = say(&mut only_chap, Some(O), &names);

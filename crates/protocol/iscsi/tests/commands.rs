@@ -2,8 +2,8 @@
 
 use frame::Machine;
 use iscsi::pdu::{Opcode, ScsiCommand, TaskFunction};
-use iscsi::target::{Action, Arrived, CloseReason, Config, Direction, Outcome, Tag};
-use iscsi::testing::{BLOCK, Lab, Pdu};
+use iscsi::target::{Action, ArrivedCommand, CloseReason, CommandOutcome, Config, Direction, Tag};
+use iscsi::testing::{BLOCK, Harness, Pdu};
 
 const R: u8 = ScsiCommand::READ;
 const W: u8 = ScsiCommand::WRITE;
@@ -14,23 +14,23 @@ fn read10(at: u32, blocks: u16) -> [u8; 10] {
     [0x28, 0, a, b, c, d, 0, e, f, 0]
 }
 
-fn lab() -> Lab {
-    Lab::logged_in(Config { window: 8, ..Config::default() }, &[])
+fn lab() -> Harness {
+    Harness::logged_in(Config { window: 8, ..Config::default() }, &[])
 }
 
-fn manual() -> Lab {
-    Lab { manual: true, ..lab() }
+fn manual() -> Harness {
+    Harness { manual: true, ..lab() }
 }
 
-fn arrived(lab: &mut Lab) -> Arrived {
+fn arrived(lab: &mut Harness) -> ArrivedCommand {
     match lab.action() {
-        Action::Arrived(a) => a,
+        Action::CommandArrived(a) => a,
         other => panic!("{other:?}"),
     }
 }
 
 /// A command that is admitted and running.
-fn running(lab: &mut Lab, cdb: &[u8], flags: u8, len: u32) -> Tag {
+fn running(lab: &mut Harness, cdb: &[u8], flags: u8, len: u32) -> Tag {
     let command = lab.initiator.command(cdb, flags, len, &[]);
     assert!(lab.say(&command).is_empty());
     let tag = arrived(lab).tag;
@@ -47,7 +47,7 @@ fn numbers(pdu: &Pdu) -> (u32, u32) {
 /// RFC 7143 11.3 and 11.7: a read, byte by byte.
 #[test]
 fn clause_11_3_a_read_byte_by_byte() {
-    let mut lab = Lab { manual: true, ..Lab::default() };
+    let mut lab = Harness { manual: true, ..Harness::default() };
     lab.manual = false;
     lab.log_in(&[]);
     lab.manual = true;
@@ -66,7 +66,7 @@ fn clause_11_3_a_read_byte_by_byte() {
     lab.target.admit(a.tag, 0);
     assert!(matches!(lab.action(), Action::Run { .. }));
     let data = lab.driver.data(&[0x77; 512]);
-    lab.target.complete(a.tag, &Outcome::good(data));
+    lab.target.complete(a.tag, &CommandOutcome::good(data));
     let got = lab.pump();
     let expect = [
         0x25, 0x81, 0, 0, 0, 0, 2, 0, // Data-In; F, S; GOOD; 512 bytes
@@ -85,7 +85,7 @@ fn clause_11_3_a_read_byte_by_byte() {
 #[test]
 fn clause_11_7_reads_are_split() {
     let keys = [("MaxRecvDataSegmentLength", "4096"), ("MaxBurstLength", "10240")];
-    let mut lab = Lab::logged_in(Config::default(), &keys);
+    let mut lab = Harness::logged_in(Config::default(), &keys);
     let command = lab.initiator.command(&read10(3, 50), R, 25_600, &[]);
     let got = lab.say(&command);
     let mut at = 0;
@@ -119,7 +119,8 @@ fn clause_11_4_5_residuals_of_reads() {
         let mut lab = manual();
         let tag = running(&mut lab, &[0x12], R, expected);
         let data = lab.driver.data(&vec![1; data]);
-        lab.target.complete(tag, &Outcome { available, ..Outcome::good(data.clone()) });
+        lab.target
+            .complete(tag, &CommandOutcome { available, ..CommandOutcome::good(data.clone()) });
         let got = lab.pump();
         assert_eq!(got.len(), 1);
         let len = data.len().min(expected as usize);
@@ -138,7 +139,7 @@ fn clause_11_4_7_sense_data_comes_in_a_response() {
     let tag = running(&mut lab, &read10(0, 2), R, 1024);
     let data = lab.driver.data(&[9; 512]);
     let sense = [0x70, 0, 3, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x11, 0, 0, 0, 0];
-    lab.target.complete(tag, &Outcome { data, ..Outcome::status(2, &sense) });
+    lab.target.complete(tag, &CommandOutcome { data, ..CommandOutcome::status(2, &sense) });
     let got = lab.pump();
     assert_eq!(got.len(), 2);
     assert_eq!((got[0].opcode(), got[0].header[1], got[0].header[3]), (Opcode::DataIn, 0x80, 0));
@@ -154,7 +155,7 @@ fn clause_11_4_7_sense_data_comes_in_a_response() {
 fn clause_11_4_2_a_status_alone() {
     let mut lab = manual();
     let tag = running(&mut lab, &[0], 0, 0);
-    lab.target.complete(tag, &Outcome::status(0x28, &[]));
+    lab.target.complete(tag, &CommandOutcome::status(0x28, &[]));
     let got = lab.pump();
     assert_eq!((got[0].header[..4].to_vec(), got[0].data.len()), (vec![0x21, 0x80, 0, 0x28], 0));
 }
@@ -166,7 +167,7 @@ fn clause_4_2_2_1_the_window_closes_and_opens() {
     let tags: Vec<_> = (0..8).map(|_| running(&mut lab, &[0], 0, 0)).collect();
     let ninth = lab.initiator.command(&[0], 0, 0, &[]);
     assert!(lab.say(&ninth).is_empty() && lab.actions.is_empty(), "outside the window");
-    lab.target.complete(tags[3], &Outcome::default());
+    lab.target.complete(tags[3], &CommandOutcome::default());
     let got = lab.pump();
     assert_eq!(numbers(&got[0]), (9, 9));
     lab.say(&ninth);
@@ -258,7 +259,7 @@ fn clause_11_17_1_a_tag_in_use_is_rejected() {
     let got = lab.say(&command);
     assert_eq!((got[0].opcode(), got[0].header[2]), (Opcode::Reject, 0x07));
     assert!(lab.actions.is_empty());
-    lab.target.complete(tag, &Outcome::default());
+    lab.target.complete(tag, &CommandOutcome::default());
     assert_eq!(lab.pump()[0].opcode(), Opcode::ScsiResponse);
 }
 
@@ -313,7 +314,7 @@ fn clause_13_12_too_long_a_segment_ends_the_connection() {
 fn clause_11_3_a_length_without_a_direction_is_ignored() {
     let mut lab = manual();
     let tag = running(&mut lab, &[0x16], 0, 4096);
-    lab.target.complete(tag, &Outcome::default());
+    lab.target.complete(tag, &CommandOutcome::default());
     let got = lab.pump();
     assert_eq!((got[0].header[1], got[0].word(44)), (0x80, 0));
 }
@@ -339,13 +340,13 @@ fn clause_4_2_2_1_the_window_can_be_changed() {
 /// be aborted; what is small overtakes them.
 #[test]
 fn clause_11_7_reads_wait_for_room() {
-    let mut lab = Lab::logged_in(Config::default(), &[("MaxRecvDataSegmentLength", "512")]);
+    let mut lab = Harness::logged_in(Config::default(), &[("MaxRecvDataSegmentLength", "512")]);
     lab.manual = true;
     let len = 1 << 20;
     let tags: Vec<_> = (0..4).map(|_| running(&mut lab, &[0x28], R, len)).collect();
     for (i, tag) in (0..).zip(&tags) {
         let data = lab.driver.data(&vec![i; len as usize]);
-        lab.target.complete(*tag, &Outcome::good(data));
+        lab.target.complete(*tag, &CommandOutcome::good(data));
         assert!(lab.target.output().len() <= (512 << 10) + 600);
     }
     assert_eq!(lab.target.outstanding(), 4);

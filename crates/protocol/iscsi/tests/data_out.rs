@@ -1,9 +1,9 @@
 //! Data of writes: immediate, unsolicited, solicited (RFC 7143 4.2.5.2, 11.4.7.2, 11.7, 11.8).
 
 use iscsi::pdu::{NO_TAG, Opcode, RejectReason, ScsiCommand};
-use iscsi::target::{Action, Config, Outcome, Tag};
-use iscsi::testing::{BLOCK, Lab, Pdu, Portions};
-use rt::buf::{Bufs, Class};
+use iscsi::target::{Action, CommandOutcome, Config, Tag};
+use iscsi::testing::{BLOCK, Harness, Pdu, Portions};
+use rt::buf::{Bufs, MemoryClass};
 
 const W: u8 = ScsiCommand::WRITE;
 
@@ -25,16 +25,16 @@ const OPEN: [(&str, &str); 5] = [
     ("MaxOutstandingR2T", "2"),
 ];
 
-fn lab(keys: &[(&str, &str)]) -> Lab {
-    Lab::logged_in(Config::default(), keys)
+fn lab(keys: &[(&str, &str)]) -> Harness {
+    Harness::logged_in(Config::default(), keys)
 }
 
-fn manual(keys: &[(&str, &str)]) -> Lab {
-    Lab { manual: true, ..lab(keys) }
+fn manual(keys: &[(&str, &str)]) -> Harness {
+    Harness { manual: true, ..lab(keys) }
 }
 
 /// A write with immediate data that goes on in Data-Out PDUs unless `last`; its tag.
-fn write(lab: &mut Lab, len: u32, immediate: &[u8], last: bool) -> (u32, Vec<Pdu>) {
+fn write(lab: &mut Harness, len: u32, immediate: &[u8], last: bool) -> (u32, Vec<Pdu>) {
     let blocks = u16::try_from(len as usize / BLOCK).expect("a short write");
     let mut header = lab.initiator.command_header(&write10(blocks), W, len);
     if !last {
@@ -44,12 +44,20 @@ fn write(lab: &mut Lab, len: u32, immediate: &[u8], last: bool) -> (u32, Vec<Pdu
     (header.itt.get(), lab.say(&command))
 }
 
-fn data(lab: &mut Lab, itt: u32, ttt: u32, sn: u32, at: usize, last: bool, d: &[u8]) -> Vec<Pdu> {
+fn data(
+    lab: &mut Harness,
+    itt: u32,
+    ttt: u32,
+    sn: u32,
+    at: usize,
+    last: bool,
+    d: &[u8],
+) -> Vec<Pdu> {
     let pdu = lab.initiator.data_out(itt, ttt, sn, at as u32, last, d);
     lab.say(&pdu)
 }
 
-fn written(lab: &Lab, len: usize) -> &[u8] {
+fn written(lab: &Harness, len: usize) -> &[u8] {
     &lab.driver.disk[8 * BLOCK..8 * BLOCK + len]
 }
 
@@ -178,7 +186,7 @@ fn clause_11_4_7_2_unexpected_unsolicited_data() {
     lab4.say(&read);
     data(&mut lab4, 0x10, NO_TAG, 0, 0, true, &pattern(512));
     let Some(Action::Abort { tag }) = lab4.actions.pop() else { panic!("not aborted") };
-    lab4.target.complete(tag, &Outcome::default());
+    lab4.target.complete(tag, &CommandOutcome::default());
     failed(&lab4.pump(), 0x0c, 0x0c);
 }
 
@@ -244,21 +252,21 @@ fn data_for_nobody_is_dropped() {
     assert!(data(&mut lab, itt, 1, 0, 0, true, &pattern(512)).is_empty());
 }
 
-fn arrived(lab: &mut Lab) -> Tag {
+fn arrived(lab: &mut Harness) -> Tag {
     match lab.action() {
-        Action::Arrived(a) => a.tag,
+        Action::CommandArrived(a) => a.tag,
         other => panic!("{other:?}"),
     }
 }
 
-fn grant(lab: &mut Lab) -> (usize, Class) {
+fn grant(lab: &mut Harness) -> (usize, MemoryClass) {
     let Action::Grant { tag, bytes, class } = lab.action() else { panic!("no grant") };
     let memory = lab.driver.memory(bytes);
     lab.target.grant(tag, memory);
     (bytes, class)
 }
 
-fn run(lab: &mut Lab) -> Bufs {
+fn run(lab: &mut Harness) -> Bufs {
     match lab.action() {
         Action::Run { data, .. } => data,
         other => panic!("{other:?}"),
@@ -277,12 +285,17 @@ fn memory_is_asked_for_in_two_classes() {
     let tag = arrived(&mut lab);
     lab.target.admit(tag, 20_480);
     assert_eq!(lab.feed(&command[48..]), 1000);
-    assert_eq!(grant(&mut lab), (4096, Class::Arriving), "the rest of the page comes with it");
+    assert_eq!(
+        grant(&mut lab),
+        (4096, MemoryClass::UnsolicitedData),
+        "the rest of the page comes with it"
+    );
     assert_eq!(lab.feed(&command[48..]), 0);
     assert!(lab.pump().is_empty(), "no R2T without memory");
     let ping = lab.initiator.ping(b"hello");
     assert_eq!(lab.say(&ping)[0].opcode(), Opcode::NopIn, "others are not held up");
-    let Action::Grant { bytes: 16_384, class: Class::Solicited, .. } = lab.actions[0] else {
+    let Action::Grant { bytes: 16_384, class: MemoryClass::SolicitedData, .. } = lab.actions[0]
+    else {
         panic!("{:?}", lab.actions)
     };
     grant(&mut lab);
@@ -321,7 +334,7 @@ fn clause_11_4_5_residuals_of_writes() {
             }
             assert_eq!(lab.feed(&command[48..]), 0);
             assert_eq!(run(&mut lab).to_vec(), bytes[..takes.min(expected)]);
-            lab.target.complete(tag, &Outcome::default());
+            lab.target.complete(tag, &CommandOutcome::default());
             (tag, lab.pump())
         };
         assert_eq!(got[0].header[1], 0x80 | flags, "{expected} {takes}");
@@ -340,7 +353,7 @@ fn an_early_end_waits_for_the_data_that_is_on_its_way() {
         let command = lab.initiator.frame(header.as_bytes(), &bytes[..2048]);
         lab.feed(&command[..48]);
         let tag = arrived(&mut lab);
-        lab.target.complete(tag, &Outcome::status(2, &[0x70; 18]));
+        lab.target.complete(tag, &CommandOutcome::status(2, &[0x70; 18]));
         assert_eq!(lab.feed(&command[48..]), 0);
         (header.itt.get(), ())
     };
@@ -367,7 +380,7 @@ fn a_driver_may_end_a_command_at_any_time() {
         if step > 2 {
             data(&mut lab, itt, 1, 0, 0, true, &pattern(4096));
         }
-        lab.target.complete(tag, &Outcome::status(0x28, &[]));
+        lab.target.complete(tag, &CommandOutcome::status(0x28, &[]));
         lab.act();
         assert!(lab.actions.len() <= 1, "nothing more comes about it: {:?}", lab.actions);
         let mut got = lab.pump();
@@ -410,7 +423,7 @@ fn data_that_stays_away_fails_the_command() {
 #[test]
 fn writes_in_any_portions() {
     for portions in [Portions::Bytes(1), Portions::Bytes(13), Portions::Random(5)] {
-        let mut lab = Lab { portions, ..lab(&OPEN) };
+        let mut lab = Harness { portions, ..lab(&OPEN) };
         let bytes = pattern(10_240);
         let (itt, _) = write(&mut lab, 10_240, &bytes[..1001], false);
         data(&mut lab, itt, NO_TAG, 0, 1001, true, &bytes[1001..8192]);

@@ -2,13 +2,13 @@
 
 use iscsi::pdu::{Opcode, ScsiCommand};
 use iscsi::target::{CloseReason, Config};
-use iscsi::testing::{BLOCK, Lab, Portions};
+use iscsi::testing::{BLOCK, Harness, Portions};
 
 const BOTH: [(&str, &str); 3] =
     [("HeaderDigest", "CRC32C"), ("DataDigest", "CRC32C,None"), ("InitialR2T", "No")];
 
-fn lab() -> Lab {
-    let lab = Lab::logged_in(Config::default(), &BOTH);
+fn lab() -> Harness {
+    let lab = Harness::logged_in(Config::default(), &BOTH);
     assert!(lab.initiator.header_digest && lab.initiator.data_digest);
     lab
 }
@@ -19,7 +19,7 @@ const READ: [u8; 10] = [0x28, 0, 0, 0, 0, 1, 0, 0, 2, 0];
 /// RFC 3720 B.4 gives this header and its digest.
 #[test]
 fn clause_13_1_the_digest_of_the_rfcs_example() {
-    let mut lab = Lab::default();
+    let mut lab = Harness::default();
     lab.initiator.cmd_sn = 0x14;
     lab.log_in(&BOTH);
     let mut command = vec![0; 48];
@@ -42,7 +42,7 @@ fn clause_13_1_the_digest_of_the_rfcs_example() {
 #[test]
 fn clause_11_2_3_everything_is_covered() {
     for portions in [Portions::Whole, Portions::Bytes(3), Portions::Random(9)] {
-        let mut lab = Lab { portions, ..lab() };
+        let mut lab = Harness { portions, ..lab() };
         for len in [0, 1, 2, 3, 4, 500] {
             let ping = lab.initiator.ping(&vec![7; len]);
             assert_eq!(lab.say(&ping)[0].data, vec![7; len]);
@@ -137,7 +137,7 @@ fn clause_7_8_a_garbled_header_ends_the_connection() {
 #[test]
 fn clause_13_1_digests_are_independent() {
     for keys in [[BOTH[0], ("DataDigest", "None")], [("HeaderDigest", "None"), BOTH[1]]] {
-        let mut lab = Lab::logged_in(Config::default(), &keys);
+        let mut lab = Harness::logged_in(Config::default(), &keys);
         assert_ne!(lab.initiator.header_digest, lab.initiator.data_digest);
         let ping = lab.initiator.ping(b"hello");
         assert_eq!(lab.say(&ping)[0].data, b"hello");

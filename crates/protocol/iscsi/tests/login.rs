@@ -2,7 +2,7 @@
 
 use iscsi::pdu::{LoginStatus, Opcode, Stage};
 use iscsi::target::{Action, CloseReason, Config, LoginGrant, LoginReject};
-use iscsi::testing::{Lab, Pdu, Portions};
+use iscsi::testing::{Harness, Pdu, Portions};
 
 const NAMES: [(&str, &str); 3] = [
     ("InitiatorName", "iqn.2026-01.com.example:host"),
@@ -23,7 +23,7 @@ fn status(pdu: &Pdu) -> LoginStatus {
 }
 
 /// The one response, which refuses; the connection is closed.
-fn refused(lab: &mut Lab, bytes: &[u8]) -> LoginStatus {
+fn refused(lab: &mut Harness, bytes: &[u8]) -> LoginStatus {
     let got = lab.say(bytes);
     assert_eq!(got.len(), 1, "{got:?}");
     let status = status(&got[0]);
@@ -32,7 +32,7 @@ fn refused(lab: &mut Lab, bytes: &[u8]) -> LoginStatus {
     status
 }
 
-fn one(lab: &mut Lab, bytes: &[u8]) -> Pdu {
+fn one(lab: &mut Harness, bytes: &[u8]) -> Pdu {
     let mut got = lab.say(bytes);
     assert_eq!(got.len(), 1, "{got:?}");
     assert_eq!(status(&got[0]), LoginStatus::Success);
@@ -43,7 +43,7 @@ fn one(lab: &mut Lab, bytes: &[u8]) -> Pdu {
 /// response headers is given.
 #[test]
 fn clause_6_3_a_login_byte_by_byte() {
-    let mut lab = Lab::default();
+    let mut lab = Harness::default();
     lab.initiator.exp_stat_sn = 0x0a0b_0c0d;
     let mut request = vec![
         0x43, 0x81, 0, 0, 0, 0, 0, 0, // I, login; T, CSG 0, NSG 1; versions 0
@@ -86,7 +86,7 @@ fn clause_6_3_a_login_byte_by_byte() {
 #[test]
 fn clause_6_3_1_stages_may_be_skipped() {
     for (first, next) in [(O, F), (S, F)] {
-        let mut lab = Lab::default();
+        let mut lab = Harness::default();
         let login = lab.initiator.login(first, Some(next), &NAMES);
         let got = one(&mut lab, &login);
         assert_eq!(got.header[1], 0x83 | first.0 << 2);
@@ -99,7 +99,7 @@ fn clause_6_3_1_stages_may_be_skipped() {
 /// RFC 7143 6.3: without T the stage goes on.
 #[test]
 fn clause_6_3_a_stage_lasts_until_both_want_to_leave() {
-    let mut lab = Lab::default();
+    let mut lab = Harness::default();
     let login = lab.initiator.login(S, None, &NAMES);
     assert_eq!(one(&mut lab, &login).header[1], 0x00);
     let login = lab.initiator.login(S, None, &[("AuthMethod", "None")]);
@@ -128,7 +128,7 @@ fn clause_6_3_1_missing_names_are_refused() {
         (&[NAMES[0], ("TargetName", "iqn.2026-01.com.example:other")], LoginStatus::NotFound),
         (&[NAMES[0], NAMES[1], ("SessionType", "Odd")], LoginStatus::SessionTypeUnsupported),
     ] {
-        let mut lab = Lab::default();
+        let mut lab = Harness::default();
         let login = lab.initiator.login(S, Some(O), pairs);
         assert_eq!(refused(&mut lab, &login), expect, "{pairs:?}");
     }
@@ -137,7 +137,7 @@ fn clause_6_3_1_missing_names_are_refused() {
 /// RFC 7143 4.2.7.2: names reach the driver folded.
 #[test]
 fn clause_4_2_7_names_are_compared_in_lower_case() {
-    let mut lab = Lab { manual: true, ..Lab::default() };
+    let mut lab = Harness { manual: true, ..Harness::default() };
     let names = [("InitiatorName", "IQN.2026-01.com.Example:Host"), NAMES[1]];
     let login = lab.initiator.login(S, None, &names);
     assert!(lab.say(&login).is_empty());
@@ -150,7 +150,7 @@ fn clause_4_2_7_names_are_compared_in_lower_case() {
 #[test]
 fn clause_11_12_malformed_headers_are_refused() {
     let change = |at: usize, value: u8, expect| {
-        let mut lab = Lab::default();
+        let mut lab = Harness::default();
         let mut login = lab.initiator.login(S, Some(O), &NAMES);
         login[at] = value;
         assert_eq!(refused(&mut lab, &login), expect, "byte {at} = {value:#x}");
@@ -165,7 +165,7 @@ fn clause_11_12_malformed_headers_are_refused() {
 #[test]
 fn clause_11_12_identity_and_stage_do_not_change() {
     for change in 0..4 {
-        let mut lab = Lab::default();
+        let mut lab = Harness::default();
         let login = lab.initiator.login(S, Some(O), &NAMES);
         one(&mut lab, &login);
         match change {
@@ -192,12 +192,12 @@ fn clause_6_2_repeated_and_misplaced_keys_are_refused() {
         (O, &[("MaxRecvDataSegmentLength", "100")]),
         (S, &[("CHAP_A", "5")]),
     ] {
-        let mut lab = Lab::default();
+        let mut lab = Harness::default();
         let login = lab.initiator.login(stage, None, &with(more));
         assert_eq!(refused(&mut lab, &login), LoginStatus::InitiatorError, "{more:?}");
     }
     // Names in a later request.
-    let mut lab = Lab::default();
+    let mut lab = Harness::default();
     let login = lab.initiator.login(S, Some(O), &NAMES);
     one(&mut lab, &login);
     let login = lab.initiator.login(O, Some(F), &[("SessionType", "Normal")]);
@@ -207,7 +207,7 @@ fn clause_6_2_repeated_and_misplaced_keys_are_refused() {
 /// RFC 7143 6.2: unknown keys, keys of targets, and offers of all kinds are answered in order.
 #[test]
 fn clause_6_2_every_offer_is_answered() {
-    let mut lab = Lab::default();
+    let mut lab = Harness::default();
     let offers = [
         ("InitiatorAlias", "host"),
         ("X-com.example.colour", "blue"),
@@ -233,7 +233,7 @@ fn clause_6_2_every_offer_is_answered() {
 #[test]
 fn clause_6_1_malformed_text_is_refused() {
     for text in [&b"InitiatorName"[..], b"=\0", b"InitiatorName=\xff\xfe\0", b"A B=1\0", b"A=1"] {
-        let mut lab = Lab::default();
+        let mut lab = Harness::default();
         let login = lab.initiator.login_text(S, Some(O), false, text);
         assert_eq!(refused(&mut lab, &login), LoginStatus::InitiatorError, "{text:?}");
     }
@@ -242,7 +242,7 @@ fn clause_6_1_malformed_text_is_refused() {
 /// RFC 7143 6.2 and 11.12.2: text over several requests, with C, cut anywhere.
 #[test]
 fn clause_6_2_text_goes_on_with_the_c_bit() {
-    let mut lab = Lab::default();
+    let mut lab = Harness::default();
     let text: Vec<u8> = with(&[("HeaderDigest", "CRC32C")])
         .iter()
         .flat_map(|(k, v)| format!("{k}={v}\0").into_bytes())
@@ -260,7 +260,7 @@ fn clause_6_2_text_goes_on_with_the_c_bit() {
 /// RFC 7143 6.2: 64 KiB of text are enough for everybody, and no login goes on for ever.
 #[test]
 fn clause_6_2_text_and_requests_are_bounded() {
-    let mut lab = Lab::default();
+    let mut lab = Harness::default();
     let piece = vec![b'x'; 8192];
     for _ in 0..8 {
         let login = lab.initiator.login_text(S, None, true, &piece);
@@ -269,7 +269,7 @@ fn clause_6_2_text_and_requests_are_bounded() {
     let login = lab.initiator.login_text(S, None, true, &piece);
     assert_eq!(refused(&mut lab, &login), LoginStatus::InitiatorError);
 
-    let mut lab = Lab::default();
+    let mut lab = Harness::default();
     let login = lab.initiator.login_text(S, None, true, b"");
     for _ in 0..128 {
         one(&mut lab, &login);
@@ -277,7 +277,7 @@ fn clause_6_2_text_and_requests_are_bounded() {
     }
     assert_eq!(refused(&mut lab, &login), LoginStatus::InitiatorError);
 
-    let mut lab = Lab::default();
+    let mut lab = Harness::default();
     let many: Vec<_> = (0..200).map(|i| format!("X-{i}")).collect();
     let many: Vec<_> = many.iter().map(|k| (k.as_str(), "1")).collect();
     let login = lab.initiator.login(O, Some(F), &with(&many));
@@ -292,7 +292,7 @@ fn clause_6_2_long_answers_come_in_parts() {
     let pairs: Vec<_> = keys.iter().map(|k| (k.as_str(), "1")).collect();
     let text: Vec<u8> =
         with(&pairs).iter().flat_map(|(k, v)| format!("{k}={v}\0").into_bytes()).collect();
-    let mut lab = Lab::default();
+    let mut lab = Harness::default();
     let (first, rest) = text.split_at(4000);
     let login = lab.initiator.login_text(O, None, true, first);
     one(&mut lab, &login);
@@ -307,7 +307,7 @@ fn clause_6_2_long_answers_come_in_parts() {
     let answers = all.split(|&b| b == 0).filter(|a| a.ends_with(b"=NotUnderstood")).count();
     assert_eq!(answers, 120);
 
-    let mut lab = Lab::default();
+    let mut lab = Harness::default();
     let login = lab.initiator.login_text(O, None, true, first);
     one(&mut lab, &login);
     let login = lab.initiator.login_text(O, Some(F), false, rest);
@@ -320,12 +320,12 @@ fn clause_6_2_long_answers_come_in_parts() {
 /// with "invalid during login" in it.
 #[test]
 fn clause_6_3_only_logins_may_come_before_the_login_is_done() {
-    let mut lab = Lab::default();
+    let mut lab = Harness::default();
     let ping = lab.initiator.ping(b"");
     assert!(lab.say(&ping).is_empty());
     assert_eq!(lab.closed, Some(CloseReason::NotALogin));
 
-    let mut lab = Lab::default();
+    let mut lab = Harness::default();
     let login = lab.initiator.login(S, Some(O), &NAMES);
     one(&mut lab, &login);
     let ping = lab.initiator.ping(b"");
@@ -335,7 +335,7 @@ fn clause_6_3_only_logins_may_come_before_the_login_is_done() {
 /// RFC 7143 13.12: 8192 bytes are the most that may come before anything is declared.
 #[test]
 fn clause_13_12_long_segments_end_a_login() {
-    let mut lab = Lab::default();
+    let mut lab = Harness::default();
     let login = lab.initiator.login_text(S, None, true, &vec![b'x'; 8193]);
     assert!(lab.say(&login[..48]).is_empty());
     assert!(matches!(lab.closed, Some(CloseReason::Protocol(_))));
@@ -345,7 +345,7 @@ fn clause_13_12_long_segments_end_a_login() {
 #[test]
 fn clause_11_13_5_the_driver_decides() {
     for status in [LoginStatus::AuthorizationFailure, LoginStatus::ServiceUnavailable] {
-        let mut lab = Lab { manual: true, ..Lab::default() };
+        let mut lab = Harness { manual: true, ..Harness::default() };
         let login = lab.initiator.login(O, Some(F), &NAMES);
         lab.say(&login);
         assert!(matches!(lab.action(), Action::Login(_)));
@@ -354,20 +354,21 @@ fn clause_11_13_5_the_driver_decides() {
         assert_eq!(refused(&mut lab, &[]), status);
     }
     for status in [LoginStatus::NoSession, LoginStatus::TooManyConnections] {
-        let mut lab = Lab { manual: true, ..Lab::default() };
+        let mut lab = Harness { manual: true, ..Harness::default() };
         lab.initiator.tsih = 77;
         let login = lab.initiator.login(O, Some(F), &NAMES);
         lab.say(&login);
         assert!(matches!(lab.action(), Action::Login(who) if who.tsih == 77));
         lab.target.login_decision(Ok(lab.driver.login_grant()));
         let Action::Establish(session) = lab.action() else { panic!("no session") };
-        assert_eq!(session.who.target.unwrap().as_str(), "iqn.2026-01.com.example:disk");
-        lab.target.established(Err(status.into()));
+        assert_eq!(session.login.target.unwrap().as_str(), "iqn.2026-01.com.example:disk");
+        lab.target.session_established(Err(status.into()));
         assert_eq!(refused(&mut lab, &[]), status);
     }
 }
 
-/// RFC 7143 6.3.4: a connection that goes on with a session begins with what that has agreed on, but for its own.
+/// RFC 7143 6.3.4: a connection that goes on with a session begins with what that has agreed on,
+/// but for its own.
 #[test]
 fn clause_6_3_4_a_session_keeps_its_parameters() {
     let agreed = iscsi::params::Params {
@@ -383,7 +384,7 @@ fn clause_6_3_4_a_session_keeps_its_parameters() {
         time2wait: 7,
         time2retain: 0,
     };
-    let mut lab = Lab { manual: true, ..Lab::default() };
+    let mut lab = Harness { manual: true, ..Harness::default() };
     lab.initiator.tsih = 77;
     let offers = [NAMES[0], NAMES[1], ("DataDigest", "CRC32C"), ("MaxBurstLength", "8192")];
     let login = lab.initiator.login(O, Some(F), &offers);
@@ -408,13 +409,13 @@ fn clause_6_3_4_a_session_keeps_its_parameters() {
 /// RFC 7143 11.13.5 and 13.8: redirection names the other place.
 #[test]
 fn clause_11_13_5_redirection_names_the_address() {
-    let mut lab = Lab { manual: true, ..Lab::default() };
+    let mut lab = Harness { manual: true, ..Harness::default() };
     let login = lab.initiator.login(O, Some(F), &NAMES);
     lab.say(&login);
     lab.action();
     let status = LoginStatus::MovedTemporarily;
     let moved_to = Some("[2001:db8::1]:3260".to_string());
-    lab.target.login_decision(Err(LoginReject { status, moved_to }));
+    lab.target.login_decision(Err(LoginReject { status, redirect_address: moved_to }));
     let got = lab.pump();
     assert_eq!(got[0].header[36..38], [1, 1]);
     assert_eq!(got[0].value("TargetAddress").as_deref(), Some("[2001:db8::1]:3260"));
@@ -424,7 +425,7 @@ fn clause_11_13_5_redirection_names_the_address() {
 /// in discovery.
 #[test]
 fn clause_13_9_the_first_response_names_the_portal_group() {
-    let mut lab = Lab { manual: true, ..Lab::default() };
+    let mut lab = Harness { manual: true, ..Harness::default() };
     let login = lab.initiator.login(S, Some(O), &NAMES);
     lab.say(&login);
     lab.action();
@@ -439,7 +440,7 @@ fn clause_13_9_the_first_response_names_the_portal_group() {
     let login = lab.initiator.login(O, None, &[]);
     assert_eq!(lab.say(&login)[0].value("TargetPortalGroupTag"), None);
 
-    let mut lab = Lab::default();
+    let mut lab = Harness::default();
     let login = lab.initiator.login(S, Some(O), &[NAMES[0], ("SessionType", "Discovery")]);
     assert_eq!(one(&mut lab, &login).value("TargetPortalGroupTag"), None);
 }
@@ -447,7 +448,7 @@ fn clause_13_9_the_first_response_names_the_portal_group() {
 /// A login that does not come to an end is ended.
 #[test]
 fn logins_have_a_time_limit() {
-    let mut lab = Lab::new(Config::default());
+    let mut lab = Harness::new(Config::default());
     assert!(lab.wait(14).is_empty());
     let login = lab.initiator.login(S, Some(O), &NAMES);
     one(&mut lab, &login);
@@ -462,12 +463,12 @@ fn logins_may_come_in_any_portions() {
     let heard: Vec<_> = [Portions::Whole, Portions::Bytes(1), Portions::Random(3)]
         .into_iter()
         .map(|portions| {
-            let mut lab = Lab { portions, ..Lab::default() };
+            let mut lab = Harness { portions, ..Harness::default() };
             let first = lab.initiator.login(S, Some(O), &with(&[("AuthMethod", "None")]));
             one(&mut lab, &first);
             let second = lab.initiator.login(O, Some(F), &[("DataDigest", "CRC32C")]);
             one(&mut lab, &second);
-            lab.heard
+            lab.bytes_received
         })
         .collect();
     assert_eq!(heard[0], heard[1]);

@@ -3,7 +3,7 @@
 
 use iscsi::pdu::{NO_TAG, Opcode, ScsiCommand, TaskFunction};
 use iscsi::target::Config;
-use iscsi::testing::{BLOCK, Lab, Pdu, Portions};
+use iscsi::testing::{BLOCK, Harness, Pdu, Portions};
 use proptest::prelude::*;
 
 /// Blocks of the disk that are used.
@@ -69,7 +69,14 @@ fn cdb(opcode: u8, at: usize, count: usize) -> [u8; 10] {
 }
 
 /// Sends what an R2T, or the first burst, asks for.
-fn send(lab: &mut Lab, itt: u32, ttt: u32, at: usize, bytes: &[u8], segment: usize) -> Vec<Pdu> {
+fn send(
+    lab: &mut Harness,
+    itt: u32,
+    ttt: u32,
+    at: usize,
+    bytes: &[u8],
+    segment: usize,
+) -> Vec<Pdu> {
     let mut got = Vec::new();
     let pieces = bytes.chunks(segment).count();
     for (i, piece) in bytes.chunks(segment).enumerate() {
@@ -80,7 +87,7 @@ fn send(lab: &mut Lab, itt: u32, ttt: u32, at: usize, bytes: &[u8], segment: usi
     got
 }
 
-fn write(lab: &mut Lab, model: &mut [u8], seed: usize, op: Op) {
+fn write(lab: &mut Harness, model: &mut [u8], seed: usize, op: Op) {
     let Op::Write { at, count, immediate, unsolicited, segment } = op else { return };
     let bytes: Vec<u8> = (0..count * BLOCK).map(|i| (i * 31 + seed) as u8).collect();
     let len = bytes.len();
@@ -117,7 +124,7 @@ fn write(lab: &mut Lab, model: &mut [u8], seed: usize, op: Op) {
     model[at * BLOCK..at * BLOCK + len].copy_from_slice(&bytes);
 }
 
-fn read(lab: &mut Lab, model: &[u8], op: Op) {
+fn read(lab: &mut Harness, model: &[u8], op: Op) {
     let Op::Read { at, count, more } = op else { return };
     let len = count * BLOCK;
     let expected = u32::try_from(len as i32 + more).unwrap_or(0);
@@ -131,7 +138,7 @@ fn read(lab: &mut Lab, model: &[u8], op: Op) {
     assert_eq!((last.header[3], last.word(44)), (0, expected.abs_diff(len as u32)));
 }
 
-fn play(lab: &mut Lab, ops: &[Op]) {
+fn play(lab: &mut Harness, ops: &[Op]) {
     let mut model = lab.driver.disk.clone();
     for (seed, &op) in ops.iter().enumerate() {
         match op {
@@ -183,18 +190,18 @@ proptest! {
             ("FirstBurstLength", "4096"),
             ("MaxBurstLength", &burst),
         ];
-        let mut lab = Lab::new(Config::default());
+        let mut lab = Harness::new(Config::default());
         lab.log_in(&keys);
         play(&mut lab, &ops);
         for portions in [Portions::Bytes(1 + (seed % 60) as usize), Portions::Random(seed)] {
-            let mut again = Lab::new(Config::default());
+            let mut again = Harness::new(Config::default());
             again.portions = portions;
             (again.initiator.header_digest, again.initiator.data_digest) = (false, false);
-            for piece in lab.said.chunks(10_000) {
+            for piece in lab.bytes_sent.chunks(10_000) {
                 prop_assert_eq!(again.feed(piece), 0);
                 again.collect();
             }
-            prop_assert!(again.heard == lab.heard, "portions {:?}", portions);
+            prop_assert!(again.bytes_received == lab.bytes_received, "portions {:?}", portions);
             prop_assert!(again.driver.disk == lab.driver.disk);
         }
     }

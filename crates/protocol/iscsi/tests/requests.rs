@@ -4,25 +4,26 @@
 
 use iscsi::pdu::{NO_TAG, Opcode, ScsiCommand, Stage, TaskFunction, TaskOutcome};
 use iscsi::target::{
-    Action, CloseReason, Config, Connection, Notice, Outcome, RequestId, Tag, TargetRecord,
+    Action, AsyncNotification, CloseReason, CommandOutcome, Config, Connection, RequestId, Tag,
+    TargetRecord,
 };
-use iscsi::testing::{Lab, Pdu};
+use iscsi::testing::{Harness, Pdu};
 
-fn lab() -> Lab {
-    Lab::logged_in(Config::default(), &[])
+fn lab() -> Harness {
+    Harness::logged_in(Config::default(), &[])
 }
 
-fn manual() -> Lab {
-    Lab { manual: true, ..lab() }
+fn manual() -> Harness {
+    Harness { manual: true, ..lab() }
 }
 
 /// A command that runs; its tag and its initiator task tag.
-fn running(lab: &mut Lab, lun: u8) -> (Tag, u32) {
+fn running(lab: &mut Harness, lun: u8) -> (Tag, u32) {
     let mut header = lab.initiator.command_header(&[0], 0, 0);
     header.lun[1] = lun;
     let command = lab.initiator.frame(header.as_bytes(), &[]);
     assert!(lab.say(&command).is_empty());
-    let Action::Arrived(a) = lab.action() else { panic!("nothing arrived") };
+    let Action::CommandArrived(a) = lab.action() else { panic!("nothing arrived") };
     lab.target.admit(a.tag, 0);
     assert!(matches!(lab.action(), Action::Run { .. }));
     (a.tag, header.itt.get())
@@ -34,7 +35,7 @@ fn outcome(got: &[Pdu]) -> u8 {
     got[0].header[2]
 }
 
-fn aborts(lab: &mut Lab) -> Vec<Tag> {
+fn aborts(lab: &mut Harness) -> Vec<Tag> {
     lab.actions
         .drain(..)
         .map(|a| match a {
@@ -52,7 +53,7 @@ fn clause_11_5_1_abort_task() {
     let request = lab.initiator.task(TaskFunction::AbortTask, itt, 1);
     assert!(lab.say(&request).is_empty());
     assert_eq!(aborts(&mut lab), [tag]);
-    lab.target.complete(tag, &Outcome::default());
+    lab.target.complete(tag, &CommandOutcome::default());
     let got = lab.pump();
     assert_eq!(outcome(&got), 0);
     assert_eq!(got[0].itt(), itt + 1);
@@ -106,7 +107,7 @@ fn clause_4_2_3_2_functions_affect_their_tasks() {
             }
             for tag in &affected {
                 assert!(lab.pump().is_empty());
-                lab.target.complete(*tag, &Outcome::default());
+                lab.target.complete(*tag, &CommandOutcome::default());
             }
             if !driver_first {
                 assert!(lab.pump().is_empty());
@@ -114,7 +115,7 @@ fn clause_4_2_3_2_functions_affect_their_tasks() {
             }
             assert_eq!(outcome(&lab.pump()), 0);
             if !all {
-                lab.target.complete(b, &Outcome::default());
+                lab.target.complete(b, &CommandOutcome::default());
                 assert_eq!(lab.pump()[0].opcode(), Opcode::ScsiResponse);
             }
         }
@@ -170,7 +171,7 @@ fn clause_4_2_3_requests_may_overlap() {
     let Some(Action::TaskManagement { id, .. }) = lab.actions.pop() else { panic!("not asked") };
     assert_eq!(aborts(&mut lab), [tag], "told once");
     lab.target.task_management_done(id, TaskOutcome::Complete);
-    lab.target.complete(tag, &Outcome::default());
+    lab.target.complete(tag, &CommandOutcome::default());
     let got = lab.pump();
     assert_eq!(got.iter().map(Pdu::itt).collect::<Vec<_>>(), [itt + 1, itt + 2]);
 }
@@ -195,7 +196,7 @@ fn clause_4_2_3_3_a_write_is_aborted_half_way() {
     let cdb = [0x2a, 0, 0, 0, 0, 1, 0, 0, 4, 0];
     let write = lab.initiator.command(&cdb, ScsiCommand::WRITE, 2048, &[]);
     lab.say(&write);
-    let Action::Arrived(a) = lab.action() else { panic!("nothing arrived") };
+    let Action::CommandArrived(a) = lab.action() else { panic!("nothing arrived") };
     lab.target.admit(a.tag, 2048);
     let Action::Grant { tag, bytes, .. } = lab.action() else { panic!("no grant") };
     lab.target.grant(tag, lab.driver.memory(bytes));
@@ -203,7 +204,7 @@ fn clause_4_2_3_3_a_write_is_aborted_half_way() {
     let abort = lab.initiator.task(TaskFunction::AbortTask, 0x10, 1);
     lab.say(&abort);
     assert_eq!(aborts(&mut lab), [tag]);
-    lab.target.complete(tag, &Outcome::status(0x40, &[]));
+    lab.target.complete(tag, &CommandOutcome::status(0x40, &[]));
     assert_eq!(outcome(&lab.pump()), 0);
     let data = lab.initiator.data_out(0x10, ttt, 0, 0, true, &[1; 2048]);
     assert!(lab.say(&data).is_empty());
@@ -259,7 +260,7 @@ fn clause_11_19_the_target_pings() {
 fn half_a_pdu_does_not_wait_for_ever() {
     let config = Config { ping_timeout: std::time::Duration::from_secs(60), ..Config::default() };
     for cut in [1, 47, 48 + 10] {
-        let mut lab = Lab::logged_in(config.clone(), &[]);
+        let mut lab = Harness::logged_in(config.clone(), &[]);
         let ping = lab.initiator.ping(&[1; 100]);
         assert_eq!(lab.feed(&ping[..cut]), 0);
         lab.wait(29);
@@ -276,7 +277,7 @@ fn waiting_for_memory_is_not_silence() {
     let cdb = [0x2a, 0, 0, 0, 0, 1, 0, 0, 1, 0];
     let write = lab.initiator.command(&cdb, ScsiCommand::WRITE, 512, &[9; 512]);
     assert_eq!(lab.feed(&write), 512);
-    let Action::Arrived(a) = lab.action() else { panic!("nothing arrived") };
+    let Action::CommandArrived(a) = lab.action() else { panic!("nothing arrived") };
     lab.target.admit(a.tag, 512);
     for _ in 0..100 {
         assert!(lab.wait(10).is_empty());
@@ -287,8 +288,8 @@ fn waiting_for_memory_is_not_silence() {
     assert!(matches!(lab.action(), Action::Run { .. }));
 }
 
-fn discovery(targets: usize, keys: &[(&str, &str)]) -> Lab {
-    let mut lab = Lab::default();
+fn discovery(targets: usize, keys: &[(&str, &str)]) -> Harness {
+    let mut lab = Harness::default();
     lab.driver.targets = (0..targets)
         .map(|i| TargetRecord {
             name: format!("iqn.2026-01.com.example:disk-{i}"),
@@ -376,7 +377,7 @@ fn clause_11_10_malformed_text_requests_are_rejected() {
         let got = lab.say(bytes);
         assert_eq!((got[0].opcode(), got[0].header[2]), (Opcode::Reject, reason));
     };
-    let mut i = iscsi::testing::Initiator::default();
+    let mut i = iscsi::testing::ScriptedInitiator::default();
     let header = i.text_header(NO_TAG);
     let framed = |h: &iscsi::pdu::TextRequest, d: &[u8]| i.frame(h.as_bytes(), d);
     reject(&framed(&header, b"SendTargets"), 0x04);
@@ -459,9 +460,9 @@ fn clause_4_2_6_a_logout_waits_for_running_commands() {
     assert_eq!(aborts(&mut lab), [a, b]);
     let ping = lab.initiator.ping(b"");
     assert_eq!(lab.feed(&ping), 48, "nothing more is received");
-    lab.target.complete(b, &Outcome::default());
+    lab.target.complete(b, &CommandOutcome::default());
     assert!(lab.pump().is_empty());
-    lab.target.complete(a, &Outcome::default());
+    lab.target.complete(a, &CommandOutcome::default());
     let got = lab.pump();
     assert_eq!((got.len(), got[0].opcode()), (1, Opcode::LogoutResponse));
     assert_eq!(lab.closed, Some(CloseReason::Logout));
@@ -477,17 +478,17 @@ fn clause_11_9_asynchronous_messages() {
         assert_eq!((got.len(), got[0].opcode(), got[0].itt()), (1, Opcode::AsyncMessage, NO_TAG));
         got.remove(0)
     };
-    let got = say(Notice::LogoutRequest { within_s: 30 });
+    let got = say(AsyncNotification::LogoutRequest { within_s: 30 });
     assert_eq!(got.header[36..48], [1, 0, 0, 0, 0, 0, 0, 30, 0, 0, 0, 0]);
-    let got = say(Notice::Drop { time2wait_s: 5 });
+    let got = say(AsyncNotification::Drop { time2wait_s: 5 });
     assert_eq!(got.header[36..48], [3, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0]);
     let lun = [0, 3, 0, 0, 0, 0, 0, 0];
-    let got = say(Notice::Scsi { lun, sense: &[0x70, 0, 6] });
+    let got = say(AsyncNotification::Scsi { lun, sense: &[0x70, 0, 6] });
     assert_eq!((got.header[8..16].to_vec(), got.header[36]), (lun.to_vec(), 0));
     assert_eq!(got.data, [0, 3, 0x70, 0, 6]);
 
-    let mut early = Lab::default();
-    early.target.notify(Notice::Drop { time2wait_s: 5 });
+    let mut early = Harness::default();
+    early.target.notify(AsyncNotification::Drop { time2wait_s: 5 });
     assert!(early.pump().is_empty(), "not before the full feature phase");
 }
 
@@ -500,14 +501,14 @@ fn a_closed_connection_takes_everything_and_does_nothing() {
     lab.act();
     assert_eq!(lab.closed, Some(CloseReason::Requested));
     let c = &mut lab.target;
-    c.complete(tag, &Outcome::default());
+    c.complete(tag, &CommandOutcome::default());
     c.admit(tag, 10);
     c.grant(tag, lab.driver.memory(4096));
     c.task_management_done(RequestId(0), TaskOutcome::Complete);
     c.targets(&[]);
     c.login_decision(Ok(lab.driver.login_grant()));
-    c.established(Ok(1));
-    c.notify(Notice::Drop { time2wait_s: 0 });
+    c.session_established(Ok(1));
+    c.notify(AsyncNotification::Drop { time2wait_s: 0 });
     c.set_window(1000);
     c.close();
     assert!(lab.wait(1000).is_empty() && lab.actions.is_empty());

@@ -1,18 +1,18 @@
-//! Where a server is.
+//! Addresses of servers.
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// The port that NBD has of IANA.
+/// The port that IANA assigned to NBD.
 pub const DEFAULT_PORT: u16 = 10809;
 
 /// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// At a Unix socket.
+    /// A Unix socket.
     Unix(PathBuf),
-    /// At TCP, usually port [`DEFAULT_PORT`].
+    /// TCP, usually port [`DEFAULT_PORT`].
     Tcp(SocketAddr),
 }
 

@@ -1,4 +1,4 @@
-//! The client's end of one connection.
+//! The client side of a connection.
 //!
 //! ```text
 //!  greeting ──► structured replies? ──► base:allocation? ──► GO ──► agreed
@@ -6,12 +6,13 @@
 //!  submit ──► request (with its data) ──► simple reply, or chunks ──► Done
 //! ```
 //!
-//! * Each command that [`Connection::submit`] has taken ends in exactly one [`Done`], whatever becomes of
-//!   the connection.
-//! * Payload is not copied: data goes out of the caller's buffers, and comes into them.
-//! * Nothing of what a server says is believed that would harm: data lies within the read that it answers,
-//!   no byte of it comes twice, and a read succeeds when all of it has come.
-//! * What a server can make this side hold is bounded by the commands in flight and one small message.
+//! * Each command that [`Connection::submit`] accepts ends in exactly one [`CompletedCommand`],
+//!   whatever happens to the connection.
+//! * Payload is not copied: it is sent from, and received into, the caller's buffers.
+//! * The server's messages are validated: data lies within its read, no byte comes twice, and a
+//!   read succeeds only when all of it has arrived.
+//! * Memory that a server can make this side hold is limited by the commands in flight and one
+//!   small message.
 
 mod commands;
 mod handshake;
@@ -26,36 +27,36 @@ use frame::{Machine, SendQueue};
 use zerocopy::IntoBytes;
 
 use crate::message::{Cmd, Errno, REQUEST_MAGIC, Rep, Request, command_flag, flag};
-use crate::{Abilities, Extent, Sizes, Tag};
+use crate::{BlockStatusExtent, SizeConstraints, Tag, TransmissionFlags};
 use commands::{Command, Commands};
-use handshake::Step;
-use receive::Receive;
+use handshake::HandshakeStep;
+use receive::Expecting;
 
 /// Most commands in flight: their tags have 16 bits.
 pub const MAX_IN_FLIGHT: u16 = 4096;
 
-/// What is asked for, limits and times.
+/// Options, limits and timeouts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Name of the export, of 4096 bytes at most; the server's default one where it is empty.
+    /// Name of the export, at most 4096 bytes; empty for the server's default.
     pub export: String,
-    /// Commands that may be in flight; cut to [`MAX_IN_FLIGHT`].
-    pub in_flight: u16,
-    /// Whether to ask for structured replies, and for `base:allocation` with them.
+    /// Maximum number of commands in flight; clamped to [`MAX_IN_FLIGHT`].
+    pub max_in_flight: u16,
+    /// Whether to request structured replies, and `base:allocation` with them.
     pub structured: bool,
-    /// How long the server may take until the export is agreed on.
+    /// Time limit of the handshake.
     pub handshake_timeout: Duration,
-    /// How long it may take to finish a message that it has begun.
+    /// Time limit of receiving a message that has begun.
     pub receive_timeout: Duration,
 }
 
 impl Config {
-    /// The usual limits.
+    /// Default options.
     #[must_use]
     pub fn new(export: &str) -> Self {
         Self {
             export: export.to_owned(),
-            in_flight: 64,
+            max_in_flight: 64,
             structured: true,
             handshake_timeout: Duration::from_secs(10),
             receive_timeout: Duration::from_secs(60),
@@ -63,120 +64,120 @@ impl Config {
     }
 }
 
-/// What was agreed on.
+/// Result of the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Agreed {
+pub struct NegotiatedExport {
     /// Size of the export in bytes.
     pub bytes: u64,
-    /// What it can do.
-    pub abilities: Abilities,
-    /// Size constraints; what holds where nothing was said, if the server has not told any.
-    pub sizes: Sizes,
+    /// Its capabilities.
+    pub transmission_flags: TransmissionFlags,
+    /// Size constraints; the protocol's defaults if the server has sent none.
+    pub size_constraints: SizeConstraints,
     /// Whether replies are structured.
     pub structured: bool,
-    /// Whether [`Op::BlockStatus`] is answered.
-    pub maps: bool,
+    /// Whether [`Op::BlockStatus`] is supported.
+    pub block_status: bool,
 }
 
-/// What a command does. Ranges are in bytes and obey what was agreed on; data is not empty.
+/// A command. Ranges are in bytes and respect the negotiated limits; data is not empty.
 #[derive(Debug)]
 pub enum Op {
-    /// Fills the buffers.
+    /// Read into the buffers.
     Read {
         /// First byte.
         at: u64,
-        /// As long as the read; of less than 4 GiB.
+        /// As long as the read; less than 4 GiB.
         buffers: BufsMut,
     },
-    /// Replaces contents.
+    /// Write.
     Write {
         /// First byte.
         at: u64,
-        /// The new contents, of less than 4 GiB.
+        /// The data, less than 4 GiB.
         data: Bufs,
-        /// Durable when it is answered.
+        /// Whether it must be durable when answered.
         fua: bool,
     },
-    /// Makes durable what was completed before.
+    /// Make completed writes durable.
     Flush,
-    /// Nobody needs the contents any more.
+    /// The contents are no longer needed.
     Trim {
         /// First byte.
         at: u64,
-        /// How many.
+        /// Length in bytes.
         len: u32,
     },
-    /// Makes the contents zeroes.
+    /// Zero the range.
     WriteZeroes {
         /// First byte.
         at: u64,
-        /// How many.
+        /// Length in bytes.
         len: u32,
         /// Whether the space may be freed.
         hole: bool,
-        /// Durable when it is answered.
+        /// Whether it must be durable when answered.
         fua: bool,
     },
-    /// Asks how the range begins: [`Reply::Extent`].
+    /// Query the first extent of the range: [`Reply::Extent`].
     BlockStatus {
         /// First byte.
         at: u64,
-        /// How many.
+        /// Length in bytes.
         len: u32,
     },
 }
 
-/// What has come of a command that succeeded.
+/// Result of a successful command.
 #[derive(Debug)]
 pub enum Reply {
-    /// It is done.
+    /// Done, without data.
     Done,
-    /// All that [`Op::Read`] has asked for.
+    /// The data of [`Op::Read`].
     Data(BufsMut),
-    /// How the range of [`Op::BlockStatus`] begins; not beyond its end.
-    Extent(Extent),
+    /// The first extent of the range of [`Op::BlockStatus`]; not beyond its end.
+    Extent(BlockStatusExtent),
 }
 
-/// Why a command has not succeeded.
+/// Why a command failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failed {
-    /// The server says so.
+pub enum CommandError {
+    /// The server reported an error.
     Error(Errno),
-    /// The connection has ended: nobody knows whether it was done.
-    Lost,
+    /// The connection has ended: whether the command was executed is unknown.
+    ConnectionLost,
 }
 
-/// The end of a command.
+/// A completed command.
 #[derive(Debug)]
-pub struct Done {
-    /// The command; its tag may be used again by now.
+pub struct CompletedCommand {
+    /// Tag of the command, which may be in use again by now.
     pub tag: Tag,
-    /// What has become of it.
-    pub outcome: Result<Reply, Failed>,
+    /// Its outcome.
+    pub outcome: Result<Reply, CommandError>,
 }
 
-/// Why a connection ends.
+/// Why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum CloseReason {
     /// This side closed it.
     Closed,
     /// The server refused the export.
     Refused(Rep),
-    /// The server speaks a dialect that is not spoken here.
+    /// The server uses an unsupported protocol variant.
     Unsupported(&'static str),
     /// The server broke the protocol.
     Violation(&'static str),
-    /// The server is being shut down, and said so.
+    /// The server announced its shutdown.
     ServerShutDown,
-    /// Nothing was agreed on in time.
+    /// The handshake timed out.
     HandshakeTimeout,
-    /// The server left a message unfinished.
+    /// The server did not finish a message in time.
     ReceiveTimeout,
     /// The server did not answer a command in time.
     CommandTimeout,
 }
 
-impl fmt::Display for End {
+impl fmt::Display for CloseReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Closed => f.write_str("closed"),
@@ -195,66 +196,66 @@ impl fmt::Display for End {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    Handshake(Step),
+    Handshake(HandshakeStep),
     Transmission,
     Closed,
 }
 
-/// One connection to a server.
+/// A connection to a server.
 #[derive(Debug)]
 pub struct Connection {
     config: Config,
     phase: Phase,
-    receive: Receive,
-    /// Of what has a fixed length.
+    receive: Expecting,
+    /// Received part of a fixed-length header.
     header: [u8; receive::LONGEST_HEADER],
     filled: usize,
-    /// Since when the server has left something unfinished.
-    since: Option<Duration>,
-    handshake: handshake::Known,
-    agreed: Option<Agreed>,
+    /// Since when a message of the server is incomplete.
+    unfinished_since: Option<Duration>,
+    handshake: handshake::ServerInfo,
+    negotiated: Option<NegotiatedExport>,
     commands: Commands,
-    done: VecDeque<Done>,
+    completed: VecDeque<CompletedCommand>,
     out: SendQueue,
     now: Duration,
-    /// When to look for commands that have run out of time; never later than the first does.
+    /// When to look for expired commands; never later than the first deadline.
     deadline: Option<Duration>,
-    end: Option<End>,
+    close_reason: Option<CloseReason>,
 }
 
 impl Connection {
-    /// A connection that has just been made: the server speaks first.
+    /// A new connection: the server sends first.
     #[must_use]
     pub fn new(config: Config) -> Self {
-        let in_flight = config.in_flight.clamp(1, MAX_IN_FLIGHT);
+        let in_flight = config.max_in_flight.clamp(1, MAX_IN_FLIGHT);
         Self {
-            config: Config { in_flight, ..config },
-            phase: Phase::Handshake(Step::Greeting),
-            receive: Receive::Greeting,
+            config: Config { max_in_flight: in_flight, ..config },
+            phase: Phase::Handshake(HandshakeStep::Greeting),
+            receive: Expecting::Greeting,
             header: [0; receive::LONGEST_HEADER],
             filled: 0,
-            since: None,
-            handshake: handshake::Known::default(),
-            agreed: None,
+            unfinished_since: None,
+            handshake: handshake::ServerInfo::default(),
+            negotiated: None,
             commands: Commands::default(),
-            done: VecDeque::new(),
+            completed: VecDeque::new(),
             out: SendQueue::default(),
             now: Duration::ZERO,
             deadline: None,
-            end: None,
+            close_reason: None,
         }
     }
 
-    /// What was agreed on; `None` before that.
+    /// Result of the handshake; `None` before.
     #[must_use]
-    pub fn agreed(&self) -> Option<&Agreed> {
-        self.agreed.as_ref()
+    pub fn negotiated(&self) -> Option<&NegotiatedExport> {
+        self.negotiated.as_ref()
     }
 
-    /// Why the connection ends; `None` while it does not.
+    /// Why the connection ended; `None` while it is open.
     #[must_use]
-    pub fn end(&self) -> Option<End> {
-        self.end
+    pub fn close_reason(&self) -> Option<CloseReason> {
+        self.close_reason
     }
 
     /// Commands in flight.
@@ -263,36 +264,40 @@ impl Connection {
         self.commands.len()
     }
 
-    /// How many commands [`Self::submit`] takes now.
+    /// How many commands [`Self::submit`] accepts now.
     #[must_use]
-    pub fn room(&self) -> usize {
+    pub fn free_slots(&self) -> usize {
         match self.phase {
-            Phase::Transmission => usize::from(self.config.in_flight) - self.commands.len(),
+            Phase::Transmission => usize::from(self.config.max_in_flight) - self.commands.len(),
             Phase::Handshake(_) | Phase::Closed => 0,
         }
     }
 
-    /// The next command that has ended, if any.
-    pub fn poll_done(&mut self) -> Option<Done> {
-        self.done.pop_front()
+    /// The next completed command, if any.
+    pub fn poll_done(&mut self) -> Option<CompletedCommand> {
+        self.completed.pop_front()
     }
 
-    /// Sends a command, whose time begins at the `now` that was told last and ends after `timeout`.
+    /// Sends a command; its `timeout` starts at the last `now`.
     ///
-    /// `None`, and the command is dropped, where there is no [`Self::room`] for it.
+    /// Returns `None` and drops the command if there is no free slot ([`Self::free_slots`]).
     ///
     /// # Panics
-    /// If the export does not have the ability that it needs: clients must not ask ("Transmission flags"). If
-    /// its data is 4 GiB or longer.
+    /// If the export lacks the capability that the command needs: clients must not send it
+    /// ("Transmission flags"). If its data is 4 GiB or longer.
     pub fn submit(&mut self, op: Op, timeout: Option<Duration>) -> Option<Tag> {
-        if self.room() == 0 {
+        if self.free_slots() == 0 {
             return None;
         }
-        let agreed = self.agreed?;
+        let agreed = self.negotiated?;
         let (kind, at, len, flags) = encode(&op);
-        let needed = needed(kind, flags);
-        assert!(agreed.abilities.has(needed), "{kind:?} is beyond {:?}", agreed.abilities);
-        assert!(kind != Cmd::BlockStatus || agreed.maps, "no metadata was agreed on");
+        let needed = required_transmission_flags(kind, flags);
+        assert!(
+            agreed.transmission_flags.has(needed),
+            "{kind:?} is beyond {:?}",
+            agreed.transmission_flags
+        );
+        assert!(kind != Cmd::BlockStatus || agreed.block_status, "no metadata was agreed on");
         let deadline = timeout.map(|t| self.now.saturating_add(t));
         self.deadline = [self.deadline, deadline].into_iter().flatten().min();
         let mut command = Command { kind, at, len, deadline, ..Command::default() };
@@ -322,40 +327,42 @@ impl Connection {
         self.out.push_bytes(request.as_bytes());
     }
 
-    /// Ends the connection, with the server being told (`NBD_CMD_DISC`). What is in flight is lost.
+    /// Ends the connection with `NBD_CMD_DISC`. Commands in flight are lost.
     pub fn close(&mut self) {
-        self.leave(End::Closed);
+        self.soft_disconnect(CloseReason::Closed);
     }
 
     /// "Soft disconnect" from the transmission phase.
-    fn leave(&mut self, end: End) {
+    fn soft_disconnect(&mut self, end: CloseReason) {
         if self.phase == Phase::Transmission {
             self.send(Cmd::Disc, 0, 0, 0, 0);
         }
-        self.lose(end);
+        self.fail_in_flight(end);
     }
 
-    /// "Hard disconnect": nothing is sent any more.
-    fn finish(&mut self, end: End) {
+    /// "Hard disconnect": nothing more is sent.
+    fn hard_disconnect(&mut self, end: CloseReason) {
         if self.phase != Phase::Closed {
             self.out = SendQueue::default();
-            self.lose(end);
+            self.fail_in_flight(end);
         }
     }
 
     fn violation(&mut self, what: &'static str) {
-        self.finish(End::Violation(what));
+        self.hard_disconnect(CloseReason::Violation(what));
     }
 
-    /// What is in flight is lost.
-    fn lose(&mut self, end: End) {
-        self.end.get_or_insert(end);
+    /// Fails all commands in flight.
+    fn fail_in_flight(&mut self, end: CloseReason) {
+        self.close_reason.get_or_insert(end);
         self.phase = Phase::Closed;
-        self.receive = Receive::Greeting;
-        self.since = None;
+        self.receive = Expecting::Greeting;
+        self.unfinished_since = None;
         self.deadline = None;
         let lost = self.commands.drain();
-        self.done.extend(lost.map(|tag| Done { tag, outcome: Err(Failed::Lost) }));
+        self.completed.extend(
+            lost.map(|tag| CompletedCommand { tag, outcome: Err(CommandError::ConnectionLost) }),
+        );
     }
 }
 
@@ -378,8 +385,8 @@ fn encode(op: &Op) -> (Cmd, u64, u32, u16) {
     }
 }
 
-/// The transmission flags without which a client must not send such a command.
-fn needed(kind: Cmd, flags: u16) -> u16 {
+/// Transmission flags that a command requires.
+fn required_transmission_flags(kind: Cmd, flags: u16) -> u16 {
     let command = match kind {
         Cmd::Flush => flag::SEND_FLUSH,
         Cmd::Trim => flag::SEND_TRIM,
@@ -396,31 +403,33 @@ impl Machine for Connection {
         }
         let wanted = self.receive.header_bytes(&self.header, self.filled);
         match &mut self.receive {
-            Receive::Small { data, .. } => Some(&mut data[self.filled..]),
-            Receive::Padding { left } => {
+            Expecting::Small { data, .. } => Some(&mut data[self.filled..]),
+            Expecting::Padding { remaining: left } => {
                 Some(&mut self.header[..receive::LONGEST_HEADER.min(*left)])
             }
-            Receive::Data { tag, place, left, .. } => self.commands.space(*tag, *place, *left),
+            Expecting::Data { tag, position: place, remaining: left, .. } => {
+                self.commands.space(*tag, *place, *left)
+            }
             _ => Some(&mut self.header[self.filled..wanted]),
         }
     }
 
-    fn received(&mut self, n: usize) {
+    fn on_received(&mut self, n: usize) {
         if self.phase == Phase::Closed {
             return;
         }
-        self.since.get_or_insert(self.now);
+        self.unfinished_since.get_or_insert(self.now);
         let complete = match &mut self.receive {
-            Receive::Padding { left } => {
+            Expecting::Padding { remaining: left } => {
                 *left = left.saturating_sub(n);
                 *left == 0
             }
-            Receive::Data { tag, place, left, .. } => {
+            Expecting::Data { tag, position: place, remaining: left, .. } => {
                 *left = left.saturating_sub(u32::try_from(n).unwrap_or(u32::MAX));
-                *place = self.commands.moved(*tag, *place, n);
+                *place = self.commands.advance(*tag, *place, n);
                 *left == 0
             }
-            Receive::Small { data, .. } => {
+            Expecting::Small { data, .. } => {
                 self.filled += n;
                 self.filled >= data.len()
             }
@@ -431,7 +440,7 @@ impl Machine for Connection {
         };
         if complete {
             self.filled = 0;
-            self.since = None;
+            self.unfinished_since = None;
             self.advance();
         }
     }
@@ -445,7 +454,7 @@ impl Machine for Connection {
             Phase::Closed => None,
             Phase::Handshake(_) => Some(self.config.handshake_timeout),
             Phase::Transmission => {
-                let message = self.since.map(|s| s + self.config.receive_timeout);
+                let message = self.unfinished_since.map(|s| s + self.config.receive_timeout);
                 [message, self.deadline].into_iter().flatten().min()
             }
         }
@@ -457,15 +466,15 @@ impl Machine for Connection {
             return;
         }
         if matches!(self.phase, Phase::Handshake(_)) {
-            return self.finish(End::HandshakeTimeout);
+            return self.hard_disconnect(CloseReason::HandshakeTimeout);
         }
         let timeout = self.config.receive_timeout;
-        if self.since.is_some_and(|s| now >= s + timeout) {
-            return self.finish(End::ReceiveTimeout);
+        if self.unfinished_since.is_some_and(|s| now >= s + timeout) {
+            return self.hard_disconnect(CloseReason::ReceiveTimeout);
         }
         self.deadline = self.commands.first_deadline();
         if self.deadline.is_some_and(|at| now >= at) {
-            self.finish(End::CommandTimeout);
+            self.hard_disconnect(CloseReason::CommandTimeout);
         }
     }
 

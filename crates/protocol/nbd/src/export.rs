@@ -1,23 +1,23 @@
-//! What a server offers, and what it says of it.
+//! An export and its properties.
 
 use crate::message::flag;
 
 /// Size constraints of an export ("Size constraints", `NBD_INFO_BLOCK_SIZE`), in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sizes {
+pub struct SizeConstraints {
     /// Offsets and lengths are multiples of this: a power of two, at most 64 KiB.
     pub minimum: u32,
-    /// What is efficient: a power of two, neither below `minimum` nor 512.
+    /// Efficient size: a power of two, at least `minimum` and 512.
     pub preferred: u32,
     /// Most data of one request; not below `preferred`.
     pub payload: u32,
 }
 
-impl Sizes {
-    /// What holds where nothing was said.
+impl SizeConstraints {
+    /// The protocol's defaults.
     pub const DEFAULT: Self = Self { minimum: 1, preferred: 4096, payload: 32 << 20 };
 
-    /// Whether they obey what the specification says of them.
+    /// Whether they satisfy the specification.
     #[must_use]
     pub fn are_valid(&self) -> bool {
         self.minimum.is_power_of_two()
@@ -28,12 +28,12 @@ impl Sizes {
     }
 }
 
-/// What an export can do: the transmission flags.
+/// Capabilities of an export: the transmission flags.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Abilities(pub u16);
+pub struct TransmissionFlags(pub u16);
 
-impl Abilities {
-    /// Whether all of `flags` ([`flag`]) are told.
+impl TransmissionFlags {
+    /// Whether all of `flags` ([`flag`]) are set.
     #[must_use]
     pub fn has(self, flags: u16) -> bool {
         self.0 & flags == flags
@@ -43,44 +43,44 @@ impl Abilities {
 /// One export of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Export {
-    /// Its name, of 4096 bytes at most. A client that names none gets the first export.
+    /// Its name, at most 4096 bytes. Clients that name none get the first export.
     pub name: String,
-    /// What people are told of it, of 4096 bytes at most; may be empty.
+    /// Description for users, at most 4096 bytes; may be empty.
     pub description: String,
     /// Its size in bytes, a multiple of `sizes.minimum`.
     pub bytes: u64,
     /// Size constraints. They are enforced.
-    pub sizes: Sizes,
-    /// Whether it refuses to be changed.
+    pub size_constraints: SizeConstraints,
+    /// Whether it is read-only.
     pub read_only: bool,
-    /// Whether [`server::Command::Trim`](crate::server::Command::Trim) does anything.
-    pub trims: bool,
-    /// Zeroing that may leave holes is faster than writing where offset and length are multiples of this,
-    /// in bytes; `None` where nobody knows.
+    /// Whether [`server::Command::Trim`](crate::server::Command::Trim) has an effect.
+    pub can_trim: bool,
+    /// Zeroing with holes is faster than writing if offset and length are multiples of this, in
+    /// bytes; `None` if unknown.
     pub fast_zero_bytes: Option<u32>,
     /// Whether a flush on any connection covers what was completed on all of them.
     pub multi_conn: bool,
 }
 
 impl Export {
-    /// What it can do, as it is told to a client that has, or has not, agreed on structured replies
-    /// ("Transmission flags").
+    /// Its transmission flags for a client with or without structured replies ("Transmission
+    /// flags").
     #[must_use]
-    pub fn abilities(&self, structured: bool) -> Abilities {
+    pub fn transmission_flags(&self, structured: bool) -> TransmissionFlags {
         let mut flags = flag::HAS_FLAGS | flag::SEND_FLUSH | flag::SEND_FUA;
         let mut set = |condition: bool, flag: u16| flags |= if condition { flag } else { 0 };
         set(self.read_only, flag::READ_ONLY);
-        set(!self.read_only && self.trims, flag::SEND_TRIM);
+        set(!self.read_only && self.can_trim, flag::SEND_TRIM);
         set(!self.read_only, flag::SEND_WRITE_ZEROES | flag::SEND_FAST_ZERO);
         set(structured, flag::SEND_DF);
         set(self.multi_conn, flag::CAN_MULTI_CONN);
-        Abilities(flags)
+        TransmissionFlags(flags)
     }
 }
 
 /// Bytes in a row that are alike (`base:allocation`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
+pub struct BlockStatusExtent {
     /// How many bytes; not 0.
     pub bytes: u32,
     /// Whether there is no space behind them (`NBD_STATE_HOLE`).
@@ -95,8 +95,10 @@ mod tests {
 
     #[test]
     fn sizes_obey_the_specification() {
-        let sizes = |minimum, preferred, payload| Sizes { minimum, preferred, payload };
-        for good in [Sizes::DEFAULT, sizes(512, 512, 512), sizes(1 << 16, 1 << 20, u32::MAX)] {
+        let sizes = |minimum, preferred, payload| SizeConstraints { minimum, preferred, payload };
+        for good in
+            [SizeConstraints::DEFAULT, sizes(512, 512, 512), sizes(1 << 16, 1 << 20, u32::MAX)]
+        {
             assert!(good.are_valid(), "{good:?}");
         }
         for bad in [
@@ -118,16 +120,16 @@ mod tests {
             name: String::new(),
             description: String::new(),
             bytes: 0,
-            sizes: Sizes::DEFAULT,
+            size_constraints: SizeConstraints::DEFAULT,
             read_only: true,
-            trims: true,
+            can_trim: true,
             fast_zero_bytes: None,
             multi_conn: false,
         };
-        let told = export.abilities(false);
+        let told = export.transmission_flags(false);
         assert_eq!(told.0, flag::HAS_FLAGS | flag::READ_ONLY | flag::SEND_FLUSH | flag::SEND_FUA);
         let export = Export { read_only: false, multi_conn: true, ..export };
-        let told = export.abilities(true);
+        let told = export.transmission_flags(true);
         assert!(told.has(flag::SEND_TRIM | flag::SEND_WRITE_ZEROES | flag::SEND_FAST_ZERO));
         assert!(told.has(flag::SEND_DF | flag::CAN_MULTI_CONN) && !told.has(flag::SEND_CACHE));
     }

@@ -3,14 +3,15 @@
 //! The specification is `doc/proto.md` of <https://github.com/NetworkBlockDevice/nbd>; names of its
 //! sections and constants stand where a rule is carried out.
 //!
-//! * [`server::Connection`] is the end that has the disk: it negotiates, takes requests, and hands them on
-//!   as [`server::Action`]s.
-//! * [`client::Connection`] is the end that uses it.
-//! * [`message`] is what they say to each other.
+//! * [`server::Connection`] is the server: it negotiates, receives requests, and passes them on as
+//!   [`server::Action`]s.
+//! * [`client::Connection`] is the client.
+//! * [`message`] defines the messages.
 //!
-//! Both ends speak structured replies, size constraints and `base:allocation`. Neither speaks TLS, nor the
-//! experimental extensions `EXTENDED_HEADERS` and `RESIZE`: they are answered as the specification wants of
-//! those who do not know them. `docs/rfd/0025-nbd.md` says why; `docs/conformance/nbd.md` where what is tested.
+//! Both support structured replies, size constraints and `base:allocation`. Neither supports TLS or
+//! the experimental extensions `EXTENDED_HEADERS` and `RESIZE`, which are refused as the
+//! specification requires. `docs/rfd/0025-nbd.md` gives the reasons; `docs/conformance/nbd.md` maps
+//! the specification to tests.
 
 mod address;
 pub mod client;
@@ -19,10 +20,11 @@ pub mod message;
 pub mod server;
 
 pub use address::{Address, DEFAULT_PORT};
-pub use export::{Abilities, Export, Extent, Sizes};
+pub use export::{BlockStatusExtent, Export, SizeConstraints, TransmissionFlags};
 pub use message::Errno;
 
-/// Handle to a command in flight on one connection: dense, from 0, reused once the command is over.
+/// Handle of a command in flight on one connection: dense, from 0, reused once the command has
+/// ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tag(u16);
 

@@ -1,4 +1,4 @@
-//! What the two ends say to each other ("Values"). All integers are big endian.
+//! Messages of the protocol ("Values"). All integers are big endian.
 //!
 //! ```text
 //! server: greeting            MAGIC, OPTION_MAGIC, handshake flags
@@ -14,7 +14,7 @@
 use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// `NBDMAGIC`, the first word of a server.
+/// `NBDMAGIC`, the first bytes of a server.
 pub const MAGIC: u64 = 0x4e42_444d_4147_4943;
 /// `IHAVEOPT`, of newstyle servers and of options.
 pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
@@ -29,12 +29,12 @@ pub const CHUNK_MAGIC: u32 = 0x668e_33ef;
 
 /// Longest string in bytes.
 pub const MAX_STRING_BYTES: usize = 4096;
-/// Zeroes behind the answer to `NBD_OPT_EXPORT_NAME`, unless the client can do without.
+/// Zeroes after the answer to `NBD_OPT_EXPORT_NAME`, unless the client waived them.
 pub const EXPORT_NAME_PADDING: usize = 124;
-/// The one context of metadata that is known here.
+/// The only supported metadata context.
 pub const BASE_ALLOCATION: &str = "base:allocation";
 
-/// Handshake flags: fixed newstyle, and no zeroes behind `NBD_OPT_EXPORT_NAME`; in both directions.
+/// Handshake flags: fixed newstyle, and no zeroes after `NBD_OPT_EXPORT_NAME`; in both directions.
 pub const FIXED_NEWSTYLE: u16 = 1 << 0;
 /// See [`FIXED_NEWSTYLE`].
 pub const NO_ZEROES: u16 = 1 << 1;
@@ -64,7 +64,7 @@ pub mod command_flag {
 
 /// Flag of the last chunk of a structured reply (`NBD_REPLY_FLAG_DONE`).
 pub const CHUNK_DONE: u16 = 1 << 0;
-/// Bit of all types of chunks that are errors.
+/// Set in all chunk types that are errors.
 pub const CHUNK_ERROR: u16 = 1 << 15;
 /// `NBD_STATE_HOLE`, `NBD_STATE_ZERO`.
 pub const STATE_HOLE: u32 = 1 << 0;
@@ -173,7 +173,7 @@ wire::open_enum! {
 }
 
 impl Errno {
-    /// What people are told of it.
+    /// Text for users.
     #[must_use]
     pub fn message(self) -> &'static str {
         match self {
@@ -189,22 +189,22 @@ impl Errno {
         }
     }
 
-    /// What a failure of a layer is to a client. Total.
+    /// Maps an error of a layer.
     #[must_use]
-    pub fn of(error: block::Error) -> Self {
+    pub fn from_block_error(error: block::Error) -> Self {
         use block::Error;
         match error {
             Error::Unreadable { .. } | Error::Corrupt { .. } | Error::Unwritable { .. } => Self::Io,
             Error::OutOfRange => Self::Inval,
             Error::NoSpace => Self::NoSpc,
             Error::ReadOnly => Self::Perm,
-            // Nobody aborts on this path, and nobody but a layer knows of epochs.
+            // No command is aborted here, and epochs concern only layers.
             Error::Fenced | Error::Aborted | Error::Gone => Self::Io,
         }
     }
 }
 
-/// What a server says first.
+/// The server's first message.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Greeting {
@@ -217,7 +217,7 @@ pub struct Greeting {
 }
 const _: () = assert!(size_of::<Greeting>() == 18);
 
-/// In front of an option.
+/// Header of an option.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct OptionHeader {
@@ -230,7 +230,7 @@ pub struct OptionHeader {
 }
 const _: () = assert!(size_of::<OptionHeader>() == 16);
 
-/// In front of a reply to an option.
+/// Header of a reply to an option.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct OptionReply {
@@ -245,7 +245,7 @@ pub struct OptionReply {
 }
 const _: () = assert!(size_of::<OptionReply>() == 20);
 
-/// `NBD_INFO_EXPORT`; behind its type also the answer to `NBD_OPT_EXPORT_NAME`.
+/// `NBD_INFO_EXPORT`, after its type; also the answer to `NBD_OPT_EXPORT_NAME`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct InfoExport {
@@ -256,7 +256,7 @@ pub struct InfoExport {
 }
 const _: () = assert!(size_of::<InfoExport>() == 10);
 
-/// `NBD_INFO_BLOCK_SIZE`, behind its type.
+/// `NBD_INFO_BLOCK_SIZE`, after its type.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct InfoBlockSize {
@@ -279,7 +279,7 @@ pub struct Request {
     pub flags: U16,
     /// [`Cmd`].
     pub kind: U16,
-    /// The client's name for it.
+    /// The client's identifier of the request.
     pub cookie: U64,
     /// In bytes.
     pub offset: U64,
@@ -296,7 +296,7 @@ pub struct SimpleReply {
     pub magic: U32,
     /// [`Errno`], or 0.
     pub error: U32,
-    /// That of the request.
+    /// The request's cookie.
     pub cookie: U64,
 }
 const _: () = assert!(size_of::<SimpleReply>() == 16);
@@ -311,7 +311,7 @@ pub struct Chunk {
     pub flags: U16,
     /// [`ChunkType`].
     pub kind: U16,
-    /// That of the request.
+    /// The request's cookie.
     pub cookie: U64,
     /// Length of the payload in bytes.
     pub length: U32,
@@ -329,7 +329,7 @@ pub struct Descriptor {
 }
 const _: () = assert!(size_of::<Descriptor>() == 8);
 
-/// Reads fields one after the other; `None` once there are too few bytes.
+/// Parses consecutive fields; `None` once there are too few bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
 
@@ -352,14 +352,14 @@ impl<'a> Fields<'a> {
         self.take(8).and_then(|b| b.try_into().ok()).map(u64::from_be_bytes)
     }
 
-    /// A string with its length in front; `None` for one that is too long, or no UTF-8, as well.
+    /// A string preceded by its length; `None` also if it is too long or not UTF-8.
     pub(crate) fn string(&mut self) -> Option<&'a str> {
         let length = self.u32()? as usize;
         string(self.take(length)?)
     }
 }
 
-/// A string as the specification has them: UTF-8, [`MAX_STRING_BYTES`] at most, without NUL.
+/// Checks a string: UTF-8, at most [`MAX_STRING_BYTES`], without NUL.
 pub(crate) fn string(bytes: &[u8]) -> Option<&str> {
     let fine = bytes.len() <= MAX_STRING_BYTES && !bytes.contains(&0);
     std::str::from_utf8(bytes).ok().filter(|_| fine)

@@ -1,4 +1,4 @@
-//! The server's end of one connection.
+//! The server side of a connection.
 //!
 //! ```text
 //!  client's flags ──► options ──► request ──► Grant ──► data ──► Run ──► answer
@@ -6,17 +6,18 @@
 //!                        └─ no, or not like this: an error reply, and the next option
 //! ```
 //!
-//! * Each [`Action::Run`] and each [`Action::Grant`] is answered once by its driver; each request of the
-//!   client is answered once, but for what is in flight when the connection ends.
-//! * Payload is not copied: it goes into the memory that was granted and out of the memory of the answer.
-//! * What is refused is refused without losing the place in the stream: data that nobody wants is read and
-//!   thrown away, and takes no memory.
-//! * What a client can make this side hold is bounded by the requests in flight, one option of
-//!   [`MAX_OPTION_BYTES`], and one answer of [`OUTPUT_HIGH_BYTES`] more than what it did not read.
+//! * The driver answers each [`Action::Run`] and each [`Action::Grant`] once; each request of the
+//!   client is answered once, except those in flight when the connection ends.
+//! * Payload is not copied: it is received into the granted memory and sent from the answer's
+//!   memory.
+//! * Refused requests do not desynchronize the stream: their data is read and discarded, without
+//!   allocating memory.
+//! * Memory that a client can make this side hold is limited by the requests in flight, one option
+//!   of [`MAX_OPTION_BYTES`], and one answer beyond [`OUTPUT_HIGH_BYTES`] of unsent output.
 
 mod handshake;
 mod requests;
-mod transmit;
+mod transmission;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -30,53 +31,53 @@ use zerocopy::IntoBytes;
 use crate::message::{
     Errno, FIXED_NEWSTYLE, Greeting, MAGIC, NO_ZEROES, OPTION_MAGIC, Opt, Request,
 };
-use crate::{Export, Extent, Tag};
+use crate::{BlockStatusExtent, Export, Tag};
 use requests::Requests;
 
-/// Longest data of an option that is looked at, in bytes: more than anything that makes sense.
+/// Longest accepted option data, in bytes: more than any valid one.
 pub const MAX_OPTION_BYTES: u32 = 64 << 10;
 
-/// With more than this waiting to be sent, nothing further is received but what has begun, in bytes.
+/// With more than this waiting to be sent, in bytes, no new request is received.
 pub const OUTPUT_HIGH_BYTES: usize = 1 << 20;
 
-/// Where goes what nobody wants: so much at once, in bytes.
-const SINK_BYTES: usize = 16 << 10;
+/// Size of the buffer for discarded data, in bytes.
+const DISCARD_BYTES: usize = 16 << 10;
 
-/// What is offered, and limits.
+/// Exports and limits.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// What there is. The first is what a client gets that names none.
+    /// The exports. Clients that name none get the first.
     pub exports: Arc<[Export]>,
-    /// Requests in flight, those whose data is on its way among them; at least 1.
-    pub in_flight: u16,
-    /// How long a client may take to choose an export.
+    /// Maximum number of requests in flight, including those whose data is arriving; at least 1.
+    pub max_in_flight: u16,
+    /// Time limit for choosing an export.
     pub handshake_timeout: Duration,
-    /// How long it may take to finish a request that it has begun to send.
+    /// Time limit of receiving a request that has begun.
     pub receive_timeout: Duration,
 }
 
 impl Config {
-    /// The usual limits.
+    /// Default options.
     #[must_use]
     pub fn new(exports: Arc<[Export]>) -> Self {
         Self {
             exports,
-            in_flight: 128,
+            max_in_flight: 128,
             handshake_timeout: Duration::from_secs(10),
             receive_timeout: Duration::from_secs(60),
         }
     }
 }
 
-/// What a client wants of its export. Ranges are within the export, in bytes, aligned to its minimum block
-/// and not empty; data is no longer than its sizes allow.
+/// A client's request. Ranges are within the export, in bytes, aligned to its minimum block and not
+/// empty; data is no longer than its constraints allow.
 #[derive(Clone, Debug)]
 pub enum Command {
     /// Return the contents: [`Answer::Data`].
     Read {
         /// First byte.
         at: u64,
-        /// How many.
+        /// Length in bytes.
         len: u32,
     },
     /// Replace the contents.
@@ -85,101 +86,101 @@ pub enum Command {
         at: u64,
         /// The new contents.
         data: Bufs,
-        /// Durable when it is answered.
+        /// Whether it must be durable when answered.
         fua: bool,
     },
-    /// Make durable what was answered before.
+    /// Make answered writes durable.
     Flush,
-    /// Nobody needs the contents any more.
+    /// The contents are no longer needed.
     Trim {
         /// First byte.
         at: u64,
-        /// How many.
+        /// Length in bytes.
         len: u32,
-        /// What was changed is durable when it is answered.
+        /// Whether its changes must be durable when answered.
         fua: bool,
     },
-    /// Make the contents zeroes.
+    /// Zero the range.
     WriteZeroes {
         /// First byte.
         at: u64,
-        /// How many.
+        /// Length in bytes.
         len: u32,
         /// Whether the space may be freed.
         hole: bool,
-        /// Durable when it is answered.
+        /// Whether it must be durable when answered.
         fua: bool,
     },
-    /// Tell what has space behind it: [`Answer::Extents`].
+    /// Report allocation: [`Answer::Extents`].
     BlockStatus {
         /// First byte.
         at: u64,
-        /// How many.
+        /// Length in bytes.
         len: u32,
-        /// One extent is enough.
+        /// Whether one extent suffices.
         one: bool,
     },
 }
 
-/// What is asked of the driver.
+/// A request to the driver.
 #[derive(Debug)]
 pub enum Action {
-    /// Memory for the data of a write: [`Connection::grant`] or [`Connection::refuse`]. Nothing is received
-    /// meanwhile.
+    /// Provide memory for the data of a write: [`Connection::grant`] or [`Connection::refuse`].
+    /// Nothing is received meanwhile.
     Grant {
-        /// Whose.
+        /// Tag of the request.
         tag: Tag,
-        /// How much, in bytes.
+        /// Size in bytes.
         bytes: u32,
     },
-    /// Carry it out: [`Connection::answer`].
+    /// Execute a command: [`Connection::answer`].
     Run {
-        /// Whose.
+        /// Tag of the request.
         tag: Tag,
-        /// Of which export: its place among [`Config::exports`].
+        /// Index of its export in [`Config::exports`].
         export: usize,
-        /// What.
+        /// The command.
         command: Command,
     },
 }
 
-/// What has become of a command.
+/// Result of a command.
 #[derive(Debug)]
 pub enum Answer {
-    /// It is done.
+    /// Done, without data.
     Done,
-    /// What [`Command::Read`] has read, all of it.
+    /// The complete data of [`Command::Read`].
     Data(Bufs),
-    /// How the range of [`Command::BlockStatus`] begins: extents in order, from its first byte on. What goes
-    /// beyond the range is left out.
-    Extents(Vec<Extent>),
-    /// It has failed.
+    /// The first extents of the range of [`Command::BlockStatus`], in order from its first byte on.
+    /// Parts beyond the range are ignored.
+    Extents(Vec<BlockStatusExtent>),
+    /// Failure.
     Failed(Errno),
 }
 
-/// Why a connection ends.
+/// Why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum CloseReason {
     /// This side closed it.
     Closed,
-    /// The client gave up the handshake, as it may (`NBD_OPT_ABORT`).
+    /// The client aborted the handshake (`NBD_OPT_ABORT`).
     Aborted,
-    /// The client has taken its leave (`NBD_CMD_DISC`).
+    /// The client disconnected (`NBD_CMD_DISC`).
     Disconnected,
-    /// The client asked, by `NBD_OPT_EXPORT_NAME`, for what it cannot have: the specification knows no
-    /// other answer.
+    /// The client requested an unavailable export with `NBD_OPT_EXPORT_NAME`, which allows no other
+    /// answer.
     Refused,
     /// The client broke the protocol.
     Violation(&'static str),
-    /// The client has not chosen an export in time.
+    /// The client chose no export in time.
     HandshakeTimeout,
-    /// The client left a request unfinished.
+    /// The client did not finish a request in time.
     ReceiveTimeout,
-    /// The server is being shut down, and nothing is in flight any more.
+    /// The server shuts down, and nothing is in flight any more.
     ShutDown,
 }
 
-impl fmt::Display for End {
+impl fmt::Display for CloseReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Closed => f.write_str("closed"),
@@ -197,16 +198,16 @@ impl fmt::Display for End {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Handshake,
-    /// Takes requests for the export of this number.
+    /// Receives requests for the export with this index.
     Transmission(usize),
-    /// Answers what is in flight, and takes nothing any more.
-    Leaving,
+    /// Answers what is in flight and receives nothing more.
+    Draining,
     Closed,
 }
 
 /// What the next bytes are.
 #[derive(Debug)]
-enum Receive {
+enum Expecting {
     ClientFlags,
     OptionHeader,
     /// Data of an option.
@@ -214,13 +215,13 @@ enum Receive {
         option: Opt,
         data: Vec<u8>,
     },
-    /// Data of an option that is not looked at.
+    /// Data of a refused option.
     OptionSkip {
         option: Opt,
-        left: u32,
+        remaining: u32,
     },
     Request,
-    /// Nothing, until there is memory.
+    /// Nothing, until memory is granted.
     Memory {
         tag: Tag,
     },
@@ -228,45 +229,45 @@ enum Receive {
     Payload {
         tag: Tag,
         buffers: BufsMut,
-        at: (usize, usize),
+        position: (usize, usize),
     },
-    /// Data of a write that has failed.
+    /// Data of a failed write.
     Skip {
         tag: Tag,
-        left: u32,
+        remaining: u32,
         error: Errno,
     },
 }
 
-/// One connection of a client.
+/// A client's connection.
 #[derive(Debug)]
 pub struct Connection {
     config: Config,
     phase: Phase,
-    receive: Receive,
-    /// Of what has a fixed length; `filled` counts data of options as well.
+    receive: Expecting,
+    /// Received part of a fixed-length header; `filled` counts option data as well.
     header: [u8; size_of::<Request>()],
     filled: usize,
-    /// Since when something is unfinished that the client could finish.
-    since: Option<Duration>,
-    sink: Vec<u8>,
+    /// Since when the client has left a message incomplete.
+    unfinished_since: Option<Duration>,
+    discard: Vec<u8>,
     no_zeroes: bool,
     structured: bool,
-    /// The export whose `base:allocation` was chosen.
+    /// The export for which `base:allocation` was selected.
     context: Option<usize>,
     shutting_down: bool,
     requests: Requests,
     actions: VecDeque<Action>,
     out: SendQueue,
     now: Duration,
-    end: Option<End>,
+    close_reason: Option<CloseReason>,
 }
 
 impl Connection {
-    /// A connection that has just been made: the greeting waits to be sent.
+    /// A new connection: its greeting is queued.
     #[must_use]
     pub fn new(config: Config) -> Self {
-        let config = Config { in_flight: config.in_flight.max(1), ..config };
+        let config = Config { max_in_flight: config.max_in_flight.max(1), ..config };
         let mut out = SendQueue::default();
         let greeting = Greeting {
             magic: MAGIC.into(),
@@ -277,11 +278,11 @@ impl Connection {
         Self {
             config,
             phase: Phase::Handshake,
-            receive: Receive::ClientFlags,
+            receive: Expecting::ClientFlags,
             header: [0; size_of::<Request>()],
             filled: 0,
-            since: None,
-            sink: Vec::new(),
+            unfinished_since: None,
+            discard: Vec::new(),
             no_zeroes: false,
             structured: false,
             context: None,
@@ -290,16 +291,16 @@ impl Connection {
             actions: VecDeque::new(),
             out,
             now: Duration::ZERO,
-            end: None,
+            close_reason: None,
         }
     }
 
-    /// The next thing to do, if any.
+    /// The next action, if any.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// The export that the client has chosen: its place among [`Config::exports`].
+    /// Index of the chosen export in [`Config::exports`].
     #[must_use]
     pub fn export(&self) -> Option<usize> {
         match self.phase {
@@ -308,96 +309,97 @@ impl Connection {
         }
     }
 
-    /// Whether the client has agreed on structured replies.
+    /// Whether structured replies were negotiated.
     #[must_use]
     pub fn is_structured(&self) -> bool {
         self.structured
     }
 
-    /// Requests that were taken and are not answered.
+    /// Number of requests received and not answered.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.requests.len()
     }
 
-    /// Why the connection ends; `None` while it does not.
+    /// Why the connection ended; `None` while it is open.
     #[must_use]
-    pub fn end(&self) -> Option<End> {
-        self.end
+    pub fn close_reason(&self) -> Option<CloseReason> {
+        self.close_reason
     }
 
     /// Ends the connection now.
     pub fn close(&mut self) {
-        self.finish(End::Closed);
+        self.finish(CloseReason::Closed);
     }
 
-    /// From now on every option is refused (`NBD_REP_ERR_SHUTDOWN`) and every request (`NBD_ESHUTDOWN`); the
-    /// connection is closed once nothing is in flight ("Terminating the transmission phase").
+    /// Starts the shutdown: refuses every option (`NBD_REP_ERR_SHUTDOWN`) and request
+    /// (`NBD_ESHUTDOWN`), and closes the connection once nothing is in flight ("Terminating the
+    /// transmission phase").
     pub fn shut_down(&mut self) {
         self.shutting_down = true;
         self.close_if_shut_down();
     }
 
-    /// Memory for the data of a write.
+    /// Grants memory for the data of a write.
     ///
     /// # Panics
-    /// If it is not as much as was asked for.
+    /// If its size differs from the requested one.
     pub fn grant(&mut self, tag: Tag, buffers: BufsMut) {
         let len: usize = buffers.iter().map(|b| b.len()).sum();
-        let waits = matches!(self.receive, Receive::Memory { tag: t } if t == tag);
+        let waits = matches!(self.receive, Expecting::Memory { tag: t } if t == tag);
         if self.phase == Phase::Closed || !waits {
             return;
         }
         assert_eq!(Some(len), self.requests.len_of(tag), "memory for a write");
-        self.since = Some(self.now);
-        self.receive = Receive::Payload { tag, buffers, at: (0, 0) };
+        self.unfinished_since = Some(self.now);
+        self.receive = Expecting::Payload { tag, buffers, position: (0, 0) };
     }
 
-    /// There is no memory for the data of a write: it is thrown away, and the write fails.
+    /// Refuses memory for the data of a write, which is discarded; the write fails.
     pub fn refuse(&mut self, tag: Tag, error: Errno) {
-        let waits = matches!(self.receive, Receive::Memory { tag: t } if t == tag);
+        let waits = matches!(self.receive, Expecting::Memory { tag: t } if t == tag);
         if self.phase == Phase::Closed || !waits {
             return;
         }
         let left = self.requests.get(tag).map_or(0, |r| r.len);
-        self.since = Some(self.now);
-        self.receive = Receive::Skip { tag, left, error };
+        self.unfinished_since = Some(self.now);
+        self.receive = Expecting::Skip { tag, remaining: left, error };
     }
 
-    fn finish(&mut self, end: End) {
-        self.end.get_or_insert(end);
+    fn finish(&mut self, end: CloseReason) {
+        self.close_reason.get_or_insert(end);
         self.phase = Phase::Closed;
         self.actions.clear();
-        self.receive = Receive::Request;
-        self.since = None;
+        self.receive = Expecting::Request;
+        self.unfinished_since = None;
     }
 
     fn close_if_shut_down(&mut self) {
-        let between = matches!(self.receive, Receive::Request) && self.filled == 0;
+        let between = matches!(self.receive, Expecting::Request) && self.filled == 0;
         if self.shutting_down
             && self.requests.is_empty()
             && between
             && matches!(self.phase, Phase::Transmission(_))
         {
-            self.finish(End::ShutDown);
+            self.finish(CloseReason::ShutDown);
         }
     }
 
-    /// How long what is expected is, where that is fixed.
+    /// Length of the expected header, if fixed.
     fn header_bytes(&self) -> usize {
         match self.receive {
-            Receive::ClientFlags => 4,
-            Receive::OptionHeader => size_of::<crate::message::OptionHeader>(),
+            Expecting::ClientFlags => 4,
+            Expecting::OptionHeader => size_of::<crate::message::OptionHeader>(),
             _ => size_of::<Request>(),
         }
     }
 
-    /// Whether something new may begin.
+    /// Whether a new message may be received.
     fn is_ready(&self) -> bool {
         let room = match self.phase {
             Phase::Handshake => true,
-            Phase::Transmission(_) => self.requests.len() < usize::from(self.config.in_flight),
-            Phase::Leaving | Phase::Closed => false,
+            Phase::Transmission(_) => self.requests.len() < usize::from(self.config.max_in_flight),
+            Phase::Draining | Phase::Closed => false,
         };
         room && self.out.len() <= OUTPUT_HIGH_BYTES
     }
@@ -405,64 +407,66 @@ impl Connection {
 
 impl Machine for Connection {
     fn receive_space(&mut self) -> Option<&mut [u8]> {
-        if matches!(self.phase, Phase::Leaving | Phase::Closed) {
+        if matches!(self.phase, Phase::Draining | Phase::Closed) {
             return None;
         }
         let (ready, length) = (self.is_ready(), self.header_bytes());
         match &mut self.receive {
-            Receive::ClientFlags | Receive::OptionHeader | Receive::Request => {
+            Expecting::ClientFlags | Expecting::OptionHeader | Expecting::Request => {
                 if self.filled == 0 && !ready {
                     return None;
                 }
                 Some(&mut self.header[self.filled..length])
             }
-            Receive::Option { data, .. } => Some(&mut data[self.filled..]),
-            Receive::Memory { .. } => None,
-            Receive::Payload { buffers, at: (index, offset), .. } => {
+            Expecting::Option { data, .. } => Some(&mut data[self.filled..]),
+            Expecting::Memory { .. } => None,
+            Expecting::Payload { buffers, position: (index, offset), .. } => {
                 buffers.get_mut(*index).map(|b| &mut b[*offset..])
             }
-            Receive::OptionSkip { left, .. } | Receive::Skip { left, .. } => {
-                if self.sink.is_empty() {
-                    self.sink = vec![0; SINK_BYTES];
+            Expecting::OptionSkip { remaining: left, .. }
+            | Expecting::Skip { remaining: left, .. } => {
+                if self.discard.is_empty() {
+                    self.discard = vec![0; DISCARD_BYTES];
                 }
-                let n = SINK_BYTES.min(*left as usize);
-                Some(&mut self.sink[..n])
+                let n = DISCARD_BYTES.min(*left as usize);
+                Some(&mut self.discard[..n])
             }
         }
     }
 
-    fn received(&mut self, n: usize) {
-        if matches!(self.phase, Phase::Leaving | Phase::Closed) {
+    fn on_received(&mut self, n: usize) {
+        if matches!(self.phase, Phase::Draining | Phase::Closed) {
             return;
         }
-        self.since.get_or_insert(self.now);
+        self.unfinished_since.get_or_insert(self.now);
         let length = self.header_bytes();
         let small = u32::try_from(n).unwrap_or(u32::MAX);
         let complete = match &mut self.receive {
-            Receive::ClientFlags | Receive::OptionHeader | Receive::Request => {
+            Expecting::ClientFlags | Expecting::OptionHeader | Expecting::Request => {
                 self.filled += n;
                 self.filled >= length
             }
-            Receive::Option { data, .. } => {
+            Expecting::Option { data, .. } => {
                 self.filled += n;
                 self.filled >= data.len()
             }
-            Receive::Memory { .. } => false,
-            Receive::Payload { buffers, at, .. } => {
+            Expecting::Memory { .. } => false,
+            Expecting::Payload { buffers, position: at, .. } => {
                 at.1 += n;
                 if buffers.get(at.0).is_some_and(|b| at.1 >= b.len()) {
                     *at = (at.0 + 1, 0);
                 }
                 at.0 >= buffers.len()
             }
-            Receive::OptionSkip { left, .. } | Receive::Skip { left, .. } => {
+            Expecting::OptionSkip { remaining: left, .. }
+            | Expecting::Skip { remaining: left, .. } => {
                 *left = left.saturating_sub(small);
                 *left == 0
             }
         };
         if complete {
             self.filled = 0;
-            self.since = None;
+            self.unfinished_since = None;
             self.advance();
         }
     }
@@ -474,8 +478,10 @@ impl Machine for Connection {
     fn next_timer(&self) -> Option<Duration> {
         match self.phase {
             Phase::Handshake => Some(self.config.handshake_timeout),
-            Phase::Transmission(_) => self.since.map(|s| s + self.config.receive_timeout),
-            Phase::Leaving | Phase::Closed => None,
+            Phase::Transmission(_) => {
+                self.unfinished_since.map(|s| s + self.config.receive_timeout)
+            }
+            Phase::Draining | Phase::Closed => None,
         }
     }
 
@@ -485,26 +491,30 @@ impl Machine for Connection {
             return;
         }
         let handshake = self.phase == Phase::Handshake;
-        self.finish(if handshake { End::HandshakeTimeout } else { End::ReceiveTimeout });
+        self.finish(if handshake {
+            CloseReason::HandshakeTimeout
+        } else {
+            CloseReason::ReceiveTimeout
+        });
     }
 
     fn is_closing(&self) -> bool {
-        self.phase == Phase::Closed || (self.phase == Phase::Leaving && self.requests.is_empty())
+        self.phase == Phase::Closed || (self.phase == Phase::Draining && self.requests.is_empty())
     }
 }
 
 impl Connection {
-    /// What was expected has come.
+    /// Handles the expected bytes, now complete.
     fn advance(&mut self) {
-        match std::mem::replace(&mut self.receive, Receive::Request) {
-            Receive::ClientFlags => self.client_flags(),
-            Receive::OptionHeader => self.option_header(),
-            Receive::Option { option, data } => self.option(option, &data),
-            Receive::OptionSkip { option, .. } => self.option_too_big(option),
-            Receive::Request => self.request(),
-            Receive::Memory { tag } => self.receive = Receive::Memory { tag },
-            Receive::Payload { tag, buffers, .. } => self.payload(tag, buffers.into()),
-            Receive::Skip { tag, error, .. } => self.answer(tag, Answer::Failed(error)),
+        match std::mem::replace(&mut self.receive, Expecting::Request) {
+            Expecting::ClientFlags => self.client_flags(),
+            Expecting::OptionHeader => self.option_header(),
+            Expecting::Option { option, data } => self.option(option, &data),
+            Expecting::OptionSkip { option, .. } => self.option_too_big(option),
+            Expecting::Request => self.request(),
+            Expecting::Memory { tag } => self.receive = Expecting::Memory { tag },
+            Expecting::Payload { tag, buffers, .. } => self.payload(tag, buffers.into()),
+            Expecting::Skip { tag, error, .. } => self.answer(tag, Answer::Failed(error)),
         }
     }
 }

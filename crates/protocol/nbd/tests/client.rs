@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use crate::common::{Memory, bytes, feed, take};
 use frame::Machine;
-use nbd::client::{Config, Connection, End, Failed, Op, Reply};
+use nbd::client::{CloseReason, CommandError, Config, Connection, Op, Reply};
 use nbd::message::{Opt, OptionReply, REPLY_MAGIC, Rep, flag};
-use nbd::{Errno, Extent, Sizes};
+use nbd::{BlockStatusExtent, Errno, SizeConstraints};
 use proptest::prelude::{ProptestConfig, any, prop, proptest};
 use zerocopy::IntoBytes;
 
@@ -74,7 +74,7 @@ impl Client {
         client.hear(&reply(Opt::Go, Rep::Info, &info_export(1 << 20, FLAGS)));
         client.hear(&reply(Opt::Go, Rep::Info, &info_sizes(512, 4096, 1 << 20)));
         client.hear(&reply(Opt::Go, Rep::Ack, &[]));
-        assert!(client.machine.agreed().is_some());
+        assert!(client.machine.negotiated().is_some());
         client.said();
         client
     }
@@ -99,15 +99,15 @@ impl Client {
     }
 
     /// The end of a command.
-    fn outcome(&mut self) -> Result<Reply, Failed> {
+    fn outcome(&mut self) -> Result<Reply, CommandError> {
         self.machine.poll_done().expect("it has ended").outcome
     }
 
     fn assert_violation(&mut self, what: &str) {
         assert!(
-            matches!(self.machine.end(), Some(End::Violation(_))),
+            matches!(self.machine.close_reason(), Some(CloseReason::Violation(_))),
             "{what}: {:?}",
-            self.machine.end()
+            self.machine.close_reason()
         );
         assert!(self.machine.is_closing() && self.machine.receive_space().is_none());
         assert!(self.said().is_empty(), "{what}: a hard disconnect");
@@ -147,8 +147,8 @@ fn only_fixed_newstyle_is_spoken() {
     ] {
         let mut client = Client::new(Config::new("disk"));
         client.hear(&greeting[..18]);
-        let end = client.machine.end().unwrap();
-        assert_eq!(matches!(end, End::Unsupported(_)), known, "{end}");
+        let end = client.machine.close_reason().unwrap();
+        assert_eq!(matches!(end, CloseReason::Unsupported(_)), known, "{end}");
         assert!(client.machine.is_closing() && client.said().is_empty());
     }
 }
@@ -167,9 +167,9 @@ fn options_are_asked_one_after_the_other() {
     client.hear(&reply(Opt::Go, Rep::Info, &info_export(4096, FLAGS)));
     client.hear(&reply(Opt::Go, Rep::Info, &[0, 99, 1, 2, 3]));
     client.hear(&reply(Opt::Go, Rep::Ack, &[]));
-    let agreed = *client.machine.agreed().unwrap();
-    assert!(agreed.structured && !agreed.maps);
-    assert_eq!((agreed.bytes, agreed.sizes), (4096, Sizes::DEFAULT));
+    let agreed = *client.machine.negotiated().unwrap();
+    assert!(agreed.structured && !agreed.block_status);
+    assert_eq!((agreed.bytes, agreed.size_constraints), (4096, SizeConstraints::DEFAULT));
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn an_old_server_will_do() {
         assert_eq!(client.said(), common::option(Opt::ExportName, b"disk"));
         client.hear(&info_export(8192, FLAGS)[2..]);
         client.hear(&vec![0; padding]);
-        assert_eq!(client.machine.agreed().unwrap().bytes, 8192);
+        assert_eq!(client.machine.negotiated().unwrap().bytes, 8192);
         let cookie = client.submit(Op::Flush);
         client.hear(&simple(0, cookie));
         assert!(matches!(client.outcome(), Ok(Reply::Done)));
@@ -202,15 +202,15 @@ fn an_old_server_will_do() {
 #[test]
 fn refusals_end_with_a_word() {
     for (why, end) in [
-        (Rep::ErrUnknown, End::Refused(Rep::ErrUnknown)),
-        (Rep::ErrTlsReqd, End::Refused(Rep::ErrTlsReqd)),
-        (Rep(1 << 31 | 999), End::Refused(Rep(1 << 31 | 999))),
-        (Rep::ErrShutdown, End::ServerShutDown),
+        (Rep::ErrUnknown, CloseReason::Refused(Rep::ErrUnknown)),
+        (Rep::ErrTlsReqd, CloseReason::Refused(Rep::ErrTlsReqd)),
+        (Rep(1 << 31 | 999), CloseReason::Refused(Rep(1 << 31 | 999))),
+        (Rep::ErrShutdown, CloseReason::ServerShutDown),
     ] {
         let mut client = Client::greeted(Config { structured: false, ..Config::new("disk") });
         client.said();
         client.hear(&reply(Opt::Go, why, b"because"));
-        assert_eq!(client.machine.end(), Some(end));
+        assert_eq!(client.machine.close_reason(), Some(end));
         assert_eq!(client.said(), common::option(Opt::Abort, &[]), "a soft disconnect");
         assert!(client.machine.is_closing());
     }
@@ -343,7 +343,7 @@ fn a_success_without_all_of_its_data_is_fatal() {
         let mut client = Client::ready(true);
         let cookie = client.read(4096, 2048);
         client.hear(&chunk(1, kind, cookie, &payload));
-        assert_eq!(client.outcome().unwrap_err(), Failed::Lost);
+        assert_eq!(client.outcome().unwrap_err(), CommandError::ConnectionLost);
         client.assert_violation("half a read");
     }
 }
@@ -416,12 +416,12 @@ fn errors_fail_their_command_alone() {
         client.hear(&chunk(0, kind, cookie, &payload));
         assert!(client.machine.poll_done().is_none(), "more may come");
         client.hear(&chunk(1, 0, cookie, &[]));
-        assert_eq!(client.outcome().unwrap_err(), Failed::Error(Errno::Io));
+        assert_eq!(client.outcome().unwrap_err(), CommandError::Error(Errno::Io));
     }
     let cookie = client.submit(Op::Trim { at: 0, len: 512 });
     client.hear(&simple(95, cookie));
-    assert_eq!(client.outcome().unwrap_err(), Failed::Error(Errno::NotSup));
-    assert_eq!(client.machine.end(), None);
+    assert_eq!(client.outcome().unwrap_err(), CommandError::Error(Errno::NotSup));
+    assert_eq!(client.machine.close_reason(), None);
 }
 
 #[test]
@@ -453,7 +453,7 @@ fn a_status_is_of_one_extent_within_what_was_asked() {
     client.hear(&chunk(0, 5, cookie, &words(&[7, 1024, 0xffff_ff03])));
     client.hear(&chunk(1, 0, cookie, &[]));
     let Ok(Reply::Extent(extent)) = client.outcome() else { panic!() };
-    assert_eq!(extent, Extent { bytes: 1024, hole: true, zero: true });
+    assert_eq!(extent, BlockStatusExtent { bytes: 1024, hole: true, zero: true });
     for (payload, what) in [
         (words(&[8, 1024, 0]), "another context"),
         (words(&[7, 0, 0]), "of nothing"),
@@ -469,7 +469,7 @@ fn a_status_is_of_one_extent_within_what_was_asked() {
     let mut client = Client::ready(true);
     let cookie = ask(&mut client);
     client.hear(&chunk(1, 0, cookie, &[]));
-    assert_eq!(client.outcome().unwrap_err(), Failed::Lost);
+    assert_eq!(client.outcome().unwrap_err(), CommandError::ConnectionLost);
     client.assert_violation("a success without a status");
 }
 
@@ -478,9 +478,9 @@ fn a_server_that_shuts_down_is_left_with_a_word() {
     let mut client = Client::ready(true);
     let (first, _) = (client.submit(Op::Flush), client.submit(Op::Flush));
     client.hear(&chunk(1, 0x8001, first, &error(108, b"bye")));
-    assert_eq!(client.outcome().unwrap_err(), Failed::Error(Errno::Shutdown));
-    assert_eq!(client.outcome().unwrap_err(), Failed::Lost);
-    assert_eq!(client.machine.end(), Some(End::ServerShutDown));
+    assert_eq!(client.outcome().unwrap_err(), CommandError::Error(Errno::Shutdown));
+    assert_eq!(client.outcome().unwrap_err(), CommandError::ConnectionLost);
+    assert_eq!(client.machine.close_reason(), Some(CloseReason::ServerShutDown));
     assert_eq!(client.said(), common::request(2, 0, 0, 0, 0), "NBD_CMD_DISC");
 }
 
@@ -489,28 +489,28 @@ fn servers_that_stall_are_given_up() {
     let seconds = Duration::from_secs;
     let mut client = Client::new(Config::new("disk"));
     client.machine.on_timer(seconds(10));
-    assert_eq!(client.machine.end(), Some(End::HandshakeTimeout));
+    assert_eq!(client.machine.close_reason(), Some(CloseReason::HandshakeTimeout));
 
     let mut client = Client::ready(true);
     client.machine.on_timer(seconds(9999));
-    assert_eq!((client.machine.end(), client.machine.next_timer()), (None, None));
+    assert_eq!((client.machine.close_reason(), client.machine.next_timer()), (None, None));
     let cookie = client.read(0, 512);
     assert_eq!(client.machine.next_timer(), Some(seconds(10_029)));
     client.hear(&chunk(1, 1, cookie, &data(0, 1, 512))[..100]);
     client.machine.on_timer(seconds(10_029));
-    assert_eq!(client.machine.end(), Some(End::CommandTimeout));
-    assert_eq!(client.outcome().unwrap_err(), Failed::Lost);
+    assert_eq!(client.machine.close_reason(), Some(CloseReason::CommandTimeout));
+    assert_eq!(client.outcome().unwrap_err(), CommandError::ConnectionLost);
 
     let mut client = Client::ready(true);
     client.machine.submit(Op::Flush, None).unwrap();
     client.hear(&[0x66]);
     client.machine.on_timer(seconds(60));
-    assert_eq!(client.machine.end(), Some(End::ReceiveTimeout));
+    assert_eq!(client.machine.close_reason(), Some(CloseReason::ReceiveTimeout));
 }
 
 #[test]
 fn commands_in_flight_are_bounded() {
-    let config = Config { structured: false, in_flight: 3, ..Config::new("disk") };
+    let config = Config { structured: false, max_in_flight: 3, ..Config::new("disk") };
     let mut client = Client::greeted(config);
     assert!(client.machine.submit(Op::Flush, None).is_none(), "nothing is agreed on");
     client.hear(&reply(Opt::Go, Rep::Info, &info_export(1 << 20, FLAGS)));
@@ -521,7 +521,7 @@ fn commands_in_flight_are_bounded() {
     client.submit(Op::Flush);
     assert!(client.machine.submit(Op::Flush, None).is_none());
     client.hear(&simple(0, cookie));
-    assert_eq!(client.machine.room(), 1);
+    assert_eq!(client.machine.free_slots(), 1);
     assert!(client.machine.submit(Op::Flush, None).is_some());
 }
 

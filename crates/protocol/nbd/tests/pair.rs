@@ -2,15 +2,15 @@
 
 use crate::common::{BYTES, Memory, Served, bytes, config, export, feed, take};
 use frame::Machine;
-use nbd::client::{Config, Connection, Done, End, Failed, Op, Reply};
+use nbd::client::{CloseReason, CommandError, CompletedCommand, Config, Connection, Op, Reply};
 use nbd::message::flag;
-use nbd::{Errno, Extent, server};
+use nbd::{BlockStatusExtent, Errno, server};
 use proptest::prelude::*;
 
 struct Pair {
     client: Connection,
     server: Served,
-    done: Vec<Done>,
+    done: Vec<CompletedCommand>,
 }
 
 impl Pair {
@@ -33,7 +33,7 @@ impl Pair {
         }
     }
 
-    fn call(&mut self, op: Op) -> Result<Reply, Failed> {
+    fn call(&mut self, op: Op) -> Result<Reply, CommandError> {
         let tag = self.client.submit(op, None).expect("there is room");
         self.pump(&mut || usize::MAX);
         let at = self.done.iter().position(|d| d.tag == tag).expect("it is answered");
@@ -41,7 +41,7 @@ impl Pair {
     }
 }
 
-fn done(outcome: &Result<Reply, Failed>) {
+fn done(outcome: &Result<Reply, CommandError>) {
     assert!(matches!(outcome, Ok(Reply::Done)), "{outcome:?}");
 }
 
@@ -56,11 +56,14 @@ fn agreed(structured: bool) -> Pair {
 fn what_is_agreed_on_is_what_the_server_has() {
     for structured in [false, true] {
         let pair = agreed(structured);
-        let agreed = *pair.client.agreed().unwrap();
-        assert_eq!((agreed.bytes, agreed.sizes), (BYTES, export("disk").sizes));
-        assert_eq!((agreed.structured, agreed.maps), (structured, structured));
-        assert_eq!(agreed.abilities, export("disk").abilities(structured));
-        assert!(agreed.abilities.has(flag::CAN_MULTI_CONN));
+        let agreed = *pair.client.negotiated().unwrap();
+        assert_eq!(
+            (agreed.bytes, agreed.size_constraints),
+            (BYTES, export("disk").size_constraints)
+        );
+        assert_eq!((agreed.structured, agreed.block_status), (structured, structured));
+        assert_eq!(agreed.transmission_flags, export("disk").transmission_flags(structured));
+        assert!(agreed.transmission_flags.has(flag::CAN_MULTI_CONN));
     }
 }
 
@@ -80,17 +83,17 @@ fn commands_do_what_they_say() {
         assert_eq!(bytes(&read), expected);
         if structured {
             let outcome = pair.call(Op::BlockStatus { at: 1024, len: 2048 });
-            let extent = Extent { bytes: 512, hole: false, zero: false };
+            let extent = BlockStatusExtent { bytes: 512, hole: false, zero: false };
             assert!(matches!(outcome, Ok(Reply::Extent(e)) if e == extent), "{outcome:?}");
         }
         pair.server.fails = Some(Errno::NoSpc);
-        assert_eq!(pair.call(Op::Flush).unwrap_err(), Failed::Error(Errno::NoSpc));
+        assert_eq!(pair.call(Op::Flush).unwrap_err(), CommandError::Error(Errno::NoSpc));
         let buffers = pair.server.memory.room(512);
         let failed = pair.call(Op::Read { at: 0, buffers }).unwrap_err();
-        assert_eq!(failed, Failed::Error(Errno::NoSpc));
+        assert_eq!(failed, CommandError::Error(Errno::NoSpc));
         pair.client.close();
         pair.pump(&mut || usize::MAX);
-        assert_eq!(pair.server.machine.end(), Some(server::End::Disconnected));
+        assert_eq!(pair.server.machine.close_reason(), Some(server::CloseReason::Disconnected));
         assert!(pair.server.machine.is_closing() && pair.client.is_closing());
     }
 }
@@ -99,8 +102,11 @@ fn commands_do_what_they_say() {
 fn an_export_that_is_not_there_is_refused() {
     let mut pair = Pair::new(Config::new("other"), config(&[export("disk")]));
     pair.pump(&mut || usize::MAX);
-    assert_eq!(pair.client.end(), Some(End::Refused(nbd::message::Rep::ErrUnknown)));
-    assert_eq!(pair.server.machine.end(), Some(server::End::Aborted));
+    assert_eq!(
+        pair.client.close_reason(),
+        Some(CloseReason::Refused(nbd::message::Rep::ErrUnknown))
+    );
+    assert_eq!(pair.server.machine.close_reason(), Some(server::CloseReason::Aborted));
 }
 
 #[test]
@@ -108,7 +114,11 @@ fn a_server_that_shuts_down_answers_what_it_has_and_says_so() {
     let mut pair = agreed(true);
     pair.client.submit(Op::Flush, None).unwrap();
     pair.server.machine.shut_down();
-    assert_eq!(pair.server.machine.end(), Some(server::End::ShutDown), "it was idle");
+    assert_eq!(
+        pair.server.machine.close_reason(),
+        Some(server::CloseReason::ShutDown),
+        "it was idle"
+    );
     let mut pair = agreed(true);
     let room = pair.server.memory.room(512);
     pair.client.submit(Op::Flush, None).unwrap();
@@ -117,14 +127,14 @@ fn a_server_that_shuts_down_answers_what_it_has_and_says_so() {
     // The first half of a request is on its way.
     let n = feed(&mut pair.server.machine, &sent[..20], &mut || usize::MAX);
     pair.server.machine.shut_down();
-    assert_eq!(pair.server.machine.end(), None);
+    assert_eq!(pair.server.machine.close_reason(), None);
     pair.server.feed(&sent[n..], &mut || usize::MAX);
     let back = pair.server.take(&mut || usize::MAX);
     feed(&mut pair.client, &back, &mut || usize::MAX);
     let first = pair.client.poll_done().unwrap();
-    assert_eq!(first.outcome.unwrap_err(), Failed::Error(Errno::Shutdown));
-    assert_eq!(pair.client.end(), Some(End::ServerShutDown));
-    assert_eq!(pair.client.poll_done().unwrap().outcome.unwrap_err(), Failed::Lost);
+    assert_eq!(first.outcome.unwrap_err(), CommandError::Error(Errno::Shutdown));
+    assert_eq!(pair.client.close_reason(), Some(CloseReason::ServerShutDown));
+    assert_eq!(pair.client.poll_done().unwrap().outcome.unwrap_err(), CommandError::ConnectionLost);
 }
 
 /// Wherever the stream is cut, each command ends once.
@@ -190,7 +200,8 @@ enum Expected {
     Mapped(bool),
 }
 
-/// Commands of one connection reach this server in order, so a model of what was submitted is enough.
+/// Commands of one connection reach this server in order, so a model of what was submitted is
+/// enough.
 struct Model {
     disk: Vec<u8>,
     mapped: Vec<bool>,
@@ -199,7 +210,7 @@ struct Model {
 
 impl Model {
     fn submit(&mut self, pair: &mut Pair, step: &Step, structured: bool) {
-        if pair.client.room() == 0 {
+        if pair.client.free_slots() == 0 {
             return;
         }
         let span = |at: u64, blocks: usize| at as usize * 512..(at as usize + blocks) * 512;
@@ -282,6 +293,6 @@ proptest! {
         model.check(&mut pair);
         prop_assert!(model.expected.is_empty(), "each is answered");
         prop_assert_eq!(&pair.server.disk, &model.disk);
-        prop_assert_eq!(pair.client.end(), None);
+        prop_assert_eq!(pair.client.close_reason(), None);
     }
 }

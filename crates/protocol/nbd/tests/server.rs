@@ -10,8 +10,8 @@ use std::time::Duration;
 use crate::common::{BYTES, Served, config, export, go, option, queries, replies, request, string};
 use frame::Machine;
 use nbd::message::{Cmd, Info, Opt, Rep, command_flag, flag};
-use nbd::server::{Action, Answer, Command, Config, End, MAX_OPTION_BYTES};
-use nbd::{Abilities, Errno, Export, Sizes};
+use nbd::server::{Action, Answer, CloseReason, Command, Config, MAX_OPTION_BYTES};
+use nbd::{Errno, Export, SizeConstraints, TransmissionFlags};
 use proptest::prelude::*;
 
 const GREETING: &[u8] = b"NBDMAGICIHAVEOPT\0\x03";
@@ -101,7 +101,10 @@ fn unknown_client_flags_are_fatal() {
     for flags in [4u32, 1 << 31, 0xffff_fffc] {
         let mut server = Served::new(config(&[export("disk")]));
         server.exchange(&flags.to_be_bytes());
-        assert!(matches!(server.machine.end(), Some(End::Violation(_))), "{flags:#x}");
+        assert!(
+            matches!(server.machine.close_reason(), Some(CloseReason::Violation(_))),
+            "{flags:#x}"
+        );
         assert!(server.machine.is_closing() && server.machine.receive_space().is_none());
     }
 }
@@ -112,7 +115,7 @@ fn an_option_without_its_magic_is_fatal() {
     let mut list = option(Opt::List, &[]);
     list[7] ^= 1;
     assert!(server.exchange(&list).is_empty());
-    assert!(matches!(server.machine.end(), Some(End::Violation(_))));
+    assert!(matches!(server.machine.close_reason(), Some(CloseReason::Violation(_))));
 }
 
 #[test]
@@ -153,7 +156,7 @@ fn who_gives_up_is_answered() {
     for data in [&b""[..], b"ignored"] {
         let mut server = greeted(&[export("disk")]);
         assert_eq!(ask(&mut server, Opt::Abort, data), [(Opt::Abort, Rep::Ack, vec![])]);
-        assert_eq!(server.machine.end(), Some(End::Aborted));
+        assert_eq!(server.machine.close_reason(), Some(CloseReason::Aborted));
         assert!(server.machine.is_closing());
     }
 }
@@ -166,7 +169,7 @@ fn an_export_is_described_and_chosen() {
     let kinds: Vec<_> = info.iter().map(|(_, rep, data)| (*rep, data.get(1).copied())).collect();
     let told = |n| (Rep::Info, Some(n));
     assert_eq!(kinds, [told(0), told(3), told(1), told(2), (Rep::Ack, None)]);
-    let flags = export("disk").abilities(false).0;
+    let flags = export("disk").transmission_flags(false).0;
     assert_eq!(info[0].2, [&[0, 0][..], &BYTES.to_be_bytes(), &flags.to_be_bytes()].concat());
     assert_eq!(info[1].2, [0, 3, 0, 0, 2, 0, 0, 0, 16, 0, 0, 4, 0, 0]);
     assert_eq!((&info[2].2[2..], &info[3].2[2..]), (&b"disk"[..], &b"an export of tests"[..]));
@@ -209,7 +212,10 @@ fn malformed_choices_are_refused() {
 /// Sectors are what every client aligns to; more than that it has to know.
 #[test]
 fn large_blocks_have_to_be_asked_for() {
-    let large = Export { sizes: Sizes { minimum: 4096, ..export("disk").sizes }, ..export("disk") };
+    let large = Export {
+        size_constraints: SizeConstraints { minimum: 4096, ..export("disk").size_constraints },
+        ..export("disk")
+    };
     let mut server = greeted(std::slice::from_ref(&large));
     let refused = ask(&mut server, Opt::Go, &go("disk", &[]));
     assert_eq!(refused[1].2[..2], [0, 3], "it is told nevertheless");
@@ -219,7 +225,7 @@ fn large_blocks_have_to_be_asked_for() {
     assert_eq!(outcome(&mut server, &unaligned, 1), Err(Errno::Inval));
     let mut server = greeted(&[large]);
     assert!(server.exchange(&option(Opt::ExportName, b"disk")).is_empty());
-    assert_eq!(server.machine.end(), Some(End::Refused));
+    assert_eq!(server.machine.close_reason(), Some(CloseReason::Refused));
 }
 
 #[test]
@@ -230,7 +236,7 @@ fn export_name_ends_the_handshake_one_way_or_the_other() {
         let told = server.exchange(&option(Opt::ExportName, b"disk"));
         assert_eq!(told.len(), 10 + padding);
         assert_eq!(told[..8], BYTES.to_be_bytes());
-        let abilities = Abilities(u16::from_be_bytes([told[8], told[9]]));
+        let abilities = TransmissionFlags(u16::from_be_bytes([told[8], told[9]]));
         assert!(abilities.has(flag::HAS_FLAGS) && !abilities.has(flag::SEND_DF));
         still_works(&mut server);
     }
@@ -238,7 +244,7 @@ fn export_name_ends_the_handshake_one_way_or_the_other() {
     for name in [&b"other"[..], b"\xff", &long] {
         let mut server = greeted(&[export("disk")]);
         assert!(server.exchange(&option(Opt::ExportName, name)).is_empty());
-        assert_eq!(server.machine.end(), Some(End::Refused));
+        assert_eq!(server.machine.close_reason(), Some(CloseReason::Refused));
     }
 }
 
@@ -251,7 +257,7 @@ fn structured_replies_are_agreed_on_once() {
     assert!(server.machine.is_structured());
     assert_eq!(refusal(&mut server, Opt::StructuredReply, &[]), Rep::ErrInvalid);
     let told = ask(&mut server, Opt::Info, &go("disk", &[]));
-    assert_eq!(told[0].2[10..], export("disk").abilities(true).0.to_be_bytes());
+    assert_eq!(told[0].2[10..], export("disk").transmission_flags(true).0.to_be_bytes());
 }
 
 #[test]
@@ -309,7 +315,7 @@ fn a_request_without_its_magic_is_fatal() {
     let mut read = request(Cmd::Read.0, 0, 1, 0, 512);
     read[0] ^= 1;
     assert!(server.exchange(&read).is_empty());
-    assert!(matches!(server.machine.end(), Some(End::Violation(_))));
+    assert!(matches!(server.machine.close_reason(), Some(CloseReason::Violation(_))));
 }
 
 #[test]
@@ -333,7 +339,7 @@ fn reads_are_answered_as_was_agreed_on() {
 #[test]
 fn errors_are_those_of_the_specification() {
     use command_flag::{DF, FAST_ZERO, FUA, NO_HOLE, REQ_ONE};
-    let most = export("").sizes.payload;
+    let most = export("").size_constraints.payload;
     for structured in [false, true] {
         let mut server = ready(structured);
         let too_long = if structured { Errno::Overflow } else { Errno::Inval };
@@ -386,7 +392,7 @@ fn errors_are_those_of_the_specification() {
 /// What is refused of a write is read and thrown away: memory is neither asked for nor taken.
 #[test]
 fn writes_that_are_refused_do_not_lose_the_place() {
-    let most = export("").sizes.payload;
+    let most = export("").size_constraints.payload;
     for structured in [false, true] {
         let mut server = ready(structured);
         for (flags, at, len, expected) in [
@@ -533,7 +539,7 @@ fn a_client_that_leaves_is_answered_what_it_is_owed() {
     let back = server.take(&mut || usize::MAX);
     assert_eq!(simple(&back, 5), (0, &[][..]));
     assert!(server.machine.is_closing());
-    assert_eq!(server.machine.end(), Some(End::Disconnected));
+    assert_eq!(server.machine.close_reason(), Some(CloseReason::Disconnected));
 }
 
 #[test]
@@ -543,22 +549,22 @@ fn clients_that_stall_are_let_go_and_idle_ones_are_not() {
     server.machine.on_timer(seconds(9));
     assert!(!server.machine.is_closing());
     server.machine.on_timer(seconds(10));
-    assert_eq!(server.machine.end(), Some(End::HandshakeTimeout));
+    assert_eq!(server.machine.close_reason(), Some(CloseReason::HandshakeTimeout));
 
     let mut server = ready(true);
     server.machine.on_timer(seconds(100_000));
-    assert_eq!((server.machine.end(), server.machine.next_timer()), (None, None));
+    assert_eq!((server.machine.close_reason(), server.machine.next_timer()), (None, None));
     // It waits for memory, not for the client.
     let write = [request(Cmd::Write.0, 0, 5, 0, 1024), vec![1; 100]].concat();
     let n = common::feed(&mut server.machine, &write, &mut || usize::MAX);
     server.machine.on_timer(seconds(100_100));
-    assert_eq!(server.machine.end(), None);
+    assert_eq!(server.machine.close_reason(), None);
     let Some(Action::Grant { tag, .. }) = server.machine.poll_action() else { panic!() };
     server.machine.grant(tag, server.memory.room(1024));
     common::feed(&mut server.machine, &write[n..], &mut || usize::MAX);
     assert_eq!(server.machine.next_timer(), Some(seconds(100_160)));
     server.machine.on_timer(seconds(100_160));
-    assert_eq!(server.machine.end(), Some(End::ReceiveTimeout));
+    assert_eq!(server.machine.close_reason(), Some(CloseReason::ReceiveTimeout));
 }
 
 #[test]
@@ -576,9 +582,9 @@ fn a_server_that_stops_refuses_options_and_requests() {
     server.machine.shut_down();
     let late = [request(Cmd::Write.0, 0, 6, 0, 512), vec![1; 512]].concat();
     assert_eq!(outcome(&mut server, &late, 6), Err(Errno::Shutdown));
-    assert_eq!(server.machine.end(), None, "something is in flight");
+    assert_eq!(server.machine.close_reason(), None, "something is in flight");
     server.machine.answer(tag, Answer::Done);
-    assert_eq!(server.machine.end(), Some(End::ShutDown));
+    assert_eq!(server.machine.close_reason(), Some(CloseReason::ShutDown));
 }
 
 /// A driver that makes no sense: better an error than a lie.

@@ -1,8 +1,8 @@
 //! In-band authentication: DH-HMAC-CHAP (NVMe Base 2.0, 8.13; 2.1, 8.3.4.5), both roles, sans-io.
 //!
-//! The host proves who it is to a controller, on each queue after its Connect; if it wants, the
-//! controller proves itself, too. The host sends by Authentication Send and asks for the
-//! controller's messages by Authentication Receive:
+//! The host authenticates to a controller on each queue after its Connect; if the host wants, the
+//! controller authenticates as well. The host sends messages by Authentication Send and fetches the
+//! controller's by Authentication Receive:
 //!
 //! ```text
 //!  host: Prover                                     controller: Responder
@@ -13,21 +13,21 @@
 //!    DH-HMAC-CHAP_Success2      ── Send ──────▶      (only if its proof was asked for)
 //! ```
 //!
-//! Powers in a group take milliseconds to tens of them. The machines do not raise them: they
-//! give out [`Work`], which the driver runs where it delays nobody, and take what came of it. The
-//! random bytes of a transaction are the caller's, as are timeouts: whoever is in the middle of a
-//! transaction and silent is to be let go.
+//! Exponentiations take milliseconds to tens of them. The machines do not compute them but return a
+//! [`DhComputation`], which the driver runs where it delays no other work, and take its result. The
+//! caller provides random bytes and timeouts: a peer that falls silent in the middle of a
+//! transaction has to be disconnected.
 //!
 //! Secure channel concatenation (SC_C) is refused.
 
 mod command;
+mod controller_authenticator;
 mod group;
 mod hash;
+mod host_authenticator;
 mod message;
 mod policy;
 mod proof;
-mod prover;
-mod responder;
 mod secret;
 
 use std::fmt;
@@ -37,12 +37,12 @@ use std::sync::Arc;
 use zeroize::Zeroizing;
 
 pub use command::{AuthCommand, write_message};
-pub use group::{Done, Group, Work};
+pub use controller_authenticator::{BufferTooShort, ControllerAuthenticator};
+pub use group::{DhComputation, DhGroup, DhResult};
 pub use hash::Hash;
-pub use policy::{EmptyPolicy, Policy};
-pub use prover::{Next, Prover};
-pub use responder::{Responder, TooShort};
-pub(crate) use secret::Hidden;
+pub use host_authenticator::{HostAuthenticator, HostStep};
+pub use policy::{AuthPolicy, EmptyPolicy};
+pub(crate) use secret::SecretBytes;
 pub use secret::{BadSecret, Secret};
 
 /// SECP of Authentication Send and Receive: a protocol of NVMe (NVMe Base 2.0, 6.1 and 6.2).
@@ -51,78 +51,78 @@ pub const SECURITY_PROTOCOL: u8 = 0xe9;
 /// SPSP0 and SPSP1 of Authentication Send and Receive: authentication (NVMe Base 2.0, 6.1 and 6.2).
 pub const SECURITY_PROTOCOL_SPECIFIC: [u8; 2] = [0x01, 0x01];
 
-/// Longest message that is taken, in bytes. The longest that makes sense is a Reply with SHA-512 and
-/// ffdhe8192, 1168 bytes long; Linux has buffers of this size.
+/// Longest accepted message, in bytes. The longest valid one is a Reply with SHA-512 and ffdhe8192,
+/// 1168 bytes long; Linux has buffers of this size.
 pub const MAX_MESSAGE_BYTES: usize = 4096;
 
 wire::open_enum! {
     /// Why an authentication has failed: the reason code explanation of AUTH_Failure1 and
     /// AUTH_Failure2 (NVMe Base 2.0, 8.13.4). The reason code is always 1, authentication failure.
-    pub enum Explanation: u8 {
-        /// What was proved is wrong.
+    pub enum FailureExplanation: u8 {
+        /// Wrong proof.
         AuthenticationFailed = 0x01,
         /// No authentication protocol in common.
         ProtocolUnusable = 0x02,
-        /// Secure channel concatenation is not what the other side wants or can do.
+        /// Secure channel concatenation is unsupported or unwanted.
         ConcatenationMismatch = 0x03,
         /// No hash in common.
         HashUnusable = 0x04,
         /// No Diffie-Hellman group in common.
         GroupUnusable = 0x05,
-        /// A message that cannot be read, or says what it must not.
+        /// An invalid message.
         IncorrectPayload = 0x06,
-        /// A message that is not due.
+        /// An unexpected message.
         IncorrectMessage = 0x07,
     }
 }
 
 /// How an authentication has failed; the connection is to be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum AuthFailure {
     /// This side has refused the other.
-    Refused(Explanation),
+    Refused(FailureExplanation),
     /// The other side has refused this one.
-    RefusedByPeer(Explanation),
+    RefusedByPeer(FailureExplanation),
 }
 
-impl End {
-    /// Nobody has come to an end, and nothing is proved.
-    const GIVEN_UP: Self = Self::Refused(Explanation::AuthenticationFailed);
+impl AuthFailure {
+    /// The authentication was not completed.
+    const ABANDONED: Self = Self::Refused(FailureExplanation::AuthenticationFailed);
 }
 
-/// Who authenticates to whom, and with what.
+/// Names, secrets and policy of an authentication.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// NQN of the host.
     pub host_nqn: String,
     /// NQN of the subsystem.
     pub subsystem_nqn: String,
-    /// What the host proves to know.
+    /// The host's secret.
     pub host_secret: Secret,
-    /// What the controller proves to know. A [`Responder`] without it refuses hosts that ask for its
-    /// proof; a [`Prover`] with it asks for the proof and insists on it.
+    /// The controller's secret. A [`ControllerAuthenticator`] without it refuses hosts that request
+    /// its proof; a [`HostAuthenticator`] with it requests the proof and insists on it.
     pub controller_secret: Option<Secret>,
-    /// What may be agreed on.
-    pub policy: Policy,
+    /// Accepted hashes and groups.
+    pub policy: AuthPolicy,
 }
 
-/// A [`Config`], which the queues of an association have in common.
+/// A [`Config`] shared by the queues of an association.
 pub type SharedConfig = Arc<Config>;
 
-/// What one transaction needs of the unforeseeable. Never to be used twice.
-pub struct Fresh {
+/// Random data of one transaction. Never to be used twice.
+pub struct TransactionRandomness {
     sequence: NonZeroU32,
     challenge: [u8; Hash::MAX_LEN],
     exponent: Zeroizing<[u8; group::MAX_EXPONENT_LEN]>,
 }
 
-impl Fresh {
-    /// Random bytes that are needed.
-    pub const BYTES: usize = Hash::MAX_LEN + group::MAX_EXPONENT_LEN;
+impl TransactionRandomness {
+    /// Number of random bytes needed.
+    pub const LEN: usize = Hash::MAX_LEN + group::MAX_EXPONENT_LEN;
 
-    /// Of a number of this side's [`Sequence`], and bytes of a source that suits secrets.
+    /// From a number of this side's [`SequenceCounter`] and cryptographically secure random bytes.
     #[must_use]
-    pub fn new(sequence: NonZeroU32, bytes: &[u8; Self::BYTES]) -> Self {
+    pub fn new(sequence: NonZeroU32, bytes: &[u8; Self::LEN]) -> Self {
         let mut challenge = [0; Hash::MAX_LEN];
         let mut exponent = Zeroizing::new([0; group::MAX_EXPONENT_LEN]);
         let (first, second) = bytes.split_at(Hash::MAX_LEN);
@@ -136,19 +136,19 @@ impl Fresh {
     }
 }
 
-impl fmt::Debug for Fresh {
+impl fmt::Debug for TransactionRandomness {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Fresh")
     }
 }
 
-/// The sequence numbers of a host or a subsystem: they begin anywhere and go on by one, but for 0,
-/// which means that there is none (NVMe Base 2.0, 8.13.5.3 and 8.13.5.4).
+/// The sequence numbers of a host or a subsystem: they start anywhere and increase by one, skipping
+/// 0, which means no number (NVMe Base 2.0, 8.13.5.3 and 8.13.5.4).
 #[derive(Clone, Copy, Debug)]
-pub struct Sequence(u32);
+pub struct SequenceCounter(u32);
 
-impl Sequence {
-    /// Numbers that begin after this one, which is to be random.
+impl SequenceCounter {
+    /// Starts after this number, which has to be random.
     #[must_use]
     pub fn new(random: u32) -> Self {
         Self(random)
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn sequence_numbers_leave_out_zero() {
-        let mut sequence = Sequence::new(u32::MAX - 1);
+        let mut sequence = SequenceCounter::new(u32::MAX - 1);
         assert_eq!([(); 3].map(|()| sequence.take().get()), [u32::MAX, 1, 2]);
     }
 }

@@ -1,46 +1,48 @@
 //! The machine of one TCP connection: one queue of one controller (NVMe/TCP Transport 1.0).
 //!
-//! It knows PDUs, digests, capsules, transfers and queue slots. What a command means is decided
-//! elsewhere ([`crate::Controller`]); the driver carries [`Action`]s there and answers back:
+//! It handles PDUs, digests, capsules, transfers and queue slots. [`crate::Controller`] decides
+//! what commands mean; the driver passes [`Action`]s on and returns the answers:
 //!
 //! ```text
 //!  Arrived ──admit──► Grant ──grant──► (data arrives) ──► Run ──complete──► response
 //!     └───────────────────────────── complete ─────────────────────────────────┘
 //! ```
 //!
-//! * Data in a capsule stands in front of everything behind it, so reception waits for the
-//!   command's memory ([`Class::Arriving`]); data by R2T does not ([`Class::Solicited`]).
-//! * Each [`Action::Arrived`] is ended by exactly one [`Connection::complete`].
-//! * A slot of the queue is taken from the arrival of the capsule until its response has been
-//!   handed to the socket; a host that sends more than the queue holds is cut off. So nothing
-//!   here grows beyond the queue, whatever the host does.
+//! * Data in a capsule blocks everything after it in the stream, so reception waits for the
+//!   command's memory ([`MemoryClass::UnsolicitedData`]); data by R2T does not
+//!   ([`MemoryClass::SolicitedData`]).
+//! * Each [`Action::CommandArrived`] is ended by exactly one [`Connection::complete`].
+//! * A slot of the queue is occupied from the arrival of the capsule until its response has been
+//!   passed to the socket; a host that exceeds the queue is disconnected. So memory is limited by
+//!   the queue size, whatever the host does.
 //!
-//! [`Class::Arriving`]: block::Class::Arriving
-//! [`Class::Solicited`]: block::Class::Solicited
+//! [`MemoryClass::UnsolicitedData`]: block::Class::Arriving
+//! [`MemoryClass::SolicitedData`]: block::Class::Solicited
 
+mod close_reason;
 mod commands;
-mod fatal;
 mod receive;
 mod send;
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use block::{Bufs, BufsMut, Class};
+use block::{Bufs, BufsMut, MemoryClass};
 use frame::{Machine, SendQueue};
 
 use crate::entry::{Completion, Fuse, Sqe};
 use crate::pdu::MIN_MAX_H2C_DATA;
 use crate::status::Status;
-use crate::stream::{Incoming, Receiver, Sender, Tag};
-use commands::{Commands, Stage};
-pub use fatal::End;
+use crate::stream::{IncomingData, Receiver, Sender, Tag};
+pub use close_reason::CloseReason;
+use commands::{CommandStage, Commands};
 
 /// Most data in a command capsule, in bytes, on every queue (NVMe/TCP 3.3: at least 8 KiB on the
-/// admin queue; IOCCSZ says so for I/O queues). What comes so costs no R2T: no round trip, and two PDUs less.
+/// admin queue; IOCCSZ says so for I/O queues). Such data needs no R2T: it saves a round trip and
+/// two PDUs.
 pub const IN_CAPSULE_BYTES: u32 = 128 * 1024;
 
-/// Limits and times of a connection.
+/// Limits and timeouts of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Most data in one H2CData PDU (MAXH2CDATA), in bytes; raised to 4096 and cut to a multiple
@@ -48,9 +50,9 @@ pub struct Config {
     pub max_h2c_data: u32,
     /// Most data in one C2HData PDU, in bytes.
     pub max_c2h_data: u32,
-    /// How long a host may take from the start to a Connect command that succeeds.
+    /// Time limit from the start to a successful Connect command.
     pub establish_timeout: Duration,
-    /// How long a host may take to finish a PDU, or to send what an R2T asked for.
+    /// Time limit of receiving a PDU, and the data of an R2T.
     pub receive_timeout: Duration,
     /// How long to wait, after C2HTermReq, for the host to close.
     pub linger: Duration,
@@ -79,12 +81,12 @@ pub struct Queue {
     pub flow_control: bool,
 }
 
-/// What the machine wants of its driver.
+/// A request to the driver.
 #[derive(Debug)]
 pub enum Action {
     /// A command has arrived: [`Connection::admit`] it, or [`Connection::complete`] it at once.
     /// Before the queue is connected only Connect commands arrive.
-    Arrived {
+    CommandArrived {
         /// The command's handle.
         tag: Tag,
         /// The command.
@@ -94,24 +96,24 @@ pub enum Action {
     Grant {
         /// The command.
         tag: Tag,
-        /// How many bytes.
+        /// Size in bytes.
         bytes: u32,
-        /// For which use.
-        class: Class,
+        /// Its memory class.
+        class: MemoryClass,
     },
-    /// The command and all its data are here: carry it out.
+    /// The command and all its data have arrived: execute it.
     Run {
         /// The command.
         tag: Tag,
         /// Data from the host.
         data: Bufs,
     },
-    /// The machine has refused a command that has not arrived, for it breaks the transport's rules.
-    /// Others may have been waiting for it.
-    Refused {
+    /// The machine refused a command before its arrival was reported, because it breaks a transport
+    /// rule. The other half of a fused operation may wait for it.
+    CommandRefused {
         /// Which half of a fused operation it would have been.
         fuse: Fuse,
-        /// What the host was told.
+        /// The status sent to the host.
         status: Status,
     },
     /// The machine has answered the command itself; complete it with anything.
@@ -125,12 +127,12 @@ pub enum Action {
 enum Phase {
     /// Waits for ICReq.
     Initializing,
-    /// Waits for a Connect that succeeds.
+    /// Waits for a successful Connect.
     Connecting,
     /// Serves a queue.
     Running,
-    /// C2HTermReq is out; what comes is thrown away.
-    Lingering { until: Duration },
+    /// C2HTermReq was sent; input is discarded.
+    Terminating { until: Duration },
     /// To be closed.
     Closed,
 }
@@ -147,16 +149,16 @@ pub struct Connection {
     sender: Sender,
     commands: Commands,
     actions: VecDeque<Action>,
-    /// Where in what was sent the responses end that have not been sent yet.
-    unsent: VecDeque<u64>,
+    /// Positions in the output stream at which unsent responses end.
+    unsent_responses: VecDeque<u64>,
     now: Duration,
-    /// When to look for R2Ts that the host has left unanswered.
+    /// When to check for R2Ts that the host has not answered.
     data_deadline: Option<Duration>,
-    end: Option<End>,
+    close_reason: Option<CloseReason>,
 }
 
 impl Connection {
-    /// A connection that has just been accepted: it waits for ICReq.
+    /// A new connection, waiting for ICReq.
     #[must_use]
     pub fn new(config: Config) -> Self {
         let max_h2c_data = config.max_h2c_data.max(MIN_MAX_H2C_DATA) & !3;
@@ -170,10 +172,10 @@ impl Connection {
             sender: Sender::default(),
             commands: Commands::default(),
             actions: VecDeque::new(),
-            unsent: VecDeque::new(),
+            unsent_responses: VecDeque::new(),
             now: Duration::ZERO,
             data_deadline: None,
-            end: None,
+            close_reason: None,
         }
     }
 
@@ -188,19 +190,19 @@ impl Connection {
         (self.phase == Phase::Running).then_some(self.queue)
     }
 
-    /// Header and data digests agreed on.
+    /// Negotiated header and data digests.
     #[must_use]
     pub fn digests(&self) -> (bool, bool) {
         (self.sender.digests.header, self.sender.digests.data)
     }
 
-    /// Why the connection ends; `None` while it does not.
+    /// Why the connection ended; `None` while it is open.
     #[must_use]
-    pub fn end(&self) -> Option<End> {
-        self.end
+    pub fn close_reason(&self) -> Option<CloseReason> {
+        self.close_reason
     }
 
-    /// The command in flight that the host knows as `cid`.
+    /// The command in flight with identifier `cid`.
     #[must_use]
     pub fn find(&self, cid: u16) -> Option<Tag> {
         self.commands.find(cid)
@@ -213,9 +215,10 @@ impl Connection {
     }
 
     /// Accepts a command that has arrived, with `data_out` bytes of data from the host: none, or
-    /// all that it describes. What else is in its capsule is thrown away.
+    /// all that it describes. Other data in its capsule is discarded.
     pub fn admit(&mut self, tag: Tag, data_out: u32) {
-        let Some(c) = self.commands.get_mut(tag).filter(|c| c.stage == Stage::Arrived) else {
+        let Some(c) = self.commands.get_mut(tag).filter(|c| c.stage == CommandStage::Arrived)
+        else {
             return;
         };
         if data_out == 0 {
@@ -224,72 +227,72 @@ impl Connection {
             return;
         }
         if data_out != c.host_bytes {
-            c.stage = Stage::Told;
+            c.stage = CommandStage::Answered;
             let cid = c.cid;
-            self.receiver.drop_waiting(tag, self.now);
+            self.receiver.discard_blocked(tag, self.now);
             let failed = Completion::failed(Status::DATA_SGL_LENGTH_INVALID.do_not_retry());
             self.respond(cid, failed);
             self.actions.push_back(Action::Abort { tag });
             return;
         }
-        c.stage = Stage::Granting;
-        let class = if c.in_capsule { Class::Arriving } else { Class::Solicited };
+        c.stage = CommandStage::Granting;
+        let class =
+            if c.in_capsule { MemoryClass::UnsolicitedData } else { MemoryClass::SolicitedData };
         self.actions.push_back(Action::Grant { tag, bytes: data_out, class });
     }
 
-    /// Accepts a command that has arrived and wants no data from the host: the driver carries it out now, and no
-    /// [`Action::Run`] comes of it. What else is in its capsule is thrown away.
+    /// Accepts a command that has arrived and takes no data from the host: the driver executes it
+    /// now, without an [`Action::Run`]. Data in its capsule is discarded.
     pub fn run(&mut self, tag: Tag) {
-        if let Some(c) = self.commands.get_mut(tag).filter(|c| c.stage == Stage::Arrived) {
-            c.stage = Stage::Running;
-            self.receiver.drop_waiting(tag, self.now);
+        if let Some(c) = self.commands.get_mut(tag).filter(|c| c.stage == CommandStage::Arrived) {
+            c.stage = CommandStage::Running;
+            self.receiver.discard_blocked(tag, self.now);
         }
     }
 
-    /// Gives a command the memory it asked for; for one that has been completed meanwhile,
-    /// nothing happens.
+    /// Gives a command the requested memory; ignored if it has been completed meanwhile.
     ///
     /// # Panics
-    /// If the buffers are not exactly as long as was asked.
+    /// If the size of the buffers differs from the requested one.
     pub fn grant(&mut self, tag: Tag, buffers: BufsMut) {
-        let Some(c) = self.commands.get_mut(tag).filter(|c| c.stage == Stage::Granting) else {
+        let Some(c) = self.commands.get_mut(tag).filter(|c| c.stage == CommandStage::Granting)
+        else {
             return;
         };
         let bytes: usize = buffers.iter().map(|b| b.len()).sum();
         assert_eq!(bytes, c.host_bytes as usize, "memory granted for command {:#x}", c.cid);
-        c.stage = Stage::Receiving;
-        c.data = Incoming::new(buffers);
+        c.stage = CommandStage::Receiving;
+        c.incoming = IncomingData::new(buffers);
         if c.in_capsule {
             self.receiver.resume(tag, self.now);
             return;
         }
-        c.since = self.now;
+        c.r2t_sent_at = self.now;
         let (cid, length) = (c.cid, c.host_bytes);
         self.data_deadline.get_or_insert(self.now + self.config.receive_timeout);
         self.send_r2t(cid, tag, length);
     }
 
-    /// Ends a command: sends `data` (only with success, and no more than the host described),
-    /// then the response. If the host still owes data that was asked for, the response waits
-    /// for it.
+    /// Completes a command: sends `data` (only on success, and no more than the host described),
+    /// then the response. If the host still owes solicited data, the response waits for it.
     pub fn complete(&mut self, tag: Tag, completion: Completion, data: &Bufs) {
         let open = self.is_open();
         let Some(c) = self.commands.get_mut(tag) else { return };
-        let owes_data = c.stage == Stage::Receiving && !c.in_capsule;
+        let owes_data = c.stage == CommandStage::Receiving && !c.in_capsule;
         if owes_data && open {
-            c.data.discard();
-            c.outcome.get_or_insert(completion);
+            c.incoming.discard();
+            c.early_completion.get_or_insert(completion);
             return;
         }
-        self.receiver.drop_waiting(tag, self.now);
+        self.receiver.discard_blocked(tag, self.now);
         let c = self.commands.remove(tag);
-        if c.stage == Stage::Told || !open {
+        if c.stage == CommandStage::Answered || !open {
             return;
         }
         if !completion.status.is_success() || data.is_empty() {
             self.respond(c.cid, completion);
         } else if !c.to_host || data.len() > c.host_bytes as usize {
-            // More than the host has room for: a defect on this side; never send it.
+            // More than the host's buffer holds: a bug on this side; never send it.
             let status = Status::INTERNAL_ERROR.do_not_retry();
             self.respond(c.cid, Completion::failed(status));
         } else {
@@ -297,17 +300,17 @@ impl Connection {
         }
     }
 
-    /// Ends a command without a response: a controller reset has discarded it.
-    pub fn forget(&mut self, tag: Tag) {
-        if self.commands.get_mut(tag).is_some_and(|c| c.stage == Stage::Running) {
+    /// Drops a command without a response: a controller reset has discarded it.
+    pub fn discard(&mut self, tag: Tag) {
+        if self.commands.get_mut(tag).is_some_and(|c| c.stage == CommandStage::Running) {
             self.commands.remove(tag);
             self.actions.retain(|a| !matches!(a, Action::Run { tag: t, .. } if *t == tag));
         }
     }
 
-    /// Ends a Connect command with success: from here on this connection is that queue.
-    /// Identifies the controller to the host by `result` (NVMe Base 2.0, 6.3).
-    pub fn connected(&mut self, tag: Tag, queue: Queue, result: u64) {
+    /// Completes a Connect command with success: from now on this connection is that queue.
+    /// `result` identifies the controller to the host (NVMe Base 2.0, 6.3).
+    pub fn queue_connected(&mut self, tag: Tag, queue: Queue, result: u64) {
         if self.phase != Phase::Connecting {
             return self.complete(tag, Completion::ok(result), &Bufs::new());
         }
@@ -316,52 +319,52 @@ impl Connection {
         self.complete(tag, Completion::ok(result), &Bufs::new());
     }
 
-    /// Ends the connection once what waits to be sent has been sent.
+    /// Closes the connection once its output has been sent.
     pub fn close(&mut self) {
         if self.is_open() {
-            self.finish(End::Closed);
+            self.finish(CloseReason::Closed);
         }
     }
 
     fn is_open(&self) -> bool {
-        !matches!(self.phase, Phase::Lingering { .. } | Phase::Closed)
+        !matches!(self.phase, Phase::Terminating { .. } | Phase::Closed)
     }
 
-    /// Stops reception; commands in flight are for the driver to complete, unheard.
-    fn finish(&mut self, end: End) {
-        self.end.get_or_insert(end);
+    /// Stops reception; the driver completes the commands in flight, which are not answered.
+    fn finish(&mut self, end: CloseReason) {
+        self.close_reason.get_or_insert(end);
         self.phase = Phase::Closed;
         self.actions.clear();
         self.commands.forget_ended();
     }
 
-    /// Capsules whose slot is taken: in flight, or answered and the answer not sent yet.
+    /// Occupied slots: commands in flight, or answered with the answer not sent yet.
     fn slots_taken(&mut self) -> usize {
-        let sent = self.sender.sent();
-        while self.unsent.front().is_some_and(|&end| end <= sent) {
-            self.unsent.pop_front();
+        let sent = self.sender.sent_total();
+        while self.unsent_responses.front().is_some_and(|&end| end <= sent) {
+            self.unsent_responses.pop_front();
         }
-        self.commands.in_flight() + self.unsent.len()
+        self.commands.in_flight() + self.unsent_responses.len()
     }
 
-    /// All data of a command has come.
+    /// All data of a command has arrived.
     fn data_complete(&mut self, tag: Tag) {
         let Some(c) = self.commands.get_mut(tag) else { return };
-        if let Some(outcome) = c.outcome {
+        if let Some(outcome) = c.early_completion {
             let cid = self.commands.remove(tag).cid;
             return self.respond(cid, outcome);
         }
-        if c.data.corrupt {
-            // NVMe/TCP 3.6.1.3.2: not fatal, the command fails and may be tried again.
+        if c.incoming.corrupt {
+            // NVMe/TCP 3.6.1.3.2: not fatal; the command fails and may be retried.
             let cid = c.cid;
-            c.stage = Stage::Told;
-            c.data = Incoming::default();
+            c.stage = CommandStage::Answered;
+            c.incoming = IncomingData::default();
             self.respond(cid, Completion::failed(Status::TRANSIENT_TRANSPORT));
             self.actions.push_back(Action::Abort { tag });
             return;
         }
-        c.stage = Stage::Running;
-        let data = c.data.finish();
+        c.stage = CommandStage::Running;
+        let data = c.incoming.finish();
         self.actions.push_back(Action::Run { tag, data });
     }
 }
@@ -370,12 +373,12 @@ impl Machine for Connection {
     fn receive_space(&mut self) -> Option<&mut [u8]> {
         match self.phase {
             Phase::Closed => None,
-            Phase::Lingering { .. } => Some(self.receiver.sink()),
+            Phase::Terminating { .. } => Some(self.receiver.discard_space()),
             _ => self.receiver.space(&mut self.commands),
         }
     }
 
-    fn received(&mut self, n: usize) {
+    fn on_received(&mut self, n: usize) {
         if self.is_open() {
             self.advance(n);
         }
@@ -388,10 +391,10 @@ impl Machine for Connection {
     fn next_timer(&self) -> Option<Duration> {
         match self.phase {
             Phase::Closed => None,
-            Phase::Lingering { until } => Some(until),
+            Phase::Terminating { until } => Some(until),
             Phase::Initializing | Phase::Connecting => Some(self.config.establish_timeout),
             Phase::Running => {
-                let pdu = self.receiver.since().map(|s| s + self.config.receive_timeout);
+                let pdu = self.receiver.pdu_started_at().map(|s| s + self.config.receive_timeout);
                 [pdu, self.data_deadline].into_iter().flatten().min()
             }
         }
@@ -404,14 +407,14 @@ impl Machine for Connection {
         }
         match self.phase {
             Phase::Closed => {}
-            Phase::Lingering { .. } => self.phase = Phase::Closed,
-            Phase::Initializing | Phase::Connecting => self.finish(End::EstablishTimeout),
+            Phase::Terminating { .. } => self.phase = Phase::Closed,
+            Phase::Initializing | Phase::Connecting => self.finish(CloseReason::EstablishTimeout),
             Phase::Running => {
                 let timeout = self.config.receive_timeout;
                 let oldest = self.commands.oldest_transfer();
                 let late = |since: Option<Duration>| since.is_some_and(|s| now >= s + timeout);
-                if late(self.receiver.since()) || late(oldest) {
-                    self.finish(End::ReceiveTimeout);
+                if late(self.receiver.pdu_started_at()) || late(oldest) {
+                    self.finish(CloseReason::ReceiveTimeout);
                 }
                 self.data_deadline = oldest.map(|s| s + timeout);
             }

@@ -1,5 +1,5 @@
-//! One controller: what the commands of all its queues mean. Pure: no bytes on the wire, no
-//! clock, no I/O; connections and volumes are the driver's.
+//! One controller: executes the commands of all its queues. Pure: no bytes on the wire, no clock,
+//! no I/O; connections and volumes are the driver's.
 //!
 //! A controller belongs to one association (NVMe Base 2.0, 2.2): the admin queue and the I/O
 //! queues of one host, each a [`crate::Connection`] of its own. The driver keeps the controllers
@@ -7,24 +7,24 @@
 //! [`Controller::admin`] or [`Controller::io`].
 
 mod admin;
-mod alive;
 mod copy;
-mod errors;
+mod error_log;
 mod events;
 mod features;
 mod identify;
 mod io;
+mod keep_alive;
 mod logs;
 mod namespace;
+mod page_writer;
 mod properties;
 mod reservations;
-mod window;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::Failure;
+use block::RequestError;
 
 use crate::entry::{Completion, NSID_ALL, Sqe};
 use crate::fabrics::Connect;
@@ -32,27 +32,27 @@ use crate::log::AnaState;
 use crate::status::Status;
 use crate::stream::Tag;
 
-pub use admin::Verdict;
-use alive::Alive;
-pub use copy::CopyWork;
-use errors::{ErrorLog, Fault};
-use events::{Events, Kind};
+pub use admin::AdminAction;
+pub use copy::CopyRequest;
+use error_log::{CommandError, ErrorLog};
+use events::{EventKind, Events};
 use features::Features;
-pub use io::{IoCommand, IoOp, Unfused, Work};
-pub use logs::{Discovery, DiscoveryEntry, DiscoveryKind, Tls};
+pub use io::{FusedError, IoCommand, IoOp, IoWork};
+use keep_alive::KeepAlive;
+pub use logs::{DiscoveryEntry, DiscoveryKind, DiscoveryLog, TlsRequirement};
 pub use namespace::Namespace;
+pub(crate) use page_writer::PageWriter;
 use properties::Properties;
-use reservations::Told;
+use reservations::ReservationLog;
 pub use reservations::{ReservationOp, write_report};
-pub(crate) use window::Window;
 
-/// Most I/O queues of a controller that the queue map has room for.
+/// Most I/O queues of a controller, as its queue bitmap allows.
 pub const MAX_IO_QUEUES: u16 = 127;
 
 /// Abort commands that may be outstanding (ACL + 1).
 const ABORT_LIMIT: u8 = 4;
 
-/// What the subsystem of a controller is; the same on every node that serves it.
+/// Properties of a subsystem; the same on every node that serves it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subsystem {
     /// NQN.
@@ -63,8 +63,8 @@ pub struct Subsystem {
     pub model: String,
     /// Firmware revision, at most 8 ASCII characters.
     pub firmware: String,
-    /// How long commands may go on after their association has ended, in milliseconds (CQT, NVMe Base 2.1,
-    /// 5.1.13.2.1); 0 where nothing is said.
+    /// How long commands may run after their association has ended, in milliseconds (CQT, NVMe Base
+    /// 2.1, 5.1.13.2.1); 0: not reported.
     pub quiesce_ms: u16,
 }
 
@@ -77,8 +77,8 @@ pub struct Limits {
     pub queue_entries: u16,
     /// Most data of one command in bytes: a power of two times 4096.
     pub max_transfer_bytes: u32,
-    /// Highest namespace identifier, and most namespaces. Each is a group with an access state of
-    /// its own (ANAGRPID), which has its number.
+    /// Highest namespace identifier, and maximum number of namespaces. Each forms an ANA group of
+    /// its own (ANAGRPID) with the same number.
     pub namespaces: u32,
 }
 
@@ -96,38 +96,38 @@ impl Limits {
     }
 }
 
-/// What kind of controller.
+/// Kind of a controller.
 #[derive(Clone, Debug)]
 pub enum Role {
     /// An I/O controller with the namespaces that its host may see, by identifier.
     Io(BTreeMap<u32, Namespace>),
     /// A discovery controller with the log that its host may see.
-    Discovery(Rc<Discovery>),
+    Discovery(Rc<DiscoveryLog>),
 }
 
-/// What a controller wants of its driver beyond answers to commands.
+/// A request to the driver besides answers to commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// Complete a command that was held on the admin queue.
     Complete {
         /// The command.
         tag: Tag,
-        /// How it ends.
+        /// Its completion.
         completion: Completion,
     },
     /// Drop a command that was held on the admin queue: the controller was reset, and the host
-    /// expects no completion ([`crate::Connection::forget`]).
-    Forget {
+    /// expects no completion ([`crate::Connection::discard`]).
+    Discard {
         /// The command.
         tag: Tag,
     },
-    /// The host shuts the controller down: make its writes durable, then say
+    /// The host shuts the controller down: make its writes durable, then call
     /// [`Controller::shut_down`].
     ShutDown,
     /// The controller was reset: its I/O queues are gone, close their connections.
     Reset,
     /// The host has been silent for too long: close all connections.
-    Expired,
+    KeepAliveExpired,
 }
 
 /// A controller.
@@ -140,38 +140,38 @@ pub struct Controller {
     limits: Limits,
     namespaces: BTreeMap<u32, Namespace>,
     /// `Some` in a discovery controller.
-    discovery: Option<Rc<Discovery>>,
+    discovery: Option<Rc<DiscoveryLog>>,
     properties: Properties,
     features: Features,
     events: Events,
-    errors: ErrorLog,
-    told: Told,
-    ana: Ana,
-    alive: Alive,
+    error_log: ErrorLog,
+    reservation_log: ReservationLog,
+    ana: AnaStates,
+    keep_alive: KeepAlive,
     /// Connected queues: bit 0 is the admin queue.
     queues: u128,
-    aborts: u8,
+    outstanding_aborts: u8,
     counters: Counters,
-    pending: VecDeque<Event>,
+    pending_events: VecDeque<Event>,
 }
 
 /// Access states of namespaces.
 #[derive(Debug, Default)]
-struct Ana {
-    /// By namespace: those whose state has changed, with the change count of their last change. All
-    /// others are optimized. What the host was told of one that has gone is what it knows when it is
-    /// back.
+struct AnaStates {
+    /// By namespace: states that have changed, with the change count of the last change. All others
+    /// are optimized. Entries of removed namespaces are kept, as the host remembers what it was
+    /// told.
     states: BTreeMap<u32, (AnaState, u64)>,
     changes: u64,
 }
 
-impl Ana {
-    fn of(&self, nsid: u32) -> (AnaState, u64) {
+impl AnaStates {
+    fn state(&self, nsid: u32) -> (AnaState, u64) {
         self.states.get(&nsid).copied().unwrap_or((AnaState::Optimized, 0))
     }
 }
 
-/// What the health log reports.
+/// Counters of the health log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counters {
     reads: u64,
@@ -203,15 +203,15 @@ impl Controller {
             properties: Properties::new(&limits, discovery.is_some()),
             features: Features::default(),
             events: Events::default(),
-            errors: ErrorLog::default(),
-            told: Told::default(),
-            ana: Ana::default(),
-            alive: Alive::new(connect.kato_ms, discovery.is_some(), now),
+            error_log: ErrorLog::default(),
+            reservation_log: ReservationLog::default(),
+            ana: AnaStates::default(),
+            keep_alive: KeepAlive::new(connect.kato_ms, discovery.is_some(), now),
             discovery,
             queues: 1,
-            aborts: 0,
+            outstanding_aborts: 0,
             counters: Counters::default(),
-            pending: VecDeque::new(),
+            pending_events: VecDeque::new(),
         }
     }
 
@@ -239,7 +239,7 @@ impl Controller {
         self.discovery.is_some()
     }
 
-    /// Whether the host has enabled it, and it is not shut down.
+    /// Whether the host has enabled it and not shut it down.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.properties.is_ready()
@@ -251,7 +251,7 @@ impl Controller {
         (self.queues & !1).count_ones()
     }
 
-    /// The host that it is for (NVMe over Fabrics 1.1, 3.3: HOSTID).
+    /// Identifier of its host
     #[must_use]
     pub fn host_id(&self) -> [u8; 16] {
         self.host_id
@@ -263,9 +263,9 @@ impl Controller {
         &self.namespaces
     }
 
-    /// What the controller wants next, if anything. Ask after every call.
+    /// The controller's next request, if any. Call this after every other call.
     pub fn poll_event(&mut self) -> Option<Event> {
-        if let Some(event) = self.pending.pop_front() {
+        if let Some(event) = self.pending_events.pop_front() {
             return Some(event);
         }
         if !self.is_ready() {
@@ -275,33 +275,34 @@ impl Controller {
         Some(Event::Complete { tag, completion })
     }
 
-    /// When [`Self::on_timer`] is wanted, on the clock of the calls' `now`.
+    /// When to call [`Self::on_timer`], on the clock of the calls' `now`.
     #[must_use]
     pub fn next_timer(&self) -> Option<Duration> {
-        self.alive.next_timer()
+        self.keep_alive.next_timer()
     }
 
-    /// It is `now`, on the clock that the controller was created by.
+    /// Advances the controller's clock, the one it was created with, to `now`.
     pub fn on_timer(&mut self, now: Duration) {
-        if self.alive.has_expired(now) {
-            self.errors.note(0, None, 0, Fault::new(Status::KEEP_ALIVE_EXPIRED));
-            self.properties.fail();
-            self.pending.push_back(Event::Expired);
+        if self.keep_alive.has_expired(now) {
+            self.error_log.record(0, None, 0, CommandError::new(Status::KEEP_ALIVE_EXPIRED));
+            self.properties.set_fatal();
+            self.pending_events.push_back(Event::KeepAliveExpired);
         }
     }
 
-    /// Whether the host has been silent for so long that nothing of it is to be carried out any more, whether or
-    /// not [`Self::on_timer`] has been called: it may have sent it again by another path.
+    /// Whether the host has been silent for so long that its commands must not be executed any
+    /// more, even if [`Self::on_timer`] has not been called yet: it may have retried them through
+    /// another path.
     #[must_use]
-    pub fn is_overdue(&self, now: Duration) -> bool {
-        self.alive.is_overdue(now)
+    pub fn is_keep_alive_overdue(&self, now: Duration) -> bool {
+        self.keep_alive.is_overdue(now)
     }
 
-    /// Replaces what an I/O controller serves; the host is told what has changed.
+    /// Replaces the namespaces of an I/O controller and notifies the host of changes.
     pub fn set_namespaces(&mut self, namespaces: BTreeMap<u32, Namespace>) {
         let old = std::mem::replace(&mut self.namespaces, namespaces);
         for (nsid, ns) in &self.namespaces {
-            if !old.get(nsid).is_some_and(|old| old.is_as(ns)) {
+            if !old.get(nsid).is_some_and(|old| old.has_same_attributes(ns)) {
                 self.events.namespace_changed(*nsid);
             }
         }
@@ -310,58 +311,58 @@ impl Controller {
         }
     }
 
-    /// A namespace takes this many blocks of space from now on. The host is not told: it asks.
+    /// Sets the number of allocated blocks of a namespace. The host is not notified: it polls.
     pub fn set_used(&mut self, nsid: u32, blocks: u64) {
         if let Some(ns) = self.namespaces.get_mut(&nsid) {
             ns.used_blocks = Some(blocks);
         }
     }
 
-    /// Replaces the log of a discovery controller if its entries are others; then the host is told.
-    pub fn set_discovery(&mut self, log: Rc<Discovery>) {
+    /// Replaces the log of a discovery controller; notifies the host if the entries differ.
+    pub fn set_discovery(&mut self, log: Rc<DiscoveryLog>) {
         if self.discovery.as_ref().is_some_and(|old| old.entries != log.entries) {
             self.discovery = Some(log);
-            self.events.notify(Kind::Discovery);
+            self.events.notify(EventKind::Discovery);
         }
     }
 
-    /// How this controller reaches a namespace; the host is told of a change. A namespace that the
-    /// host does not see has no state.
+    /// Sets the access state of a namespace and notifies the host of a change. Ignored for
+    /// namespaces that the host does not see.
     pub fn set_ana(&mut self, nsid: u32, state: AnaState) {
-        let (old, _) = self.ana.of(nsid);
+        let (old, _) = self.ana.state(nsid);
         if old == state || !self.namespaces.contains_key(&nsid) {
             return;
         }
         self.ana.changes += 1;
         self.ana.states.insert(nsid, (state, self.ana.changes));
-        self.events.notify(Kind::Ana);
+        self.events.notify(EventKind::Ana);
     }
 
-    /// Bounds that the host was told when it connected.
+    /// The limits that the host was told when it connected.
     #[must_use]
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// All writes of a controller that shuts down are durable.
+    /// Reports that all writes of a controller that shuts down are durable.
     pub fn shut_down(&mut self) {
         self.properties.shut_down();
     }
 
-    /// How a command ends whose request to the volume failed; the failure is logged.
-    pub fn failed(&mut self, qid: u16, sqe: &Sqe, failure: Failure) -> Completion {
-        let fault = Fault::new(self.status_of(sqe, failure));
+    /// The completion of a command whose request to the volume failed; logs the failure.
+    pub fn fail(&mut self, qid: u16, sqe: &Sqe, failure: RequestError) -> Completion {
+        let fault = CommandError::new(self.status_of(sqe, failure));
         let lba = if qid == 0 { 0 } else { sqe.slba() };
-        Completion::failed(self.errors.note(qid, Some(sqe), lba, fault))
+        Completion::failed(self.error_log.record(qid, Some(sqe), lba, fault))
     }
 
-    fn status_of(&self, sqe: &Sqe, failure: Failure) -> Status {
+    fn status_of(&self, sqe: &Sqe, failure: RequestError) -> Status {
         let state = |(nsid, ns): (&u32, &Namespace)| {
-            let (state, _) = self.ana.of(*nsid);
+            let (state, _) = self.ana.state(*nsid);
             (ns.is_shared || state != AnaState::Optimized).then_some(state)
         };
         let states: Vec<_> = match sqe.nsid.get() {
-            // A Flush of all namespaces fails for the one that is furthest away.
+            // A Flush of all namespaces fails with the worst access state of them.
             NSID_ALL => self.namespaces.iter().filter_map(state).collect(),
             nsid => self.namespaces.get_key_value(&nsid).and_then(state).into_iter().collect(),
         };
@@ -372,14 +373,15 @@ impl Controller {
         }
     }
 
-    /// The host lives: it has connected a queue, or sent a command that is not the controller's to answer.
-    pub fn heard(&mut self) {
-        self.alive.touch();
+    /// Records a sign of life of the host: it has connected a queue, or sent a command that the
+    /// controller does not handle.
+    pub fn record_traffic(&mut self) {
+        self.keep_alive.record_traffic();
     }
 
-    /// How an Abort command ends that [`Verdict::Abort`] was about.
+    /// The completion of an Abort command that caused [`AdminAction::Abort`].
     pub fn abort_finished(&mut self, aborted: bool) -> Completion {
-        self.aborts = self.aborts.saturating_sub(1);
+        self.outstanding_aborts = self.outstanding_aborts.saturating_sub(1);
         // Dword 0, bit 0: the command was not aborted.
         Completion::ok(u64::from(!aborted))
     }
@@ -407,28 +409,28 @@ impl Controller {
             return Err(Connect::refuse_size());
         }
         if self.queues & 1 << connect.qid != 0 {
-            // Not for good: who holds it may not even prove that it is the host.
+            // Not final: whoever holds the queue may not even be able to authenticate as the host.
             return Err(Completion::failed(Status::COMMAND_SEQUENCE));
         }
         self.queues |= 1 << connect.qid;
         Ok(())
     }
 
-    /// The connection of an I/O queue has gone; the queue may be connected again.
+    /// The connection of an I/O queue has ended; the queue may be connected again.
     pub fn io_disconnected(&mut self, qid: u16) {
         if (1..=MAX_IO_QUEUES).contains(&qid) {
             self.queues &= !(1 << qid);
         }
     }
 
-    /// Logs why a command fails, and gives the completion that says so.
-    fn refuse(&mut self, qid: u16, sqe: &Sqe, fault: Fault) -> Completion {
+    /// Logs why a command fails and returns its completion.
+    fn refuse(&mut self, qid: u16, sqe: &Sqe, fault: CommandError) -> Completion {
         let lba = if qid == 0 { 0 } else { sqe.slba() };
-        Completion::failed(self.errors.note(qid, Some(sqe), lba, fault))
+        Completion::failed(self.error_log.record(qid, Some(sqe), lba, fault))
     }
 }
 
-/// Whether a queue may have this SQSIZE (0's based; one entry is no queue).
+/// Whether a queue may have this SQSIZE (0's based; one entry is too few).
 pub(crate) fn valid_size(sqsize: u16, limits: &Limits) -> bool {
     sqsize > 0 && sqsize < limits.queue_entries
 }

@@ -10,20 +10,20 @@ use crate::controller::{Controller, Limits, Role, Subsystem, valid_size};
 use crate::entry::Completion;
 use crate::fabrics::{CNTLID_DYNAMIC, Connect};
 
-/// A queue that Connect has just made.
+/// A newly connected queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Connected {
+pub struct ConnectedQueue {
     /// The controller it belongs to; also what Connect returns to the host.
     pub cntlid: u16,
-    /// The queue, for [`crate::Connection::connected`].
+    /// The queue, for [`crate::Connection::queue_connected`].
     pub queue: Queue,
 }
 
 /// The controllers of one core.
 ///
-/// Identifiers are handed out round robin from a range of its own, so that they are unique among
-/// all cores and nodes that serve a subsystem (hosts refuse duplicates), say where a controller
-/// lives, and are not used again soon.
+/// Identifiers are allocated round-robin from a separate range per core, so that they are unique
+/// among all cores and nodes that serve a subsystem (hosts refuse duplicates), identify the core of
+/// a controller, and are not reused soon.
 #[derive(Debug)]
 pub struct Controllers {
     live: BTreeMap<u16, Controller>,
@@ -32,16 +32,16 @@ pub struct Controllers {
 }
 
 impl Controllers {
-    /// No controllers; new ones get identifiers out of `ids`, which must not be empty and lie
-    /// within 1 to FFEFh.
+    /// No controllers; new ones get identifiers from `ids`, which must not be empty and lie within
+    /// 1 to FFEFh.
     #[must_use]
     pub fn new(ids: RangeInclusive<u16>) -> Self {
         let next = *ids.start();
         Self { live: BTreeMap::new(), ids, next }
     }
 
-    /// From now on new controllers get identifiers out of `ids`, which is as [`Self::new`] wants
-    /// it. Those that live keep theirs.
+    /// Sets the range of identifiers for new controllers; see [`Self::new`]. Existing ones keep
+    /// theirs.
     pub fn set_ids(&mut self, ids: RangeInclusive<u16>) {
         if self.ids != ids {
             (self.next, self.ids) = (*ids.start(), ids);
@@ -69,14 +69,13 @@ impl Controllers {
         self.live.get_mut(&cntlid)
     }
 
-    /// Ends an association: its admin queue is gone. The driver closes its I/O queues.
+    /// Ends an association whose admin queue has ended. The driver closes its I/O queues.
     pub fn remove(&mut self, cntlid: u16) -> Option<Controller> {
         self.live.remove(&cntlid)
     }
 
-    /// Connects an admin queue, and thus creates a controller. Whether this host may reach this
-    /// subsystem has been decided. `now` is on any clock that the controller's timer is then
-    /// called by.
+    /// Connects an admin queue and creates its controller. Access of the host to the subsystem has
+    /// been checked. `now` is on the clock that the controller's timer is called with.
     ///
     /// # Errors
     /// The completion that refuses it.
@@ -87,7 +86,7 @@ impl Controllers {
         role: Role,
         limits: Limits,
         now: Duration,
-    ) -> Result<Connected, Completion> {
+    ) -> Result<ConnectedQueue, Completion> {
         if connect.qid != 0 {
             return Err(Connect::refuse_queue());
         }
@@ -101,18 +100,18 @@ impl Controllers {
         let subsystem = Rc::clone(subsystem);
         let controller = Controller::new(cntlid, subsystem, connect, role, limits, now);
         self.live.insert(cntlid, controller);
-        Ok(connected(cntlid, connect))
+        Ok(connected_queue(cntlid, connect))
     }
 
     /// Connects an I/O queue to a controller of the same host.
     ///
     /// # Errors
     /// The completion that refuses it.
-    pub fn connect_io(&mut self, connect: &Connect) -> Result<Connected, Completion> {
+    pub fn connect_io(&mut self, connect: &Connect) -> Result<ConnectedQueue, Completion> {
         let controller = self.live.get_mut(&connect.cntlid).filter(|c| c.belongs_to(connect));
         let controller = controller.ok_or_else(Connect::refuse_controller)?;
         controller.connect_io(connect)?;
-        Ok(connected(connect.cntlid, connect))
+        Ok(connected_queue(connect.cntlid, connect))
     }
 
     fn free_id(&mut self) -> Option<u16> {
@@ -124,11 +123,11 @@ impl Controllers {
     }
 }
 
-fn connected(cntlid: u16, connect: &Connect) -> Connected {
+fn connected_queue(cntlid: u16, connect: &Connect) -> ConnectedQueue {
     let queue = Queue {
         id: connect.qid,
         entries: connect.sqsize.saturating_add(1),
         flow_control: connect.flow_control,
     };
-    Connected { cntlid, queue }
+    ConnectedQueue { cntlid, queue }
 }

@@ -126,22 +126,22 @@ pub enum Direction {
     Both,
 }
 
-/// What a command is in a fused operation (NVMe Base 2.0, 3.4.2).
+/// Role of a command in a fused operation (NVMe Base 2.0, 3.4.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fuse {
-    /// It is no part of one.
+    /// Not fused.
     None,
     /// The first command.
     First,
-    /// The second command, which comes next to the first.
+    /// The second command, adjacent to the first.
     Second,
-    /// No value of the specification.
+    /// Reserved value.
     Reserved,
 }
 
-/// Where a command's data is.
+/// Location of a command's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transfer {
+pub enum DataLocation {
     /// In the capsule.
     InCapsule {
         /// Offset from the start of the in-capsule data, in bytes.
@@ -157,7 +157,7 @@ pub enum Transfer {
 }
 
 impl Sqe {
-    /// An entry of zeroes but for opcode, CID and NSID, with a transport SGL of length 0.
+    /// An entry of zeroes except opcode, CID and NSID, with a transport SGL of length 0.
     #[must_use]
     pub fn new(opcode: u8, cid: u16, nsid: u32) -> Self {
         let mut sqe = Self::new_zeroed();
@@ -211,19 +211,19 @@ impl Sqe {
         }
     }
 
-    /// Where the data is, if the descriptor is one that this transport permits.
+    /// Location of the data, if this transport permits the descriptor.
     ///
     /// # Errors
     /// [`Status::INVALID_FIELD`] unless PSDT says SGL (NVMe Base 2.0, 4.1.2: fabrics do not use
     /// PRPs); [`Status::SGL_DESCRIPTOR_TYPE_INVALID`] for other descriptors (NVMe/TCP 3.2).
-    pub fn transfer(&self) -> Result<Transfer, Status> {
+    pub fn data_location(&self) -> Result<DataLocation, Status> {
         if self.flags & 0b1100_0000 != FLAG_SGL {
             return Err(Status::INVALID_FIELD);
         }
         let length = self.sgl.length.get();
         match self.sgl.id {
-            Sgl::OFFSET => Ok(Transfer::InCapsule { offset: self.sgl.address.get(), length }),
-            Sgl::TRANSPORT => Ok(Transfer::Transport { length }),
+            Sgl::OFFSET => Ok(DataLocation::InCapsule { offset: self.sgl.address.get(), length }),
+            Sgl::TRANSPORT => Ok(DataLocation::Transport { length }),
             _ => Err(Status::SGL_DESCRIPTOR_TYPE_INVALID),
         }
     }
@@ -301,7 +301,7 @@ impl fmt::Debug for Sgl {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Cqe {
-    /// Dwords 0 and 1: what the command returns.
+    /// Dwords 0 and 1: the command's result.
     pub result: U64,
     /// Submission queue head pointer.
     pub sq_head: U16,
@@ -322,7 +322,7 @@ impl Cqe {
     }
 }
 
-/// How a command ends: what the machine needs to know to answer it.
+/// Result and status of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// Dwords 0 and 1 of the completion.
@@ -372,12 +372,12 @@ mod tests {
     fn only_the_transports_descriptors_are_taken() {
         let mut sqe = Sqe::new(NvmOpcode::Write.0, 0, 1);
         sqe.sgl = Sgl::in_capsule(512);
-        assert_eq!(sqe.transfer(), Ok(Transfer::InCapsule { offset: 0, length: 512 }));
+        assert_eq!(sqe.data_location(), Ok(DataLocation::InCapsule { offset: 0, length: 512 }));
         sqe.sgl = Sgl::transport(1 << 20);
-        assert_eq!(sqe.transfer(), Ok(Transfer::Transport { length: 1 << 20 }));
+        assert_eq!(sqe.data_location(), Ok(DataLocation::Transport { length: 1 << 20 }));
         sqe.sgl.id = 0x40;
-        assert_eq!(sqe.transfer(), Err(Status::SGL_DESCRIPTOR_TYPE_INVALID));
+        assert_eq!(sqe.data_location(), Err(Status::SGL_DESCRIPTOR_TYPE_INVALID));
         sqe.flags = 0;
-        assert_eq!(sqe.transfer(), Err(Status::INVALID_FIELD));
+        assert_eq!(sqe.data_location(), Err(Status::INVALID_FIELD));
     }
 }

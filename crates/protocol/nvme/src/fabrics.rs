@@ -18,10 +18,10 @@ pub const CONNECT_BYTES: u32 = 1024;
 /// CNTLID by which a host asks for any controller (dynamic controller model).
 pub const CNTLID_DYNAMIC: u16 = 0xffff;
 
-/// AUTHREQ in what Connect returns: the host has to authenticate on this queue, by messages (ATR).
+/// AUTHREQ in the result of Connect: the host has to authenticate on this queue, by messages (ATR).
 pub const CONNECT_AUTHENTICATE: u64 = 1 << 17;
 
-/// CATTR: the host does without SQ flow control.
+/// CATTR: the host disables SQ flow control.
 const CATTR_NO_FLOW_CONTROL: u32 = 1 << 2;
 
 /// Data of a Connect command (NVMe Base 2.0, figure 387).
@@ -50,7 +50,7 @@ pub struct ConnectData {
 }
 const _: () = assert!(size_of::<ConnectData>() == CONNECT_BYTES as usize);
 
-/// Byte offsets of what can be wrong with Connect, as the host is told.
+/// Byte offsets of the fields of Connect that can be invalid.
 mod at {
     pub(super) const SQE_SQSIZE: u32 = 44;
     pub(super) const SQE_QID: u32 = 42;
@@ -60,7 +60,7 @@ mod at {
     pub(super) const DATA_HOSTNQN: u32 = 512;
 }
 
-/// Who connects which queue of what.
+/// A decoded Connect command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connect {
     /// Queue identifier; 0 is the admin queue.
@@ -82,7 +82,7 @@ pub struct Connect {
 }
 
 impl Connect {
-    /// Reads a Connect command and its data.
+    /// Parses a Connect command and its data.
     ///
     /// # Errors
     /// The completion that refuses it.
@@ -104,14 +104,14 @@ impl Connect {
             subnqn: nqn(&data.subnqn).ok_or(invalid_data(at::DATA_SUBNQN))?,
             cntlid: data.cntlid.get(),
         };
-        // Reservations know hosts by their identifiers, and nobody by this one.
+        // Reservations identify hosts by this identifier, and 0 is none.
         if connect.host_id == [0; 16] && !connect.is_discovery() {
             return Err(invalid_data(at::DATA_HOST_ID));
         }
         Ok(connect)
     }
 
-    /// The command and data of this Connect, as a host sends them.
+    /// Encodes the command and its data.
     #[must_use]
     pub fn encode(&self, cid: u16) -> (Sqe, ConnectData) {
         let connect = u32::from(FabricsType::Connect.0);
@@ -208,32 +208,32 @@ fn nqn(field: &[u8; 256]) -> Option<String> {
     is_name(name).then(|| name.to_owned())
 }
 
-/// Whether a Connect may have this as the name of a host or a subsystem: 1 to 223 bytes without
-/// control characters. Hosts do not keep to the form of NVMe Base 2.0, 4.5.
+/// Whether Connect may contain this name of a host or subsystem: 1 to 223 bytes without control
+/// characters. Hosts do not follow the format of NVMe Base 2.0, 4.5.
 #[must_use]
 pub fn is_name(name: &str) -> bool {
     (1..=MAX_NQN_BYTES).contains(&name.len()) && !name.chars().any(char::is_control)
 }
 
-/// Reads a Disconnect command (NVMe Base 2.0, 6.4); false if it has a format that does not exist.
-pub(crate) fn disconnects(sqe: &Sqe) -> bool {
+/// Checks a Disconnect command
+pub(crate) fn is_disconnect(sqe: &Sqe) -> bool {
     let [record_format, _] = halves(sqe.cdw(0));
     record_format == 0
 }
 
-/// What a Property Get or Set is about.
+/// A Property Get or Set command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Property {
     /// Offset of the property in bytes.
     pub offset: u32,
     /// Whether it is 8 bytes long rather than 4.
     pub wide: bool,
-    /// The new value, of Property Set.
+    /// The new value for Property Set.
     pub value: u64,
 }
 
 impl Property {
-    /// Reads a Property Get or Set command; `None` if it has a size that does not exist.
+    /// Parses a Property Get or Set command; `None` for an invalid size.
     #[must_use]
     pub fn parse(sqe: &Sqe) -> Option<Self> {
         let wide = match sqe.cdw(0) & 0b111 {
@@ -245,7 +245,7 @@ impl Property {
         Some(Self { offset: sqe.cdw(1), wide, value })
     }
 
-    /// The command that gets (`value` `None`) or sets a property, as a host sends it.
+    /// Encodes a command that gets (`value` is `None`) or sets a property.
     #[must_use]
     pub fn encode(cid: u16, offset: u32, wide: bool, value: Option<u64>) -> Sqe {
         let kind =

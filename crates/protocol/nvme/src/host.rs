@@ -1,18 +1,18 @@
-//! The host's end of one TCP connection: one queue of one controller (NVMe/TCP Transport 1.0).
+//! The host side of a TCP connection: one queue of one controller (NVMe/TCP Transport 1.0).
 //!
-//! The counterpart of [`crate::Connection`]: it knows PDUs, digests, capsules and transfers, and what
-//! a command means is its caller's affair, from Connect on.
+//! The counterpart of [`crate::Connection`]: it handles PDUs, digests, capsules and transfers; the
+//! caller handles the meaning of commands, including Connect.
 //!
 //! ```text
 //!  submit ──► capsule (with its data, if that fits) ──► R2T ──► H2CData ──┐
 //!                                                   └─► C2HData ──────────┴─► response ──► Done
 //! ```
 //!
-//! * Each command that [`Connection::submit`] has taken ends in exactly one [`Done`], whatever becomes of
-//!   the connection.
-//! * Payload is not copied: data goes out of the caller's buffers, and comes into them.
-//! * What a controller can make this side hold is bounded by the commands in flight. Answers to R2Ts are
-//!   put together as the socket takes them.
+//! * Each command that [`Connection::submit`] accepts ends in exactly one [`CompletedCommand`],
+//!   whatever happens to the connection.
+//! * Payload is not copied: it is sent from, and received into, the caller's buffers.
+//! * Memory that a controller can make this side hold is limited by the commands in flight. Answers
+//!   to R2Ts are generated as the socket accepts them.
 
 mod commands;
 mod receive;
@@ -26,51 +26,51 @@ use frame::{Machine, SendQueue};
 use zerocopy::IntoBytes;
 
 use crate::entry::{Completion, FLAG_SGL, Sgl, Sqe};
-use crate::pdu::{CapsuleCmd, Data, FLAG_LAST, FatalError, IcReq, MAX_HPDA, PduType};
+use crate::pdu::{CapsuleCmd, DataPdu, FLAG_LAST, FatalError, IcReq, MAX_HPDA, PduType};
 use crate::status::Status;
-use crate::stream::{Digests, Receiver, Sender, Tag, Violation, small};
-use commands::{Commands, Transfer};
+use crate::stream::{Digests, Receiver, Sender, Tag, Violation, u32_len};
+use commands::{Commands, PendingR2t};
 
 /// In-capsule data that every admin queue takes, in bytes (NVMe/TCP 3.3).
 pub const ADMIN_IN_CAPSULE_BYTES: u32 = 8192;
 
-/// Most commands in flight on one queue: their identifiers have 12 bits for the slot, and FFFFh means
-/// none (NVMe Base 2.0, 3.3.3.1).
+/// Most commands in flight on one queue: their identifiers have 12 bits for the slot, and FFFFh
+/// means none (NVMe Base 2.0, 3.3.3.1).
 pub const MAX_IN_FLIGHT: u16 = 4095;
 
 /// FUSE, in the flags of an entry.
 const FLAGS_FUSE: u8 = 0b11;
 
-/// Answers to R2Ts are put together until this many bytes wait to be sent.
-const AHEAD_BYTES: usize = 256 * 1024;
+/// Answers to R2Ts are generated until this many bytes wait to be sent.
+const SEND_AHEAD_BYTES: usize = 256 * 1024;
 
-/// Limits and times of a connection.
+/// Limits and timeouts of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Commands that may be in flight: SQSIZE, the entries of the queue less one; cut to
+    /// Maximum number of commands in flight: SQSIZE, the entries of the queue less one; clamped to
     /// [`MAX_IN_FLIGHT`].
-    pub in_flight: u16,
-    /// Digests to ask for.
+    pub max_in_flight: u16,
+    /// Digests to request.
     pub digests: Digests,
-    /// Alignment wanted of the data that comes (HPDA): dwords, 0's based, at most 31.
+    /// Requested alignment of received data (HPDA): dwords, 0's based, at most 31.
     pub alignment: u8,
     /// R2Ts that may be outstanding for one command (MAXR2T + 1); at least 1.
-    pub r2ts: u32,
+    pub max_r2ts: u32,
     /// Most data in a capsule, in bytes: [`ADMIN_IN_CAPSULE_BYTES`], or what IOCCSZ says.
     pub in_capsule_bytes: u32,
-    /// How long the controller may take to answer ICReq.
+    /// Time limit for the answer to ICReq.
     pub establish_timeout: Duration,
-    /// How long it may take to finish a PDU.
+    /// Time limit of receiving a PDU.
     pub receive_timeout: Duration,
 }
 
 impl Default for Config {
     fn default() -> Self {
         Self {
-            in_flight: 31,
+            max_in_flight: 31,
             digests: Digests::default(),
             alignment: 0,
-            r2ts: 4,
+            max_r2ts: 4,
             in_capsule_bytes: ADMIN_IN_CAPSULE_BYTES,
             establish_timeout: Duration::from_secs(10),
             receive_timeout: Duration::from_secs(60),
@@ -81,11 +81,11 @@ impl Default for Config {
 /// The data of a command.
 #[derive(Debug)]
 pub enum Payload {
-    /// There is none.
+    /// No data.
     None,
-    /// It goes to the controller; not empty.
+    /// Data to the controller; not empty.
     ToController(Bufs),
-    /// It comes from the controller, into these; not empty.
+    /// Buffers for data from the controller; not empty.
     ToHost(BufsMut),
 }
 
@@ -100,60 +100,60 @@ impl Payload {
         }
     }
 
-    /// Whether there is none.
+    /// Whether there is no data.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// A command, as its caller makes it.
+/// A command to submit.
 #[derive(Debug)]
 pub struct Command {
-    /// The entry. Command identifier, PSDT and SGL are put in by [`Connection::submit`].
+    /// The entry. [`Connection::submit`] sets command identifier, PSDT and SGL.
     pub sqe: Sqe,
-    /// Its data, which goes the way that the opcode says. Shorter than 4 GiB.
+    /// Its data, in the direction of the opcode. Shorter than 4 GiB.
     pub payload: Payload,
-    /// How long the controller may take to answer; `None` where it may take for ever.
+    /// Time limit of the answer; `None`: unlimited.
     pub timeout: Option<Duration>,
 }
 
 /// Why a command has no completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lost {
-    /// Nothing of it has been sent: the controller does not know of it.
+pub enum LostCommand {
+    /// Not sent: the controller does not know of it.
     Unsent,
-    /// It was sent, at least in part: the controller has done it, or not, or will do it yet.
+    /// Sent, at least in part: the controller may have executed it, or may still do so.
     InDoubt,
 }
 
-/// The end of a command.
+/// A completed command.
 #[derive(Debug)]
-pub struct Done {
-    /// The command; its tag may be used again by now.
+pub struct CompletedCommand {
+    /// Tag of the command, which may be in use again by now.
     pub tag: Tag,
-    /// What the controller has answered, or that there will be no answer.
-    pub outcome: Result<Completion, Lost>,
-    /// Bytes of its data that have been moved. What is less than all, of a command that succeeded, is
-    /// what the controller did not want, or did not give.
-    pub moved: u32,
-    /// The buffers of [`Payload::ToHost`]; behind the first `moved` bytes they hold anything.
+    /// The controller's answer, or why there is none.
+    pub outcome: Result<Completion, LostCommand>,
+    /// Bytes of its data transferred; fewer than a successful command's length if the controller
+    /// did not request or send all.
+    pub transferred: u32,
+    /// The buffers of [`Payload::ToHost`]; undefined beyond the first `transferred` bytes.
     pub buffers: BufsMut,
 }
 
-/// Why a connection ends.
+/// Why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum CloseReason {
     /// This side closed it.
     Closed,
-    /// The controller broke the protocol; it was told so by H2CTermReq.
+    /// The controller violated the protocol; H2CTermReq told it so.
     Violation {
         /// What was wrong (FES).
         error: FatalError,
         /// More about it (FEI).
         information: u32,
     },
-    /// The controller found this side in error, by C2HTermReq.
+    /// The controller reported an error of this side by C2HTermReq.
     ControllerTerminated {
         /// What was wrong (FES).
         error: FatalError,
@@ -162,13 +162,13 @@ pub enum End {
     },
     /// ICReq was not answered in time.
     EstablishTimeout,
-    /// The controller left a PDU unfinished.
+    /// The controller did not finish a PDU in time.
     ReceiveTimeout,
     /// The controller did not answer a command in time.
     CommandTimeout,
 }
 
-impl fmt::Display for End {
+impl fmt::Display for CloseReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Closed => f.write_str("closed"),
@@ -205,28 +205,28 @@ pub struct Connection {
     receiver: Receiver,
     sender: Sender,
     commands: Commands,
-    /// R2Ts whose data has not all been put into the output, in the order in which they came.
-    transfers: VecDeque<Transfer>,
-    done: VecDeque<Done>,
+    /// R2Ts not fully answered yet, in order of arrival.
+    pending_r2ts: VecDeque<PendingR2t>,
+    completed: VecDeque<CompletedCommand>,
     now: Duration,
-    /// When to look for commands that have run out of time; never later than the first does.
+    /// When to check for expired commands; never later than the first deadline.
     deadline: Option<Duration>,
-    end: Option<End>,
+    close_reason: Option<CloseReason>,
 }
 
 impl Connection {
-    /// A connection that has just been made: ICReq waits to be sent.
+    /// A new connection: ICReq is queued.
     #[must_use]
     pub fn new(config: Config) -> Self {
         let config = Config {
-            in_flight: config.in_flight.clamp(1, MAX_IN_FLIGHT),
+            max_in_flight: config.max_in_flight.clamp(1, MAX_IN_FLIGHT),
             alignment: config.alignment.min(MAX_HPDA),
-            r2ts: config.r2ts.max(1),
+            max_r2ts: config.max_r2ts.max(1),
             ..config
         };
         let mut sender = Sender::default();
         let mut req = IcReq::new(config.digests.bits(), config.alignment);
-        req.max_r2t = (config.r2ts - 1).into();
+        req.max_r2t = (config.max_r2ts - 1).into();
         sender.push(req.as_bytes());
         Self {
             config,
@@ -235,24 +235,24 @@ impl Connection {
             receiver: Receiver::default(),
             sender,
             commands: Commands::default(),
-            transfers: VecDeque::new(),
-            done: VecDeque::new(),
+            pending_r2ts: VecDeque::new(),
+            completed: VecDeque::new(),
             now: Duration::ZERO,
             deadline: None,
-            end: None,
+            close_reason: None,
         }
     }
 
-    /// Digests agreed on; `None` before the controller has answered ICReq.
+    /// Negotiated digests; `None` before ICResp.
     #[must_use]
-    pub fn agreed(&self) -> Option<Digests> {
+    pub fn digests(&self) -> Option<Digests> {
         (self.max_h2c_data > 0).then_some(self.sender.digests)
     }
 
-    /// Why the connection ends; `None` while it does not.
+    /// Why the connection ended; `None` while it is open.
     #[must_use]
-    pub fn end(&self) -> Option<End> {
-        self.end
+    pub fn close_reason(&self) -> Option<CloseReason> {
+        self.close_reason
     }
 
     /// Commands in flight.
@@ -261,28 +261,28 @@ impl Connection {
         self.commands.in_flight()
     }
 
-    /// How many commands [`Self::submit`] takes now.
+    /// How many commands [`Self::submit`] accepts now.
     #[must_use]
-    pub fn room(&self) -> usize {
+    pub fn free_slots(&self) -> usize {
         match self.phase {
-            Phase::Running => usize::from(self.config.in_flight) - self.commands.in_flight(),
+            Phase::Running => usize::from(self.config.max_in_flight) - self.commands.in_flight(),
             Phase::Initializing | Phase::Closed => 0,
         }
     }
 
-    /// Sends a command, whose time begins at the `now` that was told last.
+    /// Sends a command; its timeout starts at the last `now`.
     ///
-    /// `None`, and the command is dropped, where there is no [`Self::room`] for it.
+    /// Returns `None` and drops the command if there is no free slot ([`Self::free_slots`]).
     ///
     /// # Panics
     /// If the payload is 4 GiB or longer.
     pub fn submit(&mut self, command: Command) -> Option<Tag> {
-        if self.room() == 0 {
+        if self.free_slots() == 0 {
             return None;
         }
         let Command { mut sqe, payload, timeout } = command;
         let deadline = timeout.map(|t| self.now.saturating_add(t));
-        let length = small(payload.len());
+        let length = u32_len(payload.len());
         let in_capsule = matches!(payload, Payload::ToController(_))
             && (1..=self.config.in_capsule_bytes).contains(&length);
         sqe.flags = sqe.flags & FLAGS_FUSE | FLAG_SGL;
@@ -291,85 +291,102 @@ impl Connection {
             Payload::ToController(data) if in_capsule => data.clone(),
             _ => Bufs::new(),
         };
-        let (tag, cid) = self.commands.insert(payload, in_capsule, self.sender.pushed(), deadline);
+        let (tag, cid) =
+            self.commands.insert(payload, in_capsule, self.sender.queued_total(), deadline);
         sqe.cid = cid.into();
         self.sender.pdu(CapsuleCmd::new(sqe).as_bytes(), 0, &data);
-        self.commands.ends(tag, self.sender.pushed());
+        self.commands.set_queued_end(tag, self.sender.queued_total());
         self.deadline = [self.deadline, deadline].into_iter().flatten().min();
         Some(tag)
     }
 
-    /// The next command that has ended, if any.
-    pub fn poll_done(&mut self) -> Option<Done> {
-        self.done.pop_front()
+    /// The next completed command, if any.
+    pub fn poll_done(&mut self) -> Option<CompletedCommand> {
+        self.completed.pop_front()
     }
 
-    /// Ends the connection. What has not been sent is not sent any more: the peer may see half a PDU.
+    /// Closes the connection without sending the rest of the output: the peer may see half a PDU.
     pub fn close(&mut self) {
-        self.finish(End::Closed);
+        self.finish(CloseReason::Closed);
     }
 
-    /// Ends the connection at once.
-    fn finish(&mut self, end: End) {
+    /// Closes the connection at once.
+    fn finish(&mut self, end: CloseReason) {
         if self.phase != Phase::Closed {
-            let sent = self.sender.sent();
+            let sent = self.sender.sent_total();
             self.sender.out = SendQueue::default();
-            self.lose(end, sent);
+            self.fail_in_flight(end, sent);
         }
     }
 
-    /// Tells the controller what it did (NVMe/TCP 3.6.1.3.1), and ends the connection once that has
-    /// been sent: behind the commands that waited, which the controller may therefore see.
-    fn violated(&mut self, violation: Violation) {
+    /// Reports the violation to the controller (NVMe/TCP 3.6.1.3.1) and closes the connection once
+    /// that has been sent: after the commands queued before it, which the controller may therefore
+    /// see.
+    fn terminate(&mut self, violation: Violation) {
         self.sender.terminate(PduType::H2CTermReq, violation, self.receiver.header());
         let Violation { error, information } = violation;
-        self.lose(End::Violation { error, information }, self.sender.pushed());
+        self.fail_in_flight(
+            CloseReason::Violation { error, information },
+            self.sender.queued_total(),
+        );
     }
 
-    /// What is in flight is lost; the controller may know of what begins before byte `sent`.
-    fn lose(&mut self, end: End, sent: u64) {
-        self.end.get_or_insert(end);
+    /// Fails all commands in flight; those that begin before byte `sent` are in doubt.
+    fn fail_in_flight(&mut self, end: CloseReason, sent: u64) {
+        self.close_reason.get_or_insert(end);
         self.phase = Phase::Closed;
-        self.transfers.clear();
+        self.pending_r2ts.clear();
         self.deadline = None;
         for (tag, mut command) in self.commands.drain() {
-            let lost = if command.at < sent { Lost::InDoubt } else { Lost::Unsent };
-            let (moved, buffers) = (command.moved(), command.incoming.take());
-            self.done.push_back(Done { tag, outcome: Err(lost), moved, buffers });
+            let lost =
+                if command.queued_at < sent { LostCommand::InDoubt } else { LostCommand::Unsent };
+            let (moved, buffers) = (command.transferred(), command.incoming.take());
+            self.completed.push_back(CompletedCommand {
+                tag,
+                outcome: Err(lost),
+                transferred: moved,
+                buffers,
+            });
         }
     }
 
-    /// The command in flight that has this identifier, if the controller can know of it: it has been sent.
-    fn known(&self, cid: u16) -> Option<Tag> {
-        self.commands.find(cid, self.sender.sent())
+    /// The command in flight with this identifier, if it has been sent.
+    fn find_sent(&self, cid: u16) -> Option<Tag> {
+        self.commands.find(cid, self.sender.sent_total())
     }
 
-    /// A command has its completion.
+    /// Completes a command.
     fn complete(&mut self, tag: Tag, completion: Completion) {
         let mut command = self.commands.remove(tag);
         if command.r2ts > 0 {
-            // What the controller has asked for and does not want any more.
-            let first = self.transfers.iter().find(|t| t.tag == tag).map_or(0, |t| t.at);
-            command.asked = command.asked.min(first);
-            self.transfers.retain(|t| t.tag != tag);
+            // Drop solicited data that the controller no longer needs.
+            let first = self.pending_r2ts.iter().find(|t| t.tag == tag).map_or(0, |t| t.at);
+            command.solicited_bytes = command.solicited_bytes.min(first);
+            self.pending_r2ts.retain(|t| t.tag != tag);
         }
-        // It does not have what has not been sent, whatever it says.
-        command.asked = command.asked.saturating_sub(command.unsent(self.sender.sent()));
+        // Unsent data has not arrived, whatever the controller says.
+        command.solicited_bytes =
+            command.solicited_bytes.saturating_sub(command.unsent(self.sender.sent_total()));
         let corrupt = command.incoming.corrupt && completion.status.is_success();
         // NVMe/TCP 3.6.1.3.2: a wrong data digest fails the command alone.
         let transient = Completion::failed(Status::TRANSIENT_TRANSPORT);
         let completion = if corrupt { transient } else { completion };
-        let (moved, buffers) = (command.moved(), command.incoming.take());
-        self.done.push_back(Done { tag, outcome: Ok(completion), moved, buffers });
+        let (moved, buffers) = (command.transferred(), command.incoming.take());
+        self.completed.push_back(CompletedCommand {
+            tag,
+            outcome: Ok(completion),
+            transferred: moved,
+            buffers,
+        });
     }
 
-    /// Puts answers to R2Ts together, as far ahead as is good.
-    fn answer(&mut self) {
-        while self.sender.out.len() < AHEAD_BYTES
-            && let Some(transfer) = self.transfers.front_mut()
+    /// Generates answers to R2Ts, up to the send-ahead limit.
+    fn answer_r2ts(&mut self) {
+        while self.sender.out.len() < SEND_AHEAD_BYTES
+            && let Some(transfer) = self.pending_r2ts.front_mut()
         {
             let Some(command) = self.commands.get_mut(transfer.tag) else {
-                self.transfers.pop_front();
+                self.pending_r2ts.pop_front();
                 continue;
             };
             let (at, tag) = (transfer.at, transfer.tag);
@@ -378,14 +395,14 @@ impl Connection {
             let mut flags = 0;
             transfer.at = end;
             let header =
-                Data::new(PduType::H2CData, self.commands.cid(tag), transfer.ttag, at, end - at);
+                DataPdu::new(PduType::H2CData, self.commands.cid(tag), transfer.ttag, at, end - at);
             if end == transfer.end {
                 flags = FLAG_LAST;
-                self.transfers.pop_front();
-                self.commands.answered(tag);
+                self.pending_r2ts.pop_front();
+                self.commands.r2t_answered(tag);
             }
             self.sender.pdu(header.as_bytes(), flags, &data);
-            self.commands.ends(tag, self.sender.pushed());
+            self.commands.set_queued_end(tag, self.sender.queued_total());
         }
     }
 }
@@ -398,15 +415,15 @@ impl Machine for Connection {
         }
     }
 
-    fn received(&mut self, n: usize) {
+    fn on_received(&mut self, n: usize) {
         if self.phase != Phase::Closed {
             self.advance(n);
         }
     }
 
     fn output(&mut self) -> &mut SendQueue {
-        if !self.transfers.is_empty() {
-            self.answer();
+        if !self.pending_r2ts.is_empty() {
+            self.answer_r2ts();
         }
         &mut self.sender.out
     }
@@ -416,7 +433,7 @@ impl Machine for Connection {
             Phase::Closed => None,
             Phase::Initializing => Some(self.config.establish_timeout),
             Phase::Running => {
-                let pdu = self.receiver.since().map(|s| s + self.config.receive_timeout);
+                let pdu = self.receiver.pdu_started_at().map(|s| s + self.config.receive_timeout);
                 [pdu, self.deadline].into_iter().flatten().min()
             }
         }
@@ -428,16 +445,16 @@ impl Machine for Connection {
             return;
         }
         if self.phase == Phase::Initializing {
-            return self.finish(End::EstablishTimeout);
+            return self.finish(CloseReason::EstablishTimeout);
         }
         let timeout = self.config.receive_timeout;
-        if self.receiver.since().is_some_and(|s| now >= s + timeout) {
-            return self.finish(End::ReceiveTimeout);
+        if self.receiver.pdu_started_at().is_some_and(|s| now >= s + timeout) {
+            return self.finish(CloseReason::ReceiveTimeout);
         }
-        // Most commands that the deadline was set for have ended long ago.
+        // Usually the command with this deadline has completed long ago.
         self.deadline = self.commands.first_deadline();
         if self.deadline.is_some_and(|d| now >= d) {
-            self.finish(End::CommandTimeout);
+            self.finish(CloseReason::CommandTimeout);
         }
     }
 

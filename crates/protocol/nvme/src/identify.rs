@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 pub const IDENTIFY_BYTES: u32 = 4096;
 
 wire::open_enum! {
-    /// CNS: which structure Identify returns.
+    /// CNS: structure that Identify returns.
     pub enum Cns: u8 {
         /// A namespace, as the NVM command set sees it.
         Namespace = 0x00,

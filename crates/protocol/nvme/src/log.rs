@@ -6,7 +6,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 wire::open_enum! {
-    /// LID: which log.
+    /// LID: log identifier.
     pub enum LogId: u8 {
         /// Supported Log Pages.
         Supported = 0x00,
@@ -45,7 +45,7 @@ pub struct ErrorEntry {
     pub cid: U16,
     /// Its status field, shifted left by one.
     pub status: U16,
-    /// Byte (7:0) and bit (10:8) of the command that is to blame; FFFFh: none.
+    /// Wrong byte (7:0) and bit (10:8) of the command; FFFFh: none.
     pub location: U16,
     /// First block concerned.
     pub lba: U64,
@@ -62,7 +62,7 @@ pub struct ErrorEntry {
 }
 const _: () = assert!(size_of::<ErrorEntry>() == 64);
 
-/// SMART / Health Information (LID 02h), as far as it means something here.
+/// SMART / Health Information (LID 02h)(the fields supported here).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Health {
@@ -153,7 +153,7 @@ const _: () = assert!(size_of::<AnaGroup>() == 32);
 pub struct ReservationEntry {
     /// Counts the entries of the controller, from 1; 0 if there is none.
     pub count: U64,
-    /// A [`ReservationNotice`].
+    /// A [`ReservationNotificationType`].
     pub kind: u8,
     /// How many entries there are behind this one.
     pub available: u8,
@@ -167,8 +167,8 @@ pub struct ReservationEntry {
 const _: () = assert!(size_of::<ReservationEntry>() == 64);
 
 wire::open_enum! {
-    /// What has become of a host's registration or reservation (NVMe Base 2.0, 5.16.1.24).
-    pub enum ReservationNotice: u8 {
+    /// Change of a host's registration or reservation
+    pub enum ReservationNotificationType: u8 {
         /// There is no entry.
         None = 0,
         /// Registration Preempted.
@@ -181,17 +181,17 @@ wire::open_enum! {
 }
 
 wire::open_enum! {
-    /// How a controller reaches the namespaces of a group (NVMe Base 2.0, 2.4.1).
+    /// Access state of the namespaces of a group
     pub enum AnaState: u8 {
-        /// Well.
+        /// Optimized path.
         Optimized = 0x1,
-        /// With a detour.
+        /// Works, but another path is better.
         NonOptimized = 0x2,
-        /// Not now.
+        /// Currently inaccessible.
         Inaccessible = 0x3,
-        /// Never again.
+        /// Permanently inaccessible.
         PersistentLoss = 0x4,
-        /// About to be something else.
+        /// In transition to another state.
         Change = 0xf,
     }
 }
@@ -219,7 +219,7 @@ pub struct DiscoveryRecord {
     pub trtype: u8,
     /// Address family; 1 is IPv4, 2 is IPv6.
     pub adrfam: u8,
-    /// What the subsystem is.
+    /// Kind of the subsystem.
     pub subtype: u8,
     /// Transport requirements.
     pub treq: u8,

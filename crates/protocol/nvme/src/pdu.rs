@@ -19,7 +19,7 @@ mod init;
 mod terminate;
 
 pub use capsule::{CapsuleCmd, CapsuleResp};
-pub use data::{Data, R2t};
+pub use data::{DataPdu, R2t};
 pub use init::{DIGEST_DATA, DIGEST_HEADER, IcReq, IcResp, MAX_HPDA, MIN_MAX_H2C_DATA, PFV_1_0};
 pub use terminate::{FatalError, TermReq};
 
@@ -27,7 +27,7 @@ use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Length of the common header in bytes.
-pub const COMMON_BYTES: usize = size_of::<Common>();
+pub const COMMON_BYTES: usize = size_of::<CommonHeader>();
 
 /// Length of a header or data digest in bytes.
 pub const DIGEST_BYTES: usize = 4;
@@ -73,7 +73,7 @@ pub const FLAG_SUCCESS: u8 = 1 << 3;
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
-pub struct Common {
+pub struct CommonHeader {
     /// A [`PduType`].
     pub pdu_type: u8,
     /// `FLAG_*`.
@@ -87,7 +87,7 @@ pub struct Common {
 }
 const _: () = assert!(COMMON_BYTES == 8);
 
-impl Common {
+impl CommonHeader {
     /// The header of a PDU without data or digests.
     #[must_use]
     pub fn new(pdu_type: PduType, hlen: usize) -> Self {

@@ -1,9 +1,8 @@
-//! Status codes and the one table from what a volume reports to what a host is told
-//! (NVMe Base 2.0, 3.3.3.2.1).
+//! Status codes, and the only mapping from volume errors to them (NVMe Base 2.0, 3.3.3.2.1).
 
 use std::fmt;
 
-use block::{Error, Failure};
+use block::{Error, RequestError};
 
 use crate::log::AnaState;
 
@@ -154,7 +153,7 @@ impl Status {
 
     /// Whether Do Not Retry is set.
     #[must_use]
-    pub const fn is_final(self) -> bool {
+    pub const fn is_do_not_retry(self) -> bool {
         self.0 & DNR != 0
     }
 
@@ -174,53 +173,55 @@ impl Status {
 impl fmt::Debug for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Status({:x}/{:02x}", self.0 >> 8 & 0x7, self.0 & 0xff)?;
-        if self.is_final() {
+        if self.is_do_not_retry() {
             f.write_str(" DNR")?;
         }
         f.write_str(")")
     }
 }
 
-/// What a host is told about a failed request.
+/// The status of a failed request.
 ///
 /// Do Not Retry is set where the same command on the same path would fail again. Linux retries a
 /// command without it up to `nvme_core.max_retries` times; on a path related status a multipath
-/// host takes another path or waits for the ANA state to change.
-impl From<Failure> for Status {
-    fn from(failure: Failure) -> Self {
+/// host uses another path or waits for the ANA state to change.
+impl From<RequestError> for Status {
+    fn from(failure: RequestError) -> Self {
         match failure {
-            // The layers have tried what there is to try: another copy, another read.
-            Failure::Device(Error::Unreadable { .. } | Error::Corrupt { .. }) => {
+            // The layers have already tried all redundancy.
+            RequestError::Device(Error::Unreadable { .. } | Error::Corrupt { .. }) => {
                 Self::UNRECOVERED_READ.do_not_retry()
             }
-            Failure::Device(Error::Unwritable { .. }) => Self::WRITE_FAULT.do_not_retry(),
-            Failure::Device(Error::OutOfRange) => Self::LBA_OUT_OF_RANGE.do_not_retry(),
-            Failure::Device(Error::NoSpace) => Self::CAPACITY_EXCEEDED.do_not_retry(),
-            Failure::Device(Error::ReadOnly) => Self::WRITE_PROTECTED.do_not_retry(),
+            RequestError::Device(Error::Unwritable { .. }) => Self::WRITE_FAULT.do_not_retry(),
+            RequestError::Device(Error::OutOfRange) => Self::LBA_OUT_OF_RANGE.do_not_retry(),
+            RequestError::Device(Error::NoSpace) => Self::CAPACITY_EXCEEDED.do_not_retry(),
+            RequestError::Device(Error::ReadOnly) => Self::WRITE_PROTECTED.do_not_retry(),
             // The configuration is changing: another path, or this one a little later.
-            Failure::Device(Error::Fenced) => Self::ANA_TRANSITION,
-            Failure::Device(Error::Aborted) => Self::ABORT_REQUESTED,
-            Failure::Device(Error::Gone) => Self::INTERNAL_ERROR.do_not_retry(),
-            Failure::Miscompare { .. } => Self::COMPARE_FAILURE.do_not_retry(),
-            Failure::Conflict => Self::RESERVATION_CONFLICT.do_not_retry(),
-            Failure::Busy => Self::INTERRUPTED,
+            RequestError::Device(Error::Fenced) => Self::ANA_TRANSITION,
+            RequestError::Device(Error::Aborted) => Self::ABORT_REQUESTED,
+            RequestError::Device(Error::Gone) => Self::INTERNAL_ERROR.do_not_retry(),
+            RequestError::Miscompare { .. } => Self::COMPARE_FAILURE.do_not_retry(),
+            RequestError::ReservationConflict => Self::RESERVATION_CONFLICT.do_not_retry(),
+            RequestError::NoMemory => Self::INTERRUPTED,
         }
     }
 }
 
 impl Status {
-    /// What a host is told about a failed request to a namespace that is reached through other
-    /// controllers too; here it is in state `ana` (NVMe Base 2.0, 8.1).
+    /// The status of a failed request to a namespace that other controllers serve too; here it is
+    /// in state `ana` (NVMe Base 2.0, 8.1).
     ///
-    /// What another node can do is always path related, so that a multipath host goes there and
-    /// reports nothing.
+    /// If another node could succeed, the status is path related, so that a multipath host retries
+    /// there and reports nothing.
     #[must_use]
-    pub fn on_path(failure: Failure, ana: AnaState) -> Self {
+    pub fn on_path(failure: RequestError, ana: AnaState) -> Self {
         match (failure, ana) {
-            (Failure::Device(Error::Fenced), AnaState::Inaccessible) => Self::ANA_INACCESSIBLE,
-            (Failure::Device(Error::Fenced), AnaState::PersistentLoss) => Self::ANA_PERSISTENT_LOSS,
-            // The others have it still.
-            (Failure::Device(Error::Gone), _) => Self::ANA_INACCESSIBLE,
+            (RequestError::Device(Error::Fenced), AnaState::Inaccessible) => Self::ANA_INACCESSIBLE,
+            (RequestError::Device(Error::Fenced), AnaState::PersistentLoss) => {
+                Self::ANA_PERSISTENT_LOSS
+            }
+            // Other nodes may still have it.
+            (RequestError::Device(Error::Gone), _) => Self::ANA_INACCESSIBLE,
             (failure, _) => failure.into(),
         }
     }
@@ -236,23 +237,23 @@ mod tests {
     fn every_failure_has_its_status() {
         let at = Lba(7);
         for (failure, field) in [
-            (Failure::Device(Error::Unreadable { at }), 0x4281),
-            (Failure::Device(Error::Corrupt { at }), 0x4281),
-            (Failure::Device(Error::Unwritable { at }), 0x4280),
-            (Failure::Device(Error::OutOfRange), 0x4080),
-            (Failure::Device(Error::NoSpace), 0x4081),
-            (Failure::Device(Error::ReadOnly), 0x4020),
-            (Failure::Device(Error::Fenced), 0x0303),
-            (Failure::Device(Error::Aborted), 0x0007),
-            (Failure::Device(Error::Gone), 0x4006),
-            (Failure::Miscompare { offset: 3 }, 0x4285),
-            (Failure::Busy, 0x0021),
+            (RequestError::Device(Error::Unreadable { at }), 0x4281),
+            (RequestError::Device(Error::Corrupt { at }), 0x4281),
+            (RequestError::Device(Error::Unwritable { at }), 0x4280),
+            (RequestError::Device(Error::OutOfRange), 0x4080),
+            (RequestError::Device(Error::NoSpace), 0x4081),
+            (RequestError::Device(Error::ReadOnly), 0x4020),
+            (RequestError::Device(Error::Fenced), 0x0303),
+            (RequestError::Device(Error::Aborted), 0x0007),
+            (RequestError::Device(Error::Gone), 0x4006),
+            (RequestError::Miscompare { offset: 3 }, 0x4285),
+            (RequestError::NoMemory, 0x0021),
         ] {
             assert_eq!(Status::from(failure).field(), field, "{failure:?}");
         }
     }
 
-    /// NVMe Base 2.0, 8.1: what another controller can do is told as a matter of the path.
+    /// NVMe Base 2.0, 8.1: errors that another controller may avoid are path related.
     #[test]
     fn failures_on_one_of_several_paths() {
         for (error, ana, field) in [
@@ -264,7 +265,7 @@ mod tests {
             (Error::Gone, AnaState::Change, 0x0302),
             (Error::NoSpace, AnaState::Inaccessible, 0x4081),
         ] {
-            let status = Status::on_path(Failure::Device(error), ana);
+            let status = Status::on_path(RequestError::Device(error), ana);
             assert_eq!(status.field(), field, "{error} {ana:?}");
         }
     }

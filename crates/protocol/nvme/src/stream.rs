@@ -1,21 +1,21 @@
-//! What both ends of a connection do alike (NVMe/TCP 3.6): cut PDUs out of the byte stream, bring payload
-//! into its place, check digests, and put PDUs together.
+//! What both sides of a connection share (NVMe/TCP 3.6): split the byte stream into PDUs, receive
+//! payload into its buffers, check digests, and build PDUs.
 //!
-//! Which PDUs come, what they mean and who owns which payload is the machines': [`crate::Connection`]
-//! is the controller's, [`crate::host::Connection`] the host's.
+//! The machines handle the PDUs and own the payload: [`crate::Connection`] is the controller's,
+//! [`crate::host::Connection`] the host's.
 
 mod incoming;
 mod receive;
 mod send;
 
-pub(crate) use incoming::Incoming;
-pub(crate) use receive::{Owners, Payload, Received, Receiver, Violation, at};
-pub(crate) use send::{Sender, small};
+pub(crate) use incoming::IncomingData;
+pub(crate) use receive::{CommandBuffers, Payload, ReceiveEvent, Receiver, Violation, at};
+pub(crate) use send::{Sender, u32_len};
 
 use crate::pdu::{DIGEST_DATA, DIGEST_HEADER};
 
-/// Handle to a command in flight on one connection: dense, from 0, reused once the command is
-/// over.
+/// Handle of a command in flight on one connection: dense, from 0, reused once the command has
+/// ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tag(pub(crate) u16);
 
@@ -27,7 +27,7 @@ impl Tag {
     }
 }
 
-/// Digests that both sides have agreed on.
+/// Negotiated digests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Digests {
     /// Headers carry digests.
@@ -37,7 +37,7 @@ pub struct Digests {
 }
 
 impl Digests {
-    /// Those in a DGST field (NVMe/TCP 3.6.2.2).
+    /// Decodes a DGST field (NVMe/TCP 3.6.2.2).
     #[must_use]
     pub fn from_bits(dgst: u8) -> Self {
         Self { header: dgst & DIGEST_HEADER != 0, data: dgst & DIGEST_DATA != 0 }

@@ -1,5 +1,5 @@
-//! Pre-shared keys of TLS (NVMe/TCP Transport 1.0c, 3.6.1): as people hand them round, what TLS makes of them, and by
-//! which names it calls them. TLS itself is elsewhere.
+//! Pre-shared keys of TLS (NVMe/TCP Transport 1.0c, 3.6.1): their text form, the keys that TLS
+//! uses, and their identities. TLS itself is elsewhere.
 //!
 //! | module | subject |
 //! |---|---|
@@ -17,20 +17,20 @@ pub use identity::Identity;
 pub use key::{BadKey, TlsKey};
 pub use psk::{Psk, Psks};
 
-/// What protects a connection: a cipher, and the hash that its keys are made with.
+/// A cipher suite: cipher, and hash of its keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Suite {
+pub enum CipherSuite {
     /// `TLS_AES_128_GCM_SHA256`, 01.
     Aes128Sha256,
     /// `TLS_AES_256_GCM_SHA384`, 02.
     Aes256Sha384,
 }
 
-impl Suite {
-    /// All of them.
+impl CipherSuite {
+    /// All suites.
     pub const ALL: [Self; 2] = [Self::Aes128Sha256, Self::Aes256Sha384];
 
-    /// The two digits that stand for it.
+    /// Its two digits.
     #[must_use]
     pub fn digits(self) -> &'static str {
         match self {
@@ -39,7 +39,7 @@ impl Suite {
         }
     }
 
-    fn of(digits: &str) -> Option<Self> {
+    fn from_digits(digits: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|suite| suite.digits() == digits)
     }
 

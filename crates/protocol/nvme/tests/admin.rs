@@ -4,11 +4,11 @@ use crate::common;
 
 use crate::common::driver::{Session, Target};
 use crate::common::{pattern, rw};
-use block::{Error, Failure, Lba};
+use block::{Error, Lba, RequestError};
 use nvme::entry::{AdminOpcode, NSID_ALL, NvmOpcode, Sgl};
 use nvme::identify::Cns;
 use nvme::log::{ErrorEntry, LogId};
-use nvme::testing::{Host, Reply};
+use nvme::testing::{Reply, ScriptedHost};
 use nvme::{Sqe, Status};
 use zerocopy::FromBytes;
 
@@ -44,7 +44,7 @@ fn log(log: LogId, bytes: u32) -> Sqe {
 }
 
 fn session() -> Session {
-    Session::enabled(Target::default(), Host::default())
+    Session::enabled(Target::default(), ScriptedHost::default())
 }
 
 /// NVMe Base 2.0, 5: opcodes that are not supported.
@@ -54,7 +54,7 @@ fn unknown_commands_are_refused() {
     for opcode in [0x00, 0x01, 0x04, 0x05, 0x0d, 0x10, 0x14, 0x80, 0x81, 0x84, 0xc0, 0xff] {
         let refused = s.admin(Sqe::new(opcode, 0, 0));
         assert_eq!(refused.code(), Status::INVALID_OPCODE, "{opcode:#x}");
-        assert!(refused.status.is_final());
+        assert!(refused.status.is_do_not_retry());
     }
     for kind in [0x02, 0x05, 0x06] {
         let refused = s.admin(Sqe::new(AdminOpcode::Fabrics.0, 0, kind));
@@ -85,7 +85,7 @@ fn identify_knows_invalid_from_inactive() {
 #[test]
 fn active_namespaces_are_listed_in_pages() {
     let target = Target::default();
-    let mut s = Session::enabled(target, Host::default());
+    let mut s = Session::enabled(target, ScriptedHost::default());
     let ns = common::namespace();
     let map = [3, 5, 700].map(|n| (n, ns)).into_iter().collect();
     let cntlid = s.cntlid;
@@ -238,7 +238,8 @@ fn get_log_page_checks_its_fields() {
     s.admin(log(LogId::Errors, 1 << 20)).ok();
 }
 
-/// nvme-cli reads the ANA log as long as Identify says that it may become, page by page (NVMe Base 2.0, 5.16.1.13).
+/// nvme-cli reads the ANA log as long as Identify says that it may become, page by page (NVMe Base
+/// 2.0, 5.16.1.13).
 #[test]
 fn the_ana_log_is_as_long_as_it_may_become() {
     let mut s = session();
@@ -285,7 +286,7 @@ fn errors_are_logged() {
     let refused = s.admin(identify(Cns(0x13), 0, 0));
     assert_eq!(refused.status.field() & 1 << 13, 1 << 13, "More");
     s.io(rw(NvmOpcode::Write, 0, 0, 8), &pattern(1, 4096)).ok();
-    s.target.fail = Some(Failure::Device(Error::Unreadable { at: Lba(9) }));
+    s.target.fail = Some(RequestError::Device(Error::Unreadable { at: Lba(9) }));
     let failed = s.io(rw(NvmOpcode::Read, 0, 8, 16), &[]);
     assert_eq!(failed.code(), Status::UNRECOVERED_READ);
     let data = s.admin(log(LogId::Errors, 128)).ok().data;

@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use crate::common::driver::{Session, Target};
 use crate::common::{SUBNQN, connect, namespace, rw};
-use block::{Error, Failure};
+use block::{Error, RequestError};
 use nvme::entry::{AdminOpcode, NSID_ALL, NvmOpcode, Sgl};
 use nvme::fabrics::DISCOVERY_NQN;
 use nvme::identify::{Cns, IdentifyController, IdentifyNamespace};
 use nvme::log::{AnaState, LogId};
-use nvme::testing::{Host, Reply};
+use nvme::testing::{Reply, ScriptedHost};
 use nvme::{
-    Controller, Discovery, DiscoveryEntry, DiscoveryKind, Event, Namespace, Sqe, Status, Tls,
+    Controller, DiscoveryEntry, DiscoveryKind, DiscoveryLog, Event, Namespace, Sqe, Status,
+    TlsRequirement,
 };
 use zerocopy::FromBytes;
 
@@ -58,7 +59,7 @@ fn event_request(cid: u16) -> Sqe {
 /// controller up, and what it insists on in the answers.
 #[test]
 fn linux_brings_a_controller_up() {
-    for host in [Host::default(), Host::with_digests()] {
+    for host in [ScriptedHost::default(), ScriptedHost::with_digests()] {
         // nvme_tcp_alloc_admin_queue, nvmf_connect_admin_queue
         let mut s = Session::connected(Target::default(), host, &connect(0, 0));
         assert_ne!(s.cntlid, 0);
@@ -157,14 +158,14 @@ fn connect_is_refused_with_its_reason() {
         (|c| c.sqsize = 0, parameters, 44),
         (|c| c.sqsize = 128, parameters, 44),
     ];
-    let mut s = Session::enabled(Target::default(), Host::default());
+    let mut s = Session::enabled(Target::default(), ScriptedHost::default());
     for (spoil, status, result) in admin {
         let mut c = connect(0, 0);
         spoil(&mut c);
         let link = s.initialized();
         let refused = s.connect(link, &c);
         assert_eq!((refused.code(), refused.result), (status, result), "{c:?}");
-        assert!(refused.status.is_final());
+        assert!(refused.status.is_do_not_retry());
         s.connect(link, &connect(0, 0)).ok();
     }
     let io: [(Spoil, Status, u64); 8] = [
@@ -194,7 +195,7 @@ fn connect_is_refused_with_its_reason() {
 /// whose connection has gone may be connected again.
 #[test]
 fn io_queues_need_a_ready_controller() {
-    let mut s = Session::connected(Target::default(), Host::default(), &connect(0, 0));
+    let mut s = Session::connected(Target::default(), ScriptedHost::default(), &connect(0, 0));
     let link = s.initialized();
     let early = s.connect(link, &connect(1, s.cntlid));
     assert_eq!(early.code(), Status::COMMAND_SEQUENCE);
@@ -211,7 +212,7 @@ fn io_queues_need_a_ready_controller() {
 #[test]
 fn controller_identifiers_go_round() {
     let target = Target { controllers: nvme::Controllers::new(10..=12), ..Target::default() };
-    let mut s = Session::connected(target, Host::default(), &connect(0, 0));
+    let mut s = Session::connected(target, ScriptedHost::default(), &connect(0, 0));
     assert_eq!(s.cntlid, 10);
     let mut again = || {
         let link = s.initialized();
@@ -232,7 +233,7 @@ fn controller_identifiers_go_round() {
 /// CAP does not offer.
 #[test]
 fn properties_are_checked() {
-    let mut s = Session::connected(Target::default(), Host::default(), &connect(0, 0));
+    let mut s = Session::connected(Target::default(), ScriptedHost::default(), &connect(0, 0));
     for (offset, wide) in [(CAP, false), (VS, true), (CC, true), (0x24, false), (0x1000, true)] {
         let outcome = s.property(offset, wide);
         assert_eq!(outcome.code(), Status::INVALID_FIELD, "{offset:#x}");
@@ -250,7 +251,7 @@ fn properties_are_checked() {
 /// NVMe Base 2.0, 3.5.1: before CC.EN nothing but fabrics commands; CC.EN cleared resets.
 #[test]
 fn a_reset_ends_what_is_held_and_forgets_features() {
-    let mut s = Session::connected(Target::default(), Host::default(), &connect(0, 0));
+    let mut s = Session::connected(Target::default(), ScriptedHost::default(), &connect(0, 0));
     let early = s.admin(identify(Cns::Controller, 0));
     assert_eq!(early.code(), Status::COMMAND_SEQUENCE);
     s.set_property(CC, 0x0046_0001).ok();
@@ -306,7 +307,7 @@ fn keep_alive() {
     s.target.tick(15 * S);
     assert!(s.target.events.is_empty());
     s.target.tick(20 * S);
-    assert_eq!(s.target.events, [Event::Expired]);
+    assert_eq!(s.target.events, [Event::KeepAliveExpired]);
     assert_eq!(s.property(CSTS, false).ok().result & 2, 2, "CFS");
 }
 
@@ -315,7 +316,7 @@ fn keep_alive() {
 fn keep_alive_can_be_set_and_turned_off() {
     let mut c = connect(0, 0);
     c.kato_ms = 0;
-    let mut s = Session::connected(Target::default(), Host::default(), &c);
+    let mut s = Session::connected(Target::default(), ScriptedHost::default(), &c);
     s.set_property(CC, 0x0046_0001).ok();
     s.target.tick(1000 * S);
     s.admin(set_features(0x0f, 2_500)).ok();
@@ -328,22 +329,22 @@ fn keep_alive_can_be_set_and_turned_off() {
     s.target.tick(1004 * S);
     assert!(s.target.events.is_empty(), "Get Features was traffic");
     s.target.tick(1007 * S);
-    assert_eq!(s.target.events, [Event::Expired]);
+    assert_eq!(s.target.events, [Event::KeepAliveExpired]);
 }
 
-fn discovery(n: u16) -> Rc<Discovery> {
+fn discovery(n: u16) -> Rc<DiscoveryLog> {
     let entry = |i: u16| DiscoveryEntry {
         kind: if i == 0 { DiscoveryKind::Current } else { DiscoveryKind::Nvm },
         nqn: if i == 0 { DISCOVERY_NQN.into() } else { format!("nqn.2026-01.example:v{i}") },
         address: if i == 2 { "[fd00::7]:4420".parse() } else { "192.0.2.9:4420".parse() }.unwrap(),
         port_id: 1,
         tls: match i {
-            1 => Tls::Required,
-            2 => Tls::Possible,
-            _ => Tls::None,
+            1 => TlsRequirement::Required,
+            2 => TlsRequirement::Possible,
+            _ => TlsRequirement::None,
         },
     };
-    Rc::new(Discovery { generation: n.into(), entries: (0..n).map(entry).collect() })
+    Rc::new(DiscoveryLog { generation: n.into(), entries: (0..n).map(entry).collect() })
 }
 
 fn discovering(entries: u16) -> Session {
@@ -351,7 +352,7 @@ fn discovering(entries: u16) -> Session {
     let mut c = connect(0, 0);
     c.subnqn = DISCOVERY_NQN.into();
     c.kato_ms = 0;
-    let mut s = Session::connected(target, Host::default(), &c);
+    let mut s = Session::connected(target, ScriptedHost::default(), &c);
     s.set_property(CC, 0x0046_0001).ok();
     s
 }
@@ -421,7 +422,7 @@ fn a_persistent_discovery_host_hears_of_changes() {
     s.target.controllers.get_mut(cntlid).unwrap().set_discovery(discovery(2));
     s.target.tick(S);
     assert_eq!(s.target.replies(s.admin, &host), [], "nothing has changed");
-    let renumbered = Discovery { generation: 99, ..(*discovery(2)).clone() };
+    let renumbered = DiscoveryLog { generation: 99, ..(*discovery(2)).clone() };
     s.target.controllers.get_mut(cntlid).unwrap().set_discovery(Rc::new(renumbered));
     s.target.tick(S);
     assert_eq!(s.target.replies(s.admin, &host), [], "the entries are the same");
@@ -437,7 +438,7 @@ fn a_persistent_discovery_host_hears_of_changes() {
 /// that changed meanwhile; masked notices wait.
 #[test]
 fn a_host_hears_of_namespaces_that_change() {
-    let mut s = Session::enabled(Target::default(), Host::default());
+    let mut s = Session::enabled(Target::default(), ScriptedHost::default());
     let (host, cntlid) = (s.host, s.cntlid);
     let set = |s: &mut Session, nsids: &[u32], blocks: u64| {
         let mut ns = namespace();
@@ -484,7 +485,7 @@ fn a_host_hears_of_namespaces_that_change() {
 /// NVMe Base 2.0, 8.1 and 5.16.1.11: access states: the notice, the log, and what I/O is told.
 #[test]
 fn access_states_change() {
-    let mut s = Session::ready_with(two_groups(), Host::default());
+    let mut s = Session::ready_with(two_groups(), ScriptedHost::default());
     s.admin(set_features(0x0b, 1 << 11)).ok();
     let host = s.host;
     s.target.talk(s.admin, &host, &host.command(event_request(30)));
@@ -494,7 +495,7 @@ fn access_states_change() {
     let read = rw(NvmOpcode::Read, 0, 0, 8);
     let refused = s.io(read, &[]);
     assert_eq!(refused.code(), Status::ANA_INACCESSIBLE);
-    assert!(!refused.status.is_final(), "another path may do it");
+    assert!(!refused.status.is_do_not_retry(), "another path may do it");
     s.io(of_namespace(read, 2), &[]).ok();
     let log = s.admin(get_log(LogId::Ana, 1, 0, 80)).ok().data;
     assert_eq!((log[0], log[8]), (1, 2), "groups only: change count, groups");
@@ -518,7 +519,7 @@ fn access_states_change() {
 /// told as a failure of the namespace.
 #[test]
 fn what_the_volume_gives_back_is_told_as_a_matter_of_the_path() {
-    let mut s = Session::ready_with(two_groups(), Host::default());
+    let mut s = Session::ready_with(two_groups(), ScriptedHost::default());
     let read = rw(NvmOpcode::Read, 0, 0, 8);
     for (state, failure, expect) in [
         (AnaState::Change, None, Status::SUCCESS),
@@ -528,7 +529,7 @@ fn what_the_volume_gives_back_is_told_as_a_matter_of_the_path() {
         (AnaState::Optimized, Some(Error::NoSpace), Status::CAPACITY_EXCEEDED),
     ] {
         set_ana(&mut s, state);
-        s.target.fail = failure.map(Failure::Device);
+        s.target.fail = failure.map(RequestError::Device);
         assert_eq!(s.io(read, &[]).code(), expect, "{state:?} {failure:?}");
     }
     s.target.fail = Some(Error::Gone.into());
@@ -540,14 +541,14 @@ fn what_the_volume_gives_back_is_told_as_a_matter_of_the_path() {
     assert_eq!(s.io(flush, &[]).code(), Status::ANA_INACCESSIBLE, "a Flush of all");
 }
 
-/// NVM Command Set 1.0, 4.1.5.1: NUSE is what a thin namespace takes, NCAP at most, and no event tells of it. Base 2.0,
-/// 8.1.3.3: it is 0 while the namespace is inaccessible.
+/// NVM Command Set 1.0, 4.1.5.1: NUSE is what a thin namespace takes, NCAP at most, and no event
+/// tells of it. Base 2.0, 8.1.3.3: it is 0 while the namespace is inaccessible.
 #[test]
 fn what_a_namespace_takes_of_its_space_is_told_to_who_asks() {
     let thick = Namespace { thin: false, used_blocks: Some(5), ..namespace() };
     let namespaces = |first| [(1, first), (2, thick)].into();
     let all = Target { namespaces: namespaces(namespace()), ..Target::default() };
-    let mut s = Session::enabled(all, Host::default());
+    let mut s = Session::enabled(all, ScriptedHost::default());
     let used = |s: &mut Session, nsid| {
         let bytes = s.admin(identify(Cns::Namespace, nsid)).ok().data;
         let (ns, _) = IdentifyNamespace::read_from_prefix(&bytes).unwrap();

@@ -7,17 +7,20 @@ mod vectors;
 
 use std::sync::Arc;
 
-use nvme::auth::{BadSecret, Config, Explanation, Group, Hash, Next, Policy, Secret};
+use nvme::auth::{
+    AuthPolicy, BadSecret, Config, DhGroup, FailureExplanation, Hash, HostStep, Secret,
+};
 use proptest::prelude::*;
 
 use pair::{HOST_SECRET, Pair, ROOM, WRONG_SECRET, config, policy, refused, secret};
 
-/// NVMe Base 2.0, 8.13.5: every hash with every group. Larger groups with one hash, as they take time.
+/// NVMe Base 2.0, 8.13.5: every hash with every group. Larger groups with one hash, as they take
+/// time.
 #[test]
 fn both_roles_agree() {
     for hash in Hash::ALL {
-        for group in Group::ALL {
-            if group > Group::Ffdhe3072 && hash != Hash::Sha384 {
+        for group in DhGroup::ALL {
+            if group > DhGroup::Ffdhe3072 && hash != Hash::Sha384 {
                 continue;
             }
             for mutual in [false, true] {
@@ -27,7 +30,7 @@ fn both_roles_agree() {
                 assert_eq!((success1[8], success2.is_some()), (u8::from(mutual), mutual));
                 assert!(pair.responder.is_authenticated(), "{hash:?} {group:?} {mutual}");
                 assert!(pair.prover.is_authenticated(), "{hash:?} {group:?} {mutual}");
-                assert_eq!(pair.responder.end(), None);
+                assert_eq!(pair.responder.failure(), None);
             }
         }
     }
@@ -36,24 +39,26 @@ fn both_roles_agree() {
 /// NVMe Base 2.0, 8.13.5.2: of what the host offers, the controller takes what it prefers.
 #[test]
 fn the_controller_chooses() {
-    let host = config(Policy::default(), false);
-    let controller = config(policy(Hash::Sha384, Group::Ffdhe2048), false);
+    let host = config(AuthPolicy::default(), false);
+    let controller = config(policy(Hash::Sha384, DhGroup::Ffdhe2048), false);
     let mut pair = Pair::new(controller, host);
     let (challenge, _) = pair.challenged();
-    assert_eq!((challenge[8], challenge[9]), (Hash::Sha384.id(), Group::Ffdhe2048.id()));
+    assert_eq!((challenge[8], challenge[9]), (Hash::Sha384.id(), DhGroup::Ffdhe2048.id()));
 }
 
-/// NVMe Base 2.0, 8.13.1: a host may authenticate again. It goes on being authenticated meanwhile, and
-/// not once that has failed.
+/// NVMe Base 2.0, 8.13.1: a host may authenticate again. It goes on being authenticated meanwhile,
+/// and not once that has failed.
 #[test]
 fn a_host_may_authenticate_again() {
-    let mut pair = Pair::alike(Hash::Sha256, Group::Null, true);
+    let mut pair = Pair::alike(Hash::Sha256, DhGroup::Null, true);
     pair.complete();
     pair.again();
     let (_, reply) = pair.challenged();
     assert!(pair.responder.is_authenticated());
     let success1 = pair.ask(&reply);
-    let Next::Proved(Some(success2)) = pair.tell(&success1) else { panic!("not proved") };
+    let HostStep::Authenticated(Some(success2)) = pair.tell(&success1) else {
+        panic!("not proved")
+    };
     assert!(pair.send(&success2).is_none() && pair.responder.is_authenticated());
     // Once more, by another secret.
     let wrong = Config { host_secret: secret(WRONG_SECRET), ..(*pair.controller).clone() };
@@ -62,14 +67,14 @@ fn a_host_may_authenticate_again() {
     let (_, reply) = pair.challenged();
     assert!(pair.responder.is_authenticated());
     let answer = pair.ask(&reply);
-    refused(&pair.responder, &answer, Explanation::AuthenticationFailed);
+    refused(&pair.responder, &answer, FailureExplanation::AuthenticationFailed);
 }
 
 /// A host that has got no answer begins anew, with another transaction.
 #[test]
 fn a_host_may_begin_anew() {
     for steps in 1..=3 {
-        let mut pair = Pair::alike(Hash::Sha256, Group::Null, true);
+        let mut pair = Pair::alike(Hash::Sha256, DhGroup::Null, true);
         let negotiate = pair.negotiate.clone();
         match steps {
             1 => assert!(pair.send(&negotiate).is_none()),
@@ -88,20 +93,20 @@ fn a_host_may_begin_anew() {
 /// Linux 6.3 to 6.5 send Success2 also when the controller has not proved anything.
 #[test]
 fn success2_that_nobody_waits_for_changes_nothing() {
-    let mut pair = Pair::alike(Hash::Sha256, Group::Null, true);
+    let mut pair = Pair::alike(Hash::Sha256, DhGroup::Null, true);
     let (_, success2) = pair.complete();
-    let mut pair = Pair::alike(Hash::Sha256, Group::Null, false);
+    let mut pair = Pair::alike(Hash::Sha256, DhGroup::Null, false);
     pair.complete();
     assert!(pair.send(&success2.unwrap()).is_none());
     assert!(pair.responder.is_authenticated());
-    assert_eq!(pair.responder.end(), None);
+    assert_eq!(pair.responder.failure(), None);
 }
 
 /// Of a host that has not said what it prefers, the secret does.
 #[test]
 fn the_secret_suggests_its_hash() {
     let text = "DHHC-1:03:Idk0Db/Az+H/qTpY2Vk4iqA4j5Ht2HprncXlYYaNpCpvrx0vMjidkh97hFrJ6xNN4Dvk8RWGrEwNXKVOpHFiFoLmQDw=:";
-    let plain = config(Policy::default(), false);
+    let plain = config(AuthPolicy::default(), false);
     let config = Config { host_secret: secret(text), ..plain.clone() };
     for (config, hash) in [(plain, Hash::Sha256), (config, Hash::Sha512)] {
         let mut pair = Pair::new(config.clone(), config);
@@ -112,31 +117,31 @@ fn the_secret_suggests_its_hash() {
 /// A message waits until there is room for it.
 #[test]
 fn what_there_is_no_room_for_is_due_still() {
-    let mut pair = Pair::alike(Hash::Sha512, Group::Ffdhe2048, true);
+    let mut pair = Pair::alike(Hash::Sha512, DhGroup::Ffdhe2048, true);
     let work = pair.send(&pair.negotiate.clone()).unwrap();
-    pair.responder.done(work.run());
-    assert_eq!(pair.responder.receive(335).unwrap_err().needed, 336);
-    let challenge = pair.responder.receive(336).unwrap();
-    let Next::Send(reply) = pair.tell(&challenge) else { panic!("no reply") };
+    pair.responder.on_computed(work.run());
+    assert_eq!(pair.responder.on_receive(335).unwrap_err().needed, 336);
+    let challenge = pair.responder.on_receive(336).unwrap();
+    let HostStep::Send(reply) = pair.tell(&challenge) else { panic!("no reply") };
     let work = pair.send(&reply).unwrap();
-    pair.responder.done(work.run());
-    assert_eq!(pair.responder.receive(16).unwrap_err().needed, 80);
-    let success1 = pair.responder.receive(80).unwrap();
-    assert!(matches!(pair.tell(&success1), Next::Proved(Some(_))));
+    pair.responder.on_computed(work.run());
+    assert_eq!(pair.responder.on_receive(16).unwrap_err().needed, 80);
+    let success1 = pair.responder.on_receive(80).unwrap();
+    assert!(matches!(pair.tell(&success1), HostStep::Authenticated(Some(_))));
 }
 
 /// What came of work for a transaction that is gone changes nothing.
 #[test]
 fn work_that_nobody_waits_for_is_dropped() {
-    let mut pair = Pair::alike(Hash::Sha256, Group::Ffdhe2048, false);
+    let mut pair = Pair::alike(Hash::Sha256, DhGroup::Ffdhe2048, false);
     let old = pair.send(&pair.negotiate.clone()).unwrap();
     pair.again();
     let new = pair.send(&pair.negotiate.clone()).unwrap();
-    pair.responder.done(old.run());
-    let Ok(answer) = pair.responder.receive(ROOM) else { panic!("no room") };
-    refused(&pair.responder, &answer, Explanation::IncorrectMessage);
-    pair.responder.done(new.run());
-    refused(&pair.responder, &answer, Explanation::IncorrectMessage);
+    pair.responder.on_computed(old.run());
+    let Ok(answer) = pair.responder.on_receive(ROOM) else { panic!("no room") };
+    refused(&pair.responder, &answer, FailureExplanation::IncorrectMessage);
+    pair.responder.on_computed(new.run());
+    refused(&pair.responder, &answer, FailureExplanation::IncorrectMessage);
 }
 
 /// NVMe Base 2.0, 8.13.5.8.
@@ -162,7 +167,7 @@ fn secrets_are_read_and_never_shown() {
     for (text, why) in bad {
         assert_eq!(Secret::parse(text).unwrap_err(), why, "{text}");
     }
-    let shown = format!("{:?}", config(policy(Hash::Sha256, Group::Null), true));
+    let shown = format!("{:?}", config(policy(Hash::Sha256, DhGroup::Null), true));
     assert!(shown.contains("Secret") && !shown.contains("ERgf") && !shown.contains("17, 24"));
     assert!(Secret::parse(HOST_SECRET).is_ok());
 }

@@ -2,9 +2,9 @@
 
 use crate::common::driver::{Outcome, Session, Target};
 use crate::common::{BLOCKS, namespace, pattern, rw};
-use block::{Error, Failure};
+use block::{Error, RequestError};
 use nvme::entry::{AdminOpcode, NSID_ALL, NvmOpcode, Sgl};
-use nvme::testing::Host;
+use nvme::testing::ScriptedHost;
 use nvme::{Limits, Sqe, Status};
 
 const FUA: u32 = 1 << 30;
@@ -37,7 +37,7 @@ fn deallocate(s: &mut Session, ranges: &[(u64, u32)], bytes: usize) -> Outcome {
 /// NVM Command Set 1.0, 3.2.4, 3.2.6, 3.2.1, 3.2.8, 3.2.7; NVMe Base 2.0, 7.1.
 #[test]
 fn commands_reach_the_volume() {
-    for host in [Host::default(), Host::with_digests()] {
+    for host in [ScriptedHost::default(), ScriptedHost::with_digests()] {
         let mut s = Session::ready_with(Target::default(), host);
         let (small, large) = (pattern(1, 4096), pattern(2, 1 << 20));
         s.io(rw(NvmOpcode::Write, 0, 8, 8), &small).ok();
@@ -124,7 +124,7 @@ fn ranges_and_lengths_are_checked() {
     for (sqe, status) in cases {
         let refused = s.io(sqe, &[]);
         assert_eq!(refused.code(), status, "{sqe:?}");
-        assert!(refused.status.is_final());
+        assert!(refused.status.is_do_not_retry());
     }
     assert!(s.target.wanting.is_empty() && s.target.requests.is_empty());
 }
@@ -198,7 +198,7 @@ fn copies_are_checked() {
     ] {
         let refused = copy(&mut s, to, ranges, bytes);
         assert_eq!(refused.code(), status, "{to} {ranges:?}");
-        assert!(refused.status.is_final());
+        assert!(refused.status.is_do_not_retry());
     }
     let mut other = Sqe::new(NvmOpcode::Copy.0, 0, 1);
     other.cdw10[2] = (1 << 8).into();
@@ -214,7 +214,7 @@ fn long_copies_are_refused() {
     let mut ns = namespace();
     (ns.info.block_size, ns.info.blocks) = (4096, 1 << 20);
     target.namespaces.insert(1, ns);
-    let mut s = Session::ready_with(target, Host::default());
+    let mut s = Session::ready_with(target, ScriptedHost::default());
     assert_eq!(copy(&mut s, 0, &[(0, 8193)], 32).code(), Status::COMMAND_SIZE_LIMIT);
     let three = [(0, 8192), (0, 8192), (0, 1)];
     assert_eq!(copy(&mut s, 0, &three, 96).code(), Status::COMMAND_SIZE_LIMIT);
@@ -228,7 +228,7 @@ fn a_write_protected_namespace_refuses_writes() {
     let mut ns = namespace();
     ns.info.read_only = true;
     target.namespaces.insert(1, ns);
-    let mut s = Session::ready_with(target, Host::default());
+    let mut s = Session::ready_with(target, ScriptedHost::default());
     for sqe in [rw(NvmOpcode::Write, 0, 0, 32), dataless(NvmOpcode::WriteZeroes, 0, 8)] {
         assert_eq!(s.io(sqe, &[]).code(), Status::WRITE_PROTECTED);
     }
@@ -263,7 +263,7 @@ fn large_blocks() {
     ns.info.max_transfer_blocks = 256;
     target.namespaces.insert(1, ns);
     target.limits = Limits { max_transfer_bytes: 1 << 17, ..Limits::default() };
-    let mut s = Session::ready_with(target, Host::default());
+    let mut s = Session::ready_with(target, ScriptedHost::default());
     let zeroes = |n| dataless(NvmOpcode::WriteZeroes, 0, n);
     assert_eq!(s.io(zeroes(8193), &[]).code(), Status::INVALID_FIELD);
     let mut read = rw(NvmOpcode::Read, 0, 0, 33);
@@ -280,7 +280,7 @@ fn failures_of_the_volume_are_told() {
         (Error::Fenced, Status::ANA_TRANSITION),
         (Error::Gone, Status::INTERNAL_ERROR),
     ] {
-        s.target.fail = Some(Failure::Device(error));
+        s.target.fail = Some(RequestError::Device(error));
         let failed = s.io(rw(NvmOpcode::Write, 0, 0, 8), &pattern(1, 4096));
         assert_eq!(failed.code(), status);
     }

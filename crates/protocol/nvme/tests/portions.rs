@@ -5,7 +5,7 @@ use crate::common::driver::{Session, Target};
 use crate::common::{pattern, rw};
 use nvme::Sqe;
 use nvme::entry::NvmOpcode;
-use nvme::testing::{Host, Reply};
+use nvme::testing::{Reply, ScriptedHost};
 use proptest::prelude::*;
 use zerocopy::IntoBytes;
 
@@ -38,7 +38,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// What goes out in answer to `steps`, each sent once all before it are done.
-fn run(host: Host, steps: &[Step], cuts: &[usize]) -> (Vec<u8>, Vec<u8>) {
+fn run(host: ScriptedHost, steps: &[Step], cuts: &[usize]) -> (Vec<u8>, Vec<u8>) {
     let mut s = Session::enabled(Target::default(), host);
     let io = s.target.open();
     let mut at = 0;
@@ -99,7 +99,7 @@ proptest! {
         digests in any::<bool>(),
         hpda in prop::sample::select(vec![0u8, 3, 31]),
     ) {
-        let host = Host { header_digest: digests, data_digest: digests, hpda };
+        let host = ScriptedHost { header_digest: digests, data_digest: digests, hpda };
         let whole = run(host, &steps, &[]);
         let cut = run(host, &steps, &cuts);
         prop_assert_eq!(whole.1, cut.1, "what was written");

@@ -6,9 +6,9 @@ use std::time::Duration;
 use crate::common::driver::{Outcome, Session, Target, party};
 use crate::common::{connect, namespace};
 use nvme::entry::{AdminOpcode, NvmOpcode, Sgl};
-use nvme::testing::{Host, Reply};
+use nvme::testing::{Reply, ScriptedHost};
 use nvme::{Namespace, Sqe, Status};
-use reservation::{Change, Enlisting, Kind};
+use reservation::{Change, NvmeRegisterAction, ReservationType};
 
 const IEKEY: u32 = 1 << 3;
 const CPTPL_SET: u32 = 0b11 << 30;
@@ -29,12 +29,12 @@ fn register(s: &mut Session, dword: u32, key: u64, new_key: u64) -> Status {
     reserving(s, NvmOpcode::ReservationRegister, dword, &[key, new_key]).code()
 }
 
-fn acquire(s: &mut Session, action: u32, kind: Kind, key: u64, victim: u64) -> Status {
+fn acquire(s: &mut Session, action: u32, kind: ReservationType, key: u64, victim: u64) -> Status {
     let dword = action | u32::from(kind.nvme()) << 8;
     reserving(s, NvmOpcode::ReservationAcquire, dword, &[key, victim]).code()
 }
 
-fn release(s: &mut Session, action: u32, kind: Kind, key: u64) -> Status {
+fn release(s: &mut Session, action: u32, kind: ReservationType, key: u64) -> Status {
     let dword = action | u32::from(kind.nvme()) << 8;
     reserving(s, NvmOpcode::ReservationRelease, dword, &[key]).code()
 }
@@ -54,13 +54,13 @@ fn other(s: &mut Session, change: &Change) {
 }
 
 fn enlisted(s: &mut Session, key: u64) {
-    let action = Enlisting::Register { new_key: key };
-    other(s, &Change::Enlist { action, persists: None });
+    let action = NvmeRegisterAction::Register { new_key: key };
+    other(s, &Change::NvmeRegister { action, persist: None });
 }
 
 fn preempt(victim: u64) -> Change {
-    let kind = Some(Kind::WriteExclusive);
-    Change::Preempt { key: 9, victim, kind, abort: false }
+    let kind = Some(ReservationType::WriteExclusive);
+    Change::Preempt { key: 9, preempt_key: victim, kind, abort: false }
 }
 
 fn feature(opcode: AdminOpcode, fid: u32, nsid: u32, value: u32) -> Sqe {
@@ -135,19 +135,25 @@ fn registrations_outlive_a_loss_of_power_if_asked_to() {
 fn a_registrant_acquires_preempts_releases_and_clears() {
     let mut s = Session::ready();
     let kind = |s: &Session| s.target.table.reservation.as_ref().map(|r| r.kind);
-    assert_eq!(acquire(&mut s, 0, Kind::WriteExclusive, 5, 0), Status::RESERVATION_CONFLICT);
+    assert_eq!(
+        acquire(&mut s, 0, ReservationType::WriteExclusive, 5, 0),
+        Status::RESERVATION_CONFLICT
+    );
     register(&mut s, 0, 0, 5);
-    assert_eq!(acquire(&mut s, 0, Kind::WriteExclusive, 4, 0), Status::RESERVATION_CONFLICT);
-    for wanted in Kind::ALL {
+    assert_eq!(
+        acquire(&mut s, 0, ReservationType::WriteExclusive, 4, 0),
+        Status::RESERVATION_CONFLICT
+    );
+    for wanted in ReservationType::ALL {
         assert_eq!(acquire(&mut s, 0, wanted, 5, 0), Status::SUCCESS);
         assert_eq!(acquire(&mut s, 0, wanted, 5, 0), Status::SUCCESS, "it holds it already");
         assert_eq!(kind(&s), Some(wanted));
         assert_eq!(report(&mut s, 64)[4], wanted.nvme());
-        let another = Kind::ALL[usize::from(wanted == Kind::WriteExclusive)];
+        let another = ReservationType::ALL[usize::from(wanted == ReservationType::WriteExclusive)];
         assert_eq!(acquire(&mut s, 0, another, 5, 0), Status::RESERVATION_CONFLICT);
         assert_eq!(release(&mut s, 0, another, 5), Status::INVALID_FIELD, "another type");
         assert_eq!(release(&mut s, 0, wanted, 4), Status::RESERVATION_CONFLICT);
-        if wanted == Kind::ExclusiveAccess {
+        if wanted == ReservationType::ExclusiveAccess {
             // Linux sends both keys with every command.
             let dword = u32::from(wanted.nvme()) << 8;
             let both = reserving(&mut s, NvmOpcode::ReservationRelease, dword, &[5, 0]);
@@ -159,13 +165,16 @@ fn a_registrant_acquires_preempts_releases_and_clears() {
         assert_eq!(kind(&s), None);
     }
     enlisted(&mut s, 9);
-    other(&mut s, &Change::Reserve { key: 9, kind: Kind::ExclusiveAccess });
-    assert_eq!(acquire(&mut s, 1, Kind::WriteExclusive, 5, 0), Status::INVALID_FIELD);
-    assert_eq!(acquire(&mut s, 1, Kind::WriteExclusive, 5, 3), Status::RESERVATION_CONFLICT);
-    assert_eq!(acquire(&mut s, 2, Kind::WriteExclusive, 5, 9), Status::SUCCESS);
-    assert_eq!(kind(&s), Some(Kind::WriteExclusive));
+    other(&mut s, &Change::Reserve { key: 9, kind: ReservationType::ExclusiveAccess });
+    assert_eq!(acquire(&mut s, 1, ReservationType::WriteExclusive, 5, 0), Status::INVALID_FIELD);
+    assert_eq!(
+        acquire(&mut s, 1, ReservationType::WriteExclusive, 5, 3),
+        Status::RESERVATION_CONFLICT
+    );
+    assert_eq!(acquire(&mut s, 2, ReservationType::WriteExclusive, 5, 9), Status::SUCCESS);
+    assert_eq!(kind(&s), Some(ReservationType::WriteExclusive));
     assert!(s.target.table.registrant(&party(OTHER)).is_none());
-    assert_eq!(release(&mut s, 1, Kind::WriteExclusive, 5), Status::SUCCESS);
+    assert_eq!(release(&mut s, 1, ReservationType::WriteExclusive, 5), Status::SUCCESS);
     assert_eq!((kind(&s), s.target.table.registrants().len()), (None, 0));
 }
 
@@ -213,7 +222,7 @@ fn reservations_are_reported() {
     let mut s = Session::ready();
     register(&mut s, 0, 0, 5);
     enlisted(&mut s, 9);
-    let nexus = reservation::Party {
+    let nexus = reservation::ItNexus {
         initiator: reservation::Initiator::Iscsi {
             name: "iqn.2026-01.net.example:a".into(),
             isid: [1; 6],
@@ -224,12 +233,12 @@ fn reservations_are_reported() {
         key: 0,
         new_key: 3,
         ignore_key: false,
-        persists: false,
+        persist: false,
         ports: vec![],
-        also: vec![],
+        other_initiators: vec![],
     };
     s.target.alter(&nexus, &scsi).unwrap();
-    acquire(&mut s, 0, Kind::WriteExclusiveRegistrants, 5, 0);
+    acquire(&mut s, 0, ReservationType::WriteExclusiveRegistrantsOnly, 5, 0);
     let all = report(&mut s, 512);
     assert_eq!((&all[..4], all[4], &all[5..7]), (&3u32.to_le_bytes()[..], 3, &[3u8, 0][..]));
     let registrants: Vec<_> = all[64..256]
@@ -244,7 +253,8 @@ fn reservations_are_reported() {
 
     let plain = Namespace { keeps_reservations: false, ..namespace() };
     let namespaces = BTreeMap::from([(1, namespace()), (2, plain)]);
-    let mut s = Session::ready_with(Target { namespaces, ..Target::default() }, Host::default());
+    let mut s =
+        Session::ready_with(Target { namespaces, ..Target::default() }, ScriptedHost::default());
     let rescap = |s: &mut Session, nsid| {
         let mut sqe = Sqe::new(AdminOpcode::Identify.0, 0, nsid);
         sqe.sgl = Sgl::transport(4096);
@@ -284,8 +294,14 @@ fn a_host_hears_of_its_reservations() {
     s.admin(part).ok();
     assert_eq!(notice(&mut s, true), (1, 1, 0, 1), "a part is not the notice");
     register(&mut s, 0, 0, 5);
-    other(&mut s, &Change::Reserve { key: 9, kind: Kind::WriteExclusiveRegistrants });
-    other(&mut s, &Change::Release { key: 9, kind: Kind::WriteExclusiveRegistrants });
+    other(
+        &mut s,
+        &Change::Reserve { key: 9, kind: ReservationType::WriteExclusiveRegistrantsOnly },
+    );
+    other(
+        &mut s,
+        &Change::Release { key: 9, kind: ReservationType::WriteExclusiveRegistrantsOnly },
+    );
     other(&mut s, &Change::Clear { key: 9 });
     s.target.tick(Duration::ZERO);
     assert_eq!(s.target.replies(s.admin, &host), [], "it was told, and has not read");

@@ -1,6 +1,6 @@
 //! Keys of TLS and their names (NVMe/TCP Transport 1.0c, 3.6.1), from anybody.
 
-use nvme::tls::{Identity, Suite, TlsKey};
+use nvme::tls::{CipherSuite, Identity, TlsKey};
 use proptest::prelude::*;
 
 const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
@@ -10,7 +10,7 @@ proptest! {
     #[test]
     fn any_text_is_a_key_or_is_refused(text in "(NVMeTLSkey-1:)?[0-9]{0,2}:?[A-Za-z0-9+/=:]{0,100}") {
         if let Ok(key) = TlsKey::parse(&text) {
-            prop_assert!(Suite::ALL.contains(&key.suite()));
+            prop_assert!(CipherSuite::ALL.contains(&key.suite()));
         }
     }
 

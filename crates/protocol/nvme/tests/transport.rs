@@ -6,9 +6,9 @@ use crate::common::driver::{Session, Target};
 use crate::common::{connect, pattern, rw};
 use frame::Machine;
 use nvme::entry::{AdminOpcode, FLAG_SGL, NvmOpcode, Sgl};
-use nvme::pdu::{CapsuleCmd, Common, Data, FatalError, IcReq, PduType, TermReq};
-use nvme::testing::{Host, Reply};
-use nvme::{Config, End, Sqe, Status};
+use nvme::pdu::{CapsuleCmd, CommonHeader, DataPdu, FatalError, IcReq, PduType, TermReq};
+use nvme::testing::{Reply, ScriptedHost};
+use nvme::{CloseReason, Config, Sqe, Status};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
@@ -26,7 +26,7 @@ fn terminated(replies: &[Reply]) -> (FatalError, u32) {
 fn refused(replies: &[Reply]) -> Status {
     match replies {
         [Reply::Resp { status, .. }] => {
-            assert!(status.is_final());
+            assert!(status.is_do_not_retry());
             status.code()
         }
         other => panic!("no response: {other:?}"),
@@ -37,7 +37,8 @@ fn refused(replies: &[Reply]) -> Status {
 #[test]
 fn ic_req_is_answered() {
     for digest in 0..4 {
-        let host = Host { header_digest: digest & 1 != 0, data_digest: digest & 2 != 0, hpda: 0 };
+        let host =
+            ScriptedHost { header_digest: digest & 1 != 0, data_digest: digest & 2 != 0, hpda: 0 };
         let mut t = Target::default();
         let link = t.open();
         let replies = t.talk(link, &host, &host.ic_req());
@@ -54,17 +55,17 @@ fn ic_req_that_cannot_be_met_is_fatal() {
         (IcReq { pfv: 1.into(), ..good }, (FatalError::UnsupportedParameter, 8)),
         (IcReq { hpda: 32, ..good }, (FatalError::InvalidHeaderField, 10)),
         (
-            IcReq { common: Common { plen: 132.into(), ..good.common }, ..good },
+            IcReq { common: CommonHeader { plen: 132.into(), ..good.common }, ..good },
             (FatalError::InvalidHeaderField, 4),
         ),
         (
-            IcReq { common: Common { hlen: 127, ..good.common }, ..good },
+            IcReq { common: CommonHeader { hlen: 127, ..good.common }, ..good },
             (FatalError::InvalidHeaderField, 2),
         ),
     ] {
         let mut t = Target::default();
         let link = t.open();
-        let replies = t.talk(link, &Host::default(), req.as_bytes());
+        let replies = t.talk(link, &ScriptedHost::default(), req.as_bytes());
         assert_eq!(terminated(&replies), expect);
     }
 }
@@ -72,7 +73,7 @@ fn ic_req_that_cannot_be_met_is_fatal() {
 /// NVMe/TCP 3.6.1.3.1: PDUs of the other direction or of no known type, and their header shown.
 #[test]
 fn foreign_pdu_types_are_fatal() {
-    let host = Host::default();
+    let host = ScriptedHost::default();
     for kind in [1u8, 3, 5, 7, 8, 9, 10, 0xff] {
         let mut t = Target::default();
         let link = t.open();
@@ -87,7 +88,7 @@ fn foreign_pdu_types_are_fatal() {
 /// NVMe/TCP 3.6.1.3.1: PDU Sequence Error.
 #[test]
 fn pdus_out_of_sequence_are_fatal() {
-    let host = Host::default();
+    let host = ScriptedHost::default();
     let mut t = Target::default();
     let link = t.open();
     let replies = t.talk(link, &host, &host.command(Sqe::new(0, 1, 1)));
@@ -102,13 +103,16 @@ fn pdus_out_of_sequence_are_fatal() {
 /// NVMe/TCP 3.6.1.3.1: after C2HTermReq nothing more is served; the host gets time to close.
 #[test]
 fn after_a_fatal_error_the_connection_lingers_and_closes() {
-    let host = Host::default();
+    let host = ScriptedHost::default();
     let mut s = Session::ready();
     let io = s.io.unwrap();
     s.target.tick(S);
     terminated(&s.target.talk(io, &host, &[0xff; 8]));
     let error = FatalError::InvalidHeaderField;
-    assert_eq!(s.target.conn(io).end(), Some(End::Violation { error, information: 0 }));
+    assert_eq!(
+        s.target.conn(io).close_reason(),
+        Some(CloseReason::Violation { error, information: 0 })
+    );
     assert_eq!(s.target.talk(io, &host, &host.command(rw(NvmOpcode::Read, 1, 0, 8))), []);
     assert!(!s.target.conn(io).is_closing());
     assert_eq!(s.target.conn(io).next_timer(), Some(6 * S));
@@ -125,14 +129,14 @@ fn the_host_may_terminate() {
     let term = TermReq::new(PduType::H2CTermReq, error, 0, 0);
     assert_eq!(s.target.talk(io, &s.host.clone(), term.as_bytes()), []);
     assert!(s.target.conn(io).is_closing());
-    assert_eq!(s.target.conn(io).end(), Some(End::HostTerminated { error }));
+    assert_eq!(s.target.conn(io).close_reason(), Some(CloseReason::HostTerminated { error }));
 }
 
 /// NVMe/TCP 3.6.1.2: header fields that do not fit the PDU, and where they are.
 #[test]
 fn header_fields_are_checked() {
     let sqe = rw(NvmOpcode::Write, 5, 0, 8);
-    let host = Host::default();
+    let host = ScriptedHost::default();
     let good = host.capsule(sqe, &pattern(1, 4096));
     let spoil = |at: usize, value: u8| {
         let mut pdu = good.clone();
@@ -160,7 +164,7 @@ fn header_fields_are_checked() {
 /// NVMe/TCP 3.6.1.3.1: a wrong header digest is fatal, and FEI is the digest received.
 #[test]
 fn a_wrong_header_digest_is_fatal() {
-    let host = Host::with_digests();
+    let host = ScriptedHost::with_digests();
     let mut s = Session::ready_with(Target::default(), host);
     let mut pdu = host.command(rw(NvmOpcode::Read, 5, 0, 8));
     pdu[20] ^= 1;
@@ -173,7 +177,7 @@ fn a_wrong_header_digest_is_fatal() {
 /// nothing else.
 #[test]
 fn a_wrong_data_digest_fails_the_command_only() {
-    let host = Host::with_digests();
+    let host = ScriptedHost::with_digests();
     let mut s = Session::ready_with(Target::default(), host);
     let io = s.io.unwrap();
     let mut pdu = host.capsule(rw(NvmOpcode::Write, 5, 0, 8), &pattern(1, 4096));
@@ -266,7 +270,7 @@ fn a_command_id_in_use_is_a_conflict() {
 /// NVMe Base 2.0, 6.3: Connect comes first and once.
 #[test]
 fn commands_before_connect_and_a_second_connect_are_out_of_sequence() {
-    let mut s = Session::connected(Target::default(), Host::default(), &connect(0, 0));
+    let mut s = Session::connected(Target::default(), ScriptedHost::default(), &connect(0, 0));
     let (sqe, data) = connect(0, 0).encode(77);
     let again = s.host.capsule(sqe, data.as_bytes());
     let replies = s.target.talk(s.admin, &s.host.clone(), &again);
@@ -282,7 +286,7 @@ fn commands_before_connect_and_a_second_connect_are_out_of_sequence() {
 /// size up to MAXH2CDATA.
 #[test]
 fn r2t_transfers_may_interleave() {
-    for host in [Host::default(), Host::with_digests()] {
+    for host in [ScriptedHost::default(), ScriptedHost::with_digests()] {
         let mut s = Session::ready_with(Target::default(), host);
         let io = s.io.unwrap();
         let n = 6u16;
@@ -325,9 +329,9 @@ fn r2t_transfers_may_interleave() {
 /// NVMe/TCP 3.6.2.8, 3.6.1.3.1: data that was not asked for, or not so.
 #[test]
 fn data_that_does_not_answer_an_r2t_is_fatal() {
-    let host = Host::default();
+    let host = ScriptedHost::default();
     let data = pattern(1, 65536);
-    type Spoil = fn(&mut Data, &mut Vec<u8>);
+    type Spoil = fn(&mut DataPdu, &mut Vec<u8>);
     let cases: [(Spoil, FatalError, u32); 8] = [
         (|d, _| d.transfer_tag = 9.into(), FatalError::InvalidHeaderField, 10),
         (|d, _| d.command_id = 9.into(), FatalError::InvalidHeaderField, 8),
@@ -347,7 +351,7 @@ fn data_that_does_not_answer_an_r2t_is_fatal() {
         let r2t = s.target.talk(io, &host, &host.command(rw(NvmOpcode::Write, 1, 0, 64)));
         let Reply::R2t { cid, ttag, .. } = r2t[0] else { panic!("{r2t:?}") };
         let mut bytes = data[..4096].to_vec();
-        let mut header = Data::new(PduType::H2CData, cid, ttag, 0, 4096);
+        let mut header = DataPdu::new(PduType::H2CData, cid, ttag, 0, 4096);
         spoil(&mut header, &mut bytes);
         let replies = s.target.talk(io, &host, &host.pdu(header.as_bytes(), &bytes, 0));
         assert_eq!(terminated(&replies), (error, information), "case {i}");
@@ -360,7 +364,7 @@ fn data_that_does_not_answer_an_r2t_is_fatal() {
 fn reads_come_in_pieces_and_aligned() {
     for hpda in [0, 1, 15, 31] {
         for (header_digest, data_digest) in [(false, false), (true, false), (true, true)] {
-            let host = Host { header_digest, data_digest, hpda };
+            let host = ScriptedHost { header_digest, data_digest, hpda };
             let mut s = Session::enabled(Target::default(), host);
             let config = Config { max_c2h_data: 20_000, ..Config::default() };
             let io = s.target.open_with(config);
@@ -389,7 +393,7 @@ fn reads_come_in_pieces_and_aligned() {
 /// its data; SQHD says FFFFh.
 #[test]
 fn without_flow_control_reads_end_with_the_success_flag() {
-    let mut s = Session::enabled(Target::default(), Host::default());
+    let mut s = Session::enabled(Target::default(), ScriptedHost::default());
     let host = s.host;
     let io = s.initialized();
     let mut to = connect(1, s.cntlid);
@@ -409,7 +413,7 @@ fn without_flow_control_reads_end_with_the_success_flag() {
 /// NVMe Base 2.0, 3.3.3.2: SQHD goes round the queue.
 #[test]
 fn sq_head_goes_round() {
-    let mut s = Session::enabled(Target::default(), Host::default());
+    let mut s = Session::enabled(Target::default(), ScriptedHost::default());
     let (host, io) = (s.host, s.initialized());
     let mut to = connect(1, s.cntlid);
     to.sqsize = 3;
@@ -445,7 +449,7 @@ fn a_host_cannot_overfill_its_queue() {
     s.target.feed(io, &reads(128), &mut || usize::MAX);
     assert_eq!(s.target.conn(io).in_flight(), 0, "answered, and nothing sent");
     s.target.feed(io, &one_more, &mut || usize::MAX);
-    assert!(s.target.conn(io).end().is_some());
+    assert!(s.target.conn(io).close_reason().is_some());
 }
 
 /// A host that takes what it asked for can go on for ever.
@@ -465,7 +469,7 @@ fn slots_come_back_once_responses_are_sent() {
 /// The data of a command that fails early is thrown away, and what follows is understood.
 #[test]
 fn data_of_a_command_that_fails_early_is_skipped() {
-    for host in [Host::default(), Host::with_digests()] {
+    for host in [ScriptedHost::default(), ScriptedHost::with_digests()] {
         let mut s = Session::ready_with(Target::default(), host);
         let io = s.io.unwrap();
         let outside = host.capsule(rw(NvmOpcode::Write, 1, 1 << 40, 8), &pattern(1, 4096));
@@ -532,7 +536,7 @@ fn an_abort_waits_for_data_that_was_asked_for() {
 /// A host that does not get to the point, or stops in the middle, is let go.
 #[test]
 fn hosts_that_stall_are_let_go() {
-    let host = Host::default();
+    let host = ScriptedHost::default();
     let mut t = Target::default();
     let link = t.open();
     assert_eq!(t.conn(link).next_timer(), Some(10 * S));
@@ -540,7 +544,7 @@ fn hosts_that_stall_are_let_go() {
     t.tick(9 * S);
     assert!(!t.conn(link).is_closing());
     t.tick(10 * S);
-    assert_eq!(t.conn(link).end(), Some(End::EstablishTimeout));
+    assert_eq!(t.conn(link).close_reason(), Some(CloseReason::EstablishTimeout));
     assert!(t.conn(link).is_closing());
 
     let mut s = Session::ready();
@@ -550,7 +554,7 @@ fn hosts_that_stall_are_let_go() {
     s.target.talk(io, &host, &[4, 0, 72]);
     assert_eq!(s.target.conn(io).next_timer(), Some(160 * S));
     s.target.tick(160 * S);
-    assert_eq!(s.target.conn(io).end(), Some(End::ReceiveTimeout), "half a PDU");
+    assert_eq!(s.target.conn(io).close_reason(), Some(CloseReason::ReceiveTimeout), "half a PDU");
 
     let mut s = Session::ready();
     let io = s.io.unwrap();
@@ -561,10 +565,14 @@ fn hosts_that_stall_are_let_go() {
     s.target.tick(30 * S);
     let second = s.target.talk(io, &host, &host.command(rw(NvmOpcode::Write, 2, 0, 64)));
     s.target.tick(59 * S);
-    assert!(s.target.conn(io).end().is_none());
+    assert!(s.target.conn(io).close_reason().is_none());
     s.target.talk(io, &host, &host.answer(&second[0], &pattern(1, 32768), 4096));
     s.target.tick(60 * S);
-    assert_eq!(s.target.conn(io).end(), Some(End::ReceiveTimeout), "an R2T unanswered");
+    assert_eq!(
+        s.target.conn(io).close_reason(),
+        Some(CloseReason::ReceiveTimeout),
+        "an R2T unanswered"
+    );
 }
 
 /// Waiting for memory is not the host's fault.

@@ -1,5 +1,5 @@
-//! A replica's end of its sessions: dials those whose numbers are lower, accepts the others, and keeps
-//! one session with each.
+//! The sessions of a replica: dials nodes with lower numbers, accepts the others, and keeps one
+//! session with each.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -15,84 +15,84 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
-use crate::driver::{Connection, End, Handler, run};
-use crate::frame::{HandshakeFrame, Hello, Rules};
-use crate::greeting::{self, Greeting, HANDSHAKE, Unjoined, Whom};
-use crate::refused::RefusedConnections;
-use crate::session::{Agreed, Assembly, Backoff, Identity, Said};
-use crate::tls::Wire;
-use crate::unproven::{self, UnprovenConnections};
-use crate::{Line, Link, NO_SESSION, NodeId};
+use crate::frame::{ConnectionParams, HandshakeFrame, Hello};
+use crate::handshake::{self, DialTarget, HANDSHAKE_TIMEOUT, HandshakeError, IncomingConnection};
+use crate::refusal_log::RefusalLog;
+use crate::session::{DialBackoff, LogDedup, NegotiatedParams, PeerIdentity, SessionAssembly};
+use crate::session_driver::{PeerSessionEnd, ReadyConnection, SessionHandler, run_session};
+use crate::tls::PeerStream;
+use crate::unauthenticated::{self, UnauthenticatedConnections};
+use crate::{ConnectionPurpose, Link, NO_SESSION, NodeId};
 
-/// Time in which a connection must take something of what is sent.
-const STALL: Duration = Duration::from_secs(10);
+/// How long the peer may receive nothing while there is something to send.
+const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Lease connections that one node may have with us; a further one takes the place of the oldest.
-const MAX_PATHS: usize = 8;
+/// Most lease connections of one node; a further one replaces the oldest.
+const MAX_LEASE_CONNECTIONS: usize = 8;
 
-/// Where another node is reached.
+/// The addresses of another node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerAddresses {
-    /// For sessions, in the order in which they are tried.
+    /// For sessions, in the order in which to try them.
     pub data: Vec<SocketAddr>,
-    /// For leases alone.
+    /// For lease messages only.
     pub heartbeat: Vec<SocketAddr>,
 }
 
 impl PeerAddresses {
-    /// Where leases have connections of their own: everywhere, for which of them the session uses
-    /// is not known. With one address the session's control lane takes the same way.
-    fn paths(&self) -> impl Iterator<Item = SocketAddr> {
-        let many = self.data.len() + self.heartbeat.len() > 1;
-        self.data.iter().chain(&self.heartbeat).copied().filter(move |_| many)
+    /// The addresses with lease connections: all, because it is not known which one the session
+    /// uses. With a single address the control lane of the session suffices.
+    fn lease_addresses(&self) -> impl Iterator<Item = SocketAddr> {
+        let has_several = self.data.len() + self.heartbeat.len() > 1;
+        self.data.iter().chain(&self.heartbeat).copied().filter(move |_| has_several)
     }
 }
 
-/// A replica's end of its sessions. Cheap to clone; stays on its core.
+/// The sessions of a replica. Cheap to clone; stays on its core.
 ///
-/// [`Self::stop`] ends it. What is merely dropped goes on.
-pub struct Endpoint<H>(Rc<Inner<H>>);
+/// [`Self::stop`] ends it; dropping it does not.
+pub struct Endpoint<H>(Rc<EndpointShared<H>>);
 
-struct Inner<H> {
+struct EndpointShared<H> {
     core: Core,
-    identity: Identity,
+    identity: PeerIdentity,
     handler: Rc<H>,
-    began: Instant,
-    peers: RefCell<BTreeMap<NodeId, Rc<Peer>>>,
-    pending: RefCell<Assembly<Wire>>,
-    /// Why nodes could not be dialled.
-    said: RefCell<Said<Whom, String>>,
-    refused: RefusedConnections,
+    started_at: Instant,
+    peers: RefCell<BTreeMap<NodeId, Rc<PeerNode>>>,
+    assembly: RefCell<SessionAssembly<PeerStream>>,
+    /// The last dial errors.
+    dial_errors: RefCell<LogDedup<DialTarget, String>>,
+    refusal_log: RefusalLog,
     /// Number of the last session.
-    sessions: Cell<u64>,
-    unproven: UnprovenConnections,
+    last_session: Cell<u64>,
+    unauthenticated: UnauthenticatedConnections,
 }
 
-/// Another replica.
-struct Peer {
+/// A peer.
+struct PeerNode {
     node: NodeId,
     addresses: PeerAddresses,
-    stop: Stop,
-    /// The session, and whose turn it is to end it and begin the next.
-    session: Mutex<Option<Running>>,
-    /// Lease connections by the number that their dialler drew, oldest first.
-    paths: RefCell<Vec<(u128, Link)>>,
+    stop_flag: StopFlag,
+    /// The running session; the lock serializes ending it and beginning the next.
+    session: Mutex<Option<RunningSession>>,
+    /// Lease connections by the nonce of their dialler, oldest first.
+    lease_paths: RefCell<Vec<(u128, Link)>>,
     dialling: RefCell<Vec<JoinHandle<()>>>,
 }
 
-struct Running {
+struct RunningSession {
     link: Link,
     task: JoinHandle<()>,
 }
 
-/// A flag that can be waited for.
+/// A flag to wait for.
 #[derive(Default)]
-struct Stop {
+struct StopFlag {
     set: Cell<bool>,
     notify: Notify,
 }
 
-impl Stop {
+impl StopFlag {
     fn set(&self) {
         self.set.set(true);
         self.notify.notify_waiters();
@@ -105,21 +105,21 @@ impl Stop {
         }
     }
 
-    /// What `work` gives, unless the end comes first.
-    async fn or<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+    /// The result of `work`, unless the flag is set first.
+    async fn unless_stopped<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;
             () = self.wait() => None,
-            done = work => Some(done),
+            result = work => Some(result),
         }
     }
 }
 
-/// What is proven of a connection.
-struct Proven {
-    wire: Wire,
-    agreed: Agreed,
-    line: Line,
+/// A connection whose peer has authenticated.
+struct AuthenticatedConnection {
+    stream: PeerStream,
+    negotiated: NegotiatedParams,
+    purpose: ConnectionPurpose,
     nonce: u128,
 }
 
@@ -135,46 +135,46 @@ impl<H> fmt::Debug for Endpoint<H> {
     }
 }
 
-impl<H> Inner<H> {
-    fn paths(&self, node: NodeId) -> Vec<Link> {
+impl<H> EndpointShared<H> {
+    fn lease_paths(&self, node: NodeId) -> Vec<Link> {
         let peers = self.peers.borrow();
         let Some(peer) = peers.get(&node) else { return Vec::new() };
-        let paths = peer.paths.borrow();
+        let paths = peer.lease_paths.borrow();
         paths.iter().map(|(_, link)| link.clone()).filter(|link| !link.is_closed()).collect()
     }
 }
 
-impl<H: Handler> Endpoint<H> {
-    /// The end of the replica `identity` on `core`, with nobody to talk to yet.
+impl<H: SessionHandler> Endpoint<H> {
+    /// The endpoint of the replica `identity` on `core`, without peers yet.
     #[must_use]
-    pub fn new(core: Core, identity: Identity, handler: Rc<H>) -> Self {
-        Self(Rc::new(Inner {
+    pub fn new(core: Core, identity: PeerIdentity, handler: Rc<H>) -> Self {
+        Self(Rc::new(EndpointShared {
             core,
             identity,
             handler,
-            began: Instant::now(),
+            started_at: Instant::now(),
             peers: RefCell::default(),
-            pending: RefCell::default(),
-            said: RefCell::default(),
-            refused: RefusedConnections::default(),
-            sessions: Cell::new(NO_SESSION),
-            unproven: UnprovenConnections::new(unproven::GREETED),
+            assembly: RefCell::default(),
+            dial_errors: RefCell::default(),
+            refusal_log: RefusalLog::default(),
+            last_session: Cell::new(NO_SESSION),
+            unauthenticated: UnauthenticatedConnections::new(unauthenticated::AFTER_HELLO),
         }))
     }
 
-    /// From now on there are sessions with the replica on `node`: dialled for ever if the number is
-    /// lower than ours, at its addresses for data in turn, else accepted. Leases travel by all
+    /// Maintains sessions with the replica on `node`: dials for ever, at its data addresses in
+    /// turn, if its number is lower than ours; otherwise accepts. Lease connections use all
     /// addresses. Does nothing if the node is known.
     pub fn add(&self, node: NodeId, addresses: PeerAddresses) {
         if node == self.0.identity.node || self.0.peers.borrow().contains_key(&node) {
             return;
         }
-        let peer = Rc::new(Peer {
+        let peer = Rc::new(PeerNode {
             node,
             addresses,
-            stop: Stop::default(),
+            stop_flag: StopFlag::default(),
             session: Mutex::new(None),
-            paths: RefCell::default(),
+            lease_paths: RefCell::default(),
             dialling: RefCell::default(),
         });
         self.0.peers.borrow_mut().insert(node, Rc::clone(&peer));
@@ -182,23 +182,25 @@ impl<H: Handler> Endpoint<H> {
             return;
         }
         let mut dialling = peer.dialling.borrow_mut();
-        let (this, of) = (self.clone(), Rc::clone(&peer));
-        dialling.push(tokio::task::spawn_local(async move { this.dial_sessions(&of).await }));
-        for path in peer.addresses.paths() {
-            let (this, of) = (self.clone(), Rc::clone(&peer));
-            let work = async move { this.dial_path(&of, path).await };
+        let (this, peer_node) = (self.clone(), Rc::clone(&peer));
+        dialling
+            .push(tokio::task::spawn_local(async move { this.dial_sessions(&peer_node).await }));
+        for address in peer.addresses.lease_addresses() {
+            let (this, peer_node) = (self.clone(), Rc::clone(&peer));
+            let work = async move { this.dial_lease_path(&peer_node, address).await };
             dialling.push(tokio::task::spawn_local(work));
         }
     }
 
-    /// No more sessions with `node`. When this returns, its session has ended and `down` was called.
+    /// Ends the sessions with `node`. When this returns, the session has ended and `session_down`
+    /// was called.
     pub async fn remove(&self, node: NodeId) {
         let peer = self.0.peers.borrow_mut().remove(&node);
         let Some(peer) = peer else { return };
-        peer.stop.set();
-        self.0.pending.borrow_mut().forget(node);
-        peer.paths.borrow().iter().for_each(|(_, link)| link.close());
-        close(&mut *peer.session.lock().await).await;
+        peer.stop_flag.set();
+        self.0.assembly.borrow_mut().forget(node);
+        peer.lease_paths.borrow().iter().for_each(|(_, link)| link.close());
+        close_session(&mut *peer.session.lock().await).await;
         let dialling = peer.dialling.take();
         for task in dialling {
             let _ = task.await;
@@ -214,198 +216,224 @@ impl<H: Handler> Endpoint<H> {
         }
     }
 
-    /// The lease connections with `node` that are up, besides its session. They carry
-    /// [`crate::Message::Renew`], [`crate::Message::Promise`], [`crate::Message::Newer`],
-    /// [`crate::Message::Yield`] and [`crate::Message::Yielded`] and nothing else: anything else ends
-    /// them. The first copy to arrive counts.
+    /// The open lease connections with `node`, besides its session. They carry
+    /// [`crate::Message::LeaseRequest`], [`crate::Message::LeaseGrant`],
+    /// [`crate::Message::NewerEpoch`], [`crate::Message::RevokeLease`] and
+    /// [`crate::Message::LeaseRevoked`]; any other message ends them. The first copy to arrive
+    /// counts.
     #[must_use]
-    pub fn paths(&self, node: NodeId) -> Vec<Link> {
-        self.0.paths(node)
+    pub fn lease_paths(&self, node: NodeId) -> Vec<Link> {
+        self.0.lease_paths(node)
     }
 
-    /// [`Self::paths`] for its handler to keep, which the end has a share of: once the end is gone there are none.
-    pub fn paths_for_handler(&self) -> impl Fn(NodeId) -> Vec<Link> + use<H> {
+    /// [`Self::lease_paths`] for the handler to keep: it does not keep the endpoint alive, and
+    /// returns none after its end.
+    pub fn lease_paths_for_handler(&self) -> impl Fn(NodeId) -> Vec<Link> + use<H> {
         let inner = Rc::downgrade(&self.0);
-        move |node| inner.upgrade().map_or_else(Vec::new, |inner| inner.paths(node))
+        move |node| inner.upgrade().map_or_else(Vec::new, |inner| inner.lease_paths(node))
     }
 
-    /// Takes over a connection that asks for this replica, on this core. It is refused by name if it
-    /// is not wanted, and may have to make room for another one until it has proven who it is.
-    pub fn accept(&self, greeting: Greeting) {
-        let Ok(from) = greeting.stream.peer_addr() else { return };
-        let slot = self.0.unproven.admit(from.ip(), Instant::now());
+    /// Takes a connection that asks for this replica, on this core. Refuses it with a reason if it
+    /// is not wanted; until it has authenticated, it may be evicted for another one.
+    pub fn accept(&self, connection: IncomingConnection) {
+        let Ok(from) = connection.stream.peer_addr() else { return };
+        let slot = self.0.unauthenticated.admit(from.ip(), Instant::now());
         let this = self.clone();
         tokio::task::spawn_local(async move {
-            let node = greeting.hello.from;
-            let Some(proven) = slot.unless_evicted(this.prove(greeting)).await else { return };
-            match proven {
-                Ok(proven) => this.join(node, proven).await,
-                Err(why) => {
-                    let known = this.0.peers.borrow().contains_key(&node);
-                    this.0.refused.log(this.0.identity.volume, node, known, &why.to_string());
+            let node = connection.hello.sender;
+            let Some(result) = slot.unless_evicted(this.authenticate(connection)).await else {
+                return;
+            };
+            match result {
+                Ok(connection) => this.attach_connection(node, connection).await,
+                Err(error) => {
+                    let is_known = this.0.peers.borrow().contains_key(&node);
+                    this.0.refusal_log.log(
+                        this.0.identity.volume,
+                        node,
+                        is_known,
+                        &error.to_string(),
+                    );
                 }
             }
         });
     }
 
-    /// Lets the other side of a connection prove who it is.
-    async fn prove(&self, greeting: Greeting) -> Result<Proven, Unjoined> {
-        let Hello { from: node, line, session: nonce, .. } = greeting.hello;
-        let challenge = greeting::challenge(&self.0.core);
-        let known = self.0.peers.borrow().contains_key(&node);
-        let handshake = greeting::accept(greeting, &self.0.identity, known, challenge);
-        let proven = timeout(HANDSHAKE, handshake).await.unwrap_or(Err(Unjoined::TimedOut));
-        proven.map(|(wire, agreed)| Proven { wire, agreed, line, nonce })
+    /// Runs the handshake of an accepted connection.
+    async fn authenticate(
+        &self,
+        connection: IncomingConnection,
+    ) -> Result<AuthenticatedConnection, HandshakeError> {
+        let Hello { sender: node, purpose, session: nonce, .. } = connection.hello;
+        let challenge = handshake::challenge(&self.0.core);
+        let is_known = self.0.peers.borrow().contains_key(&node);
+        let handshake = handshake::accept(connection, &self.0.identity, is_known, challenge);
+        let result =
+            timeout(HANDSHAKE_TIMEOUT, handshake).await.unwrap_or(Err(HandshakeError::TimedOut));
+        result.map(|(stream, negotiated)| AuthenticatedConnection {
+            stream,
+            negotiated,
+            purpose,
+            nonce,
+        })
     }
 
-    /// Puts a connection where it belongs; a session begins when its last lane is there.
-    async fn join(&self, node: NodeId, proven: Proven) {
-        let Proven { wire, agreed, line, nonce } = proven;
+    /// Adds a connection to its session, which begins with its last lane; or runs a lease
+    /// connection.
+    async fn attach_connection(&self, node: NodeId, connection: AuthenticatedConnection) {
+        let AuthenticatedConnection { stream, negotiated, purpose, nonce } = connection;
         let peer = self.0.peers.borrow().get(&node).cloned();
         let Some(peer) = peer else { return };
-        let Line::Lane(lane) = line else {
-            let mut connection = connection(line, agreed, wire);
-            connection.first.push_vec(HandshakeFrame::ready());
-            drop(self.start_path(&peer, nonce, connection));
+        let ConnectionPurpose::Lane(lane) = purpose else {
+            let mut connection = ready_connection(purpose, negotiated, stream);
+            connection.preamble.push_vec(HandshakeFrame::ready());
+            drop(self.run_lease_path(&peer, nonce, connection));
             return;
         };
-        let of = (node, nonce, agreed);
-        let lanes = self.0.pending.borrow_mut().add(self.0.began.elapsed(), of, lane, wire);
+        let attempt = (node, nonce, negotiated);
+        let lanes =
+            self.0.assembly.borrow_mut().add(self.0.started_at.elapsed(), attempt, lane, stream);
         let Some(lanes) = lanes else {
-            tokio::time::sleep(HANDSHAKE).await;
-            self.0.pending.borrow_mut().expire(self.0.began.elapsed(), HANDSHAKE);
+            tokio::time::sleep(HANDSHAKE_TIMEOUT).await;
+            self.0.assembly.borrow_mut().expire(self.0.started_at.elapsed(), HANDSHAKE_TIMEOUT);
             return;
         };
-        let mut connections = all(lanes, agreed);
+        let mut connections = ready_lanes(lanes, negotiated);
         for connection in &mut connections {
-            connection.first.push_vec(HandshakeFrame::ready());
+            connection.preamble.push_vec(HandshakeFrame::ready());
         }
-        drop(self.begin(&peer, connections).await);
+        drop(self.begin_session(&peer, connections).await);
     }
 
-    /// Begins a session, after the one before it is over. What is returned ends with it; `None` if
-    /// there is to be none any more.
-    async fn begin(
+    /// Begins a session after the previous one has ended. The returned receiver ends with the
+    /// session; `None` if the peer was removed.
+    async fn begin_session(
         &self,
-        peer: &Rc<Peer>,
-        connections: Vec<Connection<Wire>>,
+        peer: &Rc<PeerNode>,
+        connections: Vec<ReadyConnection<PeerStream>>,
     ) -> Option<oneshot::Receiver<()>> {
-        // First come, first served: a session that was complete later ends this one.
+        // In the order of the lock: a session that is complete later ends this one.
         let mut slot = peer.session.lock().await;
-        close(&mut slot).await;
-        if peer.stop.set.get() {
+        close_session(&mut slot).await;
+        if peer.stop_flag.set.get() {
             return None;
         }
         let node = peer.node;
-        self.0.sessions.set(self.0.sessions.get() + 1);
-        let session = self.0.sessions.get();
+        self.0.last_session.set(self.0.last_session.get() + 1);
+        let session = self.0.last_session.get();
         let (link, outbox) = Link::new(node, session);
-        let (handler, owned) = (Rc::clone(&self.0.handler), link.clone());
+        let (handler, handler_link) = (Rc::clone(&self.0.handler), link.clone());
         let (ended, end) = oneshot::channel();
-        self.0.said.borrow_mut().forget(&Whom { node, path: None });
-        self.0.refused.forget(node);
+        self.0.dial_errors.borrow_mut().forget(&DialTarget { node, address: None });
+        self.0.refusal_log.forget(node);
         let volume = self.0.identity.volume;
         info!(%volume, %node, session, "a session is up");
-        handler.up(owned);
+        handler.session_up(handler_link);
         let task = tokio::task::spawn_local(async move {
-            let end = run(Rc::clone(&handler), session, outbox, connections, STALL).await;
-            handler.down(node, session);
+            let end =
+                run_session(Rc::clone(&handler), session, outbox, connections, STALL_TIMEOUT).await;
+            handler.session_down(node, session);
             match end {
-                End::Unsendable(_) | End::Failed => {
+                PeerSessionEnd::InvalidMessage(_) | PeerSessionEnd::Panicked => {
                     tracing::error!(%volume, %node, session, %end, "a session is down");
                 }
                 end => info!(%volume, %node, session, %end, "a session is down"),
             }
             drop(ended);
         });
-        *slot = Some(Running { link, task });
+        *slot = Some(RunningSession { link, task });
         Some(end)
     }
 
     /// Runs a lease connection.
-    fn start_path(
+    fn run_lease_path(
         &self,
-        peer: &Rc<Peer>,
+        peer: &Rc<PeerNode>,
         nonce: u128,
-        connection: Connection<Wire>,
+        connection: ReadyConnection<PeerStream>,
     ) -> JoinHandle<()> {
         let (link, outbox) = Link::new(peer.node, NO_SESSION);
-        let mut paths = peer.paths.borrow_mut();
-        let forget = |(known, link): &(u128, Link)| {
-            let old = *known == nonce;
-            if old {
+        let mut paths = peer.lease_paths.borrow_mut();
+        let is_stale = |(other, link): &(u128, Link)| {
+            let is_replaced = *other == nonce;
+            if is_replaced {
                 link.close();
             }
-            old || link.is_closed()
+            is_replaced || link.is_closed()
         };
-        paths.retain(|path| !forget(path));
-        if paths.len() >= MAX_PATHS {
+        paths.retain(|path| !is_stale(path));
+        if paths.len() >= MAX_LEASE_CONNECTIONS {
             paths.remove(0).1.close();
         }
-        if peer.stop.set.get() {
+        if peer.stop_flag.set.get() {
             link.close();
         }
         paths.push((nonce, link));
         let handler = Rc::clone(&self.0.handler);
         tokio::task::spawn_local(async move {
-            run(handler, NO_SESSION, outbox, vec![connection], STALL).await;
+            run_session(handler, NO_SESSION, outbox, vec![connection], STALL_TIMEOUT).await;
         })
     }
 
-    /// Dials `peer` for ever, one session after another.
-    async fn dial_sessions(&self, peer: &Rc<Peer>) {
-        let mut backoff = Backoff::default();
-        for &at in peer.addresses.data.iter().cycle() {
-            let Some(dialled) = peer.stop.or(self.dial_session(peer.node, at)).await else {
+    /// Dials sessions with `peer` for ever, one after another.
+    async fn dial_sessions(&self, peer: &Rc<PeerNode>) {
+        let mut backoff = DialBackoff::default();
+        for &address in peer.addresses.data.iter().cycle() {
+            let Some(result) =
+                peer.stop_flag.unless_stopped(self.dial_session(peer.node, address)).await
+            else {
                 return;
             };
-            match dialled {
+            match result {
                 Ok(connections) => {
-                    backoff = Backoff::default();
-                    let Some(ended) = self.begin(peer, connections).await else { return };
-                    // The other end is dropped, with nothing sent.
+                    backoff = DialBackoff::default();
+                    let Some(ended) = self.begin_session(peer, connections).await else { return };
+                    // The sender is dropped without sending.
                     let _ = ended.await;
                 }
-                Err(why) => self.say(Whom { node: peer.node, path: None }, &why),
+                Err(error) => {
+                    self.log_dial_error(DialTarget { node: peer.node, address: None }, &error);
+                }
             }
             let pause = backoff.next(self.0.core.random_u64());
-            if peer.stop.or(tokio::time::sleep(pause)).await.is_none() {
+            if peer.stop_flag.unless_stopped(tokio::time::sleep(pause)).await.is_none() {
                 return;
             }
         }
     }
 
-    /// All lanes of a new session with `node`.
+    /// Dials all lanes of a new session with `node`.
     async fn dial_session(
         &self,
         node: NodeId,
-        at: SocketAddr,
-    ) -> Result<Vec<Connection<Wire>>, Unjoined> {
-        let nonce = greeting::nonce(&self.0.core);
-        let [control, down, up] = greeting::lanes().map(|line| self.dial(node, at, line, nonce));
-        // Together: the other side is ready when it has all of them.
-        let (control, down, up) = tokio::try_join!(control, down, up)?;
-        Ok(vec![control, down, up])
+        address: SocketAddr,
+    ) -> Result<Vec<ReadyConnection<PeerStream>>, HandshakeError> {
+        let nonce = handshake::nonce(&self.0.core);
+        let [control, replication, requests] =
+            handshake::lane_purposes().map(|purpose| self.dial(node, address, purpose, nonce));
+        // Concurrently: the acceptor sends READY when it has all of them.
+        let (control, replication, requests) = tokio::try_join!(control, replication, requests)?;
+        Ok(vec![control, replication, requests])
     }
 
-    /// Keeps a lease connection to `peer` at one of its addresses.
-    async fn dial_path(&self, peer: &Rc<Peer>, at: SocketAddr) {
-        let nonce = greeting::nonce(&self.0.core);
-        let whom = Whom { node: peer.node, path: Some(at) };
-        let mut backoff = Backoff::default();
+    /// Maintains a lease connection to `peer` at one of its addresses.
+    async fn dial_lease_path(&self, peer: &Rc<PeerNode>, address: SocketAddr) {
+        let nonce = handshake::nonce(&self.0.core);
+        let target = DialTarget { node: peer.node, address: Some(address) };
+        let mut backoff = DialBackoff::default();
         loop {
-            let dial = self.dial(peer.node, at, Line::Lease, nonce);
-            match peer.stop.or(dial).await {
+            let dial = self.dial(peer.node, address, ConnectionPurpose::Lease, nonce);
+            match peer.stop_flag.unless_stopped(dial).await {
                 None => return,
                 Some(Ok(connection)) => {
-                    backoff = Backoff::default();
-                    self.0.said.borrow_mut().forget(&whom);
-                    let _ = self.start_path(peer, nonce, connection).await;
+                    backoff = DialBackoff::default();
+                    self.0.dial_errors.borrow_mut().forget(&target);
+                    let _ = self.run_lease_path(peer, nonce, connection).await;
                 }
-                Some(Err(why)) => self.say(whom, &why),
+                Some(Err(error)) => self.log_dial_error(target, &error),
             }
             let pause = backoff.next(self.0.core.random_u64());
-            if peer.stop.or(tokio::time::sleep(pause)).await.is_none() {
+            if peer.stop_flag.unless_stopped(tokio::time::sleep(pause)).await.is_none() {
                 return;
             }
         }
@@ -414,46 +442,53 @@ impl<H: Handler> Endpoint<H> {
     async fn dial(
         &self,
         node: NodeId,
-        at: SocketAddr,
-        line: Line,
+        address: SocketAddr,
+        purpose: ConnectionPurpose,
         nonce: u128,
-    ) -> Result<Connection<Wire>, Unjoined> {
-        let Inner { core, identity, .. } = &*self.0;
+    ) -> Result<ReadyConnection<PeerStream>, HandshakeError> {
+        let EndpointShared { core, identity, .. } = &*self.0;
         let dial = async {
-            let stream = core.dial(at).await?;
-            let hello = identity.hello(node, line, nonce, greeting::challenge(core));
-            let (wire, agreed) = greeting::dial(stream, identity, &hello).await?;
-            Ok(connection(line, agreed, wire))
+            let stream = core.dial(address).await?;
+            let hello = identity.hello(node, purpose, nonce, handshake::challenge(core));
+            let (stream, negotiated) = handshake::dial(stream, identity, &hello).await?;
+            Ok(ready_connection(purpose, negotiated, stream))
         };
-        timeout(HANDSHAKE, dial).await.unwrap_or(Err(Unjoined::TimedOut))
+        timeout(HANDSHAKE_TIMEOUT, dial).await.unwrap_or(Err(HandshakeError::TimedOut))
     }
 
-    /// Logs why there is no connection, once.
-    fn say(&self, whom: Whom, why: &Unjoined) {
-        let text = why.to_string();
-        if self.0.said.borrow_mut().is_news(whom, text) {
+    /// Logs a dial error, unless it repeats the last one.
+    fn log_dial_error(&self, target: DialTarget, error: &HandshakeError) {
+        let text = error.to_string();
+        if self.0.dial_errors.borrow_mut().is_news(target, text) {
             let volume = self.0.identity.volume;
-            warn!(%volume, "no connection with {whom}: {why}");
+            warn!(%volume, "no connection with {target}: {error}");
         }
     }
 }
 
-/// Ends what runs; when this returns, its `down` was called.
-async fn close(slot: &mut Option<Running>) {
-    if let Some(Running { link, task }) = slot.take() {
+/// Ends the running session; when this returns, `session_down` was called.
+async fn close_session(slot: &mut Option<RunningSession>) {
+    if let Some(RunningSession { link, task }) = slot.take() {
         link.close();
-        // If it panicked it is over as well.
+        // A panicked task has ended as well.
         let _ = task.await;
     }
 }
 
-fn connection(line: Line, agreed: Agreed, stream: Wire) -> Connection<Wire> {
-    let Agreed { version, max_data_bytes, .. } = agreed;
-    let rules = Rules { line, version, max_data_bytes };
-    Connection { rules, stream, first: SendQueue::default() }
+fn ready_connection(
+    purpose: ConnectionPurpose,
+    negotiated: NegotiatedParams,
+    stream: PeerStream,
+) -> ReadyConnection<PeerStream> {
+    let NegotiatedParams { version, max_data_bytes, .. } = negotiated;
+    let params = ConnectionParams { purpose, version, max_data_bytes };
+    ReadyConnection { params, stream, preamble: SendQueue::default() }
 }
 
-fn all(lanes: [Wire; 3], agreed: Agreed) -> Vec<Connection<Wire>> {
-    let with_lines = greeting::lanes().into_iter().zip(lanes);
-    with_lines.map(|(line, stream)| connection(line, agreed, stream)).collect()
+fn ready_lanes(
+    lanes: [PeerStream; 3],
+    negotiated: NegotiatedParams,
+) -> Vec<ReadyConnection<PeerStream>> {
+    let with_purposes = handshake::lane_purposes().into_iter().zip(lanes);
+    with_purposes.map(|(purpose, stream)| ready_connection(purpose, negotiated, stream)).collect()
 }

@@ -1,10 +1,10 @@
-//! Names that replicas use for each other, for time and for writes.
+//! Identifiers of replicas, moments and writes.
 
 use std::fmt;
 
 use block::Epoch;
 
-/// A node of the cluster; 0 is nobody.
+/// A node of the cluster; 0 is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u16);
 
@@ -14,13 +14,13 @@ impl fmt::Display for NodeId {
     }
 }
 
-/// A random number that a replica draws whenever it cannot vouch that its leg holds everything it
-/// ever promised: when its process starts, and with every attempt to join (RFD 0010, 3.1).
+/// A random number that a replica draws whenever its leg may lack something that it has
+/// acknowledged: when its process starts, and at every join attempt (RFD 0010, 3.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Incarnation(pub u64);
 
-/// A state of the volume that its members agree on: the configuration's number, and the primary's
-/// count of the attempts to make its members equal (RFD 0010, 3). Later views compare greater.
+/// A period in which the members work under one primary: the epoch of the configuration, and the
+/// primary's count of view changes within it (RFD 0010, 3). Later views compare greater.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct View {
     /// Number of the configuration.
@@ -36,7 +36,7 @@ impl View {
         Self { epoch, round: 0 }
     }
 
-    /// The next one of the same epoch.
+    /// The next view of the same epoch.
     #[must_use]
     pub fn next_round(self) -> Self {
         Self { round: self.round.saturating_add(1), ..self }
@@ -49,18 +49,18 @@ impl fmt::Display for View {
     }
 }
 
-/// A moment that the members of a configuration have recorded together, before any of them cleared
-/// marks (RFD 0032). The primary of an epoch numbers them from 1; 0 is the beginning of the epoch
-/// itself. Later ones compare greater; the default is before all of them.
+/// A moment that the members of a configuration have recorded together before any of them cleared
+/// dirty bits (RFD 0032). The primary of an epoch numbers them from 1; 0 is the beginning of the
+/// epoch. Later ones compare greater; the default is before all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Lineage {
+pub struct DataGeneration {
     /// Number of the configuration.
     pub epoch: Epoch,
-    /// The primary's count within it.
+    /// The primary's count within the epoch.
     pub count: u32,
 }
 
-impl Lineage {
+impl DataGeneration {
     /// The beginning of `epoch`.
     #[must_use]
     pub fn first(epoch: Epoch) -> Self {
@@ -68,45 +68,44 @@ impl Lineage {
     }
 }
 
-impl fmt::Display for Lineage {
+impl fmt::Display for DataGeneration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.epoch.0, self.count)
     }
 }
 
-/// The lineages that one replica has recorded about another.
+/// The data generations that one replica has recorded with another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct SharedLineage {
-    /// The last one that it has reached together with the other.
-    pub reached: Lineage,
-    /// The last one under which it cleared marks that it kept for the other.
-    pub cleared: Lineage,
+pub struct PeerGenerations {
+    /// The last one that both have recorded.
+    pub common: DataGeneration,
+    /// The last one under which it cleared dirty bits that it kept for the other.
+    pub last_cleared: DataGeneration,
 }
 
-impl SharedLineage {
-    /// Whether the replica that has recorded this knows for certain that `theirs`, what the other
-    /// replica has recorded about it, was recorded before marks were cleared here: the other is an
-    /// older copy of itself.
+impl PeerGenerations {
+    /// Whether `theirs`, recorded by the other replica about this one, is certainly from before
+    /// dirty bits were cleared here: then the other is a rolled-back copy.
     #[must_use]
     pub fn is_ahead_of(&self, theirs: &Self) -> bool {
-        self.cleared > theirs.reached
+        self.last_cleared > theirs.common
     }
 }
 
-/// A write's place in the order of its view, drawn by the primary.
+/// The sequence number of a write in its view, assigned by the primary.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Seq(pub u64);
 
-/// A write's name from its first sending to its answer: where it entered, and a number drawn there.
+/// The identity of a write, unchanged when it is sent again: its origin, and a number drawn there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Tag {
-    /// Where the write entered.
-    pub node: NodeId,
-    /// Its number there.
+pub struct WriteId {
+    /// The node where the write entered.
+    pub origin: NodeId,
+    /// Its number at that node.
     pub number: u64,
 }
 
-/// A moment on the sender's clock ([`rt::Core`]'s time since boot), in nanoseconds. Only its
-/// sender can read it; others give it back.
+/// A moment on the sender's clock ([`rt::Core`]'s time since boot), in nanoseconds. Only the sender
+/// can interpret it; receivers return it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Stamp(pub u64);
+pub struct ClockStamp(pub u64);

@@ -1,39 +1,44 @@
-//! The link between the replicas of a volume (RFD 0010, 8).
+//! The protocol between the replicas of a volume (RFD 0010, 8).
 //!
-//! * [`Message`]: what replicas say to each other, as types.
-//! * [`Link`]: where a replica leaves what it says to another one while their session lasts.
-//! * [`Endpoint`]: a replica's end of its sessions; delivers to a [`Handler`].
-//! * [`Greeting`]: a connection that came in, on its way to the replica that it asks for.
-//! * [`frame`]: what goes over the wire, `docs/format/peer.md`.
+//! * [`Message`]: the messages, as types.
+//! * [`Link`]: sends messages to another replica while their session lasts.
+//! * [`Endpoint`]: maintains the sessions of a replica; delivers to a [`SessionHandler`].
+//! * [`IncomingConnection`]: an accepted connection, on its way to the replica that it asks for.
+//! * [`frame`]: the wire format, `docs/format/peer.md`.
 //!
-//! Nothing is sent twice: when a connection breaks its session ends, and the primary of the volume
-//! begins a new [`View`] in the next one, in which everything unanswered is asked again.
+//! No message is sent twice: when a connection breaks its session ends, and the primary of the
+//! volume begins a new [`View`] in the next session, in which every unanswered request is sent
+//! again.
 
-mod driver;
+mod connection_purpose;
 mod endpoint;
 pub mod frame;
-mod greeting;
+mod handshake;
 mod id;
-mod line;
 mod link;
 mod message;
-mod refused;
+mod refusal_log;
 pub mod session;
+mod session_driver;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod tls;
-mod unproven;
+mod unauthenticated;
 
-pub use driver::{End, Handler};
+pub use connection_purpose::ConnectionPurpose;
 pub use endpoint::{Endpoint, PeerAddresses};
-pub use greeting::{DetachedGreeting, Greeting, Unjoined, receive_greetings};
-pub use id::{Incarnation, Lineage, NodeId, Seq, SharedLineage, Stamp, Tag, View};
-pub use line::Line;
-pub use link::{Expected, Expecting, Link, Outbox};
-pub use message::{Change, Entry, Kind, Lane, Message, Outcome, Received, Role, Standing};
-pub use session::{Identity, Secret};
-pub use tls::{BadTls, Tls};
+pub use handshake::{DetachedConnection, HandshakeError, IncomingConnection, accept_connections};
+pub use id::{
+    ClockStamp, DataGeneration, Incarnation, NodeId, PeerGenerations, Seq, View, WriteId,
+};
+pub use link::{Link, Outbox, PostedMemory, PostedReceive};
+pub use message::{
+    CompareAndWriteOutcome, Lane, Message, PreparedEntry, ReceivedMessage, ReplicaReport, Role,
+    WriteKind, WriteOp,
+};
+pub use session::{PeerIdentity, PeerSecret};
+pub use session_driver::{PeerSessionEnd, SessionHandler};
+pub use tls::{Tls, TlsConfigError};
 
-/// The number of no session: that of messages which came over a lease connection. Sessions count
-/// from 1.
+/// Stands for no session: messages of a lease connection have this number. Sessions count from 1.
 pub const NO_SESSION: u64 = 0;

@@ -1,4 +1,4 @@
-//! One end of a session.
+//! The sending side of a session.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -11,71 +11,71 @@ use block::Ctx;
 
 use crate::{Lane, Message, NodeId};
 
-/// Where a replica leaves what it says to another one. What is left waits in memory until the
-/// session's connections take it: data by reference to memory that its command holds, the rest
-/// bounded by the commands in flight. Cheap to clone. What is left in a session that has ended is
-/// dropped.
+/// Sends messages to another replica. Messages wait in memory until the connections of the session
+/// take them: payload by reference to memory that its command holds, the rest bounded by the
+/// commands in flight. Cheap to clone. Messages to a session that has ended are dropped.
 #[derive(Clone)]
-pub struct Link(Rc<Shared>);
+pub struct Link(Rc<OutboxState>);
 
-/// What a [`Link`] leaves for the session's connections to take.
-pub struct Outbox(Rc<Shared>);
+/// The queue of a [`Link`], from which the connections of the session take messages.
+pub struct Outbox(Rc<OutboxState>);
 
-struct Shared {
+struct OutboxState {
     node: NodeId,
     session: u64,
     closed: Cell<bool>,
-    /// Who waits for the end.
-    mourner: RefCell<Option<Waker>>,
-    lanes: [RefCell<Queue>; 3],
-    expected: RefCell<Vec<(u64, Expected)>>,
+    /// The task that waits for the end.
+    close_waker: RefCell<Option<Waker>>,
+    lanes: [RefCell<LaneQueue>; 3],
+    posted: RefCell<Vec<(u64, PostedMemory)>>,
 }
 
-/// What is there for data that were asked for.
+/// The state of memory posted for an answer.
 #[derive(Clone, Debug)]
-pub enum Expected {
-    /// Memory for them.
+pub enum PostedMemory {
+    /// Memory for the data.
     Memory(Ctx),
-    /// Nobody wants them any more.
-    Unwanted,
+    /// No task wants the data any more.
+    Cancelled,
 }
 
-/// Memory lies ready for an answer; dropped, it goes back, and the answer is thrown away when it comes.
+/// Memory posted for an answer. Dropping this frees it, and the answer is discarded when it comes.
 #[derive(Debug)]
 #[must_use]
-pub struct Expecting {
+pub struct PostedReceive {
     link: Link,
     request: u64,
 }
 
-impl Drop for Expecting {
+impl Drop for PostedReceive {
     fn drop(&mut self) {
-        let mut expected = self.link.0.expected.borrow_mut();
-        let answer = expected.iter_mut().find(|(r, _)| *r == self.request);
-        let memory = answer.map(|(_, what)| std::mem::replace(what, Expected::Unwanted));
-        drop((expected, memory));
+        let mut posted = self.link.0.posted.borrow_mut();
+        let answer = posted.iter_mut().find(|(r, _)| *r == self.request);
+        let memory = answer.map(|(_, memory)| std::mem::replace(memory, PostedMemory::Cancelled));
+        drop((posted, memory));
     }
 }
 
 #[derive(Default)]
-struct Queue {
+struct LaneQueue {
     messages: VecDeque<Message>,
     waker: Option<Waker>,
 }
 
 impl Link {
-    /// Both ends of a session's outgoing side: with `node`, under a number of this node's choice.
+    /// Both ends of the outgoing side of a session with `node`; `session` is a number of this
+    /// node's choice.
     #[must_use]
     pub fn new(node: NodeId, session: u64) -> (Self, Outbox) {
-        let shared = Rc::new(Shared {
+        let state = Rc::new(OutboxState {
             node,
             session,
             closed: Cell::new(false),
-            mourner: RefCell::default(),
+            close_waker: RefCell::default(),
             lanes: Default::default(),
-            expected: RefCell::default(),
+            posted: RefCell::default(),
         });
-        (Self(Rc::clone(&shared)), Outbox(shared))
+        (Self(Rc::clone(&state)), Outbox(state))
     }
 
     /// The node at the other end.
@@ -84,7 +84,7 @@ impl Link {
         self.0.node
     }
 
-    /// The session's number: no two sessions that a replica sees have the same.
+    /// The number of the session, unique within the replica.
     #[must_use]
     pub fn session(&self) -> u64 {
         self.0.session
@@ -96,7 +96,7 @@ impl Link {
         self.0.closed.get()
     }
 
-    /// Leaves `message` to be sent.
+    /// Queues `message`.
     pub fn send(&self, message: Message) {
         if self.0.closed.get() {
             return;
@@ -109,15 +109,15 @@ impl Link {
         }
     }
 
-    /// Lays memory ready for the data that answer the fetch numbered `request`, so that they need
-    /// not wait for any. It lies there until they come, what this gives is dropped, or the session ends.
+    /// Posts memory for the answer to the fetch `request`, so that the data need not wait for
+    /// memory. It stays posted until they come, the result is dropped, or the session ends.
     ///
-    /// Every fetch is answered, or what is remembered of it stays until the session ends.
-    pub fn expect(&self, request: u64, memory: Ctx) -> Expecting {
+    /// Every fetch must be answered, or its entry stays until the session ends.
+    pub fn post_receive(&self, request: u64, memory: Ctx) -> PostedReceive {
         if !self.0.closed.get() {
-            self.0.expected.borrow_mut().push((request, Expected::Memory(memory)));
+            self.0.posted.borrow_mut().push((request, PostedMemory::Memory(memory)));
         }
-        Expecting { link: self.clone(), request }
+        PostedReceive { link: self.clone(), request }
     }
 
     /// Ends the session: its connections close.
@@ -133,7 +133,7 @@ impl Outbox {
         self.0.node
     }
 
-    /// The session's number.
+    /// The number of the session.
     #[must_use]
     pub fn session(&self) -> u64 {
         self.0.session
@@ -150,7 +150,7 @@ impl Outbox {
         poll_fn(|cx| self.poll_next(lane, cx)).await
     }
 
-    /// [`Self::next`] for those who wait for other things as well.
+    /// [`Self::next`] as a poll function.
     pub fn poll_next(&self, lane: Lane, cx: &mut Context<'_>) -> Poll<Option<Message>> {
         let mut queue = self.0.lanes[lane as usize].borrow_mut();
         match queue.messages.pop_front() {
@@ -163,12 +163,12 @@ impl Outbox {
         }
     }
 
-    /// What was laid ready for the answer to `request`, if it was asked for.
+    /// Takes what was posted for the answer to `request`, if anything was.
     #[must_use]
-    pub fn expected(&self, request: u64) -> Option<Expected> {
-        let mut expected = self.0.expected.borrow_mut();
-        let i = expected.iter().position(|(r, _)| *r == request)?;
-        Some(expected.swap_remove(i).1)
+    pub fn take_posted(&self, request: u64) -> Option<PostedMemory> {
+        let mut posted = self.0.posted.borrow_mut();
+        let i = posted.iter().position(|(r, _)| *r == request)?;
+        Some(posted.swap_remove(i).1)
     }
 
     /// Whether the session has ended.
@@ -177,13 +177,13 @@ impl Outbox {
         self.0.closed.get()
     }
 
-    /// Waits for the end of the session. One task may.
-    pub async fn closed(&self) {
+    /// Waits for the end of the session. Only one task may wait.
+    pub async fn wait_closed(&self) {
         poll_fn(|cx| {
             if self.0.closed.get() {
                 return Poll::Ready(());
             }
-            *self.0.mourner.borrow_mut() = Some(cx.waker().clone());
+            *self.0.close_waker.borrow_mut() = Some(cx.waker().clone());
             Poll::Pending
         })
         .await;
@@ -195,20 +195,20 @@ impl Outbox {
     }
 }
 
-/// A session that nobody drives any more has ended.
+/// A session without a driver has ended.
 impl Drop for Outbox {
     fn drop(&mut self) {
         self.0.close();
     }
 }
 
-impl Shared {
-    /// What waits is dropped, for it speaks of a session that is over; so is its memory.
+impl OutboxState {
+    /// Drops queued messages, which mean nothing in another session, and posted memory.
     fn close(&self) {
         self.closed.set(true);
-        drop(self.expected.take());
-        let mourner = self.mourner.take();
-        mourner.into_iter().for_each(Waker::wake);
+        drop(self.posted.take());
+        let waker = self.close_waker.take();
+        waker.into_iter().for_each(Waker::wake);
         for lane in &self.lanes {
             let queue = lane.take();
             drop(queue.messages);
@@ -219,7 +219,7 @@ impl Shared {
 
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Shared { node, session, closed, .. } = &*self.0;
+        let OutboxState { node, session, closed, .. } = &*self.0;
         f.debug_struct("Link")
             .field("node", node)
             .field("session", session)
@@ -247,7 +247,7 @@ mod tests {
     fn each_lane_keeps_its_order_and_an_end_drops_what_waits() {
         let (link, outbox) = Link::new(NodeId(2), 7);
         (1..=3).for_each(|seq| link.send(applied(seq)));
-        assert!(outbox.take(Lane::Down).is_none());
+        assert!(outbox.take(Lane::Replication).is_none());
         let seqs: Vec<_> = std::iter::from_fn(|| outbox.take(Lane::Control))
             .map(|m| match m {
                 Message::Applied { seq, .. } => seq.0,

@@ -1,28 +1,28 @@
-//! What replicas say to each other.
+//! The messages between replicas.
 
 use block::{Blocks, Bufs, Ctx, Epoch, Error};
 
 use uuid::Uuid;
 
-use crate::{Incarnation, Lineage, NodeId, Seq, SharedLineage, Stamp, Tag, View};
+use crate::{ClockStamp, DataGeneration, Incarnation, NodeId, PeerGenerations, Seq, View, WriteId};
 
-/// Which of a session's connections a message travels on: nothing that has to wait for memory
-/// stands in front of what frees it (RFD 0010, 8.1).
+/// The connection of a session on which a message travels: no message that has to wait for memory
+/// blocks one that frees it (RFD 0010, 8.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lane {
-    /// Everything without data.
+    /// Messages without payload.
     Control,
-    /// What the primary has put in order, and fetched contents.
-    Down,
-    /// What has yet to be put in order.
-    Up,
+    /// Ordered writes, and fetched contents.
+    Replication,
+    /// Requests that the primary has yet to order.
+    Requests,
 }
 
-/// What a change of the volume does to its range.
+/// How a write changes its range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum WriteKind {
     /// New contents.
-    Write,
+    Data,
     /// Zeroes; the space may be freed where `unmap`.
     Zero {
         /// Whether the space may be freed.
@@ -30,73 +30,73 @@ pub enum Kind {
     },
 }
 
-/// A change of the volume, and its contents where it has some.
+/// A change of a block range, with its payload.
 #[derive(Clone, Debug)]
-pub struct Change {
-    /// What is changed.
+pub struct WriteOp {
+    /// The range to change.
     pub range: Blocks,
-    /// How.
-    pub kind: Kind,
+    /// How it changes.
+    pub kind: WriteKind,
     /// Durable when it completes.
     pub fua: bool,
-    /// The contents: of the whole range for [`Kind::Write`], else empty.
+    /// The contents: of the whole range for [`WriteKind::Data`], else empty.
     pub data: Bufs,
 }
 
-/// A change with a place in the order, which a member does not know to be committed.
+/// An ordered write that a member does not know to be committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
-    /// Where it got its place.
+pub struct PreparedEntry {
+    /// The view in which it was ordered.
     pub view: View,
-    /// The place.
+    /// Its sequence number.
     pub seq: Seq,
-    /// The write it is.
-    pub tag: Tag,
-    /// What it changes.
+    /// The id of the write.
+    pub write_id: WriteId,
+    /// The range it changes.
     pub range: Blocks,
-    /// How.
-    pub kind: Kind,
+    /// How it changes.
+    pub kind: WriteKind,
     /// Durable when it completes.
     pub fua: bool,
 }
 
-/// What a replica says of itself when a session comes up, and when it changes.
+/// What a replica reports about itself when a session comes up, and whenever it changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Standing {
+pub struct ReplicaReport {
     /// Its present incarnation.
     pub incarnation: Incarnation,
     /// The last epoch it has adopted.
     pub epoch: Epoch,
-    /// That epoch's name.
-    pub config: u128,
-    /// What it is.
+    /// The name of that configuration.
+    pub config_id: u128,
+    /// Its role.
     pub role: Role,
-    /// Whether its log is whole and marks nothing for any other replica.
-    pub clean: bool,
+    /// Whether its log is intact and has no dirty bits for any other replica.
+    pub is_clean: bool,
     /// Whether the machine has not been booted since the image was last opened.
     pub same_boot: bool,
-    /// Whether its image is known to be an older copy of what it was (RFD 0032).
-    pub older: bool,
-    /// What it has recorded about the replica that this is said to.
-    pub shared: SharedLineage,
+    /// Whether its image is known to be an older copy (RFD 0032).
+    pub is_rolled_back: bool,
+    /// The generations that it has recorded with the receiver.
+    pub generations: PeerGenerations,
 }
 
-/// What a replica is, by its own account.
+/// The role of a replica, by its own account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// Has not read the record yet, or cannot act on it.
+    /// Has not read the configuration yet, or cannot act on it.
     Unknown,
-    /// In the record under this incarnation.
+    /// Listed in the configuration under this incarnation.
     Member,
-    /// In the record under another incarnation, or its leg is lost: not continuous.
-    Returned,
-    /// Not in the record's `in_sync`.
-    Outside,
+    /// Listed under another incarnation: restarted.
+    Restarted,
+    /// Not listed in `in_sync`, or its leg is lost.
+    OutOfSync,
 }
 
-/// What became of a forwarded request.
+/// The outcome of a forwarded compare-and-write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CompareAndWriteOutcome {
     /// It compared equal and was written.
     Done,
     /// The contents differ.
@@ -108,319 +108,325 @@ pub enum Outcome {
     Failed(Error),
 }
 
-/// A message. What each is for, and who answers how, is the table of RFD 0010, 8.4.
+/// A message. RFD 0010, 8.4, tabulates their purposes and answers.
 #[derive(Clone, Debug)]
 pub enum Message {
-    /// Both ways when a session comes up.
-    Standing(Standing),
-    /// Asks for a promise in `epoch`.
-    Renew {
-        /// The asker's epoch.
+    /// Sent both ways when a session comes up.
+    ReplicaReport(ReplicaReport),
+    /// Requests a lease in `epoch`.
+    LeaseRequest {
+        /// The epoch of the requester.
         epoch: Epoch,
-        /// The asker's incarnation.
+        /// The incarnation of the requester.
         incarnation: Incarnation,
-        /// The asker's clock.
-        stamp: Stamp,
+        /// The clock of the requester.
+        stamp: ClockStamp,
     },
-    /// Answers [`Message::Renew`].
-    Promise {
-        /// The epoch it is given in.
+    /// Answers [`Message::LeaseRequest`].
+    LeaseGrant {
+        /// The epoch of the grant.
         epoch: Epoch,
-        /// Whom it is given to.
+        /// The incarnation of the holder.
         incarnation: Incarnation,
-        /// As asked.
-        stamp: Stamp,
+        /// The stamp of the request.
+        stamp: ClockStamp,
     },
-    /// There is a configuration above the other's: read the record.
-    Newer {
+    /// There is a newer configuration: read it from the store.
+    NewerEpoch {
         /// Its number.
         epoch: Epoch,
     },
-    /// The primary goes on without a member that lives: it is to serve no more in this view.
-    Yield {
-        /// The primary's view.
+    /// The primary goes on without a member that is alive: it must stop serving in this view.
+    RevokeLease {
+        /// The view of the primary.
         view: View,
-        /// Whom it is said to.
+        /// The incarnation that is to stop serving.
         incarnation: Incarnation,
     },
-    /// Answers [`Message::Yield`]: the member serves no more in this view, nor in any before it.
-    Yielded {
-        /// As asked.
+    /// Answers [`Message::RevokeLease`]: the member has stopped serving in this view and all before
+    /// it.
+    LeaseRevoked {
+        /// The view of the request.
         view: View,
-        /// The member's.
+        /// The incarnation that has stopped serving.
         incarnation: Incarnation,
     },
     /// The primary begins a view.
-    Start {
+    StartViewChange {
         /// The view.
         view: View,
-        /// The record of its epoch, as the store has it.
-        record: Vec<u8>,
+        /// The configuration of its epoch, as stored.
+        config: Vec<u8>,
     },
-    /// A member has adopted the view.
-    Started {
+    /// A member has adopted the view, and reports its prepared entries.
+    DoViewChange {
         /// The view.
         view: View,
         /// All its entries.
-        entries: Vec<Entry>,
+        entries: Vec<PreparedEntry>,
     },
-    /// The members are equal.
-    Open {
+    /// The members are equal: the view is active.
+    StartView {
         /// The view.
         view: View,
-        /// The last place that was given out to make them so: entries up to it are committed.
-        through: Seq,
-        /// The writes that were found in anybody's entries: committed.
-        settled: Vec<Tag>,
+        /// The last sequence number used by reconciliation: entries up to it are committed.
+        last_seq: Seq,
+        /// The writes of which any member had an entry: committed.
+        committed: Vec<WriteId>,
     },
-    /// To replicas outside: the view is open, join.
+    /// To out-of-sync replicas: the view is active, join.
     Rejoin {
         /// The view.
         view: View,
     },
-    /// A write for the primary to put in order.
-    Order {
-        /// The sender's view.
+    /// A write that the primary is to order.
+    WriteRequest {
+        /// The view of the sender.
         view: View,
-        /// The number of its tag; its node is the sender.
+        /// The number of its write id; the origin is the sender.
         number: u64,
-        /// The sender's latest [`Message::Renew`] that was answered.
-        stamp: Stamp,
+        /// The stamp of the sender's latest [`Message::LeaseRequest`] that was granted.
+        stamp: ClockStamp,
         /// What to write.
-        change: Change,
+        op: WriteOp,
     },
-    /// The order has its place.
-    Grant {
+    /// The write request has got its sequence number.
+    OpAssigned {
         /// The view.
         view: View,
-        /// The order.
+        /// The number of its write id.
         number: u64,
-        /// Its place.
+        /// Its sequence number.
         seq: Seq,
     },
-    /// All other members have applied the order.
-    Done {
+    /// All other members have applied the write.
+    PeersApplied {
         /// The view.
         view: View,
-        /// The order.
+        /// The number of its write id.
         number: u64,
     },
-    /// The order or request came too late: ask again under a new stamp.
-    Late {
+    /// The request came too late: send it again with a new stamp.
+    RetryRequest {
         /// The view.
         view: View,
-        /// The order.
+        /// The number of its write id.
         number: u64,
     },
-    /// A change with its place. A member applies it.
+    /// An ordered write, for a member to apply.
     Write {
         /// The view.
         view: View,
-        /// Its place.
+        /// Its sequence number.
         seq: Seq,
-        /// The write it is.
-        tag: Tag,
-        /// Whether it copies contents instead of bringing new ones.
-        copy: bool,
-        /// The change.
-        change: Change,
+        /// The id of the write.
+        write_id: WriteId,
+        /// Whether it copies existing contents instead of writing new ones.
+        is_copy: bool,
+        /// The operation.
+        op: WriteOp,
     },
-    /// A member has applied a change.
+    /// A member has applied a write.
     Applied {
         /// The view.
         view: View,
-        /// Its place.
+        /// Its sequence number.
         seq: Seq,
     },
-    /// All members have applied these changes.
+    /// All members have applied these writes.
     Commit {
         /// The view.
         view: View,
-        /// Their places.
+        /// Their sequence numbers.
         seqs: Vec<Seq>,
     },
-    /// To the primary: a member's leg has no space for a change, of which it may have made a part. From the primary,
-    /// to one that has said so: others have the change and keep it, and this member's leg has failed.
+    /// To the primary: the leg of a member has no space for a write, and may have applied a part.
+    /// From the primary to such a member: other members keep the write, so this member's leg has
+    /// failed.
     NoSpace {
         /// The view.
         view: View,
-        /// The change's place.
+        /// The sequence number of the write.
         seq: Seq,
     },
-    /// A member has no space for a change: asks another one what it has there, and how much space is left.
-    Assess {
+    /// Some members have no space for a write: asks another member for its contents there, and its
+    /// free space.
+    NoSpaceQuery {
         /// The view.
         view: View,
-        /// The sender's number for it.
+        /// The sender's number of the request.
         request: u64,
-        /// The change's place.
+        /// The sequence number of the write.
         seq: Seq,
     },
-    /// Answers [`Message::Assess`].
-    Assessed {
+    /// Answers [`Message::NoSpaceQuery`].
+    NoSpaceReport {
         /// The view.
         view: View,
-        /// As asked.
+        /// The number of the request.
         request: u64,
-        /// Bytes of space that are left for this copy; [`u64::MAX`]: nobody knows of an end.
+        /// Bytes free for this replica; [`u64::MAX`] if unlimited or unknown.
         free_bytes: u64,
-        /// Which blocks of the change read as zeroes, each first block and count, if its leg has refused it: at most
-        /// [`MAX_REGIONS`](crate::frame::MAX_REGIONS) ranges. Or why that cannot be told.
-        zeroes: Result<Vec<(u64, u64)>, Error>,
+        /// The blocks of the write that read as zeroes (first block, count), if the leg has no
+        /// space for it: at most [`MAX_REGIONS`](crate::frame::MAX_REGIONS) ranges. Or why they are
+        /// unknown.
+        zero_blocks: Result<Vec<(u64, u64)>, Error>,
     },
-    /// A reader waits for the commit of this change.
-    Want {
+    /// A reader waits for the commit of this write.
+    RequestCommit {
         /// The view.
         view: View,
-        /// Its place.
+        /// Its sequence number.
         seq: Seq,
     },
-    /// A COMPARE AND WRITE for the primary to do as a whole.
-    Forward {
-        /// The sender's view.
+    /// A COMPARE AND WRITE that the primary is to execute.
+    CompareAndWrite {
+        /// The view of the sender.
         view: View,
-        /// The number of its tag; its node is the sender.
+        /// The number of its write id; the origin is the sender.
         number: u64,
-        /// As in [`Message::Order`].
-        stamp: Stamp,
-        /// What is compared and written.
+        /// As in [`Message::WriteRequest`].
+        stamp: ClockStamp,
+        /// The range to compare and write.
         range: Blocks,
         /// Durable when it completes.
         fua: bool,
-        /// The expected contents and, as long, the new ones.
+        /// The expected contents, followed by the new ones of the same length.
         data: Bufs,
     },
-    /// Answers [`Message::Forward`].
-    Outcome {
+    /// Answers [`Message::CompareAndWrite`].
+    CompareAndWriteResult {
         /// The view.
         view: View,
-        /// The request.
+        /// The number of the request.
         number: u64,
-        /// What became of it.
-        outcome: Outcome,
+        /// The outcome.
+        outcome: CompareAndWriteOutcome,
     },
-    /// Make durable what has completed.
+    /// Makes completed writes durable.
     Flush {
         /// The view.
         view: View,
-        /// The sender's number for it.
+        /// The sender's number of the request.
         request: u64,
-        /// If not 0, the count of the [`Lineage`](crate::Lineage) of the view's epoch that the
-        /// receiver records afterwards, durably, before it answers.
-        lineage: u32,
+        /// If not 0, the count of a [`DataGeneration`](crate::DataGeneration) of the view's epoch,
+        /// which the receiver records durably after the flush and before it answers.
+        generation: u32,
     },
     /// Answers [`Message::Flush`].
     Flushed {
         /// The view.
         view: View,
-        /// As asked.
+        /// The number of the request.
         request: u64,
     },
-    /// Asks for contents.
+    /// Asks for the contents of a range.
     Fetch {
         /// The view.
         view: View,
-        /// The sender's number for it.
+        /// The sender's number of the request.
         request: u64,
-        /// What to read.
+        /// The range to read.
         range: Blocks,
     },
     /// Answers [`Message::Fetch`].
-    Data {
+    FetchResult {
         /// The view.
         view: View,
-        /// As asked.
+        /// The number of the request.
         request: u64,
-        /// The contents, or why there are none.
+        /// The contents, or the error.
         result: Result<Bufs, Error>,
     },
     /// Asks the primary to write a good copy of the range to all members.
-    Repair {
+    RepairRange {
         /// The view.
         view: View,
-        /// What could not be read.
+        /// The range that could not be read.
         range: Blocks,
     },
-    /// A replica outside asks to be brought in sync.
+    /// An out-of-sync replica asks to be resynced.
     Join {
-        /// The attempt.
+        /// Identifies the attempt.
         incarnation: Incarnation,
         /// The epoch it has adopted.
         epoch: Epoch,
-        /// Size of the volume as it has it, in bytes.
+        /// Size of the volume at the joiner, in bytes.
         volume_bytes: u64,
-        /// log2 of the bytes of its log's regions.
+        /// log2 of the region size of its log in bytes.
         region_shift: u32,
-        /// What it has recorded about the primary's image.
-        shared: SharedLineage,
-        /// Its marks for the primary's image, a bit a region, least significant first.
-        marks: Vec<u8>,
+        /// The generations that it has recorded with the primary's image.
+        generations: PeerGenerations,
+        /// Its dirty bits for the primary's image, one bit per region, least significant first.
+        dirty_bits: Vec<u8>,
     },
-    /// The attempt is under way: every write goes to the joiner too from now on.
-    Accept {
+    /// The resync begins: every write goes to the joiner too from now on.
+    JoinAccepted {
         /// The view.
         view: View,
-        /// The attempt.
+        /// Identifies the attempt.
         incarnation: Incarnation,
-        /// The last lineages that the primary has reached together with other images (RFD 0032):
-        /// [`MAX_REACHED`](crate::MAX_REACHED) at most.
-        reached: Vec<(Uuid, Lineage)>,
+        /// The last data generations that the primary has recorded with other images (RFD 0032):
+        /// [`MAX_GENERATIONS`](crate::frame::MAX_GENERATIONS) at most.
+        generations: Vec<(Uuid, DataGeneration)>,
     },
-    /// The attempt has ended.
-    Detached {
-        /// The attempt.
+    /// The join attempt has ended.
+    JoinAborted {
+        /// Identifies the attempt.
         incarnation: Incarnation,
     },
-    /// The marks of these regions may go, for all members.
-    Clear {
+    /// The dirty bits of these regions may be cleared, for all members.
+    ClearRegions {
         /// The view.
         view: View,
-        /// The flush, of the sender's numbers, that made them durable everywhere.
+        /// The flush, by the sender's number, that made the regions durable everywhere.
         request: u64,
-        /// The regions, each first byte and length in bytes.
+        /// The regions: first byte and length in bytes.
         regions: Vec<(u64, u64)>,
     },
-    /// These regions are marked at a member, and idle: the primary may sweep them.
-    Marked {
+    /// These regions are dirty at a member, and idle: the primary may clear them.
+    IdleDirtyRegions {
         /// The view.
         view: View,
-        /// The regions, each first byte and length in bytes.
+        /// The regions: first byte and length in bytes.
         regions: Vec<(u64, u64)>,
     },
-    /// To the primary: there has been no session with this member for a while.
-    Unreachable {
+    /// To the primary: the sender has had no session with this member for a while.
+    PeerUnreachable {
         /// The view.
         view: View,
         /// The member.
         node: NodeId,
     },
     /// Asks for the digest of a range.
-    Sum {
+    Digest {
         /// The view.
         view: View,
-        /// The sender's number for it.
+        /// The sender's number of the request.
         request: u64,
-        /// What to read.
+        /// The range to read.
         range: Blocks,
     },
-    /// Answers [`Message::Sum`].
-    Summed {
+    /// Answers [`Message::Digest`].
+    DigestResult {
         /// The view.
         view: View,
-        /// As asked.
+        /// The number of the request.
         request: u64,
-        /// SHA-256 of the contents, or why there is none.
+        /// SHA-256 of the contents, or the error.
         result: Result<[u8; 32], Error>,
     },
 }
 
 impl Message {
-    /// The connection it travels on.
+    /// The lane it travels on.
     #[must_use]
     pub fn lane(&self) -> Lane {
         match self {
-            Self::Write { .. } | Self::Data { .. } => Lane::Down,
-            Self::Order { .. } | Self::Forward { .. } | Self::Join { .. } => Lane::Up,
+            Self::Write { .. } | Self::FetchResult { .. } => Lane::Replication,
+            Self::WriteRequest { .. } | Self::CompareAndWrite { .. } | Self::Join { .. } => {
+                Lane::Requests
+            }
             _ => Lane::Control,
         }
     }
@@ -428,11 +434,11 @@ impl Message {
 
 /// A message that has arrived.
 #[derive(Debug)]
-pub struct Received {
+pub struct ReceivedMessage {
     /// The message.
     pub message: Message,
-    /// Memory for what it asks for, beyond its data: there for [`Message::Write`],
-    /// [`Message::Order`] and [`Message::Forward`], and what was laid ready ([`crate::Link::expect`])
-    /// for [`Message::Data`].
+    /// Memory that the message needs beyond its payload: present for [`Message::Write`],
+    /// [`Message::WriteRequest`] and [`Message::CompareAndWrite`]; for [`Message::FetchResult`] the
+    /// posted memory ([`crate::Link::post_receive`]).
     pub ctx: Option<Ctx>,
 }

@@ -1,5 +1,5 @@
-//! What makes a session, without I/O: who may speak, in which version, with what proof, and when all
-//! lanes are there (RFD 0010, 8.1 and 8.2).
+//! Setting up a session, without I/O: who may connect, which version they speak, with what proof,
+//! and when all lanes are there (RFD 0010, 8.1 and 8.2).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -9,102 +9,105 @@ use std::time::Duration;
 use ring::hmac;
 use uuid::Uuid;
 
-use crate::frame::{Hello, MAX_DATA_BYTES, MAX_VERSION, MIN_VERSION, PROOF_BYTES, Refusal};
+use crate::frame::{
+    HandshakeRefusal, Hello, MAX_DATA_BYTES, MAX_VERSION, MIN_VERSION, PROOF_BYTES,
+};
 use crate::tls::Tls;
-use crate::{Lane, Line, NodeId};
+use crate::{ConnectionPurpose, Lane, NodeId};
 
-/// Half-made sessions of one node that are kept; a further one takes the place of the oldest.
-const MAX_PENDING: usize = 4;
+/// Most partial sessions kept per node; a further one replaces the oldest.
+const MAX_PARTIAL_SESSIONS: usize = 4;
 
-/// Refusals that are remembered, so that each is logged once.
-const MAX_SAID: usize = 64;
+/// Most refusals remembered, so that each is logged once.
+const MAX_REMEMBERED: usize = 64;
 
-/// First and longest pause between attempts to dial.
-const BACKOFF: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2)];
+/// The first and the longest pause between dial attempts.
+const DIAL_BACKOFF: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2)];
 
-/// Bit of [`Hello::features`]: what follows HELLO is TLS.
+/// Bit of [`Hello::features`]: TLS follows HELLO.
 pub const FEATURE_TLS: u64 = 1;
 
-/// What all nodes of a cluster know and nobody else: 32 random bytes. Shows nothing of itself. Clones share what
-/// [`Secret::replace`] sets.
+/// The secret of the cluster: 32 random bytes, never shown. Clones share what
+/// [`PeerSecret::replace`] sets.
 #[derive(Clone)]
-pub struct Secret(Arc<RwLock<Keys>>);
+pub struct PeerSecret(Arc<RwLock<ProofKeys>>);
 
-/// By what a node proves itself, and what else it accepts.
-struct Keys {
-    own: hmac::Key,
-    other: Option<hmac::Key>,
+/// The key that signs proofs, and another that is accepted.
+struct ProofKeys {
+    signing: hmac::Key,
+    also_accepted: Option<hmac::Key>,
 }
 
 fn hmac_key(bytes: &[u8; 32]) -> hmac::Key {
     hmac::Key::new(hmac::HMAC_SHA256, bytes)
 }
 
-impl Secret {
+impl PeerSecret {
     /// The secret in these bytes.
     #[must_use]
     pub fn new(bytes: &[u8; 32]) -> Self {
-        Self(Arc::new(RwLock::new(Keys { own: hmac_key(bytes), other: None })))
+        Self(Arc::new(RwLock::new(ProofKeys { signing: hmac_key(bytes), also_accepted: None })))
     }
 
-    /// Has new connections proved by `own`, and accepts who proves itself by that or by `other` (RFD 0038, 2.4).
+    /// Signs proofs of new connections with `own`, and accepts proofs by that or by `other` (RFD
+    /// 0038, 2.4).
     pub fn replace(&self, own: &[u8; 32], other: Option<&[u8; 32]>) {
-        let keys = Keys { own: hmac_key(own), other: other.map(hmac_key) };
+        let keys = ProofKeys { signing: hmac_key(own), also_accepted: other.map(hmac_key) };
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = keys;
     }
 
-    /// What `side` proves its knowledge with: HMAC-SHA256 over its side and both HELLOs, in which
-    /// both identities and both challenges are. So it holds for one connection and one direction.
+    /// The proof of `side`: HMAC-SHA256 over the side and both HELLOs, which contain both
+    /// identities and both challenges. So it is valid for one connection and one direction.
     #[must_use]
-    pub fn prove(&self, side: Side, hellos: &Hellos<'_>) -> [u8; PROOF_BYTES] {
+    pub fn prove(&self, side: Side, hellos: &HelloPair<'_>) -> [u8; PROOF_BYTES] {
         let keys = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let mut proof = [0; PROOF_BYTES];
-        proof.copy_from_slice(hmac::sign(&keys.own, &hellos.signed(side)).as_ref());
+        proof.copy_from_slice(hmac::sign(&keys.signing, &hellos.signed(side)).as_ref());
         proof
     }
 
-    /// Whether `proof` is that of `side`; takes as long for every wrong one.
+    /// Whether `proof` is valid for `side`; takes the same time for every wrong one.
     #[must_use]
-    pub fn verifies(&self, side: Side, hellos: &Hellos<'_>, proof: &[u8; PROOF_BYTES]) -> bool {
+    pub fn verifies(&self, side: Side, hellos: &HelloPair<'_>, proof: &[u8; PROOF_BYTES]) -> bool {
         let keys = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let signed = hellos.signed(side);
-        let is_by = |key| hmac::verify(key, &signed, proof).is_ok();
-        is_by(&keys.own) | keys.other.as_ref().is_some_and(is_by)
+        let is_signed_by = |key| hmac::verify(key, &signed, proof).is_ok();
+        is_signed_by(&keys.signing) | keys.also_accepted.as_ref().is_some_and(is_signed_by)
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for PeerSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(..)")
     }
 }
 
-/// One of the two ends of a connection.
+/// An end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// It dialled.
+    /// The end that dialled.
     Dialler,
-    /// It was dialled.
+    /// The end that was dialled.
     Acceptor,
 }
 
-/// The bodies of both HELLOs of a connection, as they were sent.
+/// The bodies of both HELLOs of a connection, as sent.
 #[derive(Clone, Copy, Debug)]
-pub struct Hellos<'a> {
+pub struct HelloPair<'a> {
     /// The dialler's.
     pub dialler: &'a [u8],
     /// The acceptor's.
     pub acceptor: &'a [u8],
 }
 
-impl Hellos<'_> {
+impl HelloPair<'_> {
     fn signed(&self, side: Side) -> Vec<u8> {
         let label: &[u8; 16] = match side {
             Side::Dialler => b"windrose dialler",
             Side::Acceptor => b"windrose accept\0",
         };
         let mut out = label.to_vec();
-        // A length, so that no byte can be taken for the other HELLO's.
+        // The length separates the two HELLOs unambiguously.
         out.extend_from_slice(&(self.dialler.len() as u64).to_le_bytes());
         out.extend_from_slice(self.dialler);
         out.extend_from_slice(self.acceptor);
@@ -112,30 +115,30 @@ impl Hellos<'_> {
     }
 }
 
-/// Who a replica is, and what it can do.
+/// The identity and the abilities of a replica.
 #[derive(Clone, Debug)]
-pub struct Identity {
+pub struct PeerIdentity {
     /// The cluster.
     pub cluster: Uuid,
     /// The cluster's secret.
-    pub secret: Secret,
+    pub secret: PeerSecret,
     /// The node, not 0.
     pub node: NodeId,
     /// The volume.
     pub volume: Uuid,
-    /// Lowest and highest version of the protocol that it speaks.
+    /// Lowest and highest protocol version that it speaks.
     pub versions: (u8, u8),
-    /// Most bytes of data in a message that it receives, at most [`MAX_DATA_BYTES`]. Twice as many
-    /// and what the layers need must fit in memory of class `Ordered`.
+    /// Most bytes of data in a message that it receives, at most [`MAX_DATA_BYTES`]. Twice as many,
+    /// plus what the layers need, must fit in memory of class `PeerRequest`.
     pub max_data_bytes: u32,
-    /// TLS around all connections, for clusters that want it: all nodes, or none.
+    /// TLS for all connections, if the cluster uses it: all nodes, or none.
     pub tls: Option<Tls>,
 }
 
-impl Identity {
-    /// The replica of `volume` on `node`, with all that this release can do.
+impl PeerIdentity {
+    /// The replica of `volume` on `node`, with the abilities of this release.
     #[must_use]
-    pub fn new(cluster: Uuid, secret: Secret, node: NodeId, volume: Uuid) -> Self {
+    pub fn new(cluster: Uuid, secret: PeerSecret, node: NodeId, volume: Uuid) -> Self {
         Self {
             cluster,
             secret,
@@ -147,87 +150,102 @@ impl Identity {
         }
     }
 
-    /// What it can do beyond the version: `FEATURE_*`.
+    /// Features beyond the version: `FEATURE_*`.
     fn features(&self) -> u64 {
         if self.tls.is_some() { FEATURE_TLS } else { 0 }
     }
 
-    /// What it says first on a connection to `to`.
+    /// Its HELLO on a connection to `to`.
     #[must_use]
-    pub fn hello(&self, to: NodeId, line: Line, session: u128, challenge: [u8; 32]) -> Hello {
+    pub fn hello(
+        &self,
+        to: NodeId,
+        purpose: ConnectionPurpose,
+        session: u128,
+        challenge: [u8; 32],
+    ) -> Hello {
         Hello {
             min_version: self.versions.0,
             max_version: self.versions.1,
-            line,
+            purpose,
             max_data_bytes: self.max_data_bytes,
             features: self.features(),
             cluster: self.cluster,
             volume: self.volume,
             session,
-            from: self.node,
-            to,
+            sender: self.node,
+            receiver: to,
             challenge,
         }
     }
 
-    /// What was agreed with a node that dialled with `theirs`.
+    /// Checks the HELLO of a dialler, and negotiates the parameters.
     ///
     /// # Errors
-    /// Why it is not wanted. Whether its node has a replica is the caller's to know.
-    pub fn accepts(&self, theirs: &Hello) -> Result<Agreed, Refusal> {
+    /// Why it is refused. The caller checks whether its node has a replica.
+    pub fn check_dialler(&self, theirs: &Hello) -> Result<NegotiatedParams, HandshakeRefusal> {
         if theirs.cluster != self.cluster {
-            return Err(Refusal::Cluster);
+            return Err(HandshakeRefusal::WrongCluster);
         }
-        if theirs.to != self.node {
-            return Err(Refusal::Receiver);
+        if theirs.receiver != self.node {
+            return Err(HandshakeRefusal::WrongReceiver);
         }
-        if theirs.from == self.node || theirs.from == NodeId(0) {
-            return Err(Refusal::Sender);
+        if theirs.sender == self.node || theirs.sender == NodeId(0) {
+            return Err(HandshakeRefusal::InvalidSender);
         }
         if theirs.volume != self.volume {
-            return Err(Refusal::Volume);
+            return Err(HandshakeRefusal::UnknownVolume);
         }
-        if theirs.from < self.node {
-            return Err(Refusal::Direction);
+        if theirs.sender < self.node {
+            return Err(HandshakeRefusal::WrongDirection);
         }
-        self.agree(theirs)
+        self.negotiate(theirs)
     }
 
-    /// What was agreed with a node that was sent `ours` and answered `theirs`.
+    /// Checks the answer `theirs` to the HELLO `ours`, and negotiates the parameters.
     ///
     /// # Errors
-    /// Why it is not wanted.
-    pub fn takes(&self, ours: &Hello, theirs: &Hello) -> Result<Agreed, Refusal> {
+    /// Why it is refused.
+    pub fn check_acceptor(
+        &self,
+        ours: &Hello,
+        theirs: &Hello,
+    ) -> Result<NegotiatedParams, HandshakeRefusal> {
         if theirs.cluster != self.cluster {
-            return Err(Refusal::Cluster);
+            return Err(HandshakeRefusal::WrongCluster);
         }
-        if theirs.to != self.node || theirs.from != ours.to {
-            return Err(Refusal::Receiver);
+        if theirs.receiver != self.node || theirs.sender != ours.receiver {
+            return Err(HandshakeRefusal::WrongReceiver);
         }
-        let asked = (ours.volume, ours.session, ours.line);
-        if (theirs.volume, theirs.session, theirs.line) != asked {
-            return Err(Refusal::Answer);
+        let expected = (ours.volume, ours.session, ours.purpose);
+        if (theirs.volume, theirs.session, theirs.purpose) != expected {
+            return Err(HandshakeRefusal::WrongAnswer);
         }
-        self.agree(theirs)
+        self.negotiate(theirs)
     }
 
-    fn agree(&self, theirs: &Hello) -> Result<Agreed, Refusal> {
+    fn negotiate(&self, theirs: &Hello) -> Result<NegotiatedParams, HandshakeRefusal> {
         let versions = (theirs.min_version, theirs.max_version);
-        let version = highest_common(self.versions, versions).ok_or(Refusal::Version)?;
+        let version =
+            highest_common(self.versions, versions).ok_or(HandshakeRefusal::NoCommonVersion)?;
         if (self.features() ^ theirs.features) & FEATURE_TLS != 0 {
-            return Err(Refusal::Security);
+            return Err(HandshakeRefusal::TlsMismatch);
         }
         let max_data_bytes = self.max_data_bytes.min(theirs.max_data_bytes).min(MAX_DATA_BYTES);
-        Ok(Agreed { version, features: self.features() & theirs.features, max_data_bytes })
+        Ok(NegotiatedParams {
+            version,
+            features: self.features() & theirs.features,
+            max_data_bytes,
+        })
     }
 }
 
-/// What both ends of a connection go by.
+/// The parameters that both ends of a connection use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Agreed {
+pub struct NegotiatedParams {
     /// Version of the protocol.
     pub version: u8,
-    /// What both can do.
+    /// Features of both ends.
     pub features: u64,
     /// Most bytes of data in a message.
     pub max_data_bytes: u32,
@@ -240,131 +258,129 @@ pub fn highest_common(a: (u8, u8), b: (u8, u8)) -> Option<u8> {
     (highest >= a.0.max(b.0)).then_some(highest)
 }
 
-/// The sessions whose lanes are not all there, of one replica.
+/// The sessions of one replica whose lanes are not all there.
 #[derive(Debug)]
-pub struct Assembly<S>(BTreeMap<NodeId, VecDeque<Pending<S>>>);
+pub struct SessionAssembly<S>(BTreeMap<NodeId, VecDeque<PartialSession<S>>>);
 
 #[derive(Debug)]
-struct Pending<S> {
+struct PartialSession<S> {
     nonce: u128,
-    agreed: Agreed,
-    since: Duration,
+    negotiated: NegotiatedParams,
+    first_lane_at: Duration,
     lanes: [Option<S>; 3],
 }
 
-impl<S> Default for Assembly<S> {
+impl<S> Default for SessionAssembly<S> {
     fn default() -> Self {
         Self(BTreeMap::new())
     }
 }
 
-impl<S> Assembly<S> {
-    /// A lane of session `nonce` is there, at `now` of any clock that runs on. All lanes once they
+impl<S> SessionAssembly<S> {
+    /// Adds a lane of session `nonce`; `now` is of any monotonic clock. Returns all lanes once they
     /// are complete, in the order of [`Lane`].
     ///
-    /// A lane that is there twice, or in which something else was agreed, ends the attempt: its
-    /// connections are dropped.
+    /// A duplicate lane, or one with other parameters, ends the attempt: its connections are
+    /// dropped.
     #[must_use]
     pub fn add(
         &mut self,
         now: Duration,
-        (node, nonce, agreed): (NodeId, u128, Agreed),
+        (node, nonce, negotiated): (NodeId, u128, NegotiatedParams),
         lane: Lane,
         stream: S,
     ) -> Option<[S; 3]> {
-        let of_node = self.0.entry(node).or_default();
-        let known = of_node.iter().position(|p| p.nonce == nonce);
-        let mut pending = known.and_then(|i| of_node.remove(i)).unwrap_or_else(|| Pending {
-            nonce,
-            agreed,
-            since: now,
-            lanes: Default::default(),
+        let sessions = self.0.entry(node).or_default();
+        let index = sessions.iter().position(|p| p.nonce == nonce);
+        let mut session = index.and_then(|i| sessions.remove(i)).unwrap_or_else(|| {
+            PartialSession { nonce, negotiated, first_lane_at: now, lanes: Default::default() }
         });
-        let place = &mut pending.lanes[lane as usize];
-        if place.is_some() || pending.agreed != agreed {
+        let slot = &mut session.lanes[lane as usize];
+        if slot.is_some() || session.negotiated != negotiated {
             return None;
         }
-        *place = Some(stream);
-        match pending.lanes {
-            [Some(control), Some(down), Some(up)] => {
-                // What the node began before this is over.
+        *slot = Some(stream);
+        match session.lanes {
+            [Some(control), Some(replication), Some(requests)] => {
+                // Earlier attempts of the node are obsolete.
                 self.0.remove(&node);
-                Some([control, down, up])
+                Some([control, replication, requests])
             }
             lanes => {
-                of_node.push_back(Pending { lanes, ..pending });
-                if of_node.len() > MAX_PENDING {
-                    of_node.pop_front();
+                sessions.push_back(PartialSession { lanes, ..session });
+                if sessions.len() > MAX_PARTIAL_SESSIONS {
+                    sessions.pop_front();
                 }
                 None
             }
         }
     }
 
-    /// Drops those that have waited for `limit`.
+    /// Drops sessions that have waited for `limit`.
     pub fn expire(&mut self, now: Duration, limit: Duration) {
-        self.0.retain(|_, of_node| {
-            of_node.retain(|p| now < p.since + limit);
-            !of_node.is_empty()
+        self.0.retain(|_, sessions| {
+            sessions.retain(|p| now < p.first_lane_at + limit);
+            !sessions.is_empty()
         });
     }
 
-    /// Drops what `node` began.
+    /// Drops the partial sessions of `node`.
     pub fn forget(&mut self, node: NodeId) {
         self.0.remove(&node);
     }
 }
 
-/// How long a dialler waits before it tries again.
+/// The pauses between dial attempts.
 #[derive(Clone, Copy, Debug)]
-pub struct Backoff(Duration);
+pub struct DialBackoff(Duration);
 
-impl Default for Backoff {
+impl Default for DialBackoff {
     fn default() -> Self {
-        Self(BACKOFF[0])
+        Self(DIAL_BACKOFF[0])
     }
 }
 
-impl Backoff {
-    /// The next pause: between a half and all of a time that doubles with each call, as `random`
-    /// decides, so that nodes that began together do not go on together.
+impl DialBackoff {
+    /// The next pause: between half and all of a time that doubles with each call, chosen by
+    /// `random`, so that nodes do not dial in step.
     #[must_use]
     pub fn next(&mut self, random: u64) -> Duration {
         let full = self.0;
-        self.0 = (full * 2).min(BACKOFF[1]);
+        self.0 = (full * 2).min(DIAL_BACKOFF[1]);
         let half_ms = u64::try_from(full.as_millis() / 2).unwrap_or(u64::MAX);
         full / 2 + Duration::from_millis(random % (half_ms + 1))
     }
 }
 
-/// What was said of whom last, so that it is said once and not with each attempt.
+/// Remembers the last message about each subject, so that it is logged once and not at each
+/// attempt.
 #[derive(Debug)]
-pub struct Said<K, W>(BTreeMap<K, W>);
+pub struct LogDedup<K, W>(BTreeMap<K, W>);
 
-impl<K, W> Default for Said<K, W> {
+impl<K, W> Default for LogDedup<K, W> {
     fn default() -> Self {
         Self(BTreeMap::new())
     }
 }
 
-impl<K: Ord, W: PartialEq> Said<K, W> {
-    /// Whether `what` is news of `whom`.
+impl<K: Ord, W: PartialEq> LogDedup<K, W> {
+    /// Whether `what` differs from the last message about `subject`.
     #[must_use]
-    pub fn is_news(&mut self, whom: K, what: W) -> bool {
-        if self.0.get(&whom) == Some(&what) {
+    pub fn is_news(&mut self, subject: K, what: W) -> bool {
+        if self.0.get(&subject) == Some(&what) {
             return false;
         }
-        // Anybody can claim to be anybody: what is remembered has a bound.
-        if self.0.len() >= MAX_SAID {
+        // Anyone can claim to be any node: limit what is remembered.
+        if self.0.len() >= MAX_REMEMBERED {
             self.0.clear();
         }
-        self.0.insert(whom, what);
+        self.0.insert(subject, what);
         true
     }
 
-    /// The next thing said of `whom` is news.
-    pub fn forget(&mut self, whom: &K) {
-        self.0.remove(whom);
+    /// Makes the next message about `subject` count as new.
+    pub fn forget(&mut self, subject: &K) {
+        self.0.remove(subject);
     }
 }
 
@@ -372,13 +388,13 @@ impl<K: Ord, W: PartialEq> Said<K, W> {
 mod tests {
     use super::*;
 
-    fn identity(node: u16) -> Identity {
-        let secret = Secret::new(&[7; 32]);
-        Identity::new(Uuid::from_u128(1), secret, NodeId(node), Uuid::from_u128(2))
+    fn identity(node: u16) -> PeerIdentity {
+        let secret = PeerSecret::new(&[7; 32]);
+        PeerIdentity::new(Uuid::from_u128(1), secret, NodeId(node), Uuid::from_u128(2))
     }
 
     fn hello(from: u16, to: u16) -> Hello {
-        identity(from).hello(NodeId(to), Line::Lane(Lane::Up), 5, [9; 32])
+        identity(from).hello(NodeId(to), ConnectionPurpose::Lane(Lane::Requests), 5, [9; 32])
     }
 
     #[test]
@@ -387,9 +403,9 @@ mod tests {
         assert_eq!(highest_common((1, 2), (2, 3)), Some(2));
         assert_eq!(highest_common((3, 4), (1, 9)), Some(4));
         assert_eq!(highest_common((1, 2), (3, 4)), None);
-        let newer = Identity { versions: (1, 2), ..identity(1) };
+        let newer = PeerIdentity { versions: (1, 2), ..identity(1) };
         let theirs = Hello { max_version: 3, ..hello(2, 1) };
-        assert_eq!(newer.accepts(&theirs).map(|a| a.version), Ok(2));
+        assert_eq!(newer.check_dialler(&theirs).map(|a| a.version), Ok(2));
     }
 
     /// RFD 0010, 8.2.
@@ -398,58 +414,65 @@ mod tests {
         let of = |change: &dyn Fn(&mut Hello)| {
             let mut hello = hello(2, 1);
             change(&mut hello);
-            identity(1).accepts(&hello).unwrap_err()
+            identity(1).check_dialler(&hello).unwrap_err()
         };
         let versions = |h: &mut Hello| (h.min_version, h.max_version) = (2, 3);
-        assert_eq!(of(&versions), Refusal::Version);
-        assert_eq!(of(&|h| h.cluster = Uuid::nil()), Refusal::Cluster);
-        assert_eq!(of(&|h| h.to = NodeId(3)), Refusal::Receiver);
-        assert_eq!(of(&|h| h.from = NodeId(1)), Refusal::Sender);
-        assert_eq!(of(&|h| h.from = NodeId(0)), Refusal::Sender);
-        assert_eq!(of(&|h| h.volume = Uuid::nil()), Refusal::Volume);
-        assert_eq!(of(&|h| h.features = FEATURE_TLS), Refusal::Security);
-        assert_eq!(identity(3).accepts(&hello(2, 3)), Err(Refusal::Direction));
-        let agreed =
-            identity(1).accepts(&Hello { features: 6, max_data_bytes: 512, ..hello(2, 1) });
-        assert_eq!(agreed, Ok(Agreed { version: 1, features: 0, max_data_bytes: 512 }));
+        assert_eq!(of(&versions), HandshakeRefusal::NoCommonVersion);
+        assert_eq!(of(&|h| h.cluster = Uuid::nil()), HandshakeRefusal::WrongCluster);
+        assert_eq!(of(&|h| h.receiver = NodeId(3)), HandshakeRefusal::WrongReceiver);
+        assert_eq!(of(&|h| h.sender = NodeId(1)), HandshakeRefusal::InvalidSender);
+        assert_eq!(of(&|h| h.sender = NodeId(0)), HandshakeRefusal::InvalidSender);
+        assert_eq!(of(&|h| h.volume = Uuid::nil()), HandshakeRefusal::UnknownVolume);
+        assert_eq!(of(&|h| h.features = FEATURE_TLS), HandshakeRefusal::TlsMismatch);
+        assert_eq!(identity(3).check_dialler(&hello(2, 3)), Err(HandshakeRefusal::WrongDirection));
+        let negotiated =
+            identity(1).check_dialler(&Hello { features: 6, max_data_bytes: 512, ..hello(2, 1) });
+        assert_eq!(
+            negotiated,
+            Ok(NegotiatedParams { version: 1, features: 0, max_data_bytes: 512 })
+        );
     }
 
     #[test]
     fn an_answer_to_another_connection_is_not_taken() {
         let (ours, theirs) = (hello(2, 1), hello(1, 2));
-        assert!(identity(2).takes(&ours, &theirs).is_ok());
-        let of = |theirs| identity(2).takes(&ours, &theirs).unwrap_err();
-        assert_eq!(of(Hello { from: NodeId(3), ..theirs }), Refusal::Receiver);
-        assert_eq!(of(Hello { session: 6, ..theirs }), Refusal::Answer);
-        assert_eq!(of(Hello { line: Line::Lease, ..theirs }), Refusal::Answer);
-        assert_eq!(of(Hello { volume: Uuid::nil(), ..theirs }), Refusal::Answer);
-        assert_eq!(of(Hello { cluster: Uuid::nil(), ..theirs }), Refusal::Cluster);
+        assert!(identity(2).check_acceptor(&ours, &theirs).is_ok());
+        let of = |theirs| identity(2).check_acceptor(&ours, &theirs).unwrap_err();
+        assert_eq!(of(Hello { sender: NodeId(3), ..theirs }), HandshakeRefusal::WrongReceiver);
+        assert_eq!(of(Hello { session: 6, ..theirs }), HandshakeRefusal::WrongAnswer);
+        assert_eq!(
+            of(Hello { purpose: ConnectionPurpose::Lease, ..theirs }),
+            HandshakeRefusal::WrongAnswer
+        );
+        assert_eq!(of(Hello { volume: Uuid::nil(), ..theirs }), HandshakeRefusal::WrongAnswer);
+        assert_eq!(of(Hello { cluster: Uuid::nil(), ..theirs }), HandshakeRefusal::WrongCluster);
     }
 
     #[test]
     fn a_proof_holds_for_one_side_of_one_connection() {
-        let (secret, hellos) = (Secret::new(&[7; 32]), Hellos { dialler: b"ab", acceptor: b"c" });
+        let (secret, hellos) =
+            (PeerSecret::new(&[7; 32]), HelloPair { dialler: b"ab", acceptor: b"c" });
         let proof = secret.prove(Side::Dialler, &hellos);
         assert!(secret.verifies(Side::Dialler, &hellos, &proof));
         assert!(!secret.verifies(Side::Acceptor, &hellos, &proof), "reflected");
-        let moved = Hellos { dialler: b"a", acceptor: b"bc" };
+        let moved = HelloPair { dialler: b"a", acceptor: b"bc" };
         assert!(!secret.verifies(Side::Dialler, &moved, &proof), "another connection");
-        assert!(!Secret::new(&[8; 32]).verifies(Side::Dialler, &hellos, &proof), "no secret");
+        assert!(!PeerSecret::new(&[8; 32]).verifies(Side::Dialler, &hellos, &proof), "no secret");
         assert!(!format!("{secret:?}").contains('7'));
     }
 
     #[test]
     fn a_session_is_complete_with_all_lanes_of_one_nonce() {
-        let agreed = Agreed { version: 1, features: 0, max_data_bytes: 512 };
-        let mut assembly = Assembly::default();
+        let negotiated = NegotiatedParams { version: 1, features: 0, max_data_bytes: 512 };
+        let mut assembly = SessionAssembly::default();
         let mut add = |ms, nonce, lane, stream| {
-            let of = (NodeId(2), nonce, agreed);
-            assembly.add(Duration::from_millis(ms), of, lane, stream)
+            let attempt = (NodeId(2), nonce, negotiated);
+            assembly.add(Duration::from_millis(ms), attempt, lane, stream)
         };
-        assert_eq!(add(0, 1, Lane::Down, 'd'), None);
-        assert_eq!(add(1, 2, Lane::Down, 'x'), None);
-        assert_eq!(add(2, 1, Lane::Up, 'u'), None);
-        assert_eq!(add(3, 2, Lane::Down, 'y'), None, "twice: that attempt is over");
+        assert_eq!(add(0, 1, Lane::Replication, 'd'), None);
+        assert_eq!(add(1, 2, Lane::Replication, 'x'), None);
+        assert_eq!(add(2, 1, Lane::Requests, 'u'), None);
+        assert_eq!(add(3, 2, Lane::Replication, 'y'), None, "twice: that attempt is over");
         assert_eq!(add(4, 1, Lane::Control, 'c'), Some(['c', 'd', 'u']));
         assert_eq!(add(5, 1, Lane::Control, 'c'), None, "a new attempt, not that one");
         assert_eq!(add(6, 7, Lane::Control, 'c'), None);
@@ -465,7 +488,7 @@ mod tests {
 
     #[test]
     fn pauses_double_up_to_two_seconds() {
-        let mut backoff = Backoff::default();
+        let mut backoff = DialBackoff::default();
         let pauses: Vec<_> = (0..7).map(|_| backoff.next(u64::MAX / 3).as_millis()).collect();
         let least = [50, 100, 200, 400, 800, 1000, 1000];
         assert!(pauses.iter().zip(least).all(|(&p, l)| (l..=2 * l).contains(&p)), "{pauses:?}");
@@ -473,11 +496,11 @@ mod tests {
 
     #[test]
     fn a_refusal_is_news_once() {
-        let mut said = Said::default();
-        assert!(said.is_news(1, 'a') && !said.is_news(1, 'a') && said.is_news(1, 'b'));
-        said.forget(&1);
-        assert!(said.is_news(1, 'b'));
-        assert!((0..1000).all(|whom| said.is_news(whom, 'c') || whom == 1));
-        assert!(said.0.len() <= MAX_SAID);
+        let mut dedup = LogDedup::default();
+        assert!(dedup.is_news(1, 'a') && !dedup.is_news(1, 'a') && dedup.is_news(1, 'b'));
+        dedup.forget(&1);
+        assert!(dedup.is_news(1, 'b'));
+        assert!((0..1000).all(|subject| dedup.is_news(subject, 'c') || subject == 1));
+        assert!(dedup.0.len() <= MAX_REMEMBERED);
     }
 }

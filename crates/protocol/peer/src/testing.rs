@@ -1,4 +1,4 @@
-//! One connection by itself, for tests and fuzzing.
+//! Drives single connections, for tests and fuzzing.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -6,22 +6,22 @@ use std::time::Duration;
 use ::frame::SendQueue;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::driver::{Connection, run};
-use crate::frame::Rules;
-use crate::{End, Handler, Outbox};
+use crate::frame::ConnectionParams;
+use crate::session_driver::{ReadyConnection, run_session};
+use crate::{Outbox, PeerSessionEnd, SessionHandler};
 
-/// Drives a connection on which the handshake is over, to its end. Both sides count frames from 0.
+/// Drives a connection after its handshake, until it ends. Both sides count frames from 0.
 pub async fn drive<H, S>(
     handler: Rc<H>,
     session: u64,
     outbox: Outbox,
-    rules: Rules,
+    params: ConnectionParams,
     stream: S,
-) -> End
+) -> PeerSessionEnd
 where
-    H: Handler,
+    H: SessionHandler,
     S: AsyncRead + AsyncWrite + Unpin + 'static,
 {
-    let connection = Connection { rules, stream, first: SendQueue::default() };
-    run(handler, session, outbox, vec![connection], Duration::from_secs(10)).await
+    let connection = ReadyConnection { params, stream, preamble: SendQueue::default() };
+    run_session(handler, session, outbox, vec![connection], Duration::from_secs(10)).await
 }

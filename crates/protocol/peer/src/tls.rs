@@ -1,8 +1,8 @@
-//! TLS around the connections of a cluster that wants it: both sides show a certificate of the
-//! cluster's own authority; that of the side that was dialled bears its address.
+//! TLS for the connections of a cluster that uses it: both sides show a certificate of the
+//! cluster's own authority; that of the acceptor contains its address.
 //!
-//! Certificates are those that any authority makes for a server. That the other side is the node that it
-//! claims to be is proven afterwards, by the cluster's secret.
+//! Certificates are ordinary server certificates. That the peer is the node that it claims to be is
+//! proved afterwards, by the cluster secret.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -17,20 +17,21 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
-/// A node's certificate and whom it believes. Cheap to clone; clones share what [`Tls::replace`] sets.
+/// The certificate of a node and its trusted authority. Cheap to clone; clones share what
+/// [`Tls::replace`] sets.
 #[derive(Clone)]
-pub struct Tls(Arc<RwLock<Sides>>);
+pub struct Tls(Arc<RwLock<TlsSides>>);
 
-/// How connections begin on either side.
+/// The TLS configurations of both sides.
 #[derive(Clone)]
-struct Sides {
-    accepts: TlsAcceptor,
-    dials: TlsConnector,
+struct TlsSides {
+    acceptor: TlsAcceptor,
+    connector: TlsConnector,
 }
 
-/// Why a certificate or key was refused.
+/// Why a certificate or key is invalid.
 #[derive(Debug, thiserror::Error)]
-pub enum BadTls {
+pub enum TlsConfigError {
     /// The certificate or the key.
     #[error("the certificate or its key: {0}")]
     Certificate(#[from] rustls::Error),
@@ -40,16 +41,16 @@ pub enum BadTls {
 }
 
 impl Tls {
-    /// TLS 1.3 with a certificate, its own first in the chain, and its key; believes whom
-    /// `authority` has signed.
+    /// TLS 1.3 with a certificate chain, the own certificate first, and its key; trusts
+    /// certificates that `authority` has signed.
     ///
     /// # Errors
-    /// [`BadTls`].
+    /// [`TlsConfigError`].
     pub fn new(
         authority: RootCertStore,
         chain: Vec<CertificateDer<'static>>,
         key: PrivateKeyDer<'static>,
-    ) -> Result<Self, BadTls> {
+    ) -> Result<Self, TlsConfigError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let versions = &[&rustls::version::TLS13];
         let authority = Arc::new(authority);
@@ -65,31 +66,31 @@ impl Tls {
             .with_protocol_versions(versions)?
             .with_root_certificates(authority)
             .with_client_auth_cert(chain, key)?;
-        let (accepts, dials) = (Arc::new(server).into(), Arc::new(client).into());
-        Ok(Self(Arc::new(RwLock::new(Sides { accepts, dials }))))
+        let (acceptor, connector) = (Arc::new(server).into(), Arc::new(client).into());
+        Ok(Self(Arc::new(RwLock::new(TlsSides { acceptor, connector }))))
     }
 
-    /// Has new connections show and believe what `next` does; those that are there go on.
+    /// Makes new connections use the configuration of `next`; existing ones go on.
     pub fn replace(&self, next: &Self) {
         let next = next.sides();
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = next;
     }
 
-    fn sides(&self) -> Sides {
+    fn sides(&self) -> TlsSides {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The side that dialled.
-    pub(crate) async fn dial(&self, stream: Stream) -> io::Result<Wire> {
+    /// Begins TLS as the dialler.
+    pub(crate) async fn dial(&self, stream: Stream) -> io::Result<PeerStream> {
         let name = ServerName::IpAddress(stream.peer_addr()?.ip().into());
-        let stream = self.sides().dials.connect(name, stream).await?;
-        Ok(Wire::Tls(Box::new(stream.into())))
+        let stream = self.sides().connector.connect(name, stream).await?;
+        Ok(PeerStream::Tls(Box::new(stream.into())))
     }
 
-    /// The side that was dialled.
-    pub(crate) async fn accept(&self, stream: Stream) -> io::Result<Wire> {
-        let stream = self.sides().accepts.accept(stream).await?;
-        Ok(Wire::Tls(Box::new(stream.into())))
+    /// Begins TLS as the acceptor.
+    pub(crate) async fn accept(&self, stream: Stream) -> io::Result<PeerStream> {
+        let stream = self.sides().acceptor.accept(stream).await?;
+        Ok(PeerStream::Tls(Box::new(stream.into())))
     }
 }
 
@@ -99,22 +100,22 @@ impl fmt::Debug for Tls {
     }
 }
 
-/// A connection as the session sees it.
+/// The stream of a connection.
 #[derive(Debug)]
-pub(crate) enum Wire {
+pub(crate) enum PeerStream {
     Plain(Stream),
     Tls(Box<TlsStream<Stream>>),
 }
 
-/// Calls a method of tokio's traits on whichever there is.
+/// Calls a method of tokio's traits on the inner stream.
 macro_rules! forward {
     ($self:expr, $s:ident => $call:expr) => {
         match $self.get_mut() {
-            Wire::Plain(s) => {
+            PeerStream::Plain(s) => {
                 let $s = Pin::new(s);
                 $call
             }
-            Wire::Tls(s) => {
+            PeerStream::Tls(s) => {
                 let $s = Pin::new(&mut **s);
                 $call
             }
@@ -122,7 +123,7 @@ macro_rules! forward {
     };
 }
 
-impl AsyncRead for Wire {
+impl AsyncRead for PeerStream {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -132,7 +133,7 @@ impl AsyncRead for Wire {
     }
 }
 
-impl AsyncWrite for Wire {
+impl AsyncWrite for PeerStream {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -1,4 +1,4 @@
-//! A connection that is fed anything ends with a reason, and leaves nothing behind.
+//! A connection that receives any bytes ends with a reason, and leaves nothing behind.
 
 #[path = "script/feed.rs"]
 mod script;
@@ -16,7 +16,7 @@ proptest! {
         script::feed(line, made, portion, &bytes);
     }
 
-    /// Mostly zeroes, so that some of it is right.
+    /// Mostly zeroes, so that some of it is valid.
     #[test]
     fn so_it_does_when_half_of_it_is_right(
         line in 0..3u8,
@@ -35,7 +35,7 @@ proptest! {
     }
 }
 
-/// The scripts do get through: else they would prove little.
+/// The scripts reach messages: otherwise they would prove little.
 #[test]
 fn right_frames_are_taken() {
     let mut applied = [0; 66];

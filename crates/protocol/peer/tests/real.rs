@@ -1,14 +1,14 @@
-//! A session over real sockets: data as large as they get, read directly into their place.
+//! A session over real sockets: the largest payloads, read directly into their memory.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::{Account, Blocks, Class, Lba};
+use block::{Account, Blocks, Lba, MemoryClass};
 use peer::{
-    Change, Endpoint, Handler, Identity, Kind, Link, Message, NodeId, PeerAddresses, Received,
-    Secret, Seq, Tag, View, receive_greetings,
+    Endpoint, Link, Message, NodeId, PeerAddresses, PeerIdentity, PeerSecret, ReceivedMessage, Seq,
+    SessionHandler, View, WriteId, WriteKind, WriteOp, accept_connections,
 };
 use rt::{Core, Cores, CoresConfig};
 use uuid::Uuid;
@@ -22,36 +22,36 @@ struct Replica {
     got: Cell<u64>,
 }
 
-impl Handler for Replica {
-    fn up(&self, link: Link) {
+impl SessionHandler for Replica {
+    fn session_up(&self, link: Link) {
         *self.link.borrow_mut() = Some(link);
     }
-    fn down(&self, _: NodeId, _: u64) {
+    fn session_down(&self, _: NodeId, _: u64) {
         self.link.take();
     }
-    async fn deliver(&self, _: NodeId, _: u64, received: Received) {
-        let Message::Write { seq, change, .. } = &received.message else { return };
+    async fn deliver(&self, _: NodeId, _: u64, received: ReceivedMessage) {
+        let Message::Write { seq, op, .. } = &received.message else { return };
         assert_eq!(seq.0, self.got.get());
         let right = |part: &block::Buf| part.iter().all(|&b| b == seq.0 as u8);
-        assert!(change.data.len() == DATA && change.data.iter().all(right));
+        assert!(op.data.len() == DATA && op.data.iter().all(right));
         self.got.set(seq.0 + 1);
     }
-    fn memory(&self) -> &Account {
+    fn account(&self) -> &Account {
         &self.memory
     }
-    fn overhead(&self) -> usize {
+    fn overhead_bytes(&self) -> usize {
         4096
     }
 }
 
 fn endpoint(core: &Core, node: u16) -> (Endpoint<Replica>, Rc<Replica>) {
     let replica = Rc::new(Replica {
-        memory: core.pool().account(),
+        memory: core.buffer_pool().account(),
         link: RefCell::default(),
         got: Cell::new(0),
     });
-    let secret = Secret::new(&[1; 32]);
-    let identity = Identity::new(Uuid::from_u128(1), secret, NodeId(node), Uuid::from_u128(2));
+    let secret = PeerSecret::new(&[1; 32]);
+    let identity = PeerIdentity::new(Uuid::from_u128(1), secret, NodeId(node), Uuid::from_u128(2));
     (Endpoint::new(core.clone(), identity, Rc::clone(&replica)), replica)
 }
 
@@ -70,32 +70,33 @@ async fn talk(core: Core) {
     let (one, receiver) = endpoint(&core, 1);
     let (two, sender) = endpoint(&core, 2);
     let accepts = one.clone();
-    let serve = async move { receive_greetings(&listener, |g| accepts.accept(g)).await };
+    let serve = async move { accept_connections(&listener, |g| accepts.accept(g)).await };
     let serving = tokio::task::spawn_local(serve);
     one.add(NodeId(2), PeerAddresses::default());
     two.add(NodeId(1), PeerAddresses { data: vec![at], ..PeerAddresses::default() });
     until(|| receiver.link.borrow().is_some() && sender.link.borrow().is_some()).await;
-    let account = core.pool().account();
+    let account = core.buffer_pool().account();
     for seq in 0..WRITES {
-        let credit = account.credit(DATA, Class::Read).await.expect("room for one");
+        let credit = account.credit(DATA, MemoryClass::Read).await.expect("room for one");
         let data = rt::buf::copy_in(&credit, &vec![seq as u8; DATA]);
         let range = Blocks::new(Lba(seq), (DATA / 4096) as u64);
-        let change = Change { range, kind: Kind::Write, fua: false, data };
-        let (view, tag) = (View::default(), Tag { node: NodeId(2), number: seq });
+        let op = WriteOp { range, kind: WriteKind::Data, fua: false, data };
+        let (view, write_id) = (View::default(), WriteId { origin: NodeId(2), number: seq });
         let link = sender.link.borrow().clone().expect("the session lasts");
-        link.send(Message::Write { view, seq: Seq(seq), tag, copy: false, change });
+        link.send(Message::Write { view, seq: Seq(seq), write_id, is_copy: false, op });
     }
     until(|| receiver.got.get() == WRITES).await;
     two.stop().await;
     one.stop().await;
     serving.abort();
-    until(|| core.pool().usage().free == core.pool().usage().total).await;
-    assert_eq!(core.pool().usage().overdrafts, 0);
+    until(|| core.buffer_pool().usage().free == core.buffer_pool().usage().total).await;
+    assert_eq!(core.buffer_pool().usage().overdrafts, 0);
 }
 
 #[test]
 fn a_session_over_real_sockets() {
-    let cores = Cores::start(&CoresConfig { pool_bytes_per_core: 32 << 20, ..Default::default() });
+    let cores =
+        Cores::start(&CoresConfig { memory_bytes_per_core: 32 << 20, ..Default::default() });
     let cores = cores.expect("a core");
     let wait = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     let talked = wait.block_on(cores.handles()[0].run(talk));

@@ -6,16 +6,16 @@ use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::{Account, Blocks, Bufs, Class, Ctx, Epoch, Lba};
-use peer::frame::Refusal;
+use block::{Account, Blocks, Bufs, Ctx, Epoch, Lba, MemoryClass};
+use peer::frame::HandshakeRefusal;
 use peer::{
-    Change, Endpoint, Greeting, Handler, Identity, Incarnation, Kind, Lane, Link, Message,
-    NO_SESSION, NodeId, PeerAddresses, Received, Secret, Seq, Stamp, Tag, Tls, View,
-    receive_greetings,
+    ClockStamp, Endpoint, Incarnation, IncomingConnection, Lane, Link, Message, NO_SESSION, NodeId,
+    PeerAddresses, PeerIdentity, PeerSecret, ReceivedMessage, Seq, SessionHandler, Tls, View,
+    WriteId, WriteKind, WriteOp, accept_connections,
 };
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rt::Core;
-use rt::sim::{Host, HostSetup, Setup, World, run};
+use rt::sim::{Host, HostSetup, World, WorldSetup, run};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Notify;
 use uuid::Uuid;
@@ -28,7 +28,7 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// What a replica has heard.
+/// What a replica has received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Heard {
     Up(NodeId, u64),
@@ -36,10 +36,10 @@ enum Heard {
     Got(NodeId, u64, String),
 }
 
-/// The sender's count of its session, and what is due on each lane.
+/// The sender's count of its session, and the next number due on each lane.
 type Due = (Option<u32>, [u64; 3]);
 
-/// A replica that takes everything, and judges as it comes what must hold of every session.
+/// A replica that accepts everything, and checks what must hold in every session.
 struct Replica {
     memory: Account,
     world: World,
@@ -49,18 +49,18 @@ struct Replica {
     due: RefCell<BTreeMap<NodeId, Due>>,
     /// The sender's count in the last session with a node.
     last: RefCell<BTreeMap<NodeId, u32>>,
-    /// While set, messages with data are not taken.
+    /// While set, messages with payload are not accepted.
     holds: Cell<bool>,
     let_go: Notify,
     dawdles: Cell<bool>,
-    kept: RefCell<Vec<Received>>,
+    kept: RefCell<Vec<ReceivedMessage>>,
     keeps: Cell<bool>,
 }
 
 impl Replica {
     fn new(core: &Core, world: &World) -> Self {
         Self {
-            memory: core.pool().account(),
+            memory: core.buffer_pool().account(),
             world: world.clone(),
             heard: RefCell::default(),
             links: RefCell::default(),
@@ -91,12 +91,12 @@ impl Replica {
         self.world.fail(why);
     }
 
-    /// Numbered messages come in order, from 0 in each session, and of no older session.
+    /// Numbered messages arrive in order, from 0 in each session, and from no older session.
     fn check(&self, node: NodeId, message: &Message) {
         let (view, number, lane) = match message {
             Message::Applied { view, seq } => (view, seq.0, Lane::Control),
-            Message::Write { view, seq, .. } => (view, seq.0, Lane::Down),
-            Message::Order { view, number, .. } => (view, *number, Lane::Up),
+            Message::Write { view, seq, .. } => (view, seq.0, Lane::Replication),
+            Message::WriteRequest { view, number, .. } => (view, *number, Lane::Requests),
             _ => return,
         };
         let mut due = self.due.borrow_mut();
@@ -113,9 +113,9 @@ impl Replica {
             self.fail(format!("{lane:?} of {node}: {number} where {next} is due"));
         }
         *next = number + 1;
-        if let Message::Write { change, .. } | Message::Order { change, .. } = message {
-            let expect = vec![number as u8; change.data.len()];
-            if change.data.to_vec() != expect {
+        if let Message::Write { op, .. } | Message::WriteRequest { op, .. } = message {
+            let expect = vec![number as u8; op.data.len()];
+            if op.data.to_vec() != expect {
                 self.fail(format!("{lane:?} of {node}: contents of {number}"));
             }
         }
@@ -126,15 +126,15 @@ fn name(message: &Message) -> String {
     match message {
         Message::Applied { seq, .. } => format!("applied {}", seq.0),
         Message::Write { seq, .. } => format!("write {}", seq.0),
-        Message::Order { number, .. } => format!("order {number}"),
-        Message::Renew { stamp, .. } => format!("renew {}", stamp.0),
-        Message::Data { request, .. } => format!("data {request}"),
+        Message::WriteRequest { number, .. } => format!("order {number}"),
+        Message::LeaseRequest { stamp, .. } => format!("renew {}", stamp.0),
+        Message::FetchResult { request, .. } => format!("data {request}"),
         other => format!("{other:?}"),
     }
 }
 
-impl Handler for Replica {
-    fn up(&self, link: Link) {
+impl SessionHandler for Replica {
+    fn session_up(&self, link: Link) {
         let (node, session) = (link.node(), link.session());
         self.heard.borrow_mut().push(Heard::Up(node, session));
         if self.links.borrow_mut().insert(node, link).is_some() {
@@ -143,7 +143,7 @@ impl Handler for Replica {
         self.due.borrow_mut().remove(&node);
     }
 
-    fn down(&self, node: NodeId, session: u64) {
+    fn session_down(&self, node: NodeId, session: u64) {
         self.heard.borrow_mut().push(Heard::Down(node, session));
         let link = self.links.borrow_mut().remove(&node);
         if link.is_none_or(|link| link.session() != session || !link.is_closed()) {
@@ -151,7 +151,7 @@ impl Handler for Replica {
         }
     }
 
-    async fn deliver(&self, node: NodeId, session: u64, received: Received) {
+    async fn deliver(&self, node: NodeId, session: u64, received: ReceivedMessage) {
         let up = self.links.borrow().get(&node).map(Link::session);
         if session != NO_SESSION && up != Some(session) {
             self.fail(format!("a message of session {session} while {up:?} is up"));
@@ -159,7 +159,7 @@ impl Handler for Replica {
         self.check(node, &received.message);
         let with_data = received.ctx.is_some();
         if self.dawdles.get() && self.world.rng().below(4) == 0 {
-            tokio::time::sleep(self.world.rng().time(ms(0), ms(20))).await;
+            tokio::time::sleep(self.world.rng().duration_between(ms(0), ms(20))).await;
         }
         while with_data && self.holds.get() {
             self.let_go.notified().await;
@@ -171,11 +171,11 @@ impl Handler for Replica {
         }
     }
 
-    fn memory(&self) -> &Account {
+    fn account(&self) -> &Account {
         &self.memory
     }
 
-    fn overhead(&self) -> usize {
+    fn overhead_bytes(&self) -> usize {
         BLOCK
     }
 }
@@ -193,12 +193,12 @@ fn volume() -> Uuid {
     Uuid::from_u128(0x77)
 }
 
-fn identity(id: u16) -> Identity {
-    Identity::new(Uuid::from_u128(0x11), Secret::new(&[9; 32]), NodeId(id), volume())
+fn identity(id: u16) -> PeerIdentity {
+    PeerIdentity::new(Uuid::from_u128(0x11), PeerSecret::new(&[9; 32]), NodeId(id), volume())
 }
 
-/// A node that listens at both ports and has nobody to talk to.
-async fn node(world: &World, host: &Host, identity: Identity, ports: &'static [u16]) -> Node {
+/// A node that listens at both ports and has no peers.
+async fn node(world: &World, host: &Host, identity: PeerIdentity, ports: &'static [u16]) -> Node {
     let (id, world) = (identity.node.0, world.clone());
     let started = host.run(move |core| async move {
         let replica = Rc::new(Replica::new(&core, &world));
@@ -208,7 +208,8 @@ async fn node(world: &World, host: &Host, identity: Identity, ports: &'static [u
             let listener = core.listen(at).await.expect("a free port");
             let (endpoint, core) = (endpoint.clone(), core.clone());
             tokio::task::spawn_local(async move {
-                receive_greetings(&listener, |greeting| route(&core, &endpoint, greeting)).await;
+                accept_connections(&listener, |connection| route(&core, &endpoint, connection))
+                    .await;
             });
         }
         (core, replica, endpoint)
@@ -218,30 +219,30 @@ async fn node(world: &World, host: &Host, identity: Identity, ports: &'static [u
 }
 
 /// As a node does it: the connection moves to the core of its volume, here by way of another one.
-fn route(core: &Core, endpoint: &Endpoint<Replica>, greeting: Greeting) {
+fn route(core: &Core, endpoint: &Endpoint<Replica>, connection: IncomingConnection) {
     let (core, endpoint) = (core.clone(), endpoint.clone());
     tokio::task::spawn_local(async move {
-        if greeting.volume() != volume() {
-            return greeting.refuse(Refusal::Volume).await;
+        if connection.volume() != volume() {
+            return connection.refuse(HandshakeRefusal::UnknownVolume).await;
         }
-        let Ok(detached) = greeting.detach() else { return };
+        let Ok(detached) = connection.detach() else { return };
         let other = core.peers().last().expect("there is this one").clone();
         let moved = other.run(|core| async move { detached.attach(&core)?.detach() }).await;
         if let Ok(Ok(detached)) = moved
-            && let Ok(greeting) = detached.attach(&core)
+            && let Ok(connection) = detached.attach(&core)
         {
-            endpoint.accept(greeting);
+            endpoint.accept(connection);
         }
     });
 }
 
-/// A node's addresses, by port.
+/// The addresses of a node, by port.
 fn at(ip: IpAddr, data: &[u16], heartbeat: &[u16]) -> PeerAddresses {
     let all = |ports: &[u16]| ports.iter().map(|&port| SocketAddr::new(ip, port)).collect();
     PeerAddresses { data: all(data), heartbeat: all(heartbeat) }
 }
 
-/// Makes each known to the other.
+/// Adds each to the other.
 async fn introduce(a: &Node, b: &Node) {
     for (one, other) in [(a, b), (b, a)] {
         let ip = other.host.address();
@@ -252,7 +253,7 @@ async fn introduce(a: &Node, b: &Node) {
 }
 
 fn hosts(world: &World) -> [Host; 2] {
-    let setup = || HostSetup { cores: 2, pool_bytes: POOL, ..HostSetup::default() };
+    let setup = || HostSetup { cores: 2, memory_bytes: POOL, ..HostSetup::default() };
     [world.add_host("one", setup()), world.add_host("two", setup())]
 }
 
@@ -270,7 +271,7 @@ async fn both_up(a: &Node, b: &Node) -> Result<(), String> {
     until("both are up", Duration::from_secs(60), up).await
 }
 
-/// Ends both, and looks for what was left.
+/// Stops both, and checks that nothing is left.
 async fn stop(nodes: &[&Node]) -> Result<(), String> {
     for n in nodes {
         let endpoint = n.endpoint.clone();
@@ -282,7 +283,7 @@ async fn stop(nodes: &[&Node]) -> Result<(), String> {
     }
     tokio::time::sleep(Duration::from_secs(1)).await;
     for n in nodes {
-        let usage = n.core.pool().usage();
+        let usage = n.core.buffer_pool().usage();
         if (usage.free, usage.waiting, usage.overdrafts) != (usage.total, 0, 0) {
             return Err(format!("node {}: {usage:?}", n.id));
         }
@@ -291,25 +292,25 @@ async fn stop(nodes: &[&Node]) -> Result<(), String> {
 }
 
 fn contents(number: u64, len: usize) -> Bufs {
-    let pool = block::Pool::new(len).expect("memory");
-    let credit = pool.account().try_credit(len, Class::Immediate).expect("a fresh pool");
+    let pool = block::BufferPool::new(len).expect("memory");
+    let credit = pool.account().try_credit(len, MemoryClass::LocalIo).expect("a fresh pool");
     rt::buf::copy_in(&credit, &vec![number as u8; len])
 }
 
-fn change(number: u64, len: usize) -> Change {
+fn change(number: u64, len: usize) -> WriteOp {
     let range = Blocks::new(Lba(number), (len / BLOCK).max(1) as u64);
-    Change { range, kind: Kind::Write, fua: false, data: contents(number, len) }
+    WriteOp { range, kind: WriteKind::Data, fua: false, data: contents(number, len) }
 }
 
 fn write(round: u32, number: u64, len: usize) -> Message {
     let view = View { epoch: Epoch(1), round };
-    let tag = Tag { node: NodeId(1), number };
-    Message::Write { view, seq: Seq(number), tag, copy: false, change: change(number, len) }
+    let write_id = WriteId { origin: NodeId(1), number };
+    Message::Write { view, seq: Seq(number), write_id, is_copy: false, op: change(number, len) }
 }
 
 fn order(round: u32, number: u64, len: usize) -> Message {
     let view = View { epoch: Epoch(1), round };
-    Message::Order { view, number, stamp: Stamp(number), change: change(number, len) }
+    Message::WriteRequest { view, number, stamp: ClockStamp(number), op: change(number, len) }
 }
 
 fn applied(round: u32, number: u64) -> Message {
@@ -324,7 +325,7 @@ fn send(link: &Link, round: u32, number: u64, len: usize) {
 }
 
 fn play<Fut: Future<Output = Result<(), String>>>(seed: u64, scenario: impl FnOnce(World) -> Fut) {
-    let outcome = run(Setup::new(seed), scenario);
+    let outcome = run(WorldSetup::new(seed), scenario);
     if let Err(failure) = outcome.result {
         panic!("seed {seed}: {failure}");
     }
@@ -357,7 +358,8 @@ fn two_replicas_meet_and_each_lane_keeps_its_order() {
     }
 }
 
-/// Opens `count` connections from `host` to `to`, says `words` in each, and holds them; opens others for those that end.
+/// Opens `count` connections from `host` to `to`, sends `words` on each, and holds them; replaces
+/// those that end.
 fn hold_many(host: &Host, to: SocketAddr, count: usize, words: Vec<u8>) {
     host.run(move |core| async move {
         let held = (0..count).map(|_| {
@@ -380,15 +382,15 @@ fn hold_many(host: &Host, to: SocketAddr, count: usize, words: Vec<u8>) {
     });
 }
 
-/// A HELLO of node 1 as anybody can say it again who has heard one.
+/// A HELLO of node 1, as anyone who has seen one can replay it.
 fn overheard_hello(core: &Core) -> Vec<u8> {
     let mut challenge = [0; 32];
     core.fill_random(&mut challenge);
-    let line = peer::Line::Lane(Lane::Control);
-    identity(1).hello(NodeId(2), line, 7, challenge).to_frame()
+    let purpose = peer::ConnectionPurpose::Lane(Lane::Control);
+    identity(1).hello(NodeId(2), purpose, 7, challenge).to_frame()
 }
 
-/// RFD 0038, 2.5: from elsewhere, and from the very machine of a node.
+/// RFD 0038, 2.5: from another machine, and from the very machine of a node.
 #[test]
 fn nine_hundred_idle_connections_keep_no_node_out() {
     for (seed, from_node, says_hello) in
@@ -398,14 +400,14 @@ fn nine_hundred_idle_connections_keep_no_node_out() {
             let [one, two] = hosts(&world);
             let three = world.add_host(
                 "three",
-                HostSetup { cores: 1, pool_bytes: POOL, ..HostSetup::default() },
+                HostSetup { cores: 1, memory_bytes: POOL, ..HostSetup::default() },
             );
             let b = node(&world, &two, identity(2), &PORTS).await;
-            // It dials those with lower numbers: so it is the one that is dialled.
+            // It dials nodes with lower numbers, so the other accepts.
             let a = node(&world, &one, identity(3), &PORTS).await;
             let words = if says_hello { overheard_hello(&b.core) } else { Vec::new() };
             let attacker = if from_node { &one } else { &three };
-            // The replica knows whom the words name.
+            // The HELLO names a known node.
             let (endpoint, ip) = (b.endpoint.clone(), three.address());
             two.run(move |_| async move { endpoint.add(NodeId(1), at(ip, &PORTS, &[])) })
                 .join()
@@ -417,20 +419,20 @@ fn nine_hundred_idle_connections_keep_no_node_out() {
             introduce(&a, &b).await;
             let up = || a.replica.link(2).is_some() && b.replica.link(3).is_some();
             until("both are up", Duration::from_secs(4), up).await?;
-            // And it stays.
+            // And it stays up.
             tokio::time::sleep(Duration::from_secs(20)).await;
             if up() { Ok(()) } else { Err("the session is down again".to_owned()) }
         });
     }
 }
 
-/// Sends for ever to whoever is there, counting sessions; survives them.
+/// Sends for ever in any session, counting sessions; survives them.
 fn chatter(node: &Node, to: u16, rounds: Rc<Cell<u32>>) {
     let (replica, world) = (Rc::clone(&node.replica), node.replica.world.clone());
     node.host.run(move |_| async move {
         let mut now: Option<(Link, u32, u64)> = None;
         loop {
-            tokio::time::sleep(world.rng().time(ms(0), ms(100))).await;
+            tokio::time::sleep(world.rng().duration_between(ms(0), ms(100))).await;
             if now.as_ref().is_none_or(|(link, ..)| link.is_closed()) {
                 rounds.set(rounds.get() + 1);
                 now = replica.link(to).map(|link| (link, rounds.get(), 0));
@@ -450,7 +452,7 @@ fn whatever_breaks_nothing_of_an_old_session_is_delivered_in_the_next() {
             let [one, two] = hosts(&world);
             for (x, y) in [(&one, &two), (&two, &one)] {
                 world.set_link(x, y, |l| {
-                    (l.give_up, l.loss) = (Duration::from_secs(3), 0.02);
+                    (l.retransmit_timeout, l.loss) = (Duration::from_secs(3), 0.02);
                 });
             }
             let a = node(&world, &one, identity(1), &PORTS).await;
@@ -462,11 +464,11 @@ fn whatever_breaks_nothing_of_an_old_session_is_delivered_in_the_next() {
             a.replica.dawdles.set(true);
             b.replica.dawdles.set(true);
             for _ in 0..12 {
-                tokio::time::sleep(world.rng().time(ms(10), ms(4000))).await;
+                tokio::time::sleep(world.rng().duration_between(ms(10), ms(4000))).await;
                 match world.rng().below(5) {
                     0 => world.partition(&one, &two),
-                    1 => world.set_link(&one, &two, |l| l.cut = !l.cut),
-                    2 => world.set_link(&two, &one, |l| l.cut = !l.cut),
+                    1 => world.set_link(&one, &two, |l| l.is_cut = !l.is_cut),
+                    2 => world.set_link(&two, &one, |l| l.is_cut = !l.is_cut),
                     3 => {
                         let at = if world.rng().chance(0.5) { (&a, 2) } else { (&b, 1) };
                         at.0.replica.link(at.1).iter().for_each(Link::close);
@@ -476,7 +478,7 @@ fn whatever_breaks_nothing_of_an_old_session_is_delivered_in_the_next() {
                             true => two.kill(),
                             false => two.power_cut(),
                         }
-                        tokio::time::sleep(world.rng().time(ms(0), ms(500))).await;
+                        tokio::time::sleep(world.rng().duration_between(ms(0), ms(500))).await;
                         b = node(&world, &two, identity(2), &PORTS).await;
                         introduce(&a, &b).await;
                         chatter(&b, 1, Rc::clone(&rounds[1]));
@@ -487,7 +489,7 @@ fn whatever_breaks_nothing_of_an_old_session_is_delivered_in_the_next() {
                 }
             }
             world.heal(&one, &two);
-            // A session that was cut may seem alive until its sender has given up.
+            // A session that was cut may seem alive until its sender gives up.
             tokio::time::sleep(Duration::from_secs(30)).await;
             both_up(&a, &b).await?;
             let before = a.replica.got().len();
@@ -503,13 +505,15 @@ fn whatever_breaks_nothing_of_an_old_session_is_delivered_in_the_next() {
 fn a_lane_that_waits_for_memory_holds_up_no_other() {
     play(1, |world| async move {
         let [a, b] = pair(&world).await?;
-        let hog = b.core.pool().account();
-        b.core.pool().serve_peers().map_err(|e| e.to_string())?;
-        // Of the share of orders nothing is left; with the rest there is room for a write.
+        let hog = b.core.buffer_pool().account();
+        b.core.buffer_pool().reserve_peer_shares().map_err(|e| e.to_string())?;
+        // The share for write requests is used up; the rest has room for a write.
         let [orders, rest] = [36 * BLOCK, 40 * BLOCK];
-        let orders = hog.try_credit(orders, Class::Ordered).ok_or("the share of orders")?;
-        let most = hog.try_credit(POOL - 76 * BLOCK, Class::Immediate).ok_or("the pool is free")?;
-        let rest = hog.try_credit(rest, Class::Immediate).ok_or("the pool is free")?;
+        let orders =
+            hog.try_credit(orders, MemoryClass::PeerRequest).ok_or("the share of orders")?;
+        let most =
+            hog.try_credit(POOL - 76 * BLOCK, MemoryClass::LocalIo).ok_or("the pool is free")?;
+        let rest = hog.try_credit(rest, MemoryClass::LocalIo).ok_or("the pool is free")?;
         let link = a.replica.link(2).ok_or("no link")?;
         send(&link, 1, 0, 8 * BLOCK);
         (1..50).for_each(|number| link.send(applied(1, number)));
@@ -562,11 +566,16 @@ fn data_that_answer_come_into_the_memory_that_was_laid_ready() {
         a.replica.keeps.set(true);
         let answer = |request| {
             let result = Ok(contents(5, 2 * BLOCK));
-            Message::Data { view: View::default(), request, result }
+            Message::FetchResult { view: View::default(), request, result }
         };
-        let credit = a.core.pool().account().try_credit(2 * BLOCK, Class::Read).ok_or("free")?;
+        let credit = a
+            .core
+            .buffer_pool()
+            .account()
+            .try_credit(2 * BLOCK, MemoryClass::Read)
+            .ok_or("free")?;
         let here = a.replica.link(2).ok_or("no link")?;
-        let _seven = here.expect(7, Ctx::new(credit, Epoch(3)));
+        let _seven = here.post_receive(7, Ctx::new(credit, Epoch(3)));
         b.replica.link(1).ok_or("no link")?.send(answer(7));
         until("data", Duration::from_secs(5), || a.replica.got() == ["data 7"]).await?;
         let kept = a.replica.kept.take().pop().ok_or("nothing kept")?;
@@ -577,9 +586,10 @@ fn data_that_answer_come_into_the_memory_that_was_laid_ready() {
         b.replica.link(1).ok_or("no link")?.send(answer(8));
         until("the end", Duration::from_secs(5), || here.is_closed()).await?;
         both_up(&a, &b).await?;
-        let little = a.core.pool().account().try_credit(BLOCK, Class::Read).ok_or("free")?;
+        let little =
+            a.core.buffer_pool().account().try_credit(BLOCK, MemoryClass::Read).ok_or("free")?;
         let here = a.replica.link(2).ok_or("no link")?;
-        let _nine = here.expect(9, Ctx::new(little, Epoch(3)));
+        let _nine = here.post_receive(9, Ctx::new(little, Epoch(3)));
         b.replica.link(1).ok_or("no link")?.send(answer(9));
         until("the end", Duration::from_secs(5), || here.is_closed()).await?;
         stop(&[&a, &b]).await
@@ -590,23 +600,32 @@ fn data_that_answer_come_into_the_memory_that_was_laid_ready() {
 fn data_that_nobody_waits_for_any_more_are_thrown_away() {
     play(5, |world| async move {
         let [a, b] = pair(&world).await?;
-        let free = a.core.pool().usage().free;
+        let free = a.core.buffer_pool().usage().free;
         let here = a.replica.link(2).ok_or("no link")?;
         for request in [7, 8] {
-            let credit =
-                a.core.pool().account().try_credit(2 * BLOCK, Class::Read).ok_or("full")?;
-            drop(here.expect(request, Ctx::new(credit, Epoch(3))));
+            let credit = a
+                .core
+                .buffer_pool()
+                .account()
+                .try_credit(2 * BLOCK, MemoryClass::Read)
+                .ok_or("full")?;
+            drop(here.post_receive(request, Ctx::new(credit, Epoch(3))));
         }
-        if a.core.pool().usage().free != free {
+        if a.core.buffer_pool().usage().free != free {
             return Err("the memory is kept".to_owned());
         }
         let there = b.replica.link(1).ok_or("no link")?;
         let view = View::default();
-        there.send(Message::Data { view, request: 7, result: Ok(contents(5, 2 * BLOCK)) });
-        there.send(Message::Data { view, request: 8, result: Err(block::Error::Fenced) });
-        let credit = a.core.pool().account().try_credit(2 * BLOCK, Class::Read).ok_or("full")?;
-        let _nine = here.expect(9, Ctx::new(credit, Epoch(3)));
-        there.send(Message::Data { view, request: 9, result: Ok(contents(5, 2 * BLOCK)) });
+        there.send(Message::FetchResult { view, request: 7, result: Ok(contents(5, 2 * BLOCK)) });
+        there.send(Message::FetchResult { view, request: 8, result: Err(block::Error::Fenced) });
+        let credit = a
+            .core
+            .buffer_pool()
+            .account()
+            .try_credit(2 * BLOCK, MemoryClass::Read)
+            .ok_or("full")?;
+        let _nine = here.post_receive(9, Ctx::new(credit, Epoch(3)));
+        there.send(Message::FetchResult { view, request: 9, result: Ok(contents(5, 2 * BLOCK)) });
         until("data", Duration::from_secs(5), || a.replica.got() == ["data 9"]).await?;
         stop(&[&a, &b]).await
     });
@@ -616,13 +635,17 @@ fn data_that_nobody_waits_for_any_more_are_thrown_away() {
 fn leases_go_over_every_address_and_nothing_else_does() {
     play(4, |world| async move {
         let [a, b] = pair(&world).await?;
-        let paths = |n: &Node, of: u16| n.endpoint.paths(NodeId(of));
+        let paths = |n: &Node, of: u16| n.endpoint.lease_paths(NodeId(of));
         let two = || paths(&a, 2).len() == 2 && paths(&b, 1).len() == 2;
         until("paths", Duration::from_secs(5), two).await?;
         for (from, to) in [(&a, &b), (&b, &a)] {
             for (stamp, path) in paths(from, to.id).into_iter().enumerate() {
                 let (epoch, incarnation) = (Epoch(1), Incarnation(2));
-                path.send(Message::Renew { epoch, incarnation, stamp: Stamp(stamp as u64) });
+                path.send(Message::LeaseRequest {
+                    epoch,
+                    incarnation,
+                    stamp: ClockStamp(stamp as u64),
+                });
             }
         }
         let heard = |n: &Node, of| {
@@ -643,7 +666,7 @@ fn leases_go_over_every_address_and_nothing_else_does() {
     });
 }
 
-/// A node that is reached for leases alone gets no session.
+/// A node that is reachable for leases only gets no session.
 #[test]
 fn sessions_go_to_addresses_for_data_alone() {
     play(8, |world| async move {
@@ -657,7 +680,7 @@ fn sessions_go_to_addresses_for_data_alone() {
             one.run(move |_| async move { accepts.add(NodeId(2), nowhere) }).join().await;
             two.run(move |_| async move { dials.add(NodeId(1), to) }).join().await;
         };
-        let paths = |n| b.endpoint.paths(NodeId(1)).len() == n;
+        let paths = |n| b.endpoint.lease_paths(NodeId(1)).len() == n;
         meet(&[], &PORTS).await;
         until("paths", Duration::from_secs(5), || paths(2)).await?;
         tokio::time::sleep(Duration::from_secs(10)).await;
@@ -688,8 +711,8 @@ fn the_next_address_is_tried() {
 /// RFD 0010, 8.2.
 #[test]
 fn who_is_not_wanted_stays_outside() {
-    let strangers: [fn(&mut Identity); 4] = [
-        |id| id.secret = Secret::new(&[8; 32]),
+    let strangers: [fn(&mut PeerIdentity); 4] = [
+        |id| id.secret = PeerSecret::new(&[8; 32]),
         |id| id.cluster = Uuid::from_u128(0x12),
         |id| id.volume = Uuid::from_u128(0x78),
         |id| id.versions = (2, 3),
@@ -752,7 +775,7 @@ impl Authority {
     }
 
     /// The replica of `node`, with a certificate for the address of `host`.
-    fn identity(&self, node: u16, host: &Host) -> Identity {
+    fn identity(&self, node: u16, host: &Host) -> PeerIdentity {
         let identity = identity(node);
         let names = vec![host.address().to_string()];
         let key = KeyPair::generate().expect("a key");
@@ -760,7 +783,7 @@ impl Authority {
         let cert = params.signed_by(&key, &self.issuer).expect("a certificate");
         let key = rustls::pki_types::PrivateKeyDer::Pkcs8(key.serialize_der().into());
         let tls = Tls::new(self.roots.clone(), vec![cert.der().clone()], key);
-        Identity { tls: Some(tls.expect("they fit")), ..identity }
+        PeerIdentity { tls: Some(tls.expect("they fit")), ..identity }
     }
 }
 

@@ -1,51 +1,53 @@
-//! What parties ask for, and what becomes of it.
+//! Changes of the reservation table, and their results.
 
-use crate::party::{Initiator, Party};
-use crate::register::Registering;
-use crate::table::{Kind, Last, Reservation, Sole, Table, What};
+use crate::nexus::{Initiator, ItNexus};
+use crate::register::RegisterRequest;
+use crate::table::{
+    ChangeEffect, LastChange, Reservation, ReservationType, Spc2Reservation, Table,
+};
 
-/// What is asked of a table.
+/// A requested change of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// REGISTER, REGISTER AND IGNORE EXISTING KEY: register, take another key, or unregister (SPC-4
+    /// REGISTER, REGISTER AND IGNORE EXISTING KEY: register, replace the key, or unregister (SPC-4
     /// 5.12.7).
     Register {
         /// RESERVATION KEY.
         key: u64,
         /// SERVICE ACTION RESERVATION KEY; 0 unregisters.
         new_key: u64,
-        /// AND IGNORE EXISTING KEY: `key` is not looked at.
+        /// AND IGNORE EXISTING KEY: `key` is ignored.
         ignore_key: bool,
         /// APTPL.
-        persists: bool,
-        /// ALL_TG_PT: all target ports. Empty: only the one that it came through.
+        persist: bool,
+        /// ALL_TG_PT: all target ports. Empty: only the one of the command.
         ports: Vec<u16>,
-        /// SPEC_I_PT: the initiators to register besides. Empty: none.
-        also: Vec<Initiator>,
+        /// SPEC_I_PT: further initiators to register. Empty: none.
+        other_initiators: Vec<Initiator>,
     },
     /// Reservation Register of an NVMe host (NVMe Base 2.0, 7.3).
-    Enlist {
+    NvmeRegister {
         /// RREGA with its keys.
-        action: Enlisting,
-        /// CPTPL: whether registrations outlive a loss of power from now on; `None` leaves it as it
-        /// is.
-        persists: Option<bool>,
+        action: NvmeRegisterAction,
+        /// CPTPL: whether registrations survive a loss of power from now on; `None` leaves it
+        /// unchanged.
+        persist: Option<bool>,
     },
-    /// Whether registrations outlive a loss of power (NVMe Base 2.0, 5.27.1.27).
-    Persist(bool),
+    /// Whether registrations survive a loss of power (NVMe Base 2.0, 5.27.1.27).
+    SetPersistence(bool),
     /// RESERVE (SPC-4 5.12.9).
     Reserve {
         /// RESERVATION KEY.
         key: u64,
         /// TYPE.
-        kind: Kind,
+        kind: ReservationType,
     },
     /// RELEASE (SPC-4 5.12.11.2.2).
     Release {
         /// RESERVATION KEY.
         key: u64,
         /// TYPE.
-        kind: Kind,
+        kind: ReservationType,
     },
     /// CLEAR (SPC-4 5.12.11.2.7).
     Clear {
@@ -57,49 +59,49 @@ pub enum Change {
         /// RESERVATION KEY.
         key: u64,
         /// SERVICE ACTION RESERVATION KEY.
-        victim: u64,
-        /// TYPE; `None` if it is no known one, which matters only where a reservation is replaced.
-        kind: Option<Kind>,
+        preempt_key: u64,
+        /// TYPE; `None` if it is unknown, which matters only where a reservation is replaced.
+        kind: Option<ReservationType>,
         /// AND ABORT.
         abort: bool,
     },
     /// REGISTER AND MOVE (SPC-4 5.12.8).
-    Move {
+    RegisterAndMove {
         /// RESERVATION KEY.
         key: u64,
         /// SERVICE ACTION RESERVATION KEY.
         new_key: u64,
-        /// Who is to hold the reservation.
-        to: Party,
+        /// The new holder of the reservation.
+        to: ItNexus,
         /// UNREG.
         unregister: bool,
         /// APTPL.
-        persists: bool,
+        persist: bool,
     },
     /// RESERVE(6), (10) (SPC-2 7.20, 7.21).
-    ReserveUnit,
+    Spc2Reserve,
     /// RELEASE(6), (10) (SPC-2 7.16, 7.17).
-    ReleaseUnit,
-    /// The nexus is lost (SAM-5 6.3.4). Registrations outlive it.
-    Leave,
-    /// The mode pages are these now.
-    Modes(u128),
+    Spc2Release,
+    /// The nexus is lost (SAM-5 6.3.4). Registrations survive that.
+    NexusLoss,
+    /// Sets the mode pages.
+    SetModePages(u128),
     /// All commands of the unit are aborted (CLEAR TASK SET, SAM-5 7.5).
-    ClearTasks,
-    /// The unit was reset (SAM-5 6.3.2, 6.3.3). Registrations and the reservation outlive it.
+    ClearTaskSet,
+    /// The unit was reset (SAM-5 6.3.2, 6.3.3). Registrations and the reservation survive that.
     Reset {
         /// With all units of its target.
-        target: bool,
+        whole_target: bool,
     },
-    /// An administrator frees the volume of all registrations and reservations. Who asks makes no
-    /// difference.
-    Evict,
+    /// An administrator removes all registrations and reservations of the volume; the requesting
+    /// nexus does not matter.
+    AdminClear,
 }
 
-/// What Reservation Register does. A key that is `None` is not looked at (IEKEY).
+/// The action of Reservation Register. A key that is `None` is ignored (IEKEY).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Enlisting {
-    /// Register: a host that has registered may say so again, with its key.
+pub enum NvmeRegisterAction {
+    /// Register: a registered host may repeat this with the same key.
     Register {
         /// NRKEY.
         new_key: u64,
@@ -120,216 +122,249 @@ pub enum Enlisting {
 
 /// Why nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum ReservationError {
     /// RESERVATION CONFLICT.
     #[error("a reservation conflict")]
     Conflict,
     /// INVALID RELEASE OF PERSISTENT RESERVATION.
     #[error("not the type of the reservation")]
     InvalidRelease,
-    /// A field has a value that it cannot have here.
+    /// A field has a value that is not allowed here.
     #[error("an invalid field: {0:?}")]
-    Parameter(Field),
+    InvalidField(InvalidField),
     /// INSUFFICIENT REGISTRATION RESOURCES.
     #[error("no room for more registrations")]
-    Full,
+    InsufficientResources,
 }
 
-/// A field of what is asked. All but the last two are in SCSI's parameter list.
+/// An invalid field. All but the last two are in SCSI's parameter list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Field {
+pub enum InvalidField {
     /// SERVICE ACTION RESERVATION KEY.
     NewKey,
     /// SPEC_I_PT.
-    Also,
+    SpecIPt,
     /// A TransportID.
-    Initiator,
+    TransportId,
     /// TYPE, in the CDB.
-    Kind,
+    Type,
     /// SERVICE ACTION, in the CDB.
-    Action,
+    ServiceAction,
 }
 
 impl Table {
-    /// The table after `change`, asked for by `by` through the node's incarnation `seat`; `None` if
-    /// there is nothing to change, which is a success too. The table must be one that holds now
+    /// The table after `change`, requested by `by` through the node incarnation `incarnation`;
+    /// `None` if nothing changes, which is a success too. The table must be valid now
     /// ([`Table::as_of`]).
     ///
     /// # Errors
-    /// [`Refusal`]; the table stays as it is.
-    pub fn change(&self, by: &Party, seat: u64, change: &Change) -> Result<Option<Self>, Refusal> {
+    /// [`ReservationError`]; the table is unchanged.
+    pub fn with_change(
+        &self,
+        by: &ItNexus,
+        incarnation: u64,
+        change: &Change,
+    ) -> Result<Option<Self>, ReservationError> {
         if !by.initiator.is_valid() {
-            return Err(Refusal::Parameter(Field::Initiator));
+            return Err(ReservationError::InvalidField(InvalidField::TransportId));
         }
         let mut next = self.clone();
-        let Some(what) = next.apply(by, seat, change)? else { return Ok(None) };
-        next.generation = self.generation.checked_add(1).ok_or(Refusal::Full)?;
-        if let What::Preempted { abort: true, .. } | What::TasksCleared = what {
-            next.aborted = next.generation;
+        let Some(what) = next.apply(by, incarnation, change)? else { return Ok(None) };
+        next.generation =
+            self.generation.checked_add(1).ok_or(ReservationError::InsufficientResources)?;
+        if let ChangeEffect::Preempted { abort: true, .. } | ChangeEffect::TasksCleared = what {
+            next.abort_generation = next.generation;
         }
-        let for_all = matches!(change, Change::Reset { .. } | Change::Evict);
-        next.last = Some(Last { by: (!for_all).then(|| by.clone()), what });
+        let for_all = matches!(change, Change::Reset { .. } | Change::AdminClear);
+        next.last_change = Some(LastChange { by: (!for_all).then(|| by.clone()), effect: what });
         Ok(Some(next))
     }
 
-    fn apply(&mut self, by: &Party, seat: u64, change: &Change) -> Result<Option<What>, Refusal> {
+    fn apply(
+        &mut self,
+        by: &ItNexus,
+        incarnation: u64,
+        change: &Change,
+    ) -> Result<Option<ChangeEffect>, ReservationError> {
         match change {
-            Change::ReserveUnit => self.reserve_unit(by, seat),
-            Change::ReleaseUnit => self.release_unit(by),
-            Change::Leave => Ok(self.leave(by)),
-            // It was judged when it came; others may have reserved meanwhile.
-            Change::Modes(_) if !self.rights(by).may_write() => Err(Refusal::Conflict),
-            Change::Modes(modes) => Ok(self.set_modes(*modes)),
-            Change::ClearTasks => Ok(Some(What::TasksCleared)),
-            Change::Reset { target } => Ok(Some(self.reset(*target))),
-            Change::Evict => Ok(self.evict()),
-            // While the unit is RESERVEd even its holder may not make persistent reservations
+            Change::Spc2Reserve => self.spc2_reserve(by, incarnation),
+            Change::Spc2Release => self.spc2_release(by),
+            Change::NexusLoss => Ok(self.lose_nexus(by)),
+            // It was allowed when it arrived; another initiator may have reserved since.
+            Change::SetModePages(_) if !self.rights(by).may_write() => {
+                Err(ReservationError::Conflict)
+            }
+            Change::SetModePages(modes) => Ok(self.set_mode_pages(*modes)),
+            Change::ClearTaskSet => Ok(Some(ChangeEffect::TasksCleared)),
+            Change::Reset { whole_target: target } => Ok(Some(self.reset(*target))),
+            Change::AdminClear => Ok(self.admin_clear()),
+            // During an SPC-2 reservation even its holder must not make persistent reservations
             // (SPC-2 5.5.1).
-            _ if self.sole.is_some() => Err(Refusal::Conflict),
-            Change::Register { key, new_key, ignore_key, persists, ports, also } => {
+            _ if self.spc2_reservation.is_some() => Err(ReservationError::Conflict),
+            Change::Register {
+                key,
+                new_key,
+                ignore_key,
+                persist: persists,
+                ports,
+                other_initiators: also,
+            } => {
                 let key = (!ignore_key).then_some(*key);
-                let ask = Registering { by, key, new_key: *new_key, ports, also };
-                self.persists = *persists;
+                let ask =
+                    RegisterRequest { by, key, new_key: *new_key, ports, other_initiators: also };
+                self.persist = *persists;
                 self.register(&ask)
             }
-            Change::Enlist { action, persists } => {
-                let what = self.enlist(by, *action)?;
-                let persisted = persists.and_then(|persists| self.persist(persists));
+            Change::NvmeRegister { action, persist: persists } => {
+                let what = self.nvme_register(by, *action)?;
+                let persisted = persists.and_then(|persists| self.set_persistence(persists));
                 Ok(what.or(persisted))
             }
-            Change::Persist(persists) => Ok(self.persist(*persists)),
-            Change::Move { key, new_key, to, unregister, persists } => {
-                self.move_to(by, *key, *new_key, to, *unregister)?;
-                self.persists = *persists;
-                Ok(Some(What::Quiet))
+            Change::SetPersistence(persists) => Ok(self.set_persistence(*persists)),
+            Change::RegisterAndMove { key, new_key, to, unregister, persist: persists } => {
+                self.register_and_move(by, *key, *new_key, to, *unregister)?;
+                self.persist = *persists;
+                Ok(Some(ChangeEffect::Silent))
             }
             Change::Reserve { key, kind } => {
-                self.authenticate(by, *key)?;
+                self.check_key(by, *key)?;
                 self.reserve(by, *kind)
             }
             Change::Release { key, kind } => {
-                self.authenticate(by, *key)?;
+                self.check_key(by, *key)?;
                 self.release(by, *kind)
             }
             Change::Clear { key } => {
-                self.authenticate(by, *key)?;
+                self.check_key(by, *key)?;
                 Ok(Some(self.clear()))
             }
-            Change::Preempt { key, victim, kind, abort } => {
-                self.authenticate(by, *key)?;
+            Change::Preempt { key, preempt_key: victim, kind, abort } => {
+                self.check_key(by, *key)?;
                 self.preempt(by, *victim, *kind, *abort).map(Some)
             }
         }
     }
 
-    /// Who is not registered under the key that it gives may not go on (SPC-4 5.12.7, 6.16.3).
-    pub(crate) fn authenticate(&self, by: &Party, key: u64) -> Result<(), Refusal> {
+    /// Only a nexus registered with the given key may proceed (SPC-4 5.12.7, 6.16.3).
+    pub(crate) fn check_key(&self, by: &ItNexus, key: u64) -> Result<(), ReservationError> {
         match self.registrant(by) {
             Some(own) if own.key == key => Ok(()),
-            _ => Err(Refusal::Conflict),
+            _ => Err(ReservationError::Conflict),
         }
     }
 
-    /// SPC-4 6.15.2: all service actions count but RESERVE and RELEASE, and those that were
-    /// refused.
-    pub(crate) fn count(&mut self) {
+    /// SPC-4 6.15.2: all successful service actions except RESERVE and RELEASE increment it.
+    pub(crate) fn bump_pr_generation(&mut self) {
         self.pr_generation = self.pr_generation.wrapping_add(1);
     }
 
-    /// SPC-4 5.12.9: one reservation at a time; asking again for what one holds is no error.
-    fn reserve(&mut self, by: &Party, kind: Kind) -> Result<Option<What>, Refusal> {
+    /// SPC-4 5.12.9: one reservation at a time; the holder may repeat its request.
+    fn reserve(
+        &mut self,
+        by: &ItNexus,
+        kind: ReservationType,
+    ) -> Result<Option<ChangeEffect>, ReservationError> {
         match &self.reservation {
             None => {
                 self.reservation = Some(Reservation::new(kind, by));
-                Ok(Some(What::Quiet))
+                Ok(Some(ChangeEffect::Silent))
             }
-            Some(held) if held.kind == kind && self.holds(by) => Ok(None),
-            Some(_) => Err(Refusal::Conflict),
+            Some(held) if held.kind == kind && self.is_holder(by) => Ok(None),
+            Some(_) => Err(ReservationError::Conflict),
         }
     }
 
-    /// SPC-4 5.12.11.2.2. Registrants are told of the end of what gave them rights.
-    fn release(&mut self, by: &Party, kind: Kind) -> Result<Option<What>, Refusal> {
+    /// SPC-4 5.12.11.2.2. Registrants learn that the reservation that gave them rights has ended.
+    fn release(
+        &mut self,
+        by: &ItNexus,
+        kind: ReservationType,
+    ) -> Result<Option<ChangeEffect>, ReservationError> {
         let held = match &self.reservation {
-            Some(held) if self.holds(by) => held.kind,
+            Some(held) if self.is_holder(by) => held.kind,
             _ => return Ok(None),
         };
         if held != kind {
-            return Err(Refusal::InvalidRelease);
+            return Err(ReservationError::InvalidRelease);
         }
         self.reservation = None;
-        let told = held.is_registrants_only() || held.is_all_registrants();
-        Ok(Some(if told { What::Released } else { What::Quiet }))
+        let gives_rights = held.is_registrants_only() || held.is_all_registrants();
+        Ok(Some(if gives_rights { ChangeEffect::Released } else { ChangeEffect::Silent }))
     }
 
     /// SPC-4 5.12.11.2.7.
-    fn clear(&mut self) -> What {
+    fn clear(&mut self) -> ChangeEffect {
         self.registrants.clear();
         self.reservation = None;
-        self.count();
-        What::Cleared
+        self.bump_pr_generation();
+        ChangeEffect::Cleared
     }
 
-    /// As CLEAR by somebody who is told nothing. PRgeneration goes on, because by it initiators see
-    /// that registrations are not what they were (SPC-4 5.12.6.2).
-    fn evict(&mut self) -> Option<What> {
-        let nobody = self.registrants.is_empty();
-        if nobody && self.sole.is_none() {
+    /// As CLEAR by an initiator that gets no notification. PRgeneration is incremented, which shows
+    /// initiators that registrations have changed (SPC-4 5.12.6.2).
+    fn admin_clear(&mut self) -> Option<ChangeEffect> {
+        let is_unregistered = self.registrants.is_empty();
+        if is_unregistered && self.spc2_reservation.is_none() {
             return None;
         }
-        self.sole = None;
-        Some(if nobody { What::Cleared } else { self.clear() })
+        self.spc2_reservation = None;
+        Some(if is_unregistered { ChangeEffect::Cleared } else { self.clear() })
     }
 
-    /// Whether RESERVE and RELEASE of the unit succeed without doing anything, because the
-    /// persistent reservation gives the party as much (SPC-4 5.12.3).
-    fn has_persistent(&self, by: &Party) -> bool {
+    /// Whether RESERVE and RELEASE of the unit succeed without effect, because the persistent
+    /// reservation already gives the nexus these rights (SPC-4 5.12.3).
+    fn persistent_reservation_covers(&self, by: &ItNexus) -> bool {
         let shared = self.reservation.as_ref().is_some_and(|r| r.kind.is_registrants_only());
-        self.holds(by) || shared && self.registrant(by).is_some()
+        self.is_holder(by) || shared && self.registrant(by).is_some()
     }
 
-    /// SPC-2 7.21. Where anybody has registered nobody can have the unit so (SPC-2 5.5.1).
-    fn reserve_unit(&mut self, by: &Party, seat: u64) -> Result<Option<What>, Refusal> {
-        if self.has_persistent(by) {
+    /// SPC-2 7.21. Conflicts if there is any registration (SPC-2 5.5.1).
+    fn spc2_reserve(
+        &mut self,
+        by: &ItNexus,
+        incarnation: u64,
+    ) -> Result<Option<ChangeEffect>, ReservationError> {
+        if self.persistent_reservation_covers(by) {
             return Ok(None);
         }
-        let taken = self.sole.as_ref().is_some_and(|sole| sole.party != *by);
+        let taken = self.spc2_reservation.as_ref().is_some_and(|spc2| spc2.nexus != *by);
         if taken || !self.registrants.is_empty() {
-            return Err(Refusal::Conflict);
+            return Err(ReservationError::Conflict);
         }
-        let sole = Some(Sole { party: by.clone(), seat });
-        if self.sole == sole {
+        let spc2 = Some(Spc2Reservation { nexus: by.clone(), incarnation });
+        if self.spc2_reservation == spc2 {
             return Ok(None);
         }
-        self.sole = sole;
-        Ok(Some(What::Quiet))
+        self.spc2_reservation = spc2;
+        Ok(Some(ChangeEffect::Silent))
     }
 
-    /// SPC-2 7.17: from anybody but the holder it does nothing, and that is no error.
-    fn release_unit(&mut self, by: &Party) -> Result<Option<What>, Refusal> {
-        if !self.registrants.is_empty() && !self.has_persistent(by) {
-            return Err(Refusal::Conflict);
+    /// SPC-2 7.17: without effect from any nexus but the holder, which is no error.
+    fn spc2_release(&mut self, by: &ItNexus) -> Result<Option<ChangeEffect>, ReservationError> {
+        if !self.registrants.is_empty() && !self.persistent_reservation_covers(by) {
+            return Err(ReservationError::Conflict);
         }
-        Ok(self.leave(by))
+        Ok(self.lose_nexus(by))
     }
 
-    fn leave(&mut self, by: &Party) -> Option<What> {
-        self.sole.take_if(|sole| sole.party == *by).map(|_| What::Quiet)
+    fn lose_nexus(&mut self, by: &ItNexus) -> Option<ChangeEffect> {
+        self.spc2_reservation.take_if(|spc2| spc2.nexus == *by).map(|_| ChangeEffect::Silent)
     }
 
-    fn persist(&mut self, persists: bool) -> Option<What> {
-        (std::mem::replace(&mut self.persists, persists) != persists).then_some(What::Quiet)
+    fn set_persistence(&mut self, persists: bool) -> Option<ChangeEffect> {
+        (std::mem::replace(&mut self.persist, persists) != persists).then_some(ChangeEffect::Silent)
     }
 
-    fn set_modes(&mut self, modes: u128) -> Option<What> {
-        (std::mem::replace(&mut self.modes, modes) != modes).then_some(What::Modes)
+    fn set_mode_pages(&mut self, modes: u128) -> Option<ChangeEffect> {
+        (std::mem::replace(&mut self.mode_pages, modes) != modes)
+            .then_some(ChangeEffect::ModePagesChanged)
     }
 
-    /// SAM-5 6.3.2, 6.3.3. PRgeneration stays: only power on sets it (SPC-4 6.15.2).
-    fn reset(&mut self, target: bool) -> What {
-        self.sole = None;
-        self.modes = 0;
-        self.resets = self.resets.wrapping_add(1);
-        What::Reset { target }
+    /// SAM-5 6.3.2, 6.3.3. PRgeneration is unchanged: only power on resets it (SPC-4 6.15.2).
+    fn reset(&mut self, target: bool) -> ChangeEffect {
+        self.spc2_reservation = None;
+        self.mode_pages = 0;
+        self.reset_count = self.reset_count.wrapping_add(1);
+        ChangeEffect::Reset { whole_target: target }
     }
 }

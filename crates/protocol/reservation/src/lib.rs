@@ -1,15 +1,15 @@
-//! Who may use a volume: the persistent reservations of SCSI (SPC-4 5.12) and NVMe, and what else
-//! the initiators of one volume share and a node by itself cannot know.
+//! Reservations: the persistent reservations of SCSI (SPC-4 5.12) and NVMe, and other state that
+//! the initiators of one volume share across nodes.
 //!
-//! All nodes that serve a volume keep one [`Table`]. A change is a pure function from the table
-//! that holds to its successor, which is written durably before anybody is answered:
+//! All nodes that serve a volume share one [`Table`]. A change is a pure function from the current
+//! table to its successor, which is made durable before the command is answered:
 //!
 //! ```text
-//! as_of(era, seated) -> Table              what still holds of a table that was written
-//! change(by, seat, change) -> Table        the successor; nothing to do; or a refusal
-//! encode() -> bytes, parse(bytes)          as it lies on disk (docs/format/reservations.md)
-//! rights(party) -> Rights                  what a party may do
-//! notices(old, new, party) -> Notices      what it must be told of a change
+//! as_of(power_epoch, is_serving) -> Table           the part of a stored table that is valid now
+//! with_change(by, incarnation, change) -> Table     the successor; nothing to do; or a refusal
+//! encode() -> bytes, parse(bytes)                   on disk (docs/format/reservations.md)
+//! rights(nexus) -> Rights                           what a nexus may do
+//! notifications(old, new, nexus) -> Notifications   what it is notified of
 //! ```
 //!
 //! Nothing here does I/O or knows a protocol's bytes. Clauses are those of SPC-4 r37 and, for
@@ -17,16 +17,18 @@
 
 mod change;
 mod format;
-mod notices;
-mod party;
+mod nexus;
+mod notifications;
 mod preempt;
 mod register;
 mod rights;
 mod table;
 
-pub use change::{Change, Enlisting, Field, Refusal};
-pub use format::{COPY_BYTES, Damaged, MAX_REGISTRANTS};
-pub use notices::{Notice, Notices};
-pub use party::{Initiator, MAX_NAME, Party};
+pub use change::{Change, InvalidField, NvmeRegisterAction, ReservationError};
+pub use format::{COPY_BYTES, MAX_REGISTRANTS, TableError};
+pub use nexus::{Initiator, ItNexus, MAX_NAME};
+pub use notifications::{Notification, Notifications};
 pub use rights::Rights;
-pub use table::{Kind, Last, Registrant, Reservation, Sole, Table, What};
+pub use table::{
+    ChangeEffect, LastChange, Registrant, Reservation, ReservationType, Spc2Reservation, Table,
+};

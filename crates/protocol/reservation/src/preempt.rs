@@ -1,52 +1,54 @@
-//! PREEMPT: taking the reservation away, or registrations.
+//! PREEMPT: taking over the reservation, or removing registrations.
 
-use crate::change::{Field, Refusal};
-use crate::party::Party;
-use crate::table::{Kind, Reservation, Table, What};
+use crate::change::{InvalidField, ReservationError};
+use crate::nexus::ItNexus;
+use crate::table::{ChangeEffect, Reservation, ReservationType, Table};
 
 impl Table {
-    /// SPC-4 5.12.11.2.4.1: whose key it is decides what goes.
+    /// SPC-4 5.12.11.2.4.1: the key decides what is removed.
     pub(crate) fn preempt(
         &mut self,
-        by: &Party,
-        victim: u64,
-        kind: Option<Kind>,
+        by: &ItNexus,
+        preempt_key: u64,
+        kind: Option<ReservationType>,
         abort: bool,
-    ) -> Result<What, Refusal> {
+    ) -> Result<ChangeEffect, ReservationError> {
         let held = self.reservation.as_ref().map(|held| held.kind);
         let changed = match held {
-            // The holder's key, which is 0 where all registrants hold it.
-            Some(held) if self.holder_key() == victim => {
-                let kind = kind.ok_or(Refusal::Parameter(Field::Kind))?;
-                self.replace(by, victim, kind);
+            // The holder's key, which is 0 if all registrants hold the reservation.
+            Some(held) if self.holder_key() == preempt_key => {
+                let kind = kind.ok_or(ReservationError::InvalidField(InvalidField::Type))?;
+                self.preempt_reservation(by, preempt_key, kind);
                 kind != held
             }
-            Some(_) if victim == 0 => return Err(Refusal::Parameter(Field::NewKey)),
+            Some(_) if preempt_key == 0 => {
+                return Err(ReservationError::InvalidField(InvalidField::NewKey));
+            }
             _ => {
-                self.remove_registrations(victim)?;
+                self.remove_registrations(preempt_key)?;
                 false
             }
         };
-        self.count();
-        Ok(What::Preempted { victim, changed, abort })
+        self.bump_pr_generation();
+        Ok(ChangeEffect::Preempted { preempt_key, type_changed: changed, abort })
     }
 
-    /// SPC-4 5.12.11.2.4.3: everybody of the holder's key goes but the one who asks, who holds the
-    /// reservation now. A key of 0 is everybody's.
-    fn replace(&mut self, by: &Party, victim: u64, kind: Kind) {
-        self.registrants.retain(|r| r.party == *by || victim != 0 && r.key != victim);
+    /// SPC-4 5.12.11.2.4.3: removes all registrations with the holder's key except that of the
+    /// preempting nexus, which now holds the reservation. A key of 0 means all.
+    fn preempt_reservation(&mut self, by: &ItNexus, preempt_key: u64, kind: ReservationType) {
+        self.registrants.retain(|r| r.nexus == *by || preempt_key != 0 && r.key != preempt_key);
         self.reservation = Some(Reservation::new(kind, by));
     }
 
-    /// SPC-4 5.12.11.2.5: everybody of that key goes, the one who asks too. The reservation stays,
-    /// unless all registrants held it and none is left.
-    fn remove_registrations(&mut self, victim: u64) -> Result<(), Refusal> {
+    /// SPC-4 5.12.11.2.5: removes all registrations with that key, even that of the preempting
+    /// nexus. The reservation stays, unless all registrants held it and none is left.
+    fn remove_registrations(&mut self, preempt_key: u64) -> Result<(), ReservationError> {
         let before = self.registrants.len();
-        self.registrants.retain(|r| r.key != victim);
+        self.registrants.retain(|r| r.key != preempt_key);
         if self.registrants.len() == before {
-            return Err(Refusal::Conflict);
+            return Err(ReservationError::Conflict);
         }
-        self.settle();
+        self.release_unheld_reservation();
         Ok(())
     }
 }

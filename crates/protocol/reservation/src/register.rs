@@ -2,24 +2,24 @@
 
 use std::collections::BTreeSet;
 
-use crate::change::{Enlisting, Field, Refusal};
+use crate::change::{InvalidField, NvmeRegisterAction, ReservationError};
 use crate::format::MAX_REGISTRANTS;
-use crate::party::{Initiator, Party};
-use crate::table::{Registrant, Table, What};
+use crate::nexus::{Initiator, ItNexus};
+use crate::table::{ChangeEffect, Registrant, Table};
 
-/// A REGISTER as it came in.
-pub(crate) struct Registering<'a> {
-    pub(crate) by: &'a Party,
-    /// `None` if the key that is registered is to be ignored.
+/// A REGISTER request.
+pub(crate) struct RegisterRequest<'a> {
+    pub(crate) by: &'a ItNexus,
+    /// `None` to ignore the registered key.
     pub(crate) key: Option<u64>,
     pub(crate) new_key: u64,
     pub(crate) ports: &'a [u16],
-    pub(crate) also: &'a [Initiator],
+    pub(crate) other_initiators: &'a [Initiator],
 }
 
-impl Registering<'_> {
-    /// Whether the key that was given is the one that `registrant` has, if it matters.
-    fn fits(&self, registrant: &Registrant) -> bool {
+impl RegisterRequest<'_> {
+    /// Whether the given key is that of `registrant`, if it matters.
+    fn key_matches(&self, registrant: &Registrant) -> bool {
         self.key.is_none_or(|key| key == registrant.key)
     }
 
@@ -31,135 +31,158 @@ impl Registering<'_> {
 
 impl Table {
     /// SPC-4 5.12.7.
-    pub(crate) fn register(&mut self, ask: &Registering<'_>) -> Result<Option<What>, Refusal> {
-        match (self.registrant(ask.by), ask.key) {
-            (None, Some(0)) if ask.new_key == 0 => return Ok(None),
-            (None, Some(key)) if key != 0 => return Err(Refusal::Conflict),
-            (Some(own), _) if !ask.fits(own) => return Err(Refusal::Conflict),
-            // Others can only be registered along with oneself.
-            (Some(_), _) | (None, None) if !ask.also.is_empty() => {
-                return Err(Refusal::Parameter(Field::Also));
+    pub(crate) fn register(
+        &mut self,
+        request: &RegisterRequest<'_>,
+    ) -> Result<Option<ChangeEffect>, ReservationError> {
+        match (self.registrant(request.by), request.key) {
+            (None, Some(0)) if request.new_key == 0 => return Ok(None),
+            (None, Some(key)) if key != 0 => return Err(ReservationError::Conflict),
+            (Some(own), _) if !request.key_matches(own) => return Err(ReservationError::Conflict),
+            // Other initiators can only be registered along with the requesting one.
+            (Some(_), _) | (None, None) if !request.other_initiators.is_empty() => {
+                return Err(ReservationError::InvalidField(InvalidField::SpecIPt));
             }
             _ => {}
         }
-        if ask.new_key == 0 { self.unregister(ask) } else { self.enroll(ask).map(Some) }
+        if request.new_key == 0 {
+            self.unregister(request)
+        } else {
+            self.add_registrations(request).map(Some)
+        }
     }
 
-    /// NVMe Base 2.0, 7.3 and 8.19: only a registrant unregisters, or takes another key, and
-    /// registering is no way to take one.
-    pub(crate) fn enlist(
+    /// NVMe Base 2.0, 7.3 and 8.19: only a registrant unregisters or replaces its key, and the
+    /// Register action does not replace a key.
+    pub(crate) fn nvme_register(
         &mut self,
-        by: &Party,
-        action: Enlisting,
-    ) -> Result<Option<What>, Refusal> {
+        by: &ItNexus,
+        action: NvmeRegisterAction,
+    ) -> Result<Option<ChangeEffect>, ReservationError> {
         let own = self.registrant(by).map(|own| own.key);
         let (key, new_key) = match (action, own) {
-            (Enlisting::Register { new_key: 0 } | Enlisting::Replace { new_key: 0, .. }, _) => {
-                return Err(Refusal::Parameter(Field::NewKey));
+            (
+                NvmeRegisterAction::Register { new_key: 0 }
+                | NvmeRegisterAction::Replace { new_key: 0, .. },
+                _,
+            ) => {
+                return Err(ReservationError::InvalidField(InvalidField::NewKey));
             }
-            (Enlisting::Register { new_key }, None) => (None, new_key),
-            (Enlisting::Register { new_key }, Some(own)) if own == new_key => (Some(own), new_key),
-            (Enlisting::Unregister { key }, Some(_)) => (key, 0),
-            (Enlisting::Replace { key, new_key }, Some(_)) => (key, new_key),
-            _ => return Err(Refusal::Conflict),
+            (NvmeRegisterAction::Register { new_key }, None) => (None, new_key),
+            (NvmeRegisterAction::Register { new_key }, Some(own)) if own == new_key => {
+                (Some(own), new_key)
+            }
+            (NvmeRegisterAction::Unregister { key }, Some(_)) => (key, 0),
+            (NvmeRegisterAction::Replace { key, new_key }, Some(_)) => (key, new_key),
+            _ => return Err(ReservationError::Conflict),
         };
-        self.register(&Registering { by, key, new_key, ports: &[], also: &[] })
+        self.register(&RegisterRequest { by, key, new_key, ports: &[], other_initiators: &[] })
     }
 
     /// SPC-4 5.12.11.2.3.
-    fn unregister(&mut self, ask: &Registering<'_>) -> Result<Option<What>, Refusal> {
-        let ports = ask.ports();
-        let goes =
-            |r: &Registrant| r.party.initiator == ask.by.initiator && ports.contains(&r.party.port);
-        if self.registrants.iter().any(|r| goes(r) && !ask.fits(r)) {
-            return Err(Refusal::Conflict);
+    fn unregister(
+        &mut self,
+        request: &RegisterRequest<'_>,
+    ) -> Result<Option<ChangeEffect>, ReservationError> {
+        let ports = request.ports();
+        let goes = |r: &Registrant| {
+            r.nexus.initiator == request.by.initiator && ports.contains(&r.nexus.port)
+        };
+        if self.registrants.iter().any(|r| goes(r) && !request.key_matches(r)) {
+            return Err(ReservationError::Conflict);
         }
         let before = self.registrants.len();
         self.registrants.retain(|r| !goes(r));
         if self.registrants.len() == before {
             return Ok(None);
         }
-        self.count();
-        Ok(Some(self.settle()))
+        self.bump_pr_generation();
+        Ok(Some(self.release_unheld_reservation()))
     }
 
-    /// Releases the reservation if who held it is no longer registered (SPC-4 5.12.10,
-    /// 5.12.11.2.3).
-    pub(crate) fn settle(&mut self) -> What {
-        let is_held = self.registrants.iter().any(|r| self.holds(&r.party));
+    /// Releases the reservation if its holder is no longer registered (SPC-4 5.12.10, 5.12.11.2.3).
+    pub(crate) fn release_unheld_reservation(&mut self) -> ChangeEffect {
+        let is_held = self.registrants.iter().any(|r| self.is_holder(&r.nexus));
         let released = self.reservation.take_if(|_| !is_held);
         match released {
-            Some(held) if held.kind.is_registrants_only() => What::Released,
-            _ => What::Quiet,
+            Some(held) if held.kind.is_registrants_only() => ChangeEffect::Released,
+            _ => ChangeEffect::Silent,
         }
     }
 
-    /// Registers the party, and others if they are named, or gives it another key: all or nothing.
-    fn enroll(&mut self, ask: &Registering<'_>) -> Result<What, Refusal> {
-        let ports = ask.ports();
-        let mut initiators: BTreeSet<&Initiator> = ask.also.iter().collect();
+    /// Registers the nexus, and other named ones, or replaces its key: all or nothing.
+    fn add_registrations(
+        &mut self,
+        request: &RegisterRequest<'_>,
+    ) -> Result<ChangeEffect, ReservationError> {
+        let ports = request.ports();
+        let mut initiators: BTreeSet<&Initiator> = request.other_initiators.iter().collect();
         if !initiators.iter().all(|initiator| initiator.is_valid()) {
-            return Err(Refusal::Parameter(Field::Initiator));
+            return Err(ReservationError::InvalidField(InvalidField::TransportId));
         }
-        for Registrant { party, .. } in &self.registrants {
-            if initiators.contains(&party.initiator) && ports.contains(&party.port) {
-                return Err(Refusal::Parameter(Field::Initiator));
+        for Registrant { nexus, .. } in &self.registrants {
+            if initiators.contains(&nexus.initiator) && ports.contains(&nexus.port) {
+                return Err(ReservationError::InvalidField(InvalidField::TransportId));
             }
         }
-        initiators.insert(&ask.by.initiator);
+        initiators.insert(&request.by.initiator);
         if initiators.len().saturating_mul(ports.len()) > MAX_REGISTRANTS {
-            return Err(Refusal::Full);
+            return Err(ReservationError::InsufficientResources);
         }
-        let all_ports = !ask.ports.is_empty();
+        let all_ports = !request.ports.is_empty();
         for initiator in initiators {
             for port in &ports {
-                let party = Party { initiator: initiator.clone(), port: *port };
-                if self.registrant(&party).is_some_and(|other| !ask.fits(other)) {
-                    return Err(Refusal::Conflict);
+                let nexus = ItNexus { initiator: initiator.clone(), port: *port };
+                if self.registrant(&nexus).is_some_and(|other| !request.key_matches(other)) {
+                    return Err(ReservationError::Conflict);
                 }
-                self.set_key(Registrant { party, key: ask.new_key, all_ports });
+                self.put_registrant(Registrant { nexus, key: request.new_key, all_ports });
             }
         }
-        self.count();
-        if self.fits() { Ok(What::Quiet) } else { Err(Refusal::Full) }
+        self.bump_pr_generation();
+        if self.fits_one_copy() {
+            Ok(ChangeEffect::Silent)
+        } else {
+            Err(ReservationError::InsufficientResources)
+        }
     }
 
-    /// Registers a party, or anew.
-    fn set_key(&mut self, registrant: Registrant) {
-        match self.registrants.binary_search_by(|r| r.party.cmp(&registrant.party)) {
+    /// Adds or replaces a registration.
+    fn put_registrant(&mut self, registrant: Registrant) {
+        match self.registrants.binary_search_by(|r| r.nexus.cmp(&registrant.nexus)) {
             Ok(at) => self.registrants[at] = registrant,
             Err(at) => self.registrants.insert(at, registrant),
         }
     }
 
     /// SPC-4 5.12.8.
-    pub(crate) fn move_to(
+    pub(crate) fn register_and_move(
         &mut self,
-        by: &Party,
+        by: &ItNexus,
         key: u64,
         new_key: u64,
-        to: &Party,
+        to: &ItNexus,
         unregister: bool,
-    ) -> Result<(), Refusal> {
-        self.authenticate(by, key)?;
+    ) -> Result<(), ReservationError> {
+        self.check_key(by, key)?;
         let Some(held) = &mut self.reservation else {
-            return Err(Refusal::Parameter(Field::Action));
+            return Err(ReservationError::InvalidField(InvalidField::ServiceAction));
         };
         match &mut held.holder {
             Some(holder) if holder == by => *holder = to.clone(),
-            _ => return Err(Refusal::Conflict),
+            _ => return Err(ReservationError::Conflict),
         }
         if new_key == 0 {
-            return Err(Refusal::Parameter(Field::NewKey));
+            return Err(ReservationError::InvalidField(InvalidField::NewKey));
         }
         if to.initiator == by.initiator || !to.initiator.is_valid() {
-            return Err(Refusal::Parameter(Field::Initiator));
+            return Err(ReservationError::InvalidField(InvalidField::TransportId));
         }
-        self.set_key(Registrant { party: to.clone(), key: new_key, all_ports: false });
+        self.put_registrant(Registrant { nexus: to.clone(), key: new_key, all_ports: false });
         if unregister {
-            self.registrants.retain(|r| r.party != *by);
+            self.registrants.retain(|r| r.nexus != *by);
         }
-        self.count();
-        if self.fits() { Ok(()) } else { Err(Refusal::Full) }
+        self.bump_pr_generation();
+        if self.fits_one_copy() { Ok(()) } else { Err(ReservationError::InsufficientResources) }
     }
 }

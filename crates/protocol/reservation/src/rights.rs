@@ -1,36 +1,37 @@
-//! What a party may do with the volume.
+//! What a nexus may do with the volume.
 
-/// What a party may do. Which commands read and write for this purpose is the protocol's to say.
+/// Access rights. The protocol defines which commands count as reads and writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rights {
     /// Read the contents.
-    pub reads: bool,
+    pub can_read: bool,
     /// Change the contents.
-    pub writes: bool,
-    /// It has registered.
-    pub registered: bool,
-    /// False: another has RESERVEd the unit.
-    pub sole: bool,
+    pub can_write: bool,
+    /// Whether it is registered.
+    pub is_registered: bool,
+    /// False if another nexus holds an SPC-2 reservation.
+    pub passes_spc2: bool,
 }
 
 impl Rights {
-    /// Everything; it changes nothing that it meets.
-    pub const ALL: Self = Self { reads: true, writes: true, registered: true, sole: true };
+    /// All rights; neutral in [`Rights::intersection`].
+    pub const ALL: Self =
+        Self { can_read: true, can_write: true, is_registered: true, passes_spc2: true };
 
-    /// Whether it may change anything now.
+    /// Whether it may write now.
     #[must_use]
     pub const fn may_write(self) -> bool {
-        self.sole && self.writes
+        self.passes_spc2 && self.can_write
     }
 
-    /// What both allow.
+    /// The rights that both grant.
     #[must_use]
-    pub const fn meet(self, other: Self) -> Self {
+    pub const fn intersection(self, other: Self) -> Self {
         Self {
-            reads: self.reads && other.reads,
-            writes: self.writes && other.writes,
-            registered: self.registered && other.registered,
-            sole: self.sole && other.sole,
+            can_read: self.can_read && other.can_read,
+            can_write: self.can_write && other.can_write,
+            is_registered: self.is_registered && other.is_registered,
+            passes_spc2: self.passes_spc2 && other.passes_spc2,
         }
     }
 }

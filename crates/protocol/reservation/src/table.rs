@@ -1,36 +1,36 @@
-//! The table and what holds of it.
+//! The reservation table and its current state.
 
 use crate::format;
-use crate::party::Party;
+use crate::nexus::ItNexus;
 use crate::rights::Rights;
 
 /// Type of a persistent reservation (SPC-4 6.15.3.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Kind {
+pub enum ReservationType {
     /// Only the holder writes.
     WriteExclusive = 1,
     /// Only the holder reads and writes.
     ExclusiveAccess = 3,
     /// Only registrants write; one of them holds the reservation.
-    WriteExclusiveRegistrants = 5,
+    WriteExclusiveRegistrantsOnly = 5,
     /// Only registrants read and write; one of them holds the reservation.
-    ExclusiveAccessRegistrants = 6,
+    ExclusiveAccessRegistrantsOnly = 6,
     /// Only registrants write; all of them hold the reservation.
-    WriteExclusiveAll = 7,
+    WriteExclusiveAllRegistrants = 7,
     /// Only registrants read and write; all of them hold the reservation.
-    ExclusiveAccessAll = 8,
+    ExclusiveAccessAllRegistrants = 8,
 }
 
-impl Kind {
+impl ReservationType {
     /// All of them.
     pub const ALL: [Self; 6] = [
         Self::WriteExclusive,
         Self::ExclusiveAccess,
-        Self::WriteExclusiveRegistrants,
-        Self::ExclusiveAccessRegistrants,
-        Self::WriteExclusiveAll,
-        Self::ExclusiveAccessAll,
+        Self::WriteExclusiveRegistrantsOnly,
+        Self::ExclusiveAccessRegistrantsOnly,
+        Self::WriteExclusiveAllRegistrants,
+        Self::ExclusiveAccessAllRegistrants,
     ];
 
     /// The type with SCSI's code `code`.
@@ -57,40 +57,42 @@ impl Kind {
         match self {
             Self::WriteExclusive => 1,
             Self::ExclusiveAccess => 2,
-            Self::WriteExclusiveRegistrants => 3,
-            Self::ExclusiveAccessRegistrants => 4,
-            Self::WriteExclusiveAll => 5,
-            Self::ExclusiveAccessAll => 6,
+            Self::WriteExclusiveRegistrantsOnly => 3,
+            Self::ExclusiveAccessRegistrantsOnly => 4,
+            Self::WriteExclusiveAllRegistrants => 5,
+            Self::ExclusiveAccessAllRegistrants => 6,
         }
     }
 
     /// Whether one registrant holds it and all registrants have its rights.
     #[must_use]
     pub const fn is_registrants_only(self) -> bool {
-        matches!(self, Self::WriteExclusiveRegistrants | Self::ExclusiveAccessRegistrants)
+        matches!(self, Self::WriteExclusiveRegistrantsOnly | Self::ExclusiveAccessRegistrantsOnly)
     }
 
     /// Whether every registrant holds it.
     #[must_use]
     pub const fn is_all_registrants(self) -> bool {
-        matches!(self, Self::WriteExclusiveAll | Self::ExclusiveAccessAll)
+        matches!(self, Self::WriteExclusiveAllRegistrants | Self::ExclusiveAccessAllRegistrants)
     }
 
-    /// Whether who has no part in it may not even read.
+    /// Whether other nexuses may not even read.
     #[must_use]
-    pub const fn keeps_readers_out(self) -> bool {
+    pub const fn is_exclusive_access(self) -> bool {
         matches!(
             self,
-            Self::ExclusiveAccess | Self::ExclusiveAccessRegistrants | Self::ExclusiveAccessAll
+            Self::ExclusiveAccess
+                | Self::ExclusiveAccessRegistrantsOnly
+                | Self::ExclusiveAccessAllRegistrants
         )
     }
 }
 
-/// A party that has registered.
+/// A registered nexus.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registrant {
-    /// Who.
-    pub party: Party,
+    /// The nexus.
+    pub nexus: ItNexus,
     /// The reservation key; never 0.
     pub key: u64,
     /// Whether it was registered at all target ports at once (ALL_TG_PT).
@@ -100,116 +102,116 @@ pub struct Registrant {
 /// The persistent reservation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
-    /// What it keeps whom from.
-    pub kind: Kind,
+    /// Its type.
+    pub kind: ReservationType,
     /// The registrant that holds it; `None` if all do.
-    pub holder: Option<Party>,
+    pub holder: Option<ItNexus>,
 }
 
 impl Reservation {
-    pub(crate) fn new(kind: Kind, by: &Party) -> Self {
+    pub(crate) fn new(kind: ReservationType, by: &ItNexus) -> Self {
         Self { kind, holder: (!kind.is_all_registrants()).then(|| by.clone()) }
     }
 }
 
-/// The unit is RESERVEd (SPC-2 7.21).
+/// An SPC-2 reservation of the unit (SPC-2 7.21).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sole {
-    /// By whom.
-    pub party: Party,
-    /// The incarnation of the node through which it came. Once that is no more the nexus is lost,
-    /// and the unit is free.
-    pub seat: u64,
+pub struct Spc2Reservation {
+    /// The holder.
+    pub nexus: ItNexus,
+    /// The incarnation of the node through which it was made. When that ends the nexus is lost, and
+    /// the unit is free.
+    pub incarnation: u64,
 }
 
 /// The last change of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Last {
-    /// Who made it; `None` if it makes no difference: everybody is told the same.
-    pub by: Option<Party>,
-    /// What it was.
-    pub what: What,
+pub struct LastChange {
+    /// Its author; `None` if all initiators get the same notifications.
+    pub by: Option<ItNexus>,
+    /// Its effect.
+    pub effect: ChangeEffect,
 }
 
-/// What a change was, as far as others must be told.
+/// The effect of a change, as far as others must be notified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
-    /// Nobody is told.
-    Quiet,
-    /// The reservation was released; who is registered is told.
+pub enum ChangeEffect {
+    /// No notifications.
+    Silent,
+    /// The reservation was released; notifies registrants.
     Released,
-    /// All registrations were removed; who had one is told.
+    /// All registrations were removed; notifies their owners.
     Cleared,
-    /// Registrations were removed by PREEMPT; who had one is told.
+    /// PREEMPT removed registrations; notifies their owners.
     Preempted {
-        /// The key of those that were to go; 0: all but the one who did it.
-        victim: u64,
-        /// Whether the reservation's type changed; who is still registered is told.
-        changed: bool,
-        /// Whether commands of those registered under `victim` are to be aborted.
+        /// The key of the removed registrations; 0: all but the author's.
+        preempt_key: u64,
+        /// Whether the reservation's type changed; notifies remaining registrants.
+        type_changed: bool,
+        /// Whether to abort commands of those registered under `preempt_key`.
         abort: bool,
     },
     /// Mode pages changed.
-    Modes,
-    /// All commands were aborted; whose they were is told.
+    ModePagesChanged,
+    /// All commands were aborted; notifies their initiators.
     TasksCleared,
     /// The unit was reset.
     Reset {
-        /// As all units of the target were.
-        target: bool,
+        /// Together with all units of the target.
+        whole_target: bool,
     },
 }
 
-/// What all nodes know of one volume's initiators.
+/// State of one volume that its initiators share across all nodes.
 ///
 /// Invariants: registrants are sorted and have keys; the holder of the reservation is a registrant;
-/// where nobody is registered there is no reservation; who RESERVEd the unit is alone.
+/// without registrants there is no reservation; an SPC-2 reservation excludes registrations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
-    /// Counts the changes of the table; 0 if it was never changed.
+    /// Number of changes of the table; 0 if it was never changed.
     pub generation: u64,
-    /// The era in which it was changed last; another one begins when the nodes lose power.
-    pub era: u64,
-    /// Whether registrations and the reservation outlive an era (APTPL as last received).
-    pub persists: bool,
+    /// The power epoch of the last change; a new one begins when the nodes lose power.
+    pub power_epoch: u64,
+    /// Whether registrations and the reservation survive the power epoch (APTPL as last received).
+    pub persist: bool,
     /// PRgeneration (SPC-4 6.15.2); wraps.
     pub pr_generation: u32,
     /// The persistent reservation.
     pub reservation: Option<Reservation>,
-    /// Who RESERVEd the unit.
-    pub sole: Option<Sole>,
-    /// What the mode pages say that can be changed, opaque here; 0 are the defaults.
-    pub modes: u128,
-    /// Counts resets of the unit; wraps.
-    pub resets: u32,
+    /// The SPC-2 reservation.
+    pub spc2_reservation: Option<Spc2Reservation>,
+    /// The changeable parameters of the mode pages, opaque here; 0 for the defaults.
+    pub mode_pages: u128,
+    /// Number of resets of the unit; wraps.
+    pub reset_count: u32,
     /// The last change.
-    pub last: Option<Last>,
-    /// The generation that the last PREEMPT AND ABORT made; 0 if there was none.
-    pub(crate) aborted: u64,
-    /// Sorted by party.
+    pub last_change: Option<LastChange>,
+    /// The generation made by the last PREEMPT AND ABORT; 0 if there was none.
+    pub(crate) abort_generation: u64,
+    /// Sorted by nexus.
     pub(crate) registrants: Vec<Registrant>,
 }
 
 impl Table {
-    /// Who is registered, sorted by party.
+    /// The registrants, sorted by nexus.
     #[must_use]
     pub fn registrants(&self) -> &[Registrant] {
         &self.registrants
     }
 
-    /// The registration of `party`.
+    /// The registration of `nexus`.
     #[must_use]
-    pub fn registrant(&self, party: &Party) -> Option<&Registrant> {
-        let at = self.registrants.binary_search_by(|r| r.party.cmp(party)).ok()?;
+    pub fn registrant(&self, nexus: &ItNexus) -> Option<&Registrant> {
+        let at = self.registrants.binary_search_by(|r| r.nexus.cmp(nexus)).ok()?;
         self.registrants.get(at)
     }
 
-    /// Whether `party` holds the reservation (SPC-4 5.12.10).
+    /// Whether `nexus` holds the reservation (SPC-4 5.12.10).
     #[must_use]
-    pub fn holds(&self, party: &Party) -> bool {
+    pub fn is_holder(&self, nexus: &ItNexus) -> bool {
         match &self.reservation {
-            Some(Reservation { holder: Some(holder), .. }) => holder == party,
-            Some(Reservation { holder: None, .. }) => self.registrant(party).is_some(),
+            Some(Reservation { holder: Some(holder), .. }) => holder == nexus,
+            Some(Reservation { holder: None, .. }) => self.registrant(nexus).is_some(),
             None => false,
         }
     }
@@ -222,50 +224,60 @@ impl Table {
         holder.and_then(|holder| self.registrant(holder)).map_or(0, |holder| holder.key)
     }
 
-    /// Whether nobody can be in conflict with anybody: there is no reservation of any sort.
+    /// Whether no conflict is possible: there is no reservation of any kind.
     #[must_use]
-    pub fn is_free(&self) -> bool {
-        self.reservation.is_none() && self.sole.is_none()
+    pub fn is_unreserved(&self) -> bool {
+        self.reservation.is_none() && self.spc2_reservation.is_none()
     }
 
-    /// What `party` may do (SPC-4 5.12.1, SPC-2 5.5.1).
+    /// What `nexus` may do (SPC-4 5.12.1, SPC-2 5.5.1).
     #[must_use]
-    pub fn rights(&self, party: &Party) -> Rights {
-        let registered = self.registrant(party).is_some();
-        if self.sole.as_ref().is_some_and(|sole| sole.party != *party) {
-            return Rights { reads: false, writes: false, registered, sole: false };
+    pub fn rights(&self, nexus: &ItNexus) -> Rights {
+        let registered = self.registrant(nexus).is_some();
+        if self.spc2_reservation.as_ref().is_some_and(|spc2| spc2.nexus != *nexus) {
+            return Rights {
+                can_read: false,
+                can_write: false,
+                is_registered: registered,
+                passes_spc2: false,
+            };
         }
         let Some(Reservation { kind, .. }) = self.reservation else {
-            return Rights { registered, ..Rights::ALL };
+            return Rights { is_registered: registered, ..Rights::ALL };
         };
-        let has_part = self.holds(party) || kind.is_registrants_only() && registered;
-        let reads = has_part || !kind.keeps_readers_out();
-        Rights { reads, writes: has_part, registered, sole: true }
+        let has_part = self.is_holder(nexus) || kind.is_registrants_only() && registered;
+        let reads = has_part || !kind.is_exclusive_access();
+        Rights {
+            can_read: reads,
+            can_write: has_part,
+            is_registered: registered,
+            passes_spc2: true,
+        }
     }
 
-    /// What holds now. In another `era` than the table's the unit was powered on since: unless
-    /// registrations persist they are gone, and the reservation with them (SPC-4 5.12.5.1);
-    /// PRgeneration begins at 0 in any case (SPC-4 6.15.2), and mode pages have their defaults. The
-    /// unit is no longer RESERVEd if that came through a node's incarnation that is not `seated`: a
-    /// lost nexus frees it (SPC-2 7.21).
+    /// The table as valid now. If the current `power_epoch` is not the table's, the unit was
+    /// powered on since: unless registrations persist they are gone, and the reservation with them
+    /// (SPC-4 5.12.5.1); PRgeneration restarts at 0 in any case (SPC-4 6.15.2), and mode pages have
+    /// their defaults. An SPC-2 reservation ends if its incarnation does not satisfy `is_serving`:
+    /// a lost nexus frees the unit (SPC-2 7.21).
     #[must_use]
-    pub fn as_of(mut self, era: u64, seated: impl Fn(u64) -> bool) -> Self {
-        if self.era != era {
-            if !self.persists {
+    pub fn as_of(mut self, power_epoch: u64, is_serving: impl Fn(u64) -> bool) -> Self {
+        if self.power_epoch != power_epoch {
+            if !self.persist {
                 self.registrants.clear();
                 self.reservation = None;
             }
-            self.era = era;
-            (self.pr_generation, self.modes, self.aborted) = (0, 0, 0);
-            (self.sole, self.last) = (None, None);
+            self.power_epoch = power_epoch;
+            (self.pr_generation, self.mode_pages, self.abort_generation) = (0, 0, 0);
+            (self.spc2_reservation, self.last_change) = (None, None);
         }
-        if self.sole.as_ref().is_some_and(|sole| !seated(sole.seat)) {
-            self.sole = None;
+        if self.spc2_reservation.as_ref().is_some_and(|spc2| !is_serving(spc2.incarnation)) {
+            self.spc2_reservation = None;
         }
         self
     }
 
-    pub(crate) fn fits(&self) -> bool {
-        format::fits(&self.registrants)
+    pub(crate) fn fits_one_copy(&self) -> bool {
+        format::registrants_fit(&self.registrants)
     }
 }

@@ -1,5 +1,5 @@
-//! Commands for addresses where there is no logical unit, or none for now, and for the well-known
-//! logical unit REPORT LUNS (SAM-5 5.11, SPC-4 clause 8).
+//! Answers commands for addresses without a logical unit, or with one that is not available now,
+//! and for the well-known logical unit REPORT LUNS (SAM-5 5.11, SPC-4 clause 8).
 
 use crate::cdb::Cdb;
 use crate::failure;
@@ -9,92 +9,97 @@ use crate::nexus::NexusId;
 use crate::opcodes;
 use crate::power;
 use crate::reply::{Refusal, Reply};
-use crate::sense::{Code, Format, Key, Sense};
-use crate::unit::{Arrival, Incoming, Outcome};
+use crate::sense::{Sense, SenseCode, SenseFormat, SenseKey};
+use crate::unit::{Outcome, ParsedCommand, ReceivedCommand};
 
 const INQUIRY: u8 = 0x12;
 const REPORT_LUNS: u8 = 0xa0;
 const REQUEST_SENSE: u8 = 0x03;
 const TEST_UNIT_READY: u8 = 0x00;
 
-/// Why a unit that is mapped cannot be spoken to. It is not gone: initiators that hear that it is give it up for good
-/// (RFD 0017, 2).
+/// Why a mapped unit cannot be used. It must not be reported as gone: initiators would give it up
+/// for good (RFD 0017, 2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Away {
-    /// For a moment: it is being opened.
-    Returning,
-    /// Nobody knows for how long: it cannot be opened here.
+pub enum Unavailability {
+    /// Temporarily: it is being opened.
+    BecomingReady,
+    /// For an unknown time: it cannot be opened here.
     Unavailable,
 }
 
-impl Away {
+impl Unavailability {
     fn sense(self) -> Sense {
         match self {
-            Self::Returning => Sense::new(Key::NotReady, Code::BECOMING_READY),
+            Self::BecomingReady => Sense::new(SenseKey::NotReady, SenseCode::BECOMING_READY),
             Self::Unavailable => failure::UNAVAILABLE,
         }
     }
 }
 
-/// Who a command meets, where it meets no unit.
-struct Stand {
+/// The state of an absent unit.
+struct AbsentUnit {
     peripheral: Peripheral,
-    /// How commands end that are not answered.
-    refusal: Sense,
-    /// What REQUEST SENSE tells.
-    sense: Sense,
-    /// Whether TEST UNIT READY ends well.
+    /// The sense data of failing commands.
+    command_sense: Sense,
+    /// The answer to REQUEST SENSE.
+    request_sense: Sense,
+    /// Whether TEST UNIT READY succeeds.
     ready: bool,
 }
 
-/// Answers a command whose address is not that of a unit in [`Arrival::luns`].
+/// Answers a command whose address is not in [`ReceivedCommand::luns`].
 #[must_use]
-pub fn answer(address: Address, arrival: &Arrival<'_>) -> Reply {
+pub fn answer(address: Address, arrival: &ReceivedCommand<'_>) -> Reply {
     reply(
         arrival,
         &match address {
-            Address::ReportLuns => Stand {
+            Address::ReportLuns => AbsentUnit {
                 peripheral: Peripheral::WellKnown,
-                refusal: Sense::illegal(Code::INVALID_OPERATION_CODE),
-                sense: Sense::new(Key::NoSense, Code::NONE),
+                command_sense: Sense::illegal(SenseCode::INVALID_OPERATION_CODE),
+                request_sense: Sense::new(SenseKey::NoSense, SenseCode::NONE),
                 ready: true,
             },
-            Address::Unit(_) | Address::Nowhere => Stand {
+            Address::Unit(_) | Address::Unsupported => AbsentUnit {
                 peripheral: Peripheral::Absent,
-                refusal: NOT_THERE,
-                sense: NOT_THERE,
+                command_sense: NOT_SUPPORTED,
+                request_sense: NOT_SUPPORTED,
                 ready: false,
             },
         },
     )
 }
 
-/// Answers a command for a unit of [`Arrival::luns`] that is not there for now.
+/// Answers a command for a unit of [`ReceivedCommand::luns`] that is not available now.
 #[must_use]
-pub fn answer_away(away: Away, arrival: &Arrival<'_>) -> Reply {
-    let (peripheral, sense) = (Peripheral::Away, away.sense());
-    reply(arrival, &Stand { peripheral, refusal: sense, sense, ready: false })
+pub fn answer_unavailable(away: Unavailability, arrival: &ReceivedCommand<'_>) -> Reply {
+    let (peripheral, sense) = (Peripheral::NotConnected, away.sense());
+    reply(
+        arrival,
+        &AbsentUnit { peripheral, command_sense: sense, request_sense: sense, ready: false },
+    )
 }
 
-fn reply(arrival: &Arrival<'_>, stand: &Stand) -> Reply {
-    let cmd = Incoming {
+fn reply(arrival: &ReceivedCommand<'_>, stand: &AbsentUnit) -> Reply {
+    let cmd = ParsedCommand {
         cdb: Cdb::new(arrival.cdb),
-        nexus: NexusId::NOBODY,
-        window: arrival.window,
+        nexus: NexusId::NONE,
+        expected_transfer: arrival.expected_transfer,
         luns: arrival.luns,
-        rights: arrival.known.rights,
+        rights: arrival.shared.rights,
     };
     match outcome(stand, &cmd) {
-        Ok(Outcome::Done { data, wanted }) => Reply::good(data, wanted, cmd.window.data_in),
-        Ok(Outcome::Accept(_)) => Reply::check(&stand.refusal, Format::Fixed),
-        Err(refusal) => refusal.into_reply(Format::Fixed),
+        Ok(Outcome::Done { data, full_transfer: wanted }) => {
+            Reply::good(data, wanted, cmd.expected_transfer.data_in)
+        }
+        Ok(Outcome::Accept(_)) => Reply::check(&stand.command_sense, SenseFormat::Fixed),
+        Err(refusal) => refusal.into_reply(SenseFormat::Fixed),
     }
 }
 
-const NOT_THERE: Sense = Sense::illegal(Code::LOGICAL_UNIT_NOT_SUPPORTED);
+const NOT_SUPPORTED: Sense = Sense::illegal(SenseCode::LOGICAL_UNIT_NOT_SUPPORTED);
 
-fn outcome(stand: &Stand, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
-    let &Stand { peripheral, refusal, sense, ready } = stand;
+fn outcome(stand: &AbsentUnit, cmd: &ParsedCommand<'_>) -> Result<Outcome, Refusal> {
+    let &AbsentUnit { peripheral, command_sense: refusal, request_sense: sense, ready } = stand;
     let opcode = cmd.cdb.opcode();
     let answered = match opcode {
         INQUIRY | REPORT_LUNS | REQUEST_SENSE => true,
@@ -104,7 +109,7 @@ fn outcome(stand: &Stand, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
     if !answered {
         return Err(refusal.into());
     }
-    opcodes::of(cmd.cdb)?.check(cmd.cdb, opcodes::Traits::default())?;
+    opcodes::lookup(cmd.cdb)?.check(cmd.cdb, opcodes::UnitCapabilities::default())?;
     match opcode {
         REPORT_LUNS => inquiry::lun_list(cmd),
         REQUEST_SENSE => Ok(power::sense_data(&sense, cmd)),

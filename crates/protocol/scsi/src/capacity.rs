@@ -1,12 +1,12 @@
 //! READ CAPACITY and GET LBA STATUS (SBC-3 5.4, 5.15, 5.16).
 
-use block::{Blocks, Lba, Run};
+use block::{BlockStatus, Blocks, Lba};
 use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::{Immutable, IntoBytes, Unaligned};
 
-use crate::reply::{Refusal, Transfer};
-use crate::sense::{Code, Sense};
-use crate::unit::{Command, Incoming, LogicalUnit, Outcome, Todo};
+use crate::reply::{Refusal, TransferLengths};
+use crate::sense::{Sense, SenseCode};
+use crate::unit::{AdmittedCommand, AdmittedOp, LogicalUnit, Outcome, ParsedCommand};
 
 impl LogicalUnit {
     fn last_block(&self) -> u64 {
@@ -14,8 +14,12 @@ impl LogicalUnit {
     }
 }
 
-/// READ CAPACITY(10). A device that is too large says so and is asked by READ CAPACITY(16).
-pub(crate) fn ten(unit: &mut LogicalUnit, _cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
+/// READ CAPACITY(10). For a device that is too large it says so, and initiators use READ
+/// CAPACITY(16).
+pub(crate) fn read_capacity_10(
+    unit: &mut LogicalUnit,
+    _cmd: &ParsedCommand<'_>,
+) -> Result<Outcome, Refusal> {
     const LENGTH: u64 = 8;
     let last = u32::try_from(unit.last_block()).unwrap_or(u32::MAX);
     let mut data = last.to_be_bytes().to_vec();
@@ -26,7 +30,7 @@ pub(crate) fn ten(unit: &mut LogicalUnit, _cmd: &Incoming<'_>) -> Result<Outcome
 /// READ CAPACITY(16) data (SBC-3 5.16).
 #[derive(IntoBytes, Immutable, Unaligned)]
 #[repr(C)]
-struct Capacity {
+struct ReadCapacity16Data {
     last_block: U64,
     block_size: U32,
     protection: u8,
@@ -35,10 +39,13 @@ struct Capacity {
     reserved: [u8; 16],
 }
 
-const _: () = assert!(size_of::<Capacity>() == 32);
+const _: () = assert!(size_of::<ReadCapacity16Data>() == 32);
 
 /// READ CAPACITY(16).
-pub(crate) fn sixteen(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
+pub(crate) fn read_capacity_16(
+    unit: &mut LogicalUnit,
+    cmd: &ParsedCommand<'_>,
+) -> Result<Outcome, Refusal> {
     const LBPME: u16 = 0x8000;
     const LBPRZ: u16 = 0x4000;
     let info = &unit.info;
@@ -49,7 +56,7 @@ pub(crate) fn sixteen(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outc
         (true, false) => LBPME,
         (true, true) => LBPME | LBPRZ,
     };
-    let data = Capacity {
+    let data = ReadCapacity16Data {
         last_block: U64::new(unit.last_block()),
         block_size: U32::new(info.block_size),
         protection: 0,
@@ -64,7 +71,7 @@ pub(crate) fn sixteen(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outc
 #[derive(IntoBytes, Immutable, Unaligned)]
 #[repr(C)]
 struct LbaStatusHeader {
-    /// Bytes behind this field.
+    /// Length of the rest.
     length: U32,
     reserved: [u8; 4],
 }
@@ -81,40 +88,47 @@ struct LbaStatus {
 
 const _: () = assert!(size_of::<LbaStatusHeader>() == 8 && size_of::<LbaStatus>() == 16);
 
-/// Mapped, or the state is unknown.
+/// Mapped, or unknown.
 const MAPPED: u8 = 0;
 const DEALLOCATED: u8 = 1;
 
 /// Most descriptors of one answer.
 const MAX_DESCRIPTORS: u16 = 64;
 
-/// GET LBA STATUS. The volume tells what has space; where nothing can be freed, all is mapped.
-pub(crate) fn lba_status(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
+/// GET LBA STATUS. The volume reports which blocks are mapped; if it cannot unmap, all are.
+pub(crate) fn lba_status(
+    unit: &mut LogicalUnit,
+    cmd: &ParsedCommand<'_>,
+) -> Result<Outcome, Refusal> {
     let (at, allocation) = (cmd.cdb.u64(2), cmd.cdb.u32(10));
     let left = unit.info.blocks.saturating_sub(at);
     if left == 0 {
-        return Err(Sense::illegal(Code::LBA_OUT_OF_RANGE).into());
+        return Err(Sense::illegal(SenseCode::LBA_OUT_OF_RANGE).into());
     }
     let range = Blocks::new(Lba(at), left.min(u64::from(u32::MAX)));
     if !unit.can_unmap() {
-        return Ok(Outcome::data(statuses(range, &[]), u64::from(allocation)));
+        return Ok(Outcome::data(lba_status_data(range, &[]), u64::from(allocation)));
     }
     let room = (allocation as usize).saturating_sub(size_of::<LbaStatusHeader>());
     let most = u16::try_from(room / size_of::<LbaStatus>()).unwrap_or(u16::MAX);
-    let command = Command {
-        todo: Todo::Map { range, most: most.clamp(1, MAX_DESCRIPTORS), allocation },
+    let command = AdmittedCommand {
+        op: AdmittedOp::GetLbaStatus {
+            range,
+            max_descriptors: most.clamp(1, MAX_DESCRIPTORS),
+            allocation,
+        },
         data_out: 0,
         data_in: 0,
         read_back: 0,
-        wanted: Transfer::to_initiator(u64::from(allocation)),
-        window_in: cmd.window.data_in,
+        full_transfer: TransferLengths::to_initiator(u64::from(allocation)),
+        expected_data_in: cmd.expected_transfer.data_in,
     };
     Ok(Outcome::Accept(command))
 }
 
-/// GET LBA STATUS data of a range that begins with `runs`; if they say nothing, all of it is mapped.
-pub(crate) fn statuses(range: Blocks, runs: &[Run]) -> Vec<u8> {
-    let all = Run { blocks: u32::try_from(range.count).unwrap_or(u32::MAX), mapped: true };
+/// GET LBA STATUS data of a range that begins with `runs`; if that is empty, all of it is mapped.
+pub(crate) fn lba_status_data(range: Blocks, runs: &[BlockStatus]) -> Vec<u8> {
+    let all = BlockStatus { blocks: u32::try_from(range.count).unwrap_or(u32::MAX), mapped: true };
     let runs = if runs.is_empty() { std::slice::from_ref(&all) } else { runs };
     let length =
         size_of::<LbaStatusHeader>() - size_of::<U32>() + runs.len() * size_of::<LbaStatus>();

@@ -1,15 +1,15 @@
 //! A command descriptor block as one number, so that fields and reserved bits are a shift and a
-//! mask, and no access can leave it (SPC-4 4.2.5).
+//! mask, and no access can be out of bounds (SPC-4 4.2.5).
 
 use block::Lba;
 
 use crate::sense::Sense;
 
-/// Longest command descriptor block that any supported command has.
+/// Length of the longest supported command descriptor block.
 pub(crate) const CDB_MAX: usize = 16;
 
-/// The first 16 bytes of a command descriptor block, the first byte on top; what is missing reads
-/// as zero.
+/// The first 16 bytes of a command descriptor block, the first byte in the highest bits; missing
+/// bytes are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cdb {
     bits: u128,
@@ -24,7 +24,7 @@ impl Cdb {
         Self { bits: u128::from_be_bytes(padded), len }
     }
 
-    /// Bytes that really arrived, at most [`CDB_MAX`].
+    /// Bytes that arrived, at most [`CDB_MAX`].
     pub(crate) fn len(self) -> usize {
         self.len
     }
@@ -54,7 +54,7 @@ impl Cdb {
         self.byte(at) & mask != 0
     }
 
-    /// Refuses a bit that is set outside `allowed` with a pointer to the first such bit.
+    /// Rejects bits set outside `allowed`, with a pointer to the first one.
     pub(crate) fn check_reserved(self, allowed: u128) -> Result<(), Sense> {
         let wrong = self.bits & !allowed;
         if wrong == 0 {
@@ -64,30 +64,30 @@ impl Cdb {
         Err(Sense::field(u16::from(bit / 8), Some(7 - bit % 8)))
     }
 
-    /// First block, count, and the byte that the count's field begins at, of a command that names
-    /// a range. The operation code's group says where the fields are (SPC-4 4.2.5.1).
-    pub(crate) fn extent(self) -> Extent {
+    /// First block, count, and the byte of the count's field, of a command with a range. The
+    /// operation code's group determines where the fields are (SPC-4 4.2.5.1).
+    pub(crate) fn range(self) -> CdbRange {
         match self.opcode() >> 5 {
-            0 => Extent {
+            0 => CdbRange {
                 at: Lba(u64::from(self.u32(0) & 0x1f_ffff)),
-                // SBC-2 5.5 and 5.24: no other way to name 256 blocks in six bytes.
+                // SBC-2 5.5 and 5.24: six bytes have no other encoding of 256 blocks.
                 count: if self.byte(4) == 0 { 256 } else { u32::from(self.byte(4)) },
                 count_field: 4,
             },
-            1 | 2 => Extent {
+            1 | 2 => CdbRange {
                 at: Lba(u64::from(self.u32(2))),
                 count: u32::from(self.u16(7)),
                 count_field: 7,
             },
-            5 => Extent { at: Lba(u64::from(self.u32(2))), count: self.u32(6), count_field: 6 },
-            _ => Extent { at: Lba(self.u64(2)), count: self.u32(10), count_field: 10 },
+            5 => CdbRange { at: Lba(u64::from(self.u32(2))), count: self.u32(6), count_field: 6 },
+            _ => CdbRange { at: Lba(self.u64(2)), count: self.u32(10), count_field: 10 },
         }
     }
 }
 
-/// A range as a command descriptor block names it; nothing about it is checked yet.
+/// A range in a command descriptor block; not checked yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Extent {
+pub(crate) struct CdbRange {
     pub(crate) at: Lba,
     pub(crate) count: u32,
     /// Byte at which the field of `count` begins, for field pointers.
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn extents_follow_the_group_of_the_operation_code() {
         let extent = |bytes: &[u8]| {
-            let e = Cdb::new(bytes).extent();
+            let e = Cdb::new(bytes).range();
             (e.at.0, e.count, e.count_field)
         };
         assert_eq!(extent(&[0x08, 0xff, 0xff, 0xfe, 7, 0]), (0x1f_fffe, 7, 4));

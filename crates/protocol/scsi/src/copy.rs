@@ -2,15 +2,15 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | `list` | parameter lists, in both formats, to plans |
-//! | `plan` | what a driver is to copy, and how that can fail |
-//! | `operation` | what initiators can ask of a copy, while it runs and afterwards |
+//! | `parameter_list` | parsing parameter lists, in both formats, into plans |
+//! | `plan` | the plan of a copy for the driver, and its failures |
+//! | `operation` | the state of a copy that initiators can query, while it runs and afterwards |
 //! | `results` | the answers |
 //! | `token` | POPULATE TOKEN and WRITE USING TOKEN (SBC-3 5.7, 5.49; RFD 0018) |
-//! | `rod` | tokens |
+//! | `rod` | ROD tokens |
 
-mod list;
 mod operation;
+mod parameter_list;
 mod plan;
 mod results;
 mod rod;
@@ -18,50 +18,53 @@ mod token;
 
 use std::rc::Rc;
 
-use block::{Bufs, Error, Failure};
+use block::{Bufs, Error, RequestError};
 
-use operation::Current;
-pub(crate) use operation::{Copies, Operation};
+use operation::CurrentSegment;
+pub(crate) use operation::{CopyOperation, CopyOperations};
 pub use plan::{
-    CopyEnd, CopyExtent, CopyFault, CopyHandle, CopyOutcome, CopyPlan, CopySegment, CopyTrouble,
-    Side, Whose,
+    CopyFault, CopyHandle, CopyIoError, CopyOutcome, CopyPlan, CopyRange, CopySegment, Cscd,
+    CscdTarget, Side,
 };
 pub(crate) use results::{
-    abort, failed_segment_details, operating_parameters, page, rod_token_information, status_lid1,
-    status_lid4,
+    abort, failed_segment_details, operating_parameters, rod_token_information, status_lid1,
+    status_lid4, third_party_copy_page,
 };
-pub use rod::{Presented, ROD_TOKEN_LEN, RodToken};
-pub use token::{TOKEN_LIFETIME_S, TokenFault, TokenOutcome, TokenPlan, TokenWork};
+pub use rod::{PresentedToken, ROD_TOKEN_LEN, RodToken};
+pub use token::{TOKEN_LIFETIME_S, TokenFault, TokenPlan, TokenRequest, TokenResult};
 pub(crate) use token::{populate_token, write_using_token};
 
 use crate::failure;
 use crate::nexus::NexusId;
-use crate::reply::{Data, Refusal, Reply, Status};
-use crate::sense::{Code, CopyAnswer, CopyField, CopyPoint, Key, Sense};
+use crate::reply::{DataIn, Refusal, Reply, Status};
+use crate::sense::{CopyFailurePoint, CopyFieldPointer, CscdAnswer, Sense, SenseCode, SenseKey};
 use crate::unit::{
-    After, Incoming, Known, LogicalUnit, NOT_STARTED, Outcome, Prepared, Running, Todo,
+    AdmittedOp, CompletionAction, LogicalUnit, NOT_STARTED, Outcome, ParsedCommand, PreparedStep,
+    RunningCommand, SharedUnitState,
 };
 
-/// Most ends that one list may name.
-const MAX_ENDS: usize = 8;
+/// Most CSCD descriptors of one list.
+const MAX_CSCDS: usize = 8;
 
 /// Most segments of one list.
 const MAX_SEGMENTS: usize = 128;
 
 /// Most bytes of descriptors in one list.
-const MAX_DESCRIPTORS: usize = MAX_ENDS * list::END_LEN + MAX_SEGMENTS * list::SEGMENT_LEN;
+const MAX_DESCRIPTORS: usize =
+    MAX_CSCDS * parameter_list::CSCD_LEN + MAX_SEGMENTS * parameter_list::SEGMENT_LEN;
 
-/// Most operations of one initiator that are known by their identifiers.
+/// Most identified operations kept per initiator.
 const MAX_OPERATIONS: usize = 16;
 
-/// Most copies at a time, over all: as many commands as there may be.
+/// Most concurrent copies in all: as many as there may be commands.
 const TOTAL_OPERATIONS: u16 = u16::MAX;
 
-/// Longest segment in bytes: what its count can name, in the largest blocks.
+/// Longest segment in bytes: the largest count with the largest blocks.
 const MAX_SEGMENT_BYTES: u32 = u16::MAX as u32 * 4096;
 
-/// What COPY OPERATION ABORT leaves to the command that it ends (SPC-4 5.17.4.7).
-const CLEARED: Sense = Sense::new(Key::CopyAborted, Code::COMMANDS_CLEARED_BY_DEVICE_SERVER);
+/// The sense data of a command that COPY OPERATION ABORT ends (SPC-4 5.17.4.7).
+const CLEARED: Sense =
+    Sense::new(SenseKey::CopyAborted, SenseCode::COMMANDS_CLEARED_BY_DEVICE_SERVER);
 
 /// Service actions.
 pub(crate) const EXTENDED_COPY_LID1: u8 = 0x00;
@@ -78,32 +81,37 @@ pub(crate) const ROD_TOKEN_INFORMATION: u8 = 0x07;
 /// EXTENDED COPY(LID1), (LID4).
 pub(crate) fn extended_copy(
     unit: &mut LogicalUnit,
-    cmd: &Incoming<'_>,
+    cmd: &ParsedCommand<'_>,
 ) -> Result<Outcome, Refusal> {
     let long = cmd.cdb.byte(1) & 0x1f == EXTENDED_COPY_LID4;
-    unit.accept_list(Todo::Copy { long }, cmd.cdb.u32(10), cmd)
+    unit.accept_list(AdmittedOp::Copy { long }, cmd.cdb.u32(10), cmd)
 }
 
 impl LogicalUnit {
-    /// Makes a plan of a parameter list, known to its initiator from now on.
+    /// Makes a plan from a parameter list, and registers the operation for its initiator.
     pub(crate) fn plan_copy(
         &mut self,
         nexus: NexusId,
         long: bool,
         data: &Bufs,
-    ) -> Result<Prepared, Refusal> {
-        let list = list::parse(&data.to_vec(), long)?;
+    ) -> Result<PreparedStep, Refusal> {
+        let list = parameter_list::parse(&data.to_vec(), long)?;
         let action = if long { EXTENDED_COPY_LID4 } else { EXTENDED_COPY_LID1 };
-        let operation = Rc::new(Operation::new(list.id, list.id_field, action, list.tells));
+        let operation = Rc::new(CopyOperation::new(list.id, list.id_field, action, list.g_sense));
         let copies = self.nexuses.copies(nexus).ok_or(Status::TaskAborted)?;
-        copies.begin(&operation)?;
-        Ok(Prepared::Copy(CopyPlan::new(list, Rc::clone(&operation)), After::Copied(operation)))
+        copies.insert(&operation)?;
+        Ok(PreparedStep::Copy(
+            CopyPlan::new(list, Rc::clone(&operation)),
+            CompletionAction::Copy(operation),
+        ))
     }
 
-    /// What a [`Step::Copy`] asked for has come to this.
-    pub fn finish_copy(&mut self, running: Running, outcome: CopyOutcome) -> Reply {
-        let Running { after, wanted, .. } = running;
-        let After::Copied(operation) = after else { return Reply::good(Data::None, wanted, 0) };
+    /// Completes a command after its [`Step::Copy`].
+    pub fn finish_copy(&mut self, running: RunningCommand, outcome: CopyOutcome) -> Reply {
+        let RunningCommand { completion: after, full_transfer, .. } = running;
+        let CompletionAction::Copy(operation) = after else {
+            return Reply::good(DataIn::None, full_transfer, 0);
+        };
         let refusal = match outcome {
             CopyOutcome::Done => None,
             CopyOutcome::Aborted if operation.is_cleared() => Some(CLEARED.into()),
@@ -111,102 +119,111 @@ impl LogicalUnit {
                 let aborted = Error::Aborted.into();
                 Some(failure::refusal(aborted, self.modes.tas, self.access()))
             }
-            CopyOutcome::Failed { segment, fault, commanded } => {
-                Some(self.copy_refusal(segment, fault, commanded, &operation.current.borrow()))
+            CopyOutcome::Failed { segment, fault, on_this_unit: commanded } => {
+                Some(self.segment_refusal(segment, fault, commanded, &operation.current.borrow()))
             }
         };
         let reply = match refusal {
-            Some(refusal) => Refusal { wanted, ..refusal }.into_reply(self.sense_format()),
+            Some(refusal) => Refusal { full_transfer, ..refusal }.into_reply(self.sense_format()),
             None => {
-                let told = operation.tells.then(|| Sense::copy_done(operation.segments.get()));
-                let sense = told.map(|s| s.to_bytes(self.sense_format())).unwrap_or_default();
-                Reply { sense, ..Reply::good(Data::None, wanted, 0) }
+                let report =
+                    operation.g_sense.then(|| Sense::copy_done(operation.segments_processed.get()));
+                let sense = report.map(|s| s.to_bytes(self.sense_format())).unwrap_or_default();
+                Reply { sense, ..Reply::good(DataIn::None, full_transfer, 0) }
             }
         };
-        operation.end(&reply, outcome == CopyOutcome::Aborted);
+        operation.complete(&reply, outcome == CopyOutcome::Aborted);
         reply
     }
 
-    /// RFD 0014, 7. `commanded`: the end that failed is this unit.
-    fn copy_refusal(
+    /// RFD 0014, 7. `commanded`: the failed source or destination is this unit.
+    fn segment_refusal(
         &self,
         segment: u16,
         fault: CopyFault,
         commanded: bool,
-        current: &Current,
+        current: &CurrentSegment,
     ) -> Refusal {
-        // Of the unit itself there is no descriptor but the index that means it.
+        // The unit itself has no descriptor, only a reserved index.
         let end = |side: Side| {
-            let described = current.end(side == Side::Destination);
-            described.unwrap_or(CopyField::Segment(side.index_field()))
+            let described = current.cscd_field(side == Side::Destination);
+            described.unwrap_or(CopyFieldPointer::Segment(side.index_field()))
         };
         let (code, field, answer) = match fault {
-            CopyFault::Unreachable(side) => (Code::UNREACHABLE_COPY_TARGET, end(side), None),
-            CopyFault::Mismatch(side) => (Code::INCORRECT_COPY_TARGET_DEVICE_TYPE, end(side), None),
-            CopyFault::Inexact => {
-                (Code::UNEXPECTED_INEXACT_SEGMENT, CopyField::Segment(list::COUNT_FIELD), None)
+            CopyFault::Unreachable(side) => (SenseCode::UNREACHABLE_COPY_TARGET, end(side), None),
+            CopyFault::Mismatch(side) => {
+                (SenseCode::INCORRECT_COPY_TARGET_DEVICE_TYPE, end(side), None)
             }
+            CopyFault::Inexact => (
+                SenseCode::UNEXPECTED_INEXACT_SEGMENT,
+                CopyFieldPointer::Segment(parameter_list::COUNT_FIELD),
+                None,
+            ),
             CopyFault::OutOfRange(side) => {
-                (Code::NONE, CopyField::Segment(side.address_field()), None)
+                (SenseCode::NONE, CopyFieldPointer::Segment(side.address_field()), None)
             }
-            CopyFault::Failed(side, trouble) => match answer(trouble) {
+            CopyFault::Io(side, error) => match cscd_answer(error) {
                 Some((status, sense)) => {
                     let destination = side == Side::Destination;
-                    let answer = CopyAnswer { destination, status, sense };
-                    (Code::THIRD_PARTY_DEVICE_FAILURE, end(side), Some(answer))
+                    let answer = CscdAnswer { is_destination: destination, status, sense };
+                    (SenseCode::THIRD_PARTY_DEVICE_FAILURE, end(side), Some(answer))
                 }
-                // As every command is answered: the initiator tries another node with the whole copy.
-                None if commanded => return self.not_here(trouble),
-                None => (Code::COPY_TARGET_DEVICE_NOT_REACHABLE, end(side), None),
+                // As for every command: the initiator retries the whole copy on another node.
+                None if commanded => return self.unit_failure_refusal(error),
+                None => (SenseCode::COPY_TARGET_DEVICE_NOT_REACHABLE, end(side), None),
             },
         };
-        let point = CopyPoint { segment, field: Some(field), answer };
+        let point = CopyFailurePoint { segment, field: Some(field), cscd_answer: answer };
         let information = current.residual();
         Sense { information, ..Sense::copy_aborted(code, point) }.into()
     }
 
-    fn not_here(&self, trouble: CopyTrouble) -> Refusal {
-        match trouble {
-            CopyTrouble::Failed(failure) => {
+    fn unit_failure_refusal(&self, error: CopyIoError) -> Refusal {
+        match error {
+            CopyIoError::Volume(failure) => {
                 failure::refusal(failure, self.modes.tas, self.access())
             }
             _ => failure::UNAVAILABLE.into(),
         }
     }
 
-    /// Whether a copy may read or write the unit on behalf of an initiator of which `known` is known; of a
-    /// write, whether it has to be durable when it completes.
+    /// Whether a copy may read or write the unit on behalf of an initiator with shared state
+    /// `known`; for a write, whether it must be durable when it completes.
     ///
     /// # Errors
-    /// What READ(16) and WRITE(16) would be answered.
-    pub fn admits_copy(&mut self, known: Known, writes: bool) -> Result<bool, CopyTrouble> {
-        self.set_modes(known.modes);
+    /// The answer that READ(16) or WRITE(16) would get.
+    pub fn check_copy_access(
+        &mut self,
+        known: SharedUnitState,
+        writes: bool,
+    ) -> Result<bool, CopyIoError> {
+        self.set_modes(known.mode_pages);
         let rights = known.rights;
-        if !rights.sole || !(if writes { rights.writes } else { rights.reads }) {
-            return Err(CopyTrouble::Conflict);
+        if !rights.passes_spc2 || !(if writes { rights.can_write } else { rights.can_read }) {
+            return Err(CopyIoError::ReservationConflict);
         }
         if self.is_unavailable() {
-            return Err(CopyTrouble::Elsewhere);
+            return Err(CopyIoError::PathUnavailable);
         }
         if self.stopped {
-            return Err(CopyTrouble::Refused(NOT_STARTED));
+            return Err(CopyIoError::CheckCondition(NOT_STARTED));
         }
         if writes {
-            self.check_writable().map_err(CopyTrouble::Refused)?;
+            self.check_writable().map_err(CopyIoError::CheckCondition)?;
         }
         Ok(self.writes_through())
     }
 }
 
-/// What an end would have answered an initiator; `None` if another node is to be asked.
-fn answer(trouble: CopyTrouble) -> Option<(Status, Option<(Key, Code)>)> {
+/// The answer of a CSCD, as an initiator would have got it; `None` if another node must be used.
+fn cscd_answer(error: CopyIoError) -> Option<(Status, Option<(SenseKey, SenseCode)>)> {
     let said = |s: Sense| Some((Status::CheckCondition, Some((s.key, s.code))));
-    match trouble {
-        CopyTrouble::Conflict => Some((Status::ReservationConflict, None)),
-        CopyTrouble::Refused(sense) => said(sense),
-        CopyTrouble::Elsewhere
-        | CopyTrouble::Failed(Failure::Device(Error::Fenced | Error::Gone)) => None,
-        CopyTrouble::Failed(failure) => {
+    match error {
+        CopyIoError::ReservationConflict => Some((Status::ReservationConflict, None)),
+        CopyIoError::CheckCondition(sense) => said(sense),
+        CopyIoError::PathUnavailable
+        | CopyIoError::Volume(RequestError::Device(Error::Fenced | Error::Gone)) => None,
+        CopyIoError::Volume(failure) => {
             let refusal = failure::refusal(failure, false, None);
             Some((refusal.status, refusal.sense.map(|s| (s.key, s.code))))
         }

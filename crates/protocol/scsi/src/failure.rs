@@ -1,21 +1,21 @@
-//! What became of a request on the volume, in SCSI's words: the one table.
+//! Maps failures of the volume to SCSI status and sense data: the only such table.
 
-use block::{Access, Error, Failure};
+use block::{Access, Error, RequestError};
 
 use crate::reply::{Refusal, Status};
-use crate::sense::{Code, Key, Sense};
+use crate::sense::{Sense, SenseCode, SenseKey};
 
 /// Status and sense of a failure. `tas` is the TAS bit of the control mode page (SPC-4 7.5.8),
-/// `access` how the unit is to be used through this node if others serve it too.
-pub(crate) fn refusal(failure: Failure, tas: bool, access: Option<Access>) -> Refusal {
+/// `access` the access state of this node if other nodes serve the unit too.
+pub(crate) fn refusal(failure: RequestError, tas: bool, access: Option<Access>) -> Refusal {
     match failure {
-        Failure::Device(Error::Aborted) if tas => Status::TaskAborted.into(),
-        Failure::Device(error) => sense(error, access).into(),
-        Failure::Conflict => Status::ReservationConflict.into(),
-        // SAM-5 5.3.1: initiators try again, and lower their depth of queue.
-        Failure::Busy => Status::TaskSetFull.into(),
-        Failure::Miscompare { offset } => {
-            Sense::new(Key::Miscompare, Code::MISCOMPARE_DURING_VERIFY)
+        RequestError::Device(Error::Aborted) if tas => Status::TaskAborted.into(),
+        RequestError::Device(error) => sense(error, access).into(),
+        RequestError::ReservationConflict => Status::ReservationConflict.into(),
+        // SAM-5 5.3.1: initiators retry, and lower their queue depth.
+        RequestError::NoMemory => Status::TaskSetFull.into(),
+        RequestError::Miscompare { offset } => {
+            Sense::new(SenseKey::Miscompare, SenseCode::MISCOMPARE_DURING_VERIFY)
                 .with_information(offset)
                 .into()
         }
@@ -25,39 +25,41 @@ pub(crate) fn refusal(failure: Failure, tas: bool, access: Option<Access>) -> Re
 fn sense(error: Error, access: Option<Access>) -> Sense {
     match error {
         Error::Unreadable { at } => {
-            Sense::new(Key::MediumError, Code::UNRECOVERED_READ_ERROR).with_information(at.0)
+            Sense::new(SenseKey::MediumError, SenseCode::UNRECOVERED_READ_ERROR)
+                .with_information(at.0)
         }
-        // The device read without complaint and what it gave is wrong: nearer to a miscorrection
-        // than anything else, and initiators treat the whole of 11h alike.
+        // The device reported no error but returned wrong data: closest to a miscorrection, and
+        // initiators treat all of 11h alike.
         Error::Corrupt { at } => {
-            Sense::new(Key::MediumError, Code::MISCORRECTED_ERROR).with_information(at.0)
+            Sense::new(SenseKey::MediumError, SenseCode::MISCORRECTED_ERROR).with_information(at.0)
         }
         Error::Unwritable { at } => {
-            Sense::new(Key::MediumError, Code::WRITE_ERROR).with_information(at.0)
+            Sense::new(SenseKey::MediumError, SenseCode::WRITE_ERROR).with_information(at.0)
         }
-        Error::OutOfRange => Sense::illegal(Code::LBA_OUT_OF_RANGE),
-        // SBC-3 4.7: no resources left to map a block.
-        Error::NoSpace => Sense::new(Key::DataProtect, Code::SPACE_ALLOCATION_FAILED),
-        Error::ReadOnly => Sense::new(Key::DataProtect, Code::WRITE_PROTECTED),
+        Error::OutOfRange => Sense::illegal(SenseCode::LBA_OUT_OF_RANGE),
+        // SBC-3 4.7: no space to map a block.
+        Error::NoSpace => Sense::new(SenseKey::DataProtect, SenseCode::SPACE_ALLOCATION_FAILED),
+        Error::ReadOnly => Sense::new(SenseKey::DataProtect, SenseCode::WRITE_PROTECTED),
         Error::Fenced => match access {
-            // Passes by itself: initiators wait and retry.
-            None => Sense::new(Key::NotReady, Code::BECOMING_READY),
+            // Temporary: initiators wait and retry.
+            None => Sense::new(SenseKey::NotReady, SenseCode::BECOMING_READY),
             Some(Access::Unavailable) => UNAVAILABLE,
-            // Optimized: it is over, or this node is about to learn of it.
+            // Optimized: the fencing has ended, or this node is about to learn of it.
             Some(Access::Transitioning | Access::Optimized) => {
-                Sense::new(Key::NotReady, Code::ASYMMETRIC_ACCESS_STATE_TRANSITION)
+                Sense::new(SenseKey::NotReady, SenseCode::ASYMMETRIC_ACCESS_STATE_TRANSITION)
             }
         },
-        Error::Aborted => Sense::new(Key::AbortedCommand, Code::NONE),
-        // The other nodes have it still: initiators that hear of a hardware error ask nobody else.
+        Error::Aborted => Sense::new(SenseKey::AbortedCommand, SenseCode::NONE),
+        // Other nodes still have the volume: on a hardware error initiators would not try another
+        // path.
         Error::Gone if access.is_some() => UNAVAILABLE,
-        Error::Gone => Sense::new(Key::HardwareError, Code::LOGICAL_UNIT_FAILURE),
+        Error::Gone => Sense::new(SenseKey::HardwareError, SenseCode::LOGICAL_UNIT_FAILURE),
     }
 }
 
-/// What a unit says that is not to be used through this node (SPC-4 5.15.2.4.5).
+/// The sense data of a unit that is unavailable through this node (SPC-4 5.15.2.4.5).
 pub(crate) const UNAVAILABLE: Sense =
-    Sense::new(Key::NotReady, Code::TARGET_PORT_IN_UNAVAILABLE_STATE);
+    Sense::new(SenseKey::NotReady, SenseCode::TARGET_PORT_IN_UNAVAILABLE_STATE);
 
 #[cfg(test)]
 mod tests {
@@ -78,7 +80,7 @@ mod tests {
             (Error::Fenced.into(), "02/04/01", None),
             (Error::Aborted.into(), "0b/00/00", None),
             (Error::Gone.into(), "04/3e/01", None),
-            (Failure::Miscompare { offset: 513 }, "0e/1d/00", Some(513)),
+            (RequestError::Miscompare { offset: 513 }, "0e/1d/00", Some(513)),
         ] {
             let r = refusal(failure, false, None);
             let sense = r.sense.unwrap();
@@ -87,7 +89,7 @@ mod tests {
         }
     }
 
-    /// SPC-4 5.15.2.4: what is another node's to do is never told as a failure of the unit.
+    /// SPC-4 5.15.2.4: an unavailable path is never reported as a failure of the unit.
     #[test]
     fn a_unit_of_several_nodes_sends_initiators_to_another() {
         use Access::{Optimized, Transitioning, Unavailable};
@@ -105,7 +107,7 @@ mod tests {
         }
     }
 
-    /// SPC-4 7.5.8: TAS asks for TASK ABORTED.
+    /// SPC-4 7.5.8: TAS requests TASK ABORTED.
     #[test]
     fn an_aborted_command_follows_tas() {
         let r = refusal(Error::Aborted.into(), true, None);

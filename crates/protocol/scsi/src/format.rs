@@ -1,50 +1,51 @@
-//! FORMAT UNIT (SBC-3 5.3): all blocks read as zeroes afterwards. There is one format, without
-//! protection information, and there are no lists of defects.
+//! FORMAT UNIT (SBC-3 5.3): afterwards all blocks read as zeroes. There is one format, without
+//! protection information and without defect lists.
 
 use block::{Blocks, Lba, Request};
 
 use crate::limits::MAX_PARAMETER_LIST;
-use crate::reply::{Refusal, Transfer};
-use crate::sense::{Code, Sense};
-use crate::unit::{Command, Incoming, LogicalUnit, Outcome, Todo};
+use crate::reply::{Refusal, TransferLengths};
+use crate::sense::{Sense, SenseCode};
+use crate::unit::{AdmittedCommand, AdmittedOp, LogicalUnit, Outcome, ParsedCommand};
 
 const LONGLIST: u8 = 0x20;
 const FMTDATA: u8 = 0x10;
 const CMPLST: u8 = 0x08;
 const DEFECT_LIST_FORMAT: u8 = 0x07;
 
-/// What is looked at in byte 1. FMTPINFO asks for protection information and is refused as a reserved
-/// field.
+/// The bits of byte 1 that are used. FMTPINFO requests protection information and is rejected as a
+/// reserved field.
 pub(crate) const OPTIONS: u8 = LONGLIST | FMTDATA | CMPLST | DEFECT_LIST_FORMAT;
 
-/// FORMAT UNIT. Its parameter list says itself how long it is, so what the transport brings is taken.
-pub(crate) fn format(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
+/// FORMAT UNIT. Its parameter list contains its own length, so all that the transport brings is
+/// accepted.
+pub(crate) fn format(unit: &mut LogicalUnit, cmd: &ParsedCommand<'_>) -> Result<Outcome, Refusal> {
     let options = cmd.cdb.byte(1) & OPTIONS;
     if options & FMTDATA == 0 {
         if options != 0 {
             return Err(Sense::field(1, Some(7 - options.leading_zeros() as u8)).into());
         }
         unit.check_writable()?;
-        return Ok(unit.accept(Todo::Format { list: None }));
+        return Ok(unit.accept(AdmittedOp::Format { list: None }));
     }
     unit.check_writable()?;
     let long_header = options & LONGLIST != 0;
     let header = if long_header { LONG_HEADER } else { SHORT_HEADER };
-    if cmd.window.data_out < header as u64 {
-        return Err(Refusal::window(Transfer::from_initiator(header as u64)));
+    if cmd.expected_transfer.data_out < header as u64 {
+        return Err(Refusal::transfer_mismatch(TransferLengths::from_initiator(header as u64)));
     }
-    let bytes = cmd.window.data_out.min(u64::from(MAX_PARAMETER_LIST));
-    Ok(Outcome::Accept(Command {
-        todo: Todo::Format { list: Some(long_header) },
+    let bytes = cmd.expected_transfer.data_out.min(u64::from(MAX_PARAMETER_LIST));
+    Ok(Outcome::Accept(AdmittedCommand {
+        op: AdmittedOp::Format { list: Some(long_header) },
         data_out: bytes as usize,
         data_in: 0,
         read_back: 0,
-        wanted: Transfer::from_initiator(bytes),
-        window_in: 0,
+        full_transfer: TransferLengths::from_initiator(bytes),
+        expected_data_in: 0,
     }))
 }
 
-/// What formatting comes to; `None` for a device without blocks.
+/// The request for formatting; `None` for a device without blocks.
 pub(crate) fn request(unit: &LogicalUnit, fua: bool) -> Option<Request> {
     let range = Blocks::new(Lba(0), unit.info.blocks);
     (range.count > 0).then(|| Request::Zero { range, unmap: unit.can_unmap(), fua })
@@ -59,10 +60,10 @@ const DPRY_DCRT_STPF: u8 = 0x70;
 const IP: u8 = 0x08;
 const VENDOR_SPECIFIC: u8 = 0x01;
 
-/// Checks a parameter list (SBC-3 5.3.2): it may ask for nothing but zeroes. IMMED is not needed, and
-/// what concerns lists of defects is as wanted.
+/// Checks a parameter list (SBC-3 5.3.2): it may only ask for zeroes. IMMED is ignored, and so is
+/// everything about defect lists.
 pub(crate) fn check(list: &[u8], long_header: bool, block_size: u32) -> Result<(), Sense> {
-    const TOO_SHORT: Sense = Sense::illegal(Code::PARAMETER_LIST_LENGTH_ERROR);
+    const TOO_SHORT: Sense = Sense::illegal(SenseCode::PARAMETER_LIST_LENGTH_ERROR);
     let header_len = if long_header { LONG_HEADER } else { SHORT_HEADER };
     let (header, rest) = list.split_at_checked(header_len).ok_or(TOO_SHORT)?;
     let flags = header[1];
@@ -89,12 +90,12 @@ pub(crate) fn check(list: &[u8], long_header: bool, block_size: u32) -> Result<(
 
 /// Checks an initialization pattern descriptor that begins at `at` (SBC-3 5.3.2.3).
 fn check_pattern(list: &[u8], at: u16, block_size: u32) -> Result<(), Sense> {
-    const TOO_SHORT: Sense = Sense::illegal(Code::PARAMETER_LIST_LENGTH_ERROR);
+    const TOO_SHORT: Sense = Sense::illegal(SenseCode::PARAMETER_LIST_LENGTH_ERROR);
     const DEFAULT: u8 = 0x00;
     const REPEAT: u8 = 0x01;
     let (header, rest) = list.split_at_checked(PATTERN_HEADER).ok_or(TOO_SHORT)?;
     if header[0] != 0 {
-        // SI: what a medium has put aside is out of reach, so nobody can promise to overwrite it.
+        // SI: nobody can promise to overwrite the spare blocks of a medium.
         return Err(Sense::parameter(at, Some(7 - header[0].leading_zeros() as u8)));
     }
     let length = usize::from(u16::from_be_bytes([header[2], header[3]]));

@@ -4,10 +4,10 @@ use zerocopy::big_endian::U16;
 use zerocopy::{Immutable, IntoBytes, Unaligned};
 
 use crate::lun::{Lun, REPORT_LUNS_UNIT};
-use crate::nexus::Attention;
+use crate::nexus::UnitAttention;
 use crate::reply::Refusal;
 use crate::sense::Sense;
-use crate::unit::{Incoming, LogicalUnit, Outcome};
+use crate::unit::{LogicalUnit, Outcome, ParsedCommand};
 use crate::vpd;
 
 /// T10 VENDOR IDENTIFICATION.
@@ -19,16 +19,16 @@ pub(crate) const VENDOR: [u8; 8] = *b"WINDROSE";
 pub(crate) enum Peripheral {
     Disk = 0x00,
     WellKnown = 0x1e,
-    /// There is a disk, and it is not connected here for now.
-    Away = 0x20,
-    /// There can be a unit here, but none is, or its type is unknown.
+    /// There is a disk, but it is not connected now.
+    NotConnected = 0x20,
+    /// There is no unit, or its type is unknown.
     Absent = 0x7f,
 }
 
 /// Standard INQUIRY data (SPC-4 6.6).
 #[derive(IntoBytes, Immutable, Unaligned)]
 #[repr(C)]
-struct Standard {
+struct StandardInquiry {
     peripheral: u8,
     removable: u8,
     version: u8,
@@ -46,23 +46,24 @@ struct Standard {
     reserved: [u8; 22],
 }
 
-const _: () = assert!(size_of::<Standard>() == 96);
+const _: () = assert!(size_of::<StandardInquiry>() == 96);
 
 const VERSION_SPC_4: u8 = 0x06;
 const HISUP: u8 = 0x10;
 const RESPONSE_DATA_FORMAT: u8 = 0x02;
 const CMDQUE: u8 = 0x02;
-/// The unit changes the states of target port groups, and nobody else (SPC-4 6.6, TPGS 01b).
+/// Only the unit changes the states of target port groups (SPC-4 6.6, TPGS 01b).
 const TPGS_IMPLICIT: u8 = 0x10;
 /// There are several target ports.
 const MULTIP: u8 = 0x10;
-/// The unit copies between units by itself (3PC).
+/// The unit supports third-party copies (3PC).
 const THIRD_PARTY_COPY: u8 = 0x08;
 
 /// SAM-5, SPC-4, SBC-3 and iSCSI, no version claimed (SPC-4 6.6).
 const VERSIONS: [u16; 4] = [0x00a0, 0x0460, 0x04c0, 0x0960];
 
-/// Standard INQUIRY data of a unit of this kind; `several`: nodes serve it, each of them a port.
+/// Standard INQUIRY data of a unit of this kind; `several`: several nodes serve it, each with a
+/// port.
 pub(crate) fn standard(
     peripheral: Peripheral,
     product: &str,
@@ -73,12 +74,12 @@ pub(crate) fn standard(
     for (to, version) in versions.iter_mut().zip(VERSIONS) {
         *to = U16::new(version);
     }
-    let data = Standard {
+    let data = StandardInquiry {
         peripheral: peripheral as u8,
         removable: 0,
         version: VERSION_SPC_4,
         hisup_and_format: HISUP | RESPONSE_DATA_FORMAT,
-        additional_length: (size_of::<Standard>() - 5) as u8,
+        additional_length: (size_of::<StandardInquiry>() - 5) as u8,
         tpgs_and_protect: if several { TPGS_IMPLICIT } else { 0 }
             | if peripheral == Peripheral::Disk { THIRD_PARTY_COPY } else { 0 },
         multiport: if several { MULTIP } else { 0 },
@@ -111,7 +112,7 @@ fn ascii<const N: usize>(text: &str) -> [u8; N] {
 const EVPD: u8 = 0x01;
 
 /// INQUIRY.
-pub(crate) fn inquiry(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
+pub(crate) fn inquiry(unit: &mut LogicalUnit, cmd: &ParsedCommand<'_>) -> Result<Outcome, Refusal> {
     let allocation = u64::from(cmd.cdb.u16(3));
     let page = cmd.cdb.byte(2);
     let data = if cmd.cdb.has(1, EVPD) {
@@ -125,16 +126,19 @@ pub(crate) fn inquiry(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outc
     Ok(Outcome::data(data, allocation))
 }
 
-/// REPORT LUNS. Whoever asks knows of the change that a waiting attention would tell
+/// REPORT LUNS. The initiator thereby learns of the change that a pending attention would report
 /// (SPC-4 6.33).
-pub(crate) fn report_luns(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
+pub(crate) fn report_luns(
+    unit: &mut LogicalUnit,
+    cmd: &ParsedCommand<'_>,
+) -> Result<Outcome, Refusal> {
     let outcome = lun_list(cmd)?;
-    unit.nexuses.forget(cmd.nexus, Attention::LunsChanged);
+    unit.nexuses.cancel_attention(cmd.nexus, UnitAttention::LunsChanged);
     Ok(outcome)
 }
 
 /// The answer of REPORT LUNS, the same from every unit of a target.
-pub(crate) fn lun_list(cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
+pub(crate) fn lun_list(cmd: &ParsedCommand<'_>) -> Result<Outcome, Refusal> {
     let (units, well_known): (&[Lun], &[[u8; 8]]) = match cmd.cdb.byte(2) {
         0x00 => (cmd.luns, &[]),
         0x01 => (&[], &[REPORT_LUNS_UNIT]),

@@ -1,31 +1,32 @@
-//! SCSI as a direct-access block device speaks it (SAM-5, SPC-4, SBC-3): commands, sense data,
-//! VPD and mode pages. Pure: bytes in, decisions out; no I/O, no clock, no waiting.
+//! SCSI for direct-access block devices (SAM-5, SPC-4, SBC-3): commands, sense data, VPD and mode
+//! pages. Pure: bytes in, decisions out; no I/O, no clock, no waiting.
 //!
-//! A [`LogicalUnit`] is what all initiators of one volume share. Its driver takes a command
-//! through three steps:
+//! A [`LogicalUnit`] is the state shared by all initiators of one volume. Its driver processes a
+//! command in three steps:
 //!
 //! ```text
-//! admit(nexus, arrival) -> Reply | Accept(command)      is it well-formed and allowed?
+//! admit(nexus, arrival) -> Reply | Accept(command)      checks whether it is valid and allowed
 //!     get command.data_out() bytes from the initiator
-//! start(nexus, command, data) -> Reply | Run(request)   what is to be done?
-//!     have the volume do the request
-//! finish(running, result) -> Reply | Run(request)       what is to be said?
+//! start(nexus, command, data) -> Reply | Run(request)   makes the request to the volume
+//!     have the volume execute the request
+//! finish(running, result) -> Reply | Run(request)       makes the reply to the initiator
 //! ```
 //!
-//! What is no request of one volume (a change or a look at what all nodes know, a copy, a token) is a [`Step`] of its own,
-//! which says what is to come back.
+//! Anything but a request to one volume (changing or reading the shared state, a copy, a token) is
+//! a [`Step`] of its own, which says how the driver must finish it.
 //!
-//! Commands for addresses without a unit are answered by [`answer_absent`], those for a unit that is
-//! not there for now by [`answer_away`]. Every command and
-//! every bit it looks at stands in one table (`opcodes`), which parsing goes by and REPORT
-//! SUPPORTED OPERATION CODES reports. `docs/conformance/scsi.md` says which clause is tested where.
+//! Commands for addresses without a unit are answered by [`answer_absent`], those for a unit that
+//! is not available now by [`answer_unavailable`]. Every command and every bit that it uses is in
+//! one table (`opcodes`), which drives both parsing and REPORT SUPPORTED OPERATION CODES.
+//! `docs/conformance/scsi.md` says which clause is tested where.
 
 mod absent;
+mod alua;
 mod capacity;
 mod cdb;
 mod copy;
 mod defects;
-mod diagnose;
+mod diagnostics;
 mod failure;
 mod format;
 mod inquiry;
@@ -35,8 +36,7 @@ mod lun;
 mod mode;
 mod nexus;
 mod opcodes;
-mod persistent;
-mod ports;
+mod persistent_reservations;
 mod power;
 mod provisioning;
 mod reply;
@@ -48,23 +48,29 @@ mod unit;
 mod verify;
 mod vpd;
 
-pub use absent::{Away, answer as answer_absent, answer_away};
+pub use absent::{Unavailability, answer as answer_absent, answer_unavailable};
+pub use alua::PortGroup;
 pub use copy::{
-    CopyEnd, CopyExtent, CopyFault, CopyHandle, CopyOutcome, CopyPlan, CopySegment, CopyTrouble,
-    Presented, ROD_TOKEN_LEN, RodToken, Side, TOKEN_LIFETIME_S, TokenFault, TokenOutcome,
-    TokenPlan, TokenWork, Whose,
+    CopyFault, CopyHandle, CopyIoError, CopyOutcome, CopyPlan, CopyRange, CopySegment, Cscd,
+    CscdTarget, PresentedToken, ROD_TOKEN_LEN, RodToken, Side, TOKEN_LIFETIME_S, TokenFault,
+    TokenPlan, TokenRequest, TokenResult,
 };
 pub use lun::{Address, Lun};
-pub use nexus::{Attention, MAX_NEXUSES, Nexus, NexusId, TargetPort, TooMany, Whom};
-pub use ports::PortGroup;
-pub use reply::{Data, Reply, Status, Transfer};
-pub use sense::{
-    Code, CopyAnswer, CopyField, CopyPoint, FieldPointer, Format, Key, SENSE_MAX, Sense, SenseBytes,
+pub use nexus::{
+    AttentionScope, MAX_NEXUSES, Nexus, NexusId, TargetPort, TooManyNexuses, UnitAttention,
 };
-pub use unit::{Admission, Arrival, Command, Known, LogicalUnit, LunConfig, Running, Step};
+pub use reply::{DataIn, Reply, Status, TransferLengths};
+pub use sense::{
+    CopyFailurePoint, CopyFieldPointer, CscdAnswer, FieldPointer, SENSE_MAX, Sense, SenseBytes,
+    SenseCode, SenseFormat, SenseKey,
+};
+pub use unit::{
+    Admission, AdmittedCommand, LogicalUnit, ReceivedCommand, RunningCommand, SharedUnitState,
+    Step, UnitConfig,
+};
 
-/// What the command that begins with these bytes is called, for logs and traces.
+/// The name of the command that begins with these bytes, for logs and traces.
 #[must_use]
 pub fn command_name(cdb: &[u8]) -> &'static str {
-    opcodes::of(cdb::Cdb::new(cdb)).map_or("unknown command", |entry| entry.name)
+    opcodes::lookup(cdb::Cdb::new(cdb)).map_or("unknown command", |entry| entry.name)
 }

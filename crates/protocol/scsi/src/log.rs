@@ -1,10 +1,10 @@
-//! LOG SENSE (SPC-4 6.8, 7.3; SBC-3 6.3). Nothing is counted since a point in time that an initiator
-//! could set, so there is no LOG SELECT.
+//! LOG SENSE (SPC-4 6.8, 7.3; SBC-3 6.3). No counter can be reset by initiators, so there is no LOG
+//! SELECT.
 
 use crate::reply::Refusal;
 use crate::sense::Sense;
-use crate::space::Space;
-use crate::unit::{Incoming, LogicalUnit, Outcome};
+use crate::space::ThinSpace;
+use crate::unit::{LogicalUnit, Outcome, ParsedCommand};
 
 /// Page code and subpage code.
 type Id = (u8, u8);
@@ -17,7 +17,7 @@ const EXCEPTIONS: Id = (0x2f, 0x00);
 /// In ascending order (SPC-4 7.3, supported log pages).
 const PAGES: [Id; 4] = [SUPPORTED, SUPPORTED_SUBPAGES, PROVISIONING, EXCEPTIONS];
 
-/// PC: the values that have come together.
+/// PC: cumulative values.
 const CUMULATIVE: u8 = 0x1;
 
 /// FORMAT AND LINKING of the parameter control byte: a list in binary.
@@ -25,7 +25,7 @@ const BINARY_LIST: u8 = 0x03;
 
 const MAX_PARAMETER: usize = 12;
 
-/// A log parameter: its code, and all of it with the header.
+/// A log parameter: its code, and the complete parameter with its header.
 type Parameter = (u16, arrayvec::ArrayVec<u8, MAX_PARAMETER>);
 
 impl LogicalUnit {
@@ -36,7 +36,7 @@ impl LogicalUnit {
 }
 
 /// LOG SENSE.
-pub(crate) fn sense(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
+pub(crate) fn sense(unit: &mut LogicalUnit, cmd: &ParsedCommand<'_>) -> Result<Outcome, Refusal> {
     const POINTER_FIELD: u16 = 5;
     let (control, code, subpage) = (cmd.cdb.byte(2) >> 6, cmd.cdb.byte(2) & 0x3f, cmd.cdb.byte(3));
     let pointer = cmd.cdb.u16(5);
@@ -74,7 +74,7 @@ fn page((code, subpage): Id, body: Vec<u8>) -> Vec<u8> {
     out
 }
 
-/// The parameters from the one of code `pointer` on; `None` if none is left.
+/// The parameters from code `pointer` on; `None` if there are none.
 fn from_pointer(parameters: &[Parameter], pointer: u16) -> Option<Vec<u8>> {
     let first = parameters.iter().position(|&(code, _)| code >= pointer)?;
     Some(parameters[first..].iter().flat_map(|(_, bytes)| bytes.iter().copied()).collect())
@@ -88,15 +88,15 @@ impl LogicalUnit {
         }
     }
 
-    /// Available and used LBA mapping resources, in threshold sets (SBC-3 6.3). Other volumes lie on
+    /// Available and used LBA mapping resources, in threshold sets (SBC-3 6.3). Other volumes share
     /// the same disks.
-    fn resources(&self, space: &Space) -> [Parameter; 2] {
+    fn resources(&self, space: &ThinSpace) -> [Parameter; 2] {
         const AVAILABLE: u16 = 0x0001;
         const USED: u16 = 0x0002;
         const DEDICATED: u8 = 0x01;
         const SHARED: u8 = 0x02;
         let resource = |code: u16, blocks: u64, scope: u8| {
-            let [a, b, c, d] = self.sets(blocks).to_be_bytes();
+            let [a, b, c, d] = self.threshold_sets(blocks).to_be_bytes();
             parameter(code, &[a, b, c, d, scope, 0, 0, 0])
         };
         [resource(AVAILABLE, space.available, SHARED), resource(USED, space.used, DEDICATED)]

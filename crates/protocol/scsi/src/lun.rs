@@ -5,7 +5,7 @@
 pub struct Lun(u16);
 
 impl Lun {
-    /// The largest number that flat space addressing reaches.
+    /// The largest number of flat space addressing.
     pub const MAX: u16 = 0x3fff;
 
     /// The unit of number `n`; `None` beyond [`Lun::MAX`].
@@ -37,19 +37,19 @@ const FLAT: u8 = 0x40;
 /// The well-known logical unit REPORT LUNS (SPC-4 clause 8).
 pub(crate) const REPORT_LUNS_UNIT: [u8; 8] = [0xc1, 0x01, 0, 0, 0, 0, 0, 0];
 
-/// Whom a command is for.
+/// The address of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Address {
-    /// A logical unit; whether it exists is another question.
+    /// A logical unit, which may not exist.
     Unit(Lun),
     /// The well-known logical unit REPORT LUNS.
     ReportLuns,
     /// An address of a form that no unit here has.
-    Nowhere,
+    Unsupported,
 }
 
 impl Address {
-    /// Whom the eight bytes name. Total: what is not understood is [`Address::Nowhere`].
+    /// Decodes the eight bytes. Total: an unknown form is [`Address::Unsupported`].
     #[must_use]
     pub fn parse(bytes: [u8; 8]) -> Self {
         if bytes == REPORT_LUNS_UNIT {
@@ -57,13 +57,13 @@ impl Address {
         }
         let [first, low, deeper @ ..] = bytes;
         if deeper != [0; 6] {
-            return Self::Nowhere;
+            return Self::Unsupported;
         }
         match (first & METHOD, first & !METHOD) {
-            // The other bits are a bus number; there is but bus 0.
+            // The other bits are a bus number; there is only bus 0.
             (PERIPHERAL, 0) => Self::Unit(Lun(u16::from(low))),
             (FLAT, high) => Self::Unit(Lun(u16::from_be_bytes([high, low]))),
-            _ => Self::Nowhere,
+            _ => Self::Unsupported,
         }
     }
 }
@@ -94,7 +94,7 @@ mod tests {
         assert_eq!(parse(&[0x41, 5]), Address::Unit(Lun(0x105)));
         assert_eq!(parse(&[0xc1, 1]), Address::ReportLuns);
         for nowhere in [&[0x01, 5][..], &[0x80, 5], &[0xc1, 2], &[0xd2, 0, 0, 5], &[0, 5, 1]] {
-            assert_eq!(parse(nowhere), Address::Nowhere, "{nowhere:x?}");
+            assert_eq!(parse(nowhere), Address::Unsupported, "{nowhere:x?}");
         }
     }
 }

@@ -1,17 +1,18 @@
 //! Mode pages: MODE SENSE and MODE SELECT (SPC-4 6.11 to 6.14, 7.5; SBC-3 6.4).
 //!
-//! The pages are shared by all initiators, at all nodes, and not saved: a reset brings back the defaults.
+//! The pages are shared by all initiators on all nodes, and not saved: a reset restores the
+//! defaults.
 
 mod pages;
 
 use arrayvec::ArrayVec;
 
 use pages::{Id, Ids};
-pub(crate) use pages::{Modes, THRESHOLDS, Threshold};
+pub(crate) use pages::{ModeParameters, THRESHOLDS, Threshold};
 
 use crate::reply::Refusal;
-use crate::sense::{Code, Sense};
-use crate::unit::{Incoming, LogicalUnit, Outcome, Todo};
+use crate::sense::{Sense, SenseCode};
+use crate::unit::{AdmittedOp, LogicalUnit, Outcome, ParsedCommand};
 
 const ALL_PAGES: u8 = 0x3f;
 const ALL_SUBPAGES: u8 = 0xff;
@@ -20,23 +21,23 @@ const MODE_SENSE_10: u8 = 0x5a;
 const MODE_SELECT_10: u8 = 0x55;
 
 /// MODE SENSE(6), (10).
-pub(crate) fn sense(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
+pub(crate) fn sense(unit: &mut LogicalUnit, cmd: &ParsedCommand<'_>) -> Result<Outcome, Refusal> {
     const DBD: u8 = 0x08;
     const LLBAA: u8 = 0x10;
     let long_header = cmd.cdb.opcode() == MODE_SENSE_10;
     let (control, code, subpage) = (cmd.cdb.byte(2) >> 6, cmd.cdb.byte(2) & 0x3f, cmd.cdb.byte(3));
-    let wanted = selected(&unit.pages(), code, subpage)?;
+    let wanted = selected_pages(&unit.pages(), code, subpage)?;
     let long_descriptor = long_header && cmd.cdb.has(1, LLBAA);
     let descriptor =
         if cmd.cdb.has(1, DBD) { ArrayVec::new() } else { unit.block_descriptor(long_descriptor) };
-    let has = unit.has();
+    let features = unit.mode_features();
     let mut pages = Vec::new();
     for id in wanted {
         pages.extend(match control {
-            0 => pages::values(id, &unit.modes, has),
-            1 => pages::changeable(id, has),
-            2 => pages::values(id, &Modes::default(&unit.info), has),
-            _ => return Err(Sense::illegal(Code::SAVING_NOT_SUPPORTED).into()),
+            0 => pages::values(id, &unit.modes, features),
+            1 => pages::changeable(id, features),
+            2 => pages::values(id, &ModeParameters::default(&unit.info), features),
+            _ => return Err(Sense::illegal(SenseCode::SAVING_NOT_SUPPORTED).into()),
         });
     }
     let header = unit.mode_header(long_header, long_descriptor, descriptor.len(), pages.len());
@@ -45,8 +46,8 @@ pub(crate) fn sense(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcom
     Ok(Outcome::data(data, u64::from(allocation)))
 }
 
-/// The pages that a page code and a subpage code ask for (SPC-4 6.13).
-fn selected(all: &Ids, code: u8, subpage: u8) -> Result<Ids, Sense> {
+/// The pages selected by a page code and a subpage code (SPC-4 6.13).
+fn selected_pages(all: &Ids, code: u8, subpage: u8) -> Result<Ids, Sense> {
     let all_subpages = subpage == ALL_SUBPAGES;
     if code == ALL_PAGES && subpage != 0 && !all_subpages {
         return Err(Sense::field(3, None));
@@ -100,29 +101,33 @@ impl LogicalUnit {
     }
 }
 
-/// MODE SELECT(6), (10). Pages must have the standard's format, and cannot be saved (SP is
-/// refused as a reserved bit).
-pub(crate) fn select(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
+/// MODE SELECT(6), (10). Pages must have the standard's format, and cannot be saved (SP is rejected
+/// as a reserved bit).
+pub(crate) fn select(unit: &mut LogicalUnit, cmd: &ParsedCommand<'_>) -> Result<Outcome, Refusal> {
     const PF: u8 = 0x10;
     let long_header = cmd.cdb.opcode() == MODE_SELECT_10;
     let length = if long_header { cmd.cdb.u16(7) } else { u16::from(cmd.cdb.byte(4)) };
     if length > 0 && !cmd.cdb.has(1, PF) {
         return Err(Sense::field(1, Some(4)).into());
     }
-    unit.accept_list(Todo::ModeSelect { long_header }, u32::from(length), cmd)
+    unit.accept_list(AdmittedOp::ModeSelect { long_header }, u32::from(length), cmd)
 }
 
-const TOO_SHORT: Sense = Sense::illegal(Code::PARAMETER_LIST_LENGTH_ERROR);
+const TOO_SHORT: Sense = Sense::illegal(SenseCode::PARAMETER_LIST_LENGTH_ERROR);
 
-/// The mode pages as a parameter list wants them: all of it or nothing.
-pub(crate) fn wanted(unit: &LogicalUnit, list: &[u8], long_header: bool) -> Result<Modes, Sense> {
+/// The mode parameters that a parameter list sets: all or nothing.
+pub(crate) fn parse_mode_select(
+    unit: &LogicalUnit,
+    list: &[u8],
+    long_header: bool,
+) -> Result<ModeParameters, Sense> {
     let mut at = unit.check_header(list, long_header)?;
     let mut modes = unit.modes;
     let known = unit.pages();
     while at < list.len() {
         let (id, page) = next_page(&known, list, at)?;
         unit.check_page(id, page, at, &modes)?;
-        modes = pages::with_page(modes, id, page, unit.has());
+        modes = pages::with_page(modes, id, page, unit.mode_features());
         at += page.len();
     }
     Ok(modes)
@@ -140,18 +145,18 @@ fn next_page<'a>(known: &Ids, list: &'a [u8], at: usize) -> Result<(Id, &'a [u8]
         _ => return Err(TOO_SHORT),
     };
     if !known.contains(&id) {
-        return Err(wrong(at));
+        return Err(invalid_parameter(at));
     }
     Ok((id, rest.get(..len).ok_or(TOO_SHORT)?))
 }
 
-fn wrong(at: usize) -> Sense {
+fn invalid_parameter(at: usize) -> Sense {
     Sense::parameter(u16::try_from(at).unwrap_or(u16::MAX), None)
 }
 
 impl LogicalUnit {
     /// Checks the header and the block descriptor; returns where the pages begin. The block
-    /// descriptor may but repeat what is (SBC-3 6.4: zero blocks means no change).
+    /// descriptor must repeat the current values (SBC-3 6.4: zero blocks means no change).
     fn check_header(&self, list: &[u8], long: bool) -> Result<usize, Sense> {
         const LONGLBA: u8 = 0x01;
         let (descriptor_field, long_descriptor, length, at) = match (long, list) {
@@ -167,7 +172,7 @@ impl LogicalUnit {
         }
         let current = self.block_descriptor(long_descriptor);
         if length != current.len() {
-            return Err(wrong(descriptor_field));
+            return Err(invalid_parameter(descriptor_field));
         }
         let given = list.get(at..at + length).ok_or(TOO_SHORT)?;
         let count_len = length / 2;
@@ -176,25 +181,31 @@ impl LogicalUnit {
             || count.iter().all(|&b| b == 0)
             || count.iter().all(|&b| b == 0xff);
         if !same_count {
-            return Err(wrong(at));
+            return Err(invalid_parameter(at));
         }
         if rest != &current[count_len..] {
-            return Err(wrong(at + count_len));
+            return Err(invalid_parameter(at + count_len));
         }
         Ok(at + length)
     }
 
-    /// Checks that a page differs from what is in effect in nothing but changeable bits.
-    fn check_page(&self, id: Id, page: &[u8], at: usize, modes: &Modes) -> Result<(), Sense> {
-        let current = pages::values(id, modes, self.has());
-        let mask = pages::changeable(id, self.has());
+    /// Checks that a page differs from the current one only in changeable bits.
+    fn check_page(
+        &self,
+        id: Id,
+        page: &[u8],
+        at: usize,
+        modes: &ModeParameters,
+    ) -> Result<(), Sense> {
+        let current = pages::values(id, modes, self.mode_features());
+        let mask = pages::changeable(id, self.mode_features());
         let header = if id.1 == 0 { 2 } else { 4 };
         if page.len() != current.len() {
-            return Err(wrong(at + header - 1));
+            return Err(invalid_parameter(at + header - 1));
         }
         for i in header..page.len() {
             if (page[i] ^ current[i]) & !mask[i] != 0 {
-                return Err(wrong(at + i));
+                return Err(invalid_parameter(at + i));
             }
         }
         Ok(())

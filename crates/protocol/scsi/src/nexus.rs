@@ -1,15 +1,15 @@
-//! The initiators of a unit and what each of them has yet to be told.
+//! The initiators of a unit and their pending unit attentions.
 
 use slab::Slab;
 
-use crate::copy::Copies;
+use crate::copy::CopyOperations;
 use crate::mode::THRESHOLDS;
-use crate::sense::{Code, Key, Sense};
+use crate::sense::{Sense, SenseCode, SenseKey};
 
 /// Most I_T nexuses of one unit.
 pub const MAX_NEXUSES: usize = 4096;
 
-/// An initiator port that talks to the unit through a target port (SAM-5 4.8).
+/// An initiator port that accesses the unit through a target port (SAM-5 4.8).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nexus {
     /// Name of the initiator port; iSCSI: `NAME,i,0xISID` (RFC 7143 4.4.1).
@@ -18,7 +18,7 @@ pub struct Nexus {
     pub target_port: TargetPort,
 }
 
-/// A port of the target, as VPD page 83h tells about it.
+/// A port of the target, as VPD page 83h reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetPort {
     /// SCSI name string of the target device; iSCSI: its name.
@@ -29,7 +29,7 @@ pub struct TargetPort {
     pub relative_id: u16,
 }
 
-/// Names an I_T nexus of one unit; never reused.
+/// Identifies an I_T nexus of one unit; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NexusId {
     slot: usize,
@@ -37,19 +37,19 @@ pub struct NexusId {
 }
 
 impl NexusId {
-    /// No initiator of any unit.
-    pub(crate) const NOBODY: Self = Self { slot: usize::MAX, serial: u64::MAX };
+    /// No nexus of any unit.
+    pub(crate) const NONE: Self = Self { slot: usize::MAX, serial: u64::MAX };
 }
 
 /// The unit has [`MAX_NEXUSES`] already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TooMany;
+pub struct TooManyNexuses;
 
-/// What initiators are told once, each by the first command that can carry it (SAM-5 5.14). What
-/// stands first is told first.
+/// Unit attentions, each reported once by the first command that can carry it (SAM-5 5.14), in this
+/// order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Attention {
+pub enum UnitAttention {
     /// The unit was powered on, or this initiator is new to it.
     PowerOn,
     /// The target was reset.
@@ -64,67 +64,67 @@ pub enum Attention {
     ModeChanged,
     /// Another initiator cleared all registrations.
     ReservationsPreempted,
-    /// The reservation that gave this initiator rights is gone, or another.
+    /// The reservation that gave this initiator rights has ended or changed.
     ReservationsReleased,
     /// Another initiator removed this one's registration.
     RegistrationsPreempted,
-    /// A node is to be used in another way than before (SPC-4 5.15.2.3).
+    /// The access state of a node has changed (SPC-4 5.15.2.3).
     AccessChanged,
     /// The capacity has changed.
     CapacityChanged,
-    /// INQUIRY would answer differently now.
+    /// INQUIRY data has changed.
     InquiryChanged,
-    /// REPORT LUNS would answer differently now.
+    /// The LUN inventory has changed.
     LunsChanged,
-    /// There is less space left for a thin unit than an initiator wants.
+    /// A thin unit has less available space than an initiator's threshold.
     SpaceLow,
-    /// A thin unit takes more space than an initiator wants.
-    SpaceTaken,
+    /// A thin unit uses more space than an initiator's threshold.
+    SpaceUsed,
 }
 
-const TOLD_IN_ORDER: [Attention; 15] = [
-    Attention::PowerOn,
-    Attention::TargetReset,
-    Attention::UnitReset,
-    Attention::NexusLoss,
-    Attention::CommandsCleared,
-    Attention::ModeChanged,
-    Attention::ReservationsPreempted,
-    Attention::ReservationsReleased,
-    Attention::RegistrationsPreempted,
-    Attention::AccessChanged,
-    Attention::CapacityChanged,
-    Attention::InquiryChanged,
-    Attention::LunsChanged,
-    Attention::SpaceLow,
-    Attention::SpaceTaken,
+const BY_PRIORITY: [UnitAttention; 15] = [
+    UnitAttention::PowerOn,
+    UnitAttention::TargetReset,
+    UnitAttention::UnitReset,
+    UnitAttention::NexusLoss,
+    UnitAttention::CommandsCleared,
+    UnitAttention::ModeChanged,
+    UnitAttention::ReservationsPreempted,
+    UnitAttention::ReservationsReleased,
+    UnitAttention::RegistrationsPreempted,
+    UnitAttention::AccessChanged,
+    UnitAttention::CapacityChanged,
+    UnitAttention::InquiryChanged,
+    UnitAttention::LunsChanged,
+    UnitAttention::SpaceLow,
+    UnitAttention::SpaceUsed,
 ];
 
-impl Attention {
-    /// The sense data that tells it.
+impl UnitAttention {
+    /// Its sense data.
     #[must_use]
     pub fn sense(self) -> Sense {
         let code = match self {
-            Self::PowerOn => Code::POWER_ON_OR_RESET,
-            Self::TargetReset => Code::SCSI_BUS_RESET,
-            Self::UnitReset => Code::BUS_DEVICE_RESET,
-            Self::NexusLoss => Code::NEXUS_LOSS,
-            Self::CommandsCleared => Code::COMMANDS_CLEARED,
-            Self::ModeChanged => Code::MODE_PARAMETERS_CHANGED,
-            Self::ReservationsPreempted => Code::RESERVATIONS_PREEMPTED,
-            Self::ReservationsReleased => Code::RESERVATIONS_RELEASED,
-            Self::RegistrationsPreempted => Code::REGISTRATIONS_PREEMPTED,
-            Self::AccessChanged => Code::ASYMMETRIC_ACCESS_STATE_CHANGED,
-            Self::CapacityChanged => Code::CAPACITY_DATA_CHANGED,
-            Self::InquiryChanged => Code::INQUIRY_DATA_CHANGED,
-            Self::LunsChanged => Code::REPORTED_LUNS_CHANGED,
-            Self::SpaceLow | Self::SpaceTaken => Code::THIN_PROVISIONING_SOFT_THRESHOLD_REACHED,
+            Self::PowerOn => SenseCode::POWER_ON_OR_RESET,
+            Self::TargetReset => SenseCode::SCSI_BUS_RESET,
+            Self::UnitReset => SenseCode::BUS_DEVICE_RESET,
+            Self::NexusLoss => SenseCode::NEXUS_LOSS,
+            Self::CommandsCleared => SenseCode::COMMANDS_CLEARED,
+            Self::ModeChanged => SenseCode::MODE_PARAMETERS_CHANGED,
+            Self::ReservationsPreempted => SenseCode::RESERVATIONS_PREEMPTED,
+            Self::ReservationsReleased => SenseCode::RESERVATIONS_RELEASED,
+            Self::RegistrationsPreempted => SenseCode::REGISTRATIONS_PREEMPTED,
+            Self::AccessChanged => SenseCode::ASYMMETRIC_ACCESS_STATE_CHANGED,
+            Self::CapacityChanged => SenseCode::CAPACITY_DATA_CHANGED,
+            Self::InquiryChanged => SenseCode::INQUIRY_DATA_CHANGED,
+            Self::LunsChanged => SenseCode::REPORTED_LUNS_CHANGED,
+            Self::SpaceLow | Self::SpaceUsed => SenseCode::THIN_PROVISIONING_SOFT_THRESHOLD_REACHED,
         };
-        let sense = Sense::new(Key::UnitAttention, code);
+        let sense = Sense::new(SenseKey::UnitAttention, code);
         match self {
-            // Which threshold: where its descriptor is in the mode page (SBC-3 4.7.3.7).
+            // The threshold: the offset of its descriptor in the mode page (SBC-3 4.7.3.7).
             Self::SpaceLow => sense.with_information(THRESHOLDS[0] as u64),
-            Self::SpaceTaken => sense.with_information(THRESHOLDS[1] as u64),
+            Self::SpaceUsed => sense.with_information(THRESHOLDS[1] as u64),
             _ => sense,
         }
     }
@@ -133,19 +133,19 @@ impl Attention {
         1 << self as u8
     }
 
-    /// A reset makes the initiator look at everything anew, so what waited before is moot
-    /// (SAM-5 5.14). Resets stand first in the order, the strongest at the top.
+    /// After a reset the initiator rereads everything, so earlier attentions are dropped (SAM-5
+    /// 5.14). Resets come first in the order, the strongest at the top.
     fn supersedes(self) -> bool {
         matches!(self, Self::PowerOn | Self::TargetReset | Self::UnitReset)
     }
 }
 
-/// Attentions that wait: a set, so it is bounded and nothing is told twice.
+/// Pending attentions: a set, so it is bounded and nothing is reported twice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Waiting(u16);
+struct PendingAttentions(u16);
 
-impl Waiting {
-    fn raise(&mut self, what: Attention) {
+impl PendingAttentions {
+    fn raise(&mut self, what: UnitAttention) {
         if what.supersedes() {
             let stronger_resets = what.bit() - 1;
             if self.0 & stronger_resets != 0 {
@@ -156,52 +156,57 @@ impl Waiting {
         self.0 |= what.bit();
     }
 
-    fn take_first(&mut self) -> Option<Attention> {
+    fn take_first(&mut self) -> Option<UnitAttention> {
         if self.0 == 0 {
             return None;
         }
-        let first = TOLD_IN_ORDER.into_iter().find(|a| self.0 & a.bit() != 0)?;
+        let first = BY_PRIORITY.into_iter().find(|a| self.0 & a.bit() != 0)?;
         self.0 &= !first.bit();
         Some(first)
     }
 }
 
-/// Who is to be told.
+/// The initiators that get an attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whom {
+pub enum AttentionScope {
     /// This initiator.
     Only(NexusId),
-    /// Everybody else.
-    AllBut(NexusId),
-    /// Everybody.
+    /// All but this initiator.
+    Except(NexusId),
+    /// All initiators.
     All,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct NexusEntry {
     serial: u64,
     nexus: Nexus,
-    waiting: Waiting,
-    copies: Copies,
+    pending: PendingAttentions,
+    copies: CopyOperations,
 }
 
 /// All nexuses of a unit.
 #[derive(Debug, Default)]
 pub(crate) struct Nexuses {
-    entries: Slab<Entry>,
+    entries: Slab<NexusEntry>,
     next_serial: u64,
 }
 
 impl Nexuses {
-    pub(crate) fn add(&mut self, nexus: Nexus) -> Result<NexusId, TooMany> {
+    pub(crate) fn add(&mut self, nexus: Nexus) -> Result<NexusId, TooManyNexuses> {
         if self.entries.len() >= MAX_NEXUSES {
-            return Err(TooMany);
+            return Err(TooManyNexuses);
         }
         let serial = self.next_serial;
         self.next_serial += 1;
-        let mut waiting = Waiting::default();
-        waiting.raise(Attention::PowerOn);
-        let slot = self.entries.insert(Entry { serial, nexus, waiting, copies: Copies::default() });
+        let mut waiting = PendingAttentions::default();
+        waiting.raise(UnitAttention::PowerOn);
+        let slot = self.entries.insert(NexusEntry {
+            serial,
+            nexus,
+            pending: waiting,
+            copies: CopyOperations::default(),
+        });
         Ok(NexusId { slot, serial })
     }
 
@@ -216,13 +221,13 @@ impl Nexuses {
         (entry.serial == id.serial).then_some(&entry.nexus)
     }
 
-    /// The third-party copies that this initiator has asked for.
-    pub(crate) fn copies(&mut self, id: NexusId) -> Option<&mut Copies> {
+    /// The third-party copies of this initiator.
+    pub(crate) fn copies(&mut self, id: NexusId) -> Option<&mut CopyOperations> {
         let entry = self.entries.get_mut(id.slot)?;
         (entry.serial == id.serial).then_some(&mut entry.copies)
     }
 
-    /// Ends all third-party copies, and forgets them.
+    /// Aborts and forgets all third-party copies.
     pub(crate) fn reset_copies(&mut self) {
         self.entries.iter_mut().for_each(|(_, entry)| entry.copies.reset());
     }
@@ -231,35 +236,35 @@ impl Nexuses {
         self.entries.len()
     }
 
-    pub(crate) fn raise(&mut self, whom: Whom, what: Attention) {
+    pub(crate) fn raise(&mut self, scope: AttentionScope, what: UnitAttention) {
         for (slot, entry) in &mut self.entries {
             let id = NexusId { slot, serial: entry.serial };
-            let told = match whom {
-                Whom::Only(only) => id == only,
-                Whom::AllBut(not) => id != not,
-                Whom::All => true,
+            let applies = match scope {
+                AttentionScope::Only(only) => id == only,
+                AttentionScope::Except(not) => id != not,
+                AttentionScope::All => true,
             };
-            if told {
-                entry.waiting.raise(what);
+            if applies {
+                entry.pending.raise(what);
             }
         }
     }
 
-    /// The next thing this initiator must be told, which counts as told.
-    pub(crate) fn take_attention(&mut self, id: NexusId) -> Option<Attention> {
-        self.waiting(id)?.take_first()
+    /// Takes the next pending attention of this initiator.
+    pub(crate) fn take_attention(&mut self, id: NexusId) -> Option<UnitAttention> {
+        self.pending(id)?.take_first()
     }
 
-    /// Nothing of the kind needs telling any more.
-    pub(crate) fn forget(&mut self, id: NexusId, what: Attention) {
-        if let Some(waiting) = self.waiting(id) {
+    /// Removes a pending attention.
+    pub(crate) fn cancel_attention(&mut self, id: NexusId, what: UnitAttention) {
+        if let Some(waiting) = self.pending(id) {
             waiting.0 &= !what.bit();
         }
     }
 
-    fn waiting(&mut self, id: NexusId) -> Option<&mut Waiting> {
+    fn pending(&mut self, id: NexusId) -> Option<&mut PendingAttentions> {
         let entry = self.entries.get_mut(id.slot)?;
-        (entry.serial == id.serial).then_some(&mut entry.waiting)
+        (entry.serial == id.serial).then_some(&mut entry.pending)
     }
 }
 
@@ -281,30 +286,30 @@ mod tests {
         let mut all = Nexuses::default();
         let a = all.add(nexus(0)).unwrap();
         let b = all.add(nexus(1)).unwrap();
-        assert_eq!(all.take_attention(a), Some(Attention::PowerOn));
+        assert_eq!(all.take_attention(a), Some(UnitAttention::PowerOn));
         for _ in 0..3 {
-            all.raise(Whom::AllBut(b), Attention::LunsChanged);
-            all.raise(Whom::All, Attention::CapacityChanged);
+            all.raise(AttentionScope::Except(b), UnitAttention::LunsChanged);
+            all.raise(AttentionScope::All, UnitAttention::CapacityChanged);
         }
-        assert_eq!(all.take_attention(a), Some(Attention::CapacityChanged));
-        assert_eq!(all.take_attention(a), Some(Attention::LunsChanged));
+        assert_eq!(all.take_attention(a), Some(UnitAttention::CapacityChanged));
+        assert_eq!(all.take_attention(a), Some(UnitAttention::LunsChanged));
         assert_eq!(all.take_attention(a), None);
-        assert_eq!(all.take_attention(b), Some(Attention::PowerOn));
-        assert_eq!(all.take_attention(b), Some(Attention::CapacityChanged));
+        assert_eq!(all.take_attention(b), Some(UnitAttention::PowerOn));
+        assert_eq!(all.take_attention(b), Some(UnitAttention::CapacityChanged));
         assert_eq!(all.take_attention(b), None);
     }
 
-    /// SAM-5 5.14: a reset supersedes what waited; a power-on is not told twice.
+    /// SAM-5 5.14: a reset supersedes pending attentions; a power-on is not reported twice.
     #[test]
     fn a_reset_supersedes() {
         let mut all = Nexuses::default();
         let a = all.add(nexus(0)).unwrap();
-        all.raise(Whom::All, Attention::UnitReset);
-        assert_eq!(all.take_attention(a), Some(Attention::PowerOn));
+        all.raise(AttentionScope::All, UnitAttention::UnitReset);
+        assert_eq!(all.take_attention(a), Some(UnitAttention::PowerOn));
         assert_eq!(all.take_attention(a), None);
-        all.raise(Whom::Only(a), Attention::ModeChanged);
-        all.raise(Whom::All, Attention::UnitReset);
-        assert_eq!(all.take_attention(a), Some(Attention::UnitReset));
+        all.raise(AttentionScope::Only(a), UnitAttention::ModeChanged);
+        all.raise(AttentionScope::All, UnitAttention::UnitReset);
+        assert_eq!(all.take_attention(a), Some(UnitAttention::UnitReset));
         assert_eq!(all.take_attention(a), None);
     }
 
@@ -326,12 +331,12 @@ mod tests {
         for n in 0..MAX_NEXUSES {
             all.add(nexus(n)).unwrap();
         }
-        assert_eq!(all.add(nexus(0)), Err(TooMany));
+        assert_eq!(all.add(nexus(0)), Err(TooManyNexuses));
     }
 
     #[test]
     fn the_order_is_the_declaration() {
-        for (i, a) in TOLD_IN_ORDER.into_iter().enumerate() {
+        for (i, a) in BY_PRIORITY.into_iter().enumerate() {
             assert_eq!(a as usize, i);
         }
     }

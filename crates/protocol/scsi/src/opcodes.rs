@@ -1,82 +1,82 @@
-//! The table of commands. It drives parsing (lengths, reserved bits, what a command needs of the
-//! unit) and REPORT SUPPORTED OPERATION CODES (SPC-4 6.35), so the two cannot disagree.
+//! The table of commands. It drives parsing (lengths, reserved bits, requirements on the unit) and
+//! REPORT SUPPORTED OPERATION CODES (SPC-4 6.35), so the two cannot disagree.
 
 use arrayvec::ArrayVec;
 
 use crate::cdb::{CDB_MAX, Cdb};
 use crate::reply::Refusal;
-use crate::sense::{Code, Sense};
-use crate::unit::{Incoming, LogicalUnit, Outcome};
+use crate::sense::{Sense, SenseCode};
+use crate::unit::{LogicalUnit, Outcome, ParsedCommand};
 use crate::{
-    capacity, copy, defects, diagnose, format, inquiry, log, mode, persistent, ports, power,
-    provisioning, rw, supported, verify,
+    alua, capacity, copy, defects, diagnostics, format, inquiry, log, mode,
+    persistent_reservations, power, provisioning, rw, supported, verify,
 };
 
-/// What a command does with the unit, for those who have reserved it (SPC-2 5.5, SPC-4 5.12).
+/// How a command conflicts with reservations (SPC-2 5.5, SPC-4 5.12).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Access {
-    /// Asks about the unit, or the reservations judge it by themselves: never conflicts.
-    Free,
-    /// Conflicts with RESERVE alone.
-    Alone,
+pub(crate) enum ConflictClass {
+    /// Queries the unit, or is checked by the reservation table itself: never conflicts.
+    Never,
+    /// Conflicts only with SPC-2 reservations.
+    Spc2Only,
     /// Reads contents or state.
     Reads,
     /// Changes contents or state.
     Writes,
 }
 
-pub(crate) type Handler = fn(&mut LogicalUnit, &Incoming<'_>) -> Result<Outcome, Refusal>;
+pub(crate) type Handler = fn(&mut LogicalUnit, &ParsedCommand<'_>) -> Result<Outcome, Refusal>;
 
 /// One command.
-pub(crate) struct Entry {
+pub(crate) struct CommandEntry {
     /// The standard's name.
     pub(crate) name: &'static str,
-    pub(crate) usage: Usage,
-    pub(crate) access: Access,
-    /// Whether it needs the unit to be started.
-    pub(crate) on_medium: bool,
-    /// Whether a waiting unit attention ends it (SAM-5 5.14).
-    pub(crate) tells_attention: bool,
-    pub(crate) needs: Needs,
-    pub(crate) run: Handler,
+    pub(crate) usage: CdbUsage,
+    pub(crate) conflict_class: ConflictClass,
+    /// Whether the unit must be started.
+    pub(crate) accesses_medium: bool,
+    /// Whether a pending unit attention ends it (SAM-5 5.14).
+    pub(crate) ends_with_attention: bool,
+    pub(crate) requires: Requirement,
+    pub(crate) handler: Handler,
 }
 
-/// What only some units have.
+/// Features that not all units have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Needs {
+pub(crate) enum Requirement {
     Nothing,
     /// Logical block provisioning management, for the whole command.
     Unmap,
     /// The same for the UNMAP bit of byte 1.
     UnmapBit,
     /// Target port groups.
-    Groups,
-    /// Reservations that all nodes keep.
+    PortGroups,
+    /// Reservations shared by all nodes.
     Reservations,
-    /// Writes that are all there or not at all.
+    /// Atomic writes.
     AtomicWrites,
 }
 
-/// What a unit has of what not all have.
+/// The features of a unit that not all have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Traits {
+pub(crate) struct UnitCapabilities {
     /// Logical block provisioning management.
     pub(crate) can_unmap: bool,
     /// Target port groups.
-    pub(crate) has_groups: bool,
-    /// Reservations that all nodes keep.
+    pub(crate) has_port_groups: bool,
+    /// Reservations shared by all nodes.
     pub(crate) keeps_reservations: bool,
-    /// Writes that are all there or not at all.
+    /// Atomic writes.
     pub(crate) writes_atomically: bool,
 }
 
 /// The UNMAP bit of WRITE SAME (SBC-3 5.43).
 pub(crate) const UNMAP_BIT: u8 = 0x08;
 
-/// CDB USAGE DATA (SPC-4 6.35): the operation code, the service action where there is one, and
-/// a one for every bit that is looked at. All other bits must be zero.
+/// CDB USAGE DATA (SPC-4 6.35): the operation code, the service action if there is one, and a one
+/// for every bit that is used. All other bits must be zero.
 #[derive(Clone, Copy)]
-pub(crate) struct Usage {
+pub(crate) struct CdbUsage {
     bits: u128,
     len: u8,
     has_service_action: bool,
@@ -84,7 +84,7 @@ pub(crate) struct Usage {
 
 const SERVICE_ACTION: u8 = 0x1f;
 
-impl Usage {
+impl CdbUsage {
     const fn of(bytes: &[u8]) -> Self {
         let mut padded = [0; CDB_MAX];
         let mut i = 0;
@@ -123,7 +123,7 @@ impl Usage {
         self.bits.to_be_bytes().into_iter().take(self.len()).collect()
     }
 
-    /// The bits that may be set, those behind the end of the command included.
+    /// The bits that may be set, including those after the end of the command.
     fn allowed(self) -> u128 {
         let service_action = if self.has_service_action { u128::from(SERVICE_ACTION) } else { 0 };
         let tail = u128::MAX.checked_shr(8 * u32::from(self.len)).unwrap_or(0);
@@ -131,125 +131,128 @@ impl Usage {
     }
 }
 
-impl Entry {
-    const fn new(name: &'static str, access: Access, usage: Usage, run: Handler) -> Self {
+impl CommandEntry {
+    const fn new(name: &'static str, access: ConflictClass, usage: CdbUsage, run: Handler) -> Self {
         Self {
             name,
             usage,
-            access,
-            on_medium: false,
-            tells_attention: true,
-            needs: Needs::Nothing,
-            run,
+            conflict_class: access,
+            accesses_medium: false,
+            ends_with_attention: true,
+            requires: Requirement::Nothing,
+            handler: run,
         }
     }
 
-    const fn on_medium(mut self) -> Self {
-        self.on_medium = true;
+    const fn accessing_medium(mut self) -> Self {
+        self.accesses_medium = true;
         self
     }
 
     const fn despite_attention(mut self) -> Self {
-        self.tells_attention = false;
+        self.ends_with_attention = false;
         self
     }
 
-    const fn needing(mut self, needs: Needs) -> Self {
-        self.needs = needs;
+    const fn requiring(mut self, needs: Requirement) -> Self {
+        self.requires = needs;
         self
     }
 
-    /// What a unit of these traits looks at.
-    pub(crate) fn usage(&self, traits: Traits) -> Usage {
-        if self.needs == Needs::UnmapBit && !traits.can_unmap {
+    /// The usage data for a unit with these capabilities.
+    pub(crate) fn usage(&self, capabilities: UnitCapabilities) -> CdbUsage {
+        if self.requires == Requirement::UnmapBit && !capabilities.can_unmap {
             self.usage.without_unmap_bit()
         } else {
             self.usage
         }
     }
 
-    pub(crate) fn is_supported(&self, traits: Traits) -> bool {
-        match self.needs {
-            Needs::Nothing | Needs::UnmapBit => true,
-            Needs::Unmap => traits.can_unmap,
-            Needs::Groups => traits.has_groups,
-            Needs::Reservations => traits.keeps_reservations,
-            Needs::AtomicWrites => traits.writes_atomically,
+    pub(crate) fn is_supported(&self, capabilities: UnitCapabilities) -> bool {
+        match self.requires {
+            Requirement::Nothing | Requirement::UnmapBit => true,
+            Requirement::Unmap => capabilities.can_unmap,
+            Requirement::PortGroups => capabilities.has_port_groups,
+            Requirement::Reservations => capabilities.keeps_reservations,
+            Requirement::AtomicWrites => capabilities.writes_atomically,
         }
     }
 
-    /// The entry, or what is unknown about it to a unit that does not support it.
-    pub(crate) fn supported(&'static self, traits: Traits) -> Result<&'static Self, Sense> {
+    /// The entry, or the error for a unit that does not support it.
+    pub(crate) fn supported(
+        &'static self,
+        capabilities: UnitCapabilities,
+    ) -> Result<&'static Self, Sense> {
         match self.usage.service_action() {
-            _ if self.is_supported(traits) => Ok(self),
+            _ if self.is_supported(capabilities) => Ok(self),
             Some(_) => Err(NO_SUCH_SERVICE_ACTION),
             None => Err(NO_SUCH_OPCODE),
         }
     }
 
-    /// What this command of the kind does with the unit. To allow the removal of the medium and to start the unit takes
-    /// nothing from anybody (SPC-4 5.12.1, SBC-3 4.17).
-    pub(crate) fn access_of(&self, cdb: Cdb) -> Access {
+    /// How this particular command conflicts. Allowing medium removal and starting the unit affect
+    /// no other initiator (SPC-4 5.12.1, SBC-3 4.17).
+    pub(crate) fn conflict_class_of(&self, cdb: Cdb) -> ConflictClass {
         let harmless = match self.usage.opcode() {
             0x1e => cdb.byte(4) & 0x03 == 0,
             0x1b => cdb.byte(4) & 0xf1 == 0x01,
             _ => false,
         };
-        if harmless { Alone } else { self.access }
+        if harmless { Spc2Only } else { self.conflict_class }
     }
 
-    /// Whether it needs a node through which the unit is to be used. What tells about the unit
-    /// does not (SPC-4 5.15.2.4.5 has the least of it), the size included: an initiator that
-    /// first meets the unit here knows then what it is once it comes back.
-    pub(crate) fn needs_path(&self) -> bool {
-        let on_medium = self.on_medium && matches!(self.access, Reads | Alone);
-        self.access == Writes || on_medium || self.needs == Needs::Reservations
+    /// Whether it needs an available path. Commands that query the unit do not (SPC-4 5.15.2.4.5
+    /// has the minimum), including those for the size: an initiator that first finds the unit on
+    /// this node then knows its properties once it is available.
+    pub(crate) fn needs_available_path(&self) -> bool {
+        let on_medium = self.accesses_medium && matches!(self.conflict_class, Reads | Spc2Only);
+        self.conflict_class == Writes || on_medium || self.requires == Requirement::Reservations
     }
 
     /// Checks the length and the reserved bits of a command of this kind.
-    pub(crate) fn check(&self, cdb: Cdb, traits: Traits) -> Result<(), Sense> {
+    pub(crate) fn check(&self, cdb: Cdb, capabilities: UnitCapabilities) -> Result<(), Sense> {
         if cdb.len() < self.usage.len() {
-            return Err(Sense::illegal(Code::INVALID_FIELD_IN_CDB));
+            return Err(Sense::illegal(SenseCode::INVALID_FIELD_IN_CDB));
         }
-        cdb.check_reserved(self.usage(traits).allowed())
+        cdb.check_reserved(self.usage(capabilities).allowed())
     }
 }
 
-/// What a look-up found.
-pub(crate) enum Found {
-    Command(&'static Entry),
+/// The result of a lookup.
+pub(crate) enum Lookup {
+    Command(&'static CommandEntry),
     /// The operation code exists, the service action does not.
     NoSuchServiceAction,
     NoSuchOpcode,
 }
 
-/// The entry of an operation code and, where it has them, a service action.
-pub(crate) fn find(opcode: u8, service_action: u8) -> Found {
+/// The entry of an operation code and, if it has them, a service action.
+pub(crate) fn find(opcode: u8, service_action: u8) -> Lookup {
     let first = usize::from(FIRST[usize::from(opcode)]);
     let entries = TABLE.get(first..).unwrap_or_default();
-    let mut found = Found::NoSuchOpcode;
+    let mut found = Lookup::NoSuchOpcode;
     for entry in entries.iter().take_while(|e| e.usage.opcode() == opcode) {
         if entry.usage.service_action().is_none_or(|sa| sa == service_action) {
-            return Found::Command(entry);
+            return Lookup::Command(entry);
         }
-        found = Found::NoSuchServiceAction;
+        found = Lookup::NoSuchServiceAction;
     }
     found
 }
 
-/// The entry of a command, or the sense that says what is unknown about it.
-pub(crate) fn of(cdb: Cdb) -> Result<&'static Entry, Sense> {
+/// The entry of a command, or the sense data for an unknown one.
+pub(crate) fn lookup(cdb: Cdb) -> Result<&'static CommandEntry, Sense> {
     match find(cdb.opcode(), cdb.byte(1) & SERVICE_ACTION) {
-        Found::Command(entry) => Ok(entry),
-        Found::NoSuchServiceAction => Err(NO_SUCH_SERVICE_ACTION),
-        Found::NoSuchOpcode => Err(NO_SUCH_OPCODE),
+        Lookup::Command(entry) => Ok(entry),
+        Lookup::NoSuchServiceAction => Err(NO_SUCH_SERVICE_ACTION),
+        Lookup::NoSuchOpcode => Err(NO_SUCH_OPCODE),
     }
 }
 
 const NO_SUCH_SERVICE_ACTION: Sense = Sense::field(1, Some(4));
-const NO_SUCH_OPCODE: Sense = Sense::illegal(Code::INVALID_OPERATION_CODE);
+const NO_SUCH_OPCODE: Sense = Sense::illegal(SenseCode::INVALID_OPERATION_CODE);
 
-/// Index of the first entry of each operation code; beyond the table where there is none.
+/// Index of the first entry of each operation code; beyond the table if there is none.
 static FIRST: [u8; 256] = first_entries();
 
 const fn first_entries() -> [u8; 256] {
@@ -276,88 +279,102 @@ const SYNC_NV_IMMED: u8 = 0x04 | IMMED;
 /// Force unit access.
 pub(crate) const FUA: u8 = 0x08;
 
-const fn six(opcode: u8) -> Usage {
-    Usage::of(&[opcode, 0x1f, 0xff, 0xff, 0xff, 0])
+const fn six(opcode: u8) -> CdbUsage {
+    CdbUsage::of(&[opcode, 0x1f, 0xff, 0xff, 0xff, 0])
 }
 
-const fn ten(opcode: u8, flags: u8) -> Usage {
-    Usage::of(&[opcode, flags, 0xff, 0xff, 0xff, 0xff, 0x1f, 0xff, 0xff, 0])
+const fn ten(opcode: u8, flags: u8) -> CdbUsage {
+    CdbUsage::of(&[opcode, flags, 0xff, 0xff, 0xff, 0xff, 0x1f, 0xff, 0xff, 0])
 }
 
-const fn twelve(opcode: u8, flags: u8) -> Usage {
-    Usage::of(&[opcode, flags, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x1f, 0])
+const fn twelve(opcode: u8, flags: u8) -> CdbUsage {
+    CdbUsage::of(&[opcode, flags, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x1f, 0])
 }
 
-const fn sixteen(opcode: u8, flags: u8) -> Usage {
+const fn sixteen(opcode: u8, flags: u8) -> CdbUsage {
     let mut usage = [0xff; CDB_MAX];
     usage[0] = opcode;
     usage[1] = flags;
     usage[14] = 0x1f;
     usage[15] = 0;
-    Usage::of(&usage)
+    CdbUsage::of(&usage)
 }
 
-/// Six bytes of which only the operation code is looked at.
-const fn plain_six(opcode: u8) -> Usage {
-    Usage::of(&[opcode, 0, 0, 0, 0, 0])
+/// Six bytes of which only the operation code is used.
+const fn plain_six(opcode: u8) -> CdbUsage {
+    CdbUsage::of(&[opcode, 0, 0, 0, 0, 0])
 }
 
-/// Ten bytes of which only the operation code is looked at.
-const fn plain_ten(opcode: u8) -> Usage {
-    Usage::of(&[opcode, 0, 0, 0, 0, 0, 0, 0, 0, 0])
+/// Ten bytes of which only the operation code is used.
+const fn plain_ten(opcode: u8) -> CdbUsage {
+    CdbUsage::of(&[opcode, 0, 0, 0, 0, 0, 0, 0, 0, 0])
 }
 
-/// Twelve bytes with `middle` behind the operation code, and then an allocation length.
-const fn listing(opcode: u8, middle: [u8; 5]) -> Usage {
+/// Twelve bytes with `middle` after the operation code, and then an allocation length.
+const fn listing(opcode: u8, middle: [u8; 5]) -> CdbUsage {
     let [a, b, c, d, e] = middle;
-    Usage::of(&[opcode, a, b, c, d, e, 0xff, 0xff, 0xff, 0xff, 0, 0])
+    CdbUsage::of(&[opcode, a, b, c, d, e, 0xff, 0xff, 0xff, 0xff, 0, 0])
 }
 
-const fn reserve_in(service_action: u8) -> Usage {
-    Usage::of(&[0x5e, service_action, 0, 0, 0, 0, 0, 0xff, 0xff, 0]).with_service_action()
+const fn reserve_in(service_action: u8) -> CdbUsage {
+    CdbUsage::of(&[0x5e, service_action, 0, 0, 0, 0, 0, 0xff, 0xff, 0]).with_service_action()
 }
 
-const fn reserve_out(service_action: u8) -> Usage {
-    Usage::of(&[0x5f, service_action, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff, 0]).with_service_action()
-}
-
-const FORMAT_UNIT: Usage = Usage::of(&[0x04, format::OPTIONS, 0, 0, 0, 0]);
-const RECEIVE_DIAGNOSTIC: Usage = Usage::of(&[0x1c, diagnose::PCV, 0xff, 0xff, 0xff, 0]);
-const SEND_DIAGNOSTIC: Usage =
-    Usage::of(&[0x1d, diagnose::PF | diagnose::SELF_TEST | 0x03, 0, 0xff, 0xff, 0]);
-const READ_DEFECTS_10: Usage = Usage::of(&[0x37, 0, defects::ASKED, 0, 0, 0, 0, 0xff, 0xff, 0]);
-const READ_DEFECTS_12: Usage =
-    Usage::of(&[0xb7, defects::ASKED, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0]);
-const LOG_SENSE: Usage = Usage::of(&[0x4d, 0, 0xff, 0xff, 0, 0xff, 0xff, 0xff, 0xff, 0]);
-const WRITE_ATOMIC: Usage = Usage::of(&[
-    0x9c, DPO_FUA, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0xff, 0xff, 0x1f, 0,
-]);
-const REQUEST_SENSE: Usage = Usage::of(&[0x03, 0x01, 0, 0, 0xff, 0]);
-const INQUIRY: Usage = Usage::of(&[0x12, 0x01, 0xff, 0xff, 0xff, 0]);
-const MODE_SELECT_6: Usage = Usage::of(&[0x15, 0x10, 0, 0, 0xff, 0]);
-const MODE_SENSE_6: Usage = Usage::of(&[0x1a, 0x08, 0xff, 0xff, 0xff, 0]);
-const START_STOP: Usage = Usage::of(&[0x1b, 0x01, 0, 0, 0x05, 0]);
-const PREVENT_ALLOW: Usage = Usage::of(&[0x1e, 0, 0, 0, 0x01, 0]);
-const READ_CAPACITY_16: Usage =
-    Usage::of(&[0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0])
-        .with_service_action();
-const GET_LBA_STATUS: Usage = Usage::of(&[
-    0x9e, 0x12, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0,
-])
-.with_service_action();
-const COMPARE_AND_WRITE: Usage = Usage::of(&[
-    0x89, DPO_FUA, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0xff, 0x1f, 0,
-]);
-/// Sixteen bytes with a service action, then `middle`, and a length from byte 10 on.
-const fn third_party(opcode: u8, service_action: u8, middle: [u8; 4]) -> Usage {
-    let [a, b, c, d] = middle;
-    Usage::of(&[opcode, service_action, a, b, c, d, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0])
+const fn reserve_out(service_action: u8) -> CdbUsage {
+    CdbUsage::of(&[0x5f, service_action, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff, 0])
         .with_service_action()
 }
 
-const COPY_LID1: Usage = third_party(0x83, copy::EXTENDED_COPY_LID1, [0; 4]);
-const COPY_LID4: Usage = third_party(0x83, copy::EXTENDED_COPY_LID4, [0; 4]);
-const COPY_ABORT: Usage = Usage::of(&[
+const FORMAT_UNIT: CdbUsage = CdbUsage::of(&[0x04, format::OPTIONS, 0, 0, 0, 0]);
+const RECEIVE_DIAGNOSTIC: CdbUsage = CdbUsage::of(&[0x1c, diagnostics::PCV, 0xff, 0xff, 0xff, 0]);
+const SEND_DIAGNOSTIC: CdbUsage =
+    CdbUsage::of(&[0x1d, diagnostics::PF | diagnostics::SELF_TEST | 0x03, 0, 0xff, 0xff, 0]);
+const READ_DEFECTS_10: CdbUsage =
+    CdbUsage::of(&[0x37, 0, defects::REQUEST_BITS, 0, 0, 0, 0, 0xff, 0xff, 0]);
+const READ_DEFECTS_12: CdbUsage = CdbUsage::of(&[
+    0xb7,
+    defects::REQUEST_BITS,
+    0xff,
+    0xff,
+    0xff,
+    0xff,
+    0xff,
+    0xff,
+    0xff,
+    0xff,
+    0,
+    0,
+]);
+const LOG_SENSE: CdbUsage = CdbUsage::of(&[0x4d, 0, 0xff, 0xff, 0, 0xff, 0xff, 0xff, 0xff, 0]);
+const WRITE_ATOMIC: CdbUsage = CdbUsage::of(&[
+    0x9c, DPO_FUA, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0xff, 0xff, 0x1f, 0,
+]);
+const REQUEST_SENSE: CdbUsage = CdbUsage::of(&[0x03, 0x01, 0, 0, 0xff, 0]);
+const INQUIRY: CdbUsage = CdbUsage::of(&[0x12, 0x01, 0xff, 0xff, 0xff, 0]);
+const MODE_SELECT_6: CdbUsage = CdbUsage::of(&[0x15, 0x10, 0, 0, 0xff, 0]);
+const MODE_SENSE_6: CdbUsage = CdbUsage::of(&[0x1a, 0x08, 0xff, 0xff, 0xff, 0]);
+const START_STOP: CdbUsage = CdbUsage::of(&[0x1b, 0x01, 0, 0, 0x05, 0]);
+const PREVENT_ALLOW: CdbUsage = CdbUsage::of(&[0x1e, 0, 0, 0, 0x01, 0]);
+const READ_CAPACITY_16: CdbUsage =
+    CdbUsage::of(&[0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0])
+        .with_service_action();
+const GET_LBA_STATUS: CdbUsage = CdbUsage::of(&[
+    0x9e, 0x12, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0,
+])
+.with_service_action();
+const COMPARE_AND_WRITE: CdbUsage = CdbUsage::of(&[
+    0x89, DPO_FUA, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0xff, 0x1f, 0,
+]);
+/// Sixteen bytes with a service action, then `middle`, and a length from byte 10 on.
+const fn third_party(opcode: u8, service_action: u8, middle: [u8; 4]) -> CdbUsage {
+    let [a, b, c, d] = middle;
+    CdbUsage::of(&[opcode, service_action, a, b, c, d, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0])
+        .with_service_action()
+}
+
+const COPY_LID1: CdbUsage = third_party(0x83, copy::EXTENDED_COPY_LID1, [0; 4]);
+const COPY_LID4: CdbUsage = third_party(0x83, copy::EXTENDED_COPY_LID4, [0; 4]);
+const COPY_ABORT: CdbUsage = CdbUsage::of(&[
     0x83,
     copy::COPY_OPERATION_ABORT,
     0xff,
@@ -376,8 +393,9 @@ const COPY_ABORT: Usage = Usage::of(&[
     0,
 ])
 .with_service_action();
-/// Sixteen bytes with a service action, a list identifier, the length of a parameter list and a group number.
-const fn token(service_action: u8) -> Usage {
+/// Sixteen bytes with a service action, a list identifier, the length of a parameter list and a
+/// group number.
+const fn token(service_action: u8) -> CdbUsage {
     let mut usage = [0xff; CDB_MAX];
     usage[0] = 0x83;
     usage[1] = service_action;
@@ -388,252 +406,307 @@ const fn token(service_action: u8) -> Usage {
     }
     usage[14] = 0x1f;
     usage[15] = 0;
-    Usage::of(&usage).with_service_action()
+    CdbUsage::of(&usage).with_service_action()
 }
 
-const POPULATE_TOKEN: Usage = token(copy::POPULATE_TOKEN);
-const WRITE_USING_TOKEN: Usage = token(copy::WRITE_USING_TOKEN);
-const TOKEN_INFORMATION: Usage = third_party(0x84, copy::ROD_TOKEN_INFORMATION, [0xff; 4]);
-const COPY_STATUS_LID1: Usage = third_party(0x84, copy::COPY_STATUS_LID1, [0xff, 0, 0, 0]);
-const COPY_PARAMETERS: Usage = third_party(0x84, copy::OPERATING_PARAMETERS, [0; 4]);
-const COPY_DETAILS: Usage = third_party(0x84, copy::FAILED_SEGMENT_DETAILS, [0xff, 0, 0, 0]);
-const COPY_STATUS_LID4: Usage = third_party(0x84, copy::COPY_STATUS_LID4, [0xff; 4]);
-const MODE_SENSE_10: Usage = Usage::of(&[0x5a, 0x18, 0xff, 0xff, 0, 0, 0, 0xff, 0xff, 0]);
-const MODE_SELECT_10: Usage = Usage::of(&[0x55, 0x10, 0, 0, 0, 0, 0, 0xff, 0xff, 0]);
-const UNMAP: Usage = Usage::of(&[0x42, 0, 0, 0, 0, 0, 0x1f, 0xff, 0xff, 0]);
-const TARGET_PORT_GROUPS: Usage =
-    Usage::of(&[0xa3, 0x0a | ports::FORMAT, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0])
+const POPULATE_TOKEN: CdbUsage = token(copy::POPULATE_TOKEN);
+const WRITE_USING_TOKEN: CdbUsage = token(copy::WRITE_USING_TOKEN);
+const TOKEN_INFORMATION: CdbUsage = third_party(0x84, copy::ROD_TOKEN_INFORMATION, [0xff; 4]);
+const COPY_STATUS_LID1: CdbUsage = third_party(0x84, copy::COPY_STATUS_LID1, [0xff, 0, 0, 0]);
+const COPY_PARAMETERS: CdbUsage = third_party(0x84, copy::OPERATING_PARAMETERS, [0; 4]);
+const COPY_DETAILS: CdbUsage = third_party(0x84, copy::FAILED_SEGMENT_DETAILS, [0xff, 0, 0, 0]);
+const COPY_STATUS_LID4: CdbUsage = third_party(0x84, copy::COPY_STATUS_LID4, [0xff; 4]);
+const MODE_SENSE_10: CdbUsage = CdbUsage::of(&[0x5a, 0x18, 0xff, 0xff, 0, 0, 0, 0xff, 0xff, 0]);
+const MODE_SELECT_10: CdbUsage = CdbUsage::of(&[0x55, 0x10, 0, 0, 0, 0, 0, 0xff, 0xff, 0]);
+const UNMAP: CdbUsage = CdbUsage::of(&[0x42, 0, 0, 0, 0, 0, 0x1f, 0xff, 0xff, 0]);
+const TARGET_PORT_GROUPS: CdbUsage =
+    CdbUsage::of(&[0xa3, 0x0a | alua::FORMAT, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0])
         .with_service_action();
-const SUPPORTED_CODES: Usage = listing(0xa3, [0x0c, 0x87, 0xff, 0xff, 0xff]).with_service_action();
-const SUPPORTED_TASK_MANAGEMENT: Usage = listing(0xa3, [0x0d, 0x80, 0, 0, 0]).with_service_action();
+const SUPPORTED_CODES: CdbUsage =
+    listing(0xa3, [0x0c, 0x87, 0xff, 0xff, 0xff]).with_service_action();
+const SUPPORTED_TASK_MANAGEMENT: CdbUsage =
+    listing(0xa3, [0x0d, 0x80, 0, 0, 0]).with_service_action();
 
-use Access::{Alone, Free, Reads, Writes};
+use ConflictClass::{Never, Reads, Spc2Only, Writes};
 
 /// All commands, by operation code and service action.
-pub(crate) static TABLE: [Entry; 72] = [
-    Entry::new("TEST UNIT READY", Alone, plain_six(0x00), power::test_unit_ready).on_medium(),
-    Entry::new("REQUEST SENSE", Free, REQUEST_SENSE, power::request_sense).despite_attention(),
-    Entry::new("FORMAT UNIT", Writes, FORMAT_UNIT, format::format).on_medium(),
-    Entry::new("READ(6)", Reads, six(0x08), rw::read).on_medium(),
-    Entry::new("WRITE(6)", Writes, six(0x0a), rw::write).on_medium(),
-    Entry::new("INQUIRY", Free, INQUIRY, inquiry::inquiry).despite_attention(),
-    Entry::new("MODE SELECT(6)", Writes, MODE_SELECT_6, mode::select),
-    Entry::new("RESERVE(6)", Alone, plain_six(0x16), persistent::reserve)
-        .needing(Needs::Reservations),
-    Entry::new("RELEASE(6)", Free, plain_six(0x17), persistent::release)
-        .needing(Needs::Reservations),
-    Entry::new("MODE SENSE(6)", Reads, MODE_SENSE_6, mode::sense),
-    Entry::new("START STOP UNIT", Writes, START_STOP, power::start_stop),
-    Entry::new("RECEIVE DIAGNOSTIC RESULTS", Reads, RECEIVE_DIAGNOSTIC, diagnose::receive),
-    Entry::new("SEND DIAGNOSTIC", Writes, SEND_DIAGNOSTIC, diagnose::send),
-    Entry::new("PREVENT ALLOW MEDIUM REMOVAL", Writes, PREVENT_ALLOW, power::prevent_allow),
-    Entry::new("READ CAPACITY(10)", Free, plain_ten(0x25), capacity::ten).on_medium(),
-    Entry::new("READ(10)", Reads, ten(0x28, DPO_FUA), rw::read).on_medium(),
-    Entry::new("WRITE(10)", Writes, ten(0x2a, DPO_FUA), rw::write).on_medium(),
-    Entry::new("WRITE AND VERIFY(10)", Writes, ten(0x2e, DPO_BYTCHK_1), verify::write_and_verify)
-        .on_medium(),
-    Entry::new("VERIFY(10)", Reads, ten(0x2f, DPO_BYTCHK), verify::verify).on_medium(),
-    Entry::new("PRE-FETCH(10)", Reads, ten(0x34, IMMED), rw::pre_fetch).on_medium(),
-    Entry::new("SYNCHRONIZE CACHE(10)", Writes, ten(0x35, SYNC_NV_IMMED), rw::synchronize_cache)
-        .on_medium(),
-    Entry::new("READ DEFECT DATA(10)", Reads, READ_DEFECTS_10, defects::ten).on_medium(),
-    Entry::new("WRITE SAME(10)", Writes, ten(0x41, UNMAP_BIT), provisioning::write_same)
-        .on_medium()
-        .needing(Needs::UnmapBit),
-    Entry::new("UNMAP", Writes, UNMAP, provisioning::unmap).on_medium().needing(Needs::Unmap),
-    Entry::new("LOG SENSE", Free, LOG_SENSE, log::sense),
-    Entry::new("MODE SELECT(10)", Writes, MODE_SELECT_10, mode::select),
-    Entry::new("RESERVE(10)", Alone, plain_ten(0x56), persistent::reserve)
-        .needing(Needs::Reservations),
-    Entry::new("RELEASE(10)", Free, plain_ten(0x57), persistent::release)
-        .needing(Needs::Reservations),
-    Entry::new("MODE SENSE(10)", Reads, MODE_SENSE_10, mode::sense),
-    Entry::new("PERSISTENT RESERVE IN: READ KEYS", Alone, reserve_in(0), persistent::read_keys)
-        .needing(Needs::Reservations),
-    Entry::new(
+pub(crate) static TABLE: [CommandEntry; 72] = [
+    CommandEntry::new("TEST UNIT READY", Spc2Only, plain_six(0x00), power::test_unit_ready)
+        .accessing_medium(),
+    CommandEntry::new("REQUEST SENSE", Never, REQUEST_SENSE, power::request_sense)
+        .despite_attention(),
+    CommandEntry::new("FORMAT UNIT", Writes, FORMAT_UNIT, format::format).accessing_medium(),
+    CommandEntry::new("READ(6)", Reads, six(0x08), rw::read).accessing_medium(),
+    CommandEntry::new("WRITE(6)", Writes, six(0x0a), rw::write).accessing_medium(),
+    CommandEntry::new("INQUIRY", Never, INQUIRY, inquiry::inquiry).despite_attention(),
+    CommandEntry::new("MODE SELECT(6)", Writes, MODE_SELECT_6, mode::select),
+    CommandEntry::new("RESERVE(6)", Spc2Only, plain_six(0x16), persistent_reservations::reserve)
+        .requiring(Requirement::Reservations),
+    CommandEntry::new("RELEASE(6)", Never, plain_six(0x17), persistent_reservations::release)
+        .requiring(Requirement::Reservations),
+    CommandEntry::new("MODE SENSE(6)", Reads, MODE_SENSE_6, mode::sense),
+    CommandEntry::new("START STOP UNIT", Writes, START_STOP, power::start_stop),
+    CommandEntry::new(
+        "RECEIVE DIAGNOSTIC RESULTS",
+        Reads,
+        RECEIVE_DIAGNOSTIC,
+        diagnostics::receive,
+    ),
+    CommandEntry::new("SEND DIAGNOSTIC", Writes, SEND_DIAGNOSTIC, diagnostics::send),
+    CommandEntry::new("PREVENT ALLOW MEDIUM REMOVAL", Writes, PREVENT_ALLOW, power::prevent_allow),
+    CommandEntry::new("READ CAPACITY(10)", Never, plain_ten(0x25), capacity::read_capacity_10)
+        .accessing_medium(),
+    CommandEntry::new("READ(10)", Reads, ten(0x28, DPO_FUA), rw::read).accessing_medium(),
+    CommandEntry::new("WRITE(10)", Writes, ten(0x2a, DPO_FUA), rw::write).accessing_medium(),
+    CommandEntry::new(
+        "WRITE AND VERIFY(10)",
+        Writes,
+        ten(0x2e, DPO_BYTCHK_1),
+        verify::write_and_verify,
+    )
+    .accessing_medium(),
+    CommandEntry::new("VERIFY(10)", Reads, ten(0x2f, DPO_BYTCHK), verify::verify)
+        .accessing_medium(),
+    CommandEntry::new("PRE-FETCH(10)", Reads, ten(0x34, IMMED), rw::pre_fetch).accessing_medium(),
+    CommandEntry::new(
+        "SYNCHRONIZE CACHE(10)",
+        Writes,
+        ten(0x35, SYNC_NV_IMMED),
+        rw::synchronize_cache,
+    )
+    .accessing_medium(),
+    CommandEntry::new("READ DEFECT DATA(10)", Reads, READ_DEFECTS_10, defects::read_defect_data_10)
+        .accessing_medium(),
+    CommandEntry::new("WRITE SAME(10)", Writes, ten(0x41, UNMAP_BIT), provisioning::write_same)
+        .accessing_medium()
+        .requiring(Requirement::UnmapBit),
+    CommandEntry::new("UNMAP", Writes, UNMAP, provisioning::unmap)
+        .accessing_medium()
+        .requiring(Requirement::Unmap),
+    CommandEntry::new("LOG SENSE", Never, LOG_SENSE, log::sense),
+    CommandEntry::new("MODE SELECT(10)", Writes, MODE_SELECT_10, mode::select),
+    CommandEntry::new("RESERVE(10)", Spc2Only, plain_ten(0x56), persistent_reservations::reserve)
+        .requiring(Requirement::Reservations),
+    CommandEntry::new("RELEASE(10)", Never, plain_ten(0x57), persistent_reservations::release)
+        .requiring(Requirement::Reservations),
+    CommandEntry::new("MODE SENSE(10)", Reads, MODE_SENSE_10, mode::sense),
+    CommandEntry::new(
+        "PERSISTENT RESERVE IN: READ KEYS",
+        Spc2Only,
+        reserve_in(0),
+        persistent_reservations::read_keys,
+    )
+    .requiring(Requirement::Reservations),
+    CommandEntry::new(
         "PERSISTENT RESERVE IN: READ RESERVATION",
-        Alone,
+        Spc2Only,
         reserve_in(1),
-        persistent::read_reservation,
+        persistent_reservations::read_reservation,
     )
-    .needing(Needs::Reservations),
-    Entry::new(
+    .requiring(Requirement::Reservations),
+    CommandEntry::new(
         "PERSISTENT RESERVE IN: REPORT CAPABILITIES",
-        Alone,
+        Spc2Only,
         reserve_in(2),
-        persistent::report_capabilities,
+        persistent_reservations::report_capabilities,
     )
-    .needing(Needs::Reservations),
-    Entry::new(
+    .requiring(Requirement::Reservations),
+    CommandEntry::new(
         "PERSISTENT RESERVE IN: READ FULL STATUS",
-        Alone,
+        Spc2Only,
         reserve_in(3),
-        persistent::read_full_status,
+        persistent_reservations::read_full_status,
     )
-    .needing(Needs::Reservations),
-    Entry::new(
+    .requiring(Requirement::Reservations),
+    CommandEntry::new(
         "PERSISTENT RESERVE OUT: REGISTER",
-        Alone,
+        Spc2Only,
         reserve_out(0),
-        persistent::persistent_reserve_out,
+        persistent_reservations::persistent_reserve_out,
     )
-    .needing(Needs::Reservations),
-    Entry::new(
+    .requiring(Requirement::Reservations),
+    CommandEntry::new(
         "PERSISTENT RESERVE OUT: RESERVE",
-        Alone,
+        Spc2Only,
         reserve_out(1),
-        persistent::persistent_reserve_out,
+        persistent_reservations::persistent_reserve_out,
     )
-    .needing(Needs::Reservations),
-    Entry::new(
+    .requiring(Requirement::Reservations),
+    CommandEntry::new(
         "PERSISTENT RESERVE OUT: RELEASE",
-        Alone,
+        Spc2Only,
         reserve_out(2),
-        persistent::persistent_reserve_out,
+        persistent_reservations::persistent_reserve_out,
     )
-    .needing(Needs::Reservations),
-    Entry::new(
+    .requiring(Requirement::Reservations),
+    CommandEntry::new(
         "PERSISTENT RESERVE OUT: CLEAR",
-        Alone,
+        Spc2Only,
         reserve_out(3),
-        persistent::persistent_reserve_out,
+        persistent_reservations::persistent_reserve_out,
     )
-    .needing(Needs::Reservations),
-    Entry::new(
+    .requiring(Requirement::Reservations),
+    CommandEntry::new(
         "PERSISTENT RESERVE OUT: PREEMPT",
-        Alone,
+        Spc2Only,
         reserve_out(4),
-        persistent::persistent_reserve_out,
+        persistent_reservations::persistent_reserve_out,
     )
-    .needing(Needs::Reservations),
-    Entry::new(
+    .requiring(Requirement::Reservations),
+    CommandEntry::new(
         "PERSISTENT RESERVE OUT: PREEMPT AND ABORT",
-        Alone,
+        Spc2Only,
         reserve_out(5),
-        persistent::persistent_reserve_out,
+        persistent_reservations::persistent_reserve_out,
     )
-    .needing(Needs::Reservations),
-    Entry::new(
+    .requiring(Requirement::Reservations),
+    CommandEntry::new(
         "PERSISTENT RESERVE OUT: REGISTER AND IGNORE EXISTING KEY",
-        Alone,
+        Spc2Only,
         reserve_out(6),
-        persistent::persistent_reserve_out,
+        persistent_reservations::persistent_reserve_out,
     )
-    .needing(Needs::Reservations),
-    Entry::new(
+    .requiring(Requirement::Reservations),
+    CommandEntry::new(
         "PERSISTENT RESERVE OUT: REGISTER AND MOVE",
-        Alone,
+        Spc2Only,
         reserve_out(7),
-        persistent::persistent_reserve_out,
+        persistent_reservations::persistent_reserve_out,
     )
-    .needing(Needs::Reservations),
-    Entry::new("EXTENDED COPY(LID1)", Writes, COPY_LID1, copy::extended_copy).on_medium(),
-    Entry::new("EXTENDED COPY(LID4)", Writes, COPY_LID4, copy::extended_copy).on_medium(),
-    Entry::new("POPULATE TOKEN", Reads, POPULATE_TOKEN, copy::populate_token).on_medium(),
-    Entry::new("WRITE USING TOKEN", Writes, WRITE_USING_TOKEN, copy::write_using_token).on_medium(),
-    Entry::new("COPY OPERATION ABORT", Writes, COPY_ABORT, copy::abort),
-    Entry::new("RECEIVE COPY STATUS(LID1)", Reads, COPY_STATUS_LID1, copy::status_lid1),
-    Entry::new(
+    .requiring(Requirement::Reservations),
+    CommandEntry::new("EXTENDED COPY(LID1)", Writes, COPY_LID1, copy::extended_copy)
+        .accessing_medium(),
+    CommandEntry::new("EXTENDED COPY(LID4)", Writes, COPY_LID4, copy::extended_copy)
+        .accessing_medium(),
+    CommandEntry::new("POPULATE TOKEN", Reads, POPULATE_TOKEN, copy::populate_token)
+        .accessing_medium(),
+    CommandEntry::new("WRITE USING TOKEN", Writes, WRITE_USING_TOKEN, copy::write_using_token)
+        .accessing_medium(),
+    CommandEntry::new("COPY OPERATION ABORT", Writes, COPY_ABORT, copy::abort),
+    CommandEntry::new("RECEIVE COPY STATUS(LID1)", Reads, COPY_STATUS_LID1, copy::status_lid1),
+    CommandEntry::new(
         "RECEIVE COPY OPERATING PARAMETERS",
-        Free,
+        Never,
         COPY_PARAMETERS,
         copy::operating_parameters,
     ),
-    Entry::new("RECEIVE COPY FAILURE DETAILS", Reads, COPY_DETAILS, copy::failed_segment_details),
-    Entry::new("RECEIVE COPY STATUS(LID4)", Reads, COPY_STATUS_LID4, copy::status_lid4),
-    Entry::new(
+    CommandEntry::new(
+        "RECEIVE COPY FAILURE DETAILS",
+        Reads,
+        COPY_DETAILS,
+        copy::failed_segment_details,
+    ),
+    CommandEntry::new("RECEIVE COPY STATUS(LID4)", Reads, COPY_STATUS_LID4, copy::status_lid4),
+    CommandEntry::new(
         "RECEIVE ROD TOKEN INFORMATION",
         Reads,
         TOKEN_INFORMATION,
         copy::rod_token_information,
     ),
-    Entry::new("READ(16)", Reads, sixteen(0x88, DPO_FUA), rw::read).on_medium(),
-    Entry::new("COMPARE AND WRITE", Writes, COMPARE_AND_WRITE, verify::compare_and_write)
-        .on_medium(),
-    Entry::new("WRITE(16)", Writes, sixteen(0x8a, DPO_FUA), rw::write).on_medium(),
-    Entry::new("ORWRITE(16)", Writes, sixteen(0x8b, DPO_FUA), rw::or_write).on_medium(),
-    Entry::new(
+    CommandEntry::new("READ(16)", Reads, sixteen(0x88, DPO_FUA), rw::read).accessing_medium(),
+    CommandEntry::new("COMPARE AND WRITE", Writes, COMPARE_AND_WRITE, verify::compare_and_write)
+        .accessing_medium(),
+    CommandEntry::new("WRITE(16)", Writes, sixteen(0x8a, DPO_FUA), rw::write).accessing_medium(),
+    CommandEntry::new("ORWRITE(16)", Writes, sixteen(0x8b, DPO_FUA), rw::or_write)
+        .accessing_medium(),
+    CommandEntry::new(
         "WRITE AND VERIFY(16)",
         Writes,
         sixteen(0x8e, DPO_BYTCHK_1),
         verify::write_and_verify,
     )
-    .on_medium(),
-    Entry::new("VERIFY(16)", Reads, sixteen(0x8f, DPO_BYTCHK), verify::verify).on_medium(),
-    Entry::new("PRE-FETCH(16)", Reads, sixteen(0x90, IMMED), rw::pre_fetch).on_medium(),
-    Entry::new(
+    .accessing_medium(),
+    CommandEntry::new("VERIFY(16)", Reads, sixteen(0x8f, DPO_BYTCHK), verify::verify)
+        .accessing_medium(),
+    CommandEntry::new("PRE-FETCH(16)", Reads, sixteen(0x90, IMMED), rw::pre_fetch)
+        .accessing_medium(),
+    CommandEntry::new(
         "SYNCHRONIZE CACHE(16)",
         Writes,
         sixteen(0x91, SYNC_NV_IMMED),
         rw::synchronize_cache,
     )
-    .on_medium(),
-    Entry::new(
+    .accessing_medium(),
+    CommandEntry::new(
         "WRITE SAME(16)",
         Writes,
         sixteen(0x93, UNMAP_BIT | provisioning::NDOB),
         provisioning::write_same,
     )
-    .on_medium()
-    .needing(Needs::UnmapBit),
-    Entry::new("WRITE ATOMIC(16)", Writes, WRITE_ATOMIC, rw::write_atomic)
-        .on_medium()
-        .needing(Needs::AtomicWrites),
-    Entry::new("READ CAPACITY(16)", Free, READ_CAPACITY_16, capacity::sixteen).on_medium(),
-    Entry::new("GET LBA STATUS", Reads, GET_LBA_STATUS, capacity::lba_status).on_medium(),
-    Entry::new("REPORT LUNS", Free, listing(0xa0, [0, 0xff, 0, 0, 0]), inquiry::report_luns)
-        .despite_attention(),
-    Entry::new("REPORT TARGET PORT GROUPS", Free, TARGET_PORT_GROUPS, ports::report)
-        .needing(Needs::Groups),
-    Entry::new(
+    .accessing_medium()
+    .requiring(Requirement::UnmapBit),
+    CommandEntry::new("WRITE ATOMIC(16)", Writes, WRITE_ATOMIC, rw::write_atomic)
+        .accessing_medium()
+        .requiring(Requirement::AtomicWrites),
+    CommandEntry::new("READ CAPACITY(16)", Never, READ_CAPACITY_16, capacity::read_capacity_16)
+        .accessing_medium(),
+    CommandEntry::new("GET LBA STATUS", Reads, GET_LBA_STATUS, capacity::lba_status)
+        .accessing_medium(),
+    CommandEntry::new(
+        "REPORT LUNS",
+        Never,
+        listing(0xa0, [0, 0xff, 0, 0, 0]),
+        inquiry::report_luns,
+    )
+    .despite_attention(),
+    CommandEntry::new(
+        "REPORT TARGET PORT GROUPS",
+        Never,
+        TARGET_PORT_GROUPS,
+        alua::report_target_port_groups,
+    )
+    .requiring(Requirement::PortGroups),
+    CommandEntry::new(
         "REPORT SUPPORTED OPERATION CODES",
         Reads,
         SUPPORTED_CODES,
         supported::operation_codes,
     ),
-    Entry::new(
+    CommandEntry::new(
         "REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS",
         Reads,
         SUPPORTED_TASK_MANAGEMENT,
         supported::task_management,
     ),
-    Entry::new("READ(12)", Reads, twelve(0xa8, DPO_FUA), rw::read).on_medium(),
-    Entry::new("WRITE(12)", Writes, twelve(0xaa, DPO_FUA), rw::write).on_medium(),
-    Entry::new(
+    CommandEntry::new("READ(12)", Reads, twelve(0xa8, DPO_FUA), rw::read).accessing_medium(),
+    CommandEntry::new("WRITE(12)", Writes, twelve(0xaa, DPO_FUA), rw::write).accessing_medium(),
+    CommandEntry::new(
         "WRITE AND VERIFY(12)",
         Writes,
         twelve(0xae, DPO_BYTCHK_1),
         verify::write_and_verify,
     )
-    .on_medium(),
-    Entry::new("VERIFY(12)", Reads, twelve(0xaf, DPO_BYTCHK), verify::verify).on_medium(),
-    Entry::new("READ DEFECT DATA(12)", Reads, READ_DEFECTS_12, defects::twelve).on_medium(),
+    .accessing_medium(),
+    CommandEntry::new("VERIFY(12)", Reads, twelve(0xaf, DPO_BYTCHK), verify::verify)
+        .accessing_medium(),
+    CommandEntry::new("READ DEFECT DATA(12)", Reads, READ_DEFECTS_12, defects::read_defect_data_12)
+        .accessing_medium(),
 ];
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const ALL: Traits = Traits {
+    const ALL: UnitCapabilities = UnitCapabilities {
         can_unmap: true,
-        has_groups: true,
+        has_port_groups: true,
         keeps_reservations: true,
         writes_atomically: true,
     };
-    const NONE: Traits = Traits {
+    const NONE: UnitCapabilities = UnitCapabilities {
         can_unmap: false,
-        has_groups: false,
+        has_port_groups: false,
         keeps_reservations: false,
         writes_atomically: false,
     };
 
     #[test]
     fn the_table_is_in_order_and_every_entry_can_be_found() {
-        let order = |e: &Entry| (e.usage.opcode(), e.usage.service_action());
+        let order = |e: &CommandEntry| (e.usage.opcode(), e.usage.service_action());
         assert!(TABLE.windows(2).all(|w| order(&w[0]) < order(&w[1])));
         for entry in &TABLE {
             let service_action = entry.usage.service_action().unwrap_or(0);
-            let Found::Command(found) = find(entry.usage.opcode(), service_action) else {
+            let Lookup::Command(found) = find(entry.usage.opcode(), service_action) else {
                 panic!("{} is not found", entry.name)
             };
             assert_eq!(found.name, entry.name);
@@ -670,27 +743,27 @@ mod tests {
 
     #[test]
     fn what_cannot_unmap_knows_no_unmap() {
-        let Ok(same) = of(Cdb::new(&[0x93])) else { panic!("WRITE SAME(16) exists") };
+        let Ok(same) = lookup(Cdb::new(&[0x93])) else { panic!("WRITE SAME(16) exists") };
         let cdb = Cdb::new(&[0x93, UNMAP_BIT, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0]);
         assert_eq!(same.check(cdb, ALL), Ok(()));
         assert_eq!(same.check(cdb, NONE), Err(Sense::field(1, Some(3))));
         assert_eq!((same.usage(NONE).bytes()[1], same.usage(ALL).bytes()[1]), (0x01, 0x09));
         let others = TABLE.iter().filter(|e| !e.is_supported(NONE));
-        let others = others.filter(|e| e.needs != Needs::Reservations).map(|e| e.name);
+        let others = others.filter(|e| e.requires != Requirement::Reservations).map(|e| e.name);
         assert!(others.eq(["UNMAP", "WRITE ATOMIC(16)", "REPORT TARGET PORT GROUPS"]));
     }
 
     #[test]
     fn a_short_block_is_refused() {
-        let Ok(read) = of(Cdb::new(&[0x28])) else { panic!("READ(10) exists") };
+        let Ok(read) = lookup(Cdb::new(&[0x28])) else { panic!("READ(10) exists") };
         assert!(read.check(Cdb::new(&[0x28; 9]), ALL).is_err());
     }
 
-    /// SPC-4 5.15.2.4.5: what a node must answer through which the unit is not to be used, and
-    /// what it may; nothing else.
+    /// SPC-4 5.15.2.4.5: the commands that an unavailable node must answer, and those that it may;
+    /// nothing else.
     #[test]
     fn what_tells_about_the_unit_needs_no_path() {
-        let free = TABLE.iter().filter(|e| !e.needs_path()).map(|e| e.name);
+        let free = TABLE.iter().filter(|e| !e.needs_available_path()).map(|e| e.name);
         assert_eq!(
             free.collect::<Vec<_>>(),
             [

@@ -6,37 +6,40 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use crate::limits::Limits;
 use crate::opcodes::UNMAP_BIT;
-use crate::reply::{Refusal, Transfer};
-use crate::sense::{Code, Sense};
-use crate::unit::{Incoming, LogicalUnit, Outcome, Todo};
+use crate::reply::{Refusal, TransferLengths};
+use crate::sense::{Sense, SenseCode};
+use crate::unit::{AdmittedOp, LogicalUnit, Outcome, ParsedCommand};
 
-/// No data-out buffer: WRITE SAME(16) writes zeroes that it does not bring.
+/// No data-out buffer: WRITE SAME(16) writes zeroes without data.
 pub(crate) const NDOB: u8 = 0x01;
 
 const WRITE_SAME_16: u8 = 0x93;
 
-/// WRITE SAME(10), (16). ANCHOR is not supported and refused as a reserved bit. A count of zero
-/// would mean "to the end"; WSNZ in VPD page B0h says that it is refused.
-pub(crate) fn write_same(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
-    let extent = cmd.cdb.extent();
+/// WRITE SAME(10), (16). ANCHOR is not supported and rejected as a reserved bit. A count of zero
+/// would mean "to the end"; WSNZ in VPD page B0h says that it is rejected.
+pub(crate) fn write_same(
+    unit: &mut LogicalUnit,
+    cmd: &ParsedCommand<'_>,
+) -> Result<Outcome, Refusal> {
+    let extent = cmd.cdb.range();
     if extent.count == 0 || extent.count > unit.limits.max_write_same {
         return Err(Sense::field(extent.count_field, None).into());
     }
-    let range = unit.range(extent)?;
+    let range = unit.check_range(extent)?;
     unit.check_writable()?;
     let unmap = cmd.cdb.has(1, UNMAP_BIT);
     if cmd.cdb.opcode() == WRITE_SAME_16 && cmd.cdb.has(1, NDOB) {
-        return Ok(unit.accept(Todo::Zero { range, unmap }));
+        return Ok(unit.accept(AdmittedOp::Zero { range, unmap }));
     }
-    let wanted = Transfer::from_initiator(unit.bytes(1));
-    if cmd.window.data_out != wanted.data_out {
-        return Err(Refusal::window(wanted));
+    let wanted = TransferLengths::from_initiator(unit.byte_len(1));
+    if cmd.expected_transfer.data_out != wanted.data_out {
+        return Err(Refusal::transfer_mismatch(wanted));
     }
-    Ok(unit.accept_data(Todo::WriteSame { range, unmap }, 1, 0, wanted))
+    Ok(unit.accept_data(AdmittedOp::WriteSame { range, unmap }, 1, 0, wanted))
 }
 
-/// What fills `range` with copies of the block `data`. Only zeroes can be had by unmapping
-/// (SBC-3 5.43: other data is written although UNMAP is set).
+/// The request that fills `range` with copies of the block `data`. Only zeroes can be made by
+/// unmapping (SBC-3 5.43: other data is written although UNMAP is set).
 pub(crate) fn fill(range: Blocks, data: Bufs, unmap: bool, fua: bool) -> Request {
     if data.iter().all(is_zero) {
         Request::Zero { range, unmap, fua }
@@ -53,13 +56,13 @@ fn is_zero(buf: &Buf) -> bool {
 #[derive(FromBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct ListHeader {
-    /// Bytes behind this field; says nothing that the next one does not.
+    /// Length of the rest; redundant with the next field.
     _data_length: U16,
     descriptors_length: U16,
     _reserved: [u8; 4],
 }
 
-/// What to unmap (SBC-3 5.28).
+/// A range to unmap (SBC-3 5.28).
 #[derive(FromBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
 #[repr(C)]
 struct Descriptor {
@@ -70,20 +73,20 @@ struct Descriptor {
 
 const _: () = assert!(size_of::<ListHeader>() == 8 && size_of::<Descriptor>() == 16);
 
-/// UNMAP. ANCHOR is not supported and refused as a reserved bit.
-pub(crate) fn unmap(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
+/// UNMAP. ANCHOR is not supported and rejected as a reserved bit.
+pub(crate) fn unmap(unit: &mut LogicalUnit, cmd: &ParsedCommand<'_>) -> Result<Outcome, Refusal> {
     unit.check_writable()?;
     let length = cmd.cdb.u16(7);
     if length > 0 && usize::from(length) < size_of::<ListHeader>() {
-        return Err(Sense::illegal(Code::PARAMETER_LIST_LENGTH_ERROR).into());
+        return Err(Sense::illegal(SenseCode::PARAMETER_LIST_LENGTH_ERROR).into());
     }
-    unit.accept_list(Todo::Unmap, u32::from(length), cmd)
+    unit.accept_list(AdmittedOp::Unmap, u32::from(length), cmd)
 }
 
-/// The ranges of a parameter list, without the empty ones. A last descriptor that is cut off is
-/// ignored (SBC-3 5.28).
+/// The ranges of a parameter list, without empty ones. A truncated last descriptor is ignored
+/// (SBC-3 5.28).
 pub(crate) fn ranges(list: &Bufs, limits: &Limits, blocks: u64) -> Result<Vec<Blocks>, Sense> {
-    const TOO_SHORT: Sense = Sense::illegal(Code::PARAMETER_LIST_LENGTH_ERROR);
+    const TOO_SHORT: Sense = Sense::illegal(SenseCode::PARAMETER_LIST_LENGTH_ERROR);
     let list = list.to_vec();
     let (header, rest) = ListHeader::ref_from_prefix(&list).map_err(|_| TOO_SHORT)?;
     let length = usize::from(header.descriptors_length.get());
@@ -98,7 +101,7 @@ pub(crate) fn ranges(list: &Bufs, limits: &Limits, blocks: u64) -> Result<Vec<Bl
     for (i, d) in descriptors.iter().enumerate() {
         let range = Blocks::new(Lba(d.at.get()), u64::from(d.count.get()));
         if range.end().is_none_or(|end| end > blocks) {
-            return Err(Sense::illegal(Code::LBA_OUT_OF_RANGE));
+            return Err(Sense::illegal(SenseCode::LBA_OUT_OF_RANGE));
         }
         total += range.count;
         if total > u64::from(limits.max_unmap) {

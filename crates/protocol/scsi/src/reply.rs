@@ -1,38 +1,38 @@
-//! How a command ends.
+//! The end of a command: status, sense data and data.
 
 use block::Bufs;
 
-use crate::sense::{Code, Format, Sense, SenseBytes};
+use crate::sense::{Sense, SenseBytes, SenseCode, SenseFormat};
 
 /// Status codes (SAM-5 5.3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Status {
-    /// Done.
+    /// Success.
     Good = 0x00,
     /// Failed; the sense data says why.
     CheckCondition = 0x02,
-    /// Not now; try again.
+    /// Not now; retry.
     Busy = 0x08,
     /// Another initiator has reserved the unit.
     ReservationConflict = 0x18,
-    /// Too many commands, or no memory for this one; try again.
+    /// Too many commands, or no memory for this one; retry.
     TaskSetFull = 0x28,
     /// Aborted on behalf of another initiator.
     TaskAborted = 0x40,
 }
 
-/// How many bytes move which way.
+/// Bytes moved in each direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Transfer {
+pub struct TransferLengths {
     /// Bytes from the initiator.
     pub data_out: u64,
     /// Bytes to the initiator.
     pub data_in: u64,
 }
 
-impl Transfer {
-    /// Nothing moves.
+impl TransferLengths {
+    /// No transfer.
     pub const NONE: Self = Self { data_out: 0, data_in: 0 };
 
     /// `bytes` from the initiator.
@@ -48,19 +48,19 @@ impl Transfer {
     }
 }
 
-/// What goes back to the initiator.
+/// Data returned to the initiator.
 #[derive(Clone, Debug, Default)]
-pub enum Data {
+pub enum DataIn {
     /// Nothing.
     #[default]
     None,
-    /// A few bytes about the device.
+    /// Data about the device.
     Bytes(Vec<u8>),
     /// Contents of the device.
     Bufs(Bufs),
 }
 
-impl Data {
+impl DataIn {
     /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -71,14 +71,14 @@ impl Data {
         }
     }
 
-    /// Whether there is nothing.
+    /// Whether there is no data.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// At most the first `limit` bytes.
-    pub(crate) fn clipped(self, limit: u64) -> Self {
+    pub(crate) fn truncated(self, limit: u64) -> Self {
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         if self.len() <= limit {
             return self;
@@ -99,36 +99,45 @@ impl Data {
 pub struct Reply {
     /// Status.
     pub status: Status,
-    /// Sense data; empty unless the status is [`Status::CheckCondition`], or a copy that went well has
-    /// been asked to tell of it.
+    /// Sense data; empty unless the status is [`Status::CheckCondition`], or a successful copy was
+    /// asked to report.
     pub sense: SenseBytes,
-    /// What the initiator gets: never more than the command's allocation length and never more
-    /// than the transport's window ([`crate::Arrival::window`]).
-    pub data: Data,
-    /// What the command moves if the transport's window is no limit. Compared with that window it
-    /// gives the residual count (RFC 7143 11.4.5).
-    pub wanted: Transfer,
+    /// Data for the initiator: never more than the command's allocation length nor the expected
+    /// transfer ([`crate::ReceivedCommand::expected_transfer`]).
+    pub data: DataIn,
+    /// How much the command would move without the limit of the expected transfer. The difference
+    /// is the residual count (RFC 7143 11.4.5).
+    pub full_transfer: TransferLengths,
 }
 
 impl Reply {
-    /// An end without data and sense: BUSY, TASK SET FULL and the like.
+    /// A reply without data and sense: BUSY, TASK SET FULL and the like.
     #[must_use]
     pub fn status(status: Status) -> Self {
-        Self { status, sense: SenseBytes::new(), data: Data::None, wanted: Transfer::NONE }
+        Self {
+            status,
+            sense: SenseBytes::new(),
+            data: DataIn::None,
+            full_transfer: TransferLengths::NONE,
+        }
     }
 
-    /// CHECK CONDITION with `sense`; the command has moved nothing.
+    /// CHECK CONDITION with `sense`; nothing was moved.
     #[must_use]
-    pub fn check(sense: &Sense, format: Format) -> Self {
+    pub fn check(sense: &Sense, format: SenseFormat) -> Self {
         let mut reply = Self::status(Status::CheckCondition);
         reply.sense = sense.to_bytes(format);
         reply
     }
 
     /// GOOD with `data`, of which `window` passes at most so much.
-    pub(crate) fn good(data: Data, wanted: Transfer, window_in: u64) -> Self {
-        let data = data.clipped(window_in);
-        Self { status: Status::Good, sense: SenseBytes::new(), data, wanted }
+    pub(crate) fn good(
+        data: DataIn,
+        full_transfer: TransferLengths,
+        expected_data_in: u64,
+    ) -> Self {
+        let data = data.truncated(expected_data_in);
+        Self { status: Status::Good, sense: SenseBytes::new(), data, full_transfer }
     }
 }
 
@@ -137,32 +146,36 @@ impl Reply {
 pub(crate) struct Refusal {
     pub(crate) status: Status,
     pub(crate) sense: Option<Sense>,
-    pub(crate) wanted: Transfer,
+    pub(crate) full_transfer: TransferLengths,
 }
 
 impl Refusal {
-    /// The transport's window does not fit what the command needs: nothing is moved, and the
-    /// residual tells how much should have been.
-    pub(crate) fn window(wanted: Transfer) -> Self {
-        let sense = Sense::illegal(Code::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT);
-        Self { status: Status::CheckCondition, sense: Some(sense), wanted }
+    /// The expected transfer does not fit the command: nothing is moved, and the residual shows how
+    /// much should have been.
+    pub(crate) fn transfer_mismatch(full_transfer: TransferLengths) -> Self {
+        let sense = Sense::illegal(SenseCode::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT);
+        Self { status: Status::CheckCondition, sense: Some(sense), full_transfer }
     }
 
-    pub(crate) fn into_reply(self, format: Format) -> Reply {
+    pub(crate) fn into_reply(self, format: SenseFormat) -> Reply {
         let sense = self.sense.map(|s| s.to_bytes(format)).unwrap_or_default();
-        Reply { status: self.status, sense, data: Data::None, wanted: self.wanted }
+        Reply { status: self.status, sense, data: DataIn::None, full_transfer: self.full_transfer }
     }
 }
 
 impl From<Sense> for Refusal {
     fn from(sense: Sense) -> Self {
-        Self { status: Status::CheckCondition, sense: Some(sense), wanted: Transfer::NONE }
+        Self {
+            status: Status::CheckCondition,
+            sense: Some(sense),
+            full_transfer: TransferLengths::NONE,
+        }
     }
 }
 
 impl From<Status> for Refusal {
     fn from(status: Status) -> Self {
-        Self { status, sense: None, wanted: Transfer::NONE }
+        Self { status, sense: None, full_transfer: TransferLengths::NONE }
     }
 }
 
@@ -173,14 +186,14 @@ mod tests {
     #[test]
     fn data_never_exceeds_the_window() {
         for (data, len) in [
-            (Data::None, 0),
-            (Data::Bytes(vec![1; 10]), 10),
-            (Data::Bufs(Bufs::zeroes(100_000)), 100_000),
+            (DataIn::None, 0),
+            (DataIn::Bytes(vec![1; 10]), 10),
+            (DataIn::Bufs(Bufs::zeroes(100_000)), 100_000),
         ] {
             for window in [0, 5, 10, 70_000, u64::MAX] {
-                let reply = Reply::good(data.clone(), Transfer::to_initiator(len), window);
+                let reply = Reply::good(data.clone(), TransferLengths::to_initiator(len), window);
                 assert_eq!(reply.data.len() as u64, len.min(window));
-                assert_eq!(reply.wanted.data_in, len);
+                assert_eq!(reply.full_transfer.data_in, len);
             }
         }
     }

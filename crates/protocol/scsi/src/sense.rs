@@ -6,10 +6,10 @@ use arrayvec::ArrayVec;
 
 use crate::reply::Status;
 
-/// What kind of trouble it is (SPC-4 4.5.6).
+/// The category of an error (SPC-4 4.5.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Key {
+pub enum SenseKey {
     /// Nothing to report.
     NoSense = 0x0,
     /// The unit cannot be accessed now.
@@ -20,26 +20,26 @@ pub enum Key {
     HardwareError = 0x4,
     /// The command or its parameters are wrong.
     IllegalRequest = 0x5,
-    /// Something changed that the initiator must know.
+    /// A change that the initiator must know about.
     UnitAttention = 0x6,
     /// The medium may not be written.
     DataProtect = 0x7,
-    /// A third-party copy was given up.
+    /// A third-party copy was aborted.
     CopyAborted = 0xa,
-    /// The command was aborted; it may be sent again.
+    /// The command was aborted; it may be retried.
     AbortedCommand = 0xb,
     /// A comparison found a difference.
     Miscompare = 0xe,
-    /// The command is done, and there is something to tell about it.
+    /// The command has succeeded, with information about it.
     Completed = 0xf,
 }
 
 /// Additional sense code and qualifier, under the names of SPC-4 annex F.2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Code(pub u8, pub u8);
+pub struct SenseCode(pub u8, pub u8);
 
 #[allow(missing_docs)] // the names are the standard's own
-impl Code {
+impl SenseCode {
     pub const NONE: Self = Self(0x00, 0x00);
     pub const OPERATION_IN_PROGRESS: Self = Self(0x00, 0x16);
     pub const EXTENDED_COPY_INFORMATION_AVAILABLE: Self = Self(0x00, 0x20);
@@ -100,100 +100,101 @@ impl Code {
     pub const INSUFFICIENT_RESOURCES_TO_CREATE_ROD_TOKEN: Self = Self(0x55, 0x0d);
 }
 
-/// Where the wrong field is (SPC-4 4.5.2.4.2).
+/// Position of the invalid field (SPC-4 4.5.2.4.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FieldPointer {
     /// Whether it is in the command descriptor block; else it is in the parameter list.
     pub in_cdb: bool,
     /// Its first byte.
     pub byte: u16,
-    /// Its highest bit, where the field is smaller than a byte.
+    /// Its highest bit, if the field is smaller than a byte.
     pub bit: Option<u8>,
 }
 
-/// Sense data before it is put into a format.
+/// Sense data independent of its format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sense {
-    /// What kind of trouble.
-    pub key: Key,
-    /// Which trouble.
-    pub code: Code,
+    /// The category.
+    pub key: SenseKey,
+    /// The specific error.
+    pub code: SenseCode,
     /// The first block that failed, or for a miscompare the offset in bytes of the first
     /// difference (SBC-3 4.18).
     pub information: Option<u64>,
-    /// The wrong field.
+    /// The invalid field.
     pub field: Option<FieldPointer>,
-    /// How far a third-party copy came.
-    pub copy: Option<CopyPoint>,
+    /// The progress of a third-party copy.
+    pub copy_point: Option<CopyFailurePoint>,
 }
 
-/// Where a third-party copy was given up (SPC-4 5.17.7.4).
+/// Where a third-party copy stopped (SPC-4 5.17.7.4).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct CopyPoint {
+pub struct CopyFailurePoint {
     /// Number of the segment.
     pub segment: u16,
-    /// What the trouble is with.
-    pub field: Option<CopyField>,
-    /// What one of its ends has answered.
-    pub answer: Option<CopyAnswer>,
+    /// The field that caused it.
+    pub field: Option<CopyFieldPointer>,
+    /// The answer of its source or destination.
+    pub cscd_answer: Option<CscdAnswer>,
 }
 
-/// First byte of a field that a third-party copy was given up for.
+/// First byte of the field for which a third-party copy stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CopyField {
+pub enum CopyFieldPointer {
     /// Of the parameter list.
     List(u16),
     /// Of the segment's descriptor.
     Segment(u16),
 }
 
-/// What an end of a third-party copy has answered.
+/// The answer of the source or destination of a third-party copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct CopyAnswer {
-    /// Whether it is the destination, else the source.
-    pub destination: bool,
+pub struct CscdAnswer {
+    /// Whether it is the destination's, else the source's.
+    pub is_destination: bool,
     /// Its status.
     pub status: Status,
-    /// What its sense data says, if it has any.
-    pub sense: Option<(Key, Code)>,
+    /// Key and code of its sense data, if there is any.
+    pub sense: Option<(SenseKey, SenseCode)>,
 }
 
-/// How sense data is laid out (SPC-4 4.5.1).
+/// The format of sense data (SPC-4 4.5.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    /// 18 bytes, and the status and sense data of an end of a copy; blocks beyond 2^32 cannot be told.
+pub enum SenseFormat {
+    /// 18 bytes, and the status and sense data of a copy's source or destination; block numbers
+    /// beyond 2^32 do not fit.
     Fixed,
-    /// A header of 8 bytes and what descriptors there are.
+    /// A header of 8 bytes, and descriptors as needed.
     Descriptor,
 }
 
 /// Length in fixed format.
-const FIXED: usize = 18;
+const FIXED_LEN: usize = 18;
 
-/// Longest sense data: a header, descriptors of information, command-specific information and a field
-/// pointer, and forwarded sense data.
-pub const SENSE_MAX: usize = 8 + 12 + 12 + 8 + 4 + FIXED;
+/// Longest sense data: a header, descriptors of information, command-specific information and a
+/// field pointer, and forwarded sense data.
+pub const SENSE_MAX: usize = 8 + 12 + 12 + 8 + 4 + FIXED_LEN;
 
-/// Sense data as it goes out; empty where there is none.
+/// Encoded sense data; empty if there is none.
 pub type SenseBytes = ArrayVec<u8, SENSE_MAX>;
 
 impl Sense {
-    /// Sense of `key` and `code` alone.
+    /// Sense data with `key` and `code` only.
     #[must_use]
-    pub const fn new(key: Key, code: Code) -> Self {
-        Self { key, code, information: None, field: None, copy: None }
+    pub const fn new(key: SenseKey, code: SenseCode) -> Self {
+        Self { key, code, information: None, field: None, copy_point: None }
     }
 
     /// ILLEGAL REQUEST with `code`.
     #[must_use]
-    pub const fn illegal(code: Code) -> Self {
-        Self::new(Key::IllegalRequest, code)
+    pub const fn illegal(code: SenseCode) -> Self {
+        Self::new(SenseKey::IllegalRequest, code)
     }
 
-    /// INVALID FIELD IN CDB at `byte`, from its bit `bit` on where it is not a whole byte.
+    /// INVALID FIELD IN CDB at `byte`, from its bit `bit` on if it is not a whole byte.
     #[must_use]
     pub const fn field(byte: u16, bit: Option<u8>) -> Self {
-        let mut sense = Self::illegal(Code::INVALID_FIELD_IN_CDB);
+        let mut sense = Self::illegal(SenseCode::INVALID_FIELD_IN_CDB);
         sense.field = Some(FieldPointer { in_cdb: true, byte, bit });
         sense
     }
@@ -201,7 +202,7 @@ impl Sense {
     /// INVALID FIELD IN PARAMETER LIST at `byte`.
     #[must_use]
     pub const fn parameter(byte: u16, bit: Option<u8>) -> Self {
-        let mut sense = Self::illegal(Code::INVALID_FIELD_IN_PARAMETER_LIST);
+        let mut sense = Self::illegal(SenseCode::INVALID_FIELD_IN_PARAMETER_LIST);
         sense.field = Some(FieldPointer { in_cdb: false, byte, bit });
         sense
     }
@@ -215,26 +216,28 @@ impl Sense {
 
     /// COPY ABORTED with `code`, at `point`.
     #[must_use]
-    pub const fn copy_aborted(code: Code, point: CopyPoint) -> Self {
-        let mut sense = Self::new(Key::CopyAborted, code);
-        sense.copy = Some(point);
+    pub const fn copy_aborted(code: SenseCode, point: CopyFailurePoint) -> Self {
+        let mut sense = Self::new(SenseKey::CopyAborted, code);
+        sense.copy_point = Some(point);
         sense
     }
 
-    /// What a copy of so many segments that went well tells who asked for it (SPC-4 6.4.2).
+    /// The sense data of a successful copy of so many segments, if requested (SPC-4 6.4.2).
     #[must_use]
     pub const fn copy_done(segments: u16) -> Self {
-        let mut sense = Self::new(Key::Completed, Code::EXTENDED_COPY_INFORMATION_AVAILABLE);
-        sense.copy = Some(CopyPoint { segment: segments, field: None, answer: None });
+        let mut sense =
+            Self::new(SenseKey::Completed, SenseCode::EXTENDED_COPY_INFORMATION_AVAILABLE);
+        sense.copy_point =
+            Some(CopyFailurePoint { segment: segments, field: None, cscd_answer: None });
         sense
     }
 
     /// The bytes in `format`.
     #[must_use]
-    pub fn to_bytes(&self, format: Format) -> SenseBytes {
+    pub fn to_bytes(&self, format: SenseFormat) -> SenseBytes {
         match format {
-            Format::Fixed => self.fixed(),
-            Format::Descriptor => self.descriptors(),
+            SenseFormat::Fixed => self.fixed(),
+            SenseFormat::Descriptor => self.descriptors(),
         }
     }
 
@@ -242,13 +245,13 @@ impl Sense {
     fn fixed(&self) -> SenseBytes {
         const BEFORE_ADDITIONAL: usize = 8;
         let mut out = SenseBytes::new();
-        let answer = self.copy.and_then(|c| c.answer);
+        let answer = self.copy_point.and_then(|c| c.cscd_answer);
         let information = self.information.and_then(|i| u32::try_from(i).ok());
         out.push(0x70 | if information.is_some() { 0x80 } else { 0 });
         out.extend([0, self.key as u8]);
         out.extend(information.unwrap_or(0).to_be_bytes());
         out.push(0);
-        out.extend(self.command_specific(FIXED as u8));
+        out.extend(self.command_specific(FIXED_LEN as u8));
         out.extend([self.code.0, self.code.1, 0]);
         out.extend(self.key_specific());
         if let Some(answer) = answer {
@@ -259,15 +262,17 @@ impl Sense {
         out
     }
 
-    /// COMMAND-SPECIFIC INFORMATION of a copy: where in the sense data the answer of the source or that
-    /// of the destination begins (`at`), and the number of the segment.
+    /// COMMAND-SPECIFIC INFORMATION of a copy: the offset `at` of the source's or the destination's
+    /// answer in the sense data, and the number of the segment.
     fn command_specific(&self, at: u8) -> [u8; 4] {
-        let Some(CopyPoint { segment, answer, .. }) = self.copy else { return [0; 4] };
+        let Some(CopyFailurePoint { segment, cscd_answer: answer, .. }) = self.copy_point else {
+            return [0; 4];
+        };
         let [high, low] = segment.to_be_bytes();
         match answer {
             None => [0, 0, high, low],
-            Some(CopyAnswer { destination: false, .. }) => [at, 0, high, low],
-            Some(CopyAnswer { destination: true, .. }) => [0, at, high, low],
+            Some(CscdAnswer { is_destination: false, .. }) => [at, 0, high, low],
+            Some(CscdAnswer { is_destination: true, .. }) => [0, at, high, low],
         }
     }
 
@@ -279,17 +284,17 @@ impl Sense {
             out.extend([0x00, 0x0a, 0x80, 0]);
             out.extend(information.to_be_bytes());
         }
-        if self.copy.is_some() {
+        if self.copy_point.is_some() {
             out.extend([0x01, 0x0a, 0, 0, 0, 0, 0, 0]);
             out.extend(self.command_specific(0));
         }
-        if self.field.is_some() || self.copy.is_some_and(|c| c.field.is_some()) {
+        if self.field.is_some() || self.copy_point.is_some_and(|c| c.field.is_some()) {
             out.extend([0x02, 0x06, 0, 0]);
             out.extend(self.key_specific());
             out.push(0);
         }
-        if let Some(answer) = self.copy.and_then(|c| c.answer) {
-            let (bytes, from) = (answer.sense_bytes(), if answer.destination { 2 } else { 1 });
+        if let Some(answer) = self.copy_point.and_then(|c| c.cscd_answer) {
+            let (bytes, from) = (answer.sense_bytes(), if answer.is_destination { 2 } else { 1 });
             let len = 2 + bytes.map_or(0, |bytes| bytes.len());
             out.extend([0x0c, len as u8, from, answer.status as u8]);
             out.extend(bytes.into_iter().flatten());
@@ -300,27 +305,27 @@ impl Sense {
     }
 
     fn key_specific(&self) -> [u8; 3] {
-        if let Some(field) = self.copy.and_then(|c| c.field) {
+        if let Some(field) = self.copy_point.and_then(|c| c.field) {
             // Segment pointer: SKSV, and SD for a byte of the segment (SPC-4 4.5.2.4.5).
-            let (place, byte) = match field {
-                CopyField::List(byte) => (0x80, byte),
-                CopyField::Segment(byte) => (0xa0, byte),
+            let (flags, byte) = match field {
+                CopyFieldPointer::List(byte) => (0x80, byte),
+                CopyFieldPointer::Segment(byte) => (0xa0, byte),
             };
             let [high, low] = byte.to_be_bytes();
-            return [place, high, low];
+            return [flags, high, low];
         }
         let Some(FieldPointer { in_cdb, byte, bit }) = self.field else { return [0; 3] };
         let [high, low] = byte.to_be_bytes();
-        let place = if in_cdb { 0xc0 } else { 0x80 };
-        [place | bit.map_or(0, |b| 0x08 | (b & 7)), high, low]
+        let flags = if in_cdb { 0xc0 } else { 0x80 };
+        [flags | bit.map_or(0, |b| 0x08 | (b & 7)), high, low]
     }
 }
 
-impl CopyAnswer {
+impl CscdAnswer {
     /// Its sense data in fixed format.
-    fn sense_bytes(&self) -> Option<[u8; FIXED]> {
+    fn sense_bytes(&self) -> Option<[u8; FIXED_LEN]> {
         let (key, code) = self.sense?;
-        let mut bytes = [0; FIXED];
+        let mut bytes = [0; FIXED_LEN];
         (bytes[0], bytes[2], bytes[7]) = (0x70, key as u8, 10);
         (bytes[12], bytes[13]) = (code.0, code.1);
         Some(bytes)
@@ -342,79 +347,88 @@ mod tests {
     fn fixed_format_places_every_field() {
         let s = Sense::field(0x0102, Some(5));
         let expect = [0x70, 0, 5, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x24, 0, 0, 0xcd, 0x01, 0x02];
-        assert_eq!(s.to_bytes(Format::Fixed)[..], expect);
+        assert_eq!(s.to_bytes(SenseFormat::Fixed)[..], expect);
         let s = Sense::parameter(4, None);
-        assert_eq!(s.to_bytes(Format::Fixed)[12..], [0x26, 0, 0, 0x80, 0, 4]);
+        assert_eq!(s.to_bytes(SenseFormat::Fixed)[12..], [0x26, 0, 0, 0x80, 0, 4]);
     }
 
     /// SPC-4 4.5.3: information of more than four bytes is not valid.
     #[test]
     fn fixed_format_tells_only_what_fits() {
-        let s = Sense::new(Key::MediumError, Code::UNRECOVERED_READ_ERROR);
-        let bytes = s.with_information(0xffff_ffff).to_bytes(Format::Fixed);
+        let s = Sense::new(SenseKey::MediumError, SenseCode::UNRECOVERED_READ_ERROR);
+        let bytes = s.with_information(0xffff_ffff).to_bytes(SenseFormat::Fixed);
         assert_eq!(bytes[..7], [0xf0, 0, 3, 0xff, 0xff, 0xff, 0xff]);
-        let bytes = s.with_information(0x1_0000_0000).to_bytes(Format::Fixed);
+        let bytes = s.with_information(0x1_0000_0000).to_bytes(SenseFormat::Fixed);
         assert_eq!(bytes[..7], [0x70, 0, 3, 0, 0, 0, 0]);
     }
 
     /// SPC-4 4.5.2.
     #[test]
     fn descriptor_format_carries_what_there_is() {
-        let s = Sense::new(Key::MediumError, Code::UNRECOVERED_READ_ERROR)
+        let s = Sense::new(SenseKey::MediumError, SenseCode::UNRECOVERED_READ_ERROR)
             .with_information(0x0102_0304_0506_0708);
-        let bytes = s.to_bytes(Format::Descriptor);
+        let bytes = s.to_bytes(SenseFormat::Descriptor);
         assert_eq!(bytes[..8], [0x72, 3, 0x11, 0, 0, 0, 0, 12]);
         assert_eq!(bytes[8..], [0, 10, 0x80, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
-        let bytes = Sense::field(7, None).with_information(1).to_bytes(Format::Descriptor);
+        let bytes = Sense::field(7, None).with_information(1).to_bytes(SenseFormat::Descriptor);
         assert_eq!((bytes.len(), bytes[7]), (28, 20));
         assert_eq!(bytes[20..], [2, 6, 0, 0, 0xc0, 0, 7, 0]);
-        let bytes = Sense::new(Key::NoSense, Code::NONE).to_bytes(Format::Descriptor);
+        let bytes =
+            Sense::new(SenseKey::NoSense, SenseCode::NONE).to_bytes(SenseFormat::Descriptor);
         assert_eq!(bytes[..], [0x72, 0, 0, 0, 0, 0, 0, 0]);
     }
 
-    fn aborted(answer: Option<CopyAnswer>) -> Sense {
-        let point = CopyPoint { segment: 0x0102, field: Some(CopyField::Segment(6)), answer };
-        Sense::copy_aborted(Code::THIRD_PARTY_DEVICE_FAILURE, point)
+    fn aborted(answer: Option<CscdAnswer>) -> Sense {
+        let point = CopyFailurePoint {
+            segment: 0x0102,
+            field: Some(CopyFieldPointer::Segment(6)),
+            cscd_answer: answer,
+        };
+        Sense::copy_aborted(SenseCode::THIRD_PARTY_DEVICE_FAILURE, point)
     }
 
-    const PROTECTED: CopyAnswer = CopyAnswer {
-        destination: true,
+    const PROTECTED: CscdAnswer = CscdAnswer {
+        is_destination: true,
         status: Status::CheckCondition,
-        sense: Some((Key::DataProtect, Code::WRITE_PROTECTED)),
+        sense: Some((SenseKey::DataProtect, SenseCode::WRITE_PROTECTED)),
     };
 
-    /// SPC-4 5.17.7.4, 4.5.2.4.5: the segment, the field in it, and an end's own answer behind.
+    /// SPC-4 5.17.7.4, 4.5.2.4.5: the segment, the field in it, and then the answer of the source
+    /// or destination.
     #[test]
     fn a_copy_tells_where_it_was_given_up() {
-        let bytes = aborted(None).to_bytes(Format::Fixed);
+        let bytes = aborted(None).to_bytes(SenseFormat::Fixed);
         assert_eq!(bytes[7..], [10, 0, 0, 1, 2, 0x0d, 1, 0, 0xa0, 0, 6]);
-        let bytes = aborted(Some(PROTECTED)).to_bytes(Format::Fixed);
+        let bytes = aborted(Some(PROTECTED)).to_bytes(SenseFormat::Fixed);
         assert_eq!((bytes.len(), bytes[7]), (37, 29));
         assert_eq!(bytes[8..12], [0, 18, 1, 2], "the destination's is at 18");
         assert_eq!(
             (&bytes[18..20], bytes[21], bytes[26], bytes[31]),
             (&[2, 0x70][..], 7, 10, 0x27)
         );
-        let source = CopyAnswer { destination: false, ..PROTECTED };
-        assert_eq!(aborted(Some(source)).to_bytes(Format::Fixed)[8..12], [18, 0, 1, 2]);
-        let conflict = CopyAnswer { status: Status::ReservationConflict, sense: None, ..PROTECTED };
-        let bytes = aborted(Some(conflict)).to_bytes(Format::Fixed);
+        let source = CscdAnswer { is_destination: false, ..PROTECTED };
+        assert_eq!(aborted(Some(source)).to_bytes(SenseFormat::Fixed)[8..12], [18, 0, 1, 2]);
+        let conflict = CscdAnswer { status: Status::ReservationConflict, sense: None, ..PROTECTED };
+        let bytes = aborted(Some(conflict)).to_bytes(SenseFormat::Fixed);
         assert_eq!((bytes.len(), bytes[9], bytes[18]), (19, 18, 0x18));
-        let point = CopyPoint { field: Some(CopyField::List(48)), ..CopyPoint::default() };
-        let sense = Sense::copy_aborted(Code::UNREACHABLE_COPY_TARGET, point);
-        assert_eq!(sense.to_bytes(Format::Fixed)[15..], [0x80, 0, 48], "SD is zero");
+        let point = CopyFailurePoint {
+            field: Some(CopyFieldPointer::List(48)),
+            ..CopyFailurePoint::default()
+        };
+        let sense = Sense::copy_aborted(SenseCode::UNREACHABLE_COPY_TARGET, point);
+        assert_eq!(sense.to_bytes(SenseFormat::Fixed)[15..], [0x80, 0, 48], "SD is zero");
     }
 
     /// SPC-4 4.5.2: command-specific information, segment pointer, forwarded sense data.
     #[test]
     fn descriptors_of_a_copy() {
-        let bytes = aborted(Some(PROTECTED)).with_information(1).to_bytes(Format::Descriptor);
+        let bytes = aborted(Some(PROTECTED)).with_information(1).to_bytes(SenseFormat::Descriptor);
         assert_eq!((bytes.len(), usize::from(bytes[7])), (SENSE_MAX, SENSE_MAX - 8));
         assert_eq!(bytes[20..32], [1, 10, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2]);
         assert_eq!(bytes[32..40], [2, 6, 0, 0, 0xa0, 0, 6, 0]);
         assert_eq!((&bytes[40..45], bytes[56]), (&[0x0c, 20, 2, 2, 0x70][..], 0x27));
-        let conflict = CopyAnswer { status: Status::ReservationConflict, sense: None, ..PROTECTED };
-        let bytes = aborted(Some(conflict)).to_bytes(Format::Descriptor);
+        let conflict = CscdAnswer { status: Status::ReservationConflict, sense: None, ..PROTECTED };
+        let bytes = aborted(Some(conflict)).to_bytes(SenseFormat::Descriptor);
         assert_eq!(bytes[8 + 12 + 8..], [0x0c, 2, 2, 0x18]);
     }
 }

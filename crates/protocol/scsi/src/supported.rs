@@ -1,10 +1,10 @@
-//! REPORT SUPPORTED OPERATION CODES and TASK MANAGEMENT FUNCTIONS (SPC-4 6.35, 6.36), out of the
+//! REPORT SUPPORTED OPERATION CODES and TASK MANAGEMENT FUNCTIONS (SPC-4 6.35, 6.36), from the
 //! table of commands.
 
-use crate::opcodes::{self, Entry, Found, TABLE, Traits};
+use crate::opcodes::{self, CommandEntry, Lookup, TABLE, UnitCapabilities};
 use crate::reply::Refusal;
 use crate::sense::Sense;
-use crate::unit::{Incoming, LogicalUnit, Outcome};
+use crate::unit::{LogicalUnit, Outcome, ParsedCommand};
 
 const OPTIONS_FIELD: u16 = 2;
 const OPCODE_FIELD: u16 = 3;
@@ -14,30 +14,30 @@ const RCTD: u8 = 0x80;
 /// REPORT SUPPORTED OPERATION CODES.
 pub(crate) fn operation_codes(
     unit: &mut LogicalUnit,
-    cmd: &Incoming<'_>,
+    cmd: &ParsedCommand<'_>,
 ) -> Result<Outcome, Refusal> {
-    let traits = unit.traits();
+    let capabilities = unit.capabilities();
     let timeouts = cmd.cdb.has(2, RCTD);
     let (opcode, service_action) = (cmd.cdb.byte(3), cmd.cdb.u16(4));
     let data = match cmd.cdb.byte(2) & 0x07 {
-        0 => all(traits, timeouts),
+        0 => all(capabilities, timeouts),
         1 => {
             if service_actions(opcode) {
                 return Err(Sense::field(OPCODE_FIELD, None).into());
             }
-            one(look_up(opcode, 0, traits), traits, timeouts)
+            one(look_up(opcode, 0, capabilities), capabilities, timeouts)
         }
         2 => {
-            if matches!(opcodes::find(opcode, 0), Found::Command(_)) && !service_actions(opcode) {
+            if matches!(opcodes::find(opcode, 0), Lookup::Command(_)) && !service_actions(opcode) {
                 return Err(Sense::field(SERVICE_ACTION_FIELD, None).into());
             }
-            one(look_up(opcode, service_action, traits), traits, timeouts)
+            one(look_up(opcode, service_action, capabilities), capabilities, timeouts)
         }
-        // Either way: what has no service actions is supported with service action zero only.
+        // Either: a command without service actions is supported with service action zero only.
         3 => {
-            let entry = look_up(opcode, service_action, traits)
+            let entry = look_up(opcode, service_action, capabilities)
                 .filter(|_| service_action == 0 || service_actions(opcode));
-            one(entry, traits, timeouts)
+            one(entry, capabilities, timeouts)
         }
         _ => return Err(Sense::field(OPTIONS_FIELD, Some(2)).into()),
     };
@@ -49,11 +49,15 @@ fn service_actions(opcode: u8) -> bool {
     TABLE.iter().any(|e| e.usage.opcode() == opcode && e.usage.service_action().is_some())
 }
 
-fn look_up(opcode: u8, service_action: u16, traits: Traits) -> Option<&'static Entry> {
+fn look_up(
+    opcode: u8,
+    service_action: u16,
+    capabilities: UnitCapabilities,
+) -> Option<&'static CommandEntry> {
     let service_action = u8::try_from(service_action).ok()?;
     match opcodes::find(opcode, service_action) {
-        Found::Command(entry) => Some(entry).filter(|e| e.is_supported(traits)),
-        Found::NoSuchServiceAction | Found::NoSuchOpcode => None,
+        Lookup::Command(entry) => Some(entry).filter(|e| e.is_supported(capabilities)),
+        Lookup::NoSuchServiceAction | Lookup::NoSuchOpcode => None,
     }
 }
 
@@ -61,11 +65,11 @@ fn look_up(opcode: u8, service_action: u16, traits: Traits) -> Option<&'static E
 const TIMEOUTS: [u8; 12] = [0, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 /// All commands (SPC-4 6.35).
-fn all(traits: Traits, timeouts: bool) -> Vec<u8> {
+fn all(capabilities: UnitCapabilities, timeouts: bool) -> Vec<u8> {
     const CTDP: u8 = 0x02;
     const SERVACTV: u8 = 0x01;
     let mut out = vec![0; 4];
-    for entry in TABLE.iter().filter(|e| e.is_supported(traits)) {
+    for entry in TABLE.iter().filter(|e| e.is_supported(capabilities)) {
         let service_action = entry.usage.service_action();
         let mut flags = if service_action.is_some() { SERVACTV } else { 0 };
         if timeouts {
@@ -83,12 +87,12 @@ fn all(traits: Traits, timeouts: bool) -> Vec<u8> {
 }
 
 /// One command (SPC-4 6.35).
-fn one(entry: Option<&Entry>, traits: Traits, timeouts: bool) -> Vec<u8> {
+fn one(entry: Option<&CommandEntry>, capabilities: UnitCapabilities, timeouts: bool) -> Vec<u8> {
     const CTDP: u8 = 0x80;
     const NOT_SUPPORTED: u8 = 0x1;
     const AS_THE_STANDARD_HAS_IT: u8 = 0x3;
     let Some(entry) = entry else { return vec![0, NOT_SUPPORTED, 0, 0] };
-    let usage = entry.usage(traits).bytes();
+    let usage = entry.usage(capabilities).bytes();
     let ctdp = if timeouts { CTDP } else { 0 };
     let mut out = vec![0, ctdp | AS_THE_STANDARD_HAS_IT, 0, usage.len() as u8];
     out.extend(usage);
@@ -98,11 +102,11 @@ fn one(entry: Option<&Entry>, traits: Traits, timeouts: bool) -> Vec<u8> {
     out
 }
 
-/// REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS: what RFC 7143 11.5.1 has, but for CLEAR ACA and
-/// what needs more than SAM-2.
+/// REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS: those of RFC 7143 11.5.1, except CLEAR ACA and those
+/// that need more than SAM-2.
 pub(crate) fn task_management(
     _unit: &mut LogicalUnit,
-    cmd: &Incoming<'_>,
+    cmd: &ParsedCommand<'_>,
 ) -> Result<Outcome, Refusal> {
     const REPD: u8 = 0x80;
     const ABORT_TASK: u8 = 0x80;

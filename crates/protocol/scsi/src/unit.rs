@@ -1,31 +1,31 @@
-//! The logical unit: the state that all its initiators share, and the life of a command.
+//! The logical unit: the state that all its initiators share, and the life cycle of a command.
 //!
-//! A command passes through [`LogicalUnit::admit`] when it arrives, [`LogicalUnit::start`] when
-//! its data has, and [`LogicalUnit::finish`] each time the volume has done what a [`Step::Run`]
-//! asked for. Each may end it. Nothing here waits, reads a clock or touches the volume.
+//! A command passes through [`LogicalUnit::admit`] when it arrives, [`LogicalUnit::start`] when its
+//! data has arrived, and [`LogicalUnit::finish`] each time the volume has executed the request of a
+//! [`Step::Run`]. Each may end it. Nothing here waits, reads a clock or accesses the volume.
 
 use std::rc::Rc;
 
-use block::{Blocks, Bufs, Failure, Info, Lba, Request, Run};
+use block::{BlockStatus, Blocks, Bufs, Info, Lba, Request, RequestError};
 use reservation::{Change, Rights, Table};
 
+use crate::alua::PortGroups;
 use crate::cdb::Cdb;
-use crate::copy::{CopyPlan, Operation, TokenPlan};
+use crate::copy::{CopyOperation, CopyPlan, TokenPlan};
 use crate::limits::Limits;
 use crate::lun::Lun;
-use crate::mode::Modes;
-use crate::nexus::{Attention, Nexus, NexusId, Nexuses, TooMany, Whom};
-use crate::opcodes::{self, Access, Entry, Traits};
-use crate::persistent::{self, Order, Question};
-use crate::ports::Groups;
-use crate::reply::{Data, Refusal, Reply, Status, Transfer};
-use crate::sense::{Code, Format, Key, Sense};
-use crate::space::Space;
-use crate::{capacity, diagnose, failure, format, mode, provisioning, verify};
+use crate::mode::ModeParameters;
+use crate::nexus::{AttentionScope, Nexus, NexusId, Nexuses, TooManyNexuses, UnitAttention};
+use crate::opcodes::{self, CommandEntry, ConflictClass, UnitCapabilities};
+use crate::persistent_reservations::{self, ReserveInAction, ReserveOutCommand};
+use crate::reply::{DataIn, Refusal, Reply, Status, TransferLengths};
+use crate::sense::{Sense, SenseCode, SenseFormat, SenseKey};
+use crate::space::ThinSpace;
+use crate::{capacity, diagnostics, failure, format, mode, provisioning, verify};
 
-/// What a unit is, for as long as it lives.
+/// The fixed properties of a unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LunConfig {
+pub struct UnitConfig {
     /// Identity of the volume; the same on every node that serves it.
     pub uuid: [u8; 16],
     /// PRODUCT IDENTIFICATION: at most 16 printable ASCII characters.
@@ -34,97 +34,97 @@ pub struct LunConfig {
     pub revision: String,
     /// PRODUCT SERIAL NUMBER: at most 64 printable ASCII characters.
     pub serial: String,
-    /// Whether writes are refused whatever the device says.
+    /// Whether writes are refused even if the device accepts them.
     pub read_only: bool,
-    /// Whether there may be fewer blocks of space than blocks of address.
+    /// Whether it is thinly provisioned.
     pub thin: bool,
-    /// Whether seeking costs nothing.
+    /// Whether it is non-rotational.
     pub solid_state: bool,
     /// Most blocks that one command may move; a smaller limit of the device prevails.
     pub max_transfer_blocks: u32,
-    /// Whether persistent reservations are kept, by all nodes that serve it.
+    /// Whether it supports persistent reservations, shared by all nodes that serve it.
     pub keeps_reservations: bool,
 }
 
-/// A command that came in.
+/// A received command.
 #[derive(Clone, Copy, Debug)]
-pub struct Arrival<'a> {
-    /// The command descriptor block; padding behind it does no harm.
+pub struct ReceivedCommand<'a> {
+    /// The command descriptor block; padding after it is harmless.
     pub cdb: &'a [u8],
-    /// The most that the transport will move either way for this command. iSCSI: the expected
-    /// data transfer length, for the direction that its R and W bits name (RFC 7143 11.3.4).
-    pub window: Transfer,
+    /// The most that the transport will move in each direction for this command. iSCSI: the
+    /// expected data transfer length, for the direction of its R and W bits (RFC 7143 11.3.4).
+    pub expected_transfer: TransferLengths,
     /// The units that this initiator sees at this target, in ascending order.
     pub luns: &'a [Lun],
-    /// What all nodes know of the unit, as far as this initiator is concerned.
-    pub known: Known,
+    /// The shared state of the unit, for this initiator.
+    pub shared: SharedUnitState,
 }
 
-/// What all nodes that serve a unit know of it alike (crate `reservation`).
+/// State that all nodes share for a unit (crate `reservation`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Known {
-    /// What the initiator may do, by the reservations.
+pub struct SharedUnitState {
+    /// The initiator's rights by the reservations.
     pub rights: Rights,
-    /// What of the mode pages is not as it was at first (`Table::modes`).
-    pub modes: u128,
+    /// Changed mode page parameters (`Table::mode_pages`).
+    pub mode_pages: u128,
 }
 
-impl Known {
-    /// Of a unit that nobody has reserved or changed.
-    pub const NOTHING: Self = Self { rights: Rights::ALL, modes: 0 };
+impl SharedUnitState {
+    /// Of a unit without reservations and with default mode pages.
+    pub const DEFAULT: Self = Self { rights: Rights::ALL, mode_pages: 0 };
 }
 
-/// What to do with a command that came in.
+/// The decision about a received command.
 #[derive(Debug)]
 pub enum Admission {
-    /// It is over.
+    /// It has ended.
     Reply(Reply),
     /// Get its data, then [`LogicalUnit::start`] it.
-    Accept(Command),
+    Accept(AdmittedCommand),
 }
 
-/// What to do with a command that has its data.
+/// The next step of a command that has its data.
 #[derive(Debug)]
 pub enum Step {
-    /// It is over.
+    /// It has ended.
     Reply(Reply),
-    /// Have the volume do this, then [`LogicalUnit::finish`] it with what became of it.
-    Run(Request, Running),
-    /// Change what all nodes know on behalf of the initiator, then [`LogicalUnit::finish`] it, without data, with
-    /// what became of it, or [`LogicalUnit::refused`].
-    Alter(Change, Running),
-    /// Look up what all nodes know, then [`LogicalUnit::consulted`], or [`LogicalUnit::finish`] it
-    /// with why that failed.
-    Consult(Running),
-    /// Copy this between volumes, then [`LogicalUnit::finish_copy`] it with what became of it.
-    Copy(CopyPlan, Running),
-    /// Make a token or write what it stands for, then [`LogicalUnit::finish_token`] it with what became of it.
-    Token(TokenPlan, Running),
+    /// Have the volume execute this, then [`LogicalUnit::finish`] it with the result.
+    Run(Request, RunningCommand),
+    /// Change the shared state on behalf of the initiator, then [`LogicalUnit::finish`] it, without
+    /// data, with the result, or [`LogicalUnit::finish_refused_change`].
+    ChangeShared(Change, RunningCommand),
+    /// Read the shared state, then [`LogicalUnit::finish_shared_read`], or [`LogicalUnit::finish`]
+    /// it with the error.
+    ReadShared(RunningCommand),
+    /// Copy this between volumes, then [`LogicalUnit::finish_copy`] it with the result.
+    Copy(CopyPlan, RunningCommand),
+    /// Create a token or write its data, then [`LogicalUnit::finish_token`] it with the result.
+    Token(TokenPlan, RunningCommand),
 }
 
-/// An admitted command: checked, and waiting for its data if it has any.
+/// An admitted command: checked, and waiting for its data, if any.
 #[derive(Debug)]
-pub struct Command {
-    pub(crate) todo: Todo,
+pub struct AdmittedCommand {
+    pub(crate) op: AdmittedOp,
     pub(crate) data_out: usize,
     pub(crate) data_in: usize,
     pub(crate) read_back: usize,
-    pub(crate) wanted: Transfer,
-    pub(crate) window_in: u64,
+    pub(crate) full_transfer: TransferLengths,
+    pub(crate) expected_data_in: u64,
 }
 
-impl Command {
-    /// Bytes to get from the initiator, never more than the window; exactly so many go to
-    /// [`LogicalUnit::start`].
+impl AdmittedCommand {
+    /// Bytes to get from the initiator, never more than the expected transfer; exactly so many go
+    /// to [`LogicalUnit::start`].
     #[must_use]
     pub fn data_out(&self) -> usize {
         self.data_out
     }
 
-    /// What the command moves if the window is no limit ([`Reply::wanted`]).
+    /// How much the command would move without a limit ([`Reply::full_transfer`]).
     #[must_use]
-    pub fn wanted(&self) -> Transfer {
-        self.wanted
+    pub fn full_transfer(&self) -> TransferLengths {
+        self.full_transfer
     }
 
     /// Most bytes that the volume reads for the initiator.
@@ -133,7 +133,7 @@ impl Command {
         self.data_in
     }
 
-    /// Bytes that the volume has to read besides: what is compared or verified.
+    /// Bytes that the volume reads in addition, for comparing or verifying.
     #[must_use]
     pub fn read_back(&self) -> usize {
         self.read_back
@@ -141,7 +141,7 @@ impl Command {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Todo {
+pub(crate) enum AdmittedOp {
     Read(Blocks),
     Write {
         at: Lba,
@@ -152,7 +152,7 @@ pub(crate) enum Todo {
         compare: bool,
     },
     Verify(Blocks),
-    /// Compare with the data, repeated as often as the range is long in multiples of it.
+    /// Compare with the data, repeated to the length of the range.
     Compare(Blocks),
     CompareAndWrite {
         at: Lba,
@@ -172,131 +172,132 @@ pub(crate) enum Todo {
     },
     Flush,
     Stop,
-    PersistentReserve(Order),
-    ReserveUnit,
-    ReleaseUnit,
-    Ask {
-        question: Question,
+    PersistentReserveOut(ReserveOutCommand),
+    Spc2Reserve,
+    Spc2Release,
+    PersistentReserveIn {
+        action: ReserveInAction,
         allocation: u16,
     },
     OrWrite {
         at: Lba,
         fua: bool,
     },
-    /// With or without a parameter list; if with one, whether its header is the long one.
+    /// Without or with a parameter list, and then whether its header is the long one.
     Format {
         list: Option<bool>,
     },
     SelfTest,
-    Diagnostic,
-    /// Tell what has space.
-    Map {
+    SendDiagnostic,
+    /// Report mapped blocks.
+    GetLbaStatus {
         range: Blocks,
-        most: u16,
+        max_descriptors: u16,
         allocation: u32,
     },
-    /// With a parameter list of the long format, or of the short one.
+    /// With a parameter list of the long or the short format.
     Copy {
         long: bool,
     },
-    /// Make a token for what a parameter list names, under this list identifier.
+    /// Create a token for the ranges of a parameter list, with this list identifier.
     PopulateToken {
         id: u32,
     },
-    /// Write what a token stands for.
+    /// Write the data of a token.
     WriteUsingToken {
         id: u32,
     },
 }
 
-/// What a command that has its data comes to.
-pub(crate) enum Prepared {
-    Run(Request, After),
-    Alter(Change, After),
-    Consult(After),
-    Copy(CopyPlan, After),
-    Token(TokenPlan, After),
+/// The operation of a command that has its data.
+pub(crate) enum PreparedStep {
+    Run(Request, CompletionAction),
+    ChangeShared(Change, CompletionAction),
+    ReadShared(CompletionAction),
+    Copy(CopyPlan, CompletionAction),
+    Token(TokenPlan, CompletionAction),
     /// There is nothing left to do.
     Done,
 }
 
-/// A command that the volume works on.
+/// A command that the volume is executing.
 #[derive(Debug)]
-pub struct Running {
-    pub(crate) after: After,
-    pub(crate) wanted: Transfer,
-    pub(crate) window_in: u64,
+pub struct RunningCommand {
+    pub(crate) completion: CompletionAction,
+    pub(crate) full_transfer: TransferLengths,
+    pub(crate) expected_data_in: u64,
 }
 
 #[derive(Debug)]
-pub(crate) enum After {
+pub(crate) enum CompletionAction {
     Status,
     Data,
     Verify(Request),
-    Stopped,
-    Modes(Modes),
-    Answer { question: Question, allocation: u16 },
-    Tested,
-    Mapped { range: Blocks, allocation: u32 },
-    Copied(Rc<Operation>),
-    Token(Rc<Operation>),
+    StopUnit,
+    SetModes(ModeParameters),
+    ReserveInData { action: ReserveInAction, allocation: u16 },
+    SelfTest,
+    LbaStatus { range: Blocks, allocation: u32 },
+    Copy(Rc<CopyOperation>),
+    Token(Rc<CopyOperation>),
 }
 
-/// [`Arrival`], taken apart.
-pub(crate) struct Incoming<'a> {
+/// [`ReceivedCommand`], parsed.
+pub(crate) struct ParsedCommand<'a> {
     pub(crate) cdb: Cdb,
     pub(crate) nexus: NexusId,
-    pub(crate) window: Transfer,
+    pub(crate) expected_transfer: TransferLengths,
     pub(crate) luns: &'a [Lun],
     pub(crate) rights: Rights,
 }
 
-/// What a command's own code makes of it.
+/// The result of a command's own handler.
 pub(crate) enum Outcome {
-    /// Good, with so much data; `wanted` as in [`Reply::wanted`].
+    /// Good, with so much data; `full_transfer` as in [`Reply::full_transfer`].
     Done {
-        data: Data,
-        wanted: Transfer,
+        data: DataIn,
+        full_transfer: TransferLengths,
     },
-    Accept(Command),
+    Accept(AdmittedCommand),
 }
 
 impl Outcome {
-    pub(crate) const GOOD: Self = Self::Done { data: Data::None, wanted: Transfer::NONE };
+    pub(crate) const GOOD: Self =
+        Self::Done { data: DataIn::None, full_transfer: TransferLengths::NONE };
 
-    /// `data`, cut to the allocation length (SPC-4 4.2.5.6).
+    /// `data`, truncated to the allocation length (SPC-4 4.2.5.6).
     pub(crate) fn data(mut data: Vec<u8>, allocation: u64) -> Self {
         data.truncate(usize::try_from(allocation).unwrap_or(usize::MAX));
-        let wanted = Transfer::to_initiator(data.len() as u64);
-        Self::Done { data: Data::Bytes(data), wanted }
+        let full_transfer = TransferLengths::to_initiator(data.len() as u64);
+        Self::Done { data: DataIn::Bytes(data), full_transfer }
     }
 }
 
 /// One volume as its initiators see it.
 #[derive(Debug)]
 pub struct LogicalUnit {
-    pub(crate) config: LunConfig,
+    pub(crate) config: UnitConfig,
     pub(crate) info: Info,
     pub(crate) limits: Limits,
-    pub(crate) modes: Modes,
+    pub(crate) modes: ModeParameters,
     pub(crate) nexuses: Nexuses,
     pub(crate) stopped: bool,
     /// Target port groups, if several nodes serve the unit.
-    pub(crate) groups: Option<Groups>,
-    /// What space it takes and has, if somebody measures that.
-    pub(crate) space: Option<Space>,
+    pub(crate) groups: Option<PortGroups>,
+    /// Used and available space, if known.
+    pub(crate) space: Option<ThinSpace>,
 }
 
 impl LogicalUnit {
-    /// A unit that is ready, has its default mode pages and no initiator.
+    /// A unit that is ready, with default mode pages and no initiators.
     #[must_use]
-    pub fn new(config: LunConfig, info: Info) -> Self {
+    pub fn new(config: UnitConfig, info: Info) -> Self {
         let limits = Limits::new(&config, &info);
         Self {
             config,
             info,
             limits,
-            modes: Modes::default(&info),
+            modes: ModeParameters::default(&info),
             nexuses: Nexuses::default(),
             stopped: false,
             groups: None,
@@ -304,114 +305,114 @@ impl LogicalUnit {
         }
     }
 
-    /// The device is `info` now. A new capacity is told to every initiator.
+    /// Sets the device's properties. Every initiator gets a unit attention for a new capacity.
     pub fn set_info(&mut self, info: Info) {
         if info.blocks != self.info.blocks {
-            self.nexuses.raise(Whom::All, Attention::CapacityChanged);
+            self.nexuses.raise(AttentionScope::All, UnitAttention::CapacityChanged);
         }
         self.limits = Limits::new(&self.config, &info);
         self.info = info;
     }
 
-    /// An initiator came. Its first command is told so (SAM-5 6.3.1).
+    /// Adds an initiator. Its first command reports a unit attention (SAM-5 6.3.1).
     ///
     /// # Errors
-    /// [`TooMany`] when there are [`crate::MAX_NEXUSES`].
-    pub fn add_nexus(&mut self, nexus: Nexus) -> Result<NexusId, TooMany> {
+    /// [`TooManyNexuses`] when there are [`crate::MAX_NEXUSES`].
+    pub fn add_nexus(&mut self, nexus: Nexus) -> Result<NexusId, TooManyNexuses> {
         self.nexuses.add(nexus)
     }
 
-    /// An initiator left or was lost (SAM-5 6.3.4).
+    /// Removes an initiator that left or was lost (SAM-5 6.3.4).
     pub fn remove_nexus(&mut self, id: NexusId) {
         self.nexuses.remove(id);
     }
 
-    /// Initiators at present.
+    /// Number of initiators.
     #[must_use]
-    pub fn nexuses(&self) -> usize {
+    pub fn nexus_count(&self) -> usize {
         self.nexuses.len()
     }
 
-    /// The unit was reset, with what all nodes know of it: it runs (SAM-5 6.3.2, 6.3.3). Commands in flight are
-    /// the transport's to abort, and it has everybody told.
+    /// The unit and its shared state were reset: it is started (SAM-5 6.3.2, 6.3.3). The transport
+    /// aborts commands in flight and raises the attentions.
     pub fn reset(&mut self) {
-        self.rearm();
+        self.rearm_thresholds();
         self.stopped = false;
         self.nexuses.reset_copies();
     }
 
-    /// Has `whom` told `what` with their next command.
-    pub fn attend(&mut self, whom: Whom, what: Attention) {
-        self.nexuses.raise(whom, what);
+    /// Raises a unit attention for the initiators in `scope`.
+    pub fn establish_attention(&mut self, scope: AttentionScope, what: UnitAttention) {
+        self.nexuses.raise(scope, what);
     }
 
     /// Whether commands that one initiator aborts for another end with TASK ABORTED (TAS, SPC-4
-    /// 7.5.8). If not, they end without a word and the other is told
-    /// [`Attention::CommandsCleared`].
+    /// 7.5.8). If not, they end without an answer and the other gets
+    /// [`UnitAttention::CommandsCleared`].
     #[must_use]
     pub fn task_aborted_status(&self) -> bool {
         self.modes.tas
     }
 
-    /// The format of sense data that initiators want (D_SENSE, SPC-4 7.5.8).
+    /// The format of sense data (D_SENSE, SPC-4 7.5.8).
     #[must_use]
-    pub fn sense_format(&self) -> Format {
-        if self.modes.d_sense { Format::Descriptor } else { Format::Fixed }
+    pub fn sense_format(&self) -> SenseFormat {
+        if self.modes.d_sense { SenseFormat::Descriptor } else { SenseFormat::Fixed }
     }
 
-    /// Decides about a command that came in.
-    pub fn admit(&mut self, nexus: NexusId, arrival: &Arrival<'_>) -> Admission {
-        self.set_modes(arrival.known.modes);
-        let cmd = Incoming {
+    /// Decides about a received command.
+    pub fn admit(&mut self, nexus: NexusId, arrival: &ReceivedCommand<'_>) -> Admission {
+        self.set_modes(arrival.shared.mode_pages);
+        let cmd = ParsedCommand {
             cdb: Cdb::new(arrival.cdb),
             nexus,
-            window: arrival.window,
+            expected_transfer: arrival.expected_transfer,
             luns: arrival.luns,
-            rights: arrival.known.rights,
+            rights: arrival.shared.rights,
         };
-        match self.consider(&cmd) {
+        match self.dispatch(&cmd) {
             Ok(Outcome::Accept(command)) => Admission::Accept(command),
-            Ok(Outcome::Done { data, wanted }) => {
-                Admission::Reply(Reply::good(data, wanted, cmd.window.data_in))
+            Ok(Outcome::Done { data, full_transfer }) => {
+                Admission::Reply(Reply::good(data, full_transfer, cmd.expected_transfer.data_in))
             }
             Err(refusal) => Admission::Reply(refusal.into_reply(self.sense_format())),
         }
     }
 
-    fn consider(&mut self, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
+    fn dispatch(&mut self, cmd: &ParsedCommand<'_>) -> Result<Outcome, Refusal> {
         if self.nexuses.get(cmd.nexus).is_none() {
-            // The nexus went while its command was on the way: aborted with it (SAM-5 6.3.4).
+            // The nexus ended while its command was in transit: aborted with it (SAM-5 6.3.4).
             return Err(Status::TaskAborted.into());
         }
-        let traits = self.traits();
-        let entry = opcodes::of(cmd.cdb).and_then(|e| e.supported(traits));
+        let traits = self.capabilities();
+        let entry = opcodes::lookup(cmd.cdb).and_then(|e| e.supported(traits));
         check_reservation(cmd, entry)?;
-        if !entry.is_ok_and(|e| !e.tells_attention)
+        if !entry.is_ok_and(|e| !e.ends_with_attention)
             && let Some(attention) = self.nexuses.take_attention(cmd.nexus)
         {
             return Err(attention.sense().into());
         }
         let entry = entry?;
         entry.check(cmd.cdb, traits)?;
-        if entry.needs_path() && self.is_unavailable() {
+        if entry.needs_available_path() && self.is_unavailable() {
             return Err(failure::UNAVAILABLE.into());
         }
-        if entry.on_medium && self.stopped {
+        if entry.accesses_medium && self.stopped {
             return Err(NOT_STARTED.into());
         }
-        (entry.run)(self, cmd)
+        (entry.handler)(self, cmd)
     }
 
     pub(crate) fn can_unmap(&self) -> bool {
         self.info.unmap_granularity_blocks > 0
     }
 
-    pub(crate) fn traits(&self) -> Traits {
-        Traits {
+    pub(crate) fn capabilities(&self) -> UnitCapabilities {
+        UnitCapabilities {
             can_unmap: self.can_unmap(),
-            has_groups: self.groups.is_some(),
+            has_port_groups: self.groups.is_some(),
             keeps_reservations: self.config.keeps_reservations,
-            writes_atomically: self.limits.atomic > 0,
+            writes_atomically: self.limits.max_atomic > 0,
         }
     }
 
@@ -419,141 +420,175 @@ impl LogicalUnit {
         self.config.read_only || self.info.read_only
     }
 
-    /// Starts an admitted command with its data, [`Command::data_out`] bytes.
+    /// Starts an admitted command with its data, [`AdmittedCommand::data_out`] bytes.
     #[expect(clippy::needless_pass_by_value, reason = "an admitted command starts once")]
-    pub fn start(&mut self, nexus: NexusId, command: Command, data: Bufs) -> Step {
-        let Command { todo, data_out, wanted, window_in, .. } = command;
+    pub fn start(&mut self, nexus: NexusId, command: AdmittedCommand, data: Bufs) -> Step {
+        let AdmittedCommand { op, data_out, full_transfer, expected_data_in, .. } = command;
         let prepared = if data.len() == data_out {
-            self.prepare(nexus, todo, data)
+            self.prepare(nexus, op, data)
         } else {
-            Err(Sense::new(Key::AbortedCommand, Code::DATA_PHASE_ERROR).into())
+            Err(Sense::new(SenseKey::AbortedCommand, SenseCode::DATA_PHASE_ERROR).into())
         };
-        let running = |after| Running { after, wanted, window_in };
+        let running = |completion| RunningCommand { completion, full_transfer, expected_data_in };
         match prepared {
-            Ok(Prepared::Run(request, after)) => Step::Run(request, running(after)),
-            Ok(Prepared::Alter(change, after)) => Step::Alter(change, running(after)),
-            Ok(Prepared::Consult(after)) => Step::Consult(running(after)),
-            Ok(Prepared::Token(plan, after)) => Step::Token(plan, running(after)),
-            Ok(Prepared::Copy(plan, after)) => Step::Copy(plan, running(after)),
-            Ok(Prepared::Done) => Step::Reply(Reply::good(Data::None, wanted, window_in)),
-            Err(refusal) => self.ends(wanted, refusal),
+            Ok(PreparedStep::Run(request, completion)) => Step::Run(request, running(completion)),
+            Ok(PreparedStep::ChangeShared(change, completion)) => {
+                Step::ChangeShared(change, running(completion))
+            }
+            Ok(PreparedStep::ReadShared(completion)) => Step::ReadShared(running(completion)),
+            Ok(PreparedStep::Token(plan, completion)) => Step::Token(plan, running(completion)),
+            Ok(PreparedStep::Copy(plan, completion)) => Step::Copy(plan, running(completion)),
+            Ok(PreparedStep::Done) => {
+                Step::Reply(Reply::good(DataIn::None, full_transfer, expected_data_in))
+            }
+            Err(refusal) => self.fail_started(full_transfer, refusal),
         }
     }
 
-    /// A command that has started ends so.
-    fn ends(&self, wanted: Transfer, refusal: Refusal) -> Step {
-        let refusal = Refusal { wanted, ..refusal };
+    /// Fails a command that has started.
+    fn fail_started(&self, full_transfer: TransferLengths, refusal: Refusal) -> Step {
+        let refusal = Refusal { full_transfer, ..refusal };
         Step::Reply(refusal.into_reply(self.sense_format()))
     }
 
-    /// Whether the write cache is on, as MODE SELECT left it (WCE, SBC-3 6.4.5).
+    /// Whether the write cache is enabled, as set by MODE SELECT (WCE, SBC-3 6.4.5).
     #[must_use]
     pub fn write_cache(&self) -> bool {
         self.modes.wce
     }
 
     pub(crate) fn set_modes(&mut self, bits: u128) {
-        let modes = Modes::from_bits(bits, &self.info);
+        let modes = ModeParameters::from_bits(bits, &self.info);
         if modes != self.modes {
             self.modes = modes;
-            self.rearm();
+            self.rearm_thresholds();
         }
     }
 
-    /// Whether every write has to be durable when it completes (WCE).
+    /// Whether every write must be durable when it completes (WCE).
     pub(crate) fn writes_through(&self) -> bool {
         self.info.volatile_cache && !self.modes.wce
     }
 
-    /// What a command comes to.
-    fn prepare(&mut self, nexus: NexusId, todo: Todo, data: Bufs) -> Result<Prepared, Refusal> {
-        let (request, after) = match todo {
-            Todo::ModeSelect { long_header } => return Ok(self.select_modes(&data, long_header)?),
-            Todo::PersistentReserve(order) => {
-                let change = persistent::change(order, &data.to_vec(), &self.ports(nexus))?;
-                return Ok(Prepared::Alter(change, After::Status));
+    /// The operation of a command.
+    fn prepare(
+        &mut self,
+        nexus: NexusId,
+        op: AdmittedOp,
+        data: Bufs,
+    ) -> Result<PreparedStep, Refusal> {
+        let (request, completion) = match op {
+            AdmittedOp::ModeSelect { long_header } => {
+                return Ok(self.select_modes(&data, long_header)?);
             }
-            Todo::ReserveUnit => return Ok(Prepared::Alter(Change::ReserveUnit, After::Status)),
-            Todo::ReleaseUnit => return Ok(Prepared::Alter(Change::ReleaseUnit, After::Status)),
-            Todo::Ask { question, allocation } => {
-                return Ok(Prepared::Consult(After::Answer { question, allocation }));
+            AdmittedOp::PersistentReserveOut(order) => {
+                let change = persistent_reservations::parse_change(
+                    order,
+                    &data.to_vec(),
+                    &self.ports(nexus),
+                )?;
+                return Ok(PreparedStep::ChangeShared(change, CompletionAction::Status));
             }
-            Todo::Unmap => {
+            AdmittedOp::Spc2Reserve => {
+                return Ok(PreparedStep::ChangeShared(
+                    Change::Spc2Reserve,
+                    CompletionAction::Status,
+                ));
+            }
+            AdmittedOp::Spc2Release => {
+                return Ok(PreparedStep::ChangeShared(
+                    Change::Spc2Release,
+                    CompletionAction::Status,
+                ));
+            }
+            AdmittedOp::PersistentReserveIn { action: question, allocation } => {
+                return Ok(PreparedStep::ReadShared(CompletionAction::ReserveInData {
+                    action: question,
+                    allocation,
+                }));
+            }
+            AdmittedOp::Unmap => {
                 let ranges = provisioning::ranges(&data, &self.limits, self.info.blocks)?;
                 if ranges.is_empty() {
-                    return Ok(Prepared::Done);
+                    return Ok(PreparedStep::Done);
                 }
-                (Request::Unmap { ranges }, After::Status)
+                (Request::Unmap { ranges }, CompletionAction::Status)
             }
-            Todo::Read(range) => (Request::Read { range }, After::Data),
-            Todo::Verify(range) => (Request::Verify { range }, After::Status),
-            Todo::Map { range, most, allocation } => {
-                (Request::Map { range, most }, After::Mapped { range, allocation })
-            }
-            Todo::Flush => (Request::Flush, After::Status),
-            Todo::Stop => (Request::Flush, After::Stopped),
-            Todo::Format { list } => {
+            AdmittedOp::Read(range) => (Request::Read { range }, CompletionAction::Data),
+            AdmittedOp::Verify(range) => (Request::Verify { range }, CompletionAction::Status),
+            AdmittedOp::GetLbaStatus { range, max_descriptors: most, allocation } => (
+                Request::BlockStatus { range, max_runs: most },
+                CompletionAction::LbaStatus { range, allocation },
+            ),
+            AdmittedOp::Flush => (Request::Flush, CompletionAction::Status),
+            AdmittedOp::Stop => (Request::Flush, CompletionAction::StopUnit),
+            AdmittedOp::Format { list } => {
                 if let Some(long_header) = list {
                     format::check(&data.to_vec(), long_header, self.info.block_size)?;
                 }
                 let through = self.writes_through();
                 let Some(request) = format::request(self, through) else {
-                    return Ok(Prepared::Done);
+                    return Ok(PreparedStep::Done);
                 };
-                (request, After::Status)
+                (request, CompletionAction::Status)
             }
-            Todo::SelfTest => (diagnose::self_test(), After::Tested),
-            Todo::PopulateToken { id } => return self.plan_populate(nexus, id, &data),
-            Todo::WriteUsingToken { id } => return self.plan_write(nexus, id, &data),
-            Todo::Copy { long } => return self.plan_copy(nexus, long, &data),
-            Todo::Diagnostic => {
-                diagnose::check(&data.to_vec())?;
-                return Ok(Prepared::Done);
+            AdmittedOp::SelfTest => (diagnostics::self_test(), CompletionAction::SelfTest),
+            AdmittedOp::PopulateToken { id } => return self.plan_populate(nexus, id, &data),
+            AdmittedOp::WriteUsingToken { id } => return self.plan_write(nexus, id, &data),
+            AdmittedOp::Copy { long } => return self.plan_copy(nexus, long, &data),
+            AdmittedOp::SendDiagnostic => {
+                diagnostics::check_page(&data.to_vec())?;
+                return Ok(PreparedStep::Done);
             }
             writing => self.prepare_data(writing, data),
         };
-        Ok(Prepared::Run(request, after))
+        Ok(PreparedStep::Run(request, completion))
     }
 
-    /// The same for what compares or writes blocks.
-    fn prepare_data(&self, todo: Todo, data: Bufs) -> (Request, After) {
+    /// The same for commands that compare or write blocks.
+    fn prepare_data(&self, op: AdmittedOp, data: Bufs) -> (Request, CompletionAction) {
         let through = self.writes_through();
-        let request = match todo {
-            Todo::Write { at, fua } => Request::Write { at, data, fua: fua || through },
-            Todo::WriteAndVerify { at, compare } => {
-                let verify = verify::written(at, &data, compare, self.info.block_size);
-                return (Request::Write { at, data, fua: true }, After::Verify(verify));
+        let request = match op {
+            AdmittedOp::Write { at, fua } => Request::Write { at, data, fua: fua || through },
+            AdmittedOp::WriteAndVerify { at, compare } => {
+                let verify = verify::verify_written(at, &data, compare, self.info.block_size);
+                return (Request::Write { at, data, fua: true }, CompletionAction::Verify(verify));
             }
-            Todo::Compare(range) => {
-                let data = verify::repeated(data, range, self.info.block_size);
+            AdmittedOp::Compare(range) => {
+                let data = verify::repeat_to_cover(data, range, self.info.block_size);
                 Request::Compare { at: range.at, data }
             }
-            Todo::CompareAndWrite { at, fua } => {
+            AdmittedOp::CompareAndWrite { at, fua } => {
                 verify::compare_then_write(at, &data, fua || through)
             }
-            Todo::OrWrite { at, fua } => Request::OrWrite { at, data, fua: fua || through },
-            Todo::WriteSame { range, unmap } => provisioning::fill(range, data, unmap, through),
-            Todo::Zero { range, unmap } => Request::Zero { range, unmap, fua: through },
+            AdmittedOp::OrWrite { at, fua } => Request::OrWrite { at, data, fua: fua || through },
+            AdmittedOp::WriteSame { range, unmap } => {
+                provisioning::fill(range, data, unmap, through)
+            }
+            AdmittedOp::Zero { range, unmap } => Request::Zero { range, unmap, fua: through },
             _ => Request::Flush,
         };
-        (request, After::Status)
+        (request, CompletionAction::Status)
     }
 
-    /// MODE SELECT. Who turns the write cache off will not flush: what was written before must not need it.
-    /// So it is flushed also where it is off already: the flush for that may be on its way or have
-    /// failed.
-    fn select_modes(&self, list: &Bufs, long_header: bool) -> Result<Prepared, Sense> {
-        let modes = mode::wanted(self, &list.to_vec(), long_header)?;
+    /// MODE SELECT. An initiator that disables the write cache will not flush, so earlier writes
+    /// are flushed here. Also if it is disabled already: the flush for that may be in flight or
+    /// have failed.
+    fn select_modes(&self, list: &Bufs, long_header: bool) -> Result<PreparedStep, Sense> {
+        let modes = mode::parse_mode_select(self, &list.to_vec(), long_header)?;
         if modes != self.modes {
-            return Ok(Prepared::Alter(Change::Modes(modes.bits(&self.info)), After::Modes(modes)));
+            return Ok(PreparedStep::ChangeShared(
+                Change::SetModePages(modes.bits(&self.info)),
+                CompletionAction::SetModes(modes),
+            ));
         }
         Ok(match modes.wce {
-            true => Prepared::Done,
-            false => Prepared::Run(Request::Flush, After::Status),
+            true => PreparedStep::Done,
+            false => PreparedStep::Run(Request::Flush, CompletionAction::Status),
         })
     }
 
-    /// The relative target port identifiers of the target that an initiator came to.
+    /// The relative target port identifiers of the target that an initiator uses.
     fn ports(&self, nexus: NexusId) -> Vec<u16> {
         match &self.groups {
             Some(groups) => groups.ports().collect(),
@@ -563,87 +598,113 @@ impl LogicalUnit {
         }
     }
 
-    /// A change was refused that a [`Step::Alter`] asked for.
+    /// Ends a command whose [`Step::ChangeShared`] was rejected.
     #[expect(clippy::needless_pass_by_value, reason = "a command ends once")]
-    pub fn refused(&mut self, running: Running, why: reservation::Refusal) -> Step {
-        self.ends(running.wanted, persistent::refused(why))
+    pub fn finish_refused_change(
+        &mut self,
+        running: RunningCommand,
+        why: reservation::ReservationError,
+    ) -> Step {
+        self.fail_started(running.full_transfer, persistent_reservations::refusal_of(why))
     }
 
-    /// What all nodes know is this, which a [`Step::Consult`] asked for.
+    /// Finishes a command with the table that its [`Step::ReadShared`] requested.
     #[expect(clippy::needless_pass_by_value, reason = "a command ends once")]
-    pub fn consulted(&mut self, running: Running, table: &Table) -> Step {
-        let After::Answer { question, allocation } = running.after else {
-            return self.ends(running.wanted, Status::Busy.into());
+    pub fn finish_shared_read(&mut self, running: RunningCommand, table: &Table) -> Step {
+        let CompletionAction::ReserveInData { action: question, allocation } = running.completion
+        else {
+            return self.fail_started(running.full_transfer, Status::Busy.into());
         };
-        let mut data = persistent::answer(question, table);
+        let mut data = persistent_reservations::reserve_in_data(question, table);
         data.truncate(usize::from(allocation));
-        let wanted = Transfer::to_initiator(data.len() as u64);
-        Step::Reply(Reply::good(Data::Bytes(data), wanted, running.window_in))
+        let full_transfer = TransferLengths::to_initiator(data.len() as u64);
+        Step::Reply(Reply::good(DataIn::Bytes(data), full_transfer, running.expected_data_in))
     }
 
-    /// The volume has done what a [`Step::Run`] asked for, with this result.
-    pub fn finish(&mut self, running: Running, result: Result<Bufs, Failure>) -> Step {
-        let Running { after, wanted, window_in } = running;
+    /// The volume has executed the request of a [`Step::Run`], with this result.
+    pub fn finish(&mut self, running: RunningCommand, result: Result<Bufs, RequestError>) -> Step {
+        let RunningCommand { completion, full_transfer, expected_data_in } = running;
         let data = match result {
             Ok(data) => data,
             Err(failure) => {
-                let fault =
-                    if matches!(after, After::Tested) { diagnose::found(failure) } else { None };
+                let fault = if matches!(completion, CompletionAction::SelfTest) {
+                    diagnostics::self_test_sense(failure)
+                } else {
+                    None
+                };
                 if let Some(sense) = fault {
                     return Step::Reply(Reply::check(&sense, self.sense_format()));
                 }
                 let refusal = failure::refusal(failure, self.modes.tas, self.access());
-                return self.ends(wanted, refusal);
+                return self.fail_started(full_transfer, refusal);
             }
         };
-        let data = match after {
-            After::Data => Data::Bufs(data),
-            After::Mapped { range, allocation } => {
-                let mut told = capacity::statuses(range, &Run::all_of(&data));
-                told.truncate(usize::try_from(allocation).unwrap_or(usize::MAX));
-                let wanted = Transfer::to_initiator(told.len() as u64);
-                return Step::Reply(Reply::good(Data::Bytes(told), wanted, window_in));
+        let data = match completion {
+            CompletionAction::Data => DataIn::Bufs(data),
+            CompletionAction::LbaStatus { range, allocation } => {
+                let mut status_data =
+                    capacity::lba_status_data(range, &BlockStatus::from_bufs(&data));
+                status_data.truncate(usize::try_from(allocation).unwrap_or(usize::MAX));
+                let full_transfer = TransferLengths::to_initiator(status_data.len() as u64);
+                return Step::Reply(Reply::good(
+                    DataIn::Bytes(status_data),
+                    full_transfer,
+                    expected_data_in,
+                ));
             }
-            After::Status
-            | After::Tested
-            | After::Answer { .. }
-            | After::Copied(_)
-            | After::Token(_) => Data::None,
-            After::Stopped => {
+            CompletionAction::Status
+            | CompletionAction::SelfTest
+            | CompletionAction::ReserveInData { .. }
+            | CompletionAction::Copy(_)
+            | CompletionAction::Token(_) => DataIn::None,
+            CompletionAction::StopUnit => {
                 self.stopped = true;
-                Data::None
+                DataIn::None
             }
-            After::Modes(modes) => {
+            CompletionAction::SetModes(modes) => {
                 self.modes = modes;
-                self.rearm();
+                self.rearm_thresholds();
                 if !modes.wce {
-                    let after = After::Status;
-                    return Step::Run(Request::Flush, Running { after, wanted, window_in });
+                    let completion = CompletionAction::Status;
+                    return Step::Run(
+                        Request::Flush,
+                        RunningCommand { completion, full_transfer, expected_data_in },
+                    );
                 }
-                Data::None
+                DataIn::None
             }
-            After::Verify(request) => {
-                return Step::Run(request, Running { after: After::Status, wanted, window_in });
+            CompletionAction::Verify(request) => {
+                return Step::Run(
+                    request,
+                    RunningCommand {
+                        completion: CompletionAction::Status,
+                        full_transfer,
+                        expected_data_in,
+                    },
+                );
             }
         };
-        Step::Reply(Reply::good(data, wanted, window_in))
+        Step::Reply(Reply::good(data, full_transfer, expected_data_in))
     }
 }
 
-/// RESERVATION CONFLICT goes before every CHECK CONDITION (SAM-5 5.3.3). The volume judges once more, what reads or
-/// writes, when it begins.
-fn check_reservation(cmd: &Incoming<'_>, entry: Result<&Entry, Sense>) -> Result<(), Refusal> {
+/// RESERVATION CONFLICT takes precedence over every CHECK CONDITION (SAM-5 5.3.3). The volume
+/// checks reads and writes again when they begin.
+fn check_reservation(
+    cmd: &ParsedCommand<'_>,
+    entry: Result<&CommandEntry, Sense>,
+) -> Result<(), Refusal> {
     let rights = cmd.rights;
-    let access = entry.map_or(Access::Alone, |entry| entry.access_of(cmd.cdb));
+    let access = entry.map_or(ConflictClass::Spc2Only, |entry| entry.conflict_class_of(cmd.cdb));
     let conflicts = match access {
-        Access::Free => false,
-        Access::Alone => !rights.sole,
-        Access::Reads => !rights.sole || !rights.reads,
-        Access::Writes => !rights.sole || !rights.writes,
+        ConflictClass::Never => false,
+        ConflictClass::Spc2Only => !rights.passes_spc2,
+        ConflictClass::Reads => !rights.passes_spc2 || !rights.can_read,
+        ConflictClass::Writes => !rights.passes_spc2 || !rights.can_write,
     };
     if conflicts { Err(Status::ReservationConflict.into()) } else { Ok(()) }
 }
 
-/// What a unit says that START STOP UNIT has stopped (SBC-3 5.25).
+/// The sense data of a unit that START STOP UNIT has stopped (SBC-3 5.25).
 pub(crate) const NOT_STARTED: Sense =
-    Sense::new(Key::NotReady, Code::INITIALIZING_COMMAND_REQUIRED);
+    Sense::new(SenseKey::NotReady, SenseCode::INITIALIZING_COMMAND_REQUIRED);

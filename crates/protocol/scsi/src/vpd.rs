@@ -1,4 +1,4 @@
-//! Vital product data: what INQUIRY tells page by page (SPC-4 7.8, SBC-3 6.5).
+//! Vital product data pages of INQUIRY (SPC-4 7.8, SBC-3 6.5).
 
 use std::fmt::Write;
 
@@ -39,7 +39,7 @@ const PAGES: [u8; 10] = [
 
 const SERIAL_MAX: usize = 64;
 
-/// Page `code` as the initiator of `nexus` sees it; `None` if there is none.
+/// Page `code` for the initiator of `nexus`; `None` if there is none.
 pub(crate) fn page(unit: &LogicalUnit, nexus: NexusId, code: u8) -> Option<Vec<u8>> {
     let body = match code {
         SUPPORTED => PAGES.to_vec(),
@@ -48,7 +48,7 @@ pub(crate) fn page(unit: &LogicalUnit, nexus: NexusId, code: u8) -> Option<Vec<u
         EXTENDED => extended(unit.info.volatile_cache),
         MODE_POLICY => mode_policy(),
         PORTS => ports(unit, &unit.nexuses.get(nexus)?.target_port),
-        THIRD_PARTY_COPY => copy::page(unit.info.block_size),
+        THIRD_PARTY_COPY => copy::third_party_copy_page(unit.info.block_size),
         BLOCK_LIMITS => block_limits(unit).as_bytes().to_vec(),
         CHARACTERISTICS => characteristics(unit.config.solid_state),
         PROVISIONING => provisioning(unit),
@@ -60,10 +60,10 @@ pub(crate) fn page(unit: &LogicalUnit, nexus: NexusId, code: u8) -> Option<Vec<u
     Some(out)
 }
 
-/// What a designator names (SPC-4 7.8, device identification).
+/// What a designator identifies (SPC-4 7.8, device identification).
 #[derive(Clone, Copy)]
 #[repr(u8)]
-enum Of {
+enum Association {
     Unit = 0x00,
     Port = 0x10,
     Target = 0x20,
@@ -91,7 +91,7 @@ pub(crate) fn unit_designators(uuid: &[u8; 16]) -> [Designator; 3] {
     let naa = naa(uuid);
     let mut vendor_id = VENDOR.to_vec();
     vendor_id.extend(hex(uuid).into_bytes());
-    let unit_name = name(&format!("naa.{}", hex(&naa)));
+    let unit_name = scsi_name_string(&format!("naa.{}", hex(&naa)));
     [
         Designator { kind: NAA, code_set: BINARY, id: naa.to_vec() },
         Designator { kind: T10_VENDOR_ID, code_set: ASCII, id: vendor_id },
@@ -103,16 +103,16 @@ pub(crate) fn unit_designators(uuid: &[u8; 16]) -> [Designator; 3] {
 fn identification(unit: &LogicalUnit, port: &TargetPort) -> Vec<u8> {
     let mut out = Vec::new();
     for d in unit_designators(&unit.config.uuid) {
-        designator(&mut out, Of::Unit, d.kind, d.code_set, &d.id);
+        designator(&mut out, Association::Unit, d.kind, d.code_set, &d.id);
     }
     let [high, low] = port.relative_id.to_be_bytes();
-    designator(&mut out, Of::Port, RELATIVE_PORT, BINARY, &[0, 0, high, low]);
-    if let Some(group) = unit.own_group() {
+    designator(&mut out, Association::Port, RELATIVE_PORT, BINARY, &[0, 0, high, low]);
+    if let Some(group) = unit.local_group() {
         let [high, low] = group.to_be_bytes();
-        designator(&mut out, Of::Port, PORT_GROUP, BINARY, &[0, 0, high, low]);
+        designator(&mut out, Association::Port, PORT_GROUP, BINARY, &[0, 0, high, low]);
     }
-    designator(&mut out, Of::Port, NAME_STRING, UTF_8, &name(&port.name));
-    designator(&mut out, Of::Target, NAME_STRING, UTF_8, &name(&port.device));
+    designator(&mut out, Association::Port, NAME_STRING, UTF_8, &scsi_name_string(&port.name));
+    designator(&mut out, Association::Target, NAME_STRING, UTF_8, &scsi_name_string(&port.device));
     out
 }
 
@@ -124,7 +124,7 @@ fn mode_policy() -> Vec<u8> {
     vec![ALL_PAGES, ALL_SUBPAGES, SHARED, 0]
 }
 
-/// SCSI ports (SPC-4 7.8): those of all nodes that serve the unit, or the one asked through.
+/// SCSI ports (SPC-4 7.8): those of all nodes that serve the unit, or the port of the command.
 fn ports(unit: &LogicalUnit, asked: &TargetPort) -> Vec<u8> {
     let mut out = Vec::new();
     match &unit.groups {
@@ -134,10 +134,16 @@ fn ports(unit: &LogicalUnit, asked: &TargetPort) -> Vec<u8> {
     out
 }
 
-/// Appends the descriptor of a target port. Nothing is known of its initiator ports.
+/// Appends the descriptor of a target port. Its initiator ports are unknown.
 fn port(out: &mut Vec<u8>, relative_id: u16, port_name: &str) {
     let mut designators = Vec::new();
-    designator(&mut designators, Of::Port, NAME_STRING, UTF_8, &name(port_name));
+    designator(
+        &mut designators,
+        Association::Port,
+        NAME_STRING,
+        UTF_8,
+        &scsi_name_string(port_name),
+    );
     let length = u16::try_from(designators.len()).expect("a designator is at most 256 bytes");
     out.extend([0; 2]);
     out.extend(relative_id.to_be_bytes());
@@ -147,20 +153,20 @@ fn port(out: &mut Vec<u8>, relative_id: u16, port_name: &str) {
 }
 
 /// Appends a designator; those of ports and targets carry the protocol, iSCSI.
-fn designator(out: &mut Vec<u8>, of: Of, kind: u8, code_set: u8, id: &[u8]) {
+fn designator(out: &mut Vec<u8>, of: Association, kind: u8, code_set: u8, id: &[u8]) {
     const ISCSI: u8 = 0x50;
     const PIV: u8 = 0x80;
-    let (protocol, piv) = if matches!(of, Of::Unit) { (0, 0) } else { (ISCSI, PIV) };
+    let (protocol, piv) = if matches!(of, Association::Unit) { (0, 0) } else { (ISCSI, PIV) };
     let len = u8::try_from(id.len()).expect("designators are at most 252 bytes");
     out.extend([protocol | code_set, piv | of as u8 | kind, 0, len]);
     out.extend(id);
 }
 
-/// An NAA IEEE registered extended designator (SPC-4 7.8) out of a volume's UUID.
+/// An NAA IEEE registered extended designator (SPC-4 7.8) from a volume's UUID.
 ///
 /// The project has no company identifier. The one here has the local bit set, which IEEE never
-/// assigns, so it is no other vendor's; the 100 bits that follow are the UUID's, without the
-/// digits that are the same in all UUIDs of a version.
+/// assigns, so it is no other vendor's; the 100 bits that follow are the UUID's, without the digits
+/// that are the same in all UUIDs of a version.
 fn naa(uuid: &[u8; 16]) -> [u8; 16] {
     const REGISTERED_EXTENDED: u8 = 0x6;
     const COMPANY: [u8; 6] = [0, 2, 5, 7, 5, 2];
@@ -184,8 +190,8 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// A SCSI name string: with a null at least, and to a multiple of four bytes (SPC-4 7.8).
-fn name(text: &str) -> Vec<u8> {
+/// A SCSI name string: null-terminated and padded to a multiple of four bytes (SPC-4 7.8).
+fn scsi_name_string(text: &str) -> Vec<u8> {
     const MAX: usize = 251;
     let mut out = text.as_bytes().to_vec();
     out.truncate(MAX);
@@ -245,9 +251,9 @@ fn block_limits(unit: &LogicalUnit) -> BlockLimits {
         optimal_unmap_granularity: U32::new(info.unmap_granularity_blocks),
         unmap_alignment: U32::new(if unit.can_unmap() { UGAVALID } else { 0 }),
         max_write_same: U64::new(u64::from(limits.max_write_same)),
-        max_atomic_transfer: U32::new(limits.atomic),
-        atomic_alignment: U32::new(limits.atomic),
-        atomic_granularity: U32::new(limits.atomic),
+        max_atomic_transfer: U32::new(limits.max_atomic),
+        atomic_alignment: U32::new(limits.max_atomic),
+        atomic_granularity: U32::new(limits.max_atomic),
         max_atomic_transfer_with_boundary: U32::ZERO,
         max_atomic_boundary: U32::ZERO,
     }
@@ -297,8 +303,8 @@ mod tests {
 
     #[test]
     fn names_end_in_nulls() {
-        assert_eq!(name("iqn"), b"iqn\0");
-        assert_eq!(name("iqn."), b"iqn.\0\0\0\0");
-        assert_eq!(name(&"x".repeat(400)).len(), 252);
+        assert_eq!(scsi_name_string("iqn"), b"iqn\0");
+        assert_eq!(scsi_name_string("iqn."), b"iqn.\0\0\0\0");
+        assert_eq!(scsi_name_string(&"x".repeat(400)).len(), 252);
     }
 }

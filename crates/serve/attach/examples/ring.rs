@@ -1,10 +1,12 @@
-//! A guest's driver at a vhost-user socket, without a guest: how long a read of 4 KiB takes, one after the other.
+//! A guest's driver at a vhost-user socket, without a guest: how long a read of 4 KiB takes, one
+//! after the other.
 //!
 //! ```text
 //! ring SOCKET SECONDS
 //! ```
-//! Half of the time it sleeps until the disk gives the ring's event, as a processor of a guest does that has nothing else to do;
-//! half of the time it looks for answers in the ring. It prints both medians as JSON, in microseconds.
+//! Half of the time it sleeps until the disk gives the ring's event, as a processor of a guest does
+//! that has nothing else to do; half of the time it looks for answers in the ring. It prints both
+//! medians as JSON, in microseconds.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../tests/common/guest.rs"]

@@ -1,19 +1,19 @@
-//! Failures, as Linux says them.
+//! Failures as Linux error numbers.
 
-use block::{Error, Failure};
+use block::{Error, RequestError};
 use rustix::io::Errno;
 
-/// What those who use a volume by the kernel are told of a failure.
-pub(crate) fn errno(failure: &Failure) -> Errno {
+/// The error number that users of a volume get from the kernel.
+pub(crate) fn errno(failure: &RequestError) -> Errno {
     match failure {
-        Failure::Device(Error::NoSpace) => Errno::NOSPC,
-        Failure::Device(Error::ReadOnly) => Errno::ROFS,
-        Failure::Device(Error::OutOfRange) => Errno::INVAL,
-        // Only clients of targets are told so: these here wait.
-        Failure::Busy => Errno::AGAIN,
-        // "Reservation conflict", as Linux says it of its own disks.
-        Failure::Conflict => Errno::BADE,
-        Failure::Device(
+        RequestError::Device(Error::NoSpace) => Errno::NOSPC,
+        RequestError::Device(Error::ReadOnly) => Errno::ROFS,
+        RequestError::Device(Error::OutOfRange) => Errno::INVAL,
+        // Reported only to clients of targets: front ends here wait.
+        RequestError::NoMemory => Errno::AGAIN,
+        // "Reservation conflict", as Linux reports it for its own disks.
+        RequestError::ReservationConflict => Errno::BADE,
+        RequestError::Device(
             Error::Unreadable { .. }
             | Error::Corrupt { .. }
             | Error::Unwritable { .. }
@@ -21,7 +21,7 @@ pub(crate) fn errno(failure: &Failure) -> Errno {
             | Error::Aborted
             | Error::Gone,
         )
-        | Failure::Miscompare { .. } => Errno::IO,
+        | RequestError::Miscompare { .. } => Errno::IO,
     }
 }
 
@@ -33,8 +33,8 @@ mod tests {
 
     #[test]
     fn failures_are_told_as_what_they_are() {
-        assert_eq!(errno(&Failure::Device(Error::NoSpace)), Errno::NOSPC);
-        assert_eq!(errno(&Failure::Device(Error::Unreadable { at: Lba(0) })), Errno::IO);
-        assert_eq!(errno(&Failure::Conflict), Errno::BADE);
+        assert_eq!(errno(&RequestError::Device(Error::NoSpace)), Errno::NOSPC);
+        assert_eq!(errno(&RequestError::Device(Error::Unreadable { at: Lba(0) })), Errno::IO);
+        assert_eq!(errno(&RequestError::ReservationConflict), Errno::BADE);
     }
 }

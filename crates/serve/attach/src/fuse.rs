@@ -1,20 +1,22 @@
-//! A file system with one file, whose bytes are a volume's (RFD 0023, 10), by the kernel's FUSE.
+//! A FUSE file system with one file, whose bytes are a volume's (RFD 0023, 10).
 //!
-//! * [`Server`] mounts it, and has the volume do what its users ask, on the volume's core;
-//! * `door` is what the kernel speaks with, on a thread of its own: the library reads with blocking calls. It hands each
-//!   request to the core, which answers it;
-//! * `mount` puts the file system into its directory, and takes it away: ours, and nobody else's;
-//! * `span` is which blocks a range of bytes covers, and which of them in part.
+//! * [`Server`] mounts it and executes its users' requests on the volume's core;
+//! * `filesystem` handles the kernel's requests on a thread of its own, as the library reads with
+//!   blocking calls. It hands each request to the core, which answers it;
+//! * `mount` mounts the file system on its directory and unmounts it: only ours;
+//! * `span` computes which blocks a range of bytes covers, fully or in part.
 //!
 //! # Invariants
-//! * Nothing of the volume is kept in the kernel: what is read is what the volume says now, whoever has changed it.
-//! * Of a block that is written in part the rest stays as it is, whoever of this process writes it at the same time.
+//! * The kernel caches nothing of the volume: a read returns its current contents, whoever changed
+//!   them.
+//! * A partial write of a block leaves the rest of it unchanged, whoever in this process writes it
+//!   at the same time.
 
-mod door;
+mod filesystem;
 mod job;
 mod mount;
 mod server;
 mod span;
 
 pub use mount::MountError;
-pub use server::{End, Options, Server, is_left};
+pub use server::{Options, ServeEnd, Server, is_stale};

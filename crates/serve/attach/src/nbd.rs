@@ -1,7 +1,7 @@
-//! An NBD server of one export, at a Unix socket or by TCP (`docs/rfd/0025-nbd.md`).
+//! An NBD server with one export, on a Unix socket or TCP (`docs/rfd/0025-nbd.md`).
 //!
-//! [`serve`] is all that most callers need. Connections share the volume, so a flush on one covers what was
-//! completed on all of them, and clients are told so (`NBD_FLAG_CAN_MULTI_CONN`).
+//! [`serve`] is all that most callers need. Connections share the volume, so a flush on one covers
+//! what was completed on all, which clients are told (`NBD_FLAG_CAN_MULTI_CONN`).
 
 mod options;
 mod server;
@@ -17,11 +17,11 @@ use volume::Volume;
 pub use options::Options;
 pub use server::{ServeError, Server};
 
-/// Serves a volume until `stop` comes to its end: then nobody is let in any more, and what is in flight is answered.
-/// The volume is the caller's to close.
+/// Serves a volume until `stop` completes: then accepts no more clients and answers what is in
+/// flight. The caller closes the volume.
 ///
-/// Runs on the core that the volume lives on, in a `LocalSet`. If the future is dropped, connections are cut; what they
-/// had begun comes to its end.
+/// Runs on the volume's core, in a `LocalSet`. If the future is dropped, connections are cut;
+/// requests already started complete.
 ///
 /// # Errors
 /// [`ServeError`].

@@ -1,7 +1,8 @@
-//! A block device of this machine, by Linux's ublk driver (RFD 0023, 11): `/dev/ublkbN`, served by the volume's core.
+//! A local block device, through Linux's ublk driver (RFD 0023, 11): `/dev/ublkbN`, served by the
+//! volume's core.
 //!
-//! A device outlives the process that serves it. Requests wait in the kernel then, those that were not answered among
-//! them, and the next process that comes for the same volume goes on.
+//! A device outlives the process that serves it. Requests then wait in the kernel, including
+//! unanswered ones, and the next process for the same volume continues.
 
 mod abi;
 mod device;
@@ -10,6 +11,6 @@ mod request;
 mod server;
 
 pub use abi::{Parameters, State};
-pub use device::{Door, Options, ServeError};
-pub use request::{Command, Shape, decode};
-pub use server::{End, Serving};
+pub use device::{DeviceControl, Options, ServeError};
+pub use request::{Command, DeviceLimits, decode};
+pub use server::{ServeEnd, UblkServer};

@@ -1,20 +1,24 @@
-//! Disks of virtual machines: the back end of vhost-user for virtio-blk (Virtio 1.2, 5.2; QEMU's vhost-user
-//! specification).
+//! Disks of virtual machines: a vhost-user back end for virtio-blk (Virtio 1.2, 5.2; QEMU's
+//! vhost-user specification).
 //!
-//! The other end, the *front end* of the protocol, is the virtual machine's monitor. It lends us the guest's
-//! memory and the guest's rings in it, and two events for each ring; from then on the guest's driver and we speak by memory alone. The parts:
+//! The peer, the protocol's *front end*, is the virtual machine monitor. It shares the guest's
+//! memory with its rings, and two events for each ring; after that the guest's driver and we
+//! communicate through memory alone. The parts:
 //!
 //! * [`Server`] listens at a socket and serves one monitor after the other;
-//! * `control` speaks with the monitor, on a thread of its own; what it is told is done on the core, by `session`;
-//! * `ring` takes requests off a ring, has the volume do them, and puts answers back; `disk` is what all of them serve;
-//! * [`request`] is what a guest may ask, read from memory that the guest may change at any time;
-//! * `inflight` is a record, which the monitor keeps for us, of what has been taken and not answered;
-//! * `memory` is the guest's memory, [`config`] what the guest is told of the disk.
+//! * `control` talks to the monitor on a thread of its own; `session` executes its messages on the
+//!   core;
+//! * `virtqueue` takes requests off a ring, executes them on the volume, and returns the answers;
+//!   `disk` is shared by all rings;
+//! * [`request`] decodes requests from memory that the guest may change at any time;
+//! * `inflight` is the record, stored by the monitor, of requests taken and not answered;
+//! * `memory` is the guest's memory, [`config`] the disk's configuration as the guest sees it.
 //!
 //! # Invariants
-//! * No byte of a guest's memory is looked at twice where the second look would matter.
-//! * A request is taken only while fewer are in flight than its ring has places.
-//! * Nothing of a guest is touched after its monitor has gone, or has been told that a ring has stopped.
+//! * No byte of a guest's memory is read twice where the second read would matter.
+//! * A request is taken only while fewer are in flight than its ring has entries.
+//! * A guest's memory is not accessed after its monitor has disconnected, or has been told that a
+//!   ring has stopped.
 
 pub mod config;
 mod control;
@@ -22,15 +26,15 @@ mod disk;
 mod inflight;
 pub mod memory;
 pub mod request;
-mod ring;
 mod server;
 mod session;
+mod virtqueue;
 
-pub use disk::Outage;
+pub use disk::OutagePolicy;
 pub use server::{Options, Server};
 
-/// Most places of a ring. QEMU has no larger ones.
-pub const MAX_RING_SIZE: u16 = 1024;
+/// Largest ring size. QEMU has no larger ones.
+pub const MAX_QUEUE_SIZE: u16 = 1024;
 
 /// Most rings of a disk.
-pub const MAX_RINGS: u16 = 64;
+pub const MAX_QUEUES: u16 = 64;

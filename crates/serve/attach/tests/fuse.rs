@@ -19,9 +19,9 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use attach::fuse::{End, MountError, Options, Server, is_left};
-use block::testing::faulty::{Effect, Kind, Rule};
-use block::testing::{Client, Rng};
+use attach::fuse::{MountError, Options, ServeEnd, Server, is_stale};
+use block::testing::faulty::{Effect, OpKind, Rule};
+use block::testing::{Rng, TestClient};
 use block::{Dev, Epoch, Error, Lba, Mem, MemOptions};
 use common::{Site, mounts, number, open, options};
 use cores::{on_core, on_core_with};
@@ -97,13 +97,14 @@ fn any_bytes_are_what_was_written() {
             let mem = MemOptions::new(block_size, BYTES / u64::from(block_size));
             let mut site = Site::new(&core, mem).await;
             site.aside(|path| play(&path, BYTES, 7)).await;
-            assert_eq!(site.stop().await, Ok(End::Stopped));
-            assert_eq!(core.pool().usage().overdrafts, 0);
+            assert_eq!(site.stop().await, Ok(ServeEnd::Stopped));
+            assert_eq!(core.buffer_pool().usage().overdrafts, 0);
         });
     }
 }
 
-/// Neighbours within a block do not lose what each other writes; nor does one who comes by another door.
+/// Neighbours within a block do not lose what each other writes; nor does one who comes by another
+/// door.
 #[test]
 fn writers_of_the_same_block_do_not_disturb_each_other() {
     const WRITERS: u64 = 4;
@@ -136,12 +137,12 @@ fn writers_of_the_same_block_do_not_disturb_each_other() {
         site.faults.clear();
         let all = site.aside(|path| std::fs::read(path).unwrap()).await;
         assert!(all[4096..4096 + 1200] == [100; 1200] && all[4096 + 1200..8192] == [0; 2896]);
-        assert_eq!(site.stop().await, Ok(End::Stopped));
+        assert_eq!(site.stop().await, Ok(ServeEnd::Stopped));
     });
 }
 
-/// Many writes whose ends lie within blocks hold all the memory that there is for data. Each has to read a block before it
-/// is through: they do not wait for each other.
+/// Many writes whose ends lie within blocks hold all the memory that there is for data. Each has to
+/// read a block before it is through: they do not wait for each other.
 #[test]
 fn writes_that_take_all_memory_come_to_their_end() {
     const WRITERS: u64 = 8;
@@ -158,7 +159,7 @@ fn writes_that_take_all_memory_come_to_their_end() {
         for n in 0..WRITERS {
             let (core, path) = (core.clone(), site.path());
             let write = move || open(&path).write_all_at(&[9; BYTES], n * (1 << 20) + 1).unwrap();
-            writers.spawn_local(async move { core.offload(write).await.unwrap() });
+            writers.spawn_local(async move { core.run_blocking(write).await.unwrap() });
         }
         let done = tokio::time::timeout(Duration::from_secs(20), writers.join_all()).await;
         done.expect("they wait for each other");
@@ -167,13 +168,13 @@ fn writes_that_take_all_memory_come_to_their_end() {
         for piece in all.chunks_exact(1 << 20) {
             assert!(piece[0] == 0 && piece[1..=BYTES] == [9; BYTES] && piece[BYTES + 1] == 0);
         }
-        assert_eq!(site.stop().await, Ok(End::Stopped));
-        assert_eq!(core.pool().usage().overdrafts, 0);
+        assert_eq!(site.stop().await, Ok(ServeEnd::Stopped));
+        assert_eq!(core.buffer_pool().usage().overdrafts, 0);
     });
 }
 
-/// A disk may be made of the file. Who serves it does not wait for it when memory is short: neither the core nor the thread
-/// that speaks with the kernel.
+/// A disk may be made of the file. Who serves it does not wait for it when memory is short: neither
+/// the core nor the thread that speaks with the kernel.
 #[test]
 fn its_threads_count_as_those_of_a_disk() {
     if !mounts() || !threads::may_be_marked() {
@@ -195,7 +196,7 @@ fn its_threads_count_as_those_of_a_disk() {
             }
         };
         tokio::time::timeout(Duration::from_secs(10), marked).await.expect("some are not marked");
-        assert_eq!(site.stop().await, Ok(End::Stopped));
+        assert_eq!(site.stop().await, Ok(ServeEnd::Stopped));
     });
 }
 
@@ -223,7 +224,7 @@ fn what_was_synced_outlives_a_power_cut() {
         assert!(all[100..800] == [1; 700], "fsync");
         assert!(all[10_000..10_700] == [2; 700] && all[20_480..24_576] == [3; 4096], "O_DSYNC");
         assert!(all[40_960..45_056] == [0; 4096], "this is no test");
-        assert_eq!(site.stop().await, Ok(End::Stopped));
+        assert_eq!(site.stop().await, Ok(ServeEnd::Stopped));
     });
 }
 
@@ -238,7 +239,7 @@ fn the_file_is_there_and_stays_as_it_is() {
         let options = Options { mode: 0o640, ..options() };
         let mut site = Site::at(&core, dir, small(), options).await.unwrap();
         let known = site.dir.path().to_owned();
-        assert!(!is_left(&core, &known, "web").await);
+        assert!(!is_stale(&core, &known, "web").await);
         site.aside(|path| {
             let dir = path.parent().unwrap();
             let names = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name());
@@ -280,7 +281,7 @@ fn the_file_is_there_and_stays_as_it_is() {
         site.mem.grow(8192);
         let bytes = site.aside(|path| std::fs::metadata(path).unwrap().len()).await;
         assert_eq!(bytes, 4 << 20, "a volume that has grown");
-        assert_eq!(site.stop().await, Ok(End::Stopped));
+        assert_eq!(site.stop().await, Ok(ServeEnd::Stopped));
         assert_eq!(std::fs::read_dir(site.dir.path()).unwrap().count(), 0);
     });
 }
@@ -313,7 +314,7 @@ fn one_that_is_read_only_takes_nothing() {
             file.sync_all().unwrap();
         })
         .await;
-        assert_eq!(site.stop().await, Ok(End::Stopped));
+        assert_eq!(site.stop().await, Ok(ServeEnd::Stopped));
     });
 }
 
@@ -343,7 +344,7 @@ fn holes_are_found() {
         })
         .await;
         assert_eq!(site.mem.space_used(), 0);
-        assert_eq!(site.stop().await, Ok(End::Stopped));
+        assert_eq!(site.stop().await, Ok(ServeEnd::Stopped));
     });
 }
 
@@ -356,17 +357,17 @@ fn failures_are_told_and_the_next_goes_on() {
         let mut site = Site::new(&core, small()).await;
         let at = Lba(8);
         for (kind, error, told) in [
-            (Kind::Read, Error::Unreadable { at }, Errno::IO),
-            (Kind::Write, Error::Unwritable { at }, Errno::IO),
-            (Kind::Write, Error::NoSpace, Errno::NOSPC),
-            (Kind::Flush, Error::Gone, Errno::IO),
+            (OpKind::Read, Error::Unreadable { at }, Errno::IO),
+            (OpKind::Write, Error::Unwritable { at }, Errno::IO),
+            (OpKind::Write, Error::NoSpace, Errno::NOSPC),
+            (OpKind::Flush, Error::Gone, Errno::IO),
         ] {
             site.faults.add(Rule::new(Effect::Fail(error)).on(&[kind]).times(1));
             let result = site.aside(move |path| {
                 let file = open(&path);
                 match kind {
-                    Kind::Read => number(file.read_exact_at(&mut [0; 512], 4096)),
-                    Kind::Write => number(file.write_all_at(&[1; 512], 4096)),
+                    OpKind::Read => number(file.read_exact_at(&mut [0; 512], 4096)),
+                    OpKind::Write => number(file.write_all_at(&[1; 512], 4096)),
                     _ => number(file.sync_all()),
                 }
             });
@@ -377,11 +378,12 @@ fn failures_are_told_and_the_next_goes_on() {
             }
         }
         site.tell();
-        assert_eq!(site.ended().await, End::Stopped);
+        assert_eq!(site.ended().await, ServeEnd::Stopped);
     });
 }
 
-/// Nobody is told that the medium has failed: what is in flight ends with the connection, and the place is free.
+/// Nobody is told that the medium has failed: what is in flight ends with the connection, and the
+/// place is free.
 #[test]
 fn a_volume_out_of_reach_ends_it() {
     if !mounts() {
@@ -390,12 +392,12 @@ fn a_volume_out_of_reach_ends_it() {
     on_core(async |core| {
         let mut site = Site::new(&core, small()).await;
         site.away.set(true);
-        site.faults.add(Rule::new(Effect::Stall).on(&[Kind::Write]).times(1));
-        site.faults.add(Rule::new(Effect::Fail(Error::Gone)).on(&[Kind::Read]));
+        site.faults.add(Rule::new(Effect::Stall).on(&[OpKind::Write]).times(1));
+        site.faults.add(Rule::new(Effect::Fail(Error::Gone)).on(&[OpKind::Read]));
         let stalled = site.aside(|path| number(open(&path).write_all_at(&[1; 512], 0)));
         let faults = site.faults.clone();
         let reads = async {
-            while faults.struck() == 0 {
+            while faults.hits() == 0 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             let reads = site.aside(|path| {
@@ -411,7 +413,7 @@ fn a_volume_out_of_reach_ends_it() {
         let (written, read, ()) = tokio::join!(stalled, reads, release);
         // What was in flight and did not fail is answered, as it was done.
         assert_eq!((written, read), (None, (is(Errno::CONNABORTED), is(Errno::NOTCONN))));
-        assert_eq!(site.ended().await, End::Away);
+        assert_eq!(site.ended().await, ServeEnd::Unreachable);
         assert_eq!(std::fs::read_dir(site.dir.path()).unwrap().count(), 0);
     });
 }
@@ -439,7 +441,7 @@ fn a_stop_under_load_answers_what_is_in_flight() {
         // Two MiB further on, where nobody else is.
         site.faults.add(
             Rule::new(Effect::Stall)
-                .on(&[Kind::Write])
+                .on(&[OpKind::Write])
                 .within(block::Blocks::new(Lba(3000), 1))
                 .times(1),
         );
@@ -454,9 +456,9 @@ fn a_stop_under_load_answers_what_is_in_flight() {
         let ((done, (at, len), told, later), waited, ()) = tokio::join!(load, waits, run);
         waited.unwrap();
         assert_eq!((told, later), (is(Errno::CONNABORTED), is(Errno::NOTCONN)));
-        assert_eq!(site.stop().await, Ok(End::Stopped));
+        assert_eq!(site.stop().await, Ok(ServeEnd::Stopped));
         assert!(!done.is_empty());
-        let client = Client::new(&site.dev, core.pool());
+        let client = TestClient::new(&site.dev, core.buffer_pool());
         let mut model = vec![0; 2 << 20];
         for (at, len, value) in done {
             model[at as usize..at as usize + len].fill(value);
@@ -489,7 +491,7 @@ fn whoever_unmounts_it_ends_it() {
             unmount(&dir, UnmountFlags::empty()).unwrap();
         })
         .await;
-        assert_eq!(site.ended().await, End::Unmounted);
+        assert_eq!(site.ended().await, ServeEnd::Unmounted);
         // Taken out of its place, it stays for those who use it.
         let mut site = Site::new(&core, small()).await;
         let dir = site.dir.path().to_owned();
@@ -503,7 +505,7 @@ fn whoever_unmounts_it_ends_it() {
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert!(!site.is_over() && file.as_raw_fd() > 0);
         drop(file);
-        assert_eq!(site.ended().await, End::Unmounted);
+        assert_eq!(site.ended().await, ServeEnd::Unmounted);
     });
 }
 
@@ -523,24 +525,24 @@ fn what_a_killed_process_leaves_is_replaced_and_nothing_else() {
     on_core(async |core| {
         let dir = TempDir::new().unwrap();
         dead(dir.path(), "fuse.windrose", "web");
-        assert!(is_left(&core, dir.path(), "web").await);
-        assert!(!is_left(&core, dir.path(), "db").await);
+        assert!(is_stale(&core, dir.path(), "web").await);
+        assert!(!is_stale(&core, dir.path(), "db").await);
         let mut site = Site::at(&core, dir, small(), options()).await.unwrap();
         assert!(site.replaced);
         // One that is served is not.
         let (at, volume) = (site.dir.path().to_owned(), site.volume.clone());
         let second = Server::mount(&core, &volume, &at, options()).await;
         assert!(matches!(second, Err(MountError::InUse { ref name, .. }) if name == "web"));
-        assert_eq!(site.stop().await, Ok(End::Stopped));
+        assert_eq!(site.stop().await, Ok(ServeEnd::Stopped));
         assert_eq!(std::fs::read_dir(&at).unwrap().count(), 0, "there was one below it");
 
         for (kind, name) in [("fuse.windrose", "db"), ("fuse.sshfs", "web"), ("fuse", "web")] {
             let dir = TempDir::new().unwrap();
             dead(dir.path(), kind, name);
-            assert!(!is_left(&core, dir.path(), "web").await);
+            assert!(!is_stale(&core, dir.path(), "web").await);
             let at = dir.path().to_owned();
             let refused = Site::at(&core, dir, small(), options()).await;
-            assert!(matches!(refused.err(), Some(MountError::Dead(_))), "{kind} {name}");
+            assert!(matches!(refused.err(), Some(MountError::Stale(_))), "{kind} {name}");
             unmount(&at, UnmountFlags::DETACH).unwrap();
             std::fs::remove_dir(&at).unwrap();
         }
@@ -577,7 +579,7 @@ fn one_of_two_takes_the_place() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             let path = dir.path().join("web");
-            let shown = core.offload(move || std::fs::metadata(path).map(|m| m.len())).await;
+            let shown = core.run_blocking(move || std::fs::metadata(path).map(|m| m.len())).await;
             assert_eq!(shown.unwrap().ok(), Some(2 << 20), "round {round}");
             stop.notify_one();
             let [a, b] = both.map(async |one| one.await.unwrap());
@@ -585,8 +587,8 @@ fn one_of_two_takes_the_place() {
             assert!(
                 matches!(
                     ended,
-                    (Ok(End::Stopped), Err(MountError::InUse { .. }))
-                        | (Err(MountError::InUse { .. }), Ok(End::Stopped))
+                    (Ok(ServeEnd::Stopped), Err(MountError::InUse { .. }))
+                        | (Err(MountError::InUse { .. }), Ok(ServeEnd::Stopped))
                 ),
                 "round {round}: {ended:?}"
             );
@@ -594,7 +596,8 @@ fn one_of_two_takes_the_place() {
     });
 }
 
-/// Another file system that somebody has mounted over ours stays, and so does one in the place of ours.
+/// Another file system that somebody has mounted over ours stays, and so does one in the place of
+/// ours.
 #[test]
 fn somebody_elses_is_not_taken_away() {
     if !mounts() {

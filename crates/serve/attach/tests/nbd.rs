@@ -14,11 +14,11 @@ use std::time::Duration;
 
 use attach::nbd::Options as Served;
 use block::testing::conformance::{self, MIN_BYTES, MIN_POOL, Subject};
-use block::testing::faulty::{Effect, Faults, Kind, Rule};
-use block::testing::{Client, Rng};
-use block::{Dev, Error, MemOptions, Pool};
+use block::testing::faulty::{Effect, Faults, OpKind, Rule};
+use block::testing::{Rng, TestClient};
+use block::{BufferPool, Dev, Error, MemOptions};
 use common::{Site, on_core};
-use initiator::nbd::{ConnectError, Disk, End, Options};
+use initiator::nbd::{ConnectError, ConnectionEnd, Disk, Options};
 use nbd::client;
 use nbd::message::{Rep, flag};
 use tempfile::TempDir;
@@ -27,7 +27,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 struct Remote {
     dir: TempDir,
     core: rt::Core,
-    pool: Pool,
+    pool: BufferPool,
     block_size: u32,
     connections: u16,
     last: RefCell<Option<Site>>,
@@ -40,7 +40,7 @@ impl Remote {
 }
 
 impl Subject for Remote {
-    fn pool(&self) -> Pool {
+    fn pool(&self) -> BufferPool {
         self.pool.clone()
     }
 
@@ -64,7 +64,8 @@ impl Subject for Remote {
         Some(self.last.borrow().as_ref().unwrap().mem.space_used())
     }
 
-    /// The server lives, and what its device has cached is lost: a client could not tell, so it connects anew.
+    /// The server lives, and what its device has cached is lost: a client could not tell, so it
+    /// connects anew.
     async fn cut_power(&self, seed: u64) -> Option<Dev> {
         let mut rng = Rng::new(seed);
         let site = self.last.take().unwrap();
@@ -75,7 +76,7 @@ impl Subject for Remote {
         Some(Dev::shared(disk))
     }
 
-    async fn fail_next(&self, kind: Kind, error: Error) -> bool {
+    async fn fail_next(&self, kind: OpKind, error: Error) -> bool {
         self.faults().add(Rule::new(Effect::Fail(error)).on(&[kind]).times(1));
         true
     }
@@ -83,7 +84,7 @@ impl Subject for Remote {
 
 fn conforms(block_size: u32, connections: u16) {
     on_core(async move |core| {
-        let pool = Pool::new(MIN_POOL).unwrap();
+        let pool = BufferPool::new(MIN_POOL).unwrap();
         let dir = TempDir::new().unwrap();
         let last = RefCell::default();
         let subject = Remote { dir, core, pool, block_size, connections, last };
@@ -91,7 +92,8 @@ fn conforms(block_size: u32, connections: u16) {
     });
 }
 
-/// A disk of this machine may be made of it (`nbd-client`): the core does not wait for that when memory is short.
+/// A disk of this machine may be made of it (`nbd-client`): the core does not wait for that when
+/// memory is short.
 #[test]
 fn its_core_counts_as_that_of_a_disk() {
     if !threads::may_be_marked() {
@@ -130,20 +132,24 @@ fn what_is_told_is_what_there_is() {
     on_core(async |core| {
         let site = Site::tcp(&core, small(), Served::new("disk")).await;
         let disk = site.connect(&Options::new("")).await;
-        let agreed = disk.agreed();
+        let agreed = disk.negotiated();
         assert_eq!(
-            (agreed.bytes, agreed.sizes.minimum, agreed.sizes.preferred),
+            (agreed.bytes, agreed.size_constraints.minimum, agreed.size_constraints.preferred),
             (1 << 23, 512, 4096)
         );
-        assert!(agreed.structured && agreed.maps && agreed.abilities.has(flag::CAN_MULTI_CONN));
-        assert!(agreed.abilities.has(flag::SEND_TRIM | flag::SEND_FUA | flag::SEND_FLUSH));
+        assert!(
+            agreed.structured
+                && agreed.block_status
+                && agreed.transmission_flags.has(flag::CAN_MULTI_CONN)
+        );
+        assert!(agreed.transmission_flags.has(flag::SEND_TRIM | flag::SEND_FUA | flag::SEND_FLUSH));
         let refused = Disk::connect(&core, &site.at, &Options::new("other")).await.unwrap_err();
-        let unknown = End::Machine(client::End::Refused(Rep::ErrUnknown));
+        let unknown = ConnectionEnd::Machine(client::CloseReason::Refused(Rep::ErrUnknown));
         assert_eq!(refused, ConnectError::Ended(unknown));
         let read_only = Served { read_only: true, ..Served::new("disk") };
         let site = Site::tcp(&core, small(), read_only).await;
         let disk = site.connect(&Options::new("disk")).await;
-        let client = Client::new(&Dev::shared(disk), &Pool::new(1 << 20).unwrap());
+        let client = TestClient::new(&Dev::shared(disk), &BufferPool::new(1 << 20).unwrap());
         assert!(client.dev().info().read_only);
         assert_eq!(client.write(0, &[1; 512], false).await, Err(Error::ReadOnly));
         assert_eq!(client.read(0, 1).await.unwrap().to_vec(), [0; 512]);
@@ -159,7 +165,7 @@ fn long_requests_are_split() {
         // An eighth of the core's memory; the device takes 1 MiB.
         let most = disk.info().max_transfer_blocks;
         assert_eq!(u64::from(most) * 512, common::POOL as u64 / 8);
-        let client = Client::new(&disk, &Pool::new(64 << 20).unwrap());
+        let client = TestClient::new(&disk, &BufferPool::new(64 << 20).unwrap());
         let data: Vec<u8> = (0..most as usize * 512).map(|i| (i / 512 + i) as u8).collect();
         client.write(3, &data, true).await.unwrap();
         assert!(client.read(3, most).await.unwrap().to_vec() == data);
@@ -182,7 +188,8 @@ fn what_overlaps_never_runs_at_once() {
             let (core, at) = (core.clone(), site.at.clone());
             tokio::task::spawn_local(async move {
                 let disk = Disk::connect(&core, &at, &Options::new("")).await.unwrap();
-                let client = Client::new(&Dev::shared(disk), &Pool::new(1 << 20).unwrap());
+                let client =
+                    TestClient::new(&Dev::shared(disk), &BufferPool::new(1 << 20).unwrap());
                 let mut rng = Rng::new(n);
                 for _ in 0..60 {
                     let (at, blocks) = (rng.below(8), 1 + rng.below(8) as u32);
@@ -201,7 +208,7 @@ fn what_overlaps_never_runs_at_once() {
         for task in tasks.collect::<Vec<_>>() {
             task.await.unwrap();
         }
-        assert!(site.faults.struck() > 50);
+        assert!(site.faults.hits() > 50);
     });
 }
 
@@ -212,7 +219,8 @@ fn a_disk_whose_connection_is_lost_is_gone_for_ever() {
             let mut site = Site::tcp(&core, small(), Served::new("disk")).await;
             let options = Options { connections, ..Options::new("disk") };
             let disk = site.connect(&options).await;
-            let client = Client::new(&Dev::shared(Rc::clone(&disk)), &Pool::new(1 << 20).unwrap());
+            let client =
+                TestClient::new(&Dev::shared(Rc::clone(&disk)), &BufferPool::new(1 << 20).unwrap());
             client.write(0, &[7; 512], false).await.unwrap();
             // It is told, but only to who asks: the server lets go of clients that owe nothing.
             site.stop().await.unwrap();
@@ -232,9 +240,10 @@ fn a_server_that_stops_answers_what_has_begun_and_flushes() {
         let mem = MemOptions { volatile_cache: true, ..small() };
         let mut site = Site::tcp(&core, mem, Served::new("disk")).await;
         let disk = site.connect(&Options::new("disk")).await;
-        let client = Rc::new(Client::new(&Dev::shared(disk), &Pool::new(1 << 20).unwrap()));
+        let client =
+            Rc::new(TestClient::new(&Dev::shared(disk), &BufferPool::new(1 << 20).unwrap()));
         const HELD: Duration = Duration::from_millis(200);
-        site.faults.add(Rule::new(Effect::Delay(HELD, HELD)).on(&[Kind::Write]));
+        site.faults.add(Rule::new(Effect::Delay(HELD, HELD)).on(&[OpKind::Write]));
         let writes = Rc::clone(&client);
         let write =
             tokio::task::spawn_local(async move { writes.write(9, &[9; 512], false).await });
@@ -244,7 +253,7 @@ fn a_server_that_stops_answers_what_has_begun_and_flushes() {
         site.stop().await.unwrap();
         assert_eq!(write.await.unwrap(), Ok(()));
         site.mem.cut_power(|_| 0);
-        let reads = Client::new(&site.dev, &Pool::new(1 << 20).unwrap());
+        let reads = TestClient::new(&site.dev, &BufferPool::new(1 << 20).unwrap());
         assert_eq!(reads.read(9, 1).await.unwrap().to_vec(), [9; 512]);
     });
 }
@@ -266,8 +275,8 @@ fn what_a_lost_client_had_not_begun_is_not_done() {
             }
         });
         let first = Disk::connect(&core, &at, &Options::new("disk")).await.unwrap();
-        site.faults.add(Rule::new(Effect::Stall).on(&[Kind::Write]).times(1));
-        let client = Client::new(&Dev::shared(first), &Pool::new(64 << 20).unwrap());
+        site.faults.add(Rule::new(Effect::Stall).on(&[OpKind::Write]).times(1));
+        let client = TestClient::new(&Dev::shared(first), &BufferPool::new(64 << 20).unwrap());
         let cut = async {
             tokio::time::sleep(Duration::from_millis(200)).await;
             wire.abort();
@@ -276,7 +285,7 @@ fn what_a_lost_client_had_not_begun_is_not_done() {
         assert_eq!(lost, Err(Error::Gone));
         tokio::time::sleep(Duration::from_millis(100)).await;
         let second = site.connect(&Options::new("disk")).await;
-        let client = Client::new(&Dev::shared(second), &Pool::new(1 << 20).unwrap());
+        let client = TestClient::new(&Dev::shared(second), &BufferPool::new(1 << 20).unwrap());
         client.write(8000, &[2; 512], false).await.unwrap();
         site.faults.release();
         tokio::time::sleep(Duration::from_millis(200)).await;
@@ -284,7 +293,8 @@ fn what_a_lost_client_had_not_begun_is_not_done() {
     });
 }
 
-/// A client that gets no answer may ask whoever serves the volume next; one that gets an error has lost its disk.
+/// A client that gets no answer may ask whoever serves the volume next; one that gets an error has
+/// lost its disk.
 #[test]
 fn clients_of_a_volume_out_of_reach_are_cut_off() {
     on_core(async |core| {
@@ -295,8 +305,8 @@ fn clients_of_a_volume_out_of_reach_are_cut_off() {
                 site.connect(&Options::new("disk")).await,
                 site.connect(&Options::new("disk")).await,
             ];
-            let pool = Pool::new(64 << 20).unwrap();
-            let [client, idle] = disks.map(|disk| Client::new(&Dev::shared(disk), &pool));
+            let pool = BufferPool::new(64 << 20).unwrap();
+            let [client, idle] = disks.map(|disk| TestClient::new(&Dev::shared(disk), &pool));
             site.faults.add(Rule::new(Effect::Fail(Error::Gone)));
             let data = vec![1; if long { 4 << 20 } else { 512 }];
             let told = client.write(0, &data, false).await;
@@ -326,14 +336,14 @@ fn write_request(block: u64, data: &[u8]) -> Vec<u8> {
     said
 }
 
-/// A request that is whole and waits for memory when its client goes is none; neither is the rest of a long one, whose
-/// connection takes nothing meanwhile.
+/// A request that is whole and waits for memory when its client goes is none; neither is the rest
+/// of a long one, whose connection takes nothing meanwhile.
 #[test]
 fn what_waits_in_a_dead_clients_socket_is_not_done() {
     on_core(async |core| {
         let dir = TempDir::new().unwrap();
         for (unix, long) in [(true, false), (true, true), (false, false), (false, true)] {
-            let served = Served { in_flight: 1, ..Served::new("disk") };
+            let served = Served { max_in_flight: 1, ..Served::new("disk") };
             let mem = MemOptions::new(512, 1 << 15);
             let site = match unix {
                 true => Site::unix(&core, dir.path(), mem, served).await,
@@ -346,17 +356,17 @@ fn what_waits_in_a_dead_clients_socket_is_not_done() {
             dies.write_all(&hello()).await.unwrap();
             dies.read_exact(&mut [0; 18 + 10 + 124]).await.unwrap();
             let taken = (!long).then(|| {
-                let bytes = usize::try_from(core.pool().usage().free).unwrap() - (4 << 20);
-                core.pool().account().try_credit(bytes, block::Class::Immediate).unwrap()
+                let bytes = usize::try_from(core.buffer_pool().usage().free).unwrap() - (4 << 20);
+                core.buffer_pool().account().try_credit(bytes, block::MemoryClass::LocalIo).unwrap()
             });
-            site.faults.add(Rule::new(Effect::Stall).on(&[Kind::Write]).times(long.into()));
+            site.faults.add(Rule::new(Effect::Stall).on(&[OpKind::Write]).times(long.into()));
             let (block, bytes) = if long { (0, 5 << 20) } else { (8000, 128 << 10) };
             dies.write_all(&write_request(block, &vec![1; bytes])).await.unwrap();
             tokio::time::sleep(Duration::from_millis(100)).await;
             dies.reset_on_drop().unwrap();
             drop(dies);
             let comes = site.connect(&Options::new("disk")).await;
-            let client = Client::new(&Dev::shared(comes), &Pool::new(1 << 20).unwrap());
+            let client = TestClient::new(&Dev::shared(comes), &BufferPool::new(1 << 20).unwrap());
             client.zero(8000, 8, false).await.unwrap();
             site.faults.release();
             drop(taken);
@@ -371,7 +381,7 @@ fn what_waits_in_a_dead_clients_socket_is_not_done() {
 fn the_last_flush_that_fails_is_told() {
     on_core(async |core| {
         let mut site = Site::tcp(&core, small(), Served::new("disk")).await;
-        site.faults.add(Rule::new(Effect::Fail(Error::Gone)).on(&[Kind::Flush]));
+        site.faults.add(Rule::new(Effect::Fail(Error::Gone)).on(&[OpKind::Flush]));
         let failed = site.stop().await.unwrap_err();
         assert_eq!(failed, Error::Gone.into());
     });
@@ -399,7 +409,8 @@ fn who_is_too_many_is_refused_or_takes_the_place_of_an_idler() {
     });
 }
 
-/// A write whose data does not come holds memory for so long and no longer; nobody else waits for it.
+/// A write whose data does not come holds memory for so long and no longer; nobody else waits for
+/// it.
 #[test]
 fn a_client_that_stalls_is_let_go_and_its_memory_comes_back() {
     on_core(async |core| {
@@ -413,12 +424,12 @@ fn a_client_that_stalls_is_let_go_and_its_memory_comes_back() {
         sent.extend([0x25, 0x60, 0x95, 0x13, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1]);
         sent.extend([0, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 7, 7]);
         stalls.write_all(&sent).await.unwrap();
-        let free = || core.pool().usage().total - core.pool().usage().free;
+        let free = || core.buffer_pool().usage().total - core.buffer_pool().usage().free;
         while free() < 1 << 20 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         let disk = site.connect(&Options::new("disk")).await;
-        let client = Client::new(&Dev::shared(disk), &Pool::new(1 << 20).unwrap());
+        let client = TestClient::new(&Dev::shared(disk), &BufferPool::new(1 << 20).unwrap());
         client.write(0, &[1; 512], false).await.unwrap();
         let mut greeting = Vec::new();
         stalls.read_to_end(&mut greeting).await.unwrap();
@@ -426,7 +437,7 @@ fn a_client_that_stalls_is_let_go_and_its_memory_comes_back() {
         while free() > 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        assert_eq!(core.pool().usage().overdrafts, 0);
+        assert_eq!(core.buffer_pool().usage().overdrafts, 0);
         assert_eq!(client.read(0, 1).await.unwrap().to_vec(), [1; 512]);
     });
 }
@@ -458,7 +469,7 @@ fn a_panic_below_fails_its_command_alone() {
         let at = nbd::Address::Tcp(server.local_addr().unwrap());
         tokio::task::spawn_local(server.run(std::future::pending()));
         let disk = Disk::connect(&core, &at, &Options::new("x")).await.unwrap();
-        let client = Client::new(&Dev::shared(disk), &Pool::new(1 << 20).unwrap());
+        let client = TestClient::new(&Dev::shared(disk), &BufferPool::new(1 << 20).unwrap());
         let failed = client.write(0, &[1; 512], false).await.unwrap_err();
         assert!(matches!(failed, Error::Unwritable { .. }), "{failed}");
         client.write(0, &[2; 512], false).await.unwrap();
@@ -466,8 +477,8 @@ fn a_panic_below_fails_its_command_alone() {
     });
 }
 
-/// Somebody who speaks like a server: the handshake of each connection ends with an export of the next size, and
-/// then nothing is answered any more.
+/// Somebody who speaks like a server: the handshake of each connection ends with an export of the
+/// next size, and then nothing is answered any more.
 async fn liar(core: &rt::Core, sizes: &'static [u64]) -> nbd::Address {
     let listener = core.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let at = nbd::Address::Tcp(listener.local_addr().unwrap());
@@ -509,10 +520,13 @@ fn servers_that_lie_or_are_silent_are_not_connected_to() {
         };
         let at = liar(&core, &[1 << 20, 1 << 21]).await;
         let refused = Disk::connect(&core, &at, &quick).await.unwrap_err();
-        assert_eq!(refused, ConnectError::Differs);
+        assert_eq!(refused, ConnectError::Inconsistent);
         let at = liar(&core, &[0]).await;
         let refused = Disk::connect(&core, &at, &quick).await.unwrap_err();
-        assert_eq!(refused, ConnectError::Ended(End::Machine(client::End::HandshakeTimeout)));
+        assert_eq!(
+            refused,
+            ConnectError::Ended(ConnectionEnd::Machine(client::CloseReason::HandshakeTimeout))
+        );
         let at = liar(&core, &[511, 511]).await;
         let refused = Disk::connect(&core, &at, &quick).await.unwrap_err();
         assert_eq!(refused, ConnectError::Size(511));
@@ -529,7 +543,8 @@ fn a_server_that_does_not_answer_takes_its_disk_along() {
             ..Options::new("disk")
         };
         let disk = Disk::connect(&core, &at, &quick).await.unwrap();
-        let client = Client::new(&Dev::shared(Rc::clone(&disk)), &Pool::new(1 << 20).unwrap());
+        let client =
+            TestClient::new(&Dev::shared(Rc::clone(&disk)), &BufferPool::new(1 << 20).unwrap());
         let (read, write) = tokio::join!(client.read(0, 1), client.write(8, &[1; 512], false));
         assert_eq!((read.map(drop), write), (Err(Error::Gone), Err(Error::Gone)));
         assert!(disk.is_gone());

@@ -1,5 +1,5 @@
-//! Other people's clients against our server, and our client against other people's servers. A test whose
-//! program is not installed says so; `./run test` installs them.
+//! Other people's clients against our server, and our client against other people's servers. A test
+//! whose program is not installed says so; `./run test` installs them.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[path = "nbd/common.rs"]
@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use attach::nbd::Options as Served;
 use block::testing::conformance::{self, MIN_BYTES, MIN_POOL, Subject};
-use block::testing::faulty::Kind;
-use block::testing::{Client, Rng};
-use block::{Dev, Error, MemOptions, Pool};
+use block::testing::faulty::OpKind;
+use block::testing::{Rng, TestClient};
+use block::{BufferPool, Dev, Error, MemOptions};
 use common::{Site, on_core};
 use initiator::nbd::{Disk, Options};
 use nbd::Address;
@@ -69,7 +69,7 @@ fn qemu_img_copies_compares_and_maps() {
             tool(&core, "qemu-img", &["convert", "-n", "-W", "-f", "raw", "-O", "raw", file, &uri])
                 .await;
             tool(&core, "qemu-img", &["compare", "-f", "raw", "-F", "raw", file, &uri]).await;
-            let client = Client::new(&site.dev, &Pool::new(4 * MIB as usize).unwrap());
+            let client = TestClient::new(&site.dev, &BufferPool::new(4 * MIB as usize).unwrap());
             let mib = u32::try_from(MIB).unwrap() / block_size;
             for n in 0..16u32 {
                 let read = client.read((n * mib).into(), mib).await.unwrap().to_vec();
@@ -234,7 +234,7 @@ async fn serve(socket: &Path, program: &str, args: &[&str]) -> Serves {
 /// A disk of somebody else's server, made anew each time.
 struct Foreign<F: Fn(&Path, &Path) -> (String, Vec<String>)> {
     core: Core,
-    pool: Pool,
+    pool: BufferPool,
     dir: TempDir,
     connections: u16,
     servers: std::cell::RefCell<Vec<Serves>>,
@@ -244,13 +244,13 @@ struct Foreign<F: Fn(&Path, &Path) -> (String, Vec<String>)> {
 
 impl<F: Fn(&Path, &Path) -> (String, Vec<String>)> Foreign<F> {
     fn new(core: Core, connections: u16, program: F) -> Self {
-        let (pool, dir) = (Pool::new(MIN_POOL).unwrap(), TempDir::new().unwrap());
+        let (pool, dir) = (BufferPool::new(MIN_POOL).unwrap(), TempDir::new().unwrap());
         Self { core, pool, dir, connections, servers: Default::default(), program }
     }
 }
 
 impl<F: Fn(&Path, &Path) -> (String, Vec<String>)> Subject for Foreign<F> {
-    fn pool(&self) -> Pool {
+    fn pool(&self) -> BufferPool {
         self.pool.clone()
     }
 
@@ -291,7 +291,7 @@ impl<F: Fn(&Path, &Path) -> (String, Vec<String>)> Subject for Foreign<F> {
         None
     }
 
-    async fn fail_next(&self, _kind: Kind, _error: Error) -> bool {
+    async fn fail_next(&self, _kind: OpKind, _error: Error) -> bool {
         false
     }
 }
@@ -379,7 +379,8 @@ fn a_server_that_dies_takes_its_disk_along() {
         tokio::time::sleep(Duration::from_millis(300)).await;
         let at = Address::Unix(socket.clone());
         let disk = Disk::connect(&core, &at, &Options::new("")).await.unwrap();
-        let client = Rc::new(Client::new(&Dev::shared(disk), &Pool::new(1 << 20).unwrap()));
+        let client =
+            Rc::new(TestClient::new(&Dev::shared(disk), &BufferPool::new(1 << 20).unwrap()));
         client.read(0, 8).await.unwrap();
         let writer = Rc::clone(&client);
         let write =

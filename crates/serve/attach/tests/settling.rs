@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use attach::Settling;
-use block::testing::Client;
+use attach::WriteDelay;
+use block::testing::TestClient;
 use block::testing::faulty::{Effect, Faulty, Rule};
-use block::{Dev, Error, Mem, MemOptions, Pool};
+use block::{BufferPool, Dev, Error, Mem, MemOptions};
 use tokio::task::LocalSet;
 use tokio::time::Instant;
 
@@ -17,8 +17,8 @@ async fn changes_wait_and_nothing_else_does() {
     let run = async {
         let begun = Instant::now();
         let dev =
-            Dev::new(Settling::new(Dev::new(Mem::new(MemOptions::new(512, 64))), begun + 8 * S));
-        let client = Client::new(&dev, &Pool::new(1 << 20).unwrap());
+            Dev::new(WriteDelay::new(Dev::new(Mem::new(MemOptions::new(512, 64))), begun + 8 * S));
+        let client = TestClient::new(&dev, &BufferPool::new(1 << 20).unwrap());
         client.read(0, 8).await.unwrap();
         client.flush().await.unwrap();
         assert_eq!(begun.elapsed(), Duration::ZERO);
@@ -31,15 +31,16 @@ async fn changes_wait_and_nothing_else_does() {
     LocalSet::new().run_until(run).await;
 }
 
-/// Whoever ends because the device is gone takes with him the trace of his predecessor, and his successor waits for nothing.
+/// Whoever ends because the device is gone takes with him the trace of his predecessor, and his
+/// successor waits for nothing.
 #[tokio::test(start_paused = true)]
 async fn its_end_is_not_told_before() {
     let run = async {
         let begun = Instant::now();
         let (gone, faults) = Faulty::wrap(Dev::new(Mem::new(MemOptions::new(512, 64))), 1);
         faults.add(Rule::new(Effect::Fail(Error::Gone)));
-        let dev = Dev::new(Settling::new(gone, begun + 8 * S));
-        let client = Client::new(&dev, &Pool::new(1 << 20).unwrap());
+        let dev = Dev::new(WriteDelay::new(gone, begun + 8 * S));
+        let client = TestClient::new(&dev, &BufferPool::new(1 << 20).unwrap());
         assert_eq!(client.read(0, 8).await.map(drop), Err(Error::Gone));
         assert!(begun.elapsed() >= 8 * S && begun.elapsed() < 9 * S);
     };

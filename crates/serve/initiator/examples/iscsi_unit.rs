@@ -1,6 +1,6 @@
-//! `iscsi_unit ADDRESS TARGET`: takes unit 1 of a target of others for a disk, whose contents are lost: all that a
-//! layer does, under the register checker, with digests and without, over sessions that end and come again.
-//! For checks against other targets than ours.
+//! `iscsi_unit ADDRESS TARGET`: uses unit 1 of a foreign target as a disk, destroying its contents:
+//! all layer operations under the register checker, with and without digests, over sessions that
+//! end and reconnect. For checks against other targets than ours.
 #![allow(clippy::unwrap_used)]
 
 use std::cell::RefCell;
@@ -8,10 +8,10 @@ use std::error::Error;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use block::testing::Client;
-use block::testing::register::{Checker, Initially};
+use block::testing::TestClient;
+use block::testing::register::{Checker, InitialContents};
 use block::testing::workload::Workload;
-use block::{Blocks, Dev, Lba, Pool};
+use block::{Blocks, BufferPool, Dev, Lba};
 use initiator::iscsi::{CompareError, Lun, Options, Session, Staging, discover};
 use iscsi::Digests;
 use iscsi::params::Limits;
@@ -60,7 +60,7 @@ async fn check(core: &Core, address: SocketAddr, target: &str) -> Result<(), Str
     Ok(())
 }
 
-/// One session: a workload under the checker, and what stands beside it.
+/// One session: a workload under the checker, and commands beyond the layer.
 async fn round(core: &Core, options: Options, seed: u64) -> Result<(), String> {
     let session = Session::connect(core, options, Staging::default()).await;
     let session = session.map_err(|e| format!("login: {e}"))?;
@@ -73,10 +73,10 @@ async fn round(core: &Core, options: Options, seed: u64) -> Result<(), String> {
         println!("{:?}", lun.described());
     }
     let dev = Dev::shared(Rc::clone(&lun));
-    let client = Client::new(&dev, &Pool::new(64 << 20).map_err(|e| e.to_string())?);
+    let client = TestClient::new(&dev, &BufferPool::new(64 << 20).map_err(|e| e.to_string())?);
     let block_size = dev.info().block_size;
     client.zero(0, u32::try_from(BLOCKS).unwrap(), true).await.map_err(|e| format!("zero: {e}"))?;
-    let checker = RefCell::new(Checker::new(seed, block_size, Initially::Zeroes));
+    let checker = RefCell::new(Checker::new(seed, block_size, InitialContents::Zeroes));
     let workload = Workload::new(client.clone(), Blocks::new(Lba(0), BLOCKS), 16, seed);
     workload.run(&checker, OPERATIONS).await.map_err(|e| format!("{e:?}"))?;
     let errors = workload.take_errors();
@@ -88,9 +88,9 @@ async fn round(core: &Core, options: Options, seed: u64) -> Result<(), String> {
     session.shut_down().await.map_err(|e| format!("logout: {e}"))
 }
 
-/// COMPARE AND WRITE, where the unit knows it.
-async fn swap(lun: &Lun, client: &Client) -> Result<(), String> {
-    let size = lun.described().told.info.block_size as usize;
+/// COMPARE AND WRITE, if the unit supports it.
+async fn swap(lun: &Lun, client: &TestClient) -> Result<(), String> {
+    let size = lun.described().attributes.info.block_size as usize;
     let at = Lba(BLOCKS + 8);
     client.write(at.0, &vec![1; size], true).await.map_err(|e| e.to_string())?;
     let ctx = client.ctx(4 * size).await;
@@ -101,7 +101,7 @@ async fn swap(lun: &Lun, client: &Client) -> Result<(), String> {
         Err(e) => return Err(format!("compare and write: {e}")),
     }
     let again = lun.compare_and_write(at, (&old, &new), true, &ctx).await;
-    if again != Err(CompareError::Differs) {
+    if again != Err(CompareError::Miscompare) {
         return Err(format!("a compare and write of other contents: {again:?}"));
     }
     Ok(())

@@ -2,31 +2,31 @@
 
 use std::time::Duration;
 
-/// Pauses that double, up to a bound.
+/// Exponential backoff with a maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {
-    /// The first pause.
-    pub first: Duration,
-    /// The longest one.
-    pub longest: Duration,
+    /// First delay.
+    pub initial: Duration,
+    /// Longest delay.
+    pub max: Duration,
 }
 
 impl Default for Backoff {
     fn default() -> Self {
-        Self { first: Duration::from_millis(100), longest: Duration::from_secs(10) }
+        Self { initial: Duration::from_millis(100), max: Duration::from_secs(10) }
     }
 }
 
 impl Backoff {
-    /// The pause before attempt `number`, from 0: between a half and all of what it has come to, by
-    /// `random`, so that those who lost the other side together do not come back together.
+    /// The delay before attempt `number`, from 0: random between half of the exponential value and
+    /// all of it, so that clients that lost a peer together do not return together.
     #[must_use]
-    pub fn pause(&self, number: u32, random: u64) -> Duration {
+    pub fn delay(&self, number: u32, random: u64) -> Duration {
         let factor = 1u32.checked_shl(number.min(31)).unwrap_or(u32::MAX);
-        let whole = self.first.saturating_mul(factor).min(self.longest);
+        let whole = self.initial.saturating_mul(factor).min(self.max);
         let half = whole / 2;
         let parts = u32::try_from(random >> 40).unwrap_or(0);
-        // Of 2^24 parts of the other half.
+        // `parts` are 2^-24ths of the other half.
         half + (half / (1 << 12)) * (parts >> 12)
     }
 }
@@ -40,8 +40,8 @@ mod tests {
         let backoff = Backoff::default();
         for (number, whole_ms) in [(0, 100), (1, 200), (5, 3200), (7, 10_000), (4000, 10_000)] {
             let whole = Duration::from_millis(whole_ms);
-            let shortest = backoff.pause(number, 0);
-            let longest = backoff.pause(number, u64::MAX);
+            let shortest = backoff.delay(number, 0);
+            let longest = backoff.delay(number, u64::MAX);
             assert_eq!(shortest, whole / 2, "{number}");
             assert!(longest > whole * 9 / 10 && longest <= whole, "{longest:?} of {whole:?}");
         }

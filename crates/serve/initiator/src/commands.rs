@@ -1,43 +1,44 @@
-//! What commands for devices elsewhere have in common, whichever protocol carries them.
+//! What commands to remote devices have in common, in every protocol.
 
 use std::time::Duration;
 
 use block::{Bufs, Error, Lba};
 
-/// Pause before a command that was refused for now is sent again.
-pub(crate) const PAUSE: Duration = Duration::from_millis(100);
+/// Delay before a command that was refused temporarily is sent again.
+pub(crate) const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// Times that a command is sent that may have gone to another device than its own, or whose medium has failed.
-pub(crate) const TRIES: u32 = 3;
+/// How often a command is sent whose path may have led to another device, or whose medium has
+/// failed.
+pub(crate) const MAX_TRIES: u32 = 3;
 
-/// How a comparison, or a compare and write, has failed.
+/// Why a comparison or a compare-and-write failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CompareError {
-    /// The contents are others.
+    /// The contents differ.
     #[error("the contents differ")]
-    Differs,
-    /// Nobody knows whether it has been done: read, and see.
+    Miscompare,
+    /// The answer was lost: read to find out whether the write happened.
     #[error("the connection was lost; whether it was done is not known")]
     InDoubt,
-    /// The other side does not know the command, or not of this length.
+    /// The device does not support the command, or not at this length.
     #[error("the other side cannot do this")]
     Unsupported,
-    /// The device failed it.
+    /// The device reported an error.
     #[error(transparent)]
     Device(#[from] Error),
 }
 
 /// The data of a command.
 #[derive(Clone, Copy)]
-pub(crate) enum Data<'a> {
+pub(crate) enum CommandData<'a> {
     None,
     /// To the device.
     Out(&'a Bufs),
-    /// So many bytes from it.
+    /// This many bytes from the device.
     In(usize),
 }
 
-impl Data<'_> {
+impl CommandData<'_> {
     pub(crate) fn len(self) -> usize {
         match self {
             Self::None => 0,
@@ -47,8 +48,8 @@ impl Data<'_> {
     }
 }
 
-/// A range, in pieces of this many blocks.
-pub(crate) fn pieces(at: Lba, blocks: u32, most: u32) -> impl Iterator<Item = (Lba, u32)> {
+/// Splits a range into pieces of at most `most` blocks.
+pub(crate) fn split_range(at: Lba, blocks: u32, most: u32) -> impl Iterator<Item = (Lba, u32)> {
     let most = most.max(1);
     let starts = (0..blocks).step_by(most as usize);
     starts.map(move |done| (Lba(at.0 + u64::from(done)), (blocks - done).min(most)))

@@ -1,6 +1,6 @@
-//! The other end: Windrose as a host of controllers, its own or others'.
+//! Windrose as a client of storage servers, its own or others'.
 //!
-//! [`nvme`] reaches NVMe/TCP controllers:
+//! [`nvme`] connects to NVMe/TCP controllers:
 //!
 //! ```text
 //!  Namespace ── Controller ──┬─ Queue (admin) ── socket
@@ -8,7 +8,7 @@
 //!  Layer                     └─ …                one task each
 //! ```
 //!
-//! [`iscsi`] reaches iSCSI targets:
+//! [`iscsi`] connects to iSCSI targets:
 //!
 //! ```text
 //!  Lun ── Session ── socket
@@ -16,17 +16,17 @@
 //!  Layer
 //! ```
 //!
-//! What both do alike, from the task of a connection to the pauses between attempts, is there once. [`nbd`] reaches the
-//! exports of NBD servers. [`uri`] names what is reached, and what is here. What is decided, and what a broken or hostile
-//! other end can do to whom, is in `docs/rfd/0021-the-initiator.md`, `docs/rfd/0025-nbd.md` and
-//! `docs/rfd/0026-the-iscsi-initiator.md`.
+//! What both have in common, from the connection task to the backoff, is shared. [`nbd`] connects
+//! to NBD exports. [`uri`] parses the names of remote and local devices. Design decisions, and what
+//! a faulty or hostile server can do, are in `docs/rfd/0021-the-initiator.md`,
+//! `docs/rfd/0025-nbd.md` and `docs/rfd/0026-the-iscsi-initiator.md`.
 
 mod backoff;
 mod commands;
-mod drive;
+mod connection;
 pub mod iscsi;
-mod kept;
 pub mod nbd;
 pub mod nvme;
-mod protected;
+mod reconnect;
+mod tls_stream;
 pub mod uri;

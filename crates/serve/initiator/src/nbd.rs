@@ -1,16 +1,16 @@
-//! NBD, the client's role: a disk of any NBD server, as a layer (`docs/rfd/0025-nbd.md`).
+//! NBD client: a disk of any NBD server, as a layer (`docs/rfd/0025-nbd.md`).
 //!
-//! * [`Disk`] is an export, by one connection or several.
-//! * [`Options`] say which, and how long anything may take.
+//! * [`Disk`] is an export, through one connection or several.
+//! * [`Options`] select the export and set time limits.
 //!
-//! **A connection that is lost is not made again: the disk is gone for ever.** NBD has no name by which a
-//! volume could be told from another, and no way to see whether a server has lost, with its cache, what it had
-//! confirmed and not yet flushed. Who wants to go on opens the disk anew, and knows what that means.
+//! **A lost connection is not made again: the disk has failed permanently.** NBD has no identifier
+//! that tells one volume from another, and no way to see whether a server lost its cache with
+//! acknowledged, unflushed writes. To continue, a user has to open the disk again, aware of that.
 
 mod disk;
 mod link;
 mod options;
 
 pub use disk::{ConnectError, Disk};
-pub use link::End;
+pub use link::ConnectionEnd;
 pub use options::Options;

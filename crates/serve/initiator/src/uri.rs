@@ -1,4 +1,4 @@
-//! Names of what is attached or measured: URIs of volumes elsewhere, or paths of what is here.
+//! URIs of remote volumes, and paths of local ones.
 //!
 //! ```text
 //! nvme://HOST[:4420]/SUBNQN[?nsid=1&hostnqn=NQN]
@@ -8,15 +8,16 @@
 //! anything else                                        a path
 //! ```
 //!
-//! HOST is a name, an IPv4 address or an IPv6 address in brackets. Parsing is total, and looks nothing up: what does not
-//! exist is found out by who connects.
+//! HOST is a name, an IPv4 address or an IPv6 address in brackets. Parsing never panics and looks
+//! nothing up; connecting reveals what does not exist. nothing up: what does not exist is found out
+//! by who connects.
 
 use std::fmt;
 use std::net::Ipv6Addr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Longest URI that is looked at, in bytes.
+/// Longest accepted URI, in bytes.
 const MAX_LEN: usize = 4096;
 /// Longest name of an NVMe subsystem or host (NVMe Base 2.0, 4.5).
 const MAX_NQN: usize = 223;
@@ -25,10 +26,10 @@ const MAX_IQN: usize = 223;
 /// Longest name of an NBD export (proto.md, "Values").
 const MAX_EXPORT: usize = 4096;
 
-/// What is named. See the [module](self).
+/// A parsed name. See the [module](self).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// A namespace behind an NVMe/TCP controller.
+    /// A namespace of an NVMe/TCP controller.
     Nvme(NvmeUri),
     /// A logical unit of an iSCSI target.
     Iscsi(IscsiUri),
@@ -47,16 +48,16 @@ pub struct Authority {
     pub port: u16,
 }
 
-/// A namespace behind an NVMe/TCP controller.
+/// A namespace of an NVMe/TCP controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NvmeUri {
     /// Where the controller listens; port 4420 if none is given.
-    pub at: Authority,
+    pub authority: Authority,
     /// Name of the subsystem.
     pub subnqn: String,
     /// Namespace identifier; 1 if none is given.
     pub nsid: u32,
-    /// Name to come by; this machine's if none is given.
+    /// NQN of the host; this machine's if none is given.
     pub hostnqn: Option<String>,
 }
 
@@ -64,8 +65,8 @@ pub struct NvmeUri {
 #[derive(Clone, PartialEq, Eq)]
 pub struct IscsiUri {
     /// Where the portal listens; port 3260 if none is given.
-    pub at: Authority,
-    /// User and secret of CHAP; the secret may come from elsewhere.
+    pub authority: Authority,
+    /// CHAP user and secret; the secret may be configured elsewhere.
     pub user: Option<(String, Option<String>)>,
     /// Name of the target.
     pub iqn: String,
@@ -77,56 +78,56 @@ pub struct IscsiUri {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NbdUri {
     /// Where the server listens.
-    pub at: NbdAt,
+    pub address: NbdAddress,
     /// Name of the export; the empty one is the server's default.
     pub export: String,
 }
 
 /// Where an NBD server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NbdAt {
+pub enum NbdAddress {
     /// Over TCP; port 10809 if none is given.
     Tcp(Authority),
     /// On a Unix socket.
     Unix(PathBuf),
 }
 
-/// Why something is no name of a target.
+/// Why a text is no target name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadUri {
-    /// Nothing, or too much.
+pub enum UriError {
+    /// Empty or too long.
     #[error("a target is named by 1 to {MAX_LEN} bytes")]
     Length,
-    /// Another protocol than those that are known.
+    /// Unknown scheme.
     #[error("{0}:// is not known; there are nvme://, iscsi://, nbd://, nbd+unix:// and paths")]
     Scheme(String),
-    /// No host, or none that can be one.
+    /// No host, or an invalid one.
     #[error("{0:?} is no host: a name, an IPv4 address or an IPv6 address in brackets")]
     Host(String),
-    /// No port.
+    /// Invalid port.
     #[error("{0:?} is no port: 1 to 65535")]
     Port(String),
-    /// A part is missing or cannot be what it is to be.
+    /// A part is missing or invalid.
     #[error("{what}: {found:?} is not one; the form is {form}")]
     Part {
         /// Which part.
         what: &'static str,
-        /// What is in its place.
+        /// The text found.
         found: String,
-        /// How the whole looks.
+        /// The expected form of the URI.
         form: &'static str,
     },
-    /// A `%` that is not followed by two hexadecimal digits, or bytes that are no text.
+    /// A `%` not followed by two hexadecimal digits, or bytes that are not UTF-8.
     #[error("{0:?} has a % that stands for nothing")]
     Percent(String),
-    /// A parameter that is not known, or that comes twice.
+    /// An unknown or repeated parameter.
     #[error("parameter {name:?} {why}; known: {known}")]
     Parameter {
-        /// Which.
+        /// Its name.
         name: String,
         /// What is wrong with it.
         why: &'static str,
-        /// Those that there are.
+        /// The known parameters.
         known: &'static str,
     },
 }
@@ -137,13 +138,13 @@ const NBD_FORM: &str = "nbd://HOST[:10809]/EXPORT";
 const NBD_UNIX_FORM: &str = "nbd+unix:///EXPORT?socket=PATH";
 
 impl FromStr for Target {
-    type Err = BadUri;
+    type Err = UriError;
 
-    fn from_str(text: &str) -> Result<Self, BadUri> {
+    fn from_str(text: &str) -> Result<Self, UriError> {
         if text.is_empty() || text.len() > MAX_LEN || text.contains('\0') {
-            return Err(BadUri::Length);
+            return Err(UriError::Length);
         }
-        // A path may hold anything, "://" too: only what looks like a scheme is taken for one.
+        // A path may contain "://" too: only a prefix with the syntax of a scheme counts as one.
         let Some((scheme, rest)) = text.split_once("://").filter(|(scheme, _)| is_scheme(scheme))
         else {
             return Ok(Self::Path(text.into()));
@@ -153,7 +154,7 @@ impl FromStr for Target {
             "iscsi" => iscsi(rest).map(Self::Iscsi),
             "nbd" => nbd(rest).map(Self::Nbd),
             "nbd+unix" => nbd_unix(rest).map(Self::Nbd),
-            _ => Err(BadUri::Scheme(scheme.to_owned())),
+            _ => Err(UriError::Scheme(scheme.to_owned())),
         }
     }
 }
@@ -164,11 +165,12 @@ fn is_scheme(text: &str) -> bool {
         && text.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
 }
 
-fn nvme(rest: &str) -> Result<NvmeUri, BadUri> {
+fn nvme(rest: &str) -> Result<NvmeUri, UriError> {
     let (rest, query) = split_query(rest);
     let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
     let [nsid, hostnqn] = parameters(query, ["nsid", "hostnqn"], "nsid, hostnqn")?;
-    let part = |what, found: &str| BadUri::Part { what, found: found.to_owned(), form: NVME_FORM };
+    let part =
+        |what, found: &str| UriError::Part { what, found: found.to_owned(), form: NVME_FORM };
     let nqn = |what, found: &str| {
         let nqn = unescape(found)?;
         let fits = nqn.starts_with("nqn.") && nqn.len() <= MAX_NQN && is_printable(&nqn);
@@ -183,16 +185,17 @@ fn nvme(rest: &str) -> Result<NvmeUri, BadUri> {
         },
     };
     Ok(NvmeUri {
-        at: self::authority(authority, 4420)?,
+        authority: self::authority(authority, 4420)?,
         subnqn: nqn("the name of the subsystem", path)?,
         nsid,
         hostnqn: hostnqn.map(|text| nqn("the name of the host", text)).transpose()?,
     })
 }
 
-/// Secrets of CHAP may hold anything but `@` and `/`; libiscsi takes them as they are, and so does this.
-fn iscsi(rest: &str) -> Result<IscsiUri, BadUri> {
-    let part = |what, found: &str| BadUri::Part { what, found: found.to_owned(), form: ISCSI_FORM };
+/// CHAP secrets may contain anything but `@` and `/`, unescaped, as in libiscsi.
+fn iscsi(rest: &str) -> Result<IscsiUri, UriError> {
+    let part =
+        |what, found: &str| UriError::Part { what, found: found.to_owned(), form: ISCSI_FORM };
     let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
     let (user, authority) = match authority.rsplit_once('@') {
         None => (None, authority),
@@ -202,7 +205,7 @@ fn iscsi(rest: &str) -> Result<IscsiUri, BadUri> {
                 Some((name, secret)) => (name, Some(secret)),
             };
             if name.is_empty() || secret.is_some_and(str::is_empty) {
-                // Not what was found: it may be a secret.
+                // Omit the text found: it may be a secret.
                 return Err(part("the user", "…"));
             }
             (Some((name.to_owned(), secret.map(ToOwned::to_owned))), authority)
@@ -216,20 +219,20 @@ fn iscsi(rest: &str) -> Result<IscsiUri, BadUri> {
     }
     // SAM-5, 4.7.7: single-level, flat space addressing ends at 16383.
     let lun = lun.parse().ok().filter(|lun| *lun < 1 << 14).ok_or_else(|| part("the LUN", lun))?;
-    Ok(IscsiUri { at: self::authority(authority, 3260)?, user, iqn, lun })
+    Ok(IscsiUri { authority: self::authority(authority, 3260)?, user, iqn, lun })
 }
 
-fn nbd(rest: &str) -> Result<NbdUri, BadUri> {
+fn nbd(rest: &str) -> Result<NbdUri, UriError> {
     let (rest, query) = split_query(rest);
     let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
     let [] = parameters(query, [], "none for nbd://")?;
-    let at = NbdAt::Tcp(self::authority(authority, 10809)?);
-    Ok(NbdUri { at, export: export(path, NBD_FORM)? })
+    let at = NbdAddress::Tcp(self::authority(authority, 10809)?);
+    Ok(NbdUri { address: at, export: export(path, NBD_FORM)? })
 }
 
-fn nbd_unix(rest: &str) -> Result<NbdUri, BadUri> {
+fn nbd_unix(rest: &str) -> Result<NbdUri, UriError> {
     let part =
-        |what, found: &str| BadUri::Part { what, found: found.to_owned(), form: NBD_UNIX_FORM };
+        |what, found: &str| UriError::Part { what, found: found.to_owned(), form: NBD_UNIX_FORM };
     let (rest, query) = split_query(rest);
     let [socket] = parameters(query, ["socket"], "socket")?;
     let Some(("", path)) = rest.split_once('/') else {
@@ -239,13 +242,13 @@ fn nbd_unix(rest: &str) -> Result<NbdUri, BadUri> {
     if socket.is_empty() || socket.contains('\0') {
         return Err(part("the path of the socket", &socket));
     }
-    Ok(NbdUri { at: NbdAt::Unix(socket.into()), export: export(path, NBD_UNIX_FORM)? })
+    Ok(NbdUri { address: NbdAddress::Unix(socket.into()), export: export(path, NBD_UNIX_FORM)? })
 }
 
-fn export(path: &str, form: &'static str) -> Result<String, BadUri> {
+fn export(path: &str, form: &'static str) -> Result<String, UriError> {
     let export = unescape(path)?;
     if export.len() > MAX_EXPORT || export.contains('\0') {
-        return Err(BadUri::Part { what: "the export", found: path.to_owned(), form });
+        return Err(UriError::Part { what: "the export", found: path.to_owned(), form });
     }
     Ok(export)
 }
@@ -254,16 +257,16 @@ fn split_query(rest: &str) -> (&str, &str) {
     rest.split_once('?').unwrap_or((rest, ""))
 }
 
-/// The values of those parameters that are known.
+/// The values of the known parameters.
 fn parameters<'a, const N: usize>(
     query: &'a str,
     names: [&str; N],
     known: &'static str,
-) -> Result<[Option<&'a str>; N], BadUri> {
+) -> Result<[Option<&'a str>; N], UriError> {
     let mut values = [None; N];
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let bad = |why| BadUri::Parameter { name: name.to_owned(), why, known };
+        let bad = |why| UriError::Parameter { name: name.to_owned(), why, known };
         let place = names.iter().position(|n| *n == name).ok_or_else(|| bad("is not known"))?;
         if values[place].replace(value).is_some() {
             return Err(bad("comes twice"));
@@ -272,12 +275,12 @@ fn parameters<'a, const N: usize>(
     Ok(values)
 }
 
-fn authority(text: &str, port: u16) -> Result<Authority, BadUri> {
-    let bad = || BadUri::Host(text.to_owned());
+fn authority(text: &str, port: u16) -> Result<Authority, UriError> {
+    let bad = || UriError::Host(text.to_owned());
     let (host, rest) = match text.strip_prefix('[') {
         Some(bracketed) => {
             let (host, rest) = bracketed.split_once(']').ok_or_else(bad)?;
-            // A zone (RFC 6874) stands behind the address.
+            // A zone (RFC 6874) follows the address.
             let address = host.split_once('%').map_or(host, |(address, _)| address);
             address.parse::<Ipv6Addr>().map_err(|_| bad())?;
             (host, rest)
@@ -299,7 +302,7 @@ fn authority(text: &str, port: u16) -> Result<Authority, BadUri> {
             .parse()
             .ok()
             .filter(|port| *port != 0 && digits.bytes().all(|b| b.is_ascii_digit()))
-            .ok_or_else(|| BadUri::Port(digits.to_owned()))?,
+            .ok_or_else(|| UriError::Port(digits.to_owned()))?,
     };
     Ok(Authority { host: host.to_owned(), port })
 }
@@ -309,8 +312,8 @@ fn is_printable(text: &str) -> bool {
 }
 
 /// RFC 3986, 2.1.
-fn unescape(text: &str) -> Result<String, BadUri> {
-    let bad = || BadUri::Percent(text.to_owned());
+fn unescape(text: &str) -> Result<String, UriError> {
+    let bad = || UriError::Percent(text.to_owned());
     let mut out = Vec::with_capacity(text.len());
     let mut bytes = text.bytes();
     while let Some(byte) = bytes.next() {
@@ -325,7 +328,7 @@ fn unescape(text: &str) -> Result<String, BadUri> {
     String::from_utf8(out).map_err(|_| bad())
 }
 
-/// What has to be escaped inside a path or a query of ours.
+/// Escapes what needs it in a path or query.
 fn escape(text: &str, out: &mut fmt::Formatter<'_>) -> fmt::Result {
     for byte in text.bytes() {
         match byte {
@@ -346,11 +349,11 @@ impl fmt::Display for Authority {
     }
 }
 
-/// Without what is secret.
+/// Omits secrets.
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Nvme(NvmeUri { at, subnqn, nsid, hostnqn }) => {
+            Self::Nvme(NvmeUri { authority: at, subnqn, nsid, hostnqn }) => {
                 write!(f, "nvme://{at}/")?;
                 escape(subnqn, f)?;
                 write!(f, "?nsid={nsid}")?;
@@ -360,7 +363,7 @@ impl fmt::Display for Target {
                 }
                 Ok(())
             }
-            Self::Iscsi(IscsiUri { at, user, iqn, lun }) => {
+            Self::Iscsi(IscsiUri { authority: at, user, iqn, lun }) => {
                 f.write_str("iscsi://")?;
                 if let Some((user, _)) = user {
                     write!(f, "{user}@")?;
@@ -369,11 +372,11 @@ impl fmt::Display for Target {
                 escape(iqn, f)?;
                 write!(f, "/{lun}")
             }
-            Self::Nbd(NbdUri { at: NbdAt::Tcp(at), export }) => {
+            Self::Nbd(NbdUri { address: NbdAddress::Tcp(at), export }) => {
                 write!(f, "nbd://{at}/")?;
                 escape(export, f)
             }
-            Self::Nbd(NbdUri { at: NbdAt::Unix(socket), export }) => {
+            Self::Nbd(NbdUri { address: NbdAddress::Unix(socket), export }) => {
                 f.write_str("nbd+unix:///")?;
                 escape(export, f)?;
                 f.write_str("?socket=")?;
@@ -384,12 +387,12 @@ impl fmt::Display for Target {
     }
 }
 
-/// Without the secret.
+/// Omits the secret.
 impl fmt::Debug for IscsiUri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let user = self.user.as_ref().map(|(name, _)| name);
         f.debug_struct("IscsiUri")
-            .field("at", &self.at)
+            .field("at", &self.authority)
             .field("user", &user)
             .field("iqn", &self.iqn)
             .field("lun", &self.lun)

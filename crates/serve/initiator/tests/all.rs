@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, missing_docs, reason = "a test fails where it unwraps nothing")]
 
 mod common;
+mod hostile_controller;
 mod iscsi;
-mod liar;
 mod nvme;
 mod told;
 mod uri;

@@ -1,5 +1,5 @@
-//! Initiators of our own server on real cores: what works, what is cut off in the middle of it, and targets that
-//! are not as ours is.
+//! Initiators of our own server on real cores: what works, what is cut off in the middle of it, and
+//! targets that are not as ours is.
 
 use crate::common;
 mod conformance;
@@ -13,18 +13,19 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::common::{INITIATOR, PATIENCE, Site, TARGET, Wire, on_core};
-use block::testing::Client;
-use block::testing::faulty::{Effect, Kind, Rule};
-use block::{Blocks, Dev, Error, Lba, Pool};
+use block::testing::TestClient;
+use block::testing::faulty::{Effect, OpKind, Rule};
+use block::{Blocks, BufferPool, Dev, Error, Lba};
 use initiator::iscsi::{
-    Backoff, CompareError, ConnectError, End, Lun, OpenError, Options, Session, Staging, discover,
+    Backoff, CompareError, ConnectError, Lun, OpenError, Options, Session, SessionEnd, Staging,
+    discover,
 };
 use iscsi::Digests;
 use iscsi::pdu::LoginStatus;
 use tokio::time::timeout;
 
 fn options(at: SocketAddr) -> Options {
-    let backoff = Backoff { first: Duration::from_millis(2), longest: Duration::from_millis(50) };
+    let backoff = Backoff { initial: Duration::from_millis(2), max: Duration::from_millis(50) };
     Options { backoff, ..Options::new(at, TARGET, INITIATOR) }
 }
 
@@ -33,13 +34,13 @@ async fn connect(core: &rt::Core, options: Options) -> Session {
 }
 
 /// A unit and a caller of it, with memory of its own.
-async fn open(session: &Session) -> (Rc<Lun>, Client) {
+async fn open(session: &Session) -> (Rc<Lun>, TestClient) {
     let lun = Lun::open(session, 1).await.unwrap();
     let dev = Dev::shared(Rc::clone(&lun));
-    (lun, Client::new(&dev, &Pool::new(16 << 20).unwrap()))
+    (lun, TestClient::new(&dev, &BufferPool::new(16 << 20).unwrap()))
 }
 
-async fn bufs(client: &Client, bytes: &[u8]) -> block::Bufs {
+async fn bufs(client: &TestClient, bytes: &[u8]) -> block::Bufs {
     let ctx = client.ctx(bytes.len()).await;
     rt::buf::copy_in(ctx.credit(), bytes)
 }
@@ -69,11 +70,11 @@ fn commands_do_what_they_say() {
             lun.verify(Lba(0), 1 << 14, &ctx).await.unwrap();
             let [old, new] = [bufs(&client, &[0x11; 512]).await, bufs(&client, &[0x33; 512]).await];
             lun.compare(Lba(8), &old, &ctx).await.unwrap();
-            assert_eq!(lun.compare(Lba(8), &new, &ctx).await, Err(CompareError::Differs));
+            assert_eq!(lun.compare(Lba(8), &new, &ctx).await, Err(CompareError::Miscompare));
             lun.compare_and_write(Lba(8), (&old, &new), true, &ctx).await.unwrap();
             assert_eq!(client.read(8, 1).await.unwrap().to_vec(), [0x33; 512]);
             let again = lun.compare_and_write(Lba(8), (&old, &new), false, &ctx).await;
-            assert_eq!(again, Err(CompareError::Differs));
+            assert_eq!(again, Err(CompareError::Miscompare));
             let long = bufs(&client, &[0; 256 * 512]).await;
             let long = lun.compare_and_write(Lba(8), (&long, &long), false, &ctx).await;
             assert_eq!(long, Err(CompareError::Unsupported), "more than a command can say");
@@ -93,11 +94,11 @@ fn failures_arrive() {
         let session = connect(&core, options(site.at)).await;
         let (_, client) = open(&session).await;
         for (kind, error) in [
-            (Kind::Read, Error::Unreadable { at: Lba(5) }),
-            (Kind::Read, Error::Corrupt { at: Lba(3) }),
-            (Kind::Write, Error::Unwritable { at: Lba(3) }),
-            (Kind::Write, Error::NoSpace),
-            (Kind::Write, Error::ReadOnly),
+            (OpKind::Read, Error::Unreadable { at: Lba(5) }),
+            (OpKind::Read, Error::Corrupt { at: Lba(3) }),
+            (OpKind::Write, Error::Unwritable { at: Lba(3) }),
+            (OpKind::Write, Error::NoSpace),
+            (OpKind::Write, Error::ReadOnly),
         ] {
             let rule = Rule::new(Effect::Fail(error)).on(&[kind]).times(1);
             let rule = match error {
@@ -106,7 +107,7 @@ fn failures_arrive() {
             };
             site.faults.add(rule);
             let result = match kind {
-                Kind::Read => client.read(3, 8).await.map(drop),
+                OpKind::Read => client.read(3, 8).await.map(drop),
                 _ => client.write(3, &[1; 4096], false).await,
             };
             assert_eq!(result, Err(error));
@@ -136,7 +137,7 @@ fn refusals_are_told() {
         let refused = Session::connect(&core, wrong, Staging::default()).await.unwrap_err();
         // What is not there is refused as what may not be reached is.
         let refusal = LoginStatus::AuthorizationFailure;
-        let not_there = End::Machine(iscsi::initiator::End::Refused(refusal));
+        let not_there = SessionEnd::Machine(iscsi::initiator::CloseReason::LoginRefused(refusal));
         assert_eq!(refused, ConnectError::Ended(not_there));
         assert!(refused.is_final());
         let wrong = Options { target: "no name".into(), ..options(site.at) };
@@ -151,24 +152,26 @@ fn refusals_are_told() {
         site.serve_nothing();
         wire.cut();
         let wait = async {
-            while session.over().is_none() {
+            while session.final_error().is_none() {
                 let _ = session.changed(session.generation()).await;
             }
         };
         timeout(PATIENCE, wait).await.expect("it is given up");
-        assert_eq!(session.over(), Some(ConnectError::Ended(not_there)));
+        assert_eq!(session.final_error(), Some(ConnectError::Ended(not_there)));
         assert!(format!("{session:?}").contains(TARGET));
     });
 }
 
-/// A unit that grows is used up to its new end: the next command is told, and one that nobody uses is asked.
+/// A unit that grows is used up to its new end: the next command is told, and one that nobody uses
+/// is asked.
 #[test]
 fn a_unit_grows() {
     on_core(async |core| {
         for idle in [false, true] {
             let site = Site::iscsi(&core, 1 << 14).await;
             let look_every = Duration::from_millis(if idle { 20 } else { 0 });
-            let session = connect(&core, Options { look_every, ..options(site.at) }).await;
+            let session =
+                connect(&core, Options { poll_interval: look_every, ..options(site.at) }).await;
             let (_, client) = open(&session).await;
             assert_eq!(client.read(1 << 14, 1).await.map(drop), Err(Error::OutOfRange));
             site.mem.grow(1 << 15);

@@ -11,9 +11,9 @@ mod queue;
 use std::rc::Rc;
 
 use crate::common::{HOSTNQN, PATIENCE, SUBNQN, Site, on_core, options};
-use block::testing::Client;
-use block::testing::faulty::{Effect, Kind, Rule};
-use block::{Dev, Error, Lba, Pool};
+use block::testing::TestClient;
+use block::testing::faulty::{Effect, OpKind, Rule};
+use block::{BufferPool, Dev, Error, Lba};
 use initiator::nvme::{
     CompareError, ConnectError, Controller, Namespace, OpenError, Options, Staging, discover,
 };
@@ -21,13 +21,13 @@ use nvme::DiscoveryKind;
 use tokio::time::timeout;
 
 /// A namespace and a caller of it, with memory of its own.
-async fn open(controller: &Controller) -> (Rc<Namespace>, Client) {
+async fn open(controller: &Controller) -> (Rc<Namespace>, TestClient) {
     let namespace = Namespace::open(controller, 1).await.unwrap();
     let dev = Dev::shared(Rc::clone(&namespace));
-    (namespace, Client::new(&dev, &Pool::new(16 << 20).unwrap()))
+    (namespace, TestClient::new(&dev, &BufferPool::new(16 << 20).unwrap()))
 }
 
-async fn bufs(client: &Client, bytes: &[u8]) -> block::Bufs {
+async fn bufs(client: &TestClient, bytes: &[u8]) -> block::Bufs {
     let ctx = client.ctx(bytes.len()).await;
     rt::buf::copy_in(ctx.credit(), bytes)
 }
@@ -39,7 +39,7 @@ fn commands_do_what_they_say() {
         let site = Site::new(&core, 1 << 14).await;
         let controller = site.connect().await;
         assert_eq!(controller.namespaces().await.unwrap(), [1]);
-        let abilities = controller.abilities().unwrap();
+        let abilities = controller.capabilities().unwrap();
         assert_eq!(
             (abilities.in_capsule_bytes, abilities.max_transfer_bytes),
             (128 << 10, 1 << 20)
@@ -59,11 +59,11 @@ fn commands_do_what_they_say() {
         namespace.verify(Lba(0), 1 << 14, &ctx).await.unwrap();
         let [old, new] = [bufs(&client, &[0x11; 512]).await, bufs(&client, &[0x33; 512]).await];
         namespace.compare(Lba(8), &old, &ctx).await.unwrap();
-        assert_eq!(namespace.compare(Lba(8), &new, &ctx).await, Err(CompareError::Differs));
+        assert_eq!(namespace.compare(Lba(8), &new, &ctx).await, Err(CompareError::Miscompare));
         namespace.compare_and_write(Lba(8), (&old, &new), true, &ctx).await.unwrap();
         assert_eq!(client.read(8, 1).await.unwrap().to_vec(), [0x33; 512]);
         let again = namespace.compare_and_write(Lba(8), (&old, &new), false, &ctx).await;
-        assert_eq!(again, Err(CompareError::Differs));
+        assert_eq!(again, Err(CompareError::Miscompare));
         let long = bufs(&client, &[0; 16384]).await;
         let long = namespace.compare_and_write(Lba(8), (&long, &long), false, &ctx).await;
         assert_eq!(long, Err(CompareError::Unsupported), "more than the controller takes");
@@ -80,13 +80,13 @@ fn failures_arrive() {
         let controller = site.connect().await;
         let (_, client) = open(&controller).await;
         for (kind, error) in [
-            (Kind::Read, Error::Unreadable { at: Lba(3) }),
-            (Kind::Write, Error::Unwritable { at: Lba(3) }),
-            (Kind::Write, Error::NoSpace),
+            (OpKind::Read, Error::Unreadable { at: Lba(3) }),
+            (OpKind::Write, Error::Unwritable { at: Lba(3) }),
+            (OpKind::Write, Error::NoSpace),
         ] {
             site.faults.add(Rule::new(Effect::Fail(error)).on(&[kind]).times(1));
             let result = match kind {
-                Kind::Read => client.read(3, 8).await.map(drop),
+                OpKind::Read => client.read(3, 8).await.map(drop),
                 _ => client.write(3, &[1; 4096], false).await,
             };
             assert_eq!(result, Err(error));
@@ -121,17 +121,18 @@ fn refusals_are_told() {
         assert_eq!(missing, Err(OpenError::Unusable(2)));
         site.serve_nothing();
         let wait = async {
-            while controller.over().is_none() {
+            while controller.final_error().is_none() {
                 let _ = controller.changed(controller.generation()).await;
             }
         };
         timeout(PATIENCE, wait).await.expect("it is given up");
-        assert!(matches!(controller.over(), Some(ConnectError::Refused(_))));
+        assert!(matches!(controller.final_error(), Some(ConnectError::Refused(_))));
         assert!(format!("{controller:?}").contains(SUBNQN) && !HOSTNQN.is_empty());
     });
 }
 
-/// A namespace that grows is used up to its new end; NVMe Base 2.0, 5.2: Namespace Attribute Changed.
+/// A namespace that grows is used up to its new end; NVMe Base 2.0, 5.2: Namespace Attribute
+/// Changed.
 #[test]
 fn a_namespace_grows() {
     on_core(async |core| {

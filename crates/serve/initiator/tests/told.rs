@@ -1,4 +1,4 @@
-//! What the other end says of itself, whatever it is.
+//! What the peer reports about itself, whatever it is.
 
 mod play;
 

@@ -1,4 +1,4 @@
-//! Names of targets, from anybody.
+//! Names of targets, from untrusted input.
 
 mod play;
 

@@ -1,36 +1,38 @@
-//! One job on one core: operations kept in flight, counted, checked.
+//! Runs one job on one core: keeps operations in flight, counts and verifies them.
 //!
-//! As many tasks as `iodepth` says take operations from the one [`Pattern`], one after the other. Each has its memory from the
-//! beginning: what is written is filled in place, in buffers that come back; nothing is allocated for an operation here.
+//! `iodepth` tasks take operations from one [`Pattern`]. Each owns its memory from the beginning:
+//! data is generated in place, in buffers that are reused; no operation allocates here.
 //!
-//! Operations of a job that overlap, of which one changes something, do not run at once: `block` forbids it, and what
-//! a verifying job found would depend on who came first. The later one waits, with its place in the order. The map of random
-//! jobs makes this rare; it is looked for in jobs that change something. Jobs on the same range know nothing of each other: they
-//! have connections or openings of their own, as in fio.
+//! Overlapping operations of a job, of which one changes data, do not run concurrently: `block`
+//! forbids it, and verification would depend on their order. The later one waits and keeps its
+//! position in the order. The map of random jobs makes this rare; only jobs that change data check
+//! for it. Jobs on the same range know nothing of each other: each has its own connections or open
+//! files, as in fio.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use block::{Bufs, Class, Ctx, Dev, Epoch, Error, Lba, Op};
+use block::{Bufs, Ctx, Dev, Epoch, Error, Lba, MemoryClass, Op};
 use rt::Core;
 use rt::buf::{Buf, BufMut};
 use tokio::sync::Notify;
 use tokio::task::{JoinHandle, spawn_local};
 use tokio::time::{Instant, sleep_until};
 
-use crate::chance::Dice;
 use crate::job::Dir;
-use crate::measured::{Failed, Measured};
+use crate::measurement::{JobFailure, Measurement};
 use crate::pattern::{Io, Pattern};
-use crate::spec::Spec;
-use crate::verify::Blocks;
+use crate::random::SplitMix64;
+use crate::spec::JobSpec;
+use crate::verify::BlockVerifier;
 
-/// Operations that a task does until it lets others have the core: what never waits would keep it for ever.
-const TURN: u32 = 64;
+/// Operations that a task runs before it yields: targets that never block would keep the core for
+/// ever.
+const OPS_PER_YIELD: u32 = 64;
 
-/// What a job shows while it runs, to other threads. One job writes, anybody reads.
+/// Progress counters of a running job: one writer, readable from any thread.
 #[derive(Debug, Default)]
 pub struct Progress {
     ops: [AtomicU64; 3],
@@ -40,19 +42,19 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Asks the job to end now: what is in flight is awaited.
+    /// Asks the job to stop after what is in flight.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Operations and bytes of one direction so far, those of the ramp included.
+    /// Operations and bytes of one direction so far, including the ramp.
     #[must_use]
-    pub fn of(&self, dir: Dir) -> (u64, u64) {
+    pub fn counts(&self, dir: Dir) -> (u64, u64) {
         let n = dir.index();
         (self.ops[n].load(Ordering::Relaxed), self.bytes[n].load(Ordering::Relaxed))
     }
 
-    /// Blocks that were checked at the end so far.
+    /// Blocks verified so far in the final pass.
     #[must_use]
     pub fn verified(&self) -> u64 {
         self.verified.load(Ordering::Relaxed)
@@ -65,192 +67,194 @@ impl Progress {
     }
 }
 
-/// A job that is ready.
-pub struct Runner {
-    shared: Rc<Shared>,
-    memories: Vec<Memory>,
+/// A job ready to run.
+pub struct JobRunner {
+    shared: Rc<JobShared>,
+    buffers: Vec<SlotBuffers>,
 }
 
-/// What the tasks of a job have in common.
-struct Shared {
+/// State shared by the tasks of a job.
+struct JobShared {
     dev: Dev,
-    spec: Spec,
+    spec: JobSpec,
     block: u64,
-    state: RefCell<State>,
-    over: Cell<bool>,
-    freed: Notify,
+    state: RefCell<JobState>,
+    stopped: Cell<bool>,
+    range_released: Notify,
     progress: std::sync::Arc<Progress>,
 }
 
-struct State {
+struct JobState {
     pattern: Pattern,
-    blocks: Option<Blocks>,
-    /// First byte and end of what is in flight, and whether it changes; kept for jobs that change something.
+    blocks: Option<BlockVerifier>,
+    /// Start, end and whether it changes data, for each operation in flight; only in jobs that
+    /// change data.
     in_flight: Vec<(u64, u64, bool)>,
-    measured: Measured,
-    clock: Clock,
-    /// When the next operation of each direction may begin, where that is limited.
-    due: [Instant; 3],
+    measurement: Measurement,
+    schedule: Schedule,
+    /// When the next operation of each direction may begin, if its rate is limited.
+    next_allowed: [Instant; 3],
     unflushed: u32,
-    /// Where the next block to be read again is looked for.
-    cursor: u64,
+    /// Where the search for the next block to verify continues.
+    verify_cursor: u64,
 }
 
-/// When what begins.
+/// Times of the job's phases.
 #[derive(Clone, Copy)]
-struct Clock {
-    counts_from: Instant,
-    ends: Option<Instant>,
+struct Schedule {
+    measure_from: Instant,
+    ends_at: Option<Instant>,
 }
 
-impl Clock {
-    fn new(spec: &Spec) -> Self {
+impl Schedule {
+    fn new(spec: &JobSpec) -> Self {
         let counts_from = Instant::now() + spec.ramp_time;
-        Self { counts_from, ends: spec.runtime.map(|runtime| counts_from + runtime) }
+        Self {
+            measure_from: counts_from,
+            ends_at: spec.runtime.map(|runtime| counts_from + runtime),
+        }
     }
 }
 
-impl Runner {
-    /// Gets ready: takes all memory that the job is going to use.
+impl JobRunner {
+    /// Allocates all memory of the job.
     ///
     /// # Errors
-    /// What is missing, for people.
+    /// What is missing, as text.
     pub async fn new(
         core: &Core,
         dev: Dev,
-        spec: Spec,
+        spec: JobSpec,
         progress: std::sync::Arc<Progress>,
     ) -> Result<Self, String> {
         let info = dev.info();
-        let account = core.pool().account();
-        let bytes = usize::try_from(spec.memory_each(&info)).map_err(|e| e.to_string())?;
+        let account = core.buffer_pool().account();
+        let bytes = usize::try_from(spec.bytes_per_operation(&info)).map_err(|e| e.to_string())?;
         let mut memories = Vec::new();
         for _ in 0..spec.iodepth {
-            let credit = account.try_credit(bytes, Class::Immediate);
+            let credit = account.try_credit(bytes, MemoryClass::LocalIo);
             let credit = credit.ok_or("the core has too little memory for iodepth and bs")?;
-            memories.push(Memory::new(Ctx::new(credit, Epoch::default()), &spec));
+            memories.push(SlotBuffers::new(Ctx::new(credit, Epoch::default()), &spec));
         }
-        let blocks = Blocks::new(&spec);
+        let blocks = BlockVerifier::new(&spec);
         let now = Instant::now();
-        let state = State {
+        let state = JobState {
             pattern: Pattern::new(&spec),
             blocks,
             in_flight: Vec::with_capacity(spec.iodepth as usize),
-            measured: Measured::default(),
-            clock: Clock { counts_from: now, ends: None },
-            due: [now; 3],
+            measurement: Measurement::default(),
+            schedule: Schedule { measure_from: now, ends_at: None },
+            next_allowed: [now; 3],
             unflushed: 0,
-            cursor: spec.start,
+            verify_cursor: spec.start,
         };
-        let shared = Shared {
+        let shared = JobShared {
             block: u64::from(info.block_size),
             dev,
             spec,
             state: RefCell::new(state),
-            over: Cell::new(false),
-            freed: Notify::new(),
+            stopped: Cell::new(false),
+            range_released: Notify::new(),
             progress,
         };
-        Ok(Self { shared: Rc::new(shared), memories })
+        Ok(Self { shared: Rc::new(shared), buffers: memories })
     }
 
-    /// Does what the job says.
+    /// Runs the job's operations.
     pub async fn run(&mut self) {
         {
             let mut state = self.shared.state.borrow_mut();
-            state.clock = Clock::new(&self.shared.spec);
-            state.due = [Instant::now(); 3];
+            state.schedule = Schedule::new(&self.shared.spec);
+            state.next_allowed = [Instant::now(); 3];
         }
-        self.everybody(work).await;
+        self.run_on_all_slots(run_slot).await;
         if self.shared.spec.end_fsync
-            && let Some(memory) = self.memories.first()
-            && self.shared.is_well()
+            && let Some(memory) = self.buffers.first()
+            && self.shared.is_ok()
         {
             self.shared.flush(&memory.ctx).await;
         }
     }
 
-    /// Reads again what was written, if the job says so and has come that far.
+    /// Verifies all written blocks, if the job asks for it and did not fail.
     pub async fn verify(&mut self) {
         let wanted = self.shared.spec.do_verify && self.shared.spec.rw.write;
         let blocks = self.shared.state.borrow().blocks.is_some();
-        if wanted && blocks && self.shared.is_well() {
-            self.everybody(read_again).await;
+        if wanted && blocks && self.shared.is_ok() {
+            self.run_on_all_slots(verify_slot).await;
         }
     }
 
-    /// What was measured.
+    /// The measurement.
     #[must_use]
-    pub fn finish(self) -> Measured {
-        std::mem::take(&mut self.shared.state.borrow_mut().measured)
+    pub fn finish(self) -> Measurement {
+        std::mem::take(&mut self.shared.state.borrow_mut().measurement)
     }
 
-    async fn everybody<F: Future<Output = Memory> + 'static>(
+    async fn run_on_all_slots<F: Future<Output = SlotBuffers> + 'static>(
         &mut self,
-        task: impl Fn(Rc<Shared>, Memory) -> F,
+        task: impl Fn(Rc<JobShared>, SlotBuffers) -> F,
     ) {
-        let tasks: Vec<JoinHandle<Memory>> = self
-            .memories
-            .drain(..)
-            .map(|m| spawn_local(task(Rc::clone(&self.shared), m)))
-            .collect();
+        let tasks: Vec<JoinHandle<SlotBuffers>> =
+            self.buffers.drain(..).map(|m| spawn_local(task(Rc::clone(&self.shared), m))).collect();
         for task in tasks {
             match task.await {
-                Ok(memory) => self.memories.push(memory),
-                // A mistake of ours: nothing that was measured is to be believed.
+                Ok(memory) => self.buffers.push(memory),
+                // A bug of ours: the measurement would be wrong.
                 Err(e) => std::panic::resume_unwind(e.into_panic()),
             }
         }
     }
 }
 
-/// One of the operations in flight, over and over.
-async fn work(shared: Rc<Shared>, mut memory: Memory) -> Memory {
+/// Runs operations one after the other: one of `iodepth` slots.
+async fn run_slot(shared: Rc<JobShared>, mut memory: SlotBuffers) -> SlotBuffers {
     let (mut now, mut turn) = (Instant::now(), 0);
     while let Some(io) = shared.next(now) {
-        if let Some(due) = shared.due(&io, now) {
+        if let Some(due) = shared.wait_until(&io, now) {
             sleep_until(due).await;
         }
-        while !shared.claim(&io) {
-            shared.freed.notified().await;
+        while !shared.try_lock_range(&io) {
+            shared.range_released.notified().await;
         }
         let op = memory.prepare(&shared, &io);
-        // Not when the last one had completed: what counting that took is ours, and no target's.
+        // Not the time of the last completion: our own overhead in between is not the target's
+        // latency.
         let begun = Instant::now();
         let outcome = shared.dev.submit(op, &memory.ctx).await;
         now = Instant::now();
         let wants_flush = shared.complete(&io, (begun, now), outcome);
-        memory.take_back();
+        memory.reclaim();
         if wants_flush {
             shared.flush(&memory.ctx).await;
             now = Instant::now();
         }
         turn += 1;
-        if turn == TURN {
+        if turn == OPS_PER_YIELD {
             turn = 0;
-            rt::give_way().await;
+            rt::yield_to_ready_tasks().await;
             now = Instant::now();
         }
     }
     memory
 }
 
-/// Reads what was written, block by block.
-async fn read_again(shared: Rc<Shared>, memory: Memory) -> Memory {
+/// Verifies written blocks one by one.
+async fn verify_slot(shared: Rc<JobShared>, memory: SlotBuffers) -> SlotBuffers {
     let mut turn = 0;
     while let Some(io) = shared.next_written() {
         let op = Op::Read { at: shared.lba(io.at), blocks: shared.count(io.len) };
         let outcome = shared.dev.submit(op, &memory.ctx).await;
-        shared.found(&io, outcome);
+        shared.check_verify_read(&io, outcome);
         turn += 1;
-        if turn % TURN == 0 {
-            rt::give_way().await;
+        if turn % OPS_PER_YIELD == 0 {
+            rt::yield_to_ready_tasks().await;
         }
     }
     memory
 }
 
-impl Shared {
+impl JobShared {
     fn lba(&self, at: u64) -> Lba {
         Lba(at / self.block)
     }
@@ -259,26 +263,26 @@ impl Shared {
         u32::try_from(len / self.block).unwrap_or(u32::MAX)
     }
 
-    fn is_well(&self) -> bool {
-        self.state.borrow().measured.failed.is_none()
+    fn is_ok(&self) -> bool {
+        self.state.borrow().measurement.failure.is_none()
     }
 
     /// The next operation, if there is one.
     fn next(&self, now: Instant) -> Option<Io> {
-        if self.over.get() || self.progress.stop.load(Ordering::Relaxed) {
+        if self.stopped.get() || self.progress.stop.load(Ordering::Relaxed) {
             return None;
         }
         let mut state = self.state.borrow_mut();
-        if state.clock.ends.is_some_and(|ends| now >= ends) {
-            self.over.set(true);
+        if state.schedule.ends_at.is_some_and(|ends| now >= ends) {
+            self.stopped.set(true);
             return None;
         }
         state.pattern.next()
     }
 
-    /// Until when an operation has to wait, where the rate is limited. Rates are kept over the whole run, as in fio: who was
-    /// slow catches up.
-    fn due(&self, io: &Io, now: Instant) -> Option<Instant> {
+    /// When an operation may begin, if the rate is limited. Rates hold over the whole run, as in
+    /// fio: a slow job catches up.
+    fn wait_until(&self, io: &Io, now: Instant) -> Option<Instant> {
         let dir = io.dir.index();
         let (rate, rate_iops) = (self.spec.rate[dir], self.spec.rate_iops[dir]);
         if rate.is_none() && rate_iops.is_none() {
@@ -290,14 +294,14 @@ impl Shared {
             None => Duration::ZERO,
         };
         let mut state = self.state.borrow_mut();
-        let due = state.due[dir];
-        state.due[dir] = due + seconds(io.len, rate).max(seconds(1, rate_iops));
-        let due = state.clock.ends.map_or(due, |ends| due.min(ends));
+        let due = state.next_allowed[dir];
+        state.next_allowed[dir] = due + seconds(io.len, rate).max(seconds(1, rate_iops));
+        let due = state.schedule.ends_at.map_or(due, |ends| due.min(ends));
         Some(due).filter(|due| *due > now)
     }
 
-    /// Takes an operation's range, unless one in flight is in its way.
-    fn claim(&self, io: &Io) -> bool {
+    /// Locks an operation's range unless it conflicts with one in flight.
+    fn try_lock_range(&self, io: &Io) -> bool {
         if !self.spec.rw.changes() {
             return true;
         }
@@ -311,7 +315,7 @@ impl Shared {
         true
     }
 
-    /// Counts what has been done. True if a flush is due.
+    /// Counts a completion. Returns true if a flush is due.
     fn complete(
         &self,
         io: &Io,
@@ -325,19 +329,19 @@ impl Shared {
                 .iter()
                 .position(|(at, end, _)| (*at, *end) == (io.at, io.at + io.len));
             place.map(|place| state.in_flight.swap_remove(place));
-            self.freed.notify_waiters();
+            self.range_released.notify_waiters();
         }
         let failed = outcome.is_err();
-        self.judge(&mut state, io, outcome);
+        self.check_outcome(&mut state, io, outcome);
         if failed {
             return false;
         }
         self.progress.count(io);
-        if now >= state.clock.counts_from {
-            let counts_from = state.clock.counts_from;
-            let measured = &mut state.measured;
+        if now >= state.schedule.measure_from {
+            let counts_from = state.schedule.measure_from;
+            let measured = &mut state.measurement;
             measured.elapsed = now - counts_from;
-            let moved = &mut measured.moved[io.dir.index()];
+            let moved = &mut measured.by_direction[io.dir.index()];
             moved.ops += 1;
             moved.bytes += io.len;
             moved.latency.record(now - begun);
@@ -353,18 +357,18 @@ impl Shared {
         due
     }
 
-    /// What an operation has brought: an error, or data that has to be what was written.
-    fn judge(&self, state: &mut State, io: &Io, outcome: Result<Bufs, Error>) {
+    /// Checks an operation's outcome: an error, or data that must match what was written.
+    fn check_outcome(&self, state: &mut JobState, io: &Io, outcome: Result<Bufs, Error>) {
         let failed = match outcome {
-            Err(error) => Failed::Operation { doing: io.dir.name(), at: io.at, error },
+            Err(error) => JobFailure::Operation { doing: io.dir.name(), at: io.at, error },
             Ok(data) if io.dir == Dir::Read => match &mut state.blocks {
                 None => return,
                 Some(blocks) => match blocks.check(io, &data) {
                     Ok(checked) => {
-                        state.measured.verified += checked;
+                        state.measurement.verified += checked;
                         return;
                     }
-                    Err(mismatch) => Failed::Mismatch(mismatch),
+                    Err(mismatch) => JobFailure::Mismatch(mismatch),
                 },
             },
             Ok(_) => return,
@@ -372,16 +376,16 @@ impl Shared {
         self.fail(state, failed);
     }
 
-    /// What was read again.
-    fn found(&self, io: &Io, outcome: Result<Bufs, Error>) {
+    /// Checks a block read for verification.
+    fn check_verify_read(&self, io: &Io, outcome: Result<Bufs, Error>) {
         let mut state = self.state.borrow_mut();
-        self.judge(&mut state, io, outcome);
-        self.progress.verified.store(state.measured.verified, Ordering::Relaxed);
+        self.check_outcome(&mut state, io, outcome);
+        self.progress.verified.store(state.measurement.verified, Ordering::Relaxed);
     }
 
-    fn fail(&self, state: &mut State, failed: Failed) {
-        self.over.set(true);
-        state.measured.failed.get_or_insert(failed);
+    fn fail(&self, state: &mut JobState, failed: JobFailure) {
+        self.stopped.set(true);
+        state.measurement.failure.get_or_insert(failed);
     }
 
     async fn flush(&self, ctx: &Ctx) {
@@ -390,61 +394,62 @@ impl Shared {
         let now = Instant::now();
         let mut state = self.state.borrow_mut();
         match outcome {
-            Ok(_) if now >= state.clock.counts_from => {
-                state.measured.flushes.record(now - begun);
+            Ok(_) if now >= state.schedule.measure_from => {
+                state.measurement.flushes.record(now - begun);
             }
             Ok(_) => {}
             Err(error) => {
-                self.fail(&mut state, Failed::Operation { doing: "flush", at: 0, error });
+                self.fail(&mut state, JobFailure::Operation { doing: "flush", at: 0, error });
             }
         }
     }
 
-    /// The next block to be read again.
+    /// The next block to verify.
     fn next_written(&self) -> Option<Io> {
         let mut state = self.state.borrow_mut();
-        if state.measured.failed.is_some() || self.progress.stop.load(Ordering::Relaxed) {
+        if state.measurement.failure.is_some() || self.progress.stop.load(Ordering::Relaxed) {
             return None;
         }
-        let (blocks, from) = (state.blocks.as_ref()?, state.cursor);
+        let (blocks, from) = (state.blocks.as_ref()?, state.verify_cursor);
         let at = blocks.written_from(from)?;
-        state.cursor = at + self.spec.unit;
+        state.verify_cursor = at + self.spec.unit;
         Some(Io { dir: Dir::Read, at, len: self.spec.unit })
     }
 }
 
-/// What one operation in flight has of memory.
-struct Memory {
+/// Memory of one slot.
+struct SlotBuffers {
     ctx: Ctx,
-    /// As long as the largest write, or nothing.
-    out: Vec<BufMut>,
-    /// The same while it is being written.
-    lent: Vec<Buf>,
+    /// As long as the largest write; empty without writes.
+    write_bufs: Vec<BufMut>,
+    /// The same buffers while they are being written.
+    in_flight_bufs: Vec<Buf>,
     largest: usize,
     count: u64,
 }
 
-impl Memory {
-    fn new(ctx: Ctx, spec: &Spec) -> Self {
+impl SlotBuffers {
+    fn new(ctx: Ctx, spec: &JobSpec) -> Self {
         let largest = if spec.rw.write { usize::try_from(spec.largest()).unwrap_or(0) } else { 0 };
-        let mut memory = Self { ctx, out: Vec::new(), lent: Vec::new(), largest, count: 0 };
+        let mut memory =
+            Self { ctx, write_bufs: Vec::new(), in_flight_bufs: Vec::new(), largest, count: 0 };
         memory.fill();
         memory
     }
 
-    /// Takes memory for what is written, and fills it with what does not compress.
+    /// Allocates write buffers and fills them with incompressible data.
     fn fill(&mut self) {
-        self.out.clear();
+        self.write_bufs.clear();
         if self.largest == 0 {
             return;
         }
-        self.out.extend(self.ctx.alloc(self.largest));
-        let mut dice = Dice::new(self.out.as_ptr().addr() as u64);
-        self.out.iter_mut().for_each(|piece| dice.fill(piece));
+        self.write_bufs.extend(self.ctx.alloc(self.largest));
+        let mut dice = SplitMix64::new(self.write_bufs.as_ptr().addr() as u64);
+        self.write_bufs.iter_mut().for_each(|piece| dice.fill(piece));
     }
 
-    /// The operation, its data made.
-    fn prepare(&mut self, shared: &Shared, io: &Io) -> Op {
+    /// Builds the operation with its data.
+    fn prepare(&mut self, shared: &JobShared, io: &Io) -> Op {
         let (at, blocks) = (shared.lba(io.at), shared.count(io.len));
         match io.dir {
             Dir::Read => Op::Read { at, blocks },
@@ -452,12 +457,12 @@ impl Memory {
             Dir::Write => {
                 let mut state = shared.state.borrow_mut();
                 match &mut state.blocks {
-                    Some(verified) => verified.write(io, &mut self.out),
+                    Some(verified) => verified.fill_write(io, &mut self.write_bufs),
                     None => self.scramble(io),
                 }
                 drop(state);
-                self.lent.extend(self.out.drain(..).map(BufMut::freeze));
-                let all: Bufs = self.lent.iter().cloned().collect();
+                self.in_flight_bufs.extend(self.write_bufs.drain(..).map(BufMut::freeze));
+                let all: Bufs = self.in_flight_bufs.iter().cloned().collect();
                 let len = usize::try_from(io.len).unwrap_or(usize::MAX);
                 Op::Write {
                     at,
@@ -468,12 +473,12 @@ impl Memory {
         }
     }
 
-    /// Makes each sector other than all before it: what finds copies finds none.
+    /// Makes every sector unique, against deduplication.
     fn scramble(&mut self, io: &Io) {
         self.count += 1;
         let mark = (io.at ^ self.count.rotate_left(40)).to_le_bytes();
         let mut left = usize::try_from(io.len).unwrap_or(usize::MAX);
-        for piece in &mut self.out {
+        for piece in &mut self.write_bufs {
             let used = left.min(piece.len());
             for sector in piece[..used].chunks_mut(512) {
                 sector[..8].copy_from_slice(&mark);
@@ -482,15 +487,15 @@ impl Memory {
         }
     }
 
-    /// After a write, its memory comes back; what somebody still holds is replaced.
-    fn take_back(&mut self) {
-        if self.lent.is_empty() {
+    /// Takes buffers back after a write; replaces those that are still referenced.
+    fn reclaim(&mut self) {
+        if self.in_flight_bufs.is_empty() {
             return;
         }
         let mut whole = true;
-        for buf in self.lent.drain(..) {
+        for buf in self.in_flight_bufs.drain(..) {
             match buf.try_into_mut() {
-                Ok(buf) => self.out.push(buf),
+                Ok(buf) => self.write_bufs.push(buf),
                 Err(_) => whole = false,
             }
         }

@@ -1,32 +1,33 @@
-//! What is to be done, in fio's terms: from the command line ([`Job::set`]) or from job files ([`parse`]).
+//! Jobs in fio's terms, from the command line ([`Job::set`]) or from job files ([`parse`]).
 //!
-//! A key is one of three: known here, with fio's meaning; known to fio, and refused by its name; or nobody's.
-//! None is passed over. What of fio's has no effect here, such as which system call it uses, is told as a note.
+//! A key is supported with fio's meaning, known only to fio and refused by name, or unknown. None
+//! is skipped silently. A fio key without effect here, such as the choice of a system call,
+//! produces a note.
 
 mod file;
 mod keys;
 
 use std::time::Duration;
 
-pub use file::{BadFile, parse};
+pub use file::{JobFileError, parse};
 pub use keys::{FIO_ONLY, KEYS, Key, key};
 
-/// Which way an operation goes.
+/// Direction of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dir {
-    /// From the target.
+    /// Read from the target.
     Read,
-    /// To the target.
+    /// Write to the target.
     Write,
-    /// Space is given back.
+    /// Free space.
     Trim,
 }
 
 impl Dir {
-    /// All of them, in fio's order.
+    /// All directions, in fio's order.
     pub const ALL: [Self; 3] = [Self::Read, Self::Write, Self::Trim];
 
-    /// Its place in [`Self::ALL`].
+    /// Its index in [`Self::ALL`].
     #[must_use]
     pub fn index(self) -> usize {
         match self {
@@ -36,23 +37,23 @@ impl Dir {
         }
     }
 
-    /// As fio calls it.
+    /// fio's name.
     #[must_use]
     pub fn name(self) -> &'static str {
         ["read", "write", "trim"][self.index()]
     }
 }
 
-/// Which operations, and where.
+/// Kinds and order of operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rw {
-    /// Reads are among them.
+    /// With reads.
     pub read: bool,
-    /// Writes are among them.
+    /// With writes.
     pub write: bool,
-    /// Trims are among them.
+    /// With trims.
     pub trim: bool,
-    /// Anywhere, in place of one after the other.
+    /// Random order instead of sequential.
     pub random: bool,
 }
 
@@ -63,14 +64,14 @@ impl Rw {
         [self.read, self.write, self.trim][dir.index()]
     }
 
-    /// Whether contents change.
+    /// Whether operations change data.
     #[must_use]
     pub fn changes(self) -> bool {
         self.write || self.trim
     }
 }
 
-/// How what was written is checked.
+/// How written data is verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verify {
     /// A header, and a CRC-32C of the data behind it.
@@ -79,11 +80,11 @@ pub enum Verify {
     Md5,
     /// A header alone.
     Meta,
-    /// The pattern, again and again, and nothing else.
+    /// The repeated pattern and nothing else.
     Pattern,
 }
 
-/// An amount of the target.
+/// A size, absolute or relative to the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amount {
     /// In bytes.
@@ -93,7 +94,7 @@ pub enum Amount {
 }
 
 impl Amount {
-    /// Of a target of `size` bytes.
+    /// In bytes, for a target of `size` bytes.
     #[must_use]
     pub fn of(self, size: u64) -> u64 {
         match self {
@@ -105,66 +106,67 @@ impl Amount {
     }
 }
 
-/// A section of a job file, or the command line. Names are fio's; `[T; 3]` is for reads, writes and trims.
+/// A section of a job file, or the command line. Names are fio's; `[T; 3]` is for reads, writes and
+/// trims.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// URI or path of the target.
     pub filename: Option<String>,
     /// `rw`.
     pub rw: Rw,
-    /// `rwmixread`: of a hundred operations of a mixed load, so many are reads.
+    /// `rwmixread`: percentage of reads in a mixed load.
     pub rwmixread: u8,
     /// `bs`, `bsrange`: smallest and largest size of an operation in bytes.
     pub bs: [(u64, u64); 3],
-    /// `size`: length of the part that is used.
+    /// `size`: length of the region used.
     pub size: Option<Amount>,
-    /// `offset`: where that part begins.
+    /// `offset`: start of that region.
     pub offset: Amount,
-    /// `offset_increment`: how much further it begins for each next one of `numjobs`, in bytes.
+    /// `offset_increment`: added to the start for each further one of `numjobs`, in bytes.
     pub offset_increment: u64,
-    /// `io_size`: how much is moved in all; the size if not given.
+    /// `io_size`: bytes to transfer in all; `size` if not given.
     pub io_size: Option<u64>,
     /// `iodepth`: operations kept in flight.
     pub iodepth: u32,
-    /// `numjobs`: how many do this at the same time.
+    /// `numjobs`: how many copies run at the same time.
     pub numjobs: u32,
-    /// `runtime`: after how long it ends, [`Self::ramp_time`] not counted.
+    /// `runtime`: when it ends, not counting [`Self::ramp_time`].
     pub runtime: Option<Duration>,
-    /// `time_based`: it goes on until then, whatever the size is.
+    /// `time_based`: run for the whole `runtime`, regardless of the size.
     pub time_based: bool,
-    /// `ramp_time`: how long it runs before anything counts.
+    /// `ramp_time`: how long it runs before the measurement starts.
     pub ramp_time: Duration,
-    /// `rate`: bytes per second at most.
+    /// `rate`: maximum bytes per second.
     pub rate: [Option<u64>; 3],
-    /// `rate_iops`: operations per second at most.
+    /// `rate_iops`: maximum operations per second.
     pub rate_iops: [Option<u64>; 3],
-    /// `fsync`, `fdatasync`: a flush behind so many writes; 0 for none.
+    /// `fsync`, `fdatasync`: flush after this many writes; 0: never.
     pub fsync: u32,
     /// `end_fsync`: a flush at the end.
     pub end_fsync: bool,
-    /// `direct`: past the page cache of this machine.
+    /// `direct`: bypass the page cache of this machine.
     pub direct: bool,
     /// `verify`.
     pub verify: Option<Verify>,
     /// `verify_pattern`.
     pub verify_pattern: Vec<u8>,
-    /// `do_verify`: what was written is read again at the end.
+    /// `do_verify`: read all written data again at the end.
     pub do_verify: bool,
-    /// `norandommap`: random places are drawn without regard to those before.
+    /// `norandommap`: random offsets may repeat.
     pub norandommap: bool,
-    /// `randseed`; with [`Self::randrepeat`] each run does the same.
+    /// `randseed`; with [`Self::randrepeat`] each run is the same.
     pub randseed: Option<u64>,
     /// `randrepeat`.
     pub randrepeat: bool,
-    /// `group_reporting`: those of `numjobs` are reported as one.
+    /// `group_reporting`: report all `numjobs` as one.
     pub group_reporting: bool,
-    /// `loops`: how often it is done.
+    /// `loops`: how often it runs.
     pub loops: u64,
-    /// `stonewall`: it begins when those before it have ended.
+    /// `stonewall`: start after the jobs before it have ended.
     pub stonewall: bool,
-    /// What was set that has no effect here, and why.
+    /// Keys that were set but have no effect here, and why.
     pub notes: Vec<String>,
 }
 
@@ -206,14 +208,14 @@ impl Default for Job {
 
 /// Why a key cannot be set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadKey {
-    /// fio knows it.
+pub enum KeyError {
+    /// Known only to fio.
     #[error("{0}: fio knows this key, windrose bench does not support it")]
-    FioOnly(String),
-    /// Nobody does.
+    UnsupportedFioKey(String),
+    /// Unknown.
     #[error("{0}: neither fio nor windrose bench knows this key")]
     Unknown(String),
-    /// Its value cannot be one.
+    /// Invalid value.
     #[error("{key}: {why}")]
     Value {
         /// Which key.
@@ -223,22 +225,27 @@ pub enum BadKey {
     },
     /// It needs a value.
     #[error("{0} needs a value: {0}={1}")]
-    Missing(&'static str, &'static str),
+    MissingValue(&'static str, &'static str),
 }
 
 impl Job {
-    /// Sets one key as a job file or the command line names it; `None` for one without a value.
+    /// Sets one key, named as in a job file or on the command line; `None` for one without a value.
     ///
     /// # Errors
-    /// [`BadKey`]; nothing is set then.
-    pub fn set(&mut self, name: &str, value: Option<&str>) -> Result<(), BadKey> {
+    /// [`KeyError`]; nothing is set then.
+    pub fn set(&mut self, name: &str, value: Option<&str>) -> Result<(), KeyError> {
         let Some(key) = key(name) else {
             let known = FIO_ONLY.contains(&name);
             let name: String = name.chars().take(64).collect();
-            return Err(if known { BadKey::FioOnly(name) } else { BadKey::Unknown(name) });
+            return Err(if known {
+                KeyError::UnsupportedFioKey(name)
+            } else {
+                KeyError::Unknown(name)
+            });
         };
-        let value = value.or(key.bare).ok_or(BadKey::Missing(key.name, key.value))?;
-        (key.set)(self, value.trim()).map_err(|why| BadKey::Value { key: key.name, why })
+        let value =
+            value.or(key.default_when_bare).ok_or(KeyError::MissingValue(key.name, key.value))?;
+        (key.set)(self, value.trim()).map_err(|why| KeyError::Value { key: key.name, why })
     }
 }
 

@@ -1,22 +1,23 @@
-//! A load generator in fio's terms, over whatever is a [`block::Layer`]: files and devices of this machine, and volumes
-//! elsewhere by our own initiators (`docs/rfd/0024-the-load-generator.md`).
+//! A load generator in fio's terms for any [`block::Layer`]: local files and devices, and remote
+//! volumes through our own initiators (`docs/rfd/0024-the-load-generator.md`).
 //!
 //! ```text
-//!  job file, options ──> Job ──> Spec ──> Pattern ──┐
-//!                     (job)    (spec)   (pattern)   ├─> Runner ──> Measured ──> table, JSON
-//!  URI, path ─────────────────────────> Dev ────────┘  (engine)   (measured)    (report)
-//!                                        (open)
+//!  job file, options ──> Job ──> JobSpec ──> Pattern ──┐
+//!                     (job)     (spec)     (pattern)   ├─> JobRunner ──> Measurement ──> text, JSON
+//!  URI, path ────────────────────────────> Dev ────────┘    (engine)    (measurement)    (report)
+//!                                         (open)
 //! ```
 //!
-//! [`job`], [`spec`], [`pattern`], [`verify`] and [`measured`] are pure. [`engine`] runs one job on one core, [`fleet`] all of them.
+//! [`job`], [`spec`], [`pattern`], [`verify`] and [`measurement`] are pure. [`engine`] runs one job
+//! on one core, [`benchmark`] all of them.
 
-mod chance;
+pub mod benchmark;
 pub mod engine;
-pub mod fleet;
 pub mod job;
-pub mod measured;
+pub mod measurement;
 pub mod open;
 pub mod pattern;
+mod random;
 pub mod report;
 pub mod spec;
 pub mod units;

@@ -1,4 +1,4 @@
-//! Opening what is named, and what has to be known before it is written to.
+//! Opens targets, and inspects them before they are overwritten.
 
 use std::fs::{self, File, Metadata};
 use std::io;
@@ -13,77 +13,77 @@ use ::iscsi::initiator::Credentials;
 use ::nbd::Address;
 use ::nvme::tls::TlsKey;
 use block::Dev;
-use disk::{FileError, Foreign, Raw, Reason};
+use disk::{ExistingData, ImageError, ImageErrorReason, RawDevice};
 use image::inspect;
 use initiator::nvme::{Controller, Namespace, Options, Secrets, Staging};
-use initiator::uri::{Authority, IscsiUri, NbdAt, NbdUri, NvmeUri, Target};
+use initiator::uri::{Authority, IscsiUri, NbdAddress, NbdUri, NvmeUri, Target};
 use rt::Core;
 use rt::disk::{Disk, DiskKind, OpenOptions, OpenReason};
 use rustix::fs::{Mode, OFlags};
 
-/// Why a target is not reached whose host has no address.
-const NOWHERE: &str = "the name of the host leads nowhere";
+/// Error for a target whose host name resolves to no address.
+const NO_ADDRESS: &str = "the name of the host leads nowhere";
 
 /// How a target is to be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct How {
-    /// What.
+pub struct OpenSpec {
+    /// The target.
     pub target: Target,
-    /// Whether it is going to be written.
+    /// Whether it will be written.
     pub writes: bool,
-    /// Past the page cache; files and devices only.
+    /// Bypass the page cache; files and devices only.
     pub direct: bool,
-    /// Operations that one opening is going to have in flight.
+    /// Operations in flight.
     pub depth: u32,
-    /// Who this machine is to NVMe controllers, if it has a name.
-    pub host: Option<Host>,
-    /// Of a path: the file or device that is [held](hold), if that is known.
-    pub pin: Option<Pin>,
+    /// Identity of this machine towards NVMe controllers.
+    pub host: Option<HostIdentity>,
+    /// For a path: the [locked](lock_target) file or device, if known.
+    pub pin: Option<PinnedFile>,
 }
 
-/// Who this machine is to NVMe controllers.
+/// Identity of this machine towards NVMe controllers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Host {
-    /// Its name.
+pub struct HostIdentity {
+    /// Host NQN.
     pub nqn: String,
-    /// Its identifier; not 0.
+    /// Host identifier; not 0.
     pub id: [u8; 16],
-    /// How it proves who it is, where a controller asks.
+    /// Secrets, for controllers that require authentication.
     pub secrets: Option<Arc<Secrets>>,
-    /// The key by which its connections are protected by TLS, if they are to be.
+    /// TLS pre-shared key, if connections use TLS.
     pub tls_key: Option<Arc<TlsKey>>,
 }
 
-/// What a file or device is before it is used.
+/// What a file or device contains before it is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Before {
-    /// There is none of this name.
+pub enum ExistingContents {
+    /// It does not exist.
     Absent,
-    /// It holds a volume of Windrose, or what may be one that is damaged.
+    /// It holds a Windrose volume, possibly damaged.
     Image,
-    /// It holds something, or cannot be looked at closely.
-    Holds(Foreign),
-    /// Nothing is seen in it: it is empty, or reads as zeroes at both ends.
-    Nothing,
+    /// It holds other data, or cannot be inspected closely.
+    Foreign(ExistingData),
+    /// No data found: it is empty, or reads as zeroes at both ends.
+    Empty,
 }
 
-/// What a path has led to, whatever it leads to by now. Cheap to clone.
+/// A file or device opened by path, whatever the path refers to later. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Pin {
+pub struct PinnedFile {
     file: Arc<File>,
     identity: (u64, u64),
 }
 
-impl PartialEq for Pin {
+impl PartialEq for PinnedFile {
     fn eq(&self, other: &Self) -> bool {
         self.identity == other.identity
     }
 }
 
-impl Eq for Pin {}
+impl Eq for PinnedFile {}
 
-impl Pin {
-    /// What a path leads to, unless that is nothing. It is not opened: that may have effects.
+impl PinnedFile {
+    /// Pins what a path refers to; `None` if nothing. Does not open it, as that may have effects.
     fn of(path: &Path) -> io::Result<Option<Self>> {
         match rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
             Ok(fd) => Self::to(fd.into()).map(Some),
@@ -97,24 +97,24 @@ impl Pin {
         Ok(Self { file: Arc::new(file), identity })
     }
 
-    /// Makes a file of `bytes` bytes, which must not exist.
+    /// Creates a file of `bytes` bytes, which must not exist.
     fn create(path: &Path, bytes: u64) -> io::Result<Self> {
-        // What is measured may be anybody's data.
+        // The file may later hold private data.
         let file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
         if let Err(e) = file.set_len(bytes) {
-            // What cannot be removed is empty.
+            // If it cannot be removed, it stays empty.
             let _ = fs::remove_file(path);
             return Err(e);
         }
         Self::to(file)
     }
 
-    /// By this it is opened (proc(5)): a name can be given to another file at any time.
+    /// Path for opening it (proc(5)): the original name may refer to another file at any time.
     fn path(&self) -> PathBuf {
         format!("/proc/self/fd/{}", self.file.as_raw_fd()).into()
     }
 
-    /// Whether a path leads to it.
+    /// Whether a path refers to it.
     fn is_at(&self, path: &Path) -> bool {
         fs::metadata(path).is_ok_and(|there| identity(&there) == self.identity)
     }
@@ -124,71 +124,82 @@ fn identity(metadata: &Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
 
-/// What was seen at a path. Who agrees to lose it agrees to lose this, and nothing that comes there later.
+/// What was found at a path. Consent to overwrite it does not extend to anything that appears there
+/// later.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sighting {
-    /// What it was.
-    pub before: Before,
-    pin: Option<Pin>,
+pub struct PathInspection {
+    /// Its contents.
+    pub contents: ExistingContents,
+    pin: Option<PinnedFile>,
 }
 
-/// Looks at what writing to a path would destroy.
+/// Determines what writing to a path would destroy.
 ///
 /// # Errors
-/// Why it cannot be looked at: it is in use, or may not be opened.
-pub async fn look(core: &Core, path: &Path) -> Result<Sighting, String> {
-    let pin = Pin::of(path).map_err(|e| format!("{}: {e}", path.display()))?;
+/// Why it cannot be inspected: it is in use, or access is denied.
+pub async fn inspect_path(core: &Core, path: &Path) -> Result<PathInspection, String> {
+    let pin = PinnedFile::of(path).map_err(|e| format!("{}: {e}", path.display()))?;
     let before = match &pin {
-        Some(pin) => look_at(core, path, pin).await?,
-        None => Before::Absent,
+        Some(pin) => inspect_file(core, path, pin).await?,
+        None => ExistingContents::Absent,
     };
-    Ok(Sighting { before, pin })
+    Ok(PathInspection { contents: before, pin })
 }
 
-/// Looks at what was found at a path.
-async fn look_at(core: &Core, path: &Path, pin: &Pin) -> Result<Before, String> {
+/// Inspects a pinned file or device.
+async fn inspect_file(
+    core: &Core,
+    path: &Path,
+    pin: &PinnedFile,
+) -> Result<ExistingContents, String> {
     let looked = inspect(core, &pin.path(), true).await;
     let reason = match looked {
-        Ok(_) => return Ok(Before::Image),
-        Err(e) => FileError { path: path.to_owned(), ..e },
+        Ok(_) => return Ok(ExistingContents::Image),
+        Err(e) => ImageError { path: path.to_owned(), ..e },
     };
     match reason.reason {
-        Reason::NoLabel => Ok(Before::Nothing),
-        Reason::NotAVolume(what) | Reason::Foreign(what) => Ok(Before::Holds(what)),
-        Reason::Open(_) | Reason::Disk(_) | Reason::Silent => Err(reason.to_string()),
-        // Whatever else can be said of a label, there is one.
-        _ => Ok(Before::Image),
+        ImageErrorReason::NoLabel => Ok(ExistingContents::Empty),
+        ImageErrorReason::NotAVolume(what) | ImageErrorReason::HoldsOtherData(what) => {
+            Ok(ExistingContents::Foreign(what))
+        }
+        ImageErrorReason::Open(_) | ImageErrorReason::Disk(_) | ImageErrorReason::NotResponding => {
+            Err(reason.to_string())
+        }
+        // Whatever its state, there is a label.
+        _ => Ok(ExistingContents::Image),
     }
 }
 
-/// A file or device that this process keeps to itself while its cores use it.
+/// A file or device locked by this process while its cores use it.
 #[derive(Debug)]
-pub struct Held {
+pub struct LockedTarget {
     disk: Disk,
-    pin: Pin,
+    pin: PinnedFile,
     path: PathBuf,
 }
 
-/// Takes hold of what was seen at a path; where that was nothing, makes a file of `create` bytes.
+/// Locks what was found at a path; if there was nothing, creates a file of `create` bytes.
 ///
 /// # Errors
-/// Why not, for people: it is in use, or something else is there by now.
-pub async fn hold(
+/// Why not, as text: it is in use, or something else is there by now.
+pub async fn lock_target(
     core: &Core,
     path: &Path,
-    how: &How,
-    (seen, create): (&Sighting, Option<u64>),
-) -> Result<Held, String> {
+    how: &OpenSpec,
+    (seen, create): (&PathInspection, Option<u64>),
+) -> Result<LockedTarget, String> {
     let refused = |why: &str| format!("{}: {why}", path.display());
     let pin = match (&seen.pin, create) {
         (Some(pin), _) if !pin.is_at(path) => {
             return Err(refused("it is not what it was when it was looked at"));
         }
-        (Some(pin), _) if how.writes && look_at(core, path, pin).await? == Before::Image => {
+        (Some(pin), _)
+            if how.writes && inspect_file(core, path, pin).await? == ExistingContents::Image =>
+        {
             return Err(refused("it holds a volume of Windrose, which is never written to"));
         }
         (Some(pin), _) => pin.clone(),
-        (None, Some(bytes)) => match Pin::create(path, bytes) {
+        (None, Some(bytes)) => match PinnedFile::create(path, bytes) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
                 return Err(refused("it was not there when it was looked at"));
             }
@@ -198,10 +209,10 @@ pub async fn hold(
     };
     let options = OpenOptions::new().read_only(!how.writes).buffered(!how.direct);
     match core.open_disk(&pin.path(), options).await {
-        Ok(disk) => Ok(Held { disk, pin, path: path.to_owned() }),
+        Ok(disk) => Ok(LockedTarget { disk, pin, path: path.to_owned() }),
         Err(e) => {
             if seen.pin.is_none() && pin.is_at(path) {
-                // What cannot be removed is empty.
+                // If it cannot be removed, it stays empty.
                 let _ = fs::remove_file(path);
             }
             let hint = if e.reason == OpenReason::NoDirectIo { ": --direct=0" } else { "" };
@@ -210,8 +221,8 @@ pub async fn hold(
     }
 }
 
-impl Held {
-    /// What was taken hold of, as a target.
+impl LockedTarget {
+    /// The locked file or device as a target.
     #[must_use]
     pub fn dev(&self) -> Dev {
         raw(self.disk.clone(), &self.path)
@@ -223,24 +234,25 @@ impl Held {
         self.disk.info().kind == DiskKind::BlockDevice
     }
 
-    /// By which others open it beside this.
+    /// For opening it again while it is locked.
     #[must_use]
-    pub fn pin(&self) -> &Pin {
+    pub fn pin(&self) -> &PinnedFile {
         &self.pin
     }
 
-    /// What is seen at its path from now on.
+    /// The inspection of its path from now on.
     #[must_use]
-    pub fn sighting(&self, before: Before) -> Sighting {
-        Sighting { before, pin: Some(self.pin.clone()) }
+    pub fn inspection(&self, before: ExistingContents) -> PathInspection {
+        PathInspection { contents: before, pin: Some(self.pin.clone()) }
     }
 }
 
-/// Opens a target on a core, with connections of its own. A path has to be [held](hold) by somebody meanwhile.
+/// Opens a target on a core, with connections of its own. A path has to be [locked](lock_target)
+/// meanwhile.
 ///
 /// # Errors
-/// Why not, for people.
-pub async fn open(core: &Core, how: &How) -> Result<Dev, String> {
+/// Why not, as text.
+pub async fn open(core: &Core, how: &OpenSpec) -> Result<Dev, String> {
     let opened = match &how.target {
         Target::Path(path) => self::path(core, path, how).await,
         Target::Nvme(uri) => nvme(core, uri, how).await,
@@ -248,35 +260,36 @@ pub async fn open(core: &Core, how: &How) -> Result<Dev, String> {
         Target::Nbd(uri) => nbd(core, uri, how).await,
     };
     opened.map_err(|why| match how.target {
-        // It is named already.
+        // The error already names the path.
         Target::Path(_) => why,
         _ => format!("{}: {why}", how.target),
     })
 }
 
-async fn path(core: &Core, path: &Path, how: &How) -> Result<Dev, String> {
-    let options = OpenOptions::new().read_only(!how.writes).buffered(!how.direct).beside(true);
-    let pinned = how.pin.as_ref().map_or_else(|| path.to_owned(), Pin::path);
+async fn path(core: &Core, path: &Path, how: &OpenSpec) -> Result<Dev, String> {
+    let options = OpenOptions::new().read_only(!how.writes).buffered(!how.direct).shared(true);
+    let pinned = how.pin.as_ref().map_or_else(|| path.to_owned(), PinnedFile::path);
     let disk = core.open_disk(&pinned, options).await;
     let disk = disk.map_err(|e| format!("{}: {}", path.display(), e.reason))?;
     Ok(raw(disk, path))
 }
 
-/// The whole of a disk, in the smallest blocks that it has.
+/// The whole disk, in its smallest blocks.
 fn raw(disk: Disk, name: &Path) -> Dev {
     let block_size = disk.info().logical_block;
-    Dev::new(Raw::new(disk, block_size).called(name))
+    Dev::new(RawDevice::new(disk, block_size).with_name(name))
 }
 
-async fn nvme(core: &Core, uri: &NvmeUri, how: &How) -> Result<Dev, String> {
+async fn nvme(core: &Core, uri: &NvmeUri, how: &OpenSpec) -> Result<Dev, String> {
     let Some(host) = &how.host else {
         return Err("this machine has no name as a host: `nvme gen-hostnqn` makes one".to_owned());
     };
     let nqn = uri.hostnqn.as_deref().unwrap_or(&host.nqn);
-    // A queue holds one command less than it has entries, and 65535 entries at most (NVMe Base 2.0, 3.3.3.1).
+    // A queue holds one command less than it has entries, and 65535 entries at most (NVMe Base 2.0,
+    // 3.3.3.1).
     let queue_entries = u16::try_from(how.depth.saturating_add(1)).unwrap_or(u16::MAX).max(2);
-    let mut last = NOWHERE.to_owned();
-    for address in addresses(&uri.at).await.map_err(|e| e.to_string())? {
+    let mut last = NO_ADDRESS.to_owned();
+    for address in addresses(&uri.authority).await.map_err(|e| e.to_string())? {
         let options = Options {
             queue_entries,
             secrets: host.secrets.clone(),
@@ -294,7 +307,7 @@ async fn nvme(core: &Core, uri: &NvmeUri, how: &How) -> Result<Dev, String> {
     Err(last)
 }
 
-async fn iscsi(core: &Core, uri: &IscsiUri, how: &How) -> Result<Dev, String> {
+async fn iscsi(core: &Core, uri: &IscsiUri, how: &OpenSpec) -> Result<Dev, String> {
     use initiator::iscsi::{Lun, Options, Session};
     let credentials = match &uri.user {
         None => None,
@@ -306,10 +319,10 @@ async fn iscsi(core: &Core, uri: &IscsiUri, how: &How) -> Result<Dev, String> {
     };
     let in_flight = u16::try_from(how.depth).unwrap_or(u16::MAX).max(1);
     let name = initiator_name();
-    let mut last = NOWHERE.to_owned();
-    for address in addresses(&uri.at).await.map_err(|e| e.to_string())? {
+    let mut last = NO_ADDRESS.to_owned();
+    for address in addresses(&uri.authority).await.map_err(|e| e.to_string())? {
         let options = Options {
-            in_flight,
+            max_in_flight: in_flight,
             credentials: credentials.clone(),
             ..Options::new(address, &uri.iqn, &name)
         };
@@ -324,25 +337,25 @@ async fn iscsi(core: &Core, uri: &IscsiUri, how: &How) -> Result<Dev, String> {
     Err(last)
 }
 
-/// What open-iscsi calls this machine, else a name of our own.
+/// The initiator name of open-iscsi, else a name of our own.
 fn initiator_name() -> String {
     let text = fs::read_to_string("/etc/iscsi/initiatorname.iscsi").unwrap_or_default();
     let name = text.lines().find_map(|line| line.trim().strip_prefix("InitiatorName="));
     name.unwrap_or("iqn.2026-01.io.windrose:bench").trim().to_owned()
 }
 
-async fn nbd(core: &Core, uri: &NbdUri, how: &How) -> Result<Dev, String> {
+async fn nbd(core: &Core, uri: &NbdUri, how: &OpenSpec) -> Result<Dev, String> {
     use initiator::nbd::{Disk, Options};
     let in_flight = u16::try_from(how.depth).unwrap_or(u16::MAX).max(1);
-    let options = Options { in_flight, ..Options::new(&uri.export) };
-    let at = match &uri.at {
-        NbdAt::Unix(path) => vec![Address::Unix(path.clone())],
-        NbdAt::Tcp(at) => {
+    let options = Options { max_in_flight: in_flight, ..Options::new(&uri.export) };
+    let at = match &uri.address {
+        NbdAddress::Unix(path) => vec![Address::Unix(path.clone())],
+        NbdAddress::Tcp(at) => {
             let found = addresses(at).await.map_err(|e| e.to_string())?;
             found.into_iter().map(Address::Tcp).collect()
         }
     };
-    let mut last = NOWHERE.to_owned();
+    let mut last = NO_ADDRESS.to_owned();
     for address in at {
         match Disk::connect(core, &address, &options).await {
             Ok(disk) => return Ok(Dev::shared(disk)),
@@ -352,7 +365,7 @@ async fn nbd(core: &Core, uri: &NbdUri, how: &How) -> Result<Dev, String> {
     Err(last)
 }
 
-/// Asks the system for a name.
+/// Resolves a host name.
 async fn addresses(at: &Authority) -> io::Result<Vec<SocketAddr>> {
     Ok(tokio::net::lookup_host((at.host.as_str(), at.port)).await?.collect())
 }

@@ -1,55 +1,56 @@
-//! Where the next operation goes. Pure, and the same for the same seed.
+//! Chooses the next operation. Pure: the same seed gives the same sequence.
 //!
-//! *Sequential*: each direction goes from the beginning of its part to the end, and begins again, as in fio. *Random*: places
-//! are multiples of the smallest operation; a pass over them is a permutation, so that each is used once in a pass as fio's
-//! map has it, and needs no memory. With `norandommap` each place is drawn by itself. An operation that would go beyond the
-//! end is shortened. Where sizes differ (`bsrange`, other sizes for reads than for writes), it is the place where operations
-//! begin that comes once in a pass, and the passes of a job count places, not bytes.
+//! *Sequential*: each direction goes from the start of its region to the end and starts again, as
+//! in fio. *Random*: positions are multiples of the smallest operation; a pass over them is a
+//! permutation, so that each is used once per pass as with fio's map, without its memory. With
+//! `norandommap` each position is drawn independently. An operation that would exceed the end is
+//! shortened. With several sizes (`bsrange`, other sizes for reads than for writes), each start
+//! position occurs once per pass, and passes count positions, not bytes.
 
-use crate::chance::{Dice, Permutation};
 use crate::job::Dir;
-use crate::spec::Spec;
+use crate::random::{Permutation, SplitMix64};
+use crate::spec::JobSpec;
 
 /// An operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Io {
-    /// Which way.
+    /// Direction.
     pub dir: Dir,
     /// First byte.
     pub at: u64,
-    /// How many bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 
-/// The operations of a job, one after the other.
+/// The sequence of operations of a job.
 #[derive(Debug)]
 pub struct Pattern {
-    spec: Spec,
-    dice: Dice,
-    /// Bytes that are still to be moved; `None` without end.
-    left: Option<u64>,
-    /// Sequential: how far each direction is.
-    done: [u64; 3],
-    /// Random: places of a pass, those used, and how many passes there were.
-    places: u64,
-    used: u64,
+    spec: JobSpec,
+    rng: SplitMix64,
+    /// Bytes left to transfer; `None`: unlimited.
+    remaining_bytes: Option<u64>,
+    /// Sequential: current offset of each direction.
+    sequential_offsets: [u64; 3],
+    /// Random: positions per pass, those used, and completed passes.
+    position_count: u64,
+    used_positions: u64,
     pass: u64,
-    order: Permutation,
+    permutation: Permutation,
 }
 
 impl Pattern {
-    /// Begins.
+    /// Starts the sequence.
     #[must_use]
-    pub fn new(spec: &Spec) -> Self {
+    pub fn new(spec: &JobSpec) -> Self {
         let places = spec.length / spec.unit;
         Self {
-            dice: Dice::new(spec.seed),
-            left: spec.limit,
-            done: [0; 3],
-            places,
-            used: 0,
+            rng: SplitMix64::new(spec.seed),
+            remaining_bytes: spec.limit_bytes,
+            sequential_offsets: [0; 3],
+            position_count: places,
+            used_positions: 0,
             pass: 0,
-            order: Permutation::new(places, spec.seed),
+            permutation: Permutation::new(places, spec.seed),
             spec: spec.clone(),
         }
     }
@@ -57,24 +58,24 @@ impl Pattern {
     fn direction(&mut self) -> Dir {
         let rw = self.spec.rw;
         match (rw.read, rw.write) {
-            (true, true) if self.dice.below(100) < u64::from(self.spec.rwmixread) => Dir::Read,
+            (true, true) if self.rng.below(100) < u64::from(self.spec.rwmixread) => Dir::Read,
             (_, true) => Dir::Write,
             (true, false) => Dir::Read,
             (false, false) => Dir::Trim,
         }
     }
 
-    fn random_place(&mut self) -> u64 {
-        if !self.spec.map {
-            return self.dice.below(self.places);
+    fn random_position(&mut self) -> u64 {
+        if !self.spec.random_map {
+            return self.rng.below(self.position_count);
         }
-        if self.used == self.places {
-            (self.used, self.pass) = (0, self.pass + 1);
-            let seed = crate::chance::mix(self.spec.seed.wrapping_add(self.pass));
-            self.order = Permutation::new(self.places, seed);
+        if self.used_positions == self.position_count {
+            (self.used_positions, self.pass) = (0, self.pass + 1);
+            let seed = crate::random::mix(self.spec.seed.wrapping_add(self.pass));
+            self.permutation = Permutation::new(self.position_count, seed);
         }
-        self.used += 1;
-        self.order.of(self.used - 1)
+        self.used_positions += 1;
+        self.permutation.permute(self.used_positions - 1)
     }
 }
 
@@ -82,7 +83,7 @@ impl Iterator for Pattern {
     type Item = Io;
 
     fn next(&mut self) -> Option<Io> {
-        if self.left == Some(0) {
+        if self.remaining_bytes == Some(0) {
             return None;
         }
         let dir = self.direction();
@@ -91,21 +92,21 @@ impl Iterator for Pattern {
         let wanted = if least == most {
             least
         } else {
-            least + self.dice.below((most - least) / unit + 1) * unit
+            least + self.rng.below((most - least) / unit + 1) * unit
         };
         let from = if self.spec.rw.random {
-            self.random_place() * unit
+            self.random_position() * unit
         } else {
-            let from = self.done[dir.index()];
+            let from = self.sequential_offsets[dir.index()];
             if from < self.spec.length { from } else { 0 }
         };
         let mut len = wanted.min(self.spec.length - from);
-        if let Some(left) = &mut self.left {
-            // The last one is whole, as all are: what is moved may be a little more than was asked for.
+        if let Some(left) = &mut self.remaining_bytes {
+            // The last operation is whole too, so slightly more than requested may be transferred.
             len = len.min(left.checked_next_multiple_of(unit).unwrap_or(u64::MAX));
             *left = left.saturating_sub(len);
         }
-        self.done[dir.index()] = from + len;
+        self.sequential_offsets[dir.index()] = from + len;
         Some(Io { dir, at: self.spec.start + from, len })
     }
 }

@@ -1,8 +1,9 @@
-//! What was measured, for people and for programs.
+//! Reports of results: text and JSON.
 //!
-//! The JSON has fio's names where they mean the same: `jobs[].read.iops`, `bw` (KiB/s), `bw_bytes`, `io_bytes`, `runtime` (ms),
-//! `total_ios`, `lat_ns`. There is no `slat_ns` and `clat_ns`: an operation is queued in no time, and its latency is that from
-//! before it is queued to after it is back. Processor time is the process's (`client_cpu`), not a job's.
+//! The JSON uses fio's names where the meaning is the same: `jobs[].read.iops`, `bw` (KiB/s),
+//! `bw_bytes`, `io_bytes`, `runtime` (ms), `total_ios`, `lat_ns`. There is no `slat_ns` and
+//! `clat_ns`: queueing takes no time, and latency spans from before an operation is queued to after
+//! its completion. Processor time is the process's (`client_cpu`), not a job's.
 
 use std::fmt::Write;
 
@@ -10,44 +11,44 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde_json::{Map, Value, json};
 
-use crate::fleet::{Line, Outcome, Spent};
+use crate::benchmark::{CpuUsage, JobResult, Outcome};
 use crate::job::Dir;
-use crate::measured::{Latency, Measured, Moved, PERCENTILES};
+use crate::measurement::{DirectionStats, Latency, Measurement, PERCENTILES};
 
-/// The report for programs.
+/// The report as JSON.
 #[must_use]
 pub fn json(outcome: &Outcome) -> Value {
     json!({
         "windrose version": env!("CARGO_PKG_VERSION"),
-        "jobs": outcome.lines.iter().map(job).collect::<Vec<_>>(),
-        "client_cpu": client(&outcome.spent),
-        "server_cpu": outcome.spent.server.map(|spent| json!({
+        "jobs": outcome.results.iter().map(job).collect::<Vec<_>>(),
+        "client_cpu": client(&outcome.cpu_usage),
+        "server_cpu": outcome.cpu_usage.server.map(|spent| json!({
             "ms": spent.as_millis() as u64,
-            "us_per_io": each(spent.as_secs_f64() * 1e6, outcome.spent.ops),
+            "us_per_io": each(spent.as_secs_f64() * 1e6, outcome.cpu_usage.ops),
         })),
     })
 }
 
-fn job(line: &Line) -> Value {
-    let measured = &line.measured;
+fn job(line: &JobResult) -> Value {
+    let measured = &line.measurement;
     let mut out = json!({
         "jobname": line.name,
         "target": line.target,
         "groupid": line.section,
-        "jobs": line.clones,
-        "error": i32::from(measured.failed.is_some()),
-        "error_text": measured.failed.as_ref().map(ToString::to_string),
+        "jobs": line.instances,
+        "error": i32::from(measured.failure.is_some()),
+        "error_text": measured.failure.as_ref().map(ToString::to_string),
         "job_runtime": measured.elapsed.as_millis() as u64,
         "verified_blocks": measured.verified,
         "sync": { "total_ios": measured.flushes.count(), "lat_ns": latency(&measured.flushes) },
     });
     for dir in Dir::ALL {
-        out[dir.name()] = moved(measured, measured.of(dir));
+        out[dir.name()] = moved(measured, measured.direction(dir));
     }
     out
 }
 
-fn moved(measured: &Measured, moved: &Moved) -> Value {
+fn moved(measured: &Measurement, moved: &DirectionStats) -> Value {
     let bytes_per_second = measured.per_second(moved.bytes);
     json!({
         "io_bytes": moved.bytes,
@@ -74,7 +75,7 @@ fn latency(latency: &Latency) -> Value {
     })
 }
 
-fn client(spent: &Spent) -> Value {
+fn client(spent: &CpuUsage) -> Value {
     let share = |time: std::time::Duration| {
         let elapsed = spent.elapsed.as_secs_f64();
         if elapsed > 0.0 { 100.0 * time.as_secs_f64() / elapsed } else { 0.0 }
@@ -93,39 +94,43 @@ fn each(micros: f64, ops: u64) -> f64 {
     if ops > 0 { micros / ops as f64 } else { 0.0 }
 }
 
-/// The report for people. `server` says whose processor time was taken.
+/// The report as text. `server` names the process whose processor time was measured.
 #[must_use]
 pub fn text(outcome: &Outcome, server: Option<&str>) -> String {
     let mut rows = Vec::new();
-    for line in &outcome.lines {
-        let name = match line.clone {
+    for line in &outcome.results {
+        let name = match line.instance {
             Some(clone) => format!("{} ({clone})", line.name),
-            None if line.clones > 1 => format!("{} (x{})", line.name, line.clones),
+            None if line.instances > 1 => format!("{} (x{})", line.name, line.instances),
             None => line.name.clone(),
         };
-        let used = Dir::ALL.into_iter().filter(|dir| line.measured.of(*dir).ops > 0);
-        rows.extend(used.map(|dir| row(&name, dir.name(), &line.measured, line.measured.of(dir))));
-        if line.measured.flushes.count() > 0 {
-            rows.push(flushes(&name, &line.measured));
+        let used = Dir::ALL.into_iter().filter(|dir| line.measurement.direction(*dir).ops > 0);
+        rows.extend(
+            used.map(|dir| {
+                row(&name, dir.name(), &line.measurement, line.measurement.direction(dir))
+            }),
+        );
+        if line.measurement.flushes.count() > 0 {
+            rows.push(flushes(&name, &line.measurement));
         }
     }
     let head = ["", "", "ops", "IOPS", "MiB/s", "mean", "p50", "p99", "p99.9", "max"];
     let mut text = table(&head, rows);
     text.push('\n');
-    for line in &outcome.lines {
-        if line.measured.verified > 0 {
-            let verified = wire::count(line.measured.verified, "block");
+    for line in &outcome.results {
+        if line.measurement.verified > 0 {
+            let verified = wire::plural(line.measurement.verified, "block");
             let _ = writeln!(text, "{}: {verified} verified", line.name);
         }
-        if let Some(failed) = &line.measured.failed {
+        if let Some(failed) = &line.measurement.failure {
             let _ = writeln!(text, "{}: FAILED: {failed}", line.name);
         }
     }
-    text.push_str(&processors(&outcome.spent, server));
+    text.push_str(&processors(&outcome.cpu_usage, server));
     text
 }
 
-fn row(name: &str, kind: &str, measured: &Measured, moved: &Moved) -> Vec<String> {
+fn row(name: &str, kind: &str, measured: &Measurement, moved: &DirectionStats) -> Vec<String> {
     let mib = measured.per_second(moved.bytes) / f64::from(1 << 20);
     let mut row = vec![
         name.to_owned(),
@@ -138,7 +143,7 @@ fn row(name: &str, kind: &str, measured: &Measured, moved: &Moved) -> Vec<String
     row
 }
 
-fn flushes(name: &str, measured: &Measured) -> Vec<String> {
+fn flushes(name: &str, measured: &Measurement) -> Vec<String> {
     let count = measured.flushes.count();
     let rate = format!("{:.0}", measured.per_second(count));
     let mut row = vec![name.to_owned(), "flush".to_owned(), count.to_string(), rate, String::new()];
@@ -153,7 +158,7 @@ fn times(latency: &Latency) -> [String; 5] {
     [mean, at(50.0), at(99.0), at(99.9), max as f64].map(time)
 }
 
-/// A time in nanoseconds, for people.
+/// Formats a time in nanoseconds.
 fn time(ns: f64) -> String {
     match ns {
         ns if ns < 1e3 => format!("{ns:.0} ns"),
@@ -163,7 +168,7 @@ fn time(ns: f64) -> String {
     }
 }
 
-fn processors(spent: &Spent, server: Option<&str>) -> String {
+fn processors(spent: &CpuUsage, server: Option<&str>) -> String {
     let cpu = spent.client;
     let elapsed = spent.elapsed.as_secs_f64().max(1e-9);
     let share = |time: std::time::Duration| 100.0 * time.as_secs_f64() / elapsed;

@@ -1,69 +1,71 @@
-//! What a job is, once it is known of what: numbers that fit the target and each other.
+//! A job resolved against its target: numbers that fit the target and each other.
 
 use std::time::Duration;
 
 use block::Info;
 
 use crate::job::{Dir, Job, Rw, Verify};
-use crate::units::shown;
+use crate::units::format_bytes;
 
-/// Most blocks that a verifying job remembers the generation of: 256 MiB of memory.
-const MOST_REMEMBERED: u64 = 64 << 20;
+/// Most blocks whose generation a verifying job tracks: 256 MiB of memory.
+const MAX_TRACKED_BLOCKS: u64 = 64 << 20;
 
-/// Most memory that one job's operations in flight may take, in bytes.
-const MOST_MEMORY: u64 = 8 << 30;
+/// Most memory for one job's operations in flight, in bytes.
+const MAX_JOB_MEMORY: u64 = 8 << 30;
 
 /// One of `numjobs`, ready to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Spec {
-    /// What is done.
+pub struct JobSpec {
+    /// Kinds and order of operations.
     pub rw: Rw,
-    /// Of a hundred, so many are reads.
+    /// Percentage of reads.
     pub rwmixread: u8,
     /// Smallest and largest operation of each direction, in bytes: multiples of [`Self::unit`].
     pub bs: [(u64, u64); 3],
-    /// Operations begin on multiples of this many bytes from [`Self::start`]: the smallest operation.
+    /// Operations begin on multiples of this many bytes from [`Self::start`]: the smallest
+    /// operation.
     pub unit: u64,
-    /// First byte that is used.
+    /// First byte of the region.
     pub start: u64,
-    /// How many are: a multiple of [`Self::unit`].
+    /// Length of the region in bytes: a multiple of [`Self::unit`].
     pub length: u64,
-    /// How much is moved before it is over, in bytes; `None`: time decides.
-    pub limit: Option<u64>,
+    /// Bytes to transfer; `None`: limited by time.
+    pub limit_bytes: Option<u64>,
     /// Operations in flight.
     pub iodepth: u32,
-    /// When it is over.
+    /// Time limit.
     pub runtime: Option<Duration>,
-    /// How long nothing counts.
+    /// Time before the measurement starts.
     pub ramp_time: Duration,
-    /// Bytes per second.
+    /// Maximum bytes per second.
     pub rate: [Option<u64>; 3],
-    /// Operations per second.
+    /// Maximum operations per second.
     pub rate_iops: [Option<u64>; 3],
-    /// A flush behind so many writes.
+    /// Flush after this many writes.
     pub fsync: u32,
-    /// A flush at the end.
+    /// Flush at the end.
     pub end_fsync: bool,
-    /// How it is checked.
+    /// Verification method.
     pub verify: Option<Verify>,
     /// What verify=pattern writes.
     pub verify_pattern: Vec<u8>,
-    /// What was written is read again.
+    /// Whether written data is read again at the end.
     pub do_verify: bool,
-    /// Each place is used once before any is used again.
-    pub map: bool,
-    /// Where chance begins: what is done, and where.
+    /// Whether each position is used once before any is used again.
+    pub random_map: bool,
+    /// Seed of the sequence of operations.
     pub seed: u64,
-    /// What is written begins here: another one in each run, for a run that repeats another one must not take what that
-    /// has left behind for its own.
-    pub contents: u64,
+    /// Seed of the written data: differs in each run, so that a repeated run does not take an
+    /// earlier run's data for its own.
+    pub content_seed: u64,
 }
 
-impl Spec {
-    /// Job number `clone` of those that `job` asks for, on a target that is `info`; `chance` where no seed is given.
+impl JobSpec {
+    /// Job number `clone` of `job.numjobs` on a target with `info`; `chance` is used where no seed
+    /// is given.
     ///
     /// # Errors
-    /// What does not fit, for people.
+    /// What does not fit, as text.
     pub fn new(job: &Job, clone: u32, info: &Info, chance: u64) -> Result<Self, String> {
         if job.rw.changes() && info.read_only {
             return Err("the target is read-only".to_owned());
@@ -76,11 +78,11 @@ impl Spec {
         let spec = Self {
             rw: job.rw,
             rwmixread: job.rwmixread,
-            bs: job.bs.map(|(least, most)| (fit(least, unit), fit(most, unit))),
+            bs: job.bs.map(|(least, most)| (round_down(least, unit), round_down(most, unit))),
             unit,
             start,
             length,
-            limit: limit(job, length)?,
+            limit_bytes: limit(job, length)?,
             iodepth: job.iodepth,
             runtime: job.runtime,
             ramp_time: job.ramp_time,
@@ -91,10 +93,10 @@ impl Spec {
             verify: job.verify,
             verify_pattern: job.verify_pattern.clone(),
             do_verify: job.do_verify,
-            map: !job.norandommap,
-            seed: job.randseed.unwrap_or(if job.randrepeat { FIRST } else { chance })
+            random_map: !job.norandommap,
+            seed: job.randseed.unwrap_or(if job.randrepeat { DEFAULT_SEED } else { chance })
                 ^ (u64::from(clone) << 32),
-            contents: crate::chance::mix(chance ^ (u64::from(clone) << 32)),
+            content_seed: crate::random::mix(chance ^ (u64::from(clone) << 32)),
         };
         spec.check_verify()?;
         spec.check_memory(info)?;
@@ -109,20 +111,20 @@ impl Spec {
         bs.max().unwrap_or(0).min(self.length)
     }
 
-    /// Memory that one operation in flight takes, in bytes: for what is read, what is written, and what the target's
-    /// layers need beside.
+    /// Memory for one operation in flight, in bytes: read and write buffers, and the needs of the
+    /// target's layers.
     #[must_use]
-    pub fn memory_each(&self, info: &Info) -> u64 {
+    pub fn bytes_per_operation(&self, info: &Info) -> u64 {
         let once = self.largest().next_multiple_of(4096);
         let copies = if self.rw.write { 2 } else { 1 };
-        // What a trim or a flush takes: some word of its own.
-        copies * once + u64::from(info.overhead) + 4096
+        // A trim or flush needs a little memory of its own.
+        copies * once + u64::from(info.overhead_bytes) + 4096
     }
 
     fn check_memory(&self, info: &Info) -> Result<(), String> {
-        let all = self.memory_each(info) * u64::from(self.iodepth);
-        if all > MOST_MEMORY {
-            let (all, most) = (shown(all), shown(MOST_MEMORY));
+        let all = self.bytes_per_operation(info) * u64::from(self.iodepth);
+        if all > MAX_JOB_MEMORY {
+            let (all, most) = (format_bytes(all), format_bytes(MAX_JOB_MEMORY));
             return Err(format!("iodepth and bs take {all} of memory; at most {most} are taken"));
         }
         Ok(())
@@ -136,8 +138,8 @@ impl Spec {
         if self.rw.trim {
             return Err("verify: what is trimmed cannot be told from what was lost".to_owned());
         }
-        if self.rw.write && self.length / self.unit > MOST_REMEMBERED {
-            let most = shown(MOST_REMEMBERED * self.unit);
+        if self.rw.write && self.length / self.unit > MAX_TRACKED_BLOCKS {
+            let most = format_bytes(MAX_TRACKED_BLOCKS * self.unit);
             return Err(format!(
                 "verify remembers each block that was written; with bs={} size={most} is the most",
                 self.unit
@@ -147,8 +149,8 @@ impl Spec {
     }
 }
 
-/// Where chance begins if nobody says where: any number will do.
-const FIRST: u64 = 0x89;
+/// Seed if none is given; arbitrary.
+const DEFAULT_SEED: u64 = 0x89;
 
 /// The smallest operation.
 fn unit(job: &Job, info: &Info) -> Result<u64, String> {
@@ -164,8 +166,8 @@ fn unit(job: &Job, info: &Info) -> Result<u64, String> {
         if !least.is_multiple_of(unit) {
             return Err(format!("bs={least} is no multiple of the smallest bs, {unit}"));
         }
-        if dir != Dir::Trim && fit(largest, unit) > most {
-            let most = shown(most);
+        if dir != Dir::Trim && round_down(largest, unit) > most {
+            let most = format_bytes(most);
             return Err(format!("bs={largest}: the target moves at most {most} at once"));
         }
         if dir == Dir::Trim && largest / block > u64::from(u32::MAX) {
@@ -175,7 +177,7 @@ fn unit(job: &Job, info: &Info) -> Result<u64, String> {
     Ok(unit)
 }
 
-fn fit(bytes: u64, unit: u64) -> u64 {
+fn round_down(bytes: u64, unit: u64) -> u64 {
     bytes - bytes % unit
 }
 
@@ -183,13 +185,13 @@ fn fit(bytes: u64, unit: u64) -> u64 {
 fn region(job: &Job, clone: u32, all: u64, unit: u64) -> Result<(u64, u64), String> {
     let moved = job.offset_increment.checked_mul(u64::from(clone));
     let start = moved.and_then(|moved| job.offset.of(all).checked_add(moved));
-    // A part in hundredths may end anywhere.
+    // A percentage may yield any byte.
     let start = start.map(|start| match job.offset {
-        crate::job::Amount::Percent(_) => fit(start, unit),
+        crate::job::Amount::Percent(_) => round_down(start, unit),
         crate::job::Amount::Bytes(_) => start,
     });
     let start = start.filter(|start| *start < all).ok_or_else(|| {
-        format!("offset: it lies behind the end of the target, which has {}", shown(all))
+        format!("offset: it lies behind the end of the target, which has {}", format_bytes(all))
     })?;
     if !start.is_multiple_of(unit) {
         return Err(format!("offset={start}: it is no multiple of the block size, {unit}"));
@@ -205,7 +207,7 @@ fn region(job: &Job, clone: u32, all: u64, unit: u64) -> Result<(u64, u64), Stri
             all - start
         ));
     }
-    match fit(length, unit) {
+    match round_down(length, unit) {
         0 => Err(format!("size={length}: it has no room for one operation of {unit} bytes")),
         length => Ok((start, length)),
     }

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-/// Bytes of a size: `4096`, `4k`, `4kb`, `1m`, `0x1000`. As in fio, whose `kb_base` is 1024 unless told otherwise, `k` is
-/// 1024; `4KiB` is refused, for fio then takes it for 4000.
+/// Parses a size: `4096`, `4k`, `4kb`, `1m`, `0x1000`. As in fio with its default `kb_base` of
+/// 1024, `k` is 1024; `4KiB` is refused, as fio then takes it for 4000.
 ///
 /// # Errors
-/// What is wrong, for people.
+/// What is wrong, as text.
 pub fn bytes(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let (digits, radix) = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
@@ -36,10 +36,10 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     number.checked_mul(1024u64.pow(power)).ok_or_else(|| format!("{text:?} is too large"))
 }
 
-/// A time: `30`, `30s`, `500ms`, `2m`, `1h`, `1d`, `10us`. A bare number is of `unit`.
+/// Parses a time: `30`, `30s`, `500ms`, `2m`, `1h`, `1d`, `10us`. A bare number is in `unit`.
 ///
 /// # Errors
-/// What is wrong, for people.
+/// What is wrong, as text.
 pub fn time(text: &str, unit: Duration) -> Result<Duration, String> {
     let text = text.trim();
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -56,17 +56,17 @@ pub fn time(text: &str, unit: Duration) -> Result<Duration, String> {
         "d" => Duration::from_secs(86_400),
         _ => return Err(bad()),
     };
-    /// Longer than anybody waits, and short enough to be added to any clock.
+    /// Long enough for any use, and short enough to be added to any clock.
     const LONGEST: Duration = Duration::from_secs(366 * 86_400);
     unit.checked_mul(number)
         .filter(|time| *time <= LONGEST)
         .ok_or_else(|| format!("{text:?} is longer than a year"))
 }
 
-/// A number in a range.
+/// Parses a number in a range.
 ///
 /// # Errors
-/// What is wrong, for people.
+/// What is wrong, as text.
 pub fn number(text: &str, least: u64, most: u64) -> Result<u64, String> {
     let number = bytes(text).map_err(|_| format!("{text:?} is no number"))?;
     if (least..=most).contains(&number) {
@@ -76,10 +76,10 @@ pub fn number(text: &str, least: u64, most: u64) -> Result<u64, String> {
     }
 }
 
-/// `1` or `0`.
+/// Parses `1` or `0`.
 ///
 /// # Errors
-/// What is wrong, for people.
+/// What is wrong, as text.
 pub fn flag(text: &str) -> Result<bool, String> {
     match text.trim() {
         "1" | "true" => Ok(true),
@@ -88,11 +88,11 @@ pub fn flag(text: &str) -> Result<bool, String> {
     }
 }
 
-/// One to three values for reads, writes and trims: what is left out is as what stands before it.
+/// Parses one to three values for reads, writes and trims; an omitted one equals the one before it.
 ///
 /// # Errors
-/// What is wrong, for people.
-pub fn each<T: Copy>(
+/// What is wrong, as text.
+pub fn per_direction<T: Copy>(
     text: &str,
     before: [T; 3],
     read: impl Fn(&str) -> Result<T, String>,
@@ -105,7 +105,7 @@ pub fn each<T: Copy>(
     let mut last = None;
     for (i, place) in out.iter_mut().enumerate() {
         match (parts.get(i), last) {
-            // `8k,` leaves writes as they are.
+            // `8k,` leaves writes unchanged.
             (Some(&""), _) => {}
             (Some(part), _) => {
                 *place = read(part)?;
@@ -118,9 +118,9 @@ pub fn each<T: Copy>(
     Ok(out)
 }
 
-/// A number of bytes for people.
+/// Formats a number of bytes.
 #[must_use]
-pub fn shown(bytes: u64) -> String {
+pub fn format_bytes(bytes: u64) -> String {
     let units = [(1u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     match units.iter().find(|(unit, _)| bytes >= *unit && bytes.is_multiple_of(*unit)) {
         Some((unit, name)) => format!("{} {name}", bytes / unit),
@@ -132,7 +132,7 @@ pub fn shown(bytes: u64) -> String {
 mod tests {
     use super::*;
 
-    /// What fio 3.33 takes them for (`--showcmd`), but for the last group, which it misunderstands.
+    /// As fio 3.33 reads them (`--showcmd`), except the last group, which it misreads.
     #[test]
     fn sizes_are_fios() {
         for (text, expected) in
@@ -166,11 +166,11 @@ mod tests {
     #[test]
     fn three_directions_are_told_apart() {
         let read = |text: &str| bytes(text);
-        assert_eq!(each("4k", [1; 3], read), Ok([4096; 3]));
-        assert_eq!(each("4k,8k", [1; 3], read), Ok([4096, 8192, 8192]));
-        assert_eq!(each("4k,", [1; 3], read), Ok([4096, 1, 1]));
-        assert_eq!(each(",8k", [1; 3], read), Ok([1, 8192, 1]));
-        assert_eq!(each("1,2,3", [1; 3], read), Ok([1, 2, 3]));
-        each("1,2,3,4", [1; 3], read).expect_err("four");
+        assert_eq!(per_direction("4k", [1; 3], read), Ok([4096; 3]));
+        assert_eq!(per_direction("4k,8k", [1; 3], read), Ok([4096, 8192, 8192]));
+        assert_eq!(per_direction("4k,", [1; 3], read), Ok([4096, 1, 1]));
+        assert_eq!(per_direction(",8k", [1; 3], read), Ok([1, 8192, 1]));
+        assert_eq!(per_direction("1,2,3", [1; 3], read), Ok([1, 2, 3]));
+        per_direction("1,2,3,4", [1; 3], read).expect_err("four");
     }
 }

@@ -1,6 +1,7 @@
-//! Blocks that say what they are, and what is wrong with one that does not.
+//! Self-describing blocks, and what is wrong with a mismatching one.
 //!
-//! A block (of the smallest operation's size) that a verifying job writes begins with a header, all of it little-endian:
+//! A block (of the smallest operation's size) that a verifying job writes begins with a header, all
+//! of it little-endian:
 //!
 //! ```text
 //!  0  magic       8 bytes   "WRLOAD1\n"
@@ -15,9 +16,10 @@
 //! 56  0           8
 //! ```
 //!
-//! What follows are numbers from seed, offset and generation, so the whole block is known to who knows these: a job that
-//! has written blocks remembers the generation of each, and so recognises a write that was lost, or that came back in the
-//! place of a newer one, which a checksum does not. `verify=pattern` has no header, and cannot tell that.
+//! The rest are numbers from seed, offset and generation, so the whole block can be recomputed: a
+//! job that has written blocks tracks the generation of each, and so detects a lost write, or an
+//! old block in the place of a newer one, which a checksum alone does not. `verify=pattern` has no
+//! header and cannot detect that.
 
 use std::fmt;
 
@@ -28,10 +30,10 @@ use wire::crc32c;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::chance::{Dice, mix};
 use crate::job::Verify;
 use crate::pattern::Io;
-use crate::spec::Spec;
+use crate::random::{SplitMix64, mix};
+use crate::spec::JobSpec;
 
 const MAGIC: [u8; 8] = *b"WRLOAD1\n";
 
@@ -61,58 +63,58 @@ pub struct Mismatch {
     pub at: u64,
     /// Length of the block in bytes.
     pub length: u64,
-    /// What was found in its place.
-    pub found: Found,
+    /// Kind of the mismatch.
+    pub kind: MismatchKind,
 }
 
-/// What was found in the place of a block.
+/// Kind of a mismatch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Found {
-    /// No header: this was never written by such a job, or it was destroyed.
+pub enum MismatchKind {
+    /// No header: never written by such a job, or destroyed.
     NoHeader {
         /// The first bytes.
         bytes: [u8; 8],
     },
     /// A header whose checksum is wrong.
     TornHeader {
-        /// The checksum that it has.
+        /// The stored checksum.
         found: u32,
-        /// The one that it should have.
+        /// The computed checksum.
         expected: u32,
     },
-    /// A block that belongs elsewhere.
-    OtherPlace {
-        /// Where, in bytes.
+    /// A block of another offset.
+    WrongOffset {
+        /// The offset in its header, in bytes.
         offset: u64,
     },
-    /// A block of another length, or checked otherwise.
-    OtherKind {
+    /// A block of another length or verification method.
+    WrongFormat {
         /// Its length in bytes.
         length: u32,
-        /// How it is checked, as the header has it.
+        /// Verification method in the header.
         method: u8,
     },
     /// A block of another job.
-    OtherSeed {
-        /// The seed of that.
+    WrongSeed {
+        /// The seed found.
         found: u64,
-        /// That of this one.
+        /// The seed of this job.
         expected: u64,
     },
-    /// An older write, or one that never was.
-    OtherGeneration {
-        /// How often the block was written according to what was found.
+    /// An older write, or one that never happened.
+    WrongGeneration {
+        /// The generation found.
         found: u32,
-        /// How often it was.
+        /// The generation that was written last.
         expected: u32,
     },
-    /// Other data.
-    Data {
+    /// Wrong data.
+    WrongData {
         /// First byte that differs, from the start of the target.
         byte: u64,
-        /// What it is.
+        /// The byte found.
         found: u8,
-        /// What was written.
+        /// The byte written.
         expected: u8,
         /// How many bytes of the block differ.
         count: usize,
@@ -121,54 +123,54 @@ pub enum Found {
 
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { at, length, found } = self;
+        let Self { at, length, kind: found } = self;
         write!(f, "verify: block of {length} bytes at byte {at}: ")?;
         match found {
-            Found::NoHeader { bytes } => {
+            MismatchKind::NoHeader { bytes } => {
                 write!(f, "expected a header, found bytes {bytes:02x?}")
             }
-            Found::TornHeader { found, expected } => {
+            MismatchKind::TornHeader { found, expected } => {
                 write!(f, "the header's checksum is {found:#010x}, expected {expected:#010x}")
             }
-            Found::OtherPlace { offset } => write!(f, "found the block of byte {offset}"),
-            Found::OtherKind { length, method } => {
+            MismatchKind::WrongOffset { offset } => write!(f, "found the block of byte {offset}"),
+            MismatchKind::WrongFormat { length, method } => {
                 write!(f, "found a block of {length} bytes, checked by method {method}")
             }
-            Found::OtherSeed { found, expected } => {
+            MismatchKind::WrongSeed { found, expected } => {
                 write!(f, "expected a block of seed {expected:#x}, found one of {found:#x}")
             }
-            Found::OtherGeneration { found, expected } => {
+            MismatchKind::WrongGeneration { found, expected } => {
                 write!(f, "expected write {expected} of this block, found write {found}")
             }
-            Found::Data { byte, found, expected, count } => write!(
+            MismatchKind::WrongData { byte, found, expected, count } => write!(
                 f,
                 "{} wrong, the first at byte {byte}: expected {expected:#04x}, found \
                  {found:#04x}",
-                wire::count(*count, "byte")
+                wire::plural(*count, "byte")
             ),
         }
     }
 }
 
-/// Makes blocks, and checks them.
+/// Generates blocks and checks them.
 #[derive(Debug)]
-pub struct Blocks {
+pub struct BlockVerifier {
     method: Verify,
     pattern: Vec<u8>,
     unit: usize,
     start: u64,
     seed: u64,
-    /// How often each block was written; empty for jobs that write nothing.
+    /// Generation of each block; empty for jobs that write nothing.
     generations: Vec<u32>,
-    /// A block as it should be, and one as it was found.
-    ours: Vec<u8>,
-    theirs: Vec<u8>,
+    /// A block as expected, and one as found.
+    expected: Vec<u8>,
+    actual: Vec<u8>,
 }
 
-impl Blocks {
-    /// The blocks of a job; `None` if it does not verify.
+impl BlockVerifier {
+    /// The verifier of a job; `None` if it does not verify.
     #[must_use]
-    pub fn new(spec: &Spec) -> Option<Self> {
+    pub fn new(spec: &JobSpec) -> Option<Self> {
         let method = spec.verify?;
         let unit = usize::try_from(spec.unit).ok()?;
         let count = if spec.rw.write { spec.length / spec.unit } else { 0 };
@@ -177,17 +179,17 @@ impl Blocks {
             pattern: spec.verify_pattern.clone(),
             unit,
             start: spec.start,
-            seed: spec.contents,
+            seed: spec.content_seed,
             generations: vec![0; usize::try_from(count).ok()?],
-            ours: vec![0; unit],
-            theirs: vec![0; unit],
+            expected: vec![0; unit],
+            actual: vec![0; unit],
         })
     }
 
-    /// What is to be written: fills `out`, which is as long as the operation.
-    pub fn write(&mut self, io: &Io, out: &mut [BufMut]) {
+    /// Generates write data: fills `out`, which is as long as the operation.
+    pub fn fill_write(&mut self, io: &Io, out: &mut [BufMut]) {
         let (mut piece, mut filled) = (0, 0);
-        for at in self.places(io) {
+        for at in self.block_offsets(io) {
             let index = self.index(at);
             let generation = match self.generations.get_mut(index) {
                 Some(generation) => {
@@ -196,8 +198,8 @@ impl Blocks {
                 }
                 None => 1,
             };
-            self.make(at, self.seed, generation);
-            let mut rest = &self.ours[..];
+            self.fill_expected(at, self.seed, generation);
+            let mut rest = &self.expected[..];
             while !rest.is_empty() && piece < out.len() {
                 let room = &mut out[piece][filled..];
                 let n = room.len().min(rest.len());
@@ -210,32 +212,36 @@ impl Blocks {
         }
     }
 
-    /// Checks what was read. What this job should have written and has not is not looked at.
+    /// Checks read data. Ignores blocks that this job should have written but has not.
     ///
     /// # Errors
-    /// The first block that is wrong.
+    /// The first mismatching block.
     pub fn check(&mut self, io: &Io, data: &Bufs) -> Result<u64, Mismatch> {
         let mut checked = 0;
-        for (n, at) in self.places(io).enumerate() {
+        for (n, at) in self.block_offsets(io).enumerate() {
             let generation = self.generations.get(self.index(at)).copied();
             if generation == Some(0) {
                 continue;
             }
-            data.slice(n * self.unit..(n + 1) * self.unit).copy_to(&mut self.theirs);
+            data.slice(n * self.unit..(n + 1) * self.unit).copy_to(&mut self.actual);
             let length = self.unit as u64;
-            self.judge(at, generation).map_err(|found| Mismatch { at, length, found })?;
+            self.check_block(at, generation).map_err(|found| Mismatch {
+                at,
+                length,
+                kind: found,
+            })?;
             checked += 1;
         }
         Ok(checked)
     }
 
-    /// The blocks that this job has written, in order: places in bytes.
+    /// The blocks that this job has written, as byte offsets in order.
     pub fn written(&self) -> impl Iterator<Item = u64> + '_ {
         let places = self.generations.iter().zip(0u64..).filter(|(g, _)| **g != 0);
         places.map(|(_, n)| self.start + n * self.unit as u64)
     }
 
-    /// The first of them from byte `at` on.
+    /// The first such block from byte `at` on.
     #[must_use]
     pub fn written_from(&self, at: u64) -> Option<u64> {
         let first = self.index(at);
@@ -243,7 +249,7 @@ impl Blocks {
         Some(self.start + ((first + found) * self.unit) as u64)
     }
 
-    fn places(&self, io: &Io) -> impl Iterator<Item = u64> + use<> {
+    fn block_offsets(&self, io: &Io) -> impl Iterator<Item = u64> + use<> {
         (io.at..io.at + io.len).step_by(self.unit)
     }
 
@@ -251,91 +257,91 @@ impl Blocks {
         usize::try_from((at - self.start) / self.unit as u64).unwrap_or(usize::MAX)
     }
 
-    /// Puts into [`Self::ours`] what belongs there.
-    fn make(&mut self, at: u64, seed: u64, generation: u32) {
+    /// Fills [`Self::expected`] with the expected contents.
+    fn fill_expected(&mut self, at: u64, seed: u64, generation: u32) {
         if self.method == Verify::Pattern {
-            // From the start of the block, whatever its place is, as fio has it.
+            // Starts anew in every block, as in fio.
             let pattern = self.pattern.iter().cycle();
-            self.ours.iter_mut().zip(pattern).for_each(|(byte, wanted)| *byte = *wanted);
+            self.expected.iter_mut().zip(pattern).for_each(|(byte, wanted)| *byte = *wanted);
             return;
         }
-        let (head, data) = self.ours.split_at_mut(HEADER);
-        Dice::new(mix(seed ^ mix(at)) ^ u64::from(generation)).fill(data);
+        let (head, data) = self.expected.split_at_mut(HEADER);
+        SplitMix64::new(mix(seed ^ mix(at)) ^ u64::from(generation)).fill(data);
         let mut header = Header {
             magic: MAGIC,
             length: U32::new(u32::try_from(self.unit).unwrap_or(u32::MAX)),
-            method: number(self.method),
+            method: method_code(self.method),
             zero: [0; 3],
             offset: U64::new(at),
             seed: U64::new(seed),
             generation: U32::new(generation),
             checksum: U32::ZERO,
-            sum: sum(self.method, data),
+            sum: data_checksum(self.method, data),
             zeroes: [0; 8],
         };
         header.checksum = U32::new(crc32c(header.as_bytes()));
         head.copy_from_slice(header.as_bytes());
     }
 
-    /// Looks at [`Self::theirs`]. `generation` is that of the block if this job has written it.
-    fn judge(&mut self, at: u64, generation: Option<u32>) -> Result<(), Found> {
+    /// Checks [`Self::actual`]. `generation` is that of the block if this job has written it.
+    fn check_block(&mut self, at: u64, generation: Option<u32>) -> Result<(), MismatchKind> {
         if self.method == Verify::Pattern {
-            self.make(at, self.seed, 0);
+            self.fill_expected(at, self.seed, 0);
             return self.compare(at, 0);
         }
-        let (head, data) = self.theirs.split_at(HEADER);
+        let (head, data) = self.actual.split_at(HEADER);
         let bytes = head.first_chunk().copied().unwrap_or_default();
         let Ok(header) = Header::read_from_bytes(head) else {
-            return Err(Found::NoHeader { bytes });
+            return Err(MismatchKind::NoHeader { bytes });
         };
         if header.magic != MAGIC {
-            return Err(Found::NoHeader { bytes });
+            return Err(MismatchKind::NoHeader { bytes });
         }
         let expected = crc32c(Header { checksum: U32::ZERO, ..header }.as_bytes());
         if header.checksum.get() != expected {
-            return Err(Found::TornHeader { found: header.checksum.get(), expected });
+            return Err(MismatchKind::TornHeader { found: header.checksum.get(), expected });
         }
         let (length, method) = (header.length.get(), header.method);
-        if length as usize != self.unit || method != number(self.method) {
-            return Err(Found::OtherKind { length, method });
+        if length as usize != self.unit || method != method_code(self.method) {
+            return Err(MismatchKind::WrongFormat { length, method });
         }
         if header.offset.get() != at {
-            return Err(Found::OtherPlace { offset: header.offset.get() });
+            return Err(MismatchKind::WrongOffset { offset: header.offset.get() });
         }
         if let Some(expected) = generation {
             let (seed, found) = (header.seed.get(), header.generation.get());
             if seed != self.seed {
-                return Err(Found::OtherSeed { found: seed, expected: self.seed });
+                return Err(MismatchKind::WrongSeed { found: seed, expected: self.seed });
             }
             if found != expected {
-                return Err(Found::OtherGeneration { found, expected });
+                return Err(MismatchKind::WrongGeneration { found, expected });
             }
         }
-        if self.method != Verify::Meta && header.sum != sum(self.method, data) {
-            self.make(at, header.seed.get(), header.generation.get());
+        if self.method != Verify::Meta && header.sum != data_checksum(self.method, data) {
+            self.fill_expected(at, header.seed.get(), header.generation.get());
             return self.compare(at, HEADER);
         }
         Ok(())
     }
 
-    /// Compares the two blocks from byte `from` of them on.
-    fn compare(&self, at: u64, from: usize) -> Result<(), Found> {
-        if self.ours[from..] == self.theirs[from..] {
+    /// Compares both blocks from byte `from` on.
+    fn compare(&self, at: u64, from: usize) -> Result<(), MismatchKind> {
+        if self.expected[from..] == self.actual[from..] {
             return Ok(());
         }
-        let pairs = self.ours.iter().zip(&self.theirs).enumerate().skip(from);
+        let pairs = self.expected.iter().zip(&self.actual).enumerate().skip(from);
         let mut wrong = pairs.filter(|(_, (a, b))| a != b);
         match wrong.next() {
             None => Ok(()),
             Some((n, (&expected, &found))) => {
                 let (byte, count) = (at + n as u64, 1 + wrong.count());
-                Err(Found::Data { byte, found, expected, count })
+                Err(MismatchKind::WrongData { byte, found, expected, count })
             }
         }
     }
 }
 
-fn number(method: Verify) -> u8 {
+fn method_code(method: Verify) -> u8 {
     match method {
         Verify::Crc32c => 1,
         Verify::Md5 => 2,
@@ -344,7 +350,7 @@ fn number(method: Verify) -> u8 {
     }
 }
 
-fn sum(method: Verify, data: &[u8]) -> [u8; 16] {
+fn data_checksum(method: Verify, data: &[u8]) -> [u8; 16] {
     let mut out = [0; 16];
     match method {
         Verify::Crc32c => out[..4].copy_from_slice(&crc32c(data).to_le_bytes()),

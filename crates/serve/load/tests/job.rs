@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use block::{Info, Layer, Mem, MemOptions};
 use load::job::{Dir, Job, KEYS};
 use load::pattern::{Io, Pattern};
-use load::spec::Spec;
+use load::spec::JobSpec;
 use proptest::prelude::*;
 
 fn value() -> impl Strategy<Value = String> {
@@ -64,8 +64,8 @@ fn job(terms: &[(&str, &str)]) -> Job {
     job
 }
 
-fn spec(terms: &[(&str, &str)]) -> Result<Spec, String> {
-    Spec::new(&job(terms), 0, &info(), 0)
+fn spec(terms: &[(&str, &str)]) -> Result<JobSpec, String> {
+    JobSpec::new(&job(terms), 0, &info(), 0)
 }
 
 fn ios(terms: &[(&str, &str)]) -> Vec<Io> {
@@ -156,6 +156,6 @@ fn what_does_not_fit_is_told() {
         assert!(same, "{found}");
     }
     let read_only = Info { read_only: true, ..info() };
-    let refused = Spec::new(&job(&[("rw", "write")]), 0, &read_only, 0).unwrap_err();
+    let refused = JobSpec::new(&job(&[("rw", "write")]), 0, &read_only, 0).unwrap_err();
     assert_eq!(refused, "the target is read-only");
 }

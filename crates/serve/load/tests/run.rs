@@ -7,17 +7,17 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::testing::faulty::{Effect, Faulty, Kind, Rule};
+use block::testing::faulty::{Effect, Faulty, OpKind, Rule};
 use block::{Dev, Error, Layer, Lba, Mem, MemOptions};
 use common::{HOSTNQN, SUBNQN, Site, TARGET, on_core};
-use disk::Raw;
-use load::engine::{Progress, Runner};
-use load::fleet::{Fleet, Plan};
+use disk::RawDevice;
+use load::benchmark::{Benchmark, BenchmarkPlan};
+use load::engine::{JobRunner, Progress};
 use load::job::{Dir, Job};
-use load::measured::{Failed, Measured};
-use load::open::{Before, Host, How, hold, look, open};
-use load::spec::Spec;
-use load::verify::Found;
+use load::measurement::{JobFailure, Measurement};
+use load::open::{ExistingContents, HostIdentity, OpenSpec, inspect_path, lock_target, open};
+use load::spec::JobSpec;
+use load::verify::MismatchKind;
 use rt::Core;
 use rt::disk::OpenOptions;
 use volume::Volume;
@@ -28,12 +28,12 @@ fn job(terms: &[(&str, &str)]) -> Job {
     job
 }
 
-async fn runner(core: &Core, dev: &Dev, terms: &[(&str, &str)]) -> Runner {
-    let spec = Spec::new(&job(terms), 0, &dev.info(), 1).unwrap();
-    Runner::new(core, dev.clone(), spec, Arc::new(Progress::default())).await.unwrap()
+async fn runner(core: &Core, dev: &Dev, terms: &[(&str, &str)]) -> JobRunner {
+    let spec = JobSpec::new(&job(terms), 0, &dev.info(), 1).unwrap();
+    JobRunner::new(core, dev.clone(), spec, Arc::new(Progress::default())).await.unwrap()
 }
 
-async fn measured(core: &Core, dev: &Dev, terms: &[(&str, &str)]) -> Measured {
+async fn measured(core: &Core, dev: &Dev, terms: &[(&str, &str)]) -> Measurement {
     let mut runner = runner(core, dev, terms).await;
     runner.run().await;
     runner.verify().await;
@@ -54,15 +54,19 @@ fn a_size_is_moved_once_for_each_loop() {
         ] {
             let terms = [("rw", rw), ("loops", "2"), ("iodepth", "7"), ("fsync", "100")];
             let found = measured(&core, &dev, &terms).await;
-            assert_eq!(found.failed, None, "{rw}");
-            assert_eq!((found.of(dir).ops, found.of(dir).bytes), (2048, 8 << 20), "{rw}");
-            assert_eq!((found.ops(), found.of(dir).latency.count()), (2048, 2048), "{rw}");
+            assert_eq!(found.failure, None, "{rw}");
+            assert_eq!(
+                (found.direction(dir).ops, found.direction(dir).bytes),
+                (2048, 8 << 20),
+                "{rw}"
+            );
+            assert_eq!((found.ops(), found.direction(dir).latency.count()), (2048, 2048), "{rw}");
             let flushes = if dir == Dir::Read { 0 } else { 20 };
             assert_eq!(found.flushes.count(), flushes, "{rw}");
             assert!(found.elapsed > Duration::ZERO);
         }
         assert_eq!(mem.space_used(), 0, "all of it was trimmed");
-        assert_eq!(core.pool().usage().overdrafts, 0, "memory was promised");
+        assert_eq!(core.buffer_pool().usage().overdrafts, 0, "memory was promised");
     });
 }
 
@@ -85,9 +89,9 @@ fn a_time_is_kept_and_rates_are() {
         assert!(took >= Duration::from_millis(780), "{took:?}");
         assert!(found.elapsed <= Duration::from_millis(900), "{:?}", found.elapsed);
         // Half of a mixture waits for the other: each goes at the pace of the slower.
-        let writes = found.of(Dir::Write).ops;
+        let writes = found.direction(Dir::Write).ops;
         assert!((200..=330).contains(&writes), "{writes} in 600 ms at 500 a second");
-        assert!(found.of(Dir::Read).ops <= 660, "{}", found.of(Dir::Read).ops);
+        assert!(found.direction(Dir::Read).ops <= 660, "{}", found.direction(Dir::Read).ops);
     });
 }
 
@@ -106,20 +110,21 @@ fn what_was_written_is_verified() {
             for method in ["crc32c", "md5", "meta", "pattern"] {
                 let more = [("verify", method), ("verify_pattern", "0x12ab")];
                 let found = measured(&core, &dev, &[terms, &more].concat()).await;
-                assert_eq!(found.failed, None, "{terms:?} {method}");
+                assert_eq!(found.failure, None, "{terms:?} {method}");
                 assert!(found.verified > 0, "{terms:?} {method}");
             }
         }
     });
 }
 
-/// Planted mistakes: a write that is acknowledged and lost, a bit that turns, blocks that change places.
+/// Planted mistakes: a write that is acknowledged and lost, a bit that turns, blocks that change
+/// places.
 #[test]
 fn corruption_is_found_and_told() {
     on_core(async |core| {
         let terms = [("rw", "randwrite"), ("verify", "crc32c"), ("iodepth", "8"), ("loops", "2")];
         let dev = Dev::new(Mem::new(MemOptions::new(512, 1 << 12)));
-        let client = block::testing::Client::new(&dev, core.pool());
+        let client = block::testing::TestClient::new(&dev, core.buffer_pool());
         let spoiled = async |what: &str| {
             let mut runner = runner(&core, &dev, &terms).await;
             let before = {
@@ -137,20 +142,23 @@ fn corruption_is_found_and_told() {
             }
             client.write(80, &block, false).await.unwrap();
             runner.verify().await;
-            match runner.finish().failed {
-                Some(Failed::Mismatch(mismatch)) => {
+            match runner.finish().failure {
+                Some(JobFailure::Mismatch(mismatch)) => {
                     assert_eq!((mismatch.at, mismatch.length), (80 * 512, 4096), "{what}");
-                    Some(mismatch.found)
+                    Some(mismatch.kind)
                 }
                 None => None,
                 other => panic!("{what}: {other:?}"),
             }
         };
         assert_eq!(spoiled("nothing").await, None);
-        assert_eq!(spoiled("lost").await, Some(Found::OtherGeneration { found: 1, expected: 2 }));
+        assert_eq!(
+            spoiled("lost").await,
+            Some(MismatchKind::WrongGeneration { found: 1, expected: 2 })
+        );
         let bit = spoiled("bit").await.unwrap();
-        assert!(matches!(bit, Found::Data { byte: 41_960, count: 1, .. }), "{bit:?}");
-        assert_eq!(spoiled("place").await, Some(Found::OtherPlace { offset: 160 * 512 }));
+        assert!(matches!(bit, MismatchKind::WrongData { byte: 41_960, count: 1, .. }), "{bit:?}");
+        assert_eq!(spoiled("place").await, Some(MismatchKind::WrongOffset { offset: 160 * 512 }));
     });
 }
 
@@ -160,18 +168,19 @@ fn an_error_ends_a_job() {
     on_core(async |core| {
         let (dev, faults) = Faulty::wrap(Dev::new(Mem::new(MemOptions::new(512, 1 << 13))), 1);
         let error = Error::Unreadable { at: Lba(0) };
-        faults.add(Rule::new(Effect::Fail(error)).on(&[Kind::Read]).times(1));
+        faults.add(Rule::new(Effect::Fail(error)).on(&[OpKind::Read]).times(1));
         let terms = [("rw", "read"), ("iodepth", "4"), ("runtime", "60"), ("time_based", "1")];
         let found = measured(&core, &dev, &terms).await;
-        let failed = found.failed.unwrap();
-        assert_eq!(failed, Failed::Operation { doing: "read", at: 0, error });
+        let failed = found.failure.unwrap();
+        assert_eq!(failed, JobFailure::Operation { doing: "read", at: 0, error });
         assert_eq!(failed.to_string(), "read at byte 0: block 0 cannot be read");
     });
 }
 
-fn how(target: &str, writes: bool) -> How {
-    let host = Some(Host { nqn: HOSTNQN.to_owned(), id: [9; 16], secrets: None, tls_key: None });
-    How { target: target.parse().unwrap(), writes, direct: false, depth: 32, host, pin: None }
+fn how(target: &str, writes: bool) -> OpenSpec {
+    let host =
+        Some(HostIdentity { nqn: HOSTNQN.to_owned(), id: [9; 16], secrets: None, tls_key: None });
+    OpenSpec { target: target.parse().unwrap(), writes, direct: false, depth: 32, host, pin: None }
 }
 
 /// A device that drops what is written still has what an earlier run has left there.
@@ -181,16 +190,16 @@ fn what_an_earlier_run_has_left_is_not_taken_for_what_was_written() {
         let mem = Rc::new(Mem::new(MemOptions::new(512, 1 << 13)));
         let terms = [("rw", "write"), ("size", "1m"), ("verify", "crc32c"), ("bs", "4k")];
         let run = async |dev: &Dev, chance: u64| {
-            let spec = Spec::new(&job(&terms), 0, &dev.info(), chance).unwrap();
+            let spec = JobSpec::new(&job(&terms), 0, &dev.info(), chance).unwrap();
             let progress = Arc::new(Progress::default());
-            let mut runner = Runner::new(&core, dev.clone(), spec, progress).await.unwrap();
+            let mut runner = JobRunner::new(&core, dev.clone(), spec, progress).await.unwrap();
             runner.run().await;
             runner.verify().await;
-            runner.finish().failed
+            runner.finish().failure
         };
         assert_eq!(run(&Dev::shared(Rc::clone(&mem)), 1).await, None);
         let (lossy, faults) = Faulty::wrap(Dev::shared(mem), 1);
-        faults.add(Rule::new(Effect::Ignore).on(&[Kind::Write]));
+        faults.add(Rule::new(Effect::Ignore).on(&[OpKind::Write]));
         let failed = run(&lossy, 2).await.expect("it is noticed");
         assert!(failed.to_string().contains("seed"), "{failed}");
     });
@@ -207,7 +216,7 @@ fn a_volume_is_measured_over_nvme_tcp() {
         let two = open(&core, &how(&uri, true)).await.unwrap();
         let other = [&terms[..3], &[("size", "4m"), ("offset", "8m"), ("bs", "64k")]].concat();
         let (a, b) = tokio::join!(measured(&core, &one, &terms), measured(&core, &two, &other));
-        assert_eq!((a.failed.clone(), b.failed.clone()), (None, None));
+        assert_eq!((a.failure.clone(), b.failure.clone()), (None, None));
         assert_eq!((a.ops(), b.ops()), (2048, 64));
         assert!(a.verified > 500 && b.verified > 10, "{} {}", a.verified, b.verified);
         for (uri, why) in [
@@ -241,7 +250,7 @@ fn a_volume_is_measured_over_iscsi_and_nbd() {
             let terms = [("rw", "randrw"), ("iodepth", "32"), ("verify", "crc32c"), ("size", "8m")];
             let dev = open(&core, &how(&uri, true)).await.unwrap();
             let found = measured(&core, &dev, &terms).await;
-            assert_eq!((found.failed.clone(), found.ops()), (None, 2048), "{uri}");
+            assert_eq!((found.failure.clone(), found.ops()), (None, 2048), "{uri}");
             assert!(found.verified > 500, "{uri}: {}", found.verified);
         }
     });
@@ -253,27 +262,27 @@ fn a_file_is_held_and_shared_by_jobs() {
     let dir = tempfile::tempdir().unwrap();
     on_core(async move |core| {
         let path = dir.path().join("file");
-        let seen = look(&core, &path).await.unwrap();
-        assert_eq!(seen.before, Before::Absent);
+        let seen = inspect_path(&core, &path).await.unwrap();
+        assert_eq!(seen.contents, ExistingContents::Absent);
         let how = how(path.to_str().unwrap(), true);
-        let held = hold(&core, &path, &how, (&seen, Some(8 << 20))).await.unwrap();
-        let seen = held.sighting(Before::Nothing);
+        let held = lock_target(&core, &path, &how, (&seen, Some(8 << 20))).await.unwrap();
+        let seen = held.inspection(ExistingContents::Empty);
         let (one, two) = (open(&core, &how).await.unwrap(), open(&core, &how).await.unwrap());
         let terms = [("rw", "randwrite"), ("verify", "md5"), ("iodepth", "4"), ("size", "4m")];
         let other = [&terms[..], &[("offset", "4m")]].concat();
         let (a, b) = tokio::join!(measured(&core, &one, &terms), measured(&core, &two, &other));
-        assert_eq!((a.failed, b.failed), (None, None));
+        assert_eq!((a.failure, b.failure), (None, None));
         assert_eq!((a.verified, b.verified), (1024, 1024));
-        let busy = hold(&core, &path, &how, (&seen, None)).await.unwrap_err();
+        let busy = lock_target(&core, &path, &how, (&seen, None)).await.unwrap_err();
         assert!(busy.contains("in use"), "{busy}");
         drop((held, one, two));
-        let seen = look(&core, &path).await.unwrap();
-        assert!(matches!(seen.before, Before::Holds(_)));
+        let seen = inspect_path(&core, &path).await.unwrap();
+        assert!(matches!(seen.contents, ExistingContents::Foreign(_)));
         // Another process, later, that only reads.
-        let held = hold(&core, &path, &how, (&seen, None)).await.unwrap();
+        let held = lock_target(&core, &path, &how, (&seen, None)).await.unwrap();
         let terms = [("rw", "randread"), ("verify", "md5"), ("iodepth", "4")];
         let again = measured(&core, &held.dev(), &terms).await;
-        assert_eq!((again.failed, again.verified), (None, 2048));
+        assert_eq!((again.failure, again.verified), (None, 2048));
     });
 }
 
@@ -284,8 +293,8 @@ fn a_file_is_what_it_was_written() {
     on_core(async move |core| {
         let path = dir.path().join("file");
         let disk = core.open_disk(&path, OpenOptions::new().buffered(true).create(1 << 20)).await;
-        let dev = Dev::new(Raw::new(disk.unwrap(), 512));
-        let client = block::testing::Client::new(&dev, core.pool());
+        let dev = Dev::new(RawDevice::new(disk.unwrap(), 512));
+        let client = block::testing::TestClient::new(&dev, core.buffer_pool());
         assert_eq!((dev.info().blocks, dev.info().block_size), (2048, 512));
         client.write(3, &[7; 1024], true).await.unwrap();
         client.zero(4, 1, false).await.unwrap();
@@ -296,10 +305,10 @@ fn a_file_is_what_it_was_written() {
         assert!(bytes.iter().enumerate().all(|(i, b)| *b == expected(i)));
         assert_eq!(client.read(2048, 1).await.map(drop), Err(Error::OutOfRange));
         assert_eq!(
-            Layer::name(&Raw::new(
+            Layer::name(&RawDevice::new(
                 core.open_disk(
                     &path,
-                    OpenOptions::new().buffered(true).read_only(true).beside(true)
+                    OpenOptions::new().buffered(true).read_only(true).shared(true)
                 )
                 .await
                 .unwrap(),
@@ -310,7 +319,8 @@ fn a_file_is_what_it_was_written() {
     });
 }
 
-/// Who agreed to lose what was at a path has agreed to nothing else: not what comes there later, nor what it is renamed to.
+/// Who agreed to lose what was at a path has agreed to nothing else: not what comes there later,
+/// nor what it is renamed to.
 #[test]
 fn what_comes_to_a_path_later_is_not_lost() {
     let dir = tempfile::tempdir().unwrap();
@@ -318,30 +328,30 @@ fn what_comes_to_a_path_later_is_not_lost() {
     let terms = [("rw", "write"), ("size", "1m"), ("direct", "0")];
     let run = |came: &dyn Fn()| {
         let job = Job { filename: Some(path.display().to_string()), ..job(&terms) };
-        let plan = Plan {
+        let plan = BenchmarkPlan {
             jobs: vec![job],
             cpus: vec![None],
             poll_window: Duration::ZERO,
             server: None,
             host: None,
         };
-        let fleet = Fleet::start(plan).unwrap();
+        let fleet = Benchmark::start(plan).unwrap();
         let wait = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         wait.block_on(async {
-            let before = fleet.look(path.clone()).await.unwrap();
+            let before = fleet.inspect(path.clone()).await.unwrap();
             came();
             (before, fleet.run(|_| true).await.map(drop))
         })
     };
     let precious = || std::fs::write(&path, [7; 1 << 20]).unwrap();
     let (before, refused) = run(&precious);
-    assert_eq!(before, Before::Absent);
+    assert_eq!(before, ExistingContents::Absent);
     assert!(refused.unwrap_err().contains("it was not there"));
     let (before, refused) = run(&|| {
         std::fs::rename(&path, &other).unwrap();
         precious();
     });
-    assert!(matches!(before, Before::Holds(_) | Before::Nothing), "{before:?}");
+    assert!(matches!(before, ExistingContents::Foreign(_) | ExistingContents::Empty), "{before:?}");
     assert!(refused.unwrap_err().contains("it is not what it was"));
     for kept in [&path, &other] {
         assert!(std::fs::read(kept).unwrap() == [7; 1 << 20], "{kept:?}");
@@ -357,13 +367,13 @@ fn jobs_open_what_is_held() {
     on_core(async move |core| {
         let (path, other) = (dir.path().join("file"), dir.path().join("other"));
         let how = how(path.to_str().unwrap(), true);
-        let seen = look(&core, &path).await.unwrap();
-        let held = hold(&core, &path, &how, (&seen, Some(1 << 20))).await.unwrap();
+        let seen = inspect_path(&core, &path).await.unwrap();
+        let held = lock_target(&core, &path, &how, (&seen, Some(1 << 20))).await.unwrap();
         std::fs::rename(&path, &other).unwrap();
         std::fs::write(&path, [7; 1 << 20]).unwrap();
-        let how = How { pin: Some(held.pin().clone()), ..how };
+        let how = OpenSpec { pin: Some(held.pin().clone()), ..how };
         let dev = open(&core, &how).await.unwrap();
-        assert_eq!(measured(&core, &dev, &[("rw", "write")]).await.failed, None);
+        assert_eq!(measured(&core, &dev, &[("rw", "write")]).await.failure, None);
         assert!(std::fs::read(&path).unwrap() == [7; 1 << 20]);
     });
 }

@@ -1,7 +1,8 @@
-//! A connection's byte stream as its protocol sees it: the socket's, or the plaintext of TLS on it (RFC 0022).
+//! A connection's byte stream as its protocol sees it: the socket's, or the plaintext of TLS on it
+//! (RFD 0022).
 //!
-//! Where both are possible the first byte decides. The state of TLS belongs to no core: a channel is
-//! [taken apart](Channel::detach) and put together again with its socket.
+//! Where both are possible the first byte decides. The TLS state belongs to no core: a channel is
+//! [detached](Channel::detach) from one core and attached to another with its socket.
 
 use std::cell::OnceCell;
 use std::future::Future;
@@ -12,50 +13,52 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use rt::net::{DetachedStream, Stream};
-use tls::{Acceptor, Error, Fault, Hello, Psk, Session};
+use tls::{Acceptor, ClientHello, Psk, Session, StreamError, TlsError};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-use crate::conn::{Staging, Wire};
-use crate::server::Attempt;
+use crate::connection::{BufferedStream, Staging};
+use crate::server::AuthAttempt;
 
-/// How much of a name that nobody knows is logged, in bytes: all of one that could be known.
-const NAME_BYTES: usize = 525;
+/// Most bytes of an unknown name that are logged: enough for any valid one.
+const MAX_LOGGED_NAME_BYTES: usize = 525;
 
-/// Between whom a channel is protected.
+/// The two parties of a TLS connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Ends {
+pub(crate) struct TlsEndpoints {
     /// The host's NQN.
     pub(crate) host: String,
     /// The subsystem's.
     pub(crate) subsystem: String,
 }
 
-/// Between whom a channel is protected, for its protocol to see: nothing until a handshake is done.
-pub(crate) type Protection = Rc<OnceCell<Ends>>;
+/// The two parties of the channel's TLS connection, for its protocol to read: empty until the
+/// handshake is complete.
+pub(crate) type SharedTlsEndpoints = Rc<OnceCell<TlsEndpoints>>;
 
-/// Knows the keys of clients, and which clients do not have theirs.
-pub(crate) trait KnowsKeys {
-    /// Finds the key for a client, among those that it says it has.
-    fn find(&self, hello: &Hello) -> Option<(Psk, Ends)>;
+/// Finds the keys of clients, and throttles clients that fail to prove theirs.
+pub(crate) trait PskLookup {
+    /// Finds the key of a client among those that it offers.
+    fn find(&self, hello: &ClientHello) -> Option<(Psk, TlsEndpoints)>;
 
-    /// A client is to show that it has a key: when it may, or nothing if too many wait already.
+    /// A client begins to prove that it has a key: returns when it may, or nothing if too many are
+    /// waiting.
     fn attempt(
         &self,
         peer: SocketAddr,
-        hello: Option<&Hello>,
-    ) -> Option<(Option<Instant>, Attempt)>;
+        hello: Option<&ClientHello>,
+    ) -> Option<(Option<Instant>, AuthAttempt)>;
 }
 
-/// What knows the keys of clients.
-pub(crate) type Keys = Box<dyn KnowsKeys>;
+/// A boxed [`PskLookup`].
+pub(crate) type BoxedPskLookup = Box<dyn PskLookup>;
 
-/// A client that shows which key it has.
-struct Tried {
-    attempt: Attempt,
-    /// What it calls its key.
+/// A client's attempt to prove its key.
+struct HandshakeAttempt {
+    attempt: AuthAttempt,
+    /// The identity of the key as the client gives it.
     name: String,
-    /// Until when it waits for its turn.
+    /// The delay before the attempt.
     wait: Option<Pin<Box<Sleep>>>,
 }
 
@@ -63,24 +66,24 @@ struct Tried {
 pub(crate) struct Channel {
     stream: Stream,
     state: State,
-    protection: Protection,
-    keys: Option<Keys>,
-    /// Who shows a key, once that is known.
-    tried: Option<Tried>,
-    /// Where ciphertext is read to.
+    protection: SharedTlsEndpoints,
+    keys: Option<BoxedPskLookup>,
+    /// The client's attempt, once it has offered a key.
+    handshake: Option<HandshakeAttempt>,
+    /// The buffer for received ciphertext.
     staging: Staging,
 }
 
-/// How far a connection has come with TLS.
+/// The TLS state of a connection.
 enum State {
-    /// It has none.
+    /// No TLS.
     Plain,
-    /// Nothing has come.
+    /// Nothing was received yet.
     Undecided,
-    /// The client has not said its hello to the end.
+    /// The ClientHello is incomplete.
     Hello(Acceptor),
-    /// It has; `Ends` are those that the handshake is about, until it is done.
-    Tls(Box<Session>, Option<Ends>),
+    /// The handshake has begun; `TlsEndpoints` are its parties, until it is complete.
+    Tls(Box<Session>, Option<TlsEndpoints>),
     /// The client was refused.
     Refused,
 }
@@ -89,7 +92,7 @@ enum State {
 pub(crate) struct DetachedChannel {
     stream: DetachedStream,
     state: State,
-    ends: Option<Ends>,
+    ends: Option<TlsEndpoints>,
 }
 
 const _: () = {
@@ -98,48 +101,56 @@ const _: () = {
 };
 
 impl Channel {
-    /// A connection that has just been accepted. With `keys` it has TLS if its client begins with that.
-    pub(crate) fn new(stream: Stream, keys: Option<Keys>, staging: Staging) -> Self {
+    /// A connection that was just accepted. With `keys` it uses TLS if the client starts with a
+    /// ClientHello.
+    pub(crate) fn new(stream: Stream, keys: Option<BoxedPskLookup>, staging: Staging) -> Self {
         let state = if keys.is_some() { State::Undecided } else { State::Plain };
-        Self { stream, state, protection: Protection::default(), keys, tried: None, staging }
+        Self {
+            stream,
+            state,
+            protection: SharedTlsEndpoints::default(),
+            keys,
+            handshake: None,
+            staging,
+        }
     }
 
-    /// One that comes from another core.
+    /// A channel from another core.
     pub(crate) fn attach(
         stream: Stream,
-        (state, ends): (ChannelState, Option<Ends>),
+        (state, ends): (ChannelState, Option<TlsEndpoints>),
         staging: Staging,
     ) -> Self {
-        let protection = ends.map_or_else(Protection::default, |ends| Rc::new(ends.into()));
-        // It was decided where it comes from which key it has, if any.
-        Self { stream, state: state.0, protection, keys: None, tried: None, staging }
+        let protection = ends.map_or_else(SharedTlsEndpoints::default, |ends| Rc::new(ends.into()));
+        // The other core has already chosen the key, if any.
+        Self { stream, state: state.0, protection, keys: None, handshake: None, staging }
     }
 
-    /// Takes it off this core.
+    /// Detaches it from this core.
     pub(crate) fn detach(self) -> io::Result<DetachedChannel> {
         let ends = self.protection.get().cloned();
         Ok(DetachedChannel { stream: self.stream.detach()?, state: self.state, ends })
     }
 
-    /// Between whom it is protected.
-    pub(crate) fn protection(&self) -> Protection {
+    /// The parties of the TLS connection.
+    pub(crate) fn protection(&self) -> SharedTlsEndpoints {
         Rc::clone(&self.protection)
     }
 
-    /// Reads from the socket what the client says first; has TLS begin when that is whole.
-    fn poll_hello(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Fault>> {
+    /// Reads the ClientHello from the socket; starts TLS when it is complete.
+    fn poll_hello(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), StreamError>> {
         while let State::Hello(acceptor) = &mut self.state {
             if let Some(hello) = acceptor.hello()? {
                 let Some(keys) = &self.keys else {
-                    return Poll::Ready(Err(Error::WrongKey.into()));
+                    return Poll::Ready(Err(TlsError::UnknownPsk.into()));
                 };
-                if self.tried.is_none() {
-                    self.tried = Some(begin(keys, &hello, self.stream.peer_addr()?)?);
+                if self.handshake.is_none() {
+                    self.handshake = Some(begin_handshake(keys, &hello, self.stream.peer_addr()?)?);
                 }
-                if let Some(wait) = self.tried.as_mut().and_then(|tried| tried.wait.as_mut()) {
+                if let Some(wait) = self.handshake.as_mut().and_then(|tried| tried.wait.as_mut()) {
                     ready!(wait.as_mut().poll(cx));
                 }
-                let (psk, ends) = keys.find(&hello).ok_or(Error::WrongKey)?;
+                let (psk, ends) = keys.find(&hello).ok_or(TlsError::UnknownPsk)?;
                 let session = std::mem::take(acceptor).accept(&psk)?;
                 self.state = State::Tls(Box::new(session), Some(ends));
                 break;
@@ -155,10 +166,10 @@ impl Channel {
         Poll::Ready(Ok(()))
     }
 
-    /// Refuses the client: it is told why, as far as the socket takes that.
-    fn refuse(&mut self, cx: &mut Context<'_>, why: Error) -> io::Error {
-        let begun = match (self.tried.take(), &self.keys, self.stream.peer_addr()) {
-            (Some(Tried { attempt, name, .. }), ..) => Some((attempt, name)),
+    /// Refuses the client: sends an alert, as far as the socket takes it.
+    fn refuse(&mut self, cx: &mut Context<'_>, why: TlsError) -> io::Error {
+        let begun = match (self.handshake.take(), &self.keys, self.stream.peer_addr()) {
+            (Some(HandshakeAttempt { attempt, name, .. }), ..) => Some((attempt, name)),
             (None, Some(keys), Ok(peer)) if !self.is_established() => {
                 keys.attempt(peer, None).map(|(_, attempt)| (attempt, String::new()))
             }
@@ -177,8 +188,9 @@ impl Channel {
         io::Error::new(io::ErrorKind::InvalidData, why)
     }
 
-    /// Reads the first bytes of a connection that may have TLS; whether they are plain, and for the protocol.
-    fn poll_first(
+    /// Reads the first bytes of a connection that may use TLS; returns whether they are plain, and
+    /// thus for the protocol.
+    fn poll_first_bytes(
         &mut self,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
@@ -186,7 +198,7 @@ impl Channel {
         let before = buf.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
         let first = buf.filled().get(before..).unwrap_or_default();
-        if first.first() != Some(&tls::FIRST_BYTE) {
+        if first.first() != Some(&tls::HANDSHAKE_RECORD) {
             if !first.is_empty() {
                 self.state = State::Plain;
             }
@@ -199,51 +211,55 @@ impl Channel {
         Poll::Ready(Ok(false))
     }
 
-    /// Reads plaintext from behind TLS.
+    /// Reads decrypted plaintext.
     fn poll_read_tls(
         &mut self,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
-    ) -> Poll<Result<(), Fault>> {
+    ) -> Poll<Result<(), StreamError>> {
         ready!(self.poll_hello(cx))?;
         let State::Tls(session, ends) = &mut self.state else { return Poll::Ready(Ok(())) };
         let read = session.poll_read(&mut self.stream, &mut self.staging.borrow_mut(), cx, buf);
         if session.is_established()
             && let Some(ends) = ends.take()
         {
-            if let Some(tried) = self.tried.take() {
+            if let Some(tried) = self.handshake.take() {
                 tried.attempt.succeeded();
             }
-            // There is one handshake in a connection's life.
+            // There is one handshake per connection.
             let _ = self.protection.set(ends);
         }
         read
     }
 
-    /// Whether its client has come through the handshake.
+    /// Whether the handshake is complete.
     fn is_established(&self) -> bool {
         matches!(&self.state, State::Tls(session, _) if session.is_established())
     }
 }
 
-/// A client has said its hello: who it is, and when it has its turn.
-fn begin(keys: &Keys, hello: &Hello, peer: SocketAddr) -> io::Result<Tried> {
+/// The ClientHello is complete: finds the client's key and when its attempt may be made.
+fn begin_handshake(
+    keys: &BoxedPskLookup,
+    hello: &ClientHello,
+    peer: SocketAddr,
+) -> io::Result<HandshakeAttempt> {
     let named = hello.offers().first().map_or(&[][..], |offer| &offer.identity);
-    let name = String::from_utf8_lossy(&named[..named.len().min(NAME_BYTES)]);
-    // It is not worth an answer where too many from there wait already.
+    let name = String::from_utf8_lossy(&named[..named.len().min(MAX_LOGGED_NAME_BYTES)]);
+    // Not worth an answer if too many attempts from there are waiting.
     let Some((at, attempt)) = keys.attempt(peer, Some(hello)) else {
         return Err(io::ErrorKind::ConnectionRefused.into());
     };
     let wait = at.map(|at| Box::pin(tokio::time::sleep_until(at)));
-    Ok(Tried { attempt, name: name.escape_debug().to_string(), wait })
+    Ok(HandshakeAttempt { attempt, name: name.escape_debug().to_string(), wait })
 }
 
-/// How far a channel between two cores has come with TLS.
+/// The TLS state of a channel between two cores.
 pub(crate) struct ChannelState(State);
 
 impl DetachedChannel {
-    /// The socket, and what [`Channel::attach`] needs beside it.
-    pub(crate) fn into_parts(self) -> (DetachedStream, (ChannelState, Option<Ends>)) {
+    /// The socket, and what else [`Channel::attach`] needs.
+    pub(crate) fn into_parts(self) -> (DetachedStream, (ChannelState, Option<TlsEndpoints>)) {
         (self.stream, (ChannelState(self.state), self.ends))
     }
 }
@@ -258,7 +274,7 @@ impl AsyncRead for Channel {
         match &this.state {
             State::Plain => return Pin::new(&mut this.stream).poll_read(cx, buf),
             State::Undecided => {
-                if ready!(this.poll_first(cx, buf))? {
+                if ready!(this.poll_first_bytes(cx, buf))? {
                     return Poll::Ready(Ok(()));
                 }
             }
@@ -267,7 +283,7 @@ impl AsyncRead for Channel {
         }
         match ready!(this.poll_read_tls(cx, buf)) {
             Ok(()) => Poll::Ready(Ok(())),
-            Err(Fault::Tls(why)) if !this.is_established() => {
+            Err(StreamError::Tls(why)) if !this.is_established() => {
                 Poll::Ready(Err(this.refuse(cx, why)))
             }
             Err(why) => Poll::Ready(Err(why.into())),
@@ -312,14 +328,14 @@ impl AsyncWrite for Channel {
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if let State::Tls(session, _) = &mut this.state {
-            session.farewell(&mut this.stream, cx)?;
+            session.send_close_notify(&mut this.stream, cx)?;
         }
         Pin::new(&mut this.stream).poll_shutdown(cx)
     }
 }
 
-impl Wire for Channel {
-    fn waiting(&self) -> usize {
+impl BufferedStream for Channel {
+    fn unsent_bytes(&self) -> usize {
         match &self.state {
             State::Tls(session, _) => session.output().len(),
             _ => 0,

@@ -1,30 +1,35 @@
 //! Sockets, protocol machines and volumes, joined.
 //!
-//! * [`catalog`]: what is served to whom; an immutable snapshot that the node replaces.
-//! * [`server`]: one core's volumes and connections, and the doors to the other cores.
-//! * `resident`: the life of a connection, from core to core.
-//! * [`conn`]: the driver of one connection, the same for every protocol.
-//! * `channel`: what a connection reads and writes: plain, or by TLS.
-//! * [`guesses`]: clients that fail to prove who they are, and how long they wait.
-//! * `clones`: initiators that share a name.
-//! * `copying`: third-party copies between volumes.
-//! * `tokens`: the same by tokens.
+//! * [`catalog`]: which targets are served to which initiators; an immutable snapshot that the node
+//!   replaces.
+//! * [`server`]: one core's volumes and connections, and its links to the other cores.
+//! * `migration`: the life cycle of a connection, from core to core.
+//! * [`connection`]: the driver of one connection, the same for every protocol.
+//! * `channel`: the byte stream of a connection: plain or TLS.
+//! * [`auth_throttle`]: throttles clients that fail to authenticate.
+//! * `duplicate_names`: initiators that share a name.
+//! * `third_party_copy`: third-party copies between volumes.
+//! * `tokens`: offloaded copies by token.
 
+pub mod auth_throttle;
 pub mod catalog;
 mod channel;
-mod clones;
-pub mod conn;
-mod copying;
-pub mod guesses;
+pub mod connection;
+mod duplicate_names;
 mod iscsi;
+mod migration;
 mod nvme;
-mod resident;
 pub mod server;
+mod third_party_copy;
 mod tokens;
 
 pub use catalog::{
-    Absent, Access, Admission, Away, Catalog, Chap, HostKey, HostSecrets, HostTls, IscsiTarget,
-    NodeIndex, Portals, Remote, ServingNode, Subsystem, VolumeId,
+    AccessList, AccessRule, Catalog, ChapCredentials, HostKey, HostSecrets, HostTls, IscsiTarget,
+    NodeIndex, Portals, RemoteCatalog, ServingNode, Subsystem, Unavailability,
+    UnavailableNamespace, VolumeId,
 };
-pub use clones::SharedName;
-pub use server::{Clients, Door, Limits, Served, Server, Service, Session, Space, doors};
+pub use duplicate_names::DuplicateName;
+pub use server::{
+    ClientReport, CoreLink, Limits, ServedVolume, Server, Service, SessionInfo, VolumeSpace,
+    core_links,
+};

@@ -1,4 +1,4 @@
-//! One core's share of the node: its volumes, its connections, and the doors to other cores.
+//! One core's share of the node: its volumes, its connections, and its links to other cores.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
@@ -11,55 +11,57 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use block::{Access, AccessState, Account, Pool};
+use block::{Access, AccessState, Account, BufferPool};
 use rt::net::Listener;
-use rt::{Core, LogLimit, network};
+use rt::{Core, LogLimit, network_prefix};
 use slab::Slab;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 use volume::Volume;
 
+use crate::auth_throttle::{
+    AttemptCounts, AttemptDecision, AttemptSource, AuthMethod, AuthThrottle, FailingClient,
+};
 use crate::catalog::{Catalog, VolumeId};
-use crate::clones::{Clones, SharedName};
-use crate::conn::Staging;
-use crate::copying;
-use crate::guesses::{Counts, Failing, Guesses, Method, Turn, Whence};
-use crate::resident::{self, Resident};
+use crate::connection::Staging;
+use crate::duplicate_names::{DuplicateName, DuplicateNames};
+use crate::migration::{self, MigratableConnection};
+use crate::third_party_copy;
 use crate::tokens::Tokens;
 
-/// Most data that one command moves, in bytes, with either protocol.
+/// Most data of one command in bytes, with either protocol.
 pub const MAX_TRANSFER_BYTES: u32 = 1 << 20;
 
-/// Most buffer memory that one request waits for, in bytes: as much as its data, and at most as
-/// much again for what the volume's layers need.
+/// Most buffer memory that one request waits for, in bytes: its data, and at most as much again for
+/// the volume's layers.
 pub const MAX_REQUEST_BYTES: u64 = 2 * MAX_TRANSFER_BYTES as u64;
 
-/// Requests of the largest size that a core's pool has to hold: so each class of work has its
-/// share ([`Class`](block::Class)).
+/// Requests of the largest size that a core's pool must hold, so that each class of work has its
+/// share ([`MemoryClass`](block::MemoryClass)).
 pub const MIN_POOL_REQUESTS: u64 = 8;
 
-/// Bounds on what clients may do. All are configuration.
+/// Limits on clients. All are configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections per core, those that have not logged in included.
+    /// Connections per core, including those that have not logged in.
     pub connections: usize,
-    /// Connections per core that have not logged in yet; one of them makes room for the next.
+    /// Connections per core that have not logged in; beyond that, one is closed for the next.
     pub logins: usize,
-    /// Connections per core that only discover, for which nobody has to show who he is; one of
-    /// them makes room for the next.
+    /// Discovery connections per core, which need no authentication; beyond that, one is closed for
+    /// the next.
     pub discoveries: usize,
-    /// Time for a login, from the first byte to full feature phase.
+    /// Time limit of a login, from the first byte to full feature phase.
     pub login_timeout: Duration,
-    /// Time in which a client must take something of what is sent to it.
+    /// Time within which a client must read some of the data sent to it.
     pub send_timeout: Duration,
-    /// Time in which a client must send the rest of what it has begun.
+    /// Time within which a client must send the rest of a message.
     pub receive_timeout: Duration,
-    /// Time that a command with part of its data here may wait for memory for the rest.
+    /// How long a command with part of its data here may wait for memory for the rest.
     pub admission_timeout: Duration,
-    /// Time that any other command may wait for memory.
+    /// How long any other command may wait for memory.
     pub memory_timeout: Duration,
-    /// Silence after which the target asks whether the client lives.
+    /// Silence after which the target checks whether the client is still there.
     pub keep_alive: Duration,
     /// iSCSI commands in flight per session (the width of the CmdSN window).
     pub commands: u32,
@@ -102,52 +104,52 @@ impl fmt::Display for Service {
 
 /// A volume as front ends see it.
 #[derive(Debug)]
-pub struct Served {
+pub struct ServedVolume {
     /// Its identity.
     pub id: VolumeId,
     /// Its name, unique in the node.
     pub name: String,
-    /// Its owner.
+    /// The volume itself.
     pub volume: Rc<Volume>,
     /// Whether space is allocated only as it is written.
     pub thin: bool,
-    /// How it is to be used through this node, if other nodes serve it too: then it also stands
-    /// in [`Catalog::shared`]. Whoever keeps the volume sets it at any time; initiators are told.
+    /// Its access state on this node, if other nodes serve it too: then it is also in
+    /// [`Catalog::shared`]. The engine may set it at any time; initiators are told.
     pub access: Option<AccessState>,
 }
 
-impl Served {
-    /// How it is to be used through this node; `None` if only this node serves it.
-    pub(crate) fn access_in(&self, catalog: &Catalog) -> Option<Access> {
+impl ServedVolume {
+    /// The access to it through this node; `None` if only this node serves it.
+    pub(crate) fn access_state(&self, catalog: &Catalog) -> Option<Access> {
         let access = self.access.as_ref().filter(|_| catalog.shared.contains_key(&self.id))?;
         Some(access.get())
     }
 }
 
-/// Space that a thin volume takes and that is left for it, in bytes.
+/// Space that a thin volume uses and that is available to it, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Space {
-    /// What it takes.
+pub struct VolumeSpace {
+    /// Space used.
     pub used: u64,
-    /// What is left where it lies; other volumes may take it as well.
+    /// Space available on its backing store, which other volumes may use as well.
     pub available: u64,
 }
 
-/// A volume of this core, and what tells its initiators of its access state.
-struct Kept {
-    served: Rc<Served>,
-    space: Cell<Option<Space>>,
+/// A volume of this core, and the task that reports its access state to initiators.
+struct VolumeEntry {
+    served: Rc<ServedVolume>,
+    space: Cell<Option<VolumeSpace>>,
     _watch: Option<AbortOnDropHandle<()>>,
 }
 
-/// What connections are told.
+/// A notice to all connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Notice {
-    /// The catalog was replaced: what was allowed may not be any more, and the other way round.
+pub enum ConnectionNotice {
+    /// The catalog was replaced: access may have been revoked or granted.
     CatalogChanged,
     /// A volume has grown.
     VolumeResized(VolumeId),
-    /// The node is about to stop: take leave of the client, finish what is in flight.
+    /// The node is about to stop: finish what is in flight, then close.
     Drain,
     /// Close now.
     Close,
@@ -155,116 +157,116 @@ pub enum Notice {
 
 /// A connection as `windrose sessions` shows it.
 #[derive(Clone, Debug)]
-pub struct Session {
+pub struct SessionInfo {
     /// Its protocol.
     pub service: Service,
-    /// Where the client is.
+    /// The client's address.
     pub peer: SocketAddr,
-    /// The address it came to.
+    /// The local address.
     pub local: SocketAddr,
     /// Initiator name or host NQN; `None` until it has logged in.
     pub initiator: Option<String>,
     /// Target name or subsystem NQN; `None` for discovery.
     pub target: Option<String>,
-    /// Whether it is protected by TLS; known once it has logged in.
+    /// Whether it uses TLS; known after login.
     pub tls: bool,
     /// NVMe: queue identifier. iSCSI: connection identifier.
     pub queue: u16,
-    /// How long it has existed.
+    /// Its age.
     pub age: Duration,
     /// The core that serves it.
     pub core: usize,
 }
 
-/// What is odd about the clients of a core.
+/// Conspicuous clients of a core.
 #[derive(Clone, Debug, Default)]
-pub struct Clients {
-    /// Those that fail to prove who they are.
-    pub failing: Vec<Failing>,
-    /// Addresses from which somebody has proved it.
+pub struct ClientReport {
+    /// Clients that fail to authenticate.
+    pub failing_clients: Vec<FailingClient>,
+    /// Addresses from which a client has authenticated.
     pub proven: BTreeSet<IpAddr>,
-    /// Attempts to do so.
-    pub proofs: Counts,
-    /// Names of initiators that two hosts have.
-    pub shared_names: Vec<SharedName>,
-    /// iSCSI sessions that another login of their initiator has ended.
+    /// Counts of authentication attempts.
+    pub attempt_counts: AttemptCounts,
+    /// Initiator names shared by two hosts.
+    pub duplicate_names: Vec<DuplicateName>,
+    /// iSCSI sessions replaced by another login of their initiator.
     pub replaced: u64,
 }
 
-/// Work handed to another core.
-pub(crate) type Parcel = Box<dyn FnOnce(&Rc<Server>) + Send>;
+/// A task for another core.
+pub(crate) type CoreTask = Box<dyn FnOnce(&Rc<Server>) + Send>;
 
-/// How a core's server reaches the others.
+/// A core's link to the others.
 #[derive(Debug)]
-pub struct Door {
-    own: mpsc::Receiver<Parcel>,
-    peers: Vec<mpsc::Sender<Parcel>>,
+pub struct CoreLink {
+    inbox: mpsc::Receiver<CoreTask>,
+    peers: Vec<mpsc::Sender<CoreTask>>,
 }
 
-/// Parcels that may wait at a door; the sender waits beyond that.
-const PARCELS: usize = 256;
+/// Length of a core's task queue; senders wait while it is full.
+const CORE_QUEUE_LEN: usize = 256;
 
-/// Doors between `cores` servers; one for each, in order of core.
+/// Links between `cores` servers; one for each, in order of core.
 #[must_use]
-pub fn doors(cores: usize) -> Vec<Door> {
-    let (peers, own): (Vec<_>, Vec<_>) = (0..cores).map(|_| mpsc::channel(PARCELS)).unzip();
-    own.into_iter().map(|own| Door { own, peers: peers.clone() }).collect()
+pub fn core_links(cores: usize) -> Vec<CoreLink> {
+    let (peers, own): (Vec<_>, Vec<_>) = (0..cores).map(|_| mpsc::channel(CORE_QUEUE_LEN)).unzip();
+    own.into_iter().map(|own| CoreLink { inbox: own, peers: peers.clone() }).collect()
 }
 
 /// One core's server.
 pub struct Server {
     core: Core,
     limits: Limits,
-    peers: Vec<mpsc::Sender<Parcel>>,
+    peers: Vec<mpsc::Sender<CoreTask>>,
     catalog: RefCell<Arc<Catalog>>,
-    served: RefCell<BTreeMap<VolumeId, Kept>>,
-    connections: RefCell<Slab<Entry>>,
-    /// Connections by [`Stage`].
+    served: RefCell<BTreeMap<VolumeId, VolumeEntry>>,
+    connections: RefCell<Slab<ConnectionEntry>>,
+    /// Connections by [`ConnectionStage`].
     stages: Cell<[usize; 4]>,
     refused: Cell<u64>,
     draining: Cell<bool>,
     idle: RefCell<Vec<Waker>>,
     staging: Staging,
-    /// Where what TLS decrypts is read to.
+    /// Buffer for received ciphertext of TLS.
     ciphertext: Staging,
-    /// Memory for third-party copies: together they are one client.
-    copying: Account,
-    copies: Rc<Semaphore>,
+    /// Memory account of third-party copies: together they count as one client.
+    copy_account: Account,
+    copy_permits: Rc<Semaphore>,
     tokens: Tokens,
-    guesses: RefCell<Guesses>,
-    clones: RefCell<Clones>,
-    /// Lines about clients that are refused.
-    refusals: RefCell<LogLimit>,
-    pub(crate) iscsi: crate::iscsi::Shared,
-    pub(crate) nvme: crate::nvme::Shared,
+    auth_throttle: RefCell<AuthThrottle>,
+    duplicate_names: RefCell<DuplicateNames>,
+    /// Limits log lines about refused clients.
+    refusal_log: RefCell<LogLimit>,
+    pub(crate) iscsi: crate::iscsi::IscsiCore,
+    pub(crate) nvme: crate::nvme::NvmeCore,
 }
 
-struct Entry {
-    session: Session,
+struct ConnectionEntry {
+    session: SessionInfo,
     since: Instant,
-    stage: Stage,
-    line: Rc<dyn Line>,
+    stage: ConnectionStage,
+    handle: Rc<dyn ConnectionHandle>,
 }
 
-/// How far a connection has come, and so which limit it counts for.
+/// The stage of a connection, which decides the limit that it counts against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// It has not logged in.
+enum ConnectionStage {
+    /// Not logged in.
     Login,
-    /// It discovers.
+    /// Discovery.
     Discovery,
-    /// It serves volumes.
-    Full,
-    /// It has made room for another, and is about to go.
+    /// Serves volumes.
+    FullFeature,
+    /// Evicted for another one, and about to close.
     Evicted,
 }
 
-/// The way to a connection.
-pub(crate) trait Line {
-    /// Tells it something.
-    fn notify(&self, notice: Notice);
+/// Access to a connection from the server.
+pub(crate) trait ConnectionHandle {
+    /// Sends it a notice.
+    fn notify(&self, notice: ConnectionNotice);
 
-    /// Ends it at once.
+    /// Closes it immediately.
     fn evict(&self);
 }
 
@@ -277,10 +279,10 @@ impl fmt::Debug for Server {
 impl Server {
     /// The server of `core`. Must be called in the core's `LocalSet`.
     #[must_use]
-    pub fn new(core: Core, limits: Limits, door: Door) -> Rc<Self> {
+    pub fn new(core: Core, limits: Limits, link: CoreLink) -> Rc<Self> {
         let server = Rc::new(Self {
             limits,
-            peers: door.peers,
+            peers: link.peers,
             catalog: RefCell::default(),
             served: RefCell::default(),
             connections: RefCell::default(),
@@ -290,21 +292,21 @@ impl Server {
             idle: RefCell::default(),
             staging: Staging::default(),
             ciphertext: Staging::default(),
-            copying: core.pool().account(),
-            copies: Rc::new(Semaphore::new(copying::AT_ONCE)),
+            copy_account: core.buffer_pool().account(),
+            copy_permits: Rc::new(Semaphore::new(third_party_copy::MAX_CONCURRENT_COPIES)),
             tokens: Tokens::default(),
-            guesses: RefCell::default(),
-            clones: RefCell::default(),
-            refusals: RefCell::default(),
-            iscsi: crate::iscsi::Shared::new(crate::iscsi::config(&limits)),
-            nvme: crate::nvme::Shared::new(&core),
+            auth_throttle: RefCell::default(),
+            duplicate_names: RefCell::default(),
+            refusal_log: RefCell::default(),
+            iscsi: crate::iscsi::IscsiCore::new(crate::iscsi::config(&limits)),
+            nvme: crate::nvme::NvmeCore::new(&core),
             core,
         });
-        let (weak, mut own) = (Rc::downgrade(&server), door.own);
+        let (weak, mut own) = (Rc::downgrade(&server), link.inbox);
         tokio::task::spawn_local(async move {
-            while let Some(parcel) = own.recv().await {
+            while let Some(job) = own.recv().await {
                 let Some(server) = weak.upgrade() else { break };
-                parcel(&server);
+                job(&server);
             }
         });
         server
@@ -316,7 +318,7 @@ impl Server {
         &self.core
     }
 
-    /// The bounds it enforces.
+    /// The limits that it enforces.
     #[must_use]
     pub fn limits(&self) -> &Limits {
         &self.limits
@@ -324,25 +326,25 @@ impl Server {
 
     /// The core's buffer pool.
     #[must_use]
-    pub fn pool(&self) -> &Pool {
-        self.core.pool()
+    pub fn pool(&self) -> &BufferPool {
+        self.core.buffer_pool()
     }
 
     pub(crate) fn account(&self) -> Account {
-        self.core.pool().client_account(self.limits.memory_timeout)
+        self.core.buffer_pool().client_account(self.limits.memory_timeout)
     }
 
-    /// What third-party copies take their memory from.
-    pub(crate) fn copying(&self) -> Account {
-        self.copying.clone()
+    /// The memory account of third-party copies.
+    pub(crate) fn copy_account(&self) -> Account {
+        self.copy_account.clone()
     }
 
-    /// Turns to copy.
-    pub(crate) fn copies(&self) -> Rc<Semaphore> {
-        Rc::clone(&self.copies)
+    /// Permits for third-party copies.
+    pub(crate) fn copy_permits(&self) -> Rc<Semaphore> {
+        Rc::clone(&self.copy_permits)
     }
 
-    /// What stands for blocks of its volumes.
+    /// The tokens of its volumes.
     pub(crate) fn tokens(&self) -> &Tokens {
         &self.tokens
     }
@@ -355,32 +357,32 @@ impl Server {
         self.ciphertext.clone()
     }
 
-    /// What is served to whom.
+    /// The current catalog.
     #[must_use]
     pub fn catalog(&self) -> Arc<Catalog> {
         Arc::clone(&self.catalog.borrow())
     }
 
-    /// Replaces the catalog and tells every connection. Volumes that it names on this core must
-    /// have been added before, and those it no longer names are removed afterwards.
+    /// Replaces the catalog and notifies every connection. Volumes of this core that it names must
+    /// have been added before; those it no longer names are removed afterwards.
     pub fn set_catalog(&self, catalog: Arc<Catalog>) {
         self.nvme.set_node(&catalog);
         self.catalog.replace(catalog);
-        self.notify(Notice::CatalogChanged);
+        self.notify(ConnectionNotice::CatalogChanged);
     }
 
     /// Makes a volume of this core available to the catalog. Must be called in the core's
     /// `LocalSet`.
-    pub fn add_volume(self: &Rc<Self>, served: Served) {
+    pub fn add_volume(self: &Rc<Self>, served: ServedVolume) {
         let served = Rc::new(served);
         let watch = served.access.clone().map(|access| self.watch(served.id, access));
         let space = Cell::default();
-        self.served.borrow_mut().insert(served.id, Kept { served, space, _watch: watch });
+        self.served.borrow_mut().insert(served.id, VolumeEntry { served, space, _watch: watch });
     }
 
-    /// Tells initiators of a thin volume about its space. Whoever measures it does so now and then,
-    /// and first before initiators come.
-    pub fn set_space(&self, id: VolumeId, space: Space) {
+    /// Sets the space of a thin volume and reports it to initiators. The engine calls this
+    /// periodically, and first before initiators connect.
+    pub fn set_space(&self, id: VolumeId, space: VolumeSpace) {
         let known = match self.served.borrow().get(&id) {
             Some(kept) => kept.space.replace(Some(space)),
             None => return,
@@ -391,8 +393,8 @@ impl Server {
         }
     }
 
-    /// What is known of a volume's space.
-    pub(crate) fn space(&self, id: VolumeId) -> Option<Space> {
+    /// The last known space of a volume.
+    pub(crate) fn space(&self, id: VolumeId) -> Option<VolumeSpace> {
         self.served.borrow().get(&id)?.space.get()
     }
 
@@ -402,7 +404,7 @@ impl Server {
         let mut seen = access.get();
         let task = tokio::task::spawn_local(async move {
             loop {
-                seen = access.other_than(seen).await;
+                seen = access.changed_from(seen).await;
                 let Some(server) = server.upgrade() else { return };
                 tracing::debug!(?id, access = ?seen, "the access state of a volume has changed");
                 server.iscsi.access_changed(id, seen);
@@ -412,56 +414,59 @@ impl Server {
         AbortOnDropHandle::new(task)
     }
 
-    /// Takes a volume away; its owner closes it afterwards.
-    pub fn remove_volume(&self, id: VolumeId) -> Option<Rc<Served>> {
+    /// Removes a volume; the caller closes it afterwards.
+    pub fn remove_volume(&self, id: VolumeId) -> Option<Rc<ServedVolume>> {
         self.served.borrow_mut().remove(&id).map(|kept| kept.served)
     }
 
-    /// The volume, if it lives on this core.
+    /// The volume, if it belongs to this core.
     #[must_use]
-    pub fn volume(&self, id: VolumeId) -> Option<Rc<Served>> {
+    pub fn volume(&self, id: VolumeId) -> Option<Rc<ServedVolume>> {
         self.served.borrow().get(&id).map(|kept| Rc::clone(&kept.served))
     }
 
     /// All volumes of this core.
     #[must_use]
-    pub fn volumes(&self) -> Vec<Rc<Served>> {
+    pub fn volumes(&self) -> Vec<Rc<ServedVolume>> {
         self.served.borrow().values().map(|kept| Rc::clone(&kept.served)).collect()
     }
 
     /// Tells connections that a volume has grown.
     pub fn volume_resized(&self, id: VolumeId) {
-        self.notify(Notice::VolumeResized(id));
+        self.notify(ConnectionNotice::VolumeResized(id));
     }
 
     /// The connections of this core.
     #[must_use]
-    pub fn sessions(&self) -> Vec<Session> {
-        let age = |e: &Entry| Session { age: e.since.elapsed(), ..e.session.clone() };
+    pub fn sessions(&self) -> Vec<SessionInfo> {
+        let age = |e: &ConnectionEntry| SessionInfo { age: e.since.elapsed(), ..e.session.clone() };
         self.connections.borrow().iter().map(|(_, e)| age(e)).collect()
     }
 
-    /// What is odd about its clients.
+    /// Conspicuous clients of this core.
     #[must_use]
-    pub fn clients(&self) -> Clients {
-        let (now, guesses, clones) = (Instant::now(), self.guesses.borrow(), self.clones.borrow());
-        Clients {
-            failing: guesses.failing(now),
+    pub fn clients(&self) -> ClientReport {
+        let (now, guesses, clones) =
+            (Instant::now(), self.auth_throttle.borrow(), self.duplicate_names.borrow());
+        ClientReport {
+            failing_clients: guesses.failing(now),
             proven: guesses.proven(),
-            proofs: guesses.counts(),
-            shared_names: clones.shared(now),
-            replaced: clones.count(),
+            attempt_counts: guesses.counts(),
+            duplicate_names: clones.duplicates(now),
+            replaced: clones.replaced_count(),
         }
     }
 
-    /// Whether an initiator at `peer` has as many connections of this core as one may have, so that some stay for hosts of
-    /// other volumes. `named` is whether a rule names it: else it can choose its names.
-    pub(crate) fn has_its_share(&self, initiator: &str, named: bool, peer: IpAddr) -> bool {
+    /// Whether an initiator at `peer` has as many connections of this core as one may have, which
+    /// leaves some for hosts of other volumes. `named`: a rule names it; otherwise it can choose
+    /// its names freely.
+    pub(crate) fn is_at_share_limit(&self, initiator: &str, named: bool, peer: IpAddr) -> bool {
         let has = {
             let book = self.connections.borrow();
-            let full = book.iter().filter(|(_, e)| e.stage == Stage::Full);
+            let full = book.iter().filter(|(_, e)| e.stage == ConnectionStage::FullFeature);
             let of = full.map(|(_, e)| (e.session.initiator.as_deref(), e.session.peer.ip()));
-            Holding::count(of, initiator, peer).is_share(self.limits.connections, named)
+            ConnectionCounts::count(of, initiator, peer)
+                .is_at_share_limit(self.limits.connections, named)
         };
         if has {
             self.refused.set(self.refused.get() + 1);
@@ -469,76 +474,79 @@ impl Server {
         has
     }
 
-    /// A client at this address is to prove who it is: when it may, or nothing if too many wait already.
-    pub(crate) fn attempt(
+    /// A client at this address begins to authenticate: when it may, or nothing if too many are
+    /// waiting.
+    pub(crate) fn begin_auth_attempt(
         self: &Rc<Self>,
-        whence: Whence<'_>,
-    ) -> Option<(Option<Instant>, Attempt)> {
-        let at = match self.guesses.borrow_mut().turn(Instant::now(), whence) {
-            Turn::Now => None,
-            Turn::At(at) => Some(at),
-            Turn::Refused => return None,
+        source: AttemptSource<'_>,
+    ) -> Option<(Option<Instant>, AuthAttempt)> {
+        let at = match self.auth_throttle.borrow_mut().begin_attempt(Instant::now(), source) {
+            AttemptDecision::Now => None,
+            AttemptDecision::At(at) => Some(at),
+            AttemptDecision::Refused => return None,
         };
-        let (address, method, target) = (whence.0, whence.1, whence.2.to_owned());
-        Some((at, Attempt { server: Rc::clone(self), address, method, target, is_over: false }))
+        let (address, method, target) = (source.0, source.1, source.2.to_owned());
+        Some((
+            at,
+            AuthAttempt { server: Rc::clone(self), address, method, target, is_recorded: false },
+        ))
     }
 
-    /// Whether there may be one more line about a client that is refused; then how many were left out before it.
+    /// Whether one more refused client may be logged; if so, how many were not logged before it.
     pub(crate) fn refusal_line(&self) -> Option<u64> {
-        self.refusals.borrow_mut().line(Instant::now())
+        self.refusal_log.borrow_mut().try_log(Instant::now())
     }
 
-    pub(crate) fn clones(&self) -> &RefCell<Clones> {
-        &self.clones
+    pub(crate) fn duplicate_names(&self) -> &RefCell<DuplicateNames> {
+        &self.duplicate_names
     }
 
-    /// Connections refused, or closed for another, because a limit was reached, since the start.
+    /// Connections refused or evicted because of a limit, since the start.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.refused.get()
     }
 
-    /// Serves `service` on `listener` for ever; stop by dropping the future. Connections live on.
+    /// Serves `service` on `listener`; stop by dropping the future. Connections remain.
     pub async fn serve(self: Rc<Self>, listener: Listener, service: Service) {
         match service {
-            Service::Iscsi => self.accept::<crate::iscsi::Initiator>(listener).await,
-            Service::Nvme => self.accept::<crate::nvme::Host>(listener).await,
+            Service::Iscsi => self.accept::<crate::iscsi::InitiatorConnection>(listener).await,
+            Service::Nvme => self.accept::<crate::nvme::HostConnection>(listener).await,
         }
     }
 
-    /// Accepts connections of protocol `P` for ever; stop by dropping the future. Connections
-    /// live on.
-    pub(crate) async fn accept<P: Resident>(self: Rc<Self>, listener: Listener) {
+    /// Accepts connections of protocol `P`; stop by dropping the future. Connections remain.
+    pub(crate) async fn accept<P: MigratableConnection>(self: Rc<Self>, listener: Listener) {
         let service = P::SERVICE;
         loop {
             let (stream, peer) = match listener.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    // Out of descriptors, or a connection that died in the queue: go on, slowly.
+                    // No descriptors left, or a connection that broke in the queue: go on, slowly.
                     tracing::warn!(%service, %error, "a connection could not be accepted");
                     tokio::time::sleep(Duration::from_millis(50)).await;
                     continue;
                 }
             };
-            if self.refuses(service, peer) {
+            if self.is_full(service, peer) {
                 continue;
             }
             if let Ok(local) = stream.local_addr() {
-                resident::begin::<P>(&self, stream, peer, local);
+                migration::begin::<P>(&self, stream, peer, local);
             }
         }
     }
 
-    /// Whether there is no place for one more connection, be it new or from another core. Where
-    /// only connections are in the way that have not shown who they are, one of them goes: else
-    /// whoever opens enough of them keeps everybody out.
-    pub(crate) fn refuses(&self, service: Service, peer: SocketAddr) -> bool {
+    /// Whether there is no room for one more connection, new or from another core. If connections
+    /// that have not logged in fill it, one of them is evicted: otherwise a client with enough of
+    /// them would lock out all others.
+    pub(crate) fn is_full(&self, service: Service, peer: SocketAddr) -> bool {
         let full = || {
-            let going = self.count(Stage::Evicted);
+            let going = self.count(ConnectionStage::Evicted);
             self.connections.borrow().len() - going >= self.limits.connections
         };
-        if full() && !self.evict(Stage::Login) {
-            self.evict(Stage::Discovery);
+        if full() && !self.evict(ConnectionStage::Login) {
+            self.evict(ConnectionStage::Discovery);
         }
         let refuses = full() || self.draining.get();
         if refuses {
@@ -548,17 +556,17 @@ impl Server {
         refuses
     }
 
-    /// Enters a connection into the book; it leaves when the result is dropped.
+    /// Adds a connection to the connection table; it is removed when the result is dropped.
     pub(crate) fn register(
         self: &Rc<Self>,
         service: Service,
         peer: SocketAddr,
         local: SocketAddr,
         since: Instant,
-        line: Rc<dyn Line>,
+        line: Rc<dyn ConnectionHandle>,
     ) -> Registration {
-        self.make_room(Stage::Login, self.limits.logins);
-        let session = Session {
+        self.make_room(ConnectionStage::Login, self.limits.logins);
+        let session = SessionInfo {
             service,
             peer,
             local,
@@ -569,59 +577,64 @@ impl Server {
             age: Duration::ZERO,
             core: self.core.id(),
         };
-        let stage = Stage::Login;
-        let key = self.connections.borrow_mut().insert(Entry { session, since, stage, line });
+        let stage = ConnectionStage::Login;
+        let key = self.connections.borrow_mut().insert(ConnectionEntry {
+            session,
+            since,
+            stage,
+            handle: line,
+        });
         self.adjust(stage, 1);
         Registration { server: Rc::clone(self), key }
     }
 
-    fn count(&self, stage: Stage) -> usize {
+    fn count(&self, stage: ConnectionStage) -> usize {
         self.stages.get()[stage as usize]
     }
 
-    fn adjust(&self, stage: Stage, by: isize) {
+    fn adjust(&self, stage: ConnectionStage, by: isize) {
         let mut stages = self.stages.get();
         stages[stage as usize] = stages[stage as usize].saturating_add_signed(by);
         self.stages.set(stages);
     }
 
-    fn promote(&self, key: usize, to: Stage) {
+    fn promote(&self, key: usize, to: ConnectionStage) {
         let from = std::mem::replace(&mut self.connections.borrow_mut()[key].stage, to);
         self.adjust(from, -1);
         self.adjust(to, 1);
     }
 
-    /// Makes sure that one more connection of a stage stays within its limit.
-    fn make_room(&self, stage: Stage, limit: usize) {
+    /// Keeps a stage within its limit when one more connection is added.
+    fn make_room(&self, stage: ConnectionStage, limit: usize) {
         if self.count(stage) >= limit {
             self.evict(stage);
         }
     }
 
-    /// Ends one connection of a stage, if there is any: [`longest_of_most`].
-    fn evict(&self, stage: Stage) -> bool {
+    /// Evicts one connection of a stage, if there is any: [`eviction_candidate`].
+    fn evict(&self, stage: ConnectionStage) -> bool {
         let key = {
             let book = self.connections.borrow();
             let of_stage = book.iter().filter(|(_, e)| e.stage == stage);
-            longest_of_most(of_stage.map(|(key, e)| (key, e.session.peer.ip(), e.since)))
+            eviction_candidate(of_stage.map(|(key, e)| (key, e.session.peer.ip(), e.since)))
         };
         let Some(key) = key else { return false };
-        self.promote(key, Stage::Evicted);
+        self.promote(key, ConnectionStage::Evicted);
         self.refused.set(self.refused.get() + 1);
         let (line, peer) = {
             let entry = &self.connections.borrow()[key];
-            (Rc::clone(&entry.line), entry.session.peer)
+            (Rc::clone(&entry.handle), entry.session.peer)
         };
         tracing::debug!(%peer, ?stage, "closed: too many connections, a newcomer takes its place");
         line.evict();
         true
     }
 
-    /// Hands work to another core's server, waiting while its door is full.
-    pub(crate) async fn send(&self, core: usize, parcel: Parcel) {
+    /// Sends a task to another core's server, waiting while its queue is full.
+    pub(crate) async fn send(&self, core: usize, job: CoreTask) {
         match self.peers.get(core) {
             Some(peer) => {
-                if peer.send(parcel).await.is_err() {
+                if peer.send(job).await.is_err() {
                     tracing::debug!(core, "the core has stopped; a connection is dropped");
                 }
             }
@@ -629,11 +642,11 @@ impl Server {
         }
     }
 
-    /// Takes leave of all clients, waits until all connections are gone, at most until
-    /// `deadline`, and then closes those that are left. Volumes stay open.
+    /// Drains all connections, waits until they are gone or `deadline` has passed, then closes
+    /// those left. Volumes stay open.
     pub async fn drain(&self, deadline: Instant) {
         self.draining.set(true);
-        self.notify(Notice::Drain);
+        self.notify(ConnectionNotice::Drain);
         let gone = poll_fn(|cx| {
             if self.connections.borrow().is_empty() {
                 return Poll::Ready(());
@@ -644,49 +657,50 @@ impl Server {
         if tokio::time::timeout_at(deadline, gone).await.is_err() {
             let left = self.connections.borrow().len();
             tracing::warn!(left, "connections outlived the shutdown timeout and are closed");
-            self.notify(Notice::Close);
+            self.notify(ConnectionNotice::Close);
         }
     }
 
-    fn notify(&self, notice: Notice) {
-        // A connection may answer a notice by leaving: call without holding the book.
+    fn notify(&self, notice: ConnectionNotice) {
+        // A connection may call back on a notice: do not hold the table.
         let all: Vec<_> =
-            self.connections.borrow().iter().map(|(_, e)| Rc::clone(&e.line)).collect();
+            self.connections.borrow().iter().map(|(_, e)| Rc::clone(&e.handle)).collect();
         for line in all {
             line.notify(notice);
         }
     }
 }
 
-/// How many connections to volumes an initiator has on a core.
+/// Number of connections to volumes of an initiator on a core.
 #[derive(Clone, Copy, Debug, Default)]
-struct Holding {
-    /// By its name, wherever they come from: one machine may have several addresses.
+struct ConnectionCounts {
+    /// With its name, from any address: one machine may have several addresses.
     by_name: usize,
-    /// From its address, whatever their names: one machine has a name for iSCSI and one for NVMe.
+    /// From its address, with any name: one machine has a name for iSCSI and one for NVMe.
     by_address: usize,
-    /// From its network: one machine has as many addresses of IPv6 as it likes.
+    /// From its network: one machine has any number of IPv6 addresses.
     by_network: usize,
 }
 
-impl Holding {
+impl ConnectionCounts {
     fn count<'a>(
         all: impl Iterator<Item = (Option<&'a str>, IpAddr)>,
         initiator: &str,
         peer: IpAddr,
     ) -> Self {
-        let (address, of) = (peer.to_canonical(), network(peer));
+        let (address, of) = (peer.to_canonical(), network_prefix(peer));
         all.fold(Self::default(), |mut has, (name, at)| {
             has.by_name += usize::from(name == Some(initiator));
             has.by_address += usize::from(at.to_canonical() == address);
-            has.by_network += usize::from(network(at) == of);
+            has.by_network += usize::from(network_prefix(at) == of);
             has
         })
     }
 
-    /// Whether that is all that one may have: three quarters. An initiator whose name is allowed has a sixteenth also
-    /// where others of its network of IPv6 have that many: they may be other machines.
-    fn is_share(self, connections: usize, named: bool) -> bool {
+    /// Whether the limit of one initiator, three quarters, is reached. An initiator with an allowed
+    /// name may always have a sixteenth, even if others of its IPv6 network use up the rest: they
+    /// may be other machines.
+    fn is_at_share_limit(self, connections: usize, named: bool) -> bool {
         let most = connections - connections / 4;
         let has_little = named && self.by_name < connections / 16;
         (named && self.by_name >= most)
@@ -695,12 +709,13 @@ impl Holding {
     }
 }
 
-/// Of connections with their addresses and beginnings, the oldest of the network that has most, so that a flood takes
-/// the place of its own connections first.
-fn longest_of_most(all: impl Iterator<Item = (usize, IpAddr, Instant)>) -> Option<usize> {
+/// Of connections with their addresses and start times, the oldest of the network with the most, so
+/// that a flood evicts its own connections first.
+fn eviction_candidate(all: impl Iterator<Item = (usize, IpAddr, Instant)>) -> Option<usize> {
     let mut by_network: BTreeMap<IpAddr, (usize, Instant, usize)> = BTreeMap::new();
     for (key, at, since) in all {
-        let (count, oldest, victim) = by_network.entry(network(at)).or_insert((0, since, key));
+        let (count, oldest, victim) =
+            by_network.entry(network_prefix(at)).or_insert((0, since, key));
         *count += 1;
         if since < *oldest {
             (*oldest, *victim) = (since, key);
@@ -710,26 +725,26 @@ fn longest_of_most(all: impl Iterator<Item = (usize, IpAddr, Instant)>) -> Optio
     most.map(|(.., victim)| victim)
 }
 
-/// A client's attempt to prove who it is. Dropped, it has come to nothing, and counts for nothing.
+/// A client's authentication attempt. If dropped, it counts as abandoned.
 #[derive(Debug)]
-pub(crate) struct Attempt {
+pub(crate) struct AuthAttempt {
     server: Rc<Server>,
     address: IpAddr,
-    method: Method,
+    method: AuthMethod,
     target: String,
-    is_over: bool,
+    is_recorded: bool,
 }
 
-impl Attempt {
-    fn whence(&self) -> Whence<'_> {
+impl AuthAttempt {
+    fn source(&self) -> AttemptSource<'_> {
         (self.address, self.method, &self.target)
     }
 
-    /// The client, which calls itself `name`, has not proved it, and knows that.
+    /// The client, which calls itself `name`, has failed to authenticate, and has been told.
     pub(crate) fn failed(mut self, name: &str, why: &str) {
-        self.is_over = true;
-        let failed = &self.server.guesses;
-        let line = failed.borrow_mut().failed(Instant::now(), self.whence(), name);
+        self.is_recorded = true;
+        let failed = &self.server.auth_throttle;
+        let line = failed.borrow_mut().record_failure(Instant::now(), self.source(), name);
         if let Some(line) = line {
             tracing::warn!(
                 address = %self.address, name, target = self.target, method = %self.method, why, times = line.times,
@@ -739,22 +754,22 @@ impl Attempt {
         }
     }
 
-    /// It has proved it.
+    /// The client has authenticated.
     pub(crate) fn succeeded(mut self) {
-        self.is_over = true;
-        self.server.guesses.borrow_mut().succeeded(self.whence());
+        self.is_recorded = true;
+        self.server.auth_throttle.borrow_mut().record_success(self.source());
     }
 }
 
-impl Drop for Attempt {
+impl Drop for AuthAttempt {
     fn drop(&mut self) {
-        if !self.is_over {
-            self.server.guesses.borrow_mut().abandoned(self.whence());
+        if !self.is_recorded {
+            self.server.auth_throttle.borrow_mut().record_abandoned(self.source());
         }
     }
 }
 
-/// A connection's place in the book.
+/// A connection's entry in the connection table.
 #[derive(Debug)]
 pub(crate) struct Registration {
     server: Rc<Server>,
@@ -762,7 +777,7 @@ pub(crate) struct Registration {
 }
 
 impl Registration {
-    /// Records who the client turned out to be. It no longer counts as a pending login.
+    /// Records the identity of the client. The connection no longer counts as a pending login.
     pub(crate) fn logged_in(&self, initiator: &str, target: Option<&str>, queue: u16) {
         let server = &self.server;
         let stage = {
@@ -773,21 +788,28 @@ impl Registration {
             entry.session.queue = queue;
             entry.stage
         };
-        if stage != Stage::Login {
+        if stage != ConnectionStage::Login {
             return;
         }
         if target.is_none() {
-            server.make_room(Stage::Discovery, server.limits.discoveries);
+            server.make_room(ConnectionStage::Discovery, server.limits.discoveries);
         }
-        server.promote(self.key, if target.is_some() { Stage::Full } else { Stage::Discovery });
+        server.promote(
+            self.key,
+            if target.is_some() {
+                ConnectionStage::FullFeature
+            } else {
+                ConnectionStage::Discovery
+            },
+        );
     }
 
-    /// Records whether the connection is protected by TLS.
+    /// Records whether the connection uses TLS.
     pub(crate) fn set_tls(&self, tls: bool) {
         self.server.connections.borrow_mut()[self.key].session.tls = tls;
     }
 
-    /// Who the client is, once it has logged in.
+    /// The client's name, once it has logged in.
     pub(crate) fn initiator(&self) -> Option<String> {
         self.server.connections.borrow()[self.key].session.initiator.clone()
     }
@@ -813,13 +835,14 @@ mod tests {
         address.parse().unwrap()
     }
 
-    /// Addresses of one network of IPv6.
+    /// Addresses of one IPv6 network.
     fn of_network(n: usize) -> IpAddr {
         let n = u16::try_from(n).unwrap();
         IpAddr::from([0x2001, 0xdb8, 0, 0, n, n, n, n])
     }
 
-    /// Opens as many connections as an initiator of these names and addresses is let; how many those are.
+    /// Opens as many connections as an initiator with these names and addresses may have; returns
+    /// how many.
     fn takes(
         held: &mut Vec<(&'static str, IpAddr)>,
         named: bool,
@@ -829,14 +852,14 @@ mod tests {
         for n in 0..2 * CONNECTIONS {
             let (name, peer) = way(n);
             let all = held.iter().map(|(name, at)| (Some(*name), *at));
-            if !Holding::count(all, name, peer).is_share(CONNECTIONS, named) {
+            if !ConnectionCounts::count(all, name, peer).is_at_share_limit(CONNECTIONS, named) {
                 held.push((name, peer));
             }
         }
         held.len() - before
     }
 
-    /// By its name for iSCSI and its name for NVMe one machine once took all connections of a core.
+    /// Regression: with its names for iSCSI and NVMe one machine took all connections of a core.
     #[test]
     fn two_allowed_names_of_one_address_have_one_share() {
         let host = at("192.0.2.1");
@@ -844,7 +867,7 @@ mod tests {
             &(|n: usize| (["iqn.a", "nqn.a"][n % 2], host)) as &dyn Fn(usize) -> _,
             &|n| (["iqn.a", "nqn.a"][n / CONNECTIONS], host),
             &|n| ("iqn.a", [host, at("::ffff:192.0.2.1")][n % 2]),
-            // By several addresses, of one name.
+            // From several addresses, with one name.
             &|n| ("iqn.a", [host, at("198.51.100.1")][n % 2]),
         ] {
             let mut held = Vec::new();
@@ -858,7 +881,7 @@ mod tests {
         let mut held = Vec::new();
         let chosen = ["iqn.a", "iqn.b", "iqn.c", "iqn.d"];
         assert_eq!(takes(&mut held, false, |n| (chosen[n % 4], of_network(n))), 48);
-        // Of two allowed names both are used, and an allowed host beside them has room still.
+        // Both of two allowed names are used, and an allowed host beside them still has room.
         let mut held = Vec::new();
         let names = |n: usize| (["iqn.a", "nqn.a"][n / CONNECTIONS], of_network(n));
         assert_eq!(takes(&mut held, true, names), 48 + CONNECTIONS / 16);
@@ -872,8 +895,8 @@ mod tests {
         let second = |n: u64| now + Duration::from_secs(n);
         let host = [(0, at("192.0.2.1"), now), (1, at("192.0.2.1"), second(1))];
         let flood = (2..9).map(|n| (n, of_network(n), second(n as u64)));
-        assert_eq!(longest_of_most(host.into_iter().chain(flood)), Some(2));
-        assert_eq!(longest_of_most(host.into_iter()), Some(0));
-        assert_eq!(longest_of_most(std::iter::empty()), None);
+        assert_eq!(eviction_candidate(host.into_iter().chain(flood)), Some(2));
+        assert_eq!(eviction_candidate(host.into_iter()), Some(0));
+        assert_eq!(eviction_candidate(std::iter::empty()), None);
     }
 }

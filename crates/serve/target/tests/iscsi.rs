@@ -1,7 +1,7 @@
 //! iSCSI clients that misbehave, or behave well at a bad moment, against a server on real cores.
 
+mod auth_throttle;
 mod copy;
-mod guessing;
 mod mapping;
 mod token;
 
@@ -14,16 +14,16 @@ use std::time::Duration;
 use crate::common::client::Client;
 use crate::common::{POOL, listen, on_core, on_cores};
 use block::testing::faulty::{Effect, Faults, Faulty, Rule};
-use block::{AccessState, Class, Dev, Epoch, Error, Mem, MemOptions};
+use block::{AccessState, Dev, Epoch, Error, Mem, MemOptions, MemoryClass};
 use iscsi::pdu::{NO_TAG, Opcode, Stage, TaskFunction};
 use iscsi::testing::Pdu;
 use rt::Core;
 use target::{
-    Access, Admission, Catalog, IscsiTarget, Limits, NodeIndex, Portals, Served, Server, Service,
-    ServingNode, Space, VolumeId, doors,
+    AccessList, AccessRule, Catalog, IscsiTarget, Limits, NodeIndex, Portals, ServedVolume, Server,
+    Service, ServingNode, VolumeId, VolumeSpace, core_links,
 };
 use tokio::time::{Instant, sleep, timeout};
-use volume::{Gate, Standing, Volume};
+use volume::{ReservationContext, ReservationGate, Volume};
 
 const TARGET: &str = "iqn.2026-01.com.example:disk";
 const BLOCK: usize = 512;
@@ -31,7 +31,7 @@ const WRITE: u8 = 0x20;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn catalog(core: usize) -> Arc<Catalog> {
-    let access = Access::anybody();
+    let access = AccessList::open();
     let luns = [(1, VolumeId([7; 16]))].into();
     let targets =
         [(TARGET.to_owned(), IscsiTarget { core, luns, access, ..IscsiTarget::default() })].into();
@@ -40,7 +40,7 @@ fn catalog(core: usize) -> Arc<Catalog> {
 
 /// A server with one volume, and where it listens.
 async fn serve(core: &Core, limits: Limits) -> (Rc<Server>, SocketAddr) {
-    let server = Server::new(core.clone(), limits, doors(1).remove(0));
+    let server = Server::new(core.clone(), limits, core_links(1).remove(0));
     add_volume(&server);
     server.set_catalog(catalog(0));
     let address = listen(core, &server, Service::Iscsi).await;
@@ -51,15 +51,19 @@ fn add_volume(server: &Rc<Server>) {
     let mem = Mem::new(MemOptions::new(512, 1 << 17));
     let volume = volume_on(server, Dev::new(mem));
     let (id, name) = (VolumeId([7; 16]), "disk".to_owned());
-    server.add_volume(Served { id, name, volume, thin: false, access: None });
+    server.add_volume(ServedVolume { id, name, volume, thin: false, access: None });
 }
 
 /// A volume that only this node has.
 fn volume_on(server: &Rc<Server>, dev: Dev) -> Rc<Volume> {
     let volume = Volume::new(dev, Epoch::default());
-    let gate = Rc::new(Gate::default());
-    gate.set_standing(Standing { era: 1, seat: 1, seats: vec![1] });
-    volume.keep_reservations(gate, server.pool().account());
+    let gate = Rc::new(ReservationGate::default());
+    gate.set_context(ReservationContext {
+        power_epoch: 1,
+        incarnation: 1,
+        serving_incarnations: vec![1],
+    });
+    volume.enable_reservations(gate, server.pool().account());
     volume
 }
 
@@ -120,9 +124,9 @@ fn memory_that_comes_late_is_not_the_next_commands() {
     on_core(async |core| {
         let (_server, at) = serve(&core, Limits::default()).await;
         let mut client = Client::log_in(&core, at, 1, &[("ImmediateData", "No")]).await;
-        let hog = core.pool().account();
+        let hog = core.buffer_pool().account();
         for _ in 0..20 {
-            let all = hog.try_credit(POOL, Class::Immediate).unwrap();
+            let all = hog.try_credit(POOL, MemoryClass::LocalIo).unwrap();
             let first = client.write(0, 64, &[]).await;
             sleep(Duration::from_millis(5)).await;
             let abort = client.initiator.task(TaskFunction::AbortTask, first, 0);
@@ -137,19 +141,19 @@ fn memory_that_comes_late_is_not_the_next_commands() {
             let status = client.next().await;
             assert_eq!((status.itt(), status.header[3]), (second, 0));
         }
-        assert_eq!(core.pool().usage().waiting, 0);
+        assert_eq!(core.buffer_pool().usage().waiting, 0);
     });
 }
 
-/// Waiting for memory ends with the command: else a client that gives up and tries again leaves
+/// Waiting for memory ends with the command: otherwise a client that gives up and retries leaves
 /// more behind each time.
 #[test]
 fn commands_that_are_aborted_leave_nobody_waiting_for_memory() {
     on_core(async |core| {
         let (_server, at) = serve(&core, Limits::default()).await;
         let mut client = Client::log_in(&core, at, 1, &[("ImmediateData", "No")]).await;
-        let hog = core.pool().account();
-        let _all = hog.try_credit(POOL, Class::Immediate).unwrap();
+        let hog = core.buffer_pool().account();
+        let _all = hog.try_credit(POOL, MemoryClass::LocalIo).unwrap();
         for _ in 0..20 {
             let itt = client.write(0, 64, &[]).await;
             sleep(Duration::from_millis(5)).await;
@@ -159,21 +163,21 @@ fn commands_that_are_aborted_leave_nobody_waiting_for_memory() {
         }
         client.write(0, 64, &[]).await;
         sleep(Duration::from_millis(20)).await;
-        assert_eq!(core.pool().usage().waiting, 1);
+        assert_eq!(core.buffer_pool().usage().waiting, 1);
         drop(client);
         sleep(Duration::from_millis(20)).await;
-        assert_eq!(core.pool().usage().waiting, 0);
+        assert_eq!(core.buffer_pool().usage().waiting, 0);
     });
 }
 
-/// SAM-5 5.3.1: initiators hear it before they give the path up; RFD 0037.
+/// SAM-5 5.3.1: initiators get this answer before they give the path up; RFD 0037.
 #[test]
 fn commands_that_find_no_memory_are_told_to_try_again() {
     on_core(async |core| {
         let limits = Limits { memory_timeout: Duration::from_millis(600), ..Limits::default() };
         let (_server, at) = serve(&core, limits).await;
         let mut client = Client::log_in(&core, at, 1, &[("ImmediateData", "No")]).await;
-        let all = core.pool().account().try_credit(POOL, Class::Immediate).unwrap();
+        let all = core.buffer_pool().account().try_credit(POOL, MemoryClass::LocalIo).unwrap();
         let write = client.write(0, 64, &[]).await;
         let status = client.next().await;
         assert_eq!((status.itt(), status.header[3]), (write, 0x28));
@@ -182,8 +186,11 @@ fn commands_that_find_no_memory_are_told_to_try_again() {
         client.send(&command).await;
         let status = client.next().await;
         assert_eq!((status.itt(), status.header[3]), (read, 0x28));
-        assert!(core.pool().usage().short_for.is_some());
-        assert_eq!((core.pool().usage().waiting, core.pool().usage().refused), (0, 2));
+        assert!(core.buffer_pool().usage().shortage_duration.is_some());
+        assert_eq!(
+            (core.buffer_pool().usage().waiting, core.buffer_pool().usage().timed_out_waits),
+            (0, 2)
+        );
         drop(all);
         let again = client.write(0, 64, &[]).await;
         let r2t = client.next().await;
@@ -193,8 +200,8 @@ fn commands_that_find_no_memory_are_told_to_try_again() {
     });
 }
 
-/// More writes at once than there is memory for, each with a part of its data in the command: the
-/// data of those that have memory comes behind commands that have none yet.
+/// More concurrent writes than there is memory for, each with a part of its data in the command:
+/// the data of those that have memory comes behind commands that have none yet.
 #[test]
 fn writes_beyond_the_pool_all_end() {
     on_core(async |core| {
@@ -218,7 +225,7 @@ fn writes_beyond_the_pool_all_end() {
                 _ => panic!("{pdu:?}"),
             }
         }
-        let usage = core.pool().usage();
+        let usage = core.buffer_pool().usage();
         assert_eq!((usage.free, usage.waiting, usage.overdrafts), (usage.total, 0, 0));
     });
 }
@@ -228,7 +235,7 @@ fn writes_beyond_the_pool_all_end() {
 fn connections_that_come_from_another_core_count() {
     on_cores(2, async |core| {
         let limits = Limits { connections: 3, ..Limits::default() };
-        let mut doors = doors(2);
+        let mut doors = core_links(2);
         let (there, here) = (doors.remove(1), doors.remove(0));
         let home = core.peers()[1].clone();
         home.post(move |core| async move {
@@ -252,7 +259,8 @@ fn connections_that_come_from_another_core_count() {
     });
 }
 
-/// RFC 7143 6.3.5: a login of the same initiator port ends the session that it had with the target, and no other one.
+/// RFC 7143 6.3.5: a login of the same initiator port ends the session that it had with the target,
+/// and no other one.
 #[test]
 fn clause_6_3_5_a_port_that_logs_in_again_reinstates_its_session() {
     on_core(async |core| {
@@ -269,14 +277,15 @@ fn clause_6_3_5_a_port_that_logs_in_again_reinstates_its_session() {
         drop(old);
         sleep(Duration::from_millis(50)).await;
         assert_eq!(server.sessions().len(), 2);
-        // Discovery sessions end nobody's.
+        // Discovery sessions do not replace sessions.
         let mut discovery = Client::dial(&core, at, 2).await;
         discovery.discover().await;
         assert_eq!(other.ask_for(&READY, 0).await.0, 0);
     });
 }
 
-/// RFC 7143 6.3.1, 11.13.5: a connection for a session that is not there, and one more for a session that is.
+/// RFC 7143 6.3.1, 11.13.5: a connection for a session that is not there, and one more for a
+/// session that is.
 #[test]
 fn clause_6_3_1_connections_are_not_added_to_sessions() {
     on_core(async |core| {
@@ -293,13 +302,14 @@ fn clause_6_3_1_connections_are_not_added_to_sessions() {
             more.ask(&[]).await;
             assert_eq!(more.next().await.header[36..38], status, "TSIH {tsih}, CID {cid}");
         }
-        // Its first command fetches what every new initiator is told.
+        // Its first command fetches the attention of a new initiator.
         assert_eq!(client.ask_for(&READY, 0).await.0, 2);
         assert_eq!(client.ask_for(&READY, 0).await.0, 0, "the session lives");
     });
 }
 
-/// RFC 7143 6.3.4: a connection takes the place of its session's. The session and its nexuses live; tasks do not.
+/// RFC 7143 6.3.4: a connection replaces that of its session. The session and its nexuses remain;
+/// tasks do not.
 #[test]
 fn clause_6_3_4_a_connection_is_reinstated() {
     on_core(async |core| {
@@ -309,7 +319,7 @@ fn clause_6_3_4_a_connection_is_reinstated() {
         let login = old.next().await;
         assert_eq!(old.sense(&READY, 0).await.map(|[key, ..]| key), Some(6), "it is new");
         assert_eq!(old.ask_for(&[0x16, 0, 0, 0, 0, 0], 0).await.0, 0, "RESERVE");
-        // A write whose data does not come.
+        // A write whose data does not arrive.
         old.write(0, 8, &[]).await;
         assert_eq!(old.next().await.opcode(), Opcode::R2t);
         let mut new = Client::dial(&core, at, 1).await;
@@ -325,7 +335,7 @@ fn clause_6_3_4_a_connection_is_reinstated() {
         assert_eq!(new.ask_for(&READY, 0).await.0, 0, "no nexus was lost, nothing is told");
         let mut rival = Client::log_in(&core, at, 2, &[]).await;
         assert_eq!(rival.ask_for(&cdb(0x28, 0, 1), 512).await.0, 0x18, "it is RESERVEd still");
-        // What was agreed on holds: data comes without being asked for.
+        // The negotiated parameters remain: data is sent unsolicited.
         let itt = new.initiator.itt;
         let mut write = new.initiator.command(&cdb(0x2a, 8, 1), WRITE, BLOCK as u32, &[]);
         write[1] &= 0x7f; // F: data follows
@@ -337,13 +347,14 @@ fn clause_6_3_4_a_connection_is_reinstated() {
         assert_eq!(new.ask_for(&cdb(0x28, 8, 1), 512).await, (0, vec![7; BLOCK]));
         drop(new);
         until(|| server.sessions().len() == 1).await;
-        // The conflict went before what every new initiator is told.
+        // The conflict took precedence over the attention of a new initiator.
         assert_eq!(rival.sense(&READY, 0).await, Some([6, 0x29, 0]));
         assert_eq!(rival.ask_for(&cdb(0x28, 0, 1), 512).await.0, 0, "now it is lost");
     });
 }
 
-/// RFC 7143 4.2.3.2: a reset of the unit ends the commands of all sessions; the others are told by a unit attention.
+/// RFC 7143 4.2.3.2: a reset of the unit ends the commands of all sessions; the others get a unit
+/// attention.
 #[test]
 fn clause_4_2_3_2_a_reset_ends_the_commands_of_other_sessions() {
     on_core(async |core| {
@@ -356,14 +367,14 @@ fn clause_4_2_3_2_a_reset_ends_the_commands_of_other_sessions() {
         one.send(&reset).await;
         let answer = one.next().await;
         assert_eq!((answer.opcode(), answer.header[2]), (Opcode::TaskResponse, 0));
-        // The write is gone without a word (TAS is zero); what comes next is told why.
+        // The write ends without an answer (TAS is zero); the next command reports why.
         let [key, asc, _] = other.sense(&READY, 0).await.expect("a unit attention");
         assert_eq!((key & 0xf, asc), (6, 0x29));
         assert_eq!(other.ask_for(&READY, 0).await.0, 0);
     });
 }
 
-/// SAM-5 7.5: CLEAR TASK SET ends the commands of other sessions, and tells them.
+/// SAM-5 7.5: CLEAR TASK SET ends the commands of other sessions, and notifies them.
 #[test]
 fn sam_5_clause_7_5_clear_task_set_ends_the_commands_of_other_sessions() {
     on_core(async |core| {
@@ -382,8 +393,8 @@ fn sam_5_clause_7_5_clear_task_set_ends_the_commands_of_other_sessions() {
     });
 }
 
-/// Connections that never log in keep nobody out, whether they fill the places for logins or all
-/// there are.
+/// Connections that never log in do not lock out others, whether they reach the limit of logins or
+/// of all connections.
 #[test]
 fn silent_connections_make_room() {
     on_core(async |core| {
@@ -407,8 +418,8 @@ fn silent_connections_make_room() {
     });
 }
 
-/// Discovery asks nobody who he is, and a session that answers every ping never ends by itself:
-/// the oldest makes room, and those that serve volumes stay.
+/// Discovery needs no authentication, and a session that answers every ping never ends by itself:
+/// the oldest is closed for the next, and those that serve volumes stay.
 #[test]
 fn discovery_sessions_make_room() {
     on_core(async |core| {
@@ -431,7 +442,7 @@ fn discovery_sessions_make_room() {
     });
 }
 
-/// A client that has sent more than was read is told all the same why it may not come in.
+/// A client that has sent more than was read still learns why it is refused.
 #[test]
 fn a_refusal_reaches_a_client_that_went_on_sending() {
     on_core(async |core| {
@@ -454,7 +465,7 @@ fn a_refusal_reaches_a_client_that_went_on_sending() {
     });
 }
 
-/// A node that stops waits for a write whose data never comes no longer than anybody does.
+/// A stopping node waits for a write whose data never comes no longer than usual.
 #[test]
 fn a_write_without_its_data_does_not_hold_up_a_shutdown() {
     on_core(async |core| {
@@ -482,11 +493,11 @@ fn shared(third: block::Access) -> Arc<Catalog> {
 
 /// A server of that node, and where it listens; the volume's state and faults.
 async fn serve_shared(core: &Core) -> (Rc<Server>, SocketAddr, AccessState, Faults) {
-    let server = Server::new(core.clone(), Limits::default(), doors(1).remove(0));
+    let server = Server::new(core.clone(), Limits::default(), core_links(1).remove(0));
     let (dev, faults) = Faulty::wrap(Dev::new(Mem::new(MemOptions::new(512, 1 << 17))), 1);
     let volume = Volume::new(dev, Epoch::default());
     let (id, name, access) = (VolumeId([7; 16]), "disk".to_owned(), AccessState::default());
-    let served = Served { id, name, volume, thin: false, access: Some(access.clone()) };
+    let served = ServedVolume { id, name, volume, thin: false, access: Some(access.clone()) };
     server.add_volume(served);
     server.set_catalog(shared(block::Access::Unavailable));
     let address = listen(core, &server, Service::Iscsi).await;
@@ -494,7 +505,7 @@ async fn serve_shared(core: &Core) -> (Rc<Server>, SocketAddr, AccessState, Faul
 }
 
 impl Client {
-    /// How TEST UNIT READY, or a read of a block, ends: nothing, or what the sense data says.
+    /// The result of TEST UNIT READY, or of reading a block: success, or the sense data.
     async fn sense(&mut self, cdb: &[u8], bytes: u32) -> Option<[u8; 3]> {
         let (status, sense) = self.ask_for(cdb, bytes).await;
         (status == 2).then(|| [sense[2], sense[12], sense[13]])
@@ -528,19 +539,21 @@ fn a_node_of_several_is_a_port_of_its_own() {
     });
 }
 
-/// SBC-3 4.7.3.7: what is measured of a thin volume reaches its initiators, those that come later too.
+/// SBC-3 4.7.3.7: the space of a thin volume is reported to its initiators, even later ones.
 #[test]
 fn space_reaches_every_initiator() {
     on_core(async |core| {
-        let server = Server::new(core.clone(), Limits::default(), doors(1).remove(0));
+        let server = Server::new(core.clone(), Limits::default(), core_links(1).remove(0));
         let mem = Mem::new(MemOptions::new(512, 1 << 17));
         let volume = Volume::new(Dev::new(mem), Epoch::default());
         let (id, name) = (VolumeId([7; 16]), "disk".to_owned());
-        server.add_volume(Served { id, name, volume, thin: true, access: None });
+        server.add_volume(ServedVolume { id, name, volume, thin: true, access: None });
         server.set_catalog(catalog(0));
         let at = listen(&core, &server, Service::Iscsi).await;
-        let space =
-            |used: u64, available: u64| Space { used: used << 20, available: available << 20 };
+        let space = |used: u64, available: u64| VolumeSpace {
+            used: used << 20,
+            available: available << 20,
+        };
         server.set_space(id, space(3, 40));
         let log = [0x4d, 0, 0x4c, 0, 0, 0, 0, 0, 255, 0];
         let mut first = Client::log_in(&core, at, 1, &[]).await;
@@ -559,8 +572,8 @@ fn space_reaches_every_initiator() {
     });
 }
 
-/// RFC 7143 11.13.5: who logs in at a node that is out of the volume is sent to one that serves it, if the administrator wants
-/// that, and not otherwise: multipathing wants its session here.
+/// RFC 7143 11.13.5: a login at a node that is out of the replica set is redirected to one that
+/// serves the volume, only if configured: multipathing wants its session here.
 #[test]
 fn clause_11_13_5_a_node_that_is_out_redirects_if_it_is_to() {
     on_core(async |core| {
@@ -575,7 +588,7 @@ fn clause_11_13_5_a_node_that_is_out_redirects_if_it_is_to() {
             Arc::new(Catalog {
                 redirect,
                 shared: map,
-                others,
+                peer_portals: others,
                 ..(*shared(block::Access::Unavailable)).clone()
             })
         };
@@ -603,8 +616,8 @@ fn clause_11_13_5_a_node_that_is_out_redirects_if_it_is_to() {
     });
 }
 
-/// RFC 7143 appendix C: all portals of a target are told, each with the tag of its node's group, of
-/// those nodes that serve it.
+/// RFC 7143 appendix C: discovery reports all portals of a target, each with its node's group tag,
+/// of the nodes that serve it.
 #[test]
 fn send_targets_lists_the_portals_of_every_node_that_serves() {
     on_core(async |core| {
@@ -618,27 +631,28 @@ fn send_targets_lists_the_portals_of_every_node_that_serves() {
             (node(2), portals("[2001:db8::3]:3260")),
             (node(3), portals("192.0.2.4:3260")),
         ];
-        // What came to this address is told so of the wildcard.
+        // For the wildcard a client gets the address that it connected to.
         let own = vec!["192.0.2.9:3260".parse().unwrap(), "[::]:3261".parse().unwrap()];
         let here = format!("{}:3261,2", at.ip());
         let mut catalog = Catalog {
-            others: others.into(),
+            peer_portals: others.into(),
             iscsi_portals: own,
             ..(*shared(block::Access::Unavailable)).clone()
         };
-        // Volumes that have no copy here: at the fourth node; at nobody's, for now; of others.
+        // Volumes without a local replica: on the fourth node; on none for now; of other
+        // initiators.
         let access = catalog.targets[TARGET].access.clone();
         for (name, id, access) in [
             ("iqn.2026-01.net.example:far", 21, access.clone()),
             ("iqn.2026-01.net.example:lost", 22, access),
-            ("iqn.2026-01.net.example:hidden", 21, Access::default()),
+            ("iqn.2026-01.net.example:hidden", 21, AccessList::default()),
         ] {
             let luns = [(0, VolumeId([id; 16])), (1, VolumeId([23; 16]))].into();
             let masks = [(1, BTreeSet::new())].into();
             let target = IscsiTarget { luns, masks, access, ..IscsiTarget::default() };
             catalog.remote.targets.insert(name.into(), target);
         }
-        // Where a unit is that the initiator does not see it is not told.
+        // The location of a unit that the initiator does not see is not reported.
         let masked = ServingNode { node: node(0), access: block::Access::Optimized };
         catalog.shared.insert(VolumeId([23; 16]), vec![masked]);
         let serving = ServingNode { node: node(3), access: block::Access::Optimized };
@@ -665,7 +679,7 @@ fn send_targets_lists_the_portals_of_every_node_that_serves() {
     });
 }
 
-/// SPC-4 5.15.2.3: initiators are told of changes of any node, and what each state answers.
+/// SPC-4 5.15.2.3: initiators get attentions for changes of any node; the answers in each state.
 #[test]
 fn access_states_reach_every_initiator() {
     on_core(async |core| {

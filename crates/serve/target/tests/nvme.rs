@@ -14,16 +14,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::{POOL, listen, on_core};
-use block::testing::faulty::{Effect, Faults, Faulty, Kind, Rule};
-use block::{AccessState, Blocks, Class, Dev, Epoch, Error, Lba, Mem, MemOptions, Request};
+use block::testing::faulty::{Effect, Faults, Faulty, OpKind, Rule};
+use block::{AccessState, Blocks, Dev, Epoch, Error, Lba, Mem, MemOptions, MemoryClass, Request};
 use nvme::entry::{AdminOpcode, NvmOpcode, Sgl};
 use nvme::fabrics::{CNTLID_DYNAMIC, DISCOVERY_NQN, Property};
-use nvme::testing::{Host, Reply};
+use nvme::testing::{Reply, ScriptedHost};
 use nvme::{Connect, Sqe, Status};
 use rt::Core;
 use target::{
-    Access, Catalog, Limits, NodeIndex, Portals, Served, Server, Service, ServingNode, Subsystem,
-    VolumeId, doors,
+    AccessList, Catalog, Limits, NodeIndex, Portals, ServedVolume, Server, Service, ServingNode,
+    Subsystem, VolumeId, core_links,
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, sleep, timeout};
@@ -37,7 +37,7 @@ const B: VolumeId = VolumeId([0xb; 16]);
 
 /// Namespace 1 is this volume.
 fn catalog(id: VolumeId) -> Arc<Catalog> {
-    let access = Access::anybody();
+    let access = AccessList::open();
     let namespaces = [(1, id)].into();
     of(Subsystem { namespaces, serial: "1".into(), access, ..Subsystem::default() })
 }
@@ -49,7 +49,7 @@ fn of(subsystem: Subsystem) -> Arc<Catalog> {
 
 /// A server whose namespace 1 is volume A, on a disk that can be faulty.
 async fn serve(core: &Core, limits: Limits) -> (Rc<Server>, SocketAddr, Faults) {
-    let server = Server::new(core.clone(), limits, doors(1).remove(0));
+    let server = Server::new(core.clone(), limits, core_links(1).remove(0));
     let (dev, faults) = Faulty::wrap(disk(), 1);
     add(&server, A, dev);
     server.set_catalog(catalog(A));
@@ -64,14 +64,20 @@ fn disk() -> Dev {
 fn add(server: &Rc<Server>, id: VolumeId, dev: Dev) -> Rc<Volume> {
     let volume = Volume::new(dev, Epoch::default());
     let served = Rc::clone(&volume);
-    server.add_volume(Served { id, name: format!("{id:?}"), volume, thin: false, access: None });
+    server.add_volume(ServedVolume {
+        id,
+        name: format!("{id:?}"),
+        volume,
+        thin: false,
+        access: None,
+    });
     served
 }
 
 /// The first byte of the volume.
 async fn first_byte(core: &Core, volume: &Rc<Volume>) -> u8 {
     let range = Blocks::new(Lba(0), 1);
-    let account = core.pool().account();
+    let account = core.buffer_pool().account();
     let read = volume.execute(Request::Read { range }, &account);
     timeout(PATIENCE, read).await.unwrap().unwrap().to_vec()[0]
 }
@@ -106,7 +112,7 @@ fn abort(cid: u16, sqid: u16, whom: u16) -> Sqe {
     sqe
 }
 
-/// A socket, or what stands on one.
+/// A socket, or a stream on one.
 trait Wire: AsyncRead + AsyncWrite + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Wire for T {}
@@ -114,11 +120,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Wire for T {}
 /// One queue of a host.
 struct Queue {
     stream: Box<dyn Wire>,
-    host: Host,
+    host: ScriptedHost,
     bytes: Vec<u8>,
     replies: VecDeque<Reply>,
     cntlid: u16,
-    /// What Connect returned.
+    /// The result of Connect.
     connected: u64,
 }
 
@@ -129,7 +135,7 @@ impl Queue {
 
     fn on(stream: impl Wire + 'static) -> Self {
         let (stream, bytes, replies) = (Box::new(stream), Vec::new(), VecDeque::new());
-        Self { stream, host: Host::default(), bytes, replies, cntlid: 0, connected: 0 }
+        Self { stream, host: ScriptedHost::default(), bytes, replies, cntlid: 0, connected: 0 }
     }
 
     async fn try_connect(core: &Core, to: SocketAddr, connect: &Connect) -> (Self, Status) {
@@ -233,7 +239,7 @@ fn data_never_reaches_the_successor_of_a_volume_that_was_closed() {
         io.command(rw(NvmOpcode::Write, 5, 64)).await;
         let r2t = io.next().await;
         let old = server.remove_volume(A).unwrap();
-        old.volume.close(&core.pool().account()).await.unwrap();
+        old.volume.close(&core.buffer_pool().account()).await.unwrap();
         let new = add(&server, A, disk());
         io.send(&io.host.answer(&r2t, &[0x55; 64 * 512], 1 << 16)).await;
         assert!(!io.status(5).await.0.is_success());
@@ -246,28 +252,28 @@ fn data_never_reaches_the_successor_of_a_volume_that_was_closed() {
     });
 }
 
-/// Waiting for memory ends with the connection: else a host that comes again leaves more behind
+/// Waiting for memory ends with the connection: otherwise a host that reconnects leaves more behind
 /// each time.
 #[test]
 fn a_connection_that_goes_leaves_nobody_waiting_for_memory() {
     on_core(async |core| {
         let (_server, at, _) = serve(&core, Limits::default()).await;
         let (mut admin, mut io) = associate(&core, at).await;
-        let hog = core.pool().account();
-        let _all = hog.try_credit(POOL, Class::Immediate).unwrap();
+        let hog = core.buffer_pool().account();
+        let _all = hog.try_credit(POOL, MemoryClass::LocalIo).unwrap();
         for cid in 0..4 {
             io.command(rw(NvmOpcode::Write, cid, 64)).await;
         }
         sleep(Duration::from_millis(20)).await;
-        assert_eq!(core.pool().usage().waiting, 4);
+        assert_eq!(core.buffer_pool().usage().waiting, 4);
         admin.command(abort(7, 1, 2)).await;
         assert_eq!(admin.status(7).await.1, 0, "aborted");
         assert_eq!(io.status(2).await.0.code(), Status::ABORT_REQUESTED);
         sleep(Duration::from_millis(20)).await;
-        assert_eq!(core.pool().usage().waiting, 3);
+        assert_eq!(core.buffer_pool().usage().waiting, 3);
         drop(io);
         sleep(Duration::from_millis(20)).await;
-        assert_eq!(core.pool().usage().waiting, 0);
+        assert_eq!(core.buffer_pool().usage().waiting, 0);
     });
 }
 
@@ -278,17 +284,21 @@ fn commands_and_connections_that_find_no_memory_are_told_to_try_again() {
         let limits = Limits { memory_timeout: Duration::from_millis(600), ..Limits::default() };
         let (_server, at, _) = serve(&core, limits).await;
         let (admin, mut io) = associate(&core, at).await;
-        let all = core.pool().account().try_credit(POOL, Class::Immediate).unwrap();
+        let all = core.buffer_pool().account().try_credit(POOL, MemoryClass::LocalIo).unwrap();
         for opcode in [NvmOpcode::Read, NvmOpcode::Write] {
             io.command(rw(opcode, 5, 64)).await;
             let (status, _) = io.status(5).await;
-            assert_eq!((status.code().field(), status.is_final()), (0x021, false), "Interrupted");
+            assert_eq!(
+                (status.code().field(), status.is_do_not_retry()),
+                (0x021, false),
+                "Interrupted"
+            );
         }
         for qid in [0, 2] {
             let (_, status) = Queue::try_connect(&core, at, &connect(qid, admin.cntlid)).await;
-            assert_eq!((status.code().field(), status.is_final()), (0x181, false), "Busy");
+            assert_eq!((status.code().field(), status.is_do_not_retry()), (0x181, false), "Busy");
         }
-        assert_eq!(core.pool().usage().waiting, 0);
+        assert_eq!(core.buffer_pool().usage().waiting, 0);
         drop(all);
         io.command(rw(NvmOpcode::Read, 6, 1)).await;
         assert!(matches!(io.next().await, Reply::Data { .. }));
@@ -333,12 +343,12 @@ fn a_shutdown_is_complete_once_the_volumes_are_flushed() {
     on_core(async |core| {
         let (_server, at, faults) = serve(&core, Limits::default()).await;
         let (mut admin, _io) = associate(&core, at).await;
-        faults.add(Rule::new(Effect::Stall).on(&[Kind::Flush]));
+        faults.add(Rule::new(Effect::Stall).on(&[OpKind::Flush]));
         admin.command(Property::encode(2, 0x14, false, Some(0x0046_4001))).await;
         assert!(admin.status(2).await.0.is_success());
         sleep(Duration::from_millis(50)).await;
         assert_eq!(admin.shutdown_status().await, 0b01, "shutdown processing occurring");
-        assert_eq!(faults.struck(), 1);
+        assert_eq!(faults.hits(), 1);
         faults.clear();
         faults.release();
         let began = Instant::now();
@@ -349,25 +359,25 @@ fn a_shutdown_is_complete_once_the_volumes_are_flushed() {
     });
 }
 
-/// Who turns the write cache off takes everything for durable once that is answered.
+/// A host that disables the write cache relies on all data being durable once that is answered.
 #[test]
 fn the_write_cache_is_off_once_the_volumes_are_flushed() {
     on_core(async |core| {
         let (_server, at, faults) = serve(&core, Limits::default()).await;
         let (mut admin, _io) = associate(&core, at).await;
-        faults.add(Rule::new(Effect::Stall).on(&[Kind::Flush]));
+        faults.add(Rule::new(Effect::Stall).on(&[OpKind::Flush]));
         let mut off = Sqe::new(AdminOpcode::SetFeatures.0, 2, 0);
         off.cdw10[0] = 6.into();
         admin.command(off).await;
         assert!(timeout(Duration::from_millis(50), admin.receive()).await.is_err(), "it waits");
-        assert_eq!(faults.struck(), 1);
+        assert_eq!(faults.hits(), 1);
         faults.clear();
         faults.release();
         assert!(admin.status(2).await.0.is_success());
     });
 }
 
-/// Connections that never connect a queue keep nobody out.
+/// Connections without a connected queue do not lock out others.
 #[test]
 fn silent_connections_make_room() {
     on_core(async |core| {
@@ -384,8 +394,8 @@ fn silent_connections_make_room() {
     });
 }
 
-/// Discovery asks nobody who he is, and a host may turn its keep alive off: the controllers that
-/// only discover take no identifier that an I/O controller needs.
+/// Discovery needs no authentication, and a host may disable its keep alive: discovery controllers
+/// take no identifiers that I/O controllers need.
 #[test]
 fn discovery_controllers_make_room() {
     on_core(async |core| {
@@ -407,8 +417,8 @@ fn discovery_controllers_make_room() {
     });
 }
 
-/// A node that stops waits for a write whose data never comes no longer than anybody does, and
-/// not at all once the shutdown timeout is over.
+/// A stopping node waits for a write whose data never comes no longer than usual, and not at all
+/// after the shutdown timeout.
 #[test]
 fn a_write_without_its_data_does_not_hold_up_a_shutdown() {
     on_core(async |core| {
@@ -429,8 +439,8 @@ fn a_write_without_its_data_does_not_hold_up_a_shutdown() {
     });
 }
 
-/// A node that stops answers what it was asked: the idle admin queue does not take the I/O queues
-/// with it, and a command that fails before any volume has it lets the node go like any other.
+/// A stopping node answers pending commands: the idle admin queue does not take the I/O queues with
+/// it, and a command that fails before it reaches a volume does not delay the stop.
 #[test]
 fn commands_are_answered_while_the_node_stops() {
     on_core(async |core| {
@@ -477,12 +487,12 @@ fn share(server: &Rc<Server>) -> (AccessState, Faults) {
     let (dev, faults) = Faulty::wrap(disk(), 1);
     let (volume, access) = (Volume::new(dev, Epoch::default()), AccessState::default());
     let (id, name, own) = (A, "A".to_owned(), Some(access.clone()));
-    server.add_volume(Served { id, name, volume, thin: false, access: own });
+    server.add_volume(ServedVolume { id, name, volume, thin: false, access: own });
     (access, faults)
 }
 
 impl Queue {
-    /// What an admin command returns.
+    /// The data of an admin command.
     async fn fetch(&mut self, mut sqe: Sqe, bytes: u32) -> Vec<u8> {
         sqe.sgl = Sgl::transport(bytes);
         self.command(sqe).await;
@@ -542,8 +552,8 @@ fn dword(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
 }
 
-/// NVMe over Fabrics 1.1, 5.3: a record for each portal of each node that serves the subsystem, and a
-/// port identifier for each.
+/// NVMe over Fabrics 1.1, 5.3: a record for each portal of each node that serves the subsystem, and
+/// a port identifier for each.
 #[test]
 fn the_discovery_log_lists_the_portals_of_every_node_that_serves() {
     on_core(async |core| {
@@ -558,7 +568,8 @@ fn the_discovery_log_lists_the_portals_of_every_node_that_serves() {
             (node(2), portals(&["192.0.2.3:4420"])),
         ];
         let own = vec!["192.0.2.2:4420".parse().unwrap(), "[::]:4421".parse().unwrap()];
-        let catalog = Catalog { others: others.into(), nvme_portals: own, ..(*shared()).clone() };
+        let catalog =
+            Catalog { peer_portals: others.into(), nvme_portals: own, ..(*shared()).clone() };
         server.set_catalog(Arc::new(catalog));
         let told = discovered(&core, at).await;
         let told: Vec<_> = told.iter().map(|(_, port, at, _)| (*port, at.as_str())).collect();
@@ -585,9 +596,9 @@ fn the_discovery_log_names_what_only_others_have_and_who_else_tells() {
         };
         let mut catalog = (*shared()).clone();
         catalog.nvme_portals = at_port("192.0.2.2:4420");
-        catalog.others = [(node(2), third)].into();
+        catalog.peer_portals = [(node(2), third)].into();
         let (far, access) = (VolumeId([21; 16]), catalog.subsystems[SUBNQN].access.clone());
-        for (nqn, access) in [("nqn.x:far", access), ("nqn.x:hidden", Access::default())] {
+        for (nqn, access) in [("nqn.x:far", access), ("nqn.x:hidden", AccessList::default())] {
             let namespaces = [(1, far)].into();
             let subsystem = Subsystem { namespaces, access, ..Subsystem::default() };
             catalog.remote.subsystems.insert(nqn.into(), subsystem);
@@ -607,7 +618,7 @@ fn the_discovery_log_names_what_only_others_have_and_who_else_tells() {
                 (referral, 641, "127.1.2.3", DISCOVERY_NQN),
             ]
         );
-        // Who may use nothing hears of nobody.
+        // A host without access learns of no subsystem.
         catalog.subsystems.clear();
         catalog.remote.subsystems.remove("nqn.x:far");
         server.set_catalog(Arc::new(catalog));
@@ -615,8 +626,8 @@ fn the_discovery_log_names_what_only_others_have_and_who_else_tells() {
     });
 }
 
-/// RFD 0019, 5; NVMe Base 2.0, 5.2: who keeps asking hears that the log has changed, and finds the new one; of records that
-/// change nothing for him he does not hear.
+/// RFD 0019, 5; NVMe Base 2.0, 5.2: a host with a pending event request learns that the log has
+/// changed, and finds the new one; changes that do not concern it are not reported.
 #[test]
 fn who_keeps_asking_hears_of_what_is_new() {
     on_core(async |core| {
@@ -637,7 +648,7 @@ fn who_keeps_asking_hears_of_what_is_new() {
         publish(1, Some(hidden.clone()));
         let early = timeout(Duration::from_millis(50), host.receive()).await;
         assert!(early.is_err(), "nothing that he may see: {early:?}");
-        publish(2, Some(Subsystem { access: Access::anybody(), ..hidden }));
+        publish(2, Some(Subsystem { access: AccessList::open(), ..hidden }));
         assert_eq!(host.status(30).await, (Status::SUCCESS, 0x0070_f002));
         assert_eq!(host.discovery_header().await, (2, 2));
         host.command(Sqe::new(AdminOpcode::AsyncEventRequest.0, 31, 0)).await;
@@ -671,7 +682,7 @@ async fn discovered(core: &Core, at: SocketAddr) -> Vec<(u8, u16, String, String
     log[1024..].chunks_exact(1024).map(entry).collect()
 }
 
-/// NVMe Base 2.0, 8.1: the host hears of a change, and what each state answers.
+/// NVMe Base 2.0, 8.1: the host is notified of a change; the answers in each state.
 #[test]
 fn access_states_reach_the_host() {
     on_core(async |core| {
@@ -711,8 +722,8 @@ fn access_states_reach_the_host() {
     });
 }
 
-/// No two nodes give out the same identifier for a subsystem: a controller that has one of another node's
-/// goes once its namespace is shared, and the host finds another.
+/// No two nodes give out the same identifier for a subsystem: a controller that has one of another
+/// node's goes once its namespace is shared, and the host finds another.
 #[test]
 fn a_controller_goes_when_its_identifier_is_another_nodes() {
     on_core(async |core| {

@@ -1,9 +1,9 @@
 //! Every number that the protocol crates put on a wire, against numbers from outside this project.
 //!
 //! A test that uses the constant it tests agrees with every mistake in it. The tables beside this
-//! file carry the numbers of public headers and of the standards, with the name they have there.
-//! Every constant, every discriminant and every number of a match arm of the crates is looked up
-//! in them: what is not there fails, so that a new one brings its independent number along.
+//! file carry the numbers of public headers and of the standards, with their names there. Every
+//! constant, every discriminant and every number of a match arm of the crates is looked up in them:
+//! a missing one fails, so a new constant needs an independent number.
 //!
 //! A row is `file item number source name`, or `file item = reason` for what no standard fixes.
 
@@ -22,7 +22,7 @@ const TABLES: [(&str, &str); 5] = [
     ("reservation", include_str!("protocol_constants/reservation.txt")),
 ];
 
-/// What a table says of the items of one name in one file.
+/// The entries of a table for the items of one name in one file.
 #[derive(Default)]
 struct Expected {
     /// Numbers, as the standard has them.
@@ -50,7 +50,7 @@ fn table_of(text: &'static str) -> BTreeMap<Key, Expected> {
     table
 }
 
-/// What is wrong with `found`, by the table of its crate.
+/// The errors in `found`, by the table of its crate.
 fn deviations(found: &[Found], table: &BTreeMap<Key, Expected>) -> Vec<String> {
     let mut wrong = Vec::new();
     for item in found {

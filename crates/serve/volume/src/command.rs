@@ -8,14 +8,14 @@ use std::task::{Poll, Waker};
 
 use block::{Ctx, Error};
 
-/// A handle to an accepted command, to ask for its abort. Dropping it changes nothing.
+/// A handle for aborting an accepted command. Dropping it has no effect.
 #[derive(Clone, Debug, Default)]
-pub struct Command(Rc<State>);
+pub struct Command(Rc<CommandState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct CommandState {
     aborted: Cell<bool>,
-    /// By a reservation.
+    /// Whether a reservation has ended it.
     revoked: Cell<bool>,
     /// Set while the command has its memory; a handle that outlives the command holds none.
     ctx: RefCell<Option<Ctx>>,
@@ -23,8 +23,8 @@ struct State {
 }
 
 impl Command {
-    /// Asks for the command to be abandoned: a request. It is answered in any case, with
-    /// [`Error::Aborted`] only if it has not taken effect.
+    /// Requests that the command be abandoned. It is always answered, with [`Error::Aborted`] only
+    /// if it has not taken effect.
     pub fn abort(&self) {
         self.0.aborted.set(true);
         if let Some(ctx) = &*self.0.ctx.borrow() {
@@ -35,13 +35,13 @@ impl Command {
         }
     }
 
-    /// Whether an abort was asked for.
+    /// Whether an abort was requested.
     #[must_use]
     pub fn is_aborted(&self) -> bool {
         self.0.aborted.get()
     }
 
-    /// Its caller may not do that any more: ends it as an abort does.
+    /// Its caller has lost the right to do this: ends it as an abort does.
     pub(crate) fn revoke(&self) {
         self.0.revoked.set(true);
         self.abort();
@@ -62,7 +62,7 @@ impl Command {
         self.0.ctx.take();
     }
 
-    /// Waits for `wait`, or for an abort.
+    /// Waits for `wait` or for an abort.
     pub(crate) async fn unless_aborted<T>(
         &self,
         wait: impl Future<Output = T>,

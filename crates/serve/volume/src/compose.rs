@@ -1,38 +1,40 @@
-//! How each request is made of the six operations.
+//! Composes requests from the operations of a device.
 
 use std::cell::Cell;
 
 use futures_util::{StreamExt, stream};
 
-use block::{Blocks, Buf, Bufs, Ctx, Error, Failure, Info, Lba, Op, RangeLock, Request, Run};
+use block::{
+    BlockStatus, Blocks, Buf, Bufs, Ctx, Error, Info, Lba, Op, RangeLock, Request, RequestError,
+};
 
 use crate::command::Command;
 use crate::volume::Volume;
 
-/// Longest stretch that one `Zero` or `Unmap` covers, in bytes: keeps every single operation
-/// short, so that an abort takes effect soon.
+/// Longest range of one `Zero` or `Unmap`, in bytes: keeps each operation short, so that an abort
+/// takes effect soon.
 const ZERO_STEP_BYTES: u64 = 1 << 30;
 
-/// Ranges of one UNMAP that are under way at once: what a layer has to make durable for them is then made so together.
-const UNMAPS_AT_ONCE: usize = 64;
+/// Concurrent ranges of one UNMAP, so that a layer can make its metadata for them durable together.
+const MAX_CONCURRENT_UNMAPS: usize = 64;
 
-/// Writes of one WRITE SAME that are under way at once.
-const REPEATS_AT_ONCE: usize = 8;
+/// Concurrent writes of one WRITE SAME.
+const MAX_CONCURRENT_REPEATS: usize = 8;
 
-/// Most that VERIFY reads at once, and the longest repetition WRITE SAME builds, in bytes.
+/// Most that VERIFY reads at once, and the longest repeated pattern of WRITE SAME, in bytes.
 const STEP_BYTES: usize = 256 * 1024;
 
-/// Most that one command looks for space in, in bytes, and most looks it takes: a file system may have an extent for
-/// every page.
-const MAP_BYTES: u64 = 4 << 30;
-const MAP_LOOKS: usize = 64;
+/// Most bytes covered, and most operations, of one block status request: a file system may have an
+/// extent per page.
+const MAX_MAP_BYTES: u64 = 4 << 30;
+const MAX_MAP_CALLS: usize = 64;
 
-/// What memory comes in, in bytes: counts where a command takes it in several portions.
-const PAGE: usize = 4096;
+/// Granularity of memory in bytes: matters where a command takes it in several portions.
+const PAGE_BYTES: usize = 4096;
 
 impl Volume {
-    /// Refuses what the contract of [`Request`] forbids, before any memory is taken.
-    pub(crate) fn check(&self, request: &Request, info: &Info) -> Result<(), Error> {
+    /// Rejects what the contract of [`Request`] forbids, before any memory is taken.
+    pub(crate) fn check_request(&self, request: &Request, info: &Info) -> Result<(), Error> {
         let inside = |r: &Blocks| r.end().is_some_and(|end| end <= info.blocks);
         let carried = |at: Lba, data: &Bufs| {
             let whole = data.len().is_multiple_of(info.block_size as usize);
@@ -45,11 +47,13 @@ impl Volume {
             }
             Request::Verify { range }
             | Request::Zero { range, .. }
-            | Request::Map { range, .. } => inside(range),
+            | Request::BlockStatus { range, .. } => inside(range),
             Request::WriteSame { range, pattern, .. } => {
                 pattern.len() == info.block_size as usize && inside(range)
             }
-            Request::Unmap { ranges } | Request::Settle { ranges } => ranges.iter().all(inside),
+            Request::Unmap { ranges } | Request::DrainWrites { ranges } => {
+                ranges.iter().all(inside)
+            }
             Request::Write { at, data, .. }
             | Request::Compare { at, data }
             | Request::OrWrite { at, data, .. } => carried(*at, data),
@@ -61,8 +65,8 @@ impl Volume {
         if fine { Ok(()) } else { Err(Error::OutOfRange) }
     }
 
-    /// Memory in bytes that `request` may need at worst beyond the data it brings.
-    pub(crate) fn memory_for(&self, request: &Request, info: &Info) -> usize {
+    /// Worst-case memory of `request` in bytes, in addition to the data it brings.
+    pub(crate) fn memory_bytes_for(&self, request: &Request, info: &Info) -> usize {
         let bytes = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
         let data = match request {
             Request::Read { range } => bytes(range.count).saturating_mul(info.block_size as usize),
@@ -72,31 +76,32 @@ impl Volume {
             Request::Compare { data, .. } => data.len(),
             Request::CompareAndWrite { compare, .. } => compare.len(),
             Request::OrWrite { data, .. } => {
-                let copy = data.len().min(self.or_step_bytes()).next_multiple_of(PAGE);
+                let copy = data.len().min(self.or_step_bytes()).next_multiple_of(PAGE_BYTES);
                 copy.saturating_mul(self.or_copies())
             }
-            // What a look finds, and what all have found.
-            Request::Map { .. } => 2 * PAGE,
+            // The answer of one operation, and the combined one.
+            Request::BlockStatus { .. } => 2 * PAGE_BYTES,
             Request::WriteSame { .. } => STEP_BYTES,
             Request::Write { .. }
             | Request::Zero { .. }
             | Request::Unmap { .. }
-            | Request::Settle { .. }
+            | Request::DrainWrites { .. }
             | Request::Flush => 0,
         };
-        let overheads = at_once(request, info).saturating_mul(info.overhead as usize);
+        let overheads =
+            max_concurrent_ops(request, info).saturating_mul(info.overhead_bytes as usize);
         data.saturating_add(overheads).max(1)
     }
 
-    /// Carries out an admitted, checked request that is neither a read nor a write.
+    /// Executes an admitted, checked request that is neither a read nor a write.
     pub(crate) async fn compose(
         &self,
         request: Request,
         ctx: &Ctx,
         command: &Command,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), RequestError> {
         match request {
-            Request::Read { .. } | Request::Write { .. } | Request::Map { .. } => {}
+            Request::Read { .. } | Request::Write { .. } | Request::BlockStatus { .. } => {}
             Request::WriteSame { range, pattern, fua } => {
                 if let Some(_lock) = self.lock(range, true, command).await? {
                     self.write_same(range, &pattern, fua, ctx).await?;
@@ -109,7 +114,7 @@ impl Volume {
             }
             Request::Unmap { ranges } => self.unmap(ranges, ctx, command).await?,
             Request::Compare { at, data } => {
-                let range = self.covered(at, &data);
+                let range = self.blocks_of(at, &data);
                 if let Some(_lock) = self.lock(range, false, command).await? {
                     self.compare(range, &data, ctx).await?;
                 }
@@ -120,44 +125,49 @@ impl Volume {
                 }
             }
             Request::CompareAndWrite { at, compare, write, fua } => {
-                let range = self.covered(at, &compare);
+                let range = self.blocks_of(at, &compare);
                 if let Some(_lock) = self.lock(range, true, command).await? {
-                    if let Some(compares) = &self.compares {
+                    if let Some(compares) = &self.replicated {
                         return compares.compare_and_write(at, &compare, &write, fua, ctx).await;
                     }
                     self.compare(range, &compare, ctx).await?;
                     self.dev.submit(Op::Write { at, data: write, fua }, ctx).await?;
                 }
             }
-            Request::Settle { ranges } => self.settle(ranges, ctx, command).await?,
+            Request::DrainWrites { ranges } => self.drain_writes(ranges, ctx, command).await?,
             Request::OrWrite { at, data, fua } => {
-                let range = self.covered(at, &data);
+                let range = self.blocks_of(at, &data);
                 if let Some(_lock) = self.lock(range, true, command).await? {
                     self.or_write(range, &data, fua, ctx).await?;
                 }
             }
             Request::Flush => {
-                // It stands in for flushes of others, who have not asked for any abort.
+                // It also serves as the flush of other commands, which were not aborted.
                 let ctx = &ctx.shielded();
                 let flush = || async { self.dev.submit(Op::Flush, ctx).await.map(|_| ()) };
-                self.flushes.flush(flush).await?;
+                self.flush_coalescer.flush(flush).await?;
             }
         }
         Ok(())
     }
 
-    /// Waits for the changes of each range that are under way.
-    async fn settle(&self, ranges: Vec<Blocks>, ctx: &Ctx, command: &Command) -> Result<(), Error> {
+    /// Waits for changes of each range in flight.
+    async fn drain_writes(
+        &self,
+        ranges: Vec<Blocks>,
+        ctx: &Ctx,
+        command: &Command,
+    ) -> Result<(), Error> {
         for range in ranges {
             let Some(_lock) = self.lock(range, false, command).await? else { continue };
-            if let Some(compares) = &self.compares {
-                command.unless_aborted(compares.settle(range, ctx)).await??;
+            if let Some(compares) = &self.replicated {
+                command.unless_aborted(compares.await_commit(range, ctx)).await??;
             }
         }
         Ok(())
     }
 
-    /// Waits for the range; `None` for an empty one, which needs no lock and no work.
+    /// Locks the range; `None` for an empty one, which needs no lock and no work.
     pub(crate) async fn lock(
         &self,
         range: Blocks,
@@ -169,13 +179,13 @@ impl Volume {
         }
         let lock = self.locks.enter(range, writes);
         if !lock.is_held() {
-            self.counters.update(|s| s.overlaps += 1);
-            Box::pin(command.unless_aborted(lock.held())).await?;
+            self.counters.update(|s| s.range_waits += 1);
+            Box::pin(command.unless_aborted(lock.acquired())).await?;
         }
         Ok(Some(lock))
     }
 
-    pub(crate) fn covered(&self, at: Lba, data: &Bufs) -> Blocks {
+    pub(crate) fn blocks_of(&self, at: Lba, data: &Bufs) -> Blocks {
         Blocks::new(at, data.len() as u64 / u64::from(self.info().block_size))
     }
 
@@ -184,18 +194,24 @@ impl Volume {
         self.dev.submit(Op::Read { at: range.at, blocks }, ctx).await
     }
 
-    /// How `range` begins. It holds no range: nothing is lost if what it finds changes at once.
-    pub(crate) async fn map(&self, range: Blocks, most: u16, ctx: &Ctx) -> Result<Bufs, Error> {
-        let step = MAP_BYTES / u64::from(self.info().block_size);
+    /// The status of the runs at the start of `range`. Takes no range lock: the result may be out
+    /// of date at once anyway.
+    pub(crate) async fn block_status(
+        &self,
+        range: Blocks,
+        most: u16,
+        ctx: &Ctx,
+    ) -> Result<Bufs, Error> {
+        let step = MAX_MAP_BYTES / u64::from(self.info().block_size);
         let (mut at, end) = (range.at.0, range.at.0 + range.count.min(step));
-        let mut runs: Vec<Run> = Vec::new();
-        for _ in 0..MAP_LOOKS {
+        let mut runs: Vec<BlockStatus> = Vec::new();
+        for _ in 0..MAX_MAP_CALLS {
             let blocks = u32::try_from(end - at).unwrap_or(u32::MAX);
             if blocks == 0 || ctx.is_aborted() {
                 break;
             }
-            let found = self.dev.submit(Op::Map { at: Lba(at), blocks }, ctx).await?;
-            let Some(&run) = Run::all_of(&found).first() else { break };
+            let found = self.dev.submit(Op::BlockStatus { at: Lba(at), blocks }, ctx).await?;
+            let Some(&run) = BlockStatus::from_bufs(&found).first() else { break };
             let full = runs.len() >= usize::from(most.max(1));
             match runs.last_mut() {
                 Some(last) if last.mapped == run.mapped => last.blocks += run.blocks,
@@ -207,70 +223,70 @@ impl Volume {
         if ctx.is_aborted() {
             return Err(Error::Aborted);
         }
-        Ok(Run::all_into_bufs(&runs, ctx))
+        Ok(BlockStatus::to_bufs(&runs, ctx))
     }
 
-    async fn compare(&self, range: Blocks, expect: &Bufs, ctx: &Ctx) -> Result<(), Failure> {
+    async fn compare(&self, range: Blocks, expect: &Bufs, ctx: &Ctx) -> Result<(), RequestError> {
         let found = self.read(range, ctx).await?;
         match expect.first_difference(&found) {
             None => Ok(()),
-            Some(offset) => Err(Failure::Miscompare { offset: offset as u64 }),
+            Some(offset) => Err(RequestError::Miscompare { offset: offset as u64 }),
         }
     }
 
-    /// Longest stretch that is read, changed and written at once, in bytes. One of another node's writes
-    /// may come between two of them, so where there are other nodes they are as long as a COMPARE
-    /// AND WRITE may be, which brings its data twice.
+    /// Longest range of one read-modify-write, in bytes. Writes of other nodes may come between two
+    /// of them, so with other nodes it is as long as a COMPARE AND WRITE may be, which carries its
+    /// data twice.
     fn or_step_bytes(&self) -> usize {
         let info = self.info();
         let most = info.max_transfer_blocks as usize * info.block_size as usize;
-        let step = if self.compares.is_some() { most / 2 } else { most.min(STEP_BYTES) };
+        let step = if self.replicated.is_some() { most / 2 } else { most.min(STEP_BYTES) };
         step.next_multiple_of(info.block_size as usize)
     }
 
-    /// How often a step of OR WRITE is in memory: as it was and as it shall be; and once more where
-    /// it is compared again.
+    /// Copies of a step of OR WRITE in memory: old and new contents; one more where they are
+    /// compared again.
     fn or_copies(&self) -> usize {
-        if self.compares.is_some() { 3 } else { 2 }
+        if self.replicated.is_some() { 3 } else { 2 }
     }
 
-    /// Sets the bits of `data` in a range that is held.
+    /// Sets the bits of `data` in a locked range.
     async fn or_write(
         &self,
         range: Blocks,
         data: &Bufs,
         fua: bool,
         ctx: &Ctx,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), RequestError> {
         let block = self.info().block_size as usize;
         let mut from = 0;
-        for piece in range.pieces((self.or_step_bytes() / block) as u64) {
+        for piece in range.chunks((self.or_step_bytes() / block) as u64) {
             let bytes = usize::try_from(piece.count).map_err(|_| Error::OutOfRange)? * block;
             let bits = data.slice(from..from + bytes);
-            self.or_piece(piece, &bits, fua, ctx).await?;
+            self.or_write_chunk(piece, &bits, fua, ctx).await?;
             from += bytes;
         }
         Ok(())
     }
 
-    async fn or_piece(
+    async fn or_write_chunk(
         &self,
         piece: Blocks,
         bits: &Bufs,
         fua: bool,
         ctx: &Ctx,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), RequestError> {
         loop {
             let found = self.read(piece, ctx).await?;
-            let write = or(&found, bits, ctx);
-            let Some(compares) = &self.compares else {
+            let write = or_bufs(&found, bits, ctx);
+            let Some(compares) = &self.replicated else {
                 self.dev.submit(Op::Write { at: piece.at, data: write, fua }, ctx).await?;
                 return Ok(());
             };
             match compares.compare_and_write(piece.at, &found, &write, fua, ctx).await {
-                // Another node has written meanwhile, so somebody has got on.
-                Err(Failure::Miscompare { .. }) if !ctx.is_aborted() => {}
-                Err(Failure::Miscompare { .. }) => return Err(Error::Aborted.into()),
+                // Another node has written meanwhile, so there is progress.
+                Err(RequestError::Miscompare { .. }) if !ctx.is_aborted() => {}
+                Err(RequestError::Miscompare { .. }) => return Err(Error::Aborted.into()),
                 done => return done,
             }
         }
@@ -279,8 +295,8 @@ impl Volume {
     async fn verify(&self, range: Blocks, ctx: &Ctx) -> Result<(), Error> {
         let step = (STEP_BYTES as u64 / u64::from(self.info().block_size))
             .min(u64::from(self.info().max_transfer_blocks));
-        for piece in range.pieces(step) {
-            // One piece's memory serves them all: a credit revolves.
+        for piece in range.chunks(step) {
+            // The memory of one piece serves them all: freed memory returns to the credit.
             self.read(piece, ctx).await?;
         }
         Ok(())
@@ -296,17 +312,17 @@ impl Volume {
         let block = self.info().block_size as usize;
         let step = (STEP_BYTES / block).min(self.info().max_transfer_blocks as usize);
         let first = usize::try_from(range.count).map_or(step, |count| step.min(count));
-        let unit = &repeat(pattern, first, ctx);
-        let each = range.pieces(step as u64).map(|piece| async move {
+        let unit = &repeat_pattern(pattern, first, ctx);
+        let each = range.chunks(step as u64).map(|piece| async move {
             let bytes = usize::try_from(piece.count).map_err(|_| Error::OutOfRange)? * block;
             let data = unit.slice(0..bytes);
             self.dev.submit(Op::Write { at: piece.at, data, fua }, ctx).await.map(drop)
         });
-        all_of(each, REPEATS_AT_ONCE).await
+        run_concurrently(each, MAX_CONCURRENT_REPEATS).await
     }
 
     async fn zero(&self, range: Blocks, unmap: bool, fua: bool, ctx: &Ctx) -> Result<(), Error> {
-        for piece in range.pieces(ZERO_STEP_BYTES / u64::from(self.info().block_size)) {
+        for piece in range.chunks(ZERO_STEP_BYTES / u64::from(self.info().block_size)) {
             let blocks = u32::try_from(piece.count).map_err(|_| Error::OutOfRange)?;
             self.dev.submit(Op::Zero { at: piece.at, blocks, unmap, fua }, ctx).await?;
         }
@@ -318,34 +334,36 @@ impl Volume {
         ranges: Vec<Blocks>,
         ctx: &Ctx,
         command: &Command,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), RequestError> {
         let step = ZERO_STEP_BYTES / u64::from(self.info().block_size);
-        let pieces = merged(ranges).into_iter().flat_map(|range| range.pieces(step));
+        let pieces = merge_ranges(ranges).into_iter().flat_map(|range| range.chunks(step));
         // Each holds its own range and waits for no other.
         let each = pieces.map(|piece| async move {
             let Some(_lock) = self.lock(piece, true, command).await? else { return Ok(()) };
             let blocks = u32::try_from(piece.count).map_err(|_| Error::OutOfRange)?;
             self.dev.submit(Op::Unmap { at: piece.at, blocks }, ctx).await.map(drop)
         });
-        Ok(all_of(each, UNMAPS_AT_ONCE).await?)
+        Ok(run_concurrently(each, MAX_CONCURRENT_UNMAPS).await?)
     }
 }
 
-/// How many operations of a request are under way at once, at most.
-fn at_once(request: &Request, info: &Info) -> usize {
+/// Most concurrent operations of a request.
+fn max_concurrent_ops(request: &Request, info: &Info) -> usize {
     match request {
         Request::Unmap { ranges } => {
             let step = ZERO_STEP_BYTES / u64::from(info.block_size);
             let pieces = ranges.iter().map(|range| range.count.div_ceil(step)).sum::<u64>();
-            usize::try_from(pieces).map_or(UNMAPS_AT_ONCE, |n| n.clamp(1, UNMAPS_AT_ONCE))
+            usize::try_from(pieces)
+                .map_or(MAX_CONCURRENT_UNMAPS, |n| n.clamp(1, MAX_CONCURRENT_UNMAPS))
         }
-        Request::WriteSame { .. } => REPEATS_AT_ONCE,
+        Request::WriteSame { .. } => MAX_CONCURRENT_REPEATS,
         _ => 1,
     }
 }
 
-/// Runs these, at most `most` of them at once. None begins after one has failed; all that have begun come to their end.
-async fn all_of<F>(each: impl Iterator<Item = F>, most: usize) -> Result<(), Error>
+/// Runs these, at most `most` at once. None starts after a failure; all that have started run to
+/// their end.
+async fn run_concurrently<F>(each: impl Iterator<Item = F>, most: usize) -> Result<(), Error>
 where
     F: Future<Output = Result<(), Error>>,
 {
@@ -356,8 +374,9 @@ where
     failed.get().map_or(Ok(()), Err)
 }
 
-/// The same blocks in order, as few ranges as possible: none overlaps another or begins where another ends.
-fn merged(mut ranges: Vec<Blocks>) -> Vec<Blocks> {
+/// The same blocks in ascending order, as few ranges as possible: merges overlapping and adjacent
+/// ones.
+fn merge_ranges(mut ranges: Vec<Blocks>) -> Vec<Blocks> {
     ranges.retain(|range| range.count > 0);
     ranges.sort_unstable_by_key(|range| range.at);
     let mut all: Vec<Blocks> = Vec::new();
@@ -373,8 +392,8 @@ fn merged(mut ranges: Vec<Blocks>) -> Vec<Blocks> {
     all
 }
 
-/// `bits` set in `found`, which is as long.
-fn or(found: &Bufs, bits: &Bufs, ctx: &Ctx) -> Bufs {
+/// `found` with `bits` set, which is as long.
+fn or_bufs(found: &Bufs, bits: &Bufs, ctx: &Ctx) -> Bufs {
     let mut runs = ctx.alloc(bits.len());
     let mut at = 0;
     for run in &mut runs {
@@ -392,7 +411,7 @@ fn or(found: &Bufs, bits: &Bufs, ctx: &Ctx) -> Bufs {
 }
 
 /// `times` copies of one block, in whole runs so that disks can take them directly.
-fn repeat(pattern: &Bufs, times: usize, ctx: &Ctx) -> Bufs {
+fn repeat_pattern(pattern: &Bufs, times: usize, ctx: &Ctx) -> Bufs {
     let block = pattern.to_vec();
     let mut runs = ctx.alloc(block.len() * times);
     let mut at = 0;

@@ -1,200 +1,207 @@
-//! The table of reservations beside a volume: reading and changing it (RFD 0013, 4).
+//! The reservation table in the metadata area of a volume: reading and changing it (RFD 0013, 4).
 
 use std::fmt;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use block::{
-    ASIDE, ASIDE_BYTES, Account, Aside, Blocks, Bufs, Class, Ctx, Epoch, Error, Failure, Lba, Op,
-    Request,
+    Account, Blocks, Bufs, Ctx, Epoch, Error, Lba, METADATA_BYTES, METADATA_LBA, MemoryClass,
+    MetadataObserver, Op, Request, RequestError,
 };
-use reservation::{COPY_BYTES, Change, Party, Refusal, Table};
+use reservation::{COPY_BYTES, Change, ItNexus, ReservationError, Table};
 use rt::buf::copy_in;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::command::Command;
-use crate::gate::Gate;
+use crate::reservation_gate::ReservationGate;
 use crate::volume::Volume;
 
-/// Both copies lie beside the volume.
-const _: () = assert!(2 * COPY_BYTES == ASIDE_BYTES as usize);
+/// Both copies fit the metadata area.
+const _: () = assert!(2 * COPY_BYTES == METADATA_BYTES as usize);
 
-/// Memory for one change: what is read, and for each comparison what is expected, what is new and what is
-/// found. Of the latter two only one is under way.
-const MEMORY: usize = 5 * COPY_BYTES;
+/// Memory for one change: what is read, and for a comparison the expected, new and found contents.
+/// Only one comparison is in flight.
+const CHANGE_MEMORY_BYTES: usize = 5 * COPY_BYTES;
 
-/// Memory to read it.
-const READING: usize = ASIDE_BYTES as usize;
+/// Memory to read the table.
+const READ_MEMORY_BYTES: usize = METADATA_BYTES as usize;
 
-/// How long after an attempt to read the table that came to nothing there is another.
-const AGAIN: Duration = Duration::from_millis(50);
+/// Delay between a failed read of the table and the next.
+const RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// The same where the disk has failed, or the table cannot be made out.
-const LATER: Duration = Duration::from_secs(1);
+/// The same if the disk has failed, or the table is unreadable.
+const ERROR_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// Why the table was not changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unaltered {
-    /// By the rules of reservations.
-    Refused(Refusal),
-    /// The device failed; what was asked for may have happened.
-    Failed(Error),
+pub enum ReservationChangeError {
+    /// The rules of reservations forbid it.
+    Rejected(ReservationError),
+    /// The device failed; the change may have happened.
+    DeviceError(Error),
 }
 
-/// What a volume that keeps reservations has for them.
-pub(crate) struct Keeping {
-    pub(crate) gate: Rc<Gate>,
+/// State of a volume with reservations.
+pub(crate) struct ReservationState {
+    pub(crate) gate: Rc<ReservationGate>,
     account: Account,
     /// One change at a time.
-    turn: tokio::sync::Mutex<()>,
+    change_lock: tokio::sync::Mutex<()>,
     _task: AbortOnDropHandle<()>,
 }
 
-impl fmt::Debug for Keeping {
+impl fmt::Debug for ReservationState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.gate.fmt(f)
     }
 }
 
-impl Drop for Keeping {
+impl Drop for ReservationState {
     fn drop(&mut self) {
-        // It may know of what knows the gate.
-        self.gate.forget_source();
+        // The source may hold a reference to the owner of the gate.
+        self.gate.clear_context_source();
     }
 }
 
-/// Both copies, as they were read.
-struct Found {
+/// Both copies, as read.
+struct StoredTables {
     copies: [Bufs; 2],
     table: Table,
-    /// The copy that does not hold it.
-    stale: Option<usize>,
+    /// The copy that is not current.
+    stale_copy: Option<usize>,
 }
 
 impl Volume {
-    /// Keeps reservations beside the volume from now on, if there is room. `gate` is the one that a mirror
-    /// below tells of changes; it judges commands once it has a standing. Memory comes from `account`. To be
-    /// called once, in a `LocalSet`, before there are callers.
-    pub fn keep_reservations(self: &Rc<Self>, gate: Rc<Gate>, account: Account) {
-        if self.info().aside_blocks == 0 {
+    /// Enables reservations in the metadata area, if there is room. `gate` is the one to which a
+    /// mirror below reports changes; it admits commands once it has a context. Memory comes from
+    /// `account`. Call once, in a `LocalSet`, before there are callers.
+    pub fn enable_reservations(self: &Rc<Self>, gate: Rc<ReservationGate>, account: Account) {
+        if self.info().metadata_blocks == 0 {
             return;
         }
-        let task = tokio::task::spawn_local(keep(Rc::downgrade(self), Rc::clone(&gate)));
-        let keeping = Keeping {
+        let task =
+            tokio::task::spawn_local(run_table_reader(Rc::downgrade(self), Rc::clone(&gate)));
+        let state = ReservationState {
             gate,
             account,
-            turn: tokio::sync::Mutex::default(),
+            change_lock: tokio::sync::Mutex::default(),
             _task: AbortOnDropHandle::new(task),
         };
-        if self.keeping.set(keeping).is_err() {
+        if self.reservations.set(state).is_err() {
             tracing::error!("a volume keeps its reservations already");
         }
     }
 
-    /// Its gate, if it keeps reservations.
+    /// Its gate, if reservations are enabled.
     #[must_use]
-    pub fn gate(&self) -> Option<&Rc<Gate>> {
-        self.keeping.get().map(|k| &k.gate)
+    pub fn reservation_gate(&self) -> Option<&Rc<ReservationGate>> {
+        self.reservations.get().map(|k| &k.gate)
     }
 
-    /// The table as it is in force at all nodes: whoever finds a party gone may rely on it as if he had preempted it.
+    /// The table as it is in force on all nodes: if a registration is gone from it, its commands
+    /// have ended.
     ///
     /// # Errors
-    /// What the device reports; [`Error::Corrupt`] if it cannot be made out.
-    pub async fn reservations(self: &Rc<Self>) -> Result<Table, Error> {
-        let keeping = self.keeping.get().ok_or(Error::ReadOnly)?;
-        let _busy = self.open_and_busy()?;
-        let ctx = self.memory(keeping, READING).await?;
+    /// What the device reports; [`Error::Corrupt`] if it is unreadable.
+    pub async fn read_reservations(self: &Rc<Self>) -> Result<Table, Error> {
+        let state = self.reservations.get().ok_or(Error::ReadOnly)?;
+        let _busy = self.begin_internal_op_if_open()?;
+        let ctx = self.acquire_memory(state, READ_MEMORY_BYTES).await?;
         let found = self.read_table(&ctx).await?;
         drop(ctx);
-        self.in_force(keeping).await?;
-        self.holding(found.table)
+        self.wait_in_force(state).await?;
+        self.effective_table(found.table)
     }
 
-    /// Changes the table on behalf of `by`, and calls `done` when that is in force at all nodes. Nothing is changed any more
-    /// once it is not `wanted`: whoever asked may have given it up with his session.
-    pub fn alter<D>(
+    /// Changes the table on behalf of `by`, and calls `done` once that is in force on all nodes.
+    /// Nothing is changed any more once `wanted` returns false: the initiator may have given it up
+    /// with its session.
+    pub fn change_reservations<D>(
         self: &Rc<Self>,
-        by: Party,
+        by: ItNexus,
         change: Change,
         wanted: impl Fn() -> bool + 'static,
         done: D,
     ) where
-        D: FnOnce(Result<(), Unaltered>) + 'static,
+        D: FnOnce(Result<(), ReservationChangeError>) + 'static,
     {
         let volume = Rc::clone(self);
         tokio::task::spawn_local(async move {
-            let result = volume.alter_now(&by, &change, &wanted).await;
+            let result = volume.change_reservations_now(&by, &change, &wanted).await;
             done(result);
         });
     }
 
-    async fn alter_now(
+    async fn change_reservations_now(
         self: &Rc<Self>,
-        by: &Party,
+        by: &ItNexus,
         change: &Change,
         wanted: &dyn Fn() -> bool,
-    ) -> Result<(), Unaltered> {
-        let keeping = self.keeping.get().ok_or(Unaltered::Failed(Error::ReadOnly))?;
-        let _busy = self.open_and_busy()?;
-        let _turn = keeping.turn.lock().await;
+    ) -> Result<(), ReservationChangeError> {
+        let state =
+            self.reservations.get().ok_or(ReservationChangeError::DeviceError(Error::ReadOnly))?;
+        let _busy = self.begin_internal_op_if_open()?;
+        let _turn = state.change_lock.lock().await;
         if !wanted() {
-            return Err(Unaltered::Failed(Error::Aborted));
+            return Err(ReservationChangeError::DeviceError(Error::Aborted));
         }
-        // Before the same party, back again, reserves anew.
-        let mut left = keeping.gate.left();
+        // Before the same nexus, reconnected, reserves again.
+        let mut left = state.gate.take_lost_nexuses();
         while let Some(gone) = left.pop() {
-            if let Err(why) = self.change(keeping, &gone, &Change::Leave, &|| true).await {
+            if let Err(why) = self.apply_change(state, &gone, &Change::NexusLoss, &|| true).await {
                 left.push(gone);
-                keeping.gate.still_left(left);
+                state.gate.requeue_lost_nexuses(left);
                 return Err(why);
             }
         }
-        self.change(keeping, by, change, wanted).await
+        self.apply_change(state, by, change, wanted).await
     }
 
-    async fn change(
+    async fn apply_change(
         self: &Rc<Self>,
-        keeping: &Keeping,
-        by: &Party,
+        state: &ReservationState,
+        by: &ItNexus,
         change: &Change,
         wanted: &dyn Fn() -> bool,
-    ) -> Result<(), Unaltered> {
-        let ctx = self.memory(keeping, MEMORY).await?;
-        let (mut patience, mut begun) = (Patience::default(), false);
+    ) -> Result<(), ReservationChangeError> {
+        let ctx = self.acquire_memory(state, CHANGE_MEMORY_BYTES).await?;
+        let (mut patience, mut begun) = (ConflictRetries::default(), false);
         loop {
             let found = match self.read_table(&ctx).await {
                 Err(Error::Corrupt { .. } | Error::Unreadable { .. })
-                    if *change == Change::Evict && !begun =>
+                    if *change == Change::AdminClear && !begun =>
                 {
-                    self.begin_anew(&ctx).await?;
+                    self.reset_table(&ctx).await?;
                     begun = true;
                     continue;
                 }
                 found => found?,
             };
-            patience.with(&found).await?;
-            if let Some(stale) = found.stale {
-                self.finish(found, stale, &ctx).await?;
+            patience.next_attempt(&found).await?;
+            if let Some(stale) = found.stale_copy {
+                self.repair_stale_copy(found, stale, &ctx).await?;
                 continue;
             }
-            let standing = keeping.gate.standing().ok_or(Error::Fenced)?;
-            let table = self.holding(found.table.clone())?;
-            let Some(next) = table.change(by, standing.seat, change).map_err(Unaltered::Refused)?
+            let context = state.gate.current_context().ok_or(Error::Fenced)?;
+            let table = self.effective_table(found.table.clone())?;
+            let Some(next) = table
+                .with_change(by, context.incarnation, change)
+                .map_err(ReservationChangeError::Rejected)?
             else {
                 // It may be another node's change that is not in force yet.
                 break;
             };
             if !wanted() || self.is_closed() {
-                return Err(Unaltered::Failed(Error::Aborted));
+                return Err(ReservationChangeError::DeviceError(Error::Aborted));
             }
             let bytes = copy_in(ctx.credit(), &next.encode());
-            if self.replace(0, &found.copies[0], &bytes, &ctx).await? {
-                // If it is another one by now, somebody has finished this change, and gone on.
-                self.replace(1, &found.copies[1], &bytes, &ctx).await?;
+            if self.replace_copy(0, &found.copies[0], &bytes, &ctx).await? {
+                // If the copy has changed, another node has completed this change, and made the
+                // next.
+                self.replace_copy(1, &found.copies[1], &bytes, &ctx).await?;
                 tracing::info!(
                     generation = next.generation,
-                    era = next.era,
+                    era = next.power_epoch,
                     ?by,
                     ?change,
                     "reservations have changed"
@@ -203,160 +210,185 @@ impl Volume {
             }
         }
         drop(ctx);
-        Ok(self.in_force(keeping).await?)
+        Ok(self.wait_in_force(state).await?)
     }
 
-    /// Waits until what has been written is in force at all nodes.
-    async fn in_force(&self, keeping: &Keeping) -> Result<(), Error> {
-        if self.compares.is_none() {
-            keeping.gate.settled().await;
+    /// Waits until the written table is in force on all nodes.
+    async fn wait_in_force(&self, state: &ReservationState) -> Result<(), Error> {
+        if self.replicated.is_none() {
+            state.gate.wait_in_force().await;
             return Ok(());
         }
-        let overhead = self.info().overhead as usize;
-        let credit = keeping.account.credit(overhead.max(1), Class::Command).await;
+        let overhead = self.info().overhead_bytes as usize;
+        let credit = state.account.credit(overhead.max(1), MemoryClass::Command).await;
         let credit = credit.map_err(|_| Error::OutOfRange)?;
         self.dev.submit(Op::Flush, &Ctx::new(credit, Epoch::default())).await?;
         Ok(())
     }
 
-    /// Puts an empty table in the place of one that cannot be made out. Nobody else changes what nobody can read.
-    async fn begin_anew(&self, ctx: &Ctx) -> Result<(), Unaltered> {
+    /// Replaces an unreadable table by an empty one. No other node changes a table that none can
+    /// read.
+    async fn reset_table(&self, ctx: &Ctx) -> Result<(), ReservationChangeError> {
         tracing::warn!("the table of reservations is made anew: all registrations are gone");
-        let blocks = self.info().aside_blocks;
-        let (range, command) = (Blocks::new(ASIDE, u64::from(blocks)), Command::default());
+        let blocks = self.info().metadata_blocks;
+        let (range, command) = (Blocks::new(METADATA_LBA, u64::from(blocks)), Command::default());
         let _lock = self.lock(range, true, &command).await?;
-        let zero = Op::Zero { at: ASIDE, blocks, unmap: false, fua: true };
+        let zero = Op::Zero { at: METADATA_LBA, blocks, unmap: false, fua: true };
         self.dev.submit(zero, ctx).await?;
-        self.note(range, &Bufs::new());
+        self.note_written(range, &Bufs::new());
         Ok(())
     }
 
-    /// Makes both copies the same: somebody has not come to do it. Or it is the same already where it is compared, and has
-    /// rotted at this node alone: then it is written as it is, which mends it here.
-    async fn finish(&self, found: Found, stale: usize, ctx: &Ctx) -> Result<(), Unaltered> {
+    /// Makes both copies equal: the node that wrote one did not get to the other. Or the comparison
+    /// finds them equal, so only this node's replica has rotted: then the copy is rewritten, which
+    /// repairs it here.
+    async fn repair_stale_copy(
+        &self,
+        found: StoredTables,
+        stale: usize,
+        ctx: &Ctx,
+    ) -> Result<(), ReservationChangeError> {
         let bytes = copy_in(ctx.credit(), &found.table.encode());
-        if self.replace(stale, &found.copies[stale], &bytes, ctx).await? {
+        if self.replace_copy(stale, &found.copies[stale], &bytes, ctx).await? {
             return Ok(());
         }
-        self.replace(stale, &found.copies[1 - stale], &bytes, ctx).await.map(drop)
+        self.replace_copy(stale, &found.copies[1 - stale], &bytes, ctx).await.map(drop)
     }
 
-    /// Writes a copy, if it is still what was read.
-    async fn replace(
+    /// Writes a copy, if it is unchanged since it was read.
+    async fn replace_copy(
         &self,
         copy: usize,
         expected: &Bufs,
         bytes: &Bufs,
         ctx: &Ctx,
-    ) -> Result<bool, Unaltered> {
-        let at = self.place(copy);
+    ) -> Result<bool, ReservationChangeError> {
+        let at = self.copy_lba(copy);
         let (compare, write) = (expected.clone(), bytes.clone());
         let request = Request::CompareAndWrite { at, compare, write, fua: true };
         match self.compose(request, ctx, &Command::default()).await {
             Ok(()) => {}
-            Err(Failure::Miscompare { .. } | Failure::Conflict | Failure::Busy) => {
+            Err(
+                RequestError::Miscompare { .. }
+                | RequestError::ReservationConflict
+                | RequestError::NoMemory,
+            ) => {
                 return Ok(false);
             }
-            Err(Failure::Device(e)) => return Err(Unaltered::Failed(e)),
+            Err(RequestError::Device(e)) => return Err(ReservationChangeError::DeviceError(e)),
         }
-        self.note(self.covered(at, bytes), bytes);
+        self.note_written(self.blocks_of(at, bytes), bytes);
         Ok(true)
     }
 
-    /// Tells the gate what was written, where no mirror does.
-    fn note(&self, range: Blocks, bytes: &Bufs) {
-        if let (None, Some(keeping)) = (&self.compares, self.keeping.get()) {
-            keeping.gate.changed(range, bytes);
+    /// Reports the written table to the gate, where no mirror does.
+    fn note_written(&self, range: Blocks, bytes: &Bufs) {
+        if let (None, Some(state)) = (&self.replicated, self.reservations.get()) {
+            state.gate.on_applied(range, bytes);
         }
     }
 
-    fn place(&self, copy: usize) -> Lba {
-        Lba(ASIDE.0 + (copy * COPY_BYTES) as u64 / u64::from(self.info().block_size))
+    fn copy_lba(&self, copy: usize) -> Lba {
+        Lba(METADATA_LBA.0 + (copy * COPY_BYTES) as u64 / u64::from(self.info().block_size))
     }
 
-    async fn memory(&self, keeping: &Keeping, bytes: usize) -> Result<Ctx, Error> {
-        self.memory_of(Class::Read, keeping, bytes).await
+    async fn acquire_memory(&self, state: &ReservationState, bytes: usize) -> Result<Ctx, Error> {
+        self.acquire_memory_of_class(MemoryClass::Read, state, bytes).await
     }
 
-    async fn memory_of(&self, class: Class, keeping: &Keeping, bytes: usize) -> Result<Ctx, Error> {
-        let bytes = bytes + self.info().overhead as usize;
-        let credit = keeping.account.credit(bytes, class).await;
+    async fn acquire_memory_of_class(
+        &self,
+        class: MemoryClass,
+        state: &ReservationState,
+        bytes: usize,
+    ) -> Result<Ctx, Error> {
+        let bytes = bytes + self.info().overhead_bytes as usize;
+        let credit = state.account.credit(bytes, class).await;
         Ok(Ctx::new(credit.map_err(|_| Error::OutOfRange)?, Epoch::default()))
     }
 
-    async fn read_table(&self, ctx: &Ctx) -> Result<Found, Error> {
-        let range = Blocks::new(ASIDE, u64::from(self.info().aside_blocks));
+    async fn read_table(&self, ctx: &Ctx) -> Result<StoredTables, Error> {
+        let range = Blocks::new(METADATA_LBA, u64::from(self.info().metadata_blocks));
         let lock = self.lock(range, false, &Command::default()).await?;
         let bytes = self.read(range, ctx).await?;
         drop(lock);
         let copies = [bytes.slice(0..COPY_BYTES), bytes.slice(COPY_BYTES..2 * COPY_BYTES)];
         let (first, second) = (copies[0].to_vec(), copies[1].to_vec());
-        let chosen = Table::choose(&first, &second);
-        let (table, stale) = chosen.map_err(|_damaged| Error::Corrupt { at: ASIDE })?;
-        Ok(Found { copies, table, stale })
+        let chosen = Table::recover(&first, &second);
+        let (table, stale) = chosen.map_err(|_damaged| Error::Corrupt { at: METADATA_LBA })?;
+        Ok(StoredTables { copies, table, stale_copy: stale })
     }
 
-    fn holding(&self, table: Table) -> Result<Table, Error> {
-        let standing = self.gate().and_then(|gate| gate.standing()).ok_or(Error::Fenced)?;
-        Ok(table.as_of(standing.era, |seat| standing.seats.contains(&seat)))
+    fn effective_table(&self, table: Table) -> Result<Table, Error> {
+        let context =
+            self.reservation_gate().and_then(|gate| gate.current_context()).ok_or(Error::Fenced)?;
+        Ok(table.as_of(context.power_epoch, |incarnation| {
+            context.serving_incarnations.contains(&incarnation)
+        }))
     }
 
-    /// Something is under way that the volume's end waits for.
-    fn busy(self: &Rc<Self>) -> Busy {
+    /// Begins an internal operation that the close of the volume waits for.
+    fn begin_internal_op(self: &Rc<Self>) -> InternalOp {
         self.counters.update(|s| s.in_flight += 1);
-        Busy(Rc::clone(self))
+        InternalOp(Rc::clone(self))
     }
 
-    fn open_and_busy(self: &Rc<Self>) -> Result<Busy, Error> {
-        if self.is_closed() { Err(Error::Gone) } else { Ok(self.busy()) }
+    fn begin_internal_op_if_open(self: &Rc<Self>) -> Result<InternalOp, Error> {
+        if self.is_closed() { Err(Error::Gone) } else { Ok(self.begin_internal_op()) }
     }
 
-    /// Reads the table for the gate until nothing has changed meanwhile, and gives up what parties held that are gone.
-    async fn look(self: &Rc<Self>, keeping: &Keeping) {
-        let _busy = self.busy();
-        while keeping.gate.is_stale() {
-            let serial = keeping.gate.reading();
+    /// Reads the table for the gate until it does not change meanwhile, and releases reservations
+    /// of lost nexuses.
+    async fn refresh_gate(self: &Rc<Self>, state: &ReservationState) {
+        let _busy = self.begin_internal_op();
+        while state.gate.is_stale() {
+            let serial = state.gate.read_started();
             let read = async {
-                // Not of the class of what may wait for this: commands whose data has arrived wait at the gate.
-                let ctx = self.memory_of(Class::Command, keeping, READING).await?;
+                // Not of a class that may wait for this: commands whose data has arrived wait at
+                // the gate.
+                let ctx = self
+                    .acquire_memory_of_class(MemoryClass::Command, state, READ_MEMORY_BYTES)
+                    .await?;
                 self.read_table(&ctx).await.map(|found| found.table)
             };
             match read.await {
-                Ok(table) => keeping.gate.found(serial, table),
+                Ok(table) => state.gate.read_succeeded(serial, table),
                 Err(e) => {
-                    if keeping.gate.failed(e) && e != Error::Fenced {
+                    if state.gate.read_failed(e) && e != Error::Fenced {
                         tracing::error!(error = %e, "reservations cannot be read: nobody may use the volume");
                     }
                     if self.is_closed() {
                         return;
                     }
                     let passes = e == Error::Fenced;
-                    tokio::time::sleep(if passes { AGAIN } else { LATER }).await;
+                    tokio::time::sleep(if passes { RETRY_DELAY } else { ERROR_RETRY_DELAY }).await;
                 }
             }
         }
-        for party in keeping.gate.left() {
-            self.give_up(party);
+        for nexus in state.gate.take_lost_nexuses() {
+            self.release_lost_nexus(nexus);
         }
     }
 
-    /// Gives up what ended with `party`, in a task of its own: a change waits for the table to be read.
-    fn give_up(self: &Rc<Self>, party: Party) {
-        let (volume, gone) = (Rc::clone(self), party.clone());
-        self.alter(
-            party,
-            Change::Leave,
+    /// Releases the reservations that ended with `nexus`, in a task of its own: a change waits for
+    /// the table to be read.
+    fn release_lost_nexus(self: &Rc<Self>, nexus: ItNexus) {
+        let (volume, gone) = (Rc::clone(self), nexus.clone());
+        self.change_reservations(
+            nexus,
+            Change::NexusLoss,
             || true,
             move |left| {
-                let Some(gate) = volume.gate().cloned() else { return };
+                let Some(gate) = volume.reservation_gate().cloned() else { return };
                 if let Err(why) = left {
                     tracing::debug!(?why, "what a lost initiator has reserved is not given up yet");
-                    // Whoever changes something next does it first: the party may be back, and reserve anew.
-                    gate.still_left(vec![gone]);
+                    // The next change does it first: the nexus may have returned, and reserve
+                    // again.
+                    gate.requeue_lost_nexuses(vec![gone]);
                     tokio::task::spawn_local(async move {
-                        tokio::time::sleep(AGAIN).await;
+                        tokio::time::sleep(RETRY_DELAY).await;
                         if !volume.is_closed() {
-                            gate.look_again();
+                            gate.wake_reader();
                         }
                     });
                 }
@@ -365,60 +397,61 @@ impl Volume {
     }
 }
 
-/// For how long a change is tried that others come in the way of. Each time they do the table is another one: if it is not,
-/// this node has something else than is compared with, and no try will do.
+/// How long a change is retried while other nodes change the table in between. Each time the table
+/// must differ: otherwise this node reads something else than the comparison does, and retrying is
+/// useless.
 #[derive(Default)]
-struct Patience {
+struct ConflictRetries {
     last: Option<[Vec<u8>; 2]>,
     unchanged: u32,
 }
 
-impl Patience {
-    const TRIES: u32 = 20;
+impl ConflictRetries {
+    const MAX_UNCHANGED: u32 = 20;
 
     /// # Errors
-    /// [`Error::Corrupt`] when it is over.
-    async fn with(&mut self, found: &Found) -> Result<(), Error> {
+    /// [`Error::Corrupt`] when time is up.
+    async fn next_attempt(&mut self, found: &StoredTables) -> Result<(), Error> {
         let copies = [found.copies[0].to_vec(), found.copies[1].to_vec()];
         if self.last.as_ref() != Some(&copies) {
             *self = Self { last: Some(copies), unchanged: 0 };
             return Ok(());
         }
         self.unchanged += 1;
-        if self.unchanged > Self::TRIES {
+        if self.unchanged > Self::MAX_UNCHANGED {
             tracing::error!(
                 "this node's table of reservations is not the one that is compared with"
             );
-            return Err(Error::Corrupt { at: ASIDE });
+            return Err(Error::Corrupt { at: METADATA_LBA });
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(RETRY_DELAY).await;
         Ok(())
     }
 }
 
-/// See [`Volume::busy`].
-struct Busy(Rc<Volume>);
+/// See [`Volume::begin_internal_op`].
+struct InternalOp(Rc<Volume>);
 
-impl Drop for Busy {
+impl Drop for InternalOp {
     fn drop(&mut self) {
         self.0.counters.update(|s| s.in_flight -= 1);
-        self.0.wake_if_idle();
+        self.0.wake_closers();
     }
 }
 
-impl From<Error> for Unaltered {
+impl From<Error> for ReservationChangeError {
     fn from(e: Error) -> Self {
-        Self::Failed(e)
+        Self::DeviceError(e)
     }
 }
 
-/// Reads the table whenever it is wanted, for as long as the volume lives.
-async fn keep(volume: Weak<Volume>, gate: Rc<Gate>) {
+/// Reads the table on request, for as long as the volume exists.
+async fn run_table_reader(volume: Weak<Volume>, gate: Rc<ReservationGate>) {
     loop {
-        gate.wanted().await;
+        gate.wait_read_wanted().await;
         let Some(volume) = volume.upgrade() else { return };
-        if let Some(keeping) = volume.keeping.get() {
-            Box::pin(volume.look(keeping)).await;
+        if let Some(state) = volume.reservations.get() {
+            Box::pin(volume.refresh_gate(state)).await;
         }
     }
 }

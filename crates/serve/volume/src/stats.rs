@@ -3,12 +3,12 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
-use block::{Error, Failure, Request};
+use block::{Error, Request, RequestError};
 use hdrhistogram::Histogram;
 
-/// Kinds of commands that are measured apart.
+/// Kinds of commands that are measured separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum CommandKind {
     /// Read, compare, verify and map.
     Read,
     /// Write, write same, zero, compare-and-write and or-write.
@@ -19,19 +19,19 @@ pub enum Kind {
     Flush,
 }
 
-impl Kind {
-    /// All kinds, in the order of [`Snapshot::kinds`].
+impl CommandKind {
+    /// All kinds, in the order of [`VolumeStats::kinds`].
     pub const ALL: [Self; 4] = [Self::Read, Self::Write, Self::Unmap, Self::Flush];
 
     /// The kind of `request`.
     #[must_use]
-    pub fn of(request: &Request) -> Self {
+    pub fn of_request(request: &Request) -> Self {
         match request {
             Request::Read { .. }
             | Request::Compare { .. }
             | Request::Verify { .. }
-            | Request::Map { .. }
-            | Request::Settle { .. } => Self::Read,
+            | Request::BlockStatus { .. }
+            | Request::DrainWrites { .. } => Self::Read,
             Request::Write { .. }
             | Request::WriteSame { .. }
             | Request::Zero { .. }
@@ -43,50 +43,50 @@ impl Kind {
     }
 }
 
-/// What a volume has done, of one kind.
+/// Statistics of one kind of commands.
 #[derive(Clone, Debug, Default)]
-pub struct KindStats {
+pub struct CommandStats {
     /// Commands completed, failed ones included.
     pub completed: u64,
     /// Commands that failed; a miscompare is an answer, not a failure.
     pub failed: u64,
-    /// Those of them that failed for want of space.
-    pub without_space: u64,
+    /// Of these, failures for lack of space.
+    pub no_space_failures: u64,
     /// Payload moved, in bytes.
     pub bytes: u64,
     /// Sum of all latencies.
-    pub total: Duration,
+    pub total_latency: Duration,
     /// Latencies in microseconds, from acceptance to completion; `None` before the first command
     /// (an idle volume costs no histogram).
     pub latency_us: Option<Histogram<u32>>,
 }
 
-/// What a volume has done since it was opened.
+/// Statistics of a volume since it was opened.
 #[derive(Clone, Debug, Default)]
-pub struct Snapshot {
-    /// By kind, in the order of [`Kind::ALL`].
-    pub kinds: [KindStats; 4],
+pub struct VolumeStats {
+    /// By kind, in the order of [`CommandKind::ALL`].
+    pub kinds: [CommandStats; 4],
     /// Commands accepted and not yet answered.
     pub in_flight: u64,
-    /// Commands that were asked to abort.
+    /// Aborts requested.
     pub aborts: u64,
-    /// Commands that had to wait for an overlapping one, or for a place among the range locks.
-    pub overlaps: u64,
-    /// Commands that had to wait for buffer memory.
+    /// Commands that waited for an overlapping one, or for a slot in the range lock table.
+    pub range_waits: u64,
+    /// Commands that waited for buffer memory.
     pub memory_waits: u64,
 }
 
-/// What is counted of a request when it ends.
+/// The sample that a request adds when it ends.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Measure {
-    pub(crate) kind: Kind,
-    /// Its payload.
+pub(crate) struct CommandSample {
+    pub(crate) kind: CommandKind,
+    /// Its payload in bytes.
     pub(crate) bytes: u64,
 }
 
-impl Measure {
-    /// Of a request to a device with blocks of `block_size` bytes.
-    pub(crate) fn of(request: &Request, block_size: u32) -> Self {
+impl CommandSample {
+    /// The sample of a request to a device with blocks of `block_size` bytes.
+    pub(crate) fn of_request(request: &Request, block_size: u32) -> Self {
         let bytes = match request {
             Request::Read { range } | Request::Verify { range } => {
                 range.count.saturating_mul(u64::from(block_size))
@@ -98,22 +98,22 @@ impl Measure {
             Request::WriteSame { .. }
             | Request::Zero { .. }
             | Request::Unmap { .. }
-            | Request::Map { .. }
-            | Request::Settle { .. }
+            | Request::BlockStatus { .. }
+            | Request::DrainWrites { .. }
             | Request::Flush => 0,
         };
-        Self { kind: Kind::of(request), bytes }
+        Self { kind: CommandKind::of_request(request), bytes }
     }
 }
 
-/// Longest latency told apart, in microseconds.
-const LONGEST_US: u64 = 120_000_000;
+/// Longest latency that is recorded exactly, in microseconds.
+const MAX_LATENCY_US: u64 = 120_000_000;
 
 #[derive(Debug, Default)]
-pub(crate) struct Counters(RefCell<Snapshot>);
+pub(crate) struct Counters(RefCell<VolumeStats>);
 
 impl Counters {
-    pub(crate) fn snapshot(&self) -> Snapshot {
+    pub(crate) fn snapshot(&self) -> VolumeStats {
         self.0.borrow().clone()
     }
 
@@ -121,27 +121,32 @@ impl Counters {
         self.0.borrow().in_flight
     }
 
-    pub(crate) fn update(&self, f: impl FnOnce(&mut Snapshot)) {
+    pub(crate) fn update(&self, f: impl FnOnce(&mut VolumeStats)) {
         f(&mut self.0.borrow_mut());
     }
 
-    pub(crate) fn completed(&self, of: Measure, failure: Option<Failure>, took: Duration) {
-        let Measure { kind, bytes } = of;
+    pub(crate) fn completed(
+        &self,
+        of: CommandSample,
+        failure: Option<RequestError>,
+        took: Duration,
+    ) {
+        let CommandSample { kind, bytes } = of;
         let mut snapshot = self.0.borrow_mut();
         let k = &mut snapshot.kinds[kind as usize];
         k.completed += 1;
-        // An abort is the initiator's wish, and who is fenced sends it to another node: neither is the disk's fault.
-        let faulty =
-            |f| matches!(f, Failure::Device(e) if !matches!(e, Error::Aborted | Error::Fenced));
+        // An abort is requested by the initiator, and a fenced command is sent to another node:
+        // neither is the disk's fault.
+        let faulty = |f| matches!(f, RequestError::Device(e) if !matches!(e, Error::Aborted | Error::Fenced));
         k.failed += u64::from(failure.is_some_and(faulty));
-        let is_full = |f| matches!(f, Failure::Device(Error::NoSpace));
-        k.without_space += u64::from(failure.is_some_and(is_full));
+        let is_full = |f| matches!(f, RequestError::Device(Error::NoSpace));
+        k.no_space_failures += u64::from(failure.is_some_and(is_full));
         k.bytes += if failure.is_none() { bytes } else { 0 };
-        k.total += took;
-        let us = u64::try_from(took.as_micros()).unwrap_or(LONGEST_US).clamp(1, LONGEST_US);
+        k.total_latency += took;
+        let us = u64::try_from(took.as_micros()).unwrap_or(MAX_LATENCY_US).clamp(1, MAX_LATENCY_US);
         k.latency_us
             .get_or_insert_with(|| {
-                Histogram::new_with_bounds(1, LONGEST_US, 2).expect("constant, valid bounds")
+                Histogram::new_with_bounds(1, MAX_LATENCY_US, 2).expect("constant, valid bounds")
             })
             .saturating_record(us);
     }

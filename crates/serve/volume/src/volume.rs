@@ -1,4 +1,4 @@
-//! Acceptance, admission and the end of commands.
+//! Acceptance, admission and completion of commands.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt;
@@ -9,35 +9,35 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use block::{
-    Account, Blocks, Bufs, Changes, Class, CompareAndWrite, Ctx, Dev, Epoch, Error, Failure,
-    FlushGate, Info, Op, RangeLocks, Request, Submission,
+    Account, Blocks, Bufs, ChangeTracker, Ctx, Dev, Epoch, Error, FlushCoalescer, Info,
+    MemoryClass, Op, RangeLocks, ReplicatedDevice, Request, RequestError, Submission,
 };
 use tokio::time::Instant;
 
 use crate::command::Command;
-use crate::gate::{Caller, Flight, Gate, Need};
-use crate::reservations::Keeping;
-use crate::stats::{Counters, Measure, Snapshot};
+use crate::reservation_gate::{DataAccess, InFlightGuard, ReservationGate, VolumeClient};
+use crate::reservations::ReservationState;
+use crate::stats::{CommandSample, Counters, VolumeStats};
 
-/// Longest read or write that begins where it is accepted, in bytes. Whatever takes longer must be a
-/// task: the other tasks of the core wait for the one that accepts.
-const SHORT_BYTES: u64 = 64 * 1024;
+/// Longest read or write that starts inline when accepted, in bytes. Longer ones need a task: the
+/// other tasks of the core wait for the one that accepts.
+const MAX_INLINE_BYTES: u64 = 64 * 1024;
 
 /// One volume on its core.
 pub struct Volume {
     pub(crate) dev: Dev,
-    /// Does COMPARE AND WRITE where holding a range is not enough.
-    pub(crate) compares: Option<Rc<dyn CompareAndWrite>>,
+    /// Executes COMPARE AND WRITE where a range lock is not enough.
+    pub(crate) replicated: Option<Rc<dyn ReplicatedDevice>>,
     pub(crate) locks: Rc<RangeLocks>,
-    pub(crate) flushes: FlushGate,
+    pub(crate) flush_coalescer: FlushCoalescer,
     pub(crate) counters: Counters,
-    /// Its reservations, if it keeps any.
-    pub(crate) keeping: OnceCell<Keeping>,
+    /// Its reservations, if enabled.
+    pub(crate) reservations: OnceCell<ReservationState>,
     epoch: Epoch,
-    closed: Cell<bool>,
-    /// Commands that have been accepted and wait for the first turn of their task.
-    unbegun: Cell<usize>,
-    idle: RefCell<Vec<Waker>>,
+    is_closed: Cell<bool>,
+    /// Accepted commands whose task has not run yet.
+    unstarted: Cell<usize>,
+    close_waiters: RefCell<Vec<Waker>>,
 }
 
 impl fmt::Debug for Volume {
@@ -47,106 +47,108 @@ impl fmt::Debug for Volume {
 }
 
 impl Volume {
-    /// The owner of `dev`.
+    /// A volume on `dev`.
     #[must_use]
     pub fn new(dev: Dev, epoch: Epoch) -> Rc<Self> {
-        Self::make(dev, None, epoch)
+        Self::build(dev, None, epoch)
     }
 
-    /// The owner, on this node, of a device that other nodes use as well.
+    /// This node's volume on a device that other nodes use as well.
     #[must_use]
-    pub fn shared(dev: Dev, compares: Rc<dyn CompareAndWrite>, epoch: Epoch) -> Rc<Self> {
-        Self::make(dev, Some(compares), epoch)
+    pub fn new_replicated(dev: Dev, compares: Rc<dyn ReplicatedDevice>, epoch: Epoch) -> Rc<Self> {
+        Self::build(dev, Some(compares), epoch)
     }
 
-    fn make(dev: Dev, compares: Option<Rc<dyn CompareAndWrite>>, epoch: Epoch) -> Rc<Self> {
+    fn build(dev: Dev, compares: Option<Rc<dyn ReplicatedDevice>>, epoch: Epoch) -> Rc<Self> {
         Rc::new(Self {
             dev,
-            compares,
+            replicated: compares,
             locks: Rc::default(),
-            flushes: FlushGate::default(),
+            flush_coalescer: FlushCoalescer::default(),
             counters: Counters::default(),
-            keeping: OnceCell::new(),
+            reservations: OnceCell::new(),
             epoch,
-            closed: Cell::new(false),
-            unbegun: Cell::new(0),
-            idle: RefCell::default(),
+            is_closed: Cell::new(false),
+            unstarted: Cell::new(0),
+            close_waiters: RefCell::default(),
         })
     }
 
-    /// What the device below is now.
+    /// The device's current properties.
     #[must_use]
     pub fn info(&self) -> Info {
         self.dev.info()
     }
 
-    /// What is changed of it, whoever changes it, on this node or another one: by the time that a change is known to
+    /// The tracker of changes of the device, made on any node: by the time a change is known to
     /// have happened, its watchers here have seen it.
     #[must_use]
-    pub fn changes(&self) -> Changes {
-        self.compares.as_ref().map_or_else(|| self.dev.changes(), |shared| shared.changes())
+    pub fn change_tracker(&self) -> ChangeTracker {
+        self.replicated
+            .as_ref()
+            .map_or_else(|| self.dev.change_tracker(), |shared| shared.change_tracker())
     }
 
-    /// What the volume has done.
+    /// The volume's statistics.
     #[must_use]
-    pub fn stats(&self) -> Snapshot {
+    pub fn stats(&self) -> VolumeStats {
         self.counters.snapshot()
     }
 
-    /// [`Self::start_for`] the node itself, which no reservation binds.
+    /// [`Self::start_for`] the node itself, to which no reservation applies.
     pub fn start<D>(self: &Rc<Self>, request: Request, account: &Account, done: D) -> Command
     where
-        D: FnOnce(Result<Bufs, Failure>) + 'static,
+        D: FnOnce(Result<Bufs, RequestError>) + 'static,
     {
-        self.start_for(&Gate::node(), request, account, done)
+        self.start_for(&ReservationGate::node_client(), request, account, done)
     }
 
-    /// Accepts `request` of a caller: from here on the volume owns it, and answers through `done` exactly
-    /// once. Memory beyond the request's own data is charged to `account`.
+    /// Accepts `request` of a caller: from here on the volume owns it, and answers through `done`
+    /// exactly once. Memory beyond the request's own data is charged to `account`.
     ///
-    /// Must be called in a `LocalSet`. A short read or write that need not wait for anything has
-    /// been answered when this returns.
+    /// Must be called in a `LocalSet`. A short read or write that need not wait may be answered
+    /// before this returns.
     pub fn start_for<D>(
         self: &Rc<Self>,
-        caller: &Rc<Caller>,
+        caller: &Rc<VolumeClient>,
         request: Request,
         account: &Account,
         done: D,
     ) -> Command
     where
-        D: FnOnce(Result<Bufs, Failure>) + 'static,
+        D: FnOnce(Result<Bufs, RequestError>) + 'static,
     {
-        let class = class_for(&request);
+        let class = memory_class_of(&request);
         self.start_with(caller, (request, class), account, done)
     }
 
-    /// [`Self::start_for`] callers who go on with an answer at once if there is one: `done` is told of nothing then.
-    pub fn begin_for<D>(
+    /// [`Self::start_for`] callers that can handle an immediate answer: then `done` is not called.
+    pub fn start_or_answer<D>(
         self: &Rc<Self>,
-        caller: &Rc<Caller>,
+        caller: &Rc<VolumeClient>,
         request: Request,
         account: &Account,
         done: D,
-    ) -> Begun
+    ) -> StartOutcome
     where
-        D: FnOnce(Result<Bufs, Failure>) + 'static,
+        D: FnOnce(Result<Bufs, RequestError>) + 'static,
     {
-        let class = class_for(&request);
+        let class = memory_class_of(&request);
         match self.accept(caller, (request, class), account, done) {
-            Ok(command) => Begun::Runs(command),
-            Err((result, _)) => Begun::Answered(result),
+            Ok(command) => StartOutcome::Running(command),
+            Err((result, _)) => StartOutcome::Answered(result),
         }
     }
 
     fn start_with<D>(
         self: &Rc<Self>,
-        caller: &Rc<Caller>,
-        what: (Request, Class),
+        caller: &Rc<VolumeClient>,
+        what: (Request, MemoryClass),
         account: &Account,
         done: D,
     ) -> Command
     where
-        D: FnOnce(Result<Bufs, Failure>) + 'static,
+        D: FnOnce(Result<Bufs, RequestError>) + 'static,
     {
         match self.accept(caller, what, account, done) {
             Ok(command) => command,
@@ -157,149 +159,155 @@ impl Volume {
         }
     }
 
-    /// The command that the request has become; or its answer, with who has not been told of it.
+    /// The accepted command; or its answer together with `done`, which was not called.
     fn accept<D>(
         self: &Rc<Self>,
-        caller: &Rc<Caller>,
-        (request, class): (Request, Class),
+        caller: &Rc<VolumeClient>,
+        (request, class): (Request, MemoryClass),
         account: &Account,
         done: D,
-    ) -> Result<Command, (Result<Bufs, Failure>, D)>
+    ) -> Result<Command, (Result<Bufs, RequestError>, D)>
     where
-        D: FnOnce(Result<Bufs, Failure>) + 'static,
+        D: FnOnce(Result<Bufs, RequestError>) + 'static,
     {
         let info = self.info();
-        let measure = Measure::of(&request, info.block_size);
-        let entered = short(&request, &measure, info.block_size)
-            .and_then(|range| self.enter(caller, (&request, class), range, &info, account));
+        let measure = CommandSample::of_request(&request, info.block_size);
+        let entered = inline_range(&request, &measure, info.block_size)
+            .and_then(|range| self.try_enter(caller, (&request, class), range, &info, account));
         match (entered, request) {
             (Some(entered), Request::Read { range }) => {
                 let blocks = u32::try_from(range.count).expect("it is short");
-                self.carry(Op::Read { at: range.at, blocks }, entered, measure, done)
+                self.run_inline(Op::Read { at: range.at, blocks }, entered, measure, done)
             }
             (Some(entered), Request::Write { at, data, fua }) => {
-                self.carry(Op::Write { at, data, fua }, entered, measure, done)
+                self.run_inline(Op::Write { at, data, fua }, entered, measure, done)
             }
-            (_, request) => Ok(self.queue(caller, (request, class), measure, account, done)),
+            (_, request) => Ok(self.run_in_task(caller, (request, class), measure, account, done)),
         }
     }
 
-    /// Lets a request in that need not wait for anything: neither for those that came before it, nor for its turn at the
-    /// range, nor for memory, nor for what its caller may do.
-    fn enter(
+    /// Admits a request that need not wait: for earlier commands, its range lock, memory or its
+    /// reservation check.
+    fn try_enter(
         self: &Rc<Self>,
-        caller: &Rc<Caller>,
-        (request, class): (&Request, Class),
+        caller: &Rc<VolumeClient>,
+        (request, class): (&Request, MemoryClass),
         range: Blocks,
         info: &Info,
         account: &Account,
-    ) -> Option<Entered> {
+    ) -> Option<InlineRequest> {
         let writes = matches!(request, Request::Write { .. });
-        let begins = !self.closed.get() && self.unbegun.get() == 0;
-        if !begins || self.check(request, info).is_err() || !self.locks.is_open(range, writes) {
+        let begins = !self.is_closed.get() && self.unstarted.get() == 0;
+        if !begins
+            || self.check_request(request, info).is_err()
+            || !self.locks.would_hold(range, writes)
+        {
             return None;
         }
-        let (command, flight) = match self.keeping.get() {
+        let (command, guard) = match self.reservations.get() {
             None => (None, None),
-            Some(keeping) => {
+            Some(state) => {
                 let command = Command::default();
-                let flight = caller.begins(Need::of(request), &command);
-                keeping.gate.admits(&flight).then_some((Some(command), Some(flight)))?
+                let guard = caller.track(DataAccess::of_request(request), &command);
+                state.gate.try_admit(&guard).then_some((Some(command), Some(guard)))?
             }
         };
-        let credit = account.try_credit(self.memory_for(request, info), class)?;
+        let credit = account.try_credit(self.memory_bytes_for(request, info), class)?;
         let ctx = Ctx::new(credit, self.epoch);
-        Some(Entered { range, ctx, flight, command })
+        Some(InlineRequest { range, ctx, guard, command })
     }
 
-    /// Carries a request out that was let in: to its end where memory answers, which saves it a task. Nobody is woken
-    /// for it: the task that goes on with it looks again first.
-    fn carry<D>(
+    /// Executes an admitted request inline: to its end where the device answers at once, which
+    /// saves a task. It is not woken: the task that continues it polls it again first.
+    fn run_inline<D>(
         self: &Rc<Self>,
         op: Op,
-        entered: Entered,
-        measure: Measure,
+        entered: InlineRequest,
+        measure: CommandSample,
         done: D,
-    ) -> Result<Command, (Result<Bufs, Failure>, D)>
+    ) -> Result<Command, (Result<Bufs, RequestError>, D)>
     where
-        D: FnOnce(Result<Bufs, Failure>) + 'static,
+        D: FnOnce(Result<Bufs, RequestError>) + 'static,
     {
-        let Entered { range, ctx, flight, command } = entered;
-        let (since, writes) = (Instant::now(), op.writes());
-        let running = match begin(&self.dev, op, &ctx) {
+        let InlineRequest { range, ctx, guard, command } = entered;
+        let (since, writes) = (Instant::now(), op.is_write());
+        let running = match start_op(&self.dev, op, &ctx) {
             Ok(running) => running,
             Err(result) => {
-                drop((flight, ctx));
-                let result = result.map_err(Failure::Device);
-                return Err((self.ended(command.as_ref(), measure, since, result), done));
+                drop((guard, ctx));
+                let result = result.map_err(RequestError::Device);
+                return Err((self.record_end(command.as_ref(), measure, since, result), done));
             }
         };
-        // Nobody has been here since it was seen to be open.
+        // Nothing has run since the range was seen to be free.
         let lock = self.locks.enter(range, writes);
         let command = command.unwrap_or_default();
         command.set_ctx(&ctx);
-        let accepted = self.accepted(&command, done);
+        let accepted = self.track_accepted(&command, done);
         tokio::task::spawn_local(async move {
             let result = running.await;
-            drop((lock, flight, ctx));
-            accepted.ends(measure, since, result.map_err(Failure::Device));
+            drop((lock, guard, ctx));
+            accepted.complete(measure, since, result.map_err(RequestError::Device));
         });
         Ok(command)
     }
 
-    /// Has a task carry a request out, behind all that came before it.
-    fn queue<D>(
+    /// Spawns a task that executes a request, after all earlier ones.
+    fn run_in_task<D>(
         self: &Rc<Self>,
-        caller: &Rc<Caller>,
-        what: (Request, Class),
-        measure: Measure,
+        caller: &Rc<VolumeClient>,
+        what: (Request, MemoryClass),
+        measure: CommandSample,
         account: &Account,
         done: D,
     ) -> Command
     where
-        D: FnOnce(Result<Bufs, Failure>) + 'static,
+        D: FnOnce(Result<Bufs, RequestError>) + 'static,
     {
         let command = Command::default();
-        let accepted = self.accepted(&command, done);
+        let accepted = self.track_accepted(&command, done);
         let account = account.clone();
-        let flight = caller.begins(Need::of(&what.0), &command);
-        self.unbegun.update(|n| n + 1);
-        // In a box, for a future of more than a kilobyte is otherwise moved six times before it runs.
+        let guard = caller.track(DataAccess::of_request(&what.0), &command);
+        self.unstarted.update(|n| n + 1);
+        // Boxed: a future of more than a kilobyte would otherwise be moved six times before it
+        // runs.
         let running = Box::pin(async move {
             let since = Instant::now();
-            let Accepted { volume, command, .. } = &accepted;
-            volume.unbegun.update(|n| n - 1);
-            let result = volume.run(what, &account, &flight, command).await;
-            drop((account, flight));
-            accepted.ends(measure, since, result);
+            let AcceptedCommand { volume, command, .. } = &accepted;
+            volume.unstarted.update(|n| n - 1);
+            let result = volume.run(what, &account, &guard, command).await;
+            drop((account, guard));
+            accepted.complete(measure, since, result);
         });
         tokio::task::spawn_local(running);
         command
     }
 
-    fn accepted<D>(self: &Rc<Self>, command: &Command, done: D) -> Accepted<D>
+    fn track_accepted<D>(self: &Rc<Self>, command: &Command, done: D) -> AcceptedCommand<D>
     where
-        D: FnOnce(Result<Bufs, Failure>),
+        D: FnOnce(Result<Bufs, RequestError>),
     {
         self.counters.update(|s| s.in_flight += 1);
-        Accepted { volume: Rc::clone(self), command: command.clone(), done: Some(done) }
+        AcceptedCommand { volume: Rc::clone(self), command: command.clone(), done: Some(done) }
     }
 
-    /// Counts a command that began at `since` and has ended so; what its caller is told.
-    fn ended(
+    /// Records the result of a command that began at `since`; returns the answer for its caller.
+    fn record_end(
         &self,
         command: Option<&Command>,
-        measure: Measure,
+        measure: CommandSample,
         since: Instant,
-        result: Result<Bufs, Failure>,
-    ) -> Result<Bufs, Failure> {
+        result: Result<Bufs, RequestError>,
+    ) -> Result<Bufs, RequestError> {
         let aborted = command.filter(|command| command.is_aborted());
         if aborted.is_some() {
             self.counters.update(|s| s.aborts += 1);
         }
         let revoked = aborted.is_some_and(Command::is_revoked);
         let result = match result {
-            Err(Failure::Device(Error::Aborted)) if revoked => Err(Failure::Conflict),
+            Err(RequestError::Device(Error::Aborted)) if revoked => {
+                Err(RequestError::ReservationConflict)
+            }
             result => result,
         };
         self.counters.completed(measure, result.as_ref().err().copied(), since.elapsed());
@@ -314,22 +322,23 @@ impl Volume {
         self: &Rc<Self>,
         request: Request,
         account: &Account,
-    ) -> Result<Bufs, Failure> {
-        self.execute_for(&Gate::node(), request, account).await
+    ) -> Result<Bufs, RequestError> {
+        self.execute_for(&ReservationGate::node_client(), request, account).await
     }
 
-    /// [`Self::execute`] for a part of something whose caller holds memory already, of class [`Class::Read`] say: it must
-    /// not wait for more of that, which may be held by others who wait likewise. Its answer is to be let go of before
-    /// anything else is waited for.
+    /// [`Self::execute`] for a part of a command whose caller already holds memory, for example of
+    /// class [`MemoryClass::Read`]: it must not wait for more of that class, which others who wait
+    /// likewise may hold. Drop its answer before waiting for anything else.
     ///
     /// # Errors
     /// Why the request failed.
-    pub async fn execute_within(
+    pub async fn execute_nested(
         self: &Rc<Self>,
         request: Request,
         account: &Account,
-    ) -> Result<Bufs, Failure> {
-        self.execute_with(&Gate::node(), (request, Class::Command), account).await
+    ) -> Result<Bufs, RequestError> {
+        self.execute_with(&ReservationGate::node_client(), (request, MemoryClass::Command), account)
+            .await
     }
 
     /// [`Self::start_for`] for callers that wait: runs to its end even if this future is dropped.
@@ -338,26 +347,26 @@ impl Volume {
     /// Why the request failed.
     pub async fn execute_for(
         self: &Rc<Self>,
-        caller: &Rc<Caller>,
+        caller: &Rc<VolumeClient>,
         request: Request,
         account: &Account,
-    ) -> Result<Bufs, Failure> {
-        let class = class_for(&request);
+    ) -> Result<Bufs, RequestError> {
+        let class = memory_class_of(&request);
         self.execute_with(caller, (request, class), account).await
     }
 
     async fn execute_with(
         self: &Rc<Self>,
-        caller: &Rc<Caller>,
-        what: (Request, Class),
+        caller: &Rc<VolumeClient>,
+        what: (Request, MemoryClass),
         account: &Account,
-    ) -> Result<Bufs, Failure> {
+    ) -> Result<Bufs, RequestError> {
         let (answer, result) = tokio::sync::oneshot::channel();
         self.start_with(caller, what, account, move |r| {
-            // Nobody waits any more: the command was carried out all the same.
+            // The receiver is gone: the command was executed all the same.
             let _ = answer.send(r);
         });
-        result.await.unwrap_or(Err(Failure::Device(Error::Gone)))
+        result.await.unwrap_or(Err(RequestError::Device(Error::Gone)))
     }
 
     /// Refuses new commands with [`Error::Gone`], waits for those in flight and makes their
@@ -365,46 +374,46 @@ impl Volume {
     ///
     /// # Errors
     /// What the last flush reports.
-    pub async fn close(self: &Rc<Self>, account: &Account) -> Result<(), Failure> {
-        self.closed.set(true);
+    pub async fn close(self: &Rc<Self>, account: &Account) -> Result<(), RequestError> {
+        self.is_closed.set(true);
         poll_fn(|cx| {
             if self.counters.in_flight() == 0 {
                 return Poll::Ready(());
             }
-            self.idle.borrow_mut().push(cx.waker().clone());
+            self.close_waiters.borrow_mut().push(cx.waker().clone());
             Poll::Pending
         })
         .await;
         if self.info().read_only {
             return Ok(());
         }
-        let overhead = self.info().overhead as usize;
+        let overhead = self.info().overhead_bytes as usize;
         let credit = account
-            .credit(overhead.max(1), Class::Command)
+            .credit(overhead.max(1), MemoryClass::Command)
             .await
-            .map_err(|_| Failure::Device(Error::Gone))?;
+            .map_err(|_| RequestError::Device(Error::Gone))?;
         let ctx = Ctx::new(credit, self.epoch);
-        self.dev.submit(Op::Flush, &ctx).await.map_err(Failure::Device)?;
+        self.dev.submit(Op::Flush, &ctx).await.map_err(RequestError::Device)?;
         Ok(())
     }
 
-    /// What is rare is in a box, so that the future of a plain read or write, which is moved and
+    /// Rare cases are boxed, so that the future of a plain read or write, which is moved and
     /// allocated once per command, stays small.
     async fn run(
         &self,
-        (request, class): (Request, Class),
+        (request, class): (Request, MemoryClass),
         account: &Account,
-        flight: &Flight,
+        guard: &InFlightGuard,
         command: &Command,
-    ) -> Result<Bufs, Failure> {
-        if self.closed.get() {
+    ) -> Result<Bufs, RequestError> {
+        if self.is_closed.get() {
             return Err(Error::Gone.into());
         }
-        self.check(&request, &self.info())?;
-        if let Some(keeping) = self.keeping.get() {
-            keeping.gate.admit(flight, command).await?;
+        self.check_request(&request, &self.info())?;
+        if let Some(state) = self.reservations.get() {
+            state.gate.admit(guard, command).await?;
         }
-        let ctx = self.admit((&request, class), account, command).await?;
+        let ctx = self.acquire_memory_for((&request, class), account, command).await?;
         match request {
             Request::Read { range } => {
                 let Some(_lock) = self.lock(range, false, command).await? else {
@@ -413,13 +422,15 @@ impl Volume {
                 Ok(self.read(range, &ctx).await?)
             }
             Request::Write { at, data, fua } => {
-                let range = self.covered(at, &data);
+                let range = self.blocks_of(at, &data);
                 if let Some(_lock) = self.lock(range, true, command).await? {
                     self.dev.submit(Op::Write { at, data, fua }, &ctx).await?;
                 }
                 Ok(Bufs::new())
             }
-            Request::Map { range, most } => Ok(Box::pin(self.map(range, most, &ctx)).await?),
+            Request::BlockStatus { range, max_runs: most } => {
+                Ok(Box::pin(self.block_status(range, most, &ctx)).await?)
+            }
             rare => {
                 Box::pin(self.compose(rare, &ctx, command)).await?;
                 Ok(Bufs::new())
@@ -427,20 +438,20 @@ impl Volume {
         }
     }
 
-    /// Waits for the memory that the command may need at worst.
-    async fn admit(
+    /// Waits for the command's worst-case memory.
+    async fn acquire_memory_for(
         &self,
-        (request, class): (&Request, Class),
+        (request, class): (&Request, MemoryClass),
         account: &Account,
         command: &Command,
-    ) -> Result<Ctx, Failure> {
-        let bytes = self.memory_for(request, &self.info());
+    ) -> Result<Ctx, RequestError> {
+        let bytes = self.memory_bytes_for(request, &self.info());
         let credit = match account.try_credit(bytes, class) {
             Some(credit) => credit,
             None => {
                 self.counters.update(|s| s.memory_waits += 1);
-                let credit = command.unless_aborted(patiently(account, bytes, class));
-                Box::pin(credit).await?.ok_or(Failure::Busy)?.map_err(|too_large| {
+                let credit = command.unless_aborted(credit_with_timeout(account, bytes, class));
+                Box::pin(credit).await?.ok_or(RequestError::NoMemory)?.map_err(|too_large| {
                     tracing::error!(%too_large, "a command can never be admitted");
                     Error::OutOfRange
                 })?
@@ -451,71 +462,71 @@ impl Volume {
         Ok(ctx)
     }
 
-    /// Whether it takes no commands any more.
+    /// Whether it accepts no more commands.
     pub(crate) fn is_closed(&self) -> bool {
-        self.closed.get()
+        self.is_closed.get()
     }
 
-    pub(crate) fn wake_if_idle(&self) {
-        if self.closed.get() && self.counters.in_flight() == 0 {
-            self.idle.take().into_iter().for_each(Waker::wake);
+    pub(crate) fn wake_closers(&self) {
+        if self.is_closed.get() && self.counters.in_flight() == 0 {
+            self.close_waiters.take().into_iter().for_each(Waker::wake);
         }
     }
 }
 
-/// Memory for a command, unless there is none for as long as its client is ready to wait.
-async fn patiently(
+/// Memory for a command, unless there is none within the client's time limit.
+async fn credit_with_timeout(
     account: &Account,
     bytes: usize,
-    class: Class,
-) -> Option<Result<block::Credit, block::TooLarge>> {
+    class: MemoryClass,
+) -> Option<Result<block::Credit, block::CreditTooLarge>> {
     let credit = account.credit(bytes, class);
-    match account.patience() {
+    match account.max_wait() {
         Some(patience) => tokio::time::timeout(patience, credit).await.ok(),
         None => Some(credit.await),
     }
 }
 
-/// Begins `op`: what is under way, or its end. A panic ends it as it ends a task.
-fn begin(dev: &Dev, op: Op, ctx: &Ctx) -> Result<Submission, Result<Bufs, Error>> {
-    let begun = AssertUnwindSafe(|| {
+/// Starts `op`: returns it in flight, or its result. A panic ends it as it ends a task.
+fn start_op(dev: &Dev, op: Op, ctx: &Ctx) -> Result<Submission, Result<Bufs, Error>> {
+    let started = AssertUnwindSafe(|| {
         let mut running = dev.start(op, ctx).map_err(Err)?;
         match Pin::new(&mut running).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(result) => Err(result),
             Poll::Pending => Ok(running),
         }
     });
-    catch_unwind(begun).unwrap_or_else(|_| {
-        tracing::error!("{PANICKED}");
+    catch_unwind(started).unwrap_or_else(|_| {
+        tracing::error!("{PANIC_MESSAGE}");
         Err(Err(Error::Gone))
     })
 }
 
-/// What became of a command in a layer that has a defect.
-const PANICKED: &str = "a command ended by a panic: what it has done is unknown";
+/// Logged for a command in a layer that panicked.
+const PANIC_MESSAGE: &str = "a command ended by a panic: what it has done is unknown";
 
-/// What came of a request.
+/// The state of a request after an attempt to execute it inline.
 #[derive(Debug)]
-pub enum Begun {
-    /// It has ended, and this is the answer.
-    Answered(Result<Bufs, Failure>),
-    /// It is under way, and will be answered.
-    Runs(Command),
+pub enum StartOutcome {
+    /// It has ended with this answer.
+    Answered(Result<Bufs, RequestError>),
+    /// It is in flight, and will be answered.
+    Running(Command),
 }
 
-/// A request that waits for nothing but the device.
-struct Entered {
-    /// Which nobody else has.
+/// A request that waits only for the device.
+struct InlineRequest {
+    /// Locked for it alone.
     range: Blocks,
     ctx: Ctx,
-    /// For callers that reservations bind.
-    flight: Option<Flight>,
+    /// For callers to which reservations apply.
+    guard: Option<InFlightGuard>,
     command: Option<Command>,
 }
 
-/// What a short read or write covers.
-fn short(request: &Request, measure: &Measure, block_size: u32) -> Option<Blocks> {
-    let is_short = (1..=SHORT_BYTES).contains(&measure.bytes);
+/// The range of a short read or write.
+fn inline_range(request: &Request, measure: &CommandSample, block_size: u32) -> Option<Blocks> {
+    let is_short = (1..=MAX_INLINE_BYTES).contains(&measure.bytes);
     match request {
         Request::Read { range } if is_short => Some(*range),
         Request::Write { at, .. } if is_short => {
@@ -525,54 +536,59 @@ fn short(request: &Request, measure: &Measure, block_size: u32) -> Option<Blocks
     }
 }
 
-/// An accepted command. It is in flight as long as this exists, and answered exactly once: one
-/// whose task ends otherwise, by a panic in a layer or with its core, is answered here, for its
-/// client and [`Volume::close`] wait for that.
-struct Accepted<D: FnOnce(Result<Bufs, Failure>)> {
+/// An accepted command. It is in flight while this exists, and answered exactly once: if its task
+/// ends early, by a panic in a layer or with its core, this answers on drop, because its client and
+/// [`Volume::close`] wait for it.
+struct AcceptedCommand<D: FnOnce(Result<Bufs, RequestError>)> {
     volume: Rc<Volume>,
     command: Command,
     done: Option<D>,
 }
 
-impl<D: FnOnce(Result<Bufs, Failure>)> Accepted<D> {
-    fn ends(mut self, measure: Measure, since: Instant, result: Result<Bufs, Failure>) {
-        let result = self.volume.ended(Some(&self.command), measure, since, result);
-        self.end(result);
+impl<D: FnOnce(Result<Bufs, RequestError>)> AcceptedCommand<D> {
+    fn complete(
+        mut self,
+        measure: CommandSample,
+        since: Instant,
+        result: Result<Bufs, RequestError>,
+    ) {
+        let result = self.volume.record_end(Some(&self.command), measure, since, result);
+        self.answer(result);
     }
 
-    fn end(&mut self, result: Result<Bufs, Failure>) {
+    fn answer(&mut self, result: Result<Bufs, RequestError>) {
         let Some(done) = self.done.take() else { return };
         self.command.finish();
         self.volume.counters.update(|s| s.in_flight -= 1);
         done(result);
-        self.volume.wake_if_idle();
+        self.volume.wake_closers();
     }
 }
 
-impl<D: FnOnce(Result<Bufs, Failure>)> Drop for Accepted<D> {
+impl<D: FnOnce(Result<Bufs, RequestError>)> Drop for AcceptedCommand<D> {
     fn drop(&mut self) {
         if self.done.is_some() && std::thread::panicking() {
-            tracing::error!("{PANICKED}");
+            tracing::error!("{PANIC_MESSAGE}");
         }
-        self.end(Err(Failure::Device(Error::Gone)));
+        self.answer(Err(RequestError::Device(Error::Gone)));
     }
 }
 
-/// Which memory a request waits for. One that brings data holds its client's memory while it
-/// waits, so it must not wait for its client's share.
-fn class_for(request: &Request) -> Class {
+/// The memory class of a request. One that brings data holds its client's memory while it waits, so
+/// it must not wait for its client's share.
+fn memory_class_of(request: &Request) -> MemoryClass {
     match request {
         Request::Read { .. }
         | Request::Verify { .. }
-        | Request::Map { .. }
-        | Request::WriteSame { .. } => Class::Read,
+        | Request::BlockStatus { .. }
+        | Request::WriteSame { .. } => MemoryClass::Read,
         Request::Write { .. }
         | Request::Zero { .. }
         | Request::Unmap { .. }
         | Request::Compare { .. }
         | Request::CompareAndWrite { .. }
         | Request::OrWrite { .. }
-        | Request::Settle { .. }
-        | Request::Flush => Class::Command,
+        | Request::DrainWrites { .. }
+        | Request::Flush => MemoryClass::Command,
     }
 }

@@ -5,13 +5,14 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::{
-    Account, Blocks, Bufs, Changes, Class, CompareAndWrite, Compared, Ctx, Dev, Epoch, Error,
-    Failure, Info, Layer, Lba, Op, Pool, Request, Run, Settled,
+    Account, BlockStatus, Blocks, BufferPool, Bufs, ChangeTracker, CommitFuture,
+    CompareAndWriteFuture, Ctx, Dev, Epoch, Error, Info, Layer, Lba, MemoryClass, Op,
+    ReplicatedDevice, Request, RequestError,
 };
 use rt::buf::copy_in;
 use tokio::sync::Semaphore;
 use tokio::task::{LocalSet, yield_now};
-use volume::{Kind, Volume};
+use volume::{CommandKind, Volume};
 
 const BLOCK: usize = 512;
 const BLOCKS: u64 = 4096;
@@ -46,7 +47,7 @@ impl Ram {
     }
 
     fn enter(&self, op: &Op) -> Option<(Blocks, bool)> {
-        let entry = (op.range(BLOCK as u32)?, op.writes());
+        let entry = (op.range(BLOCK as u32)?, op.is_write());
         for (range, writes) in self.0.running.borrow().iter() {
             let clash = range.overlaps(&entry.0) && (*writes || entry.1);
             assert!(!clash, "{op:?} runs beside {range:?}");
@@ -68,8 +69,8 @@ impl Ram {
             Op::Zero { at, blocks, .. } | Op::Unmap { at, blocks } => {
                 bytes[span(*at, u64::from(*blocks))].fill(0);
             }
-            Op::Map { blocks, .. } => {
-                return Run { blocks: *blocks, mapped: true }.into_bufs(ctx);
+            Op::BlockStatus { blocks, .. } => {
+                return BlockStatus { blocks: *blocks, mapped: true }.into_bufs(ctx);
             }
             Op::Flush => self.0.flushes.set(self.0.flushes.get() + 1),
         }
@@ -86,7 +87,7 @@ impl Layer for Ram {
         Info {
             block_size: BLOCK as u32,
             blocks: BLOCKS,
-            aside_blocks: 0,
+            metadata_blocks: 0,
             physical_block_size: 4096,
             max_transfer_blocks: 64,
             unmap_granularity_blocks: 8,
@@ -94,7 +95,7 @@ impl Layer for Ram {
             volatile_cache: true,
             native_fua: true,
             read_only: false,
-            overhead: 0,
+            overhead_bytes: 0,
         }
     }
 
@@ -121,13 +122,13 @@ impl Layer for Ram {
 struct Bench {
     ram: Ram,
     volume: Rc<Volume>,
-    pool: Pool,
+    pool: BufferPool,
     account: Account,
 }
 
 impl Bench {
     fn new(gated: bool) -> Self {
-        let (ram, pool) = (Ram::new(gated), Pool::new(16 << 20).unwrap());
+        let (ram, pool) = (Ram::new(gated), BufferPool::new(16 << 20).unwrap());
         let volume = Volume::new(Dev::new(ram.clone()), Epoch::default());
         let account = pool.account();
         Self { ram, volume, pool, account }
@@ -135,7 +136,7 @@ impl Bench {
 
     fn data(&self, byte: u8, blocks: usize) -> Bufs {
         let bytes = vec![byte; blocks * BLOCK];
-        let credit = self.account.try_credit(bytes.len(), Class::Immediate).unwrap();
+        let credit = self.account.try_credit(bytes.len(), MemoryClass::LocalIo).unwrap();
         copy_in(&credit, &bytes)
     }
 
@@ -143,7 +144,7 @@ impl Bench {
         Request::Write { at: Lba(at), data: self.data(byte, blocks), fua: false }
     }
 
-    async fn run(&self, request: Request) -> Result<Bufs, Failure> {
+    async fn run(&self, request: Request) -> Result<Bufs, RequestError> {
         self.volume.execute(request, &self.account).await
     }
 
@@ -178,7 +179,7 @@ async fn settle() {
     }
 }
 
-/// What a layer has to make durable for them is then made so together.
+/// A layer can then make its metadata for them durable together.
 #[test]
 fn ranges_of_one_unmap_are_under_way_at_once() {
     local(async || {
@@ -224,7 +225,7 @@ fn an_unmap_that_fails_begins_nothing_more() {
         b.ram.let_through(1000);
         let ranges = (0..255).map(|n| range(n * 16, 8)).collect();
         let failed = b.run(Request::Unmap { ranges }).await;
-        assert_eq!(failed.unwrap_err(), Failure::from(Error::Gone));
+        assert_eq!(failed.unwrap_err(), RequestError::from(Error::Gone));
         assert!(b.ram.0.running.borrow().is_empty());
         assert!(b.ram.0.started.get() < 255, "{} were begun", b.ram.0.started.get());
         b.all_memory_is_back();
@@ -258,8 +259,8 @@ fn every_request_does_what_it_says() {
 
         let stats = b.volume.stats();
         assert_eq!(stats.in_flight, 0);
-        assert_eq!(stats.kinds[Kind::Flush as usize].completed, 1);
-        assert!(stats.kinds[Kind::Read as usize].latency_us.is_some());
+        assert_eq!(stats.kinds[CommandKind::Flush as usize].completed, 1);
+        assert!(stats.kinds[CommandKind::Read as usize].latency_us.is_some());
     });
 }
 
@@ -330,7 +331,7 @@ fn overlapping_commands_never_meet_below() {
         })
         .await;
         b.all_memory_is_back();
-        assert!(b.volume.stats().overlaps > 100);
+        assert!(b.volume.stats().range_waits > 100);
     });
 }
 
@@ -360,7 +361,7 @@ fn compare_and_write_is_one_step() {
                 let at = Lba(8);
                 match b.run(Request::CompareAndWrite { at, compare, write, fua: false }).await {
                     Ok(_) => break,
-                    Err(Failure::Miscompare { offset }) => assert_eq!(offset, 0),
+                    Err(RequestError::Miscompare { offset }) => assert_eq!(offset, 0),
                     Err(e) => panic!("{e}"),
                 }
             }
@@ -411,7 +412,7 @@ fn or_write_is_one_step() {
     });
 }
 
-async fn futures_joined<T>(all: Vec<impl Future<Output = Result<T, Failure>>>) {
+async fn futures_joined<T>(all: Vec<impl Future<Output = Result<T, RequestError>>>) {
     let mut all: Vec<_> = all.into_iter().map(Box::pin).collect();
     std::future::poll_fn(|cx| {
         all.retain_mut(|f| match f.as_mut().poll(cx) {
@@ -426,8 +427,8 @@ async fn futures_joined<T>(all: Vec<impl Future<Output = Result<T, Failure>>>) {
     .await;
 }
 
-/// What is under way when it is asked for has ended when it is answered; reads are not in its way, nor is what comes later in
-/// others'.
+/// Changes in flight when it is requested have ended when it is answered; reads do not delay it,
+/// nor do later commands on other ranges.
 #[test]
 fn settling_waits_for_writes() {
     local(async || {
@@ -435,12 +436,12 @@ fn settling_waits_for_writes() {
         let seen = Rc::new(RefCell::new(Vec::new()));
         let note = |name: &'static str| {
             let seen = Rc::clone(&seen);
-            move |result: Result<Bufs, Failure>| {
+            move |result: Result<Bufs, RequestError>| {
                 result.unwrap();
                 seen.borrow_mut().push(name);
             }
         };
-        let settle = |at| Request::Settle { ranges: vec![range(at, 2), range(40, 1)] };
+        let settle = |at| Request::DrainWrites { ranges: vec![range(at, 2), range(40, 1)] };
         b.volume.start(b.write(8, 1, 1), &b.account, note("write"));
         b.volume.start(read(20, 1), &b.account, note("read"));
         b.volume.start(settle(20), &b.account, note("beside"));
@@ -455,19 +456,20 @@ fn settling_waits_for_writes() {
         }
         seen.borrow_mut().sort_unstable();
         assert_eq!(*seen.borrow(), ["behind", "beside", "read", "write"]);
-        let outside = Request::Settle { ranges: vec![range(BLOCKS, 1)] };
+        let outside = Request::DrainWrites { ranges: vec![range(BLOCKS, 1)] };
         assert_eq!(b.run(outside).await.map(drop), Err(Error::OutOfRange.into()));
     });
 }
 
-/// What several nodes use: each of the first comparisons finds that another node was faster.
+/// A device used by several nodes: each of the first comparisons fails because another node was
+/// faster.
 struct Contended {
     ram: Ram,
     others: Cell<u32>,
     abort: RefCell<Option<volume::Command>>,
 }
 
-impl CompareAndWrite for Contended {
+impl ReplicatedDevice for Contended {
     fn compare_and_write<'a>(
         &'a self,
         at: Lba,
@@ -475,7 +477,7 @@ impl CompareAndWrite for Contended {
         write: &'a Bufs,
         _fua: bool,
         ctx: &'a Ctx,
-    ) -> Compared<'a> {
+    ) -> CompareAndWriteFuture<'a> {
         Box::pin(async move {
             yield_now().await;
             let from = at.0 as usize * BLOCK;
@@ -488,21 +490,21 @@ impl CompareAndWrite for Contended {
             if let Some(command) = self.abort.take() {
                 command.abort();
             }
-            // As the mirror does: the comparison has its memory beside what is compared.
+            // As the mirror does: the comparison takes its memory in addition to the compared data.
             let found = copy_in(ctx.credit(), here);
             if let Some(offset) = compare.first_difference(&found) {
-                return Err(Failure::Miscompare { offset: offset as u64 });
+                return Err(RequestError::Miscompare { offset: offset as u64 });
             }
             write.copy_to(here);
             Ok(())
         })
     }
 
-    fn changes(&self) -> Changes {
-        Changes::default()
+    fn change_tracker(&self) -> ChangeTracker {
+        ChangeTracker::default()
     }
 
-    fn settle<'a>(&'a self, _range: Blocks, _ctx: &'a Ctx) -> Settled<'a> {
+    fn await_commit<'a>(&'a self, _range: Blocks, _ctx: &'a Ctx) -> CommitFuture<'a> {
         Box::pin(std::future::ready(Ok(())))
     }
 }
@@ -510,8 +512,8 @@ impl CompareAndWrite for Contended {
 fn contended(b: &Bench, others: u32) -> (Rc<Contended>, Rc<Volume>) {
     let abort = RefCell::default();
     let contended = Rc::new(Contended { ram: b.ram.clone(), others: Cell::new(others), abort });
-    let compares = Rc::clone(&contended) as Rc<dyn CompareAndWrite>;
-    let volume = Volume::shared(Dev::new(b.ram.clone()), compares, Epoch::default());
+    let compares = Rc::clone(&contended) as Rc<dyn ReplicatedDevice>;
+    let volume = Volume::new_replicated(Dev::new(b.ram.clone()), compares, Epoch::default());
     (contended, volume)
 }
 
@@ -552,7 +554,7 @@ fn an_abort_is_answered_and_undoes_nothing() {
         let answers = Rc::new(RefCell::new(Vec::new()));
         let start = |name: &'static str, request| {
             let answers = Rc::clone(&answers);
-            let done = move |r: Result<Bufs, Failure>| {
+            let done = move |r: Result<Bufs, RequestError>| {
                 answers.borrow_mut().push((name, r.map(|d| d.len())));
             };
             b.volume.start(request, &b.account, done)
@@ -563,7 +565,7 @@ fn an_abort_is_answered_and_undoes_nothing() {
         running.abort();
         waiting.abort();
         settle().await;
-        let aborted = Err(Failure::Device(Error::Aborted));
+        let aborted = Err(RequestError::Device(Error::Aborted));
         assert_eq!(*answers.borrow(), [("waiting", aborted)], "what runs is not called back");
         b.ram.let_through(1);
         settle().await;
@@ -581,7 +583,7 @@ fn a_command_that_waits_for_memory_can_be_aborted() {
     local(async || {
         let b = Bench::new(true);
         let hog = b.pool.account();
-        let all = hog.try_credit(16 << 20, Class::Immediate).unwrap();
+        let all = hog.try_credit(16 << 20, MemoryClass::LocalIo).unwrap();
         let answer = Rc::new(Cell::new(None));
         let told = Rc::clone(&answer);
         let command = b.volume.start(read(0, 1), &b.account, move |r| told.set(Some(r.is_err())));
@@ -603,9 +605,12 @@ fn a_client_that_can_be_told_to_try_again_does_not_wait_for_memory_without_limit
         let b = Bench::new(false);
         let client = b.pool.client_account(Duration::from_millis(50));
         let hog = b.pool.account();
-        let all = hog.try_credit(16 << 20, Class::Immediate).unwrap();
+        let all = hog.try_credit(16 << 20, MemoryClass::LocalIo).unwrap();
         for request in [read(0, 1), Request::Flush] {
-            assert_eq!(b.volume.execute(request, &client).await.unwrap_err(), Failure::Busy);
+            assert_eq!(
+                b.volume.execute(request, &client).await.unwrap_err(),
+                RequestError::NoMemory
+            );
         }
         drop(all);
         b.volume.execute(read(0, 1), &client).await.unwrap();
@@ -666,7 +671,7 @@ fn errors_from_below_reach_the_caller_as_they_are() {
         ] {
             b.ram.0.fails.set(Some(error));
             for request in [b.write(0, 1, 1), read(0, 1), Request::Flush] {
-                assert_eq!(b.run(request).await.unwrap_err(), Failure::Device(error));
+                assert_eq!(b.run(request).await.unwrap_err(), RequestError::Device(error));
             }
         }
         let stats = b.volume.stats();
@@ -681,7 +686,7 @@ fn writes_that_fill_their_clients_share_still_finish() {
     local(async || {
         let b = Bench::new(false);
         let mut data = Vec::new();
-        while let Some(credit) = b.account.try_credit(8 * BLOCK, Class::Solicited) {
+        while let Some(credit) = b.account.try_credit(8 * BLOCK, MemoryClass::SolicitedData) {
             data.push(copy_in(&credit, &[7; 8 * BLOCK]));
         }
         let (all, answered) = (data.len(), Rc::new(Cell::new(0)));
@@ -700,13 +705,13 @@ fn writes_that_fill_their_clients_share_still_finish() {
     });
 }
 
-/// Reads that wait for memory keep nobody back: not the writes whose data is that memory.
+/// Reads that wait for memory do not block writes whose data holds that memory.
 #[test]
 fn however_many_reads_wait_for_memory_writes_that_hold_it_finish() {
     local(async || {
         let b = Bench::new(false);
         let mut data = Vec::new();
-        while let Some(credit) = b.account.try_credit(BLOCK, Class::Solicited) {
+        while let Some(credit) = b.account.try_credit(BLOCK, MemoryClass::SolicitedData) {
             data.push(copy_in(&credit, &[7; BLOCK]));
         }
         let answered = Rc::new(Cell::new(0));
@@ -784,8 +789,8 @@ fn an_aborted_flush_does_not_fail_those_that_share_it() {
     });
 }
 
-/// A command whose layer panics is answered all the same, and is not in flight any more: else its
-/// client, and whoever closes the volume, would wait for ever.
+/// A command whose layer panics is still answered, and no longer in flight: otherwise its client,
+/// and the closing of the volume, would wait for ever.
 #[test]
 fn a_panic_in_a_layer_ends_its_command() {
     local(async || {
@@ -795,7 +800,7 @@ fn a_panic_in_a_layer_ends_its_command() {
         b.ram.0.panics.set(true);
         b.volume.start(b.write(0, 1, 1), &b.account, move |r| told.borrow_mut().push(r.err()));
         settle().await;
-        assert_eq!(*answers.borrow(), [Some(Failure::Device(Error::Gone))]);
+        assert_eq!(*answers.borrow(), [Some(RequestError::Device(Error::Gone))]);
         assert_eq!(b.volume.stats().in_flight, 0);
         let close = b.volume.close(&b.account);
         tokio::time::timeout(PATIENCE, close).await.expect("it closes").unwrap();
@@ -816,10 +821,10 @@ fn a_command_that_vanishes_is_answered_and_not_in_flight() {
         b.volume.start(b.write(0, 1, 1), &b.account, move |r| told.borrow_mut().push(r.err()));
         settle().await;
     });
-    let permit = block::crash::permit();
+    let permit = block::drop_permit::permit_drops();
     drop(core);
     drop(permit);
-    assert_eq!(*answers.borrow(), [Some(Failure::Device(Error::Gone))]);
+    assert_eq!(*answers.borrow(), [Some(RequestError::Device(Error::Gone))]);
     b.ram.let_through(1);
     local(async || {
         let close = b.volume.close(&b.account);

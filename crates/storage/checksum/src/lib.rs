@@ -1,11 +1,13 @@
-//! Checksums of what lies in the units of a disk: wrong data is a read error, which whoever reads makes good from other disks.
+//! Checksums of the rows in the allocation units of a disk: silent corruption becomes a read error,
+//! which the array above repairs from other disks.
 //!
-//! The last rows of each unit hold the sums of the others. Before a row is written its [`Area`] is on a list on the disk of those whose
-//! sums may not fit; after a crash these are made anew. What is hot stays on the list and costs nothing
-//! ([RFD 0031](../../../../docs/rfd/0031-checksums-of-pools.md)).
+//! The last rows of each unit hold the checksums of the others. Before a row is written, its
+//! [`ChecksumArea`] is put on a dirty list on the disk, of areas whose checksums may not match;
+//! after a crash these are recomputed. Hot areas stay on the list at no cost ([RFD
+//! 0031](../../../../docs/rfd/0031-checksums-of-pools.md)).
 
-pub mod place;
-pub mod stored;
+pub mod format;
+pub mod layout;
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -16,7 +18,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use block::{
-    Account, BufMut, Bufs, Ctx, Dev, Epoch, Error, FlushGate, Info, Layer, Lba, Op, fixed_credit,
+    Account, BufMut, Bufs, Ctx, Dev, Epoch, Error, FlushCoalescer, Info, Layer, Lba, Op,
+    fixed_credit,
 };
 use futures_util::future::{join, join_all};
 use geometry::{Done, RowChecksums};
@@ -25,305 +28,311 @@ use slab::Slab;
 use smallvec::SmallVec;
 use tokio::sync::{Mutex, Notify, OnceCell, Semaphore, SemaphorePermit};
 
-use place::{COPIES, Part, Place};
-use stored::{MAX_LISTED, ROW, Sums, Whose};
+use format::{ChecksumOwner, Checksums, MAX_DIRTY_AREAS, ROW};
+use layout::{COPIES, ChecksumLayout, RowRun};
 
-pub use place::Area;
+pub use layout::ChecksumArea;
 
-/// Most areas whose sums are in memory, those on the list counted.
-const MOST_KNOWN: usize = 256;
+/// Most areas whose checksums are cached, dirty ones included.
+const MAX_CACHED_AREAS: usize = 256;
 
-/// How many of them are let go of at once.
-const LET_GO: usize = 32;
+/// Areas that are evicted at a time.
+const EVICT_BATCH: usize = 32;
 
-/// Areas that leave the list at once.
-const SETTLED_AT_ONCE: usize = 16;
+/// Areas that are written back at a time.
+const WRITE_BACK_BATCH: usize = 16;
 
-/// How often sums that cannot be read are asked for by whoever has to write there, and how long after each other.
-const TRIES: u32 = 5;
-const BETWEEN_TRIES: Duration = Duration::from_millis(200);
+/// How often a write tries to read unreadable checksums, and the interval between attempts.
+const MAX_READ_ATTEMPTS: u32 = 5;
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Rows that are read at once to make sums anew.
-const ANEW_ROWS: u32 = 16;
+/// Rows that are read at a time to recompute checksums.
+const RECOMPUTE_ROWS: u32 = 16;
 
-/// Memory for what is read and written of sums and lists, in rows.
-const PAGES: u32 = 48;
+/// Memory for I/O of checksums and dirty lists, in rows.
+const IO_PAGES: u32 = 48;
 
-/// A disk of which rows are checked. See the [module](self).
-pub struct Integrity {
+/// A disk whose rows are checked. See the [module](self).
+pub struct ChecksumLayer {
     below: Dev,
-    place: Place,
-    whose: Whose,
-    /// What the disk is called in the log.
+    layout: ChecksumLayout,
+    owner: ChecksumOwner,
+    /// The disk's name in log lines.
     path: String,
-    /// Where the blocks of the list lie.
-    list_at: u64,
-    /// Memory of its own; `pages` counts what of it is not for sums.
+    /// Where the blocks of the dirty list lie.
+    dirty_list_at: u64,
+    /// Its own memory; `pages` counts the part that is not for cached checksums.
     memory: Ctx,
     pages: Semaphore,
-    known: RefCell<FxHashMap<Area, Rc<Known>>>,
-    /// Counts uses, so that the one that was used least recently is told.
-    uses: Cell<u64>,
-    /// How many are on the list.
-    listed: Cell<usize>,
-    /// How often areas have left the list, and how often they had when that on the disk was made.
-    left: Cell<u64>,
-    left_on_disk: Cell<u64>,
-    /// Why sums or the list could not be written: nothing can be any more.
+    areas: RefCell<FxHashMap<ChecksumArea, Rc<AreaState>>>,
+    /// Counts uses, to find the least recently used area.
+    use_clock: Cell<u64>,
+    /// Number of areas on the dirty list.
+    dirty_count: Cell<usize>,
+    /// How often areas were removed from the list, and how often when the list on disk was written.
+    removals: Cell<u64>,
+    removals_on_disk: Cell<u64>,
+    /// Why checksums or the list could not be written; all writes fail from then on.
     failed: Cell<Option<Error>>,
-    /// That of the last list.
-    sequence: Cell<u64>,
-    lists: FlushGate,
-    /// Whoever writes sums.
-    settling: Mutex<()>,
-    /// An area may leave the list, or has.
-    changed: Notify,
-    /// Where reads are counted that gave what was not written.
-    wrong: Arc<AtomicU64>,
-    /// Most areas on the list.
-    most: usize,
-    /// Made on purpose; none but in tests.
+    /// The sequence number of the last list.
+    list_sequence: Cell<u64>,
+    list_writes: FlushCoalescer,
+    /// Held while checksums are written back.
+    write_back_lock: Mutex<()>,
+    /// An area has left the list, or may leave it.
+    list_changed: Notify,
+    /// Counts reads that returned data other than what was written.
+    corrupt_reads: Arc<AtomicU64>,
+    /// Most areas on the dirty list.
+    max_dirty: usize,
+    /// Planted by tests only.
     mistake: Mistake,
 }
 
-/// Mistakes that tests make, to see that they would be found.
+/// Mistakes that tests plant, to show that they are found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Mistake {
     /// None.
     #[default]
     None,
     /// Data is written before its area is on the list.
-    SkipsList,
-    /// An area leaves the list before its data and its sums are durable.
-    Unflushed,
-    /// An area leaves the list though it was written while its sums were.
-    LeavesBusy,
+    SkipsDirtyList,
+    /// An area leaves the list before its data and checksums are durable.
+    CleansBeforeFlush,
+    /// An area leaves the list although it was written during its write-back.
+    CleansDuringWrite,
 }
 
-/// What is known of an area.
+/// The state of an area.
 #[derive(Debug, Default)]
-struct Known {
-    sums: OnceCell<RefCell<Sums>>,
-    listed: Cell<Listed>,
+struct AreaState {
+    checksums: OnceCell<RefCell<Checksums>>,
+    dirty: Cell<DirtyState>,
     writers: Cell<u32>,
-    /// Writes that have begun, and how many had at the last look.
-    written: Cell<u64>,
-    seen: Cell<u64>,
-    used: Cell<u64>,
-    rows: RefCell<Rows>,
+    /// Number of writes begun, and that number at the last scan.
+    writes_begun: Cell<u64>,
+    writes_at_last_scan: Cell<u64>,
+    last_used: Cell<u64>,
+    active: RefCell<ActiveRows>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Listed {
+enum DirtyState {
     #[default]
-    No,
-    /// It will be with the next list.
-    Wanted,
+    Clean,
+    /// It is on the next list to be written.
+    Pending,
     Durable,
 }
 
-/// Rows that are being read and written.
+/// Rows with reads or writes in progress. A read carries whether it was overwritten.
 #[derive(Debug, Default)]
-struct Rows {
+struct ActiveRows {
     reads: Slab<(Range<u32>, bool)>,
     writes: Slab<Range<u32>>,
 }
 
 /// A read of rows of an area.
-struct Reading<'a>(&'a Known, usize);
+struct ActiveRead<'a>(&'a AreaState, usize);
 
 /// A write of rows of an area.
-struct Writing<'a>(&'a Known, usize);
+struct ActiveWrite<'a>(&'a AreaState, usize);
 
-type Parts = SmallVec<[(Rc<Known>, Area, Range<u32>); 2]>;
+type AreaParts = SmallVec<[(Rc<AreaState>, ChecksumArea, Range<u32>); 2]>;
 
-impl Integrity {
-    /// Memory that it takes, in bytes.
-    pub const MEMORY: usize = (MOST_KNOWN + PAGES as usize) * ROW;
+impl ChecksumLayer {
+    /// Memory that a layer takes, in bytes.
+    pub const MEMORY_BYTES: usize = (MAX_CACHED_AREAS + IO_PAGES as usize) * ROW;
 
-    /// The rows of `below`, in blocks of 4 KiB and zero where they were unmapped, of which those at `place` are checked. The
-    /// [`LIST_BLOCKS`](stored::LIST_BLOCKS) from `list_at` on are its own. What a crash has left there is made anew first. Waits while others have the memory.
+    /// Checks the rows of `below` that are in `layout`; `below` has blocks of 4 KiB, and unmapped
+    /// ones read as zeroes. The layer owns [`DIRTY_LIST_BLOCKS`](format::DIRTY_LIST_BLOCKS) from
+    /// `list_at` on. It first recomputes what a crash has left on the dirty list. Waits for memory.
     ///
     /// # Errors
-    /// That the list cannot be read, or is of a release that is not known; [`Error::NoSpace`] if the core could never give so much
-    /// memory.
+    /// If the list cannot be read or has an unknown format version; [`Error::NoSpace`] if the core
+    /// has too little memory altogether.
     pub async fn new(
         below: Dev,
-        place: Place,
-        (whose, path): (Whose, &str),
+        layout: ChecksumLayout,
+        (owner, path): (ChecksumOwner, &str),
         list_at: u64,
         account: &Account,
-        wrong: Arc<AtomicU64>,
+        corrupt_reads: Arc<AtomicU64>,
     ) -> Result<Self, Error> {
         debug_assert!(below.info().unmap_zeroes, "what was unmapped has the sum of zeroes");
-        let credit = fixed_credit(account, Self::MEMORY).await?;
+        let credit = fixed_credit(account, Self::MEMORY_BYTES).await?;
         let this = Self {
             below,
-            place,
-            whose,
+            layout,
+            owner,
             path: path.to_owned(),
-            list_at,
+            dirty_list_at: list_at,
             memory: Ctx::new(credit, Epoch::default()),
-            pages: Semaphore::new(PAGES as usize),
-            known: RefCell::default(),
-            uses: Cell::new(0),
-            listed: Cell::new(0),
-            left: Cell::new(0),
-            left_on_disk: Cell::new(0),
+            pages: Semaphore::new(IO_PAGES as usize),
+            areas: RefCell::default(),
+            use_clock: Cell::new(0),
+            dirty_count: Cell::new(0),
+            removals: Cell::new(0),
+            removals_on_disk: Cell::new(0),
             failed: Cell::new(None),
-            sequence: Cell::new(0),
-            lists: FlushGate::default(),
-            settling: Mutex::default(),
-            changed: Notify::new(),
-            wrong,
-            most: MAX_LISTED,
+            list_sequence: Cell::new(0),
+            list_writes: FlushCoalescer::default(),
+            write_back_lock: Mutex::default(),
+            list_changed: Notify::new(),
+            corrupt_reads,
+            max_dirty: MAX_DIRTY_AREAS,
             mistake: Mistake::None,
         };
         this.recover().await?;
         Ok(this)
     }
 
-    /// The same with a list of at most so many areas.
+    /// The same, with at most `most` areas on the dirty list.
     #[cfg(test)]
-    fn holding(self, most: usize) -> Self {
-        Self { most, ..self }
+    fn with_max_dirty(self, most: usize) -> Self {
+        Self { max_dirty: most, ..self }
     }
 
-    /// The same with a mistake.
+    /// The same, with a mistake planted.
     #[cfg(test)]
-    fn mistaken(self, mistake: Mistake) -> Self {
+    fn with_mistake(self, mistake: Mistake) -> Self {
         Self { mistake, ..self }
     }
 
-    fn makes(&self, mistake: Mistake) -> bool {
+    fn makes_mistake(&self, mistake: Mistake) -> bool {
         self.mistake == mistake
     }
 
-    /// Makes the sums anew of what is on the list that was written last.
+    /// Recomputes the checksums of the areas on the latest list.
     async fn recover(&self) -> Result<(), Error> {
-        let mut newest: Option<(u64, Vec<Area>)> = None;
+        let mut newest: Option<(u64, Vec<ChecksumArea>)> = None;
         let mut blocks = Vec::new();
         for slot in 0..2 {
-            let (copies, failure) = self.read_copies(self.list_slot(slot)).await?;
-            // Where neither can be read nobody knows what was being written.
+            let (copies, failure) = self.read_copies(self.dirty_list_lba(slot)).await?;
+            // If neither copy can be read, the areas being written are unknown.
             failure.filter(|_| copies.is_empty()).map_or(Ok(()), Err)?;
             blocks.extend(copies);
         }
-        for block in blocks.chunks_exact(ROW).filter_map(row) {
-            let found = stored::parse_list(block, &self.place, self.whose);
+        for block in blocks.chunks_exact(ROW).filter_map(as_row) {
+            let found = format::parse_dirty_list(block, &self.layout, self.owner);
             let found = found.map_err(|why| {
                 tracing::error!(path = %self.path, error = %why, "the checksums of a disk cannot be trusted");
-                Error::Corrupt { at: Lba(self.list_at) }
+                Error::Corrupt { at: Lba(self.dirty_list_at) }
             })?;
             newest = newest.into_iter().chain(found).max_by_key(|(sequence, _)| *sequence);
         }
         let Some((sequence, areas)) = newest else { return Ok(()) };
-        self.sequence.set(sequence);
-        // None of them is on the list here.
-        self.left.set(u64::from(!areas.is_empty()));
+        self.list_sequence.set(sequence);
+        // The list is empty in memory.
+        self.removals.set(u64::from(!areas.is_empty()));
         for area in &areas {
-            let sums = self.made_anew(*area).await?;
-            self.write_sums(*area, &sums).await?;
+            let checksums = self.recompute_checksums(*area).await?;
+            self.write_checksums(*area, &checksums).await?;
         }
         if !areas.is_empty() {
-            tracing::info!(path = %self.path, ring = self.whose.ring, areas = areas.len(), "checksums of what was being written are made anew");
+            tracing::info!(path = %self.path, ring = self.owner.ring, areas = areas.len(), "checksums of what was being written are made anew");
             self.flush().await?;
         }
         Ok(())
     }
 
-    async fn take(&self, pages: u32) -> Option<SemaphorePermit<'_>> {
-        self.pages.acquire_many(pages.min(PAGES)).await.ok()
+    async fn acquire_pages(&self, pages: u32) -> Option<SemaphorePermit<'_>> {
+        self.pages.acquire_many(pages.min(IO_PAGES)).await.ok()
     }
 
     async fn flush(&self) -> Result<(), Error> {
         self.below.submit(Op::Flush, &self.memory).await.map(drop)
     }
 
-    /// What is known of an area, from now on.
-    fn known(&self, area: Area) -> Rc<Known> {
-        self.uses.set(self.uses.get() + 1);
-        let mut all = self.known.borrow_mut();
-        if !all.contains_key(&area) && all.len() >= MOST_KNOWN {
-            let idle = |known: &Rc<Known>| {
-                known.listed.get() == Listed::No && Rc::strong_count(known) == 1
+    /// The state of an area, from the cache or new.
+    fn area_state(&self, area: ChecksumArea) -> Rc<AreaState> {
+        self.use_clock.set(self.use_clock.get() + 1);
+        let mut all = self.areas.borrow_mut();
+        if !all.contains_key(&area) && all.len() >= MAX_CACHED_AREAS {
+            let idle = |known: &Rc<AreaState>| {
+                known.dirty.get() == DirtyState::Clean && Rc::strong_count(known) == 1
             };
             let idle = all.iter().filter(|(_, known)| idle(known));
-            let mut idle: Vec<(u64, Area)> =
-                idle.map(|(area, known)| (known.used.get(), *area)).collect();
+            let mut idle: Vec<(u64, ChecksumArea)> =
+                idle.map(|(area, known)| (known.last_used.get(), *area)).collect();
             idle.sort_unstable();
-            idle.iter().take(LET_GO).for_each(|(_, area)| drop(all.remove(area)));
+            idle.iter().take(EVICT_BATCH).for_each(|(_, area)| drop(all.remove(area)));
         }
         let known = all.entry(area).or_default();
-        known.used.set(self.uses.get());
+        known.last_used.set(self.use_clock.get());
         Rc::clone(known)
     }
 
-    /// What of these rows is of which area.
+    /// Splits rows by checksum area.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] where sums lie.
-    fn parts(&self, at: Lba, rows: u32) -> Result<Parts, Error> {
-        let mut parts = Parts::new();
-        for part in self.place.parts(at.0, rows) {
-            match part {
-                Part::Of(area, rows) => parts.push((self.known(area), area, rows)),
-                Part::Bare(_) => {}
-                Part::Sums(_) => return Err(Error::OutOfRange),
+    /// [`Error::OutOfRange`] where checksums lie.
+    fn area_parts(&self, at: Lba, rows: u32) -> Result<AreaParts, Error> {
+        let mut parts = AreaParts::new();
+        for run in self.layout.runs(at.0, rows) {
+            match run {
+                RowRun::Checked(area, rows) => parts.push((self.area_state(area), area, rows)),
+                RowRun::Unchecked(_) => {}
+                RowRun::ChecksumBlocks(_) => return Err(Error::OutOfRange),
             }
         }
         Ok(parts)
     }
 
-    /// The sums of an area. Whoever has to write there gives up sums that the disk does not give back after a while.
-    async fn sums<'a>(
+    /// The checksums of an area. With `gives_up`, for writes, checksums that stay unreadable for a
+    /// while are given up.
+    async fn checksums_of<'a>(
         &self,
-        known: &'a Known,
-        area: Area,
+        known: &'a AreaState,
+        area: ChecksumArea,
         gives_up: bool,
-    ) -> Result<&'a RefCell<Sums>, Error> {
-        known.sums.get_or_try_init(|| self.load(area, gives_up)).await
+    ) -> Result<&'a RefCell<Checksums>, Error> {
+        known.checksums.get_or_try_init(|| self.load_checksums(area, gives_up)).await
     }
 
-    async fn load(&self, area: Area, gives_up: bool) -> Result<RefCell<Sums>, Error> {
-        let mut tries = 0;
+    async fn load_checksums(
+        &self,
+        area: ChecksumArea,
+        gives_up: bool,
+    ) -> Result<RefCell<Checksums>, Error> {
+        let mut attempts = 0;
         loop {
-            let found = self.read_sums(area).await;
-            tries += 1;
-            // A read that went elsewhere has found something else, and often enough zeroes.
-            let is_sure = tries > 1;
+            let found = self.read_checksums(area).await;
+            attempts += 1;
+            // A misdirected read returns something else, often zeroes.
+            let is_sure = attempts > 1;
             match found {
-                Ok(Some(sums)) if is_sure || *sums != *stored::no_sums() => {
-                    return Ok(RefCell::new(sums));
+                Ok(Some(checksums)) if is_sure || *checksums != *format::zero_checksums() => {
+                    return Ok(RefCell::new(checksums));
                 }
                 Ok(None) if is_sure => break,
                 Ok(_) => {}
                 Err(Error::Gone) => return Err(Error::Gone),
                 Err(why) if is_sure && !gives_up => return Err(why),
-                Err(_) if tries >= TRIES => break,
-                Err(_) => tokio::time::sleep(BETWEEN_TRIES).await,
+                Err(_) if attempts >= MAX_READ_ATTEMPTS => break,
+                Err(_) => tokio::time::sleep(RETRY_INTERVAL).await,
             }
         }
-        tracing::error!(path = %self.path, unit = area.unit, area = area.number, "a disk of the pool has lost checksums: what they were of is not believed");
-        Ok(RefCell::new(stored::unknown_sums()))
+        tracing::error!(path = %self.path, unit = area.unit, area = area.index, "a disk of the pool has lost checksums: what they were of is not believed");
+        Ok(RefCell::new(format::unknown_checksums()))
     }
 
-    /// The sums of an area; none if what the disk gives back is something else.
-    async fn read_sums(&self, area: Area) -> Result<Option<Sums>, Error> {
-        let (found, failure) = self.read_copies(self.place.sums_at(area)).await?;
-        match (stored::parse_copies(&found, area, self.whose.member), failure) {
+    /// The checksums of an area; none if the disk returns something else.
+    async fn read_checksums(&self, area: ChecksumArea) -> Result<Option<Checksums>, Error> {
+        let (found, failure) = self.read_copies(self.layout.checksum_block(area)).await?;
+        match (format::parse_copies(&found, area, self.owner.member), failure) {
             (None, Some(why)) => Err(why),
-            (sums, _) => Ok(sums),
+            (checksums, _) => Ok(checksums),
         }
     }
 
-    /// What can be read of the copies of a block, and why others cannot.
+    /// The readable copies of a block, and the error of the others.
     async fn read_copies(&self, first: u64) -> Result<(Vec<u8>, Option<Error>), Error> {
-        let _pages = self.take(COPIES).await;
-        // A read that nobody waits for any more may meet a write of them.
+        let _pages = self.acquire_pages(COPIES).await;
+        // A detached read of them may overlap a later write.
         let read = async |at: u64, blocks: u32| {
             let op = Op::Read { at: Lba(at), blocks };
-            self.below.start_forsaken(op, &self.memory)?.await.map(|data| data.to_vec())
+            self.below.start_detached(op, &self.memory)?.await.map(|data| data.to_vec())
         };
         match read(first, COPIES).await {
             Ok(both) => return Ok((both, None)),
@@ -341,44 +350,60 @@ impl Integrity {
         Ok((found, failure))
     }
 
-    /// Sums of what an area holds, whatever that is.
-    async fn made_anew(&self, area: Area) -> Result<Sums, Error> {
-        let mut sums = stored::no_sums();
-        let rows = self.place.rows_of(area);
-        let _pages = self.take(ANEW_ROWS).await;
+    /// Computes the checksums of whatever an area holds.
+    async fn recompute_checksums(&self, area: ChecksumArea) -> Result<Checksums, Error> {
+        let mut checksums = format::zero_checksums();
+        let rows = self.layout.area_rows(area);
+        let _pages = self.acquire_pages(RECOMPUTE_ROWS).await;
         let mut at = rows.start;
         while at < rows.end {
-            let count = u32::try_from(rows.end - at).unwrap_or(ANEW_ROWS).min(ANEW_ROWS);
+            let count = u32::try_from(rows.end - at).unwrap_or(RECOMPUTE_ROWS).min(RECOMPUTE_ROWS);
             let first = usize::try_from(at - rows.start).unwrap_or(0);
             match self.below.submit(Op::Read { at: Lba(at), blocks: count }, &self.memory).await {
-                Ok(data) => set(&mut sums, first, sums_of(&data)),
+                Ok(data) => set_checksums(&mut checksums, first, checksums_of_rows(&data)),
                 Err(Error::Gone) => return Err(Error::Gone),
                 Err(_) => {
                     for n in 0..count {
                         let op = Op::Read { at: Lba(at + u64::from(n)), blocks: 1 };
                         let first = first + n as usize;
                         match self.below.submit(op, &self.memory).await {
-                            Ok(data) => set(&mut sums, first, sums_of(&data)),
+                            Ok(data) => {
+                                set_checksums(&mut checksums, first, checksums_of_rows(&data));
+                            }
                             Err(Error::Gone) => return Err(Error::Gone),
-                            // Whatever it gives back one day, nobody knows whether that is right.
-                            Err(_) => set(&mut sums, first, [stored::UNREADABLE].into_iter()),
+                            // If it becomes readable one day, nothing can verify it.
+                            Err(_) => set_checksums(
+                                &mut checksums,
+                                first,
+                                [format::UNKNOWN_CHECKSUM].into_iter(),
+                            ),
                         }
                     }
                 }
             }
             at += u64::from(count);
         }
-        Ok(sums)
+        Ok(checksums)
     }
 
-    async fn write_sums(&self, area: Area, sums: &[u32; stored::SUMS]) -> Result<(), Error> {
-        let bytes = stored::sums_to_bytes(sums, area, self.whose.member);
-        self.put(self.place.sums_at(area), &bytes, COPIES, false).await
+    async fn write_checksums(
+        &self,
+        area: ChecksumArea,
+        checksums: &[u32; format::CHECKSUMS_PER_BLOCK],
+    ) -> Result<(), Error> {
+        let bytes = format::checksums_to_bytes(checksums, area, self.owner.member);
+        self.write_copies(self.layout.checksum_block(area), &bytes, COPIES, false).await
     }
 
-    /// Writes a block, so many times one behind the other.
-    async fn put(&self, at: u64, bytes: &[u8; ROW], times: u32, fua: bool) -> Result<(), Error> {
-        let _pages = self.take(times).await;
+    /// Writes a block `times` times in a row.
+    async fn write_copies(
+        &self,
+        at: u64,
+        bytes: &[u8; ROW],
+        times: u32,
+        fua: bool,
+    ) -> Result<(), Error> {
+        let _pages = self.acquire_pages(times).await;
         let page = || {
             let mut page: BufMut = self.memory.credit().alloc_page(ROW);
             page.copy_from_slice(bytes);
@@ -388,106 +413,115 @@ impl Integrity {
         self.below.submit(Op::Write { at: Lba(at), data, fua }, &self.memory).await.map(drop)
     }
 
-    /// Makes durable what is on the list.
-    async fn write_list(&self) -> Result<(), Error> {
-        self.lists.flush(|| self.put_list()).await
+    /// Makes the dirty list durable.
+    async fn write_dirty_list(&self) -> Result<(), Error> {
+        self.list_writes.flush(|| self.write_dirty_list_now()).await
     }
 
-    async fn put_list(&self) -> Result<(), Error> {
-        let all: Vec<(Area, Rc<Known>)> = {
-            let known = self.known.borrow();
-            let listed = known.iter().filter(|(_, known)| known.listed.get() != Listed::No);
+    async fn write_dirty_list_now(&self) -> Result<(), Error> {
+        let all: Vec<(ChecksumArea, Rc<AreaState>)> = {
+            let known = self.areas.borrow();
+            let listed = known.iter().filter(|(_, known)| known.dirty.get() != DirtyState::Clean);
             listed.map(|(area, known)| (*area, Rc::clone(known))).collect()
         };
-        let areas: Vec<Area> = all.iter().map(|(area, _)| *area).collect();
-        let (sequence, left) = (self.sequence.get() + 1, self.left.get());
-        self.sequence.set(sequence);
-        let bytes = stored::list_to_bytes(&areas, sequence, self.whose);
-        let put = self.put(self.list_slot(sequence), &bytes, COPIES, true).await;
-        put.inspect_err(|why| self.fail(*why))?;
-        self.left_on_disk.set(left);
+        let areas: Vec<ChecksumArea> = all.iter().map(|(area, _)| *area).collect();
+        let (sequence, removals) = (self.list_sequence.get() + 1, self.removals.get());
+        self.list_sequence.set(sequence);
+        let bytes = format::dirty_list_to_bytes(&areas, sequence, self.owner);
+        let written = self.write_copies(self.dirty_list_lba(sequence), &bytes, COPIES, true).await;
+        written.inspect_err(|why| self.stop_writes(*why))?;
+        self.removals_on_disk.set(removals);
         for (_, known) in all {
-            if known.listed.get() == Listed::Wanted {
-                known.listed.set(Listed::Durable);
+            if known.dirty.get() == DirtyState::Pending {
+                known.dirty.set(DirtyState::Durable);
             }
         }
         Ok(())
     }
 
-    /// Where the list of this sequence lies.
-    fn list_slot(&self, sequence: u64) -> u64 {
-        self.list_at + sequence % 2 * u64::from(COPIES)
+    /// Where the list of this sequence number lies.
+    fn dirty_list_lba(&self, sequence: u64) -> u64 {
+        self.dirty_list_at + sequence % 2 * u64::from(COPIES)
     }
 
-    /// Whoever waits for room on the list, or for areas to leave it, would do so for ever.
-    fn fail(&self, why: Error) {
+    /// Fails all writes, and wakes those that wait for the list: they would wait for ever.
+    fn stop_writes(&self, why: Error) {
         self.failed.set(Some(why));
-        self.changed.notify_waiters();
+        self.list_changed.notify_waiters();
     }
 
-    fn check(&self) -> Result<(), Error> {
+    fn check_writable(&self) -> Result<(), Error> {
         self.failed.get().map_or(Ok(()), Err)
     }
 
-    fn has_room(&self, parts: &Parts) -> bool {
-        self.listed.get() + self.new_of(parts) <= self.most
+    fn has_dirty_room(&self, parts: &AreaParts) -> bool {
+        self.dirty_count.get() + self.newly_dirty(parts) <= self.max_dirty
     }
 
-    /// How many of these are not on the list.
-    fn new_of(&self, parts: &Parts) -> usize {
-        parts.iter().filter(|(known, ..)| known.listed.get() == Listed::No).count()
+    /// How many of these areas are not on the list.
+    fn newly_dirty(&self, parts: &AreaParts) -> usize {
+        parts.iter().filter(|(known, ..)| known.dirty.get() == DirtyState::Clean).count()
     }
 
-    /// Waits until all these areas may be written: they are on the list. Ends with [`Self::leave`].
-    async fn enter(&self, parts: &Parts) -> Result<(), Error> {
+    /// Waits until all these areas are on the durable list and may be written. Pairs with
+    /// [`Self::end_write`].
+    async fn begin_write(&self, parts: &AreaParts) -> Result<(), Error> {
         loop {
-            // Made before looking: what changes in between is not missed.
-            let changed = self.changed.notified();
-            self.check()?;
-            if self.has_room(parts) {
-                self.listed.set(self.listed.get() + self.new_of(parts));
+            // Created before the check, so that no notification is missed.
+            let changed = self.list_changed.notified();
+            self.check_writable()?;
+            if self.has_dirty_room(parts) {
+                self.dirty_count.set(self.dirty_count.get() + self.newly_dirty(parts));
                 break;
             }
-            let alone = self.settling.lock().await;
-            // Others may have made room.
-            let settled = self.has_room(parts) || self.settle(SETTLED_AT_ONCE, |_, _| true).await?;
-            drop(alone);
-            if !settled {
+            let lock = self.write_back_lock.lock().await;
+            // Another writer may have made space.
+            let made_room = self.has_dirty_room(parts)
+                || self.write_back(WRITE_BACK_BATCH, |_, _| true).await?;
+            drop(lock);
+            if !made_room {
                 changed.await;
             }
         }
         for (known, ..) in parts {
-            if known.listed.get() == Listed::No {
-                known.listed.set(Listed::Wanted);
+            if known.dirty.get() == DirtyState::Clean {
+                known.dirty.set(DirtyState::Pending);
             }
             known.writers.set(known.writers.get() + 1);
         }
-        let is_durable = |(known, ..): &(Rc<Known>, _, _)| known.listed.get() == Listed::Durable;
-        if self.makes(Mistake::SkipsList) {
-            parts.iter().for_each(|(known, ..)| known.listed.set(Listed::Durable));
+        let is_durable =
+            |(known, ..): &(Rc<AreaState>, _, _)| known.dirty.get() == DirtyState::Durable;
+        if self.makes_mistake(Mistake::SkipsDirtyList) {
+            parts.iter().for_each(|(known, ..)| known.dirty.set(DirtyState::Durable));
         }
         if parts.iter().all(is_durable) {
             return Ok(());
         }
-        self.write_list().await.inspect_err(|_| self.leave(parts))
+        self.write_dirty_list().await.inspect_err(|_| self.end_write(parts))
     }
 
-    fn leave(&self, parts: &Parts) {
+    fn end_write(&self, parts: &AreaParts) {
         parts.iter().for_each(|(known, ..)| known.writers.set(known.writers.get() - 1));
-        self.changed.notify_waiters();
+        self.list_changed.notify_waiters();
     }
 
-    /// Writes the sums of areas for which `of` holds, which is asked once of each where nobody writes: at most so many, of those first
-    /// that were used least recently. Takes them off the list. Whether there were any. Whoever asks holds `settling`.
-    async fn settle(&self, most: usize, of: impl Fn(&Area, &Known) -> bool) -> Result<bool, Error> {
-        self.check()?;
-        let mut idle: Vec<(u64, Area, Rc<Known>, u64)> = {
-            let known = self.known.borrow();
-            let is_idle =
-                |known: &Known| known.listed.get() == Listed::Durable && known.writers.get() == 0;
-            let idle = known.iter().filter(|(area, known)| is_idle(known) && of(area, known));
+    /// Writes back the checksums of at most `most` idle areas for which `filter` holds, least
+    /// recently used first, and removes them from the list. `filter` is called once for each idle
+    /// area. Whether there were any. The caller holds `write_back_lock`.
+    async fn write_back(
+        &self,
+        most: usize,
+        filter: impl Fn(&ChecksumArea, &AreaState) -> bool,
+    ) -> Result<bool, Error> {
+        self.check_writable()?;
+        let mut idle: Vec<(u64, ChecksumArea, Rc<AreaState>, u64)> = {
+            let known = self.areas.borrow();
+            let is_idle = |known: &AreaState| {
+                known.dirty.get() == DirtyState::Durable && known.writers.get() == 0
+            };
+            let idle = known.iter().filter(|(area, known)| is_idle(known) && filter(area, known));
             idle.map(|(area, known)| {
-                (known.used.get(), *area, Rc::clone(known), known.written.get())
+                (known.last_used.get(), *area, Rc::clone(known), known.writes_begun.get())
             })
             .collect()
         };
@@ -497,88 +531,109 @@ impl Integrity {
             return Ok(false);
         }
         let each = idle.iter().filter_map(|(_, area, known, _)| {
-            let sums = known.sums.get()?.borrow().clone();
-            Some(async move { self.write_sums(*area, &sums).await })
+            let checksums = known.checksums.get()?.borrow().clone();
+            Some(async move { self.write_checksums(*area, &checksums).await })
         });
-        let mut written: Result<(), Error> = join_all(each).await.into_iter().collect();
-        // Both, what they are of and they themselves, before it may be forgotten that they may not fit.
-        let is_volatile = self.below.info().volatile_cache && !self.makes(Mistake::Unflushed);
-        if is_volatile && written.is_ok() {
-            written = self.flush().await;
+        let mut outcome: Result<(), Error> = join_all(each).await.into_iter().collect();
+        // Data and checksums must be durable before the area leaves the list.
+        let is_volatile =
+            self.below.info().volatile_cache && !self.makes_mistake(Mistake::CleansBeforeFlush);
+        if is_volatile && outcome.is_ok() {
+            outcome = self.flush().await;
         }
-        written.inspect_err(|why| self.fail(*why))?;
-        for (_, _, known, written) in idle {
-            let is_same = known.writers.get() == 0 && known.written.get() == written;
-            if is_same || self.makes(Mistake::LeavesBusy) {
-                known.listed.set(Listed::No);
-                self.listed.set(self.listed.get() - 1);
-                self.left.set(self.left.get() + 1);
+        outcome.inspect_err(|why| self.stop_writes(*why))?;
+        for (_, _, known, writes_begun) in idle {
+            let is_same = known.writers.get() == 0 && known.writes_begun.get() == writes_begun;
+            if is_same || self.makes_mistake(Mistake::CleansDuringWrite) {
+                known.dirty.set(DirtyState::Clean);
+                self.dirty_count.set(self.dirty_count.get() - 1);
+                self.removals.set(self.removals.get() + 1);
             }
         }
-        self.changed.notify_waiters();
+        self.list_changed.notify_waiters();
         Ok(true)
     }
 
-    /// The same of as many as there are.
-    async fn settle_all(&self, of: impl Fn(&Area, &Known) -> bool) -> Result<bool, Error> {
-        let _alone = self.settling.lock().await;
-        self.settle(self.most, of).await
+    /// As [`Self::write_back`], for all such areas.
+    async fn write_back_all(
+        &self,
+        filter: impl Fn(&ChecksumArea, &AreaState) -> bool,
+    ) -> Result<bool, Error> {
+        let _lock = self.write_back_lock.lock().await;
+        self.write_back(self.max_dirty, filter).await
     }
 
-    /// What has left the list is not to be made anew after a crash: others may have written there by then.
-    async fn shorten_list(&self) -> Result<(), Error> {
-        if self.left_on_disk.get() != self.left.get() { self.write_list().await } else { Ok(()) }
+    /// Rewrites the list if areas have left it: these must not be recomputed after a crash, since
+    /// another owner may have written there by then.
+    async fn write_list_if_shrunk(&self) -> Result<(), Error> {
+        if self.removals_on_disk.get() != self.removals.get() {
+            self.write_dirty_list().await
+        } else {
+            Ok(())
+        }
     }
 
     async fn read(&self, at: Lba, rows: u32, ctx: &Ctx) -> Result<Bufs, Error> {
-        let parts = self.parts(at, rows)?;
-        let reading: SmallVec<[Reading<'_>; 2]> =
-            parts.iter().map(|(known, _, rows)| known.read(rows)).collect();
-        // What is written of it meanwhile is known here.
-        let read = self.below.start_forsaken(Op::Read { at, blocks: rows }, ctx)?;
-        let data = match parts.iter().all(|(known, ..)| known.sums.initialized()) {
+        let parts = self.area_parts(at, rows)?;
+        let reading: SmallVec<[ActiveRead<'_>; 2]> =
+            parts.iter().map(|(known, _, rows)| known.begin_read(rows)).collect();
+        // The checksums are updated when a write begins, so they may be newer than this read.
+        let read = self.below.start_detached(Op::Read { at, blocks: rows }, ctx)?;
+        let data = match parts.iter().all(|(known, ..)| known.checksums.initialized()) {
             true => read.await?,
             false => {
-                let sums = parts.iter().map(|(known, area, _)| self.sums(known, *area, false));
-                let (data, sums) = join(read, join_all(sums)).await;
-                // Without its sums it is as good as not read.
-                let unread = |why| if why == Error::Gone { why } else { Error::Unreadable { at } };
-                sums.into_iter().try_for_each(|sums| sums.map(drop).map_err(unread))?;
+                let checksums =
+                    parts.iter().map(|(known, area, _)| self.checksums_of(known, *area, false));
+                let (data, checksums) = join(read, join_all(checksums)).await;
+                // Without checksums, the rows count as unreadable.
+                let unreadable =
+                    |why| if why == Error::Gone { why } else { Error::Unreadable { at } };
+                checksums
+                    .into_iter()
+                    .try_for_each(|checksums| checksums.map(drop).map_err(unreadable))?;
                 data?
             }
         };
-        let Some((wrong, sum)) = self.first_wrong(at, rows, &data, &parts) else {
+        let Some((at_row, checksum)) = self.first_mismatch(at, rows, &data, &parts) else {
             return Ok(data);
         };
-        if sum == stored::UNREADABLE {
-            return Err(Error::Unreadable { at: wrong });
+        if checksum == format::UNKNOWN_CHECKSUM {
+            return Err(Error::Unreadable { at: at_row });
         }
-        // Whoever lets others write what he reads does not look at it.
-        if !reading.iter().any(Reading::is_written) {
-            self.wrong.fetch_add(1, Ordering::Relaxed);
-            // Whoever asked tells of it, and of which volume it is.
-            tracing::debug!(path = %self.path, row = wrong.0, "a row is not what was written");
+        // A caller that lets others overwrite what it reads ignores the result.
+        if !reading.iter().any(ActiveRead::was_overwritten) {
+            self.corrupt_reads.fetch_add(1, Ordering::Relaxed);
+            // The caller reports it, with the volume concerned.
+            tracing::debug!(path = %self.path, row = at_row.0, "a row is not what was written");
         }
-        Err(Error::Corrupt { at: wrong })
+        Err(Error::Corrupt { at: at_row })
     }
 
-    /// The first row that is not what was written, and the sum that it should have.
-    fn first_wrong(&self, at: Lba, rows: u32, data: &Bufs, parts: &Parts) -> Option<(Lba, u32)> {
+    /// The first row that does not match, and its expected checksum.
+    fn first_mismatch(
+        &self,
+        at: Lba,
+        rows: u32,
+        data: &Bufs,
+        parts: &AreaParts,
+    ) -> Option<(Lba, u32)> {
         if parts.is_empty() {
             return None;
         }
-        let mut sums = sums_of(data);
+        let mut checksums = checksums_of_rows(data);
         let mut row = at.0;
-        for part in self.place.parts(at.0, rows) {
+        for part in self.layout.runs(at.0, rows) {
             let count = part.rows();
-            let of = sums.by_ref().take(count as usize);
-            if let Part::Of(area, rows) = part {
+            let of = checksums.by_ref().take(count as usize);
+            if let RowRun::Checked(area, rows) = part {
                 let (known, ..) = parts.iter().find(|(_, known, _)| *known == area)?;
-                let all = known.sums.get()?.borrow();
+                let all = known.checksums.get()?.borrow();
                 let expected = &all[rows.start as usize..rows.end as usize];
-                let mut wrong = (0u64..).zip(of.zip(expected)).filter(|(_, (is, sum))| is != *sum);
-                if let Some((n, (_, sum))) = wrong.next() {
-                    return Some((Lba(row + n), *sum));
+                let mut wrong = (0u64..)
+                    .zip(of.zip(expected))
+                    .filter(|(_, (actual, checksum))| actual != *checksum);
+                if let Some((n, (_, checksum))) = wrong.next() {
+                    return Some((Lba(row + n), *checksum));
                 }
             } else {
                 of.for_each(drop);
@@ -588,68 +643,69 @@ impl Integrity {
         None
     }
 
-    /// Does what changes these rows, of which `new` has the sums then.
-    async fn change(
+    /// Runs `op`, which changes these rows; `new` yields their new checksums.
+    async fn write_checked(
         &self,
         op: Op,
         (at, rows): (Lba, u32),
         mut new: impl Iterator<Item = u32>,
         ctx: &Ctx,
     ) -> Result<Bufs, Error> {
-        let parts = self.parts(at, rows)?;
+        let parts = self.area_parts(at, rows)?;
         if parts.is_empty() {
             return self.below.submit(op, ctx).await;
         }
-        let sums = parts.iter().map(|(known, area, _)| self.sums(known, *area, true));
-        let (entered, sums) = join(self.enter(&parts), join_all(sums)).await;
+        let checksums = parts.iter().map(|(known, area, _)| self.checksums_of(known, *area, true));
+        let (entered, checksums) = join(self.begin_write(&parts), join_all(checksums)).await;
         entered?;
-        let sums: Result<SmallVec<[_; 2]>, Error> = sums.into_iter().collect();
-        let changed = match sums {
-            Ok(sums) => {
-                let mut writing = SmallVec::<[Writing<'_>; 2]>::new();
-                for part in self.place.parts(at.0, rows) {
+        let checksums: Result<SmallVec<[_; 2]>, Error> = checksums.into_iter().collect();
+        let changed = match checksums {
+            Ok(checksums) => {
+                let mut writing = SmallVec::<[ActiveWrite<'_>; 2]>::new();
+                for part in self.layout.runs(at.0, rows) {
                     let of = new.by_ref().take(part.rows() as usize);
-                    let Part::Of(area, rows) = part else {
+                    let RowRun::Checked(area, rows) = part else {
                         of.for_each(drop);
                         continue;
                     };
-                    let found = parts.iter().zip(&sums).find(|((_, known, _), _)| *known == area);
-                    let Some(((known, ..), sums)) = found else { continue };
-                    set(&mut sums.borrow_mut(), rows.start as usize, of);
-                    writing.push(known.write(rows));
+                    let found =
+                        parts.iter().zip(&checksums).find(|((_, known, _), _)| *known == area);
+                    let Some(((known, ..), checksums)) = found else { continue };
+                    set_checksums(&mut checksums.borrow_mut(), rows.start as usize, of);
+                    writing.push(known.begin_write(rows));
                 }
                 self.below.submit(op, ctx).await
             }
             Err(why) => Err(why),
         };
-        self.leave(&parts);
+        self.end_write(&parts);
         changed
     }
 
-    /// The same of zeroes, of so many rows that there may be many areas: one after the other.
-    async fn zero(
+    /// Zeroes rows, area by area since there may be many.
+    async fn zero_checked(
         &self,
         (at, rows): (Lba, u32),
         op: impl Fn(Lba, u32) -> Op,
         ctx: &Ctx,
     ) -> Result<Bufs, Error> {
         let mut next = at.0;
-        for part in self.place.parts(at.0, rows) {
+        for part in self.layout.runs(at.0, rows) {
             let (at, count) = (Lba(next), part.rows());
-            self.change(op(at, count), (at, count), std::iter::repeat(0), ctx).await?;
+            self.write_checked(op(at, count), (at, count), std::iter::repeat(0), ctx).await?;
             next += u64::from(count);
         }
         Ok(Bufs::new())
     }
 }
 
-/// Sets sums from place `first` on.
-fn set(sums: &mut Sums, first: usize, new: impl Iterator<Item = u32>) {
-    sums.iter_mut().skip(first).zip(new).for_each(|(place, sum)| *place = sum);
+/// Sets checksums from index `first` on.
+fn set_checksums(checksums: &mut Checksums, first: usize, new: impl Iterator<Item = u32>) {
+    checksums.iter_mut().skip(first).zip(new).for_each(|(slot, checksum)| *slot = checksum);
 }
 
-/// The sum of each row.
-fn sums_of(data: &Bufs) -> impl Iterator<Item = u32> + '_ {
+/// The checksum of each row.
+fn checksums_of_rows(data: &Bufs) -> impl Iterator<Item = u32> + '_ {
     let mut whole = data.iter();
     let mut rest: &[u8] = &[];
     std::iter::from_fn(move || {
@@ -659,32 +715,32 @@ fn sums_of(data: &Bufs) -> impl Iterator<Item = u32> + '_ {
             if rest.is_empty() {
                 rest = whole.next()?;
             }
-            let (piece, behind) = rest.split_at(rest.len().min(missing));
-            crc.push(piece);
-            (missing, rest) = (missing - piece.len(), behind);
+            let (part, remaining) = rest.split_at(rest.len().min(missing));
+            crc.push(part);
+            (missing, rest) = (missing - part.len(), remaining);
         }
-        Some(stored::sum(crc))
+        Some(format::row_checksum(crc))
     })
 }
 
-fn row(bytes: &[u8]) -> Option<&[u8; ROW]> {
+fn as_row(bytes: &[u8]) -> Option<&[u8; ROW]> {
     bytes.try_into().ok()
 }
 
-impl Known {
-    fn read(&self, rows: &Range<u32>) -> Reading<'_> {
-        let mut all = self.rows.borrow_mut();
+impl AreaState {
+    fn begin_read(&self, rows: &Range<u32>) -> ActiveRead<'_> {
+        let mut all = self.active.borrow_mut();
         let is_written = all.writes.iter().any(|(_, written)| overlap(written, rows));
-        Reading(self, all.reads.insert((rows.clone(), is_written)))
+        ActiveRead(self, all.reads.insert((rows.clone(), is_written)))
     }
 
-    fn write(&self, rows: Range<u32>) -> Writing<'_> {
-        self.written.set(self.written.get() + 1);
-        let mut all = self.rows.borrow_mut();
+    fn begin_write(&self, rows: Range<u32>) -> ActiveWrite<'_> {
+        self.writes_begun.set(self.writes_begun.get() + 1);
+        let mut all = self.active.borrow_mut();
         for (_, (read, is_written)) in &mut all.reads {
             *is_written |= overlap(read, &rows);
         }
-        Writing(self, all.writes.insert(rows))
+        ActiveWrite(self, all.writes.insert(rows))
     }
 }
 
@@ -692,80 +748,82 @@ fn overlap(a: &Range<u32>, b: &Range<u32>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-impl Reading<'_> {
-    /// Whether somebody has written there meanwhile.
-    fn is_written(&self) -> bool {
-        self.0.rows.borrow().reads[self.1].1
+impl ActiveRead<'_> {
+    /// Whether the rows were written since the read began.
+    fn was_overwritten(&self) -> bool {
+        self.0.active.borrow().reads[self.1].1
     }
 }
 
-impl Drop for Reading<'_> {
+impl Drop for ActiveRead<'_> {
     fn drop(&mut self) {
-        self.0.rows.borrow_mut().reads.remove(self.1);
+        self.0.active.borrow_mut().reads.remove(self.1);
     }
 }
 
-impl Drop for Writing<'_> {
+impl Drop for ActiveWrite<'_> {
     fn drop(&mut self) {
-        self.0.rows.borrow_mut().writes.remove(self.1);
+        self.0.active.borrow_mut().writes.remove(self.1);
     }
 }
 
-impl RowChecksums for Integrity {
-    fn release(&self, row: u64) -> Done<'_> {
+impl RowChecksums for ChecksumLayer {
+    fn release_unit(&self, row: u64) -> Done<'_> {
         Box::pin(async move {
-            let Some(unit) = self.place.unit_of(row) else { return Ok(()) };
+            let Some(unit) = self.layout.unit_of(row) else { return Ok(()) };
             let is_listed = || {
-                let known = self.known.borrow();
+                let known = self.areas.borrow();
                 let of_it = known.iter().filter(|(area, _)| area.unit == unit);
-                of_it.into_iter().any(|(_, known)| known.listed.get() != Listed::No)
+                of_it.into_iter().any(|(_, known)| known.dirty.get() != DirtyState::Clean)
             };
             loop {
-                let changed = self.changed.notified();
-                self.check()?;
+                let changed = self.list_changed.notified();
+                self.check_writable()?;
                 if !is_listed() {
                     break;
                 }
-                if !self.settle_all(|area, _| area.unit == unit).await? {
+                if !self.write_back_all(|area, _| area.unit == unit).await? {
                     changed.await;
                 }
             }
-            self.known.borrow_mut().retain(|area, _| area.unit != unit);
-            self.shorten_list().await
+            self.areas.borrow_mut().retain(|area, _| area.unit != unit);
+            self.write_list_if_shrunk().await
         })
     }
 
     fn release_idle(&self) -> Done<'_> {
         Box::pin(async move {
-            self.settle_all(|_, _| true).await?;
-            let is_used = |known: &Rc<Known>| Rc::strong_count(known) > 1;
+            self.write_back_all(|_, _| true).await?;
+            let is_used = |known: &Rc<AreaState>| Rc::strong_count(known) > 1;
             {
-                let mut known = self.known.borrow_mut();
-                known.retain(|_, known| known.listed.get() != Listed::No || is_used(known));
+                let mut known = self.areas.borrow_mut();
+                known.retain(|_, known| known.dirty.get() != DirtyState::Clean || is_used(known));
             }
-            self.shorten_list().await
+            self.write_list_if_shrunk().await
         })
     }
 
-    fn settle_quiet(&self) -> Done<'_> {
+    fn write_back_cold(&self) -> Done<'_> {
         Box::pin(async move {
-            let is_quiet = |_: &Area, known: &Known| {
-                let written = known.written.get();
-                known.seen.replace(written) == written
+            let is_quiet = |_: &ChecksumArea, known: &AreaState| {
+                let written = known.writes_begun.get();
+                known.writes_at_last_scan.replace(written) == written
             };
-            self.settle_all(is_quiet).await?;
-            self.shorten_list().await
+            self.write_back_all(is_quiet).await?;
+            self.write_list_if_shrunk().await
         })
     }
 
-    fn forget(&self, row: u64) {
-        let unit = self.place.unit_of(row);
-        let mut known = self.known.borrow_mut();
-        known.retain(|area, known| Some(area.unit) != unit || known.listed.get() != Listed::No);
+    fn forget_unit(&self, row: u64) {
+        let unit = self.layout.unit_of(row);
+        let mut known = self.areas.borrow_mut();
+        known.retain(|area, known| {
+            Some(area.unit) != unit || known.dirty.get() != DirtyState::Clean
+        });
     }
 }
 
-impl Layer for Integrity {
+impl Layer for ChecksumLayer {
     fn name(&self) -> &'static str {
         "integrity"
     }
@@ -779,27 +837,27 @@ impl Layer for Integrity {
             Op::Read { at, blocks } => self.read(at, blocks, &ctx).await,
             Op::Write { at, ref data, .. } => {
                 let rows = u32::try_from(data.len() / ROW).unwrap_or(u32::MAX);
-                let sums: SmallVec<[u32; 16]> = sums_of(data).collect();
-                self.change(op, (at, rows), sums.into_iter(), &ctx).await
+                let checksums: SmallVec<[u32; 16]> = checksums_of_rows(data).collect();
+                self.write_checked(op, (at, rows), checksums.into_iter(), &ctx).await
             }
-            // What is rare is in a box, so that the future of a read stays small.
+            // Rare operations are boxed, to keep the future of a read small.
             Op::Zero { at, blocks, unmap, fua } => {
                 let op = |at, blocks| Op::Zero { at, blocks, unmap, fua };
-                Box::pin(self.zero((at, blocks), op, &ctx)).await
+                Box::pin(self.zero_checked((at, blocks), op, &ctx)).await
             }
             Op::Unmap { at, blocks } => {
                 let op = |at, blocks| Op::Unmap { at, blocks };
-                Box::pin(self.zero((at, blocks), op, &ctx)).await
+                Box::pin(self.zero_checked((at, blocks), op, &ctx)).await
             }
-            Op::Map { .. } | Op::Flush => self.below.submit(op, &ctx).await,
+            Op::BlockStatus { .. } | Op::Flush => self.below.submit(op, &ctx).await,
         }
     }
 }
 
-impl fmt::Debug for Integrity {
+impl fmt::Debug for ChecksumLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { below, place, whose, .. } = self;
-        let fields = (below, place, whose);
+        let Self { below, layout, owner, .. } = self;
+        let fields = (below, layout, owner);
         f.debug_tuple("Integrity").field(&fields).finish()
     }
 }

@@ -1,56 +1,59 @@
-//! What a disk gives back that was not written is an error, and after any crash what it holds is none.
+//! Silent corruption is reported as an error, and crashes cause no such errors.
 
 use std::cell::RefCell;
 use std::time::Duration;
 
-use block::testing::faulty::{Effect, Faulty, Kind, Rule};
-use block::testing::register::{Checker, Initially, Loss};
+use block::testing::faulty::{Effect, Faulty, OpKind, Rule};
+use block::testing::register::{Checker, CrashKind, InitialContents};
 use block::testing::workload::Workload;
-use block::testing::{Client, Rng};
-use block::{Blocks, Class, Mem, MemOptions, Pool};
+use block::testing::{Rng, TestClient};
+use block::{Blocks, BufferPool, Mem, MemOptions, MemoryClass};
 use uuid::Uuid;
 
 use super::*;
 
 const UNITS: u32 = 12;
-const PLACE: Place = Place { at: 10, rows: 10, units: UNITS };
+const PLACE: ChecksumLayout = ChecksumLayout { first_row: 10, unit_rows: 10, units: UNITS };
 const LIST_AT: u64 = 2;
-const WHOSE: Whose = Whose { pool: Uuid::from_u128(1), member: Uuid::from_u128(2 << 64), ring: 0 };
+const WHOSE: ChecksumOwner =
+    ChecksumOwner { pool: Uuid::from_u128(1), member: Uuid::from_u128(2 << 64), ring: 0 };
 
-fn memory() -> Pool {
-    Pool::new(16 << 20).unwrap()
+fn memory() -> BufferPool {
+    BufferPool::new(16 << 20).unwrap()
 }
 
 fn mem(is_volatile: bool) -> Rc<Mem> {
-    let blocks = PLACE.at + u64::from(UNITS * PLACE.rows) + 3;
+    let blocks = PLACE.first_row + u64::from(UNITS * PLACE.unit_rows) + 3;
     let options = MemOptions { volatile_cache: is_volatile, ..MemOptions::new(4096, blocks) };
     Rc::new(Mem::new(options))
 }
 
-async fn over(below: Dev, pool: &Pool) -> Integrity {
-    let wrong = Arc::default();
-    Integrity::new(below, PLACE, (WHOSE, ""), LIST_AT, &pool.account(), wrong).await.unwrap()
+async fn over(below: Dev, pool: &BufferPool) -> ChecksumLayer {
+    let corrupt_reads = Arc::default();
+    ChecksumLayer::new(below, PLACE, (WHOSE, ""), LIST_AT, &pool.account(), corrupt_reads)
+        .await
+        .unwrap()
 }
 
-fn ctx(pool: &Pool) -> Ctx {
-    Ctx::new(pool.account().try_credit(64 << 10, Class::Immediate).unwrap(), Epoch::default())
+fn ctx(pool: &BufferPool) -> Ctx {
+    Ctx::new(pool.account().try_credit(64 << 10, MemoryClass::LocalIo).unwrap(), Epoch::default())
 }
 
 fn filled(byte: u8, rows: usize) -> Bufs {
     (0..rows)
         .map(|_| {
-            let mut page = BufMut::lone_page();
+            let mut page = BufMut::heap_page();
             page.fill(byte);
             page.freeze()
         })
         .collect()
 }
 
-async fn write(dev: &Dev, at: u64, data: Bufs, pool: &Pool) {
+async fn write(dev: &Dev, at: u64, data: Bufs, pool: &BufferPool) {
     dev.submit(Op::Write { at: Lba(at), data, fua: false }, &ctx(pool)).await.unwrap();
 }
 
-async fn read(dev: &Dev, at: u64, blocks: u32, pool: &Pool) -> Result<Vec<u8>, Error> {
+async fn read(dev: &Dev, at: u64, blocks: u32, pool: &BufferPool) -> Result<Vec<u8>, Error> {
     let read = dev.submit(Op::Read { at: Lba(at), blocks }, &ctx(pool)).await;
     read.map(|data| data.to_vec())
 }
@@ -71,7 +74,7 @@ fn what_was_not_written_is_an_error() {
         let raw = Dev::shared(Rc::clone(&mem));
         let checked = Rc::new(over(raw.clone(), &pool).await);
         let dev = Dev::shared(Rc::clone(&checked));
-        let unit = |n: u64| PLACE.at + n * 10;
+        let unit = |n: u64| PLACE.first_row + n * 10;
         assert_eq!(
             read(&dev, unit(0), 8, &pool).await,
             Ok(vec![0; 8 * 4096]),
@@ -80,7 +83,7 @@ fn what_was_not_written_is_an_error() {
         write(&dev, unit(0), filled(1, 8), &pool).await;
         write(&dev, unit(1) + 2, filled(2, 3), &pool).await;
         assert_eq!(read(&dev, unit(0), 8, &pool).await, Ok(vec![1; 8 * 4096]));
-        // Rot, a write that went elsewhere, and one that never happened.
+        // Bit rot, a misdirected write, and a lost write.
         write(&raw, unit(0) + 3, filled(9, 1), &pool).await;
         assert_eq!(
             read(&dev, unit(0), 8, &pool).await,
@@ -92,8 +95,8 @@ fn what_was_not_written_is_an_error() {
             Err(Error::Corrupt { at: Lba(unit(1) + 1) })
         );
         assert_eq!(read(&dev, unit(1) + 2, 3, &pool).await, Ok(vec![2; 3 * 4096]));
-        assert_eq!(checked.wrong.load(Ordering::Relaxed), 2);
-        // Written again it is right, now and later.
+        assert_eq!(checked.corrupt_reads.load(Ordering::Relaxed), 2);
+        // A rewritten row is right, now and after a restart.
         write(&dev, unit(0) + 3, filled(4, 1), &pool).await;
         assert_eq!(read(&dev, unit(0) + 3, 1, &pool).await, Ok(vec![4; 4096]));
         checked.release_idle().await.unwrap();
@@ -103,7 +106,7 @@ fn what_was_not_written_is_an_error() {
             read(&dev, unit(1) + 1, 1, &pool).await,
             Err(Error::Corrupt { at: Lba(unit(1) + 1) })
         );
-        // Elsewhere nothing is looked at, and where sums lie nobody has anything to do.
+        // Rows outside of the units are not checked, and rows with checksums are not accessible.
         write(&dev, 0, filled(7, 2), &pool).await;
         write(&raw, 1, filled(8, 1), &pool).await;
         assert_eq!(read(&dev, 1, 1, &pool).await, Ok(vec![8; 4096]));
@@ -116,7 +119,7 @@ fn zeroes_are_written_as_such() {
     run(async {
         let (pool, mem) = (memory(), mem(false));
         let dev = Dev::new(over(Dev::shared(Rc::clone(&mem)), &pool).await);
-        let at = PLACE.at + 10;
+        let at = PLACE.first_row + 10;
         write(&dev, at, filled(1, 8), &pool).await;
         dev.submit(Op::Zero { at: Lba(at + 1), blocks: 2, unmap: false, fua: true }, &ctx(&pool))
             .await
@@ -129,32 +132,36 @@ fn zeroes_are_written_as_such() {
     });
 }
 
-/// Nobody knows of it whether it is right, and least of all where a disk gives zeroes back for what it has lost.
+/// It is unknown whether it is right, above all if a disk returns zeroes for what it has lost.
 #[test]
 fn what_cannot_be_read_while_sums_are_made_is_not_believed_later() {
     run(async {
         let (pool, mem) = (memory(), mem(false));
         let raw = Dev::shared(Rc::clone(&mem));
-        write(&Dev::new(over(raw.clone(), &pool).await), PLACE.at, filled(1, 8), &pool).await;
-        // Power fails; a row cannot be read then, and is zeroes afterwards.
-        let lost = Lba(PLACE.at + 3);
+        write(&Dev::new(over(raw.clone(), &pool).await), PLACE.first_row, filled(1, 8), &pool)
+            .await;
+        // Power fails; then a row is unreadable, and afterwards it reads as zeroes.
+        let lost = Lba(PLACE.first_row + 3);
         let (bad, faults) = Faulty::wrap(raw.clone(), 1);
-        let fails = Rule::new(Effect::Fail(Error::Unreadable { at: lost })).on(&[Kind::Read]);
+        let fails = Rule::new(Effect::Fail(Error::Unreadable { at: lost })).on(&[OpKind::Read]);
         faults.add(fails.within(Blocks::new(lost, 1)));
         let checked = Rc::new(over(bad, &pool).await);
         faults.clear();
         let dev = Dev::shared(Rc::clone(&checked));
         for byte in [0, 1] {
             write(&raw, lost.0, filled(byte, 1), &pool).await;
-            assert_eq!(read(&dev, PLACE.at, 8, &pool).await, Err(Error::Unreadable { at: lost }));
+            assert_eq!(
+                read(&dev, PLACE.first_row, 8, &pool).await,
+                Err(Error::Unreadable { at: lost })
+            );
         }
-        assert_eq!(checked.wrong.load(Ordering::Relaxed), 0, "it did not lie");
+        assert_eq!(checked.corrupt_reads.load(Ordering::Relaxed), 0, "it did not lie");
         write(&dev, lost.0, filled(2, 1), &pool).await;
         assert_eq!(read(&dev, lost.0, 1, &pool).await, Ok(vec![2; 4096]));
     });
 }
 
-/// Power fails long after something was written: what has become of it by then is found out.
+/// Power fails long after a write: corruption of it is detected.
 #[test]
 fn what_nobody_writes_any_more_is_not_believed_after_a_crash() {
     run(async {
@@ -162,13 +169,13 @@ fn what_nobody_writes_any_more_is_not_believed_after_a_crash() {
         let raw = Dev::shared(Rc::clone(&mem));
         let checked = Rc::new(over(raw.clone(), &pool).await);
         let dev = Dev::shared(Rc::clone(&checked));
-        let (quiet, busy) = (PLACE.at, PLACE.at + 10);
+        let (quiet, busy) = (PLACE.first_row, PLACE.first_row + 10);
         write(&dev, quiet, filled(1, 8), &pool).await;
         for byte in 1..4 {
             write(&dev, busy, filled(byte, 8), &pool).await;
-            checked.settle_quiet().await.unwrap();
+            checked.write_back_cold().await.unwrap();
         }
-        assert_eq!(checked.listed.get(), 1, "the one that is being written");
+        assert_eq!(checked.dirty_count.get(), 1, "the one that is being written");
         raw.submit(Op::Flush, &ctx(&pool)).await.unwrap();
         drop(dev);
         for at in [quiet, busy] {
@@ -187,20 +194,20 @@ fn sums_that_are_lost_make_nothing_right() {
         let raw = Dev::shared(Rc::clone(&mem));
         let checked = Rc::new(over(raw.clone(), &pool).await);
         let dev = Dev::shared(Rc::clone(&checked));
-        let (one, both) = (PLACE.at, PLACE.at + 10);
+        let (one, both) = (PLACE.first_row, PLACE.first_row + 10);
         for at in [one, both] {
             write(&dev, at, filled(1, 8), &pool).await;
         }
         checked.release_idle().await.unwrap();
         drop(dev);
-        // One copy cannot be told from zeroes any more, of the other area both are something else.
+        // One copy reads as zeroes; of the other area, both copies are something else.
         write(&raw, one + 8, filled(0, 1), &pool).await;
         write(&raw, both + 8, filled(3, 2), &pool).await;
         let dev = Dev::new(over(raw.clone(), &pool).await);
         assert_eq!(read(&dev, one, 8, &pool).await, Ok(vec![1; 8 * 4096]));
         let at = Lba(both);
         assert_eq!(read(&dev, both, 8, &pool).await, Err(Error::Unreadable { at }));
-        // What is written is known.
+        // A rewritten row is known again.
         write(&dev, both, filled(2, 1), &pool).await;
         assert_eq!(read(&dev, both, 1, &pool).await, Ok(vec![2; 4096]));
         let at = Lba(both + 1);
@@ -208,121 +215,127 @@ fn sums_that_are_lost_make_nothing_right() {
     });
 }
 
-/// A read that goes elsewhere once, or fails in one of two blocks, costs nothing.
+/// A read that is misdirected once, or fails for one of two blocks, does no harm.
 #[test]
 fn sums_are_read_once_more() {
     run(async {
         let (pool, mem) = (memory(), mem(false));
         let raw = Dev::shared(Rc::clone(&mem));
         let checked = Rc::new(over(raw.clone(), &pool).await);
-        write(&Dev::shared(Rc::clone(&checked)), PLACE.at, filled(1, 8), &pool).await;
+        write(&Dev::shared(Rc::clone(&checked)), PLACE.first_row, filled(1, 8), &pool).await;
         checked.release_idle().await.unwrap();
-        let sums = |n: u64| Blocks::new(Lba(PLACE.at + 8 + n), 1);
-        let lost = Error::Unreadable { at: sums(1).at };
+        let checksum_block = |n: u64| Blocks::new(Lba(PLACE.first_row + 8 + n), 1);
+        let lost = Error::Unreadable { at: checksum_block(1).at };
         for rule in [
-            Rule::new(Effect::Misdirect(3)).within(sums(0)).times(1),
-            Rule::new(Effect::Fail(lost)).within(sums(0)),
-            Rule::new(Effect::Fail(lost)).within(sums(1)),
+            Rule::new(Effect::Misdirect(3)).within(checksum_block(0)).times(1),
+            Rule::new(Effect::Fail(lost)).within(checksum_block(0)),
+            Rule::new(Effect::Fail(lost)).within(checksum_block(1)),
         ] {
             let (bad, faults) = Faulty::wrap(raw.clone(), 1);
             let dev = Dev::new(over(bad, &pool).await);
-            faults.add(rule.on(&[Kind::Read]));
-            assert!(read(&dev, PLACE.at, 8, &pool).await == Ok(vec![1; 8 * 4096]));
-            assert!(faults.struck() > 0);
+            faults.add(rule.on(&[OpKind::Read]));
+            assert!(read(&dev, PLACE.first_row, 8, &pool).await == Ok(vec![1; 8 * 4096]));
+            assert!(faults.hits() > 0);
         }
     });
 }
 
-/// A disk that gives nothing back for a moment costs no sums: who reads comes again, who writes waits.
+/// Checksums survive a transient read failure: reads fail and may be retried, writes wait.
 #[test]
 fn sums_that_cannot_be_read_for_a_moment_are_not_lost() {
     run(async {
         let (pool, mem) = (memory(), mem(false));
         let raw = Dev::shared(Rc::clone(&mem));
         let checked = Rc::new(over(raw.clone(), &pool).await);
-        write(&Dev::shared(Rc::clone(&checked)), PLACE.at, filled(1, 8), &pool).await;
+        write(&Dev::shared(Rc::clone(&checked)), PLACE.first_row, filled(1, 8), &pool).await;
         checked.release_idle().await.unwrap();
-        let sums = Blocks::new(Lba(PLACE.at + 8), 2);
-        let fails = || Rule::new(Effect::Fail(Error::Unreadable { at: sums.at })).within(sums);
+        let checksum_blocks = Blocks::new(Lba(PLACE.first_row + 8), 2);
+        let fails = || {
+            Rule::new(Effect::Fail(Error::Unreadable { at: checksum_blocks.at }))
+                .within(checksum_blocks)
+        };
         let (bad, faults) = Faulty::wrap(raw.clone(), 1);
         let dev = Dev::new(over(bad, &pool).await);
-        faults.add(fails().on(&[Kind::Read]));
-        let at = Lba(PLACE.at);
+        faults.add(fails().on(&[OpKind::Read]));
+        let at = Lba(PLACE.first_row);
         assert_eq!(read(&dev, at.0, 8, &pool).await, Err(Error::Unreadable { at }));
         faults.clear();
-        faults.add(fails().on(&[Kind::Read]).times(6));
-        write(&dev, PLACE.at, filled(2, 1), &pool).await;
-        assert_eq!(read(&dev, PLACE.at + 1, 7, &pool).await, Ok(vec![1; 7 * 4096]));
+        faults.add(fails().on(&[OpKind::Read]).times(6));
+        write(&dev, PLACE.first_row, filled(2, 1), &pool).await;
+        assert_eq!(read(&dev, PLACE.first_row + 1, 7, &pool).await, Ok(vec![1; 7 * 4096]));
         drop(dev);
-        // It goes on for long.
+        // The failure persists.
         let (bad, faults) = Faulty::wrap(raw.clone(), 1);
         let dev = Dev::new(over(bad, &pool).await);
-        faults.add(fails().on(&[Kind::Read]));
-        write(&dev, PLACE.at, filled(3, 1), &pool).await;
-        assert_eq!(read(&dev, PLACE.at, 1, &pool).await, Ok(vec![3; 4096]));
-        let at = Lba(PLACE.at + 1);
+        faults.add(fails().on(&[OpKind::Read]));
+        write(&dev, PLACE.first_row, filled(3, 1), &pool).await;
+        assert_eq!(read(&dev, PLACE.first_row, 1, &pool).await, Ok(vec![3; 4096]));
+        let at = Lba(PLACE.first_row + 1);
         assert_eq!(read(&dev, at.0, 7, &pool).await, Err(Error::Unreadable { at }));
     });
 }
 
-/// Who waits for room on a list that cannot be written any more is told so.
+/// Writers that wait for space on a list fail when it cannot be written any more.
 #[test]
 fn a_list_that_cannot_be_written_keeps_nobody_waiting() {
     run(async {
         let (pool, mem) = (memory(), mem(false));
         let (below, faults) = Faulty::wrap(Dev::shared(Rc::clone(&mem)), 1);
-        let checked = Rc::new(over(below, &pool).await.holding(2));
+        let checked = Rc::new(over(below, &pool).await.with_max_dirty(2));
         let dev = Dev::shared(Rc::clone(&checked));
-        let lists = Blocks::new(Lba(LIST_AT), stored::LIST_BLOCKS);
+        let lists = Blocks::new(Lba(LIST_AT), format::DIRTY_LIST_BLOCKS);
         let failure = Error::Unwritable { at: Lba(LIST_AT) };
-        faults.add(Rule::new(Effect::Fail(failure)).on(&[Kind::Write]).within(lists));
+        faults.add(Rule::new(Effect::Fail(failure)).on(&[OpKind::Write]).within(lists));
         let writes = (0..6).map(|n| {
             let (dev, context) = (dev.clone(), ctx(&pool));
             async move {
-                let op = Op::Write { at: Lba(PLACE.at + n * 10), data: filled(1, 1), fua: false };
+                let op =
+                    Op::Write { at: Lba(PLACE.first_row + n * 10), data: filled(1, 1), fua: false };
                 dev.submit(op, &context).await
             }
         });
         let ended = tokio::time::timeout(Duration::from_secs(60), join_all(writes)).await;
         assert!(ended.unwrap().iter().all(Result::is_err));
-        let released = tokio::time::timeout(Duration::from_secs(60), checked.release(PLACE.at));
+        let released =
+            tokio::time::timeout(Duration::from_secs(60), checked.release_unit(PLACE.first_row));
         assert!(released.await.unwrap().is_err());
     });
 }
 
-/// One block of the list cannot be read, the other one says what was being written.
+/// One block of the list cannot be read; its other copy names the dirty areas.
 #[test]
 fn a_block_of_the_list_may_be_lost() {
     run(async {
-        for lost in 0..stored::LIST_BLOCKS {
+        for lost in 0..format::DIRTY_LIST_BLOCKS {
             let (pool, mem) = (memory(), mem(false));
             let raw = Dev::shared(Rc::clone(&mem));
-            write(&Dev::new(over(raw.clone(), &pool).await), PLACE.at, filled(1, 8), &pool).await;
+            write(&Dev::new(over(raw.clone(), &pool).await), PLACE.first_row, filled(1, 8), &pool)
+                .await;
             let at = Lba(LIST_AT + lost);
             let (bad, faults) = Faulty::wrap(raw.clone(), 1);
             let fails = Rule::new(Effect::Fail(Error::Unreadable { at }));
-            faults.add(fails.on(&[Kind::Read]).within(Blocks::new(at, 1)));
+            faults.add(fails.on(&[OpKind::Read]).within(Blocks::new(at, 1)));
             let dev = Dev::new(over(bad, &pool).await);
-            assert!(read(&dev, PLACE.at, 8, &pool).await == Ok(vec![1; 8 * 4096]));
+            assert!(read(&dev, PLACE.first_row, 8, &pool).await == Ok(vec![1; 8 * 4096]));
         }
     });
 }
 
-/// After a crash the list says what is to be made anew, whatever the sums are.
+/// After a crash, checksums of areas on the list are recomputed, whatever they are.
 #[test]
 fn what_is_on_the_list_is_made_anew() {
     run(async {
         let (pool, mem) = (memory(), mem(false));
         let raw = Dev::shared(Rc::clone(&mem));
         let dev = Dev::new(over(raw.clone(), &pool).await);
-        write(&dev, PLACE.at, filled(1, 8), &pool).await;
+        write(&dev, PLACE.first_row, filled(1, 8), &pool).await;
         drop(dev);
-        write(&raw, PLACE.at + 8, filled(3, 2), &pool).await;
+        write(&raw, PLACE.first_row + 8, filled(3, 2), &pool).await;
         let dev = Dev::new(over(raw.clone(), &pool).await);
-        assert_eq!(read(&dev, PLACE.at, 8, &pool).await, Ok(vec![1; 8 * 4096]));
-        write(&raw, PLACE.at, filled(3, 1), &pool).await;
-        let at = Lba(PLACE.at);
-        assert_eq!(read(&dev, PLACE.at, 8, &pool).await, Err(Error::Corrupt { at }));
+        assert_eq!(read(&dev, PLACE.first_row, 8, &pool).await, Ok(vec![1; 8 * 4096]));
+        write(&raw, PLACE.first_row, filled(3, 1), &pool).await;
+        let at = Lba(PLACE.first_row);
+        assert_eq!(read(&dev, PLACE.first_row, 8, &pool).await, Err(Error::Corrupt { at }));
     });
 }
 
@@ -331,28 +344,31 @@ fn a_unit_goes_from_one_core_to_another() {
     run(async {
         let (pool, mem) = (memory(), mem(false));
         let raw = Dev::shared(Rc::clone(&mem));
-        let other = Whose { ring: 1, ..WHOSE };
+        let other = ChecksumOwner { ring: 1, ..WHOSE };
         let one = Rc::new(over(raw.clone(), &pool).await);
-        let two = Integrity::new(
+        let two = ChecksumLayer::new(
             raw.clone(),
             PLACE,
             (other, ""),
-            LIST_AT + stored::LIST_BLOCKS,
+            LIST_AT + format::DIRTY_LIST_BLOCKS,
             &pool.account(),
             Arc::default(),
         )
         .await;
         let two = Rc::new(two.unwrap());
         let devs = [Dev::shared(Rc::clone(&one)), Dev::shared(Rc::clone(&two))];
-        write(&devs[0], PLACE.at, filled(1, 8), &pool).await;
-        for turn in 0u8..4 {
-            let (from, to) = if turn % 2 == 0 { (&one, 1) } else { (&two, 0) };
-            // Sums that were read too early are not believed later.
-            let _ = read(&devs[to], PLACE.at, 8, &pool).await;
-            from.release(PLACE.at).await.unwrap();
-            [&one, &two][to].forget(PLACE.at);
-            assert_eq!(read(&devs[to], PLACE.at, 8, &pool).await.map(|b| b[0]), Ok(turn + 1));
-            write(&devs[to], PLACE.at, filled(turn + 2, 8), &pool).await;
+        write(&devs[0], PLACE.first_row, filled(1, 8), &pool).await;
+        for round in 0u8..4 {
+            let (from, to) = if round % 2 == 0 { (&one, 1) } else { (&two, 0) };
+            // Checksums that were read too early are not used later.
+            let _ = read(&devs[to], PLACE.first_row, 8, &pool).await;
+            from.release_unit(PLACE.first_row).await.unwrap();
+            [&one, &two][to].forget_unit(PLACE.first_row);
+            assert_eq!(
+                read(&devs[to], PLACE.first_row, 8, &pool).await.map(|b| b[0]),
+                Ok(round + 1)
+            );
+            write(&devs[to], PLACE.first_row, filled(round + 2, 8), &pool).await;
         }
     });
 }
@@ -365,20 +381,21 @@ fn a_read_beside_a_write_counts_as_no_fault() {
         let (below, faults) = Faulty::wrap(Dev::shared(Rc::clone(&mem)), 1);
         let checked = Rc::new(over(below, &pool).await);
         let dev = Dev::shared(Rc::clone(&checked));
-        write(&dev, PLACE.at, filled(1, 8), &pool).await;
+        write(&dev, PLACE.first_row, filled(1, 8), &pool).await;
         let soon = Rule::new(Effect::Delay(Duration::from_millis(1), Duration::from_millis(2)));
-        faults.add(slow.on(&[Kind::Write]));
-        faults.add(soon.on(&[Kind::Read]));
+        faults.add(slow.on(&[OpKind::Write]));
+        faults.add(soon.on(&[OpKind::Read]));
         let context = ctx(&pool);
-        let mut read = dev.start(Op::Read { at: Lba(PLACE.at), blocks: 8 }, &context).unwrap();
-        read.forsake();
-        join(read, write(&dev, PLACE.at, filled(2, 8), &pool)).await.0.unwrap_err();
-        assert_eq!(checked.wrong.load(Ordering::Relaxed), 0);
-        assert_eq!(self::read(&dev, PLACE.at, 8, &pool).await, Ok(vec![2; 8 * 4096]));
+        let mut read =
+            dev.start(Op::Read { at: Lba(PLACE.first_row), blocks: 8 }, &context).unwrap();
+        read.detach();
+        join(read, write(&dev, PLACE.first_row, filled(2, 8), &pool)).await.0.unwrap_err();
+        assert_eq!(checked.corrupt_reads.load(Ordering::Relaxed), 0);
+        assert_eq!(self::read(&dev, PLACE.first_row, 8, &pool).await, Ok(vec![2; 8 * 4096]));
     });
 }
 
-/// The rows that are checked, without the sums between them.
+/// The checked rows, without the checksum rows between them.
 struct Dense(Dev);
 
 impl Layer for Dense {
@@ -387,15 +404,15 @@ impl Layer for Dense {
     }
 
     fn info(&self) -> Info {
-        Info { blocks: u64::from(UNITS * PLACE.summed()), ..self.0.info() }
+        Info { blocks: u64::from(UNITS * PLACE.checked_rows()), ..self.0.info() }
     }
 
     async fn submit(&self, op: Op, ctx: Ctx) -> Result<Bufs, Error> {
         let Some(range) = op.range(4096) else { return self.0.submit(op, &ctx).await };
-        let place = |n: u64| Lba(PLACE.at + n / 8 * 10 + n % 8);
+        let lba = |n: u64| Lba(PLACE.first_row + n / 8 * 10 + n % 8);
         let mut all = Bufs::new();
         for (n, block) in (range.at.0..).take(range.count as usize).enumerate() {
-            let at = place(block);
+            let at = lba(block);
             let op = match &op {
                 Op::Read { .. } => Op::Read { at, blocks: 1 },
                 Op::Write { data, fua, .. } => {
@@ -403,7 +420,7 @@ impl Layer for Dense {
                 }
                 Op::Zero { unmap, fua, .. } => Op::Zero { at, blocks: 1, unmap: *unmap, fua: *fua },
                 Op::Unmap { .. } => Op::Unmap { at, blocks: 1 },
-                Op::Map { .. } | Op::Flush => return self.0.submit(op, &ctx).await,
+                Op::BlockStatus { .. } | Op::Flush => return self.0.submit(op, &ctx).await,
             };
             all.append(self.0.submit(op, &ctx).await?);
         }
@@ -411,12 +428,12 @@ impl Layer for Dense {
     }
 }
 
-/// Power fails again and again while it is written.
+/// Repeated power failures during writes.
 async fn ordeal(seed: u64, mistake: Mistake) -> Result<(), String> {
     let mut rng = Rng::new(seed);
     let (is_volatile, pool) = (rng.one_in(2), memory());
     let mem = mem(is_volatile);
-    let checker = Checker::new(1, 4096, Initially::Zeroes);
+    let checker = Checker::new(1, 4096, InitialContents::Zeroes);
     let checker = RefCell::new(if is_volatile { checker } else { checker.write_through() });
     for n in 0..6 {
         let (below, faults) = Faulty::wrap(Dev::shared(Rc::clone(&mem)), rng.u64());
@@ -424,10 +441,13 @@ async fn ordeal(seed: u64, mistake: Mistake) -> Result<(), String> {
             Duration::ZERO,
             Duration::from_micros(rng.within(1, 900)),
         )));
-        let checked = over(below, &pool).await.holding(rng.within(2, 6) as usize).mistaken(mistake);
+        let checked = over(below, &pool)
+            .await
+            .with_max_dirty(rng.within(2, 6) as usize)
+            .with_mistake(mistake);
         let dev = Dev::new(Dense(Dev::new(checked)));
         let span = Blocks::new(Lba(rng.below(9)), 70);
-        let client = Client::new(&dev, &pool);
+        let client = TestClient::new(&dev, &pool);
         let workload = Workload::new(client, span, rng.within(1, 9) as usize, rng.u64());
         let checked = async {
             workload.audit(&checker).await?;
@@ -440,13 +460,13 @@ async fn ordeal(seed: u64, mistake: Mistake) -> Result<(), String> {
         }
         drop((workload, dev));
         mem.cut_power(|fates| rng.below(fates as u64) as usize);
-        checker.borrow_mut().crash(Loss::Unflushed);
+        checker.borrow_mut().crash(CrashKind::PowerLoss);
     }
     Ok(())
 }
 
 fn ordeals(seeds: Range<u64>, mistake: Mistake) -> Result<(), String> {
-    let permit = block::crash::permit();
+    let permit = block::drop_permit::permit_drops();
     let outcome = seeds.into_iter().try_for_each(|seed| {
         let mut outcome = Ok(());
         run(async { outcome = ordeal(seed, mistake).await });
@@ -456,10 +476,10 @@ fn ordeals(seeds: Range<u64>, mistake: Mistake) -> Result<(), String> {
     outcome
 }
 
-/// Those that `CHECKSUM_SEEDS` names, as `FROM..TO` or as so many, or the first few.
+/// The seeds that `CHECKSUM_SEEDS` gives, as `FROM..TO` or as a count; else the first `few`.
 fn seeds(few: u64) -> Range<u64> {
-    let wanted = std::env::var("CHECKSUM_SEEDS").unwrap_or_default();
-    let (from, to) = wanted.split_once("..").unwrap_or(("0", &wanted));
+    let value = std::env::var("CHECKSUM_SEEDS").unwrap_or_default();
+    let (from, to) = value.split_once("..").unwrap_or(("0", &value));
     from.parse().unwrap_or(0)..to.parse().unwrap_or(few)
 }
 
@@ -470,7 +490,8 @@ fn what_a_crash_leaves_is_no_fault() {
 
 #[test]
 fn mistakes_are_found() {
-    for mistake in [Mistake::SkipsList, Mistake::Unflushed, Mistake::LeavesBusy] {
+    for mistake in [Mistake::SkipsDirtyList, Mistake::CleansBeforeFlush, Mistake::CleansDuringWrite]
+    {
         assert!(ordeals(0..300, mistake).is_err(), "{mistake:?}");
     }
 }

@@ -1,73 +1,80 @@
-//! Multihost protection: one machine at a time uses a disk ([RFD 0034](../../../../docs/rfd/0034-one-disk-two-machines.md)).
+//! Multihost protection: one machine at a time uses a disk ([RFD
+//! 0034](../../../../docs/rfd/0034-one-disk-two-machines.md)).
 //!
-//! Locks and exclusive opens of one machine are unknown to another one that reaches the same disk. So a disk says itself who has
-//! it: an owner record, in two copies, and a heartbeat beside it ([format](../../../../docs/format/owner.md)).
+//! Another machine that reaches the same disk does not see this machine's locks and exclusive
+//! opens. So the disk itself names its owner: in an owner record, kept in two copies, with a
+//! heartbeat beside it ([format](../../../../docs/format/owner.md)).
 //!
 //! | module | subject |
 //! |---|---|
-//! | `record` | the owner record as it lies on the disk |
-//! | `judge` | whether a disk may be taken, and after which waits: pure |
-//! | `lease` | until when this machine may use the disk, as every core sees it |
-//! | `hold` | takes a disk, renews the heartbeat, gives it back |
+//! | `record` | the owner record, as stored |
+//! | `decision` | whether a disk may be claimed, and after which waits: pure |
+//! | `lease` | how long this machine may use the disk, for all cores |
+//! | `disk_claim` | claims a disk, renews the heartbeat, releases the claim |
 //!
-//! A machine may use a disk until [`STOP`] after the last time that it has read its own claim there. Another one that claims the
-//! disk waits longer than that after its claim lies there, so the two never write at the same time, as far as both count time
-//! alike within a quarter. No wall clocks are compared.
+//! A machine may use a disk until [`LEASE_DURATION`] after it last read its own claim there.
+//! Another machine that claims the disk waits longer than that after writing its claim, so the two
+//! never write at the same time, as long as their clocks run at rates within a quarter of each
+//! other. Wall clocks are not compared.
 
-mod hold;
-mod judge;
+mod decision;
+mod disk_claim;
 mod lease;
 mod record;
 
 use std::time::Duration;
 
-pub use hold::clear_records;
-pub use hold::{Hold, Lost, NotTaken, check_free};
-pub use judge::{Refusal, Seen, Step, judge};
-pub use lease::{Gate, Lease};
-pub use lease::{check, pass};
-pub use record::{BadRecord, Copy, NodeIdentity, OWNER_BYTES, OwnerRecord, State, utc};
+pub use decision::{ClaimRefusal, ClaimStep, ObservedOwner, next_step};
+pub use disk_claim::clear_records;
+pub use disk_claim::{ClaimError, DiskClaim, LostClaim, check_unclaimed};
+pub use lease::{DiskLease, LeaseGate};
+pub use lease::{check_not_revoked, wait_valid};
+pub use record::{
+    NodeIdentity, OWNER_RECORD_BYTES, OwnerRecord, OwnerRecordError, OwnerRecordKind, OwnerState,
+    format_utc,
+};
 
 /// How often the heartbeat is renewed.
-pub const INTERVAL: Duration = Duration::from_secs(2);
+pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How long after it has last read its own claim a machine uses a disk.
-pub const STOP: Duration = Duration::from_secs(5);
+/// How long a machine may use a disk after it last read its own claim.
+pub const LEASE_DURATION: Duration = Duration::from_secs(5);
 
-/// Where the first copy of the claim lies, in bytes from the start of the disk; the heartbeat lies behind it.
-pub const CLAIM_AT: u64 = 128 << 10;
+/// Offset of the first copy of the claim, in bytes; the heartbeat follows it.
+pub const CLAIM_OFFSET: u64 = 128 << 10;
 
-/// Where the heartbeat lies.
-pub const BEAT_AT: u64 = CLAIM_AT + OWNER_BYTES as u64;
+/// Offset of the heartbeat, in bytes.
+pub const HEARTBEAT_OFFSET: u64 = CLAIM_OFFSET + OWNER_RECORD_BYTES as u64;
 
-/// Where the second copy of the claim lies.
-pub const SECOND_AT: u64 = 384 << 10;
+/// Offset of the second copy of the claim, in bytes.
+pub const CLAIM_COPY_OFFSET: u64 = 384 << 10;
 
-/// Who wants a disk, and how.
+/// The node that wants a disk, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Claim {
+pub struct ClaimRequest {
     /// This node.
     pub node: NodeIdentity,
-    /// Take it from an owner that has not given it back, unless that one still uses it: what a person says explicitly.
+    /// Take the disk from an owner that has not released it, unless that one still uses it; only on
+    /// the operator's request.
     pub take_over: bool,
-    /// What is done wrongly, in tests.
+    /// A planted mistake, in tests.
     #[cfg(feature = "testing")]
     pub mistake: Mistake,
 }
 
-/// Mistakes that whoever takes a disk can be told to make, so that tests can show that they are found.
+/// Planted mistakes, which tests must find.
 #[cfg(feature = "testing")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mistake {
     /// None.
     #[default]
     None,
-    /// A disk is taken whoever has it, without watching its heartbeat and without a wait.
+    /// Claims a disk whatever its owner, without watching its heartbeat and without waiting.
     IgnoresHeartbeat,
 }
 
-impl Claim {
-    /// Whether the heartbeat is ignored; never, but in tests.
+impl ClaimRequest {
+    /// Whether the heartbeat is ignored; only in tests.
     #[cfg(feature = "testing")]
     fn ignores_heartbeat(&self) -> bool {
         self.mistake == Mistake::IgnoresHeartbeat
@@ -79,9 +86,9 @@ impl Claim {
         false
     }
 
-    /// The claim of `node` on what it had last, or what nobody has.
+    /// The claim of `node` on a disk that it owned last, or that has no owner.
     #[must_use]
-    pub fn of(node: NodeIdentity) -> Self {
+    pub fn for_node(node: NodeIdentity) -> Self {
         Self {
             node,
             take_over: false,
@@ -91,11 +98,11 @@ impl Claim {
     }
 }
 
-/// What a disk is a part of: a pool and its member, or a volume and its image.
+/// What a disk belongs to: a pool and its member, or a volume and its image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Subject {
+pub struct ClaimSubject {
     /// The pool or the volume.
-    pub set: uuid::Uuid,
+    pub set_id: uuid::Uuid,
     /// The member or the image.
-    pub part: uuid::Uuid,
+    pub part_id: uuid::Uuid,
 }

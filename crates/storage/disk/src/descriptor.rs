@@ -1,27 +1,29 @@
-//! What an image tells of its volume beside its data: a text that the volume's owner keeps there, twice, in front of
-//! the data ([format](../../../../docs/format/descriptor.md)). Without a record of the volume, an image says by it
-//! what the volume was called and who could reach it. [`Descriptor::parse`] is total.
+//! The descriptor of a volume: a text about it that an image holds in two copies before its data
+//! ([format](../../../../docs/format/descriptor.md)). If the cluster's record of the volume is
+//! lost, the descriptor tells its name and who could reach it. [`Descriptor::parse`] never panics.
 
 use rt::buf::Account;
 use rt::disk::DiskError;
 use uuid::Uuid;
-use wire::seal::{is_sealed, seal};
+use wire::embedded_checksum::{verify_checksum, write_checksum};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::label::SLOTS;
+use crate::label::LABEL_OFFSETS;
 use crate::medium::Medium;
-use crate::{BEAT_AT, OWNER_BYTES, PAGE, SECOND_AT, slots};
+use crate::{CLAIM_COPY_OFFSET, HEARTBEAT_OFFSET, OWNER_RECORD_BYTES, PAGE, label_copies};
 
-/// Room of one copy, in bytes.
-const ROOM: usize = 64 << 10;
+/// Space for one copy, in bytes.
+const COPY_BYTES: usize = 64 << 10;
 
-/// Where the two copies are, in bytes from the start: between the labels, and beside the owner record.
-pub const PLACES: [u64; 2] = [160 << 10, 256 << 10];
-const _: () = assert!(PLACES[0] + ROOM as u64 <= PLACES[1]);
-const _: () = assert!(PLACES[1] + ROOM as u64 <= SLOTS[1]);
-const _: () =
-    assert!(PLACES[0] >= BEAT_AT + OWNER_BYTES as u64 && PLACES[1] + ROOM as u64 <= SECOND_AT);
+/// Offsets of the two copies in bytes: between the labels, and beside the owner record.
+pub const COPY_OFFSETS: [u64; 2] = [160 << 10, 256 << 10];
+const _: () = assert!(COPY_OFFSETS[0] + COPY_BYTES as u64 <= COPY_OFFSETS[1]);
+const _: () = assert!(COPY_OFFSETS[1] + COPY_BYTES as u64 <= LABEL_OFFSETS[1]);
+const _: () = assert!(
+    COPY_OFFSETS[0] >= HEARTBEAT_OFFSET + OWNER_RECORD_BYTES as u64
+        && COPY_OFFSETS[1] + COPY_BYTES as u64 <= CLAIM_COPY_OFFSET
+);
 
 const MAGIC: [u8; 16] = *b"WINDROSE VOLUME\n";
 
@@ -30,7 +32,7 @@ const VERSION: u16 = 1;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct Stored {
+struct DescriptorHeader {
     magic: [u8; 16],
     version: U16,
     copy: U16,
@@ -42,50 +44,50 @@ struct Stored {
     reserved_b: [u8; 8],
 }
 
-const HEADER: usize = 64;
-const _: () = assert!(size_of::<Stored>() == HEADER);
-const CHECKSUM_AT: usize = std::mem::offset_of!(Stored, checksum);
+const HEADER_BYTES: usize = 64;
+const _: () = assert!(size_of::<DescriptorHeader>() == HEADER_BYTES);
+const CHECKSUM_AT: usize = std::mem::offset_of!(DescriptorHeader, checksum);
 
 /// Longest text of a descriptor, in bytes.
-pub const DESCRIPTOR_TEXT_MAX: usize = ROOM - HEADER;
+pub const DESCRIPTOR_TEXT_MAX: usize = COPY_BYTES - HEADER_BYTES;
 
-/// What an image tells of its volume.
+/// The description of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Descriptor {
-    /// Counts the changes of the descriptor.
+    /// Counts the writes of the descriptor.
     pub generation: u64,
-    /// The volume that it tells of.
+    /// The volume that it describes.
     pub volume: Uuid,
-    /// What it tells, in its owner's form.
+    /// The text, in a form that this crate does not interpret.
     pub text: Vec<u8>,
 }
 
-/// Why bytes are not a usable descriptor.
+/// Why a descriptor is unusable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadDescriptor {
-    /// They do not begin like one.
+pub enum DescriptorError {
+    /// The bytes do not begin like one.
     #[error("no descriptor")]
     NoMagic,
-    /// The checksum does not fit, or it is in the other copy's place.
+    /// The checksum is wrong, or it is the other copy.
     #[error("a damaged descriptor")]
     Damaged,
-    /// A newer version's.
+    /// Of a newer format version.
     #[error("a descriptor of version {0}, which this release does not know")]
     Version(u16),
-    /// The checksum fits and a field makes no sense.
+    /// The checksum is right, but a field is invalid.
     #[error("a descriptor whose {0} makes no sense")]
-    Field(&'static str),
+    InvalidField(&'static str),
 }
 
 impl Descriptor {
-    /// The bytes of copy number `copy`, whole pages; `None` if the text is too long.
+    /// The bytes of copy number `copy`, in whole pages; `None` if the text is too long.
     #[must_use]
     pub fn to_bytes(&self, copy: u16) -> Option<Vec<u8>> {
-        let length = HEADER + self.text.len();
-        if length > ROOM {
+        let length = HEADER_BYTES + self.text.len();
+        if length > COPY_BYTES {
             return None;
         }
-        let fields = Stored {
+        let fields = DescriptorHeader {
             magic: MAGIC,
             version: U16::new(VERSION),
             copy: U16::new(copy),
@@ -100,93 +102,101 @@ impl Descriptor {
         out.extend_from_slice(fields.as_bytes());
         out.extend_from_slice(&self.text);
         out.resize(length.next_multiple_of(PAGE as usize), 0);
-        seal(&mut out, CHECKSUM_AT);
+        write_checksum(&mut out, CHECKSUM_AT);
         Some(out)
     }
 
-    /// How many bytes, whole pages, the descriptor has that begins with these.
-    fn pages(head: &[u8]) -> usize {
-        let length = match Stored::read_from_prefix(head) {
+    /// Length of the descriptor that begins with `head`, in bytes, rounded up to whole pages.
+    fn padded_len(head: &[u8]) -> usize {
+        let length = match DescriptorHeader::read_from_prefix(head) {
             Ok((fields, _)) if fields.magic == MAGIC => fields.length.get() as usize,
-            _ => HEADER,
+            _ => HEADER_BYTES,
         };
-        length.clamp(HEADER, ROOM).next_multiple_of(PAGE as usize)
+        length.clamp(HEADER_BYTES, COPY_BYTES).next_multiple_of(PAGE as usize)
     }
 
-    /// Reads copy number `copy`.
+    /// Parses copy number `copy`.
     ///
     /// # Errors
-    /// [`BadDescriptor`]; whatever the bytes are.
-    pub fn parse(bytes: &[u8], copy: u16) -> Result<Self, BadDescriptor> {
-        let (fields, _) = Stored::read_from_prefix(bytes).map_err(|_| BadDescriptor::NoMagic)?;
+    /// [`DescriptorError`].
+    pub fn parse(bytes: &[u8], copy: u16) -> Result<Self, DescriptorError> {
+        let (fields, _) =
+            DescriptorHeader::read_from_prefix(bytes).map_err(|_| DescriptorError::NoMagic)?;
         if fields.magic != MAGIC {
-            return Err(BadDescriptor::NoMagic);
+            return Err(DescriptorError::NoMagic);
         }
-        let whole = bytes.get(..Self::pages(bytes)).ok_or(BadDescriptor::Damaged)?;
-        if !is_sealed(whole, CHECKSUM_AT) || fields.copy.get() != copy {
-            return Err(BadDescriptor::Damaged);
+        let whole = bytes.get(..Self::padded_len(bytes)).ok_or(DescriptorError::Damaged)?;
+        if !verify_checksum(whole, CHECKSUM_AT) || fields.copy.get() != copy {
+            return Err(DescriptorError::Damaged);
         }
         if fields.version.get() != VERSION {
-            return Err(BadDescriptor::Version(fields.version.get()));
+            return Err(DescriptorError::Version(fields.version.get()));
         }
         let length = fields.length.get() as usize;
-        let (Some(text), Some(rest)) = (whole.get(HEADER..length), whole.get(length..)) else {
-            return Err(BadDescriptor::Field("length"));
+        let (Some(text), Some(rest)) = (whole.get(HEADER_BYTES..length), whole.get(length..))
+        else {
+            return Err(DescriptorError::InvalidField("length"));
         };
         if fields.generation.get() == 0 {
-            return Err(BadDescriptor::Field("generation"));
+            return Err(DescriptorError::InvalidField("generation"));
         }
         let reserved = fields.reserved_a.get() == 0 && fields.reserved_b == [0; 8];
         if !reserved || rest.iter().any(|b| *b != 0) {
-            return Err(BadDescriptor::Field("reserved part"));
+            return Err(DescriptorError::InvalidField("reserved part"));
         }
         let volume = Uuid::from_bytes(fields.volume);
         Ok(Self { generation: fields.generation.get(), volume, text: text.to_vec() })
     }
 }
 
-/// What the two places hold.
-type Copies = [Result<Descriptor, BadDescriptor>; 2];
+/// The descriptors read from the two copies.
+type DescriptorCopies = [Result<Descriptor, DescriptorError>; 2];
 
-/// The descriptor that counts: the newest whole one. One of another version may be newer than any that is known.
-pub fn choose(copies: &Copies, volume: Uuid) -> Result<Option<&Descriptor>, BadDescriptor> {
+/// The current descriptor: the newest intact one. A copy with an unknown version is an error,
+/// because it may be newer.
+pub fn newest_valid(
+    copies: &DescriptorCopies,
+    volume: Uuid,
+) -> Result<Option<&Descriptor>, DescriptorError> {
     let errors = copies.iter().filter_map(|copy| copy.as_ref().err());
-    let strange =
-        |why: &&BadDescriptor| matches!(why, BadDescriptor::Version(_) | BadDescriptor::Field(_));
+    let strange = |why: &&DescriptorError| {
+        matches!(why, DescriptorError::Version(_) | DescriptorError::InvalidField(_))
+    };
     if let Some(strange) = errors.clone().find(strange) {
         return Err(*strange);
     }
     let whole = copies.iter().filter_map(|copy| copy.as_ref().ok());
     let newest = whole.filter(|d| d.volume == volume).max_by_key(|d| d.generation);
     match newest {
-        None if errors.clone().any(|why| *why == BadDescriptor::Damaged) => {
-            Err(BadDescriptor::Damaged)
+        None if errors.clone().any(|why| *why == DescriptorError::Damaged) => {
+            Err(DescriptorError::Damaged)
         }
         newest => Ok(newest),
     }
 }
 
-/// Both copies, as they lie on the disk.
+/// Reads both copies.
 ///
 /// # Errors
-/// That neither can be read.
-pub async fn read(medium: &Medium, memory: &Account) -> Result<Copies, DiskError> {
-    let mut copies: Copies = [Err(BadDescriptor::NoMagic), Err(BadDescriptor::NoMagic)];
-    for ((copy, at), place) in (0u16..).zip(PLACES).zip(&mut copies) {
-        *place = match read_copy(medium, memory, at).await {
+/// Neither can be read.
+pub async fn read_copies(medium: &Medium, memory: &Account) -> Result<DescriptorCopies, DiskError> {
+    let mut copies: DescriptorCopies =
+        [Err(DescriptorError::NoMagic), Err(DescriptorError::NoMagic)];
+    for ((copy, at), found) in (0u16..).zip(COPY_OFFSETS).zip(&mut copies) {
+        *found = match read_copy(medium, memory, at).await {
             Ok(bytes) => Descriptor::parse(&bytes, copy),
-            // It is a help, and nothing that a volume cannot do without.
-            Err(_) => Err(BadDescriptor::Damaged),
+            // A descriptor is optional: an unreadable copy counts as damaged.
+            Err(_) => Err(DescriptorError::Damaged),
         };
     }
     Ok(copies)
 }
 
 async fn read_copy(medium: &Medium, memory: &Account, at: u64) -> Result<Box<[u8]>, DiskError> {
-    let head = slots::read(medium, memory, at, PAGE as usize).await?;
-    match Descriptor::pages(&head) {
+    let head = label_copies::read_bytes(medium, memory, at, PAGE as usize).await?;
+    match Descriptor::padded_len(&head) {
         one if one <= head.len() => Ok(head),
-        more => slots::read(medium, memory, at, more).await,
+        more => label_copies::read_bytes(medium, memory, at, more).await,
     }
 }
 
@@ -225,9 +235,9 @@ mod tests {
         for len in [0, 1, 4032, 4033, DESCRIPTOR_TEXT_MAX] {
             let one = descriptor(1, &"x".repeat(len));
             let bytes = one.to_bytes(0).unwrap();
-            assert!(bytes.len().is_multiple_of(4096) && bytes.len() <= ROOM);
+            assert!(bytes.len().is_multiple_of(4096) && bytes.len() <= COPY_BYTES);
             assert_eq!(Descriptor::parse(&bytes, 0), Ok(one));
-            assert_eq!(Descriptor::parse(&bytes, 1), Err(BadDescriptor::Damaged));
+            assert_eq!(Descriptor::parse(&bytes, 1), Err(DescriptorError::Damaged));
         }
         assert_eq!(descriptor(1, &"x".repeat(DESCRIPTOR_TEXT_MAX + 1)).to_bytes(0), None);
     }
@@ -238,33 +248,36 @@ mod tests {
         let with = |at: usize, value: u8| {
             let mut bytes = good.clone();
             bytes[at] = value;
-            seal(&mut bytes, CHECKSUM_AT);
+            write_checksum(&mut bytes, CHECKSUM_AT);
             Descriptor::parse(&bytes, 0)
         };
-        assert_eq!(with(0, b'X'), Err(BadDescriptor::NoMagic));
-        assert_eq!(with(16, 2), Err(BadDescriptor::Version(2)));
-        assert_eq!(with(20, 0), Err(BadDescriptor::Field("length")));
-        assert_eq!(with(23, 9), Err(BadDescriptor::Damaged), "longer than there is room");
-        assert_eq!(with(32, 0), Err(BadDescriptor::Field("generation")));
-        assert_eq!(with(60, 1), Err(BadDescriptor::Field("reserved part")));
-        assert_eq!(with(4000, 1), Err(BadDescriptor::Field("reserved part")));
+        assert_eq!(with(0, b'X'), Err(DescriptorError::NoMagic));
+        assert_eq!(with(16, 2), Err(DescriptorError::Version(2)));
+        assert_eq!(with(20, 0), Err(DescriptorError::InvalidField("length")));
+        assert_eq!(with(23, 9), Err(DescriptorError::Damaged), "longer than there is room");
+        assert_eq!(with(32, 0), Err(DescriptorError::InvalidField("generation")));
+        assert_eq!(with(60, 1), Err(DescriptorError::InvalidField("reserved part")));
+        assert_eq!(with(4000, 1), Err(DescriptorError::InvalidField("reserved part")));
         let mut torn = good;
         torn[65] ^= 1;
-        assert_eq!(Descriptor::parse(&torn, 0), Err(BadDescriptor::Damaged));
+        assert_eq!(Descriptor::parse(&torn, 0), Err(DescriptorError::Damaged));
     }
 
     #[test]
     fn the_newest_whole_one_counts_and_a_strange_one_forbids_all() {
         let (old, new) = (descriptor(1, "old"), descriptor(2, "new"));
         let other = Descriptor { volume: Uuid::from_u128(1), ..descriptor(9, "another volume's") };
-        let choose = |a, b| choose(&[a, b], VOLUME).map(Option::<&_>::cloned);
+        let choose = |a, b| newest_valid(&[a, b], VOLUME).map(Option::<&_>::cloned);
         assert_eq!(choose(Ok(old.clone()), Ok(new.clone())), Ok(Some(new)));
-        assert_eq!(choose(Ok(old.clone()), Err(BadDescriptor::Damaged)), Ok(Some(old.clone())));
+        assert_eq!(choose(Ok(old.clone()), Err(DescriptorError::Damaged)), Ok(Some(old.clone())));
         assert_eq!(choose(Ok(other), Ok(old.clone())), Ok(Some(old.clone())));
-        let none = || Err(BadDescriptor::NoMagic);
+        let none = || Err(DescriptorError::NoMagic);
         assert_eq!(choose(none(), none()), Ok(None));
-        assert_eq!(choose(none(), Err(BadDescriptor::Damaged)), Err(BadDescriptor::Damaged));
-        assert_eq!(choose(Ok(old), Err(BadDescriptor::Version(2))), Err(BadDescriptor::Version(2)));
+        assert_eq!(choose(none(), Err(DescriptorError::Damaged)), Err(DescriptorError::Damaged));
+        assert_eq!(
+            choose(Ok(old), Err(DescriptorError::Version(2))),
+            Err(DescriptorError::Version(2))
+        );
     }
 
     proptest! {
@@ -278,7 +291,7 @@ mod tests {
             bytes[16..16 + fields.len()].copy_from_slice(&fields);
             if sealed {
                 bytes[22..24].fill(0);
-                seal(&mut bytes, CHECKSUM_AT);
+                write_checksum(&mut bytes, CHECKSUM_AT);
             }
             if let Ok(found) = Descriptor::parse(&bytes, 0) {
                 prop_assert_eq!(found.to_bytes(0), Some(bytes));

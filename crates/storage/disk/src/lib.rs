@@ -1,45 +1,47 @@
-//! A disk of this machine: as a device, whose it is, and what lies on it.
+//! Disks of this machine: device access, on-disk labels, recognition of their contents, and claims.
 //!
 //! | module | subject |
 //! |---|---|
 //! | `raw` | a file, a block device or a part of one as a layer, without a label |
-//! | `medium` | what an image lies on: a disk, or a device of blocks |
-//! | `label`, `slots` | the label in front of an image ([format](../../../../docs/format/label.md)), and its two copies |
-//! | `descriptor` | what an image says of its volume ([format](../../../../docs/format/descriptor.md)) |
-//! | `contents`, `foreign` | what else a disk holds, and making it hold nothing |
-//! | [`claim`] | one machine at a time uses a disk ([RFD 0034](../../../../docs/rfd/0034-one-disk-two-machines.md)) |
-//! | `log_area` | the part of an image that is kept for its write-intent log |
+//! | `medium` | what an image lies on: a disk or a block device |
+//! | `label`, `label_copies` | the label in front of an image ([format](../../../../docs/format/label.md)), and its two copies |
+//! | `descriptor` | the description of its volume that an image holds ([format](../../../../docs/format/descriptor.md)) |
+//! | `contents`, `signatures` | recognising what else a disk holds, and zeroing it |
+//! | [`claim`] | multihost protection ([RFD 0034](../../../../docs/rfd/0034-one-disk-two-machines.md)) |
+//! | `log_area` | the area of an image for its write-intent log |
 
+mod byte_range;
 pub mod claim;
 mod contents;
 pub mod descriptor;
 mod error;
-mod foreign;
 mod label;
+pub mod label_copies;
 mod log_area;
 mod medium;
 mod raw;
-pub mod slots;
-mod span;
+mod signatures;
 
+pub use byte_range::{ByteRange, RangePart};
 pub use claim::{
-    BEAT_AT, BadRecord, CLAIM_AT, Claim, Gate, Hold, INTERVAL, Lease, Lost, NodeIdentity, NotTaken,
-    OWNER_BYTES, OwnerRecord, Refusal, SECOND_AT, STOP, Seen, Step, Subject, check, check_free,
-    clear_records, judge, pass, utc,
+    CLAIM_COPY_OFFSET, CLAIM_OFFSET, ClaimError, ClaimRefusal, ClaimRequest, ClaimStep,
+    ClaimSubject, DiskClaim, DiskLease, HEARTBEAT_INTERVAL, HEARTBEAT_OFFSET, LEASE_DURATION,
+    LeaseGate, LostClaim, NodeIdentity, OWNER_RECORD_BYTES, ObservedOwner, OwnerRecord,
+    OwnerRecordError, check_not_revoked, check_unclaimed, clear_records, format_utc, next_step,
+    wait_valid,
 };
 pub use contents::{
-    CLEAR_STEP, check_empty, clear, clear_disk, is_unused, known_formats, labelled, read_disk,
-    whole_units, write_zeroes,
+    CLEAR_STEP_BYTES, check_empty, check_unused, current_label, other_known_formats, read_disk,
+    usable_bytes, write_zeroes, zero_disk_range, zero_range,
 };
-pub use descriptor::{BadDescriptor, DESCRIPTOR_TEXT_MAX, Descriptor};
-pub use error::{FileError, HeldBy, Holding, Reason};
-pub use foreign::{Foreign, MEMBER};
+pub use descriptor::{DESCRIPTOR_TEXT_MAX, Descriptor, DescriptorError};
+pub use error::{DiskOwner, DiskOwnerState, ImageError, ImageErrorReason};
 pub use label::{
-    ASIDE_OFFSET, BadLabel, DATA_OFFSET, LABEL_AREA_BYTES, LABEL_BYTES, LOG_AREA, Label, MAX_BYTES,
-    Provisioning, SLOTS, State,
+    DATA_OFFSET, ImageLabel, ImageLabelError, ImageState, LABEL_AREA_BYTES, LABEL_BYTES,
+    LABEL_OFFSETS, LOG_AREA, MAX_BYTES, METADATA_OFFSET, Provisioning,
 };
+pub use label_copies::LabelCopies;
 pub use log_area::{Answer, LOG_TRANSFER_MAX, LogArea};
-pub use medium::{Failure, Medium, PAGE};
-pub use raw::Raw;
-pub use slots::Slots;
-pub use span::{Part, Span};
+pub use medium::{Medium, MediumError, PAGE};
+pub use raw::RawDevice;
+pub use signatures::{ExistingData, POOL_DISK};

@@ -1,4 +1,4 @@
-//! The part of an image that is kept for its write-intent log.
+//! The area of an image for its write-intent log.
 
 use std::fmt;
 use std::path::Path;
@@ -8,50 +8,53 @@ use rt::Core;
 use rt::disk::DiskError;
 use uuid::Uuid;
 
-use crate::{FileError, Label};
+use crate::{ImageError, ImageLabel};
 
-/// Most bytes that one read or write of a [`LogArea`] takes.
+/// Most bytes of one read or write of a [`LogArea`].
 pub const LOG_TRANSFER_MAX: usize = 32 << 10;
 
-/// What an operation on a [`LogArea`] gives in the end.
+/// The future of an operation on a [`LogArea`].
 pub type Answer<'a, T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + 'a>>;
 
-/// Access to the [`LOG_AREA`](crate::LOG_AREA) of an image, through the image's own disk: reads, writes and syncs that reach
-/// nothing else of it. A failed sync ends the image, and a flush that somebody asks of the image at the same moment is shared.
+/// Access to the [`LOG_AREA`](crate::LOG_AREA) of an image, through the image's own disk, and to
+/// nothing else of it. A failed sync fails the image. A sync is shared with flushes of the image at
+/// the same moment.
 pub trait LogArea: fmt::Debug {
-    /// What the image's label says now.
-    fn label(&self) -> Label;
+    /// The image's current label.
+    fn label(&self) -> ImageLabel;
 
     /// The image, for messages.
     fn path(&self) -> &Path;
 
-    /// Names what the image's disk has been through since the machine was booted: as long as the name is the same, it has kept
-    /// what it had completed, unless a sync has failed.
-    fn boot(&self, core: &Core) -> Uuid;
+    /// Identifies the time since the machine booted and the disk was attached: as long as it is the
+    /// same, the disk has kept all completed writes, unless a sync has failed.
+    fn disk_session(&self, core: &Core) -> Uuid;
 
-    /// Reads `len` bytes, whole pages of 4096 and at most [`LOG_TRANSFER_MAX`], from byte `at` of the image on.
+    /// Reads `len` bytes, whole pages of 4096 and at most [`LOG_TRANSFER_MAX`], from byte `at` of
+    /// the image on.
     ///
     /// # Errors
     /// [`DiskErrorKind::PastEnd`](rt::disk::DiskErrorKind::PastEnd) outside of the area,
-    /// [`Misaligned`](rt::disk::DiskErrorKind::Misaligned), [`Gone`](rt::disk::DiskErrorKind::Gone) once the image is lost, and
-    /// what the disk reports.
+    /// [`Misaligned`](rt::disk::DiskErrorKind::Misaligned), [`Gone`](rt::disk::DiskErrorKind::Gone)
+    /// once the image is lost, and what the disk reports.
     fn read(&self, at: u64, len: usize) -> Answer<'_, Vec<u8>, DiskError>;
 
-    /// Writes `bytes`, whole pages of 4096, from byte `at` of the image on. Durable after the next [`Self::sync`].
+    /// Writes `bytes`, whole pages of 4096, from byte `at` of the image on; durable after the next
+    /// [`Self::sync`].
     ///
     /// # Errors
     /// As [`Self::read`].
     fn write<'a>(&'a self, at: u64, bytes: &'a [u8]) -> Answer<'a, (), DiskError>;
 
-    /// Makes durable whatever was written to the image before, its data included.
+    /// Makes all earlier writes to the image durable, its data included.
     ///
     /// # Errors
-    /// [`block::Error::Gone`]; the image is then lost, as after a flush that failed.
+    /// [`block::Error::Gone`]; the image has failed then, as after a failed flush.
     fn sync(&self) -> Answer<'_, (), block::Error>;
 
-    /// Declares in the image's label that there is a log. Durable when this returns.
+    /// Declares in the image's label that it has a log. Durable when this returns.
     ///
     /// # Errors
-    /// [`FileError`]
-    fn declare(&self) -> Answer<'_, (), FileError>;
+    /// [`ImageError`]
+    fn declare_log(&self) -> Answer<'_, (), ImageError>;
 }

@@ -1,45 +1,46 @@
-//! A file or block device as it is, or a part of it, without a label: what is measured byte for byte, or is a member of a pool.
+//! A file, a block device or a part of one without a label, as a layer: for volumes that are used
+//! byte for byte, and for members of pools.
 
 use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 
-use block::{Bufs, Ctx, Error, FlushGate, Info, Layer, Lba, Op, Run};
+use block::{BlockStatus, Bufs, Ctx, Error, FlushCoalescer, Info, Layer, Lba, Op};
 use rt::disk::{Disk, DiskError, DiskErrorKind, DiskInfo};
 
-use crate::{Gate, check, pass};
+use crate::{LeaseGate, check_not_revoked, wait_valid};
 
 /// Largest operation that carries data, in bytes.
-const MAX_TRANSFER: u32 = 4 << 20;
+const MAX_TRANSFER_BYTES: u32 = 4 << 20;
 
 /// Scratch memory for data whose memory the disk does not take, in bytes.
-const BOUNCE: usize = 4096;
+const BOUNCE_BYTES: usize = 4096;
 
 /// Most that one write of zeroes covers, in bytes.
-const ZERO_STEP: u64 = 1 << 20;
+const ZERO_STEP_BYTES: u64 = 1 << 20;
 
-/// A file or block device as a layer. What does not fill a block at its end is not reached.
+/// A file or block device as a layer. An incomplete block at its end is not accessible.
 #[derive(Debug)]
-pub struct Raw {
-    /// None any more once it is [let go](Self::let_go).
+pub struct RawDevice {
+    /// `None` once it was [closed](Self::close_when_idle).
     disk: RefCell<Option<Disk>>,
-    found: DiskInfo,
-    /// Operations under way.
-    under_way: Cell<u32>,
-    /// What people call it.
+    disk_info: DiskInfo,
+    /// Operations in flight.
+    in_flight: Cell<u32>,
+    /// Its name for messages.
     name: PathBuf,
     info: Info,
-    /// Where its first block begins on the disk, in bytes.
-    begin: u64,
-    flushes: FlushGate,
+    /// Offset of its first block on the disk, in bytes.
+    start_offset: u64,
+    flushes: FlushCoalescer,
     /// Whether a flush has failed or the disk is lost.
-    dead: Cell<bool>,
-    /// What keeps the disk from being used when another machine has it.
-    gate: Option<Gate>,
+    is_failed: Cell<bool>,
+    /// Prevents use of the disk once another machine has claimed it.
+    gate: Option<LeaseGate>,
 }
 
-impl Raw {
-    /// The layer that the whole of `disk` is, in blocks of `block_size` bytes, 512 or 4096, or of what the disk reads and writes at
-    /// least if that is more.
+impl RawDevice {
+    /// The whole of `disk` as a layer, with blocks of `block_size` bytes, 512 or 4096, or of the
+    /// disk's logical blocks if these are larger.
     #[must_use]
     pub fn new(disk: Disk, block_size: u32) -> Self {
         let found = disk.info();
@@ -47,78 +48,90 @@ impl Raw {
         let info = Info {
             block_size,
             blocks: found.size / u64::from(block_size),
-            aside_blocks: 0,
+            metadata_blocks: 0,
             physical_block_size: found.physical_block.max(block_size),
-            max_transfer_blocks: MAX_TRANSFER / block_size,
+            max_transfer_blocks: MAX_TRANSFER_BYTES / block_size,
             unmap_granularity_blocks: if found.can_punch { 1 } else { 0 },
             unmap_zeroes: true,
-            volatile_cache: found.volatile_cache,
+            volatile_cache: found.has_volatile_cache,
             native_fua: false,
             read_only: found.read_only,
-            overhead: BOUNCE as u32,
+            overhead_bytes: BOUNCE_BYTES as u32,
         };
-        let (name, flushes) = (disk.path().to_owned(), FlushGate::default());
-        let (disk, under_way) = (RefCell::new(Some(disk)), Cell::new(0));
-        let dead = Cell::new(false);
-        Self { disk, found, under_way, name, info, begin: 0, flushes, dead, gate: None }
+        let (name, flushes) = (disk.path().to_owned(), FlushCoalescer::default());
+        let (disk, in_flight) = (RefCell::new(Some(disk)), Cell::new(0));
+        let is_failed = Cell::new(false);
+        Self {
+            disk,
+            disk_info: found,
+            in_flight,
+            name,
+            info,
+            start_offset: 0,
+            flushes,
+            is_failed,
+            gate: None,
+        }
     }
 
-    /// The same, but only the `bytes` from byte `at` of the disk on, as far as there are so many.
+    /// The same, limited to `bytes` bytes of the disk from byte `at` on, or fewer if it ends
+    /// before.
     ///
     /// # Panics
-    /// If the disk reads and writes nothing that begins at `at`.
+    /// If `at` is not a multiple of the disk's logical block.
     #[must_use]
-    pub fn within(mut self, at: u64, bytes: u64) -> Self {
-        let found = self.found;
+    pub fn with_range(mut self, at: u64, bytes: u64) -> Self {
+        let found = self.disk_info;
         assert!(at.is_multiple_of(u64::from(found.logical_block)), "a part that begins at {at}");
         let bytes = bytes.min(found.size.saturating_sub(at));
         self.info.blocks = bytes / u64::from(self.info.block_size);
-        Self { begin: at, ..self }
+        Self { start_offset: at, ..self }
     }
 
-    /// The same, used only as long as this machine holds the disk.
+    /// The same, used only while this machine has the claim.
     #[must_use]
-    pub fn guarded(self, gate: Option<Gate>) -> Self {
+    pub fn with_gate(self, gate: Option<LeaseGate>) -> Self {
         Self { gate, ..self }
     }
 
-    /// The same, by the name that people gave it.
+    /// The same, with this name for messages.
     #[must_use]
-    pub fn called(self, name: &Path) -> Self {
+    pub fn with_name(self, name: &Path) -> Self {
         Self { name: name.to_owned(), ..self }
     }
 
-    /// Lets go of the disk: every operation from now on fails. It is closed when those that are under way have ended.
-    pub fn let_go(&self) {
-        self.dead.set(true);
+    /// Closes the disk: every operation from now on fails. The disk is closed once the operations
+    /// in flight have ended.
+    pub fn close_when_idle(&self) {
+        self.is_failed.set(true);
         self.disk.take();
     }
 
-    /// Whether nothing is under way any more.
+    /// Whether no operation is in flight.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.under_way.get() == 0
+        self.in_flight.get() == 0
     }
 
     fn disk(&self) -> Result<Disk, Error> {
         self.disk.borrow().clone().ok_or(Error::Gone)
     }
 
-    fn bytes(&self, at: Lba, blocks: u32) -> (u64, u64) {
+    fn byte_range(&self, at: Lba, blocks: u32) -> (u64, u64) {
         let size = u64::from(self.info.block_size);
-        (self.begin + at.0 * size, u64::from(blocks) * size)
+        (self.start_offset + at.0 * size, u64::from(blocks) * size)
     }
 
     async fn write(&self, at: Lba, data: Bufs, ctx: &Ctx) -> Result<(), Error> {
-        let failed = |e| self.failed(e, at, true);
-        let (disk, (mut place, _), found) = (self.disk()?, self.bytes(at, 0), self.found);
+        let failed = |e| self.map_disk_error(e, at, true);
+        let (disk, (mut offset, _), found) = (self.disk()?, self.byte_range(at, 0), self.disk_info);
         if data.is_aligned(found.memory_align.max(found.logical_block) as usize) {
-            pass(self.gate.as_ref()).await.map_err(failed)?;
-            disk.write(place, data).await.map_err(failed)?;
-            return pass(self.gate.as_ref()).await.map_err(failed);
+            wait_valid(self.gate.as_ref()).await.map_err(failed)?;
+            disk.write(offset, data).await.map_err(failed)?;
+            return wait_valid(self.gate.as_ref()).await.map_err(failed);
         }
-        for from in (0..data.len()).step_by(BOUNCE) {
-            let piece = data.slice(from..data.len().min(from + BOUNCE));
+        for from in (0..data.len()).step_by(BOUNCE_BYTES) {
+            let piece = data.slice(from..data.len().min(from + BOUNCE_BYTES));
             let mut scratch = ctx.alloc(piece.len());
             let mut done = 0;
             for part in &mut scratch {
@@ -126,74 +139,74 @@ impl Raw {
                 piece.slice(done..done + n).copy_to(part);
                 done += n;
             }
-            pass(self.gate.as_ref()).await.map_err(failed)?;
-            disk.write(place, scratch.into()).await.map_err(failed)?;
-            place += piece.len() as u64;
+            wait_valid(self.gate.as_ref()).await.map_err(failed)?;
+            disk.write(offset, scratch.into()).await.map_err(failed)?;
+            offset += piece.len() as u64;
         }
-        pass(self.gate.as_ref()).await.map_err(failed)
+        wait_valid(self.gate.as_ref()).await.map_err(failed)
     }
 
-    /// Makes a range read as zeroes; frees its space if told to and where that is possible.
+    /// Makes a range read as zeroes; with `free`, frees its space where possible.
     async fn zero(&self, at: Lba, blocks: u32, free: bool, ctx: &Ctx) -> Result<(), Error> {
-        let failed = |e| self.failed(e, at, true);
-        let (disk, (place, bytes)) = (self.disk()?, self.bytes(at, blocks));
-        pass(self.gate.as_ref()).await.map_err(failed)?;
+        let failed = |e| self.map_disk_error(e, at, true);
+        let (disk, (offset, bytes)) = (self.disk()?, self.byte_range(at, blocks));
+        wait_valid(self.gate.as_ref()).await.map_err(failed)?;
         if free {
-            match disk.punch(place, bytes).await {
+            match disk.punch(offset, bytes).await {
                 Err(e) if e.kind == DiskErrorKind::Unsupported => {}
                 result => return result.map_err(failed),
             }
         }
-        match disk.zero(place, bytes).await {
+        match disk.zero(offset, bytes).await {
             Err(e) if e.kind == DiskErrorKind::Unsupported => {}
             result => return result.map_err(failed),
         }
-        for from in (0..bytes).step_by(ZERO_STEP as usize) {
+        for from in (0..bytes).step_by(ZERO_STEP_BYTES as usize) {
             if ctx.is_aborted() {
                 return Err(Error::Aborted);
             }
-            let piece = Bufs::zeroes(ZERO_STEP.min(bytes - from) as usize);
-            pass(self.gate.as_ref()).await.map_err(failed)?;
-            disk.write(place + from, piece).await.map_err(failed)?;
+            let piece = Bufs::zeroes(ZERO_STEP_BYTES.min(bytes - from) as usize);
+            wait_valid(self.gate.as_ref()).await.map_err(failed)?;
+            disk.write(offset + from, piece).await.map_err(failed)?;
         }
         Ok(())
     }
 
-    async fn map(&self, at: Lba, blocks: u32) -> Result<Run, Error> {
-        let (disk, (place, bytes)) = (self.disk()?, self.bytes(at, blocks));
-        let stretch = disk.stretch(place, bytes).await;
-        let stretch = stretch.map_err(|e| self.failed(e, at, false))?;
+    async fn block_status(&self, at: Lba, blocks: u32) -> Result<BlockStatus, Error> {
+        let (disk, (offset, bytes)) = (self.disk()?, self.byte_range(at, blocks));
+        let run = disk.sparse_run(offset, bytes).await;
+        let run = run.map_err(|e| self.map_disk_error(e, at, false))?;
         let size = u64::from(self.info.block_size);
-        let whole = u32::try_from(stretch.bytes / size).unwrap_or(blocks);
-        if stretch.hole && whole > 0 {
-            return Ok(Run { blocks: whole.min(blocks), mapped: false });
+        let whole = u32::try_from(run.bytes / size).unwrap_or(blocks);
+        if run.is_hole && whole > 0 {
+            return Ok(BlockStatus { blocks: whole.min(blocks), mapped: false });
         }
-        let touched = u32::try_from(stretch.bytes.div_ceil(size)).unwrap_or(blocks);
-        Ok(Run { blocks: touched.min(blocks), mapped: true })
+        let touched = u32::try_from(run.bytes.div_ceil(size)).unwrap_or(blocks);
+        Ok(BlockStatus { blocks: touched.min(blocks), mapped: true })
     }
 
     async fn flush(&self) -> Result<(), Error> {
         let sync = || async {
-            if let Err(e) = check(self.gate.as_ref()) {
-                return Err(self.failed(e, Lba(0), true));
+            if let Err(e) = check_not_revoked(self.gate.as_ref()) {
+                return Err(self.map_disk_error(e, Lba(0), true));
             }
             self.disk()?.sync().await.map_err(|_| {
-                self.dead.set(true);
+                self.is_failed.set(true);
                 Error::Gone
             })
         };
         self.flushes.flush(sync).await?;
-        if self.dead.get() { Err(Error::Gone) } else { Ok(()) }
+        if self.is_failed.get() { Err(Error::Gone) } else { Ok(()) }
     }
 
-    /// What a failure of the disk means to the caller; logs what it was.
-    fn failed(&self, e: DiskError, at: Lba, writing: bool) -> Error {
+    /// The error for a failure of the disk, which is logged.
+    fn map_disk_error(&self, e: DiskError, at: Lba, writing: bool) -> Error {
         tracing::warn!(disk = %self.name.display(), %at, error = %e, "a disk operation failed");
         match e.kind {
             DiskErrorKind::NoSpace => Error::NoSpace,
             DiskErrorKind::ReadOnly => Error::ReadOnly,
             DiskErrorKind::Gone | DiskErrorKind::PastEnd => {
-                self.dead.set(true);
+                self.is_failed.set(true);
                 Error::Gone
             }
             _ if writing => Error::Unwritable { at },
@@ -202,23 +215,23 @@ impl Raw {
     }
 }
 
-/// An operation that is under way.
-struct UnderWay<'a>(&'a Cell<u32>);
+/// Counts an operation in flight.
+struct InFlightGuard<'a>(&'a Cell<u32>);
 
-impl<'a> UnderWay<'a> {
+impl<'a> InFlightGuard<'a> {
     fn new(count: &'a Cell<u32>) -> Self {
         count.set(count.get() + 1);
         Self(count)
     }
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for InFlightGuard<'_> {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
     }
 }
 
-impl Layer for Raw {
+impl Layer for RawDevice {
     fn name(&self) -> &'static str {
         "raw"
     }
@@ -228,24 +241,26 @@ impl Layer for Raw {
     }
 
     async fn submit(&self, op: Op, ctx: Ctx) -> Result<Bufs, Error> {
-        if self.dead.get() {
+        if self.is_failed.get() {
             return Err(Error::Gone);
         }
-        let _under_way = UnderWay::new(&self.under_way);
+        let _in_flight = InFlightGuard::new(&self.in_flight);
         match op {
             Op::Read { at, blocks } => {
-                let (place, bytes) = self.bytes(at, blocks);
+                let (offset, bytes) = self.byte_range(at, blocks);
                 let into = ctx.alloc(bytes as usize);
                 let disk = self.disk()?;
-                let failed = |e| self.failed(e, at, false);
-                pass(self.gate.as_ref()).await.map_err(failed)?;
-                let read = disk.read(place, into).await.map_err(failed)?;
-                pass(self.gate.as_ref()).await.map_err(failed)?;
+                let failed = |e| self.map_disk_error(e, at, false);
+                wait_valid(self.gate.as_ref()).await.map_err(failed)?;
+                let read = disk.read(offset, into).await.map_err(failed)?;
+                wait_valid(self.gate.as_ref()).await.map_err(failed)?;
                 return Ok(read.into());
             }
-            Op::Map { at, blocks } => return Ok(self.map(at, blocks).await?.into_bufs(&ctx)),
+            Op::BlockStatus { at, blocks } => {
+                return Ok(self.block_status(at, blocks).await?.into_bufs(&ctx));
+            }
             Op::Write { at, data, .. } => self.write(at, data, &ctx).await?,
-            // What is rare is in a box, so that the future of a read stays small.
+            // Rare operations are boxed, so that the future of a read stays small.
             Op::Zero { at, blocks, unmap, .. } => {
                 Box::pin(self.zero(at, blocks, unmap, &ctx)).await?;
             }

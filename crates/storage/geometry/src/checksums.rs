@@ -1,36 +1,36 @@
-//! Checksums below an array, as the array sees them.
+//! The checksum layer of a member, as the array above it uses it.
 
 use std::fmt;
 use std::pin::Pin;
 
 use block::Error;
 
-/// What becomes of checksums in the end.
+/// The future of a checksum operation.
 pub type Done<'a> = Pin<Box<dyn Future<Output = Result<(), Error>> + 'a>>;
 
-/// What checks the rows of a member: an array says which of them it uses. A unit is what the pool gives at once.
+/// The row checksums of one member. The array tells it which allocation units it uses.
 pub trait RowChecksums: fmt::Debug {
-    /// The unit in which `row` lies goes to somebody else, or is nobody's: its checksums are written, and forgotten. Waits for
-    /// whoever writes there.
+    /// Writes back and forgets the checksums of the unit that contains `row`, because the unit
+    /// leaves this owner. Waits for writes in progress there.
     ///
     /// # Errors
-    /// What the disk says.
-    fn release(&self, row: u64) -> Done<'_>;
+    /// Errors of the disk.
+    fn release_unit(&self, row: u64) -> Done<'_>;
 
-    /// The same of all units where nobody writes.
+    /// As [`Self::release_unit`], for all units that have no write in progress.
     ///
     /// # Errors
-    /// What the disk says.
+    /// Errors of the disk.
     fn release_idle(&self) -> Done<'_>;
 
-    /// The checksums of areas where nobody has written since this was asked last are written: what becomes of their rows from now on
-    /// is found out even if power fails.
+    /// Writes back the checksums of areas without writes since the last call. Corruption of their
+    /// rows is then detected even after a power failure.
     ///
     /// # Errors
-    /// What the disk says.
-    fn settle_quiet(&self) -> Done<'_>;
+    /// Errors of the disk.
+    fn write_back_cold(&self) -> Done<'_>;
 
-    /// The unit in which `row` lies comes from somebody else: what was known of it is nothing. What is on the list stays; after
-    /// [`Self::release`] there is nothing of the kind.
-    fn forget(&self, row: u64);
+    /// Forgets what is cached of the unit that contains `row`, because it comes from another owner.
+    /// Areas on the dirty list stay; after [`Self::release_unit`] there are none.
+    fn forget_unit(&self, row: u64);
 }

@@ -1,33 +1,33 @@
-//! Members of a pool, and what is found wrong with what they hold.
+//! Members of a pool, and kinds of damage to their data.
 
-/// Most members.
+/// Largest number of members.
 pub const MAX_MEMBERS: u16 = 128;
 
-/// A piece of a member.
+/// The part of a member that belongs to an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Column {
     /// Number of the member in its array.
     pub member: u16,
-    /// Where it begins on that, in rows of 4 KiB.
-    pub at: u64,
+    /// Its first row on that member, in rows of 4 KiB.
+    pub first_row: u64,
 }
 
 /// What is wrong with blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DamageKind {
-    /// The disk does not give them back.
+    /// The disk returns an error.
     Unreadable,
-    /// It gives back what was not written there.
+    /// The disk returns data that does not match its checksum.
     Corrupt,
-    /// They do not fit their parity, or their copies, and nobody knows which of them is wrong.
+    /// Data and parity, or copies, disagree, and it is unknown which of them is wrong.
     Inconsistent,
 }
 
-/// What has been found in an extent.
+/// The result of scrubbing an extent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Scrubbed {
-    /// Rows of strips that were wrong, or could not be read, and are right now.
+pub struct ScrubResult {
+    /// Rows of strips that were wrong or unreadable, and are repaired.
     pub repaired: u64,
-    /// Rows of which something is wrong, and nobody knows what; or that are lost.
-    pub unrepairable: u64,
+    /// Rows that are lost, or inconsistent without knowing which strip is wrong.
+    pub unrecoverable: u64,
 }

@@ -3,18 +3,18 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Rows of data of an extent, in ranges of which none touches another.
+/// Rows of an extent's data, as ranges that do not touch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RowSet(BTreeMap<u32, u32>);
 
 impl RowSet {
-    /// Whether there are none.
+    /// Whether the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// How many ranges there are.
+    /// Number of ranges.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
@@ -25,16 +25,16 @@ impl RowSet {
         self.0.iter().map(|(start, end)| *start..*end)
     }
 
-    /// Those of `rows` that are in it, in order.
+    /// The parts of `rows` that are in the set, in order.
     #[must_use]
-    pub fn within(&self, rows: &Range<u32>) -> Vec<Range<u32>> {
-        let before = self.0.range(..rows.start).next_back();
-        let all = before.into_iter().chain(self.0.range(rows.start..rows.end.max(rows.start)));
-        let cut = all.map(|(start, end)| (*start).max(rows.start)..(*end).min(rows.end));
-        cut.filter(|cut| !cut.is_empty()).collect()
+    pub fn intersection(&self, rows: &Range<u32>) -> Vec<Range<u32>> {
+        let previous = self.0.range(..rows.start).next_back();
+        let all = previous.into_iter().chain(self.0.range(rows.start..rows.end.max(rows.start)));
+        let parts = all.map(|(start, end)| (*start).max(rows.start)..(*end).min(rows.end));
+        parts.filter(|part| !part.is_empty()).collect()
     }
 
-    /// These as well.
+    /// Adds `rows`.
     pub fn insert(&mut self, rows: Range<u32>) {
         if rows.is_empty() {
             return;
@@ -49,17 +49,17 @@ impl RowSet {
         self.0.insert(start, end);
     }
 
-    /// Without these.
+    /// Removes `rows`.
     pub fn remove(&mut self, rows: Range<u32>) {
-        for gone in self.within(&rows) {
-            let whole = self.0.range(..=gone.start).next_back().map(|(from, to)| *from..*to);
+        for removed in self.intersection(&rows) {
+            let whole = self.0.range(..=removed.start).next_back().map(|(from, to)| *from..*to);
             let Some(whole) = whole else { continue };
             self.0.remove(&whole.start);
-            if whole.start < gone.start {
-                self.0.insert(whole.start, gone.start);
+            if whole.start < removed.start {
+                self.0.insert(whole.start, removed.start);
             }
-            if gone.end < whole.end {
-                self.0.insert(gone.end, whole.end);
+            if removed.end < whole.end {
+                self.0.insert(removed.end, whole.end);
             }
         }
     }
@@ -103,7 +103,7 @@ mod tests {
                 let ranges: Vec<_> = set.iter().collect();
                 prop_assert!(ranges.windows(2).all(|two| two[0].end < two[1].start), "{ranges:?}");
             }
-            let found: Vec<u32> = set.within(&(at..at + count)).into_iter().flatten().collect();
+            let found: Vec<u32> = set.intersection(&(at..at + count)).into_iter().flatten().collect();
             prop_assert_eq!(found, model.range(at..at + count).copied().collect::<Vec<_>>());
             prop_assert_eq!(set.iter().collect::<RowSet>(), set.clone());
             prop_assert_eq!(set.is_empty(), model.is_empty());

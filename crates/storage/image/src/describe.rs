@@ -1,61 +1,65 @@
-//! What an image tells of its volume, for the day when nothing else does.
+//! The descriptor of a volume that its image holds.
 
-use disk::descriptor::{self, BadDescriptor, Descriptor};
-use disk::{FileError, Reason, slots};
+use disk::descriptor::{self, Descriptor, DescriptorError};
+use disk::{ImageError, ImageErrorReason, label_copies};
 use rt::buf::copy_in;
 
-use super::File;
+use super::FlatImage;
 
-impl File {
-    /// What the image tells of its volume, if it does.
+impl FlatImage {
+    /// Reads the descriptor; `None` if the image has none.
     ///
     /// # Errors
-    /// [`Reason::BadDescriptor`]; that it cannot be read.
-    pub async fn descriptor(&self) -> Result<Option<Descriptor>, FileError> {
-        let copies = descriptor::read(&self.medium, &self.memory).await;
-        let copies = copies.map_err(|e| Reason::from(e).at(self.path()))?;
-        let chosen = descriptor::choose(&copies, self.label.get().volume);
-        let chosen = chosen.map_err(|why| Reason::BadDescriptor(why).at(self.path()))?;
+    /// [`ImageErrorReason::InvalidDescriptor`]; or it cannot be read.
+    pub async fn read_descriptor(&self) -> Result<Option<Descriptor>, ImageError> {
+        let copies = descriptor::read_copies(&self.medium, &self.memory).await;
+        let copies = copies.map_err(|e| ImageErrorReason::from(e).at_path(self.path()))?;
+        let chosen = descriptor::newest_valid(&copies, self.label.get().volume_id);
+        let chosen =
+            chosen.map_err(|why| ImageErrorReason::InvalidDescriptor(why).at_path(self.path()))?;
         Ok(chosen.cloned())
     }
 
-    /// Has the image tell `text` of its volume. Durable when this returns; nothing is written if it does already.
+    /// Writes `text` as the volume's descriptor. Durable when this returns; does nothing if both
+    /// copies hold it already.
     ///
     /// # Errors
-    /// [`Reason::BadDescriptor`] of another version, which is left alone; that it cannot be written: what the image
-    /// told before, or this, is there then.
-    pub async fn describe(&self, text: &[u8]) -> Result<(), FileError> {
-        let _alone = self.changing_label.lock().await;
-        let described = self.describe_alone(text).await;
-        self.judge(described)
+    /// [`ImageErrorReason::InvalidDescriptor`] if one of a newer version is there, which is kept;
+    /// or it cannot be written: then the image holds the old text or the new one.
+    pub async fn write_descriptor(&self, text: &[u8]) -> Result<(), ImageError> {
+        let _guard = self.label_lock.lock().await;
+        let described = self.write_descriptor_locked(text).await;
+        self.note_label_result(described)
     }
 
-    async fn describe_alone(&self, text: &[u8]) -> Result<(), Reason> {
-        let volume = self.label.get().volume;
-        let copies = descriptor::read(&self.medium, &self.memory).await?;
-        let before = match descriptor::choose(&copies, volume) {
+    async fn write_descriptor_locked(&self, text: &[u8]) -> Result<(), ImageErrorReason> {
+        let volume = self.label.get().volume_id;
+        let copies = descriptor::read_copies(&self.medium, &self.memory).await?;
+        let before = match descriptor::newest_valid(&copies, volume) {
             Ok(before) => before,
-            Err(BadDescriptor::Damaged) => None,
-            Err(why) => return Err(Reason::BadDescriptor(why)),
+            Err(DescriptorError::Damaged) => None,
+            Err(why) => return Err(ImageErrorReason::InvalidDescriptor(why)),
         };
-        let told = |copy: &Result<Descriptor, _>| {
+        let is_current = |copy: &Result<Descriptor, _>| {
             copy.as_ref().is_ok_and(|d| d.volume == volume && d.text == text)
         };
-        if copies.iter().all(told) {
+        if copies.iter().all(is_current) {
             return Ok(());
         }
         let generation = before.map_or(0, |d| d.generation) + 1;
         let new = Descriptor { generation, volume, text: text.to_vec() };
-        // The one that counts goes last.
+        // The current copy is overwritten last.
         let newest = copies.iter().position(|copy| copy.as_ref().ok() == before);
         let order = if newest == Some(0) && before.is_some() { [1u16, 0] } else { [0, 1] };
         for copy in order {
-            let bytes = new.to_bytes(copy).ok_or(Reason::Size("its description is too long"))?;
+            let bytes = new
+                .to_bytes(copy)
+                .ok_or(ImageErrorReason::InvalidSize("its description is too long"))?;
             let ctx = self.medium.ctx(&self.memory, bytes.len()).await;
             let data = copy_in(ctx.credit(), &bytes);
-            self.medium.write(descriptor::PLACES[usize::from(copy)], data, &ctx).await?;
+            self.medium.write(descriptor::COPY_OFFSETS[usize::from(copy)], data, &ctx).await?;
             drop(ctx);
-            slots::sync(&self.medium, &self.memory).await?;
+            label_copies::sync(&self.medium, &self.memory).await?;
         }
         Ok(())
     }

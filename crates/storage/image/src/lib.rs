@@ -1,17 +1,21 @@
-//! A volume in one piece: a file, a block device, or a volume of a pool, with a label in front of the data.
+//! Flat images: a volume in one file, block device or volume of a pool, with a label before the
+//! data.
 //!
-//! * [`File::create`], [`File::open`], [`File::grow`], [`delete`] and [`inspect`] manage images;
-//!   whatever they refuse they name ([`FileError`]). [`File::create_on`], [`File::open_on`] and [`inspect_on`] do so on any [`Medium`].
-//! * A [`File`] is a [`block::Layer`]: block `n` of the volume is at `data offset + n * block size`.
-//!   Where the disk's blocks are larger than the volume's, parts of one are read, changed and
-//!   written back under a lock.
-//! * A thin image takes space when it is written and gives it back when it is unmapped; a full one
-//!   has its space from the beginning and keeps it.
-//! * FUA is a flush ([`block::Dev`] adds it), and flushes are shared. A failed flush ends the
-//!   image: everything after it fails with [`block::Error::Gone`].
-//! * The blocks [beside](block::ASIDE) the volume are the last before the data.
-//! * [`File::describe`] has an image tell of its volume, for the day when nothing else does.
-//! * A [`LogArea`] reaches the bytes before the data that are kept for the image's intent log.
+//! * [`FlatImage::create`], [`FlatImage::open`], [`FlatImage::grow`], [`delete`] and [`inspect`]
+//!   manage images; [`ImageError`](disk::ImageError) says what is in the way.
+//!   [`FlatImage::create_on`], [`FlatImage::open_on`] and [`inspect_on`] do so on any [`Medium`].
+//! * A [`FlatImage`] is a [`block::Layer`]: block `n` of the volume is at
+//!   `data offset + n * block size`. Where the disk's blocks are larger than the volume's, a
+//!   partial write is a read-modify-write under a lock.
+//! * A thin image allocates space on write and frees it on unmap; a thick one has all its space
+//!   allocated from the beginning and keeps it.
+//! * FUA is a flush ([`block::Dev`] adds it), and flushes are shared. A failed flush fails the
+//!   image: every later operation returns [`block::Error::Gone`].
+//! * The volume's [metadata blocks](block::METADATA_LBA) lie just before the data.
+//! * [`FlatImage::write_descriptor`] keeps a description of the volume in the image, for when the
+//!   cluster's record of it is lost.
+//! * A [`LogArea`](disk::LogArea) gives access to the bytes before the data that hold the image's
+//!   intent log.
 //!
 //! The label's layout is `docs/format/label.md`.
 
@@ -24,125 +28,127 @@ use std::cell::Cell;
 use std::fmt;
 use std::path::Path;
 
-use block::{ASIDE_BYTES, Account, FlushGate, Info, UnitLocks};
-use disk::{Hold, Label, Lost, Medium, Provisioning};
+use block::{Account, FlushCoalescer, Info, KeyedLocks, METADATA_BYTES};
+use disk::{DiskClaim, ImageLabel, LostClaim, Medium, Provisioning};
 use rt::disk::DiskError;
 
-pub use manage::{Create, Open, delete, inspect, inspect_on};
+pub use manage::{CreateImageOptions, OpenImageOptions, delete, inspect, inspect_on};
 
 /// Largest operation that carries data, in bytes.
-const MAX_TRANSFER: u32 = 1 << 20;
+const MAX_TRANSFER_BYTES: u32 = 1 << 20;
 
-/// What file systems allocate at once, and what is worth freeing, in bytes.
-const PAGE: u64 = disk::PAGE;
+/// The allocation unit of file systems, and the smallest unit worth freeing, in bytes.
+const PAGE_BYTES: u64 = disk::PAGE;
 
 /// A flat image in use. See the [module](self).
-pub struct File {
+pub struct FlatImage {
     medium: Medium,
-    /// What the label's own reads and writes take memory from.
+    /// Memory for reads and writes of the label.
     memory: Account,
-    label: Cell<Label>,
+    label: Cell<ImageLabel>,
     /// The highest generation that may be on the disk: above the label's after a failed change.
-    generation: Cell<u64>,
+    highest_generation: Cell<u64>,
     info: Cell<Info>,
     data_offset: u64,
-    /// What the disk reads and writes at least, in bytes.
-    unit: u64,
-    /// What is worth freeing, in bytes.
-    granule: u64,
+    /// The smallest unit that the disk reads and writes, in bytes.
+    io_unit: u64,
+    /// The smallest unit worth freeing, in bytes.
+    discard_unit: u64,
     memory_align: u64,
-    /// What pieces of data that it takes are multiples of, in bytes.
-    piece: u64,
-    /// Whether unmapping leaves the space in place.
-    keeps_space: bool,
+    /// Pieces of data that the disk takes are multiples of this, in bytes.
+    transfer_unit: u64,
+    /// Whether unmapping keeps the space allocated.
+    is_thick: bool,
     /// Whether a flush has failed or the disk is lost.
-    dead: Cell<bool>,
-    flushes: FlushGate,
-    units: UnitLocks,
-    changing_label: tokio::sync::Mutex<()>,
-    /// Keeps other machines from its disk.
-    hold: Option<Hold>,
+    is_failed: Cell<bool>,
+    flushes: FlushCoalescer,
+    unit_locks: KeyedLocks,
+    label_lock: tokio::sync::Mutex<()>,
+    /// The claim that keeps other machines from its disk.
+    claim: Option<DiskClaim>,
 }
 
-impl File {
+impl FlatImage {
     fn new(
         medium: Medium,
         memory: Account,
-        label: Label,
+        label: ImageLabel,
         can_free: bool,
-        hold: Option<Hold>,
+        claim: Option<DiskClaim>,
     ) -> Self {
-        let medium = medium.guarded(hold.as_ref());
-        let found = medium.info();
+        let medium = medium.with_claim(claim.as_ref());
+        let disk_info = medium.info();
         let block = label.block_size;
-        if block > found.physical_block {
-            let (disk, medium) = (medium.path().display(), found.physical_block);
+        if block > disk_info.physical_block {
+            let (disk, medium) = (medium.path().display(), disk_info.physical_block);
             tracing::warn!(%disk, block, medium, "power loss may tear a block: the medium writes less");
         }
-        let granule = PAGE.max(u64::from(found.physical_block));
-        let keeps_space = label.provisioning == Provisioning::Full;
-        let frees = can_free && !keeps_space;
-        let freed_at_once = granule.max(medium.freed_at_once());
+        let granule = PAGE_BYTES.max(u64::from(disk_info.physical_block));
+        let is_thick = label.provisioning == Provisioning::Thick;
+        let frees = can_free && !is_thick;
+        let freed_at_once = granule.max(medium.discard_unit());
         let info = Info {
             block_size: block,
             blocks: label.data_bytes / u64::from(block),
-            aside_blocks: if label.has_room_aside() { ASIDE_BYTES / block } else { 0 },
-            physical_block_size: found.physical_block.max(block),
-            max_transfer_blocks: MAX_TRANSFER / block,
+            metadata_blocks: if label.has_metadata_area() { METADATA_BYTES / block } else { 0 },
+            physical_block_size: disk_info.physical_block.max(block),
+            max_transfer_blocks: MAX_TRANSFER_BYTES / block,
             unmap_granularity_blocks: if frees { blocks_of(freed_at_once, block) } else { 0 },
             unmap_zeroes: true,
-            volatile_cache: found.volatile_cache,
+            volatile_cache: disk_info.has_volatile_cache,
             native_fua: false,
-            read_only: found.read_only,
-            overhead: overhead(&medium, block),
+            read_only: disk_info.read_only,
+            overhead_bytes: overhead_bytes(&medium, block),
         };
-        let piece = u64::from(medium.piece());
+        let transfer_unit = u64::from(medium.transfer_unit());
         Self {
             medium,
             memory,
             label: Cell::new(label),
-            generation: Cell::new(label.generation),
+            highest_generation: Cell::new(label.generation),
             info: Cell::new(info),
             data_offset: label.data_offset,
-            unit: u64::from(found.logical_block),
-            granule,
-            memory_align: u64::from(found.memory_align),
-            piece,
-            keeps_space,
-            dead: Cell::new(false),
-            flushes: FlushGate::default(),
-            units: UnitLocks::default(),
-            changing_label: tokio::sync::Mutex::default(),
-            hold,
+            io_unit: u64::from(disk_info.logical_block),
+            discard_unit: granule,
+            memory_align: u64::from(disk_info.memory_align),
+            transfer_unit,
+            is_thick,
+            is_failed: Cell::new(false),
+            flushes: FlushCoalescer::default(),
+            unit_locks: KeyedLocks::default(),
+            label_lock: tokio::sync::Mutex::default(),
+            claim,
         }
     }
 
-    /// The machine that has taken its disk from this one, if one has: nothing is read or written any more.
+    /// The machine that has claimed its disk from this one, if any: nothing is read or written any
+    /// more.
     #[must_use]
-    pub fn lost(&self) -> Option<Lost> {
-        self.hold.as_ref().and_then(Hold::lost)
+    pub fn lost_claim(&self) -> Option<LostClaim> {
+        self.claim.as_ref().and_then(DiskClaim::lost_claim)
     }
 
-    /// Whether its disk has failed a sync, or is gone: nothing is read or written any more.
+    /// Whether its disk has failed a sync or is lost: nothing is read or written any more.
     #[must_use]
-    pub fn is_dead(&self) -> bool {
-        self.dead.get()
+    pub fn is_failed(&self) -> bool {
+        self.is_failed.get()
     }
 
-    /// Gives its disk back when all is done: any node may open it from now on. Nothing is written afterwards.
+    /// Releases the claim of its disk: any node may open it from now on. Nothing may be written
+    /// afterwards.
     ///
     /// # Errors
-    /// That this could not be written: it is this node's still.
+    /// The release could not be written: the disk still belongs to this node.
     pub async fn release(&self) -> Result<(), DiskError> {
-        match &self.hold {
-            Some(hold) => hold.release().await,
+        match &self.claim {
+            Some(claim) => claim.release().await,
             None => Ok(()),
         }
     }
 
-    /// What its label says.
+    /// Its label.
     #[must_use]
-    pub fn label(&self) -> Label {
+    pub fn label(&self) -> ImageLabel {
         self.label.get()
     }
 
@@ -152,7 +158,7 @@ impl File {
         self.medium.path()
     }
 
-    /// Bytes of space it takes, labels included.
+    /// Bytes of space that it takes, labels included.
     ///
     /// # Errors
     /// What the system reports.
@@ -161,23 +167,24 @@ impl File {
     }
 }
 
-impl fmt::Debug for File {
+impl fmt::Debug for FlatImage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("File").field("medium", &self.medium).field("label", &self.label).finish()
     }
 }
 
-/// Memory in bytes that an operation takes beside that of its data.
-fn overhead(medium: &Medium, block_size: u32) -> u32 {
-    let (page, unit) = (PAGE as u32, medium.info().logical_block);
+/// Most bytes of memory that an operation takes besides its data.
+fn overhead_bytes(medium: &Medium, block_size: u32) -> u32 {
+    let (page, unit) = (PAGE_BYTES as u32, medium.info().logical_block);
     let own = match medium.forbids_overlap() {
-        // What lies around the ends of a read, or what is changed of a unit, or comes from memory that a disk does not take.
+        // For the units at the ends of a read, for the unit of a partial write, or for a copy of
+        // data in memory that the disk does not take.
         false => page.max(unit),
-        // The unit as it is, and as it will be.
+        // The unit before and after the change.
         true if unit > block_size => 2 * page.max(unit),
         true => 0,
     };
-    own + medium.overhead()
+    own + medium.overhead_bytes()
 }
 
 fn blocks_of(bytes: u64, block_size: u32) -> u32 {

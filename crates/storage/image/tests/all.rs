@@ -1,4 +1,5 @@
-//! Tests of the crates `disk` and `image`: one program, as each would be linked with all that it tests.
+//! Tests of the crates `disk` and `image`, as one program, so that their dependencies are linked
+//! once.
 #![allow(clippy::unwrap_used, missing_docs, reason = "a test fails where it unwraps nothing")]
 
 mod common;

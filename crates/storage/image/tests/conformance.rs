@@ -1,5 +1,5 @@
-//! Flat images pass the suite of every layer: real files, and simulated disks of every geometry
-//! that lose power.
+//! Flat images pass the conformance suite of all layers: on real files, and on simulated disks of
+//! every geometry that lose power.
 
 use std::cell::{Cell, RefCell};
 use std::os::unix::fs::MetadataExt;
@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use block::testing::conformance::{self, MIN_BYTES, Subject};
-use block::testing::faulty::Kind;
-use block::{Dev, Error, Layer, Pool};
-use disk::{Provisioning, Reason};
-use image::{Create, File};
+use block::testing::faulty::OpKind;
+use block::{BufferPool, Dev, Error, Layer};
+use disk::{ImageErrorReason, Provisioning};
+use image::{CreateImageOptions, FlatImage};
 use rt::disk::{DiskKind, OpenOptions};
 use rt::sim::{DiskControl, DiskSetup, Host, HostSetup};
 use rt::{Core, DiskEngine};
@@ -22,9 +22,9 @@ use crate::common::{Dir, core_of, existing, mishap, on_core, succeed, thin};
 struct RealFiles {
     core: Core,
     dir: Dir,
-    how: Create,
+    how: CreateImageOptions,
     made: Cell<u32>,
-    last: RefCell<Option<Rc<File>>>,
+    last: RefCell<Option<Rc<FlatImage>>>,
 }
 
 impl RealFiles {
@@ -32,14 +32,14 @@ impl RealFiles {
         self.dir.file(&format!("image-{}", self.made.get()))
     }
 
-    fn last(&self) -> Rc<File> {
+    fn last(&self) -> Rc<FlatImage> {
         self.last.borrow().clone().unwrap()
     }
 }
 
 impl Subject for RealFiles {
-    fn pool(&self) -> Pool {
-        self.core.pool().clone()
+    fn pool(&self) -> BufferPool {
+        self.core.buffer_pool().clone()
     }
 
     async fn fresh(&self) -> Dev {
@@ -48,7 +48,7 @@ impl Subject for RealFiles {
             std::fs::remove_file(self.path()).unwrap();
         }
         self.made.set(self.made.get() + 1);
-        let file = Rc::new(File::create(&self.core, &self.path(), &self.how).await.unwrap());
+        let file = Rc::new(FlatImage::create(&self.core, &self.path(), &self.how).await.unwrap());
         self.last.replace(Some(Rc::clone(&file)));
         Dev::shared(file)
     }
@@ -68,12 +68,12 @@ impl Subject for RealFiles {
         None
     }
 
-    async fn fail_next(&self, _kind: Kind, _error: Error) -> bool {
+    async fn fail_next(&self, _kind: OpKind, _error: Error) -> bool {
         false
     }
 }
 
-fn real_files_conform(dir: fn() -> Dir, engine: DiskEngine, how: Create) {
+fn real_files_conform(dir: fn() -> Dir, engine: DiskEngine, how: CreateImageOptions) {
     on_core(engine, move |core| async move {
         let subject =
             RealFiles { core, dir: dir(), how, made: Cell::new(0), last: RefCell::default() };
@@ -88,18 +88,22 @@ fn files_on_disk() {
 
 #[test]
 fn files_on_disk_with_large_blocks_and_all_their_space() {
-    let how = Create { block_size: 4096, provisioning: Provisioning::Full, ..thin(MIN_BYTES) };
+    let how = CreateImageOptions {
+        block_size: 4096,
+        provisioning: Provisioning::Thick,
+        ..thin(MIN_BYTES)
+    };
     real_files_conform(Dir::on_disk, DiskEngine::Auto, how);
 }
 
 #[test]
 fn files_on_disk_without_io_uring() {
-    real_files_conform(Dir::on_disk, DiskEngine::Pool, thin(MIN_BYTES));
+    real_files_conform(Dir::on_disk, DiskEngine::Threads, thin(MIN_BYTES));
 }
 
 #[test]
 fn files_on_disk_through_the_page_cache() {
-    let how = Create { buffered: true, ..thin(MIN_BYTES) };
+    let how = CreateImageOptions { allow_page_cache: true, ..thin(MIN_BYTES) };
     real_files_conform(Dir::on_disk, DiskEngine::Auto, how);
 }
 
@@ -109,7 +113,7 @@ fn files_in_memory() {
 }
 
 /// A file system on a disk of 4-KiB sectors: direct I/O takes nothing smaller.
-fn real_files_conform_on_large_sectors(mkfs: &'static [&'static str], how: Create) {
+fn real_files_conform_on_large_sectors(mkfs: &'static [&'static str], how: CreateImageOptions) {
     let memory = Dir::in_memory();
     let backing = memory.file("backing");
     std::fs::File::create(&backing).unwrap().set_len(512 << 20).unwrap();
@@ -140,7 +144,7 @@ fn small_blocks_on_ext4_on_large_sectors() {
 
 #[test]
 fn small_blocks_on_xfs_on_large_sectors() {
-    let how = Create { provisioning: Provisioning::Full, ..thin(MIN_BYTES) };
+    let how = CreateImageOptions { provisioning: Provisioning::Thick, ..thin(MIN_BYTES) };
     real_files_conform_on_large_sectors(&["mkfs.xfs", "-q"], how);
 }
 
@@ -149,26 +153,26 @@ struct RealDevice {
     core: Core,
     device: Loop,
     backing: PathBuf,
-    how: Create,
-    last: RefCell<Option<Rc<File>>>,
+    how: CreateImageOptions,
+    last: RefCell<Option<Rc<FlatImage>>>,
 }
 
 impl RealDevice {
-    fn last(&self) -> Rc<File> {
+    fn last(&self) -> Rc<FlatImage> {
         self.last.borrow().clone().unwrap()
     }
 }
 
 impl Subject for RealDevice {
-    fn pool(&self) -> Pool {
-        self.core.pool().clone()
+    fn pool(&self) -> BufferPool {
+        self.core.buffer_pool().clone()
     }
 
     async fn fresh(&self) -> Dev {
         self.last.take();
-        // What the device held before must not show.
-        let how = Create { force: true, ..self.how };
-        let file = Rc::new(File::create(&self.core, self.device.path(), &how).await.unwrap());
+        // The device's former contents must not show.
+        let how = CreateImageOptions { overwrite: true, ..self.how };
+        let file = Rc::new(FlatImage::create(&self.core, self.device.path(), &how).await.unwrap());
         self.last.replace(Some(Rc::clone(&file)));
         Dev::shared(file)
     }
@@ -177,7 +181,7 @@ impl Subject for RealDevice {
         let file = self.last();
         let bytes = file.label().data_bytes + MIN_BYTES + 4096;
         let refused = file.grow(bytes).await.unwrap_err();
-        assert!(matches!(refused.reason, Reason::TooSmall { .. }), "{refused}");
+        assert!(matches!(refused.reason, ImageErrorReason::TooSmall { .. }), "{refused}");
         let backing = std::fs::File::options().write(true).open(&self.backing).unwrap();
         backing.set_len(bytes + (1 << 20)).unwrap();
         self.device.resized();
@@ -185,7 +189,7 @@ impl Subject for RealDevice {
         true
     }
 
-    /// What the device gives back is missing in the file below it.
+    /// Blocks that the device has freed are holes in the file below it.
     async fn space_used(&self) -> Option<u64> {
         let blocks = std::fs::metadata(&self.backing).unwrap().blocks();
         let gives_back = self.last().info().unmap_granularity_blocks > 0;
@@ -196,12 +200,12 @@ impl Subject for RealDevice {
         None
     }
 
-    async fn fail_next(&self, _kind: Kind, _error: Error) -> bool {
+    async fn fail_next(&self, _kind: OpKind, _error: Error) -> bool {
         false
     }
 }
 
-/// A device of so large sectors over `backing`. Whether it can free space is as expected.
+/// A device with sectors of this size over `backing`. Checks that it can free space as expected.
 fn real_devices_conform(
     backing: PathBuf,
     sector: u32,
@@ -214,7 +218,7 @@ fn real_devices_conform(
         println!("skipped: no right to make a loop device");
         return;
     };
-    let how = Create { block_size, ..thin(MIN_BYTES) };
+    let how = CreateImageOptions { block_size, ..thin(MIN_BYTES) };
     on_core(engine, move |core| async move {
         let last = RefCell::default();
         let subject = RealDevice { core, device, backing, how, last };
@@ -235,7 +239,7 @@ fn block_devices_of_every_geometry() {
         real_devices_conform(backing, sector, DiskEngine::Auto, block_size, true);
     }
     let backing = memory.file("pool");
-    real_devices_conform(backing, 4096, DiskEngine::Pool, 512, true);
+    real_devices_conform(backing, 4096, DiskEngine::Threads, 512, true);
 }
 
 #[test]
@@ -252,14 +256,14 @@ fn block_devices_that_free_nothing() {
 struct SimDisks {
     host: Host,
     disk: DiskSetup,
-    how: Create,
+    how: CreateImageOptions,
     core: RefCell<Core>,
     made: Cell<u32>,
-    last: RefCell<Option<Rc<File>>>,
+    last: RefCell<Option<Rc<FlatImage>>>,
 }
 
 impl SimDisks {
-    async fn new(host: Host, disk: DiskSetup, how: Create) -> Self {
+    async fn new(host: Host, disk: DiskSetup, how: CreateImageOptions) -> Self {
         let core = RefCell::new(core_of(&host).await);
         Self { host, disk, how, core, made: Cell::new(0), last: RefCell::default() }
     }
@@ -272,7 +276,7 @@ impl SimDisks {
         self.host.disk(self.path()).unwrap()
     }
 
-    fn serve(&self, file: File) -> Dev {
+    fn serve(&self, file: FlatImage) -> Dev {
         let file = Rc::new(file);
         self.last.replace(Some(Rc::clone(&file)));
         Dev::shared(file)
@@ -280,8 +284,8 @@ impl SimDisks {
 }
 
 impl Subject for SimDisks {
-    fn pool(&self) -> Pool {
-        self.core.borrow().pool().clone()
+    fn pool(&self) -> BufferPool {
+        self.core.borrow().buffer_pool().clone()
     }
 
     async fn fresh(&self) -> Dev {
@@ -291,7 +295,7 @@ impl Subject for SimDisks {
             self.host.add_disk(self.path(), self.disk.clone());
         }
         let core = self.core.borrow().clone();
-        self.serve(File::create(&core, &self.path(), &self.how).await.unwrap())
+        self.serve(FlatImage::create(&core, &self.path(), &self.how).await.unwrap())
     }
 
     async fn grow(&self) -> bool {
@@ -314,16 +318,16 @@ impl Subject for SimDisks {
         self.last.take();
         let core = core_of(&self.host).await;
         self.core.replace(core.clone());
-        Some(self.serve(File::open(&core, &self.path(), &existing()).await.unwrap()))
+        Some(self.serve(FlatImage::open(&core, &self.path(), &existing()).await.unwrap()))
     }
 
-    async fn fail_next(&self, kind: Kind, error: Error) -> bool {
+    async fn fail_next(&self, kind: OpKind, error: Error) -> bool {
         let mishap = mishap(kind, error);
-        mishap.map(|mishap| self.control().next_mishap(mishap)).is_some()
+        mishap.map(|mishap| self.control().script_fault(mishap)).is_some()
     }
 }
 
-fn simulated_disks_conform(seed: u64, disk: DiskSetup, how: Create) {
+fn simulated_disks_conform(seed: u64, disk: DiskSetup, how: CreateImageOptions) {
     succeed(seed, roomy(&disk), |_, host| async move {
         conformance::check(&SimDisks::new(host, disk, how).await, seed).await;
     });
@@ -331,7 +335,7 @@ fn simulated_disks_conform(seed: u64, disk: DiskSetup, how: Create) {
 
 fn roomy(disk: &DiskSetup) -> HostSetup {
     let pool_bytes = conformance::MIN_POOL;
-    HostSetup { pool_bytes, files: disk.clone(), ..HostSetup::default() }
+    HostSetup { memory_bytes: pool_bytes, new_file_setup: disk.clone(), ..HostSetup::default() }
 }
 
 /// A device with room for the smallest volume.
@@ -344,7 +348,7 @@ fn simulated_disks_of_every_geometry() {
     let geometries = [(512, 512, 512), (512, 512, 4096), (512, 4096, 4096)];
     let large = [(4096, 512, 4096), (4096, 4096, 4096)];
     for (block_size, logical, physical) in geometries.into_iter().chain(large) {
-        let how = Create { block_size, ..thin(MIN_BYTES) };
+        let how = CreateImageOptions { block_size, ..thin(MIN_BYTES) };
         for disk in [DiskSetup::file(0), device()] {
             simulated_disks_conform(1, disk.blocks(logical, physical), how);
         }
@@ -359,7 +363,7 @@ fn simulated_disks_that_can_do_less() {
             simulated_disks_conform(2, disk, thin(MIN_BYTES));
         }
     }
-    let full = Create { provisioning: Provisioning::Full, ..thin(MIN_BYTES) };
+    let full = CreateImageOptions { provisioning: Provisioning::Thick, ..thin(MIN_BYTES) };
     simulated_disks_conform(3, DiskSetup::file(0).blocks(4096, 4096), full);
 }
 
@@ -380,8 +384,8 @@ fn the_whole_of_a_device_is_used_where_no_size_is_given() {
     succeed(1, HostSetup::default(), |_, host| async move {
         host.add_disk("/d", DiskSetup::device((9 << 20) + 512));
         let core = core_of(&host).await;
-        let whole = Create { bytes: None, ..thin(0) };
-        let file = File::create(&core, Path::new("/d"), &whole).await.unwrap();
+        let whole = CreateImageOptions { size_bytes: None, ..thin(0) };
+        let file = FlatImage::create(&core, Path::new("/d"), &whole).await.unwrap();
         assert_eq!(file.label().data_bytes, (8 << 20) + 512);
     });
 }

@@ -1,17 +1,17 @@
-//! The life of an image: created, opened, grown, deleted; what is refused and why; crashes at
-//! every point of it.
+//! The life cycle of an image: creation, opening, growth, deletion; what is refused and why;
+//! crashes at every point.
 
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use disk::{BadLabel, FileError, Foreign, Provisioning, Reason, State};
-use image::{Create, File, Open, delete, inspect};
+use disk::{ExistingData, ImageError, ImageErrorReason, ImageLabelError, ImageState, Provisioning};
+use image::{CreateImageOptions, FlatImage, OpenImageOptions, delete, inspect};
 use rt::Core;
 use rt::disk::{DiskErrorKind, OpenOptions, OpenReason};
 use rt::sim::{
-    Bad, BadOps, BadUntil, Damage, DiskFaults, DiskSetup, Host, HostSetup, Latency, Mishap,
-    Unsynced,
+    BadDuration, BadRange, DiskFaults, DiskSetup, FailingOps, Host, HostSetup, Latency,
+    ScriptedFault, TornDamage, UnsyncedFate,
 };
 use uuid::Uuid;
 
@@ -26,7 +26,7 @@ fn image() -> &'static Path {
     Path::new(IMAGE)
 }
 
-fn reason<T>(result: Result<T, FileError>) -> Reason {
+fn reason<T>(result: Result<T, ImageError>) -> ImageErrorReason {
     let error = result.err().expect("must be refused");
     assert_eq!(error.path, image());
     assert!(error.to_string().starts_with(IMAGE), "{error}");
@@ -35,7 +35,7 @@ fn reason<T>(result: Result<T, FileError>) -> Reason {
 
 /// A host whose disks take one millisecond for everything.
 fn punctual(disk: &DiskSetup) -> HostSetup {
-    HostSetup { files: disk.clone().faults(punctual_faults()), ..HostSetup::default() }
+    HostSetup { new_file_setup: disk.clone().faults(punctual_faults()), ..HostSetup::default() }
 }
 
 fn punctual_faults() -> DiskFaults {
@@ -54,37 +54,37 @@ fn with_core<Fut: Future<Output = ()>>(scenario: impl FnOnce(Host, Core) -> Fut)
 
 #[test]
 fn an_image_keeps_what_it_was_created_as() {
-    for provisioning in [Provisioning::Thin, Provisioning::Full] {
+    for provisioning in [Provisioning::Thin, Provisioning::Thick] {
         for block_size in [512, 4096] {
             with_core(|host, core| async move {
-                let how = Create { provisioning, block_size, ..thin(3 * MIB) };
-                let made = File::create(&core, image(), &how).await.unwrap();
+                let how = CreateImageOptions { provisioning, block_size, ..thin(3 * MIB) };
+                let made = FlatImage::create(&core, image(), &how).await.unwrap();
                 let label = made.label();
                 assert_eq!(essence(label), (VOLUME, 3 * MIB, block_size, provisioning));
-                assert_eq!(label.state, State::Active);
+                assert_eq!(label.state, ImageState::Active);
                 let space = made.allocated().await.unwrap();
                 match provisioning {
                     Provisioning::Thin => assert!(space < MIB, "{space}"),
-                    Provisioning::Full => assert!(space >= 3 * MIB, "{space}"),
+                    Provisioning::Thick => assert!(space >= 3 * MIB, "{space}"),
                 }
                 assert_eq!(reason(inspect(&core, image(), false).await), busy());
                 drop(made);
                 assert_eq!(inspect(&core, image(), false).await.unwrap(), label);
-                let opened = File::open(&core, image(), &existing()).await.unwrap();
+                let opened = FlatImage::open(&core, image(), &existing()).await.unwrap();
                 assert_eq!(opened.label(), label);
-                assert_eq!(reason(File::open(&core, image(), &existing()).await), busy());
+                assert_eq!(reason(FlatImage::open(&core, image(), &existing()).await), busy());
                 drop(opened);
                 delete(&core, image(), VOLUME, (false, false), None).await.unwrap();
                 assert!(host.disk(IMAGE).is_none());
-                let gone = File::open(&core, image(), &existing()).await;
-                assert_eq!(reason(gone), Reason::Open(OpenReason::NotFound));
+                let gone = FlatImage::open(&core, image(), &existing()).await;
+                assert_eq!(reason(gone), ImageErrorReason::Open(OpenReason::NotFound));
             });
         }
     }
 }
 
-fn busy() -> Reason {
-    Reason::Open(OpenReason::Busy)
+fn busy() -> ImageErrorReason {
+    ImageErrorReason::Open(OpenReason::Busy)
 }
 
 #[test]
@@ -94,15 +94,15 @@ fn impossible_sizes_are_refused() {
             thin(0),
             thin(1000),
             thin((256 << 40) + 512),
-            Create { block_size: 4096, ..thin(512) },
-            Create { block_size: 1024, ..thin(4096) },
+            CreateImageOptions { block_size: 4096, ..thin(512) },
+            CreateImageOptions { block_size: 1024, ..thin(4096) },
             thin(u64::MAX),
         ] {
-            let refused = reason(File::create(&core, image(), &how).await);
-            assert!(matches!(refused, Reason::Size(_)), "{how:?}: {refused}");
+            let refused = reason(FlatImage::create(&core, image(), &how).await);
+            assert!(matches!(refused, ImageErrorReason::InvalidSize(_)), "{how:?}: {refused}");
             assert!(host.disk(IMAGE).is_none());
         }
-        let huge = File::create(&core, image(), &thin(256 << 40)).await.unwrap();
+        let huge = FlatImage::create(&core, image(), &thin(256 << 40)).await.unwrap();
         let c = client(&core, &Rc::new(huge));
         let last = (256 << 31) - 1;
         c.write(last, &[1; 512], true).await.unwrap();
@@ -110,14 +110,14 @@ fn impossible_sizes_are_refused() {
     });
 }
 
-fn known(name: &str) -> Reason {
-    Reason::Foreign(Foreign::Known(vec![name.to_owned()]))
+fn known(name: &str) -> ImageErrorReason {
+    ImageErrorReason::HoldsOtherData(ExistingData::KnownFormats(vec![name.to_owned()]))
 }
 
 #[test]
 fn what_lies_only_between_the_ends_of_a_device_is_not_overwritten_unless_forced() {
-    let unknown = |at| Reason::Foreign(Foreign::Unknown { at });
-    let cases: [(u64, &[u8], Reason); 5] = [
+    let unknown = |at| ImageErrorReason::HoldsOtherData(ExistingData::UnknownData { at });
+    let cases: [(u64, &[u8], ImageErrorReason); 5] = [
         (MIB, b"\x0d\xd0\x01\xc0", known("a VMFS volume")),
         (2 * MIB, b"\x5e\xf1\xab\x2f", known("a VMFS file system")),
         (3 * MIB + 4096, &[1], unknown(3 * MIB + 4096)),
@@ -127,11 +127,13 @@ fn what_lies_only_between_the_ends_of_a_device_is_not_overwritten_unless_forced(
     for (at, bytes, expected) in cases {
         with_core(|host, core| async move {
             let disk = host.add_disk(IMAGE, DiskSetup::device(400 * MIB));
-            disk.poke(at, bytes);
-            let how = Create { bytes: None, ..thin(0) };
-            assert_eq!(reason(File::create(&core, image(), &how).await), expected);
-            assert_eq!(disk.peek(at, bytes.len()), bytes, "nothing was touched");
-            File::create(&core, image(), &Create { force: true, ..how }).await.unwrap();
+            disk.write_durable(at, bytes);
+            let how = CreateImageOptions { size_bytes: None, ..thin(0) };
+            assert_eq!(reason(FlatImage::create(&core, image(), &how).await), expected);
+            assert_eq!(disk.read_visible(at, bytes.len()), bytes, "nothing was touched");
+            FlatImage::create(&core, image(), &CreateImageOptions { overwrite: true, ..how })
+                .await
+                .unwrap();
         });
     }
 }
@@ -143,43 +145,55 @@ fn a_device_that_does_not_answer_is_refused_within_minutes() {
             let disk = host.add_disk(IMAGE, DiskSetup::device(8 * MIB));
             let hour = Duration::from_secs(3600);
             disk.set_faults(DiskFaults { stall: 1.0, stall_for: hour, ..DiskFaults::default() });
-            let how = Create { bytes: None, force, ..thin(0) };
-            let made = Box::pin(File::create(&core, image(), &how));
+            let how = CreateImageOptions { size_bytes: None, overwrite: force, ..thin(0) };
+            let made = Box::pin(FlatImage::create(&core, image(), &how));
             let made = tokio::time::timeout(Duration::from_secs(200), made).await;
-            assert_eq!(reason(made.expect("it is waited for")), Reason::Silent, "{force}");
+            assert_eq!(
+                reason(made.expect("it is waited for")),
+                ImageErrorReason::NotResponding,
+                "{force}"
+            );
         });
     }
 }
 
 #[test]
 fn what_a_device_holds_is_not_overwritten_unless_forced() {
-    let cases: [(u64, &[u8], Reason); 5] = [
+    let cases: [(u64, &[u8], ImageErrorReason); 5] = [
         (1080, &[0x53, 0xef], known("an ext2, ext3 or ext4 file system")),
         (8 * MIB - 512, b"EFI PART", known("a GPT partition table")),
-        (700_000, &[1], Reason::Foreign(Foreign::Unknown { at: 700_000 })),
-        (8 * MIB - 1, &[1], Reason::Foreign(Foreign::Unknown { at: 8 * MIB - 1 })),
-        (0, b"WINDROSE LABEL\r\n?", Reason::TornLabel),
+        (
+            700_000,
+            &[1],
+            ImageErrorReason::HoldsOtherData(ExistingData::UnknownData { at: 700_000 }),
+        ),
+        (
+            8 * MIB - 1,
+            &[1],
+            ImageErrorReason::HoldsOtherData(ExistingData::UnknownData { at: 8 * MIB - 1 }),
+        ),
+        (0, b"WINDROSE LABEL\r\n?", ImageErrorReason::BothLabelsDamaged),
     ];
     for (at, bytes, expected) in cases {
         with_core(|host, core| async move {
             let disk = host.add_disk(IMAGE, DiskSetup::device(8 * MIB));
-            disk.poke(at, bytes);
-            disk.poke(4 * MIB, &[7; 4096]);
-            let how = Create { bytes: None, ..thin(0) };
-            assert_eq!(reason(File::create(&core, image(), &how).await), expected);
-            assert_eq!(disk.peek(at, bytes.len()), bytes, "nothing was touched");
-            let used = File::open(&core, image(), &existing()).await;
+            disk.write_durable(at, bytes);
+            disk.write_durable(4 * MIB, &[7; 4096]);
+            let how = CreateImageOptions { size_bytes: None, ..thin(0) };
+            assert_eq!(reason(FlatImage::create(&core, image(), &how).await), expected);
+            assert_eq!(disk.read_visible(at, bytes.len()), bytes, "nothing was touched");
+            let used = FlatImage::open(&core, image(), &existing()).await;
             let expected = match expected {
-                Reason::Foreign(what) => Reason::NotAVolume(what),
+                ImageErrorReason::HoldsOtherData(what) => ImageErrorReason::NotAVolume(what),
                 other => other,
             };
             assert_eq!(reason(used), expected);
-            let forced = Create { force: true, ..how };
-            let file = Rc::new(File::create(&core, image(), &forced).await.unwrap());
+            let forced = CreateImageOptions { overwrite: true, ..how };
+            let file = Rc::new(FlatImage::create(&core, image(), &forced).await.unwrap());
             let c = client(&core, &file);
             assert!(c.read(0, 2048).await.unwrap().to_vec().iter().all(|&b| b == 0));
             assert_eq!(c.read(3 * 2048, 1).await.unwrap().to_vec(), [0; 512], "old contents");
-            assert_eq!(disk.peek_durable(1080, 2), [0, 0]);
+            assert_eq!(disk.read_durable(1080, 2), [0, 0]);
         });
     }
 }
@@ -187,18 +201,18 @@ fn what_a_device_holds_is_not_overwritten_unless_forced() {
 #[test]
 fn a_volume_is_not_overwritten_unless_forced() {
     with_core(|_, core| async move {
-        drop(File::create(&core, image(), &thin(MIB)).await.unwrap());
-        let other = Create { volume: OTHER, ..thin(2 * MIB) };
-        let refused = reason(File::create(&core, image(), &other).await);
-        assert_eq!(refused, Reason::Labelled { volume: VOLUME });
-        let forced = Create { force: true, ..other };
-        let file = File::create(&core, image(), &forced).await.unwrap();
+        drop(FlatImage::create(&core, image(), &thin(MIB)).await.unwrap());
+        let other = CreateImageOptions { volume_id: OTHER, ..thin(2 * MIB) };
+        let refused = reason(FlatImage::create(&core, image(), &other).await);
+        assert_eq!(refused, ImageErrorReason::HoldsVolume { volume: VOLUME });
+        let forced = CreateImageOptions { overwrite: true, ..other };
+        let file = FlatImage::create(&core, image(), &forced).await.unwrap();
         assert_eq!(essence(file.label()).0, OTHER);
         drop(file);
-        let wanted = reason(File::open(&core, image(), &existing()).await);
-        assert_eq!(wanted, Reason::OtherVolume { found: OTHER, wanted: VOLUME });
+        let wanted = reason(FlatImage::open(&core, image(), &existing()).await);
+        assert_eq!(wanted, ImageErrorReason::WrongVolume { found: OTHER, wanted: VOLUME });
         let deleted = reason(delete(&core, image(), VOLUME, (false, false), None).await);
-        assert_eq!(deleted, Reason::OtherVolume { found: OTHER, wanted: VOLUME });
+        assert_eq!(deleted, ImageErrorReason::WrongVolume { found: OTHER, wanted: VOLUME });
         delete(&core, image(), VOLUME, (false, true), None).await.unwrap();
     });
 }
@@ -207,19 +221,25 @@ fn a_volume_is_not_overwritten_unless_forced() {
 fn an_empty_file_may_become_an_image_and_another_not() {
     with_core(|host, core| async move {
         drop(core.open_disk(image(), OpenOptions::new().create(9 * MIB)).await.unwrap());
-        assert_eq!(reason(File::open(&core, image(), &existing()).await), Reason::NoLabel);
-        host.disk(IMAGE).unwrap().poke(4 * MIB, &[1; 4096]);
+        assert_eq!(
+            reason(FlatImage::open(&core, image(), &existing()).await),
+            ImageErrorReason::NoLabel
+        );
+        host.disk(IMAGE).unwrap().write_durable(4 * MIB, &[1; 4096]);
         let disk = core.open_disk(image(), OpenOptions::new()).await.unwrap();
         disk.allocate(4 * MIB, 4096).await.unwrap();
         drop(disk);
-        let refused = reason(File::create(&core, image(), &thin(MIB)).await);
-        assert_eq!(refused, Reason::Foreign(Foreign::Space { bytes: 4096 }));
+        let refused = reason(FlatImage::create(&core, image(), &thin(MIB)).await);
+        assert_eq!(
+            refused,
+            ImageErrorReason::HoldsOtherData(ExistingData::UnknownSpace { bytes: 4096 })
+        );
         core.remove_file(image()).await.unwrap();
         drop(core.open_disk(image(), OpenOptions::new().create(9 * MIB)).await.unwrap());
-        let unsized_ = Create { bytes: None, ..thin(0) };
-        let refused = reason(File::create(&core, image(), &unsized_).await);
-        assert_eq!(refused, Reason::Size("a file needs a size"));
-        let file = File::create(&core, image(), &thin(2 * MIB)).await.unwrap();
+        let unsized_ = CreateImageOptions { size_bytes: None, ..thin(0) };
+        let refused = reason(FlatImage::create(&core, image(), &unsized_).await);
+        assert_eq!(refused, ImageErrorReason::InvalidSize("a file needs a size"));
+        let file = FlatImage::create(&core, image(), &thin(2 * MIB)).await.unwrap();
         assert_eq!(host.disk(IMAGE).unwrap().size(), 3 * MIB);
         drop(file);
     });
@@ -230,24 +250,24 @@ fn a_torn_label_is_repaired_from_its_other_copy() {
     for (slot, other) in [(0, 1), (1, 0)] {
         for sector in 0..8 {
             with_core(|host, core| async move {
-                let label = File::create(&core, image(), &thin(MIB)).await.unwrap().label();
+                let label = FlatImage::create(&core, image(), &thin(MIB)).await.unwrap().label();
                 let disk = host.disk(IMAGE).unwrap();
                 let at = SLOTS[slot] + sector * 512;
-                let whole = disk.peek(SLOTS[slot], 4096);
-                disk.poke(at, &[0xa5; 512]);
-                let read_only = Open { read_only: true, ..existing() };
-                drop(File::open(&core, image(), &read_only).await.unwrap());
-                assert_ne!(disk.peek(SLOTS[slot], 4096), whole, "reading repairs nothing");
-                let opened = File::open(&core, image(), &existing()).await.unwrap();
+                let whole = disk.read_visible(SLOTS[slot], 4096);
+                disk.write_durable(at, &[0xa5; 512]);
+                let read_only = OpenImageOptions { read_only: true, ..existing() };
+                drop(FlatImage::open(&core, image(), &read_only).await.unwrap());
+                assert_ne!(disk.read_visible(SLOTS[slot], 4096), whole, "reading repairs nothing");
+                let opened = FlatImage::open(&core, image(), &existing()).await.unwrap();
                 assert_eq!(opened.label(), label);
                 drop(opened);
-                assert_eq!(disk.peek_durable(SLOTS[slot], 4096), whole, "sector {sector}");
-                disk.poke(at, &[0xa5; 512]);
-                disk.poke(SLOTS[other] + 512, &[1]);
-                let torn = reason(File::open(&core, image(), &existing()).await);
-                assert_eq!(torn, Reason::TornLabel);
+                assert_eq!(disk.read_durable(SLOTS[slot], 4096), whole, "sector {sector}");
+                disk.write_durable(at, &[0xa5; 512]);
+                disk.write_durable(SLOTS[other] + 512, &[1]);
+                let torn = reason(FlatImage::open(&core, image(), &existing()).await);
+                assert_eq!(torn, ImageErrorReason::BothLabelsDamaged);
                 let torn = reason(delete(&core, image(), VOLUME, (false, false), None).await);
-                assert_eq!(torn, Reason::TornLabel);
+                assert_eq!(torn, ImageErrorReason::BothLabelsDamaged);
             });
         }
     }
@@ -257,85 +277,93 @@ fn a_torn_label_is_repaired_from_its_other_copy() {
 fn who_formats_a_volume_is_not_repaired_away() {
     with_core(|host, core| async move {
         let disk = host.add_disk(IMAGE, DiskSetup::device(4 * MIB));
-        let whole = Create { bytes: None, ..thin(0) };
-        let file = Rc::new(File::create(&core, image(), &whole).await.unwrap());
+        let whole = CreateImageOptions { size_bytes: None, ..thin(0) };
+        let file = Rc::new(FlatImage::create(&core, image(), &whole).await.unwrap());
         let c = client(&core, &file);
         let mut backup_table = vec![0; 512];
         backup_table[..8].copy_from_slice(b"EFI PART");
         c.write(c.dev().info().blocks - 1, &backup_table, true).await.unwrap();
         drop((c, file));
-        disk.poke(0, &[0; 4096]);
+        disk.write_durable(0, &[0; 4096]);
         drop(
-            File::open(&core, image(), &existing()).await.expect("what guests write is no matter"),
+            FlatImage::open(&core, image(), &existing())
+                .await
+                .expect("what guests write is no matter"),
         );
-        disk.poke(0, &[0; 4096]);
-        disk.poke(1080, &[0x53, 0xef]);
-        let what = Foreign::Known(vec!["an ext2, ext3 or ext4 file system".to_owned()]);
-        let refused = reason(File::open(&core, image(), &existing()).await);
-        assert_eq!(refused, Reason::Overwritten(what.clone()));
-        assert_eq!(disk.peek(1080, 2), [0x53, 0xef]);
+        disk.write_durable(0, &[0; 4096]);
+        disk.write_durable(1080, &[0x53, 0xef]);
+        let what = ExistingData::KnownFormats(vec!["an ext2, ext3 or ext4 file system".to_owned()]);
+        let refused = reason(FlatImage::open(&core, image(), &existing()).await);
+        assert_eq!(refused, ImageErrorReason::Overwritten(what.clone()));
+        assert_eq!(disk.read_visible(1080, 2), [0x53, 0xef]);
         let refused = reason(delete(&core, image(), VOLUME, (false, false), None).await);
-        assert_eq!(refused, Reason::Overwritten(what));
+        assert_eq!(refused, ImageErrorReason::Overwritten(what));
     });
 }
 
 #[test]
 fn an_unreadable_copy_is_a_bad_copy() {
     with_core(|host, core| async move {
-        drop(File::create(&core, image(), &thin(MIB)).await.unwrap());
+        drop(FlatImage::create(&core, image(), &thin(MIB)).await.unwrap());
         let disk = host.disk(IMAGE).unwrap();
-        let bad = |slot: u64| Bad {
+        let bad = |slot: u64| BadRange {
             bytes: slot..slot + 512,
-            ops: BadOps::Reads,
-            until: BadUntil::Rewritten,
+            ops: FailingOps::Reads,
+            duration: BadDuration::Rewritten,
         };
-        disk.add_bad(bad(SLOTS[0]));
-        drop(File::open(&core, image(), &existing()).await.unwrap());
-        drop(File::open(&core, image(), &existing()).await.unwrap());
-        disk.add_bad(bad(SLOTS[0]));
-        disk.add_bad(bad(SLOTS[1]));
-        let failed = reason(File::open(&core, image(), &existing()).await);
-        assert!(matches!(failed, Reason::Disk(e) if e.kind == DiskErrorKind::Media), "{failed}");
+        disk.add_bad_range(bad(SLOTS[0]));
+        drop(FlatImage::open(&core, image(), &existing()).await.unwrap());
+        drop(FlatImage::open(&core, image(), &existing()).await.unwrap());
+        disk.add_bad_range(bad(SLOTS[0]));
+        disk.add_bad_range(bad(SLOTS[1]));
+        let failed = reason(FlatImage::open(&core, image(), &existing()).await);
+        assert!(
+            matches!(failed, ImageErrorReason::Disk(e) if e.kind == DiskErrorKind::Media),
+            "{failed}"
+        );
     });
 }
 
 #[test]
 fn a_label_from_the_future_is_refused_even_if_the_other_copy_is_known() {
     with_core(|host, core| async move {
-        drop(File::create(&core, image(), &thin(MIB)).await.unwrap());
+        drop(FlatImage::create(&core, image(), &thin(MIB)).await.unwrap());
         let disk = host.disk(IMAGE).unwrap();
-        let mut newer = disk.peek(SLOTS[1], 4096);
+        let mut newer = disk.read_visible(SLOTS[1], 4096);
         newer[16] = 2;
         newer[24..28].fill(0);
         let checksum = wire::crc32c(&newer);
         newer[24..28].copy_from_slice(&checksum.to_le_bytes());
-        disk.poke(SLOTS[1], &newer);
-        let refused = reason(File::open(&core, image(), &existing()).await);
-        assert_eq!(refused, Reason::BadLabel(BadLabel::Version(2)));
-        let refused = reason(File::create(&core, image(), &thin(MIB)).await);
-        assert_eq!(refused, Reason::BadLabel(BadLabel::Version(2)));
+        disk.write_durable(SLOTS[1], &newer);
+        let refused = reason(FlatImage::open(&core, image(), &existing()).await);
+        assert_eq!(refused, ImageErrorReason::InvalidLabel(ImageLabelError::UnsupportedVersion(2)));
+        let refused = reason(FlatImage::create(&core, image(), &thin(MIB)).await);
+        assert_eq!(refused, ImageErrorReason::InvalidLabel(ImageLabelError::UnsupportedVersion(2)));
     });
 }
 
 #[test]
 fn an_old_copy_or_a_cut_one_is_refused() {
     with_core(|host, core| async move {
-        let file = File::create(&core, image(), &thin(MIB)).await.unwrap();
+        let file = FlatImage::create(&core, image(), &thin(MIB)).await.unwrap();
         let before = file.label().generation;
         file.grow(2 * MIB).await.unwrap();
-        let seen = Open { generation: file.label().generation, ..existing() };
+        let seen = OpenImageOptions { min_generation: file.label().generation, ..existing() };
         assert!(file.label().generation > before);
         drop(file);
-        drop(File::open(&core, image(), &seen).await.unwrap());
-        let later = Open { generation: seen.generation + 1, ..seen };
+        drop(FlatImage::open(&core, image(), &seen).await.unwrap());
+        let later = OpenImageOptions { min_generation: seen.min_generation + 1, ..seen };
         assert_eq!(
-            reason(File::open(&core, image(), &later).await),
-            Reason::Outdated { found: seen.generation, wanted: seen.generation + 1 }
+            reason(FlatImage::open(&core, image(), &later).await),
+            ImageErrorReason::StaleCopy {
+                found: seen.min_generation,
+                wanted: seen.min_generation + 1
+            }
         );
         for bytes in [3 * MIB - 4096, MIB, 600_000, 4096] {
             host.disk(IMAGE).unwrap().resize(bytes);
-            let refused = reason(File::open(&core, image(), &seen).await);
-            assert_eq!(refused, Reason::Shrunk { bytes, needed: 3 * MIB });
+            let refused = reason(FlatImage::open(&core, image(), &seen).await);
+            assert_eq!(refused, ImageErrorReason::Truncated { bytes, needed: 3 * MIB });
         }
     });
 }
@@ -343,11 +371,11 @@ fn an_old_copy_or_a_cut_one_is_refused() {
 #[test]
 fn a_file_that_shrinks_in_use_is_given_up() {
     with_core(|host, core| async move {
-        let file = Rc::new(File::create(&core, image(), &thin(2 * MIB)).await.unwrap());
+        let file = Rc::new(FlatImage::create(&core, image(), &thin(2 * MIB)).await.unwrap());
         host.disk(IMAGE).unwrap().resize(2 * MIB);
         assert_eq!(
             reason(file.grow(4 * MIB).await),
-            Reason::Shrunk { bytes: 2 * MIB, needed: 3 * MIB }
+            ImageErrorReason::Truncated { bytes: 2 * MIB, needed: 3 * MIB }
         );
         let c = client(&core, &file);
         assert_eq!(c.read(4000, 1).await.map(drop), Err(block::Error::Gone));
@@ -360,12 +388,12 @@ fn a_device_must_be_large_enough() {
     for bytes in [0, 4096, MIB, 3 * MIB - 512] {
         with_core(|host, core| async move {
             host.add_disk(IMAGE, DiskSetup::device(bytes));
-            let refused = reason(File::create(&core, image(), &thin(2 * MIB)).await);
-            assert_eq!(refused, Reason::TooSmall { bytes, needed: 3 * MIB });
-            let whole = Create { bytes: None, ..thin(0) };
-            let made = File::create(&core, image(), &whole).await;
+            let refused = reason(FlatImage::create(&core, image(), &thin(2 * MIB)).await);
+            assert_eq!(refused, ImageErrorReason::TooSmall { bytes, needed: 3 * MIB });
+            let whole = CreateImageOptions { size_bytes: None, ..thin(0) };
+            let made = FlatImage::create(&core, image(), &whole).await;
             if bytes <= MIB {
-                assert_eq!(reason(made), Reason::TooSmall { bytes, needed: MIB + 512 });
+                assert_eq!(reason(made), ImageErrorReason::TooSmall { bytes, needed: MIB + 512 });
             } else {
                 assert_eq!(made.unwrap().label().data_bytes, bytes - MIB);
             }
@@ -376,18 +404,18 @@ fn a_device_must_be_large_enough() {
 #[test]
 fn without_direct_io_the_way_out_is_named() {
     let mut setup = HostSetup::default();
-    setup.files.direct_io = false;
+    setup.new_file_setup.direct_io = false;
     succeed(1, setup, |_, host| async move {
         let core = core_of(&host).await;
-        let refused = File::create(&core, image(), &thin(MIB)).await.unwrap_err();
-        assert_eq!(refused.reason, Reason::Open(OpenReason::NoDirectIo));
+        let refused = FlatImage::create(&core, image(), &thin(MIB)).await.unwrap_err();
+        assert_eq!(refused.reason, ImageErrorReason::Open(OpenReason::NoDirectIo));
         assert!(refused.to_string().contains("--buffered"), "{refused}");
-        let buffered = Create { buffered: true, ..thin(MIB) };
-        drop(File::create(&core, image(), &buffered).await.unwrap());
-        let refused = reason(File::open(&core, image(), &existing()).await);
-        assert_eq!(refused, Reason::Open(OpenReason::NoDirectIo));
-        let buffered = Open { buffered: true, ..existing() };
-        drop(File::open(&core, image(), &buffered).await.unwrap());
+        let buffered = CreateImageOptions { allow_page_cache: true, ..thin(MIB) };
+        drop(FlatImage::create(&core, image(), &buffered).await.unwrap());
+        let refused = reason(FlatImage::open(&core, image(), &existing()).await);
+        assert_eq!(refused, ImageErrorReason::Open(OpenReason::NoDirectIo));
+        let buffered = OpenImageOptions { allow_page_cache: true, ..existing() };
+        drop(FlatImage::open(&core, image(), &buffered).await.unwrap());
     });
 }
 
@@ -395,35 +423,38 @@ fn without_direct_io_the_way_out_is_named() {
 fn a_deleted_device_holds_nothing_and_can_be_used_again() {
     with_core(|host, core| async move {
         let disk = host.add_disk(IMAGE, DiskSetup::device(4 * MIB));
-        let file = Rc::new(File::create(&core, image(), &thin(2 * MIB)).await.unwrap());
+        let file = Rc::new(FlatImage::create(&core, image(), &thin(2 * MIB)).await.unwrap());
         client(&core, &file).write(0, &[9; 4096], true).await.unwrap();
         assert_eq!(reason(delete(&core, image(), VOLUME, (false, false), None).await), busy());
         drop(file);
         delete(&core, image(), VOLUME, (false, false), None).await.unwrap();
-        assert_eq!(disk.peek(0, 4 << 20), vec![0; 4 << 20]);
-        assert_eq!(reason(File::open(&core, image(), &existing()).await), Reason::NoLabel);
-        drop(File::create(&core, image(), &thin(2 * MIB)).await.unwrap());
+        assert_eq!(disk.read_visible(0, 4 << 20), vec![0; 4 << 20]);
+        assert_eq!(
+            reason(FlatImage::open(&core, image(), &existing()).await),
+            ImageErrorReason::NoLabel
+        );
+        drop(FlatImage::create(&core, image(), &thin(2 * MIB)).await.unwrap());
     });
 }
 
 #[test]
 fn full_images_need_their_space_and_thin_ones_tell_when_it_is_gone() {
-    let setup = HostSetup { space: Some(2 * MIB), ..HostSetup::default() };
+    let setup = HostSetup { space_bytes: Some(2 * MIB), ..HostSetup::default() };
     succeed(1, setup, |_, host| async move {
         let core = core_of(&host).await;
-        let full = Create { provisioning: Provisioning::Full, ..thin(2 * MIB) };
-        let refused = reason(File::create(&core, image(), &full).await);
-        assert!(matches!(refused, Reason::Disk(e) if e.kind == DiskErrorKind::NoSpace));
+        let full = CreateImageOptions { provisioning: Provisioning::Thick, ..thin(2 * MIB) };
+        let refused = reason(FlatImage::create(&core, image(), &full).await);
+        assert!(matches!(refused, ImageErrorReason::Disk(e) if e.kind == DiskErrorKind::NoSpace));
         assert!(host.disk(IMAGE).is_none(), "half-made");
-        let small = Create { provisioning: Provisioning::Full, ..thin(512 << 10) };
-        let file = File::create(&core, image(), &small).await.unwrap();
+        let small = CreateImageOptions { provisioning: Provisioning::Thick, ..thin(512 << 10) };
+        let file = FlatImage::create(&core, image(), &small).await.unwrap();
         assert!(file.grow(3 * MIB).await.is_err());
         assert_eq!(file.label().data_bytes, 512 << 10);
         file.grow(640 << 10).await.expect("the space was given back");
         drop(file);
         delete(&core, image(), VOLUME, (false, false), None).await.unwrap();
 
-        let file = Rc::new(File::create(&core, image(), &thin(8 * MIB)).await.unwrap());
+        let file = Rc::new(FlatImage::create(&core, image(), &thin(8 * MIB)).await.unwrap());
         let c = client(&core, &file);
         let data = vec![1; 1 << 19];
         for i in 0..3 {
@@ -432,12 +463,12 @@ fn full_images_need_their_space_and_thin_ones_tell_when_it_is_gone() {
         assert_eq!(c.write(8192, &data, false).await, Err(block::Error::NoSpace));
         assert_eq!(c.zero(8192, 1024, false).await, Err(block::Error::NoSpace));
         c.zero(8192, 1024, true).await.expect("takes no space");
-        // Nor do the ends of what is freed, where they are in holes.
-        host.set_up(|setup| setup.space = Some(host.space_used()));
+        // Freeing partial blocks within holes takes no space either.
+        host.update_setup(|setup| setup.space_bytes = Some(host.space_used()));
         c.zero(8193, 1021, true).await.expect("takes no space");
         c.unmap(9217, 3).await.expect("takes no space");
         assert_eq!(c.zero(9217, 3, false).await, Err(block::Error::NoSpace));
-        host.set_up(|setup| setup.space = Some(2 * MIB));
+        host.update_setup(|setup| setup.space_bytes = Some(2 * MIB));
         c.write(0, &data, true).await.expect("has its space");
         c.unmap(1 << 10, 1 << 10).await.unwrap();
         c.write(8192, &data, true).await.expect("there is space again");
@@ -447,18 +478,18 @@ fn full_images_need_their_space_and_thin_ones_tell_when_it_is_gone() {
 
 #[test]
 fn a_failed_growth_changes_nothing_and_can_be_repeated() {
-    for mishap in [Mishap::WriteError, Mishap::SyncError] {
+    for mishap in [ScriptedFault::WriteError, ScriptedFault::SyncError] {
         with_core(|host, core| async move {
-            let file = Rc::new(File::create(&core, image(), &thin(MIB)).await.unwrap());
+            let file = Rc::new(FlatImage::create(&core, image(), &thin(MIB)).await.unwrap());
             let c = client(&core, &file);
-            assert!(matches!(reason(file.grow(MIB - 512).await), Reason::Size(_)));
-            assert!(matches!(reason(file.grow(MIB + 1).await), Reason::Size(_)));
+            assert!(matches!(reason(file.grow(MIB - 512).await), ImageErrorReason::InvalidSize(_)));
+            assert!(matches!(reason(file.grow(MIB + 1).await), ImageErrorReason::InvalidSize(_)));
             file.grow(MIB).await.expect("nothing to do");
-            host.disk(IMAGE).unwrap().next_mishap(mishap);
+            host.disk(IMAGE).unwrap().script_fault(mishap);
             let failed = reason(file.grow(4 * MIB).await);
-            assert!(matches!(failed, Reason::Disk(_)), "{failed}");
+            assert!(matches!(failed, ImageErrorReason::Disk(_)), "{failed}");
             assert_eq!(c.dev().info().blocks, 2048);
-            if mishap == Mishap::SyncError {
+            if mishap == ScriptedFault::SyncError {
                 assert_eq!(c.flush().await, Err(block::Error::Gone));
                 assert_eq!(c.read(0, 1).await.map(drop), Err(block::Error::Gone));
             } else {
@@ -467,10 +498,11 @@ fn a_failed_growth_changes_nothing_and_can_be_repeated() {
                 c.write(4095, &[1; 512], true).await.unwrap();
             }
             drop((c, file));
-            let again = File::open(&core, image(), &existing()).await.unwrap();
+            let again = FlatImage::open(&core, image(), &existing()).await.unwrap();
             let size = again.label().data_bytes;
             assert!(
-                size == 4 * MIB || size == if mishap == Mishap::SyncError { MIB } else { 2 * MIB }
+                size == 4 * MIB
+                    || size == if mishap == ScriptedFault::SyncError { MIB } else { 2 * MIB }
             );
         });
     }
@@ -479,10 +511,10 @@ fn a_failed_growth_changes_nothing_and_can_be_repeated() {
 #[test]
 fn old_contents_behind_the_end_never_show() {
     with_core(|host, core| async move {
-        let file = Rc::new(File::create(&core, image(), &thin(MIB + 512)).await.unwrap());
+        let file = Rc::new(FlatImage::create(&core, image(), &thin(MIB + 512)).await.unwrap());
         let disk = host.disk(IMAGE).unwrap();
         disk.resize(4 * MIB);
-        disk.poke(2 * MIB + 512, &vec![3; (2 << 20) - 512]);
+        disk.write_durable(2 * MIB + 512, &vec![3; (2 << 20) - 512]);
         file.grow(3 * MIB).await.unwrap();
         let c = client(&core, &file);
         for at in [2049, 2056, 4096, 6143] {
@@ -492,28 +524,28 @@ fn old_contents_behind_the_end_never_show() {
 }
 
 /// What becomes of unsynced changes, how likely a block that is being written is damaged, and how.
-type Fate = (Unsynced, f64, Damage);
+type Fate = (UnsyncedFate, f64, TornDamage);
 
 const FATES: [Fate; 6] = [
-    (Unsynced::Drawn, 1.0, Damage::Mixed { bytes: 512 }),
-    (Unsynced::Drawn, 0.0, Damage::Garbage),
-    (Unsynced::Lost, 0.0, Damage::Garbage),
-    (Unsynced::Kept, 0.0, Damage::Garbage),
-    (Unsynced::Drawn, 1.0, Damage::Garbage),
-    (Unsynced::Drawn, 1.0, Damage::Unreadable),
+    (UnsyncedFate::Random, 1.0, TornDamage::Mixed { bytes: 512 }),
+    (UnsyncedFate::Random, 0.0, TornDamage::Garbage),
+    (UnsyncedFate::Lost, 0.0, TornDamage::Garbage),
+    (UnsyncedFate::Kept, 0.0, TornDamage::Garbage),
+    (UnsyncedFate::Random, 1.0, TornDamage::Garbage),
+    (UnsyncedFate::Random, 1.0, TornDamage::Unreadable),
 ];
 
-/// How often a moment is tried: more often where chance has a say.
+/// How often a moment is tried: more often if the result is random.
 fn rounds(fate: Fate) -> u64 {
-    if fate.0 == Unsynced::Drawn { 4 } else { 1 }
+    if fate.0 == UnsyncedFate::Random { 4 } else { 1 }
 }
 
-/// Power fails during a creation, at every moment: afterwards there is the image, or nothing, or
-/// something that a creation without force takes over.
+/// Power fails at any moment of a creation: afterwards there is the image, or nothing, or leftovers
+/// that a creation without force replaces.
 #[test]
 fn a_creation_may_be_cut_off_anywhere() {
-    let full = Create { provisioning: Provisioning::Full, ..thin(4 * MIB) };
-    let whole = Create { bytes: None, ..thin(0) };
+    let full = CreateImageOptions { provisioning: Provisioning::Thick, ..thin(4 * MIB) };
+    let whole = CreateImageOptions { size_bytes: None, ..thin(0) };
     let device = DiskSetup::device(2 * MIB);
     let file = DiskSetup::file(0);
     for (disk, how) in [(&file, thin(MIB)), (&file, full), (&device, whole)] {
@@ -531,41 +563,54 @@ fn a_creation_may_be_cut_off_anywhere() {
     }
 }
 
-fn creation_is_cut_off(ms: u64, disk: &DiskSetup, how: Create, fate: Fate, round: u64) -> bool {
+fn creation_is_cut_off(
+    ms: u64,
+    disk: &DiskSetup,
+    how: CreateImageOptions,
+    fate: Fate,
+    round: u64,
+) -> bool {
     let mut setup = punctual(disk);
-    (setup.files.faults.unsynced, setup.files.faults.torn) = (fate.0, fate.1);
-    setup.files.faults.damage = fate.2;
+    (setup.new_file_setup.faults.unsynced, setup.new_file_setup.faults.torn) = (fate.0, fate.1);
+    setup.new_file_setup.faults.torn_damage = fate.2;
     let on_device = disk.kind == rt::disk::DiskKind::BlockDevice;
     let finished = std::cell::Cell::new(false);
-    let (done, files) = (&finished, setup.files.clone());
+    let (done, files) = (&finished, setup.new_file_setup.clone());
     let scenario = |_, host: Host| async move {
         if on_device {
             host.add_disk(IMAGE, files);
         }
         let creation = host.run(move |core| async move {
-            drop(File::create(&core, image(), &how).await.unwrap());
+            drop(FlatImage::create(&core, image(), &how).await.unwrap());
         });
         tokio::time::sleep(Duration::from_micros(ms * 1000 - 500)).await;
         host.power_cut();
         done.set(creation.join().await.is_some());
         let core = core_of(&host).await;
-        let opened = File::open(&core, image(), &existing()).await;
+        let opened = FlatImage::open(&core, image(), &existing()).await;
         match opened.map_err(|e| e.reason) {
-            Ok(file) => assert_eq!(essence(file.label()).1, how.bytes.unwrap_or(MIB)),
+            Ok(file) => assert_eq!(essence(file.label()).1, how.size_bytes.unwrap_or(MIB)),
             Err(e) => {
                 assert!(!done.get(), "created and gone: {e}");
                 let harmless = matches!(
                     e,
-                    Reason::Unfinished | Reason::NoLabel | Reason::Open(OpenReason::NotFound)
+                    ImageErrorReason::CreationUnfinished
+                        | ImageErrorReason::NoLabel
+                        | ImageErrorReason::Open(OpenReason::NotFound)
                 );
                 let damaged = fate.1 > 0.0;
                 assert!(harmless || damaged, "{e}");
-                if on_device && harmless && !matches!(fate.2, Damage::Unreadable) {
+                if on_device && harmless && !matches!(fate.2, TornDamage::Unreadable) {
                     a_file_system_since_then_is_kept(&host, &core, how).await;
                 }
-                // Where blocks are damaged nobody can tell what was there: that takes force.
+                // If blocks are damaged, what was there before is unknown: that takes force.
                 let force = !harmless && damaged;
-                let again = File::create(&core, image(), &Create { force, ..how }).await;
+                let again = FlatImage::create(
+                    &core,
+                    image(),
+                    &CreateImageOptions { overwrite: force, ..how },
+                )
+                .await;
                 drop(again.unwrap());
             }
         }
@@ -575,18 +620,25 @@ fn creation_is_cut_off(ms: u64, disk: &DiskSetup, how: Create, fate: Fate, round
     finished.get()
 }
 
-/// Somebody makes a file system where a creation was cut off: it is not taken for what the creation left.
-async fn a_file_system_since_then_is_kept(host: &Host, core: &Core, how: Create) {
+/// A file system is made after an interrupted creation: it is not taken for a leftover of the
+/// creation.
+async fn a_file_system_since_then_is_kept(host: &Host, core: &Core, how: CreateImageOptions) {
     let disk = host.disk(IMAGE).unwrap();
-    // The magic of ext4 lies behind what a label fills of its page.
-    disk.poke(1080, &[0x53, 0xef]);
-    let refused = File::create(core, image(), &how).await.unwrap_err().reason;
-    assert!(matches!(refused, Reason::Foreign(_) | Reason::TornLabel), "{refused}");
-    disk.poke(1080, &[0, 0]);
+    // The magic of ext4 lies after the fields of a label.
+    disk.write_durable(1080, &[0x53, 0xef]);
+    let refused = FlatImage::create(core, image(), &how).await.unwrap_err().reason;
+    assert!(
+        matches!(
+            refused,
+            ImageErrorReason::HoldsOtherData(_) | ImageErrorReason::BothLabelsDamaged
+        ),
+        "{refused}"
+    );
+    disk.write_durable(1080, &[0, 0]);
 }
 
-/// Power fails during a growth, at every moment: the image opens with its old or its new size, and
-/// with its data.
+/// Power fails at any moment of a growth: the image opens with its old or its new size, and with
+/// its data.
 #[test]
 fn a_growth_may_be_cut_off_anywhere() {
     for full in [false, true] {
@@ -606,15 +658,15 @@ fn a_growth_may_be_cut_off_anywhere() {
 
 fn growth_is_cut_off(ms: u64, full: bool, fate: Fate, round: u64) -> bool {
     let mut setup = punctual(&DiskSetup::file(0));
-    (setup.files.faults.unsynced, setup.files.faults.torn) = (fate.0, fate.1);
-    setup.files.faults.damage = fate.2;
-    let provisioning = if full { Provisioning::Full } else { Provisioning::Thin };
-    let how = Create { provisioning, ..thin(MIB) };
+    (setup.new_file_setup.faults.unsynced, setup.new_file_setup.faults.torn) = (fate.0, fate.1);
+    setup.new_file_setup.faults.torn_damage = fate.2;
+    let provisioning = if full { Provisioning::Thick } else { Provisioning::Thin };
+    let how = CreateImageOptions { provisioning, ..thin(MIB) };
     let finished = std::cell::Cell::new(false);
     let done = &finished;
     let scenario = |_, host: Host| async move {
         let core = core_of(&host).await;
-        let file = Rc::new(File::create(&core, image(), &how).await.unwrap());
+        let file = Rc::new(FlatImage::create(&core, image(), &how).await.unwrap());
         let c = client(&core, &file);
         c.write(2047, &[5; 512], true).await.unwrap();
         drop(c);
@@ -623,7 +675,7 @@ fn growth_is_cut_off(ms: u64, full: bool, fate: Fate, round: u64) -> bool {
         host.power_cut();
         done.set(growth.join().await.is_some());
         let core = core_of(&host).await;
-        let file = Rc::new(File::open(&core, image(), &existing()).await.unwrap());
+        let file = Rc::new(FlatImage::open(&core, image(), &existing()).await.unwrap());
         let size = file.label().data_bytes;
         assert!(size == 3 * MIB || size == MIB && !done.get(), "{size}");
         let c = client(&core, &file);
@@ -640,8 +692,8 @@ fn growth_is_cut_off(ms: u64, full: bool, fate: Fate, round: u64) -> bool {
     finished.get()
 }
 
-/// Power fails during a deletion on a device: the image is there whole, or there is none, or what is
-/// left of its label takes force.
+/// Power fails at any moment of a deletion on a device: the image is complete, or gone, or the
+/// leftovers of its label take force.
 #[test]
 fn a_deletion_may_be_cut_off_anywhere() {
     for fate in FATES {
@@ -655,12 +707,12 @@ fn a_deletion_may_be_cut_off_anywhere() {
 
 fn deletion_is_cut_off(ms: u64, fate: Fate, round: u64) {
     let mut faults = punctual_faults();
-    (faults.unsynced, faults.torn, faults.damage) = fate;
+    (faults.unsynced, faults.torn, faults.torn_damage) = fate;
     let device = DiskSetup::device(2 * MIB).faults(faults);
     let scenario = |_, host: Host| async move {
         let disk = host.add_disk(IMAGE, device);
         let core = core_of(&host).await;
-        let file = Rc::new(File::create(&core, image(), &thin(MIB)).await.unwrap());
+        let file = Rc::new(FlatImage::create(&core, image(), &thin(MIB)).await.unwrap());
         client(&core, &file).write(9, &[5; 512], true).await.unwrap();
         drop(file);
         let deletion = host.run(move |core| async move {
@@ -670,24 +722,25 @@ fn deletion_is_cut_off(ms: u64, fate: Fate, round: u64) {
         host.power_cut();
         let finished = deletion.join().await.is_some();
         let core = core_of(&host).await;
-        match File::open(&core, image(), &existing()).await.map_err(|e| e.reason) {
+        match FlatImage::open(&core, image(), &existing()).await.map_err(|e| e.reason) {
             Ok(file) => {
                 assert!(!finished);
                 let c = client(&core, &Rc::new(file));
                 assert_eq!(c.read(9, 1).await.unwrap().to_vec(), [5; 512]);
             }
-            Err(Reason::NoLabel | Reason::NotAVolume(_)) => {
-                assert!(fate.1 > 0.0 || disk.peek(0, 4096).iter().all(|&b| b == 0));
+            Err(ImageErrorReason::NoLabel | ImageErrorReason::NotAVolume(_)) => {
+                assert!(fate.1 > 0.0 || disk.read_visible(0, 4096).iter().all(|&b| b == 0));
             }
             Err(e) => {
-                let torn = matches!(e, Reason::TornLabel | Reason::Disk(_));
+                let torn =
+                    matches!(e, ImageErrorReason::BothLabelsDamaged | ImageErrorReason::Disk(_));
                 assert!(torn && !finished && fate.1 > 0.0, "{e}");
             }
         }
         delete(&core, image(), VOLUME, (false, true), None).await.unwrap();
-        let gone = File::open(&core, image(), &existing()).await;
-        assert_eq!(reason(gone), Reason::NoLabel);
-        drop(File::create(&core, image(), &thin(MIB)).await.unwrap());
+        let gone = FlatImage::open(&core, image(), &existing()).await;
+        assert_eq!(reason(gone), ImageErrorReason::NoLabel);
+        drop(FlatImage::create(&core, image(), &thin(MIB)).await.unwrap());
     };
     let setup = punctual(&DiskSetup::file(0));
     let played = play(ms * 100 + round, setup, scenario);

@@ -1,17 +1,19 @@
-//! Flat images on devices of blocks: they pass the suite of every layer, take what the device has of limits and errors, and
-//! need no zeroing.
+//! Flat images on block devices: they pass the conformance suite of all layers, inherit the
+//! device's limits and errors, and need no zeroing.
 
 use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
 
 use block::testing::conformance::{self, MIN_BYTES, Subject};
-use block::testing::faulty::{Effect, Faults, Faulty, Kind, Rule};
-use block::testing::{Client, Rng};
-use block::{Blocks, Bufs, Ctx, Dev, Error, Info, Layer, Lba, Mem, MemOptions, Op, Pool};
-use disk::{FileError, Foreign, LABEL_AREA_BYTES, LOG_AREA, Medium, Provisioning, Reason};
+use block::testing::faulty::{Effect, Faults, Faulty, OpKind, Rule};
+use block::testing::{Rng, TestClient};
+use block::{Blocks, BufferPool, Bufs, Ctx, Dev, Error, Info, Layer, Lba, Mem, MemOptions, Op};
+use disk::{
+    ExistingData, ImageError, ImageErrorReason, LABEL_AREA_BYTES, LOG_AREA, Medium, Provisioning,
+};
 use futures_util::future::join_all;
-use image::{Create, File, Open, inspect_on};
+use image::{CreateImageOptions, FlatImage, OpenImageOptions, inspect_on};
 use intent_log::IntentLog;
 use rt::disk::DiskErrorKind;
 use rt::{Core, DiskEngine};
@@ -21,7 +23,7 @@ use crate::common::{VOLUME, client, existing, on_core, thin};
 
 const MIB: u64 = 1 << 20;
 
-/// A device that takes little at once, and all the memory that it may.
+/// A device with small transfers that uses all of its overhead memory.
 struct Greedy {
     below: Dev,
     overhead: u32,
@@ -36,7 +38,7 @@ impl Layer for Greedy {
     fn info(&self) -> Info {
         let below = self.below.info();
         let max_transfer_blocks = self.max_transfer / below.block_size;
-        Info { max_transfer_blocks, overhead: self.overhead, ..below }
+        Info { max_transfer_blocks, overhead_bytes: self.overhead, ..below }
     }
 
     async fn submit(&self, op: Op, ctx: Ctx) -> Result<Bufs, Error> {
@@ -58,7 +60,7 @@ impl Layer for Greedy {
     }
 }
 
-/// A device in memory whose faults are told.
+/// A device in memory with scripted faults.
 struct Bottom {
     mem: Rc<Mem>,
     faults: RefCell<Faults>,
@@ -82,19 +84,27 @@ impl Bottom {
     }
 
     fn medium(&self) -> Medium {
-        Medium::of(self.dev(), Path::new("pool/volume"))
+        Medium::from_dev(self.dev(), Path::new("pool/volume"))
     }
 
     fn fail(&self, rule: Rule) {
         self.faults.borrow().add(rule);
     }
 
-    async fn create(&self, core: &Core, how: &Create) -> Result<Rc<File>, FileError> {
-        File::create_on(core, self.medium(), how).await.map(Rc::new)
+    async fn create(
+        &self,
+        core: &Core,
+        how: &CreateImageOptions,
+    ) -> Result<Rc<FlatImage>, ImageError> {
+        FlatImage::create_on(core, self.medium(), how).await.map(Rc::new)
     }
 
-    async fn open(&self, core: &Core, what: &Open) -> Result<Rc<File>, FileError> {
-        File::open_on(core, self.medium(), what).await.map(Rc::new)
+    async fn open(
+        &self,
+        core: &Core,
+        what: &OpenImageOptions,
+    ) -> Result<Rc<FlatImage>, ImageError> {
+        FlatImage::open_on(core, self.medium(), what).await.map(Rc::new)
     }
 }
 
@@ -102,9 +112,9 @@ impl Bottom {
 struct OnDevs {
     core: Core,
     dev_block: u32,
-    how: Create,
+    how: CreateImageOptions,
     bottom: RefCell<Rc<Bottom>>,
-    last: RefCell<Option<Rc<File>>>,
+    last: RefCell<Option<Rc<FlatImage>>>,
 }
 
 impl OnDevs {
@@ -112,15 +122,15 @@ impl OnDevs {
         Rc::clone(&self.bottom.borrow())
     }
 
-    fn serve(&self, file: Rc<File>) -> Dev {
+    fn serve(&self, file: Rc<FlatImage>) -> Dev {
         self.last.replace(Some(Rc::clone(&file)));
         Dev::shared(file)
     }
 }
 
 impl Subject for OnDevs {
-    fn pool(&self) -> Pool {
-        self.core.pool().clone()
+    fn pool(&self) -> BufferPool {
+        self.core.buffer_pool().clone()
     }
 
     async fn fresh(&self) -> Dev {
@@ -133,7 +143,7 @@ impl Subject for OnDevs {
         let file = self.last.borrow().clone().unwrap();
         let bytes = file.label().data_bytes + MIN_BYTES + 4096;
         let refused = file.grow(bytes).await.unwrap_err();
-        assert!(matches!(refused.reason, Reason::TooSmall { .. }), "{refused}");
+        assert!(matches!(refused.reason, ImageErrorReason::TooSmall { .. }), "{refused}");
         self.bottom().mem.grow((LABEL_AREA_BYTES + bytes) / u64::from(self.dev_block));
         file.grow(bytes).await.unwrap();
         true
@@ -145,7 +155,7 @@ impl Subject for OnDevs {
 
     async fn cut_power(&self, seed: u64) -> Option<Dev> {
         if self.how.block_size > self.dev_block {
-            // It may be torn, and the image warns of that.
+            // The block may be torn, and the image warns of that.
             return None;
         }
         self.last.take();
@@ -154,14 +164,14 @@ impl Subject for OnDevs {
         Some(self.serve(self.bottom().open(&self.core, &existing()).await.unwrap()))
     }
 
-    async fn fail_next(&self, kind: Kind, error: Error) -> bool {
+    async fn fail_next(&self, kind: OpKind, error: Error) -> bool {
         self.bottom().fail(Rule::new(Effect::Fail(error)).on(&[kind]).times(1));
         true
     }
 }
 
-fn images_conform(dev_block: u32, how: Create) {
-    on_core(DiskEngine::Pool, move |core| async move {
+fn images_conform(dev_block: u32, how: CreateImageOptions) {
+    on_core(DiskEngine::Threads, move |core| async move {
         let bottom = RefCell::new(Rc::new(Bottom::new(dev_block, 0)));
         let subject = OnDevs { core, dev_block, how, bottom, last: RefCell::default() };
         conformance::check(&subject, 1).await;
@@ -178,7 +188,7 @@ fn small_blocks_on_small_blocks() {
 
 #[test]
 fn large_blocks_on_small_blocks() {
-    images_conform(512, Create { block_size: 4096, ..thin(MIN_BYTES) });
+    images_conform(512, CreateImageOptions { block_size: 4096, ..thin(MIN_BYTES) });
 }
 
 #[test]
@@ -188,17 +198,21 @@ fn small_blocks_on_large_blocks() {
 
 #[test]
 fn large_blocks_on_large_blocks() {
-    let how = Create { block_size: 4096, provisioning: Provisioning::Full, ..thin(MIN_BYTES) };
+    let how = CreateImageOptions {
+        block_size: 4096,
+        provisioning: Provisioning::Thick,
+        ..thin(MIN_BYTES)
+    };
     images_conform(4096, how);
 }
 
 #[test]
 fn what_was_created_is_there_when_it_is_opened() {
-    on_core(DiskEngine::Pool, |core| async move {
+    on_core(DiskEngine::Threads, |core| async move {
         let bottom = Bottom::new(4096, 3 * MIB + LABEL_AREA_BYTES);
         let none = bottom.open(&core, &existing()).await.unwrap_err();
         assert_eq!(none.to_string(), "pool/volume: holds no volume");
-        let whole = Create { bytes: None, ..thin(0) };
+        let whole = CreateImageOptions { size_bytes: None, ..thin(0) };
         let file = bottom.create(&core, &whole).await.unwrap();
         let label = file.label();
         assert_eq!((label.data_bytes, label.block_size), (3 * MIB, 512));
@@ -206,10 +220,10 @@ fn what_was_created_is_there_when_it_is_opened() {
         drop(file);
         assert_eq!(inspect_on(&core, &bottom.medium()).await.unwrap(), label);
         let again = bottom.create(&core, &whole).await.unwrap_err();
-        assert_eq!(again.reason, Reason::Labelled { volume: VOLUME });
-        let other = Open { volume: Uuid::from_u128(1), ..existing() };
+        assert_eq!(again.reason, ImageErrorReason::HoldsVolume { volume: VOLUME });
+        let other = OpenImageOptions { volume_id: Uuid::from_u128(1), ..existing() };
         let refused = bottom.open(&core, &other).await.unwrap_err();
-        assert!(matches!(refused.reason, Reason::OtherVolume { .. }), "{refused}");
+        assert!(matches!(refused.reason, ImageErrorReason::WrongVolume { .. }), "{refused}");
         let file = bottom.open(&core, &existing()).await.unwrap();
         assert_eq!(file.label(), label);
         let c = client(&core, &file);
@@ -217,18 +231,23 @@ fn what_was_created_is_there_when_it_is_opened() {
             c.read(6, 4).await.unwrap().to_vec(),
             [[0; 512], [7; 512], [7; 512], [0; 512]].concat()
         );
-        assert!(c.map(0, 32).await.unwrap().mapped && !c.map(16, 32).await.unwrap().mapped);
+        assert!(
+            c.block_status(0, 32).await.unwrap().mapped
+                && !c.block_status(16, 32).await.unwrap().mapped
+        );
     });
 }
 
 #[test]
 fn an_image_that_is_only_read_changes_nothing() {
-    on_core(DiskEngine::Pool, |core| async move {
+    on_core(DiskEngine::Threads, |core| async move {
         let bottom = Bottom::new(4096, 4 * MIB);
         drop(bottom.create(&core, &thin(3 * MIB)).await.unwrap());
-        let reading = Open { read_only: true, ..existing() };
+        let reading = OpenImageOptions { read_only: true, ..existing() };
         let medium = bottom.dev();
-        let file = File::open_on(&core, Medium::of(medium.clone(), Path::new("m")), &reading).await;
+        let file =
+            FlatImage::open_on(&core, Medium::from_dev(medium.clone(), Path::new("m")), &reading)
+                .await;
         let file = Rc::new(file.unwrap());
         assert!(file.info().read_only);
         assert_eq!(client(&core, &file).write(0, &[1; 512], false).await, Err(Error::ReadOnly));
@@ -241,70 +260,74 @@ fn an_image_that_is_only_read_changes_nothing() {
 
 #[test]
 fn a_creation_writes_nothing_but_what_lies_before_the_data() {
-    on_core(DiskEngine::Pool, |core| async move {
-        for provisioning in [Provisioning::Thin, Provisioning::Full] {
+    on_core(DiskEngine::Threads, |core| async move {
+        for provisioning in [Provisioning::Thin, Provisioning::Thick] {
             let bottom = Bottom::new(4096, 64 * MIB);
             let dev = bottom.dev();
-            let medium = Medium::of(dev.clone(), Path::new("m"));
-            let how = Create { provisioning, ..thin(63 * MIB) };
-            let file = File::create_on(&core, medium, &how).await.unwrap();
+            let medium = Medium::from_dev(dev.clone(), Path::new("m"));
+            let how = CreateImageOptions { provisioning, ..thin(63 * MIB) };
+            let file = FlatImage::create_on(&core, medium, &how).await.unwrap();
             let stats = dev.stats();
             assert!(stats.write_bytes <= MIB + 4 * 4096 && stats.zeroes <= 1, "{stats:?}");
             drop(file);
         }
         let bottom = Bottom::new(4096, 2 * MIB);
         let refused = bottom.create(&core, &thin(2 * MIB)).await.unwrap_err();
-        assert_eq!(refused.reason, Reason::TooSmall { bytes: 2 * MIB, needed: 3 * MIB });
+        assert_eq!(refused.reason, ImageErrorReason::TooSmall { bytes: 2 * MIB, needed: 3 * MIB });
     });
 }
 
 #[test]
 fn a_creation_that_is_forced_leaves_nothing_of_what_was_there() {
-    on_core(DiskEngine::Pool, |core| async move {
+    on_core(DiskEngine::Threads, |core| async move {
         let bottom = Bottom::new(4096, 5 * MIB);
         let file = bottom.create(&core, &thin(4 * MIB)).await.unwrap();
         for at in [0, 3000, 8191] {
             client(&core, &file).write(at, &[1; 512], true).await.unwrap();
         }
         drop(file);
-        // Smaller than before, so that it grows into what was the old one's.
-        let how = Create { force: true, ..thin(MIB) };
+        // Smaller than before, so that it grows into the old one's data.
+        let how = CreateImageOptions { overwrite: true, ..thin(MIB) };
         let file = bottom.create(&core, &how).await.unwrap();
         file.grow(4 * MIB).await.unwrap();
         for at in [0, 3000, 8191] {
             assert_eq!(client(&core, &file).read(at, 1).await.unwrap().to_vec(), [0; 512]);
         }
         drop(file);
-        let c = Client::new(&bottom.dev(), core.pool());
+        let c = TestClient::new(&bottom.dev(), core.buffer_pool());
         c.zero(0, 1280, true).await.unwrap();
         c.write(0, &[&b"XFSB"[..], &[0; 4092]].concat(), true).await.unwrap();
         let refused = bottom.create(&core, &thin(MIB)).await.unwrap_err();
         assert_eq!(
             refused.reason,
-            Reason::Foreign(Foreign::Known(vec!["an XFS file system".to_owned()]))
+            ImageErrorReason::HoldsOtherData(ExistingData::KnownFormats(vec![
+                "an XFS file system".to_owned()
+            ]))
         );
     });
 }
 
 #[test]
 fn a_creation_that_fails_can_be_repeated() {
-    on_core(DiskEngine::Pool, |core| async move {
-        for kind in [Kind::Write, Kind::Flush] {
+    on_core(DiskEngine::Threads, |core| async move {
+        for kind in [OpKind::Write, OpKind::Flush] {
             let mut failed = 0;
             for n in 0.. {
                 let bottom = Bottom::new(4096, 4 * MIB);
                 let medium = bottom.medium();
                 let error = Error::Unwritable { at: Lba(0) };
                 bottom.fail(Rule::new(Effect::Fail(error)).on(&[kind]).after(n).times(1));
-                let Err(e) = File::create_on(&core, medium, &thin(3 * MIB)).await else { break };
+                let Err(e) = FlatImage::create_on(&core, medium, &thin(3 * MIB)).await else {
+                    break;
+                };
                 failed += 1;
-                assert!(matches!(e.reason, Reason::Disk(_)), "{e}");
-                if kind == Kind::Write {
+                assert!(matches!(e.reason, ImageErrorReason::Disk(_)), "{e}");
+                if kind == OpKind::Write {
                     let none = bottom.open(&core, &existing()).await.unwrap_err();
-                    assert_eq!(none.reason, Reason::NoLabel, "write {n}");
+                    assert_eq!(none.reason, ImageErrorReason::NoLabel, "write {n}");
                     bottom.create(&core, &thin(3 * MIB)).await.unwrap();
                 }
-                let force = Create { force: true, ..thin(3 * MIB) };
+                let force = CreateImageOptions { overwrite: true, ..thin(3 * MIB) };
                 bottom.create(&core, &force).await.unwrap();
                 bottom.open(&core, &existing()).await.unwrap();
             }
@@ -314,9 +337,9 @@ fn a_creation_that_fails_can_be_repeated() {
 }
 
 /// An image of 3 MiB on blocks of 4096 bytes.
-async fn image(core: &Core, block_size: u32) -> (Bottom, Rc<File>, Client) {
+async fn image(core: &Core, block_size: u32) -> (Bottom, Rc<FlatImage>, TestClient) {
     let bottom = Bottom::new(4096, 4 * MIB);
-    let how = Create { block_size, ..thin(3 * MIB) };
+    let how = CreateImageOptions { block_size, ..thin(3 * MIB) };
     let file = bottom.create(core, &how).await.unwrap();
     let client = client(core, &file);
     (bottom, file, client)
@@ -324,31 +347,31 @@ async fn image(core: &Core, block_size: u32) -> (Bottom, Rc<File>, Client) {
 
 #[test]
 fn errors_come_with_the_address_of_the_volume() {
-    on_core(DiskEngine::Pool, |core| async move {
+    on_core(DiskEngine::Threads, |core| async move {
         let (bottom, _file, c) = image(&core, 512).await;
         let anywhere = Lba(0);
-        // Block 2 of the data has the blocks from 16 to 23 of the volume.
+        // Block 2 of the data contains blocks 16 to 23 of the volume.
         let bad = Blocks::new(Lba(256 + 2), 1);
         let fail = |kind, error| {
             bottom.fail(Rule::new(Effect::Fail(error)).on(&[kind]).within(bad).times(1));
         };
         for (at, blocks, first) in [(0, 100, 16), (16, 8, 16), (19, 2, 19), (17, 40, 17)] {
-            fail(Kind::Read, Error::Unreadable { at: anywhere });
+            fail(OpKind::Read, Error::Unreadable { at: anywhere });
             let found = c.read(at, blocks).await.unwrap_err();
             assert_eq!(found, Error::Unreadable { at: Lba(first) });
-            fail(Kind::Read, Error::Corrupt { at: anywhere });
+            fail(OpKind::Read, Error::Corrupt { at: anywhere });
             let found = c.read(at, blocks).await.unwrap_err();
             assert_eq!(found, Error::Corrupt { at: Lba(first) });
         }
-        fail(Kind::Write, Error::Unwritable { at: anywhere });
+        fail(OpKind::Write, Error::Unwritable { at: anywhere });
         let found = c.write(8, &[1; 8192], false).await.unwrap_err();
         assert_eq!(found, Error::Unwritable { at: Lba(16) });
-        // What lies beside what is written cannot be read.
-        fail(Kind::Read, Error::Corrupt { at: anywhere });
+        // The rest of the block that is written cannot be read.
+        fail(OpKind::Read, Error::Corrupt { at: anywhere });
         let found = c.write(18, &[1; 512], false).await.unwrap_err();
         assert_eq!(found, Error::Unwritable { at: Lba(18) });
         for error in [Error::NoSpace, Error::ReadOnly, Error::Fenced] {
-            fail(Kind::Write, error);
+            fail(OpKind::Write, error);
             assert_eq!(c.write(16, &[1; 4096], false).await, Err(error));
         }
         c.write(0, &[1; 8192], true).await.unwrap();
@@ -361,12 +384,12 @@ fn errors_come_with_the_address_of_the_volume() {
 
 #[test]
 fn a_flush_that_failed_ends_the_image() {
-    on_core(DiskEngine::Pool, |core| async move {
+    on_core(DiskEngine::Threads, |core| async move {
         for error in [Error::Gone, Error::NoSpace, Error::Unwritable { at: Lba(9) }] {
             let (bottom, file, c) = image(&core, 4096).await;
             let area = file.log_area().await.unwrap();
             c.write(1, &[1; 4096], false).await.unwrap();
-            bottom.fail(Rule::new(Effect::Fail(error)).on(&[Kind::Flush]).times(1));
+            bottom.fail(Rule::new(Effect::Fail(error)).on(&[OpKind::Flush]).times(1));
             assert_eq!(c.flush().await, Err(Error::Gone));
             bottom.faults.borrow().clear();
             assert_eq!(c.flush().await, Err(Error::Gone), "never retried and believed");
@@ -375,8 +398,8 @@ fn a_flush_that_failed_ends_the_image() {
             assert_eq!(area.sync().await, Err(Error::Gone));
             let gone = area.read(LOG_AREA.start, 4096).await.unwrap_err();
             assert_eq!(gone.kind, DiskErrorKind::Gone);
-            let gone = area.declare().await.unwrap_err();
-            let lost = |e: &FileError| matches!(e.reason, Reason::Disk(e) if e.kind == DiskErrorKind::Gone);
+            let gone = area.declare_log().await.unwrap_err();
+            let lost = |e: &ImageError| matches!(e.reason, ImageErrorReason::Disk(e) if e.kind == DiskErrorKind::Gone);
             assert!(lost(&gone), "{gone}");
         }
     });
@@ -384,7 +407,7 @@ fn a_flush_that_failed_ends_the_image() {
 
 #[test]
 fn a_log_lies_on_a_device() {
-    on_core(DiskEngine::Pool, |core| async move {
+    on_core(DiskEngine::Threads, |core| async move {
         let (bottom, file, c) = image(&core, 4096).await;
         let area = file.log_area().await.unwrap();
         let page = |n: u64| LOG_AREA.start + n * 4096;
@@ -414,22 +437,22 @@ fn a_log_lies_on_a_device() {
         let area = file.log_area().await.unwrap();
         assert_eq!(area.read(page(32), most).await.unwrap(), vec![3; most]);
         assert_eq!(client(&core, &file).read(0, 1).await.unwrap().to_vec(), [9; 4096]);
-        assert_eq!(core.pool().usage().overdrafts, 0);
+        assert_eq!(core.buffer_pool().usage().overdrafts, 0);
     });
 }
 
 #[test]
 fn an_intent_log_opens_where_it_was_created() {
-    on_core(DiskEngine::Pool, |core| async move {
+    on_core(DiskEngine::Threads, |core| async move {
         let (bottom, file, _) = image(&core, 4096).await;
         let area = file.log_area().await.unwrap();
         drop(IntentLog::create(&core, area).await.unwrap());
         drop(file);
         let file = bottom.open(&core, &existing()).await.unwrap();
-        assert!(file.label().intent_log);
+        assert!(file.label().has_intent_log);
         let area = file.log_area().await.unwrap();
-        let boot = area.boot(&core);
+        let boot = area.disk_session(&core);
         IntentLog::open(&core, area, boot).await.unwrap();
-        assert_eq!(core.pool().usage().overdrafts, 0);
+        assert_eq!(core.buffer_pool().usage().overdrafts, 0);
     });
 }

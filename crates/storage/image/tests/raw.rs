@@ -1,20 +1,20 @@
-//! Disks as they are, and parts of them, pass the suite of every layer; so does an image over one.
+//! Raw disks, and parts of them, pass the conformance suite of all layers; so does an image on one.
 
 use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 
 use block::testing::conformance::{self, MIN_BYTES, MIN_POOL, Subject};
-use block::testing::faulty::Kind;
-use block::{Dev, Error, Pool};
-use disk::{LABEL_AREA_BYTES, Medium, Raw};
-use image::File;
+use block::testing::faulty::OpKind;
+use block::{BufferPool, Dev, Error};
+use disk::{LABEL_AREA_BYTES, Medium, RawDevice};
+use image::FlatImage;
 use rt::Core;
 use rt::disk::OpenOptions;
 use rt::sim::{DiskControl, DiskSetup, Host, HostSetup};
 
 use crate::common::{core_of, existing, mishap, succeed, thin};
 
-/// Where a part begins on its disk.
+/// Offset of a part on its disk, in bytes.
 const BEGIN: u64 = 5 << 20;
 
 /// Parts of simulated disks, with images on them or not.
@@ -40,32 +40,36 @@ impl Parts {
         let core = self.core.borrow().clone();
         let disk = core.open_disk(&self.path(), OpenOptions::new()).await.unwrap();
         let bytes = MIN_BYTES + if self.with_image { LABEL_AREA_BYTES } else { 0 };
-        Dev::new(Raw::new(disk, self.block_size).within(BEGIN, bytes))
+        Dev::new(RawDevice::new(disk, self.block_size).with_range(BEGIN, bytes))
     }
 }
 
 impl Subject for Parts {
-    fn pool(&self) -> Pool {
-        self.core.borrow().pool().clone()
+    fn pool(&self) -> BufferPool {
+        self.core.borrow().buffer_pool().clone()
     }
 
     async fn fresh(&self) -> Dev {
         self.made.set(self.made.get() + 1);
         self.host.add_disk(self.path(), self.disk.clone());
         let edges = [(BEGIN - 4096, 4096), (self.disk.bytes - 4096, 4096)];
-        edges.iter().for_each(|&(at, len)| self.control().poke(at, &vec![9; len]));
+        edges.iter().for_each(|&(at, len)| self.control().write_durable(at, &vec![9; len]));
         let part = self.part().await;
         if !self.with_image {
             return part;
         }
         let core = self.core.borrow().clone();
-        let medium = Medium::of(part, &self.path());
-        Dev::new(File::create_on(&core, medium, &thin(MIN_BYTES)).await.unwrap())
+        let medium = Medium::from_dev(part, &self.path());
+        Dev::new(FlatImage::create_on(&core, medium, &thin(MIN_BYTES)).await.unwrap())
     }
 
     async fn grow(&self) -> bool {
         for at in [BEGIN - 4096, self.disk.bytes - 4096] {
-            assert_eq!(self.control().peek(at, 4096), [9; 4096], "what lies around is as it was");
+            assert_eq!(
+                self.control().read_visible(at, 4096),
+                [9; 4096],
+                "what lies around is as it was"
+            );
         }
         false
     }
@@ -82,18 +86,18 @@ impl Subject for Parts {
             return Some(part);
         }
         let core = self.core.borrow().clone();
-        let medium = Medium::of(part, &self.path());
-        Some(Dev::new(File::open_on(&core, medium, &existing()).await.unwrap()))
+        let medium = Medium::from_dev(part, &self.path());
+        Some(Dev::new(FlatImage::open_on(&core, medium, &existing()).await.unwrap()))
     }
 
-    async fn fail_next(&self, kind: Kind, error: Error) -> bool {
+    async fn fail_next(&self, kind: OpKind, error: Error) -> bool {
         let mishap = mishap(kind, error);
-        mishap.map(|mishap| self.control().next_mishap(mishap)).is_some()
+        mishap.map(|mishap| self.control().script_fault(mishap)).is_some()
     }
 }
 
 fn parts_conform(disk: DiskSetup, block_size: u32, with_image: bool) {
-    let setup = HostSetup { pool_bytes: MIN_POOL, ..HostSetup::default() };
+    let setup = HostSetup { memory_bytes: MIN_POOL, ..HostSetup::default() };
     succeed(1, setup, |_, host| async move {
         let core = RefCell::new(core_of(&host).await);
         let parts = Parts { host, disk, block_size, with_image, core, made: Cell::new(0) };
@@ -130,10 +134,10 @@ fn a_part_ends_with_its_disk_and_has_whole_blocks() {
         let size = 10 * 4096 + 512;
         host.add_disk("/d", DiskSetup::device(size));
         let disk = core.open_disk(Path::new("/d"), OpenOptions::new()).await.unwrap();
-        let blocks = |raw: Raw| Dev::new(raw).info().blocks;
-        assert_eq!(blocks(Raw::new(disk.clone(), 512)), 81);
-        assert_eq!(blocks(Raw::new(disk.clone(), 4096)), 10);
-        let part = |at, bytes| blocks(Raw::new(disk.clone(), 4096).within(at, bytes));
+        let blocks = |raw: RawDevice| Dev::new(raw).info().blocks;
+        assert_eq!(blocks(RawDevice::new(disk.clone(), 512)), 81);
+        assert_eq!(blocks(RawDevice::new(disk.clone(), 4096)), 10);
+        let part = |at, bytes| blocks(RawDevice::new(disk.clone(), 4096).with_range(at, bytes));
         assert_eq!((part(4096, 8192), part(4096, 8191), part(4096, u64::MAX)), (2, 1, 9));
         assert_eq!((part(512, u64::MAX), part(1 << 20, 4096)), (10, 0));
     });

@@ -1,11 +1,11 @@
-//! Images in real files: what the file system says of them.
+//! Images in real files, checked by what the file system reports.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use disk::{Foreign, Provisioning, Reason};
-use image::{Create, File, delete, inspect};
+use disk::{ExistingData, ImageErrorReason, Provisioning};
+use image::{CreateImageOptions, FlatImage, delete, inspect};
 use rt::DiskEngine;
 use rt::disk::OpenReason;
 
@@ -23,7 +23,7 @@ fn space_is_taken_given_back_and_kept() {
         on_core(DiskEngine::Auto, move |core| async move {
             let dir = dir();
             let path = dir.file("thin");
-            let file = Rc::new(File::create(&core, &path, &thin(64 * MIB)).await.unwrap());
+            let file = Rc::new(FlatImage::create(&core, &path, &thin(64 * MIB)).await.unwrap());
             assert!(space(&path) < MIB);
             let c = client(&core, &file);
             let data = vec![7; 1 << 20];
@@ -42,8 +42,8 @@ fn space_is_taken_given_back_and_kept() {
             drop((c, file));
 
             let path = dir.file("full");
-            let how = Create { provisioning: Provisioning::Full, ..thin(16 * MIB) };
-            let file = Rc::new(File::create(&core, &path, &how).await.unwrap());
+            let how = CreateImageOptions { provisioning: Provisioning::Thick, ..thin(16 * MIB) };
+            let file = Rc::new(FlatImage::create(&core, &path, &how).await.unwrap());
             assert!(space(&path) >= 17 * MIB);
             let c = client(&core, &file);
             c.unmap(0, 32768).await.unwrap();
@@ -60,9 +60,9 @@ fn a_file_belongs_to_one_at_a_time_and_goes_when_deleted() {
     on_core(DiskEngine::Auto, |core| async move {
         let dir = Dir::on_disk();
         let path = dir.file("image");
-        let file = File::create(&core, &path, &thin(MIB)).await.unwrap();
-        let held = File::open(&core, &path, &existing()).await.unwrap_err();
-        assert_eq!(held.reason, Reason::Open(OpenReason::Busy));
+        let file = FlatImage::create(&core, &path, &thin(MIB)).await.unwrap();
+        let held = FlatImage::open(&core, &path, &existing()).await.unwrap_err();
+        assert_eq!(held.reason, ImageErrorReason::Open(OpenReason::Busy));
         assert!(delete(&core, &path, VOLUME, (false, false), None).await.is_err());
         let label = file.label();
         drop(file);
@@ -78,24 +78,24 @@ fn files_of_others_are_left_alone() {
         let dir = Dir::on_disk();
         let path = dir.file("image");
         for (bytes, what) in [
-            (b"#!/bin/sh\n".to_vec(), Foreign::Unknown { at: 0 }),
+            (b"#!/bin/sh\n".to_vec(), ExistingData::UnknownData { at: 0 }),
             (
                 [b"QFI\xfb".to_vec(), vec![0; 8188]].concat(),
-                Foreign::Known(vec!["a QEMU image (qcow2)".to_owned()]),
+                ExistingData::KnownFormats(vec!["a QEMU image (qcow2)".to_owned()]),
             ),
         ] {
             std::fs::write(&path, &bytes).unwrap();
-            let refused = File::create(&core, &path, &thin(MIB)).await.unwrap_err();
-            assert_eq!(refused.reason, Reason::Foreign(what.clone()));
-            let refused = File::open(&core, &path, &existing()).await.unwrap_err();
-            assert_eq!(refused.reason, Reason::NotAVolume(what));
+            let refused = FlatImage::create(&core, &path, &thin(MIB)).await.unwrap_err();
+            assert_eq!(refused.reason, ImageErrorReason::HoldsOtherData(what.clone()));
+            let refused = FlatImage::open(&core, &path, &existing()).await.unwrap_err();
+            assert_eq!(refused.reason, ImageErrorReason::NotAVolume(what));
             assert_eq!(std::fs::read(&path).unwrap(), bytes);
         }
         let nowhere = dir.file("missing/image");
-        let refused = File::create(&core, &nowhere, &thin(MIB)).await.unwrap_err();
-        assert_eq!(refused.reason, Reason::Open(OpenReason::NotFound));
-        let refused = File::create(&core, &dir.file("."), &thin(MIB)).await.unwrap_err();
-        assert_eq!(refused.reason, Reason::Open(OpenReason::NotAFileOrBlockDevice));
+        let refused = FlatImage::create(&core, &nowhere, &thin(MIB)).await.unwrap_err();
+        assert_eq!(refused.reason, ImageErrorReason::Open(OpenReason::NotFound));
+        let refused = FlatImage::create(&core, &dir.file("."), &thin(MIB)).await.unwrap_err();
+        assert_eq!(refused.reason, ImageErrorReason::Open(OpenReason::NotAFileOrBlockDevice));
     });
 }
 
@@ -104,8 +104,8 @@ fn a_size_beyond_the_file_system_leaves_nothing_behind() {
     on_core(DiskEngine::Auto, |core| async move {
         let dir = Dir::on_disk();
         let path = dir.file("image");
-        // Some file systems take even this; those that do not must not keep half of it.
-        match File::create(&core, &path, &thin(256 << 40)).await {
+        // Some file systems accept even this size; the others must not keep a part of it.
+        match FlatImage::create(&core, &path, &thin(256 << 40)).await {
             Ok(file) => assert_eq!(file.label().data_bytes, 256 << 40),
             Err(e) => assert!(!path.exists(), "{e}"),
         }

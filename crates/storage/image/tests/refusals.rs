@@ -1,12 +1,12 @@
-//! What is refused on a real system: named, and left as it was.
+//! What is refused on a real system: the error says why, and nothing is changed.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::rc::Rc;
 
-use disk::{FileError, Foreign, Provisioning, Reason};
-use image::{Create, File, Open, delete, inspect};
+use disk::{ExistingData, ImageError, ImageErrorReason, Provisioning};
+use image::{CreateImageOptions, FlatImage, OpenImageOptions, delete, inspect};
 use rt::disk::{DiskErrorKind, OpenReason};
 use rt::{Core, DiskEngine};
 
@@ -15,7 +15,7 @@ use crate::common::{Dir, VOLUME, client, existing, on_core, thin};
 
 const MIB: u64 = 1 << 20;
 
-/// The image whose name a child process finds here is the one it holds.
+/// Environment variable that names the image which a child process holds open.
 const TO_HOLD: &str = "WINDROSE_TEST_HOLD";
 
 /// A file of `bytes` and a block device over it, with these options of `losetup`.
@@ -31,16 +31,16 @@ fn device(dir: &Dir, bytes: u64, options: &[&str]) -> Option<(PathBuf, Loop)> {
     device.map(|device| (backing, device))
 }
 
-fn reason<T>(result: Result<T, FileError>) -> Reason {
+fn reason<T>(result: Result<T, ImageError>) -> ImageErrorReason {
     result.err().expect("must be refused").reason
 }
 
 /// Every way to use `path` is refused for `why`.
 async fn all_refuse(core: &Core, path: &Path, why: OpenReason) {
-    let why = Reason::Open(why);
-    let forced = Create { force: true, ..thin(MIB) };
-    assert_eq!(reason(File::create(core, path, &forced).await), why);
-    assert_eq!(reason(File::open(core, path, &existing()).await), why);
+    let why = ImageErrorReason::Open(why);
+    let forced = CreateImageOptions { overwrite: true, ..thin(MIB) };
+    assert_eq!(reason(FlatImage::create(core, path, &forced).await), why);
+    assert_eq!(reason(FlatImage::open(core, path, &existing()).await), why);
     assert_eq!(reason(delete(core, path, VOLUME, (false, true), None).await), why);
 }
 
@@ -49,9 +49,9 @@ async fn all_refuse(core: &Core, path: &Path, why: OpenReason) {
 fn an_image_that_another_process_holds_is_busy_until_that_ends() {
     if let Some(path) = std::env::var_os(TO_HOLD) {
         on_core(DiskEngine::Auto, |core| async move {
-            let _held = File::open(&core, path.as_ref(), &existing()).await.unwrap();
+            let _held = FlatImage::open(&core, path.as_ref(), &existing()).await.unwrap();
             println!("\nheld");
-            // Until the parent kills us or is gone itself.
+            // Until the parent kills this process or ends.
             let _ = std::io::stdin().read(&mut [0]);
         });
         return;
@@ -62,13 +62,15 @@ fn an_image_that_another_process_holds_is_busy_until_that_ends() {
     images.extend(device.as_ref().map(|(_, device)| device.path().to_owned()));
     on_core(DiskEngine::Auto, move |core| async move {
         for path in &images {
-            drop(File::create(&core, path, &thin(MIB)).await.unwrap());
+            drop(FlatImage::create(&core, path, &thin(MIB)).await.unwrap());
             let mut child = hold(path);
             all_refuse(&core, path, OpenReason::Busy).await;
             let read = inspect(&core, path, false).await;
-            assert_eq!(reason(read), Reason::Open(OpenReason::Busy));
+            assert_eq!(reason(read), ImageErrorReason::Open(OpenReason::Busy));
             child.kill().unwrap();
-            File::open(&core, path, &existing()).await.expect("a killed process holds nothing");
+            FlatImage::open(&core, path, &existing())
+                .await
+                .expect("a killed process holds nothing");
             child.wait().unwrap();
         }
     });
@@ -77,10 +79,7 @@ fn an_image_that_another_process_holds_is_busy_until_that_ends() {
 /// Starts this test again as a process that holds `path`, and waits until it does.
 fn hold(path: &Path) -> std::process::Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "file_refusals::an_image_that_another_process_holds_is_busy_until_that_ends",
-        ])
+        .args(["--exact", "refusals::an_image_that_another_process_holds_is_busy_until_that_ends"])
         .arg("--nocapture")
         .env(TO_HOLD, path)
         .stdin(Stdio::piped())
@@ -127,30 +126,35 @@ fn what_real_programs_put_on_a_device_is_named_and_kept() {
         }
         let before = checksum(&backing);
         on_core(DiskEngine::Auto, move |core| async move {
-            let refused = File::create(&core, &path, &thin(MIB)).await.unwrap_err();
-            let Reason::Foreign(Foreign::Known(names)) = &refused.reason else {
+            let refused = FlatImage::create(&core, &path, &thin(MIB)).await.unwrap_err();
+            let ImageErrorReason::HoldsOtherData(ExistingData::KnownFormats(names)) =
+                &refused.reason
+            else {
                 panic!("{refused}")
             };
-            // libblkid may find more, and names.
+            // libblkid may find more, such as names.
             assert!(names.iter().any(|name| name.starts_with(what)), "{refused}");
             assert!(refused.to_string().contains("--force"), "{refused}");
-            let foreign = Reason::NotAVolume(Foreign::Known(names.clone()));
-            assert_eq!(reason(File::open(&core, &path, &existing()).await), foreign);
+            let foreign = ImageErrorReason::NotAVolume(ExistingData::KnownFormats(names.clone()));
+            assert_eq!(reason(FlatImage::open(&core, &path, &existing()).await), foreign);
             assert_eq!(reason(inspect(&core, &path, false).await), foreign);
             assert_eq!(reason(delete(&core, &path, VOLUME, (false, false), None).await), foreign);
         });
         assert_eq!(checksum(&backing), before, "{what}: nothing was changed");
         let path = device.path().to_owned();
         on_core(DiskEngine::Auto, move |core| async move {
-            let forced = Create { force: true, ..thin(MIB) };
-            drop(File::create(&core, &path, &forced).await.unwrap());
+            let forced = CreateImageOptions { overwrite: true, ..thin(MIB) };
+            drop(FlatImage::create(&core, &path, &forced).await.unwrap());
             delete(&core, &path, VOLUME, (false, false), None).await.unwrap();
-            assert_eq!(reason(File::open(&core, &path, &existing()).await), Reason::NoLabel);
+            assert_eq!(
+                reason(FlatImage::open(&core, &path, &existing()).await),
+                ImageErrorReason::NoLabel
+            );
         });
     }
 }
 
-/// Of everything that is in a file.
+/// Checksum of a whole file.
 fn checksum(path: &Path) -> u32 {
     wire::crc32c(&std::fs::read(path).unwrap())
 }
@@ -161,18 +165,18 @@ fn a_write_protected_device_can_only_be_read() {
     let Some((backing, writable)) = device(&dir, 8 * MIB, &[]) else { return };
     let path = writable.path().to_owned();
     on_core(DiskEngine::Auto, |core| async move {
-        drop(File::create(&core, &path, &thin(MIB)).await.unwrap());
+        drop(FlatImage::create(&core, &path, &thin(MIB)).await.unwrap());
     });
     drop(writable);
     let Some((_, protected)) = device(&dir, 0, &["--read-only"]) else { return };
     let (path, before) = (protected.path().to_owned(), checksum(&backing));
     on_core(DiskEngine::Auto, |core| async move {
         all_refuse(&core, &path, OpenReason::ReadOnly).await;
-        let e = File::open(&core, &path, &existing()).await.unwrap_err().to_string();
+        let e = FlatImage::open(&core, &path, &existing()).await.unwrap_err().to_string();
         assert!(e.ends_with("read-only: it cannot be written"), "{e}");
-        assert_eq!(inspect(&core, &path, false).await.unwrap().volume, VOLUME);
-        let read_only = Open { read_only: true, ..existing() };
-        let file = Rc::new(File::open(&core, &path, &read_only).await.unwrap());
+        assert_eq!(inspect(&core, &path, false).await.unwrap().volume_id, VOLUME);
+        let read_only = OpenImageOptions { read_only: true, ..existing() };
+        let file = Rc::new(FlatImage::open(&core, &path, &read_only).await.unwrap());
         let c = client(&core, &file);
         assert_eq!(c.read(0, 1).await.unwrap().to_vec(), [0; 512]);
         assert_eq!(c.write(0, &[1; 512], false).await, Err(block::Error::ReadOnly));
@@ -187,8 +191,8 @@ fn sectors_above_4_kib_are_refused() {
     let Some((_, device)) = device(&dir, 8 * MIB, &["--sector-size", "16384"]) else { return };
     let path = device.path().to_owned();
     on_core(DiskEngine::Auto, |core| async move {
-        all_refuse(&core, &path, OpenReason::LargeBlocks(16384)).await;
-        let e = File::open(&core, &path, &existing()).await.unwrap_err().to_string();
+        all_refuse(&core, &path, OpenReason::BlocksTooLarge(16384)).await;
+        let e = FlatImage::open(&core, &path, &existing()).await.unwrap_err().to_string();
         assert!(e.contains("blocks of 16384 bytes"), "{e}");
     });
 }
@@ -201,12 +205,12 @@ fn a_read_only_file_system_is_named() {
     };
     let path = mount.file("image");
     on_core(DiskEngine::Auto, move |core| async move {
-        drop(File::create(&core, &path, &thin(MIB)).await.unwrap());
+        drop(FlatImage::create(&core, &path, &thin(MIB)).await.unwrap());
         program("mount", &["-o", "remount,ro", text(path.parent().unwrap())]).unwrap();
         all_refuse(&core, &path, OpenReason::ReadOnly).await;
-        let new = File::create(&core, &path.with_extension("new"), &thin(MIB)).await;
-        assert_eq!(reason(new), Reason::Open(OpenReason::ReadOnly));
-        assert_eq!(inspect(&core, &path, false).await.unwrap().volume, VOLUME);
+        let new = FlatImage::create(&core, &path.with_extension("new"), &thin(MIB)).await;
+        assert_eq!(reason(new), ImageErrorReason::Open(OpenReason::ReadOnly));
+        assert_eq!(inspect(&core, &path, false).await.unwrap().volume_id, VOLUME);
         drop(mount);
     });
 }
@@ -224,23 +228,23 @@ fn a_file_system_without_direct_io_wants_the_flag() {
     };
     on_core(DiskEngine::Auto, move |core| async move {
         let path = mount.file("image");
-        let refused = File::create(&core, &path, &thin(MIB)).await.unwrap_err();
-        assert_eq!(refused.reason, Reason::Open(OpenReason::NoDirectIo));
+        let refused = FlatImage::create(&core, &path, &thin(MIB)).await.unwrap_err();
+        assert_eq!(refused.reason, ImageErrorReason::Open(OpenReason::NoDirectIo));
         assert!(refused.to_string().contains("--buffered"), "{refused}");
         assert!(!path.exists(), "nothing is left behind");
-        let buffered = Create { buffered: true, ..thin(MIB) };
-        let file = Rc::new(File::create(&core, &path, &buffered).await.unwrap());
+        let buffered = CreateImageOptions { allow_page_cache: true, ..thin(MIB) };
+        let file = Rc::new(FlatImage::create(&core, &path, &buffered).await.unwrap());
         let c = client(&core, &file);
         c.write(7, &[7; 512], true).await.unwrap();
         assert_eq!(c.read(7, 1).await.unwrap().to_vec(), [7; 512]);
         drop((c, file));
-        let refused = File::open(&core, &path, &existing()).await.unwrap_err();
-        assert_eq!(refused.reason, Reason::Open(OpenReason::NoDirectIo));
+        let refused = FlatImage::open(&core, &path, &existing()).await.unwrap_err();
+        assert_eq!(refused.reason, ImageErrorReason::Open(OpenReason::NoDirectIo));
     });
 }
 
-/// Where space ends, on a file system with a disk and on one in memory: no trace of what did not
-/// fit, old data as it was, and what is freed can be used.
+/// On a full file system, on disk and in memory: failed operations leave no trace, old data are
+/// intact, and freed space can be used.
 #[test]
 fn a_full_file_system_costs_no_data() {
     let dir = Dir::in_memory();
@@ -259,25 +263,25 @@ fn a_full_file_system_costs_no_data() {
 }
 
 async fn fill_up(core: &Core, mount: &Mount) {
-    let no_space = |e: FileError| match e.reason {
-        Reason::Disk(e) => assert_eq!(e.kind, DiskErrorKind::NoSpace),
+    let no_space = |e: ImageError| match e.reason {
+        ImageErrorReason::Disk(e) => assert_eq!(e.kind, DiskErrorKind::NoSpace),
         other => panic!("{other}"),
     };
     let path = mount.file("image");
-    let full = Create { provisioning: Provisioning::Full, ..thin(64 * MIB) };
-    no_space(File::create(core, &path, &full).await.unwrap_err());
+    let full = CreateImageOptions { provisioning: Provisioning::Thick, ..thin(64 * MIB) };
+    no_space(FlatImage::create(core, &path, &full).await.unwrap_err());
     assert!(!path.exists());
     std::fs::File::create(&path).unwrap();
-    no_space(File::create(core, &path, &full).await.unwrap_err());
+    no_space(FlatImage::create(core, &path, &full).await.unwrap_err());
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 0, "the space is given back");
 
-    let small = Create { bytes: Some(4 * MIB), ..full };
-    let other = Rc::new(File::create(core, &path, &small).await.unwrap());
+    let small = CreateImageOptions { size_bytes: Some(4 * MIB), ..full };
+    let other = Rc::new(FlatImage::create(core, &path, &small).await.unwrap());
     no_space(other.grow(64 * MIB).await.unwrap_err());
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 5 * MIB, "as long as it was");
 
     let thin_path = mount.file("thin");
-    let file = Rc::new(File::create(core, &thin_path, &thin(64 * MIB)).await.unwrap());
+    let file = Rc::new(FlatImage::create(core, &thin_path, &thin(64 * MIB)).await.unwrap());
     let c = client(core, &file);
     let data = vec![1; 1 << 20];
     let mut written = 0;

@@ -1,7 +1,7 @@
-//! Cells: the bits of 1280 regions for all slots in the 512 bytes that no disk tears, and pages of
-//! eight of them.
+//! Cells: the bits of 1280 regions for all slots, in 512 bytes, which no disk tears; and pages of
+//! eight cells.
 
-use wire::seal::{is_sealed, seal};
+use wire::embedded_checksum::{verify_checksum, write_checksum};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -10,25 +10,25 @@ use super::{LogId, SLOTS};
 /// Length of a cell in bytes.
 pub const CELL_BYTES: usize = 512;
 
-/// Length in bytes of a page, in which cells are read and written.
+/// Length in bytes of a page, the unit in which cells are read and written.
 pub const PAGE_BYTES: usize = 4096;
 
-/// How many cells a page holds.
+/// Cells of a page.
 pub const CELLS_PER_PAGE: usize = PAGE_BYTES / CELL_BYTES;
 
-/// How many regions a cell holds the bits of.
+/// Regions whose bits a cell holds.
 pub const REGIONS_PER_CELL: u32 = 1280;
 
-/// How many words of 64 bits these are, for one slot.
+/// Words of 64 bits for these regions, for one slot.
 pub(super) const WORDS_PER_CELL: usize = 20;
 const _: () = assert!(WORDS_PER_CELL * 64 == REGIONS_PER_CELL as usize);
 
 const MAGIC: [u8; 4] = *b"WRIC";
 
-/// The fields in their places.
+/// The stored fields.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct Stored {
+struct StoredCell {
     magic: [u8; 4],
     checksum: U32,
     log: U64,
@@ -38,90 +38,89 @@ struct Stored {
     slots: [[U64; WORDS_PER_CELL]; SLOTS],
 }
 
-const _: () = assert!(size_of::<Stored>() == CELL_BYTES);
-const CHECKSUM_AT: usize = std::mem::offset_of!(Stored, checksum);
+const _: () = assert!(size_of::<StoredCell>() == CELL_BYTES);
+const CHECKSUM_AT: usize = std::mem::offset_of!(StoredCell, checksum);
 
-/// What a cell says.
+/// The contents of a cell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cell {
-    /// The log that it is part of.
-    pub log: LogId,
-    /// Which of the log's cells it is.
+    /// The log that it belongs to.
+    pub log_id: LogId,
+    /// Its number in the log.
     pub index: u32,
-    /// Counts the writes of this cell.
+    /// Number of writes of this cell.
     pub generation: u64,
-    /// For each slot, bit `n % 64` of word `n / 64`: whether region `1280 * index + n` is marked.
+    /// For each slot, bit `n % 64` of word `n / 64`: whether region `1280 * index + n` is dirty.
     pub slots: [[u64; WORDS_PER_CELL]; SLOTS],
 }
 
-/// Why bytes are not the cell that belongs there. All the regions of such a cell count as marked in
-/// all slots.
+/// Why bytes are not the expected cell. All regions of such a cell count as dirty in all slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadCell {
-    /// The disk does not give them. No parser says so; who reads the page does.
+pub enum CellError {
+    /// The disk does not return them. Reported by the reader, not by the parser.
     #[error("an unreadable cell")]
     Unreadable,
-    /// They do not begin like one.
+    /// They lack the magic.
     #[error("no cell")]
     NoMagic,
-    /// They begin like one and the checksum does not fit.
+    /// The checksum does not match.
     #[error("a damaged cell")]
     Damaged,
-    /// A cell of an earlier making of the log, or of another image's.
+    /// A cell of an earlier log, or of another image's.
     #[error("a cell of another log ({0:#018x})")]
-    Log(u64),
-    /// A cell that strayed.
+    OtherLog(u64),
+    /// A misplaced cell.
     #[error("cell {0} in the place of another")]
-    Index(u32),
-    /// The checksum fits and a field makes no sense.
+    WrongIndex(u32),
+    /// The checksum matches, but a field is invalid.
     #[error("a cell whose {0} makes no sense")]
-    Field(&'static str),
+    InvalidField(&'static str),
 }
 
 impl Cell {
     /// The cell's bytes.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; CELL_BYTES] {
-        let fields = Stored {
+        let fields = StoredCell {
             magic: MAGIC,
             checksum: U32::ZERO,
-            log: U64::new(self.log.0),
+            log: U64::new(self.log_id.0),
             index: U32::new(self.index),
             reserved: U32::ZERO,
             generation: U64::new(self.generation),
             slots: self.slots.map(|slot| slot.map(U64::new)),
         };
         let mut out: [u8; CELL_BYTES] = zerocopy::transmute!(fields);
-        seal(&mut out, CHECKSUM_AT);
+        write_checksum(&mut out, CHECKSUM_AT);
         out
     }
 
-    /// Reads the place of cell number `index` of `log`.
+    /// Parses cell number `index` of `log`.
     ///
     /// # Errors
-    /// [`BadCell`]; whatever the bytes are.
-    pub fn parse(bytes: &[u8; CELL_BYTES], log: LogId, index: u32) -> Result<Self, BadCell> {
-        let fields: Stored = zerocopy::transmute!(*bytes);
+    /// [`CellError`]; whatever the bytes are.
+    pub fn parse(bytes: &[u8; CELL_BYTES], log: LogId, index: u32) -> Result<Self, CellError> {
+        let fields: StoredCell = zerocopy::transmute!(*bytes);
         if fields.magic != MAGIC {
-            return Err(BadCell::NoMagic);
+            return Err(CellError::NoMagic);
         }
-        if !is_sealed(bytes, CHECKSUM_AT) {
-            return Err(BadCell::Damaged);
+        if !verify_checksum(bytes, CHECKSUM_AT) {
+            return Err(CellError::Damaged);
         }
         if fields.log.get() != log.0 {
-            return Err(BadCell::Log(fields.log.get()));
+            return Err(CellError::OtherLog(fields.log.get()));
         }
         if fields.index.get() != index {
-            return Err(BadCell::Index(fields.index.get()));
+            return Err(CellError::WrongIndex(fields.index.get()));
         }
         if fields.reserved.get() != 0 {
-            return Err(BadCell::Field("reserved part"));
+            return Err(CellError::InvalidField("reserved part"));
         }
         if fields.generation.get() == 0 {
-            return Err(BadCell::Field("generation"));
+            return Err(CellError::InvalidField("generation"));
         }
         Ok(Self {
-            log,
+            log_id: log,
             index,
             generation: fields.generation.get(),
             slots: fields.slots.map(|slot| slot.map(U64::get)),
@@ -129,24 +128,23 @@ impl Cell {
     }
 }
 
-/// Reads the eight places of page number `page` of `log`, each for itself: a torn page has whole
-/// cells of both writes. What stands in places behind the log's last cell means nothing.
+/// Parses the eight cells of page number `page` of `log` independently: a torn page has intact
+/// cells of both writes. Results after the log's last cell are meaningless.
 pub fn parse_page(
     bytes: &[u8; PAGE_BYTES],
     log: LogId,
     page: u32,
-) -> [Result<Cell, BadCell>; CELLS_PER_PAGE] {
+) -> [Result<Cell, CellError>; CELLS_PER_PAGE] {
     let cells: [[u8; CELL_BYTES]; CELLS_PER_PAGE] = zerocopy::transmute!(*bytes);
     let first = u64::from(page) * CELLS_PER_PAGE as u64;
     std::array::from_fn(|n| match u32::try_from(first + n as u64) {
         Ok(index) => Cell::parse(&cells[n], log, index),
-        // No log has so many pages, and no cell such a number.
-        Err(_) => Err(BadCell::NoMagic),
+        // No log has so many pages, nor cells with such a number.
+        Err(_) => Err(CellError::NoMagic),
     })
 }
 
-/// The bytes of a page with `cells`, which are the first ones of it; places behind the log's last
-/// cell are zeroes.
+/// Serializes a page that begins with `cells`; the space after the log's last cell is zeroed.
 ///
 /// # Panics
 /// If there are more than eight.
@@ -154,8 +152,8 @@ pub fn parse_page(
 pub fn page_to_bytes(cells: &[Cell]) -> [u8; PAGE_BYTES] {
     assert!(cells.len() <= CELLS_PER_PAGE, "a page holds eight cells");
     let mut out = [0; PAGE_BYTES];
-    for (place, cell) in out.chunks_exact_mut(CELL_BYTES).zip(cells) {
-        place.copy_from_slice(&cell.to_bytes());
+    for (entry, cell) in out.chunks_exact_mut(CELL_BYTES).zip(cells) {
+        entry.copy_from_slice(&cell.to_bytes());
     }
     out
 }

@@ -1,49 +1,51 @@
-//! The write-intent log of an image: bits that say which regions may differ from the volume's
+//! The write-intent log of an image: a bitmap of the regions that may differ from the volume's
 //! other images.
 //!
-//! A region is marked, durably, before anything in it changes, and the mark goes when all images in
-//! sync hold it equal and durable. After a crash only marked regions are copied.
+//! A region is durably marked dirty before anything in it changes. Its dirty bit is cleared when
+//! all images in sync hold the same durable data. After a crash only dirty regions are copied.
 //!
-//! * [`Geometry`]: how a volume is cut into regions, and where their bits lie.
-//! * [`Superblock`]: whose log it is, kept in two copies; [`choose`] says which one counts.
-//! * [`Cell`]: the bits of 1280 regions in 512 bytes; [`parse_page`] reads eight of them.
-//! * [`Marks`]: all bits of a log in memory.
-//! * [`IntentLog`]: the log at work.
+//! * [`Geometry`]: the regions of a volume, and the positions of their bits.
+//! * [`Superblock`]: header of the log, kept twice; [`choose_superblock`] selects the valid copy.
+//! * [`Cell`]: the bits of 1280 regions in 512 bytes; [`parse_page`] parses eight of them.
+//! * [`SlotBitmaps`]: all bits of a log in memory.
+//! * [`IntentLog`]: the log in use.
 //!
-//! Nothing but the last does I/O, and what parses is total. The layout is `docs/format/intent.md`.
+//! Only the last one does I/O, and parsing is total. The layout is `docs/format/intent.md`.
 
 mod cell;
 mod geometry;
-mod marks;
+mod runtime;
+mod slot_bitmaps;
 mod superblock;
-mod work;
 
 pub use crate::geometry::{
-    BadGeometry, Geometry, LOG_END, MAX_CELLS, MAX_REGIONS, Place, Region, Regions,
+    BitPosition, Geometry, LOG_END, LogGeometryError, MAX_CELLS, MAX_REGIONS, Region, Regions,
     SUPERBLOCK_OFFSETS,
 };
 pub use cell::{
-    BadCell, CELL_BYTES, CELLS_PER_PAGE, Cell, PAGE_BYTES, REGIONS_PER_CELL, page_to_bytes,
+    CELL_BYTES, CELLS_PER_PAGE, Cell, CellError, PAGE_BYTES, REGIONS_PER_CELL, page_to_bytes,
     parse_page,
 };
-pub use marks::Marks;
-pub use superblock::{
-    BadSuperblock, BadSuperblocks, SUPERBLOCK_BYTES, SlotEntry, State, Superblock, choose,
+pub use runtime::{
+    AdoptError, AdoptedConfig, CloseError, ConfigAdoption, ExportedBitmap, FlushStamp,
+    GenerationUpdate, IntentLog, LogDamage, LogError, LogOpenReport, MergeError, OtherImage,
+    RegionGuard, read_superblock,
 };
-pub use work::{
-    AdoptError, Adopted, Adoption, Advance, Bitmap, CloseError, Damage, FlushStamp, Found,
-    IntentLog, LogError, MergeError, Other, Touch, read_superblock,
+pub use slot_bitmaps::SlotBitmaps;
+pub use superblock::{
+    LogState, NoUsableSuperblock, SUPERBLOCK_BYTES, SlotEntry, Superblock, SuperblockError,
+    choose_superblock,
 };
 
-/// How many other images a log keeps marks for.
+/// Number of other images for which a log keeps dirty bits.
 pub const SLOTS: usize = 3;
 
-/// The marks that are kept for one other image: 0 to 2.
+/// The dirty bits that are kept for one other image: 0 to 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(u8);
 
 impl Slot {
-    /// All of them.
+    /// All slots.
     pub const ALL: [Self; SLOTS] = [Self(0), Self(1), Self(2)];
 
     /// Slot number `index`.
@@ -59,6 +61,7 @@ impl Slot {
     }
 }
 
-/// The name of one making of a log, random: cells that an earlier one left have another.
+/// Random id of a log, drawn whenever a log is created: cells left by an earlier log have another
+/// one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LogId(pub u64);

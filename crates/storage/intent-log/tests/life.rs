@@ -5,16 +5,16 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::Error;
-use disk::{Label, Reason};
+use disk::{ImageErrorReason, ImageLabel};
 use futures_util::future::join_all;
-use image::{Create, File};
+use image::{CreateImageOptions, FlatImage};
 use intent_log::{
-    Adoption, Bitmap, CloseError, Damage, Found, IntentLog, LogError, MergeError, Other, Region,
-    SUPERBLOCK_OFFSETS,
+    CloseError, ConfigAdoption, ExportedBitmap, IntentLog, LogDamage, LogError, LogOpenReport,
+    MergeError, OtherImage, Region, SUPERBLOCK_OFFSETS,
 };
 use rt::Core;
 use rt::disk::DiskErrorKind;
-use rt::sim::{DiskControl, Host, HostSetup, Mishap};
+use rt::sim::{DiskControl, Host, HostSetup, ScriptedFault};
 use uuid::Uuid;
 
 use crate::common::{client, core_of, existing, succeed, thin};
@@ -26,44 +26,52 @@ const A: Uuid = Uuid::from_u128(0xa);
 const B: Uuid = Uuid::from_u128(0xb);
 const BOOT: Uuid = Uuid::from_u128(0xb007);
 
-async fn create(core: &Core, bytes: u64) -> Rc<File> {
-    let how = Create { block_size: 4096, ..thin(bytes) };
-    Rc::new(File::create(core, Path::new(IMAGE), &how).await.unwrap())
+async fn create(core: &Core, bytes: u64) -> Rc<FlatImage> {
+    let options = CreateImageOptions { block_size: 4096, ..thin(bytes) };
+    Rc::new(FlatImage::create(core, Path::new(IMAGE), &options).await.unwrap())
 }
 
-async fn reopen(core: &Core) -> Rc<File> {
-    Rc::new(File::open(core, Path::new(IMAGE), &existing()).await.unwrap())
+async fn reopen(core: &Core) -> Rc<FlatImage> {
+    Rc::new(FlatImage::open(core, Path::new(IMAGE), &existing()).await.unwrap())
 }
 
-async fn open(core: &Core) -> (IntentLog, Found, Rc<File>) {
+async fn open(core: &Core) -> (IntentLog, LogOpenReport, Rc<FlatImage>) {
     open_in(core, BOOT).await
 }
 
-async fn open_in(core: &Core, boot: Uuid) -> (IntentLog, Found, Rc<File>) {
+async fn open_in(core: &Core, boot: Uuid) -> (IntentLog, LogOpenReport, Rc<FlatImage>) {
     let file = reopen(core).await;
     let area = file.log_area().await.unwrap();
     let (log, found) = IntentLog::open(core, area, boot).await.unwrap();
     (log, found, file)
 }
 
-fn adoption(epoch: u64, others: &[Uuid]) -> Adoption {
-    let others = others.iter().map(|image| Other { image: *image, new: false }).collect();
-    let (config, members, hint) = (Uuid::from_u128(7), Vec::new(), [None; 3]);
+fn adoption(epoch: u64, others: &[Uuid]) -> ConfigAdoption {
+    let others = others.iter().map(|image| OtherImage { image: *image, is_new: false }).collect();
+    let (config_id, in_sync, in_sync_hint) = (Uuid::from_u128(7), Vec::new(), [None; 3]);
     let inherited = Vec::new();
-    Adoption { epoch, config, others, members, inherited, hint, boot: None }
+    ConfigAdoption {
+        epoch,
+        config_id,
+        other_images: others,
+        in_sync_images: in_sync,
+        inherited_generations: inherited,
+        in_sync_hint,
+        boot_id: None,
+    }
 }
 
-/// A host with an image of `bytes` and a log in which `A` and `B` have slots.
+/// A host with an image of `bytes`, and a log with slots for `A` and `B`.
 fn with_log<Fut: Future<Output = ()>>(
     bytes: u64,
-    scenario: impl FnOnce(Host, Core, DiskControl, Rc<File>, IntentLog) -> Fut,
+    scenario: impl FnOnce(Host, Core, DiskControl, Rc<FlatImage>, IntentLog) -> Fut,
 ) {
     succeed(1, HostSetup::default(), |_, host| async move {
         let core = core_of(&host).await;
         let file = create(&core, bytes).await;
         let area = file.log_area().await.unwrap();
         let log = IntentLog::create(&core, area).await.unwrap();
-        log.adopt(adoption(1, &[A, B])).await.unwrap();
+        log.adopt_config(adoption(1, &[A, B])).await.unwrap();
         let disk = host.disk(IMAGE).unwrap();
         scenario(host, core, disk, file, log).await;
     });
@@ -76,44 +84,51 @@ fn bytes_of(region: u64) -> std::ops::Range<u64> {
 #[test]
 fn a_log_says_how_it_was_left() {
     with_log(10 * MIB, |_, core, _, file, log| async move {
-        assert!(file.label().intent_log);
+        assert!(file.label().has_intent_log);
         let area = file.log_area().await.unwrap();
         let again = IntentLog::create(&core, area).await.map(drop);
-        assert_eq!(again, Err(LogError::Present));
+        assert_eq!(again, Err(LogError::AlreadyExists));
         log.mark(bytes_of(3)).await.unwrap();
         drop((log, file));
         let (log, found, file) = open(&core).await;
-        // It was opened in this boot, and in sync in none.
-        assert!(found.damage == Damage::None && !found.same_boot && !found.closed);
-        let member = Adoption { boot: Some(BOOT), ..adoption(2, &[A, B]) };
-        log.adopt(member).await.unwrap();
+        // It was opened in this disk session, but has been in sync in none.
+        assert!(found.damage == LogDamage::None && !found.same_boot && !found.was_closed);
+        let member = ConfigAdoption { boot_id: Some(BOOT), ..adoption(2, &[A, B]) };
+        log.adopt_config(member).await.unwrap();
         assert_eq!(found.adopted.map(|a| a.epoch), Some(1));
-        assert_eq!((log.marked(A), log.marked(B)), (vec![Region(3)], vec![Region(3)]));
+        assert_eq!(
+            (log.dirty_regions(A), log.dirty_regions(B)),
+            (vec![Region(3)], vec![Region(3)])
+        );
         assert!(log.is_hot(bytes_of(3)) && !log.is_hot(bytes_of(4)));
-        let touch = log.begin(bytes_of(3));
+        let guard = log.begin_op(bytes_of(3));
         assert_eq!(log.close().await, Err(CloseError::InUse(1)));
-        drop(touch);
+        drop(guard);
         log.close().await.unwrap();
         assert!(!log.is_hot(bytes_of(3)));
         assert_eq!(log.mark(bytes_of(3)).await, Err(Error::Gone));
         drop((log, file));
         let (log, found, _file) = open(&core).await;
-        assert!(found.closed && found.damage == Damage::None && found.same_boot);
-        assert!(!log.is_clean(&[A]) && log.marked_count(A) == Some(1));
+        assert!(found.was_closed && found.damage == LogDamage::None && found.same_boot);
+        assert!(!log.is_clean(&[A]) && log.dirty_count(A) == Some(1));
     });
 }
 
 #[test]
 fn an_image_that_was_not_trusted_once_counts_as_of_another_boot_until_it_is_in_sync() {
     with_log(10 * MIB, |_, core, _, file, log| async move {
-        log.adopt(Adoption { boot: Some(BOOT), ..adoption(2, &[A, B]) }).await.unwrap();
+        log.adopt_config(ConfigAdoption { boot_id: Some(BOOT), ..adoption(2, &[A, B]) })
+            .await
+            .unwrap();
         drop((log, file));
         let (log, found, file) = open_in(&core, Uuid::nil()).await;
         assert!(!found.same_boot);
         drop((log, file));
         let (log, found, file) = open(&core).await;
         assert!(!found.same_boot, "it is noted");
-        log.adopt(Adoption { boot: Some(BOOT), ..adoption(3, &[A, B]) }).await.unwrap();
+        log.adopt_config(ConfigAdoption { boot_id: Some(BOOT), ..adoption(3, &[A, B]) })
+            .await
+            .unwrap();
         drop((log, file));
         assert!(open(&core).await.1.same_boot);
     });
@@ -125,13 +140,13 @@ fn a_disk_that_was_pulled_out_is_in_another_boot_when_it_is_back() {
         let before = log.boot(&core);
         drop((log, file));
         let file = reopen(&core).await;
-        assert_eq!(file.log_area().await.unwrap().boot(&core), before);
-        disk.pull_out();
-        disk.plug_in();
-        // For who has it open it never came back.
-        assert_eq!(file.log_area().await.unwrap().boot(&core), before);
+        assert_eq!(file.log_area().await.unwrap().disk_session(&core), before);
+        disk.unplug();
+        disk.plug();
+        // For a file opened earlier, the disk never came back.
+        assert_eq!(file.log_area().await.unwrap().disk_session(&core), before);
         drop(file);
-        assert_ne!(reopen(&core).await.log_area().await.unwrap().boot(&core), before);
+        assert_ne!(reopen(&core).await.log_area().await.unwrap().disk_session(&core), before);
     });
 }
 
@@ -142,7 +157,7 @@ fn an_area_reaches_nothing_else_and_needs_its_room() {
         let file = create(&core, MIB).await;
         let area = file.log_area().await.unwrap();
         let absent = IntentLog::open(&core, area, BOOT).await.map(drop);
-        assert_eq!(absent, Err(LogError::Absent));
+        assert_eq!(absent, Err(LogError::NoLog));
         let area = file.log_area().await.unwrap();
         for (at, len) in [(512 << 10, 4096), (936 << 10, 4096), (932 << 10, 8192), (u64::MAX, 1)] {
             assert_eq!(area.read(at, len).await.unwrap_err().kind, DiskErrorKind::PastEnd);
@@ -155,12 +170,12 @@ fn an_area_reaches_nothing_else_and_needs_its_room() {
         }
         let label = file.label();
         drop((area, file));
-        let crowded = Label { data_offset: 520 << 10, ..label };
+        let crowded = ImageLabel { data_offset: 520 << 10, ..label };
         let disk = host.disk(IMAGE).unwrap();
-        disk.poke(0, &crowded.to_bytes(0));
-        disk.poke(512 << 10, &crowded.to_bytes(1));
+        disk.write_durable(0, &crowded.to_bytes(0));
+        disk.write_durable(512 << 10, &crowded.to_bytes(1));
         let refused = reopen(&core).await.log_area().await.map(drop).unwrap_err();
-        assert_eq!(refused.reason, Reason::NoRoomForLog { data_offset: 520 << 10 });
+        assert_eq!(refused.reason, ImageErrorReason::NoLogArea { data_offset: 520 << 10 });
     });
 }
 
@@ -168,15 +183,15 @@ fn an_area_reaches_nothing_else_and_needs_its_room() {
 fn only_who_misses_waits() {
     with_log(10 * MIB, |_, _, disk, _file, log| async move {
         log.mark(bytes_of(1)).await.unwrap();
-        disk.hold();
+        disk.hold_completions();
         let misses = join_all((2..20).map(|region| log.mark(bytes_of(region))));
         let mut misses = Box::pin(misses);
         let early = tokio::time::timeout(Duration::from_secs(1), &mut misses).await;
-        assert!(early.is_err() && log.marked_count(A) == Some(19));
+        assert!(early.is_err() && log.dirty_count(A) == Some(19));
         assert!(!log.is_hot(bytes_of(2)) && log.is_hot(bytes_of(1)));
         assert_eq!(log.mark(bytes_of(1)).await, Ok(()));
         assert_eq!(disk.in_flight(), 1, "they share one page");
-        disk.release();
+        disk.release_completions();
         assert!(misses.await.into_iter().all(|marked| marked.is_ok()));
         assert!(log.is_hot(bytes_of(2)));
         assert_eq!(log.mark(10 * MIB - 1..10 * MIB + 1).await, Err(Error::OutOfRange));
@@ -188,25 +203,25 @@ fn a_mark_that_comes_back_while_its_page_leaves_waits_for_another() {
     with_log(10 * MIB, |_, core, disk, file, log| async move {
         let client = client(&core, &file);
         log.mark(bytes_of(1)).await.unwrap();
-        let stamp = log.flush_begins();
+        let stamp = log.begin_flush();
         client.flush().await.unwrap();
         assert_eq!(log.clear(&[A, B], [Region(1), Region(9999)], stamp), 2);
-        // Nothing has gone out yet.
+        // No page has been written yet.
         assert!(!log.is_hot(bytes_of(1)));
-        disk.hold();
+        disk.hold_completions();
         assert_eq!(log.mark(bytes_of(1)).await, Ok(()));
-        disk.release();
-        let stamp = log.flush_begins();
+        disk.release_completions();
+        let stamp = log.begin_flush();
         client.flush().await.unwrap();
         assert_eq!(log.clear(&[A, B], [Region(1)], stamp), 2);
-        disk.hold();
-        let mut leaving = Box::pin(log.write_back());
-        assert!(tokio::time::timeout(Duration::from_secs(1), &mut leaving).await.is_err());
-        let mut back = Box::pin(log.mark(bytes_of(1)));
-        assert!(tokio::time::timeout(Duration::from_secs(1), &mut back).await.is_err());
+        disk.hold_completions();
+        let mut write_back = Box::pin(log.write_back());
+        assert!(tokio::time::timeout(Duration::from_secs(1), &mut write_back).await.is_err());
+        let mut remark = Box::pin(log.mark(bytes_of(1)));
+        assert!(tokio::time::timeout(Duration::from_secs(1), &mut remark).await.is_err());
         assert_eq!(disk.in_flight(), 1, "one write of a page at a time");
-        disk.release();
-        assert_eq!((leaving.await, back.await), (Ok(()), Ok(())));
+        disk.release_completions();
+        assert_eq!((write_back.await, remark.await), (Ok(()), Ok(())));
         assert!(log.is_hot(bytes_of(1)));
     });
 }
@@ -215,13 +230,13 @@ fn a_mark_that_comes_back_while_its_page_leaves_waits_for_another() {
 fn what_a_flush_does_not_cover_keeps_its_mark() {
     with_log(10 * MIB, |_, _, _, _file, log| async move {
         log.mark(0..4 * REGION).await.unwrap();
-        drop(log.begin(bytes_of(1)));
-        let stamp = log.flush_begins();
-        drop(log.begin(bytes_of(2)));
-        let _in_flight = log.begin(bytes_of(3));
+        drop(log.begin_op(bytes_of(1)));
+        let stamp = log.begin_flush();
+        drop(log.begin_op(bytes_of(2)));
+        let _in_flight = log.begin_op(bytes_of(3));
         assert_eq!(log.clear(&[A], (0..4).map(Region), stamp), 2);
-        assert_eq!(log.marked(A), [Region(2), Region(3)]);
-        assert_eq!(log.marked_count(B), Some(4), "not named");
+        assert_eq!(log.dirty_regions(A), [Region(2), Region(3)]);
+        assert_eq!(log.dirty_count(B), Some(4), "not named");
         assert_eq!(log.clear(&[B], [Region(0), Region(2)], stamp), 1);
         assert_eq!(log.clear(&[Uuid::from_u128(1)], [Region(2)], stamp), 0);
     });
@@ -229,16 +244,16 @@ fn what_a_flush_does_not_cover_keeps_its_mark() {
 
 #[test]
 fn a_write_or_sync_that_fails_ends_the_log() {
-    for mishap in [Mishap::WriteError, Mishap::SyncError] {
+    for mishap in [ScriptedFault::WriteError, ScriptedFault::SyncError] {
         with_log(10 * MIB, |_, core, disk, file, log| async move {
             log.mark(bytes_of(1)).await.unwrap();
-            disk.next_mishap(mishap);
+            disk.script_fault(mishap);
             assert_eq!(log.mark(bytes_of(2)).await, Err(Error::Gone));
             assert_eq!(log.mark(bytes_of(1)).await, Err(Error::Gone));
             assert!(!log.is_hot(bytes_of(1)) && !log.is_clean(&[]));
             assert_eq!(log.write_back().await, Err(Error::Gone));
             let image = client(&core, &file).flush().await;
-            assert_eq!(image.is_err(), mishap == Mishap::SyncError);
+            assert_eq!(image.is_err(), mishap == ScriptedFault::SyncError);
         });
     }
 }
@@ -251,21 +266,21 @@ fn what_rots_is_marked_and_repaired() {
         disk.flip_bit((524 << 10) + 512 + 40, 3);
         disk.flip_bit(SUPERBLOCK_OFFSETS[1] + 100, 3);
         let (log, found, file) = open(&core).await;
-        assert_eq!((found.damage, found.closed), (Damage::Cells(1), true));
-        assert_eq!(log.marked(A), Vec::from_iter((1280..2560).map(Region)));
+        assert_eq!((found.damage, found.was_closed), (LogDamage::Cells(1), true));
+        assert_eq!(log.dirty_regions(A), Vec::from_iter((1280..2560).map(Region)));
         drop((log, file));
         let (log, found, file) = open(&core).await;
-        assert_eq!((found.damage, log.marked_count(B)), (Damage::None, Some(1280)));
+        assert_eq!((found.damage, log.dirty_count(B)), (LogDamage::None, Some(1280)));
         drop((log, file));
         SUPERBLOCK_OFFSETS.iter().for_each(|at| disk.flip_bit(at + 100, 3));
         let (log, found, file) = open(&core).await;
-        assert_eq!((found.damage, found.adopted), (Damage::Lost, None));
+        assert_eq!((found.damage, found.adopted), (LogDamage::SuperblockLost, None));
         assert!(log.images().is_empty() && !log.is_clean(&[]));
-        log.adopt(adoption(1, &[A])).await.unwrap();
-        assert_eq!(log.marked_count(A), Some(3200));
+        log.adopt_config(adoption(1, &[A])).await.unwrap();
+        assert_eq!(log.dirty_count(A), Some(3200));
         drop((log, file));
         let (log, found, _file) = open(&core).await;
-        assert_eq!((found.damage, log.marked_count(A)), (Damage::None, Some(3200)));
+        assert_eq!((found.damage, log.dirty_count(A)), (LogDamage::None, Some(3200)));
     });
 }
 
@@ -273,24 +288,27 @@ fn what_rots_is_marked_and_repaired() {
 fn marks_of_another_image_are_added_durably() {
     with_log(10 * MIB, |_, core, _, file, log| async move {
         log.mark(bytes_of(5)).await.unwrap();
-        let own = log.export(A).unwrap();
+        let own = log.export_bitmap(A).unwrap();
         assert_eq!((own.region_shift, own.bits.len(), own.bits[0]), (16, 20, 1 << 5));
-        // Two regions of 128 KiB each, and what lies behind the volume.
+        // Two regions of 128 KiB each, and one past the end of the volume.
         let mut bits = vec![0; 11];
         (bits[0], bits[10]) = (0b11, 0xff);
-        let theirs = Bitmap { volume_bytes: 11 * MIB, region_shift: 17, bits };
-        log.merge(A, &theirs).await.unwrap();
+        let theirs = ExportedBitmap { volume_bytes: 11 * MIB, region_shift: 17, bits };
+        log.merge_bitmap(A, &theirs).await.unwrap();
         let expected = Vec::from_iter((0..4).chain([5]).map(Region));
-        assert_eq!((log.marked(A), log.marked_count(B)), (expected.clone(), Some(1)));
-        let wrong = Bitmap { bits: vec![0; 10], ..theirs.clone() };
+        assert_eq!((log.dirty_regions(A), log.dirty_count(B)), (expected.clone(), Some(1)));
+        let wrong = ExportedBitmap { bits: vec![0; 10], ..theirs.clone() };
         let length = MergeError::Length { found: 10, wanted: 11 };
-        assert_eq!(log.merge(A, &wrong).await, Err(length));
-        let wrong = Bitmap { region_shift: u32::MAX, ..theirs.clone() };
-        assert!(matches!(log.merge(A, &wrong).await, Err(MergeError::Geometry(_))));
+        assert_eq!(log.merge_bitmap(A, &wrong).await, Err(length));
+        let wrong = ExportedBitmap { region_shift: u32::MAX, ..theirs.clone() };
+        assert!(matches!(log.merge_bitmap(A, &wrong).await, Err(MergeError::Geometry(_))));
         let unknown = Uuid::from_u128(1);
-        assert_eq!(log.merge(unknown, &theirs).await, Err(MergeError::Unknown(unknown)));
+        assert_eq!(
+            log.merge_bitmap(unknown, &theirs).await,
+            Err(MergeError::UnknownImage(unknown))
+        );
         drop((log, file));
-        assert_eq!(open(&core).await.0.marked(A), expected);
+        assert_eq!(open(&core).await.0.dirty_regions(A), expected);
     });
 }
 
@@ -299,19 +317,19 @@ fn what_idles_is_swept_and_more_when_there_is_much() {
     with_log(10 * MIB, |_, _, _, _file, log| async move {
         log.mark(0..8 * REGION).await.unwrap();
         (0..8).rev().for_each(|region| {
-            drop(log.begin(bytes_of(region)));
-            let _ = log.flush_begins();
+            drop(log.begin_op(bytes_of(region)));
+            let _ = log.begin_flush();
         });
-        assert_eq!(log.sweepable(&[A], 100), []);
+        assert_eq!(log.idle_dirty_regions(&[A], 100), []);
         log.set_hot_limit(7);
-        assert_eq!(log.sweepable(&[A], 100), [Region(7), Region(6)], "a quarter");
+        assert_eq!(log.idle_dirty_regions(&[A], 100), [Region(7), Region(6)], "a quarter");
         log.set_hot_limit(8);
         log.tick();
         log.tick();
-        drop(log.begin(bytes_of(0)));
-        let _in_flight = log.begin(bytes_of(1));
-        assert_eq!(log.sweepable(&[A], 3), [2, 3, 4].map(Region));
-        assert_eq!(log.sweepable(&[A, B], 100).len(), 6);
+        drop(log.begin_op(bytes_of(0)));
+        let _in_flight = log.begin_op(bytes_of(1));
+        assert_eq!(log.idle_dirty_regions(&[A], 3), [2, 3, 4].map(Region));
+        assert_eq!(log.idle_dirty_regions(&[A, B], 100).len(), 6);
     });
 }
 
@@ -319,23 +337,23 @@ fn what_idles_is_swept_and_more_when_there_is_much() {
 fn an_image_that_comes_back_has_what_it_lacked_marked() {
     with_log(10 * MIB, |_, core, _, file, log| async move {
         log.mark(bytes_of(1)).await.unwrap();
-        log.adopt(adoption(2, &[A])).await.unwrap();
+        log.adopt_config(adoption(2, &[A])).await.unwrap();
         log.mark(bytes_of(2)).await.unwrap();
         let c = Uuid::from_u128(0xc);
-        log.adopt(adoption(3, &[A, c])).await.unwrap();
-        let stamp = log.flush_begins();
+        log.adopt_config(adoption(3, &[A, c])).await.unwrap();
+        let stamp = log.begin_flush();
         client(&core, &file).flush().await.unwrap();
         log.clear(&[A, c], (0..160).map(Region), stamp);
         assert!(log.is_clean(&[A, c]));
-        log.adopt(adoption(4, &[A, B])).await.unwrap();
-        assert_eq!(log.marked(B), [Region(1), Region(2)]);
+        log.adopt_config(adoption(4, &[A, B])).await.unwrap();
+        assert_eq!(log.dirty_regions(B), [Region(1), Region(2)]);
         drop((log, file));
-        assert_eq!(open(&core).await.0.marked(B), [Region(1), Region(2)]);
+        assert_eq!(open(&core).await.0.dirty_regions(B), [Region(1), Region(2)]);
         let (log, ..) = open(&core).await;
         let mut next = adoption(5, &[A, c]);
-        next.others[1].new = true;
-        log.adopt(next).await.unwrap();
-        assert_eq!(log.marked_count(c), Some(160));
+        next.other_images[1].is_new = true;
+        log.adopt_config(next).await.unwrap();
+        assert_eq!(log.dirty_count(c), Some(160));
     });
 }
 
@@ -343,9 +361,9 @@ fn an_image_that_comes_back_has_what_it_lacked_marked() {
 fn a_creation_cut_off_anywhere_leaves_no_log_or_a_whole_one() {
     let (mut none, mut whole) = (0, 0);
     for ms in (0..160).step_by(3) {
-        let made = std::cell::Cell::new(false);
+        let has_log = std::cell::Cell::new(false);
         succeed(ms, HostSetup::default(), |_, host| {
-            let made = &made;
+            let has_log = &has_log;
             async move {
                 let core = core_of(&host).await;
                 let file = create(&core, 10 * MIB).await;
@@ -359,17 +377,17 @@ fn a_creation_cut_off_anywhere_leaves_no_log_or_a_whole_one() {
                 host.power_cut();
                 let core = core_of(&host).await;
                 let file = reopen(&core).await;
-                made.set(file.label().intent_log);
+                has_log.set(file.label().has_intent_log);
                 drop(file);
-                if made.get() {
-                    assert_eq!(open(&core).await.1.damage, Damage::None);
+                if has_log.get() {
+                    assert_eq!(open(&core).await.1.damage, LogDamage::None);
                 } else {
                     let area = reopen(&core).await.log_area().await.unwrap();
                     IntentLog::create(&core, area).await.unwrap();
                 }
             }
         });
-        if made.get() { whole += 1 } else { none += 1 }
+        if has_log.get() { whole += 1 } else { none += 1 }
     }
     assert!(none > 5 && whole > 5, "{none} without, {whole} with");
 }

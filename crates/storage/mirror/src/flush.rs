@@ -2,74 +2,75 @@
 
 use std::rc::Rc;
 
-use block::{Class, Ctx, Error};
+use block::{Ctx, Error, MemoryClass};
 use futures_util::future::{join, join_all};
 use intent_log::FlushStamp;
 use peer::{Link, Message, NodeId, Role, View};
-use rt::fault::{self, Point};
+use rt::fault_point::{self, Point};
 
 use super::Mistake;
+use super::peer_requests::PeerAnswer;
 use super::replica::Replica;
-use super::requests::Answer;
 
 impl Replica {
     pub(super) async fn flush(self: &Rc<Self>, ctx: &Ctx) -> Result<(), Error> {
         loop {
-            let view = self.serving(ctx).await?;
-            if self.flush_in(view, 0).await?.is_some() {
+            let view = self.wait_serving(ctx).await?;
+            if self.flush_members(view, 0).await?.is_some() {
                 return Ok(());
             }
         }
     }
 
-    /// Flushes every member in `view`: the number of the flush, and what it covers here. `None` if
-    /// the view is over before all have confirmed. All others then have recorded the lineage of that
-    /// count, if it is not 0 (RFD 0032).
-    pub(super) async fn flush_in(
+    /// Flushes every member in `view`. Returns the number of the flush and what it covers here, or
+    /// `None` if the view ends before all have confirmed. If `generation` is not 0, all other
+    /// members have then recorded the data generation with that count (RFD 0032).
+    pub(super) async fn flush_members(
         self: &Rc<Self>,
         view: View,
-        lineage: u32,
+        generation: u32,
     ) -> Result<Option<(u64, FlushStamp)>, Error> {
-        let request = self.requests.number();
+        let request = self.peer_requests.next_number();
         let mut nodes = self.others();
         if self.is_primary() {
-            nodes.extend(self.joiners.borrow().behind_barrier());
+            nodes.extend(self.joiners.borrow().in_flushes());
         }
-        let theirs = nodes.into_iter().map(|node| self.flush_as(view, node, request, lineage));
-        let own = async {
-            self.settle_aside(view).await?;
+        let peers = nodes.into_iter().map(|node| self.flush_peer(view, node, request, generation));
+        let local = async {
+            self.wait_metadata_applied(view).await?;
             Some(self.flush_leg(None).await)
         };
-        let (theirs, own) = join(join_all(theirs), own).await;
-        match own {
-            Some(Err(e)) => self.flush_failed(view, e).await,
-            Some(Ok(stamp)) if !theirs.contains(&None) => Ok(Some((request, stamp))),
+        let (peers, local) = join(join_all(peers), local).await;
+        match local {
+            Some(Err(e)) => self.on_flush_failed(view, e).await,
+            Some(Ok(stamp)) if !peers.contains(&None) => Ok(Some((request, stamp))),
             _ => Ok(None),
         }
     }
 
-    /// Flushes the own leg; `request` is the number that a CLEAR may name, and the lineage that goes with it.
+    /// Flushes the local leg. `request` is the number that a CLEAR REGIONS may name, and the count
+    /// of the data generation.
     async fn flush_leg(&self, request: Option<(u64, u32)>) -> Result<FlushStamp, Error> {
-        let ctx = self.memory(0, Class::Immediate).await?;
-        self.leg.flush(request, &ctx, self.pulse.get()).await
+        let ctx = self.reserve_memory(0, MemoryClass::LocalIo).await?;
+        self.leg.flush(request, &ctx, self.awake_clock.get()).await
     }
 
-    /// Waits until what has changed beside the volume is in force here; `None` if the view is over first. Who
-    /// is about to become a member has no clients whom it concerns, and cannot know yet.
-    async fn settle_aside(&self, view: View) -> Option<()> {
-        let careless = self.settings.makes(Mistake::FlushesUnsettled);
-        if careless || self.member.borrow().role() != Role::Member {
+    /// Waits until changes of the metadata blocks have taken effect here; `None` if the view ends
+    /// first. A joiner need not wait: it serves no clients yet.
+    async fn wait_metadata_applied(&self, view: View) -> Option<()> {
+        let skips = self.settings.has_mistake(Mistake::FlushesBeforeMetadataApplied);
+        if skips || self.membership.borrow().role() != Role::Member {
             return Some(());
         }
-        self.in_view(view, self.keeper.settled()).await
+        self.while_in_view(view, self.metadata_observer.wait_in_force()).await
     }
 
-    /// The leg is lost; others may finish the flush in another view.
-    async fn flush_failed<T>(self: &Rc<Self>, view: View, e: Error) -> Result<Option<T>, Error> {
-        if self.leg_failed(e) {
+    /// The leg is lost; other members may finish the flush in another view.
+    async fn on_flush_failed<T>(self: &Rc<Self>, view: View, e: Error) -> Result<Option<T>, Error> {
+        if self.on_leg_error(e) {
             return Err(e);
         }
-        self.in_view(view, std::future::pending::<()>()).await;
+        self.while_in_view(view, std::future::pending::<()>()).await;
         Ok(None)
     }
 
@@ -79,55 +80,60 @@ impl Replica {
         from: NodeId,
         link: Link,
         view: View,
-        (request, lineage): (u64, u32),
+        (request, generation): (u64, u32),
     ) {
-        // A CLEAR names flushes of the primary only.
-        let remembered = (Some(from) == self.primary()).then_some((request, lineage));
-        if self.settle_aside(view).await.is_none() {
+        // A CLEAR REGIONS names flushes of the primary only.
+        let request_to_remember = (Some(from) == self.primary()).then_some((request, generation));
+        if self.wait_metadata_applied(view).await.is_none() {
             return;
         }
-        if let Err(e) = self.flush_leg(remembered).await {
-            self.leg_failed(e);
+        if let Err(e) = self.flush_leg(request_to_remember).await {
+            self.on_leg_error(e);
             return;
         }
-        if lineage > 0 && remembered.is_some() && !self.record_lineage(view, lineage).await {
+        if generation > 0
+            && request_to_remember.is_some()
+            && !self.record_flush_generation(view, generation).await
+        {
             return;
         }
         if self.is_primary() && self.flush_joiners(view).await.is_none() {
             return;
         }
-        fault::pass(Point::MemberFlushed);
+        fault_point::reach(Point::MemberFlushed);
         link.send(Message::Flushed { view, request });
     }
 
-    /// Flushes the joiners that take part in flushes; `None` if the view is over first.
+    /// Flushes the joiners that take part in flushes; `None` if the view ends first.
     async fn flush_joiners(&self, view: View) -> Option<()> {
-        let nodes = self.joiners.borrow().behind_barrier();
+        let nodes = self.joiners.borrow().in_flushes();
         for node in nodes {
-            self.flush_as(view, node, self.requests.number(), 0).await?;
+            self.flush_peer(view, node, self.peer_requests.next_number(), 0).await?;
         }
         Some(())
     }
 
-    /// Has `node` flush, under a number that others may flush under as well; `None` if the view is
-    /// over first. One that is required no more counts as having done it. Asks again in each new
-    /// session: to flush twice does no harm.
-    pub(super) async fn flush_as(
+    /// Makes `node` flush, under a number that other nodes may share; `None` if the view ends
+    /// first. A node that is not required any more counts as flushed. Sends the request again in
+    /// each new session: a second flush does no harm.
+    pub(super) async fn flush_peer(
         &self,
         view: View,
         node: NodeId,
         request: u64,
-        lineage: u32,
+        generation: u32,
     ) -> Option<()> {
-        let asked = self.requests.ask(request, node, self.pulse.get());
-        let ended = || self.view.get() != view || self.turns_away();
+        let pending = self.peer_requests.register(request, node, self.awake_clock.get());
+        let ended = || self.view.get() != view || self.rejects_clients();
         let over = || ended() || !self.is_required(node);
         loop {
-            let there = || if over() { Some(None) } else { self.link(node).map(Some) };
-            let Some(link) = self.signal.until(there).await else { break };
-            link.send(Message::Flush { view, request, lineage });
-            let vain = || over() || link.is_closed();
-            if let Some(Answer::Flushed) = self.signal.unless(vain, asked.answered()).await {
+            let poll_link = || if over() { Some(None) } else { self.link(node).map(Some) };
+            let Some(link) = self.signal.until(poll_link).await else { break };
+            link.send(Message::Flush { view, request, generation });
+            let given_up = || over() || link.is_closed();
+            if let Some(PeerAnswer::Flushed) =
+                self.signal.unless(given_up, pending.wait_answer()).await
+            {
                 return Some(());
             }
         }

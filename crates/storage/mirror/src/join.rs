@@ -1,127 +1,129 @@
-//! A replica outside asks the primary to bring it in sync (RFD 0010, 6.6).
+//! Joining: an out-of-sync replica asks the primary to resync it (RFD 0010, 6.6).
 
 use std::rc::Rc;
 use std::time::Duration;
 
 use block::Error;
-use intent_log::{Adoption, Other};
-use peer::{Incarnation, Lineage, Message, NodeId, Role, View};
-use rt::fault::{self, Point};
+use intent_log::{ConfigAdoption, OtherImage};
+use peer::{DataGeneration, Incarnation, Message, NodeId, Role, View};
+use rt::fault_point::{self, Point};
 use uuid::Uuid;
 
-use super::member::Event;
-use super::record::Record;
+use super::config::MirrorConfig;
+use super::membership::Event;
 use super::replica::Replica;
 
-/// How often a replica outside looks whether it should ask again.
-pub(super) const PERIOD: Duration = Duration::from_secs(1);
+/// How often an out-of-sync replica checks whether it should ask again.
+pub(super) const JOIN_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long the primary may take to accept.
-const PATIENCE: Duration = Duration::from_secs(10);
+const ACCEPT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The pause between an attempt that came to nothing and the next, at first and at most.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// The least and the longest pause after a failed attempt.
+const BACKOFF_MIN: Duration = Duration::from_secs(1);
+const BACKOFF_MAX: Duration = Duration::from_secs(60);
 
-/// A failure so long after the one before it is a first one.
-const FRESH: Duration = Duration::from_secs(120);
+/// A failure this long after the previous one counts as the first of a row.
+const FAILURE_RESET_AFTER: Duration = Duration::from_secs(120);
 
-/// A member that is put out so soon after it was admitted gained nothing by its attempt. More than
-/// the others take to put it out.
-const HELD: Duration = Duration::from_secs(30);
+/// A member that is excluded this soon after its admission counts as a failed attempt. Longer than
+/// the other members take to exclude it.
+const MIN_MEMBERSHIP: Duration = Duration::from_secs(30);
 
-/// When a replica outside may begin an attempt. One that fails again and again must not take all
-/// the time of disks and network; one that succeeds need not wait, however often it goes out and
-/// comes back.
+/// When an out-of-sync replica may begin a join attempt. Repeated failures are spaced out, so that
+/// they do not take all the time of disks and network; an attempt after a success need not wait.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Attempts {
-    /// How many in a row failed after the primary had accepted them: they cost copies.
-    failed: u32,
-    /// How many in a row the primary has not answered.
-    unanswered: u32,
-    /// When the last one ended in vain.
-    ended: Duration,
-    /// When the last one was admitted, if nobody has put this replica out since.
-    admitted: Option<Duration>,
-    /// The leg that has failed is left alone until then.
-    leg_rests_until: Duration,
+pub(super) struct JoinBackoff {
+    /// Attempts in a row that failed after the primary had accepted them: they cost copying.
+    failures: u32,
+    /// Attempts in a row that the primary did not answer.
+    timeouts: u32,
+    /// When the last attempt failed.
+    last_failed_at: Duration,
+    /// When the last attempt was admitted, if this replica has not been excluded since.
+    admitted_at: Option<Duration>,
+    /// Until when no attempt begins, because the leg failed one.
+    leg_cooldown_until: Duration,
 }
 
-impl Attempts {
-    pub(super) fn may_begin(&self, now: Duration) -> bool {
-        let pause = pause(self.failed.max(self.unanswered));
-        now >= self.leg_rests_until && now >= self.ended + pause
+impl JoinBackoff {
+    pub(super) fn is_ready(&self, now: Duration) -> bool {
+        let pause = backoff_delay(self.failures.max(self.timeouts));
+        now >= self.leg_cooldown_until && now >= self.last_failed_at + pause
     }
 
-    /// One has failed after it was accepted.
-    fn fail(self, now: Duration) -> Self {
-        let failed = if now > self.ended + FRESH { 0 } else { self.failed };
-        Self { failed: failed.saturating_add(1), unanswered: 0, ended: now, ..self }
+    /// An accepted attempt has failed.
+    fn after_failure(self, now: Duration) -> Self {
+        let failures =
+            if now > self.last_failed_at + FAILURE_RESET_AFTER { 0 } else { self.failures };
+        Self { failures: failures.saturating_add(1), timeouts: 0, last_failed_at: now, ..self }
     }
 
-    /// The primary has not answered one.
-    fn unanswered(self, now: Duration) -> Self {
-        Self { unanswered: self.unanswered.saturating_add(1), ended: now, ..self }
+    /// The primary has not answered an attempt.
+    fn after_timeout(self, now: Duration) -> Self {
+        Self { timeouts: self.timeouts.saturating_add(1), last_failed_at: now, ..self }
     }
 
-    /// The primary serves and asks for attempts, or a session with it is new.
-    pub(super) fn invited(self) -> Self {
-        Self { unanswered: 0, ..self }
+    /// The primary serves and invites joiners, or there is a new session with it.
+    pub(super) fn after_invitation(self) -> Self {
+        Self { timeouts: 0, ..self }
     }
 
-    /// The leg has failed one: the next begins after `pause` at the earliest.
-    pub(super) fn rest(self, now: Duration, pause: Duration) -> Self {
-        Self { leg_rests_until: now + pause, ..self }
+    /// The leg has failed an attempt: the next begins after `pause` at the earliest.
+    pub(super) fn with_leg_cooldown(self, now: Duration, pause: Duration) -> Self {
+        Self { leg_cooldown_until: now + pause, ..self }
     }
 
-    /// One was successful: this replica is a member.
-    pub(super) fn admitted(self, now: Duration) -> Self {
-        Self { admitted: Some(now), unanswered: 0, ..self }
+    /// An attempt has succeeded: this replica is a member.
+    pub(super) fn after_admission(self, now: Duration) -> Self {
+        Self { admitted_at: Some(now), timeouts: 0, ..self }
     }
 
-    /// This replica is no member any more. If it was put out at once, its last attempt failed.
-    pub(super) fn put_out(self, now: Duration) -> Self {
-        match self.admitted {
+    /// This replica was excluded. If that was soon after its admission, the attempt counts as
+    /// failed.
+    pub(super) fn after_exclusion(self, now: Duration) -> Self {
+        match self.admitted_at {
             None => self,
-            Some(at) if now < at + HELD => Self { admitted: None, ..self }.fail(now),
-            Some(_) => Self { admitted: None, failed: 0, ..self },
+            Some(admitted_at) if now < admitted_at + MIN_MEMBERSHIP => {
+                Self { admitted_at: None, ..self }.after_failure(now)
+            }
+            Some(_) => Self { admitted_at: None, failures: 0, ..self },
         }
     }
 }
 
 /// The pause after so many failures in a row.
-fn pause(failures: u32) -> Duration {
+fn backoff_delay(failures: u32) -> Duration {
     match failures {
         0 | 1 => Duration::ZERO,
-        n => (FIRST_PAUSE * (1 << (n - 2).min(16))).min(LONGEST_PAUSE),
+        n => (BACKOFF_MIN * (1 << (n - 2).min(16))).min(BACKOFF_MAX),
     }
 }
 
-/// Why an attempt came to nothing.
+/// Why an attempt ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ending {
-    /// The configuration or the view has changed: that is nobody's failure.
-    Overtaken,
-    /// Its session, its primary or its leg has failed, or the primary has given it up.
+pub(super) enum AttemptEnd {
+    /// The configuration or the view changed; not counted as a failure.
+    Superseded,
+    /// The session, the primary or the leg failed, or the primary aborted it.
     Failed,
 }
 
-/// An attempt that was accepted, and what the primary had reached by then together with other
-/// images.
-pub(super) type Inheritance = (Incarnation, Vec<(Uuid, Lineage)>);
+/// An accepted attempt, and the data generations that the primary had recorded with other images.
+pub(super) type InheritedGenerations = (Incarnation, Vec<(Uuid, DataGeneration)>);
 
-/// An attempt, at the joiner.
+/// A join attempt, at the joiner.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Joining {
+pub(super) struct JoinAttempt {
     incarnation: Incarnation,
     primary: NodeId,
     session: u64,
-    since: Duration,
-    /// The primary's view, once it has accepted.
-    view: Option<View>,
+    started_at: Duration,
+    /// The view of the primary, once it has accepted.
+    accepted_view: Option<View>,
 }
 
-impl Joining {
+impl JoinAttempt {
     pub(super) fn incarnation(&self) -> Incarnation {
         self.incarnation
     }
@@ -132,157 +134,175 @@ impl Joining {
 }
 
 impl Replica {
-    /// Whether the primary is bringing this replica in sync.
-    pub(super) fn is_joining(&self) -> bool {
-        self.joining.get().is_some_and(|j| j.view.is_some())
+    /// Whether the primary is resyncing this replica.
+    pub(super) fn is_resync_target(&self) -> bool {
+        self.join_attempt.get().is_some_and(|j| j.accepted_view.is_some())
     }
 
-    /// Whether what `from` says in `view` belongs to the present attempt.
-    pub(super) fn joins_in(&self, from: NodeId, view: View) -> bool {
-        self.joining.get().is_some_and(|j| j.primary == from && j.view == Some(view))
+    /// Whether messages of `from` in `view` belong to the present attempt.
+    pub(super) fn is_join_view(&self, from: NodeId, view: View) -> bool {
+        self.join_attempt.get().is_some_and(|j| j.primary == from && j.accepted_view == Some(view))
     }
 
-    /// Begins an attempt, unless one is under way.
-    pub(super) async fn join(self: &Rc<Self>) {
-        let Some((record, link)) = self.to_join() else { return };
-        if let Some(joining) = self.joining.get() {
-            let late = self.core.now() > joining.since + PATIENCE && joining.view.is_none();
-            if joining.session == link.session() && !late {
+    /// Begins an attempt, unless one is in progress.
+    pub(super) async fn attempt_join(self: &Rc<Self>) {
+        let Some((config, link)) = self.join_target() else { return };
+        if let Some(attempt) = self.join_attempt.get() {
+            let timed_out = self.core.now() > attempt.started_at + ACCEPT_TIMEOUT
+                && attempt.accepted_view.is_none();
+            if attempt.session == link.session() && !timed_out {
                 return;
             }
         }
-        // Nothing of an earlier attempt is taken from here on, and all of it has reached the disk
-        // before the new one begins.
-        self.end_attempt(Ending::Failed);
-        if !self.attempts.get().may_begin(self.core.now()) {
+        // From here on nothing of an earlier attempt is accepted, and its writes must reach the
+        // disk before the new one begins.
+        self.end_join_attempt(AttemptEnd::Failed);
+        if !self.join_backoff.get().is_ready(self.core.now()) {
             return;
         }
         self.view.set(View::default());
         self.signal.raise();
-        self.signal.until(|| self.entries.borrow().is_drained().then_some(())).await;
-        if self.to_join().is_none_or(|(now, l)| now != record || l.session() != link.session()) {
+        self.signal.until(|| self.prepared.borrow().is_drained().then_some(())).await;
+        if self.join_target().is_none_or(|(now, l)| now != config || l.session() != link.session())
+        {
             return;
         }
-        self.entries.borrow_mut().clear();
-        if !self.adopt_outside(&record).await {
+        self.prepared.borrow_mut().clear();
+        if !self.adopt_before_join(&config).await {
             return;
         }
-        if self.to_join().is_none_or(|(now, _)| now != record) {
+        if self.join_target().is_none_or(|(now, _)| now != config) {
             return;
         }
         let incarnation = Incarnation(self.core.random_u64());
-        self.event(Event::Joining(incarnation));
-        let Some(image) = record.image(record.primary) else { return };
-        let Some(marks) = self.leg.log.export(image) else { return };
-        let (primary, session) = (record.primary, link.session());
-        let since = self.core.now();
-        self.joining.set(Some(Joining { incarnation, primary, session, since, view: None }));
+        self.handle_event(Event::JoinStarted(incarnation));
+        let Some(image) = config.image(config.primary) else { return };
+        let Some(bitmap) = self.leg.log.export_bitmap(image) else { return };
+        let (primary, session) = (config.primary, link.session());
+        let started_at = self.core.now();
+        self.join_attempt.set(Some(JoinAttempt {
+            incarnation,
+            primary,
+            session,
+            started_at,
+            accepted_view: None,
+        }));
         link.send(Message::Join {
             incarnation,
-            epoch: record.epoch,
-            volume_bytes: marks.volume_bytes,
-            region_shift: marks.region_shift,
-            shared: self.leg.log.shared_with(image),
-            marks: marks.bits,
+            epoch: config.epoch,
+            volume_bytes: bitmap.volume_bytes,
+            region_shift: bitmap.region_shift,
+            generations: self.leg.log.generations_with(image),
+            dirty_bits: bitmap.bits,
         });
     }
 
-    /// The record and the session with its primary, if this replica is outside and may join.
-    fn to_join(&self) -> Option<(Record, peer::Link)> {
-        let member = self.member.borrow();
-        let record = member.record().filter(|_| member.role() == Role::Outside)?;
-        let fit = !self.leg.is_dead() && record.image(self.me).is_some();
-        let link = self.link(record.primary).filter(|_| fit && record.primary != self.me)?;
-        // Members that do not reach each other cannot stay (`reach`).
-        record.in_sync.iter().all(|m| self.link(m.node).is_some()).then(|| (record.clone(), link))
+    /// The configuration and the session with its primary, if this replica is out of sync and may
+    /// join.
+    fn join_target(&self) -> Option<(MirrorConfig, peer::Link)> {
+        let membership = self.membership.borrow();
+        let config = membership.config().filter(|_| membership.role() == Role::OutOfSync)?;
+        let may_join = !self.leg.is_lost() && config.image(self.me).is_some();
+        let link = self.link(config.primary).filter(|_| may_join && config.primary != self.me)?;
+        // Members that do not reach each other cannot all stay (`reachability`).
+        config.in_sync.iter().all(|m| self.link(m.node).is_some()).then(|| (config.clone(), link))
     }
 
-    /// The attempt that is under way has come to nothing.
-    pub(super) fn end_attempt(&self, how: Ending) {
-        let Some(joining) = self.joining.take() else { return };
+    /// Ends the attempt in progress.
+    pub(super) fn end_join_attempt(&self, reason: AttemptEnd) {
+        let Some(attempt) = self.join_attempt.take() else { return };
         let now = self.core.now();
-        match (how, joining.view) {
-            (Ending::Overtaken, _) => {}
-            (Ending::Failed, Some(_)) => self.attempts.update(|attempts| attempts.fail(now)),
-            (Ending::Failed, None) => self.attempts.update(|attempts| attempts.unanswered(now)),
+        match (reason, attempt.accepted_view) {
+            (AttemptEnd::Superseded, _) => {}
+            (AttemptEnd::Failed, Some(_)) => {
+                self.join_backoff.update(|attempts| attempts.after_failure(now));
+            }
+            (AttemptEnd::Failed, None) => {
+                self.join_backoff.update(|attempts| attempts.after_timeout(now));
+            }
         }
     }
 
-    async fn adopt_outside(self: &Rc<Self>, record: &Record) -> bool {
+    async fn adopt_before_join(self: &Rc<Self>, config: &MirrorConfig) -> bool {
         let adopted = self.leg.log.adopted().map_or(0, |a| a.epoch);
-        adopted >= record.epoch.0 || self.adopt(record, false).await
+        adopted >= config.epoch.0 || self.adopt_config(config, false).await
     }
 
-    /// Makes durable that this replica knows `record`, as a member of it or not.
-    pub(super) async fn adopt(self: &Rc<Self>, record: &Record, member: bool) -> bool {
-        fault::pass(Point::EpochAdopting);
-        let adopted = self.leg.log.adopt(self.adoption(record, member)).await;
-        fault::pass(Point::EpochAdopted);
+    /// Records durably that this replica knows `config`, as a member or not.
+    pub(super) async fn adopt_config(
+        self: &Rc<Self>,
+        config: &MirrorConfig,
+        is_member: bool,
+    ) -> bool {
+        fault_point::reach(Point::EpochAdopting);
+        let adopted = self.leg.log.adopt_config(self.config_adoption(config, is_member)).await;
+        fault_point::reach(Point::EpochAdopted);
         if let Err(error) = &adopted {
-            tracing::error!(%error, epoch = record.epoch.0, "a configuration is not adopted");
-            self.leg_failed(Error::Gone);
+            tracing::error!(%error, epoch = config.epoch.0, "a configuration is not adopted");
+            self.on_leg_error(Error::Gone);
         }
         adopted.is_ok()
     }
 
-    /// What the superblock is to say of `record`, in which this replica is a member or not.
-    fn adoption(&self, record: &Record, member: bool) -> Adoption {
-        let others = record.replicas.iter().filter(|r| r.node != self.me);
-        let members = record.others(self.me).filter_map(|m| record.image(m.node));
-        Adoption {
-            epoch: record.epoch.0,
-            config: Uuid::from_u128(record.config),
-            others: others.map(|r| Other { image: r.image, new: r.new }).collect(),
-            members: members.collect(),
-            inherited: self.inherited(record),
-            hint: if member { in_sync_hint(record, self.me) } else { [None; 3] },
-            boot: member.then(|| self.leg.log.boot(&self.core)),
+    /// The superblock update for `config`, in which this replica is a member or not.
+    fn config_adoption(&self, config: &MirrorConfig, is_member: bool) -> ConfigAdoption {
+        let others = config.replicas.iter().filter(|r| r.node != self.me);
+        let members = config.others(self.me).filter_map(|m| config.image(m.node));
+        ConfigAdoption {
+            epoch: config.epoch.0,
+            config_id: Uuid::from_u128(config.config_id),
+            other_images: others.map(|r| OtherImage { image: r.image, is_new: r.is_new }).collect(),
+            in_sync_images: members.collect(),
+            inherited_generations: self.generations_inherited_for(config),
+            in_sync_hint: if is_member { in_sync_hint(config, self.me) } else { [None; 3] },
+            boot_id: is_member.then(|| self.leg.log.boot(&self.core)),
         }
     }
 
-    /// What the primary that has brought this replica in sync for `record` had reached together with
-    /// others: it holds what that held (RFD 0032, 3.5).
-    fn inherited(&self, record: &Record) -> Vec<(Uuid, Lineage)> {
-        let inheritance = self.inheritance.borrow();
-        let of_record = inheritance.as_ref().filter(|(attempt, _)| record.has(self.me, *attempt));
-        of_record.map(|(_, reached)| reached.clone()).unwrap_or_default()
+    /// The generations that the primary of the resync had recorded with other images; this image
+    /// holds what that one held (RFD 0032, 3.5).
+    fn generations_inherited_for(&self, config: &MirrorConfig) -> Vec<(Uuid, DataGeneration)> {
+        let inherited = self.inherited_generations.borrow();
+        let for_config =
+            inherited.as_ref().filter(|(attempt, _)| config.has_member(self.me, *attempt));
+        for_config.map(|(_, generations)| generations.clone()).unwrap_or_default()
     }
 
-    /// The primary has begun to send everything here.
-    pub(super) fn take_accept(
+    /// The primary has accepted, and sends every new write here from now on.
+    pub(super) fn on_join_accepted(
         &self,
         from: NodeId,
         view: View,
         incarnation: Incarnation,
-        reached: Vec<(Uuid, Lineage)>,
+        generations: Vec<(Uuid, DataGeneration)>,
     ) {
-        let Some(mut joining) = self.joining.get() else { return };
-        if joining.primary != from || joining.incarnation != incarnation {
+        let Some(mut attempt) = self.join_attempt.get() else { return };
+        if attempt.primary != from || attempt.incarnation != incarnation {
             return;
         }
-        fault::pass(Point::JoinerAccepted);
-        joining.view = Some(view);
-        self.joining.set(Some(joining));
-        self.inheritance.replace(Some((incarnation, reached)));
+        fault_point::reach(Point::JoinerAccepted);
+        attempt.accepted_view = Some(view);
+        self.join_attempt.set(Some(attempt));
+        self.inherited_generations.replace(Some((incarnation, generations)));
         self.view.set(view);
         self.signal.raise();
     }
 
-    /// The primary has given the attempt up.
-    pub(super) fn take_detached(&self, incarnation: Incarnation) {
-        if self.joining.get().is_some_and(|j| j.incarnation == incarnation) {
-            self.end_attempt(Ending::Failed);
+    /// The primary has aborted the attempt.
+    pub(super) fn on_join_aborted(&self, incarnation: Incarnation) {
+        if self.join_attempt.get().is_some_and(|j| j.incarnation == incarnation) {
+            self.end_join_attempt(AttemptEnd::Failed);
         }
     }
 }
 
-/// What an image that is in sync by `record` remembers of it: the nodes in sync, its own first. One that is not in sync
-/// remembers none.
-fn in_sync_hint(record: &Record, me: NodeId) -> [Option<Uuid>; 3] {
-    let all = std::iter::once(me).chain(record.others(me).map(|m| m.node));
+/// What an image in sync by `config` notes of it: the nodes in sync, its own first. An image that
+/// is not in sync notes none.
+fn in_sync_hint(config: &MirrorConfig, me: NodeId) -> [Option<Uuid>; 3] {
+    let all = std::iter::once(me).chain(config.others(me).map(|m| m.node));
     let mut hint = [None; 3];
-    for (place, node) in hint.iter_mut().zip(all) {
-        *place = Some(Uuid::from_u128(node.0.into()));
+    for (slot, node) in hint.iter_mut().zip(all) {
+        *slot = Some(Uuid::from_u128(node.0.into()));
     }
     hint
 }
@@ -293,33 +313,37 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// How long after `now` the next may begin, in whole seconds.
-    fn pause_after(attempts: &Attempts, now: Duration) -> u64 {
-        let waited = (0..=100).find(|n| attempts.may_begin(now + SECOND * *n));
+    /// How long after `now` the next attempt may begin, in whole seconds.
+    fn pause_after(attempts: &JoinBackoff, now: Duration) -> u64 {
+        let waited = (0..=100).find(|n| attempts.is_ready(now + SECOND * *n));
         u64::from(waited.expect("it may begin at some time"))
     }
 
     #[test]
     fn attempts_that_fail_again_and_again_become_rare() {
-        let (mut attempts, mut now) = (Attempts::default(), SECOND);
+        let (mut attempts, mut now) = (JoinBackoff::default(), SECOND);
         let mut pauses = Vec::new();
         for _ in 0..9 {
             now += SECOND / 10;
-            attempts = attempts.fail(now);
+            attempts = attempts.after_failure(now);
             pauses.push(pause_after(&attempts, now));
             now += SECOND * u32::try_from(pauses[pauses.len() - 1]).unwrap();
         }
         assert_eq!(pauses, [0, 1, 2, 4, 8, 16, 32, 60, 60]);
-        now += FRESH + SECOND;
-        assert_eq!(pause_after(&attempts.fail(now), now), 0, "what is long ago is forgiven");
+        now += FAILURE_RESET_AFTER + SECOND;
+        assert_eq!(
+            pause_after(&attempts.after_failure(now), now),
+            0,
+            "what is long ago is forgiven"
+        );
     }
 
     #[test]
     fn one_that_is_put_out_at_once_again_and_again_waits_as_well() {
-        let (mut attempts, mut now) = (Attempts::default(), SECOND);
+        let (mut attempts, mut now) = (JoinBackoff::default(), SECOND);
         let mut pauses = Vec::new();
         for _ in 0..4 {
-            attempts = attempts.admitted(now).put_out(now + SECOND);
+            attempts = attempts.after_admission(now).after_exclusion(now + SECOND);
             now += SECOND;
             pauses.push(pause_after(&attempts, now));
             now += SECOND * 8;
@@ -329,36 +353,46 @@ mod tests {
 
     #[test]
     fn attempts_that_succeed_are_no_failures_however_close_they_follow() {
-        let (mut attempts, mut now) = (Attempts::default(), SECOND);
+        let (mut attempts, mut now) = (JoinBackoff::default(), SECOND);
         for _ in 0..20 {
-            attempts = attempts.admitted(now);
-            now += HELD;
-            attempts = attempts.put_out(now);
-            assert!(attempts.may_begin(now));
+            attempts = attempts.after_admission(now);
+            now += MIN_MEMBERSHIP;
+            attempts = attempts.after_exclusion(now);
+            assert!(attempts.is_ready(now));
         }
         // One success ends a row of failures.
-        let failing = attempts.fail(now).fail(now).fail(now).fail(now);
+        let failing =
+            attempts.after_failure(now).after_failure(now).after_failure(now).after_failure(now);
         assert_eq!(pause_after(&failing, now), 4);
-        let held = failing.admitted(now).put_out(now + HELD);
-        assert_eq!(pause_after(&held.fail(now + HELD), now + HELD), 0);
+        let admitted = failing.after_admission(now).after_exclusion(now + MIN_MEMBERSHIP);
+        assert_eq!(
+            pause_after(&admitted.after_failure(now + MIN_MEMBERSHIP), now + MIN_MEMBERSHIP),
+            0
+        );
     }
 
     #[test]
     fn a_primary_that_serves_again_is_asked_at_once() {
-        let mut attempts = Attempts::default();
+        let mut attempts = JoinBackoff::default();
         for _ in 0..8 {
-            attempts = attempts.unanswered(SECOND);
+            attempts = attempts.after_timeout(SECOND);
         }
         assert_eq!(pause_after(&attempts, SECOND), 60);
-        assert_eq!(pause_after(&attempts.invited(), SECOND), 0);
-        let both = attempts.fail(SECOND).fail(SECOND).fail(SECOND).unanswered(SECOND).invited();
+        assert_eq!(pause_after(&attempts.after_invitation(), SECOND), 0);
+        let both = attempts
+            .after_failure(SECOND)
+            .after_failure(SECOND)
+            .after_failure(SECOND)
+            .after_timeout(SECOND)
+            .after_invitation();
         assert_eq!(pause_after(&both, SECOND), 2, "what has cost copies is not forgiven by it");
     }
 
     #[test]
     fn a_leg_that_has_failed_an_attempt_rests() {
-        let attempts = Attempts::default().fail(SECOND).rest(SECOND, SECOND * 10);
+        let attempts =
+            JoinBackoff::default().after_failure(SECOND).with_leg_cooldown(SECOND, SECOND * 10);
         assert_eq!(pause_after(&attempts, SECOND), 10);
-        assert_eq!(pause_after(&attempts.admitted(SECOND), SECOND), 10);
+        assert_eq!(pause_after(&attempts.after_admission(SECOND), SECOND), 10);
     }
 }

@@ -1,30 +1,34 @@
-//! The replicas that the primary is bringing in sync, in its present view (RFD 0010, 6.6).
+//! The joiners: replicas that the primary is resyncing in its present view (RFD 0010, 6.6).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use peer::{Incarnation, NodeId};
 
-/// Ranges that status names of what nobody can read.
-const NAMED: usize = 8;
+/// Most unreadable ranges that the status lists.
+const MAX_STATUS_RANGES: usize = 8;
 
-/// What no replica can read, and another therefore lacks: it is in sync when that has been written.
+/// Data that no replica can read, so that a joiner lacks it. The joiner is admitted once it has
+/// been rewritten.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Unreadable {
-    /// The first ranges of it, in bytes of the volume.
+pub struct UnreadableData {
+    /// The first ranges, in bytes of the volume.
     pub ranges: Vec<Range<u64>>,
-    /// Bytes of all of it that is known.
+    /// Total bytes known.
     pub bytes: u64,
-    /// Whether all else has been copied, and this alone is waited for.
-    pub waited_for: bool,
+    /// Whether everything else has been copied, and only this blocks the admission.
+    pub blocks_admission: bool,
 }
 
-impl Unreadable {
-    /// What is in these ranges of bytes, in order.
-    pub(super) fn of(ranges: impl Iterator<Item = Range<u64>>, waited_for: bool) -> Self {
-        let mut all = Self { waited_for, ..Self::default() };
+impl UnreadableData {
+    /// From ranges of bytes, in order.
+    pub(super) fn from_ranges(
+        ranges: impl Iterator<Item = Range<u64>>,
+        blocks_admission: bool,
+    ) -> Self {
+        let mut all = Self { blocks_admission, ..Self::default() };
         for range in ranges {
-            let has_room = all.ranges.len() < NAMED;
+            let has_room = all.ranges.len() < MAX_STATUS_RANGES;
             all.bytes += range.end - range.start;
             match all.ranges.last_mut().filter(|last| last.end == range.start) {
                 Some(last) => last.end = range.end,
@@ -36,145 +40,156 @@ impl Unreadable {
     }
 }
 
-/// One attempt.
+/// One resync attempt.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Joiner {
     pub(super) incarnation: Incarnation,
     /// Whether it takes part in flushes.
-    pub(super) behind_barrier: bool,
-    /// Whether the record may list it already: it cannot be dropped any more in this view.
-    pub(super) proposed: bool,
-    /// Writes that are refused and that it may have: until it has what takes their place it is not admitted (RFD 0040).
-    pub(super) refused: u32,
-    /// Bytes to copy in all, and copied.
-    pub(super) todo: u64,
-    pub(super) done: u64,
+    pub(super) in_flushes: bool,
+    /// Whether the configuration may list it already: it cannot be dropped any more in this view.
+    pub(super) admission_proposed: bool,
+    /// Rejected writes that it may have applied: it is not admitted before it has their
+    /// replacements (RFD 0040).
+    pub(super) pending_replacements: u32,
+    /// Bytes to copy in total, and copied.
+    pub(super) total_bytes: u64,
+    pub(super) copied_bytes: u64,
 }
 
-/// All of one primary.
+/// All joiners of one primary.
 #[derive(Debug, Default)]
 pub(super) struct Joiners {
-    all: BTreeMap<NodeId, Joiner>,
-    /// What they lack that nobody can read.
-    unreadable: BTreeMap<NodeId, Unreadable>,
-    /// Bytes to copy in all, and copied, of attempts that have ended.
-    ended: (u64, u64),
+    by_node: BTreeMap<NodeId, Joiner>,
+    /// Data that they lack and no replica can read.
+    unreadable_data: BTreeMap<NodeId, UnreadableData>,
+    /// Bytes to copy in total, and copied, of attempts that have ended.
+    ended_totals: (u64, u64),
     /// Why the last attempts failed.
-    failed: BTreeMap<NodeId, &'static str>,
+    failures: BTreeMap<NodeId, &'static str>,
 }
 
 impl Joiners {
-    /// `node` begins an attempt: every write goes to it from now on.
+    /// Begins an attempt of `node`: every write goes to it from now on.
     pub(super) fn attach(&mut self, node: NodeId, incarnation: Incarnation) {
-        let (behind_barrier, proposed) = (false, false);
-        let fresh = Joiner { incarnation, behind_barrier, proposed, refused: 0, todo: 0, done: 0 };
-        self.unreadable.remove(&node);
-        self.failed.remove(&node);
-        if let Some(old) = self.all.insert(node, fresh) {
-            self.count(old);
+        let (in_flushes, admission_proposed) = (false, false);
+        let joiner = Joiner {
+            incarnation,
+            in_flushes,
+            admission_proposed,
+            pending_replacements: 0,
+            total_bytes: 0,
+            copied_bytes: 0,
+        };
+        self.unreadable_data.remove(&node);
+        self.failures.remove(&node);
+        if let Some(old) = self.by_node.insert(node, joiner) {
+            self.add_to_totals(old);
         }
     }
 
-    /// What `node` lacks that nobody can read.
-    pub(super) fn lacks(&mut self, node: NodeId, what: Unreadable) {
-        match what.bytes {
-            0 => self.unreadable.remove(&node),
-            _ => self.unreadable.insert(node, what),
+    /// Sets the data that `node` lacks and no replica can read.
+    pub(super) fn set_unreadable(&mut self, node: NodeId, data: UnreadableData) {
+        match data.bytes {
+            0 => self.unreadable_data.remove(&node),
+            _ => self.unreadable_data.insert(node, data),
         };
     }
 
-    /// The attempt of `node` has failed.
-    pub(super) fn failed(&mut self, node: NodeId, why: &'static str) {
-        self.failed.insert(node, why);
+    /// Notes that the attempt of `node` has failed.
+    pub(super) fn set_failure(&mut self, node: NodeId, reason: &'static str) {
+        self.failures.insert(node, reason);
     }
 
     /// Why the last attempt of `node` failed.
-    pub(super) fn failure(&self, node: NodeId) -> Option<&'static str> {
-        self.failed.get(&node).copied()
+    pub(super) fn last_failure(&self, node: NodeId) -> Option<&'static str> {
+        self.failures.get(&node).copied()
     }
 
-    /// What replicas lack that nobody can read, for status.
-    pub(super) fn unreadable(&self) -> Vec<(NodeId, Unreadable)> {
-        self.unreadable.iter().map(|(node, what)| (*node, what.clone())).collect()
+    /// The data that joiners lack and no replica can read, for status.
+    pub(super) fn unreadable_data(&self) -> Vec<(NodeId, UnreadableData)> {
+        self.unreadable_data.iter().map(|(node, data)| (*node, data.clone())).collect()
     }
 
-    /// The attempt of `node`, if it is this one.
+    /// The attempt of `node`, if it has this incarnation.
     pub(super) fn get(&mut self, node: NodeId, incarnation: Incarnation) -> Option<&mut Joiner> {
-        self.all.get_mut(&node).filter(|j| j.incarnation == incarnation)
+        self.by_node.get_mut(&node).filter(|j| j.incarnation == incarnation)
     }
 
     /// The attempt of `node`.
-    pub(super) fn of(&self, node: NodeId) -> Option<Joiner> {
-        self.all.get(&node).copied()
+    pub(super) fn current(&self, node: NodeId) -> Option<Joiner> {
+        self.by_node.get(&node).copied()
     }
 
-    /// Whose acknowledgement every write needs beside the members'.
+    /// The nodes whose acknowledgement every write needs besides the members'.
     pub(super) fn attached(&self) -> impl Iterator<Item = NodeId> + '_ {
-        self.all.keys().copied()
+        self.by_node.keys().copied()
     }
 
-    /// Who takes part in every flush beside the members.
-    pub(super) fn behind_barrier(&self) -> Vec<NodeId> {
-        self.all.iter().filter(|(_, j)| j.behind_barrier).map(|(node, _)| *node).collect()
+    /// The nodes that take part in every flush besides the members.
+    pub(super) fn in_flushes(&self) -> Vec<NodeId> {
+        self.by_node.iter().filter(|(_, j)| j.in_flushes).map(|(node, _)| *node).collect()
     }
 
-    /// A write is refused that all of these may have: no attempt of theirs is admitted before [`Self::have_replaced`].
+    /// A write was rejected that all of these may have applied: none of these attempts is admitted
+    /// before [`Self::replacements_done`].
     pub(super) fn await_replacements(&mut self) -> Vec<(NodeId, Incarnation)> {
-        let awaited = |(node, joiner): (&NodeId, &mut Joiner)| {
-            joiner.refused += 1;
+        let add_one = |(node, joiner): (&NodeId, &mut Joiner)| {
+            joiner.pending_replacements += 1;
             (*node, joiner.incarnation)
         };
-        self.all.iter_mut().map(awaited).collect()
+        self.by_node.iter_mut().map(add_one).collect()
     }
 
-    /// These have what takes its place, or are not needed for it any more.
-    pub(super) fn have_replaced(&mut self, which: &[(NodeId, Incarnation)]) {
-        for (node, incarnation) in which {
+    /// These have applied the replacement, or are not needed for it any more.
+    pub(super) fn replacements_done(&mut self, joiners: &[(NodeId, Incarnation)]) {
+        for (node, incarnation) in joiners {
             if let Some(joiner) = self.get(*node, *incarnation) {
-                joiner.refused -= 1;
+                joiner.pending_replacements -= 1;
             }
         }
     }
 
-    /// The record will not list the attempt of `node`.
-    pub(super) fn not_proposed(&mut self, node: NodeId) {
-        if let Some(joiner) = self.all.get_mut(&node) {
-            joiner.proposed = false;
+    /// The configuration will not list the attempt of `node`.
+    pub(super) fn clear_admission_proposed(&mut self, node: NodeId) {
+        if let Some(joiner) = self.by_node.get_mut(&node) {
+            joiner.admission_proposed = false;
         }
     }
 
-    /// Ends the attempt of `node`, unless the record may list it; says whether there was one.
+    /// Ends the attempt of `node`, unless the configuration may list it. Returns it if it ended.
     pub(super) fn detach(&mut self, node: NodeId) -> Option<Joiner> {
-        if self.all.get(&node).is_none_or(|j| j.proposed) {
+        if self.by_node.get(&node).is_none_or(|j| j.admission_proposed) {
             return None;
         }
-        self.unreadable.remove(&node);
-        let ended = self.all.remove(&node);
-        ended.into_iter().for_each(|joiner| self.count(joiner));
+        self.unreadable_data.remove(&node);
+        let ended = self.by_node.remove(&node);
+        ended.into_iter().for_each(|joiner| self.add_to_totals(joiner));
         ended
     }
 
-    fn count(&mut self, ended: Joiner) {
-        self.ended.0 += ended.todo;
-        self.ended.1 += ended.done;
+    fn add_to_totals(&mut self, ended: Joiner) {
+        self.ended_totals.0 += ended.total_bytes;
+        self.ended_totals.1 += ended.copied_bytes;
     }
 
-    /// The view is over, and all attempts with it.
-    pub(super) fn end(&mut self) {
-        self.unreadable.clear();
-        let ended = std::mem::take(&mut self.all);
-        ended.into_values().for_each(|joiner| self.count(joiner));
+    /// Ends the view, and all attempts with it.
+    pub(super) fn end_view(&mut self) {
+        self.unreadable_data.clear();
+        let ended = std::mem::take(&mut self.by_node);
+        ended.into_values().for_each(|joiner| self.add_to_totals(joiner));
     }
 
-    /// Bytes to copy in all, and copied, of all attempts that there ever were.
+    /// Bytes to copy in total, and copied, of all attempts so far.
     pub(super) fn totals(&self) -> (u64, u64) {
-        let add = |(todo, done), joiner: &Joiner| (todo + joiner.todo, done + joiner.done);
-        self.all.values().fold(self.ended, add)
+        let add = |(total, copied), joiner: &Joiner| {
+            (total + joiner.total_bytes, copied + joiner.copied_bytes)
+        };
+        self.by_node.values().fold(self.ended_totals, add)
     }
 
     /// All attempts, for status.
     pub(super) fn iter(&self) -> impl Iterator<Item = (NodeId, Joiner)> + '_ {
-        self.all.iter().map(|(node, joiner)| (*node, *joiner))
+        self.by_node.iter().map(|(node, joiner)| (*node, *joiner))
     }
 }
 
@@ -185,9 +200,10 @@ mod tests {
     #[test]
     fn what_is_unreadable_is_told_in_few_ranges() {
         let blocks = (0..4u64).chain(10..12).map(|n| n * 512..(n + 1) * 512);
-        let told = Unreadable::of(blocks, true);
-        assert_eq!((told.ranges, told.bytes), (vec![0..2048, 5120..6144], 6 * 512));
-        let told = Unreadable::of((0..100u64).map(|n| n * 1024..n * 1024 + 512), false);
-        assert_eq!((told.ranges.len(), told.bytes), (NAMED, 100 * 512));
+        let data = UnreadableData::from_ranges(blocks, true);
+        assert_eq!((data.ranges, data.bytes), (vec![0..2048, 5120..6144], 6 * 512));
+        let data =
+            UnreadableData::from_ranges((0..100u64).map(|n| n * 1024..n * 1024 + 512), false);
+        assert_eq!((data.ranges.len(), data.bytes), (MAX_STATUS_RANGES, 100 * 512));
     }
 }

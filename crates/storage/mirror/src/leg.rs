@@ -1,4 +1,4 @@
-//! A member's own stack: the device, and the log that knows what of it may differ.
+//! The local device stack of a replica: the device, and its write-intent log.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -6,151 +6,156 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::{Aside, Blocks, Bufs, Ctx, Dev, Error, Lba, Op, Run};
+use block::{BlockStatus, Blocks, Bufs, Ctx, Dev, Error, Lba, MetadataObserver, Op};
 use intent_log::{FlushStamp, IntentLog};
-use peer::{Change, Kind};
-use rt::fault::{self, Point};
+use peer::{WriteKind, WriteOp};
+use rt::fault_point::{self, Point};
 use slab::Slab;
 
-use super::replica::is_aside;
-use super::space::parts;
-use super::{Loss, Mistake, Settings};
+use super::no_space::split_by_zeroes;
+use super::replica::is_metadata;
+use super::{LegLoss, MirrorSettings, Mistake};
 
-/// Flushes whose stamps are remembered, for a CLEAR that names one.
-const REMEMBERED: usize = 8;
+/// Number of flushes whose stamps are remembered, for a CLEAR REGIONS that names one.
+const MAX_REMEMBERED_FLUSHES: usize = 8;
 
-/// How long after the last read that the disk has failed status still tells of those reads.
-const TELL_OF_READS: Duration = Duration::from_secs(3600);
+/// How long after the last read error of the disk the status still counts read errors.
+const READ_ERROR_WINDOW: Duration = Duration::from_secs(3600);
 
 /// See the [module](self).
 pub(super) struct Leg {
     pub(super) dev: Dev,
     pub(super) log: IntentLog,
-    /// Who is told what changes beside the volume.
-    keeper: Rc<dyn Aside>,
-    /// Why it was given up, once it is.
-    loss: Cell<Option<Loss>>,
-    /// Reads that the disk has failed, and when the last one was, by the replica's pulse.
-    failed_reads: Cell<(u64, Duration)>,
-    /// Mistakes, for tests: nothing is marked; the keeper is told late.
-    careless: bool,
-    tells_late: bool,
-    /// When the operations in flight began, by the replica's pulse.
-    running: RefCell<Slab<Duration>>,
-    /// The flushes that were asked for by number, oldest first, what they cover, and the count of the
-    /// lineage that was recorded after them.
-    flushed: RefCell<VecDeque<(u64, FlushStamp, u32)>>,
+    /// Is told of changes of the metadata blocks.
+    metadata_observer: Rc<dyn MetadataObserver>,
+    /// Why it was given up, if it was.
+    loss: Cell<Option<LegLoss>>,
+    /// Reads that the disk failed, and when the last one was, by the awake clock.
+    read_errors: Cell<(u64, Duration)>,
+    /// Mistakes, for tests: no region is marked dirty; the metadata observer is told late.
+    skips_intent_log: bool,
+    delays_metadata: bool,
+    /// When the operations in flight began, by the awake clock.
+    in_flight: RefCell<Slab<Duration>>,
+    /// Recent flushes with a request number, oldest first: what they cover, and the count of the
+    /// data generation that was recorded after them.
+    recent_flushes: RefCell<VecDeque<(u64, FlushStamp, u32)>>,
 }
 
 impl Leg {
-    pub(super) fn new(dev: Dev, log: IntentLog, keeper: Rc<dyn Aside>, settings: Settings) -> Self {
+    pub(super) fn new(
+        dev: Dev,
+        log: IntentLog,
+        metadata_observer: Rc<dyn MetadataObserver>,
+        settings: MirrorSettings,
+    ) -> Self {
         Self {
             dev,
             log,
-            keeper,
+            metadata_observer,
             loss: Cell::default(),
-            failed_reads: Cell::default(),
-            careless: settings.makes(Mistake::SkipsIntentLog),
-            tells_late: settings.makes(Mistake::TellsAsideLate),
-            running: RefCell::default(),
-            flushed: RefCell::default(),
+            read_errors: Cell::default(),
+            skips_intent_log: settings.has_mistake(Mistake::SkipsIntentLog),
+            delays_metadata: settings.has_mistake(Mistake::AppliesMetadataLate),
+            in_flight: RefCell::default(),
+            recent_flushes: RefCell::default(),
         }
     }
 
-    /// Whether it can be relied on no more.
-    pub(super) fn is_dead(&self) -> bool {
+    /// Whether it was given up.
+    pub(super) fn is_lost(&self) -> bool {
         self.loss.get().is_some()
     }
 
-    /// Why it cannot be relied on any more, if that is so.
-    pub(super) fn loss(&self) -> Option<Loss> {
+    /// Why it was given up, if it was.
+    pub(super) fn loss(&self) -> Option<LegLoss> {
         self.loss.get()
     }
 
-    /// It cannot be relied on any more.
-    pub(super) fn give_up(&self, loss: Loss) {
+    /// Gives it up.
+    pub(super) fn set_lost(&self, loss: LegLoss) {
         self.loss.set(Some(loss));
     }
 
-    /// Makes `change`, with its regions marked before (RFD 0010, 6.3). The caller holds their
-    /// [`Touch`](intent_log::Touch).
+    /// Applies `op`, after marking its regions dirty (RFD 0010, 6.3). The caller holds their
+    /// [`RegionGuard`](intent_log::RegionGuard).
     pub(super) async fn apply(
         &self,
-        change: &Change,
+        op: &WriteOp,
         bytes: Range<u64>,
         ctx: &Ctx,
         now: Duration,
     ) -> Result<(), Error> {
-        let _running = self.runs(now);
+        let _running = self.track(now);
         self.mark(bytes).await?;
-        // What has a place in the order happens, whatever its client asks by now.
+        // An ordered write is applied, even if its client has aborted it.
         let ctx = ctx.shielded();
-        let Change { range, fua, .. } = *change;
-        match change.kind {
-            Kind::Write => {
-                let data = change.data.clone();
+        let WriteOp { range, fua, .. } = *op;
+        match op.kind {
+            WriteKind::Data => {
+                let data = op.data.clone();
                 self.dev.submit(Op::Write { at: range.at, data, fua }, &ctx).await?;
             }
-            Kind::Zero { unmap } => self.zero(range, unmap, fua, &ctx).await?,
+            WriteKind::Zero { unmap } => self.zero(range, unmap, fua, &ctx).await?,
         }
-        if is_aside(range) {
-            // Before anybody hears that it is here.
-            self.tell_keeper(range, &change.data);
+        if is_metadata(range) {
+            // Before the write is acknowledged.
+            self.notify_metadata(range, &op.data);
         }
         Ok(())
     }
 
-    /// The same with space for nothing but what is not zero: zeroes give back theirs first.
+    /// The same, but allocates space only for nonzero blocks; frees the zeroed ones first.
     pub(super) async fn apply_thin(
         &self,
-        change: &Change,
+        op: &WriteOp,
         bytes: Range<u64>,
         ctx: &Ctx,
         now: Duration,
     ) -> Result<(), Error> {
-        let Change { range, fua, .. } = *change;
-        if change.kind != Kind::Write {
-            let kind = Kind::Zero { unmap: true };
-            let freed = Change { range, kind, fua, data: Bufs::new() };
+        let WriteOp { range, fua, .. } = *op;
+        if op.kind != WriteKind::Data {
+            let kind = WriteKind::Zero { unmap: true };
+            let freed = WriteOp { range, kind, fua, data: Bufs::new() };
             return self.apply(&freed, bytes, ctx, now).await;
         }
-        let _running = self.runs(now);
+        let _running = self.track(now);
         self.mark(bytes).await?;
         let ctx = ctx.shielded();
         let block = self.dev.info().block_size as usize;
-        let parts = parts(&change.data, block);
+        let parts = split_by_zeroes(&op.data, block);
         let at = |part: &Range<usize>| Lba(range.at.0 + (part.start / block) as u64);
-        for (part, _) in parts.iter().filter(|(_, zero)| *zero) {
+        for (part, _) in parts.iter().filter(|(_, is_zero)| *is_zero) {
             let blocks = Blocks::new(at(part), (part.len() / block) as u64);
             self.zero(blocks, true, fua, &ctx).await?;
         }
-        for (part, _) in parts.iter().filter(|(_, zero)| !zero) {
-            let data = change.data.slice(part.clone());
+        for (part, _) in parts.iter().filter(|(_, is_zero)| !is_zero) {
+            let data = op.data.slice(part.clone());
             self.dev.submit(Op::Write { at: at(part), data, fua }, &ctx).await?;
         }
-        if is_aside(range) {
-            self.tell_keeper(range, &change.data);
+        if is_metadata(range) {
+            self.notify_metadata(range, &op.data);
         }
         Ok(())
     }
 
-    /// Marks what is about to change.
+    /// Marks the regions of `bytes` dirty.
     async fn mark(&self, bytes: Range<u64>) -> Result<(), Error> {
-        if !self.careless && !self.log.is_hot(bytes.clone()) {
+        if !self.skips_intent_log && !self.log.is_hot(bytes.clone()) {
             Box::pin(self.log.mark(bytes)).await?;
-            fault::pass(Point::LegMarked);
+            fault_point::reach(Point::LegMarked);
         }
         Ok(())
     }
 
-    fn tell_keeper(&self, range: Blocks, data: &Bufs) {
-        if !self.tells_late {
-            return self.keeper.changed(range, data);
+    fn notify_metadata(&self, range: Blocks, data: &Bufs) {
+        if !self.delays_metadata {
+            return self.metadata_observer.on_applied(range, data);
         }
-        let (keeper, data) = (Rc::clone(&self.keeper), data.clone());
+        let (observer, data) = (Rc::clone(&self.metadata_observer), data.clone());
         tokio::task::spawn_local(async move {
             tokio::time::sleep(Duration::from_millis(50)).await;
-            keeper.changed(range, &data);
+            observer.on_applied(range, &data);
         });
     }
 
@@ -166,85 +171,93 @@ impl Leg {
         ctx: &Ctx,
         now: Duration,
     ) -> Result<Bufs, Error> {
-        let _running = self.runs(now);
+        let _running = self.track(now);
         let blocks = u32::try_from(range.count).map_err(|_| Error::OutOfRange)?;
-        let found = self.dev.submit(Op::Read { at: range.at, blocks }, ctx).await;
-        if matches!(found, Err(Error::Unreadable { .. } | Error::Corrupt { .. })) {
-            self.failed_reads.update(|(count, _)| (count.saturating_add(1), now));
+        let result = self.dev.submit(Op::Read { at: range.at, blocks }, ctx).await;
+        if matches!(result, Err(Error::Unreadable { .. } | Error::Corrupt { .. })) {
+            self.read_errors.update(|(count, _)| (count.saturating_add(1), now));
         }
-        found
+        result
     }
 
-    /// Reads that the disk has failed, if the last of them is not long ago.
-    pub(super) fn failed_reads(&self, now: Duration) -> u64 {
-        match self.failed_reads.get() {
-            (count, last) if now < last + TELL_OF_READS => count,
+    /// Reads that the disk failed, if the last of them is recent.
+    pub(super) fn recent_read_errors(&self, now: Duration) -> u64 {
+        match self.read_errors.get() {
+            (count, last) if now < last + READ_ERROR_WINDOW => count,
             _ => {
-                self.failed_reads.take();
+                self.read_errors.take();
                 0
             }
         }
     }
 
-    /// How `range` begins.
-    pub(super) async fn map(&self, range: Blocks, ctx: &Ctx, now: Duration) -> Result<Run, Error> {
-        let _running = self.runs(now);
+    /// Whether the first blocks of `range` are mapped, and how many.
+    pub(super) async fn map(
+        &self,
+        range: Blocks,
+        ctx: &Ctx,
+        now: Duration,
+    ) -> Result<BlockStatus, Error> {
+        let _running = self.track(now);
         let blocks = u32::try_from(range.count).map_err(|_| Error::OutOfRange)?;
-        let found = self.dev.submit(Op::Map { at: range.at, blocks }, ctx).await?;
-        Ok(Run::all_of(&found).first().copied().unwrap_or(Run { blocks, mapped: true }))
+        let runs = self.dev.submit(Op::BlockStatus { at: range.at, blocks }, ctx).await?;
+        Ok(BlockStatus::from_bufs(&runs)
+            .first()
+            .copied()
+            .unwrap_or(BlockStatus { blocks, mapped: true }))
     }
 
-    /// Makes durable what has completed; `request` is the number it was asked for under, if a
-    /// CLEAR may name it, and the count of the lineage that is to be recorded.
+    /// Makes completed writes durable. `request` is the number of the flush, if a CLEAR REGIONS may
+    /// name it, and the count of the data generation to be recorded.
     pub(super) async fn flush(
         &self,
         request: Option<(u64, u32)>,
         ctx: &Ctx,
         now: Duration,
     ) -> Result<FlushStamp, Error> {
-        let _running = self.runs(now);
-        let stamp = self.log.flush_begins();
+        let _running = self.track(now);
+        let stamp = self.log.begin_flush();
         self.dev.submit(Op::Flush, &ctx.shielded()).await?;
-        if let Some((request, lineage)) = request {
-            let mut flushed = self.flushed.borrow_mut();
-            flushed.push_back((request, stamp, lineage));
-            if flushed.len() > REMEMBERED {
-                flushed.pop_front();
+        if let Some((request, generation)) = request {
+            let mut recent = self.recent_flushes.borrow_mut();
+            recent.push_back((request, stamp, generation));
+            if recent.len() > MAX_REMEMBERED_FLUSHES {
+                recent.pop_front();
             }
         }
         Ok(stamp)
     }
 
-    /// What the flush of this number covers, if it is remembered.
-    pub(super) fn covered_by(&self, request: u64) -> Option<(FlushStamp, u32)> {
-        let flushed = self.flushed.borrow();
-        let found = flushed.iter().find(|(r, ..)| *r == request);
-        found.map(|(_, stamp, lineage)| (*stamp, *lineage))
+    /// What the flush `request` covers, if it is remembered.
+    pub(super) fn flush_coverage(&self, request: u64) -> Option<(FlushStamp, u32)> {
+        let recent = self.recent_flushes.borrow();
+        let found = recent.iter().find(|(r, ..)| *r == request);
+        found.map(|(_, stamp, generation)| (*stamp, *generation))
     }
 
-    /// Flushes of an earlier view mean nothing in a new one: its primary numbers anew.
+    /// Forgets the flushes of an earlier view: a new primary numbers its own.
     pub(super) fn forget_flushes(&self) {
-        self.flushed.borrow_mut().clear();
+        self.recent_flushes.borrow_mut().clear();
     }
 
     /// When the oldest operation in flight began.
-    pub(super) fn oldest(&self) -> Option<Duration> {
-        self.running.borrow().iter().map(|(_, began)| *began).min()
+    pub(super) fn oldest_started_at(&self) -> Option<Duration> {
+        self.in_flight.borrow().iter().map(|(_, started_at)| *started_at).min()
     }
 
-    fn runs(&self, now: Duration) -> Running<'_> {
-        Running { leg: self, key: self.running.borrow_mut().insert(now) }
+    fn track(&self, now: Duration) -> InFlightOp<'_> {
+        InFlightOp { leg: self, key: self.in_flight.borrow_mut().insert(now) }
     }
 }
 
 /// An operation in flight.
-struct Running<'a> {
+struct InFlightOp<'a> {
     leg: &'a Leg,
     key: usize,
 }
 
-impl Drop for Running<'_> {
+impl Drop for InFlightOp<'_> {
     fn drop(&mut self) {
-        self.leg.running.borrow_mut().remove(self.key);
+        self.leg.in_flight.borrow_mut().remove(self.key);
     }
 }

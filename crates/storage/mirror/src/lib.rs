@@ -1,54 +1,54 @@
 //! The mirror: one volume on two or three nodes, served by all of them.
 //!
-//! Why it is as it is, and why it is right: `docs/rfd/0010-the-mirror.md`, whose sections the parts name.
+//! The design and its proof: `docs/rfd/0010-the-mirror.md`; the modules name its sections.
 //!
 //! Pure modules that decide:
-//! * [`record`]: who has the volume, who is in sync, who is primary (3.2);
-//! * [`member`]: who serves, when, and how the record comes to change (5);
-//! * [`settle`]: what a new view has to make equal (5.8);
-//! * [`log`]: which regions of an image may differ from other images of the volume (6).
+//! * [`config`]: which nodes have replicas, which are in sync, which is primary (3.2);
+//! * [`membership`]: which replica serves, when, and how the configuration changes (5);
+//! * [`reconcile`]: what a new view has to make equal (5.8);
+//! * [`intent_log`]: which regions of an image may differ from other images of the volume (6).
 //!
-//! And what carries it out, all methods of one [`Replica`](replica::Replica):
-//! * `write`, `read`, `flush`, `compare`: what clients ask, at whichever member (4);
-//! * `receive`: what other replicas say;
-//! * `opening`: the beginning of a view (5.7);
-//! * `space`: writes that members have no space for (RFD 0040);
+//! The modules that carry it out add methods to one [`Replica`](replica::Replica):
+//! * `write`, `read`, `flush`, `compare_and_write`: client commands, at any member (4);
+//! * `receive`: messages of other replicas;
+//! * `view_change`: the beginning of a view (5.7);
+//! * `no_space`: writes for which members have no space (RFD 0040);
 //! * `resync`, `join`: bringing a replica in sync, at the primary and at the joiner (6.6);
-//! * `sweep`: taking marks away (6.3); `lineage`: telling copies that were set back (RFD 0032);
-//!   `verify`: comparing the members (9.5);
-//! * `agent`: what the membership machine asks for, and watching what it cannot see; `reach`: members
-//!   that do not reach each other.
+//! * `bitmap_clearing`: clearing dirty bits (6.3); `generations`: recognising rolled-back copies
+//!   (RFD 0032); `verify`: comparing the members (9.5);
+//! * `membership_driver`: carries out the actions of the membership state machine and watches what
+//!   it cannot see; `reachability`: members that do not reach each other.
 
-mod agent;
-mod compare;
-mod entries;
+mod bitmap_clearing;
+mod compare_and_write;
+pub mod config;
 mod flush;
+mod generations;
+#[cfg(feature = "testing")]
+mod in_flight;
 mod join;
 mod joiners;
 mod leg;
-mod lineage;
-mod link;
-pub mod member;
+mod local_writes;
+pub mod membership;
+mod membership_driver;
 mod mistake;
-mod opening;
-mod order;
-mod own;
-mod reach;
+mod no_space;
+mod peer_requests;
+mod prepared_list;
+mod reachability;
 mod read;
 mod receive;
-pub mod record;
+pub mod reconcile;
 pub mod recovery;
 mod replica;
-mod requests;
-#[cfg(feature = "testing")]
-mod rest;
 mod resync;
+mod sequencer;
+mod session_handler;
 mod settings;
-pub mod settle;
 mod signal;
-mod space;
-mod sweep;
 mod verify;
+mod view_change;
 mod write;
 
 use std::cell::{Cell, RefCell};
@@ -58,314 +58,322 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{
-    Account, Aside, Blocks, Bufs, Changes, CompareAndWrite, Compared, Ctx, Dev, Epoch, Error, Info,
-    Layer, Lba, Op, Settled,
+    Account, Blocks, Bufs, ChangeTracker, CommitFuture, CompareAndWriteFuture, Ctx, Dev, Epoch,
+    Error, Info, Layer, Lba, MetadataObserver, Op, ReplicatedDevice,
 };
-use peer::{Change, Incarnation, Kind, Link, NodeId, View};
+use peer::{Incarnation, Link, NodeId, View, WriteKind, WriteOp};
 use rt::Core;
 use tokio::sync::Semaphore;
 
-pub use joiners::Unreadable;
-pub use mistake::Mistake;
 #[cfg(feature = "testing")]
-pub use rest::{InFlight, Resynced};
-pub use settings::Settings;
-pub use space::{FreeBytes, FreeSpace};
-pub use verify::{Difference, Verified};
+pub use in_flight::{InFlightCounts, ResyncTotals};
+pub use joiners::UnreadableData;
+pub use mistake::Mistake;
+pub use no_space::{FreeBytesFuture, FreeSpace};
+pub use settings::MirrorSettings;
+pub use verify::{VerifyMismatch, VerifyReport};
 
-use intent_log::{CloseError, Damage, Found, IntentLog};
+use config::{ConfigStore, MirrorConfig};
+use intent_log::{CloseError, IntentLog, LogDamage, LogOpenReport};
 use leg::Leg;
-use member::{Event, Image, Member, Why};
-use own::OwnWrites;
-use record::{Record, Records};
+use local_writes::LocalWrites;
+use membership::{Event, ImageSummary, MirrorMembership, NotServingReason};
 use replica::Replica;
 
-/// One replica of a mirrored volume, as a layer: what is written here is written to all members,
-/// what is read here comes from the own leg.
+/// One replica of a mirrored volume, as a layer. A write here goes to all members; a read is served
+/// from the local leg.
 #[derive(Clone)]
 pub struct Mirror(Rc<Replica>);
 
-/// What a mirror is made of.
+/// The parts of which a mirror is made.
 #[derive(Debug)]
-pub struct Parts<R> {
+pub struct MirrorParts<R> {
     /// This node.
     pub node: NodeId,
-    /// The core it lives on.
+    /// The core it runs on.
     pub core: Core,
-    /// What the mirror's own memory is taken from.
+    /// Accounts for the memory of the mirror itself.
     pub account: Account,
-    /// The member's own stack.
+    /// The local device stack.
     pub leg: Dev,
     /// The leg's write-intent log.
     pub log: IntentLog,
     /// What was found when the log was opened.
-    pub found: Found,
-    /// Who keeps something beside the volume.
-    pub keeper: Rc<dyn Aside>,
-    /// Tells how much space there is for more of this copy.
+    pub log_report: LogOpenReport,
+    /// Is told of changes of the metadata blocks.
+    pub metadata_observer: Rc<dyn MetadataObserver>,
+    /// Tells how much space is free for this replica.
     pub free_space: Rc<dyn FreeSpace>,
-    /// Where the record is kept.
-    pub records: R,
-    /// How long things may take.
-    pub settings: Settings,
-    /// Whose permits let a primary copy to a replica outside: so many resyncs go on at once, of all mirrors
-    /// that share them.
-    pub turns: Arc<Semaphore>,
+    /// Where the configuration is stored.
+    pub config_store: R,
+    /// Time limits.
+    pub settings: MirrorSettings,
+    /// Permits to resync a replica. Mirrors that share them run at most that many resyncs at once.
+    pub resync_permits: Arc<Semaphore>,
 }
 
-/// What a replica says of itself.
+/// The state of a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Status {
-    /// The record, if it has been read.
-    pub record: Option<Record>,
+pub struct MirrorStatus {
+    /// The configuration, if it has been read.
+    pub config: Option<MirrorConfig>,
     /// The view it is in.
     pub view: View,
     /// Why it does not serve; `None` if it does.
-    pub why: Option<Why>,
-    /// The nodes there is a session with.
+    pub not_serving: Option<NotServingReason>,
+    /// The nodes with which there is a session.
     pub linked: Vec<NodeId>,
-    /// Replicas that are being brought in sync from here: bytes copied, and in all.
+    /// Replicas that this primary is resyncing: bytes copied, bytes in total.
     pub resyncs: Vec<(NodeId, u64, u64)>,
-    /// What those lack that no replica can read: they wait until it is written.
-    pub unreadable: Vec<(NodeId, Unreadable)>,
-    /// Bytes that were copied from here to bring replicas in sync, since it was opened.
-    pub resynced: u64,
-    /// Regions that are marked for each other replica, and their size in bytes.
-    pub marked: Vec<(NodeId, u32)>,
+    /// Data that these lack and no replica can read; they wait until it is rewritten.
+    pub unreadable_data: Vec<(NodeId, UnreadableData)>,
+    /// Bytes copied from here to resync replicas since it was opened.
+    pub resynced_bytes: u64,
+    /// Dirty regions for each other replica.
+    pub dirty_regions: Vec<(NodeId, u32)>,
     /// Size of a region in bytes.
     pub region_bytes: u64,
-    /// How long the store has left a question unanswered; `None` if it has answered the last one.
-    pub unanswered: Option<Duration>,
-    /// What its leg has refused, if it has not served since.
-    pub refused: Option<Error>,
-    /// Whether it has had no space for a write within the last minute, and has no room yet.
-    pub full: bool,
-    /// Why its leg was given up: nothing is read or written here any more before the image is opened anew.
-    pub lost: Option<Loss>,
-    /// Reads that its disk has failed in the last hour, or since it was opened; others have answered them, if
-    /// they could.
-    pub failed_reads: u64,
-    /// Replicas outside whose last attempt to be brought in sync from here has failed, and why.
+    /// How long the store has not answered; `None` if it answered the last request.
+    pub store_silent_for: Option<Duration>,
+    /// The last error of the leg, if no view has been active since.
+    pub leg_error: Option<Error>,
+    /// Whether the leg lacked space for a write within the last minute, and still does.
+    pub is_full: bool,
+    /// Why the leg was given up. No reads or writes here until the image is opened again.
+    pub leg_loss: Option<LegLoss>,
+    /// Reads that the disk failed in the last hour, or since it was opened. Other members answered
+    /// them where they could.
+    pub read_errors: u64,
+    /// Out-of-sync replicas whose last resync from here failed, and why.
     pub failed_resyncs: Vec<(NodeId, &'static str)>,
-    /// Replicas that are not brought in sync from here: what they have recorded shows that this image
-    /// is an older copy, and theirs a newer one (RFD 0032).
-    pub newer: Vec<NodeId>,
+    /// Replicas that are not resynced from here: by their data generations their copies are newer
+    /// than this one (RFD 0032).
+    pub newer_replicas: Vec<NodeId>,
 }
 
 /// Why a leg was given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Loss {
-    /// The disk is gone, or has not kept what it had completed: a sync has failed.
-    Failed,
-    /// The disk has not answered for [`Settings::stuck`].
-    Silent,
+pub enum LegLoss {
+    /// The disk is gone, or lost completed writes: a sync failed.
+    DiskFailed,
+    /// The disk has not answered for [`MirrorSettings::stuck_timeout`].
+    DiskUnresponsive,
 }
 
 impl Mirror {
-    /// A replica whose image and log have just been opened. It begins to act at once; must be
+    /// A replica whose image and log have just been opened. It starts its tasks at once; must be
     /// called in a `LocalSet`.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] if pools of disks hold what mirrors need of the core's memory.
-    pub async fn open<R: Records>(parts: Parts<R>) -> Result<Self, Error> {
-        let Parts { node, core, account, leg, log, found, keeper, .. } = parts;
-        let Parts { free_space, records, settings, turns, .. } = parts;
-        serve_peers(&account)?;
-        let image = image(&log, &found);
+    /// [`Error::OutOfRange`] if disk pools hold the memory of the core that mirrors need.
+    pub async fn open<R: ConfigStore>(parts: MirrorParts<R>) -> Result<Self, Error> {
+        let MirrorParts { node, core, account, leg, log, log_report, metadata_observer, .. } =
+            parts;
+        let MirrorParts { free_space, config_store, settings, resync_permits, .. } = parts;
+        reserve_peer_memory(&account)?;
+        let image = image_summary(&log, &log_report);
         let incarnation = Incarnation(core.random_u64());
-        let member = Member::new(node, incarnation, settings.member, core.now(), image);
-        let own = OwnWrites::new(node, core.random_u64());
+        let membership =
+            MirrorMembership::new(node, incarnation, settings.leases, core.now(), image);
+        let local_writes = LocalWrites::new(node, core.random_u64());
         let replica = Rc::new(Replica {
             me: node,
             core,
             settings,
             account,
-            leg: Leg::new(leg, log, Rc::clone(&keeper), settings),
-            keeper,
-            locks: Rc::default(),
-            member: RefCell::new(member),
+            leg: Leg::new(leg, log, Rc::clone(&metadata_observer), settings),
+            metadata_observer,
+            range_locks: Rc::default(),
+            membership: RefCell::new(membership),
             links: RefCell::default(),
             view: Cell::default(),
-            entries: RefCell::default(),
-            own,
-            order: RefCell::default(),
-            gathered: RefCell::default(),
+            prepared: RefCell::default(),
+            local_writes,
+            sequencer: RefCell::default(),
+            collected_entries: RefCell::default(),
             joiners: RefCell::default(),
-            requests: requests::Requests::default(),
-            promises: signal::Signal::default(),
-            asked: Cell::default(),
-            leases: RefCell::default(),
-            served: Cell::default(),
-            stamps: RefCell::default(),
-            opened: Cell::default(),
-            tidings: RefCell::default(),
-            joining: Cell::default(),
-            inheritance: RefCell::default(),
-            turns,
-            store: Box::new(records),
+            peer_requests: peer_requests::PeerRequests::default(),
+            lease_signal: signal::Signal::default(),
+            config_polled_at: Cell::default(),
+            lease_dedup: RefCell::default(),
+            was_serving: Cell::default(),
+            lease_requests: RefCell::default(),
+            active_view: Cell::default(),
+            start_view: RefCell::default(),
+            join_attempt: Cell::default(),
+            inherited_generations: RefCell::default(),
+            resync_permits,
+            config_store: Box::new(config_store),
             free_space,
-            full_since: Cell::default(),
-            looked_for_room: Cell::default(),
-            timer: signal::Signal::default(),
-            joins: signal::Signal::default(),
+            no_space_at: Cell::default(),
+            free_space_checked_at: Cell::default(),
+            timer_signal: signal::Signal::default(),
+            join_signal: signal::Signal::default(),
             join_wanted: Cell::default(),
-            attempts: Cell::default(),
-            pulse: Cell::default(),
-            began: Cell::default(),
-            lost: RefCell::default(),
-            heard: RefCell::default(),
-            gaps: RefCell::default(),
-            reported: RefCell::default(),
-            lineage: Cell::default(),
-            clearing: RefCell::default(),
-            newer: RefCell::default(),
-            puts: Cell::default(),
-            asked_to_join: RefCell::default(),
-            paths: RefCell::default(),
-            holds: Cell::new(true),
-            may_join: Cell::new(true),
-            stayed: Cell::default(),
-            unanswered: Cell::default(),
-            closed: Cell::default(),
-            refused: Cell::default(),
+            join_backoff: Cell::default(),
+            awake_clock: Cell::default(),
+            view_began_at: Cell::default(),
+            unlinked_since: RefCell::default(),
+            last_heard: RefCell::default(),
+            unreachable_pairs: RefCell::default(),
+            reported_dirty: RefCell::default(),
+            last_generation: Cell::default(),
+            pending_clear: RefCell::default(),
+            newer_joiners: RefCell::default(),
+            put_count: Cell::default(),
+            join_requests: RefCell::default(),
+            lease_paths: RefCell::default(),
+            holds_commands: Cell::new(true),
+            join_allowed: Cell::new(true),
+            declined_leaves: Cell::default(),
+            store_silent_since: Cell::default(),
+            is_closed: Cell::default(),
+            leg_error: Cell::default(),
             signal: signal::Signal::default(),
         });
-        replica.run();
+        replica.spawn_tasks();
         Ok(Self(replica))
     }
 
-    /// Where leases travel beside the sessions: the connections to a node that are up now.
-    pub fn set_paths(&self, paths: impl Fn(NodeId) -> Vec<Link> + 'static) {
-        self.0.paths.replace(Some(Box::new(paths)));
+    /// Sets how to find the open lease connections to a node, besides its session.
+    pub fn set_lease_paths(&self, paths: impl Fn(NodeId) -> Vec<Link> + 'static) {
+        self.0.lease_paths.replace(Some(Box::new(paths)));
     }
 
-    /// Ends the session with `node`, if there is one: its connections close, and another one may come
-    /// up.
-    pub fn break_link(&self, node: NodeId) {
+    /// Closes the session with `node`, if there is one. A new one may be set up.
+    pub fn close_session(&self, node: NodeId) {
         if let Some(link) = self.0.link(node) {
             link.close();
         }
     }
 
-    /// Asks this member to leave: what it has begun ends, and the others go on.
+    /// Asks this member to leave: it finishes what it has begun, and the other members go on.
     pub fn leave(&self) {
-        self.0.event(Event::Leave);
+        self.0.handle_event(Event::Leave);
     }
 
-    /// Waits until a wish to leave has been granted or declined: whether this replica is outside.
-    pub async fn has_left(&self) -> bool {
-        let before = self.0.stayed.get();
-        let outside = || self.0.is_outside();
-        let decided = || (outside() || self.0.stayed.get() != before).then(outside);
+    /// Waits until a request to leave has been granted or declined; true if this replica is out of
+    /// sync.
+    pub async fn wait_left(&self) -> bool {
+        let before = self.0.declined_leaves.get();
+        let out_of_sync = || self.0.is_out_of_sync();
+        let decided =
+            || (out_of_sync() || self.0.declined_leaves.get() != before).then(out_of_sync);
         self.0.signal.until(decided).await
     }
 
-    /// Whether this replica, when it is outside, asks to be brought in sync. It does unless told
-    /// otherwise. One that is told so again asks at once, whatever came of earlier attempts.
-    pub fn set_may_join(&self, may: bool) {
-        if !self.0.may_join.replace(may) && may {
-            self.0.attempts.take();
+    /// Whether this replica asks to be resynced when it is out of sync, as it does by default.
+    /// Setting it again to true retries at once, whatever came of earlier attempts.
+    pub fn set_join_allowed(&self, allowed: bool) {
+        if !self.0.join_allowed.replace(allowed) && allowed {
+            self.0.join_backoff.take();
         }
-        self.0.join_soon();
+        self.0.request_join();
     }
 
-    /// Whether what clients ask waits, for [`Settings::hold`] at most, while this replica does not
-    /// serve, as it does at first. If not, clients are to go elsewhere: what they wait for ends with
-    /// [`Error::Fenced`] now, and so does what they ask until it serves again.
-    pub fn set_holds(&self, holds: bool) {
-        if self.0.holds.replace(holds) && !holds {
-            self.0.turn_away();
+    /// Whether client commands wait, at most [`MirrorSettings::hold_timeout`], while this replica
+    /// does not serve, as they do by default. If not, waiting and new commands fail with
+    /// [`Error::Fenced`] until it serves again, so that clients use another path.
+    pub fn set_holds_commands(&self, holds: bool) {
+        if self.0.holds_commands.replace(holds) && !holds {
+            self.0.reject_clients();
         }
     }
 
-    /// Asks for `node` to put writes in order. Heeded by the primary.
-    pub fn switch_to(&self, node: NodeId) {
-        self.0.event(Event::Switch(node));
+    /// Asks the primary to make `node` the primary. Ignored by other members.
+    pub fn switch_primary(&self, node: NodeId) {
+        self.0.handle_event(Event::SwitchPrimary(node));
     }
 
-    /// Makes this replica go on alone, whatever may be lost.
-    pub fn force(&self) {
-        self.0.event(Event::Force);
+    /// Makes this replica the primary alone, although acknowledged writes may be lost.
+    pub fn force_primary(&self) {
+        self.0.handle_event(Event::ForcePrimary);
     }
 
-    /// Compares all members, at the primary. Where any differ, all get the contents that the member on
-    /// node `keep` has, if one is named: which of them is right is not known here.
+    /// Compares all members, at the primary. If `keep` is given, ranges that differ are overwritten
+    /// everywhere with the contents of that member; the mirror does not know which copy is right.
     ///
     /// # Errors
-    /// [`Error::Fenced`] if this is not the primary, or stops being it; if `keep` is no member.
-    pub async fn verify(&self, keep: Option<NodeId>) -> Result<Verified, Error> {
+    /// [`Error::Fenced`] if this is not the primary or stops being it, or if `keep` is no member.
+    pub async fn verify(&self, keep: Option<NodeId>) -> Result<VerifyReport, Error> {
         self.0.verify(keep).await
     }
 
     /// Whether it serves now.
     #[must_use]
-    pub fn serves(&self) -> bool {
-        self.0.serves().is_some()
+    pub fn is_serving(&self) -> bool {
+        self.0.serving_view().is_some()
     }
 
-    /// What it says of itself.
+    /// Its state.
     #[must_use]
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> MirrorStatus {
         let this = &self.0;
-        let member = this.member.borrow();
+        let member = this.membership.borrow();
         let now = this.core.now();
-        let why = || member.waits_for(now).unwrap_or(Why::Draining);
-        let others = member.record().into_iter().flat_map(|r| r.replicas.iter().copied());
+        let reason = || member.not_serving_reason(now).unwrap_or(NotServingReason::Draining);
+        let others = member.config().into_iter().flat_map(|r| r.replicas.iter().copied());
         let others = others.filter(|r| r.node != this.me);
-        let marked = |r: record::Replica| Some((r.node, this.leg.log.marked_count(r.image)?));
-        Status {
-            record: member.record().cloned(),
+        let dirty = |r: config::ConfigReplica| Some((r.node, this.leg.log.dirty_count(r.image)?));
+        MirrorStatus {
+            config: member.config().cloned(),
             view: this.view.get(),
-            why: this.serves().is_none().then(why),
+            not_serving: this.serving_view().is_none().then(reason),
             linked: this.links.borrow().keys().copied().collect(),
-            resyncs: this.joiners.borrow().iter().map(|(n, j)| (n, j.done, j.todo)).collect(),
-            unreadable: this.joiners.borrow().unreadable(),
-            resynced: this.joiners.borrow().totals().1,
-            marked: others.filter_map(marked).collect(),
+            resyncs: this
+                .joiners
+                .borrow()
+                .iter()
+                .map(|(n, j)| (n, j.copied_bytes, j.total_bytes))
+                .collect(),
+            unreadable_data: this.joiners.borrow().unreadable_data(),
+            resynced_bytes: this.joiners.borrow().totals().1,
+            dirty_regions: others.filter_map(dirty).collect(),
             region_bytes: this.leg.log.geometry().region_bytes(),
-            unanswered: this.unanswered.get().map(|since| now.saturating_sub(since)),
-            refused: this.refused.get(),
-            full: this.is_full(),
-            lost: this.leg.loss(),
-            failed_reads: this.leg.failed_reads(this.pulse.get()),
+            store_silent_for: this.store_silent_since.get().map(|since| now.saturating_sub(since)),
+            leg_error: this.leg_error.get(),
+            is_full: this.is_full(),
+            leg_loss: this.leg.loss(),
+            read_errors: this.leg.recent_read_errors(this.awake_clock.get()),
             failed_resyncs: this.failed_resyncs(),
-            newer: this.newer_copies(),
+            newer_replicas: this.newer_replicas(),
         }
     }
 
     /// Waits until [`Self::status`] may have changed.
-    pub async fn changed(&self) {
-        let mut looked = false;
-        self.0.signal.until(|| std::mem::replace(&mut looked, true).then_some(())).await;
+    pub async fn wait_status_change(&self) {
+        let mut checked = false;
+        self.0.signal.until(|| std::mem::replace(&mut checked, true).then_some(())).await;
     }
 
-    /// Whether its leg cannot be relied on any more: its disk may not have kept what it was given.
+    /// Whether the leg cannot be relied on any more: its disk may have lost completed writes.
     #[must_use]
-    pub fn is_lost(&self) -> bool {
-        self.0.leg.is_dead()
+    pub fn is_leg_lost(&self) -> bool {
+        self.0.leg.is_lost()
     }
 
-    /// Ends it: no member any more from here on, whatever the record says. Its log is closed in order if
-    /// nothing is in flight. Says whether its disk has kept what it was given, as far as is known.
+    /// Closes the mirror: it is no member from here on, whatever the configuration says. Closes the
+    /// log cleanly if nothing is in flight. Returns whether the disk has kept what was written, as
+    /// far as is known.
     pub async fn close(&self) -> bool {
-        self.0.closed.set(true);
-        self.0.outside();
+        self.0.is_closed.set(true);
+        self.0.on_out_of_sync();
         let links = std::mem::take(&mut *self.0.links.borrow_mut());
         links.values().for_each(Link::close);
-        self.0.paths.take();
-        self.0.timer.raise();
-        self.0.joins.raise();
+        self.0.lease_paths.take();
+        self.0.timer_signal.raise();
+        self.0.join_signal.raise();
         let drained = || {
-            let ended = self.0.leg.is_dead() || self.0.entries.borrow().is_drained();
+            let ended = self.0.leg.is_lost() || self.0.prepared.borrow().is_drained();
             ended.then_some(())
         };
         self.0.signal.until(drained).await;
-        self.0.entries.borrow_mut().clear();
+        self.0.prepared.borrow_mut().clear();
         let closed = self.0.leg.log.close().await;
         if let Err(error) = &closed {
             tracing::warn!(%error, "an intent log is not closed in order");
         }
-        !self.is_lost() && closed != Err(CloseError::Gone)
+        !self.is_leg_lost() && closed != Err(CloseError::Gone)
     }
 
     async fn zero(
@@ -377,12 +385,12 @@ impl Mirror {
         ctx: &Ctx,
     ) -> Result<(), Error> {
         let range = Blocks::new(at, u64::from(blocks));
-        let change = Change { range, kind: Kind::Zero { unmap }, fua, data: Bufs::new() };
-        self.0.write(change, ctx).await
+        let op = WriteOp { range, kind: WriteKind::Zero { unmap }, fua, data: Bufs::new() };
+        self.0.write(op, ctx).await
     }
 }
 
-impl CompareAndWrite for Mirror {
+impl ReplicatedDevice for Mirror {
     fn compare_and_write<'a>(
         &'a self,
         at: Lba,
@@ -390,20 +398,20 @@ impl CompareAndWrite for Mirror {
         write: &'a Bufs,
         fua: bool,
         ctx: &'a Ctx,
-    ) -> Compared<'a> {
+    ) -> CompareAndWriteFuture<'a> {
         Box::pin(self.0.compare_and_write(at, compare, write, fua, ctx))
     }
 
-    fn changes(&self) -> Changes {
-        if self.0.settings.makes(Mistake::HidesChanges) {
-            return Changes::default();
+    fn change_tracker(&self) -> ChangeTracker {
+        if self.0.settings.has_mistake(Mistake::HidesChangeNotices) {
+            return ChangeTracker::default();
         }
         // A change is committed once the leg of every member has it, so this leg as well.
-        self.0.leg.dev.changes()
+        self.0.leg.dev.change_tracker()
     }
 
-    fn settle<'a>(&'a self, range: Blocks, ctx: &'a Ctx) -> Settled<'a> {
-        Box::pin(self.0.settle_range(range, ctx))
+    fn await_commit<'a>(&'a self, range: Blocks, ctx: &'a Ctx) -> CommitFuture<'a> {
+        Box::pin(self.0.await_commit(range, ctx))
     }
 }
 
@@ -414,7 +422,7 @@ impl Layer for Mirror {
 
     fn info(&self) -> Info {
         let info = self.0.leg.dev.info();
-        // What is freed reads as zeroes at every member, or they would differ.
+        // Freed blocks must read as zeroes at every member, or the members would differ.
         Info { native_fua: true, unmap_zeroes: true, ..info }
     }
 
@@ -424,8 +432,8 @@ impl Layer for Mirror {
             Op::Write { at, data, fua } => {
                 let block = u64::from(self.0.leg.dev.info().block_size);
                 let range = Blocks::new(at, data.len() as u64 / block);
-                let change = Change { range, kind: Kind::Write, fua, data };
-                self.0.write(change, &ctx).await.map(|()| Bufs::new())
+                let op = WriteOp { range, kind: WriteKind::Data, fua, data };
+                self.0.write(op, &ctx).await.map(|()| Bufs::new())
             }
             Op::Zero { at, blocks, unmap, fua } => {
                 self.zero(at, blocks, unmap, fua, &ctx).await.map(|()| Bufs::new())
@@ -433,7 +441,7 @@ impl Layer for Mirror {
             Op::Unmap { at, blocks } => {
                 self.zero(at, blocks, true, false, &ctx).await.map(|()| Bufs::new())
             }
-            Op::Map { at, blocks } => {
+            Op::BlockStatus { at, blocks } => {
                 let run = self.0.map(Blocks::new(at, u64::from(blocks)), &ctx).await?;
                 Ok(run.into_bufs(&ctx))
             }
@@ -448,27 +456,27 @@ impl fmt::Debug for Mirror {
     }
 }
 
-/// Has the core's memory serve other nodes as well.
-fn serve_peers(account: &Account) -> Result<(), Error> {
-    account.pool().serve_peers().map_err(|full| {
+/// Reserves memory of the core for requests of peers.
+fn reserve_peer_memory(account: &Account) -> Result<(), Error> {
+    account.buffer_pool().reserve_peer_shares().map_err(|full| {
         tracing::error!(
             held = full.wanted,
-            most = full.pool,
+            most = full.available,
             "pools of disks hold memory of this core that mirrored volumes need: raise cores.pool"
         );
         Error::OutOfRange
     })
 }
 
-/// What the image says of its past.
-fn image(log: &IntentLog, found: &Found) -> Image {
-    let adopted = found.adopted;
-    Image {
+/// What the image tells of its past.
+fn image_summary(log: &IntentLog, report: &LogOpenReport) -> ImageSummary {
+    let adopted = report.adopted;
+    ImageSummary {
         epoch: Epoch(adopted.map_or(0, |a| a.epoch)),
-        config: adopted.map_or(0, |a| a.config.as_u128()),
-        clean: found.damage == Damage::None && log.is_clean(&log.images()),
-        same_boot: found.same_boot,
-        lineage: log.lineage(),
-        lost: log.was_lost(),
+        config_id: adopted.map_or(0, |a| a.config_id.as_u128()),
+        is_clean: report.damage == LogDamage::None && log.is_clean(&log.images()),
+        same_boot: report.same_boot,
+        generation: log.data_generation(),
+        is_log_lost: log.was_lost(),
     }
 }

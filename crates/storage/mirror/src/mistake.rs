@@ -1,4 +1,4 @@
-//! Mistakes that a mirror can be told to make, so that tests can show that they are found.
+//! Mistakes that a mirror can be told to make, so that tests can show that they are detected.
 
 /// One mistake.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -6,37 +6,38 @@ pub enum Mistake {
     /// None.
     #[default]
     None,
-    /// A write is answered when the primary has it.
-    AcknowledgesAlone,
-    /// Regions are not marked before they are written.
+    /// Acknowledges a write when only the primary has applied it.
+    AcknowledgesBeforeReplication,
+    /// Writes regions without marking them dirty first.
     SkipsIntentLog,
-    /// A member serves whatever its leases say.
-    IgnoresLease,
-    /// What is written during a resync does not go to the joiner.
-    ResyncsWithoutNewWrites,
-    /// A read does not wait for writes that are not committed.
-    ReadsThroughEntries,
-    /// A view opens though its members differ.
-    OpensUnequal,
-    /// A member tells what it has before all of it has reached its disk.
-    TellsUndrained,
-    /// A flush does not wait until what has changed beside the volume is in force.
-    FlushesUnsettled,
-    /// What changes beside the volume is told when it is committed, not before.
-    TellsAsideLate,
-    /// A joiner is taken for what it was when it was last in sync, whatever its image has recorded.
-    TrustsJoiners,
-    /// Marks are cleared, and the lineage is recorded some time later.
-    ClearsBeforeLineage,
-    /// A replica leads after a blackout, whatever others and the record know of its image.
-    LeadsWhenOlder,
-    /// A replica takes a record for the present one though images have adopted what the store does
-    /// not know.
-    BelievesOlderStore,
-    /// A write that no member has space for is refused though they differ in its range.
-    RefusesUnequal,
-    /// A member that has made a part of a write tells of it as if it had all.
-    TellsRefused,
-    /// Whoever watches blocks is not told of their changes.
-    HidesChanges,
+    /// Serves without valid leases.
+    IgnoresLeases,
+    /// Does not send new writes to a joiner during a resync.
+    SkipsNewWritesDuringResync,
+    /// Does not wait for uncommitted writes before a read.
+    ReadsUncommitted,
+    /// Activates a view although its members differ.
+    SkipsReconciliation,
+    /// Reports prepared entries before all of them have reached the disk.
+    ReportsBeforeDrain,
+    /// Flushes without waiting until changes of metadata blocks have taken effect.
+    FlushesBeforeMetadataApplied,
+    /// Reports changes of metadata blocks on commit, not before.
+    AppliesMetadataLate,
+    /// Trusts the dirty bits of a joiner, whatever its image has recorded since it was last in
+    /// sync.
+    SkipsGenerationCheck,
+    /// Clears dirty bits, and records the data generation only some time later.
+    ClearsBeforeGeneration,
+    /// Takes over after a total outage, whatever other replicas and the configuration know of its
+    /// image.
+    TakesOverWhenRolledBack,
+    /// Takes a configuration for current although images have adopted one unknown to the store.
+    TrustsRestoredStore,
+    /// Rejects a write without space although the members differ in its range.
+    SkipsNoSpaceReplacement,
+    /// Reports a partly applied write as applied.
+    ReportsPartialWrites,
+    /// Hides changes of blocks from their watchers.
+    HidesChangeNotices,
 }

@@ -1,167 +1,190 @@
-//! What other replicas say.
+//! Messages of other replicas.
 
 use std::rc::Rc;
 
-use block::{Ctx, Error, Failure};
-use intent_log::Bitmap;
-use peer::{Change, Entry, Kind, Link, Message, NodeId, Outcome, Received, Role, Tag, View};
+use block::{Ctx, Error, RequestError};
+use intent_log::ExportedBitmap;
+use peer::{
+    CompareAndWriteOutcome, Link, Message, NodeId, PreparedEntry, ReceivedMessage, Role, View,
+    WriteId, WriteKind, WriteOp,
+};
 
-use super::join::{Attempts, Ending};
-use super::link::is_lease;
-use super::member::{Event, Say};
-use super::own::Verdict;
-use super::record::Record;
+use super::config::MirrorConfig;
+use super::join::{AttemptEnd, JoinBackoff};
+use super::local_writes::LocalWriteOutcome;
+use super::membership::{Event, MembershipMessage};
+use super::no_space::NoSpaceReport;
+use super::peer_requests::PeerAnswer;
 use super::replica::Replica;
-use super::requests::Answer;
-use super::space::Assessment;
+use super::session_handler::is_lease_message;
 
 impl Replica {
-    /// Takes a message of the session that `link` is the end of. What belongs to a view that has
-    /// not begun here waits for it, and keeps its lane waiting; dropping the future while it waits
-    /// drops the message.
-    pub(super) async fn receive(self: &Rc<Self>, link: Link, received: Received) {
-        let Received { message, ctx } = received;
-        self.hears(link.node());
-        if let Some(view) = data_view(&message)
+    /// Handles a message of the session of `link`. A message of a view that has not begun here
+    /// waits for it, and so does its lane; dropping the future drops the message.
+    pub(super) async fn receive(self: &Rc<Self>, link: Link, received: ReceivedMessage) {
+        let ReceivedMessage { message, ctx } = received;
+        self.note_session_message(link.node());
+        if let Some(view) = payload_view(&message)
             && view > self.view.get()
         {
             let begun = || (self.view.get() >= view || link.is_closed()).then_some(());
             self.signal.until(begun).await;
         }
         if !link.is_closed() {
-            self.take(link, message, ctx);
+            self.dispatch(link, message, ctx);
         }
     }
 
-    fn take(self: &Rc<Self>, link: Link, message: Message, ctx: Option<Ctx>) {
+    fn dispatch(self: &Rc<Self>, link: Link, message: Message, ctx: Option<Ctx>) {
         let from = link.node();
         match message {
-            Message::Standing(_)
-            | Message::Renew { .. }
-            | Message::Promise { .. }
-            | Message::Newer { .. }
-            | Message::Yield { .. }
-            | Message::Yielded { .. }
-            | Message::Start { .. } => self.take_word(from, message),
-            Message::Started { view, entries } => self.take_started(from, view, entries),
-            Message::Open { view, through, settled } => {
-                self.take_open(from, view, through, settled);
+            Message::ReplicaReport(_)
+            | Message::LeaseRequest { .. }
+            | Message::LeaseGrant { .. }
+            | Message::NewerEpoch { .. }
+            | Message::RevokeLease { .. }
+            | Message::LeaseRevoked { .. }
+            | Message::StartViewChange { .. } => self.on_membership_message(from, message),
+            Message::DoViewChange { view, entries } => self.on_do_view_change(from, view, entries),
+            Message::StartView { view, last_seq, committed } => {
+                self.on_start_view(from, view, last_seq, committed);
             }
             Message::Rejoin { .. } => {
-                self.end_attempt(Ending::Overtaken);
-                self.attempts.update(Attempts::invited);
-                self.join_soon();
+                self.end_join_attempt(AttemptEnd::Superseded);
+                self.join_backoff.update(JoinBackoff::after_invitation);
+                self.request_join();
             }
-            Message::Join { incarnation, epoch, volume_bytes, region_shift, shared, marks } => {
-                let marks = Bitmap { volume_bytes, region_shift, bits: marks };
-                self.take_join(from, incarnation, epoch, (shared, marks));
+            Message::Join {
+                incarnation,
+                epoch,
+                volume_bytes,
+                region_shift,
+                generations,
+                dirty_bits,
+            } => {
+                let dirty_bits = ExportedBitmap { volume_bytes, region_shift, bits: dirty_bits };
+                self.on_join(from, incarnation, epoch, (generations, dirty_bits));
             }
-            // It is answered also where its view is over.
+            // Answered even if its view is over.
             Message::Fetch { view, request, range } => {
                 self.spawn(Rc::clone(self).serve_fetch(link, view, request, range));
             }
-            Message::Accept { view, incarnation, reached } => {
-                self.take_accept(from, view, incarnation, reached);
+            Message::JoinAccepted { view, incarnation, generations } => {
+                self.on_join_accepted(from, view, incarnation, generations);
             }
-            Message::Detached { incarnation } => {
-                self.take_detached(incarnation);
-                self.drop_attempt(from, incarnation);
+            Message::JoinAborted { incarnation } => {
+                self.on_join_aborted(incarnation);
+                self.drop_joiner_attempt(from, incarnation);
             }
-            of_view => self.take_in_view(link, of_view, ctx),
+            message => self.dispatch_in_view(link, message, ctx),
         }
     }
 
-    /// What belongs to one view, and means nothing in another.
-    fn take_in_view(self: &Rc<Self>, link: Link, message: Message, ctx: Option<Ctx>) {
+    /// Handles messages that are valid in one view only.
+    fn dispatch_in_view(self: &Rc<Self>, link: Link, message: Message, ctx: Option<Ctx>) {
         let from = link.node();
         let Some(view) = view_of(&message).filter(|view| *view == self.view.get()) else { return };
         match message {
-            Message::Order { .. } | Message::Forward { .. } => self.take_order(&link, message, ctx),
-            Message::Write { seq, tag, copy, change, .. } => {
-                let (Some(ctx), true) = (ctx, self.is_sound(&change)) else { return };
-                let (range, kind, fua) = (change.range, change.kind, change.fua);
-                let mine = self.member.borrow().role() == Role::Member;
-                if mine && self.primary() == Some(from) || self.joins_in(from, view) {
-                    let entry = Entry { view, seq, tag, range, kind, fua };
-                    self.take_write(link, entry, copy, change, ctx);
+            Message::WriteRequest { .. } | Message::CompareAndWrite { .. } => {
+                self.on_ordering_request(&link, message, ctx);
+            }
+            Message::Write { seq, write_id, is_copy, op, .. } => {
+                let (Some(ctx), true) = (ctx, self.is_valid_op(&op)) else { return };
+                let (range, kind, fua) = (op.range, op.kind, op.fua);
+                let is_member = self.membership.borrow().role() == Role::Member;
+                if is_member && self.primary() == Some(from) || self.is_join_view(from, view) {
+                    let entry = PreparedEntry { view, seq, write_id, range, kind, fua };
+                    self.on_write(link, entry, is_copy, op, ctx);
                 }
             }
-            Message::Grant { number, seq, .. } => self.take_grant(from, view, number, seq),
-            Message::Done { number, .. } => self.take_done(number),
-            Message::Late { number, .. } => self.ends(number, Verdict::Late),
-            Message::Outcome { number, outcome, .. } => {
-                self.ends(number, Verdict::Outcome(outcome));
+            Message::OpAssigned { number, seq, .. } => self.on_op_assigned(from, view, number, seq),
+            Message::PeersApplied { number, .. } => self.on_peers_applied(number),
+            Message::RetryRequest { number, .. } => {
+                self.complete_local_write(number, LocalWriteOutcome::RetryWithNewStamp);
             }
-            Message::Applied { seq, .. } => self.confirmed(view, seq, from),
-            Message::NoSpace { seq, .. } => self.take_no_space(from, view, seq),
-            Message::Assess { request, seq, .. } => {
-                self.spawn(Rc::clone(self).serve_assess(link, view, request, seq));
+            Message::CompareAndWriteResult { number, outcome, .. } => {
+                self.complete_local_write(number, LocalWriteOutcome::CompareAndWrite(outcome));
             }
-            Message::Assessed { request, free_bytes, zeroes, .. } => {
-                let assessment = Assessment { free_bytes, zeroes };
-                self.requests.answer(request, from, Answer::Assessed(assessment));
+            Message::Applied { seq, .. } => self.on_applied(view, seq, from),
+            Message::NoSpace { seq, .. } => self.on_no_space(from, view, seq),
+            Message::NoSpaceQuery { request, seq, .. } => {
+                self.spawn(Rc::clone(self).serve_no_space_query(link, view, request, seq));
+            }
+            Message::NoSpaceReport { request, free_bytes, zero_blocks, .. } => {
+                let report = NoSpaceReport { free_bytes, zero_blocks };
+                self.peer_requests.complete(request, from, PeerAnswer::NoSpace(report));
             }
             Message::Commit { seqs, .. } => {
-                seqs.into_iter().for_each(|seq| self.learned_commit(view, seq));
+                seqs.into_iter().for_each(|seq| self.commit_entry(view, seq));
             }
-            Message::Want { .. } => self.tell(view),
-            Message::Flush { request, lineage, .. } => {
-                self.spawn(Rc::clone(self).serve_flush(from, link, view, (request, lineage)));
+            Message::RequestCommit { .. } => self.send_pending_commits(view),
+            Message::Flush { request, generation, .. } => {
+                self.spawn(Rc::clone(self).serve_flush(from, link, view, (request, generation)));
             }
             Message::Flushed { request, .. } => {
-                self.requests.answer(request, from, Answer::Flushed);
+                self.peer_requests.complete(request, from, PeerAnswer::Flushed);
             }
-            Message::Data { request, result, .. } => {
-                self.requests.answer(request, from, Answer::Data(result));
+            Message::FetchResult { request, result, .. } => {
+                self.peer_requests.complete(request, from, PeerAnswer::Fetched(result));
             }
-            Message::Repair { range, .. } => {
+            Message::RepairRange { range, .. } => {
                 let this = Rc::clone(self);
                 self.spawn(async move {
                     let _ = this.repair(view, range).await;
                 });
             }
-            Message::Clear { request, regions, .. } => self.take_clear(view, request, &regions),
-            Message::Marked { regions, .. } => self.take_marked(regions),
-            Message::Unreachable { node, .. } => self.take_unreachable(from, node),
-            Message::Sum { request, range, .. } => {
-                self.spawn(Rc::clone(self).serve_sum(link, view, request, range));
+            Message::ClearRegions { request, regions, .. } => {
+                self.on_clear_regions(view, request, &regions);
             }
-            Message::Summed { request, result, .. } => {
-                self.requests.answer(request, from, Answer::Sum(result));
+            Message::IdleDirtyRegions { regions, .. } => self.on_idle_dirty(regions),
+            Message::PeerUnreachable { node, .. } => self.on_peer_unreachable(from, node),
+            Message::Digest { request, range, .. } => {
+                self.spawn(Rc::clone(self).serve_digest(link, view, request, range));
+            }
+            Message::DigestResult { request, result, .. } => {
+                self.peer_requests.complete(request, from, PeerAnswer::Digest(result));
             }
             _ => {}
         }
     }
 
-    /// What has come beside the session.
-    pub(super) fn take_lease(self: &Rc<Self>, from: NodeId, message: Message) {
-        if is_lease(&message) {
-            self.hears_beside(from);
-            self.take_word(from, message);
+    /// Handles a message of a lease connection.
+    pub(super) fn on_lease_message(self: &Rc<Self>, from: NodeId, message: Message) {
+        if is_lease_message(&message) {
+            self.note_lease_message(from);
+            self.on_membership_message(from, message);
         }
     }
 
-    /// What the membership machine is told.
-    fn take_word(self: &Rc<Self>, from: NodeId, message: Message) {
-        if self.leases.borrow().is_known(from, &message) {
+    /// Passes a message to the membership state machine.
+    fn on_membership_message(self: &Rc<Self>, from: NodeId, message: Message) {
+        if self.lease_dedup.borrow().is_duplicate(from, &message) {
             return;
         }
-        self.leases.borrow_mut().hear(from, &message);
-        let say = match message {
-            Message::Standing(standing) => Say::Standing(standing),
-            Message::Renew { epoch, incarnation, stamp } => {
+        self.lease_dedup.borrow_mut().note_received(from, &message);
+        let message = match message {
+            Message::ReplicaReport(report) => MembershipMessage::ReplicaReport(report),
+            Message::LeaseRequest { epoch, incarnation, stamp } => {
                 let now = self.core.now();
-                self.stamps.borrow_mut().entry(from).or_default().note(incarnation, stamp, now);
-                Say::Renew { epoch, incarnation, stamp }
+                self.lease_requests.borrow_mut().entry(from).or_default().record(
+                    incarnation,
+                    stamp,
+                    now,
+                );
+                MembershipMessage::LeaseRequest { epoch, incarnation, stamp }
             }
-            Message::Promise { epoch, incarnation, stamp } => {
-                Say::Promise { epoch, incarnation, stamp }
+            Message::LeaseGrant { epoch, incarnation, stamp } => {
+                MembershipMessage::LeaseGrant { epoch, incarnation, stamp }
             }
-            Message::Newer { epoch } => Say::Newer(epoch),
-            Message::Yield { view, incarnation } => Say::Yield { view, incarnation },
-            Message::Yielded { view, incarnation } => Say::Yielded { view, incarnation },
-            Message::Start { view, record } => match Record::parse(&record) {
-                Ok(record) => Say::Start { view, record },
+            Message::NewerEpoch { epoch } => MembershipMessage::NewerEpoch(epoch),
+            Message::RevokeLease { view, incarnation } => {
+                MembershipMessage::RevokeLease { view, incarnation }
+            }
+            Message::LeaseRevoked { view, incarnation } => {
+                MembershipMessage::LeaseRevoked { view, incarnation }
+            }
+            Message::StartViewChange { view, config } => match MirrorConfig::parse(&config) {
+                Ok(config) => MembershipMessage::StartViewChange { view, config },
                 Err(error) => {
                     tracing::error!(%error, node = from.0, "a view begins with a bad record");
                     return;
@@ -169,99 +192,114 @@ impl Replica {
             },
             _ => return,
         };
-        self.event(Event::Heard(from, say));
+        self.handle_event(Event::Received(from, message));
     }
 
-    /// A write or request for the primary to put in order.
-    fn take_order(self: &Rc<Self>, link: &Link, message: Message, ctx: Option<Ctx>) {
+    /// Handles a write or compare-and-write that the primary is to order.
+    fn on_ordering_request(self: &Rc<Self>, link: &Link, message: Message, ctx: Option<Ctx>) {
         let from = link.node();
         let (view, number, stamp) = match &message {
-            Message::Order { view, number, stamp, .. }
-            | Message::Forward { view, number, stamp, .. } => (*view, *number, *stamp),
+            Message::WriteRequest { view, number, stamp, .. }
+            | Message::CompareAndWrite { view, number, stamp, .. } => (*view, *number, *stamp),
             _ => return,
         };
         let (Some(ctx), true) = (ctx, self.is_primary()) else { return };
-        if self.opened.get() != Some(view) || !self.others().contains(&from) {
+        if self.active_view.get() != Some(view) || !self.others().contains(&from) {
             return;
         }
-        let (now, lease) = (self.core.now(), self.settings.member.lease());
-        let fresh = self.stamps.borrow().get(&from).is_some_and(|s| s.is_fresh(stamp, now, lease));
-        if !fresh {
-            link.send(Message::Late { view, number });
+        let (now, lease) = (self.core.now(), self.settings.leases.lease());
+        let is_fresh =
+            self.lease_requests.borrow().get(&from).is_some_and(|s| s.is_fresh(stamp, now, lease));
+        if !is_fresh {
+            link.send(Message::RetryRequest { view, number });
             return;
         }
-        let tag = Tag { node: from, number };
+        let write_id = WriteId { origin: from, number };
         match message {
-            Message::Order { change, .. } if self.is_sound(&change) => {
-                self.start(Rc::clone(self).place_for_peer(link.clone(), view, tag, change, ctx));
+            Message::WriteRequest { op, .. } if self.is_valid_op(&op) => {
+                self.spawn_eager(Rc::clone(self).serve_write_request(
+                    link.clone(),
+                    view,
+                    write_id,
+                    op,
+                    ctx,
+                ));
             }
-            Message::Forward { range, fua, data, .. } if self.is_inside(range) => {
-                let request = super::compare::Forwarded { tag, range, fua, data };
-                self.spawn(Rc::clone(self).compare_for_peer(link.clone(), view, request, ctx));
+            Message::CompareAndWrite { range, fua, data, .. } if self.contains(range) => {
+                let request =
+                    super::compare_and_write::CompareAndWriteRequest { write_id, range, fua, data };
+                self.spawn(Rc::clone(self).serve_compare_and_write(
+                    link.clone(),
+                    view,
+                    request,
+                    ctx,
+                ));
             }
             _ => tracing::warn!(node = from.0, "an order outside the volume is dropped"),
         }
     }
 
-    /// Whether a change lies in the volume and brings what it should.
-    fn is_sound(&self, change: &Change) -> bool {
-        let bytes = if change.kind == Kind::Write { self.len(change.range) } else { 0 };
-        self.is_inside(change.range) && change.data.len() == bytes
+    /// Whether the range of `op` is valid, and its data has the right length.
+    fn is_valid_op(&self, op: &WriteOp) -> bool {
+        let bytes = if op.kind == WriteKind::Data { self.byte_len(op.range) } else { 0 };
+        self.contains(op.range) && op.data.len() == bytes
     }
 
-    fn ends(&self, number: u64, verdict: Verdict) {
-        if let Some(own) = self.own.get(number) {
-            own.ends(verdict);
+    fn complete_local_write(&self, number: u64, outcome: LocalWriteOutcome) {
+        if let Some(local_write) = self.local_writes.by_number(number) {
+            local_write.complete(outcome);
         }
     }
 }
 
-/// The view that a message with data waits for.
-fn data_view(message: &Message) -> Option<View> {
+/// The view that a message with payload waits for.
+fn payload_view(message: &Message) -> Option<View> {
     match message {
         Message::Write { view, .. }
-        | Message::Order { view, .. }
-        | Message::Forward { view, .. } => Some(*view),
+        | Message::WriteRequest { view, .. }
+        | Message::CompareAndWrite { view, .. } => Some(*view),
         _ => None,
     }
 }
 
-/// The view that a message belongs to.
+/// The view to which a message belongs.
 fn view_of(message: &Message) -> Option<View> {
     match message {
-        Message::Order { view, .. }
-        | Message::Grant { view, .. }
-        | Message::Done { view, .. }
-        | Message::Late { view, .. }
+        Message::WriteRequest { view, .. }
+        | Message::OpAssigned { view, .. }
+        | Message::PeersApplied { view, .. }
+        | Message::RetryRequest { view, .. }
         | Message::Write { view, .. }
         | Message::Applied { view, .. }
         | Message::NoSpace { view, .. }
-        | Message::Assess { view, .. }
-        | Message::Assessed { view, .. }
+        | Message::NoSpaceQuery { view, .. }
+        | Message::NoSpaceReport { view, .. }
         | Message::Commit { view, .. }
-        | Message::Want { view, .. }
-        | Message::Forward { view, .. }
-        | Message::Outcome { view, .. }
+        | Message::RequestCommit { view, .. }
+        | Message::CompareAndWrite { view, .. }
+        | Message::CompareAndWriteResult { view, .. }
         | Message::Flush { view, .. }
         | Message::Flushed { view, .. }
-        | Message::Data { view, .. }
-        | Message::Repair { view, .. }
-        | Message::Clear { view, .. }
-        | Message::Marked { view, .. }
-        | Message::Unreachable { view, .. }
-        | Message::Sum { view, .. }
-        | Message::Summed { view, .. } => Some(*view),
+        | Message::FetchResult { view, .. }
+        | Message::RepairRange { view, .. }
+        | Message::ClearRegions { view, .. }
+        | Message::IdleDirtyRegions { view, .. }
+        | Message::PeerUnreachable { view, .. }
+        | Message::Digest { view, .. }
+        | Message::DigestResult { view, .. } => Some(*view),
         _ => None,
     }
 }
 
-/// What a failed request is called on its way back.
-pub(super) fn outcome(result: Result<(), Failure>) -> Outcome {
+/// The outcome to send for the result of a compare-and-write.
+pub(super) fn to_outcome(result: Result<(), RequestError>) -> CompareAndWriteOutcome {
     match result {
-        Ok(()) => Outcome::Done,
-        Err(Failure::Miscompare { offset }) => Outcome::Miscompare { offset },
-        Err(Failure::Device(e)) => Outcome::Failed(e),
-        // Reservations are judged, and clients turned away, above the mirror.
-        Err(Failure::Conflict | Failure::Busy) => Outcome::Failed(Error::Aborted),
+        Ok(()) => CompareAndWriteOutcome::Done,
+        Err(RequestError::Miscompare { offset }) => CompareAndWriteOutcome::Miscompare { offset },
+        Err(RequestError::Device(e)) => CompareAndWriteOutcome::Failed(e),
+        // Reservations and client admission are handled above the mirror.
+        Err(RequestError::ReservationConflict | RequestError::NoMemory) => {
+            CompareAndWriteOutcome::Failed(Error::Aborted)
+        }
     }
 }

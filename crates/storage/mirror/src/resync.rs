@@ -1,350 +1,366 @@
-//! The primary brings a replica in sync: copies what may differ, mirrors what is new, and has it
+//! Resync at the primary: copies dirty regions to a joiner, mirrors new writes to it, and has it
 //! admitted (RFD 0010, 6.6).
 
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::{Blocks, Bufs, Class, Ctx, Epoch, Error, Lba};
+use block::{Blocks, Bufs, Ctx, Epoch, Error, Lba, MemoryClass};
 use futures_util::{StreamExt, stream};
-use intent_log::{Advance, Bitmap, Region};
-use peer::{Change, Incarnation, Kind, Message, NodeId, SharedLineage, Tag, View};
-use rt::fault::{self, Point};
+use intent_log::{ExportedBitmap, GenerationUpdate, Region};
+use peer::{Incarnation, Message, NodeId, PeerGenerations, View, WriteId, WriteKind, WriteOp};
+use rt::fault_point::{self, Point};
 
-use super::joiners::{Joiner, Unreadable};
-use super::member::Event;
-use super::order::{Fate, Order};
-use super::record::Member as Listed;
-use super::replica::{Replica, is_aside};
-use super::space::is_zero;
-use super::sweep::send_clear;
+use super::bitmap_clearing::send_clear_regions;
+use super::config::InSyncMember as Listed;
+use super::joiners::{Joiner, UnreadableData};
+use super::membership::Event;
+use super::no_space::is_zero;
+use super::replica::{Replica, is_metadata};
+use super::sequencer::{ReplicationOutcome, Sequencer};
 
-/// Most that is copied in one piece, in bytes.
-const CHUNK: u64 = 256 * 1024;
+/// Most bytes copied in one chunk.
+const CHUNK_BYTES: u64 = 256 * 1024;
 
-/// Pieces under way at once.
-const DEPTH: usize = 4;
+/// Chunks in flight at once.
+const COPY_DEPTH: usize = 4;
 
-/// How often it is tried again to read what nobody can read,
-const LOOKING_AGAIN: Duration = Duration::from_secs(5);
+/// How often unreadable ranges are read again.
+const UNREADABLE_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// and most ranges of that kind that an attempt remembers.
-const MOST_LACKING: usize = 4096;
+/// Most unreadable ranges that an attempt remembers.
+const MAX_UNREADABLE_RANGES: usize = 4096;
 
-/// Blocks of such a range: no more bytes than are copied in one piece, whatever the length of a block.
-const MOST_TOGETHER: u64 = CHUNK / 4096;
+/// Most blocks of such a range: never more bytes than a chunk, whatever the block size.
+const MAX_UNREADABLE_BLOCKS: u64 = CHUNK_BYTES / 4096;
 
 /// How often progress is made durable.
-const SAVING: Duration = Duration::from_secs(30);
+const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(30);
 
-/// What nobody can read: a copy lacks it.
+/// Ranges that no replica can read, so that the copy lacks them.
 #[derive(Debug, Default)]
-struct Lacking {
+struct UnreadableRanges {
     ranges: Vec<Blocks>,
-    /// Whether there is more of it than is remembered.
-    is_too_much: bool,
+    /// Whether there are more than are remembered.
+    is_overflowed: bool,
 }
 
-impl Lacking {
-    /// These as well. What touches is one range, as long as a piece that is copied may be.
+impl UnreadableRanges {
+    /// Adds ranges. Adjacent ranges are merged, up to the size of a chunk.
     fn add(&mut self, ranges: Vec<Blocks>) {
         for range in ranges {
-            let has_room = self.ranges.len() < MOST_LACKING;
+            let has_room = self.ranges.len() < MAX_UNREADABLE_RANGES;
             let touches = |last: &&mut Blocks| {
-                last.at.0 + last.count == range.at.0 && last.count + range.count <= MOST_TOGETHER
+                last.at.0 + last.count == range.at.0
+                    && last.count + range.count <= MAX_UNREADABLE_BLOCKS
             };
             match self.ranges.last_mut().filter(touches) {
                 Some(last) => last.count += range.count,
                 None if has_room => self.ranges.push(range),
-                None => self.is_too_much = true,
+                None => self.is_overflowed = true,
             }
         }
     }
 }
 
-/// An attempt, as those who work on it name it.
+/// Identifies a resync attempt.
 #[derive(Clone, Copy, Debug)]
-struct Attempt {
+struct ResyncAttempt {
     view: View,
     node: NodeId,
     incarnation: Incarnation,
 }
 
 impl Replica {
-    /// A replica outside asks to be brought in sync.
-    pub(super) fn take_join(
+    /// Handles the request of an out-of-sync replica to join.
+    pub(super) fn on_join(
         self: &Rc<Self>,
         node: NodeId,
         incarnation: Incarnation,
         epoch: Epoch,
-        told: (SharedLineage, Bitmap),
+        state: (PeerGenerations, ExportedBitmap),
     ) {
-        let known = {
-            let member = self.member.borrow();
-            let record = member.record();
-            record.is_some_and(|r| r.epoch == epoch && r.image(node).is_some())
+        let is_listed = {
+            let membership = self.membership.borrow();
+            let config = membership.config();
+            config.is_some_and(|r| r.epoch == epoch && r.image(node).is_some())
         };
-        let Some(view) = self.serves().filter(|_| known && self.is_primary()) else { return };
-        if self.joiners.borrow().of(node).is_some_and(|j| j.proposed) {
+        let Some(view) = self.serving_view().filter(|_| is_listed && self.is_primary()) else {
+            return;
+        };
+        if self.joiners.borrow().current(node).is_some_and(|j| j.admission_proposed) {
             return;
         }
         self.drop_joiner(node);
-        self.asked_to_join.borrow_mut().insert(node, incarnation);
-        let attempt = Attempt { view, node, incarnation };
+        self.join_requests.borrow_mut().insert(node, incarnation);
+        let attempt = ResyncAttempt { view, node, incarnation };
         let this = Rc::clone(self);
         self.spawn(async move {
-            if let Err(why) = this.resync(attempt, told).await {
-                tracing::info!(node = node.0, why, "a resync has ended");
-                this.drop_attempt(node, incarnation);
-                this.joiners.borrow_mut().failed(node, why);
+            if let Err(reason) = this.resync(attempt, state).await {
+                tracing::info!(node = node.0, why = reason, "a resync has ended");
+                this.drop_joiner_attempt(node, incarnation);
+                this.joiners.borrow_mut().set_failure(node, reason);
             }
         });
     }
 
-    /// Ends the attempt of `node`: nothing waits for it any more.
+    /// Ends the attempt of `node`: no write waits for it any more.
     pub(super) fn drop_joiner(self: &Rc<Self>, node: NodeId) {
-        let admitting = self.member.borrow().admitting().is_some_and(|m| m.node == node);
-        let proposed = self.joiners.borrow().of(node).is_some_and(|j| j.proposed);
+        let admitting =
+            self.membership.borrow().pending_admission().is_some_and(|m| m.node == node);
+        let proposed = self.joiners.borrow().current(node).is_some_and(|j| j.admission_proposed);
         if proposed && !admitting {
-            // The store has not been asked yet, and now is not to be.
-            self.joiners.borrow_mut().not_proposed(node);
-            self.event(Event::Withdraw(node));
+            // The put has not been sent yet, and is not to be.
+            self.joiners.borrow_mut().clear_admission_proposed(node);
+            self.handle_event(Event::CancelAdmission(node));
         }
         let Some(joiner) = self.joiners.borrow_mut().detach(node) else { return };
         if let Some(link) = self.link(node) {
-            link.send(Message::Detached { incarnation: joiner.incarnation });
+            link.send(Message::JoinAborted { incarnation: joiner.incarnation });
         }
         let view = self.view.get();
-        let waiting = self.order.borrow().waiting_for(node);
-        waiting.into_iter().for_each(|seq| self.confirmed(view, seq, node));
+        let unacknowledged = self.sequencer.borrow().unacknowledged_by(node);
+        unacknowledged.into_iter().for_each(|seq| self.on_applied(view, seq, node));
         self.signal.raise();
     }
 
-    /// The replicas outside whose last attempt has failed, and why.
+    /// The out-of-sync replicas whose last resync failed, and why.
     pub(super) fn failed_resyncs(&self) -> Vec<(NodeId, &'static str)> {
-        let outside = self.outsiders();
+        let out_of_sync = self.out_of_sync_replicas();
         let joiners = self.joiners.borrow();
-        outside.into_iter().filter_map(|node| Some((node, joiners.failure(node)?))).collect()
+        out_of_sync
+            .into_iter()
+            .filter_map(|node| Some((node, joiners.last_failure(node)?)))
+            .collect()
     }
 
     async fn resync(
         self: &Rc<Self>,
-        attempt: Attempt,
-        (shared, marks): (SharedLineage, Bitmap),
+        attempt: ResyncAttempt,
+        (generations, dirty_bits): (PeerGenerations, ExportedBitmap),
     ) -> Result<(), &'static str> {
-        let Attempt { view, node, incarnation } = attempt;
+        let ResyncAttempt { view, node, incarnation } = attempt;
         let link = self.link(node).ok_or("there is no session")?;
-        let image = self.image(node).ok_or("it is no replica any more")?;
-        self.judge_joiner(node, image, shared).await?;
-        self.leg.log.merge(image, &marks).await.map_err(|error| {
+        let image = self.image_of(node).ok_or("it is no replica any more")?;
+        self.check_joiner_generations(node, image, generations).await?;
+        self.leg.log.merge_bitmap(image, &dirty_bits).await.map_err(|error| {
             tracing::warn!(%error, node = node.0, "a replica's marks are refused");
             "its marks are refused"
         })?;
-        if self.serves() != Some(view) || link.is_closed() {
+        if self.serving_view() != Some(view) || link.is_closed() {
             return Err("the view is over");
         }
-        if self.asked_to_join.borrow().get(&node) != Some(&incarnation) {
+        if self.join_requests.borrow().get(&node) != Some(&incarnation) {
             return Err("it has begun anew");
         }
         self.joiners.borrow_mut().attach(node, incarnation);
-        // From here on every write goes there too; those before have marked their regions.
-        let work = self.leg.log.marked(image);
+        // From here on every write goes there too; earlier writes have marked their regions dirty.
+        let regions = self.leg.log.dirty_regions(image);
         if let Some(joiner) = self.joiners.borrow_mut().get(node, incarnation) {
-            joiner.todo = work.len() as u64 * self.leg.log.geometry().region_bytes();
+            joiner.total_bytes = regions.len() as u64 * self.leg.log.geometry().region_bytes();
         }
-        tracing::info!(node = node.0, regions = work.len(), %view, "a resync begins");
-        let others = self.leg.log.shared().into_iter().filter(|(of, _)| *of != image);
-        let reached = others.map(|(of, shared)| (of, shared.reached)).collect();
-        link.send(Message::Accept { view, incarnation, reached });
-        let lacking = self.copy_all(attempt, image, work).await?;
-        self.wait_for_contents(attempt, lacking).await?;
-        self.cross_barrier(attempt).await?;
-        fault::pass(Point::ResyncFlushed);
-        let equal = || match self.joiner(attempt, |joiner| joiner.refused == 0) {
-            Ok(false) => None,
-            Ok(true) => Some(Ok(())),
-            Err(why) => Some(Err(why)),
-        };
-        self.signal.until(equal).await?;
-        self.propose(attempt)
+        tracing::info!(node = node.0, regions = regions.len(), %view, "a resync begins");
+        let other_images = self.leg.log.generations().into_iter().filter(|(of, _)| *of != image);
+        let generations = other_images.map(|(of, shared)| (of, shared.common)).collect();
+        link.send(Message::JoinAccepted { view, incarnation, generations });
+        let unreadable = self.copy_all(attempt, image, regions).await?;
+        self.wait_until_readable(attempt, unreadable).await?;
+        self.flush_barrier(attempt).await?;
+        fault_point::reach(Point::ResyncFlushed);
+        let replacements_done =
+            || match self.with_joiner(attempt, |joiner| joiner.pending_replacements == 0) {
+                Ok(false) => None,
+                Ok(true) => Some(Ok(())),
+                Err(reason) => Some(Err(reason)),
+            };
+        self.signal.until(replacements_done).await?;
+        self.propose_admission(attempt)
     }
 
-    /// What is known of the joiner, as long as this attempt lasts.
-    fn joiner<T>(
+    /// Accesses the joiner, as long as this attempt lasts.
+    fn with_joiner<T>(
         &self,
-        attempt: Attempt,
-        look: impl FnOnce(&mut Joiner) -> T,
+        attempt: ResyncAttempt,
+        access: impl FnOnce(&mut Joiner) -> T,
     ) -> Result<T, &'static str> {
         let mut joiners = self.joiners.borrow_mut();
-        joiners.get(attempt.node, attempt.incarnation).map(look).ok_or("it was given up")
+        joiners.get(attempt.node, attempt.incarnation).map(access).ok_or("it was given up")
     }
 
-    /// From here on the joiner takes part in every flush; and all that was written before is
-    /// durable everywhere.
-    async fn cross_barrier(self: &Rc<Self>, attempt: Attempt) -> Result<(), &'static str> {
-        self.joiner(attempt, |joiner| joiner.behind_barrier = true)?;
-        match self.flush_in(attempt.view, 0).await {
+    /// From here on the joiner takes part in every flush; and all earlier writes are durable
+    /// everywhere.
+    async fn flush_barrier(self: &Rc<Self>, attempt: ResyncAttempt) -> Result<(), &'static str> {
+        self.with_joiner(attempt, |joiner| joiner.in_flushes = true)?;
+        match self.flush_members(attempt.view, 0).await {
             Ok(Some(_)) => Ok(()),
             Ok(None) => Err("the view is over"),
             Err(_) => Err("the flush failed"),
         }
     }
 
-    fn propose(self: &Rc<Self>, attempt: Attempt) -> Result<(), &'static str> {
-        let Attempt { view, node, incarnation } = attempt;
+    fn propose_admission(self: &Rc<Self>, attempt: ResyncAttempt) -> Result<(), &'static str> {
+        let ResyncAttempt { view, node, incarnation } = attempt;
         if self.view.get() != view {
             return Err("the view is over");
         }
-        self.joiner(attempt, |joiner| joiner.proposed = true)?;
-        self.event(Event::Admit(Listed { node, incarnation }));
+        self.with_joiner(attempt, |joiner| joiner.admission_proposed = true)?;
+        self.handle_event(Event::Admit(Listed { node, incarnation }));
         Ok(())
     }
 
-    /// Copies what the joiner lacks, when it is this mirror's turn; returns what nobody can read.
+    /// Copies the dirty regions, once there is a permit. Returns the ranges that no replica can
+    /// read.
     async fn copy_all(
         self: &Rc<Self>,
-        attempt: Attempt,
+        attempt: ResyncAttempt,
         image: uuid::Uuid,
-        work: Vec<Region>,
-    ) -> Result<Lacking, &'static str> {
-        let turn = Box::pin(self.in_view(attempt.view, self.turns.acquire())).await;
-        let _turn = turn.ok_or("the view is over")?.map_err(|_| "nobody copies any more")?;
-        let mut saved = self.core.now();
-        let (mut copied, mut lacking) = (Vec::new(), Lacking::default());
-        let batches = work.chunks(DEPTH * 4);
+        regions: Vec<Region>,
+    ) -> Result<UnreadableRanges, &'static str> {
+        let permit =
+            Box::pin(self.while_in_view(attempt.view, self.resync_permits.acquire())).await;
+        let _permit = permit.ok_or("the view is over")?.map_err(|_| "nobody copies any more")?;
+        let mut saved_at = self.core.now();
+        let (mut copied, mut unreadable) = (Vec::new(), UnreadableRanges::default());
+        let batches = regions.chunks(COPY_DEPTH * 4);
         for batch in batches {
-            let mut pieces =
-                stream::iter(batch.iter().flat_map(|r| self.chunks(*r)).collect::<Vec<_>>())
-                    .map(|range| self.copy(attempt, range))
-                    .buffer_unordered(DEPTH);
-            // All come to their end, also those that are in vain: what is under way is not dropped.
+            let mut chunks =
+                stream::iter(batch.iter().flat_map(|r| self.region_chunks(*r)).collect::<Vec<_>>())
+                    .map(|range| self.copy_range(attempt, range))
+                    .buffer_unordered(COPY_DEPTH);
+            // Wait for all chunks, also after a failure: copies in flight are not dropped.
             let mut all = Ok(());
-            while let Some(done) = pieces.next().await {
-                all = all.and(done.map(|left_out| lacking.add(left_out)));
+            while let Some(result) = chunks.next().await {
+                all = all.and(result.map(|left_out| unreadable.add(left_out)));
             }
             all?;
-            self.tell_lacking(attempt, &lacking, false)?;
-            // Of more than it remembers nobody knows where it is.
-            if !lacking.is_too_much {
-                copied.extend(batch.iter().filter(|r| !self.meets(**r, &lacking.ranges)));
+            self.report_unreadable(attempt, &unreadable, false)?;
+            // If some ranges are not remembered, it is unknown which regions they are in.
+            if !unreadable.is_overflowed {
+                copied.extend(
+                    batch.iter().filter(|r| !self.region_overlaps(**r, &unreadable.ranges)),
+                );
             }
-            if self.core.now() >= saved + SAVING {
-                self.save(attempt, image, std::mem::take(&mut copied)).await?;
-                saved = self.core.now();
+            if self.core.now() >= saved_at + CHECKPOINT_INTERVAL {
+                self.checkpoint_progress(attempt, image, std::mem::take(&mut copied)).await?;
+                saved_at = self.core.now();
             }
         }
-        Ok(lacking)
+        Ok(unreadable)
     }
 
-    fn meets(&self, region: Region, ranges: &[Blocks]) -> bool {
-        let bytes = self.leg.log.geometry().bytes_of(region);
-        let meets = |r: &Blocks| {
-            let (range, region) = (self.bytes(*r), bytes.clone().unwrap_or_default());
+    fn region_overlaps(&self, region: Region, ranges: &[Blocks]) -> bool {
+        let bytes = self.leg.log.geometry().region_range(region);
+        let overlaps = |r: &Blocks| {
+            let (range, region) = (self.byte_range(*r), bytes.clone().unwrap_or_default());
             range.start < region.end && region.start < range.end
         };
-        ranges.iter().any(meets)
+        ranges.iter().any(overlaps)
     }
 
-    /// Nobody has anything in these ranges that could be copied: the joiner has all else, and gets what is
-    /// new. When they have been written it is equal there as well.
-    async fn wait_for_contents(
+    /// Waits until the unreadable ranges have been rewritten. The joiner has everything else and
+    /// gets new writes, so that it has these ranges too once they are rewritten.
+    async fn wait_until_readable(
         self: &Rc<Self>,
-        attempt: Attempt,
-        mut lacking: Lacking,
+        attempt: ResyncAttempt,
+        mut unreadable: UnreadableRanges,
     ) -> Result<(), &'static str> {
-        let mut told = 0;
-        while let Some(first) = lacking.ranges.first() {
-            let (node, at, ranges) = (attempt.node.0, first.at.0, lacking.ranges.len());
-            if told != ranges {
+        let mut reported = 0;
+        while let Some(first) = unreadable.ranges.first() {
+            let (node, at, ranges) = (attempt.node.0, first.at.0, unreadable.ranges.len());
+            if reported != ranges {
                 tracing::error!(
                     node,
                     at,
                     ranges,
                     "no replica can read this: another is not in sync before it has been written"
                 );
-                told = ranges;
+                reported = ranges;
             }
-            self.tell_lacking(attempt, &lacking, true)?;
-            let pause = tokio::time::sleep(LOOKING_AGAIN);
-            self.in_view(attempt.view, pause).await.ok_or("the view is over")?;
-            for range in std::mem::take(&mut lacking.ranges) {
-                lacking.add(self.copy(attempt, range).await?);
+            self.report_unreadable(attempt, &unreadable, true)?;
+            let pause = tokio::time::sleep(UNREADABLE_RETRY_INTERVAL);
+            self.while_in_view(attempt.view, pause).await.ok_or("the view is over")?;
+            for range in std::mem::take(&mut unreadable.ranges) {
+                unreadable.add(self.copy_range(attempt, range).await?);
             }
         }
-        self.tell_lacking(attempt, &lacking, true)?;
-        match lacking.is_too_much {
+        self.report_unreadable(attempt, &unreadable, true)?;
+        match unreadable.is_overflowed {
             true => Err("more could not be read anywhere than it remembered: it begins anew"),
             false => Ok(()),
         }
     }
 
-    /// Has status say what nobody can read.
-    fn tell_lacking(
+    /// Reports the unreadable ranges in the status.
+    fn report_unreadable(
         &self,
-        attempt: Attempt,
-        lacking: &Lacking,
-        waited_for: bool,
+        attempt: ResyncAttempt,
+        unreadable: &UnreadableRanges,
+        blocks_admission: bool,
     ) -> Result<(), &'static str> {
-        self.joiner(attempt, |_| ())?;
+        self.with_joiner(attempt, |_| ())?;
         let mut ranges: Vec<Blocks> =
-            lacking.ranges.iter().copied().filter(|range| !is_aside(*range)).collect();
+            unreadable.ranges.iter().copied().filter(|range| !is_metadata(*range)).collect();
         ranges.sort_by_key(|range| range.at.0);
-        let what = Unreadable::of(ranges.iter().map(|range| self.bytes(*range)), waited_for);
-        self.joiners.borrow_mut().lacks(attempt.node, what);
+        let data = UnreadableData::from_ranges(
+            ranges.iter().map(|range| self.byte_range(*range)),
+            blocks_admission,
+        );
+        self.joiners.borrow_mut().set_unreadable(attempt.node, data);
         Ok(())
     }
 
-    /// Takes the marks of what has been copied, so that the next attempt goes on from there.
-    async fn save(
+    /// Clears the dirty bits of copied regions, so that the next attempt continues from there.
+    async fn checkpoint_progress(
         self: &Rc<Self>,
-        attempt: Attempt,
+        attempt: ResyncAttempt,
         image: uuid::Uuid,
         copied: Vec<Region>,
     ) -> Result<(), &'static str> {
-        let Attempt { view, node, .. } = attempt;
-        let Ok(Some((_, stamp))) = self.flush_in(view, 0).await else {
+        let ResyncAttempt { view, node, .. } = attempt;
+        let Ok(Some((_, stamp))) = self.flush_members(view, 0).await else {
             return Err("the view is over");
         };
-        // After the stamp: what is quiet since was applied there before this begins.
-        let request = self.requests.number();
-        let lineage = self.next_lineage(view);
-        self.flush_as(view, node, request, lineage.count).await.ok_or("the view is over")?;
-        self.joiner(attempt, |_| ())?;
-        let (together, cleared) = (vec![image], Some((lineage, vec![image])));
-        let advance = Advance { reached: lineage, together, cleared };
-        self.leg.log.advance(advance).await.map_err(|_| "the source's log failed")?;
-        self.joiner(attempt, |_| ())?;
-        let quiet = self.quiet(copied, stamp);
-        // At the joiner too, or its own marks bring them back with its next attempt (attack 65).
+        // After the stamp: writes to regions quiet since then were applied at the joiner before
+        // this begins.
+        let request = self.peer_requests.next_number();
+        let generation = self.next_generation(view);
+        self.flush_peer(view, node, request, generation.count).await.ok_or("the view is over")?;
+        self.with_joiner(attempt, |_| ())?;
+        let (shared_with, cleared) = (vec![image], Some((generation, vec![image])));
+        let update = GenerationUpdate { generation, shared_with, cleared };
+        self.leg.log.record_generation(update).await.map_err(|_| "the source's log failed")?;
+        self.with_joiner(attempt, |_| ())?;
+        let quiet = self.retain_quiet(copied, stamp);
+        // At the joiner too, or its dirty bits bring them back with the next attempt (attack 65).
         if let Some(link) = self.link(node) {
-            send_clear(&link, view, request, &self.extents(&quiet));
+            send_clear_regions(&link, view, request, &self.region_extents(&quiet));
         }
         self.leg.log.clear(&[image], quiet, stamp);
         self.leg.log.write_back().await.map_err(|_| "the source's log failed")
     }
 
-    fn chunks(&self, region: Region) -> Vec<Blocks> {
+    fn region_chunks(&self, region: Region) -> Vec<Blocks> {
         let block = u64::from(self.leg.dev.info().block_size);
-        let Some(bytes) = self.leg.log.geometry().bytes_of(region) else { return Vec::new() };
-        let starts = (bytes.start..bytes.end).step_by(CHUNK as usize);
-        let inside = |at| Blocks::new(Lba(at / block), CHUNK.min(bytes.end - at) / block);
-        // What lies beside the volume is marked with its first block.
-        let aside = self.aside().filter(|_| bytes.start == 0);
-        aside.into_iter().chain(starts.map(inside)).collect()
+        let Some(bytes) = self.leg.log.geometry().region_range(region) else { return Vec::new() };
+        let starts = (bytes.start..bytes.end).step_by(CHUNK_BYTES as usize);
+        let chunk = |at| Blocks::new(Lba(at / block), CHUNK_BYTES.min(bytes.end - at) / block);
+        // Metadata blocks are marked dirty with the first block of the volume.
+        let metadata = self.metadata_range().filter(|_| bytes.start == 0);
+        metadata.into_iter().chain(starts.map(chunk)).collect()
     }
 
-    /// Copies one piece, but for the blocks that nobody can read: which these are.
-    async fn copy(
+    /// Copies one chunk, and returns the blocks that no replica can read.
+    async fn copy_range(
         self: &Rc<Self>,
-        attempt: Attempt,
+        attempt: ResyncAttempt,
         range: Blocks,
     ) -> Result<Vec<Blocks>, &'static str> {
-        let (mut left, mut lacking) = (vec![range], Vec::new());
+        let (mut left, mut unreadable) = (vec![range], Vec::new());
         while let Some(part) = left.pop() {
-            if self.copy_part(attempt, part).await? {
+            if self.try_copy(attempt, part).await? {
                 continue;
             }
             if part.count == 1 {
-                lacking.push(part);
+                unreadable.push(part);
                 continue;
             }
             let half = part.count / 2;
@@ -352,86 +368,91 @@ impl Replica {
             left.push(Blocks::new(rest, part.count - half));
             left.push(Blocks::new(part.at, half));
         }
-        Ok(lacking)
+        Ok(unreadable)
     }
 
-    /// Copies a part of it, unless nobody can read it: readers go on, writers wait.
-    async fn copy_part(
+    /// Copies a part of a chunk, unless no replica can read it: reads go on, writes wait.
+    async fn try_copy(
         self: &Rc<Self>,
-        attempt: Attempt,
+        attempt: ResyncAttempt,
         range: Blocks,
     ) -> Result<bool, &'static str> {
-        let Attempt { view, node, .. } = attempt;
-        let began = self.core.now();
-        self.joiner(attempt, |_| ())?;
-        let ctx = self.memory(self.len(range), Class::Restore).await.map_err(|_| "no memory")?;
-        let lock = self.locks.enter(range, false);
-        self.in_view(view, lock.held()).await.ok_or("the view is over")?;
-        let Some(change) = self.to_copy(view, range, &ctx).await? else { return Ok(false) };
-        self.joiner(attempt, |_| ())?;
+        let ResyncAttempt { view, node, .. } = attempt;
+        let started_at = self.core.now();
+        self.with_joiner(attempt, |_| ())?;
+        let ctx = self
+            .reserve_memory(self.byte_len(range), MemoryClass::Resync)
+            .await
+            .map_err(|_| "no memory")?;
+        let lock = self.range_locks.enter(range, false);
+        self.while_in_view(view, lock.acquired()).await.ok_or("the view is over")?;
+        let Some(op) = self.read_for_copy(view, range, &ctx).await? else { return Ok(false) };
+        self.with_joiner(attempt, |_| ())?;
         let link = self.link(node).ok_or("there is no session")?;
-        let seq = self.order.borrow_mut().next();
-        self.order.borrow_mut().await_copies(seq, [node], self.pulse.get());
-        let tag = Tag { node: NodeId(0), number: 0 };
-        link.send(Message::Write { view, seq, tag, copy: true, change });
-        fault::pass_when_sent(Point::ResyncSent);
-        let fate = Order::fate(&self.order, seq).await;
+        let seq = self.sequencer.borrow_mut().next_seq();
+        self.sequencer.borrow_mut().track_copy(seq, [node], self.awake_clock.get());
+        let write_id = WriteId { origin: NodeId(0), number: 0 };
+        link.send(Message::Write { view, seq, write_id, is_copy: true, op });
+        fault_point::reach_when_sent(Point::ResyncSent);
+        let outcome = Sequencer::outcome(&self.sequencer, seq).await;
         drop(lock);
-        if fate != Fate::Committed {
+        if outcome != ReplicationOutcome::Committed {
             return Err("the view is over");
         }
-        // Nobody waits for one that was given up: that says nothing about what it has.
-        // What lies beside the volume is no part of what was marked.
-        let copied = if is_aside(range) { 0 } else { self.len(range) as u64 };
-        self.joiner(attempt, |joiner| joiner.done += copied)?;
-        self.yield_to_clients(self.core.now().saturating_sub(began)).await;
+        // An aborted attempt is not waited for, whatever the joiner has applied. Metadata blocks do
+        // not count as dirty bytes.
+        let copied = if is_metadata(range) { 0 } else { self.byte_len(range) as u64 };
+        self.with_joiner(attempt, |joiner| joiner.copied_bytes += copied)?;
+        self.throttle(self.core.now().saturating_sub(started_at)).await;
         Ok(true)
     }
 
-    /// The contents to copy, from whoever can read them; nothing if nobody can. (Zeroes in their place
-    /// would be answered as if they had been written: attack 68.)
-    async fn to_copy(
+    /// Reads the contents to copy, from any member; `None` if no member can read them. (Zeroes
+    /// instead would be returned to readers as if they had been written: attack 68.)
+    async fn read_for_copy(
         self: &Rc<Self>,
         view: View,
         range: Blocks,
         ctx: &Ctx,
-    ) -> Result<Option<Change>, &'static str> {
-        let change = |data| bringing(range, data);
-        match self.leg.read(range, ctx, self.pulse.get()).await {
-            Ok(data) => Ok(Some(change(data))),
+    ) -> Result<Option<WriteOp>, &'static str> {
+        let op = |data| copy_op(range, data);
+        match self.leg.read(range, ctx, self.awake_clock.get()).await {
+            Ok(data) => Ok(Some(op(data))),
             Err(Error::Unreadable { .. } | Error::Corrupt { .. }) => {
-                let found = self.fetch_elsewhere(view, range, ctx).await;
-                if found.is_none() && self.view.get() != view {
+                let data = self.fetch_from_any(view, range, ctx).await;
+                if data.is_none() && self.view.get() != view {
                     return Err("the view is over");
                 }
-                Ok(found.map(change))
+                Ok(data.map(op))
             }
             Err(e) => {
-                self.leg_failed(e);
+                self.on_leg_error(e);
                 Err("the source's disk failed")
             }
         }
     }
 
-    /// Leaves three quarters of the time to clients that are there, down to a floor.
-    async fn yield_to_clients(&self, took: Duration) {
-        if self.own.len() == 0 && self.entries.borrow().len() == 0 {
+    /// Leaves three quarters of the time to active clients, down to a minimum rate.
+    async fn throttle(&self, took: Duration) {
+        if self.local_writes.len() == 0 && self.prepared.borrow().len() == 0 {
             return;
         }
-        let longest = Duration::from_secs_f64(CHUNK as f64 / self.settings.resync_floor as f64);
+        let longest = Duration::from_secs_f64(
+            CHUNK_BYTES as f64 / self.settings.resync_min_bytes_per_s as f64,
+        );
         tokio::time::sleep((took * 3).min(longest)).await;
     }
 }
 
-/// What brings `data` to `range`. Zeroes need neither a way nor a place on the disk: a copy of a thin volume is
-/// as thin.
-fn bringing(range: Blocks, data: Bufs) -> Change {
+/// The write that copies `data` to `range`. Zeroes are sent without payload and free space: the
+/// copy of a thin volume is thin too.
+fn copy_op(range: Blocks, data: Bufs) -> WriteOp {
     let (kind, data) = if is_zero(&data) {
-        (Kind::Zero { unmap: true }, Bufs::new())
+        (WriteKind::Zero { unmap: true }, Bufs::new())
     } else {
-        (Kind::Write, data)
+        (WriteKind::Data, data)
     };
-    Change { range, kind, fua: false, data }
+    WriteOp { range, kind, fua: false, data }
 }
 
 #[cfg(test)]
@@ -441,13 +462,13 @@ mod tests {
     #[test]
     fn zeroes_travel_as_zeroes_and_one_byte_among_them_as_data() {
         let range = Blocks::new(Lba(3), 16);
-        let change = bringing(range, Bufs::zeroes(8192));
-        assert_eq!((change.kind, change.data.len()), (Kind::Zero { unmap: true }, 0));
+        let op = copy_op(range, Bufs::zeroes(8192));
+        assert_eq!((op.kind, op.data.len()), (WriteKind::Zero { unmap: true }, 0));
         let mut bytes = vec![0; 8192];
         bytes[8191] = 1;
-        let pool = rt::buf::Pool::new(1 << 20).unwrap();
-        let credit = pool.account().try_credit(8192, Class::Read).unwrap();
-        let change = bringing(range, rt::buf::copy_in(&credit, &bytes));
-        assert_eq!((change.kind, change.data.len()), (Kind::Write, 8192));
+        let pool = rt::buf::BufferPool::new(1 << 20).unwrap();
+        let credit = pool.account().try_credit(8192, MemoryClass::Read).unwrap();
+        let op = copy_op(range, rt::buf::copy_in(&credit, &bytes));
+        assert_eq!((op.kind, op.data.len()), (WriteKind::Data, 8192));
     }
 }

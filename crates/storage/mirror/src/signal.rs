@@ -1,25 +1,25 @@
-//! Waiting for something about the mirror to change.
+//! Waiting for changes of the mirror.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-/// Wakes all who wait whenever anything has changed: they look again.
+/// Wakes all waiting tasks on any change; each checks its own condition again.
 #[derive(Debug, Default)]
 pub(super) struct Signal(RefCell<Vec<Waker>>);
 
 impl Signal {
-    /// Something has changed.
+    /// Wakes the waiting tasks.
     pub(super) fn raise(&self) {
         let woken = std::mem::take(&mut *self.0.borrow_mut());
         woken.into_iter().for_each(Waker::wake);
     }
 
-    /// Waits until `look` finds what it looks for.
-    pub(super) async fn until<T>(&self, mut look: impl FnMut() -> Option<T>) -> T {
-        poll_fn(|cx| match look() {
-            Some(found) => Poll::Ready(found),
+    /// Waits until `check` returns a value.
+    pub(super) async fn until<T>(&self, mut check: impl FnMut() -> Option<T>) -> T {
+        poll_fn(|cx| match check() {
+            Some(value) => Poll::Ready(value),
             None => {
                 self.listen(cx);
                 Poll::Pending
@@ -28,19 +28,19 @@ impl Signal {
         .await
     }
 
-    /// Waits for `wait`; `None` if `look` finds that it is in vain.
+    /// Waits for `wait`; `None` once `give_up` returns true.
     pub(super) async fn unless<T>(
         &self,
-        mut look: impl FnMut() -> bool,
+        mut give_up: impl FnMut() -> bool,
         wait: impl Future<Output = T>,
     ) -> Option<T> {
         let mut wait = pin!(wait);
         poll_fn(|cx| {
-            if look() {
+            if give_up() {
                 return Poll::Ready(None);
             }
-            if let Poll::Ready(found) = wait.as_mut().poll(cx) {
-                return Poll::Ready(Some(found));
+            if let Poll::Ready(value) = wait.as_mut().poll(cx) {
+                return Poll::Ready(Some(value));
             }
             self.listen(cx);
             Poll::Pending

@@ -1,399 +1,446 @@
-//! Writes: their place in the order, and their application everywhere (RFD 0010, 4.2).
+//! Writes: how they are ordered, and applied by all members (RFD 0010, 4.2).
 
 use std::rc::Rc;
 use std::time::Duration;
 
 use block::{Blocks, Ctx, Error, RangeLock};
-use peer::{Change, Entry, Link, Message, NodeId, Seq, Tag, View};
-use rt::fault::{self, Point};
+use peer::{Link, Message, NodeId, PreparedEntry, Seq, View, WriteId, WriteOp};
+use rt::fault_point::{self, Point};
 
 use super::Mistake;
-use super::entries::Of;
-use super::order::{Fate, Order, Step};
-use super::own::{Own, Verdict};
+use super::local_writes::{LocalWrite, LocalWriteOutcome};
+use super::prepared_list::EntrySource;
 use super::replica::Replica;
+use super::sequencer::{AckProgress, ReplicationOutcome, Sequencer};
 
-/// How long a commit may wait for others to be told with it.
-const TELLING: Duration = Duration::from_millis(1);
+/// How long a commit notice waits for others, to be sent with them.
+const COMMIT_DELAY: Duration = Duration::from_millis(1);
 
-/// Most commits that one message tells.
-const TOLD: usize = 1024;
+/// Most commits in one message.
+const COMMIT_BATCH_MAX: usize = 1024;
 
-/// Where the contents of a change are.
+/// Where the payload of a write is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Brought {
-    /// The node that its tag names has them, and waits for its place.
-    ByOrigin,
-    /// Only the primary has them.
-    Here,
+pub(super) enum PayloadSource {
+    /// At the origin, which waits for the op number.
+    Origin,
+    /// At the primary only.
+    Primary,
 }
 
-/// What became of a change at the primary.
+/// The outcome of a write at the primary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Placed {
-    /// All members have it.
+pub(super) enum WriteOutcome {
+    /// All members have applied it.
     Committed,
-    /// The view was over before it had a place.
-    Missed,
-    /// The view is over; the next one knows what became of it.
-    Ended,
-    /// Its leg, the last one, refused it.
+    /// The view ended before it had an op number.
+    NotOrdered,
+    /// The view ended; the next one decides whether the write took effect.
+    ViewEnded,
+    /// The leg, the only one, failed it.
     Failed(Error),
 }
 
 impl Replica {
-    /// A change that enters at this node.
-    pub(super) async fn write(self: &Rc<Self>, change: Change, ctx: &Ctx) -> Result<(), Error> {
-        let own = self.own.begin();
-        fault::pass(Point::EnteringTaken);
+    /// Executes a write of a client of this node.
+    pub(super) async fn write(self: &Rc<Self>, op: WriteOp, ctx: &Ctx) -> Result<(), Error> {
+        let local_write = self.local_writes.begin();
+        fault_point::reach(Point::EnteringTaken);
         loop {
-            let view = self.serving(ctx).await?;
-            own.renew();
+            let view = self.wait_serving(ctx).await?;
+            local_write.reset();
             if self.is_primary() {
-                match self.place(view, own.tag(), &change, ctx).await {
-                    Placed::Committed => return Ok(()),
-                    Placed::Failed(e) => return Err(e),
-                    Placed::Missed => continue,
-                    Placed::Ended => {}
+                match self.replicate(view, local_write.id(), &op, ctx).await {
+                    WriteOutcome::Committed => return Ok(()),
+                    WriteOutcome::Failed(e) => return Err(e),
+                    WriteOutcome::NotOrdered => continue,
+                    WriteOutcome::ViewEnded => {}
                 }
             } else {
-                self.ask_for_place(view, &own, &change, ctx);
+                self.send_write_request(view, &local_write, &op, ctx);
             }
-            match own.verdict().await {
-                Verdict::Committed | Verdict::Outcome(_) => return Ok(()),
-                Verdict::Again => {}
-                Verdict::Late => self.renewed(view).await,
-                Verdict::Fenced => return Err(Error::Fenced),
-                Verdict::Failed(e) => return Err(e),
+            match local_write.outcome().await {
+                LocalWriteOutcome::Committed | LocalWriteOutcome::CompareAndWrite(_) => {
+                    return Ok(());
+                }
+                LocalWriteOutcome::Retry => {}
+                LocalWriteOutcome::RetryWithNewStamp => self.wait_lease_renewed(view).await,
+                LocalWriteOutcome::Fenced => return Err(Error::Fenced),
+                LocalWriteOutcome::Failed(e) => return Err(e),
             }
         }
     }
 
-    fn ask_for_place(&self, view: View, own: &Own, change: &Change, ctx: &Ctx) {
+    fn send_write_request(&self, view: View, local_write: &LocalWrite, op: &WriteOp, ctx: &Ctx) {
         let Some(link) = self.primary_link() else { return };
-        own.waits_with(change.clone(), ctx.clone());
-        let (number, stamp) = (own.tag().number, self.answered(link.node()));
-        link.send(Message::Order { view, number, stamp, change: change.clone() });
-        fault::pass_when_sent(Point::EnteringOrdered);
+        local_write.keep_op(op.clone(), ctx.clone());
+        let (number, stamp) = (local_write.id().number, self.granted_stamp(link.node()));
+        link.send(Message::WriteRequest { view, number, stamp, op: op.clone() });
+        fault_point::reach_when_sent(Point::EnteringOrdered);
     }
 
-    /// An order of another member, at the primary.
-    pub(super) async fn place_for_peer(
+    /// Executes a write request of another member, at the primary.
+    pub(super) async fn serve_write_request(
         self: Rc<Self>,
         link: Link,
         view: View,
-        tag: Tag,
-        change: Change,
+        write_id: WriteId,
+        op: WriteOp,
         ctx: Ctx,
     ) {
-        // Once it has a place, its origin learns what becomes of it by DONE or in the next view.
-        if self.place(view, tag, &change, &ctx).await == Placed::Missed {
-            // If the view goes on all the same, it is asked again.
-            link.send(Message::Late { view, number: tag.number });
+        // Once the write has an op number, its origin learns the outcome by PEERS APPLIED or in the
+        // next view.
+        if self.replicate(view, write_id, &op, &ctx).await == WriteOutcome::NotOrdered {
+            // If the view goes on after all, the origin sends it again.
+            link.send(Message::RetryRequest { view, number: write_id.number });
         }
     }
 
-    /// Gives `change` its place and sees it applied by all.
-    pub(super) async fn place(
+    /// Orders `op`, and waits until all members have applied it.
+    pub(super) async fn replicate(
         self: &Rc<Self>,
         view: View,
-        tag: Tag,
-        change: &Change,
+        write_id: WriteId,
+        op: &WriteOp,
         ctx: &Ctx,
-    ) -> Placed {
-        let lock = self.locks.enter(change.range, true);
+    ) -> WriteOutcome {
+        let lock = self.range_locks.enter(op.range, true);
         if !lock.is_held() {
-            let over = || self.view.get() != view || self.turns_away();
-            if Box::pin(self.signal.unless(over, lock.held())).await.is_none() {
-                return Placed::Missed;
+            let over = || self.view.get() != view || self.rejects_clients();
+            if Box::pin(self.signal.unless(over, lock.acquired())).await.is_none() {
+                return WriteOutcome::NotOrdered;
             }
         }
         if self.view.get() != view {
-            return Placed::Missed;
+            return WriteOutcome::NotOrdered;
         }
         if ctx.is_aborted() {
-            return Placed::Failed(Error::Aborted);
+            return WriteOutcome::Failed(Error::Aborted);
         }
-        self.place_locked(view, tag, Brought::ByOrigin, change, lock, ctx).await
+        self.replicate_locked(view, write_id, PayloadSource::Origin, op, lock, ctx).await
     }
 
-    /// The same for one who holds the range already.
-    pub(super) async fn place_locked(
+    /// The same, if the caller holds the lock of the range.
+    pub(super) async fn replicate_locked(
         self: &Rc<Self>,
         view: View,
-        tag: Tag,
-        brought: Brought,
-        change: &Change,
+        write_id: WriteId,
+        payload: PayloadSource,
+        op: &WriteOp,
         lock: RangeLock,
         ctx: &Ctx,
-    ) -> Placed {
-        fault::pass(Point::PrimaryAsked);
-        let seq = self.order.borrow_mut().next();
-        let Change { range, kind, fua, .. } = *change;
-        let entry = Entry { view, seq, tag, range, kind, fua };
-        self.entries.borrow_mut().insert(entry, Some(lock), self.touch(range), Of::Client);
-        if self.announce(view, seq, tag, brought, change) {
-            // The contents get on their way before the own disk is asked, which may answer at once. Who has them is told
-            // its place along with that answer.
-            rt::give_way().await;
+    ) -> WriteOutcome {
+        fault_point::reach(Point::PrimaryAsked);
+        let seq = self.sequencer.borrow_mut().next_seq();
+        let WriteOp { range, kind, fua, .. } = *op;
+        let entry = PreparedEntry { view, seq, write_id, range, kind, fua };
+        self.prepared.borrow_mut().insert(
+            entry,
+            Some(lock),
+            self.guard_regions(range),
+            EntrySource::Client,
+        );
+        if self.send_to_peers(view, seq, write_id, payload, op) {
+            // Send the payload before the write to the local disk starts, which may complete at
+            // once. The origin gets the op number along with that.
+            rt::yield_to_ready_tasks().await;
         }
-        let place = (view, seq);
-        let bytes = self.bytes(range);
-        match self.leg.apply(change, bytes, ctx, self.pulse.get()).await {
-            Ok(()) => self.entries.borrow_mut().applied(place),
-            Err(Error::NoSpace) if self.refuses(&entry) => {
-                self.order.borrow_mut().refused(seq, self.me);
-                return self.ended(entry).await;
+        let op_number = (view, seq);
+        let bytes = self.byte_range(range);
+        match self.leg.apply(op, bytes, ctx, self.awake_clock.get()).await {
+            Ok(()) => self.prepared.borrow_mut().mark_applied(op_number),
+            Err(Error::NoSpace) if self.reject_for_space(&entry) => {
+                self.sequencer.borrow_mut().reject(seq, self.me);
+                return self.await_outcome(entry).await;
             }
             Err(e) => {
-                self.entries.borrow_mut().failed(place, e);
+                self.prepared.borrow_mut().mark_failed(op_number, e);
                 if self.view.get() == view {
-                    self.order.borrow_mut().forget(seq);
+                    self.sequencer.borrow_mut().forget(seq);
                 }
-                let alone = self.leg_failed(e);
+                let alone = self.on_leg_error(e);
                 if alone {
-                    self.entries.borrow_mut().commit(place);
+                    self.prepared.borrow_mut().commit(op_number);
                 }
                 self.signal.raise();
-                // What this leg refused it never confirms: the next view goes on without it.
-                return if alone { Placed::Failed(e) } else { Placed::Ended };
+                // This leg never acknowledges the write: the next view goes on without it.
+                return if alone { WriteOutcome::Failed(e) } else { WriteOutcome::ViewEnded };
             }
         }
         if self.view.get() != view {
-            // It was applied while the view ended: those who drain look again.
+            // It was applied while the view ended: wake the tasks that wait for the drain.
             self.signal.raise();
-            return Placed::Ended;
+            return WriteOutcome::ViewEnded;
         }
-        fault::pass(Point::PrimaryApplied);
-        self.confirmed(view, seq, self.me);
-        if self.settings.makes(Mistake::AcknowledgesAlone) {
-            return Placed::Committed;
+        fault_point::reach(Point::PrimaryApplied);
+        self.on_applied(view, seq, self.me);
+        if self.settings.has_mistake(Mistake::AcknowledgesBeforeReplication) {
+            return WriteOutcome::Committed;
         }
-        self.ended(entry).await
+        self.await_outcome(entry).await
     }
 
-    /// What becomes of a change that has its place.
-    async fn ended(self: &Rc<Self>, entry: Entry) -> Placed {
-        match Order::fate(&self.order, entry.seq).await {
-            Fate::Committed => Placed::Committed,
-            Fate::Refused(refused) => Box::pin(self.end_refused(entry, refused)).await,
-            Fate::Ended => Placed::Ended,
+    /// Waits for the outcome of a write that has an op number.
+    async fn await_outcome(self: &Rc<Self>, entry: PreparedEntry) -> WriteOutcome {
+        match Sequencer::outcome(&self.sequencer, entry.seq).await {
+            ReplicationOutcome::Committed => WriteOutcome::Committed,
+            ReplicationOutcome::NoSpace(refused) => {
+                Box::pin(self.resolve_no_space(entry, refused)).await
+            }
+            ReplicationOutcome::ViewEnded => WriteOutcome::ViewEnded,
         }
     }
 
-    /// Sends a change with its place to all who must apply it; says whether there is anybody who did not have it.
-    fn announce(&self, view: View, seq: Seq, tag: Tag, brought: Brought, change: &Change) -> bool {
+    /// Sends an ordered write to all that must apply it. Returns whether any of them lacked the
+    /// payload.
+    fn send_to_peers(
+        &self,
+        view: View,
+        seq: Seq,
+        write_id: WriteId,
+        payload: PayloadSource,
+        op: &WriteOp,
+    ) -> bool {
         let mut nodes = self.others();
-        if !self.settings.makes(Mistake::ResyncsWithoutNewWrites) {
+        if !self.settings.has_mistake(Mistake::SkipsNewWritesDuringResync) {
             nodes.extend(self.joiners.borrow().attached());
         }
-        let waits = brought == Brought::ByOrigin && tag.node != self.me;
-        let foreign = waits && nodes.contains(&tag.node);
+        let origin_waits = payload == PayloadSource::Origin && write_id.origin != self.me;
+        let origin_has_payload = origin_waits && nodes.contains(&write_id.origin);
         let all = nodes.iter().copied().chain([self.me]);
-        self.order.borrow_mut().await_all(seq, all, foreign.then_some(tag.node), self.pulse.get());
+        self.sequencer.borrow_mut().track_write(
+            seq,
+            all,
+            origin_has_payload.then_some(write_id.origin),
+            self.awake_clock.get(),
+        );
         let mut sent = false;
         for node in nodes {
             let Some(link) = self.link(node) else { continue };
-            if foreign && node == tag.node {
-                link.send(Message::Grant { view, number: tag.number, seq });
+            if origin_has_payload && node == write_id.origin {
+                link.send(Message::OpAssigned { view, number: write_id.number, seq });
             } else {
-                link.send(Message::Write { view, seq, tag, copy: false, change: change.clone() });
+                link.send(Message::Write { view, seq, write_id, is_copy: false, op: op.clone() });
                 sent = true;
             }
-            fault::pass_when_sent(Point::PrimaryAnnounced);
+            fault_point::reach_when_sent(Point::PrimaryAnnounced);
         }
         sent
     }
 
-    /// `node` has applied the change at `seq`.
-    pub(super) fn confirmed(self: &Rc<Self>, view: View, seq: Seq, node: NodeId) {
-        let step = self.order.borrow_mut().confirmed(seq, node);
+    /// `node` has applied the write `seq`.
+    pub(super) fn on_applied(self: &Rc<Self>, view: View, seq: Seq, node: NodeId) {
+        let step = self.sequencer.borrow_mut().acknowledge(seq, node);
         match step {
-            Step::Waits => {}
-            Step::Done(origin) => self.tell_origin(view, seq, origin),
-            Step::Committed(origin) => {
-                // If it was the first to have it, it has not been told that the others do.
+            AckProgress::Pending => {}
+            AckProgress::OnlyOriginLeft(origin) => self.notify_origin(view, seq, origin),
+            AckProgress::Committed(origin) => {
+                // If the origin was not the last to apply it, it has not been told that the others
+                // have.
                 if let Some(first) = origin.filter(|origin| *origin != node) {
-                    self.tell_origin(view, seq, first);
+                    self.notify_origin(view, seq, first);
                 }
-                self.committed(view, seq, origin);
+                self.on_committed(view, seq, origin);
             }
         }
     }
 
-    fn tell_origin(&self, view: View, seq: Seq, origin: NodeId) {
-        let tag = self.entries.borrow().tag((view, seq));
-        if let (Some(tag), Some(link)) = (tag, self.link(origin)) {
-            link.send(Message::Done { view, number: tag.number });
+    fn notify_origin(&self, view: View, seq: Seq, origin: NodeId) {
+        let write_id = self.prepared.borrow().write_id((view, seq));
+        if let (Some(write_id), Some(link)) = (write_id, self.link(origin)) {
+            link.send(Message::PeersApplied { view, number: write_id.number });
         }
     }
 
-    fn committed(self: &Rc<Self>, view: View, seq: Seq, origin: Option<NodeId>) {
-        let Some(ended) = self.entries.borrow_mut().commit((view, seq)) else { return };
-        fault::pass(Point::PrimaryCommitted);
-        // Said at once: if the view ends before its task has its turn, nobody has a trace of it.
-        if let Some(own) = self.own.tagged(ended.entry.tag) {
-            own.ends(Verdict::Committed);
+    fn on_committed(self: &Rc<Self>, view: View, seq: Seq, origin: Option<NodeId>) {
+        let Some(committed) = self.prepared.borrow_mut().commit((view, seq)) else { return };
+        fault_point::reach(Point::PrimaryCommitted);
+        // At once: if the view ends before the task of the write runs, no trace of the commit is
+        // left.
+        if let Some(local_write) = self.local_writes.by_id(committed.entry.write_id) {
+            local_write.complete(LocalWriteOutcome::Committed);
         }
-        // Its origin knows by itself.
+        // The origin knows by itself.
         let mut nodes = self.others();
         nodes.retain(|node| Some(*node) != origin);
         nodes.extend(self.joiners.borrow().attached());
-        if self.order.borrow_mut().tell(seq, nodes) {
+        if self.sequencer.borrow_mut().queue_commit(seq, nodes) {
             let this = Rc::clone(self);
             self.spawn(async move {
-                tokio::time::sleep(TELLING).await;
-                this.tell(view);
+                tokio::time::sleep(COMMIT_DELAY).await;
+                this.send_pending_commits(view);
             });
         }
     }
 
-    /// Tells the members what has been committed.
-    pub(super) fn tell(&self, view: View) {
+    /// Tells the members which writes are committed.
+    pub(super) fn send_pending_commits(&self, view: View) {
         if self.view.get() != view {
             return;
         }
-        let untold = self.order.borrow_mut().untold();
-        for (node, seqs) in untold {
+        let pending = self.sequencer.borrow_mut().take_pending_commits();
+        for (node, seqs) in pending {
             let Some(link) = self.link(node) else { continue };
-            for seqs in seqs.chunks(TOLD) {
+            for seqs in seqs.chunks(COMMIT_BATCH_MAX) {
                 link.send(Message::Commit { view, seqs: seqs.to_vec() });
             }
         }
     }
 
-    /// A change with its place has come from the primary.
-    pub(super) fn take_write(
+    /// The primary has sent an ordered write.
+    pub(super) fn on_write(
         self: &Rc<Self>,
         link: Link,
-        entry: Entry,
-        copy: bool,
-        change: Change,
+        entry: PreparedEntry,
+        is_copy: bool,
+        op: WriteOp,
         ctx: Ctx,
     ) {
         let from = link.node();
-        // A joiner that has not got the write takes what takes its place for any other copy.
-        if copy && self.entries.borrow().has((entry.view, entry.seq)) {
-            return self.take_replacement(link, entry, change, ctx);
+        // A joiner without this write handles the replacement like any other copy.
+        if is_copy && self.prepared.borrow().contains((entry.view, entry.seq)) {
+            return self.on_replacement(link, entry, op, ctx);
         }
-        if copy && !self.is_joining() {
-            self.entries.borrow_mut().yield_to(entry.range);
+        if is_copy && !self.is_resync_target() {
+            self.prepared.borrow_mut().release_locks(entry.range);
         } else {
-            self.settled_by(entry.range);
+            self.commit_overlapping(entry.range);
         }
-        fault::pass(Point::MemberReceived);
-        let of = match copy {
-            false => Of::Client,
-            true if self.is_joining() => Of::Resync,
-            true => Of::Settling,
+        fault_point::reach(Point::MemberReceived);
+        let source = match is_copy {
+            false => EntrySource::Client,
+            true if self.is_resync_target() => EntrySource::Resync,
+            true => EntrySource::Reconciliation,
         };
-        self.take_place(entry, of, change, ctx, from);
+        self.prepare(entry, source, op, ctx, from);
     }
 
-    /// Our own order has its place.
-    pub(super) fn take_grant(self: &Rc<Self>, from: NodeId, view: View, number: u64, seq: Seq) {
-        let Some(pending) = self.own.get(number) else { return };
-        let Some((change, ctx)) = pending.granted(view, seq) else { return };
-        fault::pass(Point::EnteringGranted);
-        let tag = Tag { node: self.me, number };
-        let Change { range, kind, fua, .. } = change;
-        self.settled_by(range);
-        self.take_place(Entry { view, seq, tag, range, kind, fua }, Of::Client, change, ctx, from);
+    /// A write of this node has got its op number.
+    pub(super) fn on_op_assigned(self: &Rc<Self>, from: NodeId, view: View, number: u64, seq: Seq) {
+        let Some(pending) = self.local_writes.by_number(number) else { return };
+        let Some((op, ctx)) = pending.on_op_assigned(view, seq) else { return };
+        fault_point::reach(Point::EnteringGranted);
+        let write_id = WriteId { origin: self.me, number };
+        let WriteOp { range, kind, fua, .. } = op;
+        self.commit_overlapping(range);
+        self.prepare(
+            PreparedEntry { view, seq, write_id, range, kind, fua },
+            EntrySource::Client,
+            op,
+            ctx,
+            from,
+        );
     }
 
-    /// The primary gives a range out only when the view is open, and all have applied what was
-    /// there: what is there is committed.
-    fn settled_by(&self, range: Blocks) {
-        if self.locks.is_free(range) && !self.entries.borrow().have_yielded() {
-            debug_assert!(self.entries.borrow().overlapped(range).is_empty(), "without a lock");
+    /// Commits what overlaps `range`: the primary releases a range only in an active view, after
+    /// all have applied the write before.
+    fn commit_overlapping(&self, range: Blocks) {
+        if self.range_locks.is_free(range) && !self.prepared.borrow().may_have_unlocked() {
+            debug_assert!(self.prepared.borrow().overlapping(range).is_empty(), "without a lock");
             return;
         }
-        let before = self.entries.borrow().overlapped(range);
-        before.into_iter().for_each(|(view, seq)| self.learned_commit(view, seq));
+        let before = self.prepared.borrow().overlapping(range);
+        before.into_iter().for_each(|(view, seq)| self.commit_entry(view, seq));
     }
 
-    fn take_place(self: &Rc<Self>, entry: Entry, of: Of, change: Change, ctx: Ctx, from: NodeId) {
-        if self.entries.borrow().has((entry.view, entry.seq)) {
+    fn prepare(
+        self: &Rc<Self>,
+        entry: PreparedEntry,
+        source: EntrySource,
+        op: WriteOp,
+        ctx: Ctx,
+        from: NodeId,
+    ) {
+        if self.prepared.borrow().contains((entry.view, entry.seq)) {
             tracing::error!(node = from.0, "a place in the order is given out twice");
             return;
         }
-        // It waits for readers that are at work, never for those that wait: they may wait for writes
-        // that wait, elsewhere, for others of the kind (attack 61).
-        let lock = self.locks.enter_ahead(entry.range);
+        // It waits for readers that hold the range, never for those that wait: they may wait for
+        // writes that wait, on other nodes, for others like this (attack 61).
+        let lock = self.range_locks.enter_with_priority(entry.range);
         let (held, awaited) = if lock.is_held() { (Some(lock), None) } else { (None, Some(lock)) };
-        self.entries.borrow_mut().insert(entry, held, self.touch(entry.range), of);
-        self.start(Rc::clone(self).apply_for_primary(from, (entry, of), change, awaited, ctx));
+        self.prepared.borrow_mut().insert(entry, held, self.guard_regions(entry.range), source);
+        self.spawn_eager(Rc::clone(self).apply_prepared(from, (entry, source), op, awaited, ctx));
     }
 
-    /// Applies a change that has its place, once it has its range: `awaited`, if it does not yet.
-    async fn apply_for_primary(
+    /// Applies an ordered write once its range is locked; `awaited` is the lock, if it is not held
+    /// yet.
+    async fn apply_prepared(
         self: Rc<Self>,
         from: NodeId,
-        (entry, of): (Entry, Of),
-        change: Change,
+        (entry, source): (PreparedEntry, EntrySource),
+        op: WriteOp,
         awaited: Option<RangeLock>,
         ctx: Ctx,
     ) {
-        let place = (entry.view, entry.seq);
+        let op_number = (entry.view, entry.seq);
         if let Some(lock) = awaited {
-            lock.held().await;
-            self.entries.borrow_mut().locked(place, lock);
+            lock.acquired().await;
+            self.prepared.borrow_mut().set_lock(op_number, lock);
         }
-        let bytes = self.bytes(entry.range);
-        let mut applied = self.leg.apply(&change, bytes.clone(), &ctx, self.pulse.get()).await;
+        let bytes = self.byte_range(entry.range);
+        let mut applied = self.leg.apply(&op, bytes.clone(), &ctx, self.awake_clock.get()).await;
         if applied == Err(Error::NoSpace) {
-            if of != Of::Client {
-                // What others have there needs no more space than it has there.
-                applied = self.leg.apply_thin(&change, bytes, &ctx, self.pulse.get()).await;
-            } else if self.refuses(&entry) {
+            if source != EntrySource::Client {
+                // The contents of the other members need no more space here than there.
+                applied = self.leg.apply_thin(&op, bytes, &ctx, self.awake_clock.get()).await;
+            } else if self.reject_for_space(&entry) {
                 if let Some(link) = self.link(from) {
                     link.send(Message::NoSpace { view: entry.view, seq: entry.seq });
                 }
                 return;
             }
         }
-        fault::pass(if self.is_joining() { Point::JoinerCopied } else { Point::MemberApplied });
+        fault_point::reach(if self.is_resync_target() {
+            Point::JoinerCopied
+        } else {
+            Point::MemberApplied
+        });
         if let Err(e) = applied {
-            self.entries.borrow_mut().failed(place, e);
-            self.leg_failed(e);
+            self.prepared.borrow_mut().mark_failed(op_number, e);
+            self.on_leg_error(e);
             self.signal.raise();
             return;
         }
-        self.entries.borrow_mut().applied(place);
+        self.prepared.borrow_mut().mark_applied(op_number);
         if self.view.get() != entry.view {
             self.signal.raise();
             return;
         }
-        // Its client first, who waits for it.
-        if let Some(own) = self.own.tagged(entry.tag)
-            && own.place() == Some(place)
-            && own.applied()
+        // The local client first: it is waiting.
+        if let Some(local_write) = self.local_writes.by_id(entry.write_id)
+            && local_write.op_number() == Some(op_number)
+            && local_write.on_applied()
         {
-            self.learned_commit(entry.view, entry.seq);
+            self.commit_entry(entry.view, entry.seq);
         }
         if let Some(link) = self.link(from) {
             link.send(Message::Applied { view: entry.view, seq: entry.seq });
-            fault::pass_when_sent(Point::MemberConfirmed);
+            fault_point::reach_when_sent(Point::MemberConfirmed);
         }
     }
 
-    /// All other members have applied our own order.
-    pub(super) fn take_done(&self, number: u64) {
-        let Some(own) = self.own.get(number) else { return };
-        fault::pass(Point::EnteringDone);
-        if own.done()
-            && let Some((view, seq)) = own.place()
+    /// All other members have applied a write of this node.
+    pub(super) fn on_peers_applied(&self, number: u64) {
+        let Some(local_write) = self.local_writes.by_number(number) else { return };
+        fault_point::reach(Point::EnteringDone);
+        if local_write.on_peers_applied()
+            && let Some((view, seq)) = local_write.op_number()
         {
-            self.learned_commit(view, seq);
+            self.commit_entry(view, seq);
         }
     }
 
-    /// All members have applied the change at this place.
-    pub(super) fn learned_commit(&self, view: View, seq: Seq) {
-        let Some(ended) = self.entries.borrow_mut().commit((view, seq)) else { return };
-        if let Some(own) = self.own.tagged(ended.entry.tag) {
-            let refused = Verdict::Failed(Error::NoSpace);
-            own.ends(if ended.refused { refused } else { Verdict::Committed });
+    /// All members have applied the write with this op number.
+    pub(super) fn commit_entry(&self, view: View, seq: Seq) {
+        let Some(committed) = self.prepared.borrow_mut().commit((view, seq)) else { return };
+        if let Some(local_write) = self.local_writes.by_id(committed.entry.write_id) {
+            let refused = LocalWriteOutcome::Failed(Error::NoSpace);
+            local_write.complete(if committed.no_space {
+                refused
+            } else {
+                LocalWriteOutcome::Committed
+            });
         }
     }
 }

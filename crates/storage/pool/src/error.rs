@@ -1,11 +1,11 @@
-//! Why something cannot be done with a pool.
+//! Errors of a pool.
 
 use std::fmt::Display;
 use std::path::Path;
 
 use rt::disk::{DiskError, DiskErrorKind, OpenError};
 
-use super::metadata::Refused;
+use super::metadata::ChangeError;
 
 /// Why something cannot be done with a pool: what is wrong, with paths and serial numbers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -13,45 +13,47 @@ use super::metadata::Refused;
 pub struct PoolError {
     message: String,
     hint: Option<&'static str>,
-    no_space: bool,
+    is_no_space: bool,
 }
 
 impl PoolError {
     pub(super) fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), hint: None, no_space: false }
+        Self { message: message.into(), hint: None, is_no_space: false }
     }
 
-    /// About one disk.
-    pub(super) fn at(path: &Path, what: impl Display) -> Self {
+    /// An error of one disk.
+    pub(super) fn on_disk(path: &Path, what: impl Display) -> Self {
         Self::new(format!("{}: {what}", path.display()))
     }
 
-    pub(super) fn hinting(self, hint: &'static str) -> Self {
+    pub(super) fn with_hint(self, hint: &'static str) -> Self {
         Self { hint: Some(hint), ..self }
     }
 
     pub(super) fn no_space(message: impl Into<String>) -> Self {
-        Self { no_space: true, ..Self::new(message) }
+        Self { is_no_space: true, ..Self::new(message) }
     }
 
-    /// Whether there is not enough room.
+    /// Whether the cause is a lack of space.
     #[must_use]
     pub fn is_no_space(&self) -> bool {
-        self.no_space
+        self.is_no_space
     }
 
-    /// The next step, where there is one.
+    /// What to do next, if anything can be done.
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         self.hint
     }
 }
 
-impl From<Refused> for PoolError {
-    fn from(why: Refused) -> Self {
+impl From<ChangeError> for PoolError {
+    fn from(why: ChangeError) -> Self {
         let message = why.to_string();
         match why {
-            Refused::TooManyLost | Refused::TooManyUnrepaired => Self::no_space(message),
+            ChangeError::TooManyDamagedRanges | ChangeError::TooManyUnrepairedRanges => {
+                Self::no_space(message)
+            }
             _ => Self::new(message),
         }
     }
@@ -63,10 +65,10 @@ impl From<OpenError> for PoolError {
     }
 }
 
-/// What a failure of a disk means to a writer of metadata.
-pub(super) fn failed(path: &Path, why: DiskError) -> PoolError {
+/// The pool error for a failed write of metadata.
+pub(super) fn metadata_io_error(path: &Path, why: DiskError) -> PoolError {
     match why.kind {
         DiskErrorKind::NoSpace => PoolError::no_space(format!("{}: {why}", path.display())),
-        _ => PoolError::at(path, why),
+        _ => PoolError::on_disk(path, why),
     }
 }

@@ -1,16 +1,18 @@
-//! Changes of a pool's metadata, as they lie on a member ([format](../../../../docs/format/pool.md)).
+//! The journal of a pool's metadata on a member ([format](../../../../docs/format/pool.md)).
 //!
-//! A block is what one version changes. Version `v` lies in block `v mod n` of a journal of `n` blocks.
+//! A block holds the changes of one version. Version `v` lies in block `v mod n` of a journal of
+//! `n` blocks.
 
-use geometry::{Level, Shape};
+use geometry::{RaidGeometry, Redundancy};
 use uuid::Uuid;
-use wire::seal::{is_sealed, seal};
-use wire::{TEXT_BYTES, Text};
+use wire::embedded_checksum::{verify_checksum, write_checksum};
+use wire::{SHORT_TEXT_BYTES, ShortText};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::metadata::{
-    Change, ErrorCounts, MemberId, Metadata, Piece, Refused, ScrubRecord, Stamp, Standing, VolumeId,
+    Change, ChangeError, MemberErrorCounts, MemberId, Metadata, PhysicalExtent, PoolMemberState,
+    PoolVolumeId, ScrubRecord, VersionId,
 };
 
 /// Length in bytes of a block.
@@ -21,12 +23,12 @@ const MAGIC: [u8; 16] = *b"WINDROSE CHANGE\n";
 /// The version of the format.
 const VERSION: u16 = 2;
 
-const HEAD_BYTES: usize = 112;
-const RECORD_BYTES: usize = 8;
+const HEADER_BYTES: usize = 112;
+const RECORD_HEADER_BYTES: usize = 8;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct Head {
+struct BlockHeader {
     magic: [u8; 16],
     version: U16,
     records: U16,
@@ -34,56 +36,56 @@ struct Head {
     checksum: U32,
     reserved: U32,
     pool: [u8; 16],
-    id: [u8; 16],
-    previous: [u8; 16],
-    opening: U64,
-    made: U64,
-    counted: U64,
+    term_id: [u8; 16],
+    previous_term_id: [u8; 16],
+    term: U64,
+    new_version: U64,
+    committed: U64,
     reserved_b: U64,
 }
 
-const _: () = assert!(size_of::<Head>() == HEAD_BYTES);
-const CHECKSUM_AT: usize = std::mem::offset_of!(Head, checksum);
+const _: () = assert!(size_of::<BlockHeader>() == HEADER_BYTES);
+const CHECKSUM_AT: usize = std::mem::offset_of!(BlockHeader, checksum);
 
 wire::open_enum! {
-    /// What a record is about, as stored.
-    enum Kind: u16 {
-        Opened = 1,
-        Recovered = 2,
-        Add = 3,
-        Out = 4,
-        Back = 5,
-        Stand = 6,
-        Remove = 7,
+    /// The kind of a record, as stored.
+    enum RecordKind: u16 {
+        StartTerm = 1,
+        LogsRecovered = 2,
+        AddMember = 3,
+        Detach = 4,
+        Reattach = 5,
+        SetMemberState = 6,
+        RemoveMember = 7,
         CreateVolume = 8,
         GrowVolume = 9,
         DeleteVolume = 10,
-        Allocate = 11,
-        Free = 12,
-        Move = 13,
-        Mark = 14,
-        Caught = 15,
-        Lost = 16,
-        Rewritten = 17,
-        Unrepaired = 18,
-        Counted = 19,
-        Scrubbed = 20,
+        AllocateExtent = 11,
+        FreeExtent = 12,
+        MoveColumn = 13,
+        MarkStale = 14,
+        ClearStale = 15,
+        MarkLost = 16,
+        MarkRewritten = 17,
+        MarkUnrepaired = 18,
+        RecordErrors = 19,
+        RecordScrub = 20,
     }
 }
 
 wire::open_enum! {
-    /// What a member is there for, as stored.
-    pub(super) enum StoredStanding: u16 {
-        In = 1,
+    /// The state of a member, as stored.
+    pub(super) enum StoredMemberState: u16 {
+        Active = 1,
         Spare = 2,
-        Leaving = 3,
-        Out = 4,
+        Draining = 3,
+        Detached = 4,
     }
 }
 
 wire::open_enum! {
-    /// A level, as stored: below these it is a number of copies.
-    enum StoredLevel: u16 {
+    /// A redundancy, as stored: values below these are a number of copies.
+    enum StoredRedundancy: u16 {
         Parity = 0x100,
         DoubleParity = 0x200,
     }
@@ -91,514 +93,577 @@ wire::open_enum! {
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct Record {
+struct RecordHeader {
     kind: U16,
-    bytes: U16,
+    record_bytes: U16,
     subject: U32,
 }
 
-const _: () = assert!(size_of::<Record>() == RECORD_BYTES);
+const _: () = assert!(size_of::<RecordHeader>() == RECORD_HEADER_BYTES);
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct OpenedBody {
-    id: [u8; 16],
+struct StartTermBody {
+    term_id: [u8; 16],
     forced: U32,
     reserved: U32,
 }
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct AddBody {
+struct AddMemberBody {
     uuid: [u8; 16],
-    serial: [u8; TEXT_BYTES],
-    units: U32,
-    room: U32,
-    units_at: U64,
-    spare: U32,
+    serial: [u8; SHORT_TEXT_BYTES],
+    physical_extents: U32,
+    snapshot_blocks: U32,
+    extents_at: U64,
+    is_spare: U32,
     reserved: U32,
 }
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct CreateBody {
+struct CreateVolumeBody {
     uuid: [u8; 16],
     bytes: U64,
     block_size: U32,
-    shape: StoredShape,
-    thick: U32,
+    geometry: StoredGeometry,
+    is_thick: U32,
     reserved: U32,
 }
 
-/// A shape, as stored.
+/// A geometry, as stored.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(super) struct StoredShape {
-    level: U16,
+pub(super) struct StoredGeometry {
+    redundancy: U16,
     columns: U16,
     strip_rows: U32,
     stripes: U32,
 }
 
-const _: () = assert!(size_of::<StoredShape>() == 12);
+const _: () = assert!(size_of::<StoredGeometry>() == 12);
 
-/// A piece, as stored.
+/// A physical extent, as stored.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(super) struct StoredPiece {
-    unit: U32,
+pub(super) struct StoredPhysicalExtent {
+    index: U32,
     member: U16,
     reserved: U16,
 }
 
-/// Length in bytes of a piece, as stored.
-pub(super) const PIECE_RECORD_BYTES: usize = 8;
-const _: () = assert!(size_of::<StoredPiece>() == PIECE_RECORD_BYTES);
+/// Length of a stored physical extent, in bytes.
+pub(super) const STORED_PHYSICAL_EXTENT_BYTES: usize = 8;
+const _: () = assert!(size_of::<StoredPhysicalExtent>() == STORED_PHYSICAL_EXTENT_BYTES);
 
-/// Numbers, as several kinds have them: what they are is said in the format's page.
+/// Two numbers, used by several kinds of records; the format page says what they mean.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct ExtentBody {
+struct ExtentRecordBody {
     index: U32,
-    column: U32,
+    operand: U32,
 }
 
 /// Errors of a member, as stored.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(super) struct StoredErrors {
-    reads: U64,
-    writes: U64,
-    checksums: U64,
-    repaired: U64,
-    unrepairable: U64,
+pub(super) struct StoredErrorCounts {
+    read_errors: U64,
+    write_errors: U64,
+    corrupt_reads: U64,
+    repaired_rows: U64,
+    unrecoverable_rows: U64,
     since_s: U64,
 }
 
-const _: () = assert!(size_of::<StoredErrors>() == 48);
+const _: () = assert!(size_of::<StoredErrorCounts>() == 48);
 
 /// A scrub that has ended, as stored.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(super) struct StoredScrub {
+pub(super) struct StoredScrubRecord {
     ended_s: U64,
     bytes: U64,
-    repaired: U64,
-    unrepairable: U64,
+    repaired_rows: U64,
+    unrecoverable_rows: U64,
 }
 
-const _: () = assert!(size_of::<StoredScrub>() == 32);
+const _: () = assert!(size_of::<StoredScrubRecord>() == 32);
 
-impl StoredErrors {
-    pub(super) fn of(errors: ErrorCounts) -> Self {
-        let ErrorCounts { reads, writes, checksums, repaired, unrepairable, since_s } = errors;
+impl StoredErrorCounts {
+    pub(super) fn from_counts(errors: MemberErrorCounts) -> Self {
+        let MemberErrorCounts {
+            read_errors: reads,
+            write_errors: writes,
+            corrupt_reads: checksums,
+            repaired_rows: repaired,
+            unrecoverable_rows: unrepairable,
+            since_s,
+        } = errors;
         Self {
-            reads: reads.into(),
-            writes: writes.into(),
-            checksums: checksums.into(),
-            repaired: repaired.into(),
-            unrepairable: unrepairable.into(),
+            read_errors: reads.into(),
+            write_errors: writes.into(),
+            corrupt_reads: checksums.into(),
+            repaired_rows: repaired.into(),
+            unrecoverable_rows: unrepairable.into(),
             since_s: since_s.into(),
         }
     }
 
-    pub(super) fn parse(self) -> ErrorCounts {
-        ErrorCounts {
-            reads: self.reads.get(),
-            writes: self.writes.get(),
-            checksums: self.checksums.get(),
-            repaired: self.repaired.get(),
-            unrepairable: self.unrepairable.get(),
+    pub(super) fn parse(self) -> MemberErrorCounts {
+        MemberErrorCounts {
+            read_errors: self.read_errors.get(),
+            write_errors: self.write_errors.get(),
+            corrupt_reads: self.corrupt_reads.get(),
+            repaired_rows: self.repaired_rows.get(),
+            unrecoverable_rows: self.unrecoverable_rows.get(),
             since_s: self.since_s.get(),
         }
     }
 }
 
-impl StoredScrub {
-    pub(super) fn of(scrub: ScrubRecord) -> Self {
-        let ScrubRecord { ended_s, bytes, repaired, unrepairable } = scrub;
+impl StoredScrubRecord {
+    pub(super) fn from_record(scrub: ScrubRecord) -> Self {
+        let ScrubRecord {
+            ended_s,
+            bytes,
+            repaired_rows: repaired,
+            unrecoverable_rows: unrepairable,
+        } = scrub;
         let (ended_s, bytes) = (ended_s.into(), bytes.into());
-        Self { ended_s, bytes, repaired: repaired.into(), unrepairable: unrepairable.into() }
+        Self {
+            ended_s,
+            bytes,
+            repaired_rows: repaired.into(),
+            unrecoverable_rows: unrepairable.into(),
+        }
     }
 
     pub(super) fn parse(self) -> ScrubRecord {
         ScrubRecord {
             ended_s: self.ended_s.get(),
             bytes: self.bytes.get(),
-            repaired: self.repaired.get(),
-            unrepairable: self.unrepairable.get(),
+            repaired_rows: self.repaired_rows.get(),
+            unrecoverable_rows: self.unrecoverable_rows.get(),
         }
     }
 }
 
-impl StoredShape {
-    pub(super) fn of(shape: &Shape) -> Self {
-        let level = match shape.level() {
-            Level::Copies(copies) => copies,
-            Level::Parity => StoredLevel::Parity.0,
-            Level::DoubleParity => StoredLevel::DoubleParity.0,
+impl StoredGeometry {
+    pub(super) fn from_geometry(geometry: &RaidGeometry) -> Self {
+        let level = match geometry.redundancy() {
+            Redundancy::Copies(copies) => copies,
+            Redundancy::Parity => StoredRedundancy::Parity.0,
+            Redundancy::DoubleParity => StoredRedundancy::DoubleParity.0,
         };
         Self {
-            level: level.into(),
-            columns: shape.columns().into(),
-            strip_rows: shape.strip_rows().into(),
-            stripes: shape.stripes().into(),
+            redundancy: level.into(),
+            columns: geometry.columns().into(),
+            strip_rows: geometry.strip_rows().into(),
+            stripes: geometry.stripes().into(),
         }
     }
 
-    pub(super) fn parse(self) -> Option<Shape> {
-        let level = match StoredLevel(self.level.get()) {
-            StoredLevel::Parity => Level::Parity,
-            StoredLevel::DoubleParity => Level::DoubleParity,
-            copies => Level::Copies(copies.0),
+    pub(super) fn parse(self) -> Option<RaidGeometry> {
+        let level = match StoredRedundancy(self.redundancy.get()) {
+            StoredRedundancy::Parity => Redundancy::Parity,
+            StoredRedundancy::DoubleParity => Redundancy::DoubleParity,
+            copies => Redundancy::Copies(copies.0),
         };
-        Shape::new(level, self.columns.get(), self.strip_rows.get(), self.stripes.get()).ok()
+        RaidGeometry::new(level, self.columns.get(), self.strip_rows.get(), self.stripes.get()).ok()
     }
 }
 
-impl StoredPiece {
-    pub(super) fn of(piece: Piece) -> Self {
-        let Piece { member, unit } = piece;
-        Self { unit: unit.into(), member: member.0.into(), reserved: 0.into() }
+impl StoredPhysicalExtent {
+    pub(super) fn from_physical_extent(extent: PhysicalExtent) -> Self {
+        let PhysicalExtent { member, index } = extent;
+        Self { index: index.into(), member: member.0.into(), reserved: 0.into() }
     }
 
-    /// Whether what is reserved is zero.
-    pub(super) fn is_clean(self) -> bool {
+    /// Whether the reserved field is zero.
+    pub(super) fn is_reserved_zero(self) -> bool {
         self.reserved.get() == 0
     }
 
-    pub(super) fn parse(self) -> Piece {
-        Piece { member: MemberId(self.member.get()), unit: self.unit.get() }
+    pub(super) fn parse(self) -> PhysicalExtent {
+        PhysicalExtent { member: MemberId(self.member.get()), index: self.index.get() }
     }
 }
 
-/// What one version changes.
+/// The changes of one version.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Block {
-    /// The version that it makes.
-    pub stamp: Stamp,
-    /// The opening that the version before it is of.
-    pub previous: Uuid,
-    /// The last version that was durable on all that had a vote in it.
-    pub counted: u64,
-    /// What it changes: nothing, if it is only to say what counts.
+pub struct JournalBlock {
+    /// The version.
+    pub version_id: VersionId,
+    /// The term of the previous version.
+    pub previous_term: Uuid,
+    /// The last version that was durable on all of its voters.
+    pub committed: u64,
+    /// The changes; none, if the block only records a commit.
     pub changes: Vec<Change>,
 }
 
-/// Why a place holds no block of a pool's journal.
+/// Why a block is not one of a pool's journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoBlock {
-    /// Nothing was written there, or something else.
+pub enum BlockError {
+    /// It is empty, or holds something else.
     #[error("no change of a pool")]
-    Foreign,
-    /// Of a release that is not known.
+    NoMagic,
+    /// Of an unknown format version.
     #[error("version {0} of a pool's changes is not known")]
-    Version(u16),
-    /// Not all of it is there.
+    UnknownVersion(u16),
+    /// It is incomplete.
     #[error("a torn change of a pool")]
     Torn,
-    /// Another pool's.
+    /// It belongs to another pool.
     #[error("a change of another pool")]
-    Other,
-    /// Sealed, and makes no sense.
+    OtherPool,
+    /// Its checksum is right, but its contents are invalid.
     #[error("a change of a pool that contradicts itself")]
-    Contradiction,
+    Inconsistent,
 }
 
-/// Why a block does not follow.
+/// Why a block cannot be replayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoSuccessor {
-    /// It is not the next version, or of another history.
+pub enum ReplayError {
+    /// It is not the next version, or belongs to another history.
     #[error("it does not follow what is known")]
-    Elsewhere,
-    /// It cannot be made of what is known.
+    NotSuccessor,
+    /// A change cannot be applied.
     #[error("{0}")]
-    Refused(#[from] Refused),
+    ChangeRejected(#[from] ChangeError),
 }
 
 impl Change {
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> RecordKind {
         match self {
-            Self::Opened { .. } => Kind::Opened,
-            Self::Recovered => Kind::Recovered,
-            Self::Add { .. } => Kind::Add,
-            Self::Out(_) => Kind::Out,
-            Self::Back { .. } => Kind::Back,
-            Self::Stand { .. } => Kind::Stand,
-            Self::Remove(_) => Kind::Remove,
-            Self::CreateVolume { .. } => Kind::CreateVolume,
-            Self::GrowVolume { .. } => Kind::GrowVolume,
-            Self::DeleteVolume(_) => Kind::DeleteVolume,
-            Self::Allocate { .. } => Kind::Allocate,
-            Self::Free { .. } => Kind::Free,
-            Self::Move { .. } => Kind::Move,
-            Self::Mark { .. } => Kind::Mark,
-            Self::Caught { .. } => Kind::Caught,
-            Self::Lost { .. } => Kind::Lost,
-            Self::Rewritten { .. } => Kind::Rewritten,
-            Self::Unrepaired { .. } => Kind::Unrepaired,
-            Self::Counted { .. } => Kind::Counted,
-            Self::Scrubbed(_) => Kind::Scrubbed,
+            Self::StartTerm { .. } => RecordKind::StartTerm,
+            Self::LogsRecovered => RecordKind::LogsRecovered,
+            Self::AddMember { .. } => RecordKind::AddMember,
+            Self::Detach(_) => RecordKind::Detach,
+            Self::Reattach { .. } => RecordKind::Reattach,
+            Self::SetMemberState { .. } => RecordKind::SetMemberState,
+            Self::RemoveMember(_) => RecordKind::RemoveMember,
+            Self::CreateVolume { .. } => RecordKind::CreateVolume,
+            Self::GrowVolume { .. } => RecordKind::GrowVolume,
+            Self::DeleteVolume(_) => RecordKind::DeleteVolume,
+            Self::AllocateExtent { .. } => RecordKind::AllocateExtent,
+            Self::FreeExtent { .. } => RecordKind::FreeExtent,
+            Self::MoveColumn { .. } => RecordKind::MoveColumn,
+            Self::MarkStale { .. } => RecordKind::MarkStale,
+            Self::ClearStale { .. } => RecordKind::ClearStale,
+            Self::MarkLost { .. } => RecordKind::MarkLost,
+            Self::MarkRewritten { .. } => RecordKind::MarkRewritten,
+            Self::MarkUnrepaired { .. } => RecordKind::MarkUnrepaired,
+            Self::RecordErrors { .. } => RecordKind::RecordErrors,
+            Self::RecordScrub(_) => RecordKind::RecordScrub,
         }
     }
 
-    /// The member or volume that it is about.
+    /// The member or volume that it changes.
     fn subject(&self) -> u32 {
         match self {
-            Self::Opened { .. } | Self::Recovered | Self::Scrubbed(_) => 0,
-            Self::Add { member, .. }
-            | Self::Out(member)
-            | Self::Back { member, .. }
-            | Self::Stand { member, .. }
-            | Self::Counted { member, .. }
-            | Self::Remove(member) => member.0.into(),
+            Self::StartTerm { .. } | Self::LogsRecovered | Self::RecordScrub(_) => 0,
+            Self::AddMember { member, .. }
+            | Self::Detach(member)
+            | Self::Reattach { member, .. }
+            | Self::SetMemberState { member, .. }
+            | Self::RecordErrors { member, .. }
+            | Self::RemoveMember(member) => member.0.into(),
             Self::CreateVolume { volume, .. }
             | Self::GrowVolume { volume, .. }
             | Self::DeleteVolume(volume)
-            | Self::Allocate { volume, .. }
-            | Self::Free { volume, .. }
-            | Self::Move { volume, .. }
-            | Self::Mark { volume, .. }
-            | Self::Caught { volume, .. }
-            | Self::Lost { volume, .. }
-            | Self::Rewritten { volume, .. }
-            | Self::Unrepaired { volume, .. } => volume.0,
+            | Self::AllocateExtent { volume, .. }
+            | Self::FreeExtent { volume, .. }
+            | Self::MoveColumn { volume, .. }
+            | Self::MarkStale { volume, .. }
+            | Self::ClearStale { volume, .. }
+            | Self::MarkLost { volume, .. }
+            | Self::MarkRewritten { volume, .. }
+            | Self::MarkUnrepaired { volume, .. } => volume.0,
         }
     }
 
-    /// Appends what belongs to it alone.
-    fn put_body(&self, out: &mut Vec<u8>) {
+    /// Appends the body of its record.
+    #[expect(clippy::too_many_lines, reason = "one arm for each kind of record")]
+    fn encode_body(&self, out: &mut Vec<u8>) {
         let extent = |out: &mut Vec<u8>, index: u32, column: u32| {
-            let body = ExtentBody { index: index.into(), column: column.into() };
+            let body = ExtentRecordBody { index: index.into(), operand: column.into() };
             out.extend_from_slice(body.as_bytes());
         };
         let number = |out: &mut Vec<u8>, n: u64| out.extend_from_slice(&n.to_le_bytes());
         match self {
-            Self::Recovered | Self::Out(_) | Self::Remove(_) | Self::DeleteVolume(_) => {}
-            Self::Opened { id, forced } => {
+            Self::LogsRecovered
+            | Self::Detach(_)
+            | Self::RemoveMember(_)
+            | Self::DeleteVolume(_) => {}
+            Self::StartTerm { term_id: id, is_forced: forced } => {
                 let (id, forced) = (id.into_bytes(), u32::from(*forced).into());
-                out.extend_from_slice(OpenedBody { id, forced, reserved: 0.into() }.as_bytes());
+                out.extend_from_slice(
+                    StartTermBody { term_id: id, forced, reserved: 0.into() }.as_bytes(),
+                );
             }
-            Self::Add { uuid, serial, units, room, units_at, spare, .. } => {
-                let body = AddBody {
+            Self::AddMember {
+                uuid,
+                serial,
+                physical_extents: units,
+                snapshot_blocks: room,
+                extents_at: units_at,
+                is_spare: spare,
+                ..
+            } => {
+                let body = AddMemberBody {
                     uuid: uuid.into_bytes(),
                     serial: serial.to_bytes(),
-                    units: (*units).into(),
-                    room: (*room).into(),
-                    units_at: (*units_at).into(),
-                    spare: u32::from(*spare).into(),
+                    physical_extents: (*units).into(),
+                    snapshot_blocks: (*room).into(),
+                    extents_at: (*units_at).into(),
+                    is_spare: u32::from(*spare).into(),
                     reserved: 0.into(),
                 };
                 out.extend_from_slice(body.as_bytes());
             }
-            Self::Back { marked, .. } => number(out, u64::from(*marked)),
-            Self::Stand { standing, .. } => number(out, stored_standing(*standing).0.into()),
-            Self::CreateVolume { uuid, shape, bytes, block_size, thick, .. } => {
-                let body = CreateBody {
+            Self::Reattach { only_stale_regions: marked, .. } => number(out, u64::from(*marked)),
+            Self::SetMemberState { state, .. } => number(out, stored_member_state(*state).0.into()),
+            Self::CreateVolume {
+                uuid,
+                geometry: shape,
+                bytes,
+                block_size,
+                is_thick: thick,
+                ..
+            } => {
+                let body = CreateVolumeBody {
                     uuid: uuid.into_bytes(),
                     bytes: (*bytes).into(),
                     block_size: (*block_size).into(),
-                    shape: StoredShape::of(shape),
-                    thick: u32::from(*thick).into(),
+                    geometry: StoredGeometry::from_geometry(shape),
+                    is_thick: u32::from(*thick).into(),
                     reserved: 0.into(),
                 };
                 out.extend_from_slice(body.as_bytes());
             }
             Self::GrowVolume { bytes, .. } => number(out, *bytes),
-            Self::Free { index, .. } => extent(out, *index, 0),
-            Self::Allocate { index, pieces, .. } => {
-                extent(out, *index, u32::try_from(pieces.len()).unwrap_or(u32::MAX));
-                let pieces = pieces.iter().map(|piece| StoredPiece::of(*piece));
-                pieces.for_each(|piece| out.extend_from_slice(piece.as_bytes()));
+            Self::FreeExtent { index, .. } => extent(out, *index, 0),
+            Self::AllocateExtent { index, columns, .. } => {
+                extent(out, *index, u32::try_from(columns.len()).unwrap_or(u32::MAX));
+                let columns = columns
+                    .iter()
+                    .map(|column| StoredPhysicalExtent::from_physical_extent(*column));
+                columns.for_each(|column| out.extend_from_slice(column.as_bytes()));
             }
-            Self::Move { index, column, to, .. } => {
+            Self::MoveColumn { index, column, to, .. } => {
                 extent(out, *index, (*column).into());
-                out.extend_from_slice(StoredPiece::of(*to).as_bytes());
+                out.extend_from_slice(StoredPhysicalExtent::from_physical_extent(*to).as_bytes());
             }
-            Self::Mark { index, regions, .. } => extent(out, *index, *regions),
-            Self::Caught { index, column, regions, .. } => {
+            Self::MarkStale { index, regions, .. } => extent(out, *index, *regions),
+            Self::ClearStale { index, column, regions, .. } => {
                 extent(out, *index, (*column).into());
                 number(out, (*regions).into());
             }
-            Self::Lost { index, row, rows, .. }
-            | Self::Rewritten { index, row, rows, .. }
-            | Self::Unrepaired { index, row, rows, .. } => {
+            Self::MarkLost { index, first_row: row, row_count: rows, .. }
+            | Self::MarkRewritten { index, first_row: row, row_count: rows, .. }
+            | Self::MarkUnrepaired { index, first_row: row, row_count: rows, .. } => {
                 extent(out, *index, *row);
                 number(out, (*rows).into());
             }
-            Self::Counted { errors, .. } => {
-                out.extend_from_slice(StoredErrors::of(*errors).as_bytes());
+            Self::RecordErrors { errors, .. } => {
+                out.extend_from_slice(StoredErrorCounts::from_counts(*errors).as_bytes());
             }
-            Self::Scrubbed(scrub) => out.extend_from_slice(StoredScrub::of(*scrub).as_bytes()),
+            Self::RecordScrub(scrub) => {
+                out.extend_from_slice(StoredScrubRecord::from_record(*scrub).as_bytes());
+            }
         }
     }
 
-    /// Appends it as a record.
-    fn put(&self, out: &mut Vec<u8>) {
+    /// Appends its record.
+    fn encode(&self, out: &mut Vec<u8>) {
         let start = out.len();
-        out.extend_from_slice(&[0; RECORD_BYTES]);
-        self.put_body(out);
+        out.extend_from_slice(&[0; RECORD_HEADER_BYTES]);
+        self.encode_body(out);
         let bytes = u16::try_from(out.len() - start).unwrap_or(u16::MAX);
         let subject = self.subject().into();
-        let record = Record { kind: self.kind().0.into(), bytes: bytes.into(), subject };
-        out[start..start + RECORD_BYTES].copy_from_slice(record.as_bytes());
+        let record =
+            RecordHeader { kind: self.kind().0.into(), record_bytes: bytes.into(), subject };
+        out[start..start + RECORD_HEADER_BYTES].copy_from_slice(record.as_bytes());
     }
 
-    /// Length in bytes of its record.
+    /// Length of its record, in bytes.
     #[must_use]
-    pub fn record_bytes(&self) -> usize {
+    pub fn encoded_bytes(&self) -> usize {
         let mut out = Vec::new();
-        self.put(&mut out);
+        self.encode(&mut out);
         out.len()
     }
 
-    /// The record at the beginning of `bytes`, and what lies behind it.
-    fn take(bytes: &[u8]) -> Option<(Self, &[u8])> {
-        let record = Record::read_from_prefix(bytes).ok()?.0;
-        let (whole, rest) = bytes.split_at_checked(record.bytes.get().into())?;
+    /// The first record of `bytes`, and the rest.
+    fn decode(bytes: &[u8]) -> Option<(Self, &[u8])> {
+        let record = RecordHeader::read_from_prefix(bytes).ok()?.0;
+        let (whole, rest) = bytes.split_at_checked(record.record_bytes.get().into())?;
         let subject = record.subject.get();
-        let body = whole.get(RECORD_BYTES..)?;
-        let kind = Kind(record.kind.get());
+        let body = whole.get(RECORD_HEADER_BYTES..)?;
+        let kind = RecordKind(record.kind.get());
         let change = match kind {
-            Kind::Opened | Kind::Recovered | Kind::Scrubbed => Self::parse_general(kind, body),
-            Kind::Add | Kind::Out | Kind::Back | Kind::Stand | Kind::Remove | Kind::Counted => {
+            RecordKind::StartTerm | RecordKind::LogsRecovered | RecordKind::RecordScrub => {
+                Self::parse_general(kind, body)
+            }
+            RecordKind::AddMember
+            | RecordKind::Detach
+            | RecordKind::Reattach
+            | RecordKind::SetMemberState
+            | RecordKind::RemoveMember
+            | RecordKind::RecordErrors => {
                 Self::parse_member(kind, MemberId(u16::try_from(subject).ok()?), body)
             }
-            Kind::CreateVolume | Kind::GrowVolume | Kind::DeleteVolume => {
-                Self::parse_volume(kind, VolumeId(subject), body)
+            RecordKind::CreateVolume | RecordKind::GrowVolume | RecordKind::DeleteVolume => {
+                Self::parse_volume(kind, PoolVolumeId(subject), body)
             }
-            _ => Self::parse_extent(kind, VolumeId(subject), body),
+            _ => Self::parse_extent(kind, PoolVolumeId(subject), body),
         }?;
-        // What is reserved is zero, and every flag is one of two.
+        // Encoding it again checks that reserved fields are zero and flags are 0 or 1.
         let mut again = Vec::with_capacity(whole.len());
-        change.put(&mut again);
+        change.encode(&mut again);
         (again == whole).then_some((change, rest))
     }
 
-    fn parse_general(kind: Kind, body: &[u8]) -> Option<Self> {
-        if kind == Kind::Recovered {
-            return Some(Self::Recovered);
+    fn parse_general(kind: RecordKind, body: &[u8]) -> Option<Self> {
+        if kind == RecordKind::LogsRecovered {
+            return Some(Self::LogsRecovered);
         }
-        if kind == Kind::Scrubbed {
-            return Some(Self::Scrubbed(StoredScrub::read_from_bytes(body).ok()?.parse()));
+        if kind == RecordKind::RecordScrub {
+            return Some(Self::RecordScrub(StoredScrubRecord::read_from_bytes(body).ok()?.parse()));
         }
-        let body = OpenedBody::read_from_bytes(body).ok()?;
-        Some(Self::Opened { id: Uuid::from_bytes(body.id), forced: body.forced.get() == 1 })
-    }
-
-    fn parse_member(kind: Kind, member: MemberId, body: &[u8]) -> Option<Self> {
-        let number = || U64::read_from_bytes(body).ok().map(U64::get);
-        Some(match kind {
-            Kind::Add => {
-                let body = AddBody::read_from_bytes(body).ok()?;
-                Self::Add {
-                    member,
-                    uuid: Uuid::from_bytes(body.uuid),
-                    serial: Text::parse(&body.serial)?,
-                    units: body.units.get(),
-                    room: body.room.get(),
-                    units_at: body.units_at.get(),
-                    spare: body.spare.get() == 1,
-                }
-            }
-            Kind::Out => Self::Out(member),
-            Kind::Back => Self::Back { member, marked: number()? == 1 },
-            Kind::Stand => {
-                let standing = match StoredStanding(u16::try_from(number()?).ok()?) {
-                    StoredStanding::In => Standing::In,
-                    StoredStanding::Spare => Standing::Spare,
-                    StoredStanding::Leaving => Standing::Leaving,
-                    _ => return None,
-                };
-                Self::Stand { member, standing }
-            }
-            Kind::Counted => {
-                let errors = StoredErrors::read_from_bytes(body).ok()?.parse();
-                Self::Counted { member, errors }
-            }
-            _ => Self::Remove(member),
+        let body = StartTermBody::read_from_bytes(body).ok()?;
+        Some(Self::StartTerm {
+            term_id: Uuid::from_bytes(body.term_id),
+            is_forced: body.forced.get() == 1,
         })
     }
 
-    fn parse_volume(kind: Kind, volume: VolumeId, body: &[u8]) -> Option<Self> {
+    fn parse_member(kind: RecordKind, member: MemberId, body: &[u8]) -> Option<Self> {
+        let number = || U64::read_from_bytes(body).ok().map(U64::get);
         Some(match kind {
-            Kind::CreateVolume => {
-                let body = CreateBody::read_from_bytes(body).ok()?;
+            RecordKind::AddMember => {
+                let body = AddMemberBody::read_from_bytes(body).ok()?;
+                Self::AddMember {
+                    member,
+                    uuid: Uuid::from_bytes(body.uuid),
+                    serial: ShortText::parse(&body.serial)?,
+                    physical_extents: body.physical_extents.get(),
+                    snapshot_blocks: body.snapshot_blocks.get(),
+                    extents_at: body.extents_at.get(),
+                    is_spare: body.is_spare.get() == 1,
+                }
+            }
+            RecordKind::Detach => Self::Detach(member),
+            RecordKind::Reattach => Self::Reattach { member, only_stale_regions: number()? == 1 },
+            RecordKind::SetMemberState => {
+                let state = match StoredMemberState(u16::try_from(number()?).ok()?) {
+                    StoredMemberState::Active => PoolMemberState::Active,
+                    StoredMemberState::Spare => PoolMemberState::Spare,
+                    StoredMemberState::Draining => PoolMemberState::Draining,
+                    _ => return None,
+                };
+                Self::SetMemberState { member, state }
+            }
+            RecordKind::RecordErrors => {
+                let errors = StoredErrorCounts::read_from_bytes(body).ok()?.parse();
+                Self::RecordErrors { member, errors }
+            }
+            _ => Self::RemoveMember(member),
+        })
+    }
+
+    fn parse_volume(kind: RecordKind, volume: PoolVolumeId, body: &[u8]) -> Option<Self> {
+        Some(match kind {
+            RecordKind::CreateVolume => {
+                let body = CreateVolumeBody::read_from_bytes(body).ok()?;
                 Self::CreateVolume {
                     volume,
                     uuid: Uuid::from_bytes(body.uuid),
-                    shape: body.shape.parse()?,
+                    geometry: body.geometry.parse()?,
                     bytes: body.bytes.get(),
                     block_size: body.block_size.get(),
-                    thick: body.thick.get() == 1,
+                    is_thick: body.is_thick.get() == 1,
                 }
             }
-            Kind::GrowVolume => {
+            RecordKind::GrowVolume => {
                 Self::GrowVolume { volume, bytes: U64::read_from_bytes(body).ok()?.get() }
             }
             _ => Self::DeleteVolume(volume),
         })
     }
 
-    fn parse_extent(kind: Kind, volume: VolumeId, body: &[u8]) -> Option<Self> {
-        let (extent, rest) = ExtentBody::read_from_prefix(body).ok()?;
-        let (index, number) = (extent.index.get(), extent.column.get());
+    fn parse_extent(kind: RecordKind, volume: PoolVolumeId, body: &[u8]) -> Option<Self> {
+        let (extent, rest) = ExtentRecordBody::read_from_prefix(body).ok()?;
+        let (index, number) = (extent.index.get(), extent.operand.get());
         let column = || u16::try_from(number).ok();
         let more = || u32::try_from(U64::read_from_bytes(rest).ok()?.get()).ok();
         Some(match kind {
-            Kind::Allocate => {
-                let pieces = rest.chunks_exact(PIECE_RECORD_BYTES);
-                let pieces = pieces.map(|p| Some(StoredPiece::read_from_bytes(p).ok()?.parse()));
-                Self::Allocate { volume, index, pieces: pieces.collect::<Option<_>>()? }
+            RecordKind::AllocateExtent => {
+                let columns = rest.chunks_exact(STORED_PHYSICAL_EXTENT_BYTES);
+                let columns =
+                    columns.map(|p| Some(StoredPhysicalExtent::read_from_bytes(p).ok()?.parse()));
+                Self::AllocateExtent { volume, index, columns: columns.collect::<Option<_>>()? }
             }
-            Kind::Free => Self::Free { volume, index },
-            Kind::Move => {
-                let to = StoredPiece::read_from_bytes(rest).ok()?.parse();
-                Self::Move { volume, index, column: column()?, to }
+            RecordKind::FreeExtent => Self::FreeExtent { volume, index },
+            RecordKind::MoveColumn => {
+                let to = StoredPhysicalExtent::read_from_bytes(rest).ok()?.parse();
+                Self::MoveColumn { volume, index, column: column()?, to }
             }
-            Kind::Mark => Self::Mark { volume, index, regions: number },
-            Kind::Caught => Self::Caught { volume, index, column: column()?, regions: more()? },
-            Kind::Lost => Self::Lost { volume, index, row: number, rows: more()? },
-            Kind::Rewritten => Self::Rewritten { volume, index, row: number, rows: more()? },
-            Kind::Unrepaired => Self::Unrepaired { volume, index, row: number, rows: more()? },
+            RecordKind::MarkStale => Self::MarkStale { volume, index, regions: number },
+            RecordKind::ClearStale => {
+                Self::ClearStale { volume, index, column: column()?, regions: more()? }
+            }
+            RecordKind::MarkLost => {
+                Self::MarkLost { volume, index, first_row: number, row_count: more()? }
+            }
+            RecordKind::MarkRewritten => {
+                Self::MarkRewritten { volume, index, first_row: number, row_count: more()? }
+            }
+            RecordKind::MarkUnrepaired => {
+                Self::MarkUnrepaired { volume, index, first_row: number, row_count: more()? }
+            }
             _ => return None,
         })
     }
 }
 
-/// What a standing is called on disk.
-pub(super) fn stored_standing(standing: Standing) -> StoredStanding {
-    match standing {
-        Standing::In => StoredStanding::In,
-        Standing::Spare => StoredStanding::Spare,
-        Standing::Leaving => StoredStanding::Leaving,
-        Standing::Out { .. } => StoredStanding::Out,
+/// The stored form of a member state.
+pub(super) fn stored_member_state(state: PoolMemberState) -> StoredMemberState {
+    match state {
+        PoolMemberState::Active => StoredMemberState::Active,
+        PoolMemberState::Spare => StoredMemberState::Spare,
+        PoolMemberState::Draining => StoredMemberState::Draining,
+        PoolMemberState::Detached { .. } => StoredMemberState::Detached,
     }
 }
 
-impl Block {
-    /// The block of the journal, of so many, that a version lies in.
+impl JournalBlock {
+    /// The block of a journal of `blocks` blocks that holds a version.
     #[must_use]
-    pub fn place(version: u64, blocks: u32) -> u32 {
+    pub fn journal_slot(version: u64, blocks: u32) -> u32 {
         u32::try_from(version % u64::from(blocks.max(1))).unwrap_or(0)
     }
 
-    /// Bytes that changes may take together.
+    /// Bytes that the changes of one version may take together.
     #[must_use]
-    pub fn room() -> usize {
-        BLOCK_BYTES - HEAD_BYTES
+    pub fn capacity_bytes() -> usize {
+        BLOCK_BYTES - HEADER_BYTES
     }
 
-    /// Its bytes.
+    /// The bytes of the block.
     ///
     /// # Panics
-    /// If its changes do not fit: see [`Block::room`] and [`Change::record_bytes`].
+    /// If its changes do not fit: see [`JournalBlock::capacity_bytes`] and
+    /// [`Change::encoded_bytes`].
     #[must_use]
     pub fn to_bytes(&self, pool: Uuid) -> [u8; BLOCK_BYTES] {
         let mut records = Vec::new();
-        self.changes.iter().for_each(|change| change.put(&mut records));
-        assert!(records.len() <= Self::room(), "changes beyond a block");
-        let head = Head {
+        self.changes.iter().for_each(|change| change.encode(&mut records));
+        assert!(records.len() <= Self::capacity_bytes(), "changes beyond a block");
+        let head = BlockHeader {
             magic: MAGIC,
             version: VERSION.into(),
             records: u16::try_from(self.changes.len()).unwrap_or(u16::MAX).into(),
@@ -606,53 +671,58 @@ impl Block {
             checksum: 0.into(),
             reserved: 0.into(),
             pool: pool.into_bytes(),
-            id: self.stamp.id.into_bytes(),
-            previous: self.previous.into_bytes(),
-            opening: self.stamp.opening.into(),
-            made: self.stamp.version.into(),
-            counted: self.counted.into(),
+            term_id: self.version_id.term_id.into_bytes(),
+            previous_term_id: self.previous_term.into_bytes(),
+            term: self.version_id.term.into(),
+            new_version: self.version_id.version.into(),
+            committed: self.committed.into(),
             reserved_b: 0.into(),
         };
         let mut out = [0; BLOCK_BYTES];
-        out[..HEAD_BYTES].copy_from_slice(head.as_bytes());
-        out[HEAD_BYTES..HEAD_BYTES + records.len()].copy_from_slice(&records);
-        seal(&mut out, CHECKSUM_AT);
+        out[..HEADER_BYTES].copy_from_slice(head.as_bytes());
+        out[HEADER_BYTES..HEADER_BYTES + records.len()].copy_from_slice(&records);
+        write_checksum(&mut out, CHECKSUM_AT);
         out
     }
 
-    /// The block that these bytes are.
+    /// Parses a block.
     ///
     /// # Errors
-    /// Why they are none of this pool.
-    pub fn parse(bytes: &[u8; BLOCK_BYTES], pool: Uuid) -> Result<Self, NoBlock> {
-        let (head, rest) = Head::read_from_prefix(bytes).map_err(|_| NoBlock::Foreign)?;
+    /// Why it is no block of this pool.
+    pub fn parse(bytes: &[u8; BLOCK_BYTES], pool: Uuid) -> Result<Self, BlockError> {
+        let (head, rest) = BlockHeader::read_from_prefix(bytes).map_err(|_| BlockError::NoMagic)?;
         if head.magic != MAGIC {
-            return Err(NoBlock::Foreign);
+            return Err(BlockError::NoMagic);
         }
-        if !is_sealed(bytes, CHECKSUM_AT) {
-            return Err(NoBlock::Torn);
+        if !verify_checksum(bytes, CHECKSUM_AT) {
+            return Err(BlockError::Torn);
         }
         if head.version.get() != VERSION {
-            return Err(NoBlock::Version(head.version.get()));
+            return Err(BlockError::UnknownVersion(head.version.get()));
         }
         if head.pool != pool.into_bytes() {
-            return Err(NoBlock::Other);
+            return Err(BlockError::OtherPool);
         }
-        let changes = changes(&head, rest).ok_or(NoBlock::Contradiction)?;
-        let stamp = Stamp {
-            opening: head.opening.get(),
-            version: head.made.get(),
-            id: Uuid::from_bytes(head.id),
+        let changes = decode_changes(&head, rest).ok_or(BlockError::Inconsistent)?;
+        let version_id = VersionId {
+            term: head.term.get(),
+            version: head.new_version.get(),
+            term_id: Uuid::from_bytes(head.term_id),
         };
-        let counted = head.counted.get();
-        if counted >= stamp.version {
-            return Err(NoBlock::Contradiction);
+        let committed = head.committed.get();
+        if committed >= version_id.version {
+            return Err(BlockError::Inconsistent);
         }
-        Ok(Self { stamp, previous: Uuid::from_bytes(head.previous), counted, changes })
+        Ok(Self {
+            version_id,
+            previous_term: Uuid::from_bytes(head.previous_term_id),
+            committed,
+            changes,
+        })
     }
 }
 
-fn changes(head: &Head, rest: &[u8]) -> Option<Vec<Change>> {
+fn decode_changes(head: &BlockHeader, rest: &[u8]) -> Option<Vec<Change>> {
     let length = usize::try_from(head.length.get()).ok()?;
     let (mut records, behind) = rest.split_at_checked(length)?;
     let reserved = head.reserved.get() == 0 && head.reserved_b.get() == 0;
@@ -661,7 +731,7 @@ fn changes(head: &Head, rest: &[u8]) -> Option<Vec<Change>> {
     }
     let mut changes = Vec::new();
     while !records.is_empty() {
-        let (change, rest) = Change::take(records)?;
+        let (change, rest) = Change::decode(records)?;
         changes.push(change);
         records = rest;
     }
@@ -669,24 +739,28 @@ fn changes(head: &Head, rest: &[u8]) -> Option<Vec<Change>> {
 }
 
 impl Metadata {
-    /// Makes the version of a block that follows this one.
+    /// Applies the block that follows this version.
     ///
     /// # Errors
-    /// That it does not follow, and nothing is changed; or that it cannot be made of this, and then what was made of it is of
-    /// no use any more.
-    pub fn replay(&mut self, block: &Block) -> Result<(), NoSuccessor> {
-        let here = self.stamp();
-        if here.id != block.previous || here.version.checked_add(1) != Some(block.stamp.version) {
-            return Err(NoSuccessor::Elsewhere);
+    /// It does not follow, and nothing is changed; or one of its changes cannot be applied, and
+    /// then this metadata must be discarded.
+    pub fn replay(&mut self, block: &JournalBlock) -> Result<(), ReplayError> {
+        let current = self.version_id();
+        if current.term_id != block.previous_term
+            || current.version.checked_add(1) != Some(block.version_id.version)
+        {
+            return Err(ReplayError::NotSuccessor);
         }
-        self.start(block.counted)?;
+        self.begin_version(block.committed)?;
         for change in &block.changes {
             self.apply(change)?;
         }
-        if self.stamp() == block.stamp {
+        if self.version_id() == block.version_id {
             Ok(())
         } else {
-            Err(NoSuccessor::Refused(Refused::Senseless("a version of another opening")))
+            Err(ReplayError::ChangeRejected(ChangeError::InvalidValue(
+                "a version of another opening",
+            )))
         }
     }
 }

@@ -1,60 +1,63 @@
-//! Pools: disks of one node that hold volumes together ([RFD 0030](../../../../docs/rfd/0030-pools.md)).
+//! Pools: disks of one node that hold volumes together ([RFD
+//! 0030](../../../../docs/rfd/0030-pools.md)).
 //!
 //! | module | subject |
 //! |---|---|
-//! | `layout` | what of a member is where |
-//! | `metadata` | what is known about a pool, and how one change makes it the next version |
-//! | `units` | which units of a member are taken |
-//! | `label`, `journal`, `snapshot` | who a member is, changes, and all at once, as they lie on it |
-//! | `knowledge` | what one member knows by them |
-//! | `allocate` | where new pieces go |
-//! | `called` | which disk a person means |
-//! | `vote` | who may be believed when a pool is opened, and what a version may drop |
+//! | `member_layout` | offsets and sizes of a member's areas |
+//! | `metadata` | the metadata of a pool, and its changes |
+//! | `extent_bitmap` | the allocated physical extents of a member |
+//! | `member_label`, `journal`, `snapshot` | on-disk formats: identity of a member, changes, and snapshots |
+//! | `replay` | rebuilds the metadata that one member holds |
+//! | `allocator` | places new columns |
+//! | `disk_name` | resolves the names of disks that the operator types |
+//! | `quorum` | which version may be opened, and which voters may be dropped |
 //!
-//! These decide, and do nothing. What carries it out:
+//! These modules are pure. The following do the I/O:
 //!
 //! | module | subject |
 //! |---|---|
-//! | `disk` | one member's label, journal and snapshots |
-//! | `multihost` | disks that another machine may reach |
-//! | `opening` | which disks there are, and who of them is believed |
-//! | `recovery` | what a crash has left |
-//! | `writer` | versions |
-//! | `owner` | a pool, on the core that keeps its metadata |
-//! | `ask` | what other cores ask of that one |
-//! | `seat` | a core that has volumes of it |
-//! | `report` | what there is to be told |
+//! | `member_disk` | one member's label, journal and snapshots |
+//! | `disk_claims` | claims of disks that other machines may reach |
+//! | `discovery` | finds the disks of a pool, and recovers its state |
+//! | `crash_recovery` | recovers checksums and parity logs |
+//! | `metadata_writer` | writes metadata versions |
+//! | `open_pool` | an open pool, on its owner core |
+//! | `requests` | requests of other cores to the owner core |
+//! | `core_pool` | a core's access to a pool |
+//! | `report` | status of a pool |
 
-pub mod allocate;
-mod ask;
-mod called;
-mod damage;
-mod disk;
+pub mod allocator;
+mod core_pool;
+mod crash_recovery;
+mod damage_log;
+mod discovery;
+mod disk_claims;
+mod disk_name;
 mod error;
-pub mod evacuate;
+pub mod evacuation;
+pub mod extent_bitmap;
 pub mod journal;
-pub mod knowledge;
-pub mod label;
-pub mod layout;
+mod member_disk;
+pub mod member_label;
+pub mod member_layout;
 pub mod metadata;
+mod metadata_writer;
 mod mistake;
-mod multihost;
-mod opening;
-mod owner;
-mod recovery;
+mod open_pool;
+pub mod quorum;
+pub mod replay;
 mod report;
-mod seat;
-mod silent;
+mod requests;
+mod response_tracker;
 pub mod snapshot;
-pub mod units;
-pub mod vote;
-mod writer;
 
-pub use ask::PoolHandle;
-pub use called::disk_argument;
+pub use core_pool::CorePool;
+pub use discovery::{DiskInspection, NewDisk, inspect};
+pub use disk_name::disk_argument;
 pub use error::PoolError;
 pub use mistake::Mistake;
-pub use opening::{Inspected, NewDisk, inspect};
-pub use owner::{CreatePool, NewPoolVolume, OpenPool, Pool};
-pub use report::{LostRange, PoolDisk, PoolDiskState, PoolReport, PoolVolumeReport, ScrubReport};
-pub use seat::PoolSeat;
+pub use open_pool::{CreatePool, NewPoolVolume, OpenPool, Pool};
+pub use report::{
+    DamagedRange, PoolDiskReport, PoolDiskState, PoolReport, PoolScrubReport, PoolVolumeReport,
+};
+pub use requests::PoolHandle;

@@ -1,131 +1,132 @@
-//! What is known about a pool, and how one change makes it the next version.
+//! The metadata of a pool, and the changes that make one version of it the next.
 //!
-//! A version is made by [`Metadata::start`] and the [`Change`]s that follow. Each leaves it whole, or is refused and leaves it as
-//! it was. What is written of a version is its changes (`journal`); now and then all of it (`snapshot`).
+//! A version is made by [`Metadata::begin_version`] and the [`Change`]s that follow. Each change is
+//! applied as a whole, or refused and then has no effect. The disks get the changes of each version
+//! (`journal`), and from time to time all of the metadata (`snapshot`).
 
 use std::collections::{BTreeMap, VecDeque};
 
 use uuid::Uuid;
 
-use super::units::Units;
+use super::extent_bitmap::ExtentBitmap;
 pub use geometry::{ALL_REGIONS, MAX_MEMBERS, REGIONS};
-use geometry::{Level, ROW_BYTES, RowSet, Shape};
-use wire::Text;
+use geometry::{ROW_BYTES, RaidGeometry, Redundancy, RowSet};
+use wire::ShortText;
 
 mod apply;
-mod check;
+mod invariants;
 
-pub use apply::{Change, Refused};
-pub(super) use apply::{FIXED_SNAPSHOT_BYTES, UNIT_SNAPSHOT_BYTES};
-pub use check::Broken;
+pub use apply::{Change, ChangeError};
+pub(super) use apply::{FIXED_SNAPSHOT_BYTES, SNAPSHOT_BYTES_PER_EXTENT};
+pub use invariants::InvariantViolation;
 
-/// Most units of a member.
-pub const MAX_UNITS: u32 = 1 << 24;
+/// Most physical extents of a member.
+pub const MAX_PHYSICAL_EXTENTS: u32 = 1 << 24;
 
 /// Most bytes of data of an extent.
 pub const MAX_EXTENT_BYTES: u64 = 64 << 20;
 
-/// What a piece may hold, in bytes.
-pub const PIECE_BYTES: [u64; 3] = [4 << 20, 8 << 20, 16 << 20];
+/// Possible sizes of a column's data, in bytes.
+pub const COLUMN_DATA_BYTES: [u64; 3] = [4 << 20, 8 << 20, 16 << 20];
 
-/// Bytes of a unit behind its stripes: what is known of them.
-pub const TAIL_BYTES: u64 = 128 << 10;
+/// Bytes of a physical extent after its stripes: checksums and other metadata of its rows.
+pub const EXTENT_METADATA_BYTES: u64 = 128 << 10;
 
 /// Length of a strip, in bytes.
 pub const STRIP_BYTES: std::ops::RangeInclusive<u64> = (16 << 10)..=(128 << 10);
 
 /// Most rings of the parity log on a member.
-pub const MAX_RINGS: u16 = 16;
+pub const MAX_LOG_RINGS: u16 = 16;
 
 /// Most volumes of a pool.
 pub const MAX_VOLUMES: usize = 1024;
 
-/// Most openings that are remembered.
-pub const MAX_OPENINGS: usize = 256;
+/// Most terms that are remembered.
+pub const MAX_TERMS: usize = 256;
 
-/// Most versions that may be written before the first of them counts.
-pub const MAX_WINDOW: usize = 64;
+/// Most versions that may be written before the first of them is committed.
+pub const MAX_VOTER_HISTORY: usize = 64;
 
 /// Largest volume in bytes: 256 TiB.
-pub const MAX_BYTES: u64 = 256 << 40;
+pub const MAX_VOLUME_BYTES: u64 = 256 << 40;
 
-/// Most ranges of lost rows that a pool remembers; what would be one more is not given up as lost.
-pub const MAX_LOST: usize = 1024;
+/// Most ranges of lost rows that a pool records; beyond that no row is given up as lost.
+pub const MAX_DAMAGED_RANGES: usize = 1024;
 
-/// Most that come of those where parts of them are written again.
-pub const MAX_LOST_PARTS: usize = 2 * MAX_LOST;
+/// Most ranges of damaged rows once rewrites in their middle have split them.
+pub const MAX_SPLIT_DAMAGED_RANGES: usize = 2 * MAX_DAMAGED_RANGES;
 
-/// Most ranges of rows that no scrub could repair that a pool remembers, among those.
-pub const MAX_UNREPAIRED: usize = MAX_LOST / 4;
+/// Most ranges of unrepaired rows among them.
+pub const MAX_UNREPAIRED_RANGES: usize = MAX_DAMAGED_RANGES / 4;
 
 /// Number of a member, below [`MAX_MEMBERS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberId(pub u16);
 
-/// Number of a volume; none has one that another had.
+/// Number of a volume; numbers are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct VolumeId(pub u32);
+pub struct PoolVolumeId(pub u32);
 
 /// A set of members.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Members(pub u128);
+pub struct MemberSet(pub u128);
 
-/// A version: its number, and the opening in which it was made. Within one opening a number means one thing.
+/// A version: its number and its term. Within one term a number denotes one version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Stamp {
-    /// Number of the opening.
-    pub opening: u64,
+pub struct VersionId {
+    /// Number of the term.
+    pub term: u64,
     /// Number of the version.
     pub version: u64,
-    /// The opening: drawn by chance, for two may have one number.
-    pub id: Uuid,
+    /// Random id of the term, because two terms may have the same number.
+    pub term_id: Uuid,
 }
 
-/// A time from one opening of the pool to the next.
+/// The time from one opening of the pool to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Opening {
-    /// One more than that of the opening before it.
+pub struct Term {
+    /// One more than that of the previous term.
     pub number: u64,
-    /// Drawn by chance.
+    /// Random.
     pub id: Uuid,
     /// Its first version.
-    pub first: u64,
-    /// Whether a person said that it may be without members that are needed otherwise.
-    pub forced: bool,
+    pub first_version: u64,
+    /// Whether the operator declared disks lost that are needed otherwise.
+    pub is_forced: bool,
 }
 
-/// What a member is there for.
+/// The role of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Standing {
-    /// Holds pieces, and gets new ones.
-    In,
-    /// Waits for a member to fail.
+pub enum PoolMemberState {
+    /// Holds columns, and gets new ones.
+    Active,
+    /// Holds nothing, and waits for a member to fail.
     Spare,
-    /// Holds pieces and gets no new ones: what it has is moved.
-    Leaving,
-    /// Is not written: it failed, or was not there.
-    Out {
-        /// The version that says so.
+    /// Holds columns and gets no new ones: they are moved to other members.
+    Draining,
+    /// Gets no writes: it failed, or was missing.
+    Detached {
+        /// The version that detached it.
         since: u64,
-        /// The version that it has at least if it is what it was.
-        knew: u64,
+        /// The version that it has at least, unless it was rolled back.
+        min_version: u64,
     },
 }
 
-/// Errors of a disk, counted over all openings of its pool since a moment.
+/// Errors of a disk, counted over all terms of its pool since `since_s`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct ErrorCounts {
+pub struct MemberErrorCounts {
     /// Reads that failed.
-    pub reads: u64,
+    pub read_errors: u64,
     /// Writes and flushes that failed.
-    pub writes: u64,
-    /// Reads that gave what was not written.
-    pub checksums: u64,
-    /// Blocks that were wrong or unreadable, and were written again.
-    pub repaired: u64,
+    pub write_errors: u64,
+    /// Reads that returned data other than what was written.
+    pub corrupt_reads: u64,
+    /// Blocks that were wrong or unreadable, and were rewritten.
+    pub repaired_rows: u64,
     /// Blocks that could not be read, and were given up as lost.
-    pub unrepairable: u64,
-    /// Since when, in seconds since the Unix epoch; 0 before the first opening.
+    pub unrecoverable_rows: u64,
+    /// Start of the count, in seconds since the Unix epoch; 0 before the first term.
     pub since_s: u64,
 }
 
@@ -137,100 +138,102 @@ pub struct ScrubRecord {
     /// Bytes that it read and compared.
     pub bytes: u64,
     /// Blocks that it repaired.
-    pub repaired: u64,
+    pub repaired_rows: u64,
     /// Blocks that it could not repair.
-    pub unrepairable: u64,
+    pub unrecoverable_rows: u64,
 }
 
 /// A member.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Member {
+pub struct PoolMember {
     /// Its identity, in its label.
     pub uuid: Uuid,
-    /// The serial number of its disk, so that one that is gone has a name.
-    pub serial: Text,
-    /// Its size in units.
-    pub units: u32,
-    /// Room for a snapshot on it, in blocks.
-    pub room: u32,
-    /// Where its units begin, in bytes.
-    pub units_at: u64,
-    /// What it is there for.
-    pub standing: Standing,
-    /// Its errors, as they were written down last.
-    pub errors: ErrorCounts,
-    pub(super) taken: Units,
+    /// The serial number of its disk, which names it when it is missing.
+    pub serial: ShortText,
+    /// Its size in physical extents.
+    pub physical_extents: u32,
+    /// Size of its snapshot area, in blocks.
+    pub snapshot_blocks: u32,
+    /// Offset of its first physical extent, in bytes.
+    pub extents_at: u64,
+    /// Its role.
+    pub state: PoolMemberState,
+    /// Its errors, as recorded last.
+    pub error_counts: MemberErrorCounts,
+    pub(super) allocated: ExtentBitmap,
 }
 
-/// A piece of an extent.
+/// A physical extent: a slot of a member that can hold one column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Piece {
-    /// The member that it lies on.
+pub struct PhysicalExtent {
+    /// The member.
     pub member: MemberId,
-    /// The unit of that.
-    pub unit: u32,
+    /// Its index on the member.
+    pub index: u32,
 }
 
 /// A part of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Extent {
-    /// Its number in the pool's parity log; none has one that another had, in whatever place of whatever volume.
+pub struct PoolExtent {
+    /// Its number in the pool's parity log; no two extents, of whatever volume, ever have the same.
     pub number: u64,
-    /// Where its columns are.
-    pub pieces: Box<[Piece]>,
+    /// Where its columns lie.
+    pub columns: Box<[PhysicalExtent]>,
 }
 
 /// A volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Volume {
-    /// Its identity everywhere else.
+pub struct PoolVolume {
+    /// Its identity outside of the pool.
     pub uuid: Uuid,
-    /// How its extents lie on their columns.
-    pub shape: Shape,
+    /// The layout of its extents.
+    pub geometry: RaidGeometry,
     /// Its size in bytes.
     pub bytes: u64,
     /// Length of a block in bytes.
     pub block_size: u32,
-    /// Whether it has all its extents from the beginning, and keeps them.
-    pub thick: bool,
-    pub(super) extents: BTreeMap<u32, Extent>,
-    /// Regions of pieces that are not what they should be, by extent and column.
-    pub(super) behind: BTreeMap<(u32, u16), u32>,
-    /// Rows of data that are lost, by extent; none is empty.
-    pub(super) lost: BTreeMap<u32, RowSet>,
-    /// Rows of data that a scrub could not repair, by extent; none is empty, and none is lost.
-    pub(super) unrepaired: BTreeMap<u32, RowSet>,
+    /// Whether all its extents are allocated from the beginning, and never freed.
+    pub is_thick: bool,
+    pub(super) extents: BTreeMap<u32, PoolExtent>,
+    /// Stale regions of columns, by extent and column.
+    pub(super) stale_regions: BTreeMap<(u32, u16), u32>,
+    /// Lost rows of data, by extent; no set is empty.
+    pub(super) lost_rows: BTreeMap<u32, RowSet>,
+    /// Rows of data that a scrub could not repair, by extent; no set is empty, and no row is lost.
+    pub(super) unrepaired_rows: BTreeMap<u32, RowSet>,
 }
 
-/// What is known about a pool.
+/// The metadata of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Metadata {
-    /// The pool.
-    pub pool: Uuid,
-    /// What it is called.
-    pub name: Text,
-    /// How extents of new volumes lie on their columns.
-    pub shape: Shape,
+    /// The pool's identity.
+    pub pool_id: Uuid,
+    /// The pool's name.
+    pub name: ShortText,
+    /// The layout of the extents of new volumes.
+    pub geometry: RaidGeometry,
     /// Rings of the parity log on each member.
-    pub rings: u16,
-    /// Whether what lies in it has checksums.
-    pub checksums: bool,
+    pub log_rings: u16,
+    /// Whether its data have checksums.
+    pub has_checksums: bool,
     pub(super) version: u64,
-    pub(super) counted: u64,
-    /// The version with which the rings of the parity log, and the numbers of its entries, began anew.
-    pub(super) era: u64,
+    pub(super) committed: u64,
+    /// The version at which the rings of the parity log, and the numbers of their entries, were
+    /// reset.
+    pub(super) log_generation: u64,
     pub(super) next_volume: u32,
     pub(super) next_extent: u64,
-    pub(super) openings: VecDeque<Opening>,
-    /// From which version on who has a vote: the last one that counts, and what was changed since.
-    pub(super) window: Vec<(u64, Members)>,
+    pub(super) terms: VecDeque<Term>,
+    /// The voters of the last version known to be committed, and of each later version that changed
+    /// them.
+    pub(super) voter_history: Vec<(u64, MemberSet)>,
     /// The last scrub that has ended.
-    pub(super) scrubbed: ScrubRecord,
-    pub(super) members: BTreeMap<MemberId, Member>,
-    pub(super) volumes: BTreeMap<VolumeId, Volume>,
+    pub(super) last_scrub: ScrubRecord,
+    pub(super) members: BTreeMap<MemberId, PoolMember>,
+    pub(super) volumes: BTreeMap<PoolVolumeId, PoolVolume>,
 }
 
-impl Members {
+impl MemberSet {
     /// With `member`.
     #[must_use]
     pub fn with(self, member: MemberId) -> Self {
@@ -239,31 +242,31 @@ impl Members {
 
     /// Without `member`.
     #[must_use]
-    pub fn but(self, member: MemberId) -> Self {
-        self.without(Self::default().with(member))
+    pub fn without_member(self, member: MemberId) -> Self {
+        self.difference(Self::default().with(member))
     }
 
     /// Whether `member` is one of them.
     #[must_use]
-    pub fn has(self, member: MemberId) -> bool {
+    pub fn contains(self, member: MemberId) -> bool {
         self.0 & 1u128.checked_shl(member.0.into()).unwrap_or(0) != 0
     }
 
-    /// Those that `other` has as well.
+    /// Members of both sets.
     #[must_use]
-    pub fn and(self, other: Self) -> Self {
+    pub fn intersection(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    /// Those of either.
+    /// Members of either set.
     #[must_use]
-    pub fn or(self, other: Self) -> Self {
+    pub fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Those that `other` has not.
+    /// Members of this set that are not in `other`.
     #[must_use]
-    pub fn without(self, other: Self) -> Self {
+    pub fn difference(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
@@ -281,204 +284,206 @@ impl Members {
 
     /// All of them, in order.
     pub fn iter(self) -> impl Iterator<Item = MemberId> + use<> {
-        (0..MAX_MEMBERS).map(MemberId).filter(move |m| self.has(*m))
+        (0..MAX_MEMBERS).map(MemberId).filter(move |m| self.contains(*m))
     }
 }
 
-impl FromIterator<MemberId> for Members {
+impl FromIterator<MemberId> for MemberSet {
     fn from_iter<I: IntoIterator<Item = MemberId>>(members: I) -> Self {
         members.into_iter().fold(Self::default(), Self::with)
     }
 }
 
-impl Standing {
-    /// Whether a member of it gets every version, and so has a vote.
+impl PoolMemberState {
+    /// Whether a member in this state gets every version, and so is a voter.
     #[must_use]
-    pub fn votes(self) -> bool {
-        !matches!(self, Self::Out { .. })
+    pub fn is_voter(self) -> bool {
+        !matches!(self, Self::Detached { .. })
     }
 }
 
-impl Member {
-    /// Units that nothing lies in.
+impl PoolMember {
+    /// Free physical extents.
     #[must_use]
-    pub fn free(&self) -> u32 {
-        self.units - self.taken.taken().min(self.units)
+    pub fn free_count(&self) -> u32 {
+        self.physical_extents - self.allocated.count().min(self.physical_extents)
     }
 
-    /// Units that something lies in.
+    /// Allocated physical extents.
     #[must_use]
-    pub fn taken(&self) -> u32 {
-        self.taken.taken()
+    pub fn allocated_count(&self) -> u32 {
+        self.allocated.count()
     }
 
-    /// Whether something lies in a unit.
+    /// Whether a physical extent is allocated.
     #[must_use]
-    pub fn has(&self, unit: u32) -> bool {
-        self.taken.has(unit)
+    pub fn is_allocated(&self, index: u32) -> bool {
+        self.allocated.is_allocated(index)
     }
 
-    /// The lowest unit that nothing lies in.
+    /// The lowest free physical extent.
     #[must_use]
     pub fn lowest_free(&self) -> Option<u32> {
-        self.taken.lowest_free(self.units)
+        self.allocated.lowest_free(self.physical_extents)
     }
 }
 
-impl Volume {
+impl PoolVolume {
     /// Bytes of data of an extent.
     #[must_use]
     pub fn extent_bytes(&self) -> u64 {
-        self.shape.rows() * u64::from(ROW_BYTES)
+        self.geometry.total_rows() * u64::from(ROW_BYTES)
     }
 
-    /// Extents that it has if it has all.
+    /// Extents of the volume when all are allocated.
     #[must_use]
-    pub fn full(&self) -> u32 {
+    pub fn extent_count_when_full(&self) -> u32 {
         u32::try_from(self.bytes.div_ceil(self.extent_bytes())).unwrap_or(u32::MAX)
     }
 
     /// Its extents, in order.
-    pub fn extents(&self) -> impl Iterator<Item = (u32, &Extent)> {
+    pub fn extents(&self) -> impl Iterator<Item = (u32, &PoolExtent)> {
         self.extents.iter().map(|(index, extent)| (*index, extent))
     }
 
     /// An extent.
     #[must_use]
-    pub fn extent(&self, index: u32) -> Option<&Extent> {
+    pub fn extent(&self, index: u32) -> Option<&PoolExtent> {
         self.extents.get(&index)
     }
 
-    /// A bit for each region of a piece that is not what it should be.
+    /// The stale regions of a column, a bit for each.
     #[must_use]
-    pub fn behind(&self, index: u32, column: u16) -> u32 {
-        self.behind.get(&(index, column)).copied().unwrap_or(0)
+    pub fn stale_regions_of(&self, index: u32, column: u16) -> u32 {
+        self.stale_regions.get(&(index, column)).copied().unwrap_or(0)
     }
 
-    /// Rows of the data of an extent that are lost: no disk gave them back, and they read as errors until they are written again.
+    /// Lost rows of an extent's data: no disk returns them, and reads of them fail until they are
+    /// rewritten.
     #[must_use]
     pub fn lost_rows(&self, index: u32) -> RowSet {
-        self.lost.get(&index).cloned().unwrap_or_default()
+        self.lost_rows.get(&index).cloned().unwrap_or_default()
     }
 
     /// All rows that are lost, by extent.
     pub fn all_lost(&self) -> impl Iterator<Item = (u32, std::ops::Range<u32>)> + '_ {
-        self.lost.iter().flat_map(|(index, rows)| rows.iter().map(|rows| (*index, rows)))
+        self.lost_rows.iter().flat_map(|(index, rows)| rows.iter().map(|rows| (*index, rows)))
     }
 
-    /// Rows of the data of an extent that a scrub could not repair, until they are written again.
+    /// Rows of an extent's data that a scrub could not repair, until they are rewritten.
     #[must_use]
     pub fn unrepaired_rows(&self, index: u32) -> RowSet {
-        self.unrepaired.get(&index).cloned().unwrap_or_default()
+        self.unrepaired_rows.get(&index).cloned().unwrap_or_default()
     }
 
     /// All rows that a scrub could not repair, by extent.
     pub fn all_unrepaired(&self) -> impl Iterator<Item = (u32, std::ops::Range<u32>)> + '_ {
-        self.unrepaired.iter().flat_map(|(index, rows)| rows.iter().map(|rows| (*index, rows)))
+        self.unrepaired_rows.iter().flat_map(|(index, rows)| rows.iter().map(|rows| (*index, rows)))
     }
 
-    /// How many ranges of rows are remembered as lost or not repaired.
-    pub(super) fn remembered_ranges(&self) -> usize {
-        self.lost.values().map(RowSet::len).sum::<usize>() + self.unrepaired_ranges()
+    /// How many ranges of rows are recorded as lost or unrepaired.
+    pub(super) fn damaged_range_count(&self) -> usize {
+        self.lost_rows.values().map(RowSet::len).sum::<usize>() + self.unrepaired_range_count()
     }
 
-    fn unrepaired_ranges(&self) -> usize {
-        self.unrepaired.values().map(RowSet::len).sum()
+    fn unrepaired_range_count(&self) -> usize {
+        self.unrepaired_rows.values().map(RowSet::len).sum()
     }
 
-    /// The pieces that are not what they should be, by extent and column.
-    pub fn all_marks(&self) -> impl Iterator<Item = (u32, u16)> {
-        self.behind.keys().copied()
+    /// The columns with stale regions, by extent and column.
+    pub fn stale_columns(&self) -> impl Iterator<Item = (u32, u16)> {
+        self.stale_regions.keys().copied()
     }
 
-    /// Whether something of each block of an extent is left where `lost` columns are, a bit for each.
+    /// Whether each block of an extent survives the loss of the columns in `lost`, a bit for each.
     #[must_use]
-    pub fn survives(&self, lost: u64) -> bool {
-        match self.shape.level() {
-            Level::Copies(copies) => {
+    pub fn survives_loss_of(&self, lost: u64) -> bool {
+        match self.geometry.redundancy() {
+            Redundancy::Copies(copies) => {
                 let group = (1u64 << copies) - 1;
-                (0..self.shape.data()).all(|n| !lost >> (n * copies) & group != 0)
+                (0..self.geometry.data_strips()).all(|n| !lost >> (n * copies) & group != 0)
             }
-            level => lost.count_ones() <= u32::from(level.parities()),
+            level => lost.count_ones() <= u32::from(level.parity_strips()),
         }
     }
 
-    /// How many more columns may be lost, whichever they are; none where too many are.
+    /// How many more columns may be lost, whichever they are; `None` if data are lost already.
     #[must_use]
-    pub fn bears(&self, lost: u64) -> Option<u32> {
-        if !self.survives(lost) {
+    pub fn fault_tolerance(&self, lost: u64) -> Option<u32> {
+        if !self.survives_loss_of(lost) {
             return None;
         }
-        Some(match self.shape.level() {
-            Level::Copies(copies) => {
+        Some(match self.geometry.redundancy() {
+            Redundancy::Copies(copies) => {
                 let group = (1u64 << copies) - 1;
-                let left = (0..self.shape.data()).map(|n| !lost >> (n * copies) & group);
+                let left = (0..self.geometry.data_strips()).map(|n| !lost >> (n * copies) & group);
                 left.map(u64::count_ones).min().unwrap_or(1) - 1
             }
-            level => u32::from(level.parities()) - lost.count_ones(),
+            level => u32::from(level.parity_strips()) - lost.count_ones(),
         })
     }
 
-    /// The columns of which a region cannot be used where only `there` are: one set for each region that differs.
-    pub(super) fn lost_columns(
+    /// The columns that cannot be used with only the members `present`: one set for each region
+    /// that differs.
+    pub(super) fn unusable_columns(
         &self,
         index: u32,
-        pieces: &[Piece],
-        there: Members,
+        columns: &[PhysicalExtent],
+        present: MemberSet,
     ) -> impl Iterator<Item = u64> {
         let bit = |column: u16| 1u64.checked_shl(column.into()).unwrap_or(0);
-        let columns = || (0u16..).zip(pieces);
-        let gone = columns().filter(|(_, piece)| !there.has(piece.member));
+        let numbered = || (0u16..).zip(columns);
+        let gone = numbered().filter(|(_, extent)| !present.contains(extent.member));
         let gone = gone.fold(0, |lost, (column, _)| lost | bit(column));
-        let behind: Vec<(u16, u32)> = (self.behind.range((index, 0)..=(index, u16::MAX)))
+        let stale: Vec<(u16, u32)> = (self.stale_regions.range((index, 0)..=(index, u16::MAX)))
             .map(|((_, column), regions)| (*column, *regions))
             .collect();
-        let marked = behind.iter().fold(0, |all, (_, regions)| all | regions);
+        let marked = stale.iter().fold(0, |all, (_, regions)| all | regions);
         let regions = (0..=REGIONS).filter(move |region| marked >> region & 1 != 0);
         let of = move |region: u32| {
-            let behind = behind.iter().filter(|(_, regions)| regions >> region & 1 != 0);
-            behind.fold(gone, |lost, (column, _)| lost | bit(*column))
+            let stale = stale.iter().filter(|(_, regions)| regions >> region & 1 != 0);
+            stale.fold(gone, |lost, (column, _)| lost | bit(*column))
         };
         std::iter::once(gone).chain(regions.map(of))
     }
 }
 
-/// What a piece of an extent of this shape holds, in bytes.
+/// Bytes of data in a column of this geometry.
 #[must_use]
-pub fn piece_bytes(shape: &Shape) -> u64 {
-    u64::from(shape.strip_rows()) * u64::from(shape.stripes()) * u64::from(ROW_BYTES)
+pub fn column_data_bytes(geometry: &RaidGeometry) -> u64 {
+    u64::from(geometry.strip_rows()) * u64::from(geometry.stripes()) * u64::from(ROW_BYTES)
 }
 
-/// Bytes of a piece of an extent of this shape: its data, and the places that no stripe has.
+/// Bytes of a column of this geometry: its data, and the slots that no stripe occupies.
 #[must_use]
-pub fn placed_bytes(shape: &Shape) -> u64 {
-    u64::from(shape.strip_rows()) * u64::from(shape.places()) * u64::from(ROW_BYTES)
+pub fn column_bytes(geometry: &RaidGeometry) -> u64 {
+    u64::from(geometry.strip_rows()) * u64::from(geometry.slots()) * u64::from(ROW_BYTES)
 }
 
-/// Length in bytes of a unit in a pool of such extents.
+/// Length of a physical extent in a pool of this geometry, in bytes.
 #[must_use]
-pub fn unit_bytes(shape: &Shape) -> u64 {
-    placed_bytes(shape) + TAIL_BYTES
+pub fn physical_extent_bytes(geometry: &RaidGeometry) -> u64 {
+    column_bytes(geometry) + EXTENT_METADATA_BYTES
 }
 
 impl Metadata {
-    /// A pool of no members: version 0, of which nothing is written.
+    /// A pool without members: version 0, which is never written.
     #[must_use]
-    pub fn new(pool: Uuid, name: Text, shape: Shape, rings: u16) -> Self {
+    pub fn new(pool: Uuid, name: ShortText, geometry: RaidGeometry, log_rings: u16) -> Self {
         Self {
-            pool,
+            pool_id: pool,
             name,
-            shape,
-            rings,
-            checksums: false,
+            geometry,
+            log_rings,
+            has_checksums: false,
             version: 0,
-            counted: 0,
-            era: 0,
+            committed: 0,
+            log_generation: 0,
             next_volume: 1,
             next_extent: 1,
-            openings: VecDeque::new(),
-            window: vec![(0, Members::default())],
-            scrubbed: ScrubRecord::default(),
+            terms: VecDeque::new(),
+            voter_history: vec![(0, MemberSet::default())],
+            last_scrub: ScrubRecord::default(),
             members: BTreeMap::new(),
             volumes: BTreeMap::new(),
         }
@@ -486,149 +491,152 @@ impl Metadata {
 
     /// Its version.
     #[must_use]
-    pub fn stamp(&self) -> Stamp {
-        let last = self.openings.back();
-        Stamp {
-            opening: last.map_or(0, |o| o.number),
+    pub fn version_id(&self) -> VersionId {
+        let last = self.terms.back();
+        VersionId {
+            term: last.map_or(0, |o| o.number),
             version: self.version,
-            id: last.map_or(Uuid::nil(), |o| o.id),
+            term_id: last.map_or(Uuid::nil(), |o| o.id),
         }
     }
 
-    /// What a piece holds, in bytes.
+    /// Bytes of data in a column.
     #[must_use]
-    pub fn piece_bytes(&self) -> u64 {
-        piece_bytes(&self.shape)
+    pub fn column_data_bytes(&self) -> u64 {
+        column_data_bytes(&self.geometry)
     }
 
-    /// Where a piece begins on its member, in rows of 4 KiB.
+    /// First row of a physical extent on its member, in rows of 4 KiB.
     #[must_use]
-    pub fn row_of(&self, piece: Piece) -> u64 {
-        let units_at = self.members.get(&piece.member).map_or(0, |member| member.units_at);
-        (units_at + u64::from(piece.unit) * unit_bytes(&self.shape)) / u64::from(ROW_BYTES)
+    pub fn first_row_of(&self, extent: PhysicalExtent) -> u64 {
+        let extents_at = self.members.get(&extent.member).map_or(0, |member| member.extents_at);
+        (extents_at + u64::from(extent.index) * physical_extent_bytes(&self.geometry))
+            / u64::from(ROW_BYTES)
     }
 
-    /// The version with which the rings of the parity log, and the numbers of its entries, began anew.
+    /// The version at which the rings of the parity log, and the numbers of their entries, were
+    /// reset.
     #[must_use]
-    pub fn era(&self) -> u64 {
-        self.era
+    pub fn log_generation(&self) -> u64 {
+        self.log_generation
     }
 
-    /// The last version of which it is known that it counts.
+    /// The last version known to be committed.
     #[must_use]
-    pub fn counted(&self) -> u64 {
-        self.counted
+    pub fn committed_version(&self) -> u64 {
+        self.committed
     }
 
-    /// The opening that it is of.
+    /// The term of this version.
     #[must_use]
-    pub fn opening(&self) -> Option<&Opening> {
-        self.openings.back()
+    pub fn current_term(&self) -> Option<&Term> {
+        self.terms.back()
     }
 
-    /// Whether the version `stamp` is one of those that led here, or this one.
+    /// Whether `version_id` is this version or an ancestor of it.
     #[must_use]
-    pub fn follows(&self, stamp: Stamp) -> bool {
-        let then = self.openings.iter().rev().find(|o| o.first <= stamp.version);
-        stamp.version <= self.version && then.is_some_and(|o| o.id == stamp.id)
+    pub fn descends_from(&self, version_id: VersionId) -> bool {
+        let term = self.terms.iter().rev().find(|o| o.first_version <= version_id.version);
+        version_id.version <= self.version && term.is_some_and(|o| o.id == version_id.term_id)
     }
 
-    /// A version of this number that led here, or this one, if it is still known of which opening it was.
+    /// The ancestor with this number, or this version; `None` if its term is no longer remembered.
     #[must_use]
-    pub fn stamp_of(&self, version: u64) -> Option<Stamp> {
-        let opening = self.openings.iter().rev().find(|o| o.first <= version)?;
-        let stamp = Stamp { opening: opening.number, version, id: opening.id };
-        (version <= self.version).then_some(stamp)
+    pub fn version_id_of(&self, version: u64) -> Option<VersionId> {
+        let term = self.terms.iter().rev().find(|o| o.first_version <= version)?;
+        let version_id = VersionId { term: term.number, version, term_id: term.id };
+        (version <= self.version).then_some(version_id)
     }
 
-    /// The last version that it proves to be committed: durable on all that have a vote in it.
+    /// The last version that this one proves to be committed: durable on all of its voters.
     #[must_use]
-    pub fn committed(&self) -> Option<Stamp> {
-        self.stamp_of(self.counted).filter(|stamp| stamp.version > 0)
+    pub fn last_committed(&self) -> Option<VersionId> {
+        self.version_id_of(self.committed).filter(|id| id.version > 0)
     }
 
-    /// Whether it is known of which opening a version of this number was that led here.
+    /// Whether the term of the ancestor with this number is still remembered.
     #[must_use]
-    pub fn remembers(&self, stamp: Stamp) -> bool {
-        self.openings.front().is_some_and(|oldest| oldest.first <= stamp.version)
+    pub fn remembers_term_of(&self, version_id: VersionId) -> bool {
+        self.terms.front().is_some_and(|oldest| oldest.first_version <= version_id.version)
     }
 
-    /// Who had a vote in the last version that is known to count, and in each since.
+    /// The voters of the last version known to be committed, and of each later version that changed
+    /// them.
     #[must_use]
-    pub fn window(&self) -> &[(u64, Members)] {
-        &self.window
+    pub fn voter_history(&self) -> &[(u64, MemberSet)] {
+        &self.voter_history
     }
 
-    /// Who gets every version.
+    /// The members that get every version.
     #[must_use]
-    pub fn voters(&self) -> Members {
-        let votes = self.members.iter().filter(|(_, m)| m.standing.votes());
+    pub fn voters(&self) -> MemberSet {
+        let votes = self.members.iter().filter(|(_, m)| m.state.is_voter());
         votes.map(|(id, _)| *id).collect()
     }
 
     /// The members, in order.
-    pub fn members(&self) -> impl Iterator<Item = (MemberId, &Member)> {
+    pub fn members(&self) -> impl Iterator<Item = (MemberId, &PoolMember)> {
         self.members.iter().map(|(id, member)| (*id, member))
     }
 
     /// A member.
     #[must_use]
-    pub fn member(&self, id: MemberId) -> Option<&Member> {
+    pub fn member(&self, id: MemberId) -> Option<&PoolMember> {
         self.members.get(&id)
     }
 
     /// The member with this identity.
     #[must_use]
-    pub fn member_of(&self, uuid: Uuid) -> Option<(MemberId, &Member)> {
+    pub fn find_member(&self, uuid: Uuid) -> Option<(MemberId, &PoolMember)> {
         self.members().find(|(_, member)| member.uuid == uuid)
     }
 
     /// The volumes, in order.
-    pub fn volumes(&self) -> impl Iterator<Item = (VolumeId, &Volume)> {
+    pub fn volumes(&self) -> impl Iterator<Item = (PoolVolumeId, &PoolVolume)> {
         self.volumes.iter().map(|(id, volume)| (*id, volume))
     }
 
     /// A volume.
     #[must_use]
-    pub fn volume(&self, id: VolumeId) -> Option<&Volume> {
+    pub fn volume(&self, id: PoolVolumeId) -> Option<&PoolVolume> {
         self.volumes.get(&id)
     }
 
     /// The number that the next volume gets.
     #[must_use]
-    pub fn next_volume(&self) -> VolumeId {
-        VolumeId(self.next_volume)
+    pub fn next_volume_id(&self) -> PoolVolumeId {
+        PoolVolumeId(self.next_volume)
     }
 
     /// The lowest number that no member has.
     #[must_use]
-    pub fn next_member(&self) -> Option<MemberId> {
+    pub fn next_member_id(&self) -> Option<MemberId> {
         (0..MAX_MEMBERS).map(MemberId).find(|id| !self.members.contains_key(id))
     }
 
     /// The last scrub that has ended.
     #[must_use]
-    pub fn scrubbed(&self) -> ScrubRecord {
-        self.scrubbed
+    pub fn last_scrub(&self) -> ScrubRecord {
+        self.last_scrub
     }
 
-    /// How many ranges of rows are remembered of all volumes as lost or not repaired,
-    pub(super) fn remembered_ranges(&self) -> usize {
-        self.volumes.values().map(Volume::remembered_ranges).sum()
+    /// How many ranges of rows of all volumes are recorded as lost or unrepaired.
+    pub(super) fn damaged_range_count(&self) -> usize {
+        self.volumes.values().map(PoolVolume::damaged_range_count).sum()
     }
 
-    /// and how many of them as not repaired.
-    pub(super) fn unrepaired_ranges(&self) -> usize {
-        self.volumes.values().map(Volume::unrepaired_ranges).sum()
+    /// How many of them are recorded as unrepaired.
+    pub(super) fn unrepaired_range_count(&self) -> usize {
+        self.volumes.values().map(PoolVolume::unrepaired_range_count).sum()
     }
 
-    /// Volumes of which blocks are lost where only `there` are.
-    pub fn lost(&self, there: Members) -> impl Iterator<Item = VolumeId> {
-        let lost = move |volume: &Volume| {
+    /// Volumes that lack blocks with only the members `present`.
+    pub fn lost_volumes(&self, present: MemberSet) -> impl Iterator<Item = PoolVolumeId> {
+        let lost = move |volume: &PoolVolume| {
             let mut extents = volume.extents();
             extents.any(|(index, extent)| {
-                let mut lost = volume.lost_columns(index, &extent.pieces, there);
-                lost.any(|lost| !volume.survives(lost))
+                let mut lost = volume.unusable_columns(index, &extent.columns, present);
+                lost.any(|lost| !volume.survives_loss_of(lost))
             })
         };
         self.volumes().filter(move |(_, volume)| lost(volume)).map(|(id, _)| id)

@@ -1,4 +1,4 @@
-//! Mistakes that a pool can be told to make, so that tests can show that they are found.
+//! Planted mistakes, which tests must find.
 
 /// One mistake.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -6,12 +6,12 @@ pub enum Mistake {
     /// None.
     #[default]
     None,
-    /// A disk that was set back is believed to have all that was written since.
-    BelievesSetBack,
-    /// Disks that were set back are believed against one that proves that more was committed.
-    IgnoresProofs,
-    /// No version is written when the pool is closed.
-    ClosesUnversioned,
-    /// Nor while it is in use.
-    WritesUnversioned,
+    /// Accepts a rolled-back disk as if it had all later writes.
+    TrustsRolledBackDisks,
+    /// Opens rolled-back disks although another disk proves a commit that they lack.
+    IgnoresProvenCommits,
+    /// Writes no version when the pool is closed.
+    SkipsVersionOnClose,
+    /// Writes no periodic versions.
+    SkipsPeriodicVersions,
 }

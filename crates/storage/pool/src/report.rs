@@ -1,142 +1,147 @@
-//! What there is to be told of a pool.
+//! What a pool reports about itself.
 
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use geometry::{Level, ROW_BYTES};
-use raid::Errors;
+use geometry::{ROW_BYTES, Redundancy};
+use raid::DiskCounters;
 use uuid::Uuid;
 
-use super::metadata::{MAX_UNREPAIRED, Member, MemberId, Metadata, Standing, Volume};
-use super::owner::Pool;
+use super::metadata::{
+    MAX_UNREPAIRED_RANGES, MemberId, Metadata, PoolMember, PoolMemberState, PoolVolume,
+};
+use super::open_pool::Pool;
 
-/// A pool, as of now.
+/// The state of a pool, as of now.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PoolReport {
     /// Its identity.
     pub id: Uuid,
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// How volumes bear the loss of disks.
-    pub level: Level,
+    /// The redundancy of its volumes.
+    pub redundancy: Redundancy,
     /// Columns of an extent.
     pub columns: u16,
     /// Bytes of a strip.
     pub strip_bytes: u32,
-    /// Whether what lies in it has checksums.
-    pub checksums: bool,
-    /// Bytes of all disks that hold pieces,
+    /// Whether its data have checksums.
+    pub has_checksums: bool,
+    /// Bytes of all disks that hold columns.
     pub raw_bytes: u64,
-    /// and of them what clients may use at its level.
+    /// How many of them clients may use at its redundancy.
     pub usable_bytes: u64,
-    /// Bytes of clients that extents are allocated for,
+    /// Bytes of clients that extents are allocated for.
     pub allocated_bytes: u64,
-    /// and that there is room for beside.
+    /// Bytes of clients that can still be allocated.
     pub free_bytes: u64,
-    /// How many more disks may fail, whichever they are, without a byte being lost; none if something is lost already.
-    pub bears: Option<u32>,
+    /// How many more disks may fail, whichever they are, without data loss; `None` if data are lost
+    /// already.
+    pub fault_tolerance: Option<u32>,
     /// Its disks.
-    pub disks: Vec<PoolDisk>,
+    pub disks: Vec<PoolDiskReport>,
     /// Its volumes.
     pub volumes: Vec<PoolVolumeReport>,
-    /// Blocks of volumes that are lost: they read as errors until they are written again.
-    pub lost: Vec<LostRange>,
-    /// Blocks of volumes that a scrub could not repair: it is not known whether they are right, until they are written again.
-    pub unrepaired: Vec<LostRange>,
-    /// Whether there may be more of those than are remembered.
-    pub forgets_unrepaired: bool,
-    /// Pieces that are not what they should be, or have to be moved, as far as there is room to put them.
-    pub behind_pieces: u64,
-    /// The scrub that is under way, or the last one.
-    pub scrub: Option<ScrubReport>,
+    /// Lost blocks of volumes: they read as errors until they are rewritten.
+    pub lost_ranges: Vec<DamagedRange>,
+    /// Blocks of volumes that a scrub could not repair: until they are rewritten it is unknown
+    /// whether they are right.
+    pub unrepaired_ranges: Vec<DamagedRange>,
+    /// Whether there may be more of those than are recorded.
+    pub unrepaired_truncated: bool,
+    /// Columns that have to be rebuilt or moved, as far as there is space for them.
+    pub stale_extents: u64,
+    /// The current or last scrub.
+    pub scrub: Option<PoolScrubReport>,
     /// Why nothing more can be written, if so.
-    pub broken: Option<String>,
+    pub write_error: Option<String>,
 }
 
 /// Blocks of a volume that are lost, or could not be repaired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LostRange {
+pub struct DamagedRange {
     /// The volume.
     pub volume: Uuid,
-    /// Byte of it at which they begin,
-    pub start: u64,
-    /// and how many bytes there are.
-    pub bytes: u64,
+    /// Offset of the first of them in the volume.
+    pub offset_bytes: u64,
+    /// How many bytes there are.
+    pub len_bytes: u64,
 }
 
-/// What a scrub has come to.
+/// Progress or result of a scrub.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ScrubReport {
-    /// Whether it goes on.
-    pub running: bool,
-    /// Bytes of clients that have been read and compared,
+pub struct PoolScrubReport {
+    /// Whether it is still running.
+    pub is_running: bool,
+    /// Bytes of clients that have been read and compared.
     pub done_bytes: u64,
-    /// of so many.
-    pub all_bytes: u64,
-    /// Blocks of disks that were wrong, or could not be read, and are right now.
-    pub repaired: u64,
-    /// Blocks that do not fit together, and of which nobody knows what is right; or that no disk gives back.
-    pub unrepairable: u64,
+    /// How many there are in all.
+    pub total_bytes: u64,
+    /// Blocks of disks that were wrong or unreadable, and have been repaired.
+    pub repaired_rows: u64,
+    /// Blocks that disagree, so that it is unknown which are right; or that no disk returns.
+    pub unrecoverable_rows: u64,
     /// When it ended, in seconds since the Unix epoch.
     pub ended_s: Option<u64>,
 }
 
 /// A disk of a pool.
 #[derive(Clone, Debug, PartialEq)]
-pub struct PoolDisk {
+pub struct PoolDiskReport {
     /// Its number in the pool.
-    pub member: u16,
-    /// Its identity there.
+    pub member_id: u16,
+    /// Its identity in the pool.
     pub id: Uuid,
     /// The serial number of the disk.
     pub serial: String,
-    /// Where it is; none if it is not there.
+    /// Where it is; `None` if it is missing.
     pub path: Option<PathBuf>,
-    /// Bytes of it that hold pieces, or could.
+    /// Bytes of its physical extents.
     pub bytes: u64,
-    /// Pieces that lie on it.
-    pub pieces: u32,
-    /// Pieces that it has room for in all.
-    pub room: u32,
-    /// What it is there for.
+    /// Columns that lie on it.
+    pub extents: u32,
+    /// Columns that it can hold in all.
+    pub extent_capacity: u32,
+    /// Its role.
     pub state: PoolDiskState,
-    /// Pieces on it that are not what they should be, or have to be moved.
-    pub behind_pieces: u64,
-    /// Whether these have no room elsewhere.
-    pub is_stranded: bool,
-    /// Since when its errors are counted, in seconds since the Unix epoch; none if that has not been written down yet.
+    /// Columns on it that have to be rebuilt or moved.
+    pub stale_extents: u64,
+    /// Whether there is no space for these elsewhere.
+    pub has_no_target: bool,
+    /// Since when its errors are counted, in seconds since the Unix epoch; `None` if that has not
+    /// been recorded yet.
     pub errors_since_s: Option<u64>,
     /// Reads that failed since then.
     pub read_errors: u64,
     /// Writes and flushes that failed since.
     pub write_errors: u64,
-    /// Blocks that were wrong or could not be read, and were written again since.
+    /// Blocks that were wrong or unreadable, and were rewritten since.
     pub repaired_blocks: u64,
     /// Blocks that could not be read, and were given up as lost since.
     pub unrepairable_blocks: u64,
-    /// Reads of it since that gave what was not written, where the pool has checksums; those that somebody waited for are among
-    /// those that failed.
+    /// Reads since then that returned data other than what was written, where the pool has
+    /// checksums; those that a client waited for also count as failed.
     pub checksum_errors: u64,
-    /// Whether it lags far behind the others now, so that reads go around it,
-    pub slow: bool,
-    /// how often it began to since the pool was opened,
-    pub slow_times: u64,
-    /// and how many reads others have answered for it.
-    pub slow_reads: u64,
+    /// Whether it lags far behind the others now, so that reads avoid it.
+    pub is_slow: bool,
+    /// How often it began to lag since the pool was opened.
+    pub slow_episodes: u64,
+    /// How many reads other disks have answered for it.
+    pub redirected_reads: u64,
 }
 
-/// What a disk of a pool is there for.
+/// The role of a disk in its pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolDiskState {
-    /// It holds pieces.
-    In,
+    /// It holds columns.
+    Active,
     /// It waits for another to fail.
     Spare,
-    /// What it holds is moved to others.
-    Leaving,
-    /// It failed, or is not there.
-    Out,
+    /// Its columns are moved to other disks.
+    Draining,
+    /// It failed, or is missing.
+    Detached,
 }
 
 /// A volume of a pool.
@@ -148,113 +153,123 @@ pub struct PoolVolumeReport {
     pub bytes: u64,
     /// Bytes that extents are allocated for.
     pub allocated_bytes: u64,
-    /// How many more disks may fail, whichever they are; none if something of it is lost already.
-    pub bears: Option<u32>,
+    /// How many more disks may fail, whichever they are; `None` if data of it are lost already.
+    pub fault_tolerance: Option<u32>,
 }
 
 impl Pool {
-    /// What there is to be told.
+    /// The current state of the pool.
     #[must_use]
     pub fn report(&self) -> PoolReport {
         let metadata = self.writer.metadata();
-        let there = metadata.voters();
-        let extent_bytes = metadata.shape.rows() * u64::from(ROW_BYTES);
+        let present = metadata.voters();
+        let extent_bytes = metadata.geometry.total_rows() * u64::from(ROW_BYTES);
         let volumes: Vec<PoolVolumeReport> = (metadata.volumes())
             .map(|(_, volume)| PoolVolumeReport {
                 id: volume.uuid,
                 bytes: volume.bytes,
                 allocated_bytes: volume.extents().count() as u64 * volume.extent_bytes(),
-                bears: metadata.bears(volume, there),
+                fault_tolerance: metadata.fault_tolerance(volume, present),
             })
             .collect();
-        let disks: Vec<PoolDisk> = metadata
+        let disks: Vec<PoolDiskReport> = metadata
             .members()
             .map(|(id, member)| self.disk_report(&metadata, id, member))
             .collect();
         let holding = disks.iter().filter(|disk| disk.state != PoolDiskState::Spare);
-        let out = disks.iter().filter(|disk| disk.state == PoolDiskState::Out).count();
-        let level = u32::from(metadata.shape.level().bears());
-        let empty = level.checked_sub(u32::try_from(out).unwrap_or(u32::MAX));
-        let bears: Vec<Option<u32>> = volumes.iter().map(|volume| volume.bears).collect();
+        let detached = disks.iter().filter(|disk| disk.state == PoolDiskState::Detached).count();
+        let level = u32::from(metadata.geometry.redundancy().fault_tolerance());
+        let empty = level.checked_sub(u32::try_from(detached).unwrap_or(u32::MAX));
+        let tolerances: Vec<Option<u32>> =
+            volumes.iter().map(|volume| volume.fault_tolerance).collect();
         PoolReport {
-            id: metadata.pool,
+            id: metadata.pool_id,
             name: metadata.name.to_string(),
-            level: metadata.shape.level(),
-            columns: metadata.shape.columns(),
-            strip_bytes: metadata.shape.strip_rows() * ROW_BYTES,
-            checksums: metadata.checksums,
+            redundancy: metadata.geometry.redundancy(),
+            columns: metadata.geometry.columns(),
+            strip_bytes: metadata.geometry.strip_rows() * ROW_BYTES,
+            has_checksums: metadata.has_checksums,
             raw_bytes: holding.map(|disk| disk.bytes).sum(),
-            usable_bytes: metadata.extents_in_all() * extent_bytes,
+            usable_bytes: metadata.total_extents() * extent_bytes,
             allocated_bytes: volumes.iter().map(|volume| volume.allocated_bytes).sum(),
-            free_bytes: metadata.extents_free() * extent_bytes,
-            bears: match volumes.is_empty() {
-                // What would be written now.
+            free_bytes: metadata.free_extents() * extent_bytes,
+            fault_tolerance: match volumes.is_empty() {
+                // New writes must be as redundant as the level allows.
                 true => Some(empty.unwrap_or(0)),
-                false => bears.into_iter().try_fold(level, |least, bears| Some(least.min(bears?))),
+                false => tolerances
+                    .into_iter()
+                    .try_fold(level, |least, tolerance| Some(least.min(tolerance?))),
             },
-            lost: metadata.bytes_of_all(Volume::all_lost),
-            unrepaired: metadata.bytes_of_all(Volume::all_unrepaired),
-            forgets_unrepaired: metadata.unrepaired_ranges() >= MAX_UNREPAIRED,
+            lost_ranges: metadata.damaged_ranges(PoolVolume::all_lost),
+            unrepaired_ranges: metadata.damaged_ranges(PoolVolume::all_unrepaired),
+            unrepaired_truncated: metadata.unrepaired_range_count() >= MAX_UNREPAIRED_RANGES,
             scrub: self.scrub_report(),
-            behind_pieces: disks
+            stale_extents: disks
                 .iter()
-                .filter(|disk| !disk.is_stranded)
-                .map(|disk| disk.behind_pieces)
+                .filter(|disk| !disk.has_no_target)
+                .map(|disk| disk.stale_extents)
                 .sum(),
             disks,
             volumes,
-            broken: self.writer.broken().map(|why| why.to_string()),
+            write_error: self.writer.fatal_error().map(|why| why.to_string()),
         }
     }
 
-    fn disk_report(&self, metadata: &Metadata, id: MemberId, member: &Member) -> PoolDisk {
-        let state = match member.standing {
-            Standing::In => PoolDiskState::In,
-            Standing::Spare => PoolDiskState::Spare,
-            Standing::Leaving => PoolDiskState::Leaving,
-            Standing::Out { .. } => PoolDiskState::Out,
+    fn disk_report(
+        &self,
+        metadata: &Metadata,
+        id: MemberId,
+        member: &PoolMember,
+    ) -> PoolDiskReport {
+        let state = match member.state {
+            PoolMemberState::Active => PoolDiskState::Active,
+            PoolMemberState::Spare => PoolDiskState::Spare,
+            PoolMemberState::Draining => PoolDiskState::Draining,
+            PoolMemberState::Detached { .. } => PoolDiskState::Detached,
         };
-        let moves = matches!(state, PoolDiskState::Out | PoolDiskState::Leaving);
-        let behind = match moves {
-            true => u64::from(member.taken()),
-            false => metadata.behind_on(id),
+        let moves = matches!(state, PoolDiskState::Detached | PoolDiskState::Draining);
+        let stale = match moves {
+            true => u64::from(member.allocated_count()),
+            false => metadata.stale_columns_on(id),
         };
-        let errors = self.writer.errors(id);
-        let count = |of: fn(&Errors) -> &AtomicU64| {
-            errors.as_deref().map_or(0, |errors| of(errors).load(Ordering::Relaxed))
+        let counters = self.writer.counters(id);
+        let count = |counter: fn(&DiskCounters) -> &AtomicU64| {
+            counters.as_deref().map_or(0, |counters| counter(counters).load(Ordering::Relaxed))
         };
-        let all = self.errors_of(id, member);
-        PoolDisk {
-            errors_since_s: Some(all.since_s).filter(|since| *since > 0),
-            read_errors: all.reads,
-            write_errors: all.writes,
-            checksum_errors: all.checksums,
-            repaired_blocks: all.repaired,
-            unrepairable_blocks: all.unrepairable,
-            slow: count(|errors| &errors.slow_now) > 0,
-            slow_times: count(|errors| &errors.slow_times),
-            slow_reads: count(|errors| &errors.slow_reads),
-            member: id.0,
+        let error_counts = self.error_counts_of(id, member);
+        PoolDiskReport {
+            errors_since_s: Some(error_counts.since_s).filter(|since| *since > 0),
+            read_errors: error_counts.read_errors,
+            write_errors: error_counts.write_errors,
+            checksum_errors: error_counts.corrupt_reads,
+            repaired_blocks: error_counts.repaired_rows,
+            unrepairable_blocks: error_counts.unrecoverable_rows,
+            is_slow: count(|counters| &counters.slow_on_cores) > 0,
+            slow_episodes: count(|counters| &counters.slow_episodes),
+            redirected_reads: count(|counters| &counters.hedged_reads),
+            member_id: id.0,
             id: member.uuid,
             serial: member.serial.to_string(),
             path: self.writer.disk(id).map(|disk| disk.path().to_owned()),
-            bytes: u64::from(member.units) * metadata.piece_bytes(),
-            pieces: member.taken(),
-            room: member.units,
+            bytes: u64::from(member.physical_extents) * metadata.column_data_bytes(),
+            extents: member.allocated_count(),
+            extent_capacity: member.physical_extents,
             state,
-            behind_pieces: behind,
-            is_stranded: moves && behind > 0 && !metadata.has_room_for(id, &self.reserved()),
+            stale_extents: stale,
+            has_no_target: moves
+                && stale > 0
+                && !metadata.can_relocate_from(id, &self.reserved_extents()),
         }
     }
 }
 
 impl Metadata {
-    /// Blocks of volumes that are lost, or not repaired, in order; those that touch are one range.
-    fn bytes_of_all<'a, R>(&'a self, rows: impl Fn(&'a Volume) -> R) -> Vec<LostRange>
+    /// Lost or unrepaired blocks of volumes, in order; adjacent ranges are merged.
+    fn damaged_ranges<'a, R>(&'a self, rows: impl Fn(&'a PoolVolume) -> R) -> Vec<DamagedRange>
     where
         R: Iterator<Item = (u32, Range<u32>)> + 'a,
     {
-        let mut all: Vec<LostRange> = Vec::new();
+        let mut all: Vec<DamagedRange> = Vec::new();
         for (_, volume) in self.volumes() {
             for (index, rows) in rows(volume) {
                 let at = |row| {
@@ -263,26 +278,32 @@ impl Metadata {
                 let (start, end) = (at(rows.start), at(rows.end));
                 match all.last_mut() {
                     Some(last)
-                        if last.volume == volume.uuid && last.start + last.bytes == start =>
+                        if last.volume == volume.uuid
+                            && last.offset_bytes + last.len_bytes == start =>
                     {
-                        last.bytes += end - start;
+                        last.len_bytes += end - start;
                     }
-                    _ => all.push(LostRange { volume: volume.uuid, start, bytes: end - start }),
+                    _ => all.push(DamagedRange {
+                        volume: volume.uuid,
+                        offset_bytes: start,
+                        len_bytes: end - start,
+                    }),
                 }
             }
         }
         all
     }
 
-    /// Pieces on a member that are not what they should be.
-    fn behind_on(&self, id: MemberId) -> u64 {
-        let of = self.volumes().map(|(_, volume)| {
-            let behind = volume.all_marks().filter(|(index, column)| {
-                let piece = volume.extent(*index).and_then(|e| e.pieces.get(usize::from(*column)));
-                piece.is_some_and(|piece| piece.member == id)
+    /// Stale columns on a member.
+    fn stale_columns_on(&self, id: MemberId) -> u64 {
+        let counts = self.volumes().map(|(_, volume)| {
+            let stale = volume.stale_columns().filter(|(index, column)| {
+                let location =
+                    volume.extent(*index).and_then(|e| e.columns.get(usize::from(*column)));
+                location.is_some_and(|location| location.member == id)
             });
-            behind.count() as u64
+            stale.count() as u64
         });
-        of.sum()
+        counts.sum()
     }
 }

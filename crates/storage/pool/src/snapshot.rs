@@ -1,77 +1,78 @@
-//! All that is known about a pool at once, as it lies on a member ([format](../../../../docs/format/pool.md)).
+//! Snapshots of a pool's metadata on a member ([format](../../../../docs/format/pool.md)).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use geometry::{MAX_MEMBERS, RowSet};
 use uuid::Uuid;
-use wire::seal::{is_sealed, seal};
-use wire::{TEXT_BYTES, Text};
+use wire::embedded_checksum::{verify_checksum, write_checksum};
+use wire::{SHORT_TEXT_BYTES, ShortText};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use super::extent_bitmap::ExtentBitmap;
 use super::journal::{
-    BLOCK_BYTES, StoredErrors, StoredPiece, StoredScrub, StoredShape, StoredStanding,
-    stored_standing,
+    BLOCK_BYTES, StoredErrorCounts, StoredGeometry, StoredMemberState, StoredPhysicalExtent,
+    StoredScrubRecord, stored_member_state,
 };
 use super::metadata::{
-    Broken, Extent, MAX_LOST_PARTS, MAX_OPENINGS, MAX_VOLUMES, MAX_WINDOW, Member, MemberId,
-    Members, Metadata, Opening, Piece, Standing, Volume, VolumeId,
+    InvariantViolation, MAX_SPLIT_DAMAGED_RANGES, MAX_TERMS, MAX_VOLUMES, MAX_VOTER_HISTORY,
+    MemberId, MemberSet, Metadata, PhysicalExtent, PoolExtent, PoolMember, PoolMemberState,
+    PoolVolume, PoolVolumeId, Term,
 };
-use super::units::Units;
 
 const MAGIC: [u8; 16] = *b"WINDROSE POOL\r\n\n";
 
 /// The version of the format.
 const VERSION: u16 = 3;
 
-/// That of a pool that has checksums.
-const CHECKED: u16 = 4;
+/// The version for a pool with checksums.
+const VERSION_WITH_CHECKSUMS: u16 = 4;
 
-const HEAD_BYTES: usize = 256;
+const HEADER_BYTES: usize = 256;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct Head {
+struct SnapshotHeader {
     magic: [u8; 16],
     version: U16,
-    rings: U16,
+    log_rings: U16,
     checksum: U32,
     length: U64,
     pool: [u8; 16],
-    name: [u8; TEXT_BYTES],
-    shape: StoredShape,
+    name: [u8; SHORT_TEXT_BYTES],
+    geometry: StoredGeometry,
     next_volume: U32,
-    made: U64,
-    counted: U64,
-    era: U64,
+    metadata_version: U64,
+    committed: U64,
+    log_generation: U64,
     next_extent: U64,
-    openings: U32,
-    window: U32,
-    members: U32,
-    volumes: U32,
-    lost: U32,
-    unrepaired: U32,
-    scrubbed: StoredScrub,
+    term_count: U32,
+    voter_history_count: U32,
+    member_count: U32,
+    volume_count: U32,
+    lost_range_count: U32,
+    unrepaired_range_count: U32,
+    last_scrub: StoredScrubRecord,
     reserved: [u8; 40],
 }
 
-const _: () = assert!(size_of::<Head>() == HEAD_BYTES);
-const CHECKSUM_AT: usize = std::mem::offset_of!(Head, checksum);
+const _: () = assert!(size_of::<SnapshotHeader>() == HEADER_BYTES);
+const CHECKSUM_AT: usize = std::mem::offset_of!(SnapshotHeader, checksum);
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct StoredOpening {
+struct StoredTerm {
     number: U64,
-    id: [u8; 16],
-    first: U64,
+    term_id: [u8; 16],
+    first_version: U64,
     forced: U32,
     reserved: U32,
 }
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct StoredVotes {
+struct StoredVoters {
     version: U64,
     members: [u8; 16],
 }
@@ -80,28 +81,28 @@ struct StoredVotes {
 #[repr(C)]
 struct StoredMember {
     uuid: [u8; 16],
-    serial: [u8; TEXT_BYTES],
-    units: U32,
-    room: U32,
-    number: U16,
-    standing: U16,
+    serial: [u8; SHORT_TEXT_BYTES],
+    physical_extents: U32,
+    snapshot_blocks: U32,
+    member_id: U16,
+    state: U16,
     reserved: U32,
-    since: U64,
-    knew: U64,
-    units_at: U64,
-    errors: StoredErrors,
+    detached_since: U64,
+    min_version: U64,
+    extents_at: U64,
+    errors: StoredErrorCounts,
 }
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct StoredVolume {
     uuid: [u8; 16],
-    number: U32,
+    volume_id: U32,
     block_size: U32,
     bytes: U64,
-    shape: StoredShape,
-    thick: U32,
-    extents: U32,
+    geometry: StoredGeometry,
+    is_thick: U32,
+    extent_count: U32,
     reserved: U32,
 }
 
@@ -119,184 +120,186 @@ struct StoredExtent {
 struct StoredRows {
     volume: U32,
     index: U32,
-    row: U32,
-    rows: U32,
+    first_row: U32,
+    row_count: U32,
 }
 
-/// A piece, and what of it is not what it should be.
+/// A column, and its stale regions.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct StoredColumn {
-    piece: StoredPiece,
-    behind: U32,
+    location: StoredPhysicalExtent,
+    stale_regions: U32,
     reserved: U32,
 }
 
 const _: () = assert!(
     (size_of::<StoredExtent>() + size_of::<StoredColumn>()) as u64
-        == super::metadata::UNIT_SNAPSHOT_BYTES
+        == super::metadata::SNAPSHOT_BYTES_PER_EXTENT
 );
 const _: () = assert!(
-    (HEAD_BYTES
-        + MAX_OPENINGS * size_of::<StoredOpening>()
-        + MAX_WINDOW * size_of::<StoredVotes>()
+    (HEADER_BYTES
+        + MAX_TERMS * size_of::<StoredTerm>()
+        + MAX_VOTER_HISTORY * size_of::<StoredVoters>()
         + MAX_MEMBERS as usize * size_of::<StoredMember>()
         + MAX_VOLUMES * size_of::<StoredVolume>()
-        + MAX_LOST_PARTS * size_of::<StoredRows>()
+        + MAX_SPLIT_DAMAGED_RANGES * size_of::<StoredRows>()
         + BLOCK_BYTES) as u64
         <= super::metadata::FIXED_SNAPSHOT_BYTES
 );
 
-/// Why bytes are no snapshot of a pool.
+/// Why a snapshot cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoSnapshot {
-    /// Nothing was written there, or something else.
+pub enum SnapshotError {
+    /// It is empty, or holds something else.
     #[error("no snapshot of a pool")]
-    Foreign,
-    /// Of a release that is not known.
+    NoMagic,
+    /// Of an unknown format version.
     #[error("version {0} of a pool's snapshot is not known")]
-    Version(u16),
-    /// Not all of it is there.
+    UnknownVersion(u16),
+    /// It is incomplete.
     #[error("a torn snapshot of a pool")]
     Torn,
-    /// Another pool's.
+    /// It belongs to another pool.
     #[error("a snapshot of another pool")]
-    Other,
-    /// Sealed, and makes no sense.
+    OtherPool,
+    /// Its checksum is right, but its contents are invalid.
     #[error("a snapshot of a pool that makes no sense")]
-    Nonsense,
-    /// Sealed, and its parts do not fit together.
+    Malformed,
+    /// Its checksum is right, but its contents contradict each other.
     #[error("a snapshot of a pool: {0}")]
-    Broken(#[from] Broken),
+    InvariantViolated(#[from] InvariantViolation),
 }
 
-/// Length in bytes of the snapshot that begins with this block; none if it is none of this pool, as far as that can be told.
+/// Length of the snapshot that begins with this block, in bytes; `None` if it is clearly none of
+/// this pool.
 #[must_use]
-pub fn length(first: &[u8; BLOCK_BYTES], pool: Uuid) -> Option<u64> {
-    let head = Head::read_from_prefix(first).ok()?.0;
+pub fn snapshot_len(first: &[u8; BLOCK_BYTES], pool: Uuid) -> Option<u64> {
+    let head = SnapshotHeader::read_from_prefix(first).ok()?.0;
     let ours = head.magic == MAGIC && head.pool == pool.into_bytes();
     ours.then_some(head.length.get().next_multiple_of(BLOCK_BYTES as u64))
 }
 
-fn count(n: usize) -> U32 {
+fn to_u32(n: usize) -> U32 {
     u32::try_from(n).unwrap_or(u32::MAX).into()
 }
 
 impl Metadata {
-    /// All of it, in whole blocks.
+    /// Encodes the metadata, in whole blocks.
     #[must_use]
-    pub fn snapshot(&self) -> Vec<u8> {
-        let mut out = vec![0; HEAD_BYTES];
-        self.openings.iter().for_each(|opening| put_opening(&mut out, opening));
-        for (version, members) in &self.window {
+    pub fn encode_snapshot(&self) -> Vec<u8> {
+        let mut out = vec![0; HEADER_BYTES];
+        self.terms.iter().for_each(|term| encode_term(&mut out, term));
+        for (version, members) in &self.voter_history {
             let (version, members) = ((*version).into(), members.0.to_le_bytes());
-            out.extend_from_slice(StoredVotes { version, members }.as_bytes());
+            out.extend_from_slice(StoredVoters { version, members }.as_bytes());
         }
-        self.members.iter().for_each(|(id, member)| put_member(&mut out, *id, member));
-        self.volumes.iter().for_each(|(id, volume)| put_volume(&mut out, *id, volume));
-        self.volumes.iter().for_each(|(id, v)| put_rows(&mut out, *id, v.all_lost()));
-        self.volumes.iter().for_each(|(id, v)| put_rows(&mut out, *id, v.all_unrepaired()));
-        let head = Head {
+        self.members.iter().for_each(|(id, member)| encode_member(&mut out, *id, member));
+        self.volumes.iter().for_each(|(id, volume)| encode_volume(&mut out, *id, volume));
+        self.volumes.iter().for_each(|(id, v)| encode_rows(&mut out, *id, v.all_lost()));
+        self.volumes.iter().for_each(|(id, v)| encode_rows(&mut out, *id, v.all_unrepaired()));
+        let head = SnapshotHeader {
             magic: MAGIC,
-            version: if self.checksums { CHECKED } else { VERSION }.into(),
-            rings: self.rings.into(),
+            version: if self.has_checksums { VERSION_WITH_CHECKSUMS } else { VERSION }.into(),
+            log_rings: self.log_rings.into(),
             checksum: 0.into(),
             length: (out.len() as u64).into(),
-            pool: self.pool.into_bytes(),
+            pool: self.pool_id.into_bytes(),
             name: self.name.to_bytes(),
-            shape: StoredShape::of(&self.shape),
+            geometry: StoredGeometry::from_geometry(&self.geometry),
             next_volume: self.next_volume.into(),
-            made: self.version.into(),
-            counted: self.counted.into(),
-            era: self.era.into(),
+            metadata_version: self.version.into(),
+            committed: self.committed.into(),
+            log_generation: self.log_generation.into(),
             next_extent: self.next_extent.into(),
-            openings: count(self.openings.len()),
-            window: count(self.window.len()),
-            members: count(self.members.len()),
-            volumes: count(self.volumes.len()),
-            lost: count(self.remembered_ranges() - self.unrepaired_ranges()),
-            unrepaired: count(self.unrepaired_ranges()),
-            scrubbed: StoredScrub::of(self.scrubbed),
+            term_count: to_u32(self.terms.len()),
+            voter_history_count: to_u32(self.voter_history.len()),
+            member_count: to_u32(self.members.len()),
+            volume_count: to_u32(self.volumes.len()),
+            lost_range_count: to_u32(self.damaged_range_count() - self.unrepaired_range_count()),
+            unrepaired_range_count: to_u32(self.unrepaired_range_count()),
+            last_scrub: StoredScrubRecord::from_record(self.last_scrub),
             reserved: [0; 40],
         };
-        out[..HEAD_BYTES].copy_from_slice(head.as_bytes());
+        out[..HEADER_BYTES].copy_from_slice(head.as_bytes());
         out.resize(out.len().next_multiple_of(BLOCK_BYTES), 0);
-        seal(&mut out, CHECKSUM_AT);
+        write_checksum(&mut out, CHECKSUM_AT);
         out
     }
 
-    /// What a snapshot says, of which these are all blocks.
+    /// Decodes a snapshot from all of its blocks.
     ///
     /// # Errors
-    /// Why they are none of this pool.
-    pub fn of_snapshot(bytes: &[u8], pool: Uuid) -> Result<Self, NoSnapshot> {
-        let (head, rest) = Head::read_from_prefix(bytes).map_err(|_| NoSnapshot::Foreign)?;
+    /// Why it is no snapshot of this pool.
+    pub fn decode_snapshot(bytes: &[u8], pool: Uuid) -> Result<Self, SnapshotError> {
+        let (head, rest) =
+            SnapshotHeader::read_from_prefix(bytes).map_err(|_| SnapshotError::NoMagic)?;
         if head.magic != MAGIC {
-            return Err(NoSnapshot::Foreign);
+            return Err(SnapshotError::NoMagic);
         }
         let length = usize::try_from(head.length.get()).unwrap_or(usize::MAX);
         let whole = length.checked_next_multiple_of(BLOCK_BYTES) == Some(bytes.len());
-        if !whole || !is_sealed(bytes, CHECKSUM_AT) {
-            return Err(NoSnapshot::Torn);
+        if !whole || !verify_checksum(bytes, CHECKSUM_AT) {
+            return Err(SnapshotError::Torn);
         }
-        if !matches!(head.version.get(), VERSION | CHECKED) {
-            return Err(NoSnapshot::Version(head.version.get()));
+        if !matches!(head.version.get(), VERSION | VERSION_WITH_CHECKSUMS) {
+            return Err(SnapshotError::UnknownVersion(head.version.get()));
         }
         if head.pool != pool.into_bytes() {
-            return Err(NoSnapshot::Other);
+            return Err(SnapshotError::OtherPool);
         }
-        let body = length.checked_sub(HEAD_BYTES).and_then(|n| rest.split_at_checked(n));
-        let (body, behind) = body.ok_or(NoSnapshot::Nonsense)?;
+        let body = length.checked_sub(HEADER_BYTES).and_then(|n| rest.split_at_checked(n));
+        let (body, behind) = body.ok_or(SnapshotError::Malformed)?;
         let reserved = head.reserved == [0; 40] && behind.iter().all(|b| *b == 0);
         let all = reserved.then(|| Reader(body).metadata(&head)).flatten();
-        let all = all.ok_or(NoSnapshot::Nonsense)?;
+        let all = all.ok_or(SnapshotError::Malformed)?;
         all.check()?;
         Ok(all)
     }
 }
 
-fn put_opening(out: &mut Vec<u8>, opening: &Opening) {
-    let Opening { number, id, first, forced } = *opening;
-    let stored = StoredOpening {
+fn encode_term(out: &mut Vec<u8>, term: &Term) {
+    let Term { number, id, first_version, is_forced: forced } = *term;
+    let stored = StoredTerm {
         number: number.into(),
-        id: id.into_bytes(),
-        first: first.into(),
+        term_id: id.into_bytes(),
+        first_version: first_version.into(),
         forced: u32::from(forced).into(),
         reserved: 0.into(),
     };
     out.extend_from_slice(stored.as_bytes());
 }
 
-fn put_member(out: &mut Vec<u8>, id: MemberId, member: &Member) {
-    let (since, knew) = match member.standing {
-        Standing::Out { since, knew } => (since, knew),
+fn encode_member(out: &mut Vec<u8>, id: MemberId, member: &PoolMember) {
+    let (since, min_version) = match member.state {
+        PoolMemberState::Detached { since, min_version } => (since, min_version),
         _ => (0, 0),
     };
     let stored = StoredMember {
         uuid: member.uuid.into_bytes(),
         serial: member.serial.to_bytes(),
-        units: member.units.into(),
-        room: member.room.into(),
-        number: id.0.into(),
-        standing: stored_standing(member.standing).0.into(),
+        physical_extents: member.physical_extents.into(),
+        snapshot_blocks: member.snapshot_blocks.into(),
+        member_id: id.0.into(),
+        state: stored_member_state(member.state).0.into(),
         reserved: 0.into(),
-        since: since.into(),
-        knew: knew.into(),
-        units_at: member.units_at.into(),
-        errors: StoredErrors::of(member.errors),
+        detached_since: since.into(),
+        min_version: min_version.into(),
+        extents_at: member.extents_at.into(),
+        errors: StoredErrorCounts::from_counts(member.error_counts),
     };
     out.extend_from_slice(stored.as_bytes());
 }
 
-fn put_volume(out: &mut Vec<u8>, id: VolumeId, volume: &Volume) {
+fn encode_volume(out: &mut Vec<u8>, id: PoolVolumeId, volume: &PoolVolume) {
     let stored = StoredVolume {
         uuid: volume.uuid.into_bytes(),
-        number: id.0.into(),
+        volume_id: id.0.into(),
         block_size: volume.block_size.into(),
         bytes: volume.bytes.into(),
-        shape: StoredShape::of(&volume.shape),
-        thick: u32::from(volume.thick).into(),
-        extents: count(volume.extents.len()),
+        geometry: StoredGeometry::from_geometry(&volume.geometry),
+        is_thick: u32::from(volume.is_thick).into(),
+        extent_count: to_u32(volume.extents.len()),
         reserved: 0.into(),
     };
     out.extend_from_slice(stored.as_bytes());
@@ -304,23 +307,29 @@ fn put_volume(out: &mut Vec<u8>, id: VolumeId, volume: &Volume) {
         let (number, reserved) = (extent.number.into(), 0.into());
         let stored = StoredExtent { number, index: (*index).into(), reserved };
         out.extend_from_slice(stored.as_bytes());
-        for (column, piece) in (0..).zip(&extent.pieces) {
-            let behind = volume.behind(*index, column).into();
-            let stored = StoredColumn { piece: StoredPiece::of(*piece), behind, reserved };
+        for (column, location) in (0..).zip(&extent.columns) {
+            let stale_regions = volume.stale_regions_of(*index, column).into();
+            let stored = StoredColumn {
+                location: StoredPhysicalExtent::from_physical_extent(*location),
+                stale_regions,
+                reserved,
+            };
             out.extend_from_slice(stored.as_bytes());
         }
     }
 }
 
-fn put_rows(out: &mut Vec<u8>, id: VolumeId, all: impl Iterator<Item = (u32, Range<u32>)>) {
+fn encode_rows(out: &mut Vec<u8>, id: PoolVolumeId, all: impl Iterator<Item = (u32, Range<u32>)>) {
     for (index, rows) in all {
         let (volume, index) = (id.0.into(), index.into());
         let (row, rows) = (rows.start.into(), (rows.end - rows.start).into());
-        out.extend_from_slice(StoredRows { volume, index, row, rows }.as_bytes());
+        out.extend_from_slice(
+            StoredRows { volume, index, first_row: row, row_count: rows }.as_bytes(),
+        );
     }
 }
 
-/// Takes one record after the other.
+/// Reads one record after the other.
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
@@ -330,160 +339,173 @@ impl Reader<'_> {
         Some(record)
     }
 
-    fn metadata(mut self, head: &Head) -> Option<Metadata> {
-        let shape = head.shape.parse()?;
-        let mut openings = VecDeque::new();
-        for _ in 0..head.openings.get() {
-            openings.push_back(self.opening()?);
+    fn metadata(mut self, head: &SnapshotHeader) -> Option<Metadata> {
+        let geometry = head.geometry.parse()?;
+        let mut terms = VecDeque::new();
+        for _ in 0..head.term_count.get() {
+            terms.push_back(self.term()?);
         }
-        let mut window = Vec::new();
-        for _ in 0..head.window.get() {
-            let votes: StoredVotes = self.take()?;
-            window.push((votes.version.get(), Members(u128::from_le_bytes(votes.members))));
+        let mut voter_history = Vec::new();
+        for _ in 0..head.voter_history_count.get() {
+            let votes: StoredVoters = self.take()?;
+            voter_history
+                .push((votes.version.get(), MemberSet(u128::from_le_bytes(votes.members))));
         }
         let mut members = BTreeMap::new();
-        for _ in 0..head.members.get() {
+        for _ in 0..head.member_count.get() {
             let (id, member) = self.member()?;
-            is_behind_last(&members, &id)?;
+            ensure_ascending(&members, &id)?;
             members.insert(id, member);
         }
         let mut volumes = BTreeMap::new();
-        for _ in 0..head.volumes.get() {
+        for _ in 0..head.volume_count.get() {
             let (id, volume) = self.volume(&mut members)?;
-            is_behind_last(&volumes, &id)?;
+            ensure_ascending(&volumes, &id)?;
             volumes.insert(id, volume);
         }
         let mut last = None;
-        for _ in 0..head.lost.get() {
-            last = Some(self.rows(&mut volumes, last, |volume| &mut volume.lost)?);
+        for _ in 0..head.lost_range_count.get() {
+            last = Some(self.rows(&mut volumes, last, |volume| &mut volume.lost_rows)?);
         }
         last = None;
-        for _ in 0..head.unrepaired.get() {
-            last = Some(self.rows(&mut volumes, last, |volume| &mut volume.unrepaired)?);
+        for _ in 0..head.unrepaired_range_count.get() {
+            last = Some(self.rows(&mut volumes, last, |volume| &mut volume.unrepaired_rows)?);
         }
         self.0.is_empty().then_some(Metadata {
-            pool: Uuid::from_bytes(head.pool),
-            name: Text::parse(&head.name)?,
-            shape,
-            rings: head.rings.get(),
-            checksums: head.version.get() == CHECKED,
-            version: head.made.get(),
-            counted: head.counted.get(),
-            era: head.era.get(),
+            pool_id: Uuid::from_bytes(head.pool),
+            name: ShortText::parse(&head.name)?,
+            geometry,
+            log_rings: head.log_rings.get(),
+            has_checksums: head.version.get() == VERSION_WITH_CHECKSUMS,
+            version: head.metadata_version.get(),
+            committed: head.committed.get(),
+            log_generation: head.log_generation.get(),
             next_volume: head.next_volume.get(),
             next_extent: head.next_extent.get(),
-            openings,
-            window,
-            scrubbed: head.scrubbed.parse(),
+            terms,
+            voter_history,
+            last_scrub: head.last_scrub.parse(),
             members,
             volumes,
         })
     }
 
-    /// Takes rows of one of a volume's sets, which lie behind the `last` ones; tells where they end.
+    /// Reads a range of rows of one of a volume's sets, which must follow the `last` range; returns
+    /// its end.
     fn rows(
         &mut self,
-        volumes: &mut BTreeMap<VolumeId, Volume>,
+        volumes: &mut BTreeMap<PoolVolumeId, PoolVolume>,
         last: Option<(u32, u32, u32)>,
-        set: fn(&mut Volume) -> &mut BTreeMap<u32, RowSet>,
+        set: fn(&mut PoolVolume) -> &mut BTreeMap<u32, RowSet>,
     ) -> Option<(u32, u32, u32)> {
         let stored: StoredRows = self.take()?;
-        let (volume, index, row) = (stored.volume.get(), stored.index.get(), stored.row.get());
-        let end = row.checked_add(stored.rows.get()).filter(|end| row < *end)?;
-        // Ranges that touch are one.
+        let (volume, index, row) =
+            (stored.volume.get(), stored.index.get(), stored.first_row.get());
+        let end = row.checked_add(stored.row_count.get()).filter(|end| row < *end)?;
+        // Adjacent ranges must have been merged.
         let is_behind = last.is_none_or(|last| last < (volume, index, row));
-        let rows = is_behind.then(|| volumes.get_mut(&VolumeId(volume)))??;
+        let rows = is_behind.then(|| volumes.get_mut(&PoolVolumeId(volume)))??;
         set(rows).entry(index).or_default().insert(row..end);
         Some((volume, index, end))
     }
 
-    fn opening(&mut self) -> Option<Opening> {
-        let stored: StoredOpening = self.take()?;
-        let forced = flag(stored.forced)?;
-        let (number, first) = (stored.number.get(), stored.first.get());
-        let opening = Opening { number, id: Uuid::from_bytes(stored.id), first, forced };
-        (stored.reserved.get() == 0).then_some(opening)
+    fn term(&mut self) -> Option<Term> {
+        let stored: StoredTerm = self.take()?;
+        let forced = parse_flag(stored.forced)?;
+        let (number, first_version) = (stored.number.get(), stored.first_version.get());
+        let term =
+            Term { number, id: Uuid::from_bytes(stored.term_id), first_version, is_forced: forced };
+        (stored.reserved.get() == 0).then_some(term)
     }
 
-    fn member(&mut self) -> Option<(MemberId, Member)> {
+    fn member(&mut self) -> Option<(MemberId, PoolMember)> {
         let stored: StoredMember = self.take()?;
-        let (since, knew) = (stored.since.get(), stored.knew.get());
-        let standing = match StoredStanding(stored.standing.get()) {
-            StoredStanding::In => Standing::In,
-            StoredStanding::Spare => Standing::Spare,
-            StoredStanding::Leaving => Standing::Leaving,
-            StoredStanding::Out => Standing::Out { since, knew },
+        let (since, min_version) = (stored.detached_since.get(), stored.min_version.get());
+        let state = match StoredMemberState(stored.state.get()) {
+            StoredMemberState::Active => PoolMemberState::Active,
+            StoredMemberState::Spare => PoolMemberState::Spare,
+            StoredMemberState::Draining => PoolMemberState::Draining,
+            StoredMemberState::Detached => PoolMemberState::Detached { since, min_version },
             _ => return None,
         };
-        let zeroes = standing.votes() && (since, knew) != (0, 0);
-        let member = Member {
+        let zeroes = state.is_voter() && (since, min_version) != (0, 0);
+        let member = PoolMember {
             uuid: Uuid::from_bytes(stored.uuid),
-            serial: Text::parse(&stored.serial)?,
-            units: stored.units.get(),
-            room: stored.room.get(),
-            standing,
-            units_at: stored.units_at.get(),
-            errors: stored.errors.parse(),
-            taken: Units::default(),
+            serial: ShortText::parse(&stored.serial)?,
+            physical_extents: stored.physical_extents.get(),
+            snapshot_blocks: stored.snapshot_blocks.get(),
+            state,
+            extents_at: stored.extents_at.get(),
+            error_counts: stored.errors.parse(),
+            allocated: ExtentBitmap::default(),
         };
-        let id = MemberId(stored.number.get());
+        let id = MemberId(stored.member_id.get());
         (stored.reserved.get() == 0 && !zeroes).then_some((id, member))
     }
 
-    fn volume(&mut self, members: &mut BTreeMap<MemberId, Member>) -> Option<(VolumeId, Volume)> {
+    fn volume(
+        &mut self,
+        members: &mut BTreeMap<MemberId, PoolMember>,
+    ) -> Option<(PoolVolumeId, PoolVolume)> {
         let stored: StoredVolume = self.take()?;
-        let mut volume = Volume {
+        let mut volume = PoolVolume {
             uuid: Uuid::from_bytes(stored.uuid),
-            shape: stored.shape.parse()?,
+            geometry: stored.geometry.parse()?,
             bytes: stored.bytes.get(),
             block_size: stored.block_size.get(),
-            thick: flag(stored.thick)?,
+            is_thick: parse_flag(stored.is_thick)?,
             extents: BTreeMap::new(),
-            behind: BTreeMap::new(),
-            lost: BTreeMap::new(),
-            unrepaired: BTreeMap::new(),
+            stale_regions: BTreeMap::new(),
+            lost_rows: BTreeMap::new(),
+            unrepaired_rows: BTreeMap::new(),
         };
-        for _ in 0..stored.extents.get() {
+        for _ in 0..stored.extent_count.get() {
             let (index, extent) = self.extent(&mut volume, members)?;
-            is_behind_last(&volume.extents, &index)?;
+            ensure_ascending(&volume.extents, &index)?;
             volume.extents.insert(index, extent);
         }
-        let id = VolumeId(stored.number.get());
+        let id = PoolVolumeId(stored.volume_id.get());
         (stored.reserved.get() == 0).then_some((id, volume))
     }
 
     fn extent(
         &mut self,
-        volume: &mut Volume,
-        members: &mut BTreeMap<MemberId, Member>,
-    ) -> Option<(u32, Extent)> {
+        volume: &mut PoolVolume,
+        members: &mut BTreeMap<MemberId, PoolMember>,
+    ) -> Option<(u32, PoolExtent)> {
         let stored: StoredExtent = self.take()?;
         let index = stored.index.get();
-        let mut pieces = Vec::new();
-        for column in 0..volume.shape.columns() {
+        let mut columns = Vec::new();
+        for column in 0..volume.geometry.columns() {
             let stored: StoredColumn = self.take()?;
-            let piece: Piece = stored.piece.parse();
-            let (zero, behind) = (stored.reserved.get() == 0, stored.behind.get());
-            let member = members.get_mut(&piece.member).filter(|m| piece.unit < m.units)?;
-            if !member.taken.take(piece.unit) || !zero || !stored.piece.is_clean() {
+            let location: PhysicalExtent = stored.location.parse();
+            let (zero, stale_regions) = (stored.reserved.get() == 0, stored.stale_regions.get());
+            let member = members
+                .get_mut(&location.member)
+                .filter(|m| location.index < m.physical_extents)?;
+            if !member.allocated.allocate(location.index)
+                || !zero
+                || !stored.location.is_reserved_zero()
+            {
                 return None;
             }
-            if behind != 0 {
-                volume.behind.insert((index, column), behind);
+            if stale_regions != 0 {
+                volume.stale_regions.insert((index, column), stale_regions);
             }
-            pieces.push(piece);
+            columns.push(location);
         }
         let number = stored.number.get();
-        (stored.reserved.get() == 0).then_some((index, Extent { number, pieces: pieces.into() }))
+        (stored.reserved.get() == 0)
+            .then_some((index, PoolExtent { number, columns: columns.into() }))
     }
 }
 
-/// What is in order is there once.
-fn is_behind_last<K: Ord, V>(map: &BTreeMap<K, V>, key: &K) -> Option<()> {
+/// Checks that keys are read in ascending order.
+fn ensure_ascending<K: Ord, V>(map: &BTreeMap<K, V>, key: &K) -> Option<()> {
     map.last_key_value().is_none_or(|(last, _)| last < key).then_some(())
 }
 
-fn flag(stored: U32) -> Option<bool> {
+fn parse_flag(stored: U32) -> Option<bool> {
     match stored.get() {
         0 => Some(false),
         1 => Some(true),
@@ -502,40 +524,46 @@ mod tests {
 
     #[test]
     fn what_is_no_snapshot_is_named() {
-        let bytes = pool(3).snapshot();
-        assert_eq!(Metadata::of_snapshot(&[0; 4096], POOL), Err(NoSnapshot::Foreign));
-        assert_eq!(Metadata::of_snapshot(&bytes, Uuid::from_u128(2)), Err(NoSnapshot::Other));
-        assert_eq!(Metadata::of_snapshot(&bytes[..2048], POOL), Err(NoSnapshot::Torn));
+        let bytes = pool(3).encode_snapshot();
+        assert_eq!(Metadata::decode_snapshot(&[0; 4096], POOL), Err(SnapshotError::NoMagic));
+        assert_eq!(
+            Metadata::decode_snapshot(&bytes, Uuid::from_u128(2)),
+            Err(SnapshotError::OtherPool)
+        );
+        assert_eq!(Metadata::decode_snapshot(&bytes[..2048], POOL), Err(SnapshotError::Torn));
         let with = |at: usize, value: u8| {
             let mut bytes = bytes.clone();
             bytes[at] = value;
-            seal(&mut bytes, CHECKSUM_AT);
-            Metadata::of_snapshot(&bytes, POOL)
+            write_checksum(&mut bytes, CHECKSUM_AT);
+            Metadata::decode_snapshot(&bytes, POOL)
         };
-        assert!(with(16, 4).unwrap().checksums);
-        assert_eq!(with(16, 1), Err(NoSnapshot::Version(1)));
-        assert_eq!(with(18, 17), Err(NoSnapshot::Broken(Broken("the number of rings"))));
-        assert_eq!(with(255, 1), Err(NoSnapshot::Nonsense), "reserved");
-        assert_eq!(with(4095, 1), Err(NoSnapshot::Nonsense), "behind the end");
+        assert!(with(16, 4).unwrap().has_checksums);
+        assert_eq!(with(16, 1), Err(SnapshotError::UnknownVersion(1)));
+        assert_eq!(
+            with(18, 17),
+            Err(SnapshotError::InvariantViolated(InvariantViolation("the number of rings")))
+        );
+        assert_eq!(with(255, 1), Err(SnapshotError::Malformed), "reserved");
+        assert_eq!(with(4095, 1), Err(SnapshotError::Malformed), "behind the end");
         let mut torn = bytes.clone();
         torn[300] ^= 1;
-        assert_eq!(Metadata::of_snapshot(&torn, POOL), Err(NoSnapshot::Torn));
+        assert_eq!(Metadata::decode_snapshot(&torn, POOL), Err(SnapshotError::Torn));
     }
 
     #[test]
     fn its_length_is_told_by_its_first_block() {
-        let bytes = pool(3).snapshot();
+        let bytes = pool(3).encode_snapshot();
         let first = bytes[..BLOCK_BYTES].try_into().unwrap();
-        assert_eq!(length(first, POOL), Some(bytes.len() as u64));
-        assert_eq!(length(first, Uuid::nil()), None);
-        assert_eq!(length(&[0; BLOCK_BYTES], POOL), None);
+        assert_eq!(snapshot_len(first, POOL), Some(bytes.len() as u64));
+        assert_eq!(snapshot_len(first, Uuid::nil()), None);
+        assert_eq!(snapshot_len(&[0; BLOCK_BYTES], POOL), None);
     }
 
     /// What lies on disks is read for ever.
     #[test]
     fn the_golden_snapshots_are_what_they_were() {
-        let pools = [false, true].map(|checksums| Metadata { checksums, ..pool(3) });
-        let sums = pools.map(|pool| wire::crc32c(&pool.snapshot()));
+        let pools = [false, true].map(|checksums| Metadata { has_checksums: checksums, ..pool(3) });
+        let sums = pools.map(|pool| wire::crc32c(&pool.encode_snapshot()));
         assert_eq!(sums, GOLDEN);
     }
 
@@ -545,28 +573,28 @@ mod tests {
     proptest! {
         #[test]
         fn it_says_what_was_known(history in histories(), checksums: bool) {
-            let mut pool = Metadata { checksums, ..pool(4) };
+            let mut pool = Metadata { has_checksums: checksums, ..pool(4) };
             for (counts, changes) in history {
-                let counted = if counts { pool.stamp().version } else { pool.counted() };
-                prop_assume!(pool.start(counted).is_ok());
+                let committed = if counts { pool.version_id().version } else { pool.committed_version() };
+                prop_assume!(pool.begin_version(committed).is_ok());
                 changes.iter().for_each(|change| {
                     let _ = pool.apply(change);
                 });
             }
-            let bytes = pool.snapshot();
+            let bytes = pool.encode_snapshot();
             prop_assert!(bytes.len() as u64 <= crate::metadata::FIXED_SNAPSHOT_BYTES + 1024);
-            prop_assert_eq!(Metadata::of_snapshot(&bytes, POOL), Ok(pool));
+            prop_assert_eq!(Metadata::decode_snapshot(&bytes, POOL), Ok(pool));
         }
 
         #[test]
         fn any_bytes_are_one_or_none(at in 0usize..4096, value in any::<u8>(), also in 16usize..4096, more in any::<u8>()) {
-            let mut bytes = pool(3).snapshot();
+            let mut bytes = pool(3).encode_snapshot();
             let len = bytes.len();
             bytes[at % len] = value;
             bytes[also % len] = more;
-            seal(&mut bytes, CHECKSUM_AT);
-            if let Ok(found) = Metadata::of_snapshot(&bytes, POOL) {
-                prop_assert_eq!(found.snapshot(), bytes);
+            write_checksum(&mut bytes, CHECKSUM_AT);
+            if let Ok(found) = Metadata::decode_snapshot(&bytes, POOL) {
+                prop_assert_eq!(found.encode_snapshot(), bytes);
             }
         }
     }

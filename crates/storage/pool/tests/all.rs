@@ -1,4 +1,4 @@
-//! Tests of the crate `pool`: one program, as each would be linked with all that it tests.
+//! Tests of the crate `pool`, as one program, so that its dependencies are linked once.
 #![allow(clippy::unwrap_used, missing_docs, reason = "a test fails where it unwraps nothing")]
 
 #[path = "../../image/tests/common/mod.rs"]

@@ -1,4 +1,4 @@
-//! Two machines that reach one disk: which of them has it, and what becomes of the other.
+//! Two machines that reach one disk: which of them may use it, and what the other does then.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -6,15 +6,16 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::Error;
-use block::testing::Client;
-use disk::claim::{Copy, State};
+use block::testing::TestClient;
+use disk::claim::{OwnerRecordKind, OwnerState};
 use disk::{
-    BEAT_AT, CLAIM_AT, Claim, HeldBy, Hold, Holding, NodeIdentity, NotTaken, OWNER_BYTES,
-    OwnerRecord, Reason, Refusal, SECOND_AT, STOP, Subject,
+    CLAIM_COPY_OFFSET, CLAIM_OFFSET, ClaimError, ClaimRefusal, ClaimRequest, ClaimSubject,
+    DiskClaim, DiskOwner, DiskOwnerState, HEARTBEAT_OFFSET, ImageErrorReason, LEASE_DURATION,
+    NodeIdentity, OWNER_RECORD_BYTES, OwnerRecord,
 };
-use geometry::Level;
-use image::{Create, File, Open, delete};
-use pool::{CreatePool, NewDisk, NewPoolVolume, OpenPool, Pool, PoolSeat};
+use geometry::Redundancy;
+use image::{CreateImageOptions, FlatImage, OpenImageOptions, delete};
+use pool::{CorePool, CreatePool, NewDisk, NewPoolVolume, OpenPool, Pool};
 use rt::Core;
 use rt::disk::OpenOptions;
 use rt::sim::{DiskControl, DiskFaults, DiskSetup, Host, HostSetup, World};
@@ -34,7 +35,7 @@ struct Pair {
 }
 
 fn pair(world: &World, a: Host) -> Pair {
-    let b = world.add_host("other", HostSetup { pool_bytes: 48 << 20, ..HostSetup::default() });
+    let b = world.add_host("other", HostSetup { memory_bytes: 48 << 20, ..HostSetup::default() });
     let disk = a.add_disk(LUN, DiskSetup::device(16 * MIB));
     b.share_disk(LUN, &a);
     Pair { a, b, disk }
@@ -42,41 +43,41 @@ fn pair(world: &World, a: Host) -> Pair {
 
 fn node(core: &Core, n: u128) -> NodeIdentity {
     let name = if n == 1 { "a" } else { "b" };
-    NodeIdentity::on(core, Uuid::from_u128(n), name, &format!("srv{n}"))
+    NodeIdentity::ephemeral(core, Uuid::from_u128(n), name, &format!("srv{n}"))
 }
 
-fn claim(core: &Core, n: u128) -> Option<Claim> {
-    Some(Claim::of(node(core, n)))
+fn claim(core: &Core, n: u128) -> Option<ClaimRequest> {
+    Some(ClaimRequest::for_node(node(core, n)))
 }
 
-fn stated(core: &Core, n: u128) -> Option<Claim> {
-    Some(Claim { take_over: true, ..Claim::of(node(core, n)) })
+fn stated(core: &Core, n: u128) -> Option<ClaimRequest> {
+    Some(ClaimRequest { take_over: true, ..ClaimRequest::for_node(node(core, n)) })
 }
 
-async fn take(core: &Core, claim: Option<Claim>) -> Result<Hold, NotTaken> {
+async fn take(core: &Core, claim: Option<ClaimRequest>) -> Result<DiskClaim, ClaimError> {
     let disk = core.open_disk(Path::new(LUN), OpenOptions::new()).await.unwrap();
-    let subject = Subject { set: Uuid::from_u128(70), part: Uuid::from_u128(71) };
-    let memory = core.pool().account();
-    Hold::take(core, &disk, &memory, (subject, &claim.unwrap()), None).await
+    let subject = ClaimSubject { set_id: Uuid::from_u128(70), part_id: Uuid::from_u128(71) };
+    let memory = core.buffer_pool().account();
+    DiskClaim::acquire(core, &disk, &memory, (subject, &claim.unwrap()), None).await
 }
 
-async fn open(core: &Core, claim: Option<Claim>) -> Result<Rc<File>, HeldBy> {
-    match File::open(core, Path::new(LUN), &Open { claim, ..existing() }).await {
+async fn open(core: &Core, claim: Option<ClaimRequest>) -> Result<Rc<FlatImage>, DiskOwner> {
+    match FlatImage::open(core, Path::new(LUN), &OpenImageOptions { claim, ..existing() }).await {
         Ok(file) => Ok(Rc::new(file)),
         Err(e) => match e.reason {
-            Reason::Held(by) => Err(by),
+            ImageErrorReason::ClaimedElsewhere(by) => Err(by),
             other => panic!("{other}"),
         },
     }
 }
 
-async fn create(core: &Core, claim: Option<Claim>) -> Rc<File> {
-    let how = Create { claim, ..thin(4 * MIB) };
-    Rc::new(File::create(core, Path::new(LUN), &how).await.unwrap())
+async fn create(core: &Core, claim: Option<ClaimRequest>) -> Rc<FlatImage> {
+    let how = CreateImageOptions { claim, ..thin(4 * MIB) };
+    Rc::new(FlatImage::create(core, Path::new(LUN), &how).await.unwrap())
 }
 
 fn two_hosts<Fut: Future<Output = ()>>(scene: impl FnOnce(Pair, World) -> Fut) {
-    let setup = HostSetup { pool_bytes: 48 << 20, ..HostSetup::default() };
+    let setup = HostSetup { memory_bytes: 48 << 20, ..HostSetup::default() };
     succeed(1, setup, |world, a| scene(pair(&world, a), world));
 }
 
@@ -92,24 +93,30 @@ fn a_disk_that_another_machine_uses_is_refused_and_that_one_goes_on() {
         let client = client(&a, &file);
         client.write(0, &[7; 512], true).await.unwrap();
         let refused = open(&b, claim(&b, 2)).await.unwrap_err();
-        assert_eq!((refused.how, refused.node), (Holding::Owned, Uuid::from_u128(1)));
+        assert_eq!(
+            (refused.state, refused.node),
+            (DiskOwnerState::NotReleased, Uuid::from_u128(1))
+        );
         let text = refused.to_string();
         assert!(text.contains("node a on host srv1") && text.contains("last seen"), "{text}");
-        // Even if a person says so: its heartbeat moves.
+        // Not even on the operator's request: its heartbeat moves.
         let refused = open(&b, stated(&b, 2)).await.unwrap_err();
-        assert_eq!(refused.how, Holding::InUse, "{refused}");
-        // Nor is it overwritten or deleted.
-        let forced = Create { force: true, claim: claim(&b, 2), ..thin(4 * MIB) };
-        let forced = File::create(&b, Path::new(LUN), &forced).await.unwrap_err();
+        assert_eq!(refused.state, DiskOwnerState::InUse, "{refused}");
+        // It is not overwritten or deleted either.
+        let forced = CreateImageOptions { overwrite: true, claim: claim(&b, 2), ..thin(4 * MIB) };
+        let forced = FlatImage::create(&b, Path::new(LUN), &forced).await.unwrap_err();
         assert!(
-            matches!(forced.reason, Reason::Held(HeldBy { how: Holding::InUse, .. })),
+            matches!(
+                forced.reason,
+                ImageErrorReason::ClaimedElsewhere(DiskOwner { state: DiskOwnerState::InUse, .. })
+            ),
             "{forced}"
         );
         let deleted = delete(&b, Path::new(LUN), VOLUME, (false, true), claim(&b, 2)).await;
-        assert!(matches!(deleted.unwrap_err().reason, Reason::Held(_)));
+        assert!(matches!(deleted.unwrap_err().reason, ImageErrorReason::ClaimedElsewhere(_)));
         client.write(1, &[8; 512], true).await.unwrap();
         assert_eq!(client.read(0, 1).await.unwrap().to_vec(), [7; 512]);
-        assert_eq!(file.lost(), None);
+        assert_eq!(file.lost_claim(), None);
     });
 }
 
@@ -122,7 +129,7 @@ fn what_was_released_is_taken_without_a_statement() {
         let began = world.now();
         open(&b, claim(&b, 2)).await.unwrap();
         assert!(world.now() - began < 2 * SECOND, "{:?}", world.now() - began);
-        // Now it is the other one's.
+        // Now it belongs to the other machine.
         drop(file);
         assert_eq!(open(&a, claim(&a, 1)).await.unwrap_err().node, Uuid::from_u128(2));
     });
@@ -135,13 +142,13 @@ fn an_owner_that_is_gone_is_taken_over_by_a_statement_only() {
         drop(create(&a, claim(&a, 1)).await);
         pair.a.power_cut();
         passes(100 * SECOND).await;
-        assert_eq!(open(&b, claim(&b, 2)).await.unwrap_err().how, Holding::Owned);
+        assert_eq!(open(&b, claim(&b, 2)).await.unwrap_err().state, DiskOwnerState::NotReleased);
         let began = world.now();
         let file = open(&b, stated(&b, 2)).await.unwrap();
         let waited = world.now() - began;
-        assert!(waited > 2 * STOP && waited < 13 * SECOND, "{waited:?}");
+        assert!(waited > 2 * LEASE_DURATION && waited < 13 * SECOND, "{waited:?}");
         client(&b, &file).write(0, &[9; 512], true).await.unwrap();
-        // The one before comes back, and finds it taken.
+        // The former owner comes back, and finds it taken.
         let a = core_of(&pair.a).await;
         assert_eq!(open(&a, claim(&a, 1)).await.unwrap_err().node, Uuid::from_u128(2));
     });
@@ -162,19 +169,19 @@ fn a_killed_process_has_its_disk_back_at_once_and_a_booted_machine_after_watchin
         let began = world.now();
         drop(open(&a, claim(&a, 1)).await.unwrap());
         let waited = world.now() - began;
-        assert!(waited > 2 * STOP && waited < 13 * SECOND, "{waited:?}");
+        assert!(waited > 2 * LEASE_DURATION && waited < 13 * SECOND, "{waited:?}");
     });
 }
 
-/// Whenever two machines open a disk that nobody has, one of them has it.
+/// Whenever two machines open a disk without an owner, one of them gets it.
 #[test]
 fn of_two_that_take_a_disk_at_the_same_moment_one_has_it() {
     for seed in 0..60 {
-        let setup = HostSetup { pool_bytes: 8 << 20, ..HostSetup::default() };
+        let setup = HostSetup { memory_bytes: 8 << 20, ..HostSetup::default() };
         succeed(seed, setup, |world, a| async move {
             let pair = pair(&world, a);
             let (a, b) = (core_of(&pair.a).await, core_of(&pair.b).await);
-            let apart = world.rng().time(Duration::ZERO, Duration::from_millis(seed));
+            let apart = world.rng().duration_between(Duration::ZERO, Duration::from_millis(seed));
             let first = take(&a, claim(&a, 1));
             let second = async {
                 passes(apart).await;
@@ -185,7 +192,7 @@ fn of_two_that_take_a_disk_at_the_same_moment_one_has_it() {
             assert_eq!(held, 1, "seed {seed}: {first:?} {second:?}");
             passes(10 * SECOND).await;
             let hold = first.or(second).unwrap();
-            assert_eq!(hold.lost(), None, "seed {seed}");
+            assert_eq!(hold.lost_claim(), None, "seed {seed}");
             assert!(hold.verify().await.is_ok());
         });
     }
@@ -198,14 +205,14 @@ fn a_process_that_was_stopped_writes_nothing_to_a_disk_that_was_taken_over() {
         let b = core_of(&pair.b).await;
         let written = Rc::new(Cell::new(0));
         let count = Rc::clone(&written);
-        // Within the host, all of which is stopped.
+        // Runs within the host, all of which is stopped.
         let load = pair.a.run(move |a| async move {
             let of = create(&a, claim(&a, 1)).await;
             let writes = client(&a, &of);
             loop {
                 match writes.write(3, &[0xaa; 512], false).await {
                     Ok(()) => count.set(count.get() + 1),
-                    Err(e) => return (e, of.lost().is_some()),
+                    Err(e) => return (e, of.lost_claim().is_some()),
                 }
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
@@ -220,13 +227,13 @@ fn a_process_that_was_stopped_writes_nothing_to_a_disk_that_was_taken_over() {
         client.write(3, &[0xbb; 512], true).await.unwrap();
         passes(60 * SECOND).await;
         assert_eq!(load.join().await, Some((Error::Gone, true)));
-        // The one that was under way when it was stopped may have been answered.
+        // The write that was in flight when it was stopped may have completed.
         assert!(written.get() <= before + 1, "{} {before}", written.get());
         assert_eq!(client.read(3, 1).await.unwrap().to_vec(), [0xbb; 512]);
     });
 }
 
-/// As long as the heartbeat cannot be written nothing is, and then all goes on.
+/// While the heartbeat cannot be written no data are written; afterwards writes go on.
 #[test]
 fn writes_stop_when_the_heartbeat_cannot_be_written_and_go_on_with_it() {
     two_hosts(|pair, world| async move {
@@ -236,10 +243,10 @@ fn writes_stop_when_the_heartbeat_cannot_be_written_and_go_on_with_it() {
         client.write(0, &[1; 512], true).await.unwrap();
         let began = world.now();
         pair.disk.set_faults(DiskFaults { write_error: 1.0, ..DiskFaults::default() });
-        passes(STOP + SECOND).await;
-        // It would succeed at the disk.
+        passes(LEASE_DURATION + SECOND).await;
+        // The disk would complete it.
         pair.disk.set_faults(DiskFaults::default());
-        pair.disk.hold();
+        pair.disk.hold_completions();
         let late = {
             let client = client.clone();
             pair.a.run(move |_| async move { client.write(1, &[2; 512], false).await })
@@ -247,13 +254,13 @@ fn writes_stop_when_the_heartbeat_cannot_be_written_and_go_on_with_it() {
         passes(10 * SECOND).await;
         let in_flight = pair.disk.in_flight();
         assert!(in_flight <= 1, "only the heartbeat is under way: {in_flight}");
-        pair.disk.release();
+        pair.disk.release_completions();
         assert_eq!(late.join().await, Some(Ok(())));
-        assert!(world.now() - began > STOP);
+        assert!(world.now() - began > LEASE_DURATION);
         client.write(2, &[3; 512], true).await.unwrap();
-        // For longer than an operation waits: it fails, and the image lives.
+        // For longer than an operation waits: it fails, but the image stays usable.
         pair.disk.set_faults(DiskFaults { write_error: 1.0, ..DiskFaults::default() });
-        passes(STOP + SECOND).await;
+        passes(LEASE_DURATION + SECOND).await;
         let failed = client.write(1, &[4; 512], false).await;
         assert!(matches!(failed, Err(Error::Unwritable { .. })), "{failed:?}");
         pair.disk.set_faults(DiskFaults::default());
@@ -262,8 +269,8 @@ fn writes_stop_when_the_heartbeat_cannot_be_written_and_go_on_with_it() {
     });
 }
 
-fn record_at(disk: &DiskControl, at: u64, copy: Copy) -> OwnerRecord {
-    let bytes = disk.peek(at, OWNER_BYTES);
+fn record_at(disk: &DiskControl, at: u64, copy: OwnerRecordKind) -> OwnerRecord {
+    let bytes = disk.read_visible(at, OWNER_RECORD_BYTES);
     OwnerRecord::parse(bytes.as_slice().try_into().unwrap(), copy).unwrap()
 }
 
@@ -274,11 +281,11 @@ fn a_copy_of_a_machines_memory_is_found_by_its_heartbeat() {
         let a = core_of(&pair.a).await;
         let hold = take(&a, claim(&a, 1)).await.unwrap();
         passes(5 * SECOND).await;
-        let beat = record_at(&pair.disk, BEAT_AT, Copy::Beat);
-        let copys = OwnerRecord { beat: beat.beat + 1, nonce: 1, ..beat };
-        pair.disk.poke(BEAT_AT, &copys.to_bytes(Copy::Beat));
+        let beat = record_at(&pair.disk, HEARTBEAT_OFFSET, OwnerRecordKind::Heartbeat);
+        let copys = OwnerRecord { heartbeat: beat.heartbeat + 1, nonce: 1, ..beat };
+        pair.disk.write_durable(HEARTBEAT_OFFSET, &copys.to_bytes(OwnerRecordKind::Heartbeat));
         passes(3 * SECOND).await;
-        assert!(hold.lost().is_some() && hold.lease().is_lost());
+        assert!(hold.lost_claim().is_some() && hold.lease().is_revoked());
     });
 }
 
@@ -288,11 +295,11 @@ fn a_heartbeat_that_was_lost_with_power_is_no_other_machine() {
         let a = core_of(&pair.a).await;
         let hold = take(&a, claim(&a, 1)).await.unwrap();
         passes(5 * SECOND).await;
-        let old = pair.disk.peek(BEAT_AT, OWNER_BYTES);
+        let old = pair.disk.read_visible(HEARTBEAT_OFFSET, OWNER_RECORD_BYTES);
         passes(5 * SECOND).await;
-        pair.disk.poke(BEAT_AT, &old);
+        pair.disk.write_durable(HEARTBEAT_OFFSET, &old);
         passes(5 * SECOND).await;
-        assert_eq!(hold.lost(), None);
+        assert_eq!(hold.lost_claim(), None);
         assert!(hold.lease().is_valid(&a));
     });
 }
@@ -302,22 +309,25 @@ fn one_damaged_copy_of_the_claim_is_written_again_and_two_are_somebody_elses() {
     two_hosts(|pair, _| async move {
         let (a, b) = (core_of(&pair.a).await, core_of(&pair.b).await);
         let hold = take(&a, claim(&a, 1)).await.unwrap();
-        let life = record_at(&pair.disk, CLAIM_AT, Copy::First).life;
-        pair.disk.flip_bit(CLAIM_AT + 60, 1);
+        let life = record_at(&pair.disk, CLAIM_OFFSET, OwnerRecordKind::Claim).claim_id;
+        pair.disk.flip_bit(CLAIM_OFFSET + 60, 1);
         passes(5 * SECOND).await;
-        assert_eq!(hold.lost(), None);
-        assert_eq!(record_at(&pair.disk, CLAIM_AT, Copy::First).life, life);
-        pair.disk.poke(CLAIM_AT, &[0x5a; OWNER_BYTES]);
-        pair.disk.poke(SECOND_AT, &[0x5a; OWNER_BYTES]);
+        assert_eq!(hold.lost_claim(), None);
+        assert_eq!(record_at(&pair.disk, CLAIM_OFFSET, OwnerRecordKind::Claim).claim_id, life);
+        pair.disk.write_durable(CLAIM_OFFSET, &[0x5a; OWNER_RECORD_BYTES]);
+        pair.disk.write_durable(CLAIM_COPY_OFFSET, &[0x5a; OWNER_RECORD_BYTES]);
         passes(5 * SECOND).await;
-        assert_eq!(hold.lost().map(|lost| lost.to), Some(None));
-        // Damaged, so that nobody knows whose it is.
-        for (at, copy) in [(CLAIM_AT, Copy::First), (SECOND_AT, Copy::Second)] {
-            pair.disk.poke(at, &record().to_bytes(copy));
+        assert_eq!(hold.lost_claim().map(|lost| lost.new_owner), Some(None));
+        // Damaged, so that its owner is unknown.
+        for (at, copy) in [
+            (CLAIM_OFFSET, OwnerRecordKind::Claim),
+            (CLAIM_COPY_OFFSET, OwnerRecordKind::ClaimCopy),
+        ] {
+            pair.disk.write_durable(at, &record().to_bytes(copy));
             pair.disk.flip_bit(at + 60, 1);
         }
         let unclear = take(&b, claim(&b, 2)).await.unwrap_err();
-        assert!(matches!(unclear, NotTaken::Refused(Refusal::Unclear(_))), "{unclear}");
+        assert!(matches!(unclear, ClaimError::Refused(ClaimRefusal::OwnerUnknown(_))), "{unclear}");
         take(&b, stated(&b, 2)).await.unwrap();
     });
 }
@@ -325,23 +335,23 @@ fn one_damaged_copy_of_the_claim_is_written_again_and_two_are_somebody_elses() {
 fn record() -> OwnerRecord {
     let id = Uuid::from_u128;
     OwnerRecord {
-        claim: 1,
-        beat: 0,
+        claim_generation: 1,
+        heartbeat: 0,
         nonce: 0,
-        life: id(1),
-        subject: Subject { set: id(2), part: id(3) },
+        claim_id: id(1),
+        subject: ClaimSubject { set_id: id(2), part_id: id(3) },
         owner: NodeIdentity {
-            node: id(4),
-            place: id(5),
-            cluster: None,
-            number: 0,
-            name: wire::Text::new(""),
-            host: wire::Text::new("srv9"),
+            node_id: id(4),
+            boot_instance: id(5),
+            cluster_id: None,
+            node_number: 0,
+            name: wire::ShortText::new(""),
+            host: wire::ShortText::new("srv9"),
         },
-        written: SECOND,
-        interval_ms: 2000,
-        stop_ms: 5000,
-        state: State::Held,
+        written_wall_time: SECOND,
+        heartbeat_interval_ms: 2000,
+        lease_ms: 5000,
+        state: OwnerState::Held,
     }
 }
 
@@ -351,16 +361,16 @@ fn disks() -> Vec<PathBuf> {
     (0..3).map(|n| PathBuf::from(format!("/dev/d{n}"))).collect()
 }
 
-fn creating(claim: Option<Claim>) -> CreatePool {
+fn creating(claim: Option<ClaimRequest>) -> CreatePool {
     let new = |path| NewDisk { path, overwrite: Vec::new() };
     CreatePool {
         id: POOL,
         name: "tank".into(),
-        level: Level::Parity,
+        redundancy: Redundancy::Parity,
         columns: None,
         strip_bytes: 64 << 10,
-        checksums: false,
-        rings: 1,
+        has_checksums: false,
+        max_cores: 1,
         disks: disks().into_iter().map(new).collect(),
         spares: Vec::new(),
         buffered: false,
@@ -368,12 +378,12 @@ fn creating(claim: Option<Claim>) -> CreatePool {
     }
 }
 
-fn opening(paths: Vec<PathBuf>, claim: Option<Claim>) -> OpenPool {
-    OpenPool { id: POOL, paths, without: Vec::new(), buffered: false, claim }
+fn opening(paths: Vec<PathBuf>, claim: Option<ClaimRequest>) -> OpenPool {
+    OpenPool { id: POOL, paths, missing_disks: Vec::new(), buffered: false, claim }
 }
 
 const IN_POOL: NewPoolVolume =
-    NewPoolVolume { id: VOLUME, bytes: 8 << 20, block_size: 512, thick: false };
+    NewPoolVolume { id: VOLUME, bytes: 8 << 20, block_size: 512, is_thick: false };
 
 /// Three disks of both hosts.
 fn pool_pair(pair: &Pair) {
@@ -383,10 +393,10 @@ fn pool_pair(pair: &Pair) {
     }
 }
 
-async fn served(core: &Core, pool: &Rc<Pool>) -> (Rc<PoolSeat>, Client) {
-    let seat = PoolSeat::share(core, pool, 0).await.unwrap();
-    let dev = seat.open(VOLUME).await.unwrap();
-    (seat, Client::new(&dev, core.pool()))
+async fn served(core: &Core, pool: &Rc<Pool>) -> (Rc<CorePool>, TestClient) {
+    let core_pool = CorePool::attach_on_owner_core(core, pool, 0).await.unwrap();
+    let dev = core_pool.open_volume(VOLUME).await.unwrap();
+    (core_pool, TestClient::new(&dev, core.buffer_pool()))
 }
 
 #[test]
@@ -396,7 +406,7 @@ fn a_pool_that_another_machine_has_is_refused_whichever_of_its_disks_are_seen() 
         let (a, b) = (core_of(&pair.a).await, core_of(&pair.b).await);
         let pool = Pool::create(&a, &creating(claim(&a, 1))).await.unwrap();
         pool.create_volume(&IN_POOL).await.unwrap();
-        let (seat, client) = served(&a, &pool).await;
+        let (core_pool, client) = served(&a, &pool).await;
         client.write(0, &[1; 512], true).await.unwrap();
         for paths in [disks(), disks()[1..].to_vec(), disks()[..1].to_vec()] {
             let refused = Pool::open(&b, &opening(paths, claim(&b, 2))).await.unwrap_err();
@@ -406,7 +416,7 @@ fn a_pool_that_another_machine_has_is_refused_whichever_of_its_disks_are_seen() 
         }
         let refused = Pool::open(&b, &opening(disks(), stated(&b, 2))).await.unwrap_err();
         assert!(refused.to_string().contains("its heartbeat moves"), "{refused}");
-        // Nor is one of its disks made a member of another pool.
+        // Its disks cannot be made members of another pool either.
         let overwrite: Vec<String> = disks().iter().map(|p| p.display().to_string()).collect();
         let new = |path| NewDisk { path, overwrite: overwrite.clone() };
         let taken = disks().into_iter().map(new).collect();
@@ -415,18 +425,19 @@ fn a_pool_that_another_machine_has_is_refused_whichever_of_its_disks_are_seen() 
         assert!(refused.to_string().contains("its heartbeat moves"), "{refused}");
         client.write(1, &[2; 512], true).await.unwrap();
         assert_eq!(client.read(0, 1).await.unwrap().to_vec(), [1; 512]);
-        assert_eq!(pool.report().broken, None);
+        assert_eq!(pool.report().write_error, None);
         drop(client);
-        seat.close().await.unwrap();
+        core_pool.close().await.unwrap();
         pool.close().await.unwrap();
-        // Closed in order, it is anybody's.
+        // Closed in order, it can be opened by any machine.
         let pool = Pool::open(&b, &opening(disks(), claim(&b, 2))).await.unwrap();
         let (_seat, client) = served(&b, &pool).await;
         assert_eq!(client.read(1, 1).await.unwrap().to_vec(), [2; 512]);
     });
 }
 
-/// The statement takes a pool from a machine that is stopped; when that one goes on it serves nothing.
+/// With `--take-over`, a pool is taken from a machine that is stopped; when that one goes on, it
+/// serves nothing.
 #[test]
 fn a_pool_that_was_taken_over_stops_where_it_was_open() {
     two_hosts(|pair, _| async move {
@@ -435,14 +446,14 @@ fn a_pool_that_was_taken_over_stops_where_it_was_open() {
         let created = pair.a.run(move |a| async move {
             let pool = Pool::create(&a, &creating(claim(&a, 1))).await.unwrap();
             pool.create_volume(&IN_POOL).await.unwrap();
-            let (seat, client) = served(&a, &pool).await;
+            let (core_pool, client) = served(&a, &pool).await;
             client.write(0, &[1; 512], true).await.unwrap();
-            (pool, seat, client)
+            (pool, core_pool, client)
         });
         let (pool, _seat, client) = created.join().await.unwrap();
         pair.a.pause(60 * SECOND);
         passes(SECOND).await;
-        // What was not given back needs to be said, with all disks or two of them.
+        // A pool that was not released needs the option, with all of its disks or two of them.
         assert!(Pool::open(&b, &opening(disks(), claim(&b, 2))).await.is_err());
         let others = Pool::open(&b, &opening(disks(), stated(&b, 2))).await.unwrap();
         let (_other_seat, others_client) = served(&b, &others).await;
@@ -451,17 +462,17 @@ fn a_pool_that_was_taken_over_stops_where_it_was_open() {
         let written = pair.a.run(move |_| async move { client.write(0, &[3; 512], true).await });
         assert!(written.join().await.unwrap().is_err());
         let report = pool.report();
-        let broken = report.broken.unwrap();
+        let broken = report.write_error.unwrap();
         assert!(broken.contains("node b on host srv2"), "{broken}");
         let refused = pair.a.run(move |_| async move { pool.delete_volume(VOLUME).await });
         assert!(refused.join().await.unwrap().is_err(), "no version is written");
         assert_eq!(others_client.read(0, 1).await.unwrap().to_vec(), [2; 512]);
-        assert_eq!(others.report().broken, None);
+        assert_eq!(others.report().write_error, None);
         drop(a);
     });
 }
 
-/// A disk that was out here and is another machine's now does not come back.
+/// A disk that was detached here and then claimed by another machine is not reattached.
 #[test]
 fn a_disk_that_another_machine_has_taken_meanwhile_does_not_come_back() {
     two_hosts(|pair, _| async move {
@@ -469,20 +480,20 @@ fn a_disk_that_another_machine_has_taken_meanwhile_does_not_come_back() {
         let (a, b) = (core_of(&pair.a).await, core_of(&pair.b).await);
         let pool = Pool::create(&a, &creating(claim(&a, 1))).await.unwrap();
         let lost = pair.a.disk(&disks()[2]).unwrap();
-        lost.pull_out();
+        lost.unplug();
         pool.create_volume(&IN_POOL).await.unwrap();
         passes(SECOND).await;
-        pool.bring_back(disks()).await;
-        lost.plug_in();
+        pool.reattach_found(disks()).await;
+        lost.plug();
         let disk = b.open_disk(&disks()[2], OpenOptions::new()).await.unwrap();
-        let subject = Subject { set: Uuid::from_u128(70), part: Uuid::from_u128(71) };
-        let memory = b.pool().account();
+        let subject = ClaimSubject { set_id: Uuid::from_u128(70), part_id: Uuid::from_u128(71) };
+        let memory = b.buffer_pool().account();
         let of = (subject, &stated(&b, 2).unwrap());
-        let _hold = Hold::take(&b, &disk, &memory, of, None).await.unwrap();
-        pool.bring_back(disks()).await;
+        let _hold = DiskClaim::acquire(&b, &disk, &memory, of, None).await.unwrap();
+        pool.reattach_found(disks()).await;
         passes(20 * SECOND).await;
         let state = pool.report().disks[2].state;
-        assert_eq!(state, pool::PoolDiskState::Out);
+        assert_eq!(state, pool::PoolDiskState::Detached);
         pool.create_volume(&NewPoolVolume { id: Uuid::from_u128(9), ..IN_POOL }).await.unwrap();
     });
 }

@@ -1,16 +1,16 @@
-//! Pools on simulated disks, in what happens to them one thing after the other; everything at once is the simulator's.
+//! Pools on simulated disks, one event after the other; the simulator tests combinations.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::testing::Client;
-use block::{Dev, crash};
-use geometry::Level;
+use block::testing::TestClient;
+use block::{Dev, drop_permit};
+use geometry::Redundancy;
 use pool::{
-    CreatePool, NewDisk, NewPoolVolume, OpenPool, Pool, PoolDiskState, PoolError, PoolReport,
-    PoolSeat, ScrubReport,
+    CorePool, CreatePool, NewDisk, NewPoolVolume, OpenPool, Pool, PoolDiskState, PoolError,
+    PoolReport, PoolScrubReport,
 };
 use rt::Core;
 use rt::disk::DiskErrorKind;
@@ -26,19 +26,19 @@ const POOL: Uuid = Uuid::from_u128(7);
 /// Another volume.
 const OTHER: Uuid = Uuid::from_u128(9);
 const COLUMNS: u16 = 4;
-/// As many as an extent has columns, and one more: what is on one that is out can be made again.
+/// As many disks as an extent has columns, and one more, so that a detached disk can be rebuilt.
 pub(crate) const FEW: usize = 4;
 pub(crate) const MORE: usize = 5;
 const DISK_BYTES: u64 = 200 << 20;
 
 /// All levels, with checksums and without.
-pub(crate) const POOL_LEVELS: [(Level, bool); 6] = [
-    (Level::Parity, false),
-    (Level::Parity, true),
-    (Level::DoubleParity, true),
-    (Level::DoubleParity, false),
-    (Level::Copies(2), true),
-    (Level::Copies(1), false),
+pub(crate) const POOL_LEVELS: [(Redundancy, bool); 6] = [
+    (Redundancy::Parity, false),
+    (Redundancy::Parity, true),
+    (Redundancy::DoubleParity, true),
+    (Redundancy::DoubleParity, false),
+    (Redundancy::Copies(2), true),
+    (Redundancy::Copies(1), false),
 ];
 const BYTES: u64 = 24 << 20;
 
@@ -59,40 +59,46 @@ pub(crate) fn joining(path: PathBuf) -> NewDisk {
 }
 
 pub(crate) fn opening(disks: usize) -> OpenPool {
-    OpenPool { id: POOL, paths: paths(disks), without: Vec::new(), buffered: false, claim: None }
+    OpenPool {
+        id: POOL,
+        paths: paths(disks),
+        missing_disks: Vec::new(),
+        buffered: false,
+        claim: None,
+    }
 }
 
-/// A disk that answers so much later.
+/// Faults of a disk that answers with this delay.
 fn stops(stall_for: Duration) -> DiskFaults {
     DiskFaults { stall: 1.0, stall_for, ..DiskFaults::default() }
 }
 
-/// A pool of disks, its seat, and a volume that is written.
+/// A pool of disks, its core pool, and a volume under test.
 pub(crate) struct Bench {
     pub(crate) host: Host,
     pub(crate) pool: Rc<Pool>,
-    pub(crate) seat: Rc<PoolSeat>,
-    pub(crate) client: Client,
+    pub(crate) seat: Rc<CorePool>,
+    pub(crate) client: TestClient,
     pub(crate) blocks: u64,
 }
 
 impl Bench {
     pub(crate) async fn new(host: Host, disks: usize) -> Self {
-        Self::made(host, (Level::Parity, false), disks).await
+        Self::made(host, (Redundancy::Parity, false), disks).await
     }
 
     pub(crate) async fn checked(host: Host, disks: usize) -> Self {
-        Self::made(host, (Level::Parity, true), disks).await
+        Self::made(host, (Redundancy::Parity, true), disks).await
     }
 
-    pub(crate) async fn made(host: Host, how: (Level, bool), disks: usize) -> Self {
+    pub(crate) async fn made(host: Host, how: (Redundancy, bool), disks: usize) -> Self {
         Self::sized(host, how, disks, DISK_BYTES).await
     }
 
     /// The same with disks of so many bytes.
     pub(crate) async fn sized(
         host: Host,
-        (level, checksums): (Level, bool),
+        (level, checksums): (Redundancy, bool),
         disks: usize,
         bytes: u64,
     ) -> Self {
@@ -104,11 +110,11 @@ impl Bench {
         let what = CreatePool {
             id: POOL,
             name: "tank".into(),
-            level,
+            redundancy: level,
             columns: Some(COLUMNS),
             strip_bytes: 64 << 10,
-            checksums,
-            rings: 2,
+            has_checksums: checksums,
+            max_cores: 2,
             disks: paths.into_iter().map(joining).collect(),
             spares: Vec::new(),
             buffered: false,
@@ -122,10 +128,10 @@ impl Bench {
     }
 
     pub(crate) async fn served(host: Host, core: &Core, pool: Rc<Pool>) -> Self {
-        let seat = PoolSeat::share(core, &pool, 0).await.unwrap();
-        let dev: Dev = seat.open(VOLUME).await.unwrap();
+        let seat = CorePool::attach_on_owner_core(core, &pool, 0).await.unwrap();
+        let dev: Dev = seat.open_volume(VOLUME).await.unwrap();
         let blocks = dev.info().blocks;
-        Self { host, pool, seat, client: Client::new(&dev, core.pool()), blocks }
+        Self { host, pool, seat, client: TestClient::new(&dev, core.buffer_pool()), blocks }
     }
 
     pub(crate) async fn write(&self, blocks: std::ops::Range<u64>, value: u8) {
@@ -154,18 +160,18 @@ impl Bench {
     }
 
     pub(crate) async fn look(&self) {
-        self.pool.bring_back(paths(MORE)).await;
+        self.pool.reattach_found(paths(MORE)).await;
     }
 
     pub(crate) async fn whole(&self) {
-        while self.report().behind_pieces > 0 {
+        while self.report().stale_extents > 0 {
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
     }
 
-    pub(crate) async fn scrub(&self) -> ScrubReport {
-        self.pool.scrub().unwrap();
-        while self.report().scrub.unwrap().running {
+    pub(crate) async fn scrub(&self) -> PoolScrubReport {
+        self.pool.start_scrub().unwrap();
+        while self.report().scrub.unwrap().is_running {
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
         self.report().scrub.unwrap()
@@ -179,7 +185,7 @@ impl Bench {
 }
 
 pub(crate) fn play<Fut: Future<Output = ()> + 'static>(scene: impl FnOnce(Host) -> Fut + 'static) {
-    let setup = HostSetup { pool_bytes: 48 << 20, ..HostSetup::default() };
+    let setup = HostSetup { memory_bytes: 48 << 20, ..HostSetup::default() };
     succeed(1, setup, |_, host| scene(host));
 }
 
@@ -187,18 +193,18 @@ pub(crate) fn play<Fut: Future<Output = ()> + 'static>(scene: impl FnOnce(Host) 
 fn a_disk_that_was_away_comes_back_while_the_pool_is_open() {
     play(|host| async move {
         let bench = Bench::new(host, FEW).await;
-        bench.disk(1).pull_out();
+        bench.disk(1).unplug();
         bench.write(0..256, 2).await;
-        assert_eq!(bench.state(1), PoolDiskState::Out);
+        assert_eq!(bench.state(1), PoolDiskState::Detached);
         bench.look().await;
         bench.write(256..512, 3).await;
-        bench.disk(1).plug_in();
+        bench.disk(1).plug();
         bench.look().await;
-        assert_eq!(bench.state(1), PoolDiskState::In);
-        assert!(bench.report().behind_pieces > 0);
+        assert_eq!(bench.state(1), PoolDiskState::Active);
+        assert!(bench.report().stale_extents > 0);
         bench.whole().await;
-        // It is needed now.
-        bench.disk(0).pull_out();
+        // Now its data are needed.
+        bench.disk(0).unplug();
         bench.holds(0..256, 2).await;
         bench.holds(256..512, 3).await;
         bench.holds(512..bench.blocks, 1).await;
@@ -206,23 +212,24 @@ fn a_disk_that_was_away_comes_back_while_the_pool_is_open() {
     });
 }
 
-/// Of each extent two columns go elsewhere at once, and where there is most room is the same place for both.
+/// Two columns of each extent move at once, and the member with the most free space is the same for
+/// both.
 #[test]
 fn two_disks_go_at_once() {
     play(|host| async move {
-        let bench = Bench::made(host, (Level::DoubleParity, false), FEW).await;
+        let bench = Bench::made(host, (Redundancy::DoubleParity, false), FEW).await;
         for (n, bytes) in [(FEW, DISK_BYTES), (FEW + 1, 3 * DISK_BYTES)] {
             bench.host.add_disk(path(n), disk_of(bytes));
             bench.pool.add(&joining(path(n)), false).await.unwrap();
         }
         for n in [0, 1] {
-            bench.disk(n).pull_out();
+            bench.disk(n).unplug();
         }
         bench.write(0..64, 2).await;
         let whole = tokio::time::timeout(Duration::from_secs(300), bench.whole()).await;
         assert!(whole.is_ok(), "{:?}", bench.report());
         for n in [2, 3] {
-            bench.disk(n).pull_out();
+            bench.disk(n).unplug();
         }
         bench.holds(0..64, 2).await;
         bench.holds(64..bench.blocks, 1).await;
@@ -230,27 +237,27 @@ fn two_disks_go_at_once() {
     });
 }
 
-/// A disk comes back while what lay on it is made again elsewhere, at any moment of that; then power is lost, and nothing that it
-/// lacks is believed.
+/// A disk returns while its columns are rebuilt elsewhere, at any moment; then power fails, and no
+/// stale data may be read.
 #[test]
 fn a_disk_that_comes_back_in_the_middle_of_a_rebuild() {
     for moment in 0..12 {
         play(move |host| async move {
             let bench = Bench::new(host, MORE).await;
-            bench.disk(1).pull_out();
+            bench.disk(1).unplug();
             bench.write(0..64, 2).await;
             bench.look().await;
             tokio::time::sleep(Duration::from_millis(moment * 80)).await;
-            bench.disk(1).plug_in();
+            bench.disk(1).plug();
             let pool = Rc::clone(&bench.pool);
             let looking =
-                tokio::task::spawn_local(async move { pool.bring_back(paths(MORE)).await });
-            while bench.state(1) == PoolDiskState::Out && !looking.is_finished() {
+                tokio::task::spawn_local(async move { pool.reattach_found(paths(MORE)).await });
+            while bench.state(1) == PoolDiskState::Detached && !looking.is_finished() {
                 bench.write(1024..1280, 3).await;
             }
             bench.write(1024..1280, 4).await;
             let host = bench.host.clone();
-            let permit = crash::permit();
+            let permit = drop_permit::permit_drops();
             drop(bench);
             looking.abort();
             let _ = looking.await;
@@ -261,7 +268,7 @@ fn a_disk_that_comes_back_in_the_middle_of_a_rebuild() {
             let pool = Pool::open(&core, &what).await.unwrap();
             let bench = Bench::served(host, &core, pool).await;
             bench.whole().await;
-            assert_eq!(bench.scrub().await.unrepairable, 0, "moment {moment}");
+            assert_eq!(bench.scrub().await.unrecoverable_rows, 0, "moment {moment}");
             bench.holds(64..1024, 1).await;
             bench.holds(1280..bench.blocks, 1).await;
             bench.close().await;
@@ -269,37 +276,37 @@ fn a_disk_that_comes_back_in_the_middle_of_a_rebuild() {
     }
 }
 
-/// A disk comes back while others are written for the first time since it went: by its checksums it takes long to come in, and what
-/// it has not got meanwhile is not read from it.
+/// A disk returns while regions are written for the first time since it left. Its checksums make
+/// its admission slow; what it misses meanwhile is not read from it.
 #[test]
 fn what_is_written_while_a_disk_comes_in_is_not_read_from_it() {
-    // Blocks from one of what is marked at once to the next.
+    // Distance in blocks from one region to the next.
     const APART: usize = 512;
     for moment in 0..20 {
         play(move |host| async move {
             let bench = Bench::checked(host, FEW).await;
-            // Nothing is being written any more.
+            // No write is in progress any more.
             tokio::time::sleep(Duration::from_secs(60)).await;
-            bench.disk(1).pull_out();
+            bench.disk(1).unplug();
             bench.write(0..16, 2).await;
             bench.look().await;
-            bench.disk(1).plug_in();
+            bench.disk(1).plug();
             let (min, max) = (Duration::from_millis(40), Duration::from_millis(60));
             let latency = Latency { min, max, outlier_every: 0 };
             bench.disk(1).set_faults(DiskFaults { latency, ..DiskFaults::default() });
             let pool = Rc::clone(&bench.pool);
             let looking =
-                tokio::task::spawn_local(async move { pool.bring_back(paths(MORE)).await });
+                tokio::task::spawn_local(async move { pool.reattach_found(paths(MORE)).await });
             tokio::time::sleep(Duration::from_millis(400 * moment)).await;
             let places = || (512..bench.blocks).step_by(APART).map(|at| at..at + 16);
             for blocks in places() {
                 bench.write(blocks, 3).await;
             }
             looking.await.unwrap();
-            assert_eq!(bench.state(1), PoolDiskState::In);
+            assert_eq!(bench.state(1), PoolDiskState::Active);
             bench.disk(1).set_faults(DiskFaults::default());
             bench.whole().await;
-            bench.disk(0).pull_out();
+            bench.disk(0).unplug();
             bench.holds(0..16, 2).await;
             for blocks in places() {
                 bench.holds(blocks, 3).await;
@@ -309,12 +316,12 @@ fn what_is_written_while_a_disk_comes_in_is_not_read_from_it() {
     }
 }
 
-/// It forgets what it was told to write, writes it elsewhere, and gives back what nobody wrote. With one parity only checksums tell who
-/// of the row is wrong.
+/// The disk loses writes, misdirects them, and returns corrupt data. With one parity only checksums
+/// tell which column is wrong.
 #[test]
 fn a_disk_that_lies_is_found_out() {
     for seed in 0..8 {
-        let setup = HostSetup { pool_bytes: 48 << 20, ..HostSetup::default() };
+        let setup = HostSetup { memory_bytes: 48 << 20, ..HostSetup::default() };
         succeed(seed, setup, |_, host| async move {
             let bench = Bench::checked(host, FEW).await;
             let lies = DiskFaults {
@@ -331,11 +338,11 @@ fn a_disk_that_lies_is_found_out() {
                 bench.holds(0..256, 1).await;
             }
             bench.disk(1).set_faults(DiskFaults::default());
-            assert_eq!(bench.scrub().await.unrepairable, 0);
+            assert_eq!(bench.scrub().await.unrecoverable_rows, 0);
             assert!(bench.report().disks[1].checksum_errors > 0);
-            assert_eq!(bench.scrub().await.repaired, 0, "all is right now");
-            // It is needed now.
-            bench.disk(0).pull_out();
+            assert_eq!(bench.scrub().await.repaired_rows, 0, "all is right now");
+            // Now its data are needed.
+            bench.disk(0).unplug();
             bench.holds(256..768, 4).await;
             bench.holds(0..256, 1).await;
             bench.holds(768..bench.blocks, 1).await;
@@ -344,15 +351,15 @@ fn a_disk_that_lies_is_found_out() {
     }
 }
 
-/// Another seat of its pool, with the other volume.
-async fn at_ring_1(core: &Core, bench: &Bench) -> (Rc<PoolSeat>, Client) {
-    let seat = PoolSeat::share(core, &bench.pool, 1).await.unwrap();
-    let dev = seat.open(OTHER).await.unwrap();
-    let client = Client::new(&dev, core.pool());
-    (seat, client)
+/// Another core pool of the pool, with the other volume.
+async fn at_ring_1(core: &Core, bench: &Bench) -> (Rc<CorePool>, TestClient) {
+    let core_pool = CorePool::attach_on_owner_core(core, &bench.pool, 1).await.unwrap();
+    let dev = core_pool.open_volume(OTHER).await.unwrap();
+    let client = TestClient::new(&dev, core.buffer_pool());
+    (core_pool, client)
 }
 
-async fn write_both(bench: &Bench, client: &Client, value: u8) {
+async fn write_both(bench: &Bench, client: &TestClient, value: u8) {
     let data = [value; 16 * 4096];
     for at in (0..512).step_by(16) {
         let both = [&bench.client, client].map(|c| c.write(at, &data, false));
@@ -360,23 +367,23 @@ async fn write_both(bench: &Bench, client: &Client, value: u8) {
     }
 }
 
-/// Each core has lists of its own, and an opening goes through all of them.
+/// Each core has its own dirty lists, and opening goes through all of them.
 #[test]
 fn two_cores_have_checksums_of_the_same_disks() {
     play(move |host| async move {
         let core = core_of(&host).await;
         let mut bench = Bench::checked(host, FEW).await;
         bench.pool.create_volume(&thick(OTHER)).await.unwrap();
-        let (seat, mut client) = at_ring_1(&core, &bench).await;
+        let (core_pool, mut client) = at_ring_1(&core, &bench).await;
         write_both(&bench, &client, 2).await;
-        bench.disk(1).pull_out();
+        bench.disk(1).unplug();
         write_both(&bench, &client, 3).await;
         bench.look().await;
-        bench.disk(1).plug_in();
+        bench.disk(1).plug();
         bench.look().await;
-        assert_eq!(bench.state(1), PoolDiskState::In);
+        assert_eq!(bench.state(1), PoolDiskState::Active);
         bench.whole().await;
-        // Another one lies, whoever reads.
+        // Another one returns corrupt data to any reader.
         let lies = DiskFaults { bit_rot: 0.5, ..DiskFaults::default() };
         bench.disk(2).set_faults(lies);
         bench.holds(0..512, 3).await;
@@ -384,25 +391,25 @@ fn two_cores_have_checksums_of_the_same_disks() {
         bench.holds(0..512, 3).await;
         bench.disk(2).set_faults(DiskFaults::default());
         let scrub = bench.scrub().await;
-        assert_eq!(scrub.unrepairable, 0);
+        assert_eq!(scrub.unrecoverable_rows, 0);
         let wrong: Vec<u64> = bench.report().disks.iter().map(|d| d.checksum_errors).collect();
         assert!(wrong[2] > 0 && wrong.iter().sum::<u64>() == wrong[2], "{wrong:?}");
         let host = bench.host.clone();
         drop(client);
-        seat.close().await.unwrap();
-        drop(seat);
+        core_pool.close().await.unwrap();
+        drop(core_pool);
         bench.close().await;
         let what = opening(FEW);
         let pool = Pool::open(&core, &what).await.unwrap();
         let bench = Bench::served(host, &core, pool).await;
-        let (seat, client) = at_ring_1(&core, &bench).await;
+        let (core_pool, client) = at_ring_1(&core, &bench).await;
         bench.holds(0..512, 3).await;
         let scrub = bench.scrub().await;
-        assert_eq!((scrub.repaired, scrub.unrepairable), (0, 0));
+        assert_eq!((scrub.repaired_rows, scrub.unrecoverable_rows), (0, 0));
         let still: Vec<u64> = bench.report().disks.iter().map(|d| d.checksum_errors).collect();
         assert_eq!(still[2], wrong[2], "counted over openings, and none since: {still:?}");
         drop(client);
-        seat.close().await.unwrap();
+        core_pool.close().await.unwrap();
         bench.close().await;
     });
 }
@@ -415,13 +422,14 @@ fn volumes_are_made_at_once() {
         let all = ids.iter().map(|id| async { bench.pool.create_volume(&thick(*id)).await });
         futures_util::future::try_join_all(all).await.unwrap();
         for id in ids {
-            assert_eq!(bench.seat.open(id).await.unwrap().info().blocks, BYTES / 4096);
+            assert_eq!(bench.seat.open_volume(id).await.unwrap().info().blocks, BYTES / 4096);
         }
         bench.close().await;
     });
 }
 
-/// Its disk is silent while the checksums of what is freed are to be written: it goes out, and nobody waits for ever.
+/// Its disk is unresponsive while the checksums of a freed extent are to be written: it is
+/// detached, and nothing waits for ever.
 #[test]
 fn a_disk_that_stops_holds_up_no_end() {
     play(|host| async move {
@@ -431,11 +439,11 @@ fn a_disk_that_stops_holds_up_no_end() {
         stopped.set_faults(stops(Duration::from_secs(3600)));
         drop(bench.client);
         tokio::time::timeout(Duration::from_secs(120), bench.seat.close()).await.unwrap().unwrap();
-        assert_eq!(bench.pool.report().disks[1].state, PoolDiskState::Out);
+        assert_eq!(bench.pool.report().disks[1].state, PoolDiskState::Detached);
     });
 }
 
-/// Whenever that begins: the others are enough.
+/// At any moment: the other disks are enough.
 #[test]
 fn a_disk_that_stops_keeps_no_pool_from_opening() {
     for n in 0..30 {
@@ -462,44 +470,45 @@ fn a_disk_that_stops_keeps_no_pool_from_opening() {
                 "{moment:?}: {:?}",
                 begun.elapsed()
             );
-            assert_eq!(bench.state(1), PoolDiskState::Out);
+            assert_eq!(bench.state(1), PoolDiskState::Detached);
         });
     }
 }
 
-/// Fails if this waits longer than a disk that stops is waited for, whatever it is asked.
+/// Fails if this takes longer than an unresponsive disk is waited for.
 async fn in_time<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(100), Box::pin(what)).await.expect("it is waited for")
 }
 
 pub(crate) fn thick(id: Uuid) -> NewPoolVolume {
-    NewPoolVolume { id, bytes: BYTES, block_size: 4096, thick: true }
+    NewPoolVolume { id, bytes: BYTES, block_size: 4096, is_thick: true }
 }
 
-/// Two cores use a pool. A disk of it went away, something was written, and now it is there again, and comes back in the task.
-async fn one_comes_back(host: Host) -> (Bench, (Rc<PoolSeat>, Client), JoinHandle<()>) {
+/// Two cores use a pool. A disk went missing, data were written, and now it is present again and is
+/// being reattached in the task.
+async fn one_comes_back(host: Host) -> (Bench, (Rc<CorePool>, TestClient), JoinHandle<()>) {
     let core = core_of(&host).await;
     let bench = Bench::checked(host, MORE).await;
     bench.pool.create_volume(&thick(OTHER)).await.unwrap();
-    let (seat, client) = at_ring_1(&core, &bench).await;
+    let (core_pool, client) = at_ring_1(&core, &bench).await;
     write_both(&bench, &client, 2).await;
-    bench.disk(1).pull_out();
+    bench.disk(1).unplug();
     write_both(&bench, &client, 3).await;
     bench.look().await;
-    bench.disk(1).plug_in();
+    bench.disk(1).plug();
     let pool = Rc::clone(&bench.pool);
     let coming = tokio::task::spawn_local(async move {
-        pool.bring_back(paths(MORE)).await;
+        pool.reattach_found(paths(MORE)).await;
     });
-    (bench, (seat, client), coming)
+    (bench, (core_pool, client), coming)
 }
 
-/// How many milliseconds that takes.
+/// How many milliseconds a reattachment takes.
 fn comes_in_after() -> u64 {
     let took = Rc::new(Cell::new(Duration::ZERO));
-    let told = Rc::clone(&took);
+    let result = Rc::clone(&took);
     play(move |host| async move {
-        let (bench, (seat, client), coming) = one_comes_back(host).await;
+        let (bench, (core_pool, client), coming) = one_comes_back(host).await;
         let begun = tokio::time::Instant::now();
         let whole = tokio::task::spawn_local(async move {
             coming.await.unwrap();
@@ -508,16 +517,16 @@ fn comes_in_after() -> u64 {
         for value in 4..8 {
             in_time(write_both(&bench, &client, value)).await;
         }
-        told.set(in_time(whole).await.unwrap());
+        result.set(in_time(whole).await.unwrap());
         drop(client);
-        seat.close().await.unwrap();
+        core_pool.close().await.unwrap();
         bench.close().await;
     });
     u64::try_from(took.get().as_millis()).unwrap()
 }
 
-/// Whenever that begins: it stays out, or goes out again, and has all that was written meanwhile when it is back for good, by
-/// whichever core.
+/// At any moment: it stays detached, or is detached again, and has all that was written meanwhile
+/// once it is reattached, for every core.
 #[test]
 fn a_disk_that_stops_while_it_comes_back_holds_up_nobody() {
     // While its checksums are read, and as cores begin to use it.
@@ -528,20 +537,20 @@ fn a_disk_that_stops_while_it_comes_back_holds_up_nobody() {
         let held = Rc::clone(&held);
         play(move |host| async move {
             let core = core_of(&host).await;
-            let (bench, (seat, client), coming) = one_comes_back(host).await;
+            let (bench, (core_pool, client), coming) = one_comes_back(host).await;
             let (pool, stopped) = (Rc::clone(&bench.pool), bench.disk(1));
             let meanwhile = tokio::task::spawn_local(async move {
                 tokio::time::sleep(moment).await;
                 stopped.set_faults(stops(Duration::from_secs(1000)));
                 // A version is written.
-                let thin = NewPoolVolume { thick: false, ..thick(Uuid::from_u128(10)) };
+                let thin = NewPoolVolume { is_thick: false, ..thick(Uuid::from_u128(10)) };
                 let begun = tokio::time::Instant::now();
                 let made = pool.create_volume(&thin);
                 tokio::time::timeout(Duration::from_secs(30), made)
                     .await
                     .expect("it is waited for")
                     .unwrap();
-                // That has waited for it.
+                // The commit has waited for it.
                 held.set(held.get() + u32::from(begun.elapsed() > Duration::from_secs(5)));
                 tokio::time::sleep(Duration::from_secs(1000)).await;
                 stopped.set_faults(DiskFaults::default());
@@ -555,13 +564,13 @@ fn a_disk_that_stops_while_it_comes_back_holds_up_nobody() {
             tokio::time::sleep(Duration::from_secs(1000)).await;
             let host = bench.host.clone();
             drop(client);
-            seat.close().await.unwrap();
-            drop(seat);
+            core_pool.close().await.unwrap();
+            drop(core_pool);
             bench.close().await;
             let pool = Pool::open(&core, &opening(MORE)).await.unwrap();
             let mut bench = Bench::served(host, &core, pool).await;
-            let (seat, mut client) = at_ring_1(&core, &bench).await;
-            while bench.state(1) != PoolDiskState::In {
+            let (core_pool, mut client) = at_ring_1(&core, &bench).await;
+            while bench.state(1) != PoolDiskState::Active {
                 bench.look().await;
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
@@ -571,22 +580,23 @@ fn a_disk_that_stops_while_it_comes_back_holds_up_nobody() {
                 std::mem::swap(&mut bench.client, &mut client);
             }
             let scrub = bench.scrub().await;
-            assert_eq!((scrub.repaired, scrub.unrepairable), (0, 0));
+            assert_eq!((scrub.repaired_rows, scrub.unrecoverable_rows), (0, 0));
             drop(client);
-            seat.close().await.unwrap();
+            core_pool.close().await.unwrap();
             bench.close().await;
         });
     }
     assert!(held.get() > 0, "no moment was one at which it was let in");
 }
 
-/// One fails as it is let in, for cores or as its vote is written down, and others wait to come in behind it.
+/// A disk fails during its admission, for a core or as its vote is committed, and other disks wait
+/// to be admitted after it.
 #[test]
 fn a_disk_that_fails_while_it_comes_back_holds_up_nobody() {
     let comes_in = comes_in_after();
     for n in (comes_in - 180..comes_in).step_by(12) {
         play(move |host| async move {
-            let (bench, (seat, client), coming) = one_comes_back(host).await;
+            let (bench, (core_pool, client), coming) = one_comes_back(host).await;
             let fails = bench.disk(1);
             tokio::task::spawn_local(async move {
                 tokio::time::sleep(Duration::from_millis(n)).await;
@@ -613,13 +623,13 @@ fn a_disk_that_fails_while_it_comes_back_holds_up_nobody() {
                 bench.holds(0..512, 8).await;
             }
             drop(client);
-            in_time(seat.close()).await.unwrap();
+            in_time(core_pool.close()).await.unwrap();
             bench.close().await;
         });
     }
 }
 
-/// The same of one that is new.
+/// The same for a new disk.
 #[test]
 fn a_disk_that_stops_while_it_is_added_holds_up_nobody() {
     let came = Rc::new(Cell::new(0));
@@ -634,7 +644,7 @@ fn a_disk_that_stops_while_it_is_added_holds_up_nobody() {
             let added = in_time(coming).await.unwrap();
             let disks = bench.report().disks.len();
             match added {
-                // It may be out again.
+                // It may be detached again.
                 Ok(()) => assert_eq!(disks, MORE),
                 Err(why) => {
                     let why = why.to_string();
@@ -649,16 +659,17 @@ fn a_disk_that_stops_while_it_is_added_holds_up_nobody() {
     assert!((1..30).contains(&came.get()), "{} of 30 have come in", came.get());
 }
 
-/// The same where another one is lost, and nothing can be had of what lay there: that is when disks are added.
+/// The same when another disk has failed and its columns cannot be rebuilt: that is when disks are
+/// added.
 #[test]
 fn a_disk_that_stops_while_it_is_added_to_a_pool_that_has_lost_one_holds_up_nobody() {
     for n in 0..30 {
         play(move |host| async move {
-            let bench = Bench::made(host, (Level::Copies(1), false), FEW).await;
-            bench.disk(1).pull_out();
+            let bench = Bench::made(host, (Redundancy::Copies(1), false), FEW).await;
+            bench.disk(1).unplug();
             assert!(bench.client.write(0, &[2; 64 * 4096], false).await.is_err());
             let coming = adds_one_that_stops(&bench, Duration::from_millis(n * 20));
-            let thin = NewPoolVolume { thick: false, ..thick(OTHER) };
+            let thin = NewPoolVolume { is_thick: false, ..thick(OTHER) };
             for _ in 0..40 {
                 tokio::time::sleep(Duration::from_millis(30)).await;
                 in_time(bench.pool.create_volume(&thin)).await.unwrap();
@@ -669,7 +680,7 @@ fn a_disk_that_stops_while_it_is_added_to_a_pool_that_has_lost_one_holds_up_nobo
     }
 }
 
-/// Adds a disk, which stops so much later.
+/// Adds a disk that becomes unresponsive after this time.
 fn adds_one_that_stops(bench: &Bench, moment: Duration) -> JoinHandle<Result<(), PoolError>> {
     let stopped = bench.host.add_disk(path(FEW), disk_of(DISK_BYTES));
     let pool = Rc::clone(&bench.pool);
@@ -682,11 +693,11 @@ fn adds_one_that_stops(bench: &Bench, moment: Duration) -> JoinHandle<Result<(),
     })
 }
 
-/// A disk fails while the pool is opened, and then the power: versions follow each other while labels are written, and the others
-/// open the pool whatever of that they have.
+/// A disk fails while the pool is opened, and then power fails: versions follow each other while
+/// labels are written, and the other disks open the pool whatever part of that they have.
 #[test]
 fn the_power_fails_in_an_opening_in_which_a_disk_fails() {
-    // From the first write on, which comes after what it holds is read.
+    // From the first write on; reading the metadata comes before that.
     for n in 16..36 {
         play(move |host| async move {
             let bench = Bench::new(host, FEW).await;
@@ -714,7 +725,7 @@ fn the_power_fails_in_an_opening_in_which_a_disk_fails() {
                 let core = core_of(&host).await;
                 let pool = Pool::open(&core, &opening(FEW)).await.unwrap();
                 let bench = Bench::served(host.clone(), &core, pool).await;
-                let is_in = |n: usize| bench.state(n) == PoolDiskState::In;
+                let is_in = |n: usize| bench.state(n) == PoolDiskState::Active;
                 assert!((1..FEW).all(is_in), "{:?}", bench.report());
                 while !is_in(0) {
                     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -726,10 +737,10 @@ fn the_power_fails_in_an_opening_in_which_a_disk_fails() {
     }
 }
 
-/// A controller, a shelf, or the host: they answer again, and all is as it was.
+/// A controller, a shelf or the host stalls: the disks answer again, and nothing has changed.
 #[test]
 fn what_stops_all_disks_puts_none_of_them_out() {
-    // Also one that ends while it is found out whether others answer.
+    // Also a stall that ends while the other disks are probed.
     for (n, how_long) in (0..20).flat_map(|n| [100, 12].map(|secs| (n, Duration::from_secs(secs))))
     {
         play(move |host| async move {
@@ -740,7 +751,7 @@ fn what_stops_all_disks_puts_none_of_them_out() {
             let core = core_of(&host).await;
             tokio::task::spawn_local(async move {
                 tokio::time::sleep(Duration::from_millis(n * 30)).await;
-                // As long as it lasts nobody answers, whatever is asked.
+                // During the stall no disk answers any request.
                 disks.iter().for_each(|disk| disk.set_faults(stops(how_long)));
                 tokio::time::sleep(how_long).await;
                 disks.iter().for_each(|disk| disk.set_faults(DiskFaults::default()));
@@ -750,7 +761,7 @@ fn what_stops_all_disks_puts_none_of_them_out() {
             let pool = loop {
                 match Pool::open(&core, &what).await {
                     Ok(pool) => break pool,
-                    // They did not say what they are, and are in use until they do.
+                    // They have not shown their labels, and stay in use until they answer.
                     Err(why) => assert!(tries < 20, "{why}"),
                 }
                 tries += 1;
@@ -762,18 +773,18 @@ fn what_stops_all_disks_puts_none_of_them_out() {
                 tokio::time::sleep(Duration::from_secs(60)).await;
             }
             let report = bench.report();
-            assert!((0..FEW).all(|n| bench.state(n) == PoolDiskState::In), "{report:?}");
+            assert!((0..FEW).all(|n| bench.state(n) == PoolDiskState::Active), "{report:?}");
             bench.whole().await;
             bench.holds(0..256, 2).await;
             bench.holds(256..bench.blocks, 1).await;
             let scrub = bench.scrub().await;
-            assert_eq!((scrub.repaired, scrub.unrepairable), (0, 0));
+            assert_eq!((scrub.repaired_rows, scrub.unrecoverable_rows), (0, 0));
             bench.close().await;
         });
     }
 }
 
-/// The same, when a core takes its seat just then.
+/// The same while a core attaches.
 #[test]
 fn what_stops_all_disks_as_a_core_takes_its_seat_puts_none_of_them_out() {
     play(|host| async move {
@@ -791,7 +802,7 @@ fn what_stops_all_disks_as_a_core_takes_its_seat_puts_none_of_them_out() {
         });
         let bench = Bench::served(host, &core, pool).await;
         let report = bench.report();
-        assert!((0..FEW).all(|n| bench.state(n) == PoolDiskState::In), "{report:?}");
+        assert!((0..FEW).all(|n| bench.state(n) == PoolDiskState::Active), "{report:?}");
         bench.holds(0..256, 2).await;
         bench.close().await;
     });
@@ -801,13 +812,13 @@ fn what_stops_all_disks_as_a_core_takes_its_seat_puts_none_of_them_out() {
 fn nobody_waits_for_a_disk_that_does_not_say_what_it_is() {
     play(|host| async move {
         let bench = Bench::new(host, FEW).await;
-        bench.disk(1).pull_out();
+        bench.disk(1).unplug();
         bench.write(0..256, 2).await;
         bench.look().await;
-        bench.disk(1).plug_in();
+        bench.disk(1).plug();
         bench.disk(1).set_faults(stops(Duration::from_secs(3600)));
         tokio::time::timeout(Duration::from_secs(30), bench.look()).await.unwrap();
-        assert_eq!(bench.state(1), PoolDiskState::Out);
+        assert_eq!(bench.state(1), PoolDiskState::Detached);
         let core = core_of(&bench.host).await;
         let disk = path(1);
         let seen = pool::inspect(&core, &disk, false);
@@ -817,15 +828,15 @@ fn nobody_waits_for_a_disk_that_does_not_say_what_it_is() {
     });
 }
 
-/// Checksums fit wherever a piece has gone, and whatever was there before.
+/// Checksums match wherever a column has moved, and whatever was there before.
 #[test]
 fn checksums_fit_after_openings_and_moves() {
     play(|host| async move {
         let bench = Bench::checked(host, MORE).await;
-        let gone = NewPoolVolume { id: OTHER, bytes: 8 * BYTES, block_size: 4096, thick: true };
+        let gone = NewPoolVolume { id: OTHER, bytes: 8 * BYTES, block_size: 4096, is_thick: true };
         bench.pool.create_volume(&gone).await.unwrap();
-        let dev = bench.seat.open(OTHER).await.unwrap();
-        let client = Client::new(&dev, core_of(&bench.host).await.pool());
+        let dev = bench.seat.open_volume(OTHER).await.unwrap();
+        let client = TestClient::new(&dev, core_of(&bench.host).await.buffer_pool());
         for at in (0..dev.info().blocks).step_by(256) {
             client.write(at, &vec![7; 256 * 4096], false).await.unwrap();
         }
@@ -835,12 +846,12 @@ fn checksums_fit_after_openings_and_moves() {
         while bench.report().disks.len() == MORE {
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
-        bench.disk(1).pull_out();
+        bench.disk(1).unplug();
         bench.write(0..256, 2).await;
         bench.look().await;
-        bench.disk(1).plug_in();
+        bench.disk(1).plug();
         bench.look().await;
-        assert_eq!(bench.state(1), PoolDiskState::In);
+        assert_eq!(bench.state(1), PoolDiskState::Active);
         bench.whole().await;
         let host = bench.host.clone();
         bench.close().await;
@@ -851,13 +862,14 @@ fn checksums_fit_after_openings_and_moves() {
         bench.holds(0..256, 2).await;
         bench.holds(256..bench.blocks, 1).await;
         let scrub = bench.scrub().await;
-        assert_eq!((scrub.repaired, scrub.unrepairable), (0, 0));
+        assert_eq!((scrub.repaired_rows, scrub.unrecoverable_rows), (0, 0));
         assert!(bench.report().disks.iter().all(|disk| disk.checksum_errors == 0));
         bench.close().await;
     });
 }
 
-/// Whole stripes of it lie elsewhere, which is saved when it is deleted: in units that others get, with checksums of their own.
+/// Whole stripes of it lie elsewhere, and their map is saved when it is deleted: in physical
+/// extents that others get, with their own checksums.
 #[test]
 fn checksums_fit_where_a_deleted_volume_was() {
     play(|host| async move {
@@ -866,8 +878,8 @@ fn checksums_fit_where_a_deleted_volume_was() {
         for n in 20..24 {
             let volume = thick(Uuid::from_u128(n));
             bench.pool.create_volume(&volume).await.unwrap();
-            let dev = bench.seat.open(volume.id).await.unwrap();
-            let client = Client::new(&dev, core.pool());
+            let dev = bench.seat.open_volume(volume.id).await.unwrap();
+            let client = TestClient::new(&dev, core.buffer_pool());
             for at in (0..dev.info().blocks).step_by(192) {
                 let data = client.read(at, 16).await.unwrap().to_vec();
                 assert!(data == [0; 16 * 4096], "volume {n}, block {at}");
@@ -889,21 +901,21 @@ fn a_disk_that_has_failed_and_stayed_where_it_is_stays_out() {
         let bench = Bench::new(host, FEW).await;
         bench.disk(1).set_faults(DiskFaults { write_error: 1.0, ..DiskFaults::default() });
         bench.write(0..256, 2).await;
-        assert_eq!(bench.state(1), PoolDiskState::Out);
+        assert_eq!(bench.state(1), PoolDiskState::Detached);
         bench.disk(1).set_faults(DiskFaults::default());
         for _ in 0..3 {
             bench.look().await;
             tokio::time::sleep(Duration::from_secs(60)).await;
         }
-        assert_eq!(bench.state(1), PoolDiskState::Out);
+        assert_eq!(bench.state(1), PoolDiskState::Detached);
         let host = bench.host.clone();
         bench.close().await;
-        // With the next opening it comes back.
+        // The next opening reattaches it.
         let core = core_of(&host).await;
         let what = opening(FEW);
         let pool = Pool::open(&core, &what).await.unwrap();
         let bench = Bench::served(host, &core, pool).await;
-        while bench.state(1) != PoolDiskState::In {
+        while bench.state(1) != PoolDiskState::Active {
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
         bench.whole().await;
@@ -916,11 +928,11 @@ fn creating(disks: usize) -> CreatePool {
     CreatePool {
         id: POOL,
         name: "tank".into(),
-        level: Level::Parity,
+        redundancy: Redundancy::Parity,
         columns: Some(COLUMNS),
         strip_bytes: 64 << 10,
-        checksums: false,
-        rings: 2,
+        has_checksums: false,
+        max_cores: 2,
         disks: paths(disks).into_iter().map(joining).collect(),
         spares: Vec::new(),
         buffered: false,
@@ -928,13 +940,14 @@ fn creating(disks: usize) -> CreatePool {
     }
 }
 
-/// Whenever that begins: the error names it. One that stops when the pool has been made is out of it.
+/// At any moment: the error names it. A disk that stops after the pool was made is detached from
+/// it.
 #[test]
 fn a_pool_that_is_created_does_not_wait_for_a_disk_that_does_not_answer() {
     let (mut refused, mut made) = (0, 0);
     for n in 0..12 {
         let outcome = Rc::new(Cell::new(false));
-        let told = Rc::clone(&outcome);
+        let result = Rc::clone(&outcome);
         play(move |host| async move {
             let core = core_of(&host).await;
             for path in paths(FEW) {
@@ -949,7 +962,7 @@ fn a_pool_that_is_created_does_not_wait_for_a_disk_that_does_not_answer() {
             let create = Box::pin(Pool::create(&core, &what));
             let create = tokio::time::timeout(Duration::from_secs(400), create).await;
             match create.expect("it is waited for") {
-                Ok(_) => told.set(true),
+                Ok(_) => result.set(true),
                 Err(why) => {
                     let why = why.to_string();
                     assert!(why.contains("/dev/d1") || why.contains("not answer"), "{why}");
@@ -969,7 +982,7 @@ fn a_disk_with_anything_on_it_does_not_come_into_a_pool_unless_it_is_named() {
             host.add_disk(path, disk_of(DISK_BYTES));
         }
         let vmfs = host.disk(path(2)).unwrap();
-        vmfs.poke(1 << 20, b"\x0d\xd0\x01\xc0");
+        vmfs.write_durable(1 << 20, b"\x0d\xd0\x01\xc0");
         let refused = Pool::create(&core, &creating(FEW)).await.err().unwrap().to_string();
         assert_eq!(refused, "/dev/d2: holds a VMFS volume; --overwrite /dev/d2 overwrites it");
         let mut what = creating(FEW);
@@ -977,18 +990,18 @@ fn a_disk_with_anything_on_it_does_not_come_into_a_pool_unless_it_is_named() {
         let pool = Pool::create(&core, &what).await.unwrap();
 
         let unknown = host.disk(path(FEW)).unwrap();
-        unknown.poke(100 << 20, &[1; 4096]);
+        unknown.write_durable(100 << 20, &[1; 4096]);
         let refused = pool.add(&joining(path(FEW)), false).await.unwrap_err().to_string();
         let says = "/dev/d4: holds data of an unknown kind (at byte 104857600); --overwrite /dev/d4 overwrites it";
         assert_eq!(refused, says);
         pool.destroy().await.unwrap();
         drop(pool);
 
-        // Its labels say that it was removed, and somebody has used it since.
-        host.disk(path(0)).unwrap().poke(1080, &[0x53, 0xef]);
+        // Its labels say that it was removed, and it has been used otherwise since.
+        host.disk(path(0)).unwrap().write_durable(1080, &[0x53, 0xef]);
         let refused = Pool::create(&core, &creating(FEW)).await.err().unwrap().to_string();
         assert!(refused.contains("/dev/d0: holds an ext2, ext3 or ext4 file system"), "{refused}");
-        host.disk(path(0)).unwrap().poke(1080, &[0, 0]);
+        host.disk(path(0)).unwrap().write_durable(1080, &[0, 0]);
         Pool::create(&core, &creating(FEW)).await.unwrap();
     });
 }

@@ -1,16 +1,17 @@
-//! What goes wrong with disks of a pool is known after an opening as well: how often, and which blocks nothing could repair.
+//! Disk errors of a pool are still known after it was reopened: their counts, and the blocks that
+//! could not be repaired.
 
 use std::time::Duration;
 
 use block::Error;
-use geometry::Level;
-use pool::{LostRange, Pool, PoolDisk};
-use rt::sim::{Bad, BadOps, BadUntil, DiskFaults};
+use geometry::Redundancy;
+use pool::{DamagedRange, Pool, PoolDiskReport};
+use rt::sim::{BadDuration, BadRange, DiskFaults, FailingOps};
 
 use crate::common::{VOLUME, core_of};
 use crate::pool::{Bench, FEW, opening, play};
 
-/// The pool is closed, and opened again.
+/// Closes and reopens the pool.
 async fn again(bench: Bench) -> Bench {
     let host = bench.host.clone();
     bench.close().await;
@@ -19,8 +20,8 @@ async fn again(bench: Bench) -> Bench {
     Bench::served(host, &core, pool).await
 }
 
-/// What is counted of a disk: failed reads and writes, reads of what was not written, blocks repaired and given up.
-fn counts(disk: &PoolDisk) -> [u64; 5] {
+/// The counts of a disk: failed reads and writes, corrupt reads, blocks repaired and given up.
+fn counts(disk: &PoolDiskReport) -> [u64; 5] {
     let (repaired, unrepairable) = (disk.repaired_blocks, disk.unrepairable_blocks);
     [disk.read_errors, disk.write_errors, disk.checksum_errors, repaired, unrepairable]
 }
@@ -29,7 +30,7 @@ fn all(bench: &Bench) -> Vec<[u64; 5]> {
     bench.report().disks.iter().map(counts).collect()
 }
 
-fn errors_of(bench: &Bench, n: usize) -> PoolDisk {
+fn errors_of(bench: &Bench, n: usize) -> PoolDiskReport {
     bench.report().disks[n].clone()
 }
 
@@ -37,26 +38,30 @@ async fn minute() {
     tokio::time::sleep(Duration::from_secs(60)).await;
 }
 
-/// Writes `value` while a disk says that it has taken it and has not.
+/// Writes `value` while a disk loses the write but acknowledges it.
 async fn write_unheard(bench: &Bench, disk: usize, blocks: std::ops::Range<u64>, value: u8) {
     bench.disk(disk).set_faults(DiskFaults { lost_write: 1.0, ..DiskFaults::default() });
     bench.write(blocks, value).await;
     bench.disk(disk).set_faults(DiskFaults::default());
 }
 
-/// Blocks of a disk cannot be read until they are written.
+/// Makes blocks of a disk unreadable until they are rewritten.
 fn spoil(bench: &Bench, disk: usize) {
     for n in 0..4 {
         let at = (28 << 20) + n * (64 << 10) + 4096;
-        let bad = Bad { bytes: at..at + 4096, ops: BadOps::Reads, until: BadUntil::Rewritten };
-        bench.disk(disk).add_bad(bad);
+        let bad = BadRange {
+            bytes: at..at + 4096,
+            ops: FailingOps::Reads,
+            duration: BadDuration::Rewritten,
+        };
+        bench.disk(disk).add_bad_range(bad);
     }
 }
 
-async fn rewrite(bench: &Bench, ranges: &[LostRange], value: u8) {
+async fn rewrite(bench: &Bench, ranges: &[DamagedRange], value: u8) {
     for range in ranges {
         assert_eq!(range.volume, VOLUME);
-        for at in (range.start / 4096)..(range.start + range.bytes) / 4096 {
+        for at in (range.offset_bytes / 4096)..(range.offset_bytes + range.len_bytes) / 4096 {
             bench.client.write(at, &[value; 4096], false).await.unwrap();
         }
     }
@@ -78,11 +83,11 @@ fn errors_of_a_disk_are_counted_from_one_opening_to_the_next_until_they_are_clea
         let bench = again(bench).await;
         assert_eq!(all(&bench), before);
         assert_eq!(errors_of(&bench, 1).errors_since_s, since);
-        // It goes on from there, whether the disk has been away or not.
-        bench.disk(1).pull_out();
+        // Counting continues from there, whether the disk was missing or not.
+        bench.disk(1).unplug();
         bench.write(0..64, 1).await;
         bench.look().await;
-        bench.disk(1).plug_in();
+        bench.disk(1).plug();
         bench.look().await;
         bench.whole().await;
         assert!(errors_of(&bench, 1).checksum_errors >= checksums);
@@ -100,26 +105,27 @@ fn errors_of_a_disk_are_counted_from_one_opening_to_the_next_until_they_are_clea
 
 #[test]
 fn blocks_that_do_not_fit_together_are_named_until_they_are_written() {
-    for how in [(Level::Parity, false), (Level::Copies(2), false)] {
+    for how in [(Redundancy::Parity, false), (Redundancy::Copies(2), false)] {
         play(move |host| async move {
             let bench = Bench::made(host, how, FEW).await;
             write_unheard(&bench, 1, 0..256, 2).await;
-            assert!(bench.scrub().await.unrepairable > 0);
-            let unrepaired = bench.report().unrepaired;
-            assert!(!unrepaired.is_empty() && bench.report().lost.is_empty());
+            assert!(bench.scrub().await.unrecoverable_rows > 0);
+            let unrepaired = bench.report().unrepaired_ranges;
+            assert!(!unrepaired.is_empty() && bench.report().lost_ranges.is_empty());
             let bench = again(bench).await;
-            assert_eq!(bench.report().unrepaired, unrepaired);
+            assert_eq!(bench.report().unrepaired_ranges, unrepaired);
             let last = bench.report().scrub.unwrap();
-            assert!(last.unrepairable > 0 && last.ended_s.is_some(), "{last:?}");
-            // It is read as it is; block by block it ends, and fits together again.
-            bench.client.read(unrepaired[0].start / 4096, 1).await.unwrap();
+            assert!(last.unrecoverable_rows > 0 && last.ended_s.is_some(), "{last:?}");
+            // It reads as before; rewriting it block by block clears the record.
+            bench.client.read(unrepaired[0].offset_bytes / 4096, 1).await.unwrap();
             rewrite(&bench, &unrepaired, 3).await;
-            assert_eq!(bench.report().unrepaired, []);
+            assert_eq!(bench.report().unrepaired_ranges, []);
             let scrub = bench.scrub().await;
-            assert_eq!((scrub.repaired, scrub.unrepairable), (0, 0));
-            bench.disk(2).pull_out();
+            assert_eq!((scrub.repaired_rows, scrub.unrecoverable_rows), (0, 0));
+            bench.disk(2).unplug();
             for range in &unrepaired {
-                for at in (range.start / 4096)..(range.start + range.bytes) / 4096 {
+                for at in (range.offset_bytes / 4096)..(range.offset_bytes + range.len_bytes) / 4096
+                {
                     let data = bench.client.read(at, 1).await.unwrap().to_vec();
                     assert!(data == [3; 4096], "block {at}");
                 }
@@ -131,48 +137,56 @@ fn blocks_that_do_not_fit_together_are_named_until_they_are_written() {
 
 #[test]
 fn blocks_that_a_scrub_cannot_read_are_named_as_lost_until_they_are_written() {
-    for how in [(Level::Parity, false), (Level::Parity, true), (Level::Copies(2), false)] {
+    for how in
+        [(Redundancy::Parity, false), (Redundancy::Parity, true), (Redundancy::Copies(2), false)]
+    {
         play(move |host| async move {
             let bench = Bench::made(host, how, FEW).await;
             spoil(&bench, 0);
             spoil(&bench, 1);
-            assert!(bench.scrub().await.unrepairable > 0);
-            let lost = bench.report().lost;
-            assert!(!lost.is_empty() && bench.report().unrepaired.is_empty());
+            assert!(bench.scrub().await.unrecoverable_rows > 0);
+            let lost = bench.report().lost_ranges;
+            assert!(!lost.is_empty() && bench.report().unrepaired_ranges.is_empty());
             assert!(errors_of(&bench, 0).unrepairable_blocks > 0);
             let bench = again(bench).await;
-            assert_eq!(bench.report().lost, lost);
+            assert_eq!(bench.report().lost_ranges, lost);
             assert!(errors_of(&bench, 0).unrepairable_blocks > 0);
-            let found = bench.client.read(lost[0].start / 4096, 1).await;
+            let found = bench.client.read(lost[0].offset_bytes / 4096, 1).await;
             assert!(matches!(found, Err(Error::Unreadable { .. })), "{found:?}");
             rewrite(&bench, &lost, 1).await;
-            assert_eq!(bench.report().lost, []);
-            assert_eq!(bench.scrub().await.unrepairable, 0);
+            assert_eq!(bench.report().lost_ranges, []);
+            assert_eq!(bench.scrub().await.unrecoverable_rows, 0);
             bench.holds(0..bench.blocks, 1).await;
             bench.close().await;
         });
     }
 }
 
-/// Nothing is given up that a disk may have which is away.
+/// Blocks are not given up while a missing disk may have them.
 #[test]
 fn blocks_that_cannot_be_read_while_a_disk_is_out_are_named_and_not_given_up() {
     play(|host| async move {
         let bench = Bench::new(host, FEW).await;
         spoil(&bench, 0);
-        bench.disk(2).pull_out();
+        bench.disk(2).unplug();
         bench.write(bench.blocks - 64..bench.blocks, 1).await;
-        assert!(bench.scrub().await.unrepairable > 0);
+        assert!(bench.scrub().await.unrecoverable_rows > 0);
         let report = bench.report();
-        assert!(!report.unrepaired.is_empty() && report.lost.is_empty(), "{report:?}");
+        assert!(
+            !report.unrepaired_ranges.is_empty() && report.lost_ranges.is_empty(),
+            "{report:?}"
+        );
         bench.look().await;
-        bench.disk(2).plug_in();
+        bench.disk(2).plug();
         bench.look().await;
         bench.whole().await;
         bench.pool.clear_errors(None).await.unwrap();
-        assert_eq!(bench.report().unrepaired, []);
-        assert_eq!(bench.scrub().await.unrepairable, 0);
-        assert_eq!((bench.report().unrepaired, bench.report().lost), (vec![], vec![]));
+        assert_eq!(bench.report().unrepaired_ranges, []);
+        assert_eq!(bench.scrub().await.unrecoverable_rows, 0);
+        assert_eq!(
+            (bench.report().unrepaired_ranges, bench.report().lost_ranges),
+            (vec![], vec![])
+        );
         bench.holds(0..bench.blocks, 1).await;
         bench.close().await;
     });

@@ -1,36 +1,36 @@
-//! Blocks that no disk gives back any more: what can be is made whole without them, they are named, and they are no more
-//! than lost: nothing else is read in their place, and they can be written again.
+//! Blocks that no disk returns any more: what can be reconstructed is, the rest is reported as
+//! lost. Nothing else is read in their place, and they can be rewritten.
 
 use std::time::Duration;
 
 use block::Error;
-use geometry::Level;
-use pool::{LostRange, Pool};
-use rt::sim::{Bad, BadOps, BadUntil};
+use geometry::Redundancy;
+use pool::{DamagedRange, Pool};
+use rt::sim::{BadDuration, BadRange, FailingOps};
 
 use crate::common::{VOLUME, core_of};
 use crate::pool::{Bench, MORE, opening, play};
 
-/// Blocks of 4 KiB of each read that these tests make.
+/// Blocks of 4 KiB of each read in these tests.
 const STEP: u64 = 16;
 
-/// Single blocks of a disk cannot be read until they are written.
+/// Makes single blocks of a disk unreadable until they are rewritten.
 fn spoil(bench: &Bench, disk: usize) {
     for n in 0..16 {
         let at = (28 << 20) + n * (64 << 10) + 4096;
         let bytes = at..at + 4096;
-        let bad = Bad { bytes, ops: BadOps::Reads, until: BadUntil::Rewritten };
-        bench.disk(disk).add_bad(bad);
+        let bad = BadRange { bytes, ops: FailingOps::Reads, duration: BadDuration::Rewritten };
+        bench.disk(disk).add_bad_range(bad);
     }
 }
 
-fn overlaps(lost: &LostRange, at: u64) -> bool {
+fn overlaps(lost: &DamagedRange, at: u64) -> bool {
     let (start, end) = (at * 4096, (at + STEP) * 4096);
-    lost.volume == VOLUME && lost.start < end && start < lost.start + lost.bytes
+    lost.volume == VOLUME && lost.offset_bytes < end && start < lost.offset_bytes + lost.len_bytes
 }
 
-/// What is lost reads as an error, and all else as it was written.
-async fn only_lost_is_missing(bench: &Bench, lost: &[LostRange]) {
+/// Lost blocks read as errors, all others as they were written.
+async fn only_lost_is_missing(bench: &Bench, lost: &[DamagedRange]) {
     for at in (0..bench.blocks).step_by(STEP as usize) {
         let found = bench.client.read(at, u32::try_from(STEP).unwrap()).await;
         if lost.iter().any(|lost| overlaps(lost, at)) {
@@ -53,35 +53,38 @@ async fn until(what: &str, bench: &Bench, is: impl Fn(&Bench) -> bool) {
 
 #[test]
 fn a_rebuild_over_blocks_that_cannot_be_read_ends_and_names_them_until_they_are_written() {
-    for how in [(Level::Parity, false), (Level::Parity, true), (Level::Copies(2), false)] {
+    for how in
+        [(Redundancy::Parity, false), (Redundancy::Parity, true), (Redundancy::Copies(2), false)]
+    {
         play(move |host| async move {
             let bench = Bench::made(host, how, MORE).await;
             spoil(&bench, 0);
-            bench.disk(1).pull_out();
+            bench.disk(1).unplug();
             bench.write(bench.blocks - 64..bench.blocks, 1).await;
-            until("it is never whole", &bench, |b| b.report().disks[1].pieces == 0).await;
-            assert_eq!(bench.report().behind_pieces, 0);
-            let lost = bench.report().lost;
+            until("it is never whole", &bench, |b| b.report().disks[1].extents == 0).await;
+            assert_eq!(bench.report().stale_extents, 0);
+            let lost = bench.report().lost_ranges;
             assert!(!lost.is_empty());
             only_lost_is_missing(&bench, &lost).await;
-            assert_eq!(bench.scrub().await.unrepairable, 0, "it fits together");
-            // That is known after an opening as well.
+            assert_eq!(bench.scrub().await.unrecoverable_rows, 0, "it fits together");
+            // That is still known after a reopening.
             let host = bench.host.clone();
             bench.close().await;
             let core = core_of(&host).await;
             let pool = Pool::open(&core, &opening(MORE)).await.unwrap();
             let bench = Bench::served(host, &core, pool).await;
-            assert_eq!(bench.report().lost, lost);
-            // What is left of these rows is protected again.
-            bench.disk(2).pull_out();
+            assert_eq!(bench.report().lost_ranges, lost);
+            // The other blocks of these rows are protected again.
+            bench.disk(2).unplug();
             only_lost_is_missing(&bench, &lost).await;
-            // It ends block by block.
+            // Rewriting them clears the record, block by block.
             for range in &lost {
-                for at in (range.start / 4096)..(range.start + range.bytes) / 4096 {
+                for at in (range.offset_bytes / 4096)..(range.offset_bytes + range.len_bytes) / 4096
+                {
                     bench.client.write(at, &[1; 4096], false).await.unwrap();
                 }
             }
-            assert_eq!(bench.report().lost, []);
+            assert_eq!(bench.report().lost_ranges, []);
             only_lost_is_missing(&bench, &[]).await;
             bench.close().await;
         });
@@ -90,15 +93,18 @@ fn a_rebuild_over_blocks_that_cannot_be_read_ends_and_names_them_until_they_are_
 
 #[test]
 fn a_disk_with_blocks_that_cannot_be_read_leaves_all_the_same() {
-    // Of the others these are made; where there is nothing else they are lost.
-    for (how, loses) in [((Level::Parity, false), false), ((Level::Copies(1), false), true)] {
+    // These are reconstructed from the other disks; without redundancy they are lost.
+    for (how, loses) in
+        [((Redundancy::Parity, false), false), ((Redundancy::Copies(1), false), true)]
+    {
         play(move |host| async move {
             let bench = Bench::made(host, how, MORE).await;
             spoil(&bench, 0);
             bench.pool.remove("0").await.unwrap();
-            let is_gone = |bench: &Bench| bench.report().disks.iter().all(|disk| disk.member != 0);
+            let is_gone =
+                |bench: &Bench| bench.report().disks.iter().all(|disk| disk.member_id != 0);
             until("it never leaves", &bench, is_gone).await;
-            let lost = bench.report().lost;
+            let lost = bench.report().lost_ranges;
             assert_eq!(!lost.is_empty(), loses, "{lost:?}");
             only_lost_is_missing(&bench, &lost).await;
             bench.close().await;

@@ -1,8 +1,9 @@
-//! Disks leave a pool, or cannot, and spares take their place; new volumes lie on disks that are in use.
+//! Removal of disks, allowed or refused, and activation of spares; new volumes are allocated on
+//! attached disks.
 
 use std::time::Duration;
 
-use geometry::Level;
+use geometry::Redundancy;
 use pool::{NewPoolVolume, PoolDiskState, PoolError};
 use uuid::Uuid;
 
@@ -10,7 +11,7 @@ use crate::pool::{Bench, FEW, MORE, disk_of, joining, path, play, thick};
 
 const ANOTHER: Uuid = Uuid::from_u128(0xd);
 
-/// As many extents of 48 MiB, each of which has a piece on four disks.
+/// A volume of so many extents of 48 MiB, each with a column on four disks.
 fn of_extents(extents: u64) -> NewPoolVolume {
     NewPoolVolume { bytes: extents * (48 << 20), ..thick(ANOTHER) }
 }
@@ -23,14 +24,14 @@ fn refused(result: Result<(), PoolError>) -> String {
 
 #[test]
 fn a_disk_that_is_needed_cannot_be_removed_and_nothing_changes() {
-    for (level, checksums) in [(Level::Parity, false), (Level::DoubleParity, true)] {
+    for (level, checksums) in [(Redundancy::Parity, false), (Redundancy::DoubleParity, true)] {
         play(move |host| async move {
             let bench = Bench::made(host, (level, checksums), FEW).await;
             let before = bench.report();
             let why = refused(bench.pool.remove("0").await);
             assert!(why.contains("needs 4 different ones"), "{why}");
             assert_eq!(bench.report(), before);
-            // Nor is one too small put in its place, and it stays free.
+            // A spare that is too small is not activated for it, and stays free.
             bench.pool.create_volume(&of_extents(5)).await.unwrap();
             bench.host.add_disk(path(FEW), disk_of(80 << 20));
             let why = refused(bench.pool.replace("0", &joining(path(FEW))).await);
@@ -46,19 +47,19 @@ fn a_removal_is_cancelled_while_it_goes_on() {
     play(|host| async move {
         let bench = Bench::new(host, MORE).await;
         bench.pool.create_volume(&of_extents(5)).await.unwrap();
-        let gone = (0..MORE).find(|n| bench.report().disks[*n].pieces > 3).unwrap();
+        let gone = (0..MORE).find(|n| bench.report().disks[*n].extents > 3).unwrap();
         let name = gone.to_string();
         assert!(bench.pool.cancel_removal(&name).await.is_err(), "it is not being removed");
         bench.pool.remove(&name).await.unwrap();
-        assert_eq!(bench.state(gone), PoolDiskState::Leaving);
+        assert_eq!(bench.state(gone), PoolDiskState::Draining);
         let free = bench.report().free_bytes;
         bench.pool.cancel_removal(&name).await.unwrap();
-        assert_eq!(bench.state(gone), PoolDiskState::In);
+        assert_eq!(bench.state(gone), PoolDiskState::Active);
         assert!(bench.report().free_bytes >= free);
         assert!(bench.pool.cancel_removal(&name).await.is_err(), "it is not any more");
         tokio::time::sleep(Duration::from_secs(60)).await;
-        assert_eq!(bench.state(gone), PoolDiskState::In);
-        assert_eq!(bench.report().behind_pieces, 0);
+        assert_eq!(bench.state(gone), PoolDiskState::Active);
+        assert_eq!(bench.report().stale_extents, 0);
         bench.holds(0..bench.blocks, 1).await;
         bench.close().await;
     });
@@ -69,22 +70,22 @@ fn the_spare_that_is_large_enough_takes_the_place_of_a_disk() {
     play(|host| async move {
         let bench = Bench::new(host, FEW).await;
         bench.pool.create_volume(&of_extents(6)).await.unwrap();
-        let _seat = bench.seat.open(ANOTHER).await.unwrap();
+        let _seat = bench.seat.open_volume(ANOTHER).await.unwrap();
         for (n, bytes) in [(FEW, 80 << 20), (FEW + 1, 200 << 20)] {
             bench.host.add_disk(path(n), disk_of(bytes));
             bench.pool.add(&joining(path(n)), true).await.unwrap();
         }
-        bench.disk(1).pull_out();
+        bench.disk(1).unplug();
         bench.write(0..64, 2).await;
         let whole = async {
-            while bench.report().disks[1].pieces > 0 {
+            while bench.report().disks[1].extents > 0 {
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
         };
         let whole = tokio::time::timeout(Duration::from_secs(600), whole).await;
         assert!(whole.is_ok(), "{:?}", bench.report());
         let states = [bench.state(FEW), bench.state(FEW + 1)];
-        assert_eq!(states, [PoolDiskState::Spare, PoolDiskState::In], "the first is too small");
+        assert_eq!(states, [PoolDiskState::Spare, PoolDiskState::Active], "the first is too small");
         drop(_seat);
         bench.close().await;
     });
@@ -95,15 +96,15 @@ fn a_new_volume_is_not_placed_on_a_disk_that_is_out() {
     play(|host| async move {
         let bench = Bench::new(host, FEW).await;
         assert!(bench.report().free_bytes > 0);
-        bench.disk(1).pull_out();
+        bench.disk(1).unplug();
         bench.write(0..64, 2).await;
-        assert_eq!(bench.state(1), PoolDiskState::Out);
+        assert_eq!(bench.state(1), PoolDiskState::Detached);
         assert_eq!(bench.report().free_bytes, 0, "three disks have no room for four columns");
         let why = refused(bench.pool.create_volume(&of_extents(1)).await);
         assert!(why.contains("room for 0 MiB") && why.contains("is out"), "{why}");
         assert_eq!(bench.report().volumes.len(), 1, "nothing is left of it");
-        assert!(bench.pool.has_room(1 << 20).is_err());
-        // Nor is one that there is made larger there; what is thin goes on.
+        assert!(bench.pool.check_space(1 << 20).is_err());
+        // An existing thick volume cannot grow either; thin ones can.
         let why = refused(bench.pool.grow_volume(crate::common::VOLUME, 96 << 20).await);
         assert!(why.contains("is out"), "{why}");
         bench.write(0..bench.blocks, 3).await;

@@ -1,43 +1,45 @@
-//! A volume of a pool is opened while a core goes on with other volumes of it: it holds what was written, wherever that is.
+//! A volume of a pool is reopened while the core goes on with other volumes: it holds what was
+//! written, wherever that lies.
 
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::testing::Client;
-use geometry::Level;
-use pool::{NewPoolVolume, PoolSeat};
+use block::testing::TestClient;
+use geometry::Redundancy;
+use pool::{CorePool, NewPoolVolume};
 use rt::Core;
 use uuid::Uuid;
 
 use crate::common::{VOLUME, core_of};
 use crate::pool::{Bench, FEW, MORE, POOL_LEVELS, disk_of, joining, path, paths, play, thick};
 
-/// Blocks of 4 KiB that are written with one operation: several whole stripes, which lie elsewhere then.
+/// Blocks of 4 KiB that are written with one operation: several whole stripes, which are written to
+/// free slots.
 const WHOLE: u64 = 256;
 
 const ANOTHER: Uuid = Uuid::from_u128(0xb);
 
 fn thin(id: Uuid) -> NewPoolVolume {
-    NewPoolVolume { thick: false, ..thick(id) }
+    NewPoolVolume { is_thick: false, ..thick(id) }
 }
 
 fn filled(value: u8) -> Vec<u8> {
     vec![value; usize::try_from(WHOLE * 4096).unwrap()]
 }
 
-/// A volume at a core that has others open as well.
+/// A volume on a core that has others open as well.
 struct Opened<'a> {
     core: &'a Core,
-    seat: &'a Rc<PoolSeat>,
+    seat: &'a Rc<CorePool>,
     volume: Uuid,
 }
 
 impl Opened<'_> {
-    async fn client(&self) -> Client {
-        Client::new(&self.seat.open(self.volume).await.unwrap(), self.core.pool())
+    async fn client(&self) -> TestClient {
+        TestClient::new(&self.seat.open_volume(self.volume).await.unwrap(), self.core.buffer_pool())
     }
 
-    /// Opens it for this only, as whoever makes an image does.
+    /// Opens it only for this, as the creation of an image does.
     async fn write(&self, values: std::ops::Range<u8>) {
         let client = self.client().await;
         for (at, value) in (0..).zip(values) {
@@ -54,14 +56,14 @@ impl Opened<'_> {
     }
 }
 
-/// The bug that showed this: the second volume of a core was made, and then "holds no volume".
+/// Regression test: the second volume of a core was created, and then "holds no volume".
 #[test]
 fn ten_volumes_of_one_core_and_of_two_hold_what_was_written_before_they_were_opened_again() {
     for (level, checksums) in POOL_LEVELS {
         play(move |host| async move {
             let core = core_of(&host).await;
             let bench = Bench::sized(host, (level, checksums), FEW, 400 << 20).await;
-            let other = PoolSeat::share(&core, &bench.pool, 1).await.unwrap();
+            let other = CorePool::attach_on_owner_core(&core, &bench.pool, 1).await.unwrap();
             let mut open = Vec::new();
             for n in 10u8..20 {
                 let volume = Uuid::from_u128(n.into());
@@ -91,7 +93,7 @@ fn a_volume_that_moves_between_cores_holds_what_was_written_at_each() {
         play(move |host| async move {
             let core = core_of(&host).await;
             let bench = Bench::made(host, (level, checksums), FEW).await;
-            let other = PoolSeat::share(&core, &bench.pool, 1).await.unwrap();
+            let other = CorePool::attach_on_owner_core(&core, &bench.pool, 1).await.unwrap();
             bench.pool.create_volume(&thin(ANOTHER)).await.unwrap();
             for round in 1u8..6 {
                 let here = if round % 2 == 0 { &other } else { &bench.seat };
@@ -136,11 +138,12 @@ fn a_volume_that_has_grown_is_opened_with_all_that_it_held() {
     }
 }
 
-/// What lies on one that is out is made again elsewhere; or it comes back, and gets what it lacks. Whether that has ended or not.
+/// The columns of a detached disk are rebuilt elsewhere; or it is reattached and resynced. Whether
+/// that has ended or not.
 #[test]
 fn a_volume_that_is_opened_after_a_disk_was_out_holds_what_was_written() {
     for disks in [FEW, MORE] {
-        for (level, wait) in [Level::Parity, Level::DoubleParity, Level::Copies(2)]
+        for (level, wait) in [Redundancy::Parity, Redundancy::DoubleParity, Redundancy::Copies(2)]
             .into_iter()
             .flat_map(|level| [0, 300, 1200].map(|wait| (level, Duration::from_millis(wait))))
         {
@@ -150,13 +153,13 @@ fn a_volume_that_is_opened_after_a_disk_was_out_holds_what_was_written() {
                 bench.pool.create_volume(&thin(ANOTHER)).await.unwrap();
                 let opened = Opened { core: &core, seat: &bench.seat, volume: ANOTHER };
                 opened.write(1..5).await;
-                bench.disk(1).pull_out();
+                bench.disk(1).unplug();
                 opened.write(2..6).await;
                 bench.look().await;
                 tokio::time::sleep(wait).await;
                 opened.holds(2..6).await;
                 opened.write(3..7).await;
-                bench.disk(1).plug_in();
+                bench.disk(1).plug();
                 bench.look().await;
                 tokio::time::sleep(wait).await;
                 opened.holds(3..7).await;
@@ -166,8 +169,8 @@ fn a_volume_that_is_opened_after_a_disk_was_out_holds_what_was_written() {
                 assert!(whole.is_ok(), "{:?}", bench.report());
                 drop(client);
                 opened.holds(4..8).await;
-                // It is needed now.
-                bench.disk(0).pull_out();
+                // Now its data are needed.
+                bench.disk(0).unplug();
                 opened.holds(4..8).await;
                 bench.holds(0..bench.blocks, 1).await;
                 bench.close().await;
@@ -176,7 +179,7 @@ fn a_volume_that_is_opened_after_a_disk_was_out_holds_what_was_written() {
     }
 }
 
-/// Whoever asks for a volume that is open here gets the same, and not a second one that knows nothing of the first.
+/// Opening a volume that is open here returns the same device, not a second one with its own state.
 #[test]
 fn a_volume_that_is_open_twice_is_one() {
     play(|host| async move {

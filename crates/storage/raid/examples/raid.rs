@@ -1,10 +1,12 @@
-//! What RAID costs above disks in memory, for `./run bench raid`: one line of JSON for each case.
+//! The cost of RAID over disks in memory, for `./run bench raid`: one line of JSON for each case.
 //!
-//! Time is that of one thread which does nothing else. Of 4 KiB the layer's own time counts: as nobody's processor copies what a disk
-//! moves, these disks hand over memory that they have, and take what they are given without a look. Of 1 MiB it is compared with
-//! what is moved, so they copy it, as disks in memory do, and are larger than caches. The client's data is that of as many operations
-//! as it would have under way, or of so many that it comes from memory. Operations on disks
-//! are counted where each takes 100 µs of simulated time, as what comes meanwhile shares a batch of the log.
+//! Times are those of one thread that does nothing else. For 4 KiB, the layer's own time counts:
+//! since no processor copies what a real disk transfers, these disks hand out memory that they
+//! have, and ignore what they are given. For 1 MiB, the time is compared with that of the transfer,
+//! so these disks copy, as disks in memory do, and are larger than caches. The client's data is
+//! that of as many operations as it would have in flight, or of so many that it comes from memory.
+//! Operations on disks are counted with 100 µs of simulated time for each, since requests that
+//! arrive meanwhile share a batch of the log.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -15,20 +17,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{
-    Bufs, BufsMut, Class, Credit, Ctx, Dev, Epoch, Error, Info, Layer, Lba, Mem, MemOptions, Op,
-    Pool, Stats,
+    BufferPool, Bufs, BufsMut, Credit, Ctx, Dev, Epoch, Error, Info, Layer, Lba, Mem, MemOptions,
+    MemoryClass, Op, Stats,
 };
-use checksum::Integrity;
-use checksum::place::{AREA_ROWS, COPIES, Place};
-use checksum::stored::{LIST_BLOCKS, Whose};
+use checksum::ChecksumLayer;
+use checksum::format::{ChecksumOwner, DIRTY_LIST_BLOCKS};
+use checksum::layout::{AREA_ROWS, COPIES, ChecksumLayout};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use geometry::{ALL_REGIONS, Column, Level, RowChecksums, Shape};
+use geometry::{ALL_REGIONS, Column, RaidGeometry, Redundancy, RowChecksums};
 use parity::Parity;
-use raid::batch::Ring;
+use raid::log_batch::RingId;
 use raid::{
-    Answered, Array, Damage, Extent, Keeper, Kept, Member, Pace, RING_BLOCKS, Raid, Room, Settings,
-    by_runs, stored_map,
+    Array, ArrayMember, Damage, DetachFuture, Extent, ExtentAllocator, MaintenancePace,
+    MetadataFuture, PoolMetadata, RING_BLOCKS, RaidSettings, RaidVolume, for_contiguous_runs,
+    stripe_map_format,
 };
 use serde_json::json;
 use uuid::Uuid;
@@ -37,68 +40,68 @@ const STRIP_ROWS: u32 = 16;
 const STRIPES: u32 = 512;
 const BLOCK: u64 = 4096;
 
-/// Blocks of a disk in no volume.
-const BARE_BLOCKS: u64 = STRIPES as u64 * STRIP_ROWS as u64;
+/// Blocks of a disk outside of the volume.
+const RAW_BLOCKS: u64 = STRIPES as u64 * STRIP_ROWS as u64;
 
-/// Volume and bare disks have so many turns each.
-const TURNS: u32 = 5;
+/// Number of rounds, in which volume and bare disks take turns.
+const ROUNDS: u32 = 5;
 
-/// Nobody keeps anything: no member fails.
+/// Records nothing: no member fails.
 #[derive(Debug)]
-struct Nobody;
+struct NullMetadata;
 
-impl Keeper for Nobody {
-    fn out(&self, _: u16) -> Kept<'_> {
+impl PoolMetadata for NullMetadata {
+    fn detach_member(&self, _: u16) -> MetadataFuture<'_> {
         Box::pin(std::future::ready(Err(Error::Gone)))
     }
 
-    fn changed(&self, _: u64, _: u32) -> Kept<'_> {
+    fn mark_regions_stale(&self, _: u64, _: u32) -> MetadataFuture<'_> {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    fn gives_up(&self, _: u16, _: u128) -> Answered<'_> {
+    fn detach_unresponsive(&self, _: u16, _: u128) -> DetachFuture<'_> {
         Box::pin(std::future::ready(Ok(false)))
     }
 
-    fn slow(&self, _: u16, _: bool) {}
+    fn set_slow(&self, _: u16, _: bool) {}
 
-    fn damaged(&self, _: Damage) {}
+    fn report_damage(&self, _: Damage) {}
 }
 
-impl Room for Nobody {
-    fn extent(&self, _: u32) -> Pin<Box<dyn Future<Output = Result<Extent, Error>> + '_>> {
+impl ExtentAllocator for NullMetadata {
+    fn allocate(&self, _: u32) -> Pin<Box<dyn Future<Output = Result<Extent, Error>> + '_>> {
         Box::pin(std::future::ready(Err(Error::NoSpace)))
     }
 
-    fn free(&self, _: u32) -> Kept<'_> {
+    fn free(&self, _: u32) -> MetadataFuture<'_> {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    fn lose(&self, _: u32, _: std::ops::Range<u32>) -> Kept<'_> {
+    fn record_lost_rows(&self, _: u32, _: std::ops::Range<u32>) -> MetadataFuture<'_> {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    fn regain(&self, _: u32, _: std::ops::Range<u32>) -> Kept<'_> {
+    fn record_rewritten_rows(&self, _: u32, _: std::ops::Range<u32>) -> MetadataFuture<'_> {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    fn not_repaired(&self, _: u32, _: std::ops::Range<u32>) -> Kept<'_> {
+    fn record_unrepaired_rows(&self, _: u32, _: std::ops::Range<u32>) -> MetadataFuture<'_> {
         Box::pin(std::future::ready(Ok(())))
     }
 }
 
-/// The longest operation.
+/// Bytes of the largest operation.
 const LONGEST: usize = 1 << 20;
 
-/// What a disk moves.
+/// The memory of a disk.
 enum Memory {
-    /// All that it holds: it copies what it is given, and what is asked of it.
+    /// All of its contents: data is copied in and out.
     Copied(RefCell<Pages>),
-    /// So much for everything: it hands it over, and does not look at what it is given.
+    /// Some data for all reads, shared; written data is ignored.
     Shared(Bufs),
 }
 
-/// Memory that begins with a page, as that of a disk in memory does: copies to anywhere else take longer.
+/// Page-aligned memory, as a disk in memory has: copies to other memory take longer.
 struct Pages {
     memory: Vec<u8>,
     skip: usize,
@@ -106,7 +109,7 @@ struct Pages {
 
 impl Pages {
     fn new(bytes: usize) -> Self {
-        // Zeroes, but each page is there.
+        // Zeroes, with all pages resident.
         let mut memory = vec![7; bytes + BLOCK as usize];
         memory.fill(0);
         let skip = memory.as_ptr().align_offset(BLOCK as usize);
@@ -118,14 +121,14 @@ impl Pages {
     }
 }
 
-/// A disk of memory.
+/// A disk in memory.
 struct Ram {
     info: Info,
     memory: Memory,
 }
 
 impl Ram {
-    fn new(blocks: u64, copies: bool, pool: &Pool) -> Self {
+    fn new(blocks: u64, copies: bool, pool: &BufferPool) -> Self {
         let info = Mem::new(MemOptions::new(4096, blocks)).info();
         let memory = match copies {
             true => Memory::Copied(RefCell::new(Pages::new((blocks * BLOCK) as usize))),
@@ -157,8 +160,8 @@ impl Ram {
     }
 }
 
-fn credit(pool: &Pool, bytes: usize) -> Credit {
-    pool.account().try_credit(bytes, Class::Immediate).expect("memory")
+fn credit(pool: &BufferPool, bytes: usize) -> Credit {
+    pool.account().try_credit(bytes, MemoryClass::LocalIo).expect("memory")
 }
 
 fn filled(credit: &Credit, len: usize) -> Bufs {
@@ -177,28 +180,29 @@ impl Layer for Ram {
     }
 
     async fn submit(&self, op: Op, ctx: Ctx) -> Result<Bufs, Error> {
-        let place = |at: Lba| at.0 as usize * BLOCK as usize;
+        let offset = |at: Lba| at.0 as usize * BLOCK as usize;
         match op {
             Op::Read { at, blocks } => {
-                return Ok(self.read(place(at), blocks as usize * BLOCK as usize, &ctx));
+                return Ok(self.read(offset(at), blocks as usize * BLOCK as usize, &ctx));
             }
-            Op::Write { at, data, .. } => self.write(place(at), &data),
+            Op::Write { at, data, .. } => self.write(offset(at), &data),
             _ => {}
         }
         Ok(Bufs::new())
     }
 }
 
-/// Simulated time goes so many times slower than what it stands for: timers count milliseconds.
+/// Simulated time is this many times slower than what it stands for, since timers count
+/// milliseconds.
 const SLOWER: f64 = 100.0;
 
-/// What a slow disk takes for an operation, beside moving its bytes one operation after the other: 100 µs.
+/// Latency of an operation on a slow disk, beside its transfer: 100 µs.
 const LATENCY: Duration = Duration::from_millis(10);
 
-/// Bytes that a slow disk moves in a second: 2 GB.
+/// Bandwidth of a slow disk per second: 2 GB.
 const BANDWIDTH: f64 = 2e9 / SLOWER;
 
-/// A disk that takes its time.
+/// A disk with latency and limited bandwidth.
 struct Slow(Dev, Cell<Option<tokio::time::Instant>>);
 
 impl Layer for Slow {
@@ -223,7 +227,8 @@ impl Layer for Slow {
 
 const STRIP_BYTES: usize = STRIP_ROWS as usize * BLOCK as usize;
 
-/// Disks that whole stripes are written to with their parities, by the same kernels, and nothing is done besides: no RAID can take less.
+/// Full stripes with their parities, written to disks by the same kernels without anything else:
+/// the lower bound for any RAID.
 struct Plain {
     info: Info,
     disks: Vec<Dev>,
@@ -233,18 +238,19 @@ struct Plain {
 
 impl Plain {
     fn new(scene: &Scene, parities: usize) -> Self {
-        let blocks = BARE_BLOCKS * (scene.disks.len() - parities) as u64;
+        let blocks = RAW_BLOCKS * (scene.disks.len() - parities) as u64;
         let info = Mem::new(MemOptions::new(4096, blocks)).info();
         Self { info, disks: scene.disks.clone(), parities, at: scene.bare_at }
     }
 
     fn parities_of(&self, strips: &[Bufs], ctx: &Ctx) -> Vec<Bufs> {
-        let mut sums: Vec<BufsMut> = (0..self.parities).map(|_| ctx.alloc(STRIP_BYTES)).collect();
-        by_runs(strips, &mut sums, |data, sums| match sums {
+        let mut parities: Vec<BufsMut> =
+            (0..self.parities).map(|_| ctx.alloc(STRIP_BYTES)).collect();
+        for_contiguous_runs(strips, &mut parities, |data, parities| match parities {
             [p, q] => Parity::best().pq(data, p, q),
-            sums => sums.iter_mut().for_each(|p| Parity::best().xor(data, p)),
+            parities => parities.iter_mut().for_each(|p| Parity::best().xor(data, p)),
         });
-        sums.into_iter().map(Bufs::from).collect()
+        parities.into_iter().map(Bufs::from).collect()
     }
 }
 
@@ -275,69 +281,78 @@ impl Layer for Plain {
     }
 }
 
-/// What is measured.
+/// A kind of volume to measure.
 struct Kind {
     name: &'static str,
-    level: Level,
+    level: Redundancy,
     columns: u16,
     checks: bool,
 }
 
 const KINDS: [Kind; 3] = [
-    Kind { name: "RAID 5, 4+1", level: Level::Parity, columns: 5, checks: false },
-    Kind { name: "RAID 6, 4+2", level: Level::DoubleParity, columns: 6, checks: false },
-    Kind { name: "RAID 5, 4+1, checksums", level: Level::Parity, columns: 5, checks: true },
+    Kind { name: "RAID 5, 4+1", level: Redundancy::Parity, columns: 5, checks: false },
+    Kind { name: "RAID 6, 4+2", level: Redundancy::DoubleParity, columns: 6, checks: false },
+    Kind { name: "RAID 5, 4+1, checksums", level: Redundancy::Parity, columns: 5, checks: true },
 ];
 
 /// A volume and the disks below it.
 struct Scene {
     dev: Dev,
-    raid: Rc<Raid>,
+    raid: Rc<RaidVolume>,
     disks: Vec<Dev>,
-    /// Blocks of disks from here on are nobody's: as many as an extent has.
+    /// The first of the blocks that are in no volume: as many as an extent has.
     bare_at: u64,
-    pool: Pool,
+    pool: BufferPool,
 }
 
 impl Scene {
     async fn new(kind: &Kind, copies: bool, is_slow: bool) -> Self {
         let Kind { level, columns, checks, .. } = *kind;
-        let pool = Pool::new(1 << 30).expect("memory");
-        let shape = Shape::new(level, columns, STRIP_ROWS, STRIPES).expect("a shape");
-        let maps = 2 * u64::from(stored_map::rows(&shape));
-        let rows = u64::from(shape.places()) * u64::from(STRIP_ROWS) + maps;
+        let pool = BufferPool::new(1 << 30).expect("memory");
+        let geometry = RaidGeometry::new(level, columns, STRIP_ROWS, STRIPES).expect("a shape");
+        let maps = 2 * u64::from(stripe_map_format::map_rows(&geometry));
+        let rows = u64::from(geometry.slots()) * u64::from(STRIP_ROWS) + maps;
         let unit = u32::try_from(rows).expect("few") + COPIES * (rows as u32 / AREA_ROWS + 1);
-        let place = Place { at: RING_BLOCKS, rows: unit, units: 1 };
+        let layout = ChecksumLayout { first_row: RING_BLOCKS, unit_rows: unit, units: 1 };
         let list_at = RING_BLOCKS + u64::from(unit);
-        let bare_at = list_at + LIST_BLOCKS;
+        let bare_at = list_at + DIRTY_LIST_BLOCKS;
         let disk = || {
-            // What nobody has written has to be zeroes where it is checked.
-            let ram = Ram::new(bare_at + BARE_BLOCKS, copies || checks, &pool);
+            // Unwritten blocks must be zeroes if they are checked.
+            let ram = Ram::new(bare_at + RAW_BLOCKS, copies || checks, &pool);
             if is_slow { Dev::new(Slow(Dev::new(ram), Cell::new(None))) } else { Dev::new(ram) }
         };
         let disks: Vec<Dev> = (0..columns).map(|_| disk()).collect();
-        let array = Array::new(1, Rc::new(Nobody), &pool).await.expect("an array");
+        let array = Array::new(1, Rc::new(NullMetadata), &pool).await.expect("an array");
         for (n, disk) in (0u16..).zip(&disks) {
-            let of = Uuid::from_u128(n.into());
-            let (mut dev, mut integrity) = (disk.clone(), None);
+            let member_id = Uuid::from_u128(n.into());
+            let (mut dev, mut checksums) = (disk.clone(), None);
             if checks {
-                let whose = Whose { pool: Uuid::nil(), member: of, ring: 0 };
-                let (memory, wrong) = (pool.account(), Arc::default());
-                let made = Integrity::new(dev, place, (whose, ""), list_at, &memory, wrong).await;
-                let made = Rc::new(made.expect("checksums"));
-                (dev, integrity) =
-                    (Dev::shared(Rc::clone(&made)), Some(made as Rc<dyn RowChecksums>));
+                let owner = ChecksumOwner { pool: Uuid::nil(), member: member_id, ring: 0 };
+                let (memory, corrupt_reads) = (pool.account(), Arc::default());
+                let layer =
+                    ChecksumLayer::new(dev, layout, (owner, ""), list_at, &memory, corrupt_reads)
+                        .await;
+                let layer = Rc::new(layer.expect("checksums"));
+                (dev, checksums) =
+                    (Dev::shared(Rc::clone(&layer)), Some(layer as Rc<dyn RowChecksums>));
             }
-            let ring = Ring { pool: Uuid::nil(), member: of, era: 1, number: 0 };
-            let errors = Arc::default();
-            let member = Member { dev, ring, ring_at: Lba(0), is_out: false, errors, integrity };
-            array.put(n, member).expect("a new one");
+            let ring = RingId { pool: Uuid::nil(), member: member_id, generation: 1, number: 0 };
+            let counters = Arc::default();
+            let member = ArrayMember {
+                dev,
+                ring,
+                ring_lba: Lba(0),
+                is_detached: false,
+                counters,
+                checksums,
+            };
+            array.set_member(n, member).expect("a new one");
         }
-        let column = |member| Column { member, at: RING_BLOCKS };
-        let extent = Extent::new(1, shape, (0..columns).map(column));
-        let bytes = shape.rows() * BLOCK;
-        let settings = Settings { shape, block_size: 4096, bytes, thick: true };
-        let raid = Raid::new(Rc::new(array), settings, [(0, extent)], Rc::new(Nobody));
+        let column = |member| Column { member, first_row: RING_BLOCKS };
+        let extent = Extent::new(1, geometry, (0..columns).map(column));
+        let bytes = geometry.total_rows() * BLOCK;
+        let settings = RaidSettings { geometry, block_size: 4096, bytes, is_thick: true };
+        let raid = RaidVolume::new(Rc::new(array), settings, [(0, extent)], Rc::new(NullMetadata));
         let raid = Rc::new(raid);
         Self { dev: Dev::shared(Rc::clone(&raid)), raid, disks, bare_at, pool }
     }
@@ -357,7 +372,7 @@ impl Scene {
     }
 }
 
-/// Where the next operation begins: at random, but not where another is.
+/// The position of the next operation: random, but never that of another.
 struct Places {
     seed: Cell<u64>,
     count: u64,
@@ -372,7 +387,7 @@ impl Places {
     }
 
     fn next(&self) -> u64 {
-        // Each number once before any comes again: a full cycle modulo the next power of two.
+        // Visits each number once before any repeats: a full cycle modulo the next power of two.
         loop {
             let modulus = self.count.next_power_of_two();
             let factor = if self.is_random { (0x5_DEEC_E66D % modulus) | 5 } else { 1 };
@@ -392,12 +407,12 @@ fn op(at: u64, bytes: u64, is_write: bool, ctx: &Ctx) -> Op {
     }
 }
 
-/// Operations whose data a client has: what arrived last is in caches then,
+/// Number of operations whose data a client has: few enough to stay in caches,
 const FEW: usize = 8;
-/// or is not.
+/// or too many.
 const MANY: usize = 64;
 
-/// A client that has the data of several operations, and each time uses the one it has not used for longest.
+/// A client with the data of several operations; it uses the least recently used one each time.
 struct Client {
     ctx: Ctx,
     bytes: u64,
@@ -417,7 +432,7 @@ impl Client {
         let oldest = self.data.borrow_mut().pop_front().expect("data");
         let (op, kept) = match self.is_write {
             true => (Op::Write { at: Lba(at), data: oldest.clone(), fua: false }, Some(oldest)),
-            // Where that was, the next one goes.
+            // Its memory is used for the next one.
             false => (Op::Read { at: Lba(at), blocks: (self.bytes / BLOCK) as u32 }, None),
         };
         let found = dev.submit(op, &self.ctx).await.expect("an operation");
@@ -425,13 +440,13 @@ impl Client {
     }
 }
 
-/// Microseconds of one operation, which waits for nothing.
+/// Microseconds per operation, without concurrency.
 #[derive(Default)]
 struct Times {
     volume: f64,
-    /// Of one bare disk after the other.
+    /// On bare disks, in turn.
     bare: f64,
-    /// Of a long write, with its parities and nothing else.
+    /// Of a large write with its parities and nothing else.
     plain: Option<f64>,
 }
 
@@ -439,16 +454,16 @@ async fn times(client: &Client, scene: &Scene, parities: usize, seconds: f64) ->
     let step = client.bytes / BLOCK;
     let places = Places::new(&scene.dev, client.bytes, client.bytes == BLOCK);
     let mut of_volume = std::iter::repeat_with(|| (&scene.dev, places.next()));
-    let bare = (0..BARE_BLOCKS / step).map(|n| scene.bare_at + n * step);
+    let bare = (0..RAW_BLOCKS / step).map(|n| scene.bare_at + n * step);
     let of_disks = bare.flat_map(|at| scene.disks.iter().map(move |disk| (disk, at)));
     let mut of_disks = of_disks.cycle();
     let plain = Dev::new(Plain::new(scene, parities));
     let stripes = Places::new(&plain, client.bytes, false);
     let mut of_stripes = std::iter::repeat_with(|| (&plain, stripes.next()));
     let mut times = Times::default();
-    // In turn, as a machine is not equally fast all the time.
-    for _ in 0..TURNS {
-        let (seconds, turns) = (seconds / f64::from(TURNS), f64::from(TURNS));
+    // In turn, because a machine's speed varies.
+    for _ in 0..ROUNDS {
+        let (seconds, turns) = (seconds / f64::from(ROUNDS), f64::from(ROUNDS));
         times.volume += time(client, &mut of_volume, seconds).await / turns;
         times.bare += time(client, &mut of_disks, seconds).await / turns;
         if client.is_write && client.bytes > BLOCK {
@@ -474,7 +489,7 @@ async fn time<'a>(
     begun.elapsed().as_secs_f64() * 1e6 / f64::from(count)
 }
 
-/// Operations and bytes of disks for each of a client's, so many at a time.
+/// Disk operations and bytes per client operation, at this depth.
 async fn counted(scene: &Scene, bytes: u64, depth: usize) -> serde_json::Value {
     let places = Places::new(&scene.dev, bytes, bytes == BLOCK);
     let mut running = FuturesUnordered::new();
@@ -497,7 +512,7 @@ async fn counted(scene: &Scene, bytes: u64, depth: usize) -> serde_json::Value {
     })
 }
 
-/// Microseconds of small operations one after the other, as long as `goes_on`: the mean, and the longest.
+/// Microseconds of small operations, one at a time, while `goes_on`: the mean and the longest.
 async fn one_by_one(scene: &Scene, goes_on: impl Fn(u32) -> bool) -> (f64, f64) {
     let places = Places::new(&scene.dev, BLOCK, true);
     let (begun, mut longest, mut count, ctx) =
@@ -513,15 +528,17 @@ async fn one_by_one(scene: &Scene, goes_on: impl Fn(u32) -> bool) -> (f64, f64) 
     (mean / SLOWER, longest / SLOWER)
 }
 
-/// What a client sees while a column is rebuilt, in whose time the disk could have written so many of it.
+/// What a client sees during the rebuild of a column, and how long the disk would need to write
+/// that column.
 async fn rebuild(kind: &Kind) -> serde_json::Value {
     let scene = Scene::new(kind, false, true).await;
     let normal = one_by_one(&scene, |count| count < 4000).await;
-    scene.raid.extent(0).expect("an extent").lacks_also(0, ALL_REGIONS);
+    scene.raid.extent(0).expect("an extent").add_stale_regions(0, ALL_REGIONS);
     let (raid, begun) = (Rc::clone(&scene.raid), tokio::time::Instant::now());
     let rebuilding = tokio::task::spawn_local(async move {
-        let rebuilt = raid.rebuild(0, Pace { rest: 0.5 }).await.expect("a rebuild");
-        assert_eq!(rebuilt.failed, 0);
+        let report =
+            raid.rebuild(0, MaintenancePace { rest_factor: 0.5 }).await.expect("a rebuild");
+        assert_eq!(report.failed_stripes, 0);
     });
     let busy = one_by_one(&scene, |_| !rebuilding.is_finished()).await;
     rebuilding.await.expect("a rebuild");
@@ -554,7 +571,7 @@ fn main() {
             let times = run(false, async {
                 let scene = Scene::new(kind, bytes > BLOCK, false).await;
                 let client = Client::new(&scene, bytes, is_write, operations);
-                times(&client, &scene, kind.level.parities().into(), seconds).await
+                times(&client, &scene, kind.level.parity_strips().into(), seconds).await
             });
             println!(
                 "{}",

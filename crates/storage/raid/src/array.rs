@@ -1,4 +1,5 @@
-//! The members of a pool as one core uses them: who is still there, their logs, and what is not durable yet.
+//! The members of a pool as one core uses them: which are available, their logs, and what is not
+//! durable yet.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -11,7 +12,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use block::{
-    Account, Buf, Bufs, Class, Ctx, Dev, Epoch, Error, FlushGate, Lba, Op, Pool, fixed_credit,
+    Account, Buf, BufferPool, Bufs, Ctx, Dev, Epoch, Error, FlushCoalescer, Lba, MemoryClass, Op,
+    fixed_credit,
 };
 use futures_util::future::join_all;
 use geometry::{Column, DamageKind, MAX_MEMBERS, RowChecksums};
@@ -23,348 +25,373 @@ use tokio::sync::{Mutex, Notify, OnceCell, Semaphore, SemaphorePermit};
 use uuid::Uuid;
 
 use super::Extent;
-use super::at_once::all_of;
-use super::batch::{BLOCK_BYTES, Entry, Ring, What};
-use super::log::Log;
-use super::marks::{self, Bits, Marks, Region};
+use super::bounded_concurrency::run_bounded;
+use super::health::{DiskCounters, HealthMonitor, MemberIo, MonitoredDisk};
+use super::log_batch::{BLOCK_BYTES, EntryKind, LogEntry, RingId};
 use super::mistake::Mistake;
-use super::row::Strips;
-use super::watch::{Errors, Flying, Watch, Watched};
+use super::parity_log::ParityLog;
+use super::row_plan::StripSet;
+use super::write_intents::{self, IntentRegion, MemberBits, WriteIntents};
 
-/// How often a member is asked for something while its checksums are written.
-const ASK: Duration = Duration::from_secs(1);
+/// How often a member is probed while its checksums are written.
+const REPLY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Memory for what is read and reckoned of stripes that are being written, in pages of 4 KiB.
+/// Scratch memory for reads and parity of stripes that are being written, in pages of 4 KiB.
 const SCRATCH_PAGES: u32 = 1024;
 
-/// Memory for rows that are written in part, in pages, beside that.
-const PARTIAL_PAGES: u32 = 64;
+/// Further memory, for partially written rows, in pages.
+const PARTIAL_ROW_PAGES: u32 = 64;
 
-/// Extents whose maps are saved at once.
-const MAPS_AT_ONCE: usize = 16;
+/// Number of extents whose stripe maps are saved at a time.
+const MAX_CONCURRENT_MAP_SAVES: usize = 16;
 
-/// An extent that there is not.
+/// The number of no extent.
 const NO_EXTENT: u64 = u64::MAX;
 
-/// Memory that a member takes at most for an operation, in bytes.
-const MEMBER_OVERHEAD: usize = 4096;
+/// Most memory that a member's layers need for an operation, in bytes.
+const MEMBER_OVERHEAD_BYTES: usize = 4096;
 
-/// Whoever keeps what is known of a pool.
-pub trait Keeper: fmt::Debug {
-    /// Makes durable, on all members that are in, that `member` is out: it lacks what is written from now on. What fails ends
-    /// the array's writes.
-    fn out(&self, member: u16) -> Kept<'_>;
+/// Makes durable what an array learns about its members.
+pub trait PoolMetadata: fmt::Debug {
+    /// Makes durable, on all attached members, that `member` is detached: it misses every write
+    /// from now on. On failure the array stops writing.
+    fn detach_member(&self, member: u16) -> MetadataFuture<'_>;
 
-    /// Makes durable that columns of an extent whose members are out now lack these [regions](super::Regions).
-    fn changed(&self, extent: u64, regions: u32) -> Kept<'_>;
+    /// Makes durable that the detached columns of an extent are stale in these
+    /// [regions](geometry::REGIONS).
+    fn mark_regions_stale(&self, extent: u64, regions: u32) -> MetadataFuture<'_>;
 
-    /// A member has not answered for so long that it should be out; `silent` are those, it among them, that do not answer now.
-    /// Makes durable that it is out, as [`Self::out`] does, unless without all of them something would be lost. Whether it is.
-    fn gives_up(&self, member: u16, silent: u128) -> Answered<'_>;
+    /// Asks to detach a member that has been unresponsive for long; `silent` are all members that
+    /// are unresponsive now, itself included. Detaches it as [`Self::detach_member`] does, unless
+    /// data would be lost without all of `silent`. Returns whether it is detached.
+    fn detach_unresponsive(&self, member: u16, silent: u128) -> DetachFuture<'_>;
 
-    /// A member lags far behind the others, or does not any more. Told once each time.
-    fn slow(&self, member: u16, is_slow: bool);
+    /// Reports that a member became slow, or recovered. Called once per change.
+    fn set_slow(&self, member: u16, is_slow: bool);
 
-    /// Something is damaged. Told of each block: it is for the keeper to make few words of many.
-    fn damaged(&self, damage: Damage);
+    /// Reports damage, block by block; the implementation combines reports.
+    fn report_damage(&self, damage: Damage);
 }
 
-/// Blocks that are damaged.
+/// Damaged blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
     /// What is wrong with them.
     pub kind: DamageKind,
-    /// The member that it is about, if it is known.
+    /// The member concerned, if known.
     pub member: Option<u16>,
     /// Number of the extent.
     pub extent: u64,
-    /// Rows of its data between which they are, or of which they are the parity.
+    /// Rows of the extent's data that contain them, or whose parity they are.
     pub rows: std::ops::Range<u32>,
 }
 
-/// What comes of asking a [`Keeper`].
-pub type Kept<'a> = Pin<Box<dyn Future<Output = Result<(), Error>> + 'a>>;
+/// The future of a change to [`PoolMetadata`].
+pub type MetadataFuture<'a> = Pin<Box<dyn Future<Output = Result<(), Error>> + 'a>>;
 
-/// Whether a [`Keeper`] has done what was asked.
-pub type Answered<'a> = Pin<Box<dyn Future<Output = Result<bool, Error>> + 'a>>;
+/// The future of a request to [`PoolMetadata`]; true if it was done.
+pub type DetachFuture<'a> = Pin<Box<dyn Future<Output = Result<bool, Error>> + 'a>>;
 
-/// Operations are under way to the disk that a member was before: what they write may come at any time.
+/// Operations on the member's earlier disk are in flight; their writes may land at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it has not answered yet what it was asked before it went out")]
-pub struct StillBusy;
+pub struct MemberBusy;
 
-/// A disk of the pool.
+/// A disk of the pool, to be attached.
 #[derive(Debug)]
-pub struct Member {
+pub struct ArrayMember {
     /// The disk, in blocks of 4 KiB.
     pub dev: Dev,
-    /// Its ring of this core, which nothing has been written in since its era began.
-    pub ring: Ring,
-    /// Where that begins.
-    pub ring_at: Lba,
-    /// Whether it is out already.
-    pub is_out: bool,
+    /// This core's ring on it, unwritten in this log generation.
+    pub ring: RingId,
+    /// Where the ring begins.
+    pub ring_lba: Lba,
+    /// Whether it is detached already.
+    pub is_detached: bool,
     /// Where its errors are counted.
-    pub errors: Arc<Errors>,
-    /// What checks the rows of `dev`, if they have checksums.
-    pub integrity: Option<Rc<dyn RowChecksums>>,
+    pub counters: Arc<DiskCounters>,
+    /// The checksum layer of `dev`, if any.
+    pub checksums: Option<Rc<dyn RowChecksums>>,
 }
 
-/// A member in use.
+/// An attached member.
 #[derive(Debug)]
-struct Used {
-    disk: Rc<Watched>,
-    log: Log,
-    integrity: Option<Rc<dyn RowChecksums>>,
-    /// What came of the mark that it is out.
-    marked: OnceCell<Result<(), Error>>,
+struct AttachedMember {
+    disk: Rc<MonitoredDisk>,
+    log: ParityLog,
+    checksums: Option<Rc<dyn RowChecksums>>,
+    /// The result of recording that it is detached.
+    detach_recorded: OnceCell<Result<(), Error>>,
 }
 
-/// An extent of which stripes have moved, and the entries that say so.
-type Moved = (Rc<Extent>, Vec<Receipt>);
+/// An extent whose stripes have moved, and the log entries of those moves.
+type MovedStripes = (Rc<Extent>, Vec<LogPositions>);
 
-/// Where a stripe lies: number of the extent, and place in it.
-pub(super) type Spot = (u64, u32);
+/// Where a stripe lies: extent number and slot.
+pub(super) type SlotId = (u64, u32);
 
-/// An entry in the logs of these members, by the numbers of its batches.
-pub(super) type Receipt = SmallVec<[(u16, u64); 2]>;
+/// A log entry: members, and the sequence number of its batch on each.
+pub(super) type LogPositions = SmallVec<[(u16, u64); 2]>;
 
 /// The members of a pool, on one core.
 #[derive(Debug)]
 pub struct Array {
-    /// By number; there may be numbers that no member has.
-    members: RefCell<Vec<Option<Rc<Used>>>>,
-    /// Those that are not out, a bit for each: asked several times for every operation.
-    there: Cell<u128>,
-    /// How often somebody has gone out or come in.
-    changes: Cell<u64>,
-    keeper: Rc<dyn Keeper>,
+    /// By number, with gaps.
+    members: RefCell<Vec<Option<Rc<AttachedMember>>>>,
+    /// The members that are not detached, one bit each: read several times for every operation.
+    available_members: Cell<u128>,
+    /// How often a member was attached or detached.
+    membership_changes: Cell<u64>,
+    metadata: Rc<dyn PoolMetadata>,
     pub(super) parity: Parity,
-    /// Memory of stripes that are being written; `room` counts its pages.
+    /// Memory of stripes that are being written; `scratch_pages` counts its pages.
     pub(super) scratch: Ctx,
-    room: Arc<Semaphore>,
-    /// Who gives memory for what goes around a member that lags.
+    scratch_pages: Arc<Semaphore>,
+    /// Provides memory for hedged reads.
     account: Account,
-    watch: Rc<Watch>,
-    /// Pages for rows that are written in part: whoever waits for them holds none of the others.
-    partial: Semaphore,
-    /// Whether what a member has completed may be lost until it is flushed.
+    health: Rc<HealthMonitor>,
+    /// Pages for partially written rows: whoever waits for these holds no scratch pages.
+    partial_row_pages: Semaphore,
+    /// Whether a completed write may be lost until it is flushed.
     is_volatile: Cell<bool>,
-    /// Why nothing more is written: what a write left behind that failed is in the logs until the pool is opened again.
-    broken: Cell<Option<Error>>,
-    /// Made on purpose; none but in tests.
+    /// Why writes have stopped: the entries of a failed write stay in the logs until the pool is
+    /// reopened.
+    write_error: Cell<Option<Error>>,
+    /// Planted by tests only.
     mistake: Mistake,
-    numbers: Cell<u64>,
-    /// Somebody who waits for room in a log may find some.
-    log_room: Notify,
-    flushes: FlushGate,
-    /// Flushes of all members that have begun.
+    last_entry_number: Cell<u64>,
+    /// Wakes those that wait for log space.
+    log_space_freed: Notify,
+    flush_coalescer: FlushCoalescer,
+    /// Number of flushes of all members that have begun.
     flushes_begun: Cell<u64>,
-    /// What was completed and is not known to be durable, with the number of flushes that had begun then.
-    unflushed: RefCell<VecDeque<(u64, Receipt)>>,
-    /// Stripes with such an entry, likewise, and the region that each is in.
-    unsettled: RefCell<FxHashMap<Spot, (u64, u32)>>,
-    /// Copies that are being written.
-    marks: Marks,
-    /// Extents of which stripes have moved, by number, with the entries that say so.
-    moved: RefCell<FxHashMap<u64, Moved>>,
-    /// Held while maps of such extents are saved.
-    saving: Mutex<()>,
-    /// The era of the logs.
-    era: u64,
-    /// What batches and entries are numbered from: beyond all that others have had in this era.
-    first: u64,
+    /// Entries whose writes have completed but may not be durable, with the value of
+    /// `flushes_begun` then.
+    unflushed_entries: RefCell<VecDeque<(u64, LogPositions)>>,
+    /// Slots with such an entry, likewise, and the region of each.
+    unflushed_slots: RefCell<FxHashMap<SlotId, (u64, u32)>>,
+    /// Mirrored regions that are being written.
+    write_intents: WriteIntents,
+    /// Extents whose stripes have moved, by number, with the log entries of the moves.
+    moved_stripes: RefCell<FxHashMap<u64, MovedStripes>>,
+    /// Held while the maps of such extents are saved.
+    map_save_lock: Mutex<()>,
+    /// The generation of the logs.
+    log_generation: u64,
+    /// First number for batches and entries: above all numbers used before in this generation.
+    first_number: u64,
 }
 
 impl Array {
-    /// Bytes of its core's memory that an array takes: for stripes, rows that are written in part, and
-    /// of each member the head of a batch, what the disk takes, and a block that shows whether it answers.
-    pub const MEMORY: usize = (SCRATCH_PAGES + PARTIAL_PAGES) as usize * BLOCK_BYTES
-        + MAX_MEMBERS as usize * (2 * BLOCK_BYTES + MEMBER_OVERHEAD);
+    /// Bytes of its core's memory that an array takes: for stripes, partially written rows, and per
+    /// member a batch header, the disk's overhead and a probe block.
+    pub const MEMORY_BYTES: usize = (SCRATCH_PAGES + PARTIAL_ROW_PAGES) as usize * BLOCK_BYTES
+        + MAX_MEMBERS as usize * (2 * BLOCK_BYTES + MEMBER_OVERHEAD_BYTES);
 
-    /// An array that has no members yet, of a pool whose log is of this era. It takes memory of `pool` once and for all, which
-    /// is free again when it is gone.
+    /// An array without members, for a pool with this log generation. It reserves memory of `pool`
+    /// until it is dropped.
     ///
     /// # Errors
     /// [`block::Error::NoSpace`] if the pool is too small.
-    pub async fn new(era: u64, keeper: Rc<dyn Keeper>, pool: &Pool) -> Result<Self, Error> {
-        let credit = fixed_credit(&pool.account(), Self::MEMORY).await?;
+    pub async fn new(
+        generation: u64,
+        metadata: Rc<dyn PoolMetadata>,
+        pool: &BufferPool,
+    ) -> Result<Self, Error> {
+        let credit = fixed_credit(&pool.account(), Self::MEMORY_BYTES).await?;
         let scratch = Ctx::new(credit, Epoch::default());
-        let room = Arc::new(Semaphore::new(SCRATCH_PAGES as usize));
-        let watch = Watch::new(Rc::clone(&keeper), Arc::clone(&room), scratch.clone());
+        let scratch_pages = Arc::new(Semaphore::new(SCRATCH_PAGES as usize));
+        let health =
+            HealthMonitor::new(Rc::clone(&metadata), Arc::clone(&scratch_pages), scratch.clone());
         Ok(Self {
             members: RefCell::default(),
-            there: Cell::new(0),
-            changes: Cell::new(0),
-            keeper,
+            available_members: Cell::new(0),
+            membership_changes: Cell::new(0),
+            metadata,
             parity: Parity::best(),
             scratch,
-            room,
+            scratch_pages,
             account: pool.account(),
-            watch,
-            partial: Semaphore::new(PARTIAL_PAGES as usize),
+            health,
+            partial_row_pages: Semaphore::new(PARTIAL_ROW_PAGES as usize),
             is_volatile: Cell::new(false),
-            broken: Cell::new(None),
+            write_error: Cell::new(None),
             mistake: Mistake::None,
-            numbers: Cell::new(0),
-            log_room: Notify::new(),
-            flushes: FlushGate::default(),
+            last_entry_number: Cell::new(0),
+            log_space_freed: Notify::new(),
+            flush_coalescer: FlushCoalescer::default(),
             flushes_begun: Cell::new(0),
-            unflushed: RefCell::default(),
-            unsettled: RefCell::default(),
-            marks: Marks::default(),
-            moved: RefCell::default(),
-            saving: Mutex::new(()),
-            era,
-            first: 0,
+            unflushed_entries: RefCell::default(),
+            unflushed_slots: RefCell::default(),
+            write_intents: WriteIntents::default(),
+            moved_stripes: RefCell::default(),
+            map_save_lock: Mutex::new(()),
+            log_generation: generation,
+            first_number: 0,
         })
     }
 
-    /// The same with batches and entries that are numbered from `first` on: the rings may hold lower numbers of this era, of
-    /// somebody who has [closed](Self::close) his array.
+    /// Numbers batches and entries from `first` on: the rings may hold lower numbers of this
+    /// generation, of an array that was [closed](Self::close).
     #[must_use]
-    pub fn numbered_from(mut self, first: u64) -> Self {
-        self.first = first;
-        self.begin_at(first);
+    pub fn with_first_number(mut self, first: u64) -> Self {
+        self.first_number = first;
+        self.advance_entry_number(first);
         self
     }
 
-    /// From now on entries are numbered from `first` on: extents that come have maps with lower numbers.
-    pub fn begin_at(&self, first: u64) {
-        self.numbers.set(self.numbers.get().max(first));
+    /// Numbers entries from `first` on: extents that are added have maps with lower numbers.
+    pub fn advance_entry_number(&self, first: u64) {
+        self.last_entry_number.set(self.last_entry_number.get().max(first));
     }
 
-    /// From now on `member` is the one of this number, below [`MAX_MEMBERS`]; one that had it before has to be out.
+    /// Attaches `member` under this number, below [`MAX_MEMBERS`]. An earlier member with the
+    /// number must be detached.
     ///
     /// # Errors
-    /// [`StillBusy`], if it is the one that had it before.
-    pub fn put(&self, number: u16, member: Member) -> Result<(), StillBusy> {
-        let is_it = |before: &Rc<Used>| before.log.member() == member.ring.member;
-        if self.slot(number).filter(is_it).is_some_and(|before| before.disk.is_busy()) {
-            return Err(StillBusy);
+    /// [`MemberBusy`], if the same disk still has operations in flight.
+    pub fn set_member(&self, number: u16, member: ArrayMember) -> Result<(), MemberBusy> {
+        let is_same =
+            |previous: &Rc<AttachedMember>| previous.log.member_id() == member.ring.member;
+        if self
+            .attached_member(number)
+            .filter(is_same)
+            .is_some_and(|previous| previous.disk.is_busy())
+        {
+            return Err(MemberBusy);
         }
         if member.dev.info().volatile_cache {
             self.is_volatile.set(true);
         }
-        let mut all = self.members.borrow_mut();
-        let count = all.len().max(usize::from(number) + 1);
-        all.resize_with(count, || None);
-        let place = &mut all[usize::from(number)];
-        // What is said of batches of the one before is about none of this.
-        let first = place.as_ref().map_or(0, |before| before.log.next()).max(self.first);
-        let is_out = member.is_out;
-        *place = Some(Rc::new(Used::new(&self.watch, number, member, first)));
-        self.marks.forget(bit(number));
-        drop(all);
-        self.set_there(number, !is_out);
+        let mut members = self.members.borrow_mut();
+        let count = members.len().max(usize::from(number) + 1);
+        members.resize_with(count, || None);
+        let entry = &mut members[usize::from(number)];
+        // Numbers of the earlier member's batches must not apply to this one.
+        let first = entry
+            .as_ref()
+            .map_or(0, |previous| previous.log.next_sequence())
+            .max(self.first_number);
+        let is_detached = member.is_detached;
+        *entry = Some(Rc::new(AttachedMember::new(&self.health, number, member, first)));
+        self.write_intents.forget_member(member_bit(number));
+        drop(members);
+        self.set_available(number, !is_detached);
         Ok(())
     }
 
-    fn set_there(&self, member: u16, is_there: bool) {
-        let (bit, there) = (bit(member), self.there.get());
-        self.there.set(if is_there { there | bit } else { there & !bit });
-        self.changes.set(self.changes.get() + 1);
-        self.slot(member).into_iter().for_each(|used| used.disk.set_out(!is_there));
+    fn set_available(&self, member: u16, is_available: bool) {
+        let (bit, available) = (member_bit(member), self.available_members.get());
+        self.available_members.set(if is_available { available | bit } else { available & !bit });
+        self.membership_changes.set(self.membership_changes.get() + 1);
+        self.attached_member(member)
+            .into_iter()
+            .for_each(|attached| attached.disk.set_detached(!is_available));
     }
 
-    /// The same with a mistake.
+    /// Plants a mistake.
     #[cfg(any(test, feature = "testing"))]
     #[must_use]
-    pub fn mistaken(self, mistake: Mistake) -> Self {
+    pub fn with_mistake(self, mistake: Mistake) -> Self {
         Self { mistake, ..self }
     }
 
-    /// Whether this mistake is to be made.
-    pub(super) fn makes(&self, mistake: Mistake) -> bool {
+    /// Whether this mistake is planted.
+    pub(super) fn makes_mistake(&self, mistake: Mistake) -> bool {
         self.mistake == mistake
     }
 
-    /// Whether `member` is out, or there is none of that number.
+    /// Whether `member` is detached or does not exist.
     #[must_use]
-    pub fn is_out(&self, member: u16) -> bool {
-        self.there.get().checked_shr(member.into()).unwrap_or(0) & 1 == 0
+    pub fn is_detached(&self, member: u16) -> bool {
+        self.available_members.get().checked_shr(member.into()).unwrap_or(0) & 1 == 0
     }
 
-    /// The pool.
-    pub(super) fn pool(&self) -> Uuid {
-        let all = self.members.borrow();
-        all.iter().flatten().next().map_or(Uuid::nil(), |used| used.log.pool())
+    /// The pool's id.
+    pub(super) fn pool_id(&self) -> Uuid {
+        let members = self.members.borrow();
+        members.iter().flatten().next().map_or(Uuid::nil(), |member| member.log.pool_id())
     }
 
-    /// Operations under way on `member`.
+    /// Number of operations in flight on `member`.
     pub(super) fn in_flight(&self, member: u16) -> u64 {
-        self.member(member).map_or(0, |used| used.disk.dev().stats().in_flight)
+        self.available_member(member).map_or(0, |used| used.disk.dev().stats().in_flight)
     }
 
-    /// Members that lag far behind the others: nobody reads from them who need not.
-    pub(super) fn slow(&self) -> Bits {
-        self.watch.slow()
+    /// The slow members: reads avoid them if they can.
+    pub(super) fn slow_members(&self) -> MemberBits {
+        self.health.slow_members()
     }
 
-    /// Whether one that is slow is to be read from all the same, to see whether it still is. Says so once.
-    pub(super) fn is_to_be_asked(&self, member: u16) -> bool {
-        self.member(member).is_some_and(|used| used.disk.is_to_be_asked())
+    /// Whether to read from a slow member, to see whether it still is slow. True once per interval.
+    pub(super) fn is_probe_due(&self, member: u16) -> bool {
+        self.available_member(member).is_some_and(|used| used.disk.is_probe_due())
     }
 
-    /// What is counted of its members.
+    /// The counters of its members.
     #[cfg(test)]
-    pub(super) fn errors(&self) -> impl Iterator<Item = Arc<Errors>> {
-        self.all().into_iter().map(|(_, used)| Arc::clone(&used.disk.errors))
+    pub(super) fn counters(&self) -> impl Iterator<Item = Arc<DiskCounters>> {
+        self.attached_members().into_iter().map(|(_, member)| Arc::clone(&member.disk.counters))
     }
 
-    /// Others answer what `member` was asked.
-    pub(super) fn went_around(&self, member: u16) {
-        let used = self.slot(member);
-        used.into_iter().for_each(|used| {
-            used.disk.errors.slow_reads.fetch_add(1, Ordering::Relaxed);
+    /// Counts a read of `member` that was served from others.
+    pub(super) fn count_hedged_read(&self, member: u16) {
+        let attached = self.attached_member(member);
+        attached.into_iter().for_each(|attached| {
+            attached.disk.counters.hedged_reads.fetch_add(1, Ordering::Relaxed);
         });
     }
 
-    /// Memory for what goes around a member that lags, if there is some: nobody waits for it who has other memory.
-    pub(super) fn apart(&self, bytes: usize) -> Option<Ctx> {
-        let credit = self.account.try_credit(bytes, Class::Immediate)?;
+    /// Memory for a hedged read, if available: the caller holds other memory, so it must not wait.
+    pub(super) fn hedge_ctx(&self, bytes: usize) -> Option<Ctx> {
+        let credit = self.account.try_credit(bytes, MemoryClass::LocalIo)?;
         Some(Ctx::new(credit, Epoch::default()))
     }
 
-    /// Whether what has been completed may be lost until it is flushed.
+    /// Whether completed writes may be lost until they are flushed.
     pub(super) fn is_volatile(&self) -> bool {
         self.is_volatile.get()
     }
 
-    /// A member, if it is not out.
-    fn member(&self, member: u16) -> Option<Rc<Used>> {
-        if self.is_out(member) { None } else { self.slot(member) }
+    /// A member, if it is not detached.
+    fn available_member(&self, member: u16) -> Option<Rc<AttachedMember>> {
+        if self.is_detached(member) { None } else { self.attached_member(member) }
     }
 
-    fn slot(&self, member: u16) -> Option<Rc<Used>> {
+    fn attached_member(&self, member: u16) -> Option<Rc<AttachedMember>> {
         self.members.borrow().get(usize::from(member)).cloned().flatten()
     }
 
-    /// All members, with their numbers.
-    fn all(&self) -> Vec<(u16, Rc<Used>)> {
-        let all = self.members.borrow();
-        (0..).zip(&*all).filter_map(|(n, used)| Some((n, used.clone()?))).collect()
+    /// All attached members, with their numbers.
+    fn attached_members(&self) -> Vec<(u16, Rc<AttachedMember>)> {
+        let members = self.members.borrow();
+        (0..).zip(&*members).filter_map(|(n, member)| Some((n, member.clone()?))).collect()
     }
 
-    /// How often somebody has gone out or come in: while that stays the same, so does who is there.
-    pub(super) fn changes(&self) -> u64 {
-        self.changes.get()
+    /// How often a member was attached or detached: while this is unchanged, so are the available
+    /// members.
+    pub(super) fn membership_changes(&self) -> u64 {
+        self.membership_changes.get()
     }
 
-    /// Waits for so many pages of scratch memory. Whoever holds some waits for no more.
-    pub(super) async fn room(&self, pages: u32) -> SemaphorePermit<'_> {
-        self.room.acquire_many(pages.min(SCRATCH_PAGES)).await.expect("it is never closed")
+    /// Waits for this many pages of scratch memory. Whoever holds some must not wait for more.
+    pub(super) async fn acquire_scratch(&self, pages: u32) -> SemaphorePermit<'_> {
+        self.scratch_pages.acquire_many(pages.min(SCRATCH_PAGES)).await.expect("it is never closed")
     }
 
-    /// As [`Self::room`], for rows that are written in part. Whoever waits for these holds none of the others.
-    pub(super) async fn partial(&self, pages: u32) -> SemaphorePermit<'_> {
-        self.partial.acquire_many(pages.min(PARTIAL_PAGES)).await.expect("it is never closed")
+    /// As [`Self::acquire_scratch`], for partially written rows. Whoever waits for these must hold
+    /// no scratch pages.
+    pub(super) async fn acquire_partial_rows(&self, pages: u32) -> SemaphorePermit<'_> {
+        self.partial_row_pages
+            .acquire_many(pages.min(PARTIAL_ROW_PAGES))
+            .await
+            .expect("it is never closed")
     }
 
-    /// Most pages that [`Self::room`] gives.
-    pub(super) const MOST_PAGES: u32 = SCRATCH_PAGES;
+    /// Most pages that [`Self::acquire_scratch`] gives.
+    pub(super) const MAX_SCRATCH_PAGES: u32 = SCRATCH_PAGES;
 
-    /// Reads `rows` from row `at` of a member.
+    /// Reads `rows` rows of a member, from row `at` on.
     pub(super) async fn read(
         &self,
         member: u16,
@@ -374,54 +401,54 @@ impl Array {
     ) -> Result<Bufs, Error> {
         let read = self.begin_read(member, at, rows, ctx)?.await;
         if read.is_err() {
-            self.count_unread(member);
+            self.count_read_error(member);
         }
         read
     }
 
-    /// Begins to read.
+    /// Starts a read.
     pub(super) fn begin_read(
         &self,
         member: u16,
         at: u64,
         rows: u32,
         ctx: &Ctx,
-    ) -> Result<Flying, Error> {
-        let used = self.member(member).ok_or(Error::Gone)?;
-        let pages = if ctx.shares(&self.scratch) { rows } else { 0 };
-        let begun = used.disk.begin(Op::Read { at: Lba(at), blocks: rows }, ctx, pages);
-        begun.inspect_err(|_| self.count_unread(member))
+    ) -> Result<MemberIo, Error> {
+        let attached = self.available_member(member).ok_or(Error::Gone)?;
+        let pages = if ctx.is_same_command(&self.scratch) { rows } else { 0 };
+        let begun = attached.disk.begin(Op::Read { at: Lba(at), blocks: rows }, ctx, pages);
+        begun.inspect_err(|_| self.count_read_error(member))
     }
 
-    /// Something is damaged: whoever keeps what is known of the pool tells of it.
-    pub(super) fn tell_damaged(&self, damage: Damage) {
-        self.keeper.damaged(damage);
+    /// Reports damage to the pool metadata.
+    pub(super) fn report_damage(&self, damage: Damage) {
+        self.metadata.report_damage(damage);
     }
 
-    /// A read has failed.
-    pub(super) fn count_unread(&self, member: u16) {
-        let used = self.slot(member);
-        used.into_iter().for_each(|used| {
-            used.disk.errors.reads.fetch_add(1, Ordering::Relaxed);
+    /// Counts a failed read.
+    pub(super) fn count_read_error(&self, member: u16) {
+        let attached = self.attached_member(member);
+        attached.into_iter().for_each(|attached| {
+            attached.disk.counters.read_errors.fetch_add(1, Ordering::Relaxed);
         });
     }
 
-    /// Rows of a member were wrong or could not be read, and have been written again.
+    /// Counts rows of a member that were wrong or unreadable and have been rewritten.
     pub(super) fn count_repaired(&self, member: u16, rows: u32) {
-        if let Some(used) = self.slot(member) {
-            used.disk.errors.repaired.fetch_add(rows.into(), Ordering::Relaxed);
+        if let Some(attached) = self.attached_member(member) {
+            attached.disk.counters.repaired_rows.fetch_add(rows.into(), Ordering::Relaxed);
         }
     }
 
-    /// A row of a member could not be read, and has been given up.
-    pub(super) fn count_unrepairable(&self, member: u16) {
-        if let Some(used) = self.slot(member) {
-            used.disk.errors.unrepairable.fetch_add(1, Ordering::Relaxed);
+    /// Counts a row of a member that could not be read and is recorded as lost.
+    pub(super) fn count_unrecoverable(&self, member: u16) {
+        if let Some(attached) = self.attached_member(member) {
+            attached.disk.counters.unrecoverable_rows.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Writes rows from row `at` of a member. If that fails, the member is out when this returns. The error is that nobody could
-    /// be told so.
+    /// Writes rows of a member, from row `at` on. On failure the member is detached on return. An
+    /// error means that this could not be recorded.
     pub(super) async fn write(
         &self,
         member: u16,
@@ -429,486 +456,530 @@ impl Array {
         data: Bufs,
         fua: bool,
     ) -> Result<(), Error> {
-        let Some(used) = self.member(member) else {
-            return self.out(member, Error::Gone).await;
+        let Some(attached) = self.available_member(member) else {
+            return self.detach_member(member, Error::Gone).await;
         };
         let op = Op::Write { at: Lba(at), data, fua };
-        match used.disk.submit(op, &self.scratch).await {
+        match attached.disk.submit(op, &self.scratch).await {
             Ok(_) => Ok(()),
             Err(why) => {
-                used.disk.errors.writes.fetch_add(1, Ordering::Relaxed);
-                self.out(member, why).await
+                attached.disk.counters.write_errors.fetch_add(1, Ordering::Relaxed);
+                self.detach_member(member, why).await
             }
         }
     }
 
-    /// A member is out. Ends when all others know.
-    pub(super) async fn out(&self, member: u16, why: Error) -> Result<(), Error> {
-        let Some(used) = self.slot(member) else { return Ok(()) };
-        if !self.is_out(member) {
-            self.set_there(member, false);
+    /// Detaches a member. Returns when all other members have recorded it.
+    pub(super) async fn detach_member(&self, member: u16, why: Error) -> Result<(), Error> {
+        let Some(attached) = self.attached_member(member) else { return Ok(()) };
+        if !self.is_detached(member) {
+            self.set_available(member, false);
         }
-        let mark = async || {
+        let record = async || {
             tracing::warn!(member, error = %why, "a disk of the pool is out");
-            if self.makes(Mistake::AnswersBeforeMark) {
+            if self.makes_mistake(Mistake::AcksBeforeDetachRecorded) {
                 return Ok(());
             }
-            self.keeper.out(member).await?;
-            self.tell_unflushed().await
+            self.metadata.detach_member(member).await?;
+            self.mark_unflushed_stale().await
         };
-        let marked = *used.marked.get_or_init(mark).await;
-        marked.inspect_err(|why| self.give_up(*why))
+        let recorded = *attached.detach_recorded.get_or_init(record).await;
+        recorded.inspect_err(|why| self.stop_writes(*why))
     }
 
-    /// What has been completed and is not known to be durable, somebody who is out may have lost.
-    async fn tell_unflushed(&self) -> Result<(), Error> {
-        if self.makes(Mistake::ForgetsUnflushed) {
+    /// Marks as stale what has completed but may not be durable: a detached member may have lost
+    /// it.
+    async fn mark_unflushed_stale(&self) -> Result<(), Error> {
+        if self.makes_mistake(Mistake::SkipsUnflushedRegions) {
             return Ok(());
         }
-        for (extent, regions) in self.uncertain() {
-            self.keeper.changed(extent, regions).await?;
+        for (extent, regions) in self.unflushed_regions() {
+            self.metadata.mark_regions_stale(extent, regions).await?;
         }
         Ok(())
     }
 
-    /// Regions of which something is not known to be durable, by extent.
-    fn uncertain(&self) -> FxHashMap<u64, u32> {
+    /// Regions with writes that may not be durable, by extent.
+    fn unflushed_regions(&self) -> FxHashMap<u64, u32> {
         let mut all: FxHashMap<u64, u32> = FxHashMap::default();
-        let unsettled = self.unsettled.borrow();
-        let rows = unsettled.iter().map(|((extent, _), (_, region))| (*extent, *region));
-        for (extent, regions) in rows.chain(self.marks.unflushed()) {
+        let unflushed = self.unflushed_slots.borrow();
+        let regions = unflushed.iter().map(|((extent, _), (_, region))| (*extent, *region));
+        for (extent, regions) in regions.chain(self.write_intents.unflushed_regions()) {
             *all.entry(extent).or_default() |= regions;
         }
         all
     }
 
-    /// `member` is out, as others have found.
-    /// Ends when what has been written here and may be lost on it is told as well.
+    /// Detaches `member`, which another core found to have failed. Returns when this core's writes
+    /// that may be lost on it are recorded as stale too.
     ///
     /// # Errors
-    /// That nobody could be told so.
-    pub async fn is_told_out(&self, member: u16) -> Result<(), Error> {
-        self.out(member, Error::Gone).await
+    /// If the detach could not be recorded.
+    pub async fn on_member_detached(&self, member: u16) -> Result<(), Error> {
+        self.detach_member(member, Error::Gone).await
     }
 
-    /// A write has failed whose entry must stay in the logs. There is room for so many of those, so no other comes.
-    pub(super) fn give_up(&self, why: Error) {
-        self.broken.set(self.broken.get().or(Some(why)));
-        self.log_room.notify_waiters();
+    /// Stops writes after a write failed, since its entry must stay in the logs: these have space
+    /// for a limited number of such entries.
+    pub(super) fn stop_writes(&self, why: Error) {
+        self.write_error.set(self.write_error.get().or(Some(why)));
+        self.log_space_freed.notify_waiters();
     }
 
-    fn check(&self) -> Result<(), Error> {
-        self.broken.get().map_or(Ok(()), Err)
+    fn check_writable(&self) -> Result<(), Error> {
+        self.write_error.get().map_or(Ok(()), Err)
     }
 
-    /// Puts an entry into the logs of these members, each with blocks of its own, and ends when it is durable in all of them
-    /// that are not out then; tells its number as well.
+    /// Appends an entry to the logs of these members, each with blocks of its own. Returns when it
+    /// is durable in all that are not detached then, with its number and positions.
     ///
     /// # Errors
-    /// That nobody could be told that a member is out, or that nothing more is written.
-    pub(super) async fn log(
+    /// If the detach of a member could not be recorded, or writes have stopped.
+    pub(super) async fn append_to_logs(
         &self,
-        spot: Spot,
-        what: What,
+        slot: SlotId,
+        kind: EntryKind,
         to: SmallVec<[(u16, Vec<Buf>); 2]>,
-    ) -> Result<(u64, Receipt), Error> {
-        self.promise(&to).await?;
-        let number = self.numbers.get() + 1;
-        self.numbers.set(number);
-        let entry = Entry { number, extent: spot.0, place: spot.1, what };
+    ) -> Result<(u64, LogPositions), Error> {
+        self.reserve_log_space(&to).await?;
+        let number = self.last_entry_number.get() + 1;
+        self.last_entry_number.set(number);
+        let entry = LogEntry { number, extent: slot.0, slot: slot.1, kind };
         let each = to.into_iter().map(|(member, blocks)| async move {
-            let Some(used) = self.slot(member) else { return (member, Err(Error::Gone)) };
-            (member, used.log.append(entry, blocks, &self.scratch).await)
+            let Some(attached) = self.attached_member(member) else {
+                return (member, Err(Error::Gone));
+            };
+            (member, attached.log.append(entry, blocks, &self.scratch).await)
         });
-        let mut receipt = Receipt::new();
+        let mut positions = LogPositions::new();
         for (member, outcome) in join_all(each).await {
             match outcome {
-                Ok(batch) => receipt.push((member, batch)),
-                Err(why) => self.out(member, why).await?,
+                Ok(batch) => positions.push((member, batch)),
+                Err(why) => self.detach_member(member, why).await?,
             }
         }
-        Ok((number, receipt))
+        Ok((number, positions))
     }
 
-    /// The era of the logs.
-    pub(super) fn era(&self) -> u64 {
-        self.era
+    /// The generation of the logs.
+    pub(super) fn log_generation(&self) -> u64 {
+        self.log_generation
     }
 
-    /// It is in the logs that a stripe of this extent has moved.
-    pub(super) fn recorded(&self, extent: &Rc<Extent>, receipt: Receipt) {
-        let mut moved = self.moved.borrow_mut();
+    /// Notes log positions of an entry that moved a stripe of this extent.
+    pub(super) fn record_stripe_move(&self, extent: &Rc<Extent>, positions: LogPositions) {
+        let mut moved = self.moved_stripes.borrow_mut();
         let known = moved.entry(extent.number()).or_insert_with(|| (Rc::clone(extent), Vec::new()));
-        // Its columns may be elsewhere since.
+        // Its columns may have been moved since.
         known.0 = Rc::clone(extent);
-        known.1.push(receipt);
+        known.1.push(positions);
         drop(moved);
-        self.log_room.notify_waiters();
+        self.log_space_freed.notify_waiters();
     }
 
-    /// An extent has other columns than before: where its stripes lie is saved on those.
-    pub(super) fn has_moved(&self, extent: &Rc<Extent>) {
-        let mut moved = self.moved.borrow_mut();
+    /// Replaces an extent whose columns have changed: its map is saved to the new columns.
+    pub(super) fn update_moved_extent(&self, extent: &Rc<Extent>) {
+        let mut moved = self.moved_stripes.borrow_mut();
         moved.get_mut(&extent.number()).into_iter().for_each(|known| known.0 = Rc::clone(extent));
     }
 
-    /// Makes durable where stripes lie that have moved; the entries that say so count no more. Whether there were any.
+    /// Saves the maps of all extents whose stripes have moved, and retires the entries of the
+    /// moves. Whether there were any.
     async fn save_maps(&self) -> Result<bool, Error> {
-        // Whoever waits for it may count on all that was moved before: others may have taken that.
-        let _alone = self.saving.lock().await;
-        let moved = self.moved.take();
-        self.save_moved(moved).await
+        // Another caller may have taken the moves that this one waits for.
+        let _lock = self.map_save_lock.lock().await;
+        let moved = self.moved_stripes.take();
+        self.save_moved_maps(moved).await
     }
 
-    /// The same of the extents of these numbers: they may be read from the disks then.
+    /// As [`Self::save_maps`], for these extents, which may be read from the disks afterwards.
     ///
     /// # Errors
-    /// That nobody could be told of a member that failed it.
+    /// If the detach of a member that failed could not be recorded.
     pub async fn save_maps_of(&self, extents: &FxHashSet<u64>) -> Result<(), Error> {
-        let _alone = self.saving.lock().await;
-        let moved =
-            self.moved.borrow_mut().extract_if(|number, _| extents.contains(number)).collect();
-        self.save_moved(moved).await.map(drop)
+        let _lock = self.map_save_lock.lock().await;
+        let moved = self
+            .moved_stripes
+            .borrow_mut()
+            .extract_if(|number, _| extents.contains(number))
+            .collect();
+        self.save_moved_maps(moved).await.map(drop)
     }
 
-    async fn save_moved(&self, moved: FxHashMap<u64, Moved>) -> Result<bool, Error> {
-        let there_are = !moved.is_empty();
-        let each = moved.into_values().map(|(extent, receipts)| async move {
-            let saved = self.save_map(&extent).await;
-            saved.inspect_err(|why| self.give_up(*why))?;
-            receipts.iter().for_each(|receipt| self.retire(receipt));
-            self.log_room.notify_waiters();
+    async fn save_moved_maps(&self, moved: FxHashMap<u64, MovedStripes>) -> Result<bool, Error> {
+        let any_moved = !moved.is_empty();
+        let each = moved.into_values().map(|(extent, entries)| async move {
+            let saved = self.save_stripe_map(&extent).await;
+            saved.inspect_err(|why| self.stop_writes(*why))?;
+            entries.iter().for_each(|positions| self.retire_entry(positions));
+            self.log_space_freed.notify_waiters();
             Ok(())
         });
-        all_of(each, MAPS_AT_ONCE).await?;
-        Ok(there_are)
+        run_bounded(each, MAX_CONCURRENT_MAP_SAVES).await?;
+        Ok(any_moved)
     }
 
-    /// Makes durable that columns of an extent that are out lack these regions.
-    pub(super) async fn tell_changed(&self, extent: u64, regions: u32) -> Result<(), Error> {
-        let told = self.keeper.changed(extent, regions).await;
-        told.inspect_err(|why| self.give_up(*why))
+    /// Makes durable that the detached columns of an extent are stale in these regions.
+    pub(super) async fn persist_stale_regions(
+        &self,
+        extent: u64,
+        regions: u32,
+    ) -> Result<(), Error> {
+        let recorded = self.metadata.mark_regions_stale(extent, regions).await;
+        recorded.inspect_err(|why| self.stop_writes(*why))
     }
 
-    /// Nothing of an extent that nobody uses any more is written from now on.
-    pub(super) async fn let_go(&self, extent: &Extent) -> Result<(), Error> {
+    /// Ends all writing to an extent that is not used any more.
+    pub(super) async fn quiesce_extent(&self, extent: &Extent) -> Result<(), Error> {
         self.flush().await?;
         self.save_maps().await?;
-        // Somebody else may have begun to save its map.
-        drop(extent.placement.saved.lock().await);
-        let each = extent.columns.iter().map(|column| self.vacate(*column));
+        // Another task may be saving its map.
+        drop(extent.stripe_map.saved_sequence.lock().await);
+        let each = extent.columns.iter().map(|column| self.release_column(*column));
         join_all(each).await.into_iter().collect()
     }
 
-    /// Nothing more is written where a column is, or was to be: its checksums are, and are forgotten.
+    /// Writes back and forgets the checksums of a column that is, or was to be, unused from now on.
     ///
     /// # Errors
-    /// That nobody could be told of a member that failed it.
-    pub async fn vacate(&self, column: Column) -> Result<(), Error> {
-        let release =
-            async move |integrity: Rc<dyn RowChecksums>| integrity.release(column.at).await;
-        self.on_checksums(column.member, release).await
+    /// If the detach of a member that failed could not be recorded.
+    pub async fn release_column(&self, column: Column) -> Result<(), Error> {
+        let release = async move |checksums: Rc<dyn RowChecksums>| {
+            checksums.release_unit(column.first_row).await
+        };
+        self.with_checksums(column.member, release).await
     }
 
-    /// A column comes from somebody else: nothing is known of its checksums.
-    pub(super) fn takes(&self, column: &Column) {
-        let used = self.slot(column.member);
-        let integrity = used.and_then(|used| used.integrity.clone());
-        integrity.into_iter().for_each(|integrity| integrity.forget(column.at));
+    /// Forgets the cached checksums of a column that comes from another owner.
+    pub(super) fn adopt_column(&self, column: &Column) {
+        let attached = self.attached_member(column.member);
+        let checksums = attached.and_then(|attached| attached.checksums.clone());
+        checksums.into_iter().for_each(|checksums| checksums.forget_unit(column.first_row));
     }
 
-    /// Does something with the checksums of a member that is in. If that fails it is out; if it does not answer, it is waited for until
-    /// it is out.
-    async fn on_checksums(
+    /// Runs `what` on the checksums of an attached member. On failure the member is detached; if it
+    /// does not respond, this waits until it is detached.
+    async fn with_checksums(
         &self,
         member: u16,
-        what: impl AsyncFnOnce(Rc<dyn RowChecksums>) -> Result<(), Error> + 'static,
+        operation: impl AsyncFnOnce(Rc<dyn RowChecksums>) -> Result<(), Error> + 'static,
     ) -> Result<(), Error> {
-        let Some(used) = self.slot(member).filter(|_| !self.is_out(member)) else { return Ok(()) };
-        let Some(integrity) = used.integrity.clone() else { return Ok(()) };
-        // Nobody may give up an operation of a disk: it goes on by itself.
-        let releasing = tokio::task::spawn_local(async move { what(integrity).await });
-        let is_out = async {
-            while !self.is_out(member) {
-                tokio::time::sleep(ASK).await;
-                // By this whoever watches members sees whether it answers.
-                if let Ok(asked) = used.disk.begin(Op::Flush, &self.scratch, 0) {
-                    let _ = asked.apart().await;
+        let Some(attached) = self.attached_member(member).filter(|_| !self.is_detached(member))
+        else {
+            return Ok(());
+        };
+        let Some(checksums) = attached.checksums.clone() else { return Ok(()) };
+        // An operation on a disk must not be dropped, so it runs as a task.
+        let running = tokio::task::spawn_local(async move { operation(checksums).await });
+        let detached = async {
+            while !self.is_detached(member) {
+                tokio::time::sleep(REPLY_CHECK_INTERVAL).await;
+                // This lets the health monitor see whether it responds.
+                if let Ok(probe) = attached.disk.begin(Op::Flush, &self.scratch, 0) {
+                    let _ = probe.spawn_orphaned().await;
                 }
             }
         };
         tokio::select! {
             biased;
-            released = releasing => match released.unwrap_or(Err(Error::Gone)) {
+            finished = running => match finished.unwrap_or(Err(Error::Gone)) {
                 Ok(()) => Ok(()),
-                Err(why) => self.out(member, why).await,
+                Err(why) => self.detach_member(member, why).await,
             },
-            () = is_out => Ok(()),
+            () = detached => Ok(()),
         }
     }
 
-    /// Writes the checksums of all where nobody has written since this was asked last.
+    /// Writes back all checksums of areas without writes since the last call.
     ///
     /// # Errors
-    /// That nobody could be told of a member that failed it.
-    pub async fn settle_quiet(&self) -> Result<(), Error> {
-        for (member, _) in self.all() {
-            let settle = async |integrity: Rc<dyn RowChecksums>| integrity.settle_quiet().await;
-            self.on_checksums(member, settle).await?;
+    /// If the detach of a member that failed could not be recorded.
+    pub async fn write_back_cold_checksums(&self) -> Result<(), Error> {
+        for (member, _) in self.attached_members() {
+            let write_back =
+                async |checksums: Rc<dyn RowChecksums>| checksums.write_back_cold().await;
+            self.with_checksums(member, write_back).await?;
         }
         Ok(())
     }
 
-    /// Writes the checksums of all where nobody writes: others may do so from now on.
+    /// Writes back the checksums of all areas without writes in progress: another owner may write
+    /// there from now on.
     ///
     /// # Errors
-    /// That nobody could be told of a member that failed it.
-    pub async fn release_idle(&self) -> Result<(), Error> {
-        for (member, _) in self.all() {
-            let release = async |integrity: Rc<dyn RowChecksums>| integrity.release_idle().await;
-            self.on_checksums(member, release).await?;
+    /// If the detach of a member that failed could not be recorded.
+    pub async fn release_idle_checksums(&self) -> Result<(), Error> {
+        for (member, _) in self.attached_members() {
+            let release = async |checksums: Rc<dyn RowChecksums>| checksums.release_idle().await;
+            self.with_checksums(member, release).await?;
         }
         Ok(())
     }
 
-    /// Waits until all these logs have room for an entry, and takes it in all of them at once: nobody who has room in one
-    /// waits for another.
-    async fn promise(&self, to: &[(u16, Vec<Buf>)]) -> Result<(), Error> {
+    /// Waits until all these logs have space for an entry, and reserves it in all at once: a caller
+    /// that holds space in one log never waits for another.
+    async fn reserve_log_space(&self, to: &[(u16, Vec<Buf>)]) -> Result<(), Error> {
         loop {
-            // Made before looking: what is freed in between is not missed.
-            let freed = self.log_room.notified();
-            self.check()?;
-            let used: SmallVec<[Rc<Used>; 2]> =
-                to.iter().filter_map(|(member, _)| self.slot(*member)).collect();
-            if used.iter().all(|used| used.log.has_room()) {
-                used.iter().for_each(|used| used.log.promise());
+            // Created before the check, so that no notification is missed.
+            let freed = self.log_space_freed.notified();
+            self.check_writable()?;
+            let logs: SmallVec<[Rc<AttachedMember>; 2]> =
+                to.iter().filter_map(|(member, _)| self.attached_member(*member)).collect();
+            if logs.iter().all(|member| member.log.has_space()) {
+                logs.iter().for_each(|member| member.log.reserve());
                 return Ok(());
             }
-            self.make_room(freed).await?;
+            self.free_log_space(freed).await?;
         }
     }
 
-    /// Retires what can be; if there is nothing, waits until something is `freed`.
-    async fn make_room(&self, freed: Notified<'_>) -> Result<(), Error> {
-        if !self.unflushed.borrow().is_empty() || self.marks.want_flush() {
+    /// Retires entries if it can; else waits for `freed`.
+    async fn free_log_space(&self, freed: Notified<'_>) -> Result<(), Error> {
+        if !self.unflushed_entries.borrow().is_empty()
+            || self.write_intents.has_intents_awaiting_flush()
+        {
             self.flush().await?;
-        } else if !self.clear_marks(true) && !self.save_maps().await? {
+        } else if !self.clear_write_intents(true) && !self.save_maps().await? {
             freed.await;
         }
         Ok(())
     }
 
-    /// Ends when nothing that the logs hold now is looked at any more after a crash: extents that were used here may be used
-    /// elsewhere then. Nobody does anything with those meanwhile.
+    /// Waits until no current log entry would be replayed after a crash, so that extents used here
+    /// may be used elsewhere. Nothing may use those extents meanwhile.
     ///
     /// # Errors
-    /// That it will be looked at: it has to be mended by, which is done when the pool is opened.
-    pub async fn pass(&self) -> Result<(), Error> {
-        let all = self.all().into_iter().filter(|(_, used)| !used.log.is_new());
-        let all: Vec<_> = all.map(|(n, used)| (n, used.log.next(), used)).collect();
-        let is_passed =
-            |(n, end, used): &(u16, u64, Rc<Used>)| self.is_out(*n) || used.log.tail() >= *end;
+    /// If entries must stay for log recovery, which runs when the pool is opened.
+    pub async fn drain_logs(&self) -> Result<(), Error> {
+        let members =
+            self.attached_members().into_iter().filter(|(_, member)| !member.log.is_unwritten());
+        let members: Vec<_> =
+            members.map(|(n, member)| (n, member.log.next_sequence(), member)).collect();
+        let is_drained = |(n, end, member): &(u16, u64, Rc<AttachedMember>)| {
+            self.is_detached(*n) || member.log.tail() >= *end
+        };
         loop {
-            let freed = self.log_room.notified();
-            self.check()?;
-            if all.iter().all(is_passed) {
+            let freed = self.log_space_freed.notified();
+            self.check_writable()?;
+            if members.iter().all(is_drained) {
                 break;
             }
-            self.make_room(freed).await?;
+            self.free_log_space(freed).await?;
         }
         let mut to = SmallVec::new();
-        for (member, ..) in all {
-            // Nobody looks at what one holds of whom all know that it is out.
-            match self.is_out(member) {
-                true => self.out(member, Error::Gone).await?,
+        for (member, ..) in members {
+            // The log of a member that is recorded as detached is never read.
+            match self.is_detached(member) {
+                true => self.detach_member(member, Error::Gone).await?,
                 false => to.push((member, Vec::new())),
             }
         }
         if to.is_empty() {
             return Ok(());
         }
-        // A batch says what is retired; its own entry is about nothing. Said twice: whoever takes this ring next may tear one of them by
-        // the first that it writes, and the other one still says it.
-        let what = What::Copies { stripes: 1, changed: Strips::first(1) };
+        // A batch header carries the tail; the entry itself is a dummy. It is written twice: the
+        // next owner of the ring may tear one of the two with its first write.
+        let kind = EntryKind::WriteIntent { stripes: 1, changed: StripSet::first(1) };
         for _ in 0..2 {
-            let (_, receipt) = self.log((NO_EXTENT, 0), what, to.clone()).await?;
-            self.retire(&receipt);
+            let (_, positions) = self.append_to_logs((NO_EXTENT, 0), kind, to.clone()).await?;
+            self.retire_entry(&positions);
         }
-        self.log_room.notify_waiters();
+        self.log_space_freed.notify_waiters();
         Ok(())
     }
 
-    /// Waits until the copies of these regions may be written on these members: an entry for each, as `what` says, is in the
-    /// logs of all of those that are not out. Ends with [`Self::leave`].
+    /// Waits until the copies of these regions may be written on these members: an intent for each,
+    /// made by `what`, is in the logs of all that are not detached. Pairs with
+    /// [`Self::end_copy_write`].
     ///
     /// # Errors
-    /// Those of [`Self::log`].
-    pub(super) async fn enter(
+    /// Those of [`Self::append_to_logs`].
+    pub(super) async fn begin_copy_write(
         &self,
-        regions: &[(Region, Bits)],
-        what: impl Fn(Region) -> What,
+        regions: &[(IntentRegion, MemberBits)],
+        intent: impl Fn(IntentRegion) -> EntryKind,
     ) -> Result<(), Error> {
         loop {
-            let changed = self.log_room.notified();
-            self.check()?;
-            match self.marks.enter(regions) {
-                marks::Entry::Entered => return Ok(()),
-                marks::Entry::Wait => changed.await,
-                marks::Entry::Log(region, by) => {
-                    let mut logging = Logging { array: self, region, by, receipt: None };
-                    let changes = self.changes();
-                    let members = (0u16..).take(MAX_MEMBERS.into()).filter(|n| by >> n & 1 == 1);
-                    let to = members.map(|member| (member, Vec::new())).collect();
-                    let logged = self.log((region.0, region.1), what(region), to).await?;
-                    // Somebody who has come meanwhile has another log.
-                    logging.by = match self.changes() == changes {
-                        _ if self.makes(Mistake::MarksOnce) => Bits::MAX,
-                        true => by,
+            let changed = self.log_space_freed.notified();
+            self.check_writable()?;
+            match self.write_intents.begin_write(regions) {
+                write_intents::BeginOutcome::Begun => return Ok(()),
+                write_intents::BeginOutcome::Wait => changed.await,
+                write_intents::BeginOutcome::LogIntent(region, members) => {
+                    let mut logging =
+                        IntentLogging { array: self, region, members, positions: None };
+                    let changes = self.membership_changes();
+                    let numbers =
+                        (0u16..).take(MAX_MEMBERS.into()).filter(|n| members >> n & 1 == 1);
+                    let to = numbers.map(|member| (member, Vec::new())).collect();
+                    let logged =
+                        self.append_to_logs((region.0, region.1), intent(region), to).await?;
+                    // A member attached meanwhile has a log without this entry.
+                    logging.members = match self.membership_changes() == changes {
+                        _ if self.makes_mistake(Mistake::SkipsIntentOfLaterCopies) => {
+                            MemberBits::MAX
+                        }
+                        true => members,
                         false => 0,
                     };
-                    logging.receipt = Some(logged.1);
+                    logging.positions = Some(logged.1);
                 }
             }
         }
     }
 
-    /// The copies of these regions are written, in this part of the extent; `durable` says that it is so already.
-    pub(super) async fn leave(
+    /// Notes that the copies of these regions are written, in region `written` of the extent;
+    /// `durable` if already durable.
+    pub(super) async fn end_copy_write(
         &self,
-        regions: &[Region],
+        regions: &[IntentRegion],
         written: u32,
         durable: bool,
     ) -> Result<(), Error> {
         let is_unflushed = self.is_volatile() && !durable;
-        self.marks.leave(regions, written, is_unflushed.then(|| self.flushes_begun.get()));
-        self.clear_marks(false);
-        self.log_room.notify_waiters();
-        if self.marks.are_due() {
+        self.write_intents.end_write(
+            regions,
+            written,
+            is_unflushed.then(|| self.flushes_begun.get()),
+        );
+        self.clear_write_intents(false);
+        self.log_space_freed.notify_waiters();
+        if self.write_intents.is_flush_due() {
             self.flush().await?;
-            self.clear_marks(false);
+            self.clear_write_intents(false);
         }
         Ok(())
     }
 
-    /// Takes away marks that nobody needs; whether there were any.
-    fn clear_marks(&self, all: bool) -> bool {
-        let gone = self.marks.clear(all);
-        gone.iter().for_each(|receipt| self.retire(receipt));
-        if !gone.is_empty() {
-            self.log_room.notify_waiters();
+    /// Retires intents that are no longer needed; whether there were any.
+    fn clear_write_intents(&self, all: bool) -> bool {
+        let cleared = self.write_intents.take_clearable(all);
+        cleared.iter().for_each(|positions| self.retire_entry(positions));
+        if !cleared.is_empty() {
+            self.log_space_freed.notify_waiters();
         }
-        !gone.is_empty()
+        !cleared.is_empty()
     }
 
-    /// What the entry was about is written in this region, on all members that are not out. `durable` says that it is so already.
-    pub(super) fn completed(&self, spot: Spot, region: u32, receipt: Receipt, durable: bool) {
+    /// Notes that what the entry covers is written in this region, on all members that are not
+    /// detached; `durable` if already durable.
+    pub(super) fn note_entry_written(
+        &self,
+        slot: SlotId,
+        region: u32,
+        positions: LogPositions,
+        durable: bool,
+    ) {
         if durable || !self.is_volatile() {
-            self.retire(&receipt);
+            self.retire_entry(&positions);
         } else {
             let begun = self.flushes_begun.get();
-            self.unflushed.borrow_mut().push_back((begun, receipt));
-            self.unsettled.borrow_mut().insert(spot, (begun, region));
+            self.unflushed_entries.borrow_mut().push_back((begun, positions));
+            self.unflushed_slots.borrow_mut().insert(slot, (begun, region));
         }
-        self.log_room.notify_waiters();
+        self.log_space_freed.notify_waiters();
     }
 
-    fn retire(&self, receipt: &Receipt) {
-        for (member, batch) in receipt {
-            self.slot(*member).into_iter().for_each(|used| used.log.retire(*batch));
+    fn retire_entry(&self, positions: &LogPositions) {
+        for (member, batch) in positions {
+            self.attached_member(*member)
+                .into_iter()
+                .for_each(|attached| attached.log.retire_entry(*batch));
         }
     }
 
-    /// Makes all durable before it is given up, and leaves logs that nobody has to look at.
+    /// Makes everything durable and leaves logs that need no recovery.
     ///
     /// # Errors
-    /// That nobody could be told of a member that failed it.
+    /// If the detach of a member that failed could not be recorded.
     pub async fn close(&self) -> Result<(), Error> {
         self.flush().await?;
         self.save_maps().await?;
-        self.pass().await?;
-        self.release_idle().await
+        self.drain_logs().await?;
+        self.release_idle_checksums().await
     }
 
-    /// Waits until no entry of the stripe counts any more.
-    pub(super) async fn settle(&self, spot: Spot) -> Result<(), Error> {
-        let waits = self.is_volatile() && !self.makes(Mistake::WritesUnsettled);
-        let unsettled = waits && self.unsettled.borrow().contains_key(&spot);
-        if unsettled { self.flush().await } else { Ok(()) }
+    /// Waits until no entry of the stripe may be needed for recovery.
+    pub(super) async fn wait_durable(&self, slot: SlotId) -> Result<(), Error> {
+        let waits = self.is_volatile() && !self.makes_mistake(Mistake::RewritesBeforeFlush);
+        let unflushed = waits && self.unflushed_slots.borrow().contains_key(&slot);
+        if unflushed { self.flush().await } else { Ok(()) }
     }
 
-    /// Makes durable what was completed before, on all members that are in. One that cannot is out.
+    /// Makes completed writes durable on all attached members. A member that fails is detached.
     ///
     /// # Errors
-    /// That nobody could be told so.
+    /// If the detach could not be recorded.
     pub(super) async fn flush(&self) -> Result<(), Error> {
         if !self.is_volatile() {
             return Ok(());
         }
-        self.flushes.flush(|| self.flush_all()).await
+        self.flush_coalescer.flush(|| self.flush_all()).await
     }
 
     async fn flush_all(&self) -> Result<(), Error> {
-        let this = self.flushes_begun.get() + 1;
-        self.flushes_begun.set(this);
-        let each = self.all().into_iter().map(|(n, m)| async move {
-            if self.is_out(n) {
-                // What it has lost is nowhere said before all know that it is out.
-                return match self.makes(Mistake::FlushesBeforeMark) {
+        let number = self.flushes_begun.get() + 1;
+        self.flushes_begun.set(number);
+        let each = self.attached_members().into_iter().map(|(n, m)| async move {
+            if self.is_detached(n) {
+                // What it lost is recorded only once all know that it is detached.
+                return match self.makes_mistake(Mistake::FlushesBeforeDetachRecorded) {
                     true => Ok(()),
-                    false => self.out(n, Error::Gone).await,
+                    false => self.detach_member(n, Error::Gone).await,
                 };
             }
             match m.disk.submit(Op::Flush, &self.scratch).await {
                 Ok(_) => Ok(()),
                 Err(why) => {
-                    m.disk.errors.writes.fetch_add(1, Ordering::Relaxed);
-                    self.out(n, why).await
+                    m.disk.counters.write_errors.fetch_add(1, Ordering::Relaxed);
+                    self.detach_member(n, why).await
                 }
             }
         });
         join_all(each).await.into_iter().collect::<Result<(), _>>()?;
-        let done = self.take_flushed(this);
-        done.iter().for_each(|receipt| self.retire(receipt));
-        self.unsettled.borrow_mut().retain(|_, (begun, _)| *begun >= this);
-        self.marks.flushed(this);
-        self.log_room.notify_waiters();
+        let done = self.take_entries_before(number);
+        done.iter().for_each(|positions| self.retire_entry(positions));
+        self.unflushed_slots.borrow_mut().retain(|_, (begun, _)| *begun >= number);
+        self.write_intents.on_flushed(number);
+        self.log_space_freed.notify_waiters();
         Ok(())
     }
 
-    /// What was completed before the flush of this number began.
-    fn take_flushed(&self, flush: u64) -> Vec<Receipt> {
-        let mut all = self.unflushed.borrow_mut();
-        let count = all.partition_point(|(begun, _)| *begun < flush);
-        all.drain(..count).map(|(_, receipt)| receipt).collect()
+    /// Entries that completed before this flush began.
+    fn take_entries_before(&self, flush: u64) -> Vec<LogPositions> {
+        let mut entries = self.unflushed_entries.borrow_mut();
+        let count = entries.partition_point(|(begun, _)| *begun < flush);
+        entries.drain(..count).map(|(_, positions)| positions).collect()
     }
 }
 
-/// The bit of a member among all.
-pub(super) fn bit(member: u16) -> Bits {
+/// The bit of a member in a bit set of members.
+pub(super) fn member_bit(member: u16) -> MemberBits {
     1u128.checked_shl(member.into()).unwrap_or(0)
 }
 
-/// An entry of a mark on its way to the logs.
-struct Logging<'a> {
+/// A write intent that is being logged.
+struct IntentLogging<'a> {
     array: &'a Array,
-    region: Region,
-    by: Bits,
-    receipt: Option<Receipt>,
+    region: IntentRegion,
+    members: MemberBits,
+    positions: Option<LogPositions>,
 }
 
-impl Drop for Logging<'_> {
+impl Drop for IntentLogging<'_> {
     fn drop(&mut self) {
-        self.array.marks.logged(self.region, self.by, self.receipt.take());
-        self.array.log_room.notify_waiters();
+        self.array.write_intents.record_logged(self.region, self.members, self.positions.take());
+        self.array.log_space_freed.notify_waiters();
     }
 }
 
-impl Used {
-    fn new(watch: &Rc<Watch>, number: u16, member: Member, first: u64) -> Self {
-        let Member { dev, ring, ring_at, is_out, errors, integrity } = member;
-        let disk = watch.put(number, (dev, ring_at), errors);
-        let log = Log::new(ring, Rc::clone(&disk), ring_at, first);
-        let marked = if is_out { OnceCell::new_with(Some(Ok(()))) } else { OnceCell::new() };
-        Self { disk, log, integrity, marked }
+impl AttachedMember {
+    fn new(health: &Rc<HealthMonitor>, number: u16, member: ArrayMember, first: u64) -> Self {
+        let ArrayMember { dev, ring, ring_lba, is_detached, counters, checksums } = member;
+        let disk = health.set_member(number, (dev, ring_lba), counters);
+        let log = ParityLog::new(ring, Rc::clone(&disk), ring_lba, first);
+        let detach_recorded =
+            if is_detached { OnceCell::new_with(Some(Ok(()))) } else { OnceCell::new() };
+        Self { disk, log, checksums, detach_recorded }
     }
 }

@@ -1,188 +1,211 @@
-//! An extent in use: where its columns are, what they lack, and where its stripes lie.
+//! An extent in use: its columns, their stale slots, and its stripe map.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use block::{BufMut, Bufs, Error};
 use futures_util::future::join_all;
-use geometry::{ALL_REGIONS, Column, MAP_REGION, Places, ROW_BYTES, RowSet, Shape};
+use geometry::{ALL_REGIONS, Column, MAP_REGION, ROW_BYTES, RaidGeometry, RowSet, SlotSet};
 
 use super::array::Array;
 use super::lost::Lost;
-use super::map::{Map, Placement};
 use super::mistake::Mistake;
-use super::stored_map::{self, Found, Whose};
+use super::stripe_map::{LiveStripeMap, StripeMap};
+use super::stripe_map_format::{self, MapOwner, ParsedMap};
 
 const ROW: usize = ROW_BYTES as usize;
 
-/// What a pool gives to a volume at once: a column of each of so many members.
+/// The unit that a pool allocates to a volume: one column on each of several members.
 #[derive(Debug)]
 pub struct Extent {
     pub(super) number: u64,
-    shape: Shape,
+    geometry: RaidGeometry,
     pub(super) columns: Box<[Column]>,
-    /// Columns that lack what these places should have.
-    pub(super) lacking: RefCell<Vec<(u16, Places)>>,
-    /// Shared by all that this extent has been, with other columns.
-    pub(super) placement: Rc<Placement>,
-    /// Rows of its data that are lost; shared likewise.
-    pub(super) lost: Rc<Lost>,
-    /// Columns of which others do not know yet that they are here, a bit for each.
-    unsettled: Cell<u64>,
-    /// Regions that columns whose members are out are known to lack, and how often members had gone and come when they were.
-    told: Cell<(u64, u32)>,
+    /// Stale slots, by column.
+    pub(super) stale_slots: RefCell<Vec<(u16, SlotSet)>>,
+    /// Shared by all versions of this extent with other columns.
+    pub(super) stripe_map: Rc<LiveStripeMap>,
+    /// Lost rows of its data; shared likewise.
+    pub(super) lost_rows: Rc<Lost>,
+    /// Columns whose new position is not committed to the pool metadata yet, one bit each.
+    uncommitted_columns: Cell<u64>,
+    /// `membership_changes` of the array, and the regions recorded as stale on detached columns
+    /// then.
+    announced_stale: Cell<(u64, u32)>,
 }
 
 impl Extent {
-    /// The extent of this number in the pool, on as many columns as its shape has. Each has room for a strip of each of the
-    /// shape's [places](Shape::places), and behind them for two [maps](stored_map).
+    /// The extent of this number, on as many columns as `geometry` has. Each column has room for a
+    /// strip in each of the [slots](RaidGeometry::slots), followed by two [stripe
+    /// maps](stripe_map_format).
     #[must_use]
-    pub fn new(number: u64, shape: Shape, columns: impl IntoIterator<Item = Column>) -> Self {
-        let map = Map::new(shape.stripes(), shape.places());
-        let (columns, placement) = (columns.into_iter().collect(), Rc::new(Placement::new(map, 0)));
-        let told = Cell::new((0, 0));
-        let (lacking, unsettled) = (RefCell::default(), Cell::new(0));
-        let lost = Rc::default();
-        Self { number, shape, columns, lacking, placement, lost, unsettled, told }
+    pub fn new(
+        number: u64,
+        geometry: RaidGeometry,
+        columns: impl IntoIterator<Item = Column>,
+    ) -> Self {
+        let map = StripeMap::new(geometry.stripes(), geometry.slots());
+        let (columns, stripe_map) =
+            (columns.into_iter().collect(), Rc::new(LiveStripeMap::new(map, 0)));
+        let announced_stale = Cell::new((0, 0));
+        let (stale_slots, uncommitted_columns) = (RefCell::default(), Cell::new(0));
+        let lost_rows = Rc::default();
+        Self {
+            number,
+            geometry,
+            columns,
+            stale_slots,
+            stripe_map,
+            lost_rows,
+            uncommitted_columns,
+            announced_stale,
+        }
     }
 
-    /// The same with these rows of its data lost.
+    /// The same, with these rows of its data lost.
     #[must_use]
-    pub fn having_lost(self, rows: RowSet) -> Self {
-        Self { lost: Rc::new(Lost::of(rows)), ..self }
+    pub fn with_lost_rows(self, rows: RowSet) -> Self {
+        Self { lost_rows: Rc::new(Lost::new(rows)), ..self }
     }
 
-    /// The same, of which these rows of data could not be repaired.
+    /// The same, with these rows of data unrepaired.
     #[must_use]
-    pub fn having_unrepaired(self, rows: &RowSet) -> Self {
-        rows.iter().for_each(|rows| self.lost.note_unrepaired(rows));
+    pub fn with_unrepaired_rows(self, rows: &RowSet) -> Self {
+        rows.iter().for_each(|rows| self.lost_rows.note_unrepaired(rows));
         self
     }
 
-    /// The same with its stripes where they are, as its columns say.
+    /// The same, with the stripe map read from its columns.
     ///
     /// # Errors
-    /// That none of them can be read.
-    pub async fn load(self, array: &Array) -> Result<Self, Error> {
-        self.columns.iter().for_each(|column| array.takes(column));
-        let rows = stored_map::rows(&self.shape);
+    /// If no column can be read.
+    pub async fn load_stripe_map(self, array: &Array) -> Result<Self, Error> {
+        self.columns.iter().for_each(|column| array.adopt_column(column));
+        let rows = stripe_map_format::map_rows(&self.geometry);
         if rows == 0 {
             return Ok(self);
         }
-        // One tells it; as many are asked as may have lost a write that they have confirmed, and one more.
-        let mut wanted = usize::from(self.shape.level().parities()) + 1;
-        let (mut newest, mut damaged, mut asked) = (None, false, 0);
-        for (_, column) in (0..).zip(&self.columns).filter(|(n, c)| self.tells(array, *n, **c)) {
-            let _room = array.room(rows).await;
+        // One current map is enough. One column more is read than may have lost an acknowledged
+        // write.
+        let mut needed = usize::from(self.geometry.redundancy().parity_strips()) + 1;
+        let (mut newest, mut damaged, mut read_count) = (None, false, 0);
+        for (_, column) in
+            (0..).zip(&self.columns).filter(|(n, c)| self.has_current_map(array, *n, **c))
+        {
+            let _scratch = array.acquire_scratch(rows).await;
             let mut halves = Vec::new();
             for which in [0, 1] {
-                let at = self.map_at(*column, which);
+                let at = self.map_row(*column, which);
                 let read = array.read(column.member, at, rows, &array.scratch).await;
                 halves.extend(read.map(|data| data.to_vec()));
             }
-            // The one that cannot be read may be the newer one: another column tells.
+            // The unreadable one may be the newer one, so another column is read.
             if halves.len() < 2 {
                 damaged = true;
-                wanted = usize::MAX;
+                needed = usize::MAX;
             }
             if halves.is_empty() {
                 continue;
             }
             for half in &halves {
-                match stored_map::parse(half, &self.shape, self.whose(array)) {
-                    Found::Map { sequence, map } => {
+                match stripe_map_format::parse(half, &self.geometry, self.map_owner(array)) {
+                    ParsedMap::Map { sequence, map } => {
                         let is_newer = newest.as_ref().is_none_or(|(known, _)| sequence > *known);
                         newest = if is_newer { Some((sequence, map)) } else { newest };
                     }
-                    Found::Nothing => {}
-                    // The other columns may have the one that this was: all of them are asked.
-                    Found::Damaged => wanted = usize::MAX,
+                    ParsedMap::Absent => {}
+                    // Other columns may have the map that is damaged here, so all are read.
+                    ParsedMap::Damaged => needed = usize::MAX,
                 }
             }
-            asked += 1;
-            if asked >= wanted {
+            read_count += 1;
+            if read_count >= needed {
                 break;
             }
         }
-        if asked == 0 {
+        if read_count == 0 {
             tracing::error!(extent = self.number, damaged, "no disk tells where stripes lie");
             return Err(Error::Gone);
         }
         let (sequence, map) = newest.unwrap_or((0, self.map()));
-        Ok(Self { placement: Rc::new(Placement::new(map, sequence)), ..self })
+        Ok(Self { stripe_map: Rc::new(LiveStripeMap::new(map, sequence)), ..self })
     }
 
-    /// Whether what a column says of stripes can be believed.
-    fn tells(&self, array: &Array, number: u16, column: Column) -> bool {
-        let lacks = self.lacking.borrow().iter().any(|(lacking, _)| *lacking == number);
-        !lacks && !array.is_out(column.member)
+    /// Whether the stripe map of a column is up to date.
+    fn has_current_map(&self, array: &Array, number: u16, column: Column) -> bool {
+        let is_stale = self.stale_slots.borrow().iter().any(|(stale, _)| *stale == number);
+        !is_stale && !array.is_detached(column.member)
     }
 
-    /// The same, but what its column number `column` should hold in these regions is not there: it is new, or comes back.
+    /// The same, with column number `column` stale in these regions, because it is new or was
+    /// reattached.
     #[must_use]
-    pub fn behind(self, column: u16, regions: u32) -> Self {
+    pub fn with_stale_regions(self, column: u16, regions: u32) -> Self {
         if regions & ALL_REGIONS != 0 {
-            let places = self.shape.places_of(regions);
-            self.lacking.borrow_mut().push((column, places));
+            let slots = self.geometry.slots_in_regions(regions);
+            self.stale_slots.borrow_mut().push((column, slots));
         }
         self
     }
 
-    /// The same with one column elsewhere, where all of it is.
-    pub(super) fn with(&self, column: u16, to: Column) -> Self {
+    /// The same, with one column moved; its contents are complete at the new position.
+    pub(super) fn with_column(&self, column: u16, to: Column) -> Self {
         let mut columns = self.columns.clone();
-        columns.get_mut(usize::from(column)).into_iter().for_each(|place| *place = to);
-        let (lacking, placement) = (self.lacking.clone(), Rc::clone(&self.placement));
-        lacking.borrow_mut().retain(|(lacks, _)| *lacks != column);
-        let (unsettled, told) = (self.unsettled.clone(), Cell::new((0, 0)));
+        columns.get_mut(usize::from(column)).into_iter().for_each(|position| *position = to);
+        let (stale_slots, stripe_map) = (self.stale_slots.clone(), Rc::clone(&self.stripe_map));
+        stale_slots.borrow_mut().retain(|(stale, _)| *stale != column);
+        let (uncommitted_columns, announced_stale) =
+            (self.uncommitted_columns.clone(), Cell::new((0, 0)));
         Self {
             number: self.number,
-            shape: self.shape,
+            geometry: self.geometry,
             columns,
-            lacking,
-            placement,
-            lost: Rc::clone(&self.lost),
-            unsettled,
-            told,
+            stale_slots,
+            stripe_map,
+            lost_rows: Rc::clone(&self.lost_rows),
+            uncommitted_columns,
+            announced_stale,
         }
     }
 
-    /// The same with one column elsewhere, where nothing is yet.
-    pub(super) fn moved_to(&self, column: u16, to: Column) -> Self {
-        let moved = self.with(column, to);
-        moved.unsettled.set(moved.unsettled.get() | 1u64.checked_shl(column.into()).unwrap_or(0));
-        moved.behind(column, ALL_REGIONS)
+    /// The same, with one column moved to a position where all of it is stale.
+    pub(super) fn with_empty_column(&self, column: u16, to: Column) -> Self {
+        let moved = self.with_column(column, to);
+        moved
+            .uncommitted_columns
+            .set(moved.uncommitted_columns.get() | 1u64.checked_shl(column.into()).unwrap_or(0));
+        moved.with_stale_regions(column, ALL_REGIONS)
     }
 
-    /// All know that a column is where it is.
-    pub fn settled(&self, column: u16) {
+    /// Notes that the position of a column is committed to the pool metadata.
+    pub fn mark_column_committed(&self, column: u16) {
         let bit = 1u64.checked_shl(column.into()).unwrap_or(0);
-        self.unsettled.set(self.unsettled.get() & !bit);
+        self.uncommitted_columns.set(self.uncommitted_columns.get() & !bit);
     }
 
-    /// From now on a column lacks these regions as well: its member is about to be in again.
-    pub fn lacks_also(&self, column: u16, regions: u32) {
-        let places = self.shape.places_of(regions);
+    /// Marks further regions of a column stale, before its member is reattached.
+    pub fn add_stale_regions(&self, column: u16, regions: u32) {
+        let slots = self.geometry.slots_in_regions(regions);
         if regions & ALL_REGIONS == 0 {
             return;
         }
-        let mut lacking = self.lacking.borrow_mut();
-        let known = lacking.iter_mut().find(|(lacks, _)| *lacks == column);
+        let mut stale = self.stale_slots.borrow_mut();
+        let known = stale.iter_mut().find(|(stale_column, _)| *stale_column == column);
         match known {
-            Some((_, known)) => known.extend(&places),
-            None => lacking.push((column, places)),
+            Some((_, known)) => known.extend(&slots),
+            None => stale.push((column, slots)),
         }
     }
 
-    /// Whether a row of a column lies in a place that no stripe has.
-    pub(super) fn is_spare(&self, row: u64) -> bool {
-        let place = u32::try_from(row / u64::from(self.shape.strip_rows())).unwrap_or(u32::MAX);
-        self.placement.is_free(place)
+    /// Whether a row of a column lies in a free slot.
+    pub(super) fn is_free_slot_row(&self, row: u64) -> bool {
+        let slot = u32::try_from(row / u64::from(self.geometry.strip_rows())).unwrap_or(u32::MAX);
+        self.stripe_map.is_free(slot)
     }
 
-    /// Rows of a column, all that belongs to it.
-    pub(super) fn rows(&self) -> u64 {
-        self.map_at(Column { member: 0, at: 0 }, 2)
+    /// Rows of a column, stripe maps included.
+    pub(super) fn column_rows(&self) -> u64 {
+        self.map_row(Column { member: 0, first_row: 0 }, 2)
     }
 
     /// Its number in the pool.
@@ -191,10 +214,10 @@ impl Extent {
         self.number
     }
 
-    /// Where its stripes lie now.
+    /// The current stripe map.
     #[must_use]
-    pub fn map(&self) -> Map {
-        self.placement.map()
+    pub fn map(&self) -> StripeMap {
+        self.stripe_map.snapshot()
     }
 
     /// Its columns.
@@ -203,122 +226,127 @@ impl Extent {
         &self.columns
     }
 
-    /// Whether some column lacks something.
+    /// Whether any column has stale slots.
     #[must_use]
-    pub fn is_lacking(&self) -> bool {
-        !self.lacking.borrow().is_empty()
+    pub fn has_stale_columns(&self) -> bool {
+        !self.stale_slots.borrow().is_empty()
     }
 
-    pub(super) fn lacks(&self, column: u16, place: u32) -> bool {
-        let lacking = self.lacking.borrow();
-        !lacking.is_empty() && lacking.iter().any(|(c, places)| *c == column && places.has(place))
+    pub(super) fn is_stale(&self, column: u16, slot: u32) -> bool {
+        let stale = self.stale_slots.borrow();
+        !stale.is_empty() && stale.iter().any(|(c, slots)| *c == column && slots.contains(slot))
     }
 
-    /// What belongs at `place` has been written, on all columns whose members are in, since nobody but these had gone and come so
-    /// often. Says whether that is still so: one that has come meanwhile may have got none of it, or a part, and nobody lacks less
-    /// than before.
-    pub(super) fn has_now(&self, place: u32, array: &Array, changes: u64) -> bool {
-        if array.changes() != changes {
+    /// Marks a slot current on all attached columns, after its contents were written to them. Does
+    /// nothing and returns false if the membership has changed since it was `changes`: a member
+    /// attached meanwhile may have got none or a part of the writes.
+    pub(super) fn mark_current(&self, slot: u32, array: &Array, changes: u64) -> bool {
+        if array.membership_changes() != changes {
             return false;
         }
-        let is_in = |column: u16| {
+        let is_attached = |column: u16| {
             let column = self.columns.get(usize::from(column));
-            column.is_some_and(|column| !array.is_out(column.member))
+            column.is_some_and(|column| !array.is_detached(column.member))
         };
-        let mut lacking = self.lacking.borrow_mut();
-        let there = lacking.iter_mut().filter(|(column, _)| is_in(*column));
-        there.for_each(|(_, places)| places.remove(place));
+        let mut stale = self.stale_slots.borrow_mut();
+        let attached = stale.iter_mut().filter(|(column, _)| is_attached(*column));
+        attached.for_each(|(_, slots)| slots.remove(slot));
         true
     }
 
-    /// Columns that lack something and whose members are in: what can be filled.
+    /// Columns with stale slots whose members are attached: these can be rebuilt.
     #[must_use]
-    pub fn fillable(&self, array: &Array) -> Vec<u16> {
-        let lacking = self.lacking.borrow();
-        let columns = lacking.iter().map(|(column, _)| *column);
-        let is_in = |column: &u16| {
+    pub fn rebuildable_columns(&self, array: &Array) -> Vec<u16> {
+        let stale = self.stale_slots.borrow();
+        let columns = stale.iter().map(|(column, _)| *column);
+        let is_attached = |column: &u16| {
             let column = self.columns.get(usize::from(*column));
-            column.is_some_and(|column| !array.is_out(column.member))
+            column.is_some_and(|column| !array.is_detached(column.member))
         };
-        columns.filter(is_in).collect()
+        columns.filter(is_attached).collect()
     }
 
-    /// The first stripes from `from` on of whose places one of these columns lacks what it should have, at most so many.
-    pub(super) fn lacking_stripes(&self, from: u32, most: usize, columns: &[u16]) -> Vec<u32> {
-        let lacking = self.lacking.borrow();
-        let of = || lacking.iter().filter(|(column, _)| columns.contains(column));
-        let lacks = |place| of().any(|(_, places)| places.has(place));
-        let stripes = (from..).map_while(|n| Some((n, self.placement.place_of(n)?)));
-        stripes.filter(|(_, place)| lacks(*place)).map(|(stripe, _)| stripe).take(most).collect()
+    /// The first `most` stripes from `from` on whose slot is stale in one of these columns.
+    pub(super) fn stale_stripes(&self, from: u32, most: usize, columns: &[u16]) -> Vec<u32> {
+        let stale = self.stale_slots.borrow();
+        let of = || stale.iter().filter(|(column, _)| columns.contains(column));
+        let is_stale = |slot| of().any(|(_, slots)| slots.contains(slot));
+        let stripes = (from..).map_while(|n| Some((n, self.stripe_map.slot_of(n)?)));
+        stripes.filter(|(_, slot)| is_stale(*slot)).map(|(stripe, _)| stripe).take(most).collect()
     }
 
-    /// These columns lack nothing any more.
-    pub(super) fn have_all(&self, columns: &[u16]) {
-        self.lacking.borrow_mut().retain(|(column, _)| !columns.contains(column));
+    /// Forgets the stale slots of these columns.
+    pub(super) fn clear_stale(&self, columns: &[u16]) {
+        self.stale_slots.borrow_mut().retain(|(column, _)| !columns.contains(column));
     }
 
-    fn whose(&self, array: &Array) -> Whose {
-        Whose { pool: array.pool(), extent: self.number }
+    fn map_owner(&self, array: &Array) -> MapOwner {
+        MapOwner { pool: array.pool_id(), extent: self.number }
     }
 
-    /// Where one of the two maps of a column begins on its member.
-    fn map_at(&self, column: Column, which: u64) -> u64 {
-        let behind = u64::from(self.shape.places()) * u64::from(self.shape.strip_rows());
-        column.at + behind + which * u64::from(stored_map::rows(&self.shape))
+    /// The first row of one of the two maps of a column, on its member.
+    fn map_row(&self, column: Column, which: u64) -> u64 {
+        let data_rows = u64::from(self.geometry.slots()) * u64::from(self.geometry.strip_rows());
+        column.first_row
+            + data_rows
+            + which * u64::from(stripe_map_format::map_rows(&self.geometry))
     }
 }
 
 impl Array {
-    /// Before this is over nothing of these regions of an extent may be written: columns that are out are known to lack them.
-    /// Asked once more behind a write, for those that went out meanwhile.
-    pub(super) async fn announce(&self, extent: &Extent, regions: u32) -> Result<(), Error> {
-        if self.makes(Mistake::SkipsChanges) {
+    /// Records that detached columns are stale in these regions. Called before a write to them, and
+    /// once more after it, for members that were detached meanwhile.
+    pub(super) async fn mark_stale(&self, extent: &Extent, regions: u32) -> Result<(), Error> {
+        if self.makes_mistake(Mistake::SkipsStaleRegions) {
             return Ok(());
         }
-        let is_out = |column: &Column| self.is_out(column.member);
-        // What a column had before it was moved lacks what is written meanwhile.
-        while extent.unsettled.get() != 0 || extent.columns.iter().any(is_out) {
-            let changes = self.changes();
+        let is_detached = |column: &Column| self.is_detached(column.member);
+        // The position that a moved column had before misses these writes.
+        while extent.uncommitted_columns.get() != 0 || extent.columns.iter().any(is_detached) {
+            let changes = self.membership_changes();
             let known = |(at, regions)| if at == changes { regions } else { 0 };
-            if known(extent.told.get()) & regions == regions {
+            if known(extent.announced_stale.get()) & regions == regions {
                 break;
             }
-            // Those of whom it is not known yet that they are out would be passed over.
-            for column in extent.columns.iter().filter(|column| self.is_out(column.member)) {
-                self.out(column.member, Error::Gone).await?;
+            // Members whose detach is not recorded yet would be missed.
+            for column in extent.columns.iter().filter(|column| self.is_detached(column.member)) {
+                self.detach_member(column.member, Error::Gone).await?;
             }
-            self.tell_changed(extent.number, regions).await?;
-            if self.changes() == changes {
-                extent.told.set((changes, known(extent.told.get()) | regions));
+            self.persist_stale_regions(extent.number, regions).await?;
+            if self.membership_changes() == changes {
+                extent
+                    .announced_stale
+                    .set((changes, known(extent.announced_stale.get()) | regions));
             }
         }
         Ok(())
     }
 
-    /// Makes durable where the stripes of an extent lie.
-    pub(super) async fn save_map(&self, extent: &Extent) -> Result<(), Error> {
-        if stored_map::rows(&extent.shape) == 0 {
+    /// Makes the stripe map of an extent durable.
+    pub(super) async fn save_stripe_map(&self, extent: &Extent) -> Result<(), Error> {
+        if stripe_map_format::map_rows(&extent.geometry) == 0 {
             return Ok(());
         }
-        // One after the other: the older one of the two must be whole.
-        let mut saved = extent.placement.saved.lock().await;
-        self.announce(extent, MAP_REGION).await?;
+        // One save at a time: the older of the two maps must stay intact.
+        let mut saved = extent.stripe_map.saved_sequence.lock().await;
+        self.mark_stale(extent, MAP_REGION).await?;
         let sequence = *saved + 1;
-        let bytes = stored_map::to_bytes(&extent.map(), sequence, extent.whose(self));
-        let data: Bufs = bytes.chunks_exact(ROW).map(page).collect();
+        let bytes = stripe_map_format::to_bytes(&extent.map(), sequence, extent.map_owner(self));
+        let data: Bufs = bytes.chunks_exact(ROW).map(copy_to_page).collect();
         let each = extent.columns.iter().map(|column| {
-            let at = extent.map_at(*column, sequence % 2);
+            let at = extent.map_row(*column, sequence % 2);
             self.write(column.member, at, data.clone(), true)
         });
         join_all(each).await.into_iter().collect::<Result<(), Error>>()?;
         *saved = sequence;
-        self.announce(extent, MAP_REGION).await
+        self.mark_stale(extent, MAP_REGION).await
     }
 }
 
-/// Memory that is nobody's: whoever waits for maps to be saved may hold all of the array's.
-fn page(bytes: &[u8]) -> block::Buf {
-    let mut page = BufMut::lone_page();
+/// Copies into heap memory: tasks that wait for maps to be saved may hold all of the array's
+/// memory.
+fn copy_to_page(bytes: &[u8]) -> block::Buf {
+    let mut page = BufMut::heap_page();
     page.copy_from_slice(bytes);
     page.freeze()
 }

@@ -1,64 +1,65 @@
-//! RAID over the disks of a node ([RFD 0029](../../../../docs/rfd/0029-raid-without-a-write-hole.md)): levels 0, 1, 10, 5 and 6,
-//! without a write hole.
+//! RAID levels 0, 1, 10, 5 and 6 over the disks of a node, without a write hole ([RFD
+//! 0029](../../../../docs/rfd/0029-raid-without-a-write-hole.md)). The layout of an extent is in
+//! the crate `geometry`.
+//!
+//! Modules that decide and do no I/O:
 //!
 //! | module | subject |
 //! |---|---|
-//! | `geometry` | where blocks lie |
-//! | `row` | how a row of a stripe is written |
-//! | `band` | what is written of a stripe, cut into rows that are written alike |
-//! | `sums` | the arithmetic of a row |
-//! | `map`, `stored_map` | where the stripes of an extent lie, and how that lies on a member |
-//! | `places` | a set of stripes |
-//! | `lost` | rows that are lost until they are written again |
-//! | `at_once` | runs several operations at once |
-//! | `batch` | what the log holds, as it lies on a member |
-//! | `recover` | what is done for a row after a crash |
+//! | `row_plan` | how to write a row of a stripe |
+//! | `band` | splits a stripe write into rows that are written the same way |
+//! | `row_parity` | the parity arithmetic of a row |
+//! | `stripe_map`, `stripe_map_format` | the slots of stripes, and how they are stored |
+//! | `lost` | rows that are lost until they are rewritten |
+//! | `bounded_concurrency` | runs a bounded number of operations at a time |
+//! | `log_batch` | the format of the parity log on a member |
+//! | `row_recovery` | how to recover a row after a crash |
 //!
-//! These decide, and do nothing. What carries it out:
+//! Modules that do the I/O:
 //!
 //! | module | subject |
 //! |---|---|
-//! | `array` | the members of a pool on one core, and who of them is still there |
-//! | `extent` | a part of a volume: its columns, and what they lack |
-//! | `log` | the log of one of them |
-//! | `marks` | copies that are being written |
-//! | `stripe` | one stripe: its turns, what is read of it, what is made of the rest |
-//! | `quiet` | keeps reads away from what is written again |
-//! | `watch` | how members answer: who lags behind the others, and who is given up |
-//! | `read`, `write`, `part`, `whole` | the operations of a volume |
-//! | `around` | reads that go around a member that lags |
-//! | `rebuild`, `relocate` | fill what a column lacks, and move one that lacks nothing |
-//! | `scrub` | reads and compares all of it |
-//! | `unreadable` | gives up rows that no disk gives back |
-//! | `open` | mends what a crash has left |
+//! | `array` | the members of a pool on one core, and which of them are available |
+//! | `extent` | a part of a volume: its columns, and their stale slots |
+//! | `parity_log` | the parity log of one member |
+//! | `write_intents` | mirrored regions that are being written |
+//! | `stripe` | one stripe: its lock, reads, and reconstruction |
+//! | `read_exclusion` | keeps reads away from blocks that are being rewritten |
+//! | `health` | response times of members: which are slow, which are detached |
+//! | `read`, `write`, `partial_rows`, `full_stripe` | the operations of a volume |
+//! | `hedged_read` | reads that are redirected from a late member |
+//! | `rebuild`, `relocate` | rebuild the stale slots of a column, and move a current column |
+//! | `scrub` | reads and compares all of an extent |
+//! | `unrecoverable` | gives up rows that no disk returns |
+//! | `log_recovery` | recovers the array after a crash |
 
-mod around;
 mod array;
-mod at_once;
 mod band;
-pub mod batch;
+mod bounded_concurrency;
 mod extent;
-mod log;
+mod full_stripe;
+mod health;
+mod hedged_read;
+pub mod log_batch;
+mod log_recovery;
 mod lost;
-mod map;
-mod marks;
 mod mistake;
-mod open;
-mod part;
-mod quiet;
+mod parity_log;
+mod partial_rows;
 mod read;
+mod read_exclusion;
 mod rebuild;
-pub mod recover;
 mod relocate;
-pub mod row;
+mod row_parity;
+pub mod row_plan;
+pub mod row_recovery;
 mod scrub;
-pub mod stored_map;
 mod stripe;
-mod sums;
-mod unreadable;
-mod watch;
-mod whole;
+mod stripe_map;
+pub mod stripe_map_format;
+mod unrecoverable;
 mod write;
+mod write_intents;
 
 use geometry::Column;
 use std::cell::{Cell, RefCell};
@@ -67,268 +68,276 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::rc::Rc;
 
-use block::{Blocks, Bufs, Ctx, Error, Info, Layer, Lba, Op, Run};
+use block::{BlockStatus, Blocks, Bufs, Ctx, Error, Info, Layer, Lba, Op};
 use futures_util::future::join3;
 
-pub use array::{Answered, Array, Damage, Keeper, Kept, Member, StillBusy};
+pub use array::{
+    Array, ArrayMember, Damage, DetachFuture, MemberBusy, MetadataFuture, PoolMetadata,
+};
 pub use extent::Extent;
-pub use log::RING_BLOCKS;
-pub use map::{Map, Placed};
+pub use full_stripe::for_contiguous_runs;
+pub use health::DiskCounters;
+pub use log_recovery::{LogContents, PreviousRing, RecoveryReport};
 pub use mistake::Mistake;
-pub use open::{Entries, Mended, OldRing};
-pub use rebuild::{Pace, Rebuilt};
-pub use unreadable::FAILING;
-pub use watch::Errors;
-pub use whole::by_runs;
+pub use parity_log::RING_BLOCKS;
+pub use rebuild::{MaintenancePace, RebuildReport};
+pub use stripe_map::{StripeLocation, StripeMap};
+pub use unrecoverable::MIN_FAILING_TIME;
 
-use at_once::all_of;
-use block::{UnitLock, UnitLocks};
-use geometry::{ROW_BYTES, Shape};
+use block::{KeyedLock, KeyedLocks};
+use bounded_concurrency::run_bounded;
+use geometry::{ROW_BYTES, RaidGeometry};
 
-/// Largest operation that carries data, in bytes.
-const MAX_TRANSFER: u32 = 1 << 20;
+/// Largest data operation, in bytes.
+const MAX_TRANSFER_BYTES: u32 = 1 << 20;
 
-/// Extents that one operation gives back at once.
-const FREES_AT_ONCE: usize = 32;
+/// Largest number of extents that one operation frees at a time.
+const MAX_CONCURRENT_FREES: usize = 32;
 
-/// What a volume of a pool is.
+/// The settings of a volume of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
-    /// How its extents are laid out.
-    pub shape: Shape,
+pub struct RaidSettings {
+    /// Layout of its extents.
+    pub geometry: RaidGeometry,
     /// Size of its blocks in bytes: 512 or 4096.
     pub block_size: u32,
     /// Its size in bytes.
     pub bytes: u64,
-    /// Whether it keeps its extents, whatever is unmapped.
-    pub thick: bool,
+    /// Whether it keeps its extents when they are unmapped.
+    pub is_thick: bool,
 }
 
-/// Whoever gives extents to a volume.
-pub trait Room: fmt::Debug {
-    /// The extent of this index, which there was none of: all of it is zeroes. Its place in the pool is durable.
+/// Gives extents to a volume and takes them back.
+pub trait ExtentAllocator: fmt::Debug {
+    /// Allocates the extent at `index`, which reads as zeroes. The allocation is durable on return.
     ///
     /// # Errors
-    /// [`Error::NoSpace`], and whatever ends the pool.
-    fn extent(&self, index: u32) -> Pin<Box<dyn Future<Output = Result<Extent, Error>> + '_>>;
+    /// [`Error::NoSpace`], and errors that stop the pool.
+    fn allocate(&self, index: u32) -> Pin<Box<dyn Future<Output = Result<Extent, Error>> + '_>>;
 
-    /// Takes the extent of this index back, which nobody uses any more. That is durable when it ends.
-    fn free(&self, index: u32) -> Kept<'_>;
+    /// Frees the extent at `index`, which is unused. Durable on return.
+    fn free(&self, index: u32) -> MetadataFuture<'_>;
 
-    /// Makes durable that rows of the data of an extent are lost: they read as errors from then on.
+    /// Makes durable that rows of an extent's data are lost: they read as errors from then on.
     ///
     /// # Errors
-    /// That there are too many of them, and whatever ends the pool.
-    fn lose(&self, index: u32, rows: Range<u32>) -> Kept<'_>;
+    /// If there are too many lost rows, and errors that stop the pool.
+    fn record_lost_rows(&self, index: u32, rows: Range<u32>) -> MetadataFuture<'_>;
 
-    /// Makes durable that rows that were lost, or not repaired, have been written again.
+    /// Makes durable that lost or unrepaired rows have been rewritten.
     ///
     /// # Errors
-    /// Those of [`Self::lose`].
-    fn regain(&self, index: u32, rows: Range<u32>) -> Kept<'_>;
+    /// Those of [`Self::record_lost_rows`].
+    fn record_rewritten_rows(&self, index: u32, rows: Range<u32>) -> MetadataFuture<'_>;
 
-    /// Makes durable that rows of the data of an extent could not be repaired. They are read as before.
+    /// Makes durable that rows of an extent's data could not be repaired. They still read as
+    /// before.
     ///
     /// # Errors
-    /// Those of [`Self::lose`].
-    fn not_repaired(&self, index: u32, rows: Range<u32>) -> Kept<'_>;
+    /// Those of [`Self::record_lost_rows`].
+    fn record_unrepaired_rows(&self, index: u32, rows: Range<u32>) -> MetadataFuture<'_>;
 }
 
-/// A volume that lies on the extents of a pool. See the [module](self).
-pub struct Raid {
+/// A volume on the extents of a pool. See the [module](self).
+pub struct RaidVolume {
     array: Rc<Array>,
-    room: Rc<dyn Room>,
-    shape: Shape,
+    allocator: Rc<dyn ExtentAllocator>,
+    geometry: RaidGeometry,
     block_size: u32,
     bytes: Cell<u64>,
-    thick: bool,
-    /// By index; where there is none it reads as zeroes.
+    is_thick: bool,
+    /// By index; an index without extent reads as zeroes.
     extents: RefCell<Vec<Option<Rc<Extent>>>>,
-    /// Whoever asks for an extent, or gives it back, by index.
-    allocating: UnitLocks,
-    /// Whose turn it is to write a stripe, or to read more than data of it.
-    turns: UnitLocks,
-    /// Reads of data, which wait for no turn.
-    reads: quiet::Reads,
-    /// What is to be written with the next turn.
-    waiting: write::Waiting,
-    submitted: Cell<u64>,
-    /// Whoever fills, moves or gives back an extent, by index.
-    tending: UnitLocks,
-    /// Whether nothing is filled, moved or compared any more.
-    stops: Cell<bool>,
+    /// Serialises allocation and release of an extent, by index.
+    allocation_locks: KeyedLocks,
+    /// Stripe locks: for writes, and for reads of more than data.
+    stripe_locks: KeyedLocks,
+    /// Reads of data, which take no stripe lock.
+    stripe_reads: read_exclusion::StripeReads,
+    /// Writes that wait for a stripe lock.
+    write_queues: write::WriteQueues,
+    submitted_ops: Cell<u64>,
+    /// Serialises rebuild, relocation and release of an extent, by index.
+    maintenance_locks: KeyedLocks,
+    /// Whether rebuild, relocation and scrub must stop.
+    maintenance_stopped: Cell<bool>,
 }
 
-/// An extent that nobody else fills, moves or gives back meanwhile.
+/// While it lives, nothing else rebuilds, moves or frees the extent.
 #[derive(Debug)]
-pub struct Tending<'a> {
-    _lock: UnitLock<'a>,
+pub struct MaintenanceGuard<'a> {
+    _lock: KeyedLock<'a>,
 }
 
-impl Raid {
-    /// A volume on these extents, by index, which lie on members of `array`. It gets more from `room`.
+impl RaidVolume {
+    /// A volume on these extents, by index, which lie on members of `array`. It allocates more from
+    /// `allocator`.
     #[must_use]
     pub fn new(
         array: Rc<Array>,
-        settings: Settings,
+        settings: RaidSettings,
         extents: impl IntoIterator<Item = (u32, Extent)>,
-        room: Rc<dyn Room>,
+        allocator: Rc<dyn ExtentAllocator>,
     ) -> Self {
-        let Settings { shape, block_size, bytes, thick } = settings;
+        let RaidSettings { geometry, block_size, bytes, is_thick } = settings;
         let raid = Self {
             array,
-            room,
-            shape,
+            allocator,
+            geometry,
             block_size,
             bytes: Cell::new(bytes),
-            thick,
+            is_thick,
             extents: RefCell::default(),
-            allocating: UnitLocks::default(),
-            turns: UnitLocks::default(),
-            reads: quiet::Reads::default(),
-            waiting: write::Waiting::default(),
-            submitted: Cell::new(0),
-            tending: UnitLocks::default(),
-            stops: Cell::new(false),
+            allocation_locks: KeyedLocks::default(),
+            stripe_locks: KeyedLocks::default(),
+            stripe_reads: read_exclusion::StripeReads::default(),
+            write_queues: write::WriteQueues::default(),
+            submitted_ops: Cell::new(0),
+            maintenance_locks: KeyedLocks::default(),
+            maintenance_stopped: Cell::new(false),
         };
-        extents.into_iter().for_each(|(index, extent)| raid.put(index, extent));
+        extents.into_iter().for_each(|(index, extent)| raid.insert_extent(index, extent));
         raid
     }
 
-    fn put(&self, index: u32, extent: Extent) {
+    fn insert_extent(&self, index: u32, extent: Extent) {
         let mut extents = self.extents.borrow_mut();
         let count = extents.len().max(index as usize + 1);
         extents.resize_with(count, || None);
         extents[index as usize] = Some(Rc::new(extent));
     }
 
-    /// From now on column number `column` of the extent at `index` lies elsewhere, and lacks all that it should have until that is
-    /// [rebuilt](Self::rebuild). Where it was, its member has to be out.
-    pub fn replace(&self, index: u32, column: u16, to: Column) {
+    /// Moves column number `column` of the extent at `index` to `to`, where all of it is stale
+    /// until [rebuilt](Self::rebuild). The member of the old column must be detached.
+    pub fn replace_column(&self, index: u32, column: u16, to: Column) {
         let mut extents = self.extents.borrow_mut();
-        if let Some(Some(place)) = extents.get_mut(index as usize) {
-            self.array.takes(&to);
-            *place = Rc::new(place.moved_to(column, to));
-            self.array.has_moved(place);
+        if let Some(Some(extent)) = extents.get_mut(index as usize) {
+            self.array.adopt_column(&to);
+            *extent = Rc::new(extent.with_empty_column(column, to));
+            self.array.update_moved_extent(extent);
         }
     }
 
-    /// Makes it so many bytes large, no less than before.
+    /// Grows the volume to `bytes`; never shrinks it.
     pub fn grow(&self, bytes: u64) {
         self.bytes.set(self.bytes.get().max(bytes));
     }
 
-    /// Whoever fills, moves or compares something ends it with the stripe that he is at. Clients go on.
-    pub fn stop_tending(&self) {
-        self.stops.set(true);
+    /// Makes rebuild, relocation and scrub stop after their current stripe. Client I/O continues.
+    pub fn stop_maintenance(&self) {
+        self.maintenance_stopped.set(true);
     }
 
-    /// Takes [`Self::stop_tending`] back: the volume stays in use here.
+    /// Undoes [`Self::stop_maintenance`]: the volume stays in use here.
     pub fn resume_maintenance(&self) {
-        self.stops.set(false);
+        self.maintenance_stopped.set(false);
     }
 
-    /// Whether [`Self::stop_tending`] was said.
+    /// Whether [`Self::stop_maintenance`] is in effect.
     #[must_use]
-    pub fn stops(&self) -> bool {
-        self.stops.get()
+    pub fn is_maintenance_stopped(&self) -> bool {
+        self.maintenance_stopped.get()
     }
 
-    /// Waits until nobody fills, moves or gives back the extent at `index`, and keeps others from it: what was found out of an
-    /// extent may be said of it as long as this lasts.
-    pub async fn tend(&self, index: u32) -> Tending<'_> {
-        Tending { _lock: self.tending.lock(index.into()).await }
+    /// Waits until nothing rebuilds, moves or frees the extent at `index`, and locks it: what the
+    /// caller learns about the extent stays true while the guard lives.
+    pub async fn lock_for_maintenance(&self, index: u32) -> MaintenanceGuard<'_> {
+        MaintenanceGuard { _lock: self.maintenance_locks.lock(index.into()).await }
     }
 
-    /// How many operations clients have submitted.
-    fn operations(&self) -> u64 {
-        self.submitted.get()
+    /// Number of operations that clients have submitted.
+    fn submitted_ops(&self) -> u64 {
+        self.submitted_ops.get()
     }
 
-    /// Bytes of data of an extent.
+    /// Bytes of data in an extent.
     #[must_use]
     pub fn extent_bytes(&self) -> u64 {
-        self.shape.rows() * u64::from(ROW_BYTES)
+        self.geometry.total_rows() * u64::from(ROW_BYTES)
     }
 
-    /// The extent at `index`, if there is one.
+    /// The extent at `index`, if allocated.
     #[must_use]
     pub fn extent(&self, index: u32) -> Option<Rc<Extent>> {
         self.extents.borrow().get(index as usize).cloned().flatten()
     }
 
-    /// The indices of all extents.
+    /// The indices of all allocated extents.
     #[must_use]
-    pub fn indices(&self) -> Vec<u32> {
+    pub fn extent_indices(&self) -> Vec<u32> {
         let extents = self.extents.borrow();
-        let there = (0..).zip(&*extents).filter(|(_, extent)| extent.is_some());
-        there.map(|(index, _)| index).collect()
+        let allocated = (0..).zip(&*extents).filter(|(_, extent)| extent.is_some());
+        allocated.map(|(index, _)| index).collect()
     }
 
-    /// Makes sure that there is an extent at `index`.
-    async fn ensure(&self, index: u32) -> Result<(), Error> {
+    /// Allocates the extent at `index` if there is none.
+    async fn ensure_allocated(&self, index: u32) -> Result<(), Error> {
         if self.extent(index).is_some() {
             return Ok(());
         }
-        let _alone = self.allocating.lock(index.into()).await;
+        let _lock = self.allocation_locks.lock(index.into()).await;
         if self.extent(index).is_none() {
-            let extent = self.room.extent(index).await?;
-            extent.columns.iter().for_each(|column| self.array.takes(column));
-            self.put(index, extent);
+            let extent = self.allocator.allocate(index).await?;
+            extent.columns.iter().for_each(|column| self.array.adopt_column(column));
+            self.insert_extent(index, extent);
         }
         Ok(())
     }
 
-    /// Gives the extent at `index` back: it reads as zeroes from now on. Clients do nothing there meanwhile.
-    async fn free(&self, index: u32) -> Result<(), Error> {
-        let _alone = self.allocating.lock(index.into()).await;
+    /// Frees the extent at `index`: it reads as zeroes from now on. Clients must not use it
+    /// meanwhile.
+    async fn free_extent(&self, index: u32) -> Result<(), Error> {
+        let _lock = self.allocation_locks.lock(index.into()).await;
         let Some(extent) = self.extent(index) else { return Ok(()) };
         self.extents.borrow_mut()[index as usize] = None;
-        // Whoever tends it writes and tells of where its columns are until he has ended.
-        let _tending = self.tend(index).await;
-        // Whoever fills it, or compares it, has the turn of a stripe, and finds none with the next.
-        for stripe in 0..self.shape.stripes() {
-            drop(self.turn(index, stripe).await);
+        // Maintenance writes to these columns, and records their place, until it ends.
+        let _maintenance = self.lock_for_maintenance(index).await;
+        // Rebuild and scrub hold a stripe lock; they do not find the extent for their next stripe.
+        for stripe in 0..self.geometry.stripes() {
+            drop(self.lock_stripe(index, stripe).await);
         }
-        self.array.let_go(&extent).await?;
-        self.room.free(index).await
+        self.array.quiesce_extent(&extent).await?;
+        self.allocator.free(index).await
     }
 
-    /// `range` in bytes of the extents.
-    fn bytes_of(&self, range: Blocks) -> Range<u64> {
+    /// `range` as bytes of the extents.
+    fn byte_range(&self, range: Blocks) -> Range<u64> {
         let block = u64::from(self.block_size);
         range.at.0 * block..(range.at.0 + range.count) * block
     }
 
-    /// Whole extents are given back; what is left is made zero. All of it at once, so that it shares flushes, batches of the logs
-    /// and versions of the pool.
+    /// Frees whole extents and zeroes the rest, all at once, so that flushes, log batches and pool
+    /// metadata versions are shared.
     async fn unmap(&self, bytes: Range<u64>, fua: bool, lba: Lba, ctx: &Ctx) -> Result<(), Error> {
         let each = self.extent_bytes();
         let (first, last) = (bytes.start.div_ceil(each), bytes.end / each);
-        if self.thick || first >= last {
+        if self.is_thick || first >= last {
             return self.zero(bytes, fua, lba, ctx).await;
         }
         let head = self.zero(bytes.start..first * each, fua, lba, ctx);
         let tail = self.zero(last * each..bytes.end, fua, lba, ctx);
         let frees = (first..last).filter_map(|index| u32::try_from(index).ok());
-        let frees = all_of(frees.map(|index| self.free(index)), FREES_AT_ONCE);
+        let frees = run_bounded(frees.map(|index| self.free_extent(index)), MAX_CONCURRENT_FREES);
         let (head, tail, frees) = join3(head, tail, frees).await;
         head.and(tail).and(frees)
     }
 
-    /// Whether there is an extent at the beginning of these bytes, and for how many of them that stays so.
-    fn run(&self, bytes: &Range<u64>) -> (u64, bool) {
+    /// Length of the prefix of `bytes` that is mapped, or unmapped, throughout; and which of the
+    /// two.
+    fn mapped_prefix(&self, bytes: &Range<u64>) -> (u64, bool) {
         let each = self.extent_bytes();
-        let is = |index: u64| u32::try_from(index).is_ok_and(|index| self.extent(index).is_some());
+        let is_allocated =
+            |index: u64| u32::try_from(index).is_ok_and(|index| self.extent(index).is_some());
         let first = bytes.start / each;
-        let mapped = is(first);
-        let end = (first + 1..).find(|index| is(*index) != mapped || index * each >= bytes.end);
+        let mapped = is_allocated(first);
+        let end =
+            (first + 1..).find(|index| is_allocated(*index) != mapped || index * each >= bytes.end);
         let end = end.map_or(bytes.end, |index| (index * each).min(bytes.end));
         (end - bytes.start, mapped)
     }
 }
 
-impl Layer for Raid {
+impl Layer for RaidVolume {
     fn name(&self) -> &'static str {
         "raid"
     }
@@ -339,16 +348,16 @@ impl Layer for Raid {
         Info {
             block_size: block,
             blocks: self.bytes.get() / u64::from(block),
-            aside_blocks: 0,
+            metadata_blocks: 0,
             physical_block_size: ROW_BYTES,
-            max_transfer_blocks: MAX_TRANSFER / block,
-            unmap_granularity_blocks: if self.thick { 0 } else { extent },
+            max_transfer_blocks: MAX_TRANSFER_BYTES / block,
+            unmap_granularity_blocks: if self.is_thick { 0 } else { extent },
             unmap_zeroes: true,
             volatile_cache: self.array.is_volatile(),
             native_fua: true,
             read_only: false,
-            // A read that begins and ends within rows.
-            overhead: if block < ROW_BYTES { ROW_BYTES } else { 0 },
+            // A read that does not begin and end on row boundaries.
+            overhead_bytes: if block < ROW_BYTES { ROW_BYTES } else { 0 },
         }
     }
 
@@ -356,22 +365,22 @@ impl Layer for Raid {
         let Some(range) = op.range(self.block_size) else {
             return self.array.flush().await.map(|()| Bufs::new());
         };
-        self.submitted.set(self.submitted.get() + 1);
-        let bytes = self.bytes_of(range);
+        self.submitted_ops.set(self.submitted_ops.get() + 1);
+        let bytes = self.byte_range(range);
         match op {
             Op::Read { .. } => return self.read(bytes, range.at, &ctx).await,
             Op::Write { data, fua, .. } => self.write(bytes.start, data, fua, range.at).await?,
-            // What is rare is in a box, so that the future of a read stays small.
+            // Rare operations are boxed, to keep the future of a read small.
             Op::Zero { unmap: false, fua, .. } => {
                 Box::pin(self.zero(bytes, fua, range.at, &ctx)).await?;
             }
             Op::Zero { fua, .. } => Box::pin(self.unmap(bytes, fua, range.at, &ctx)).await?,
             Op::Unmap { .. } => Box::pin(self.unmap(bytes, false, range.at, &ctx)).await?,
-            Op::Map { .. } => {
-                let (bytes, mapped) = self.run(&bytes);
+            Op::BlockStatus { .. } => {
+                let (bytes, mapped) = self.mapped_prefix(&bytes);
                 let blocks = bytes / u64::from(self.block_size);
                 let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
-                return Ok(Run { blocks, mapped }.into_bufs(&ctx));
+                return Ok(BlockStatus { blocks, mapped }.into_bufs(&ctx));
             }
             Op::Flush => {}
         }
@@ -379,9 +388,9 @@ impl Layer for Raid {
     }
 }
 
-impl fmt::Debug for Raid {
+impl fmt::Debug for RaidVolume {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Raid").field("shape", &self.shape).finish_non_exhaustive()
+        f.debug_struct("Raid").field("shape", &self.geometry).finish_non_exhaustive()
     }
 }
 

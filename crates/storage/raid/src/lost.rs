@@ -1,5 +1,5 @@
-//! Rows of an extent that are lost: no disk gave them back, and nothing made them. They are zero on the disks, and read as errors
-//! until they are written again.
+//! Lost rows of an extent: no disk returned them and they could not be reconstructed. They are
+//! zeroed on the disks, and read as errors until they are rewritten.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -8,23 +8,23 @@ use std::time::Duration;
 use geometry::RowSet;
 use tokio::time::Instant;
 
-/// What is lost of an extent in use.
+/// The lost rows of an extent in use.
 #[derive(Debug, Default)]
 pub(super) struct Lost {
     rows: RefCell<RowSet>,
-    /// Rows that a scrub could not repair: they are read as they are.
+    /// Rows that a scrub found inconsistent and could not repair: they still read as they are.
     unrepaired: RefCell<RowSet>,
-    /// Whether something could not be read when it was compared last, and was not given up.
-    pub(super) unread: Cell<bool>,
-    /// Whether something could not be read of it in this pass,
-    fails: Cell<bool>,
-    /// in how many passes in a row that was so, and since when.
-    failures: Cell<u32>,
-    since: Cell<Option<Instant>>,
+    /// Whether some row was unreadable in the last scrub and was not given up.
+    pub(super) has_unread: Cell<bool>,
+    /// Whether some row was unreadable in this pass,
+    failed_this_pass: Cell<bool>,
+    /// in how many successive passes that was so, and since when.
+    failed_passes: Cell<u32>,
+    failing_since: Cell<Option<Instant>>,
 }
 
 impl Lost {
-    pub(super) fn of(rows: RowSet) -> Self {
+    pub(super) fn new(rows: RowSet) -> Self {
         Self { rows: RefCell::new(rows), ..Self::default() }
     }
 
@@ -32,8 +32,8 @@ impl Lost {
         self.rows.borrow().is_empty()
     }
 
-    pub(super) fn within(&self, rows: &Range<u32>) -> Vec<Range<u32>> {
-        self.rows.borrow().within(rows)
+    pub(super) fn lost_within(&self, rows: &Range<u32>) -> Vec<Range<u32>> {
+        self.rows.borrow().intersection(rows)
     }
 
     pub(super) fn insert(&self, rows: Range<u32>) {
@@ -41,50 +41,51 @@ impl Lost {
         self.rows.borrow_mut().insert(rows);
     }
 
-    /// These rows have been written again.
+    /// Notes that these rows have been rewritten.
     pub(super) fn remove(&self, rows: Range<u32>) {
         self.unrepaired.borrow_mut().remove(rows.clone());
         self.rows.borrow_mut().remove(rows);
     }
 
-    /// These rows could not be repaired.
+    /// Notes that these rows could not be repaired.
     pub(super) fn note_unrepaired(&self, rows: Range<u32>) {
         self.unrepaired.borrow_mut().insert(rows);
     }
 
-    /// Whether some of these rows could not be repaired.
+    /// Whether any of these rows is unrepaired.
     pub(super) fn is_unrepaired(&self, rows: &Range<u32>) -> bool {
-        !self.unrepaired.borrow().within(rows).is_empty()
+        !self.unrepaired.borrow().intersection(rows).is_empty()
     }
 
-    /// Whether no row is lost, and none could not be repaired.
-    pub(super) fn remembers_nothing(&self) -> bool {
+    /// Whether no row is lost or unrepaired.
+    pub(super) fn is_clean(&self) -> bool {
         self.is_empty() && self.unrepaired.borrow().is_empty()
     }
 
-    /// Those of `rows` that are lost, and those that could not be repaired.
-    pub(super) fn remembered_within(&self, rows: &Range<u32>) -> Vec<Range<u32>> {
-        let mut all = self.within(rows);
-        all.extend(self.unrepaired.borrow().within(rows));
+    /// Those of `rows` that are lost, and those that are unrepaired.
+    pub(super) fn lost_or_unrepaired_within(&self, rows: &Range<u32>) -> Vec<Range<u32>> {
+        let mut all = self.lost_within(rows);
+        all.extend(self.unrepaired.borrow().intersection(rows));
         all
     }
 
-    /// A row could not be read, nor made of the rest, with all of its disks there.
+    /// Notes that a row could not be read or reconstructed although all disks are attached.
     pub(super) fn note_failure(&self) {
-        self.fails.set(true);
+        self.failed_this_pass.set(true);
     }
 
-    /// All that was to be read of it has been tried.
-    pub(super) fn end_of_pass(&self) {
-        let fails = self.fails.take();
-        self.failures.set(if fails { self.failures.get().saturating_add(1) } else { 0 });
-        let since = self.since.get().unwrap_or_else(Instant::now);
-        self.since.set(fails.then_some(since));
+    /// Ends a pass over the extent.
+    pub(super) fn end_pass(&self) {
+        let failed = self.failed_this_pass.take();
+        self.failed_passes.set(if failed { self.failed_passes.get().saturating_add(1) } else { 0 });
+        let since = self.failing_since.get().unwrap_or_else(Instant::now);
+        self.failing_since.set(failed.then_some(since));
     }
 
-    /// Whether something could not be read in so many passes in a row, and for so long.
+    /// Whether some row was unreadable in at least `failures` successive passes, and for at least
+    /// `failing`.
     pub(super) fn is_failing(&self, failures: u32, failing: Duration) -> bool {
-        let long = self.since.get().is_some_and(|since| since.elapsed() >= failing);
-        long && self.failures.get() >= failures
+        let is_long = self.failing_since.get().is_some_and(|since| since.elapsed() >= failing);
+        is_long && self.failed_passes.get() >= failures
     }
 }

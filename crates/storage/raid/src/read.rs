@@ -1,25 +1,27 @@
-//! Reads: from where the data is, or made of the rest of its rows.
+//! Reads: from the column that holds the data, or reconstructed from the rest of the row.
 
 use std::ops::Range;
 
 use block::{Buf, Bufs, Ctx, Error, Lba};
 use futures_util::future::join_all;
-use geometry::{Column, Level, Piece, ROW_BYTES, Role};
+use geometry::{Column, ROW_BYTES, Redundancy, StripRole, StripRun};
 use smallvec::SmallVec;
 
-use super::around::Unanswered;
-use super::array::bit;
+use super::array::member_bit;
+use super::hedged_read::NoDirectReply;
 use super::mistake::Mistake;
-use super::quiet::Reading;
-use super::row::There;
-use super::stripe::{Failure, Had, Pages, Stripe, Unread, key, pages};
-use super::{Array, Raid};
+use super::read_exclusion::ReadGuard;
+use super::row_plan::Available;
+use super::stripe::{
+    ReadFailure, ReadSet, RowPages, Stripe, StripeError, split_into_rows, stripe_key,
+};
+use super::{Array, RaidVolume};
 
-/// Most rows that are made at once.
-pub(super) const MOST_RESTORED: u32 = 16;
+/// Most rows that are reconstructed at a time.
+pub(super) const MAX_RECONSTRUCT_ROWS: u32 = 16;
 
-impl Raid {
-    /// Reads these bytes of the extents, of which `lba` is the block to be named if they cannot be read.
+impl RaidVolume {
+    /// Reads these bytes of the extents; errors name block `lba`.
     pub(super) async fn read(&self, bytes: Range<u64>, lba: Lba, ctx: &Ctx) -> Result<Bufs, Error> {
         let row = u64::from(ROW_BYTES);
         let rows = bytes.start / row..bytes.end.div_ceil(row);
@@ -30,15 +32,15 @@ impl Raid {
     }
 
     async fn read_rows(&self, rows: &Range<u64>, lba: Lba, ctx: &Ctx) -> Result<Bufs, Error> {
-        let mut pieces = self.pieces(rows);
-        let first = pieces.next().ok_or(Error::OutOfRange)?;
-        let second = pieces.next();
+        let mut runs = self.strip_runs(rows);
+        let first = runs.next().ok_or(Error::OutOfRange)?;
+        let second = runs.next();
         let Some(second) = second else {
-            return self.read_piece(first, lba, ctx).await;
+            return self.read_run(first, lba, ctx).await;
         };
-        let all = [first, second].into_iter().chain(pieces);
-        // In a list, as each is put into memory of its own where it is not known how many there are.
-        let each: Vec<_> = all.map(|piece| self.read_piece(piece, lba, ctx)).collect();
+        let all = [first, second].into_iter().chain(runs);
+        // Collected first: an iterator of unknown length would allocate each future separately.
+        let each: Vec<_> = all.map(|run| self.read_run(run, lba, ctx)).collect();
         let mut data = Bufs::new();
         for found in join_all(each).await {
             data.append(found?);
@@ -46,184 +48,201 @@ impl Raid {
         Ok(data)
     }
 
-    /// Rows of the extents, cut at extents and strips: with the index of the extent.
-    pub(super) fn pieces(&self, rows: &Range<u64>) -> impl Iterator<Item = (u32, Piece)> + use<> {
-        let (shape, rows) = (self.shape, rows.clone());
-        let each = shape.rows();
+    /// Splits rows of the volume at extents and strips; with the index of the extent.
+    pub(super) fn strip_runs(
+        &self,
+        rows: &Range<u64>,
+    ) -> impl Iterator<Item = (u32, StripRun)> + use<> {
+        let (geometry, rows) = (self.geometry, rows.clone());
+        let each = geometry.total_rows();
         (rows.start / each..rows.end.div_ceil(each)).flat_map(move |n| {
             let (from, to) = (rows.start.max(n * each), rows.end.min((n + 1) * each));
             let index = u32::try_from(n).unwrap_or(u32::MAX);
-            shape.pieces(from - n * each, to - from).map(move |piece| (index, piece))
+            geometry.strip_runs(from - n * each, to - from).map(move |run| (index, run))
         })
     }
 
-    async fn read_piece(
+    async fn read_run(
         &self,
-        (index, piece): (u32, Piece),
+        (index, run): (u32, StripRun),
         lba: Lba,
         ctx: &Ctx,
     ) -> Result<Bufs, Error> {
         let Some(extent) = self.extent(index) else {
-            return Ok(Bufs::zeroes(piece.rows.len() * ROW_BYTES as usize));
+            return Ok(Bufs::zeroes(run.rows.len() * ROW_BYTES as usize));
         };
-        if self.is_lost(&extent, &piece) {
+        if self.overlaps_lost_rows(&extent, &run) {
             return Err(Error::Unreadable { at: lba });
         }
         drop(extent);
-        let stripe = self.stripe(index, piece.stripe)?;
-        let role = Role::Data(piece.strip);
-        let reading = self.reads.begin(key(index, piece.stripe));
-        let found = match reading {
-            Some(_) => stripe.read_in_time(role, &piece.rows, ctx).await,
+        let stripe = self.stripe(index, run.stripe)?;
+        let role = StripRole::Data(run.strip);
+        let read_guard = self.stripe_reads.try_begin(stripe_key(index, run.stripe));
+        let found = match read_guard {
+            Some(_) => stripe.read_with_deadline(role, &run.rows, ctx).await,
             None => {
-                let _turn = self.turn(index, piece.stripe).await;
-                // It may be elsewhere since, or lost.
-                let stripe = self.stripe(index, piece.stripe)?;
-                if self.is_lost(&stripe.extent, &piece) {
+                let _lock = self.lock_stripe(index, run.stripe).await;
+                // The stripe may have moved since, or the rows may be lost.
+                let stripe = self.stripe(index, run.stripe)?;
+                if self.overlaps_lost_rows(&stripe.extent, &run) {
                     return Err(Error::Unreadable { at: lba });
                 }
-                stripe.read(role, &piece.rows, ctx).await.map_err(Unanswered::Unread)
+                stripe.read(role, &run.rows, ctx).await.map_err(NoDirectReply::Failed)
             }
         };
         match found {
             Ok(data) => Ok(data),
-            // What is rare is in a box, so that the future of a plain read stays small.
-            Err(unanswered) => {
-                let other = self.read_otherwise(index, &piece, unanswered, reading, ctx);
-                Box::pin(other).await.map_err(|failure| match failure {
-                    Failure::Lost => Error::Unreadable { at: lba },
-                    Failure::Array(error) => error,
+            // Rare cases are boxed, to keep the future of a plain read small.
+            Err(no_reply) => {
+                let fallback = self.read_fallback(index, &run, no_reply, read_guard, ctx);
+                Box::pin(fallback).await.map_err(|failure| match failure {
+                    StripeError::Unrecoverable => Error::Unreadable { at: lba },
+                    StripeError::Array(error) => error,
                 })
             }
         }
     }
 
-    /// Reads what its member did not give, or not in time.
-    async fn read_otherwise(
+    /// Reads a run that its member did not return, or not in time.
+    async fn read_fallback(
         &self,
         index: u32,
-        piece: &Piece,
-        unanswered: Unanswered,
-        reading: Option<Reading<'_>>,
+        run: &StripRun,
+        no_reply: NoDirectReply,
+        read_guard: Option<ReadGuard<'_>>,
         ctx: &Ctx,
-    ) -> Result<Bufs, Failure> {
-        // What does not answer keeps the memory that it was given.
-        let apart = unanswered
-            .keeps_memory()
-            .then(|| self.array.apart(piece.rows.len() * ROW_BYTES as usize));
-        let apart = apart.flatten();
-        let ctx = apart.as_ref().unwrap_or(ctx);
-        let unread = match unanswered {
-            Unanswered::Unread(unread) => {
-                drop(reading);
-                unread
+    ) -> Result<Bufs, StripeError> {
+        // An unanswered operation keeps the memory that it was given.
+        let hedge_ctx = no_reply
+            .may_hold_memory()
+            .then(|| self.array.hedge_ctx(run.rows.len() * ROW_BYTES as usize));
+        let hedge_ctx = hedge_ctx.flatten();
+        let ctx = hedge_ctx.as_ref().unwrap_or(ctx);
+        let failure = match no_reply {
+            NoDirectReply::Failed(failure) => {
+                drop(read_guard);
+                failure
             }
-            Unanswered::Lags(column, flying) => {
-                match self.read_around((index, piece), (column, flying), reading, ctx).await {
+            NoDirectReply::Late(column, io) => {
+                match self.hedged_read((index, run), (column, io), read_guard, ctx).await {
                     Ok(data) => return Ok(data),
-                    Err(unread) => unread,
+                    Err(failure) => failure,
                 }
             }
         };
-        self.stripe(index, piece.stripe)?.unread(unread).await?;
-        self.read_lost(index, piece, unread, ctx).await
+        self.stripe(index, run.stripe)?.handle_read_failure(failure).await?;
+        self.read_by_reconstruction(index, run, failure, ctx).await
     }
 
-    /// Makes of the others what cannot be read, and writes it back where its member is there.
-    async fn read_lost(
+    /// Reconstructs what cannot be read, and writes it back if the member is attached.
+    async fn read_by_reconstruction(
         &self,
         index: u32,
-        piece: &Piece,
-        unread: Unread,
+        run: &StripRun,
+        failure: ReadFailure,
         ctx: &Ctx,
-    ) -> Result<Bufs, Failure> {
-        let _turn = match self.array.makes(Mistake::ReadsWithoutTurn) {
+    ) -> Result<Bufs, StripeError> {
+        let _lock = match self.array.makes_mistake(Mistake::ReconstructsWithoutStripeLock) {
             true => None,
-            false => Some(self.turn(index, piece.stripe).await),
+            false => Some(self.lock_stripe(index, run.stripe).await),
         };
-        let stripe = self.stripe(index, piece.stripe)?;
-        if self.is_lost(&stripe.extent, piece) {
-            return Err(Failure::Lost);
+        let stripe = self.stripe(index, run.stripe)?;
+        if self.overlaps_lost_rows(&stripe.extent, run) {
+            return Err(StripeError::Unrecoverable);
         }
         let mut data = Bufs::new();
-        let most = (Array::MOST_PAGES / stripe.restoring_pages()).clamp(1, MOST_RESTORED);
-        let mut start = piece.rows.start;
-        while start < piece.rows.end {
-            let rows = start..piece.rows.end.min(start + most);
+        let most = (Array::MAX_SCRATCH_PAGES / stripe.reconstruct_pages_per_row())
+            .clamp(1, MAX_RECONSTRUCT_ROWS);
+        let mut start = run.rows.start;
+        while start < run.rows.end {
+            let rows = start..run.rows.end.min(start + most);
             start = rows.end;
-            data.append(stripe.made_again(piece.strip, &rows, unread, ctx).await?);
+            data.append(stripe.reconstruct_and_repair(run.strip, &rows, failure, ctx).await?);
         }
         Ok(data)
     }
 }
 
 impl Stripe<'_> {
-    /// Rows of one strip of data that could not be read, in memory of `ctx`. Whoever asks has the stripe's turn.
-    pub(super) async fn made_again(
+    /// Rows of a data strip that could not be read, in memory of `ctx`. The caller holds the stripe
+    /// lock.
+    pub(super) async fn reconstruct_and_repair(
         &self,
         strip: u16,
         rows: &Range<u32>,
-        unread: Unread,
+        failure: ReadFailure,
         ctx: &Ctx,
-    ) -> Result<Bufs, Failure> {
+    ) -> Result<Bufs, StripeError> {
         let count = rows.end - rows.start;
-        let _room = self.array.room(count * self.restoring_pages()).await;
-        if let Level::Copies(_) = self.shape.level() {
-            let copy = self.made_copy(strip, rows).await?;
-            return Ok(copy.iter().map(|page| own(page, ctx)).collect());
+        let _scratch = self.array.acquire_scratch(count * self.reconstruct_pages_per_row()).await;
+        if let Redundancy::Copies(_) = self.geometry.redundancy() {
+            let copy = self.read_and_repair_copies(strip, rows).await?;
+            return Ok(copy.iter().map(|page| copy_page(page, ctx)).collect());
         }
-        let role = Role::Data(strip);
-        let avoid = Some(role).filter(|_| unread.is_damage());
-        let (had, lost) = self.restore(rows, There::of(avoid)).await?;
-        self.write_back(rows, &had, lost).await?;
-        Ok(had.pages(role).iter().map(|page| own(page, ctx)).collect())
+        let role = StripRole::Data(strip);
+        let avoid = Some(role).filter(|_| failure.is_damage());
+        let (read_set, reconstructed) =
+            self.reconstruct(rows, Available::from_roles(avoid)).await?;
+        self.rewrite_repaired(rows, &read_set, reconstructed).await?;
+        Ok(read_set.pages_of(role).iter().map(|page| copy_page(page, ctx)).collect())
     }
 
-    /// Writes what could not be read to members that are there: a disk puts it elsewhere.
-    async fn write_back(&self, rows: &Range<u32>, had: &Had, lost: There) -> Result<(), Failure> {
-        let mendable = lost.data.and(self.there().data);
-        if mendable.is_empty() {
+    /// Rewrites unreadable rows on available members, so that the disk remaps them.
+    async fn rewrite_repaired(
+        &self,
+        rows: &Range<u32>,
+        read_set: &ReadSet,
+        reconstructed: Available,
+    ) -> Result<(), StripeError> {
+        let repairable = reconstructed.data.intersection(self.available().data);
+        if repairable.is_empty() {
             return Ok(());
         }
-        let _quiet = self.quiet().await;
-        for strip in mendable.iter() {
-            let data = had.pages(Role::Data(strip)).iter().cloned().collect();
-            self.write(Role::Data(strip), rows.start, data, false).await?;
-            for column in self.columns_there(Role::Data(strip)) {
+        let _exclusion = self.exclude_reads().await;
+        for strip in repairable.iter() {
+            let data = read_set.pages_of(StripRole::Data(strip)).iter().cloned().collect();
+            self.write(StripRole::Data(strip), rows.start, data, false).await?;
+            for column in self.available_columns(StripRole::Data(strip)) {
                 self.array.count_repaired(column.member, rows.end - rows.start);
             }
         }
         Ok(())
     }
 
-    /// Reads one copy after the other until one is given, and writes that where others were not.
-    pub(super) async fn made_copy(&self, strip: u16, rows: &Range<u32>) -> Result<Pages, Failure> {
+    /// Reads copies until one can be read, and rewrites the unreadable ones from it.
+    pub(super) async fn read_and_repair_copies(
+        &self,
+        strip: u16,
+        rows: &Range<u32>,
+    ) -> Result<RowPages, StripeError> {
         let mut failed = SmallVec::<[Column; 2]>::new();
-        let mut columns: SmallVec<[Column; 4]> = self.columns_there(Role::Data(strip)).collect();
-        columns.sort_by_key(|column| self.array.slow() & bit(column.member) != 0);
+        let mut columns: SmallVec<[Column; 4]> =
+            self.available_columns(StripRole::Data(strip)).collect();
+        columns.sort_by_key(|column| self.array.slow_members() & member_bit(column.member) != 0);
         for column in columns {
             match self.read_at(column, rows, &self.array.scratch).await {
                 Ok(data) => {
-                    let _quiet = if failed.is_empty() { None } else { self.quiet().await };
+                    let _exclusion =
+                        if failed.is_empty() { None } else { self.exclude_reads().await };
                     for column in failed {
                         self.write_at(column, rows.start, data.clone(), false).await?;
                         self.array.count_repaired(column.member, rows.end - rows.start);
                     }
-                    return Ok(pages(&data));
+                    return Ok(split_into_rows(&data));
                 }
                 Err(error) => {
-                    self.unread(Unread(Some((column, error)))).await?;
+                    self.handle_read_failure(ReadFailure(Some((column, error)))).await?;
                     failed.push(column);
                 }
             }
         }
-        Err(Failure::Lost)
+        Err(StripeError::Unrecoverable)
     }
 }
 
-/// The same in memory of `ctx`.
-fn own(page: &Buf, ctx: &Ctx) -> Buf {
-    let mut own = ctx.credit().alloc_page(page.len());
-    own.copy_from_slice(page);
-    own.freeze()
+/// Copies `page` to memory of `ctx`.
+fn copy_page(page: &Buf, ctx: &Ctx) -> Buf {
+    let mut copy = ctx.credit().alloc_page(page.len());
+    copy.copy_from_slice(page);
+    copy.freeze()
 }

@@ -1,7 +1,8 @@
-//! What a column lacks is made of the others, stripe by stripe, while clients use the volume.
+//! Rebuild: reconstructs the stale slots of columns from the other columns, stripe by stripe, while
+//! clients use the volume.
 //!
-//! Whoever has a stripe's turn and finds that a column lacks it writes as if its member were out. So a stripe may be filled at any
-//! time that nobody else has its turn, and from then on it counts.
+//! A writer that holds the stripe lock treats a stale column as if its member were detached. So a
+//! stripe may be rebuilt whenever its lock is free, and is current from then on.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -9,223 +10,247 @@ use std::time::Duration;
 
 use block::{Bufs, Error};
 use futures_util::future::join_all;
-use geometry::{Level, Role};
+use geometry::{Redundancy, StripRole};
 
 use super::mistake::Mistake;
-use super::row::There;
-use super::stripe::{Failure, Stripe};
-use super::{Array, Extent, Raid};
+use super::row_plan::Available;
+use super::stripe::{Stripe, StripeError};
+use super::{Array, Extent, RaidVolume};
 
-/// Most rows that are filled at once.
-const MOST_FILLED: u32 = 16;
+/// Most rows that are rebuilt at a time.
+const MAX_REBUILD_ROWS: u32 = 16;
 
-/// Stripes that are filled at once: what one of them waits for, another uses.
-const STRIPES_AT_ONCE: usize = 4;
+/// Stripes that are rebuilt at a time, so that one uses the disks while another waits.
+const MAX_CONCURRENT_STRIPES: usize = 4;
 
 /// How a rebuild yields to clients.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Pace {
-    /// So many times as long as a stripe has taken it rests before the next one, where clients have been busy meanwhile.
-    pub rest: f64,
+pub struct MaintenancePace {
+    /// After each stripe, pause for this many times as long as it took, if clients were active
+    /// meanwhile.
+    pub rest_factor: f64,
 }
 
-/// What a rebuild has done.
+/// The result of a rebuild.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rebuilt {
-    /// Stripes that were filled.
-    pub stripes: u64,
-    /// Those that cannot be: more is lost of them than their level bears, a member has failed, or it was stopped. They still lack
-    /// what they lacked.
-    pub failed: u64,
-    /// Columns that lack nothing any more.
-    pub whole: Vec<u16>,
+pub struct RebuildReport {
+    /// Stripes that were rebuilt.
+    pub rebuilt_stripes: u64,
+    /// Stripes that could not be rebuilt: too much of them is missing, a member failed, or the
+    /// rebuild was stopped. They are still stale.
+    pub failed_stripes: u64,
+    /// Columns that have no stale slots any more.
+    pub complete_columns: Vec<u16>,
 }
 
-impl Raid {
-    /// Fills what columns of the extent at `index` lack whose members are in. Those that are `whole` then lack nothing any more, and
-    /// that is durable.
+impl RaidVolume {
+    /// Rebuilds the stale slots of the extent at `index` on attached members. The
+    /// `complete_columns` of the report are then current, durably.
     ///
     /// # Errors
-    /// What stops the array.
-    pub async fn rebuild(&self, index: u32, pace: Pace) -> Result<Rebuilt, Error> {
-        let mut rebuilt = Rebuilt::default();
-        let Some(extent) = self.extent(index) else { return Ok(rebuilt) };
-        let (columns, changes) = (extent.fillable(&self.array), self.array.changes());
+    /// Errors that stop the array.
+    pub async fn rebuild(&self, index: u32, pace: MaintenancePace) -> Result<RebuildReport, Error> {
+        let mut report = RebuildReport::default();
+        let Some(extent) = self.extent(index) else { return Ok(report) };
+        let (columns, changes) =
+            (extent.rebuildable_columns(&self.array), self.array.membership_changes());
         if columns.is_empty() {
-            return Ok(rebuilt);
+            return Ok(report);
         }
-        self.fill(index, &extent, &columns, pace, &mut rebuilt).await?;
-        extent.lost.end_of_pass();
-        if rebuilt.failed == 0 {
-            self.array.save_map(&extent).await?;
+        self.rebuild_columns(index, &extent, &columns, pace, &mut report).await?;
+        extent.lost_rows.end_pass();
+        if report.failed_stripes == 0 {
+            self.array.save_stripe_map(&extent).await?;
             self.array.flush().await?;
-            // Who went out meanwhile may have lost what was written to it, and who came in lacks something else.
-            match self.array.changes() == changes {
+            // A member detached meanwhile may have lost its writes, and one attached meanwhile has
+            // other stale slots.
+            match self.array.membership_changes() == changes {
                 true => {
-                    extent.have_all(&columns);
-                    rebuilt.whole = columns;
+                    extent.clear_stale(&columns);
+                    report.complete_columns = columns;
                 }
-                false => rebuilt.failed += 1,
+                false => report.failed_stripes += 1,
             }
         }
-        Ok(rebuilt)
+        Ok(report)
     }
 
-    /// Fills what an extent lacks, again and again, as stripes may move to where something is lacking.
-    async fn fill(
+    /// Rebuilds until no slot is stale: stripes may move to stale slots meanwhile.
+    async fn rebuild_columns(
         &self,
         index: u32,
         extent: &Rc<Extent>,
         columns: &[u16],
-        pace: Pace,
-        rebuilt: &mut Rebuilt,
+        pace: MaintenancePace,
+        report: &mut RebuildReport,
     ) -> Result<(), Error> {
-        let (mut from, failed) = (0, rebuilt.failed);
+        let (mut from, failed) = (0, report.failed_stripes);
         loop {
-            // Another one that has come in its place lacks nothing.
-            let is_it = self.extent(index).is_some_and(|now| Rc::ptr_eq(&now, extent));
-            // Nor is one filled who has gone out meanwhile.
-            let fillable = extent.fillable(&self.array);
-            if self.stops() || !is_it || !columns.iter().all(|column| fillable.contains(column)) {
-                rebuilt.failed += 1;
+            // If the extent was replaced meanwhile, its new column is not stale.
+            let is_same = self.extent(index).is_some_and(|now| Rc::ptr_eq(&now, extent));
+            // Members detached meanwhile cannot be rebuilt.
+            let rebuildable = extent.rebuildable_columns(&self.array);
+            if self.is_maintenance_stopped()
+                || !is_same
+                || !columns.iter().all(|column| rebuildable.contains(column))
+            {
+                report.failed_stripes += 1;
                 return Ok(());
             }
-            let stripes = extent.lacking_stripes(from, STRIPES_AT_ONCE, columns);
+            let stripes = extent.stale_stripes(from, MAX_CONCURRENT_STRIPES, columns);
             let Some(last) = stripes.last().copied() else { break };
-            let (begun, busy) = (tokio::time::Instant::now(), self.operations());
-            let each = stripes.into_iter().map(|stripe| self.fill_stripe(index, stripe));
+            let (begun, busy) = (tokio::time::Instant::now(), self.submitted_ops());
+            let each = stripes.into_iter().map(|stripe| self.rebuild_stripe(index, stripe));
             for outcome in join_all(each).await {
                 match outcome {
-                    Ok(()) => rebuilt.stripes += 1,
-                    Err(Failure::Lost) => rebuilt.failed += 1,
-                    Err(Failure::Array(error)) => return Err(error),
+                    Ok(()) => report.rebuilt_stripes += 1,
+                    Err(StripeError::Unrecoverable) => report.failed_stripes += 1,
+                    Err(StripeError::Array(error)) => return Err(error),
                 }
             }
-            self.rest(begun, busy, pace).await;
+            self.yield_to_clients(begun, busy, pace).await;
             from = last + 1;
-            if rebuilt.failed == failed && extent.lacking_stripes(from, 1, columns).is_empty() {
+            if report.failed_stripes == failed && extent.stale_stripes(from, 1, columns).is_empty()
+            {
                 from = 0;
             }
         }
         Ok(())
     }
 
-    /// Rests if clients have been busy since something was begun, for as long as it has taken and they are to have.
-    pub(super) async fn rest(&self, begun: tokio::time::Instant, busy: u64, pace: Pace) {
-        if self.operations() != busy {
-            tokio::time::sleep(begun.elapsed().mul_f64(pace.rest).min(LONGEST_REST)).await;
+    /// Pauses if clients have been active since `begun`, in proportion to the time since then.
+    pub(super) async fn yield_to_clients(
+        &self,
+        begun: tokio::time::Instant,
+        busy: u64,
+        pace: MaintenancePace,
+    ) {
+        if self.submitted_ops() != busy {
+            tokio::time::sleep(begun.elapsed().mul_f64(pace.rest_factor).min(MAX_YIELD)).await;
         }
     }
 
-    async fn fill_stripe(&self, index: u32, number: u32) -> Result<(), Failure> {
-        let _turn = match self.array.makes(Mistake::FillsWithoutTurn) {
+    async fn rebuild_stripe(&self, index: u32, number: u32) -> Result<(), StripeError> {
+        let _lock = match self.array.makes_mistake(Mistake::RebuildsWithoutStripeLock) {
             true => None,
-            false => Some(self.turn(index, number).await),
+            false => Some(self.lock_stripe(index, number).await),
         };
         if self.extent(index).is_none() {
-            // It has been given back meanwhile.
-            return Err(Failure::Lost);
+            // The extent was freed meanwhile.
+            return Err(StripeError::Unrecoverable);
         }
         let stripe = self.stripe(index, number)?;
-        self.array.settle(stripe.spot()).await?;
-        let changes = self.array.changes();
-        let most = (Array::MOST_PAGES / stripe.filling_pages()).clamp(1, MOST_FILLED);
-        let (key, rows, mut complete) = ((index, number), self.shape.strip_rows(), true);
+        self.array.wait_durable(stripe.slot_id()).await?;
+        let changes = self.array.membership_changes();
+        let most =
+            (Array::MAX_SCRATCH_PAGES / stripe.rebuild_pages_per_row()).clamp(1, MAX_REBUILD_ROWS);
+        let (key, rows, mut complete) = ((index, number), self.geometry.strip_rows(), true);
         for start in (0..rows).step_by(most as usize) {
             let rows = start..rows.min(start + most);
-            match stripe.fill(&rows).await {
-                Err(Failure::Lost) => complete &= self.fill_singly(key, &stripe, &rows).await?,
-                filled => filled?,
+            match stripe.rebuild_rows(&rows).await {
+                Err(StripeError::Unrecoverable) => {
+                    complete &= self.rebuild_row_by_row(key, &stripe, &rows).await?;
+                }
+                outcome => outcome?,
             }
         }
         if !complete {
-            return Err(Failure::Lost);
+            return Err(StripeError::Unrecoverable);
         }
-        match stripe.extent.has_now(stripe.place, &self.array, changes) {
+        match stripe.extent.mark_current(stripe.slot, &self.array, changes) {
             true => Ok(()),
-            false => Err(Failure::Lost),
+            false => Err(StripeError::Unrecoverable),
         }
     }
 }
 
-impl Raid {
-    /// Fills row by row what cannot be filled at once; what is lost is given up in the end. Whether all is filled.
-    async fn fill_singly(
+impl RaidVolume {
+    /// Rebuilds row by row what cannot be rebuilt at once; gives up lost rows in the end. Whether
+    /// all rows are rebuilt.
+    async fn rebuild_row_by_row(
         &self,
         key: (u32, u32),
         stripe: &Stripe<'_>,
         rows: &Range<u32>,
-    ) -> Result<bool, Failure> {
+    ) -> Result<bool, StripeError> {
         let mut complete = true;
         for row in rows.clone() {
-            let filled = stripe.fill(&(row..row + 1)).await;
-            match filled {
-                Err(Failure::Lost) if self.give_up(key, stripe, row).await? => {
-                    stripe.fill(&(row..row + 1)).await?;
+            let outcome = stripe.rebuild_rows(&(row..row + 1)).await;
+            match outcome {
+                Err(StripeError::Unrecoverable) if self.give_up_row(key, stripe, row).await? => {
+                    stripe.rebuild_rows(&(row..row + 1)).await?;
                 }
-                Err(Failure::Lost) => complete = false,
-                filled => filled?,
+                Err(StripeError::Unrecoverable) => complete = false,
+                outcome => outcome?,
             }
         }
         Ok(complete)
     }
 }
 
-/// Longest rest between two stripes.
-const LONGEST_REST: Duration = Duration::from_secs(1);
+/// Longest pause between two stripes.
+const MAX_YIELD: Duration = Duration::from_secs(1);
 
 impl Stripe<'_> {
-    fn filling_pages(&self) -> u32 {
-        self.restoring_pages() + u32::from(self.shape.level().parities())
+    fn rebuild_pages_per_row(&self) -> u32 {
+        self.reconstruct_pages_per_row() + u32::from(self.geometry.redundancy().parity_strips())
     }
 
-    /// Fills rows of the columns that lack them.
-    async fn fill(&self, rows: &Range<u32>) -> Result<(), Failure> {
-        let _room = self.array.room((rows.end - rows.start) * self.filling_pages()).await;
-        if let Level::Copies(_) = self.shape.level() {
-            return self.fill_copies(rows).await;
+    /// Rebuilds rows of the stale columns.
+    async fn rebuild_rows(&self, rows: &Range<u32>) -> Result<(), StripeError> {
+        let _scratch = self
+            .array
+            .acquire_scratch((rows.end - rows.start) * self.rebuild_pages_per_row())
+            .await;
+        if let Redundancy::Copies(_) = self.geometry.redundancy() {
+            return self.rebuild_copies(rows).await;
         }
-        let (had, _) = self.restore(rows, There::default()).await?;
-        let lacking = There::of(self.lacking());
-        let strip = |n| had.pages(Role::Data(n)).iter().cloned().collect();
-        let strips: Vec<Bufs> = (0..self.data()).map(strip).collect();
-        for strip in lacking.data.iter() {
+        let (read_set, _) = self.reconstruct(rows, Available::default()).await?;
+        let stale = Available::from_roles(self.stale_roles());
+        let strip = |n| read_set.pages_of(StripRole::Data(n)).iter().cloned().collect();
+        let strips: Vec<Bufs> = (0..self.data_strips()).map(strip).collect();
+        for strip in stale.data.iter() {
             let data = strips[usize::from(strip)].clone();
-            self.fill_role(Role::Data(strip), rows, data).await?;
+            self.rebuild_strip(StripRole::Data(strip), rows, data).await?;
         }
-        if lacking.parities() > 0 {
-            let parities = self.parities_of(&strips).into_iter();
-            for (role, data) in parities.filter(|(role, _)| lacking.has(*role)) {
-                self.fill_role(role, rows, data).await?;
+        if stale.parity_count() > 0 {
+            let parities = self.compute_parities(&strips).into_iter();
+            for (role, data) in parities.filter(|(role, _)| stale.contains(*role)) {
+                self.rebuild_strip(role, rows, data).await?;
             }
         }
         Ok(())
     }
 
-    /// Strips that a member lacks which is not out.
-    fn lacking(&self) -> impl Iterator<Item = Role> {
-        self.shape.roles().filter(|role| {
-            let mut lacking = self.lacking_columns(*role);
-            lacking.next().is_some()
+    /// Strips that are stale on an attached member.
+    fn stale_roles(&self) -> impl Iterator<Item = StripRole> {
+        self.geometry.roles().filter(|role| {
+            let mut columns = self.stale_columns(*role);
+            columns.next().is_some()
         })
     }
 
-    async fn fill_copies(&self, rows: &Range<u32>) -> Result<(), Failure> {
-        for strip in 0..self.data() {
-            let role = Role::Data(strip);
-            if self.lacking_columns(role).next().is_some() {
-                let data = self.made_copy(strip, rows).await?;
-                self.fill_role(role, rows, data.iter().cloned().collect()).await?;
+    async fn rebuild_copies(&self, rows: &Range<u32>) -> Result<(), StripeError> {
+        for strip in 0..self.data_strips() {
+            let role = StripRole::Data(strip);
+            if self.stale_columns(role).next().is_some() {
+                let data = self.read_and_repair_copies(strip, rows).await?;
+                self.rebuild_strip(role, rows, data.iter().cloned().collect()).await?;
             }
         }
         Ok(())
     }
 
-    async fn fill_role(&self, role: Role, rows: &Range<u32>, data: Bufs) -> Result<(), Failure> {
-        for column in self.lacking_columns(role).collect::<Vec<_>>() {
+    async fn rebuild_strip(
+        &self,
+        role: StripRole,
+        rows: &Range<u32>,
+        data: Bufs,
+    ) -> Result<(), StripeError> {
+        for column in self.stale_columns(role).collect::<Vec<_>>() {
             self.write_at(column, rows.start, data.clone(), false).await?;
-            if self.array.is_out(column.member) {
-                return Err(Failure::Lost);
+            if self.array.is_detached(column.member) {
+                return Err(StripeError::Unrecoverable);
             }
         }
         Ok(())

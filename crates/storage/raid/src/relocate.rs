@@ -1,84 +1,86 @@
-//! A column is moved to another place while clients use the volume.
+//! Relocation: moves a column to another place while clients use the volume.
 
 use std::rc::Rc;
 
 use block::Error;
 use geometry::Column;
 
-use super::stripe::key;
-use super::{Extent, Raid};
+use super::stripe::stripe_key;
+use super::{Extent, RaidVolume};
 
-/// Rows that are copied at once.
-const AT_ONCE: u32 = 64;
+/// Rows that are copied at a time.
+const MAX_COPY_ROWS: u32 = 64;
 
-impl Raid {
-    /// Copies column number `column` of the extent at `index`, which lacks nothing, to another place, and has `commit` make
-    /// durable that it is there. Meanwhile clients read the extent, and wait where they write. Says whether that was done.
+impl RaidVolume {
+    /// Copies column number `column` of the extent at `index` to `to`, and calls `commit` to make
+    /// the new position durable. Meanwhile client reads continue and writes wait. Returns whether
+    /// the column was moved; not so if a column of the extent is stale.
     ///
-    /// `commit` says whether it was made so. If it fails nobody knows, and nothing more is written: the pool may be opened next
-    /// as if it were there.
+    /// `commit` returns whether the new position is committed. If it fails, that is unknown, so all
+    /// writes stop: the pool may next be opened with either position.
     ///
     /// # Errors
-    /// What stops the array.
-    pub async fn relocate(
+    /// Errors that stop the array.
+    pub async fn relocate_column(
         &self,
         index: u32,
         column: u16,
         to: Column,
         commit: impl AsyncFnOnce() -> Result<bool, Error>,
     ) -> Result<bool, Error> {
-        let mut turns = Vec::new();
-        for stripe in 0..self.shape.stripes() {
-            turns.push(self.turn(index, stripe).await);
+        let mut locks = Vec::new();
+        for stripe in 0..self.geometry.stripes() {
+            locks.push(self.lock_stripe(index, stripe).await);
         }
         let Some(extent) = self.extent(index) else { return Ok(false) };
         let Some(from) = extent.columns().get(usize::from(column)).copied() else {
             return Ok(false);
         };
-        // What the logs still have names members by what is where now.
-        self.array.let_go(&extent).await?;
-        self.array.takes(&to);
-        if extent.is_lacking() || !self.copy_column(&extent, from, to).await? {
+        // Entries in the logs refer to the column's present position.
+        self.array.quiesce_extent(&extent).await?;
+        self.array.adopt_column(&to);
+        if extent.has_stale_columns() || !self.copy_column(&extent, from, to).await? {
             return Ok(false);
         }
-        let is_it = |now: &Rc<Extent>| Rc::ptr_eq(now, &extent);
-        if !self.extent(index).as_ref().is_some_and(is_it) {
+        let is_same = |now: &Rc<Extent>| Rc::ptr_eq(now, &extent);
+        if !self.extent(index).as_ref().is_some_and(is_same) {
             return Ok(false);
         }
-        let mut quiet = Vec::new();
-        for stripe in 0..self.shape.stripes() {
-            quiet.push(self.reads.quiet(key(index, stripe)).await);
+        let mut exclusions = Vec::new();
+        for stripe in 0..self.geometry.stripes() {
+            exclusions.push(self.stripe_reads.exclude(stripe_key(index, stripe)).await);
         }
-        if !commit().await.inspect_err(|why| self.array.give_up(*why))? {
+        if !commit().await.inspect_err(|why| self.array.stop_writes(*why))? {
             return Ok(false);
         }
-        if let Some(Some(place)) = self.extents.borrow_mut().get_mut(index as usize)
-            && Rc::ptr_eq(place, &extent)
+        if let Some(Some(entry)) = self.extents.borrow_mut().get_mut(index as usize)
+            && Rc::ptr_eq(entry, &extent)
         {
-            *place = Rc::new(extent.with(column, to));
+            *entry = Rc::new(extent.with_column(column, to));
         }
         Ok(true)
     }
 
-    /// Copies all of a column; whether all that belongs to a stripe could be read, and is durable where it is now.
+    /// Copies a column. Whether all rows in use could be read, and are durable in the new place.
     async fn copy_column(&self, extent: &Extent, from: Column, to: Column) -> Result<bool, Error> {
-        let (mut row, end) = (0, extent.rows());
-        // Where some cannot be read they are read one by one.
-        let mut singly = 0;
+        let (mut row, end) = (0, extent.column_rows());
+        // Rows below this one are read one at a time, after a failed read.
+        let mut single_until = 0;
         while row < end {
-            if self.stops() {
+            if self.is_maintenance_stopped() {
                 return Ok(false);
             }
-            let most = if row < singly { 1 } else { AT_ONCE };
+            let most = if row < single_until { 1 } else { MAX_COPY_ROWS };
             let rows = u32::try_from(end - row).unwrap_or(most).min(most);
-            let _room = self.array.room(rows).await;
-            let read = self.array.read(from.member, from.at + row, rows, &self.array.scratch).await;
+            let _scratch = self.array.acquire_scratch(rows).await;
+            let read =
+                self.array.read(from.member, from.first_row + row, rows, &self.array.scratch).await;
             match read {
-                Ok(data) => self.array.write(to.member, to.at + row, data, false).await?,
-                // Nobody misses what belongs to no stripe.
-                Err(_) if (row..row + u64::from(rows)).all(|row| extent.is_spare(row)) => {}
+                Ok(data) => self.array.write(to.member, to.first_row + row, data, false).await?,
+                // Free slots need not be copied.
+                Err(_) if (row..row + u64::from(rows)).all(|row| extent.is_free_slot_row(row)) => {}
                 Err(_) if rows > 1 => {
-                    singly = row + u64::from(rows);
+                    single_until = row + u64::from(rows);
                     continue;
                 }
                 Err(why) => {
@@ -89,6 +91,6 @@ impl Raid {
             row += u64::from(rows);
         }
         self.array.flush().await?;
-        Ok(!self.array.is_out(to.member) && !self.array.is_out(from.member))
+        Ok(!self.array.is_detached(to.member) && !self.array.is_detached(from.member))
     }
 }

@@ -1,163 +1,173 @@
-//! All of an extent is read and compared while clients use it; what is wrong is written again where it is known what is right.
+//! Scrub: reads and compares all of an extent while clients use it, and repairs what is wrong if it
+//! is known what is right.
 //!
-//! With two parities, or three copies, it is known which strip of a row is wrong; with one parity, or two copies, only that one is.
-//! What a disk does not give back is made of the others at any level.
+//! With two parities or three copies, the wrong strip of a row can be identified; with one parity
+//! or two copies, only that one is wrong. Unreadable strips are reconstructed at any level.
 
 use std::ops::Range;
 
 use block::{Bufs, Error};
-use geometry::{Column, DamageKind, Level, Role, Scrubbed};
-use parity::Verdict;
+use geometry::{Column, DamageKind, Redundancy, ScrubResult, StripRole};
+use parity::SyndromeVerdict;
 use smallvec::{SmallVec, smallvec};
 
-use super::band::Band;
-use super::rebuild::Pace;
-use super::row::There;
-use super::stripe::{Failure, Had, Pages, Stripe, Unread, pages};
-use super::{Array, Damage, Raid};
+use super::band::RowBand;
+use super::rebuild::MaintenancePace;
+use super::row_plan::Available;
+use super::stripe::{ReadFailure, ReadSet, RowPages, Stripe, StripeError, split_into_rows};
+use super::{Array, Damage, RaidVolume};
 
-/// Most rows that are compared at once.
-const MOST_ROWS: u32 = 16;
+/// Most rows that are compared at a time.
+const MAX_COMPARE_ROWS: u32 = 16;
 
-/// Which time it is that an extent is compared.
+/// Which pass over an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pass {
-    /// What cannot be read is tried again, and given up if that has been so for long.
+pub(super) enum ScrubPass {
+    /// Unreadable rows are tried again, and given up if they have been unreadable for long.
     First,
-    /// What can still not be read, and is not given up, is remembered.
+    /// Rows that are still unreadable and not given up are recorded as unrepaired.
     Last,
 }
 
-/// What is found as a stripe is compared.
+/// The result of comparing a stripe.
 #[derive(Debug, Default)]
-struct Compared {
-    all: Scrubbed,
-    /// Rows of the stripe that cannot be read, nor made of the rest.
-    lost: Vec<u32>,
-    /// Rows of the data of the extent that do not fit together.
-    wrong: Vec<Range<u32>>,
+struct StripeComparison {
+    totals: ScrubResult,
+    /// Rows of the stripe that can be neither read nor reconstructed.
+    unreadable_rows: Vec<u32>,
+    /// Rows of the extent's data that are inconsistent.
+    inconsistent_rows: Vec<Range<u32>>,
 }
 
-impl Raid {
-    /// Reads and compares all of the extent at `index`. It yields to clients as a rebuild does. What does not fit
-    /// together is remembered; of what cannot be read that is for [`Self::scrub_again`].
+impl RaidVolume {
+    /// Reads and compares all of the extent at `index`, yielding to clients as a rebuild does.
+    /// Records inconsistent rows as unrepaired; unreadable rows are left to [`Self::retry_unread`].
     ///
     /// # Errors
-    /// What stops the array.
-    pub async fn scrub(&self, index: u32, pace: Pace) -> Result<Scrubbed, Error> {
-        let scrubbed = self.compare(index, pace, Pass::First).await?;
-        self.extent(index).iter().for_each(|extent| extent.lost.end_of_pass());
+    /// Errors that stop the array.
+    pub async fn scrub(&self, index: u32, pace: MaintenancePace) -> Result<ScrubResult, Error> {
+        let scrubbed = self.run_scrub_pass(index, pace, ScrubPass::First).await?;
+        self.extent(index).iter().for_each(|extent| extent.lost_rows.end_pass());
         Ok(scrubbed)
     }
 
-    /// Whether something of the extent at `index` could not be read when it was compared last.
+    /// Whether some row of the extent at `index` was unreadable in the last scrub.
     #[must_use]
     pub fn has_unread(&self, index: u32) -> bool {
-        self.extent(index).is_some_and(|extent| extent.lost.unread.get())
+        self.extent(index).is_some_and(|extent| extent.lost_rows.has_unread.get())
     }
 
-    /// Tries once more to read what could not be read of the extent at `index`, [`FAILING`](super::FAILING) after it
-    /// was scrubbed. It is given up as lost then, or remembered if a disk is out that may have it.
+    /// Tries the unreadable rows of the extent at `index` again,
+    /// [`MIN_FAILING_TIME`](super::MIN_FAILING_TIME) after the scrub. Rows that still fail are
+    /// recorded as lost, or as unrepaired if a detached disk may have them.
     ///
     /// # Errors
-    /// What stops the array.
-    pub async fn scrub_again(&self, index: u32, pace: Pace) -> Result<(), Error> {
-        for pass in [Pass::First, Pass::Last] {
-            let Some(extent) = self.extent(index).filter(|e| e.lost.unread.get()) else {
+    /// Errors that stop the array.
+    pub async fn retry_unread(&self, index: u32, pace: MaintenancePace) -> Result<(), Error> {
+        for pass in [ScrubPass::First, ScrubPass::Last] {
+            let Some(extent) = self.extent(index).filter(|e| e.lost_rows.has_unread.get()) else {
                 return Ok(());
             };
-            self.compare(index, pace, pass).await?;
-            extent.lost.end_of_pass();
+            self.run_scrub_pass(index, pace, pass).await?;
+            extent.lost_rows.end_pass();
         }
         Ok(())
     }
 
-    pub(super) async fn compare(
+    pub(super) async fn run_scrub_pass(
         &self,
         index: u32,
-        pace: Pace,
-        pass: Pass,
-    ) -> Result<Scrubbed, Error> {
-        let mut all = Scrubbed::default();
-        self.extent(index).iter().for_each(|extent| extent.lost.unread.set(false));
-        for number in 0..self.shape.stripes() {
-            let (begun, busy) = (tokio::time::Instant::now(), self.operations());
-            let turn = self.turn(index, number).await;
-            if self.extent(index).is_none() || self.stops() {
+        pace: MaintenancePace,
+        pass: ScrubPass,
+    ) -> Result<ScrubResult, Error> {
+        let mut totals = ScrubResult::default();
+        self.extent(index).iter().for_each(|extent| extent.lost_rows.has_unread.set(false));
+        for number in 0..self.geometry.stripes() {
+            let (begun, busy) = (tokio::time::Instant::now(), self.submitted_ops());
+            let lock = self.lock_stripe(index, number).await;
+            if self.extent(index).is_none() || self.is_maintenance_stopped() {
                 break;
             }
-            match self.compare_stripe((index, number), pass, &mut all).await {
+            match self.scrub_stripe((index, number), pass, &mut totals).await {
                 Ok(()) => {}
-                Err(Failure::Lost) => all.unrepairable += 1,
-                Err(Failure::Array(error)) => return Err(error),
+                Err(StripeError::Unrecoverable) => totals.unrecoverable += 1,
+                Err(StripeError::Array(error)) => return Err(error),
             }
-            drop(turn);
-            self.rest(begun, busy, pace).await;
+            drop(lock);
+            self.yield_to_clients(begun, busy, pace).await;
         }
-        Ok(all)
+        Ok(totals)
     }
 
-    /// Compares a stripe, of which the caller has the turn.
-    async fn compare_stripe(
+    /// Compares a stripe; the caller holds its lock.
+    async fn scrub_stripe(
         &self,
         key: (u32, u32),
-        pass: Pass,
-        all: &mut Scrubbed,
-    ) -> Result<(), Failure> {
+        pass: ScrubPass,
+        totals: &mut ScrubResult,
+    ) -> Result<(), StripeError> {
         let stripe = self.stripe(key.0, key.1)?;
-        let mut found = Compared::default();
-        let compared = stripe.scrub(&mut found).await;
-        all.repaired += found.all.repaired;
-        all.unrepairable += found.all.unrepairable + found.lost.len() as u64;
-        for row in found.lost {
-            let given_up = match self.give_up(key, &stripe, row).await {
-                Err(Failure::Lost) => false,
-                given_up => given_up?,
+        let mut found = StripeComparison::default();
+        let compared = stripe.compare(&mut found).await;
+        totals.repaired += found.totals.repaired;
+        totals.unrecoverable += found.totals.unrecoverable + found.unreadable_rows.len() as u64;
+        for row in found.unreadable_rows {
+            let is_given_up = match self.give_up_row(key, &stripe, row).await {
+                Err(StripeError::Unrecoverable) => false,
+                is_given_up => is_given_up?,
             };
-            if given_up {
+            if is_given_up {
                 continue;
             }
-            stripe.extent.lost.unread.set(true);
-            if pass == Pass::Last {
-                found.wrong.extend(stripe.unreadable_data(row).await?);
+            stripe.extent.lost_rows.has_unread.set(true);
+            if pass == ScrubPass::Last {
+                found.inconsistent_rows.extend(stripe.unrecoverable_data_rows(row).await?);
             }
         }
-        self.remember_unrepaired(key.0, &stripe.extent, found.wrong).await?;
+        self.record_unrepaired_rows(key.0, &stripe.extent, found.inconsistent_rows).await?;
         compared
     }
 }
 
 impl Stripe<'_> {
-    /// Reads and compares it.
-    async fn scrub(&self, found: &mut Compared) -> Result<(), Failure> {
-        let most = (Array::MOST_PAGES / self.scrubbing_pages()).clamp(1, MOST_ROWS);
-        let end = self.shape.strip_rows();
+    /// Reads and compares the stripe.
+    async fn compare(&self, found: &mut StripeComparison) -> Result<(), StripeError> {
+        let most =
+            (Array::MAX_SCRATCH_PAGES / self.compare_pages_per_row()).clamp(1, MAX_COMPARE_ROWS);
+        let end = self.geometry.strip_rows();
         for start in (0..end).step_by(most as usize) {
             let rows = start..end.min(start + most);
-            match self.shape.level() {
-                Level::Copies(_) => self.compare_copies(&rows, found).await?,
+            match self.geometry.redundancy() {
+                Redundancy::Copies(_) => self.compare_copies(&rows, found).await?,
                 _ => self.compare_parity(&rows, found).await?,
             }
         }
         Ok(())
     }
 
-    /// Scratch memory for each row, in pages: what is read, and what is made of it.
-    fn scrubbing_pages(&self) -> u32 {
-        u32::from(self.shape.columns()) + u32::from(self.shape.level().parities())
+    /// Scratch pages per row: strips read, and parities computed.
+    fn compare_pages_per_row(&self) -> u32 {
+        u32::from(self.geometry.columns()) + u32::from(self.geometry.redundancy().parity_strips())
     }
 
-    async fn compare_parity(&self, rows: &Range<u32>, found: &mut Compared) -> Result<(), Failure> {
-        let there = self.there();
-        let gathered = {
-            let _room = self.array.room((rows.end - rows.start) * self.scrubbing_pages()).await;
-            match self.gather(rows, there).await? {
-                Ok(had) => Ok(self.wrong_rows(&had, there, rows)),
+    async fn compare_parity(
+        &self,
+        rows: &Range<u32>,
+        found: &mut StripeComparison,
+    ) -> Result<(), StripeError> {
+        let available = self.available();
+        let result = {
+            let _scratch = self
+                .array
+                .acquire_scratch((rows.end - rows.start) * self.compare_pages_per_row())
+                .await;
+            match self.read_strips(rows, available).await? {
+                Ok(read_set) => Ok(self.inconsistent_rows(&read_set, available, rows)),
                 Err(failed) => Err(failed),
             }
         };
-        match gathered {
-            // Each row by itself: a disk that does not give one back gives others.
+        match result {
+            // Row by row: a disk that does not return one row may return the others.
             Err(_) if rows.len() > 1 => {
                 for row in rows.clone() {
                     Box::pin(self.compare_parity(&(row..row + 1), found)).await?;
@@ -165,24 +175,24 @@ impl Stripe<'_> {
             }
             Err(failed) => {
                 for role in failed.roles() {
-                    match self.write_again(rows, role).await {
-                        Ok(()) => found.all.repaired += 1,
-                        Err(Failure::Lost) => {
-                            found.lost.extend(rows.clone());
+                    match self.rewrite_strip(rows, role).await {
+                        Ok(()) => found.totals.repaired += 1,
+                        Err(StripeError::Unrecoverable) => {
+                            found.unreadable_rows.extend(rows.clone());
                             break;
                         }
                         Err(failure) => return Err(failure),
                     }
                 }
             }
-            Ok(wrong) => {
-                for (row, role) in wrong {
+            Ok(inconsistent) => {
+                for (row, role) in inconsistent {
                     match role {
                         Some(role) => {
-                            self.write_again(&(row..row + 1), role).await?;
-                            found.all.repaired += 1;
+                            self.rewrite_strip(&(row..row + 1), role).await?;
+                            found.totals.repaired += 1;
                         }
-                        None => self.tell_wrong(None, row, found),
+                        None => self.report_inconsistent(None, row, found),
                     }
                 }
             }
@@ -190,127 +200,144 @@ impl Stripe<'_> {
         Ok(())
     }
 
-    /// Rows whose parities do not fit, and which strip is wrong if that is known. Where something is missing nothing can be said.
-    fn wrong_rows(&self, had: &Had, there: There, rows: &Range<u32>) -> Vec<(u32, Option<Role>)> {
-        if there != self.all() {
+    /// Rows whose parities do not match, and the wrong strip if known. Empty if a strip is missing.
+    fn inconsistent_rows(
+        &self,
+        read_set: &ReadSet,
+        available: Available,
+        rows: &Range<u32>,
+    ) -> Vec<(u32, Option<StripRole>)> {
+        if available != self.all_strips() {
             return Vec::new();
         }
         let strips: Vec<&[block::Buf]> =
-            (0..self.data()).map(|n| had.pages(Role::Data(n))).collect();
-        let (p, q) = (had.pages(Role::P), had.pages(Role::Q));
+            (0..self.data_strips()).map(|n| read_set.pages_of(StripRole::Data(n))).collect();
+        let (p, q) = (read_set.pages_of(StripRole::P), read_set.pages_of(StripRole::Q));
         let wrong = (0usize..).zip(rows.clone()).filter_map(|(n, row)| {
             let data: SmallVec<[&[u8]; 16]> = strips.iter().map(|pages| &pages[n][..]).collect();
             let verdict = match (p.get(n), q.get(n)) {
                 (Some(p), Some(q)) => self.array.parity.check_pq(&data, p, q),
-                (Some(p), None) if !self.array.parity.check_p(&data, p) => Verdict::Several,
-                _ => Verdict::Matches,
+                (Some(p), None) if !self.array.parity.check_p(&data, p) => {
+                    SyndromeVerdict::Ambiguous
+                }
+                _ => SyndromeVerdict::Consistent,
             };
             match verdict {
-                Verdict::Matches => None,
-                Verdict::P => Some((row, Some(Role::P))),
-                Verdict::Q => Some((row, Some(Role::Q))),
-                Verdict::Data(n) => Some((row, u16::try_from(n).ok().map(Role::Data))),
-                Verdict::Several => Some((row, None)),
+                SyndromeVerdict::Consistent => None,
+                SyndromeVerdict::P => Some((row, Some(StripRole::P))),
+                SyndromeVerdict::Q => Some((row, Some(StripRole::Q))),
+                SyndromeVerdict::Data(n) => Some((row, u16::try_from(n).ok().map(StripRole::Data))),
+                SyndromeVerdict::Ambiguous => Some((row, None)),
             }
         });
         wrong.collect()
     }
 
-    /// Writes rows of a strip again, made of the others, with all that a write has: an older entry of the log would else be
-    /// believed after a crash.
-    async fn write_again(&self, rows: &Range<u32>, role: Role) -> Result<(), Failure> {
-        let wrong = There::of([role]);
-        let strip = if let Role::Data(strip) = role { strip } else { 0 };
+    /// Rewrites rows of a strip, reconstructed from the others, with log entry and all: otherwise
+    /// an older log entry could be replayed after a crash.
+    async fn rewrite_strip(&self, rows: &Range<u32>, role: StripRole) -> Result<(), StripeError> {
+        let wrong = Available::from_roles([role]);
+        let strip = if let StripRole::Data(strip) = role { strip } else { 0 };
         let data: Bufs = {
-            let _room = self.array.room((rows.end - rows.start) * self.restoring_pages()).await;
-            let (had, _) = self.restore(rows, wrong).await?;
-            let own = had.pages(Role::Data(strip)).iter().map(|page| {
-                let mut copy = block::BufMut::lone_page();
+            let _scratch = self
+                .array
+                .acquire_scratch((rows.end - rows.start) * self.reconstruct_pages_per_row())
+                .await;
+            let (read_set, _) = self.reconstruct(rows, wrong).await?;
+            let copies = read_set.pages_of(StripRole::Data(strip)).iter().map(|page| {
+                let mut copy = block::BufMut::heap_page();
                 copy.copy_from_slice(page);
                 copy.freeze()
             });
-            own.collect()
+            copies.collect()
         };
-        self.array.settle(self.spot()).await?;
-        let _quiet = self.quiet().await;
-        let band = Band { rows: rows.clone(), data: smallvec![(strip, data)] };
-        self.write_band_without(&band, wrong).await?;
-        self.array.announce(&self.extent, self.shape.region(self.place)).await?;
-        for column in self.columns_there(role) {
+        self.array.wait_durable(self.slot_id()).await?;
+        let _exclusion = self.exclude_reads().await;
+        let band = RowBand { rows: rows.clone(), data: smallvec![(strip, data)] };
+        self.rewrite_band(&band, wrong).await?;
+        self.array.mark_stale(&self.extent, self.geometry.region_bit(self.slot)).await?;
+        for column in self.available_columns(role) {
             self.array.count_repaired(column.member, rows.end - rows.start);
         }
         Ok(())
     }
 
-    /// What is stored of a row, of one strip if it has copies, does not fit together.
-    fn tell_wrong(&self, strip: Option<u16>, row: u32, found: &mut Compared) {
-        found.all.unrepairable += 1;
-        let strips = strip.map_or(0..self.data(), |strip| strip..strip + 1);
-        found.wrong.extend(strips.map(|strip| self.data_of(strip, row..row + 1)));
+    /// Reports a row as inconsistent: all of it, or one strip that has copies.
+    fn report_inconsistent(&self, strip: Option<u16>, row: u32, found: &mut StripeComparison) {
+        found.totals.unrecoverable += 1;
+        let strips = strip.map_or(0..self.data_strips(), |strip| strip..strip + 1);
+        found.inconsistent_rows.extend(strips.map(|strip| self.data_rows_of(strip, row..row + 1)));
         let rows = match strip {
-            Some(strip) => self.data_of(strip, row..row + 1),
-            None => self.data_of(0, 0..u32::try_from(self.shape.stripe_rows()).unwrap_or(0)),
+            Some(strip) => self.data_rows_of(strip, row..row + 1),
+            None => {
+                self.data_rows_of(0, 0..u32::try_from(self.geometry.stripe_rows()).unwrap_or(0))
+            }
         };
         let (kind, extent) = (DamageKind::Inconsistent, self.extent.number);
-        self.array.tell_damaged(Damage { kind, member: None, extent, rows });
+        self.array.report_damage(Damage { kind, member: None, extent, rows });
     }
 
-    async fn compare_copies(&self, rows: &Range<u32>, found: &mut Compared) -> Result<(), Failure> {
-        for strip in 0..self.data() {
-            self.compare_strip(strip, rows, found).await?;
+    async fn compare_copies(
+        &self,
+        rows: &Range<u32>,
+        found: &mut StripeComparison,
+    ) -> Result<(), StripeError> {
+        for strip in 0..self.data_strips() {
+            self.compare_strip_copies(strip, rows, found).await?;
         }
-        found.lost.dedup();
+        found.unreadable_rows.dedup();
         Ok(())
     }
 
-    async fn compare_strip(
+    async fn compare_strip_copies(
         &self,
         strip: u16,
         rows: &Range<u32>,
-        found: &mut Compared,
-    ) -> Result<(), Failure> {
-        let columns: SmallVec<[Column; 4]> = self.columns_there(Role::Data(strip)).collect();
+        found: &mut StripeComparison,
+    ) -> Result<(), StripeError> {
+        let columns: SmallVec<[Column; 4]> =
+            self.available_columns(StripRole::Data(strip)).collect();
         let count = rows.end - rows.start;
         let copies = u32::try_from(columns.len()).unwrap_or(u32::MAX);
-        let _room = self.array.room(count.saturating_mul(copies)).await;
-        let mut read: SmallVec<[(Column, Option<Pages>); 4]> = SmallVec::new();
+        let _scratch = self.array.acquire_scratch(count.saturating_mul(copies)).await;
+        let mut read: SmallVec<[(Column, Option<RowPages>); 4]> = SmallVec::new();
         for column in columns {
             match self.read_at(column, rows, &self.array.scratch).await {
-                Ok(data) => read.push((column, Some(pages(&data)))),
+                Ok(data) => read.push((column, Some(split_into_rows(&data)))),
                 Err(error) => {
-                    self.unread(Unread(Some((column, error)))).await?;
+                    self.handle_read_failure(ReadFailure(Some((column, error)))).await?;
                     read.push((column, None));
                 }
             }
         }
         for (n, row) in (0usize..).zip(rows.clone()) {
-            let of = |pages: &Option<Pages>| pages.as_ref().map(|pages| pages[n].clone());
+            let of = |pages: &Option<RowPages>| pages.as_ref().map(|pages| pages[n].clone());
             let rows: SmallVec<[_; 4]> = read.iter().map(|(c, pages)| (*c, of(pages))).collect();
-            let Some(right) = most(&rows) else {
+            let Some(right) = majority(&rows) else {
                 if rows.iter().any(|(_, page)| page.is_some()) {
-                    self.tell_wrong(Some(strip), row, found);
+                    self.report_inconsistent(Some(strip), row, found);
                 } else {
-                    found.lost.push(row);
+                    found.unreadable_rows.push(row);
                 }
                 continue;
             };
             let wrong =
                 rows.iter().filter(|(_, page)| page.as_ref().is_none_or(|p| p[..] != right[..]));
             for (column, _) in wrong {
-                let _quiet = self.quiet().await;
+                let _exclusion = self.exclude_reads().await;
                 self.write_at(*column, row, right.clone().into(), false).await?;
                 self.array.count_repaired(column.member, 1);
-                found.all.repaired += 1;
+                found.totals.repaired += 1;
             }
         }
         Ok(())
     }
 }
 
-/// What more than half of those say that say anything; none if there is nothing of the kind.
-fn most(rows: &[(Column, Option<block::Buf>)]) -> Option<block::Buf> {
-    let said: SmallVec<[&block::Buf; 4]> =
+/// The contents that more than half of the readable copies have, if any.
+fn majority(rows: &[(Column, Option<block::Buf>)]) -> Option<block::Buf> {
+    let readable: SmallVec<[&block::Buf; 4]> =
         rows.iter().filter_map(|(_, page)| page.as_ref()).collect();
-    let alike = |page: &block::Buf| said.iter().filter(|other| other[..] == page[..]).count();
-    said.iter().find(|page| alike(page) * 2 > said.len()).map(|page| (*page).clone())
+    let equal = |page: &block::Buf| readable.iter().filter(|other| other[..] == page[..]).count();
+    readable.iter().find(|page| equal(page) * 2 > readable.len()).map(|page| (*page).clone())
 }

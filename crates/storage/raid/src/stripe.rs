@@ -1,188 +1,195 @@
-//! One stripe: what of it is there, what is read of it, and what is made of the rest.
+//! One stripe: which strips are available, reads, and reconstruction of missing strips.
 
 use std::ops::Range;
 use std::rc::Rc;
 
-use block::{Buf, BufMut, Bufs, BufsMut, Ctx, Error, UnitLock, overlay};
+use block::{Buf, BufMut, Bufs, BufsMut, Ctx, Error, KeyedLock, copy_into};
 use futures_util::future::join_all;
-use geometry::{Column, DamageKind, Level, ROW_BYTES, Role, Shape};
+use geometry::{Column, DamageKind, ROW_BYTES, RaidGeometry, Redundancy, StripRole};
 use smallvec::SmallVec;
 
 use super::Extent;
-use super::array::{Array, Damage, Spot, bit};
-use super::batch::one;
-use super::quiet::{Quiet, Reads};
-use super::row::{Lost, Strips, There};
-use super::sums::Row;
+use super::array::{Array, Damage, SlotId, member_bit};
+use super::log_batch::contiguous;
+use super::read_exclusion::{ReadExclusion, StripeReads};
+use super::row_parity::KnownRow;
+use super::row_plan::{Available, StripSet, Unrecoverable};
 
 const ROW: usize = ROW_BYTES as usize;
 
-/// A stripe, for whoever has its turn, or reads no more than data.
+/// A stripe, for the holder of its stripe lock, or for plain reads of data.
 #[derive(Clone, Debug)]
 pub(super) struct Stripe<'a> {
     pub(super) array: &'a Array,
-    pub(super) shape: Shape,
+    pub(super) geometry: RaidGeometry,
     pub(super) extent: Rc<Extent>,
-    /// Where in the extent it lies.
-    pub(super) place: u32,
-    /// Clients that read it, if there may be any, and by which number.
-    pub(super) reads: Option<(&'a Reads, u64)>,
+    /// The slot where it lies.
+    pub(super) slot: u32,
+    /// Client reads of it, with its key there, if clients may read it.
+    pub(super) client_reads: Option<(&'a StripeReads, u64)>,
 }
 
 /// Why something could not be done with a stripe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Failure {
-    /// More is lost than the level bears.
-    Lost,
-    /// The array can do nothing any more.
+pub(super) enum StripeError {
+    /// More strips are missing than the redundancy tolerates.
+    Unrecoverable,
+    /// The array does not work any more.
     Array(Error),
 }
 
-/// What could not be read where, or that it is nowhere.
+/// What could not be read and why; none if no column has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Unread(pub(super) Option<(Column, Error)>);
+pub(super) struct ReadFailure(pub(super) Option<(Column, Error)>);
 
-impl Unread {
-    /// Whether the member has it, and does not give it. What is out or lacks it may be elsewhere by now, or filled.
+impl ReadFailure {
+    /// Whether the member should have the data but does not return it. If it was detached or stale,
+    /// the data may be elsewhere by now, or rebuilt.
     pub(super) fn is_damage(&self) -> bool {
         matches!(self.0, Some((_, error)) if error != Error::Gone)
     }
 }
 
-impl From<Lost> for Failure {
-    fn from(Lost: Lost) -> Self {
-        Self::Lost
+impl From<Unrecoverable> for StripeError {
+    fn from(Unrecoverable: Unrecoverable) -> Self {
+        Self::Unrecoverable
     }
 }
 
-impl From<Error> for Failure {
+impl From<Error> for StripeError {
     fn from(error: Error) -> Self {
         Self::Array(error)
     }
 }
 
-/// Rows of some strips, each row in one piece.
+/// Rows of some strips, each row contiguous.
 #[derive(Debug, Default)]
-pub(super) struct Had(SmallVec<[(Role, Pages); 4]>);
+pub(super) struct ReadSet(SmallVec<[(StripRole, RowPages); 4]>);
 
-/// Rows of one strip, each in one piece.
-pub(super) type Pages = SmallVec<[Buf; 1]>;
+/// Rows of one strip, each contiguous.
+pub(super) type RowPages = SmallVec<[Buf; 1]>;
 
-impl Had {
-    /// What is known of row `n` of these, of `data` strips of data in all.
-    pub(super) fn row(&self, data: u16, n: usize) -> Row<'_> {
-        let mut row = Row::new(data);
-        self.0.iter().for_each(|(role, pages)| row.know(*role, &pages[n]));
+impl ReadSet {
+    /// What is known of row `n`, of a stripe with `data` data strips.
+    pub(super) fn known_row(&self, data: u16, n: usize) -> KnownRow<'_> {
+        let mut row = KnownRow::new(data);
+        self.0.iter().for_each(|(role, pages)| row.set(*role, &pages[n]));
         row
     }
 
-    /// The rows of one strip; none if they are not known.
-    pub(super) fn pages(&self, role: Role) -> &[Buf] {
+    /// The rows of one strip; empty if unknown.
+    pub(super) fn pages_of(&self, role: StripRole) -> &[Buf] {
         self.0.iter().find(|(r, _)| *r == role).map_or(&[], |(_, pages)| pages)
     }
 
-    pub(super) fn add(&mut self, role: Role, pages: Pages) {
+    pub(super) fn insert(&mut self, role: StripRole, pages: RowPages) {
         self.0.push((role, pages));
     }
 }
 
 impl Stripe<'_> {
-    pub(super) fn spot(&self) -> Spot {
-        (self.extent.number, self.place)
+    pub(super) fn slot_id(&self) -> SlotId {
+        (self.extent.number, self.slot)
     }
 
-    /// Waits until no client reads it.
-    pub(super) async fn quiet(&self) -> Option<Quiet<'_>> {
-        let (reads, key) = self.reads?;
-        Some(reads.quiet(key).await)
+    /// Waits until no client reads the stripe, and keeps new reads away.
+    pub(super) async fn exclude_reads(&self) -> Option<ReadExclusion<'_>> {
+        let (reads, key) = self.client_reads?;
+        Some(reads.exclude(key).await)
     }
 
     /// Strips of data.
-    pub(super) fn data(&self) -> u16 {
-        self.shape.data()
+    pub(super) fn data_strips(&self) -> u16 {
+        self.geometry.data_strips()
     }
 
-    pub(super) fn all(&self) -> There {
-        There::all(self.data(), self.shape.level().parities())
+    pub(super) fn all_strips(&self) -> Available {
+        Available::all(self.data_strips(), self.geometry.redundancy().parity_strips())
     }
 
-    /// Where the copies of a strip lie, and whether they lack it. Of what has parity there is one.
-    fn copies(&self, role: Role) -> impl Iterator<Item = (Column, bool)> {
-        let columns = self.shape.columns_of(self.place, role);
+    /// The columns of a strip's copies, and whether each is stale. With parity there is one.
+    fn copies(&self, role: StripRole) -> impl Iterator<Item = (Column, bool)> {
+        let columns = self.geometry.columns_of(self.slot, role);
         columns.filter_map(|n| {
             let column = self.extent.columns.get(usize::from(n))?;
-            Some((*column, self.extent.lacks(n, self.place)))
+            Some((*column, self.extent.is_stale(n, self.slot)))
         })
     }
 
-    /// Where those lie that are there: which lack nothing, and whose members are not out.
-    pub(super) fn columns_there(&self, role: Role) -> impl Iterator<Item = Column> {
-        let there = |(column, lacks): &(Column, bool)| !lacks && !self.array.is_out(column.member);
-        self.copies(role).filter(there).map(|(column, _)| column)
+    /// The columns that hold a strip: not stale, and their members attached.
+    pub(super) fn available_columns(&self, role: StripRole) -> impl Iterator<Item = Column> {
+        let is_available = |(column, is_stale): &(Column, bool)| {
+            !is_stale && !self.array.is_detached(column.member)
+        };
+        self.copies(role).filter(is_available).map(|(column, _)| column)
     }
 
-    /// Where those lie that are to be filled.
-    pub(super) fn lacking_columns(&self, role: Role) -> impl Iterator<Item = Column> {
-        let fillable =
-            |(column, lacks): &(Column, bool)| *lacks && !self.array.is_out(column.member);
-        self.copies(role).filter(fillable).map(|(column, _)| column)
+    /// The stale columns of a strip that can be rebuilt.
+    pub(super) fn stale_columns(&self, role: StripRole) -> impl Iterator<Item = Column> {
+        let is_rebuildable = |(column, is_stale): &(Column, bool)| {
+            *is_stale && !self.array.is_detached(column.member)
+        };
+        self.copies(role).filter(is_rebuildable).map(|(column, _)| column)
     }
 
-    /// Where a strip of a stripe with parity lies.
-    pub(super) fn column(&self, role: Role) -> Result<Column, Error> {
+    /// The column of a strip, in a stripe with parity.
+    pub(super) fn column_of(&self, role: StripRole) -> Result<Column, Error> {
         self.copies(role).next().map(|(column, _)| column).ok_or(Error::OutOfRange)
     }
 
-    /// Where `row` of the strip in `column` is on its member.
-    pub(super) fn at(&self, column: Column, row: u32) -> u64 {
-        column.at + u64::from(self.place) * u64::from(self.shape.strip_rows()) + u64::from(row)
+    /// The row of the member that is `row` of the strip in `column`.
+    pub(super) fn member_row(&self, column: Column, row: u32) -> u64 {
+        column.first_row
+            + u64::from(self.slot) * u64::from(self.geometry.strip_rows())
+            + u64::from(row)
     }
 
-    /// What is there: its member is not out.
-    pub(super) fn there(&self) -> There {
-        let is_there = |role: &Role| self.columns_there(*role).next().is_some();
-        There::of(self.shape.roles().filter(is_there))
+    /// The strips that are available on some column.
+    pub(super) fn available(&self) -> Available {
+        let is_available = |role: &StripRole| self.available_columns(*role).next().is_some();
+        Available::from_roles(self.geometry.roles().filter(is_available))
     }
 
-    /// Reads rows of one strip, of copies from the member that has the least to do.
+    /// Reads rows of a strip; of copies, from the least busy member.
     pub(super) async fn read(
         &self,
-        role: Role,
+        role: StripRole,
         rows: &Range<u32>,
         ctx: &Ctx,
-    ) -> Result<Bufs, Unread> {
-        let column = self.idlest(role).ok_or(Unread(None))?;
+    ) -> Result<Bufs, ReadFailure> {
+        let column = self.least_busy_column(role).ok_or(ReadFailure(None))?;
         let data = self.read_at(column, rows, ctx).await;
-        data.map_err(|error| Unread(Some((column, error))))
+        data.map_err(|error| ReadFailure(Some((column, error))))
     }
 
-    /// Where to read a strip: from one that is not slow, if there is such a one, and has the least to do.
-    pub(super) fn idlest(&self, role: Role) -> Option<Column> {
-        let slow = self.array.slow();
-        let order = |c: &Column| (slow & bit(c.member) != 0, self.array.in_flight(c.member));
-        self.columns_there(role).min_by_key(order)
+    /// The column to read a strip from: not slow if possible, then the least busy.
+    pub(super) fn least_busy_column(&self, role: StripRole) -> Option<Column> {
+        let slow = self.array.slow_members();
+        let order = |c: &Column| (slow & member_bit(c.member) != 0, self.array.in_flight(c.member));
+        self.available_columns(role).min_by_key(order)
     }
 
-    /// Reads rows of what lies in `column`.
+    /// Reads rows of the strip in `column`.
     pub(super) async fn read_at(
         &self,
         column: Column,
         rows: &Range<u32>,
         ctx: &Ctx,
     ) -> Result<Bufs, Error> {
-        let at = self.at(column, rows.start);
+        let at = self.member_row(column, rows.start);
         self.array.read(column.member, at, rows.end - rows.start, ctx).await
     }
 
-    /// Writes rows of one strip, wherever it has copies that lack nothing. A member that fails it is out.
+    /// Writes rows of a strip to all copies that are not stale. A member that fails is detached.
     pub(super) async fn write(
         &self,
-        role: Role,
+        role: StripRole,
         row: u32,
         data: Bufs,
         fua: bool,
     ) -> Result<(), Error> {
-        let mut columns = self.copies(role).filter(|(_, lacks)| !lacks).map(|(column, _)| column);
+        let mut columns =
+            self.copies(role).filter(|(_, is_stale)| !is_stale).map(|(column, _)| column);
         match (columns.next(), columns.next()) {
             (None, _) => Ok(()),
             (Some(only), None) => self.write_at(only, row, data, fua).await,
@@ -194,7 +201,7 @@ impl Stripe<'_> {
         }
     }
 
-    /// Writes rows of what lies in `column`.
+    /// Writes rows of the strip in `column`.
     pub(super) async fn write_at(
         &self,
         column: Column,
@@ -202,125 +209,137 @@ impl Stripe<'_> {
         data: Bufs,
         fua: bool,
     ) -> Result<(), Error> {
-        self.array.write(column.member, self.at(column, row), data, fua).await
+        self.array.write(column.member, self.member_row(column, row), data, fua).await
     }
 
-    /// Rows of these strips. If some cannot be read: which. A member that is gone is out.
-    pub(super) async fn gather(
+    /// Reads rows of these strips, or returns the strips that cannot be read. A member that is gone
+    /// is detached.
+    pub(super) async fn read_strips(
         &self,
         rows: &Range<u32>,
-        what: There,
-    ) -> Result<Result<Had, There>, Error> {
-        let each = what
+        strips: Available,
+    ) -> Result<Result<ReadSet, Available>, Error> {
+        let each = strips
             .roles()
             .map(|role| async move { (role, self.read(role, rows, &self.array.scratch).await) });
-        let (mut had, mut failed) = (Had::default(), SmallVec::<[Role; 2]>::new());
+        let (mut read_set, mut failed) = (ReadSet::default(), SmallVec::<[StripRole; 2]>::new());
         for (role, found) in join_all(each).await {
             match found {
-                Ok(data) => had.add(role, pages(&data)),
-                Err(unread) => {
-                    self.unread(unread).await?;
+                Ok(data) => read_set.insert(role, split_into_rows(&data)),
+                Err(failure) => {
+                    self.handle_read_failure(failure).await?;
                     failed.push(role);
                 }
             }
         }
-        Ok(if failed.is_empty() { Ok(had) } else { Err(There::of(failed)) })
+        Ok(if failed.is_empty() { Ok(read_set) } else { Err(Available::from_roles(failed)) })
     }
 
-    /// Something could not be read: if its member is gone, all are told.
-    pub(super) async fn unread(&self, unread: Unread) -> Result<(), Error> {
-        match unread.0 {
-            Some((column, error @ Error::Gone)) => self.array.out(column.member, error).await,
+    /// Handles a failed read: detaches a member that is gone, else reports damage.
+    pub(super) async fn handle_read_failure(&self, failure: ReadFailure) -> Result<(), Error> {
+        match failure.0 {
+            Some((column, error @ Error::Gone)) => {
+                self.array.detach_member(column.member, error).await
+            }
             Some((column, error)) => {
-                self.array.tell_damaged(self.damage(column, error));
+                self.array.report_damage(self.damage_of(column, error));
                 Ok(())
             }
             None => Ok(()),
         }
     }
 
-    /// What a member does not give back: somewhere in its strip.
-    fn damage(&self, column: Column, error: Error) -> Damage {
+    /// Damage somewhere in the strip that a member does not return.
+    fn damage_of(&self, column: Column, error: Error) -> Damage {
         let number = (0u16..).zip(&self.extent.columns).find(|(_, c)| **c == column);
-        let is_it = |role: &Role| {
-            let mut columns = self.shape.columns_of(self.place, *role);
+        let is_in_column = |role: &StripRole| {
+            let mut columns = self.geometry.columns_of(self.slot, *role);
             number.is_some_and(|(number, _)| columns.any(|n| n == number))
         };
         let kind = match error {
             Error::Corrupt { .. } => DamageKind::Corrupt,
             _ => DamageKind::Unreadable,
         };
-        let rows = match self.shape.roles().find(is_it) {
-            Some(Role::Data(strip)) => self.data_of(strip, 0..self.shape.strip_rows()),
-            _ => self.data_of(0, 0..u32::try_from(self.shape.stripe_rows()).unwrap_or(0)),
+        let rows = match self.geometry.roles().find(is_in_column) {
+            Some(StripRole::Data(strip)) => self.data_rows_of(strip, 0..self.geometry.strip_rows()),
+            _ => self.data_rows_of(0, 0..u32::try_from(self.geometry.stripe_rows()).unwrap_or(0)),
         };
         Damage { kind, member: Some(column.member), extent: self.extent.number, rows }
     }
 
-    /// Rows of the extent's data that rows of one strip are.
-    pub(super) fn data_of(&self, strip: u16, rows: Range<u32>) -> Range<u32> {
-        let stripe = self.extent.placement.stripe_at(self.place).unwrap_or(0);
-        self.shape.data_rows(stripe, strip, &rows)
+    /// The rows of the extent's data that rows of a strip are.
+    pub(super) fn data_rows_of(&self, strip: u16, rows: Range<u32>) -> Range<u32> {
+        let stripe = self.extent.stripe_map.stripe_at(self.slot).unwrap_or(0);
+        self.geometry.data_row_range(stripe, strip, &rows)
     }
 
-    /// Rows of all strips of data, those that `avoid` names made of the others; with what else could not be read and was made
-    /// so. Takes scratch memory of [`Self::restoring_pages`].
-    pub(super) async fn restore(
+    /// Reads rows of all data strips, and reconstructs those in `avoid` and those that cannot be
+    /// read; returns all of these too. Uses scratch memory of [`Self::reconstruct_pages_per_row`].
+    pub(super) async fn reconstruct(
         &self,
         rows: &Range<u32>,
-        mut avoid: There,
-    ) -> Result<(Had, There), Failure> {
+        mut avoid: Available,
+    ) -> Result<(ReadSet, Available), StripeError> {
         loop {
-            let readable = self.there().without(avoid);
-            let lost = |readable: There| Strips::first(self.data()).without(readable.data);
-            let is_enough = |readable: &There| lost(*readable).len() <= readable.parities();
-            // Without those that are slow, if that is enough.
-            let in_time = Some(readable.without(self.slow())).filter(is_enough);
-            let readable = in_time.unwrap_or(readable);
+            let readable = self.available().difference(avoid);
+            let missing =
+                |readable: Available| StripSet::first(self.data_strips()).difference(readable.data);
+            let is_enough =
+                |readable: &Available| missing(*readable).len() <= readable.parity_count();
+            // Without slow members, if the others are enough.
+            let without_slow =
+                Some(readable.difference(self.strips_on_slow_members())).filter(is_enough);
+            let readable = without_slow.unwrap_or(readable);
             if !is_enough(&readable) {
-                return Err(Failure::Lost);
+                return Err(StripeError::Unrecoverable);
             }
-            match self.gather(rows, readable).await? {
-                Ok(had) => {
-                    let made = self.made(rows, lost(readable), had, &self.array.scratch);
-                    return Ok((made?, avoid));
+            match self.read_strips(rows, readable).await? {
+                Ok(read_set) => {
+                    let reconstructed = self.reconstruct_missing(
+                        rows,
+                        missing(readable),
+                        read_set,
+                        &self.array.scratch,
+                    );
+                    return Ok((reconstructed?, avoid));
                 }
-                Err(failed) => avoid = avoid.or(failed),
+                Err(failed) => avoid = avoid.union(failed),
             }
         }
     }
 
-    /// Scratch memory that [`Self::restore`] takes for each row, in pages.
-    pub(super) fn restoring_pages(&self) -> u32 {
-        match self.shape.level() {
-            Level::Copies(_) => 2,
-            level => 1 + self.all().len() + u32::from(level.parities()),
+    /// Scratch pages that [`Self::reconstruct`] uses per row.
+    pub(super) fn reconstruct_pages_per_row(&self) -> u32 {
+        match self.geometry.redundancy() {
+            Redundancy::Copies(_) => 2,
+            level => 1 + self.all_strips().len() + u32::from(level.parity_strips()),
         }
     }
 
-    /// With what is lost of what there was, in memory of `ctx`.
-    pub(super) fn made(
+    /// Adds the strips in `lost` to `read_set`, reconstructed in memory of `ctx`.
+    pub(super) fn reconstruct_missing(
         &self,
         rows: &Range<u32>,
-        lost: Strips,
-        mut had: Had,
+        lost: StripSet,
+        mut read_set: ReadSet,
         ctx: &Ctx,
-    ) -> Result<Had, Lost> {
+    ) -> Result<ReadSet, Unrecoverable> {
         let count = rows.len();
         let page = |_| ctx.credit().alloc_page(ROW);
-        let mut made: SmallVec<[Vec<BufMut>; 2]> =
+        let mut reconstructed: SmallVec<[Vec<BufMut>; 2]> =
             lost.iter().map(|_| (0..count).map(page).collect()).collect();
         for n in 0..count {
             let mut out: SmallVec<[&mut [u8]; 2]> =
-                made.iter_mut().map(|pages| &mut pages[n][..]).collect();
-            if !had.row(self.data(), n).restore(self.array.parity, &mut out) {
-                return Err(Lost);
+                reconstructed.iter_mut().map(|pages| &mut pages[n][..]).collect();
+            if !read_set.known_row(self.data_strips(), n).reconstruct(self.array.parity, &mut out) {
+                return Err(Unrecoverable);
             }
         }
-        for (strip, pages) in lost.iter().zip(made) {
-            had.add(Role::Data(strip), pages.into_iter().map(BufMut::freeze).collect());
+        for (strip, pages) in lost.iter().zip(reconstructed) {
+            read_set
+                .insert(StripRole::Data(strip), pages.into_iter().map(BufMut::freeze).collect());
         }
-        Ok(had)
+        Ok(read_set)
     }
 
     /// Scratch memory, page by page.
@@ -330,37 +349,37 @@ impl Stripe<'_> {
     }
 }
 
-/// Whole rows, each in one piece.
-pub(super) fn pages(data: &Bufs) -> Pages {
-    (0..data.len() / ROW).map(|n| one(&data.slice(n * ROW..(n + 1) * ROW))).collect()
+/// Splits whole rows, each contiguous.
+pub(super) fn split_into_rows(data: &Bufs) -> RowPages {
+    (0..data.len() / ROW).map(|n| contiguous(&data.slice(n * ROW..(n + 1) * ROW))).collect()
 }
 
-/// `data` in memory that begins and ends with pages, copied into `out` if it does not.
-pub(super) fn in_pages(data: Bufs, out: impl FnOnce() -> BufsMut) -> Bufs {
+/// `data` in page-aligned memory, copied to `out` if it is not aligned.
+pub(super) fn page_aligned(data: Bufs, out: impl FnOnce() -> BufsMut) -> Bufs {
     if data.is_aligned(ROW) {
         return data;
     }
     let mut copy = out();
-    overlay(&mut copy, 0, &data);
+    copy_into(&mut copy, 0, &data);
     copy.into()
 }
 
-impl super::Raid {
+impl super::RaidVolume {
     /// Stripe number `stripe` of the extent at `index`.
     pub(super) fn stripe(&self, index: u32, stripe: u32) -> Result<Stripe<'_>, Error> {
         let extent = self.extent(index).ok_or(Error::OutOfRange)?;
-        let (array, reads) = (&*self.array, Some((&self.reads, key(index, stripe))));
-        let place = extent.placement.place_of(stripe).ok_or(Error::OutOfRange)?;
-        Ok(Stripe { array, shape: self.shape, extent, place, reads })
+        let (array, reads) = (&*self.array, Some((&self.stripe_reads, stripe_key(index, stripe))));
+        let slot = extent.stripe_map.slot_of(stripe).ok_or(Error::OutOfRange)?;
+        Ok(Stripe { array, geometry: self.geometry, extent, slot, client_reads: reads })
     }
 
-    /// Waits for the turn of a stripe.
-    pub(super) async fn turn(&self, index: u32, stripe: u32) -> UnitLock<'_> {
-        self.turns.lock(key(index, stripe)).await
+    /// Waits for the stripe lock.
+    pub(super) async fn lock_stripe(&self, index: u32, stripe: u32) -> KeyedLock<'_> {
+        self.stripe_locks.lock(stripe_key(index, stripe)).await
     }
 }
 
-/// One number for a stripe of an extent.
-pub(super) fn key(index: u32, stripe: u32) -> u64 {
+/// The key of a stripe: one number for extent and stripe.
+pub(super) fn stripe_key(index: u32, stripe: u32) -> u64 {
     u64::from(index) << 32 | u64::from(stripe)
 }

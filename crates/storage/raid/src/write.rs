@@ -1,4 +1,4 @@
-//! Writes: whoever has a stripe's turn carries out what waits for it, band by band.
+//! Writes: the holder of a stripe lock executes all writes queued for the stripe, band by band.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -6,85 +6,87 @@ use std::rc::Rc;
 
 use block::{Buf, BufMut, Bufs, Ctx, Error, Lba};
 use futures_util::future::join_all;
-use geometry::{Level, ROW_BYTES, Role};
+use geometry::{ROW_BYTES, Redundancy, StripRole};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::Raid;
-use super::array::{Array, Receipt, bit};
-use super::at_once::all_of;
-use super::band::{Band, bands};
-use super::batch::What;
-use super::marks::{Bits, Region};
+use super::RaidVolume;
+use super::array::{Array, LogPositions, member_bit};
+use super::band::{RowBand, split_into_bands};
+use super::bounded_concurrency::run_bounded;
+use super::log_batch::EntryKind;
 use super::mistake::Mistake;
-use super::part::Fragment;
-use super::row::{Lost, Plan, Strips, There, Way, plan};
-use super::stripe::{Failure, Had, Pages, Stripe, in_pages, pages};
-use super::sums::sum_with;
+use super::partial_rows::StripFragment;
+use super::row_parity::complete_parity;
+use super::row_plan::{Available, RowPlan, StripSet, Unrecoverable, WriteMethod, plan_row};
+use super::stripe::{ReadSet, RowPages, Stripe, StripeError, page_aligned, split_into_rows};
+use super::write_intents::{IntentRegion, MemberBits};
 
 const ROW: usize = ROW_BYTES as usize;
 
-/// Most writes that one turn carries out.
-const MOST_MERGED: usize = 32;
+/// Most queued writes that are merged under one stripe lock.
+const MAX_MERGED_WRITES: usize = 32;
 
-/// Rows of a strip's copies that one mark is for: 1 MiB.
-const REGION_ROWS: u32 = 256;
+/// Rows of a strip's copies that one write intent covers: 1 MiB.
+const INTENT_REGION_ROWS: u32 = 256;
 
-/// Most bytes of zeroes that one write has, if stripes are no longer.
-const ZERO_STEP: u64 = 1 << 20;
+/// Most bytes of a zeroing write, if a stripe is not longer.
+const ZERO_STEP_BYTES: u64 = 1 << 20;
 
-/// Such writes of one operation that are under way at once.
-const ZEROES_AT_ONCE: usize = 8;
+/// Zeroing writes of one operation that run at a time.
+const MAX_CONCURRENT_ZEROES: usize = 8;
 
-/// A write of one stripe that waits for its turn, or for somebody else's to carry it out.
+/// A write of one stripe that waits for the stripe lock, or for another writer to execute it.
 #[derive(Debug)]
-struct Job {
-    fragments: Vec<Fragment>,
+struct QueuedWrite {
+    fragments: Vec<StripFragment>,
     fua: bool,
-    outcome: Cell<Option<Result<(), Failure>>>,
+    outcome: Cell<Option<Result<(), StripeError>>>,
 }
 
-/// A turn that is not over. Only a crash drops it, and then nobody knows what its stripe holds: nothing more is written.
-struct Unfinished<'a>(Option<&'a Array>);
+/// Held while writes of a stripe are executed. It is dropped armed only in a crash; the contents of
+/// the stripe are then unknown, so all writes stop.
+struct StripeWriteGuard<'a>(Option<&'a Array>);
 
-impl Unfinished<'_> {
-    fn over(mut self) {
+impl StripeWriteGuard<'_> {
+    fn disarm(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for Unfinished<'_> {
+impl Drop for StripeWriteGuard<'_> {
     fn drop(&mut self) {
-        self.0.into_iter().for_each(|array| array.give_up(Error::Gone));
+        self.0.into_iter().for_each(|array| array.stop_writes(Error::Gone));
     }
 }
 
-/// What waits for its turn, by extent and stripe.
+/// Writes that wait for their stripe lock, by extent and stripe.
 #[derive(Debug, Default)]
-pub(super) struct Waiting(RefCell<FxHashMap<(u32, u32), Jobs>>);
+pub(super) struct WriteQueues(RefCell<FxHashMap<(u32, u32), QueuedWrites>>);
 
-type Jobs = Vec<Rc<Job>>;
+type QueuedWrites = Vec<Rc<QueuedWrite>>;
 
-impl Waiting {
-    fn join(&self, key: (u32, u32), job: &Rc<Job>) {
+impl WriteQueues {
+    fn enqueue(&self, key: (u32, u32), job: &Rc<QueuedWrite>) {
         self.0.borrow_mut().entry(key).or_default().push(Rc::clone(job));
     }
 
-    /// Those that one turn carries out, among which is whoever has it: the first ones.
-    fn take(&self, key: (u32, u32)) -> Jobs {
-        let mut all = self.0.borrow_mut();
-        let Some(waiting) = all.get_mut(&key) else { return Jobs::new() };
-        let count = waiting.len().min(MOST_MERGED);
-        let taken = waiting.drain(..count).collect();
-        if waiting.is_empty() {
-            all.remove(&key);
+    /// Takes the first writes of the queue, for the holder of the stripe lock; its own is among
+    /// them.
+    fn take_batch(&self, key: (u32, u32)) -> QueuedWrites {
+        let mut queues = self.0.borrow_mut();
+        let Some(queue) = queues.get_mut(&key) else { return QueuedWrites::new() };
+        let count = queue.len().min(MAX_MERGED_WRITES);
+        let taken = queue.drain(..count).collect();
+        if queue.is_empty() {
+            queues.remove(&key);
         }
         taken
     }
 }
 
-impl Raid {
-    /// Writes from byte `at` of the extents on; `lba` is the block to be named if that cannot be.
+impl RaidVolume {
+    /// Writes `data` from byte `at` of the extents on; errors name block `lba`.
     pub(super) async fn write(
         &self,
         at: u64,
@@ -92,24 +94,24 @@ impl Raid {
         fua: bool,
         lba: Lba,
     ) -> Result<(), Error> {
-        let mut stripes = self.fragments(at, &data).into_iter();
+        let mut stripes = self.fragments_by_stripe(at, &data).into_iter();
         let outcome = match (stripes.next(), stripes.len()) {
             (None, _) => Ok(()),
             (Some((key, only)), 0) => self.write_stripe(key, only, fua).await,
             (Some(first), _) => {
                 let all = std::iter::once(first).chain(stripes);
                 let each = all.map(|(key, fragments)| self.write_stripe(key, fragments, fua));
-                // All of them to their end, whatever becomes of one.
+                // All run to completion, even if one fails.
                 join_all(each).await.into_iter().collect()
             }
         };
         outcome.map_err(|failure| match failure {
-            Failure::Lost => Error::Unwritable { at: lba },
-            Failure::Array(error) => error,
+            StripeError::Unrecoverable => Error::Unwritable { at: lba },
+            StripeError::Array(error) => error,
         })
     }
 
-    /// Makes bytes of the extents zero.
+    /// Zeroes bytes of the extents.
     pub(super) async fn zero(
         &self,
         bytes: Range<u64>,
@@ -117,24 +119,25 @@ impl Raid {
         lba: Lba,
         ctx: &Ctx,
     ) -> Result<(), Error> {
-        let each = self.mapped_steps(bytes).map(|step| async move {
+        let each = self.mapped_zero_steps(bytes).map(|step| async move {
             if ctx.is_aborted() {
                 return Err(Error::Aborted);
             }
             let data = Bufs::zeroes(usize::try_from(step.end - step.start).unwrap_or(0));
             self.write(step.start, data, fua, lba).await
         });
-        all_of(each, ZEROES_AT_ONCE).await
+        run_bounded(each, MAX_CONCURRENT_ZEROES).await
     }
 
-    /// Where there are extents of these bytes, in steps that begin and end with stripes as far as these bytes do.
-    fn mapped_steps(&self, bytes: Range<u64>) -> impl Iterator<Item = Range<u64>> {
-        let stripe = self.shape.stripe_rows() * u64::from(ROW_BYTES);
-        let step = (ZERO_STEP / stripe).max(1) * stripe;
+    /// The allocated parts of `bytes`, in steps that begin and end on stripe boundaries where
+    /// `bytes` permits.
+    fn mapped_zero_steps(&self, bytes: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+        let stripe = self.geometry.stripe_rows() * u64::from(ROW_BYTES);
+        let step = (ZERO_STEP_BYTES / stripe).max(1) * stripe;
         let mut at = bytes.start;
         std::iter::from_fn(move || {
             while at < bytes.end {
-                let (len, mapped) = self.run(&(at..bytes.end));
+                let (len, mapped) = self.mapped_prefix(&(at..bytes.end));
                 let start = at;
                 if mapped {
                     at = (start / step + 1).saturating_mul(step).min(start + len);
@@ -146,23 +149,23 @@ impl Raid {
         })
     }
 
-    /// `data` from byte `at` of the extents on, cut at strips, stripe by stripe.
-    fn fragments(&self, at: u64, data: &Bufs) -> Vec<((u32, u32), Vec<Fragment>)> {
+    /// Splits `data`, from byte `at` of the extents on, at strips, and groups it by stripe.
+    fn fragments_by_stripe(&self, at: u64, data: &Bufs) -> Vec<((u32, u32), Vec<StripFragment>)> {
         let (row, end) = (u64::from(ROW_BYTES), at + data.len() as u64);
-        let mut all: Vec<((u32, u32), Vec<Fragment>)> = Vec::new();
+        let mut all: Vec<((u32, u32), Vec<StripFragment>)> = Vec::new();
         let mut next = at;
-        for (index, piece) in self.pieces(&(at / row..end.div_ceil(row))) {
+        for (index, run) in self.strip_runs(&(at / row..end.div_ceil(row))) {
             let skipped = usize::try_from(next % row).unwrap_or(0);
-            let room = piece.rows.len() * ROW - skipped;
+            let space = run.rows.len() * ROW - skipped;
             let done = usize::try_from(next - at).unwrap_or(0);
-            let len = room.min(data.len() - done);
-            let fragment = Fragment {
-                strip: piece.strip,
-                at: piece.rows.start as usize * ROW + skipped,
+            let len = space.min(data.len() - done);
+            let fragment = StripFragment {
+                strip: run.strip,
+                byte_offset: run.rows.start as usize * ROW + skipped,
                 data: data.slice(done..done + len),
             };
             next += len as u64;
-            let key = (index, piece.stripe);
+            let key = (index, run.stripe);
             match all.last_mut() {
                 Some((last, fragments)) if *last == key => fragments.push(fragment),
                 _ => all.push((key, vec![fragment])),
@@ -174,61 +177,70 @@ impl Raid {
     async fn write_stripe(
         &self,
         key: (u32, u32),
-        fragments: Vec<Fragment>,
+        fragments: Vec<StripFragment>,
         fua: bool,
-    ) -> Result<(), Failure> {
-        self.ensure(key.0).await?;
-        if self.is_part_of_lost(key, &fragments) {
-            return Err(Failure::Lost);
+    ) -> Result<(), StripeError> {
+        self.ensure_allocated(key.0).await?;
+        if self.partially_overwrites_lost_row(key, &fragments) {
+            return Err(StripeError::Unrecoverable);
         }
-        let job = Rc::new(Job { fragments, fua, outcome: Cell::new(None) });
-        self.waiting.join(key, &job);
+        let job = Rc::new(QueuedWrite { fragments, fua, outcome: Cell::new(None) });
+        self.write_queues.enqueue(key, &job);
         loop {
-            let _turn = self.turn(key.0, key.1).await;
+            let _lock = self.lock_stripe(key.0, key.1).await;
             if let Some(outcome) = job.outcome.get() {
                 return outcome;
             }
-            let jobs = self.waiting.take(key);
-            let unfinished = Unfinished(Some(&self.array));
-            let outcome = self.carry_out(key, &jobs).await;
-            unfinished.over();
+            let jobs = self.write_queues.take_batch(key);
+            let guard = StripeWriteGuard(Some(&self.array));
+            let outcome = self.execute_writes(key, &jobs).await;
+            guard.disarm();
             jobs.iter().for_each(|job| job.outcome.set(Some(outcome)));
         }
     }
 
-    async fn carry_out(&self, key: (u32, u32), jobs: &[Rc<Job>]) -> Result<(), Failure> {
+    async fn execute_writes(
+        &self,
+        key: (u32, u32),
+        jobs: &[Rc<QueuedWrite>],
+    ) -> Result<(), StripeError> {
         let stripe = self.stripe(key.0, key.1)?;
         let fua = jobs.iter().any(|job| job.fua);
         match jobs {
-            [only] => stripe.change(key.1, &only.fragments, fua).await?,
+            [only] => stripe.write_fragments(key.1, &only.fragments, fua).await?,
             _ => {
                 let all = jobs.iter().flat_map(|job| job.fragments.iter().cloned());
-                stripe.change(key.1, &all.collect::<Vec<_>>(), fua).await?;
+                stripe.write_fragments(key.1, &all.collect::<Vec<_>>(), fua).await?;
             }
         }
-        if stripe.extent.lost.remembers_nothing() {
+        if stripe.extent.lost_rows.is_clean() {
             return Ok(());
         }
-        // What is rare is in a box.
+        // Boxed because it is rare.
         let written = jobs.iter().flat_map(|job| &job.fragments);
-        Box::pin(self.regain(key, &stripe.extent, written)).await
+        Box::pin(self.clear_rewritten_rows(key, &stripe.extent, written)).await
     }
 }
 
 impl Stripe<'_> {
-    /// Writes `fragments` of the stripe of this number. Whoever asks has its turn.
-    async fn change(&self, number: u32, fragments: &[Fragment], fua: bool) -> Result<(), Failure> {
-        if self.is_whole(fragments) {
-            return self.write_whole(number, fragments).await;
+    /// Writes `fragments` of stripe `number`. The caller holds the stripe lock.
+    async fn write_fragments(
+        &self,
+        number: u32,
+        fragments: &[StripFragment],
+        fua: bool,
+    ) -> Result<(), StripeError> {
+        if self.is_full_stripe(fragments) {
+            return self.write_full_stripe(number, fragments).await;
         }
-        let region = self.shape.region(self.place);
-        self.array.announce(&self.extent, region).await?;
-        let (parts, held) = self.whole_rows(fragments).await?;
-        // Of a row that is written in part clients may read the rest.
-        let _quiet = if held.is_some() { self.quiet().await } else { None };
-        for turn in bands(&parts) {
-            self.array.settle(self.spot()).await?;
-            match &turn[..] {
+        let region = self.geometry.region_bit(self.slot);
+        self.array.mark_stale(&self.extent, region).await?;
+        let (writes, partial_pages) = self.complete_rows(fragments).await?;
+        // Clients may read the unwritten parts of partially written rows.
+        let _exclusion = if partial_pages.is_some() { self.exclude_reads().await } else { None };
+        for bands in split_into_bands(&writes) {
+            self.array.wait_durable(self.slot_id()).await?;
+            match &bands[..] {
                 [only] => self.write_band(only, fua).await?,
                 several => {
                     let each = several.iter().map(|band| self.write_band(band, fua));
@@ -236,250 +248,292 @@ impl Stripe<'_> {
                 }
             }
         }
-        Ok(self.array.announce(&self.extent, region).await?)
+        Ok(self.array.mark_stale(&self.extent, region).await?)
     }
 
-    async fn write_band(&self, band: &Band, fua: bool) -> Result<(), Failure> {
-        self.write_band_by(band, There::default(), fua).await
+    async fn write_band(&self, band: &RowBand, fua: bool) -> Result<(), StripeError> {
+        self.write_band_avoiding(band, Available::default(), fua).await
     }
 
-    /// Writes a band without looking at what is wrong of it, which is right then.
-    pub(super) async fn write_band_without(
+    /// Writes a band without reading the strips in `wrong`, which are right afterwards.
+    pub(super) async fn rewrite_band(
         &self,
-        band: &Band,
-        wrong: There,
-    ) -> Result<(), Failure> {
-        self.write_band_by(band, wrong, false).await
+        band: &RowBand,
+        avoid: Available,
+    ) -> Result<(), StripeError> {
+        self.write_band_avoiding(band, avoid, false).await
     }
 
-    async fn write_band_by(
+    async fn write_band_avoiding(
         &self,
-        band: &Band,
-        mut unreadable: There,
+        band: &RowBand,
+        mut unreadable: Available,
         fua: bool,
-    ) -> Result<(), Failure> {
-        let doubtful = self.doubtful_parities(&band.rows);
+    ) -> Result<(), StripeError> {
+        let suspect = self.suspect_parities(&band.rows);
         loop {
-            let (changed, there) = (band.changed(), self.there());
-            // Without reading what is slow, if there is a way.
-            let of = |unreadable| plan(self.data(), changed, there, unreadable);
-            let sure = unreadable.or(doubtful);
-            let how = of(sure.or(self.slow())).or_else(|Lost| of(sure));
-            let how = how.or_else(|Lost| of(unreadable))?;
-            let _room = self.array.room(self.pages_of(&how, band)).await;
-            match self.gather(&band.rows, how.reads).await? {
-                Ok(had) => return self.carry_out(band, &how, had, fua).await,
-                Err(failed) => unreadable = unreadable.or(failed),
+            let (changed, available) = (band.changed(), self.available());
+            // Avoids reads of slow members if possible.
+            let plan_without =
+                |unreadable| plan_row(self.data_strips(), changed, available, unreadable);
+            let trusted = unreadable.union(suspect);
+            let plan = plan_without(trusted.union(self.strips_on_slow_members()))
+                .or_else(|Unrecoverable| plan_without(trusted));
+            let plan = plan.or_else(|Unrecoverable| plan_without(unreadable))?;
+            let _scratch = self.array.acquire_scratch(self.band_scratch_pages(&plan, band)).await;
+            match self.read_strips(&band.rows, plan.reads).await? {
+                Ok(read_set) => return self.write_planned_band(band, &plan, read_set, fua).await,
+                Err(failed) => unreadable = unreadable.union(failed),
             }
         }
     }
 
-    /// Parities that may not fit the data of these rows: they are not read, and made anew of all of it.
-    fn doubtful_parities(&self, rows: &Range<u32>) -> There {
-        let lost = &self.extent.lost;
-        if lost.remembers_nothing() {
-            return There::default();
+    /// Parities that may not match the data of these rows: they are not read, but recomputed from
+    /// all data.
+    fn suspect_parities(&self, rows: &Range<u32>) -> Available {
+        let lost = &self.extent.lost_rows;
+        if lost.is_clean() {
+            return Available::default();
         }
-        let is_doubtful = |strip| lost.is_unrepaired(&self.data_of(strip, rows.clone()));
-        let parities = self.shape.roles().filter(|role| !matches!(role, Role::Data(_)));
-        match (0..self.data()).any(is_doubtful) {
-            true => There::of(parities),
-            false => There::default(),
+        let is_suspect = |strip| lost.is_unrepaired(&self.data_rows_of(strip, rows.clone()));
+        let parities = self.geometry.roles().filter(|role| !matches!(role, StripRole::Data(_)));
+        match (0..self.data_strips()).any(is_suspect) {
+            true => Available::from_roles(parities),
+            false => Available::default(),
         }
     }
 
-    /// Scratch memory for a band, in pages: what is read and made, two sums for each parity, and the data if it has to be copied.
-    fn pages_of(&self, how: &Plan, band: &Band) -> u32 {
-        let parities = u32::from(self.shape.level().parities());
+    /// Scratch pages for a band: strips read and reconstructed, two parities for each parity strip,
+    /// and copies of unaligned data.
+    fn band_scratch_pages(&self, plan: &RowPlan, band: &RowBand) -> u32 {
+        let parities = u32::from(self.geometry.redundancy().parity_strips());
         let copied = band.data.iter().filter(|(_, data)| !data.is_aligned(ROW)).count();
-        let made = if how.way == Way::Recover { parities } else { 0 };
-        band.len() * (how.reads.len() + made + 2 * parities + u32::try_from(copied).unwrap_or(0))
+        let reconstructed = if plan.method == WriteMethod::ReconstructLost { parities } else { 0 };
+        band.row_count()
+            * (plan.reads.len() + reconstructed + 2 * parities + u32::try_from(copied).unwrap_or(0))
     }
 
-    async fn carry_out(&self, band: &Band, how: &Plan, had: Had, fua: bool) -> Result<(), Failure> {
-        let had = match how.way {
-            Way::Recover => {
-                self.made(&band.rows, self.lost(how.reads), had, &self.array.scratch)?
-            }
-            _ => had,
+    async fn write_planned_band(
+        &self,
+        band: &RowBand,
+        plan: &RowPlan,
+        read_set: ReadSet,
+        fua: bool,
+    ) -> Result<(), StripeError> {
+        let read_set = match plan.method {
+            WriteMethod::ReconstructLost => self.reconstruct_missing(
+                &band.rows,
+                self.unread_strips(plan.reads),
+                read_set,
+                &self.array.scratch,
+            )?,
+            _ => read_set,
         };
-        let new = self.to_be(band);
-        let parities = self.there().roles().filter(|role| !matches!(role, Role::Data(_)));
-        let sums: SmallVec<[Sums; 2]> =
-            parities.map(|role| self.sums(role, how.way, band, &had, &new)).collect();
-        drop(had);
-        if let Level::Copies(_) = self.shape.level() {
+        let new = self.new_contents(band);
+        let parity_roles =
+            self.available().roles().filter(|role| !matches!(role, StripRole::Data(_)));
+        let parities: SmallVec<[NewParity; 2]> = parity_roles
+            .map(|role| self.new_parity(role, plan.method, band, &read_set, &new))
+            .collect();
+        drop(read_set);
+        if let Redundancy::Copies(_) = self.geometry.redundancy() {
             return self.write_copies(band, &new, fua).await;
         }
-        if self.array.makes(Mistake::WritesBeforeLog) {
-            self.put(band, &new, &sums, fua).await?;
+        if self.array.makes_mistake(Mistake::WritesBeforeLog) {
+            self.write_strips(band, &new, &parities, fua).await?;
         }
-        let receipt = self.log(band, how, &new, &sums).await?;
-        self.tell_who_lacks_it().await?;
-        let written = self.put(band, &new, &sums, fua).await;
-        self.end(band.changed(), receipt, written, fua)
+        let positions = self.log_band(band, plan, &new, &parities).await?;
+        self.mark_stale_before_write().await?;
+        let written = self.write_strips(band, &new, &parities, fua).await;
+        self.finish_band(band.changed(), positions, written, fua)
     }
 
-    /// Writes strips that have no parity, wherever they have copies.
-    async fn write_copies(&self, band: &Band, new: &[New], fua: bool) -> Result<(), Failure> {
-        let is_single = self.shape.level().bears() == 0;
-        let regions: SmallVec<[(Region, Bits); 2]> = if is_single
-            || self.array.makes(Mistake::SkipsMarks)
-        {
-            SmallVec::new()
-        } else {
-            band.changed().iter().map(|strip| (self.region(strip), self.there_of(strip))).collect()
+    /// Writes strips without parity to all their copies.
+    async fn write_copies(
+        &self,
+        band: &RowBand,
+        new: &[NewStrip],
+        fua: bool,
+    ) -> Result<(), StripeError> {
+        let is_single = self.geometry.redundancy().fault_tolerance() == 0;
+        let regions: SmallVec<[(IntentRegion, MemberBits); 2]> =
+            if is_single || self.array.makes_mistake(Mistake::SkipsWriteIntents) {
+                SmallVec::new()
+            } else {
+                band.changed()
+                    .iter()
+                    .map(|strip| (self.intent_region(strip), self.members_with_copy(strip)))
+                    .collect()
+            };
+        let intent = |(_, first, strip): IntentRegion| {
+            let stripes = self.intent_region_stripes().min(self.geometry.stripes() - first);
+            EntryKind::WriteIntent { stripes, changed: [strip].into_iter().collect() }
         };
-        let what = |(_, first, strip): Region| {
-            let stripes = self.region_stripes().min(self.shape.stripes() - first);
-            What::Copies { stripes, changed: [strip].into_iter().collect() }
-        };
-        self.array.enter(&regions, what).await?;
-        self.tell_who_lacks_it().await?;
-        let written = self.put(band, new, &[], fua).await;
-        let ended = self.end(band.changed(), Receipt::new(), written, fua);
-        let regions: SmallVec<[Region; 2]> =
+        self.array.begin_copy_write(&regions, intent).await?;
+        self.mark_stale_before_write().await?;
+        let written = self.write_strips(band, new, &[], fua).await;
+        let ended = self.finish_band(band.changed(), LogPositions::new(), written, fua);
+        let regions: SmallVec<[IntentRegion; 2]> =
             regions.into_iter().map(|(region, _)| region).collect();
-        self.array.leave(&regions, self.shape.region(self.place), fua).await?;
+        self.array.end_copy_write(&regions, self.geometry.region_bit(self.slot), fua).await?;
         ended
     }
 
-    /// Somebody may have gone out since this was told before: the log of a parity that is out has no entry, and who believed
-    /// that parity when its member is back would take it that nothing was begun.
-    async fn tell_who_lacks_it(&self) -> Result<(), Error> {
-        if self.array.makes(Mistake::TellsOnce) {
+    /// Records stale regions again, because a member may have been detached meanwhile. The log of a
+    /// detached parity member lacks this entry: without the record, log recovery would trust that
+    /// parity once the member is reattached.
+    async fn mark_stale_before_write(&self) -> Result<(), Error> {
+        if self.array.makes_mistake(Mistake::MarksStaleOnce) {
             return Ok(());
         }
-        self.array.announce(&self.extent, self.shape.region(self.place)).await
+        self.array.mark_stale(&self.extent, self.geometry.region_bit(self.slot)).await
     }
 
-    /// Members that have a copy of a strip.
-    fn there_of(&self, strip: u16) -> Bits {
-        let there = self.columns_there(Role::Data(strip));
-        there.fold(0, |all, column| all | bit(column.member))
+    /// Members that have an available copy of a strip.
+    fn members_with_copy(&self, strip: u16) -> MemberBits {
+        let columns = self.available_columns(StripRole::Data(strip));
+        columns.fold(0, |all, column| all | member_bit(column.member))
     }
 
-    /// Stripes of a region.
-    fn region_stripes(&self) -> u32 {
-        (REGION_ROWS / self.shape.strip_rows()).max(1)
+    /// Stripes of an intent region.
+    fn intent_region_stripes(&self) -> u32 {
+        (INTENT_REGION_ROWS / self.geometry.strip_rows()).max(1)
     }
 
-    fn region(&self, strip: u16) -> Region {
-        let first = self.place / self.region_stripes() * self.region_stripes();
+    fn intent_region(&self, strip: u16) -> IntentRegion {
+        let first = self.slot / self.intent_region_stripes() * self.intent_region_stripes();
         (self.extent.number, first, strip)
     }
 
-    /// Writes strips and parities.
-    async fn put(&self, band: &Band, new: &[New], sums: &[Sums], fua: bool) -> Result<(), Error> {
-        let data = new.iter().map(|new| (Role::Data(new.strip), new.data.clone()));
-        let sums = sums.iter().map(|sums| (sums.role, sums.all.iter().cloned().collect()));
-        let each = (data.chain(sums))
+    /// Writes data strips and parities.
+    async fn write_strips(
+        &self,
+        band: &RowBand,
+        new: &[NewStrip],
+        parities: &[NewParity],
+        fua: bool,
+    ) -> Result<(), Error> {
+        let data = new.iter().map(|new| (StripRole::Data(new.strip), new.data.clone()));
+        let parities =
+            parities.iter().map(|parity| (parity.role, parity.full.iter().cloned().collect()));
+        let each = (data.chain(parities))
             .map(|(role, data): (_, Bufs)| self.write(role, band.rows.start, data, fua));
         join_all(each).await.into_iter().collect()
     }
 
-    /// Strips of data that were not read.
-    fn lost(&self, read: There) -> Strips {
-        Strips::first(self.data()).without(read.data)
+    /// Data strips that were not read.
+    fn unread_strips(&self, read: Available) -> StripSet {
+        StripSet::first(self.data_strips()).difference(read.data)
     }
 
-    fn to_be(&self, band: &Band) -> SmallVec<[New; 2]> {
+    fn new_contents(&self, band: &RowBand) -> SmallVec<[NewStrip; 2]> {
         let new = |(strip, data): &(u16, Bufs)| {
-            let data = in_pages(data.clone(), || self.array.scratch.alloc(data.len()));
-            New { strip: *strip, pages: pages(&data), data }
+            let data = page_aligned(data.clone(), || self.array.scratch.alloc(data.len()));
+            NewStrip { strip: *strip, pages: split_into_rows(&data), data }
         };
         band.data.iter().map(new).collect()
     }
 
-    fn sums(&self, role: Role, way: Way, band: &Band, had: &Had, new: &[New]) -> Sums {
+    fn new_parity(
+        &self,
+        role: StripRole,
+        method: WriteMethod,
+        band: &RowBand,
+        read_set: &ReadSet,
+        new: &[NewStrip],
+    ) -> NewParity {
         let (changed, count) = (band.changed(), band.rows.len());
         let parity = self.array.parity;
-        let wrong = u16::from(self.array.makes(Mistake::WeighsQWrongly));
-        let keeps_none = changed.len() == u32::from(self.data());
-        let kept: Pages = if keeps_none {
+        let offset = u16::from(self.array.makes_mistake(Mistake::WrongQCoefficient));
+        let is_full_stripe = changed.len() == u32::from(self.data_strips());
+        let partial: RowPages = if is_full_stripe {
             (0..count).map(|_| Buf::zeroes(ROW)).collect()
         } else {
             let mut pages = self.scratch_pages(count);
             for (n, page) in pages.iter_mut().enumerate() {
-                had.row(self.data(), n).sum_of_kept(parity, role, way, changed, page);
+                read_set
+                    .known_row(self.data_strips(), n)
+                    .partial_parity(parity, role, method, changed, page);
             }
             pages.into_iter().map(BufMut::freeze).collect()
         };
         let mut all = self.scratch_pages(count);
         for (n, page) in all.iter_mut().enumerate() {
             let new: SmallVec<[(u16, &[u8]); 4]> =
-                new.iter().map(|new| (new.strip + wrong, &new.pages[n][..])).collect();
-            sum_with(parity, role, &kept[n], &new, page);
+                new.iter().map(|new| (new.strip + offset, &new.pages[n][..])).collect();
+            complete_parity(parity, role, &partial[n], &new, page);
         }
-        Sums { role, kept, all: all.into_iter().map(BufMut::freeze).collect() }
+        NewParity { role, partial, full: all.into_iter().map(BufMut::freeze).collect() }
     }
 
-    /// Puts an entry into the logs of the parities, if there are any.
-    async fn log(
+    /// Appends an entry to the logs of the parity members, if any.
+    async fn log_band(
         &self,
-        band: &Band,
-        how: &Plan,
-        new: &[New],
-        sums: &[Sums],
-    ) -> Result<Receipt, Failure> {
-        if sums.is_empty() {
-            return Ok(Receipt::new());
+        band: &RowBand,
+        plan: &RowPlan,
+        new: &[NewStrip],
+        parities: &[NewParity],
+    ) -> Result<LogPositions, StripeError> {
+        if parities.is_empty() {
+            return Ok(LogPositions::new());
         }
-        let logged = if how.logs_data { new } else { &[] };
-        let each = sums.iter().map(|sums| {
+        let logged = if plan.logs_data { new } else { &[] };
+        let each = parities.iter().map(|parity| {
             let blocks = |n: usize| {
                 let data = logged.iter().map(move |new| new.pages[n].clone());
-                std::iter::once(sums.kept[n].clone()).chain(data)
+                std::iter::once(parity.partial[n].clone()).chain(data)
             };
-            let member = self.column(sums.role)?.member;
+            let member = self.column_of(parity.role)?.member;
             Ok((member, (0..band.rows.len()).flat_map(blocks).collect()))
         });
         let to = each.collect::<Result<SmallVec<[(u16, Vec<Buf>); 2]>, Error>>()?;
-        let rows = u16::try_from(band.len()).unwrap_or(u16::MAX);
-        let what = What::Rows { row: band.rows.start, rows, changed: band.changed() };
-        Ok(self.array.log(self.spot(), what, to).await?.1)
+        let rows = u16::try_from(band.row_count()).unwrap_or(u16::MAX);
+        let kind = EntryKind::RowsWritten { row: band.rows.start, rows, changed: band.changed() };
+        Ok(self.array.append_to_logs(self.slot_id(), kind, to).await?.1)
     }
 
-    /// A band has been written. Is it to be had, whatever has failed meanwhile?
-    fn end(
+    /// Checks whether a written band can be read, despite failures meanwhile, and notes its log
+    /// entry as written.
+    fn finish_band(
         &self,
-        changed: Strips,
-        receipt: Receipt,
+        changed: StripSet,
+        positions: LogPositions,
         written: Result<(), Error>,
         fua: bool,
-    ) -> Result<(), Failure> {
-        let there = self.there();
-        let lost = self.lost(there);
-        let is_held = changed.without(there.data).is_empty() || lost.len() <= there.parities();
+    ) -> Result<(), StripeError> {
+        let available = self.available();
+        let missing = self.unread_strips(available);
+        let is_readable = changed.difference(available.data).is_empty()
+            || missing.len() <= available.parity_count();
         let failure = match written {
-            Ok(()) if is_held => {
-                if !receipt.is_empty() {
-                    let region = self.shape.region(self.place);
-                    self.array.completed(self.spot(), region, receipt, fua);
+            Ok(()) if is_readable => {
+                if !positions.is_empty() {
+                    let region = self.geometry.region_bit(self.slot);
+                    self.array.note_entry_written(self.slot_id(), region, positions, fua);
                 }
                 return Ok(());
             }
-            Ok(()) => Failure::Lost,
-            Err(error) => Failure::Array(error),
+            Ok(()) => StripeError::Unrecoverable,
+            Err(error) => StripeError::Array(error),
         };
-        self.array.give_up(Error::Gone);
+        self.array.stop_writes(Error::Gone);
         Err(failure)
     }
 }
 
-/// What a strip is to hold.
-struct New {
+/// The new contents of a strip.
+struct NewStrip {
     strip: u16,
     data: Bufs,
     /// The same, row by row.
-    pages: Pages,
+    pages: RowPages,
 }
 
-/// What becomes of a parity.
-struct Sums {
-    role: Role,
-    /// The sum of the strips that are kept, row by row,
-    kept: Pages,
-    /// and of all.
-    all: Pages,
+/// The new contents of a parity strip.
+struct NewParity {
+    role: StripRole,
+    /// The partial parity of the unchanged strips, row by row.
+    partial: RowPages,
+    /// The parity of all strips.
+    full: RowPages,
 }

@@ -1,31 +1,33 @@
-//! Verified load by hand: `load iscsi|nvme ADDRESS:PORT TARGET STEPS`. Destroys what the volume held.
+//! Verified load by hand: `load iscsi
+//! nvme ADDRESS:PORT TARGET STEPS`. Overwrites the volume.
 #![allow(clippy::disallowed_methods, reason = "real time")]
 
 use probe::{
-    Disk, fault, iscsi,
+    BlockClient, iscsi,
     nvme::Controller,
-    registers::{Book, Dice},
+    protocol_error,
+    registers::{RegisterModel, SeededRng},
 };
 use std::{io, time::Instant};
 
 const BLOCKS: usize = 4096;
 
-fn load(mut disk: impl Disk, steps: u64) -> io::Result<()> {
+fn load(mut disk: impl BlockClient, steps: u64) -> io::Result<()> {
     println!("{} blocks of {} bytes", disk.blocks(), disk.block_bytes());
-    let (mut book, mut dice) = (Book::new(1, 0, BLOCKS), Dice::new(1));
+    let (mut model, mut rng) = (RegisterModel::new(1, 0, BLOCKS), SeededRng::new(1));
     let zeroes = vec![0; disk.block_bytes() * 256];
     for lba in (0..BLOCKS as u64).step_by(256) {
         disk.write(lba, &zeroes, false)?;
     }
     let begun = Instant::now();
     for _ in 0..steps {
-        book.step(&mut disk, &mut dice)?;
+        model.step(&mut disk, &mut rng)?;
     }
-    book.check(&mut disk)?;
+    model.check_after_crash(&mut disk)?;
     println!(
         "{steps} steps in {:.1} s, {} blocks written, all as expected",
         begun.elapsed().as_secs_f64(),
-        book.acknowledged
+        model.acknowledged
     );
     Ok(())
 }
@@ -33,10 +35,10 @@ fn load(mut disk: impl Disk, steps: u64) -> io::Result<()> {
 fn main() -> io::Result<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let [protocol, address, target, steps] = &words[..] else {
-        return Err(fault("load iscsi|nvme ADDRESS:PORT TARGET STEPS"));
+        return Err(protocol_error("load iscsi|nvme ADDRESS:PORT TARGET STEPS"));
     };
-    let address = address.parse().map_err(|error| fault(format!("{address}: {error}")))?;
-    let steps = steps.parse().map_err(|error| fault(format!("{steps}: {error}")))?;
+    let address = address.parse().map_err(|error| protocol_error(format!("{address}: {error}")))?;
+    let steps = steps.parse().map_err(|error| protocol_error(format!("{steps}: {error}")))?;
     match protocol.as_str() {
         "iscsi" => {
             load(iscsi::Session::login(address, "iqn.2026-01.test:probe", target, 1, 1)?, steps)

@@ -1,9 +1,10 @@
-//! What every initiator here offers.
+//! The interface that every initiator here offers.
 
 use std::io;
 
-/// A disk behind some protocol. Every call waits for its answer; an error means that the answer is unknown or bad.
-pub trait Disk {
+/// A disk behind some protocol. Every call waits for its answer; an error means that the answer is
+/// unknown or bad.
+pub trait BlockClient {
     /// Bytes of a logical block.
     fn block_bytes(&self) -> usize;
     /// Logical blocks of the disk.
@@ -16,7 +17,7 @@ pub trait Disk {
     fn flush(&mut self) -> io::Result<()>;
 }
 
-/// An error of a peer that did not behave.
-pub fn fault(what: impl Into<String>) -> io::Error {
+/// An error for a peer that broke the protocol.
+pub fn protocol_error(what: impl Into<String>) -> io::Error {
     io::Error::other(what.into())
 }

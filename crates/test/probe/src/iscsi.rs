@@ -1,6 +1,7 @@
-//! An iSCSI initiator (RFC 7143): one connection, one command at a time, no digests, no authentication.
+//! An iSCSI initiator (RFC 7143): one connection, one command at a time, no digests, no
+//! authentication.
 
-use crate::{Disk, Patience, fault};
+use crate::{BlockClient, Timeouts, protocol_error};
 use std::{
     error::Error,
     fmt,
@@ -10,7 +11,7 @@ use std::{
 };
 
 /// Length of a basic header segment (RFC 7143 11.2.1).
-pub const HEADER: usize = 48;
+pub const HEADER_LEN: usize = 48;
 
 /// Operation code of READ (16) (SBC-3 5.11).
 pub const READ_16: u8 = 0x88;
@@ -37,14 +38,14 @@ pub mod opcode {
     pub const REJECT: u8 = 0x3f;
 }
 
-/// What this initiator declares it can receive in one PDU, and the burst it offers.
-const BURST: usize = 262_144;
+/// The largest PDU data this initiator accepts, and the burst it offers.
+const BURST_LEN: usize = 262_144;
 
-/// A PDU: header and data segment. Tests change fields at will before they send it.
+/// A PDU: header and data segment. Tests may change any field before they send it.
 #[derive(Clone, Debug)]
 pub struct Pdu {
     /// The basic header segment.
-    pub header: [u8; HEADER],
+    pub header: [u8; HEADER_LEN],
     /// The data segment, without padding.
     pub data: Vec<u8>,
 }
@@ -53,7 +54,7 @@ impl Pdu {
     /// A PDU with `opcode` and `flags` (byte 1); the rest of the header is zero.
     #[must_use]
     pub fn new(opcode: u8, flags: u8) -> Self {
-        let mut header = [0; HEADER];
+        let mut header = [0; HEADER_LEN];
         header[0] = opcode;
         header[1] = flags;
         Self { header, data: Vec::new() }
@@ -61,7 +62,7 @@ impl Pdu {
 
     /// Puts `value` at byte `at` of the header.
     #[must_use]
-    pub fn set<const N: usize>(mut self, at: usize, value: [u8; N]) -> Self {
+    pub fn with_bytes_at<const N: usize>(mut self, at: usize, value: [u8; N]) -> Self {
         self.header[at..at + N].copy_from_slice(&value);
         self
     }
@@ -77,7 +78,7 @@ impl Pdu {
 
     /// The bytes on the wire, padded to four.
     #[must_use]
-    pub fn bytes(&self) -> Vec<u8> {
+    pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = self.header.to_vec();
         bytes.extend_from_slice(&self.data);
         bytes.resize(bytes.len().next_multiple_of(4), 0);
@@ -92,7 +93,7 @@ impl Pdu {
 
     /// A big-endian word of the header.
     #[must_use]
-    pub fn word(&self, at: usize) -> u32 {
+    pub fn word_at(&self, at: usize) -> u32 {
         u32::from_be_bytes([
             self.header[at],
             self.header[at + 1],
@@ -103,7 +104,7 @@ impl Pdu {
 
     /// Receives one PDU.
     pub fn receive(from: &mut impl Read) -> io::Result<Self> {
-        let mut header = [0; HEADER];
+        let mut header = [0; HEADER_LEN];
         from.read_exact(&mut header)?;
         let extra = usize::from(header[4]) * 4;
         let length = u32::from_be_bytes([0, header[5], header[6], header[7]]) as usize;
@@ -116,7 +117,7 @@ impl Pdu {
 /// The text of a login request that asks for a normal session.
 #[must_use]
 pub fn login_text(initiator: &str, target: &str) -> Vec<u8> {
-    let burst = BURST.to_string();
+    let burst = BURST_LEN.to_string();
     let pairs = [
         ("InitiatorName", initiator),
         ("SessionType", "Normal"),
@@ -137,32 +138,35 @@ pub fn login_text(initiator: &str, target: &str) -> Vec<u8> {
     pairs.iter().flat_map(|(key, value)| format!("{key}={value}\0").into_bytes()).collect()
 }
 
-/// A login request that goes from the operational stage straight to full feature phase (RFC 7143 11.12).
+/// A login request that goes from the operational stage straight to full feature phase (RFC 7143
+/// 11.12).
 #[must_use]
 pub fn login_request(text: &[u8], isid: u32) -> Pdu {
     let isid = isid.to_be_bytes();
     Pdu::new(opcode::LOGIN | 0x40, 0x80 | (1 << 2) | 3)
-        .set(8, [0x80, 0, isid[0], isid[1], isid[2], isid[3]])
-        .set(16, 1u32.to_be_bytes())
-        .set(24, 1u32.to_be_bytes())
+        .with_bytes_at(8, [0x80, 0, isid[0], isid[1], isid[2], isid[3]])
+        .with_bytes_at(16, 1u32.to_be_bytes())
+        .with_bytes_at(24, 1u32.to_be_bytes())
         .with_data(text)
 }
 
 /// What the target declared, as far as it limits what we send.
-struct Limits {
-    segment: usize,
+struct NegotiatedLimits {
+    max_recv_segment: usize,
     first_burst: usize,
     immediate: bool,
 }
 
-impl Limits {
-    fn of(text: &[u8]) -> Self {
-        let mut limits = Self { segment: 8192, first_burst: BURST, immediate: true };
+impl NegotiatedLimits {
+    fn parse(text: &[u8]) -> Self {
+        let mut limits = Self { max_recv_segment: 8192, first_burst: BURST_LEN, immediate: true };
         for pair in text.split(|byte| *byte == 0) {
             let pair = String::from_utf8_lossy(pair);
             let Some((key, value)) = pair.split_once('=') else { continue };
             match key {
-                "MaxRecvDataSegmentLength" => limits.segment = value.parse().unwrap_or(8192),
+                "MaxRecvDataSegmentLength" => {
+                    limits.max_recv_segment = value.parse().unwrap_or(8192);
+                }
                 "FirstBurstLength" => limits.first_burst = value.parse().unwrap_or(8192),
                 "ImmediateData" => limits.immediate = value == "Yes",
                 _ => {}
@@ -174,7 +178,7 @@ impl Limits {
 
 /// A command that ended with another status than GOOD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refused {
+pub struct ScsiFailure {
     /// Operation code of the command.
     pub operation: u8,
     /// SCSI status (SAM-5 5.3.1).
@@ -183,8 +187,8 @@ pub struct Refused {
     pub sense: [u8; 3],
 }
 
-impl Refused {
-    /// The end of a command, with its sense data.
+impl ScsiFailure {
+    /// How a command ended, with its sense data.
     #[must_use]
     pub fn new(operation: u8, status: u8, sense: &[u8]) -> Self {
         let at = |index: usize| sense.get(index).copied().unwrap_or(0);
@@ -196,20 +200,20 @@ impl Refused {
         Self { operation, status, sense }
     }
 
-    /// Whether it tells of a change and asks for the command again (SAM-5 5.14).
+    /// Whether it is a unit attention, after which the command is sent again (SAM-5 5.14).
     #[must_use]
     pub fn is_unit_attention(&self) -> bool {
         self.sense[0] == 6
     }
 
-    /// What `error` was, if it was the answer to a command.
+    /// The command failure that `error` holds, if any.
     #[must_use]
-    pub fn of(error: &io::Error) -> Option<Self> {
+    pub fn from_io_error(error: &io::Error) -> Option<Self> {
         error.get_ref()?.downcast_ref().copied()
     }
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for ScsiFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { operation, status, sense: [key, code, qualifier] } = self;
         write!(
@@ -219,31 +223,31 @@ impl fmt::Display for Refused {
     }
 }
 
-impl Error for Refused {}
+impl Error for ScsiFailure {}
 
-/// A connection that is read while its target may be silent: asks it once whether it is there.
-struct Watched<'a> {
+/// A connection whose target may be silent while we read: pings the target once.
+struct PingingReader<'a> {
     stream: &'a TcpStream,
     ping: Option<&'a [u8]>,
-    asked: bool,
-    until: Instant,
+    pinged: bool,
+    deadline: Instant,
 }
 
-impl Read for Watched<'_> {
+impl Read for PingingReader<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         loop {
             match self.stream.read(into) {
                 Ok(count) => {
-                    self.asked = false;
+                    self.pinged = false;
                     return Ok(count);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    let Some(ping) = self.ping.filter(|_| !self.asked) else { return Err(error) };
-                    if Instant::now() > self.until {
+                    let Some(ping) = self.ping.filter(|_| !self.pinged) else { return Err(error) };
+                    if Instant::now() > self.deadline {
                         return Err(ErrorKind::TimedOut.into());
                     }
                     self.stream.write_all(ping)?;
-                    self.asked = true;
+                    self.pinged = true;
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -255,19 +259,19 @@ impl Read for Watched<'_> {
 /// A logged-in session with one logical unit.
 pub struct Session {
     stream: TcpStream,
-    patience: Patience,
-    told_to_leave: bool,
+    timeouts: Timeouts,
+    logout_requested: bool,
     lun: u8,
     command: u32,
     tag: u32,
     expected_status: u32,
-    limits: Limits,
+    limits: NegotiatedLimits,
     block_bytes: usize,
     blocks: u64,
 }
 
-/// Connects with the timeouts a test wants.
-pub fn dial(to: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
+/// Connects with the timeouts of a test.
+pub fn connect_with_timeouts(to: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
     let stream = TcpStream::connect_timeout(&to, patience)?;
     stream.set_read_timeout(Some(patience))?;
     stream.set_write_timeout(Some(patience))?;
@@ -284,23 +288,23 @@ impl Session {
         lun: u8,
         isid: u32,
     ) -> io::Result<Self> {
-        Self::login_with(portal, initiator, target, lun, isid, Patience::default())
+        Self::login_with(portal, initiator, target, lun, isid, Timeouts::default())
     }
 
-    /// The same, with another patience than a test's own.
+    /// The same, with timeouts other than the default.
     pub fn login_with(
         portal: SocketAddr,
         initiator: &str,
         target: &str,
         lun: u8,
         isid: u32,
-        patience: Patience,
+        patience: Timeouts,
     ) -> io::Result<Self> {
-        let mut stream = dial(portal, patience.silence)?;
+        let mut stream = connect_with_timeouts(portal, patience.read_timeout)?;
         let mut request = login_request(&login_text(initiator, target), isid);
         let mut answers = Vec::new();
         let last = loop {
-            stream.write_all(&request.bytes())?;
+            stream.write_all(&request.to_bytes())?;
             let answer = Pdu::receive(&mut stream)?;
             if answer.opcode() != opcode::LOGIN_RESPONSE || answer.header[36] != 0 {
                 let status = format!("login refused: {:02x?}", &answer.header[36..38]);
@@ -315,27 +319,27 @@ impl Session {
         };
         let mut session = Self {
             stream,
-            patience,
-            told_to_leave: false,
+            timeouts: patience,
+            logout_requested: false,
             lun,
-            command: last.word(28),
+            command: last.word_at(28),
             tag: 1,
-            expected_status: last.word(24).wrapping_add(1),
-            limits: Limits::of(&answers),
+            expected_status: last.word_at(24).wrapping_add(1),
+            limits: NegotiatedLimits::parse(&answers),
             block_bytes: 512,
             blocks: 0,
         };
-        session.attach()?;
+        session.wait_ready()?;
         Ok(session)
     }
 
     /// Waits until the unit is ready (a new session finds unit attentions) and asks for its size.
-    fn attach(&mut self) -> io::Result<()> {
+    fn wait_ready(&mut self) -> io::Result<()> {
         let test_unit_ready = [0; 16];
         for _ in 0..8 {
-            match self.good(&test_unit_ready, &[], &mut []) {
+            match self.execute(&test_unit_ready, &[], &mut []) {
                 Ok(()) => break,
-                Err(error) if Refused::of(&error).is_some() => {}
+                Err(error) if ScsiFailure::from_io_error(&error).is_some() => {}
                 Err(error) => return Err(error),
             }
         }
@@ -344,7 +348,7 @@ impl Session {
         cdb[0] = 0x9e;
         cdb[1] = 0x10;
         cdb[13] = 32;
-        self.good(&cdb, &[], &mut answer)?;
+        self.execute(&cdb, &[], &mut answer)?;
         let (last, rest) = answer.split_at(8);
         self.blocks = last.iter().fold(0, |n, byte| n << 8 | u64::from(*byte)) + 1;
         self.block_bytes = rest[..4].iter().fold(0, |n, byte| n << 8 | usize::from(*byte));
@@ -363,121 +367,133 @@ impl Session {
         let direction = if out > 0 { 0x20 } else { 0x40 };
         let length = u32::try_from(out.max(expected_in)).unwrap_or(u32::MAX);
         let pdu = Pdu::new(opcode::SCSI_COMMAND, 0x80 | direction | 1)
-            .set(8, [0, self.lun])
-            .set(16, self.tag.to_be_bytes())
-            .set(20, length.to_be_bytes())
-            .set(24, self.command.to_be_bytes())
-            .set(28, self.expected_status.to_be_bytes())
-            .set(32, *cdb);
+            .with_bytes_at(8, [0, self.lun])
+            .with_bytes_at(16, self.tag.to_be_bytes())
+            .with_bytes_at(20, length.to_be_bytes())
+            .with_bytes_at(24, self.command.to_be_bytes())
+            .with_bytes_at(28, self.expected_status.to_be_bytes())
+            .with_bytes_at(32, *cdb);
         self.tag = self.tag.wrapping_add(1);
         self.command = self.command.wrapping_add(1);
         pdu
     }
 
-    /// Whether the target has asked this session to end (RFC 7143 11.9, events 1 to 3). The running command is still answered.
+    /// Whether the target has asked this session to end (RFC 7143 11.9, events 1 to 3). The running
+    /// command is still answered.
     #[must_use]
-    pub fn told_to_leave(&self) -> bool {
-        self.told_to_leave
+    pub fn logout_requested(&self) -> bool {
+        self.logout_requested
     }
 
-    /// Runs one command; anything but GOOD is an error that holds a [`Refused`].
+    /// Runs one command; anything but GOOD is an error that holds a [`ScsiFailure`].
     ///
     /// # Errors
     /// That, and what the connection reports.
-    pub fn good(&mut self, cdb: &[u8; 16], out: &[u8], into: &mut [u8]) -> io::Result<()> {
+    pub fn execute(&mut self, cdb: &[u8; 16], out: &[u8], into: &mut [u8]) -> io::Result<()> {
         let mut pdu = self.scsi_command(cdb, out.len(), into.len());
         let immediate = if self.limits.immediate {
-            self.limits.segment.min(self.limits.first_burst)
+            self.limits.max_recv_segment.min(self.limits.first_burst)
         } else {
             0
         };
         if !out.is_empty() {
             pdu = pdu.with_data(&out[..out.len().min(immediate)]);
         }
-        let tag = pdu.word(16);
-        self.stream.write_all(&pdu.bytes())?;
-        let until = Instant::now() + self.patience.command;
+        let tag = pdu.word_at(16);
+        self.stream.write_all(&pdu.to_bytes())?;
+        let until = Instant::now() + self.timeouts.command_timeout;
         loop {
             let answer = self.receive(until)?;
             match answer.opcode() {
-                opcode::NOP_IN => self.answer_ping(&answer)?,
-                opcode::ASYNC => self.told_to_leave |= matches!(answer.header[36], 1..=3),
+                opcode::NOP_IN => self.reply_to_ping(&answer)?,
+                opcode::ASYNC => self.logout_requested |= matches!(answer.header[36], 1..=3),
                 opcode::R2T => self.send_burst(tag, &answer, out)?,
                 opcode::DATA_IN => {
-                    let at = answer.word(40) as usize;
-                    let place = into.get_mut(at..at + answer.data.len());
-                    place
-                        .ok_or_else(|| fault("data past the buffer"))?
+                    let at = answer.word_at(40) as usize;
+                    let target = into.get_mut(at..at + answer.data.len());
+                    target
+                        .ok_or_else(|| protocol_error("data past the buffer"))?
                         .copy_from_slice(&answer.data);
                     if answer.header[1] & 1 != 0 {
-                        return self.ended(cdb[0], &answer);
+                        return self.command_result(cdb[0], &answer);
                     }
                 }
                 opcode::SCSI_RESPONSE if answer.header[2] != 0 => {
-                    return Err(fault(format!("target failure: response {}", answer.header[2])));
+                    return Err(protocol_error(format!(
+                        "target failure: response {}",
+                        answer.header[2]
+                    )));
                 }
-                opcode::SCSI_RESPONSE => return self.ended(cdb[0], &answer),
-                other => return Err(fault(format!("unexpected PDU 0x{other:02x}"))),
+                opcode::SCSI_RESPONSE => return self.command_result(cdb[0], &answer),
+                other => return Err(protocol_error(format!("unexpected PDU 0x{other:02x}"))),
             }
         }
     }
 
-    /// The PDU that ends a command: its status and, behind two bytes of length, its sense data (RFC 7143 11.4.7).
-    fn ended(&mut self, operation: u8, answer: &Pdu) -> io::Result<()> {
-        self.expected_status = answer.word(24).wrapping_add(1);
+    /// The PDU that ends a command: its status and, behind two bytes of length, its sense data (RFC
+    /// 7143 11.4.7).
+    fn command_result(&mut self, operation: u8, answer: &Pdu) -> io::Result<()> {
+        self.expected_status = answer.word_at(24).wrapping_add(1);
         match answer.header[3] {
             0 => Ok(()),
             status => {
                 let sense = answer.data.get(2..).unwrap_or_default();
-                Err(io::Error::other(Refused::new(operation, status, sense)))
+                Err(io::Error::other(ScsiFailure::new(operation, status, sense)))
             }
         }
     }
 
     fn receive(&mut self, until: Instant) -> io::Result<Pdu> {
-        // A tag of its own, so that the target answers.
+        // A separate tag, so that the target answers.
         let ping = Pdu::new(opcode::NOP_OUT | 0x40, 0x80)
-            .set(8, [0, self.lun])
-            .set(16, 0x5049_4e47u32.to_be_bytes())
-            .set(20, u32::MAX.to_be_bytes())
-            .set(24, self.command.to_be_bytes())
-            .set(28, self.expected_status.to_be_bytes())
-            .bytes();
-        let ping = self.patience.ping.then_some(&ping[..]);
-        Pdu::receive(&mut Watched { stream: &self.stream, ping, asked: false, until })
+            .with_bytes_at(8, [0, self.lun])
+            .with_bytes_at(16, 0x5049_4e47u32.to_be_bytes())
+            .with_bytes_at(20, u32::MAX.to_be_bytes())
+            .with_bytes_at(24, self.command.to_be_bytes())
+            .with_bytes_at(28, self.expected_status.to_be_bytes())
+            .to_bytes();
+        let ping = self.timeouts.ping_when_silent.then_some(&ping[..]);
+        Pdu::receive(&mut PingingReader {
+            stream: &self.stream,
+            ping,
+            pinged: false,
+            deadline: until,
+        })
     }
 
-    fn answer_ping(&mut self, ping: &Pdu) -> io::Result<()> {
-        if ping.word(20) == u32::MAX {
+    fn reply_to_ping(&mut self, ping: &Pdu) -> io::Result<()> {
+        if ping.word_at(20) == u32::MAX {
             return Ok(());
         }
         let pong = Pdu::new(opcode::NOP_OUT | 0x40, 0x80)
-            .set(16, u32::MAX.to_be_bytes())
-            .set(20, ping.word(20).to_be_bytes())
-            .set(24, self.command.to_be_bytes())
-            .set(28, self.expected_status.to_be_bytes());
-        self.stream.write_all(&pong.bytes())
+            .with_bytes_at(16, u32::MAX.to_be_bytes())
+            .with_bytes_at(20, ping.word_at(20).to_be_bytes())
+            .with_bytes_at(24, self.command.to_be_bytes())
+            .with_bytes_at(28, self.expected_status.to_be_bytes());
+        self.stream.write_all(&pong.to_bytes())
     }
 
     fn send_burst(&mut self, tag: u32, r2t: &Pdu, out: &[u8]) -> io::Result<()> {
-        let (from, length) = (r2t.word(40) as usize, r2t.word(44) as usize);
-        let burst =
-            out.get(from..from + length).ok_or_else(|| fault("asked for data past the end"))?;
-        let segments = burst.chunks(self.limits.segment);
+        let (from, length) = (r2t.word_at(40) as usize, r2t.word_at(44) as usize);
+        let burst = out
+            .get(from..from + length)
+            .ok_or_else(|| protocol_error("asked for data past the end"))?;
+        let segments = burst.chunks(self.limits.max_recv_segment);
         let last = segments.len() - 1;
-        for (number, (data, at)) in segments.zip((from..).step_by(self.limits.segment)).enumerate()
+        for (number, (data, at)) in
+            segments.zip((from..).step_by(self.limits.max_recv_segment)).enumerate()
         {
             let flags = if number == last { 0x80 } else { 0 };
             let word = |n: usize| u32::try_from(n).unwrap_or(u32::MAX).to_be_bytes();
             let pdu = Pdu::new(opcode::DATA_OUT, flags)
-                .set(8, [0, self.lun])
-                .set(16, tag.to_be_bytes())
-                .set(20, r2t.word(20).to_be_bytes())
-                .set(28, self.expected_status.to_be_bytes())
-                .set(36, word(number))
-                .set(40, word(at))
+                .with_bytes_at(8, [0, self.lun])
+                .with_bytes_at(16, tag.to_be_bytes())
+                .with_bytes_at(20, r2t.word_at(20).to_be_bytes())
+                .with_bytes_at(28, self.expected_status.to_be_bytes())
+                .with_bytes_at(36, word(number))
+                .with_bytes_at(40, word(at))
                 .with_data(data);
-            self.stream.write_all(&pdu.bytes())?;
+            self.stream.write_all(&pdu.to_bytes())?;
         }
         Ok(())
     }
@@ -497,13 +513,13 @@ impl Session {
         u32::try_from(bytes / self.block_bytes).unwrap_or(u32::MAX)
     }
 
-    /// Says goodbye (RFC 7143 11.14) and closes.
+    /// Logs out (RFC 7143 11.14) and closes.
     pub fn logout(mut self) -> io::Result<()> {
         let pdu = Pdu::new(opcode::LOGOUT | 0x40, 0x80)
-            .set(16, self.tag.to_be_bytes())
-            .set(24, self.command.to_be_bytes())
-            .set(28, self.expected_status.to_be_bytes());
-        self.stream.write_all(&pdu.bytes())?;
+            .with_bytes_at(16, self.tag.to_be_bytes())
+            .with_bytes_at(24, self.command.to_be_bytes())
+            .with_bytes_at(28, self.expected_status.to_be_bytes());
+        self.stream.write_all(&pdu.to_bytes())?;
         loop {
             let answer = Pdu::receive(&mut self.stream)?;
             if answer.opcode() == opcode::LOGOUT_RESPONSE {
@@ -513,7 +529,7 @@ impl Session {
     }
 }
 
-impl Disk for Session {
+impl BlockClient for Session {
     fn block_bytes(&self) -> usize {
         self.block_bytes
     }
@@ -524,15 +540,15 @@ impl Disk for Session {
 
     fn read(&mut self, lba: u64, into: &mut [u8]) -> io::Result<()> {
         let cdb = Self::cdb16(READ_16, 0, lba, self.count(into.len()));
-        self.good(&cdb, &[], into)
+        self.execute(&cdb, &[], into)
     }
 
     fn write(&mut self, lba: u64, data: &[u8], fua: bool) -> io::Result<()> {
         let cdb = Self::cdb16(WRITE_16, if fua { 8 } else { 0 }, lba, self.count(data.len()));
-        self.good(&cdb, data, &mut [])
+        self.execute(&cdb, data, &mut [])
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.good(&Self::cdb16(0x91, 0, 0, 0), &[], &mut [])
+        self.execute(&Self::cdb16(0x91, 0, 0, 0), &[], &mut [])
     }
 }

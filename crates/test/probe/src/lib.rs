@@ -1,41 +1,48 @@
-//! Initiators for tests with real processes: iSCSI and NVMe/TCP, blocking, one command at a time; a book that knows what every
-//! block may hold after a crash; a client with several paths and a checker of what its like have seen.
+//! Initiators for tests with real processes: iSCSI and NVMe/TCP, blocking, one command at a time; a
+//! model of what every block may hold after a crash; a multipath client, and a linearizability
+//! checker of what such clients have seen.
 //!
-//! They share no code with the product on purpose: an error made twice in the same way would hide itself. They speak only as
-//! much of the protocols as the tests need, and they let a test say the wrong thing ([`iscsi::Pdu`], raw bytes).
+//! They share no code with the product on purpose: the same error on both sides would hide itself.
+//! They speak only as much of the protocols as the tests need, and let a test send invalid messages
+//! ([`iscsi::Pdu`], raw bytes).
 #![allow(
     clippy::disallowed_methods,
     reason = "a client of the real thing: real sockets, real time, its own threads"
 )]
 
 mod disk;
-pub mod history;
 pub mod iscsi;
+pub mod linearizability;
+pub mod multipath;
 pub mod nvme;
-pub mod paths;
 pub mod registers;
 
-pub use disk::{Disk, fault};
+pub use disk::{BlockClient, protocol_error};
 
 use std::time::Duration;
 
-/// How long a client waits for an answer before it calls the connection dead.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a client waits for an answer before it considers the connection dead.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How a client takes silence.
+/// How a client handles silence.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
-    /// How long the other side may say nothing. With `ping` it is asked whether it is there and gets as long again.
-    pub silence: Duration,
-    /// Whether to ask (NOP-Out, RFC 7143 11.18; Keep Alive, NVMe Base 2.0 5.16) before the connection counts as dead: so one that
-    /// takes long over a command is told from one that is gone.
-    pub ping: bool,
+pub struct Timeouts {
+    /// How long the peer may be silent. With `ping_when_silent` it is then pinged and gets the same
+    /// time again.
+    pub read_timeout: Duration,
+    /// Whether to ping (NOP-Out, RFC 7143 11.18; Keep Alive, NVMe Base 2.0 5.16) before the
+    /// connection counts as dead: this tells a slow command from a dead peer.
+    pub ping_when_silent: bool,
     /// How long a command may take while pings are answered.
-    pub command: Duration,
+    pub command_timeout: Duration,
 }
 
-impl Default for Patience {
+impl Default for Timeouts {
     fn default() -> Self {
-        Self { silence: PATIENCE, ping: false, command: PATIENCE }
+        Self {
+            read_timeout: DEFAULT_TIMEOUT,
+            ping_when_silent: false,
+            command_timeout: DEFAULT_TIMEOUT,
+        }
     }
 }

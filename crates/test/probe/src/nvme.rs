@@ -1,7 +1,7 @@
-//! An NVMe/TCP host (NVMe Base 2.0, NVMe over Fabrics; TCP transport 1.0): an admin queue and one I/O queue, one command
-//! at a time, no digests.
+//! An NVMe/TCP host (NVMe Base 2.0, NVMe over Fabrics; TCP transport 1.0): an admin queue and one
+//! I/O queue, one command at a time, no digests.
 
-use crate::{Disk, PATIENCE, Patience, fault, iscsi::dial};
+use crate::{BlockClient, DEFAULT_TIMEOUT, Timeouts, iscsi::connect_with_timeouts, protocol_error};
 use std::{
     error::Error,
     fmt,
@@ -29,26 +29,27 @@ const COMMON_HEADER: usize = 8;
 const QUEUE_ENTRIES: u16 = 32;
 
 /// A PDU as received: its common header, the rest of its header, its data.
-struct Received {
+struct ReceivedPdu {
     kind: u8,
     flags: u8,
     header: Vec<u8>,
     data: Vec<u8>,
 }
 
-impl Received {
-    fn word(&self, at: usize) -> u32 {
+impl ReceivedPdu {
+    fn word_at(&self, at: usize) -> u32 {
         let bytes = self.header.get(at..at + 4).and_then(|b| b.try_into().ok());
         u32::from_le_bytes(bytes.unwrap_or_default())
     }
 
-    fn half(&self, at: usize) -> u16 {
+    fn half_at(&self, at: usize) -> u16 {
         let bytes = self.header.get(at..at + 2).and_then(|b| b.try_into().ok());
         u16::from_le_bytes(bytes.unwrap_or_default())
     }
 }
 
-/// A PDU's bytes: common header (type, flags, header length, data offset, whole length), then the rest.
+/// A PDU's bytes: common header (type, flags, header length, data offset, whole length), then the
+/// rest.
 #[must_use]
 pub fn pdu(kind: u8, flags: u8, header: &[u8], data: &[u8]) -> Vec<u8> {
     let header_length = COMMON_HEADER + header.len();
@@ -68,7 +69,7 @@ pub fn initialize_request() -> Vec<u8> {
     pdu(pdu::IC_REQUEST, 0, &[0; 120], &[])
 }
 
-/// How a command's data travels.
+/// How a command's data is transferred.
 enum Payload<'a> {
     None,
     Out(&'a [u8]),
@@ -79,26 +80,28 @@ enum Payload<'a> {
 struct Queue {
     stream: TcpStream,
     /// The most one H2CData PDU may carry.
-    most_per_pdu: usize,
+    max_h2c_data: usize,
     /// The most data a command capsule may carry.
-    in_capsule: usize,
+    max_in_capsule_data: usize,
     next_id: u16,
-    patience: Patience,
-    /// The admin queue, of an I/O queue: it keeps the controller, and tells whether that is there.
+    timeouts: Timeouts,
+    /// For an I/O queue, its admin queue: it keeps the controller alive, and tells whether the
+    /// controller answers.
     admin: Option<Box<Queue>>,
 }
 
 /// A command that ended with another status than success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Failed {
-    /// The status field without the phase tag (NVMe Base 2.0, 3.3.3.2.1): code, type, and above them the bits for retries.
+pub struct NvmeFailure {
+    /// The status field without the phase tag (NVMe Base 2.0, 3.3.3.2.1): code, type, and above
+    /// them the bits for retries.
     pub status: u16,
 }
 
-impl Failed {
-    /// What `error` was, if it was the answer to a command.
+impl NvmeFailure {
+    /// The command failure that `error` holds, if any.
     #[must_use]
-    pub fn of(error: &io::Error) -> Option<Self> {
+    pub fn from_io_error(error: &io::Error) -> Option<Self> {
         error.get_ref()?.downcast_ref().copied()
     }
 
@@ -110,31 +113,31 @@ impl Failed {
     }
 }
 
-impl fmt::Display for Failed {
+impl fmt::Display for NvmeFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "NVMe status 0x{:04x}", self.status)
     }
 }
 
-impl Error for Failed {}
+impl Error for NvmeFailure {}
 
-/// A connection that is read while the controller may be silent: its admin queue is asked whether it is there.
-struct Watched<'a> {
+/// A connection whose controller may be silent while we read: pings through its admin queue.
+struct KeepAliveReader<'a> {
     stream: &'a TcpStream,
     admin: Option<&'a mut Queue>,
-    until: Instant,
+    deadline: Instant,
 }
 
-impl Read for Watched<'_> {
+impl Read for KeepAliveReader<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         loop {
             match self.stream.read(into) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     let Some(admin) = &mut self.admin else { return Err(error) };
-                    if Instant::now() > self.until {
+                    if Instant::now() > self.deadline {
                         return Err(ErrorKind::TimedOut.into());
                     }
-                    admin.command(entry(0x18, 0, [0; 6]), Payload::None)?;
+                    admin.command(submission_entry(0x18, 0, [0; 6]), Payload::None)?;
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 outcome => return outcome,
@@ -145,7 +148,7 @@ impl Read for Watched<'_> {
 
 /// A submission queue entry without its data pointer.
 #[must_use]
-fn entry(opcode: u8, namespace: u32, words: [u32; 6]) -> [u8; 64] {
+fn submission_entry(opcode: u8, namespace: u32, words: [u32; 6]) -> [u8; 64] {
     let mut entry = [0; 64];
     entry[0] = opcode;
     entry[4..8].copy_from_slice(&namespace.to_le_bytes());
@@ -156,34 +159,41 @@ fn entry(opcode: u8, namespace: u32, words: [u32; 6]) -> [u8; 64] {
 }
 
 impl Queue {
-    fn open(to: SocketAddr, patience: Patience) -> io::Result<Self> {
-        let mut stream = dial(to, patience.silence)?;
+    fn open(to: SocketAddr, patience: Timeouts) -> io::Result<Self> {
+        let mut stream = connect_with_timeouts(to, patience.read_timeout)?;
         stream.write_all(&initialize_request())?;
         let (most_per_pdu, in_capsule, next_id) = (4096, 8192, 0);
-        let mut queue = Self { stream, most_per_pdu, in_capsule, next_id, patience, admin: None };
+        let mut queue = Self {
+            stream,
+            max_h2c_data: most_per_pdu,
+            max_in_capsule_data: in_capsule,
+            next_id,
+            timeouts: patience,
+            admin: None,
+        };
         let answer = queue.receive(Instant::now())?;
         if answer.kind != pdu::IC_RESPONSE {
-            return Err(fault(format!("expected ICResp, got PDU 0x{:02x}", answer.kind)));
+            return Err(protocol_error(format!("expected ICResp, got PDU 0x{:02x}", answer.kind)));
         }
-        queue.most_per_pdu = answer.word(4) as usize;
+        queue.max_h2c_data = answer.word_at(4) as usize;
         Ok(queue)
     }
 
-    fn receive(&mut self, until: Instant) -> io::Result<Received> {
-        let admin = self.admin.as_deref_mut().filter(|_| self.patience.ping);
-        let mut stream = Watched { stream: &self.stream, admin, until };
+    fn receive(&mut self, until: Instant) -> io::Result<ReceivedPdu> {
+        let admin = self.admin.as_deref_mut().filter(|_| self.timeouts.ping_when_silent);
+        let mut stream = KeepAliveReader { stream: &self.stream, admin, deadline: until };
         let mut common = [0; COMMON_HEADER];
         stream.read_exact(&mut common)?;
         let [kind, flags, header_length, offset, ..] = common;
         let total = u32::from_le_bytes([common[4], common[5], common[6], common[7]]) as usize;
         if total < usize::from(header_length) || total > 64 << 20 {
-            return Err(fault(format!("PDU of {total} bytes")));
+            return Err(protocol_error(format!("PDU of {total} bytes")));
         }
         let mut rest = vec![0; total - COMMON_HEADER];
         stream.read_exact(&mut rest)?;
         let start = usize::from(offset).max(usize::from(header_length)) - COMMON_HEADER;
         let data = rest.split_off(start.min(rest.len()));
-        Ok(Received { kind, flags, header: rest, data })
+        Ok(ReceivedPdu { kind, flags, header: rest, data })
     }
 
     /// Runs one command; returns the first two words of its completion.
@@ -195,7 +205,7 @@ impl Queue {
         let mut capsule: &[u8] = &[];
         let (length, kind) = match &payload {
             Payload::None => (0, 0x5a),
-            Payload::Out(data) if data.len() <= self.in_capsule => {
+            Payload::Out(data) if data.len() <= self.max_in_capsule_data => {
                 capsule = data;
                 (data.len(), 0x01)
             }
@@ -205,31 +215,34 @@ impl Queue {
         entry[32..36].copy_from_slice(&u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes());
         entry[39] = kind;
         self.stream.write_all(&pdu(pdu::COMMAND, 0, &entry, capsule))?;
-        let until = Instant::now() + self.patience.command;
+        let until = Instant::now() + self.timeouts.command_timeout;
         loop {
             let answer = self.receive(until)?;
             match answer.kind {
                 pdu::RESPONSE => return completion(&answer, id),
                 pdu::READY_TO_TRANSFER => self.send_data(&answer, &payload)?,
                 pdu::DATA_TO_HOST => {
-                    if take_data(&answer, &mut payload)? {
+                    if receive_data(&answer, &mut payload)? {
                         return Ok(0);
                     }
                 }
-                other => return Err(fault(format!("unexpected PDU 0x{other:02x}"))),
+                other => return Err(protocol_error(format!("unexpected PDU 0x{other:02x}"))),
             }
         }
     }
 
-    fn send_data(&mut self, r2t: &Received, payload: &Payload<'_>) -> io::Result<()> {
-        let (from, length) = (r2t.word(4) as usize, r2t.word(8) as usize);
-        let Payload::Out(data) = payload else { return Err(fault("asked for data of a read")) };
-        let data =
-            data.get(from..from + length).ok_or_else(|| fault("asked for data past the end"))?;
-        let chunks = data.chunks(self.most_per_pdu.max(1));
+    fn send_data(&mut self, r2t: &ReceivedPdu, payload: &Payload<'_>) -> io::Result<()> {
+        let (from, length) = (r2t.word_at(4) as usize, r2t.word_at(8) as usize);
+        let Payload::Out(data) = payload else {
+            return Err(protocol_error("asked for data of a read"));
+        };
+        let data = data
+            .get(from..from + length)
+            .ok_or_else(|| protocol_error("asked for data past the end"))?;
+        let chunks = data.chunks(self.max_h2c_data.max(1));
         let last = chunks.len() - 1;
         for (number, (chunk, at)) in
-            chunks.zip((from..).step_by(self.most_per_pdu.max(1))).enumerate()
+            chunks.zip((from..).step_by(self.max_h2c_data.max(1))).enumerate()
         {
             let word = |n: usize| u32::try_from(n).unwrap_or(u32::MAX).to_le_bytes();
             let mut header = r2t.header[..4].to_vec();
@@ -243,24 +256,28 @@ impl Queue {
     }
 }
 
-/// Puts received data in its place; true if it was the last and stands for a successful completion (the SUCCESS flag).
-fn take_data(received: &Received, payload: &mut Payload<'_>) -> io::Result<bool> {
-    let Payload::In(into) = payload else { return Err(fault("data for a write")) };
-    let at = received.word(4) as usize;
+/// Stores received data; true if it was the last and implies a successful completion (the SUCCESS
+/// flag).
+fn receive_data(received: &ReceivedPdu, payload: &mut Payload<'_>) -> io::Result<bool> {
+    let Payload::In(into) = payload else { return Err(protocol_error("data for a write")) };
+    let at = received.word_at(4) as usize;
     let place = into.get_mut(at..at + received.data.len());
-    place.ok_or_else(|| fault("data past the buffer"))?.copy_from_slice(&received.data);
+    place.ok_or_else(|| protocol_error("data past the buffer"))?.copy_from_slice(&received.data);
     Ok(received.flags & 0x0c == 0x0c)
 }
 
-fn completion(response: &Received, id: u16) -> io::Result<u64> {
-    let status = response.half(14) >> 1;
-    if response.half(12) != id {
-        return Err(fault(format!("completion of command {}, expected {id}", response.half(12))));
+fn completion(response: &ReceivedPdu, id: u16) -> io::Result<u64> {
+    let status = response.half_at(14) >> 1;
+    if response.half_at(12) != id {
+        return Err(protocol_error(format!(
+            "completion of command {}, expected {id}",
+            response.half_at(12)
+        )));
     }
     if status != 0 {
-        return Err(io::Error::other(Failed { status }));
+        return Err(io::Error::other(NvmeFailure { status }));
     }
-    Ok(u64::from(response.word(0)) | u64::from(response.word(4)) << 32)
+    Ok(u64::from(response.word_at(0)) | u64::from(response.word_at(4)) << 32)
 }
 
 /// A controller with one namespace, ready for I/O.
@@ -281,7 +298,7 @@ fn connect_data(host: &str, subsystem: &str, controller: u16) -> Vec<u8> {
 }
 
 fn connect(queue: &mut Queue, number: u16, data: &[u8], keep_alive_ms: u32) -> io::Result<u64> {
-    let mut entry = entry(0x7f, 0, [0; 6]);
+    let mut entry = submission_entry(0x7f, 0, [0; 6]);
     entry[4] = 0x01;
     entry[42..44].copy_from_slice(&number.to_le_bytes());
     entry[44..46].copy_from_slice(&(QUEUE_ENTRIES - 1).to_le_bytes());
@@ -291,13 +308,13 @@ fn connect(queue: &mut Queue, number: u16, data: &[u8], keep_alive_ms: u32) -> i
 
 /// Property Set of a four-byte property (NVMe over Fabrics).
 fn property_set(queue: &mut Queue, offset: u32, value: u32) -> io::Result<()> {
-    let mut entry = entry(0x7f, 0, [0, offset, value, 0, 0, 0]);
+    let mut entry = submission_entry(0x7f, 0, [0, offset, value, 0, 0, 0]);
     entry[4] = 0x00;
     queue.command(entry, Payload::None).map(|_| ())
 }
 
 fn property_get(queue: &mut Queue, offset: u32) -> io::Result<u64> {
-    let mut entry = entry(0x7f, 0, [0, offset, 0, 0, 0, 0]);
+    let mut entry = submission_entry(0x7f, 0, [0, offset, 0, 0, 0, 0]);
     entry[4] = 0x04;
     queue.command(entry, Payload::None)
 }
@@ -305,20 +322,20 @@ fn property_get(queue: &mut Queue, offset: u32) -> io::Result<u64> {
 impl Controller {
     /// Connects to `subsystem` as `host` and attaches to its namespace 1.
     pub fn connect(to: SocketAddr, host: &str, subsystem: &str) -> io::Result<Self> {
-        Self::connect_with(to, host, subsystem, Patience::default())
+        Self::connect_with(to, host, subsystem, Timeouts::default())
     }
 
-    /// The same, with another patience than a test's own.
+    /// The same, with timeouts other than the default.
     pub fn connect_with(
         to: SocketAddr,
         host: &str,
         subsystem: &str,
-        patience: Patience,
+        patience: Timeouts,
     ) -> io::Result<Self> {
         const CONFIGURATION: u32 = 0x14;
         const STATUS: u32 = 0x1c;
         let mut admin = Queue::open(to, patience)?;
-        let keep_alive_ms = u32::try_from(PATIENCE.as_millis() * 10).unwrap_or(u32::MAX);
+        let keep_alive_ms = u32::try_from(DEFAULT_TIMEOUT.as_millis() * 10).unwrap_or(u32::MAX);
         let answer = connect(&mut admin, 0, &connect_data(host, subsystem, 0xffff), keep_alive_ms)?;
         let controller = u16::try_from(answer & 0xffff).unwrap_or(0);
         property_set(&mut admin, CONFIGURATION, 1 | 6 << 16 | 4 << 20)?;
@@ -326,45 +343,55 @@ impl Controller {
         while property_get(&mut admin, STATUS)? & 1 == 0 {
             tries += 1;
             if tries > 1000 {
-                return Err(fault("the controller never became ready"));
+                return Err(protocol_error("the controller never became ready"));
             }
         }
         let in_capsule = identify(&mut admin, 0, 1).map(|data| {
             let capsule = u32::from_le_bytes([data[1792], data[1793], data[1794], data[1795]]);
             (capsule as usize * 16).saturating_sub(64)
         })?;
-        admin.command(entry(0x09, 0, [0x07, 0, 0, 0, 0, 0]), Payload::None)?;
+        admin.command(submission_entry(0x09, 0, [0x07, 0, 0, 0, 0, 0]), Payload::None)?;
         let namespace = identify(&mut admin, 1, 0)?;
         let blocks = u64::from_le_bytes(namespace[..8].try_into().unwrap_or_default());
         let format = 128 + usize::from(namespace[26] & 0x0f) * 4;
         let block_bytes = 1 << namespace[format + 2];
         let mut io = Queue::open(to, patience)?;
-        io.in_capsule = in_capsule;
+        io.max_in_capsule_data = in_capsule;
         connect(&mut io, 1, &connect_data(host, subsystem, controller), 0)?;
         io.admin = Some(Box::new(admin));
         Ok(Self { io, block_bytes, blocks })
     }
 
     /// An entry for a range of blocks; `control` is the upper half of its word 12.
-    fn range(&self, opcode: u8, lba: u64, bytes: usize, control: u32) -> io::Result<[u8; 64]> {
+    fn block_command(
+        &self,
+        opcode: u8,
+        lba: u64,
+        bytes: usize,
+        control: u32,
+    ) -> io::Result<[u8; 64]> {
         let blocks = bytes / self.block_bytes;
         let count =
             u32::try_from(blocks).ok().and_then(|n| n.checked_sub(1)).filter(|n| *n <= 0xffff);
-        let count = count.ok_or_else(|| fault(format!("{blocks} blocks in one command")))?;
+        let count =
+            count.ok_or_else(|| protocol_error(format!("{blocks} blocks in one command")))?;
         let low = u32::try_from(lba & 0xffff_ffff).unwrap_or(0);
         let high = u32::try_from(lba >> 32).unwrap_or(0);
-        Ok(entry(opcode, 1, [low, high, count | control << 16, 0, 0, 0]))
+        Ok(submission_entry(opcode, 1, [low, high, count | control << 16, 0, 0, 0]))
     }
 }
 
 /// Identify with CNS `what` (NVMe Base 2.0, 5.17): 1 the controller, 0 a namespace.
 fn identify(admin: &mut Queue, namespace: u32, what: u32) -> io::Result<Vec<u8>> {
     let mut data = vec![0; 4096];
-    admin.command(entry(0x06, namespace, [what, 0, 0, 0, 0, 0]), Payload::In(&mut data))?;
+    admin.command(
+        submission_entry(0x06, namespace, [what, 0, 0, 0, 0, 0]),
+        Payload::In(&mut data),
+    )?;
     Ok(data)
 }
 
-impl Disk for Controller {
+impl BlockClient for Controller {
     fn block_bytes(&self) -> usize {
         self.block_bytes
     }
@@ -374,16 +401,16 @@ impl Disk for Controller {
     }
 
     fn read(&mut self, lba: u64, into: &mut [u8]) -> io::Result<()> {
-        let entry = self.range(0x02, lba, into.len(), 0)?;
+        let entry = self.block_command(0x02, lba, into.len(), 0)?;
         self.io.command(entry, Payload::In(into)).map(|_| ())
     }
 
     fn write(&mut self, lba: u64, data: &[u8], fua: bool) -> io::Result<()> {
-        let entry = self.range(0x01, lba, data.len(), if fua { 0x4000 } else { 0 })?;
+        let entry = self.block_command(0x01, lba, data.len(), if fua { 0x4000 } else { 0 })?;
         self.io.command(entry, Payload::Out(data)).map(|_| ())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.io.command(entry(0x00, 1, [0; 6]), Payload::None).map(|_| ())
+        self.io.command(submission_entry(0x00, 1, [0; 6]), Payload::None).map(|_| ())
     }
 }

@@ -1,16 +1,16 @@
-//! A block device is an array of independent registers: every block this module writes says which register it is and which write it
-//! came from, and the book knows which writes a block may show after a crash.
+//! A block device is an array of independent registers: every block that this module writes names
+//! its register and its write, and the model knows which writes a block may show after a crash.
 
-use crate::{Disk, fault};
+use crate::{BlockClient, protocol_error};
 use std::io;
 
 const MAGIC: u64 = 0x7769_6e64_726f_7365;
 
-/// A small, fast, seeded source of numbers (xorshift64*).
+/// A small, fast, seeded random number generator (xorshift64*).
 #[derive(Clone, Debug)]
-pub struct Dice(u64);
+pub struct SeededRng(u64);
 
-impl Dice {
+impl SeededRng {
     /// The same seed gives the same numbers.
     #[must_use]
     pub fn new(seed: u64) -> Self {
@@ -18,7 +18,7 @@ impl Dice {
     }
 
     /// The next number.
-    pub fn roll(&mut self) -> u64 {
+    pub fn next_u64(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -26,23 +26,24 @@ impl Dice {
     }
 
     /// A number below `limit`, which is not zero.
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.roll() % limit
+    pub fn next_below(&mut self, limit: u64) -> u64 {
+        self.next_u64() % limit
     }
 }
 
-/// What block `lba` holds after write `sequence`: recognisable from its first bytes, different in every one.
-pub fn fill(block: &mut [u8], volume: u64, lba: u64, sequence: u64) {
-    let mut dice = Dice::new(volume ^ lba.rotate_left(20) ^ sequence.rotate_left(40));
+/// What block `lba` holds after write `sequence`: recognisable from its first bytes, different in
+/// every one.
+pub fn fill_block(block: &mut [u8], volume: u64, lba: u64, sequence: u64) {
+    let mut rng = SeededRng::new(volume ^ lba.rotate_left(20) ^ sequence.rotate_left(40));
     let words = [MAGIC, volume, lba, sequence];
     for (index, place) in block.chunks_mut(8).enumerate() {
-        let word = words.get(index).copied().unwrap_or_else(|| dice.roll());
+        let word = words.get(index).copied().unwrap_or_else(|| rng.next_u64());
         place.copy_from_slice(&word.to_le_bytes()[..place.len()]);
     }
 }
 
 /// Which write a block shows: `None` for a block never written.
-pub fn sequence_of(block: &[u8], volume: u64, lba: u64) -> Result<Option<u64>, String> {
+pub fn write_number_of(block: &[u8], volume: u64, lba: u64) -> Result<Option<u64>, String> {
     if block.iter().all(|byte| *byte == 0) {
         return Ok(None);
     }
@@ -64,7 +65,7 @@ pub fn sequence_of(block: &[u8], volume: u64, lba: u64) -> Result<Option<u64>, S
         ));
     }
     let mut expected = vec![0; block.len()];
-    fill(&mut expected, volume, lba, word(3));
+    fill_block(&mut expected, volume, lba, word(3));
     if expected != block {
         return Err(format!("block {lba}: torn, its head is from write {}", word(3)));
     }
@@ -77,69 +78,81 @@ struct Register {
     durable: u64,
     /// Later writes, oldest first, each with whether it was acknowledged.
     later: Vec<(u64, bool)>,
-    /// What it shows as long as nothing crashes.
+    /// The write it shows as long as nothing crashes.
     current: u64,
 }
 
-/// What every block of a range may hold.
+/// The writes that every block of a range may show.
 #[derive(Debug)]
-pub struct Book {
+pub struct RegisterModel {
     volume: u64,
-    first: u64,
+    first_lba: u64,
     registers: Vec<Register>,
-    sequence: u64,
+    last_write: u64,
     /// Blocks with writes younger than the last flush.
     dirty: Vec<usize>,
-    /// Blocks written and acknowledged, over the book's life.
+    /// Blocks written and acknowledged since the model was created.
     pub acknowledged: u64,
 }
 
-impl Book {
-    /// A book of `blocks` blocks from `first`, none ever written.
+impl RegisterModel {
+    /// A model of `blocks` blocks from `first`, none of them written.
     #[must_use]
     pub fn new(volume: u64, first: u64, blocks: usize) -> Self {
         let registers = vec![Register::default(); blocks];
-        Self { volume, first, registers, sequence: 0, dirty: Vec::new(), acknowledged: 0 }
-    }
-
-    /// One step of load: mostly a write of some blocks, sometimes with FUA, sometimes a flush, sometimes a read that is
-    /// checked.
-    pub fn step(&mut self, disk: &mut dyn Disk, dice: &mut Dice) -> io::Result<()> {
-        match dice.below(16) {
-            0 => self.flush(disk),
-            1 => self.check_some(disk, dice),
-            2 => self.write(disk, dice, true),
-            _ => self.write(disk, dice, false),
+        Self {
+            volume,
+            first_lba: first,
+            registers,
+            last_write: 0,
+            dirty: Vec::new(),
+            acknowledged: 0,
         }
     }
 
-    /// A place in the book: index of a block and how many follow.
-    fn place(&self, dice: &mut Dice) -> (usize, usize) {
+    /// One step of load: mostly a write of some blocks, sometimes with FUA, sometimes a flush,
+    /// sometimes a read that is checked.
+    pub fn step(&mut self, disk: &mut dyn BlockClient, rng: &mut SeededRng) -> io::Result<()> {
+        match rng.next_below(16) {
+            0 => self.flush(disk),
+            1 => self.check_random_range(disk, rng),
+            2 => self.write(disk, rng, true),
+            _ => self.write(disk, rng, false),
+        }
+    }
+
+    /// A random range in the model: index of a block and how many follow.
+    fn random_range(&self, rng: &mut SeededRng) -> (usize, usize) {
         let total = self.registers.len() as u64;
-        let most = if dice.below(8) == 0 { 128 } else { 16 };
-        let at = dice.below(total);
-        let length = 1 + dice.below(most.min(total - at));
+        let most = if rng.next_below(8) == 0 { 128 } else { 16 };
+        let at = rng.next_below(total);
+        let length = 1 + rng.next_below(most.min(total - at));
         (usize::try_from(at).unwrap_or(0), usize::try_from(length).unwrap_or(1))
     }
 
-    fn write(&mut self, disk: &mut dyn Disk, dice: &mut Dice, fua: bool) -> io::Result<()> {
-        let (at, length) = self.place(dice);
-        self.sequence += 1;
-        let lba = self.first + at as u64;
+    fn write(
+        &mut self,
+        disk: &mut dyn BlockClient,
+        rng: &mut SeededRng,
+        fua: bool,
+    ) -> io::Result<()> {
+        let (at, length) = self.random_range(rng);
+        self.last_write += 1;
+        let lba = self.first_lba + at as u64;
         let size = disk.block_bytes();
         let mut data = vec![0; length * size];
         for (block, lba) in data.chunks_mut(size).zip(lba..) {
-            fill(block, self.volume, lba, self.sequence);
+            fill_block(block, self.volume, lba, self.last_write);
         }
         for index in at..at + length {
-            self.registers[index].later.push((self.sequence, false));
+            self.registers[index].later.push((self.last_write, false));
         }
         disk.write(lba, &data, fua)?;
         self.acknowledged += length as u64;
         for index in at..at + length {
-            self.registers[index].current = self.sequence;
+            self.registers[index].current = self.last_write;
             if fua {
-                let sequence = self.sequence;
+                let sequence = self.last_write;
                 self.registers[index] =
                     Register { durable: sequence, later: Vec::new(), current: sequence };
             } else if let Some(last) = self.registers[index].later.last_mut() {
@@ -150,7 +163,7 @@ impl Book {
         Ok(())
     }
 
-    fn flush(&mut self, disk: &mut dyn Disk) -> io::Result<()> {
+    fn flush(&mut self, disk: &mut dyn BlockClient) -> io::Result<()> {
         disk.flush()?;
         for index in std::mem::take(&mut self.dirty) {
             let register = &mut self.registers[index];
@@ -165,21 +178,29 @@ impl Book {
     }
 
     /// Without a crash a block shows its last acknowledged write.
-    fn check_some(&mut self, disk: &mut dyn Disk, dice: &mut Dice) -> io::Result<()> {
-        let (at, length) = self.place(dice);
+    fn check_random_range(
+        &mut self,
+        disk: &mut dyn BlockClient,
+        rng: &mut SeededRng,
+    ) -> io::Result<()> {
+        let (at, length) = self.random_range(rng);
         let found = self.read(disk, at, length)?;
         for (index, found) in (at..).zip(found) {
             let expected = self.registers[index].current;
             if found != expected {
-                return Err(fault(self.complaint(index, found, &format!("was write {expected}"))));
+                return Err(protocol_error(self.describe_violation(
+                    index,
+                    found,
+                    &format!("was write {expected}"),
+                )));
             }
         }
         Ok(())
     }
 
-    /// After a crash: reads the whole book and checks every block: what was durable is there, or something younger that
-    /// was sent. What it finds must stay from then on.
-    pub fn check(&mut self, disk: &mut dyn Disk) -> io::Result<()> {
+    /// After a crash, reads and checks every block: each must show its durable write or a later
+    /// one. What it shows must not change from then on.
+    pub fn check_after_crash(&mut self, disk: &mut dyn BlockClient) -> io::Result<()> {
         let total = self.registers.len();
         for at in (0..total).step_by(256) {
             let found = self.read(disk, at, 256.min(total - at))?;
@@ -188,7 +209,7 @@ impl Book {
                 let sent = register.later.iter().any(|(sequence, _)| *sequence == found);
                 if !sent && found != register.durable {
                     let durable = register.durable;
-                    return Err(fault(self.complaint(
+                    return Err(protocol_error(self.describe_violation(
                         index,
                         found,
                         &format!("write {durable} was durable"),
@@ -201,21 +222,28 @@ impl Book {
     }
 
     /// Which writes the blocks from `at` show.
-    fn read(&mut self, disk: &mut dyn Disk, at: usize, length: usize) -> io::Result<Vec<u64>> {
+    fn read(
+        &mut self,
+        disk: &mut dyn BlockClient,
+        at: usize,
+        length: usize,
+    ) -> io::Result<Vec<u64>> {
         let size = disk.block_bytes();
-        let first = self.first + at as u64;
+        let first = self.first_lba + at as u64;
         let mut data = vec![0; length * size];
         disk.read(first, &mut data)?;
         let blocks = data.chunks(size).zip(first..);
         blocks
             .map(|(block, lba)| {
-                sequence_of(block, self.volume, lba).map(Option::unwrap_or_default).map_err(fault)
+                write_number_of(block, self.volume, lba)
+                    .map(Option::unwrap_or_default)
+                    .map_err(protocol_error)
             })
             .collect()
     }
 
-    fn complaint(&self, index: usize, found: u64, expected: &str) -> String {
-        let (lba, volume) = (self.first + index as u64, self.volume);
+    fn describe_violation(&self, index: usize, found: u64, expected: &str) -> String {
+        let (lba, volume) = (self.first_lba + index as u64, self.volume);
         let later = &self.registers[index].later;
         format!(
             "block {lba} of volume {volume} shows write {found}; {expected}, sent since: {later:?}"
@@ -240,7 +268,7 @@ mod tests {
         }
     }
 
-    impl Disk for Memory {
+    impl BlockClient for Memory {
         fn block_bytes(&self) -> usize {
             512
         }
@@ -273,13 +301,13 @@ mod tests {
     }
 
     fn after_crash(lies: bool, seed: u64) -> io::Result<()> {
-        let (mut disk, mut book, mut dice) =
-            (Memory::new(lies), Book::new(7, 0, 64), Dice::new(seed));
+        let (mut disk, mut model, mut rng) =
+            (Memory::new(lies), RegisterModel::new(7, 0, 64), SeededRng::new(seed));
         for _ in 0..200 {
-            book.step(&mut disk, &mut dice)?;
+            model.step(&mut disk, &mut rng)?;
         }
         disk.now.copy_from_slice(&disk.stable);
-        book.check(&mut disk)
+        model.check_after_crash(&mut disk)
     }
 
     #[test]
@@ -296,10 +324,10 @@ mod tests {
     #[test]
     fn misplaced_and_torn_blocks_are_named() {
         let mut block = [0; 512];
-        fill(&mut block, 1, 5, 9);
-        assert_eq!(sequence_of(&block, 1, 5), Ok(Some(9)));
-        assert!(sequence_of(&block, 1, 6).unwrap_err().contains("holds block 5"));
+        fill_block(&mut block, 1, 5, 9);
+        assert_eq!(write_number_of(&block, 1, 5), Ok(Some(9)));
+        assert!(write_number_of(&block, 1, 6).unwrap_err().contains("holds block 5"));
         block[511] ^= 1;
-        assert!(sequence_of(&block, 1, 5).unwrap_err().contains("torn"));
+        assert!(write_number_of(&block, 1, 5).unwrap_err().contains("torn"));
     }
 }

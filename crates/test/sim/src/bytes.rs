@@ -1,13 +1,13 @@
-//! Plain bytes on disks, for scenarios that are not about buffers.
+//! Reads and writes plain bytes on disks, for scenarios that are not about buffers.
 
 use rt::Core;
-use rt::buf::{Bufs, BufsMut, Class, Credit, copy_in};
+use rt::buf::{Bufs, BufsMut, Credit, MemoryClass, copy_in};
 use rt::disk::{Disk, DiskError};
 
-/// Memory of the core's pool for one transfer.
+/// Allocates memory of the core's pool for one transfer.
 fn credit(core: &Core, bytes: usize) -> Credit {
-    let account = core.pool().account();
-    account.try_credit(bytes, Class::Immediate).expect("a scenario's pool is large enough")
+    let account = core.buffer_pool().account();
+    account.try_credit(bytes, MemoryClass::LocalIo).expect("a scenario's pool is large enough")
 }
 
 /// Reads `len` bytes.

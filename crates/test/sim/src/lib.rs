@@ -1,16 +1,17 @@
 //! Whole stacks in simulated worlds: scenarios, and the runner that plays them seed by seed.
 //!
 //! A scenario ([`Scenario`]) is an async function over a [`World`]: it builds hosts with disks,
-//! runs the real code on them, does harm, and judges. `Err` is the story of what went wrong. All
-//! scenarios are listed in [`scenarios::all`]; a floor of the house that gets a scenario adds it
-//! there. `cargo test -p sim` plays a budgeted number of seeds of each; the binary of this crate
+//! runs the real code on them, injects faults, and checks the results. `Err` describes what went
+//! wrong. All scenarios are listed in [`scenarios::all`]; a layer that gets a scenario adds it
+//! there. `cargo test -p sim` runs a limited number of seeds of each; the binary of this crate runs
+//! as many as you like:
 //! plays as many as one likes:
 //!
 //! ```text
 //! cargo run --release -p sim -- --scenario file --seeds 0..100000 --jobs 8
 //! ```
 //!
-//! That the faults bite is shown by [`planted`]: small stores with one well-known mistake each,
+//! [`planted`] shows that the faults are effective: small stores with one well-known mistake each,
 //! which the simulator must find, and the same stores without it, which must pass the same seeds.
 
 mod bytes;
@@ -21,11 +22,11 @@ pub mod scenarios;
 use std::future::Future;
 use std::pin::Pin;
 
-use rt::sim::{Outcome, Setup, World};
+use rt::sim::{ScenarioOutcome, World, WorldSetup};
 
-pub use runner::{Batch, Failed, Report, play_batch};
+pub use runner::{Batch, BatchReport, FailedSeed, run_batch};
 
-type Played = Pin<Box<dyn Future<Output = Result<(), String>>>>;
+type ScenarioFuture = Pin<Box<dyn Future<Output = Result<(), String>>>>;
 
 /// Something to play in a world.
 #[derive(Clone, Copy, Debug)]
@@ -33,24 +34,24 @@ pub struct Scenario {
     /// What the command line calls it.
     pub name: &'static str,
     /// One line about it.
-    pub about: &'static str,
+    pub description: &'static str,
     /// Seeds that `cargo test` plays.
     pub test_seeds: u64,
     /// The scenario.
-    pub play: fn(World) -> Played,
+    pub run: fn(World) -> ScenarioFuture,
 }
 
 impl Scenario {
     /// Plays one seed; `verbose` prints every event.
     #[must_use]
-    pub fn seed(&self, seed: u64, verbose: bool) -> Outcome {
-        let crash_guard = || Box::new(block::crash::permit()) as _;
-        rt::sim::run(Setup { verbose, crash_guard, ..Setup::new(seed) }, self.play)
+    pub fn run_seed(&self, seed: u64, verbose: bool) -> ScenarioOutcome {
+        let crash_guard = || Box::new(block::drop_permit::permit_drops()) as _;
+        rt::sim::run(WorldSetup { verbose, crash_guard, ..WorldSetup::new(seed) }, self.run)
     }
 
-    /// The command that plays one seed again.
+    /// The command that replays one seed.
     #[must_use]
-    pub fn replay(&self, seed: u64) -> String {
+    pub fn replay_command(&self, seed: u64) -> String {
         format!(
             "cargo run -p sim -- --scenario {} --seeds {seed}..{} --verbose",
             self.name,

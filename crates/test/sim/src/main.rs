@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use sim::{Batch, Failed, Scenario, planted, play_batch, scenarios};
+use sim::{Batch, FailedSeed, Scenario, planted, run_batch, scenarios};
 
 /// Plays scenarios in simulated worlds, seed by seed, and prints the seeds that fail.
 #[derive(Debug, Parser)]
@@ -49,8 +49,8 @@ fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
 fn main() -> ExitCode {
     let args = Args::parse();
     if args.list {
-        scenarios::all().iter().for_each(|s| println!("{:24} {}", s.name, s.about));
-        planted::all().iter().for_each(|s| println!("{:24} {} (planted)", s.name, s.about));
+        scenarios::all().iter().for_each(|s| println!("{:24} {}", s.name, s.description));
+        planted::all().iter().for_each(|s| println!("{:24} {} (planted)", s.name, s.description));
         return ExitCode::SUCCESS;
     }
     let mut chosen = Vec::new();
@@ -65,19 +65,19 @@ fn main() -> ExitCode {
         chosen = scenarios::all();
     }
     if args.verbose {
-        log();
+        init_logging();
     }
-    let failures: usize = chosen.into_iter().map(|s| play(&args, s)).sum();
+    let failures: usize = chosen.into_iter().map(|s| run_scenario(&args, s)).sum();
     if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Prints what the product logs among the events, without times, which are not those of the simulated world.
-fn log() {
+/// Prints the product's log among the events, without its timestamps: they are not simulated time.
+fn init_logging() {
     tracing_subscriber::fmt().without_time().with_ansi(false).with_target(false).init();
 }
 
 #[expect(clippy::disallowed_methods, reason = "how fast the runner is, in real time")]
-fn play(args: &Args, scenario: Scenario) -> usize {
+fn run_scenario(args: &Args, scenario: Scenario) -> usize {
     let processors = std::thread::available_parallelism().map_or(1, Into::into);
     let batch = Batch {
         scenario,
@@ -89,15 +89,15 @@ fn play(args: &Args, scenario: Scenario) -> usize {
         time: args.seconds.map(Duration::from_secs),
     };
     let start = Instant::now();
-    let report = play_batch(&batch, |failed| print_failure(scenario, failed));
+    let report = run_batch(&batch, |failed| print_failure(scenario, failed));
     let seconds = start.elapsed().as_secs_f64();
     #[expect(clippy::cast_precision_loss, reason = "figures for people")]
     let (played, events, virtual_s) =
-        (report.played as f64, report.events as f64, report.virtual_ms as f64 / 1e3);
+        (report.seeds_run as f64, report.events as f64, report.virtual_ms as f64 / 1e3);
     println!(
         "{}: {} seeds, {} failed; {seconds:.1} s, {:.0} seeds/min, {:.0} events/s, {:.0} virtual s/s",
         scenario.name,
-        report.played,
+        report.seeds_run,
         report.failed.len(),
         played * 60.0 / seconds,
         events / seconds,
@@ -106,14 +106,14 @@ fn play(args: &Args, scenario: Scenario) -> usize {
     report.failed.len()
 }
 
-fn print_failure(scenario: Scenario, failed: &Failed) {
+fn print_failure(scenario: Scenario, failed: &FailedSeed) {
     let text = format!(
         "FAILED {} seed {}: {}    replay: {}\n",
         scenario.name,
         failed.seed,
         failed.failure,
-        scenario.replay(failed.seed)
+        scenario.replay_command(failed.seed)
     );
-    // Nobody reads our output any more: nothing is left to be done about it.
+    // The reader of our output has gone: nothing is left to do.
     let _ = std::io::stdout().write_all(text.as_bytes());
 }

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rt::sim::{Digest, Failure};
+use rt::sim::{ScenarioFailure, TraceDigest};
 
 use crate::Scenario;
 
@@ -30,35 +30,35 @@ pub struct Batch {
 
 /// A seed that failed.
 #[derive(Clone, Debug)]
-pub struct Failed {
+pub struct FailedSeed {
     /// The seed.
     pub seed: u64,
     /// What went wrong.
-    pub failure: Failure,
+    pub failure: ScenarioFailure,
 }
 
 /// How a batch went.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
+pub struct BatchReport {
     /// Seeds played.
-    pub played: u64,
+    pub seeds_run: u64,
     /// Events in all of them.
     pub events: u64,
     /// Virtual milliseconds in all of them.
     pub virtual_ms: u64,
     /// The seeds that failed, in ascending order.
-    pub failed: Vec<Failed>,
+    pub failed: Vec<FailedSeed>,
 }
 
 /// Plays a batch; `on_failure` is called as failures happen, from any thread.
 ///
 /// # Panics
-/// When a thread of its own dies, which no scenario can bring about.
+/// If a thread of the runner panics, which no scenario can cause.
 #[expect(clippy::disallowed_methods, reason = "how long the runner runs, in real time")]
-pub fn play_batch(batch: &Batch, on_failure: impl Fn(&Failed) + Sync) -> Report {
+pub fn run_batch(batch: &Batch, on_failure: impl Fn(&FailedSeed) + Sync) -> BatchReport {
     let began = Instant::now();
     let next = AtomicU64::new(batch.seeds.start);
-    let report = Mutex::new(Report::default());
+    let report = Mutex::new(BatchReport::default());
     let lock = || report.lock().expect("no scenario runs under the lock");
     std::thread::scope(|threads| {
         for _ in 0..batch.jobs.max(1) {
@@ -70,13 +70,13 @@ pub fn play_batch(batch: &Batch, on_failure: impl Fn(&Failed) + Sync) -> Report 
                     if seed >= batch.seeds.end || late || enough {
                         return;
                     }
-                    let (digest, ms, failure) = play_seed(batch, seed);
+                    let (digest, ms, failure) = run_seed(batch, seed);
                     let mut report = lock();
-                    report.played += 1;
+                    report.seeds_run += 1;
                     report.events += digest.events;
                     report.virtual_ms += ms;
                     if let Some(failure) = failure {
-                        let failed = Failed { seed, failure };
+                        let failed = FailedSeed { seed, failure };
                         on_failure(&failed);
                         report.failed.push(failed);
                     }
@@ -89,20 +89,20 @@ pub fn play_batch(batch: &Batch, on_failure: impl Fn(&Failed) + Sync) -> Report 
     report
 }
 
-fn play_seed(batch: &Batch, seed: u64) -> (Digest, u64, Option<Failure>) {
-    let first = batch.scenario.seed(seed, batch.verbose);
-    let ms = u64::try_from(first.took.as_millis()).unwrap_or(u64::MAX);
+fn run_seed(batch: &Batch, seed: u64) -> (TraceDigest, u64, Option<ScenarioFailure>) {
+    let first = batch.scenario.run_seed(seed, batch.verbose);
+    let ms = u64::try_from(first.duration.as_millis()).unwrap_or(u64::MAX);
     let mut failure = first.result.err();
     if batch.twice {
-        let second = batch.scenario.seed(seed, false);
+        let second = batch.scenario.run_seed(seed, false);
         if second.digest != first.digest {
             let what = format!(
                 "not deterministic: {:?}, then {:?}{}",
                 first.digest,
                 second.digest,
-                failure.as_ref().map(|f| format!("; first: {}", f.what)).unwrap_or_default()
+                failure.as_ref().map(|f| format!("; first: {}", f.message)).unwrap_or_default()
             );
-            failure = Some(Failure { what, story: Vec::new() });
+            failure = Some(ScenarioFailure { message: what, last_events: Vec::new() });
         }
     }
     (first.digest, ms, failure)

@@ -1,4 +1,4 @@
-//! Tests of the simulator: one program, as each would be linked with all that it tests.
+//! Tests of the simulator, linked as one program to save link time.
 #![allow(clippy::unwrap_used, missing_docs, reason = "a test fails where it unwraps nothing")]
 
 mod determinism;

@@ -1,4 +1,4 @@
-//! What simulated disks do for the code that has them open, and to it.
+//! How simulated disks behave.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -7,15 +7,15 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use rt::Core;
-use rt::buf::{BufsMut, Class, copy_in};
+use rt::buf::{BufsMut, MemoryClass, copy_in};
 use rt::disk::{Disk, DiskError, DiskErrorKind, OpenOptions, OpenReason};
 use rt::sim::{
-    Bad, BadOps, BadUntil, DiskControl, DiskFaults, DiskSetup, Host, HostSetup, Mishap, Setup,
-    Unsynced, World, run,
+    BadDuration, BadRange, DiskControl, DiskFaults, DiskSetup, FailingOps, Host, HostSetup,
+    ScriptedFault, UnsyncedFate, World, WorldSetup, run,
 };
 
 const DISK: &str = "/dev/disk";
-const UNIT: usize = 4096;
+const SECTOR_LEN: usize = 4096;
 
 fn play<F, Fut>(seeds: u64, setup: &DiskSetup, scenario: F)
 where
@@ -23,7 +23,7 @@ where
     Fut: Future<Output = ()>,
 {
     for seed in 0..seeds {
-        let outcome = run(Setup::new(seed), |world| {
+        let outcome = run(WorldSetup::new(seed), |world| {
             let host = world.add_host("host", HostSetup::default());
             let disk = host.add_disk(DISK, setup.clone());
             let scene = scenario(world, host, disk);
@@ -36,7 +36,7 @@ where
     }
 }
 
-/// Runs something with the open disk; `None` if the host crashed before it ended.
+/// Runs a closure with the open disk; `None` if the host crashed before it ended.
 async fn with_disk<F, Fut>(host: &Host, work: F) -> Option<Fut::Output>
 where
     F: FnOnce(Core, Disk) -> Fut + 'static,
@@ -50,7 +50,7 @@ where
 }
 
 fn alloc(core: &Core, bytes: usize) -> BufsMut {
-    core.pool().account().try_credit(bytes, Class::Immediate).unwrap().alloc(bytes)
+    core.buffer_pool().account().try_credit(bytes, MemoryClass::LocalIo).unwrap().alloc(bytes)
 }
 
 async fn read(core: &Core, disk: &Disk, at: u64) -> Result<u8, DiskError> {
@@ -60,7 +60,7 @@ async fn read(core: &Core, disk: &Disk, at: u64) -> Result<u8, DiskError> {
 }
 
 async fn write(core: &Core, disk: &Disk, at: u64, len: usize, byte: u8) -> Result<(), DiskError> {
-    let credit = core.pool().account().try_credit(len, Class::Immediate).unwrap();
+    let credit = core.buffer_pool().account().try_credit(len, MemoryClass::LocalIo).unwrap();
     disk.write(at, copy_in(&credit, &vec![byte; len])).await
 }
 
@@ -96,12 +96,12 @@ fn an_open_disk_is_held_until_it_is_dropped_or_its_holder_dies() {
 
 #[test]
 fn a_killed_process_loses_nothing_and_a_power_cut_what_was_not_synced() {
-    let faults = DiskFaults { unsynced: Unsynced::Lost, ..DiskFaults::default() };
+    let faults = DiskFaults { unsynced: UnsyncedFate::Lost, ..DiskFaults::default() };
     let setup = DiskSetup::device(1 << 20).faults(faults);
     play(10, &setup, |_, host, control| async move {
         let write = |byte| {
             with_disk(&host, move |core, disk| async move {
-                write(&core, &disk, 0, UNIT, byte).await.unwrap();
+                write(&core, &disk, 0, SECTOR_LEN, byte).await.unwrap();
                 disk
             })
         };
@@ -110,12 +110,12 @@ fn a_killed_process_loses_nothing_and_a_power_cut_what_was_not_synced() {
         drop(disk);
         let _disk = write(2).await.unwrap();
         host.kill();
-        assert_eq!((control.peek(0, 1), control.peek_durable(0, 1)), (vec![2], vec![1]));
+        assert_eq!((control.read_visible(0, 1), control.read_durable(0, 1)), (vec![2], vec![1]));
         host.power_cut();
-        assert_eq!(control.peek(0, 1), [1], "the cache needs power, not a process");
+        assert_eq!(control.read_visible(0, 1), [1], "the cache needs power, not a process");
         let _disk = write(3).await.unwrap();
         host.power_cut();
-        assert_eq!(control.peek(0, 1), [1]);
+        assert_eq!(control.read_visible(0, 1), [1]);
     });
 }
 
@@ -124,13 +124,13 @@ fn an_operation_whose_caller_is_gone_is_done_all_the_same() {
     play(10, &DiskSetup::device(1 << 20), |_, host, control| async move {
         with_disk(&host, |core, disk| async move {
             let impatient = Duration::from_micros(100);
-            let write = write(&core, &disk, 0, UNIT, 7);
+            let write = write(&core, &disk, 0, SECTOR_LEN, 7);
             assert!(tokio::time::timeout(impatient, write).await.is_err());
         })
         .await
         .unwrap();
         tokio::time::sleep(Duration::from_secs(1)).await;
-        assert_eq!(control.peek(0, 1), [7]);
+        assert_eq!(control.read_visible(0, 1), [7]);
         assert_eq!(control.in_flight(), 0);
     });
 }
@@ -148,7 +148,7 @@ fn concurrent_operations_end_in_any_order() {
                     .map(|i| {
                         let (core, disk, ended) = (core.clone(), disk.clone(), Rc::clone(&ended));
                         tokio::task::spawn_local(async move {
-                            write(&core, &disk, u64::from(i) * 4096, UNIT, i).await.unwrap();
+                            write(&core, &disk, u64::from(i) * 4096, SECTOR_LEN, i).await.unwrap();
                             ended.borrow_mut().push(i);
                         })
                     })
@@ -168,10 +168,11 @@ fn concurrent_operations_end_in_any_order() {
 #[test]
 fn bad_places_fail_as_told_and_heal_as_told() {
     play(5, &DiskSetup::device(1 << 20), |_, host, control| async move {
-        let bad = |bytes, ops, until| control.add_bad(Bad { bytes, ops, until });
-        bad(8192..8704, BadOps::Reads, BadUntil::Rewritten);
-        bad(16384..16385, BadOps::Writes, BadUntil::Times(1));
-        bad(32768..36864, BadOps::Both, BadUntil::Forever);
+        let bad =
+            |bytes, ops, until| control.add_bad_range(BadRange { bytes, ops, duration: until });
+        bad(8192..8704, FailingOps::Reads, BadDuration::Rewritten);
+        bad(16384..16385, FailingOps::Writes, BadDuration::Times(1));
+        bad(32768..36864, FailingOps::Both, BadDuration::Forever);
         with_disk(&host, |core, disk| async move {
             assert_eq!(kind(read(&core, &disk, 8192).await), DiskErrorKind::Media);
             assert_eq!(read(&core, &disk, 8704).await, Ok(0), "the neighbour");
@@ -184,7 +185,7 @@ fn bad_places_fail_as_told_and_heal_as_told() {
         })
         .await
         .unwrap();
-        control.heal();
+        control.clear_faults();
         with_disk(&host, |core, disk| async move {
             write(&core, &disk, 36352, 512, 2).await.unwrap();
         })
@@ -196,18 +197,21 @@ fn bad_places_fail_as_told_and_heal_as_told() {
 #[test]
 fn mishaps_befall_the_operation_they_fit() {
     play(5, &DiskSetup::device(1 << 20), |_, host, control| async move {
-        control.next_mishap(Mishap::LostWrite);
-        control.next_mishap(Mishap::MisdirectedWrite(8192));
-        control.next_mishap(Mishap::MisdirectedRead(8192));
-        control.next_mishap(Mishap::ReadError);
-        control.next_mishap(Mishap::WriteError);
-        control.next_mishap(Mishap::SyncError);
-        let told = control.clone();
+        control.script_fault(ScriptedFault::LostWrite);
+        control.script_fault(ScriptedFault::MisdirectedWrite(8192));
+        control.script_fault(ScriptedFault::MisdirectedRead(8192));
+        control.script_fault(ScriptedFault::ReadError);
+        control.script_fault(ScriptedFault::WriteError);
+        control.script_fault(ScriptedFault::SyncError);
+        let disk_control = control.clone();
         with_disk(&host, move |core, disk| async move {
             assert_eq!(read(&core, &disk, 0).await, Ok(0), "not the first in line");
             write(&core, &disk, 0, 512, 1).await.unwrap();
             write(&core, &disk, 0, 512, 2).await.unwrap();
-            assert_eq!((told.peek(0, 1), told.peek(8192, 1)), (vec![0], vec![2]));
+            assert_eq!(
+                (disk_control.read_visible(0, 1), disk_control.read_visible(8192, 1)),
+                (vec![0], vec![2])
+            );
             assert_eq!(read(&core, &disk, 0).await, Ok(2));
             assert_eq!(kind(read(&core, &disk, 0).await), DiskErrorKind::Media);
             assert_eq!(kind(write(&core, &disk, 0, 512, 3).await), DiskErrorKind::Media);
@@ -216,26 +220,26 @@ fn mishaps_befall_the_operation_they_fit() {
         })
         .await
         .unwrap();
-        assert_eq!(control.peek_durable(8192, 1), [0]);
+        assert_eq!(control.read_durable(8192, 1), [0]);
     });
 }
 
 #[test]
 fn a_disk_that_stalls_and_one_that_is_pulled_out() {
     play(10, &DiskSetup::device(1 << 20), |_, host, control| async move {
-        control.hold();
+        control.hold_completions();
         let task = host.run(|core| async move {
             let disk = core.open_disk(Path::new(DISK), OpenOptions::new()).await.unwrap();
-            write(&core, &disk, 0, UNIT, 1).await.unwrap();
+            write(&core, &disk, 0, SECTOR_LEN, 1).await.unwrap();
             disk
         });
         tokio::time::sleep(Duration::from_secs(1000)).await;
         assert_eq!(control.in_flight(), 1);
-        control.release();
+        control.release_completions();
         let disk = task.join().await.unwrap();
-        control.pull_out();
+        control.unplug();
         assert_eq!(kind(disk.sync().await), DiskErrorKind::Gone);
-        control.plug_in();
+        control.plug();
         assert_eq!(kind(disk.sync().await), DiskErrorKind::Gone, "its cache is lost");
         drop(disk);
         with_disk(&host, |core, disk| async move {
@@ -251,7 +255,7 @@ fn a_disk_that_stalls_and_one_that_is_pulled_out() {
 #[test]
 fn files_take_space_give_it_back_and_run_out_of_it() {
     play(20, &DiskSetup::device(1 << 20), |_, host, _| async move {
-        host.set_up(|s| s.space = Some(64 << 10));
+        host.update_setup(|s| s.space_bytes = Some(64 << 10));
         let used = host.clone();
         let work = host.run(|core| async move {
             let path = Path::new("/images/one");
@@ -261,7 +265,7 @@ fn files_take_space_give_it_back_and_run_out_of_it() {
             let file = core.open_disk(path, how).await.unwrap();
             assert_eq!(core.open_disk(path, how).await.unwrap_err().reason, OpenReason::Exists);
             assert_eq!(used.space_used(), 0);
-            write(&core, &file, 1 << 30, 3 * UNIT, 1).await.unwrap();
+            write(&core, &file, 1 << 30, 3 * SECTOR_LEN, 1).await.unwrap();
             assert_eq!(file.allocated().await, Ok(3 * 4096));
             file.punch((1 << 30) + 4096, 4096).await.unwrap();
             assert_eq!(
@@ -288,14 +292,14 @@ fn files_take_space_give_it_back_and_run_out_of_it() {
     });
 }
 
-/// Works on a new file of 4 KiB, then cuts the power; the file's size afterwards, where `judge` agrees
-/// with what is left.
+/// Works on a new file of 4 KiB, then cuts the power; returns the file's size afterwards, if
+/// `judge` accepts what is left.
 fn size_after_power_cut<Fut: Future<Output = ()> + 'static>(
     seed: u64,
     work: impl FnOnce(Core, Disk) -> Fut + 'static,
     judge: fn(&DiskControl),
 ) -> u64 {
-    let outcome = run(Setup::new(seed), |world: World| async move {
+    let outcome = run(WorldSetup::new(seed), |world: World| async move {
         let host = world.add_host("host", HostSetup::default());
         let worked = host.run(|core| async move {
             let how = OpenOptions::new().create(4096);
@@ -308,7 +312,7 @@ fn size_after_power_cut<Fut: Future<Output = ()> + 'static>(
         judge(&disk);
         Err(disk.size().to_string())
     });
-    outcome.result.unwrap_err().what.parse().unwrap()
+    outcome.result.unwrap_err().message.parse().unwrap()
 }
 
 #[test]
@@ -317,10 +321,10 @@ fn a_file_may_lose_the_length_it_was_not_synced_with() {
         file.set_len(8192).await.unwrap();
         file.sync().await.unwrap();
         file.set_len(16384).await.unwrap();
-        write(&core, &file, 12288, UNIT, 1).await.unwrap();
+        write(&core, &file, 12288, SECTOR_LEN, 1).await.unwrap();
     };
     let judge = |disk: &DiskControl| {
-        assert!(disk.peek(12288, 1) == [0] || disk.size() == 16384);
+        assert!(disk.read_visible(12288, 1) == [0] || disk.size() == 16384);
     };
     let sizes: BTreeSet<_> = (0..40).map(|seed| size_after_power_cut(seed, grow, judge)).collect();
     assert_eq!(sizes, [8192, 16384].into());

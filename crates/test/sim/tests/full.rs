@@ -1,19 +1,20 @@
-//! Both copies of a thin volume are full: clients of either node are told so, and nothing else changes.
+//! Both copies of a thin volume are full: clients of either node get an error, and nothing else
+//! changes.
 
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::{Blocks, Class, Error, Failure, Lba, Request};
-use mirror::Settings;
+use block::{Blocks, Error, Lba, MemoryClass, Request, RequestError};
+use mirror::MirrorSettings;
 use rt::buf::copy_in;
-use rt::sim::{Rng, Setup, World, run};
+use rt::sim::{Rng, World, WorldSetup, run};
 
-use crate::mirrored::{BLOCK, Node, Store, node, prepare, record, start, until};
+use crate::mirrored::{BLOCK, Node, Store, node, prepare, record, start, wait_until};
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// More than any moment of a test needs: what is written then has come to its end.
-const A_WHILE: Duration = Duration::from_secs(30);
+/// Longer than any step of a test: writes in flight have finished.
+const SETTLE_TIME: Duration = Duration::from_secs(30);
 
 /// Two nodes with a volume of 1024 blocks.
 struct Pair {
@@ -33,16 +34,16 @@ impl Pair {
         start(&nodes[0], &nodes[1], &stores);
         start(&nodes[1], &nodes[0], &stores);
         let pair = Rc::new(Self { nodes, store });
-        until("both serve", PATIENCE, || pair.is_whole()).await?;
+        wait_until("both serve", TEST_TIMEOUT, || pair.is_in_sync()).await?;
         Ok(pair)
     }
 
     fn serves(&self, n: usize) -> bool {
-        self.nodes[n].open.borrow().first().is_some_and(|(mirror, _)| mirror.serves())
+        self.nodes[n].open.borrow().first().is_some_and(|(mirror, _)| mirror.is_serving())
     }
 
     /// Both are in sync, and serve.
-    fn is_whole(&self) -> bool {
+    fn is_in_sync(&self) -> bool {
         self.store.0.record.borrow().in_sync.len() == 2 && self.serves(0) && self.serves(1)
     }
 
@@ -50,18 +51,18 @@ impl Pair {
         self.store.0.record.borrow().epoch.0
     }
 
-    /// Leaves room for so many blocks on a node; `None`: for any number.
-    fn leave_room(&self, n: usize, blocks: Option<u64>) {
+    /// Limits the space on a node to so many blocks; `None`: no limit.
+    fn limit_free_space(&self, n: usize, blocks: Option<u64>) {
         let host = &self.nodes[n].host;
         let space = blocks.map(|blocks| host.space_used() + blocks * BLOCK as u64);
-        host.set_up(|setup| setup.space = space);
+        host.update_setup(|setup| setup.space_bytes = space);
     }
 
-    async fn execute(&self, n: usize, request: Request) -> Result<Vec<u8>, Failure> {
+    async fn execute(&self, n: usize, request: Request) -> Result<Vec<u8>, RequestError> {
         let node = &self.nodes[n];
         let core = node.core.borrow().clone().expect("the node runs");
         let owner = Rc::clone(&node.open.borrow()[0].1);
-        let account = core.pool().account();
+        let account = core.buffer_pool().account();
         let work = node.host.run(move |_| async move {
             owner.execute(request, &account).await.map(|found| found.to_vec())
         });
@@ -70,48 +71,49 @@ impl Pair {
 
     async fn data(&self, n: usize, bytes: &[u8]) -> block::Bufs {
         let core = self.nodes[n].core.borrow().clone().expect("the node runs");
-        let credit = core.pool().account().credit(bytes.len(), Class::Arriving).await;
+        let credit =
+            core.buffer_pool().account().credit(bytes.len(), MemoryClass::UnsolicitedData).await;
         copy_in(&credit.expect("few bytes"), bytes)
     }
 
-    async fn write(&self, n: usize, at: u64, blocks: usize, value: u8) -> Result<(), Failure> {
+    async fn write(&self, n: usize, at: u64, blocks: usize, value: u8) -> Result<(), RequestError> {
         let data = self.data(n, &vec![value; blocks * BLOCK]).await;
         self.execute(n, Request::Write { at: Lba(at), data, fua: false }).await.map(drop)
     }
 
-    async fn unmap(&self, n: usize, at: u64, blocks: u64) -> Result<(), Failure> {
+    async fn unmap(&self, n: usize, at: u64, blocks: u64) -> Result<(), RequestError> {
         let ranges = vec![Blocks::new(Lba(at), blocks)];
         self.execute(n, Request::Unmap { ranges }).await.map(drop)
     }
 
-    async fn read(&self, n: usize, at: u64, blocks: u64) -> Result<Vec<u8>, Failure> {
+    async fn read(&self, n: usize, at: u64, blocks: u64) -> Result<Vec<u8>, RequestError> {
         self.execute(n, Request::Read { range: Blocks::new(Lba(at), blocks) }).await
     }
 
-    /// What both nodes read, which is the same.
+    /// What both nodes read, which must be equal.
     async fn reads(&self, at: u64, blocks: u64) -> Result<Vec<u8>, String> {
         let first = self.read(0, at, blocks).await.map_err(|e| format!("{e:?}"))?;
         let second = self.read(1, at, blocks).await.map_err(|e| format!("{e:?}"))?;
         if first == second { Ok(first) } else { Err(format!("blocks from {at} on differ")) }
     }
 
-    /// That the copies are equal, all of them.
+    /// Checks that all copies are equal.
     async fn equal(&self) -> Result<(), String> {
         let primary = self.store.0.record.borrow().primary;
         let node = self.nodes.iter().find(|n| n.id == primary).ok_or("no primary")?;
         let mirror = node.open.borrow()[0].0.clone();
         let work = node.host.run(move |_| async move { mirror.verify(None).await });
         let verified = work.join().await.ok_or("it crashed")?.map_err(|e| e.to_string())?;
-        match verified.differences.is_empty() && verified.unreadable == 0 {
+        match verified.mismatches.is_empty() && verified.unreadable_ranges == 0 {
             true => Ok(()),
             false => Err(format!("{verified:?}")),
         }
     }
 }
 
-const FULL: Failure = Failure::Device(Error::NoSpace);
+const FULL: RequestError = RequestError::Device(Error::NoSpace);
 
-/// Blocks of a write that was refused: each holds what it held before, or what was written.
+/// Blocks of a refused write: each holds its old value or the new one.
 fn is_old_or_new(found: &[u8], new: u8) -> bool {
     let uniform = |block: &[u8]| block.iter().all(|b| *b == 0) || block.iter().all(|b| *b == new);
     found.chunks(BLOCK).all(uniform)
@@ -121,9 +123,9 @@ async fn refused_by_both(world: World) -> Result<(), String> {
     let pair = Pair::begin(&world).await?;
     pair.write(0, 0, 64, 1).await.map_err(|e| format!("{e:?}"))?;
     let epoch = pair.epoch();
-    // Not the same of both: a write that one has in part the other has in a smaller part.
-    pair.leave_room(0, Some(3));
-    pair.leave_room(1, Some(2));
+    // The copies may differ: a write that one applied in part, the other applied in a smaller part.
+    pair.limit_free_space(0, Some(3));
+    pair.limit_free_space(1, Some(2));
     for (n, at, value) in [(1, 200, 2), (0, 300, 3), (1, 400, 4), (0, 500, 5)] {
         assert_eq!(pair.write(n, at, 8, value).await, Err(FULL), "at node {n}");
         let found = pair.reads(at, 8).await?;
@@ -137,36 +139,36 @@ async fn refused_by_both(world: World) -> Result<(), String> {
     let zeroes = Request::Zero { range, unmap: false, fua: false };
     assert_eq!(pair.execute(1, zeroes).await, Err(FULL));
     assert_eq!(pair.reads(700, 64).await?, vec![0; 64 * BLOCK]);
-    // What needs no space goes on.
+    // Operations that need no space continue.
     for n in [0, 1] {
         assert_eq!(pair.write(n, 10, 8, 6).await, Ok(()), "at node {n}");
         assert_eq!(pair.reads(10, 8).await?, vec![6; 8 * BLOCK]);
     }
-    // What is freed can be written again, at either node, and no more than that.
+    // Freed space can be written again, at either node, and no more than that.
     pair.unmap(1, 0, 8).await.map_err(|e| format!("{e:?}"))?;
     assert_eq!(pair.write(0, 800, 4, 7).await, Ok(()));
     assert_eq!(pair.write(1, 804, 4, 7).await, Ok(()));
     assert_eq!(pair.reads(800, 8).await?, vec![7; 8 * BLOCK]);
     assert_eq!(pair.write(1, 900, 8, 8).await, Err(FULL));
-    tokio::time::sleep(A_WHILE).await;
-    assert!(pair.is_whole() && pair.epoch() == epoch, "neither copy has left");
+    tokio::time::sleep(SETTLE_TIME).await;
+    assert!(pair.is_in_sync() && pair.epoch() == epoch, "neither copy has left");
     pair.equal().await
 }
 
 #[test]
 fn what_neither_copy_has_space_for_is_refused_at_either_node_and_both_stay_in_sync() {
     for seed in 0..10 {
-        let outcome = run(Setup::new(seed), refused_by_both);
+        let outcome = run(WorldSetup::new(seed), refused_by_both);
         outcome.result.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
     }
 }
 
-/// Many writes at once: near the end of the space each copy takes others of them.
+/// Many concurrent writes: near the end of the space each copy accepts different ones.
 async fn refused_by_each(world: World) -> Result<(), String> {
     let pair = Pair::begin(&world).await?;
     let epoch = pair.epoch();
-    pair.leave_room(0, Some(40));
-    pair.leave_room(1, Some(40));
+    pair.limit_free_space(0, Some(40));
+    pair.limit_free_space(1, Some(40));
     let mut clients = Vec::new();
     for client in 0..8_u64 {
         let pair = Rc::clone(&pair);
@@ -191,30 +193,34 @@ async fn refused_by_each(world: World) -> Result<(), String> {
         refused += client.await.map_err(|e| e.to_string())??;
     }
     assert!(refused > 0, "there is room for half of it");
-    tokio::time::sleep(A_WHILE).await;
-    assert!(pair.is_whole() && pair.epoch() == epoch, "neither copy has left");
+    tokio::time::sleep(SETTLE_TIME).await;
+    assert!(pair.is_in_sync() && pair.epoch() == epoch, "neither copy has left");
     pair.equal().await
 }
 
 #[test]
 fn copies_that_fill_up_under_many_writes_stay_in_sync() {
     for seed in 0..10 {
-        let outcome = run(Setup::new(seed), refused_by_each);
+        let outcome = run(WorldSetup::new(seed), refused_by_each);
         outcome.result.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
     }
 }
 
-/// One copy is full, and the other has room: that goes on, and the full one is back when it has room again.
+/// One copy is full, and the other has space: it continues, and the full one returns when it has
+/// space again.
 async fn full_at_one(world: World) -> Result<(), String> {
     let pair = Pair::begin(&world).await?;
     for full in [1, 0] {
-        pair.leave_room(full, Some(2));
+        pair.limit_free_space(full, Some(2));
         let (other, at) = (1 - full, 100 + 200 * full as u64);
         assert_eq!(pair.write(other, at, 32, 3).await, Ok(()));
-        until("the full one is out", PATIENCE, || !pair.is_whole() && pair.serves(other)).await?;
+        wait_until("the full one is out", TEST_TIMEOUT, || {
+            !pair.is_in_sync() && pair.serves(other)
+        })
+        .await?;
         assert_eq!(pair.write(other, at + 50, 32, 4).await, Ok(()));
-        pair.leave_room(full, None);
-        until("it is back", PATIENCE, || pair.is_whole()).await?;
+        pair.limit_free_space(full, None);
+        wait_until("it is back", TEST_TIMEOUT, || pair.is_in_sync()).await?;
         assert_eq!(pair.reads(at, 32).await?, vec![3; 32 * BLOCK]);
         assert_eq!(pair.reads(at + 50, 32).await?, vec![4; 32 * BLOCK]);
     }
@@ -224,19 +230,21 @@ async fn full_at_one(world: World) -> Result<(), String> {
 #[test]
 fn a_full_copy_leaves_the_volume_to_one_with_room_and_comes_back_with_its_own() {
     for seed in 0..3 {
-        let outcome = run(Setup::new(seed), full_at_one);
+        let outcome = run(WorldSetup::new(seed), full_at_one);
         outcome.result.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
     }
 }
 
-/// One copy is out, and gets room; the other one is full now, and a client tries again and again to write there.
+/// One copy is out of sync, and gets space; the other one is full now, and a client keeps retrying
+/// writes there.
 async fn hammered(world: World) -> Result<(), String> {
     let pair = Pair::begin(&world).await?;
-    pair.leave_room(1, Some(2));
+    pair.limit_free_space(1, Some(2));
     assert_eq!(pair.write(0, 100, 32, 3).await, Ok(()));
-    until("the full one is out", PATIENCE, || !pair.is_whole() && pair.serves(0)).await?;
-    pair.leave_room(0, Some(0));
-    pair.leave_room(1, None);
+    wait_until("the full one is out", TEST_TIMEOUT, || !pair.is_in_sync() && pair.serves(0))
+        .await?;
+    pair.limit_free_space(0, Some(0));
+    pair.limit_free_space(1, None);
     let client = async {
         loop {
             match pair.write(0, 400, 8, 4).await {
@@ -245,14 +253,15 @@ async fn hammered(world: World) -> Result<(), String> {
             }
         }
     };
-    let ended = tokio::time::timeout(PATIENCE, client).await;
-    // It was brought in sync, and the volume goes on with it.
+    let ended = tokio::time::timeout(TEST_TIMEOUT, client).await;
+    // It was resynced, and the volume continues with it.
     let ended = ended.map_err(|_| "the one with room does not come back")?;
-    assert!(matches!(ended, Ok(()) | Err(Failure::Device(Error::Fenced))), "{ended:?}");
-    until("the one with room goes on", PATIENCE, || !pair.is_whole() && pair.serves(1)).await?;
+    assert!(matches!(ended, Ok(()) | Err(RequestError::Device(Error::Fenced))), "{ended:?}");
+    wait_until("the one with room goes on", TEST_TIMEOUT, || !pair.is_in_sync() && pair.serves(1))
+        .await?;
     assert_eq!(pair.write(1, 500, 32, 5).await, Ok(()));
-    pair.leave_room(0, None);
-    until("both are back", PATIENCE, || pair.is_whole()).await?;
+    pair.limit_free_space(0, None);
+    wait_until("both are back", TEST_TIMEOUT, || pair.is_in_sync()).await?;
     assert_eq!(pair.reads(100, 32).await?, vec![3; 32 * BLOCK]);
     assert!(is_old_or_new(&pair.reads(400, 8).await?, 4));
     assert_eq!(pair.reads(500, 32).await?, vec![5; 32 * BLOCK]);
@@ -262,39 +271,39 @@ async fn hammered(world: World) -> Result<(), String> {
 #[test]
 fn a_copy_with_room_comes_back_while_a_client_tries_again_and_again_at_a_full_one() {
     for seed in 0..5 {
-        let outcome = run(Setup::new(seed), hammered);
+        let outcome = run(WorldSetup::new(seed), hammered);
         outcome.result.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
     }
 }
 
-/// The lease of the primary lapses and comes back, while clients are to be turned away and a write waits to hear what
-/// becomes of it: nobody else has noticed.
+/// The lease of the primary lapses and returns, while clients are to be turned away and a write
+/// waits for the outcome: no other node has noticed.
 async fn turned_away_for_a_moment(world: World) -> Result<(), String> {
     let pair = Pair::begin(&world).await?;
     let primary = usize::from(pair.store.0.record.borrow().primary == pair.nodes[1].id);
     let [here, there] = [primary, 1 - primary].map(|n| pair.nodes[n].host.clone());
     let rng = Rng::new(world.seed(), "moments");
-    let lease = Settings::default().member.lease();
-    pair.leave_room(0, Some(0));
-    pair.leave_room(1, Some(0));
-    tokio::time::sleep(rng.time(Duration::ZERO, lease)).await;
+    let lease = MirrorSettings::default().leases.lease();
+    pair.limit_free_space(0, Some(0));
+    pair.limit_free_space(1, Some(0));
+    tokio::time::sleep(rng.duration_between(Duration::ZERO, lease)).await;
     let mirror = pair.nodes[primary].open.borrow()[0].0.clone();
     // It serves: that changes nothing yet.
-    mirror.set_holds(false);
+    mirror.set_holds_commands(false);
     let client = Rc::clone(&pair);
     let written = tokio::task::spawn_local(async move { client.write(primary, 200, 8, 2).await });
-    tokio::time::sleep(rng.time(Duration::ZERO, Duration::from_millis(12))).await;
-    world.set_link(&there, &here, |l| l.cut = true);
-    // Nobody is given up as soon as that.
+    tokio::time::sleep(rng.duration_between(Duration::ZERO, Duration::from_millis(12))).await;
+    world.set_link(&there, &here, |l| l.is_cut = true);
+    // No replica is removed as soon as that.
     tokio::time::sleep(lease).await;
     world.heal(&there, &here);
     tokio::time::sleep(lease).await;
-    mirror.set_holds(true);
-    let ended = tokio::time::timeout(PATIENCE, written).await;
+    mirror.set_holds_commands(true);
+    let ended = tokio::time::timeout(TEST_TIMEOUT, written).await;
     let ended = ended.map_err(|_| "its client waits for ever")?.map_err(|e| e.to_string())?;
-    assert!(matches!(ended, Err(FULL | Failure::Device(Error::Fenced))), "{ended:?}");
-    until("both serve", PATIENCE, || pair.is_whole()).await?;
-    let found = tokio::time::timeout(PATIENCE, pair.reads(200, 8)).await;
+    assert!(matches!(ended, Err(FULL | RequestError::Device(Error::Fenced))), "{ended:?}");
+    wait_until("both serve", TEST_TIMEOUT, || pair.is_in_sync()).await?;
+    let found = tokio::time::timeout(TEST_TIMEOUT, pair.reads(200, 8)).await;
     let found = found.map_err(|_| "nobody reads there any more")??;
     assert!(is_old_or_new(&found, 2));
     pair.equal().await
@@ -303,7 +312,7 @@ async fn turned_away_for_a_moment(world: World) -> Result<(), String> {
 #[test]
 fn a_refused_write_lets_go_of_its_range_when_clients_were_turned_away_for_a_moment() {
     for seed in 0..60 {
-        let outcome = run(Setup::new(seed), turned_away_for_a_moment);
+        let outcome = run(WorldSetup::new(seed), turned_away_for_a_moment);
         outcome.result.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
     }
 }

@@ -1,4 +1,4 @@
-//! Mirrored volumes on two nodes without a control plane, for tests that say what befalls them.
+//! Mirrored volumes on two nodes without a control plane, for tests that choose the faults.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -10,18 +10,23 @@ use std::time::Duration;
 
 use block::{Dev, Epoch};
 use disk::Provisioning;
-use image::{Create, File};
+use image::{CreateImageOptions, FlatImage};
 use intent_log::IntentLog;
-use mirror::record::{History, Member, Put, Record, Records, Replica, Unreachable};
-use mirror::{FreeBytes, FreeSpace, Mirror, Parts, Settings};
-use peer::{Endpoint, Identity, Incarnation, NodeId, PeerAddresses, Secret, receive_greetings};
+use mirror::config::{
+    ConfigReplica, ConfigStore, CopyHistory, InSyncMember, MirrorConfig, PutOutcome,
+    StoreUnavailable,
+};
+use mirror::{FreeBytesFuture, FreeSpace, Mirror, MirrorParts, MirrorSettings};
+use peer::{
+    Endpoint, Incarnation, NodeId, PeerAddresses, PeerIdentity, PeerSecret, accept_connections,
+};
 use rt::Core;
 use rt::sim::{Host, HostSetup, World};
 use tokio::sync::{Notify, Semaphore};
 use uuid::Uuid;
-use volume::{Gate, Volume};
+use volume::{ReservationGate, Volume};
 
-/// The smallest that may be configured.
+/// The smallest configurable size.
 const POOL: usize = 16 << 20;
 const BYTES: u64 = 4 << 20;
 /// Bytes of a block.
@@ -33,34 +38,34 @@ fn name_of(volume: u16) -> Uuid {
     Uuid::from_u128(0x1000 + u128::from(volume))
 }
 
-/// A record that all nodes reach at once.
-pub(crate) struct Kept {
-    pub(crate) record: RefCell<Record>,
+/// A record shared by all nodes without delay.
+pub(crate) struct StoreState {
+    pub(crate) record: RefCell<MirrorConfig>,
     changed: Notify,
 }
 
 #[derive(Clone)]
-pub(crate) struct Store(pub(crate) Rc<Kept>);
+pub(crate) struct Store(pub(crate) Rc<StoreState>);
 
-impl Records for Store {
-    async fn read(&self) -> Result<Record, Unreachable> {
+impl ConfigStore for Store {
+    async fn read(&self) -> Result<MirrorConfig, StoreUnavailable> {
         Ok(self.0.record.borrow().clone())
     }
 
-    async fn put(&self, after: Epoch, config: u128, record: &Record) -> Put {
+    async fn put(&self, after: Epoch, config: u128, record: &MirrorConfig) -> PutOutcome {
         let fits = {
             let now = self.0.record.borrow();
-            now.epoch == after && now.config == config
+            now.epoch == after && now.config_id == config
         };
         if !fits {
-            return Put::Refused;
+            return PutOutcome::Conflict;
         }
         self.0.record.replace(record.clone());
         self.0.changed.notify_waiters();
-        Put::Done
+        PutOutcome::Committed
     }
 
-    async fn changed(&self) {
+    async fn wait_changed(&self) {
         let _ = tokio::time::timeout(Duration::from_secs(60), self.0.changed.notified()).await;
     }
 }
@@ -75,32 +80,32 @@ pub(crate) struct Node {
     pub(crate) core: RefCell<Option<Core>>,
 }
 
-/// Where the image of a volume is.
+/// Path of the image of a volume.
 pub(crate) fn path_of(volume: u16) -> PathBuf {
     PathBuf::from(format!("/volume-{volume}"))
 }
 
-/// Makes the images of so many volumes.
+/// Creates the images of so many volumes.
 pub(crate) async fn prepare(node: &Node, volumes: u16) -> Result<(), String> {
     let work = node.host.run(move |core| async move {
         let mut images = Vec::new();
         for volume in 0..volumes {
-            let how = Create {
-                volume: name_of(volume),
+            let how = CreateImageOptions {
+                volume_id: name_of(volume),
                 block_size: BLOCK as u32,
-                bytes: Some(BYTES),
+                size_bytes: Some(BYTES),
                 provisioning: Provisioning::Thin,
-                buffered: false,
-                force: false,
+                allow_page_cache: false,
+                overwrite: false,
                 keep_contents: false,
                 claim: None,
             };
-            let file = File::create(&core, &path_of(volume), &how).await;
+            let file = FlatImage::create(&core, &path_of(volume), &how).await;
             let file = Rc::new(file.map_err(|e| e.to_string())?);
             let area = file.log_area().await.map_err(|e| e.to_string())?;
             let log = IntentLog::create(&core, area).await.map_err(|e| e.to_string())?;
             log.close().await.map_err(|e| e.to_string())?;
-            images.push(file.label().image);
+            images.push(file.label().image_id);
         }
         Ok::<_, String>(images)
     });
@@ -113,58 +118,64 @@ pub(crate) async fn prepare(node: &Node, volumes: u16) -> Result<(), String> {
 pub(crate) fn record(volume: u16, nodes: &[Rc<Node>]) -> Store {
     let replicas: Vec<_> = nodes
         .iter()
-        .map(|n| Replica { node: n.id, image: n.images.borrow()[usize::from(volume)], new: false })
+        .map(|n| ConfigReplica {
+            node: n.id,
+            image: n.images.borrow()[usize::from(volume)],
+            is_new: false,
+        })
         .collect();
-    let in_sync =
-        replicas.iter().map(|r| Member { node: r.node, incarnation: Incarnation(0) }).collect();
-    let record = Record {
+    let in_sync = replicas
+        .iter()
+        .map(|r| InSyncMember { node: r.node, incarnation: Incarnation(0) })
+        .collect();
+    let record = MirrorConfig {
         epoch: Epoch(1),
-        config: 1,
+        config_id: 1,
         in_sync,
         replicas,
         primary: NodeId(1 + volume % 2),
-        born: Epoch::default(),
-        history: History::default(),
+        cold_start_epoch: Epoch::default(),
+        history: CopyHistory::default(),
     };
-    Store(Rc::new(Kept { record: RefCell::new(record), changed: Notify::new() }))
+    Store(Rc::new(StoreState { record: RefCell::new(record), changed: Notify::new() }))
 }
 
-/// What a host has for files.
+/// The file backend of a host.
 #[derive(Debug)]
 struct Space(Host);
 
 impl FreeSpace for Space {
-    fn free_bytes(&self) -> FreeBytes<'_> {
+    fn free_bytes(&self) -> FreeBytesFuture<'_> {
         let left = self.0.space_limit().map(|limit| limit.saturating_sub(self.0.space_used()));
         Box::pin(std::future::ready(left))
     }
 }
 
 async fn open(core: &Core, node: &Node, volume: u16, store: Store) -> Result<Mirror, String> {
-    let what = image::Open {
-        volume: name_of(volume),
-        generation: 0,
-        buffered: false,
+    let what = image::OpenImageOptions {
+        volume_id: name_of(volume),
+        min_generation: 0,
+        allow_page_cache: false,
         read_only: false,
         claim: None,
     };
-    let file = File::open(core, &path_of(volume), &what).await;
+    let file = FlatImage::open(core, &path_of(volume), &what).await;
     let file = Rc::new(file.map_err(|e| e.to_string())?);
     let area = file.log_area().await.map_err(|e| e.to_string())?;
-    let boot = area.boot(core);
+    let boot = area.disk_session(core);
     let (log, found) = IntentLog::open(core, area, boot).await.map_err(|e| e.to_string())?;
-    let parts = Parts {
+    let parts = MirrorParts {
         node: node.id,
         core: core.clone(),
-        account: core.pool().account(),
+        account: core.buffer_pool().account(),
         leg: Dev::shared(file),
         log,
-        found,
-        keeper: Rc::new(Gate::default()),
+        log_report: found,
+        metadata_observer: Rc::new(ReservationGate::default()),
         free_space: Rc::new(Space(node.host.clone())),
-        records: store,
-        settings: Settings::default(),
-        turns: Arc::new(Semaphore::new(1)),
+        config_store: store,
+        settings: MirrorSettings::default(),
+        resync_permits: Arc::new(Semaphore::new(1)),
     };
     Mirror::open(parts).await.map_err(|e| e.to_string())
 }
@@ -180,22 +191,22 @@ pub(crate) fn start(node: &Rc<Node>, other: &Node, stores: &Rc<Vec<Store>>) {
             let mut endpoints = BTreeMap::new();
             for (volume, store) in (0..).zip(stores.iter()) {
                 let mirror = open(&core, &node, volume, store.clone()).await?;
-                let secret = Secret::new(&[7; 32]);
-                let identity = Identity::new(CLUSTER, secret, node.id, name_of(volume));
+                let secret = PeerSecret::new(&[7; 32]);
+                let identity = PeerIdentity::new(CLUSTER, secret, node.id, name_of(volume));
                 let endpoint = Endpoint::new(core.clone(), identity, Rc::new(mirror.clone()));
-                mirror.set_paths(endpoint.paths_for_handler());
+                mirror.set_lease_paths(endpoint.lease_paths_for_handler());
                 let to = PeerAddresses { data: vec![other.1], heartbeat: Vec::new() };
                 endpoint.add(other.0, to);
                 endpoints.insert(name_of(volume), endpoint);
                 let compares = Rc::new(mirror.clone());
                 let dev = Dev::new(mirror.clone());
-                let owner = Volume::shared(dev, compares, Epoch::default());
+                let owner = Volume::new_replicated(dev, compares, Epoch::default());
                 node.open.borrow_mut().push((mirror, owner));
             }
             let at = SocketAddr::from(([0, 0, 0, 0], PORT));
             let listener = core.listen(at).await.map_err(|e| e.to_string())?;
             node.core.replace(Some(core.clone()));
-            receive_greetings(&listener, |greeting| {
+            accept_connections(&listener, |greeting| {
                 endpoints[&greeting.volume()].accept(greeting);
             })
             .await;
@@ -204,8 +215,8 @@ pub(crate) fn start(node: &Rc<Node>, other: &Node, stores: &Rc<Vec<Store>>) {
     });
 }
 
-/// Waits until something is so, which has a name.
-pub(crate) async fn until(
+/// Waits until a named condition holds.
+pub(crate) async fn wait_until(
     what: &str,
     within: Duration,
     mut there: impl FnMut() -> bool,
@@ -218,9 +229,9 @@ pub(crate) async fn until(
     tokio::time::timeout(within, wait).await.map_err(|_| format!("never: {what}"))
 }
 
-/// A node of this number, which does not run yet.
+/// A node of this number, not yet running.
 pub(crate) fn node(world: &World, number: u16) -> Rc<Node> {
-    let setup = HostSetup { pool_bytes: POOL, ..HostSetup::default() };
+    let setup = HostSetup { memory_bytes: POOL, ..HostSetup::default() };
     Rc::new(Node {
         id: NodeId(number),
         host: world.add_host(&format!("node{number}"), setup),

@@ -1,4 +1,4 @@
-//! What simulated TCP does, and what it does when something is in its way.
+//! How simulated TCP behaves, with and without faults.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -9,21 +9,21 @@ use std::time::Duration;
 
 use rt::Core;
 use rt::net::{ListenOptions, Stream};
-use rt::sim::{Host, HostSetup, Setup, Task, World, run};
+use rt::sim::{Host, HostSetup, HostTask, World, WorldSetup, run};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, timeout};
 
 const PORT: u16 = 3260;
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Plays a world of a client and a server for some seeds; whatever panics fails the test.
+/// Runs a world of a client and a server for some seeds; any panic fails the test.
 fn play<F, Fut>(seeds: u64, scenario: F)
 where
     F: Fn(World, Host, Host) -> Fut,
     Fut: Future<Output = ()>,
 {
     for seed in 0..seeds {
-        let outcome = run(Setup::new(seed), |world| {
+        let outcome = run(WorldSetup::new(seed), |world| {
             let client = world.add_host("client", HostSetup::default());
             let server = world.add_host("server", HostSetup::default());
             let scene = scenario(world, client, server);
@@ -68,7 +68,7 @@ async fn echo(mut stream: Stream) {
     }
 }
 
-/// Connects once the server is there.
+/// Connects once the server is listening.
 async fn dial(core: &Core, to: SocketAddr) -> Stream {
     loop {
         match core.dial(to).await {
@@ -86,7 +86,7 @@ async fn there_and_back(stream: &mut Stream, text: &[u8]) -> IoResult<()> {
     Ok(())
 }
 
-async fn done<T>(task: Task<T>) -> T {
+async fn done<T>(task: HostTask<T>) -> T {
     task.join().await.expect("the host did not crash")
 }
 
@@ -126,7 +126,8 @@ fn bytes_arrive_in_order_and_in_portions_of_their_own() {
                     let text: Vec<u8> = (0..100).map(|i| next.wrapping_add(i)).collect();
                     next = next.wrapping_add(100);
                     stream.write_all(&text).await.unwrap();
-                    tokio::time::sleep(world.rng().time(Duration::ZERO, SECOND / 300)).await;
+                    tokio::time::sleep(world.rng().duration_between(Duration::ZERO, SECOND / 300))
+                        .await;
                 }
                 stream.shutdown().await.unwrap();
                 assert_eq!(
@@ -181,7 +182,7 @@ fn a_killed_process_is_noticed_at_once() {
         let mut byte = [0];
         let read = timeout(SECOND, stream.read(&mut byte)).await.expect("an end");
         assert_eq!(read.expect("an orderly one"), 0);
-        // The other system answers what comes later with a reset.
+        // The peer's system answers later data with a reset.
         stream.write_all(b"x").await.expect("goes on the wire");
         tokio::time::sleep(SECOND).await;
         assert_eq!(stream.write_all(b"x").await.unwrap_err().kind(), ErrorKind::ConnectionReset);
@@ -210,7 +211,7 @@ fn a_connection_survives_a_partition_shorter_than_its_patience() {
             assert!(begun.elapsed() < 102 * SECOND);
             there_and_back(&mut stream, b"after").await.unwrap();
 
-            world.set_link(&server, &client, |l| l.cut = true);
+            world.set_link(&server, &client, |l| l.is_cut = true);
             let talk = timeout(2000 * SECOND, there_and_back(&mut stream, b"one way")).await;
             assert!(talk.is_err(), "the answer never comes, and that is all one sees");
         }))
@@ -374,7 +375,7 @@ fn closing_with_unread_bytes_resets() {
 #[test]
 fn connections_move_between_the_cores_of_a_host() {
     play(10, |_, client, server| async move {
-        server.set_up(|s| s.cores = 2);
+        server.update_setup(|s| s.cores = 2);
         server.start(|core: Core| async move {
             let listener = core.listen(any(PORT)).await.map_err(|e| e.to_string())?;
             loop {
@@ -385,8 +386,8 @@ fn connections_move_between_the_cores_of_a_host() {
                 if &first == b"bye" {
                     continue;
                 }
-                let there = core.peers()[1].clone();
-                let moved = there.run(move |core| async move {
+                let other_core = core.peers()[1].clone();
+                let moved = other_core.run(move |core| async move {
                     assert_eq!(core.id(), 1);
                     let stream = core.attach(stream).unwrap();
                     tokio::task::spawn_local(echo(stream));
@@ -412,7 +413,7 @@ fn connections_move_between_the_cores_of_a_host() {
 
 #[test]
 fn a_panic_in_any_task_and_endless_waiting_fail_the_world() {
-    let outcome = run(Setup::new(1), |world: World| async move {
+    let outcome = run(WorldSetup::new(1), |world: World| async move {
         let host = world.add_host("host", HostSetup::default());
         host.run(|_| async {
             tokio::time::sleep(SECOND).await;
@@ -420,24 +421,24 @@ fn a_panic_in_any_task_and_endless_waiting_fail_the_world() {
         });
         std::future::pending().await
     });
-    assert!(outcome.result.unwrap_err().what.contains("nobody joins this task"));
-    let outcome = run(Setup::new(1), |_| std::future::pending());
-    assert!(outcome.result.unwrap_err().what.contains("still going"));
-    let outcome = run(Setup::new(1), |world: World| async move {
+    assert!(outcome.result.unwrap_err().message.contains("nobody joins this task"));
+    let outcome = run(WorldSetup::new(1), |_| std::future::pending());
+    assert!(outcome.result.unwrap_err().message.contains("still going"));
+    let outcome = run(WorldSetup::new(1), |world: World| async move {
         let host = world.add_host("host", HostSetup::default());
         host.start(|_| async { Err("no disk".into()) });
         std::future::pending().await
     });
-    assert_eq!(outcome.result.unwrap_err().what, "host: no disk");
+    assert_eq!(outcome.result.unwrap_err().message, "host: no disk");
 }
 
 #[test]
 fn what_software_holds_goes_with_its_world() {
     let held = Rc::new(());
     let left = Rc::downgrade(&held);
-    let outcome = run(Setup::new(1), |world: World| async move {
+    let outcome = run(WorldSetup::new(1), |world: World| async move {
         let host = world.add_host("a", HostSetup::default());
-        // As a scenario's notion of its node has it: the host, and what runs on it.
+        // As a scenario's node does: holds the host, and what runs on it.
         let own = (host.clone(), held);
         host.start(move |_| {
             let _own = own.clone();

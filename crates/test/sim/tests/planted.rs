@@ -1,7 +1,7 @@
-//! The faults bite: every planted mistake is found, and the same store without it passes.
+//! Every planted mistake is found, and the same store without it passes.
 
-use sim::planted::pairs;
-use sim::{Batch, play_batch};
+use sim::planted::planted_mistakes;
+use sim::{Batch, run_batch};
 
 fn jobs() -> usize {
     std::thread::available_parallelism().map_or(1, Into::into).min(4)
@@ -9,7 +9,7 @@ fn jobs() -> usize {
 
 #[test]
 fn every_planted_mistake_is_found_and_the_innocent_pass() {
-    for pair in pairs() {
+    for pair in planted_mistakes() {
         let batch = |scenario, seeds, stop_after| Batch {
             scenario,
             seeds: 0..seeds,
@@ -19,12 +19,13 @@ fn every_planted_mistake_is_found_and_the_innocent_pass() {
             stop_after,
             time: None,
         };
-        let wrong = play_batch(&batch(pair.wrong, pair.within, 1), |_| {});
-        let right = play_batch(&batch(pair.right, pair.right.test_seeds, 1), |_| {});
+        let wrong = run_batch(&batch(pair.with_mistake, pair.detection_seeds, 1), |_| {});
+        let right =
+            run_batch(&batch(pair.without_mistake, pair.without_mistake.test_seeds, 1), |_| {});
         if let Some(failed) = right.failed.first() {
-            panic!("{} seed {}: {}", pair.right.name, failed.seed, failed.failure);
+            panic!("{} seed {}: {}", pair.without_mistake.name, failed.seed, failed.failure);
         }
-        println!("{}: found among {} seeds", pair.wrong.name, wrong.played);
-        assert!(!wrong.failed.is_empty(), "{} was not found", pair.wrong.name);
+        println!("{}: found among {} seeds", pair.with_mistake.name, wrong.seeds_run);
+        assert!(!wrong.failed.is_empty(), "{} was not found", pair.with_mistake.name);
     }
 }

@@ -1,4 +1,4 @@
-//! What replays must not depend on anything but the seed: sources of accidents, by name.
+//! Replays must depend on nothing but the seed: this forbids sources of nondeterminism by name.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,9 +29,9 @@ const SIMULATED: &[&str] = &[
 
 /// Files of other crates that run there, too.
 const SIMULATED_FILES: &[&str] =
-    &["cluster/cluster/src/lives.rs", "cluster/cluster/src/meta/model.rs"];
+    &["cluster/cluster/src/incarnations.rs", "cluster/cluster/src/store/memory.rs"];
 
-/// What must not stand in a line, and why.
+/// Forbidden strings, and why.
 const BANNED: &[(&str, &str)] = &[
     ("collections::HashMap", "its order differs from run to run: FxHashMap or BTreeMap"),
     ("collections::HashSet", "its order differs from run to run: FxHashSet or BTreeSet"),

@@ -1,9 +1,9 @@
-//! Every scenario holds for the seeds that a test run affords, and for those that once found
-//! something.
+//! Every scenario passes with the seeds that a test run affords, and with those that once found a
+//! defect.
 
 use std::thread::available_parallelism;
 
-use sim::{Batch, play_batch, scenarios};
+use sim::{Batch, run_batch, scenarios};
 
 #[test]
 fn every_scenario_holds() {
@@ -17,14 +17,14 @@ fn every_scenario_holds() {
             stop_after: 1,
             time: None,
         };
-        if let Some(failed) = play_batch(&batch, |_| {}).failed.first() {
-            let replay = scenario.replay(failed.seed);
+        if let Some(failed) = run_batch(&batch, |_| {}).failed.first() {
+            let replay = scenario.replay_command(failed.seed);
             panic!("{} seed {}: {}{replay}", scenario.name, failed.seed, failed.failure);
         }
     }
 }
 
-/// `crates/test/sim/seeds/pinned.txt`: scenario, seed, what it found.
+/// `crates/test/sim/seeds/pinned.txt`: scenario, seed, the defect it found.
 #[test]
 fn seeds_that_once_found_something_stay_quiet() {
     for line in include_str!("../seeds/pinned.txt").lines() {
@@ -39,7 +39,7 @@ fn seeds_that_once_found_something_stay_quiet() {
         let (Some(scenario), Some(seed), Some(what)) = (scenario, seed, what) else {
             panic!("pinned.txt: scenario, seed, what it found; not {line:?}");
         };
-        if let Err(failure) = scenario.seed(seed, false).result {
+        if let Err(failure) = scenario.run_seed(seed, false).result {
             panic!("{name:?} seed {seed} finds {what:?} again: {failure}");
         }
     }

@@ -1,34 +1,34 @@
-//! A copy is brought in sync while blocks that it needs can be read nowhere: it says what it waits for, and is in sync when
-//! they have been written.
+//! A replica resyncs while blocks that it needs are unreadable on all replicas: it reports what it
+//! waits for, and is in sync once they have been written.
 
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::{Blocks, Class, Lba, Request};
+use block::{Blocks, Lba, MemoryClass, Request};
 use disk::LABEL_AREA_BYTES;
 use rt::buf::copy_in;
-use rt::sim::{Bad, BadOps, BadUntil, Setup, World, run};
+use rt::sim::{BadDuration, BadRange, FailingOps, World, WorldSetup, run};
 
-use crate::mirrored::{BLOCK, Node, node, path_of, prepare, record, start, until};
+use crate::mirrored::{BLOCK, Node, node, path_of, prepare, record, start, wait_until};
 
 /// Blocks that become unreadable.
-const SPOILED: std::ops::Range<u64> = 40..42;
+const UNREADABLE_BLOCKS: std::ops::Range<u64> = 40..42;
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
 fn bytes(blocks: &std::ops::Range<u64>) -> std::ops::Range<u64> {
     blocks.start * BLOCK as u64..blocks.end * BLOCK as u64
 }
 
-/// What becomes of a request of a client of a node.
+/// The result of a request of a client of a node.
 async fn execute(node: &Node, data: Option<Vec<u8>>, at: u64) -> Result<Vec<u8>, String> {
     let core = node.core.borrow().clone().ok_or("the node does not run")?;
     let owner = Rc::clone(&node.open.borrow()[0].1);
-    let account = core.pool().account();
+    let account = core.buffer_pool().account();
     let work = node.host.run(move |_| async move {
         let request = match data {
             Some(bytes) => {
-                let credit = account.credit(bytes.len(), Class::Arriving).await;
+                let credit = account.credit(bytes.len(), MemoryClass::UnsolicitedData).await;
                 let data = copy_in(&credit.map_err(|e| format!("{e:?}"))?, &bytes);
                 Request::Write { at: Lba(at), data, fua: false }
             }
@@ -50,44 +50,53 @@ async fn play(world: World) -> Result<(), String> {
     let begin = |n: usize| start(&nodes[n], &nodes[1 - n], &stores);
     begin(0);
     begin(1);
-    let serves = |n: usize| nodes[n].open.borrow().first().is_some_and(|(m, _)| m.serves());
-    until("both serve", PATIENCE, || serves(0) && serves(1)).await?;
+    let serves = |n: usize| nodes[n].open.borrow().first().is_some_and(|(m, _)| m.is_serving());
+    wait_until("both serve", TEST_TIMEOUT, || serves(0) && serves(1)).await?;
     execute(&nodes[0], Some(vec![1; 64 * BLOCK]), 0).await?;
-    // One is away while all of that is written again, and loses none of its own.
+    // One replica is down while all of that is written again, and loses none of its own data.
     nodes[1].host.kill();
     nodes[1].open.take();
     let in_sync = || store.0.record.borrow().in_sync.len();
-    until("the other goes on", PATIENCE, || in_sync() == 1 && serves(0)).await?;
+    wait_until("the other goes on", TEST_TIMEOUT, || in_sync() == 1 && serves(0)).await?;
     execute(&nodes[0], Some(vec![2; 64 * BLOCK]), 0).await?;
-    let spoiled = bytes(&SPOILED);
+    let spoiled = bytes(&UNREADABLE_BLOCKS);
     let disk = nodes[0].host.disk(path_of(0)).ok_or("there is no image")?;
-    for block in SPOILED {
+    for block in UNREADABLE_BLOCKS {
         let at = LABEL_AREA_BYTES + block * BLOCK as u64;
         let bytes = at..at + BLOCK as u64;
-        disk.add_bad(Bad { bytes, ops: BadOps::Reads, until: BadUntil::Rewritten });
+        disk.add_bad_range(BadRange {
+            bytes,
+            ops: FailingOps::Reads,
+            duration: BadDuration::Rewritten,
+        });
     }
     begin(1);
     let unreadable = || {
         let open = nodes[0].open.borrow();
-        open.first().map(|(mirror, _)| mirror.status().unreadable).unwrap_or_default()
+        open.first().map(|(mirror, _)| mirror.status().unreadable_data).unwrap_or_default()
     };
-    let waits = || unreadable().first().is_some_and(|(_, what)| what.waited_for);
-    until("it says what it waits for", PATIENCE, waits).await?;
+    let waits = || unreadable().first().is_some_and(|(_, what)| what.blocks_admission);
+    wait_until("it says what it waits for", TEST_TIMEOUT, waits).await?;
     let (node, what) = unreadable().remove(0);
     assert_eq!((node, &what.ranges[..], what.bytes), (nodes[1].id, &[spoiled.clone()][..], 8192));
-    tokio::time::sleep(PATIENCE).await;
+    tokio::time::sleep(TEST_TIMEOUT).await;
     assert!(in_sync() == 1 && waits(), "it waits for as long as that takes");
-    assert!(execute(&nodes[0], None, SPOILED.start).await.is_err(), "no zeroes are read there");
-    // Written in two steps, it ends by itself.
-    execute(&nodes[0], Some(vec![3; BLOCK]), SPOILED.start).await?;
-    until("less is waited for", PATIENCE, || {
+    assert!(
+        execute(&nodes[0], None, UNREADABLE_BLOCKS.start).await.is_err(),
+        "no zeroes are read there"
+    );
+    // Written in two steps, the resync ends without further help.
+    execute(&nodes[0], Some(vec![3; BLOCK]), UNREADABLE_BLOCKS.start).await?;
+    wait_until("less is waited for", TEST_TIMEOUT, || {
         unreadable().first().is_some_and(|(_, what)| what.bytes == BLOCK as u64)
     })
     .await?;
-    execute(&nodes[0], Some(vec![3; BLOCK]), SPOILED.start + 1).await?;
-    until("both are in sync", PATIENCE, || in_sync() == 2 && serves(1)).await?;
+    execute(&nodes[0], Some(vec![3; BLOCK]), UNREADABLE_BLOCKS.start + 1).await?;
+    wait_until("both are in sync", TEST_TIMEOUT, || in_sync() == 2 && serves(1)).await?;
     assert_eq!(unreadable(), []);
-    for (block, value) in [(0, 2), (SPOILED.start, 3), (SPOILED.start + 1, 3), (63, 2)] {
+    for (block, value) in
+        [(0, 2), (UNREADABLE_BLOCKS.start, 3), (UNREADABLE_BLOCKS.start + 1, 3), (63, 2)]
+    {
         assert_eq!(execute(&nodes[1], None, block).await?, vec![value; BLOCK], "block {block}");
     }
     Ok(())
@@ -95,6 +104,6 @@ async fn play(world: World) -> Result<(), String> {
 
 #[test]
 fn a_copy_that_waits_for_blocks_that_nobody_can_read_names_them_and_ends_when_they_are_written() {
-    let outcome = run(Setup::new(15), play);
+    let outcome = run(WorldSetup::new(15), play);
     outcome.result.unwrap_or_else(|e| panic!("{e}"));
 }

@@ -1,16 +1,16 @@
-//! `./run demo`: the product's main job from beginning to end. Two servers keep one volume, a Linux machine uses it through
-//! both, one of the servers dies in the middle, and nobody notices but for a pause.
+//! `./run demo`: the product's main job from beginning to end. Two servers mirror a volume, a Linux
+//! machine uses it through both, one server dies, and I/O only pauses.
 
 use crate::{
-    cluster::{A, B, Cluster, Mirrored},
-    guest::{self, Kernel, Order},
-    house::House,
+    cluster::{Cluster, MirroredVolume, NODE_A, NODE_B},
+    guest::{self, GuestJob, GuestKernel},
     install,
     node::{Node, Profile},
+    run_context::RunContext,
     tier::{INITIATOR, nvme_host},
 };
 use anyhow::{Context, Result, ensure};
-use probe::registers::Dice;
+use probe::registers::SeededRng;
 use std::{
     fs,
     net::SocketAddr,
@@ -19,25 +19,25 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The tree: its files, and at least how many bytes they have together.
+/// Files of the tree, and their least total size.
 const FILES: usize = 1500;
 const TREE_BYTES: u64 = 200_000_000;
-/// The image of its file system lies at the start of the volume; behind it is what the load writes.
+/// The ext4 image lies at the start of the volume; the load writes behind it.
 const IMAGE_MIB: u64 = 400;
-/// What the load writes over each of the two protocols, in writes of 4 KiB, and how many a second.
+/// What the load writes over each protocol, in 4 KiB writes, and the rate per second.
 const LOAD_MIB: u64 = 32;
 const LOAD_RATE: u64 = 250;
-const LIMIT: Duration = Duration::from_secs(180);
-/// How long after its last write a region may still be marked (RFD 0010, 6.3: untouched for two rounds of 5 s, taken away in the
-/// third): a node that dies earlier is sent it again.
-const MARKED: Duration = Duration::from_secs(16);
-/// How long the killed node is away.
-const AWAY: Duration = Duration::from_secs(6);
-/// The longest pause that is promised is 4 s: here it may be longer, for the guest shares two cores with the cluster, and finds out
-/// by itself that a path is dead.
+const GUEST_LIMIT: Duration = Duration::from_secs(180);
+/// How long after its last write a region may stay dirty (RFD 0010, 6.3: unwritten for two rounds
+/// of 5 s, cleared in the third). A node that dies earlier gets the region again.
+const MARK_CLEAR_TIME: Duration = Duration::from_secs(16);
+/// How long the killed node is down.
+const NODE_DOWN_TIME: Duration = Duration::from_secs(6);
+/// The promised longest pause is 4 s. It may be longer here: the guest shares two cores with the
+/// cluster and detects a dead path itself.
 const PAUSE_ALLOWED_S: u64 = 8;
 
-/// What must be installed for the demo.
+/// The packages the demo needs.
 pub(crate) fn packages() -> Vec<&'static [install::Package]> {
     let mut packages = guest::packages();
     packages.extend([install::QEMU_IMG, install::NETWORK, install::FILTER]);
@@ -45,23 +45,23 @@ pub(crate) fn packages() -> Vec<&'static [install::Package]> {
     packages
 }
 
-/// Everything between the build and the closing words.
-pub(crate) fn show(house: &House, profile: Profile) -> Result<()> {
-    let directory = house.directory("demo")?;
-    let stage = Stage { house, directory };
+/// Runs the demo, between the build and the closing words.
+pub(crate) fn run_demo(context: &RunContext, profile: Profile) -> Result<()> {
+    let directory = context.directory("demo")?;
+    let stage = Demo { context, directory };
     stage.image()?;
     let mut cluster = stage.cluster(profile)?;
     let volume = stage.volume(&cluster)?;
     stage.copy_in(&volume)?;
-    let rested = Instant::now() + MARKED;
+    let rested = Instant::now() + MARK_CLEAR_TIME;
     stage.guest(&mut cluster, &volume, rested)?;
     stage.end(cluster, &volume)
 }
 
-/// How to do the same by hand.
-pub(crate) fn closing_words(house: &House) {
-    let program = Profile::Release.program(house);
-    let program = program.strip_prefix(&house.root).unwrap_or(&program).display();
+/// Prints how to do the same by hand.
+pub(crate) fn print_manual_steps(context: &RunContext) {
+    let program = Profile::Release.program(context);
+    let program = program.strip_prefix(&context.root).unwrap_or(&program).display();
     println!(
         "
 On three machines of your own (two with disks, any third as the witness), with `[cluster] listen` in each configuration file:
@@ -85,15 +85,15 @@ or
     );
 }
 
-struct Stage<'a> {
-    house: &'a House,
+struct Demo<'a> {
+    context: &'a RunContext,
     directory: PathBuf,
 }
 
-impl Stage<'_> {
+impl Demo<'_> {
     fn step<T>(&self, what: &str, body: impl FnOnce() -> Result<T>) -> Result<T> {
         let mut outcome = None;
-        let passed = self.house.check(what, || {
+        let passed = self.context.check(what, || {
             outcome = Some(body()?);
             Ok(())
         });
@@ -103,16 +103,16 @@ impl Stage<'_> {
     fn tool(&self, program: &str, arguments: &[&str]) -> Result<()> {
         let mut command = Command::new(program);
         command.args(arguments).current_dir(&self.directory);
-        self.house.run(program, &mut command, LIMIT)?.ok()?;
+        self.context.run(program, &mut command, GUEST_LIMIT)?.success_output()?;
         Ok(())
     }
 
-    /// A directory tree, the checksums of its files, an ext4 image of it.
+    /// Makes a directory tree, the checksums of its files and an ext4 image of it.
     fn image(&self) -> Result<()> {
         self.step(
             &format!("a directory tree: {FILES} files, {} MB", TREE_BYTES / 1_000_000),
             || {
-                let written = plant(&self.directory.join("tree"))?;
+                let written = write_tree(&self.directory.join("tree"))?;
                 ensure!(written >= TREE_BYTES, "the tree has only {written} bytes");
                 let sums =
                     "cd tree && find . -type f -print0 | sort -z | xargs -0 sha256sum > ../sums";
@@ -128,50 +128,50 @@ impl Stage<'_> {
 
     fn cluster(&self, profile: Profile) -> Result<Cluster> {
         let cluster = self.step("three nodes, each with networks of its own", || {
-            Cluster::start(self.house, &self.directory, profile)
+            Cluster::start(self.context, &self.directory, profile)
         })?;
-        self.step("they form a cluster: init, join, witness", || cluster.form())?;
+        self.step("they form a cluster: init, join, witness", || cluster.form_cluster())?;
         Ok(cluster)
     }
 
-    fn volume(&self, cluster: &Cluster) -> Result<Mirrored> {
+    fn volume(&self, cluster: &Cluster) -> Result<MirroredVolume> {
         let size = format!("{}MiB", IMAGE_MIB + 2 * LOAD_MIB);
         self.step("a volume with a copy on both, for iSCSI and NVMe/TCP at once", || {
             cluster.create("demo", &size)
         })
     }
 
-    fn copy_in(&self, volume: &Mirrored) -> Result<()> {
+    fn copy_in(&self, volume: &MirroredVolume) -> Result<()> {
         let url = volume.exported.unit.qemu_url();
         self.step("the image copied in at node a over iSCSI (qemu-img convert)", || {
             self.tool("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", "tree.ext4", &url])
         })
     }
 
-    fn guest(&self, cluster: &mut Cluster, volume: &Mirrored, rested: Instant) -> Result<()> {
-        let kernel = Kernel::choose(self.house)?;
+    fn guest(&self, cluster: &mut Cluster, volume: &MirroredVolume, rested: Instant) -> Result<()> {
+        let kernel = GuestKernel::choose(self.context)?;
         let sums = self.directory.join("sums");
-        let order = Order {
+        let order = GuestJob {
             script: "multipath.sh",
-            variables: variables(cluster, volume),
+            variables: guest_variables(cluster, volume),
             files: vec![("sums", sums.as_path())],
-            kernel: &[],
+            kernel_options: &[],
             memory_mib: 768,
-            limit: LIMIT,
+            limit: GUEST_LIMIT,
         };
-        self.house.display.line(&format!(
+        self.context.display.line(&format!(
             "  a guest ({}) on dm-multipath and NVMe multipath; node b is killed in the middle:",
             kernel.name()
         ));
-        self.house.display.working(&format!("a guest on {}", kernel.name()));
-        let run = guest::run_beside(self.house, &kernel, &order, |signs| {
+        self.context.display.begin_step(&format!("a guest on {}", kernel.name()));
+        let run = guest::run_beside(self.context, &kernel, &order, |signs| {
             signs.wait_for("loaded")?;
             std::thread::sleep(rested.saturating_duration_since(Instant::now()));
-            accident(cluster)
+            kill_node_under_load(cluster)
         });
-        let (clean, resent) = run.inspect_err(|_| cluster.show_logs(self.house))?;
+        let (clean, resent) = run.inspect_err(|_| cluster.show_logs(self.context))?;
         if !clean {
-            cluster.show_logs(self.house);
+            cluster.show_logs(self.context);
         }
         ensure!(clean, "the guest found faults");
         if let Some(bytes) = resent {
@@ -182,7 +182,8 @@ impl Stage<'_> {
                     IMAGE_MIB + 2 * LOAD_MIB
                 ),
                 || {
-                    // What was written meanwhile, what is being written, the store; a full copy would be the whole image.
+                    // Changes since the kill, in-flight writes and etcd; a full resync would be the
+                    // whole image.
                     ensure!(bytes < TREE_BYTES, "more than changed");
                     Ok(())
                 },
@@ -191,28 +192,30 @@ impl Stage<'_> {
         Ok(())
     }
 
-    fn end(self, mut cluster: Cluster, volume: &Mirrored) -> Result<()> {
-        self.step("both copies hold the same bytes", || cluster.copies_are_equal(volume))?;
+    fn end(self, mut cluster: Cluster, volume: &MirroredVolume) -> Result<()> {
+        self.step("both copies hold the same bytes", || cluster.check_replicas_equal(volume))?;
         self.step("all nodes end in order", || cluster.stop())
     }
 }
 
-/// Kills node b under the guest's load and starts it again later. Tells how much went to it from then until all was safe, where
-/// that can be counted.
-fn accident(cluster: &mut Cluster) -> Result<Option<u64>> {
-    cluster.nodes[B].kill()?;
-    std::thread::sleep(AWAY);
-    let before = cluster.bytes_to(B)?;
-    cluster.nodes[B].start()?;
+/// Kills node b under the guest's load and restarts it later. Returns the bytes sent to it until
+/// all data was safe, if they can be counted.
+fn kill_node_under_load(cluster: &mut Cluster) -> Result<Option<u64>> {
+    cluster.nodes[NODE_B].kill()?;
+    std::thread::sleep(NODE_DOWN_TIME);
+    let before = cluster.bytes_to(NODE_B)?;
+    cluster.nodes[NODE_B].start()?;
     cluster.await_safe()?;
-    let after = cluster.bytes_to(B)?;
+    let after = cluster.bytes_to(NODE_B)?;
     Ok(after.zip(before).map(|(after, before)| after - before))
 }
 
-/// What the guest has to know.
-fn variables(cluster: &Cluster, volume: &Mirrored) -> Vec<(&'static str, String)> {
+/// The variables of the guest's script.
+fn guest_variables(cluster: &Cluster, volume: &MirroredVolume) -> Vec<(&'static str, String)> {
     let portals = |of: fn(&Node) -> SocketAddr| {
-        [A, B].map(|node| guest::reaches(of(&cluster.nodes[node])).to_string()).join(" ")
+        [NODE_A, NODE_B]
+            .map(|node| guest::address_from_guest(of(&cluster.nodes[node])).to_string())
+            .join(" ")
     };
     let translated = if cluster.network.is_separate() { "no" } else { "yes" };
     let mut variables = vec![
@@ -233,15 +236,15 @@ fn variables(cluster: &Cluster, volume: &Mirrored) -> Vec<(&'static str, String)
     variables
 }
 
-/// Writes the tree, the same on every machine; returns its bytes.
-fn plant(root: &Path) -> Result<u64> {
-    let mut dice = Dice::new(2026);
+/// Writes the tree, identical on every machine; returns its size in bytes.
+fn write_tree(root: &Path) -> Result<u64> {
+    let mut dice = SeededRng::new(2026);
     let mut written = 0;
     for number in 0..FILES {
-        let directory = root.join(format!("d{}/e{}", dice.below(12), dice.below(8)));
+        let directory = root.join(format!("d{}/e{}", dice.next_below(12), dice.next_below(8)));
         fs::create_dir_all(&directory)
             .with_context(|| format!("cannot create {}", directory.display()))?;
-        let content = content(&mut dice, number);
+        let content = file_content(&mut dice, number);
         written += content.len() as u64;
         let path = directory.join(format!("file {number}"));
         fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
@@ -249,18 +252,18 @@ fn plant(root: &Path) -> Result<u64> {
     Ok(written)
 }
 
-/// Small, large and empty files; bytes that compress and bytes that do not.
-fn content(dice: &mut Dice, number: usize) -> Vec<u8> {
+/// Small, large and empty files; compressible and incompressible bytes.
+fn file_content(dice: &mut SeededRng, number: usize) -> Vec<u8> {
     let mean = 2 * TREE_BYTES / FILES as u64;
     let length = match number % 50 {
         0 => 0,
-        1..=9 => dice.below(4096),
-        _ => dice.below(mean) + mean / 5,
+        1..=9 => dice.next_below(4096),
+        _ => dice.next_below(mean) + mean / 5,
     };
     let length = usize::try_from(length).unwrap_or(0);
     let mut bytes = Vec::with_capacity(length + 8);
     while bytes.len() < length {
-        let word = dice.roll();
+        let word = dice.next_u64();
         let word = if number.is_multiple_of(3) {
             word & 0x0707_0707_0707_0707 | 0x6060_6060_6060_6060
         } else {
@@ -278,12 +281,12 @@ mod tests {
 
     #[test]
     fn the_tree_is_large_enough_and_fits_the_image() {
-        let mut dice = Dice::new(2026);
+        let mut dice = SeededRng::new(2026);
         let bytes: u64 = (0..FILES)
             .map(|number| {
-                dice.below(12);
-                dice.below(8);
-                content(&mut dice, number).len() as u64
+                dice.next_below(12);
+                dice.next_below(8);
+                file_content(&mut dice, number).len() as u64
             })
             .sum();
         assert!((TREE_BYTES..350_000_000).contains(&bytes), "{bytes}");

@@ -1,5 +1,5 @@
-//! What the person at the terminal sees: one plain line for everything that has ended and, on a terminal, one moving
-//! line for what is going on. Without a terminal a long step says every minute that it is still alive.
+//! Terminal output: one line for each finished step and, on a terminal, one updating line for the
+//! running step. Without a terminal, a long step prints a line every minute.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::{
@@ -8,10 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often a step without a terminal reports that it still runs.
+/// How often a running step prints a line without a terminal.
 const HEARTBEAT: Duration = Duration::from_secs(60);
 
-/// The one place that prints.
+/// The only module that prints.
 pub(crate) struct Display {
     bar: Option<ProgressBar>,
     step: Mutex<Step>,
@@ -39,7 +39,7 @@ impl Display {
         Self { bar, step }
     }
 
-    /// A line that stays.
+    /// Prints a permanent line.
     pub(crate) fn line(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.suspend(|| println!("{text}")),
@@ -47,8 +47,8 @@ impl Display {
         }
     }
 
-    /// A step begins; it is the running one until the next begins.
-    pub(crate) fn working(&self, what: &str) {
+    /// Begins a step; it runs until the next one begins.
+    pub(crate) fn begin_step(&self, what: &str) {
         let now = Instant::now();
         if let Ok(mut step) = self.step.lock() {
             *step = Step { what: what.to_owned(), started: now, reported: now };
@@ -60,7 +60,7 @@ impl Display {
         }
     }
 
-    /// What the running step is doing right now, usually the last line of a program's output.
+    /// Shows what the running step does, usually the last line of a program's output.
     pub(crate) fn detail(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.set_message(text.to_owned()),
@@ -80,8 +80,8 @@ impl Display {
         }
     }
 
-    /// Runs `body` while something else writes to the terminal.
-    pub(crate) fn hidden<T>(&self, body: impl FnOnce() -> T) -> T {
+    /// Clears the updating line while `body` writes to the terminal.
+    pub(crate) fn suspend<T>(&self, body: impl FnOnce() -> T) -> T {
         if let Some(bar) = &self.bar {
             bar.set_draw_target(ProgressDrawTarget::hidden());
         }
@@ -92,7 +92,7 @@ impl Display {
         result
     }
 
-    /// Takes the moving line away.
+    /// Removes the updating line.
     pub(crate) fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

@@ -1,6 +1,6 @@
-//! Debian packages and cargo tools, installed when a step needs them and they are missing. README.md names them all.
+//! Debian packages and cargo tools, installed when a step needs them. README.md lists them all.
 
-use crate::{house::House, kernel};
+use crate::{kernel, run_context::RunContext};
 use anyhow::{Context, Result, bail};
 use std::{
     path::{Path, PathBuf},
@@ -8,17 +8,17 @@ use std::{
     time::Duration,
 };
 
-/// Debian's name of a package and a file that shows it is there on any system.
+/// A Debian package and a file that shows it is installed.
 pub(crate) struct Package {
     name: &'static str,
-    witness: &'static str,
+    probe_file: &'static str,
 }
 
 const fn package(name: &'static str, witness: &'static str) -> Package {
-    Package { name, witness }
+    Package { name, probe_file: witness }
 }
 
-/// `qemu-img` that speaks iSCSI.
+/// `qemu-img` with iSCSI.
 pub(crate) const QEMU_IMG: &[Package] =
     &[package("qemu-utils", "qemu-img"), package("qemu-block-extra", "qemu-img")];
 /// libiscsi's suite and its load generator.
@@ -26,42 +26,42 @@ pub(crate) const LIBISCSI: &[Package] = &[package("libiscsi-bin", "iscsi-test-cu
 /// Namespaces, taps, pinning.
 pub(crate) const NETWORK: &[Package] =
     &[package("iproute2", "ip"), package("util-linux", "unshare")];
-/// Cuts links of a cluster.
+/// To cut a cluster's links.
 pub(crate) const FILTER: &[Package] = &[package("nftables", "nft")];
-/// The store of a cluster, for the tests of what speaks to it.
+/// etcd, for the tests of its client.
 pub(crate) const ETCD: &[Package] = &[package("etcd-server", "etcd")];
-/// What asks and orders members of the store.
+/// To query and command etcd members.
 pub(crate) const ETCDCTL: &[Package] = &[package("etcd-client", "etcdctl")];
-/// A name server of iSCSI, and what asks it.
+/// An iSNS server and client.
 pub(crate) const ISNS: &[Package] =
     &[package("open-isns-server", "isnsd"), package("open-isns-utils", "isnsadm")];
-/// Other implementations of TLS with keys.
+/// Other implementations of TLS with pre-shared keys.
 pub(crate) const TLS: &[Package] =
     &[package("openssl", "openssl"), package("gnutls-bin", "gnutls-cli")];
-/// Other implementations of NBD, of both ends.
+/// Other NBD clients and servers.
 pub(crate) const NBD: &[Package] = &[
     package("nbdkit", "nbdkit"),
     package("libnbd-bin", "nbdcopy"),
     package("qemu-utils", "qemu-nbd"),
     package("fio", "fio"),
 ];
-/// File systems on a loop device on a file that is a volume; fio and qemu-img are [`NBD`]'s.
+/// File systems on a loop device over a volume's FUSE file; fio and qemu-img are in [`NBD`].
 pub(crate) const FUSE: &[Package] = &[
     package("e2fsprogs", "mkfs.ext4"),
     package("mount", "losetup"),
     package("util-linux", "fstrim"),
     package("xfsprogs", "mkfs.xfs"),
 ];
-/// A block device on a file of FUSE.
+/// A block device over a FUSE file.
 pub(crate) const LOOP: &[Package] = &[package("fuse3", "fusermount3"), package("mount", "losetup")];
-/// Another wall clock for a process.
+/// A different wall clock for a process.
 pub(crate) const CLOCK: &[Package] = &[package("faketime", "faketime")];
-/// The peer of the measurements.
+/// The reference target of the benchmarks.
 pub(crate) const TGT: &[Package] = &[package("tgt", "tgtd")];
-/// Somebody else's parity kernels.
+/// Reference parity kernels.
 pub(crate) const ISAL: &[Package] =
     &[package("libisal2", "/usr/lib/x86_64-linux-gnu/libisal.so.2")];
-/// What the guests' scripts call; they run on this machine's own files.
+/// What the guests' scripts call; guests run on this machine's own files.
 pub(crate) const GUEST: &[Package] = &[
     package("busybox-static", "busybox"),
     package("cpio", "cpio"),
@@ -76,8 +76,8 @@ pub(crate) const GUEST: &[Package] = &[
     package("util-linux", "unshare"),
     package("xfsprogs", "mkfs.xfs"),
 ];
-/// What makes [`newer`].
-pub(crate) const NEWER: &[Package] = &[package("mmdebstrap", "mmdebstrap")];
+/// Builds [`newer_debian_root`].
+pub(crate) const MMDEBSTRAP: &[Package] = &[package("mmdebstrap", "mmdebstrap")];
 /// SCSI commands of all kinds, in a guest.
 pub(crate) const SG: &[Package] = &[package("sg3-utils", "sg_persist")];
 /// Several paths to one iSCSI disk, in a guest.
@@ -85,7 +85,7 @@ pub(crate) const MULTIPATH: &[Package] = &[package("multipath-tools", "multipath
 /// The guest without a User Mode Linux kernel: Debian's kernel under QEMU.
 pub(crate) const GUEST_QEMU: &[Package] =
     &[package(kernel::PACKAGE, "/boot/vmlinuz"), package("qemu-system-x86", "qemu-system-x86_64")];
-/// What makes a disk from which it boots by itself.
+/// What makes a bootable disk.
 pub(crate) const BOOT_DISK: &[Package] = &[
     package("e2fsprogs", "mke2fs"),
     package("grub-common", "grub-mkimage"),
@@ -105,90 +105,90 @@ pub(crate) fn has_program(program: &str) -> bool {
     DIRECTORIES.iter().any(|directory| Path::new(directory).join(program).exists())
 }
 
-fn is_there(package: &Package) -> bool {
+fn is_installed(package: &Package) -> bool {
     if !on_debian() {
-        return Path::new(package.witness).is_absolute() || has_program(package.witness);
+        return Path::new(package.probe_file).is_absolute() || has_program(package.probe_file);
     }
     let status =
         Command::new("dpkg-query").args(["-W", "-f", "${db:Status-Status}", package.name]).output();
     status.is_ok_and(|out| out.stdout == b"installed")
 }
 
-fn root() -> bool {
+fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Installs what is missing of `wanted`. A kernel is unpacked and not installed.
-pub(crate) fn packages(house: &House, wanted: &[&[Package]]) -> Result<()> {
+/// Installs the missing packages of `wanted`. A kernel is only unpacked, not installed.
+pub(crate) fn packages(context: &RunContext, wanted: &[&[Package]]) -> Result<()> {
     let wanted = wanted.iter().flat_map(|group| group.iter());
     let (kernels, programs): (Vec<&Package>, Vec<&Package>) =
         wanted.partition(|p| p.name == kernel::PACKAGE);
     let mut missing: Vec<&str> =
-        programs.into_iter().filter(|p| !is_there(p)).map(|p| p.name).collect();
+        programs.into_iter().filter(|p| !is_installed(p)).map(|p| p.name).collect();
     missing.sort_unstable();
     missing.dedup();
     if !missing.is_empty() {
-        install(house, &missing)?;
+        install(context, &missing)?;
     }
-    let unpacks = !kernels.is_empty() && on_debian() && kernel::find(house).is_none();
+    let unpacks = !kernels.is_empty() && on_debian() && kernel::find(context).is_none();
     if unpacks {
-        kernel::unpack(house, || apt(house, "apt-get update", &["update"]))
+        kernel::unpack(context, || apt(context, "apt-get update", &["update"]))
     } else {
         Ok(())
     }
 }
 
-fn install(house: &House, missing: &[&str]) -> Result<()> {
+fn install(context: &RunContext, missing: &[&str]) -> Result<()> {
     let list = missing.join(" ");
     if !on_debian() {
         bail!("please install what Debian calls: {list}");
     }
-    house.display.working(&format!("install {list}"));
+    context.display.begin_step(&format!("install {list}"));
     let install: Vec<&str> =
         ["install", "--no-install-recommends"].into_iter().chain(missing.iter().copied()).collect();
-    apt(house, "apt-get update", &["update"])?;
-    apt(house, "apt-get install", &install)
+    apt(context, "apt-get update", &["update"])?;
+    apt(context, "apt-get install", &install)
         .with_context(|| format!("apt-get could not install {list}"))?;
-    house.display.line(&format!("  installed {list}"));
+    context.display.line(&format!("  installed {list}"));
     Ok(())
 }
 
 /// Runs apt-get as root.
-fn apt(house: &House, what: &str, arguments: &[&str]) -> Result<String> {
-    if !root() && !has_program("sudo") {
+fn apt(context: &RunContext, what: &str, arguments: &[&str]) -> Result<String> {
+    if !is_root() && !has_program("sudo") {
         let words = arguments.join(" ");
         bail!("neither root nor sudo is there: run `apt-get {words}` as root, then this again");
     }
-    let mut command = Command::new(if root() { "env" } else { "sudo" });
-    if !root() {
+    let mut command = Command::new(if is_root() { "env" } else { "sudo" });
+    if !is_root() {
         command.arg("env");
     }
     command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "-q", "-y"]).args(arguments);
-    house.run(what, &mut command, Duration::from_secs(900))?.ok()
+    context.run(what, &mut command, Duration::from_secs(900))?.success_output()
 }
 
-/// The root of a newer Debian with what this one lacks: the daemon that shakes hands for the kernel, and an nvme-cli that knows
-/// keys of TLS. It is made where the network is there, and stays with the build.
-pub(crate) fn newer(house: &House) -> Result<PathBuf> {
-    let root = house.target.join("newer-debian");
+/// The root of a newer Debian, with what this one lacks: the kernel's TLS handshake daemon and an
+/// nvme-cli that supports TLS keys. Built while the network is available and kept with the build.
+pub(crate) fn newer_debian_root(context: &RunContext) -> Result<PathBuf> {
+    let root = context.target.join("newer-debian");
     if root.join("usr/sbin/tlshd").exists() {
         return Ok(root);
     }
-    house.display.working("unpack tools of a newer Debian");
+    context.display.begin_step("unpack tools of a newer Debian");
     let unfinished = root.with_extension("new");
     let _ = std::fs::remove_dir_all(&unfinished);
     let mut command = Command::new("mmdebstrap");
     command.args(["--variant=extract", "--include=ktls-utils,nvme-cli,keyutils,bash,coreutils"]);
     command.arg("trixie").arg(&unfinished).arg("http://deb.debian.org/debian");
-    house.run("mmdebstrap", &mut command, Duration::from_secs(300))?.ok()?;
+    context.run("mmdebstrap", &mut command, Duration::from_secs(300))?.success_output()?;
     std::fs::rename(&unfinished, &root).context("cannot rename the root of a newer Debian")?;
-    house.display.line("  unpacked tools of Debian trixie");
+    context.display.line("  unpacked tools of Debian trixie");
     Ok(root)
 }
 
-/// Installs a tool from crates.io, built from its own lock file, unless it is there.
-pub(crate) fn cargo_tool(house: &House, subcommand: &str, version: &str) -> Result<()> {
-    let present = house
+/// Builds and installs a tool from crates.io with its own lock file, if missing.
+pub(crate) fn cargo_tool(context: &RunContext, subcommand: &str, version: &str) -> Result<()> {
+    let present = context
         .cargo()
         .args([subcommand, "--version"])
         .output()
@@ -197,18 +197,18 @@ pub(crate) fn cargo_tool(house: &House, subcommand: &str, version: &str) -> Resu
         return Ok(());
     }
     let name = format!("cargo-{subcommand}");
-    house.display.working(&format!("install {name}"));
-    let mut command = house.cargo();
+    context.display.begin_step(&format!("install {name}"));
+    let mut command = context.cargo();
     command.args(["install", "--locked", &name, "--version", version]);
-    // They run for seconds: building them fast matters more than their speed.
+    // These tools run for seconds: fast builds matter more than fast code.
     command.envs([
         ("CARGO_PROFILE_RELEASE_LTO", "off"),
         ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1"),
         ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"),
         ("CARGO_PROFILE_RELEASE_DEBUG", "false"),
     ]);
-    house.build(&format!("cargo install {name}"), &mut command)?.ok()?;
-    house.display.line(&format!("  installed {name} {version}"));
+    context.build(&format!("cargo install {name}"), &mut command)?.success_output()?;
+    context.display.line(&format!("  installed {name} {version}"));
     Ok(())
 }
 

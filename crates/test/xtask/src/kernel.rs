@@ -1,7 +1,7 @@
-//! Debian's kernel for guests: the one of this machine, or one that is unpacked beside the build. It is never installed: what
-//! this machine boots next time is not for its tests to choose.
+//! Debian's kernel for guests: this machine's, or one unpacked beside the build. It is never
+//! installed: tests must not change what this machine boots.
 
-use crate::house::House;
+use crate::run_context::RunContext;
 use anyhow::{Context, Result};
 use std::{
     fs,
@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-/// The package that names Debian's present kernel.
+/// The package that depends on Debian's current kernel.
 pub(crate) const PACKAGE: &str = "linux-image-amd64";
 
 const LIMIT: Duration = Duration::from_secs(900);
@@ -19,18 +19,18 @@ const LIMIT: Duration = Duration::from_secs(900);
 pub(crate) struct Kernel {
     pub(crate) image: PathBuf,
     pub(crate) version: String,
-    /// The directory that its modules are below, in `lib/modules`.
+    /// The root directory of its `lib/modules`.
     pub(crate) root: PathBuf,
 }
 
-/// Where the kernel is that was unpacked, if one was.
-pub(crate) fn unpacked(house: &House) -> PathBuf {
-    house.target.join("guest-kernel")
+/// Where [`unpack`] puts the kernel.
+pub(crate) fn unpacked(context: &RunContext) -> PathBuf {
+    context.target.join("guest-kernel")
 }
 
-/// The kernel of this machine, or else the one that was unpacked.
-pub(crate) fn find(house: &House) -> Option<Kernel> {
-    newest_in(Path::new("/")).or_else(|| newest_in(&unpacked(house)))
+/// This machine's kernel, or else the unpacked one.
+pub(crate) fn find(context: &RunContext) -> Option<Kernel> {
+    newest_in(Path::new("/")).or_else(|| newest_in(&unpacked(context)))
 }
 
 /// The newest kernel in a root's /boot that has its modules.
@@ -50,24 +50,24 @@ fn newest_in(root: &Path) -> Option<Kernel> {
     Some(Kernel { image, version, root: root.to_owned() })
 }
 
-/// Downloads Debian's kernel and unpacks it beside the build. `update` brings the lists of packages up to date.
-pub(crate) fn unpack(house: &House, update: impl FnOnce() -> Result<String>) -> Result<()> {
-    let root = unpacked(house);
+/// Downloads Debian's kernel and unpacks it beside the build. `update` refreshes the package lists.
+pub(crate) fn unpack(context: &RunContext, update: impl FnOnce() -> Result<String>) -> Result<()> {
+    let root = unpacked(context);
     let unfinished = root.with_extension("new");
     let _ = fs::remove_dir_all(&unfinished);
     fs::create_dir_all(&unfinished).context("cannot create the directory of a guest's kernel")?;
-    house.display.working("unpack Debian's kernel for guests");
-    if download(house, &unfinished).is_err() {
-        // Old lists name packages that are there no more.
+    context.display.begin_step("unpack Debian's kernel for guests");
+    if download(context, &unfinished).is_err() {
+        // Old lists name packages that no longer exist.
         update()?;
-        download(house, &unfinished)?;
+        download(context, &unfinished)?;
     }
     let mut files = fs::read_dir(&unfinished)?.filter_map(|entry| Some(entry.ok()?.path()));
     let archive = files.find(|path| path.extension().is_some_and(|e| e == "deb"));
     let archive = archive.context("apt-get has downloaded no kernel")?;
     let mut extract = Command::new("dpkg-deb");
     extract.arg("-x").arg(&archive).arg(&unfinished);
-    house.run("dpkg-deb", &mut extract, LIMIT)?.ok()?;
+    context.run("dpkg-deb", &mut extract, LIMIT)?.success_output()?;
     fs::remove_file(&archive).context("cannot remove the kernel's package")?;
     if !unfinished.join("lib").exists() {
         std::os::unix::fs::symlink("usr/lib", unfinished.join("lib"))?;
@@ -75,32 +75,32 @@ pub(crate) fn unpack(house: &House, update: impl FnOnce() -> Result<String>) -> 
     let kernel = newest_in(&unfinished).context("the package has no kernel with modules")?;
     let mut index = Command::new("depmod");
     index.arg("-b").arg(&unfinished).arg(&kernel.version).env("PATH", with_sbin());
-    house.run("depmod", &mut index, LIMIT)?.ok()?;
+    context.run("depmod", &mut index, LIMIT)?.success_output()?;
     let _ = fs::remove_dir_all(&root);
     fs::rename(&unfinished, &root).context("cannot rename the directory of a guest's kernel")?;
-    house
+    context
         .display
         .line(&format!("  unpacked Linux {} for guests, beside the build", kernel.version));
     Ok(())
 }
 
-/// Puts the package of Debian's present kernel into a directory.
-fn download(house: &House, directory: &Path) -> Result<()> {
+/// Downloads the package of Debian's current kernel into a directory.
+fn download(context: &RunContext, directory: &Path) -> Result<()> {
     let mut ask = Command::new("apt-cache");
     ask.args(["depends", PACKAGE]);
-    let said = house.run("apt-cache depends", &mut ask, LIMIT)?.ok()?;
+    let said = context.run("apt-cache depends", &mut ask, LIMIT)?.success_output()?;
     let name = image_of(&said).with_context(|| format!("apt knows no {PACKAGE}"))?;
     let mut get = Command::new("apt-get");
     get.args(["-q", "download", name]).current_dir(directory);
-    house.run("apt-get download", &mut get, LIMIT)?.ok().map(|_| ())
+    context.run("apt-get download", &mut get, LIMIT)?.success_output().map(|_| ())
 }
 
-/// The package that the one that names the present kernel depends on.
+/// The kernel package that [`PACKAGE`] depends on.
 fn image_of(said: &str) -> Option<&str> {
     said.lines().find_map(|line| line.trim().strip_prefix("Depends: ").map(str::trim))
 }
 
-/// The directories of programs, those of administrators among them.
+/// `PATH` including the sbin directories.
 fn with_sbin() -> String {
     format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default())
 }
@@ -108,11 +108,11 @@ fn with_sbin() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cleanup::Scratch;
+    use crate::cleanup::ScratchDir;
 
     #[test]
     fn the_newest_kernel_with_its_modules_is_taken_from_any_root() {
-        let scratch = Scratch::new(&std::env::temp_dir()).unwrap();
+        let scratch = ScratchDir::new(&std::env::temp_dir()).unwrap();
         let root = scratch.path();
         assert!(newest_in(root).is_none(), "there is none");
         fs::create_dir_all(root.join("boot")).unwrap();

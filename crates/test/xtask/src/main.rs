@@ -1,8 +1,8 @@
-//! What `./run` does. This tool only calls other programs, cargo and the product among them; the product does not know
-//! it. See `docs/rfd/0009-how-we-prove-it.md` for why there are these tiers.
+//! The program behind `./run`. It only calls other programs, cargo and the product among them; the
+//! product does not depend on it. `docs/rfd/0009-how-we-prove-it.md` explains the tiers.
 #![allow(
     clippy::disallowed_methods,
-    reason = "runs on the machine of whoever builds, never under simulated time"
+    reason = "runs on developers' machines, never under simulated time"
 )]
 #![allow(missing_docs, reason = "a tool, not a library")]
 
@@ -12,24 +12,24 @@ mod cluster;
 mod demo;
 mod display;
 mod guest;
-mod house;
 mod install;
 mod kernel;
-mod ledger;
 mod namespace;
 mod network;
 mod node;
 mod process;
+mod run_context;
 mod server;
 mod soak;
+mod test_report;
 mod tier;
 
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
-use house::House;
-use ledger::Failure;
 use node::Profile;
+use run_context::RunContext;
 use std::{process::ExitCode, time::Instant};
+use test_report::Failure;
 use tier::TIERS;
 
 #[derive(Parser)]
@@ -40,75 +40,77 @@ use tier::TIERS;
 )]
 struct Arguments {
     #[command(subcommand)]
-    command: What,
+    command: RunCommand,
 }
 
 #[derive(Subcommand)]
-enum What {
-    /// Show the main job: a volume on two nodes, one of which dies while Linux uses both
+enum RunCommand {
+    /// Show the main job: a mirrored volume on two nodes, one of which dies while Linux uses both
     Demo,
-    /// Everything that must hold, tier by tier; installs what it needs
+    /// Run the tests, tier by tier; installs the packages they need
     Test {
-        /// Only these tiers
+        /// Run only these tiers
         #[arg(long = "tier", value_name = "NAME", value_delimiter = ',')]
         tiers: Vec<String>,
-        /// Only checks whose name contains this; heeded by tiers mirror, scsi and nvme
+        /// Run only checks whose name contains this text (tiers mirror, scsi and nvme)
         #[arg(long, default_value = "")]
         only: String,
-        /// Say which tiers there are
+        /// List the tiers
         #[arg(long)]
         list: bool,
     },
-    /// A cluster of real processes under random trouble, for as long as wanted
+    /// Inject random faults into a cluster of real processes
     Chaos {
         #[arg(long, default_value_t = 30)]
         rounds: u64,
-        /// The same seed brings the same troubles in the same order
+        /// Seed of the fault sequence; the same seed repeats it
         #[arg(long, default_value_t = 1)]
         seed: u64,
-        /// Only scenarios whose name contains this
+        /// Run only scenarios whose name contains this text
         #[arg(long, default_value = "")]
         only: String,
     },
-    /// Connections that come and go, for as long as wanted: nothing may grow by it
+    /// Open and close connections for a long time and check that resource use does not grow
     Soak {
         #[arg(long, default_value_t = 10)]
         minutes: u32,
-        /// The same seed brings the same clients
+        /// Seed of the clients; the same seed repeats them
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
-    /// Mirrored volumes on two nodes, as many as wanted: created, used, idle, a node killed, deleted
+    /// Create, use, leave idle and delete many mirrored volumes on two nodes, and kill a node
+    /// meanwhile
     Crowd {
         #[arg(long, default_value_t = 1000)]
         volumes: usize,
     },
-    /// Measure side by side, against the limits of this machine; writes bench/README.md
+    /// Benchmark against a reference and the limits of this machine; writes bench/README.md
     Bench {
         /// What to measure
-        what: bench::Subject,
-        /// How often everything is measured
+        what: bench::BenchSubject,
+        /// Number of repetitions of the whole benchmark
         #[arg(long, default_value_t = 5)]
         repetitions: usize,
-        /// How long one measurement takes
+        /// Seconds of one measurement
         #[arg(long, default_value_t = 3)]
         seconds: u64,
     },
-    /// The clients of the tests against other people's targets: shows whose fault a failure is
+    /// Run the test clients against other vendors' targets, to see whether a failure is ours
     Peers,
-    /// rustfmt and clippy
+    /// Run rustfmt and clippy
     Lint,
-    /// cargo-deny: licences and sources of dependencies, and published weaknesses; installs it
+    /// Check licences, sources and known vulnerabilities of dependencies with cargo-deny; installs
+    /// it
     Audit,
-    /// The simulator, for as many seeds as wanted; its own arguments follow
+    /// Run the simulator; further arguments are passed to it
     Sim {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// The fuzz targets, or one of them, for longer than the tests do
+    /// Run one fuzz target or all of them, for longer than the tests do
     Fuzz {
         target: Option<String>,
-        /// How long each target runs
+        /// Seconds for each target
         #[arg(long, default_value_t = 300)]
         seconds: u64,
     },
@@ -128,56 +130,60 @@ fn run() -> Result<ExitCode> {
     let arguments = Arguments::parse();
     cleanup::install()?;
     namespace::prepare()?;
-    let mut house = House::open()?;
+    let mut context = RunContext::open()?;
     match arguments.command {
-        What::Demo => demonstrate(&house)?,
-        What::Test { list: true, .. } => {
+        RunCommand::Demo => demo_command(&context)?,
+        RunCommand::Test { list: true, .. } => {
             for tier in TIERS {
                 println!("{:<12} {}", tier.name, tier.about);
             }
         }
-        What::Test { tiers, only, .. } => {
-            house.only = only;
-            test(&house, &tiers)?;
+        RunCommand::Test { tiers, only, .. } => {
+            context.name_filter = only;
+            test(&context, &tiers)?;
         }
-        What::Chaos { rounds, seed, only } => chaos(&house, &tier::Chaos { rounds, seed, only })?,
-        What::Crowd { volumes } => crowd(&house, volumes)?,
-        What::Soak { minutes, seed } => soak(&house, soak::Soak { minutes, seed })?,
-        What::Bench { what, repetitions, seconds } => {
-            bench::start(&house, what, bench::Plan { repetitions, seconds })?;
+        RunCommand::Chaos { rounds, seed, only } => {
+            chaos(&context, &tier::ChaosPlan { rounds, seed, only })?;
         }
-        What::Peers => {
-            install::packages(&house, &tier::peer_packages())?;
-            if namespace::inside() || !namespace::run_inside(&house, &["peers"])? {
-                tier::against_peers(&house)?;
+        RunCommand::Crowd { volumes } => many_volumes(&context, volumes)?,
+        RunCommand::Soak { minutes, seed } => soak(&context, soak::SoakPlan { minutes, seed })?,
+        RunCommand::Bench { what, repetitions, seconds } => {
+            bench::run_benchmark(&context, what, bench::BenchPlan { repetitions, seconds })?;
+        }
+        RunCommand::Peers => {
+            install::packages(&context, &tier::peer_packages())?;
+            if namespace::is_inside() || !namespace::run_inside(&context, &["peers"])? {
+                tier::test_clients_against_other_targets(&context)?;
             }
         }
-        What::Lint => tier::lint(&house),
-        What::Audit => tier::audit(&house)?,
-        What::Sim { arguments } => tier::simulate(&house, &arguments)?,
-        What::Fuzz { target, seconds } => tier::fuzz(&house, &tier::Fuzz { target, seconds })?,
+        RunCommand::Lint => tier::lint(&context),
+        RunCommand::Audit => tier::audit(&context)?,
+        RunCommand::Sim { arguments } => tier::simulate(&context, &arguments)?,
+        RunCommand::Fuzz { target, seconds } => {
+            tier::fuzz(&context, &tier::FuzzPlan { target, seconds })?;
+        }
     }
-    house.display.finish();
-    let failed = house.with_ledger(|ledger| !ledger.failed.is_empty());
+    context.display.finish();
+    let failed = context.with_report(|ledger| !ledger.failed.is_empty());
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// The tiers named, or all of them; the verdict is the last line.
-fn test(house: &House, only: &[String]) -> Result<()> {
+/// Runs the named tiers, or all of them. The last line printed is the verdict.
+fn test(context: &RunContext, only: &[String]) -> Result<()> {
     if let Some(unknown) = only.iter().find(|name| TIERS.iter().all(|tier| tier.name != **name)) {
         bail!("there is no tier {unknown}; ./run test --list names them");
     }
     let begun = Instant::now();
     let wanted = |name: &str| only.is_empty() || only.iter().any(|chosen| chosen == name);
     let chosen: Vec<_> = TIERS.iter().filter(|tier| wanted(tier.name)).collect();
-    tier::run_all(house, &chosen)?;
-    if namespace::inside() {
+    tier::run_all(context, &chosen)?;
+    if namespace::is_inside() {
         return Ok(());
     }
-    house.display.finish();
+    context.display.finish();
     println!("took {} s", begun.elapsed().as_secs());
-    house.with_ledger(|ledger| {
-        for Failure { name, why } in &ledger.failed {
+    context.with_report(|ledger| {
+        for Failure { name, reason: why } in &ledger.failed {
             println!("failed: {name}");
             for line in why.lines() {
                 println!("    {line}");
@@ -188,56 +194,56 @@ fn test(house: &House, only: &[String]) -> Result<()> {
     Ok(())
 }
 
-fn chaos(house: &House, plan: &tier::Chaos) -> Result<()> {
+fn chaos(context: &RunContext, plan: &tier::ChaosPlan) -> Result<()> {
     let (rounds, seed) = (plan.rounds.to_string(), plan.seed.to_string());
     let again = ["chaos", "--rounds", &rounds, "--seed", &seed, "--only", &plan.only];
-    at_length(house, Profile::Dev, &again, || tier::chaos(house, plan))
+    run_long_check(context, Profile::Dev, &again, || tier::chaos(context, plan))
 }
 
-fn soak(house: &House, plan: soak::Soak) -> Result<()> {
+fn soak(context: &RunContext, plan: soak::SoakPlan) -> Result<()> {
     let (minutes, seed) = (plan.minutes.to_string(), plan.seed.to_string());
     let again = ["soak", "--minutes", &minutes, "--seed", &seed];
-    at_length(house, Profile::Release, &again, || soak::soak(house, plan))
+    run_long_check(context, Profile::Dist, &again, || soak::soak(context, plan))
 }
 
-fn crowd(house: &House, volumes: usize) -> Result<()> {
+fn many_volumes(context: &RunContext, volumes: usize) -> Result<()> {
     let again = ["crowd", "--volumes", &volumes.to_string()];
-    at_length(house, Profile::Dev, &again, || tier::crowd(house, volumes))
+    run_long_check(context, Profile::Dev, &again, || tier::many_volumes(context, volumes))
 }
 
-/// A longer check of a cluster than the tests have time for, in namespaces of its own: `again` is what it is
-/// called by inside.
-fn at_length(
-    house: &House,
+/// Runs a long check of a cluster in its own namespaces. `again` are the arguments with which this
+/// tool runs itself inside.
+fn run_long_check(
+    context: &RunContext,
     profile: Profile,
     again: &[&str],
     check: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
-    install::packages(house, &tier::mirror_packages())?;
-    profile.build_product(house)?;
-    if namespace::inside() || !namespace::run_inside(house, again)? {
+    install::packages(context, &tier::mirror_packages())?;
+    profile.build_product(context)?;
+    if namespace::is_inside() || !namespace::run_inside(context, again)? {
         check()?;
     }
-    if !namespace::inside() {
-        house.display.finish();
-        house.with_ledger(|ledger| println!("{}", ledger.verdict()));
+    if !namespace::is_inside() {
+        context.display.finish();
+        context.with_report(|ledger| println!("{}", ledger.verdict()));
     }
     Ok(())
 }
 
-fn demonstrate(house: &House) -> Result<()> {
-    if namespace::inside() {
-        return demo::show(house, Profile::Release);
+fn demo_command(context: &RunContext) -> Result<()> {
+    if namespace::is_inside() {
+        return demo::run_demo(context, Profile::Release);
     }
-    install::packages(house, &demo::packages())?;
-    Profile::Release.build_product(house)?;
+    install::packages(context, &demo::packages())?;
+    Profile::Release.build_product(context)?;
     let begun = Instant::now();
-    if !namespace::run_inside(house, &["demo"])? {
-        demo::show(house, Profile::Release)?;
+    if !namespace::run_inside(context, &["demo"])? {
+        demo::run_demo(context, Profile::Release)?;
     }
-    house.display.finish();
-    if house.with_ledger(|ledger| ledger.failed.is_empty()) {
-        demo::closing_words(house);
+    context.display.finish();
+    if context.with_report(|ledger| ledger.failed.is_empty()) {
+        demo::print_manual_steps(context);
         println!("All of it as expected, in {} s after the build.", begun.elapsed().as_secs());
     }
     Ok(())

@@ -1,25 +1,25 @@
-//! Tests with real processes run inside a network and a process namespace of their own: their ports meet nobody else's,
-//! garbage goes no farther than loopback, and when the namespace's first process ends, everything in it ends.
+//! Tests with real processes run in their own network and process namespaces: their ports cannot
+//! collide with others, garbage packets stay on loopback, and all processes end with the namespace.
 //!
-//! The tool runs itself again inside (`unshare`) and hears of the outcome through a file. Where namespaces are not
-//! permitted the tests run without; the guests then sit behind QEMU's user network.
+//! The tool runs itself again inside (`unshare`) and reads the outcome from a file. Where
+//! namespaces are not permitted, the tests run without; guests then use QEMU's user network.
 
-use crate::house::House;
-use crate::{cleanup::Group, house, process};
+use crate::run_context::RunContext;
+use crate::{cleanup::ProcessGroup, process, run_context};
 use anyhow::{Context, Result, bail};
 use rustix::io::FdFlags;
 use std::os::{fd::AsRawFd, unix::process::CommandExt};
 use std::{fs::File, process::Command};
 
-/// Set inside.
-const INSIDE: &str = "WINDROSE_NAMESPACE";
+/// Set inside the namespace.
+const NAMESPACE_ENV: &str = "WINDROSE_NAMESPACE";
 
-/// Whether this process has a network of its own.
-pub(crate) fn inside() -> bool {
-    std::env::var_os(INSIDE).is_some()
+/// Whether this process has its own network namespace.
+pub(crate) fn is_inside() -> bool {
+    std::env::var_os(NAMESPACE_ENV).is_some()
 }
 
-/// `unshare` with what this machine permits; nothing if it permits nothing.
+/// The `unshare` command with the namespaces this machine permits; `None` if it permits none.
 fn unshare() -> Option<Vec<&'static str>> {
     let base = ["--net", "--pid", "--fork", "--kill-child=SIGTERM", "--mount-proc"];
     let as_root = rustix::process::geteuid().is_root();
@@ -35,22 +35,22 @@ fn unshare() -> Option<Vec<&'static str>> {
     })
 }
 
-/// Runs this tool again with `arguments` in namespaces of its own and enters what it reports. False where namespaces are
-/// not permitted: the caller runs the same in this process.
-pub(crate) fn run_inside(house: &House, arguments: &[&str]) -> Result<bool> {
+/// Runs this tool again with `arguments` in its own namespaces and records the results. False where
+/// namespaces are not permitted: the caller then runs the same in this process.
+pub(crate) fn run_inside(context: &RunContext, arguments: &[&str]) -> Result<bool> {
     let Some(unshare) = unshare() else {
-        house
+        context
             .display
             .line("  namespaces are not permitted here: tests share this machine's network");
         return Ok(false);
     };
-    let report = house.scratch().join("report");
-    // By an open file: what builds meanwhile may put another program in its place.
+    let report = context.scratch().join("report");
+    // By an open file: a build may replace the program at its path meanwhile.
     let program = File::open("/proc/self/exe").context("cannot open this program")?;
     rustix::io::fcntl_setfd(&program, FdFlags::empty()).context("cannot hand this program on")?;
     let tool = format!("/proc/self/fd/{}", program.as_raw_fd());
-    // The namespaces end with this process, even if it ends by SIGKILL: `setpriv` becomes `unshare`, which takes
-    // its child along.
+    // The namespaces end with this process, even after SIGKILL: `setpriv` becomes `unshare`, which
+    // kills its child with it.
     let mut command = Command::new("setpriv");
     command
         .args(["--pdeathsig", "KILL", "unshare"])
@@ -58,22 +58,25 @@ pub(crate) fn run_inside(house: &House, arguments: &[&str]) -> Result<bool> {
         .arg("--")
         .arg(tool)
         .args(arguments);
-    command.env(INSIDE, "1").env(house::REPORT, &report).env(house::SCRATCH, house.scratch());
-    let status = house.display.hidden(|| -> Result<_> {
+    command
+        .env(NAMESPACE_ENV, "1")
+        .env(run_context::REPORT_ENV, &report)
+        .env(run_context::SCRATCH_ENV, context.scratch());
+    let status = context.display.suspend(|| -> Result<_> {
         let mut child = command.process_group(0).spawn().context("cannot start unshare")?;
-        let _group = Group::of(&child);
+        let _group = ProcessGroup::of(&child);
         child.wait().context("cannot wait")
     })?;
-    house.with_ledger(|ledger| ledger.merge(&report))?;
-    if !status.success() && house.with_ledger(|ledger| ledger.failed.is_empty()) {
+    context.with_report(|ledger| ledger.merge(&report))?;
+    if !status.success() && context.with_report(|ledger| ledger.failed.is_empty()) {
         bail!("the tests in the namespace ended with {status}");
     }
     Ok(true)
 }
 
-/// Brings loopback up; a namespace starts without.
+/// Brings up loopback; a new namespace starts with it down.
 pub(crate) fn prepare() -> Result<()> {
-    if inside() {
+    if is_inside() {
         ip(&["link", "set", "lo", "up"])?;
     }
     Ok(())
@@ -81,5 +84,5 @@ pub(crate) fn prepare() -> Result<()> {
 
 /// `ip` from iproute2.
 pub(crate) fn ip(arguments: &[&str]) -> Result<()> {
-    process::must(Command::new("ip").args(arguments))
+    process::run_checked(Command::new("ip").args(arguments))
 }

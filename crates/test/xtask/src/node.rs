@@ -1,10 +1,11 @@
-//! The product as a process: built, configured, started, stopped, killed; spoken to by its own command line.
+//! The product as a process: built, configured, started, stopped, killed; controlled by its command
+//! line.
 
 use crate::{
-    house::House,
     namespace,
     process::{Daemon, read_lossy, tail},
-    server::{Subsystem, Unit},
+    run_context::RunContext,
+    server::{IscsiLun, NvmeSubsystem},
 };
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
@@ -22,20 +23,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a node may take until it answers; the start-up tier measures it, here it is only a limit.
+/// How long a node may take until it answers. The start-up tier measures this; here it is only a
+/// limit.
 const START_LIMIT: Duration = Duration::from_secs(30);
-/// Says where a node is to die.
-const FAULT: &str = "WINDROSE_FAULT";
-/// How long a command line may take.
+/// Names the fault point at which a node dies.
+const FAULT_ENV: &str = "WINDROSE_FAULT";
+/// How long a command may take.
 const CALL_LIMIT_S: &str = "120";
 
 /// How the product is built.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Profile {
-    /// With debug assertions and overflow checks, and points at which it can be told to die (`rt::fault`): what tests want.
+    /// With debug assertions, overflow checks and fault points (`rt::fault_point`): for tests.
     Dev,
-    /// As it is shipped: what measurements and the demo want.
+    /// As users build it from source: for the demo.
     Release,
+    /// As packages ship it, fully optimised: for benchmarks.
+    Dist,
 }
 
 impl Profile {
@@ -43,76 +47,94 @@ impl Profile {
         match self {
             Self::Dev => "debug",
             Self::Release => "release",
+            Self::Dist => "dist",
         }
     }
 
-    /// Where the product's program lies once it is built.
-    pub(crate) fn program(self, house: &House) -> PathBuf {
-        self.sibling(house, "windrose")
+    /// The path of the product's program.
+    pub(crate) fn program(self, context: &RunContext) -> PathBuf {
+        self.workspace_program(context, "windrose")
     }
 
-    /// Where another program of the workspace lies once it is built.
-    pub(crate) fn sibling(self, house: &House, name: &str) -> PathBuf {
-        house.target.join(self.directory()).join(name)
+    /// The path of another program of the workspace.
+    pub(crate) fn workspace_program(self, context: &RunContext, name: &str) -> PathBuf {
+        context.target.join(self.directory()).join(name)
     }
 
-    /// Where an example of a crate lies once it is built.
-    pub(crate) fn example(self, house: &House, name: &str) -> PathBuf {
-        self.sibling(house, "examples").join(name)
+    /// The path of a crate's example.
+    pub(crate) fn example(self, context: &RunContext, name: &str) -> PathBuf {
+        self.workspace_program(context, "examples").join(name)
     }
 
-    /// Builds what `what` (arguments of cargo build) names. Inside a namespace, which has no network, it has been built before.
-    pub(crate) fn build(self, house: &House, what: &[&str]) -> Result<()> {
-        if namespace::inside() {
+    /// Builds `what` (arguments of cargo build). Does nothing inside a namespace, which has no
+    /// network: it is built before.
+    pub(crate) fn build(self, context: &RunContext, what: &[&str]) -> Result<()> {
+        if namespace::is_inside() {
             return Ok(());
         }
-        let mut command = house.cargo();
+        let mut command = context.cargo();
         command.args(["build", "--locked"]).args(what);
-        if self == Self::Release {
-            command.arg("--release");
+        match self {
+            Self::Dev => {}
+            Self::Release | Self::Dist => {
+                command.args(["--profile", self.directory()]);
+            }
         }
-        house.display.working(&format!("build {}", what.join(" ")));
+        context.display.begin_step(&format!("build {}", what.join(" ")));
         let begun = Instant::now();
-        house.build("cargo build", &mut command)?.ok()?;
-        house.display.line(&format!("  built {}  {} s", what.join(" "), begun.elapsed().as_secs()));
+        context.build("cargo build", &mut command)?.success_output()?;
+        context.display.line(&format!(
+            "  built {}  {} s",
+            what.join(" "),
+            begun.elapsed().as_secs()
+        ));
         Ok(())
     }
 
-    /// Builds the product, as the tests of the workspace do, unless this run [has it already](House::has_product).
-    pub(crate) fn build_product(self, house: &House) -> Result<()> {
+    /// Builds the product like the workspace's tests, unless this run [has it
+    /// already](RunContext::is_product_built).
+    pub(crate) fn build_product(self, context: &RunContext) -> Result<()> {
         match self {
-            Self::Dev if house.has_product.get() => Ok(()),
-            Self::Dev => self.build(house, &["-p", "windrose", "--features", "fault-points"]),
-            Self::Release => self.build(house, &["-p", "windrose"]),
+            Self::Dev if context.is_product_built.get() => Ok(()),
+            Self::Dev => self.build(context, &["-p", "windrose", "--features", "fault-points"]),
+            Self::Release | Self::Dist => self.build(context, &["-p", "windrose"]),
         }
     }
 }
 
-/// What a test wants of a node.
-pub(crate) struct Wishes<'a> {
+/// The options of a test node.
+pub(crate) struct NodeOptions<'a> {
     pub(crate) profile: Profile,
     pub(crate) cores: u32,
     /// Buffer memory of each core.
     pub(crate) pool_mib: u64,
-    /// More lines for the configuration: whole sections.
-    pub(crate) more: &'a str,
-    /// Words before the program: to pin it to a processor, or to run it in another namespace.
+    /// Additional configuration: whole sections.
+    pub(crate) extra_config: &'a str,
+    /// Command prefix: pins the program to a processor or runs it in another namespace.
     pub(crate) prefix: &'a [&'a str],
-    /// Where it serves initiators, at the protocols' own ports; without it, on loopback at ports that are free.
-    pub(crate) at: Option<IpAddr>,
+    /// Where it serves initiators, at the protocols' standard ports; `None` means loopback with
+    /// free ports.
+    pub(crate) listen_address: Option<IpAddr>,
 }
 
-impl Default for Wishes<'_> {
+impl Default for NodeOptions<'_> {
     fn default() -> Self {
-        Self { profile: Profile::Dev, cores: 2, pool_mib: 64, more: "", prefix: &[], at: None }
+        Self {
+            profile: Profile::Dev,
+            cores: 2,
+            pool_mib: 64,
+            extra_config: "",
+            prefix: &[],
+            listen_address: None,
+        }
     }
 }
 
-/// A node with a directory of its own, running or not.
+/// A node with its own directory, running or not.
 pub(crate) struct Node {
     program: PathBuf,
     prefix: Vec<String>,
-    /// What is added to its environment when it is started.
+    /// Added to its environment when it starts.
     environment: Vec<(String, String)>,
     pub(crate) directory: PathBuf,
     logs: PathBuf,
@@ -121,24 +143,24 @@ pub(crate) struct Node {
     pub(crate) nvme: SocketAddr,
     pub(crate) discovery: SocketAddr,
     daemon: Option<Daemon>,
-    /// Where it says that it serves, as to a service manager (`sd_notify(3)`).
+    /// The socket on which it reports readiness (`sd_notify(3)`).
     manager: Option<UnixDatagram>,
 }
 
 /// A volume as both protocols name it.
 #[derive(Clone, Debug)]
-pub(crate) struct Exported {
-    pub(crate) unit: Unit,
-    pub(crate) subsystem: Subsystem,
+pub(crate) struct ExportedVolume {
+    pub(crate) unit: IscsiLun,
+    pub(crate) subsystem: NvmeSubsystem,
 }
 
-/// An address nobody listens at; free again when this returns.
+/// Finds a port without a listener; it is free again when this returns.
 pub(crate) fn free_port() -> Result<u16> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no port is free")?;
     Ok(listener.local_addr()?.port())
 }
 
-/// Where a node listens for iSCSI, NVMe/TCP and NVMe discovery.
+/// The node's listeners for iSCSI, NVMe/TCP and NVMe discovery.
 fn listeners(at: Option<IpAddr>) -> Result<[SocketAddr; 3]> {
     match at {
         Some(address) => Ok([3260, 4420, 8009].map(|port| SocketAddr::new(address, port))),
@@ -150,20 +172,21 @@ fn listeners(at: Option<IpAddr>) -> Result<[SocketAddr; 3]> {
 }
 
 impl Node {
-    /// Writes a configuration into a new directory called `name` below `parent`; starts nothing.
+    /// Writes a configuration into a new directory `name` below `parent`; starts nothing.
     pub(crate) fn new(
-        house: &House,
+        context: &RunContext,
         parent: &Path,
         name: &str,
-        wishes: &Wishes<'_>,
+        wishes: &NodeOptions<'_>,
     ) -> Result<Self> {
         let directory = parent.join(name);
         std::fs::create_dir_all(&directory)
             .with_context(|| format!("cannot create {}", directory.display()))?;
-        let [iscsi, nvme, discovery] = listeners(wishes.at)?;
-        // Guests reach a node on loopback through a tap of the namespace, or through QEMU's user network, which ends there.
-        let any = if namespace::inside() { Ipv4Addr::UNSPECIFIED } else { Ipv4Addr::LOCALHOST };
-        let any = wishes.at.unwrap_or(IpAddr::V4(any));
+        let [iscsi, nvme, discovery] = listeners(wishes.listen_address)?;
+        // Guests reach a node on loopback through a tap of the namespace, or through QEMU's user
+        // network, which ends there.
+        let any = if namespace::is_inside() { Ipv4Addr::UNSPECIFIED } else { Ipv4Addr::LOCALHOST };
+        let any = wishes.listen_address.unwrap_or(IpAddr::V4(any));
         let at = |address: SocketAddr| SocketAddr::new(any, address.port());
         let text = format!(
             "name = \"{name}\"\n\
@@ -184,18 +207,18 @@ impl Node {
             discovery = at(discovery),
             guests = directory.join("vhost").display(),
             socket = directory.join("api.sock").display(),
-            more = wishes.more,
+            more = wishes.extra_config,
         );
         std::fs::create_dir_all(directory.join("data"))
             .context("cannot create the data directory")?;
         std::fs::write(directory.join("windrose.toml"), text)
             .context("cannot write the configuration")?;
         Ok(Self {
-            program: wishes.profile.program(house),
+            program: wishes.profile.program(context),
             prefix: wishes.prefix.iter().map(|&word| word.to_owned()).collect(),
             environment: Vec::new(),
             directory,
-            logs: house.scratch().to_owned(),
+            logs: context.scratch().to_owned(),
             iscsi,
             nvme,
             discovery,
@@ -204,19 +227,20 @@ impl Node {
         })
     }
 
-    /// Starts the node and waits until it says that it serves.
+    /// Starts the node and waits until it reports that it serves.
     pub(crate) fn start(&mut self) -> Result<()> {
-        self.launch()?;
+        self.start_without_waiting()?;
         self.await_ready()
     }
 
     /// Starts the node.
-    pub(crate) fn launch(&mut self) -> Result<()> {
+    pub(crate) fn start_without_waiting(&mut self) -> Result<()> {
         self.launch_with(None)
     }
 
-    /// Starts the node, which ends as by `kill -9` when it passes a point for the count-th time (`rt::fault`).
-    pub(crate) fn launch_to_die(&mut self, point: &str, count: u64) -> Result<()> {
+    /// Starts the node so that it dies, as by `kill -9`, the `count`-th time it passes `point`
+    /// (`rt::fault_point`).
+    pub(crate) fn start_with_fault_point(&mut self, point: &str, count: u64) -> Result<()> {
         self.launch_with(Some(format!("{point}:{count}")))
     }
 
@@ -235,12 +259,12 @@ impl Node {
             .arg(self.directory.join("windrose.toml"))
             .env("NOTIFY_SOCKET", &socket)
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
-            .envs(fault.map(|fault| (FAULT, fault)));
+            .envs(fault.map(|fault| (FAULT_ENV, fault)));
         self.daemon = Some(Daemon::start(&self.logs, "windrose node", &mut command)?);
         Ok(())
     }
 
-    /// Waits until a node that was launched says that it serves.
+    /// Waits until a started node reports that it serves.
     pub(crate) fn await_ready(&mut self) -> Result<()> {
         let manager = self.manager.as_ref().context("the node was never started")?;
         let daemon = self.daemon.as_mut().context("the node is not running")?;
@@ -251,16 +275,16 @@ impl Node {
         })
     }
 
-    /// From its next start on, the node has `environment` beside this process's own.
+    /// Adds `environment` to the node's environment from its next start on.
     pub(crate) fn set_environment(&mut self, environment: Vec<(String, String)>) {
         self.environment = environment;
     }
 
-    /// The points at which the node can be told to die, as the program itself lists them.
-    pub(crate) fn points(&self) -> Result<Vec<String>> {
+    /// The fault points that the program itself lists.
+    pub(crate) fn fault_points(&self) -> Result<Vec<String>> {
         let mut command = Command::new(&self.program);
         command.args(["node", "--check", "--config"]).arg(self.directory.join("windrose.toml"));
-        let out = command.env(FAULT, "none:1").output().context("cannot run windrose")?;
+        let out = command.env(FAULT_ENV, "none:1").output().context("cannot run windrose")?;
         let said = String::from_utf8_lossy(&out.stderr);
         ensure!(!out.status.success(), "an unknown point is no error");
         let list = said.split_once("there is no point none; there are ");
@@ -269,8 +293,8 @@ impl Node {
         Ok(list.split(", ").map(str::to_owned).collect())
     }
 
-    /// Whether the node has died by itself, as by SIGKILL; any other end is an error.
-    pub(crate) fn has_died(&mut self) -> Result<bool> {
+    /// Whether the node has died at a fault point (SIGKILL); any other end is an error.
+    pub(crate) fn was_killed_by_fault(&mut self) -> Result<bool> {
         let daemon = self.daemon.as_mut().context("the node is not running")?;
         let Some(status) = daemon.ended()? else { return Ok(false) };
         ensure!(
@@ -278,7 +302,7 @@ impl Node {
             "the node has ended: {status}\n{}",
             tail(&daemon.output()?)
         );
-        // With its child, the member of the store.
+        // Also ends its child, the etcd member.
         self.daemon = None;
         Ok(true)
     }
@@ -291,12 +315,12 @@ impl Node {
         self.daemon.as_ref().context("the node is not running")
     }
 
-    /// The process.
+    /// Its process id.
     pub(crate) fn process(&self) -> Result<u32> {
         Ok(self.daemon()?.id())
     }
 
-    /// What the node has logged since it was started.
+    /// The node's log since its start.
     pub(crate) fn log(&self) -> Result<String> {
         self.daemon()?.output()
     }
@@ -306,40 +330,40 @@ impl Node {
         self.daemon.as_mut().context("the node is not running")?.alive()
     }
 
-    /// An orderly end: SIGTERM.
+    /// Stops the node in order: SIGTERM.
     pub(crate) fn stop(&mut self) -> Result<ExitStatus> {
         self.daemon.take().context("the node is not running")?.stop()
     }
 
-    /// A crash: SIGKILL.
+    /// Crashes the node: SIGKILL.
     pub(crate) fn kill(&mut self) -> Result<()> {
         self.daemon.take().context("the node is not running")?.kill()
     }
 
-    /// A hang: SIGSTOP for the node and its children.
+    /// Hangs the node and its children: SIGSTOP.
     pub(crate) fn freeze(&self) -> Result<()> {
         self.daemon()?.signal(Signal::STOP);
         Ok(())
     }
 
-    /// The end of a hang.
+    /// Ends a hang: SIGCONT.
     pub(crate) fn thaw(&self) -> Result<()> {
         self.daemon()?.signal(Signal::CONT);
         Ok(())
     }
 
-    /// The product's command line against this node, run to its end whatever that is.
+    /// Runs the product's command line against this node, whatever its exit status.
     pub(crate) fn call(&self, arguments: &[&str]) -> Result<Output> {
         self.command_line(arguments).output().context("cannot run windrose")
     }
 
-    /// The product's command line against this node, while other things happen.
-    pub(crate) fn begin(&self, arguments: &[&str]) -> Result<Daemon> {
+    /// Starts the product's command line against this node and does not wait for it.
+    pub(crate) fn begin_command(&self, arguments: &[&str]) -> Result<Daemon> {
         let what = format!("windrose {}", arguments[..arguments.len().min(2)].join(" "));
         Daemon::start(&self.logs, &what, &mut self.command_line(arguments))
     }
 
-    /// A command that serves something of this node, until it is told to stop.
+    /// Starts a command that serves something of this node until it is stopped.
     pub(crate) fn serve(&self, arguments: &[&str]) -> Result<Daemon> {
         let what = format!("windrose {}", arguments[..arguments.len().min(2)].join(" "));
         let mut command = Command::new(&self.program);
@@ -354,7 +378,7 @@ impl Node {
         command
     }
 
-    /// The product's command line against this node.
+    /// Runs the product's command line against this node; fails if the command fails.
     pub(crate) fn command(&self, arguments: &[&str]) -> Result<String> {
         let out = self.call(arguments)?;
         ensure!(
@@ -367,7 +391,7 @@ impl Node {
         Ok(String::from_utf8_lossy(&out.stdout).into_owned())
     }
 
-    /// The same, its answer parsed.
+    /// Like [`Self::command`], with the answer parsed as JSON.
     pub(crate) fn query(&self, arguments: &[&str]) -> Result<Value> {
         let arguments = [arguments, &["--json"]].concat();
         let text = self.command(&arguments)?;
@@ -375,19 +399,24 @@ impl Node {
             .with_context(|| format!("windrose {}: {text}", arguments.join(" ")))
     }
 
-    /// Creates a volume that every initiator may reach.
-    pub(crate) fn create(&self, name: &str, size: &str) -> Result<Exported> {
+    /// Creates a volume that every initiator may access.
+    pub(crate) fn create(&self, name: &str, size: &str) -> Result<ExportedVolume> {
         self.create_with(name, size, &[])
     }
 
-    /// The same, with more words for the command line.
-    pub(crate) fn create_with(&self, name: &str, size: &str, more: &[&str]) -> Result<Exported> {
+    /// Like [`Self::create`], with further arguments.
+    pub(crate) fn create_with(
+        &self,
+        name: &str,
+        size: &str,
+        more: &[&str],
+    ) -> Result<ExportedVolume> {
         let words = ["volume", "create", name, "--size", size, "--allow", "any"];
         let volume = self.query(&[&words[..], more].concat())?;
         self.exported(&volume)
     }
 
-    /// Has a volume ask its iSCSI initiators for CHAP.
+    /// Requires CHAP from the volume's iSCSI initiators.
     pub(crate) fn ask_for_chap(&self, volume: &str, user: &str, secret: &str) -> Result<()> {
         let file = self.directory.join("chap-secret");
         std::fs::write(&file, secret).context("cannot write a secret")?;
@@ -395,26 +424,26 @@ impl Node {
         self.query(&["volume", "chap", volume, &user]).map(drop)
     }
 
-    fn exported(&self, volume: &Value) -> Result<Exported> {
+    fn exported(&self, volume: &Value) -> Result<ExportedVolume> {
         let text = |path: &str| -> Result<String> {
             let value = volume.pointer(path).and_then(Value::as_str);
             Ok(value.with_context(|| format!("no {path} in {volume}"))?.to_owned())
         };
         let lun = volume.pointer("/iscsi/lun").and_then(Value::as_u64).context("no LUN")?;
-        let unit = Unit {
+        let unit = IscsiLun {
             portal: self.iscsi,
             target: text("/iscsi/target")?,
             lun: u32::try_from(lun).context("an odd LUN")?,
         };
-        let subsystem = Subsystem {
+        let subsystem = NvmeSubsystem {
             nqn: text("/nvme/subsystem")?,
             io_port: self.nvme.port(),
             discovery_port: self.discovery.port(),
         };
-        Ok(Exported { unit, subsystem })
+        Ok(ExportedVolume { unit, subsystem })
     }
 
-    /// A metric of this node, by its name and labels as they are written.
+    /// The value of a metric of this node; `name` includes its labels.
     pub(crate) fn metric(&self, name: &str) -> Result<u64> {
         let mut stream = UnixStream::connect(self.socket()).context("cannot reach the API")?;
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
@@ -425,7 +454,7 @@ impl Node {
         value.trim().parse().with_context(|| format!("{name} is {value}"))
     }
 
-    /// How many volumes are being served.
+    /// How many volumes are online.
     pub(crate) fn volumes_online(&self) -> Result<usize> {
         let list = self.query(&["volume", "list"])?;
         let volumes = list.pointer("/volumes").or(Some(&list)).and_then(Value::as_array);
@@ -437,7 +466,7 @@ impl Node {
     }
 }
 
-/// Processor time a process has used so far, its threads included.
+/// Processor time a process has used so far, all threads included.
 pub(crate) fn processor_time(process: u32) -> Result<Duration> {
     let stat = read_lossy(Path::new(&format!("/proc/{process}/stat")))?;
     let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
@@ -447,25 +476,25 @@ pub(crate) fn processor_time(process: u32) -> Result<Duration> {
         .take(2)
         .filter_map(|field| field.parse::<u64>().ok())
         .sum();
-    // A tick of these counters is a hundredth of a second on every Linux (USER_HZ).
+    // These counters tick every 10 ms on every Linux (USER_HZ).
     Ok(Duration::from_millis(ticks * 10))
 }
 
-/// The processes that a process has started and that have not ended.
+/// The running child processes of a process.
 pub(crate) fn children(process: u32) -> Result<Vec<u32>> {
     let directory = format!("/proc/{process}/task");
     let threads = std::fs::read_dir(&directory).with_context(|| format!("no {directory}"))?;
     let mut all = Vec::new();
     for thread in threads {
         let thread = thread.with_context(|| format!("cannot read {directory}"))?.path();
-        // A thread may have ended by now.
+        // The thread may have ended since it was listed.
         let children = std::fs::read_to_string(thread.join("children")).unwrap_or_default();
         all.extend(children.split_whitespace().filter_map(|child| child.parse::<u32>().ok()));
     }
     Ok(all)
 }
 
-/// Memory of a process in KiB: `VmRSS` now, `VmHWM` at its highest.
+/// Memory of a process in KiB: `VmRSS` (now) or `VmHWM` (peak).
 pub(crate) fn memory_kib(process: u32, field: &str) -> Result<u64> {
     let status = read_lossy(Path::new(&format!("/proc/{process}/status")))?;
     let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));

@@ -1,7 +1,7 @@
-//! Other programs: run to their end under a time limit, or kept running behind a guard. Every one gets a process group of
-//! its own, so that it ends with all its children.
+//! Other programs: run to completion under a time limit, or kept running behind a guard. Each gets
+//! its own process group, so that its children end with it.
 
-use crate::{cleanup::Group, display::Display};
+use crate::{cleanup::ProcessGroup, display::Display};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use std::{
@@ -14,33 +14,34 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often a running program is looked at.
+/// How often a running program is polled.
 const POLL: Duration = Duration::from_millis(20);
-/// How much of a program's output an error message carries.
+/// How many lines of output an error message includes.
 const TAIL_LINES: usize = 60;
-/// How long a daemon may take to end after SIGTERM: a node waits for initiators that are gone, and for its member of the store.
-const GRACE: Duration = Duration::from_secs(25);
+/// How long a daemon may take to end after SIGTERM: a node waits for lost initiators and for its
+/// etcd member.
+const STOP_TIMEOUT: Duration = Duration::from_secs(25);
 
-/// How often is looked whether a build gets on,
-const LOOK: Duration = Duration::from_secs(5);
-/// and how long it may do nothing: it may wait for another build in the same directory.
-const IDLE: Duration = Duration::from_secs(3600);
+/// How often a build is checked for progress.
+const BUILD_CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// How long a build may stand still: it may wait for another build in the same directory.
+const BUILD_IDLE_LIMIT: Duration = Duration::from_secs(3600);
 
 static SERIAL: AtomicU32 = AtomicU32::new(0);
 
 /// A program that has ended.
-pub(crate) struct Ended {
-    pub(crate) what: String,
+pub(crate) struct FinishedProcess {
+    pub(crate) name: String,
     pub(crate) status: ExitStatus,
-    /// Standard output and error together.
+    /// Standard output and error, interleaved.
     pub(crate) output: String,
 }
 
-impl Ended {
-    /// The output of a program that succeeded; the end of it as an error otherwise.
-    pub(crate) fn ok(self) -> Result<String> {
+impl FinishedProcess {
+    /// Returns the output if the program succeeded; otherwise an error with its last lines.
+    pub(crate) fn success_output(self) -> Result<String> {
         if !self.status.success() {
-            bail!("{}: {}\n{}", self.what, self.status, tail(&self.output));
+            bail!("{}: {}\n{}", self.name, self.status, tail(&self.output));
         }
         Ok(self.output)
     }
@@ -66,7 +67,7 @@ fn log_file(logs: &Path, what: &str) -> Result<(File, PathBuf)> {
     Ok((file, path))
 }
 
-fn start(logs: &Path, what: &str, command: &mut Command) -> Result<(Child, Group, PathBuf)> {
+fn start(logs: &Path, what: &str, command: &mut Command) -> Result<(Child, ProcessGroup, PathBuf)> {
     let (file, log) = log_file(logs, what)?;
     let child = command
         .stdin(Stdio::null())
@@ -75,18 +76,18 @@ fn start(logs: &Path, what: &str, command: &mut Command) -> Result<(Child, Group
         .process_group(0)
         .spawn()
         .with_context(|| format!("{what}: cannot start {}", command.get_program().display()))?;
-    let group = Group::of(&child);
+    let group = ProcessGroup::of(&child);
     Ok((child, group, log))
 }
 
-/// Runs `command` to its end and returns its output; ends it after `limit`.
+/// Runs `command` to completion and returns its output; kills it after `limit`.
 pub(crate) fn run(
     display: &Display,
     logs: &Path,
     what: &str,
     command: &mut Command,
     limit: Duration,
-) -> Result<Ended> {
+) -> Result<FinishedProcess> {
     let begun = Instant::now();
     let over = |_: u32| {
         let late = begun.elapsed() > limit;
@@ -95,30 +96,34 @@ pub(crate) fn run(
     run_unless(display, logs, what, command, over)
 }
 
-/// Runs a build to its end, however long it takes, unless it hangs.
+/// Runs a build to completion, however long it takes, unless it hangs.
 pub(crate) fn build(
     display: &Display,
     logs: &Path,
     what: &str,
     command: &mut Command,
-) -> Result<Ended> {
-    let mut progress =
-        Progress { limit: IDLE, looked: Instant::now(), time: 0, since: Instant::now() };
-    run_unless(display, logs, what, command, |group| progress.hangs(group))
+) -> Result<FinishedProcess> {
+    let mut progress = Progress {
+        limit: BUILD_IDLE_LIMIT,
+        looked: Instant::now(),
+        time: 0,
+        since: Instant::now(),
+    };
+    run_unless(display, logs, what, command, |group| progress.check_hang(group))
 }
 
-/// Whether a group of processes gets on: whether it uses the processor, however little of it there is.
+/// Whether a process group makes progress: it has used some processor time.
 struct Progress {
     limit: Duration,
     looked: Instant,
-    /// What it has used, in ticks, and since when it is that.
+    /// The processor time it has used, in ticks, and since when this is unchanged.
     time: u64,
     since: Instant,
 }
 
 impl Progress {
-    fn hangs(&mut self, group: u32) -> Option<String> {
-        if self.looked.elapsed() < LOOK {
+    fn check_hang(&mut self, group: u32) -> Option<String> {
+        if self.looked.elapsed() < BUILD_CHECK_INTERVAL {
             return None;
         }
         self.looked = Instant::now();
@@ -131,7 +136,7 @@ impl Progress {
     }
 }
 
-/// Processor time that the processes of a group have used, and those whose end they have seen.
+/// Processor time used by a group's processes and by the children they have reaped.
 fn ticks_of_group(group: u32) -> u64 {
     let Ok(processes) = std::fs::read_dir("/proc") else { return 0 };
     let stats = processes.filter_map(|process| {
@@ -142,7 +147,7 @@ fn ticks_of_group(group: u32) -> u64 {
     stats.filter_map(|stat| ticks(&stat, group)).sum()
 }
 
-/// The same of one process, from its line in /proc, if it is of the group.
+/// The ticks of one process, from its line in /proc, if it belongs to the group.
 fn ticks(stat: &str, group: u32) -> Option<u64> {
     let (_, after_name) = stat.rsplit_once(')')?;
     let fields: Vec<&str> = after_name.split_whitespace().collect();
@@ -151,14 +156,14 @@ fn ticks(stat: &str, group: u32) -> Option<u64> {
     own.then(|| times.sum())
 }
 
-/// Runs `command` to its end and returns its output; ends it when `over` says why.
+/// Runs `command` to completion and returns its output; kills it when `over` returns a reason.
 fn run_unless(
     display: &Display,
     logs: &Path,
     what: &str,
     command: &mut Command,
     mut over: impl FnMut(u32) -> Option<String>,
-) -> Result<Ended> {
+) -> Result<FinishedProcess> {
     let (mut child, group, log) = start(logs, what, command)?;
     let mut shown = Instant::now();
     let status = loop {
@@ -179,11 +184,11 @@ fn run_unless(
     };
     drop(group);
     let output = read_lossy(&log)?;
-    Ok(Ended { what: what.to_owned(), status, output })
+    Ok(FinishedProcess { name: what.to_owned(), status, output })
 }
 
 /// Runs a short command that has to succeed.
-pub(crate) fn must(command: &mut Command) -> Result<()> {
+pub(crate) fn run_checked(command: &mut Command) -> Result<()> {
     let out = command.output().with_context(|| format!("cannot run {command:?}"))?;
     if !out.status.success() {
         bail!("{command:?}: {}", String::from_utf8_lossy(&out.stderr).trim());
@@ -191,7 +196,7 @@ pub(crate) fn must(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// The content of a file that may hold anything.
+/// Reads a file that may hold any bytes.
 pub(crate) fn read_lossy(path: &Path) -> Result<String> {
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
@@ -213,11 +218,11 @@ fn last_line(path: &Path) -> String {
     line.chars().filter(|c| !c.is_control()).collect()
 }
 
-/// A program that runs until its guard goes.
+/// A program that runs until this guard is dropped.
 pub(crate) struct Daemon {
     what: String,
     child: Child,
-    group: Group,
+    group: ProcessGroup,
     log: PathBuf,
 }
 
@@ -236,12 +241,12 @@ impl Daemon {
         self.group.signal(signal);
     }
 
-    /// What it has printed so far.
+    /// The output so far.
     pub(crate) fn output(&self) -> Result<String> {
         read_lossy(&self.log)
     }
 
-    /// Fails when the program has ended by itself.
+    /// Fails if the program has ended by itself.
     pub(crate) fn alive(&mut self) -> Result<()> {
         match self.ended()? {
             None => Ok(()),
@@ -249,12 +254,12 @@ impl Daemon {
         }
     }
 
-    /// How the program has ended, if it has.
+    /// The exit status, if the program has ended.
     pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
         self.child.try_wait().context("cannot look after a program")
     }
 
-    /// Waits until the program has ended by itself; fails when `limit` passes.
+    /// Waits until the program ends by itself; fails after `limit`.
     pub(crate) fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         let begun = Instant::now();
         loop {
@@ -269,7 +274,7 @@ impl Daemon {
         }
     }
 
-    /// Waits until `ready` says so; fails when the program ends first or `limit` passes.
+    /// Waits until `ready` returns true; fails if the program ends first or after `limit`.
     pub(crate) fn wait_until(
         &mut self,
         limit: Duration,
@@ -291,7 +296,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Asks the program to end (SIGTERM) and returns how it ended.
+    /// Stops the program (SIGTERM) and returns its exit status.
     pub(crate) fn stop(mut self) -> Result<ExitStatus> {
         let main = Pid::from_child(&self.child);
         kill_process(main, Signal::TERM).with_context(|| format!("{}: cannot stop", self.what))?;
@@ -300,11 +305,11 @@ impl Daemon {
             if let Some(status) = self.child.try_wait().context("cannot wait")? {
                 return Ok(status);
             }
-            if begun.elapsed() > GRACE {
+            if begun.elapsed() > STOP_TIMEOUT {
                 bail!(
                     "{}: did not end within {} s of SIGTERM\n{}",
                     self.what,
-                    GRACE.as_secs(),
+                    STOP_TIMEOUT.as_secs(),
                     tail(&self.output()?)
                 );
             }
@@ -312,7 +317,7 @@ impl Daemon {
         }
     }
 
-    /// Ends the program at once (SIGKILL), as a crash would.
+    /// Kills the program (SIGKILL), as a crash would.
     pub(crate) fn kill(mut self) -> Result<()> {
         self.group.signal(Signal::KILL);
         self.child.wait().context("cannot wait")?;
@@ -345,14 +350,14 @@ mod tests {
         };
         let hangs = |command: &mut Command| {
             let mut child = command.process_group(0).spawn().unwrap();
-            let _group = Group::of(&child);
-            let past = Instant::now().checked_sub(LOOK * 2).unwrap();
+            let _group = ProcessGroup::of(&child);
+            let past = Instant::now().checked_sub(BUILD_CHECK_INTERVAL * 2).unwrap();
             let limit = Duration::from_millis(500);
             let mut progress = Progress { limit, looked: past, time: 0, since: Instant::now() };
             let mut hung = false;
             while !hung && child.try_wait().unwrap().is_none() {
                 progress.looked = past;
-                hung = progress.hangs(child.id()).is_some();
+                hung = progress.check_hang(child.id()).is_some();
                 std::thread::sleep(Duration::from_millis(100));
             }
             let _ = child.kill();

@@ -1,6 +1,6 @@
-//! What initiators connect to: the product, or Debian's tgt where a stand-in or a peer is wanted.
+//! What initiators connect to: the product, or Debian's tgt as a stand-in or reference.
 
-use crate::{house::House, process::Daemon};
+use crate::{process::Daemon, run_context::RunContext};
 use anyhow::{Context, Result, bail};
 use std::{
     net::{SocketAddr, TcpStream},
@@ -14,24 +14,24 @@ const START_LIMIT: Duration = Duration::from_secs(20);
 
 /// A logical unit as an iSCSI initiator addresses it.
 #[derive(Clone, Debug)]
-pub(crate) struct Unit {
+pub(crate) struct IscsiLun {
     pub(crate) portal: SocketAddr,
     pub(crate) target: String,
     pub(crate) lun: u32,
 }
 
-impl Unit {
+impl IscsiLun {
     /// As libiscsi writes it.
     pub(crate) fn url(&self) -> String {
         format!("iscsi://{}/{}/{}", self.portal, self.target, self.lun)
     }
 
-    /// As libiscsi writes it for a user with a secret.
+    /// As libiscsi writes it, with a user and a secret.
     pub(crate) fn url_as(&self, user: &str, secret: &str) -> String {
         format!("iscsi://{user}%{secret}@{}/{}/{}", self.portal, self.target, self.lun)
     }
 
-    /// As QEMU's tools want it: colons of the target name escaped.
+    /// As QEMU's tools need it: colons of the target name escaped.
     pub(crate) fn qemu_url(&self) -> String {
         format!("iscsi://{}/{}/{}", self.portal, self.target.replace(':', "%3a"), self.lun)
     }
@@ -39,13 +39,13 @@ impl Unit {
 
 /// A subsystem as an NVMe/TCP host addresses it.
 #[derive(Clone, Debug)]
-pub(crate) struct Subsystem {
+pub(crate) struct NvmeSubsystem {
     pub(crate) nqn: String,
     pub(crate) io_port: u16,
     pub(crate) discovery_port: u16,
 }
 
-/// Debian's tgt, in the foreground and away from any tgt the machine may run itself.
+/// Debian's tgt in the foreground, separate from any tgt the machine runs itself.
 pub(crate) struct Tgt {
     daemon: Daemon,
     socket: PathBuf,
@@ -57,9 +57,9 @@ pub(crate) struct Tgt {
 const CONTROL: &str = "88";
 
 impl Tgt {
-    /// Starts tgt on `portal`; `prefix` goes before the command (to pin it to a core, say).
-    pub(crate) fn start(house: &House, portal: SocketAddr, prefix: &[&str]) -> Result<Self> {
-        let socket = house.directory(&format!("tgt-{}", portal.port()))?.join("control");
+    /// Starts tgt on `portal`; `prefix` goes before the command (for example to pin it).
+    pub(crate) fn start(context: &RunContext, portal: SocketAddr, prefix: &[&str]) -> Result<Self> {
+        let socket = context.directory(&format!("tgt-{}", portal.port()))?.join("control");
         let mut words = prefix.to_vec();
         words.push("tgtd");
         let mut command = Command::new(words[0]);
@@ -68,13 +68,13 @@ impl Tgt {
             .args(["-f", "-C", CONTROL, "--iscsi"])
             .arg(format!("portal={portal}"));
         command.env("TGT_IPC_SOCKET", &socket);
-        let mut daemon = Daemon::start(house.scratch(), "tgtd", &mut command)?;
+        let mut daemon = Daemon::start(context.scratch(), "tgtd", &mut command)?;
         daemon.wait_until(START_LIMIT, || TcpStream::connect(portal).is_ok())?;
         Ok(Self { daemon, socket, portal, targets: 0 })
     }
 
-    /// Offers `disk` to everybody; with `direct`, past the page cache.
-    pub(crate) fn offer(&mut self, disk: &Path, direct: bool) -> Result<Unit> {
+    /// Exports `disk` to every initiator; with `direct`, past the page cache.
+    pub(crate) fn export(&mut self, disk: &Path, direct: bool) -> Result<IscsiLun> {
         self.targets += 1;
         let id = self.targets.to_string();
         let target = format!("iqn.2026-01.test:t{id}");
@@ -90,7 +90,7 @@ impl Tgt {
             self.admin(&[&update[..], &["--value", "CRC32C,None"]].concat())?;
         }
         self.admin(&["--op", "bind", "--mode", "target", "--tid", &id, "-I", "ALL"])?;
-        Ok(Unit { portal: self.portal, target, lun: 1 })
+        Ok(IscsiLun { portal: self.portal, target, lun: 1 })
     }
 
     pub(crate) fn process(&self) -> u32 {

@@ -1,15 +1,15 @@
-//! `./run soak`: connections of both protocols come and go at both nodes of a mirrored volume, some in order, some by the death of
-//! the client or in the midst of a word, for as long as wanted. What is written is verified, and the nodes end with as much memory,
-//! as many open files and as many threads as they had when they had warmed up.
+//! `./run soak`: connections of both protocols open and close at both nodes of a mirrored volume.
+//! Some log out, some clients die, some stop in the middle of a message. Written data is verified,
+//! and the nodes must end with as much memory, open files and threads as after the warm-up.
 
 use crate::{
-    cluster::{A, B, Cluster, Mirrored},
-    house::House,
+    cluster::{Cluster, MirroredVolume, NODE_A, NODE_B},
     node::{self, Node, Profile},
     process::Daemon,
+    run_context::RunContext,
 };
 use anyhow::{Context, Result, ensure};
-use probe::registers::Dice;
+use probe::registers::SeededRng;
 use std::{
     fs,
     io::Write,
@@ -18,139 +18,139 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Clients of one round, each in a place of its own of the volume whose bytes are verified.
+/// Clients of one round, each with its own verified range of the volume.
 const CLIENTS: u64 = 5;
-const PLACE_MIB: u64 = 16;
+const CLIENT_RANGE_MIB: u64 = 16;
 const SIZE: &str = "96MiB";
-/// Connections of one round that never come to anything.
-const STRANGERS: u64 = 10;
-/// How often the nodes are looked at.
-const LOOK: Duration = Duration::from_secs(60);
-/// How long they rest before that: what belonged to connections is given back, and so is memory.
-const REST: Duration = Duration::from_secs(5);
-/// The part of the time in which they warm up.
+/// Connections of one round that never log in.
+const GARBAGE_CONNECTIONS: u64 = 10;
+/// How often the nodes are checked.
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
+/// How long the nodes idle before a check: they free connections and their memory.
+const IDLE_BEFORE_CHECK: Duration = Duration::from_secs(5);
+/// The part of the run that is the warm-up.
 const WARM_UP: u32 = 3;
 const CLIENT_LIMIT: Duration = Duration::from_secs(60);
-/// What counts as growth between two looks: much less than a KiB for each connection of ten minutes.
+/// Memory growth that fails a check: far below one KiB for each connection of ten minutes.
 const GROWTH_KIB: u64 = 4096;
 const GROWTH_FILES: usize = 4;
 
-/// How long, and with which dice.
+/// The length and the random seed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Soak {
+pub(crate) struct SoakPlan {
     pub(crate) minutes: u32,
     pub(crate) seed: u64,
 }
 
-/// What a node holds while nobody is connected.
+/// What a node holds while no client is connected.
 #[derive(Clone, Copy, Debug)]
-struct Look {
+struct ResourceUsage {
     memory_kib: u64,
     files: usize,
     threads: usize,
 }
 
-/// Who has come and gone.
+/// Counts of connections so far.
 #[derive(Default)]
-struct Tally {
+struct SoakCounts {
     connections: u64,
-    in_order: u64,
+    orderly: u64,
     killed: u64,
-    strangers: u64,
+    garbage: u64,
 }
 
-pub(crate) fn soak(house: &House, plan: Soak) -> Result<()> {
-    let mut cluster = Cluster::start(house, &house.memory_directory()?, Profile::Release)?;
-    if !house.check("two data nodes and a witness form a cluster", || cluster.form()) {
+pub(crate) fn soak(context: &RunContext, plan: SoakPlan) -> Result<()> {
+    let mut cluster = Cluster::start(context, &context.memory_directory()?, Profile::Dist)?;
+    if !context.check("two data nodes and a witness form a cluster", || cluster.form_cluster()) {
         return Ok(());
     }
     let [verified, loaded] = [cluster.create("verified", SIZE)?, cluster.create("loaded", SIZE)?];
-    let mut tally = Tally::default();
-    let mut looks: Vec<[Look; 2]> = Vec::new();
-    let went = house.check("whoever comes is served, and reads what he wrote", || {
+    let mut tally = SoakCounts::default();
+    let mut looks: Vec<[ResourceUsage; 2]> = Vec::new();
+    let went = context.check("whoever comes is served, and reads what he wrote", || {
         let whole = Duration::from_secs(u64::from(plan.minutes) * 60);
-        let mut dice = Dice::new(plan.seed);
+        let mut dice = SeededRng::new(plan.seed);
         let begun = Instant::now();
         while begun.elapsed() < whole {
-            let next = Instant::now() + LOOK;
+            let next = Instant::now() + CHECK_INTERVAL;
             while Instant::now() < next {
-                round(house, &cluster, [&verified, &loaded], &mut dice, &mut tally)?;
+                run_round(context, &cluster, [&verified, &loaded], &mut dice, &mut tally)?;
             }
-            looks.push(look(&cluster)?);
-            tell(house, begun.elapsed(), &tally, &looks);
+            looks.push(measure_nodes(&cluster)?);
+            report_progress(context, begun.elapsed(), &tally, &looks);
         }
         Ok(())
     });
     if !went {
-        cluster.show_logs(house);
+        cluster.show_logs(context);
     }
-    for (number, name) in [(A, "a"), (B, "b")] {
-        let seen: Vec<Look> = looks.iter().map(|both| both[number]).collect();
-        house.check(&format!("node {name} has not grown"), || has_not_grown(&seen));
+    for (number, name) in [(NODE_A, "a"), (NODE_B, "b")] {
+        let seen: Vec<ResourceUsage> = looks.iter().map(|both| both[number]).collect();
+        context.check(&format!("node {name} has not grown"), || check_no_growth(&seen));
     }
-    house.check("both copies hold the same bytes", || {
-        [&verified, &loaded].iter().try_for_each(|volume| cluster.copies_are_equal(volume))
+    context.check("both copies hold the same bytes", || {
+        [&verified, &loaded].iter().try_for_each(|volume| cluster.check_replicas_equal(volume))
     });
-    house.check("all nodes end in order", || cluster.stop());
+    context.check("all nodes end in order", || cluster.stop());
     Ok(())
 }
 
-/// Clients side by side, and what becomes of them.
-fn round(
-    house: &House,
+/// Runs several clients side by side and records how each ended.
+fn run_round(
+    context: &RunContext,
     cluster: &Cluster,
-    volumes: [&Mirrored; 2],
-    dice: &mut Dice,
-    tally: &mut Tally,
+    volumes: [&MirroredVolume; 2],
+    dice: &mut SeededRng,
+    tally: &mut SoakCounts,
 ) -> Result<()> {
     let mut clients = Vec::new();
-    for place in 0..CLIENTS {
-        clients.push(client(house, cluster, volumes, place, dice, tally)?);
+    for index in 0..CLIENTS {
+        clients.push(client(context, cluster, volumes, index, dice, tally)?);
     }
-    for _ in 0..STRANGERS {
-        stranger(&cluster.nodes[node_by(dice)], dice);
-        tally.strangers += 1;
+    for _ in 0..GARBAGE_CONNECTIONS {
+        garbage_connection(&cluster.nodes[node_by(dice)], dice);
+        tally.garbage += 1;
     }
     for mut client in clients {
-        if dice.below(3) == 0 {
-            std::thread::sleep(Duration::from_millis(dice.below(1500)));
+        if dice.next_below(3) == 0 {
+            std::thread::sleep(Duration::from_millis(dice.next_below(1500)));
             client.kill()?;
             tally.killed += 1;
             continue;
         }
         let status = client.wait(CLIENT_LIMIT)?;
         ensure!(status.success(), "a client ended with {status}\n{}", client.output()?);
-        tally.in_order += 1;
+        tally.orderly += 1;
     }
     Ok(())
 }
 
-fn node_by(dice: &mut Dice) -> usize {
-    if dice.below(2) == 0 { A } else { B }
+fn node_by(dice: &mut SeededRng) -> usize {
+    if dice.next_below(2) == 0 { NODE_A } else { NODE_B }
 }
 
-fn one_of<T: Copy>(dice: &mut Dice, all: &[T]) -> T {
-    all[usize::try_from(dice.below(all.len() as u64)).unwrap_or(0)]
+fn one_of<T: Copy>(dice: &mut SeededRng, all: &[T]) -> T {
+    all[usize::try_from(dice.next_below(all.len() as u64)).unwrap_or(0)]
 }
 
-/// Somebody with connections of his own: he verifies in his place, or loads another volume with whatever it takes.
+/// One client: verifies its range, or loads another volume with random parameters.
 fn client(
-    house: &House,
+    context: &RunContext,
     cluster: &Cluster,
-    [verified, loaded]: [&Mirrored; 2],
-    place: u64,
-    dice: &mut Dice,
-    tally: &mut Tally,
+    [verified, loaded]: [&MirroredVolume; 2],
+    index: u64,
+    dice: &mut SeededRng,
+    tally: &mut SoakCounts,
 ) -> Result<Daemon> {
     let jobs = one_of(dice, &[1, 2, 4, 8]);
     let depth = one_of(dice, &[1, 4, 32]);
     let kib = one_of(dice, &[4, 16, 128]);
-    let (volume, mut words) = if dice.below(2) == 0 {
-        let each = PLACE_MIB / jobs;
+    let (volume, mut words) = if dice.next_below(2) == 0 {
+        let each = CLIENT_RANGE_MIB / jobs;
         let rw = one_of(dice, &["write", "randwrite"]);
         let words = vec![
             format!("--rw={rw}"),
-            format!("--offset={}m", place * PLACE_MIB),
+            format!("--offset={}m", index * CLIENT_RANGE_MIB),
             format!("--size={each}m"),
             format!("--offset_increment={each}m"),
             "--verify=crc32c".to_owned(),
@@ -158,7 +158,7 @@ fn client(
         (verified, words)
     } else {
         let rw = one_of(dice, &["randread", "randrw", "write"]);
-        let seconds = 1 + dice.below(3);
+        let seconds = 1 + dice.next_below(3);
         let words =
             vec![format!("--rw={rw}"), "--time_based".to_owned(), format!("--runtime={seconds}")];
         (loaded, words)
@@ -170,36 +170,39 @@ fn client(
         "--cores=1".to_owned(),
     ]);
     tally.connections += jobs;
-    let mut command = Command::new(Profile::Release.program(house));
+    let mut command = Command::new(Profile::Dist.program(context));
     command.args(["bench", &uri(&cluster.nodes[node_by(dice)], volume, dice), "--yes", "--json"]);
-    Daemon::start(house.scratch(), "windrose bench", command.args(words))
+    Daemon::start(context.scratch(), "windrose bench", command.args(words))
 }
 
-/// A volume at a node, by one of the protocols.
-fn uri(node: &Node, volume: &Mirrored, dice: &mut Dice) -> String {
+/// The URI of a volume at a node, for a random protocol.
+fn uri(node: &Node, volume: &MirroredVolume, dice: &mut SeededRng) -> String {
     let exported = &volume.exported;
-    if dice.below(2) == 0 {
+    if dice.next_below(2) == 0 {
         return format!("nvme://{}/{}", node.nvme, exported.subsystem.nqn);
     }
     format!("iscsi://{}/{}/{}", node.iscsi, exported.unit.target, exported.unit.lun)
 }
 
-/// A connection that says nothing, something, or nonsense, and is gone.
-fn stranger(node: &Node, dice: &mut Dice) {
-    let at: SocketAddr = if dice.below(2) == 0 { node.nvme } else { node.iscsi };
-    // Nodes refuse whom they have no room for.
+/// A connection that sends nothing, a message or garbage, and closes.
+fn garbage_connection(node: &Node, dice: &mut SeededRng) {
+    let at: SocketAddr = if dice.next_below(2) == 0 { node.nvme } else { node.iscsi };
+    // Nodes refuse connections beyond their limit.
     let Ok(mut stream) = TcpStream::connect_timeout(&at, Duration::from_secs(5)) else { return };
-    let words: Vec<u8> = (0..dice.below(200)).map(|_| dice.below(256) as u8).collect();
+    let words: Vec<u8> = (0..dice.next_below(200)).map(|_| dice.next_below(256) as u8).collect();
     let _ = stream.write_all(&words);
 }
 
-fn look(cluster: &Cluster) -> Result<[Look; 2]> {
-    std::thread::sleep(REST);
-    Ok([Look::at(&cluster.nodes[A])?, Look::at(&cluster.nodes[B])?])
+fn measure_nodes(cluster: &Cluster) -> Result<[ResourceUsage; 2]> {
+    std::thread::sleep(IDLE_BEFORE_CHECK);
+    Ok([
+        ResourceUsage::of_node(&cluster.nodes[NODE_A])?,
+        ResourceUsage::of_node(&cluster.nodes[NODE_B])?,
+    ])
 }
 
-impl Look {
-    fn at(node: &Node) -> Result<Self> {
+impl ResourceUsage {
+    fn of_node(node: &Node) -> Result<Self> {
         let process = node.process()?;
         let count = |what: &str| -> Result<usize> {
             let path = format!("/proc/{process}/{what}");
@@ -210,12 +213,17 @@ impl Look {
     }
 }
 
-fn tell(house: &House, elapsed: Duration, tally: &Tally, looks: &[[Look; 2]]) {
+fn report_progress(
+    context: &RunContext,
+    elapsed: Duration,
+    tally: &SoakCounts,
+    looks: &[[ResourceUsage; 2]],
+) {
     let Some(now) = looks.last() else { return };
     let held =
         now.map(|l| format!("{} KiB, {} files, {} threads", l.memory_kib, l.files, l.threads));
-    let Tally { connections, in_order, killed, strangers } = tally;
-    house.display.line(&format!(
+    let SoakCounts { connections, orderly: in_order, killed, garbage: strangers } = tally;
+    context.display.line(&format!(
         "  {:>4} s  {connections} connections of clients ({in_order} ended in order, {killed} were killed), {strangers} strangers; \
          a: {}; b: {}",
         elapsed.as_secs(),
@@ -224,8 +232,8 @@ fn tell(house: &House, elapsed: Duration, tally: &Tally, looks: &[[Look; 2]]) {
     ));
 }
 
-/// The last look against the least of those after the warm-up: what grows without end has grown since then.
-fn has_not_grown(looks: &[Look]) -> Result<()> {
+/// Compares the last check with the lowest one after the warm-up: a leak has grown since then.
+fn check_no_growth(looks: &[ResourceUsage]) -> Result<()> {
     let warm = looks.len().div_ceil(WARM_UP as usize);
     let (before, after) = looks.split_at_checked(warm).context("nothing was looked at")?;
     let (Some(before), Some(after)) = (before.last(), after.last()) else {
@@ -256,20 +264,29 @@ fn has_not_grown(looks: &[Look]) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn look(memory_kib: u64, files: usize) -> Look {
-        Look { memory_kib, files, threads: 7 }
+    fn measure_nodes(memory_kib: u64, files: usize) -> ResourceUsage {
+        ResourceUsage { memory_kib, files, threads: 7 }
     }
 
     #[test]
     fn what_grows_after_the_warm_up_is_seen() {
-        let warm = [look(10_000, 20), look(50_000, 40)];
+        let warm = [measure_nodes(10_000, 20), measure_nodes(50_000, 40)];
         let all = |last| {
-            [&warm[..], &[look(51_000, 41), look(52_000, 41), look(52_000, 41), last]].concat()
+            [
+                &warm[..],
+                &[
+                    measure_nodes(51_000, 41),
+                    measure_nodes(52_000, 41),
+                    measure_nodes(52_000, 41),
+                    last,
+                ],
+            ]
+            .concat()
         };
-        assert!(has_not_grown(&all(look(53_000, 42))).is_ok());
-        assert!(has_not_grown(&all(look(55_000, 42))).is_err());
-        assert!(has_not_grown(&all(look(53_000, 45))).is_err());
-        assert!(has_not_grown(&warm[..1]).is_err());
-        assert!(has_not_grown(&[]).is_err());
+        assert!(check_no_growth(&all(measure_nodes(53_000, 42))).is_ok());
+        assert!(check_no_growth(&all(measure_nodes(55_000, 42))).is_err());
+        assert!(check_no_growth(&all(measure_nodes(53_000, 45))).is_err());
+        assert!(check_no_growth(&warm[..1]).is_err());
+        assert!(check_no_growth(&[]).is_err());
     }
 }

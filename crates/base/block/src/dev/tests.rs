@@ -2,12 +2,12 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::{Context, Waker};
 
-use rt::buf::{Class, Pool};
+use rt::buf::{BufferPool, MemoryClass};
 
 use super::*;
 use crate::{Epoch, Lba};
 
-/// A layer that notes what reaches it and waits when told to.
+/// A layer that records operations and stalls on request.
 struct Probe {
     info: Info,
     seen: RefCell<Vec<Op>>,
@@ -39,7 +39,7 @@ impl Layer for Probe {
 const INFO: Info = Info {
     block_size: 512,
     blocks: 100,
-    aside_blocks: 0,
+    metadata_blocks: 0,
     physical_block_size: 4096,
     max_transfer_blocks: 16,
     unmap_granularity_blocks: 8,
@@ -47,7 +47,7 @@ const INFO: Info = Info {
     volatile_cache: true,
     native_fua: false,
     read_only: false,
-    overhead: 0,
+    overhead_bytes: 0,
 };
 
 fn probe(info: Info) -> (Rc<Probe>, Dev) {
@@ -62,8 +62,8 @@ fn probe(info: Info) -> (Rc<Probe>, Dev) {
 }
 
 fn ctx() -> Ctx {
-    let pool = Pool::new(1 << 20).unwrap();
-    Ctx::new(pool.account().try_credit(1 << 16, Class::Immediate).unwrap(), Epoch::default())
+    let pool = BufferPool::new(1 << 20).unwrap();
+    Ctx::new(pool.account().try_credit(1 << 16, MemoryClass::LocalIo).unwrap(), Epoch::default())
 }
 
 fn write(at: u64, bytes: usize, fua: bool) -> Op {
@@ -197,8 +197,8 @@ fn losing_an_operation_in_flight_panics_unless_permitted() {
     assert!(catch_unwind(AssertUnwindSafe(|| drop(flight))).is_err());
     assert_eq!(dev.stats().in_flight, 0);
     let flight = begun(&dev, read(0, 1));
-    let permit = crash::permit();
-    drop(crash::permit());
+    let permit = drop_permit::permit_drops();
+    drop(drop_permit::permit_drops());
     drop(flight);
     drop(permit);
     assert_eq!(dev.stats().in_flight, 0);
@@ -208,7 +208,7 @@ fn losing_an_operation_in_flight_panics_unless_permitted() {
 fn overlapping_operations_panic_when_one_writes() {
     let (probe, dev) = probe(INFO);
     probe.stalls.set(true);
-    let _permit = crash::permit();
+    let _permit = drop_permit::permit_drops();
     let panics = |op: Op| catch_unwind(AssertUnwindSafe(|| drop(begun(&dev, op)))).is_err();
     let in_flight = begun(&dev, write(8, 1024, false));
     assert!(panics(read(9, 1)) && panics(write(4, 5 * 512, false)));
@@ -240,7 +240,7 @@ fn contradictory_devices_are_not_assembled() {
         Info { blocks: u64::MAX / 2, ..INFO },
         Info { max_transfer_blocks: 0, ..INFO },
         Info { max_transfer_blocks: u32::MAX, ..INFO },
-        Info { overhead: 100, ..INFO },
+        Info { overhead_bytes: 100, ..INFO },
     ];
     for info in wrong {
         assert!(catch_unwind(AssertUnwindSafe(|| probe(info))).is_err(), "{info:?}");

@@ -2,21 +2,21 @@
 
 use std::time::Duration;
 
-use rt::buf::{Account, Bufs, Class, Pool, copy_in};
+use rt::buf::{Account, BufferPool, Bufs, MemoryClass, copy_in};
 
-use crate::{Ctx, Dev, Epoch, Error, Lba, Op, Run};
+use crate::{BlockStatus, Ctx, Dev, Epoch, Error, Lba, Op};
 
 /// Submits operations the way a volume does.
 #[derive(Clone, Debug)]
-pub struct Client {
+pub struct TestClient {
     dev: Dev,
     account: Account,
 }
 
-impl Client {
+impl TestClient {
     /// A client of `dev` with memory from `pool`.
     #[must_use]
-    pub fn new(dev: &Dev, pool: &Pool) -> Self {
+    pub fn new(dev: &Dev, pool: &BufferPool) -> Self {
         Self { dev: dev.clone(), account: pool.account() }
     }
 
@@ -26,13 +26,13 @@ impl Client {
         &self.dev
     }
 
-    /// A context with memory for `bytes` of data and what the device needs beside.
+    /// A context with memory for `bytes` of data and the device's overhead.
     ///
     /// # Panics
-    /// If the pool is too small for that, or has not got it for a minute.
+    /// If the pool is too small for that, or has had no room for a minute.
     pub async fn ctx(&self, bytes: usize) -> Ctx {
-        let bytes = bytes + self.dev.info().overhead as usize;
-        let credit = self.account.credit(bytes, Class::Immediate);
+        let bytes = bytes + self.dev.info().overhead_bytes as usize;
+        let credit = self.account.credit(bytes, MemoryClass::LocalIo);
         let credit = tokio::time::timeout(Duration::from_secs(60), credit).await;
         let credit = credit.expect("the test's pool stays empty: somebody keeps memory");
         Ctx::new(credit.expect("the test's pool is too small"), Epoch::default())
@@ -57,7 +57,7 @@ impl Client {
         self.dev.submit(Op::Write { at: Lba(at), data, fua }, &ctx).await.map(drop)
     }
 
-    /// Does an operation that brings no data and returns none.
+    /// Performs an operation that carries no data and returns none.
     ///
     /// # Errors
     /// What the device reports.
@@ -82,17 +82,17 @@ impl Client {
         self.submit(Op::Unmap { at: Lba(at), blocks }).await
     }
 
-    /// How a range begins.
+    /// The status of the first run of a range.
     ///
     /// # Errors
     /// What the device reports.
     ///
     /// # Panics
     /// If the device breaks the contract.
-    pub async fn map(&self, at: u64, blocks: u32) -> Result<Run, Error> {
-        let ctx = self.ctx(Run::BYTES).await;
-        let data = self.dev.submit(Op::Map { at: Lba(at), blocks }, &ctx).await?;
-        let run = Run::all_of(&data)[0];
+    pub async fn block_status(&self, at: u64, blocks: u32) -> Result<BlockStatus, Error> {
+        let ctx = self.ctx(BlockStatus::BYTES).await;
+        let data = self.dev.submit(Op::BlockStatus { at: Lba(at), blocks }, &ctx).await?;
+        let run = BlockStatus::from_bufs(&data)[0];
         assert!((1..=blocks).contains(&run.blocks), "{run:?} of {blocks} blocks");
         Ok(run)
     }

@@ -1,33 +1,33 @@
 //! The suite that every layer passes.
 //!
-//! A [`Subject`] makes devices of the layer under test; [`check`] puts each through everything
-//! that the contract in the [crate documentation](crate) promises, and panics where it is broken.
-//! What a subject cannot do (grow, lose power …) is left out, and says so by its answer.
+//! A [`Subject`] makes devices of the layer under test; [`check`] tests each against everything
+//! that the contract in the [crate documentation](crate) promises, and panics on a violation. What
+//! a subject cannot do (grow, lose power …) is skipped; its methods say so.
 
 use std::cell::RefCell;
 use std::time::Duration;
 
-use rt::buf::{Bufs, Pool, copy_in};
+use rt::buf::{BufferPool, Bufs, copy_in};
 
-use super::faulty::Kind;
-use super::register::{Checker, Initially, Loss};
+use super::faulty::OpKind;
+use super::register::{Checker, CrashKind, InitialContents};
 use super::workload::Workload;
-use super::{Client, Rng};
-use crate::{ASIDE, Blocks, Dev, Error, Info, Lba, Op, crash};
+use super::{Rng, TestClient};
+use crate::{Blocks, Dev, Error, Info, Lba, METADATA_LBA, Op, drop_permit};
 
 /// Smallest device, in bytes, that the suite can use.
 pub const MIN_BYTES: u64 = 4 << 20;
 
-/// Memory in bytes that the pool of a subject needs at least.
+/// Least memory in bytes that the pool of a subject must have.
 pub const MIN_POOL: usize = 32 << 20;
 
 /// Space in bytes that a file system may take, or give back, for its own records of a file.
-const RECORDS: u64 = 64 << 10;
+const FS_RECORD_BYTES: u64 = 64 << 10;
 
 /// A layer under test.
 pub trait Subject {
     /// The pool that operations take their memory from; nothing else uses it.
-    fn pool(&self) -> Pool;
+    fn pool(&self) -> BufferPool;
 
     /// A new device of at least [`MIN_BYTES`] that reads as zeroes.
     fn fresh(&self) -> impl Future<Output = Dev>;
@@ -35,16 +35,16 @@ pub trait Subject {
     /// Makes the device that was made last larger. False if it cannot be.
     fn grow(&self) -> impl Future<Output = bool>;
 
-    /// Bytes of space that the device made last takes; `None` if nobody knows.
+    /// Bytes of space that the last device takes; `None` if unknown.
     fn space_used(&self) -> impl Future<Output = Option<u64>>;
 
-    /// Cuts the power under the device made last and brings it up again, with everything above
-    /// it. All other handles to it are gone. `None` if that cannot be done.
+    /// Cuts the power under the last device and reopens it with everything above it. All other
+    /// handles to it are gone. `None` if that cannot be done.
     fn cut_power(&self, seed: u64) -> impl Future<Output = Option<Dev>>;
 
-    /// Makes the next operation of this kind on the device made last fail, if it touches a
-    /// medium, with `error`. False if that cannot be done, or if the layer would not let it through.
-    fn fail_next(&self, kind: Kind, error: Error) -> impl Future<Output = bool>;
+    /// Makes the next operation of this kind on the last device fail with `error`, if it touches a
+    /// medium. False if that cannot be done, or if the layer would hide it.
+    fn fail_next(&self, kind: OpKind, error: Error) -> impl Future<Output = bool>;
 }
 
 /// Checks everything.
@@ -52,32 +52,32 @@ pub trait Subject {
 /// # Panics
 /// Where the layer breaks the contract.
 pub async fn check(subject: &impl Subject, seed: u64) {
-    reads_return_what_was_written(&Bench::new(subject).await, seed).await;
-    settled(subject).await;
-    operations_at_the_edges(&Bench::new(subject).await).await;
-    settled(subject).await;
-    zeroing(subject, &Bench::new(subject).await).await;
-    settled(subject).await;
-    unmapping(subject, &Bench::new(subject).await).await;
-    settled(subject).await;
-    mapping(&Bench::new(subject).await).await;
-    settled(subject).await;
-    random_operations(&Bench::new(subject).await, seed).await;
-    settled(subject).await;
-    beside_the_volume(&Bench::new(subject).await, seed).await;
-    settled(subject).await;
-    abort_and_loss_of_interest(&Bench::new(subject).await).await;
-    settled(subject).await;
+    reads_return_what_was_written(&Fixture::new(subject).await, seed).await;
+    check_memory_returned(subject).await;
+    boundary_operations(&Fixture::new(subject).await).await;
+    check_memory_returned(subject).await;
+    zeroing(subject, &Fixture::new(subject).await).await;
+    check_memory_returned(subject).await;
+    unmapping(subject, &Fixture::new(subject).await).await;
+    check_memory_returned(subject).await;
+    block_status(&Fixture::new(subject).await).await;
+    check_memory_returned(subject).await;
+    random_operations(&Fixture::new(subject).await, seed).await;
+    check_memory_returned(subject).await;
+    metadata_area(&Fixture::new(subject).await, seed).await;
+    check_memory_returned(subject).await;
+    abort_and_drop(&Fixture::new(subject).await).await;
+    check_memory_returned(subject).await;
     errors_are_passed_on(subject).await;
-    settled(subject).await;
-    growth(subject, &Bench::new(subject).await).await;
-    settled(subject).await;
+    check_memory_returned(subject).await;
+    growth(subject, &Fixture::new(subject).await).await;
+    check_memory_returned(subject).await;
     power_cuts(subject, seed).await;
-    settled(subject).await;
+    check_memory_returned(subject).await;
 }
 
-/// All memory has come back and nobody took more than was declared.
-async fn settled(subject: &impl Subject) {
+/// All memory was returned and no operation took more than declared.
+async fn check_memory_returned(subject: &impl Subject) {
     let pool = subject.pool();
     for _ in 0..2000 {
         if pool.usage().free == pool.usage().total {
@@ -91,33 +91,34 @@ async fn settled(subject: &impl Subject) {
 }
 
 /// A device under test and its client.
-struct Bench {
-    client: Client,
+struct Fixture {
+    client: TestClient,
     info: Info,
 }
 
-impl Bench {
+impl Fixture {
     async fn new(subject: &impl Subject) -> Self {
         let dev = subject.fresh().await;
-        let bench = Self::of(&dev, &subject.pool());
+        let bench = Self::with_dev(&dev, &subject.pool());
         assert!(bench.info.bytes() >= MIN_BYTES, "the subject's devices are too small");
         bench
     }
 
-    fn of(dev: &Dev, pool: &Pool) -> Self {
-        Self { client: Client::new(dev, pool), info: dev.info() }
+    fn with_dev(dev: &Dev, pool: &BufferPool) -> Self {
+        Self { client: TestClient::new(dev, pool), info: dev.info() }
     }
 
-    fn block(&self) -> usize {
+    fn block_bytes(&self) -> usize {
         self.info.block_size as usize
     }
 
     fn bytes(&self, blocks: u64) -> usize {
-        usize::try_from(blocks).expect("fits memory") * self.block()
+        usize::try_from(blocks).expect("fits memory") * self.block_bytes()
     }
 
     async fn expect(&self, at: u64, expected: &[u8]) {
-        let blocks = u32::try_from(expected.len() / self.block()).expect("at most a transfer");
+        let blocks =
+            u32::try_from(expected.len() / self.block_bytes()).expect("at most a transfer");
         let found = self.client.read(at, blocks).await.expect("read").to_vec();
         if found != expected {
             let odd = found.iter().zip(expected).position(|(a, b)| a != b);
@@ -126,7 +127,7 @@ impl Bench {
     }
 }
 
-fn noise(rng: &mut Rng, len: usize) -> Vec<u8> {
+fn random_bytes(rng: &mut Rng, len: usize) -> Vec<u8> {
     let mut out = Vec::with_capacity(len + 8);
     while out.len() < len {
         out.extend_from_slice(&rng.u64().to_le_bytes());
@@ -135,10 +136,10 @@ fn noise(rng: &mut Rng, len: usize) -> Vec<u8> {
     out
 }
 
-/// What lies beside a volume is zeroes at first, holds what it is given, and is no part of the volume.
-async fn beside_the_volume(b: &Bench, seed: u64) {
-    let count = b.info.aside_blocks;
-    let far = [ASIDE.0 - 1, ASIDE.0 + u64::from(count)];
+/// The metadata area is zero at first, stores data, and is not part of the volume.
+async fn metadata_area(b: &Fixture, seed: u64) {
+    let count = b.info.metadata_blocks;
+    let far = [METADATA_LBA.0 - 1, METADATA_LBA.0 + u64::from(count)];
     for at in far {
         assert_eq!(b.client.read(at, 1).await.map(drop), Err(Error::OutOfRange));
     }
@@ -146,25 +147,25 @@ async fn beside_the_volume(b: &Bench, seed: u64) {
         return;
     }
     let len = b.bytes(u64::from(count));
-    b.expect(ASIDE.0, &vec![0; len]).await;
+    b.expect(METADATA_LBA.0, &vec![0; len]).await;
     let mut rng = Rng::new(seed);
-    let (inside, beside) = (noise(&mut rng, b.block()), noise(&mut rng, len));
+    let (inside, beside) = (random_bytes(&mut rng, b.block_bytes()), random_bytes(&mut rng, len));
     for at in [0, b.info.blocks - 1] {
         b.client.write(at, &inside, false).await.expect("write");
     }
-    b.client.write(ASIDE.0, &beside, true).await.expect("write beside the volume");
-    b.expect(ASIDE.0, &beside).await;
+    b.client.write(METADATA_LBA.0, &beside, true).await.expect("write beside the volume");
+    b.expect(METADATA_LBA.0, &beside).await;
     for at in [0, b.info.blocks - 1] {
         b.expect(at, &inside).await;
     }
     let half = count / 2;
-    b.client.zero(ASIDE.0, half, false).await.expect("zero beside the volume");
+    b.client.zero(METADATA_LBA.0, half, false).await.expect("zero beside the volume");
     let zeroes = vec![0; b.bytes(u64::from(half))];
-    b.expect(ASIDE.0, &[&zeroes[..], &beside[zeroes.len()..]].concat()).await;
+    b.expect(METADATA_LBA.0, &[&zeroes[..], &beside[zeroes.len()..]].concat()).await;
 }
 
 /// Every start within two physical blocks, lengths around it and the largest, neighbours intact.
-async fn reads_return_what_was_written(b: &Bench, seed: u64) {
+async fn reads_return_what_was_written(b: &Fixture, seed: u64) {
     let mut rng = Rng::new(seed);
     let physical = u64::from(b.info.physical_block_size / b.info.block_size).clamp(1, 16);
     let most = u64::from(b.info.max_transfer_blocks).min(b.info.blocks / 2);
@@ -175,7 +176,7 @@ async fn reads_return_what_was_written(b: &Bench, seed: u64) {
         let longest = if at < 2 { most } else { 1 };
         for &blocks in lengths.iter().chain([&longest]) {
             let range = b.bytes(at)..b.bytes(at + blocks);
-            let data = noise(&mut rng, range.len());
+            let data = random_bytes(&mut rng, range.len());
             b.client.write(at, &data, rng.one_in(4)).await.expect("write");
             model[range.clone()].copy_from_slice(&data);
             b.expect(at, &model[range]).await;
@@ -184,14 +185,14 @@ async fn reads_return_what_was_written(b: &Bench, seed: u64) {
             b.expect(start, &model[b.bytes(start)..b.bytes(end)]).await;
         }
     }
-    scattered_memory(b, &mut rng).await;
+    unaligned_memory(b, &mut rng).await;
 }
 
-/// Data whose pieces begin and end anywhere in memory.
-async fn scattered_memory(b: &Bench, rng: &mut Rng) {
+/// Data in buffers that begin and end anywhere in memory.
+async fn unaligned_memory(b: &Fixture, rng: &mut Rng) {
     let blocks = 40.min(u64::from(b.info.max_transfer_blocks));
     for cut in [1, 3, 511, 512, 513, 4095, 4097] {
-        let bytes = noise(rng, b.bytes(blocks));
+        let bytes = random_bytes(rng, b.bytes(blocks));
         let ctx = b.client.ctx(bytes.len() + 1).await;
         let mut padded = vec![0];
         padded.extend_from_slice(&bytes);
@@ -214,15 +215,15 @@ async fn scattered_memory(b: &Bench, rng: &mut Rng) {
     }
 }
 
-/// The last blocks work, what lies behind them does not, and refusals change nothing.
-async fn operations_at_the_edges(b: &Bench) {
+/// The last blocks work, those beyond do not, and refused operations change nothing.
+async fn boundary_operations(b: &Fixture) {
     let (end, most) = (b.info.blocks, b.info.max_transfer_blocks);
     let blocks = most.min(u32::try_from(end).unwrap_or(u32::MAX));
     let start = end - u64::from(blocks);
-    let data = noise(&mut Rng::new(1), b.bytes(u64::from(blocks)));
+    let data = random_bytes(&mut Rng::new(1), b.bytes(u64::from(blocks)));
     b.client.write(start, &data, true).await.expect("the largest write at the end");
     b.expect(start, &data).await;
-    let one = &data[..b.block()];
+    let one = &data[..b.block_bytes()];
     b.client.write(0, one, false).await.expect("the first block");
     b.client.write(end - 1, one, false).await.expect("the last block");
     for (at, count) in [(end, 1), (end - 1, 2), (u64::MAX, 1), (u64::MAX - 1, 2), (0, 0), (end, 0)]
@@ -244,14 +245,14 @@ async fn operations_at_the_edges(b: &Bench) {
 }
 
 /// Zeroed ranges read as zeroes at every alignment, neighbours keep what they hold.
-async fn zeroing(subject: &impl Subject, b: &Bench) {
+async fn zeroing(subject: &impl Subject, b: &Fixture) {
     let granule = u64::from(b.info.unmap_granularity_blocks).clamp(1, 64);
     let window = 4 * granule.max(8);
     let mut rng = Rng::new(2);
     for unmap in [false, true] {
         for at in 0..granule.min(9) {
             for blocks in [1, granule - granule / 2, granule, granule + 1, 2 * granule + 3] {
-                let mut model = noise(&mut rng, b.bytes(window));
+                let mut model = random_bytes(&mut rng, b.bytes(window));
                 b.client.write(0, &model, false).await.expect("write");
                 let blocks = u32::try_from(blocks).expect("small");
                 b.client.zero(at, blocks, unmap).await.expect("zero");
@@ -263,9 +264,12 @@ async fn zeroing(subject: &impl Subject, b: &Bench) {
     // Far more than one transfer carries.
     let all = u32::try_from(b.info.blocks).unwrap_or(u32::MAX);
     for unmap in [true, false] {
-        b.client.write(b.info.blocks / 2, &noise(&mut rng, b.block()), false).await.expect("write");
+        b.client
+            .write(b.info.blocks / 2, &random_bytes(&mut rng, b.block_bytes()), false)
+            .await
+            .expect("write");
         b.client.zero(0, all, unmap).await.expect("zero everything");
-        b.expect(b.info.blocks / 2, &vec![0; b.block()]).await;
+        b.expect(b.info.blocks / 2, &vec![0; b.block_bytes()]).await;
         if let (false, Some(used)) = (unmap, subject.space_used().await) {
             assert!(used >= u64::from(all) * u64::from(b.info.block_size), "space is kept: {used}");
         }
@@ -273,12 +277,12 @@ async fn zeroing(subject: &impl Subject, b: &Bench) {
 }
 
 /// Unmapped ranges read as declared, and really free space.
-async fn unmapping(subject: &impl Subject, b: &Bench) {
+async fn unmapping(subject: &impl Subject, b: &Fixture) {
     let granule = u64::from(b.info.unmap_granularity_blocks);
     let mut rng = Rng::new(3);
     let window = 4 * granule.clamp(8, 64);
     for at in [0, 1, granule.saturating_sub(1)] {
-        let mut model = noise(&mut rng, b.bytes(window));
+        let mut model = random_bytes(&mut rng, b.bytes(window));
         b.client.write(0, &model, false).await.expect("write");
         let count = (granule + 2).min(window - at);
         b.client.unmap(at, u32::try_from(count).expect("small")).await.expect("unmap");
@@ -297,22 +301,25 @@ async fn unmapping(subject: &impl Subject, b: &Bench) {
     b.client.unmap(0, all).await.expect("unmap everything");
     b.client.flush().await.expect("flush");
     let empty = subject.space_used().await.expect("known before");
-    let data = noise(&mut rng, b.bytes(step));
+    let data = random_bytes(&mut rng, b.bytes(step));
     b.client.write(0, &data, false).await.expect("write");
     b.client.flush().await.expect("flush");
     let full = subject.space_used().await.expect("known before");
-    assert!(full + RECORDS >= empty + data.len() as u64, "data takes space: {empty} {full}");
+    assert!(
+        full + FS_RECORD_BYTES >= empty + data.len() as u64,
+        "data takes space: {empty} {full}"
+    );
     b.client.unmap(0, all).await.expect("unmap everything");
     b.client.flush().await.expect("flush");
     let after = subject.space_used().await.expect("known before");
-    assert!(after <= empty + RECORDS, "unmapping frees: {empty} {full} {after}");
+    assert!(after <= empty + FS_RECORD_BYTES, "unmapping frees: {empty} {full} {after}");
 }
 
-/// Whatever was written is mapped, what is not mapped reads as zeroes, and the runs of a range cover it.
-async fn mapping(b: &Bench) {
+/// All written blocks are mapped, unmapped blocks read as zeroes, and the runs cover the range.
+async fn block_status(b: &Fixture) {
     let granule = u64::from(b.info.unmap_granularity_blocks).clamp(8, 64);
     let window = (8 * granule).min(b.info.blocks);
-    let data = noise(&mut Rng::new(7), b.block());
+    let data = random_bytes(&mut Rng::new(7), b.block_bytes());
     let mut written = Vec::new();
     for at in [0, 3, granule, 3 * granule + 1, window - 1, b.info.blocks - 1] {
         b.client.write(at, &data, false).await.expect("write");
@@ -325,25 +332,25 @@ async fn mapping(b: &Bench) {
         let mut at = start;
         while at < window {
             let left = u32::try_from(window - at).expect("small");
-            let run = b.client.map(at, left).await.expect("map");
+            let run = b.client.block_status(at, left).await.expect("map");
             let end = at + u64::from(run.blocks);
             if !run.mapped {
                 assert!(!written.iter().any(|w| (at..end).contains(w)), "{run:?} at {at}");
                 for at in at..end {
-                    b.expect(at, &vec![0; b.block()]).await;
+                    b.expect(at, &vec![0; b.block_bytes()]).await;
                 }
             }
             at = end;
         }
     }
     let last = b.info.blocks - 1;
-    assert!(b.client.map(last, 1).await.expect("map").mapped);
-    assert_eq!(b.client.map(last, 2).await, Err(Error::OutOfRange));
+    assert!(b.client.block_status(last, 1).await.expect("map").mapped);
+    assert_eq!(b.client.block_status(last, 2).await, Err(Error::OutOfRange));
 }
 
 /// Random operations, one at a time and many, against the checker.
-async fn random_operations(b: &Bench, seed: u64) {
-    let checker = RefCell::new(Checker::new(1, b.info.block_size, Initially::Zeroes));
+async fn random_operations(b: &Fixture, seed: u64) {
+    let checker = RefCell::new(Checker::new(1, b.info.block_size, InitialContents::Zeroes));
     let count = b.info.blocks.min(4096);
     let spans = [Blocks::new(Lba(0), count), Blocks::new(Lba(b.info.blocks - count), count)];
     for (span, depth) in [(spans[0], 1), (spans[0], 16), (spans[1], 8)] {
@@ -360,66 +367,68 @@ async fn random_operations(b: &Bench, seed: u64) {
     assert_eq!((stats.in_flight, stats.errors), (0, 0));
 }
 
-/// What is aborted before it starts does nothing; what a crash leaves in flight keeps no memory.
-async fn abort_and_loss_of_interest(b: &Bench) {
-    let data = noise(&mut Rng::new(4), b.block());
+/// An operation aborted before it starts does nothing; one that a crash drops keeps no memory.
+async fn abort_and_drop(b: &Fixture) {
+    let data = random_bytes(&mut Rng::new(4), b.block_bytes());
     b.client.write(5, &data, false).await.expect("write");
-    let ctx = b.client.ctx(b.block()).await;
+    let ctx = b.client.ctx(b.block_bytes()).await;
     ctx.abort();
     let zero = Op::Zero { at: Lba(5), blocks: 1, unmap: false, fua: false };
     assert_eq!(b.client.dev().submit(zero, &ctx).await.map(drop), Err(Error::Aborted));
     b.expect(5, &data).await;
     drop(ctx);
-    for kind in [Kind::Read, Kind::Write, Kind::Zero, Kind::Flush] {
-        let permit = crash::permit();
-        let ctx = b.client.ctx(b.block()).await;
+    for kind in [OpKind::Read, OpKind::Write, OpKind::Zero, OpKind::Flush] {
+        let permit = drop_permit::permit_drops();
+        let ctx = b.client.ctx(b.block_bytes()).await;
         let data = copy_in(ctx.credit(), &data);
-        let op = operation(kind, 6, data);
+        let op = op_of_kind(kind, 6, data);
         let mut op = Box::pin(b.client.dev().submit(op, &ctx));
-        // One poll, then nobody asks again.
+        // Polled once, then never again.
         let _ = futures_util::poll!(&mut op);
         drop(op);
         drop(permit);
     }
     assert_eq!(b.client.dev().stats().in_flight, 0);
-    // A disk may still be busy with them; they are not repeated, so wait until it is through.
+    // A disk may still be working on them; wait until it is done.
     tokio::time::sleep(Duration::from_millis(200)).await;
     b.expect(5, &data).await;
     b.client.flush().await.expect("flush");
 }
 
-fn operation(kind: Kind, at: u64, data: Bufs) -> Op {
+fn op_of_kind(kind: OpKind, at: u64, data: Bufs) -> Op {
     let at = Lba(at);
     match kind {
-        Kind::Read => Op::Read { at, blocks: 1 },
-        Kind::Write => Op::Write { at, data, fua: true },
-        Kind::Zero => Op::Zero { at, blocks: 1, unmap: false, fua: false },
-        Kind::Unmap => Op::Unmap { at, blocks: 1 },
-        Kind::Map => Op::Map { at, blocks: 1 },
-        Kind::Flush => Op::Flush,
+        OpKind::Read => Op::Read { at, blocks: 1 },
+        OpKind::Write => Op::Write { at, data, fua: true },
+        OpKind::Zero => Op::Zero { at, blocks: 1, unmap: false, fua: false },
+        OpKind::Unmap => Op::Unmap { at, blocks: 1 },
+        OpKind::BlockStatus => Op::BlockStatus { at, blocks: 1 },
+        OpKind::Flush => Op::Flush,
     }
 }
 
-/// An error from below arrives, with an address inside the range, and passes; a failed flush and
-/// a lost device stay.
+/// An error from below is passed on, with an address inside the range, and is temporary; a failed
+/// flush and a lost device are permanent.
 async fn errors_are_passed_on(subject: &impl Subject) {
     let cases = [
-        (Kind::Read, Error::Unreadable { at: Lba(0) }),
-        (Kind::Write, Error::Unwritable { at: Lba(0) }),
-        (Kind::Write, Error::NoSpace),
-        (Kind::Flush, Error::Gone),
+        (OpKind::Read, Error::Unreadable { at: Lba(0) }),
+        (OpKind::Write, Error::Unwritable { at: Lba(0) }),
+        (OpKind::Write, Error::NoSpace),
+        (OpKind::Flush, Error::Gone),
     ];
     for (kind, error) in cases {
-        let b = Bench::new(subject).await;
-        let data = noise(&mut Rng::new(5), b.bytes(8));
+        let b = Fixture::new(subject).await;
+        let data = random_bytes(&mut Rng::new(5), b.bytes(8));
         b.client.write(16, &data, true).await.expect("write");
         if !subject.fail_next(kind, error).await {
             continue;
         }
         let result = match kind {
-            Kind::Read => b.client.read(16, 8).await.map(drop),
-            Kind::Write => b.client.write(16, &data, false).await,
-            Kind::Zero | Kind::Unmap | Kind::Map | Kind::Flush => b.client.flush().await,
+            OpKind::Read => b.client.read(16, 8).await.map(drop),
+            OpKind::Write => b.client.write(16, &data, false).await,
+            OpKind::Zero | OpKind::Unmap | OpKind::BlockStatus | OpKind::Flush => {
+                b.client.flush().await
+            }
         };
         let found = result.expect_err("the medium failed");
         match (found, error) {
@@ -442,9 +451,9 @@ async fn errors_are_passed_on(subject: &impl Subject) {
 }
 
 /// A device grows while it is used, and the new blocks are zeroes.
-async fn growth(subject: &impl Subject, b: &Bench) {
+async fn growth(subject: &impl Subject, b: &Fixture) {
     let before = b.info.blocks;
-    let data = noise(&mut Rng::new(6), b.block());
+    let data = random_bytes(&mut Rng::new(6), b.block_bytes());
     b.client.write(before - 1, &data, false).await.expect("write");
     if !subject.grow().await {
         return;
@@ -453,21 +462,21 @@ async fn growth(subject: &impl Subject, b: &Bench) {
     assert!(info.blocks > before, "it says it has grown");
     assert_eq!(Info { blocks: before, ..info }, b.info, "nothing else has changed");
     b.expect(before - 1, &data).await;
-    b.expect(before, &vec![0; b.block()]).await;
-    b.expect(info.blocks - 1, &vec![0; b.block()]).await;
+    b.expect(before, &vec![0; b.block_bytes()]).await;
+    b.expect(info.blocks - 1, &vec![0; b.block_bytes()]).await;
     b.client.write(info.blocks - 1, &data, true).await.expect("write at the new end");
     b.expect(info.blocks - 1, &data).await;
     assert_eq!(b.client.read(info.blocks, 1).await.map(drop), Err(Error::OutOfRange));
 }
 
-/// What was flushed survives every power cut, and what was seen after one stays. Part of
-/// [`check`]; by itself for many seeds.
+/// What was flushed survives every power cut, and what was read after one stays. Part of [`check`];
+/// by itself for many seeds.
 ///
 /// # Panics
 /// Where the layer breaks the contract.
 pub async fn power_cuts(subject: &impl Subject, seed: u64) {
-    let mut b = Bench::new(subject).await;
-    let mut checker = Checker::new(1, b.info.block_size, Initially::Zeroes);
+    let mut b = Fixture::new(subject).await;
+    let mut checker = Checker::new(1, b.info.block_size, InitialContents::Zeroes);
     if !b.info.volatile_cache {
         checker = checker.write_through();
     }
@@ -486,8 +495,8 @@ pub async fn power_cuts(subject: &impl Subject, seed: u64) {
         assert_eq!(workload.take_errors(), [], "seed {seed}, round {round}");
         drop((workload, b));
         let Some(dev) = subject.cut_power(rng.u64()).await else { return };
-        checker.borrow_mut().crash(Loss::Unflushed);
-        b = Bench::of(&dev, &subject.pool());
+        checker.borrow_mut().crash(CrashKind::PowerLoss);
+        b = Fixture::with_dev(&dev, &subject.pool());
     }
 }
 

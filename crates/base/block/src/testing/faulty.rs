@@ -1,11 +1,11 @@
 //! A device that misbehaves on purpose.
 //!
 //! [`Faulty`] passes operations on to a device; [`Faults`], its handle, holds the rules that say
-//! which of them fail, wait, or are lied about. The first rule that applies to an operation
-//! decides. The same seed and the same operations give the same faults.
+//! which of them fail, wait, or return false results. The first matching rule decides. The same
+//! seed and the same operations give the same faults.
 //!
-//! Errors and delays are what disks do. The lies ([`Effect::Ignore`], [`Effect::Misdirect`] …)
-//! are what a wrong layer does: with them a test proves that it would have noticed.
+//! Errors and delays are what disks do. The lies ([`Effect::Ignore`], [`Effect::Misdirect`] …) are
+//! what a wrong layer does: a test uses them to prove that it would have noticed.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -19,7 +19,7 @@ use crate::{Blocks, Ctx, Dev, Error, Info, Layer, Lba, Op};
 
 /// What kind of operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum OpKind {
     /// [`Op::Read`].
     Read,
     /// [`Op::Write`].
@@ -28,16 +28,16 @@ pub enum Kind {
     Zero,
     /// [`Op::Unmap`].
     Unmap,
-    /// [`Op::Map`].
-    Map,
+    /// [`Op::BlockStatus`].
+    BlockStatus,
     /// [`Op::Flush`].
     Flush,
 }
 
-impl Kind {
+impl OpKind {
     /// All of them.
     pub const ALL: [Self; 6] =
-        [Self::Read, Self::Write, Self::Zero, Self::Unmap, Self::Map, Self::Flush];
+        [Self::Read, Self::Write, Self::Zero, Self::Unmap, Self::BlockStatus, Self::Flush];
 
     /// The kind of `op`.
     #[must_use]
@@ -47,17 +47,17 @@ impl Kind {
             Op::Write { .. } => Self::Write,
             Op::Zero { .. } => Self::Zero,
             Op::Unmap { .. } => Self::Unmap,
-            Op::Map { .. } => Self::Map,
+            Op::BlockStatus { .. } => Self::BlockStatus,
             Op::Flush => Self::Flush,
         }
     }
 }
 
-/// What happens to an operation. Errors that carry an address get the first block of the
-/// operation that the rule covers.
+/// The effect on an operation. Errors that carry an address get the first block of the operation
+/// that the rule covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// It fails and does nothing. After [`Error::Gone`] everything else fails so, too.
+    /// It fails and does nothing. After [`Error::Gone`] all later operations fail likewise.
     Fail(Error),
     /// It is carried out and then reported as failed.
     FailAfter(Error),
@@ -75,14 +75,14 @@ pub enum Effect {
     Tear,
 }
 
-/// Which operations, and what happens to them.
+/// Which operations a rule applies to, and with what effect.
 #[derive(Clone, Debug)]
 pub struct Rule {
-    kinds: Vec<Kind>,
+    kinds: Vec<OpKind>,
     range: Option<Blocks>,
     probability: f64,
     skip: u64,
-    times: u64,
+    remaining: u64,
     effect: Effect,
 }
 
@@ -90,13 +90,13 @@ impl Rule {
     /// `effect` for every operation.
     #[must_use]
     pub fn new(effect: Effect) -> Self {
-        let kinds = Kind::ALL.to_vec();
-        Self { kinds, range: None, probability: 1.0, skip: 0, times: u64::MAX, effect }
+        let kinds = OpKind::ALL.to_vec();
+        Self { kinds, range: None, probability: 1.0, skip: 0, remaining: u64::MAX, effect }
     }
 
     /// Only operations of these kinds.
     #[must_use]
-    pub fn on(mut self, kinds: &[Kind]) -> Self {
+    pub fn on(mut self, kinds: &[OpKind]) -> Self {
         self.kinds = kinds.to_vec();
         self
     }
@@ -115,7 +115,7 @@ impl Rule {
         self
     }
 
-    /// Spares the first `n` operations it would apply to.
+    /// Skips the first `n` operations that match.
     #[must_use]
     pub fn after(mut self, n: u64) -> Self {
         self.skip = n;
@@ -125,18 +125,18 @@ impl Rule {
     /// Applies to `n` operations, then never again.
     #[must_use]
     pub fn times(mut self, n: u64) -> Self {
-        self.times = n;
+        self.remaining = n;
         self
     }
 
-    /// Whether it strikes now; counts.
-    fn strikes(&mut self, kind: Kind, range: Option<Blocks>, rng: &mut Rng) -> bool {
+    /// Whether the rule applies now; counts.
+    fn applies(&mut self, kind: OpKind, range: Option<Blocks>, rng: &mut Rng) -> bool {
         let covers = match (self.range, range) {
             (None, _) => true,
             (Some(mine), Some(range)) => mine.overlaps(&range),
             (Some(_), None) => false,
         };
-        if !covers || self.times == 0 || !self.kinds.contains(&kind) {
+        if !covers || self.remaining == 0 || !self.kinds.contains(&kind) {
             return false;
         }
         if self.skip > 0 {
@@ -146,17 +146,17 @@ impl Rule {
         if self.probability < 1.0 && !rng.chance(self.probability) {
             return false;
         }
-        self.times = self.times.saturating_sub(1);
+        self.remaining = self.remaining.saturating_sub(1);
         true
     }
 }
 
 /// The handle to a [`Faulty`]: its rules. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Faults(Rc<Plan>);
+pub struct Faults(Rc<FaultPlan>);
 
 #[derive(Debug)]
-struct Plan {
+struct FaultPlan {
     state: RefCell<State>,
     released: Notify,
 }
@@ -165,28 +165,28 @@ struct Plan {
 struct State {
     rules: Vec<Rule>,
     rng: Rng,
-    gone: bool,
-    struck: u64,
+    is_gone: bool,
+    hits: u64,
 }
 
 impl Faults {
     /// No faults yet; `seed` decides where a rule has a probability.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        let state = State { rules: Vec::new(), rng: Rng::new(seed), gone: false, struck: 0 };
-        Self(Rc::new(Plan { state: RefCell::new(state), released: Notify::new() }))
+        let state = State { rules: Vec::new(), rng: Rng::new(seed), is_gone: false, hits: 0 };
+        Self(Rc::new(FaultPlan { state: RefCell::new(state), released: Notify::new() }))
     }
 
-    /// Adds a rule behind the others.
+    /// Adds a rule after the others.
     pub fn add(&self, rule: Rule) {
         self.0.state.borrow_mut().rules.push(rule);
     }
 
-    /// Removes all rules; a device that is gone is back.
+    /// Removes all rules; a failed device works again.
     pub fn clear(&self) {
         let mut state = self.0.state.borrow_mut();
         state.rules.clear();
-        state.gone = false;
+        state.is_gone = false;
     }
 
     /// Lets all stalled operations go on.
@@ -194,21 +194,21 @@ impl Faults {
         self.0.released.notify_waiters();
     }
 
-    /// How many operations were struck by a rule.
+    /// Number of operations that a rule affected.
     #[must_use]
-    pub fn struck(&self) -> u64 {
-        self.0.state.borrow().struck
+    pub fn hits(&self) -> u64 {
+        self.0.state.borrow().hits
     }
 
-    fn judge(&self, op: &Op, block_size: u32) -> Option<(Effect, Lba)> {
+    fn select_effect(&self, op: &Op, block_size: u32) -> Option<(Effect, Lba)> {
         let mut state = self.0.state.borrow_mut();
-        let State { rules, rng, gone, struck } = &mut *state;
+        let State { rules, rng, is_gone: gone, hits: struck } = &mut *state;
         let range = op.range(block_size);
         let first = range.map_or(Lba(0), |r| r.at);
         if *gone {
             return Some((Effect::Fail(Error::Gone), first));
         }
-        let i = rules.iter_mut().position(|r| r.strikes(Kind::of(op), range, rng))?;
+        let i = rules.iter_mut().position(|r| r.applies(OpKind::of(op), range, rng))?;
         let rule = &rules[i];
         *struck += 1;
         *gone |= rule.effect == Effect::Fail(Error::Gone);
@@ -244,19 +244,25 @@ impl Faulty {
         (Dev::new(Self::new(below, faults.clone())), faults)
     }
 
-    async fn strike(&self, effect: Effect, at: Lba, op: Op, ctx: &Ctx) -> Result<Bufs, Error> {
+    async fn apply_effect(
+        &self,
+        effect: Effect,
+        at: Lba,
+        op: Op,
+        ctx: &Ctx,
+    ) -> Result<Bufs, Error> {
         let info = self.below.info();
         match effect {
-            Effect::Fail(e) => Err(moved(e, at)),
+            Effect::Fail(e) => Err(with_address(e, at)),
             Effect::FailAfter(e) => {
                 self.below.submit(op, ctx).await?;
-                Err(moved(e, at))
+                Err(with_address(e, at))
             }
             Effect::FailHalfway(e) => {
                 if let Some(half) = first_half(op, info.block_size) {
                     self.below.submit(half, ctx).await?;
                 }
-                Err(moved(e, at))
+                Err(with_address(e, at))
             }
             Effect::Delay(shortest, longest) => {
                 tokio::time::sleep(self.faults.time_between(shortest, longest)).await;
@@ -270,8 +276,8 @@ impl Faulty {
                 Op::Read { blocks, .. } => {
                     Ok(Bufs::zeroes(blocks as usize * info.block_size as usize))
                 }
-                // Nobody may be told what was not looked at, least of all that there is nothing.
-                Op::Map { .. } => self.below.submit(op, ctx).await,
+                // Never report blocks as unmapped without asking the device.
+                Op::BlockStatus { .. } => self.below.submit(op, ctx).await,
                 _ => Ok(Bufs::new()),
             },
             Effect::Misdirect(by) => self.below.submit(shifted(op, by, &info), ctx).await,
@@ -301,15 +307,15 @@ impl Layer for Faulty {
     }
 
     async fn submit(&self, op: Op, ctx: Ctx) -> Result<Bufs, Error> {
-        match self.faults.judge(&op, self.below.info().block_size) {
+        match self.faults.select_effect(&op, self.below.info().block_size) {
             None => self.below.submit(op, &ctx).await,
-            Some((effect, at)) => self.strike(effect, at, op, &ctx).await,
+            Some((effect, at)) => self.apply_effect(effect, at, op, &ctx).await,
         }
     }
 }
 
 /// The error with its address replaced.
-fn moved(error: Error, at: Lba) -> Error {
+fn with_address(error: Error, at: Lba) -> Error {
     match error {
         Error::Unreadable { .. } => Error::Unreadable { at },
         Error::Corrupt { .. } => Error::Corrupt { at },
@@ -333,7 +339,7 @@ fn first_half(op: Op, block_size: u32) -> Option<Op> {
         Op::Zero { at, blocks, unmap, fua } => {
             (blocks > 1).then_some(Op::Zero { at, blocks: blocks / 2, unmap, fua })
         }
-        Op::Read { .. } | Op::Unmap { .. } | Op::Map { .. } | Op::Flush => None,
+        Op::Read { .. } | Op::Unmap { .. } | Op::BlockStatus { .. } | Op::Flush => None,
     }
 }
 
@@ -353,12 +359,12 @@ fn shifted(mut op: Op, by: u64, info: &Info) -> Op {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Client;
-    use crate::{Mem, MemOptions, Pool, crash};
+    use crate::testing::TestClient;
+    use crate::{BufferPool, Mem, MemOptions, drop_permit};
 
-    fn disk() -> (Client, Faults) {
+    fn disk() -> (TestClient, Faults) {
         let (dev, faults) = Faulty::wrap(Dev::new(Mem::new(MemOptions::new(512, 1000))), 1);
-        (Client::new(&dev, &Pool::new(1 << 22).unwrap()), faults)
+        (TestClient::new(&dev, &BufferPool::new(1 << 22).unwrap()), faults)
     }
 
     #[tokio::test]
@@ -366,7 +372,7 @@ mod tests {
         let (c, faults) = disk();
         faults.add(
             Rule::new(Effect::Fail(Error::Unreadable { at: Lba(0) }))
-                .on(&[Kind::Read])
+                .on(&[OpKind::Read])
                 .within(Blocks::new(Lba(10), 5))
                 .after(1)
                 .times(2),
@@ -378,7 +384,7 @@ mod tests {
         assert_eq!(c.read(8, 4).await.map(drop), fails(10));
         assert_eq!(c.read(12, 4).await.map(drop), fails(12));
         c.read(8, 4).await.expect("twice only");
-        assert_eq!(faults.struck(), 2);
+        assert_eq!(faults.hits(), 2);
         faults.add(Rule::new(Effect::Fail(Error::Gone)).times(1));
         for _ in 0..2 {
             assert_eq!(c.flush().await, Err(Error::Gone));
@@ -400,13 +406,13 @@ mod tests {
             (Effect::Misdirect(u64::MAX), [0, 0]),
         ] {
             c.zero(0, 100, true).await.unwrap();
-            faults.add(Rule::new(effect).on(&[Kind::Write]).times(1));
+            faults.add(Rule::new(effect).on(&[OpKind::Write]).times(1));
             let ok = c.write(40, &[1; 1024], false).await.is_ok();
             assert_eq!(ok, matches!(effect, Effect::Ignore | Effect::Misdirect(_)), "{effect:?}");
             let found = c.read(40, 2).await.unwrap().to_vec();
             assert_eq!([found[0], found[512]], expect, "{effect:?}");
         }
-        faults.add(Rule::new(Effect::Tear).on(&[Kind::Write]).times(1));
+        faults.add(Rule::new(Effect::Tear).on(&[OpKind::Write]).times(1));
         c.write(40, &[1; 1024], false).await.unwrap();
         let found = c.read(40, 2).await.unwrap().to_vec();
         assert!(found[..768].iter().all(|&b| b == 1) && found[768..].iter().all(|&b| b == 0));
@@ -416,11 +422,11 @@ mod tests {
     async fn operations_wait_and_stall() {
         let (c, faults) = disk();
         let (short, long) = (Duration::from_millis(3), Duration::from_millis(9));
-        faults.add(Rule::new(Effect::Delay(short, long)).on(&[Kind::Read]));
+        faults.add(Rule::new(Effect::Delay(short, long)).on(&[OpKind::Read]));
         let since = tokio::time::Instant::now();
         c.read(0, 1).await.unwrap();
         assert!((short..=long + short).contains(&since.elapsed()));
-        faults.add(Rule::new(Effect::Stall).on(&[Kind::Flush]));
+        faults.add(Rule::new(Effect::Stall).on(&[OpKind::Flush]));
         let mut flush = Box::pin(c.flush());
         let waited = tokio::time::timeout(Duration::from_secs(100), &mut flush).await;
         assert!(waited.is_err());
@@ -428,7 +434,7 @@ mod tests {
         flush.await.unwrap();
         faults.add(Rule::new(Effect::Stall));
         let forgotten = tokio::time::timeout(long, c.write(0, &[1; 512], false));
-        let _permit = crash::permit();
+        let _permit = drop_permit::permit_drops();
         assert!(forgotten.await.is_err());
     }
 
@@ -442,7 +448,7 @@ mod tests {
             for _ in 0..100 {
                 run.push(c.flush().await.is_ok());
             }
-            assert!((15..45).contains(&faults.struck()));
+            assert!((15..45).contains(&faults.hits()));
             runs.push(run);
         }
         assert_eq!(runs[0], runs[1]);

@@ -13,6 +13,6 @@ mod rng;
 mod stamp;
 pub mod workload;
 
-pub use client::Client;
+pub use client::TestClient;
 pub use rng::Rng;
 pub use stamp::{Contents, Stamp};

@@ -1,19 +1,19 @@
 //! The register checker: a block device is an array of independent registers.
 //!
-//! A [`Checker`] is told when every operation begins and how it ends, about crashes and about
-//! injected damage, and says of each read whether the history permits what it returned. Writes
-//! carry [`Stamp`]s, so it knows a torn, strayed, stale or lost block when it sees one.
+//! A [`Checker`] learns when every operation begins and how it ends, of crashes and of injected
+//! damage, and judges for each read whether the history permits its result. Writes carry
+//! [`Stamp`]s, so it recognises torn, misdirected, stale and lost blocks.
 //!
 //! # How it decides
-//! Each block keeps its *candidates*: the writes whose value it may still hold. Of a candidate it
-//! knows two moments: when it, or a read that returned it, first completed (`seen`), and when it,
-//! or a read that returned it, last began (`begun`). Candidate `a` is before `b` if `a.seen <
-//! b.begun`. A history of a register whose writes are all different is linearizable exactly when
-//! no two values are each before the other (Gibbons and Korach, "Testing shared memories", 1997).
-//! A value that failed or unanswered writes may have left counts only once it was read.
+//! Each block keeps its *candidates*: the writes whose value it may still hold. Each candidate has
+//! two times: when it, or a read that returned it, first completed (`seen`), and when it, or a read
+//! that returned it, last began (`begun`). Candidate `a` is before `b` if `a.seen < b.begun`. A
+//! history of a register whose writes are all different is linearizable exactly when no two values
+//! are each before the other (Gibbons and Korach, "Testing shared memories", 1997). A value of a
+//! failed or unanswered write counts only once it was read.
 //!
-//! A candidate is forgotten when a durable one is after it: durable is what a flush covered that
-//! began after its completion, or FUA. A power cut leaves the remaining candidates as
+//! A candidate is forgotten when a durable one is after it. Durable is what FUA wrote, or what
+//! completed before a successful flush began. A power cut leaves the remaining candidates as
 //! alternatives; the first read of one of them rules out the rest.
 //!
 //! Time is the count of events: the checker is pure and its verdicts repeat.
@@ -32,15 +32,15 @@ use crate::{Blocks, Lba};
 type Time = u64;
 const NEVER: Time = u64::MAX;
 
-/// Moments before every event: what the volume began with, and its durability.
+/// Before every event: the time of the initial contents and their durability.
 const BEGINNING: Time = 0;
 
-/// What a fresh volume holds.
+/// Initial contents of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Initially {
+pub enum InitialContents {
     /// Zeroes.
     Zeroes,
-    /// Whatever was there.
+    /// Unknown contents.
     Anything,
 }
 
@@ -51,17 +51,17 @@ pub enum Outcome {
     Done,
     /// Refused, failed or aborted: it took effect before this moment or never will.
     Failed,
-    /// Nobody will ever say: the answer was lost on the way, the operation may still run.
+    /// Never known: the answer was lost, and the operation may still run.
     Unknown,
 }
 
-/// What a crash takes with it.
+/// What a crash loses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Loss {
+pub enum CrashKind {
     /// Power is lost: everything not yet durable may be gone, block by block.
-    Unflushed,
+    PowerLoss,
     /// A process dies: what was in flight may or may not have happened.
-    InFlight,
+    ProcessDeath,
 }
 
 /// Names an operation that has begun.
@@ -76,8 +76,8 @@ pub enum Value {
     /// The data of the write with this sequence number.
     Write(u64),
     /// Anything that was ever written to the block, or zeroes: unmapped.
-    AnyOwn,
-    /// Anything at all: damaged on purpose, or never known.
+    AnyWritten,
+    /// Anything: damaged on purpose, or never known.
     Any,
 }
 
@@ -102,15 +102,15 @@ pub enum Fault {
         /// Offset in bytes where the second write begins.
         offset: usize,
     },
-    /// It belongs elsewhere.
+    /// It belongs to another block.
     #[error("holds {0}, which belongs elsewhere")]
     Misdirected(Stamp),
-    /// It holds what nobody wrote.
+    /// It holds data that was never written.
     #[error("holds what was never written")]
-    Foreign,
-    /// It holds what had been replaced: a lost write, a stale read, a resurrected value.
+    NeverWritten,
+    /// It holds replaced data: a lost write, a stale read, a resurrected value.
     #[error("holds {found}, which had been replaced")]
-    Replaced {
+    Stale {
         /// What the read returned.
         found: Value,
     },
@@ -121,40 +121,40 @@ impl fmt::Display for Value {
         match self {
             Self::Zero => f.write_str("zeroes"),
             Self::Write(sequence) => write!(f, "write {sequence}"),
-            Self::AnyOwn => f.write_str("anything once written"),
+            Self::AnyWritten => f.write_str("anything once written"),
             Self::Any => f.write_str("anything"),
         }
     }
 }
 
-/// One thing that a block may hold.
+/// One possible content of a block.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     value: Value,
     /// When its operation began: its identity.
-    born: Time,
+    op_begun: Time,
     /// When it, or a read that returned it, last began.
     begun: Time,
     /// When it, or a read that returned it, first completed.
     seen: Time,
     /// When its operation completed successfully; `BEGINNING` if it was durable then.
     acknowledged: Time,
-    /// Whether it happened for sure.
-    certain: bool,
+    /// Whether it certainly happened.
+    is_certain: bool,
     /// Whether it is one of the alternatives that a power cut left.
-    alternative: bool,
+    is_crash_alternative: bool,
 }
 
 impl Candidate {
     fn initial(value: Value) -> Self {
         Self {
             value,
-            born: BEGINNING,
+            op_begun: BEGINNING,
             begun: BEGINNING,
             seen: BEGINNING,
             acknowledged: BEGINNING,
-            certain: true,
-            alternative: false,
+            is_certain: true,
+            is_crash_alternative: false,
         }
     }
 
@@ -166,15 +166,15 @@ impl Candidate {
         self.is_before(other) && other.is_before(self)
     }
 
-    /// Durable from `horizon` on, the beginning of the latest successful flush.
+    /// Whether it is durable, given `horizon`, the beginning of the latest successful flush.
     fn is_durable(&self, horizon: Time) -> bool {
-        self.certain && self.acknowledged < horizon
+        self.is_certain && self.acknowledged < horizon
     }
 
-    /// The candidate if a read from `begun` to `now` returned it.
-    fn read(&self, begun: Time, now: Time) -> Self {
+    /// The candidate after a read from `begun` to `now` returned it.
+    fn observed_by(&self, begun: Time, now: Time) -> Self {
         let (begun, seen) = (self.begun.max(begun), self.seen.min(now));
-        Self { begun, seen, certain: true, ..*self }
+        Self { begun, seen, is_certain: true, ..*self }
     }
 }
 
@@ -183,14 +183,15 @@ impl Candidate {
 struct Register(Vec<Candidate>);
 
 impl Register {
-    /// Takes a read into account; false if nothing explains what it found.
+    /// Records a read; false if nothing explains what it found.
     fn observe(&mut self, found: Value, begun: Time, now: Time) -> bool {
         let mut explained = None;
         let mut count = 0;
         for (i, c) in self.0.iter().enumerate() {
-            let fits = c.value == found || matches!(c.value, Value::Any | Value::AnyOwn);
-            let then = c.read(begun, now);
-            let refuted = |(j, d): (usize, &Candidate)| i != j && d.certain && then.contradicts(d);
+            let fits = c.value == found || matches!(c.value, Value::Any | Value::AnyWritten);
+            let then = c.observed_by(begun, now);
+            let refuted =
+                |(j, d): (usize, &Candidate)| i != j && d.is_certain && then.contradicts(d);
             if fits && !self.0.iter().enumerate().any(refuted) {
                 count += 1;
                 explained = Some((i, then));
@@ -199,32 +200,34 @@ impl Register {
         let Some((i, then)) = explained else { return false };
         if count == 1 && then.value == found {
             self.0[i] = then;
-            if then.alternative {
-                self.0.retain(|c| !c.alternative || c.born == then.born);
+            if then.is_crash_alternative {
+                self.0.retain(|c| !c.is_crash_alternative || c.op_begun == then.op_begun);
             }
         }
         true
     }
 
-    /// Forgets what can be neither read nor left by a power cut any more, and what reads have
-    /// shown not to have happened. `reading` is when the oldest read in flight began.
+    /// Forgets candidates that neither a read nor a power cut can return any more, and those that
+    /// reads have shown not to have happened. `reading` is when the oldest read in flight began.
     fn prune(&mut self, horizon: Time, reading: Time) {
         if self.0.len() > 1 {
             let all = std::mem::take(&mut self.0);
-            // Few of many, as long as nobody flushes: not every one is held against every other.
+            // Only durable ones can replace: few among many unflushed ones, so this is not
+            // quadratic.
             let replaces = |d: &&Candidate| d.is_durable(horizon) && d.seen < reading;
             let durable: SmallVec<[&Candidate; 4]> = all.iter().filter(replaces).collect();
             let gone = |c: &Candidate| {
-                let replaced = durable.iter().any(|d| d.born != c.born && c.is_before(d));
-                let refutes = |d: &Candidate| d.certain && d.born != c.born && c.contradicts(d);
-                replaced || !c.certain && all.iter().any(refutes)
+                let replaced = durable.iter().any(|d| d.op_begun != c.op_begun && c.is_before(d));
+                let refutes =
+                    |d: &Candidate| d.is_certain && d.op_begun != c.op_begun && c.contradicts(d);
+                replaced || !c.is_certain && all.iter().any(refutes)
             };
             self.0 = all.iter().filter(|c| !gone(c)).copied().collect();
         }
     }
 
-    /// Power was lost at `now`: what is left are alternatives, and they are durable.
-    fn restart(&mut self, now: Time) {
+    /// Power was lost at `now`: the remaining candidates are alternatives, and durable.
+    fn after_power_loss(&mut self, now: Time) {
         let mut left: Vec<Candidate> = Vec::new();
         for c in &self.0 {
             if left.iter().all(|l| l.value != c.value) {
@@ -232,14 +235,14 @@ impl Register {
                     begun: now,
                     seen: now,
                     acknowledged: BEGINNING,
-                    certain: false,
-                    alternative: true,
+                    is_certain: false,
+                    is_crash_alternative: true,
                     ..*c
                 });
             }
         }
         if let [only] = left.as_mut_slice() {
-            only.certain = true;
+            only.is_certain = true;
         }
         self.0 = left;
     }
@@ -258,36 +261,36 @@ enum Op {
 pub struct Checker {
     volume: u64,
     block_size: usize,
-    initially: Initially,
+    initial_contents: InitialContents,
     write_through: bool,
     now: Time,
-    /// Beginning of the latest flush that succeeded.
-    horizon: Time,
+    /// Beginning of the latest successful flush.
+    flushed_up_to: Time,
     sequence: u64,
     registers: FxHashMap<u64, Register>,
     ops: FxHashMap<Ticket, Op>,
-    reading: BTreeSet<Time>,
+    active_reads: BTreeSet<Time>,
 }
 
 impl Checker {
     /// A checker for volume number `volume` with blocks of `block_size` bytes.
     #[must_use]
-    pub fn new(volume: u64, block_size: u32, initially: Initially) -> Self {
+    pub fn new(volume: u64, block_size: u32, initially: InitialContents) -> Self {
         Self {
             volume,
             block_size: block_size as usize,
-            initially,
+            initial_contents: initially,
             write_through: false,
             now: BEGINNING + 1,
-            horizon: BEGINNING + 1,
+            flushed_up_to: BEGINNING + 1,
             sequence: 0,
             registers: FxHashMap::default(),
             ops: FxHashMap::default(),
-            reading: BTreeSet::new(),
+            active_reads: BTreeSet::new(),
         }
     }
 
-    /// Demands that every acknowledged write is durable, flush or not.
+    /// Requires every acknowledged write to be durable, flushed or not.
     #[must_use]
     pub fn write_through(mut self) -> Self {
         self.write_through = true;
@@ -308,14 +311,14 @@ impl Checker {
 
     /// Unmapping begins; `zeroes` as [`crate::Info::unmap_zeroes`].
     pub fn begin_unmap(&mut self, range: Blocks, zeroes: bool) -> Ticket {
-        let value = if zeroes { Value::Zero } else { Value::AnyOwn };
+        let value = if zeroes { Value::Zero } else { Value::AnyWritten };
         self.begin_change(range, value, None, false)
     }
 
     /// A read begins.
     pub fn begin_read(&mut self, range: Blocks) -> Ticket {
         let ticket = self.begin(Op::Read { range });
-        self.reading.insert(ticket.0);
+        self.active_reads.insert(ticket.0);
         ticket
     }
 
@@ -340,7 +343,7 @@ impl Checker {
         bufs.into()
     }
 
-    /// A write, zeroing, unmapping or flush ends. Nothing happens if a crash ended it already.
+    /// A write, zeroing, unmapping or flush ends. Does nothing if a crash ended it already.
     pub fn end(&mut self, ticket: Ticket, outcome: Outcome) {
         let now = self.tick();
         match self.ops.remove(&ticket) {
@@ -348,11 +351,11 @@ impl Checker {
                 self.end_change(ticket, range, outcome, durable, now);
             }
             Some(Op::Flush) if outcome == Outcome::Done => {
-                self.horizon = self.horizon.max(ticket.0);
+                self.flushed_up_to = self.flushed_up_to.max(ticket.0);
             }
             Some(Op::Flush) | None => {}
             Some(Op::Read { .. }) => {
-                self.reading.remove(&ticket.0);
+                self.active_reads.remove(&ticket.0);
             }
         }
     }
@@ -368,7 +371,7 @@ impl Checker {
         let now = self.tick();
         let Some(op) = self.ops.remove(&ticket) else { return Ok(()) };
         let Op::Read { range } = op else { panic!("{op:?} is not a read") };
-        self.reading.remove(&ticket.0);
+        self.active_reads.remove(&ticket.0);
         assert_eq!(data.len() as u64, range.count * self.block_size as u64, "length of a read");
         let mut lba = range.at.0;
         let mut scratch = Vec::new();
@@ -377,7 +380,7 @@ impl Checker {
             while !bytes.is_empty() {
                 if scratch.is_empty() && bytes.len() >= self.block_size {
                     let (block, rest) = bytes.split_at(self.block_size);
-                    self.judge(Lba(lba), block, ticket.0, now)?;
+                    self.check_block(Lba(lba), block, ticket.0, now)?;
                     (lba, bytes) = (lba + 1, rest);
                     continue;
                 }
@@ -385,7 +388,7 @@ impl Checker {
                 scratch.extend_from_slice(part);
                 bytes = rest;
                 if scratch.len() == self.block_size {
-                    self.judge(Lba(lba), &scratch, ticket.0, now)?;
+                    self.check_block(Lba(lba), &scratch, ticket.0, now)?;
                     lba += 1;
                     scratch.clear();
                 }
@@ -394,42 +397,42 @@ impl Checker {
         Ok(())
     }
 
-    /// Everything in flight ends, and more may be lost.
-    pub fn crash(&mut self, loss: Loss) {
+    /// Ends everything in flight, and loses what `loss` says.
+    pub fn crash(&mut self, loss: CrashKind) {
         let now = self.tick();
-        self.reading.clear();
+        self.active_reads.clear();
         self.ops.clear();
         match loss {
-            Loss::InFlight => {
+            CrashKind::ProcessDeath => {
                 for c in self.registers.values_mut().flat_map(|r| &mut r.0) {
                     c.seen = c.seen.min(now);
                 }
             }
-            Loss::Unflushed => {
-                let zeroes = self.initially == Initially::Zeroes;
-                let horizon = self.horizon;
+            CrashKind::PowerLoss => {
+                let zeroes = self.initial_contents == InitialContents::Zeroes;
+                let horizon = self.flushed_up_to;
                 self.registers.retain(|_, r| {
                     r.prune(horizon, NEVER);
-                    r.restart(now);
+                    r.after_power_loss(now);
                     !(zeroes && matches!(r.0.as_slice(), [c] if c.value == Value::Zero))
                 });
             }
         }
     }
 
-    /// The medium was damaged on purpose: until it is written again the range may hold anything.
-    pub fn damaged(&mut self, range: Blocks) {
+    /// Records deliberate damage: until rewritten the range may hold anything.
+    pub fn mark_damaged(&mut self, range: Blocks) {
         let now = self.tick();
         for lba in blocks_of(range) {
             let mut any = Candidate::initial(Value::Any);
-            (any.born, any.begun, any.seen, any.certain) = (now, now, now, false);
+            (any.op_begun, any.begun, any.seen, any.is_certain) = (now, now, now, false);
             self.register(lba).0.push(any);
         }
     }
 
-    /// How many values the blocks of the volume may hold beyond one each: what it costs to remember.
+    /// Number of possible values of all blocks beyond one each: the memory it costs.
     #[must_use]
-    pub fn undecided(&self) -> usize {
+    pub fn undecided_values(&self) -> usize {
         self.registers.values().map(|r| r.0.len() - 1).sum()
     }
 
@@ -453,18 +456,18 @@ impl Checker {
     ) -> Ticket {
         let durable = fua || self.write_through;
         let ticket = self.begin(Op::Change { range, stamp, durable });
-        let (horizon, reading) = (self.horizon, self.oldest_read());
+        let (horizon, reading) = (self.flushed_up_to, self.oldest_read());
         for lba in blocks_of(range) {
             let register = self.register(lba);
             register.prune(horizon, reading);
             register.0.push(Candidate {
                 value,
-                born: ticket.0,
+                op_begun: ticket.0,
                 begun: ticket.0,
                 seen: NEVER,
                 acknowledged: NEVER,
-                certain: false,
-                alternative: false,
+                is_certain: false,
+                is_crash_alternative: false,
             });
         }
         ticket
@@ -481,13 +484,13 @@ impl Checker {
         if outcome == Outcome::Unknown {
             return;
         }
-        let (horizon, reading) = (self.horizon, self.oldest_read());
+        let (horizon, reading) = (self.flushed_up_to, self.oldest_read());
         for lba in blocks_of(range) {
             let register = self.register(lba);
-            if let Some(c) = register.0.iter_mut().find(|c| c.born == ticket.0) {
+            if let Some(c) = register.0.iter_mut().find(|c| c.op_begun == ticket.0) {
                 c.seen = c.seen.min(now);
                 if outcome == Outcome::Done {
-                    c.certain = true;
+                    c.is_certain = true;
                     c.acknowledged = if durable { BEGINNING } else { now };
                 }
             }
@@ -496,48 +499,54 @@ impl Checker {
     }
 
     fn oldest_read(&self) -> Time {
-        self.reading.first().copied().unwrap_or(NEVER)
+        self.active_reads.first().copied().unwrap_or(NEVER)
     }
 
     fn register(&mut self, lba: u64) -> &mut Register {
-        let value = self.initial();
+        let value = self.initial_value();
         self.registers.entry(lba).or_insert_with(|| Register(vec![Candidate::initial(value)]))
     }
 
-    fn initial(&self) -> Value {
-        match self.initially {
-            Initially::Zeroes => Value::Zero,
-            Initially::Anything => Value::Any,
+    fn initial_value(&self) -> Value {
+        match self.initial_contents {
+            InitialContents::Zeroes => Value::Zero,
+            InitialContents::Anything => Value::Any,
         }
     }
 
-    fn judge(&mut self, at: Lba, block: &[u8], begun: Time, now: Time) -> Result<(), Violation> {
+    fn check_block(
+        &mut self,
+        at: Lba,
+        block: &[u8],
+        begun: Time,
+        now: Time,
+    ) -> Result<(), Violation> {
         let (volume, issued) = (self.volume, self.sequence);
-        let found = match Contents::of(block) {
+        let found = match Contents::parse(block) {
             Contents::Zero => Ok(Value::Zero),
             Contents::Torn { offset } => Err(Fault::Torn { offset }),
-            Contents::Unknown => Err(Fault::Foreign),
+            Contents::Unknown => Err(Fault::NeverWritten),
             Contents::Stamped(s) if s.volume != volume || s.at != at => Err(Fault::Misdirected(s)),
-            Contents::Stamped(s) if s.sequence > issued => Err(Fault::Foreign),
+            Contents::Stamped(s) if s.sequence > issued => Err(Fault::NeverWritten),
             Contents::Stamped(s) => Ok(Value::Write(s.sequence)),
         };
         let Some(register) = self.registers.get_mut(&at.0) else {
-            let initial = self.initial();
+            let initial = self.initial_value();
             return match found {
                 _ if initial == Value::Any => Ok(()),
                 Ok(value) if value == initial => Ok(()),
-                Ok(found) => Err(Fault::Replaced { found }),
+                Ok(found) => Err(Fault::Stale { found }),
                 Err(fault) => Err(fault),
             }
             .map_err(|fault| Violation { at, fault, history: "never written".into() });
         };
         let fault = match found {
             Ok(value) if register.observe(value, begun, now) => return Ok(()),
-            Ok(found) => Fault::Replaced { found },
-            // Only what may be anything may be this.
+            Ok(found) => Fault::Stale { found },
+            // Possible only where the block may hold anything.
             Err(fault) => {
                 let mut wild = register.clone();
-                wild.0.iter_mut().filter(|c| c.value == Value::AnyOwn).for_each(|c| {
+                wild.0.iter_mut().filter(|c| c.value == Value::AnyWritten).for_each(|c| {
                     c.value = Value::Zero;
                 });
                 if wild.observe(Value::Any, begun, now) {
@@ -546,7 +555,7 @@ impl Checker {
                 fault
             }
         };
-        Err(Violation { at, fault, history: history(register, self.horizon, begun, now) })
+        Err(Violation { at, fault, history: history(register, self.flushed_up_to, begun, now) })
     }
 }
 
@@ -557,7 +566,7 @@ fn blocks_of(range: Blocks) -> std::ops::Range<u64> {
 fn history(register: &Register, horizon: Time, begun: Time, now: Time) -> String {
     let mut out = format!("read from {begun} to {now}, flushed up to {horizon}, candidates:");
     for c in &register.0 {
-        let how = match (c.certain, c.alternative) {
+        let how = match (c.is_certain, c.is_crash_alternative) {
             (true, _) => "certain",
             (false, true) => "perhaps left by a crash",
             (false, false) => "perhaps",

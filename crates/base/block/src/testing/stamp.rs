@@ -1,12 +1,12 @@
-//! Blocks that say who wrote them, and show it when they were torn or strayed.
+//! Blocks stamped with their writer, which show when they are torn or misdirected.
 //!
-//! A block is filled with 32-byte cells, little-endian, each complete in itself:
+//! A block is filled with 32-byte self-contained little-endian cells:
 //! ```text
 //!  0        8        16       24                    28      31
 //!  | volume | lba    | sequence | check (of the rest) | writer | cell number |
 //! ```
-//! so whatever two writes are mixed in a block, at whatever offset, both leave a cell that
-//! disagrees with its neighbours.
+//! so wherever two writes are mixed in a block, both leave a cell that disagrees with its
+//! neighbours.
 
 use std::fmt;
 
@@ -27,7 +27,7 @@ pub struct Stamp {
     pub sequence: u64,
 }
 
-/// What a block turned out to hold.
+/// What a block holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contents {
     /// Zeroes.
@@ -36,10 +36,10 @@ pub enum Contents {
     Stamped(Stamp),
     /// Parts of different writes.
     Torn {
-        /// Offset in bytes of the first cell that does not belong to the beginning.
+        /// Offset in bytes of the first cell that differs from the first one's write.
         offset: usize,
     },
-    /// Nothing that a stamp ever made.
+    /// No valid stamp.
     Unknown,
 }
 
@@ -77,7 +77,7 @@ impl Stamp {
         [self.volume, self.at.0, self.sequence, tail]
     }
 
-    fn of_cell(cell: &[u8], number: u64) -> Option<Self> {
+    fn from_cell(cell: &[u8], number: u64) -> Option<Self> {
         let [a, b, c, d] = words_of(cell);
         let writer = u32::try_from(d >> 32 & 0xff_ffff).ok()?;
         let stamp = Self { volume: a, at: Lba(b), sequence: c, writer };
@@ -88,17 +88,17 @@ impl Stamp {
 impl Contents {
     /// Recognises what a block holds.
     #[must_use]
-    pub fn of(block: &[u8]) -> Self {
+    pub fn parse(block: &[u8]) -> Self {
         let Some((first, rest)) = block.split_at_checked(CELL) else { return Self::Unknown };
         if first.iter().all(|&b| b == 0) {
             return match rest.iter().position(|&b| b != 0) {
                 None => Self::Zero,
-                Some(i) if has_stamp(block) => Self::Torn { offset: (CELL + i) / CELL * CELL },
+                Some(i) if contains_stamp(block) => Self::Torn { offset: (CELL + i) / CELL * CELL },
                 Some(_) => Self::Unknown,
             };
         }
-        let Some(stamp) = Stamp::of_cell(first, 0) else {
-            return if has_stamp(block) { Self::Torn { offset: 0 } } else { Self::Unknown };
+        let Some(stamp) = Stamp::from_cell(first, 0) else {
+            return if contains_stamp(block) { Self::Torn { offset: 0 } } else { Self::Unknown };
         };
         let [.., tail] = words_of(first);
         let odd = rest.chunks(CELL).zip(1u64..).find(|(cell, number)| {
@@ -115,9 +115,9 @@ impl Contents {
     }
 }
 
-fn has_stamp(block: &[u8]) -> bool {
+fn contains_stamp(block: &[u8]) -> bool {
     block.chunks_exact(CELL).zip(0u64..).any(|(cell, number)| {
-        cell.iter().any(|&b| b != 0) && Stamp::of_cell(cell, number).is_some()
+        cell.iter().any(|&b| b != 0) && Stamp::from_cell(cell, number).is_some()
     })
 }
 
@@ -147,13 +147,13 @@ mod tests {
             for len in [512, 4096] {
                 let stamp = Stamp { volume: u64::MAX, at: Lba(u64::MAX), writer, sequence: 9 };
                 let mut block = vec![0; len];
-                assert_eq!(Contents::of(&block), Contents::Zero);
+                assert_eq!(Contents::parse(&block), Contents::Zero);
                 stamp.fill(&mut block);
-                assert_eq!(Contents::of(&block), Contents::Stamped(stamp));
+                assert_eq!(Contents::parse(&block), Contents::Stamped(stamp));
             }
         }
-        assert_eq!(Contents::of(&[0xff; 512]), Contents::Unknown);
-        assert_eq!(Contents::of(&[]), Contents::Unknown);
+        assert_eq!(Contents::parse(&[0xff; 512]), Contents::Unknown);
+        assert_eq!(Contents::parse(&[]), Contents::Unknown);
     }
 
     #[test]
@@ -164,7 +164,7 @@ mod tests {
             for cut in (512..4096).step_by(512) {
                 let mut torn = head.clone();
                 torn[cut..].copy_from_slice(&tail[cut..]);
-                assert_eq!(Contents::of(&torn), Contents::Torn { offset: cut });
+                assert_eq!(Contents::parse(&torn), Contents::Torn { offset: cut });
             }
         }
     }
@@ -174,7 +174,7 @@ mod tests {
         let whole = stamped(1);
         let mut shifted = whole.clone();
         shifted[..2048].copy_from_slice(&whole[2048..]);
-        assert_eq!(Contents::of(&shifted), Contents::Torn { offset: 0 });
+        assert_eq!(Contents::parse(&shifted), Contents::Torn { offset: 0 });
     }
 
     proptest! {
@@ -182,13 +182,13 @@ mod tests {
         fn one_flipped_bit_is_seen(bit in 0usize..4096 * 8) {
             let mut block = stamped(5);
             block[bit / 8] ^= 1 << (bit % 8);
-            let torn = matches!(Contents::of(&block), Contents::Torn { .. });
+            let torn = matches!(Contents::parse(&block), Contents::Torn { .. });
             prop_assert!(torn);
         }
 
         #[test]
         fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
-            let _ = Contents::of(&bytes);
+            let _ = Contents::parse(&bytes);
         }
     }
 }

@@ -1,9 +1,10 @@
-//! x86-64 with AVX2: 32 bytes. With GFNI they are multiplied by any factor in one instruction, else by looking up nibbles.
+//! x86-64 with AVX2: 32 bytes. GFNI multiplies them by any factor in one instruction; without it,
+//! nibbles are looked up.
 #![allow(unsafe_code)]
 
 use crate::{
     Engine,
-    field::{self, POLYNOMIAL},
+    gf256::{self, POLYNOMIAL},
     lanes::{Kernel, Lanes, drive},
 };
 use std::arch::x86_64::{
@@ -14,11 +15,11 @@ use std::arch::x86_64::{
     _mm256_testz_si256, _mm256_xor_si256,
 };
 
-/// There is one only where the processor has AVX2.
+/// A value exists only if the processor has AVX2.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Avx2(());
 
-/// There is one only where the processor has AVX2, and GFNI for its vectors.
+/// A value exists only if the processor has AVX2 and GFNI.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gfni(());
 
@@ -35,7 +36,7 @@ impl Gfni {
     }
 }
 
-/// What both do alike.
+/// The code shared by both.
 macro_rules! vectors {
     ($lanes:ident, $features:literal) => {
         const BYTES: usize = 32;
@@ -92,7 +93,7 @@ macro_rules! vectors {
 
 impl Lanes for Avx2 {
     const NAME: &'static str = "avx2";
-    /// Products with low nibbles, and those with high ones.
+    /// Products with low nibbles, and with high ones.
     type Factor = [__m256i; 2];
 
     vectors!(Avx2, "avx2");
@@ -108,14 +109,14 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn next(self, q: __m256i, high: __m256i, low: __m256i) -> __m256i {
+    fn horner_step2(self, q: __m256i, high: __m256i, low: __m256i) -> __m256i {
         let q = self.xor(self.double(q), high);
         self.xor(self.double(q), low)
     }
 
     #[inline(always)]
     fn factor(self, factor: u8) -> [__m256i; 2] {
-        let (halves, _) = field::NIBBLES[usize::from(factor)].as_chunks::<16>();
+        let (halves, _) = gf256::NIBBLES[usize::from(factor)].as_chunks::<16>();
         let half = |half: &[u8; 16]| {
             // SAFETY: as in `enter`; there are 16 bytes.
             unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(half.as_ptr().cast::<__m128i>())) }
@@ -124,7 +125,7 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn times(self, [low, high]: [__m256i; 2], a: __m256i) -> __m256i {
+    fn multiply(self, [low, high]: [__m256i; 2], a: __m256i) -> __m256i {
         // SAFETY: as in `enter`.
         unsafe {
             let nibble = _mm256_set1_epi8(15);
@@ -143,24 +144,24 @@ impl Lanes for Gfni {
 
     #[inline(always)]
     fn double(self, a: __m256i) -> __m256i {
-        self.times(self.factor(2), a)
+        self.multiply(self.factor(2), a)
     }
 
     #[inline(always)]
-    fn next(self, q: __m256i, high: __m256i, low: __m256i) -> __m256i {
+    fn horner_step2(self, q: __m256i, high: __m256i, low: __m256i) -> __m256i {
         let fresh = self.xor(self.double(high), low);
-        self.xor(self.times(self.factor(4), q), fresh)
+        self.xor(self.multiply(self.factor(4), q), fresh)
     }
 
     #[inline(always)]
     fn factor(self, factor: u8) -> __m256i {
-        let matrix = field::MATRICES[usize::from(factor)];
+        let matrix = gf256::MATRICES[usize::from(factor)];
         // SAFETY: as in `enter`.
         unsafe { _mm256_set1_epi64x(matrix.cast_signed()) }
     }
 
     #[inline(always)]
-    fn times(self, factor: __m256i, a: __m256i) -> __m256i {
+    fn multiply(self, factor: __m256i, a: __m256i) -> __m256i {
         // SAFETY: as in `enter`.
         unsafe { _mm256_gf2p8affine_epi64_epi8::<0>(a, factor) }
     }

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::{
-    Engine, field,
+    Engine, gf256,
     lanes::{Kernel, Lanes, drive},
 };
 use std::arch::x86_64::{
@@ -10,7 +10,7 @@ use std::arch::x86_64::{
     _mm512_setzero_si512, _mm512_storeu_si512, _mm512_test_epi64_mask, _mm512_xor_si512,
 };
 
-/// There is one only where the processor has these instructions.
+/// A value exists only if the processor has these instructions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Avx512(());
 
@@ -70,24 +70,24 @@ impl Lanes for Avx512 {
 
     #[inline(always)]
     fn double(self, a: __m512i) -> __m512i {
-        self.times(self.factor(2), a)
+        self.multiply(self.factor(2), a)
     }
 
     #[inline(always)]
-    fn next(self, q: __m512i, high: __m512i, low: __m512i) -> __m512i {
+    fn horner_step2(self, q: __m512i, high: __m512i, low: __m512i) -> __m512i {
         let fresh = self.xor(self.double(high), low);
-        self.xor(self.times(self.factor(4), q), fresh)
+        self.xor(self.multiply(self.factor(4), q), fresh)
     }
 
     #[inline(always)]
     fn factor(self, factor: u8) -> __m512i {
-        let matrix = field::MATRICES[usize::from(factor)];
+        let matrix = gf256::MATRICES[usize::from(factor)];
         // SAFETY: as in `enter`.
         unsafe { _mm512_set1_epi64(matrix.cast_signed()) }
     }
 
     #[inline(always)]
-    fn times(self, factor: __m512i, a: __m512i) -> __m512i {
+    fn multiply(self, factor: __m512i, a: __m512i) -> __m512i {
         // SAFETY: as in `enter`.
         unsafe { _mm512_gf2p8affine_epi64_epi8::<0>(a, factor) }
     }

@@ -1,5 +1,5 @@
-//! Vectors, an architecture's in a file each. Only these files have `unsafe`: a value of theirs exists where the
-//! processor has the instructions, and that is what makes each use safe.
+//! Vectors, one file per architecture. Only these files have `unsafe`: a value of their types
+//! exists only where the processor has the instructions, which makes each use safe.
 
 mod portable;
 
@@ -15,7 +15,7 @@ mod ssse3;
 use crate::Engine;
 pub(crate) use portable::{Bytes, Portable};
 
-/// What the processor has, the best first.
+/// The engines this processor supports, the best first.
 pub(crate) fn engines() -> impl Iterator<Item = &'static dyn Engine> {
     #[cfg(target_arch = "x86_64")]
     let special = [

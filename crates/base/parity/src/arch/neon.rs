@@ -14,7 +14,7 @@ use std::arch::{
     is_aarch64_feature_detected,
 };
 
-/// There is one only where the processor has NEON.
+/// A value exists only if the processor has NEON.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Neon(());
 
@@ -28,7 +28,7 @@ impl Lanes for Neon {
     const NAME: &'static str = "neon";
     const BYTES: usize = 16;
     type Vector = uint8x16_t;
-    /// Products with low nibbles, and those with high ones.
+    /// Products with low nibbles, and with high ones.
     type Factor = [uint8x16_t; 2];
 
     fn enter<K: Kernel>(self, kernel: &mut K) {

@@ -1,7 +1,7 @@
-//! Vectors of plain integers. Compilers make the target's own of them.
+//! Vectors of plain integers, which compilers turn into the target's vectors.
 
 use crate::{
-    field::{self, POLYNOMIAL},
+    gf256::{self, POLYNOMIAL},
     lanes::{Kernel, Lanes, drive},
 };
 
@@ -73,7 +73,7 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn next(self, q: Self::Vector, high: Self::Vector, low: Self::Vector) -> Self::Vector {
+    fn horner_step2(self, q: Self::Vector, high: Self::Vector, low: Self::Vector) -> Self::Vector {
         let q = self.xor(self.double(q), high);
         self.xor(self.double(q), low)
     }
@@ -84,7 +84,7 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn times(self, factor: u8, mut a: Self::Vector) -> Self::Vector {
+    fn multiply(self, factor: u8, mut a: Self::Vector) -> Self::Vector {
         let mut product = self.zero();
         for bit in 0..8 {
             if factor >> bit & 1 == 1 {
@@ -101,7 +101,7 @@ impl Lanes for Portable {
     }
 }
 
-/// One byte at a time, for what is left at the end.
+/// One byte at a time, for the remainder.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bytes;
 
@@ -136,10 +136,10 @@ impl Lanes for Bytes {
     }
 
     fn double(self, a: u8) -> u8 {
-        field::mul(2, a)
+        gf256::mul(2, a)
     }
 
-    fn next(self, q: u8, high: u8, low: u8) -> u8 {
+    fn horner_step2(self, q: u8, high: u8, low: u8) -> u8 {
         let q = self.xor(self.double(q), high);
         self.xor(self.double(q), low)
     }
@@ -148,8 +148,8 @@ impl Lanes for Bytes {
         factor
     }
 
-    fn times(self, factor: u8, a: u8) -> u8 {
-        field::mul(factor, a)
+    fn multiply(self, factor: u8, a: u8) -> u8 {
+        gf256::mul(factor, a)
     }
 
     fn is_zero(self, a: u8) -> bool {

@@ -3,7 +3,7 @@
 
 use crate::{
     Engine,
-    field::{self, POLYNOMIAL},
+    gf256::{self, POLYNOMIAL},
     lanes::{Kernel, Lanes, drive},
 };
 use std::arch::x86_64::{
@@ -12,7 +12,7 @@ use std::arch::x86_64::{
     _mm_srli_epi16, _mm_storeu_si128, _mm_xor_si128,
 };
 
-/// There is one only where the processor has SSSE3.
+/// A value exists only if the processor has SSSE3.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ssse3(());
 
@@ -26,7 +26,7 @@ impl Lanes for Ssse3 {
     const NAME: &'static str = "ssse3";
     const BYTES: usize = 16;
     type Vector = __m128i;
-    /// Products with low nibbles, and those with high ones.
+    /// Products with low nibbles, and with high ones.
     type Factor = [__m128i; 2];
 
     fn enter<K: Kernel>(self, kernel: &mut K) {
@@ -81,19 +81,19 @@ impl Lanes for Ssse3 {
     }
 
     #[inline(always)]
-    fn next(self, q: __m128i, high: __m128i, low: __m128i) -> __m128i {
+    fn horner_step2(self, q: __m128i, high: __m128i, low: __m128i) -> __m128i {
         let q = self.xor(self.double(q), high);
         self.xor(self.double(q), low)
     }
 
     #[inline(always)]
     fn factor(self, factor: u8) -> [__m128i; 2] {
-        let table = &field::NIBBLES[usize::from(factor)];
+        let table = &gf256::NIBBLES[usize::from(factor)];
         [self.load(&table[..16]), self.load(&table[16..])]
     }
 
     #[inline(always)]
-    fn times(self, [low, high]: [__m128i; 2], a: __m128i) -> __m128i {
+    fn multiply(self, [low, high]: [__m128i; 2], a: __m128i) -> __m128i {
         // SAFETY: `self` shows that the processor has the instructions.
         unsafe {
             let nibble = _mm_set1_epi8(15);

@@ -1,9 +1,9 @@
-//! What every engine has to give for a stripe.
+//! The results that every engine must give for a stripe.
 
 use super::reference::Stripe;
-use parity::{Parity, Verdict};
+use parity::{Parity, SyndromeVerdict};
 
-/// A buffer that begins `skew` bytes after where the allocator puts it, and what must stay as it is around it.
+/// A buffer that begins `skew` bytes after the allocation, with guard bytes around it.
 struct Output {
     memory: Vec<u8>,
     skew: usize,
@@ -50,7 +50,7 @@ pub(crate) fn generation(parity: Parity, stripe: &Stripe, skew: usize) {
     q.holds(&stripe.q, "Q");
 }
 
-/// The member at `place` becomes `new`.
+/// Replaces the member at `place` by `new`.
 pub(crate) fn update(parity: Parity, stripe: &Stripe, place: usize, new: &[u8], skew: usize) {
     let old = &stripe.data[place];
     let mut data = stripe.data.clone();
@@ -69,45 +69,45 @@ pub(crate) fn update(parity: Parity, stripe: &Stripe, place: usize, new: &[u8], 
 }
 
 /// One member, by P and by Q.
-pub(crate) fn one(parity: Parity, stripe: &Stripe, lost: usize, skew: usize) {
+pub(crate) fn recover_one(parity: Parity, stripe: &Stripe, lost: usize, skew: usize) {
     let others = stripe.others(&[lost]);
     let [mut by_p, mut by_q] = [1, 5].map(|more| Output::new(stripe.bytes, skew + more));
-    parity.data_by_p(&others, &stripe.p, by_p.slice());
-    parity.data_by_q(lost, &others, &stripe.q, by_q.slice());
+    parity.recover_data_from_p(&others, &stripe.p, by_p.slice());
+    parity.recover_data_from_q(lost, &others, &stripe.q, by_q.slice());
     by_p.holds(&stripe.data[lost], "a member by P");
     by_q.holds(&stripe.data[lost], "a member by Q");
 }
 
 /// Two members.
-pub(crate) fn two(parity: Parity, stripe: &Stripe, lost: [usize; 2], skew: usize) {
+pub(crate) fn recover_two(parity: Parity, stripe: &Stripe, lost: [usize; 2], skew: usize) {
     let others = stripe.others(&lost);
     let [mut low, mut high] = [3, 4].map(|more| Output::new(stripe.bytes, skew + more));
-    parity.two_data(lost, &others, [&stripe.p, &stripe.q], [low.slice(), high.slice()]);
+    parity.recover_two_data(lost, &others, [&stripe.p, &stripe.q], [low.slice(), high.slice()]);
     low.holds(&stripe.data[lost[0]], "the lower of two members");
     high.holds(&stripe.data[lost[1]], "the higher of two members");
 }
 
-/// What is right.
+/// The expected results.
 pub(crate) fn check(parity: Parity, stripe: &Stripe) {
     let data = stripe.others(&[]);
     assert!(parity.check_p(&data, &stripe.p), "P matches");
-    assert_eq!(parity.check_pq(&data, &stripe.p, &stripe.q), Verdict::Matches);
+    assert_eq!(parity.check_pq(&data, &stripe.p, &stripe.q), SyndromeVerdict::Consistent);
 }
 
 /// One wrong byte, in every member, in P and in Q.
-pub(crate) fn blame(parity: Parity, stripe: &mut Stripe, at: usize, error: u8) {
+pub(crate) fn locate_error(parity: Parity, stripe: &mut Stripe, at: usize, error: u8) {
     let look = |stripe: &Stripe| parity.check_pq(&stripe.others(&[]), &stripe.p, &stripe.q);
     for place in 0..stripe.data.len() {
         stripe.data[place][at] ^= error;
         assert!(!parity.check_p(&stripe.others(&[]), &stripe.p), "P has seen it");
-        assert_eq!(look(stripe), Verdict::Data(place));
+        assert_eq!(look(stripe), SyndromeVerdict::Data(place));
         stripe.data[place][at] ^= error;
     }
     stripe.p[at] ^= error;
     assert!(!parity.check_p(&stripe.others(&[]), &stripe.p), "P is wrong itself");
-    assert_eq!(look(stripe), Verdict::P);
+    assert_eq!(look(stripe), SyndromeVerdict::P);
     stripe.p[at] ^= error;
     stripe.q[at] ^= error;
-    assert_eq!(look(stripe), Verdict::Q);
+    assert_eq!(look(stripe), SyndromeVerdict::Q);
     stripe.q[at] ^= error;
 }

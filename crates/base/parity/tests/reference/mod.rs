@@ -1,4 +1,5 @@
-//! RAID 5 and 6 as their definition has them, byte by byte and bit by bit. Shares no code with the kernels.
+//! RAID 5 and 6 as their definition has them, byte by byte and bit by bit. Shares no code with the
+//! kernels.
 
 /// Multiplies in GF(2^8) modulo 0x11d, by shifting and adding.
 pub(crate) fn mul(mut a: u8, mut b: u8) -> u8 {

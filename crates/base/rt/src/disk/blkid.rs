@@ -1,5 +1,5 @@
-//! What libblkid finds on a disk: the library of util-linux, by which `wipefs` and `mkfs` look for what they would
-//! overwrite. It is loaded when it is first asked and not needed where it is missing.
+//! Existing formats of a disk, by libblkid: the library of util-linux with which `wipefs` and
+//! `mkfs` look for what they would overwrite. It is loaded on first use and optional.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -12,51 +12,51 @@ use libloading::Library;
 
 use super::FileDisk;
 
-/// The library's name, with the version of its interface.
+/// The library's name, with the version of its ABI.
 const LIBRARY: &str = "libblkid.so.1";
 
-/// Most that is told of one disk: no real disk has so many formats at once.
-const MOST: usize = 32;
+/// Most signatures reported for one disk: no real disk has so many at once.
+const MAX_SIGNATURES: usize = 32;
 
-/// What to tell of a superblock (`blkid.h`): its label, its type, where it is, also if its checksum is wrong.
-const SUPERBLOCKS: c_int = (1 << 1) | (1 << 5) | (1 << 9) | (1 << 10);
-/// What to tell of a partition table: a GPT without its protective MBR too, and where it is.
-const TABLES: c_int = (1 << 1) | (1 << 3);
+/// Superblock values to report (`blkid.h`): label, type, magic offset, even with a wrong checksum.
+const SUPERBLOCK_FLAGS: c_int = (1 << 1) | (1 << 5) | (1 << 9) | (1 << 10);
+/// Partition table values to report: also a GPT without its protective MBR, and the magic offset.
+const PARTITION_FLAGS: c_int = (1 << 1) | (1 << 3);
 
-/// A format that a disk has.
+/// A format found on a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signature {
-    /// What libblkid calls it, such as `xfs` or `gpt`.
+    /// libblkid's name of it, such as `xfs` or `gpt`.
     pub kind: String,
-    /// What the one who made it called it.
+    /// Its label, if it has one.
     pub label: Option<String>,
-    /// Whether it is a table of partitions.
-    pub is_table: bool,
-    /// Where what tells is, in bytes from the start.
-    pub at: Option<u64>,
+    /// Whether it is a partition table.
+    pub is_partition_table: bool,
+    /// Offset of its magic number, in bytes from the start.
+    pub magic_offset: Option<u64>,
 }
 
 type Probe = *mut c_void;
-type Set = unsafe extern "C" fn(Probe, c_int) -> c_int;
+type SetFlag = unsafe extern "C" fn(Probe, c_int) -> c_int;
 
 /// The functions that are used, as `blkid.h` declares them.
 struct Blkid {
     new_probe: unsafe extern "C" fn() -> Probe,
     free_probe: unsafe extern "C" fn(Probe),
     set_device: unsafe extern "C" fn(Probe, c_int, i64, i64) -> c_int,
-    enable_superblocks: Set,
-    set_superblocks_flags: Set,
-    enable_partitions: Set,
-    set_partitions_flags: Set,
+    enable_superblocks: SetFlag,
+    set_superblocks_flags: SetFlag,
+    enable_partitions: SetFlag,
+    set_partitions_flags: SetFlag,
     do_probe: unsafe extern "C" fn(Probe) -> c_int,
     lookup_value:
         unsafe extern "C" fn(Probe, *const c_char, *mut *const c_char, *mut usize) -> c_int,
-    /// The functions are its.
+    /// Keeps the functions valid.
     _library: Library,
 }
 
 /// The library, if there is one.
-fn blkid() -> Option<&'static Blkid> {
+fn loaded_library() -> Option<&'static Blkid> {
     static LOADED: OnceLock<Option<Blkid>> = OnceLock::new();
     let load = || {
         let loaded = Blkid::load(LIBRARY);
@@ -71,8 +71,8 @@ fn blkid() -> Option<&'static Blkid> {
 
 impl Blkid {
     fn load(name: &str) -> Result<Self, libloading::Error> {
-        // SAFETY: libblkid runs nothing when it is loaded, and the types are those of its header, which its version
-        // keeps as they are. The functions are kept no longer than the library.
+        // SAFETY: libblkid runs no code when it is loaded, and the types are those of its header,
+        // which its ABI version guarantees. The functions are kept no longer than the library.
         unsafe {
             let library = Library::new(name)?;
             Ok(Self {
@@ -90,22 +90,23 @@ impl Blkid {
         }
     }
 
-    /// What is on an open file or device that can be read at any address.
+    /// The formats on an open file or device that can be read at any offset.
     fn signatures(&self, file: &File) -> Vec<Signature> {
-        // SAFETY: no arguments; it gives null if there is no memory.
+        // SAFETY: no arguments; it returns null if there is no memory.
         let probe = unsafe { (self.new_probe)() };
         if probe.is_null() {
             return Vec::new();
         }
         let mut found = Vec::new();
-        // SAFETY: `probe` is one of the library's, not freed yet and used by this thread only; the file is open until it is freed.
+        // SAFETY: `probe` was created by the library, is not freed yet and used by this thread
+        // only; the file is open until it is freed.
         unsafe {
             let is_ready = (self.set_device)(probe, file.as_raw_fd(), 0, 0) == 0
                 && (self.enable_superblocks)(probe, 1) == 0
-                && (self.set_superblocks_flags)(probe, SUPERBLOCKS) == 0
+                && (self.set_superblocks_flags)(probe, SUPERBLOCK_FLAGS) == 0
                 && (self.enable_partitions)(probe, 1) == 0
-                && (self.set_partitions_flags)(probe, TABLES) == 0;
-            while is_ready && found.len() < MOST && (self.do_probe)(probe) == 0 {
+                && (self.set_partitions_flags)(probe, PARTITION_FLAGS) == 0;
+            while is_ready && found.len() < MAX_SIGNATURES && (self.do_probe)(probe) == 0 {
                 found.extend(self.signature(probe));
             }
             (self.free_probe)(probe);
@@ -113,10 +114,10 @@ impl Blkid {
         found
     }
 
-    /// What a probe has found last.
+    /// The latest result of a probe.
     ///
     /// # Safety
-    /// The probe is one of the library's that is not freed, and nobody else uses it.
+    /// The probe was created by the library, is not freed, and is used by this thread only.
     unsafe fn signature(&self, probe: Probe) -> Option<Signature> {
         // SAFETY: as the caller says.
         let value = |name: &CStr| unsafe { self.value(probe, name) };
@@ -126,24 +127,25 @@ impl Blkid {
         Some(Signature {
             kind: kind.or(table)?,
             label: value(c"LABEL").filter(|label| !label.is_empty()),
-            is_table,
-            at: at.and_then(|at| at.parse().ok()),
+            is_partition_table: is_table,
+            magic_offset: at.and_then(|at| at.parse().ok()),
         })
     }
 
-    /// A value of what a probe has found last, without what cannot be printed.
+    /// A value of the latest result of a probe, without unprintable characters.
     ///
     /// # Safety
     /// As [`Self::signature`].
     unsafe fn value(&self, probe: Probe, name: &CStr) -> Option<String> {
         let (mut data, mut len) = (ptr::null(), 0);
-        // SAFETY: the probe is valid as the caller says, the name is a C string, and the others are ours to be written.
+        // SAFETY: the probe is valid as the caller says, the name is a C string, and the outputs
+        // are local variables.
         let found =
             unsafe { (self.lookup_value)(probe, name.as_ptr(), &raw mut data, &raw mut len) };
         if found != 0 || data.is_null() {
             return None;
         }
-        // SAFETY: the library gives `len` bytes that stay until the probe is used again.
+        // SAFETY: the library returns `len` bytes that stay valid until the probe is used again.
         let bytes = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), len) };
         let text = String::from_utf8_lossy(bytes);
         let text: String = text.chars().filter(|c| !c.is_control()).collect();
@@ -152,10 +154,11 @@ impl Blkid {
 }
 
 impl FileDisk {
-    /// What libblkid finds; none if it is not there, or cannot look.
+    /// The formats that libblkid finds; `None` if it is missing, or cannot read the disk.
     pub(crate) fn signatures(&self) -> Option<Vec<Signature>> {
-        let blkid = blkid()?;
-        // Another opening of the same, for the library reads where it likes, which direct I/O does not allow.
+        let blkid = loaded_library()?;
+        // Opened again, because the library reads at unaligned offsets, which direct I/O does not
+        // allow.
         let path = format!("/proc/self/fd/{}", self.fd().as_fd().as_raw_fd());
         let file = File::open(path).ok()?;
         Some(blkid.signatures(&file))
@@ -175,7 +178,7 @@ mod tests {
         FileDisk::new(file).signatures()
     }
 
-    /// Where the library is missing there is nothing to test: the built-in list has its own tests.
+    /// Without the library there is nothing to test: the built-in list has its own tests.
     #[test]
     fn libblkid_tells_all_that_it_finds() {
         let Some(nothing) = found_in(|_| {}) else { return };
@@ -190,7 +193,7 @@ mod tests {
         let kinds: Vec<&str> = found.iter().map(|f| f.kind.as_str()).collect();
         assert!(kinds.contains(&"VMFS_volume_member"), "{found:?}");
         let vmfs = found.iter().find(|f| f.kind == "VMFS_volume_member").unwrap();
-        assert_eq!((vmfs.at, vmfs.is_table), (Some(1 << 20), false));
+        assert_eq!((vmfs.magic_offset, vmfs.is_partition_table), (Some(1 << 20), false));
         assert!(kinds.len() > 1, "only one was named: {found:?}");
     }
 

@@ -1,4 +1,4 @@
-//! What can go wrong with a disk, told by kind.
+//! Errors of a disk, by kind.
 
 use std::fmt;
 use std::io;
@@ -6,26 +6,26 @@ use std::io;
 /// A failed disk operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DiskError {
-    /// What it means.
+    /// The kind of failure.
     pub kind: DiskErrorKind,
-    /// What the system said (`errno`); 0 where the system was not asked.
+    /// The system's `errno`; 0 if the error did not come from the system.
     pub errno: i32,
 }
 
-/// What a failed disk operation means to its caller.
+/// The kind of a failed disk operation, as far as it matters to the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DiskErrorKind {
-    /// The medium does not give the data back, or does not take it.
+    /// The medium cannot read or write the data.
     Media,
-    /// No space left behind a sparse file or a thin device.
+    /// A sparse file or a thin device has run out of space.
     NoSpace,
     /// The disk does not accept writes.
     ReadOnly,
-    /// The disk is lost: it vanished, or a sync failed and what it holds is no longer known.
+    /// The disk is lost: it vanished, or a sync failed and its contents are unknown.
     Gone,
-    /// An address, a length or a buffer is not aligned as [`super::DiskInfo`] demands.
+    /// An address, a length or a buffer is not aligned as [`super::DiskInfo`] requires.
     Misaligned,
-    /// The range ends behind the end of the disk (or the file was cut short by somebody else).
+    /// The range ends behind the end of the disk (or the file was truncated by another process).
     PastEnd,
     /// This disk cannot do that operation (see [`super::DiskInfo::can_punch`]).
     Unsupported,
@@ -34,13 +34,13 @@ pub enum DiskErrorKind {
 }
 
 impl DiskError {
-    /// An error that the system was not asked about.
+    /// An error that did not come from the system.
     #[must_use]
     pub const fn new(kind: DiskErrorKind) -> Self {
         Self { kind, errno: 0 }
     }
 
-    /// What the system's `errno` means.
+    /// The error for the system's `errno`.
     #[must_use]
     pub const fn from_errno(errno: i32) -> Self {
         let kind = match errno {

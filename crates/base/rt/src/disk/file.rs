@@ -1,5 +1,5 @@
-//! A file or block device by plain system calls, each to its end: short transfers are continued,
-//! interrupted calls repeated. What the inline and the blocking engine are made of.
+//! A file or block device by plain system calls, each completed: short transfers are continued,
+//! interrupted calls repeated. The inline and the blocking engine use it.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -9,17 +9,17 @@ use std::os::unix::fs::MetadataExt;
 
 use smallvec::SmallVec;
 
-use super::{DiskError, DiskErrorKind, Stretch};
+use super::{DiskError, DiskErrorKind, SparseRun};
 use crate::buf::{Bufs, BufsMut};
-use crate::sys::{self, Direction, Seeking};
+use crate::sys::{self, Direction, SeekTarget};
 
-/// Most pieces of memory the system takes in one call (`UIO_MAXIOV`).
+/// Most buffers of one system call (`UIO_MAXIOV`).
 pub(crate) const MAX_VECTORS: usize = 1024;
 
 /// `fallocate` modes (`linux/falloc.h`) for what a [`super::Disk`] offers. None changes the size.
-pub(crate) const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-pub(crate) const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
-pub(crate) const ALLOCATE: i32 = libc::FALLOC_FL_KEEP_SIZE;
+pub(crate) const PUNCH_MODE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+pub(crate) const ZERO_MODE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+pub(crate) const ALLOCATE_MODE: i32 = libc::FALLOC_FL_KEEP_SIZE;
 
 pub(crate) type Vectors = SmallVec<[libc::iovec; 4]>;
 
@@ -57,12 +57,13 @@ impl FileDisk {
         let mut done = 0;
         while done < bytes {
             let rest = vectors(done);
-            // SAFETY: the vectors name buffers that the caller holds: its own for a read (it has
-            // them by `&mut`), immutable ones for a write.
-            let n =
-                retry(|| unsafe { sys::transfer(self.fd(), direction, &rest, at + done as u64) })?;
+            // SAFETY: the vectors name buffers that the caller holds: a read's by `&mut`, a write's
+            // immutable.
+            let n = retry_interrupted(|| unsafe {
+                sys::transfer(self.fd(), direction, &rest, at + done as u64)
+            })?;
             if n == 0 {
-                return Err(ended(direction));
+                return Err(zero_transfer_error(direction));
             }
             done += n;
         }
@@ -71,15 +72,15 @@ impl FileDisk {
 
     pub(crate) fn sync(&self) -> Result<(), DiskError> {
         // An interrupted sync has not reported an error and may be repeated; a failed one not.
-        Ok(retry(|| sys::datasync(self.fd()))?)
+        Ok(retry_interrupted(|| sys::datasync(self.fd()))?)
     }
 
     pub(crate) fn fallocate(&self, mode: i32, at: u64, bytes: u64) -> Result<(), DiskError> {
-        Ok(retry(|| sys::fallocate(self.fd(), mode, at, bytes))?)
+        Ok(retry_interrupted(|| sys::fallocate(self.fd(), mode, at, bytes))?)
     }
 
     pub(crate) fn set_len(&self, bytes: u64) -> Result<(), DiskError> {
-        Ok(retry(|| self.0.set_len(bytes))?)
+        Ok(retry_interrupted(|| self.0.set_len(bytes))?)
     }
 
     pub(crate) fn allocated(&self) -> Result<u64, DiskError> {
@@ -87,53 +88,53 @@ impl FileDisk {
         Ok(self.0.metadata()?.blocks() * 512)
     }
 
-    /// How `bytes` from `at` on begin, at least one.
-    pub(crate) fn stretch(&self, at: u64, bytes: u64) -> Result<Stretch, DiskError> {
-        let data = match retry(|| sys::seek(self.fd(), Seeking::Data, at)) {
+    /// The status of the run of `bytes` that begins at `at`, at least one byte long.
+    pub(crate) fn sparse_run(&self, at: u64, bytes: u64) -> Result<SparseRun, DiskError> {
+        let data = match retry_interrupted(|| sys::seek(self.fd(), SeekTarget::Data, at)) {
             Ok(data) => data,
-            // There is none behind this, unless somebody has cut the file short.
+            // No data follows, unless the file was truncated meanwhile.
             Err(e) if e.raw_os_error() == Some(libc::ENXIO) => match self.size()? {
                 size if at.checked_add(bytes).is_some_and(|end| end <= size) => u64::MAX,
                 _ => return Err(DiskError::new(DiskErrorKind::PastEnd)),
             },
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
-                return Ok(Stretch { bytes, hole: false });
+                return Ok(SparseRun { bytes, is_hole: false });
             }
             Err(e) => return Err(e.into()),
         };
         if data > at {
-            return Ok(Stretch { bytes: bytes.min(data - at), hole: true });
+            return Ok(SparseRun { bytes: bytes.min(data - at), is_hole: true });
         }
-        let hole = retry(|| sys::seek(self.fd(), Seeking::Hole, at))?;
-        // One that came between the two looks is no data any more, and counts as it was.
-        Ok(Stretch { bytes: bytes.min((hole - at).max(1)), hole: false })
+        let hole = retry_interrupted(|| sys::seek(self.fd(), SeekTarget::Hole, at))?;
+        // A hole punched between the two calls counts as data.
+        Ok(SparseRun { bytes: bytes.min((hole - at).max(1)), is_hole: false })
     }
 
-    /// Size in bytes. A block device's is known to a seek, not to its metadata.
+    /// Size in bytes. For a block device only a seek returns it, not its metadata.
     pub(crate) fn size(&self) -> Result<u64, DiskError> {
         Ok((&self.0).seek(SeekFrom::End(0))?)
     }
 }
 
-/// What it means that a call moved nothing: a read met the end, a write the limit of the system.
-pub(crate) fn ended(direction: Direction) -> DiskError {
+/// The error when a call moves nothing: a read at the end, a write at a limit of the system.
+pub(crate) fn zero_transfer_error(direction: Direction) -> DiskError {
     match direction {
         Direction::Read => DiskError::new(DiskErrorKind::PastEnd),
         Direction::Write => DiskError::new(DiskErrorKind::NoSpace),
     }
 }
 
-/// The memory of `bufs` behind its first `skip` bytes, as much as one call takes.
+/// The memory of `bufs` after its first `skip` bytes, as much as one call takes.
 pub(crate) fn read_vectors(bufs: &mut BufsMut, skip: usize) -> Vectors {
-    collect(bufs.iter_mut().map(|b| (b.as_mut_ptr(), b.len())), skip)
+    collect_vectors(bufs.iter_mut().map(|b| (b.as_mut_ptr(), b.len())), skip)
 }
 
-/// As [`read_vectors`]; the system only reads there.
+/// As [`read_vectors`], for a call that only reads the memory.
 pub(crate) fn write_vectors(bufs: &Bufs, skip: usize) -> Vectors {
-    collect(bufs.iter().map(|b| (b.as_ptr().cast_mut(), b.len())), skip)
+    collect_vectors(bufs.iter().map(|b| (b.as_ptr().cast_mut(), b.len())), skip)
 }
 
-fn collect(pieces: impl Iterator<Item = (*mut u8, usize)>, mut skip: usize) -> Vectors {
+fn collect_vectors(pieces: impl Iterator<Item = (*mut u8, usize)>, mut skip: usize) -> Vectors {
     let mut out = Vectors::new();
     for (start, len) in pieces {
         let cut = skip.min(len);
@@ -149,7 +150,7 @@ fn collect(pieces: impl Iterator<Item = (*mut u8, usize)>, mut skip: usize) -> V
     out
 }
 
-fn retry<T>(mut f: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+fn retry_interrupted<T>(mut f: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match f() {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}

@@ -1,14 +1,15 @@
 //! Disks on memory file systems: plain calls on the core.
 //!
-//! Such files do not wait for a device (unless memory is swapped out), and no other engine reaches them as cheaply: they do not
-//! support non-blocking submission, so an io_uring hands every operation to a worker thread.
+//! Such files do not wait for a device (unless memory is swapped out), and inline calls are the
+//! cheapest: these file systems do not support non-blocking submission, so io_uring would hand
+//! every operation to a worker thread.
 
-use super::file::{ALLOCATE, FileDisk, PUNCH, ZERO};
-use super::{DiskError, Signature, Stretch};
+use super::file::{ALLOCATE_MODE, FileDisk, PUNCH_MODE, ZERO_MODE};
+use super::{DiskError, Signature, SparseRun};
 use crate::buf::{Bufs, BufsMut};
 
-/// Longest range handled before other tasks get their turn, in bytes: some milliseconds of work.
-const STEP: u64 = 16 << 20;
+/// Longest range handled before yielding to other tasks, in bytes: some milliseconds of work.
+const STEP_BYTES: u64 = 16 << 20;
 
 #[derive(Debug)]
 pub(crate) struct InlineDisk(FileDisk);
@@ -32,15 +33,15 @@ impl InlineDisk {
     }
 
     pub(crate) async fn punch(&self, at: u64, bytes: u64) -> Result<(), DiskError> {
-        self.in_steps(PUNCH, at, bytes).await
+        self.fallocate_in_steps(PUNCH_MODE, at, bytes).await
     }
 
     pub(crate) async fn zero(&self, at: u64, bytes: u64) -> Result<(), DiskError> {
-        self.in_steps(ZERO, at, bytes).await
+        self.fallocate_in_steps(ZERO_MODE, at, bytes).await
     }
 
     pub(crate) async fn allocate(&self, at: u64, bytes: u64) -> Result<(), DiskError> {
-        self.in_steps(ALLOCATE, at, bytes).await
+        self.fallocate_in_steps(ALLOCATE_MODE, at, bytes).await
     }
 
     pub(crate) async fn set_len(&self, bytes: u64) -> Result<(), DiskError> {
@@ -55,18 +56,18 @@ impl InlineDisk {
         self.0.signatures()
     }
 
-    pub(crate) async fn stretch(&self, at: u64, bytes: u64) -> Result<Stretch, DiskError> {
-        self.0.stretch(at, STEP.min(bytes))
+    pub(crate) async fn sparse_run(&self, at: u64, bytes: u64) -> Result<SparseRun, DiskError> {
+        self.0.sparse_run(at, STEP_BYTES.min(bytes))
     }
 
     pub(crate) async fn size(&self) -> Result<u64, DiskError> {
         self.0.size()
     }
 
-    async fn in_steps(&self, mode: i32, at: u64, bytes: u64) -> Result<(), DiskError> {
+    async fn fallocate_in_steps(&self, mode: i32, at: u64, bytes: u64) -> Result<(), DiskError> {
         let mut done = 0;
         loop {
-            let step = STEP.min(bytes - done);
+            let step = STEP_BYTES.min(bytes - done);
             self.0.fallocate(mode, at + done, step)?;
             done += step;
             if done == bytes {

@@ -1,17 +1,17 @@
 //! Disks: files and block devices, real or simulated, behind one handle.
 //!
-//! The rules that hold for every disk are kept here, once, whatever serves it: ranges and
-//! alignment are checked, and after a failed sync nothing is written any more, because what the
-//! disk holds is no longer known and a later sync would report success for data that is lost.
+//! The rules for every disk are implemented here, once, for all engines: ranges and alignment are
+//! checked, and after a failed sync every write is refused, because the disk's contents are unknown
+//! and a later sync would report success although data is lost.
 
 mod blkid;
+mod blocking;
 mod error;
 mod file;
-mod geometry;
 mod inline;
 mod open;
 mod options;
-mod pool;
+mod properties;
 mod uring;
 
 use std::cell::Cell;
@@ -25,13 +25,13 @@ pub use blkid::Signature;
 pub use error::{DiskError, DiskErrorKind};
 pub use options::{OpenError, OpenOptions, OpenReason};
 
-pub(crate) use file::{FileDisk, Vectors, ended, read_vectors, write_vectors};
+pub(crate) use blocking::BlockingDisk;
+pub(crate) use file::{FileDisk, Vectors, read_vectors, write_vectors, zero_transfer_error};
 pub(crate) use inline::InlineDisk;
 pub(crate) use open::{open, remove_file, rename, sync_dir};
-pub(crate) use pool::PoolDisk;
 pub(crate) use uring::UringDisk;
 
-/// What kind of thing a disk is.
+/// The kind of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskKind {
     /// A regular file.
@@ -40,47 +40,47 @@ pub enum DiskKind {
     BlockDevice,
 }
 
-/// What a disk is, as of now.
+/// The current properties of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskInfo {
-    /// Size in bytes. A file's may end within a logical block; that end cannot be reached.
+    /// Size in bytes. A file's may end within a logical block; that part cannot be accessed.
     pub size: u64,
     /// Addresses and lengths are multiples of this many bytes: 512 or 4096.
     pub logical_block: u32,
-    /// What the medium writes at once, in bytes; a multiple of `logical_block`.
+    /// Size in bytes of an atomic unit of the medium; a multiple of `logical_block`.
     pub physical_block: u32,
     /// Buffers start on multiples of this many bytes.
     pub memory_align: u32,
     /// File or block device.
     pub kind: DiskKind,
-    /// Whether [`Disk::punch`] works. Found out for good by the first attempt.
+    /// Whether [`Disk::punch`] works. Determined by the first attempt.
     pub can_punch: bool,
-    /// Whether [`Disk::zero`] works. Found out for good by the first attempt.
+    /// Whether [`Disk::zero`] works. Determined by the first attempt.
     pub can_zero: bool,
     /// Whether completed writes may be lost at power loss until [`Disk::sync`].
-    pub volatile_cache: bool,
-    /// Whether the medium turns; `None` where the system does not tell.
-    pub rotational: Option<bool>,
+    pub has_volatile_cache: bool,
+    /// Whether the medium rotates; `None` if the system does not report it.
+    pub is_rotational: Option<bool>,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// Whether another machine may reach it at the same time: a block device, or a file of a file system that machines may share
-    /// and that is read past this machine's page cache.
-    pub shared: bool,
-    /// Which of the times this is that the medium has been attached since the machine was booted: two openings
-    /// with different numbers have had its power cut between them. 0 where the system does not tell.
-    pub attachment: u64,
+    /// Whether another machine may access it at the same time: a block device, or a file of a file
+    /// system that machines may share and that is read without this machine's page cache.
+    pub is_shareable: bool,
+    /// Number of the medium's attachment since boot: if two opens have different numbers, it may
+    /// have lost power between them. 0 if the system does not report it.
+    pub attachment_number: u64,
 }
 
-/// How a range of a disk begins.
+/// How a range of a disk begins: with a hole or with data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stretch {
-    /// So many bytes of it are alike, one at least.
+pub struct SparseRun {
+    /// Length of the run in bytes, at least one.
     pub bytes: u64,
-    /// Whether there is nothing behind them: they read as zeroes.
-    pub hole: bool,
+    /// Whether it is a hole, which reads as zeroes.
+    pub is_hole: bool,
 }
 
-/// What serves a disk.
+/// The engine that serves a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
     /// An io_uring of the core.
@@ -88,28 +88,28 @@ pub enum Engine {
     /// Plain calls on the core: memory file systems, which never wait for a device.
     Inline,
     /// A small pool of blocking threads.
-    Pool,
+    Threads,
     /// The simulator.
     Sim,
 }
 
-/// The implementations behind a [`Disk`]. Each has the same eleven inherent methods; they are
-/// called with checked arguments and need not know about earlier failures.
+/// The implementations of a [`Disk`]. Each has the same eleven inherent methods; they are called
+/// with checked arguments and need not know about earlier failures.
 #[derive(Debug)]
 pub(crate) enum Backend {
     Inline(InlineDisk),
-    Pool(PoolDisk),
+    Threads(BlockingDisk),
     Uring(UringDisk),
     #[cfg(feature = "sim")]
     Sim(crate::sim::disk::SimDisk),
 }
 
-/// Calls the same method on whichever backend there is.
+/// Calls the same method of any backend.
 macro_rules! dispatch {
     ($backend:expr, $b:ident => $call:expr) => {
         match $backend {
             Backend::Inline($b) => $call,
-            Backend::Pool($b) => $call,
+            Backend::Threads($b) => $call,
             Backend::Uring($b) => $call,
             #[cfg(feature = "sim")]
             Backend::Sim($b) => $call,
@@ -117,9 +117,9 @@ macro_rules! dispatch {
     };
 }
 
-/// An open disk. Lives on one core; clones share it, the last one closes it.
+/// An open disk. It belongs to one core; clones share it, the last one closes it.
 ///
-/// Every operation owns its buffers: dropping its future loses the answer and nothing else.
+/// Every operation owns its buffers: dropping its future loses only the result.
 /// Operations in flight at the same time are unordered.
 #[derive(Clone)]
 pub struct Disk(Rc<Inner>);
@@ -143,38 +143,39 @@ impl Disk {
         }))
     }
 
-    /// What the disk is now.
+    /// The disk's current properties.
     #[must_use]
     pub fn info(&self) -> DiskInfo {
         self.0.info.get()
     }
 
-    /// The name it was opened by.
+    /// The path with which it was opened.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0.path
     }
 
-    /// What its maker, or whoever made it, calls the disk behind a block device, and no other: at most 64 bytes. A partition has its
-    /// disk's with its own number behind. Empty for files, and where the system does not tell.
+    /// The serial number of the disk behind a block device, unique to it: at most 64 bytes. A
+    /// partition has its disk's with its own number appended. Empty for files, and if the system
+    /// does not report it.
     #[must_use]
     pub fn serial(&self) -> &str {
         &self.0.serial
     }
 
-    /// What serves it.
+    /// The engine that serves it.
     #[must_use]
     pub fn engine(&self) -> Engine {
         match &self.0.backend {
             Backend::Inline(_) => Engine::Inline,
-            Backend::Pool(_) => Engine::Pool,
+            Backend::Threads(_) => Engine::Threads,
             Backend::Uring(_) => Engine::Uring,
             #[cfg(feature = "sim")]
             Backend::Sim(_) => Engine::Sim,
         }
     }
 
-    /// Fills `into`, whole, from byte `at` on, and gives it back.
+    /// Fills all of `into`, from byte `at` on, and returns it.
     ///
     /// # Errors
     /// [`DiskErrorKind::Misaligned`], [`DiskErrorKind::PastEnd`], and what the disk reports.
@@ -186,8 +187,8 @@ impl Disk {
         dispatch!(&self.0.backend, b => b.read(at, into).await)
     }
 
-    /// Writes all of `data` from byte `at` on. It is visible when this returns, and durable after
-    /// the next [`Self::sync`].
+    /// Writes all of `data` from byte `at` on. Visible when this returns, durable after the next
+    /// [`Self::sync`].
     ///
     /// # Errors
     /// As [`Self::read`]; [`DiskErrorKind::NoSpace`]; [`DiskErrorKind::ReadOnly`];
@@ -201,28 +202,28 @@ impl Disk {
         dispatch!(&self.0.backend, b => b.write(at, data).await)
     }
 
-    /// Makes durable everything that completed before.
+    /// Makes durable everything that has completed.
     ///
     /// # Errors
     /// What the disk reports. From then on the disk refuses every sync and every write with
-    /// [`DiskErrorKind::Gone`]: the system forgets what it could not write, so a second sync
-    /// would succeed and mean nothing.
+    /// [`DiskErrorKind::Gone`]: the system forgets what it could not write, so a second sync would
+    /// succeed although data is lost.
     pub async fn sync(&self) -> Result<(), DiskError> {
         self.check_alive()?;
-        // A task of its own: a failure counts even when nobody waits for the answer any more.
+        // In its own task: a failure counts even if the caller is gone.
         let disk = self.clone();
-        let judged = tokio::task::spawn_local(async move { disk.sync_and_judge().await });
-        judged.await.unwrap_or(Err(DiskError::new(DiskErrorKind::Gone)))
+        let synced = tokio::task::spawn_local(async move { disk.sync_and_record().await });
+        synced.await.unwrap_or(Err(DiskError::new(DiskErrorKind::Gone)))
     }
 
-    async fn sync_and_judge(&self) -> Result<(), DiskError> {
+    async fn sync_and_record(&self) -> Result<(), DiskError> {
         if let Err(e) = dispatch!(&self.0.backend, b => b.sync().await) {
             self.0.sync_failed.set(true);
             let disk = self.0.path.display();
             tracing::error!(%disk, error = %e, "a sync failed; the disk is given up");
             return Err(e);
         }
-        // Another sync may have failed meanwhile and taken the blame for both.
+        // Another sync may have failed meanwhile, for both.
         self.check_alive()
     }
 
@@ -238,10 +239,10 @@ impl Disk {
             return Err(DiskError::new(DiskErrorKind::Unsupported));
         }
         let result = dispatch!(&self.0.backend, b => b.punch(at, bytes).await);
-        self.learn(result, |info| info.can_punch = false)
+        self.note_unsupported(result, |info| info.can_punch = false)
     }
 
-    /// Makes a range read as zeroes and keeps its space: later writes there need none.
+    /// Makes a range read as zeroes and keeps its space allocated.
     ///
     /// # Errors
     /// As [`Self::write`]; [`DiskErrorKind::Unsupported`].
@@ -253,11 +254,10 @@ impl Disk {
             return Err(DiskError::new(DiskErrorKind::Unsupported));
         }
         let result = dispatch!(&self.0.backend, b => b.zero(at, bytes).await);
-        self.learn(result, |info| info.can_zero = false)
+        self.note_unsupported(result, |info| info.can_zero = false)
     }
 
-    /// Puts space behind a range without changing what it reads as. Nothing to do on block
-    /// devices.
+    /// Allocates space for a range without changing its contents. Does nothing on block devices.
     ///
     /// # Errors
     /// As [`Self::write`]; [`DiskErrorKind::Unsupported`].
@@ -268,7 +268,7 @@ impl Disk {
         dispatch!(&self.0.backend, b => b.allocate(at, bytes).await)
     }
 
-    /// Makes a file longer (by zeroes without space) or shorter. Durable after the next sync.
+    /// Extends a file (by a hole) or truncates it. Durable after the next sync.
     ///
     /// # Errors
     /// As [`Self::write`]; [`DiskErrorKind::Unsupported`] on block devices.
@@ -278,11 +278,11 @@ impl Disk {
             return Err(DiskError::new(DiskErrorKind::Unsupported));
         }
         dispatch!(&self.0.backend, b => b.set_len(bytes).await)?;
-        self.update(|info| info.size = bytes);
+        self.update_info(|info| info.size = bytes);
         Ok(())
     }
 
-    /// Bytes of space the disk takes: less than its size for sparse files.
+    /// Bytes of allocated space: less than the size for sparse files.
     ///
     /// # Errors
     /// What the system reports.
@@ -293,33 +293,34 @@ impl Disk {
         }
     }
 
-    /// The formats that libblkid knows and finds on it: file systems, members of arrays, tables of partitions. None where the library is
-    /// not there, or cannot read it.
+    /// The formats that libblkid finds on the disk: file systems, RAID members, partition tables.
+    /// `None` if the library is missing, or cannot read the disk.
     pub async fn signatures(&self) -> Option<Vec<Signature>> {
         dispatch!(&self.0.backend, b => b.signatures().await)
     }
 
-    /// How a range that is not empty begins: with a hole, or not, and for how long. What is no hole may read as zeroes
-    /// all the same; a disk that does not tell has none. What changes meanwhile counts, or not.
+    /// The status of the run at the start of a non-empty range: hole or data, and its length. Data
+    /// may read as zeroes all the same; a disk that cannot tell reports no holes. Concurrent
+    /// changes count or not.
     ///
     /// # Errors
     /// [`DiskErrorKind::PastEnd`], and what the system reports.
-    pub async fn stretch(&self, at: u64, bytes: u64) -> Result<Stretch, DiskError> {
-        check_inside(at, bytes, self.info().size)?;
+    pub async fn sparse_run(&self, at: u64, bytes: u64) -> Result<SparseRun, DiskError> {
+        check_within(at, bytes, self.info().size)?;
         match self.info().kind {
-            DiskKind::BlockDevice => Ok(Stretch { bytes, hole: false }),
-            DiskKind::File => dispatch!(&self.0.backend, b => b.stretch(at, bytes).await),
+            DiskKind::BlockDevice => Ok(SparseRun { bytes, is_hole: false }),
+            DiskKind::File => dispatch!(&self.0.backend, b => b.sparse_run(at, bytes).await),
         }
     }
 
     /// Asks the system for the size in bytes again: a block device may have grown since it was
-    /// opened. [`Self::info`] tells the new size from then on.
+    /// opened. [`Self::info`] returns the new size from then on.
     ///
     /// # Errors
     /// What the system reports.
-    pub async fn measure(&self) -> Result<u64, DiskError> {
+    pub async fn refresh_size(&self) -> Result<u64, DiskError> {
         let size = dispatch!(&self.0.backend, b => b.size().await)?;
-        self.update(|info| info.size = size);
+        self.update_info(|info| info.size = size);
         Ok(size)
     }
 
@@ -337,7 +338,7 @@ impl Disk {
         self.check_alive()
     }
 
-    /// Checks a range that is to be changed; gives its length.
+    /// Checks a range to be changed; returns its length.
     fn check_range(&self, at: u64, bytes: u64) -> Result<u64, DiskError> {
         self.check_writable()?;
         let info = self.info();
@@ -345,11 +346,11 @@ impl Disk {
         if !at.is_multiple_of(block) || !bytes.is_multiple_of(block) {
             return Err(DiskError::new(DiskErrorKind::Misaligned));
         }
-        check_inside(at, bytes, info.size)?;
+        check_within(at, bytes, info.size)?;
         Ok(bytes)
     }
 
-    /// Checks a transfer of `pieces` (address, length); gives its length.
+    /// Checks a transfer of `pieces` (address, length); returns its length.
     fn check_buffers(
         &self,
         at: u64,
@@ -368,24 +369,24 @@ impl Disk {
         if !aligned {
             return Err(DiskError::new(DiskErrorKind::Misaligned));
         }
-        check_inside(at, bytes, info.size)?;
+        check_within(at, bytes, info.size)?;
         Ok(bytes)
     }
 
-    fn update(&self, f: impl FnOnce(&mut DiskInfo)) {
+    fn update_info(&self, f: impl FnOnce(&mut DiskInfo)) {
         let mut info = self.0.info.get();
         f(&mut info);
         self.0.info.set(info);
     }
 
-    /// Remembers what turned out to be unsupported.
-    fn learn(
+    /// Remembers that an operation is unsupported.
+    fn note_unsupported(
         &self,
         result: Result<(), DiskError>,
         f: impl FnOnce(&mut DiskInfo),
     ) -> Result<(), DiskError> {
         if result.is_err_and(|e| e.kind == DiskErrorKind::Unsupported) {
-            self.update(f);
+            self.update_info(f);
         }
         result
     }
@@ -401,7 +402,7 @@ impl fmt::Debug for Disk {
     }
 }
 
-fn check_inside(at: u64, bytes: u64, size: u64) -> Result<(), DiskError> {
+fn check_within(at: u64, bytes: u64, size: u64) -> Result<(), DiskError> {
     match at.checked_add(bytes) {
         Some(end) if end <= size => Ok(()),
         _ => Err(DiskError::new(DiskErrorKind::PastEnd)),

@@ -1,17 +1,17 @@
-//! How a disk is opened, and why it was not.
+//! How to open a disk, and why that failed.
 
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// How to open a disk. The default: an existing file or block device, for reading and writing,
-/// with direct I/O, held exclusively.
+/// How to open a disk. The default: an existing file or block device, for reading and writing, with
+/// direct I/O, exclusively.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenOptions {
     pub(crate) read_only: bool,
     pub(crate) buffered: bool,
     pub(crate) create_bytes: Option<u64>,
-    pub(crate) beside: bool,
+    pub(crate) shared: bool,
 }
 
 impl OpenOptions {
@@ -21,32 +21,32 @@ impl OpenOptions {
         Self::default()
     }
 
-    /// Open for reading only; others may do so at the same time, nobody may write.
+    /// Open for reading only; others may do so at the same time, but not write.
     #[must_use]
     pub fn read_only(mut self, read_only: bool) -> Self {
         self.read_only = read_only;
         self
     }
 
-    /// Go through the system's page cache instead of demanding direct I/O: for file systems
-    /// that have none. Syncs are as real as ever. Block devices always have direct I/O, and use it.
+    /// Use the system's page cache instead of requiring direct I/O: for file systems without it.
+    /// Syncs still reach the disk. Block devices always use direct I/O.
     #[must_use]
     pub fn buffered(mut self, buffered: bool) -> Self {
         self.buffered = buffered;
         self
     }
 
-    /// Open beside an opening of this process that holds the disk, and is kept for as long as this one: it is neither
-    /// locked nor claimed again. For a disk that several cores use; who opens it so keeps its users out of each
-    /// other's way. Simulated disks are opened once, and refuse this as busy.
+    /// Open in addition to an exclusive open of this process, which must be kept for as long as
+    /// this one: the disk is not locked or claimed again. For a disk that several cores use; the
+    /// caller coordinates them. Simulated disks refuse this as busy.
     #[must_use]
-    pub fn beside(mut self, beside: bool) -> Self {
-        self.beside = beside;
+    pub fn shared(mut self, beside: bool) -> Self {
+        self.shared = beside;
         self
     }
 
-    /// Create a file of `bytes` bytes without space behind them; it must not exist. Its name is
-    /// durable when it is open.
+    /// Create a sparse file of `bytes` bytes; it must not exist. Its name is durable once it is
+    /// open.
     #[must_use]
     pub fn create(mut self, bytes: u64) -> Self {
         self.create_bytes = Some(bytes);
@@ -58,9 +58,9 @@ impl OpenOptions {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {reason}", path.display())]
 pub struct OpenError {
-    /// What was to be opened.
+    /// The path.
     pub path: PathBuf,
-    /// Why it was not.
+    /// Why it could not be opened.
     pub reason: OpenReason,
 }
 
@@ -71,19 +71,19 @@ pub enum OpenReason {
     NotFound,
     /// The process may not open it.
     PermissionDenied,
-    /// The file system has no direct I/O for this file; [`OpenOptions::buffered`] would do.
+    /// The file system has no direct I/O for this file; [`OpenOptions::buffered`] would work.
     NoDirectIo,
-    /// Somebody else, or this process, has it open already.
+    /// Another process, or this one, has it open already.
     Busy,
     /// A directory, a pipe or the like.
     NotAFileOrBlockDevice,
-    /// It was to be created and exists.
+    /// It was to be created but exists.
     Exists,
-    /// It accepts no writes, and is to be written.
+    /// It accepts no writes, but was to be written.
     ReadOnly,
-    /// Its blocks have that many bytes, more than the 4096 that are understood.
-    LargeBlocks(u32),
-    /// What the system said (`errno`).
+    /// Its blocks have this many bytes; at most 4096 are supported.
+    BlocksTooLarge(u32),
+    /// The system's `errno`.
     Io(i32),
 }
 
@@ -94,7 +94,7 @@ impl OpenError {
 }
 
 impl OpenReason {
-    pub(crate) fn of<T>(result: io::Result<T>) -> Result<T, Self> {
+    pub(crate) fn from_result<T>(result: io::Result<T>) -> Result<T, Self> {
         result.map_err(|e| Self::from_io(&e))
     }
 
@@ -123,7 +123,7 @@ impl fmt::Display for OpenReason {
             Self::NotAFileOrBlockDevice => f.write_str("neither a file nor a block device"),
             Self::Exists => f.write_str("exists already"),
             Self::ReadOnly => f.write_str("read-only: it cannot be written"),
-            Self::LargeBlocks(bytes) => {
+            Self::BlocksTooLarge(bytes) => {
                 write!(f, "has blocks of {bytes} bytes; more than 4096 are not supported")
             }
             Self::Io(errno) => io::Error::from_raw_os_error(*errno).fmt(f),

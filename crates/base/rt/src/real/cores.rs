@@ -1,4 +1,4 @@
-//! Cores: threads, one per core, each with a runtime of its own.
+//! Cores: threads, each with its own runtime.
 
 use std::fmt;
 use std::future::{Future, ready};
@@ -12,49 +12,49 @@ use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
 use tokio::sync::oneshot;
 
 use super::RealCore;
-use super::driver::{Pulse, awake, drive};
+use super::driver::{DriverWaker, create_driver, on_thread_unpark};
 use crate::Core;
-use crate::buf::Pool;
+use crate::buf::BufferPool;
 use crate::mailbox::{CoreHandle, Inbox, mailbox};
 use crate::ring::Ring;
-use crate::sys::Processors;
+use crate::sys::CpuSet;
 
-/// How disks are to be served.
+/// The engine for disks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DiskEngine {
-    /// By io_uring where there is one, else by threads.
+    /// io_uring if available, else threads.
     #[default]
     Auto,
-    /// By io_uring, or the cores do not start.
-    Uring,
-    /// By threads.
-    Pool,
+    /// io_uring; without it the cores do not start.
+    IoUring,
+    /// Threads.
+    Threads,
 }
 
-/// When disk requests go to the kernel, where disks are served by io_uring.
+/// When disk requests are submitted to the kernel, with io_uring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Submission {
-    /// All that the tasks of a turn have asked for in one system call: cheapest.
+pub enum SubmissionMode {
+    /// All requests of one scheduler turn in one system call: cheapest.
     #[default]
-    Together,
-    /// Each by itself, as soon as it is asked for: a disk that is idle begins sooner.
-    AtOnce,
+    Batched,
+    /// Each one immediately: an idle disk starts sooner.
+    Immediate,
 }
 
-/// What cores are made of.
+/// Configuration of cores.
 #[derive(Clone, Debug)]
 pub struct CoresConfig {
     /// One core per entry, bound to that processor if one is given.
     pub cpus: Vec<Option<usize>>,
     /// Buffer memory of each core in bytes.
-    pub pool_bytes_per_core: usize,
-    /// How long a core that has just done something keeps looking for more before it sleeps, if it keeps looking: where
-    /// nothing came in that time of late, it does not.
+    pub memory_bytes_per_core: usize,
+    /// How long a core polls for more work before it sleeps; it stops doing so if polling was
+    /// useless recently.
     pub poll_window: Duration,
-    /// How disks are served.
+    /// The engine for disks.
     pub disk_engine: DiskEngine,
-    /// When disks hear of it.
-    pub submission: Submission,
+    /// When disk requests are submitted.
+    pub submission: SubmissionMode,
     /// Jobs that a core's mailbox holds before senders wait.
     pub mailbox_len: usize,
     /// Most threads per core for calls that block.
@@ -65,36 +65,37 @@ impl Default for CoresConfig {
     fn default() -> Self {
         Self {
             cpus: vec![None],
-            pool_bytes_per_core: 64 << 20,
+            memory_bytes_per_core: 64 << 20,
             poll_window: Duration::from_micros(100),
             disk_engine: DiskEngine::Auto,
-            submission: Submission::Together,
+            submission: SubmissionMode::Batched,
             mailbox_len: 256,
             blocking_threads: 8,
         }
     }
 }
 
-/// Longest wait for blocking calls, and again for disk requests, still running when a core ends.
-const GRACE: Duration = Duration::from_secs(10);
+/// Longest wait for blocking calls, and again for disk requests, that are still running when a core
+/// ends.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Running cores. Dropping this stops them without ceremony; see [`Self::stop`].
+/// Running cores. Dropping this stops them immediately; see [`Self::stop`].
 pub struct Cores {
     handles: Arc<[CoreHandle]>,
-    threads: Vec<Thread>,
+    threads: Vec<CoreThread>,
 }
 
-struct Thread {
-    /// Closed to end the core.
+struct CoreThread {
+    /// Dropped to end the core.
     running: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What a core's thread needs to begin.
-struct Birth {
+/// What a core's thread needs to start.
+struct CoreStart {
     id: usize,
     config: CoresConfig,
-    pools: Arc<[Pool]>,
+    pools: Arc<[BufferPool]>,
     peers: Arc<[CoreHandle]>,
     inbox: Inbox,
     running: oneshot::Receiver<()>,
@@ -105,11 +106,11 @@ impl Cores {
     /// Starts cores; all of them run when this returns.
     ///
     /// # Errors
-    /// What the system reports: no memory, no threads, no descriptors; no io_uring where it is
-    /// demanded.
+    /// What the system reports: no memory, no threads, no descriptors; no io_uring if it is
+    /// required.
     pub fn start(config: &CoresConfig) -> io::Result<Self> {
-        let pools: Arc<[Pool]> = (config.cpus.iter())
-            .map(|_| Pool::new(config.pool_bytes_per_core))
+        let pools: Arc<[BufferPool]> = (config.cpus.iter())
+            .map(|_| BufferPool::new(config.memory_bytes_per_core))
             .collect::<io::Result<_>>()?;
         let (handles, inboxes): (Vec<_>, Vec<_>) =
             (0..config.cpus.len()).map(|id| mailbox(id, config.mailbox_len)).unzip();
@@ -118,7 +119,7 @@ impl Cores {
         let mut cores = Self { handles: Arc::clone(&handles), threads: Vec::new() };
         for (id, inbox) in inboxes.into_iter().enumerate() {
             let (running, ends) = oneshot::channel();
-            let birth = Birth {
+            let start = CoreStart {
                 id,
                 config: config.clone(),
                 pools: Arc::clone(&pools),
@@ -127,8 +128,9 @@ impl Cores {
                 running: ends,
                 started: started.clone(),
             };
-            let thread = thread::Builder::new().name(format!("core-{id}")).spawn(|| live(birth))?;
-            cores.threads.push(Thread { running: Some(running), thread: Some(thread) });
+            let thread =
+                thread::Builder::new().name(format!("core-{id}")).spawn(|| run_core(start))?;
+            cores.threads.push(CoreThread { running: Some(running), thread: Some(thread) });
         }
         drop(started);
         for _ in &cores.threads {
@@ -143,11 +145,11 @@ impl Cores {
         &self.handles
     }
 
-    /// Runs `shutdown` on every core, waits until all are through, then ends the cores and waits
-    /// for their threads. Cores serve each other to the last. What still runs then is dropped:
-    /// `shutdown` is where connections are ended and disks are synced.
+    /// Runs `shutdown` on every core, waits until all have finished, then ends the cores and waits
+    /// for their threads. Cores serve each other until then. Tasks that still run are dropped:
+    /// `shutdown` must end connections and sync disks.
     ///
-    /// Blocks the caller: not to be called on a core.
+    /// Blocks the caller: must not be called on a core.
     pub fn stop<F, Fut>(self, shutdown: F)
     where
         F: Fn(Core) -> Fut + Clone + Send + 'static,
@@ -165,11 +167,11 @@ impl Cores {
             }
         }
         drop(done);
-        // Nothing is ever sent: this ends when the last core has dropped its end.
+        // Nothing is ever sent: this ends when the last core has dropped its sender.
         let _ = all_done.recv();
     }
 
-    /// [`Self::stop`] with nothing to do on the cores.
+    /// [`Self::stop`] without a `shutdown`.
     pub fn stop_now(self) {
         self.stop(|_| ready(()));
     }
@@ -194,21 +196,21 @@ impl fmt::Debug for Cores {
     }
 }
 
-/// A core's life.
-fn live(birth: Birth) {
-    let Birth { id, config, pools, peers, inbox, running, started } = birth;
-    let everywhere = Processors::of_this_thread().ok();
+/// The main function of a core's thread.
+fn run_core(start: CoreStart) {
+    let CoreStart { id, config, pools, peers, inbox, running, started } = start;
+    let everywhere = CpuSet::of_this_thread().ok();
     if let Some(cpu) = config.cpus[id]
-        && let Err(e) = Processors::one(cpu).and_then(|one| one.bind_this_thread())
+        && let Err(e) = CpuSet::single(cpu).and_then(|one| one.bind_this_thread())
     {
         tracing::warn!(core = id, cpu, error = %e, "the core floats: its processor is not to be had");
     }
-    let made = runtime(&config, everywhere).and_then(|runtime| {
-        let pulse = Rc::<Pulse>::default();
-        let ring = ring(&config, &pulse, &pools, id)?;
+    let made = create_runtime(&config, everywhere).and_then(|runtime| {
+        let pulse = Rc::<DriverWaker>::default();
+        let ring = create_ring(&config, &pulse, &pools, id)?;
         let driver = {
             let _inside = runtime.handle().enter();
-            drive(Rc::clone(&pulse), ring.clone(), config.poll_window)?
+            create_driver(Rc::clone(&pulse), ring.clone(), config.poll_window)?
         };
         Ok((runtime, pulse, ring, driver))
     });
@@ -221,35 +223,35 @@ fn live(birth: Birth) {
     };
     let system = RealCore::new(pulse, ring.clone());
     runtime.block_on(async move {
-        let core = Core::real(id, pools[id].clone(), peers, system);
+        let core = Core::new_real(id, pools[id].clone(), peers, system);
         let driver = tokio::task::spawn_local(driver);
         let _ = started.send(Ok(()));
         tokio::task::spawn_local(async move { inbox.serve(&core).await });
         tokio::select! {
-            // Closed, never sent on.
+            // Closed, never sent to.
             _ = running => {}
-            // It never ends by itself, and without it no disk answers: the core goes down, so that
-            // whoever asks it for something learns of it.
+            // The driver never ends by itself, and without it no disk answers: the core ends, so
+            // that its callers get errors.
             _ = driver => tracing::error!(core = id, "the core's driver died; the core ends"),
         }
     });
-    runtime.shutdown_timeout(GRACE);
+    runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
     if let Some(ring) = ring
-        && !ring.drain(GRACE)
+        && !ring.drain(SHUTDOWN_TIMEOUT)
     {
         tracing::error!(core = id, "disk requests hang; their memory is left to the kernel");
         Box::leak(Box::new(ring));
     }
 }
 
-/// The core's ring, if disks are to be served by one and there is one.
-fn ring(
+/// The core's ring, if disks are to use io_uring and it is available.
+fn create_ring(
     config: &CoresConfig,
-    pulse: &Rc<Pulse>,
-    pools: &[Pool],
+    pulse: &Rc<DriverWaker>,
+    pools: &[BufferPool],
     id: usize,
 ) -> io::Result<Option<Rc<Ring>>> {
-    if config.disk_engine == DiskEngine::Pool {
+    if config.disk_engine == DiskEngine::Threads {
         return Ok(None);
     }
     match Ring::new(Rc::clone(pulse), pools, id, config.submission) {
@@ -264,13 +266,13 @@ fn ring(
     }
 }
 
-/// A runtime whose threads for blocking calls run on `processors`: they would inherit the core's
-/// own and be in its way.
-fn runtime(config: &CoresConfig, processors: Option<Processors>) -> io::Result<LocalRuntime> {
+/// A runtime whose threads for blocking calls run on `processors`: they would otherwise inherit the
+/// core's processor and compete with it.
+fn create_runtime(config: &CoresConfig, processors: Option<CpuSet>) -> io::Result<LocalRuntime> {
     Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(config.blocking_threads.max(1))
-        .on_thread_unpark(awake)
+        .on_thread_unpark(on_thread_unpark)
         .on_thread_start(move || {
             if let Some(Err(e)) = processors.map(|p| p.bind_this_thread()) {
                 tracing::debug!(error = %e, "a blocking thread stays on its core's processor");

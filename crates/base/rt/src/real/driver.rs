@@ -1,13 +1,14 @@
-//! The driver of a core: hands disk requests to the kernel, and decides whether the core sleeps.
+//! The driver of a core: submits disk requests to the kernel, and decides whether the core sleeps.
 //!
-//! It is a task like any other. Whoever queues a disk request wakes it, which puts it behind the
-//! tasks that are ready; when its turn comes, what all of them queued goes to the kernel in one
-//! system call. Completions wake it through the ring's descriptor, unless they have woken the core itself ([`awake`]).
+//! It is a task like any other. Queueing a disk request wakes it, which puts it behind the tasks
+//! that are ready; when it runs, the requests of all of them go to the kernel in one system call.
+//! Completions wake it through the ring's descriptor, unless they have woken the core itself
+//! ([`on_thread_unpark`]).
 //!
 //! *Adaptive polling.* Waking a sleeping core costs more than most requests. After activity (bytes
-//! received, a disk request or a job of another core completed) the driver asks for another turn
-//! each time, for as long as [`Polling`] says; the scheduler then looks at sockets and timers without
-//! sleeping, and the core catches what comes at once. Without activity the driver waits, and the
+//! received, a disk request or a job of another core completed) the driver yields and runs again,
+//! for as long as [`AdaptivePolling`] says; the scheduler then polls sockets and timers without
+//! sleeping, and the core finds new work immediately. Without activity the driver waits, and the
 //! core sleeps.
 
 use std::cell::{Cell, RefCell};
@@ -21,41 +22,41 @@ use std::time::{Duration, Instant};
 
 use tokio::io::unix::AsyncFd;
 
-use super::polling::Polling;
+use super::adaptive_polling::AdaptivePolling;
 use crate::ring::Ring;
 
-/// What the rest of a core tells its driver.
+/// State shared between a core and its driver.
 #[derive(Debug, Default)]
-pub(crate) struct Pulse {
+pub(crate) struct DriverWaker {
     driver: RefCell<Option<Waker>>,
-    /// Whether the driver will get a turn before the core can sleep.
-    due: Cell<bool>,
-    active: Cell<bool>,
+    /// Whether the driver will run before the core can sleep.
+    is_scheduled: Cell<bool>,
+    had_activity: Cell<bool>,
     /// Whether activity is to wake the driver.
-    wanted: Cell<bool>,
+    wakes_on_activity: Cell<bool>,
 }
 
-impl Pulse {
-    /// Gives the driver a turn behind the tasks that are ready.
-    pub(crate) fn kick(&self) {
-        if !self.due.replace(true)
+impl DriverWaker {
+    /// Schedules the driver behind the tasks that are ready.
+    pub(crate) fn schedule(&self) {
+        if !self.is_scheduled.replace(true)
             && let Some(driver) = &*self.driver.borrow()
         {
             driver.wake_by_ref();
         }
     }
 
-    /// Notes activity: the core is to stay awake a little longer.
-    pub(crate) fn active(&self) {
-        self.active.set(true);
-        if self.wanted.get() {
-            self.kick();
+    /// Records activity: the core stays awake a little longer.
+    pub(crate) fn note_activity(&self) {
+        self.had_activity.set(true);
+        if self.wakes_on_activity.get() {
+            self.schedule();
         }
     }
 
-    /// Begins a turn of the driver.
-    fn begin(&self, cx: &Context<'_>) {
-        self.due.set(false);
+    /// Begins a poll of the driver.
+    fn begin_poll(&self, cx: &Context<'_>) {
+        self.is_scheduled.set(false);
         let mut driver = self.driver.borrow_mut();
         match &mut *driver {
             Some(waker) => waker.clone_from(cx.waker()),
@@ -65,11 +66,11 @@ impl Pulse {
 }
 
 struct Driver {
-    pulse: Rc<Pulse>,
-    disks: Option<(Rc<Ring>, AsyncFd<OwnedFd>)>,
-    polling: Polling,
-    /// Where its clock begins.
-    began: Instant,
+    driver_waker: Rc<DriverWaker>,
+    ring: Option<(Rc<Ring>, AsyncFd<OwnedFd>)>,
+    polling: AdaptivePolling,
+    /// The origin of its clock.
+    started_at: Instant,
 }
 
 thread_local! {
@@ -77,54 +78,63 @@ thread_local! {
     static RING: RefCell<Weak<Ring>> = const { RefCell::new(Weak::new()) };
 }
 
-/// Called when the core of this thread has slept; does the driver's turn if disk requests are through. The kernel has the thread
-/// that made a request do what is left of it, and ends the thread's sleep for that (`EINTR`). The scheduler finds nothing that
-/// could have woken it: without this it would sleep again, only to be told that the ring is readable.
-pub(super) fn awake() {
+/// Called when the core's thread has slept; runs the driver if disk requests have completed. The
+/// kernel makes the thread that submitted a request complete it, and interrupts its sleep for that
+/// (`EINTR`). The scheduler finds no reason for that wake-up: without this call it would sleep
+/// again, only to learn that the ring is readable.
+pub(super) fn on_thread_unpark() {
     RING.with_borrow(|ring| {
         if let Some(ring) = ring.upgrade() {
-            ring.awake();
+            ring.process_completions();
         }
     });
 }
 
-/// Drives a core for as long as it lives. `window` is how long it polls after activity at most; 0: never.
+/// Drives a core for as long as it exists. `window` is the longest polling after activity; 0:
+/// never.
 ///
 /// # Errors
-/// What the system reports when the ring's descriptor is to be watched.
+/// What the system reports when registering the ring's descriptor.
 #[expect(clippy::disallowed_methods, reason = "real cores only; not a matter of protocol time")]
-pub(super) fn drive(
-    pulse: Rc<Pulse>,
+pub(super) fn create_driver(
+    pulse: Rc<DriverWaker>,
     ring: Option<Rc<Ring>>,
     window: Duration,
 ) -> io::Result<impl Future<Output = ()>> {
     let disks = match ring {
         None => None,
         Some(ring) => {
-            let readiness = ring.watch()?;
+            let readiness = ring.register_readiness()?;
             RING.set(Rc::downgrade(&ring));
             Some((ring, readiness))
         }
     };
-    let mut driver = Driver { pulse, disks, polling: Polling::new(window), began: Instant::now() };
-    Ok(poll_fn(move |cx| driver.turn(cx)))
+    let mut driver = Driver {
+        driver_waker: pulse,
+        ring: disks,
+        polling: AdaptivePolling::new(window),
+        started_at: Instant::now(),
+    };
+    Ok(poll_fn(move |cx| driver.poll_once(cx)))
 }
 
 impl Driver {
-    fn turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        self.pulse.begin(cx);
+    fn poll_once(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.driver_waker.begin_poll(cx);
         let mut again = false;
-        if let Some((ring, _)) = &self.disks {
-            if ring.turn() > 0 {
-                self.pulse.active.set(true);
+        if let Some((ring, _)) = &self.ring {
+            if ring.submit_and_wake() > 0 {
+                self.driver_waker.had_activity.set(true);
             }
-            again = ring.wants_turn();
+            again = ring.must_resubmit();
         }
-        again |= self.polling.goes_on(self.pulse.active.take(), || self.began.elapsed());
-        self.pulse.wanted.set(!again && !self.polling.is_off());
+        again |= self
+            .polling
+            .should_poll(self.driver_waker.had_activity.take(), || self.started_at.elapsed());
+        self.driver_waker.wakes_on_activity.set(!again && !self.polling.is_disabled());
         if again {
-            // A future that has yielded once: it asks for a wake-up behind the next look at
-            // sockets and timers, which does not sleep then.
+            // A future that has yielded once: the scheduler wakes it after polling sockets and
+            // timers, and does not sleep then.
             let _ = pin!(tokio::task::yield_now()).poll(cx);
         } else {
             self.watch_ring(cx);
@@ -132,10 +142,10 @@ impl Driver {
         Poll::Pending
     }
 
-    /// Asks to be woken when completions come. Readiness noted so far is older than this turn,
-    /// which has seen all there was: the kernel announces every later completion anew.
+    /// Registers for completions. Readiness recorded so far is older than this poll, which has seen
+    /// all completions: the kernel announces every later one anew.
     fn watch_ring(&self, cx: &mut Context<'_>) {
-        let Some((_, readiness)) = &self.disks else { return };
+        let Some((_, readiness)) = &self.ring else { return };
         while let Poll::Ready(Ok(mut guard)) = readiness.poll_read_ready(cx) {
             guard.clear_ready();
         }

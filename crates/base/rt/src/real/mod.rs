@@ -1,9 +1,9 @@
 //! The real system: threads, files, sockets and clocks of this machine.
 
-mod boot;
+mod adaptive_polling;
+mod boot_id;
 mod cores;
 mod driver;
-mod polling;
 mod random;
 
 use std::io;
@@ -14,41 +14,41 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::disk::{
-    self, Backend, DiskInfo, Engine, FileDisk, InlineDisk, OpenError, OpenOptions, OpenReason,
-    PoolDisk, UringDisk,
+    self, Backend, BlockingDisk, DiskInfo, Engine, FileDisk, InlineDisk, OpenError, OpenOptions,
+    OpenReason, UringDisk,
 };
-use crate::event::Event;
+use crate::event::EventReceiver;
 use crate::net::{DetachedStream, ListenOptions, Listener, Stream};
 use crate::ring::Ring;
 use crate::sys;
 
-pub use cores::{Cores, CoresConfig, DiskEngine, Submission};
-pub(crate) use driver::Pulse;
-use random::Random;
+pub use cores::{Cores, CoresConfig, DiskEngine, SubmissionMode};
+pub(crate) use driver::DriverWaker;
+use random::SystemRandom;
 
-/// Longest wait of one timer towards a moment since boot. tokio's timers stand still while the
-/// machine is suspended, that clock does not: this is how late a suspend is noticed.
-const NAP: Duration = Duration::from_secs(1);
+/// Longest single timer of a wait in boot time. tokio's timers stop while the machine is suspended,
+/// that clock does not: this is how late the end of a suspend is noticed.
+const MAX_TIMER_STEP: Duration = Duration::from_secs(1);
 
 /// One core's share of the system.
 pub(crate) struct RealCore {
-    pulse: Rc<Pulse>,
+    driver_waker: Rc<DriverWaker>,
     ring: Option<Rc<Ring>>,
-    random: Random,
+    random: SystemRandom,
 }
 
 impl RealCore {
-    fn new(pulse: Rc<Pulse>, ring: Option<Rc<Ring>>) -> Self {
-        Self { pulse, ring, random: Random::new() }
+    fn new(pulse: Rc<DriverWaker>, ring: Option<Rc<Ring>>) -> Self {
+        Self { driver_waker: pulse, ring, random: SystemRandom::new() }
     }
 
-    /// Something was done on behalf of another core.
+    /// A job of another core was done.
     pub(crate) fn note_activity(&self) {
-        self.pulse.active();
+        self.driver_waker.note_activity();
     }
 
     pub(crate) fn disk_engine(&self) -> Engine {
-        if self.ring.is_some() { Engine::Uring } else { Engine::Pool }
+        if self.ring.is_some() { Engine::Uring } else { Engine::Threads }
     }
 
     pub(crate) async fn open_disk(
@@ -61,37 +61,37 @@ impl RealCore {
             .await
             .unwrap_or_else(|_| Err(OpenError::new(path, OpenReason::Io(libc::ECANCELED))))?;
         let file = FileDisk::new(opened.file);
-        let backend = if opened.on_memory {
+        let backend = if opened.is_on_memory_fs {
             Backend::Inline(InlineDisk::new(file))
         } else if let Some(ring) = &self.ring {
             Backend::Uring(UringDisk::new(Rc::clone(ring), file))
         } else {
-            Backend::Pool(PoolDisk::new(file))
+            Backend::Threads(BlockingDisk::new(file))
         };
         Ok((backend, opened.info, opened.serial))
     }
 
     pub(crate) async fn remove_file(&self, path: &Path) -> io::Result<()> {
         let path = path.to_owned();
-        blocking(move || disk::remove_file(&path)).await
+        run_blocking(move || disk::remove_file(&path)).await
     }
 
     pub(crate) async fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         let (from, to) = (from.to_owned(), to.to_owned());
-        blocking(move || disk::rename(&from, &to)).await
+        run_blocking(move || disk::rename(&from, &to)).await
     }
 
     pub(crate) async fn sync_dir(&self, dir: &Path) -> io::Result<()> {
         let dir = dir.to_owned();
-        blocking(move || disk::sync_dir(&dir)).await
+        run_blocking(move || disk::sync_dir(&dir)).await
     }
 
     pub(crate) async fn listen(&self, at: SocketAddr, how: ListenOptions) -> io::Result<Listener> {
-        Listener::tcp(at, how, Rc::clone(&self.pulse))
+        Listener::tcp(at, how, Rc::clone(&self.driver_waker))
     }
 
     pub(crate) async fn dial(&self, to: SocketAddr) -> io::Result<Stream> {
-        Stream::dial_tcp(to, Rc::clone(&self.pulse)).await
+        Stream::dial_tcp(to, Rc::clone(&self.driver_waker)).await
     }
 
     pub(crate) async fn listen_unix_for(
@@ -99,19 +99,20 @@ impl RealCore {
         at: &Path,
         mode: Option<u32>,
     ) -> io::Result<Listener> {
-        Listener::unix(at, (ListenOptions::default().backlog, mode), Rc::clone(&self.pulse)).await
+        Listener::unix(at, (ListenOptions::default().backlog, mode), Rc::clone(&self.driver_waker))
+            .await
     }
 
     pub(crate) async fn dial_unix(&self, to: &Path) -> io::Result<Stream> {
-        Stream::dial_unix(to, Rc::clone(&self.pulse)).await
+        Stream::dial_unix(to, Rc::clone(&self.driver_waker)).await
     }
 
     pub(crate) fn attach(&self, stream: DetachedStream) -> io::Result<Stream> {
-        Stream::attach(stream, &self.pulse)
+        Stream::attach(stream, &self.driver_waker)
     }
 
-    pub(crate) fn event(&self, fd: OwnedFd) -> io::Result<Event> {
-        Event::new(fd, Rc::clone(&self.pulse))
+    pub(crate) fn event(&self, fd: OwnedFd) -> io::Result<EventReceiver> {
+        EventReceiver::new(fd, Rc::clone(&self.driver_waker))
     }
 
     pub(crate) fn random_u64(&self) -> u64 {
@@ -129,13 +130,13 @@ impl RealCore {
             if left.is_zero() {
                 return;
             }
-            tokio::time::sleep(left.min(NAP)).await;
+            tokio::time::sleep(left.min(MAX_TIMER_STEP)).await;
         }
     }
 
     #[expect(clippy::unused_self, reason = "the same methods as the simulated system")]
     pub(crate) fn boot_id(&self) -> u128 {
-        boot::id()
+        boot_id::boot_id()
     }
 
     #[expect(clippy::disallowed_methods, reason = "this is where wall-clock time comes from")]
@@ -144,7 +145,7 @@ impl RealCore {
     }
 }
 
-async fn blocking<T: Send + 'static>(
+async fn run_blocking<T: Send + 'static>(
     f: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
     tokio::task::spawn_blocking(f).await.unwrap_or_else(|e| Err(io::Error::other(e)))

@@ -1,4 +1,4 @@
-//! Random numbers fit for secrets, fetched from the system some at a time.
+//! Cryptographically secure random numbers, fetched from the system in batches.
 
 use std::cell::RefCell;
 
@@ -7,9 +7,9 @@ use crate::sys;
 /// Numbers fetched at once.
 const BATCH: usize = 32;
 
-pub(crate) struct Random(RefCell<Vec<u64>>);
+pub(crate) struct SystemRandom(RefCell<Vec<u64>>);
 
-impl Random {
+impl SystemRandom {
     pub(crate) fn new() -> Self {
         Self(RefCell::new(Vec::with_capacity(BATCH)))
     }

@@ -1,17 +1,17 @@
 //! A core's io_uring: requests in, completions out, buffers safe in between.
 //!
-//! * [`Ring::run`] only queues. The core's driver ([`crate::real`]) calls [`Ring::turn`] behind
-//!   the tasks that are ready, so that whatever they asked for goes to the kernel in one system
-//!   call; unless each is to go [at once](Submission::AtOnce).
-//! * A request and its buffers belong to the ring until its completion has come ([`flight`]).
+//! * [`Ring::run`] only queues. The core's driver ([`crate::real`]) calls [`Ring::submit_and_wake`]
+//!   behind the tasks that are ready, so that their requests go to the kernel in one system call;
+//!   unless each is submitted [immediately](SubmissionMode::Immediate).
+//! * A request and its buffers belong to the ring until it has completed ([`request_queue`]).
 //! * Files are named by descriptor, not registered: that saved nothing measurable, and the kernel
-//!   lets go of a registered file, and so of its lock, some time after it was closed.
-//! * The kernel is never given more requests than its completion queue has room for; what is
-//!   beyond that waits in a list of ours.
+//!   releases a registered file, and so its lock, some time after it was closed.
+//! * The kernel never gets more requests than its completion queue has room for; the others wait in
+//!   a backlog.
 
-pub(crate) mod flight;
-mod op;
-mod regions;
+mod registered_buffers;
+mod request;
+pub(crate) mod request_queue;
 mod setup;
 
 use std::cell::RefCell;
@@ -24,21 +24,21 @@ use std::time::Duration;
 use io_uring::squeue;
 use tokio::io::unix::AsyncFd;
 
-use crate::buf::Pool;
-use crate::real::{Pulse, Submission};
+use crate::buf::BufferPool;
+use crate::real::{DriverWaker, SubmissionMode};
 
-use flight::{Carrier, Completion, Flight};
-use op::Prepared;
-pub(crate) use op::{Request, What};
-use regions::Regions;
-pub(crate) use setup::{build, watch};
+use registered_buffers::RegisteredBuffers;
+use request::PreparedRequest;
+pub(crate) use request::{Request, RequestOp};
+use request_queue::{QueueOwner, RequestFuture, RequestQueue};
+pub(crate) use setup::{build, register_readiness};
 
-/// One core's ring. Lives on the thread that made it.
+/// One core's ring. Belongs to the thread that created it.
 pub(crate) struct Ring {
-    flight: RefCell<Flight<squeue::Entry, Prepared>>,
-    regions: Regions,
-    pulse: Rc<Pulse>,
-    submission: Submission,
+    requests: RefCell<RequestQueue<squeue::Entry, PreparedRequest>>,
+    registered_buffers: RegisteredBuffers,
+    driver_waker: Rc<DriverWaker>,
+    submission: SubmissionMode,
 }
 
 impl Ring {
@@ -46,76 +46,77 @@ impl Ring {
     /// `pools[own]` is this core's.
     ///
     /// # Errors
-    /// Why io_uring is not to be had.
+    /// Why io_uring is not available.
     pub(crate) fn new(
-        pulse: Rc<Pulse>,
-        pools: &[Pool],
+        pulse: Rc<DriverWaker>,
+        pools: &[BufferPool],
         own: usize,
-        submission: Submission,
+        submission: SubmissionMode,
     ) -> io::Result<Self> {
-        let uring = build(&setup::DISKS)?;
-        let regions = regions::register(&uring, pools, own);
-        let flight = RefCell::new(Flight::new(uring));
-        Ok(Self { flight, regions, pulse, submission })
+        let uring = build(&setup::DISK_OPCODES)?;
+        let regions = registered_buffers::register(&uring, pools, own);
+        let queue = RefCell::new(RequestQueue::new(uring));
+        Ok(Self { requests: queue, registered_buffers: regions, driver_waker: pulse, submission })
     }
 
-    /// Registers the ring with the runtime of this thread: readable when completions come.
-    pub(crate) fn watch(&self) -> io::Result<AsyncFd<OwnedFd>> {
-        watch(self.flight.borrow().uring())
+    /// Registers the ring with the runtime of this thread: readable when requests complete.
+    pub(crate) fn register_readiness(&self) -> io::Result<AsyncFd<OwnedFd>> {
+        register_readiness(self.requests.borrow().uring())
     }
 
     /// Queues a request.
-    pub(crate) fn run(&self, request: Request) -> Completion<&Self> {
-        let mut flight = self.flight.borrow_mut();
-        let (key, pushed) = op::start(&mut flight, request, &self.regions);
+    pub(crate) fn run(&self, request: Request) -> RequestFuture<&Self> {
+        let mut queue = self.requests.borrow_mut();
+        let (key, pushed) = request::enqueue(&mut queue, request, &self.registered_buffers);
         let mut due = true;
-        if pushed && self.submission == Submission::AtOnce {
-            flight.enter();
-            // With nothing to submit and nothing to hear of, the driver would have a turn for nothing.
-            due = flight.is_short() || flight.has_completions();
+        if pushed && self.submission == SubmissionMode::Immediate {
+            queue.submit();
+            // With nothing to submit and no completions the driver would run for nothing.
+            due = queue.must_resubmit() || queue.has_completions();
         }
-        drop(flight);
+        drop(queue);
         if due {
-            self.pulse.kick();
+            self.driver_waker.schedule();
         }
-        Completion::new(self, key)
+        RequestFuture::new(self, key)
     }
 
-    /// Submits what waits and wakes whoever's requests are through. Gives how many were.
-    pub(crate) fn turn(&self) -> usize {
-        flight::turn(&self.flight)
+    /// Submits waiting requests and wakes the callers of completed ones. Returns how many
+    /// completed.
+    pub(crate) fn submit_and_wake(&self) -> usize {
+        request_queue::submit_and_wake(&self.requests)
     }
 
-    /// Does a turn in the driver's place if something has completed.
-    pub(crate) fn awake(&self) {
-        if !self.flight.borrow_mut().has_completions() {
+    /// Runs in the driver's place if requests have completed.
+    pub(crate) fn process_completions(&self) {
+        if !self.requests.borrow_mut().has_completions() {
             return;
         }
-        self.turn();
-        self.pulse.active();
-        if self.wants_turn() {
-            self.pulse.kick();
+        self.submit_and_wake();
+        self.driver_waker.note_activity();
+        if self.must_resubmit() {
+            self.driver_waker.schedule();
         }
     }
 
-    /// Whether a turn is due although nobody will announce it: the kernel was short of something.
-    pub(crate) fn wants_turn(&self) -> bool {
-        self.flight.borrow().is_short()
+    /// Whether the driver must run again unprompted: the kernel was short of resources.
+    pub(crate) fn must_resubmit(&self) -> bool {
+        self.requests.borrow().must_resubmit()
     }
 
-    /// Waits until the kernel is through with every request, at most for `limit`. Says whether
-    /// it is. For the end of a core: what completes is not reported to anybody.
+    /// Waits until the kernel has completed every request, at most for `limit`; returns whether it
+    /// has. For the end of a core: completions are reported to no one.
     pub(crate) fn drain(&self, limit: Duration) -> bool {
-        setup::drain(&mut self.flight.borrow_mut(), limit)
+        setup::drain(&mut self.requests.borrow_mut(), limit)
     }
 }
 
-impl Carrier for Ring {
+impl QueueOwner for Ring {
     type Entry = squeue::Entry;
-    type Op = Prepared;
+    type Op = PreparedRequest;
 
-    fn flight(&self) -> &RefCell<Flight<squeue::Entry, Prepared>> {
-        &self.flight
+    fn request_queue(&self) -> &RefCell<RequestQueue<squeue::Entry, PreparedRequest>> {
+        &self.requests
     }
 }
 

@@ -1,4 +1,4 @@
-//! The beginning and the end of a ring.
+//! Creating and draining a ring.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -11,10 +11,10 @@ use io_uring::{IoUring, Probe, cqueue, opcode};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::flight::{COMPLETIONS, Entry, Flight, SUBMISSIONS};
+use super::request_queue::{COMPLETION_ENTRIES, RequestQueue, SUBMISSION_ENTRIES, SubmissionEntry};
 
-/// What a disk asks of the kernel (all there since Linux 5.6).
-pub(super) const DISKS: [u8; 8] = [
+/// Operations that disks need (all available since Linux 5.6).
+pub(super) const DISK_OPCODES: [u8; 8] = [
     opcode::Read::CODE,
     opcode::Write::CODE,
     opcode::ReadFixed::CODE,
@@ -25,38 +25,39 @@ pub(super) const DISKS: [u8; 8] = [
     opcode::Fallocate::CODE,
 ];
 
-/// Makes a ring with the best manners that the kernel knows.
+/// Creates a ring with the best options that the kernel supports.
 ///
-/// Work that a completion leaves to be done is done at the core's next system call instead of by
-/// interrupting it (`COOP_TASKRUN`, 5.19). Deferring it until the core asks (`DEFER_TASKRUN`,
-/// 6.1) made no difference that could be measured and costs a system call more per wake-up: a
-/// ring that defers does not tell those who poll it, and wants an eventfd beside it.
+/// Work left by a completion is done at the core's next system call instead of interrupting it
+/// (`COOP_TASKRUN`, 5.19). Deferring it until the core asks (`DEFER_TASKRUN`, 6.1) made no
+/// measurable difference and costs one more system call per wake-up: such a ring does not become
+/// readable, and needs an eventfd.
 ///
 /// # Errors
-/// Why io_uring is not to be had, or `EOPNOTSUPP` where it lacks one of `needed`: some sandboxes offer such.
-pub(crate) fn build<E: Entry + From<squeue::Entry>>(
+/// Why io_uring is not available, or `EOPNOTSUPP` if it lacks one of `needed`, as in some
+/// sandboxes.
+pub(crate) fn build<E: SubmissionEntry + From<squeue::Entry>>(
     needed: &[u8],
 ) -> io::Result<IoUring<E, cqueue::Entry>> {
     let mut builder = IoUring::<E, cqueue::Entry>::builder();
-    builder.dontfork().setup_cqsize(COMPLETIONS);
+    builder.dontfork().setup_cqsize(COMPLETION_ENTRIES);
     let plain = builder.clone();
     builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
     let cooperative = builder.clone();
-    let mut built = builder.setup_single_issuer().build(SUBMISSIONS);
+    let mut built = builder.setup_single_issuer().build(SUBMISSION_ENTRIES);
     for older in [cooperative, plain] {
         if built.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EINVAL)) {
-            built = older.build(SUBMISSIONS);
+            built = older.build(SUBMISSION_ENTRIES);
         }
     }
     let mut uring = built?;
-    complete(&uring, needed)?;
-    try_out(&mut uring)?;
+    check_opcodes(&uring, needed)?;
+    check_usable(&mut uring)?;
     Ok(uring)
 }
 
-/// Has the ring do nothing once: a sandbox may allow making rings and forbid using them, and
-/// requests would then wait for ever.
-fn try_out<E: Entry + From<squeue::Entry>>(
+/// Submits a no-op: a sandbox may allow creating rings and forbid using them, and requests would
+/// then wait for ever.
+fn check_usable<E: SubmissionEntry + From<squeue::Entry>>(
     uring: &mut IoUring<E, cqueue::Entry>,
 ) -> io::Result<()> {
     // SAFETY: the operation names no memory.
@@ -71,7 +72,10 @@ fn try_out<E: Entry + From<squeue::Entry>>(
     Ok(())
 }
 
-fn complete<E: EntryMarker>(uring: &IoUring<E, cqueue::Entry>, needed: &[u8]) -> io::Result<()> {
+fn check_opcodes<E: EntryMarker>(
+    uring: &IoUring<E, cqueue::Entry>,
+    needed: &[u8],
+) -> io::Result<()> {
     let mut probe = Probe::new();
     uring.submitter().register_probe(&mut probe)?;
     match needed.iter().all(|code| probe.is_supported(*code)) {
@@ -81,7 +85,7 @@ fn complete<E: EntryMarker>(uring: &IoUring<E, cqueue::Entry>, needed: &[u8]) ->
 }
 
 /// Registers the ring's descriptor with the runtime of this thread.
-pub(crate) fn watch<E: EntryMarker>(
+pub(crate) fn register_readiness<E: EntryMarker>(
     uring: &IoUring<E, cqueue::Entry>,
 ) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: the descriptor is the ring's and open for as long as `uring` is borrowed.
@@ -90,18 +94,21 @@ pub(crate) fn watch<E: EntryMarker>(
     unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }.map_err(io::Error::from)
 }
 
-/// Waits until no request is left, at most for `limit`; says whether none is.
+/// Waits until no request is left, at most for `limit`; returns whether none is.
 #[expect(clippy::disallowed_methods, reason = "the end of a real core, after its runtime's")]
-pub(super) fn drain<E: Entry, O>(flight: &mut Flight<E, O>, limit: Duration) -> bool {
-    let begun = Instant::now();
+pub(super) fn drain<E: SubmissionEntry, O>(
+    queue: &mut RequestQueue<E, O>,
+    limit: Duration,
+) -> bool {
+    let started = Instant::now();
     loop {
-        flight.turn_unheard();
-        if flight.is_empty() {
+        queue.submit_and_discard();
+        if queue.is_empty() {
             return true;
         }
-        let Some(left) = limit.checked_sub(begun.elapsed()) else { return false };
+        let Some(left) = limit.checked_sub(started.elapsed()) else { return false };
         let left = Timespec::from(left.min(Duration::from_millis(100)));
-        // Whatever ends the wait, the next round looks.
-        let _ = flight.uring().submitter().submit_with_args(1, &SubmitArgs::new().timespec(&left));
+        // However the wait ended, the next round checks.
+        let _ = queue.uring().submitter().submit_with_args(1, &SubmitArgs::new().timespec(&left));
     }
 }

@@ -1,55 +1,55 @@
-//! The clock of a simulated machine: it counts from the machine's boot, at a rate of its own.
+//! The clock of a simulated machine: it counts from the machine's boot, at its own rate.
 
 use std::cell::Cell;
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::agenda::Agenda;
+use super::event_queue::EventQueue;
 
-/// Parts in which a rate is given: a clock that is this many fast counts two seconds in one.
-const WHOLE: u128 = 1_000_000;
+/// Unit of the rate: a clock that is this much fast counts two seconds in one.
+const PARTS_PER_MILLION: u128 = 1_000_000;
 
-/// What a clock shows, as a line over virtual time; a change of its rate begins a new one where
-/// the old one ends.
+/// A clock's reading as a linear function of virtual time; a change of the rate begins a new piece
+/// at the current reading.
 #[derive(Debug)]
 pub(crate) struct Clock {
-    line: Cell<Line>,
-    /// Sleepers have to think again: the moment that they wait for has moved.
+    line: Cell<ClockLine>,
+    /// Wakes sleepers: the virtual time of their deadline has changed.
     changed: Notify,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Line {
+struct ClockLine {
     /// Virtual time at which it begins.
     since: Duration,
-    /// What the clock showed then.
-    shown: Duration,
+    /// The clock's reading at that time.
+    reading: Duration,
     /// How much faster than virtual time it runs.
     drift_ppm: i32,
 }
 
-impl Line {
-    /// What it shows at virtual time `now`, which is not before `since`.
-    fn at(&self, now: Duration) -> Duration {
+impl ClockLine {
+    /// The reading at virtual time `now`, which is not before `since`.
+    fn reading_at(&self, now: Duration) -> Duration {
         let passed = now.saturating_sub(self.since).as_nanos();
-        self.shown + nanoseconds(passed * self.rate() / WHOLE)
+        self.reading + nanoseconds(passed * self.rate_ppm() / PARTS_PER_MILLION)
     }
 
-    /// When it first shows `reading`, in virtual time; `None` when it stands still before.
-    fn when(&self, reading: Duration) -> Option<Duration> {
-        let missing = reading.saturating_sub(self.shown).as_nanos();
-        let passed = match (missing, self.rate()) {
+    /// The virtual time of `reading`; `None` if the clock stops before.
+    fn time_of_reading(&self, reading: Duration) -> Option<Duration> {
+        let missing = reading.saturating_sub(self.reading).as_nanos();
+        let passed = match (missing, self.rate_ppm()) {
             (0, _) => 0,
             (_, 0) => return None,
-            (missing, rate) => (missing * WHOLE).div_ceil(rate),
+            (missing, rate) => (missing * PARTS_PER_MILLION).div_ceil(rate),
         };
         Some(self.since.saturating_add(nanoseconds(passed)))
     }
 
-    /// Parts that it counts in [`WHOLE`] parts of virtual time.
-    fn rate(&self) -> u128 {
-        WHOLE.saturating_add_signed(self.drift_ppm.into())
+    /// Parts per million of virtual time that it counts.
+    fn rate_ppm(&self) -> u128 {
+        PARTS_PER_MILLION.saturating_add_signed(self.drift_ppm.into())
     }
 }
 
@@ -58,40 +58,43 @@ fn nanoseconds(n: u128) -> Duration {
 }
 
 impl Clock {
-    /// A clock that shows `shown` at virtual time `now`.
+    /// A clock that reads `shown` at virtual time `now`.
     pub(crate) fn new(now: Duration, shown: Duration, drift_ppm: i32) -> Self {
         let clock = Self {
-            line: Cell::new(Line { since: now, shown, drift_ppm: 0 }),
+            line: Cell::new(ClockLine { since: now, reading: shown, drift_ppm: 0 }),
             changed: Notify::new(),
         };
         clock.set_drift(now, drift_ppm);
         clock
     }
 
-    /// What it shows at virtual time `now`.
-    pub(crate) fn at(&self, now: Duration) -> Duration {
-        self.line.get().at(now)
+    /// The reading at virtual time `now`.
+    pub(crate) fn reading_at(&self, now: Duration) -> Duration {
+        self.line.get().reading_at(now)
     }
 
     /// Changes its rate from virtual time `now` on.
     pub(crate) fn set_drift(&self, now: Duration, drift_ppm: i32) {
-        assert!(u128::from(drift_ppm.unsigned_abs()) <= WHOLE, "{drift_ppm} ppm: not a clock");
-        self.line.set(Line { since: now, shown: self.at(now), drift_ppm });
+        assert!(
+            u128::from(drift_ppm.unsigned_abs()) <= PARTS_PER_MILLION,
+            "{drift_ppm} ppm: not a clock"
+        );
+        self.line.set(ClockLine { since: now, reading: self.reading_at(now), drift_ppm });
         self.changed.notify_waiters();
     }
 
-    /// The machine boots: the clock shows `shown` at virtual time `now`, and keeps its rate.
+    /// Boot: the clock reads `shown` at virtual time `now`, and keeps its rate.
     pub(crate) fn restart(&self, now: Duration, shown: Duration) {
-        self.line.set(Line { since: now, shown, ..self.line.get() });
+        self.line.set(ClockLine { since: now, reading: shown, ..self.line.get() });
         self.changed.notify_waiters();
     }
 
-    /// Waits until it shows `reading`.
-    pub(crate) async fn sleep_until(&self, agenda: &Agenda, reading: Duration) {
+    /// Waits until the clock reads `reading`.
+    pub(crate) async fn sleep_until(&self, events: &EventQueue, reading: Duration) {
         loop {
             let changed = self.changed.notified();
-            let now = agenda.now();
-            let Some(at) = self.line.get().when(reading) else {
+            let now = events.now();
+            let Some(at) = self.line.get().time_of_reading(reading) else {
                 changed.await;
                 continue;
             };
@@ -113,14 +116,14 @@ mod tests {
 
     use super::*;
     use crate::Core;
-    use crate::sim::{Host, HostSetup, Setup, World, run};
+    use crate::sim::{Host, HostSetup, World, WorldSetup, run};
 
     const SECOND: Duration = Duration::from_secs(1);
     const MS: Duration = Duration::from_millis(1);
 
-    /// Plays a world with one host whose clock is `drift_ppm` fast.
+    /// Runs a world with one host whose clock is `drift_ppm` fast.
     fn play<Fut: Future<Output = ()>>(drift_ppm: i32, f: impl Fn(World, Host) -> Fut) {
-        let outcome = run(Setup::new(1), |world: World| {
+        let outcome = run(WorldSetup::new(1), |world: World| {
             let setup = HostSetup { clock_drift_ppm: drift_ppm, ..HostSetup::default() };
             let host = world.add_host("host", setup);
             let scene = f(world, host);
@@ -132,7 +135,7 @@ mod tests {
         outcome.result.unwrap_or_else(|e| panic!("{e}"));
     }
 
-    /// What the host's clock shows.
+    /// The reading of the host's clock.
     async fn read(host: &Host) -> Duration {
         host.run(|core| async move { core.now() }).join().await.expect("the host runs")
     }
@@ -161,29 +164,36 @@ mod tests {
     fn a_change_of_rate_does_not_jump_and_holds_from_then_on() {
         let clock = Clock::new(3 * SECOND, 100 * SECOND, 100_000);
         let odd = Duration::from_nanos(3_700_000_003);
-        let before = clock.at(odd);
+        let before = clock.reading_at(odd);
         assert_eq!(before, 100 * SECOND + Duration::from_nanos(770_000_003));
         clock.set_drift(odd, -100_000);
-        assert_eq!(clock.at(odd), before);
-        assert_eq!(clock.at(odd + 10 * SECOND), before + 9 * SECOND);
+        assert_eq!(clock.reading_at(odd), before);
+        assert_eq!(clock.reading_at(odd + 10 * SECOND), before + 9 * SECOND);
         clock.restart(odd, 5 * SECOND);
-        assert_eq!(clock.at(odd + 10 * SECOND), 14 * SECOND, "a boot does not change the crystal");
+        assert_eq!(
+            clock.reading_at(odd + 10 * SECOND),
+            14 * SECOND,
+            "a boot does not change the crystal"
+        );
     }
 
     #[test]
     fn the_moment_of_a_reading_is_the_first_one_that_shows_it() {
         for drift_ppm in [-999_999, -100_000, -7, 0, 3, 100_000, 1_000_000] {
-            let line = Line { since: 7 * SECOND, shown: 5 * SECOND, drift_ppm };
+            let line = ClockLine { since: 7 * SECOND, reading: 5 * SECOND, drift_ppm };
             for ns in [1, 999, 1_000_003, 77_777_777_777] {
-                let reading = line.shown + Duration::from_nanos(ns);
-                let at = line.when(reading).expect("it runs");
-                assert!(line.at(at) >= reading, "{drift_ppm} {ns}");
-                assert!(line.at(at - Duration::from_nanos(1)) < reading, "{drift_ppm} {ns}");
+                let reading = line.reading + Duration::from_nanos(ns);
+                let at = line.time_of_reading(reading).expect("it runs");
+                assert!(line.reading_at(at) >= reading, "{drift_ppm} {ns}");
+                assert!(
+                    line.reading_at(at - Duration::from_nanos(1)) < reading,
+                    "{drift_ppm} {ns}"
+                );
             }
-            assert_eq!(line.when(line.shown), Some(line.since));
+            assert_eq!(line.time_of_reading(line.reading), Some(line.since));
         }
-        let still = Line { since: SECOND, shown: SECOND, drift_ppm: -1_000_000 };
-        assert_eq!(still.when(2 * SECOND), None);
+        let still = ClockLine { since: SECOND, reading: SECOND, drift_ppm: -1_000_000 };
+        assert_eq!(still.time_of_reading(2 * SECOND), None);
     }
 
     #[test]
@@ -222,7 +232,7 @@ mod tests {
 
     #[test]
     fn clocks_start_apart_and_the_rate_outlives_a_power_cut() {
-        let outcome = run(Setup::new(1), |world: World| async move {
+        let outcome = run(WorldSetup::new(1), |world: World| async move {
             let hosts = ["a", "b"].map(|n| world.add_host(n, HostSetup::default()));
             assert_ne!(read(&hosts[0]).await, read(&hosts[1]).await);
             let shared = Rc::new(hosts);

@@ -8,29 +8,29 @@ use std::time::Duration;
 
 use super::disk::SimDisk;
 use super::faults::DiskSetup;
-use super::host::{Boot, HostState};
+use super::host::{HostRun, HostState};
 use super::net::SimStream;
-use super::world::Shared;
+use super::world::WorldInner;
 use crate::disk::{Backend, DiskInfo, Engine, OpenError, OpenOptions, OpenReason};
 use crate::net::{DetachedStream, ListenOptions, Listener, Stream};
 
-/// When worlds begin: 2026-01-01 00:00:00 UTC, since the Unix epoch.
-pub const EPOCH: Duration = Duration::from_secs(1_767_225_600);
+/// Wall-clock time at which worlds begin: 2026-01-01 00:00:00 UTC, since the Unix epoch.
+pub const WORLD_START: Duration = Duration::from_secs(1_767_225_600);
 
-/// How often, and how far apart, a busy disk is looked at again: its last holder may be dying.
-const BUSY_LOOKS: u32 = 20;
-const BUSY_PAUSE: Duration = Duration::from_millis(50);
+/// How often opening a busy disk is retried, and the delay: its last holder may be dying.
+const BUSY_RETRIES: u32 = 20;
+const BUSY_RETRY_DELAY: Duration = Duration::from_millis(50);
 
 /// One simulated core's share of its simulated system.
 pub(crate) struct SimCore {
-    shared: Rc<Shared>,
+    shared: Rc<WorldInner>,
     host: Rc<HostState>,
-    boot: Rc<Boot>,
+    run: Rc<HostRun>,
 }
 
 impl SimCore {
-    pub(crate) fn new(shared: Rc<Shared>, host: Rc<HostState>, boot: Rc<Boot>) -> Self {
-        Self { shared, host, boot }
+    pub(crate) fn new(shared: Rc<WorldInner>, host: Rc<HostState>, boot: Rc<HostRun>) -> Self {
+        Self { shared, host, run: boot }
     }
 
     #[expect(clippy::unused_self, reason = "the same methods as the real system")]
@@ -38,10 +38,10 @@ impl SimCore {
         Engine::Sim
     }
 
-    /// What a call that the file system answers takes.
+    /// The duration of a call that the file system answers.
     async fn delay(&self) {
         let ms = Duration::from_millis;
-        tokio::time::sleep(self.host.rng.time(ms(0), ms(3))).await;
+        tokio::time::sleep(self.host.rng.duration_between(ms(0), ms(3))).await;
     }
 
     pub(crate) async fn open_disk(
@@ -51,9 +51,9 @@ impl SimCore {
     ) -> Result<(Backend, DiskInfo, String), OpenError> {
         self.delay().await;
         let mut opened = self.open(path, how);
-        for _ in 0..BUSY_LOOKS {
+        for _ in 0..BUSY_RETRIES {
             if opened.as_ref().err() == Some(&OpenReason::Busy) {
-                tokio::time::sleep(BUSY_PAUSE).await;
+                tokio::time::sleep(BUSY_RETRY_DELAY).await;
                 opened = self.open(path, how);
             }
         }
@@ -71,7 +71,7 @@ impl SimCore {
             (Some(slot), None) => Rc::clone(slot),
             (None, None) => return Err(OpenReason::NotFound),
             (None, Some(bytes)) => {
-                let setup = DiskSetup { bytes, ..self.host.setup.borrow().files.clone() };
+                let setup = DiskSetup { bytes, ..self.host.setup.borrow().new_file_setup.clone() };
                 let slot = self.host.new_slot(&self.shared, path, setup);
                 files.insert(path.to_owned(), Rc::clone(&slot));
                 slot
@@ -80,10 +80,10 @@ impl SimCore {
         if !how.buffered && !slot.device().borrow().setup().direct_io {
             return Err(OpenReason::NoDirectIo);
         }
-        if !slot.try_hold(how.read_only) {
+        if !slot.try_open(how.read_only) {
             return Err(OpenReason::Busy);
         }
-        Ok(SimDisk::new(slot, Rc::clone(&self.boot), how.read_only))
+        Ok(SimDisk::new(slot, Rc::clone(&self.run), how.read_only))
     }
 
     pub(crate) async fn remove_file(&self, path: &Path) -> io::Result<()> {
@@ -91,7 +91,7 @@ impl SimCore {
         let gone = self.host.files.borrow_mut().remove(path);
         self.shared.event("remove", &self.host.name, &[u64::from(gone.is_some())]);
         let slot = gone.ok_or(io::ErrorKind::NotFound)?;
-        slot.device().borrow_mut().give_up_space();
+        slot.device().borrow_mut().free_all_space();
         Ok(())
     }
 
@@ -100,7 +100,7 @@ impl SimCore {
         let mut files = self.host.files.borrow_mut();
         let slot = files.remove(from).ok_or(io::ErrorKind::NotFound)?;
         if let Some(replaced) = files.insert(to.to_owned(), slot) {
-            replaced.device().borrow_mut().give_up_space();
+            replaced.device().borrow_mut().free_all_space();
         }
         Ok(())
     }
@@ -112,15 +112,15 @@ impl SimCore {
 
     #[expect(clippy::unused_async, reason = "the same methods as the real system")]
     pub(crate) async fn listen(&self, at: SocketAddr, how: ListenOptions) -> io::Result<Listener> {
-        self.shared.net.listen(&self.host, &self.boot, at, how).map(Listener::sim)
+        self.shared.net.listen(&self.host, &self.run, at, how).map(Listener::sim)
     }
 
     pub(crate) async fn dial(&self, to: SocketAddr) -> io::Result<Stream> {
-        self.shared.net.dial(&self.host, &self.boot, to).await.map(Stream::sim)
+        self.shared.net.dial(&self.host, &self.run, to).await.map(Stream::sim)
     }
 
     pub(crate) fn attach(&self, stream: DetachedStream) -> io::Result<Stream> {
-        SimStream::attach(&self.shared.net, &self.boot, stream.into_sim()?).map(Stream::sim)
+        SimStream::attach(&self.shared.net, &self.run, stream.into_sim()?).map(Stream::sim)
     }
 
     pub(crate) fn random_u64(&self) -> u64 {
@@ -128,7 +128,7 @@ impl SimCore {
     }
 
     pub(crate) fn now(&self) -> Duration {
-        self.host.machine.clock.at(self.shared.agenda.now())
+        self.host.machine.clock.reading_at(self.shared.agenda.now())
     }
 
     pub(crate) async fn sleep_until(&self, when: Duration) {
@@ -140,6 +140,6 @@ impl SimCore {
     }
 
     pub(crate) fn wall_clock(&self) -> Duration {
-        EPOCH + self.shared.agenda.now() + self.host.setup.borrow().clock_ahead
+        WORLD_START + self.shared.agenda.now() + self.host.setup.borrow().clock_ahead
     }
 }

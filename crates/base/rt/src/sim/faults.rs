@@ -1,19 +1,19 @@
-//! What a simulated disk is and how it misbehaves, and how a host does.
+//! Properties and faults of a simulated disk, and faults of a host.
 
 use std::ops::Range;
 use std::time::Duration;
 
-use super::medium::Damage;
+use super::medium::TornDamage;
 use crate::disk::{DiskErrorKind, DiskKind};
 
-/// A disk as the scenario builds it.
+/// Properties of a disk.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DiskSetup {
     /// Size in bytes.
     pub bytes: u64,
     /// Addresses and lengths are multiples of this many bytes: 512 or 4096.
     pub logical_block: u32,
-    /// What survives a power cut whole, in bytes; a multiple of `logical_block`.
+    /// Atomic unit at a power cut, in bytes; a multiple of `logical_block`.
     pub physical_block: u32,
     /// File or block device.
     pub kind: DiskKind,
@@ -25,7 +25,7 @@ pub struct DiskSetup {
     pub direct_io: bool,
     /// Its serial number, if it has one.
     pub serial: String,
-    /// How it misbehaves.
+    /// Its faults.
     pub faults: DiskFaults,
 }
 
@@ -46,7 +46,7 @@ impl DiskSetup {
         }
     }
 
-    /// A faultless file of `bytes` with nothing behind it.
+    /// A faultless sparse file of `bytes`.
     #[must_use]
     pub fn file(bytes: u64) -> Self {
         Self { kind: DiskKind::File, ..Self::device(bytes) }
@@ -67,42 +67,41 @@ impl DiskSetup {
     }
 }
 
-/// How a disk misbehaves by itself. Probabilities are per operation unless it says otherwise; all
-/// of them are 0 by default, so that a disk only loses what it is allowed to lose: changes that
-/// were not synced when the power failed.
+/// Random faults of a disk. Probabilities are per operation unless stated otherwise; all are 0 by
+/// default, so that a disk only loses what it may lose: changes that were not synced when the power
+/// failed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DiskFaults {
     /// How long an operation takes.
     pub latency: Latency,
     /// What happens at power loss to changes that were not synced.
-    pub unsynced: Unsynced,
-    /// Probability, per unit with unsynced changes, of being written at the moment of a power
-    /// cut. Damages whole physical blocks, which the contract of the seam does not allow: for
+    pub unsynced: UnsyncedFate,
+    /// Probability, per unit with unsynced changes, of being torn by a power cut. Damages whole
+    /// physical blocks, which the contract of [`Core`](crate::Core)'s disks does not allow: for
     /// layers that promise to survive it.
     pub torn: f64,
-    /// What being written at that moment does to a unit.
-    pub damage: Damage,
+    /// The damage of a torn unit.
+    pub torn_damage: TornDamage,
     /// A read fails once with a medium error.
     pub read_error: f64,
     /// A write fails once with a medium error; each unit then holds old or new contents.
     pub write_error: f64,
-    /// A sync fails; what it should have made durable may be lost, and no later sync brings it
-    /// back.
+    /// A sync fails; the changes that it covers may be lost, and no later sync makes them durable.
     pub sync_error: f64,
-    /// One bit of what is read is wrong on the medium, from then on.
+    /// A bit of the data read is flipped on the medium, permanently.
     pub bit_rot: f64,
-    /// A read returns data from another place.
+    /// A read returns data from another address.
     pub misdirected_read: f64,
-    /// A write goes to another place.
+    /// A write goes to another address.
     pub misdirected_write: f64,
-    /// A write is acknowledged and never done.
+    /// A write is acknowledged and not done.
     pub lost_write: f64,
     /// An operation takes [`Self::stall_for`] longer.
     pub stall: f64,
     /// How long a stall is.
     pub stall_for: Duration,
-    /// One operation, whatever it is, fails like this after so many were spared: for tests that
-    /// let every operation of a procedure fail in turn. `None` once it has struck.
+    /// One operation, of any kind, fails like this after so many others: for tests that let every
+    /// operation of a procedure fail in turn. `None` once it has happened.
     pub fail_after: Option<(u64, DiskErrorKind)>,
 }
 
@@ -110,9 +109,9 @@ impl Default for DiskFaults {
     fn default() -> Self {
         Self {
             latency: Latency::default(),
-            unsynced: Unsynced::Drawn,
+            unsynced: UnsyncedFate::Random,
             torn: 0.0,
-            damage: Damage::Garbage,
+            torn_damage: TornDamage::Garbage,
             read_error: 0.0,
             write_error: 0.0,
             sync_error: 0.0,
@@ -133,9 +132,9 @@ impl Default for DiskFaults {
 pub struct Latency {
     /// The fastest.
     pub min: Duration,
-    /// The slowest of the usual ones.
+    /// The slowest, except for outliers.
     pub max: Duration,
-    /// One in so many takes up to ten times `max`; 0: none does.
+    /// One in so many operations takes up to ten times `max`; 0: none.
     pub outlier_every: u32,
 }
 
@@ -147,31 +146,31 @@ impl Default for Latency {
 
 /// What happens at power loss to changes that were not synced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Unsynced {
-    /// The seed decides for each power cut how much is lost (nothing, everything, or a share),
-    /// and then change by change.
+pub enum UnsyncedFate {
+    /// The seed decides for each power cut how much is lost (nothing, everything, or a share), and
+    /// then for each change.
     #[default]
-    Drawn,
+    Random,
     /// All of it reached the medium.
     Kept,
     /// None of it did.
     Lost,
 }
 
-/// A bad place on a disk.
+/// A bad range of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bad {
-    /// Which bytes; an operation that touches any of them fails.
+pub struct BadRange {
+    /// The range; an operation that touches it fails.
     pub bytes: Range<u64>,
     /// Which operations.
-    pub ops: BadOps,
+    pub ops: FailingOps,
     /// For how long.
-    pub until: BadUntil,
+    pub duration: BadDuration,
 }
 
-/// Which operations fail on a bad place.
+/// Which operations fail on a bad range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BadOps {
+pub enum FailingOps {
     /// Reads.
     Reads,
     /// Writes, zeroes and punches.
@@ -180,7 +179,7 @@ pub enum BadOps {
     Both,
 }
 
-impl BadOps {
+impl FailingOps {
     pub(crate) fn covers(self, writes: bool) -> bool {
         match self {
             Self::Reads => !writes,
@@ -190,29 +189,29 @@ impl BadOps {
     }
 }
 
-/// How long a bad place stays bad.
+/// How long a range stays bad.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BadUntil {
+pub enum BadDuration {
     /// For ever.
     Forever,
-    /// Until somebody writes to all of it: the disk then uses a spare sector.
+    /// Until all of it is rewritten: the disk then uses spare sectors.
     Rewritten,
     /// For so many failures.
     Times(u32),
 }
 
-/// How a host misbehaves by itself; not at all by default. Everything is drawn from streams of the
-/// host's own, and what is off draws nothing.
+/// Random faults of a host; none by default. Each kind is drawn from a stream of its own, and
+/// disabled kinds draw nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostFaults {
-    /// Most that its clock ([`crate::Core::now`]) is fast or slow, in parts per million of true
-    /// time, up to 1,000,000. 0: its rate is left alone.
-    pub drift_ppm: u32,
-    /// Longest time until the clock's rate changes again; zero: one rate for ever.
-    pub drift_for: Duration,
+    /// Most that its clock ([`crate::Core::now`]) runs fast or slow, in parts per million of true
+    /// time, up to 1,000,000. 0: its rate is unchanged.
+    pub max_drift_ppm: u32,
+    /// Longest time until the clock's rate changes again; zero: the rate is constant.
+    pub max_drift_duration: Duration,
     /// Longest time from one pause of its process ([`crate::sim::Host::pause`]) to the next; zero:
-    /// none.
-    pub pause_every: Duration,
+    /// no pauses.
+    pub max_pause_interval: Duration,
     /// Longest pause.
-    pub pause_for: Duration,
+    pub max_pause_duration: Duration,
 }

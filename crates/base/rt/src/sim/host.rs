@@ -1,4 +1,4 @@
-//! Simulated hosts: software that runs, crashes and starts again, and disks that stay.
+//! Simulated hosts: software that runs, crashes and restarts, and disks that persist.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -16,50 +16,50 @@ use tokio::sync::oneshot;
 use tokio::task::LocalSet;
 
 use super::core::SimCore;
-use super::device::{Device, Space};
-use super::disk::{DiskControl, Slot};
+use super::device::{Device, FileSystemSpace};
+use super::disk::{DiskControl, DiskSlot};
 use super::faults::DiskSetup;
-use super::harm::Harm;
+use super::host_faults::HostFaultState;
 use super::machine::Machine;
-use super::net::Goodbye;
-use super::pause::Pause;
+use super::net::HostExit;
+use super::pause::ProcessPause;
 use super::rng::Rng;
-use super::world::Shared;
+use super::world::WorldInner;
 use crate::Core;
-use crate::buf::Pool;
+use crate::buf::BufferPool;
 use crate::mailbox::mailbox;
 
-/// Jobs that a simulated core's mailbox holds.
-const MAILBOX: usize = 256;
+/// Length of a simulated core's mailbox.
+const MAILBOX_LEN: usize = 256;
 
-/// One life of a host, from start to crash.
+/// One run of a host, from start to crash.
 #[derive(Debug)]
-pub(crate) struct Boot {
+pub(crate) struct HostRun {
     alive: Cell<bool>,
 }
 
-impl Boot {
-    /// Whether the host still runs what was started then.
+impl HostRun {
+    /// Whether the host still runs this run's software.
     pub(crate) fn is_alive(&self) -> bool {
         self.alive.get()
     }
 }
 
-/// What a host is made of.
+/// Configuration of a host.
 #[derive(Clone, Debug)]
 pub struct HostSetup {
     /// Cores of the node.
     pub cores: usize,
     /// Buffer pool of each core, in bytes.
-    pub pool_bytes: usize,
-    /// Space that files share, in bytes; `None`: any amount.
-    pub space: Option<u64>,
-    /// What files that the software creates are like; their size is the creator's choice.
-    pub files: DiskSetup,
+    pub memory_bytes: usize,
+    /// Space shared by files, in bytes; `None`: unlimited.
+    pub space_bytes: Option<u64>,
+    /// Properties of files that the software creates; the creator chooses their size.
+    pub new_file_setup: DiskSetup,
     /// How far the wall clock is ahead of true time.
     pub clock_ahead: Duration,
-    /// How much faster than true time the clock runs that [`Core::now`] reads, in parts per
-    /// million: from -1,000,000 (it stands still) to 1,000,000.
+    /// How much faster than true time the clock of [`Core::now`] runs, in parts per million: from
+    /// -1,000,000 (it stands still) to 1,000,000.
     pub clock_drift_ppm: i32,
 }
 
@@ -67,9 +67,9 @@ impl Default for HostSetup {
     fn default() -> Self {
         Self {
             cores: 1,
-            pool_bytes: 8 << 20,
-            space: None,
-            files: DiskSetup::file(0),
+            memory_bytes: 8 << 20,
+            space_bytes: None,
+            new_file_setup: DiskSetup::file(0),
             clock_ahead: Duration::ZERO,
             clock_drift_ppm: 0,
         }
@@ -83,68 +83,73 @@ pub(crate) struct HostState {
     pub(crate) index: usize,
     pub(crate) address: IpAddr,
     pub(crate) setup: RefCell<HostSetup>,
-    pub(crate) files: RefCell<BTreeMap<PathBuf, Rc<Slot>>>,
-    pub(crate) space: Rc<Space>,
+    pub(crate) files: RefCell<BTreeMap<PathBuf, Rc<DiskSlot>>>,
+    pub(crate) file_space: Rc<FileSystemSpace>,
     pub(crate) rng: Rng,
     pub(crate) machine: Machine,
-    pub(crate) harm: Harm,
+    pub(crate) fault_state: HostFaultState,
     software: RefCell<Option<Rc<Software>>>,
     running: RefCell<Option<Running>>,
 }
 
 struct Running {
-    boot: Rc<Boot>,
+    run: Rc<HostRun>,
     cores: Vec<Core>,
-    tasks: Rc<Tasks>,
+    tasks: Rc<HostTasks>,
 }
 
-/// The tasks of one life of a host.
-struct Tasks {
+/// The tasks of one run of a host.
+struct HostTasks {
     set: RefCell<Option<LocalSet>>,
     /// The host crashed while one of its own tasks was running.
-    doomed: Cell<bool>,
-    pause: Rc<Pause>,
+    must_drop: Cell<bool>,
+    pause: Rc<ProcessPause>,
 }
 
 impl HostState {
-    /// It is not started again.
+    /// Prevents a restart.
     pub(crate) fn forget_software(&self) {
         drop(self.software.take());
     }
 
-    pub(crate) fn new(shared: &Shared, index: usize, name: &str, setup: HostSetup) -> Self {
-        let space = Rc::new(Space::default());
-        space.capacity.set(setup.space);
+    pub(crate) fn new(shared: &WorldInner, index: usize, name: &str, setup: HostSetup) -> Self {
+        let space = Rc::new(FileSystemSpace::default());
+        space.capacity.set(setup.space_bytes);
         let now = shared.agenda.now();
         Self {
             name: name.into(),
             index,
             address: super::net::address(index),
             machine: Machine::new(shared.seed, name, now, setup.clock_drift_ppm),
-            harm: Harm::new(shared.seed, name),
+            fault_state: HostFaultState::new(shared.seed, name),
             setup: RefCell::new(setup),
             files: RefCell::default(),
-            space,
+            file_space: space,
             rng: Rng::new(shared.seed, &format!("host {name}")),
             software: RefCell::default(),
             running: RefCell::default(),
         }
     }
 
-    pub(crate) fn new_slot(&self, shared: &Shared, path: &Path, setup: DiskSetup) -> Rc<Slot> {
+    pub(crate) fn new_slot(
+        &self,
+        shared: &WorldInner,
+        path: &Path,
+        setup: DiskSetup,
+    ) -> Rc<DiskSlot> {
         let name = format!("{}:{}", self.name, path.display());
         let rng = Rng::new(shared.seed, &name);
-        let device = Device::new(setup, Rc::clone(&self.space), rng);
+        let device = Device::new(setup, Rc::clone(&self.file_space), rng);
         let trace = Rc::clone(&shared.trace);
-        Rc::new(Slot::new(name.into(), device, shared.agenda.clone(), trace))
+        Rc::new(DiskSlot::new(name.into(), device, shared.agenda.clone(), trace))
     }
 
     pub(crate) fn is_running(&self) -> bool {
         self.running.borrow().is_some()
     }
 
-    /// Whether and how long the process is stopped; `None`: there is none.
-    pub(crate) fn pause(&self) -> Option<Rc<Pause>> {
+    /// The pause state of the process; `None`: there is no process.
+    pub(crate) fn pause(&self) -> Option<Rc<ProcessPause>> {
         self.running.borrow().as_ref().map(|r| Rc::clone(&r.tasks.pause))
     }
 }
@@ -152,7 +157,7 @@ impl HostState {
 /// A simulated host. Cheap to clone.
 #[derive(Clone)]
 pub struct Host {
-    pub(super) shared: Rc<Shared>,
+    pub(super) shared: Rc<WorldInner>,
     pub(super) state: Rc<HostState>,
 }
 
@@ -162,19 +167,19 @@ impl fmt::Debug for Host {
     }
 }
 
-/// The result of something that a host was asked to do.
+/// The result of a task on a host.
 #[derive(Debug)]
-pub struct Task<T>(oneshot::Receiver<T>);
+pub struct HostTask<T>(oneshot::Receiver<T>);
 
-impl<T> Task<T> {
-    /// Waits for the end; `None` when the host crashed before.
+impl<T> HostTask<T> {
+    /// Waits for the end; `None` if the host crashed before.
     pub async fn join(self) -> Option<T> {
         self.0.await.ok()
     }
 }
 
 impl Host {
-    pub(crate) fn new(shared: Rc<Shared>, state: Rc<HostState>) -> Self {
+    pub(crate) fn new(shared: Rc<WorldInner>, state: Rc<HostState>) -> Self {
         Self { shared, state }
     }
 
@@ -194,39 +199,39 @@ impl Host {
         self.state.index
     }
 
-    /// Changes what the host is made of, from its next start on.
-    pub fn set_up(&self, change: impl FnOnce(&mut HostSetup)) {
+    /// Changes the configuration of the host, from its next start on.
+    pub fn update_setup(&self, change: impl FnOnce(&mut HostSetup)) {
         let mut setup = self.state.setup.borrow_mut();
         change(&mut setup);
-        self.state.space.capacity.set(setup.space);
+        self.state.file_space.capacity.set(setup.space_bytes);
     }
 
     /// Changes how much faster than true time the host's clock runs ([`Core::now`]), in parts per
-    /// million from -1,000,000 to 1,000,000, from now on. The clock does not jump.
+    /// million from -1,000,000 to 1,000,000, from now on. The reading does not jump.
     ///
     /// # Panics
-    /// When the rate is outside of that.
+    /// If the rate is outside of that range.
     pub fn set_clock_drift(&self, drift_ppm: i32) {
         self.state.setup.borrow_mut().clock_drift_ppm = drift_ppm;
         self.state.machine.clock.set_drift(self.shared.agenda.now(), drift_ppm);
-        // Events know no negative numbers: the whole rate, true time being a million.
+        // Events carry no negative numbers: the whole rate, with true time as one million.
         let rate_ppm = 1_000_000u64.saturating_add_signed(drift_ppm.into());
         self.shared.event("clock rate", &self.state.name, &[rate_ppm]);
     }
 
-    /// Bytes of space that files take.
+    /// Bytes of space used by files.
     #[must_use]
     pub fn space_used(&self) -> u64 {
-        self.state.space.used.get()
+        self.state.file_space.used.get()
     }
 
-    /// Bytes of space that files may take; `None`: any amount.
+    /// Bytes of space available to files; `None`: unlimited.
     #[must_use]
     pub fn space_limit(&self) -> Option<u64> {
-        self.state.space.capacity.get()
+        self.state.file_space.capacity.get()
     }
 
-    /// Gives the host a disk called `path`, all zeroes, in place of what had that name.
+    /// Adds a disk called `path`, all zeroes, replacing any other of that name.
     pub fn add_disk(&self, path: impl AsRef<Path>, setup: DiskSetup) -> DiskControl {
         let path = path.as_ref();
         let slot = self.state.new_slot(&self.shared, path, setup);
@@ -234,16 +239,16 @@ impl Host {
         DiskControl(slot)
     }
 
-    /// Gives the host a disk of another one: a logical unit that two machines reach. What keeps two programs of one machine from
-    /// opening it does not keep the other machine from that. It keeps its power when a host loses it.
+    /// Adds a disk of another host: a logical unit that both machines access. Locks within one
+    /// machine do not affect the other. It keeps its power when a host loses power.
     ///
     /// # Panics
-    /// When the other host has no such disk.
+    /// If the other host has no such disk.
     pub fn share_disk(&self, path: impl AsRef<Path>, other: &Host) -> DiskControl {
         let path = path.as_ref();
-        let theirs = other.state.files.borrow().get(path).cloned().expect("a disk to share");
+        let shared_slot = other.state.files.borrow().get(path).cloned().expect("a disk to share");
         let name = format!("{}:{}", self.state.name, path.display());
-        let slot = Rc::new(theirs.shared_with(name.into()));
+        let slot = Rc::new(shared_slot.shared_with(name.into()));
         self.state.files.borrow_mut().insert(path.to_owned(), Rc::clone(&slot));
         DiskControl(slot)
     }
@@ -255,10 +260,10 @@ impl Host {
     }
 
     /// Starts the host with this software on core 0; [`Self::restart`] will start the same.
-    /// Software that ends with an error fails the scenario.
+    /// Software that returns an error fails the scenario.
     ///
     /// # Panics
-    /// When the host is running.
+    /// If the host is running.
     pub fn start<F, Fut>(&self, software: F)
     where
         F: Fn(Core) -> Fut + 'static,
@@ -269,13 +274,13 @@ impl Host {
         self.restart();
     }
 
-    /// Starts the host again with the software it had; without any it just runs what
-    /// [`Self::run`] brings.
+    /// Starts the host again with its previous software; without any it only runs the work of
+    /// [`Self::run`].
     ///
     /// # Panics
-    /// When the host is running.
+    /// If the host is running.
     pub fn restart(&self) {
-        self.boot();
+        self.boot_host();
         let software = self.state.software.borrow().clone();
         if let Some(software) = software {
             let (shared, name) = (Rc::clone(&self.shared), Rc::clone(&self.state.name));
@@ -288,35 +293,35 @@ impl Host {
         }
     }
 
-    fn boot(&self) {
+    fn boot_host(&self) {
         assert!(!self.state.is_running(), "{} is running", self.state.name);
         self.shared.event("start", &self.state.name, &[]);
         let drift_ppm = self.state.setup.borrow().clock_drift_ppm;
-        self.state.machine.up(self.shared.agenda.now(), drift_ppm);
-        let boot = Rc::new(Boot { alive: Cell::new(true) });
+        self.state.machine.power_on(self.shared.agenda.now(), drift_ppm);
+        let boot = Rc::new(HostRun { alive: Cell::new(true) });
         let set = LocalSet::new();
         let cores = self.cores(&boot, &set);
-        let tasks = Rc::new(Tasks {
+        let tasks = Rc::new(HostTasks {
             set: RefCell::new(Some(set)),
-            doomed: Cell::new(false),
+            must_drop: Cell::new(false),
             pause: Rc::default(),
         });
         tokio::task::spawn_local(poll_tasks(Rc::clone(&tasks), Rc::clone(&self.shared)));
-        *self.state.running.borrow_mut() = Some(Running { boot, cores, tasks });
+        *self.state.running.borrow_mut() = Some(Running { run: boot, cores, tasks });
         self.shared.net.host_up(self.state.index);
     }
 
-    fn cores(&self, boot: &Rc<Boot>, set: &LocalSet) -> Vec<Core> {
+    fn cores(&self, boot: &Rc<HostRun>, set: &LocalSet) -> Vec<Core> {
         let setup = self.state.setup.borrow();
         let (peers, inboxes): (Vec<_>, Vec<_>) =
-            (0..setup.cores.max(1)).map(|id| mailbox(id, MAILBOX)).unzip();
+            (0..setup.cores.max(1)).map(|id| mailbox(id, MAILBOX_LEN)).unzip();
         let peers: Arc<[_]> = peers.into();
         let mut cores = Vec::new();
         for (id, inbox) in inboxes.into_iter().enumerate() {
-            let pool = Pool::new(setup.pool_bytes).expect("the system is out of memory");
+            let pool = BufferPool::new(setup.memory_bytes).expect("the system is out of memory");
             let system =
                 SimCore::new(Rc::clone(&self.shared), Rc::clone(&self.state), Rc::clone(boot));
-            let core = Core::sim(id, pool, Arc::clone(&peers), system);
+            let core = Core::new_sim(id, pool, Arc::clone(&peers), system);
             let served = core.clone();
             set.spawn_local(async move { inbox.serve(&served).await });
             cores.push(core);
@@ -330,8 +335,8 @@ impl Host {
         self.state.is_running()
     }
 
-    /// Runs something on core 0 of the host, starting it if it is down.
-    pub fn run<F, Fut>(&self, work: F) -> Task<Fut::Output>
+    /// Runs `work` on core 0 of the host, starting it if it is down.
+    pub fn run<F, Fut>(&self, work: F) -> HostTask<Fut::Output>
     where
         F: FnOnce(Core) -> Fut,
         Fut: Future + 'static,
@@ -339,21 +344,21 @@ impl Host {
         self.run_with_all(|cores| work(cores[0].clone()))
     }
 
-    /// The same with all cores of the host: each has disks, connections and memory of its own.
-    pub fn run_with_all<F, Fut>(&self, work: F) -> Task<Fut::Output>
+    /// The same with all cores of the host: each has its own disks, connections and memory.
+    pub fn run_with_all<F, Fut>(&self, work: F) -> HostTask<Fut::Output>
     where
         F: FnOnce(Vec<Core>) -> Fut,
         Fut: Future + 'static,
     {
         if !self.state.is_running() {
-            self.boot();
+            self.boot_host();
         }
         let running = self.state.running.borrow();
         let running = running.as_ref().expect("just started");
         let (answer, result) = oneshot::channel();
         let work = work(running.cores.clone());
         let work = async move {
-            // The scenario may have lost interest.
+            // The scenario may not wait for it.
             let _ = answer.send(work.await);
         };
         match running.tasks.set.try_borrow() {
@@ -361,55 +366,55 @@ impl Host {
             // Called from one of the host's own tasks.
             Err(_) => drop(tokio::task::spawn_local(work)),
         }
-        Task(result)
+        HostTask(result)
     }
 
-    /// The power fails: everything that ran is gone without a word to anybody, and of what was
-    /// not synced the seed decides. The next start is another boot.
+    /// Cuts the power: everything that ran is gone without notice, and the seed decides what
+    /// remains of unsynced data. The next start is a new boot.
     pub fn power_cut(&self) {
-        self.end("power cut", Goodbye::Silent);
+        self.stop_software("power cut", HostExit::PowerCut);
         self.state.machine.power_cut();
         let slots: Vec<_> = self.state.files.borrow().values().cloned().collect();
         slots.iter().for_each(|slot| slot.power_cut());
     }
 
-    /// The process is killed: the system closes its connections and finishes what the disks are
-    /// doing; nothing that was written is lost. The next start is in the same boot.
+    /// Kills the process: the system closes its connections and completes its disk operations; no
+    /// written data is lost. The next start is in the same boot.
     pub fn kill(&self) {
-        self.end("kill", Goodbye::Closed);
-        self.state.files.borrow().values().for_each(|slot| slot.killed());
+        self.stop_software("kill", HostExit::ProcessKilled);
+        self.state.files.borrow().values().for_each(|slot| slot.process_killed());
     }
 
-    fn end(&self, how: &'static str, goodbye: Goodbye) {
+    fn stop_software(&self, how: &'static str, exit: HostExit) {
         self.shared.event(how, &self.state.name, &[]);
         let running = self.state.running.borrow_mut().take();
         if let Some(running) = &running {
-            running.boot.alive.set(false);
+            running.run.alive.set(false);
         }
-        self.shared.net.host_down(self.state.index, goodbye);
+        self.shared.net.host_down(self.state.index, exit);
         let Some(Running { tasks, .. }) = running else { return };
-        tasks.pause.forget();
+        tasks.pause.clear();
         match tasks.set.try_borrow_mut() {
             Ok(mut set) => {
                 let _guard = self.shared.crash_guard();
                 drop(set.take());
             }
-            Err(_) => tasks.doomed.set(true),
+            Err(_) => tasks.must_drop.set(true),
         }
     }
 }
 
-/// Runs the tasks of one life of a host.
-async fn poll_tasks(tasks: Rc<Tasks>, shared: Rc<Shared>) {
+/// Runs the tasks of one run of a host.
+async fn poll_tasks(tasks: Rc<HostTasks>, shared: Rc<WorldInner>) {
     poll_fn(|cx| {
-        if tasks.pause.holds(cx) {
+        if tasks.pause.is_blocking(cx) {
             return Poll::Pending;
         }
         let mut set = tasks.set.borrow_mut();
         let Some(running) = &mut *set else { return Poll::Ready(()) };
         // Ready means: no task at the moment.
         let _ = Pin::new(running).poll(cx);
-        if tasks.doomed.get() {
+        if tasks.must_drop.get() {
             let _guard = shared.crash_guard();
             drop(set.take());
             return Poll::Ready(());

@@ -1,4 +1,4 @@
-//! The machine under a simulated process: what a kill leaves as it was and a power cut does not.
+//! The machine of a simulated process: state that survives a kill but not a power cut.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -6,42 +6,43 @@ use std::time::Duration;
 use super::clock::Clock;
 use super::rng::Rng;
 
-/// How long a machine may have been up when its world begins.
-const UPTIME: Duration = Duration::from_secs(10 * 24 * 3600);
+/// Longest uptime of a machine when its world begins.
+const MAX_INITIAL_UPTIME: Duration = Duration::from_secs(10 * 24 * 3600);
 
-/// How long a machine takes from power to the start of its software.
-const BOOTING: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
+/// Time from power-on to the start of the software.
+const BOOT_TIME: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
 
 /// A host's machine.
 #[derive(Debug)]
 pub(crate) struct Machine {
     pub(crate) clock: Clock,
     pub(crate) boot_id: Cell<u128>,
-    /// Its power was cut, and nothing has started on it since.
-    off: Cell<bool>,
+    /// Whether its power was cut and nothing has started on it since.
+    is_off: Cell<bool>,
     rng: Rng,
 }
 
 impl Machine {
-    /// A machine that has been running for some time, at virtual time `now`.
+    /// A machine that has been up for some time, at virtual time `now`.
     pub(crate) fn new(seed: u64, host: &str, now: Duration, drift_ppm: i32) -> Self {
         let rng = Rng::new(seed, &format!("machine {host}"));
-        let clock = Clock::new(now, rng.time(Duration::ZERO, UPTIME), drift_ppm);
+        let clock =
+            Clock::new(now, rng.duration_between(Duration::ZERO, MAX_INITIAL_UPTIME), drift_ppm);
         let boot_id = Cell::new(draw_id(&rng));
-        Self { clock, boot_id, off: Cell::new(false), rng }
+        Self { clock, boot_id, is_off: Cell::new(false), rng }
     }
 
-    /// Its power is cut.
+    /// Cuts its power.
     pub(crate) fn power_cut(&self) {
-        self.off.set(true);
+        self.is_off.set(true);
     }
 
-    /// Software is started on it at virtual time `now`: boots it, if it is not up.
-    pub(crate) fn up(&self, now: Duration, drift_ppm: i32) {
-        if self.off.replace(false) {
+    /// Starts software on it at virtual time `now`: boots it, if it is off.
+    pub(crate) fn power_on(&self, now: Duration, drift_ppm: i32) {
+        if self.is_off.replace(false) {
             self.boot_id.set(draw_id(&self.rng));
-            let (low, high) = BOOTING;
-            self.clock.restart(now, self.rng.time(low, high));
+            let (low, high) = BOOT_TIME;
+            self.clock.restart(now, self.rng.duration_between(low, high));
         }
         self.clock.set_drift(now, drift_ppm);
     }
@@ -54,9 +55,9 @@ fn draw_id(rng: &Rng) -> u128 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::{Host, HostSetup, Setup, World, run};
+    use crate::sim::{Host, HostSetup, World, WorldSetup, run};
 
-    /// The boot id, and what the clock shows.
+    /// The boot id, and the clock's reading.
     async fn look(host: &Host) -> (u128, Duration) {
         let look = host.run(|core| async move { (core.boot_id(), core.now()) });
         look.join().await.expect("the host runs")
@@ -64,12 +65,12 @@ mod tests {
 
     #[test]
     fn a_kill_leaves_the_machine_up_and_a_power_cut_boots_it_anew() {
-        let outcome = run(Setup::new(3), |world: World| async move {
+        let outcome = run(WorldSetup::new(3), |world: World| async move {
             let [host, other] = ["host", "other"].map(|n| world.add_host(n, HostSetup::default()));
             let (first, shown) = look(&host).await;
             let (foreign, _) = look(&other).await;
             assert_ne!(first, foreign);
-            assert!(shown > BOOTING.1, "as this seed has it: {shown:?}");
+            assert!(shown > BOOT_TIME.1, "as this seed has it: {shown:?}");
             host.kill();
             tokio::time::sleep(Duration::from_secs(3)).await;
             let (kept, later) = look(&host).await;
@@ -81,7 +82,7 @@ mod tests {
                 second, first,
                 "a power cut that finds the process dead is one all the same"
             );
-            assert!((BOOTING.0..=BOOTING.1).contains(&young), "{young:?}");
+            assert!((BOOT_TIME.0..=BOOT_TIME.1).contains(&young), "{young:?}");
             host.power_cut();
             assert_ne!(look(&host).await.0, second);
             assert_eq!(look(&other).await.0, foreign);

@@ -1,35 +1,36 @@
-//! What a disk holds: the medium and the volatile cache in front of it. Pure: no time, no errors.
+//! The contents of a disk: the medium and the volatile cache in front of it. Pure: no time, no
+//! errors.
 //!
-//! The medium is an array of *units*, the pieces that it writes at once. What has been written
-//! since the last sync is kept as an ordered list of *changes* per unit. At power loss each change
-//! is kept or lost by itself, and the kept ones apply in order: so a unit ends as it was, as it
-//! was last written, or as at any moment between, and no two units agree on which. A change to a
-//! part of a unit (a 512-byte write to a 4 KiB unit) never tears that part.
+//! The medium is an array of *units*, which it writes atomically. Writes since the last sync are
+//! kept as an ordered list of *changes* per unit. At power loss each change is kept or lost
+//! independently, and the kept ones apply in order: so a unit ends in its old state, its latest, or
+//! any state between, independently of all other units. A change to a part of a unit (a 512-byte
+//! write to a 4 KiB unit) never tears that part.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::rng::Rng;
 
-/// Changes that a unit remembers one by one; older ones are merged.
-const CHANGES: usize = 12;
+/// Changes kept separately per unit; older ones are merged.
+const MAX_CHANGES_PER_UNIT: usize = 12;
 
-/// How one power cut treats what was not yet durable.
+/// What one power cut does to unsynced changes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Fate {
+pub(crate) struct PowerLossRules {
     /// Probability that a change is kept.
-    pub(crate) keep: f64,
-    /// Probability that a unit with changes was being written at that moment and is damaged.
-    pub(crate) torn: f64,
-    /// What the damage is.
-    pub(crate) damage: Damage,
+    pub(crate) keep_probability: f64,
+    /// Probability that a unit with changes is torn.
+    pub(crate) torn_probability: f64,
+    /// The damage of a torn unit.
+    pub(crate) damage: TornDamage,
 }
 
-/// What becomes of a unit that was being written when the power failed.
+/// The state of a unit that was being written when the power failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Damage {
-    /// Parts of old and new contents, cut at a multiple of this many bytes: the medium writes less
-    /// at once than it says.
+pub enum TornDamage {
+    /// Parts of old and new contents, cut at a multiple of this many bytes: the medium's real
+    /// atomic unit is smaller than reported.
     Mixed {
         /// Granularity of the cut.
         bytes: u32,
@@ -37,13 +38,13 @@ pub enum Damage {
     /// Noise.
     #[default]
     Garbage,
-    /// Reads fail until the unit is written again: the medium's own checksum is wrong.
+    /// Reads fail until the unit is rewritten: the medium's own checksum is wrong.
     Unreadable,
 }
 
-/// What a power cut did, in units.
+/// The effect of a power cut, in units.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Losses {
+pub(crate) struct PowerLossReport {
     /// Changes that reached the medium.
     pub(crate) kept: u64,
     /// Changes that did not.
@@ -54,7 +55,7 @@ pub(crate) struct Losses {
     pub(crate) unreadable: Vec<u64>,
 }
 
-/// What a disk holds, by number of the unit: those that are not all zeroes.
+/// Contents by number of the unit: those that are not all zeroes.
 pub(crate) type Contents = BTreeMap<u64, Box<[u8]>>;
 
 /// See the module documentation.
@@ -63,26 +64,26 @@ pub(crate) struct Medium {
     unit: usize,
     /// Units whose durable contents are not all zeroes.
     durable: Contents,
-    unsynced: BTreeMap<u64, Unsynced>,
+    unsynced: BTreeMap<u64, UnsyncedUnit>,
     /// Number of the latest change.
     sequence: u64,
 }
 
 #[derive(Debug)]
-struct Unsynced {
-    /// What a read sees.
-    now: Box<[u8]>,
+struct UnsyncedUnit {
+    /// What a read returns.
+    visible: Box<[u8]>,
     changes: Vec<Change>,
 }
 
 #[derive(Debug)]
 struct Change {
     sequence: u64,
-    /// Where in the unit.
+    /// Offset in the unit.
     at: usize,
     bytes: Box<[u8]>,
     /// A sync of this change failed: no later sync makes it durable.
-    forsaken: bool,
+    is_lost: bool,
 }
 
 impl Change {
@@ -102,13 +103,13 @@ impl Medium {
         }
     }
 
-    fn size(&self) -> u64 {
+    fn unit_bytes(&self) -> u64 {
         self.unit as u64
     }
 
     /// The units that `at..at + len` touches, with the part of each.
     fn pieces(&self, at: u64, len: u64) -> impl Iterator<Item = (u64, Range<usize>)> + use<> {
-        let (size, unit, end) = (self.size(), self.unit, at + len);
+        let (size, unit, end) = (self.unit_bytes(), self.unit, at + len);
         let mut at = at;
         std::iter::from_fn(move || {
             if at >= end {
@@ -122,7 +123,7 @@ impl Medium {
         })
     }
 
-    /// Copies what a read of `at` sees.
+    /// Copies what a read at `at` returns.
     pub(crate) fn read(&self, at: u64, into: &mut [u8]) {
         let mut done = 0;
         for (index, part) in self.pieces(at, into.len() as u64) {
@@ -136,11 +137,11 @@ impl Medium {
     }
 
     fn visible(&self, index: u64) -> Option<&[u8]> {
-        let unsynced = self.unsynced.get(&index).map(|u| &*u.now);
+        let unsynced = self.unsynced.get(&index).map(|u| &*u.visible);
         unsynced.or_else(|| self.durable.get(&index).map(|u| &**u))
     }
 
-    /// Copies what would be there if the power failed now and every change was lost.
+    /// Copies the contents after a power cut now, if every change was lost.
     pub(crate) fn read_durable(&self, at: u64, into: &mut [u8]) {
         let mut done = 0;
         for (index, part) in self.pieces(at, into.len() as u64) {
@@ -153,7 +154,7 @@ impl Medium {
         }
     }
 
-    /// Replaces contents, visibly and not yet durably.
+    /// Replaces contents, visibly but not yet durably.
     pub(crate) fn write(&mut self, at: u64, bytes: &[u8]) {
         let mut done = 0;
         for (index, part) in self.pieces(at, bytes.len() as u64) {
@@ -163,21 +164,21 @@ impl Medium {
         }
     }
 
-    /// Makes a range read as zeroes, visibly and not yet durably. Costs what the range holds, not
-    /// what it spans.
+    /// Makes a range read as zeroes, visibly but not yet durably. The cost depends on the contents
+    /// of the range, not on its length.
     pub(crate) fn zero(&mut self, at: u64, len: u64) {
         if len == 0 {
             return;
         }
-        let (first, last) = (at / self.size(), (at + len - 1) / self.size());
+        let (first, last) = (at / self.unit_bytes(), (at + len - 1) / self.unit_bytes());
         let mut indices: Vec<u64> = self.durable.range(first..=last).map(|(&i, _)| i).collect();
         indices.extend(self.unsynced.range(first..=last).map(|(&i, _)| i));
         indices.sort_unstable();
         indices.dedup();
         for index in indices {
-            let base = index * self.size();
+            let base = index * self.unit_bytes();
             let start = at.max(base) - base;
-            let end = (at + len).min(base + self.size()) - base;
+            let end = (at + len).min(base + self.unit_bytes()) - base;
             let zeroes = vec![0; usize::try_from(end - start).expect("inside a unit")];
             self.change(index, usize::try_from(start).expect("inside a unit"), zeroes.into());
         }
@@ -185,27 +186,27 @@ impl Medium {
 
     fn change(&mut self, index: u64, at: usize, bytes: Box<[u8]>) {
         self.sequence += 1;
-        let change = Change { sequence: self.sequence, at, bytes, forsaken: false };
+        let change = Change { sequence: self.sequence, at, bytes, is_lost: false };
         let durable = &self.durable;
-        let unsynced = self.unsynced.entry(index).or_insert_with(|| Unsynced {
-            now: durable.get(&index).cloned().unwrap_or_else(|| vec![0; self.unit].into()),
+        let unsynced = self.unsynced.entry(index).or_insert_with(|| UnsyncedUnit {
+            visible: durable.get(&index).cloned().unwrap_or_else(|| vec![0; self.unit].into()),
             changes: Vec::new(),
         });
-        change.apply(&mut unsynced.now);
+        change.apply(&mut unsynced.visible);
         unsynced.changes.push(change);
-        if unsynced.changes.len() > CHANGES {
+        if unsynced.changes.len() > MAX_CHANGES_PER_UNIT {
             self.merge_oldest(index);
         }
     }
 
-    /// Makes one change of the two oldest ones, so that a unit written over and over does not
-    /// remember for ever. It counts as the older one: a sync that covers that covers both. A
-    /// forsaken change (those come first) is simply forgotten.
+    /// Merges the two oldest changes, so that a unit written over and over does not keep all of
+    /// them. The result counts as the older one: a sync that covers that covers both. A lost change
+    /// (those come first) is dropped.
     fn merge_oldest(&mut self, index: u64) {
         let Some(unsynced) = self.unsynced.get_mut(&index) else { return };
         let first = unsynced.changes.remove(0);
         let second = &mut unsynced.changes[0];
-        if first.forsaken {
+        if first.is_lost {
             return;
         }
         let start = first.at.min(second.at);
@@ -219,8 +220,8 @@ impl Medium {
         second.bytes = unit[start..end].into();
     }
 
-    /// Number of the latest change: what a sync submitted now has to cover.
-    pub(crate) fn mark(&self) -> u64 {
+    /// Number of the latest change, up to which a sync submitted now must cover.
+    pub(crate) fn sync_point(&self) -> u64 {
         self.sequence
     }
 
@@ -228,7 +229,7 @@ impl Medium {
     pub(crate) fn sync(&mut self, mark: u64) {
         let (durable, size) = (&mut self.durable, self.unit);
         self.unsynced.retain(|&index, unsynced| {
-            let ready = |c: &Change| c.sequence <= mark && !c.forsaken;
+            let ready = |c: &Change| c.sequence <= mark && !c.is_lost;
             if unsynced.changes.iter().any(ready) {
                 let unit = durable.entry(index).or_insert_with(|| vec![0; size].into());
                 unsynced.changes.iter().filter(|c| ready(c)).for_each(|c| c.apply(unit));
@@ -241,68 +242,68 @@ impl Medium {
         });
     }
 
-    /// A sync failed: each change up to `mark` becomes durable with probability `keep`; the
-    /// others are forsaken by whoever would have written them. They stay visible until
-    /// [`Self::evict`] or a power cut, and no later sync makes them durable.
+    /// A sync failed: each change up to `mark` becomes durable with probability `keep`; the others
+    /// are lost. They stay visible until [`Self::drop_lost_changes`] or a power cut, and no later
+    /// sync makes them durable.
     pub(crate) fn fail_sync(&mut self, mark: u64, keep: f64, rng: &Rng) {
         let (durable, size) = (&mut self.durable, self.unit);
         self.unsynced.retain(|&index, unsynced| {
             unsynced.changes.retain_mut(|change| {
-                if change.sequence > mark || change.forsaken {
+                if change.sequence > mark || change.is_lost {
                     return true;
                 }
-                change.forsaken = !rng.chance(keep);
-                if !change.forsaken {
+                change.is_lost = !rng.chance(keep);
+                if !change.is_lost {
                     let unit = durable.entry(index).or_insert_with(|| vec![0; size].into());
                     change.apply(unit);
                 }
-                change.forsaken
+                change.is_lost
             });
             !unsynced.changes.is_empty()
         });
     }
 
-    /// Drops from view what a failed sync has left behind.
-    pub(crate) fn evict(&mut self) {
+    /// Removes the visible changes that a failed sync has lost.
+    pub(crate) fn drop_lost_changes(&mut self) {
         let (durable, size) = (&self.durable, self.unit);
         self.unsynced.retain(|index, unsynced| {
-            if !unsynced.changes.iter().any(|c| c.forsaken) {
+            if !unsynced.changes.iter().any(|c| c.is_lost) {
                 return true;
             }
-            unsynced.changes.retain(|c| !c.forsaken);
-            unsynced.now = durable.get(index).cloned().unwrap_or_else(|| vec![0; size].into());
-            unsynced.changes.iter().for_each(|c| c.apply(&mut unsynced.now));
+            unsynced.changes.retain(|c| !c.is_lost);
+            unsynced.visible = durable.get(index).cloned().unwrap_or_else(|| vec![0; size].into());
+            unsynced.changes.iter().for_each(|c| c.apply(&mut unsynced.visible));
             !unsynced.changes.is_empty()
         });
     }
 
-    /// The power fails.
-    pub(crate) fn power_loss(&mut self, fate: Fate, rng: &Rng) -> Losses {
-        let mut losses = Losses::default();
+    /// Applies a power cut.
+    pub(crate) fn power_loss(&mut self, rules: PowerLossRules, rng: &Rng) -> PowerLossReport {
+        let mut losses = PowerLossReport::default();
         for (index, unsynced) in std::mem::take(&mut self.unsynced) {
             let old = self.durable.get(&index).cloned();
             let mut unit = old.clone().unwrap_or_else(|| vec![0; self.unit].into());
             for change in &unsynced.changes {
-                if !change.forsaken && rng.chance(fate.keep) {
+                if !change.is_lost && rng.chance(rules.keep_probability) {
                     change.apply(&mut unit);
                     losses.kept += 1;
                 } else {
                     losses.lost += 1;
                 }
             }
-            if rng.chance(fate.torn) {
+            if rng.chance(rules.torn_probability) {
                 losses.torn += 1;
-                match fate.damage {
-                    Damage::Mixed { bytes } => {
+                match rules.damage {
+                    TornDamage::Mixed { bytes } => {
                         let step = (bytes as usize).max(1);
-                        for (a, b) in unit.chunks_mut(step).zip(unsynced.now.chunks(step)) {
+                        for (a, b) in unit.chunks_mut(step).zip(unsynced.visible.chunks(step)) {
                             if rng.chance(0.5) {
                                 a.copy_from_slice(b);
                             }
                         }
                     }
-                    Damage::Garbage => rng.fill(&mut unit),
-                    Damage::Unreadable => losses.unreadable.push(index),
+                    TornDamage::Garbage => rng.fill(&mut unit),
+                    TornDamage::Unreadable => losses.unreadable.push(index),
                 }
             }
             self.set_durable(index, unit);
@@ -318,22 +319,22 @@ impl Medium {
         }
     }
 
-    /// Flips one bit on the medium and in what is seen of it.
-    pub(crate) fn flip(&mut self, at: u64, bit: u8) {
-        let index = at / self.size();
-        let byte = usize::try_from(at % self.size()).expect("inside a unit");
+    /// Flips one bit of both the durable and the visible contents.
+    pub(crate) fn flip_bit(&mut self, at: u64, bit: u8) {
+        let index = at / self.unit_bytes();
+        let byte = usize::try_from(at % self.unit_bytes()).expect("inside a unit");
         let mask = 1 << (bit % 8);
         let mut unit =
             self.durable.get(&index).cloned().unwrap_or_else(|| vec![0; self.unit].into());
         unit[byte] ^= mask;
         self.set_durable(index, unit);
         if let Some(unsynced) = self.unsynced.get_mut(&index) {
-            unsynced.now[byte] ^= mask;
+            unsynced.visible[byte] ^= mask;
         }
     }
 
-    /// Replaces contents durably and visibly, as if they had always been so.
-    pub(crate) fn poke(&mut self, at: u64, bytes: &[u8]) {
+    /// Replaces both durable and visible contents.
+    pub(crate) fn write_durable(&mut self, at: u64, bytes: &[u8]) {
         let mut done = 0;
         for (index, part) in self.pieces(at, bytes.len() as u64) {
             let from = &bytes[done..done + part.len()];
@@ -343,38 +344,38 @@ impl Medium {
             unit[part.clone()].copy_from_slice(from);
             self.set_durable(index, unit);
             if let Some(unsynced) = self.unsynced.get_mut(&index) {
-                unsynced.now[part].copy_from_slice(from);
+                unsynced.visible[part].copy_from_slice(from);
             }
         }
     }
 
-    /// All that is seen of it now.
-    pub(crate) fn copy(&self) -> Contents {
+    /// The visible contents.
+    pub(crate) fn capture(&self) -> Contents {
         let mut contents = self.durable.clone();
-        contents.extend(self.unsynced.iter().map(|(index, unit)| (*index, unit.now.clone())));
+        contents.extend(self.unsynced.iter().map(|(index, unit)| (*index, unit.visible.clone())));
         contents.retain(|_, unit| unit.iter().any(|b| *b != 0));
         contents
     }
 
-    /// Replaces everything durably by what was there once.
-    pub(crate) fn set_back(&mut self, contents: Contents) {
+    /// Replaces all contents durably by earlier ones.
+    pub(crate) fn restore(&mut self, contents: Contents) {
         self.unsynced.clear();
         self.durable = contents;
     }
 
-    /// Drops everything from byte `at` on: a file that is cut short.
+    /// Drops everything from byte `at` on, for a truncated file.
     pub(crate) fn truncate(&mut self, at: u64) {
-        let first_gone = at.div_ceil(self.size());
+        let first_gone = at.div_ceil(self.unit_bytes());
         self.durable.split_off(&first_gone);
         self.unsynced.split_off(&first_gone);
-        if !at.is_multiple_of(self.size()) {
-            let index = at / self.size();
-            let cut = usize::try_from(at % self.size()).expect("inside a unit");
+        if !at.is_multiple_of(self.unit_bytes()) {
+            let index = at / self.unit_bytes();
+            let cut = usize::try_from(at % self.unit_bytes()).expect("inside a unit");
             if let Some(unit) = self.durable.get_mut(&index) {
                 unit[cut..].fill(0);
             }
             if let Some(unsynced) = self.unsynced.get_mut(&index) {
-                unsynced.now[cut..].fill(0);
+                unsynced.visible[cut..].fill(0);
                 for c in &mut unsynced.changes {
                     let keep = cut.saturating_sub(c.at).min(c.bytes.len());
                     c.bytes[keep..].fill(0);
@@ -388,9 +389,9 @@ impl Medium {
         self.unsynced.values().map(|u| u.changes.len()).sum()
     }
 
-    /// The ranges of bytes that hold anything, unit by unit.
-    pub(crate) fn filled(&self) -> impl Iterator<Item = Range<u64>> + '_ {
-        let size = self.size();
+    /// The ranges of bytes with contents, unit by unit.
+    pub(crate) fn filled_ranges(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        let size = self.unit_bytes();
         let mut all: Vec<u64> = self.durable.keys().chain(self.unsynced.keys()).copied().collect();
         all.sort_unstable();
         all.dedup();
@@ -408,19 +409,23 @@ mod tests {
     fn what_is_set_back_holds_what_was_seen_of_it_then() {
         let mut medium = Medium::new(4096);
         medium.write(0, &[1; 4096]);
-        medium.sync(medium.mark());
+        medium.sync(medium.sync_point());
         medium.write(4096, &[2; 4096]);
-        let copy = medium.copy();
+        let copy = medium.capture();
         medium.write(0, &[3; 8192]);
         medium.write(1 << 20, &[3; 4096]);
-        medium.set_back(copy);
+        medium.restore(copy);
         assert_eq!([0, 4096, 1 << 20].map(|at| byte(&medium, at)), [1, 2, 0]);
         assert_eq!(medium.unsynced_changes(), 0);
     }
 
-    const KEEP: Fate = Fate { keep: 1.0, torn: 0.0, damage: Damage::Garbage };
-    const LOSE: Fate = Fate { keep: 0.0, ..KEEP };
-    const HALF: Fate = Fate { keep: 0.5, ..KEEP };
+    const KEEP: PowerLossRules = PowerLossRules {
+        keep_probability: 1.0,
+        torn_probability: 0.0,
+        damage: TornDamage::Garbage,
+    };
+    const LOSE: PowerLossRules = PowerLossRules { keep_probability: 0.0, ..KEEP };
+    const HALF: PowerLossRules = PowerLossRules { keep_probability: 0.5, ..KEEP };
 
     fn byte(m: &Medium, at: u64) -> u8 {
         let mut b = [0];
@@ -434,7 +439,7 @@ mod tests {
         let mut m = Medium::new(512);
         m.write(100, &[1; 2000]);
         assert_eq!((byte(&m, 99), byte(&m, 100), byte(&m, 2099), byte(&m, 2100)), (0, 1, 1, 0));
-        m.sync(m.mark());
+        m.sync(m.sync_point());
         m.write(512, &[2; 512]);
         m.power_loss(LOSE, &rng);
         assert_eq!(byte(&m, 600), 1);
@@ -448,7 +453,7 @@ mod tests {
         let rng = Rng::new(1, "");
         let mut m = Medium::new(512);
         m.write(0, &[1; 512]);
-        let mark = m.mark();
+        let mark = m.sync_point();
         m.write(0, &[2; 256]);
         m.sync(mark);
         assert_eq!(m.unsynced_changes(), 1);
@@ -484,7 +489,7 @@ mod tests {
             for i in 0..200u64 {
                 m.write(512 * (i % 8), &[u8::try_from(i).unwrap(); 512]);
             }
-            assert!(m.unsynced_changes() <= CHANGES);
+            assert!(m.unsynced_changes() <= MAX_CHANGES_PER_UNIT);
             assert_eq!((byte(&m, 0), byte(&m, 4095)), (192, 199));
             m.power_loss(if seed.is_multiple_of(2) { KEEP } else { HALF }, &rng);
             for sector in 0..8 {
@@ -499,15 +504,15 @@ mod tests {
         let rng = Rng::new(1, "");
         let mut m = Medium::new(512);
         m.write(0, &[1; 512]);
-        m.fail_sync(m.mark(), 0.0, &rng);
+        m.fail_sync(m.sync_point(), 0.0, &rng);
         assert_eq!(byte(&m, 0), 1, "still in view");
-        m.sync(m.mark());
+        m.sync(m.sync_point());
         m.power_loss(KEEP, &rng);
         assert_eq!(byte(&m, 0), 0, "and yet lost");
 
         m.write(0, &[2; 512]);
-        m.fail_sync(m.mark(), 0.0, &rng);
-        m.evict();
+        m.fail_sync(m.sync_point(), 0.0, &rng);
+        m.drop_lost_changes();
         assert_eq!(byte(&m, 0), 0, "out of view");
     }
 
@@ -515,10 +520,10 @@ mod tests {
     fn zeroes_over_a_large_range_cost_what_it_holds() {
         let mut m = Medium::new(4096);
         m.write(10_000, &[7; 5000]);
-        m.sync(m.mark());
+        m.sync(m.sync_point());
         m.zero(12_000, 1 << 48);
         assert_eq!((byte(&m, 11_999), byte(&m, 12_000), byte(&m, 14_999)), (7, 0, 0));
-        m.sync(m.mark());
+        m.sync(m.sync_point());
         assert_eq!(m.durable.len(), 1);
         m.power_loss(KEEP, &Rng::new(1, ""));
         assert_eq!((byte(&m, 11_999), byte(&m, 12_000)), (7, 0));
@@ -526,23 +531,28 @@ mod tests {
 
     #[test]
     fn damage_stays_inside_units_with_changes() {
-        for (seed, damage) in
-            [(1, Damage::Garbage), (2, Damage::Mixed { bytes: 512 }), (3, Damage::Unreadable)]
-        {
+        for (seed, damage) in [
+            (1, TornDamage::Garbage),
+            (2, TornDamage::Mixed { bytes: 512 }),
+            (3, TornDamage::Unreadable),
+        ] {
             let rng = Rng::new(seed, "");
             let mut m = Medium::new(4096);
             m.write(0, &[1; 3 * 4096]);
-            m.sync(m.mark());
+            m.sync(m.sync_point());
             m.write(4096, &[2; 4096]);
-            let losses = m.power_loss(Fate { keep: 0.0, torn: 1.0, damage }, &rng);
+            let losses = m.power_loss(
+                PowerLossRules { keep_probability: 0.0, torn_probability: 1.0, damage },
+                &rng,
+            );
             assert_eq!(losses.torn, 1);
             assert_eq!((byte(&m, 0), byte(&m, 4095), byte(&m, 8192)), (1, 1, 1));
             let mut unit = [0; 4096];
             m.read(4096, &mut unit);
             match damage {
-                Damage::Garbage => assert!(unit.iter().any(|&b| b > 2)),
-                Damage::Mixed { .. } => assert!(unit.chunks(512).all(|c| c[0] == c[511])),
-                Damage::Unreadable => assert_eq!(losses.unreadable, [1]),
+                TornDamage::Garbage => assert!(unit.iter().any(|&b| b > 2)),
+                TornDamage::Mixed { .. } => assert!(unit.chunks(512).all(|c| c[0] == c[511])),
+                TornDamage::Unreadable => assert_eq!(losses.unreadable, [1]),
             }
         }
     }
@@ -551,7 +561,7 @@ mod tests {
     fn what_is_cut_off_does_not_come_back() {
         let mut m = Medium::new(4096);
         m.write(0, &[5; 8192]);
-        m.sync(m.mark());
+        m.sync(m.sync_point());
         m.write(4096, &[6; 4096]);
         m.truncate(4608);
         assert_eq!((byte(&m, 4607), byte(&m, 4608), byte(&m, 9000)), (6, 0, 0));

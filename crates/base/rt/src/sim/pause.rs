@@ -1,4 +1,4 @@
-//! Stopped processes: what `SIGSTOP`, a debugger, or a machine without memory does to one.
+//! Paused processes: as by `SIGSTOP`, a debugger, or a machine out of memory.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -7,55 +7,53 @@ use std::time::Duration;
 
 use super::host::Host;
 
-/// Whether one life of a host's process is stopped.
+/// Whether the process of one run of a host is paused.
 #[derive(Debug, Default)]
-pub(crate) struct Pause {
-    /// Virtual time at which it goes on; `None`: it runs.
+pub(crate) struct ProcessPause {
+    /// Virtual time at which it continues; `None`: it is running.
     until: Cell<Option<Duration>>,
-    /// Runs its tasks, and found it stopped.
-    poller: RefCell<Option<Waker>>,
+    /// The poller of its tasks, which found it paused.
+    blocked_poller: RefCell<Option<Waker>>,
 }
 
-impl Pause {
-    /// Whether the tasks must not run now; whoever asks is woken when they may again.
-    pub(crate) fn holds(&self, cx: &Context<'_>) -> bool {
-        let stopped = self.is_on();
+impl ProcessPause {
+    /// Whether the tasks must not run now; the caller is woken when they may again.
+    pub(crate) fn is_blocking(&self, cx: &Context<'_>) -> bool {
+        let stopped = self.is_active();
         if stopped {
-            *self.poller.borrow_mut() = Some(cx.waker().clone());
+            *self.blocked_poller.borrow_mut() = Some(cx.waker().clone());
         }
         stopped
     }
 
-    fn is_on(&self) -> bool {
+    fn is_active(&self) -> bool {
         self.until.get().is_some()
     }
 
-    /// Forgets it: the process is gone.
-    pub(crate) fn forget(&self) {
+    /// The process is gone.
+    pub(crate) fn clear(&self) {
         self.until.set(None);
     }
 
     fn end(&self) {
         self.until.set(None);
-        self.poller.take().into_iter().for_each(Waker::wake);
+        self.blocked_poller.take().into_iter().for_each(Waker::wake);
     }
 }
 
 impl Host {
-    /// Stops the host's process for `how_long` of virtual time, as `SIGSTOP` does: none of its
-    /// tasks runs, on any core. Its system goes on: the disks do what was asked of them, bytes that
-    /// were handed to sockets travel, those that arrive are acknowledged and wait, as far as the
-    /// window goes, and listeners queue who connects. Peers see a connection that is open and
-    /// silent. Clocks run on. Afterwards all that is due runs late, what [`Self::run`] brought
-    /// meanwhile included.
+    /// Pauses the host's process for `how_long` of virtual time, as `SIGSTOP` does: none of its
+    /// tasks runs, on any core. Its system continues: disks complete their operations, data written
+    /// to sockets is sent, received data is acknowledged and buffered up to the window, and
+    /// listeners queue connections. Peers see a connection that is open and silent. Clocks
+    /// continue. Afterwards everything that was due runs late, including work started meanwhile by
+    /// [`Self::run`].
     ///
-    /// What the process had begun and its system would end without it, but is not a disk's or a
-    /// connection's (opening, renaming, dialling), waits as well. A process that is stopped already
-    /// stays so until the later of the two ends; [`Self::kill`] and [`Self::power_cut`] end it in
-    /// every sense. A host that is down is left alone.
+    /// Other system calls of the process (opening, renaming, dialling) wait as well. A process that
+    /// is paused already stays so until the later of the two ends; [`Self::kill`] and
+    /// [`Self::power_cut`] end it. Has no effect on a host that is down.
     ///
-    /// Called from one of the host's own tasks, others that were woken before may still have this
-    /// turn.
+    /// If called from one of the host's own tasks, tasks woken before may still run once.
     pub fn pause(&self, how_long: Duration) {
         let Some(pause) = self.state.pause() else { return };
         let now = self.shared.agenda.now();
@@ -64,10 +62,10 @@ impl Host {
         let microseconds = u64::try_from(how_long.as_micros()).unwrap_or(u64::MAX);
         self.shared.event("pause", &self.state.name, &[microseconds]);
         let host = self.clone();
-        self.shared.agenda.after(how_long, move || {
+        self.shared.agenda.schedule(how_long, move || {
             let now = host.shared.agenda.now();
             if pause.until.get().is_some_and(|until| until <= now) {
-                host.go_on(&pause);
+                host.resume_process(&pause);
             }
         });
     }
@@ -75,19 +73,19 @@ impl Host {
     /// Ends [`Self::pause`] early.
     pub fn resume(&self) {
         if let Some(pause) = self.state.pause()
-            && pause.is_on()
+            && pause.is_active()
         {
-            self.go_on(&pause);
+            self.resume_process(&pause);
         }
     }
 
-    /// Whether its process is stopped.
+    /// Whether its process is paused.
     #[must_use]
     pub fn is_paused(&self) -> bool {
-        self.state.pause().is_some_and(|pause| pause.is_on())
+        self.state.pause().is_some_and(|pause| pause.is_active())
     }
 
-    fn go_on(&self, pause: &Rc<Pause>) {
+    fn resume_process(&self, pause: &Rc<ProcessPause>) {
         self.shared.event("resume", &self.state.name, &[]);
         pause.end();
     }
@@ -101,16 +99,16 @@ mod tests {
 
     use super::*;
     use crate::Core;
-    use crate::buf::{Class, copy_in};
+    use crate::buf::{MemoryClass, copy_in};
     use crate::disk::OpenOptions;
     use crate::net::Stream;
-    use crate::sim::{DiskSetup, HostSetup, Outcome, Setup, World, run};
+    use crate::sim::{DiskSetup, HostSetup, ScenarioOutcome, World, WorldSetup, run};
 
     const SECOND: Duration = Duration::from_secs(1);
 
     fn play<Fut: Future<Output = ()>>(seeds: u64, f: impl Fn(World, [Host; 2]) -> Fut) {
         for seed in 0..seeds {
-            let outcome = run(Setup::new(seed), |world: World| {
+            let outcome = run(WorldSetup::new(seed), |world: World| {
                 let hosts = ["paused", "peer"].map(|n| world.add_host(n, HostSetup::default()));
                 let scene = f(world, hosts);
                 async move {
@@ -122,7 +120,7 @@ mod tests {
         }
     }
 
-    /// Counts tenths of seconds on a host.
+    /// Counts tenths of a second on a host.
     fn tick(host: &Host) -> Rc<Cell<u32>> {
         let ticks = Rc::new(Cell::new(0));
         let count = Rc::clone(&ticks);
@@ -140,9 +138,9 @@ mod tests {
         play(3, |world, [host, peer]| async move {
             let [ticks, others] = [tick(&host), tick(&peer)];
             let slept = host.run(|core: Core| async move {
-                let begun = core.now();
+                let start = core.now();
                 core.sleep(SECOND).await;
-                core.now() - begun
+                core.now() - start
             });
             tokio::time::sleep(SECOND / 2).await;
             let before = ticks.get();
@@ -152,10 +150,10 @@ mod tests {
             assert!(host.is_paused() && !peer.is_paused());
             assert_eq!(ticks.get(), before);
             assert!(others.get() >= 90);
-            let begun = world.now();
+            let start = world.now();
             assert_eq!(slept.join().await, Some(21 * SECOND / 2), "late, and it can tell");
             asked.join().await.expect("done in the end");
-            assert_eq!(world.now() - begun, SECOND, "when the pause ends, not before");
+            assert_eq!(world.now() - start, SECOND, "when the pause ends, not before");
             tokio::time::sleep(SECOND).await;
             assert!(ticks.get() > before);
         });
@@ -168,7 +166,7 @@ mod tests {
             let written = host.run(|core: Core| async move {
                 let how = OpenOptions::new();
                 let disk = core.open_disk("/dev/d".as_ref(), how).await.expect("it is free");
-                let credit = core.pool().account().credit(4096, Class::Immediate).await;
+                let credit = core.buffer_pool().account().credit(4096, MemoryClass::LocalIo).await;
                 let data = copy_in(&credit.expect("the pool is larger"), &[7; 4096]);
                 disk.write(0, data).await.expect("no faults");
                 disk.sync().await.expect("no faults");
@@ -179,7 +177,7 @@ mod tests {
             host.pause(60 * SECOND);
             tokio::time::sleep(30 * SECOND).await;
             assert_eq!(disk.in_flight(), 0, "done, though nobody has learnt of it");
-            assert_eq!(disk.peek(0, 4096), [7; 4096]);
+            assert_eq!(disk.read_visible(0, 4096), [7; 4096]);
             assert_eq!(disk.unsynced_changes(), 1, "what comes after it has not been asked for");
             written.join().await.expect("it goes on");
             assert_eq!(disk.unsynced_changes(), 0);
@@ -192,7 +190,7 @@ mod tests {
         listener.accept().await.expect("the listener lives").0
     }
 
-    /// A connection from the peer to the host that will be paused: sends, then echoes.
+    /// A connection from the peer to the host to be paused: sends, then echoes.
     async fn serve(core: Core) {
         let mut stream = accept(&core).await;
         stream.write_all(b"sent before").await.expect("the window is open");
@@ -210,7 +208,7 @@ mod tests {
             let stopped = host.clone();
             let talk = peer.run(move |core: Core| async move {
                 let mut stream = core.dial(to).await.expect("it listens");
-                // Whatever it had handed to its socket arrives, whenever it was stopped after.
+                // Data handed to its socket arrives, whenever the pause begins after that.
                 tokio::time::sleep(SECOND).await;
                 stopped.pause(10 * SECOND);
                 let mut got = [0; 11];
@@ -282,7 +280,7 @@ mod tests {
     #[test]
     fn a_process_killed_in_a_pause_does_not_go_on() {
         let events = |pause: Duration| {
-            let outcome = run(Setup::new(1), |world: World| async move {
+            let outcome = run(WorldSetup::new(1), |world: World| async move {
                 let host = world.add_host("host", HostSetup::default());
                 tick(&host);
                 host.pause(pause);
@@ -295,9 +293,9 @@ mod tests {
         assert_eq!(events(SECOND), events(20 * SECOND), "nothing happens at its end");
     }
 
-    /// A host that stops itself, and another that is stopped at drawn moments.
-    fn busy(seed: u64) -> Outcome {
-        run(Setup::new(seed), |world: World| async move {
+    /// A host that pauses itself, and another that is paused at random times.
+    fn busy(seed: u64) -> ScenarioOutcome {
+        run(WorldSetup::new(seed), |world: World| async move {
             let hosts = ["a", "b"].map(|n| world.add_host(n, HostSetup::default()));
             let own = hosts[0].clone();
             let both = hosts.each_ref().map(tick);
@@ -308,8 +306,8 @@ mod tests {
                 }
             });
             for _ in 0..20 {
-                tokio::time::sleep(world.rng().time(Duration::ZERO, SECOND)).await;
-                hosts[1].pause(world.rng().time(Duration::ZERO, SECOND));
+                tokio::time::sleep(world.rng().duration_between(Duration::ZERO, SECOND)).await;
+                hosts[1].pause(world.rng().duration_between(Duration::ZERO, SECOND));
                 hosts[0].set_clock_drift(i32::from(world.rng().u64() as i16));
                 world.note(format!("{both:?}"));
             }

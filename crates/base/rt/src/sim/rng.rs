@@ -1,19 +1,19 @@
-//! Seeded randomness: every draw in a simulated world comes from here.
+//! Seeded randomness of simulated worlds.
 
 use std::cell::Cell;
 use std::time::Duration;
 
-/// A stream of draws. Two streams of one seed with different labels are independent, so that a
-/// further draw in one place does not shift the draws everywhere else.
+/// A stream of random numbers. Streams of one seed with different labels are independent, so that
+/// one more draw in one place does not change those everywhere else.
 ///
-/// A probability of 0 or 1 draws nothing: a fault that is switched off leaves a replay as it was.
+/// A probability of 0 or 1 draws nothing: a disabled fault does not change a replay.
 #[derive(Debug)]
 pub struct Rng(Cell<u64>);
 
-const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+const GOLDEN_GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The finaliser of `SplitMix64` (Steele, Lea, Flood 2014).
-pub(crate) fn mix(mut z: u64) -> u64 {
+pub(crate) fn splitmix64_mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
@@ -23,15 +23,17 @@ impl Rng {
     /// The stream called `label` of `seed`.
     #[must_use]
     pub fn new(seed: u64, label: &str) -> Self {
-        let named = label.bytes().fold(mix(seed ^ STEP), |h, b| mix(h ^ u64::from(b)));
+        let named = label
+            .bytes()
+            .fold(splitmix64_mix(seed ^ GOLDEN_GAMMA), |h, b| splitmix64_mix(h ^ u64::from(b)));
         Self(Cell::new(named))
     }
 
     /// 64 random bits.
     pub fn u64(&self) -> u64 {
-        let state = self.0.get().wrapping_add(STEP);
+        let state = self.0.get().wrapping_add(GOLDEN_GAMMA);
         self.0.set(state);
-        mix(state)
+        splitmix64_mix(state)
     }
 
     /// A number below `bound`; 0 when `bound` is 0.
@@ -68,7 +70,7 @@ impl Rng {
     }
 
     /// A time from `low` to `high` in whole milliseconds, the resolution of virtual time.
-    pub fn time(&self, low: Duration, high: Duration) -> Duration {
+    pub fn duration_between(&self, low: Duration, high: Duration) -> Duration {
         let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
         Duration::from_millis(self.between(ms(low), ms(high)))
     }
@@ -80,7 +82,7 @@ impl Rng {
         }
     }
 
-    /// Puts `items` into a random order.
+    /// Shuffles `items`.
     pub fn shuffle<T>(&self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
             items.swap(i, self.index(i + 1));

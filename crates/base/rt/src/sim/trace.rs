@@ -1,4 +1,4 @@
-//! What happened in a world, as a hash: two runs of one seed must end with the same one.
+//! The trace of a world, as a hash: two runs of one seed must end with the same one.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -8,17 +8,17 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::rng::mix;
+use super::rng::splitmix64_mix;
 
-/// Events kept for the story of a failure.
-const TAIL: usize = 32;
+/// Events kept for the report of a failure.
+const TAIL_EVENTS: usize = 32;
 
-/// The sum of a trace.
+/// The digest of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Digest {
+pub struct TraceDigest {
     /// Hash over all events with their times and contents.
     pub hash: u64,
-    /// How many there were.
+    /// Number of events.
     pub events: u64,
 }
 
@@ -28,28 +28,30 @@ pub struct Trace {
     hash: Cell<u64>,
     events: Cell<u64>,
     verbose: bool,
-    tail: RefCell<VecDeque<Line>>,
+    tail: RefCell<VecDeque<TraceEvent>>,
 }
 
-/// An event as it is remembered; put into words only when somebody asks.
+/// A recorded event; formatted only on request.
 #[derive(Debug)]
-struct Line {
+struct TraceEvent {
     now: Duration,
-    what: What,
+    kind: TraceEventKind,
 }
 
 #[derive(Debug)]
-enum What {
+enum TraceEventKind {
     Event { what: &'static str, place: Rc<str>, numbers: SmallVec<[u64; 4]> },
     Note(String),
 }
 
-impl fmt::Display for Line {
+impl fmt::Display for TraceEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:>9.3} s ", self.now.as_secs_f64())?;
-        match &self.what {
-            What::Event { what, place, numbers } => write!(f, "{place} {what} {numbers:?}"),
-            What::Note(text) => f.write_str(text),
+        match &self.kind {
+            TraceEventKind::Event { what, place, numbers } => {
+                write!(f, "{place} {what} {numbers:?}")
+            }
+            TraceEventKind::Note(text) => f.write_str(text),
         }
     }
 }
@@ -61,49 +63,49 @@ impl Trace {
         Self { verbose, ..Self::default() }
     }
 
-    /// Adds an event: what, where, and the numbers that make it this one.
+    /// Adds an event: its kind, its place, and the numbers that identify it.
     pub fn event(&self, now: Duration, what: &'static str, place: &Rc<str>, numbers: &[u64]) {
-        let mut h = self.start(now);
+        let mut h = self.hash_time(now);
         for text in [what, place] {
-            h = mix(h ^ content(text.as_bytes()));
+            h = splitmix64_mix(h ^ content_hash(text.as_bytes()));
         }
         for &n in numbers {
-            h = mix(h ^ n).wrapping_add(1);
+            h = splitmix64_mix(h ^ n).wrapping_add(1);
         }
         self.hash.set(h);
         let (place, numbers) = (Rc::clone(place), SmallVec::from_slice(numbers));
-        self.remember(Line { now, what: What::Event { what, place, numbers } });
+        self.remember(TraceEvent { now, kind: TraceEventKind::Event { what, place, numbers } });
     }
 
-    /// Adds an event of the scenario in its own words.
+    /// Adds an event of the scenario, as text.
     pub fn note(&self, now: Duration, text: String) {
-        self.hash.set(mix(self.start(now) ^ content(text.as_bytes())));
-        self.remember(Line { now, what: What::Note(text) });
+        self.hash.set(splitmix64_mix(self.hash_time(now) ^ content_hash(text.as_bytes())));
+        self.remember(TraceEvent { now, kind: TraceEventKind::Note(text) });
     }
 
-    fn start(&self, now: Duration) -> u64 {
-        mix(self.hash.get() ^ u64::try_from(now.as_micros()).unwrap_or(u64::MAX))
+    fn hash_time(&self, now: Duration) -> u64 {
+        splitmix64_mix(self.hash.get() ^ u64::try_from(now.as_micros()).unwrap_or(u64::MAX))
     }
 
-    fn remember(&self, line: Line) {
+    fn remember(&self, line: TraceEvent) {
         self.events.set(self.events.get() + 1);
         if self.verbose {
             eprintln!("{line}");
         }
         let mut tail = self.tail.borrow_mut();
-        if tail.len() == TAIL {
+        if tail.len() == TAIL_EVENTS {
             tail.pop_front();
         }
         tail.push_back(line);
     }
 
-    /// The sum so far.
+    /// The digest so far.
     #[must_use]
-    pub fn digest(&self) -> Digest {
-        Digest { hash: self.hash.get(), events: self.events.get() }
+    pub fn digest(&self) -> TraceDigest {
+        TraceDigest { hash: self.hash.get(), events: self.events.get() }
     }
 
-    /// The last events in words, oldest first.
+    /// The last events as text, oldest first.
     #[must_use]
     pub fn tail(&self) -> Vec<String> {
         self.tail.borrow().iter().map(ToString::to_string).collect()
@@ -112,7 +114,7 @@ impl Trace {
 
 /// A hash of contents, for events that carry data.
 #[must_use]
-pub fn content(bytes: &[u8]) -> u64 {
+pub fn content_hash(bytes: &[u8]) -> u64 {
     let mut h = bytes.len() as u64;
     let mut words = bytes.chunks_exact(8);
     for w in &mut words {
@@ -122,7 +124,7 @@ pub fn content(bytes: &[u8]) -> u64 {
     for &b in words.remainder() {
         h = (h.rotate_left(5) ^ u64::from(b)).wrapping_mul(0x517c_c1b7_2722_0a95);
     }
-    mix(h)
+    splitmix64_mix(h)
 }
 
 #[cfg(test)]
@@ -153,7 +155,7 @@ mod tests {
     fn the_tail_keeps_the_last_events() {
         let t = Trace::new(false);
         (0..100).for_each(|i| t.note(Duration::ZERO, format!("event {i}")));
-        assert_eq!(t.tail().len(), TAIL);
+        assert_eq!(t.tail().len(), TAIL_EVENTS);
         assert!(t.tail().last().unwrap().ends_with("event 99"));
     }
 }

@@ -1,4 +1,4 @@
-//! A world: hosts, disks and a network that a seed determines, and the scenario that plays in it.
+//! A world: hosts, disks and a network that a seed determines, and the scenario that runs in it.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -11,34 +11,34 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::task::LocalSet;
 
-use super::agenda::Agenda;
+use super::event_queue::EventQueue;
 use super::host::{Host, HostSetup, HostState};
-use super::net::{LinkSetup, Net};
-use super::panics::Watch;
+use super::net::{LinkSetup, Network};
+use super::panics::PanicCollector;
 use super::rng::Rng;
-use super::trace::{Digest, Trace};
+use super::trace::{Trace, TraceDigest};
 
-/// How a world is made.
+/// Parameters of a world.
 #[derive(Clone, Copy, Debug)]
-pub struct Setup {
-    /// Decides everything that is left to chance.
+pub struct WorldSetup {
+    /// Determines everything random.
     pub seed: u64,
-    /// Virtual time after which the scenario has failed.
-    pub limit: Duration,
+    /// Virtual time after which the scenario fails.
+    pub time_limit: Duration,
     /// Print every event to standard error.
     pub verbose: bool,
-    /// Called when a host crashes; what it returns is dropped when all that ran there is gone.
-    /// For permits of floors above this one: operations may vanish in flight just then.
+    /// Called when a host crashes; the result is dropped when everything that ran there is gone.
+    /// For guards of the crates above: operations may be dropped in flight just then.
     pub crash_guard: fn() -> Box<dyn Any>,
 }
 
-impl Setup {
-    /// The usual world of a seed: an hour of virtual time, quiet.
+impl WorldSetup {
+    /// The default world of a seed: an hour of virtual time, not verbose.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self {
             seed,
-            limit: Duration::from_secs(3600),
+            time_limit: Duration::from_secs(3600),
             verbose: false,
             crash_guard: || Box::new(()),
         }
@@ -47,47 +47,47 @@ impl Setup {
 
 /// How a scenario ended.
 #[derive(Debug)]
-pub struct Outcome {
-    /// The sum of all that happened: equal for every run of one seed.
-    pub digest: Digest,
+pub struct ScenarioOutcome {
+    /// Digest of the trace: equal for every run of one seed.
+    pub digest: TraceDigest,
     /// Virtual time it took.
-    pub took: Duration,
-    /// What went wrong, if anything did.
-    pub result: Result<(), Failure>,
+    pub duration: Duration,
+    /// The failure, if any.
+    pub result: Result<(), ScenarioFailure>,
 }
 
 /// A failed scenario.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct ScenarioFailure {
     /// What is wrong.
-    pub what: String,
-    /// The last events before it was noticed.
-    pub story: Vec<String>,
+    pub message: String,
+    /// The last events before the failure.
+    pub last_events: Vec<String>,
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for ScenarioFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}", self.what)?;
-        self.story.iter().try_for_each(|line| writeln!(f, "    {line}"))
+        writeln!(f, "{}", self.message)?;
+        self.last_events.iter().try_for_each(|line| writeln!(f, "    {line}"))
     }
 }
 
-impl std::error::Error for Failure {}
+impl std::error::Error for ScenarioFailure {}
 
-/// What everything in a world shares.
-pub(crate) struct Shared {
+/// State shared by everything in a world.
+pub(crate) struct WorldInner {
     pub(crate) seed: u64,
-    pub(crate) agenda: Agenda,
+    pub(crate) agenda: EventQueue,
     pub(crate) trace: Rc<Trace>,
-    pub(crate) net: Net,
+    pub(crate) net: Network,
     hosts: RefCell<Vec<Rc<HostState>>>,
     rng: Rng,
     crash_guard: fn() -> Box<dyn Any>,
-    failed: RefCell<Option<String>>,
-    failure: Notify,
+    failure_message: RefCell<Option<String>>,
+    failure_signal: Notify,
 }
 
-impl Shared {
+impl WorldInner {
     pub(crate) fn event(&self, what: &'static str, place: &Rc<str>, numbers: &[u64]) {
         self.trace.event(self.agenda.now(), what, place, numbers);
     }
@@ -98,14 +98,14 @@ impl Shared {
 
     /// Ends the scenario; the first reason counts.
     pub(crate) fn fail(&self, why: String) {
-        self.failed.borrow_mut().get_or_insert(why);
-        self.failure.notify_one();
+        self.failure_message.borrow_mut().get_or_insert(why);
+        self.failure_signal.notify_one();
     }
 }
 
-/// A scenario's handle on its world. Cheap to clone.
+/// A scenario's handle to its world. Cheap to clone.
 #[derive(Clone)]
-pub struct World(Rc<Shared>);
+pub struct World(Rc<WorldInner>);
 
 impl fmt::Debug for World {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -120,7 +120,7 @@ impl World {
         self.0.seed
     }
 
-    /// The scenario's own draws.
+    /// The scenario's own random stream.
     #[must_use]
     pub fn rng(&self) -> &Rng {
         &self.0.rng
@@ -137,12 +137,12 @@ impl World {
         self.0.trace.note(self.now(), text.into());
     }
 
-    /// Records an event of the scenario that is only numbers.
+    /// Records an event of the scenario with numbers only.
     pub fn event(&self, what: &'static str, place: &Rc<str>, numbers: &[u64]) {
         self.0.event(what, place, numbers);
     }
 
-    /// Ends the scenario as failed, from wherever this is noticed.
+    /// Fails the scenario, from anywhere.
     pub fn fail(&self, why: impl Into<String>) {
         self.0.fail(why.into());
     }
@@ -156,34 +156,34 @@ impl World {
         Host::new(Rc::clone(&self.0), state)
     }
 
-    /// Changes the link from `from` to `to`, this direction only.
+    /// Changes the link from `from` to `to`, in this direction only.
     pub fn set_link(&self, from: &Host, to: &Host, change: impl FnOnce(&mut LinkSetup)) {
         self.0.net.set_link(from.index(), to.index(), change);
     }
 
     /// Cuts both directions between two hosts.
     pub fn partition(&self, a: &Host, b: &Host) {
-        self.set_link(a, b, |l| l.cut = true);
-        self.set_link(b, a, |l| l.cut = true);
+        self.set_link(a, b, |l| l.is_cut = true);
+        self.set_link(b, a, |l| l.is_cut = true);
     }
 
-    /// Ends [`Self::partition`]: what TCP still wants to deliver arrives, late.
+    /// Ends [`Self::partition`]: data that TCP still retransmits arrives, late.
     pub fn heal(&self, a: &Host, b: &Host) {
-        self.set_link(a, b, |l| l.cut = false);
-        self.set_link(b, a, |l| l.cut = false);
+        self.set_link(a, b, |l| l.is_cut = false);
+        self.set_link(b, a, |l| l.is_cut = false);
     }
 }
 
-/// Plays `scenario` in a new world.
+/// Runs `scenario` in a new world.
 ///
 /// Everything runs on this thread in virtual time, which stands still while anything can run. A
-/// panic anywhere in it is a failure of the scenario.
-pub fn run<S, Fut>(setup: Setup, scenario: S) -> Outcome
+/// panic anywhere fails the scenario.
+pub fn run<S, Fut>(setup: WorldSetup, scenario: S) -> ScenarioOutcome
 where
     S: FnOnce(World) -> Fut,
     Fut: Future<Output = Result<(), String>>,
 {
-    let _watch = Watch::start();
+    let _watch = PanicCollector::start();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
@@ -193,45 +193,46 @@ where
     let tasks = LocalSet::new();
     let world = World(Rc::clone(&shared));
     let played = catch_unwind(AssertUnwindSafe(|| {
-        tasks.block_on(&runtime, play(&shared, setup.limit, scenario(world)))
+        tasks.block_on(&runtime, run_scenario(&shared, setup.time_limit, scenario(world)))
     }));
     let took = runtime.block_on(async { shared.agenda.now() });
-    let panicked = Watch::first();
+    let panicked = PanicCollector::first();
     let result = match (panicked, played) {
         (Some(panic), _) => Err(panic),
         (None, Ok(result)) => result,
         (None, Err(_)) => Err("a panic without a message".to_owned()),
     };
     let digest = shared.trace.digest();
-    let result = result.map_err(|what| Failure { what, story: shared.trace.tail() });
-    end_world(&shared, tasks, &runtime);
-    Outcome { digest, took, result }
+    let result =
+        result.map_err(|what| ScenarioFailure { message: what, last_events: shared.trace.tail() });
+    tear_down(&shared, tasks, &runtime);
+    ScenarioOutcome { digest, duration: took, result }
 }
 
-fn new_world(setup: Setup) -> Rc<Shared> {
-    let agenda = Agenda::new(setup.seed);
+fn new_world(setup: WorldSetup) -> Rc<WorldInner> {
+    let agenda = EventQueue::new(setup.seed);
     let trace = Rc::new(Trace::new(setup.verbose));
-    Rc::new(Shared {
+    Rc::new(WorldInner {
         seed: setup.seed,
-        net: Net::new(setup.seed, agenda.clone(), Rc::clone(&trace)),
+        net: Network::new(setup.seed, agenda.clone(), Rc::clone(&trace)),
         agenda,
         trace,
         hosts: RefCell::default(),
         rng: Rng::new(setup.seed, "scenario"),
         crash_guard: setup.crash_guard,
-        failed: RefCell::default(),
-        failure: Notify::new(),
+        failure_message: RefCell::default(),
+        failure_signal: Notify::new(),
     })
 }
 
-async fn play(
-    shared: &Shared,
+async fn run_scenario(
+    shared: &WorldInner,
     limit: Duration,
     scenario: impl Future<Output = Result<(), String>>,
 ) -> Result<(), String> {
-    // A panic ends its task and wakes nobody: look after each entry of the agenda, and now and
-    // then when there are none.
-    let panicked = || Watch::first().is_some();
+    // A panic ends its task and wakes no one: check after each event, and periodically if there are
+    // none.
+    let panicked = || PanicCollector::first().is_some();
     let panics = async {
         while !panicked() {
             tokio::time::sleep(Duration::from_secs(10)).await;
@@ -239,17 +240,17 @@ async fn play(
     };
     let result = tokio::select! {
         biased;
-        () = shared.failure.notified() => Ok(()),
+        () = shared.failure_signal.notified() => Ok(()),
         result = scenario => result,
-        () = shared.agenda.drive(panicked) => Ok(()),
+        () = shared.agenda.run_until(panicked) => Ok(()),
         () = panics => Ok(()),
         () = tokio::time::sleep(limit) => Err(format!("still going after {limit:?}")),
     };
-    shared.failed.borrow_mut().take().map_or(result, Err)
+    shared.failure_message.borrow_mut().take().map_or(result, Err)
 }
 
-/// Drops what is left: host by host, as in a crash of all of them at once.
-fn end_world(shared: &Rc<Shared>, tasks: LocalSet, runtime: &tokio::runtime::Runtime) {
+/// Drops everything: host by host, as in a crash of all of them at once.
+fn tear_down(shared: &Rc<WorldInner>, tasks: LocalSet, runtime: &tokio::runtime::Runtime) {
     let _guard = shared.crash_guard();
     let _entered = runtime.enter();
     let hosts = std::mem::take(&mut *shared.hosts.borrow_mut());
@@ -257,7 +258,7 @@ fn end_world(shared: &Rc<Shared>, tasks: LocalSet, runtime: &tokio::runtime::Run
         Host::new(Rc::clone(shared), Rc::clone(state)).power_cut();
     }
     drop(tasks);
-    // It may hold its own host, by way of what the scenario knows of it.
+    // The software may hold its own host through the scenario's handles.
     hosts.iter().for_each(|state| state.forget_software());
     shared.agenda.clear();
 }

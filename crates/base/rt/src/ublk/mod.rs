@@ -1,8 +1,9 @@
-//! Linux's driver for block devices that a process serves (`ublk_drv`, `linux/ublk_cmd.h`): its commands, given to it by
-//! an io_uring of the core's own. What they mean is not decided here.
+//! Linux's driver for block devices served by a process (`ublk_drv`, `linux/ublk_cmd.h`): its
+//! commands, sent through an io_uring of the core. Their meaning is defined by the caller.
 //!
-//! Commands that take a request, or answer one, name no memory: a device is used with `UBLK_F_USER_COPY` alone, and its
-//! requests' data is read and written at the character device. What a command of control names is kept by the ring.
+//! Commands that fetch or answer a request name no memory: devices are used with `UBLK_F_USER_COPY`
+//! only, and requests' data is read and written through the character device. The ring keeps the
+//! memory that a control command names.
 #![allow(unsafe_code)]
 
 mod ring;
@@ -19,15 +20,15 @@ use std::rc::Rc;
 use crate::Core;
 use crate::sys;
 
-use ring::{COMMAND_BYTES, Ring};
+use ring::{COMMAND_BYTES, CommandRing};
 
 /// Most requests of one queue.
 pub const MAX_DEPTH: u16 = 4096;
 
-/// Most requests of all queues of a device that one core takes.
+/// Most requests of all queues of a device on one core.
 pub const MAX_REQUESTS: u16 = 2048;
 
-/// Where the data of requests begins in the character device; queue and tag of one are above it.
+/// Offset of the data of requests in the character device; queue and tag are encoded above it.
 const DATA_OFFSET: u64 = 0x8000_0000;
 const TAG_SHIFT: u32 = 25;
 const QUEUE_SHIFT: u32 = 41;
@@ -36,18 +37,18 @@ const QUEUE_SHIFT: u32 = 41;
 const FETCH: u32 = 0xc010_7520;
 const COMMIT_AND_FETCH: u32 = 0xc010_7521;
 
-/// What a command of control is about.
+/// Parameters of a control command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct About {
-    /// The device; `u32::MAX` for none, or for one that has no number yet.
+pub struct ControlTarget {
+    /// The device; `u32::MAX` for none, or for one without a number yet.
     pub device: u32,
-    /// A number that belongs to the command.
+    /// Command-specific data.
     pub data: u64,
 }
 
-/// A core's way to the driver. Nothing moves unless [`Self::drive`] is polled.
+/// A core's access to the driver. Nothing is sent unless [`Self::run`] is polled.
 pub struct Driver {
-    ring: Rc<Ring>,
+    ring: Rc<CommandRing>,
     control: Rc<File>,
 }
 
@@ -58,33 +59,34 @@ impl fmt::Debug for Driver {
 }
 
 impl Driver {
-    /// Opens the driver. The core's thread counts as one that writes back what others have written from now on: when
-    /// memory is short it does not wait for the very device that it serves.
+    /// Opens the driver. From now on the core's thread counts as one that serves a block device:
+    /// when memory is short it does not wait for the very device that it serves.
     ///
     /// # Errors
-    /// What the system reports; `NotFound` where the driver is not loaded.
+    /// What the system reports; `NotFound` if the driver is not loaded.
     pub fn open(core: &Core, control: &Path) -> io::Result<Self> {
         let control = OpenOptions::new().read(true).write(true).open(control)?;
-        let ring = Ring::new(core.clone())?;
-        sys::serves_disks();
+        let ring = CommandRing::new(core.clone())?;
+        sys::set_io_flusher();
         Ok(Self { ring: Rc::new(ring), control: Rc::new(control) })
     }
 
-    /// Gives commands to the kernel, and wakes those whose commands are through. Never ends.
-    pub async fn drive(&self) {
-        std::future::poll_fn(|cx| self.ring.drive(cx)).await;
+    /// Submits commands to the kernel, and wakes the callers of completed ones. Never ends.
+    pub async fn run(&self) {
+        std::future::poll_fn(|cx| self.ring.poll_drive(cx)).await;
     }
 
-    /// Gives what has been asked for to the kernel now.
-    pub fn turn(&self) {
-        self.ring.turn();
+    /// Submits queued commands to the kernel now.
+    pub fn submit_now(&self) {
+        self.ring.submit_and_wake();
     }
 
-    /// A command of control, with memory that the driver reads or writes: its result, and the memory.
+    /// A control command, with memory that the driver reads or writes: returns its result, and the
+    /// memory.
     pub async fn control(
         &self,
         command: u32,
-        about: About,
+        about: ControlTarget,
         memory: Vec<u8>,
     ) -> (io::Result<()>, Vec<u8>) {
         let Ok(len) = u16::try_from(memory.len()) else {
@@ -93,7 +95,7 @@ impl Driver {
         let header = |at: u64| control_header(about, len, at);
         let (result, done) =
             self.ring.send(&self.control, command, memory.into_boxed_slice(), header).await;
-        (told(result), done.memory.into_vec())
+        (to_io_result(result), done.memory.into_vec())
     }
 
     /// The character device of a device, with `queues` queues of `depth` requests each.
@@ -102,15 +104,15 @@ impl Driver {
     /// What the system reports.
     pub fn device(&self, at: &Path, (queues, depth): (u16, u16)) -> io::Result<Device> {
         let file = OpenOptions::new().read(true).write(true).open(at)?;
-        let maps = (0..queues).map(|queue| Map::new(&file, queue, depth.min(MAX_DEPTH)));
+        let maps = (0..queues).map(|queue| DescriptorMap::new(&file, queue, depth.min(MAX_DEPTH)));
         let maps = maps.collect::<io::Result<Vec<_>>>()?;
-        Ok(Device { ring: Rc::clone(&self.ring), file: Rc::new(file), maps })
+        Ok(Device { ring: Rc::clone(&self.ring), file: Rc::new(file), descriptor_maps: maps })
     }
 }
 
 /// `struct ublksrv_ctrl_cmd`.
 #[expect(clippy::host_endian_bytes, reason = "the kernel reads it as the host writes it")]
-fn control_header(about: About, len: u16, at: u64) -> [u8; COMMAND_BYTES] {
+fn control_header(about: ControlTarget, len: u16, at: u64) -> [u8; COMMAND_BYTES] {
     let mut out = [0; COMMAND_BYTES];
     out[..4].copy_from_slice(&about.device.to_ne_bytes());
     out[4..6].copy_from_slice(&u16::MAX.to_ne_bytes());
@@ -130,74 +132,86 @@ fn io_header((queue, tag): (u16, u16), result: i32) -> [u8; COMMAND_BYTES] {
     out
 }
 
-fn told(result: i32) -> io::Result<()> {
+fn to_io_result(result: i32) -> io::Result<()> {
     if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) }
 }
 
-/// What the kernel says of a request (`struct ublksrv_io_desc`).
+/// The kernel's description of a request (`struct ublksrv_io_desc`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Descriptor {
-    /// What is asked, and how.
+    /// Operation and flags.
     pub op_flags: u32,
-    /// How many sectors of 512 bytes.
+    /// Number of 512-byte sectors.
     pub sectors: u32,
-    /// The first of them.
+    /// First sector.
     pub start: u64,
-    /// Not used: data is copied.
+    /// Unused: data is copied.
     pub address: u64,
 }
 
-/// A device that this process serves. As long as it lives nobody else can.
+/// A device served by this process. While it exists no other process can serve it.
 pub struct Device {
-    ring: Rc<Ring>,
+    ring: Rc<CommandRing>,
     file: Rc<File>,
-    maps: Vec<Map>,
+    descriptor_maps: Vec<DescriptorMap>,
 }
 
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Device").field("queues", &self.maps.len()).finish_non_exhaustive()
+        f.debug_struct("Device")
+            .field("queues", &self.descriptor_maps.len())
+            .finish_non_exhaustive()
     }
 }
 
 impl Device {
-    /// Answers the request that has this place, if there is one (bytes done, or an error's negative number), and waits for
-    /// the next. The command is with the ring when this returns.
+    /// Answers the request with this queue and tag, if there is one (bytes done, or a negative
+    /// error number), and fetches the next. The command is in the ring when this returns.
     ///
     /// # Errors
-    /// What the driver reports; `ENODEV` when the device goes.
-    pub fn next(
+    /// What the driver reports; `ENODEV` when the device is removed.
+    pub fn answer_and_fetch(
         &self,
-        place: (u16, u16),
+        queue_tag: (u16, u16),
         answer: Option<i32>,
     ) -> impl Future<Output = io::Result<()>> + use<> {
         let (command, result) = answer.map_or((FETCH, -1), |result| (COMMIT_AND_FETCH, result));
         let next =
-            self.ring.send(&self.file, command, Box::default(), |_| io_header(place, result));
-        async { told(next.await.0) }
+            self.ring.send(&self.file, command, Box::default(), |_| io_header(queue_tag, result));
+        async { to_io_result(next.await.0) }
     }
 
-    /// The request that has come at this place; `None` where there is no such place.
+    /// The request that has arrived with this queue and tag; `None` if they do not exist.
     #[must_use]
     pub fn descriptor(&self, (queue, tag): (u16, u16)) -> Option<Descriptor> {
-        self.maps.get(usize::from(queue))?.get(tag)
+        self.descriptor_maps.get(usize::from(queue))?.get(tag)
     }
 
-    /// Copies data of a write from its byte `at` on.
+    /// Copies the data of a write, from its byte `at` on.
     ///
     /// # Errors
     /// What the driver reports.
-    pub fn fetch(&self, place: (u16, u16), at: u64, into: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(into, offset(place) + at)
+    pub fn read_request_data(
+        &self,
+        queue_tag: (u16, u16),
+        at: u64,
+        into: &mut [u8],
+    ) -> io::Result<()> {
+        self.file.read_exact_at(into, offset(queue_tag) + at)
     }
 
-    /// Copies data of a read, from its byte `at` on.
+    /// Supplies the data of a read, from its byte `at` on.
     ///
     /// # Errors
     /// What the driver reports.
-    pub fn bring(&self, place: (u16, u16), at: u64, data: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(data, offset(place) + at)
+    pub fn write_request_data(
+        &self,
+        queue_tag: (u16, u16),
+        at: u64,
+        data: &[u8],
+    ) -> io::Result<()> {
+        self.file.write_all_at(data, offset(queue_tag) + at)
     }
 }
 
@@ -206,19 +220,19 @@ fn offset((queue, tag): (u16, u16)) -> u64 {
 }
 
 /// The descriptors of a queue, in memory that the kernel writes.
-struct Map {
-    at: NonNull<Descriptor>,
+struct DescriptorMap {
+    base: NonNull<Descriptor>,
     depth: u16,
 }
 
-impl Map {
+impl DescriptorMap {
     fn new(file: &File, queue: u16, depth: u16) -> io::Result<Self> {
         let each = size_of::<Descriptor>();
         let page = sys::page_bytes();
         let offset = usize::from(queue) * (usize::from(MAX_DEPTH) * each).next_multiple_of(page);
         let offset = sys::offset(offset as u64)?;
         let (bytes, fd) = (usize::from(depth) * each, file.as_raw_fd());
-        // SAFETY: a new mapping, where the system likes, of a descriptor that is open.
+        // SAFETY: a new mapping of an open descriptor, at an address of the system's choice.
         let at = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -233,22 +247,23 @@ impl Map {
             return Err(io::Error::last_os_error());
         }
         let at = NonNull::new(at.cast()).ok_or(io::ErrorKind::InvalidData)?;
-        Ok(Self { at, depth })
+        Ok(Self { base: at, depth })
     }
 
     fn get(&self, tag: u16) -> Option<Descriptor> {
-        // SAFETY: below `depth` it is inside the mapping, which lives as long as this. Any bytes are a descriptor, and the
-        // kernel, which writes one before it tells of the request, is answered for by the volatile read.
+        // SAFETY: an index below `depth` is inside the mapping, which lives as long as this. Any
+        // bytes are a valid descriptor; the kernel writes one before it announces the request, and
+        // the read is volatile.
         (tag < self.depth)
-            .then(|| unsafe { self.at.as_ptr().add(usize::from(tag)).read_volatile() })
+            .then(|| unsafe { self.base.as_ptr().add(usize::from(tag)).read_volatile() })
     }
 }
 
-impl Drop for Map {
+impl Drop for DescriptorMap {
     fn drop(&mut self) {
         let bytes = usize::from(self.depth) * size_of::<Descriptor>();
-        // SAFETY: our own mapping, which nobody uses any more.
-        unsafe { libc::munmap(self.at.as_ptr().cast(), bytes) };
+        // SAFETY: our own mapping, which is no longer used.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), bytes) };
     }
 }
 
@@ -258,7 +273,7 @@ mod tests {
 
     #[test]
     fn commands_are_laid_out_as_the_kernel_reads_them() {
-        let header = control_header(About { device: 7, data: 0x1122 }, 64, 0xdead_beef);
+        let header = control_header(ControlTarget { device: 7, data: 0x1122 }, 64, 0xdead_beef);
         let expected: [u8; 32] = [
             7, 0, 0, 0, 0xff, 0xff, 64, 0, 0xef, 0xbe, 0xad, 0xde, 0, 0, 0, 0, 0x22, 0x11, 0, 0, 0,
             0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,

@@ -1,4 +1,4 @@
-//! What the tests of real cores share.
+//! Shared by the tests of real cores.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 pub mod supervise;
@@ -7,14 +7,14 @@ pub mod system;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rt::buf::{Account, Bufs, BufsMut, Class};
+use rt::buf::{Account, Bufs, BufsMut, MemoryClass};
 use rt::{Core, Cores, CoresConfig, DiskEngine};
 
 pub const KIB: usize = 1024;
 pub const MIB: usize = 1024 * KIB;
 
 pub fn config(cores: usize) -> CoresConfig {
-    CoresConfig { cpus: vec![None; cores], pool_bytes_per_core: 32 * MIB, ..Default::default() }
+    CoresConfig { cpus: vec![None; cores], memory_bytes_per_core: 32 * MIB, ..Default::default() }
 }
 
 /// Waits for `future` on an ordinary thread.
@@ -68,7 +68,7 @@ impl Drop for Dir {
 
 /// Buffers of `bytes` bytes out of a credit of their own.
 pub async fn buffers(account: &Account, bytes: usize) -> BufsMut {
-    account.credit(bytes, Class::Immediate).await.unwrap().alloc(bytes)
+    account.credit(bytes, MemoryClass::LocalIo).await.unwrap().alloc(bytes)
 }
 
 /// Bytes that differ from block to block and from `seed` to `seed`.
@@ -109,7 +109,7 @@ pub fn cores_sleeps() -> u64 {
     of_cores("status", sleeps)
 }
 
-/// The sum of what the files of this name in `/proc` say about the threads called `core-…`.
+/// The sum of the values in the `/proc` files of this name of the threads called `core-…`.
 fn of_cores(file: &str, number: impl Fn(&str) -> Option<u64>) -> u64 {
     let of = |task: std::io::Result<std::fs::DirEntry>| {
         let task = task.ok()?.path();

@@ -18,7 +18,7 @@ pub struct Call {
     pub args: [u64; 6],
 }
 
-/// What becomes of a call.
+/// The decision about a system call.
 #[derive(Clone, Copy)]
 pub enum Verdict {
     /// It happens.
@@ -89,7 +89,7 @@ fn next(listener: &OwnedFd) -> Option<libc::seccomp_notif> {
             return None;
         }
         let mut call: libc::seccomp_notif = std::mem::zeroed();
-        // Whoever called may be gone by now.
+        // The calling thread may be gone by now.
         (libc::ioctl(fd, NOTIF_RECV, &raw mut call) == 0).then_some(call)
     }
 }

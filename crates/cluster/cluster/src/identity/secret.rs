@@ -1,4 +1,4 @@
-//! The cluster's secret as files and tokens have it.
+//! The cluster's secret, as stored in files and tokens.
 
 use std::fmt::{self, Write};
 
@@ -7,21 +7,21 @@ use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use uuid::Uuid;
 
-use crate::vault::Key;
+use crate::secrets::SealingKey;
 
-/// What all nodes of a cluster know and nobody else: 32 random bytes, written as hex digits. Shows
-/// nothing of itself.
+/// The shared secret of a cluster's nodes: 32 random bytes, written as hex digits. Debug output
+/// never shows it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ClusterSecret([u8; 32]);
 
 impl ClusterSecret {
-    /// The secret in these bytes.
+    /// Builds a secret from these bytes.
     #[must_use]
     pub fn new(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// A new one; `None` if the system gives no random bytes.
+    /// Generates a secret; `None` if the system provides no random bytes.
     #[must_use]
     pub fn random() -> Option<Self> {
         let mut bytes = [0; 32];
@@ -29,28 +29,28 @@ impl ClusterSecret {
         Some(Self(bytes))
     }
 
-    /// What wraps the keys of the secrets in the store of `cluster`.
-    pub(crate) fn wrapping_key(&self, cluster: Uuid) -> Key {
+    /// The key that wraps the keyring in the store of `cluster`.
+    pub(crate) fn derive_wrapping_key(&self, cluster: Uuid) -> SealingKey {
         let drawn = Salt::new(HKDF_SHA256, cluster.as_bytes()).extract(&self.0);
         let mut bytes = [0; 32];
         let filled = drawn.expand(&[b"windrose wrapping key 1"], HKDF_SHA256);
         let filled = filled.and_then(|key| key.fill(&mut bytes));
         filled.expect("32 bytes are what one step of this function gives");
-        Key::new(bytes)
+        SealingKey::new(bytes)
     }
 
-    /// As the links between nodes want it.
+    /// The secret in the form that peer links use.
     #[must_use]
-    pub fn for_peers(&self) -> peer::Secret {
-        peer::Secret::new(&self.0)
+    pub fn to_peer_secret(&self) -> peer::PeerSecret {
+        peer::PeerSecret::new(&self.0)
     }
 
-    /// Has the links prove themselves by this one, and accept `other` as well.
-    pub fn replace_in(&self, links: &peer::Secret, other: Option<&Self>) {
+    /// Makes `links` authenticate with this secret, and also accept `other`.
+    pub fn install_in(&self, links: &peer::PeerSecret, other: Option<&Self>) {
         links.replace(&self.0, other.map(|other| &other.0));
     }
 
-    /// The bytes, for what is derived from them.
+    /// The bytes, for key derivation.
     pub(crate) fn bytes(&self) -> &[u8; 32] {
         &self.0
     }
@@ -75,11 +75,11 @@ impl Serialize for ClusterSecret {
 impl<'de> Deserialize<'de> for ClusterSecret {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let hex = String::deserialize(from)?;
-        bytes(&hex).map(Self).ok_or_else(|| de::Error::custom("a secret has 64 hex digits"))
+        parse_hex(&hex).map(Self).ok_or_else(|| de::Error::custom("a secret has 64 hex digits"))
     }
 }
 
-fn bytes(hex: &str) -> Option<[u8; 32]> {
+fn parse_hex(hex: &str) -> Option<[u8; 32]> {
     let digits: Option<Vec<_>> = hex.chars().map(|c| c.to_digit(16)).collect();
     let digits = digits.filter(|digits| digits.len() == 64)?;
     let mut bytes = [0; 32];

@@ -1,7 +1,7 @@
 //! A real etcd cluster on the loopback, for as long as a test runs.
 //!
 //! Where no `etcd` is installed the test says so and passes; `./run test` installs it, and counts
-//! a test that has said so as skipped.
+//! such a test as skipped.
 #![allow(dead_code, reason = "every test uses its part")]
 
 use std::net::TcpListener;
@@ -11,25 +11,25 @@ use std::sync::atomic::AtomicU16;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use cluster::member::{Member, Origin};
-use cluster::meta::etcd::{Etcd, Settings};
-use cluster::meta::{Expect, Meta, MetaError, Revision};
+use cluster::etcd_member::{EtcdMemberConfig, InitialClusterState};
+use cluster::store::etcd::{EtcdSettings, EtcdStore};
+use cluster::store::{MetadataStore, Precondition, Revision, StoreError};
 use cluster::testing::put;
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::{Instant, sleep};
 
-/// How long a cluster may take to serve, or to work off what a test asks of it; the machine may be
+/// How long a cluster may take to serve, or to complete what a test asks of it; the machine may be
 /// busy, and its disk slow.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Clusters run one after the other: members that wait for a core lose their leader to it.
+/// Clusters run one after the other: a member that lacks CPU time loses its leader.
 static ALONE: Mutex<()> = Mutex::const_new(());
 
-/// Ports that are tried are from here, below those that the system gives to outgoing connections: a
-/// member that was killed finds its own free when it comes back.
+/// First port tried, below the system's ephemeral ports: a restarted member finds its own port
+/// free.
 static NEXT_PORT: AtomicU16 = AtomicU16::new(0);
 
-/// Says that this test could not test: in the file that `./run test` looks at, or to whoever watches.
+/// Reports that this test was skipped: in the file that `./run test` reads, or on stderr.
 fn skipped(why: &str) {
     let test = std::thread::current().name().unwrap_or_default().to_owned();
     let Some(file) = std::env::var_os("WINDROSE_SKIPPED_TESTS") else {
@@ -49,9 +49,9 @@ pub(crate) fn etcd() -> Option<PathBuf> {
     found
 }
 
-/// An address that nobody listens at now, and that no outgoing connection takes.
-pub(crate) fn free() -> String {
-    // Processes begin at places of their own.
+/// A free address, outside the ephemeral ports.
+pub(crate) fn free_address() -> String {
+    // Each process starts at an offset of its own.
     let own = (std::process::id() % 100) as u16 * 100;
     loop {
         let at = format!("127.0.0.1:{}", 20_000 + (own + NEXT_PORT.fetch_add(1, Relaxed)) % 10_000);
@@ -62,35 +62,35 @@ pub(crate) fn free() -> String {
     }
 }
 
-/// `count` members in the making. An election takes them a second.
-pub(crate) fn members(count: usize, dir: &std::path::Path) -> Vec<Member> {
+/// Configurations of `count` members. An election takes them a second.
+pub(crate) fn members(count: usize, dir: &std::path::Path) -> Vec<EtcdMemberConfig> {
     let peers: Vec<_> =
-        (0..count).map(|i| (format!("m{i}"), format!("http://{}", free()))).collect();
-    let member = |(name, peer_url): &(String, String)| Member {
+        (0..count).map(|i| (format!("m{i}"), format!("http://{}", free_address()))).collect();
+    let member = |(name, peer_url): &(String, String)| EtcdMemberConfig {
         name: name.clone(),
         data_dir: dir.join(name),
         peer_url: peer_url.clone(),
-        client_url: format!("http://{}", free()),
-        cluster: peers.clone(),
-        token: "test".into(),
-        origin: Origin::New,
+        client_url: format!("http://{}", free_address()),
+        initial_cluster: peers.clone(),
+        initial_cluster_token: "test".into(),
+        initial_cluster_state: InitialClusterState::New,
         tls: None,
-        heartbeat: Duration::from_millis(100),
+        heartbeat_interval: Duration::from_millis(100),
     };
     peers.iter().map(member).collect()
 }
 
-/// Running members. They end with this.
-pub(crate) struct Cluster {
+/// Running members. Dropping this ends them.
+pub(crate) struct EtcdCluster {
     pub dir: tempfile::TempDir,
-    pub members: Vec<Member>,
+    pub members: Vec<EtcdMemberConfig>,
     program: PathBuf,
     processes: Vec<Option<Child>>,
     _alone: MutexGuard<'static, ()>,
 }
 
-impl Cluster {
-    /// A cluster that serves; `None` without an etcd.
+impl EtcdCluster {
+    /// Starts a cluster and waits until it serves; `None` without an etcd.
     pub(crate) async fn start(count: usize) -> Option<Self> {
         let program = etcd()?;
         let alone = ALONE.lock().await;
@@ -104,16 +104,16 @@ impl Cluster {
         Some(cluster)
     }
 
-    pub(crate) fn settings(&self) -> Settings {
+    pub(crate) fn settings(&self) -> EtcdSettings {
         let endpoints = self.members.iter().map(|m| m.client_url.clone()).collect();
-        Settings { endpoints, ..Settings::default() }
+        EtcdSettings { endpoints, ..EtcdSettings::default() }
     }
 
-    pub(crate) fn store(&self) -> Etcd {
-        Etcd::new(&self.settings()).unwrap()
+    pub(crate) fn store(&self) -> EtcdStore {
+        EtcdStore::new(&self.settings()).unwrap()
     }
 
-    /// Kills a member as power loss would.
+    /// Kills a member as a power loss would.
     pub(crate) fn kill(&mut self, at: usize) {
         if let Some(mut process) = self.processes[at].take() {
             process.kill().unwrap();
@@ -139,52 +139,55 @@ impl Cluster {
         loop {
             for (at, member) in self.members.iter().enumerate() {
                 let endpoints = vec![member.client_url.clone()];
-                let one = Etcd::new(&Settings { endpoints, ..Settings::default() }).unwrap();
+                let one =
+                    EtcdStore::new(&EtcdSettings { endpoints, ..EtcdSettings::default() }).unwrap();
                 if let Ok(status) = one.member_status().await
                     && status.leader == Some(status.id)
                 {
                     return at;
                 }
             }
-            assert!(begun.elapsed() < PATIENCE, "nobody leads");
+            assert!(begun.elapsed() < TEST_TIMEOUT, "nobody leads");
             sleep(Duration::from_millis(50)).await;
         }
     }
 }
 
-impl Drop for Cluster {
+impl Drop for EtcdCluster {
     fn drop(&mut self) {
         (0..self.processes.len()).for_each(|at| self.kill(at));
     }
 }
 
 /// Waits until `store` answers.
-pub(crate) async fn serves(store: &Etcd) {
-    answered(async || store.get("nothing").await).await;
+pub(crate) async fn serves(store: &EtcdStore) {
+    retry_unreachable(async || store.get("nothing").await).await;
 }
 
-/// Asks until somebody answers: a busy machine has elections of its own.
-pub(crate) async fn answered<T>(ask: impl AsyncFn() -> Result<T, MetaError>) -> T {
+/// Retries until the store answers: a busy machine has elections of its own.
+pub(crate) async fn retry_unreachable<T>(call: impl AsyncFn() -> Result<T, StoreError>) -> T {
     let begun = Instant::now();
     loop {
-        match ask().await {
+        match call().await {
             Ok(answer) => return answer,
-            Err(MetaError::Unreachable { .. }) if begun.elapsed() < PATIENCE => {}
+            Err(StoreError::Unreachable { .. }) if begun.elapsed() < TEST_TIMEOUT => {}
             Err(error) => panic!("the store does not serve: {error}"),
         }
         sleep(Duration::from_millis(50)).await;
     }
 }
 
-/// Puts what nobody has put; which revision that has.
-pub(crate) async fn laid(store: &Etcd, key: &str, value: &str) -> Revision {
+/// Puts a new key; returns its revision.
+pub(crate) async fn put_key(store: &EtcdStore, key: &str, value: &str) -> Revision {
     loop {
-        match store.commit(vec![put(key, Expect::Absent, value)]).await {
+        match store.commit(vec![put(key, Precondition::Absent, value)]).await {
             Ok(revision) => return revision,
-            Err(MetaError::Unreachable { .. } | MetaError::Unknown { .. }) => serves(store).await,
-            // What was in doubt was done.
-            Err(MetaError::Changed { .. }) => {
-                return answered(async || store.get(key).await).await.unwrap().revision;
+            Err(StoreError::Unreachable { .. } | StoreError::Indeterminate { .. }) => {
+                serves(store).await;
+            }
+            // An indeterminate attempt took effect.
+            Err(StoreError::Conflict { .. }) => {
+                return retry_unreachable(async || store.get(key).await).await.unwrap().revision;
             }
             Err(error) => panic!("{error}"),
         }

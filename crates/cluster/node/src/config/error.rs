@@ -1,17 +1,17 @@
-//! What is wrong with a configuration, told so that it can be put right.
+//! Errors in a configuration.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// A configuration that was refused.
+/// An invalid configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}{}: {message}", file.display(), line.map(|l| format!(":{l}")).unwrap_or_default())]
 pub struct ConfigError {
     /// The file.
     pub file: PathBuf,
-    /// The line, from 1, where one is to blame.
+    /// The line, from 1, if one is at fault.
     pub line: Option<usize>,
-    /// What is wrong: names the setting and what is allowed.
+    /// The error; names the setting and the allowed values.
     pub message: String,
 }
 
@@ -21,27 +21,27 @@ impl ConfigError {
     }
 }
 
-/// Something wrong at a place in the text.
+/// An error in the text of a configuration.
 #[derive(Debug)]
-pub(super) struct Flaw {
-    /// Bytes of the text it concerns.
-    pub(super) at: Option<Range<usize>>,
-    /// What is wrong.
+pub(super) struct SettingError {
+    /// The bytes of the text at fault.
+    pub(super) span: Option<Range<usize>>,
+    /// The error.
     pub(super) message: String,
 }
 
-impl Flaw {
-    pub(super) fn new(at: Range<usize>, message: impl Into<String>) -> Self {
-        Self { at: Some(at), message: message.into() }
+impl SettingError {
+    pub(super) fn at(at: Range<usize>, message: impl Into<String>) -> Self {
+        Self { span: Some(at), message: message.into() }
     }
 
-    /// Something wrong with the whole, not with a line.
-    pub(super) fn whole(message: impl Into<String>) -> Self {
-        Self { at: None, message: message.into() }
+    /// An error of the whole, not of a line.
+    pub(super) fn without_location(message: impl Into<String>) -> Self {
+        Self { span: None, message: message.into() }
     }
 
-    pub(super) fn locate(self, path: &Path, text: &str) -> ConfigError {
-        let line = self.at.map(|at| {
+    pub(super) fn with_location(self, path: &Path, text: &str) -> ConfigError {
+        let line = self.span.map(|at| {
             let before = text.as_bytes().get(..at.start).unwrap_or(text.as_bytes());
             1 + before.iter().filter(|&&b| b == b'\n').count()
         });

@@ -1,8 +1,8 @@
-//! The documentation of the settings, made from their table.
+//! Documentation of the settings, generated from their table.
 
 use std::fmt::Write;
 
-use super::settings::{Default, SETTINGS, Setting};
+use super::settings::{DefaultValue, SETTINGS, Setting};
 
 const INTRODUCTION: &str = "\
 # Configuration
@@ -24,11 +24,11 @@ pub fn guide() -> String {
     let mut section = "";
     page.push_str("\n## At the top of the file\n");
     for setting in SETTINGS {
-        if let Some((of, _)) = setting.key.split_once('.')
-            && of != section
+        if let Some((table, _)) = setting.key.split_once('.')
+            && table != section
         {
-            section = of;
-            let _ = write!(page, "\n## `[{of}]`\n");
+            section = table;
+            let _ = write!(page, "\n## `[{table}]`\n");
         }
         let _ = write!(page, "\n{}", entry(setting));
     }
@@ -42,15 +42,36 @@ fn key_in_section(setting: &Setting) -> &'static str {
 
 fn entry(setting: &Setting) -> String {
     let default = match setting.default {
-        Default::Value(toml) => format!("`{toml}`"),
-        Default::Unset(what) => what.to_owned(),
+        DefaultValue::Value(toml) => format!("`{toml}`"),
+        DefaultValue::Unset(what) => what.to_owned(),
     };
     format!(
-        "### `{}`\n{}\n\n* Allowed: {}\n* Default: {default}\n",
+        "### `{}`\n{}\n\n{}\n{}\n",
         key_in_section(setting),
-        setting.about,
-        setting.allowed,
+        wrapped(setting.about, ""),
+        wrapped(&format!("* Allowed: {}", setting.allowed), "  "),
+        wrapped(&format!("* Default: {default}"), "  "),
     )
+}
+
+/// `text` in lines of at most 100 columns, of which those after the first begin with `indent`. A
+/// word is never broken, and no line begins with what Markdown takes for a list.
+fn wrapped(text: &str, indent: &str) -> String {
+    const COLUMNS: usize = 100;
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let line = lines.last_mut().expect("one at least");
+        let has_room = line.chars().count() + 1 + word.chars().count() <= COLUMNS;
+        if line.trim().is_empty() {
+            line.push_str(word);
+        } else if has_room || matches!(word, "*" | "-" | "+") {
+            line.push(' ');
+            line.push_str(word);
+        } else {
+            lines.push(format!("{indent}{word}"));
+        }
+    }
+    lines.join("\n")
 }
 
 /// A configuration file with every setting in it, commented out.
@@ -59,16 +80,16 @@ pub fn example() -> String {
     let mut text = String::new();
     let mut section = "";
     for setting in SETTINGS {
-        if let Some((of, _)) = setting.key.split_once('.')
-            && of != section
+        if let Some((table, _)) = setting.key.split_once('.')
+            && table != section
         {
-            section = of;
-            let _ = write!(text, "\n[{of}]\n");
+            section = table;
+            let _ = write!(text, "\n[{table}]\n");
         }
         let key = key_in_section(setting);
         let _ = match setting.default {
-            Default::Value(toml) => writeln!(text, "#{key} = {toml}"),
-            Default::Unset(what) => writeln!(text, "#{key} =      # {what}"),
+            DefaultValue::Value(toml) => writeln!(text, "#{key} = {toml}"),
+            DefaultValue::Unset(what) => writeln!(text, "#{key} =      # {what}"),
         };
     }
     text
@@ -86,8 +107,8 @@ pub fn manual() -> String {
     );
     for setting in SETTINGS {
         let default = match setting.default {
-            Default::Value(toml) => toml,
-            Default::Unset(what) => what,
+            DefaultValue::Value(toml) => toml,
+            DefaultValue::Unset(what) => what,
         };
         let _ = writeln!(
             page,
@@ -102,7 +123,7 @@ pub fn manual() -> String {
     page
 }
 
-/// `text` as roff shows it: no escapes and no control lines.
+/// Escapes `text` for roff.
 fn roff(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-").replace('`', "");
     if text.starts_with(['.', '\'']) { format!("\\&{text}") } else { text }

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use toml::de::{DeTable, DeValue};
 
-use super::error::Flaw;
+use super::error::SettingError;
 use super::value::{
-    address, addresses, authority, choice, count, cpus, domain, endpoints, flag, host_and_port,
-    is_host_name, millis, node_name, own_address, own_addresses, path, pool, program, seconds,
-    seconds_or_off, socket_directory, whole,
+    address, addresses, authority, boolean, choice, core_memory, count, cpus, domain, endpoints,
+    host_and_port, integer, is_host_name, millis, node_name, own_address, own_addresses, path,
+    program, seconds, seconds_or_off, socket_directory,
 };
 use super::{
     Api, ApiTcp, Cluster, ClusterStore, ClusterTls, Config, Cores, DiskEngine, Disks, Iscsi,
@@ -20,36 +20,36 @@ use super::{
 
 /// One setting.
 pub(super) struct Setting {
-    /// Its name: the section and the key.
+    /// Its name: section and key.
     pub(super) key: &'static str,
-    /// What holds when it is not set.
-    pub(super) default: Default,
-    /// What is allowed, for messages and documentation.
+    /// Its default.
+    pub(super) default: DefaultValue,
+    /// The allowed values, for messages and documentation.
     pub(super) allowed: &'static str,
-    /// What it does, for documentation.
+    /// Its effect, for documentation.
     pub(super) about: &'static str,
-    /// Takes it over.
-    set: fn(&mut Draft, &DeValue<'_>) -> Result<(), String>,
+    /// Checks a value and stores it in the draft.
+    set: fn(&mut ConfigDraft, &DeValue<'_>) -> Result<(), String>,
 }
 
-/// What holds when a setting is not set.
-pub(super) enum Default {
+/// The default of a setting.
+pub(super) enum DefaultValue {
     /// A value, as TOML.
     Value(&'static str),
-    /// Something that no value says.
+    /// No value; the text describes what applies.
     Unset(&'static str),
 }
 
-/// A configuration in the making. What has a default is filled before anything is read.
+/// A configuration being read. It contains the defaults before anything is read.
 #[derive(Default)]
-pub(super) struct Draft {
+pub(super) struct ConfigDraft {
     name: Option<String>,
     data_dir: PathBuf,
     anchor_dir: Option<PathBuf>,
     shutdown_timeout: Duration,
     count: Option<usize>,
     cpus: Vec<usize>,
-    pool_bytes: u64,
+    memory_bytes: u64,
     poll_window: Duration,
     engine: Option<DiskEngine>,
     buffered: bool,
@@ -101,7 +101,7 @@ pub(super) struct Draft {
 
 const MIB: u64 = 1 << 20;
 
-/// Where nodes that join are let in, unless another port is set.
+/// Default port where joining nodes are admitted.
 const JOIN_PORT: u16 = 7481;
 
 const ADDRESS: &str = "an IP address and a port, such as \"192.0.2.1:3260\" or \"[::]:3260\"";
@@ -113,7 +113,7 @@ const OWN_ADDRESS: &str = "an IP address of this machine and a port, such as \"1
 const FILE: &str = "an absolute path";
 const TIMEOUT: &str = "whole seconds, 1 to 3600";
 
-/// Declares the table: key, default, what is allowed, how it is taken over, what it does.
+/// Declares the table: key, default, allowed values, setter, documentation.
 macro_rules! settings {
     ($($key:literal = $default:expr, $allowed:expr, |$draft:ident, $value:ident| $set:expr, $about:literal;)*) => {
         pub(super) const SETTINGS: &[Setting] = &[$(Setting {
@@ -126,7 +126,7 @@ macro_rules! settings {
     };
 }
 
-use Default::{Unset, Value};
+use DefaultValue::{Unset, Value};
 
 settings! {
     "name" = Unset("the machine's host name"), "a host name",
@@ -152,12 +152,12 @@ settings! {
         |d, v| d.cpus = cpus(v)?,
         "The processors that serve volumes, one thread each. Not together with `cores.count`.";
     "cores.pool" = Value("\"256MiB\""), "a size, 16MiB to 64GiB",
-        |d, v| d.pool_bytes = pool(v, 65_536 * MIB)?,
+        |d, v| d.memory_bytes = core_memory(v, 65_536 * MIB)?,
         "Buffer memory of each core. Bounds what all its clients together can occupy. It holds at \
          least 8 requests of the largest size: 2 MiB each, for 1 MiB of data and at most as much \
          again for what the volume's layers need.";
     "cores.poll_window_us" = Value("100"), "whole microseconds, 0 to 10000",
-        |d, v| d.poll_window = Duration::from_micros(whole(v, 0..=10_000)?),
+        |d, v| d.poll_window = Duration::from_micros(integer(v, 0..=10_000)?),
         "How long a core that has just been active looks for more work before it sleeps: lower \
          latency for more processor time. A core for which nothing came in that time after most of \
          its last pauses sleeps at once, and an idle node sleeps whatever this is.";
@@ -167,11 +167,11 @@ settings! {
         "How disks are reached: by io_uring where the system allows it and by threads elsewhere \
          (`auto`), or by one of them only.";
     "disks.buffered" = Value("false"), "true or false",
-        |d, v| d.buffered = flag(v)?,
+        |d, v| d.buffered = boolean(v)?,
         "Whether volumes may lie on file systems without direct I/O. They then go through the page \
          cache, and are as durable as ever after a flush.";
     "disks.low_space_percent" = Value("10"), "whole percent, 0 to 90",
-        |d, v| d.low_space_percent = whole(v, 0..=90)?,
+        |d, v| d.low_space_percent = integer(v, 0..=90)?,
         "Free space below which a file system with thin volumes that may still grow makes the \
          status warn, as a part of its size. `0` for no such warning.";
 
@@ -184,7 +184,7 @@ settings! {
         "What names of new iSCSI targets begin with; the volume's name follows. Volumes keep the \
          name they were created with.";
     "iscsi.redirect" = Value("false"), "true or false",
-        |d, v| d.redirect = flag(v)?,
+        |d, v| d.redirect = boolean(v)?,
         "Whether an initiator that logs in here to a volume of which this node is out (drained, or \
          its copy is not in sync) is sent to a node that serves it. For initiators that have one \
          path only. Leave it off where there is multipathing: that wants a session with every node, \
@@ -322,18 +322,18 @@ settings! {
         |d, v| d.receive_timeout = seconds(v, 1..=3600)?,
         "Time in which a client must send the rest of what it has begun.";
     "limits.admission_timeout_ms" = Value("1000"), "whole milliseconds, 1 to 60000",
-        |d, v| d.admission_timeout = Duration::from_millis(whole(v, 1..=60_000)?),
+        |d, v| d.admission_timeout = Duration::from_millis(integer(v, 1..=60_000)?),
         "Time that a half-received command may wait for buffer memory before its initiator is \
          told to try again.";
     "limits.memory_timeout_ms" = Value("5000"), "whole milliseconds, 500 to 60000",
-        |d, v| d.memory_timeout = Duration::from_millis(whole(v, 500..=60_000)?),
+        |d, v| d.memory_timeout = Duration::from_millis(integer(v, 500..=60_000)?),
         "Time that any other command may wait for buffer memory before its initiator is told to \
          try again.";
     "limits.keep_alive_s" = Value("15"), TIMEOUT,
         |d, v| d.keep_alive = seconds(v, 1..=3600)?,
         "Silence after which an iSCSI initiator is asked whether it lives.";
     "limits.commands" = Value("128"), "a whole number, 1 to 4096",
-        |d, v| d.commands = u32::try_from(whole(v, 1..=4096)?).unwrap_or(u32::MAX),
+        |d, v| d.commands = u32::try_from(integer(v, 1..=4096)?).unwrap_or(u32::MAX),
         "Commands in flight per iSCSI session.";
     "limits.volumes" = Value("4096"), "a whole number, 1 to 65536",
         |d, v| d.volumes = count(v, 1..=65_536)?,
@@ -359,9 +359,10 @@ const LEVELS: &[(&str, LogLevel)] = &[
     ("trace", LogLevel::Trace),
 ];
 
-/// The configuration that `text` is.
-pub(super) fn parse(text: &str) -> Result<Config, Flaw> {
-    let table = DeTable::parse(text).map_err(|e| Flaw { at: e.span(), message: one_line(&e) })?;
+/// Parses `text`.
+pub(super) fn parse(text: &str) -> Result<Config, SettingError> {
+    let table =
+        DeTable::parse(text).map_err(|e| SettingError { span: e.span(), message: one_line(&e) })?;
     let mut draft = defaults()?;
     for (key, value) in table.get_ref() {
         let section = key.get_ref().as_ref();
@@ -369,13 +370,13 @@ pub(super) fn parse(text: &str) -> Result<Config, Flaw> {
             DeValue::Table(inner) if is_section(section) => {
                 for (key, value) in inner {
                     let full = format!("{section}.{}", key.get_ref());
-                    take(&mut draft, &full, key.span(), value.span(), value.get_ref())?;
+                    apply_setting(&mut draft, &full, key.span(), value.span(), value.get_ref())?;
                 }
             }
             DeValue::Table(_) if setting(section).is_none() => {
-                return Err(Flaw::new(key.span(), unknown("section", section, sections())));
+                return Err(SettingError::at(key.span(), unknown("section", section, sections())));
             }
-            other => take(&mut draft, section, key.span(), value.span(), other)?,
+            other => apply_setting(&mut draft, section, key.span(), value.span(), other)?,
         }
     }
     draft.finish()
@@ -385,13 +386,14 @@ fn one_line(e: &toml::de::Error) -> String {
     e.message().lines().collect::<Vec<_>>().join(", ")
 }
 
-/// A draft in which every default has been taken over.
-fn defaults() -> Result<Draft, Flaw> {
-    let mut draft = Draft::default();
+/// A draft with all defaults.
+fn defaults() -> Result<ConfigDraft, SettingError> {
+    let mut draft = ConfigDraft::default();
     for setting in SETTINGS {
         if let Value(toml) = setting.default {
-            let value = DeValue::parse(toml).map_err(|e| Flaw::whole(one_line(&e)))?;
-            (setting.set)(&mut draft, value.get_ref()).map_err(Flaw::whole)?;
+            let value =
+                DeValue::parse(toml).map_err(|e| SettingError::without_location(one_line(&e)))?;
+            (setting.set)(&mut draft, value.get_ref()).map_err(SettingError::without_location)?;
         }
     }
     Ok(draft)
@@ -409,21 +411,24 @@ fn is_section(name: &str) -> bool {
     sections().any(|s| s == name)
 }
 
-fn take(
-    draft: &mut Draft,
+fn apply_setting(
+    draft: &mut ConfigDraft,
     key: &str,
     key_at: Range<usize>,
     value_at: Range<usize>,
     value: &DeValue<'_>,
-) -> Result<(), Flaw> {
+) -> Result<(), SettingError> {
     let Some(setting) = setting(key) else {
-        return Err(Flaw::new(key_at, unknown("setting", key, SETTINGS.iter().map(|s| s.key))));
+        return Err(SettingError::at(
+            key_at,
+            unknown("setting", key, SETTINGS.iter().map(|s| s.key)),
+        ));
     };
     (setting.set)(draft, value)
-        .map_err(|why| Flaw::new(value_at, format!("{key}: {why}; use {}", setting.allowed)))
+        .map_err(|why| SettingError::at(value_at, format!("{key}: {why}; use {}", setting.allowed)))
 }
 
-/// "unknown …" with the nearest name there is, or all of the same section.
+/// "unknown …" with the most similar name, or all names of the same section.
 fn unknown(what: &str, given: &str, known: impl Iterator<Item = &'static str>) -> String {
     // A quoted key may hold anything; a message is one line.
     let shown = |c: char| match c.is_control() {
@@ -445,7 +450,7 @@ fn unknown(what: &str, given: &str, known: impl Iterator<Item = &'static str>) -
     }
 }
 
-/// Levenshtein's distance of two short texts.
+/// The Levenshtein distance of two short texts.
 fn distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.chars().count()).collect();
     for (i, x) in a.chars().enumerate() {
@@ -459,20 +464,24 @@ fn distance(a: &str, b: &str) -> usize {
     row[b.chars().count()]
 }
 
-impl Draft {
-    /// The whole, once every setting by itself is right.
-    fn finish(self) -> Result<Config, Flaw> {
+impl ConfigDraft {
+    /// The configuration, after checks across settings.
+    fn finish(self) -> Result<Config, SettingError> {
         let (tcp, cluster) = (self.api_tcp()?, self.cluster()?);
         if self.count.is_some() && !self.cpus.is_empty() {
-            return Err(Flaw::whole("cores.count and cores.cpus exclude each other; set one"));
+            return Err(SettingError::without_location(
+                "cores.count and cores.cpus exclude each other; set one",
+            ));
         }
         self.check_listeners()?;
         if self.logins > self.connections {
-            return Err(Flaw::whole("limits.logins exceeds limits.connections; lower it"));
+            return Err(SettingError::without_location(
+                "limits.logins exceeds limits.connections; lower it",
+            ));
         }
         let (Some(engine), Some(format), Some(level)) = (self.engine, self.format, self.level)
         else {
-            return Err(Flaw::whole("a setting has no default"));
+            return Err(SettingError::without_location("a setting has no default"));
         };
         Ok(Config {
             file: None,
@@ -483,7 +492,7 @@ impl Draft {
             cores: Cores {
                 count: self.count,
                 cpus: self.cpus,
-                pool_bytes: self.pool_bytes,
+                memory_bytes: self.memory_bytes,
                 poll_window: self.poll_window,
             },
             disks: Disks {
@@ -524,8 +533,8 @@ impl Draft {
         })
     }
 
-    /// The API over TCP: all of its settings or none.
-    fn api_tcp(&self) -> Result<Option<ApiTcp>, Flaw> {
+    /// The API over TCP: all of its settings or none must be set.
+    fn api_tcp(&self) -> Result<Option<ApiTcp>, SettingError> {
         let Some(listen) = self.tcp else {
             let idle = [
                 ("api.tls_cert", &self.tls_cert),
@@ -533,7 +542,7 @@ impl Draft {
                 ("api.token_file", &self.token_file),
             ];
             return match idle.into_iter().find(|(_, set)| set.is_some()) {
-                Some((key, _)) => Err(Flaw::whole(format!(
+                Some((key, _)) => Err(SettingError::without_location(format!(
                     "{key} has no effect without api.tcp; set both or none"
                 ))),
                 None => Ok(None),
@@ -541,7 +550,7 @@ impl Draft {
         };
         let need = |key: &str, path: &Option<PathBuf>| {
             path.clone().ok_or_else(|| {
-                Flaw::whole(format!(
+                SettingError::without_location(format!(
                     "api.tcp needs {key}: over TCP the API is only served with TLS and a token"
                 ))
             })
@@ -554,10 +563,10 @@ impl Draft {
         }))
     }
 
-    /// The cluster's settings, which have to suit each other.
-    fn cluster(&self) -> Result<Cluster, Flaw> {
-        if mirror::member::Settings::new(self.lease, self.grace).is_err() {
-            return Err(Flaw::whole(
+    /// The cluster's settings, after checks across them.
+    fn cluster(&self) -> Result<Cluster, SettingError> {
+        if mirror::membership::LeaseSettings::new(self.lease, self.grace).is_err() {
+            return Err(SettingError::without_location(
                 "cluster.grace_ms is too short for cluster.lease_ms; raise it to a quarter more, \
                  or lower cluster.lease_ms",
             ));
@@ -568,7 +577,7 @@ impl Draft {
                 Some(ClusterTls { ca: ca.clone(), cert: cert.clone(), key: key.clone() })
             }
             _ => {
-                return Err(Flaw::whole(
+                return Err(SettingError::without_location(
                     "cluster.tls_ca, cluster.tls_cert and cluster.tls_key belong together; set all \
                      three or none",
                 ));
@@ -593,14 +602,14 @@ impl Draft {
         })
     }
 
-    /// Where nodes that join are let in.
+    /// The address where joining nodes are admitted.
     fn join(&self) -> Option<SocketAddr> {
         let first = self.cluster_listen.first()?;
         Some(self.cluster_join.unwrap_or_else(|| SocketAddr::new(first.ip(), JOIN_PORT)))
     }
 
-    /// Every address is listened at by one service only.
-    fn check_listeners(&self) -> Result<(), Flaw> {
+    /// Checks that no two services listen at the same address.
+    fn check_listeners(&self) -> Result<(), SettingError> {
         let join = self.join();
         let lists = [
             ("iscsi.portals", &self.iscsi_portals[..]),
@@ -617,8 +626,8 @@ impl Draft {
         let all: Vec<_> =
             lists.iter().flat_map(|(key, list)| list.iter().map(move |a| (*key, *a))).collect();
         for (i, (key, a)) in all.iter().enumerate() {
-            if let Some((other, b)) = all[..i].iter().find(|(_, b)| clash(a, b)) {
-                return Err(Flaw::whole(format!(
+            if let Some((other, b)) = all[..i].iter().find(|(_, b)| addresses_clash(a, b)) {
+                return Err(SettingError::without_location(format!(
                     "{key} ({a}) and {other} ({b}) need the same port; give each its own"
                 )));
             }
@@ -627,8 +636,8 @@ impl Draft {
     }
 }
 
-/// Whether one socket cannot be bound while the other is. Port 0 is any free one.
-fn clash(a: &SocketAddr, b: &SocketAddr) -> bool {
+/// Whether the two sockets cannot be bound at the same time. Port 0 is any free port.
+fn addresses_clash(a: &SocketAddr, b: &SocketAddr) -> bool {
     let wildcard = |x: &SocketAddr| x.ip().is_unspecified();
     let covers = |x: &SocketAddr, y: &SocketAddr| wildcard(x) && (x.is_ipv6() || y.is_ipv4());
     a.port() != 0 && a.port() == b.port() && (a.ip() == b.ip() || covers(a, b) || covers(b, a))

@@ -11,7 +11,7 @@ fn an_empty_file_is_the_defaults() {
     let config = parse("").unwrap();
     assert_eq!(config, Config::default());
     assert_eq!(config.data_dir, Path::new("/var/lib/windrose"));
-    assert_eq!(config.cores.pool_bytes, 256 << 20);
+    assert_eq!(config.cores.memory_bytes, 256 << 20);
     assert_eq!(config.iscsi.portals, ["[::]:3260".parse().unwrap()]);
     assert_eq!(config.nvme.discovery, ["[::]:8009".parse().unwrap()]);
     assert_eq!(config.limits.login_timeout, Duration::from_secs(15));
@@ -121,7 +121,7 @@ fn every_setting_of_the_cluster_is_taken_over() {
     assert_eq!(fresh.cluster.store.program, Path::new("etcd"));
 }
 
-/// Text, line to blame (0 for none), what the message must say.
+/// Text, line at fault (0 for none), texts that the message must contain.
 const BAD: &[(&str, usize, &[&str])] = &[
     ("[cluster]\nrepair_after_s = 0", 2, &["cluster.repair_after_s: 0 is not", "or \"off\""]),
     ("[cluster]\nrepair_after_s = \"never\"", 2, &["\"never\" is not allowed; use whole seconds"]),
@@ -217,8 +217,8 @@ fn bad_configurations_are_told_apart() {
         let error = parse(text).expect_err(text);
         assert_eq!(error.line.unwrap_or(0), line, "{text:?}: {error}");
         let shown = error.to_string();
-        let place = if line == 0 { "w.toml: ".into() } else { format!("w.toml:{line}: ") };
-        assert!(shown.starts_with(&place), "{shown}");
+        let location = if line == 0 { "w.toml: ".into() } else { format!("w.toml:{line}: ") };
+        assert!(shown.starts_with(&location), "{shown}");
         for part in says {
             assert!(shown.contains(part), "{text:?}: {shown:?} does not say {part:?}");
         }

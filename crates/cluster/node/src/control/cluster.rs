@@ -1,170 +1,181 @@
-//! What the API asks about the cluster: to begin one, to join, to leave, who there is.
+//! The cluster API: creating, joining, leaving and showing a cluster.
 
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use ::cluster::admission::{self, JoinAnswer, JoinGrant, JoinRequest};
-use ::cluster::authority::Authority;
-use ::cluster::identity::{ClusterSecret, Identity, NodeIndex, OwnMember, Protection, Role, Stage};
-use ::cluster::joining::{self, JoinError, MAX_MEMBERS};
-use ::cluster::meta::etcd::{Etcd, MemberAnswer, MemberInfo};
+use ::cluster::admission::{self, JoinGrant, JoinRequest, JoinResponse};
+use ::cluster::certificate_authority::CertificateAuthority;
+use ::cluster::identity::{
+    ClusterIdentity, ClusterSecret, LocalStoreMember, MembershipStage, NodeIndex, Role,
+    TransportSecurity,
+};
+use ::cluster::join_token::{JoinToken, ShortId};
+use ::cluster::node_membership::{self, JoinError, MAX_STORE_MEMBERS};
 use ::cluster::nodes::{self, ClusterRecord, NodeView, Nodes};
-use ::cluster::token::{ShortId, Token};
+use ::cluster::store::etcd::{EtcdStore, MemberInfo, MemberResponse};
 use api::{
-    ApiError, BeginCluster, Cluster, ClusterNode, ClusterStage, Code, JoinCluster, LeaveCluster,
-    NodeRole, StoreMember,
+    ApiError, Cluster, ClusterNode, ClusterStage, ErrorCode, InitClusterRequest, JoinCluster,
+    LeaveCluster, NodeRole, StoreMember,
 };
 use peer::NodeId;
-use rt::fault::{self, Point};
+use rt::fault_point::{self, Point};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
-use super::admission::ANEW;
-use super::{Control, Settings, join_call, members, removal, store_error};
+use super::admission::NEW_TOKEN_HINT;
+use super::{Control, ControlSettings, join_client, node_removal, store_error, store_view};
+use crate::certificates;
+use crate::cluster_membership::{self, ClusterMembership};
 use crate::config;
 use crate::data_dir;
-use crate::meta::{Entry, MetaError, embedded, format};
-use crate::part::{self, Part};
-use crate::protection;
-use crate::record::{self, Stored, VOLUMES};
-use wire::count;
+use crate::record::{self, StoredVolumeRecord, VOLUMES};
+use crate::store::{Entry, StoreError, embedded, store_format};
+use wire::plural;
 
-/// Ports of the store's members.
+/// Client and peer port of the store members.
 const CLIENT_PORT: u16 = 2379;
 const PEER_PORT: u16 = 2380;
 
-/// What names of members of the store begin with.
-const MEMBER: &str = "node-";
+/// Prefix of the names of store members.
+const STORE_MEMBER_PREFIX: &str = "node-";
 
-/// Longest time until the others go on without a node that is drained.
-const DRAINING: Duration = Duration::from_secs(20);
+/// Longest wait until other nodes take over from a drained node.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Longest time until the store tells of a change that was made here.
-const TELLING: Duration = Duration::from_secs(5);
+/// Longest wait until the store reports a change that was made here.
+const PROPAGATION_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often is looked whether they do.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// How often the waits above check.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 pub(super) fn conflict(message: impl Into<String>, hint: &str) -> ApiError {
-    ApiError::new(Code::Conflict, message).hint(hint)
+    ApiError::new(ErrorCode::Conflict, message).with_hint(hint)
 }
 
 pub(super) fn join_error(error: &JoinError) -> ApiError {
     match error {
         JoinError::Store(error) => store_error(error),
-        error => ApiError::new(Code::Conflict, error.to_string()),
+        error => ApiError::new(ErrorCode::Conflict, error.to_string()),
     }
 }
 
 pub(super) fn identity_error(error: &impl std::fmt::Display) -> ApiError {
-    ApiError::new(Code::Internal, error.to_string())
-        .hint("the data directory may be full or read-only")
+    ApiError::new(ErrorCode::Internal, error.to_string())
+        .with_hint("the data directory may be full or read-only")
 }
 
 impl Control {
-    /// The cluster as this node sees it.
-    pub async fn cluster(&self) -> Cluster {
-        let Some(part) = &self.0.part else { return alone() };
-        let identity = part.identity();
-        let mut nodes = self.membership().map(|m| m.nodes.borrow().clone()).unwrap_or_default();
+    /// Returns the cluster as this node sees it.
+    pub async fn get_cluster(&self) -> Cluster {
+        let Some(membership) = &self.0.cluster_membership else { return standalone() };
+        let identity = membership.identity();
+        let mut nodes = self.joined_cluster().map(|m| m.nodes.borrow().clone()).unwrap_or_default();
         let mut unread = None;
-        if self.membership().is_some() {
-            match nodes::alive(&*self.0.meta).await {
-                Ok(alive) => nodes.iter_mut().for_each(|(n, view)| view.alive = alive.contains(n)),
+        if self.joined_cluster().is_some() {
+            match nodes::list_alive(&*self.0.meta).await {
+                Ok(alive) => {
+                    nodes.iter_mut().for_each(|(n, view)| view.is_alive = alive.contains(n));
+                }
                 Err(error) => unread = Some(error.to_string()),
             }
         }
         let store = match identity.stage {
-            Stage::Member => store_members(part).await,
-            Stage::Moving | Stage::Joining | Stage::Leaving => Vec::new(),
+            MembershipStage::Member => store_members(membership).await,
+            MembershipStage::Creating | MembershipStage::Joining | MembershipStage::Leaving => {
+                Vec::new()
+            }
         };
-        let nodes = nodes.values().map(shown).collect();
-        let waits_for = self.waits_for();
-        let rotation = match self.rotation().await {
+        let nodes = nodes.values().map(node_info).collect();
+        let waits_for = self.startup_wait_reason();
+        let rotation = match self.get_rotation().await {
             Ok(rotation) => rotation,
             Err(error) => {
                 unread = unread.or(Some(error.to_string()));
                 None
             }
         };
-        Cluster { waits_for, nodes, store, unread, rotation, ..of(&identity) }
+        Cluster { waits_for, nodes, store, unread, rotation, ..from_identity(&identity) }
     }
 
     /// Whether the cluster was formed without certificates.
-    pub(super) fn speaks_plain_text(&self) -> bool {
-        let part = self.0.part.as_ref();
-        part.is_some_and(|part| part.identity().protection == Protection::Plain)
+    pub(super) fn is_plaintext_cluster(&self) -> bool {
+        let membership = self.0.cluster_membership.as_ref();
+        membership.is_some_and(|membership| {
+            membership.identity().transport_security == TransportSecurity::PlainText
+        })
     }
 
     /// Makes this node the first of a new cluster.
     ///
     /// # Errors
-    /// [`Code::Conflict`] says what is in the way.
-    pub async fn init(&self, ask: BeginCluster) -> Result<Cluster, ApiError> {
+    /// [`ErrorCode::Conflict`] says what prevents it.
+    pub async fn init_cluster(&self, ask: InitClusterRequest) -> Result<Cluster, ApiError> {
         let control = self.clone();
-        self.detached(async move {
+        self.run_to_completion(async move {
             let settings = &control.0.settings;
-            control.check_alone()?;
-            let protection = chosen(settings, ask.insecure)?;
-            control.become_new(&first_of_new(settings, NodeId(1), protection)?)
+            control.check_standalone()?;
+            let protection = choose_protection(settings, ask.insecure)?;
+            control.restart_as(&first_node_identity(settings, NodeId(1), protection)?)
         })
         .await
     }
 
-    /// Makes this node one of the cluster that a token names.
+    /// Joins the cluster that a token names.
     ///
     /// # Errors
-    /// [`Code::InvalidRequest`] for what is no token; [`Code::Conflict`] says what is in the way.
-    pub async fn join(&self, join: JoinCluster) -> Result<Cluster, ApiError> {
-        let token = Token::parse(&join.token).map_err(|e| {
-            ApiError::new(Code::InvalidRequest, e.to_string())
-                .hint("`windrose cluster token` at a node of the cluster prints it")
+    /// [`ErrorCode::InvalidRequest`] for a malformed token; [`ErrorCode::Conflict`] says what
+    /// prevents the join.
+    pub async fn join_cluster(&self, join: JoinCluster) -> Result<Cluster, ApiError> {
+        let token = JoinToken::parse(&join.token).map_err(|e| {
+            ApiError::new(ErrorCode::InvalidRequest, e.to_string())
+                .with_hint("`windrose cluster token` at a node of the cluster prints it")
         })?;
         let role = match join.role {
             NodeRole::Data => Role::Data,
             NodeRole::Witness => Role::Witness,
         };
         let control = self.clone();
-        self.detached(async move {
+        self.run_to_completion(async move {
             let settings = &control.0.settings;
-            control.check_alone_for(Some(&token))?;
-            let at = listens(settings)?;
-            // Until it is over, one way or the other, what is looked for next cannot come about.
-            let _none = control.0.creating.try_write().map_err(|_| creates())?;
+            control.check_standalone_for(Some(&token))?;
+            let at = cluster_address(settings)?;
+            // Held until the join ends: no volume is created after the check below.
+            let _none = control.0.creation_lock.try_write().map_err(|_| busy_creating())?;
             let (volumes, _) = control.0.meta.list(VOLUMES).await.map_err(|e| store_error(&e))?;
             if !volumes.is_empty() {
                 let message =
-                    format!("this node has {} of its own", count(volumes.len(), "volume"));
+                    format!("this node has {} of its own", plural(volumes.len(), "volume"));
                 return Err(conflict(message, "copy their data elsewhere and delete them first"));
             }
             let request = join_request(settings, &token, role);
-            let grant = match join_call::ask(&token, &settings.cluster, &request).await? {
-                JoinAnswer::Granted(grant) => grant,
-                JoinAnswer::Waiting { id } => {
-                    let waits_for = Some(waits_for_approval(id));
-                    return Ok(Cluster { waits_for, ..alone() });
+            let grant = match join_client::request_join(&token, &settings.cluster, &request).await?
+            {
+                JoinResponse::Granted(grant) => grant,
+                JoinResponse::Waiting { id } => {
+                    let waits_for = Some(approval_text(id));
+                    return Ok(Cluster { waits_for, ..standalone() });
                 }
             };
             let granted = GrantedJoin::new(&token, grant, settings)?;
-            let record = granted.look(settings).await?;
-            let runs_member = granted.runs_member(&record, role).await?;
-            fault::pass(Point::JoinDrawn);
+            let record = granted.check_store(settings).await?;
+            let runs_member = granted.should_run_store_member(&record, role).await?;
+            fault_point::reach(Point::JoinDrawn);
             let GrantedJoin { cluster, node, grant, .. } = granted;
-            let JoinGrant { secret, protection, endpoints, .. } = grant;
+            let JoinGrant { secret, transport_security: protection, endpoints, .. } = grant;
             let member = runs_member
-                .then(|| own_member(&settings.cluster, at, node, &protection))
+                .then(|| own_store_member(&settings.cluster, at, node, &protection))
                 .transpose()?;
-            // Somebody may have asked for something else meanwhile.
-            control.check_alone()?;
-            control.become_new(&Identity {
-                stage: Stage::Joining,
+            // Another request may have changed the membership meanwhile.
+            control.check_standalone()?;
+            control.restart_as(&ClusterIdentity {
+                stage: MembershipStage::Joining,
                 cluster,
                 node,
                 index: None,
                 role,
                 secret,
-                protection,
+                transport_security: protection,
                 rotation: None,
                 endpoints,
                 member,
@@ -173,75 +184,79 @@ impl Control {
         .await
     }
 
-    /// Writes down what this node is to be, and has its inside begin again.
-    fn become_new(&self, identity: &Identity) -> Result<Cluster, ApiError> {
-        let path = data_dir::identity(&self.0.settings.data_dir);
+    /// Stores the new identity of this node, and restarts its services.
+    fn restart_as(&self, identity: &ClusterIdentity) -> Result<Cluster, ApiError> {
+        let path = data_dir::identity_path_in(&self.0.settings.data_dir);
         identity.write(&path).map_err(|e| identity_error(&e))?;
-        let joins = identity.stage == Stage::Joining;
-        fault::pass(if joins { Point::JoinWritten } else { Point::InitWritten });
+        let joins = identity.stage == MembershipStage::Joining;
+        fault_point::reach(if joins { Point::JoinWritten } else { Point::InitWritten });
         tracing::info!(cluster = %identity.cluster, node = %identity.node, "it becomes a node of a cluster");
         self.0.restart.send_replace(true);
-        Ok(of(identity))
+        Ok(from_identity(identity))
     }
 
-    /// Takes this node, or another one that does not come back, out of the cluster.
+    /// Removes this node, or a dead one, from the cluster.
     ///
     /// # Errors
-    /// [`Code::Conflict`] says what is in the way, [`Code::NotFound`] that there is no such node.
-    pub async fn leave(&self, leave: LeaveCluster) -> Result<Cluster, ApiError> {
+    /// [`ErrorCode::Conflict`] says what prevents it; [`ErrorCode::NotFound`] for an unknown node.
+    pub async fn leave_cluster(&self, leave: LeaveCluster) -> Result<Cluster, ApiError> {
         match leave.node {
-            None if leave.force => self.leave_by_force(),
-            None => self.leave_in_order().await,
-            Some(node) => self.remove(&node, leave.force).await,
+            None if leave.force => self.force_leave(),
+            None => self.leave_orderly().await,
+            Some(node) => self.remove_node(&node, leave.force).await,
         }
     }
 
-    async fn leave_in_order(&self) -> Result<Cluster, ApiError> {
+    async fn leave_orderly(&self) -> Result<Cluster, ApiError> {
         let control = self.clone();
-        self.detached(async move {
-            let part = control.member_part()?;
-            let identity = part.identity();
-            let (present, _) = nodes::list(part.store()).await.map_err(|e| store_error(&e))?;
-            if present.keys().all(|node| *node == identity.node) {
+        self.run_to_completion(async move {
+            let membership = control.require_membership()?;
+            let identity = membership.identity();
+            let (nodes, _) =
+                nodes::list_readable(membership.store()).await.map_err(|e| store_error(&e))?;
+            if nodes.keys().all(|node| *node == identity.node) {
                 return Err(conflict(
                     "this node is the last of its cluster, which ends with it",
                     "`--force` makes it a node by itself, without the volumes of the cluster",
                 ));
             }
-            control.check_holds_nothing(identity.node).await?;
-            let identity = part.update(|own| own.stage = Stage::Leaving);
+            control.check_has_no_replicas(identity.node).await?;
+            let identity = membership.update_identity(|own| own.stage = MembershipStage::Leaving);
             let identity = identity.map_err(|e| identity_error(&e))?;
-            fault::pass(Point::LeaveWritten);
+            fault_point::reach(Point::LeaveWritten);
             control.0.restart.send_replace(true);
-            Ok(of(&identity))
+            Ok(from_identity(&identity))
         })
         .await
     }
 
-    /// Forgets the cluster. For a node whose cluster is gone, or has removed it.
-    fn leave_by_force(&self) -> Result<Cluster, ApiError> {
-        let part = self.0.part.as_ref().ok_or_else(not_in_one)?;
-        part.forget().map_err(|e| identity_error(&e))?;
+    /// Forgets the cluster, for a node whose cluster is gone or has removed it.
+    fn force_leave(&self) -> Result<Cluster, ApiError> {
+        let membership = self.0.cluster_membership.as_ref().ok_or_else(not_in_cluster)?;
+        membership.forget_cluster().map_err(|e| identity_error(&e))?;
         tracing::warn!("it has left its cluster without a word to the others");
         self.0.restart.send_replace(true);
-        Ok(alone())
+        Ok(standalone())
     }
 
-    async fn remove(&self, which: &str, force: bool) -> Result<Cluster, ApiError> {
-        let part = self.member_part()?;
-        let (present, _) = nodes::list(part.store()).await.map_err(|e| store_error(&e))?;
-        let gone = match find(&present, which) {
-            Ok(gone) => gone,
-            Err(unknown) => return self.remove_stray(&present, which, force, unknown).await,
+    async fn remove_node(&self, which: &str, force: bool) -> Result<Cluster, ApiError> {
+        let membership = self.require_membership()?;
+        let (nodes, _) =
+            nodes::list_readable(membership.store()).await.map_err(|e| store_error(&e))?;
+        let dead = match find_node(&nodes, which) {
+            Ok(dead) => dead,
+            Err(unknown) => {
+                return self.remove_stray_store_member(&nodes, which, force, unknown).await;
+            }
         };
-        let (node, name) = (gone.record.node, &gone.record.name);
-        if node == part.identity().node {
+        let (node, name) = (dead.record.node, &dead.record.name);
+        if node == membership.identity().node {
             return Err(conflict(
                 "that is the node that is asked",
                 "`windrose cluster leave` without --node takes it out in order",
             ));
         }
-        if gone.alive {
+        if dead.is_alive {
             let message = format!("node {name} is alive, or was 10 seconds ago");
             let hint = format!("`windrose cluster leave` at node {name} takes it out");
             return Err(conflict(message, &hint));
@@ -251,40 +266,41 @@ impl Control {
             let hint = format!("windrose cluster leave --node {name} --force removes it");
             return Err(conflict(message, &hint));
         }
-        let stripped = self.strip(node, name).await?;
-        self.check_holds_nothing(node).await?;
-        // If it is back by now, it stays.
-        joining::strike_gone(part.store(), node).await.map_err(|e| match e {
-            JoinError::Alive { .. } => removal::alive_again(name, &stripped),
+        let emptied = self.remove_replicas_of_node(node, name).await?;
+        self.check_has_no_replicas(node).await?;
+        // A node that is alive again stays.
+        node_membership::remove_dead_node(membership.store(), node).await.map_err(|e| match e {
+            JoinError::StillAlive { .. } => node_removal::node_alive_error(name, &emptied),
             e => join_error(&e),
         })?;
-        let at: Vec<_> = gone.record.data.iter().map(SocketAddr::ip).collect();
-        let removed = joining::remove_member(part.store(), &member_name(node), &at).await;
-        removed.map_err(|e| member_stays(name, node, &e))?;
+        let at: Vec<_> = dead.record.data_addresses.iter().map(SocketAddr::ip).collect();
+        let removed =
+            node_membership::remove_member(membership.store(), &store_member_name(node), &at).await;
+        removed.map_err(|e| member_not_removed(name, node, &e))?;
         tracing::warn!(%node, name, "a node was removed from the cluster");
         self.await_nodes(|nodes| !nodes.contains_key(&node)).await;
-        Ok(self.cluster().await)
+        Ok(self.get_cluster().await)
     }
 
-    /// Removes a member of the store that a node asked room for which never became one of the cluster;
-    /// `unknown` if there is none that `which` names.
-    async fn remove_stray(
+    /// Removes a store member that was added for a node which never joined the cluster; returns
+    /// `unknown` if `which` names no such member.
+    async fn remove_stray_store_member(
         &self,
-        present: &Nodes,
+        nodes: &Nodes,
         which: &str,
         force: bool,
         unknown: ApiError,
     ) -> Result<Cluster, ApiError> {
-        let part = self.member_part()?;
-        if !part.own_members() {
+        let membership = self.require_membership()?;
+        if !membership.runs_own_store() {
             return Err(unknown);
         }
-        let members = part.store().members().await.map_err(|e| store_error(&e))?;
-        let Some(stray) = stray(&members, present, which) else { return Err(unknown) };
-        let name = joining::called(stray);
-        let health = part.look_at_health().await;
+        let members = membership.store().members().await.map_err(|e| store_error(&e))?;
+        let Some(stray) = stray_member(&members, nodes, which) else { return Err(unknown) };
+        let name = node_membership::member_label(stray);
+        let health = membership.refresh_store_health().await;
         let health = health.iter().find(|h| h.member.id == stray.id);
-        if health.is_some_and(|h| matches!(h.answer, MemberAnswer::Runs { .. })) {
+        if health.is_some_and(|h| matches!(h.response, MemberResponse::Running { .. })) {
             let message = format!("member {name} of the store runs: its node is about to join");
             return Err(conflict(message, "if it does not get on, stop that node first"));
         }
@@ -295,75 +311,76 @@ impl Control {
             );
             return Err(conflict(message, &hint));
         }
-        part.store().remove_member(stray.id).await.map_err(|e| store_error(&e))?;
+        membership.store().remove_member(stray.id).await.map_err(|e| store_error(&e))?;
         tracing::warn!(member = name, "a member of the store without a node was removed");
-        Ok(self.cluster().await)
+        Ok(self.get_cluster().await)
     }
 
-    /// Keeps a node out of service, or lets it serve again.
+    /// Takes a node out of service, or back into service.
     ///
     /// # Errors
-    /// [`Code::NotFound`] says that there is no such node.
+    /// [`ErrorCode::NotFound`] says that there is no such node.
     pub async fn set_drained(
         &self,
         which: Option<String>,
         drained: bool,
     ) -> Result<Cluster, ApiError> {
-        let part = self.member_part()?;
+        let membership = self.require_membership()?;
         let node = match which {
-            None => part.identity().node,
+            None => membership.identity().node,
             Some(which) => {
-                let (present, _) = nodes::list(part.store()).await.map_err(|e| store_error(&e))?;
-                find(&present, &which)?.record.node
+                let (nodes, _) =
+                    nodes::list_readable(membership.store()).await.map_err(|e| store_error(&e))?;
+                find_node(&nodes, &which)?.record.node
             }
         };
-        let set = nodes::set_drained(part.store(), node, drained).await;
-        if set.map_err(|e| store_error(&e))? {
+        let changed = nodes::set_drained(membership.store(), node, drained).await;
+        if changed.map_err(|e| store_error(&e))? {
             tracing::info!(%node, drained, "a node is drained, or no longer");
         }
         let is_so =
-            |nodes: &Nodes| nodes.get(&node).is_none_or(|view| view.record.drained == drained);
+            |nodes: &Nodes| nodes.get(&node).is_none_or(|view| view.record.is_drained == drained);
         self.await_nodes(is_so).await;
         if drained {
             self.await_drain(node).await?;
         }
-        Ok(self.cluster().await)
+        Ok(self.get_cluster().await)
     }
 
-    /// Waits for a moment until this node knows of a change of the nodes that it has made itself: it is told of it
-    /// as all others are, and answers by what it knows.
+    /// Waits briefly until this node sees a change of the node list that it made itself: answers
+    /// use the watched list.
     async fn await_nodes(&self, is_so: impl FnMut(&Nodes) -> bool) {
-        let Some(mut nodes) = self.membership().map(|m| m.nodes.clone()) else { return };
-        let _ = timeout(TELLING, nodes.wait_for(is_so)).await;
+        let Some(mut nodes) = self.joined_cluster().map(|m| m.nodes.clone()) else { return };
+        let _ = timeout(PROPAGATION_TIMEOUT, nodes.wait_for(is_so)).await;
     }
 
-    /// Waits until the others go on without the copies of a node.
+    /// Waits until the other nodes no longer depend on the replicas of a node.
     async fn await_drain(&self, node: NodeId) -> Result<(), ApiError> {
-        let deadline = Instant::now() + DRAINING;
+        let deadline = Instant::now() + DRAIN_TIMEOUT;
         loop {
-            let mirrors = self.0.state.mirrors();
-            let held = mirrors.iter().filter(|(_, mirror)| mirror.member(node).is_some());
+            let mirrors = self.0.volumes.mirrors();
+            let affected = mirrors.iter().filter(|(_, mirror)| mirror.member(node).is_some());
             let (alone, leaving): (Vec<_>, Vec<_>) =
-                held.partition(|(_, mirror)| mirror.others(node).next().is_none());
+                affected.partition(|(_, mirror)| mirror.others(node).next().is_none());
             if leaving.is_empty() && alone.is_empty() {
                 return Ok(());
             }
             if leaving.is_empty() || Instant::now() >= deadline {
-                let stay = alone.iter().chain(&leaving).map(|(id, _)| self.volume_name(**id));
-                let names: Vec<_> = stay.collect();
-                let runs = self.together(&[]).await.is_none_or(|together| together.runs(node));
-                return Err(still_held(&self.node_name(node), runs, &names.join(", ")));
+                let needed = alone.iter().chain(&leaving).map(|(id, _)| self.volume_name(**id));
+                let names: Vec<_> = needed.collect();
+                let runs = self.cluster_view(&[]).await.is_none_or(|cluster| cluster.runs(node));
+                return Err(drain_incomplete(&self.node_name(node), runs, &names.join(", ")));
             }
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// Refuses what only a node that keeps data can do.
+    /// Fails on a node that keeps no data.
     ///
     /// # Errors
-    /// [`Code::Conflict`] for a witness.
-    pub fn check_keeps_data(&self) -> Result<(), ApiError> {
-        match self.0.part.as_ref().map(|part| part.identity().role) {
+    /// [`ErrorCode::Conflict`] for a witness.
+    pub fn check_data_node(&self) -> Result<(), ApiError> {
+        match self.0.cluster_membership.as_ref().map(|membership| membership.identity().role) {
             Some(Role::Witness) => Err(conflict(
                 format!("node {} is a witness and keeps no data", self.0.settings.name),
                 "ask one of the others; `windrose cluster nodes` shows them",
@@ -372,15 +389,15 @@ impl Control {
         }
     }
 
-    /// Refuses what only a node by itself can do.
-    fn check_alone(&self) -> Result<(), ApiError> {
-        self.check_alone_for(None)
+    /// Fails unless the node is standalone.
+    fn check_standalone(&self) -> Result<(), ApiError> {
+        self.check_standalone_for(None)
     }
 
-    /// That this node is in no cluster; else in which one, and whether a token is of another.
-    fn check_alone_for(&self, token: Option<&Token>) -> Result<(), ApiError> {
-        let path = data_dir::identity(&self.0.settings.data_dir);
-        match Identity::read(&path) {
+    /// Fails if this node is in a cluster; says in which, and whether the token is for another.
+    fn check_standalone_for(&self, token: Option<&JoinToken>) -> Result<(), ApiError> {
+        let path = data_dir::identity_path_in(&self.0.settings.data_dir);
+        match ClusterIdentity::read(&path) {
             Ok(None) => Ok(()),
             Ok(Some(identity)) => {
                 let own = identity.cluster;
@@ -396,27 +413,28 @@ impl Control {
         }
     }
 
-    pub(super) fn member_part(&self) -> Result<&Part, ApiError> {
-        let part = self.0.part.as_deref().ok_or_else(not_in_one)?;
-        if self.membership().is_some() {
-            return Ok(part);
+    pub(super) fn require_membership(&self) -> Result<&ClusterMembership, ApiError> {
+        let membership = self.0.cluster_membership.as_deref().ok_or_else(not_in_cluster)?;
+        if self.joined_cluster().is_some() {
+            return Ok(membership);
         }
         Err(self.not_serving())
     }
 
-    /// Refuses to let a node go that keeps a copy of something.
-    async fn check_holds_nothing(&self, node: NodeId) -> Result<(), ApiError> {
+    /// Fails if a node that is to be removed keeps a replica.
+    async fn check_has_no_replicas(&self, node: NodeId) -> Result<(), ApiError> {
         let (entries, _) = self.0.meta.list(VOLUMES).await.map_err(|e| store_error(&e))?;
-        let held: Vec<_> = entries.iter().filter_map(|entry| held_at(entry, node)).collect();
-        if held.is_empty() {
+        let kept: Vec<_> =
+            entries.iter().filter_map(|entry| volume_placed_on(entry, node)).collect();
+        if kept.is_empty() {
             return Ok(());
         }
-        Err(keeps(&self.node_name(node), &held))
+        Err(has_replicas_error(&self.node_name(node), &kept))
     }
 }
 
-/// That a node which was drained has copies that nobody can do without.
-fn still_held(node: &str, runs: bool, volumes: &str) -> ApiError {
+/// The error for a drained node whose replicas are still needed.
+fn drain_incomplete(node: &str, runs: bool, volumes: &str) -> ApiError {
     if runs {
         let message = format!(
             "node {node} is drained, but still serves volume {volumes}: nobody else is in sync"
@@ -434,8 +452,8 @@ fn still_held(node: &str, runs: bool, volumes: &str) -> ApiError {
     conflict(message, &hint)
 }
 
-/// That a node which is to go keeps copies of volumes, the names of which these are.
-fn keeps(node: &str, volumes: &[String]) -> ApiError {
+/// The error for a node that is to be removed and keeps replicas of these volumes.
+fn has_replicas_error(node: &str, volumes: &[String]) -> ApiError {
     let message = format!("node {node} keeps a copy of volume {}", volumes.join(", "));
     let volume = volumes.first().map_or("VOLUME", String::as_str);
     let hint = format!(
@@ -446,17 +464,19 @@ fn keeps(node: &str, volumes: &[String]) -> ApiError {
     conflict(message, &hint)
 }
 
-/// The name of the volume that `entry` holds, if `node` keeps a copy of it. One that cannot be read
-/// may be anywhere.
-fn held_at(entry: &Entry, node: NodeId) -> Option<String> {
+/// The name of the volume in `entry`, if `node` keeps a replica of it. A record that cannot be read
+/// may be of any node.
+fn volume_placed_on(entry: &Entry, node: NodeId) -> Option<String> {
     match record::decode(entry) {
-        Ok(Stored { record, .. }) => record.place(node).map(|_| record.name.to_string()),
+        Ok(StoredVolumeRecord { record, .. }) => {
+            record.placement(node).map(|_| record.name.to_string())
+        }
         Err(_) => Some(entry.key.clone()),
     }
 }
 
-/// That a node was removed, and its member of the store was not.
-fn member_stays(name: &str, node: NodeId, why: &JoinError) -> ApiError {
+/// The error for a node that was removed while its store member was not.
+fn member_not_removed(name: &str, node: NodeId, why: &JoinError) -> ApiError {
     let message = format!(
         "node {name} was removed from the cluster, but its member of the metadata store is still there: {why}"
     );
@@ -464,18 +484,22 @@ fn member_stays(name: &str, node: NodeId, why: &JoinError) -> ApiError {
         "windrose cluster leave --node {node} --force removes the member; one without a name is named by its address, \
          as `windrose cluster nodes` shows it"
     );
-    ApiError::new(join_error(why).code, message).hint(hint)
+    ApiError::new(join_error(why).code, message).with_hint(hint)
 }
 
-/// The member of the store that `which` names, if it belongs to none of the nodes.
-fn stray<'a>(members: &'a [MemberInfo], present: &Nodes, which: &str) -> Option<&'a MemberInfo> {
-    let numbered = which.parse().ok().map(|number| member_name(NodeId(number)));
-    let found = joining::member_called(members, numbered.as_deref().unwrap_or(which))?;
-    let belongs = present.keys().any(|node| member_name(*node) == found.name);
+/// The store member that `which` names, if no node runs it.
+fn stray_member<'a>(
+    members: &'a [MemberInfo],
+    nodes: &Nodes,
+    which: &str,
+) -> Option<&'a MemberInfo> {
+    let numbered = which.parse().ok().map(|number| store_member_name(NodeId(number)));
+    let found = node_membership::find_member(members, numbered.as_deref().unwrap_or(which))?;
+    let belongs = nodes.keys().any(|node| store_member_name(*node) == found.name);
     (!belongs).then_some(found)
 }
 
-fn alone() -> Cluster {
+fn standalone() -> Cluster {
     Cluster {
         stage: ClusterStage::Alone,
         id: None,
@@ -489,19 +513,19 @@ fn alone() -> Cluster {
     }
 }
 
-/// What `identity` says.
-fn of(identity: &Identity) -> Cluster {
+/// Shows the cluster by the identity alone.
+fn from_identity(identity: &ClusterIdentity) -> Cluster {
     Cluster {
         stage: match identity.stage {
-            Stage::Moving => ClusterStage::Moving,
-            Stage::Joining => ClusterStage::Joining,
-            Stage::Member => ClusterStage::Member,
-            Stage::Leaving => ClusterStage::Leaving,
+            MembershipStage::Creating => ClusterStage::Moving,
+            MembershipStage::Joining => ClusterStage::Joining,
+            MembershipStage::Member => ClusterStage::Member,
+            MembershipStage::Leaving => ClusterStage::Leaving,
         },
         id: Some(identity.cluster),
         node: Some(identity.node.0),
         role: Some(role(identity.role)),
-        ..alone()
+        ..standalone()
     }
 }
 
@@ -512,49 +536,49 @@ pub(super) fn role(role: Role) -> NodeRole {
     }
 }
 
-fn shown(view: &NodeView) -> ClusterNode {
-    let NodeView { record, alive } = view;
+fn node_info(view: &NodeView) -> ClusterNode {
+    let NodeView { record, is_alive: alive } = view;
     ClusterNode {
         node: record.node.0,
         name: record.name.clone(),
         role: role(record.role),
         alive: *alive,
-        drained: record.drained,
-        addresses: record.data.clone(),
+        drained: record.is_drained,
+        addresses: record.data_addresses.clone(),
         failure_domain: record.failure_domain.clone(),
         version: record.version.clone(),
     }
 }
 
-fn creates() -> ApiError {
+fn busy_creating() -> ApiError {
     conflict(
         "a volume is being created at this node, or it joins a cluster already",
         "try again when that is over; a node that joins has no volumes of its own",
     )
 }
 
-fn not_in_one() -> ApiError {
+fn not_in_cluster() -> ApiError {
     conflict("this node is in no cluster", "`windrose cluster init` begins one")
 }
 
-/// The store's members: who they are now, and how they were a few seconds ago.
-async fn store_members(part: &Part) -> Vec<StoreMember> {
-    let health = part.health();
+/// The store members: the list as it is now, their health as of a few seconds ago.
+async fn store_members(membership: &ClusterMembership) -> Vec<StoreMember> {
+    let health = membership.store_health();
     let known = || health.iter().map(|h| h.member.clone()).collect();
-    let now = part.store().members().await.unwrap_or_else(|_| known());
+    let now = membership.store().members().await.unwrap_or_else(|_| known());
     let shown = |m: MemberInfo| StoreMember {
-        problem: health.iter().find(|h| h.member.id == m.id).and_then(members::problem),
-        name: joining::called(&m).to_owned(),
+        problem: health.iter().find(|h| h.member.id == m.id).and_then(store_view::member_problem),
+        name: node_membership::member_label(&m).to_owned(),
         urls: m.client_urls,
         votes: !m.is_learner,
     };
     now.into_iter().map(shown).collect()
 }
 
-/// What names a node in a command: its name, unless that means others as well.
-pub(super) fn called(present: &Nodes, view: &NodeView) -> String {
+/// How a command names a node: by its name, or by number if the name is ambiguous.
+pub(super) fn node_argument(nodes: &Nodes, view: &NodeView) -> String {
     let NodeView { record, .. } = view;
-    let mut others = present.values().filter(|other| other.record.node != record.node);
+    let mut others = nodes.values().filter(|other| other.record.node != record.node);
     let is_number = record.name.parse::<u16>().is_ok();
     match is_number || others.any(|other| other.record.name == record.name) {
         true => record.node.to_string(),
@@ -562,22 +586,24 @@ pub(super) fn called(present: &Nodes, view: &NodeView) -> String {
     }
 }
 
-/// The node that `which` names, by number or else by name.
-fn find<'a>(present: &'a Nodes, which: &str) -> Result<&'a NodeView, ApiError> {
-    let numbered = which.parse().ok().and_then(|number| present.get(&NodeId(number)));
-    let mut named = present.values().filter(|view| view.record.name == which);
+/// The node that `which` names, by number or by name.
+fn find_node<'a>(nodes: &'a Nodes, which: &str) -> Result<&'a NodeView, ApiError> {
+    let numbered = which.parse().ok().and_then(|number| nodes.get(&NodeId(number)));
+    let mut named = nodes.values().filter(|view| view.record.name == which);
     match (numbered, named.next(), named.next()) {
         (Some(view), _, _) | (None, Some(view), None) => Ok(view),
         (None, Some(_), Some(_)) => {
             Err(conflict(format!("several nodes are called {which}"), "name it by its number"))
         }
-        (None, None, _) => Err(ApiError::new(Code::NotFound, format!("there is no node {which}"))
-            .hint("`windrose cluster nodes` shows who there is")),
+        (None, None, _) => {
+            Err(ApiError::new(ErrorCode::NotFound, format!("there is no node {which}"))
+                .with_hint("`windrose cluster nodes` shows who there is"))
+        }
     }
 }
 
-/// Where other nodes reach this one.
-fn listens(settings: &Settings) -> Result<SocketAddr, ApiError> {
+/// The address at which other nodes reach this one.
+fn cluster_address(settings: &ControlSettings) -> Result<SocketAddr, ApiError> {
     settings.cluster.listen.first().copied().ok_or_else(|| {
         conflict(
             "cluster.listen is not set: other nodes could not reach this one",
@@ -586,23 +612,23 @@ fn listens(settings: &Settings) -> Result<SocketAddr, ApiError> {
     })
 }
 
-/// A member's name: that of its node, which is never given twice.
-pub(crate) fn member_name(node: NodeId) -> String {
-    format!("{MEMBER}{node}")
+/// The name of a node's store member; node numbers are never reused.
+pub(crate) fn store_member_name(node: NodeId) -> String {
+    format!("{STORE_MEMBER_PREFIX}{node}")
 }
 
-/// The node whose member has this name.
-pub(super) fn node_of_member(name: &str) -> Option<NodeId> {
-    name.strip_prefix(MEMBER)?.parse().ok().map(NodeId)
+/// The node whose store member has this name.
+pub(super) fn node_of_store_member(name: &str) -> Option<NodeId> {
+    name.strip_prefix(STORE_MEMBER_PREFIX)?.parse().ok().map(NodeId)
 }
 
-/// The member of the store that this node is to run.
-pub(crate) fn own_member(
+/// The store member that this node is to run.
+pub(crate) fn own_store_member(
     cluster: &config::Cluster,
     at: SocketAddr,
     node: NodeId,
-    protection: &Protection,
-) -> Result<OwnMember, ApiError> {
+    protection: &TransportSecurity,
+) -> Result<LocalStoreMember, ApiError> {
     let store = &cluster.store;
     if !is_installed(&store.program) {
         let message = format!("{} is not installed", store.program.display());
@@ -610,11 +636,11 @@ pub(crate) fn own_member(
         return Err(conflict(message, hint));
     }
     let scheme = protection.scheme();
-    let url = |set: Option<SocketAddr>, port| {
-        format!("{scheme}://{}", set.unwrap_or_else(|| SocketAddr::new(at.ip(), port)))
+    let url = |configured: Option<SocketAddr>, port| {
+        format!("{scheme}://{}", configured.unwrap_or_else(|| SocketAddr::new(at.ip(), port)))
     };
-    Ok(OwnMember {
-        name: member_name(node),
+    Ok(LocalStoreMember {
+        name: store_member_name(node),
         peer_url: url(store.peer, PEER_PORT),
         client_url: url(store.client, CLIENT_PORT),
     })
@@ -628,17 +654,17 @@ fn is_installed(program: &Path) -> bool {
     std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
 }
 
-/// What this node asks that wants to join.
-fn join_request(settings: &Settings, token: &Token, role: Role) -> JoinRequest {
+/// The request with which this node asks to join.
+fn join_request(settings: &ControlSettings, token: &JoinToken, role: Role) -> JoinRequest {
     let config::Cluster { listen, lease, grace, .. } = &settings.cluster;
     JoinRequest {
-        format: admission::FORMAT,
+        format: admission::JOIN_PROTOCOL_VERSION,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         store_format: embedded::FORMAT,
         cluster: token.cluster,
         token: token.id,
         secret: token.secret.clone(),
-        directory: settings.directory,
+        data_dir_id: settings.data_dir_id,
         name: settings.name.clone(),
         role,
         addresses: listen.clone(),
@@ -651,66 +677,84 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn waits_for_approval(id: ShortId) -> String {
+fn approval_text(id: ShortId) -> String {
     format!(
         "approval; at a node of the cluster: windrose cluster approve {id}. Who stops waiting says the same command again \
          once it is approved"
     )
 }
 
-/// What a node was given that may join, and the cluster's store as it reaches it.
+/// A granted join, with the cluster's store as this node reaches it.
 struct GrantedJoin {
     cluster: Uuid,
     node: NodeId,
     grant: JoinGrant,
-    store: Etcd,
+    store: EtcdStore,
 }
 
 impl GrantedJoin {
-    fn new(token: &Token, grant: JoinGrant, settings: &Settings) -> Result<Self, ApiError> {
-        let refused = |e: &dyn std::fmt::Display| ApiError::new(Code::Conflict, e.to_string());
-        if !token.trust.fits(&grant.protection) {
-            return Err(conflict("what this node was given is not of the token's cluster", ANEW));
+    fn new(
+        token: &JoinToken,
+        grant: JoinGrant,
+        settings: &ControlSettings,
+    ) -> Result<Self, ApiError> {
+        let refused = |e: &dyn std::fmt::Display| ApiError::new(ErrorCode::Conflict, e.to_string());
+        if !token.trust_anchor.matches(&grant.transport_security) {
+            return Err(conflict(
+                "what this node was given is not of the token's cluster",
+                NEW_TOKEN_HINT,
+            ));
         }
-        let Settings { name, cluster, data_dir, .. } = settings;
-        let certificates =
-            protection::certificates((&grant.protection, None), name, cluster, data_dir);
+        let ControlSettings { name, cluster, data_dir, .. } = settings;
+        let certificates = certificates::prepare_certificates(
+            (&grant.transport_security, None),
+            name,
+            cluster,
+            data_dir,
+        );
         let certificates = certificates.map_err(|e| refused(&e))?;
-        let store = part::store(&grant.endpoints, certificates.as_ref()).map_err(|e| {
-            refused(&e).hint("are cluster.tls_ca, tls_cert and tls_key set as at the other nodes?")
-        })?;
+        let store = cluster_membership::connect_store(&grant.endpoints, certificates.as_ref())
+            .map_err(|e| {
+                refused(&e).with_hint(
+                    "are cluster.tls_ca, tls_cert and tls_key set as at the other nodes?",
+                )
+            })?;
         Ok(Self { cluster: token.cluster, node: NodeId(grant.node), grant, store })
     }
 
-    /// Looks whether the store is there, and this node is like those of the cluster.
-    async fn look(&self, settings: &Settings) -> Result<ClusterRecord, ApiError> {
-        let checked = format::check(&self.store, self.store.name()).await;
-        checked.map_err(|e| self.error(&e.into()))?;
-        let cluster = joining::cluster_of(&self.store, self.cluster).await;
-        let cluster = cluster.map_err(|e| self.error(&e))?;
+    /// Checks that the store answers, and that this node's settings match the cluster's.
+    async fn check_store(&self, settings: &ControlSettings) -> Result<ClusterRecord, ApiError> {
+        let checked = store_format::check_or_init(&self.store, self.store.name()).await;
+        checked.map_err(|e| self.store_error_after_grant(&e.into()))?;
+        let cluster = node_membership::cluster_record(&self.store, self.cluster).await;
+        let cluster = cluster.map_err(|e| self.store_error_after_grant(&e))?;
         let (lease, grace) = (millis(settings.cluster.lease), millis(settings.cluster.grace));
-        joining::check_settings(&cluster, lease, grace).map_err(|e| join_error(&e))?;
+        node_membership::check_settings(&cluster, lease, grace).map_err(|e| join_error(&e))?;
         Ok(cluster)
     }
 
-    /// Why it does not come in although it was let in.
-    fn error(&self, error: &JoinError) -> ApiError {
-        let JoinError::Store(MetaError::Unreachable { why, .. }) = error else {
+    /// Why this node cannot join although the request was granted.
+    fn store_error_after_grant(&self, error: &JoinError) -> ApiError {
+        let JoinError::Store(StoreError::Unreachable { why, .. }) = error else {
             return join_error(error);
         };
         let at = self.grant.endpoints.join(", ");
         let message = format!(
             "this node is let in, and the store of the cluster is not reached at {at}: {why}"
         );
-        ApiError::new(Code::Unavailable, message).hint(
+        ApiError::new(ErrorCode::Unavailable, message).with_hint(
             "is a firewall in the way (ports 2379 and 2380), or are nodes down? Then say it again with the same token: \
              this node is counted once",
         )
     }
 
-    /// Whether a node that joins runs a member of the store.
-    async fn runs_member(&self, cluster: &ClusterRecord, role: Role) -> Result<bool, ApiError> {
-        if !cluster.own_members {
+    /// Whether a joining node runs a store member.
+    async fn should_run_store_member(
+        &self,
+        cluster: &ClusterRecord,
+        role: Role,
+    ) -> Result<bool, ApiError> {
+        if !cluster.runs_own_store {
             return match role {
                 Role::Data => Ok(false),
                 Role::Witness => Err(conflict(
@@ -719,28 +763,31 @@ impl GrantedJoin {
                 )),
             };
         }
-        let failed = |e: MetaError| self.error(&e.into());
+        let failed = |e: StoreError| self.store_error_after_grant(&e.into());
         let members = self.store.members().await.map_err(failed)?;
-        if members.len() < MAX_MEMBERS {
+        if members.len() < MAX_STORE_MEMBERS {
             return Ok(true);
         }
         if role == Role::Data {
             return Ok(false);
         }
-        let (present, _) = nodes::list(&self.store).await.map_err(failed)?;
-        Err(no_room(&members, &present))
+        let (nodes, _) = nodes::list_readable(&self.store).await.map_err(failed)?;
+        Err(store_full_error(&members, &nodes))
     }
 }
-/// What protects a cluster that is begun with these settings (RFD 0038, 2.2).
-fn chosen(settings: &Settings, insecure: bool) -> Result<Protection, ApiError> {
+/// Chooses the transport security of a new cluster with these settings (RFD 0038, 2.2).
+fn choose_protection(
+    settings: &ControlSettings,
+    insecure: bool,
+) -> Result<TransportSecurity, ApiError> {
     let is_given = settings.cluster.tls.is_some();
     match (insecure, is_given) {
         (true, true) => Err(conflict(
             "cluster.tls_ca is set: nodes with certificates do not speak in plain text",
             "leave --insecure out, or remove cluster.tls_ca, tls_cert and tls_key and restart the node",
         )),
-        (true, false) => Ok(Protection::Plain),
-        (false, true) => Ok(Protection::Given),
+        (true, false) => Ok(TransportSecurity::PlainText),
+        (false, true) => Ok(TransportSecurity::AdministratorCertificates),
         (false, false) if !settings.cluster.store.endpoints.is_empty() => Err(conflict(
             "cluster.store_endpoints names an etcd of yours, which knows no certificates of an authority that this cluster \
              would make",
@@ -751,57 +798,64 @@ fn chosen(settings: &Settings, insecure: bool) -> Result<Protection, ApiError> {
     }
 }
 
-fn own_authority() -> Result<Protection, ApiError> {
-    let authority = Authority::new().map_err(|e| ApiError::new(Code::Internal, e.to_string()))?;
-    Ok(Protection::Own(authority))
+fn own_authority() -> Result<TransportSecurity, ApiError> {
+    let authority = CertificateAuthority::new()
+        .map_err(|e| ApiError::new(ErrorCode::Internal, e.to_string()))?;
+    Ok(TransportSecurity::ClusterAuthority(authority))
 }
 
-/// What protects a cluster in the place of one that was protected so.
-pub(super) fn renewed(protection: &Protection) -> Result<Protection, ApiError> {
+/// New transport security of the same kind as before, for a recovered cluster.
+pub(super) fn renew_protection(
+    protection: &TransportSecurity,
+) -> Result<TransportSecurity, ApiError> {
     match protection {
-        Protection::Own(_) => own_authority(),
-        Protection::Given | Protection::Plain => Ok(protection.clone()),
+        TransportSecurity::ClusterAuthority(_) => own_authority(),
+        TransportSecurity::AdministratorCertificates | TransportSecurity::PlainText => {
+            Ok(protection.clone())
+        }
     }
 }
 
-/// What node number `node` is as the first of a new cluster.
-pub(super) fn first_of_new(
-    settings: &Settings,
+/// The identity of node number `node` as the first of a new cluster.
+pub(super) fn first_node_identity(
+    settings: &ControlSettings,
     node: NodeId,
-    protection: Protection,
-) -> Result<Identity, ApiError> {
-    let at = listens(settings)?;
+    protection: TransportSecurity,
+) -> Result<ClusterIdentity, ApiError> {
+    let at = cluster_address(settings)?;
     let secret = ClusterSecret::random()
-        .ok_or_else(|| ApiError::new(Code::Internal, "the system gives no random bytes"))?;
+        .ok_or_else(|| ApiError::new(ErrorCode::Internal, "the system gives no random bytes"))?;
     let (endpoints, member) = if settings.cluster.store.endpoints.is_empty() {
-        let own = own_member(&settings.cluster, at, node, &protection)?;
+        let own = own_store_member(&settings.cluster, at, node, &protection)?;
         (vec![own.client_url.clone()], Some(own))
     } else {
         (settings.cluster.store.endpoints.clone(), None)
     };
-    Ok(Identity {
-        stage: Stage::Moving,
+    Ok(ClusterIdentity {
+        stage: MembershipStage::Creating,
         cluster: Uuid::new_v4(),
         node,
         index: NodeIndex::new(0),
         role: Role::Data,
         secret,
-        protection,
+        transport_security: protection,
         rotation: None,
         endpoints,
         member,
     })
 }
 
-/// A witness finds the store with all the members that it may have. As a rule one of them is that of a node which
-/// died, such as the witness before it was installed anew.
-fn no_room(members: &[MemberInfo], present: &Nodes) -> ApiError {
-    let message = format!("the store has {MAX_MEMBERS} members already");
-    let gone = members.iter().find_map(|member| {
-        let name = joining::called(member);
-        match present.values().find(|view| member_name(view.record.node) == name) {
-            Some(view) if view.alive => None,
-            Some(view) => Some((name, format!("node {}", view.record.name), called(present, view))),
+/// The error for a witness that finds the store with the maximum of members. Usually one of them
+/// belongs to a dead node, such as the witness before it was reinstalled.
+fn store_full_error(members: &[MemberInfo], nodes: &Nodes) -> ApiError {
+    let message = format!("the store has {MAX_STORE_MEMBERS} members already");
+    let dead = members.iter().find_map(|member| {
+        let name = node_membership::member_label(member);
+        match nodes.values().find(|view| store_member_name(view.record.node) == name) {
+            Some(view) if view.is_alive => None,
+            Some(view) => {
+                Some((name, format!("node {}", view.record.name), node_argument(nodes, view)))
+            }
             None => Some((
                 name,
                 "a node that is none of the cluster any more".to_owned(),
@@ -809,7 +863,7 @@ fn no_room(members: &[MemberInfo], present: &Nodes) -> ApiError {
             )),
         }
     });
-    match gone {
+    match dead {
         Some((member, whose, which)) => conflict(
             format!("{message}, one of them ({member}) that of {whose}, which is gone"),
             &format!(
@@ -830,16 +884,16 @@ mod tests {
 
     #[test]
     fn a_node_that_is_drained_and_does_not_run_is_not_said_to_serve() {
-        let serves = still_held("b", true, "solo");
+        let serves = drain_incomplete("b", true, "solo");
         assert!(serves.message.contains("but still serves volume solo"), "{serves}");
-        let down = still_held("b", false, "solo");
+        let down = drain_incomplete("b", false, "solo");
         assert!(!down.message.contains("still serves") && down.message.contains("does not run"));
         assert!(down.hint.unwrap().contains("start windrose on node b"));
     }
 
     #[test]
     fn a_node_that_keeps_copies_is_named_with_the_commands_that_free_it() {
-        let refused = keeps("b", &["web".into(), "mail".into()]);
+        let refused = has_replicas_error("b", &["web".into(), "mail".into()]);
         assert_eq!(refused.message, "node b keeps a copy of volume web, mail");
         let hint = refused.hint.unwrap();
         for command in ["replace web --on b --with NODE", "remove web --on b", "delete web"] {
@@ -850,10 +904,10 @@ mod tests {
     #[test]
     fn what_a_node_keeps_is_found_in_records_of_any_format() {
         let flat = record::tests::entry(&record::tests::record("web"));
-        assert_eq!(held_at(&flat, NodeId(1)), Some("web".into()));
-        assert_eq!(held_at(&flat, NodeId(2)), None);
+        assert_eq!(volume_placed_on(&flat, NodeId(1)), Some("web".into()));
+        assert_eq!(volume_placed_on(&flat, NodeId(2)), None);
         let unreadable = Entry { value: b"?".to_vec(), ..flat };
-        assert_eq!(held_at(&unreadable, NodeId(9)), Some(unreadable.key.clone()));
+        assert_eq!(volume_placed_on(&unreadable, NodeId(9)), Some(unreadable.key.clone()));
     }
 
     #[test]
@@ -867,8 +921,9 @@ mod tests {
         };
         let members =
             [member("node-1", "a:2380"), member("node-3", "c:2380"), member("", "d:2380")];
-        let present = [members::tests::node(1, "a", true)].into();
-        let found = |which| stray(&members, &present, which).map(joining::called);
+        let present = [store_view::tests::node(1, "a", true)].into();
+        let found =
+            |which| stray_member(&members, &present, which).map(node_membership::member_label);
         assert_eq!((found("1"), found("node-1"), found("a:2380")), (None, None, None));
         assert_eq!((found("3"), found("node-3")), (Some("node-3"), Some("node-3")));
         assert_eq!((found("d:2380"), found("")), (Some("http://d:2380"), None));

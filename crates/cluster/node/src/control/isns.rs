@@ -1,8 +1,8 @@
-//! Registration with an iSNS server (RFC 4171), for initiators that find their targets there. It is a courtesy: whatever fails
-//! of it is logged, and nothing waits for it.
+//! Registration with an iSNS server (RFC 4171), where initiators find their targets. Failures are
+//! logged, and nothing waits for it.
 //!
-//! What is registered is one entity for whoever serves a target together, as the server knows a name of a target once: the node,
-//! or the whole cluster, for which the first of its living data nodes speaks.
+//! A server knows each target name once, so all nodes that serve a target together register as one
+//! entity: a standalone node, or the whole cluster, for which the first living data node registers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -12,68 +12,70 @@ use std::time::Duration;
 
 use ::cluster::identity::Role;
 use ::cluster::nodes::{NodeView, Nodes};
-use iscsi::isns::{Answer, BadAnswer, Entity, HEADER, Mode, Portal, Target};
+use iscsi::isns::{
+    Entity, HEADER_LEN, Portal, RegistrationMode, ResponseAssembler, ResponseError, Target,
+};
 use peer::NodeId;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream, lookup_host};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Control;
-use crate::publish;
-use crate::record::{Stage, VolumeRecord};
+use crate::catalog;
+use crate::record::{VolumeRecord, VolumeStage};
 
-/// For how long a registration shall last without being renewed. The server may say otherwise.
+/// Requested lifetime of a registration, in seconds. The server may choose another.
 const PERIOD_S: u32 = 600;
 
-/// How often is looked whether there is something to register.
-const LOOK: Duration = Duration::from_secs(2);
+/// How often the registration is compared with the targets.
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Pause after a failure.
-const RETRY: Duration = Duration::from_secs(30);
+const RETRY_PAUSE: Duration = Duration::from_secs(30);
 
-/// The server's time for a connection, and for each answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time limit for connecting to the server, and for each answer.
+const SERVER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The same when the node stops.
-const LAST_PATIENCE: Duration = Duration::from_secs(2);
+/// The same while the node stops.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How often is complained of the same.
-const COMPLAIN: Duration = Duration::from_secs(3600);
+/// How often the same failure is logged.
+const WARN_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// Portal group of targets that only one node serves.
-const ONLY_GROUP: u16 = 1;
+/// Portal group of the targets of a standalone node.
+const STANDALONE_PORTAL_GROUP: u16 = 1;
 
-/// Why nothing was registered.
+/// Why registration failed.
 #[derive(Debug, thiserror::Error)]
 enum IsnsError {
     #[error("{0}")]
     Unreachable(#[from] io::Error),
-    #[error("no answer in {} s", PATIENCE.as_secs())]
-    Silent(#[from] tokio::time::error::Elapsed),
+    #[error("no answer in {} s", SERVER_TIMEOUT.as_secs())]
+    TimedOut(#[from] tokio::time::error::Elapsed),
     #[error("{0}")]
-    Answer(#[from] BadAnswer),
+    Answer(#[from] ResponseError),
 }
 
-/// What the server has of us.
+/// The registration at the server.
 #[derive(Clone, Debug)]
-pub(super) struct Registered {
+pub(super) struct IsnsRegistration {
     entity: Entity,
-    /// The address from which it was registered: a wildcard portal is reached there.
+    /// The local address of the connection to the server: stands in for a wildcard portal.
     local: IpAddr,
-    /// When it has to be renewed; `None` while nobody knows whether the server has it.
-    renew: Option<Instant>,
+    /// When to renew it; `None` while it is unknown whether the server has it.
+    renew_at: Option<Instant>,
 }
 
 /// A connection to the server.
-struct Server {
+struct IsnsConnection {
     stream: TcpStream,
     local: IpAddr,
     transaction: u16,
 }
 
-impl Server {
+impl IsnsConnection {
     async fn dial(at: &str) -> Result<Self, IsnsError> {
-        let dial = async {
+        let connecting = async {
             let mut last = io::Error::from(io::ErrorKind::NotFound);
             for address in lookup_host(at).await? {
                 let socket =
@@ -85,22 +87,22 @@ impl Server {
             }
             Err(last)
         };
-        let stream = timeout(PATIENCE, dial).await??;
+        let stream = timeout(SERVER_TIMEOUT, connecting).await??;
         let local = stream.local_addr()?.ip().to_canonical();
         Ok(Self { stream, local, transaction: 1 })
     }
 
-    /// Sends a message that was made for the next transaction, and reads its answer.
-    async fn ask(&mut self, message: &[u8]) -> Result<Option<u32>, IsnsError> {
+    /// Sends a message built for the next transaction, and reads the answer.
+    async fn request(&mut self, message: &[u8]) -> Result<Option<u32>, IsnsError> {
         self.transaction = self.transaction.wrapping_add(1);
-        timeout(PATIENCE, self.ask_patiently(message)).await?
+        timeout(SERVER_TIMEOUT, self.request_untimed(message)).await?
     }
 
-    async fn ask_patiently(&mut self, message: &[u8]) -> Result<Option<u32>, IsnsError> {
+    async fn request_untimed(&mut self, message: &[u8]) -> Result<Option<u32>, IsnsError> {
         self.stream.write_all(message).await?;
-        let mut answer = Answer::to(message).ok_or(BadAnswer::NotIsns)?;
+        let mut answer = ResponseAssembler::awaiting(message).ok_or(ResponseError::NotIsns)?;
         loop {
-            let mut header = [0; HEADER];
+            let mut header = [0; HEADER_LEN];
             self.stream.read_exact(&mut header).await?;
             let (length, last) = answer.part(&header)?;
             let mut payload = vec![0; length];
@@ -112,13 +114,17 @@ impl Server {
         }
     }
 
-    /// Registers an entity; for how long.
-    async fn register(&mut self, entity: &Entity, mode: Mode) -> Result<Duration, IsnsError> {
+    /// Registers an entity; returns for how long.
+    async fn register(
+        &mut self,
+        entity: &Entity,
+        mode: RegistrationMode,
+    ) -> Result<Duration, IsnsError> {
         let mut period = None;
         for message in entity.register(mode, PERIOD_S, self.transaction) {
-            period = self.ask(&message).await?.or(period);
+            period = self.request(&message).await?.or(period);
         }
-        // Zero is for ever. Below ten seconds nobody means it.
+        // Zero means no expiry. Less than ten seconds is not plausible.
         let period = period.filter(|s| *s > 0).unwrap_or(PERIOD_S).max(10);
         Ok(Duration::from_secs(period.into()))
     }
@@ -126,161 +132,170 @@ impl Server {
     async fn deregister(&mut self, entity: &Entity) -> Result<(), IsnsError> {
         let Some(source) = entity.source() else { return Ok(()) };
         let message = Entity::deregister(&entity.id, source, self.transaction);
-        self.ask(&message).await.map(drop)
+        self.request(&message).await.map(drop)
     }
 }
 
-/// Whether `me` speaks for the cluster: the first of the data nodes that are alive.
-fn speaks(nodes: &Nodes, me: NodeId) -> bool {
-    let candidate = |view: &&NodeView| view.alive && view.record.role == Role::Data;
+/// Whether `me` registers for the cluster: it is the first living data node.
+fn is_registrar(nodes: &Nodes, me: NodeId) -> bool {
+    let candidate = |view: &&NodeView| view.is_alive && view.record.role == Role::Data;
     nodes.values().find(candidate).is_some_and(|view| view.record.node == me)
 }
 
 /// Each target once, with the portals of all of its volumes.
-fn together(targets: impl Iterator<Item = Target>) -> Vec<Target> {
-    let mut together = BTreeMap::<String, BTreeSet<Portal>>::new();
+fn merge_targets(targets: impl Iterator<Item = Target>) -> Vec<Target> {
+    let mut merged = BTreeMap::<String, BTreeSet<Portal>>::new();
     for target in targets {
-        together.entry(target.name).or_default().extend(target.portals);
+        merged.entry(target.name).or_default().extend(target.portals);
     }
     let target =
         |(name, portals): (_, BTreeSet<_>)| Target { name, portals: portals.into_iter().collect() };
-    together.into_iter().map(target).collect()
+    merged.into_iter().map(target).collect()
 }
 
-/// The targets of a cluster, each with the portals of all nodes that have a copy.
+/// The targets of a cluster, each with the portals of all nodes that keep a replica.
 fn shared_targets<'a>(
     records: impl Iterator<Item = &'a VolumeRecord>,
     nodes: &Nodes,
 ) -> Vec<Target> {
-    let of_place = |node: NodeId| {
+    let portals_of = |node: NodeId| {
         let record = &nodes.get(&node)?.record;
         let group = u16::from(record.index.get()) + 1;
-        Some(publish::portals(record).iscsi.into_iter().map(move |at| Portal { at, group }))
+        Some(
+            catalog::reachable_portals(record)
+                .iscsi
+                .into_iter()
+                .map(move |at| Portal { at, group }),
+        )
     };
     let target = |record: &VolumeRecord| {
-        let places = record.places.iter().filter(|p| p.stage.has_image());
-        let portals = places.filter_map(|p| of_place(p.node)).flatten().collect();
-        Target { name: record.target().to_owned(), portals }
+        let placements = record.placements.iter().filter(|p| p.stage.has_image());
+        let portals = placements.filter_map(|p| portals_of(p.node)).flatten().collect();
+        Target { name: record.target_name().to_owned(), portals }
     };
-    together(records.map(target))
+    merge_targets(records.map(target))
 }
 
-/// The targets of a node by itself. A wildcard is reached where the server is reached from.
+/// The targets of a standalone node. A wildcard portal becomes the address that faces the server.
 fn own_targets<'a>(
     records: impl Iterator<Item = &'a VolumeRecord>,
     listens: &[SocketAddr],
     local: IpAddr,
 ) -> Vec<Target> {
-    let dialled = |at: &SocketAddr| {
+    let portal_at = |at: &SocketAddr| {
         let ip = if at.ip().is_unspecified() { local } else { at.ip() };
-        Portal { at: SocketAddr::new(ip, at.port()), group: ONLY_GROUP }
+        Portal { at: SocketAddr::new(ip, at.port()), group: STANDALONE_PORTAL_GROUP }
     };
-    let mut portals: Vec<_> = listens.iter().map(dialled).collect();
+    let mut portals: Vec<_> = listens.iter().map(portal_at).collect();
     portals.sort();
     portals.dedup();
     let target = |record: &VolumeRecord| Target {
-        name: record.target().to_owned(),
+        name: record.target_name().to_owned(),
         portals: portals.clone(),
     };
-    together(records.map(target))
+    merge_targets(records.map(target))
 }
 
 impl Control {
-    /// What is to be registered, seen from `local`; `None` if that is another node's to do.
-    fn entity(&self, local: IpAddr) -> Option<Entity> {
-        let all = self.0.state.all();
-        let exported = |r: &&VolumeRecord| r.stage == Stage::Ready && r.protocols.iscsi;
+    /// The entity to register, seen from `local`; `None` if another node registers it.
+    fn isns_entity(&self, local: IpAddr) -> Option<Entity> {
+        let all = self.0.volumes.all();
+        let exported = |r: &&VolumeRecord| r.stage == VolumeStage::Ready && r.protocols.iscsi;
         let records = all.iter().map(|(stored, _)| &stored.record).filter(exported);
         let settings = &self.0.settings;
-        let Some(membership) = self.membership() else {
+        let Some(joined) = self.joined_cluster() else {
             let targets = own_targets(records, &settings.portals.iscsi, local);
             return Some(Entity { id: settings.name.clone(), targets });
         };
-        let nodes = membership.nodes.borrow();
-        let id = format!("windrose-{}", membership.cluster);
+        let nodes = joined.nodes.borrow();
+        let id = format!("windrose-{}", joined.cluster);
         let targets = shared_targets(records, &nodes);
-        speaks(&nodes, membership.node).then_some(Entity { id, targets })
+        is_registrar(&nodes, joined.node).then_some(Entity { id, targets })
     }
 
-    /// Keeps the registration at `server` equal to what there is, for as long as the node serves.
-    pub(super) async fn keep_registered(self, server: String) {
-        let mut complained: Option<Instant> = None;
+    /// Keeps the registration at `server` current, for as long as the node serves.
+    pub(super) async fn maintain_isns_registration(self, server: String) {
+        let mut last_warning: Option<Instant> = None;
         while self.is_serving() {
-            match self.register_if_due(&server).await {
-                Ok(()) if complained.take().is_some() => {
+            match self.register_isns_if_due(&server).await {
+                Ok(()) if last_warning.take().is_some() => {
                     tracing::info!(server, "the iSNS server takes registrations again");
                 }
                 Ok(()) => {}
                 Err(error) => {
-                    if complained.is_none_or(|at| at.elapsed() >= COMPLAIN) {
+                    if last_warning.is_none_or(|at| at.elapsed() >= WARN_INTERVAL) {
                         tracing::warn!(server, %error, "nothing is registered with the iSNS server");
-                        complained = Some(Instant::now());
+                        last_warning = Some(Instant::now());
                     }
-                    sleep(RETRY).await;
+                    sleep(RETRY_PAUSE).await;
                 }
             }
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
-    fn registered(&self) -> std::sync::MutexGuard<'_, Option<Registered>> {
-        self.0.registered.lock().unwrap_or_else(PoisonError::into_inner)
+    fn isns_registration(&self) -> std::sync::MutexGuard<'_, Option<IsnsRegistration>> {
+        self.0.isns_registration.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn register_if_due(&self, at: &str) -> Result<(), IsnsError> {
-        let known = self.registered().clone();
+    async fn register_isns_if_due(&self, at: &str) -> Result<(), IsnsError> {
+        let known = self.isns_registration().clone();
         if let Some(known) = &known {
-            let wanted = self.entity(known.local);
-            let fresh = known.renew.is_some_and(|renew| Instant::now() < renew);
+            let wanted = self.isns_entity(known.local);
+            let fresh = known.renew_at.is_some_and(|renew| Instant::now() < renew);
             if fresh && wanted.as_ref() == Some(&known.entity) {
                 return Ok(());
             }
             if wanted.is_none() {
-                // Another node speaks for the cluster now.
-                *self.registered() = None;
+                // Another node registers for the cluster now.
+                *self.isns_registration() = None;
                 return Ok(());
             }
-        } else if self.entity(IpAddr::from([0, 0, 0, 0])).is_none_or(|e| e.targets.is_empty()) {
+        } else if self.isns_entity(IpAddr::from([0, 0, 0, 0])).is_none_or(|e| e.targets.is_empty())
+        {
             return Ok(());
         }
-        let mut server = Server::dial(at).await?;
-        let Some(entity) = self.entity(server.local) else { return Ok(()) };
+        let mut server = IsnsConnection::dial(at).await?;
+        let Some(entity) = self.isns_entity(server.local) else { return Ok(()) };
         if entity.targets.is_empty() {
             if let Some(known) = known {
                 server.deregister(&known.entity).await?;
             }
-            *self.registered() = None;
+            *self.isns_registration() = None;
             return Ok(());
         }
-        let same = known.is_some_and(|known| known.renew.is_some() && known.entity == entity);
+        let same = known.is_some_and(|known| known.renew_at.is_some() && known.entity == entity);
         let local = server.local;
-        // Before it is asked for: whoever stops meanwhile takes it back.
-        *self.registered() = Some(Registered { entity: entity.clone(), local, renew: None });
-        let mode = if same { Mode::Refresh } else { Mode::Replace };
+        // Recorded before the request is sent: if the node stops meanwhile, it deregisters.
+        *self.isns_registration() =
+            Some(IsnsRegistration { entity: entity.clone(), local, renew_at: None });
+        let mode = if same { RegistrationMode::Refresh } else { RegistrationMode::Replace };
         let period = match server.register(&entity, mode).await {
             Ok(period) => period,
             Err(error) => {
-                if matches!(error, IsnsError::Answer(BadAnswer::Refused(_))) {
-                    *self.registered() = None;
+                if matches!(error, IsnsError::Answer(ResponseError::Refused(_))) {
+                    *self.isns_registration() = None;
                 }
                 return Err(error);
             }
         };
         tracing::debug!(targets = entity.targets.len(), ?period, "registered with the iSNS server");
         let renew = Some(Instant::now() + period / 2);
-        *self.registered() = Some(Registered { entity, local, renew });
+        *self.isns_registration() = Some(IsnsRegistration { entity, local, renew_at: renew });
         Ok(())
     }
 
-    /// Takes back what a node by itself has registered. In a cluster the others go on serving: who speaks next corrects it.
-    pub(super) async fn take_registration_back(&self) {
-        let known = self.registered().take();
+    /// Deregisters a standalone node. In a cluster the other nodes go on serving, and the next
+    /// registrar corrects the entry.
+    pub(super) async fn deregister_isns(&self) {
+        let known = self.isns_registration().take();
         let (Some(known), Some(at)) = (known, &self.0.settings.isns) else { return };
-        if self.membership().is_some() {
+        if self.joined_cluster().is_some() {
             return;
         }
-        let back = async { Server::dial(at).await?.deregister(&known.entity).await };
-        let why = match timeout(LAST_PATIENCE, back).await {
+        let deregistration =
+            async { IsnsConnection::dial(at).await?.deregister(&known.entity).await };
+        let why = match timeout(SHUTDOWN_TIMEOUT, deregistration).await {
             Ok(Ok(())) => return,
             Ok(Err(error)) => error.to_string(),
             Err(_) => "no answer".to_owned(),
@@ -295,8 +310,8 @@ mod tests {
     use ::cluster::nodes::{NodePortals, NodeRecord};
 
     use super::*;
-    use crate::record::Place;
-    use crate::record::PlaceStage;
+    use crate::record::PlacementStage;
+    use crate::record::ReplicaPlacement;
     use crate::record::tests::{place, record};
 
     fn node(number: u16, role: Role, alive: bool) -> (NodeId, NodeView) {
@@ -306,15 +321,15 @@ mod tests {
             index: NodeIndex::new(number as u8 - 1).unwrap(),
             name: format!("n{number}"),
             role,
-            data: vec![([10, 0, 0, number as u8], 7480).into()],
-            heartbeat: vec![],
+            data_addresses: vec![([10, 0, 0, number as u8], 7480).into()],
+            heartbeat_addresses: vec![],
             portals: NodePortals { iscsi: vec![([0, 0, 0, 0], 3260).into()], ..Default::default() },
-            join: None,
+            join_address: None,
             failure_domain: String::new(),
             version: String::new(),
-            drained: false,
+            is_drained: false,
         };
-        (NodeId(number), NodeView { record, alive })
+        (NodeId(number), NodeView { record, is_alive: alive })
     }
 
     #[test]
@@ -327,9 +342,9 @@ mod tests {
             node(4, Data, true),
         ]
         .into();
-        let speak: Vec<_> = nodes.keys().filter(|n| speaks(&nodes, **n)).collect();
+        let speak: Vec<_> = nodes.keys().filter(|n| is_registrar(&nodes, **n)).collect();
         assert_eq!(speak, [&NodeId(3)]);
-        assert!(!speaks(&Nodes::new(), NodeId(1)));
+        assert!(!is_registrar(&Nodes::new(), NodeId(1)));
     }
 
     #[test]
@@ -337,9 +352,12 @@ mod tests {
         let nodes: Nodes =
             [node(1, Role::Data, true), node(2, Role::Data, true), node(3, Role::Data, true)]
                 .into();
-        let wanted = Place { stage: PlaceStage::Wanted { force: false }, ..place(NodeId(3), "a") };
+        let wanted = ReplicaPlacement {
+            stage: PlacementStage::Creating { force: false },
+            ..place(NodeId(3), "a")
+        };
         let places = vec![place(NodeId(1), "a"), place(NodeId(2), "a"), wanted];
-        let record = VolumeRecord { places, ..record("a") };
+        let record = VolumeRecord { placements: places, ..record("a") };
         let targets = shared_targets([&record].into_iter(), &nodes);
         let portal = |n: u8| Portal { at: ([10, 0, 0, n], 3260).into(), group: u16::from(n) };
         let name = record.iscsi_target.clone();

@@ -1,62 +1,68 @@
-//! Images that nodes still have of a volume whose record names them no more, where a new copy of it would be made. One
-//! such is left when a node is taken out of the cluster by force and joins again.
+//! Images that nodes still keep of a volume whose record no longer names them, at places where a
+//! new replica would be made. They remain when a node is removed from the cluster by force and
+//! joins again.
 //!
-//! It is never overwritten by itself, and no node with one is chosen unless an administrator says `--force`: it may hold
-//! writes that the copies which serve lack (RFD 0039, 2.6).
+//! They are never overwritten automatically, and a node with one is not chosen unless an
+//! administrator says `--force`: it may hold writes that the serving replicas lack (RFD 0039, 2.6).
 
 use std::collections::BTreeSet;
 
-use api::{AddCopy, ApiError, Backing, Code, NewBacking};
+use api::{AddReplica, ApiError, Backing, ErrorCode, NewBacking};
 use peer::NodeId;
 use uuid::Uuid;
 
-use super::copies::Free;
-use super::images::HeldImage;
+use super::orphan_images::UnservedImage;
 use super::placement::{self, Candidate};
+use super::replicas::FreeByNode;
 use super::{Control, repair};
-use crate::engine::ImagePlace;
+use crate::engine::ImageLocation;
 use crate::record::VolumeRecord;
 
-/// Why a node with such an image is not chosen.
-const UNFIT: &str = "holds an image of it from before";
+/// Why a node with an old image is not chosen.
+const HAS_OLD_IMAGE: &str = "holds an image of it from before";
 
-/// What the reason of a copy that was not made for such an image begins and ends with.
-const BEGINS: &str = "it holds an image of volume ";
-const ENDS: &str = " from before, which may have newer data";
+/// Prefix and suffix of the error for a replica that was not made because of an old image.
+const OLD_IMAGE_PREFIX: &str = "it holds an image of volume ";
+const OLD_IMAGE_SUFFIX: &str = " from before, which may have newer data";
 
-/// Images of one volume that no record names, with the nodes that have them.
+/// Images of one volume that no record names, with their nodes.
 #[derive(Debug, Default)]
-pub(super) struct OldImages(Vec<(NodeId, ImagePlace)>);
+pub(super) struct OldImages(Vec<(NodeId, ImageLocation)>);
 
 impl OldImages {
-    fn of<'a>(volume: Uuid, images: impl Iterator<Item = (NodeId, &'a HeldImage)>) -> Self {
-        let of_it = images.filter(|(_, held)| !held.listed && held.found.volume == volume);
-        Self(of_it.map(|(node, held)| (node, held.place.clone())).collect())
+    fn of_volume<'a>(
+        volume: Uuid,
+        images: impl Iterator<Item = (NodeId, &'a UnservedImage)>,
+    ) -> Self {
+        let matching =
+            images.filter(|(_, image)| !image.is_referenced && image.scan.volume == volume);
+        Self(matching.map(|(node, image)| (node, image.location.clone())).collect())
     }
 
-    /// Whether `node` has one where `backing` says.
-    fn is_at(&self, node: NodeId, backing: &Backing, volume: Uuid) -> bool {
+    /// Whether `node` has one at the place that `backing` names.
+    fn has_at(&self, node: NodeId, backing: &Backing, volume: Uuid) -> bool {
         let at = match backing {
-            Backing::File { path } | Backing::Device { path } => ImagePlace::Path(path.clone()),
-            Backing::Pool { pool } => ImagePlace::InPool(pool.clone(), volume),
+            Backing::File { path } | Backing::Device { path } => ImageLocation::Path(path.clone()),
+            Backing::Pool { pool } => ImageLocation::InPool(pool.clone(), volume),
         };
-        self.0.iter().any(|(of, place)| *of == node && *place == at)
+        self.0.iter().any(|(of, location)| *of == node && *location == at)
     }
 }
 
 impl Control {
-    /// The images of a volume that no record names, as the nodes have told last.
+    /// The images of a volume that no record names, by the last reports.
     pub(super) async fn old_images(&self, volume: Option<Uuid>) -> OldImages {
         let Some(volume) = volume else { return OldImages::default() };
         let reports = self.reports().await.unwrap_or_default();
-        let (me, own) = (self.me(), self.held_images());
-        let told = reports.iter().filter(|(node, _)| **node != me);
-        let told = told.flat_map(|(node, report)| report.images.iter().map(|held| (*node, held)));
-        OldImages::of(volume, told.chain(own.iter().map(|held| (me, held))))
+        let (me, own) = (self.this_node(), self.unserved_images());
+        let reported = reports.iter().filter(|(node, _)| **node != me);
+        let reported =
+            reported.flat_map(|(node, report)| report.images.iter().map(|image| (*node, image)));
+        OldImages::of_volume(volume, reported.chain(own.iter().map(|image| (me, image))))
     }
 
-    /// Has no node get a copy of a volume that holds an old image where the copy would be.
-    pub(super) fn rule_out_old(
+    /// Excludes nodes that hold an old image of the volume where the replica would be.
+    pub(super) fn exclude_old_images(
         &self,
         candidates: &mut [Candidate],
         record: &VolumeRecord,
@@ -64,50 +70,54 @@ impl Control {
         old: &OldImages,
     ) {
         for candidate in candidates {
-            let place = self.wanted(record.id, &record.name, candidate.node, backing, false);
-            if place.is_ok_and(|place| old.is_at(candidate.node, &place.backing, record.id)) {
-                candidate.unfit = candidate.unfit.or(Some(UNFIT));
+            let placement =
+                self.new_placement(record.id, &record.name, candidate.node, backing, false);
+            if placement
+                .is_ok_and(|placement| old.has_at(candidate.node, &placement.backing, record.id))
+            {
+                candidate.exclusion = candidate.exclusion.or(Some(HAS_OLD_IMAGE));
             }
         }
     }
 
-    /// The node that gets a copy of a volume which an administrator adds.
+    /// Chooses the node for a replica that an administrator adds.
     ///
     /// # Errors
-    /// [`Code::Conflict`] says why none can, with the command that has one copy over its old image.
-    pub(super) fn choose_for(
+    /// [`ErrorCode::Conflict`] says why no node can have it, with the command that overwrites an
+    /// old image.
+    pub(super) fn choose_node_for(
         &self,
         record: &VolumeRecord,
-        ask: &AddCopy,
-        free: &Free,
+        request: &AddReplica,
+        free: &FreeByNode,
         old: &OldImages,
     ) -> Result<NodeId, ApiError> {
-        let mut candidates = self.candidates_for(&ask.backing, free);
-        if !ask.force {
-            self.rule_out_old(&mut candidates, record, &ask.backing, old);
+        let mut candidates = self.candidates_for(&request.backing, free);
+        if !request.force {
+            self.exclude_old_images(&mut candidates, record, &request.backing, old);
         }
-        let named = match &ask.node {
+        let named = match &request.node {
             Some(name) => match candidates.iter().find(|c| c.name == *name) {
                 Some(candidate) => vec![candidate.node],
-                None => vec![self.node_called(name)?],
+                None => vec![self.node_by_name(name)?],
             },
             None => Vec::new(),
         };
-        let taken: Vec<_> = record.places.iter().map(|place| place.node).collect();
-        let chosen = placement::choose(&candidates, &taken, &named, 1);
+        let taken: Vec<_> = record.placements.iter().map(|placement| placement.node).collect();
+        let chosen = placement::choose_nodes(&candidates, &taken, &named, 1);
         let hint = || {
             let only = named.first().copied();
-            add_over(record, &ask.backing, &candidates, &taken, only)
+            overwrite_hint(record, &request.backing, &candidates, &taken, only)
                 .unwrap_or_else(|| "`windrose cluster nodes` shows who there is".to_owned())
         };
         chosen
-            .map_err(|why| ApiError::new(Code::Conflict, why).hint(hint()))
+            .map_err(|why| ApiError::new(ErrorCode::Conflict, why).with_hint(hint()))
             .map(|nodes| nodes.first().copied().unwrap_or_default())
     }
 }
 
-/// The command that makes a copy over the old image of the first of these nodes; of this one, if it has to be that.
-pub(super) fn add_over(
+/// The command that makes a replica over the old image on the first of these nodes, or on `only`.
+pub(super) fn overwrite_hint(
     record: &VolumeRecord,
     backing: &NewBacking,
     candidates: &[Candidate],
@@ -115,12 +125,13 @@ pub(super) fn add_over(
     only: Option<NodeId>,
 ) -> Option<String> {
     let is_meant = |c: &&Candidate| !taken.contains(&c.node) && only.is_none_or(|n| n == c.node);
-    let has_old = candidates.iter().filter(is_meant).find(|c| c.unfit == Some(UNFIT))?;
-    Some(over(record, backing, &has_old.name))
+    let has_old =
+        candidates.iter().filter(is_meant).find(|c| c.exclusion == Some(HAS_OLD_IMAGE))?;
+    Some(overwrite_command(record, backing, &has_old.name))
 }
 
-/// The same, where a node has found its old image only when it was to make a copy, and has failed for that reason.
-pub(super) fn add_over_found(
+/// The same for a node that found its old image only when it was to make a replica, and failed.
+pub(super) fn overwrite_hint_after_failure(
     record: &VolumeRecord,
     backing: &NewBacking,
     why: &str,
@@ -128,47 +139,47 @@ pub(super) fn add_over_found(
     name: impl Fn(NodeId) -> String,
 ) -> Option<String> {
     let node = failed.first().filter(|_| is_old_image(why))?;
-    Some(over(record, backing, &name(*node)))
+    Some(overwrite_command(record, backing, &name(*node)))
 }
 
-fn over(record: &VolumeRecord, backing: &NewBacking, node: &str) -> String {
+fn overwrite_command(record: &VolumeRecord, backing: &NewBacking, node: &str) -> String {
     format!(
         "to have node {node} copy it anew, over that image: windrose volume mirror add {} --on {node}{} --force",
         record.name,
-        flags(backing)
+        new_backing_flags(backing)
     )
 }
 
-/// Why no copy is made over an old image.
-pub(super) fn refusal(at: &ImagePlace, record: &VolumeRecord, how_old: &str) -> String {
-    format!("{at}: {BEGINS}{}{ENDS} ({how_old})", record.name)
+/// Why no replica is made over an old image.
+pub(super) fn old_image_text(at: &ImageLocation, record: &VolumeRecord, how_old: &str) -> String {
+    format!("{at}: {OLD_IMAGE_PREFIX}{}{OLD_IMAGE_SUFFIX} ({how_old})", record.name)
 }
 
-/// Whether a copy was not made for that.
+/// Whether an old image is why a replica was not made.
 fn is_old_image(reason: &str) -> bool {
-    reason.contains(BEGINS) && reason.contains(ENDS)
+    reason.contains(OLD_IMAGE_PREFIX) && reason.contains(OLD_IMAGE_SUFFIX)
 }
 
-/// What makes a copy that was not made, for the reason that its node gave.
-pub(super) fn make_again(
+/// The command that makes a replica which failed, by the reason that its node gave.
+pub(super) fn replace_hint(
     record: &VolumeRecord,
     backing: &Backing,
     node: &str,
     reason: &str,
 ) -> String {
-    let place = match repair::like(backing, record.id) {
-        Some(like) => flags(&like),
-        None => flags_of(backing),
+    let placement = match repair::equivalent_backing(backing, record.id) {
+        Some(like) => new_backing_flags(&like),
+        None => backing_flags(backing),
     };
-    let again = format!("windrose volume mirror replace {} --on {node}{place}", record.name);
+    let again = format!("windrose volume mirror replace {} --on {node}{placement}", record.name);
     match is_old_image(reason) {
         true => format!("to have node {node} copy it anew, over that image: {again} --force"),
         false => format!("remove the obstacle, then: {again}"),
     }
 }
 
-/// The options that say where a copy is to be; none for a node's own directory.
-fn flags(backing: &NewBacking) -> String {
+/// The options that place a new replica; none for a node's own directory.
+fn new_backing_flags(backing: &NewBacking) -> String {
     match backing {
         NewBacking::File { path: None } => String::new(),
         NewBacking::File { path: Some(path) } => format!(" --path {}", path.display()),
@@ -177,8 +188,8 @@ fn flags(backing: &NewBacking) -> String {
     }
 }
 
-/// The options that say where a copy is.
-pub(super) fn flags_of(backing: &Backing) -> String {
+/// The options that name the place of a replica.
+pub(super) fn backing_flags(backing: &Backing) -> String {
     match backing {
         Backing::File { path } => format!(" --path {}", path.display()),
         Backing::Device { path } => format!(" --device {}", path.display()),
@@ -189,61 +200,70 @@ pub(super) fn flags_of(backing: &Backing) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{FoundImage, FoundLog};
+    use crate::engine::{ScannedImage, ScannedIntentLog};
     use crate::record::tests::record;
 
     const B: NodeId = NodeId(2);
     const C: NodeId = NodeId(3);
 
-    fn held(volume: Uuid, place: ImagePlace) -> HeldImage {
-        let found = FoundImage {
+    fn held(volume: Uuid, place: ImageLocation) -> UnservedImage {
+        let found = ScannedImage {
             volume,
-            image: Uuid::from_u128(9),
+            id: Uuid::from_u128(9),
             generation: 1,
             size_bytes: 1 << 20,
             block_size: api::BlockSize::B512,
             thin: true,
-            log: FoundLog::Has { epoch: 2, config: Uuid::nil(), in_sync: vec![1, 2] },
+            log: ScannedIntentLog::Present { epoch: 2, config: Uuid::nil(), in_sync: vec![1, 2] },
             description: None,
-            undescribed: None,
+            description_error: None,
         };
-        HeldImage { place, device: false, listed: false, found }
+        UnservedImage { location: place, is_device: false, is_referenced: false, scan: found }
     }
 
     fn candidate(node: NodeId, name: &str, unfit: Option<&'static str>) -> Candidate {
         let domain = name.to_owned();
-        Candidate { node, name: name.to_owned(), domain, unfit, free_bytes: 1, copies: 0 }
+        Candidate {
+            node,
+            name: name.to_owned(),
+            failure_domain: domain,
+            exclusion: unfit,
+            free_bytes: 1,
+            replicas: 0,
+        }
     }
 
     #[test]
     fn an_image_from_before_is_in_the_way_only_where_the_copy_would_be() {
         let record = record("web");
         let path = std::path::PathBuf::from("/data/volumes/web.img");
-        let here = held(record.id, ImagePlace::Path(path.clone()));
-        let other = held(Uuid::from_u128(77), ImagePlace::Path(path.clone()));
-        let listed = HeldImage { listed: true, ..here.clone() };
-        let old =
-            OldImages::of(record.id, [(B, &here), (C, &other), (NodeId(4), &listed)].into_iter());
+        let here = held(record.id, ImageLocation::Path(path.clone()));
+        let other = held(Uuid::from_u128(77), ImageLocation::Path(path.clone()));
+        let listed = UnservedImage { is_referenced: true, ..here.clone() };
+        let old = OldImages::of_volume(
+            record.id,
+            [(B, &here), (C, &other), (NodeId(4), &listed)].into_iter(),
+        );
         let file = Backing::File { path };
-        assert!(old.is_at(B, &file, record.id));
-        assert!(!old.is_at(C, &file, record.id), "another volume's");
-        assert!(!old.is_at(NodeId(4), &file, record.id), "the copy of a record");
+        assert!(old.has_at(B, &file, record.id));
+        assert!(!old.has_at(C, &file, record.id), "another volume's");
+        assert!(!old.has_at(NodeId(4), &file, record.id), "the copy of a record");
         let elsewhere = Backing::File { path: "/srv/web.img".into() };
-        assert!(!old.is_at(B, &elsewhere, record.id), "it stays as it is");
+        assert!(!old.has_at(B, &elsewhere, record.id), "it stays as it is");
         let pool: api::PoolName = "tank".parse().unwrap();
-        let in_pool = held(record.id, ImagePlace::InPool(pool.clone(), record.id));
-        let old = OldImages::of(record.id, [(B, &in_pool)].into_iter());
-        assert!(old.is_at(B, &Backing::Pool { pool }, record.id));
+        let in_pool = held(record.id, ImageLocation::InPool(pool.clone(), record.id));
+        let old = OldImages::of_volume(record.id, [(B, &in_pool)].into_iter());
+        assert!(old.has_at(B, &Backing::Pool { pool }, record.id));
     }
 
     #[test]
     fn a_node_with_an_image_from_before_is_named_with_the_command_that_copies_over_it() {
         let record = record("web");
-        let all = [candidate(B, "b", Some(UNFIT)), candidate(C, "w", Some("is a witness"))];
+        let all = [candidate(B, "b", Some(HAS_OLD_IMAGE)), candidate(C, "w", Some("is a witness"))];
         let taken = [NodeId(1)];
-        let nobody = placement::nobody(&all, &taken);
+        let nobody = placement::no_candidate_text(&all, &taken);
         assert!(nobody.contains("b holds an image of it from before, w is a witness"), "{nobody}");
-        let over = |backing, only| add_over(&record, backing, &all, &taken, only);
+        let over = |backing, only| overwrite_hint(&record, backing, &all, &taken, only);
         let command = "windrose volume mirror add web --on b --force";
         let file = NewBacking::File { path: None };
         assert!(over(&file, None).unwrap().ends_with(command));
@@ -251,7 +271,7 @@ mod tests {
         assert_eq!(over(&file, Some(C)), None, "it is a witness");
         let pool = NewBacking::Pool { pool: "tank".parse().unwrap() };
         assert!(over(&pool, None).unwrap().ends_with("add web --on b --pool tank --force"));
-        let found = placement::choose(&all, &taken, &[], 1);
+        let found = placement::choose_nodes(&all, &taken, &[], 1);
         assert!(found.is_err(), "such a node is never chosen by itself: {found:?}");
     }
 
@@ -259,8 +279,8 @@ mod tests {
     fn a_copy_that_was_not_made_is_told_with_a_command_that_runs_as_it_is() {
         let record = record("web");
         let own = Backing::File { path: format!("/data/volumes/web-{}.img", record.id).into() };
-        let why = refusal(&ImagePlace::Path("/x".into()), &record, "of epoch 2");
-        let again = |backing: &Backing, why: &str| make_again(&record, backing, "b", why);
+        let why = old_image_text(&ImageLocation::Path("/x".into()), &record, "of epoch 2");
+        let again = |backing: &Backing, why: &str| replace_hint(&record, backing, "b", why);
         let over = "over that image: windrose volume mirror replace web --on b --force";
         assert!(again(&own, &why).ends_with(over), "{}", again(&own, &why));
         let full = again(&Backing::Device { path: "/dev/sdb".into() }, "no space left");
@@ -270,7 +290,7 @@ mod tests {
         );
         let found = |why: &str| {
             let (file, failed) = (NewBacking::File { path: None }, BTreeSet::from([B]));
-            add_over_found(&record, &file, why, &failed, |_| "b".to_owned())
+            overwrite_hint_after_failure(&record, &file, why, &failed, |_| "b".to_owned())
         };
         assert!(found(&why).unwrap().ends_with("mirror add web --on b --force"));
         assert_eq!(found("no space left"), None);

@@ -1,5 +1,5 @@
-//! The other nodes of the cluster, as they matter to the volumes here: where they are reached, and
-//! whether this one is to keep out of service.
+//! The other nodes, as the volumes here use them: their addresses, and whether this node is
+//! drained.
 
 use std::collections::BTreeMap;
 
@@ -10,73 +10,84 @@ use uuid::Uuid;
 
 use super::Control;
 use crate::engine::PeerAddresses;
-use crate::record::{PlaceStage, VolumeRecord};
+use crate::record::{PlacementStage, VolumeRecord};
 
 impl Control {
-    /// Has a volume here meet those of the other nodes.
-    pub(super) async fn meet(&self, record: &VolumeRecord) {
-        let Some(membership) = self.membership() else { return };
-        let peers = addresses(&membership.nodes.borrow(), membership.node, record);
+    /// Gives a volume here the addresses of the other replicas' nodes.
+    pub(super) async fn update_peers(&self, record: &VolumeRecord) {
+        let Some(joined) = self.joined_cluster() else { return };
+        let peers = peer_addresses(&joined.nodes.borrow(), joined.node, record);
         if let Err(error) = self.0.engine.set_peers(record.id, peers).await {
             tracing::warn!(volume = %record.name, %error, "it does not meet the other nodes");
         }
     }
 
-    /// Tells volumes and initiators of every change of the nodes.
-    pub(super) async fn follow_nodes(self, mut nodes: watch::Receiver<Nodes>) {
+    /// Passes every change of the node list on to volumes and initiators.
+    pub(super) async fn watch_nodes(self, mut nodes: watch::Receiver<Nodes>) {
         let mut drained = self.is_drained();
         while nodes.changed().await.is_ok() {
-            for volume in self.0.state.open(self.me()) {
-                self.meet(&volume.stored.record).await;
+            for volume in self.0.volumes.open_volumes(self.this_node()) {
+                self.update_peers(&volume.stored.record).await;
             }
-            self.push_catalog().await;
+            self.republish_catalog().await;
             if std::mem::replace(&mut drained, self.is_drained()) != drained {
-                self.heed_drain_everywhere().await;
+                self.apply_drain_to_all().await;
             }
         }
     }
 
-    /// Whether this node is to keep out of service.
+    /// Whether this node is drained.
     pub(super) fn is_drained(&self) -> bool {
-        self.membership()
-            .is_some_and(|m| m.nodes.borrow().get(&m.node).is_some_and(|node| node.record.drained))
+        self.joined_cluster().is_some_and(|m| {
+            m.nodes.borrow().get(&m.node).is_some_and(|node| node.record.is_drained)
+        })
     }
 
-    /// [`Self::heed_drain`] for all open volumes.
-    pub(super) async fn heed_drain_everywhere(&self) {
-        for volume in self.0.state.open(self.me()) {
-            self.heed_drain(volume.stored.record.id).await;
+    /// [`Self::apply_drain`] for all open volumes.
+    pub(super) async fn apply_drain_to_all(&self) {
+        for volume in self.0.volumes.open_volumes(self.this_node()) {
+            self.apply_drain(volume.stored.record.id).await;
         }
     }
 
-    /// Leaves an open volume to the others if this node is drained, and joins them again if not.
-    pub(super) async fn heed_drain(&self, id: Uuid) {
-        if self.membership().is_none() {
+    /// Takes an open volume out of service if this node is drained, and back into service if not.
+    pub(super) async fn apply_drain(&self, id: Uuid) {
+        if self.joined_cluster().is_none() {
             return;
         }
-        let leaving = self.0.state.get(id).is_some_and(|(stored, _)| {
-            let place = stored.record.place(self.me());
-            place.is_some_and(|p| matches!(p.stage, PlaceStage::Leaving { instead_of: None }))
+        let leaving = self.0.volumes.get(id).is_some_and(|(stored, _)| {
+            let placement = stored.record.placement(self.this_node());
+            placement
+                .is_some_and(|p| matches!(p.stage, PlacementStage::Removing { replaced_by: None }))
         });
-        let done = if self.is_drained() {
-            self.0.engine.leave(id).await.map(drop)
+        let result = if self.is_drained() {
+            self.0.engine.leave_mirror(id).await.map(drop)
         } else if leaving {
             Ok(())
         } else {
-            self.0.engine.rejoin(id).await
+            self.0.engine.rejoin_mirror(id).await
         };
-        if let Err(error) = done {
+        if let Err(error) = result {
             tracing::warn!(volume = %id, %error, "a volume is neither left nor joined");
         }
     }
 }
 
-/// Where the nodes that keep the other copies of a volume are reached.
-fn addresses(nodes: &Nodes, me: NodeId, record: &VolumeRecord) -> BTreeMap<NodeId, PeerAddresses> {
-    let others = record.places.iter().filter(|place| place.node != me && place.stage.has_image());
+/// Addresses of the nodes that keep the other replicas of a volume.
+fn peer_addresses(
+    nodes: &Nodes,
+    me: NodeId,
+    record: &VolumeRecord,
+) -> BTreeMap<NodeId, PeerAddresses> {
+    let others = record
+        .placements
+        .iter()
+        .filter(|placement| placement.node != me && placement.stage.has_image());
     let reached = |NodeView { record, .. }: &NodeView| PeerAddresses {
-        data: record.data.clone(),
-        heartbeat: record.heartbeat.clone(),
+        data: record.data_addresses.clone(),
+        heartbeat: record.heartbeat_addresses.clone(),
     };
-    others.filter_map(|place| Some((place.node, reached(nodes.get(&place.node)?)))).collect()
+    others
+        .filter_map(|placement| Some((placement.node, reached(nodes.get(&placement.node)?))))
+        .collect()
 }

@@ -1,33 +1,33 @@
-//! Which nodes get the copies of a volume: a pure function of the nodes that there are.
+//! Chooses the nodes for the replicas of a volume: a pure function of the nodes.
 
 use std::cmp::Reverse;
 
 use peer::NodeId;
 
-/// A node that may get a copy.
+/// A node that may get a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Candidate {
     /// The node.
     pub(super) node: NodeId,
-    /// What it is called.
+    /// Its name.
     pub(super) name: String,
-    /// What it fails together with.
-    pub(super) domain: String,
-    /// Why it gets none now.
-    pub(super) unfit: Option<&'static str>,
-    /// Bytes that are free where it keeps volumes, as far as is known.
+    /// Its failure domain.
+    pub(super) failure_domain: String,
+    /// Why it is excluded now, if it is.
+    pub(super) exclusion: Option<&'static str>,
+    /// Free bytes where it keeps volumes, as far as is known.
     pub(super) free_bytes: u64,
-    /// Copies that it keeps.
-    pub(super) copies: usize,
+    /// Replicas that it keeps.
+    pub(super) replicas: usize,
 }
 
-/// Chooses `count` nodes for a volume that has copies on `taken`: those that are named, and then
-/// one after the other whichever shares its failure domain with none so far, has the most space,
-/// the fewest copies, the lowest number.
+/// Chooses `count` nodes for a volume that has replicas on `taken`: the named ones, then one after
+/// the other a node whose failure domain is unused so far, if there is one, with the most space,
+/// the fewest replicas, the lowest number.
 ///
 /// # Errors
-/// Says which node cannot be had, or how many there are.
-pub(super) fn choose(
+/// Says which named node is not available, or how many are.
+pub(super) fn choose_nodes(
     all: &[Candidate],
     taken: &[NodeId],
     named: &[NodeId],
@@ -41,7 +41,7 @@ pub(super) fn choose(
         if taken.contains(node) || chosen.iter().any(|c| c.node == *node) {
             return Err(format!("node {name} cannot keep two copies"));
         }
-        if let Some(why) = candidate.unfit {
+        if let Some(why) = candidate.exclusion {
             return Err(format!("node {name} {why}"));
         }
         chosen.push(candidate);
@@ -52,41 +52,41 @@ pub(super) fn choose(
         };
         let domains: Vec<_> = (taken.iter().filter_map(find))
             .chain(chosen.iter().copied())
-            .map(|c| c.domain.as_str())
+            .map(|c| c.failure_domain.as_str())
             .collect();
-        let better = |c: &&Candidate| {
-            let shares = domains.contains(&c.domain.as_str());
-            (shares, Reverse(c.free_bytes), c.copies, c.node)
+        let rank = |c: &&Candidate| {
+            let shares = domains.contains(&c.failure_domain.as_str());
+            (shares, Reverse(c.free_bytes), c.replicas, c.node)
         };
-        let fit = all.iter().filter(|c| c.unfit.is_none() && !used(c));
-        let Some(best) = fit.min_by_key(better) else {
-            return Err(shortage(all, taken, chosen.len(), count));
+        let eligible = all.iter().filter(|c| c.exclusion.is_none() && !used(c));
+        let Some(best) = eligible.min_by_key(rank) else {
+            return Err(shortage_text(all, taken, chosen.len(), count));
         };
         chosen.push(best);
     }
     Ok(chosen.iter().map(|c| c.node).collect())
 }
 
-/// That no node can keep one more copy, and why each cannot.
-pub(super) fn nobody(all: &[Candidate], taken: &[NodeId]) -> String {
+/// The error when no node can keep one more replica, with the reason for each.
+pub(super) fn no_candidate_text(all: &[Candidate], taken: &[NodeId]) -> String {
     let others = all.iter().filter(|c| !taken.contains(&c.node));
-    let why = others.filter_map(|c| Some(format!("{} {}", c.name, c.unfit?)));
-    no_other_node(&why.collect::<Vec<_>>())
+    let why = others.filter_map(|c| Some(format!("{} {}", c.name, c.exclusion?)));
+    no_candidate_text_for(&why.collect::<Vec<_>>())
 }
 
-/// That no node can keep one more copy, for these reasons.
-pub(super) fn no_other_node(why: &[String]) -> String {
+/// The error when no node can keep one more replica, for these reasons.
+pub(super) fn no_candidate_text_for(why: &[String]) -> String {
     let why = if why.is_empty() { String::new() } else { format!(" ({})", why.join(", ")) };
     format!("no other node can keep a copy now{why}")
 }
 
-fn shortage(all: &[Candidate], taken: &[NodeId], found: usize, count: usize) -> String {
-    let unfit = |c: &Candidate| Some(format!("{} {}", c.name, c.unfit?));
+fn shortage_text(all: &[Candidate], taken: &[NodeId], found: usize, count: usize) -> String {
+    let exclusion_text = |c: &Candidate| Some(format!("{} {}", c.name, c.exclusion?));
     let others: Vec<_> =
-        all.iter().filter(|c| !taken.contains(&c.node)).filter_map(unfit).collect();
+        all.iter().filter(|c| !taken.contains(&c.node)).filter_map(exclusion_text).collect();
     let why = if others.is_empty() { String::new() } else { format!(" ({})", others.join(", ")) };
     let are = if count == 1 { "is" } else { "are" };
-    format!("{} {are} needed and {found} can be had{why}", wire::count(count, "node"))
+    format!("{} {are} needed and {found} can be had{why}", wire::plural(count, "node"))
 }
 
 #[cfg(test)]
@@ -97,10 +97,10 @@ mod tests {
         Candidate {
             node: NodeId(node),
             name: format!("n{node}"),
-            domain: domain.into(),
-            unfit: None,
+            failure_domain: domain.into(),
+            exclusion: None,
             free_bytes,
-            copies: 0,
+            replicas: 0,
         }
     }
 
@@ -116,23 +116,27 @@ mod tests {
             candidate(3, "b", 5),
             candidate(4, "c", 4),
         ];
-        assert_eq!(choose(&all, &[], &[], 2), Ok(nodes(&[2, 3])));
-        assert_eq!(choose(&all, &nodes(&[2]), &[], 1), Ok(nodes(&[3])));
-        assert_eq!(choose(&all, &nodes(&[2, 3, 4]), &[], 1), Ok(nodes(&[1])), "rather than none");
-        assert_eq!(choose(&all, &[], &nodes(&[1]), 3), Ok(nodes(&[1, 3, 4])));
+        assert_eq!(choose_nodes(&all, &[], &[], 2), Ok(nodes(&[2, 3])));
+        assert_eq!(choose_nodes(&all, &nodes(&[2]), &[], 1), Ok(nodes(&[3])));
+        assert_eq!(
+            choose_nodes(&all, &nodes(&[2, 3, 4]), &[], 1),
+            Ok(nodes(&[1])),
+            "rather than none"
+        );
+        assert_eq!(choose_nodes(&all, &[], &nodes(&[1]), 3), Ok(nodes(&[1, 3, 4])));
         let even = [candidate(2, "b", 1), candidate(1, "a", 1)];
-        assert_eq!(choose(&even, &[], &[], 1), Ok(nodes(&[1])));
+        assert_eq!(choose_nodes(&even, &[], &[], 1), Ok(nodes(&[1])));
         let mut busy = even;
-        busy[1].copies = 1;
-        assert_eq!(choose(&busy, &[], &[], 1), Ok(nodes(&[2])));
+        busy[1].replicas = 1;
+        assert_eq!(choose_nodes(&busy, &[], &[], 1), Ok(nodes(&[2])));
     }
 
     #[test]
     fn what_is_in_the_way_is_named() {
         let mut all = [candidate(1, "a", 1), candidate(2, "b", 1)];
-        all[1].unfit = Some("is drained");
+        all[1].exclusion = Some("is drained");
         let refused = |taken: &[u16], named: &[u16], count| {
-            choose(&all, &nodes(taken), &nodes(named), count).unwrap_err()
+            choose_nodes(&all, &nodes(taken), &nodes(named), count).unwrap_err()
         };
         assert_eq!(refused(&[], &[2], 1), "node n2 is drained");
         assert_eq!(refused(&[], &[], 2), "2 nodes are needed and 1 can be had (n2 is drained)");

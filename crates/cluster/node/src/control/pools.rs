@@ -1,7 +1,8 @@
-//! Pools of disks: which there are, and opening them. What an administrator does with them is in `admin`.
+//! Pools of disks: the table of pools, and opening them. `admin` has what an administrator does
+//! with them.
 //!
-//! A pool belongs to this node alone, and the store knows nothing of it: its record is in the data directory
-//! ([`crate::pools`]), written before its disks are touched.
+//! A pool belongs to this node alone, and the store does not know it: its record is in the data
+//! directory ([`crate::pools`]), written before its disks are touched.
 
 mod admin;
 mod import;
@@ -12,100 +13,107 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use api::{ApiError, Code, Pool, PoolList, PoolName};
+use api::{ApiError, ErrorCode, Pool, PoolList, PoolName};
 use futures_util::future::join_all;
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
 use super::Control;
-use super::pool_view::{self, PoolFacts, Progress};
+use super::pool_status::{self, PoolFacts, RebuildProgress};
 use crate::engine::{BackingError, PoolDiskState, PoolReport};
-use crate::pools::{self, DamagedPool, PoolRecord, PoolRecords, PoolStage, SeenDisk};
+use crate::pool_records::{
+    self, DamagedPoolRecord, KnownDisk, PoolRecord, PoolRecordFiles, PoolStage,
+};
 use crate::reconcile::Observed;
 use crate::record::VolumeRecord;
 
-/// How often pools that cannot be opened are tried again, and what has become of disks is written down.
-const EVERY: Duration = Duration::from_secs(5);
+/// How often failed pools are retried, and the records of open ones are updated.
+const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long a start waits for disks that were there last: the system may still be finding them, and a pool that is
-/// opened without one has to bring it up to date.
-const LATE: Duration = Duration::from_secs(5);
+/// How long a start waits for the disks that a pool had last: the kernel may still be detecting
+/// them, and a pool that is opened without a disk must rebuild it.
+const LATE_DISK_WAIT: Duration = Duration::from_secs(5);
 
-/// Pause between two looks.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// Pause between two scans for disks.
+const DISK_POLL: Duration = Duration::from_millis(500);
 
-/// How long the data directory may take for an answer. It may be on a disk that fails.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Time limit for the data directory, which may be on a failing disk.
+const DATA_DIR_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the node does with a pool.
+/// State of a pool on this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum PoolObserved {
-    /// Nothing yet.
+    /// Not opened yet.
     #[default]
     Closed,
-    /// It is open.
+    /// Open.
     Open,
-    /// It cannot be opened. Tried again every few seconds.
-    Broken(BackingError),
+    /// It failed to open; retried every few seconds.
+    OpenFailed(BackingError),
 }
 
 /// The pools of this node.
-pub(super) struct Pools {
-    records: PoolRecords,
-    known: Mutex<BTreeMap<PoolName, Known>>,
-    /// Files of pools that cannot be read.
-    damaged: Mutex<Vec<DamagedPool>>,
-    /// One thread at a time waits for the directory's disk, so that what is written last stays.
-    turn: Arc<tokio::sync::Mutex<()>>,
+pub(super) struct PoolTable {
+    records: PoolRecordFiles,
+    entries: Mutex<BTreeMap<PoolName, KnownPool>>,
+    /// Pool records that cannot be read.
+    damaged: Mutex<Vec<DamagedPoolRecord>>,
+    /// Serializes file access, so that the last write wins.
+    io_lock: Arc<tokio::sync::Mutex<()>>,
 }
 
 #[derive(Clone)]
-struct Known {
+struct KnownPool {
     record: PoolRecord,
-    /// Whether its file may say something else: it was not written in time.
-    doubtful: bool,
+    /// Whether the file may differ from the record: a write did not finish in time.
+    is_file_stale: bool,
     observed: PoolObserved,
-    progress: Progress,
-    /// Held while something is done with it.
-    gate: Arc<tokio::sync::Mutex<()>>,
+    rebuild_progress: RebuildProgress,
+    /// Held while the pool is opened or changed.
+    lock: Arc<tokio::sync::Mutex<()>>,
 }
 
-impl Known {
+impl KnownPool {
     fn new(record: PoolRecord) -> Self {
-        let (observed, gate) = (PoolObserved::Closed, Arc::default());
-        Self { record, doubtful: false, observed, progress: None, gate }
+        let (observed, lock) = (PoolObserved::Closed, Arc::default());
+        Self { record, is_file_stale: false, observed, rebuild_progress: None, lock }
     }
 }
 
-impl Pools {
-    pub(super) fn of(data_dir: &Path) -> Self {
-        let records = PoolRecords::of(data_dir);
-        Self { records, known: Mutex::default(), damaged: Mutex::default(), turn: Arc::default() }
+impl PoolTable {
+    pub(super) fn in_data_dir(data_dir: &Path) -> Self {
+        let records = PoolRecordFiles::in_data_dir(data_dir);
+        Self {
+            records,
+            entries: Mutex::default(),
+            damaged: Mutex::default(),
+            io_lock: Arc::default(),
+        }
     }
 
-    fn known(&self) -> MutexGuard<'_, BTreeMap<PoolName, Known>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn entries(&self) -> MutexGuard<'_, BTreeMap<PoolName, KnownPool>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn damaged(&self) -> Vec<DamagedPool> {
+    pub(super) fn damaged(&self) -> Vec<DamagedPoolRecord> {
         self.damaged.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn names(&self) -> Vec<PoolName> {
-        self.known().keys().cloned().collect()
+        self.entries().keys().cloned().collect()
     }
 
     fn get(&self, name: &PoolName) -> Option<(PoolRecord, PoolObserved)> {
-        self.known().get(name).map(|k| (k.record.clone(), k.observed.clone()))
+        self.entries().get(name).map(|k| (k.record.clone(), k.observed.clone()))
     }
 
-    fn gate(&self, name: &PoolName) -> Option<Arc<tokio::sync::Mutex<()>>> {
-        self.known().get(name).map(|k| Arc::clone(&k.gate))
+    fn lock_of(&self, name: &PoolName) -> Option<Arc<tokio::sync::Mutex<()>>> {
+        self.entries().get(name).map(|k| Arc::clone(&k.lock))
     }
 
-    /// A pool that there was not; says whether its name was free.
-    fn insert(&self, new: Known) -> bool {
-        let mut known = self.known();
+    /// Adds a new pool; returns whether its name was free.
+    fn insert(&self, new: KnownPool) -> bool {
+        let mut known = self.entries();
         let free = !known.contains_key(&new.record.name);
         if free {
             known.insert(new.record.name.clone(), new);
@@ -114,61 +122,61 @@ impl Pools {
     }
 
     fn observe(&self, name: &PoolName, observed: PoolObserved) {
-        if let Some(known) = self.known().get_mut(name) {
+        if let Some(known) = self.entries().get_mut(name) {
             known.observed = observed;
         }
     }
 
-    /// A record that was written, or was to be.
-    fn note(&self, record: PoolRecord, written: bool) {
-        if let Some(known) = self.known().get_mut(&record.name) {
-            known.doubtful = !written;
+    /// Takes over a record; `written` says whether its write finished in time.
+    fn record_written(&self, record: PoolRecord, written: bool) {
+        if let Some(known) = self.entries().get_mut(&record.name) {
+            known.is_file_stale = !written;
             if written {
                 known.record = record;
             }
         }
     }
 
-    fn is_doubtful(&self, name: &PoolName) -> bool {
-        self.known().get(name).is_some_and(|known| known.doubtful)
+    fn is_file_stale(&self, name: &PoolName) -> bool {
+        self.entries().get(name).is_some_and(|known| known.is_file_stale)
     }
 
-    /// What people are told of pools that there are.
+    /// The facts about all pools, for status.
     fn facts(&self, reports: &BTreeMap<PoolName, PoolReport>) -> Vec<PoolFacts> {
         let now = Instant::now();
-        let fact = |(name, known): (&PoolName, &mut Known)| {
+        let fact = |(name, known): (&PoolName, &mut KnownPool)| {
             let report = reports.get(name).cloned();
-            let behind = report.as_ref().map_or(0, |r| r.behind_pieces);
+            let behind = report.as_ref().map_or(0, |r| r.stale_extents);
             PoolFacts {
-                rebuild: pool_view::rebuild(&mut known.progress, behind, now),
+                rebuild: pool_status::rebuild_progress(&mut known.rebuild_progress, behind, now),
                 record: known.record.clone(),
                 observed: known.observed.clone(),
                 report,
                 volumes: Vec::new(),
             }
         };
-        self.known().iter_mut().map(fact).collect()
+        self.entries().iter_mut().map(fact).collect()
     }
 }
 
-/// Where the disks of a pool are, by its report; those that are not there are where they were.
-fn seen(report: &PoolReport, before: &[SeenDisk]) -> Vec<SeenDisk> {
-    let disk = |d: &crate::engine::PoolDisk| {
+/// Paths of a pool's disks by its report; missing disks keep their last path.
+fn last_seen_disks(report: &PoolReport, before: &[KnownDisk]) -> Vec<KnownDisk> {
+    let disk = |d: &crate::engine::PoolDiskReport| {
         let serial = Some(d.serial.clone());
         let was = || before.iter().find(|b| b.serial == serial).map(|b| b.path.clone());
         let path = d.path.clone().or_else(was)?;
-        Some(SeenDisk { path, serial, out: d.state == PoolDiskState::Out })
+        Some(KnownDisk { path, serial, is_out: d.state == PoolDiskState::Detached })
     };
     report.disks.iter().filter_map(disk).collect()
 }
 
-fn not_found(name: &PoolName) -> ApiError {
-    ApiError::new(Code::NotFound, format!("there is no pool {name} on this node"))
-        .hint("`windrose pool list` shows what there is")
+fn pool_not_found(name: &PoolName) -> ApiError {
+    ApiError::new(ErrorCode::NotFound, format!("there is no pool {name} on this node"))
+        .with_hint("`windrose pool list` shows what there is")
 }
 
 impl Control {
-    /// Opens the pools that there are. Those that cannot be opened are tried again by [`Self::follow_pools`].
+    /// Opens the pools in the table. [`Self::maintain_pools`] retries those that fail.
     pub(super) async fn open_pools(&self) {
         let records = self.0.pools.records.clone();
         let read = tokio::task::spawn_blocking(move || records.read()).await;
@@ -177,7 +185,7 @@ impl Control {
             Err(error) => {
                 tracing::error!(%error, "the records of pools cannot be read");
                 let (path, why) = (self.0.settings.data_dir.join("pools"), error.to_string());
-                (Vec::new(), vec![DamagedPool { path, name: None, why }])
+                (Vec::new(), vec![DamagedPoolRecord { path, name: None, why }])
             }
         };
         for damage in &damaged {
@@ -185,205 +193,209 @@ impl Control {
         }
         *self.0.pools.damaged.lock().unwrap_or_else(PoisonError::into_inner) = damaged;
         let opening = records.into_iter().map(|record| async move {
-            self.0.pools.insert(Known::new(record.clone()));
-            self.try_pool(&record.name, LATE).await;
+            self.0.pools.insert(KnownPool::new(record.clone()));
+            self.try_open_pool(&record.name, LATE_DISK_WAIT).await;
         });
         join_all(opening).await;
     }
 
-    /// Tries pools again that cannot be opened, and writes down what has become of disks, for as long as the node runs.
-    pub(super) async fn follow_pools(self) {
+    /// Retries pools that failed to open, and updates the records of open ones, for as long as the
+    /// node runs.
+    pub(super) async fn maintain_pools(self) {
         loop {
-            tokio::time::sleep(EVERY).await;
+            tokio::time::sleep(MAINTENANCE_INTERVAL).await;
             let reports = self.0.engine.pool_reports().await;
             for name in self.0.pools.names() {
                 match reports.get(&name) {
                     Some(report) => {
-                        self.follow_pool(&name, report).await;
-                        self.look_for_disks(&name, report).await;
+                        self.maintain_pool(&name, report).await;
+                        self.reattach_pool_disks(&name, report).await;
                     }
-                    None => self.try_pool(&name, Duration::ZERO).await,
+                    None => self.try_open_pool(&name, Duration::ZERO).await,
                 }
             }
-            // How far rebuilds are is told by how far they were.
+            // Samples the progress of rebuilds.
             self.0.pools.facts(&reports);
         }
     }
 
-    /// Looks for disks of a pool that are out, wherever there are block devices: they may be there again.
-    async fn look_for_disks(&self, name: &PoolName, report: &PoolReport) {
-        if report.disks.iter().all(|disk| disk.state != PoolDiskState::Out) {
+    /// Searches all block devices for disks that are out of a pool: they may have returned.
+    async fn reattach_pool_disks(&self, name: &PoolName, report: &PoolReport) {
+        if report.disks.iter().all(|disk| disk.state != PoolDiskState::Detached) {
             return;
         }
         let Some((record, _)) = self.0.pools.get(name) else { return };
-        let paths = candidates(record.paths()).await;
-        // A disk that does not answer is not waited for; the pool goes on with that by itself.
-        let looked = timeout(PATIENCE, self.0.engine.look_for_disks(name, paths)).await;
-        if let Ok(Err(error)) = looked {
+        let paths = candidate_paths(record.paths()).await;
+        // Does not wait for a disk that hangs; the pool handles it by itself.
+        let search =
+            timeout(DATA_DIR_TIMEOUT, self.0.engine.reattach_pool_disks(name, paths)).await;
+        if let Ok(Err(error)) = search {
             tracing::warn!(pool = %name, %error, "nobody looks for its disks");
         }
     }
 
-    async fn follow_pool(&self, name: &PoolName, report: &PoolReport) {
-        let Some(gate) = self.0.pools.gate(name) else { return };
-        // Whoever changes it writes it down.
-        let Ok(_held) = gate.try_lock() else { return };
+    async fn maintain_pool(&self, name: &PoolName, report: &PoolReport) {
+        let Some(lock) = self.0.pools.lock_of(name) else { return };
+        // The holder of the lock updates the record.
+        let Ok(_held) = lock.try_lock() else { return };
         let Some((record, _)) = self.0.pools.get(name) else { return };
         if record.stage == PoolStage::Deleting {
-            self.finish_deleting(&record).await;
-        } else if let Err(error) = self.note_disks(&record, report).await {
+            self.finish_pool_deletion(&record).await;
+        } else if let Err(error) = self.record_pool_disks(&record, report).await {
             tracing::warn!(pool = %name, %error, "where its disks are is not written down");
         }
     }
 
-    /// Writes down where the disks of a pool are, if that is news, and that it exists.
-    async fn note_disks(&self, record: &PoolRecord, report: &PoolReport) -> io::Result<()> {
-        let disks = seen(report, &record.disks);
+    /// Records the paths of a pool's disks if they changed, and that the pool exists.
+    async fn record_pool_disks(&self, record: &PoolRecord, report: &PoolReport) -> io::Result<()> {
+        let disks = last_seen_disks(report, &record.disks);
         let next = PoolRecord { stage: PoolStage::Ready, disks, ..record.clone() };
-        if next == *record && !self.0.pools.is_doubtful(&record.name) {
+        if next == *record && !self.0.pools.is_file_stale(&record.name) {
             return Ok(());
         }
-        self.write_pool(&next).await
+        self.write_pool_record(&next).await
     }
 
-    async fn write_pool(&self, record: &PoolRecord) -> io::Result<()> {
+    async fn write_pool_record(&self, record: &PoolRecord) -> io::Result<()> {
         let written = record.clone();
-        let written = self.with_records(move |records| records.write(&written)).await;
-        self.0.pools.note(record.clone(), written.is_ok());
+        let written = self.with_pool_records(move |records| records.write(&written)).await;
+        self.0.pools.record_written(record.clone(), written.is_ok());
         written
     }
 
-    /// A pool is no more, or never was.
-    async fn forget_pool(&self, name: &PoolName) -> io::Result<()> {
-        let gone = name.clone();
-        self.with_records(move |records| records.remove(&gone)).await?;
-        self.0.pools.known().remove(name);
+    /// Removes the record of a pool that was deleted or never created.
+    async fn remove_pool_record(&self, name: &PoolName) -> io::Result<()> {
+        let removed_name = name.clone();
+        self.with_pool_records(move |records| records.remove(&removed_name)).await?;
+        self.0.pools.entries().remove(name);
         Ok(())
     }
 
-    /// Does something with the records of pools that waits for the disk of the data directory.
-    async fn with_records(
+    /// Does something with the pool records off the control thread, within a time limit.
+    async fn with_pool_records(
         &self,
-        what: impl FnOnce(&PoolRecords) -> io::Result<()> + Send + 'static,
+        what: impl FnOnce(&PoolRecordFiles) -> io::Result<()> + Send + 'static,
     ) -> io::Result<()> {
         let done = async {
-            let turn = Arc::clone(&self.0.pools.turn).lock_owned().await;
+            let guard = Arc::clone(&self.0.pools.io_lock).lock_owned().await;
             let records = self.0.pools.records.clone();
-            let doing = tokio::task::spawn_blocking(move || {
+            let task = tokio::task::spawn_blocking(move || {
                 let done = what(&records);
-                drop(turn);
+                drop(guard);
                 done
             });
-            doing.await.map_err(io::Error::other)?
+            task.await.map_err(io::Error::other)?
         };
-        timeout(PATIENCE, done).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+        timeout(DATA_DIR_TIMEOUT, done)
+            .await
+            .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }
 
-    /// Opens a pool that is not open, or finishes what a crash has left of it.
-    async fn try_pool(&self, name: &PoolName, patience: Duration) {
-        let Some(gate) = self.0.pools.gate(name) else { return };
-        let Ok(_held) = gate.try_lock() else { return };
+    /// Opens a pool that is not open, or finishes what a crash interrupted.
+    async fn try_open_pool(&self, name: &PoolName, patience: Duration) {
+        let Some(lock) = self.0.pools.lock_of(name) else { return };
+        let Ok(_held) = lock.try_lock() else { return };
         let Some((record, observed)) = self.0.pools.get(name) else { return };
         if observed == PoolObserved::Open {
             return;
         }
-        let opened = self.open_pool_there(&record, patience).await;
+        let opened = self.open_pool_from_disks(&record, patience).await;
         match (record.stage, opened) {
             (PoolStage::Deleting, Ok(report)) if report.volumes.is_empty() => {
-                self.finish_deleting(&record).await;
+                self.finish_pool_deletion(&record).await;
             }
-            // Or it was not deleted after all, and has been used since.
+            // Open; or a deletion that failed, and the pool has been used since.
             (_, Ok(report)) => {
-                self.pool_opened(&record, &report).await;
+                self.on_pool_opened(&record, &report).await;
             }
             (PoolStage::Ready, Err(error)) => {
-                if observed != PoolObserved::Broken(error.clone()) {
+                if observed != PoolObserved::OpenFailed(error.clone()) {
                     tracing::error!(pool = %name, %error, "the pool is offline");
                 }
-                self.0.pools.observe(name, PoolObserved::Broken(error));
+                self.0.pools.observe(name, PoolObserved::OpenFailed(error));
             }
-            // Nobody was told that it exists, or somebody wanted that it does not.
+            // The creation was not acknowledged, or the deletion was requested.
             (PoolStage::Creating | PoolStage::Deleting, Err(error)) => {
                 tracing::warn!(pool = %name, %error, "a pool is forgotten that was never finished, or half deleted");
-                if let Err(error) = self.forget_pool(name).await {
+                if let Err(error) = self.remove_pool_record(name).await {
                     tracing::error!(pool = %name, %error, "its record stays");
                 }
             }
         }
     }
 
-    /// Opens a pool: with the disks where they were, or wherever there are block devices.
-    async fn open_pool_there(
+    /// Opens a pool with its disks at their last paths, or anywhere among the block devices.
+    async fn open_pool_from_disks(
         &self,
         record: &PoolRecord,
         patience: Duration,
     ) -> Result<PoolReport, BackingError> {
         let (engine, deadline) = (&self.0.engine, Instant::now() + patience);
-        let wanted = record.disks.iter().filter(|d| !d.out).count();
+        let wanted = record.disks.iter().filter(|d| !d.is_out).count();
         loop {
             let paths = record.paths();
-            let there = engine.count_pool_disks(record.id, paths.clone()).await?;
-            if !paths.is_empty() && there >= paths.len() {
+            let found = engine.count_pool_disks(record.id, paths.clone()).await?;
+            if !paths.is_empty() && found >= paths.len() {
                 return engine.open_pool(record, paths, (Vec::new(), false)).await;
             }
-            let paths = candidates(paths).await;
-            let there = engine.count_pool_disks(record.id, paths.clone()).await?;
-            if there >= wanted || Instant::now() >= deadline {
+            let paths = candidate_paths(paths).await;
+            let found = engine.count_pool_disks(record.id, paths.clone()).await?;
+            if found >= wanted || Instant::now() >= deadline {
                 return engine.open_pool(record, paths, (Vec::new(), false)).await;
             }
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(DISK_POLL).await;
         }
     }
 
-    /// A pool is open: its volumes can be.
-    async fn pool_opened(&self, record: &PoolRecord, report: &PoolReport) {
+    /// A pool was opened: now its volumes can be.
+    async fn on_pool_opened(&self, record: &PoolRecord, report: &PoolReport) {
         let name = &record.name;
         tracing::info!(pool = %name, id = %record.id, disks = report.disks.len(), "open");
         self.0.pools.observe(name, PoolObserved::Open);
-        if let Err(error) = self.note_disks(record, report).await {
+        if let Err(error) = self.record_pool_disks(record, report).await {
             tracing::warn!(pool = %name, %error, "where its disks are is not written down");
         }
-        self.pools_changed();
+        self.request_own_report();
         if self.is_serving() {
-            self.retry_volumes_of(name).await;
+            self.retry_pool_volumes(name).await;
         }
     }
 
-    /// Has other nodes hear at once of what pools there are here.
-    fn pools_changed(&self) {
-        self.0.asked.send_modify(|_| {});
+    /// Publishes this node's pools in a fresh report.
+    fn request_own_report(&self) {
+        self.0.last_report_request.send_modify(|_| {});
     }
 
-    /// Tries the volumes of a pool again that have failed without it.
-    async fn retry_volumes_of(&self, name: &PoolName) {
-        for (stored, observed) in self.0.state.all() {
-            if !matches!(observed, Observed::Broken { .. } | Observed::Stuck { .. })
+    /// Retries the volumes that failed to open without their pool.
+    async fn retry_pool_volumes(&self, name: &PoolName) {
+        for (stored, observed) in self.0.volumes.all() {
+            if !matches!(observed, Observed::OpenFailed { .. } | Observed::EraseFailed { .. })
                 || self.pool_name_of(&stored.record) != Some(name)
             {
                 continue;
             }
             let id = stored.record.id;
-            let gate = self.0.state.gate(id);
-            let _held = gate.lock().await;
-            self.0.state.forget_failure(id);
-            self.settle_held(id).await;
+            let lock = self.0.volumes.lock_of(id);
+            let _held = lock.lock().await;
+            self.0.volumes.clear_failure(id);
+            self.reconcile_locked(id).await;
         }
     }
 
-    async fn finish_deleting(&self, record: &PoolRecord) {
+    async fn finish_pool_deletion(&self, record: &PoolRecord) {
         let name = &record.name;
         let destroyed = self.0.engine.destroy_pool(name).await;
         if let Err(error) = &destroyed {
             tracing::warn!(pool = %name, %error, "it is not deleted yet");
             self.0.pools.observe(name, PoolObserved::Open);
-        } else if let Err(error) = self.forget_pool(name).await {
+        } else if let Err(error) = self.remove_pool_record(name).await {
             tracing::error!(pool = %name, %error, "its record stays");
         }
     }
 
-    /// The pool that a volume's copy on this node lies in.
+    /// The pool of a volume's replica on this node.
     pub(super) fn pool_name_of<'a>(&self, record: &'a VolumeRecord) -> Option<&'a PoolName> {
-        record.place(self.me())?.backing.pool()
+        record.placement(self.this_node())?.backing.pool()
     }
 
     /// Whether this node has a pool of this name.
@@ -391,14 +403,14 @@ impl Control {
         self.0.pools.get(name).is_some()
     }
 
-    /// Whether a volume's copy on this node lies in a pool that there is no more: nothing is left of it.
-    pub(super) fn lost_its_pool(&self, record: &VolumeRecord) -> bool {
+    /// Whether a volume's replica here was in a pool that no longer exists: its data is gone.
+    pub(super) fn has_lost_pool(&self, record: &VolumeRecord) -> bool {
         let Some(name) = self.pool_name_of(record) else { return false };
         let damaged = self.0.pools.damaged();
         !self.has_pool(name) && !damaged.iter().any(|d| d.name.as_ref().is_none_or(|n| n == name))
     }
 
-    /// Refuses to touch the copy of a volume whose pool is not open.
+    /// Fails if the replica of a volume here is in a pool that is not open.
     pub(super) fn check_pool_of(&self, record: &VolumeRecord) -> Result<(), BackingError> {
         let Some(name) = self.pool_name_of(record) else { return Ok(()) };
         match self.0.pools.get(name) {
@@ -406,9 +418,10 @@ impl Control {
             Some((_, PoolObserved::Closed)) => {
                 Err(BackingError::refused(format!("pool {name} is not open yet")))
             }
-            Some((_, PoolObserved::Broken(error))) => {
-                let message = format!("pool {name} is offline: {}", error.of_that_pool(name));
-                Err(BackingError::refused(message).hinted(error.hint))
+            Some((_, PoolObserved::OpenFailed(error))) => {
+                let message =
+                    format!("pool {name} is offline: {}", error.message_without_pool(name));
+                Err(BackingError::refused(message).with_hint(error.hint))
             }
             None => {
                 let damaged = self.0.pools.damaged();
@@ -421,43 +434,43 @@ impl Control {
         }
     }
 
-    /// What is known of all pools.
+    /// The facts about all pools.
     pub(super) async fn pool_facts(&self) -> Vec<PoolFacts> {
         let reports = self.0.engine.pool_reports().await;
         let mut facts = self.0.pools.facts(&reports);
         for pool in &mut facts {
-            pool.volumes = self.volumes_in(&pool.record.name);
+            pool.volumes = self.volumes_in_pool(&pool.record.name);
         }
         facts
     }
 
-    /// The volumes whose copies on this node lie in a pool, by name.
-    pub(super) fn volumes_in(&self, name: &PoolName) -> Vec<(Uuid, String)> {
-        let all = self.0.state.all();
+    /// The volumes with a replica in a pool of this node, by name.
+    pub(super) fn volumes_in_pool(&self, name: &PoolName) -> Vec<(Uuid, String)> {
+        let all = self.0.volumes.all();
         let within = all.iter().filter(|(s, _)| self.pool_name_of(&s.record) == Some(name));
         within.map(|(s, _)| (s.record.id, s.record.name.to_string())).collect()
     }
 
-    /// All pools, by name.
-    pub async fn pools(&self) -> PoolList {
+    /// Lists all pools, by name.
+    pub async fn list_pools(&self) -> PoolList {
         let facts = self.pool_facts().await;
         let unread = self.0.pools.damaged().iter().map(ToString::to_string).collect();
-        PoolList { pools: facts.iter().map(pool_view::pool).collect(), unread }
+        PoolList { pools: facts.iter().map(pool_status::pool_info).collect(), unread }
     }
 
-    /// One pool.
+    /// Returns one pool.
     ///
     /// # Errors
-    /// [`Code::NotFound`].
-    pub async fn pool(&self, name: &PoolName) -> Result<Pool, ApiError> {
+    /// [`ErrorCode::NotFound`].
+    pub async fn get_pool(&self, name: &PoolName) -> Result<Pool, ApiError> {
         let facts = self.pool_facts().await;
         let found = facts.iter().find(|pool| pool.record.name == *name);
-        found.map(pool_view::pool).ok_or_else(|| not_found(name))
+        found.map(pool_status::pool_info).ok_or_else(|| pool_not_found(name))
     }
 }
 
-/// What can be done about a pool that is offline.
-pub(super) fn hint_for(name: &PoolName, error: &BackingError) -> String {
+/// The hint for a pool that is offline.
+pub(super) fn offline_pool_hint(name: &PoolName, error: &BackingError) -> String {
     let own = error.hint.map(|hint| format!("{hint}; ")).unwrap_or_default();
     format!(
         "{own}the node looks for its disks every few seconds. Disks that are gone for good: \
@@ -465,25 +478,31 @@ pub(super) fn hint_for(name: &PoolName, error: &BackingError) -> String {
     )
 }
 
-async fn candidates(paths: Vec<PathBuf>) -> Vec<PathBuf> {
+async fn candidate_paths(paths: Vec<PathBuf>) -> Vec<PathBuf> {
     let known = paths.clone();
-    tokio::task::spawn_blocking(move || pools::candidates(&known)).await.unwrap_or(paths)
+    tokio::task::spawn_blocking(move || pool_records::candidate_disk_paths(&known))
+        .await
+        .unwrap_or(paths)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::pool_view::tests::report;
+    use crate::control::pool_status::tests::report;
 
     #[test]
     fn a_disk_that_is_not_there_is_remembered_where_it_was() {
         let mut report = report("tank");
-        let before = seen(&report, &[]);
+        let before = last_seen_disks(&report, &[]);
         assert_eq!(before.len(), report.disks.len());
         let gone = report.disks[1].path.take().unwrap();
-        report.disks[1].state = PoolDiskState::Out;
-        let after = seen(&report, &before);
-        assert_eq!((after[1].path.clone(), after[1].out), (gone, true));
-        assert_eq!(seen(&report, &[]).len(), report.disks.len() - 1, "nobody knows where");
+        report.disks[1].state = PoolDiskState::Detached;
+        let after = last_seen_disks(&report, &before);
+        assert_eq!((after[1].path.clone(), after[1].is_out), (gone, true));
+        assert_eq!(
+            last_seen_disks(&report, &[]).len(),
+            report.disks.len() - 1,
+            "nobody knows where"
+        );
     }
 }

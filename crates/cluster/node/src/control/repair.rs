@@ -1,6 +1,6 @@
-//! Makes copies of volumes that have fewer than they are to have (RFD 0039). What is to be done [`decision`] says; the
-//! primary of a volume does it, and commits it only upon the very records from which it was decided: whatever two nodes
-//! take themselves for, one of them acts.
+//! Repairs volumes that have fewer replicas than wanted (RFD 0039). [`decision`] decides; the
+//! primary of the volume acts, and commits only against the very records from which it decided. So
+//! one node acts even if two believe that they are primary.
 
 mod decision;
 
@@ -9,148 +9,153 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use api::{Backing, NewBacking};
-use cluster::{mirrors, nodes};
-use disk::utc;
-use mirror::record::Record;
+use cluster::{mirror_records, nodes};
+use disk::format_utc;
+use mirror::config::MirrorConfig;
 use peer::NodeId;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use self::decision::{Action, GivenUp, Moment, Rule, Seen, Wait, apply, begin, decide};
-use super::create::now_s;
-use super::old_images::{add_over, add_over_found};
+use self::decision::{
+    AbortReason, RepairAction, RepairHistory, RepairPolicy, Timestamp, WaitReason, apply_action,
+    decide_repair, start_repair,
+};
+use super::old_images::{overwrite_hint, overwrite_hint_after_failure};
 use super::placement::Candidate;
-use super::report::MissingCopy;
-use super::state::Listed;
+use super::report::MissingReplica;
+use super::volume_lifecycle::now_s;
+use super::volume_table::ReadyVolume;
 use super::{Control, placement};
 use crate::engine::CoreReport;
-use crate::meta::{MetaError, Revision};
-use crate::record::{Place, Stored, VolumeRecord};
+use crate::record::{ReplicaPlacement, StoredVolumeRecord, VolumeRecord};
+use crate::store::{Revision, StoreError};
 
-/// How often a place is looked for, for the copy of a volume that has to wait or for which there was none.
-const LOOK_AGAIN: Duration = Duration::from_secs(30);
+/// How often a node is searched again for a replica that has to wait or for which no node was
+/// found.
+const PLACEMENT_RETRY: Duration = Duration::from_secs(30);
 
-/// What a node remembers of the copies that volumes lack.
+/// What a node remembers about missing replicas.
 #[derive(Debug, Default)]
-pub(super) struct Repairs {
-    seen: Seen,
-    /// Volumes for whose copy a place was looked for, for how long that counts, and why there was none.
-    places: BTreeMap<Uuid, (Instant, Option<MissingCopy>)>,
+pub(super) struct RepairState {
+    history: RepairHistory,
+    /// Volumes for which a node was searched: until when the result holds, and why none was found.
+    placement_attempts: BTreeMap<Uuid, (Instant, Option<MissingReplica>)>,
 }
 
 impl Control {
-    /// Sees to the copies of the volumes whose writes this node puts in order.
-    pub(super) async fn keep_copies(&self, cores: &[CoreReport], repairs: &mut Repairs) {
-        if !self.keeps_data() {
+    /// Repairs the volumes whose primary is this node.
+    pub(super) async fn repair_replicas(&self, cores: &[CoreReport], repairs: &mut RepairState) {
+        if !self.is_data_node() {
             return;
         }
-        let now = Moment { at: Instant::now(), wall_s: now_s() };
-        let volumes = self.0.state.listed(self.me());
-        let gone = self.gone_nodes(&volumes).await;
-        let Repairs { seen, places } = repairs;
-        seen.look(now, gone.as_ref().ok());
-        if let Err(error) = gone {
+        let now = Timestamp { at: Instant::now(), wall_s: now_s() };
+        let volumes = self.0.volumes.ready_volumes(self.this_node());
+        let down = self.down_nodes(&volumes).await;
+        let RepairState { history, placement_attempts: attempts } = repairs;
+        history.observe_nodes(now, down.as_ref().ok());
+        if let Err(error) = down {
             tracing::debug!(%error, "who is gone is not known now");
             return;
         }
-        places.retain(|_, (until, _)| now.at < *until);
-        seen.keep(&volumes.iter().map(|v| v.stored.record.id).collect());
+        attempts.retain(|_, (until, _)| now.at < *until);
+        history.retain_volumes(&volumes.iter().map(|v| v.stored.record.id).collect());
         let mirrored =
             volumes.iter().filter_map(|v| Some((&v.stored.record, &v.mirror.as_ref()?.0)));
         let mirrored: Vec<_> = mirrored.collect();
-        mirrored.iter().for_each(|(record, mirror)| seen.note(record, mirror, now));
-        let serving = serving(cores);
-        let leads = |(record, mirror): &&(&VolumeRecord, &Record)| {
-            mirror.primary == self.me() && serving.contains(&record.id)
+        mirrored.iter().for_each(|(record, mirror)| history.observe_volume(record, mirror, now));
+        let serving = serving_volumes(cores);
+        let is_primary = |(record, mirror): &&(&VolumeRecord, &MirrorConfig)| {
+            mirror.primary == self.this_node() && serving.contains(&record.id)
         };
-        let led: Vec<_> = mirrored.iter().filter(leads).collect();
+        let led: Vec<_> = mirrored.iter().filter(is_primary).collect();
         let repaired = led.iter().filter_map(|(record, _)| record.repair.as_ref());
-        let mut rule = Rule {
-            after: self.0.settings.cluster.repair_after,
-            most: self.0.settings.cluster.resyncs,
-            // Nothing goes to a node that is gone.
-            running: repaired.filter(|repair| !seen.is_gone(repair.node)).count(),
+        let mut policy = RepairPolicy {
+            delay: self.0.settings.cluster.repair_after,
+            max_concurrent: self.0.settings.cluster.resyncs,
+            // Repairs on nodes that are down do not count.
+            running: repaired.filter(|repair| !history.is_down(repair.node)).count(),
         };
-        let mut told = BTreeMap::new();
+        let mut missing_replicas = BTreeMap::new();
         for (record, mirror) in led {
             let id = record.id;
-            let known = places.get(&id).map(|(_, missing)| missing.clone());
-            let missing = match (decide((record, mirror), seen, rule, now), known) {
-                (Action::Rest, _) => None,
-                (Action::Wait(wait), known) => {
-                    let nowhere = match known {
+            let known = attempts.get(&id).map(|(_, missing)| missing.clone());
+            let missing = match (decide_repair((record, mirror), history, policy, now), known) {
+                (RepairAction::Nothing, _) => None,
+                (RepairAction::Wait(wait), known) => {
+                    let no_node = match known {
                         Some(known) => known,
                         None => {
-                            let instead_of = seen.instead_of(record, mirror);
-                            let nowhere = self.nowhere(record, instead_of).await;
-                            places.insert(id, (now.at + LOOK_AGAIN, nowhere.clone()));
-                            nowhere
+                            let replaces = history.node_to_replace(record, mirror);
+                            let no_node = self.why_no_repair_node(record, replaces).await;
+                            attempts.insert(id, (now.at + PLACEMENT_RETRY, no_node.clone()));
+                            no_node
                         }
                     };
-                    let waits = self.waits(record, &wait, seen);
-                    Some(told_of(&wait, waits, nowhere))
+                    let waiting = self.repair_wait_text(record, &wait, history);
+                    Some(combine_wait_reason(&wait, waiting, no_node))
                 }
-                (Action::Begin { .. }, Some(Some(missing))) => Some(missing),
-                _ => self.repair(id, seen, &mut rule, now).await.inspect(|missing| {
-                    places.insert(id, (now.at + LOOK_AGAIN, Some(missing.clone())));
+                (RepairAction::Start { .. }, Some(Some(missing))) => Some(missing),
+                _ => self.repair_volume(id, history, &mut policy, now).await.inspect(|missing| {
+                    attempts.insert(id, (now.at + PLACEMENT_RETRY, Some(missing.clone())));
                 }),
             };
-            told.extend(missing.map(|missing| (id, missing)));
+            missing_replicas.extend(missing.map(|missing| (id, missing)));
         }
-        *self.0.missing.lock().unwrap_or_else(PoisonError::into_inner) = told;
+        *self.0.missing_replicas.lock().unwrap_or_else(PoisonError::into_inner) = missing_replicas;
     }
 
-    /// The nodes that are gone, as the store knows, but for those that were put out of service.
-    async fn gone_nodes(&self, volumes: &[Listed]) -> Result<BTreeSet<NodeId>, MetaError> {
-        let alive = nodes::alive(&*self.0.meta).await?;
-        let me = self.me();
+    /// The nodes that are down by the store, except for drained ones.
+    async fn down_nodes(&self, volumes: &[ReadyVolume]) -> Result<BTreeSet<NodeId>, StoreError> {
+        let alive = nodes::list_alive(&*self.0.meta).await?;
+        let me = self.this_node();
         if !alive.contains(&me) {
-            // Whoever is taken for dead itself does not judge others.
-            return Err(MetaError::Changed { key: nodes::alive_key(me) });
+            // A node that is down by the store must not judge others.
+            return Err(StoreError::Conflict { key: nodes::alive_key(me) });
         }
-        let known = self.membership().map(|m| m.nodes.borrow().clone()).unwrap_or_default();
-        let named = volumes.iter().flat_map(|v| v.stored.record.places.iter().map(|p| p.node));
+        let known = self.joined_cluster().map(|m| m.nodes.borrow().clone()).unwrap_or_default();
+        let named = volumes.iter().flat_map(|v| v.stored.record.placements.iter().map(|p| p.node));
         let all: BTreeSet<_> = known.keys().copied().chain(named).collect();
-        let drained = |node: &NodeId| known.get(node).is_some_and(|view| view.record.drained);
+        let drained = |node: &NodeId| known.get(node).is_some_and(|view| view.record.is_drained);
         Ok(all.into_iter().filter(|node| !alive.contains(node) && !drained(node)).collect())
     }
 
-    /// Does what is to be done by the records as they are now. What is in the way is given back.
-    async fn repair(
+    /// Decides by the current records, and acts. Returns why a repair waits.
+    async fn repair_volume(
         &self,
         id: Uuid,
-        seen: &mut Seen,
-        rule: &mut Rule,
-        now: Moment,
-    ) -> Option<MissingCopy> {
-        let gate = self.0.state.gate(id);
-        // Somebody is changing it: there is a next time.
-        let Ok(_held) = gate.try_lock() else { return None };
-        let Stored { mut record, revision } = self.stored(id).await.ok()??;
-        let (mirror, at) = mirrors::get(&*self.0.meta, id).await.ok()??;
-        if mirror.primary != self.me() {
+        history: &mut RepairHistory,
+        policy: &mut RepairPolicy,
+        now: Timestamp,
+    ) -> Option<MissingReplica> {
+        let lock = self.0.volumes.lock_of(id);
+        // Another change is in progress: the next round retries.
+        let Ok(_held) = lock.try_lock() else { return None };
+        let StoredVolumeRecord { mut record, revision } =
+            self.read_volume_record(id).await.ok()??;
+        let (mirror, at) = mirror_records::get_record(&*self.0.meta, id).await.ok()??;
+        if mirror.primary != self.this_node() {
             return None;
         }
-        let action = decide((&record, &mirror), seen, *rule, now);
+        let action = decide_repair((&record, &mirror), history, *policy, now);
         match &action {
-            Action::Rest | Action::Wait(_) => return None,
-            Action::Begin { instead_of } => {
-                match self.place_for(&record, *instead_of, seen).await {
-                    Ok(place) => begin(&mut record, *instead_of, place, now),
+            RepairAction::Nothing | RepairAction::Wait(_) => return None,
+            RepairAction::Start { replaces } => {
+                match self.choose_repair_placement(&record, *replaces, history).await {
+                    Ok(placement) => start_repair(&mut record, *replaces, placement, now),
                     Err(missing) => return Some(missing),
                 }
             }
-            _ => apply(&mut record, &action),
+            _ => apply_action(&mut record, &action),
         }
         if let Err(error) = self.commit_repair(&record, revision, (&mirror, at)).await {
             tracing::info!(volume = %record.name, %error, "repair: nothing was changed");
         } else {
-            if matches!(action, Action::Begin { .. }) {
-                rule.running += 1;
+            if matches!(action, RepairAction::Start { .. }) {
+                policy.running += 1;
             }
-            self.note_repair(&record, &action, seen, now);
+            self.log_repair(&record, &action, history, now);
         }
-        self.settle_held(id).await;
+        self.reconcile_locked(id).await;
         None
     }
 
@@ -158,175 +163,191 @@ impl Control {
         &self,
         record: &VolumeRecord,
         revision: Revision,
-        (mirror, at): (&Record, Revision),
-    ) -> Result<(), MetaError> {
-        let mut changes = record.replace(revision);
-        // As it was: what has just been put out or taken in decides anew.
-        changes.push(mirrors::replace(record.id, at, mirror));
+        (mirror, at): (&MirrorConfig, Revision),
+    ) -> Result<(), StoreError> {
+        let mut changes = record.replace_changes(revision);
+        // Unchanged: makes the commit fail if the mirror has changed since the decision.
+        changes.push(mirror_records::replacement(record.id, at, mirror));
         self.0.meta.commit(changes).await.map(drop)
     }
 
-    /// Says in the log what was done, and remembers what has failed.
-    fn note_repair(&self, record: &VolumeRecord, action: &Action, seen: &mut Seen, now: Moment) {
+    /// Logs the action, and records failures.
+    fn log_repair(
+        &self,
+        record: &VolumeRecord,
+        action: &RepairAction,
+        history: &mut RepairHistory,
+        now: Timestamp,
+    ) {
         let volume = &record.name;
         let named = |node: &NodeId| self.node_name(*node);
         match action {
-            Action::Rest | Action::Wait(_) => {}
-            Action::Begin { instead_of } => {
+            RepairAction::Nothing | RepairAction::Wait(_) => {}
+            RepairAction::Start { replaces } => {
                 let node = record.repair.as_ref().map(|repair| named(&repair.node));
-                let instead_of = instead_of.as_ref().map(named);
-                tracing::warn!(%volume, node, instead_of, "repair: a missing copy is made");
+                let replaces = replaces.as_ref().map(named);
+                tracing::warn!(%volume, node, instead_of = replaces, "repair: a missing copy is made");
             }
-            Action::Complete => {
-                seen.succeeded(record.id);
+            RepairAction::Complete => {
+                history.clear_failures(record.id);
                 tracing::info!(%volume, "repair: the volume has its copies");
             }
-            Action::GiveUp { node, why } => {
+            RepairAction::Abort { node, why } => {
                 let why = match why {
-                    GivenUp::Failed(why) => {
-                        seen.failed(record.id, *node, why, now);
+                    AbortReason::Failed(why) => {
+                        history.record_failure(record.id, *node, why, now);
                         why.clone()
                     }
-                    GivenUp::Returned(back) => {
+                    AbortReason::OriginalInSync(back) => {
                         format!("the one on {} is back in sync", named(back))
                     }
-                    GivenUp::Gone => "its node is gone".to_owned(),
+                    AbortReason::NodeDown => "its node is gone".to_owned(),
                 };
                 let node = named(node);
                 tracing::warn!(%volume, node, why, "repair: the new copy is given up");
             }
-            Action::Retire(node) => {
+            RepairAction::RemoveSurplus(node) => {
                 let node = named(node);
                 tracing::info!(%volume, node, "repair: a copy is back in sync, and one too many: it goes");
             }
-            Action::Reinstate { node, .. } => {
+            RepairAction::Reinstate { node, .. } => {
                 let node = named(node);
                 tracing::info!(%volume, node, "repair: a copy is back in sync, and counts again");
             }
         }
     }
 
-    /// Why no copy is made yet, for people.
-    fn waits(&self, record: &VolumeRecord, wait: &Wait, seen: &Seen) -> MissingCopy {
+    /// Why no replica is made yet, as text.
+    fn repair_wait_text(
+        &self,
+        record: &VolumeRecord,
+        wait: &WaitReason,
+        history: &RepairHistory,
+    ) -> MissingReplica {
         let why = match wait {
-            Wait::Off => format!(
+            WaitReason::Disabled => format!(
                 "no copy is made by itself, as cluster.repair_after_s is \"off\" at node {}",
                 self.0.settings.name
             ),
-            Wait::Until(due) => format!("another one is made by itself from {}", utc(due.wall_s)),
-            Wait::Paused { until, why } => {
-                let failed = seen.failed_at(record.id);
-                let backing = self.backing_like(record, None).unwrap_or_default();
-                let next =
-                    add_over_found(record, &backing, why, &failed, |node| self.node_name(node));
-                let until = utc(until.wall_s);
+            WaitReason::NotDue(due) => {
+                format!("another one is made by itself from {}", format_utc(due.wall_s))
+            }
+            WaitReason::Backoff { until, why } => {
+                let failed = history.failed_nodes(record.id);
+                let backing = self.repair_backing(record, None).unwrap_or_default();
+                let next = overwrite_hint_after_failure(record, &backing, why, &failed, |node| {
+                    self.node_name(node)
+                });
+                let until = format_utc(until.wall_s);
                 let why = format!(
                     "another one could not be made ({why}); it is tried again from {until}"
                 );
-                return MissingCopy { why, next };
+                return MissingReplica { why, next_step: next };
             }
-            Wait::ForOthers => {
+            WaitReason::ConcurrencyLimit => {
                 "another one is made when those of other volumes are done".to_owned()
             }
-            Wait::Full => {
+            WaitReason::NoFreePlacement => {
                 let why = "copies on nodes that are gone have all its places";
                 let next = "take out a node that never comes back: windrose cluster leave --node NODE --force";
-                return MissingCopy { why: why.to_owned(), next: Some(next.to_owned()) };
+                return MissingReplica { why: why.to_owned(), next_step: Some(next.to_owned()) };
             }
         };
-        MissingCopy { why, next: None }
+        MissingReplica { why, next_step: None }
     }
 
-    /// Who could keep the copy that is missing, but for the room that it needs, and with what backing.
-    async fn keepers_of_another(
+    /// The nodes that could keep the missing replica, space aside, and the backing it would have.
+    async fn repair_candidates(
         &self,
         record: &VolumeRecord,
-        instead_of: Option<NodeId>,
-    ) -> Result<(NewBacking, Vec<Candidate>), MissingCopy> {
+        replaces: Option<NodeId>,
+    ) -> Result<(NewBacking, Vec<Candidate>), MissingReplica> {
         let name = &record.name;
-        let Some(backing) = self.backing_like(record, instead_of) else {
+        let Some(backing) = self.repair_backing(record, replaces) else {
             let why = "its copies lie where an administrator has named a file or device, and none is made by itself";
             let next = format!(
                 "windrose volume mirror add {name} --on NODE --device DEVICE (or --path FILE, --pool POOL)"
             );
-            return Err(MissingCopy { why: why.to_owned(), next: Some(next) });
+            return Err(MissingReplica { why: why.to_owned(), next_step: Some(next) });
         };
-        let free = self.free_space(&backing).await;
+        let free = self.free_space_by_node(&backing).await;
         let mut candidates = self.candidates_for(&backing, &free);
         let old = self.old_images(Some(record.id)).await;
-        self.rule_out_old(&mut candidates, record, &backing, &old);
+        self.exclude_old_images(&mut candidates, record, &backing, &old);
         Ok((backing, candidates))
     }
 
-    /// Why no node can keep the copy that is missing, if so, whatever room there is.
-    async fn nowhere(
+    /// Why no node can keep the missing replica whatever its free space, if so.
+    async fn why_no_repair_node(
         &self,
         record: &VolumeRecord,
-        instead_of: Option<NodeId>,
-    ) -> Option<MissingCopy> {
-        let (backing, candidates) = match self.keepers_of_another(record, instead_of).await {
+        replaces: Option<NodeId>,
+    ) -> Option<MissingReplica> {
+        let (backing, candidates) = match self.repair_candidates(record, replaces).await {
             Ok(found) => found,
             Err(missing) => return Some(missing),
         };
-        let taken = taken(record);
-        let has = candidates.iter().any(|c| c.unfit.is_none() && !taken.contains(&c.node));
-        (!has).then(|| nobody(record, &backing, &candidates))
+        let taken = placement_nodes(record);
+        let has = candidates.iter().any(|c| c.exclusion.is_none() && !taken.contains(&c.node));
+        (!has).then(|| no_node_for_repair(record, &backing, &candidates))
     }
 
-    /// Where a copy is to be made.
-    async fn place_for(
+    /// Chooses the placement of the new replica.
+    async fn choose_repair_placement(
         &self,
         record: &VolumeRecord,
-        instead_of: Option<NodeId>,
-        seen: &Seen,
-    ) -> Result<Place, MissingCopy> {
-        let (backing, mut candidates) = self.keepers_of_another(record, instead_of).await?;
-        let taken = taken(record);
-        let is_fit = |c: &Candidate| c.unfit.is_none() && !taken.contains(&c.node);
+        replaces: Option<NodeId>,
+        history: &RepairHistory,
+    ) -> Result<ReplicaPlacement, MissingReplica> {
+        let (backing, mut candidates) = self.repair_candidates(record, replaces).await?;
+        let taken = placement_nodes(record);
+        let is_fit = |c: &Candidate| c.exclusion.is_none() && !taken.contains(&c.node);
         let (need, promised) = match candidates.iter().any(is_fit) {
-            true => self.needs(record).await,
+            true => self.space_needed(record).await,
             false => Default::default(),
         };
         for candidate in &mut candidates {
             let promised = promised.get(&candidate.node).copied().unwrap_or(0);
             if candidate.free_bytes.saturating_sub(promised) < need {
-                candidate.unfit = candidate.unfit.or(Some("has no room for it"));
+                candidate.exclusion = candidate.exclusion.or(Some("has no room for it"));
             }
         }
-        let failed = seen.failed_at(record.id);
+        let failed = history.failed_nodes(record.id);
         if candidates.iter().any(|c| is_fit(c) && !failed.contains(&c.node)) {
             candidates.retain(|c| !failed.contains(&c.node));
         }
-        let chosen = placement::choose(&candidates, &taken, &[], 1);
+        let chosen = placement::choose_nodes(&candidates, &taken, &[], 1);
         let node = chosen.ok().and_then(|nodes| nodes.first().copied());
-        let node = node.ok_or_else(|| nobody(record, &backing, &candidates))?;
-        let place = self.wanted(record.id, &record.name, node, &backing, false);
-        place.map_err(|e| MissingCopy { why: e.message, next: e.hint })
+        let node = node.ok_or_else(|| no_node_for_repair(record, &backing, &candidates))?;
+        let placement = self.new_placement(record.id, &record.name, node, &backing, false);
+        placement.map_err(|e| MissingReplica { why: e.message, next_step: e.hint })
     }
 
-    /// A backing like that of the copy that is missing, or of one that is there, where every node has such a one: in the
-    /// pool of that name, or in the node's own directory.
-    fn backing_like(
+    /// The backing for the new replica, like that of the missing one or of an existing one, if
+    /// every node can have such a backing: the pool of that name, or the node's own directory.
+    fn repair_backing(
         &self,
         record: &VolumeRecord,
-        instead_of: Option<NodeId>,
+        replaces: Option<NodeId>,
     ) -> Option<NewBacking> {
-        let first = instead_of.into_iter().chain([self.me()]);
-        let all = first.filter_map(|node| record.place(node)).chain(record.standing());
-        let mut backings = all.filter_map(|place| like(&place.backing, record.id));
+        let first = replaces.into_iter().chain([self.this_node()]);
+        let all =
+            first.filter_map(|node| record.placement(node)).chain(record.current_placements());
+        let mut backings =
+            all.filter_map(|placement| equivalent_backing(&placement.backing, record.id));
         backings.next()
     }
 
-    /// How many bytes a copy of a volume takes, and what is still to be written by node for copies that are being made.
-    async fn needs(&self, record: &VolumeRecord) -> (u64, BTreeMap<NodeId, u64>) {
-        let volumes = self.0.state.all();
+    /// How many bytes a replica of a volume takes, and by node what replicas being made still need.
+    async fn space_needed(&self, record: &VolumeRecord) -> (u64, BTreeMap<NodeId, u64>) {
+        let volumes = self.0.volumes.all();
         let space = self.space_of(&volumes).await;
         let need = |record: &VolumeRecord| {
-            let taken = space.taken.get(&record.id).filter(|_| record.thin);
+            let taken = space.allocated.get(&record.id).filter(|_| record.thin);
             taken.copied().unwrap_or(record.size_bytes)
         };
         let mut promised = BTreeMap::<NodeId, u64>::new();
-        for (Stored { record, .. }, _) in &volumes {
+        for (StoredVolumeRecord { record, .. }, _) in &volumes {
             if let Some(repair) = &record.repair {
                 let of = promised.entry(repair.node).or_default();
                 *of = of.saturating_add(need(record));
@@ -336,48 +357,57 @@ impl Control {
     }
 }
 
-/// What is said of a missing copy that has to wait, if there is `nowhere` to make it: it is not said to come by itself
-/// then.
-fn told_of(wait: &Wait, waits: MissingCopy, nowhere: Option<MissingCopy>) -> MissingCopy {
-    match (wait, nowhere) {
-        (_, None) | (Wait::Full, _) => waits,
-        (Wait::Until(_) | Wait::ForOthers, Some(nowhere)) => nowhere,
-        (Wait::Off | Wait::Paused { .. }, Some(nowhere)) => {
+/// Combines the reasons why a missing replica has to wait. If no node can keep it (`no_node`), the
+/// text must not say that it comes by itself.
+fn combine_wait_reason(
+    wait: &WaitReason,
+    waiting: MissingReplica,
+    no_node: Option<MissingReplica>,
+) -> MissingReplica {
+    match (wait, no_node) {
+        (_, None) | (WaitReason::NoFreePlacement, _) => waiting,
+        (WaitReason::NotDue(_) | WaitReason::ConcurrencyLimit, Some(no_node)) => no_node,
+        (WaitReason::Disabled | WaitReason::Backoff { .. }, Some(no_node)) => {
             let why = match wait {
-                Wait::Paused { why, .. } => format!("another one could not be made ({why})"),
-                _ => waits.why,
+                WaitReason::Backoff { why, .. } => format!("another one could not be made ({why})"),
+                _ => waiting.why,
             };
-            let why = format!("{why}; {}", nowhere.why);
-            MissingCopy { why, next: nowhere.next.or(waits.next) }
+            let why = format!("{why}; {}", no_node.why);
+            MissingReplica { why, next_step: no_node.next_step.or(waiting.next_step) }
         }
     }
 }
 
-/// That no node can keep the copy that is missing, and what helps.
-fn nobody(record: &VolumeRecord, backing: &NewBacking, candidates: &[Candidate]) -> MissingCopy {
-    let taken = taken(record);
+/// The error when no node can keep the missing replica, and the next step.
+fn no_node_for_repair(
+    record: &VolumeRecord,
+    backing: &NewBacking,
+    candidates: &[Candidate],
+) -> MissingReplica {
+    let taken = placement_nodes(record);
     let add = "add a node (windrose cluster join), or make room";
-    let next = match add_over(record, backing, candidates, &taken, None) {
+    let next = match overwrite_hint(record, backing, candidates, &taken, None) {
         Some(over) => format!("{over}; or {add}"),
         None => add.to_owned(),
     };
-    MissingCopy { why: placement::nobody(candidates, &taken), next: Some(next) }
+    MissingReplica { why: placement::no_candidate_text(candidates, &taken), next_step: Some(next) }
 }
 
-/// The nodes that have a place of a volume.
-fn taken(record: &VolumeRecord) -> Vec<NodeId> {
-    record.places.iter().map(|place| place.node).collect()
+/// The nodes in a volume's placements.
+fn placement_nodes(record: &VolumeRecord) -> Vec<NodeId> {
+    record.placements.iter().map(|placement| placement.node).collect()
 }
 
 /// The volumes that are served here.
-fn serving(cores: &[CoreReport]) -> BTreeSet<Uuid> {
+fn serving_volumes(cores: &[CoreReport]) -> BTreeSet<Uuid> {
     let volumes = cores.iter().flat_map(|core| &core.volumes);
-    let serves = volumes.filter(|v| v.mirror.as_ref().is_some_and(|m| m.status.why.is_none()));
+    let serves =
+        volumes.filter(|v| v.mirror.as_ref().is_some_and(|m| m.status.not_serving.is_none()));
     serves.map(|volume| volume.id).collect()
 }
 
-/// What a backing on another node is like, if that one needs no naming.
-pub(super) fn like(backing: &Backing, volume: Uuid) -> Option<NewBacking> {
+/// The equivalent of a backing on another node, if it needs no path there.
+pub(super) fn equivalent_backing(backing: &Backing, volume: Uuid) -> Option<NewBacking> {
     match backing {
         Backing::Pool { pool } => Some(NewBacking::Pool { pool: pool.clone() }),
         Backing::File { path } => {
@@ -393,40 +423,47 @@ pub(super) fn like(backing: &Backing, volume: Uuid) -> Option<NewBacking> {
 mod tests {
     use super::*;
 
-    /// One finding does not say that a copy comes by itself and that no node can keep one.
+    /// A finding must not say both that a repair starts by itself and that no node can take it.
     #[test]
     fn a_copy_that_no_node_can_keep_is_not_said_to_come_by_itself() {
         let record = crate::record::tests::record("web");
         let (node, unfit) = (NodeId(3), Some("is a witness"));
         let (name, domain) = ("w".to_owned(), "w".to_owned());
-        let witness = Candidate { node, name, domain, unfit, free_bytes: 0, copies: 0 };
-        let nowhere = nobody(&record, &NewBacking::default(), &[witness]);
-        assert!(nowhere.next.as_ref().unwrap().contains("add a node"), "{nowhere:?}");
-        let moment = Moment { at: Instant::now(), wall_s: 1 };
-        let waits = MissingCopy { why: "made by itself from then".to_owned(), next: None };
-        let until = Wait::Until(moment);
-        let told = |wait: &Wait, nowhere| told_of(wait, waits.clone(), nowhere);
+        let witness = Candidate {
+            node,
+            name,
+            failure_domain: domain,
+            exclusion: unfit,
+            free_bytes: 0,
+            replicas: 0,
+        };
+        let nowhere = no_node_for_repair(&record, &NewBacking::default(), &[witness]);
+        assert!(nowhere.next_step.as_ref().unwrap().contains("add a node"), "{nowhere:?}");
+        let moment = Timestamp { at: Instant::now(), wall_s: 1 };
+        let waits = MissingReplica { why: "made by itself from then".to_owned(), next_step: None };
+        let until = WaitReason::NotDue(moment);
+        let told = |wait: &WaitReason, nowhere| combine_wait_reason(wait, waits.clone(), nowhere);
         assert_eq!(told(&until, None), waits);
         assert_eq!(told(&until, Some(nowhere.clone())), nowhere);
-        let paused = Wait::Paused { until: moment, why: "no space".to_owned() };
+        let paused = WaitReason::Backoff { until: moment, why: "no space".to_owned() };
         let both = told(&paused, Some(nowhere.clone()));
         assert_eq!(
             both.why,
             "another one could not be made (no space); no other node can keep a copy now (w is a witness)"
         );
-        assert_eq!(both.next, nowhere.next);
+        assert_eq!(both.next_step, nowhere.next_step);
     }
 
     #[test]
     fn only_what_every_node_has_is_made_by_itself() {
         let volume = Uuid::from_u128(7);
-        let of = |path: &str| like(&Backing::File { path: path.into() }, volume);
+        let of = |path: &str| equivalent_backing(&Backing::File { path: path.into() }, volume);
         let own = format!("/var/lib/windrose/volumes/web-{volume}.img");
         assert_eq!(of(&own), Some(NewBacking::File { path: None }));
         assert_eq!(of("/srv/web.img"), None);
-        assert_eq!(like(&Backing::Device { path: "/dev/sdb".into() }, volume), None);
+        assert_eq!(equivalent_backing(&Backing::Device { path: "/dev/sdb".into() }, volume), None);
         let pool: api::PoolName = "tank".parse().unwrap();
         let in_pool = Backing::Pool { pool: pool.clone() };
-        assert_eq!(like(&in_pool, volume), Some(NewBacking::Pool { pool }));
+        assert_eq!(equivalent_backing(&in_pool, volume), Some(NewBacking::Pool { pool }));
     }
 }

@@ -1,138 +1,151 @@
-//! What nodes tell each other of themselves through the store, for people to see: nothing is
-//! decided by it (RFD 0012, 2.3) but whether a volume may be deleted without force.
+//! Reports that nodes write about themselves to the store, for people. They decide nothing (RFD
+//! 0012, 2.3) except whether a volume may be deleted without force.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use api::{PoolName, UnreadableBytes};
-use mirror::{Status, Unreadable};
+use api::{ByteRange, PoolName};
+use mirror::{MirrorStatus, UnreadableData};
 use peer::NodeId;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::images::HeldImage;
-use super::why::Names;
+use super::not_serving::NameLookup;
+use super::orphan_images::UnservedImage;
 use crate::engine::{CoreReport, MirrorReport, VolumeReport};
-use crate::meta::{Change, Expect, Meta, MetaError};
+use crate::store::{Change, MetadataStore, Precondition, StoreError};
 
-/// What keys of reports begin with.
+/// Prefix of the keys of reports.
 pub(super) const REPORTS: &str = "reports/";
 
-/// What keys of questions begin with.
-pub(super) const QUESTIONS: &str = "questions/";
+/// Prefix of the keys of report requests.
+pub(super) const REPORT_REQUESTS: &str = "questions/";
 
-/// How far back the rate of a resync is looked for.
-const RATE_OVER: Duration = Duration::from_secs(60);
+/// The window in which the rate of a resync is measured.
+const RATE_WINDOW: Duration = Duration::from_secs(60);
 
-/// What a node tells of itself.
+/// The report of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeReport {
     /// Size of the file system of its data directory, in bytes.
-    pub bytes: u64,
+    #[serde(rename = "bytes")]
+    pub data_dir_bytes: u64,
     /// Free space in it, in bytes.
-    pub free_bytes: u64,
+    #[serde(rename = "free_bytes")]
+    pub data_dir_free_bytes: u64,
     /// Its mirrors.
-    pub mirrors: BTreeMap<Uuid, SeenMirror>,
-    /// Volumes that it keeps a copy of and cannot open, and why not.
+    pub mirrors: BTreeMap<Uuid, ReportedMirror>,
+    /// Volumes that it has a replica of and cannot open, and why.
     #[serde(default)]
-    pub broken: BTreeMap<Uuid, String>,
-    /// Sessions of initiators, of volumes that have any.
+    #[serde(rename = "broken")]
+    pub open_errors: BTreeMap<Uuid, String>,
+    /// Numbers of initiator sessions, for volumes that have any.
     #[serde(default)]
     pub sessions: BTreeMap<Uuid, u32>,
-    /// By how many seconds the clocks of other nodes are behind its own, where that is much.
+    /// By how many seconds the clocks of other nodes lag behind its own, where that is much.
     #[serde(default)]
-    pub behind: BTreeMap<u16, u64>,
-    /// Why the store's member that it runs does not keep running.
+    #[serde(rename = "behind")]
+    pub clocks_behind_s: BTreeMap<u16, u64>,
+    /// Why the store member that it runs does not stay up.
     #[serde(default)]
-    pub member_trouble: Option<String>,
-    /// Its pools that are open, and how many bytes volumes may still have of each.
+    #[serde(rename = "member_trouble")]
+    pub store_member_error: Option<String>,
+    /// Its open pools, with the bytes that volumes may still allocate in each.
     #[serde(default)]
     pub pools: BTreeMap<PoolName, u64>,
     /// Images that are not served there.
     #[serde(default)]
-    pub images: Vec<HeldImage>,
-    /// After how many seconds it makes copies of nodes that are gone; 0 for never.
+    pub images: Vec<UnservedImage>,
+    /// After how many seconds it replaces replicas of down nodes; 0 for never.
     #[serde(default)]
     pub repair_after_s: u64,
-    /// The question, by the commit that put it, after which it has looked at all of this.
+    /// The revision of the last report request before this report was made.
     #[serde(default)]
-    pub asked: u64,
+    #[serde(rename = "asked")]
+    pub answers_request: u64,
 }
 
 /// A mirror as one of its nodes sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SeenMirror {
+pub struct ReportedMirror {
     /// Whether it serves there.
     pub serves: bool,
-    /// Why it does not, as [`super::why::sentence`] has it.
-    pub why: Option<String>,
-    /// The next step then, as [`super::why::next_step`] has it.
+    /// Why it does not, by [`super::not_serving::reason_text`].
+    #[serde(rename = "why")]
+    pub not_serving_reason: Option<String>,
+    /// The next step then, by [`super::not_serving::next_step_hint`].
     #[serde(default)]
-    pub next: Option<String>,
-    /// What its disk has refused, if it has not served since.
+    #[serde(rename = "next")]
+    pub next_step: Option<String>,
+    /// The last error of its disk, if it has not served since.
     #[serde(default)]
-    pub refused: Option<String>,
-    /// Whether it has had no space for a write within the last minute, and has no room yet.
+    #[serde(rename = "refused")]
+    pub disk_error: Option<String>,
+    /// Whether a write failed for lack of space within the last minute, and space is still short.
     #[serde(default)]
     pub full: bool,
-    /// Why nothing is read or written there any more before its image is opened anew.
+    /// Why its image is not used any more until it is reopened.
     #[serde(default)]
-    pub lost: Option<String>,
-    /// Reads that its disk has failed in the last hour.
+    #[serde(rename = "lost")]
+    pub image_lost: Option<String>,
+    /// Reads that failed on its disk in the last hour.
     #[serde(default)]
     pub failed_reads: u64,
     /// Why its reservations cannot be read: no initiator is served there.
     #[serde(default)]
-    pub reservations: Option<String>,
-    /// Numbers of the nodes that it has a session with.
+    #[serde(rename = "reservations")]
+    pub reservations_error: Option<String>,
+    /// Numbers of the nodes with which it has a session.
     #[serde(default)]
-    pub linked: Vec<u16>,
-    /// By number of the node: why the last resync from here to a copy there has failed.
+    #[serde(rename = "linked")]
+    pub peers_with_session: Vec<u16>,
+    /// By node number: why the last resync from here to the replica there failed.
     #[serde(default)]
     pub failed_resyncs: BTreeMap<u16, String>,
-    /// Nodes whose copies are brought in sync from there.
-    pub resyncs: Vec<Resync>,
-    /// What becomes of a copy that the volume lacks, if its writes are put in order there.
+    /// Nodes whose replicas are resynced from there.
+    pub resyncs: Vec<ResyncReport>,
+    /// On the primary: why a replica that the volume lacks is not being made.
     #[serde(default)]
-    pub missing: Option<MissingCopy>,
-    /// Numbers of nodes whose copies are newer than the one there, and are not overwritten.
+    #[serde(rename = "missing")]
+    pub missing_replica: Option<MissingReplica>,
+    /// Numbers of nodes whose replicas are newer than the one there, and are not overwritten.
     #[serde(default)]
-    pub newer: Vec<u16>,
+    #[serde(rename = "newer")]
+    pub newer_replicas: Vec<u16>,
 }
 
-/// Why no copy is made in place of one that is missing.
+/// Why a missing replica is not being made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MissingCopy {
-    /// Why not, or from when on.
+pub struct MissingReplica {
+    /// The reason, or when the repair starts.
     pub why: String,
-    /// What helps, if that is something particular.
-    pub next: Option<String>,
+    /// The next step, if there is a special one.
+    #[serde(rename = "next")]
+    pub next_step: Option<String>,
 }
 
-/// What a copy lacks that no other can read.
+/// Data that a replica lacks and that no other replica can read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Unread {
+pub struct UnreadableEverywhere {
     /// The first ranges of bytes.
-    pub ranges: Vec<UnreadableBytes>,
-    /// Bytes of all of it.
+    pub ranges: Vec<ByteRange>,
+    /// Bytes in total.
     pub bytes: u64,
 }
 
-impl Unread {
-    fn of(lacks: Option<&Unreadable>) -> Self {
-        let Some(Unreadable { ranges, bytes, .. }) = lacks else { return Self::default() };
-        let range = |r: &std::ops::Range<u64>| UnreadableBytes {
-            start_bytes: r.start,
-            bytes: r.end - r.start,
-        };
+impl UnreadableEverywhere {
+    fn of(lacks: Option<&UnreadableData>) -> Self {
+        let Some(UnreadableData { ranges, bytes, .. }) = lacks else { return Self::default() };
+        let range =
+            |r: &std::ops::Range<u64>| ByteRange { start_bytes: r.start, bytes: r.end - r.start };
         Self { ranges: ranges.iter().map(range).collect(), bytes: *bytes }
     }
 }
 
-/// A copy that is being brought in sync.
+/// A replica that is being resynced.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Resync {
+pub struct ResyncReport {
     /// Number of its node.
     pub node: u16,
     /// Bytes copied.
@@ -141,41 +154,45 @@ pub struct Resync {
     pub total_bytes: u64,
     /// Seconds until it is in sync, by the rate of the last minute.
     pub eta_s: Option<u64>,
-    /// What no copy can read of it.
+    /// Blocks that no replica can read.
     #[serde(default)]
-    pub unreadable: Unread,
+    pub unreadable: UnreadableEverywhere,
 }
 
 /// Key of a node's report.
-pub(super) fn key(node: NodeId) -> String {
+pub(super) fn report_key(node: NodeId) -> String {
     format!("{REPORTS}{node}")
 }
 
-/// Removes what a node told in an earlier life: nobody is to take that for what is.
+/// Removes the report of this node's earlier run, which must not be taken for current.
 ///
 /// # Errors
-/// [`MetaError`].
-pub(crate) async fn forget(meta: &dyn Meta, node: NodeId) -> Result<(), MetaError> {
-    let key = key(node);
+/// [`StoreError`].
+pub(crate) async fn remove_report(
+    meta: &dyn MetadataStore,
+    node: NodeId,
+) -> Result<(), StoreError> {
+    let key = report_key(node);
     let Some(found) = meta.get(&key).await? else { return Ok(()) };
-    let change = Change { key, expect: Expect::At(found.revision), value: None };
+    let change =
+        Change { key, precondition: Precondition::AtRevision(found.revision), value: None };
     meta.commit(vec![change]).await.map(drop)
 }
 
-/// Key of what a node is asked: to look and to report at once.
-pub(super) fn question_key(node: NodeId) -> String {
-    format!("{QUESTIONS}{node}")
+/// Key of a report request to a node.
+pub(super) fn report_request_key(node: NodeId) -> String {
+    format!("{REPORT_REQUESTS}{node}")
 }
 
-/// How far resyncs were when they were looked at.
+/// Samples of the progress of resyncs.
 #[derive(Debug, Default)]
-pub(super) struct Progress(HashMap<(Uuid, NodeId), (Instant, u64)>);
+pub(super) struct ResyncProgress(HashMap<(Uuid, NodeId), (Instant, u64)>);
 
-impl Progress {
-    /// Notes how far a resync is, and tells how long the rest will take.
+impl ResyncProgress {
+    /// Records the progress of a resync, and returns how many seconds the rest will take.
     fn eta(&mut self, of: (Uuid, NodeId), done: u64, total: u64, now: Instant) -> Option<u64> {
         let (since, before) = *self.0.entry(of).or_insert((now, done));
-        if before > done || now - since > RATE_OVER {
+        if before > done || now - since > RATE_WINDOW {
             self.0.insert(of, (now, done));
         }
         let (copied, millis) = (done.checked_sub(before)?, (now - since).as_millis());
@@ -184,57 +201,71 @@ impl Progress {
         u64::try_from(left).ok().filter(|_| millis > 0)
     }
 
-    /// What the mirrors of this node tell.
-    pub(super) fn mirrors(
+    /// The mirrors of this node, for its report.
+    pub(super) fn report_mirrors(
         &mut self,
         cores: &[CoreReport],
-        names: &impl Names,
-    ) -> BTreeMap<Uuid, SeenMirror> {
+        names: &impl NameLookup,
+    ) -> BTreeMap<Uuid, ReportedMirror> {
         let now = Instant::now();
         let volumes = cores.iter().flat_map(|core| &core.volumes);
-        let seen =
-            volumes.filter_map(|v| Some((v.id, self.mirror(v, v.mirror.as_ref()?, now, names))));
-        seen.collect()
+        let mirrors = volumes
+            .filter_map(|v| Some((v.id, self.report_mirror(v, v.mirror.as_ref()?, now, names))));
+        mirrors.collect()
     }
 
-    fn mirror(
+    fn report_mirror(
         &mut self,
         report: &VolumeReport,
         mirror: &MirrorReport,
         now: Instant,
-        names: &impl Names,
-    ) -> SeenMirror {
+        names: &impl NameLookup,
+    ) -> ReportedMirror {
         let volume = report.id;
-        let Status { why, resyncs, unreadable, refused, newer, .. } = &mirror.status;
+        let MirrorStatus {
+            not_serving: why,
+            resyncs,
+            unreadable_data: unreadable,
+            leg_error: refused,
+            newer_replicas: newer,
+            ..
+        } = &mirror.status;
         let resyncs = resyncs.iter().map(|&(node, done_bytes, total_bytes)| {
             let lacks = unreadable.iter().find(|(of, _)| *of == node).map(|(_, lacks)| lacks);
-            let waits = lacks.is_some_and(|lacks| lacks.waited_for);
+            let is_blocked = lacks.is_some_and(|lacks| lacks.blocks_admission);
             let eta_s = self.eta((volume, node), done_bytes, total_bytes, now);
-            // What it waits for comes when somebody writes.
-            let (eta_s, unreadable) = (eta_s.filter(|_| !waits), Unread::of(lacks));
-            Resync { node: node.0, done_bytes, total_bytes, eta_s, unreadable }
+            // These blocks become readable only when a client writes them.
+            let (eta_s, unreadable) =
+                (eta_s.filter(|_| !is_blocked), UnreadableEverywhere::of(lacks));
+            ResyncReport { node: node.0, done_bytes, total_bytes, eta_s, unreadable }
         });
         let resyncs = resyncs.collect();
-        let named = |node| names.node(node);
-        let next = why.as_ref().and_then(|why| super::why::next_step(why, names, volume));
-        let Status { linked, failed_resyncs, .. } = &mirror.status;
-        SeenMirror {
-            serves: why.is_none() && report.reservations.is_none(),
+        let named = |node| names.name_of_node(node);
+        let next =
+            why.as_ref().and_then(|why| super::not_serving::next_step_hint(why, names, volume));
+        let MirrorStatus { linked, failed_resyncs, .. } = &mirror.status;
+        ReportedMirror {
+            serves: why.is_none() && report.reservations_error.is_none(),
             resyncs,
-            why: why.as_ref().map(|why| super::why::sentence(why, &named)),
-            next,
-            refused: refused.map(|error| error.to_string()),
-            full: mirror.status.full,
-            lost: mirror.status.lost.map(|loss| super::why::loss(loss).to_owned()),
-            failed_reads: mirror.status.failed_reads,
-            reservations: report.reservations.map(|error| error.to_string()),
-            linked: linked.iter().map(|node| node.0).collect(),
+            not_serving_reason: why
+                .as_ref()
+                .map(|why| super::not_serving::reason_text(why, &named)),
+            next_step: next,
+            disk_error: refused.map(|error| error.to_string()),
+            full: mirror.status.is_full,
+            image_lost: mirror
+                .status
+                .leg_loss
+                .map(|loss| super::not_serving::loss_text(loss).to_owned()),
+            failed_reads: mirror.status.read_errors,
+            reservations_error: report.reservations_error.map(|error| error.to_string()),
+            peers_with_session: linked.iter().map(|node| node.0).collect(),
             failed_resyncs: failed_resyncs
                 .iter()
                 .map(|(n, why)| (n.0, (*why).to_owned()))
                 .collect(),
-            newer: newer.iter().map(|node| node.0).collect(),
-            missing: names.missing(volume),
+            newer_replicas: newer.iter().map(|node| node.0).collect(),
+            missing_replica: names.missing_replica(volume),
         }
     }
 }
@@ -245,7 +276,7 @@ mod tests {
 
     #[test]
     fn the_rest_is_told_by_the_rate_of_the_last_minute() {
-        let mut progress = Progress::default();
+        let mut progress = ResyncProgress::default();
         let of = (Uuid::nil(), NodeId(1));
         let begin = Instant::now();
         let at = |s| begin + Duration::from_secs(s);

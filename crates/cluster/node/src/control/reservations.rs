@@ -1,28 +1,28 @@
-//! What initiators have reserved, for administrators: to look at, and to take away what a dead host has
-//! left.
+//! Persistent reservations, for administrators: showing them, and clearing those of a dead host.
 
 use api::{ApiError, Registration, Reservations, VolumeName};
-use reservation::{Initiator, Kind, Party, Table};
+use reservation::{Initiator, ItNexus, ReservationType, Table};
 
 use super::{Control, backing_error};
 
 impl Control {
-    /// The reservations of a volume. To be asked at a node that serves it.
+    /// Returns the reservations of a volume. The node must serve it.
     ///
     /// # Errors
-    /// [`NotFound`](api::Code::NotFound); [`Backing`](api::Code::Backing) if this node does not serve it now.
+    /// [`NotFound`](api::ErrorCode::NotFound); [`Backing`](api::ErrorCode::Backing) if this node
+    /// does not serve it now.
     pub async fn reservations(&self, name: &VolumeName) -> Result<Reservations, ApiError> {
-        let id = self.find(name)?;
+        let id = self.volume_id(name)?;
         let table = self.0.engine.reservations(id).await;
-        Ok(told(&table.map_err(|e| backing_error(name, &e))?))
+        Ok(reservations_info(&table.map_err(|e| backing_error(name, &e))?))
     }
 
-    /// Takes all reservations and registrations of a volume away.
+    /// Removes all reservations and registrations of a volume.
     ///
     /// # Errors
     /// As [`Self::reservations`].
     pub async fn clear_reservations(&self, name: &VolumeName) -> Result<Reservations, ApiError> {
-        let id = self.find(name)?;
+        let id = self.volume_id(name)?;
         tracing::warn!(volume = %name, "an operator takes all reservations away");
         let cleared = self.0.engine.clear_reservations(id).await;
         cleared.map_err(|e| backing_error(name, &e))?;
@@ -30,22 +30,22 @@ impl Control {
     }
 }
 
-fn told(table: &Table) -> Reservations {
+fn reservations_info(table: &Table) -> Reservations {
     let registration = |r: &reservation::Registrant| Registration {
-        initiator: name_of(&r.party),
-        port: r.party.port,
+        initiator: party_name(&r.nexus),
+        port: r.nexus.port,
         key: format!("{:016x}", r.key),
-        holds: table.holds(&r.party),
+        holds: table.is_holder(&r.nexus),
     };
     Reservations {
-        kind: table.reservation.as_ref().map(|held| kind(held.kind).to_owned()),
+        kind: table.reservation.as_ref().map(|reservation| kind_label(reservation.kind).to_owned()),
         registrations: table.registrants().iter().map(registration).collect(),
-        persists: table.persists,
-        reserved_by: table.sole.as_ref().map(|sole| name_of(&sole.party)),
+        persists: table.persist,
+        reserved_by: table.spc2_reservation.as_ref().map(|sole| party_name(&sole.nexus)),
     }
 }
 
-fn name_of(party: &Party) -> String {
+fn party_name(party: &ItNexus) -> String {
     let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
     match &party.initiator {
         Initiator::Iscsi { name, isid } => format!("{name},i,0x{}", hex(isid)),
@@ -53,14 +53,14 @@ fn name_of(party: &Party) -> String {
     }
 }
 
-fn kind(kind: Kind) -> &'static str {
+fn kind_label(kind: ReservationType) -> &'static str {
     match kind {
-        Kind::WriteExclusive => "write exclusive",
-        Kind::ExclusiveAccess => "exclusive access",
-        Kind::WriteExclusiveRegistrants => "write exclusive, registrants only",
-        Kind::ExclusiveAccessRegistrants => "exclusive access, registrants only",
-        Kind::WriteExclusiveAll => "write exclusive, all registrants",
-        Kind::ExclusiveAccessAll => "exclusive access, all registrants",
+        ReservationType::WriteExclusive => "write exclusive",
+        ReservationType::ExclusiveAccess => "exclusive access",
+        ReservationType::WriteExclusiveRegistrantsOnly => "write exclusive, registrants only",
+        ReservationType::ExclusiveAccessRegistrantsOnly => "exclusive access, registrants only",
+        ReservationType::WriteExclusiveAllRegistrants => "write exclusive, all registrants",
+        ReservationType::ExclusiveAccessAllRegistrants => "exclusive access, all registrants",
     }
 }
 
@@ -73,22 +73,22 @@ mod tests {
     #[test]
     fn who_has_reserved_what_is_told() {
         let initiator = Initiator::Iscsi { name: "iqn.a".into(), isid: [1, 2, 3, 4, 5, 0xff] };
-        let iscsi = Party { initiator, port: 2 };
-        let host = Party { initiator: Initiator::Host([0x1a; 16]), port: 0 };
+        let iscsi = ItNexus { initiator, port: 2 };
+        let host = ItNexus { initiator: Initiator::Host([0x1a; 16]), port: 0 };
         let register = |new_key| Change::Register {
             key: 0,
             new_key,
             ignore_key: false,
-            persists: true,
+            persist: true,
             ports: vec![],
-            also: vec![],
+            other_initiators: vec![],
         };
         let ask =
-            |table: &Table, by, change: &Change| table.change(by, 1, change).unwrap().unwrap();
+            |table: &Table, by, change: &Change| table.with_change(by, 1, change).unwrap().unwrap();
         let table = ask(&Table::default(), &iscsi, &register(0xab));
         let table = ask(&table, &host, &register(7));
-        let kind = Kind::WriteExclusiveRegistrants;
-        let told = told(&ask(&table, &iscsi, &Change::Reserve { key: 0xab, kind }));
+        let kind = ReservationType::WriteExclusiveRegistrantsOnly;
+        let told = reservations_info(&ask(&table, &iscsi, &Change::Reserve { key: 0xab, kind }));
         assert_eq!(told.kind.as_deref(), Some("write exclusive, registrants only"));
         assert!(told.persists && told.reserved_by.is_none());
         let [first, second] = &told.registrations[..] else { panic!("{told:?}") };

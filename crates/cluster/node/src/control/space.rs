@@ -1,4 +1,4 @@
-//! Space that volumes take, and that is left where they lie.
+//! Space that volumes use, and free space where they lie.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -14,181 +14,190 @@ use uuid::Uuid;
 use super::Control;
 use crate::engine::{PoolDiskState, PoolReport};
 use crate::reconcile::Observed;
-use crate::record::{Stored, VolumeRecord};
+use crate::record::{StoredVolumeRecord, VolumeRecord};
 
-/// What the system tells about the backings of some volumes.
+/// Space by file system and pool, for some volumes.
 #[derive(Clone, Debug, Default)]
-pub struct Space {
-    /// Bytes that each takes, where that is known: all of a device, and of a file what is allocated to it.
-    pub taken: HashMap<Uuid, u64>,
-    /// Where files of them lie.
-    pub file_systems: Vec<FileSystem>,
-    /// Pools of disks that are open.
+pub struct SpaceUsage {
+    /// Bytes that each volume uses, where known: the size of a device, the allocated bytes of a
+    /// file.
+    pub allocated: HashMap<Uuid, u64>,
+    /// File systems with files of them.
+    pub file_systems: Vec<FileSystemSpace>,
+    /// Open pools.
     pub pools: Vec<PoolSpace>,
-    /// Size of the data directory's file system and free space in it, in bytes; `None` where the
-    /// system does not tell.
+    /// Size of the data directory's file system and free space in it, in bytes; `None` if the
+    /// kernel does not say.
     pub data_dir: Option<(u64, u64)>,
 }
 
 /// A file system with volumes in it.
 #[derive(Clone, Debug)]
-pub struct FileSystem {
-    /// A directory in it by which people know it.
+pub struct FileSystemSpace {
+    /// A directory in it, as its name for people.
     pub path: PathBuf,
     /// Its size in bytes.
     pub bytes: u64,
-    /// Bytes that are free in it.
+    /// Free bytes in it.
     pub free: u64,
-    /// The volumes.
+    /// The volumes in it.
     pub volumes: Vec<Uuid>,
 }
 
-/// A pool of disks, as volumes may have it.
+/// The space of a pool of disks.
 #[derive(Clone, Debug)]
 pub struct PoolSpace {
     /// Its name.
     pub name: PoolName,
-    /// Bytes that volumes may have.
+    /// Its capacity for volumes, in bytes.
     pub bytes: u64,
-    /// Those of them that are free.
+    /// Free bytes of these.
     pub free: u64,
-    /// Whether a disk of it is out: what is new is kept on fewer disks then, if there is room on those.
+    /// Whether one of its disks is out: new data is then kept on fewer disks, if they have space.
     pub lacks_disk: bool,
-    /// The volumes.
+    /// The volumes in it.
     pub volumes: Vec<Uuid>,
 }
 
-/// Bytes below which nothing is left that a thin volume could take.
-pub(super) const FULL: u64 = 1 << 20;
+/// With fewer free bytes, a thin volume cannot grow.
+pub(super) const MIN_FREE_BYTES: u64 = 1 << 20;
 
-/// How often initiators of thin volumes are told of their space.
-const TELL_EVERY: Duration = Duration::from_secs(15);
+/// How often initiators of thin volumes are told the free space.
+const PUBLISH_INTERVAL: Duration = Duration::from_secs(15);
 
 impl Control {
-    /// Tells initiators of thin volumes how much space these take and have, for as long as the node
-    /// serves.
-    pub(super) async fn follow_space(self) {
+    /// Tells initiators of thin volumes how much space these use and have left, for as long as the
+    /// node serves.
+    pub(super) async fn publish_space_periodically(self) {
         loop {
-            tokio::time::sleep(TELL_EVERY).await;
-            self.tell_space(self.0.state.all()).await;
+            tokio::time::sleep(PUBLISH_INTERVAL).await;
+            self.publish_space(self.0.volumes.all()).await;
         }
     }
 
-    /// The same of one volume, at once.
-    pub(super) async fn tell_space_of(&self, id: Uuid) {
-        self.tell_space(self.0.state.get(id).into_iter().collect()).await;
+    /// The same for one volume, at once.
+    pub(super) async fn publish_space_of(&self, id: Uuid) {
+        self.publish_space(self.0.volumes.get(id).into_iter().collect()).await;
     }
 
-    async fn tell_space(&self, mut volumes: Vec<(Stored, Observed)>) {
+    async fn publish_space(&self, mut volumes: Vec<(StoredVolumeRecord, Observed)>) {
         volumes.retain(|(s, o)| s.record.thin && matches!(o, Observed::Open { .. }));
         if volumes.is_empty() {
             return;
         }
         let space = self.space_of(&volumes).await;
-        self.0.engine.tell_space(space.of_each()).await;
+        self.0.engine.publish_space(space.per_volume()).await;
     }
 }
 
 impl Control {
-    /// The space that volumes take and have.
-    pub(super) async fn space_of(&self, volumes: &[(Stored, Observed)]) -> Space {
-        let look = look(self.me(), volumes, &self.0.settings.data_dir);
+    /// The space of volumes.
+    pub(super) async fn space_of(&self, volumes: &[(StoredVolumeRecord, Observed)]) -> SpaceUsage {
+        let look = measure(self.this_node(), volumes, &self.0.settings.data_dir);
         let (mut space, pools) = tokio::join!(look, self.0.engine.pool_reports());
-        space.add_pools(self.me(), volumes, &pools);
+        space.add_pools(self.this_node(), volumes, &pools);
         space
     }
 }
 
-impl Space {
-    /// Whether nothing is left where a volume lies.
+impl SpaceUsage {
+    /// Whether no space is left where a volume lies.
     pub(super) fn is_full(&self, volume: Uuid) -> bool {
-        let homes = self.file_systems.iter().map(|home| (&home.volumes, home.free));
-        let mut homes = homes.chain(self.pools.iter().map(|pool| (&pool.volumes, pool.free)));
-        homes.any(|(volumes, free)| free < FULL && volumes.contains(&volume))
+        let spaces =
+            self.file_systems.iter().map(|file_system| (&file_system.volumes, file_system.free));
+        let mut spaces = spaces.chain(self.pools.iter().map(|pool| (&pool.volumes, pool.free)));
+        spaces.any(|(volumes, free)| free < MIN_FREE_BYTES && volumes.contains(&volume))
     }
 
-    /// Adds what volumes take of pools, and what is left there.
+    /// Adds the space of pools and of the volumes in them.
     fn add_pools(
         &mut self,
         me: NodeId,
-        volumes: &[(Stored, Observed)],
+        volumes: &[(StoredVolumeRecord, Observed)],
         pools: &BTreeMap<PoolName, PoolReport>,
     ) {
         for (name, report) in pools {
             let within =
-                |r: &VolumeRecord| r.place(me).and_then(|p| p.backing.pool()) == Some(name);
+                |r: &VolumeRecord| r.placement(me).and_then(|p| p.backing.pool()) == Some(name);
             let within = volumes.iter().map(|(s, _)| &s.record).filter(|r| within(r));
             let volumes: Vec<_> = within.map(|r| r.id).collect();
             let ids: HashSet<_> = volumes.iter().collect();
             let taken = report.volumes.iter().filter(|v| ids.contains(&v.id));
-            self.taken.extend(taken.map(|v| (v.id, v.allocated_bytes)));
+            self.allocated.extend(taken.map(|v| (v.id, v.allocated_bytes)));
             let (bytes, free) = (report.usable_bytes, report.free_bytes);
-            let lacks_disk = report.disks.iter().any(|disk| disk.state == PoolDiskState::Out);
+            let lacks_disk = report.disks.iter().any(|disk| disk.state == PoolDiskState::Detached);
             self.pools.push(PoolSpace { name: name.clone(), bytes, free, lacks_disk, volumes });
         }
     }
 
-    /// What each volume takes of its file system or pool and finds there. A device is its volume's alone.
-    fn of_each(&self) -> HashMap<Uuid, target::Space> {
-        let homes = self.file_systems.iter().map(|home| (&home.volumes, home.free));
-        let homes = homes.chain(self.pools.iter().map(|pool| (&pool.volumes, pool.free)));
-        let each = homes.flat_map(|(volumes, free)| volumes.iter().map(move |&id| (id, free)));
+    /// What each volume uses, and the free space where it lies. A device belongs to its volume
+    /// alone.
+    fn per_volume(&self) -> HashMap<Uuid, target::VolumeSpace> {
+        let spaces =
+            self.file_systems.iter().map(|file_system| (&file_system.volumes, file_system.free));
+        let spaces = spaces.chain(self.pools.iter().map(|pool| (&pool.volumes, pool.free)));
+        let each = spaces.flat_map(|(volumes, free)| volumes.iter().map(move |&id| (id, free)));
         let with_taken = |(id, available)| {
-            let used = *self.taken.get(&id)?;
-            Some((id, target::Space { used, available }))
+            let used = *self.allocated.get(&id)?;
+            Some((id, target::VolumeSpace { used, available }))
         };
         each.filter_map(with_taken).collect()
     }
 }
 
-/// Looks at the backings of `volumes`. One trip off the control thread for all of them.
-pub(super) async fn look(me: NodeId, volumes: &[(Stored, Observed)], data_dir: &Path) -> Space {
+/// Measures the backings of `volumes` in one blocking task.
+pub(super) async fn measure(
+    me: NodeId,
+    volumes: &[(StoredVolumeRecord, Observed)],
+    data_dir: &Path,
+) -> SpaceUsage {
     let data_dir = data_dir.to_owned();
     let backings: Vec<_> = (volumes.iter())
-        .filter_map(|(Stored { record: r, .. }, _)| {
-            Some((r.id, r.place(me)?.backing.path()?.to_owned(), r.size_bytes))
+        .filter_map(|(StoredVolumeRecord { record: r, .. }, _)| {
+            Some((r.id, r.placement(me)?.backing.path()?.to_owned(), r.size_bytes))
         })
         .collect();
     let look = move || {
-        let mut space = Space { data_dir: size_and_free(&data_dir), ..Space::default() };
-        let mut homes = BTreeMap::<u64, FileSystem>::new();
+        let mut space = SpaceUsage { data_dir: size_and_free(&data_dir), ..SpaceUsage::default() };
+        let mut file_systems = BTreeMap::<u64, FileSystemSpace>::new();
         for (id, path, bytes) in backings {
             let Ok(found) = std::fs::metadata(&path) else { continue };
-            space.taken.extend(taken_by(&found, bytes).map(|taken| (id, taken)));
+            space.allocated.extend(allocated_bytes(&found, bytes).map(|taken| (id, taken)));
             if found.is_file()
-                && let Some(home) = home(&mut homes, &found, &path, &data_dir)
+                && let Some(file_system) =
+                    file_system_of(&mut file_systems, &found, &path, &data_dir)
             {
-                home.volumes.push(id);
+                file_system.volumes.push(id);
             }
         }
-        space.file_systems = homes.into_values().collect();
+        space.file_systems = file_systems.into_values().collect();
         space
     };
     tokio::task::spawn_blocking(look).await.unwrap_or_default()
 }
 
-fn taken_by(found: &Metadata, size_bytes: u64) -> Option<u64> {
+fn allocated_bytes(found: &Metadata, size_bytes: u64) -> Option<u64> {
     if found.file_type().is_block_device() {
         return Some(size_bytes);
     }
-    // `st_blocks` counts 512 bytes each, whatever the file system's blocks are.
+    // `st_blocks` counts units of 512 bytes, whatever the block size of the file system.
     found.blocks().checked_mul(512)
 }
 
 /// The file system of the file at `path`.
-fn home<'a>(
-    homes: &'a mut BTreeMap<u64, FileSystem>,
+fn file_system_of<'a>(
+    file_systems: &'a mut BTreeMap<u64, FileSystemSpace>,
     found: &Metadata,
     path: &Path,
     data_dir: &Path,
-) -> Option<&'a mut FileSystem> {
-    match homes.entry(found.dev()) {
+) -> Option<&'a mut FileSystemSpace> {
+    match file_systems.entry(found.dev()) {
         Entry::Occupied(known) => Some(known.into_mut()),
         Entry::Vacant(vacant) => {
             let (bytes, free) = size_and_free(path)?;
             let in_data_dir = std::fs::metadata(data_dir).is_ok_and(|d| d.dev() == found.dev());
             let known_by = if in_data_dir { data_dir } else { path.parent()? };
-            Some(vacant.insert(FileSystem {
+            Some(vacant.insert(FileSystemSpace {
                 path: known_by.to_owned(),
                 bytes,
                 free,
@@ -198,7 +207,7 @@ fn home<'a>(
     }
 }
 
-/// Of the file system of `path`, in bytes.
+/// Size and free space of the file system of `path`, in bytes.
 fn size_and_free(path: &Path) -> Option<(u64, u64)> {
     let space = rustix::fs::statvfs(path).ok()?;
     let bytes = |blocks| space.f_frsize.saturating_mul(blocks);
@@ -210,19 +219,19 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::meta::Revision;
     use crate::record::FIRST_NODE;
     use crate::record::tests::record;
+    use crate::store::Revision;
     use api::Backing;
 
-    fn volume(name: &str, path: &Path) -> (Stored, Observed) {
+    fn volume(name: &str, path: &Path) -> (StoredVolumeRecord, Observed) {
         let mut record = record(name);
         record.id = Uuid::new_v4();
-        record.places[0].backing = Backing::File { path: path.to_owned() };
-        (Stored { record, revision: Revision(1) }, Observed::Closed)
+        record.placements[0].backing = Backing::File { path: path.to_owned() };
+        (StoredVolumeRecord { record, revision: Revision(1) }, Observed::Closed)
     }
 
-    /// Files beside the data directory count where they lie; what is not there counts nowhere.
+    /// Files outside the data directory count where they lie; missing files count nowhere.
     #[tokio::test]
     async fn every_file_system_with_volumes_is_looked_at() {
         let (here, memory) =
@@ -231,15 +240,15 @@ mod tests {
         paths.iter().for_each(|path| std::fs::write(path, [1; 8192]).unwrap());
         let mut volumes: Vec<_> = paths.iter().map(|path| volume("v", path)).collect();
         volumes.push(volume("gone", Path::new("/nowhere/v")));
-        let space = look(FIRST_NODE, &volumes, here.path()).await;
-        assert_eq!(space.taken.len(), 3);
-        assert!(space.taken.values().all(|&taken| taken >= 8192), "{space:?}");
+        let space = measure(FIRST_NODE, &volumes, here.path()).await;
+        assert_eq!(space.allocated.len(), 3);
+        assert!(space.allocated.values().all(|&taken| taken >= 8192), "{space:?}");
         let found: BTreeSet<_> =
             space.file_systems.iter().map(|f| (f.path.clone(), f.volumes.len())).collect();
         let expected = [(here.path().to_owned(), 2), (memory.path().to_owned(), 1)];
         assert_eq!(found, expected.into());
         assert!(space.file_systems.iter().all(|f| f.free <= f.bytes && f.bytes > 0), "{space:?}");
-        let each = space.of_each();
+        let each = space.per_volume();
         assert_eq!(each.len(), 3, "{each:?}");
         assert!(each.values().all(|s| s.used >= 8192 && s.available > 0), "{each:?}");
     }
@@ -247,14 +256,14 @@ mod tests {
     #[test]
     fn volumes_of_a_pool_share_what_is_free_in_it() {
         let tank: PoolName = "tank".parse().unwrap();
-        let report = crate::control::pool_view::tests::report("tank");
+        let report = crate::control::pool_status::tests::report("tank");
         let mut within = volume("a", Path::new("/a"));
         within.0.record.id = report.volumes[0].id;
-        within.0.record.places[0].backing = Backing::Pool { pool: tank.clone() };
-        let mut space = Space::default();
+        within.0.record.placements[0].backing = Backing::Pool { pool: tank.clone() };
+        let mut space = SpaceUsage::default();
         let volumes = [within, volume("b", Path::new("/b"))];
         space.add_pools(FIRST_NODE, &volumes, &[(tank, report.clone())].into());
-        let each = space.of_each();
+        let each = space.per_volume();
         let id = report.volumes[0].id;
         assert_eq!((each.len(), space.pools[0].volumes.as_slice()), (1, &[id][..]));
         assert_eq!((each[&id].used, each[&id].available), (1 << 29, report.free_bytes));

@@ -1,4 +1,4 @@
-//! One answer to "is my data safe?".
+//! The status: one answer to "is my data safe?".
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::PoisonError;
@@ -8,89 +8,90 @@ use api::{
     VolumeName,
 };
 
-use target::Clients;
+use target::ClientReport;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::copy_state::lost_for_good;
-use super::secrets::Locked;
-use super::together::reservations_hint;
-use super::view::sessions;
-use super::waits::Waits;
-use super::why::BY_ITSELF;
+use super::cluster_view::reservations_hint;
+use super::not_serving::WAIT_HINT;
+use super::replica_state::lost_image_hint;
+use super::secret_keys::UnreadableSecret;
+use super::startup_wait::StartupWait;
+use super::volume_status::merge_sessions;
 use super::{
-    Control, FileSystem, PoolFacts, PoolSpace, Space, Together, clients, memory, pool_view,
+    ClusterView, Control, FileSystemSpace, PoolFacts, PoolSpace, SpaceUsage, client_findings,
+    memory, pool_status,
 };
-use crate::engine::{CoreReport, Scope, VolumeReport};
-use crate::meta::Trouble;
+use crate::engine::{CoreReport, ReportScope, VolumeReport};
 use crate::reconcile::Observed;
-use crate::record::{Method, Stage, Stored};
+use crate::record::{StoredVolumeRecord, VolumeAuthMethod, VolumeStage};
+use crate::store::StoreProblem;
 
-/// What the status is made of.
+/// The facts from which the status is derived.
 #[derive(Debug)]
-pub struct Facts {
+pub struct NodeFacts {
     /// The node.
     pub node: NodeInfo,
-    /// Whether it has opened its volumes and is not about to stop.
+    /// Whether it has opened its volumes and is not stopping.
     pub serving: bool,
     /// What its start waits for, if anything.
-    pub waits_for: Option<Waits>,
+    pub startup_wait: Option<StartupWait>,
     /// Its volumes.
-    pub volumes: Vec<(Stored, Observed)>,
-    /// Records of the store that cannot be read, as errors tell of them.
-    pub damaged: Vec<String>,
-    /// What is wrong with the store itself.
-    pub store: Option<Trouble>,
-    /// Where a copy of this node runs that wants to be it, if one does.
-    pub rival: Option<String>,
+    pub volumes: Vec<(StoredVolumeRecord, Observed)>,
+    /// Records in the store that cannot be read, as error texts.
+    pub damaged_records: Vec<String>,
+    /// The problem of the store itself, if any.
+    pub store_trouble: Option<StoreProblem>,
+    /// Location of a rival process, a copy of this node, if one runs.
+    pub rival_process: Option<String>,
     /// Why the data directory has no anchor, if it has none.
-    pub unanchored: Option<String>,
-    /// Whether the nodes of its cluster speak in plain text.
-    pub is_plain: bool,
-    /// Secrets that cannot be read, and why not.
-    pub locked: Vec<Locked>,
-    /// What its cores do.
+    pub anchor_error: Option<String>,
+    /// Whether the nodes of its cluster communicate in plain text.
+    pub is_plaintext: bool,
+    /// Secrets that cannot be read, and why.
+    pub unreadable_secrets: Vec<UnreadableSecret>,
+    /// Reports of its cores.
     pub cores: Vec<CoreReport>,
-    /// What is odd about the clients of its API.
-    pub api_clients: Clients,
-    /// The space that volumes take and have.
-    pub space: Space,
+    /// Failing and duplicate clients of its API.
+    pub api_clients: ClientReport,
+    /// The space of volumes.
+    pub space: SpaceUsage,
     /// Its pools of disks, by name.
     pub pools: Vec<PoolFacts>,
-    /// Files of pools that cannot be read, as errors tell of them.
+    /// Pool records that cannot be read, as error texts.
     pub damaged_pools: Vec<String>,
     /// Free space in a file system below which the status warns, in percent of its size.
     pub low_space_percent: u64,
-    /// What there is to say of images that no record names.
-    pub images: Vec<Finding>,
-    /// What there is to say of nodes that want to join.
-    pub joins: Vec<Finding>,
-    /// The cluster, of a node in one.
-    pub together: Option<Together>,
+    /// Findings about orphaned images.
+    pub image_findings: Vec<Finding>,
+    /// Findings about join requests.
+    pub join_findings: Vec<Finding>,
+    /// The cluster, if the node is in one.
+    pub cluster: Option<ClusterView>,
 }
 
 impl Control {
-    /// Whether the node answers and serves.
+    /// Whether the node responds and serves.
     #[must_use]
-    pub fn health(&self) -> Health {
+    pub fn get_health(&self) -> Health {
         Health { version: env!("CARGO_PKG_VERSION").to_owned(), serving: self.is_serving() }
     }
 
-    /// The node's state.
-    pub async fn status(&self) -> Status {
-        assess(&self.facts(Scope::All).await)
+    /// Returns the status of the node.
+    pub async fn get_status(&self) -> Status {
+        assess(&self.facts(ReportScope::All).await)
     }
 
-    /// What status and metrics are made of.
-    pub async fn facts(&self, scope: Scope) -> Facts {
+    /// Collects the facts for status and metrics.
+    pub async fn facts(&self, scope: ReportScope) -> NodeFacts {
         let settings = &self.0.settings;
-        let volumes = self.0.state.all();
+        let volumes = self.0.volumes.all();
         let (report, look) = (self.0.engine.report(scope), self.space_of(&volumes));
         let (cores, space, pools) = tokio::join!(report, look, self.pool_facts());
         let damaged_pools = self.0.pools.damaged();
         let damaged_pools = damaged_pools.iter().map(ToString::to_string).collect();
-        let together = self.together(&cores).await;
-        let store_answers = together.as_ref().map(|together| together.store.error.is_none());
+        let cluster = self.cluster_view(&cores).await;
+        let store_answers = cluster.as_ref().map(|cluster| cluster.store.error.is_none());
         let mut joins = match store_answers {
             Some(answers) => self.join_findings(answers).await,
             None => Vec::new(),
@@ -98,7 +99,7 @@ impl Control {
         if store_answers == Some(true) {
             joins.extend(self.rotation_finding().await);
         }
-        Facts {
+        NodeFacts {
             node: NodeInfo {
                 name: settings.name.clone(),
                 version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -109,50 +110,61 @@ impl Control {
                 disk_backend: self.0.engine.disk_backend().to_owned(),
             },
             serving: self.is_serving(),
-            waits_for: self.waiting(),
+            startup_wait: self.startup_wait(),
             volumes,
-            damaged: self.0.state.damaged(),
-            store: self.0.meta.trouble().await.ok().flatten(),
-            rival: self.0.part.as_ref().and_then(|part| part.rival()).map(|life| life.place()),
-            unanchored: settings.unanchored.clone(),
-            is_plain: self.speaks_plain_text(),
-            locked: self.locked().await,
+            damaged_records: self.0.volumes.damaged_records(),
+            store_trouble: self.0.meta.problem().await.ok().flatten(),
+            rival_process: self
+                .0
+                .cluster_membership
+                .as_ref()
+                .and_then(|membership| membership.rival())
+                .map(|incarnation| incarnation.describe_location()),
+            anchor_error: settings.anchor_error.clone(),
+            is_plaintext: self.is_plaintext_cluster(),
+            unreadable_secrets: self.unreadable_secrets().await,
             cores,
             api_clients: self.api_clients(),
             space,
             pools,
             damaged_pools,
             low_space_percent: settings.low_space_percent,
-            images: self.image_findings(),
-            joins,
-            together,
+            image_findings: self.image_findings(),
+            join_findings: joins,
+            cluster,
         }
     }
 }
 
 impl Control {
-    fn api_clients(&self) -> Clients {
-        let guesses = self.0.guesses.lock().unwrap_or_else(PoisonError::into_inner);
+    fn api_clients(&self) -> ClientReport {
+        let guesses = self.0.api_auth_failures.lock().unwrap_or_else(PoisonError::into_inner);
         let failing = guesses.failing(Instant::now());
         let (proven, proofs) = (guesses.proven(), guesses.counts());
-        Clients { failing, proven, proofs, ..Clients::default() }
+        ClientReport {
+            failing_clients: failing,
+            proven,
+            attempt_counts: proofs,
+            ..ClientReport::default()
+        }
     }
 }
 
-impl Facts {
-    /// Tells whether a volume serves, at whichever node, as far as is known here: what nobody knows of does not.
-    pub(crate) fn serving(&self) -> impl Fn(&(Stored, Observed)) -> bool {
+impl NodeFacts {
+    /// Returns a predicate: whether a volume is served by some node, as far as is known here.
+    /// Unknown volumes are not.
+    pub(crate) fn served_filter(&self) -> impl Fn(&(StoredVolumeRecord, Observed)) -> bool {
         let unusable = self.reports().filter(|report| is_unusable(report)).map(|report| report.id);
         let stopped = self.pools.iter().filter(|pool| pool.has_stopped());
         let stopped = stopped.flat_map(|pool| pool.volumes.iter().map(|(id, _)| *id));
         let unusable: HashSet<_> = unusable.chain(stopped).collect();
         move |(stored, observed)| {
             let id = stored.record.id;
-            let serves = match &self.together {
-                Some(together) => !together.served_by(id).is_empty(),
+            let serves = match &self.cluster {
+                Some(cluster) => !cluster.serving_nodes(id).is_empty(),
                 None => matches!(observed, Observed::Open { .. }) && !unusable.contains(&id),
             };
-            stored.record.stage == Stage::Ready && serves
+            stored.record.stage == VolumeStage::Ready && serves
         }
     }
 
@@ -161,14 +173,17 @@ impl Facts {
     }
 }
 
-/// Whether a volume that is open on this node serves nobody here.
+/// Whether a volume that is open on this node does not serve here.
 fn is_unusable(report: &VolumeReport) -> bool {
-    report.lost.is_some() || report.is_dead || report.reservations.is_some()
+    report.claim_lost.is_some() || report.is_dead || report.reservations_error.is_some()
 }
 
-/// Why a volume of a node by itself serves nobody though it is open, and the next step.
-pub(super) fn unusable(name: &VolumeName, report: &VolumeReport) -> Option<(String, String)> {
-    if let Some(why) = &report.lost {
+/// Why an open volume of a standalone node does not serve, and the next step.
+pub(super) fn unusable_reason(
+    name: &VolumeName,
+    report: &VolumeReport,
+) -> Option<(String, String)> {
+    if let Some(why) = &report.claim_lost {
         return Some((
             format!("its image is used no more on this node: {why}"),
             "two machines use one disk: have one of them let go of it, then restart windrose on this node \
@@ -183,32 +198,32 @@ pub(super) fn unusable(name: &VolumeName, report: &VolumeReport) -> Option<(Stri
                     windrose)";
         return Some((message.to_owned(), hint.to_owned()));
     }
-    let why = report.reservations?;
+    let why = report.reservations_error?;
     let message = format!("its reservations cannot be read ({why}): initiators are refused");
     Some((message, reservations_hint(name.as_str(), None)))
 }
 
-/// The status that `facts` are.
+/// Derives the status from the facts.
 #[must_use]
-pub fn assess(facts: &Facts) -> Status {
+pub fn assess(facts: &NodeFacts) -> Status {
     let mut findings = Vec::new();
     volume_findings(facts, &mut findings);
     pool_findings(facts, &mut findings);
     failure_findings(facts, &mut findings);
     unusable_findings(facts, &mut findings);
     guest_findings(facts, &mut findings);
-    clients::findings(facts, &mut findings);
+    client_findings::findings(facts, &mut findings);
     secret_findings(facts, &mut findings);
     space_findings(facts, &mut findings);
     memory::findings(facts, &mut findings);
     node_findings(facts, &mut findings);
-    findings.extend(facts.images.iter().chain(&facts.joins).cloned());
-    if let Some(together) = &facts.together {
-        together.findings(&mut findings);
+    findings.extend(facts.image_findings.iter().chain(&facts.join_findings).cloned());
+    if let Some(cluster) = &facts.cluster {
+        cluster.cluster_findings(&mut findings);
         let records = facts.volumes.iter().map(|(s, _)| &s.record);
         records.for_each(|record| {
-            together.volume_findings(record, &mut findings);
-            findings.extend(together.deletion_finding(record));
+            cluster.volume_findings(record, &mut findings);
+            findings.extend(cluster.deletion_finding(record));
         });
     }
     findings.sort_by_key(|f: &Finding| std::cmp::Reverse(f.severity));
@@ -219,25 +234,25 @@ pub fn assess(facts: &Facts) -> Status {
     };
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     let total = count(facts.volumes.len());
-    let serves = facts.serving();
+    let serves = facts.served_filter();
     let online = count(facts.volumes.iter().filter(|volume| serves(volume)).count());
     let (data_dir_bytes, data_dir_free_bytes) = facts.space.data_dir.unwrap_or_default();
     Status {
         verdict,
-        cut_off: facts.together.as_ref().is_some_and(Together::is_cut_off),
+        cut_off: facts.cluster.as_ref().is_some_and(ClusterView::is_isolated),
         findings,
         node: facts.node.clone(),
         volumes: VolumeCounts { total, online, offline: total - online },
-        sessions: count(sessions(&facts.volumes, &facts.cores).len()),
+        sessions: count(merge_sessions(&facts.volumes, &facts.cores).len()),
         capacity: Capacity {
             provisioned_bytes: facts.volumes.iter().map(|(s, _)| s.record.size_bytes).sum(),
             data_dir_bytes,
             data_dir_free_bytes,
         },
         memory: Memory {
-            pool_bytes: facts.cores.iter().map(|c| c.pool.total).sum(),
-            pool_free_bytes: facts.cores.iter().map(|c| c.pool.free).sum(),
-            waiting: facts.cores.iter().map(|c| c.pool.waiting).sum(),
+            pool_bytes: facts.cores.iter().map(|c| c.memory.total).sum(),
+            pool_free_bytes: facts.cores.iter().map(|c| c.memory.free).sum(),
+            waiting: facts.cores.iter().map(|c| c.memory.waiting).sum(),
         },
     }
 }
@@ -252,40 +267,45 @@ pub(super) fn finding(
     Finding { severity, subject, message, hint }
 }
 
-/// Volumes that do not serve, or whom nobody may reach.
-fn volume_findings(facts: &Facts, findings: &mut Vec<Finding>) {
+/// Findings about volumes that do not serve, or that no initiator may access.
+fn volume_findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
     for (stored, observed) in &facts.volumes {
         let record = &stored.record;
         let subject = format!("volume {}", record.name);
         let found = match (record.stage, observed) {
-            // Virtual machines are not asked for a name.
-            (Stage::Ready, Observed::Open { .. })
+            // Virtual machines do not identify themselves.
+            (VolumeStage::Ready, Observed::Open { .. })
                 if record.allow.is_empty() && !record.protocols.vhost_user =>
             {
                 let message = "no initiator is allowed to reach it";
                 let hint = format!("windrose volume allow {} INITIATOR", record.name);
                 finding(Severity::Note, subject, message, Some(&hint))
             }
-            (Stage::Ready, Observed::Open { .. }) => continue,
-            // In a cluster it is told with the other copies.
-            (Stage::Ready, Observed::Broken { .. } | Observed::Stuck { .. })
-                if facts.together.as_ref().is_some_and(|t| t.tells_of_own_copy(record)) =>
+            (VolumeStage::Ready, Observed::Open { .. }) => continue,
+            // In a cluster, the findings about replicas cover it.
+            (VolumeStage::Ready, Observed::OpenFailed { .. } | Observed::EraseFailed { .. })
+                if facts.cluster.as_ref().is_some_and(|t| t.covers_local_replica(record)) =>
             {
                 continue;
             }
-            (Stage::Ready, Observed::Broken { reason } | Observed::Stuck { reason }) => {
-                let lost = lost_for_good(&record.name);
+            (
+                VolumeStage::Ready,
+                Observed::OpenFailed { reason } | Observed::EraseFailed { reason },
+            ) => {
+                let lost = lost_image_hint(&record.name);
                 let hint =
                     format!("remove the obstacle: the node tries again every 30 seconds; {lost}");
-                let elsewhere = facts.together.is_some();
+                let elsewhere = facts.cluster.is_some();
                 let severity = if elsewhere { Severity::Warning } else { Severity::Critical };
                 finding(severity, subject, reason, Some(&hint))
             }
             // In a cluster, other nodes may have it.
-            (Stage::Ready, Observed::Closed | Observed::Erased) if facts.together.is_none() => {
-                finding(Severity::Critical, subject, "it is being opened", Some(BY_ITSELF))
+            (VolumeStage::Ready, Observed::Closed | Observed::Erased)
+                if facts.cluster.is_none() =>
+            {
+                finding(Severity::Critical, subject, "it is being opened", Some(WAIT_HINT))
             }
-            (_, Observed::Stuck { reason }) => {
+            (_, Observed::EraseFailed { reason }) => {
                 let hint = format!(
                     "remove the obstacle and delete it again: windrose volume delete {}",
                     record.name
@@ -298,11 +318,11 @@ fn volume_findings(facts: &Facts, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Volumes whose initiators cannot prove who they are, because nobody knows what they have to prove.
-fn secret_findings(facts: &Facts, findings: &mut Vec<Finding>) {
-    for Locked { volume, method, why } in &facts.locked {
+/// Findings about volumes whose initiators cannot authenticate because the secrets are unreadable.
+fn secret_findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
+    for UnreadableSecret { volume, method, why } in &facts.unreadable_secrets {
         let (message, hint) = match method {
-            Method::Chap => (
+            VolumeAuthMethod::Chap => (
                 format!(
                     "its CHAP secrets cannot be read: {why}; no iSCSI initiator can log in to it"
                 ),
@@ -310,7 +330,7 @@ fn secret_findings(facts: &Facts, findings: &mut Vec<Finding>) {
                     "restore the keys, or set CHAP again: windrose volume chap {volume} USER:SECRET-FILE"
                 ),
             ),
-            Method::Dhchap => (
+            VolumeAuthMethod::Dhchap => (
                 format!(
                     "its secrets of NVMe hosts cannot be read: {why}; no host that has one can connect to it"
                 ),
@@ -319,7 +339,7 @@ fn secret_findings(facts: &Facts, findings: &mut Vec<Finding>) {
                      --secret FILE"
                 ),
             ),
-            Method::Tls => (
+            VolumeAuthMethod::Tls => (
                 format!(
                     "its TLS keys of NVMe hosts cannot be read: {why}; no host can connect to it by TLS"
                 ),
@@ -333,25 +353,25 @@ fn secret_findings(facts: &Facts, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Volumes whose disks fail commands.
-fn failure_findings(facts: &Facts, findings: &mut Vec<Finding>) {
+/// Findings about volumes whose disks fail commands.
+fn failure_findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
     for report in facts.cores.iter().flat_map(|c| &c.volumes) {
         let failed: u64 = report.kinds.iter().map(|k| k.failed - k.without_space).sum();
         let without_space: u64 = report.kinds.iter().map(|k| k.without_space).sum();
         let known = facts.volumes.iter().find(|(s, _)| s.record.id == report.id);
-        let Some((Stored { record, .. }, _)) = known else { continue };
+        let Some((StoredVolumeRecord { record, .. }, _)) = known else { continue };
         let subject = || format!("volume {}", record.name);
-        // While there is none, the finding about where it lies says so.
+        // While the file system or pool is full, its own finding covers this.
         if without_space > 0 && !facts.space.is_full(report.id) {
             let message = format!(
                 "{} failed for want of space since it was opened",
-                wire::count(without_space, "command")
+                wire::plural(without_space, "command")
             );
             let hint = "there is room now; this is counted anew when the volume is opened again";
             findings.push(finding(Severity::Note, subject(), message, Some(hint)));
         }
         if failed > 0 {
-            let message = format!("{} failed since it was opened", wire::count(failed, "command"));
+            let message = format!("{} failed since it was opened", wire::plural(failed, "command"));
             let hint = "see the node's log (journalctl -u windrose), and look at the disk; this is counted anew when the \
                         volume is opened again";
             findings.push(finding(Severity::Warning, subject(), message, Some(hint)));
@@ -359,17 +379,17 @@ fn failure_findings(facts: &Facts, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Volumes that are open on this node, and cannot be used here.
-fn unusable_findings(facts: &Facts, findings: &mut Vec<Finding>) {
+/// Findings about volumes that are open on this node and not usable here.
+fn unusable_findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
     for report in facts.reports().filter(|report| is_unusable(report)) {
         let known = facts.volumes.iter().find(|(s, _)| s.record.id == report.id);
-        let Some((Stored { record, .. }, _)) = known else { continue };
-        // In a cluster the copies tell of the rest.
-        if facts.together.is_some() && report.lost.is_none() {
+        let Some((StoredVolumeRecord { record, .. }, _)) = known else { continue };
+        // In a cluster, the findings about replicas cover the rest.
+        if facts.cluster.is_some() && report.claim_lost.is_none() {
             continue;
         }
-        if let Some((message, hint)) = unusable(&record.name, report) {
-            let alone = facts.together.is_none();
+        if let Some((message, hint)) = unusable_reason(&record.name, report) {
+            let alone = facts.cluster.is_none();
             let severity = if alone { Severity::Critical } else { Severity::Warning };
             let subject = format!("volume {}", record.name);
             findings.push(finding(severity, subject, message, Some(&hint)));
@@ -377,8 +397,8 @@ fn unusable_findings(facts: &Facts, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Virtual machines that wait: they have this node alone.
-fn guest_findings(facts: &Facts, findings: &mut Vec<Finding>) {
+/// Findings about virtual machines that wait: they depend on this node alone.
+fn guest_findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
     for core in &facts.cores {
         let unserved = core
             .volumes
@@ -402,52 +422,57 @@ fn guest_findings(facts: &Facts, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Pools that are not what they should be.
-fn pool_findings(facts: &Facts, findings: &mut Vec<Finding>) {
+/// Findings about pools.
+fn pool_findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
     for damage in &facts.damaged_pools {
         let hint = "the pool is left alone; repair the file, and restart the node";
         findings.push(finding(Severity::Critical, "pools", damage, Some(hint)));
     }
     for pool in &facts.pools {
-        pool_view::findings(pool, facts.together.is_some(), findings);
+        pool_status::findings(pool, facts.cluster.is_some(), findings);
     }
 }
 
-/// Too little space for what has been promised.
-fn space_findings(facts: &Facts, findings: &mut Vec<Finding>) {
-    for FileSystem { path, bytes, free, volumes } in &facts.space.file_systems {
+/// Findings about short space.
+fn space_findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
+    for FileSystemSpace { path, bytes, free, volumes } in &facts.space.file_systems {
         let subject = format!("file system of {}", path.display());
         let hint = "make room in it: writes that need space fail when there is none";
-        findings.extend(space_finding(facts, (subject, hint, FAIL), (*bytes, *free), volumes));
+        findings.extend(space_finding(
+            facts,
+            (subject, hint, WRITES_FAIL),
+            (*bytes, *free),
+            volumes,
+        ));
     }
     for PoolSpace { name, bytes, free, lacks_disk, volumes } in &facts.space.pools {
         let (add, when_full) = match lacks_disk {
-            true => ("replace the disk that is out, or add disks", GO_ELSEWHERE),
-            false => ("add disks", FAIL),
+            true => ("replace the disk that is out, or add disks", WRITES_DEGRADED),
+            false => ("add disks", WRITES_FAIL),
         };
         let hint = format!(
             "{add}: windrose pool add {name} DISK; or delete what is not needed: writes that need space fail when there \
              is none"
         );
         let subject = format!("pool {name}");
-        let said = (subject, &*hint, when_full);
-        findings.extend(space_finding(facts, said, (*bytes, *free), volumes));
+        let context = (subject, &*hint, when_full);
+        findings.extend(space_finding(facts, context, (*bytes, *free), volumes));
     }
 }
 
-/// What becomes of writes that need space where there is none,
-const FAIL: &str = "writes that need space fail";
-/// and in a pool of which a disk is out.
-const GO_ELSEWHERE: &str = "what needs space is kept without the disk that is out, or fails";
+/// What happens to writes that need space when none is left,
+const WRITES_FAIL: &str = "writes that need space fail";
+/// and in a pool with a disk out.
+const WRITES_DEGRADED: &str = "what needs space is kept without the disk that is out, or fails";
 
 fn space_finding(
-    facts: &Facts,
+    facts: &NodeFacts,
     (subject, hint, when_full): (String, &str, &str),
     (bytes, free): (u64, u64),
     volumes: &[Uuid],
 ) -> Option<Finding> {
-    let promised = thin_promises(facts, volumes);
-    if promised > 0 && free < super::space::FULL {
+    let promised = thin_overcommit(facts, volumes);
+    if promised > 0 && free < super::space::MIN_FREE_BYTES {
         let message =
             format!("it is full: thin volumes may still take {}, and {when_full}", Size(promised));
         return Some(finding(Severity::Warning, subject, message, Some(hint)));
@@ -466,45 +491,45 @@ fn space_finding(
     (promised > free).then(|| finding(Severity::Note, subject, message, Some("add space in time")))
 }
 
-/// What those of these volumes that are thin may still take, in bytes.
-fn thin_promises(facts: &Facts, volumes: &[Uuid]) -> u64 {
-    let taken = |id| facts.space.taken.get(&id).copied().unwrap_or(0);
+/// How many bytes the thin ones of these volumes may still allocate.
+fn thin_overcommit(facts: &NodeFacts, volumes: &[Uuid]) -> u64 {
+    let taken = |id| facts.space.allocated.get(&id).copied().unwrap_or(0);
     let volumes: BTreeSet<_> = volumes.iter().collect();
     let records = facts.volumes.iter().map(|(s, _)| &s.record);
     let thin = records.filter(|r| r.thin && volumes.contains(&r.id));
     thin.map(|r| r.size_bytes.saturating_sub(taken(r.id))).fold(0, u64::saturating_add)
 }
 
-fn node_findings(facts: &Facts, findings: &mut Vec<Finding>) {
-    for damage in &facts.damaged {
-        let hint = format!("what it is the record of is not served; {}", super::RESTORE);
+fn node_findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
+    for damage in &facts.damaged_records {
+        let hint = format!("what it is the record of is not served; {}", super::RESTORE_HINT);
         findings.push(finding(Severity::Critical, "store", damage, Some(&hint)));
     }
     store_findings(facts, findings);
-    if facts.is_plain {
+    if facts.is_plaintext {
         let message = "its nodes and their store speak in plain text: whoever reaches the network between them can read \
             and change everything";
         let hint = "keep that network to the nodes alone; a cluster that is formed without --insecure has certificates";
         findings.push(finding(Severity::Note, "cluster", message, Some(hint)));
     }
     let subject = format!("node {}", facts.node.name);
-    if let Some(place) = &facts.rival {
+    if let Some(location) = &facts.rival_process {
         let message = format!(
-            "a copy of it was started on {place}: that serves nothing, and this node goes on"
+            "a copy of it was started on {location}: that serves nothing, and this node goes on"
         );
         let hint = "stop the copy; before it joins as a node of its own, set data_dir in its configuration to a new, empty \
             directory: images may lie in the old one";
         findings.push(finding(Severity::Warning, subject.clone(), message, Some(hint)));
     }
-    if let Some(Waits { what, next, .. }) = &facts.waits_for {
+    if let Some(StartupWait { reason: what, next_step: next, .. }) = &facts.startup_wait {
         let message = format!("it serves nothing yet and waits for its cluster: {what}");
         findings.push(finding(Severity::Critical, subject.clone(), message, Some(next)));
     } else if !facts.serving {
         let message = "it is starting or stopping";
-        // In a cluster others serve what is known of meanwhile.
-        let elsewhere = facts.together.is_some() && !facts.volumes.is_empty();
+        // In a cluster, other nodes serve the known volumes meanwhile.
+        let elsewhere = facts.cluster.is_some() && !facts.volumes.is_empty();
         let severity = if elsewhere { Severity::Warning } else { Severity::Critical };
-        findings.push(finding(severity, subject.clone(), message, Some(BY_ITSELF)));
+        findings.push(finding(severity, subject.clone(), message, Some(WAIT_HINT)));
     }
     if facts.node.disk_backend == "threads" {
         let message = "disks are reached through threads, which costs speed: io_uring is not to be had, or not wanted";
@@ -512,17 +537,17 @@ fn node_findings(facts: &Facts, findings: &mut Vec<Finding>) {
                     disks.engine in the configuration";
         findings.push(finding(Severity::Note, subject.clone(), message, Some(hint)));
     }
-    if !facts.volumes.is_empty() && facts.together.is_none() {
+    if !facts.volumes.is_empty() && facts.cluster.is_none() {
         let message = "each volume has one copy, on this node: keep backups";
         let hint = "for a second copy on another node: windrose cluster init";
         findings.push(finding(Severity::Note, subject, message, Some(hint)));
     }
 }
 
-/// What is wrong with the store itself, and with what it lies in.
-fn store_findings(facts: &Facts, findings: &mut Vec<Finding>) {
+/// Findings about the store itself, and the directory that it lies in.
+fn store_findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
     let dir = facts.node.data_dir.display();
-    if let Some(why) = &facts.unanchored {
+    if let Some(why) = &facts.anchor_error {
         let message = format!(
             "data_dir {dir} has no anchor outside of it ({why}): if it is not mounted one day, it looks \
             like an empty node"
@@ -530,9 +555,9 @@ fn store_findings(facts: &Facts, findings: &mut Vec<Finding>) {
         let hint = "set anchor_dir to a directory that the node may write, on another file system";
         findings.push(finding(Severity::Note, "store", message, Some(hint)));
     }
-    let (severity, message, hint) = match &facts.store {
+    let (severity, message, hint) = match &facts.store_trouble {
         None => return,
-        Some(Trouble::NoRoom(why)) => (
+        Some(StoreProblem::NoSpace(why)) => (
             Severity::Warning,
             format!(
                 "there is no room ahead of the store in {dir} ({why}): volumes can be deleted, other changes may fail"
@@ -540,35 +565,35 @@ fn store_findings(facts: &Facts, findings: &mut Vec<Finding>) {
             "free space in the file system of data_dir; the node takes its room back by itself"
                 .to_owned(),
         ),
-        Some(Trouble::Failing(why)) => (
+        Some(StoreProblem::Failing(why)) => (
             Severity::Warning,
             format!("{why}: nothing can be changed; volumes that are open are served"),
             "look at the disk of data_dir; the node tries again by itself".to_owned(),
         ),
-        Some(Trouble::Damaged(why)) => (
+        Some(StoreProblem::Damaged(why)) => (
             Severity::Critical,
             format!(
                 "{why}: nothing can be changed; volumes that are open are served until the node ends"
             ),
-            super::RESTORE.to_owned(),
+            super::RESTORE_HINT.to_owned(),
         ),
     };
     findings.push(finding(severity, "store", message, Some(&hint)));
 }
 
 #[cfg(test)]
-mod truth;
+mod verdict_table;
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::engine::{GuestReport, KindReport, MirrorReport};
-    use crate::meta::Revision;
+    use crate::engine::{CommandKindReport, GuestReport, MirrorReport};
     use crate::metrics::tests::mirror;
     use crate::record::tests::record;
+    use crate::store::Revision;
 
-    pub(in super::super) fn facts(volumes: Vec<(Stored, Observed)>) -> Facts {
-        Facts {
+    pub(in super::super) fn facts(volumes: Vec<(StoredVolumeRecord, Observed)>) -> NodeFacts {
+        NodeFacts {
             node: NodeInfo {
                 name: "n".into(),
                 version: "0".into(),
@@ -579,20 +604,20 @@ pub(super) mod tests {
                 disk_backend: "io_uring".into(),
             },
             serving: true,
-            waits_for: None,
+            startup_wait: None,
             volumes,
-            damaged: Vec::new(),
-            store: None,
-            rival: None,
-            unanchored: None,
-            is_plain: false,
-            locked: Vec::new(),
-            images: Vec::new(),
-            joins: Vec::new(),
-            together: None,
+            damaged_records: Vec::new(),
+            store_trouble: None,
+            rival_process: None,
+            anchor_error: None,
+            is_plaintext: false,
+            unreadable_secrets: Vec::new(),
+            image_findings: Vec::new(),
+            join_findings: Vec::new(),
+            cluster: None,
             cores: Vec::new(),
-            api_clients: Clients::default(),
-            space: Space { data_dir: Some((100 << 30, 50 << 30)), ..Space::default() },
+            api_clients: ClientReport::default(),
+            space: SpaceUsage { data_dir: Some((100 << 30, 50 << 30)), ..SpaceUsage::default() },
             pools: Vec::new(),
             damaged_pools: Vec::new(),
             low_space_percent: 10,
@@ -600,24 +625,27 @@ pub(super) mod tests {
     }
 
     /// All volumes in one file system.
-    pub(super) fn with_space(facts: &mut Facts, bytes: u64, free: u64) {
+    pub(super) fn with_space(facts: &mut NodeFacts, bytes: u64, free: u64) {
         let volumes = facts.volumes.iter().map(|(s, _)| s.record.id).collect();
-        let home = FileSystem { path: "/srv".into(), bytes, free, volumes };
+        let home = FileSystemSpace { path: "/srv".into(), bytes, free, volumes };
         facts.space.file_systems = vec![home];
     }
 
-    pub(in super::super) fn volume(name: &str, observed: Observed) -> (Stored, Observed) {
+    pub(in super::super) fn volume(
+        name: &str,
+        observed: Observed,
+    ) -> (StoredVolumeRecord, Observed) {
         let mut record = record(name);
         record.allow.insert(api::Initiator::Any);
-        (Stored { record, revision: Revision(1) }, observed)
+        (StoredVolumeRecord { record, revision: Revision(1) }, observed)
     }
 
     pub(in super::super) fn open() -> Observed {
-        let image = crate::engine::Image { image: Uuid::nil(), size_bytes: 1, generation: 2 };
+        let image = crate::engine::ImageInfo { id: Uuid::nil(), size_bytes: 1, generation: 2 };
         Observed::Open { core: 0, image, published: None }
     }
 
-    fn verdict(facts: &Facts) -> (Verdict, String) {
+    fn verdict(facts: &NodeFacts) -> (Verdict, String) {
         let status = assess(facts);
         (status.verdict, status.findings.first().map(|f| f.message.clone()).unwrap_or_default())
     }
@@ -633,7 +661,7 @@ pub(super) mod tests {
 
     #[test]
     fn an_offline_volume_decides() {
-        let broken = Observed::Broken { reason: "/v/b: no such file".into() };
+        let broken = Observed::OpenFailed { reason: "/v/b: no such file".into() };
         let mut facts = facts(vec![volume("a", open()), volume("b", broken)]);
         facts.serving = false;
         let status = assess(&facts);
@@ -664,11 +692,11 @@ pub(super) mod tests {
     #[test]
     fn pools_are_part_of_the_verdict() {
         let mut facts = facts(vec![volume("a", open())]);
-        facts.pools.push(pool_view::tests::facts("tank"));
+        facts.pools.push(pool_status::tests::facts("tank"));
         assert_eq!(verdict(&facts).0, Verdict::Safe);
         let report = facts.pools[0].report.as_mut().unwrap();
-        report.bears = Some(0);
-        report.disks[0].state = crate::engine::PoolDiskState::Out;
+        report.fault_tolerance = Some(0);
+        report.disks[0].state = crate::engine::PoolDiskState::Detached;
         assert_eq!(verdict(&facts).0, Verdict::AtRisk);
         assert!(verdict(&facts).1.contains("disk S0 at /dev/sd0 is out"));
         facts.damaged_pools.push("/v/pools/zoo.json: it has format 2".into());
@@ -696,14 +724,14 @@ pub(super) mod tests {
             core: 0,
             sessions: Vec::new(),
             guests: Vec::new(),
-            refused: 0,
-            clients: Clients::default(),
-            pool: rt::buf::Pool::new(16 << 20).unwrap().usage(),
+            refused_connections: 0,
+            clients: ClientReport::default(),
+            memory: rt::buf::BufferPool::new(16 << 20).unwrap().usage(),
             volumes: vec![report],
         }
     }
 
-    /// A node whose every command waits for memory was once called safe.
+    /// A node whose commands all waited for memory was once reported as safe.
     #[test]
     fn memory_that_is_short_is_a_finding_with_the_core_and_the_setting() {
         let mut facts = facts(vec![volume("a", open())]);
@@ -712,8 +740,8 @@ pub(super) mod tests {
         core.core = 3;
         facts.cores = vec![core];
         assert_eq!(assess(&facts).verdict, Verdict::Safe);
-        facts.cores[0].pool.short_for = Some(std::time::Duration::from_secs(75));
-        (facts.cores[0].pool.waiting, facts.cores[0].pool.refused) = (7, 11);
+        facts.cores[0].memory.shortage_duration = Some(std::time::Duration::from_secs(75));
+        (facts.cores[0].memory.waiting, facts.cores[0].memory.timed_out_waits) = (7, 11);
         let status = assess(&facts);
         assert_eq!(status.verdict, Verdict::AtRisk);
         let found = &status.findings[0];
@@ -727,7 +755,7 @@ pub(super) mod tests {
     fn a_guest_that_waits_is_named() {
         let mut facts = facts(vec![volume("a", open())]);
         let id = facts.volumes[0].0.record.id;
-        let waits = |facts: &Facts| {
+        let waits = |facts: &NodeFacts| {
             let found = assess(facts).findings;
             found.iter().any(|f| f.subject == "volume a" && f.message.contains("a virtual machine"))
         };
@@ -736,7 +764,7 @@ pub(super) mod tests {
         facts.cores[0].volumes[0].mirror = Some(unserved);
         assert!(!waits(&facts), "nobody is there");
         let age = std::time::Duration::from_secs(1);
-        facts.cores[0].guests.push(GuestReport { volume: id, at: "/v/a.sock".into(), age });
+        facts.cores[0].guests.push(GuestReport { volume: id, socket: "/v/a.sock".into(), age });
         assert!(waits(&facts));
         facts.cores[0].volumes[0].mirror = Some(mirror());
         assert!(!waits(&facts), "it is served");
@@ -746,8 +774,13 @@ pub(super) mod tests {
     fn failing_disks_are_a_risk() {
         let mut facts = facts(vec![volume("a", open())]);
         facts.cores.push(core(facts.volumes[0].0.record.id));
-        let failed =
-            KindReport { completed: 3, failed: 2, without_space: 0, bytes: 0, latency: None };
+        let failed = CommandKindReport {
+            completed: 3,
+            failed: 2,
+            without_space: 0,
+            bytes: 0,
+            latency: None,
+        };
         facts.cores[0].volumes[0].kinds[0] = failed;
         let (verdict, message) = verdict(&facts);
         assert_eq!(verdict, Verdict::AtRisk);
@@ -757,7 +790,7 @@ pub(super) mod tests {
     #[test]
     fn a_damaged_record_is_a_volume_that_cannot_be_reached() {
         let mut facts = facts(vec![volume("a", open())]);
-        facts.damaged.push("volumes/x failed: the record is damaged".into());
+        facts.damaged_records.push("volumes/x failed: the record is damaged".into());
         let (verdict, message) = verdict(&facts);
         assert_eq!(verdict, Verdict::Unavailable);
         assert!(message.contains("volumes/x"), "{message}");

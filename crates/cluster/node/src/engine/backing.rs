@@ -1,93 +1,95 @@
-//! What volumes lie on: flat images in files, on block devices and in pools of disks.
+//! The images of volumes: in files, on block devices and in pools of disks.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 
-use api::{Backing, Code, PoolName};
+use api::{Backing, ErrorCode, PoolName};
 use block::Dev;
-use disk::{Claim, FileError, Label, Medium, Provisioning, Reason, Refusal};
-use image::{self, Create, File, Open};
-use mirror::{FreeBytes, FreeSpace};
-use pool::{PoolError, PoolSeat};
+use disk::{
+    ClaimRefusal, ClaimRequest, ImageError, ImageErrorReason, ImageLabel, Medium, Provisioning,
+};
+use image::{self, CreateImageOptions, FlatImage, OpenImageOptions};
+use mirror::{FreeBytesFuture, FreeSpace};
+use pool::{CorePool, PoolError};
 use rt::Core;
 use rt::disk::{DiskErrorKind, OpenReason};
 use uuid::Uuid;
 
-use super::mirrored;
-use crate::record::{Place, PlaceStage, VolumeRecord};
+use super::mirrored_volume;
+use crate::record::{PlacementStage, ReplicaPlacement, VolumeRecord};
 
-/// Why a backing was refused or failed.
+/// Why an operation on an image was refused or failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct BackingError {
-    code: Code,
+    code: ErrorCode,
     message: String,
-    /// The next step, where there is one.
+    /// The next step for the user, if there is one.
     pub hint: Option<&'static str>,
-    /// Whether the disk may have lost what it had completed: a sync has failed, or it is gone.
-    pub(super) lost: bool,
-    /// Whether another node has it, and a person may say that it is taken from that one.
-    may_take_over: bool,
-    /// Whether there may be an image there that cannot be read.
+    /// Whether the disk may have lost completed writes: a sync failed, or the disk is gone.
+    pub(super) device_lost: bool,
+    /// Whether another node owns the image, and an operator may take it over from that node.
+    can_take_over: bool,
+    /// Whether an image that cannot be read may be there.
     pub(crate) is_unreadable: bool,
 }
 
-/// What is known of an image.
+/// The identity of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Image {
-    /// Its own name.
-    pub image: Uuid,
+pub struct ImageInfo {
+    /// Its own id.
+    pub id: Uuid,
     /// Size of the volume in it, in bytes.
     pub size_bytes: u64,
-    /// Number of its label; higher after every change of it.
+    /// Generation of its label; raised with every change of it.
     pub generation: u64,
 }
 
 impl BackingError {
     pub(crate) fn refused(message: impl Into<String>) -> Self {
         Self {
-            code: Code::Backing,
+            code: ErrorCode::Backing,
             message: message.into(),
             hint: None,
-            lost: false,
-            may_take_over: false,
+            device_lost: false,
+            can_take_over: false,
             is_unreadable: false,
         }
     }
 
-    /// The same with the next step, where there is one.
-    pub(crate) fn hinted(self, hint: Option<&'static str>) -> Self {
+    /// The same error with this next step.
+    pub(crate) fn with_hint(self, hint: Option<&'static str>) -> Self {
         Self { hint, ..self }
     }
 
-    /// The image at `path` was given up while it was opened.
-    pub(super) fn lost(path: &Path, why: &impl Display) -> Self {
-        Self { lost: true, ..Self::refused(format!("{}: {why}", path.display())) }
+    /// The disk of the image at `path` was lost while the image was opened.
+    pub(super) fn device_lost(path: &Path, why: &impl Display) -> Self {
+        Self { device_lost: true, ..Self::refused(format!("{}: {why}", path.display())) }
     }
 
-    /// What a pool refuses.
-    pub(super) fn of_pool(pool: &PoolName, e: &PoolError) -> Self {
-        let code = if e.is_no_space() { Code::NoSpace } else { Code::Backing };
+    /// An error of a pool.
+    pub(super) fn from_pool_error(pool: &PoolName, e: &PoolError) -> Self {
+        let code = if e.is_no_space() { ErrorCode::NoSpace } else { ErrorCode::Backing };
         Self {
             code,
             message: format!("pool {pool}: {e}"),
             hint: e.hint(),
-            lost: false,
-            may_take_over: false,
+            device_lost: false,
+            can_take_over: false,
             is_unreadable: false,
         }
     }
 
-    /// What is wrong, where it is said already which pool it is about.
-    pub(crate) fn of_that_pool(&self, pool: &PoolName) -> &str {
+    /// The message without the name of the pool, for callers that name it themselves.
+    pub(crate) fn message_without_pool(&self, pool: &PoolName) -> &str {
         let named = format!("pool {pool}: ");
         self.message.strip_prefix(&named).unwrap_or(&self.message)
     }
 
-    /// The same with the command that takes the volume's image over, if that is what is in the way.
-    fn of_volume(self, record: &VolumeRecord) -> Self {
-        if !self.may_take_over {
+    /// The same error, naming the command that takes over the image if another node owns it.
+    fn with_takeover_hint(self, record: &VolumeRecord) -> Self {
+        if !self.can_take_over {
             return self;
         }
         let (message, name) = (self.message, &record.name);
@@ -97,49 +99,52 @@ impl BackingError {
         Self { message, ..self }
     }
 
-    /// The kind of refusal, as the API tells it.
+    /// The error code in the API.
     #[must_use]
-    pub fn code(&self) -> Code {
+    pub fn code(&self) -> ErrorCode {
         self.code
     }
 }
 
-impl From<FileError> for BackingError {
-    fn from(e: FileError) -> Self {
+impl From<ImageError> for BackingError {
+    fn from(e: ImageError) -> Self {
         let path = e.path.display();
         match e.reason {
-            // The layer names a flag; here it is a setting of the node.
-            Reason::Open(OpenReason::NoDirectIo) => Self {
-                code: Code::Backing,
+            // The lower layer names a flag; here it is a setting of the node.
+            ImageErrorReason::Open(OpenReason::NoDirectIo) => Self {
+                code: ErrorCode::Backing,
                 message: format!("{path}: its file system has no direct I/O (O_DIRECT)"),
                 hint: Some("set disks.buffered = true in the node's configuration to allow it"),
-                lost: false,
-                may_take_over: false,
+                device_lost: false,
+                can_take_over: false,
                 is_unreadable: false,
             },
-            Reason::Disk(error) if error.kind == DiskErrorKind::Gone => {
-                Self { lost: true, ..Self::refused(e.to_string()) }
+            ImageErrorReason::Disk(error) if error.kind == DiskErrorKind::Gone => {
+                Self { device_lost: true, ..Self::refused(e.to_string()) }
             }
-            Reason::Disk(error) if error.kind == DiskErrorKind::NoSpace => Self {
-                code: Code::NoSpace,
+            ImageErrorReason::Disk(error) if error.kind == DiskErrorKind::NoSpace => Self {
+                code: ErrorCode::NoSpace,
                 message: format!("{path}: there is not enough space"),
                 hint: Some("free some space, or create a smaller or a thin volume"),
-                lost: false,
-                may_take_over: false,
+                device_lost: false,
+                can_take_over: false,
                 is_unreadable: false,
             },
-            Reason::Open(OpenReason::PermissionDenied) => Self {
-                code: Code::Backing,
+            ImageErrorReason::Open(OpenReason::PermissionDenied) => Self {
+                code: ErrorCode::Backing,
                 message: e.to_string(),
                 hint: Some("the node's user needs to read and write it"),
-                lost: false,
-                may_take_over: false,
+                device_lost: false,
+                can_take_over: false,
                 is_unreadable: false,
             },
-            Reason::Held(by) => {
-                Self { may_take_over: by.may_take_over(), ..Self::refused(e.to_string()) }
+            ImageErrorReason::ClaimedElsewhere(by) => {
+                Self { can_take_over: by.can_take_over(), ..Self::refused(e.to_string()) }
             }
-            Reason::Disk(_) | Reason::TornLabel | Reason::Overwritten(_) | Reason::BadLabel(_) => {
+            ImageErrorReason::Disk(_)
+            | ImageErrorReason::BothLabelsDamaged
+            | ImageErrorReason::Overwritten(_)
+            | ImageErrorReason::InvalidLabel(_) => {
                 Self { is_unreadable: true, ..Self::refused(e.to_string()) }
             }
             _ => Self::refused(e.to_string()),
@@ -147,53 +152,67 @@ impl From<FileError> for BackingError {
     }
 }
 
-/// Where an image lies, as its core reaches it.
-pub(super) enum Ground<'a> {
+/// Where an image lies, for the core that opens it.
+pub(super) enum BackingHandle<'a> {
     /// In a file or on a device of its own.
     Path(&'a Path),
     /// In a pool.
     Pool {
-        /// The core's seat there.
-        seat: &'a Rc<PoolSeat>,
+        /// The core's attachment to the pool.
+        core_pool: &'a Rc<CorePool>,
         /// What the image is called in messages.
         name: &'a Path,
     },
 }
 
-impl Ground<'_> {
-    /// The volume's part of a pool.
-    async fn medium(seat: &PoolSeat, name: &Path, volume: Uuid) -> Result<Medium, BackingError> {
+impl BackingHandle<'_> {
+    /// The volume in a pool that holds the image.
+    async fn pool_medium(
+        core_pool: &CorePool,
+        name: &Path,
+        volume: Uuid,
+    ) -> Result<Medium, BackingError> {
         let refused = |e: PoolError| {
-            BackingError::refused(format!("{}: {e}", name.display())).hinted(e.hint())
+            BackingError::refused(format!("{}: {e}", name.display())).with_hint(e.hint())
         };
-        seat.call(volume, &name.display().to_string());
-        Ok(Medium::of(seat.open(volume).await.map_err(refused)?, name))
+        core_pool.set_volume_name(volume, &name.display().to_string());
+        Ok(Medium::from_dev(core_pool.open_volume(volume).await.map_err(refused)?, name))
     }
 
-    /// What tells how much space there is for more of an image there.
+    /// Reports how much space is left for the image to grow into.
     pub(super) fn free_space(&self, core: &Core) -> Rc<dyn FreeSpace> {
         match *self {
-            Self::Path(path) => Rc::new(FreeOnFileSystem { core: core.clone(), path: path.into() }),
-            Self::Pool { seat, .. } => Rc::new(FreeInPool(Rc::downgrade(seat))),
+            Self::Path(path) => {
+                Rc::new(FileSystemFreeSpace { core: core.clone(), path: path.into() })
+            }
+            Self::Pool { core_pool, .. } => Rc::new(PoolFreeSpace(Rc::downgrade(core_pool))),
         }
     }
 
-    async fn create(&self, core: &Core, how: &Create) -> Result<File, BackingError> {
+    async fn create(
+        &self,
+        core: &Core,
+        how: &CreateImageOptions,
+    ) -> Result<FlatImage, BackingError> {
         Ok(match *self {
-            Self::Path(path) => File::create(core, path, how).await?,
-            Self::Pool { seat, name } => {
-                let medium = Self::medium(seat, name, how.volume).await?;
-                File::create_on(core, medium, how).await?
+            Self::Path(path) => FlatImage::create(core, path, how).await?,
+            Self::Pool { core_pool, name } => {
+                let medium = Self::pool_medium(core_pool, name, how.volume_id).await?;
+                FlatImage::create_on(core, medium, how).await?
             }
         })
     }
 
-    pub(super) async fn open(&self, core: &Core, what: &Open) -> Result<File, BackingError> {
+    pub(super) async fn open(
+        &self,
+        core: &Core,
+        what: &OpenImageOptions,
+    ) -> Result<FlatImage, BackingError> {
         Ok(match *self {
-            Self::Path(path) => File::open(core, path, what).await?,
-            Self::Pool { seat, name } => {
-                let medium = Self::medium(seat, name, what.volume).await?;
-                File::open_on(core, medium, what).await?
+            Self::Path(path) => FlatImage::open(core, path, what).await?,
+            Self::Pool { core_pool, name } => {
+                let medium = Self::pool_medium(core_pool, name, what.volume_id).await?;
+                FlatImage::open_on(core, medium, what).await?
             }
         })
     }
@@ -206,98 +225,98 @@ impl Ground<'_> {
     }
 }
 
-/// The file system of an image.
+/// Free space of the file system of an image.
 #[derive(Debug)]
-struct FreeOnFileSystem {
+struct FileSystemFreeSpace {
     core: Core,
     path: PathBuf,
 }
 
-impl FreeSpace for FreeOnFileSystem {
-    fn free_bytes(&self) -> FreeBytes<'_> {
+impl FreeSpace for FileSystemFreeSpace {
+    fn free_bytes(&self) -> FreeBytesFuture<'_> {
         let path = self.path.clone();
         let look = move || {
-            // A device is its image's alone.
+            // A device has no space to share.
             let is_file = std::fs::metadata(&path).is_ok_and(|found| found.is_file());
             let space = rustix::fs::statvfs(&path).ok().filter(|_| is_file)?;
             Some(space.f_bavail.saturating_mul(space.f_frsize))
         };
-        Box::pin(async move { self.core.offload(look).await.flatten() })
+        Box::pin(async move { self.core.run_blocking(look).await.flatten() })
     }
 }
 
-/// The pool of an image, as long as anything of it is open here.
+/// Free space of the pool of an image, while this core has a volume of that pool open.
 #[derive(Debug)]
-struct FreeInPool(Weak<PoolSeat>);
+struct PoolFreeSpace(Weak<CorePool>);
 
-impl FreeSpace for FreeInPool {
-    fn free_bytes(&self) -> FreeBytes<'_> {
-        let seat = self.0.upgrade();
-        Box::pin(async move { seat?.free_bytes().await.ok() })
+impl FreeSpace for PoolFreeSpace {
+    fn free_bytes(&self) -> FreeBytesFuture<'_> {
+        let core_pool = self.0.upgrade();
+        Box::pin(async move { core_pool?.free_bytes().await.ok() })
     }
 }
 
-/// How an image is to be made.
+/// How to create an image.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Making {
+pub(super) struct CreateOptions {
     /// Whether file systems without direct I/O may be used.
     pub(super) buffered: bool,
-    /// Over whatever is there.
+    /// Whether to overwrite what is there.
     pub(super) force: bool,
-    /// Whether with an intent log.
+    /// Whether to create an intent log.
     pub(super) mirrored: bool,
-    /// For which node.
-    pub(super) claim: Claim,
+    /// The claim of the node that owns it.
+    pub(super) claim: ClaimRequest,
 }
 
-/// Makes the image of a new volume, with an intent log if it is `mirrored`. What was begun and failed
-/// is taken back.
-pub(super) async fn make(
+/// Creates the image of a new volume, with an intent log if it is `mirrored`. Removes a partly
+/// created image if that fails.
+pub(super) async fn create(
     core: &Core,
     record: &VolumeRecord,
-    place: &Place,
-    ground: &Ground<'_>,
-    how: Making,
-) -> Result<Image, BackingError> {
-    let Making { buffered, force, mirrored, claim } = how;
-    let create = Create {
-        volume: record.id,
+    placement: &ReplicaPlacement,
+    handle: &BackingHandle<'_>,
+    how: CreateOptions,
+) -> Result<ImageInfo, BackingError> {
+    let CreateOptions { buffered, force, mirrored, claim } = how;
+    let create = CreateImageOptions {
+        volume_id: record.id,
         block_size: record.block_size.bytes(),
-        bytes: (record.size_bytes > 0).then_some(record.size_bytes),
-        provisioning: if record.thin { Provisioning::Thin } else { Provisioning::Full },
-        buffered,
-        force,
+        size_bytes: (record.size_bytes > 0).then_some(record.size_bytes),
+        provisioning: if record.thin { Provisioning::Thin } else { Provisioning::Thick },
+        allow_page_cache: buffered,
+        overwrite: force,
         keep_contents: false,
         claim: Some(claim),
     };
-    let file = Rc::new(ground.create(core, &create).await?);
-    if mirrored && let Err(e) = mirrored::make_log(core, &file).await {
+    let file = Rc::new(handle.create(core, &create).await?);
+    if mirrored && let Err(e) = mirrored_volume::create_log(core, &file).await {
         drop(file);
-        erase(core, record, place, (buffered, claim)).await?;
+        erase(core, record, placement, (buffered, claim)).await?;
         return Err(e);
     }
-    Ok(image(file.label()))
+    Ok(image_info(file.label()))
 }
 
-fn image(label: Label) -> Image {
-    Image { image: label.image, size_bytes: label.data_bytes, generation: label.generation }
+fn image_info(label: ImageLabel) -> ImageInfo {
+    ImageInfo { id: label.image_id, size_bytes: label.data_bytes, generation: label.generation }
 }
 
-/// Erases the image of a volume in a file or on a device: in a pool it goes with its part there. What holds something
-/// else is left alone: it is not the volume's.
+/// Erases the image of a volume in a file or on a device; an image in a pool goes with its volume
+/// in the pool. Leaves alone anything that does not belong to the volume.
 pub(super) async fn erase(
     core: &Core,
     record: &VolumeRecord,
-    place: &Place,
-    (buffered, claim): (bool, Claim),
+    placement: &ReplicaPlacement,
+    (buffered, claim): (bool, ClaimRequest),
 ) -> Result<(), BackingError> {
-    let Some(path) = place.backing.path() else { return Ok(()) };
-    // The name alone says whose it is, even before it has a label.
-    let own = is_own_file(record.id, place);
+    let Some(path) = placement.backing.path() else { return Ok(()) };
+    // The name alone shows that the file is the volume's, even before it has a label.
+    let own = is_named_after_volume(record.id, placement);
     match image::delete(core, path, record.id, (buffered, own), Some(claim)).await {
         Ok(()) => Ok(()),
-        Err(FileError { reason: Reason::Open(OpenReason::NotFound), .. }) => Ok(()),
-        Err(e) if is_not_ours(&e.reason, place) => {
+        Err(ImageError { reason: ImageErrorReason::Open(OpenReason::NotFound), .. }) => Ok(()),
+        Err(e) if holds_nothing_of_volume(&e.reason, placement) => {
             tracing::warn!(volume = %record.name, "left alone: {e}");
             Ok(())
         }
@@ -305,63 +324,85 @@ pub(super) async fn erase(
     }
 }
 
-/// What the image of a volume is.
+/// Reads the identity of a volume's image.
 pub(super) async fn inspect(
     core: &Core,
     record: &VolumeRecord,
-    place: &Place,
-    ground: &Ground<'_>,
+    placement: &ReplicaPlacement,
+    handle: &BackingHandle<'_>,
     buffered: bool,
-) -> Result<Image, BackingError> {
-    let label = match *ground {
-        Ground::Path(path) => image::inspect(core, path, buffered).await?,
-        Ground::Pool { .. } => {
-            let (volume, generation) = (record.id, place.image_generation);
-            ground
-                .open(core, &Open { volume, generation, buffered, read_only: true, claim: None })
+) -> Result<ImageInfo, BackingError> {
+    let label = match *handle {
+        BackingHandle::Path(path) => image::inspect(core, path, buffered).await?,
+        BackingHandle::Pool { .. } => {
+            let (volume, generation) = (record.id, placement.image_generation);
+            handle
+                .open(
+                    core,
+                    &OpenImageOptions {
+                        volume_id: volume,
+                        min_generation: generation,
+                        allow_page_cache: buffered,
+                        read_only: true,
+                        claim: None,
+                    },
+                )
                 .await?
                 .label()
         }
     };
-    if label.volume != record.id {
-        let path = ground.name().display();
+    if label.volume_id != record.id {
+        let path = handle.name().display();
         return Err(BackingError::refused(format!("{path}: it is another volume's")));
     }
-    Ok(image(label))
+    Ok(image_info(label))
 }
 
-/// Whether there is nothing of the volume to erase.
-fn is_not_ours(reason: &Reason, place: &Place) -> bool {
+/// Whether nothing of the volume is there to erase.
+fn holds_nothing_of_volume(reason: &ImageErrorReason, placement: &ReplicaPlacement) -> bool {
     match reason {
-        Reason::NoLabel | Reason::NotAVolume(_) | Reason::OtherVolume { .. } => true,
-        // Never begun, most likely for that very reason.
-        Reason::TornLabel | Reason::BadLabel(_) | Reason::Open(_) => {
-            matches!(place.stage, PlaceStage::Wanted { .. } | PlaceStage::Failed { .. })
+        ImageErrorReason::NoLabel
+        | ImageErrorReason::NotAVolume(_)
+        | ImageErrorReason::WrongVolume { .. } => true,
+        // Creating it probably failed for this very reason.
+        ImageErrorReason::BothLabelsDamaged
+        | ImageErrorReason::InvalidLabel(_)
+        | ImageErrorReason::Open(_) => {
+            matches!(
+                placement.stage,
+                PlacementStage::Creating { .. } | PlacementStage::Failed { .. }
+            )
         }
         _ => false,
     }
 }
 
 /// An open image.
-pub(super) struct Backed {
-    pub(super) file: Rc<File>,
+pub(super) struct OpenImage {
+    pub(super) file: Rc<FlatImage>,
 }
 
 /// Opens the image of a volume.
 pub(super) async fn open(
     core: &Core,
     record: &VolumeRecord,
-    place: &Place,
-    ground: &Ground<'_>,
-    (buffered, claim): (bool, Claim),
-) -> Result<Backed, BackingError> {
-    let (volume, generation, claim) = (record.id, place.image_generation, Some(claim));
-    let what = Open { volume, generation, buffered, read_only: false, claim };
-    let file = ground.open(core, &what).await.map_err(|e| e.of_volume(record))?;
+    placement: &ReplicaPlacement,
+    handle: &BackingHandle<'_>,
+    (buffered, claim): (bool, ClaimRequest),
+) -> Result<OpenImage, BackingError> {
+    let (volume, generation, claim) = (record.id, placement.image_generation, Some(claim));
+    let what = OpenImageOptions {
+        volume_id: volume,
+        min_generation: generation,
+        allow_page_cache: buffered,
+        read_only: false,
+        claim,
+    };
+    let file = handle.open(core, &what).await.map_err(|e| e.with_takeover_hint(record))?;
     let file = Rc::new(file);
-    let found = file.label().image;
-    if let Some(image) = place.image.filter(|image| *image != found) {
-        let path = ground.name().display();
+    let found = file.label().image_id;
+    if let Some(image) = placement.image.filter(|image| *image != found) {
+        let path = handle.name().display();
         let message = format!("{path}: it is image {found}, the volume's on this node is {image}");
         return Err(BackingError {
             hint: Some(
@@ -371,40 +412,44 @@ pub(super) async fn open(
         });
     }
     if file.label().block_size != record.block_size.bytes() {
-        let (path, found) = (ground.name().display(), file.label().block_size);
+        let (path, found) = (handle.name().display(), file.label().block_size);
         let message = format!("{path}: its blocks have {found} bytes, the volume's have others");
         return Err(BackingError::refused(message));
     }
-    Ok(Backed { file })
+    Ok(OpenImage { file })
 }
 
-impl Backed {
-    /// What a volume works on that only this node has.
+impl OpenImage {
+    /// The device of a volume without a mirror.
     pub(super) fn dev(&self) -> Dev {
         Dev::shared(Rc::clone(&self.file))
     }
 
-    /// Why it is used no more, if another machine has taken it.
-    pub(super) fn lost(&self) -> Option<String> {
-        let lost = self.file.lost()?;
-        Some(format!("{}: it {}", self.file.path().display(), Refusal::Lost(lost.to)))
+    /// Why it is no longer used, if another machine took it over.
+    pub(super) fn claim_lost(&self) -> Option<String> {
+        let lost = self.file.lost_claim()?;
+        Some(format!(
+            "{}: it {}",
+            self.file.path().display(),
+            ClaimRefusal::ClaimedByOther(lost.new_owner)
+        ))
     }
 
-    /// What is known of it.
-    pub(super) fn image(&self) -> Image {
-        image(self.file.label())
+    /// Its identity.
+    pub(super) fn info(&self) -> ImageInfo {
+        image_info(self.file.label())
     }
 
-    /// Makes it larger.
-    pub(super) async fn grow(&self, size_bytes: u64) -> Result<Image, BackingError> {
+    /// Grows it.
+    pub(super) async fn grow(&self, size_bytes: u64) -> Result<ImageInfo, BackingError> {
         self.file.grow(size_bytes).await?;
-        Ok(self.image())
+        Ok(self.info())
     }
 }
 
-/// Whether a backing is a file that no other volume ever has.
-fn is_own_file(volume: Uuid, place: &Place) -> bool {
-    let Backing::File { path } = &place.backing else { return false };
+/// Whether the backing is a file named after this volume, which no other volume can use.
+fn is_named_after_volume(volume: Uuid, placement: &ReplicaPlacement) -> bool {
+    let Backing::File { path } = &placement.backing else { return false };
     let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
     name.contains(&volume.to_string())
 }

@@ -1,4 +1,5 @@
-//! Pools of disks: each has its metadata on one core, and every core that has volumes of it a seat.
+//! Pools of disks. One core owns the metadata of a pool; every core that serves volumes of it
+//! attaches to the pool.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -8,32 +9,32 @@ use std::rc::Rc;
 use std::sync::PoisonError;
 
 use api::PoolName;
-use disk::{Claim, LABEL_AREA_BYTES};
+use disk::{ClaimRequest, LABEL_AREA_BYTES};
 use futures_util::future::join_all;
-use geometry::Level;
+use geometry::Redundancy;
 use pool::{
-    CreatePool, Inspected, NewDisk, NewPoolVolume, OpenPool, Pool, PoolError, PoolHandle,
-    PoolReport, PoolSeat,
+    CorePool, CreatePool, DiskInspection, NewDisk, NewPoolVolume, OpenPool, Pool, PoolError,
+    PoolHandle, PoolReport,
 };
 use rt::Core;
 use uuid::Uuid;
-use wire::count;
+use wire::plural;
 
-use super::backing::{BackingError, Image};
+use super::backing::{BackingError, ImageInfo};
 use super::{Engine, least_loaded};
-use crate::pools::PoolRecord;
+use crate::pool_records::PoolRecord;
 use crate::record::VolumeRecord;
 
-/// A pool that is to be made.
+/// A pool to be created.
 #[derive(Clone, Debug)]
 pub struct NewPool {
-    /// How it bears that disks fail.
-    pub level: Level,
-    /// Over how many disks a stripe goes, if that is to be said.
+    /// Its RAID level.
+    pub level: Redundancy,
+    /// Columns of a stripe; `None` lets the pool choose.
     pub columns: Option<u16>,
     /// Bytes of a stripe on one disk.
     pub strip_bytes: u32,
-    /// Whether what lies in it has checksums.
+    /// Whether its data has checksums.
     pub checksums: bool,
     /// Its disks.
     pub disks: Vec<NewDisk>,
@@ -41,51 +42,57 @@ pub struct NewPool {
     pub spares: Vec<NewDisk>,
 }
 
-/// What a core needs to have volumes of a pool.
+/// What a core needs to open volumes of a pool.
 #[derive(Clone)]
-pub(super) struct PoolDoor {
+pub(super) struct PoolAccess {
     id: Uuid,
     name: PoolName,
-    /// So many cores may have volumes of it, the first ones.
-    pub(super) rings: u16,
+    /// Only cores below this number may serve volumes of it.
+    pub(super) max_cores: u16,
     handle: PoolHandle,
 }
 
 /// An open pool.
 #[derive(Clone)]
-pub(super) struct PoolHome {
-    /// Where its metadata is.
+pub(super) struct PoolEntry {
+    /// The core that owns its metadata.
     core: usize,
-    pub(super) door: PoolDoor,
+    pub(super) access: PoolAccess,
 }
 
-/// What one core has of pools.
-pub(super) struct Pools {
+/// The pools of one core.
+pub(super) struct CorePoolRegistry {
     core: Core,
     buffered: bool,
-    /// How it claims disks.
-    claim: Claim,
-    own: RefCell<BTreeMap<Uuid, Rc<Pool>>>,
-    seats: RefCell<BTreeMap<Uuid, Rc<Seating>>>,
+    /// The claim that it puts on disks.
+    claim: ClaimRequest,
+    owned_pools: RefCell<BTreeMap<Uuid, Rc<Pool>>>,
+    attachments: RefCell<BTreeMap<Uuid, Rc<PoolAttachment>>>,
 }
 
-/// The seat of this core at a pool.
+/// The attachment of this core to a pool.
 #[derive(Default)]
-struct Seating {
-    /// Held while it is taken or given back.
-    seat: tokio::sync::Mutex<Option<Rc<PoolSeat>>>,
-    /// Volumes that need it.
+struct PoolAttachment {
+    /// Locked while the core attaches or detaches.
+    core_pool: tokio::sync::Mutex<Option<Rc<CorePool>>>,
+    /// Number of volumes that use it.
     users: Cell<usize>,
 }
 
-impl Pools {
-    pub(super) fn new(core: Core, buffered: bool, claim: Claim) -> Self {
-        Self { core, buffered, claim, own: RefCell::default(), seats: RefCell::default() }
+impl CorePoolRegistry {
+    pub(super) fn new(core: Core, buffered: bool, claim: ClaimRequest) -> Self {
+        Self {
+            core,
+            buffered,
+            claim,
+            owned_pools: RefCell::default(),
+            attachments: RefCell::default(),
+        }
     }
 
     async fn create(&self, what: CreatePool) -> Result<(PoolHandle, PoolReport), PoolError> {
         let what = CreatePool { buffered: self.buffered, claim: Some(self.claim), ..what };
-        Ok(self.keep(Pool::create(&self.core, &what).await?))
+        Ok(self.register(Pool::create(&self.core, &what).await?))
     }
 
     async fn open(
@@ -93,33 +100,33 @@ impl Pools {
         what: OpenPool,
         take_over: bool,
     ) -> Result<(PoolHandle, PoolReport), PoolError> {
-        let claim = Some(Claim { take_over, ..self.claim });
+        let claim = Some(ClaimRequest { take_over, ..self.claim });
         let what = OpenPool { buffered: self.buffered, claim, ..what };
-        Ok(self.keep(Pool::open(&self.core, &what).await?))
+        Ok(self.register(Pool::open(&self.core, &what).await?))
     }
 
-    fn keep(&self, pool: Rc<Pool>) -> (PoolHandle, PoolReport) {
+    fn register(&self, pool: Rc<Pool>) -> (PoolHandle, PoolReport) {
         let (handle, report) = (pool.handle(), pool.report());
-        self.own.borrow_mut().insert(report.id, pool);
+        self.owned_pools.borrow_mut().insert(report.id, pool);
         (handle, report)
     }
 
     fn get(&self, id: Uuid) -> Option<Rc<Pool>> {
-        self.own.borrow().get(&id).cloned()
+        self.owned_pools.borrow().get(&id).cloned()
     }
 
-    /// How many of these hold a disk of the pool `id`.
+    /// How many of these paths hold a disk of the pool `id`.
     async fn count_disks(&self, id: Uuid, paths: Vec<PathBuf>) -> usize {
         let each = paths.iter().map(|path| pool::inspect(&self.core, path, self.buffered));
         let all = join_all(each).await.into_iter();
-        all.filter(|seen| matches!(seen, Ok(Some(disk)) if disk.pool == id)).count()
+        all.filter(|seen| matches!(seen, Ok(Some(disk)) if disk.pool_id == id)).count()
     }
 
-    /// Those of these that hold a disk of some pool, or what is left of one.
+    /// Those of these paths that hold a disk of some pool, or a damaged label of one.
     pub(super) async fn find_disks(
         &self,
         paths: Vec<PathBuf>,
-    ) -> Vec<(PathBuf, Result<Inspected, PoolError>)> {
+    ) -> Vec<(PathBuf, Result<DiskInspection, PoolError>)> {
         let each = paths.iter().map(|path| pool::inspect(&self.core, path, self.buffered));
         let all = join_all(each).await.into_iter();
         paths
@@ -131,52 +138,58 @@ impl Pools {
     }
 
     fn report(&self) -> Vec<PoolReport> {
-        self.own.borrow().values().map(|pool| pool.report()).collect()
+        self.owned_pools.borrow().values().map(|pool| pool.report()).collect()
     }
 
-    /// Takes this core's seat at a pool, or shares it. [`Self::rise`] has to follow.
-    pub(super) async fn sit(&self, door: &PoolDoor) -> Result<Rc<PoolSeat>, BackingError> {
-        let PoolDoor { id, name, rings, handle } = door;
+    /// Attaches this core to a pool, or shares its attachment. Pair every call with
+    /// [`Self::detach`].
+    pub(super) async fn attach(&self, access: &PoolAccess) -> Result<Rc<CorePool>, BackingError> {
+        let PoolAccess { id, name, max_cores, handle } = access;
         let core = self.core.id();
-        let ring = u16::try_from(core).ok().filter(|ring| ring < rings).ok_or_else(|| {
-            let why = format!("this node serves volumes of it on {} only", count(*rings, "core"));
-            BackingError::refused(format!("pool {name}: {why}, and this one is at core {core}"))
-        })?;
-        let seating = Rc::clone(self.seats.borrow_mut().entry(*id).or_default());
-        seating.users.update(|n| n + 1);
-        let mut seat = seating.seat.lock().await;
-        if let Some(seat) = &*seat {
-            return Ok(Rc::clone(seat));
+        let index =
+            u16::try_from(core).ok().filter(|index| index < max_cores).ok_or_else(|| {
+                let why = format!(
+                    "this node serves volumes of it on {} only",
+                    plural(*max_cores, "core")
+                );
+                BackingError::refused(format!("pool {name}: {why}, and this one is at core {core}"))
+            })?;
+        let attachment = Rc::clone(self.attachments.borrow_mut().entry(*id).or_default());
+        attachment.users.update(|n| n + 1);
+        let mut core_pool = attachment.core_pool.lock().await;
+        if let Some(core_pool) = &*core_pool {
+            return Ok(Rc::clone(core_pool));
         }
-        match PoolSeat::take(&self.core, handle.clone(), ring).await {
-            Ok(taken) => Ok(Rc::clone(seat.insert(taken))),
+        match CorePool::attach(&self.core, handle.clone(), index).await {
+            Ok(attached) => Ok(Rc::clone(core_pool.insert(attached))),
             Err(e) => {
-                seating.users.update(|n| n - 1);
-                Err(BackingError::of_pool(name, &e))
+                attachment.users.update(|n| n - 1);
+                Err(BackingError::from_pool_error(name, &e))
             }
         }
     }
 
-    /// Gives the seat back after the last volume.
-    pub(super) async fn rise(&self, id: Uuid) {
-        let seating = self.seats.borrow().get(&id).cloned();
-        let Some(seating) = seating else { return };
-        seating.users.update(|n| n.saturating_sub(1));
-        let mut seat = seating.seat.lock().await;
-        if seating.users.get() > 0 {
+    /// Detaches from the pool after the last volume.
+    pub(super) async fn detach(&self, id: Uuid) {
+        let attachment = self.attachments.borrow().get(&id).cloned();
+        let Some(attachment) = attachment else { return };
+        attachment.users.update(|n| n.saturating_sub(1));
+        let mut core_pool = attachment.core_pool.lock().await;
+        if attachment.users.get() > 0 {
             return;
         }
-        if let Some(seat) = seat.take()
-            && let Err(error) = seat.close().await
+        if let Some(core_pool) = core_pool.take()
+            && let Err(error) = core_pool.close().await
         {
             tracing::error!(pool = %id, %error, "a core has not left a pool in order");
         }
     }
 
-    /// Closes the pools of this core, when no core has a volume of them any more; says whether all are durable.
+    /// Closes the pools that this core owns, once no core uses a volume of them. Returns whether
+    /// all are durable.
     pub(super) async fn close_all(&self) -> bool {
         let mut clean = true;
-        for (id, pool) in self.own.take() {
+        for (id, pool) in self.owned_pools.take() {
             if let Err(error) = pool.close().await {
                 tracing::error!(pool = %id, %error, "a pool did not close cleanly");
                 clean = false;
@@ -186,60 +199,60 @@ impl Pools {
     }
 }
 
-impl PoolDoor {
+impl PoolAccess {
     pub(super) fn id(&self) -> Uuid {
         self.id
     }
 
-    /// What a volume of it is called in messages.
-    pub(super) fn path_of(&self, record: &VolumeRecord) -> PathBuf {
+    /// The name of a volume of it in messages.
+    pub(super) fn display_path(&self, record: &VolumeRecord) -> PathBuf {
         Path::new(self.name.as_str()).join(record.name.as_str())
     }
 }
 
-/// Bytes that a volume of `size_bytes` takes of its pool, labels included.
-fn pool_bytes(size_bytes: u64) -> u64 {
+/// Bytes that a volume of `size_bytes` takes in its pool, labels included.
+fn allocation_bytes(size_bytes: u64) -> u64 {
     size_bytes.saturating_add(LABEL_AREA_BYTES)
 }
 
 impl Engine {
-    fn pools(&self) -> std::sync::MutexGuard<'_, BTreeMap<PoolName, PoolHome>> {
+    fn open_pools(&self) -> std::sync::MutexGuard<'_, BTreeMap<PoolName, PoolEntry>> {
         self.pools.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn pool_home(&self, name: &PoolName) -> Result<PoolHome, BackingError> {
-        let home = self.pools().get(name).cloned();
-        home.ok_or_else(|| BackingError::refused(format!("pool {name} is not open")))
+    pub(super) fn pool_entry(&self, name: &PoolName) -> Result<PoolEntry, BackingError> {
+        let entry = self.open_pools().get(name).cloned();
+        entry.ok_or_else(|| BackingError::refused(format!("pool {name} is not open")))
     }
 
-    /// The pool that the image of a volume on this node lies in, if it does.
-    pub(super) fn pool_of(&self, record: &VolumeRecord) -> Result<Option<PoolHome>, BackingError> {
-        let place = record.place(self.me());
-        let name = place.and_then(|place| place.backing.pool());
-        name.map(|name| self.pool_home(name)).transpose()
+    /// The pool that holds the image of a volume on this node, if a pool does.
+    pub(super) fn pool_of(&self, record: &VolumeRecord) -> Result<Option<PoolEntry>, BackingError> {
+        let placement = record.placement(self.this_node());
+        let name = placement.and_then(|placement| placement.backing.pool());
+        name.map(|name| self.pool_entry(name)).transpose()
     }
 
-    /// Makes a pool, on the core that has the fewest, and opens it.
+    /// Creates a pool on the core that owns the fewest, and opens it.
     ///
     /// # Errors
-    /// [`BackingError`]; nothing is left of what was begun.
+    /// [`BackingError`]; nothing is left of a partly created pool.
     pub async fn create_pool(
         &self,
         record: &PoolRecord,
         new: NewPool,
     ) -> Result<PoolReport, BackingError> {
         let NewPool { level, columns, strip_bytes, checksums, disks, spares } = new;
-        let (id, rings, name) = (record.id, record.rings, record.name.to_string());
-        self.begin_pool(record, move |k| async move {
+        let (id, max_cores, name) = (record.id, record.max_cores, record.name.to_string());
+        self.start_pool(record, move |k| async move {
             let buffered = false;
             let what = CreatePool {
                 id,
                 name,
-                level,
+                redundancy: level,
                 columns,
                 strip_bytes,
-                rings,
-                checksums,
+                max_cores,
+                has_checksums: checksums,
                 disks,
                 spares,
                 buffered,
@@ -250,8 +263,9 @@ impl Engine {
         .await
     }
 
-    /// Opens a pool whose disks are at some of these paths, without those that are gone for good. With `take_over` they are taken
-    /// from the node that had them last, unless that one still uses them.
+    /// Opens a pool from those of its disks that are at these paths, without the disks that are
+    /// gone for good. `take_over` takes the disks over from the node that had them last, unless it
+    /// still uses them.
     ///
     /// # Errors
     /// [`BackingError`].
@@ -262,28 +276,31 @@ impl Engine {
         (without, take_over): (Vec<String>, bool),
     ) -> Result<PoolReport, BackingError> {
         let id = record.id;
-        self.begin_pool(record, move |k| async move {
-            let what = OpenPool { id, paths, without, buffered: false, claim: None };
+        self.start_pool(record, move |k| async move {
+            let what = OpenPool { id, paths, missing_disks: without, buffered: false, claim: None };
             k.pools().open(what, take_over).await
         })
         .await
     }
 
-    async fn begin_pool<F, Fut>(
+    async fn start_pool<F, Fut>(
         &self,
         record: &PoolRecord,
         begin: F,
     ) -> Result<PoolReport, BackingError>
     where
-        F: FnOnce(Rc<super::Keeper>) -> Fut + Send + 'static,
+        F: FnOnce(Rc<super::CoreEngine>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<(PoolHandle, PoolReport), PoolError>> + 'static,
     {
         let name = &record.name;
-        let core = least_loaded(self.cores(), self.pools().values().map(|home| home.core));
-        let (handle, report) =
-            self.on(core, begin).await?.map_err(|e| BackingError::of_pool(name, &e))?;
-        let door = PoolDoor { id: record.id, name: name.clone(), rings: record.rings, handle };
-        self.pools().insert(name.clone(), PoolHome { core, door });
+        let core = least_loaded(self.cores(), self.open_pools().values().map(|entry| entry.core));
+        let (handle, report) = self
+            .on_core(core, begin)
+            .await?
+            .map_err(|e| BackingError::from_pool_error(name, &e))?;
+        let access =
+            PoolAccess { id: record.id, name: name.clone(), max_cores: record.max_cores, handle };
+        self.open_pools().insert(name.clone(), PoolEntry { core, access });
         Ok(report)
     }
 
@@ -297,19 +314,26 @@ impl Engine {
         paths: Vec<PathBuf>,
     ) -> Result<usize, BackingError> {
         let core = self.least_loaded();
-        Ok(self.on(core, move |k| async move { k.pools().count_disks(id, paths).await }).await?)
+        Ok(self
+            .on_core(core, move |k| async move { k.pools().count_disks(id, paths).await })
+            .await?)
     }
 
-    /// Takes the labels off the disks of a pool without volumes: it is no more.
+    /// Destroys a pool without volumes: removes the labels from its disks.
     ///
     /// # Errors
     /// [`BackingError`]; the pool stays open.
     pub async fn destroy_pool(&self, name: &PoolName) -> Result<(), BackingError> {
         self.on_pool(name, |pool| async move { pool.destroy().await }).await?;
-        let Some(PoolHome { core, door }) = self.pools().remove(name) else { return Ok(()) };
-        let id = door.id;
+        let Some(PoolEntry { core, access }) = self.open_pools().remove(name) else {
+            return Ok(());
+        };
+        let id = access.id;
         Ok(self
-            .on(core, move |k| async move { drop(k.pools().own.borrow_mut().remove(&id)) })
+            .on_core(
+                core,
+                move |k| async move { drop(k.pools().owned_pools.borrow_mut().remove(&id)) },
+            )
             .await?)
     }
 
@@ -317,7 +341,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`BackingError`].
-    pub async fn add_to_pool(
+    pub async fn add_pool_disk(
         &self,
         name: &PoolName,
         disk: NewDisk,
@@ -326,11 +350,11 @@ impl Engine {
         self.on_pool(name, move |pool| async move { pool.add(&disk, spare).await }).await
     }
 
-    /// Begins to take a disk out of a pool.
+    /// Starts to remove a disk from a pool.
     ///
     /// # Errors
     /// [`BackingError`].
-    pub async fn remove_from_pool(
+    pub async fn remove_pool_disk(
         &self,
         name: &PoolName,
         disk: String,
@@ -338,11 +362,11 @@ impl Engine {
         self.on_pool(name, move |pool| async move { pool.remove(&disk).await }).await
     }
 
-    /// Cancels what [`Self::remove_from_pool`] has begun.
+    /// Cancels a removal that [`Self::remove_pool_disk`] started.
     ///
     /// # Errors
     /// [`BackingError`].
-    pub async fn cancel_removal_from_pool(
+    pub async fn cancel_pool_disk_removal(
         &self,
         name: &PoolName,
         disk: String,
@@ -350,11 +374,11 @@ impl Engine {
         self.on_pool(name, move |pool| async move { pool.cancel_removal(&disk).await }).await
     }
 
-    /// Begins to put a disk in the place of another one.
+    /// Starts to replace a disk by another one.
     ///
     /// # Errors
     /// [`BackingError`].
-    pub async fn replace_in_pool(
+    pub async fn replace_pool_disk(
         &self,
         name: &PoolName,
         disk: String,
@@ -363,31 +387,31 @@ impl Engine {
         self.on_pool(name, move |pool| async move { pool.replace(&disk, &with).await }).await
     }
 
-    /// Has a pool look at these paths for disks that were away and are there again.
+    /// Makes a pool search these paths for disks that were missing, and attach them again.
     ///
     /// # Errors
     /// [`BackingError`].
-    pub async fn look_for_disks(
+    pub async fn reattach_pool_disks(
         &self,
         name: &PoolName,
         paths: Vec<PathBuf>,
     ) -> Result<(), BackingError> {
         let look = move |pool: Rc<Pool>| async move {
-            pool.bring_back(paths).await;
+            pool.reattach_found(paths).await;
             Ok(())
         };
         self.on_pool(name, look).await
     }
 
-    /// Begins to read and compare all of a pool.
+    /// Starts a scrub of a pool.
     ///
     /// # Errors
     /// [`BackingError`].
     pub async fn scrub_pool(&self, name: &PoolName) -> Result<(), BackingError> {
-        self.on_pool(name, |pool| async move { pool.scrub() }).await
+        self.on_pool(name, |pool| async move { pool.start_scrub() }).await
     }
 
-    /// Has errors of a disk of a pool counted anew, or of all.
+    /// Resets the error counters of one disk of a pool, or of all.
     ///
     /// # Errors
     /// [`BackingError`].
@@ -400,63 +424,67 @@ impl Engine {
         self.on_pool(name, clear).await
     }
 
-    /// What the open pools say of themselves, by name.
+    /// Reports of the open pools, by name.
     pub async fn pool_reports(&self) -> BTreeMap<PoolName, PoolReport> {
         let names: BTreeMap<_, _> =
-            self.pools().iter().map(|(name, home)| (home.door.id, name.clone())).collect();
-        let reports = self.everywhere(|k| async move { k.pools().report() }).await;
+            self.open_pools().iter().map(|(name, entry)| (entry.access.id, name.clone())).collect();
+        let reports = self.on_all_cores(|k| async move { k.pools().report() }).await;
         let named =
             reports.into_iter().flatten().filter_map(|r| Some((names.get(&r.id)?.clone(), r)));
         named.collect()
     }
 
-    /// Does something with an open pool, at its core.
+    /// Runs `f` on an open pool, on the core that owns it.
     async fn on_pool<F, Fut, T>(&self, name: &PoolName, f: F) -> Result<T, BackingError>
     where
         F: FnOnce(Rc<Pool>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<T, PoolError>> + 'static,
         T: Send + 'static,
     {
-        let PoolHome { core, door } = self.pool_home(name)?;
-        let done = self.on(core, move |k| async move {
-            let none = || BackingError::refused(format!("pool {} is not open", door.name));
-            let pool = k.pools().get(door.id).ok_or_else(none)?;
-            f(pool).await.map_err(|e| BackingError::of_pool(&door.name, &e))
+        let PoolEntry { core, access } = self.pool_entry(name)?;
+        let done = self.on_core(core, move |k| async move {
+            let none = || BackingError::refused(format!("pool {} is not open", access.name));
+            let pool = k.pools().get(access.id).ok_or_else(none)?;
+            f(pool).await.map_err(|e| BackingError::from_pool_error(&access.name, &e))
         });
         done.await.map_err(BackingError::from).flatten()
     }
 
-    /// Gives a new volume its part of a pool, and makes its image there.
-    pub(super) async fn make_in_pool(
+    /// Allocates a new volume in a pool, and creates its image there.
+    pub(super) async fn create_image_in_pool(
         &self,
         record: &VolumeRecord,
-        home: &PoolHome,
-    ) -> Result<Image, BackingError> {
-        let name = &home.door.name;
+        pool: &PoolEntry,
+    ) -> Result<ImageInfo, BackingError> {
+        let name = &pool.access.name;
         let what = NewPoolVolume {
             id: record.id,
-            bytes: pool_bytes(record.size_bytes),
+            bytes: allocation_bytes(record.size_bytes),
             block_size: record.block_size.bytes(),
-            thick: !record.thin,
+            is_thick: !record.thin,
         };
         self.on_pool(name, move |pool| async move {
-            // What is written of a thin one at once would be degraded from the beginning as well.
-            pool.has_room(if what.thick { what.bytes } else { LABEL_AREA_BYTES })?;
+            // A thin volume needs space for its labels at once; without that they would be degraded
+            // from the start.
+            pool.check_space(if what.is_thick { what.bytes } else { LABEL_AREA_BYTES })?;
             pool.create_volume(&what).await
         })
         .await?;
-        let (door, of, core) = (home.door.clone(), record.clone(), self.least_loaded_of(home));
-        let made = self.on(core, move |k| async move { k.make(&of, false, Some(door)).await });
-        let made = made.await.map_err(BackingError::from).flatten();
-        if made.is_err()
+        let (access, record_copy, core) =
+            (pool.access.clone(), record.clone(), self.least_loaded_for_pool(pool));
+        let created = self.on_core(core, move |k| async move {
+            k.create_image(&record_copy, false, Some(access)).await
+        });
+        let created = created.await.map_err(BackingError::from).flatten();
+        if created.is_err()
             && let Err(error) = self.delete_in_pool(name, record.id).await
         {
             tracing::warn!(volume = %record.name, %error, "what was begun is not taken back yet");
         }
-        made
+        created
     }
 
-    /// Takes the part of a volume out of its pool. It may have none.
+    /// Deletes a volume from its pool. Succeeds if the pool has none.
     pub(super) async fn delete_in_pool(
         &self,
         name: &PoolName,
@@ -465,27 +493,30 @@ impl Engine {
         self.on_pool(name, move |pool| async move { pool.delete_volume(id).await }).await
     }
 
-    /// Makes room for a volume that is to become larger.
+    /// Allocates space for a volume that is to grow.
     pub(super) async fn grow_in_pool(
         &self,
-        home: &PoolHome,
+        pool: &PoolEntry,
         id: Uuid,
         size_bytes: u64,
     ) -> Result<(), BackingError> {
-        let bytes = pool_bytes(size_bytes);
-        self.on_pool(&home.door.name, move |pool| async move { pool.grow_volume(id, bytes).await })
-            .await
+        let bytes = allocation_bytes(size_bytes);
+        self.on_pool(
+            &pool.access.name,
+            move |pool| async move { pool.grow_volume(id, bytes).await },
+        )
+        .await
     }
 
-    /// The core that has the fewest volumes, of those that may have some of a pool.
-    pub(super) fn least_loaded_of(&self, home: &PoolHome) -> usize {
-        let cores = self.cores().min(home.door.rings.into());
-        least_loaded(cores, self.homes.lock().values().map(|home| home.core))
+    /// The least loaded of the cores that may serve volumes of a pool.
+    pub(super) fn least_loaded_for_pool(&self, pool: &PoolEntry) -> usize {
+        let cores = self.cores().min(pool.access.max_cores.into());
+        least_loaded(cores, self.core_assignments.lock().values().map(|assignment| assignment.core))
     }
 }
 
-impl PoolHome {
+impl PoolEntry {
     pub(super) fn name(&self) -> &PoolName {
-        &self.door.name
+        &self.access.name
     }
 }

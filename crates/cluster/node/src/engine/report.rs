@@ -1,22 +1,22 @@
-//! What a core tells of itself, in a form that crosses threads.
+//! Reports of a core, in a form that crosses threads.
 
 use block::Access;
-use mirror::Status;
-use rt::buf::Usage;
-use target::server::{Clients, Session};
+use mirror::MirrorStatus;
+use rt::buf::PoolUsage;
+use target::server::{ClientReport, SessionInfo};
 use uuid::Uuid;
-use volume::{Kind, KindStats, Snapshot};
+use volume::{CommandKind, CommandStats, VolumeStats};
 
 use super::guests::GuestReport;
 
-/// Upper bounds of the latency classes that are told, in microseconds.
+/// Upper bounds of the reported latency buckets, in microseconds.
 pub const LATENCY_BOUNDS_US: [u64; 13] = [
     50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 1_000_000, 10_000_000,
 ];
 
-/// What is to be told.
+/// What to report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
+pub enum ReportScope {
     /// No volume.
     None,
     /// One volume.
@@ -24,15 +24,15 @@ pub enum Scope {
     /// All volumes.
     All,
     /// All volumes, with latencies.
-    InFull,
+    AllWithLatency,
 }
 
-impl Scope {
-    pub(super) fn covers(self, id: Uuid) -> bool {
+impl ReportScope {
+    pub(super) fn includes(self, id: Uuid) -> bool {
         match self {
             Self::None => false,
             Self::One(one) => one == id,
-            Self::All | Self::InFull => true,
+            Self::All | Self::AllWithLatency => true,
         }
     }
 }
@@ -43,15 +43,15 @@ pub struct CoreReport {
     /// Which core.
     pub core: usize,
     /// Its connections.
-    pub sessions: Vec<Session>,
+    pub sessions: Vec<SessionInfo>,
     /// Virtual machines that use its volumes.
     pub guests: Vec<GuestReport>,
     /// Connections it refused since the start.
-    pub refused: u64,
-    /// What is odd about its clients.
-    pub clients: Clients,
-    /// Its buffer pool.
-    pub pool: Usage,
+    pub refused_connections: u64,
+    /// Anomalies of its clients.
+    pub clients: ClientReport,
+    /// Its buffer memory.
+    pub memory: PoolUsage,
     /// Its volumes.
     pub volumes: Vec<VolumeReport>,
 }
@@ -61,8 +61,8 @@ pub struct CoreReport {
 pub struct VolumeReport {
     /// Which volume.
     pub id: Uuid,
-    /// By kind of command, in the order of [`Kind::ALL`].
-    pub kinds: [KindReport; 4],
+    /// By kind of command, in the order of [`CommandKind::ALL`].
+    pub kinds: [CommandKindReport; 4],
     /// Commands in flight.
     pub in_flight: u64,
     /// Commands that were asked to abort.
@@ -71,93 +71,93 @@ pub struct VolumeReport {
     pub overlaps: u64,
     /// Commands that waited for buffer memory.
     pub memory_waits: u64,
-    /// What its mirror says of itself, in a cluster.
+    /// The state of its mirror, in a cluster.
     pub mirror: Option<MirrorReport>,
-    /// Who has taken its image, and that it is used no more, if another machine has.
-    pub lost: Option<String>,
-    /// Whether a sync of its disk has failed, or that is gone: nothing is read or written any more before it is opened
-    /// anew.
+    /// Set if another machine took over its image; says who, and that the image is no longer used.
+    pub claim_lost: Option<String>,
+    /// Whether a sync of its disk failed or the disk is gone: the volume does no I/O until it is
+    /// reopened.
     pub is_dead: bool,
-    /// Why its reservations cannot be read, if they cannot: its initiators' commands are refused.
-    pub reservations: Option<block::Error>,
+    /// Why its reservations cannot be read; initiators' commands are refused meanwhile.
+    pub reservations_error: Option<block::Error>,
 }
 
-/// What the replica of a volume on this node says of itself.
+/// The state of a volume's replica on this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MirrorReport {
-    /// Its part in the volume.
-    pub status: Status,
-    /// How the volume is to be used through this node.
+    /// Its mirror's status.
+    pub status: MirrorStatus,
+    /// The access state of the volume through this node.
     pub access: Access,
 }
 
-/// What an open volume has done, of one kind.
+/// Statistics of an open volume, for one kind of command.
 #[derive(Clone, Debug, Default)]
-pub struct KindReport {
+pub struct CommandKindReport {
     /// Commands completed, failed ones included.
     pub completed: u64,
     /// Commands that failed.
     pub failed: u64,
-    /// Those of them that failed for want of space.
+    /// Those of them that failed for lack of space.
     pub without_space: u64,
     /// Payload in bytes.
     pub bytes: u64,
-    /// Latencies, where they were asked for and there are any.
-    pub latency: Option<Histogram>,
+    /// Latencies, if requested and there are any.
+    pub latency: Option<LatencyHistogram>,
 }
 
-/// Latencies in classes.
+/// A cumulative latency histogram.
 #[derive(Clone, Copy, Debug)]
-pub struct Histogram {
-    /// Commands no slower than the bound of the same place in [`LATENCY_BOUNDS_US`]; those of
-    /// lower bounds included.
-    pub at_most: [u64; LATENCY_BOUNDS_US.len()],
+pub struct LatencyHistogram {
+    /// Commands no slower than the bound at the same index of [`LATENCY_BOUNDS_US`].
+    pub cumulative: [u64; LATENCY_BOUNDS_US.len()],
     /// All commands.
     pub count: u64,
-    /// Sum of their latencies in seconds.
+    /// Sum of their latencies, in seconds.
     pub sum_s: f64,
 }
 
 impl VolumeReport {
     pub(super) fn new(
         id: Uuid,
-        stats: &Snapshot,
+        stats: &VolumeStats,
         mirror: Option<MirrorReport>,
-        scope: Scope,
+        scope: ReportScope,
     ) -> Self {
-        let in_full = scope == Scope::InFull;
+        let in_full = scope == ReportScope::AllWithLatency;
         Self {
             id,
-            kinds: Kind::ALL.map(|kind| KindReport::new(&stats.kinds[kind as usize], in_full)),
+            kinds: CommandKind::ALL
+                .map(|kind| CommandKindReport::new(&stats.kinds[kind as usize], in_full)),
             in_flight: stats.in_flight,
             aborts: stats.aborts,
-            overlaps: stats.overlaps,
+            overlaps: stats.range_waits,
             memory_waits: stats.memory_waits,
             mirror,
-            lost: None,
+            claim_lost: None,
             is_dead: false,
-            reservations: None,
+            reservations_error: None,
         }
     }
 
-    /// What it has done, of one kind.
+    /// Statistics for one kind of command.
     #[must_use]
-    pub fn of(&self, kind: Kind) -> &KindReport {
+    pub fn kind(&self, kind: CommandKind) -> &CommandKindReport {
         &self.kinds[kind as usize]
     }
 }
 
-impl KindReport {
-    fn new(stats: &KindStats, in_full: bool) -> Self {
+impl CommandKindReport {
+    fn new(stats: &CommandStats, in_full: bool) -> Self {
         Self {
             completed: stats.completed,
             failed: stats.failed,
-            without_space: stats.without_space,
+            without_space: stats.no_space_failures,
             bytes: stats.bytes,
-            latency: stats.latency_us.as_ref().filter(|_| in_full).map(|h| Histogram {
-                at_most: LATENCY_BOUNDS_US.map(|bound| h.count_between(0, bound)),
+            latency: stats.latency_us.as_ref().filter(|_| in_full).map(|h| LatencyHistogram {
+                cumulative: LATENCY_BOUNDS_US.map(|bound| h.count_between(0, bound)),
                 count: h.len(),
-                sum_s: stats.total.as_secs_f64(),
+                sum_s: stats.total_latency.as_secs_f64(),
             }),
         }
     }

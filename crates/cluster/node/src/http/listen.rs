@@ -10,13 +10,13 @@ use tokio::net::{TcpListener, UnixListener};
 
 use crate::data_dir;
 
-/// Who may use the API's socket: its owner and group.
+/// Mode of the API's socket: its owner and group may use it.
 const SOCKET_MODE: u32 = 0o660;
 
-/// Who may look for it, in a directory that the node has made: the socket says who may use it.
+/// Mode of a directory that the node creates for it; the socket's own mode restricts access.
 const DIRECTORY_MODE: u32 = 0o755;
 
-/// Why a socket could not be had.
+/// Why listening failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{setting}: cannot listen at {at}: {why}")]
 pub struct ListenError {
@@ -25,7 +25,7 @@ pub struct ListenError {
     why: String,
 }
 
-/// A Unix socket that is listened at. Its file goes when it is dropped.
+/// A listening Unix socket. Dropping it removes its file.
 #[derive(Debug)]
 pub struct UnixSocket {
     pub(super) listener: UnixListener,
@@ -34,21 +34,21 @@ pub struct UnixSocket {
 
 impl Drop for UnixSocket {
     fn drop(&mut self) {
-        // What is left is taken over by the next start.
+        // A remaining file is replaced at the next start.
         let _ = fs::remove_file(&self.path);
     }
 }
 
-/// Listens at the Unix socket at `path`. What a dead node has left there is taken over.
+/// Listens at the Unix socket at `path`, and replaces a socket whose node has ended.
 ///
 /// # Errors
 /// [`ListenError`]: another process answers there, something else is there, no permission.
 pub fn unix(path: &Path) -> Result<UnixSocket, ListenError> {
     let refused =
         |why: String| ListenError { setting: "api.socket", at: path.display().to_string(), why };
-    let said = |e: io::Error| refused(e.to_string());
+    let io_error = |e: io::Error| refused(e.to_string());
     if let Some(dir) = path.parent() {
-        data_dir::make_with_mode(dir, DIRECTORY_MODE)
+        data_dir::create_dir_with_mode(dir, DIRECTORY_MODE)
             .map_err(|e| refused(format!("{}: {e}", dir.display())))?;
     }
     match fs::symlink_metadata(path) {
@@ -62,15 +62,15 @@ pub fn unix(path: &Path) -> Result<UnixSocket, ListenError> {
         }
         _ => {}
     }
-    // Under another name until the mode is right: nobody slips in between.
+    // Bind under another name until the mode is set, so that nobody connects before.
     let fresh = path.with_extension(format!("new-{}", std::process::id()));
     let _ = fs::remove_file(&fresh);
-    let listener = UnixListener::bind(&fresh).map_err(said)?;
+    let listener = UnixListener::bind(&fresh).map_err(io_error)?;
     let placed = fs::set_permissions(&fresh, fs::Permissions::from_mode(SOCKET_MODE))
         .and_then(|()| fs::rename(&fresh, path));
     if let Err(e) = placed {
         let _ = fs::remove_file(&fresh);
-        return Err(said(e));
+        return Err(io_error(e));
     }
     Ok(UnixSocket { listener, path: path.to_owned() })
 }

@@ -17,7 +17,7 @@ pub struct TlsError {
     why: String,
 }
 
-/// What accepts TLS connections with the certificate and key in two PEM files.
+/// A TLS acceptor with the certificate and key in two PEM files.
 ///
 /// # Errors
 /// [`TlsError`] names the setting and the file.

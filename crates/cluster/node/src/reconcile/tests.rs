@@ -1,9 +1,9 @@
-//! Every way from every state, with crashes: volumes end where they should.
+//! Explores all states with crashes: volumes must reach the desired state.
 
 use std::collections::BTreeMap;
 
 use block::Epoch;
-use mirror::record::{History, Member, Replica};
+use mirror::config::{ConfigReplica, CopyHistory, InSyncMember};
 use peer::Incarnation;
 use uuid::Uuid;
 
@@ -18,24 +18,24 @@ fn life(number: u128) -> Uuid {
     Uuid::from_u128(number)
 }
 
-/// A node: what it does, and what is on its disk.
+/// A node: its observed state, and its disk.
 #[derive(Clone, Debug, Default)]
 struct Node {
     life: u128,
     observed: Observed,
-    image: Option<Image>,
-    /// Whether no image can be made here.
+    image: Option<ImageInfo>,
+    /// Whether creating an image fails here.
     full: bool,
-    /// It has left the mirror, and does not join again.
+    /// It has left the mirror and does not rejoin.
     stays_out: bool,
 }
 
-/// Nodes and a store. Steps work at once, and mirrors come in sync as soon as they can.
+/// Nodes and a store. Steps take effect at once, and replicas come in sync as soon as they can.
 #[derive(Clone, Debug)]
 struct World {
-    stored: Option<Stored>,
-    mirror: Option<Record>,
-    /// In a cluster.
+    stored: Option<StoredVolumeRecord>,
+    mirror: Option<MirrorConfig>,
+    /// Whether the nodes form a cluster.
     clustered: bool,
     nodes: BTreeMap<NodeId, Node>,
     images: u128,
@@ -45,7 +45,7 @@ impl World {
     fn new(record: VolumeRecord, clustered: bool) -> Self {
         let ids = if clustered { vec![FIRST_NODE, OTHER, THIRD] } else { vec![FIRST_NODE] };
         Self {
-            stored: Some(Stored { record, revision: Revision(1) }),
+            stored: Some(StoredVolumeRecord { record, revision: Revision(1) }),
             mirror: None,
             clustered,
             nodes: ids.into_iter().map(|id| (id, Node { life: 1, ..Node::default() })).collect(),
@@ -53,17 +53,17 @@ impl World {
         }
     }
 
-    fn mirroring(&self) -> Mirroring<'_> {
+    fn mirroring(&self) -> MirrorState<'_> {
         match &self.mirror {
-            _ if !self.clustered => Mirroring::Alone,
-            None => Mirroring::Absent,
-            Some(record) => Mirroring::Has(record, Revision(record.epoch.0)),
+            _ if !self.clustered => MirrorState::Standalone,
+            None => MirrorState::Absent,
+            Some(record) => MirrorState::Present(record, Revision(record.epoch.0)),
         }
     }
 
     fn next(&self, id: NodeId) -> Step {
         let node = &self.nodes[&id];
-        let me = Creator { node: id, life: life(node.life) };
+        let me = NodeProcess { node: id, process: life(node.life) };
         next_step(self.stored.as_ref(), self.mirroring(), me, &node.observed)
     }
 
@@ -77,39 +77,39 @@ impl World {
         &mut stored.record
     }
 
-    fn place(&mut self, id: NodeId) -> &mut Place {
-        self.record().place_mut(id).unwrap()
+    fn place(&mut self, id: NodeId) -> &mut ReplicaPlacement {
+        self.record().placement_mut(id).unwrap()
     }
 
-    fn put_mirror(&mut self, next: Record) {
+    fn put_mirror(&mut self, next: MirrorConfig) {
         assert_eq!(next.epoch.0, self.mirror.as_ref().map_or(0, |m| m.epoch.0) + 1);
         self.mirror = Some(next);
     }
 
     fn take(&mut self, id: NodeId, step: Step) {
         match step {
-            Step::Rest => {}
-            Step::Make => self.make(id),
-            Step::Finish => self.finish(),
-            Step::GiveUp => self.record().stage = Stage::Deleting,
-            Step::Look => {
+            Step::Idle => {}
+            Step::CreateImage => self.make(id),
+            Step::MarkReady => self.finish(),
+            Step::AbortCreation => self.record().stage = VolumeStage::Deleting,
+            Step::InspectImage => {
                 let image = self.node(id).image;
                 match image {
-                    Some(image) => self.record().see(id, image),
-                    None => self.node(id).observed = Observed::Broken { reason: "gone".into() },
+                    Some(image) => self.record().record_image(id, image),
+                    None => self.node(id).observed = Observed::OpenFailed { reason: "gone".into() },
                 }
             }
-            Step::Mirror => {
+            Step::CreateMirror => {
                 let image = self.place(id).image.unwrap();
                 self.put_mirror(mirror(1, &[(id, image)], &[id]));
             }
-            Step::Enlist => {
+            Step::AddToMirror => {
                 let image = self.place(id).image.unwrap();
                 let next = self.mirror.as_ref().unwrap().with_replica(id, image, 1).unwrap();
                 self.put_mirror(next);
             }
-            Step::Leave => self.leave(id),
-            Step::Delist => {
+            Step::LeaveMirror => self.leave(id),
+            Step::RemoveFromMirror => {
                 let next = self.mirror.as_ref().unwrap().without_replica(id, 1).unwrap();
                 self.put_mirror(next);
             }
@@ -118,7 +118,7 @@ impl World {
                 node.stays_out = false;
                 node.observed = match node.image {
                     Some(image) => Observed::Open { core: 0, image, published: None },
-                    None => Observed::Broken { reason: "no file".into() },
+                    None => Observed::OpenFailed { reason: "no file".into() },
                 };
             }
             Step::Publish => {
@@ -127,17 +127,17 @@ impl World {
                     *published = Some(at);
                 }
             }
-            Step::Adopt(image) => self.record().see(id, image),
+            Step::RecordImage(image) => self.record().record_image(id, image),
             Step::Close => self.node(id).observed = Observed::Closed,
             Step::Erase => {
                 self.node(id).image = None;
                 self.node(id).observed = Observed::Erased;
             }
-            Step::Vacate => {
-                self.record().places.retain(|p| p.node != id);
+            Step::RemovePlacement => {
+                self.record().placements.retain(|p| p.node != id);
                 self.node(id).observed = Observed::Closed;
             }
-            Step::Forget => {
+            Step::RemoveRecord => {
                 self.stored = None;
                 self.mirror = None;
             }
@@ -147,28 +147,28 @@ impl World {
     fn make(&mut self, id: NodeId) {
         self.node(id).observed = Observed::Closed;
         if self.node(id).full {
-            self.place(id).stage = PlaceStage::Failed { reason: "full".into() };
+            self.place(id).stage = PlacementStage::Failed { reason: "full".into() };
             return;
         }
         self.images += 1;
         let size_bytes = self.stored.as_ref().unwrap().record.size_bytes;
-        let image = Image { image: Uuid::from_u128(self.images), size_bytes, generation: 2 };
+        let image = ImageInfo { id: Uuid::from_u128(self.images), size_bytes, generation: 2 };
         self.node(id).image = Some(image);
-        self.record().see(id, image);
-        self.place(id).stage = PlaceStage::Made;
+        self.record().record_image(id, image);
+        self.place(id).stage = PlacementStage::Ready;
     }
 
     fn finish(&mut self) {
         let record = self.record();
-        (record.stage, record.creator) = (Stage::Ready, None);
-        let images: Vec<_> = record.places.iter().map(|p| (p.node, p.image.unwrap())).collect();
+        (record.stage, record.creator) = (VolumeStage::Ready, None);
+        let images: Vec<_> = record.placements.iter().map(|p| (p.node, p.image.unwrap())).collect();
         if self.clustered {
             let all: Vec<_> = images.iter().map(|(node, _)| *node).collect();
             self.put_mirror(mirror(1, &images, &all));
         }
     }
 
-    /// The machine lets nobody go who is the last.
+    /// The mirror does not let its last member leave.
     fn leave(&mut self, id: NodeId) {
         let mut next = self.mirror.clone().unwrap();
         next.in_sync.retain(|m| m.node != id);
@@ -180,7 +180,7 @@ impl World {
         }
     }
 
-    /// Replicas that are open come in sync; members that are not there are put out.
+    /// Open replicas come in sync; members that are not open are excluded.
     fn resync(&mut self) {
         let Some(mut next) = self.mirror.clone() else { return };
         let is_open = |id: NodeId| {
@@ -192,16 +192,16 @@ impl World {
         }
         let there = next.replicas.iter().filter(|r| is_open(r.node));
         next.in_sync =
-            there.map(|r| Member { node: r.node, incarnation: Incarnation(1) }).collect();
+            there.map(|r| InSyncMember { node: r.node, incarnation: Incarnation(1) }).collect();
         next.primary = next.in_sync[0].node;
-        next.replicas.iter_mut().filter(|r| is_open(r.node)).for_each(|r| r.new = false);
+        next.replicas.iter_mut().filter(|r| is_open(r.node)).for_each(|r| r.is_new = false);
         if Some(&next) != self.mirror.as_ref() {
             next.epoch.0 += 1;
             self.put_mirror(next);
         }
     }
 
-    /// All take their turns until nobody has anything to do; false if that never comes.
+    /// Lets all nodes take steps until none has one left; false if that never happens.
     fn settle(&mut self) -> bool {
         for _ in 0..60 {
             let ids: Vec<_> = self.nodes.keys().copied().collect();
@@ -209,8 +209,8 @@ impl World {
             let mut idle = true;
             for id in ids {
                 let step = self.next(id);
-                // A leaver that is declined asks again when something has changed.
-                idle &= matches!(step, Step::Rest | Step::Leave);
+                // A node whose leave was refused asks again after a change.
+                idle &= matches!(step, Step::Idle | Step::LeaveMirror);
                 self.take(id, step);
             }
             self.resync();
@@ -243,36 +243,39 @@ impl World {
     }
 }
 
-fn mirror(epoch: u64, images: &[(NodeId, Uuid)], in_sync: &[NodeId]) -> Record {
+fn mirror(epoch: u64, images: &[(NodeId, Uuid)], in_sync: &[NodeId]) -> MirrorConfig {
     let incarnation = Incarnation(1);
-    Record {
+    MirrorConfig {
         epoch: Epoch(epoch),
-        config: 1,
-        replicas: images.iter().map(|&(node, image)| Replica { node, image, new: false }).collect(),
-        in_sync: in_sync.iter().map(|&node| Member { node, incarnation }).collect(),
+        config_id: 1,
+        replicas: images
+            .iter()
+            .map(|&(node, image)| ConfigReplica { node, image, is_new: false })
+            .collect(),
+        in_sync: in_sync.iter().map(|&node| InSyncMember { node, incarnation }).collect(),
         primary: in_sync[0],
-        born: Epoch::default(),
-        history: History::default(),
+        cold_start_epoch: Epoch::default(),
+        history: CopyHistory::default(),
     }
 }
 
 /// A volume that node 1 creates on `nodes`.
 fn asked_for(nodes: &[NodeId]) -> VolumeRecord {
-    let wanted = |&node: &NodeId| Place {
+    let wanted = |&node: &NodeId| ReplicaPlacement {
         image: None,
         image_generation: 0,
-        stage: PlaceStage::Wanted { force: false },
+        stage: PlacementStage::Creating { force: false },
         ..place(node, "v")
     };
     VolumeRecord {
-        stage: Stage::Creating,
-        places: nodes.iter().map(wanted).collect(),
-        creator: Some(Creator { node: FIRST_NODE, life: life(1) }),
+        stage: VolumeStage::Creating,
+        placements: nodes.iter().map(wanted).collect(),
+        creator: Some(NodeProcess { node: FIRST_NODE, process: life(1) }),
         ..record("v")
     }
 }
 
-/// A world in which a volume of `nodes` serves.
+/// A cluster in which a volume on `nodes` is served.
 fn serving(nodes: &[NodeId]) -> World {
     let mut world = World::new(asked_for(nodes), true);
     assert!(world.settle());
@@ -280,22 +283,22 @@ fn serving(nodes: &[NodeId]) -> World {
     world
 }
 
-/// Plays `begin` with a crash of each node after each number of steps, and looks at the end.
+/// Runs `begin` with a crash of each node after each number of steps, and checks the final state.
 fn with_crashes(begin: &World, check: impl Fn(&World, Option<NodeId>)) {
     let ids: Vec<_> = begin.nodes.keys().copied().collect();
-    let mut whole = begin.clone();
-    assert!(whole.settle());
-    check(&whole, None);
+    let mut uninterrupted = begin.clone();
+    assert!(uninterrupted.settle());
+    check(&uninterrupted, None);
     for &victim in &ids {
-        for turns in 0..12 {
+        for step_count in 0..12 {
             let mut world = begin.clone();
-            for turn in 0..turns {
-                let id = ids[turn % ids.len()];
+            for n in 0..step_count {
+                let id = ids[n % ids.len()];
                 let step = world.next(id);
                 world.take(id, step);
             }
             world.restart(victim);
-            assert!(world.settle(), "{victim} after {turns}: {world:#?}");
+            assert!(world.settle(), "{victim} after {step_count}: {world:#?}");
             check(&world, Some(victim));
         }
     }
@@ -312,7 +315,10 @@ fn a_volume_is_created_everywhere_or_nowhere() {
                 assert!(end.is_gone(), "{end:#?}");
             }
             Some(stored) => {
-                assert_eq!((stored.record.stage, stored.record.creator), (Stage::Ready, None));
+                assert_eq!(
+                    (stored.record.stage, stored.record.creator),
+                    (VolumeStage::Ready, None)
+                );
                 assert!(nodes.iter().all(|&id| end.is_open(id)), "{end:#?}");
                 assert_eq!(end.in_sync(), if clustered { nodes } else { &[] });
             }
@@ -331,24 +337,24 @@ fn one_that_cannot_be_made_on_one_node_is_taken_back_on_all() {
 fn what_another_life_was_creating_is_not_touched_by_other_nodes() {
     let mut world = World::new(asked_for(&[FIRST_NODE, OTHER]), true);
     world.restart(OTHER);
-    assert_eq!(world.next(OTHER), Step::Make);
-    world.place(OTHER).stage = PlaceStage::Made;
-    assert_eq!(world.next(OTHER), Step::Rest);
-    assert_eq!(world.next(THIRD), Step::Rest);
+    assert_eq!(world.next(OTHER), Step::CreateImage);
+    world.place(OTHER).stage = PlacementStage::Ready;
+    assert_eq!(world.next(OTHER), Step::Idle);
+    assert_eq!(world.next(THIRD), Step::Idle);
 }
 
 #[test]
 fn a_volume_is_deleted_everywhere() {
     let mut world = serving(&[FIRST_NODE, OTHER]);
-    world.record().stage = Stage::Deleting;
+    world.record().stage = VolumeStage::Deleting;
     with_crashes(&world, |end, _| assert!(end.is_gone(), "{end:#?}"));
 }
 
 #[test]
 fn a_copy_is_added_and_comes_in_sync() {
     let mut world = serving(&[FIRST_NODE]);
-    let wanted = asked_for(&[OTHER]).places.remove(0);
-    world.record().add_place(wanted);
+    let wanted = asked_for(&[OTHER]).placements.remove(0);
+    world.record().add_placement(wanted);
     with_crashes(&world, |end, _| {
         assert_eq!(end.in_sync(), [FIRST_NODE, OTHER], "{end:#?}");
         let images: Vec<_> = end.nodes.values().filter_map(|n| n.image).collect();
@@ -358,13 +364,13 @@ fn a_copy_is_added_and_comes_in_sync() {
 
 #[test]
 fn a_copy_is_removed_and_the_last_one_stays() {
-    let leaving = PlaceStage::Leaving { instead_of: None };
+    let leaving = PlacementStage::Removing { replaced_by: None };
     let mut world = serving(&[FIRST_NODE, OTHER]);
     world.place(FIRST_NODE).stage = leaving.clone();
     with_crashes(&world, |end, _| {
         assert_eq!(end.in_sync(), [OTHER], "{end:#?}");
         assert_eq!(end.nodes[&FIRST_NODE].image, None);
-        assert!(end.stored.as_ref().unwrap().record.place(FIRST_NODE).is_none());
+        assert!(end.stored.as_ref().unwrap().record.placement(FIRST_NODE).is_none());
     });
     let mut world = serving(&[FIRST_NODE]);
     world.place(FIRST_NODE).stage = leaving;
@@ -376,9 +382,9 @@ fn a_copy_is_removed_and_the_last_one_stays() {
 #[test]
 fn a_copy_moves_to_another_node_and_there_are_two_all_the_time() {
     let mut world = serving(&[FIRST_NODE, OTHER]);
-    let wanted = asked_for(&[THIRD]).places.remove(0);
-    world.record().add_place(wanted);
-    world.place(OTHER).stage = PlaceStage::Leaving { instead_of: Some(THIRD) };
+    let wanted = asked_for(&[THIRD]).placements.remove(0);
+    world.record().add_placement(wanted);
+    world.place(OTHER).stage = PlacementStage::Removing { replaced_by: Some(THIRD) };
     assert_eq!(world.next(OTHER), Step::Publish, "it serves until then");
     with_crashes(&world, |end, _| {
         assert_eq!(end.in_sync(), [FIRST_NODE, THIRD], "{end:#?}");
@@ -389,15 +395,15 @@ fn a_copy_moves_to_another_node_and_there_are_two_all_the_time() {
 #[test]
 fn a_copy_whose_place_was_taken_serves_like_others_until_it_is_to_leave() {
     let mut world = serving(&[FIRST_NODE, OTHER]);
-    let wanted = asked_for(&[THIRD]).places.remove(0);
-    world.record().add_place(wanted);
-    world.place(OTHER).stage = PlaceStage::Superseded;
+    let wanted = asked_for(&[THIRD]).placements.remove(0);
+    world.record().add_placement(wanted);
+    world.place(OTHER).stage = PlacementStage::Superseded;
     world.restart(OTHER);
     with_crashes(&world, |end, _| {
         assert_eq!(end.in_sync(), [FIRST_NODE, OTHER, THIRD], "{end:#?}");
     });
     assert!(world.settle());
-    world.place(OTHER).stage = PlaceStage::Leaving { instead_of: None };
+    world.place(OTHER).stage = PlacementStage::Removing { replaced_by: None };
     with_crashes(&world, |end, _| {
         assert_eq!(end.in_sync(), [FIRST_NODE, THIRD], "{end:#?}");
         assert_eq!(end.nodes[&OTHER].image, None);
@@ -412,11 +418,11 @@ fn a_lost_image_is_replaced_by_a_new_one_on_the_same_node() {
     world.restart(OTHER);
     assert!(world.settle());
     assert_eq!(world.in_sync(), [FIRST_NODE]);
-    let wanted = asked_for(&[OTHER]).places.remove(0);
+    let wanted = asked_for(&[OTHER]).placements.remove(0);
     *world.place(OTHER) = wanted;
     with_crashes(&world, |end, _| {
         assert_eq!(end.in_sync(), [FIRST_NODE, OTHER], "{end:#?}");
-        assert_ne!(end.nodes[&OTHER].image.unwrap().image, old.image);
+        assert_ne!(end.nodes[&OTHER].image.unwrap().id, old.id);
     });
 }
 
@@ -424,14 +430,14 @@ fn a_lost_image_is_replaced_by_a_new_one_on_the_same_node() {
 fn a_volume_of_a_lone_node_becomes_a_mirror_of_one() {
     let mut world = World::new(record("v"), false);
     let size_bytes = record("v").size_bytes;
-    let image = Image { image: Uuid::from_u128(77), size_bytes, generation: 2 };
+    let image = ImageInfo { id: Uuid::from_u128(77), size_bytes, generation: 2 };
     world.node(FIRST_NODE).image = Some(image);
-    world.record().place_mut(FIRST_NODE).unwrap().image = None;
+    world.record().placement_mut(FIRST_NODE).unwrap().image = None;
     let mut joined = World { clustered: true, ..World::new(record("v"), true) };
     joined.stored.clone_from(&world.stored);
     joined.node(FIRST_NODE).image = Some(image);
     with_crashes(&joined, |end, _| {
-        assert_eq!(end.mirror.as_ref().unwrap().image(FIRST_NODE), Some(image.image));
+        assert_eq!(end.mirror.as_ref().unwrap().image(FIRST_NODE), Some(image.id));
         assert!(end.is_open(FIRST_NODE));
     });
 }
@@ -439,20 +445,20 @@ fn a_volume_of_a_lone_node_becomes_a_mirror_of_one() {
 #[test]
 fn what_was_grown_before_a_crash_is_taken_over() {
     let size_bytes = record("v").size_bytes;
-    let same = Image { image: Uuid::from_u128(1), size_bytes, generation: 2 };
+    let same = ImageInfo { id: Uuid::from_u128(1), size_bytes, generation: 2 };
     let mut world = World::new(record("v"), false);
     world.node(FIRST_NODE).image =
-        Some(Image { size_bytes: 2 * size_bytes, generation: 3, ..same });
+        Some(ImageInfo { size_bytes: 2 * size_bytes, generation: 3, ..same });
     assert!(world.settle());
     let record = &world.stored.as_ref().unwrap().record;
-    assert_eq!((record.size_bytes, record.places[0].image_generation), (2 * size_bytes, 3));
+    assert_eq!((record.size_bytes, record.placements[0].image_generation), (2 * size_bytes, 3));
 }
 
-/// The record names the size first; a crash before the image has it leaves the old one.
+/// The record gets the new size first; a crash before the image has it keeps the old one.
 #[test]
 fn what_was_to_be_grown_before_a_crash_has_the_size_of_its_image() {
     let size_bytes = record("v").size_bytes;
-    let image = Image { image: Uuid::from_u128(1), size_bytes, generation: 2 };
+    let image = ImageInfo { id: Uuid::from_u128(1), size_bytes, generation: 2 };
     let mut world = World::new(record("v"), false);
     world.node(FIRST_NODE).image = Some(image);
     assert!(world.settle());
@@ -463,13 +469,13 @@ fn what_was_to_be_grown_before_a_crash_has_the_size_of_its_image() {
 
 #[test]
 fn a_volume_without_a_record_or_a_place_is_not_served() {
-    let image = Image { image: Uuid::nil(), size_bytes: 1, generation: 2 };
+    let image = ImageInfo { id: Uuid::nil(), size_bytes: 1, generation: 2 };
     let open = Observed::Open { core: 0, image, published: None };
-    let me = Creator { node: FIRST_NODE, life: life(1) };
-    assert_eq!(next_step(None, Mirroring::Alone, me, &open), Step::Close);
-    assert_eq!(next_step(None, Mirroring::Alone, me, &Observed::Closed), Step::Rest);
+    let me = NodeProcess { node: FIRST_NODE, process: life(1) };
+    assert_eq!(next_step(None, MirrorState::Standalone, me, &open), Step::Close);
+    assert_eq!(next_step(None, MirrorState::Standalone, me, &Observed::Closed), Step::Idle);
     let mut world = serving(&[FIRST_NODE, OTHER]);
-    world.record().places.remove(1);
+    world.record().placements.remove(1);
     assert_eq!(world.next(OTHER), Step::Close);
 }
 
@@ -477,16 +483,16 @@ fn a_volume_without_a_record_or_a_place_is_not_served() {
 fn nothing_is_made_or_erased_while_the_mirror_is_not_there() {
     let mut world = World::new(record("v"), true);
     let (wanted, leaving) =
-        (PlaceStage::Wanted { force: false }, PlaceStage::Leaving { instead_of: None });
+        (PlacementStage::Creating { force: false }, PlacementStage::Removing { replaced_by: None });
     for stage in [wanted, leaving] {
         world.place(FIRST_NODE).stage = stage;
-        assert_eq!(world.next(FIRST_NODE), Step::Rest);
+        assert_eq!(world.next(FIRST_NODE), Step::Idle);
     }
-    world.place(FIRST_NODE).stage = PlaceStage::Made;
-    world.record().add_place(place(OTHER, "v"));
-    assert_eq!(world.next(FIRST_NODE), Step::Rest, "which of two begins is not known");
-    world.record().places.clear();
-    world.record().stage = Stage::Creating;
-    world.record().creator = Some(Creator { node: FIRST_NODE, life: life(1) });
-    assert_eq!(world.next(FIRST_NODE), Step::Rest, "nothing is finished that has no copies");
+    world.place(FIRST_NODE).stage = PlacementStage::Ready;
+    world.record().add_placement(place(OTHER, "v"));
+    assert_eq!(world.next(FIRST_NODE), Step::Idle, "which of two begins is not known");
+    world.record().placements.clear();
+    world.record().stage = VolumeStage::Creating;
+    world.record().creator = Some(NodeProcess { node: FIRST_NODE, process: life(1) });
+    assert_eq!(world.next(FIRST_NODE), Step::Idle, "nothing is finished that has no copies");
 }

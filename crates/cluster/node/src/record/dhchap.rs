@@ -1,7 +1,9 @@
-//! What a record holds of DH-HMAC-CHAP (RFD 0020, 2): secrets of hosts and of the subsystem for them, sealed as those of CHAP
-//! are (RFD 0016).
+//! DH-HMAC-CHAP secrets in a record (RFD 0020, 2), of hosts and of the subsystem, sealed like those
+//! of CHAP (RFD 0016).
 
-use ::cluster::vault::{CannotOpen, NoRandom, Place, Ring, Whose};
+use ::cluster::secrets::{
+    Keyring, RandomnessUnavailable, SecretContext, SecretOwner, SecretUnsealError,
+};
 use api::{Dhchap, DhchapSecret};
 use nvme::auth::{BadSecret, Secret};
 use serde::{Deserialize, Serialize};
@@ -9,107 +11,128 @@ use target::catalog::HostSecrets;
 use uuid::Uuid;
 
 use super::VolumeRecord;
-use super::secrets::Held;
+use super::secrets::StoredSecret;
 
-/// What one NVMe host of a volume must prove, and what is proved to it.
+/// The secret of one NVMe host of a volume, and that of the subsystem for the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StoredDhchap {
-    host: Held<DhchapSecret>,
-    #[serde(deserialize_with = "super::text::present")]
-    controller: Option<Held<DhchapSecret>>,
+    host: StoredSecret<DhchapSecret>,
+    #[serde(deserialize_with = "super::json::required_option")]
+    controller: Option<StoredSecret<DhchapSecret>>,
 }
 
-/// Whose proof it is.
+/// The host that secrets belong to.
 #[derive(Clone, Copy, Debug)]
-pub struct OfHost<'a> {
+pub struct HostSecretContext<'a> {
     /// The volume.
     pub volume: Uuid,
     /// The host, by its NQN.
     pub host: &'a str,
 }
 
-impl OfHost<'_> {
-    /// Has `work` done with what binds a secret. No user of CHAP is empty, so nothing of CHAP begins with a comma.
-    fn at<T>(&self, whose: Whose, work: impl FnOnce(Place<'_>) -> T) -> T {
+impl HostSecretContext<'_> {
+    /// Calls `work` with what a secret is bound to. A CHAP user is never empty, so no CHAP secret
+    /// is bound to a text that begins with a comma.
+    fn with_binding<T>(&self, owner: SecretOwner, work: impl FnOnce(SecretContext<'_>) -> T) -> T {
         let user = format!(",{}", self.host);
-        work(Place { volume: self.volume, whose, user: &user })
+        work(SecretContext { volume: self.volume, owner, user: &user })
     }
 }
 
-/// Which of two secrets is none.
+/// Which of the two secrets is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadDhchap {
-    /// That of the host.
+pub enum DhchapError {
+    /// The host's.
     #[error("the secret of the host is no good: {0}")]
     Host(BadSecret),
-    /// That of the subsystem.
+    /// The subsystem's.
     #[error("the secret of the controller is no good: {0}")]
     Controller(BadSecret),
 }
 
-/// What these secrets are for front ends.
+/// The secrets in the form that front ends use.
 ///
 /// # Errors
-/// [`BadDhchap`]; it does not tell what was given.
-pub fn parse(dhchap: &Dhchap) -> Result<HostSecrets, BadDhchap> {
+/// [`DhchapError`]; it does not reveal the secrets.
+pub fn parse_secrets(dhchap: &Dhchap) -> Result<HostSecrets, DhchapError> {
     let Dhchap { secret, controller_secret } = dhchap;
-    let host = Secret::parse(secret.expose()).map_err(BadDhchap::Host)?;
+    let host = Secret::parse(secret.expose()).map_err(DhchapError::Host)?;
     let controller = controller_secret.as_ref().map(|secret| Secret::parse(secret.expose()));
-    let controller = controller.transpose().map_err(BadDhchap::Controller)?;
+    let controller = controller.transpose().map_err(DhchapError::Controller)?;
     Ok(HostSecrets::Known { host, controller })
 }
 
 impl StoredDhchap {
-    /// Secrets, sealed. A ring without keys leaves them as they are.
+    /// Seals secrets. A ring without keys leaves them in clear text.
     ///
     /// # Errors
-    /// [`NoRandom`].
-    pub fn seal(dhchap: &Dhchap, of: OfHost<'_>, ring: &Ring) -> Result<Self, NoRandom> {
+    /// [`RandomnessUnavailable`].
+    pub fn seal(
+        dhchap: &Dhchap,
+        context: HostSecretContext<'_>,
+        ring: &Keyring,
+    ) -> Result<Self, RandomnessUnavailable> {
         let Dhchap { secret, controller_secret } = dhchap;
-        let seal = |secret, whose| of.at(whose, |place| Held::seal(secret, place, ring));
-        let host = seal(secret, Whose::Initiator)?;
+        let seal = |secret, owner| {
+            context.with_binding(owner, |secret_context| {
+                StoredSecret::seal(secret, secret_context, ring)
+            })
+        };
+        let host = seal(secret, SecretOwner::Initiator)?;
         let controller = controller_secret.as_ref();
-        let controller = controller.map(|secret| seal(secret, Whose::Volume)).transpose()?;
+        let controller = controller.map(|secret| seal(secret, SecretOwner::Volume)).transpose()?;
         Ok(Self { host, controller })
     }
 
-    /// What was sealed for that host.
+    /// Decrypts the secrets of that host.
     ///
     /// # Errors
-    /// [`CannotOpen`].
-    pub fn open(&self, of: OfHost<'_>, ring: &Ring) -> Result<Dhchap, CannotOpen> {
-        let open = |held: &Held<DhchapSecret>, whose| of.at(whose, |place| held.open(place, ring));
-        let secret = open(&self.host, Whose::Initiator)?;
-        let controller = self.controller.as_ref().map(|held| open(held, Whose::Volume));
-        Dhchap::new(secret, controller.transpose()?).map_err(|_| CannotOpen::Wrong)
+    /// [`SecretUnsealError`].
+    pub fn open(
+        &self,
+        context: HostSecretContext<'_>,
+        ring: &Keyring,
+    ) -> Result<Dhchap, SecretUnsealError> {
+        let open = |stored: &StoredSecret<DhchapSecret>, owner| {
+            context.with_binding(owner, |secret_context| stored.open(secret_context, ring))
+        };
+        let secret = open(&self.host, SecretOwner::Initiator)?;
+        let controller = self.controller.as_ref().map(|stored| open(stored, SecretOwner::Volume));
+        Dhchap::new(secret, controller.transpose()?)
+            .map_err(|_| SecretUnsealError::AuthenticationFailed)
     }
 
-    /// The same, for front ends.
+    /// The same, in the form that front ends use.
     ///
     /// # Errors
-    /// [`CannotOpen`], also where what was sealed is no secret of a form that is known.
-    pub fn known(&self, of: OfHost<'_>, ring: &Ring) -> Result<HostSecrets, CannotOpen> {
-        parse(&self.open(of, ring)?).map_err(|_| CannotOpen::Wrong)
+    /// [`SecretUnsealError`], also if the decrypted text is not a valid secret.
+    pub fn open_for_target(
+        &self,
+        context: HostSecretContext<'_>,
+        ring: &Keyring,
+    ) -> Result<HostSecrets, SecretUnsealError> {
+        parse_secrets(&self.open(context, ring)?)
+            .map_err(|_| SecretUnsealError::AuthenticationFailed)
     }
 
-    /// Whether all of it is as `ring` would seal it now, or cannot be read.
+    /// Whether every secret is sealed with the current key of `ring`, or is unreadable.
     #[must_use]
-    pub fn is_sealed_by(&self, ring: &Ring) -> bool {
-        self.all().all(|held| held.is_sealed_by(ring))
+    pub fn is_sealed_by(&self, ring: &Keyring) -> bool {
+        self.secrets().all(|stored| stored.is_sealed_by(ring))
     }
 
-    /// Whether it is sealed by a key that `ring` lacks.
+    /// Whether a secret is sealed with a key that `ring` lacks.
     #[must_use]
-    pub fn lacks_key(&self, ring: &Ring) -> bool {
-        self.all().any(|held| held.lacks_key(ring))
+    pub fn lacks_key(&self, ring: &Keyring) -> bool {
+        self.secrets().any(|stored| stored.lacks_key(ring))
     }
 
-    fn all(&self) -> impl Iterator<Item = &Held<DhchapSecret>> {
+    fn secrets(&self) -> impl Iterator<Item = &StoredSecret<DhchapSecret>> {
         std::iter::once(&self.host).chain(&self.controller)
     }
 
-    /// Whether the subsystem can prove itself, too.
+    /// Whether the subsystem can authenticate too.
     #[must_use]
     pub fn is_mutual(&self) -> bool {
         self.controller.is_some()
@@ -117,21 +140,30 @@ impl StoredDhchap {
 }
 
 impl VolumeRecord {
-    /// What `host` has to prove; `None` if its name will do.
+    /// The secret that `host` must prove; `None` if it needs none.
     #[must_use]
-    pub fn host_proof<'a>(&'a self, host: &'a str) -> Option<(OfHost<'a>, &'a StoredDhchap)> {
-        Some((OfHost { volume: self.id, host }, self.hosts.get(host)?))
+    pub fn dhchap_for<'a>(
+        &'a self,
+        host: &'a str,
+    ) -> Option<(HostSecretContext<'a>, &'a StoredDhchap)> {
+        Some((HostSecretContext { volume: self.id, host }, self.dhchap_by_host.get(host)?))
     }
 
-    /// What each host has to prove that has to.
-    pub fn all_hosts(&self) -> impl Iterator<Item = (OfHost<'_>, &StoredDhchap)> {
-        self.hosts.iter().map(|(host, held)| (OfHost { volume: self.id, host }, held))
+    /// The secrets of all hosts that have one.
+    pub fn dhchap_secrets(&self) -> impl Iterator<Item = (HostSecretContext<'_>, &StoredDhchap)> {
+        self.dhchap_by_host
+            .iter()
+            .map(|(host, stored)| (HostSecretContext { volume: self.id, host }, stored))
     }
 
-    /// The same, to be changed.
-    pub fn all_hosts_mut(&mut self) -> impl Iterator<Item = (OfHost<'_>, &mut StoredDhchap)> {
+    /// The same, mutable.
+    pub fn dhchap_secrets_mut(
+        &mut self,
+    ) -> impl Iterator<Item = (HostSecretContext<'_>, &mut StoredDhchap)> {
         let volume = self.id;
-        self.hosts.iter_mut().map(move |(host, held)| (OfHost { volume, host }, held))
+        self.dhchap_by_host
+            .iter_mut()
+            .map(move |(host, stored)| (HostSecretContext { volume, host }, stored))
     }
 }
 
@@ -140,15 +172,15 @@ pub(crate) mod tests {
     use api::ChapUser;
 
     use super::super::tests::{chap, ring};
-    use super::super::{Of, StoredChap};
+    use super::super::{ChapContext, StoredChap};
     use super::*;
 
     pub(crate) const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:1";
     const OTHER: &str = "nqn.2014-08.org.nvmexpress:uuid:2";
     const VOLUME: Uuid = Uuid::from_u128(7);
-    const OF: OfHost<'static> = OfHost { volume: VOLUME, host: HOST };
+    const OF: HostSecretContext<'static> = HostSecretContext { volume: VOLUME, host: HOST };
 
-    /// Two secrets as nvme-cli makes them.
+    /// Two secrets generated by nvme-cli.
     pub(crate) const SECRETS: [&str; 2] = [
         "DHHC-1:01:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAACtVQoZ:",
         "DHHC-1:02:WlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaWlpaBgfU4w==:",
@@ -180,38 +212,45 @@ pub(crate) mod tests {
     #[test]
     fn a_secret_opens_for_its_volume_host_and_direction() {
         let sealed = StoredDhchap::seal(&dhchap(), OF, &ring(1)).unwrap();
-        let opens = |sealed: &StoredDhchap, of| sealed.open(of, &ring(1));
-        assert_eq!(opens(&sealed, OfHost { host: OTHER, ..OF }), Err(CannotOpen::Wrong));
-        let elsewhere = OfHost { volume: Uuid::from_u128(8), ..OF };
-        assert_eq!(opens(&sealed, elsewhere), Err(CannotOpen::Wrong));
+        let opens = |sealed: &StoredDhchap, context| sealed.open(context, &ring(1));
+        assert_eq!(
+            opens(&sealed, HostSecretContext { host: OTHER, ..OF }),
+            Err(SecretUnsealError::AuthenticationFailed)
+        );
+        let elsewhere = HostSecretContext { volume: Uuid::from_u128(8), ..OF };
+        assert_eq!(opens(&sealed, elsewhere), Err(SecretUnsealError::AuthenticationFailed));
         let turned = StoredDhchap {
             host: sealed.controller.clone().unwrap(),
             controller: Some(sealed.host.clone()),
         };
-        assert_eq!(opens(&turned, OF), Err(CannotOpen::Wrong));
+        assert_eq!(opens(&turned, OF), Err(SecretUnsealError::AuthenticationFailed));
         let turned = StoredDhchap { host: sealed.host.clone(), controller: Some(sealed.host) };
-        assert_eq!(opens(&turned, OF), Err(CannotOpen::Wrong), "nor both from one");
-        assert!(matches!(turned.open(OF, &ring(2)), Err(CannotOpen::NoKey(_))));
+        assert_eq!(
+            opens(&turned, OF),
+            Err(SecretUnsealError::AuthenticationFailed),
+            "nor both from one"
+        );
+        assert!(matches!(turned.open(OF, &ring(2)), Err(SecretUnsealError::UnknownKey(_))));
     }
 
-    /// What binds secrets of CHAP begins with a user, who has a name without commas.
+    /// CHAP secrets are bound to a text that begins with a user name, which contains no comma.
     #[test]
     fn nothing_of_chap_opens_for_a_host() {
         for user in ["", ",", ",nqn.2014-08.org.nvmexpress:uuid:1", "a,b"] {
             assert!(ChapUser::try_from(user.to_owned()).is_err(), "{user:?}");
         }
-        // A user of the host's name, and a host's name in the place of an initiator's.
+        // A user with the host's name, and an initiator with the host's name.
         let json = chap_json(HOST);
         for initiator in [None, Some(HOST)] {
-            let of = Of { volume: VOLUME, initiator };
-            let sealed = StoredChap::seal(&chap(), of, &ring(1)).unwrap();
+            let context = ChapContext { volume: VOLUME, initiator };
+            let sealed = StoredChap::seal(&chap(), context, &ring(1)).unwrap();
             let named: api::Chap = serde_json::from_str(&json).unwrap();
-            let named = StoredChap::seal(&named, of, &ring(1)).unwrap();
+            let named = StoredChap::seal(&named, context, &ring(1)).unwrap();
             for sealed in [sealed, named] {
                 let text = serde_json::to_value(&sealed).unwrap()["sealed"].clone();
                 let moved = serde_json::json!({ "host": { "sealed": text }, "controller": null });
                 let moved: StoredDhchap = serde_json::from_value(moved).unwrap();
-                assert_eq!(moved.open(OF, &ring(1)), Err(CannotOpen::Wrong));
+                assert_eq!(moved.open(OF, &ring(1)), Err(SecretUnsealError::AuthenticationFailed));
             }
         }
     }
@@ -223,15 +262,18 @@ pub(crate) mod tests {
     #[test]
     fn what_is_no_secret_is_told_without_it() {
         let bad = "DHHC-1:01:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAACtVQoa:";
-        let first = parse(&dhchap_of(bad, None)).unwrap_err();
-        assert_eq!(first, BadDhchap::Host(BadSecret::Checksum));
-        let second = parse(&dhchap_of(SECRETS[0], Some("hush"))).unwrap_err();
-        assert_eq!(second, BadDhchap::Controller(BadSecret::Form));
+        let first = parse_secrets(&dhchap_of(bad, None)).unwrap_err();
+        assert_eq!(first, DhchapError::Host(BadSecret::Checksum));
+        let second = parse_secrets(&dhchap_of(SECRETS[0], Some("hush"))).unwrap_err();
+        assert_eq!(second, DhchapError::Controller(BadSecret::Form));
         assert!(!first.to_string().contains("AAAA") && !second.to_string().contains("hush"));
-        // Sealed all the same, it is as unknown as what does not open.
+        // A sealed invalid secret is as unusable as one that cannot be decrypted.
         let sealed = StoredDhchap::seal(&dhchap_of(bad, None), OF, &ring(1)).unwrap();
         assert!(sealed.open(OF, &ring(1)).is_ok());
-        assert_eq!(sealed.known(OF, &ring(1)), Err(CannotOpen::Wrong));
+        assert_eq!(
+            sealed.open_for_target(OF, &ring(1)),
+            Err(SecretUnsealError::AuthenticationFailed)
+        );
     }
 
     #[test]
@@ -250,7 +292,7 @@ pub(crate) mod tests {
         }
         let damaged: StoredDhchap =
             serde_json::from_str(r#"{"host":{"sealed":"1"},"controller":null}"#).unwrap();
-        assert_eq!(damaged.known(OF, &ring(1)), Err(CannotOpen::Damaged));
+        assert_eq!(damaged.open_for_target(OF, &ring(1)), Err(SecretUnsealError::Damaged));
         assert!(damaged.is_sealed_by(&ring(1)), "it is left as it is");
     }
 }

@@ -1,164 +1,193 @@
-//! Secrets in a record (RFD 0016): how each of them stands there, and what is asked of all, whatever they prove.
+//! Secrets in a record (RFD 0016): their stored form, and checks that apply to all kinds.
 
-use ::cluster::vault::{CannotOpen, NoRandom, Place, Ring, Sealed};
+use ::cluster::secrets::{
+    Keyring, RandomnessUnavailable, SealedSecret, SecretContext, SecretUnsealError,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{StoredChap, StoredDhchap, StoredTls, VolumeRecord};
 
-/// A way to prove who one is.
+/// A way for a client to authenticate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Method {
-    /// CHAP, of iSCSI initiators.
+pub enum VolumeAuthMethod {
+    /// CHAP, by iSCSI initiators.
     Chap,
-    /// DH-HMAC-CHAP, of NVMe hosts.
+    /// DH-HMAC-CHAP, by NVMe hosts.
     Dhchap,
-    /// The key of TLS, of NVMe hosts.
+    /// TLS keys, by NVMe hosts.
     Tls,
 }
 
 /// Text that is a secret.
-pub(super) trait Text: Clone + TryFrom<String> {
+pub(super) trait SecretText: Clone + TryFrom<String> {
     fn expose(&self) -> &str;
 }
 
-impl Text for api::Secret {
+impl SecretText for api::Secret {
     fn expose(&self) -> &str {
         Self::expose(self)
     }
 }
 
-impl Text for api::DhchapSecret {
+impl SecretText for api::DhchapSecret {
     fn expose(&self) -> &str {
         Self::expose(self)
     }
 }
 
-impl Text for api::TlsKey {
+impl SecretText for api::TlsKey {
     fn expose(&self) -> &str {
         Self::expose(self)
     }
 }
 
-/// A secret as a record has it.
+/// A secret as a record stores it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Held<S> {
-    /// As it is: an older version wrote it, or there is no key.
+pub(super) enum StoredSecret<S> {
+    /// Clear text: an older version wrote it, or there is no key.
     #[serde(rename = "secret")]
     Clear(S),
-    /// Sealed. What is damaged in it shows when it is opened: the rest of the record is good.
+    /// Sealed. Damage shows when it is opened, and does not affect the rest of the record.
     #[serde(rename = "sealed")]
     Sealed(String),
 }
 
-impl<S: Text> Held<S> {
-    /// A secret, sealed for a place. A ring without keys leaves it as it is.
-    pub(super) fn seal(secret: &S, place: Place<'_>, ring: &Ring) -> Result<Self, NoRandom> {
-        Ok(match ring.seal(place, secret.expose().as_bytes())? {
+impl<S: SecretText> StoredSecret<S> {
+    /// Seals a secret, bound to `context`. A ring without keys leaves it in clear text.
+    pub(super) fn seal(
+        secret: &S,
+        context: SecretContext<'_>,
+        ring: &Keyring,
+    ) -> Result<Self, RandomnessUnavailable> {
+        Ok(match ring.seal(context, secret.expose().as_bytes())? {
             Some(sealed) => Self::Sealed(sealed.to_text()),
             None => Self::Clear(secret.clone()),
         })
     }
 
-    /// What was sealed for that place.
-    pub(super) fn open(&self, place: Place<'_>, ring: &Ring) -> Result<S, CannotOpen> {
+    /// Decrypts the secret bound to `context`.
+    pub(super) fn open(
+        &self,
+        context: SecretContext<'_>,
+        ring: &Keyring,
+    ) -> Result<S, SecretUnsealError> {
         match self {
             Self::Clear(secret) => Ok(secret.clone()),
             Self::Sealed(text) => {
-                let bytes = ring.open(place, &Sealed::parse(text)?)?;
-                let text = String::from_utf8(bytes).map_err(|_| CannotOpen::Wrong)?;
-                S::try_from(text).map_err(|_| CannotOpen::Wrong)
+                let bytes = ring.open(context, &SealedSecret::parse(text)?)?;
+                let text = String::from_utf8(bytes)
+                    .map_err(|_| SecretUnsealError::AuthenticationFailed)?;
+                S::try_from(text).map_err(|_| SecretUnsealError::AuthenticationFailed)
             }
         }
     }
 
-    /// Whether it is as `ring` would seal it now.
-    pub(super) fn is_sealed_by(&self, ring: &Ring) -> bool {
+    /// Whether it is sealed with the current key of `ring`.
+    pub(super) fn is_sealed_by(&self, ring: &Keyring) -> bool {
         match self {
             Self::Clear(_) => false,
-            // What cannot be read is left alone.
+            // An unreadable one is left alone.
+            Self::Sealed(text) => SealedSecret::parse(text)
+                .map_or(true, |sealed| Some(sealed.key) == ring.sealing_key()),
+        }
+    }
+
+    /// Whether it is sealed with a key that `ring` lacks.
+    pub(super) fn lacks_key(&self, ring: &Keyring) -> bool {
+        match self {
+            Self::Clear(_) => false,
             Self::Sealed(text) => {
-                Sealed::parse(text).map_or(true, |sealed| Some(sealed.key) == ring.seals_by())
+                SealedSecret::parse(text).is_ok_and(|sealed| !ring.contains(sealed.key))
             }
-        }
-    }
-
-    /// Whether it is sealed by a key that `ring` lacks.
-    pub(super) fn lacks_key(&self, ring: &Ring) -> bool {
-        match self {
-            Self::Clear(_) => false,
-            Self::Sealed(text) => Sealed::parse(text).is_ok_and(|sealed| !ring.has(sealed.key)),
         }
     }
 }
 
-/// All secrets of a volume, whatever they prove.
+/// All secrets of a volume, of every kind.
 impl VolumeRecord {
-    /// What those who come to the volume may have to prove who they are by: the first of several. A key of TLS that does not
-    /// have to be used guards nothing.
+    /// The first method by which clients of the volume may have to authenticate. A TLS key that is
+    /// not required protects nothing.
     #[must_use]
-    pub fn guard(&self) -> Option<Method> {
-        self.methods().find(|method| *method != Method::Tls || self.requires_tls())
+    pub fn required_auth(&self) -> Option<VolumeAuthMethod> {
+        self.auth_methods().find(|method| *method != VolumeAuthMethod::Tls || self.requires_tls())
     }
 
-    /// What the volume has secrets for.
-    pub fn methods(&self) -> impl Iterator<Item = Method> {
+    /// The methods that the volume has secrets for.
+    pub fn auth_methods(&self) -> impl Iterator<Item = VolumeAuthMethod> {
         let has = [
-            (Method::Chap, self.has_chap()),
-            (Method::Dhchap, !self.hosts.is_empty()),
-            (Method::Tls, !self.tls.is_empty()),
+            (VolumeAuthMethod::Chap, self.has_chap()),
+            (VolumeAuthMethod::Dhchap, !self.dhchap_by_host.is_empty()),
+            (VolumeAuthMethod::Tls, !self.tls_by_host.is_empty()),
         ];
         has.into_iter().filter_map(|(method, has)| has.then_some(method))
     }
 
-    /// What cannot be read of them: the first obstacle of each method.
+    /// The unreadable secrets: the first error of each method.
     #[must_use]
-    pub fn cannot_open(&self, ring: &Ring) -> Vec<(Method, CannotOpen)> {
-        let chap = self.all_proofs().find_map(|(of, held)| held.open(of, ring).err());
-        let hosts = self.all_hosts().find_map(|(of, held)| held.known(of, ring).err());
-        let tls = self.all_tls().find_map(|(of, held)| held.known(of, ring).err());
-        let found = [(Method::Chap, chap), (Method::Dhchap, hosts), (Method::Tls, tls)];
+    pub fn unreadable_secrets(&self, ring: &Keyring) -> Vec<(VolumeAuthMethod, SecretUnsealError)> {
+        let chap =
+            self.chap_secrets().find_map(|(context, stored)| stored.open(context, ring).err());
+        let hosts = self
+            .dhchap_secrets()
+            .find_map(|(context, stored)| stored.open_for_target(context, ring).err());
+        let tls = self
+            .tls_keys()
+            .find_map(|(context, stored)| stored.open_for_target(context, ring).err());
+        let found = [
+            (VolumeAuthMethod::Chap, chap),
+            (VolumeAuthMethod::Dhchap, hosts),
+            (VolumeAuthMethod::Tls, tls),
+        ];
         found.into_iter().filter_map(|(method, why)| Some((method, why?))).collect()
     }
 
-    /// Whether any is sealed by a key that `ring` lacks.
+    /// Whether any is sealed with a key that `ring` lacks.
     #[must_use]
-    pub fn lacks_key(&self, ring: &Ring) -> bool {
-        self.all_proofs().any(|(_, held)| held.lacks_key(ring))
-            || self.all_hosts().any(|(_, held)| held.lacks_key(ring))
-            || self.all_tls().any(|(_, held)| held.lacks_key(ring))
+    pub fn lacks_secret_key(&self, ring: &Keyring) -> bool {
+        self.chap_secrets().any(|(_, stored)| stored.lacks_key(ring))
+            || self.dhchap_secrets().any(|(_, stored)| stored.lacks_key(ring))
+            || self.tls_keys().any(|(_, stored)| stored.lacks_key(ring))
     }
 
-    /// Whether any can be read, and is not as `ring` would seal it now.
+    /// Whether any is readable and not sealed with the current key of `ring`.
     #[must_use]
-    pub fn wants_sealing(&self, ring: &Ring) -> bool {
-        let chap =
-            |(of, held): (_, &StoredChap)| !held.is_sealed_by(ring) && held.open(of, ring).is_ok();
-        let host = |(of, held): (_, &StoredDhchap)| {
-            !held.is_sealed_by(ring) && held.open(of, ring).is_ok()
+    pub fn needs_resealing(&self, ring: &Keyring) -> bool {
+        let chap = |(context, stored): (_, &StoredChap)| {
+            !stored.is_sealed_by(ring) && stored.open(context, ring).is_ok()
         };
-        let tls =
-            |(of, held): (_, &StoredTls)| !held.is_sealed_by(ring) && held.open(of, ring).is_ok();
-        self.all_proofs().any(chap) || self.all_hosts().any(host) || self.all_tls().any(tls)
+        let host = |(context, stored): (_, &StoredDhchap)| {
+            !stored.is_sealed_by(ring) && stored.open(context, ring).is_ok()
+        };
+        let tls = |(context, stored): (_, &StoredTls)| {
+            !stored.is_sealed_by(ring) && stored.open(context, ring).is_ok()
+        };
+        self.chap_secrets().any(chap) || self.dhchap_secrets().any(host) || self.tls_keys().any(tls)
     }
 
-    /// Seals what can be read, and is not as `ring` would seal it now.
+    /// Seals those that are readable and not sealed with the current key of `ring`.
     ///
     /// # Errors
-    /// [`NoRandom`].
-    pub fn seal(&mut self, ring: &Ring) -> Result<(), NoRandom> {
-        for (of, held) in self.all_proofs_mut().filter(|(_, held)| !held.is_sealed_by(ring)) {
-            if let Ok(clear) = held.open(of, ring) {
-                *held = StoredChap::seal(&clear, of, ring)?;
+    /// [`RandomnessUnavailable`].
+    pub fn reseal_secrets(&mut self, ring: &Keyring) -> Result<(), RandomnessUnavailable> {
+        for (context, stored) in
+            self.chap_secrets_mut().filter(|(_, stored)| !stored.is_sealed_by(ring))
+        {
+            if let Ok(clear) = stored.open(context, ring) {
+                *stored = StoredChap::seal(&clear, context, ring)?;
             }
         }
-        for (of, held) in self.all_hosts_mut().filter(|(_, held)| !held.is_sealed_by(ring)) {
-            if let Ok(clear) = held.open(of, ring) {
-                *held = StoredDhchap::seal(&clear, of, ring)?;
+        for (context, stored) in
+            self.dhchap_secrets_mut().filter(|(_, stored)| !stored.is_sealed_by(ring))
+        {
+            if let Ok(clear) = stored.open(context, ring) {
+                *stored = StoredDhchap::seal(&clear, context, ring)?;
             }
         }
-        for (of, held) in self.all_tls_mut().filter(|(_, held)| !held.is_sealed_by(ring)) {
-            if let Ok(clear) = held.open(of, ring) {
-                *held = StoredTls::seal(&clear, of, ring)?;
+        for (context, stored) in
+            self.tls_keys_mut().filter(|(_, stored)| !stored.is_sealed_by(ring))
+        {
+            if let Ok(clear) = stored.open(context, ring) {
+                *stored = StoredTls::seal(&clear, context, ring)?;
             }
         }
         Ok(())
@@ -168,95 +197,120 @@ impl VolumeRecord {
 #[cfg(test)]
 mod tests {
     use super::super::tests::{HOST, KEYS, chap, dhchap, record, ring, tls};
-    use super::super::{Of, OfHost};
+    use super::super::{ChapContext, HostSecretContext};
     use super::*;
 
-    /// With CHAP of all, of one initiator, and with secrets and a key of TLS of a host.
-    fn guarded(sealed_by: &Ring) -> VolumeRecord {
+    /// A record with CHAP for all initiators and for one, and with a secret and a TLS key of a
+    /// host.
+    fn guarded(sealed_by: &Keyring) -> VolumeRecord {
         let mut record = record("a");
         let volume = record.id;
         record.chap = Some(StoredChap::seal(&chap(), volume, sealed_by).unwrap());
-        let of = Of { volume, initiator: Some("iqn.a") };
-        record.proofs.insert("iqn.a".into(), StoredChap::seal(&chap(), of, sealed_by).unwrap());
-        let of = OfHost { volume, host: HOST };
-        record.hosts.insert(HOST.into(), StoredDhchap::seal(&dhchap(), of, sealed_by).unwrap());
+        let context = ChapContext { volume, initiator: Some("iqn.a") };
+        record
+            .chap_by_initiator
+            .insert("iqn.a".into(), StoredChap::seal(&chap(), context, sealed_by).unwrap());
+        let context = HostSecretContext { volume, host: HOST };
+        record
+            .dhchap_by_host
+            .insert(HOST.into(), StoredDhchap::seal(&dhchap(), context, sealed_by).unwrap());
         let key = tls(KEYS[0], true);
-        record.tls.insert(HOST.into(), StoredTls::seal(&key, of, sealed_by).unwrap());
+        record.tls_by_host.insert(HOST.into(), StoredTls::seal(&key, context, sealed_by).unwrap());
         record
     }
 
-    /// The same with nothing but the key of TLS.
-    fn by_tls(sealed_by: &Ring, required: bool) -> VolumeRecord {
+    /// A record with a TLS key only.
+    fn by_tls(sealed_by: &Keyring, required: bool) -> VolumeRecord {
         let mut record = record("a");
-        let of = OfHost { volume: record.id, host: HOST };
-        let sealed = StoredTls::seal(&tls(KEYS[0], required), of, sealed_by).unwrap();
-        record.tls.insert(HOST.into(), sealed);
+        let context = HostSecretContext { volume: record.id, host: HOST };
+        let sealed = StoredTls::seal(&tls(KEYS[0], required), context, sealed_by).unwrap();
+        record.tls_by_host.insert(HOST.into(), sealed);
         record
     }
 
     #[test]
     fn a_volume_is_guarded_by_what_it_has_secrets_for() {
         let all = guarded(&ring(1));
-        assert_eq!(all.guard(), Some(Method::Chap));
-        let one = VolumeRecord { chap: None, hosts: [].into(), ..all.clone() };
-        assert_eq!(one.guard(), Some(Method::Chap));
-        let methods = |record: &VolumeRecord| record.methods().collect::<Vec<_>>();
-        assert_eq!(methods(&all), [Method::Chap, Method::Dhchap, Method::Tls]);
-        let hosts = VolumeRecord { chap: None, proofs: [].into(), ..all };
-        assert_eq!(hosts.guard(), Some(Method::Dhchap));
-        assert_eq!((record("a").guard(), methods(&record("a"))), (None, vec![]));
-        // RFD 0022, 3: who does not have to use his key may come without.
-        for (required, guard) in [(true, Some(Method::Tls)), (false, None)] {
+        assert_eq!(all.required_auth(), Some(VolumeAuthMethod::Chap));
+        let one = VolumeRecord { chap: None, dhchap_by_host: [].into(), ..all.clone() };
+        assert_eq!(one.required_auth(), Some(VolumeAuthMethod::Chap));
+        let methods = |record: &VolumeRecord| record.auth_methods().collect::<Vec<_>>();
+        assert_eq!(
+            methods(&all),
+            [VolumeAuthMethod::Chap, VolumeAuthMethod::Dhchap, VolumeAuthMethod::Tls]
+        );
+        let hosts = VolumeRecord { chap: None, chap_by_initiator: [].into(), ..all };
+        assert_eq!(hosts.required_auth(), Some(VolumeAuthMethod::Dhchap));
+        assert_eq!((record("a").required_auth(), methods(&record("a"))), (None, vec![]));
+        // RFD 0022, 3: a host whose key is not required may connect without TLS.
+        for (required, guard) in [(true, Some(VolumeAuthMethod::Tls)), (false, None)] {
             let by_tls = by_tls(&ring(1), required);
-            assert_eq!((by_tls.guard(), methods(&by_tls)), (guard, vec![Method::Tls]));
+            assert_eq!(
+                (by_tls.required_auth(), methods(&by_tls)),
+                (guard, vec![VolumeAuthMethod::Tls])
+            );
         }
     }
 
     #[test]
     fn what_cannot_be_read_is_told_by_method() {
         let all = guarded(&ring(1));
-        let methods = |record: &VolumeRecord, ring: &Ring| -> Vec<_> {
-            record.cannot_open(ring).into_iter().map(|(method, _)| method).collect()
+        let methods = |record: &VolumeRecord, ring: &Keyring| -> Vec<_> {
+            record.unreadable_secrets(ring).into_iter().map(|(method, _)| method).collect()
         };
         assert_eq!(methods(&all, &ring(1)), []);
-        assert!(!all.lacks_key(&ring(1)));
-        assert_eq!(methods(&all, &ring(2)), [Method::Chap, Method::Dhchap, Method::Tls]);
+        assert!(!all.lacks_secret_key(&ring(1)));
+        assert_eq!(
+            methods(&all, &ring(2)),
+            [VolumeAuthMethod::Chap, VolumeAuthMethod::Dhchap, VolumeAuthMethod::Tls]
+        );
         let by_tls = by_tls(&ring(1), false);
         assert_eq!(
             (methods(&by_tls, &ring(1)), methods(&by_tls, &ring(2))),
-            (vec![], vec![Method::Tls])
+            (vec![], vec![VolumeAuthMethod::Tls])
         );
-        assert!(by_tls.lacks_key(&ring(2)) && !by_tls.lacks_key(&ring(1)));
-        let all = VolumeRecord { tls: [].into(), ..all };
-        let hosts = VolumeRecord { chap: None, proofs: [].into(), ..all.clone() };
-        assert_eq!(methods(&hosts, &ring(2)), [Method::Dhchap]);
-        let chap = VolumeRecord { hosts: [].into(), ..all };
-        assert_eq!(methods(&chap, &ring(2)), [Method::Chap]);
-        assert!(hosts.lacks_key(&ring(2)) && chap.lacks_key(&ring(2)));
+        assert!(by_tls.lacks_secret_key(&ring(2)) && !by_tls.lacks_secret_key(&ring(1)));
+        let all = VolumeRecord { tls_by_host: [].into(), ..all };
+        let hosts = VolumeRecord { chap: None, chap_by_initiator: [].into(), ..all.clone() };
+        assert_eq!(methods(&hosts, &ring(2)), [VolumeAuthMethod::Dhchap]);
+        let chap = VolumeRecord { dhchap_by_host: [].into(), ..all };
+        assert_eq!(methods(&chap, &ring(2)), [VolumeAuthMethod::Chap]);
+        assert!(hosts.lacks_secret_key(&ring(2)) && chap.lacks_secret_key(&ring(2)));
     }
 
     /// RFD 0016, 3: also after a change of keys.
     #[test]
     fn every_secret_is_sealed_by_the_first_key() {
-        let (old, new) = (::cluster::vault::Key::new([1; 32]), ::cluster::vault::Key::new([2; 32]));
-        let both = Ring::new(vec![new, old]).unwrap();
+        let (old, new) = (
+            ::cluster::secrets::SealingKey::new([1; 32]),
+            ::cluster::secrets::SealingKey::new([2; 32]),
+        );
+        let both = Keyring::new(vec![new, old]).unwrap();
         let mut all = guarded(&ring(1));
-        let hosts = VolumeRecord { chap: None, proofs: [].into(), tls: [].into(), ..all.clone() };
-        assert!(all.wants_sealing(&both) && hosts.wants_sealing(&both));
-        assert!(by_tls(&ring(1), false).wants_sealing(&both));
-        assert!(!all.wants_sealing(&ring(1)), "it is as it should be");
-        assert!(!all.wants_sealing(&ring(2)), "what cannot be read is for the status to tell");
+        let hosts = VolumeRecord {
+            chap: None,
+            chap_by_initiator: [].into(),
+            tls_by_host: [].into(),
+            ..all.clone()
+        };
+        assert!(all.needs_resealing(&both) && hosts.needs_resealing(&both));
+        assert!(by_tls(&ring(1), false).needs_resealing(&both));
+        assert!(!all.needs_resealing(&ring(1)), "it is as it should be");
+        assert!(!all.needs_resealing(&ring(2)), "what cannot be read is for the status to tell");
         let before = all.clone();
-        all.seal(&ring(2)).unwrap();
+        all.reseal_secrets(&ring(2)).unwrap();
         assert_eq!(all, before, "and left as it is");
-        all.seal(&both).unwrap();
-        assert!(!all.wants_sealing(&both) && all.cannot_open(&ring(2)).is_empty());
+        all.reseal_secrets(&both).unwrap();
+        assert!(!all.needs_resealing(&both) && all.unreadable_secrets(&ring(2)).is_empty());
         let sealed = all.clone();
-        all.seal(&both).unwrap();
+        all.reseal_secrets(&both).unwrap();
         assert_eq!(all, sealed);
-        let mut clear = guarded(&Ring::default());
-        assert!(clear.cannot_open(&Ring::default()).is_empty() && clear.wants_sealing(&ring(1)));
-        clear.seal(&ring(1)).unwrap();
-        assert!(!clear.wants_sealing(&ring(1)) && clear.lacks_key(&ring(2)));
+        let mut clear = guarded(&Keyring::default());
+        assert!(
+            clear.unreadable_secrets(&Keyring::default()).is_empty()
+                && clear.needs_resealing(&ring(1))
+        );
+        clear.reseal_secrets(&ring(1)).unwrap();
+        assert!(!clear.needs_resealing(&ring(1)) && clear.lacks_secret_key(&ring(2)));
     }
 }

@@ -1,69 +1,86 @@
-//! What a record holds of TLS (RFD 0022, 3): keys of NVMe hosts, sealed as secrets are (RFD 0016), and whether they have to be
-//! used.
+//! TLS keys in a record (RFD 0022, 3): keys of NVMe hosts, sealed like secrets (RFD 0016), and
+//! whether the hosts must use them.
 
-use ::cluster::vault::{CannotOpen, NoRandom, Place, Ring, Whose};
+use ::cluster::secrets::{
+    Keyring, RandomnessUnavailable, SecretContext, SecretOwner, SecretUnsealError,
+};
 use api::{Tls, TlsKey};
 use serde::{Deserialize, Serialize};
 
-use super::secrets::Held;
-use super::{OfHost, VolumeRecord};
+use super::secrets::StoredSecret;
+use super::{HostSecretContext, VolumeRecord};
 
-/// How one NVMe host comes by TLS.
+/// The TLS key of one NVMe host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StoredTls {
-    key: Held<TlsKey>,
+    key: StoredSecret<TlsKey>,
     required: bool,
 }
 
-/// Has `work` done with what binds a key. What binds secrets of a host is a comma and its NQN, which begins with `nqn.`; and no
-/// user of CHAP is empty.
-fn at<T>(of: OfHost<'_>, work: impl FnOnce(Place<'_>) -> T) -> T {
-    let user = format!(",tls,{}", of.host);
-    work(Place { volume: of.volume, whose: Whose::Initiator, user: &user })
+/// Calls `work` with what a key is bound to. Secrets of a host are bound to a comma and its NQN,
+/// which begins with `nqn.`, and a CHAP user is never empty: so none of them is bound to the same
+/// text.
+fn with_binding<T>(context: HostSecretContext<'_>, work: impl FnOnce(SecretContext<'_>) -> T) -> T {
+    let user = format!(",tls,{}", context.host);
+    work(SecretContext { volume: context.volume, owner: SecretOwner::Initiator, user: &user })
 }
 
 impl StoredTls {
-    /// A key, sealed. A ring without keys leaves it as it is.
+    /// Seals a key. A ring without keys leaves it in clear text.
     ///
     /// # Errors
-    /// [`NoRandom`].
-    pub fn seal(tls: &Tls, of: OfHost<'_>, ring: &Ring) -> Result<Self, NoRandom> {
-        let key = at(of, |place| Held::seal(&tls.key, place, ring))?;
+    /// [`RandomnessUnavailable`].
+    pub fn seal(
+        tls: &Tls,
+        context: HostSecretContext<'_>,
+        ring: &Keyring,
+    ) -> Result<Self, RandomnessUnavailable> {
+        let key = with_binding(context, |secret_context| {
+            StoredSecret::seal(&tls.key, secret_context, ring)
+        })?;
         Ok(Self { key, required: tls.required })
     }
 
-    /// What was sealed for that host.
+    /// Decrypts the key of that host.
     ///
     /// # Errors
-    /// [`CannotOpen`].
-    pub fn open(&self, of: OfHost<'_>, ring: &Ring) -> Result<Tls, CannotOpen> {
-        let key = at(of, |place| self.key.open(place, ring))?;
+    /// [`SecretUnsealError`].
+    pub fn open(
+        &self,
+        context: HostSecretContext<'_>,
+        ring: &Keyring,
+    ) -> Result<Tls, SecretUnsealError> {
+        let key = with_binding(context, |secret_context| self.key.open(secret_context, ring))?;
         Ok(Tls { key, required: self.required })
     }
 
-    /// The key, for front ends.
+    /// The key in the form that front ends use.
     ///
     /// # Errors
-    /// [`CannotOpen`], also where what was sealed is no key of a form that is known.
-    pub fn known(&self, of: OfHost<'_>, ring: &Ring) -> Result<nvme::tls::TlsKey, CannotOpen> {
-        let Tls { key, .. } = self.open(of, ring)?;
-        nvme::tls::TlsKey::parse(key.expose()).map_err(|_| CannotOpen::Wrong)
+    /// [`SecretUnsealError`], also if the decrypted text is not a valid key.
+    pub fn open_for_target(
+        &self,
+        context: HostSecretContext<'_>,
+        ring: &Keyring,
+    ) -> Result<nvme::tls::TlsKey, SecretUnsealError> {
+        let Tls { key, .. } = self.open(context, ring)?;
+        nvme::tls::TlsKey::parse(key.expose()).map_err(|_| SecretUnsealError::AuthenticationFailed)
     }
 
-    /// Whether it is as `ring` would seal it now, or cannot be read.
+    /// Whether it is sealed with the current key of `ring`, or unreadable.
     #[must_use]
-    pub fn is_sealed_by(&self, ring: &Ring) -> bool {
+    pub fn is_sealed_by(&self, ring: &Keyring) -> bool {
         self.key.is_sealed_by(ring)
     }
 
-    /// Whether it is sealed by a key that `ring` lacks.
+    /// Whether it is sealed with a key that `ring` lacks.
     #[must_use]
-    pub fn lacks_key(&self, ring: &Ring) -> bool {
+    pub fn lacks_key(&self, ring: &Keyring) -> bool {
         self.key.lacks_key(ring)
     }
 
-    /// Whether the host has to come by TLS.
+    /// Whether the host must use TLS.
     #[must_use]
     pub fn is_required(&self) -> bool {
         self.required
@@ -71,21 +88,27 @@ impl StoredTls {
 }
 
 impl VolumeRecord {
-    /// Whether any host has to come by TLS.
+    /// Whether any host must use TLS.
     #[must_use]
     pub fn requires_tls(&self) -> bool {
-        self.tls.values().any(StoredTls::is_required)
+        self.tls_by_host.values().any(StoredTls::is_required)
     }
 
     /// The key of each host that has one.
-    pub fn all_tls(&self) -> impl Iterator<Item = (OfHost<'_>, &StoredTls)> {
-        self.tls.iter().map(|(host, held)| (OfHost { volume: self.id, host }, held))
+    pub fn tls_keys(&self) -> impl Iterator<Item = (HostSecretContext<'_>, &StoredTls)> {
+        self.tls_by_host
+            .iter()
+            .map(|(host, stored)| (HostSecretContext { volume: self.id, host }, stored))
     }
 
-    /// The same, to be changed.
-    pub fn all_tls_mut(&mut self) -> impl Iterator<Item = (OfHost<'_>, &mut StoredTls)> {
+    /// The same, mutable.
+    pub fn tls_keys_mut(
+        &mut self,
+    ) -> impl Iterator<Item = (HostSecretContext<'_>, &mut StoredTls)> {
         let volume = self.id;
-        self.tls.iter_mut().map(move |(host, held)| (OfHost { volume, host }, held))
+        self.tls_by_host
+            .iter_mut()
+            .map(move |(host, stored)| (HostSecretContext { volume, host }, stored))
     }
 }
 
@@ -96,14 +119,14 @@ pub(crate) mod tests {
     use uuid::Uuid;
 
     use super::super::tests::{HOST, SECRETS, chap, dhchap, dhchap_of, ring};
-    use super::super::{Of, StoredChap, StoredDhchap};
+    use super::super::{ChapContext, StoredChap, StoredDhchap};
     use super::*;
 
     const OTHER: &str = "nqn.2014-08.org.nvmexpress:uuid:2";
     const VOLUME: Uuid = Uuid::from_u128(7);
-    const OF: OfHost<'static> = OfHost { volume: VOLUME, host: HOST };
+    const OF: HostSecretContext<'static> = HostSecretContext { volume: VOLUME, host: HOST };
 
-    /// As nvme-cli makes them.
+    /// Generated by nvme-cli.
     pub(crate) const KEYS: [&str; 2] = [
         "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:",
         "NVMeTLSkey-1:01:0QkSudaQUIS892CTNQHqj1hCLcYfg7th53njjkT/K02byNhe:",
@@ -122,7 +145,7 @@ pub(crate) mod tests {
             assert!(!text.contains("NVMeTLS") && !text.contains("\"secret\""), "{text}");
             let again: StoredTls = serde_json::from_str(&text).unwrap();
             assert_eq!((again.open(OF, &ring(1)), again.is_required()), (Ok(given), required));
-            let known = again.known(OF, &ring(1)).unwrap();
+            let known = again.open_for_target(OF, &ring(1)).unwrap();
             assert!(known == nvme::tls::TlsKey::parse(KEYS[0]).unwrap());
         }
     }
@@ -130,13 +153,13 @@ pub(crate) mod tests {
     #[test]
     fn a_key_opens_for_its_volume_and_host() {
         let sealed = StoredTls::seal(&tls(KEYS[0], true), OF, &ring(1)).unwrap();
-        let opens = |of, by: &Ring| sealed.open(of, by).map(|_| ());
+        let opens = |context, by: &Keyring| sealed.open(context, by).map(|_| ());
         assert_eq!(opens(OF, &ring(1)), Ok(()));
-        let other = OfHost { host: OTHER, ..OF };
-        assert_eq!(opens(other, &ring(1)), Err(CannotOpen::Wrong));
-        let elsewhere = OfHost { volume: Uuid::from_u128(8), ..OF };
-        assert_eq!(opens(elsewhere, &ring(1)), Err(CannotOpen::Wrong));
-        assert!(matches!(opens(OF, &ring(2)), Err(CannotOpen::NoKey(_))));
+        let other = HostSecretContext { host: OTHER, ..OF };
+        assert_eq!(opens(other, &ring(1)), Err(SecretUnsealError::AuthenticationFailed));
+        let elsewhere = HostSecretContext { volume: Uuid::from_u128(8), ..OF };
+        assert_eq!(opens(elsewhere, &ring(1)), Err(SecretUnsealError::AuthenticationFailed));
+        assert!(matches!(opens(OF, &ring(2)), Err(SecretUnsealError::UnknownKey(_))));
     }
 
     /// The text of what is sealed, at `path` of its JSON.
@@ -146,12 +169,12 @@ pub(crate) mod tests {
         text
     }
 
-    /// Whoever can write to the store has nothing used for what it was not given for.
+    /// Write access to the store does not allow using a secret for another purpose.
     #[test]
     fn no_secret_opens_as_a_key_and_no_key_as_a_secret() {
         let ring = ring(1);
         let secrets = StoredDhchap::seal(&dhchap_of(SECRETS[0], Some(KEYS[0])), OF, &ring).unwrap();
-        let own = Of { volume: VOLUME, initiator: Some(HOST) };
+        let own = ChapContext { volume: VOLUME, initiator: Some(HOST) };
         let named = format!(r#"{{"user":"{HOST}","secret":"{}"}}"#, KEYS[0]);
         let named: api::Chap = serde_json::from_str(&named).unwrap();
         for sealed in [
@@ -163,7 +186,7 @@ pub(crate) mod tests {
         ] {
             let moved = json!({ "key": { "sealed": sealed }, "required": true });
             let moved: StoredTls = serde_json::from_value(moved).unwrap();
-            assert_eq!(moved.open(OF, &ring), Err(CannotOpen::Wrong));
+            assert_eq!(moved.open(OF, &ring), Err(SecretUnsealError::AuthenticationFailed));
         }
         let key = StoredTls::seal(&tls(SECRETS[0], true), OF, &ring).unwrap();
         let key = sealed_text(&key, "/key/sealed");
@@ -174,13 +197,13 @@ pub(crate) mod tests {
             ) }, "controller": { "sealed": key } }),
         ] {
             let moved: StoredDhchap = serde_json::from_value(moved).unwrap();
-            assert_eq!(moved.open(OF, &ring), Err(CannotOpen::Wrong));
+            assert_eq!(moved.open(OF, &ring), Err(SecretUnsealError::AuthenticationFailed));
         }
         let moved = json!({ "user": HOST, "sealed": key, "mutual": null });
         let moved: StoredChap = serde_json::from_value(moved).unwrap();
-        assert_eq!(moved.open(VOLUME, &ring), Err(CannotOpen::Wrong));
-        assert_eq!(moved.open(own, &ring), Err(CannotOpen::Wrong));
-        // What keeps the places apart.
+        assert_eq!(moved.open(VOLUME, &ring), Err(SecretUnsealError::AuthenticationFailed));
+        assert_eq!(moved.open(own, &ring), Err(SecretUnsealError::AuthenticationFailed));
+        // The bindings cannot collide.
         assert!(ChapUser::try_from(format!(",tls,{HOST}")).is_err());
         assert!(format!("tls,{HOST}").parse::<Initiator>().is_err(), "no host has such a name");
     }
@@ -189,7 +212,10 @@ pub(crate) mod tests {
     fn what_is_no_key_is_as_unknown_as_what_does_not_open() {
         let bad = StoredTls::seal(&tls(SECRETS[0], true), OF, &ring(1)).unwrap();
         assert!(bad.open(OF, &ring(1)).is_ok());
-        assert_eq!(bad.known(OF, &ring(1)).err(), Some(CannotOpen::Wrong));
+        assert_eq!(
+            bad.open_for_target(OF, &ring(1)).err(),
+            Some(SecretUnsealError::AuthenticationFailed)
+        );
         for bad in [
             r"{}",
             r#"{"key":{"sealed":"1"}}"#,
@@ -202,7 +228,7 @@ pub(crate) mod tests {
         }
         let damaged = r#"{"key":{"sealed":"1"},"required":true}"#;
         let damaged: StoredTls = serde_json::from_str(damaged).unwrap();
-        assert_eq!(damaged.known(OF, &ring(1)).err(), Some(CannotOpen::Damaged));
+        assert_eq!(damaged.open_for_target(OF, &ring(1)).err(), Some(SecretUnsealError::Damaged));
         assert!(damaged.is_sealed_by(&ring(1)), "it is left as it is");
     }
 }

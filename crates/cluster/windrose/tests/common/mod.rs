@@ -1,4 +1,4 @@
-//! The real program, in a directory of its own, on ports of the system's choice.
+//! The real program, in its own directory, on free ports.
 
 #![allow(dead_code, reason = "each test program uses its part")]
 
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_windrose");
 
 /// Longest time a node may take to start or to stop.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) fn now() -> Instant {
     #[expect(clippy::disallowed_methods, reason = "real processes live in real time")]
@@ -23,19 +23,19 @@ pub(crate) fn pause(ms: u64) {
     std::thread::sleep(Duration::from_millis(ms));
 }
 
-/// A place for a node: its configuration, its data, its log.
-pub(crate) struct Place {
+/// A node's directory: its configuration, its data, its log.
+pub(crate) struct TestNode {
     dir: tempfile::TempDir,
     config: PathBuf,
 }
 
-impl Place {
-    /// A place whose configuration ends with `more`.
+impl TestNode {
+    /// Creates one whose configuration ends with `more`.
     pub(crate) fn new(more: &str) -> Self {
         Self::named("test", more)
     }
 
-    /// The same for a node of this name.
+    /// The same with the name `name`.
     pub(crate) fn named(name: &str, more: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let config = dir.path().join("windrose.toml");
@@ -57,8 +57,8 @@ impl Place {
 
     /// Starts a node and waits until it serves.
     pub(crate) fn start(&self) -> Daemon {
-        let mut daemon = self.launch();
-        let deadline = now() + PATIENCE;
+        let mut daemon = self.spawn_node();
+        let deadline = now() + TEST_TIMEOUT;
         while self.cli(&["status"]).status.code().is_none_or(|code| code == 3) {
             assert!(daemon.child.try_wait().unwrap().is_none(), "the node ended: {}", self.log());
             assert!(now() < deadline, "the node does not start: {}", self.log());
@@ -71,30 +71,30 @@ impl Place {
         daemon
     }
 
-    /// The configuration's file.
+    /// The configuration file.
     pub(crate) fn config(&self) -> &Path {
         &self.config
     }
 
-    /// Starts a node that must end by itself; gives its exit code.
-    pub(crate) fn ends(&self) -> Option<i32> {
-        self.launch().wait()
+    /// Runs a node that must exit by itself; returns its exit code.
+    pub(crate) fn run_until_exit(&self) -> Option<i32> {
+        self.spawn_node().wait()
     }
 
-    /// Starts a node and does not wait.
-    pub(crate) fn launch(&self) -> Daemon {
+    /// Starts a node without waiting.
+    pub(crate) fn spawn_node(&self) -> Daemon {
         self.spawn(false)
     }
 
-    /// Like [`Self::launch`], with the log for the system's journal.
+    /// Like [`Self::spawn_node`], with the log in the journal's format.
     pub(crate) fn launch_for_journal(&self) -> Daemon {
         self.spawn(true)
     }
 
-    /// Starts a node whose log nobody reads, and waits until it answers.
-    pub(crate) fn start_unheard(&self) -> Daemon {
-        let mut daemon = self.spawn_with(nobody_reads(), None);
-        let deadline = now() + PATIENCE;
+    /// Starts a node whose log has no reader, and waits until it answers.
+    pub(crate) fn start_with_closed_stderr(&self) -> Daemon {
+        let mut daemon = self.spawn_with(closed_pipe(), None);
+        let deadline = now() + TEST_TIMEOUT;
         while self.cli(&["status"]).status.code().is_none_or(|code| code == 3) {
             assert!(daemon.child.try_wait().unwrap().is_none(), "the node ended");
             assert!(now() < deadline, "the node does not start");
@@ -134,7 +134,7 @@ impl Place {
         cli(&format!("unix:{}/api.sock", self.path().display()), args)
     }
 
-    /// Runs a command that must succeed; gives what it printed.
+    /// Runs a command that must succeed; returns its output.
     pub(crate) fn ok(&self, args: &[&str]) -> String {
         let out = self.cli(args);
         let (stdout, stderr) = texts(&out);
@@ -148,7 +148,7 @@ impl Place {
         serde_json::from_str(&text).expect(&text)
     }
 
-    /// Runs a command that must fail with `code`; gives what it said.
+    /// Runs a command that must fail with `code`; returns its error output.
     pub(crate) fn fails(&self, code: i32, args: &[&str]) -> String {
         let out = self.cli(args);
         let (stdout, stderr) = texts(&out);
@@ -158,7 +158,7 @@ impl Place {
 }
 
 /// A pipe whose other end is closed.
-pub(crate) fn nobody_reads() -> Stdio {
+pub(crate) fn closed_pipe() -> Stdio {
     let (read, write) = std::io::pipe().unwrap();
     drop(read);
     write.into()
@@ -182,7 +182,7 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Asks it to stop and gives its exit code.
+    /// Stops it and returns its exit code.
     pub(crate) fn stop(mut self) -> Option<i32> {
         self.signal("TERM");
         self.wait()
@@ -193,9 +193,9 @@ impl Daemon {
         assert!(Command::new("kill").args([&format!("-{name}"), &pid]).status().unwrap().success());
     }
 
-    /// Waits until it ends by itself.
+    /// Waits until it exits by itself.
     pub(crate) fn wait(&mut self) -> Option<i32> {
-        let deadline = now() + PATIENCE;
+        let deadline = now() + TEST_TIMEOUT;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status.code();
@@ -205,7 +205,7 @@ impl Daemon {
         }
     }
 
-    /// Ends it as a power cut would, as far as a process can tell.
+    /// Kills it, as a power cut would, as far as a process can tell.
     pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -214,7 +214,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // It may have ended already.
+        // It may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,23 +1,24 @@
-//! SCSI commands: data both ways, and how they end (RFC 7143 11.4, 11.7, 11.8).
+//! SCSI commands: data in both directions, and completion (RFC 7143 11.4, 11.7, 11.8).
 
 use super::Connection;
 use super::receive::Subject;
 use super::request::{Answer, Completion, Residual};
-use super::tasks::{Kind, Transfer};
-use crate::pdu::{BHS, DataIn, FINAL, NO_TAG, R2t, ScsiResponse};
+use super::tasks::{DataOutSequence, TaskKind};
+use crate::pdu::{BHS_LEN, DataIn, FINAL, NO_TAG, R2t, ScsiResponse};
 use crate::stream::{Sink, Tag};
 
 /// Most bytes of sense data (SPC-4 4.5).
 const MAX_SENSE: usize = 252;
 
 impl Connection {
-    /// A Data-In PDU has begun: data of a command comes in order, without holes, and no more than there is
-    /// room for. Where its sequences end does not matter here: tgt makes them longer than MaxBurstLength.
+    /// Handles the header of a Data-In PDU: data of a command arrives in order, without gaps, and
+    /// within the buffers. Sequence boundaries are ignored: tgt makes sequences longer than
+    /// MaxBurstLength.
     pub(super) fn on_data_header(&mut self) -> Result<(Sink, Subject), &'static str> {
         let pdu = *DataIn::of(self.receiver.basic());
-        let length = u32::try_from(self.receiver.segment()).map_err(|_| "too much data")?;
-        let tag = self.expect(pdu.itt.get(), |kind| kind == Kind::Scsi)?;
-        let Some(task) = self.tasks.get(tag).filter(|t| t.room > 0) else {
+        let length = u32::try_from(self.receiver.segment_len()).map_err(|_| "too much data")?;
+        let tag = self.find_request(pdu.itt.get(), |kind| kind == TaskKind::Scsi)?;
+        let Some(task) = self.tasks.get(tag).filter(|t| t.capacity > 0) else {
             return Err("data for a command that reads nothing");
         };
         let (last, status) = (pdu.flags & FINAL != 0, pdu.flags & DataIn::STATUS != 0);
@@ -27,39 +28,39 @@ impl Connection {
         if length == 0 && !status {
             return Err("data of no length");
         }
-        if pdu.data_sn.get() != task.data_ins {
+        if pdu.data_sn.get() != task.data_in_pdus {
             return Err("a Data-In out of order");
         }
-        if pdu.offset.get() != task.filled {
+        if pdu.offset.get() != task.received_bytes {
             return Err("data out of order");
         }
-        if length > task.room - task.filled {
+        if length > task.capacity - task.received_bytes {
             return Err("more data than was asked for");
         }
-        task.data_ins = task.data_ins.wrapping_add(1);
+        task.data_in_pdus = task.data_in_pdus.wrapping_add(1);
         Ok((Sink::Task(tag, pdu.offset.get()), Subject::Data(tag)))
     }
 
-    /// A Data-In PDU is there.
-    pub(super) fn on_data(&mut self, tag: Tag, header: &[u8; BHS]) -> Result<(), &'static str> {
+    /// Handles a complete Data-In PDU.
+    pub(super) fn on_data(&mut self, tag: Tag, header: &[u8; BHS_LEN]) -> Result<(), &'static str> {
         let pdu = DataIn::of(header);
-        let length = u32::try_from(self.receiver.segment()).map_err(|_| "too much data")?;
+        let length = u32::try_from(self.receiver.segment_len()).map_err(|_| "too much data")?;
         let status = pdu.flags & DataIn::STATUS != 0;
-        self.count(header, status)?;
+        self.check_counters(header, status)?;
         let Some(task) = self.tasks.get(tag) else { return Ok(()) };
-        task.filled += length;
+        task.received_bytes += length;
         if status {
-            let residual = residual(pdu.flags, pdu.residual.get(), task.room)?;
+            let residual = residual(pdu.flags, pdu.residual.get(), task.capacity)?;
             let completion = Completion { status: pdu.status, residual, ..Completion::default() };
             self.answer(tag, Answer::Scsi(completion));
         }
         Ok(())
     }
 
-    /// Data is asked for: in order, once, no more than was agreed on at a time.
+    /// Handles an R2T: data is requested in order, once, and within the negotiated limits.
     pub(super) fn on_r2t(&mut self, pdu: &R2t) -> Result<(), &'static str> {
         let (most, max_burst) = (self.params.max_outstanding_r2t, self.params.max_burst);
-        let tag = self.expect(pdu.itt.get(), |kind| kind == Kind::Scsi)?;
+        let tag = self.find_request(pdu.itt.get(), |kind| kind == TaskKind::Scsi)?;
         let Some(task) = self.tasks.get(tag).filter(|t| !t.outgoing.is_empty()) else {
             return Err("a request for data of a command that writes nothing");
         };
@@ -77,27 +78,27 @@ impl Connection {
             return Err("an R2T for nothing, or for more than agreed on");
         }
         let end = at.checked_add(length).filter(|&end| end as usize <= task.outgoing.len());
-        let Some(end) = end.filter(|_| at == task.asked) else {
+        let Some(end) = end.filter(|_| at == task.solicited_bytes) else {
             return Err("an R2T for data that there is not, or again");
         };
-        task.asked = end;
+        task.solicited_bytes = end;
         task.r2ts = task.r2ts.wrapping_add(1);
         task.open_r2ts += 1;
-        self.transfers.push_back(Transfer { tag, ttt, at, end, data_sn: 0 });
+        self.data_out_sequences.push_back(DataOutSequence { tag, ttt, at, end, data_sn: 0 });
         Ok(())
     }
 
-    /// A command is over.
+    /// Handles the status of a command.
     pub(super) fn on_status(
         &mut self,
         pdu: &ScsiResponse,
         data: &[u8],
     ) -> Result<(), &'static str> {
-        let tag = self.expect(pdu.itt.get(), |kind| kind == Kind::Scsi)?;
-        let sense = sense(data, self.receiver.segment())?.into();
+        let tag = self.find_request(pdu.itt.get(), |kind| kind == TaskKind::Scsi)?;
+        let sense = sense(data, self.receiver.segment_len())?.into();
         let Some(task) = self.tasks.get(tag) else { return Ok(()) };
-        // RFC 7143 11.4.8: what was sent in all. Some targets leave it zero.
-        let came = task.data_ins.max(task.r2ts);
+        // RFC 7143 11.4.8: the number of PDUs sent. Some targets leave it zero.
+        let came = task.data_in_pdus.max(task.r2ts);
         if pdu.response == ScsiResponse::COMPLETED && pdu.exp_data_sn.get() > came {
             return Err("data that has not come");
         }
@@ -108,7 +109,7 @@ impl Connection {
     }
 }
 
-/// Sense data and, before it, its length (RFC 7143 11.4.7), of a segment of so many bytes.
+/// Sense data preceded by its length (RFC 7143 11.4.7), in a segment of `segment` bytes.
 pub(super) fn sense(data: &[u8], segment: usize) -> Result<&[u8], &'static str> {
     let Some((length, sense)) = data.split_first_chunk() else {
         return if data.is_empty() { Ok(&[]) } else { Err("half a length of sense data") };

@@ -1,11 +1,11 @@
-//! The login phase (RFC 7143 6.3), from the initiator's side. Pure: a response and its text in, what is to be
-//! said next out.
+//! The initiator's login phase (RFC 7143 6.3). Pure: takes a response and its text, returns the
+//! next request.
 
-use super::auth::{self, Given, Progress};
-use super::config::{Config, Fresh};
+use super::auth::{self, AuthState, SecurityKeys};
+use super::config::{Config, LoginNonce};
 use super::negotiate;
-use super::request::End;
-use crate::params::{Key, Params, Use};
+use super::request::CloseReason;
+use crate::params::{Key, KeyUse, Params};
 use crate::pdu::{CONTINUE, FINAL, LoginResponse, LoginStatus, Stage};
 use crate::text::{self, MAX_KEY, Pairs};
 use crate::value::NOT_UNDERSTOOD;
@@ -13,62 +13,62 @@ use crate::value::NOT_UNDERSTOOD;
 /// Most responses of a login.
 const MAX_RESPONSES: u32 = 64;
 
-/// Most text of one response, in bytes, however many PDUs it comes in.
+/// Most text of one response, in bytes, over all its PDUs.
 const MAX_TEXT: usize = 64 * 1024;
 
-/// Most keys that a target may use in a login which we do not know: their answers fit one request.
+/// Most unknown keys that a target may use in a login: the answers fit one request.
 const MAX_UNKNOWN: usize = 64;
 const _: () = assert!(MAX_UNKNOWN * (MAX_KEY + 1 + NOT_UNDERSTOOD.len() + 1) < 8192);
 
 /// A login in progress.
 #[derive(Debug)]
 pub(super) struct Login {
-    fresh: Fresh,
+    nonce: LoginNonce,
     stage: Stage,
     responses: u32,
     /// Text of the response so far.
     text: Vec<u8>,
-    /// What is to be said next.
+    /// Text to send next.
     reply: Vec<u8>,
-    /// Whether the last request wanted to leave the stage.
+    /// Whether the last request asked to leave the stage.
     transits: bool,
     /// Known keys that the target has used.
-    seen: u64,
-    unknown: usize,
-    security: Progress,
+    seen_keys: u64,
+    unknown_keys: usize,
+    auth: AuthState,
     params: Params,
-    /// Where the target says that it is.
-    moved_to: Option<String>,
+    /// Address from the target's redirection.
+    redirect_address: Option<String>,
 }
 
-/// What a response leads to.
+/// Next step after a response.
 #[derive(Debug)]
-pub(super) enum Step {
-    /// Another request: flags and text.
-    Say { flags: u8, text: Vec<u8> },
+pub(super) enum LoginStep {
+    /// Send another request: flags and text.
+    Send { flags: u8, text: Vec<u8> },
     /// The full feature phase.
     Done(Params),
 }
 
 impl Login {
-    pub(super) fn new(config: &Config, fresh: Fresh) -> Self {
+    pub(super) fn new(config: &Config, fresh: LoginNonce) -> Self {
         Self {
-            fresh,
+            nonce: fresh,
             stage: Stage::Security,
             responses: 0,
             text: Vec::new(),
             reply: Vec::new(),
             transits: false,
-            seen: 0,
-            unknown: 0,
-            security: Progress::default(),
-            params: negotiate::begin(config),
-            moved_to: None,
+            seen_keys: 0,
+            unknown_keys: 0,
+            auth: AuthState::default(),
+            params: negotiate::initial_params(config),
+            redirect_address: None,
         }
     }
 
     /// The first request: flags and text.
-    pub(super) fn first(&mut self, config: &Config) -> (u8, Vec<u8>) {
+    pub(super) fn first_request(&mut self, config: &Config) -> (u8, Vec<u8>) {
         let mut text = Vec::new();
         text::push(&mut text, "InitiatorName", &config.initiator);
         match &config.target {
@@ -79,14 +79,14 @@ impl Login {
             None => text::push(&mut text, "SessionType", "Discovery"),
         }
         auth::offer(config.credentials.as_ref(), &mut text);
-        // Who offers nothing but `None` is ready to go on.
+        // An offer of `None` alone can leave the stage at once.
         self.transits = config.credentials.is_none();
         (self.flags(), text)
     }
 
-    /// Where the target says that it is, once a login has ended with [`End::Moved`].
-    pub(super) fn moved_to(&mut self) -> Option<String> {
-        self.moved_to.take()
+    /// The target's redirection address, after a login has ended with [`CloseReason::Redirected`].
+    pub(super) fn redirect_address(&mut self) -> Option<String> {
+        self.redirect_address.take()
     }
 
     fn flags(&self) -> u8 {
@@ -96,18 +96,18 @@ impl Login {
         self.stage.0 << 2 | transit
     }
 
-    /// A response has come.
+    /// Handles a response.
     pub(super) fn on_response(
         &mut self,
         response: &LoginResponse,
         text: &[u8],
         config: &Config,
-    ) -> Result<Step, End> {
+    ) -> Result<LoginStep, CloseReason> {
         self.check(response, text, config)?;
         self.text.extend_from_slice(text);
         if response.flags & CONTINUE != 0 {
-            // RFC 7143 6.2: it is told to go on by a request without text.
-            return Ok(Step::Say { flags: self.stage.0 << 2, text: Vec::new() });
+            // RFC 7143 6.2: an empty request asks it to continue.
+            return Ok(LoginStep::Send { flags: self.stage.0 << 2, text: Vec::new() });
         }
         let text = std::mem::take(&mut self.text);
         let transits = response.flags & FINAL != 0;
@@ -116,18 +116,23 @@ impl Login {
             return self.next_stage(config);
         }
         self.transits = self.stage == Stage::Operational
-            || self.security.is_ready()
+            || self.auth.is_ready()
             || config.credentials.is_none();
-        Ok(Step::Say { flags: self.flags(), text: std::mem::take(&mut self.reply) })
+        Ok(LoginStep::Send { flags: self.flags(), text: std::mem::take(&mut self.reply) })
     }
 
-    /// RFC 7143 11.13: what a response's header may say.
-    fn check(&mut self, response: &LoginResponse, text: &[u8], config: &Config) -> Result<(), End> {
-        let violation = |what| Err(End::Violation(what));
+    /// RFC 7143 11.13: checks a response's header.
+    fn check(
+        &mut self,
+        response: &LoginResponse,
+        text: &[u8],
+        config: &Config,
+    ) -> Result<(), CloseReason> {
+        let violation = |what| Err(CloseReason::Violation(what));
         match response.status.get() >> 8 {
             0 => {}
-            1 => return Err(self.moved(LoginStatus(response.status.get()), text)),
-            _ => return Err(End::Refused(LoginStatus(response.status.get()))),
+            1 => return Err(self.on_redirect(LoginStatus(response.status.get()), text)),
+            _ => return Err(CloseReason::LoginRefused(LoginStatus(response.status.get()))),
         }
         self.responses += 1;
         if self.responses > MAX_RESPONSES {
@@ -152,37 +157,42 @@ impl Login {
         Ok(())
     }
 
-    /// RFC 7143 11.13.5: the target is elsewhere.
-    fn moved(&mut self, status: LoginStatus, text: &[u8]) -> End {
+    /// RFC 7143 11.13.5: handles a redirection.
+    fn on_redirect(&mut self, status: LoginStatus, text: &[u8]) -> CloseReason {
         let mut pairs = Pairs::of(text).map_while(Result::ok);
         let Some((_, address)) = pairs.find(|(key, _)| *key == "TargetAddress") else {
-            return End::Violation("a redirection to nowhere");
+            return CloseReason::Violation("a redirection to nowhere");
         };
-        self.moved_to = Some(address.to_owned());
-        End::Moved { for_good: status == LoginStatus::MovedPermanently }
+        self.redirect_address = Some(address.to_owned());
+        CloseReason::Redirected { permanent: status == LoginStatus::MovedPermanently }
     }
 
-    fn take_keys(&mut self, text: &[u8], transits: bool, config: &Config) -> Result<(), End> {
-        let mut given = Given::default();
+    fn take_keys(
+        &mut self,
+        text: &[u8],
+        transits: bool,
+        config: &Config,
+    ) -> Result<(), CloseReason> {
+        let mut given = SecurityKeys::default();
         for pair in Pairs::of(text) {
-            let (name, value) = pair.map_err(|_| End::Violation("malformed text"))?;
-            match Key::of(name) {
+            let (name, value) = pair.map_err(|_| CloseReason::Violation("malformed text"))?;
+            match Key::from_name(name) {
                 Some(key) => self.take_key(key, value, &mut given, config)?,
-                // An answer to something that we say nowhere.
+                // An answer to a key that we do not use.
                 None if value == NOT_UNDERSTOOD => {}
                 None => {
-                    self.unknown += 1;
-                    if self.unknown > MAX_UNKNOWN {
-                        return Err(End::Violation("keys without end"));
+                    self.unknown_keys += 1;
+                    if self.unknown_keys > MAX_UNKNOWN {
+                        return Err(CloseReason::Violation("keys without end"));
                     }
                     text::push(&mut self.reply, name, NOT_UNDERSTOOD);
                 }
             }
         }
         if self.stage == Stage::Security {
-            let security = std::mem::take(&mut self.security);
-            let who = (config.credentials.as_ref(), &self.fresh);
-            self.security = security.step(&given, who, transits, &mut self.reply)?;
+            let security = std::mem::take(&mut self.auth);
+            let who = (config.credentials.as_ref(), &self.nonce);
+            self.auth = security.step(&given, who, transits, &mut self.reply)?;
         }
         Ok(())
     }
@@ -191,22 +201,22 @@ impl Login {
         &mut self,
         key: Key,
         value: &'a str,
-        given: &mut Given<'a>,
+        given: &mut SecurityKeys<'a>,
         config: &Config,
-    ) -> Result<(), End> {
+    ) -> Result<(), CloseReason> {
         // RFC 7143 6.2: a key is negotiated once.
-        if self.seen & key.bit() != 0 {
-            return Err(End::Violation("a key twice"));
+        if self.seen_keys & key.bit() != 0 {
+            return Err(CloseReason::Violation("a key twice"));
         }
-        self.seen |= key.bit();
-        let in_time = match key.used() {
-            Use::Security => self.stage == Stage::Security,
-            Use::Operational => self.stage == Stage::Operational,
-            Use::Any | Use::Target => true,
-            Use::Identity | Use::FullFeature => false,
+        self.seen_keys |= key.bit();
+        let in_time = match key.key_use() {
+            KeyUse::Security => self.stage == Stage::Security,
+            KeyUse::Operational => self.stage == Stage::Operational,
+            KeyUse::Any | KeyUse::Target => true,
+            KeyUse::Identity | KeyUse::FullFeature => false,
         };
         if !in_time {
-            return Err(End::Violation("a key where it does not belong"));
+            return Err(CloseReason::Violation("a key where it does not belong"));
         }
         match key {
             Key::AuthMethod => given.method = Some(value),
@@ -216,28 +226,28 @@ impl Login {
             Key::ChapN => given.name = Some(value),
             Key::ChapR => given.response = Some(value),
             Key::TargetAlias | Key::TargetAddress | Key::TargetPortalGroupTag => {}
-            // What nobody has offered is not agreed on.
+            // Keys that were not offered cannot be negotiated.
             key if !negotiate::is_answer(key) => {
-                return Err(End::Violation("a key that was not offered"));
+                return Err(CloseReason::Violation("a key that was not offered"));
             }
-            key => negotiate::take(&mut self.params, key, value, config)
-                .ok_or(End::Violation("an answer beyond what was offered"))?,
+            key => negotiate::apply_answer(&mut self.params, key, value, config)
+                .ok_or(CloseReason::Violation("an answer beyond what was offered"))?,
         }
         Ok(())
     }
 
-    /// The target goes on to the stage that was asked for.
-    fn next_stage(&mut self, config: &Config) -> Result<Step, End> {
+    /// Moves to the stage that was requested.
+    fn next_stage(&mut self, config: &Config) -> Result<LoginStep, CloseReason> {
         if self.stage == Stage::Operational {
-            self.params.settle();
-            return Ok(Step::Done(self.params.clone()));
+            self.params.clamp_first_burst();
+            return Ok(LoginStep::Done(self.params.clone()));
         }
-        if !self.security.is_done() {
-            return Err(End::TargetUnproved);
+        if !self.auth.is_done() {
+            return Err(CloseReason::TargetNotAuthenticated);
         }
         (self.stage, self.transits) = (Stage::Operational, true);
         let mut text = std::mem::take(&mut self.reply);
         negotiate::offer(config, &mut text);
-        Ok(Step::Say { flags: self.flags(), text })
+        Ok(LoginStep::Send { flags: self.flags(), text })
     }
 }

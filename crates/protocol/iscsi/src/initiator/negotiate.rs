@@ -10,8 +10,8 @@ use crate::value::{IRRELEVANT, NOT_UNDERSTOOD, REJECT, from_bool, number, yes_no
 
 const SEGMENT: RangeInclusive<u32> = 512..=MAX_SEGMENT;
 
-/// What holds as long as the target has not answered.
-pub(super) fn begin(config: &Config) -> Params {
+/// Parameters before the target has answered.
+pub(super) fn initial_params(config: &Config) -> Params {
     let own = Params::default();
     Params {
         immediate_data: config.limits.immediate_data,
@@ -27,12 +27,12 @@ pub(super) fn offer(config: &Config, reply: &mut Vec<u8>) {
     let limits = &config.limits;
     text::push(reply, "HeaderDigest", digest(config.digests.header));
     text::push(reply, "DataDigest", digest(config.digests.data));
-    text::push(reply, "MaxRecvDataSegmentLength", begin(config).initiator_max_segment);
+    text::push(reply, "MaxRecvDataSegmentLength", initial_params(config).initiator_max_segment);
     text::push(reply, "DefaultTime2Wait", 0);
     text::push(reply, "DefaultTime2Retain", 0);
     text::push(reply, "ErrorRecoveryLevel", 0);
     if config.target.is_none() {
-        // RFC 7143 4.3: the others do not matter in a discovery session.
+        // RFC 7143 4.3: the other keys are irrelevant in a discovery session.
         return;
     }
     text::push(reply, "InitialR2T", from_bool(limits.initial_r2t));
@@ -45,7 +45,7 @@ pub(super) fn offer(config: &Config, reply: &mut Vec<u8>) {
     text::push(reply, "DataSequenceInOrder", "Yes");
 }
 
-/// Whether a key is one of those that were offered, or that a target declares by itself.
+/// Whether a key was offered, or may be declared by a target.
 pub(super) fn is_answer(key: Key) -> bool {
     matches!(
         key,
@@ -66,9 +66,14 @@ pub(super) fn is_answer(key: Key) -> bool {
     )
 }
 
-/// Takes a target's answer, or its declaration; `None` for one that it must not give. What a target rejects
-/// or does not understand stays as it is without negotiation.
-pub(super) fn take(params: &mut Params, key: Key, value: &str, config: &Config) -> Option<()> {
+/// Handles a target's answer or declaration; `None` for an invalid one. Keys that a target rejects
+/// or does not understand keep their defaults.
+pub(super) fn apply_answer(
+    params: &mut Params,
+    key: Key,
+    value: &str,
+    config: &Config,
+) -> Option<()> {
     let limits = &config.limits;
     if key == Key::MaxRecvDataSegmentLength {
         params.target_max_segment = within(value, SEGMENT)?;
@@ -80,11 +85,11 @@ pub(super) fn take(params: &mut Params, key: Key, value: &str, config: &Config) 
     match key {
         Key::HeaderDigest => params.header_digest = digest(value)?,
         Key::DataDigest => params.data_digest = digest(value)?,
-        // One of two that want it is enough.
+        // One side that wants it is enough.
         Key::InitialR2T => {
             params.initial_r2t = yes_no(value).filter(|agreed| *agreed || !limits.initial_r2t)?;
         }
-        // Both have to want it.
+        // Both sides have to want it.
         Key::ImmediateData => {
             params.immediate_data =
                 yes_no(value).filter(|agreed| !*agreed || limits.immediate_data)?;
@@ -96,11 +101,11 @@ pub(super) fn take(params: &mut Params, key: Key, value: &str, config: &Config) 
         }
         Key::MaxOutstandingR2T => {
             let most = limits.max_outstanding_r2t.max(1);
-            params.max_outstanding_r2t = short(within(value, 1..=most.into())?)?;
+            params.max_outstanding_r2t = u16_from(within(value, 1..=most.into())?)?;
         }
-        Key::DefaultTime2Wait => params.time2wait = short(within(value, 0..=3600)?)?,
-        // Some targets say what they would have liked: nothing is kept here anyway.
-        Key::DefaultTime2Retain => params.time2retain = short(within(value, 0..=3600)?)?,
+        Key::DefaultTime2Wait => params.time2wait = u16_from(within(value, 0..=3600)?)?,
+        // Some targets answer with their own preference: nothing is retained here anyway.
+        Key::DefaultTime2Retain => params.time2retain = u16_from(within(value, 0..=3600)?)?,
         Key::ErrorRecoveryLevel => return within(value, 0..=0).map(drop),
         Key::MaxConnections => return within(value, 1..=1).map(drop),
         Key::DataPDUInOrder | Key::DataSequenceInOrder => {
@@ -115,7 +120,7 @@ fn within(value: &str, range: RangeInclusive<u32>) -> Option<u32> {
     number(value).filter(|n| range.contains(n))
 }
 
-fn short(n: u32) -> Option<u16> {
+fn u16_from(n: u32) -> Option<u16> {
     u16::try_from(n).ok()
 }
 
@@ -163,10 +168,10 @@ mod tests {
             (Key::MaxRecvDataSegmentLength, "Reject"),
             (Key::SendTargets, "All"),
         ];
-        let before = begin(&config);
+        let before = initial_params(&config);
         for (key, value) in refused {
             let mut params = before.clone();
-            assert_eq!(take(&mut params, key, value, &config), None, "{key:?}={value}");
+            assert_eq!(apply_answer(&mut params, key, value, &config), None, "{key:?}={value}");
             assert_eq!(params, before);
         }
         let mut params = before;
@@ -180,7 +185,7 @@ mod tests {
             (Key::MaxOutstandingR2T, "2"),
             (Key::MaxRecvDataSegmentLength, "0x1000"),
         ] {
-            assert_eq!(take(&mut params, key, value, &config), Some(()), "{key:?}={value}");
+            assert_eq!(apply_answer(&mut params, key, value, &config), Some(()), "{key:?}={value}");
         }
         assert!(params.header_digest && !params.data_digest && params.initial_r2t);
         assert_eq!((params.max_burst, params.first_burst), (65_536, 65_536));

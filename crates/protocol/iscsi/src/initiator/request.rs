@@ -1,4 +1,4 @@
-//! What callers ask for, and what becomes of it.
+//! Requests of callers, and their outcomes.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use crate::stream::Tag;
 /// The data of a command.
 #[derive(Debug)]
 pub enum Payload {
-    /// There is none.
+    /// No data.
     None,
-    /// It goes to the target; not empty.
+    /// Data to the target; not empty.
     ToTarget(Bufs),
-    /// It comes from the target, into these; not empty.
+    /// Buffers for data from the target; not empty.
     ToHost(BufsMut),
 }
 
@@ -30,7 +30,7 @@ impl Payload {
         }
     }
 
-    /// Whether there is none.
+    /// Whether there is no data.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -53,94 +53,95 @@ pub enum Request {
     Abort(Tag),
     /// LOGICAL UNIT RESET.
     ResetUnit([u8; 8]),
-    /// A NOP-Out that wants an answer (RFC 7143 11.18).
+    /// A NOP-Out that requests an answer (RFC 7143 11.18).
     Ping,
     /// Text of `key=value` pairs, no longer than 8 KiB (RFC 7143 11.10); one at a time.
     Text(Vec<u8>),
-    /// The end of the session (RFC 7143 11.14): what is in flight is lost, and the connection ends.
+    /// Ends the session (RFC 7143 11.14): what is in flight is lost, and the connection ends.
     Logout,
 }
 
-/// A request, as its caller makes it.
+/// A request to submit.
 #[derive(Debug)]
 pub struct Command {
     /// What is asked.
     pub request: Request,
-    /// How long the target may take to answer; `None` where it may take for ever.
+    /// Time limit of the answer; `None`: unlimited.
     pub timeout: Option<Duration>,
 }
 
 /// By how much a transfer missed what was expected (RFC 7143 11.4.5).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Residual {
-    /// It did not.
+    /// No residual.
     #[default]
     None,
-    /// So many bytes of the data were not moved.
+    /// This many bytes of the data were not transferred.
     Under(u32),
-    /// So many bytes more were there.
+    /// This many more bytes were available.
     Over(u32),
 }
 
-/// The end of a SCSI command.
+/// Completion of a SCSI command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Completion {
-    /// iSCSI service response: 0 where the target completed the command, else the rest says nothing.
+    /// iSCSI service response: 0 if the target completed the command; otherwise the other fields
+    /// are meaningless.
     pub response: u8,
     /// SCSI status.
     pub status: u8,
     /// Sense data.
     pub sense: Box<[u8]>,
-    /// What was not transferred.
+    /// The residual.
     pub residual: Residual,
 }
 
-/// What a target has answered.
+/// A target's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// To a SCSI command.
     Scsi(Completion),
     /// To [`Request::Abort`] and [`Request::ResetUnit`].
-    Managed(TaskOutcome),
+    TaskManagement(TaskOutcome),
     /// To [`Request::Ping`].
     Pong,
     /// To [`Request::Text`].
     Text(Vec<u8>),
     /// To [`Request::Logout`].
-    LoggedOut(LogoutOutcome),
-    /// It has rejected what is no SCSI command.
+    Logout(LogoutOutcome),
+    /// A rejected non-SCSI request.
     Rejected(RejectReason),
 }
 
 /// Why a request has no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lost {
-    /// Nothing of it has been sent: the target does not know of it.
+pub enum LostRequest {
+    /// Not sent: the target does not know of it.
     Unsent,
-    /// It was sent, at least in part: the target has done it, or not, or will do it yet.
+    /// Sent, at least in part: the target may have executed it, or may still do so.
     InDoubt,
-    /// Task management has ended it: the target has done it, or not, and does nothing more about it.
+    /// Ended by task management: the target may have executed it, but will do nothing more.
     Aborted,
 }
 
-/// The end of a request.
+/// A completed request.
 #[derive(Debug)]
-pub struct Done {
-    /// The request; its tag may be used again by now.
+pub struct CompletedRequest {
+    /// Tag of the request, which may be in use again by now.
     pub tag: Tag,
-    /// Whether it was a SCSI command, so that there is room for another one.
+    /// Whether it was a SCSI command, whose slot is free again.
     pub is_command: bool,
-    /// What the target has answered, or that there will be no answer.
-    pub outcome: Result<Answer, Lost>,
-    /// Bytes of its data that have been moved, as far as this side has seen.
-    pub moved: u32,
-    /// The buffers of [`Payload::ToHost`]; behind the first `moved` bytes they hold anything.
+    /// The target's answer, or why there is none.
+    pub outcome: Result<Answer, LostRequest>,
+    /// Bytes of its data transferred, as far as this side has seen.
+    pub transferred: u32,
+    /// The buffers of [`Payload::ToHost`]; undefined beyond the first `transferred` bytes.
     pub buffers: BufsMut,
 }
 
-/// What a target says that nobody asked (RFC 7143 11.9).
+/// Asynchronous notification of a target (RFC 7143 11.9).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Notice {
+pub enum AsyncNotification {
     /// A SCSI asynchronous event.
     Scsi {
         /// The logical unit.
@@ -148,52 +149,52 @@ pub enum Notice {
         /// Sense data.
         sense: Box<[u8]>,
     },
-    /// It wants the session to end within so many seconds. This side takes no commands any more, and logs
-    /// out when those in flight are over.
+    /// The target requests the end of the session within this time. This side accepts no more
+    /// commands, and logs out when those in flight have completed.
     LogoutRequest {
         /// Seconds.
         within_s: u16,
     },
 }
 
-/// Why a connection ends.
+/// Why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum CloseReason {
     /// This side closed it.
     Closed,
     /// This side has logged out.
     LoggedOut,
-    /// The target dropped it, and says how many seconds to wait before coming again.
-    Dropped {
+    /// The target dropped it and says how many seconds to wait before reconnecting.
+    DroppedByTarget {
         /// Seconds.
         wait_s: u16,
     },
-    /// The target wanted the session to end, and it did not in time.
-    Overstayed,
+    /// The target requested the end of the session, which did not end in time.
+    LogoutTimeout,
     /// The target refused the login.
-    Refused(LoginStatus),
-    /// The target is elsewhere: [`super::Connection::moved_to`].
-    Moved {
-        /// Whether for good.
-        for_good: bool,
+    LoginRefused(LoginStatus),
+    /// Redirected: [`super::Connection::redirect_address`].
+    Redirected {
+        /// Whether permanently.
+        permanent: bool,
     },
-    /// The target asks for a proof, and there is no secret.
+    /// The target requires authentication, and no secret is configured.
     SecretMissing,
-    /// There is a secret of the target, and it does not prove that it has it.
-    TargetUnproved,
+    /// A secret of the target is configured, but it does not authenticate.
+    TargetNotAuthenticated,
     /// The target's proof is wrong.
-    WrongProof,
-    /// The target broke the protocol.
+    TargetAuthenticationFailed,
+    /// The target violated the protocol.
     Violation(&'static str),
-    /// A header was not what its digest says.
+    /// Wrong header digest.
     HeaderDigest,
-    /// Data was not what its digest says.
+    /// Wrong data digest.
     DataDigest,
     /// The target rejected a PDU.
     Rejected(RejectReason),
     /// The login took too long.
     LoginTimeout,
-    /// The target left a PDU unfinished.
+    /// The target did not finish a PDU in time.
     ReceiveTimeout,
     /// The target did not answer a command in time.
     CommandTimeout,
@@ -201,20 +202,22 @@ pub enum End {
     PingTimeout,
 }
 
-impl fmt::Display for End {
+impl fmt::Display for CloseReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Closed => f.write_str("closed"),
             Self::LoggedOut => f.write_str("logged out"),
-            Self::Dropped { wait_s } => {
+            Self::DroppedByTarget { wait_s } => {
                 write!(f, "the target dropped the connection for {wait_s} s")
             }
-            Self::Overstayed => f.write_str("the target wanted the session to end"),
-            Self::Refused(status) => write!(f, "the target refused the login: {status:?}"),
-            Self::Moved { .. } => f.write_str("the target is elsewhere"),
+            Self::LogoutTimeout => f.write_str("the target wanted the session to end"),
+            Self::LoginRefused(status) => write!(f, "the target refused the login: {status:?}"),
+            Self::Redirected { .. } => f.write_str("the target is elsewhere"),
             Self::SecretMissing => f.write_str("the target asks for a secret, and there is none"),
-            Self::TargetUnproved => f.write_str("the target does not prove who it is"),
-            Self::WrongProof => f.write_str("the target's proof of who it is is wrong"),
+            Self::TargetNotAuthenticated => f.write_str("the target does not prove who it is"),
+            Self::TargetAuthenticationFailed => {
+                f.write_str("the target's proof of who it is is wrong")
+            }
             Self::Violation(what) => write!(f, "the target broke the protocol: {what}"),
             Self::HeaderDigest => f.write_str("a header was damaged on its way"),
             Self::DataDigest => f.write_str("data was damaged on its way"),

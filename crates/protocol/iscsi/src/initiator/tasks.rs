@@ -1,20 +1,20 @@
-//! Requests in flight: a dense slab, so that a tag, and the task tag that is made of it, is an index.
+//! Requests in flight: a dense slab, so that a tag, and the task tag made from it, is an index.
 
 use std::time::Duration;
 
 use rt::buf::{Bufs, BufsMut};
 
 use crate::pdu::NO_TAG;
-use crate::serial::Serial;
-use crate::stream::{Owners, Tag};
+use crate::sequence_number::SequenceNumber;
+use crate::stream::{Tag, TaskBuffers};
 
-/// Bits of an initiator task tag that tell the slot; those above count how often it was used.
+/// Low bits of an initiator task tag, which select the slot; the others count its uses.
 const SLOT_BITS: u32 = 12;
 const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
 
-/// What a request is.
+/// Kind of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum TaskKind {
     #[default]
     Scsi,
     /// ABORT TASK.
@@ -22,74 +22,75 @@ pub(super) enum Kind {
     /// LOGICAL UNIT RESET.
     ResetUnit([u8; 8]),
     Ping,
-    /// A ping that nobody has asked for.
+    /// A ping of the machine itself.
     KeepAlive,
     Text,
     Logout,
-    /// A logout that the target has asked for.
-    Leave,
+    /// A logout requested by the target.
+    RequestedLogout,
 }
 
-impl Kind {
-    /// Whether a caller waits for the end.
-    pub(super) fn is_asked(self) -> bool {
-        !matches!(self, Self::KeepAlive | Self::Leave)
+impl TaskKind {
+    /// Whether a caller waits for it.
+    pub(super) fn is_from_caller(self) -> bool {
+        !matches!(self, Self::KeepAlive | Self::RequestedLogout)
     }
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Task {
-    pub(super) kind: Kind,
+    pub(super) kind: TaskKind,
     pub(super) lun: [u8; 8],
     pub(super) cdb: [u8; 16],
-    /// Place in the command order, once sent.
-    pub(super) cmd_sn: Serial,
+    /// Position in the command order, once sent.
+    pub(super) cmd_sn: SequenceNumber,
     /// Data for the target.
     pub(super) outgoing: Bufs,
-    /// Bytes of it that were sent unasked or have been asked for.
-    pub(super) asked: u32,
-    /// R2Ts that have come, and those of them that have not been answered in full.
+    /// Bytes of it that were sent unsolicited or requested.
+    pub(super) solicited_bytes: u32,
+    /// R2Ts received, and those not fully answered.
     pub(super) r2ts: u32,
     pub(super) open_r2ts: u16,
     /// Data from the target.
     pub(super) incoming: BufsMut,
-    /// Bytes that there is room for, and those that have come.
-    pub(super) room: u32,
-    pub(super) filled: u32,
-    /// Data-In PDUs that have come.
-    pub(super) data_ins: u32,
-    /// The buffer that data has come to: its index and where it begins.
+    /// Size of the buffers, and bytes received.
+    pub(super) capacity: u32,
+    pub(super) received_bytes: u32,
+    /// Data-In PDUs received.
+    pub(super) data_in_pdus: u32,
+    /// Current buffer: its index and the offset where it begins.
     pub(super) cursor: (usize, usize),
-    /// Where in what is sent its PDU begins; `None`: it waits for its turn.
-    pub(super) at: Option<u64>,
-    /// Where in what is sent ends what has been put there of it.
-    pub(super) end: u64,
-    /// When it has to be answered.
+    /// Position of its PDU in the output stream; `None`: not sent yet.
+    pub(super) queued_at: Option<u64>,
+    /// End of its queued data in the output stream.
+    pub(super) queued_end: u64,
+    /// Deadline of its answer.
     pub(super) deadline: Option<Duration>,
 }
 
 impl Task {
-    /// Bytes of its data that have been moved.
-    pub(super) fn moved(&self) -> u32 {
-        self.asked.max(self.filled)
+    /// Bytes of its data transferred.
+    pub(super) fn transferred(&self) -> u32 {
+        self.solicited_bytes.max(self.received_bytes)
     }
 
-    /// Takes back what was asked for of its data and has not been sent: all from `first` on, and what has been put together
-    /// of it behind the first `sent` bytes. The target does not have it, whatever it says.
-    pub(super) fn withhold(&mut self, first: Option<u32>, sent: u64) {
-        let unsent = u32::try_from(self.end.saturating_sub(sent)).unwrap_or(u32::MAX);
-        let asked = first.map_or(self.asked, |first| self.asked.min(first));
-        self.asked = asked.saturating_sub(unsent);
+    /// Takes back its requested, unsent data: all from `first` on, and queued data beyond the first
+    /// `sent` bytes of the stream. The target has not received it, whatever it says.
+    pub(super) fn retract_unsent(&mut self, first: Option<u32>, sent: u64) {
+        let unsent = u32::try_from(self.queued_end.saturating_sub(sent)).unwrap_or(u32::MAX);
+        let asked = first.map_or(self.solicited_bytes, |first| self.solicited_bytes.min(first));
+        self.solicited_bytes = asked.saturating_sub(unsent);
     }
 
-    /// Bytes of its data in all.
+    /// Total length of its data.
     pub(super) fn expected(&self) -> u32 {
-        self.room.max(u32::try_from(self.outgoing.len()).expect("shorter than 4 GiB"))
+        self.capacity.max(u32::try_from(self.outgoing.len()).expect("shorter than 4 GiB"))
     }
 
     /// Whether it is a command that was sent before the request that was sent `then`.
     pub(super) fn was_sent_before(&self, then: Option<u64>) -> bool {
-        self.kind == Kind::Scsi && self.at.is_some_and(|at| then.is_some_and(|then| at < then))
+        self.kind == TaskKind::Scsi
+            && self.queued_at.is_some_and(|at| then.is_some_and(|then| at < then))
     }
 
     fn space(&mut self, at: usize, max: usize) -> Option<&mut [u8]> {
@@ -109,9 +110,9 @@ impl Task {
     }
 }
 
-/// Data that is to be sent yet.
+/// Data still to be sent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Transfer {
+pub(super) struct DataOutSequence {
     pub(super) tag: Tag,
     /// The R2T it answers; [`NO_TAG`] for unsolicited data.
     pub(super) ttt: u32,
@@ -148,11 +149,11 @@ impl Tasks {
     }
 
     /// Requests in flight that are no SCSI commands.
-    pub(super) fn others(&self) -> usize {
+    pub(super) fn non_scsi(&self) -> usize {
         self.len() - self.commands
     }
 
-    /// Takes a slot. The caller bounds how many are taken.
+    /// Occupies a slot. The caller limits their number.
     pub(super) fn insert(&mut self, task: Task) -> Tag {
         let index = self.free.pop().unwrap_or_else(|| {
             let index = u32::try_from(self.slots.len()).expect("few thousand slots");
@@ -164,12 +165,12 @@ impl Tasks {
         if slot.itt == NO_TAG {
             slot.itt = slot.itt.wrapping_add(1 << SLOT_BITS);
         }
-        self.commands += usize::from(task.kind == Kind::Scsi);
+        self.commands += usize::from(task.kind == TaskKind::Scsi);
         slot.task = Some(task);
         Tag(index)
     }
 
-    /// The request in flight that has this task tag.
+    /// The request in flight with this task tag.
     pub(super) fn find(&self, itt: u32) -> Option<Tag> {
         let tag = Tag(itt & SLOT_MASK);
         let slot = self.slots.get(tag.0 as usize)?;
@@ -189,24 +190,24 @@ impl Tasks {
     pub(super) fn remove(&mut self, tag: Tag) -> Option<Task> {
         let task = self.slots.get_mut(tag.0 as usize)?.task.take()?;
         self.free.push(tag.0);
-        self.commands -= usize::from(task.kind == Kind::Scsi);
+        self.commands -= usize::from(task.kind == TaskKind::Scsi);
         Some(task)
     }
 
-    /// Those in flight for which `which` holds.
+    /// Requests in flight for which `which` holds.
     pub(super) fn select(&self, which: impl Fn(&Task) -> bool) -> Vec<Tag> {
         let slots = self.slots.iter().zip(0u32..);
         let taken = slots.filter(|(slot, _)| slot.task.as_ref().is_some_and(&which));
         taken.map(|(_, index)| Tag(index)).collect()
     }
 
-    /// When the first of them has to be answered.
+    /// The earliest deadline.
     pub(super) fn first_deadline(&self) -> Option<Duration> {
         self.slots.iter().filter_map(|s| s.task.as_ref()?.deadline).min()
     }
 }
 
-impl Owners for Tasks {
+impl TaskBuffers for Tasks {
     fn space(&mut self, tag: Tag, at: usize, max: usize) -> Option<&mut [u8]> {
         self.get(tag)?.space(at, max)
     }

@@ -1,40 +1,40 @@
-//! What may not take for ever: logins, silence, the rest of a PDU, answers.
+//! Time limits: logins, silence, the rest of a PDU, answers.
 
 use std::time::Duration;
 
-use super::request::End;
-use super::tasks::Kind;
+use super::request::CloseReason;
+use super::tasks::TaskKind;
 use super::{Connection, Phase};
 
-/// What the machine knows of time. Durations are since the connection began.
+/// State of the timers. Durations are since the connection began.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Clock {
+pub(super) struct Timers {
     now: Duration,
-    /// When the target last said anything.
-    heard: Duration,
+    /// When the target last sent anything.
+    last_received: Duration,
     /// When the ping was sent that is in flight.
-    pinged: Option<Duration>,
-    /// When to look for requests that have run out of time; never later than the first does.
-    due: Option<Duration>,
+    ping_sent: Option<Duration>,
+    /// When to check for expired requests; never later than the first deadline.
+    next_check: Option<Duration>,
 }
 
-impl Clock {
+impl Timers {
     pub(super) fn now(&self) -> Duration {
         self.now
     }
 
-    pub(super) fn heard(&mut self) {
-        self.heard = self.now;
+    pub(super) fn record_received(&mut self) {
+        self.last_received = self.now;
     }
 
-    /// The ping in flight has been answered.
-    pub(super) fn ponged(&mut self) {
-        self.pinged = None;
+    /// Records the answer to the ping in flight.
+    pub(super) fn ping_answered(&mut self) {
+        self.ping_sent = None;
     }
 
-    /// A request has to be answered by then.
-    pub(super) fn expect(&mut self, deadline: Option<Duration>) {
-        self.due = [self.due, deadline].into_iter().flatten().min();
+    /// Adds the deadline of a request.
+    pub(super) fn add_deadline(&mut self, deadline: Option<Duration>) {
+        self.next_check = [self.next_check, deadline].into_iter().flatten().min();
     }
 }
 
@@ -44,58 +44,68 @@ impl Connection {
             Phase::Closed => None,
             Phase::Login(_) => Some(self.config.login_timeout),
             Phase::Running => {
-                [self.silence(), self.rest(), self.clock.due].into_iter().flatten().min()
+                [self.silence_deadline(), self.partial_pdu_deadline(), self.timers.next_check]
+                    .into_iter()
+                    .flatten()
+                    .min()
             }
-            Phase::Leaving(until) => [Some(until), self.silence(), self.rest(), self.clock.due]
-                .into_iter()
-                .flatten()
-                .min(),
+            Phase::LogoutRequested(until) => [
+                Some(until),
+                self.silence_deadline(),
+                self.partial_pdu_deadline(),
+                self.timers.next_check,
+            ]
+            .into_iter()
+            .flatten()
+            .min(),
         }
     }
 
-    /// When silence has lasted too long: for a ping, or for the answer to one.
-    fn silence(&self) -> Option<Duration> {
+    /// When silence becomes too long: for a ping, or for the answer to one.
+    fn silence_deadline(&self) -> Option<Duration> {
         let config = &self.config;
         if config.ping_after.is_zero() {
             return None;
         }
-        Some(match self.clock.pinged {
-            Some(at) => at.max(self.clock.heard) + config.ping_timeout,
-            None => self.clock.heard + config.ping_after,
+        Some(match self.timers.ping_sent {
+            Some(at) => at.max(self.timers.last_received) + config.ping_timeout,
+            None => self.timers.last_received + config.ping_after,
         })
     }
 
-    /// When the rest of a PDU has stayed away for too long.
-    fn rest(&self) -> Option<Duration> {
-        let unfinished = !self.receiver.is_between();
-        unfinished.then(|| self.clock.heard + self.config.receive_timeout)
+    /// When the rest of a PDU is overdue.
+    fn partial_pdu_deadline(&self) -> Option<Duration> {
+        let unfinished = !self.receiver.is_between_pdus();
+        unfinished.then(|| self.timers.last_received + self.config.receive_timeout)
     }
 
-    pub(super) fn at(&mut self, now: Duration) {
-        self.clock.now = self.clock.now.max(now);
-        let now = self.clock.now;
+    pub(super) fn advance_to(&mut self, now: Duration) {
+        self.timers.now = self.timers.now.max(now);
+        let now = self.timers.now;
         if self.next_deadline().is_none_or(|at| now < at) {
             return;
         }
         match self.phase {
-            Phase::Login(_) => return self.finish(End::LoginTimeout),
-            Phase::Leaving(until) if now >= until => return self.finish(End::Overstayed),
+            Phase::Login(_) => return self.finish(CloseReason::LoginTimeout),
+            Phase::LogoutRequested(until) if now >= until => {
+                return self.finish(CloseReason::LogoutTimeout);
+            }
             _ => {}
         }
-        if self.rest().is_some_and(|at| now >= at) {
-            return self.finish(End::ReceiveTimeout);
+        if self.partial_pdu_deadline().is_some_and(|at| now >= at) {
+            return self.finish(CloseReason::ReceiveTimeout);
         }
-        // Most requests that the deadline was set for have ended long ago.
-        self.clock.due = self.tasks.first_deadline();
-        if self.clock.due.is_some_and(|at| now >= at) {
-            return self.finish(End::CommandTimeout);
+        // Usually the request with this deadline has completed long ago.
+        self.timers.next_check = self.tasks.first_deadline();
+        if self.timers.next_check.is_some_and(|at| now >= at) {
+            return self.finish(CloseReason::CommandTimeout);
         }
-        if self.silence().is_some_and(|at| now >= at) {
-            if self.clock.pinged.is_some() {
-                return self.finish(End::PingTimeout);
+        if self.silence_deadline().is_some_and(|at| now >= at) {
+            if self.timers.ping_sent.is_some() {
+                return self.finish(CloseReason::PingTimeout);
             }
-            self.clock.pinged = Some(now);
-            self.send_other(Kind::KeepAlive, None, &[]);
+            self.timers.ping_sent = Some(now);
+            self.send_non_scsi(TaskKind::KeepAlive, None, &[]);
         }
     }
 }

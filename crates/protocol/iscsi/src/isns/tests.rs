@@ -9,7 +9,7 @@ fn entity(targets: usize) -> Entity {
 
 /// Tags and values of a message, behind its header.
 fn attributes(message: &[u8]) -> Vec<(u32, Vec<u8>)> {
-    let mut rest = &message[HEADER..];
+    let mut rest = &message[HEADER_LEN..];
     let mut all = Vec::new();
     while let Ok((head, after)) = Attribute::read_from_prefix(rest) {
         let (value, next) = after.split_at(head.length.get() as usize);
@@ -31,9 +31,9 @@ fn answer(message: &[u8], payload: &[u8]) -> Vec<u8> {
 /// RFC 4171 5.1, 5.6.5.1, 6.1.
 #[test]
 fn rfc_4171_a_registration_byte_by_byte() {
-    let messages = entity(1).register(Mode::Replace, 300, 7);
+    let messages = entity(1).register(RegistrationMode::Replace, 300, 7);
     assert_eq!(messages.len(), 1);
-    let (header, payload) = messages[0].split_at(HEADER);
+    let (header, payload) = messages[0].split_at(HEADER_LEN);
     assert_eq!(header[..4], [0, 1, 0, 1]);
     assert_eq!(usize::from(header[4]) << 8 | usize::from(header[5]), payload.len());
     assert_eq!(header[6..], [0x9c, 0, 0, 7, 0, 0], "from a client, replace, last and first");
@@ -64,16 +64,16 @@ fn rfc_4171_a_registration_byte_by_byte() {
         (51, vec![0, 0, 0, 2]),
     ];
     assert_eq!(attributes(&messages[0]), expected);
-    let again = entity(1).register(Mode::Refresh, 300, 7);
+    let again = entity(1).register(RegistrationMode::Refresh, 300, 7);
     assert_eq!(again[0][6], 0x8c, "nothing is replaced");
-    assert!(entity(0).register(Mode::Replace, 300, 7).is_empty());
+    assert!(entity(0).register(RegistrationMode::Replace, 300, 7).is_empty());
 }
 
 #[test]
 fn rfc_4171_a_deregistration_byte_by_byte() {
     let message = Entity::deregister("e", "iqn.2026-01.x:0", 0xffff);
     assert_eq!(message[..4], [0, 1, 0, 4]);
-    assert_eq!(message[6..HEADER], [0x8c, 0, 0xff, 0xff, 0, 0]);
+    assert_eq!(message[6..HEADER_LEN], [0x8c, 0, 0xff, 0xff, 0, 0]);
     let name = b"iqn.2026-01.x:0\0".to_vec();
     assert_eq!(attributes(&message), [(32, name), (0, vec![]), (1, b"e\0\0\0".to_vec())]);
 }
@@ -81,11 +81,11 @@ fn rfc_4171_a_deregistration_byte_by_byte() {
 #[test]
 fn many_targets_are_several_messages_and_only_the_first_replaces() {
     let all = entity(4096);
-    let messages = all.register(Mode::Replace, 300, 0xfffe);
+    let messages = all.register(RegistrationMode::Replace, 300, 0xfffe);
     assert!(messages.len() > 10);
     let mut names = Vec::new();
     for (n, message) in messages.iter().enumerate() {
-        assert!(message.len() < PAYLOAD);
+        assert!(message.len() < MAX_PAYLOAD);
         assert_eq!(message[6] & 0x10 != 0, n == 0);
         let transaction = 0xfffe_u16.wrapping_add(n as u16);
         assert_eq!(message[8..10], transaction.to_be_bytes());
@@ -101,9 +101,9 @@ fn many_targets_are_several_messages_and_only_the_first_replaces() {
 
 #[test]
 fn rfc_4171_5_4_answers_say_what_came_of_it() {
-    let asked = &entity(1).register(Mode::Replace, 300, 7)[0];
+    let asked = &entity(1).register(RegistrationMode::Replace, 300, 7)[0];
     let read = |bytes: &[u8]| {
-        let mut answer = Answer::to(asked).unwrap();
+        let mut answer = ResponseAssembler::awaiting(asked).unwrap();
         let (header, payload) = bytes.split_first_chunk().unwrap();
         let (length, last) = answer.part(header)?;
         assert!(last && length == payload.len());
@@ -114,20 +114,20 @@ fn rfc_4171_5_4_answers_say_what_came_of_it() {
     assert_eq!(read(&answer(asked, &good)), Ok(None));
     let with_period = [&good[..], &[0, 0, 0, 6, 0, 0, 0, 4, 0, 0, 2, 88]].concat();
     assert_eq!(read(&answer(asked, &with_period)), Ok(Some(600)));
-    assert_eq!(read(&answer(asked, &[0, 0, 0, 8])), Err(BadAnswer::Refused(8)));
-    assert!(BadAnswer::Refused(8).to_string().contains("source unauthorized"));
-    assert!(BadAnswer::Refused(99).to_string().contains("99"));
+    assert_eq!(read(&answer(asked, &[0, 0, 0, 8])), Err(ResponseError::Refused(8)));
+    assert!(ResponseError::Refused(8).to_string().contains("source unauthorized"));
+    assert!(ResponseError::Refused(99).to_string().contains("99"));
     for bad in [&[][..], &[0; 3], &[0, 0, 0, 0, 0], &good[..good.len() - 1]] {
-        assert_eq!(read(&answer(asked, bad)), Err(BadAnswer::Malformed));
+        assert_eq!(read(&answer(asked, bad)), Err(ResponseError::Malformed));
     }
     let long = [&[0; 4][..], &[0, 0, 0, 1, 0xff, 0xff, 0xff, 0xfc]].concat();
-    assert_eq!(read(&answer(asked, &long)), Err(BadAnswer::Malformed));
+    assert_eq!(read(&answer(asked, &long)), Err(ResponseError::Malformed));
     for (at, value, why) in [
-        (1, 2, BadAnswer::NotIsns),
-        (2, 0, BadAnswer::Other),
-        (3, 4, BadAnswer::Other),
-        (9, 8, BadAnswer::Other),
-        (11, 1, BadAnswer::Other),
+        (1, 2, ResponseError::NotIsns),
+        (2, 0, ResponseError::WrongTransaction),
+        (3, 4, ResponseError::WrongTransaction),
+        (9, 8, ResponseError::WrongTransaction),
+        (11, 1, ResponseError::WrongTransaction),
     ] {
         let mut other = answer(asked, &good);
         other[at] = value;
@@ -137,9 +137,9 @@ fn rfc_4171_5_4_answers_say_what_came_of_it() {
 
 #[test]
 fn answers_in_parts_are_bounded() {
-    let asked = &entity(1).register(Mode::Refresh, 300, 7)[0];
-    let mut answer_to = Answer::to(asked).unwrap();
-    let mut header: [u8; HEADER] = answer(asked, &[0; 4])[..HEADER].try_into().unwrap();
+    let asked = &entity(1).register(RegistrationMode::Refresh, 300, 7)[0];
+    let mut answer_to = ResponseAssembler::awaiting(asked).unwrap();
+    let mut header: [u8; HEADER_LEN] = answer(asked, &[0; 4])[..HEADER_LEN].try_into().unwrap();
     header[6] = 0x44;
     (header[4], header[5]) = (0xff, 0xfc);
     let mut parts = 0_u16;
@@ -155,6 +155,6 @@ fn answers_in_parts_are_bounded() {
         header[6] = 0x40;
         parts += 1;
     };
-    assert_eq!(refused, BadAnswer::Malformed);
-    assert!(usize::from(parts) <= MAX_ANSWER / 0xfffc);
+    assert_eq!(refused, ResponseError::Malformed);
+    assert!(usize::from(parts) <= MAX_RESPONSE / 0xfffc);
 }

@@ -17,7 +17,7 @@ const BIDIRECTIONAL_READ: u8 = 2;
 
 /// What the additional header segments of a SCSI command say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Extended<'a> {
+pub struct AdditionalHeaders<'a> {
     /// The command descriptor block from its 17th byte on.
     pub cdb: Option<&'a [u8]>,
     /// Bytes that a bidirectional command is expected to read.
@@ -29,7 +29,7 @@ pub struct Extended<'a> {
 #[error("additional header segments that make no sense")]
 pub struct BadSegments;
 
-impl<'a> Extended<'a> {
+impl<'a> AdditionalHeaders<'a> {
     /// Reads the additional header segments of a SCSI command.
     ///
     /// # Errors
@@ -65,10 +65,10 @@ mod tests {
     #[test]
     fn an_extended_cdb_and_a_bidirectional_length_are_found() {
         let bytes = [0, 5, 1, 0, b'a', b'b', b'c', b'd', 0, 5, 2, 0, 0, 0, 2, 1];
-        let got = Extended::parse(&bytes).unwrap();
+        let got = AdditionalHeaders::parse(&bytes).unwrap();
         assert_eq!(got.cdb, Some(&b"abcd"[..]));
         assert_eq!(got.bidirectional_read, Some(0x201));
-        assert_eq!(Extended::parse(&[]), Ok(Extended::default()));
+        assert_eq!(AdditionalHeaders::parse(&[]), Ok(AdditionalHeaders::default()));
     }
 
     /// RFC 7143 11.2.2.
@@ -83,7 +83,7 @@ mod tests {
             &[0, 1, 1, 0, 0, 1, 1, 0],
             &[0xff, 0xff, 1, 0],
         ] {
-            assert_eq!(Extended::parse(bytes), Err(BadSegments), "{bytes:?}");
+            assert_eq!(AdditionalHeaders::parse(bytes), Err(BadSegments), "{bytes:?}");
         }
     }
 }

@@ -17,7 +17,7 @@ use wire::open_enum;
 use zerocopy::big_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{Numbers, basic_header};
+use super::{SequenceNumbers, basic_header};
 
 open_enum! {
     /// What happened (RFC 7143 11.9.1).
@@ -57,7 +57,7 @@ pub struct AsyncMessage {
     pub itt: U32,
     reserved_word: U32,
     /// Counters.
-    pub numbers: Numbers,
+    pub numbers: SequenceNumbers,
     /// What happened: an [`AsyncEvent`].
     pub event: u8,
     /// Vendor code.

@@ -15,7 +15,7 @@
 use zerocopy::big_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{Numbers, basic_header};
+use super::{SequenceNumbers, basic_header};
 
 /// Data of a read; the last one may carry the status.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -38,7 +38,7 @@ pub struct DataIn {
     /// With A: what the initiator acknowledges with.
     pub ttt: U32,
     /// Counters; `StatSN` only with S.
-    pub numbers: Numbers,
+    pub numbers: SequenceNumbers,
     /// Place among the command's Data-In PDUs, from 0.
     pub data_sn: U32,
     /// Where in the command's data this belongs.

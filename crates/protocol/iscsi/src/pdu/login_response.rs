@@ -16,7 +16,7 @@ use wire::open_enum;
 use zerocopy::big_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{Numbers, basic_header};
+use super::{SequenceNumbers, basic_header};
 
 open_enum! {
     /// Status-Class and Status-Detail of a login response (RFC 7143 11.13.5).
@@ -83,7 +83,7 @@ pub struct LoginResponse {
     pub itt: U32,
     reserved: U32,
     /// Counters.
-    pub numbers: Numbers,
+    pub numbers: SequenceNumbers,
     /// A [`LoginStatus`].
     pub status: U16,
     reserved_end: [u8; 10],

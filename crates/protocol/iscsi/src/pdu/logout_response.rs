@@ -16,7 +16,7 @@ use wire::open_enum;
 use zerocopy::big_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{Numbers, basic_header};
+use super::{SequenceNumbers, basic_header};
 
 open_enum! {
     /// What became of a logout request (RFC 7143 11.15.1).
@@ -51,7 +51,7 @@ pub struct LogoutResponse {
     pub itt: U32,
     reserved_word: U32,
     /// Counters.
-    pub numbers: Numbers,
+    pub numbers: SequenceNumbers,
     reserved_second: U32,
     /// Seconds to wait before connecting again.
     pub time2wait: U16,

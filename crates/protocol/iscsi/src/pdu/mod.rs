@@ -42,7 +42,7 @@ use wire::open_enum;
 use zerocopy::big_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute_ref};
 
-pub use ahs::{Extended, MAX_CDB};
+pub use ahs::{AdditionalHeaders, MAX_CDB};
 pub use async_message::{AsyncEvent, AsyncMessage};
 pub use data_in::DataIn;
 pub use data_out::DataOut;
@@ -63,13 +63,13 @@ pub use text_request::TextRequest;
 pub use text_response::TextResponse;
 
 /// Size of a basic header segment in bytes.
-pub const BHS: usize = 48;
+pub const BHS_LEN: usize = 48;
 
 /// Most bytes that additional header segments take.
 pub const MAX_AHS: usize = 255 * 4;
 
 /// Size of a digest in bytes.
-pub const DIGEST: usize = 4;
+pub const DIGEST_LEN: usize = 4;
 
 /// Largest data segment that the 24-bit length can say, in bytes.
 pub const MAX_SEGMENT: u32 = 0x00ff_ffff;
@@ -77,7 +77,7 @@ pub const MAX_SEGMENT: u32 = 0x00ff_ffff;
 /// The reserved tag: no task, no transfer.
 pub const NO_TAG: u32 = 0xffff_ffff;
 
-/// Bit of byte 0: the PDU is delivered at once and takes no place in the command order.
+/// Bit of byte 0: the PDU is delivered at once and has no position in the command order.
 pub const IMMEDIATE: u8 = 0x40;
 
 /// Bit of byte 1: the last PDU of a sequence.
@@ -87,7 +87,7 @@ pub const FINAL: u8 = 0x80;
 pub const CONTINUE: u8 = 0x40;
 
 open_enum! {
-    /// What a PDU is (RFC 7143 11.2.1.2).
+    /// Type of a PDU (RFC 7143
     pub enum Opcode: u8 {
         /// Ping from the initiator, or its answer to a ping.
         NopOut = 0x00,
@@ -150,12 +150,12 @@ pub struct Header {
     pub rest: [u8; 28],
 }
 
-const _: () = assert!(size_of::<Header>() == BHS);
+const _: () = assert!(size_of::<Header>() == BHS_LEN);
 
 impl Header {
     /// The header that these bytes are.
     #[must_use]
-    pub fn of(bytes: &[u8; BHS]) -> &Self {
+    pub fn of(bytes: &[u8; BHS_LEN]) -> &Self {
         transmute_ref!(bytes)
     }
 
@@ -173,14 +173,14 @@ impl Header {
 
     /// Length of the data segment in bytes, without padding.
     #[must_use]
-    pub fn segment(&self) -> usize {
+    pub fn data_segment_len(&self) -> usize {
         let [a, b, c] = self.data_len;
         usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c)
     }
 
     /// Length of the additional header segments in bytes.
     #[must_use]
-    pub fn ahs(&self) -> usize {
+    pub fn ahs_len(&self) -> usize {
         usize::from(self.ahs_words) * 4
     }
 
@@ -207,7 +207,7 @@ impl Header {
     Unaligned,
 )]
 #[repr(C)]
-pub struct Numbers {
+pub struct SequenceNumbers {
     /// Status sequence number.
     pub stat_sn: U32,
     /// Next command number that the target expects.
@@ -233,12 +233,12 @@ pub fn segment_len(len: usize) -> [u8; 3] {
     [a, b, c]
 }
 
-/// A PDU that a target sends: [`Numbers`] stand at byte 24 of all of them.
-pub trait FromTarget: Sized {
+/// A PDU that a target sends: [`SequenceNumbers`] stand at byte 24 of all of them.
+pub trait TargetPdu: Sized {
     /// The header's bytes.
-    fn bytes(&self) -> &[u8; BHS];
+    fn bytes(&self) -> &[u8; BHS_LEN];
     /// Its counters.
-    fn numbers(&mut self) -> &mut Numbers;
+    fn numbers(&mut self) -> &mut SequenceNumbers;
     /// Its data segment length.
     fn data_len(&mut self) -> &mut [u8; 3];
 }
@@ -246,12 +246,12 @@ pub trait FromTarget: Sized {
 /// Ties a struct to the 48 bytes it stands for.
 macro_rules! basic_header {
     ($name:ident, $opcode:ident) => {
-        const _: () = assert!(size_of::<$name>() == $crate::pdu::BHS);
+        const _: () = assert!(size_of::<$name>() == $crate::pdu::BHS_LEN);
 
         impl $name {
             /// The header that these bytes are.
             #[must_use]
-            pub fn of(bytes: &[u8; $crate::pdu::BHS]) -> &Self {
+            pub fn of(bytes: &[u8; $crate::pdu::BHS_LEN]) -> &Self {
                 zerocopy::transmute_ref!(bytes)
             }
 
@@ -265,7 +265,7 @@ macro_rules! basic_header {
 
             /// The header's bytes.
             #[must_use]
-            pub fn as_bytes(&self) -> &[u8; $crate::pdu::BHS] {
+            pub fn as_bytes(&self) -> &[u8; $crate::pdu::BHS_LEN] {
                 zerocopy::transmute_ref!(self)
             }
         }
@@ -273,11 +273,11 @@ macro_rules! basic_header {
     ($name:ident, $opcode:ident, from target) => {
         $crate::pdu::basic_header!($name, $opcode);
 
-        impl $crate::pdu::FromTarget for $name {
-            fn bytes(&self) -> &[u8; $crate::pdu::BHS] {
+        impl $crate::pdu::TargetPdu for $name {
+            fn bytes(&self) -> &[u8; $crate::pdu::BHS_LEN] {
                 self.as_bytes()
             }
-            fn numbers(&mut self) -> &mut $crate::pdu::Numbers {
+            fn numbers(&mut self) -> &mut $crate::pdu::SequenceNumbers {
                 &mut self.numbers
             }
             fn data_len(&mut self) -> &mut [u8; 3] {
@@ -297,12 +297,12 @@ mod tests {
     /// RFC 7143 11.2.1: opcode, lengths and padding of a header.
     #[test]
     fn a_header_tells_its_opcode_and_lengths() {
-        let mut bytes = [0; BHS];
+        let mut bytes = [0; BHS_LEN];
         bytes[..8].copy_from_slice(&[0x41, 0xa1, 0, 0, 2, 0x01, 0x02, 0x03]);
         bytes[24..28].copy_from_slice(&[1, 2, 3, 4]);
         let h = Header::of(&bytes);
         assert_eq!((h.opcode(), h.is_immediate()), (Opcode::ScsiCommand, true));
-        assert_eq!((h.segment(), h.ahs(), h.cmd_sn()), (0x01_0203, 8, 0x0102_0304));
+        assert_eq!((h.data_segment_len(), h.ahs_len(), h.cmd_sn()), (0x01_0203, 8, 0x0102_0304));
         assert_eq!([0, 1, 2, 3, 4, 5].map(padding), [0, 3, 2, 1, 0, 3]);
         assert_eq!(segment_len(0x01_0203), [1, 2, 3]);
     }

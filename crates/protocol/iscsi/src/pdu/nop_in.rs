@@ -14,7 +14,7 @@
 use zerocopy::big_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{Numbers, basic_header};
+use super::{SequenceNumbers, basic_header};
 
 /// A ping from the target, or its answer to one.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -35,7 +35,7 @@ pub struct NopIn {
     /// What the initiator answers with; [`super::NO_TAG`] where no answer is wanted.
     pub ttt: U32,
     /// Counters; `StatSN` is advanced by answers only.
-    pub numbers: Numbers,
+    pub numbers: SequenceNumbers,
     reserved_end: [u8; 12],
 }
 

@@ -15,7 +15,7 @@
 use zerocopy::big_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{Numbers, basic_header};
+use super::{SequenceNumbers, basic_header};
 
 /// A request for a part of a write's data.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -36,7 +36,7 @@ pub struct R2t {
     /// What the initiator puts into the Data-Out PDUs that answer.
     pub ttt: U32,
     /// Counters; `StatSN` is not advanced.
-    pub numbers: Numbers,
+    pub numbers: SequenceNumbers,
     /// Place among the command's R2Ts, from 0.
     pub r2t_sn: U32,
     /// First byte that is asked for.

@@ -16,7 +16,7 @@ use wire::open_enum;
 use zerocopy::big_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{Numbers, basic_header};
+use super::{SequenceNumbers, basic_header};
 
 open_enum! {
     /// Why a PDU was not accepted (RFC 7143 11.17.1).
@@ -63,7 +63,7 @@ pub struct Reject {
     pub itt: U32,
     reserved_word: U32,
     /// Counters.
-    pub numbers: Numbers,
+    pub numbers: SequenceNumbers,
     /// Next valid data or R2T number, for rejected SNACKs.
     pub data_sn: U32,
     reserved_end: [u8; 8],

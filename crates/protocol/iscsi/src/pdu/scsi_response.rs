@@ -16,7 +16,7 @@
 use zerocopy::big_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{Numbers, basic_header};
+use super::{SequenceNumbers, basic_header};
 
 /// The end of a SCSI command.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -39,7 +39,7 @@ pub struct ScsiResponse {
     /// SNACK tag.
     pub snack_tag: U32,
     /// Counters.
-    pub numbers: Numbers,
+    pub numbers: SequenceNumbers,
     /// Data-In and R2T PDUs that were sent for the command.
     pub exp_data_sn: U32,
     /// Residual of the read part of a bidirectional command.

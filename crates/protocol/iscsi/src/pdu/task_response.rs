@@ -14,7 +14,7 @@ use wire::open_enum;
 use zerocopy::big_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{Numbers, basic_header};
+use super::{SequenceNumbers, basic_header};
 
 open_enum! {
     /// What became of a task management request (RFC 7143 11.6.1).
@@ -57,7 +57,7 @@ pub struct TaskResponse {
     pub itt: U32,
     reserved_word: U32,
     /// Counters.
-    pub numbers: Numbers,
+    pub numbers: SequenceNumbers,
     reserved_end: [u8; 12],
 }
 

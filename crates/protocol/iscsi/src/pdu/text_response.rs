@@ -14,7 +14,7 @@
 use zerocopy::big_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{Numbers, basic_header};
+use super::{SequenceNumbers, basic_header};
 
 /// The answer to a text request.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -35,7 +35,7 @@ pub struct TextResponse {
     /// What the initiator continues the exchange with; [`super::NO_TAG`] at its end.
     pub ttt: U32,
     /// Counters.
-    pub numbers: Numbers,
+    pub numbers: SequenceNumbers,
     reserved_end: [u8; 12],
 }
 

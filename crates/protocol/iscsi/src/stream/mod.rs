@@ -1,17 +1,17 @@
-//! What both ends of a connection do alike (RFC 7143 11.2): cut PDUs out of the byte stream, bring data
-//! into its place, check digests, and put PDUs together.
+//! What both sides of a connection share (RFC 7143 11.2): split the byte stream into PDUs, receive
+//! data into its buffers, check digests, and build PDUs.
 //!
-//! Which PDUs come, what they mean and who owns which data is the machines': [`crate::target::Connection`]
-//! is the target's, [`crate::initiator::Connection`] the initiator's.
+//! The machines handle the PDUs and own the data: [`crate::target::Connection`] is the target's,
+//! [`crate::initiator::Connection`] the initiator's.
 
 mod receive;
 mod send;
 
-pub(crate) use receive::{Event, Owners, Receiver, Sink};
+pub(crate) use receive::{Event, Receiver, Sink, TaskBuffers};
 pub(crate) use send::{push_bytes, push_data, push_header};
 
-/// A command, as a machine and its driver call it: small numbers, used again after the command
-/// has been completed.
+/// Handle of a command, shared by machine and driver: a small number, reused after the command has
+/// completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tag(pub u32);
 

@@ -1,53 +1,53 @@
-//! From bytes to PDUs: headers, digests, padding, and where data goes.
+//! Reception: headers, digests, padding, and data into its buffers.
 
 use wire::{Crc32c, crc32c};
 
 use super::Tag;
-use crate::pdu::{BHS, DIGEST, Header, MAX_AHS, padding};
+use crate::pdu::{BHS_LEN, DIGEST_LEN, Header, MAX_AHS, padding};
 
-/// Size of the buffer for data that nobody wants, in bytes.
-const SCRATCH: usize = 8192;
+/// Size of the buffer for discarded data, in bytes.
+const SCRATCH_LEN: usize = 8192;
 
-/// Control data is received into memory of this size or less that is kept.
-const KEPT: usize = 8192;
+/// Control data buffers of up to this size are reused.
+const MAX_REUSED_CONTROL: usize = 8192;
 
-/// Where the data segment of the current PDU goes.
+/// Destination of the current PDU's data segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sink {
-    /// Nowhere.
+    /// Discarded.
     Discard,
-    /// Into memory of the machine, as far as this length.
+    /// Into memory of the machine, up to this length.
     Control(usize),
     /// Into the memory of a command, from this offset on.
     Task(Tag, u32),
 }
 
-/// Who knows where the data of a command goes.
-pub(crate) trait Owners {
-    /// Memory for data of a command from byte `at` on, at most `max` bytes of it; `None` where they are
-    /// not wanted. Never empty.
+/// Provides the buffers for the data of commands.
+pub(crate) trait TaskBuffers {
+    /// Memory for data of a command from byte `at` on, at most `max` bytes; `None` if the data is
+    /// to be discarded. Never empty.
     fn space(&mut self, tag: Tag, at: usize, max: usize) -> Option<&mut [u8]>;
 }
 
-/// What receiving bytes led to.
+/// Result of receiving bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// More bytes are needed.
     More,
-    /// The header is there: decide with [`Receiver::take`], [`Receiver::wait`] or
+    /// The header has arrived: decide with [`Receiver::accept`], [`Receiver::block_on`] or
     /// [`Receiver::stop`].
     Header,
-    /// The header is not what its digest says.
+    /// Wrong header digest.
     HeaderDigest,
-    /// The PDU is there; `intact` unless its data is not what its digest says.
+    /// The PDU is complete; `intact` unless its data digest is wrong.
     Complete { intact: bool },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum PduStage {
     /// Basic header, additional header segments, header digest.
     Header,
-    /// The header is there; its data has no place yet.
+    /// The header has arrived; its data waits for memory.
     Blocked,
     /// Data.
     Data,
@@ -55,18 +55,18 @@ enum Stage {
     Tail,
 }
 
-/// Takes the byte stream apart.
+/// Splits the byte stream into PDUs.
 #[derive(Debug)]
 pub(crate) struct Receiver {
-    header: [u8; BHS + MAX_AHS + DIGEST],
-    /// Bytes of the header or of the tail that are there, and that are needed.
-    have: usize,
-    need: usize,
-    stage: Stage,
+    header: [u8; BHS_LEN + MAX_AHS + DIGEST_LEN],
+    /// Received and needed bytes of the header or tail.
+    filled_bytes: usize,
+    needed_bytes: usize,
+    stage: PduStage,
     sink: Sink,
-    /// Bytes of the data segment in all, and those that are there.
+    /// Length of the data segment, and bytes received.
     segment: usize,
-    done: usize,
+    segment_received: usize,
     tail: [u8; 8],
     crc: Crc32c,
     control: Vec<u8>,
@@ -79,12 +79,12 @@ impl Receiver {
     pub(crate) fn new() -> Self {
         Self {
             header: [0; _],
-            have: 0,
-            need: BHS,
-            stage: Stage::Header,
+            filled_bytes: 0,
+            needed_bytes: BHS_LEN,
+            stage: PduStage::Header,
             sink: Sink::Discard,
             segment: 0,
-            done: 0,
+            segment_received: 0,
             tail: [0; 8],
             crc: Crc32c::new(),
             control: Vec::new(),
@@ -94,36 +94,36 @@ impl Receiver {
         }
     }
 
-    /// From the next PDU on, digests are expected as said.
+    /// Sets the digests expected from the next PDU on.
     pub(crate) fn set_digests(&mut self, header: bool, data: bool) {
         (self.header_digest, self.data_digest) = (header, data);
-        if self.is_between() {
+        if self.is_between_pdus() {
             self.next_pdu();
         }
     }
 
     /// Whether the stream is between two PDUs.
-    pub(crate) fn is_between(&self) -> bool {
-        self.stage == Stage::Header && self.have == 0
+    pub(crate) fn is_between_pdus(&self) -> bool {
+        self.stage == PduStage::Header && self.filled_bytes == 0
     }
 
-    /// Whether the current PDU's data has no place yet.
+    /// Whether the current PDU's data waits for memory.
     pub(crate) fn is_blocked(&self) -> bool {
-        self.stage == Stage::Blocked
+        self.stage == PduStage::Blocked
     }
 
     /// The basic header of the current PDU.
-    pub(crate) fn basic(&self) -> &[u8; BHS] {
+    pub(crate) fn basic(&self) -> &[u8; BHS_LEN] {
         self.header.first_chunk().expect("the array is longer")
     }
 
     /// The additional header segments of the current PDU.
     pub(crate) fn ahs(&self) -> &[u8] {
-        &self.header[BHS..BHS + Header::of(self.basic()).ahs()]
+        &self.header[BHS_LEN..BHS_LEN + Header::of(self.basic()).ahs_len()]
     }
 
     /// Length of the current PDU's data segment in bytes.
-    pub(crate) fn segment(&self) -> usize {
+    pub(crate) fn segment_len(&self) -> usize {
         self.segment
     }
 
@@ -132,72 +132,73 @@ impl Receiver {
         std::mem::take(&mut self.control)
     }
 
-    /// Gives the memory of [`Self::control`] back.
+    /// Returns the memory of [`Self::control`].
     pub(crate) fn reuse(&mut self, mut control: Vec<u8>) {
         control.clear();
-        if control.capacity() <= KEPT {
+        if control.capacity() <= MAX_REUSED_CONTROL {
             self.control = control;
         }
     }
 
-    /// Where the next bytes go.
-    pub(crate) fn space<'a>(&'a mut self, tasks: &'a mut impl Owners) -> Option<&'a mut [u8]> {
+    /// Buffer for the next bytes.
+    pub(crate) fn space<'a>(&'a mut self, tasks: &'a mut impl TaskBuffers) -> Option<&'a mut [u8]> {
         match self.stage {
-            Stage::Header => Some(&mut self.header[self.have..self.need]),
-            Stage::Tail => Some(&mut self.tail[self.have..self.need]),
-            Stage::Data => Some(self.data_space(tasks)),
-            Stage::Blocked => None,
+            PduStage::Header => Some(&mut self.header[self.filled_bytes..self.needed_bytes]),
+            PduStage::Tail => Some(&mut self.tail[self.filled_bytes..self.needed_bytes]),
+            PduStage::Data => Some(self.data_space(tasks)),
+            PduStage::Blocked => None,
         }
     }
 
-    fn data_space<'a>(&'a mut self, tasks: &'a mut impl Owners) -> &'a mut [u8] {
-        let left = self.segment - self.done;
+    fn data_space<'a>(&'a mut self, tasks: &'a mut impl TaskBuffers) -> &'a mut [u8] {
+        let left = self.segment - self.segment_received;
         match self.sink {
-            Sink::Control(keep) if self.done < keep => {
+            Sink::Control(keep) if self.segment_received < keep => {
                 let end = self.segment.min(keep);
-                return &mut self.control[self.done..end];
+                return &mut self.control[self.segment_received..end];
             }
             Sink::Task(tag, offset) => {
-                if let Some(space) = tasks.space(tag, offset as usize + self.done, left) {
+                if let Some(space) = tasks.space(tag, offset as usize + self.segment_received, left)
+                {
                     return space;
                 }
             }
             Sink::Control(_) | Sink::Discard => {}
         }
         if self.scratch.is_empty() {
-            self.scratch = vec![0; SCRATCH];
+            self.scratch = vec![0; SCRATCH_LEN];
         }
-        &mut self.scratch[..left.min(SCRATCH)]
+        &mut self.scratch[..left.min(SCRATCH_LEN)]
     }
 
     /// `n` bytes of the space were filled.
-    pub(crate) fn filled(&mut self, n: usize, tasks: &mut impl Owners) -> Event {
+    pub(crate) fn filled(&mut self, n: usize, tasks: &mut impl TaskBuffers) -> Event {
         match self.stage {
-            Stage::Header => self.header_filled(n),
-            Stage::Data => {
+            PduStage::Header => self.header_filled(n),
+            PduStage::Data => {
                 if self.data_digest {
                     self.crc = self.crc.update(&self.data_space(tasks)[..n]);
                 }
-                self.done += n;
-                if self.done == self.segment { self.data_filled() } else { Event::More }
+                self.segment_received += n;
+                if self.segment_received == self.segment { self.data_filled() } else { Event::More }
             }
-            Stage::Tail => {
-                self.have += n;
-                if self.have == self.need { self.complete() } else { Event::More }
+            PduStage::Tail => {
+                self.filled_bytes += n;
+                if self.filled_bytes == self.needed_bytes { self.complete() } else { Event::More }
             }
-            Stage::Blocked => Event::More,
+            PduStage::Blocked => Event::More,
         }
     }
 
     fn header_filled(&mut self, n: usize) -> Event {
-        self.have += n;
-        if self.have < self.need {
+        self.filled_bytes += n;
+        if self.filled_bytes < self.needed_bytes {
             return Event::More;
         }
         let header = Header::of(self.basic());
-        let (len, segment) = (BHS + header.ahs(), header.segment());
-        self.need = len + if self.header_digest { DIGEST } else { 0 };
-        if self.have < self.need {
+        let (len, segment) = (BHS_LEN + header.ahs_len(), header.data_segment_len());
+        self.needed_bytes = len + if self.header_digest { DIGEST_LEN } else { 0 };
+        if self.filled_bytes < self.needed_bytes {
             return Event::More;
         }
         if self.header_digest && !digest_is(crc32c(&self.header[..len]), &self.header[len..]) {
@@ -205,32 +206,32 @@ impl Receiver {
         }
         self.segment = segment;
         self.sink = Sink::Discard;
-        self.stage = Stage::Blocked;
+        self.stage = PduStage::Blocked;
         Event::Header
     }
 
-    /// The header's data has no place yet: nothing is received before [`Self::resume`].
-    pub(crate) fn wait(&mut self, sink: Sink) {
+    /// Blocks reception before the header's data until [`Self::resume`].
+    pub(crate) fn block_on(&mut self, sink: Sink) {
         self.sink = sink;
     }
 
-    /// The command whose data waits for a place.
-    pub(crate) fn waits_for(&self) -> Option<(Tag, u32)> {
+    /// The command whose data waits for memory.
+    pub(crate) fn blocked_on(&self) -> Option<(Tag, u32)> {
         match self.sink {
             Sink::Task(tag, offset) if self.is_blocked() => Some((tag, offset)),
             _ => None,
         }
     }
 
-    /// Data for which a place was awaited can be received.
+    /// Continues reception: the memory is available.
     pub(crate) fn resume(&mut self) {
         debug_assert!(self.is_blocked() && self.segment > 0);
-        self.take(self.sink);
+        self.accept(self.sink);
     }
 
-    /// The header is accepted: its data goes to `sink`. Returns what receiving nothing more
-    /// leads to: [`Event::Complete`] where there is no data.
-    pub(crate) fn take(&mut self, sink: Sink) -> Event {
+    /// The header is accepted: its data goes to `sink`. Returns [`Event::Complete`] if there is no
+    /// data.
+    pub(crate) fn accept(&mut self, sink: Sink) -> Event {
         self.control.clear();
         if self.segment == 0 {
             self.next_pdu();
@@ -240,13 +241,13 @@ impl Receiver {
             self.control.resize(self.segment.min(keep), 0);
         }
         self.sink = sink;
-        self.done = 0;
+        self.segment_received = 0;
         self.crc = Crc32c::new();
-        self.stage = Stage::Data;
+        self.stage = PduStage::Data;
         Event::More
     }
 
-    /// Nothing will be received any more.
+    /// Stops reception for good.
     pub(crate) fn stop(&mut self) {
         self.sink = Sink::Discard;
         self.control = Vec::new();
@@ -254,12 +255,12 @@ impl Receiver {
     }
 
     fn data_filled(&mut self) -> Event {
-        self.have = 0;
-        self.need = padding(self.segment) + if self.data_digest { DIGEST } else { 0 };
-        if self.need == 0 {
+        self.filled_bytes = 0;
+        self.needed_bytes = padding(self.segment) + if self.data_digest { DIGEST_LEN } else { 0 };
+        if self.needed_bytes == 0 {
             return self.complete();
         }
-        self.stage = Stage::Tail;
+        self.stage = PduStage::Tail;
         Event::More
     }
 
@@ -272,9 +273,9 @@ impl Receiver {
     }
 
     fn next_pdu(&mut self) {
-        self.stage = Stage::Header;
-        self.have = 0;
-        self.need = BHS + if self.header_digest { DIGEST } else { 0 };
+        self.stage = PduStage::Header;
+        self.filled_bytes = 0;
+        self.needed_bytes = BHS_LEN + if self.header_digest { DIGEST_LEN } else { 0 };
     }
 }
 

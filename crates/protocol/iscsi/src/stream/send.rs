@@ -1,17 +1,17 @@
-//! From PDUs to bytes: digests and padding.
+//! Sends PDUs: digests and padding.
 
 use frame::SendQueue;
 use rt::buf::Bufs;
 use wire::{Crc32c, crc32c};
 
-use crate::pdu::{BHS, DIGEST, padding};
+use crate::pdu::{BHS_LEN, DIGEST_LEN, padding};
 
-/// Sends a basic header, whose lengths are in place, with its digest where one was agreed on.
-pub(crate) fn push_header(out: &mut SendQueue, header: &[u8; BHS], digest: bool) {
+/// Sends a basic header, whose lengths are set, with its digest if negotiated.
+pub(crate) fn push_header(out: &mut SendQueue, header: &[u8; BHS_LEN], digest: bool) {
     if digest {
-        let mut bytes = [0; BHS + DIGEST];
-        bytes[..BHS].copy_from_slice(header);
-        bytes[BHS..].copy_from_slice(&crc32c(header).to_le_bytes());
+        let mut bytes = [0; BHS_LEN + DIGEST_LEN];
+        bytes[..BHS_LEN].copy_from_slice(header);
+        bytes[BHS_LEN..].copy_from_slice(&crc32c(header).to_le_bytes());
         out.push_bytes(&bytes);
     } else {
         out.push_bytes(header);

@@ -1,8 +1,8 @@
-//! What the machine asks of its driver, and the answers.
+//! Actions of the machine, and the driver's answers.
 
-use rt::buf::{Bufs, Class};
+use rt::buf::{Bufs, MemoryClass};
 
-use crate::chap::{CHALLENGE, Secret};
+use crate::chap::{CHALLENGE_LEN, Secret};
 use crate::name::Name;
 use crate::params::Params;
 use crate::pdu::{LoginStatus, TaskFunction};
@@ -12,52 +12,51 @@ use crate::stream::Tag;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestId(pub u8);
 
-/// What the machine asks for. A command goes through [`Action::Arrived`], [`Action::Grant`]
-/// (where it writes), [`Action::Run`], and ends with [`super::Connection::complete`]; the driver
-/// may end it at any time after it arrived, and nothing more comes about it then.
+/// A request to the driver. A command goes through [`Action::CommandArrived`], [`Action::Grant`]
+/// (if it writes), [`Action::Run`], and ends with [`super::Connection::complete`]; the driver may
+/// end it at any time after its arrival, and no further action concerns it then.
 #[derive(Debug)]
 pub enum Action {
-    /// Somebody wants in: answer with [`super::Connection::login_decision`]. No PDU is received
+    /// A login attempt: answer with [`super::Connection::login_decision`]. No PDU is received
     /// before that.
     Login(Box<LoginAttempt>),
-    /// The initiator is who it says it is, and everything is negotiated: end an older session
-    /// that this one replaces, then answer with [`super::Connection::established`].
-    Establish(Box<Session>),
+    /// The initiator is authenticated and everything is negotiated: end an older session that this
+    /// one replaces, then answer with [`super::Connection::session_established`].
+    Establish(Box<NegotiatedSession>),
     /// Report targets: answer with [`super::Connection::targets`].
-    SendTargets(Scope),
+    SendTargets(SendTargetsScope),
     /// A command has arrived: answer with [`super::Connection::admit`], or end it.
-    Arrived(Arrived),
+    CommandArrived(ArrivedCommand),
     /// Data is to be received: answer with [`super::Connection::grant`].
     Grant {
         /// For which command.
         tag: Tag,
-        /// How many bytes.
+        /// Size in bytes.
         bytes: usize,
-        /// Which memory: [`Class::Arriving`] for data that is already on its way, and behind
-        /// which nothing else can be received; [`Class::Solicited`] for data that will be asked
-        /// for.
-        class: Class,
+        /// The memory class: [`MemoryClass::UnsolicitedData`] for data that is already arriving and
+        /// blocks reception; [`MemoryClass::SolicitedData`] for data still to be requested.
+        class: MemoryClass,
     },
-    /// All data is there: start the command.
+    /// All data has arrived: execute the command.
     Run {
         /// Which command.
         tag: Tag,
-        /// Its data: as much as was admitted, or as the initiator has where that is less.
+        /// Its data: as much as was admitted, or as the initiator has, if less.
         data: Bufs,
     },
-    /// End the command as soon as possible; it is completed as usual. Comes once, and only
-    /// after [`Action::Arrived`].
+    /// Abort the command as soon as possible; it is completed as usual. Sent once, and only after
+    /// [`Action::CommandArrived`].
     Abort {
         /// Which command.
         tag: Tag,
     },
-    /// Do what is not the machine's own business, then answer with
-    /// [`super::Connection::task_management_done`]. The tasks of this session that it affects
-    /// get an [`Action::Abort`] each.
+    /// Execute the part outside this connection, then answer with
+    /// [`super::Connection::task_management_done`]. The affected tasks of this session get an
+    /// [`Action::Abort`] each.
     TaskManagement {
-        /// What the answer refers to.
+        /// Identifier for the answer.
         id: RequestId,
-        /// What is asked.
+        /// The function.
         function: TaskFunction,
         /// Logical unit, for the functions of that scope.
         lun: [u8; 8],
@@ -70,14 +69,14 @@ pub enum Action {
 impl Action {
     pub(super) fn tag(&self) -> Option<Tag> {
         match self {
-            Self::Arrived(a) => Some(a.tag),
+            Self::CommandArrived(a) => Some(a.tag),
             Self::Grant { tag, .. } | Self::Run { tag, .. } | Self::Abort { tag } => Some(*tag),
             _ => None,
         }
     }
 }
 
-/// Who wants in, and where.
+/// A login attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoginAttempt {
     /// The initiator. Not yet authenticated.
@@ -92,23 +91,23 @@ pub struct LoginAttempt {
     pub cid: u16,
 }
 
-/// The initiator may try.
+/// Permission to authenticate.
 #[derive(Clone, Debug)]
 pub struct LoginGrant {
-    /// How it has to prove who it is.
+    /// Required authentication.
     pub auth: Auth,
-    /// Tag of the portal group that the connection came to.
+    /// Tag of the connection's portal group.
     pub portal_group: u16,
-    /// A name for people.
+    /// Alias of the target for humans.
     pub target_alias: Option<String>,
-    /// What the session has agreed on that the connection goes on with (RFC 7143 6.3.4).
+    /// Parameters of the session that the connection continues (RFC 7143 6.3.4).
     pub session: Option<Params>,
 }
 
-/// How an initiator has to prove who it is.
+/// Authentication required of an initiator.
 #[derive(Clone, Debug)]
 pub enum Auth {
-    /// Its name is enough.
+    /// None; the name suffices.
     None,
     /// CHAP.
     Chap(Box<ChapPolicy>),
@@ -117,64 +116,64 @@ pub enum Auth {
 /// What CHAP needs.
 #[derive(Clone, Debug)]
 pub struct ChapPolicy {
-    /// The name the initiator gives.
+    /// User name.
     pub user: String,
     /// Its secret.
     pub secret: Secret,
     /// Name and secret with which the target answers, if the initiator asks it to.
     pub mutual: Option<(String, Secret)>,
     /// Fresh random bytes.
-    pub challenge: [u8; CHALLENGE],
+    pub challenge: [u8; CHALLENGE_LEN],
     /// A fresh random byte.
     pub id: u8,
 }
 
-/// The initiator may not log in.
+/// Refusal of a login.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoginReject {
     /// Why.
     pub status: LoginStatus,
     /// For [`LoginStatus::MovedTemporarily`] and [`LoginStatus::MovedPermanently`]: where the
     /// target is, as `host:port`.
-    pub moved_to: Option<String>,
+    pub redirect_address: Option<String>,
 }
 
 impl From<LoginStatus> for LoginReject {
     fn from(status: LoginStatus) -> Self {
-        Self { status, moved_to: None }
+        Self { status, redirect_address: None }
     }
 }
 
 /// A session to be established.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Session {
-    /// Who is in, and where.
-    pub who: LoginAttempt,
+pub struct NegotiatedSession {
+    /// The login.
+    pub login: LoginAttempt,
     /// What was negotiated.
     pub params: Params,
 }
 
-/// Which targets are to be reported.
+/// Which targets to report.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Scope {
+pub enum SendTargetsScope {
     /// All that the initiator may use.
     All,
     /// This one.
     Named(Name),
-    /// The one that the session is with.
+    /// The target of the session.
     Session,
 }
 
-/// A target to be reported.
+/// A target to report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetRecord {
     /// Its name.
     pub name: String,
-    /// Where it is: `host:port` (IPv6 hosts in brackets) and portal group tag.
+    /// Its addresses: `host:port` (IPv6 hosts in brackets) and portal group tag.
     pub addresses: Vec<(String, u16)>,
 }
 
-/// What a command transfers.
+/// Direction of a command's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// Nothing.
@@ -187,8 +186,8 @@ pub enum Direction {
 
 /// A command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Arrived {
-    /// What to call it.
+pub struct ArrivedCommand {
+    /// Its tag.
     pub tag: Tag,
     /// Logical unit.
     pub lun: [u8; 8],
@@ -198,27 +197,27 @@ pub struct Arrived {
     pub extended_cdb: Box<[u8]>,
     /// Task attribute: 0 untagged, 1 simple, 2 ordered, 3 head of queue, 4 ACA.
     pub attribute: u8,
-    /// What the initiator expects to be transferred.
+    /// Expected direction.
     pub direction: Direction,
-    /// How many bytes the initiator expects to be transferred.
+    /// Expected transfer length in bytes.
     pub expected_len: u32,
 }
 
-/// How a command ended.
+/// Outcome of a command.
 #[derive(Clone, Debug, Default)]
-pub struct Outcome<'a> {
+pub struct CommandOutcome<'a> {
     /// SCSI status.
     pub status: u8,
     /// Sense data, at most 252 bytes.
     pub sense: &'a [u8],
-    /// Data for the initiator. May end where the initiator's expectation does.
+    /// Data for the initiator; may be cut off at the expected length.
     pub data: Bufs,
-    /// Bytes that the command had for the initiator in all, where `data` holds only those that
-    /// the initiator expects.
+    /// Total bytes that the command had for the initiator, where `data` may hold only the expected
+    /// part.
     pub available: u64,
 }
 
-impl<'a> Outcome<'a> {
+impl<'a> CommandOutcome<'a> {
     /// Success, with data for the initiator.
     #[must_use]
     pub fn good(data: Bufs) -> Self {
@@ -232,9 +231,9 @@ impl<'a> Outcome<'a> {
     }
 }
 
-/// Something that the initiator should know without having asked.
+/// An unsolicited notification to the initiator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Notice<'a> {
+pub enum AsyncNotification<'a> {
     /// A SCSI asynchronous event on a logical unit.
     Scsi {
         /// The logical unit.
@@ -242,19 +241,19 @@ pub enum Notice<'a> {
         /// Sense data, at most 252 bytes.
         sense: &'a [u8],
     },
-    /// Please log out.
+    /// Request a logout.
     LogoutRequest {
-        /// Within so many seconds.
+        /// Seconds until then.
         within_s: u16,
     },
-    /// The connection, and with it the session, will be dropped.
+    /// The connection and its session will be dropped.
     Drop {
         /// Seconds to wait before connecting again.
         time2wait_s: u16,
     },
 }
 
-/// Why a connection ends.
+/// Why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CloseReason {
     /// The initiator logged out.
@@ -269,22 +268,22 @@ pub enum CloseReason {
     /// The first PDU was not a login request.
     #[error("not an iSCSI login")]
     NotALogin,
-    /// A header was not what its digest says.
+    /// Wrong header digest.
     #[error("a header was garbled on the way")]
     HeaderDigest,
-    /// The rest of a PDU stayed away.
+    /// The rest of a PDU did not arrive in time.
     #[error("half a PDU, then silence")]
     ReceiveTimeout,
     /// A ping was not answered.
     #[error("no answer to a ping")]
     PingTimeout,
-    /// The initiator broke the protocol in a way that cannot be mended.
+    /// The initiator violated the protocol irrecoverably.
     #[error("protocol error: {0}")]
     Protocol(&'static str),
     /// The target was reset.
     #[error("target reset")]
     Reset,
-    /// The driver wanted it.
+    /// The driver closed it.
     #[error("closed by the target")]
     Requested,
 }

@@ -1,4 +1,4 @@
-//! What an administrator can choose about iSCSI connections.
+//! Configuration of iSCSI connections.
 
 use std::time::Duration;
 
@@ -7,19 +7,19 @@ use crate::params::Limits;
 /// Settings of a connection in the target role; shared by all connections.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// What is negotiated at most.
+    /// Upper limits of the negotiation.
     pub limits: Limits,
     /// Commands that an initiator may have outstanding: 1 to 2^16 − 1.
     pub window: u32,
-    /// How long a login may take from the beginning of the connection.
+    /// Time limit of the login, from the start of the connection.
     pub login_timeout: Duration,
-    /// After so long without a word from the initiator it is pinged.
+    /// After this time without input from the initiator it is pinged.
     pub ping_after: Duration,
-    /// How long the answer to a ping may take.
+    /// Time limit of the answer to a ping.
     pub ping_timeout: Duration,
-    /// How long the rest of a PDU may stay away.
+    /// Time limit of the rest of a PDU.
     pub receive_timeout: Duration,
-    /// How long the data of a write may stay away; the command fails then.
+    /// Time limit of the data of a write, which then fails.
     pub data_timeout: Duration,
 }
 
@@ -38,7 +38,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The command window within what sequence numbers can express.
+    /// Clamps the command window to what sequence numbers can express.
     pub(crate) fn clamp_window(window: u32) -> u32 {
         window.clamp(1, 0xffff)
     }

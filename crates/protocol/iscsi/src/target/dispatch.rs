@@ -1,28 +1,28 @@
-//! Which PDU may come now, and who takes it.
+//! Dispatches PDUs: which may arrive now, and what handles them.
 
 use zerocopy::big_endian::U16;
 
 use super::action::{Action, CloseReason, LoginGrant, LoginReject};
-use super::login::{Login, Step};
-use super::send::Status;
+use super::login::{Login, LoginStep};
+use super::send::StatSnUse;
 use super::text::MAX_TEXT;
-use super::window::{Place, Window};
+use super::window::{CmdSnCheck, CommandWindow};
 use super::{Connection, Phase};
 use crate::params::DEFAULT_SEGMENT;
 use crate::pdu::{
     Header, LoginRequest, LoginResponse, LoginStatus, LogoutRequest, NopOut, Opcode, RejectReason,
     TaskRequest, TextRequest,
 };
-use crate::serial::Serial;
+use crate::sequence_number::SequenceNumber;
 use crate::stream::{Event, Sink, Tag};
 use crate::text;
 
-/// What the current PDU is about, once it is complete.
+/// Subject of the current PDU, handled once it is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
     /// Nothing.
     Ignored,
-    /// Something that its opcode tells.
+    /// Determined by its opcode.
     Request,
     /// The command that has just arrived.
     Command(Tag),
@@ -31,14 +31,14 @@ pub(super) enum Subject {
 }
 
 impl Connection {
-    /// The header of a PDU is there: says where its data goes.
+    /// Handles a received header and decides where the data goes.
     pub(super) fn on_header(&mut self) {
         let header = *Header::of(self.receiver.basic());
         let longest = match self.phase {
             Phase::FullFeature { .. } => self.params.target_max_segment,
             _ => DEFAULT_SEGMENT,
         };
-        if self.receiver.segment() > longest as usize {
+        if self.receiver.segment_len() > longest as usize {
             if self.is_full_feature() {
                 self.reject(RejectReason::ProtocolError);
             }
@@ -58,17 +58,20 @@ impl Connection {
         let Some((sink, subject)) = taken else { return };
         self.subject = subject;
         if let Sink::Task(tag, offset) = sink {
-            let end = offset.saturating_add(u32::try_from(self.receiver.segment()).unwrap_or(0));
-            if self.receiver.segment() > 0 && self.tasks.get(tag).is_some_and(|t| !t.takes(end)) {
-                return self.receiver.wait(sink);
+            let end =
+                offset.saturating_add(u32::try_from(self.receiver.segment_len()).unwrap_or(0));
+            if self.receiver.segment_len() > 0
+                && self.tasks.get(tag).is_some_and(|t| !t.can_receive_to(end))
+            {
+                return self.receiver.block_on(sink);
             }
         }
-        if let Event::Complete { intact } = self.receiver.take(sink) {
+        if let Event::Complete { intact } = self.receiver.accept(sink) {
             self.on_complete(intact);
         }
     }
 
-    /// RFC 7143 6.3: before the login only login requests may come.
+    /// RFC 7143 6.3: before the login only login requests may arrive.
     fn login_header(&mut self, opcode: Opcode, begun: bool) -> Option<(Sink, Subject)> {
         if opcode == Opcode::LoginRequest {
             return Some((Sink::Control(DEFAULT_SEGMENT as usize), Subject::Request));
@@ -103,10 +106,10 @@ impl Connection {
             }
         }
         if !header.is_immediate() {
-            match self.window.arrive(Serial(header.cmd_sn())) {
-                Place::Next => {}
-                Place::Outside => return IGNORE,
-                Place::Gap => {
+            match self.window.on_command(SequenceNumber(header.cmd_sn())) {
+                CmdSnCheck::Next => {}
+                CmdSnCheck::Outside => return IGNORE,
+                CmdSnCheck::Gap => {
                     self.end(CloseReason::Protocol("commands out of order"));
                     return None;
                 }
@@ -115,11 +118,11 @@ impl Connection {
         if opcode == Opcode::ScsiCommand && !discovery {
             return Some(self.on_command());
         }
-        // All other requests are answered without taking a place for long.
+        // All other requests are answered quickly and hold no slot.
         if !header.is_immediate() {
-            self.window.answered();
+            self.window.release();
         }
-        let segment = self.receiver.segment();
+        let segment = self.receiver.segment_len();
         let keep = match opcode {
             _ if header.ahs_words > 0 => Err(RejectReason::InvalidField),
             Opcode::NopOut => Ok(self.ping_len()),
@@ -139,7 +142,7 @@ impl Connection {
         }
     }
 
-    /// A PDU is there.
+    /// Handles a complete PDU.
     pub(super) fn on_complete(&mut self, intact: bool) {
         match std::mem::replace(&mut self.subject, Subject::Ignored) {
             Subject::Ignored => {}
@@ -169,38 +172,38 @@ impl Connection {
     fn on_login(&mut self, request: &LoginRequest, text: &[u8]) {
         let Phase::Login(login) = &mut self.phase else { return };
         if !login.has_begun() {
-            self.stat_sn = Serial(request.exp_stat_sn.get());
-            self.window = Window::new(Serial(request.cmd_sn.get()), self.config.window);
+            self.stat_sn = SequenceNumber(request.exp_stat_sn.get());
+            self.window =
+                CommandWindow::new(SequenceNumber(request.cmd_sn.get()), self.config.window);
             self.cid = request.cid.get();
         }
         let step = login.on_request(request, text, &self.config.limits);
         self.login_step(step);
     }
 
-    fn login_step(&mut self, step: Step) {
+    fn login_step(&mut self, step: LoginStep) {
         match step {
-            Step::Respond { flags, text } => self.respond_login(flags, 0, &text),
-            Step::Refuse(why) => self.refuse_login(&why),
-            Step::Ask(who) => {
-                self.wait_with(Phase::Deciding);
+            LoginStep::Respond { flags, text } => self.respond_login(flags, 0, &text),
+            LoginStep::Refuse(why) => self.refuse_login(&why),
+            LoginStep::Decide(who) => {
+                self.wait_for_driver(Phase::Deciding);
                 self.actions.push_back(Action::Login(who));
             }
-            Step::Establish(session) => {
-                self.wait_with(Phase::Establishing);
+            LoginStep::Establish(session) => {
+                self.wait_for_driver(Phase::Establishing);
                 self.actions.push_back(Action::Establish(session));
             }
         }
     }
 
-    fn wait_with(&mut self, then: fn(Box<Login>) -> Phase) {
+    fn wait_for_driver(&mut self, then: fn(Box<Login>) -> Phase) {
         self.phase = match std::mem::replace(&mut self.phase, Phase::Closed) {
             Phase::Login(login) => then(login),
             other => other,
         };
     }
 
-    /// Answers [`Action::Login`]: the initiator may try, or may not. Ignored when nothing was
-    /// asked.
+    /// Answers [`Action::Login`]: the login may proceed, or not. Ignored if no answer is due.
     pub fn login_decision(&mut self, decision: Result<LoginGrant, LoginReject>) {
         let mut login = match std::mem::replace(&mut self.phase, Phase::Closed) {
             Phase::Deciding(login) => login,
@@ -210,16 +213,16 @@ impl Connection {
             }
         };
         let step = match decision {
-            Ok(grant) => login.decided(grant, &self.config.limits),
-            Err(why) => Step::Refuse(why),
+            Ok(grant) => login.on_decision(grant, &self.config.limits),
+            Err(why) => LoginStep::Refuse(why),
         };
         self.phase = Phase::Login(login);
         self.login_step(step);
     }
 
-    /// Answers [`Action::Establish`]: the session is there and has this handle (TSIH, not 0), or
-    /// cannot be. Ignored when nothing was asked.
-    pub fn established(&mut self, session: Result<u16, LoginReject>) {
+    /// Answers [`Action::Establish`]: the session exists with this handle (TSIH, not 0), or is
+    /// refused. Ignored if no answer is due.
+    pub fn session_established(&mut self, session: Result<u16, LoginReject>) {
         let mut login = match std::mem::replace(&mut self.phase, Phase::Closed) {
             Phase::Establishing(login) => login,
             other => {
@@ -236,7 +239,7 @@ impl Connection {
                 self.respond_login(flags, tsih, &text);
                 self.phase = Phase::FullFeature { discovery };
                 self.receiver.set_digests(self.params.header_digest, self.params.data_digest);
-                self.clock.heard();
+                self.timers.record_received();
             }
             Err(why) => {
                 self.phase = Phase::Login(login);
@@ -251,7 +254,7 @@ impl Connection {
         if tsih != 0 {
             pdu.tsih = U16::new(tsih);
         }
-        self.send_bytes(pdu, Status::Advance, text);
+        self.send_bytes(pdu, StatSnUse::Advance, text);
     }
 
     /// RFC 7143 11.13.5: a login that is refused ends the connection.
@@ -259,10 +262,10 @@ impl Connection {
         let Some(mut pdu) = self.login_response() else { return };
         pdu.status = U16::new(why.status.0);
         let mut text = Vec::new();
-        if let Some(address) = &why.moved_to {
+        if let Some(address) = &why.redirect_address {
             text::push(&mut text, "TargetAddress", address);
         }
-        self.send_bytes(pdu, Status::Advance, &text);
+        self.send_bytes(pdu, StatSnUse::Advance, &text);
         self.end(CloseReason::LoginRefused(why.status));
     }
 

@@ -1,17 +1,17 @@
-//! The login phase (RFC 7143 6.3): who comes, whether it may, and what is agreed on.
+//! The target's login phase (RFC 7143 6.3): identification, authentication, negotiation.
 //!
-//! Pure: a request and its text in, a [`Step`] out.
+//! Pure: takes a request and its text, returns a [`LoginStep`].
 
-use super::action::{LoginAttempt, LoginGrant, LoginReject, Session};
-use super::auth::{Given, Progress};
+use super::action::{LoginAttempt, LoginGrant, LoginReject, NegotiatedSession};
+use super::auth::{AuthState, SecurityKeys};
 use super::text::MAX_TEXT;
 use crate::name::Name;
-use crate::params::{DEFAULT_SEGMENT, Key, Limits, Params, Use};
+use crate::params::{DEFAULT_SEGMENT, Key, KeyUse, Limits, Params};
 use crate::pdu::{CONTINUE, FINAL, LoginRequest, LoginStatus, Stage};
 use crate::text::{self, Pairs};
 use crate::value::{NOT_UNDERSTOOD, REJECT};
 
-/// Most keys that a login may use which we do not know.
+/// Most unknown keys in a login.
 const MAX_UNKNOWN: u32 = 128;
 
 /// Most requests of a login.
@@ -26,37 +26,37 @@ pub(super) struct Login {
     stage: Stage,
     /// Text of the request so far.
     text: Vec<u8>,
-    /// Answers that have not been sent.
+    /// Unsent answers.
     reply: Vec<u8>,
     /// Whether the last response was a part of a longer one.
-    sending: bool,
+    response_continues: bool,
     /// Known keys that were used.
-    seen: u64,
-    unknown: u32,
-    who: Option<LoginAttempt>,
+    seen_keys: u64,
+    unknown_keys: u32,
+    attempt: Option<LoginAttempt>,
     grant: Option<LoginGrant>,
-    security: Progress,
+    auth: AuthState,
     params: Params,
-    /// Whether no text has been taken yet.
-    first: bool,
-    /// Whether our own longest data segment has been declared.
-    declared: bool,
+    /// Whether no text has been handled yet.
+    is_first: bool,
+    /// Whether our own maximum segment length has been declared.
+    segment_declared: bool,
 }
 
-/// What a login wants next.
+/// Next step of a login.
 #[derive(Debug)]
-pub(super) enum Step {
-    /// The driver's decision, for [`Login::decided`].
-    Ask(Box<LoginAttempt>),
-    /// A response with these flags and text.
+pub(super) enum LoginStep {
+    /// Get the driver's decision for [`Login::on_decision`].
+    Decide(Box<LoginAttempt>),
+    /// Send a response with these flags and text.
     Respond { flags: u8, text: Vec<u8> },
-    /// The driver's word that the session is there, then [`Login::last_response`].
-    Establish(Box<Session>),
-    /// The end.
+    /// Have the driver establish the session, then call [`Login::last_response`].
+    Establish(Box<NegotiatedSession>),
+    /// Refuse the login.
     Refuse(LoginReject),
 }
 
-impl From<LoginStatus> for Step {
+impl From<LoginStatus> for LoginStep {
     fn from(status: LoginStatus) -> Self {
         Self::Refuse(status.into())
     }
@@ -70,19 +70,19 @@ impl Login {
             stage: Stage::Security,
             text: Vec::new(),
             reply: Vec::new(),
-            sending: false,
-            seen: 0,
-            unknown: 0,
-            who: None,
+            response_continues: false,
+            seen_keys: 0,
+            unknown_keys: 0,
+            attempt: None,
             grant: None,
-            security: Progress::default(),
+            auth: AuthState::default(),
             params: Params::default(),
-            first: true,
-            declared: false,
+            is_first: true,
+            segment_declared: false,
         }
     }
 
-    /// Whether any request has come.
+    /// Whether any request has arrived.
     pub(super) fn has_begun(&self) -> bool {
         self.requests > 0
     }
@@ -92,21 +92,21 @@ impl Login {
         &self.request
     }
 
-    /// A request has come.
+    /// Handles a request.
     pub(super) fn on_request(
         &mut self,
         request: &LoginRequest,
         text: &[u8],
         limits: &Limits,
-    ) -> Step {
+    ) -> LoginStep {
         let checked = self.check(request);
         self.requests += 1;
         self.request = *request;
         if let Err(status) = checked {
             return status.into();
         }
-        if self.sending {
-            // RFC 7143 6.2: while a response goes on, requests are empty.
+        if self.response_continues {
+            // RFC 7143 6.2: while a response continues, requests are empty.
             let empty = text.is_empty() && !request.continues();
             return if empty { self.respond() } else { LoginStatus::InitiatorError.into() };
         }
@@ -115,30 +115,30 @@ impl Login {
         }
         self.text.extend_from_slice(text);
         if request.continues() {
-            return Step::Respond { flags: self.flags(false), text: Vec::new() };
+            return LoginStep::Respond { flags: self.flags(false), text: Vec::new() };
         }
         if self.grant.is_some() {
             return self.negotiate(limits);
         }
         match self.identify() {
             Ok(who) => {
-                self.who = Some(who.clone());
-                Step::Ask(Box::new(who))
+                self.attempt = Some(who.clone());
+                LoginStep::Decide(Box::new(who))
             }
             Err(status) => status.into(),
         }
     }
 
-    /// The driver lets the initiator try.
-    pub(super) fn decided(&mut self, grant: LoginGrant, limits: &Limits) -> Step {
+    /// Handles the driver's permission to proceed.
+    pub(super) fn on_decision(&mut self, grant: LoginGrant, limits: &Limits) -> LoginStep {
         if let Some(session) = &grant.session {
-            self.params = session.of_session();
+            self.params = session.for_further_connection();
         }
         self.grant = Some(grant);
         self.negotiate(limits)
     }
 
-    /// RFC 7143 11.12: what a request's header may say, and what may change between requests.
+    /// RFC 7143 11.12: checks a request's header, and what may change between requests.
     fn check(&mut self, request: &LoginRequest) -> Result<(), LoginStatus> {
         if request.version_min > 0 {
             return Err(LoginStatus::UnsupportedVersion);
@@ -163,7 +163,7 @@ impl Login {
         if proper { Ok(()) } else { Err(LoginStatus::InitiatorError) }
     }
 
-    /// RFC 7143 6.3.1: the first request says who wants what.
+    /// RFC 7143 6.3.1: the first request identifies initiator, target and session type.
     fn identify(&self) -> Result<LoginAttempt, LoginStatus> {
         let (mut initiator, mut target, mut kind) = (None, None, "Normal");
         for pair in Pairs::of(&self.text) {
@@ -186,7 +186,7 @@ impl Login {
         Ok(LoginAttempt { initiator, target, isid, tsih: tsih.get(), cid: cid.get() })
     }
 
-    fn negotiate(&mut self, limits: &Limits) -> Step {
+    fn negotiate(&mut self, limits: &Limits) -> LoginStep {
         let text = std::mem::take(&mut self.text);
         match self.take_keys(&text, limits) {
             Ok(()) => self.respond(),
@@ -195,27 +195,27 @@ impl Login {
     }
 
     fn take_keys(&mut self, text: &[u8], limits: &Limits) -> Result<(), LoginStatus> {
-        let mut given = Given::default();
-        if self.first {
-            self.introduce();
+        let mut given = SecurityKeys::default();
+        if self.is_first {
+            self.declare_portal_group();
         }
         for pair in Pairs::of(text) {
             let (name, value) = pair.map_err(|_| LoginStatus::InitiatorError)?;
-            match Key::of(name) {
+            match Key::from_name(name) {
                 Some(key) => self.take_key(key, name, value, &mut given, limits)?,
                 None => {
-                    self.unknown += 1;
-                    if self.unknown > MAX_UNKNOWN {
+                    self.unknown_keys += 1;
+                    if self.unknown_keys > MAX_UNKNOWN {
                         return Err(LoginStatus::InitiatorError);
                     }
                     text::push(&mut self.reply, name, NOT_UNDERSTOOD);
                 }
             }
         }
-        self.secure(&given)?;
-        self.first = false;
-        if self.stage == Stage::Operational && !self.declared {
-            self.declared = true;
+        self.run_security_stage(&given)?;
+        self.is_first = false;
+        if self.stage == Stage::Operational && !self.segment_declared {
+            self.segment_declared = true;
             self.params.target_max_segment = limits.max_segment;
             text::push(&mut self.reply, "MaxRecvDataSegmentLength", limits.max_segment);
         }
@@ -223,8 +223,8 @@ impl Login {
     }
 
     /// RFC 7143 13.9: the first response names the portal group.
-    fn introduce(&mut self) {
-        let normal = self.who.as_ref().is_some_and(|w| w.target.is_some());
+    fn declare_portal_group(&mut self) {
+        let normal = self.attempt.as_ref().is_some_and(|w| w.target.is_some());
         if let Some(grant) = self.grant.as_ref().filter(|_| normal) {
             text::push(&mut self.reply, "TargetPortalGroupTag", grant.portal_group);
             if let Some(alias) = &grant.target_alias {
@@ -238,21 +238,21 @@ impl Login {
         key: Key,
         name: &str,
         value: &'a str,
-        given: &mut Given<'a>,
+        given: &mut SecurityKeys<'a>,
         limits: &Limits,
     ) -> Result<(), LoginStatus> {
         // RFC 7143 6.2: a key is negotiated once.
-        if self.seen & key.bit() != 0 {
+        if self.seen_keys & key.bit() != 0 {
             return Err(LoginStatus::InitiatorError);
         }
-        self.seen |= key.bit();
-        let used = match key.used() {
-            Use::Identity => self.first,
-            Use::Security => self.stage == Stage::Security,
-            Use::Operational => self.stage == Stage::Operational,
-            Use::Any => true,
-            Use::FullFeature => false,
-            Use::Target => {
+        self.seen_keys |= key.bit();
+        let used = match key.key_use() {
+            KeyUse::Identity => self.is_first,
+            KeyUse::Security => self.stage == Stage::Security,
+            KeyUse::Operational => self.stage == Stage::Operational,
+            KeyUse::Any => true,
+            KeyUse::FullFeature => false,
+            KeyUse::Target => {
                 text::push(&mut self.reply, name, REJECT);
                 return Ok(());
             }
@@ -267,7 +267,7 @@ impl Login {
             Key::ChapC => given.challenge = Some(value),
             Key::ChapN => given.name = Some(value),
             Key::ChapR => given.response = Some(value),
-            // Who it is was read by `identify`; the alias is for people who look at initiators.
+            // `identify` has read the names; the alias is only informative.
             Key::InitiatorName | Key::TargetName | Key::SessionType | Key::InitiatorAlias => {}
             _ => {
                 let answer = self.params.answer(key, value, limits);
@@ -279,34 +279,37 @@ impl Login {
         Ok(())
     }
 
-    fn secure(&mut self, given: &Given<'_>) -> Result<(), LoginStatus> {
+    fn run_security_stage(&mut self, given: &SecurityKeys<'_>) -> Result<(), LoginStatus> {
         let auth = &self.grant.as_ref().ok_or(LoginStatus::TargetError)?.auth;
         if self.stage == Stage::Security {
             let transits = self.request.transits();
-            self.security = self.security.step(given, auth, transits, &mut self.reply)?;
-        } else if self.security == Progress::Open {
+            self.auth = self.auth.step(given, auth, transits, &mut self.reply)?;
+        } else if self.auth == AuthState::Open {
             // The initiator began with the operational stage: as if it had offered nothing.
-            self.security = self.security.step(&Given::default(), auth, true, &mut self.reply)?;
+            self.auth = self.auth.step(&SecurityKeys::default(), auth, true, &mut self.reply)?;
         }
         Ok(())
     }
 
-    /// Sends what there is to say, in parts where it is long.
-    fn respond(&mut self) -> Step {
+    /// Sends pending text, in parts if it is long.
+    fn respond(&mut self) -> LoginStep {
         if self.reply.len() > DEFAULT_SEGMENT as usize {
             let rest = self.reply.split_off(DEFAULT_SEGMENT as usize);
             let text = std::mem::replace(&mut self.reply, rest);
-            self.sending = true;
-            return Step::Respond { flags: self.flags(false) | CONTINUE, text };
+            self.response_continues = true;
+            return LoginStep::Respond { flags: self.flags(false) | CONTINUE, text };
         }
-        self.sending = false;
-        let ready = self.stage == Stage::Operational || self.security == Progress::Done;
+        self.response_continues = false;
+        let ready = self.stage == Stage::Operational || self.auth == AuthState::Done;
         let transits = self.request.transits() && ready;
         if transits && self.request.next() == Stage::FullFeature {
-            return match self.who.clone() {
+            return match self.attempt.clone() {
                 Some(who) => {
-                    self.params.settle();
-                    Step::Establish(Box::new(Session { who, params: self.params.clone() }))
+                    self.params.clamp_first_burst();
+                    LoginStep::Establish(Box::new(NegotiatedSession {
+                        login: who,
+                        params: self.params.clone(),
+                    }))
                 }
                 None => LoginStatus::TargetError.into(),
             };
@@ -315,17 +318,17 @@ impl Login {
         if transits {
             self.stage = self.request.next();
         }
-        Step::Respond { flags, text: std::mem::take(&mut self.reply) }
+        LoginStep::Respond { flags, text: std::mem::take(&mut self.reply) }
     }
 
-    /// The session is there: flags and text of the last response.
+    /// The session exists: flags and text of the last response.
     pub(super) fn last_response(&mut self) -> (u8, Vec<u8>) {
         (self.flags(true), std::mem::take(&mut self.reply))
     }
 
-    /// What was agreed on, and whether the session is for discovery.
+    /// The negotiated parameters, and whether this is a discovery session.
     pub(super) fn result(&self) -> (Params, bool) {
-        (self.params.clone(), self.who.as_ref().is_some_and(|w| w.target.is_none()))
+        (self.params.clone(), self.attempt.as_ref().is_some_and(|w| w.target.is_none()))
     }
 
     fn flags(&self, transits: bool) -> u8 {

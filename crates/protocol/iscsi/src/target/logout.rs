@@ -1,18 +1,18 @@
-//! Logout (RFC 7143 11.14 and 11.15), and what the target says by itself (11.9).
+//! Logout (RFC 7143 11.14 and 11.15), and asynchronous messages (11.9).
 
 use zerocopy::big_endian::{U16, U32};
 
 use super::Connection;
-use super::action::{CloseReason, Notice};
-use super::answer::sense_segment;
-use super::send::Status;
+use super::action::{AsyncNotification, CloseReason};
+use super::response::sense_segment;
+use super::send::StatSnUse;
 use crate::pdu::{
     AsyncEvent, AsyncMessage, FINAL, LogoutOutcome, LogoutReason, LogoutRequest, LogoutResponse,
     NO_TAG, RejectReason,
 };
 
-/// A logout that waits for the commands of the session to end, so that nothing the session has
-/// written can land after what another one writes next.
+/// A logout that waits for the commands of the session to end, so that none of its writes can take
+/// effect after the writes of a later session.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Logout {
     itt: u32,
@@ -41,7 +41,7 @@ impl Connection {
         self.finish_logout();
     }
 
-    /// Ends the session if that was asked for and nothing is running any more.
+    /// Completes a requested logout once nothing is running any more.
     pub(super) fn finish_logout(&mut self) {
         if let Some(Logout { itt }) = self.logout
             && self.tasks.is_empty()
@@ -57,12 +57,11 @@ impl Connection {
         pdu.response = outcome.0;
         pdu.itt = U32::new(itt);
         pdu.time2wait = U16::new(self.params.time2wait);
-        self.send(pdu, Status::Advance);
+        self.send(pdu, StatSnUse::Advance);
     }
 
-    /// Tells the initiator something it has not asked for. Nothing is sent before the full
-    /// feature phase.
-    pub fn notify(&mut self, notice: Notice<'_>) {
+    /// Sends an asynchronous message. Ignored before the full feature phase.
+    pub fn notify(&mut self, notice: AsyncNotification<'_>) {
         if !self.is_full_feature() {
             return;
         }
@@ -71,21 +70,21 @@ impl Connection {
         pdu.itt = U32::new(NO_TAG);
         let mut data = &[][..];
         pdu.event = match notice {
-            Notice::Scsi { lun, sense } => {
+            AsyncNotification::Scsi { lun, sense } => {
                 (pdu.lun, data) = (lun, sense);
                 AsyncEvent::Scsi
             }
-            Notice::LogoutRequest { within_s } => {
+            AsyncNotification::LogoutRequest { within_s } => {
                 pdu.parameter3 = U16::new(within_s);
                 AsyncEvent::LogoutRequest
             }
-            Notice::Drop { time2wait_s } => {
-                // The session has one connection; nothing of it is kept.
+            AsyncNotification::Drop { time2wait_s } => {
+                // The session has one connection; none of its tasks are retained.
                 pdu.parameter2 = U16::new(time2wait_s);
                 AsyncEvent::SessionDrop
             }
         }
         .0;
-        self.send_bytes(pdu, Status::Advance, &sense_segment(data));
+        self.send_bytes(pdu, StatSnUse::Advance, &sense_segment(data));
     }
 }

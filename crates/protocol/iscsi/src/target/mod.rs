@@ -1,22 +1,20 @@
 //! The target role: one connection, which at error recovery level 0 is one session.
 //!
-//! [`Connection`] is fed bytes and decisions and gives bytes and [`Action`]s; see
-//! [`frame::Machine`] for the plumbing. All state of the session is in it; what several sessions
-//! share (which sessions there are, who may log in, reservations, other sessions' tasks) is its
-//! driver's.
+//! [`Connection`] takes bytes and decisions and returns bytes and [`Action`]s; see
+//! [`frame::Machine`] for the plumbing. It holds all state of the session; the driver handles what
+//! sessions share (the list of sessions, access control, reservations, other sessions' tasks).
 //!
 //! | module | subject |
 //! |---|---|
 //! | `dispatch` | which PDU may come now, and who takes it |
 //! | `login`, `auth` | login phase, pure |
 //! | `window` | command numbers |
-//! | `task`, `command`, `data_out`, `answer` | a SCSI command from its arrival to its status |
-//! | `management`, `logout`, `text`, `nop` | the other requests |
+//! | `task`, `command`, `data_out`, `response` | a SCSI command from its arrival to its status |
+//! | `task_management`, `logout`, `text`, `nop` | the other requests |
 //! | `send` | the counters in what is sent |
 //! | `timers` | what may not take for ever |
 
 mod action;
-mod answer;
 mod auth;
 mod command;
 mod config;
@@ -24,10 +22,11 @@ mod data_out;
 mod dispatch;
 mod login;
 mod logout;
-mod management;
 mod nop;
+mod response;
 mod send;
 mod task;
+mod task_management;
 mod text;
 mod timers;
 mod window;
@@ -39,8 +38,9 @@ use std::time::Duration;
 use frame::{Machine, SendQueue};
 
 pub use action::{
-    Action, Arrived, Auth, ChapPolicy, CloseReason, Direction, LoginAttempt, LoginGrant,
-    LoginReject, Notice, Outcome, RequestId, Scope, Session, TargetRecord,
+    Action, ArrivedCommand, AsyncNotification, Auth, ChapPolicy, CloseReason, CommandOutcome,
+    Direction, LoginAttempt, LoginGrant, LoginReject, NegotiatedSession, RequestId,
+    SendTargetsScope, TargetRecord,
 };
 pub use config::Config;
 
@@ -49,20 +49,20 @@ pub use crate::stream::Tag;
 use dispatch::Subject;
 use login::Login;
 use logout::Logout;
-use management::Functions;
 use task::Tasks;
-use text::Exchange;
-use timers::Clock;
-use window::Window;
+use task_management::TaskManagementRequests;
+use text::TextExchange;
+use timers::Timers;
+use window::CommandWindow;
 
 use crate::params::Params;
-use crate::serial::Serial;
+use crate::sequence_number::SequenceNumber;
 use crate::stream::{Event, Receiver};
 
 /// With more than this waiting to be sent, no further PDU is received.
 const OUTPUT_LIMIT: usize = 1024 * 1024;
 
-/// With so many actions waiting to be taken, no further PDU is received.
+/// With this many actions pending, no further PDU is received.
 const ACTION_LIMIT: usize = 64;
 
 /// One connection in the target role.
@@ -75,20 +75,20 @@ pub struct Connection {
     output: SendQueue,
     actions: VecDeque<Action>,
     /// Next status number.
-    stat_sn: Serial,
-    window: Window,
+    stat_sn: SequenceNumber,
+    window: CommandWindow,
     params: Params,
     tasks: Tasks,
-    /// Reads that have ended and whose data the output has no room for.
-    backlog: VecDeque<Tag>,
-    functions: Functions,
-    exchange: Option<Exchange>,
+    /// Completed reads whose data does not fit into the output yet.
+    blocked_reads: VecDeque<Tag>,
+    task_management: TaskManagementRequests,
+    text_exchange: Option<TextExchange>,
     logout: Option<Logout>,
     /// Last target transfer tag that was used.
     last_ttt: u32,
     /// Identifier of this connection within its session.
     cid: u16,
-    clock: Clock,
+    timers: Timers,
 }
 
 #[derive(Debug)]
@@ -105,7 +105,7 @@ enum Phase {
 }
 
 impl Connection {
-    /// A connection that has just been accepted.
+    /// A newly accepted connection.
     #[must_use]
     pub fn new(config: Arc<Config>) -> Self {
         Self {
@@ -114,22 +114,22 @@ impl Connection {
             subject: Subject::Ignored,
             output: SendQueue::default(),
             actions: VecDeque::new(),
-            stat_sn: Serial(0),
-            window: Window::new(Serial(0), config.window),
+            stat_sn: SequenceNumber(0),
+            window: CommandWindow::new(SequenceNumber(0), config.window),
             params: Params::default(),
             tasks: Tasks::default(),
-            backlog: VecDeque::new(),
-            functions: Functions::default(),
-            exchange: None,
+            blocked_reads: VecDeque::new(),
+            task_management: TaskManagementRequests::default(),
+            text_exchange: None,
             logout: None,
             last_ttt: 0,
             cid: 0,
-            clock: Clock::default(),
+            timers: Timers::default(),
             config,
         }
     }
 
-    /// The next thing to do. Take actions until there are none after every other call.
+    /// The next action. Take all actions after every other call.
     pub fn poll_action(&mut self) -> Option<Action> {
         let action = self.actions.pop_front()?;
         if let Some(task) = action.tag().and_then(|tag| self.tasks.get(tag)) {
@@ -138,7 +138,7 @@ impl Connection {
         Some(action)
     }
 
-    /// Actions that wait to be taken.
+    /// Number of pending actions.
     #[must_use]
     pub fn pending_actions(&self) -> usize {
         self.actions.len()
@@ -156,15 +156,15 @@ impl Connection {
         self.tasks.len()
     }
 
-    /// Changes how many commands the initiator may have outstanding. What it was told already
-    /// stays true: a smaller window takes effect as commands are answered.
+    /// Changes the command window. What was announced stays valid: a smaller window takes effect as
+    /// commands are answered.
     pub fn set_window(&mut self, commands: u32) {
         if self.window.resize(commands) && self.is_full_feature() {
             self.announce_window();
         }
     }
 
-    /// Ends the connection once what waits to be sent has been sent.
+    /// Closes the connection once its output has been sent.
     pub fn close(&mut self) {
         self.end(CloseReason::Requested);
     }
@@ -173,7 +173,7 @@ impl Connection {
         matches!(self.phase, Phase::FullFeature { .. })
     }
 
-    /// Ends the connection; nothing more is received, and nothing about commands sent.
+    /// Closes the connection; nothing more is received, and no more command responses are sent.
     fn end(&mut self, reason: CloseReason) {
         if matches!(self.phase, Phase::Closed) {
             return;
@@ -182,29 +182,29 @@ impl Connection {
         self.receiver.stop();
         self.subject = Subject::Ignored;
         self.tasks = Tasks::default();
-        self.backlog.clear();
-        self.functions = Functions::default();
-        self.exchange = None;
+        self.blocked_reads.clear();
+        self.task_management = TaskManagementRequests::default();
+        self.text_exchange = None;
         self.logout = None;
         self.actions.clear();
         self.actions.push_back(Action::Close(reason));
     }
 
     /// Whether a further PDU may be received now.
-    fn takes_pdus(&self) -> bool {
+    fn can_receive_pdu(&self) -> bool {
         let decided = matches!(self.phase, Phase::Login(_) | Phase::FullFeature { .. });
         decided
             && self.logout.is_none()
-            && !self.exchange.as_ref().is_some_and(Exchange::waits_for_driver)
+            && !self.text_exchange.as_ref().is_some_and(TextExchange::waits_for_driver)
             && self.actions.len() < ACTION_LIMIT
             && self.output.len() <= OUTPUT_LIMIT
     }
 
     /// Whether bytes are received now.
-    fn listens(&self) -> bool {
+    fn is_receiving(&self) -> bool {
         match self.phase {
             Phase::Closed => false,
-            _ if self.receiver.is_between() => self.takes_pdus(),
+            _ if self.receiver.is_between_pdus() => self.can_receive_pdu(),
             _ => !self.receiver.is_blocked(),
         }
     }
@@ -214,11 +214,11 @@ impl Machine for Connection {
     /// `None` may turn into `Some` after any decision of the driver, after actions were taken,
     /// and after output was sent.
     fn receive_space(&mut self) -> Option<&mut [u8]> {
-        if self.listens() { self.receiver.space(&mut self.tasks) } else { None }
+        if self.is_receiving() { self.receiver.space(&mut self.tasks) } else { None }
     }
 
-    fn received(&mut self, n: usize) {
-        self.clock.heard();
+    fn on_received(&mut self, n: usize) {
+        self.timers.record_received();
         match self.receiver.filled(n, &mut self.tasks) {
             Event::More => {}
             Event::Header => self.on_header(),
@@ -227,9 +227,9 @@ impl Machine for Connection {
         }
     }
 
-    /// Data of reads is added as the queue gets shorter: ask again after everything was sent.
+    /// Read data is added as the queue drains: call this again after everything was sent.
     fn output(&mut self) -> &mut SendQueue {
-        self.refill();
+        self.resume_reads();
         &mut self.output
     }
 
@@ -238,7 +238,7 @@ impl Machine for Connection {
     }
 
     fn on_timer(&mut self, now: Duration) {
-        self.at(now);
+        self.advance_to(now);
     }
 
     fn is_closing(&self) -> bool {

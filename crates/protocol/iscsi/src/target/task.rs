@@ -9,84 +9,84 @@ use slab::Slab;
 use smallvec::SmallVec;
 
 use super::action::Direction;
-use super::answer::Sending;
+use super::response::ReadTransfer;
 use crate::pdu::NO_TAG;
-use crate::stream::{Owners, Tag};
+use crate::stream::{Tag, TaskBuffers};
 
 /// One SCSI command, from its arrival until its status has been sent.
 #[derive(Debug)]
 pub(super) struct Task {
     pub(super) itt: u32,
     pub(super) lun: [u8; 8],
-    /// Whether it takes a place in the command window.
+    /// Whether it counts in the command window.
     pub(super) numbered: bool,
     pub(super) direction: Direction,
     /// Bytes the initiator expects to transfer.
     pub(super) expected: u32,
-    pub(super) phase: Phase,
-    pub(super) fate: Fate,
-    /// Whether the driver knows that it is to be aborted.
-    pub(super) told: bool,
-    /// Actions about it that have not been taken.
+    pub(super) phase: TaskPhase,
+    pub(super) disposition: Disposition,
+    /// Whether the driver was asked to abort it.
+    pub(super) abort_requested: bool,
+    /// Pending actions about it.
     pub(super) queued: u8,
     /// Task management requests that wait for its end, one bit each.
     pub(super) awaited_by: u8,
-    /// Bytes the command takes in all, as the driver says.
+    /// Total bytes the command takes, as the driver says.
     pub(super) presented: u64,
-    /// Bytes of its data that are received: what it takes and the initiator has.
-    pub(super) want: u32,
-    /// Bytes of memory asked for and given.
-    pub(super) asked: u32,
-    pub(super) granted: u32,
+    /// Bytes of its data to receive: what it takes and the initiator has.
+    pub(super) receive_len: u32,
+    /// Bytes of memory requested and granted.
+    pub(super) memory_requested: u32,
+    pub(super) memory_granted: u32,
     pub(super) data: BufsMut,
     /// Whether immediate data is arriving.
     pub(super) immediate: bool,
     /// Length of the unsolicited data, immediate data included.
     pub(super) unsolicited: u32,
     /// Sequences of Data-Out PDUs that are expected.
-    pub(super) transfers: SmallVec<[Transfer; 1]>,
-    /// First byte that has neither arrived nor been asked for.
-    pub(super) next: u32,
+    pub(super) data_out_sequences: SmallVec<[DataOutSequence; 1]>,
+    /// First byte neither received nor requested.
+    pub(super) next_unrequested: u32,
     /// R2Ts sent.
     pub(super) r2ts: u32,
-    /// When data last came or was asked for.
-    pub(super) since: Duration,
-    /// Its end, while data is still expected.
-    pub(super) parked: Option<Parked>,
-    /// Its data, while the output has no room for it.
-    pub(super) sending: Option<Box<Sending>>,
+    /// When data last arrived or was requested.
+    pub(super) last_data_at: Duration,
+    /// Its status, while data is still expected.
+    pub(super) deferred_status: Option<DeferredStatus>,
+    /// Its read data, while the output has no space for it.
+    pub(super) read_transfer: Option<Box<ReadTransfer>>,
 }
 
-/// How far a command has come.
+/// Phase of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
-    /// The driver decides about it.
+pub(super) enum TaskPhase {
+    /// Waits for the driver's admission.
     Arrived,
     /// Its data is being received.
     Admitted,
-    /// The driver runs it.
+    /// The driver executes it.
     Running,
-    /// The driver has ended it, or never knew of it.
-    Over,
+    /// Completed by the driver, or never reported to it.
+    Ended,
 }
 
-/// Whether a command's outcome is its own.
+/// Which outcome the initiator gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
-    /// It is.
+pub(super) enum Disposition {
+    /// The driver's.
     Live,
-    /// It fails with this, whatever the driver says.
-    Failed(Fault),
-    /// The initiator gets no answer.
+    /// This failure, whatever the driver says.
+    Failed(TransferFault),
+    /// None: it was aborted.
     Aborted,
 }
 
 /// Additional sense code and qualifier of a fault in the transfer; the sense key is ABORTED
 /// COMMAND (RFC 7143 11.4.7.2, SPC-4 annex D).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Fault(pub(super) u8, pub(super) u8);
+pub(super) struct TransferFault(pub(super) u8, pub(super) u8);
 
-impl Fault {
+impl TransferFault {
     /// UNEXPECTED UNSOLICITED DATA.
     pub(super) const UNEXPECTED_DATA: Self = Self(0x0c, 0x0c);
     /// NOT ENOUGH UNSOLICITED DATA; "incorrect amount of data" in the RFC.
@@ -111,49 +111,49 @@ impl Fault {
 
 /// A sequence of Data-Out PDUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Transfer {
+pub(super) struct DataOutSequence {
     /// The R2T it answers; [`NO_TAG`] for unsolicited data.
     pub(super) ttt: u32,
     /// Next byte.
     pub(super) at: u32,
-    /// Byte behind the last one.
+    /// End (exclusive).
     pub(super) end: u32,
     /// Number of the next PDU.
     pub(super) data_sn: u32,
 }
 
-/// How a command ended whose data is still expected.
+/// Status of a completed command whose data is still expected.
 #[derive(Clone, Debug)]
-pub(super) struct Parked {
+pub(super) struct DeferredStatus {
     pub(super) status: u8,
     pub(super) sense: Box<[u8]>,
 }
 
 impl Task {
-    /// Whether the initiator is about to send data for it.
+    /// Whether data from the initiator is expected.
     pub(super) fn expects_data(&self) -> bool {
-        self.immediate || !self.transfers.is_empty()
+        self.immediate || !self.data_out_sequences.is_empty()
     }
 
-    /// Whether data up to `end` can be received, be it into nowhere.
-    pub(super) fn takes(&self, end: u32) -> bool {
+    /// Whether data up to `end` can be received or discarded.
+    pub(super) fn can_receive_to(&self, end: u32) -> bool {
         let undecided = match self.phase {
-            Phase::Arrived => true,
-            Phase::Admitted => self.granted < self.want.min(end),
-            Phase::Running | Phase::Over => false,
+            TaskPhase::Arrived => true,
+            TaskPhase::Admitted => self.memory_granted < self.receive_len.min(end),
+            TaskPhase::Running | TaskPhase::Ended => false,
         };
-        !undecided || self.fate != Fate::Live
+        !undecided || self.disposition != Disposition::Live
     }
 
-    /// Whether unsolicited data may still come.
+    /// Whether unsolicited data may still arrive.
     pub(super) fn is_unsolicited(&self) -> bool {
-        self.immediate || self.transfers.iter().any(|t| t.ttt == NO_TAG)
+        self.immediate || self.data_out_sequences.iter().any(|t| t.ttt == NO_TAG)
     }
 
-    /// Memory for the bytes from `at` on, `None` where they are not wanted.
+    /// Memory for the bytes from `at` on; `None` to discard them.
     fn space(&mut self, at: usize, max: usize) -> Option<&mut [u8]> {
-        let wanted = (self.want as usize).checked_sub(at).filter(|&n| n > 0)?;
-        if self.fate != Fate::Live {
+        let wanted = (self.receive_len as usize).checked_sub(at).filter(|&n| n > 0)?;
+        if self.disposition != Disposition::Live {
             return None;
         }
         let (mut start, max) = (at, max.min(wanted));
@@ -211,14 +211,14 @@ impl Tasks {
         self.slab.iter().filter(|(_, t)| which(t)).map(|(key, _)| tag(key)).collect()
     }
 
-    /// When the one of the commands that expect Data-Out PDUs which waits longest heard of it.
+    /// Start of the longest wait among commands that expect Data-Out PDUs.
     pub(super) fn longest_wait(&self) -> Option<Duration> {
-        let waiting = self.slab.iter().filter(|(_, t)| !t.transfers.is_empty());
-        waiting.map(|(_, t)| t.since).min()
+        let waiting = self.slab.iter().filter(|(_, t)| !t.data_out_sequences.is_empty());
+        waiting.map(|(_, t)| t.last_data_at).min()
     }
 }
 
-impl Owners for Tasks {
+impl TaskBuffers for Tasks {
     fn space(&mut self, tag: Tag, at: usize, max: usize) -> Option<&mut [u8]> {
         self.get(tag)?.space(at, max)
     }

@@ -2,15 +2,15 @@
 
 use zerocopy::big_endian::U32;
 
-use super::action::{Action, Scope, TargetRecord};
-use super::send::Status;
+use super::action::{Action, SendTargetsScope, TargetRecord};
+use super::send::StatSnUse;
 use super::{Connection, Phase};
-use crate::params::{Key, Use};
+use crate::params::{Key, KeyUse};
 use crate::pdu::{CONTINUE, FINAL, NO_TAG, RejectReason, TextRequest, TextResponse};
 use crate::text::{self, Pairs};
 use crate::value::{NOT_UNDERSTOOD, REJECT};
 
-/// Most bytes of text in one request, however many PDUs it comes in (RFC 7143 6.2).
+/// Most bytes of text in one request, over all its PDUs (RFC 7143 6.2).
 pub(super) const MAX_TEXT: usize = 64 * 1024;
 
 /// Most keys in one request; each is answered.
@@ -21,23 +21,23 @@ const MAX_RESPONSE: usize = 64 * 1024;
 
 /// A text request and its answer, each of which may take several PDUs.
 #[derive(Debug)]
-pub(super) struct Exchange {
+pub(super) struct TextExchange {
     itt: u32,
     ttt: u32,
     lun: [u8; 8],
     /// Whether the initiator has nothing more to say.
-    last: bool,
+    is_last: bool,
     request: Vec<u8>,
-    /// What is still to be sent, and how much of it has been.
+    /// The reply, and how much of it has been sent.
     reply: Vec<u8>,
     sent: usize,
-    /// Whether the driver looks for targets.
-    asked: bool,
+    /// Whether the driver is collecting targets.
+    waiting_for_driver: bool,
 }
 
-impl Exchange {
+impl TextExchange {
     pub(super) fn waits_for_driver(&self) -> bool {
-        self.asked
+        self.waiting_for_driver
     }
 }
 
@@ -48,35 +48,35 @@ impl Connection {
             return self.reject(RejectReason::InvalidField);
         }
         if ttt == NO_TAG {
-            // RFC 7143 11.10.4: a new exchange; an old one is forgotten.
+            // RFC 7143 11.10.4: a new exchange replaces an old one.
             let (ttt, lun) = (self.new_ttt(), request.lun);
             let (request, reply) = (Vec::new(), Vec::new());
-            self.exchange = Some(Exchange {
+            self.text_exchange = Some(TextExchange {
                 itt,
                 ttt,
                 lun,
-                last: false,
+                is_last: false,
                 request,
                 reply,
                 sent: 0,
-                asked: false,
+                waiting_for_driver: false,
             });
         }
         let Some(exchange) =
-            self.exchange.as_mut().filter(|e| e.itt == itt && (ttt == NO_TAG || e.ttt == ttt))
+            self.text_exchange.as_mut().filter(|e| e.itt == itt && (ttt == NO_TAG || e.ttt == ttt))
         else {
             return self.reject(RejectReason::InvalidField);
         };
-        exchange.last = request.is_final();
+        exchange.is_last = request.is_final();
         if exchange.sent < exchange.reply.len() {
             if !text.is_empty() {
-                self.exchange = None;
+                self.text_exchange = None;
                 return self.reject(RejectReason::ProtocolError);
             }
             return self.send_text();
         }
         if exchange.request.len() + text.len() > MAX_TEXT {
-            self.exchange = None;
+            self.text_exchange = None;
             return self.reject(RejectReason::ProtocolError);
         }
         exchange.request.extend_from_slice(text);
@@ -91,12 +91,12 @@ impl Connection {
     fn answer_text(&mut self, text: &[u8]) {
         let pairs = Pairs::of(text).take(MAX_KEYS + 1).collect::<Result<Vec<_>, _>>();
         let Some(pairs) = pairs.ok().filter(|p| p.len() <= MAX_KEYS) else {
-            self.exchange = None;
+            self.text_exchange = None;
             return self.reject(RejectReason::ProtocolError);
         };
         let (mut reply, mut asked) = (Vec::new(), None);
         for (name, value) in pairs {
-            match Key::of(name) {
+            match Key::from_name(name) {
                 None => text::push(&mut reply, name, NOT_UNDERSTOOD),
                 Some(Key::SendTargets) if asked.is_none() => match self.scope(value) {
                     Some(scope) => asked = Some(scope),
@@ -109,14 +109,14 @@ impl Connection {
                         text::push(&mut reply, name, REJECT);
                     }
                 }
-                Some(key) if key.used() == Use::Any => {}
+                Some(key) if key.key_use() == KeyUse::Any => {}
                 Some(_) => text::push(&mut reply, name, REJECT),
             }
         }
-        let Some(exchange) = &mut self.exchange else { return };
+        let Some(exchange) = &mut self.text_exchange else { return };
         (exchange.reply, exchange.sent) = (reply, 0);
         if let Some(scope) = asked {
-            exchange.asked = true;
+            exchange.waiting_for_driver = true;
             self.actions.push_back(Action::SendTargets(scope));
         } else {
             self.send_text();
@@ -125,19 +125,21 @@ impl Connection {
 
     /// RFC 7143 13.3 and appendix C: `All` in discovery sessions, nothing in normal ones, a name
     /// in both.
-    fn scope(&self, value: &str) -> Option<Scope> {
+    fn scope(&self, value: &str) -> Option<SendTargetsScope> {
         let discovery = matches!(self.phase, Phase::FullFeature { discovery: true });
         match value {
-            "All" => discovery.then_some(Scope::All),
-            "" => (!discovery).then_some(Scope::Session),
-            name => name.parse().ok().map(Scope::Named),
+            "All" => discovery.then_some(SendTargetsScope::All),
+            "" => (!discovery).then_some(SendTargetsScope::Session),
+            name => name.parse().ok().map(SendTargetsScope::Named),
         }
     }
 
-    /// Answers [`Action::SendTargets`]. Ignored when nothing was asked.
+    /// Answers [`Action::SendTargets`]. Ignored if no answer is due.
     pub fn targets(&mut self, records: &[TargetRecord]) {
-        let Some(exchange) = self.exchange.as_mut().filter(|e| e.asked) else { return };
-        exchange.asked = false;
+        let Some(exchange) = self.text_exchange.as_mut().filter(|e| e.waiting_for_driver) else {
+            return;
+        };
+        exchange.waiting_for_driver = false;
         for record in records {
             text::push(&mut exchange.reply, "TargetName", &record.name);
             for (address, group) in &record.addresses {
@@ -147,10 +149,10 @@ impl Connection {
         self.send_text();
     }
 
-    /// Sends as much of the reply as one PDU takes.
+    /// Sends as much of the reply as fits one PDU.
     fn send_text(&mut self) {
         let most = MAX_RESPONSE.min(self.params.initiator_max_segment as usize);
-        let Some(mut exchange) = self.exchange.take() else { return };
+        let Some(mut exchange) = self.text_exchange.take() else { return };
         let start = exchange.sent;
         let end = exchange.reply.len().min(start + most);
         exchange.sent = end;
@@ -160,15 +162,15 @@ impl Connection {
         if more {
             pdu.flags = CONTINUE;
         }
-        let over = exchange.last && !more;
+        let over = exchange.is_last && !more;
         if over {
             pdu.flags = FINAL;
         } else {
             (pdu.ttt, pdu.lun) = (U32::new(exchange.ttt), exchange.lun);
         }
-        self.send_bytes(pdu, Status::Advance, &exchange.reply[start..end]);
+        self.send_bytes(pdu, StatSnUse::Advance, &exchange.reply[start..end]);
         if !over {
-            self.exchange = Some(exchange);
+            self.text_exchange = Some(exchange);
         }
     }
 }

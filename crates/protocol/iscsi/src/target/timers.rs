@@ -1,64 +1,64 @@
-//! What may not take for ever: logins, silence, the rest of a PDU, the data of a write.
+//! Time limits: logins, silence, the rest of a PDU, write data.
 
 use std::time::Duration;
 
 use super::action::CloseReason;
-use super::task::Fault;
+use super::task::TransferFault;
 use super::{Connection, Phase};
 
-/// What the machine knows of time. Durations are since the connection began.
+/// State of the timers. Durations are since the connection began.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Clock {
+pub(super) struct Timers {
     now: Duration,
-    /// When the initiator last said anything, or we last did not listen.
-    heard: Duration,
+    /// When the initiator last sent anything, or we last were not receiving.
+    last_received: Duration,
     /// When a ping was sent that has not been answered.
-    pinged: Option<Duration>,
-    /// When we last did not listen.
-    deaf: Duration,
-    /// When to look for writes whose data stays away.
-    data_due: Option<Duration>,
+    ping_sent: Option<Duration>,
+    /// When we last were not receiving.
+    last_not_receiving: Duration,
+    /// When to check for overdue write data.
+    next_data_check: Option<Duration>,
 }
 
-impl Clock {
+impl Timers {
     pub(super) fn now(&self) -> Duration {
         self.now
     }
 
-    pub(super) fn heard(&mut self) {
-        self.heard = self.now;
-        self.pinged = None;
+    pub(super) fn record_received(&mut self) {
+        self.last_received = self.now;
+        self.ping_sent = None;
     }
 
     /// Data is expected from the initiator within `timeout`.
     pub(super) fn expect_data(&mut self, timeout: Duration) {
-        self.data_due.get_or_insert(self.now + timeout);
+        self.next_data_check.get_or_insert(self.now + timeout);
     }
 }
 
 impl Connection {
     pub(super) fn next_deadline(&self) -> Option<Duration> {
-        let (clock, config) = (&self.clock, &self.config);
+        let (clock, config) = (&self.timers, &self.config);
         match self.phase {
             Phase::Closed => None,
             Phase::Login(_) | Phase::Deciding(_) | Phase::Establishing(_) => {
                 Some(config.login_timeout)
             }
             Phase::FullFeature { .. } => {
-                let silence = match clock.pinged {
+                let silence = match clock.ping_sent {
                     Some(at) => at + config.ping_timeout,
-                    None => clock.heard + config.ping_after,
+                    None => clock.last_received + config.ping_after,
                 };
-                let rest =
-                    (!self.receiver.is_between()).then(|| clock.heard + config.receive_timeout);
-                [Some(silence), rest, clock.data_due].into_iter().flatten().min()
+                let rest = (!self.receiver.is_between_pdus())
+                    .then(|| clock.last_received + config.receive_timeout);
+                [Some(silence), rest, clock.next_data_check].into_iter().flatten().min()
             }
         }
     }
 
-    pub(super) fn at(&mut self, now: Duration) {
-        self.clock.now = self.clock.now.max(now);
-        let now = self.clock.now;
+    pub(super) fn advance_to(&mut self, now: Duration) {
+        self.timers.now = self.timers.now.max(now);
+        let now = self.timers.now;
         match self.phase {
             Phase::Closed => {}
             Phase::Login(_) | Phase::Deciding(_) | Phase::Establishing(_) => {
@@ -67,10 +67,10 @@ impl Connection {
                 }
             }
             Phase::FullFeature { .. } => {
-                if !self.listens() {
-                    // Nobody can be blamed for silence that we do not hear.
-                    self.clock.deaf = now;
-                    self.clock.heard();
+                if !self.is_receiving() {
+                    // Silence does not count while we are not receiving.
+                    self.timers.last_not_receiving = now;
+                    self.timers.record_received();
                 }
                 self.check_silence(now);
                 self.check_data(now);
@@ -79,38 +79,39 @@ impl Connection {
     }
 
     fn check_silence(&mut self, now: Duration) {
-        let silent = now - self.clock.heard;
-        if !self.receiver.is_between() && silent >= self.config.receive_timeout {
+        let silent = now - self.timers.last_received;
+        if !self.receiver.is_between_pdus() && silent >= self.config.receive_timeout {
             return self.end(CloseReason::ReceiveTimeout);
         }
-        match self.clock.pinged {
+        match self.timers.ping_sent {
             Some(at) if now - at >= self.config.ping_timeout => self.end(CloseReason::PingTimeout),
             Some(_) => {}
             None if silent >= self.config.ping_after => {
-                self.clock.pinged = Some(now);
+                self.timers.ping_sent = Some(now);
                 self.ping();
             }
             None => {}
         }
     }
 
-    /// Fails the writes whose data has stayed away for too long.
+    /// Fails the writes whose data is overdue.
     fn check_data(&mut self, now: Duration) {
-        if self.clock.data_due.is_none_or(|due| now < due) {
+        if self.timers.next_data_check.is_none_or(|due| now < due) {
             return;
         }
-        let (timeout, deaf) = (self.config.data_timeout, self.clock.deaf);
-        let late =
-            self.tasks.select(|t| !t.transfers.is_empty() && now >= t.since.max(deaf) + timeout);
+        let (timeout, deaf) = (self.config.data_timeout, self.timers.last_not_receiving);
+        let late = self.tasks.select(|t| {
+            !t.data_out_sequences.is_empty() && now >= t.last_data_at.max(deaf) + timeout
+        });
         for tag in late {
             let Some(task) = self.tasks.get(tag) else { continue };
-            task.transfers.clear();
-            if task.phase != super::task::Phase::Over {
-                self.fail(tag, Fault::TIMEOUT);
+            task.data_out_sequences.clear();
+            if task.phase != super::task::TaskPhase::Ended {
+                self.fail(tag, TransferFault::TIMEOUT);
             }
-            self.settle(tag);
+            self.respond_if_data_done(tag);
         }
         let since = self.tasks.longest_wait();
-        self.clock.data_due = since.map(|since| since.max(deaf) + timeout);
+        self.timers.next_data_check = since.map(|since| since.max(deaf) + timeout);
     }
 }

@@ -1,71 +1,71 @@
 //! The command window: `CmdSN`, `ExpCmdSN`, `MaxCmdSN` (RFC 7143 4.2.2.1).
 
 use super::Config;
-use crate::serial::Serial;
+use crate::sequence_number::SequenceNumber;
 
-/// Numbers commands and bounds how many are outstanding.
+/// Tracks command numbers and limits outstanding commands.
 #[derive(Clone, Debug)]
-pub(super) struct Window {
-    expected: Serial,
-    max: Serial,
+pub(super) struct CommandWindow {
+    expected: SequenceNumber,
+    max: SequenceNumber,
     size: u32,
-    /// Numbered commands that have arrived and have not been answered.
+    /// Numbered commands received and not answered.
     outstanding: u32,
 }
 
 /// What to do with a PDU that has a command number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum CmdSnCheck {
     /// It is the next one, or immediate.
     Next,
-    /// It lies outside the window: ignore it.
+    /// Outside the window: ignore it.
     Outside,
-    /// Commands before it are missing, which on a single connection cannot be made good.
+    /// Earlier commands are missing, which is irrecoverable on a single connection.
     Gap,
 }
 
-impl Window {
-    pub(super) fn new(first: Serial, size: u32) -> Self {
+impl CommandWindow {
+    pub(super) fn new(first: SequenceNumber, size: u32) -> Self {
         let mut window = Self {
             expected: first,
             max: first.plus(u32::MAX),
             size: Config::clamp_window(size),
             outstanding: 0,
         };
-        window.open();
+        window.reopen();
         window
     }
 
-    /// A PDU with number `cmd_sn` has arrived.
-    pub(super) fn arrive(&mut self, cmd_sn: Serial) -> Place {
+    /// Checks the number `cmd_sn` of a PDU.
+    pub(super) fn on_command(&mut self, cmd_sn: SequenceNumber) -> CmdSnCheck {
         if cmd_sn.is_before(self.expected) || self.max.is_before(cmd_sn) {
-            return Place::Outside;
+            return CmdSnCheck::Outside;
         }
         if cmd_sn != self.expected {
-            return Place::Gap;
+            return CmdSnCheck::Gap;
         }
         self.expected = self.expected.plus(1);
         self.outstanding += 1;
-        Place::Next
+        CmdSnCheck::Next
     }
 
-    /// A numbered command has been answered, or will never be.
-    pub(super) fn answered(&mut self) {
+    /// Records that a numbered command was answered, or never will be.
+    pub(super) fn release(&mut self) {
         debug_assert!(self.outstanding > 0, "more answers than commands");
         self.outstanding = self.outstanding.saturating_sub(1);
-        self.open();
+        self.reopen();
     }
 
-    /// Changes how many commands may be outstanding; whether that opened the window further.
+    /// Changes the window size. Returns whether the window opened further.
     pub(super) fn resize(&mut self, size: u32) -> bool {
         self.size = Config::clamp_window(size);
         let before = self.max;
-        self.open();
+        self.reopen();
         self.max != before
     }
 
-    /// What was announced is never taken back: the window shrinks as commands are answered.
-    fn open(&mut self) {
+    /// An announced window is never revoked: it shrinks as commands are answered.
+    fn reopen(&mut self) {
         let room = self.size.saturating_sub(self.outstanding);
         let max = self.expected.plus(room).plus(u32::MAX);
         if self.max.is_before(max) {
@@ -73,16 +73,16 @@ impl Window {
         }
     }
 
-    /// Numbered commands that have arrived and have not been answered.
+    /// Numbered commands received and not answered.
     pub(super) fn outstanding(&self) -> usize {
         self.outstanding as usize
     }
 
-    pub(super) fn expected(&self) -> Serial {
+    pub(super) fn expected(&self) -> SequenceNumber {
         self.expected
     }
 
-    pub(super) fn max(&self) -> Serial {
+    pub(super) fn max(&self) -> SequenceNumber {
         self.max
     }
 }
@@ -91,42 +91,42 @@ impl Window {
 mod tests {
     use super::*;
 
-    fn bounds(w: &Window) -> (u32, u32) {
+    fn bounds(w: &CommandWindow) -> (u32, u32) {
         (w.expected().0, w.max().0)
     }
 
     /// RFC 7143 4.2.2.1.
     #[test]
     fn the_window_moves_with_the_answers() {
-        let mut w = Window::new(Serial(u32::MAX), 2);
+        let mut w = CommandWindow::new(SequenceNumber(u32::MAX), 2);
         assert_eq!(bounds(&w), (u32::MAX, 0));
-        assert_eq!(w.arrive(Serial(u32::MAX)), Place::Next);
-        assert_eq!(w.arrive(Serial(u32::MAX)), Place::Outside, "a duplicate");
-        assert_eq!(w.arrive(Serial(1)), Place::Outside, "beyond MaxCmdSN");
-        assert_eq!(w.arrive(Serial(0)), Place::Next);
+        assert_eq!(w.on_command(SequenceNumber(u32::MAX)), CmdSnCheck::Next);
+        assert_eq!(w.on_command(SequenceNumber(u32::MAX)), CmdSnCheck::Outside, "a duplicate");
+        assert_eq!(w.on_command(SequenceNumber(1)), CmdSnCheck::Outside, "beyond MaxCmdSN");
+        assert_eq!(w.on_command(SequenceNumber(0)), CmdSnCheck::Next);
         assert_eq!(bounds(&w), (1, 0), "closed");
-        assert_eq!(w.arrive(Serial(1)), Place::Outside);
-        w.answered();
+        assert_eq!(w.on_command(SequenceNumber(1)), CmdSnCheck::Outside);
+        w.release();
         assert_eq!(bounds(&w), (1, 1));
-        w.answered();
-        assert_eq!(w.arrive(Serial(2)), Place::Gap);
+        w.release();
+        assert_eq!(w.on_command(SequenceNumber(2)), CmdSnCheck::Gap);
     }
 
     /// RFC 7143 4.2.2.1: what was announced is not taken back.
     #[test]
     fn a_window_shrinks_by_not_growing() {
-        let mut w = Window::new(Serial(0), 4);
-        assert_eq!(w.arrive(Serial(0)), Place::Next);
+        let mut w = CommandWindow::new(SequenceNumber(0), 4);
+        assert_eq!(w.on_command(SequenceNumber(0)), CmdSnCheck::Next);
         assert!(!w.resize(1));
         assert_eq!(bounds(&w), (1, 3));
         for sn in 1..4 {
-            assert_eq!(w.arrive(Serial(sn)), Place::Next);
+            assert_eq!(w.on_command(SequenceNumber(sn)), CmdSnCheck::Next);
         }
         for _ in 0..3 {
-            w.answered();
+            w.release();
             assert_eq!(bounds(&w), (4, 3), "one is still outstanding");
         }
-        w.answered();
+        w.release();
         assert_eq!(bounds(&w), (4, 4));
         assert!(w.resize(8));
         assert_eq!(bounds(&w), (4, 11));

@@ -9,12 +9,14 @@ use std::time::Duration;
 
 use frame::Machine;
 
-use super::{Driver, Initiator, Pdu};
+use super::{Driver, Pdu, ScriptedInitiator};
 use crate::chap::Secret;
-use crate::pdu::{BHS, LoginStatus, NO_TAG, Opcode, ScsiCommand, Stage, TaskFunction, TaskOutcome};
+use crate::pdu::{
+    BHS_LEN, LoginStatus, NO_TAG, Opcode, ScsiCommand, Stage, TaskFunction, TaskOutcome,
+};
 use crate::target::{
-    Action, Arrived, Auth, ChapPolicy, Config, Connection, Direction, Notice, Outcome, RequestId,
-    Scope, Tag, TargetRecord,
+    Action, ArrivedCommand, AsyncNotification, Auth, ChapPolicy, CommandOutcome, Config,
+    Connection, Direction, RequestId, SendTargetsScope, Tag, TargetRecord,
 };
 
 /// Most bytes that may wait to be sent: the machine stops receiving at 1 MiB, and the answers to
@@ -32,7 +34,7 @@ const ACTIONS_BOUND: usize = 256;
 
 /// Anything during a login.
 pub fn login(input: &[u8]) {
-    let mut room = Room::new(input);
+    let mut room = FuzzHarness::new(input);
     while !room.dice.is_empty() {
         let len = usize::from(room.dice.byte());
         match room.dice.byte() % 4 {
@@ -41,7 +43,7 @@ pub fn login(input: &[u8]) {
                 room.say(&bytes);
             }
             1 => {
-                let mut header = [0; BHS];
+                let mut header = [0; BHS_LEN];
                 header[0] = 0x43;
                 header[1] = room.dice.byte();
                 header[3] = room.dice.byte() / 255;
@@ -50,7 +52,7 @@ pub fn login(input: &[u8]) {
                 room.say(&pdu);
             }
             2 => room.say_login(),
-            _ => room.step(),
+            _ => room.driver_step(),
         }
     }
     room.end();
@@ -61,7 +63,7 @@ pub fn login(input: &[u8]) {
 /// # Panics
 /// If what is checked does not hold.
 pub fn full_feature(input: &[u8]) {
-    let mut room = Room::new(input);
+    let mut room = FuzzHarness::new(input);
     let keys = room.keys();
     let names = [
         ("InitiatorName", "iqn.2026-01.com.example:host"),
@@ -76,22 +78,22 @@ pub fn full_feature(input: &[u8]) {
     room.auth = Auth::None;
     room.feed(&login);
     room.orderly = true;
-    room.settle();
+    room.drain_driver();
     room.orderly = false;
     room.collect();
     (room.initiator.header_digest, room.initiator.data_digest) =
         (room.target.params().header_digest, room.target.params().data_digest);
     while !room.dice.is_empty() {
-        room.turn();
+        room.fuzz_step();
     }
     room.end();
 }
 
 /// Bytes that decide what happens; zeroes when they are used up.
 #[derive(Debug)]
-struct Dice<'a>(&'a [u8]);
+struct FuzzInput<'a>(&'a [u8]);
 
-impl Dice<'_> {
+impl FuzzInput<'_> {
     fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -115,36 +117,36 @@ impl Dice<'_> {
 
 /// What the driver knows of a command.
 #[derive(Debug)]
-struct Known {
-    command: Arrived,
+struct KnownCommand {
+    command: ArrivedCommand,
     admitted: Option<u64>,
     granting: Option<usize>,
     running: bool,
     aborted: bool,
 }
 
-struct Room<'a> {
-    dice: Dice<'a>,
+struct FuzzHarness<'a> {
+    dice: FuzzInput<'a>,
     target: Connection,
-    initiator: Initiator,
+    initiator: ScriptedInitiator,
     driver: Driver,
     auth: Auth,
     /// Questions are answered, with consent.
     orderly: bool,
-    known: BTreeMap<Tag, Known>,
+    commands: BTreeMap<Tag, KnownCommand>,
     logins: u32,
     sessions: u32,
-    searches: Vec<Scope>,
+    searches: Vec<SendTargetsScope>,
     functions: Vec<RequestId>,
     /// R2Ts that came: task, transfer, offset, length.
-    asked: Vec<(u32, u32, u32, u32)>,
+    r2ts: Vec<(u32, u32, u32, u32)>,
     now: Duration,
     closed: bool,
 }
 
-impl<'a> Room<'a> {
+impl<'a> FuzzHarness<'a> {
     fn new(input: &'a [u8]) -> Self {
-        let mut dice = Dice(input);
+        let mut dice = FuzzInput(input);
         let mut config =
             Config { window: 1 + u32::from(dice.byte()) % WINDOW, ..Config::default() };
         config.limits.max_segment = 16_384;
@@ -153,16 +155,16 @@ impl<'a> Room<'a> {
         Self {
             dice,
             target: Connection::new(Arc::new(config)),
-            initiator: Initiator::default(),
+            initiator: ScriptedInitiator::default(),
             driver: Driver::new(16, 8 << 20),
             auth,
             orderly: false,
-            known: BTreeMap::new(),
+            commands: BTreeMap::new(),
             logins: 0,
             sessions: 0,
             searches: Vec::new(),
             functions: Vec::new(),
-            asked: Vec::new(),
+            r2ts: Vec::new(),
             now: Duration::ZERO,
             closed: false,
         }
@@ -186,7 +188,7 @@ impl<'a> Room<'a> {
     }
 
     /// One thing that the initiator or the driver does.
-    fn turn(&mut self) {
+    fn fuzz_step(&mut self) {
         match self.dice.byte() % 16 {
             0 | 1 => self.say_command(),
             2 | 3 => self.say_data(),
@@ -219,11 +221,11 @@ impl<'a> Room<'a> {
             }
             12 => match self.dice.byte() % 4 {
                 0 => self.target.set_window(u32::from(self.dice.byte()) % (WINDOW + 1)),
-                1 => self.target.notify(Notice::LogoutRequest { within_s: 9 }),
-                2 => self.target.notify(Notice::Scsi { lun: [0; 8], sense: &[7; 300] }),
-                _ => self.target.notify(Notice::Drop { time2wait_s: 1 }),
+                1 => self.target.notify(AsyncNotification::LogoutRequest { within_s: 9 }),
+                2 => self.target.notify(AsyncNotification::Scsi { lun: [0; 8], sense: &[7; 300] }),
+                _ => self.target.notify(AsyncNotification::Drop { time2wait_s: 1 }),
             },
-            _ => self.step(),
+            _ => self.driver_step(),
         }
         self.check();
     }
@@ -293,10 +295,10 @@ impl<'a> Room<'a> {
         self.collect();
         let odd = self.dice.byte();
         let unasked = (self.dice.word() % 32, NO_TAG, 0, 700);
-        let (itt, ttt, at, len) = if self.asked.is_empty() || odd & 0x70 == 0x70 {
+        let (itt, ttt, at, len) = if self.r2ts.is_empty() || odd & 0x70 == 0x70 {
             unasked
         } else {
-            self.asked.swap_remove(usize::from(odd) % self.asked.len())
+            self.r2ts.swap_remove(usize::from(odd) % self.r2ts.len())
         };
         let len = if odd & 0x0f == 0x0f { self.dice.word() % 3000 } else { len };
         let (first, second) = (len / 2, len - len / 2);
@@ -323,8 +325,8 @@ impl<'a> Room<'a> {
     }
 
     fn say_nonsense(&mut self) {
-        let mut header = [0; BHS];
-        let bytes = self.dice.bytes(BHS);
+        let mut header = [0; BHS_LEN];
+        let bytes = self.dice.bytes(BHS_LEN);
         header[..bytes.len()].copy_from_slice(&bytes);
         let ahs = vec![self.dice.byte(); usize::from(self.dice.byte() % 4) * 4];
         let data = self.some_bytes();
@@ -342,13 +344,13 @@ impl<'a> Room<'a> {
                 return;
             }
             self.collect();
-            self.step();
+            self.driver_step();
         }
         // The driver does not help: everything is answered, so that the stream stays whole.
         self.orderly = true;
         while !rest.is_empty() && !self.closed {
             let left = self.feed(rest);
-            assert!(left < rest.len() || self.settle() || self.stuck(), "nothing helps");
+            assert!(left < rest.len() || self.drain_driver() || self.stuck(), "nothing helps");
             rest = &rest[rest.len() - left..];
             self.collect();
             if self.stuck() {
@@ -369,7 +371,7 @@ impl<'a> Room<'a> {
             assert!(!space.is_empty(), "an empty space");
             let n = space.len().min(bytes.len());
             space[..n].copy_from_slice(&bytes[..n]);
-            self.target.received(n);
+            self.target.on_received(n);
             bytes = &bytes[n..];
             self.check();
         }
@@ -388,17 +390,17 @@ impl<'a> Room<'a> {
         while !self.target.output().is_empty() {
             let output = self.target.output();
             output.slices().for_each(|s| bytes.extend_from_slice(&s));
-            output.sent(output.len());
+            output.advance(output.len());
         }
         for pdu in self.initiator.receive(&bytes) {
-            self.heard(&pdu);
+            self.on_pdu(&pdu);
         }
     }
 
-    fn heard(&mut self, pdu: &Pdu) {
+    fn on_pdu(&mut self, pdu: &Pdu) {
         match pdu.opcode() {
             Opcode::R2t => {
-                self.asked.push((pdu.itt(), pdu.word(20), pdu.word(40), pdu.word(44)));
+                self.r2ts.push((pdu.itt(), pdu.word(20), pdu.word(40), pdu.word(44)));
             }
             Opcode::LoginResponse if pdu.header[1] == 0x87 => self.initiator.cmd_sn = pdu.word(28),
             _ => {}
@@ -406,7 +408,7 @@ impl<'a> Room<'a> {
     }
 
     /// One thing that the driver may do.
-    fn step(&mut self) {
+    fn driver_step(&mut self) {
         if self.dice.byte() % 4 < 3
             && let Some(action) = self.target.poll_action()
         {
@@ -416,7 +418,7 @@ impl<'a> Room<'a> {
     }
 
     /// Does everything the driver can do; whether there was anything.
-    fn settle(&mut self) -> bool {
+    fn drain_driver(&mut self) -> bool {
         let mut any = false;
         loop {
             while let Some(action) = self.target.poll_action() {
@@ -441,24 +443,24 @@ impl<'a> Room<'a> {
                 assert!(!self.functions.contains(&id));
                 self.functions.push(id);
             }
-            Action::Arrived(command) => {
-                let known = Known {
+            Action::CommandArrived(command) => {
+                let known = KnownCommand {
                     command,
                     admitted: None,
                     granting: None,
                     running: false,
                     aborted: false,
                 };
-                assert!(self.known.insert(known.command.tag, known).is_none(), "a tag in use");
+                assert!(self.commands.insert(known.command.tag, known).is_none(), "a tag in use");
             }
             Action::Grant { tag, bytes, .. } => {
-                let known = self.known.get_mut(&tag).expect("a known command");
+                let known = self.commands.get_mut(&tag).expect("a known command");
                 assert!(known.admitted.is_some() && !known.running && known.granting.is_none());
                 assert!(bytes > 0);
                 known.granting = Some(bytes);
             }
             Action::Run { tag, data } => {
-                let known = self.known.get_mut(&tag).expect("a known command");
+                let known = self.commands.get_mut(&tag).expect("a known command");
                 let admitted = known.admitted.expect("admitted before it runs");
                 assert!(!known.running && known.granting.is_none());
                 let writes = known.command.direction == Direction::Write;
@@ -467,7 +469,7 @@ impl<'a> Room<'a> {
                 known.running = true;
             }
             Action::Abort { tag } => {
-                let known = self.known.get_mut(&tag).expect("a known command");
+                let known = self.commands.get_mut(&tag).expect("a known command");
                 assert!(!known.aborted, "aborted once");
                 known.aborted = true;
             }
@@ -491,7 +493,7 @@ impl<'a> Room<'a> {
         } else if self.sessions > 0 {
             self.sessions -= 1;
             let session = willing.then_some(3).ok_or(LoginStatus::NoSession.into());
-            self.target.established(session);
+            self.target.session_established(session);
         } else if self.searches.pop().is_some() {
             let record = TargetRecord {
                 name: "iqn.2026-01.com.example:disk".into(),
@@ -508,12 +510,12 @@ impl<'a> Room<'a> {
     }
 
     fn answer_command(&mut self, willing: bool) -> bool {
-        let count = self.known.len();
+        let count = self.commands.len();
         if count == 0 {
             return false;
         }
         let at = usize::from(self.dice.byte()) % count;
-        let (&tag, known) = self.known.iter_mut().nth(at).expect("within the count");
+        let (&tag, known) = self.commands.iter_mut().nth(at).expect("within the count");
         let too_much = known.granting.is_some_and(|bytes| bytes > 64 << 10);
         if !willing
             || too_much
@@ -523,12 +525,12 @@ impl<'a> Room<'a> {
         {
             let data = self.driver.data(&[5; 1000]);
             let sense = [1; 40];
-            self.known.remove(&tag);
+            self.commands.remove(&tag);
             let outcome = match self.dice.byte() % 4 {
-                0 => Outcome::status(2, &sense),
-                1 => Outcome { available: 9999, ..Outcome::good(data) },
-                2 => Outcome::status(8, &[]),
-                _ => Outcome::good(data),
+                0 => CommandOutcome::status(2, &sense),
+                1 => CommandOutcome { available: 9999, ..CommandOutcome::good(data) },
+                2 => CommandOutcome::status(8, &[]),
+                _ => CommandOutcome::good(data),
             };
             self.target.complete(tag, &outcome);
         } else if known.admitted.is_none() {
@@ -550,18 +552,18 @@ impl<'a> Room<'a> {
     fn end(mut self) {
         self.collect();
         self.orderly = true;
-        self.settle();
+        self.drain_driver();
         self.collect();
         self.now += Duration::from_secs(1000);
         self.target.on_timer(self.now);
-        self.settle();
+        self.drain_driver();
         let pool = self.driver.pool().clone();
         drop(self.target);
         assert_eq!(pool.usage().free, pool.usage().total, "memory was lost");
     }
 }
 
-impl Known {
+impl KnownCommand {
     /// Whether it waits for the initiator.
     fn is_idle(&self) -> bool {
         self.admitted.is_some() && self.granting.is_none()

@@ -4,8 +4,9 @@ use wire::crc32c;
 use zerocopy::big_endian::{U16, U32};
 
 use crate::pdu::{
-    BHS, CONTINUE, DataOut, FINAL, Header, IMMEDIATE, LoginRequest, LogoutRequest, NO_TAG, NopOut,
-    Opcode, ScsiCommand, Stage, TaskFunction, TaskRequest, TextRequest, padding, segment_len,
+    BHS_LEN, CONTINUE, DataOut, FINAL, Header, IMMEDIATE, LoginRequest, LogoutRequest, NO_TAG,
+    NopOut, Opcode, ScsiCommand, Stage, TaskFunction, TaskRequest, TextRequest, padding,
+    segment_len,
 };
 use crate::text::Pairs;
 
@@ -13,7 +14,7 @@ use crate::text::Pairs;
 #[derive(Clone, PartialEq, Eq)]
 pub struct Pdu {
     /// Its basic header.
-    pub header: [u8; BHS],
+    pub header: [u8; BHS_LEN],
     /// Its data segment.
     pub data: Vec<u8>,
 }
@@ -60,7 +61,7 @@ impl std::fmt::Debug for Pdu {
 
 /// An initiator. All numbers can be changed to wrong ones.
 #[derive(Clone, Debug)]
-pub struct Initiator {
+pub struct ScriptedInitiator {
     /// Number of the next command.
     pub cmd_sn: u32,
     /// Number of the next status, followed from what comes.
@@ -84,7 +85,7 @@ pub struct Initiator {
     synced: bool,
 }
 
-impl Default for Initiator {
+impl Default for ScriptedInitiator {
     fn default() -> Self {
         Self {
             cmd_sn: 1,
@@ -112,16 +113,16 @@ pub(super) fn text(pairs: &[(&str, &str)]) -> Vec<u8> {
     out
 }
 
-impl Initiator {
+impl ScriptedInitiator {
     /// A PDU's bytes: lengths, padding and digests added.
     #[must_use]
-    pub fn frame(&self, header: &[u8; BHS], data: &[u8]) -> Vec<u8> {
+    pub fn frame(&self, header: &[u8; BHS_LEN], data: &[u8]) -> Vec<u8> {
         self.frame_with_ahs(header, &[], data)
     }
 
     /// The same with additional header segments, a multiple of four bytes.
     #[must_use]
-    pub fn frame_with_ahs(&self, header: &[u8; BHS], ahs: &[u8], data: &[u8]) -> Vec<u8> {
+    pub fn frame_with_ahs(&self, header: &[u8; BHS_LEN], ahs: &[u8], data: &[u8]) -> Vec<u8> {
         let mut out = header.to_vec();
         out[4] = u8::try_from(ahs.len() / 4).expect("at most 255 words");
         out[5..8].copy_from_slice(&segment_len(data.len()));
@@ -293,9 +294,9 @@ impl Initiator {
     }
 
     fn next_pdu(&mut self) -> Option<Pdu> {
-        let header: [u8; BHS] = *self.received.first_chunk()?;
-        let len = Header::of(&header).segment();
-        let mut at = BHS;
+        let header: [u8; BHS_LEN] = *self.received.first_chunk()?;
+        let len = Header::of(&header).data_segment_len();
+        let mut at = BHS_LEN;
         if self.header_digest {
             let digest = self.received.get(at..at + 4)?;
             assert_eq!(digest, crc32c(&header).to_le_bytes(), "header digest");

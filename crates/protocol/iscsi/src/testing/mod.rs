@@ -3,10 +3,10 @@
 //! Nothing here negotiates or recovers; it says what it is told to say and shows what comes back.
 
 mod driver;
+mod harness;
 pub mod hostile;
 mod initiator;
-mod lab;
 
 pub use driver::{BLOCK, Driver};
-pub use initiator::{Initiator, Pdu};
-pub use lab::{Lab, Portions};
+pub use harness::{Harness, Portions};
+pub use initiator::{Pdu, ScriptedInitiator};

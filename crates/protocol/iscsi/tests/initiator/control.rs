@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use frame::Machine;
-use iscsi::initiator::{Answer, Command, Config, End, Lost, Notice, Payload, Request};
+use iscsi::initiator::{
+    Answer, AsyncNotification, CloseReason, Command, Config, LostRequest, Payload, Request,
+};
 use iscsi::pdu::{LogoutOutcome, TaskOutcome};
 use iscsi::target::{self, TargetRecord};
 
@@ -34,14 +36,14 @@ fn clause_11_18_both_sides_ping() {
         pair.target.on_timer(second * S);
         pair.pump(&mut || usize::MAX);
     }
-    assert_eq!((pair.host.end(), pair.done.len()), (None, 0));
+    assert_eq!((pair.host.close_reason(), pair.done.len()), (None, 0));
     pair.host.on_timer(110 * S);
-    assert_eq!(pair.host.end(), None);
+    assert_eq!(pair.host.close_reason(), None);
     assert!(!pair.host.output().is_empty(), "a ping");
     pair.host.on_timer(114 * S);
-    assert_eq!(pair.host.end(), None);
+    assert_eq!(pair.host.close_reason(), None);
     pair.host.on_timer(115 * S);
-    assert_eq!(pair.host.end(), Some(End::PingTimeout));
+    assert_eq!(pair.host.close_reason(), Some(CloseReason::PingTimeout));
 }
 
 /// RFC 7143 11.10, appendix C: what there is, in one answer and in several.
@@ -57,7 +59,7 @@ fn clause_11_10_targets_are_reported() {
             })
             .collect();
         pair.pump(&mut || usize::MAX);
-        assert_eq!(pair.host.room(), 0, "a discovery session is for discovery");
+        assert_eq!(pair.host.free_command_slots(), 0, "a discovery session is for discovery");
         let answer = answer(&mut pair, Request::Text(b"SendTargets=All\0".to_vec()));
         let Answer::Text(text) = answer else { panic!("{answer:?}") };
         let pairs: Vec<_> = iscsi::text::Pairs::of(&text).map(Result::unwrap).collect();
@@ -72,7 +74,8 @@ fn clause_11_10_targets_are_reported() {
     assert!(second.is_none(), "one at a time");
 }
 
-/// RFC 7143 11.5, 4.2.3: a command is aborted, at the target, before it was sent, and when it is over.
+/// RFC 7143 11.5, 4.2.3: a command is aborted, at the target, before it was sent, and when it is
+/// over.
 #[test]
 fn clause_11_5_commands_are_aborted() {
     let target = target::Config { window: 1, ..target::Config::default() };
@@ -85,16 +88,16 @@ fn clause_11_5_commands_are_aborted() {
     pair.host.submit(ask(Request::Abort(waiting))).unwrap();
     pair.pump(&mut || usize::MAX);
     let ended: Vec<_> = pair.done.drain(..).map(|d| (d.tag, d.outcome)).collect();
-    assert_eq!(ended[0], (waiting, Err(Lost::Unsent)));
-    assert_eq!(ended[1].1, Ok(Answer::Managed(TaskOutcome::Complete)));
+    assert_eq!(ended[0], (waiting, Err(LostRequest::Unsent)));
+    assert_eq!(ended[1].1, Ok(Answer::TaskManagement(TaskOutcome::Complete)));
     pair.is_manual = false;
     pair.host.submit(ask(Request::Abort(running))).unwrap();
     pair.pump(&mut || usize::MAX);
     let ended: Vec<_> = pair.done.drain(..).map(|d| (d.tag, d.outcome)).collect();
-    assert_eq!(ended[0], (running, Err(Lost::Aborted)));
-    assert_eq!(ended[1].1, Ok(Answer::Managed(TaskOutcome::Complete)));
+    assert_eq!(ended[0], (running, Err(LostRequest::Aborted)));
+    assert_eq!(ended[1].1, Ok(Answer::TaskManagement(TaskOutcome::Complete)));
     let late = answer(&mut pair, Request::Abort(running));
-    assert_eq!(late, Answer::Managed(TaskOutcome::NoTask));
+    assert_eq!(late, Answer::TaskManagement(TaskOutcome::NoTask));
     assert!(pair.call(scsi([0; 16], Payload::None)).outcome.is_ok(), "and it goes on");
 }
 
@@ -114,8 +117,8 @@ fn clause_11_5_1_a_unit_is_reset() {
     pair.is_manual = false;
     pair.host.submit(ask(Request::ResetUnit([0, 1, 0, 0, 0, 0, 0, 0]))).unwrap();
     pair.pump(&mut || usize::MAX);
-    assert_eq!((pair.done[0].tag, pair.done[0].outcome.clone()), (one, Err(Lost::Aborted)));
-    assert_eq!(pair.done[1].outcome, Ok(Answer::Managed(TaskOutcome::Complete)));
+    assert_eq!((pair.done[0].tag, pair.done[0].outcome.clone()), (one, Err(LostRequest::Aborted)));
+    assert_eq!(pair.done[1].outcome, Ok(Answer::TaskManagement(TaskOutcome::Complete)));
     assert_eq!((pair.done.len(), pair.host.in_flight()), (2, 1), "{other:?} goes on");
 }
 
@@ -123,12 +126,12 @@ fn clause_11_5_1_a_unit_is_reset() {
 #[test]
 fn clause_11_14_a_logout() {
     let mut pair = pair();
-    assert_eq!(answer(&mut pair, Request::Logout), Answer::LoggedOut(LogoutOutcome::Closed));
-    assert_eq!(pair.host.end(), Some(End::LoggedOut));
+    assert_eq!(answer(&mut pair, Request::Logout), Answer::Logout(LogoutOutcome::Closed));
+    assert_eq!(pair.host.close_reason(), Some(CloseReason::LoggedOut));
 }
 
-/// RFC 7143 11.9.1: the target wants the session to end. What is in flight is waited for, what was not sent is
-/// told so, and nothing new is taken.
+/// RFC 7143 11.9.1: the target wants the session to end. What is in flight is waited for, what was
+/// not sent is told so, and nothing new is taken.
 #[test]
 fn clause_11_9_1_the_target_asks_for_a_logout() {
     let target = target::Config { window: 1, ..target::Config::default() };
@@ -137,14 +140,17 @@ fn clause_11_9_1_the_target_asks_for_a_logout() {
     let running = pair.host.submit(scsi([0; 16], Payload::None)).unwrap();
     let waiting = pair.host.submit(scsi([0; 16], Payload::None)).unwrap();
     pair.pump(&mut || usize::MAX);
-    pair.target.notify(target::Notice::LogoutRequest { within_s: 5 });
+    pair.target.notify(target::AsyncNotification::LogoutRequest { within_s: 5 });
     pair.pump(&mut || usize::MAX);
-    assert_eq!(pair.host.poll_notice(), Some(Notice::LogoutRequest { within_s: 5 }));
+    assert_eq!(
+        pair.host.poll_notification(),
+        Some(AsyncNotification::LogoutRequest { within_s: 5 })
+    );
     let ended = pair.done.pop().unwrap();
-    assert_eq!((ended.tag, ended.outcome), (waiting, Err(Lost::Unsent)));
-    assert!(!pair.host.is_open() && pair.host.room() == 0);
+    assert_eq!((ended.tag, ended.outcome), (waiting, Err(LostRequest::Unsent)));
+    assert!(!pair.host.is_open() && pair.host.free_command_slots() == 0);
     assert!(pair.host.submit(scsi([0; 16], Payload::None)).is_none());
-    assert_eq!(pair.host.end(), None);
+    assert_eq!(pair.host.close_reason(), None);
     pair.is_manual = false;
     for action in std::mem::take(&mut pair.manual) {
         pair.driver.act(action, &mut pair.target);
@@ -153,7 +159,7 @@ fn clause_11_9_1_the_target_asks_for_a_logout() {
     let ended = pair.done.pop().unwrap();
     assert_eq!(ended.tag, running);
     assert!(ended.outcome.is_ok() && pair.done.is_empty());
-    assert_eq!(pair.host.end(), Some(End::LoggedOut));
+    assert_eq!(pair.host.close_reason(), Some(CloseReason::LoggedOut));
 }
 
 /// RFC 7143 11.9.1: what does not end in time is ended.
@@ -163,13 +169,13 @@ fn clause_11_9_1_a_logout_that_takes_too_long() {
     pair.is_manual = true;
     pair.host.submit(scsi([0; 16], Payload::None)).unwrap();
     pair.pump(&mut || usize::MAX);
-    pair.target.notify(target::Notice::LogoutRequest { within_s: 3 });
+    pair.target.notify(target::AsyncNotification::LogoutRequest { within_s: 3 });
     pair.pump(&mut || usize::MAX);
     pair.host.on_timer(2 * S);
-    assert_eq!(pair.host.end(), None);
+    assert_eq!(pair.host.close_reason(), None);
     pair.host.on_timer(3 * S);
-    assert_eq!(pair.host.end(), Some(End::Overstayed));
-    assert_eq!(pair.host.poll_done().unwrap().outcome, Err(Lost::InDoubt));
+    assert_eq!(pair.host.close_reason(), Some(CloseReason::LogoutTimeout));
+    assert_eq!(pair.host.poll_done().unwrap().outcome, Err(LostRequest::InDoubt));
 }
 
 /// RFC 7143 11.9: events of units, and connections that are dropped.
@@ -177,11 +183,11 @@ fn clause_11_9_1_a_logout_that_takes_too_long() {
 fn clause_11_9_what_a_target_tells() {
     let mut pair = pair();
     let lun = [0, 3, 0, 0, 0, 0, 0, 0];
-    pair.target.notify(target::Notice::Scsi { lun, sense: &[0x70, 0, 6] });
+    pair.target.notify(target::AsyncNotification::Scsi { lun, sense: &[0x70, 0, 6] });
     pair.pump(&mut || usize::MAX);
     let sense = [0x70, 0, 6].into();
-    assert_eq!(pair.host.poll_notice(), Some(Notice::Scsi { lun, sense }));
-    pair.target.notify(target::Notice::Drop { time2wait_s: 7 });
+    assert_eq!(pair.host.poll_notification(), Some(AsyncNotification::Scsi { lun, sense }));
+    pair.target.notify(target::AsyncNotification::Drop { time2wait_s: 7 });
     pair.pump(&mut || usize::MAX);
-    assert_eq!(pair.host.end(), Some(End::Dropped { wait_s: 7 }));
+    assert_eq!(pair.host.close_reason(), Some(CloseReason::DroppedByTarget { wait_s: 7 }));
 }

@@ -1,5 +1,5 @@
-//! A target that says what it must not, and an initiator that is not harmed by it. Each test names the clause
-//! of RFC 7143 that is broken.
+//! A target that says what it must not, and an initiator that is not harmed by it. Each test names
+//! the clause of RFC 7143 that is broken.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,15 +7,16 @@ use std::time::Duration;
 use frame::Machine;
 use iscsi::Digests;
 use iscsi::initiator::{
-    Answer, Command, Config, Connection, Done, End, Lost, Payload, Request, Residual,
+    Answer, CloseReason, Command, CompletedRequest, Config, Connection, LostRequest, Payload,
+    Request, Residual,
 };
 use iscsi::params::Limits;
 use iscsi::pdu::{
-    AsyncMessage, BHS, CONTINUE, DataIn, DataOut, FINAL, FromTarget, Header, LoginResponse,
-    LogoutResponse, NO_TAG, NopIn, Opcode, R2t, Reject, RejectReason, ScsiResponse, TaskResponse,
+    AsyncMessage, BHS_LEN, CONTINUE, DataIn, DataOut, FINAL, Header, LoginResponse, LogoutResponse,
+    NO_TAG, NopIn, Opcode, R2t, Reject, RejectReason, ScsiResponse, TargetPdu, TaskResponse,
     TextResponse, padding, segment_len,
 };
-use iscsi::testing::Initiator;
+use iscsi::testing::ScriptedInitiator;
 
 use super::pair::{Memory, bytes, completion, config, feed, fresh, pattern, scsi, take};
 
@@ -25,7 +26,7 @@ const S: Duration = Duration::from_secs(1);
 struct Victim {
     conn: Connection,
     /// How PDUs are put together.
-    form: Initiator,
+    form: ScriptedInitiator,
     memory: Memory,
     stat_sn: u32,
     /// What the initiator has said and nobody has looked at.
@@ -33,7 +34,7 @@ struct Victim {
 }
 
 /// One PDU of the initiator: header and data.
-type Pdu = ([u8; BHS], Vec<u8>);
+type Pdu = ([u8; BHS_LEN], Vec<u8>);
 
 impl Victim {
     /// Logged in, with digests or without.
@@ -48,7 +49,7 @@ impl Victim {
         let config = Config { digests: digests_wanted, ..config };
         let mut victim = Self {
             conn: Connection::new(Arc::new(config), fresh()),
-            form: Initiator::default(),
+            form: ScriptedInitiator::default(),
             memory: Memory::new(),
             stat_sn: 1,
             heard: Vec::new(),
@@ -60,7 +61,7 @@ impl Victim {
             (pdu.flags, pdu.isid, pdu.tsih) = (flags, isid, 1.into());
             victim.tell(pdu, text.as_bytes());
         }
-        assert!(victim.conn.params().is_some(), "{:?}", victim.conn.end());
+        assert!(victim.conn.params().is_some(), "{:?}", victim.conn.close_reason());
         victim.pdus();
         victim.form.header_digest = digests;
         victim.form.data_digest = digests;
@@ -68,14 +69,14 @@ impl Victim {
     }
 
     /// A PDU with the next status number.
-    fn tell(&mut self, mut pdu: impl FromTarget, data: &[u8]) {
+    fn tell(&mut self, mut pdu: impl TargetPdu, data: &[u8]) {
         pdu.numbers().stat_sn = self.stat_sn.into();
         self.stat_sn += 1;
         self.say(pdu, data);
     }
 
     /// A PDU without a status of its own.
-    fn say(&mut self, mut pdu: impl FromTarget, data: &[u8]) {
+    fn say(&mut self, mut pdu: impl TargetPdu, data: &[u8]) {
         let numbers = pdu.numbers();
         (numbers.exp_cmd_sn, numbers.max_cmd_sn) = (1.into(), 64.into());
         *pdu.data_len() = segment_len(data.len());
@@ -87,10 +88,10 @@ impl Victim {
     fn pdus(&mut self) -> Vec<Pdu> {
         self.heard.extend(take(&mut self.conn, &mut || usize::MAX));
         let mut out = Vec::new();
-        while let Some(header) = self.heard.first_chunk::<BHS>().copied() {
-            let length = Header::of(&header).segment();
+        while let Some(header) = self.heard.first_chunk::<BHS_LEN>().copied() {
+            let length = Header::of(&header).data_segment_len();
             let digest = |on: bool| if on { 4 } else { 0 };
-            let at = BHS + digest(self.form.header_digest);
+            let at = BHS_LEN + digest(self.form.header_digest);
             let end = at + length + padding(length);
             let data = self.heard[at..at + length].to_vec();
             let trailer = if length > 0 { digest(self.form.data_digest) } else { 0 };
@@ -144,27 +145,28 @@ impl Victim {
         pdu
     }
 
-    fn done(&mut self) -> Option<Done> {
+    fn done(&mut self) -> Option<CompletedRequest> {
         self.conn.poll_done()
     }
 
-    /// It has found what was said last at fault, and every command that was in flight ends once, in doubt.
+    /// It has found what was said last at fault, and every command that was in flight ends once, in
+    /// doubt.
     #[track_caller]
-    fn ends(&mut self, end: impl Fn(End) -> bool, in_doubt: usize) {
-        let found = self.conn.end().expect("the end");
+    fn ends(&mut self, end: impl Fn(CloseReason) -> bool, in_doubt: usize) {
+        let found = self.conn.close_reason().expect("the end");
         assert!(end(found), "{found}");
         assert_eq!(self.conn.in_flight(), 0, "nothing stays in flight");
         assert!(self.conn.is_closing() && self.conn.receive_space().is_none());
         assert!(self.conn.output().is_empty() && self.conn.next_timer().is_none());
         assert!(self.conn.submit(scsi([0; 16], Payload::None)).is_none());
-        let ended: Vec<Done> = std::iter::from_fn(|| self.done()).collect();
-        assert!(ended.iter().all(|d| d.outcome == Err(Lost::InDoubt)), "{ended:?}");
+        let ended: Vec<CompletedRequest> = std::iter::from_fn(|| self.done()).collect();
+        assert!(ended.iter().all(|d| d.outcome == Err(LostRequest::InDoubt)), "{ended:?}");
         assert_eq!(ended.len(), in_doubt);
     }
 
     #[track_caller]
     fn refuses(&mut self, in_doubt: usize) {
-        self.ends(|end| matches!(end, End::Violation(_)), in_doubt);
+        self.ends(|end| matches!(end, CloseReason::Violation(_)), in_doubt);
     }
 }
 
@@ -188,7 +190,7 @@ fn what_is_right_is_taken() {
         v.tell(last, &data[8001..]);
         let done = v.done().unwrap();
         assert_eq!(completion(&done).residual, Residual::Under(1000));
-        assert_eq!((done.moved, &bytes(&done.buffers)[..9000]), (9000, &data[..]));
+        assert_eq!((done.transferred, &bytes(&done.buffers)[..9000]), (9000, &data[..]));
 
         let itt = v.read(512);
         let mut check = Victim::response(itt);
@@ -200,7 +202,7 @@ fn what_is_right_is_taken() {
             (&completion(&done).sense[..], completion(&done).status),
             (&[0x70, 0, 5][..], 2)
         );
-        assert_eq!(v.conn.end(), None);
+        assert_eq!(v.conn.close_reason(), None);
     }
 }
 
@@ -234,11 +236,12 @@ fn clause_11_8_data_is_sent_as_asked() {
         assert!(sent.iter().map(|(p, d)| (*p, &d[..])).eq(expect));
         v.tell(Victim::response(itt), &[]);
         let done = v.done().unwrap();
-        assert_eq!((done.moved, v.conn.end()), (10_001, None));
+        assert_eq!((done.transferred, v.conn.close_reason()), (10_001, None));
     }
 }
 
-/// 11.7: data beyond the buffer, out of order, of no length, of no command, of a write; a status too early.
+/// 11.7: data beyond the buffer, out of order, of no length, of no command, of a write; a status
+/// too early.
 #[test]
 fn clause_11_7_data_that_was_not_asked_for() {
     let piece = [9; 1000];
@@ -308,8 +311,8 @@ fn clause_11_7_5_a_data_in_is_missing() {
     });
 }
 
-/// 13.12: segments are no longer than declared. Sequences that are longer than agreed on (13.13) harm nobody, and tgt
-/// sends them.
+/// 13.12: segments are no longer than declared. Sequences that are longer than agreed on (13.13)
+/// harm nobody, and tgt sends them.
 #[test]
 fn clause_13_12_a_segment_longer_than_declared() {
     broken(false, |v| {
@@ -322,7 +325,7 @@ fn clause_13_12_a_segment_longer_than_declared() {
         let flags = if i == 2 { FINAL | DataIn::STATUS } else { 0 };
         v.data(itt, i, i * 8192, &[0; 8192], flags);
     }
-    assert_eq!((v.conn.end(), v.done().unwrap().moved), (None, 3 * 8192));
+    assert_eq!((v.conn.close_reason(), v.done().unwrap().transferred), (None, 3 * 8192));
 }
 
 /// 11.8: R2Ts beyond the data, for a part again, with holes, without end, of reads, out of order.
@@ -389,7 +392,8 @@ fn r2ts_cost_no_memory() {
     assert_eq!(sent, 16 * 262_144);
 }
 
-/// 11.4: answers to nothing, twice, with less sense data than was said, with residuals that cannot be.
+/// 11.4: answers to nothing, twice, with less sense data than was said, with residuals that cannot
+/// be.
 #[test]
 fn clause_11_4_responses_that_make_no_sense() {
     broken(false, |v| {
@@ -436,33 +440,35 @@ fn half_of_a_read_is_told() {
     v.data(itt, 0, 0, &[1; 512], FINAL);
     v.tell(Victim::response(itt), &[]);
     let done = v.done().unwrap();
-    assert_eq!((done.moved, completion(&done).status), (512, 0));
+    assert_eq!((done.transferred, completion(&done).status), (512, 0));
 }
 
-/// A success for a write of which the target has asked for all and cannot have all says how much it can have.
+/// A success for a write of which the target has asked for all and cannot have all says how much it
+/// can have.
 #[test]
 fn what_was_not_sent_of_a_write_is_told() {
     let answers = "InitialR2T=Yes\0ImmediateData=No\0MaxBurstLength=16384\0";
     let ready = || Victim::with(config(), false, answers);
-    let (data, piece) = ([7; 16_384], BHS + 8192);
-    for (sent, moved) in [(0, 0..=0), (piece, 8192 - BHS as u32..=8192), (piece + 100, 8192..=8292)]
+    let (data, piece) = ([7; 16_384], BHS_LEN + 8192);
+    for (sent, moved) in
+        [(0, 0..=0), (piece, 8192 - BHS_LEN as u32..=8192), (piece + 100, 8192..=8292)]
     {
         let mut v = ready();
         let itt = v.write(&data);
         v.r2t(itt, 0, 0, 16_384);
         assert_eq!(v.conn.output().len(), 2 * piece);
-        v.conn.output().sent(sent);
+        v.conn.output().advance(sent);
         v.tell(Victim::response(itt), &[]);
         let done = v.done().unwrap();
-        assert_eq!((completion(&done).status, v.conn.end()), (0, None));
-        assert!(moved.contains(&done.moved), "{sent}: {}", done.moved);
+        assert_eq!((completion(&done).status, v.conn.close_reason()), (0, None));
+        assert!(moved.contains(&done.transferred), "{sent}: {}", done.transferred);
     }
     let mut v = ready();
     let itt = v.write(&data);
     v.r2t(itt, 0, 0, 16_384);
     assert_eq!(v.pdus().len(), 2);
     v.tell(Victim::response(itt), &[]);
-    assert_eq!(v.done().unwrap().moved, 16_384);
+    assert_eq!(v.done().unwrap().transferred, 16_384);
     // More than is put together ahead.
     let mut v = ready();
     let itt = v.write(&[7; 1 << 20]);
@@ -472,7 +478,7 @@ fn what_was_not_sent_of_a_write_is_told() {
     }
     v.r2t(itt, 4, 4 << 14, 1 << 14);
     v.tell(Victim::response(itt), &[]);
-    assert_eq!(v.done().unwrap().moved, 4 << 14);
+    assert_eq!(v.done().unwrap().transferred, 4 << 14);
 }
 
 /// 4.2.2.2: status numbers go on by one.
@@ -503,14 +509,15 @@ fn clause_4_2_2_1_windows_that_make_no_sense() {
         let bytes = v.form.frame(pdu.bytes(), &[]);
         feed(&mut v.conn, &bytes, &mut || 48);
     }
-    assert_eq!(v.conn.end(), None);
+    assert_eq!(v.conn.close_reason(), None);
     for _ in 0..64 {
         v.conn.submit(scsi([0; 16], Payload::None)).unwrap();
     }
     assert_eq!(v.pdus().len(), 64, "what was announced at first holds");
 }
 
-/// 7.8: what is not as its digest says ends the connection; at error recovery level 0 nothing is repeated.
+/// 7.8: what is not as its digest says ends the connection; at error recovery level 0 nothing is
+/// repeated.
 #[test]
 fn clause_7_8_wrong_digests() {
     let mut v = Victim::ready(true);
@@ -520,13 +527,13 @@ fn clause_7_8_wrong_digests() {
     bytes[end] ^= 1;
     bytes[6..8].copy_from_slice(&[2, 0]);
     feed(&mut v.conn, &bytes, &mut || 9);
-    v.ends(|end| end == End::DataDigest, 1);
+    v.ends(|end| end == CloseReason::DataDigest, 1);
     let mut v = Victim::ready(true);
     v.read(512);
     let mut bytes = v.form.frame(NopIn::zeroed().bytes(), &[]);
     bytes[20] ^= 1;
     feed(&mut v.conn, &bytes, &mut || 9);
-    v.ends(|end| end == End::HeaderDigest, 1);
+    v.ends(|end| end == CloseReason::HeaderDigest, 1);
 }
 
 /// 11.2.1: PDUs that no target sends, or not now; headers that go on; data where none belongs.
@@ -614,7 +621,7 @@ fn clause_11_11_text() {
     v.refuses(1);
     let (mut v, itt) = asked();
     let mut rounds = 0;
-    while v.conn.end().is_none() && rounds < 1000 {
+    while v.conn.close_reason().is_none() && rounds < 1000 {
         v.tell(text(itt, CONTINUE, 9), &[b'x'; 8192]);
         v.pdus();
         rounds += 1;
@@ -652,7 +659,8 @@ fn clause_11_6_answers_to_something_else() {
     v.refuses(1);
 }
 
-/// 11.17: a rejected command ends the session, as its place in the order stays empty; a rejected ping does not.
+/// 11.17: a rejected command ends the session, as its place in the order stays empty; a rejected
+/// ping does not.
 #[test]
 fn clause_11_17_rejections() {
     let reject = || {
@@ -665,13 +673,13 @@ fn clause_11_17_rejections() {
     v.conn.submit(command).unwrap();
     let (header, _) = v.pdus().remove(0);
     v.tell(reject(), &header);
-    v.ends(|end| end == End::Rejected(RejectReason::ProtocolError), 1);
+    v.ends(|end| end == CloseReason::Rejected(RejectReason::ProtocolError), 1);
     let mut v = Victim::ready(false);
     v.conn.submit(Command { request: Request::Ping, timeout: None }).unwrap();
     let (header, _) = v.pdus().remove(0);
     v.tell(reject(), &header);
     let rejected = Ok(Answer::Rejected(RejectReason::ProtocolError));
-    assert_eq!((v.done().unwrap().outcome, v.conn.end()), (rejected, None));
+    assert_eq!((v.done().unwrap().outcome, v.conn.close_reason()), (rejected, None));
     let mut v = Victim::ready(false);
     v.tell(reject(), &[0; 47]);
     v.refuses(0);
@@ -686,7 +694,7 @@ fn clause_11_9_events_without_end() {
         pdu.itt = NO_TAG.into();
         v.tell(pdu, &[0, 1, 0x70]);
     }
-    assert_eq!(std::iter::from_fn(|| v.conn.poll_notice()).count(), 16);
+    assert_eq!(std::iter::from_fn(|| v.conn.poll_notification()).count(), 16);
     let mut pdu = AsyncMessage::zeroed();
     pdu.itt = NO_TAG.into();
     v.tell(pdu, &[9, 9, 9]);
@@ -698,24 +706,24 @@ fn clause_11_9_events_without_end() {
 fn silence_ends_the_connection() {
     let mut conn = Connection::new(Arc::new(config()), fresh());
     conn.on_timer(14 * S);
-    assert_eq!(conn.end(), None);
+    assert_eq!(conn.close_reason(), None);
     conn.on_timer(15 * S);
-    assert_eq!(conn.end(), Some(End::LoginTimeout));
+    assert_eq!(conn.close_reason(), Some(CloseReason::LoginTimeout));
 
     let quiet = || Config { ping_after: Duration::ZERO, ..config() };
     let mut v = Victim::with(quiet(), false, "");
     v.read(512);
     assert_eq!(v.conn.next_timer(), Some(30 * S));
     v.conn.on_timer(29 * S);
-    assert_eq!(v.conn.end(), None);
+    assert_eq!(v.conn.close_reason(), None);
     v.conn.on_timer(30 * S);
-    v.ends(|end| end == End::CommandTimeout, 1);
+    v.ends(|end| end == CloseReason::CommandTimeout, 1);
 
     let mut v = Victim::with(quiet(), false, "");
     v.conn.on_timer(S);
     feed(&mut v.conn, &[0x21], &mut || 1);
     v.conn.on_timer(30 * S);
-    assert_eq!(v.conn.end(), None);
+    assert_eq!(v.conn.close_reason(), None);
     v.conn.on_timer(31 * S);
-    v.ends(|end| end == End::ReceiveTimeout, 0);
+    v.ends(|end| end == CloseReason::ReceiveTimeout, 0);
 }

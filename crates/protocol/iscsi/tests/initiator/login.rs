@@ -1,14 +1,14 @@
-//! Logins: against our own target, and against one that does not keep to the rules. Each test names its
-//! clause of RFC 7143.
+//! Logins: against our own target, and against one that does not keep to the rules. Each test names
+//! its clause of RFC 7143.
 
 use std::sync::Arc;
 
 use frame::Machine;
 use iscsi::chap::Secret;
-use iscsi::initiator::{Config, Connection, Credentials, End};
-use iscsi::pdu::{BHS, FINAL, Header, LoginResponse, LoginStatus, Opcode, segment_len};
+use iscsi::initiator::{CloseReason, Config, Connection, Credentials};
+use iscsi::pdu::{BHS_LEN, FINAL, Header, LoginResponse, LoginStatus, Opcode, segment_len};
 use iscsi::target::{self, Auth, ChapPolicy};
-use iscsi::testing::Initiator;
+use iscsi::testing::ScriptedInitiator;
 use iscsi::text::Pairs;
 
 use super::pair::{Pair, config, feed, fresh, take};
@@ -32,13 +32,13 @@ fn credentials(secret_text: &str, mutual: Option<&str>) -> Option<Credentials> {
     Some(Credentials { user: "host".into(), secret: secret(secret_text), mutual })
 }
 
-fn log_in(auth: Auth, credentials: Option<Credentials>) -> Option<End> {
+fn log_in(auth: Auth, credentials: Option<Credentials>) -> Option<CloseReason> {
     let host = Config { credentials, ..config() };
     let mut pair = Pair::new(host, target::Config::default());
     pair.driver.auth = auth;
     pair.pump(&mut || 5);
-    assert_eq!(pair.host.end().is_none(), pair.host.params().is_some());
-    pair.host.end()
+    assert_eq!(pair.host.close_reason().is_none(), pair.host.params().is_some());
+    pair.host.close_reason()
 }
 
 /// RFC 7143 12.1: none, CHAP, mutual CHAP; who is asked for less than he has goes in.
@@ -52,15 +52,16 @@ fn clause_12_1_both_sides_prove_who_they_are() {
     assert_eq!(log_in(policy(true), credentials(right, Some(theirs))), None);
 }
 
-/// RFC 7143 12.1.3, 9.2.1: wrong secrets, missing ones, one for both ways, proofs that are left out.
+/// RFC 7143 12.1.3, 9.2.1: wrong secrets, missing ones, one for both ways, proofs that are left
+/// out.
 #[test]
 fn clause_12_1_3_a_failed_proof_ends_the_login() {
     let (right, theirs) = ("twelve bytes of it", "other twelve bytes");
-    let refused = Some(End::Refused(LoginStatus::AuthenticationFailure));
+    let refused = Some(CloseReason::LoginRefused(LoginStatus::AuthenticationFailure));
     assert_eq!(log_in(policy(false), None), refused);
     assert_eq!(log_in(policy(false), credentials("another secret", None)), refused);
     assert_eq!(log_in(policy(false), credentials(right, Some(theirs))), refused);
-    let wrong = Some(End::WrongProof);
+    let wrong = Some(CloseReason::TargetAuthenticationFailed);
     assert_eq!(log_in(policy(true), credentials(right, Some("not that of disk"))), wrong);
     assert_eq!(log_in(policy(true), credentials(right, Some(right))), wrong);
     assert_eq!(log_in(Auth::None, credentials(right, Some(theirs))), refused);
@@ -86,11 +87,11 @@ impl Script {
 
     fn listen(&mut self) {
         let bytes = take(&mut self.host, &mut || usize::MAX);
-        let Some(header) = bytes.first_chunk::<BHS>() else { return };
+        let Some(header) = bytes.first_chunk::<BHS_LEN>() else { return };
         let header = Header::of(header);
         assert_eq!((header.opcode(), header.is_immediate()), (Opcode::LoginRequest, true));
         (self.itt, self.flags) = (header.itt.get(), header.flags);
-        let text = &bytes[BHS..BHS + header.segment()];
+        let text = &bytes[BHS_LEN..BHS_LEN + header.data_segment_len()];
         self.said = Pairs::of(text)
             .map(|p| p.map(|(k, v)| (k.to_owned(), v.to_owned())).unwrap())
             .collect();
@@ -114,7 +115,7 @@ impl Script {
     fn send(&mut self, mut pdu: LoginResponse, text: &str) {
         let text = text.replace(' ', "\0");
         pdu.data_len = segment_len(text.len());
-        let bytes = Initiator::default().frame(pdu.as_bytes(), text.as_bytes());
+        let bytes = ScriptedInitiator::default().frame(pdu.as_bytes(), text.as_bytes());
         feed(&mut self.host, &bytes, &mut || 11);
         self.listen();
     }
@@ -126,14 +127,18 @@ impl Script {
 
     /// What was said last has ended the login so.
     #[track_caller]
-    fn ends(&self, end: End) {
-        assert_eq!(self.host.end(), Some(end));
+    fn ends(&self, end: CloseReason) {
+        assert_eq!(self.host.close_reason(), Some(end));
         assert!(self.host.is_closing() && self.host.params().is_none());
     }
 
     #[track_caller]
     fn violates(&self) {
-        assert!(matches!(self.host.end(), Some(End::Violation(_))), "{:?}", self.host.end());
+        assert!(
+            matches!(self.host.close_reason(), Some(CloseReason::Violation(_))),
+            "{:?}",
+            self.host.close_reason()
+        );
         assert!(self.host.is_closing() && self.host.params().is_none());
     }
 }
@@ -150,7 +155,7 @@ fn operational() -> Script {
     assert_eq!(script.value("AuthMethod"), Some("None"));
     assert_eq!(script.value("SessionType"), Some("Normal"));
     script.say(TO_OPERATIONAL, "AuthMethod=None TargetPortalGroupTag=1 ");
-    assert_eq!(script.host.end(), None);
+    assert_eq!(script.host.close_reason(), None);
     assert_eq!(script.flags, TO_FULL);
     script
 }
@@ -173,7 +178,8 @@ fn clause_6_2_a_target_takes_its_time() {
     assert_eq!((params.max_burst, params.target_max_segment), (65_536, 4096));
 }
 
-/// RFC 7143 13: an answer beyond what was offered, a key twice, where it does not belong, of the initiator.
+/// RFC 7143 13: an answer beyond what was offered, a key twice, where it does not belong, of the
+/// initiator.
 #[test]
 fn clause_13_answers_that_were_not_asked_for() {
     for text in [
@@ -207,7 +213,7 @@ fn clause_13_answers_that_were_not_asked_for() {
 fn clause_6_2_logins_have_an_end() {
     let mut script = operational();
     let piece = format!("TargetAlias={}", "x".repeat(4000));
-    while script.host.end().is_none() && script.stat_sn < 200 {
+    while script.host.close_reason().is_none() && script.stat_sn < 200 {
         script.say(IN_OPERATIONAL | CONTINUES, &piece);
     }
     script.violates();
@@ -216,15 +222,15 @@ fn clause_6_2_logins_have_an_end() {
     script.say(IN_OPERATIONAL, &many);
     script.violates();
     let mut script = operational();
-    while script.host.end().is_none() && script.stat_sn < 200 {
+    while script.host.close_reason().is_none() && script.stat_sn < 200 {
         script.say(IN_OPERATIONAL, "");
     }
     script.violates();
     assert!(script.stat_sn < 80);
 }
 
-/// RFC 7143 11.13: stages that were not asked for, T with C, another session, version, number or task, no
-/// handle.
+/// RFC 7143 11.13: stages that were not asked for, T with C, another session, version, number or
+/// task, no handle.
 #[test]
 fn clause_11_13_headers_that_make_no_sense() {
     let spoilt: [&dyn Fn(&mut LoginResponse); 10] = [
@@ -268,7 +274,7 @@ fn clause_11_13_5_refused_or_moved() {
         let mut pdu = script.response(0);
         pdu.status = status.0.into();
         script.send(pdu, "");
-        script.ends(End::Refused(status));
+        script.ends(CloseReason::LoginRefused(status));
     }
     for (status, for_good) in
         [(LoginStatus::MovedTemporarily, false), (LoginStatus::MovedPermanently, true)]
@@ -277,8 +283,8 @@ fn clause_11_13_5_refused_or_moved() {
         let mut pdu = script.response(0);
         pdu.status = status.0.into();
         script.send(pdu, "TargetAddress=[2001:db8::1]:3260,7 ");
-        script.ends(End::Moved { for_good });
-        assert_eq!(script.host.moved_to(), Some("[2001:db8::1]:3260,7"));
+        script.ends(CloseReason::Redirected { permanent: for_good });
+        assert_eq!(script.host.redirect_address(), Some("[2001:db8::1]:3260,7"));
     }
     let mut script = Script::new(config());
     let mut pdu = script.response(0);
@@ -296,7 +302,7 @@ fn clause_12_1_3_a_target_that_cheats() {
     };
     let mut script = Script::new(config());
     script.say(0, "AuthMethod=CHAP ");
-    script.ends(End::SecretMissing);
+    script.ends(CloseReason::SecretMissing);
     for text in ["AuthMethod=SRP ", "AuthMethod=None CHAP_R=0x00 ", "CHAP_A=5 "] {
         let mut script = Script::new(config());
         script.say(TO_OPERATIONAL, text);
@@ -307,7 +313,7 @@ fn clause_12_1_3_a_target_that_cheats() {
         let mut script = Script::new(both());
         assert_eq!(script.value("AuthMethod"), Some("CHAP"));
         script.say(flags, text);
-        script.ends(End::TargetUnproved);
+        script.ends(CloseReason::TargetNotAuthenticated);
     }
     let challenged = || {
         let mut script = Script::new(both());
@@ -328,11 +334,11 @@ fn clause_12_1_3_a_target_that_cheats() {
     }
     let mut script = challenged();
     script.say(0, &format!("CHAP_A=5 CHAP_I=9 CHAP_C=0x{} ", "5c".repeat(32)));
-    script.ends(End::WrongProof);
+    script.ends(CloseReason::TargetAuthenticationFailed);
     for (text, end) in [
-        ("CHAP_N=disk CHAP_R=0x00 ", End::WrongProof),
-        ("CHAP_N=disk ", End::TargetUnproved),
-        ("", End::TargetUnproved),
+        ("CHAP_N=disk CHAP_R=0x00 ", CloseReason::TargetAuthenticationFailed),
+        ("CHAP_N=disk ", CloseReason::TargetNotAuthenticated),
+        ("", CloseReason::TargetNotAuthenticated),
     ] {
         let mut script = challenged();
         script.say(0, "CHAP_A=5 CHAP_I=1 CHAP_C=0x1234 ");

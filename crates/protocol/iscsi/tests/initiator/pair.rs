@@ -5,21 +5,21 @@ use std::time::Duration;
 
 use frame::Machine;
 use iscsi::initiator::{
-    Answer, Command, Completion, Config, Connection, Done, End, Fresh, Lost, Payload, Request,
-    Residual,
+    Answer, CloseReason, Command, CompletedRequest, Completion, Config, Connection, LoginNonce,
+    LostRequest, Payload, Request, Residual,
 };
 use iscsi::params::Limits;
 use iscsi::testing::{BLOCK, Driver};
 use iscsi::{Digests, Tag, target};
 use proptest::prelude::*;
-use rt::buf::{Account, Bufs, BufsMut, Class, Pool};
+use rt::buf::{Account, BufferPool, Bufs, BufsMut, MemoryClass};
 
 /// Memory for data, in pieces that begin and end anywhere.
 pub(crate) struct Memory(Account);
 
 impl Memory {
     pub(crate) fn new() -> Self {
-        Self(Pool::new(32 << 20).unwrap().account())
+        Self(BufferPool::new(32 << 20).unwrap().account())
     }
 
     pub(crate) fn room(&self, length: usize) -> BufsMut {
@@ -29,7 +29,7 @@ impl Memory {
             if left == 0 {
                 break;
             }
-            let credit = self.0.try_credit(4096, Class::Immediate).expect("enough of it");
+            let credit = self.0.try_credit(4096, MemoryClass::LocalIo).expect("enough of it");
             out.extend(credit.alloc(cut.min(left)));
             left -= cut.min(left);
         }
@@ -56,8 +56,8 @@ pub(crate) fn pattern(seed: usize, length: usize) -> Vec<u8> {
     (0..length).map(|i| (i * 31 + i / 512 + seed * 7) as u8).collect()
 }
 
-pub(crate) fn fresh() -> Fresh {
-    Fresh { challenge: [0x5c; 32], id: 9 }
+pub(crate) fn fresh() -> LoginNonce {
+    LoginNonce { challenge: [0x5c; 32], id: 9 }
 }
 
 pub(crate) fn config() -> Config {
@@ -76,7 +76,7 @@ pub(crate) fn scsi(cdb: [u8; 16], payload: Payload) -> Command {
     Command { request: Request::Scsi { lun: [0; 8], cdb, payload }, timeout: None }
 }
 
-pub(crate) fn completion(done: &Done) -> &Completion {
+pub(crate) fn completion(done: &CompletedRequest) -> &Completion {
     match done.outcome.as_ref().expect("an answer") {
         Answer::Scsi(completion) => completion,
         other => panic!("{other:?}"),
@@ -89,7 +89,7 @@ pub(crate) fn take(conn: &mut impl Machine, portion: &mut dyn FnMut() -> usize) 
         let queue = conn.output();
         let n = portion().clamp(1, queue.len());
         let flat: Vec<u8> = queue.slices().flat_map(|s| s.to_vec()).take(n).collect();
-        queue.sent(n);
+        queue.advance(n);
         out.extend(flat);
     }
     out
@@ -103,7 +103,7 @@ pub(crate) fn feed(conn: &mut Connection, bytes: &[u8], portion: &mut dyn FnMut(
         assert!(!space.is_empty(), "an empty space would mean end of stream");
         let n = portion().clamp(1, space.len()).min(bytes.len() - at);
         space[..n].copy_from_slice(&bytes[at..at + n]);
-        conn.received(n);
+        conn.on_received(n);
         at += n;
     }
 }
@@ -113,7 +113,7 @@ pub(crate) struct Pair {
     pub(crate) host: Connection,
     pub(crate) target: target::Connection,
     pub(crate) driver: Driver,
-    pub(crate) done: Vec<Done>,
+    pub(crate) done: Vec<CompletedRequest>,
     /// The target's actions are left undone.
     pub(crate) manual: Vec<target::Action>,
     pub(crate) is_manual: bool,
@@ -134,8 +134,8 @@ impl Pair {
     pub(crate) fn logged_in(host: Config, target: target::Config) -> Self {
         let mut pair = Self::new(host, target);
         pair.pump(&mut || usize::MAX);
-        assert_eq!(pair.host.end(), None);
-        assert!(pair.host.params().is_some() && pair.host.room() > 0);
+        assert_eq!(pair.host.close_reason(), None);
+        assert!(pair.host.params().is_some() && pair.host.free_command_slots() > 0);
         pair
     }
 
@@ -168,7 +168,7 @@ impl Pair {
                     break;
                 }
                 space[..n].copy_from_slice(&sent[..n]);
-                self.target.received(n);
+                self.target.on_received(n);
                 sent.drain(..n);
             }
             self.act();
@@ -194,7 +194,7 @@ impl Pair {
     }
 
     /// One request, to its end.
-    pub(crate) fn call(&mut self, command: Command) -> Done {
+    pub(crate) fn call(&mut self, command: Command) -> CompletedRequest {
         let tag = self.host.submit(command).expect("there is room");
         self.pump(&mut || usize::MAX);
         let at = self.done.iter().position(|d| d.tag == tag).expect("it is answered");
@@ -208,7 +208,7 @@ fn take_up_to(conn: &mut Connection, most: usize, portion: &mut dyn FnMut() -> u
         let queue = conn.output();
         let n = portion().clamp(1, queue.len()).min(most - out.len());
         let flat: Vec<u8> = queue.slices().flat_map(|s| s.to_vec()).take(n).collect();
-        queue.sent(n);
+        queue.advance(n);
         out.extend(flat);
     }
     out
@@ -329,7 +329,7 @@ fn configs() -> impl Strategy<Value = (Config, target::Config)> {
     let host = (digests, limits()).prop_map(|(digests, limits)| Config {
         digests,
         limits,
-        in_flight: 8,
+        max_in_flight: 8,
         ..config()
     });
     let target = (limits(), 1u32..12).prop_map(|(limits, window)| target::Config {
@@ -354,7 +354,7 @@ fn batch(
         expected.push((pair.host.submit(command).unwrap(), expect));
     }
     pair.pump(portion);
-    let state = (pair.host.end(), pair.host.in_flight(), pair.done.len());
+    let state = (pair.host.close_reason(), pair.host.in_flight(), pair.done.len());
     assert_eq!(state, (None, 0, expected.len()));
     for done in pair.done.drain(..) {
         let at = expected.iter().position(|(tag, _)| *tag == done.tag).expect("answered once");
@@ -362,7 +362,7 @@ fn batch(
         let got = completion(&done);
         let key = got.sense.get(2).copied();
         assert_eq!((got.response, got.status, key), (0, expect.status, expect.key));
-        assert_eq!((done.moved, got.residual), (expect.moved, expect.residual));
+        assert_eq!((done.transferred, got.residual), (expect.moved, expect.residual));
         if let Some(data) = expect.data {
             let read = bytes(&done.buffers);
             assert!(read[..data.len()] == data, "a read returns what was written");
@@ -418,12 +418,12 @@ proptest! {
         pair.host.close();
         pair.done.extend(std::iter::from_fn(|| pair.host.poll_done()));
         prop_assert!(pair.host.output().is_empty() && pair.host.receive_space().is_none());
-        prop_assert_eq!(pair.host.end(), Some(End::Closed));
+        prop_assert_eq!(pair.host.close_reason(), Some(CloseReason::Closed));
         prop_assert_eq!((pair.done.len(), pair.host.in_flight()), (tags.len(), 0));
         for (place, tag) in tags.into_iter().enumerate() {
-            let ended: Vec<&Done> = pair.done.iter().filter(|d| d.tag == tag).collect();
+            let ended: Vec<&CompletedRequest> = pair.done.iter().filter(|d| d.tag == tag).collect();
             prop_assert_eq!(ended.len(), 1, "each once");
-            if matches!(ended[0].outcome, Err(Lost::Unsent)) {
+            if matches!(ended[0].outcome, Err(LostRequest::Unsent)) {
                 let share = place * SHARE * BLOCK..(place + 1) * SHARE * BLOCK;
                 prop_assert!(pair.driver.disk[share.clone()] == before[share], "not done");
             }
@@ -462,7 +462,7 @@ fn task_tags_are_new_each_time() {
         assert!(seen.insert(itt) && itt != u32::MAX);
         let space = pair.target.receive_space().unwrap();
         space[..48].copy_from_slice(&sent);
-        pair.target.received(48);
+        pair.target.on_received(48);
         pair.pump(&mut || usize::MAX);
         assert_eq!(pair.done.pop().unwrap().tag, tag);
     }

@@ -1,6 +1,6 @@
-//! Plays a script of arbitrary bytes against the initiator's machine: what a target may send, in any
-//! portions, and what a caller may submit, in any order. Shared by the fuzz target and property tests.
-//! What must hold is asserted on the way:
+//! Plays a script of arbitrary bytes against the initiator's machine: what a target may send, in
+//! any portions, and what a caller may submit, in any order. Shared by the fuzz target and property
+//! tests. What must hold is asserted on the way:
 //!
 //! * nothing panics, and the space for more bytes is never empty;
 //! * each request ends once, and a read has not moved more than there is room for;
@@ -13,15 +13,15 @@ use std::time::Duration;
 
 use frame::Machine;
 use iscsi::chap::Secret;
-use iscsi::initiator::{Command, Config, Connection, Credentials, Fresh, Payload, Request};
+use iscsi::initiator::{Command, Config, Connection, Credentials, LoginNonce, Payload, Request};
 use iscsi::params::{Limits, Params};
 use iscsi::pdu::{
-    AsyncMessage, BHS, DataIn, FINAL, FromTarget, Header, LoginResponse, LogoutResponse, NO_TAG,
-    NopIn, Opcode, R2t, Reject, ScsiCommand, ScsiResponse, TaskResponse, TextResponse, padding,
+    AsyncMessage, BHS_LEN, DataIn, FINAL, Header, LoginResponse, LogoutResponse, NO_TAG, NopIn,
+    Opcode, R2t, Reject, ScsiCommand, ScsiResponse, TargetPdu, TaskResponse, TextResponse, padding,
     segment_len,
 };
 use iscsi::{Digests, Tag};
-use rt::buf::{Account, Class, Pool};
+use rt::buf::{Account, BufferPool, MemoryClass};
 
 /// The step that answers a login.
 pub(crate) const LOGIN: u8 = 1;
@@ -99,12 +99,12 @@ pub(crate) fn play(script: &[u8]) {
         credentials,
         digests,
         limits,
-        in_flight,
+        max_in_flight: in_flight,
         ..Config::new(initiator.parse().unwrap(), target, isid)
     };
     let mut world = World {
-        conn: Connection::new(Arc::new(config), Fresh { challenge: [5; 32], id: 1 }),
-        account: Pool::new(16 << 20).unwrap().account(),
+        conn: Connection::new(Arc::new(config), LoginNonce { challenge: [5; 32], id: 1 }),
+        account: BufferPool::new(16 << 20).unwrap().account(),
         isid,
         digests: Digests::default(),
         now: Duration::ZERO,
@@ -207,7 +207,7 @@ impl World {
         let (what, size) = (script.byte(), script.byte());
         let length = [0usize, 16, 512, 4096, 8192, 12_001, 65_536, 8][usize::from(size % 8)];
         let buffers = || {
-            let credit = self.account.try_credit(length.max(1), Class::Immediate);
+            let credit = self.account.try_credit(length.max(1), MemoryClass::LocalIo);
             credit.expect("the pool is large").alloc(length)
         };
         let is_scsi = what & 0xf0 != 0xf0;
@@ -228,7 +228,7 @@ impl World {
             }
         };
         let timeout = (what & 8 == 0).then(|| Duration::from_secs(u64::from(what >> 4)));
-        let room = self.conn.room();
+        let room = self.conn.free_command_slots();
         match self.conn.submit(Command { request, timeout }) {
             Some(tag) => {
                 assert!(!is_scsi || room > 0);
@@ -238,8 +238,8 @@ impl World {
         }
     }
 
-    /// One of the requests that the target has seen and that are as they are wanted, and once in a while
-    /// one that there is not.
+    /// One of the requests that the target has seen and that are as they are wanted, and once in a
+    /// while one that there is not.
     fn pick(
         &mut self,
         script: &mut Script<'_>,
@@ -366,7 +366,7 @@ impl World {
             1 if script.is_rare() => {
                 let mut pdu = Reject::zeroed();
                 (pdu.itt, pdu.reason) = (NO_TAG.into(), what);
-                let mut header = [0; BHS];
+                let mut header = [0; BHS_LEN];
                 header[0] = script.byte();
                 header[16..20].copy_from_slice(&u32::from(script.byte()).to_be_bytes());
                 self.tell(pdu, &header, spoil, script);
@@ -379,21 +379,21 @@ impl World {
         }
     }
 
-    fn tell(&mut self, mut pdu: impl FromTarget, data: &[u8], spoil: u8, script: &mut Script<'_>) {
+    fn tell(&mut self, mut pdu: impl TargetPdu, data: &[u8], spoil: u8, script: &mut Script<'_>) {
         pdu.numbers().stat_sn = self.stat_sn.into();
         self.stat_sn = self.stat_sn.wrapping_add(1);
         self.say(pdu, data, spoil, script);
     }
 
     /// Sends a PDU with all lengths and digests in place, unless they are spoiled.
-    fn say(&mut self, mut pdu: impl FromTarget, data: &[u8], spoil: u8, script: &mut Script<'_>) {
+    fn say(&mut self, mut pdu: impl TargetPdu, data: &[u8], spoil: u8, script: &mut Script<'_>) {
         let numbers = pdu.numbers();
         numbers.max_cmd_sn = self.max_cmd_sn.into();
         numbers.exp_cmd_sn = 1.into();
         *pdu.data_len() = segment_len(data.len());
         let mut header = *pdu.bytes();
         if spoil == 0xff {
-            let at = usize::from(script.byte()) % BHS;
+            let at = usize::from(script.byte()) % BHS_LEN;
             header[at] ^= script.byte();
         }
         let mut bytes = header.to_vec();
@@ -417,7 +417,7 @@ impl World {
             assert!(!space.is_empty(), "an empty space would mean end of stream");
             let n = self.portion.min(space.len()).min(bytes.len() - at);
             space[..n].copy_from_slice(&bytes[at..at + n]);
-            self.conn.received(n);
+            self.conn.on_received(n);
             at += n;
         }
         assert!(at == bytes.len() || self.conn.is_closing(), "it takes all that comes");
@@ -427,11 +427,11 @@ impl World {
         while let Some(done) = self.conn.poll_done() {
             assert!(self.in_flight.remove(&done.tag.0), "{:?} ended twice", done.tag);
             let room: usize = done.buffers.iter().map(|b| b.len()).sum();
-            assert!(done.buffers.is_empty() || done.moved as usize <= room);
+            assert!(done.buffers.is_empty() || done.transferred as usize <= room);
         }
         assert_eq!(self.conn.in_flight(), self.in_flight.len());
-        assert_eq!(self.conn.end().is_some(), self.conn.is_closing());
-        while self.conn.poll_notice().is_some() {}
+        assert_eq!(self.conn.close_reason().is_some(), self.conn.is_closing());
+        while self.conn.poll_notification().is_some() {}
         if self.conn.is_closing() {
             assert!(self.conn.receive_space().is_none() && self.conn.next_timer().is_none());
             assert!(self.in_flight.is_empty(), "a request was forgotten");
@@ -447,17 +447,17 @@ impl World {
             assert!(queue.len() < 17 * (1 << 17) + (300 << 10), "{} bytes wait", queue.len());
             let flat: Vec<u8> = queue.slices().flat_map(|s| s.to_vec()).collect();
             let n = flat.len().min(left);
-            queue.sent(n);
+            queue.advance(n);
             self.sent.extend(&flat[..n]);
             left -= n;
         }
-        while let Some(header) = self.sent.first_chunk::<BHS>().copied() {
+        while let Some(header) = self.sent.first_chunk::<BHS_LEN>().copied() {
             let digests = self.conn.params().map_or(Digests::default(), Params::digests);
             let basic = Header::of(&header);
             // The answer to a login is the last without digests.
             let is_login = basic.opcode() == Opcode::LoginRequest;
             let digest = |on: bool| if on && !is_login { 4 } else { 0 };
-            let (length, head) = (basic.segment(), BHS + digest(digests.header));
+            let (length, head) = (basic.data_segment_len(), BHS_LEN + digest(digests.header));
             let tail = if length > 0 { padding(length) + digest(digests.data) } else { 0 };
             assert!(basic.ahs_words == 0 && length < 1 << 18, "{basic:?}");
             if self.sent.len() < head + length + tail {
@@ -469,7 +469,7 @@ impl World {
         }
     }
 
-    fn learn(&mut self, header: &[u8; BHS]) {
+    fn learn(&mut self, header: &[u8; BHS_LEN]) {
         let (opcode, itt) = (Header::of(header).opcode(), Header::of(header).itt.get());
         let mut new = Known { itt, opcode, bytes: 0, reads: false, moved: 0, pdus: 0 };
         match opcode {
@@ -480,7 +480,7 @@ impl World {
                 (new.bytes, new.reads) = (pdu.expected_len.get(), pdu.reads());
                 if pdu.writes() {
                     let all = self.conn.params().map_or(0, |p| p.first_burst);
-                    let immediate = u32::try_from(Header::of(header).segment()).unwrap();
+                    let immediate = u32::try_from(Header::of(header).data_segment_len()).unwrap();
                     new.moved = if pdu.is_final() { immediate } else { all.min(new.bytes) };
                 }
             }

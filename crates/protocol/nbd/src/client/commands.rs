@@ -1,33 +1,33 @@
-//! Commands in flight: a dense slab, so that a tag, and the cookie that is made of it, is an index.
+//! Commands in flight: a dense slab, so that a tag, and the cookie made from it, is an index.
 
 use std::time::Duration;
 
 use block::BufsMut;
 
 use crate::message::{Cmd, Errno};
-use crate::{Extent, Tag};
+use crate::{BlockStatusExtent, Tag};
 
-/// Bits of a cookie that tell the slot; those above count how often it was used, so that no two commands of
-/// a connection have the same.
+/// Low bits of a cookie, which select the slot; the others count the slot's uses, so that cookies
+/// of a connection are unique.
 const SLOT_BITS: u32 = 16;
 
-/// Most pieces, with holes between them, that a server may send a read in.
+/// Most pieces, with gaps between them, in which a server may send a read.
 const MAX_PIECES: usize = 1024;
 
-/// A place in the buffers of a read: number of the buffer and offset in it.
-pub(super) type Place = (usize, usize);
+/// A position in the buffers of a read: buffer index and offset in it.
+pub(super) type BufferPosition = (usize, usize);
 
 #[derive(Debug)]
 pub(super) struct Command {
     pub(super) kind: Cmd,
     pub(super) at: u64,
     pub(super) len: u32,
-    /// Of a read.
+    /// Buffers of a read.
     pub(super) buffers: BufsMut,
-    pub(super) covered: Covered,
-    pub(super) extent: Option<Extent>,
+    pub(super) received: ReceivedRanges,
+    pub(super) extent: Option<BlockStatusExtent>,
     pub(super) error: Option<Errno>,
-    /// Whether a chunk of its reply has come.
+    /// Whether a chunk of its reply has arrived.
     pub(super) begun: bool,
     pub(super) deadline: Option<Duration>,
 }
@@ -39,7 +39,7 @@ impl Default for Command {
             at: 0,
             len: 0,
             buffers: BufsMut::new(),
-            covered: Covered::default(),
+            received: ReceivedRanges::default(),
             extent: None,
             error: None,
             begun: false,
@@ -49,8 +49,8 @@ impl Default for Command {
 }
 
 impl Command {
-    /// Where byte `position` of the read goes.
-    pub(super) fn place(&self, position: u32) -> Place {
+    /// The buffer position of byte `position` of the read.
+    pub(super) fn position_of(&self, position: u32) -> BufferPosition {
         let mut offset = position as usize;
         for (index, buffer) in self.buffers.iter().enumerate() {
             if offset < buffer.len() {
@@ -61,9 +61,9 @@ impl Command {
         (self.buffers.len(), 0)
     }
 
-    /// Makes `len` bytes from `position` on zeroes.
+    /// Zeroes `len` bytes from `position` on.
     pub(super) fn zero(&mut self, position: u32, len: u32) {
-        let (mut index, mut offset) = self.place(position);
+        let (mut index, mut offset) = self.position_of(position);
         let mut left = len as usize;
         while left > 0
             && let Some(buffer) = self.buffers.get_mut(index)
@@ -76,12 +76,13 @@ impl Command {
     }
 }
 
-/// The parts of a read that have come: in order, with something missing between them.
+/// The received parts of a read, in order, with gaps between them.
 #[derive(Debug, Default)]
-pub(super) struct Covered(Vec<(u32, u32)>);
+pub(super) struct ReceivedRanges(Vec<(u32, u32)>);
 
-impl Covered {
-    /// Notes that `start..end` has come. False if some of it had, or if there are too many pieces.
+impl ReceivedRanges {
+    /// Records that `start..end` has arrived. False if a part of it had already, or if there are
+    /// too many pieces.
     pub(super) fn add(&mut self, start: u32, end: u32) -> bool {
         let next = self.0.partition_point(|&(s, _)| s < start);
         let before = next.checked_sub(1).map(|i| self.0[i]);
@@ -101,7 +102,7 @@ impl Covered {
         self.0.len() <= MAX_PIECES
     }
 
-    /// Whether all of `0..len` has come.
+    /// Whether all of `0..len` has arrived.
     pub(super) fn is_whole(&self, len: u32) -> bool {
         self.0 == [(0, len)]
     }
@@ -125,7 +126,7 @@ impl Commands {
         self.slots.len() - self.free.len()
     }
 
-    /// Takes a slot, and gives its cookie. The caller bounds how many are taken.
+    /// Adds a command and returns its cookie. The caller limits their number.
     pub(super) fn insert(&mut self, command: Command) -> (Tag, u64) {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot { uses: 0, command: None });
@@ -154,7 +155,7 @@ impl Commands {
         Some(command)
     }
 
-    /// All that are in flight, and no more.
+    /// Removes all commands in flight.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = Tag> {
         let mut out = Vec::with_capacity(self.len());
         for (slot, index) in self.slots.iter_mut().zip(0u16..) {
@@ -166,22 +167,32 @@ impl Commands {
         out.into_iter()
     }
 
-    /// When the first of them has to be answered.
+    /// The earliest deadline.
     pub(super) fn first_deadline(&self) -> Option<Duration> {
         self.slots.iter().filter_map(|s| s.command.as_ref()?.deadline).min()
     }
 
-    /// Room for at most `left` bytes of data.
-    pub(super) fn space(&mut self, tag: Tag, place: Place, left: u32) -> Option<&mut [u8]> {
-        let buffer = self.get_mut(tag)?.buffers.get_mut(place.0)?;
-        let end = buffer.len().min(place.1.saturating_add(left as usize));
-        buffer.get_mut(place.1..end).filter(|s| !s.is_empty())
+    /// The buffer space from a position on, at most `left` bytes.
+    pub(super) fn space(
+        &mut self,
+        tag: Tag,
+        position: BufferPosition,
+        left: u32,
+    ) -> Option<&mut [u8]> {
+        let buffer = self.get_mut(tag)?.buffers.get_mut(position.0)?;
+        let end = buffer.len().min(position.1.saturating_add(left as usize));
+        buffer.get_mut(position.1..end).filter(|s| !s.is_empty())
     }
 
-    /// The place behind `n` bytes that have come.
-    pub(super) fn moved(&mut self, tag: Tag, place: Place, n: usize) -> Place {
-        let full = self.get_mut(tag).and_then(|c| c.buffers.get(place.0)).map_or(0, |b| b.len());
-        if place.1 + n >= full { (place.0 + 1, 0) } else { (place.0, place.1 + n) }
+    /// The position after `n` received bytes.
+    pub(super) fn advance(
+        &mut self,
+        tag: Tag,
+        position: BufferPosition,
+        n: usize,
+    ) -> BufferPosition {
+        let full = self.get_mut(tag).and_then(|c| c.buffers.get(position.0)).map_or(0, |b| b.len());
+        if position.1 + n >= full { (position.0 + 1, 0) } else { (position.0, position.1 + n) }
     }
 }
 
@@ -191,7 +202,7 @@ mod tests {
 
     #[test]
     fn pieces_join_and_never_overlap() {
-        let mut covered = Covered::default();
+        let mut covered = ReceivedRanges::default();
         assert!(covered.add(10, 20) && covered.add(30, 40) && covered.add(0, 5));
         for (start, end) in [(0, 1), (4, 6), (9, 11), (15, 16), (19, 31), (5, 41), (39, 50)] {
             assert!(!covered.add(start, end), "{start}..{end}");
@@ -199,7 +210,7 @@ mod tests {
         assert!(!covered.is_whole(40));
         assert!(covered.add(20, 30) && covered.add(5, 10));
         assert!(covered.is_whole(40) && !covered.is_whole(41));
-        let mut covered = Covered::default();
+        let mut covered = ReceivedRanges::default();
         assert!((0..1024).all(|i| covered.add(2 * i, 2 * i + 1)));
         assert!(!covered.add(4096, 4097), "too many pieces");
     }

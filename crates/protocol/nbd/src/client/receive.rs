@@ -2,34 +2,35 @@
 
 use zerocopy::FromBytes;
 
-use super::commands::Place;
-use super::{Connection, Done, End, Failed, Phase, Reply};
+use super::commands::BufferPosition;
+use super::{CloseReason, CommandError, CompletedCommand, Connection, Phase, Reply};
 use crate::message::{
     CHUNK_DONE, CHUNK_ERROR, CHUNK_MAGIC, Chunk, ChunkType, Cmd, Errno, Fields, Greeting,
     InfoExport, OptionReply, Rep, SIMPLE_REPLY_MAGIC, STATE_HOLE, STATE_ZERO, SimpleReply,
 };
-use crate::{Extent, Tag};
+use crate::{BlockStatusExtent, Tag};
 
-/// The longest of what has a fixed length, in bytes.
+/// Longest fixed-length header, in bytes.
 pub(super) const LONGEST_HEADER: usize = 20;
 const _: () = assert!(LONGEST_HEADER == size_of::<OptionReply>());
 const _: () = assert!(LONGEST_HEADER == size_of::<Chunk>());
 
-/// Longest error chunk, in bytes: its message has at most 4096, and newer ones may have more fields.
+/// Longest error chunk, in bytes: its message has at most 4096, and newer ones may have more
+/// fields.
 const MAX_ERROR_BYTES: u32 = 8 << 10;
 
 /// What the next bytes are.
 #[derive(Debug)]
-pub(super) enum Receive {
+pub(super) enum Expecting {
     Greeting,
     OptionReply,
     ExportName,
-    /// Zeroes behind the answer to `NBD_OPT_EXPORT_NAME`.
+    /// Zeroes after the answer to `NBD_OPT_EXPORT_NAME`.
     Padding {
-        left: usize,
+        remaining: usize,
     },
     Reply,
-    /// In front of the data of a chunk of `length` bytes: where it belongs.
+    /// The offset before the data of a chunk of `length` bytes.
     Offset {
         tag: Tag,
         length: u32,
@@ -38,28 +39,28 @@ pub(super) enum Receive {
     /// Data of a read.
     Data {
         tag: Tag,
-        place: Place,
-        left: u32,
+        position: BufferPosition,
+        remaining: u32,
         done: bool,
     },
     /// A short message.
     Small {
-        what: Small,
+        kind: ShortMessage,
         data: Vec<u8>,
     },
 }
 
-/// What a short message is.
+/// Kind of a short message.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Small {
+pub(super) enum ShortMessage {
     /// The data of a reply to an option.
     Reply { kind: Rep },
     /// The payload of a chunk.
     Chunk { tag: Tag, kind: ChunkType, done: bool },
 }
 
-impl Receive {
-    /// How long what is expected is, as far as that is known: a reply tells by its magic.
+impl Expecting {
+    /// Length of the expected header as far as known: the magic decides the length of a reply.
     pub(super) fn header_bytes(&self, header: &[u8], filled: usize) -> usize {
         match self {
             Self::Greeting => size_of::<Greeting>(),
@@ -82,22 +83,24 @@ fn magic(header: &[u8]) -> u32 {
 }
 
 impl Connection {
-    /// What was expected has come.
+    /// Handles the expected bytes, now complete.
     pub(super) fn advance(&mut self) {
-        match std::mem::replace(&mut self.receive, Receive::Reply) {
-            Receive::Greeting => self.greeting(),
-            Receive::OptionReply => self.option_reply(),
-            Receive::ExportName => self.export_name(),
-            Receive::Padding { .. } => {}
-            Receive::Reply => match magic(&self.header) {
+        match std::mem::replace(&mut self.receive, Expecting::Reply) {
+            Expecting::Greeting => self.greeting(),
+            Expecting::OptionReply => self.option_reply(),
+            Expecting::ExportName => self.export_name(),
+            Expecting::Padding { .. } => {}
+            Expecting::Reply => match magic(&self.header) {
                 SIMPLE_REPLY_MAGIC => self.simple(),
                 CHUNK_MAGIC => self.chunk(),
                 _ => self.violation("a reply without its magic"),
             },
-            Receive::Offset { tag, length, done } => self.offset(tag, length, done),
-            Receive::Data { tag, done, .. } => self.content(tag, done),
-            Receive::Small { what: Small::Reply { kind }, data } => self.replied(kind, &data),
-            Receive::Small { what: Small::Chunk { tag, kind, done }, data } => {
+            Expecting::Offset { tag, length, done } => self.offset(tag, length, done),
+            Expecting::Data { tag, done, .. } => self.content(tag, done),
+            Expecting::Small { kind: ShortMessage::Reply { kind }, data } => {
+                self.on_option_reply(kind, &data);
+            }
+            Expecting::Small { kind: ShortMessage::Chunk { tag, kind, done }, data } => {
                 self.small(tag, kind, done, &data);
             }
         }
@@ -108,7 +111,7 @@ impl Connection {
         let Some(tag) = self.commands.find(reply.cookie.get()) else {
             return self.violation("a reply to nothing");
         };
-        let structured = self.agreed.is_some_and(|a| a.structured);
+        let structured = self.negotiated.is_some_and(|a| a.structured);
         let Some(command) = self.commands.get_mut(tag) else { return };
         if (structured && command.kind == Cmd::Read) || command.begun {
             return self.violation("a simple reply where a structured one has to be");
@@ -119,12 +122,13 @@ impl Connection {
         }
         match command.kind {
             Cmd::Read => {
-                let (left, place) = (command.len, command.place(0));
-                command.covered.add(0, left);
+                let (left, place) = (command.len, command.position_of(0));
+                command.received.add(0, left);
                 if left == 0 {
                     return self.complete(tag, Ok(()));
                 }
-                self.receive = Receive::Data { tag, place, left, done: true };
+                self.receive =
+                    Expecting::Data { tag, position: place, remaining: left, done: true };
             }
             Cmd::BlockStatus => self.violation("a status without a status"),
             _ => self.complete(tag, Ok(())),
@@ -133,7 +137,7 @@ impl Connection {
 
     fn chunk(&mut self) {
         let Ok((chunk, _)) = Chunk::read_from_prefix(&self.header) else { return };
-        if !self.agreed.is_some_and(|a| a.structured) {
+        if !self.negotiated.is_some_and(|a| a.structured) {
             return self.violation("a structured reply that was not agreed on");
         }
         let Some(tag) = self.commands.find(chunk.cookie.get()) else {
@@ -143,17 +147,17 @@ impl Connection {
         command.begun = true;
         let (kind, length) = (ChunkType(chunk.kind.get()), chunk.length.get());
         let done = chunk.flags.get() & CHUNK_DONE != 0;
-        let small = |length: u32| Receive::Small {
-            what: Small::Chunk { tag, kind, done },
+        let small = |length: u32| Expecting::Small {
+            kind: ShortMessage::Chunk { tag, kind, done },
             data: vec![0; length as usize],
         };
         match (kind, command.kind) {
             (ChunkType::None, _) if length == 0 && done => self.complete(tag, Ok(())),
             (ChunkType::OffsetData, Cmd::Read) if length > 8 => {
-                self.receive = Receive::Offset { tag, length: length - 8, done };
+                self.receive = Expecting::Offset { tag, length: length - 8, done };
             }
             (ChunkType::OffsetHole, Cmd::Read) if length == 12 => self.receive = small(length),
-            // One descriptor, as was asked for, behind the number of the context.
+            // The context ID and one descriptor, as requested.
             (ChunkType::BlockStatus, Cmd::BlockStatus) if length == 12 => {
                 self.receive = small(length);
             }
@@ -166,25 +170,25 @@ impl Connection {
         }
     }
 
-    /// Notes that a part of a read has come; `None` if it may not.
-    fn cover(&mut self, tag: Tag, offset: u64, length: u32) -> Option<u32> {
+    /// Records that a part of a read arrives; `None` if it must not.
+    fn record_received(&mut self, tag: Tag, offset: u64, length: u32) -> Option<u32> {
         let command = self.commands.get_mut(tag)?;
         let start = offset.checked_sub(command.at).and_then(|p| u32::try_from(p).ok())?;
         let end = start.checked_add(length).filter(|end| *end <= command.len)?;
-        command.covered.add(start, end).then_some(start)
+        command.received.add(start, end).then_some(start)
     }
 
     fn offset(&mut self, tag: Tag, length: u32, done: bool) {
         let offset = Fields(&self.header).u64().unwrap_or_default();
-        let Some(position) = self.cover(tag, offset, length) else {
+        let Some(position) = self.record_received(tag, offset, length) else {
             return self.violation("data outside of its read, or twice");
         };
         let Some(command) = self.commands.get_mut(tag) else { return };
-        let place = command.place(position);
-        self.receive = Receive::Data { tag, place, left: length, done };
+        let place = command.position_of(position);
+        self.receive = Expecting::Data { tag, position: place, remaining: length, done };
     }
 
-    /// A part of a read is here.
+    /// Handles a received part of a read.
     fn content(&mut self, tag: Tag, done: bool) {
         if done {
             self.complete(tag, Ok(()));
@@ -206,7 +210,7 @@ impl Connection {
 
     fn hole(&mut self, tag: Tag, fields: &mut Fields<'_>) -> Option<()> {
         let (offset, length) = (fields.u64()?, fields.u32().filter(|n| *n > 0)?);
-        let position = self.cover(tag, offset, length)?;
+        let position = self.record_received(tag, offset, length)?;
         self.commands.get_mut(tag)?.zero(position, length);
         Some(())
     }
@@ -222,7 +226,7 @@ impl Connection {
             return None;
         }
         let (hole, zero) = (status & STATE_HOLE != 0, status & STATE_ZERO != 0);
-        command.extent = Some(Extent { bytes, hole, zero });
+        command.extent = Some(BlockStatusExtent { bytes, hole, zero });
         Some(())
     }
 
@@ -242,28 +246,31 @@ impl Connection {
         Some(())
     }
 
-    /// A reply is whole.
+    /// Completes a command.
     fn complete(&mut self, tag: Tag, simply: Result<(), Errno>) {
         let Some(command) = self.commands.remove(tag) else { return };
         let error = command.error.or(simply.err());
         let outcome = match (error, command.kind) {
-            (Some(error), _) => Err(Failed::Error(error)),
-            (None, Cmd::Read) if command.covered.is_whole(command.len) => {
+            (Some(error), _) => Err(CommandError::Error(error)),
+            (None, Cmd::Read) if command.received.is_whole(command.len) => {
                 Ok(Reply::Data(command.buffers))
             }
             (None, Cmd::BlockStatus) if command.extent.is_some() => {
                 Ok(command.extent.map_or(Reply::Done, Reply::Extent))
             }
             (None, Cmd::Read | Cmd::BlockStatus) => {
-                self.done.push_back(Done { tag, outcome: Err(Failed::Lost) });
+                self.completed.push_back(CompletedCommand {
+                    tag,
+                    outcome: Err(CommandError::ConnectionLost),
+                });
                 return self.violation("a success without all of its data");
             }
             (None, _) => Ok(Reply::Done),
         };
-        self.done.push_back(Done { tag, outcome });
+        self.completed.push_back(CompletedCommand { tag, outcome });
         if error == Some(Errno::Shutdown) && self.phase == Phase::Transmission {
             // "It MUST initiate a soft disconnect."
-            self.leave(End::ServerShutDown);
+            self.soft_disconnect(CloseReason::ServerShutDown);
         }
     }
 }

@@ -1,19 +1,19 @@
-//! Options ("Handshake", "Option types").
+//! The server's handshake ("Handshake",
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{Connection, End, MAX_OPTION_BYTES, Phase, Receive};
+use super::{CloseReason, Connection, Expecting, MAX_OPTION_BYTES, Phase};
 use crate::Export;
 use crate::message::{
     BASE_ALLOCATION, EXPORT_NAME_PADDING, FIXED_NEWSTYLE, Fields, Info, InfoBlockSize, InfoExport,
     NO_ZEROES, OPTION_MAGIC, Opt, OptionHeader, OptionReply, REPLY_MAGIC, Rep, string,
 };
 
-/// Of `base:allocation`.
+/// Context ID of `base:allocation`.
 pub(super) const CONTEXT_ID: u32 = 1;
 
-/// A client that does not ask for size constraints is taken to align what it asks for to sectors, as all do
-/// that are known, but not to more than that, in bytes.
+/// Clients that request no size constraints are assumed to align to sectors, as all known ones do,
+/// but not to more, in bytes.
 const USUAL_MINIMUM: u32 = 512;
 
 impl Connection {
@@ -21,16 +21,16 @@ impl Connection {
     pub(super) fn client_flags(&mut self) {
         let flags = Fields(&self.header).u32().unwrap_or_default();
         if flags & !u32::from(FIXED_NEWSTYLE | NO_ZEROES) != 0 {
-            return self.finish(End::Violation("unknown client flags"));
+            return self.finish(CloseReason::Violation("unknown client flags"));
         }
         self.no_zeroes = flags & u32::from(NO_ZEROES) != 0;
-        self.receive = Receive::OptionHeader;
+        self.receive = Expecting::OptionHeader;
     }
 
     pub(super) fn option_header(&mut self) {
         let Ok((header, _)) = OptionHeader::read_from_prefix(&self.header) else { return };
         if header.magic.get() != OPTION_MAGIC {
-            return self.finish(End::Violation("an option without its magic"));
+            return self.finish(CloseReason::Violation("an option without its magic"));
         }
         let (option, length) = (Opt(header.option.get()), header.length.get());
         if length == 0 {
@@ -38,16 +38,16 @@ impl Connection {
         }
         if length > MAX_OPTION_BYTES {
             if option == Opt::ExportName {
-                return self.finish(End::Refused);
+                return self.finish(CloseReason::Refused);
             }
-            self.receive = Receive::OptionSkip { option, left: length };
+            self.receive = Expecting::OptionSkip { option, remaining: length };
             return;
         }
-        self.receive = Receive::Option { option, data: vec![0; length as usize] };
+        self.receive = Expecting::Option { option, data: vec![0; length as usize] };
     }
 
     pub(super) fn option_too_big(&mut self, option: Opt) {
-        self.receive = Receive::OptionHeader;
+        self.receive = Expecting::OptionHeader;
         let known = matches!(
             option,
             Opt::Abort
@@ -69,10 +69,10 @@ impl Connection {
     }
 
     pub(super) fn option(&mut self, option: Opt, data: &[u8]) {
-        self.receive = Receive::OptionHeader;
+        self.receive = Expecting::OptionHeader;
         if self.shutting_down && option != Opt::Abort {
             return match option {
-                Opt::ExportName => self.finish(End::ShutDown),
+                Opt::ExportName => self.finish(CloseReason::ShutDown),
                 _ => self.refuse_option(option, Rep::ErrShutdown),
             };
         }
@@ -80,13 +80,13 @@ impl Connection {
             Opt::ExportName => self.export_name(data),
             Opt::Abort => {
                 self.reply(option, Rep::Ack, &[]);
-                self.finish(End::Aborted);
+                self.finish(CloseReason::Aborted);
             }
             Opt::List | Opt::StructuredReply | Opt::StartTls if !data.is_empty() => {
                 self.refuse_option(option, Rep::ErrInvalid);
             }
             Opt::List => self.list(),
-            // "If it does not support the option at all": nothing here speaks TLS.
+            // "If it does not support the option at all": TLS is not supported.
             Opt::StartTls => self.refuse_option(option, Rep::ErrUnsup),
             Opt::StructuredReply if self.structured => self.refuse_option(option, Rep::ErrInvalid),
             Opt::StructuredReply => {
@@ -113,8 +113,8 @@ impl Connection {
     /// `NBD_OPT_EXPORT_NAME`.
     fn export_name(&mut self, data: &[u8]) {
         let index = string(data).and_then(|name| self.find(name));
-        let fits = |i: &usize| self.config.exports[*i].sizes.minimum <= USUAL_MINIMUM;
-        let Some(index) = index.filter(fits) else { return self.finish(End::Refused) };
+        let fits = |i: &usize| self.config.exports[*i].size_constraints.minimum <= USUAL_MINIMUM;
+        let Some(index) = index.filter(fits) else { return self.finish(CloseReason::Refused) };
         let export = self.info_export(&self.config.exports[index]);
         self.out.push_bytes(export.as_bytes());
         if !self.no_zeroes {
@@ -123,11 +123,11 @@ impl Connection {
         self.begin(index);
     }
 
-    /// From here on the client sends requests.
+    /// Enters the transmission phase.
     fn begin(&mut self, export: usize) {
         self.context = self.context.filter(|&context| context == export);
         self.phase = Phase::Transmission(export);
-        self.receive = Receive::Request;
+        self.receive = Expecting::Request;
     }
 
     /// `NBD_OPT_LIST`.
@@ -156,11 +156,11 @@ impl Connection {
         let told = self.info_export(export);
         self.reply(option, Rep::Info, &information(Info::Export, told.as_bytes()));
         let sizes = InfoBlockSize {
-            minimum: export.sizes.minimum.into(),
-            preferred: export.sizes.preferred.into(),
-            payload: export.sizes.payload.into(),
+            minimum: export.size_constraints.minimum.into(),
+            preferred: export.size_constraints.preferred.into(),
+            payload: export.size_constraints.payload.into(),
         };
-        // Unasked as well: it is enforced.
+        // Sent unrequested as well, as it is enforced.
         self.reply(option, Rep::Info, &information(Info::BlockSize, sizes.as_bytes()));
         if wanted.contains(&Info::Name) {
             self.reply(option, Rep::Info, &information(Info::Name, export.name.as_bytes()));
@@ -169,7 +169,7 @@ impl Connection {
             let description = export.description.as_bytes();
             self.reply(option, Rep::Info, &information(Info::Description, description));
         }
-        if !wanted.contains(&Info::BlockSize) && export.sizes.minimum > USUAL_MINIMUM {
+        if !wanted.contains(&Info::BlockSize) && export.size_constraints.minimum > USUAL_MINIMUM {
             return self.refuse_option(option, Rep::ErrBlockSizeReqd);
         }
         self.reply(option, Rep::Ack, &[]);
@@ -179,7 +179,7 @@ impl Connection {
     }
 
     fn info_export(&self, export: &Export) -> InfoExport {
-        let flags = export.abilities(self.structured).0;
+        let flags = export.transmission_flags(self.structured).0;
         InfoExport { bytes: export.bytes.into(), flags: flags.into() }
     }
 
@@ -217,7 +217,7 @@ impl Connection {
         Ok(())
     }
 
-    /// With what people are told.
+    /// Refuses an option, with a text for users.
     fn refuse_option(&mut self, option: Opt, why: Rep) {
         let message = match why {
             Rep::ErrUnsup => "this server does not know the option",
@@ -244,7 +244,7 @@ impl Connection {
     }
 }
 
-/// The name of an export, and what is asked of it.
+/// Parses the name of an export and the requested information.
 fn parse_info(data: &[u8]) -> Option<(&str, Vec<Info>)> {
     let mut fields = Fields(data);
     let name = fields.string()?;

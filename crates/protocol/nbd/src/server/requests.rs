@@ -3,9 +3,9 @@
 use crate::Tag;
 use crate::message::Cmd;
 
-/// What is needed to answer a request.
+/// State needed to answer a request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Taken {
+pub(super) struct PendingRequest {
     pub(super) kind: Cmd,
     pub(super) cookie: u64,
     pub(super) at: u64,
@@ -18,7 +18,7 @@ pub(super) struct Taken {
 
 #[derive(Debug, Default)]
 pub(super) struct Requests {
-    slots: Vec<Option<Taken>>,
+    slots: Vec<Option<PendingRequest>>,
     free: Vec<u16>,
 }
 
@@ -31,8 +31,8 @@ impl Requests {
         self.len() == 0
     }
 
-    /// The caller bounds how many there are.
-    pub(super) fn insert(&mut self, taken: Taken) -> Tag {
+    /// The caller limits their number.
+    pub(super) fn insert(&mut self, taken: PendingRequest) -> Tag {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             u16::try_from(self.slots.len() - 1).expect("in_flight is a u16")
@@ -41,7 +41,7 @@ impl Requests {
         Tag(index)
     }
 
-    pub(super) fn get(&self, tag: Tag) -> Option<&Taken> {
+    pub(super) fn get(&self, tag: Tag) -> Option<&PendingRequest> {
         self.slots.get(tag.index())?.as_ref()
     }
 
@@ -49,7 +49,7 @@ impl Requests {
         self.get(tag).map(|taken| taken.len as usize)
     }
 
-    pub(super) fn remove(&mut self, tag: Tag) -> Option<Taken> {
+    pub(super) fn remove(&mut self, tag: Tag) -> Option<PendingRequest> {
         let taken = self.slots.get_mut(tag.index())?.take()?;
         self.free.push(tag.0);
         Some(taken)

@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use block::{Account, Bufs, BufsMut, Class, Pool};
+use block::{Account, BufferPool, Bufs, BufsMut, MemoryClass};
 use frame::Machine;
 use nbd::message::{
     OPTION_MAGIC, Opt, OptionHeader, OptionReply, REPLY_MAGIC, REQUEST_MAGIC, Rep, Request,
 };
 use nbd::server::{Action, Answer, Command, Config, Connection};
-use nbd::{Errno, Export, Extent, Sizes, Tag};
+use nbd::{BlockStatusExtent, Errno, Export, SizeConstraints, Tag};
 use zerocopy::{FromBytes, IntoBytes};
 
 pub(crate) const BYTES: u64 = 1 << 20;
@@ -19,16 +19,16 @@ pub(crate) fn export(name: &str) -> Export {
         name: name.to_owned(),
         description: "an export of tests".to_owned(),
         bytes: BYTES,
-        sizes: Sizes { minimum: 512, preferred: 4096, payload: 256 << 10 },
+        size_constraints: SizeConstraints { minimum: 512, preferred: 4096, payload: 256 << 10 },
         read_only: false,
-        trims: true,
+        can_trim: true,
         fast_zero_bytes: Some(4096),
         multi_conn: true,
     }
 }
 
 pub(crate) fn config(exports: &[Export]) -> Config {
-    Config { in_flight: 8, ..Config::new(Arc::from(exports)) }
+    Config { max_in_flight: 8, ..Config::new(Arc::from(exports)) }
 }
 
 /// Memory for payload, in pieces that begin and end anywhere.
@@ -36,7 +36,7 @@ pub(crate) struct Memory(Account);
 
 impl Memory {
     pub(crate) fn new() -> Self {
-        Self(Pool::new(64 << 20).unwrap().account())
+        Self(BufferPool::new(64 << 20).unwrap().account())
     }
 
     pub(crate) fn room(&self, length: usize) -> BufsMut {
@@ -46,7 +46,7 @@ impl Memory {
             if left == 0 {
                 break;
             }
-            let credit = self.0.try_credit(4096, Class::Immediate).expect("enough of it");
+            let credit = self.0.try_credit(4096, MemoryClass::LocalIo).expect("enough of it");
             out.extend(credit.alloc(cut.min(left)));
             left -= cut.min(left);
         }
@@ -84,7 +84,7 @@ pub(crate) fn take(machine: &mut impl Machine, portion: &mut dyn FnMut() -> usiz
                 break;
             }
         }
-        queue.sent(n);
+        queue.advance(n);
     }
     out
 }
@@ -102,7 +102,7 @@ pub(crate) fn feed(
         assert!(!space.is_empty(), "an empty space would mean end of stream");
         let n = portion().clamp(1, space.len()).min(bytes.len() - at);
         space[..n].copy_from_slice(&bytes[at..at + n]);
-        machine.received(n);
+        machine.on_received(n);
         at += n;
     }
     at
@@ -209,11 +209,15 @@ impl Served {
         Answer::Done
     }
 
-    fn extents(&self, at: u64, len: u32) -> Vec<Extent> {
+    fn extents(&self, at: u64, len: u32) -> Vec<BlockStatusExtent> {
         let holes = &self.holes[(at / 512) as usize..((at + u64::from(len)) / 512) as usize];
         let alike = holes.chunk_by(|a, b| a == b);
         alike
-            .map(|run| Extent { bytes: run.len() as u32 * 512, hole: run[0], zero: run[0] })
+            .map(|run| BlockStatusExtent {
+                bytes: run.len() as u32 * 512,
+                hole: run[0],
+                zero: run[0],
+            })
             .collect()
     }
 }

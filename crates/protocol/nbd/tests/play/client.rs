@@ -1,6 +1,6 @@
-//! Plays a script of arbitrary bytes against the client's machine: what a server may send, in any portions,
-//! and what a caller may submit. Shared by the fuzz target and property tests.
-//! What must hold is asserted on the way:
+//! Plays a script of arbitrary bytes against the client's machine: what a server may send, in any
+//! portions, and what a caller may submit. Shared by the fuzz target and property tests. What must
+//! hold is asserted on the way:
 //!
 //! * nothing panics, and the space for more bytes is never empty;
 //! * each command ends once; a read that succeeds has brought what was sent of it, all of it;
@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use block::{Account, Class, Pool};
+use block::{Account, BufferPool, MemoryClass};
 use frame::Machine;
 use nbd::client::{Config, Connection, Op, Reply};
 use nbd::message::{
@@ -69,10 +69,10 @@ struct World {
 pub(crate) fn play(script: &[u8]) {
     let mut script = Script(script);
     let structured = script.byte() & 1 == 1;
-    let config = Config { structured, in_flight: 8, ..Config::new("disk") };
+    let config = Config { structured, max_in_flight: 8, ..Config::new("disk") };
     let mut world = World {
         conn: Connection::new(config),
-        account: Pool::new(16 << 20).unwrap().account(),
+        account: BufferPool::new(16 << 20).unwrap().account(),
         structured,
         now: Duration::ZERO,
         portion: usize::MAX,
@@ -90,7 +90,7 @@ pub(crate) fn play(script: &[u8]) {
     world.conn.close();
     world.collect();
     assert!(world.open.is_empty(), "each command ends");
-    assert!(world.conn.is_closing() && world.conn.end().is_some());
+    assert!(world.conn.is_closing() && world.conn.close_reason().is_some());
 }
 
 impl World {
@@ -101,8 +101,8 @@ impl World {
                 let bytes: Vec<u8> = (0..n).map(|_| script.byte()).collect();
                 self.hear(&bytes);
             }
-            AGREE if self.conn.agreed().is_none() => self.agree(),
-            2..=4 if self.conn.agreed().is_none() => self.reply(script),
+            AGREE if self.conn.negotiated().is_none() => self.agree(),
+            2..=4 if self.conn.negotiated().is_none() => self.reply(script),
             2..=9 => self.submit(script),
             10..=17 => self.data(script),
             18..=20 => self.status(script),
@@ -125,7 +125,7 @@ impl World {
             assert!(!space.is_empty(), "an empty space would mean end of stream");
             let n = space.len().min(bytes.len() - at).min(self.portion);
             space[..n].copy_from_slice(&bytes[at..at + n]);
-            self.conn.received(n);
+            self.conn.on_received(n);
             at += n;
         }
         assert!(at == bytes.len() || self.conn.is_closing(), "a client takes all");
@@ -133,7 +133,7 @@ impl World {
 
     fn drain(&mut self) {
         let n = self.conn.output().len();
-        self.conn.output().sent(n);
+        self.conn.output().advance(n);
     }
 
     fn option(&mut self, option: Opt, kind: Rep, data: &[u8]) {
@@ -178,10 +178,10 @@ impl World {
     }
 
     fn submit(&mut self, script: &mut Script<'_>) {
-        let room = self.conn.room();
+        let room = self.conn.free_slots();
         let (at, len) = (u64::from(script.byte()) * 512, 512 * (1 + u32::from(script.byte() % 64)));
         let buffers = || {
-            let credit = self.account.try_credit(len as usize, Class::Immediate);
+            let credit = self.account.try_credit(len as usize, MemoryClass::LocalIo);
             credit.expect("the pool is large").alloc(len as usize)
         };
         let op = match script.byte() % 6 {
@@ -298,7 +298,7 @@ impl World {
         }
         assert_eq!(self.conn.in_flight(), self.open.len());
         if self.conn.is_closing() {
-            assert!(self.conn.end().is_some() && self.conn.receive_space().is_none());
+            assert!(self.conn.close_reason().is_some() && self.conn.receive_space().is_none());
         }
     }
 }

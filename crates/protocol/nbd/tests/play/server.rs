@@ -1,10 +1,12 @@
-//! Plays a script of arbitrary bytes against the server's machine: what a client may send, in any portions,
-//! and what the driver may answer, in any order. Shared by the fuzz target and property tests.
-//! What must hold is asserted on the way:
+//! Plays a script of arbitrary bytes against the server's machine: what a client may send, in any
+//! portions, and what the driver may answer, in any order. Shared by the fuzz target and property
+//! tests. What must hold is asserted on the way:
 //!
 //! * nothing panics, and the space for more bytes is never empty;
-//! * memory is asked for writes alone, and no more than one export takes; each request is answered once;
-//! * what goes out is a greeting, well-formed replies to options and replies to requests that were made;
+//! * memory is asked for writes alone, and no more than one export takes; each request is answered
+//!   once;
+//! * what goes out is a greeting, well-formed replies to options and replies to requests that were
+//!   made;
 //! * requests in flight and output are bounded.
 #![allow(clippy::unwrap_used)]
 
@@ -12,14 +14,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{Account, Class, Pool};
+use block::{Account, BufferPool, MemoryClass};
 use frame::Machine;
 use nbd::message::{
     CHUNK_MAGIC, Chunk, Cmd, OPTION_MAGIC, Opt, OptionHeader, OptionReply, REPLY_MAGIC,
     REQUEST_MAGIC, Request, SIMPLE_REPLY_MAGIC, SimpleReply,
 };
 use nbd::server::{Action, Answer, Command, Config, Connection, OUTPUT_HIGH_BYTES};
-use nbd::{Errno, Export, Extent, Sizes, Tag};
+use nbd::{BlockStatusExtent, Errno, Export, SizeConstraints, Tag};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// The steps that agree on structured replies and choose the export.
@@ -75,16 +77,16 @@ pub(crate) fn play(script: &[u8]) {
         name: "disk".to_owned(),
         description: "described".to_owned(),
         bytes: BYTES,
-        sizes: Sizes { minimum: 512, preferred: 4096, payload: PAYLOAD },
+        size_constraints: SizeConstraints { minimum: 512, preferred: 4096, payload: PAYLOAD },
         read_only: script.byte() > 0xe0,
-        trims: script.byte() < 0xc0,
+        can_trim: script.byte() < 0xc0,
         fast_zero_bytes: Some(4096),
         multi_conn: true,
     };
-    let config = Config { in_flight: IN_FLIGHT, ..Config::new(Arc::from([export])) };
+    let config = Config { max_in_flight: IN_FLIGHT, ..Config::new(Arc::from([export])) };
     let mut world = World {
         conn: Connection::new(config),
-        account: Pool::new(16 << 20).unwrap().account(),
+        account: BufferPool::new(16 << 20).unwrap().account(),
         now: Duration::ZERO,
         portion: usize::MAX,
         unread: 3u32.to_be_bytes().to_vec(),
@@ -201,7 +203,7 @@ impl World {
         if script.is_rare() {
             return self.conn.refuse(tag, Errno::NoMem);
         }
-        let credit = self.account.try_credit(bytes as usize, Class::Immediate);
+        let credit = self.account.try_credit(bytes as usize, MemoryClass::LocalIo);
         let room = credit.expect("the pool is large").alloc(bytes as usize);
         self.conn.grant(tag, room);
     }
@@ -215,11 +217,11 @@ impl World {
         let answer = match command {
             _ if script.byte() > 0xe0 => Answer::Failed(Errno::Io),
             Command::Read { len, .. } => {
-                let credit = self.account.try_credit(len as usize, Class::Immediate);
+                let credit = self.account.try_credit(len as usize, MemoryClass::LocalIo);
                 Answer::Data(credit.expect("the pool is large").alloc(len as usize).into())
             }
             Command::BlockStatus { .. } => {
-                let extent = || Extent { bytes: 512 * 3, hole: true, zero: true };
+                let extent = || BlockStatusExtent { bytes: 512 * 3, hole: true, zero: true };
                 Answer::Extents((0..script.byte() % 4).map(|_| extent()).collect())
             }
             _ => Answer::Done,
@@ -242,7 +244,7 @@ impl World {
             assert!(!space.is_empty(), "an empty space would mean end of stream");
             let n = space.len().min(self.unread.len() - at).min(self.portion);
             space[..n].copy_from_slice(&self.unread[at..at + n]);
-            self.conn.received(n);
+            self.conn.on_received(n);
             at += n;
             self.collect();
         }
@@ -269,7 +271,7 @@ impl World {
         let most = OUTPUT_HIGH_BYTES + usize::from(IN_FLIGHT) * (PAYLOAD as usize + 4096);
         assert!(self.conn.output().len() <= most);
         if self.conn.is_closing() {
-            assert!(self.conn.end().is_some() && self.conn.receive_space().is_none());
+            assert!(self.conn.close_reason().is_some() && self.conn.receive_space().is_none());
         }
     }
 
@@ -279,7 +281,7 @@ impl World {
             let slice = self.conn.output().slices().next().unwrap().to_vec();
             let n = slice.len().min(left);
             self.sent.extend(&slice[..n]);
-            self.conn.output().sent(n);
+            self.conn.output().advance(n);
             left -= n;
         }
         self.parse();

@@ -3,14 +3,14 @@
 use block::BufsMut;
 
 use super::{MAX_MESSAGE_BYTES, SECURITY_PROTOCOL, SECURITY_PROTOCOL_SPECIFIC};
-use crate::controller::Window;
+use crate::controller::PageWriter;
 use crate::entry::{AdminOpcode, FabricsType, Sgl, Sqe};
 use crate::status::Status;
 
-/// Most room for a message that a host may offer, in bytes: behind the message it gets zeroes.
-const MAX_ROOM_BYTES: u32 = 16 * 1024;
+/// Largest buffer that a host may offer for a message, in bytes: it is filled up with zeroes.
+const MAX_ALLOCATION_BYTES: u32 = 16 * 1024;
 
-/// A command of an authentication (NVMe Base 2.0, 6.1 and 6.2).
+/// An authentication command
 ///
 /// ```text
 ///  dword 10   7:0 reserved   15:8 SPSP0   23:16 SPSP1   31:24 SECP
@@ -25,24 +25,24 @@ pub enum AuthCommand {
     },
     /// Authentication Receive.
     Receive {
-        /// Room for the message in bytes.
+        /// Size of the buffer in bytes.
         bytes: u32,
     },
 }
 
 impl AuthCommand {
-    /// Reads such a command; `None` for all others.
+    /// Parses an authentication command; `None` for all others.
     ///
     /// # Errors
-    /// [`Status::INVALID_FIELD`] for another security protocol and for a length that is none;
-    /// [`Status::DATA_SGL_LENGTH_INVALID`] where the data is not as long as is said.
+    /// [`Status::INVALID_FIELD`] for another security protocol and for an invalid length;
+    /// [`Status::DATA_SGL_LENGTH_INVALID`] if the data has another length.
     pub fn parse(sqe: &Sqe) -> Option<Result<Self, Status>> {
         let bytes = sqe.cdw(1);
         let (command, most) = match sqe.fabrics()? {
             FabricsType::AuthenticationSend => {
                 (Self::Send { bytes }, u32::try_from(MAX_MESSAGE_BYTES).unwrap_or(u32::MAX))
             }
-            FabricsType::AuthenticationReceive => (Self::Receive { bytes }, MAX_ROOM_BYTES),
+            FabricsType::AuthenticationReceive => (Self::Receive { bytes }, MAX_ALLOCATION_BYTES),
             _ => return None,
         };
         let [_, first, second, protocol] = sqe.cdw(0).to_le_bytes();
@@ -57,7 +57,7 @@ impl AuthCommand {
         })
     }
 
-    /// The command as a host sends it, with its data outside of the capsule.
+    /// Encodes the command, with its data outside of the capsule.
     #[must_use]
     pub fn encode(self, cid: u16) -> Sqe {
         let (kind, bytes) = match self {
@@ -73,9 +73,9 @@ impl AuthCommand {
     }
 }
 
-/// Fills the room that a host has offered: the message, and zeroes.
+/// Fills a host's buffer with the message, then zeroes.
 pub fn write_message(message: &[u8], room: &mut BufsMut) {
-    Window::new(0, room).put(0, message);
+    PageWriter::new(0, room).put(0, message);
 }
 
 #[cfg(test)]

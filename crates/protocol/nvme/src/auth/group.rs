@@ -6,8 +6,8 @@ use crypto_bigint::modular::{BoxedMontyForm, BoxedMontyParams};
 use crypto_bigint::{BoxedUint, Odd};
 use zeroize::Zeroize;
 
-use super::secret::Hidden;
-use super::{Explanation, Fresh};
+use super::secret::SecretBytes;
+use super::{FailureExplanation, TransactionRandomness};
 
 /// Most bytes of a private exponent.
 pub(super) const MAX_EXPONENT_LEN: usize = 56;
@@ -17,7 +17,7 @@ const GENERATOR: &[u8] = &[2];
 
 /// A Diffie-Hellman group. The order is that of strength.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Group {
+pub enum DhGroup {
     /// None, 0: the challenge is used as it is.
     Null,
     /// ffdhe2048, 1.
@@ -32,7 +32,7 @@ pub enum Group {
     Ffdhe8192,
 }
 
-impl Group {
+impl DhGroup {
     /// All of them, the weaker ones first.
     pub const ALL: [Self; 6] = [
         Self::Null,
@@ -45,7 +45,7 @@ impl Group {
 
     /// The group with this identifier.
     #[must_use]
-    pub fn of(id: u8) -> Option<Self> {
+    pub fn from_id(id: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|group| group.id() == id)
     }
 
@@ -62,27 +62,31 @@ impl Group {
         }
     }
 
-    /// The numbers that it is made of; `None` if there is no group.
-    pub(super) fn field(self) -> Option<&'static Field> {
+    /// Its prime field; `None` for the null group.
+    pub(super) fn field(self) -> Option<&'static PrimeField> {
         match self {
             Self::Null => None,
-            Self::Ffdhe2048 => Some(&Field { len: 256, offset: 560_316, exponent_len: 32 }),
-            Self::Ffdhe3072 => Some(&Field { len: 384, offset: 2_625_351, exponent_len: 40 }),
-            Self::Ffdhe4096 => Some(&Field { len: 512, offset: 5_736_041, exponent_len: 48 }),
-            Self::Ffdhe6144 => Some(&Field { len: 768, offset: 15_705_020, exponent_len: 48 }),
-            Self::Ffdhe8192 => Some(&Field { len: 1024, offset: 10_965_728, exponent_len: 56 }),
+            Self::Ffdhe2048 => Some(&PrimeField { len: 256, offset: 560_316, exponent_len: 32 }),
+            Self::Ffdhe3072 => Some(&PrimeField { len: 384, offset: 2_625_351, exponent_len: 40 }),
+            Self::Ffdhe4096 => Some(&PrimeField { len: 512, offset: 5_736_041, exponent_len: 48 }),
+            Self::Ffdhe6144 => Some(&PrimeField { len: 768, offset: 15_705_020, exponent_len: 48 }),
+            Self::Ffdhe8192 => {
+                Some(&PrimeField { len: 1024, offset: 10_965_728, exponent_len: 56 })
+            }
         }
     }
 
-    /// The other side's public value, as a message has it; `None` if there is no group.
+    /// Checks a peer's public value; `None` for the null group.
     ///
     /// # Errors
-    /// What it is refused with: it is none of this group, or there should be none.
-    pub(super) fn public(self, value: &[u8]) -> Result<Option<Vec<u8>>, Explanation> {
+    /// If it is invalid in this group, or present without a group.
+    pub(super) fn check_public(self, value: &[u8]) -> Result<Option<Vec<u8>>, FailureExplanation> {
         match self.field() {
-            Some(field) => field.public(value).map(Some).ok_or(Explanation::IncorrectPayload),
+            Some(field) => {
+                field.check_public(value).map(Some).ok_or(FailureExplanation::IncorrectPayload)
+            }
             None if value.is_empty() => Ok(None),
-            None => Err(Explanation::IncorrectPayload),
+            None => Err(FailureExplanation::IncorrectPayload),
         }
     }
 
@@ -92,28 +96,28 @@ impl Group {
     }
 }
 
-/// The numbers modulo a safe prime.
+/// The field of integers modulo a safe prime.
 #[derive(Debug)]
-pub(super) struct Field {
+pub(super) struct PrimeField {
     /// Length of the prime in bytes.
     len: u16,
-    /// The X of its formula.
+    /// The X of the prime's formula.
     offset: u64,
-    /// Length of private exponents in bytes. RFC 7919 5.2 allows short ones, of twice as many bits as
-    /// the group has of strength, and appendix A says how many: 225, 275, 325, 375 and 400. These
-    /// are the next full words.
+    /// Length of private exponents in bytes. RFC 7919 5.2 allows short ones, of twice the group's
+    /// strength in bits, and appendix A gives the sizes: 225, 275, 325, 375 and 400. These are
+    /// rounded up to full words.
     exponent_len: u16,
 }
 
-impl Field {
-    /// Length of the prime and of what is calculated modulo it, in bytes.
+impl PrimeField {
+    /// Length of the prime and of field elements, in bytes.
     fn bytes(&self) -> usize {
         usize::from(self.len)
     }
 
-    /// RFC 7919, appendix A: 2^b - 2^(b-64) + (floor(2^(b-130) e) + X) 2^64 - 1. That is 64 bits that
-    /// are set, the first b - 128 bits of e and X - 1 more, and again 64 bits that are set: for them
-    /// the -1 takes 1 from what stands before.
+    /// RFC 7919, appendix A: 2^b - 2^(b-64) + (floor(2^(b-130) e) + X) 2^64 - 1. That is 64 set
+    /// bits, the first b - 128 bits of e and X - 1 more, and 64 set bits again: because of them the
+    /// -1 borrows 1 from the part before.
     fn prime(&self) -> Vec<u8> {
         let middle = (self.bytes() / 8).saturating_sub(2);
         let mut words: Vec<u64> = E.iter().take(middle).copied().collect();
@@ -127,10 +131,10 @@ impl Field {
         words.flat_map(u64::to_be_bytes).collect()
     }
 
-    /// The other side's public value, as long as the prime; `None` unless it is one. RFC 7919 5.1: it
-    /// is more than 1 and less than p - 1, lest the secret is known to all. It may be shorter than
-    /// the prime, as there are hosts that leave out zeroes before it.
-    fn public(&self, value: &[u8]) -> Option<Vec<u8>> {
+    /// Checks a peer's public value and pads it to the length of the prime; `None` if invalid. RFC
+    /// 7919 5.1: it must be more than 1 and less than p - 1, or the secret would be predictable. It
+    /// may be shorter than the prime, as some hosts omit leading zeroes.
+    fn check_public(&self, value: &[u8]) -> Option<Vec<u8>> {
         let zeroes = self.bytes().checked_sub(value.len())?;
         let value = [&vec![0; zeroes], value].concat();
         let mut one = vec![0; self.bytes()];
@@ -141,20 +145,20 @@ impl Field {
         (value > one && value < largest).then_some(value)
     }
 
-    /// A private exponent. Its first bit is set: no bytes, however bad, lead to a public value that
-    /// the other side must refuse.
-    pub(super) fn exponent(&self, fresh: &Fresh) -> Hidden {
+    /// A private exponent. Its first bit is set, so that no random bytes lead to a public value
+    /// that the peer must refuse.
+    pub(super) fn exponent(&self, fresh: &TransactionRandomness) -> SecretBytes {
         let mut bytes: Vec<u8> =
             fresh.exponent.iter().take(self.exponent_len.into()).copied().collect();
         if let Some(first) = bytes.first_mut() {
             *first |= 0x80;
         }
-        Hidden::new(bytes)
+        SecretBytes::new(bytes)
     }
 
-    /// `base` to the power of `exponent`, as long as the prime. The time that it takes depends on
-    /// their lengths alone.
-    fn power(&self, base: &[u8], exponent: &Hidden) -> Hidden {
+    /// `base` to the power of `exponent`, as long as the prime. Its run time depends on their
+    /// lengths alone.
+    fn power(&self, base: &[u8], exponent: &SecretBytes) -> SecretBytes {
         let bits = u32::from(self.len) * 8;
         let number = |bytes: &[u8]| BoxedUint::from_be_slice_truncated(bytes, bits);
         let prime = Odd::new(number(&self.prime())).expect("its last 64 bits are set");
@@ -164,7 +168,7 @@ impl Field {
         let mut power =
             BoxedMontyForm::new(number(base), &params).pow_bounded_exp(&exponent, exponent_bits);
         let mut result = power.retrieve();
-        let bytes = Hidden::new(result.to_be_bytes().into_vec());
+        let bytes = SecretBytes::new(result.to_be_bytes().into_vec());
         exponent.zeroize();
         power.zeroize();
         result.zeroize();
@@ -172,52 +176,58 @@ impl Field {
     }
 }
 
-/// Powers that are wanted, for which the driver has to find the time: up to two, of about a
-/// millisecond each in the smallest group and tens of milliseconds in the largest.
+/// Exponentiations that the driver has to run: up to two, of about a millisecond each in the
+/// smallest group and tens of milliseconds in the largest.
 #[derive(Debug)]
-pub struct Work {
-    ticket: u64,
-    field: &'static Field,
-    exponent: Hidden,
-    /// Whether the own public value is wanted.
-    own: bool,
-    /// The other's public value, if the shared secret is wanted.
+pub struct DhComputation {
+    id: u64,
+    field: &'static PrimeField,
+    exponent: SecretBytes,
+    /// Whether to compute the own public value.
+    wants_public: bool,
+    /// The peer's public value, if the shared secret is to be computed.
     peer: Option<Vec<u8>>,
 }
 
-/// What has come of [`Work`].
+/// Result of a [`DhComputation`].
 #[derive(Debug)]
-pub struct Done {
-    pub(super) ticket: u64,
+pub struct DhResult {
+    pub(super) id: u64,
     pub(super) public: Option<Vec<u8>>,
-    pub(super) shared: Option<Hidden>,
+    pub(super) shared: Option<SecretBytes>,
 }
 
-/// Numbers of the works of this process: what comes of one is taken for that of no other.
-static TICKETS: AtomicU64 = AtomicU64::new(1);
+/// Identifiers of computations in this process, so that no result is taken for another's.
+static NEXT_COMPUTATION_ID: AtomicU64 = AtomicU64::new(1);
 
-impl Work {
+impl DhComputation {
     pub(super) fn new(
-        field: &'static Field,
-        exponent: Hidden,
+        field: &'static PrimeField,
+        exponent: SecretBytes,
         own: bool,
         peer: Option<Vec<u8>>,
     ) -> Self {
-        Self { ticket: TICKETS.fetch_add(1, Ordering::Relaxed), field, exponent, own, peer }
+        Self {
+            id: NEXT_COMPUTATION_ID.fetch_add(1, Ordering::Relaxed),
+            field,
+            exponent,
+            wants_public: own,
+            peer,
+        }
     }
 
-    /// What tells what comes of it from other works'.
-    pub(super) fn ticket(&self) -> u64 {
-        self.ticket
+    /// Identifier that its result carries.
+    pub(super) fn id(&self) -> u64 {
+        self.id
     }
 
-    /// Does it.
+    /// Runs the computation.
     #[must_use]
-    pub fn run(self) -> Done {
+    pub fn run(self) -> DhResult {
         let power = |base: &[u8]| self.field.power(base, &self.exponent);
-        let public = self.own.then(|| power(GENERATOR).bytes().to_vec());
+        let public = self.wants_public.then(|| power(GENERATOR).bytes().to_vec());
         let shared = self.peer.as_deref().map(power);
-        Done { ticket: self.ticket, public, shared }
+        DhResult { id: self.id, public, shared }
     }
 }
 
@@ -263,11 +273,11 @@ const E: [u64; 126] = [
 mod tests {
     use super::*;
 
-    /// RFC 7919, appendix A. The hashes are those of primes that another implementation of the formula
-    /// gives, and which OpenSSL has, too.
+    /// RFC 7919, appendix A. The hashes are those of the primes computed by another implementation
+    /// of the formula, and of OpenSSL's.
     #[test]
     fn primes_are_those_of_rfc_7919() {
-        for (group, expected) in Group::ALL.into_iter().skip(1).zip(PRIMES) {
+        for (group, expected) in DhGroup::ALL.into_iter().skip(1).zip(PRIMES) {
             let field = group.field().unwrap();
             let prime = field.prime();
             assert_eq!(prime.len(), usize::from(group.dhvlen()));
@@ -282,7 +292,7 @@ mod tests {
     /// RFC 7919 5.1.
     #[test]
     fn public_values_that_give_the_secret_away_are_none() {
-        let field = Group::Ffdhe2048.field().unwrap();
+        let field = DhGroup::Ffdhe2048.field().unwrap();
         let prime = field.prime();
         let less = |n: u8| {
             let mut value = prime.clone();
@@ -290,11 +300,11 @@ mod tests {
             value
         };
         for bad in [vec![], vec![0], vec![1], vec![0; 256], less(0), less(1), vec![0xff; 256]] {
-            assert_eq!(field.public(&bad), None);
+            assert_eq!(field.check_public(&bad), None);
         }
-        assert_eq!(field.public(&[vec![0], less(2)].concat()), None);
-        assert_eq!(field.public(&less(2)), Some(less(2)));
-        assert_eq!(field.public(&[2]).unwrap(), [&[0; 255][..], &[2]].concat());
+        assert_eq!(field.check_public(&[vec![0], less(2)].concat()), None);
+        assert_eq!(field.check_public(&less(2)), Some(less(2)));
+        assert_eq!(field.check_public(&[2]).unwrap(), [&[0; 255][..], &[2]].concat());
     }
 
     const PRIMES: [&str; 5] = [

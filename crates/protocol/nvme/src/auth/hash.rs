@@ -14,15 +14,15 @@ pub enum Hash {
 }
 
 impl Hash {
-    /// All of them, the shorter ones first.
+    /// All,
     pub const ALL: [Self; 3] = [Self::Sha256, Self::Sha384, Self::Sha512];
 
-    /// Length in bytes of the longest.
+    /// Longest digest in bytes.
     pub const MAX_LEN: usize = 64;
 
     /// The hash with this identifier.
     #[must_use]
-    pub fn of(id: u8) -> Option<Self> {
+    pub fn from_id(id: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|hash| hash.id() == id)
     }
 
@@ -36,7 +36,7 @@ impl Hash {
         }
     }
 
-    /// Length of its result in bytes, as messages have it (HL).
+    /// Length of its digest in bytes, as messages encode it (HL).
     pub(crate) fn hl(self) -> u8 {
         match self {
             Self::Sha256 => 32,
@@ -45,14 +45,14 @@ impl Hash {
         }
     }
 
-    /// Length of its result in bytes.
+    /// Length of its digest in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "no hash is empty")]
     pub fn len(self) -> usize {
         usize::from(self.hl())
     }
 
-    /// Its result.
+    /// Computes the digest.
     pub(super) fn digest(self, bytes: &[u8]) -> digest::Digest {
         let algorithm = match self {
             Self::Sha256 => &digest::SHA256,
@@ -62,7 +62,7 @@ impl Hash {
         digest::digest(algorithm, bytes)
     }
 
-    /// The HMAC of `parts`, one behind the other.
+    /// The HMAC of the concatenated `parts`.
     pub(crate) fn hmac(self, key: &[u8], parts: &[&[u8]]) -> hmac::Tag {
         let algorithm = match self {
             Self::Sha256 => hmac::HMAC_SHA256,

@@ -1,5 +1,5 @@
-//! The messages of DH-HMAC-CHAP (NVMe Base 2.0, 8.13.4 and 8.13.5), as Authentication Send and Receive
-//! carry them.
+//! The messages of DH-HMAC-CHAP (NVMe Base 2.0, 8.13.4 and 8.13.5), as Authentication Send and
+//! Receive carry them.
 //!
 //! ```text
 //!  byte   0    1    2 .. 3  4 .. 5  6     7     8       9      10 .. 11  12 .. 15  16 ..
@@ -13,26 +13,26 @@
 //!  Fail1| 00 | F1 | 0     | T_ID  | 01  | why |
 //! ```
 //!
-//! HL is the length of each response and challenge, and those of Reply and Success1 have their place
-//! also when they say nothing. Reserved bytes are written as 0, and not looked at.
+//! HL is the length of each response and challenge; those of Reply and Success1 take their space
+//! even if invalid. Reserved bytes are written as 0 and ignored when read.
 
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::group::Group;
+use super::group::DhGroup;
 use super::hash::Hash;
-use super::{Explanation, Policy};
+use super::{AuthPolicy, FailureExplanation};
 
-/// Messages that all authentication protocols have in common.
+/// Type of messages common to all authentication protocols.
 const COMMON: u8 = 0x00;
-/// Messages of DH-HMAC-CHAP; also the protocol's identifier in AUTH_Negotiate.
+/// Type of DH-HMAC-CHAP messages; also the protocol's identifier in AUTH_Negotiate.
 const DH_HMAC_CHAP: u8 = 0x01;
 /// The one reason code: authentication failure.
 const REASON_FAILED: u8 = 0x01;
 
-/// Which message.
+/// Kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum MessageKind {
     Negotiate,
     Challenge,
     Reply,
@@ -42,7 +42,7 @@ pub(super) enum Kind {
     Failure1,
 }
 
-impl Kind {
+impl MessageKind {
     const ALL: [Self; 7] = [
         Self::Negotiate,
         Self::Challenge,
@@ -67,31 +67,31 @@ impl Kind {
     }
 }
 
-/// What all messages begin with.
+/// Header of all messages.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub(super) struct Head {
+pub(super) struct MessageHeader {
     auth_type: u8,
     auth_id: u8,
     reserved: [u8; 2],
     transaction: U16,
 }
-const _: () = assert!(size_of::<Head>() == 6);
+const _: () = assert!(size_of::<MessageHeader>() == 6);
 
-impl Head {
-    fn new(kind: Kind, transaction: u16) -> Self {
+impl MessageHeader {
+    fn new(kind: MessageKind, transaction: u16) -> Self {
         let (auth_type, auth_id) = kind.code();
         Self { auth_type, auth_id, reserved: [0; 2], transaction: transaction.into() }
     }
 
-    /// `None` if there is not even that.
+    /// Parses the header; `None` if it is incomplete.
     pub(super) fn read(bytes: &[u8]) -> Option<Self> {
         Some(Self::read_from_prefix(bytes).ok()?.0)
     }
 
-    /// Which message it is; `None` for one that does not exist.
-    pub(super) fn kind(&self) -> Option<Kind> {
-        Kind::ALL.into_iter().find(|kind| kind.code() == (self.auth_type, self.auth_id))
+    /// Kind of the message; `None` if unknown.
+    pub(super) fn kind(&self) -> Option<MessageKind> {
+        MessageKind::ALL.into_iter().find(|kind| kind.code() == (self.auth_type, self.auth_id))
     }
 
     /// T_ID.
@@ -104,7 +104,7 @@ impl Head {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct NegotiateHead {
-    head: Head,
+    head: MessageHeader,
     sc_c: u8,
     napd: u8,
 }
@@ -126,7 +126,7 @@ const _: () = assert!(size_of::<Descriptor>() == 64);
 /// AUTH_Negotiate (NVMe Base 2.0, 8.13.5.2).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Negotiate {
-    /// SC_C: which secure channel is to be made of it; 0 for none.
+    /// SC_C: the requested secure channel concatenation; 0 for none.
     pub(super) concatenation: u8,
     /// Hashes and groups of DH-HMAC-CHAP, if the host offers that.
     pub(super) offer: Option<(Vec<u8>, Vec<u8>)>,
@@ -149,8 +149,8 @@ impl Negotiate {
         Some(Self { concatenation: head.sc_c, offer })
     }
 
-    /// The message that offers what the policy allows.
-    pub(super) fn encode(transaction: u16, policy: &Policy) -> Vec<u8> {
+    /// Encodes an offer of what the policy allows.
+    pub(super) fn encode(transaction: u16, policy: &AuthPolicy) -> Vec<u8> {
         let mut descriptor = Descriptor {
             auth_id: DH_HMAC_CHAP,
             reserved: 0,
@@ -167,7 +167,7 @@ impl Negotiate {
             *at = group.id();
             descriptor.dhlen += 1;
         }
-        let head = Head::new(Kind::Negotiate, transaction);
+        let head = MessageHeader::new(MessageKind::Negotiate, transaction);
         let head = NegotiateHead { head, sc_c: 0, napd: 1 };
         [head.as_bytes(), descriptor.as_bytes()].concat()
     }
@@ -178,7 +178,7 @@ impl Negotiate {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct ExchangeHead {
-    head: Head,
+    head: MessageHeader,
     hl: u8,
     reserved: u8,
     first: u8,
@@ -193,7 +193,7 @@ const _: () = assert!(size_of::<ExchangeHead>() == 16);
 pub(super) struct Challenge<'a> {
     pub(super) transaction: u16,
     pub(super) hash: Hash,
-    pub(super) group: Group,
+    pub(super) group: DhGroup,
     pub(super) sequence: u32,
     pub(super) challenge: &'a [u8],
     /// The controller's public value; empty without a group.
@@ -201,12 +201,13 @@ pub(super) struct Challenge<'a> {
 }
 
 impl<'a> Challenge<'a> {
-    /// Reads the message, behind which there may be what was asked for in excess.
-    pub(super) fn parse(bytes: &'a [u8], policy: &Policy) -> Result<Self, Explanation> {
-        let payload = Explanation::IncorrectPayload;
+    /// Parses the message, which may be followed by the rest of a larger buffer.
+    pub(super) fn parse(bytes: &'a [u8], policy: &AuthPolicy) -> Result<Self, FailureExplanation> {
+        let payload = FailureExplanation::IncorrectPayload;
         let (head, rest) = ExchangeHead::read_from_prefix(bytes).map_err(|_| payload)?;
-        let hash = policy.hash(&[head.first], None).ok_or(Explanation::HashUnusable)?;
-        let group = policy.group(&[head.second]).ok_or(Explanation::GroupUnusable)?;
+        let hash =
+            policy.choose_hash(&[head.first], None).ok_or(FailureExplanation::HashUnusable)?;
+        let group = policy.choose_group(&[head.second]).ok_or(FailureExplanation::GroupUnusable)?;
         let (challenge, rest) = rest.split_at_checked(hash.len()).ok_or(payload)?;
         let public = rest.get(..usize::from(head.dhvlen.get())).ok_or(payload)?;
         if head.hl != hash.hl() {
@@ -218,7 +219,7 @@ impl<'a> Challenge<'a> {
 
     pub(super) fn encode(&self) -> Vec<u8> {
         let head = ExchangeHead {
-            head: Head::new(Kind::Challenge, self.transaction),
+            head: MessageHeader::new(MessageKind::Challenge, self.transaction),
             hl: self.hash.hl(),
             reserved: 0,
             first: self.hash.id(),
@@ -242,7 +243,7 @@ pub(super) struct Reply<'a> {
 }
 
 impl<'a> Reply<'a> {
-    /// Reads the message; `None` unless it is one, with that hash.
+    /// Parses the message; `None` if it is invalid or has another hash.
     pub(super) fn parse(bytes: &'a [u8], hash: Hash) -> Option<Self> {
         let (head, rest) = ExchangeHead::read_from_prefix(bytes).ok()?;
         let (response, rest) = rest.split_at_checked(hash.len())?;
@@ -256,9 +257,9 @@ impl<'a> Reply<'a> {
         proper.then_some(Self { response, challenge, sequence: head.sequence.get(), public })
     }
 
-    pub(super) fn encode(&self, transaction: u16, hash: Hash, group: Group) -> Vec<u8> {
+    pub(super) fn encode(&self, transaction: u16, hash: Hash, group: DhGroup) -> Vec<u8> {
         let head = ExchangeHead {
-            head: Head::new(Kind::Reply, transaction),
+            head: MessageHeader::new(MessageKind::Reply, transaction),
             hl: hash.hl(),
             reserved: 0,
             first: u8::from(self.challenge.is_some()),
@@ -272,12 +273,11 @@ impl<'a> Reply<'a> {
     }
 }
 
-/// The beginning of DH-HMAC-CHAP_Success1; the whole of DH-HMAC-CHAP_Success2, which has nothing but
-/// its head.
+/// The beginning of DH-HMAC-CHAP_Success1, and all of DH-HMAC-CHAP_Success2.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct SuccessHead {
-    head: Head,
+    head: MessageHeader,
     hl: u8,
     reserved: u8,
     rvalid: u8,
@@ -288,13 +288,13 @@ const _: () = assert!(size_of::<SuccessHead>() == 16);
 /// DH-HMAC-CHAP_Success1 (NVMe Base 2.0, 8.13.5.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Success1<'a> {
-    /// The controller's response, if it was asked for (RVALID).
+    /// The controller's response, if requested (RVALID).
     pub(super) response: Option<&'a [u8]>,
 }
 
 impl<'a> Success1<'a> {
-    /// Reads the message, behind which there may be what was asked for in excess; `None` unless it is
-    /// one, with that hash.
+    /// Parses the message, which may be followed by the rest of a larger buffer; `None` if it is
+    /// invalid or has another hash.
     pub(super) fn parse(bytes: &'a [u8], hash: Hash) -> Option<Self> {
         let (head, rest) = SuccessHead::read_from_prefix(bytes).ok()?;
         match head.rvalid {
@@ -306,7 +306,7 @@ impl<'a> Success1<'a> {
 
     pub(super) fn encode(&self, transaction: u16, hash: Hash) -> Vec<u8> {
         let head = SuccessHead {
-            head: Head::new(Kind::Success1, transaction),
+            head: MessageHeader::new(MessageKind::Success1, transaction),
             hl: hash.hl(),
             reserved: 0,
             rvalid: u8::from(self.response.is_some()),
@@ -317,14 +317,14 @@ impl<'a> Success1<'a> {
     }
 }
 
-/// Whether this is a whole DH-HMAC-CHAP_Success2 (NVMe Base 2.0, 8.13.5.6).
+/// Whether this is a complete
 pub(super) fn is_success2(bytes: &[u8]) -> bool {
     bytes.len() == size_of::<SuccessHead>()
 }
 
 /// DH-HMAC-CHAP_Success2.
 pub(super) fn success2(transaction: u16) -> Vec<u8> {
-    let head = Head::new(Kind::Success2, transaction);
+    let head = MessageHeader::new(MessageKind::Success2, transaction);
     SuccessHead { head, hl: 0, reserved: 0, rvalid: 0, reserved2: [0; 7] }.as_bytes().to_vec()
 }
 
@@ -332,30 +332,30 @@ pub(super) fn success2(transaction: u16) -> Vec<u8> {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Failure {
-    head: Head,
+    head: MessageHeader,
     reason: u8,
     explanation: u8,
 }
 const _: () = assert!(size_of::<Failure>() == 8);
 
-/// Why the other side gives up; `None` if it does not say.
-pub(super) fn read_failure(bytes: &[u8]) -> Option<Explanation> {
+/// The reason of the peer's failure; `None` if it gives none.
+pub(super) fn read_failure(bytes: &[u8]) -> Option<FailureExplanation> {
     let (failure, _) = Failure::read_from_prefix(bytes).ok()?;
-    Some(Explanation(failure.explanation))
+    Some(FailureExplanation(failure.explanation))
 }
 
 /// AUTH_Failure1, with which a controller refuses a host.
-pub(super) fn failure1(transaction: u16, explanation: Explanation) -> Vec<u8> {
-    failure(Kind::Failure1, transaction, explanation)
+pub(super) fn failure1(transaction: u16, explanation: FailureExplanation) -> Vec<u8> {
+    failure(MessageKind::Failure1, transaction, explanation)
 }
 
 /// AUTH_Failure2, with which a host refuses a controller.
-pub(super) fn failure2(transaction: u16, explanation: Explanation) -> Vec<u8> {
-    failure(Kind::Failure2, transaction, explanation)
+pub(super) fn failure2(transaction: u16, explanation: FailureExplanation) -> Vec<u8> {
+    failure(MessageKind::Failure2, transaction, explanation)
 }
 
-fn failure(kind: Kind, transaction: u16, explanation: Explanation) -> Vec<u8> {
-    let head = Head::new(kind, transaction);
+fn failure(kind: MessageKind, transaction: u16, explanation: FailureExplanation) -> Vec<u8> {
+    let head = MessageHeader::new(kind, transaction);
     let failure = Failure { head, reason: REASON_FAILED, explanation: explanation.0 };
     failure.as_bytes().to_vec()
 }

@@ -1,4 +1,4 @@
-//! What proves that somebody knows a secret (NVMe Base 2.0, 8.13.5.4 and 8.13.5.5).
+//! Proofs of knowledge of a secret
 
 use std::fmt;
 
@@ -9,10 +9,11 @@ use super::Config;
 use super::hash::Hash;
 use super::secret::Secret;
 
-/// SC_C, which is part of what is proved: no secure channel concatenation.
+/// SC_C, which the proof covers: no secure channel concatenation.
 const NO_CONCATENATION: u8 = 0;
 
-/// The response to a challenge. One that is expected is not shown: whoever saw it could give it.
+/// The response to a challenge. Never printed: an expected response would authenticate whoever sees
+/// it.
 #[derive(Clone)]
 pub(super) struct Proof(Tag);
 
@@ -27,41 +28,40 @@ impl Proof {
         self.0.as_ref()
     }
 
-    /// Whether it is `given`, in a time that does not depend on where they differ.
-    pub(super) fn is(&self, given: &[u8]) -> bool {
+    /// Compares it with `given` in constant time.
+    pub(super) fn matches(&self, given: &[u8]) -> bool {
         self.bytes().ct_eq(given).into()
     }
 }
 
-/// Who asks, and what was agreed on so far.
+/// Names and negotiated parameters that a proof covers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Session<'a> {
+pub(super) struct ProofContext<'a> {
     pub(super) config: &'a Config,
     pub(super) hash: Hash,
     /// T_ID.
     pub(super) transaction: u16,
-    /// The secret that both sides have found in the group, as long as the group's modulus; `None`
-    /// without a group.
+    /// The shared DH secret, as long as the group's modulus; `None` without a group.
     pub(super) shared: Option<&'a [u8]>,
 }
 
-impl Session<'_> {
-    /// The host's response to the controller's challenge C1, which has the number S1.
-    pub(super) fn of_host(&self, challenge: &[u8], sequence: u32) -> Proof {
+impl ProofContext<'_> {
+    /// The host's response to the controller's challenge C1, which has sequence number S1.
+    pub(super) fn host_proof(&self, challenge: &[u8], sequence: u32) -> Proof {
         let Config { host_nqn, subsystem_nqn, host_secret, .. } = self.config;
-        self.of(host_secret, "HostHost", [host_nqn, subsystem_nqn], challenge, sequence)
+        self.proof(host_secret, "HostHost", [host_nqn, subsystem_nqn], challenge, sequence)
     }
 
-    /// The controller's response to the host's challenge C2, which has the number S2; `None` without
-    /// a secret of the controller.
-    pub(super) fn of_controller(&self, challenge: &[u8], sequence: u32) -> Option<Proof> {
+    /// The controller's response to the host's challenge C2, which has sequence number S2; `None`
+    /// without a secret of the controller.
+    pub(super) fn controller_proof(&self, challenge: &[u8], sequence: u32) -> Option<Proof> {
         let Config { host_nqn, subsystem_nqn, controller_secret, .. } = self.config;
         let secret = controller_secret.as_ref()?;
-        Some(self.of(secret, "Controller", [subsystem_nqn, host_nqn], challenge, sequence))
+        Some(self.proof(secret, "Controller", [subsystem_nqn, host_nqn], challenge, sequence))
     }
 
     /// HMAC(key, Ca || S || T_ID || SC_C || role || own name || 0 || name of the other).
-    fn of(
+    fn proof(
         &self,
         secret: &Secret,
         role: &str,
@@ -86,7 +86,8 @@ impl Session<'_> {
         ))
     }
 
-    /// With a group the challenge is HMAC(H(shared secret), C), of which who listens knows nothing.
+    /// With a group the challenge is HMAC(H(shared secret), C), which an eavesdropper cannot
+    /// compute.
     fn augmented(&self, challenge: &[u8]) -> Option<Tag> {
         let session_key = self.hash.digest(self.shared?);
         Some(self.hash.hmac(session_key.as_ref(), &[challenge]))

@@ -1,5 +1,4 @@
-//! Secrets as people hand them round, `DHHC-1:hh:…:` (NVMe Base 2.0, 8.13.5.8), and the keys made of
-//! them (8.13.5.7).
+//! Secrets in their text form,
 
 use std::fmt;
 
@@ -11,20 +10,20 @@ use zeroize::Zeroizing;
 
 use super::hash::Hash;
 
-/// What a secret begins with.
+/// Prefix of a secret.
 const PREFIX: &str = "DHHC-1:";
 
-/// What is transformed together with the name of the secret's owner.
+/// Constant hashed with the name of the secret's owner.
 const PURPOSE: &[u8] = b"NVMe-over-Fabrics";
 
 /// Lengths in bytes that a secret may have.
 const LENGTHS: [usize; 3] = [32, 48, 64];
 
-/// Bytes that nobody is shown and nothing keeps.
+/// Secret bytes: never printed, and erased when dropped.
 #[derive(Clone)]
-pub(crate) struct Hidden(Zeroizing<Vec<u8>>);
+pub(crate) struct SecretBytes(Zeroizing<Vec<u8>>);
 
-impl Hidden {
+impl SecretBytes {
     pub(crate) fn new(bytes: Vec<u8>) -> Self {
         Self(Zeroizing::new(bytes))
     }
@@ -34,51 +33,52 @@ impl Hidden {
     }
 }
 
-impl PartialEq for Hidden {
+impl PartialEq for SecretBytes {
     fn eq(&self, other: &Self) -> bool {
         self.0.ct_eq(&other.0).into()
     }
 }
 
-impl Eq for Hidden {}
+impl Eq for SecretBytes {}
 
-impl fmt::Debug for Hidden {
+impl fmt::Debug for SecretBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("hidden")
     }
 }
 
-/// The secret of a host or of a subsystem; never shown.
+/// The secret of a host or of a subsystem; never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     transform: Option<Hash>,
-    bytes: Hidden,
+    bytes: SecretBytes,
 }
 
-/// Why something is not a secret. Does not tell what was given.
+/// Why a text is not a secret. Does not contain the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadSecret {
-    /// It does not look like one.
+    /// Wrong form.
     #[error("a secret has the form DHHC-1:hh:BASE64:")]
     Form,
-    /// The hash of its transformation does not exist.
+    /// Unknown hash of the transformation.
     #[error("a secret is transformed by 00 (nothing), 01 (SHA-256), 02 (SHA-384) or 03 (SHA-512)")]
     Transform,
     /// Not Base64.
     #[error("the third part of a secret is not Base64")]
     Base64,
-    /// It is of a length that no secret has.
+    /// Invalid length.
     #[error("a secret has 32, 48 or 64 bytes and a checksum of 4")]
     Length,
-    /// It was mistyped, or is not whole.
+    /// Wrong checksum: mistyped or incomplete.
     #[error("the checksum of the secret is wrong: it was mistyped")]
     Checksum,
 }
 
 impl Secret {
-    /// Reads a secret: `DHHC-1:`, two digits for the hash of its transformation, `:`, and in Base64
-    /// the secret with its CRC-32. The `:` at the end may be missing, as Linux has it. Nor does Linux
-    /// tie the length of a secret to the hash, as the tool that makes them does.
+    /// Parses a secret: `DHHC-1:`, two digits for the hash of its transformation, `:`, and in
+    /// Base64 the secret with its CRC-32. The final `:` may be missing, as in Linux. As in Linux,
+    /// the length of a secret is not tied to the hash, although the tool that generates secrets
+    /// ties them.
     ///
     /// # Errors
     /// [`BadSecret`].
@@ -103,21 +103,21 @@ impl Secret {
         if u64::from(u32::from_le_bytes(*crc)) != expected {
             return Err(BadSecret::Checksum);
         }
-        Ok(Self { transform, bytes: Hidden::new(bytes.to_vec()) })
+        Ok(Self { transform, bytes: SecretBytes::new(bytes.to_vec()) })
     }
 
-    /// The hash that it is made for, if any.
+    /// The hash of its transformation, if any.
     pub(super) fn hash(&self) -> Option<Hash> {
         self.transform
     }
 
-    /// The key that it is for its owner, the host or the subsystem of this name.
-    pub(super) fn key(&self, owner: &str) -> Hidden {
+    /// The key made from it for its owner, the host or the subsystem of this name.
+    pub(super) fn key(&self, owner: &str) -> SecretBytes {
         match self.transform {
             None => self.bytes.clone(),
             Some(hash) => {
                 let key = hash.hmac(self.bytes.bytes(), &[owner.as_bytes(), PURPOSE]);
-                Hidden::new(key.as_ref().to_vec())
+                SecretBytes::new(key.as_ref().to_vec())
             }
         }
     }

@@ -4,38 +4,38 @@ use std::time::Duration;
 
 use super::Tag;
 use crate::entry::Completion;
-use crate::stream::{Incoming, Owners};
+use crate::stream::{CommandBuffers, IncomingData};
 
-/// How far a command has come.
+/// Stage of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum CommandStage {
     /// Waits for the driver to admit it.
     Arrived,
     /// Waits for memory.
     Granting,
-    /// Its data is on the way.
+    /// Its data is arriving.
     Receiving,
-    /// Being carried out.
+    /// Being executed.
     Running,
-    /// The host has its answer already; the driver does not know yet.
-    Told,
+    /// Already answered; the driver does not know yet.
+    Answered,
 }
 
 #[derive(Debug)]
 pub(super) struct Command {
     pub(super) cid: u16,
-    pub(super) stage: Stage,
+    pub(super) stage: CommandStage,
     /// Whether the command returns data.
     pub(super) to_host: bool,
-    /// Whether the capsule brings the data.
+    /// Whether the capsule contains the data.
     pub(super) in_capsule: bool,
     /// Size in bytes of the buffer that the host described.
     pub(super) host_bytes: u32,
-    /// When data was asked for by R2T.
-    pub(super) since: Duration,
-    pub(super) data: Incoming,
-    /// How the command ended, when that was known before the host had sent what it was asked for.
-    pub(super) outcome: Option<Completion>,
+    /// When the R2T was sent.
+    pub(super) r2t_sent_at: Duration,
+    pub(super) incoming: IncomingData,
+    /// Its completion, if known before all solicited data has arrived.
+    pub(super) early_completion: Option<Completion>,
 }
 
 /// The commands in flight.
@@ -46,13 +46,13 @@ pub(super) struct Commands {
     free: Vec<u16>,
 }
 
-/// Identifiers in use: each command that arrives is held against all that are in flight. A bit for
-/// each there is, 8 KiB once one has come.
+/// Identifiers in use, against which each new command is checked. A bitmap of 8 KiB, allocated with
+/// the first command.
 #[derive(Debug, Default)]
 struct Cids(Vec<u64>);
 
 impl Cids {
-    fn has(&self, cid: u16) -> bool {
+    fn contains(&self, cid: u16) -> bool {
         let word = self.0.get(usize::from(cid) / 64);
         word.is_some_and(|word| word & (1 << (cid % 64)) != 0)
     }
@@ -72,18 +72,18 @@ impl Commands {
     }
 
     /// Whether a command in flight has this identifier.
-    pub(super) fn has(&self, cid: u16) -> bool {
-        self.cids.has(cid)
+    pub(super) fn contains(&self, cid: u16) -> bool {
+        self.cids.contains(cid)
     }
 
-    /// The command with this identifier: for the rare ones that name another.
+    /// The command with this identifier: for the rare commands that name another.
     pub(super) fn find(&self, cid: u16) -> Option<Tag> {
         let is_it = |slot: &Option<Command>| slot.as_ref().is_some_and(|c| c.cid == cid);
         let index = self.slots.iter().position(is_it)?;
         u16::try_from(index).ok().map(Tag)
     }
 
-    /// Takes a slot. The caller bounds how many are taken (to at most 65,536).
+    /// Occupies a slot. The caller limits their number (to at most 65,536).
     pub(super) fn insert(&mut self, command: Command) -> Tag {
         self.cids.set(command.cid, true);
         if let Some(index) = self.free.pop() {
@@ -110,10 +110,11 @@ impl Commands {
         command
     }
 
-    /// Frees the slots of commands that the driver has ended and that only wait for their host.
+    /// Frees the slots of commands that the driver has completed and that only wait for data of the
+    /// host.
     pub(super) fn forget_ended(&mut self) {
         for (slot, index) in self.slots.iter_mut().zip(0u16..) {
-            if let Some(ended) = slot.take_if(|c| c.outcome.is_some()) {
+            if let Some(ended) = slot.take_if(|c| c.early_completion.is_some()) {
                 self.cids.set(ended.cid, false);
                 self.free.push(index);
             }
@@ -122,13 +123,13 @@ impl Commands {
 
     /// When the longest outstanding R2T was sent.
     pub(super) fn oldest_transfer(&self) -> Option<Duration> {
-        let waits = |c: &&Command| c.stage == Stage::Receiving && !c.in_capsule;
-        self.slots.iter().flatten().filter(waits).map(|c| c.since).min()
+        let waits = |c: &&Command| c.stage == CommandStage::Receiving && !c.in_capsule;
+        self.slots.iter().flatten().filter(waits).map(|c| c.r2t_sent_at).min()
     }
 }
 
-impl Owners for Commands {
-    fn incoming(&mut self, tag: Tag) -> Option<&mut Incoming> {
-        self.get_mut(tag).map(|c| &mut c.data)
+impl CommandBuffers for Commands {
+    fn incoming(&mut self, tag: Tag) -> Option<&mut IncomingData> {
+        self.get_mut(tag).map(|c| &mut c.incoming)
     }
 }

@@ -1,72 +1,73 @@
-//! What the host sends: ICReq, CapsuleCmd, H2CData, H2CTermReq.
+//! Receives the host's PDUs:
 
 use std::time::Duration;
 
-use super::commands::{Command, Stage};
-use super::fatal::End;
+use super::close_reason::CloseReason;
+use super::commands::{Command, CommandStage};
 use super::{Action, Connection, IN_CAPSULE_BYTES, Phase, Tag};
-use crate::entry::{Completion, Direction, FabricsType, Sqe, Transfer};
+use crate::entry::{Completion, DataLocation, Direction, FabricsType, Sqe};
 use crate::pdu::{
-    CapsuleCmd, Common, Data, FLAG_LAST, FatalError, IcReq, MAX_HPDA, PFV_1_0, PduType, TermReq,
+    CapsuleCmd, CommonHeader, DataPdu, FLAG_LAST, FatalError, IcReq, MAX_HPDA, PFV_1_0, PduType,
+    TermReq,
 };
 use crate::status::Status;
-use crate::stream::{Digests, Incoming, Payload, Received, Violation, at};
+use crate::stream::{Digests, IncomingData, Payload, ReceiveEvent, Violation, at};
 
 impl Connection {
     /// The first `n` bytes of the receive space have been filled.
     pub(super) fn advance(&mut self, n: usize) {
         let result = match self.receiver.advance(n, self.now, &mut self.commands) {
-            Received::Part | Received::Data(None) => return,
-            Received::Common(common) => self.common(common),
-            Received::Header(common) => self.header(common),
-            Received::Data(Some(tag)) => return self.payload_complete(tag),
+            ReceiveEvent::Incomplete | ReceiveEvent::Data(None) => return,
+            ReceiveEvent::Common(common) => self.on_common_header(common),
+            ReceiveEvent::Header(common) => self.on_header(common),
+            ReceiveEvent::Data(Some(tag)) => return self.payload_complete(tag),
         };
         if let Err(violation) = result {
-            self.violated(violation);
+            self.terminate(violation);
         }
     }
 
     fn payload_complete(&mut self, tag: Tag) {
         let Some(c) = self.commands.get_mut(tag) else { return };
-        if c.data.filled >= c.host_bytes {
+        if c.incoming.received >= c.host_bytes {
             self.data_complete(tag);
         }
     }
 
-    /// The common header has come: which PDU is it, and how long is its header?
-    fn common(&mut self, common: Common) -> Result<(), Violation> {
+    /// The common header has arrived: determines the PDU and the length of its header.
+    fn on_common_header(&mut self, common: CommonHeader) -> Result<(), Violation> {
         let kind = common.kind();
         let digests = Some(self.sender.digests);
         let (hlen, digests) = match kind {
             PduType::IcReq => (size_of::<IcReq>(), None),
             PduType::H2CTermReq => (size_of::<TermReq>(), None),
             PduType::CapsuleCmd => (size_of::<CapsuleCmd>(), digests),
-            PduType::H2CData => (size_of::<Data>(), digests),
+            PduType::H2CData => (size_of::<DataPdu>(), digests),
             _ => return Err(Violation::field(at::PDU_TYPE)),
         };
         let initializing = self.phase == Phase::Initializing;
         if kind != PduType::H2CTermReq && initializing != (kind == PduType::IcReq) {
             return Err(Violation::sequence());
         }
-        self.receiver.expect(common, hlen, digests)
+        self.receiver.expect_header(common, hlen, digests)
     }
 
-    /// The whole header has come, with its digest.
-    fn header(&mut self, common: Common) -> Result<(), Violation> {
+    /// The whole header has arrived, with its digest.
+    fn on_header(&mut self, common: CommonHeader) -> Result<(), Violation> {
         match common.kind() {
-            PduType::IcReq => return self.ic_req(common),
-            PduType::H2CTermReq => return self.host_terminates(common),
+            PduType::IcReq => return self.on_ic_req(common),
+            PduType::H2CTermReq => return self.on_term_req(common),
             _ => {}
         }
-        let payload = self.receiver.checked(common, self.sender.digests)?;
+        let payload = self.receiver.check_header(common, self.sender.digests)?;
         if common.kind() == PduType::CapsuleCmd {
-            self.capsule(payload)
+            self.on_capsule(payload)
         } else {
-            self.h2c_data(common, payload)
+            self.on_h2c_data(common, payload)
         }
     }
 
-    fn ic_req(&mut self, common: Common) -> Result<(), Violation> {
+    fn on_ic_req(&mut self, common: CommonHeader) -> Result<(), Violation> {
         let req: IcReq = self.receiver.pdu();
         if common.plen.get() as usize != size_of::<IcReq>() {
             return Err(Violation::field(at::PLEN));
@@ -87,16 +88,16 @@ impl Connection {
         Ok(())
     }
 
-    fn host_terminates(&mut self, common: Common) -> Result<(), Violation> {
+    fn on_term_req(&mut self, common: CommonHeader) -> Result<(), Violation> {
         if common.plen.get() > TermReq::MAX_BYTES {
             return Err(Violation::field(at::PLEN));
         }
         let error = FatalError(self.receiver.pdu::<TermReq>().status.get());
-        self.finish(End::HostTerminated { error });
+        self.finish(CloseReason::HostTerminated { error });
         Ok(())
     }
 
-    fn capsule(&mut self, payload: Option<Payload>) -> Result<(), Violation> {
+    fn on_capsule(&mut self, payload: Option<Payload>) -> Result<(), Violation> {
         let sqe = self.receiver.pdu::<CapsuleCmd>().sqe;
         let length = payload.map_or(0, |p| p.length);
         if length > IN_CAPSULE_BYTES {
@@ -106,36 +107,36 @@ impl Connection {
             return Err(Violation::sequence());
         }
         let cid = sqe.cid.get();
-        if let Err(status) = self.acceptable(&sqe, length) {
+        if let Err(status) = self.check_capsule(&sqe, length) {
             self.respond(cid, Completion::failed(status));
-            self.actions.push_back(Action::Refused { fuse: sqe.fuse(), status });
-            self.receiver.start(payload, None, self.now);
+            self.actions.push_back(Action::CommandRefused { fuse: sqe.fuse(), status });
+            self.receiver.start_payload(payload, None, self.now);
             return Ok(());
         }
         let direction = sqe.direction();
         let tag = self.commands.insert(Command {
             cid,
-            stage: Stage::Arrived,
+            stage: CommandStage::Arrived,
             to_host: direction == Direction::ToHost,
             in_capsule: length > 0,
             host_bytes: sqe.data_bytes(),
-            since: Duration::ZERO,
-            data: Incoming::default(),
-            outcome: None,
+            r2t_sent_at: Duration::ZERO,
+            incoming: IncomingData::default(),
+            early_completion: None,
         });
-        self.actions.push_back(Action::Arrived { tag, sqe });
-        self.receiver.wait(payload, tag);
+        self.actions.push_back(Action::CommandArrived { tag, sqe });
+        self.receiver.block_on(payload, tag);
         Ok(())
     }
 
-    /// What the transport itself demands of a command that brings `length` bytes in its capsule.
-    fn acceptable(&self, sqe: &Sqe, length: u32) -> Result<(), Status> {
+    /// Transport rules for a command with `length` bytes in its capsule.
+    fn check_capsule(&self, sqe: &Sqe, length: u32) -> Result<(), Status> {
         let connects = sqe.fabrics() == Some(FabricsType::Connect);
         if connects != (self.phase == Phase::Connecting) {
             // NVMe Base 2.0, 6.3: Connect first, and only once.
             return Err(Status::COMMAND_SEQUENCE.do_not_retry());
         }
-        if self.commands.has(sqe.cid.get()) {
+        if self.commands.contains(sqe.cid.get()) {
             return Err(Status::COMMAND_ID_CONFLICT.do_not_retry());
         }
         let direction = sqe.direction();
@@ -143,40 +144,46 @@ impl Connection {
             return Ok(());
         }
         let in_capsule_ok = direction == Direction::ToController;
-        let transfer = sqe.transfer().map_err(Status::do_not_retry)?;
+        let transfer = sqe.data_location().map_err(Status::do_not_retry)?;
         let refusal = match transfer {
-            Transfer::InCapsule { .. } if !in_capsule_ok => Status::SGL_DESCRIPTOR_TYPE_INVALID,
-            Transfer::InCapsule { offset, .. } if offset != 0 => Status::SGL_OFFSET_INVALID,
-            Transfer::InCapsule { length: l, .. } if l != length => Status::DATA_SGL_LENGTH_INVALID,
-            Transfer::Transport { .. } if length > 0 => Status::SGL_DESCRIPTOR_TYPE_INVALID,
-            Transfer::InCapsule { .. } | Transfer::Transport { .. } => return Ok(()),
+            DataLocation::InCapsule { .. } if !in_capsule_ok => Status::SGL_DESCRIPTOR_TYPE_INVALID,
+            DataLocation::InCapsule { offset, .. } if offset != 0 => Status::SGL_OFFSET_INVALID,
+            DataLocation::InCapsule { length: l, .. } if l != length => {
+                Status::DATA_SGL_LENGTH_INVALID
+            }
+            DataLocation::Transport { .. } if length > 0 => Status::SGL_DESCRIPTOR_TYPE_INVALID,
+            DataLocation::InCapsule { .. } | DataLocation::Transport { .. } => return Ok(()),
         };
         Err(refusal.do_not_retry())
     }
 
-    fn h2c_data(&mut self, common: Common, payload: Option<Payload>) -> Result<(), Violation> {
-        let pdu: Data = self.receiver.pdu();
+    fn on_h2c_data(
+        &mut self,
+        common: CommonHeader,
+        payload: Option<Payload>,
+    ) -> Result<(), Violation> {
+        let pdu: DataPdu = self.receiver.pdu();
         let tag = Tag(pdu.transfer_tag.get());
-        let asked = |c: &&mut Command| c.stage == Stage::Receiving && !c.in_capsule;
+        let asked = |c: &&mut Command| c.stage == CommandStage::Receiving && !c.in_capsule;
         let command = self.commands.get_mut(tag).filter(asked);
-        let command = command.ok_or(Violation::field(Data::TRANSFER_TAG_AT))?;
+        let command = command.ok_or(Violation::field(DataPdu::TRANSFER_TAG_AT))?;
         if command.cid != pdu.command_id.get() {
-            return Err(Violation::field(Data::COMMAND_ID_AT));
+            return Err(Violation::field(DataPdu::COMMAND_ID_AT));
         }
         let length = pdu.agreed_length(payload)?;
         if length > self.config.max_h2c_data {
             return Err(Violation::limit());
         }
         let offset = pdu.offset.get();
-        let left = command.host_bytes.saturating_sub(command.data.filled);
-        if offset != command.data.filled || length > left {
+        let left = command.host_bytes.saturating_sub(command.incoming.received);
+        if offset != command.incoming.received || length > left {
             return Err(Violation::out_of_range());
         }
         if common.has(FLAG_LAST) && length < left {
-            // The last of this transfer, and the transfer is not over.
+            // Marked as the last of its transfer, but the transfer is incomplete.
             return Err(Violation::sequence());
         }
-        self.receiver.start(payload, Some(tag), self.now);
+        self.receiver.start_payload(payload, Some(tag), self.now);
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! What the controller sends: ICResp, R2T, C2HData, CapsuleResp.
+//! Sends the controller's PDUs:
 
 use block::Bufs;
 use zerocopy::IntoBytes;
@@ -6,8 +6,8 @@ use zerocopy::little_endian::{U16, U64};
 
 use super::{Connection, Tag};
 use crate::entry::{Completion, Cqe};
-use crate::pdu::{CapsuleResp, Data, FLAG_LAST, FLAG_SUCCESS, IcResp, PduType, R2t};
-use crate::stream::small;
+use crate::pdu::{CapsuleResp, DataPdu, FLAG_LAST, FLAG_SUCCESS, IcResp, PduType, R2t};
+use crate::stream::u32_len;
 
 impl Connection {
     pub(super) fn send_ic_resp(&mut self, digest: u8) {
@@ -20,7 +20,7 @@ impl Connection {
         self.sender.pdu(r2t.as_bytes(), 0, &Bufs::new());
     }
 
-    /// Sends a response capsule and gives its slot back once that has been sent.
+    /// Sends a response capsule; its slot is freed once it has been sent.
     pub(super) fn respond(&mut self, cid: u16, completion: Completion) {
         self.advance_sq_head();
         let resp = CapsuleResp::new(Cqe {
@@ -31,7 +31,7 @@ impl Connection {
             status: U16::new(completion.status.field() << 1),
         });
         self.sender.pdu(resp.as_bytes(), 0, &Bufs::new());
-        self.unsent.push_back(self.sender.pushed());
+        self.unsent_responses.push_back(self.sender.queued_total());
     }
 
     /// Sends data of a command that succeeded, then its response: as the SUCCESS flag of the
@@ -46,7 +46,7 @@ impl Connection {
             if end == data.len() {
                 flags |= FLAG_LAST | if success { FLAG_SUCCESS } else { 0 };
             }
-            let header = Data::new(PduType::C2HData, cid, 0, small(at), small(end - at));
+            let header = DataPdu::new(PduType::C2HData, cid, 0, u32_len(at), u32_len(end - at));
             if end - at == data.len() {
                 self.sender.pdu(header.as_bytes(), flags, data);
             } else {
@@ -55,7 +55,7 @@ impl Connection {
             at = end;
         }
         if success {
-            self.unsent.push_back(self.sender.pushed());
+            self.unsent_responses.push_back(self.sender.queued_total());
         } else {
             self.respond(cid, completion);
         }
@@ -63,7 +63,8 @@ impl Connection {
 
     fn advance_sq_head(&mut self) {
         if !self.queue.flow_control {
-            // In the response to Connect this value agrees to do without (NVMe Base 2.0, 6.3).
+            // In the response to Connect this value means agreement to work without SQHD (NVMe Base
+            // 2.0, 6.3).
             self.sq_head = u16::MAX;
             return;
         }

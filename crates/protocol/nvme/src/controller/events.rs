@@ -1,7 +1,7 @@
 //! Asynchronous events (NVMe Base 2.0, 5.2).
 //!
-//! One notice of a kind is sent, and no more of it until the host has read the log that it
-//! names. What happens meanwhile is not lost: the log tells all of it.
+//! One notice of a kind is sent, and no more of it until the host has read the log page. Later
+//! changes are not lost: the log contains all.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -18,9 +18,9 @@ const TYPE_NOTICE: u64 = 0b010;
 /// Event type: I/O command specific status.
 const TYPE_IO_COMMAND: u64 = 0b110;
 
-/// What a notice is about.
+/// Kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum EventKind {
     /// Namespace Attribute Changed.
     Namespaces,
     /// Asymmetric Namespace Access Change.
@@ -31,11 +31,12 @@ pub(super) enum Kind {
     Reservations,
 }
 
-const KINDS: [Kind; 4] = [Kind::Namespaces, Kind::Ana, Kind::Discovery, Kind::Reservations];
+const KINDS: [EventKind; 4] =
+    [EventKind::Namespaces, EventKind::Ana, EventKind::Discovery, EventKind::Reservations];
 
-impl Kind {
-    /// Bit of the Asynchronous Event Configuration, and of OAES; none for what is told unless it
-    /// is masked by a feature of its own.
+impl EventKind {
+    /// Bit of the Asynchronous Event Configuration, and of OAES; 0 for events with a mask of their
+    /// own.
     pub(super) const fn bit(self) -> u32 {
         match self {
             Self::Namespaces => 1 << 8,
@@ -62,24 +63,24 @@ impl Kind {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Notice {
-    /// Something happened that the host does not know of.
+struct NoticeState {
+    /// An event that the host was not told of.
     pending: bool,
     /// The host was told and has not read the log yet.
-    told: bool,
+    sent: bool,
 }
 
-/// Requests, notices and their configuration.
+/// Event requests, pending events and their configuration.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     requests: VecDeque<(Tag, u16)>,
-    notices: [Notice; KINDS.len()],
+    notices: [NoticeState; KINDS.len()],
     config: u32,
     changed: BTreeSet<u32>,
 }
 
 impl Events {
-    /// Keeps an Asynchronous Event Request until there is something to tell.
+    /// Holds an Asynchronous Event Request until there is an event.
     pub(super) fn hold(&mut self, tag: Tag, sqe: &Sqe) -> Result<(), Status> {
         if self.requests.len() >= LIMIT {
             return Err(Status::EVENT_REQUEST_LIMIT.do_not_retry());
@@ -88,13 +89,13 @@ impl Events {
         Ok(())
     }
 
-    /// Gives a request back that the host wants aborted.
+    /// Removes a request that the host aborts.
     pub(super) fn take(&mut self, cid: u16) -> Option<Tag> {
         let i = self.requests.iter().position(|&(_, c)| c == cid)?;
         self.requests.remove(i).map(|(tag, _)| tag)
     }
 
-    /// Takes one request out, if there is any: the controller is reset.
+    /// Removes any request, if there is one: the controller is reset.
     pub(super) fn take_any(&mut self) -> Option<Tag> {
         self.requests.pop_front().map(|(tag, _)| tag)
     }
@@ -107,14 +108,14 @@ impl Events {
         self.config = config;
     }
 
-    /// Something happened.
-    pub(super) fn notify(&mut self, kind: Kind) {
+    /// Reports an event.
+    pub(super) fn notify(&mut self, kind: EventKind) {
         self.notices[kind as usize].pending = true;
     }
 
-    /// A namespace came, went or changed.
+    /// Reports that a namespace was added, removed or changed.
     pub(super) fn namespace_changed(&mut self, nsid: u32) {
-        self.notify(Kind::Namespaces);
+        self.notify(EventKind::Namespaces);
         // One more than the log can list: it then says "too many".
         if self.changed.len() <= MAX_CHANGED {
             self.changed.insert(nsid);
@@ -126,10 +127,10 @@ impl Events {
         (self.changed.len() <= MAX_CHANGED).then_some(&self.changed)
     }
 
-    /// The host has read the log of `kind`: it knows everything, and wants to hear of more.
-    pub(super) fn log_read(&mut self, kind: Kind) {
-        self.notices[kind as usize] = Notice::default();
-        if kind == Kind::Namespaces {
+    /// The host has read the log of `kind`: re-arms its event.
+    pub(super) fn log_read(&mut self, kind: EventKind) {
+        self.notices[kind as usize] = NoticeState::default();
+        if kind == EventKind::Namespaces {
             self.changed.clear();
         }
     }
@@ -138,16 +139,16 @@ impl Events {
     pub(super) fn poll(&mut self) -> Option<(Tag, Completion)> {
         for kind in KINDS {
             let notice = &mut self.notices[kind as usize];
-            if notice.pending && !notice.told && kind.is_wanted(self.config) {
+            if notice.pending && !notice.sent && kind.is_wanted(self.config) {
                 let (tag, _) = self.requests.pop_front()?;
-                *notice = Notice { pending: false, told: true };
+                *notice = NoticeState { pending: false, sent: true };
                 return Some((tag, Completion::ok(kind.result())));
             }
         }
         None
     }
 
-    /// A reset forgets everything; the requests have been taken out.
+    /// Resets all state; the requests have been removed before.
     pub(super) fn reset(&mut self) {
         self.notices = Default::default();
         self.changed.clear();

@@ -4,11 +4,11 @@ use block::BufsMut;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
-use super::admin::Verdict;
-use super::errors::{ENTRIES, Fault, field};
-use super::events::{self, Kind};
-use super::window::Window;
-use super::{ABORT_LIMIT, Controller, Namespace, alive, properties};
+use super::admin::AdminAction;
+use super::error_log::{CommandError, ENTRIES, field};
+use super::events::{self, EventKind};
+use super::page_writer::PageWriter;
+use super::{ABORT_LIMIT, Controller, Namespace, keep_alive, properties};
 use crate::connection::IN_CAPSULE_BYTES;
 use crate::entry::{Completion, NSID_ALL, Sqe};
 use crate::identify::{Cns, IDENTIFY_BYTES, IdentifyController, IdentifyNamespace, NvmController};
@@ -38,11 +38,11 @@ const SGLS: u32 = 1 << 0 | 1 << 20 | 1 << 21;
 const ANACAP: u8 = 0b1_1111 | 1 << 6;
 /// ANATT in seconds.
 const ANATT: u8 = 10;
-/// Power of the one power state, in units of 10 mW; it says nothing.
+/// Power of the one power state, in units of 10 mW; arbitrary.
 const POWER: u16 = 2500;
 
-/// Largest Verify and Write Zeroes as a power of two pages: 32 MiB. It keeps every host within
-/// the 65,536 blocks that NLB can say.
+/// Largest Verify and Write Zeroes as a power of two pages: 32 MiB. It stays within the 65,536
+/// blocks that NLB can express.
 const UNBOUNDED_TRANSFER_SHIFT: u8 = 13;
 
 /// [`UNBOUNDED_TRANSFER_SHIFT`] in bytes.
@@ -51,8 +51,8 @@ pub(super) const MAX_DATALESS_BYTES: u64 = 4096 << UNBOUNDED_TRANSFER_SHIFT;
 /// The NVM command set, the only one.
 const CSI_NVM: u8 = 0;
 
-/// Which structure is wanted.
-enum Page<'a> {
+/// A requested structure.
+enum IdentifyPage<'a> {
     Namespace(Option<&'a Namespace>),
     Independent(Option<&'a Namespace>),
     Descriptors(&'a Namespace),
@@ -65,92 +65,93 @@ enum Page<'a> {
 
 impl Controller {
     /// An Identify command has arrived.
-    pub(super) fn identify(&self, sqe: &Sqe) -> Result<Verdict, Fault> {
+    pub(super) fn identify(&self, sqe: &Sqe) -> Result<AdminAction, CommandError> {
         self.identify_page(sqe)?;
-        Self::exact_length(sqe, IDENTIFY_BYTES)?;
-        Ok(Verdict::Produce { bytes: IDENTIFY_BYTES })
+        Self::check_exact_length(sqe, IDENTIFY_BYTES)?;
+        Ok(AdminAction::Produce { bytes: IDENTIFY_BYTES })
     }
 
     pub(super) fn produce_identify(
         &self,
         sqe: &Sqe,
         buffers: &mut BufsMut,
-    ) -> Result<Completion, Fault> {
+    ) -> Result<Completion, CommandError> {
         let (page, nsid) = (self.identify_page(sqe)?, sqe.nsid.get());
-        let mut window = Window::new(0, buffers);
+        let mut window = PageWriter::new(0, buffers);
         match page {
-            Page::Namespace(ns) => {
-                let (state, _) = self.ana.of(nsid);
+            IdentifyPage::Namespace(ns) => {
+                let (state, _) = self.ana.state(nsid);
                 let id = ns.map_or_else(IdentifyNamespace::zeroed, |ns| ns.identify(nsid, state));
                 window.put(0, id.as_bytes());
             }
-            Page::Independent(Some(ns)) => window.put(0, ns.independent(nsid).as_bytes()),
-            Page::Independent(None) | Page::NvmNamespace => {}
-            Page::Descriptors(ns) => window.put(0, &ns.descriptors()),
-            Page::Controller => window.put(0, self.identify_controller().as_bytes()),
-            Page::ActiveAfter(nsid) => {
+            IdentifyPage::Independent(Some(ns)) => window.put(0, ns.independent(nsid).as_bytes()),
+            IdentifyPage::Independent(None) | IdentifyPage::NvmNamespace => {}
+            IdentifyPage::Descriptors(ns) => window.put(0, &ns.descriptors()),
+            IdentifyPage::Controller => window.put(0, self.identify_controller().as_bytes()),
+            IdentifyPage::ActiveAfter(nsid) => {
                 let after = self.namespaces.range(nsid.saturating_add(1)..);
                 for (i, (nsid, _)) in (0..u64::from(IDENTIFY_BYTES / 4)).zip(after) {
                     window.put(i * 4, U32::new(*nsid).as_bytes());
                 }
             }
-            Page::NvmController => {
+            IdentifyPage::NvmController => {
                 let (vsl, wzsl) = (UNBOUNDED_TRANSFER_SHIFT, UNBOUNDED_TRANSFER_SHIFT);
                 let (dmrsl, dmsl) = (U32::new(0), U64::new(0));
                 let id = NvmController { vsl, wzsl, wusl: 0, dmrl: 0, dmrsl, dmsl };
                 window.put(0, id.as_bytes());
             }
-            Page::CommandSets => window.put(0, U64::new(1 << CSI_NVM).as_bytes()),
+            IdentifyPage::CommandSets => window.put(0, U64::new(1 << CSI_NVM).as_bytes()),
         }
         Ok(Completion::OK)
     }
 
-    fn identify_page(&self, sqe: &Sqe) -> Result<Page<'_>, Fault> {
+    fn identify_page(&self, sqe: &Sqe) -> Result<IdentifyPage<'_>, CommandError> {
         let [cns, ..] = sqe.cdw(0).to_le_bytes();
         let [.., csi] = sqe.cdw(1).to_le_bytes();
         let nsid = sqe.nsid.get();
         let cns = Cns(cns);
         if self.is_discovery() && cns != Cns::Controller {
-            return Err(Fault::field(field::CDW10));
+            return Err(CommandError::field(field::CDW10));
         }
         let by_command_set = matches!(
             cns,
             Cns::CommandSetNamespace | Cns::CommandSetController | Cns::CommandSetActiveNamespaces
         );
         if by_command_set && csi != CSI_NVM {
-            return Err(Fault::field(field::CDW11 + 3));
+            return Err(CommandError::field(field::CDW11 + 3));
         }
         match cns {
-            Cns::Namespace => Ok(Page::Namespace(self.valid(nsid)?)),
-            Cns::Controller => Ok(Page::Controller),
+            Cns::Namespace => Ok(IdentifyPage::Namespace(self.valid_namespace(nsid)?)),
+            Cns::Controller => Ok(IdentifyPage::Controller),
             Cns::ActiveNamespaces | Cns::CommandSetActiveNamespaces => {
                 if nsid >= NSID_ALL - 1 {
-                    return Err(Fault::at(Status::INVALID_NAMESPACE, field::NSID));
+                    return Err(CommandError::at(Status::INVALID_NAMESPACE, field::NSID));
                 }
-                Ok(Page::ActiveAfter(nsid))
+                Ok(IdentifyPage::ActiveAfter(nsid))
             }
             Cns::Descriptors => {
-                let inactive = Fault::at(Status::INVALID_NAMESPACE, field::NSID);
-                Ok(Page::Descriptors(self.valid(nsid)?.ok_or(inactive)?))
+                let inactive = CommandError::at(Status::INVALID_NAMESPACE, field::NSID);
+                Ok(IdentifyPage::Descriptors(self.valid_namespace(nsid)?.ok_or(inactive)?))
             }
-            Cns::CommandSetNamespace => self.valid(nsid).map(|_| Page::NvmNamespace),
-            Cns::CommandSetController => Ok(Page::NvmController),
-            Cns::IndependentNamespace => Ok(Page::Independent(self.valid(nsid)?)),
-            Cns::CommandSets => Ok(Page::CommandSets),
-            _ => Err(Fault::field(field::CDW10)),
+            Cns::CommandSetNamespace => {
+                self.valid_namespace(nsid).map(|_| IdentifyPage::NvmNamespace)
+            }
+            Cns::CommandSetController => Ok(IdentifyPage::NvmController),
+            Cns::IndependentNamespace => Ok(IdentifyPage::Independent(self.valid_namespace(nsid)?)),
+            Cns::CommandSets => Ok(IdentifyPage::CommandSets),
+            _ => Err(CommandError::field(field::CDW10)),
         }
     }
 
-    /// The namespace that a valid identifier names; `None` if it is inactive (NVMe Base 2.0,
-    /// 3.2.1).
-    pub(super) fn valid(&self, nsid: u32) -> Result<Option<&Namespace>, Fault> {
+    /// The namespace with a valid identifier; `None` if it is inactive (NVMe Base 2.0, 3.2.1).
+    pub(super) fn valid_namespace(&self, nsid: u32) -> Result<Option<&Namespace>, CommandError> {
         if nsid == 0 || nsid > self.limits.namespaces {
-            return Err(Fault::at(Status::INVALID_NAMESPACE, field::NSID));
+            return Err(CommandError::at(Status::INVALID_NAMESPACE, field::NSID));
         }
         Ok(self.namespaces.get(&nsid))
     }
 
-    /// What every controller says of itself.
+    /// Data of every controller.
     fn identify_controller(&self) -> IdentifyController {
         let mut id = IdentifyController::zeroed();
         pad(&mut id.sn, &self.subsystem.serial);
@@ -165,7 +166,7 @@ impl Controller {
         id.frmw = FRMW;
         id.lpa = LPA;
         id.elpe = u8::try_from(ENTRIES - 1).expect("a small constant");
-        id.kas = alive::KAS.into();
+        id.kas = keep_alive::KAS.into();
         id.maxcmd = self.limits.queue_entries.into();
         id.sgls = SGLS.into();
         let nqn = self.subsystem.nqn.as_bytes();
@@ -176,19 +177,19 @@ impl Controller {
         id.msdbd = 1;
         if self.is_discovery() {
             id.cntrltype = 2;
-            id.oaes = Kind::Discovery.bit().into();
+            id.oaes = EventKind::Discovery.bit().into();
         } else {
             self.identify_io_controller(&mut id);
         }
         id
     }
 
-    /// What an I/O controller says beyond that.
+    /// Additional data of an I/O controller.
     fn identify_io_controller(&self, id: &mut IdentifyController) {
         id.cntrltype = 1;
         id.rab = 6;
         id.cmic = CMIC;
-        id.oaes = (Kind::Namespaces.bit() | Kind::Ana.bit()).into();
+        id.oaes = (EventKind::Namespaces.bit() | EventKind::Ana.bit()).into();
         id.anatt = ANATT;
         id.cqt = self.subsystem.quiesce_ms.into();
         id.anacap = ANACAP;

@@ -7,12 +7,12 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
 use super::Controller;
-use super::admin::Verdict;
-use super::errors::{ENTRIES, Fault, field};
-use super::events::Kind;
+use super::admin::AdminAction;
+use super::error_log::{CommandError, ENTRIES, field};
+use super::events::EventKind;
 use super::features::{DISCOVERY_FEATURES, Feature, IO_FEATURES};
 use super::identify::pad;
-use super::window::Window;
+use super::page_writer::PageWriter;
 use crate::entry::{AdminOpcode, Completion, NSID_ALL, NvmOpcode, Sqe};
 use crate::log::{
     AnaGroup, AnaHeader, DiscoveryHeader, DiscoveryRecord, EFFECTS_BYTES, ErrorEntry,
@@ -27,53 +27,53 @@ const LBCC: u32 = 1 << 1;
 /// LSP bit 0 of the ANA log: groups only.
 const RETURN_GROUPS_ONLY: u32 = 1 << 0;
 
-/// What a host may discover.
+/// The discovery log of a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Discovery {
+pub struct DiscoveryLog {
     /// Changes with every change of the entries.
     pub generation: u64,
-    /// Subsystems and where they are reached.
+    /// Subsystems and their addresses.
     pub entries: Vec<DiscoveryEntry>,
 }
 
-/// One way to a subsystem.
+/// A subsystem at one address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiscoveryEntry {
-    /// What the subsystem is.
+    /// Kind of the subsystem.
     pub kind: DiscoveryKind,
     /// Its NQN.
     pub nqn: String,
-    /// Where its controllers listen.
+    /// Address of its controllers.
     pub address: SocketAddr,
     /// Number of the port, the same for entries with the same address.
     pub port_id: u16,
-    /// Whether the host that asks comes by TLS.
-    pub tls: Tls,
+    /// Whether the requesting host uses TLS.
+    pub tls: TlsRequirement,
 }
 
-/// Whether a host comes by TLS (NVMe/TCP Transport 1.0c, 3.6).
+/// Whether a host uses TLS
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Tls {
+pub enum TlsRequirement {
     /// It has no key.
     #[default]
     None,
-    /// It may.
+    /// TLS is possible.
     Possible,
-    /// It has to.
+    /// TLS is required.
     Required,
 }
 
-impl Tls {
+impl TlsRequirement {
     /// TREQ: a secure channel is required (NVMe Base 2.0, 5.16.1.23).
     const TREQ_SECURE_CHANNEL: u8 = 1;
-    /// Where TREQ says that.
+    /// Bits of TREQ for this.
     const TREQ_MASK: u8 = 0b11;
     /// TSAS of TCP: TLS 1.3.
     const SECTYPE_TLS13: u8 = 2;
 
-    /// What an entry of a discovery log over TCP says of it.
+    /// Parses the TLS requirement of a discovery log entry over TCP.
     #[must_use]
-    pub fn told(record: &DiscoveryRecord) -> Self {
+    pub fn from_record(record: &DiscoveryRecord) -> Self {
         match record.treq & Self::TREQ_MASK {
             Self::TREQ_SECURE_CHANNEL => Self::Required,
             _ if record.tsas[0] == Self::SECTYPE_TLS13 => Self::Possible,
@@ -81,31 +81,31 @@ impl Tls {
         }
     }
 
-    fn tell(self, record: &mut DiscoveryRecord) {
+    fn write_record(self, record: &mut DiscoveryRecord) {
         if self != Self::None {
             record.tsas[0] = Self::SECTYPE_TLS13;
         }
-        // Where it is possible nothing is said of what is required: "not required" has Linux leave a key behind by an
-        // authentication, for a TLS that is not known here.
+        // If TLS is merely possible, TREQ is left unspecified: "not required" makes Linux derive a
+        // key from an authentication, for a TLS that is not supported here.
         if self == Self::Required {
             record.treq |= Self::TREQ_SECURE_CHANNEL;
         }
     }
 }
 
-/// What a subsystem in the discovery log is.
+/// Kind of a subsystem in the discovery log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiscoveryKind {
     /// Another discovery subsystem.
     Referral,
     /// A subsystem with namespaces.
     Nvm,
-    /// The discovery subsystem that is being asked.
+    /// The discovery subsystem that is queried.
     Current,
 }
 
 /// A Get Log Page command.
-struct Request {
+struct LogRequest {
     log: LogId,
     offset: u64,
     bytes: u32,
@@ -116,38 +116,38 @@ struct Request {
 
 impl Controller {
     /// A Get Log Page command has arrived.
-    pub(super) fn get_log(&self, sqe: &Sqe) -> Result<Verdict, Fault> {
+    pub(super) fn get_log(&self, sqe: &Sqe) -> Result<AdminAction, CommandError> {
         let request = self.log_request(sqe)?;
-        Self::exact_length(sqe, request.bytes)?;
-        Ok(Verdict::Produce { bytes: request.bytes })
+        Self::check_exact_length(sqe, request.bytes)?;
+        Ok(AdminAction::Produce { bytes: request.bytes })
     }
 
-    fn log_request(&self, sqe: &Sqe) -> Result<Request, Fault> {
+    fn log_request(&self, sqe: &Sqe) -> Result<LogRequest, CommandError> {
         let (d10, d11) = (sqe.cdw(0), sqe.cdw(1));
         let [lid, ..] = d10.to_le_bytes();
         let dwords = u64::from(d10 >> 16) | u64::from(d11 & 0xffff) << 16;
         let bytes = u32::try_from((dwords + 1) * 4).unwrap_or(u32::MAX);
         if bytes > self.limits.max_transfer_bytes {
-            return Err(Fault::field(field::CDW10 + 2));
+            return Err(CommandError::field(field::CDW10 + 2));
         }
         let offset = u64::from(sqe.cdw(2)) | u64::from(sqe.cdw(3)) << 32;
         const OFFSET_IS_INDEX: u32 = 1 << 23;
         if sqe.cdw(4) & OFFSET_IS_INDEX != 0 {
-            return Err(Fault::field(field::CDW14 + 2));
+            return Err(CommandError::field(field::CDW14 + 2));
         }
         let log = LogId(lid);
         let length =
-            self.log_bytes(log).ok_or(Fault::at(Status::INVALID_LOG_PAGE, field::CDW10))?;
+            self.log_bytes(log).ok_or(CommandError::at(Status::INVALID_LOG_PAGE, field::CDW10))?;
         if !offset.is_multiple_of(4) || offset > length {
-            return Err(Fault::field(field::CDW12));
+            return Err(CommandError::field(field::CDW12));
         }
-        // All logs are the controller's: none is kept by namespace.
+        // All logs are per controller, none per namespace.
         let nsid = sqe.nsid.get();
         if log == LogId::Health && nsid != 0 && nsid != NSID_ALL {
-            return Err(Fault::field(field::NSID));
+            return Err(CommandError::field(field::NSID));
         }
         let (specific, retain) = (d10 >> 8 & 0x7f, d10 & 1 << 15 != 0);
-        Ok(Request { log, offset, bytes, specific, retain })
+        Ok(LogRequest { log, offset, bytes, specific, retain })
     }
 
     /// Length of a log in bytes; `None` if this controller does not have it.
@@ -165,7 +165,8 @@ impl Controller {
             LogId::ChangedNamespaces => Some(MAX_CHANGED as u64 * 4),
             LogId::Effects => Some(EFFECTS_BYTES),
             LogId::Ana => {
-                // Hosts read as much as there can be (nvme-cli), and namespaces come and go between two reads: NANAGRPID and MNAN.
+                // Hosts read the maximum length (nvme-cli), and namespaces come and go between two
+                // reads: NANAGRPID and MNAN.
                 let most = u64::from(self.limits.namespaces);
                 let each = size_of::<AnaGroup>() as u64 + 4;
                 Some(size_of::<AnaHeader>() as u64 + most * each)
@@ -181,13 +182,13 @@ impl Controller {
         &mut self,
         sqe: &Sqe,
         buffers: &mut BufsMut,
-    ) -> Result<Completion, Fault> {
+    ) -> Result<Completion, CommandError> {
         let request = self.log_request(sqe)?;
-        let mut window = Window::new(request.offset, buffers);
+        let mut window = PageWriter::new(request.offset, buffers);
         let mut shows = None;
         match request.log {
             LogId::Supported => self.write_supported(&mut window),
-            LogId::Errors => self.errors.write(&mut window),
+            LogId::Errors => self.error_log.write(&mut window),
             LogId::Health => window.put(0, self.health().as_bytes()),
             LogId::Firmware => {
                 // AFI: slot 1 is active. FRS1: its revision.
@@ -198,38 +199,39 @@ impl Controller {
             }
             LogId::ChangedNamespaces => {
                 self.write_changed(&mut window);
-                shows = Some(Kind::Namespaces);
+                shows = Some(EventKind::Namespaces);
             }
             LogId::Effects => write_effects(&mut window),
             LogId::Ana => {
                 self.write_ana(&mut window, request.specific & RETURN_GROUPS_ONLY != 0);
-                shows = Some(Kind::Ana);
+                shows = Some(EventKind::Ana);
             }
             LogId::FeatureEffects => self.write_feature_effects(&mut window),
             LogId::Discovery => {
                 self.write_discovery(&mut window);
-                shows = Some(Kind::Discovery);
+                shows = Some(EventKind::Discovery);
             }
             LogId::Reservations => {
-                self.told.write(&mut window);
-                shows = Some(Kind::Reservations);
+                self.reservation_log.write(&mut window);
+                shows = Some(EventKind::Reservations);
             }
             _ => {}
         }
-        // A notice is one page: who has read a part of it has not read it.
+        // A notification is one page: reading a part of it does not consume it.
         let whole = request.offset == 0 && request.bytes as usize >= size_of::<ReservationEntry>();
-        let is_read = |kind: &Kind| !request.retain && (whole || *kind != Kind::Reservations);
+        let is_read =
+            |kind: &EventKind| !request.retain && (whole || *kind != EventKind::Reservations);
         if let Some(kind) = shows.filter(is_read) {
             self.events.log_read(kind);
-            // The next one is an event of its own.
-            if kind == Kind::Reservations && self.told.was_read() {
+            // The next notification is an event of its own.
+            if kind == EventKind::Reservations && self.reservation_log.pop_read() {
                 self.events.notify(kind);
             }
         }
         Ok(Completion::OK)
     }
 
-    fn write_supported(&self, window: &mut Window<'_>) {
+    fn write_supported(&self, window: &mut PageWriter<'_>) {
         const LSUPP: u32 = 1 << 0;
         for lid in 0..=u8::MAX {
             if self.log_bytes(LogId(lid)).is_some() {
@@ -247,11 +249,11 @@ impl Controller {
         log.data_units_written[0] = c.written_sectors.div_ceil(1000).into();
         log.host_reads[0] = c.reads.into();
         log.host_writes[0] = c.writes.into();
-        log.error_entries[0] = self.errors.count().into();
+        log.error_entries[0] = self.error_log.count().into();
         log
     }
 
-    fn write_changed(&self, window: &mut Window<'_>) {
+    fn write_changed(&self, window: &mut PageWriter<'_>) {
         let Some(changed) = self.events.changed() else {
             return window.put(0, U32::new(NSID_ALL).as_bytes());
         };
@@ -262,7 +264,7 @@ impl Controller {
 
     /// Asymmetric Namespace Access (NVMe Base 2.0, 5.16.1.11): the groups that contain
     /// namespaces, each one of its own.
-    fn write_ana(&self, window: &mut Window<'_>, groups_only: bool) {
+    fn write_ana(&self, window: &mut PageWriter<'_>, groups_only: bool) {
         let header = AnaHeader {
             change_count: self.ana.changes.into(),
             groups: u16::try_from(self.namespaces.len()).unwrap_or(u16::MAX).into(),
@@ -271,7 +273,7 @@ impl Controller {
         window.put(0, header.as_bytes());
         let mut at = size_of::<AnaHeader>() as u64;
         for &nsid in self.namespaces.keys() {
-            let (state, change_count) = self.ana.of(nsid);
+            let (state, change_count) = self.ana.state(nsid);
             let descriptor = AnaGroup {
                 group: nsid.into(),
                 namespaces: u32::from(!groups_only).into(),
@@ -288,7 +290,7 @@ impl Controller {
         }
     }
 
-    fn write_feature_effects(&self, window: &mut Window<'_>) {
+    fn write_feature_effects(&self, window: &mut PageWriter<'_>) {
         const FSUPP: u32 = 1 << 0;
         const NAMESPACE_SCOPE: u32 = 1 << 20;
         const CONTROLLER_SCOPE: u32 = 1 << 21;
@@ -305,7 +307,7 @@ impl Controller {
         }
     }
 
-    fn write_discovery(&self, window: &mut Window<'_>) {
+    fn write_discovery(&self, window: &mut PageWriter<'_>) {
         let Some(log) = &self.discovery else { return };
         let header = DiscoveryHeader {
             generation: log.generation.into(),
@@ -341,7 +343,7 @@ impl Controller {
             DiscoveryKind::Current => 3,
         };
         record.treq = TREQ_NO_FLOW_CONTROL;
-        entry.tls.tell(&mut record);
+        entry.tls.write_record(&mut record);
         record.portid = entry.port_id.into();
         record.cntlid = crate::fabrics::CNTLID_DYNAMIC.into();
         record.asqsz = self.limits.queue_entries.into();
@@ -358,7 +360,7 @@ impl Controller {
 }
 
 /// Commands Supported and Effects: admin opcodes first, then I/O opcodes.
-fn write_effects(window: &mut Window<'_>) {
+fn write_effects(window: &mut PageWriter<'_>) {
     const IO_AT: u64 = 1024;
     for opcode in [
         AdminOpcode::GetLogPage,
@@ -393,17 +395,17 @@ fn write_effects(window: &mut Window<'_>) {
 mod tests {
     use super::*;
 
-    /// NVMe Base 2.0, 5.16.1.23; what stands there reads back, and "not required" is no key.
+    /// NVMe Base 2.0, 5.16.1.23; entries are read back as written, and "not required" means no key.
     #[test]
     fn the_log_tells_who_comes_by_tls() {
-        for tls in [Tls::None, Tls::Possible, Tls::Required] {
+        for tls in [TlsRequirement::None, TlsRequirement::Possible, TlsRequirement::Required] {
             let mut record = DiscoveryRecord::zeroed();
             record.treq = 1 << 2;
-            tls.tell(&mut record);
-            assert_eq!((Tls::told(&record), record.treq >> 2), (tls, 1));
+            tls.write_record(&mut record);
+            assert_eq!((TlsRequirement::from_record(&record), record.treq >> 2), (tls, 1));
         }
         let mut record = DiscoveryRecord::zeroed();
         record.treq = 2;
-        assert_eq!(Tls::told(&record), Tls::None);
+        assert_eq!(TlsRequirement::from_record(&record), TlsRequirement::None);
     }
 }

@@ -10,11 +10,11 @@ use crate::log::AnaState;
 const NSFEAT_THIN: u8 = 1 << 0;
 /// NSFEAT: identifiers are never used again.
 const NSFEAT_UIDREUSE: u8 = 1 << 3;
-/// NSFEAT: NPWG, NPWA, NPDG, NPDA and NOWS are meant.
+/// NSFEAT: NPWG, NPWA, NPDG, NPDA and NOWS are valid.
 const NSFEAT_OPTPERF: u8 = 1 << 4;
 /// NMIC: may be reached through several controllers.
 const NMIC_SHARED: u8 = 1 << 0;
-/// RESCAP: all types, which may outlive a loss of power; IEKEY as since 1.3.
+/// RESCAP: all types, which may persist through power loss; IEKEY as since 1.3.
 const RESCAP: u8 = 0xff;
 /// NSATTR: write protected.
 const NSATTR_WRITE_PROTECTED: u8 = 1 << 0;
@@ -28,32 +28,33 @@ const NSTAT_READY: u8 = 1 << 0;
 /// A namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Namespace {
-    /// The device behind it.
+    /// Properties of its device.
     pub info: Info,
-    /// UUID; the same on every node and for ever.
+    /// UUID; permanent, and the same on every node.
     pub uuid: [u8; 16],
-    /// NGUID; the same on every node and for ever.
+    /// NGUID; permanent, and the same on every node.
     pub nguid: [u8; 16],
     /// EUI-64, if it has one.
     pub eui64: Option<[u8; 8]>,
-    /// Whether space is allocated only as it is written.
+    /// Whether space is allocated only when written.
     pub thin: bool,
-    /// Blocks that take space; `None` where nobody has measured, which is told as all of them.
+    /// Allocated blocks; `None` if not measured, which is reported as all.
     pub used_blocks: Option<u64>,
-    /// Whether it keeps reservations.
+    /// Whether it supports reservations.
     pub keeps_reservations: bool,
-    /// Whether controllers of other nodes reach it too.
+    /// Whether controllers of other nodes serve it too.
     pub is_shared: bool,
 }
 
 impl Namespace {
-    /// Whether it is for a host what `other` is: what it takes of its space it does not hear by events.
-    pub(super) fn is_as(&self, other: &Self) -> bool {
+    /// Whether a host sees the same namespace as `other`. Allocated space is ignored, as events do
+    /// not report it.
+    pub(super) fn has_same_attributes(&self, other: &Self) -> bool {
         Self { used_blocks: None, ..*self } == Self { used_blocks: None, ..*other }
     }
 
-    /// What is told as its use of space (NVM Command Set 1.0, 4.1.5.1): of one that is not thin all is taken, whatever has
-    /// been written, and of one that cannot be reached nothing is known (Base 2.0, 8.1.3.3).
+    /// The reported utilization (NVM Command Set 1.0, 4.1.5.1): the full size unless thin, and
+    /// nothing while inaccessible (Base 2.0, 8.1.3.3).
     fn utilization(&self, state: AnaState) -> u64 {
         let blocks = self.info.blocks;
         match (state, self.used_blocks.filter(|_| self.thin)) {
@@ -94,7 +95,8 @@ impl Namespace {
         id.npdg = unmap_granularity.into();
         id.npda = unmap_granularity.into();
         id.nows = write_granularity.into();
-        (id.mssrl, id.mcl) = (copy::longest_range(info).into(), copy::longest(info).into());
+        (id.mssrl, id.mcl) =
+            (copy::max_range_blocks(info).into(), copy::max_copy_blocks(info).into());
         id.msrc = copy::MAX_RANGES - 1;
         id.anagrpid = nsid.into();
         id.nsattr = self.attributes();

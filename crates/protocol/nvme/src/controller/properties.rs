@@ -1,7 +1,7 @@
 //! Controller properties (NVMe Base 2.0, 3.1.3): CAP, VS, CC, CSTS, CRTO.
 
 use super::Limits;
-use super::errors::{Fault, field};
+use super::error_log::{CommandError, field};
 use crate::fabrics::Property;
 
 /// NVMe 2.0.0.
@@ -23,8 +23,8 @@ const CAP_TO: u64 = READY_WITHIN << 24;
 const CAP_CSS: u64 = (1 << 0 | 1 << 6) << 37;
 /// CAP.CRMS: ready means with media.
 const CAP_CRWMS: u64 = 1 << 59;
-/// CRTO.CRWMT: ready with media. It is not below CAP.TO (NVMe Base 2.0, 3.1.3.19); Linux complains of
-/// another one.
+/// CRTO.CRWMT: ready with media. It is not below CAP.TO (NVMe Base 2.0, 3.1.3.19); Linux complains
+/// of another one.
 const CRTO_VALUE: u64 = READY_WITHIN;
 
 const CC_EN: u32 = 1 << 0;
@@ -34,9 +34,9 @@ const CSTS_SHST: u32 = 0b11 << 2;
 const CSTS_SHST_OCCURRING: u32 = 0b01 << 2;
 const CSTS_SHST_COMPLETE: u32 = 0b10 << 2;
 
-/// What a change of CC brings about.
+/// Effect of a change of CC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
+pub(super) enum CcChange {
     None,
     Reset,
     ShutDown,
@@ -50,7 +50,7 @@ pub(super) struct Properties {
     discovery: bool,
 }
 
-/// Bits `low ..` of CC, `width` many.
+/// `width` bits of CC from `low` on.
 fn bits(cc: u32, low: u32, width: u32) -> u32 {
     cc >> low & ((1 << width) - 1)
 }
@@ -62,58 +62,58 @@ impl Properties {
         Self { cap, cc: 0, csts: 0, discovery }
     }
 
-    /// Whether commands are served.
+    /// Whether commands are accepted.
     pub(super) fn is_ready(&self) -> bool {
         self.csts & (CSTS_RDY | CSTS_CFS | CSTS_SHST) == CSTS_RDY
     }
 
-    /// Whether the host has enabled the controller, and it came up.
+    /// Whether the host has enabled the controller and it started successfully.
     pub(super) fn is_enabled(&self) -> bool {
         self.csts & CSTS_RDY != 0
     }
 
-    /// A fatal error: CSTS.CFS.
-    pub(super) fn fail(&mut self) {
+    /// Sets CSTS.CFS after a fatal error.
+    pub(super) fn set_fatal(&mut self) {
         self.csts |= CSTS_CFS;
     }
 
-    /// Shutdown is complete, if it was under way.
+    /// Completes a shutdown in progress.
     pub(super) fn shut_down(&mut self) {
         if self.csts & CSTS_SHST == CSTS_SHST_OCCURRING {
             self.csts = self.csts & !CSTS_SHST | CSTS_SHST_COMPLETE;
         }
     }
 
-    pub(super) fn get(&self, property: Property) -> Result<u64, Fault> {
+    pub(super) fn get(&self, property: Property) -> Result<u64, CommandError> {
         match (property.offset, property.wide) {
             (CAP, true) => Ok(self.cap),
             (VS, false) => Ok(VERSION.into()),
             (CC, false) => Ok(self.cc.into()),
             (CSTS, false) => Ok(self.csts.into()),
             (CRTO, false) => Ok(CRTO_VALUE),
-            (CAP | VS | CC | CSTS | CRTO, _) => Err(Fault::field(field::CDW10)),
-            _ => Err(Fault::field(field::CDW11)),
+            (CAP | VS | CC | CSTS | CRTO, _) => Err(CommandError::field(field::CDW10)),
+            _ => Err(CommandError::field(field::CDW11)),
         }
     }
 
-    pub(super) fn set(&mut self, property: Property) -> Result<Change, Fault> {
+    pub(super) fn set(&mut self, property: Property) -> Result<CcChange, CommandError> {
         if property.offset != CC {
-            return Err(Fault::field(field::CDW11));
+            return Err(CommandError::field(field::CDW11));
         }
         if property.wide {
-            return Err(Fault::field(field::CDW10));
+            return Err(CommandError::field(field::CDW10));
         }
         let value = u32::try_from(property.value & 0xffff_ffff).expect("32 bits");
         Ok(self.configure(value))
     }
 
-    /// CC is written (NVMe Base 2.0, 3.1.3.5, 3.5).
-    fn configure(&mut self, new: u32) -> Change {
+    /// Handles a write of CC
+    fn configure(&mut self, new: u32) -> CcChange {
         let old = std::mem::replace(&mut self.cc, new);
         let (was_enabled, enabled) = (old & CC_EN != 0, new & CC_EN != 0);
         if was_enabled && !enabled {
             self.csts = 0;
-            return Change::Reset;
+            return CcChange::Reset;
         }
         if enabled && !was_enabled {
             self.csts = if self.is_supported(new) { CSTS_RDY } else { CSTS_CFS };
@@ -121,12 +121,12 @@ impl Properties {
         let shutdown = |cc| bits(cc, 14, 2) != 0;
         if shutdown(new) && !shutdown(old) {
             self.csts = self.csts & !CSTS_SHST | CSTS_SHST_OCCURRING;
-            return Change::ShutDown;
+            return CcChange::ShutDown;
         }
         if !shutdown(new) {
             self.csts &= !CSTS_SHST;
         }
-        Change::None
+        CcChange::None
     }
 
     /// Command set (CSS), page size (MPS), arbitration (AMS) and entry sizes (IOSQES, IOCQES).

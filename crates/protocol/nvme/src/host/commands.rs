@@ -1,13 +1,13 @@
-//! Commands in flight: a dense slab, so that a tag, and the identifier that is made of it, is an index.
+//! Commands in flight: a dense slab, so that a tag, and the identifier made from it, is an index.
 
 use std::time::Duration;
 
 use block::Bufs;
 
 use super::Payload;
-use crate::stream::{Incoming, Owners, Tag};
+use crate::stream::{CommandBuffers, IncomingData, Tag};
 
-/// Bits of a command identifier that tell the slot; those above count how often it was used.
+/// Low bits of a command identifier, which select the slot; the others count its uses.
 const SLOT_BITS: u16 = 12;
 const SLOT_MASK: u16 = (1 << SLOT_BITS) - 1;
 
@@ -15,45 +15,45 @@ const SLOT_MASK: u16 = (1 << SLOT_BITS) - 1;
 pub(super) struct Command {
     /// Data for the controller.
     pub(super) outgoing: Bufs,
-    /// Bytes of it that were sent in the capsule or have been asked for.
-    pub(super) asked: u32,
+    /// Bytes of it that were sent in the capsule or requested.
+    pub(super) solicited_bytes: u32,
     /// Data from the controller.
-    pub(super) incoming: Incoming,
-    /// Bytes that there is room for.
-    pub(super) room: u32,
-    /// The last data PDU has come.
-    pub(super) last: bool,
-    /// It said that the command has succeeded.
-    pub(super) succeeds: bool,
-    /// R2Ts that have not been answered in full.
+    pub(super) incoming: IncomingData,
+    /// Size of the buffers in bytes.
+    pub(super) capacity: u32,
+    /// The last data PDU has arrived.
+    pub(super) last_received: bool,
+    /// Its SUCCESS flag was set.
+    pub(super) success_flag: bool,
+    /// Number of R2Ts not fully answered.
     pub(super) r2ts: u32,
-    /// Where in what is sent its capsule begins.
-    pub(super) at: u64,
-    /// Where in what is sent ends what has been put there of it.
-    pub(super) end: u64,
-    /// When it has to be answered.
+    /// Position of its capsule in the output stream.
+    pub(super) queued_at: u64,
+    /// End of its queued data in the output stream.
+    pub(super) queued_end: u64,
+    /// Deadline of its answer.
     pub(super) deadline: Option<Duration>,
 }
 
 impl Command {
-    /// Bytes of its data that have been moved.
-    pub(super) fn moved(&self) -> u32 {
-        self.asked.max(self.incoming.filled)
+    /// Bytes of its data transferred.
+    pub(super) fn transferred(&self) -> u32 {
+        self.solicited_bytes.max(self.incoming.received)
     }
 
-    /// Bytes that are still to be sent of what has been put together of it, when all before `sent` is sent.
+    /// Its queued bytes that are unsent when the stream has been sent up to `sent`.
     pub(super) fn unsent(&self, sent: u64) -> u32 {
-        u32::try_from(self.end.saturating_sub(sent)).unwrap_or(u32::MAX)
+        u32::try_from(self.queued_end.saturating_sub(sent)).unwrap_or(u32::MAX)
     }
 }
 
-/// An R2T that has not been answered in full.
+/// An R2T not fully answered.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Transfer {
+pub(super) struct PendingR2t {
     pub(super) tag: Tag,
     /// The controller's tag.
     pub(super) ttag: u16,
-    /// The part of the command's data that is to be sent yet.
+    /// The part of the command's data still to be sent.
     pub(super) at: u32,
     pub(super) end: u32,
 }
@@ -76,7 +76,7 @@ impl Commands {
         self.slots.len() - self.free.len()
     }
 
-    /// Takes a slot, and gives its identifier. The caller bounds how many are taken.
+    /// Occupies a slot and returns the identifier. The caller limits their number.
     pub(super) fn insert(
         &mut self,
         payload: Payload,
@@ -85,14 +85,14 @@ impl Commands {
         deadline: Option<Duration>,
     ) -> (Tag, u16) {
         let length = u32::try_from(payload.len()).expect("shorter than 4 GiB");
-        let mut command = Command { at, deadline, ..Command::default() };
+        let mut command = Command { queued_at: at, deadline, ..Command::default() };
         match payload {
             Payload::None => {}
-            Payload::ToController(_) if in_capsule => command.asked = length,
+            Payload::ToController(_) if in_capsule => command.solicited_bytes = length,
             Payload::ToController(data) => command.outgoing = data,
             Payload::ToHost(buffers) => {
-                command.incoming = Incoming::new(buffers);
-                command.room = length;
+                command.incoming = IncomingData::new(buffers);
+                command.capacity = length;
             }
         }
         let index = self.free.pop().unwrap_or_else(|| {
@@ -106,11 +106,12 @@ impl Commands {
         (Tag(index), slot.cid)
     }
 
-    /// The command in flight that has this identifier, if it begins before byte `sent` of what is sent.
+    /// The command in flight with this identifier, if it begins before byte `sent` of the output
+    /// stream.
     pub(super) fn find(&self, cid: u16, sent: u64) -> Option<Tag> {
         let tag = Tag(cid & SLOT_MASK);
         let slot = self.slots.get(tag.index())?;
-        let begins = slot.command.as_ref().is_some_and(|command| command.at < sent);
+        let begins = slot.command.as_ref().is_some_and(|command| command.queued_at < sent);
         (slot.cid == cid && begins).then_some(tag)
     }
 
@@ -123,15 +124,15 @@ impl Commands {
         self.slots.get_mut(tag.index())?.command.as_mut()
     }
 
-    /// What has been put together of the command ends at byte `end` of what is sent.
-    pub(super) fn ends(&mut self, tag: Tag, end: u64) {
+    /// Records that the command's queued data ends at byte `end` of the output stream.
+    pub(super) fn set_queued_end(&mut self, tag: Tag, end: u64) {
         if let Some(command) = self.get_mut(tag) {
-            command.end = end;
+            command.queued_end = end;
         }
     }
 
     /// An R2T of the command has been answered.
-    pub(super) fn answered(&mut self, tag: Tag) {
+    pub(super) fn r2t_answered(&mut self, tag: Tag) {
         if let Some(command) = self.get_mut(tag) {
             command.r2ts -= 1;
         }
@@ -147,7 +148,7 @@ impl Commands {
         command
     }
 
-    /// All that are in flight, and no more.
+    /// Removes all commands in flight.
     pub(super) fn drain(&mut self) -> Vec<(Tag, Command)> {
         let mut out = Vec::with_capacity(self.in_flight());
         for (slot, index) in self.slots.iter_mut().zip(0u16..) {
@@ -159,14 +160,14 @@ impl Commands {
         out
     }
 
-    /// When the first of them has to be answered.
+    /// The earliest deadline.
     pub(super) fn first_deadline(&self) -> Option<Duration> {
         self.slots.iter().filter_map(|s| s.command.as_ref()?.deadline).min()
     }
 }
 
-impl Owners for Commands {
-    fn incoming(&mut self, tag: Tag) -> Option<&mut Incoming> {
+impl CommandBuffers for Commands {
+    fn incoming(&mut self, tag: Tag) -> Option<&mut IncomingData> {
         self.get_mut(tag).map(|c| &mut c.incoming)
     }
 }

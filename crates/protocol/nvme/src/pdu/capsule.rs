@@ -13,7 +13,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{Common, PduType};
+use super::{CommonHeader, PduType};
 use crate::entry::{Cqe, Sqe};
 
 /// A command capsule's header.
@@ -21,7 +21,7 @@ use crate::entry::{Cqe, Sqe};
 #[repr(C)]
 pub struct CapsuleCmd {
     /// The common header.
-    pub common: Common,
+    pub common: CommonHeader,
     /// The command.
     pub sqe: Sqe,
 }
@@ -31,7 +31,7 @@ impl CapsuleCmd {
     /// A capsule of `sqe`, as yet without data or digests.
     #[must_use]
     pub fn new(sqe: Sqe) -> Self {
-        Self { common: Common::new(PduType::CapsuleCmd, size_of::<Self>()), sqe }
+        Self { common: CommonHeader::new(PduType::CapsuleCmd, size_of::<Self>()), sqe }
     }
 }
 
@@ -40,7 +40,7 @@ impl CapsuleCmd {
 #[repr(C)]
 pub struct CapsuleResp {
     /// The common header.
-    pub common: Common,
+    pub common: CommonHeader,
     /// The completion.
     pub cqe: Cqe,
 }
@@ -53,6 +53,6 @@ impl CapsuleResp {
     /// A capsule of `cqe`, as yet without digest.
     #[must_use]
     pub fn new(cqe: Cqe) -> Self {
-        Self { common: Common::new(PduType::CapsuleResp, size_of::<Self>()), cqe }
+        Self { common: CommonHeader::new(PduType::CapsuleResp, size_of::<Self>()), cqe }
     }
 }

@@ -12,14 +12,14 @@
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{Common, PduType};
+use super::{CommonHeader, PduType};
 
 /// Header of H2CData and C2HData.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct Data {
+pub struct DataPdu {
     /// The common header.
-    pub common: Common,
+    pub common: CommonHeader,
     /// Identifier of the command the data belongs to.
     pub command_id: U16,
     /// The controller's tag from the R2T; reserved in C2HData.
@@ -31,9 +31,9 @@ pub struct Data {
     /// Reserved.
     pub reserved: [u8; 4],
 }
-const _: () = assert!(size_of::<Data>() == 24);
+const _: () = assert!(size_of::<DataPdu>() == 24);
 
-impl Data {
+impl DataPdu {
     /// Byte offset of CCCID within the header.
     pub const COMMAND_ID_AT: u32 = 8;
     /// Byte offset of TTAG within the header.
@@ -50,7 +50,7 @@ impl Data {
         length: u32,
     ) -> Self {
         Self {
-            common: Common::new(kind, size_of::<Self>()),
+            common: CommonHeader::new(kind, size_of::<Self>()),
             command_id: U16::new(command_id),
             transfer_tag: U16::new(transfer_tag),
             offset: U32::new(offset),
@@ -60,12 +60,12 @@ impl Data {
     }
 }
 
-/// Ready to Transfer: the controller wants data of a command.
+/// Ready to Transfer: the controller requests data of a command.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct R2t {
     /// The common header.
-    pub common: Common,
+    pub common: CommonHeader,
     /// Identifier of the command.
     pub command_id: U16,
     /// The controller's tag, which the data carries back.
@@ -84,7 +84,7 @@ impl R2t {
     #[must_use]
     pub fn new(command_id: u16, transfer_tag: u16, length: u32) -> Self {
         Self {
-            common: Common::new(PduType::R2T, size_of::<Self>()),
+            common: CommonHeader::new(PduType::R2T, size_of::<Self>()),
             command_id: U16::new(command_id),
             transfer_tag: U16::new(transfer_tag),
             offset: U32::new(0),

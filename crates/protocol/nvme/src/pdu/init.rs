@@ -1,4 +1,4 @@
-//! ICReq and ICResp: what both sides can do (NVMe/TCP 3.6.2.2, 3.6.2.3).
+//! ICReq and ICResp: capabilities of both sides (NVMe/TCP 3.6.2.2, 3.6.2.3).
 //!
 //! ```text
 //!  byte   0 .. 7          8 .. 9    10           11     12 .. 15               16 .. 127
@@ -11,7 +11,7 @@
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{Common, PduType};
+use super::{CommonHeader, PduType};
 
 /// DGST: header digests.
 pub const DIGEST_HEADER: u8 = 1 << 0;
@@ -30,12 +30,12 @@ pub const MIN_MAX_H2C_DATA: u32 = 4096;
 #[repr(C)]
 pub struct IcReq {
     /// The common header.
-    pub common: Common,
+    pub common: CommonHeader,
     /// PDU format version.
     pub pfv: U16,
     /// Alignment that the host wants for data sent to it: dwords, 0's based.
     pub hpda: u8,
-    /// Digests the host asks for, `DIGEST_*`.
+    /// Digests that the host requests, `DIGEST_*`.
     pub digest: u8,
     /// R2Ts that may be outstanding for one command, 0's based.
     pub max_r2t: U32,
@@ -49,7 +49,7 @@ impl IcReq {
     #[must_use]
     pub fn new(digest: u8, hpda: u8) -> Self {
         Self {
-            common: Common::new(PduType::IcReq, size_of::<Self>()),
+            common: CommonHeader::new(PduType::IcReq, size_of::<Self>()),
             pfv: U16::new(PFV_1_0),
             hpda,
             digest,
@@ -64,12 +64,12 @@ impl IcReq {
 #[repr(C)]
 pub struct IcResp {
     /// The common header.
-    pub common: Common,
+    pub common: CommonHeader,
     /// PDU format version.
     pub pfv: U16,
     /// Alignment that the controller wants for data sent to it: dwords, 0's based.
     pub cpda: u8,
-    /// Digests agreed on, `DIGEST_*`.
+    /// Negotiated digests, `DIGEST_*`.
     pub digest: u8,
     /// Most data in one H2CData PDU, in bytes: a multiple of 4, at least 4096.
     pub max_h2c_data: U32,
@@ -79,11 +79,11 @@ pub struct IcResp {
 const _: () = assert!(size_of::<IcResp>() == 128);
 
 impl IcResp {
-    /// A response that agrees on `digest` and takes `max_h2c_data` bytes in one H2CData.
+    /// A response that accepts `digest` and up to `max_h2c_data` bytes in one H2CData.
     #[must_use]
     pub fn new(digest: u8, max_h2c_data: u32) -> Self {
         Self {
-            common: Common::new(PduType::IcResp, size_of::<Self>()),
+            common: CommonHeader::new(PduType::IcResp, size_of::<Self>()),
             pfv: U16::new(PFV_1_0),
             cpda: 0,
             digest,

@@ -1,4 +1,4 @@
-//! H2CTermReq and C2HTermReq: a fatal error, then the end (NVMe/TCP 3.6.2.4, 3.6.2.5).
+//! H2CTermReq and C2HTermReq: end a connection after a fatal error (NVMe/TCP 3.6.2.4, 3.6.2.5).
 //!
 //! ```text
 //!  byte   0 .. 7          8 .. 9   10 .. 13   14 .. 23   24 .. 151
@@ -10,10 +10,10 @@
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{Common, PduType};
+use super::{CommonHeader, PduType};
 
 wire::open_enum! {
-    /// FES: what was fatally wrong.
+    /// FES: kind of the fatal error.
     pub enum FatalError: u16 {
         /// A header field is invalid; FEI is its byte offset.
         InvalidHeaderField = 0x01,
@@ -35,10 +35,10 @@ wire::open_enum! {
 #[repr(C)]
 pub struct TermReq {
     /// The common header.
-    pub common: Common,
+    pub common: CommonHeader,
     /// A [`FatalError`].
     pub status: U16,
-    /// FEI: more about it.
+    /// FEI: details.
     pub information: U32,
     /// Reserved.
     pub reserved: [u8; 10],
@@ -52,7 +52,7 @@ impl TermReq {
     /// The header of a request that is followed by `excerpt` bytes of the PDU in error.
     #[must_use]
     pub fn new(kind: PduType, error: FatalError, information: u32, excerpt: usize) -> Self {
-        let mut common = Common::new(kind, size_of::<Self>());
+        let mut common = CommonHeader::new(kind, size_of::<Self>());
         let excerpt = u32::try_from(excerpt).unwrap_or(u32::MAX);
         common.plen = U32::new(common.plen.get().saturating_add(excerpt));
         Self {

@@ -4,40 +4,40 @@ use block::{Bufs, BufsMut};
 use wire::Crc32c;
 
 #[derive(Debug, Default)]
-pub(crate) struct Incoming {
+pub(crate) struct IncomingData {
     buffers: BufsMut,
     /// Where the next byte goes: index of the buffer and offset in it.
-    at: (usize, usize),
-    /// Bytes received, thrown away ones included.
-    pub(crate) filled: u32,
+    position: (usize, usize),
+    /// Bytes received, including discarded ones.
+    pub(crate) received: u32,
     /// A data digest was wrong.
     pub(crate) corrupt: bool,
 }
 
-impl Incoming {
+impl IncomingData {
     pub(crate) fn new(buffers: BufsMut) -> Self {
         Self { buffers, ..Self::default() }
     }
 
-    /// Gives the memory back; what still comes is only counted.
+    /// Releases the memory; further data is only counted.
     pub(crate) fn discard(&mut self) {
-        *self = Self { filled: self.filled, ..Self::default() };
+        *self = Self { received: self.received, ..Self::default() };
     }
 
     /// The rest of the current buffer, at most `limit` bytes; `None` without buffers.
     pub(super) fn space(&mut self, limit: usize) -> Option<&mut [u8]> {
-        let (index, offset) = self.at;
+        let (index, offset) = self.position;
         let buffer = self.buffers.get_mut(index)?;
         let end = buffer.len().min(offset.saturating_add(limit));
         buffer.get_mut(offset..end).filter(|s| !s.is_empty())
     }
 
     pub(super) fn advance(&mut self, n: usize) {
-        self.filled = self.filled.saturating_add(u32::try_from(n).unwrap_or(u32::MAX));
-        let (index, offset) = self.at;
+        self.received = self.received.saturating_add(u32::try_from(n).unwrap_or(u32::MAX));
+        let (index, offset) = self.position;
         if let Some(buffer) = self.buffers.get(index) {
             let full = offset + n >= buffer.len();
-            self.at = if full { (index + 1, 0) } else { (index, offset + n) };
+            self.position = if full { (index + 1, 0) } else { (index, offset + n) };
         }
     }
 
@@ -46,7 +46,7 @@ impl Incoming {
         if self.buffers.is_empty() {
             return None;
         }
-        let end = self.filled as usize;
+        let end = self.received as usize;
         let start = end.saturating_sub(length as usize);
         let (mut crc, mut at) = (Crc32c::new(), 0);
         for buffer in &self.buffers {

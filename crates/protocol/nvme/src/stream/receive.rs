@@ -1,12 +1,13 @@
-//! The way in: headers with their digests, payload to its owner, data digests.
+//! Reception: headers with their digests, payload into its buffers, data digests.
 
 use std::time::Duration;
 
 use zerocopy::FromBytes;
 
-use super::{Digests, Incoming, Tag};
+use super::{Digests, IncomingData, Tag};
 use crate::pdu::{
-    COMMON_BYTES, Common, DIGEST_BYTES, Data, FLAG_DDGST, FLAG_HDGST, FatalError, MAX_HEADER_BYTES,
+    COMMON_BYTES, CommonHeader, DIGEST_BYTES, DataPdu, FLAG_DDGST, FLAG_HDGST, FatalError,
+    MAX_HEADER_BYTES,
 };
 
 /// Byte offsets of header fields that can be wrong, for FEI.
@@ -39,55 +40,55 @@ impl Violation {
         Self { error: FatalError::InvalidHeaderField, information: at }
     }
 
-    /// A PDU that must not come now.
+    /// A PDU that must not arrive now.
     pub(crate) fn sequence() -> Self {
         Self { error: FatalError::PduSequence, information: 0 }
     }
 
-    /// Data, or a wish for data, outside of what is there.
+    /// Data, or a request for data, out of range.
     pub(crate) fn out_of_range() -> Self {
         Self { error: FatalError::DataOutOfRange, information: 0 }
     }
 
-    /// More data, or more wishes for data, than was agreed on.
+    /// More data, or more requests for data, than negotiated.
     pub(crate) fn limit() -> Self {
         Self { error: FatalError::DataLimit, information: 0 }
     }
 }
 
-/// Who knows where the data of a command goes.
-pub(crate) trait Owners {
+/// Provides the buffers for the data of commands.
+pub(crate) trait CommandBuffers {
     /// The data of a command in flight.
-    fn incoming(&mut self, tag: Tag) -> Option<&mut Incoming>;
+    fn incoming(&mut self, tag: Tag) -> Option<&mut IncomingData>;
 }
 
-/// What the bytes that were received have completed.
+/// What the received bytes have completed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Received {
-    /// Nothing that the machine has to look at.
-    Part,
-    /// A common header: [`Receiver::expect`] the rest of it.
-    Common(Common),
-    /// A header, with its digest: let it be [`Receiver::checked`], then go on by one of
-    /// [`Receiver::next_pdu`], [`Receiver::start`] and [`Receiver::wait`].
-    Header(Common),
-    /// The data of a PDU, for this command if it was wanted.
+pub(crate) enum ReceiveEvent {
+    /// Nothing to handle.
+    Incomplete,
+    /// A common header: call [`Receiver::expect_header`].
+    Common(CommonHeader),
+    /// A header, with its digest: call [`Receiver::check_header`], then one of
+    /// [`Receiver::next_pdu`], [`Receiver::start_payload`] and [`Receiver::block_on`].
+    Header(CommonHeader),
+    /// The data of a PDU, of this command unless discarded.
     Data(Option<Tag>),
 }
 
 const SCRATCH_BYTES: usize = 256;
 const _: () = assert!(SCRATCH_BYTES >= MAX_HEADER_BYTES + DIGEST_BYTES);
 
-/// Where reception stands within the byte stream.
+/// State of reception in the byte stream.
 #[derive(Debug)]
 pub(crate) struct Receiver {
     state: State,
-    /// The header being received; also a place to throw bytes away.
+    /// The header being received; also a buffer for discarded bytes.
     scratch: [u8; SCRATCH_BYTES],
     /// Valid bytes of a header at the start of `scratch`.
     header: usize,
-    /// When the peer began to send what it has not finished.
-    since: Option<Duration>,
+    /// When the peer began the unfinished PDU.
+    pdu_started_at: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -98,7 +99,7 @@ enum State {
         need: usize,
     },
     /// In-capsule data waits for its command's admission and memory.
-    Waiting(Payload),
+    Blocked(Payload),
     /// Bytes up to PDO are skipped.
     Padding(Payload),
     Data(Payload),
@@ -112,13 +113,13 @@ enum State {
 /// Data of the PDU being received.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Payload {
-    /// Whose data; `None`: thrown away.
+    /// The command; `None`: discarded.
     tag: Option<Tag>,
     padding: usize,
     /// Length of the data in bytes.
     pub(crate) length: u32,
     /// Bytes of it still to come.
-    left: usize,
+    remaining: usize,
     digest: bool,
 }
 
@@ -126,22 +127,25 @@ const NEXT_PDU: State = State::Header { have: 0, need: COMMON_BYTES };
 
 impl Default for Receiver {
     fn default() -> Self {
-        Self { state: NEXT_PDU, scratch: [0; SCRATCH_BYTES], header: 0, since: None }
+        Self { state: NEXT_PDU, scratch: [0; SCRATCH_BYTES], header: 0, pdu_started_at: None }
     }
 }
 
 impl Receiver {
-    /// Where the next bytes go. `None` while data waits for its memory.
-    pub(crate) fn space<'a>(&'a mut self, owners: &'a mut impl Owners) -> Option<&'a mut [u8]> {
+    /// Buffer for the next bytes. `None` while data waits for its memory.
+    pub(crate) fn space<'a>(
+        &'a mut self,
+        owners: &'a mut impl CommandBuffers,
+    ) -> Option<&'a mut [u8]> {
         match &self.state {
             State::Header { have, need } => Some(&mut self.scratch[*have..*need]),
-            State::Waiting(_) => None,
+            State::Blocked(_) => None,
             State::Padding(p) => Some(&mut self.scratch[..p.padding.min(SCRATCH_BYTES)]),
             State::Digest { have, .. } => Some(&mut self.scratch[*have..DIGEST_BYTES]),
             State::Data(p) => {
-                let sink = &mut self.scratch[..p.left.min(SCRATCH_BYTES)];
+                let sink = &mut self.scratch[..p.remaining.min(SCRATCH_BYTES)];
                 let incoming = p.tag.and_then(|tag| owners.incoming(tag));
-                Some(incoming.and_then(|data| data.space(p.left)).unwrap_or(sink))
+                Some(incoming.and_then(|data| data.space(p.remaining)).unwrap_or(sink))
             }
         }
     }
@@ -151,21 +155,21 @@ impl Receiver {
         &mut self,
         n: usize,
         now: Duration,
-        owners: &mut impl Owners,
-    ) -> Received {
+        owners: &mut impl CommandBuffers,
+    ) -> ReceiveEvent {
         match &mut self.state {
             State::Header { have, need } => {
                 *have += n;
                 let (have, need) = (*have, *need);
                 self.header = have;
-                self.since.get_or_insert(now);
+                self.pdu_started_at.get_or_insert(now);
                 match (have == need, need == COMMON_BYTES) {
-                    (false, _) => return Received::Part,
-                    (true, true) => return Received::Common(self.pdu()),
-                    (true, false) => return Received::Header(self.pdu()),
+                    (false, _) => return ReceiveEvent::Incomplete,
+                    (true, true) => return ReceiveEvent::Common(self.pdu()),
+                    (true, false) => return ReceiveEvent::Header(self.pdu()),
                 }
             }
-            State::Waiting(_) => {}
+            State::Blocked(_) => {}
             State::Padding(p) => {
                 p.padding = p.padding.saturating_sub(n);
                 if p.padding == 0 {
@@ -173,14 +177,14 @@ impl Receiver {
                 }
             }
             State::Data(p) => {
-                p.left = p.left.saturating_sub(n);
+                p.remaining = p.remaining.saturating_sub(n);
                 let p = *p;
                 if let Some(data) = p.tag.and_then(|tag| owners.incoming(tag)) {
                     data.advance(n);
                 }
-                if p.left == 0 && p.digest {
+                if p.remaining == 0 && p.digest {
                     self.state = State::Digest { have: 0, payload: p };
-                } else if p.left == 0 {
+                } else if p.remaining == 0 {
                     return self.data_complete(p);
                 }
             }
@@ -193,10 +197,10 @@ impl Receiver {
                 }
             }
         }
-        Received::Part
+        ReceiveEvent::Incomplete
     }
 
-    fn check_data_digest(&self, payload: Payload, owners: &mut impl Owners) {
+    fn check_data_digest(&self, payload: Payload, owners: &mut impl CommandBuffers) {
         let received = first_u32(&self.scratch);
         if let Some(data) = payload.tag.and_then(|tag| owners.incoming(tag)) {
             let wrong = |crc| crc != received;
@@ -204,16 +208,16 @@ impl Receiver {
         }
     }
 
-    fn data_complete(&mut self, payload: Payload) -> Received {
+    fn data_complete(&mut self, payload: Payload) -> ReceiveEvent {
         self.next_pdu();
-        Received::Data(payload.tag)
+        ReceiveEvent::Data(payload.tag)
     }
 
-    /// The rest of a header whose common part has come: `hlen` bytes in all. `digests` are `None`
-    /// for PDUs that have none whatever was agreed on.
-    pub(crate) fn expect(
+    /// Expects the rest of a header whose common part has arrived: `hlen` bytes in all. `digests`
+    /// is `None` for PDUs that never have digests.
+    pub(crate) fn expect_header(
         &mut self,
-        common: Common,
+        common: CommonHeader,
         hlen: usize,
         digests: Option<Digests>,
     ) -> Result<(), Violation> {
@@ -239,10 +243,10 @@ impl Receiver {
         read.map(|(pdu, _)| pdu).expect("the scratch space is longer than any header")
     }
 
-    /// The header digest is right, and the data lies where it can. `None` without data.
-    pub(crate) fn checked(
+    /// Checks the header digest and the position of the data. `None` without data.
+    pub(crate) fn check_header(
         &mut self,
-        common: Common,
+        common: CommonHeader,
         digests: Digests,
     ) -> Result<Option<Payload>, Violation> {
         let need = self.header;
@@ -255,39 +259,45 @@ impl Receiver {
                 return Err(Violation { error, information: digest });
             }
         }
-        payload(common, need, digests)
+        locate_payload(common, need, digests)
     }
 
-    /// Receives the data of a PDU, if it has any, for `tag`; without one it is thrown away.
-    pub(crate) fn start(&mut self, payload: Option<Payload>, tag: Option<Tag>, now: Duration) {
+    /// Receives the data of a PDU, if any, for `tag`; without a tag it is discarded.
+    pub(crate) fn start_payload(
+        &mut self,
+        payload: Option<Payload>,
+        tag: Option<Tag>,
+        now: Duration,
+    ) {
         match payload {
             None => self.next_pdu(),
             Some(p) => self.begin(Payload { tag, ..p }, now),
         }
     }
 
-    /// Keeps the data of `tag` waiting until [`Self::resume`] or [`Self::drop_waiting`].
-    pub(crate) fn wait(&mut self, payload: Option<Payload>, tag: Tag) {
-        self.since = None;
+    /// Blocks reception before the data of `tag` until [`Self::resume`] or
+    /// [`Self::discard_blocked`].
+    pub(crate) fn block_on(&mut self, payload: Option<Payload>, tag: Tag) {
+        self.pdu_started_at = None;
         self.state = match payload {
-            Some(p) => State::Waiting(Payload { tag: Some(tag), ..p }),
+            Some(p) => State::Blocked(Payload { tag: Some(tag), ..p }),
             None => NEXT_PDU,
         };
     }
 
-    /// The memory for the data of `tag` is there.
+    /// Continues: the memory for the data of `tag` is available.
     pub(crate) fn resume(&mut self, tag: Tag, now: Duration) {
-        if let State::Waiting(p) = self.state
+        if let State::Blocked(p) = self.state
             && p.tag == Some(tag)
         {
             self.begin(p, now);
         }
     }
 
-    /// Nobody wants the data of `tag` any more.
-    pub(crate) fn drop_waiting(&mut self, tag: Tag, now: Duration) {
+    /// Discards the data of `tag`.
+    pub(crate) fn discard_blocked(&mut self, tag: Tag, now: Duration) {
         match &mut self.state {
-            State::Waiting(p) if p.tag == Some(tag) => {
+            State::Blocked(p) if p.tag == Some(tag) => {
                 let p = Payload { tag: None, ..*p };
                 self.begin(p, now);
             }
@@ -301,34 +311,34 @@ impl Receiver {
     }
 
     fn begin(&mut self, payload: Payload, now: Duration) {
-        self.since = Some(now);
+        self.pdu_started_at = Some(now);
         self.state =
             if payload.padding > 0 { State::Padding(payload) } else { State::Data(payload) };
     }
 
     pub(crate) fn next_pdu(&mut self) {
-        self.since = None;
+        self.pdu_started_at = None;
         self.state = NEXT_PDU;
     }
 
-    /// A place for bytes that nobody wants.
-    pub(crate) fn sink(&mut self) -> &mut [u8] {
+    /// Buffer for discarded bytes.
+    pub(crate) fn discard_space(&mut self) -> &mut [u8] {
         &mut self.scratch
     }
 
-    /// The header received last, or as much of it as has come.
+    /// The header received last, or the part that has arrived.
     pub(crate) fn header(&self) -> &[u8] {
         &self.scratch[..self.header.min(MAX_HEADER_BYTES)]
     }
 
-    /// Since when the peer owes the rest of a PDU.
-    pub(crate) fn since(&self) -> Option<Duration> {
-        self.since
+    /// Since when a PDU of the peer is incomplete.
+    pub(crate) fn pdu_started_at(&self) -> Option<Duration> {
+        self.pdu_started_at
     }
 }
 
-impl Data {
-    /// The bytes of data that this header and its payload agree on.
+impl DataPdu {
+    /// The data length, if header and payload agree on it.
     pub(crate) fn agreed_length(&self, payload: Option<Payload>) -> Result<u32, Violation> {
         let length = self.length.get();
         if payload.map_or(0, |p| p.length) != length || length == 0 {
@@ -338,8 +348,12 @@ impl Data {
     }
 }
 
-/// Where the data of a PDU lies, behind `need` bytes of header.
-fn payload(common: Common, need: usize, digests: Digests) -> Result<Option<Payload>, Violation> {
+/// Position of the data of a PDU, after `need` bytes of header.
+fn locate_payload(
+    common: CommonHeader,
+    need: usize,
+    digests: Digests,
+) -> Result<Option<Payload>, Violation> {
     let plen = common.plen.get() as usize;
     if plen == need {
         return Ok(None);
@@ -356,7 +370,7 @@ fn payload(common: Common, need: usize, digests: Digests) -> Result<Option<Paylo
     let left = left.ok_or(Violation::field(at::PLEN))?;
     let length = u32::try_from(left).map_err(|_| Violation::field(at::PLEN))?;
     let padding = offset - need;
-    Ok(Some(Payload { tag: None, padding, length, left, digest: digests.data }))
+    Ok(Some(Payload { tag: None, padding, length, remaining: left, digest: digests.data }))
 }
 
 fn first_u32(bytes: &[u8]) -> u32 {

@@ -1,4 +1,4 @@
-//! The way out: PDUs with their digests and padding.
+//! Sending: PDUs with their digests and padding.
 
 use block::Bufs;
 use frame::SendQueue;
@@ -8,7 +8,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::{Digests, Violation};
 use crate::pdu::{
-    CapsuleCmd, Common, DIGEST_BYTES, FLAG_DDGST, FLAG_HDGST, MAX_HEADER_BYTES, PduType, TermReq,
+    CapsuleCmd, CommonHeader, DIGEST_BYTES, FLAG_DDGST, FLAG_HDGST, MAX_HEADER_BYTES, PduType,
+    TermReq,
 };
 
 /// Longest header of a PDU that has digests, in bytes.
@@ -17,59 +18,64 @@ const HEADER_BYTES: usize = size_of::<CapsuleCmd>();
 /// Zeroes for padding up to the largest alignment of data.
 const PADDING: [u8; 128] = [0; 128];
 
-/// Puts PDUs together, and knows how much of what it was given has been sent.
+/// Builds PDUs, and tracks how much of its output has been sent.
 #[derive(Debug)]
 pub(crate) struct Sender {
-    /// What waits to be sent.
+    /// Data to send.
     pub(crate) out: SendQueue,
-    /// Digests agreed on.
+    /// Negotiated digests.
     pub(crate) digests: Digests,
-    /// Alignment of data that the peer wants, in bytes.
+    /// Alignment of data that the peer requested, in bytes.
     pub(crate) alignment: usize,
-    /// Bytes ever put into `out`.
-    pushed: u64,
+    /// Bytes ever queued in `out`.
+    queued_total: u64,
 }
 
 impl Default for Sender {
     fn default() -> Self {
-        Self { out: SendQueue::default(), digests: Digests::default(), alignment: 4, pushed: 0 }
+        Self {
+            out: SendQueue::default(),
+            digests: Digests::default(),
+            alignment: 4,
+            queued_total: 0,
+        }
     }
 }
 
 impl Sender {
-    /// Bytes ever given to this.
-    pub(crate) fn pushed(&self) -> u64 {
-        self.pushed
+    /// Bytes ever queued.
+    pub(crate) fn queued_total(&self) -> u64 {
+        self.queued_total
     }
 
     /// Bytes of them that have been sent.
-    pub(crate) fn sent(&self) -> u64 {
-        self.pushed - self.out.len() as u64
+    pub(crate) fn sent_total(&self) -> u64 {
+        self.queued_total - self.out.len() as u64
     }
 
-    /// Sends a PDU that has no digests and no data, whatever was agreed on.
+    /// Sends a PDU that has neither data nor, ever, digests.
     pub(crate) fn push(&mut self, bytes: &[u8]) {
-        self.pushed += bytes.len() as u64;
+        self.queued_total += bytes.len() as u64;
         self.out.push_bytes(bytes);
     }
 
-    /// Sends a PDU: this header, which begins with a common header, and `data`. Lengths and
-    /// digests are put in here, `flags` beside them.
+    /// Sends a PDU: this header, which begins with a common header, and `data`. Sets lengths and
+    /// digests, and adds `flags`.
     pub(crate) fn pdu(&mut self, header: &[u8], flags: u8, data: &Bufs) {
         let mut bytes = [0; HEADER_BYTES + DIGEST_BYTES];
         let hlen = header.len();
         bytes[..hlen].copy_from_slice(header);
         let header_end = hlen + if self.digests.header { DIGEST_BYTES } else { 0 };
-        let (common, _) = Common::mut_from_prefix(&mut bytes).expect("longer than that");
+        let (common, _) = CommonHeader::mut_from_prefix(&mut bytes).expect("longer than that");
         common.flags = flags | if self.digests.header { FLAG_HDGST } else { 0 };
-        common.plen = U32::new(small(header_end));
+        common.plen = U32::new(u32_len(header_end));
         let data_at = header_end.next_multiple_of(self.alignment);
         if !data.is_empty() {
             let trailer = if self.digests.data { DIGEST_BYTES } else { 0 };
             common.flags |= if self.digests.data { FLAG_DDGST } else { 0 };
             common.pdo =
                 u8::try_from(data_at).expect("headers and alignment are at most 128 bytes");
-            common.plen = U32::new(small(data_at + data.len() + trailer));
+            common.plen = U32::new(u32_len(data_at + data.len() + trailer));
         }
         if self.digests.header {
             let digest = wire::crc32c(&bytes[..hlen]).to_le_bytes();
@@ -84,9 +90,9 @@ impl Sender {
         }
     }
 
-    /// Data, and its digest.
+    /// Queues data and its digest.
     fn data(&mut self, data: &Bufs) {
-        self.pushed += data.len() as u64;
+        self.queued_total += data.len() as u64;
         self.out.push_data(data);
         if self.digests.data {
             let crc = data.iter().fold(Crc32c::new(), |crc, piece| crc.update(piece));
@@ -94,7 +100,7 @@ impl Sender {
         }
     }
 
-    /// Tells the peer what it did, and shows it the `header` in which it did.
+    /// Reports a violation to the peer, with the offending `header`.
     pub(crate) fn terminate(&mut self, kind: PduType, violation: Violation, header: &[u8]) {
         let Violation { error, information } = violation;
         let mut pdu = [0; size_of::<TermReq>() + MAX_HEADER_BYTES];
@@ -107,6 +113,6 @@ impl Sender {
 }
 
 /// A length in bytes that is bounded by the size of one transfer.
-pub(crate) fn small(bytes: usize) -> u32 {
+pub(crate) fn u32_len(bytes: usize) -> u32 {
     u32::try_from(bytes).expect("transfers are shorter than 4 GiB")
 }

@@ -5,8 +5,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::entry::{Cqe, Sgl};
 use crate::pdu::{
-    CapsuleCmd, CapsuleResp, Common, DIGEST_DATA, DIGEST_HEADER, Data, FLAG_DDGST, FLAG_HDGST,
-    FLAG_LAST, FLAG_SUCCESS, FatalError, IcReq, IcResp, PduType, R2t, TermReq,
+    CapsuleCmd, CapsuleResp, CommonHeader, DIGEST_DATA, DIGEST_HEADER, DataPdu, FLAG_DDGST,
+    FLAG_HDGST, FLAG_LAST, FLAG_SUCCESS, FatalError, IcReq, IcResp, PduType, R2t, TermReq,
 };
 use crate::{Sqe, Status};
 
@@ -28,7 +28,7 @@ pub enum Reply {
 
 /// What a host says and how it reads what it gets.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Host {
+pub struct ScriptedHost {
     /// Whether headers carry digests.
     pub header_digest: bool,
     /// Whether data carries digests.
@@ -41,7 +41,7 @@ fn word(bytes: usize) -> u32 {
     u32::try_from(bytes).expect("a PDU is small")
 }
 
-impl Host {
+impl ScriptedHost {
     /// A host that asks for both digests.
     #[must_use]
     pub fn with_digests() -> Self {
@@ -107,7 +107,7 @@ impl Host {
     /// A piece of data that was asked for.
     #[must_use]
     pub fn h2c(&self, cid: u16, ttag: u16, offset: u32, data: &[u8], last: bool) -> Vec<u8> {
-        let mut header = Data::new(PduType::H2CData, cid, ttag, offset, word(data.len()));
+        let mut header = DataPdu::new(PduType::H2CData, cid, ttag, offset, word(data.len()));
         header.common.flags = if last { FLAG_LAST } else { 0 };
         self.pdu(header.as_bytes(), data, 0)
     }
@@ -136,7 +136,7 @@ impl Host {
     /// If one is not what a controller sends.
     pub fn parse(&self, bytes: &mut Vec<u8>) -> Vec<Reply> {
         let mut out = Vec::new();
-        while let Ok((common, _)) = Common::read_from_prefix(bytes) {
+        while let Ok((common, _)) = CommonHeader::read_from_prefix(bytes) {
             let plen = common.plen.get() as usize;
             if bytes.len() < plen {
                 break;
@@ -148,7 +148,7 @@ impl Host {
         out
     }
 
-    fn reply(&self, common: Common, pdu: &[u8]) -> Reply {
+    fn reply(&self, common: CommonHeader, pdu: &[u8]) -> Reply {
         let hlen = usize::from(common.hlen);
         if common.kind() == PduType::IcResp {
             let resp = IcResp::read_from_bytes(pdu).expect("its length");
@@ -195,8 +195,8 @@ impl Host {
         }
     }
 
-    fn data(&self, common: Common, pdu: &[u8], header_end: usize) -> Reply {
-        let (header, _) = Data::read_from_prefix(pdu).expect("its length");
+    fn data(&self, common: CommonHeader, pdu: &[u8], header_end: usize) -> Reply {
+        let (header, _) = DataPdu::read_from_prefix(pdu).expect("its length");
         let pdo = usize::from(common.pdo);
         let alignment = (usize::from(self.hpda) + 1) * 4;
         assert!(pdo >= header_end && pdo.is_multiple_of(alignment), "PDO {pdo}");

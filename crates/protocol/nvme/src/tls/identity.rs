@@ -1,13 +1,13 @@
-//! Names of keys, as a ClientHello has them (NVMe/TCP Transport 1.0c, 3.6.1.3).
+//! Key identities in a ClientHello
 
 use std::fmt;
 
-use super::Suite;
+use super::CipherSuite;
 
 /// Length in bytes of the longest NQN.
 const NQN_BYTES: usize = 223;
 
-/// A name that says between whom a key is, and what it is for.
+/// An identity: purpose, host and subsystem of a key.
 ///
 /// ```text
 /// NVMe1R01 HOSTNQN SUBNQN DIGEST      version 1 (TP 8018)
@@ -15,8 +15,8 @@ const NQN_BYTES: usize = 223;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity<'a> {
-    /// What protects connections by its key.
-    pub suite: Suite,
+    /// Cipher suite of the key.
+    pub suite: CipherSuite,
     /// The host.
     pub hostnqn: &'a str,
     /// The subsystem.
@@ -26,14 +26,14 @@ pub struct Identity<'a> {
 }
 
 impl<'a> Identity<'a> {
-    /// Reads an identity of a configured key (`R`); `None` if it is none, or of a version that is not known.
+    /// Parses an identity of a configured key (`R`); `None` if invalid or of an unknown version.
     #[must_use]
     pub fn parse(bytes: &'a [u8]) -> Option<Self> {
         let text = std::str::from_utf8(bytes).ok()?;
         let mut parts = text.split(' ');
         let head = parts.next()?;
         let (version, digits) = head.strip_prefix("NVMe")?.split_once('R')?;
-        let suite = Suite::of(digits)?;
+        let suite = CipherSuite::from_digits(digits)?;
         let (hostnqn, subnqn) = (nqn(parts.next()?)?, nqn(parts.next()?)?);
         let digest = match version {
             "0" => None,
@@ -44,7 +44,7 @@ impl<'a> Identity<'a> {
     }
 }
 
-/// `text`, if it may be an NQN.
+/// `text`, if it is a valid NQN.
 fn nqn(text: &str) -> Option<&str> {
     let is_one = !text.is_empty() && text.len() <= NQN_BYTES && !text.contains(char::is_control);
     is_one.then_some(text)
@@ -65,7 +65,7 @@ mod tests {
     #[test]
     fn identities_read_back_as_they_are_written() {
         let (hostnqn, subnqn) = ("nqn.2026-01.com.example:h", "nqn.2026-01.com.example:s");
-        for suite in Suite::ALL {
+        for suite in CipherSuite::ALL {
             for digest in [None, Some("iSbjiStwJ/1TrTvDlt2fjFmzvsytOJelidNnA+X5lEU=")] {
                 let identity = Identity { suite, hostnqn, subnqn, digest };
                 assert_eq!(Identity::parse(identity.to_string().as_bytes()), Some(identity));

@@ -1,4 +1,4 @@
-//! Keys as people hand them round: the PSK interchange format (NVMe/TCP Transport 1.0c, 3.6.1).
+//! Keys in their text form:
 
 use std::fmt;
 
@@ -7,47 +7,47 @@ use base64::engine::general_purpose::STANDARD;
 use crc_fast::{CrcAlgorithm, checksum};
 use zeroize::Zeroizing;
 
-use super::Suite;
-use super::psk::{Layout, Psks, expand};
-use crate::auth::Hidden;
+use super::CipherSuite;
+use super::psk::{HkdfLabelLayout, Psks, hkdf_expand_label};
+use crate::auth::SecretBytes;
 
-/// What a key begins with.
+/// Prefix of a key.
 const PREFIX: &str = "NVMeTLSkey-1:";
 
-/// The configured key of a host and a subsystem; never shown.
+/// The configured key of a host and a subsystem; never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct TlsKey {
-    suite: Suite,
-    /// Whether it is made a key of its host first.
+    suite: CipherSuite,
+    /// Whether it is first transformed with the host's name.
     transformed: bool,
-    bytes: Hidden,
+    bytes: SecretBytes,
 }
 
-/// Why something is not a key. Does not tell what was given.
+/// Why a text is not a key. Does not contain the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadKey {
-    /// It does not look like one.
+    /// Wrong form.
     #[error("a key has the form NVMeTLSkey-1:hh:BASE64:")]
     Form,
-    /// The hash of its transformation does not exist.
+    /// Unknown hash of the transformation.
     #[error("a key is transformed by 00 (nothing), 01 (SHA-256) or 02 (SHA-384)")]
     Transform,
     /// Not Base64.
     #[error("the third part of a key is not Base64")]
     Base64,
-    /// It is of a length that no key has, or not one of its hash.
+    /// A length that no key has, or not that of its hash.
     #[error(
         "a key has as many bytes as its hash, 32 (SHA-256) or 48 (SHA-384), and a checksum of 4"
     )]
     Length,
-    /// It was mistyped, or is not whole.
+    /// Wrong checksum: mistyped or incomplete.
     #[error("the checksum of the key is wrong: it was mistyped")]
     Checksum,
 }
 
 impl TlsKey {
-    /// Reads a key: `NVMeTLSkey-1:`, two digits for the hash of its transformation, `:`, and in Base64 the key with its
-    /// CRC-32, `:`.
+    /// Parses a key: `NVMeTLSkey-1:`, two digits for the hash of its transformation, `:`, and in
+    /// Base64 the key with its CRC-32, `:`.
     ///
     /// # Errors
     /// [`BadKey`].
@@ -57,11 +57,11 @@ impl TlsKey {
             rest.and_then(|rest| rest.split_once(':')).ok_or(BadKey::Form)?;
         let transform = match transform {
             "00" => None,
-            digits => Some(Suite::of(digits).ok_or(BadKey::Transform)?),
+            digits => Some(CipherSuite::from_digits(digits).ok_or(BadKey::Transform)?),
         };
         let decoded = Zeroizing::new(STANDARD.decode(encoded).map_err(|_| BadKey::Base64)?);
         let (bytes, crc) = decoded.split_last_chunk().ok_or(BadKey::Length)?;
-        let mut suites = Suite::ALL.into_iter();
+        let mut suites = CipherSuite::ALL.into_iter();
         let suite = suites.find(|s| s.key_len() == bytes.len()).ok_or(BadKey::Length)?;
         if transform.is_some_and(|of| of != suite) {
             return Err(BadKey::Length);
@@ -70,27 +70,27 @@ impl TlsKey {
             return Err(BadKey::Checksum);
         }
         let transformed = transform.is_some();
-        Ok(Self { suite, transformed, bytes: Hidden::new(bytes.to_vec()) })
+        Ok(Self { suite, transformed, bytes: SecretBytes::new(bytes.to_vec()) })
     }
 
-    /// What protects connections by this key.
+    /// Cipher suite of this key.
     #[must_use]
-    pub fn suite(&self) -> Suite {
+    pub fn suite(&self) -> CipherSuite {
         self.suite
     }
 
-    /// What TLS has of it between this host and this subsystem, in every way in which hosts derive it.
+    /// The PSKs derived from it for this host and this subsystem, in every way that hosts use.
     #[must_use]
     pub fn psks<'a>(&'a self, hostnqn: &'a str, subnqn: &'a str) -> Psks<'a> {
         Psks::new(self, hostnqn, subnqn)
     }
 
-    /// The retained key (3.6.1); `None` if the host's name is too long for that.
-    pub(super) fn retained(&self, layout: Layout, hostnqn: &str) -> Option<Hidden> {
+    /// The retained key (3.6.1); `None` if the host's name is too long.
+    pub(super) fn retained(&self, layout: HkdfLabelLayout, hostnqn: &str) -> Option<SecretBytes> {
         if !self.transformed {
             return Some(self.bytes.clone());
         }
-        expand(self.suite.hash(), self.bytes.bytes(), layout, "HostNQN", hostnqn)
+        hkdf_expand_label(self.suite.hash(), self.bytes.bytes(), layout, "HostNQN", hostnqn)
     }
 }
 
@@ -104,28 +104,28 @@ impl fmt::Debug for TlsKey {
 mod tests {
     use super::*;
 
-    /// The first two come from `nvme gen-tls-key` 2.3, the others from a Base64 and a CRC-32 of Python's.
+    /// The first two are from `nvme gen-tls-key` 2.3, the others from Python's Base64 and CRC-32.
     #[test]
     fn keys_have_the_interchange_format() {
         for (text, suite, transformed) in [
             (
                 "NVMeTLSkey-1:01:0QkSudaQUIS892CTNQHqj1hCLcYfg7th53njjkT/K02byNhe:",
-                Suite::Aes128Sha256,
+                CipherSuite::Aes128Sha256,
                 true,
             ),
             (
                 "NVMeTLSkey-1:02:i1nGBt2koN6FxNc94NCqX05byeoU1Y1oung/stvgiClhcwCJUu4hIHQOHnr3XxQAdLgN5w==:",
-                Suite::Aes256Sha384,
+                CipherSuite::Aes256Sha384,
                 true,
             ),
             (
                 "NVMeTLSkey-1:00:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:",
-                Suite::Aes128Sha256,
+                CipherSuite::Aes128Sha256,
                 false,
             ),
             (
                 "NVMeTLSkey-1:00:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwP/w0S89ELi3W2LxIcLXVsDn8kXZQ==:",
-                Suite::Aes256Sha384,
+                CipherSuite::Aes256Sha384,
                 false,
             ),
         ] {

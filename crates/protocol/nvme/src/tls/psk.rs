@@ -6,44 +6,44 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use zeroize::Zeroizing;
 
-use super::{Identity, Suite, TlsKey};
-use crate::auth::{Hash, Hidden};
+use super::{CipherSuite, Identity, TlsKey};
+use crate::auth::{Hash, SecretBytes};
 
-/// What is digested together with the names.
+/// Constant hashed with the names.
 const PURPOSE: &[u8] = b" NVMe-over-Fabrics";
 
-/// How HKDF's label is laid out.
+/// Layout of HKDF's label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Layout {
+pub(super) enum HkdfLabelLayout {
     /// By RFC 8446, 7.1.
     Standard,
-    /// Without the lengths of its parts, and with the length of the result in the order of x86: by libnvme 1.7 to
-    /// 1.15.
+    /// Without the lengths of its parts, and with the output length in x86 byte order: libnvme 1.7
+    /// to 1.15.
     Unsized,
 }
 
-/// A key as TLS uses it, with its name.
+/// A PSK as TLS uses it, with its identity.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Psk {
     identity: String,
-    suite: Suite,
-    key: Hidden,
+    suite: CipherSuite,
+    key: SecretBytes,
 }
 
 impl Psk {
-    /// What a ClientHello calls it.
+    /// Its identity in a ClientHello.
     #[must_use]
     pub fn identity(&self) -> &str {
         &self.identity
     }
 
-    /// What protects connections by it.
+    /// Its cipher suite.
     #[must_use]
-    pub fn suite(&self) -> Suite {
+    pub fn suite(&self) -> CipherSuite {
         self.suite
     }
 
-    /// The key itself, for TLS and nobody else.
+    /// The key itself, only for TLS.
     #[must_use]
     pub fn key(&self) -> &[u8] {
         self.key.bytes()
@@ -56,29 +56,29 @@ impl fmt::Debug for Psk {
     }
 }
 
-/// The keys that hosts may have derived from a configured one, what the specification says first. Two of them may have
-/// the same identity.
+/// The PSKs that hosts may derive from a configured key, the specification's first. Two of them may
+/// have the same identity.
 #[derive(Debug)]
 pub struct Psks<'a> {
     key: &'a TlsKey,
     hostnqn: &'a str,
     subnqn: &'a str,
-    ways: std::slice::Iter<'static, (Layout, bool)>,
+    derivations: std::slice::Iter<'static, (HkdfLabelLayout, bool)>,
 }
 
 impl<'a> Psks<'a> {
     pub(super) fn new(key: &'a TlsKey, hostnqn: &'a str, subnqn: &'a str) -> Self {
-        /// With which layout; whether the identity has a digest (version 1).
-        const WAYS: [(Layout, bool); 4] = [
-            (Layout::Standard, true),
-            (Layout::Standard, false),
-            (Layout::Unsized, true),
-            (Layout::Unsized, false),
+        /// Layout, and whether the identity has a digest (version 1).
+        const WAYS: [(HkdfLabelLayout, bool); 4] = [
+            (HkdfLabelLayout::Standard, true),
+            (HkdfLabelLayout::Standard, false),
+            (HkdfLabelLayout::Unsized, true),
+            (HkdfLabelLayout::Unsized, false),
         ];
-        Self { key, hostnqn, subnqn, ways: WAYS.iter() }
+        Self { key, hostnqn, subnqn, derivations: WAYS.iter() }
     }
 
-    fn derive(&self, layout: Layout, with_digest: bool) -> Option<Psk> {
+    fn derive(&self, layout: HkdfLabelLayout, with_digest: bool) -> Option<Psk> {
         let suite = self.key.suite();
         let retained = self.key.retained(layout, self.hostnqn)?;
         let digest = with_digest.then(|| {
@@ -91,7 +91,8 @@ impl<'a> Psks<'a> {
             Some(digest) => &format!("{} {digest}", suite.digits()),
             None => &identity,
         };
-        let key = expand(suite.hash(), retained.bytes(), layout, "nvme-tls-psk", context)?;
+        let key =
+            hkdf_expand_label(suite.hash(), retained.bytes(), layout, "nvme-tls-psk", context)?;
         Some(Psk { identity, suite, key })
     }
 }
@@ -101,7 +102,7 @@ impl Iterator for Psks<'_> {
 
     fn next(&mut self) -> Option<Psk> {
         loop {
-            let &(layout, with_digest) = self.ways.next()?;
+            let &(layout, with_digest) = self.derivations.next()?;
             if let Some(psk) = self.derive(layout, with_digest) {
                 return Some(psk);
             }
@@ -109,30 +110,30 @@ impl Iterator for Psks<'_> {
     }
 }
 
-/// HKDF-Extract without salt, then HKDF-Expand-Label to the length of the hash; `None` if the context is too long for
-/// the label.
-pub(super) fn expand(
+/// HKDF-Extract without salt, then HKDF-Expand-Label to the length of the hash; `None` if the
+/// context is too long for the label.
+pub(super) fn hkdf_expand_label(
     hash: Hash,
     key: &[u8],
-    layout: Layout,
+    layout: HkdfLabelLayout,
     label: &str,
     context: &str,
-) -> Option<Hidden> {
+) -> Option<SecretBytes> {
     const NO_SALT: [u8; Hash::MAX_LEN] = [0; Hash::MAX_LEN];
-    /// What HKDF-Expand counts its blocks with; the result is one block.
+    /// Block counter of HKDF-Expand; the result is one block.
     const FIRST: [u8; 1] = [1];
     let len = u16::from(hash.hl());
     let label_len = [u8::try_from("tls13 ".len() + label.len()).ok()?];
     let context_len = [u8::try_from(context.len()).ok()];
     let (len, label_len, context_len) = match (layout, context_len) {
-        (Layout::Standard, [Some(n)]) => (len.to_be_bytes(), &label_len[..], vec![n]),
-        (Layout::Standard, [None]) => return None,
-        (Layout::Unsized, _) => (len.to_le_bytes(), &[][..], vec![]),
+        (HkdfLabelLayout::Standard, [Some(n)]) => (len.to_be_bytes(), &label_len[..], vec![n]),
+        (HkdfLabelLayout::Standard, [None]) => return None,
+        (HkdfLabelLayout::Unsized, _) => (len.to_le_bytes(), &[][..], vec![]),
     };
     let parts: [&[u8]; 7] =
         [&len, label_len, b"tls13 ", label.as_bytes(), &context_len, context.as_bytes(), &FIRST];
     let extracted = Zeroizing::new(hash.hmac(&NO_SALT[..hash.len()], &[key]).as_ref().to_vec());
-    Some(Hidden::new(hash.hmac(&extracted, &parts).as_ref().to_vec()))
+    Some(SecretBytes::new(hash.hmac(&extracted, &parts).as_ref().to_vec()))
 }
 
 #[cfg(test)]
@@ -143,8 +144,9 @@ mod tests {
         bytes.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// The digests of the transformed keys are those of libnvme's own tests (`test/psk.c` of 1.16, with and without
-    /// `compat`); all digests and keys were calculated by Python's `hmac` as well, from RFC 5869 and RFC 8446, 7.1.
+    /// The digests of the transformed keys are those of libnvme's own tests (`test/psk.c` of 1.16,
+    /// with and without `compat`); all digests and keys were calculated by Python's `hmac` as well,
+    /// from RFC 5869 and RFC 8446, 7.1.
     #[test]
     fn keys_are_those_of_others() {
         const HOST: &str = "nqn.psk-test-host";

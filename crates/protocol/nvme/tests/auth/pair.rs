@@ -4,8 +4,9 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use nvme::auth::{
-    Config, End, Explanation, Fresh, Group, Hash, Next, Policy, Prover, Responder, Secret,
-    SharedConfig, Work,
+    AuthFailure, AuthPolicy, Config, ControllerAuthenticator, DhComputation, DhGroup,
+    FailureExplanation, Hash, HostAuthenticator, HostStep, Secret, SharedConfig,
+    TransactionRandomness,
 };
 
 pub(crate) const HOST: &str =
@@ -27,11 +28,11 @@ pub(crate) fn secret(text: &str) -> Secret {
     Secret::parse(text).expect("a secret")
 }
 
-pub(crate) fn policy(hash: Hash, group: Group) -> Policy {
-    Policy::new(&[hash], &[group]).expect("not empty")
+pub(crate) fn policy(hash: Hash, group: DhGroup) -> AuthPolicy {
+    AuthPolicy::new(&[hash], &[group]).expect("not empty")
 }
 
-pub(crate) fn config(policy: Policy, mutual: bool) -> Config {
+pub(crate) fn config(policy: AuthPolicy, mutual: bool) -> Config {
     Config {
         host_nqn: HOST.into(),
         subsystem_nqn: SUBSYSTEM.into(),
@@ -42,23 +43,29 @@ pub(crate) fn config(policy: Policy, mutual: bool) -> Config {
 }
 
 /// What the controller is lent of the unforeseeable.
-fn of_controller() -> Fresh {
+fn of_controller() -> TransactionRandomness {
     let bytes: Vec<u8> = (0u8..120).collect();
-    Fresh::new(NonZeroU32::new(0x0102_0304).expect("not 0"), &bytes.try_into().expect("120 bytes"))
+    TransactionRandomness::new(
+        NonZeroU32::new(0x0102_0304).expect("not 0"),
+        &bytes.try_into().expect("120 bytes"),
+    )
 }
 
 /// What the host is lent of it.
-pub(crate) fn of_host() -> Fresh {
+pub(crate) fn of_host() -> TransactionRandomness {
     let bytes: Vec<u8> = (0u8..120).map(|i| 255 - i).collect();
-    Fresh::new(NonZeroU32::new(0xa0b0_c0d0).expect("not 0"), &bytes.try_into().expect("120 bytes"))
+    TransactionRandomness::new(
+        NonZeroU32::new(0xa0b0_c0d0).expect("not 0"),
+        &bytes.try_into().expect("120 bytes"),
+    )
 }
 
 pub(crate) struct Pair {
-    pub(crate) responder: Responder,
+    pub(crate) responder: ControllerAuthenticator,
     pub(crate) controller: SharedConfig,
     host: SharedConfig,
     transaction: u16,
-    pub(crate) prover: Prover,
+    pub(crate) prover: HostAuthenticator,
     /// AUTH_Negotiate, which the host has sent and the controller not seen.
     pub(crate) negotiate: Vec<u8>,
 }
@@ -66,13 +73,13 @@ pub(crate) struct Pair {
 impl Pair {
     pub(crate) fn new(controller: Config, host: Config) -> Self {
         let (host, controller) = (Arc::new(host), Arc::new(controller));
-        let (prover, negotiate) = Prover::start(SharedConfig::clone(&host), T_ID);
-        let responder = Responder::default();
+        let (prover, negotiate) = HostAuthenticator::start(SharedConfig::clone(&host), T_ID);
+        let responder = ControllerAuthenticator::default();
         Self { responder, controller, host, prover, negotiate, transaction: T_ID }
     }
 
     /// Both are configured alike.
-    pub(crate) fn alike(hash: Hash, group: Group, mutual: bool) -> Self {
+    pub(crate) fn alike(hash: Hash, group: DhGroup, mutual: bool) -> Self {
         let config = config(policy(hash, group), mutual);
         Self::new(config.clone(), config)
     }
@@ -81,27 +88,27 @@ impl Pair {
     pub(crate) fn again(&mut self) {
         self.transaction += 1;
         let host = SharedConfig::clone(&self.host);
-        (self.prover, self.negotiate) = Prover::start(host, self.transaction);
+        (self.prover, self.negotiate) = HostAuthenticator::start(host, self.transaction);
     }
 
     /// What the controller says to a message.
     pub(crate) fn ask(&mut self, message: &[u8]) -> Vec<u8> {
         if let Some(work) = self.send(message) {
-            self.responder.done(work.run());
+            self.responder.on_computed(work.run());
         }
-        self.responder.receive(ROOM).expect("room")
+        self.responder.on_receive(ROOM).expect("room")
     }
 
     /// Has the controller take a message.
-    pub(crate) fn send(&mut self, message: &[u8]) -> Option<Work> {
+    pub(crate) fn send(&mut self, message: &[u8]) -> Option<DhComputation> {
         let config = SharedConfig::clone(&self.controller);
-        self.responder.send(message, || (config, of_controller()))
+        self.responder.on_send(message, || (config, of_controller()))
     }
 
     /// What the host does about a message.
-    pub(crate) fn tell(&mut self, message: &[u8]) -> Next {
+    pub(crate) fn tell(&mut self, message: &[u8]) -> HostStep {
         match self.prover.receive(message, of_host) {
-            Next::Compute(work) => self.prover.done(work.run()).expect("wanted"),
+            HostStep::Compute(work) => self.prover.on_computed(work.run()).expect("wanted"),
             next => next,
         }
     }
@@ -111,7 +118,7 @@ impl Pair {
         let negotiate = self.negotiate.clone();
         let challenge = self.ask(&negotiate);
         match self.tell(&challenge) {
-            Next::Send(reply) => (challenge, reply),
+            HostStep::Send(reply) => (challenge, reply),
             other => panic!("no reply but {other:?}"),
         }
     }
@@ -121,12 +128,12 @@ impl Pair {
         let (_, reply) = self.challenged();
         let success1 = self.ask(&reply);
         match self.tell(&success1) {
-            Next::Proved(Some(success2)) => {
+            HostStep::Authenticated(Some(success2)) => {
                 assert!(!self.responder.is_authenticated(), "before Success2");
                 assert!(self.send(&success2).is_none());
                 (success1, Some(success2))
             }
-            Next::Proved(None) => (success1, None),
+            HostStep::Authenticated(None) => (success1, None),
             other => panic!("not proved but {other:?}"),
         }
     }
@@ -134,22 +141,30 @@ impl Pair {
 
 /// That the controller refuses with this message, and that is its end.
 #[track_caller]
-pub(crate) fn refused(responder: &Responder, answer: &[u8], explanation: Explanation) {
+pub(crate) fn refused(
+    responder: &ControllerAuthenticator,
+    answer: &[u8],
+    explanation: FailureExplanation,
+) {
     assert_eq!(answer.len(), 8);
     assert_eq!((answer[0], answer[1]), (0x00, 0xf1), "AUTH_Failure1");
-    assert_eq!((answer[6], Explanation(answer[7])), (1, explanation));
-    assert_eq!(responder.end(), Some(End::Refused(explanation)));
+    assert_eq!((answer[6], FailureExplanation(answer[7])), (1, explanation));
+    assert_eq!(responder.failure(), Some(AuthFailure::Refused(explanation)));
     assert!(!responder.is_authenticated());
 }
 
 /// That the host refuses, and with this message.
 #[track_caller]
-pub(crate) fn host_refuses(prover: &Prover, next: Next, explanation: Explanation) -> Vec<u8> {
-    let Next::Failed(end, Some(message)) = next else { panic!("{next:?}") };
-    assert_eq!(end, End::Refused(explanation));
+pub(crate) fn host_refuses(
+    prover: &HostAuthenticator,
+    next: HostStep,
+    explanation: FailureExplanation,
+) -> Vec<u8> {
+    let HostStep::Failed(end, Some(message)) = next else { panic!("{next:?}") };
+    assert_eq!(end, AuthFailure::Refused(explanation));
     assert_eq!(message.len(), 8);
     assert_eq!((message[0], message[1]), (0x00, 0xf0), "AUTH_Failure2");
-    assert_eq!((message[6], Explanation(message[7])), (1, explanation));
+    assert_eq!((message[6], FailureExplanation(message[7])), (1, explanation));
     assert!(!prover.is_authenticated());
     message
 }

@@ -5,7 +5,8 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use nvme::auth::{
-    Config, Fresh, Group, Hash, Next, Policy, Prover, Responder, Secret, Sequence, Work,
+    AuthPolicy, Config, ControllerAuthenticator, DhComputation, DhGroup, Hash, HostAuthenticator,
+    HostStep, Secret, SequenceCounter, TransactionRandomness,
 };
 
 const SECRETS: [&str; 3] = [
@@ -17,65 +18,67 @@ const SECRETS: [&str; 3] = [
 /// Powers that one script is worth.
 const MAX_WORK: usize = 6;
 
-fn config(host: &str, controller: Option<&str>, groups: &[Group]) -> Arc<Config> {
+fn config(host: &str, controller: Option<&str>, groups: &[DhGroup]) -> Arc<Config> {
     let secret = |text| Secret::parse(text).expect("a secret");
     Arc::new(Config {
         host_nqn: "nqn.2014-08.org.nvmexpress:uuid:1".into(),
         subsystem_nqn: "nqn.2026-01.io.example:v".into(),
         host_secret: secret(host),
         controller_secret: controller.map(secret),
-        policy: Policy::new(&Hash::ALL, groups).expect("not empty"),
+        policy: AuthPolicy::new(&Hash::ALL, groups).expect("not empty"),
     })
 }
 
 struct World {
     host: Arc<Config>,
     controller: Arc<Config>,
-    prover: Prover,
-    responder: Responder,
+    prover: HostAuthenticator,
+    responder: ControllerAuthenticator,
     to_controller: Vec<u8>,
     to_host: Vec<u8>,
-    works: (Option<Work>, Option<Work>),
+    works: (Option<DhComputation>, Option<DhComputation>),
     worked: usize,
-    sequence: Sequence,
+    sequence: SequenceCounter,
 }
 
-fn fresh(sequence: &mut Sequence) -> Fresh {
+fn fresh(sequence: &mut SequenceCounter) -> TransactionRandomness {
     let number: NonZeroU32 = sequence.take();
     let [.., low] = number.get().to_be_bytes();
-    Fresh::new(number, &[low; Fresh::BYTES])
+    TransactionRandomness::new(number, &[low; TransactionRandomness::LEN])
 }
 
 impl World {
     /// Either of the two may have the wrong secret.
     fn new(setting: u8) -> Self {
-        let groups: &[Group] =
-            if setting & 1 == 0 { &[Group::Null] } else { &[Group::Ffdhe2048, Group::Null] };
+        let groups: &[DhGroup] =
+            if setting & 1 == 0 { &[DhGroup::Null] } else { &[DhGroup::Ffdhe2048, DhGroup::Null] };
         let host = if setting & 2 == 0 { SECRETS[0] } else { SECRETS[2] };
         let controller = if setting & 4 == 0 { SECRETS[1] } else { SECRETS[2] };
         let host = config(host, (setting & 8 == 0).then_some(SECRETS[1]), groups);
         let controller = config(SECRETS[0], Some(controller), groups);
-        let (prover, to_controller) = Prover::start(host.clone(), u16::from(setting));
+        let (prover, to_controller) = HostAuthenticator::start(host.clone(), u16::from(setting));
         Self {
             host,
             prover,
             controller,
-            responder: Responder::default(),
+            responder: ControllerAuthenticator::default(),
             to_controller,
             to_host: Vec::new(),
             works: (None, None),
             worked: 0,
-            sequence: Sequence::new(u32::from(setting)),
+            sequence: SequenceCounter::new(u32::from(setting)),
         }
     }
 
-    fn next(&mut self, next: Next) {
+    fn next(&mut self, next: HostStep) {
         match next {
-            Next::Send(message) | Next::Proved(Some(message)) | Next::Failed(_, Some(message)) => {
+            HostStep::Send(message)
+            | HostStep::Authenticated(Some(message))
+            | HostStep::Failed(_, Some(message)) => {
                 self.to_controller = message;
             }
-            Next::Compute(work) => self.works.1 = Some(work),
-            Next::Proved(None) | Next::Failed(_, None) => {}
+            HostStep::Compute(work) => self.works.1 = Some(work),
+            HostStep::Authenticated(None) | HostStep::Failed(_, None) => {}
         }
     }
 
@@ -83,15 +86,16 @@ impl World {
         match op % 10 {
             0 => {
                 let transaction = script.next().unwrap_or(0).into();
-                (self.prover, self.to_controller) = Prover::start(self.host.clone(), transaction);
+                (self.prover, self.to_controller) =
+                    HostAuthenticator::start(self.host.clone(), transaction);
             }
             1 => {
                 let config = Arc::clone(&self.controller);
                 let begin = || (config, fresh(&mut self.sequence));
-                let work = self.responder.send(&self.to_controller, begin);
+                let work = self.responder.on_send(&self.to_controller, begin);
                 self.works.0 = work.or(self.works.0.take());
             }
-            2 => match self.responder.receive(4096) {
+            2 => match self.responder.on_receive(4096) {
                 Ok(message) => self.to_host = message,
                 Err(short) => panic!("{short}"),
             },
@@ -102,13 +106,13 @@ impl World {
             4 | 5 if self.worked == MAX_WORK => {}
             4 => {
                 if let Some(work) = self.works.0.take() {
-                    self.responder.done(work.run());
+                    self.responder.on_computed(work.run());
                     self.worked += 1;
                 }
             }
             5 => {
                 if let Some(next) =
-                    self.works.1.take().and_then(|work| self.prover.done(work.run()))
+                    self.works.1.take().and_then(|work| self.prover.on_computed(work.run()))
                 {
                     self.next(next);
                     self.worked += 1;
@@ -119,7 +123,7 @@ impl World {
             8 => self.to_host.clone_from(&self.to_controller),
             _ => {
                 let room = usize::from(script.next().unwrap_or(0));
-                if let Ok(message) = self.responder.receive(room) {
+                if let Ok(message) = self.responder.on_receive(room) {
                     assert!(message.len() <= room);
                     self.to_host = message;
                 }
@@ -145,7 +149,7 @@ pub(crate) fn play(script: &[u8]) -> bool {
     let mut world = World::new(setting);
     while let Some(op) = script.next() {
         world.step(op, &mut script);
-        if world.responder.end().is_some() {
+        if world.responder.failure().is_some() {
             assert!(!world.responder.is_authenticated());
         }
         if setting & 2 != 0 {

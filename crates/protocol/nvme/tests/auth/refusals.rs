@@ -1,26 +1,32 @@
 //! What either role refuses, and how (NVMe Base 2.0, 8.13.4 and 8.13.5).
 
-use nvme::auth::{Config, End, Explanation, Group, Hash, MAX_MESSAGE_BYTES, Next};
+use nvme::auth::{
+    AuthFailure, Config, DhGroup, FailureExplanation, Hash, HostStep, MAX_MESSAGE_BYTES,
+};
 
 use super::pair::{
     Pair, ROOM, WRONG_SECRET, config, host_refuses, of_host, policy, refused, secret,
 };
 
-const FAILED: Explanation = Explanation::AuthenticationFailed;
-const PAYLOAD: Explanation = Explanation::IncorrectPayload;
-const MESSAGE: Explanation = Explanation::IncorrectMessage;
+const FAILED: FailureExplanation = FailureExplanation::AuthenticationFailed;
+const PAYLOAD: FailureExplanation = FailureExplanation::IncorrectPayload;
+const MESSAGE: FailureExplanation = FailureExplanation::IncorrectMessage;
 
 /// Where the public value stands in messages with SHA-256: in Challenge, and in Reply.
 const CHALLENGE_PUBLIC: usize = 16 + 32;
 const REPLY_PUBLIC: usize = 16 + 2 * 32;
 
 fn quick(mutual: bool) -> Pair {
-    Pair::alike(Hash::Sha256, Group::Null, mutual)
+    Pair::alike(Hash::Sha256, DhGroup::Null, mutual)
 }
 
 /// The controller refuses this Reply, which is made of a good one.
 #[track_caller]
-fn reply_refused(group: Group, explanation: Explanation, change: impl FnOnce(&[u8], &mut Vec<u8>)) {
+fn reply_refused(
+    group: DhGroup,
+    explanation: FailureExplanation,
+    change: impl FnOnce(&[u8], &mut Vec<u8>),
+) {
     let mut pair = Pair::alike(Hash::Sha256, group, true);
     let (challenge, mut reply) = pair.challenged();
     change(&challenge, &mut reply);
@@ -30,7 +36,7 @@ fn reply_refused(group: Group, explanation: Explanation, change: impl FnOnce(&[u
 
 /// The controller refuses this AUTH_Negotiate, which is made of a good one.
 #[track_caller]
-fn negotiate_refused(explanation: Explanation, change: impl FnOnce(&mut Vec<u8>)) {
+fn negotiate_refused(explanation: FailureExplanation, change: impl FnOnce(&mut Vec<u8>)) {
     let mut pair = quick(false);
     let mut negotiate = pair.negotiate.clone();
     change(&mut negotiate);
@@ -40,7 +46,11 @@ fn negotiate_refused(explanation: Explanation, change: impl FnOnce(&mut Vec<u8>)
 
 /// The host refuses this Challenge, which is made of a good one.
 #[track_caller]
-fn challenge_refused(group: Group, explanation: Explanation, change: impl FnOnce(&mut Vec<u8>)) {
+fn challenge_refused(
+    group: DhGroup,
+    explanation: FailureExplanation,
+    change: impl FnOnce(&mut Vec<u8>),
+) {
     let mut pair = Pair::alike(Hash::Sha256, group, true);
     let negotiate = pair.negotiate.clone();
     let mut challenge = pair.ask(&negotiate);
@@ -48,27 +58,27 @@ fn challenge_refused(group: Group, explanation: Explanation, change: impl FnOnce
     let next = pair.tell(&challenge);
     let failure2 = host_refuses(&pair.prover, next, explanation);
     assert!(pair.send(&failure2).is_none());
-    assert_eq!(pair.responder.end(), Some(End::RefusedByPeer(explanation)));
+    assert_eq!(pair.responder.failure(), Some(AuthFailure::RefusedByPeer(explanation)));
 }
 
 #[test]
 fn a_host_with_the_wrong_secret_is_refused() {
-    for group in [Group::Null, Group::Ffdhe2048] {
+    for group in [DhGroup::Null, DhGroup::Ffdhe2048] {
         let good = config(policy(Hash::Sha256, group), false);
         let host = Config { host_secret: secret(WRONG_SECRET), ..good.clone() };
         let mut pair = Pair::new(good, host);
         let (_, reply) = pair.challenged();
         let answer = pair.ask(&reply);
         refused(&pair.responder, &answer, FAILED);
-        let Next::Failed(end, None) = pair.tell(&answer) else { panic!("not failed") };
-        assert_eq!(end, End::RefusedByPeer(FAILED));
+        let HostStep::Failed(end, None) = pair.tell(&answer) else { panic!("not failed") };
+        assert_eq!(end, AuthFailure::RefusedByPeer(FAILED));
     }
 }
 
 /// The names are part of what is proved.
 #[test]
 fn another_host_or_subsystem_is_refused() {
-    let good = config(policy(Hash::Sha256, Group::Null), false);
+    let good = config(policy(Hash::Sha256, DhGroup::Null), false);
     let host = Config { host_nqn: "nqn.2014-08.org.example:h".into(), ..good.clone() };
     let subsystem = Config { subsystem_nqn: "nqn.2014-08.org.example:s".into(), ..good.clone() };
     for other in [host, subsystem] {
@@ -81,7 +91,7 @@ fn another_host_or_subsystem_is_refused() {
 
 #[test]
 fn a_controller_with_the_wrong_secret_is_refused() {
-    for group in [Group::Null, Group::Ffdhe2048] {
+    for group in [DhGroup::Null, DhGroup::Ffdhe2048] {
         let good = config(policy(Hash::Sha256, group), true);
         let wrong = Config { controller_secret: Some(secret(WRONG_SECRET)), ..good.clone() };
         let mut pair = Pair::new(wrong, good);
@@ -90,7 +100,7 @@ fn a_controller_with_the_wrong_secret_is_refused() {
         let next = pair.tell(&success1);
         let failure2 = host_refuses(&pair.prover, next, FAILED);
         assert!(pair.send(&failure2).is_none());
-        assert_eq!(pair.responder.end(), Some(End::RefusedByPeer(FAILED)));
+        assert_eq!(pair.responder.failure(), Some(AuthFailure::RefusedByPeer(FAILED)));
         assert!(!pair.responder.is_authenticated());
     }
 }
@@ -98,7 +108,7 @@ fn a_controller_with_the_wrong_secret_is_refused() {
 /// As Linux and SPDK do it.
 #[test]
 fn a_controller_without_a_secret_refuses_to_prove_itself() {
-    let policy = policy(Hash::Sha256, Group::Null);
+    let policy = policy(Hash::Sha256, DhGroup::Null);
     let mut pair = Pair::new(config(policy.clone(), false), config(policy, true));
     let (_, reply) = pair.challenged();
     let answer = pair.ask(&reply);
@@ -129,13 +139,13 @@ fn what_is_cut_off_is_refused() {
         negotiate_refused(PAYLOAD, |negotiate| negotiate.truncate(cut));
     }
     for cut in 0..80 {
-        reply_refused(Group::Null, PAYLOAD, |_, reply| reply.truncate(cut));
+        reply_refused(DhGroup::Null, PAYLOAD, |_, reply| reply.truncate(cut));
     }
     for cut in [0, 5, 6, 15, 16, 48, 80, 81, 335] {
-        reply_refused(Group::Ffdhe2048, PAYLOAD, |_, reply| reply.truncate(cut));
+        reply_refused(DhGroup::Ffdhe2048, PAYLOAD, |_, reply| reply.truncate(cut));
     }
     for cut in 0..48 {
-        challenge_refused(Group::Null, PAYLOAD, |challenge| challenge.truncate(cut));
+        challenge_refused(DhGroup::Null, PAYLOAD, |challenge| challenge.truncate(cut));
     }
     for cut in 0..48 {
         let mut pair = quick(true);
@@ -148,7 +158,9 @@ fn what_is_cut_off_is_refused() {
         let mut pair = quick(true);
         let (_, reply) = pair.challenged();
         let success1 = pair.ask(&reply);
-        let Next::Proved(Some(success2)) = pair.tell(&success1) else { panic!("not proved") };
+        let HostStep::Authenticated(Some(success2)) = pair.tell(&success1) else {
+            panic!("not proved")
+        };
         let answer = pair.ask(&success2[..cut]);
         refused(&pair.responder, &answer, PAYLOAD);
     }
@@ -165,15 +177,15 @@ fn what_is_cut_off_is_refused() {
 fn what_is_too_long_is_refused_where_it_was_sent() {
     negotiate_refused(PAYLOAD, |negotiate| negotiate.push(0));
     negotiate_refused(PAYLOAD, |negotiate| negotiate.resize(MAX_MESSAGE_BYTES + 8, 0));
-    reply_refused(Group::Null, PAYLOAD, |_, reply| reply.push(0));
+    reply_refused(DhGroup::Null, PAYLOAD, |_, reply| reply.push(0));
     let mut pair = quick(true);
     let negotiate = pair.negotiate.clone();
     let mut challenge = pair.ask(&negotiate);
     challenge.resize(ROOM, 0);
-    let Next::Send(reply) = pair.tell(&challenge) else { panic!("no reply") };
+    let HostStep::Send(reply) = pair.tell(&challenge) else { panic!("no reply") };
     let mut success1 = pair.ask(&reply);
     success1.resize(ROOM, 0);
-    assert!(matches!(pair.tell(&success1), Next::Proved(Some(_))));
+    assert!(matches!(pair.tell(&success1), HostStep::Authenticated(Some(_))));
 }
 
 /// Every message from the host, when another one is due.
@@ -183,7 +195,9 @@ fn messages_that_are_not_due_are_refused() {
     let negotiate = pair.negotiate.clone();
     let (challenge, reply) = pair.challenged();
     let success1 = pair.ask(&reply);
-    let Next::Proved(Some(success2)) = pair.tell(&success1) else { panic!("not proved") };
+    let HostStep::Authenticated(Some(success2)) = pair.tell(&success1) else {
+        panic!("not proved")
+    };
     let failure2 = [0, 0xf0, 0, 0, 0x34, 0x12, 1, 1].to_vec();
     let unknown = [1, 5, 0, 0, 0x34, 0x12, 0, 0].to_vec();
     let foreign = [2, 0, 0, 0, 0x34, 0x12, 0, 0].to_vec();
@@ -219,12 +233,12 @@ fn messages_that_are_not_due_are_refused() {
 #[test]
 fn a_host_that_fetches_what_is_not_due_is_refused() {
     let mut pair = quick(true);
-    let answer = pair.responder.receive(ROOM).unwrap();
+    let answer = pair.responder.on_receive(ROOM).unwrap();
     refused(&pair.responder, &answer, MESSAGE);
     let mut pair = quick(true);
     pair.challenged();
-    assert_eq!(pair.responder.receive(7).unwrap_err().needed, 8);
-    let answer = pair.responder.receive(8).unwrap();
+    assert_eq!(pair.responder.on_receive(7).unwrap_err().needed, 8);
+    let answer = pair.responder.on_receive(8).unwrap();
     refused(&pair.responder, &answer, MESSAGE);
 }
 
@@ -243,35 +257,37 @@ fn a_host_refuses_messages_that_are_not_due() {
             }
             let next = fresh.tell(message);
             host_refuses(&fresh.prover, next, MESSAGE);
-            assert!(matches!(fresh.tell(&challenge), Next::Failed(_, None)));
+            assert!(matches!(fresh.tell(&challenge), HostStep::Failed(_, None)));
         }
     }
     // While it calculates, nothing is due.
-    let mut pair = Pair::alike(Hash::Sha256, Group::Ffdhe2048, true);
+    let mut pair = Pair::alike(Hash::Sha256, DhGroup::Ffdhe2048, true);
     let negotiate = pair.negotiate.clone();
     let challenge = pair.ask(&negotiate);
-    let Next::Compute(work) = pair.prover.receive(&challenge, of_host) else { panic!("no work") };
+    let HostStep::Compute(work) = pair.prover.receive(&challenge, of_host) else {
+        panic!("no work")
+    };
     let next = pair.prover.receive(&challenge, of_host);
     host_refuses(&pair.prover, next, MESSAGE);
-    assert!(pair.prover.done(work.run()).is_none());
+    assert!(pair.prover.on_computed(work.run()).is_none());
 }
 
 /// 8.13.5.2.
 #[test]
 fn offers_that_nothing_can_be_chosen_of_are_refused() {
-    negotiate_refused(Explanation::HashUnusable, |negotiate| negotiate[12] = 3);
-    negotiate_refused(Explanation::HashUnusable, |negotiate| negotiate[10] = 0);
-    negotiate_refused(Explanation::GroupUnusable, |negotiate| negotiate[42] = 1);
-    negotiate_refused(Explanation::GroupUnusable, |negotiate| negotiate[11] = 0);
-    negotiate_refused(Explanation::ProtocolUnusable, |negotiate| negotiate[8] = 2);
-    negotiate_refused(Explanation::ProtocolUnusable, |negotiate| {
+    negotiate_refused(FailureExplanation::HashUnusable, |negotiate| negotiate[12] = 3);
+    negotiate_refused(FailureExplanation::HashUnusable, |negotiate| negotiate[10] = 0);
+    negotiate_refused(FailureExplanation::GroupUnusable, |negotiate| negotiate[42] = 1);
+    negotiate_refused(FailureExplanation::GroupUnusable, |negotiate| negotiate[11] = 0);
+    negotiate_refused(FailureExplanation::ProtocolUnusable, |negotiate| negotiate[8] = 2);
+    negotiate_refused(FailureExplanation::ProtocolUnusable, |negotiate| {
         negotiate[7] = 0;
         negotiate.truncate(8);
     });
     negotiate_refused(PAYLOAD, |negotiate| negotiate[10] = 31);
     negotiate_refused(PAYLOAD, |negotiate| negotiate[11] = 31);
     for concatenation in [1, 2, 0xff] {
-        negotiate_refused(Explanation::ConcatenationMismatch, |n| n[6] = concatenation);
+        negotiate_refused(FailureExplanation::ConcatenationMismatch, |n| n[6] = concatenation);
     }
     // The protocol may be one of several.
     let mut pair = quick(false);
@@ -285,12 +301,18 @@ fn offers_that_nothing_can_be_chosen_of_are_refused() {
 /// A host takes what it has offered.
 #[test]
 fn choices_that_were_not_offered_are_refused() {
-    challenge_refused(Group::Null, Explanation::HashUnusable, |challenge| challenge[8] = 2);
-    challenge_refused(Group::Null, Explanation::HashUnusable, |challenge| challenge[8] = 9);
-    challenge_refused(Group::Null, Explanation::GroupUnusable, |challenge| challenge[9] = 1);
-    challenge_refused(Group::Null, PAYLOAD, |challenge| challenge[6] = 48);
-    challenge_refused(Group::Null, PAYLOAD, |challenge| challenge[12..16].fill(0));
-    challenge_refused(Group::Null, PAYLOAD, |challenge| {
+    challenge_refused(DhGroup::Null, FailureExplanation::HashUnusable, |challenge| {
+        challenge[8] = 2;
+    });
+    challenge_refused(DhGroup::Null, FailureExplanation::HashUnusable, |challenge| {
+        challenge[8] = 9;
+    });
+    challenge_refused(DhGroup::Null, FailureExplanation::GroupUnusable, |challenge| {
+        challenge[9] = 1;
+    });
+    challenge_refused(DhGroup::Null, PAYLOAD, |challenge| challenge[6] = 48);
+    challenge_refused(DhGroup::Null, PAYLOAD, |challenge| challenge[12..16].fill(0));
+    challenge_refused(DhGroup::Null, PAYLOAD, |challenge| {
         challenge[10] = 1;
         challenge.push(2);
     });
@@ -298,12 +320,14 @@ fn choices_that_were_not_offered_are_refused() {
 
 #[test]
 fn other_transactions_are_refused() {
-    reply_refused(Group::Null, PAYLOAD, |_, reply| reply[4] ^= 1);
-    challenge_refused(Group::Null, PAYLOAD, |challenge| challenge[4] ^= 1);
+    reply_refused(DhGroup::Null, PAYLOAD, |_, reply| reply[4] ^= 1);
+    challenge_refused(DhGroup::Null, PAYLOAD, |challenge| challenge[4] ^= 1);
     let mut pair = quick(true);
     let (_, reply) = pair.challenged();
     let success1 = pair.ask(&reply);
-    let Next::Proved(Some(mut success2)) = pair.tell(&success1) else { panic!("not proved") };
+    let HostStep::Authenticated(Some(mut success2)) = pair.tell(&success1) else {
+        panic!("not proved")
+    };
     success2[5] ^= 1;
     let answer = pair.ask(&success2);
     refused(&pair.responder, &answer, PAYLOAD);
@@ -322,31 +346,31 @@ fn public_values_that_give_the_secret_away_are_refused() {
     };
     let small = |n: u8| [vec![0; 255], vec![n]].concat();
     for bad in [small(0), small(1), minus(1), minus(0), vec![0xff; 256]] {
-        reply_refused(Group::Ffdhe2048, PAYLOAD, |_, reply| {
+        reply_refused(DhGroup::Ffdhe2048, PAYLOAD, |_, reply| {
             reply[REPLY_PUBLIC..].copy_from_slice(&bad);
         });
-        challenge_refused(Group::Ffdhe2048, PAYLOAD, |challenge| {
+        challenge_refused(DhGroup::Ffdhe2048, PAYLOAD, |challenge| {
             challenge[CHALLENGE_PUBLIC..].copy_from_slice(&bad);
         });
     }
     for (len, value) in [(0u16, vec![]), (257, [vec![0], minus(2)].concat()), (2, vec![0, 1])] {
-        reply_refused(Group::Ffdhe2048, PAYLOAD, |_, reply| {
+        reply_refused(DhGroup::Ffdhe2048, PAYLOAD, |_, reply| {
             reply[10..12].copy_from_slice(&len.to_le_bytes());
             reply.truncate(REPLY_PUBLIC);
             reply.extend(&value);
         });
-        challenge_refused(Group::Ffdhe2048, PAYLOAD, |challenge| {
+        challenge_refused(DhGroup::Ffdhe2048, PAYLOAD, |challenge| {
             challenge[10..12].copy_from_slice(&len.to_le_bytes());
             challenge.truncate(CHALLENGE_PUBLIC);
             challenge.extend(&value);
         });
     }
     // A value that is allowed, and not the host's, leads to another secret.
-    reply_refused(Group::Ffdhe2048, FAILED, |_, reply| {
+    reply_refused(DhGroup::Ffdhe2048, FAILED, |_, reply| {
         reply[REPLY_PUBLIC..].copy_from_slice(&minus(2));
     });
     // Without a group there is none.
-    reply_refused(Group::Null, PAYLOAD, |_, reply| {
+    reply_refused(DhGroup::Null, PAYLOAD, |_, reply| {
         reply[10] = 1;
         reply.push(2);
     });
@@ -355,14 +379,14 @@ fn public_values_that_give_the_secret_away_are_refused() {
 /// A host that is asked what it has just asked, or is asked for a secure channel.
 #[test]
 fn a_controller_answers_no_challenge_of_its_own() {
-    for group in [Group::Null, Group::Ffdhe2048] {
+    for group in [DhGroup::Null, DhGroup::Ffdhe2048] {
         reply_refused(group, FAILED, |challenge, reply| {
             reply[48..80].copy_from_slice(&challenge[16..48]);
         });
     }
-    reply_refused(Group::Null, PAYLOAD, |_, reply| reply[12..16].fill(0));
-    reply_refused(Group::Null, PAYLOAD, |_, reply| reply[8] = 2);
-    reply_refused(Group::Null, PAYLOAD, |_, reply| reply[6] = 48);
+    reply_refused(DhGroup::Null, PAYLOAD, |_, reply| reply[12..16].fill(0));
+    reply_refused(DhGroup::Null, PAYLOAD, |_, reply| reply[8] = 2);
+    reply_refused(DhGroup::Null, PAYLOAD, |_, reply| reply[6] = 48);
 }
 
 /// Linux before 6.5 numbers its Reply 0 when it asks for nothing.
@@ -383,7 +407,7 @@ fn a_host_may_give_up() {
     pair.complete();
     let failure2 = [0, 0xf0, 0, 0, 0x34, 0x12, 1, 6];
     assert!(pair.send(&failure2).is_none());
-    assert_eq!(pair.responder.end(), Some(End::RefusedByPeer(PAYLOAD)));
+    assert_eq!(pair.responder.failure(), Some(AuthFailure::RefusedByPeer(PAYLOAD)));
     assert!(!pair.responder.is_authenticated());
     // Whoever goes on nevertheless hears no more than that.
     let negotiate = pair.negotiate.clone();

@@ -1,7 +1,7 @@
 //! Values that another implementation gives: Python's hashlib, hmac and pow, of what NVMe Base 2.0,
 //! 8.13.5 says and Linux does. The messages are given by their SHA-256.
 
-use nvme::auth::{Config, Group, Hash, Next};
+use nvme::auth::{Config, DhGroup, Hash, HostStep};
 use sha2::{Digest, Sha256};
 
 use super::pair::{Pair, config, policy, secret};
@@ -30,7 +30,8 @@ fn hashed(bytes: &[u8]) -> String {
 #[test]
 fn messages_are_those_of_another_implementation() {
     for vector in VECTORS {
-        let (hash, group) = (Hash::of(vector.hash).unwrap(), Group::of(vector.group).unwrap());
+        let (hash, group) =
+            (Hash::from_id(vector.hash).unwrap(), DhGroup::from_id(vector.group).unwrap());
         let config = Config {
             host_secret: secret(vector.host_secret),
             controller_secret: Some(secret(vector.controller_secret)),
@@ -44,18 +45,23 @@ fn messages_are_those_of_another_implementation() {
         let success1 = pair.ask(&reply);
         assert_eq!(hex(&success1[16..]), vector.controller_response, "{hash:?} {group:?}");
         assert_eq!(hashed(&success1), vector.success1, "{hash:?} {group:?}");
-        let Next::Proved(Some(success2)) = pair.tell(&success1) else { panic!("not proved") };
+        let HostStep::Authenticated(Some(success2)) = pair.tell(&success1) else {
+            panic!("not proved")
+        };
         assert_eq!(success2, [&[1, 4, 0, 0, 0x34, 0x12][..], &[0; 10]].concat());
         assert!(pair.send(&success2).is_none());
         assert!(pair.responder.is_authenticated());
     }
 }
 
-/// NVMe Base 2.0, 8.13.5.2, as Linux sends it: 8 bytes, and a descriptor with its lists at 4 and 34.
+/// NVMe Base 2.0, 8.13.5.2, as Linux sends it: 8 bytes, and a descriptor with its lists at 4 and
+/// 34.
 #[test]
 fn negotiate_is_laid_out_as_linux_has_it() {
-    let both =
-        nvme::auth::Policy::new(&[Hash::Sha512, Hash::Sha256], &[Group::Ffdhe2048, Group::Null]);
+    let both = nvme::auth::AuthPolicy::new(
+        &[Hash::Sha512, Hash::Sha256],
+        &[DhGroup::Ffdhe2048, DhGroup::Null],
+    );
     let pair = Pair::new(config(both.clone().unwrap(), false), config(both.unwrap(), false));
     let mut expected = vec![0; 72];
     expected[4..6].copy_from_slice(&[0x34, 0x12]);

@@ -4,18 +4,19 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::{Account, Bufs, BufsMut, Class, Error, Failure, Pool, Request};
+use block::{Account, BufferPool, Bufs, BufsMut, Error, MemoryClass, Request, RequestError};
 use frame::Machine;
 use nvme::fabrics::CONNECT_BYTES;
 use nvme::{
-    Action, Completion, Config, Connect, Connection, Controllers, CopyWork, Discovery, Event,
-    IoCommand, Limits, Namespace, Role, Sqe, Status, Subsystem, Tag, Verdict, Work, write_report,
+    Action, AdminAction, Completion, Config, Connect, Connection, Controllers, CopyRequest,
+    DiscoveryLog, Event, IoCommand, IoWork, Limits, Namespace, Role, Sqe, Status, Subsystem, Tag,
+    write_report,
 };
 
-use reservation::{Change, Initiator, Party, Table};
+use reservation::{Change, Initiator, ItNexus, Table};
 
 use super::{BLOCKS, HOSTNQN, SUBNQN, info, namespaces};
-use nvme::testing::{Host, Reply};
+use nvme::testing::{Reply, ScriptedHost};
 
 /// What a command in flight is waiting to do once it runs.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +40,7 @@ pub struct Link {
 pub struct Target {
     pub controllers: Controllers,
     pub subsystem: Rc<Subsystem>,
-    pub discovery: Rc<Discovery>,
+    pub discovery: Rc<DiscoveryLog>,
     pub namespaces: BTreeMap<u32, Namespace>,
     pub limits: Limits,
     pub links: Vec<Link>,
@@ -48,13 +49,13 @@ pub struct Target {
     /// Requests that reached the volume.
     pub requests: Vec<String>,
     /// How requests end, instead of being carried out.
-    pub fail: Option<Failure>,
+    pub fail: Option<RequestError>,
     /// I/O commands stay in flight until [`Target::finish_held`].
     pub hold: bool,
     pub held: Vec<(usize, Tag, Bufs)>,
     /// Memory is given only by [`Target::give_memory`].
     pub withhold: bool,
-    pub wanting: Vec<(usize, Tag, u32, Class)>,
+    pub wanting: Vec<(usize, Tag, u32, MemoryClass)>,
     pub events: Vec<Event>,
     /// The reservations of namespace 1.
     pub table: Table,
@@ -87,7 +88,7 @@ impl Default for Target {
             wanting: Vec::new(),
             events: Vec::new(),
             table: Table::default(),
-            account: Pool::new(64 << 20).unwrap().account(),
+            account: BufferPool::new(64 << 20).unwrap().account(),
         }
     }
 }
@@ -122,7 +123,7 @@ impl Target {
             assert!(!space.is_empty(), "an empty space would mean end of stream");
             let n = portion().clamp(1, space.len()).min(bytes.len());
             space[..n].copy_from_slice(&bytes[..n]);
-            self.links[link].conn.received(n);
+            self.links[link].conn.on_received(n);
             bytes.drain(..n);
             self.act(link);
         }
@@ -141,19 +142,19 @@ impl Target {
         while !queue.is_empty() {
             let n = portion().clamp(1, queue.len());
             out.extend(queue.slices().flat_map(|s| s.to_vec()).take(n));
-            queue.sent(n);
+            queue.advance(n);
         }
         out
     }
 
     /// Sends `bytes` and gives all whole PDUs that come back.
-    pub fn talk(&mut self, link: usize, host: &Host, bytes: &[u8]) -> Vec<Reply> {
+    pub fn talk(&mut self, link: usize, host: &ScriptedHost, bytes: &[u8]) -> Vec<Reply> {
         self.feed(link, bytes, &mut || usize::MAX);
         self.replies(link, host)
     }
 
     /// All whole PDUs that have come back.
-    pub fn replies(&mut self, link: usize, host: &Host) -> Vec<Reply> {
+    pub fn replies(&mut self, link: usize, host: &ScriptedHost) -> Vec<Reply> {
         let sent = self.take(link, &mut || usize::MAX);
         let received = &mut self.links[link].received;
         received.extend(sent);
@@ -175,7 +176,7 @@ impl Target {
     pub fn act(&mut self, link: usize) {
         while let Some(action) = self.links[link].conn.poll_action() {
             match action {
-                Action::Arrived { tag, sqe } => self.arrived(link, tag, sqe),
+                Action::CommandArrived { tag, sqe } => self.arrived(link, tag, sqe),
                 Action::Grant { tag, bytes, class } => {
                     self.wanting.push((link, tag, bytes, class));
                     if !self.withhold {
@@ -183,7 +184,7 @@ impl Target {
                     }
                 }
                 Action::Run { tag, data } => self.run(link, tag, data),
-                Action::Refused { .. } => {}
+                Action::CommandRefused { .. } => {}
                 Action::Abort { tag } => self.end(link, tag, Completion::OK, &Bufs::new()),
             }
         }
@@ -205,7 +206,7 @@ impl Target {
         }
     }
 
-    fn alloc(&self, bytes: usize, class: Class) -> BufsMut {
+    fn alloc(&self, bytes: usize, class: MemoryClass) -> BufsMut {
         self.account.try_credit(bytes, class).expect("the pool is large").alloc(bytes)
     }
 
@@ -231,24 +232,24 @@ impl Target {
         let Some(controller) = self.controllers.get_mut(cntlid) else { return };
         let (plan, data_out) = if queue.id == 0 {
             match controller.admin(tag, &sqe) {
-                Verdict::Complete(c) => return self.end(link, tag, c, &Bufs::new()),
-                Verdict::Receive { bytes } => (Plan::Consume, bytes),
-                Verdict::Produce { bytes } => (Plan::Produce(bytes), 0),
-                Verdict::Hold => (Plan::Hold, 0),
-                Verdict::Flush => {
+                AdminAction::Complete(c) => return self.end(link, tag, c, &Bufs::new()),
+                AdminAction::Receive { bytes } => (Plan::Consume, bytes),
+                AdminAction::Produce { bytes } => (Plan::Produce(bytes), 0),
+                AdminAction::Hold => (Plan::Hold, 0),
+                AdminAction::Flush => {
                     self.requests.push("flush all".into());
                     return self.end(link, tag, Completion::OK, &Bufs::new());
                 }
-                Verdict::Persist { persists, .. } => {
+                AdminAction::SetPersistence { persist: persists, .. } => {
                     let by = party(controller.host_id());
-                    self.alter(&by, &Change::Persist(persists)).unwrap();
+                    self.alter(&by, &Change::SetPersistence(persists)).unwrap();
                     return self.end(link, tag, Completion::OK, &Bufs::new());
                 }
-                Verdict::TellPersistence { .. } => {
-                    let result = self.table.persists.into();
+                AdminAction::GetPersistence { .. } => {
+                    let result = self.table.persist.into();
                     return self.end(link, tag, Completion::ok(result), &Bufs::new());
                 }
-                Verdict::Abort { sqid, cid } => {
+                AdminAction::Abort { sqid, cid } => {
                     let aborted = self.abort(cntlid, sqid, cid);
                     let controller = self.controllers.get_mut(cntlid).unwrap();
                     let completion = controller.abort_finished(aborted);
@@ -288,7 +289,7 @@ impl Target {
                 self.end(link, tag, completion, &none);
             }
             Plan::Produce(bytes) => {
-                let mut buffers = self.alloc(bytes as usize, Class::Immediate);
+                let mut buffers = self.alloc(bytes as usize, MemoryClass::LocalIo);
                 buffers.iter_mut().for_each(|b| b.fill(0xa5));
                 let completion = self.controller(link).produce(&sqe, &mut buffers);
                 let mut data = Bufs::new();
@@ -311,13 +312,13 @@ impl Target {
                 self.links[link].cntlid = Some(connected.cntlid);
                 self.links[link].plans.remove(&tag.index());
                 let result = u64::from(connected.cntlid);
-                self.links[link].conn.connected(tag, connected.queue, result);
+                self.links[link].conn.queue_connected(tag, connected.queue, result);
             }
             Err(completion) => self.end(link, tag, completion, &Bufs::new()),
         }
     }
 
-    fn try_connect(&mut self, sqe: &Sqe, data: &[u8]) -> Result<nvme::Connected, Completion> {
+    fn try_connect(&mut self, sqe: &Sqe, data: &[u8]) -> Result<nvme::ConnectedQueue, Completion> {
         let connect = Connect::parse(sqe, data)?;
         if connect.qid > 0 {
             return self.controllers.connect_io(&connect);
@@ -341,26 +342,26 @@ impl Target {
         let (sqe, plan) = self.links[link].plans[&tag.index()];
         let Plan::Io(command) = plan else { panic!("{plan:?} is no I/O command") };
         let known = self.namespaces.get(&command.nsid).map_or_else(info, |ns| ns.info);
-        let request = match command.work(data, &known) {
-            Ok(Work::Volume(request)) => request,
-            Ok(Work::Nothing) => return self.end(link, tag, Completion::OK, &Bufs::new()),
-            Ok(Work::Copy(work)) => {
-                let CopyWork { sources, to, fua } = &work;
+        let request = match command.into_work(data, &known) {
+            Ok(IoWork::Volume(request)) => request,
+            Ok(IoWork::Nothing) => return self.end(link, tag, Completion::OK, &Bufs::new()),
+            Ok(IoWork::Copy(work)) => {
+                let CopyRequest { sources, to, fua } = &work;
                 let sources: String =
                     sources.iter().map(|r| format!(" {}+{}", r.at, r.count)).collect();
                 self.requests.push(format!("copy{sources} to {to} fua {fua}"));
                 return self.end(link, tag, Completion::OK, &Bufs::new());
             }
-            Ok(Work::Change(change)) => {
+            Ok(IoWork::ChangeReservations(change)) => {
                 let by = party(self.controller(link).host_id());
                 let completion = match self.alter(&by, &change) {
                     Ok(()) => Completion::OK,
-                    Err(why) => self.controller(link).refused(1, &sqe, why),
+                    Err(why) => self.controller(link).fail_refused_change(1, &sqe, why),
                 };
                 return self.end(link, tag, completion, &Bufs::new());
             }
-            Ok(Work::Report { bytes }) => {
-                let mut buffers = self.alloc(bytes as usize, Class::Immediate);
+            Ok(IoWork::ReservationReport { bytes }) => {
+                let mut buffers = self.alloc(bytes as usize, MemoryClass::LocalIo);
                 write_report(&self.table, &mut buffers);
                 let mut data = Bufs::new();
                 buffers.into_iter().for_each(|b| data.push(b.freeze()));
@@ -379,24 +380,28 @@ impl Target {
             Ok(data) => self.end(link, tag, Completion::OK, &data),
             Err(failure) => {
                 let qid = self.links[link].conn.queue().unwrap().id;
-                let completion = self.controller(link).failed(qid, &sqe, failure);
+                let completion = self.controller(link).fail(qid, &sqe, failure);
                 self.end(link, tag, completion, &Bufs::new());
             }
         }
     }
 
     /// Changes the table, and tells all controllers.
-    pub fn alter(&mut self, by: &Party, change: &Change) -> Result<(), reservation::Refusal> {
-        let Some(next) = self.table.change(by, 1, change)? else { return Ok(()) };
+    pub fn alter(
+        &mut self,
+        by: &ItNexus,
+        change: &Change,
+    ) -> Result<(), reservation::ReservationError> {
+        let Some(next) = self.table.with_change(by, 1, change)? else { return Ok(()) };
         for controller in self.controllers.iter_mut() {
-            let notices = Table::notices(&self.table, &next, &party(controller.host_id()));
+            let notices = Table::notifications(&self.table, &next, &party(controller.host_id()));
             controller.reservations_changed(1, notices);
         }
         self.table = next;
         Ok(())
     }
 
-    fn on_disk(&mut self, request: Request) -> Result<Bufs, Failure> {
+    fn on_disk(&mut self, request: Request) -> Result<Bufs, RequestError> {
         let bytes = |at: block::Lba, n: usize| at.0 as usize * 512..at.0 as usize * 512 + n;
         let blocks = |r: block::Blocks| bytes(r.at, r.count as usize * 512);
         match request {
@@ -407,7 +412,7 @@ impl Target {
             Request::Compare { at, data } => {
                 let there = self.buffers(&self.disk[bytes(at, data.len())]);
                 if let Some(offset) = there.first_difference(&data) {
-                    return Err(Failure::Miscompare { offset: offset as u64 });
+                    return Err(RequestError::Miscompare { offset: offset as u64 });
                 }
             }
             Request::Zero { range, .. } => self.disk[blocks(range)].fill(0),
@@ -418,9 +423,9 @@ impl Target {
             Request::WriteSame { .. }
             | Request::CompareAndWrite { .. }
             | Request::OrWrite { .. }
-            | Request::Map { .. }
-            | Request::Settle { .. } => {
-                return Err(Failure::Device(Error::Gone));
+            | Request::BlockStatus { .. }
+            | Request::DrainWrites { .. } => {
+                return Err(RequestError::Device(Error::Gone));
             }
         }
         Ok(Bufs::new())
@@ -430,7 +435,7 @@ impl Target {
     fn buffers(&self, bytes: &[u8]) -> Bufs {
         let mut out = Bufs::new();
         let mut left = bytes;
-        for mut buffer in self.alloc(bytes.len(), Class::Immediate) {
+        for mut buffer in self.alloc(bytes.len(), MemoryClass::LocalIo) {
             let (now, later) = left.split_at(buffer.len());
             buffer.copy_from_slice(now);
             let buffer = buffer.freeze();
@@ -454,11 +459,11 @@ impl Target {
                     Event::Complete { tag, completion } => {
                         self.end(link, tag, completion, &Bufs::new());
                     }
-                    Event::Forget { tag } => {
+                    Event::Discard { tag } => {
                         self.links[link].plans.remove(&tag.index());
-                        self.links[link].conn.forget(tag);
+                        self.links[link].conn.discard(tag);
                     }
-                    Event::ShutDown | Event::Reset | Event::Expired => {}
+                    Event::ShutDown | Event::Reset | Event::KeepAliveExpired => {}
                 }
             }
         }
@@ -466,8 +471,8 @@ impl Target {
 }
 
 /// A host, as tables know it.
-pub fn party(host_id: [u8; 16]) -> Party {
-    Party { initiator: Initiator::Host(host_id), port: 0 }
+pub fn party(host_id: [u8; 16]) -> ItNexus {
+    ItNexus { initiator: Initiator::Host(host_id), port: 0 }
 }
 
 fn describe(request: &Request) -> String {
@@ -489,7 +494,7 @@ fn describe(request: &Request) -> String {
 /// A host with its association.
 pub struct Session {
     pub target: Target,
-    pub host: Host,
+    pub host: ScriptedHost,
     pub admin: usize,
     pub io: Option<usize>,
     pub cntlid: u16,
@@ -518,7 +523,7 @@ impl Outcome {
 
 impl Session {
     /// An association whose controller is connected and not enabled.
-    pub fn connected(target: Target, host: Host, connect: &Connect) -> Self {
+    pub fn connected(target: Target, host: ScriptedHost, connect: &Connect) -> Self {
         let mut s = Self { target, host, admin: 0, io: None, cntlid: 0, cid: 0 };
         s.admin = s.initialized();
         s.cntlid = s.connect(s.admin, connect).ok().result as u16;
@@ -526,7 +531,7 @@ impl Session {
     }
 
     /// An association whose controller is enabled, without I/O queues.
-    pub fn enabled(target: Target, host: Host) -> Self {
+    pub fn enabled(target: Target, host: ScriptedHost) -> Self {
         let mut s = Self::connected(target, host, &super::connect(0, 0));
         s.set_property(0x14, 0x0046_0001).ok();
         s
@@ -534,10 +539,10 @@ impl Session {
 
     /// An association with one I/O queue.
     pub fn ready() -> Self {
-        Self::ready_with(Target::default(), Host::default())
+        Self::ready_with(Target::default(), ScriptedHost::default())
     }
 
-    pub fn ready_with(target: Target, host: Host) -> Self {
+    pub fn ready_with(target: Target, host: ScriptedHost) -> Self {
         let mut s = Self::enabled(target, host);
         let link = s.add_io(&super::connect(1, s.cntlid));
         s.io = Some(link);

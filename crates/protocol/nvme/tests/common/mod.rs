@@ -20,7 +20,7 @@ pub fn info() -> Info {
     Info {
         block_size: 512,
         blocks: BLOCKS,
-        aside_blocks: 0,
+        metadata_blocks: 0,
         physical_block_size: 4096,
         max_transfer_blocks: 2048,
         unmap_granularity_blocks: 8,
@@ -28,7 +28,7 @@ pub fn info() -> Info {
         volatile_cache: true,
         native_fua: true,
         read_only: false,
-        overhead: 0,
+        overhead_bytes: 0,
     }
 }
 

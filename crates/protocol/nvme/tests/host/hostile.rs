@@ -1,16 +1,18 @@
-//! A controller that says what it must not, and a host that is not harmed by it. Each test names the
-//! clause of NVMe/TCP 1.0 that is broken.
+//! A controller that says what it must not, and a host that is not harmed by it. Each test names
+//! the clause of NVMe/TCP 1.0 that is broken.
 
 use std::time::Duration;
 
 use frame::Machine;
 use nvme::entry::{Cqe, NvmOpcode};
-use nvme::host::{Command, Config, Connection, Done, End, Lost, Payload};
-use nvme::pdu::{
-    CapsuleCmd, CapsuleResp, Common, Data, FLAG_LAST, FLAG_SUCCESS, FatalError, IcResp, PduType,
-    R2t, TermReq,
+use nvme::host::{
+    CloseReason, Command, CompletedCommand, Config, Connection, LostCommand, Payload,
 };
-use nvme::testing::Host;
+use nvme::pdu::{
+    CapsuleCmd, CapsuleResp, CommonHeader, DataPdu, FLAG_LAST, FLAG_SUCCESS, FatalError, IcResp,
+    PduType, R2t, TermReq,
+};
+use nvme::testing::ScriptedHost;
 use nvme::{Digests, Sqe, Status};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -24,7 +26,7 @@ const FIELD: FatalError = FatalError::InvalidHeaderField;
 struct Victim {
     conn: Connection,
     /// How the controller puts PDUs together.
-    form: Host,
+    form: ScriptedHost,
     memory: Memory,
     /// What the host has said and nobody has looked at.
     heard: Vec<u8>,
@@ -37,7 +39,7 @@ impl Victim {
         conn.on_timer(Duration::ZERO);
         let heard = take(&mut conn, &mut || usize::MAX);
         assert_eq!(heard.len(), 128, "ICReq");
-        Self { conn, form: Host::default(), memory: Memory::new(), heard: Vec::new() }
+        Self { conn, form: ScriptedHost::default(), memory: Memory::new(), heard: Vec::new() }
     }
 
     /// With digests or without, ready for commands.
@@ -45,8 +47,9 @@ impl Victim {
         let digests = Digests { header: digests, data: digests };
         let mut victim = Self::new(Config { digests, ..Config::default() });
         victim.say(IcResp::new(digests.bits(), 4096).as_bytes());
-        victim.form = Host { header_digest: digests.header, data_digest: digests.data, hpda: 0 };
-        assert_eq!(victim.conn.agreed(), Some(digests));
+        victim.form =
+            ScriptedHost { header_digest: digests.header, data_digest: digests.data, hpda: 0 };
+        assert_eq!(victim.conn.digests(), Some(digests));
         victim
     }
 
@@ -82,7 +85,7 @@ impl Victim {
 
     fn data(&mut self, cid: u16, offset: u32, bytes: &[u8], flags: u8) {
         let length = u32::try_from(bytes.len()).unwrap();
-        let mut header = Data::new(PduType::C2HData, cid, 0, offset, length);
+        let mut header = DataPdu::new(PduType::C2HData, cid, 0, offset, length);
         header.common.flags = flags;
         let pdu = self.form.pdu(header.as_bytes(), bytes, 0);
         self.say(&pdu);
@@ -102,7 +105,7 @@ impl Victim {
         self.say(&pdu);
     }
 
-    fn done(&mut self) -> Option<Done> {
+    fn done(&mut self) -> Option<CompletedCommand> {
         self.conn.poll_done()
     }
 
@@ -110,7 +113,7 @@ impl Victim {
     fn answers(&mut self) -> Vec<(u16, u32, Vec<u8>, bool)> {
         self.listen();
         let mut out = Vec::new();
-        while let Ok((header, _)) = Data::read_from_prefix(&self.heard) {
+        while let Ok((header, _)) = DataPdu::read_from_prefix(&self.heard) {
             assert_eq!(header.common.kind(), PduType::H2CData);
             let pdu: Vec<u8> = self.heard.drain(..header.common.plen.get() as usize).collect();
             let end = pdu.len() - if self.form.data_digest { 4 } else { 0 };
@@ -121,14 +124,14 @@ impl Victim {
         out
     }
 
-    /// It has found what was said last at fault: H2CTermReq, and every command that was in flight ends
-    /// once, in doubt.
+    /// It has found what was said last at fault: H2CTermReq, and every command that was in flight
+    /// ends once, in doubt.
     #[track_caller]
     fn refuses(&mut self, error: FatalError, information: u32) {
         let in_doubt = self.conn.in_flight();
         assert_eq!(in_doubt, 0, "nothing stays in flight");
         self.listen();
-        assert_eq!(self.conn.end(), Some(End::Violation { error, information }));
+        assert_eq!(self.conn.close_reason(), Some(CloseReason::Violation { error, information }));
         let (term, excerpt) = TermReq::read_from_prefix(&self.heard).expect("H2CTermReq");
         assert_eq!(term.common.kind(), PduType::H2CTermReq);
         assert_eq!((term.status.get(), term.information.get()), (error.0, information));
@@ -137,7 +140,7 @@ impl Victim {
         assert!(self.conn.is_closing() && self.conn.receive_space().is_none());
         assert!(self.conn.submit(flush()).is_none(), "it takes nothing any more");
         while let Some(done) = self.done() {
-            assert_eq!(done.outcome, Err(Lost::InDoubt));
+            assert_eq!(done.outcome, Err(LostCommand::InDoubt));
         }
     }
 }
@@ -150,7 +153,7 @@ fn flush() -> Command {
 #[test]
 fn ic_resp_is_checked() {
     let good = IcResp::new(0, 8192);
-    let common = |plen: u32| Common { plen: plen.into(), ..good.common };
+    let common = |plen: u32| CommonHeader { plen: plen.into(), ..good.common };
     for (resp, error, information) in [
         (IcResp { pfv: 1.into(), ..good }, FatalError::UnsupportedParameter, 8),
         (IcResp { cpda: 32, ..good }, FIELD, 10),
@@ -159,10 +162,10 @@ fn ic_resp_is_checked() {
         (IcResp { max_h2c_data: 4098.into(), ..good }, FIELD, 12),
         (IcResp { common: common(132), ..good }, FIELD, 4),
         (IcResp { common: common(120), ..good }, FIELD, 4),
-        (IcResp { common: Common { hlen: 24, ..good.common }, ..good }, FIELD, 2),
+        (IcResp { common: CommonHeader { hlen: 24, ..good.common }, ..good }, FIELD, 2),
     ] {
         let mut victim = Victim::new(Config::default());
-        assert_eq!((victim.conn.room(), victim.conn.agreed()), (0, None));
+        assert_eq!((victim.conn.free_slots(), victim.conn.digests()), (0, None));
         victim.say(resp.as_bytes());
         victim.refuses(error, information);
     }
@@ -174,8 +177,8 @@ fn digests_may_be_declined() {
     let digests = Digests { header: true, data: true };
     let mut victim = Victim::new(Config { digests, ..Config::default() });
     victim.say(IcResp::new(0, 4096).as_bytes());
-    assert_eq!(victim.conn.agreed(), Some(Digests::default()));
-    assert_eq!(victim.conn.room(), usize::from(Config::default().in_flight));
+    assert_eq!(victim.conn.digests(), Some(Digests::default()));
+    assert_eq!(victim.conn.free_slots(), usize::from(Config::default().max_in_flight));
 }
 
 /// 3.6.1.2: types, sequence and header fields.
@@ -226,7 +229,7 @@ fn data_that_does_not_fit_its_pdu_is_fatal() {
     ] {
         let mut victim = Victim::ready(false);
         let cid = victim.read(512);
-        let mut header = Data::new(PduType::C2HData, cid, 0, 0, length);
+        let mut header = DataPdu::new(PduType::C2HData, cid, 0, 0, length);
         (header.common.pdo, header.common.plen) = (pdo, (plen).into());
         victim.say(header.as_bytes());
         victim.refuses(FIELD, at);
@@ -289,7 +292,7 @@ fn commands_that_are_not_in_flight_are_fatal() {
     twice.respond(cid, Status::INVALID_FIELD);
     let done = twice.done().expect("it has ended");
     assert_eq!(done.outcome.unwrap().status, Status::INVALID_FIELD);
-    assert_eq!((done.outcome.unwrap().result, done.moved), (5, 0));
+    assert_eq!((done.outcome.unwrap().result, done.transferred), (5, 0));
     // The slot is another command's by now.
     assert_ne!(twice.read(512), cid);
     twice.respond(cid, Status::SUCCESS);
@@ -305,7 +308,7 @@ fn commands_that_are_not_in_flight_are_fatal() {
     let mut after = Victim::ready(false);
     let cid = after.read(512);
     after.respond(cid, Status::SUCCESS);
-    assert_eq!(after.done().unwrap().moved, 0);
+    assert_eq!(after.done().unwrap().transferred, 0);
     after.data(cid, 0, &[7; 512], FLAG_LAST);
     after.refuses(FIELD, 8);
 
@@ -313,7 +316,10 @@ fn commands_that_are_not_in_flight_are_fatal() {
     let mut early = Victim::ready(false);
     early.conn.submit(flush()).unwrap();
     early.respond(0x1000, Status::SUCCESS);
-    assert_eq!(early.conn.end(), Some(End::Violation { error: FIELD, information: 20 }));
+    assert_eq!(
+        early.conn.close_reason(),
+        Some(CloseReason::Violation { error: FIELD, information: 20 })
+    );
 }
 
 /// Data goes where the command says: none for a write, none asked for by a read.
@@ -358,7 +364,7 @@ fn r2ts_beyond_the_data_are_fatal() {
     for i in 0..4 {
         many.r2t(cid, 1, i * 4, 4);
     }
-    assert_eq!(many.conn.end(), None);
+    assert_eq!(many.conn.close_reason(), None);
     many.r2t(cid, 1, 16, 4);
     many.refuses(FatalError::DataLimit, 0);
 }
@@ -384,7 +390,7 @@ fn r2ts_are_answered() {
         assert_eq!(shape, expected);
         assert!(answers.into_iter().flat_map(|a| a.2).eq(data));
         victim.respond(cid, Status::SUCCESS);
-        assert_eq!(victim.done().unwrap().moved, 20_000);
+        assert_eq!(victim.done().unwrap().transferred, 20_000);
     }
 }
 
@@ -417,10 +423,10 @@ fn small_r2ts_take_no_memory() {
             let queue = victim.conn.output();
             assert!(queue.len() <= 256 * 1024 + 28, "{} bytes wait", queue.len());
             let n = queue.len().min(4 * 28);
-            queue.sent(n);
+            queue.advance(n);
             sent += n;
         }
-        assert_eq!(victim.conn.end(), None, "R2T {i}");
+        assert_eq!(victim.conn.close_reason(), None, "R2T {i}");
     }
     assert_eq!(sent, 40_000 * 28);
 }
@@ -439,8 +445,8 @@ fn a_write_that_has_ended_sends_no_more() {
     assert_eq!(victim.conn.output().len(), ahead);
 }
 
-/// A controller that says that a write has succeeded does not have what has not been sent to it: in the capsule, in
-/// answer to an R2T, or not even put together.
+/// A controller that says that a write has succeeded does not have what has not been sent to it: in
+/// the capsule, in answer to an R2T, or not even put together.
 #[test]
 fn data_that_was_not_sent_was_not_moved() {
     for digests in [false, true] {
@@ -450,9 +456,9 @@ fn data_that_was_not_sent_was_not_moved() {
         let write = Command { sqe, payload: Payload::ToController(data), timeout: None };
         capsule.conn.submit(write).unwrap();
         let length = capsule.conn.output().len();
-        capsule.conn.output().sent(length - 1);
+        capsule.conn.output().advance(length - 1);
         capsule.respond(0x1000, Status::SUCCESS);
-        assert!(capsule.done().unwrap().moved < 4096);
+        assert!(capsule.done().unwrap().transferred < 4096);
 
         for length in [20_000u32, 1 << 20] {
             let mut victim = Victim::ready(digests);
@@ -462,7 +468,7 @@ fn data_that_was_not_sent_was_not_moved() {
             victim.r2t(cid, 2, 16_384, length - 16_384);
             victim.respond(cid, Status::SUCCESS);
             let done = victim.done().unwrap();
-            assert!(done.outcome.unwrap().status.is_success() && done.moved < 16_384);
+            assert!(done.outcome.unwrap().status.is_success() && done.transferred < 16_384);
         }
     }
 }
@@ -472,7 +478,7 @@ fn data_that_was_not_sent_was_not_moved() {
 fn a_wrong_header_digest_is_fatal() {
     let mut victim = Victim::ready(true);
     let cid = victim.read(512);
-    let header = Data::new(PduType::C2HData, cid, 0, 0, 512);
+    let header = DataPdu::new(PduType::C2HData, cid, 0, 0, 512);
     let mut pdu = victim.form.pdu(header.as_bytes(), &[1; 512], 0);
     pdu[24] ^= 1;
     let digest = u32::from_le_bytes(pdu[24..28].try_into().unwrap());
@@ -487,7 +493,7 @@ fn a_wrong_data_digest_fails_the_command_only() {
         let mut victim = Victim::ready(true);
         let cid = victim.read(1024);
         let other = victim.read(512);
-        let header = Data::new(PduType::C2HData, cid, 0, 0, 512);
+        let header = DataPdu::new(PduType::C2HData, cid, 0, 0, 512);
         let mut pdu = victim.form.pdu(header.as_bytes(), &[1; 512], 0);
         *pdu.last_mut().unwrap() ^= 1;
         victim.say(&pdu);
@@ -500,8 +506,8 @@ fn a_wrong_data_digest_fails_the_command_only() {
         victim.data(other, 0, &[3; 512], FLAG_LAST | FLAG_SUCCESS);
         let done = victim.done().expect("the other one as well");
         assert!(done.outcome.unwrap().status.is_success());
-        assert_eq!((done.moved, bytes(&done.buffers)), (512, vec![3; 512]));
-        assert_eq!(victim.conn.end(), None);
+        assert_eq!((done.transferred, bytes(&done.buffers)), (512, vec![3; 512]));
+        assert_eq!(victim.conn.close_reason(), None);
     }
 }
 
@@ -513,7 +519,7 @@ fn a_read_may_come_short() {
     victim.data(cid, 0, &[1; 512], FLAG_LAST | FLAG_SUCCESS);
     let done = victim.done().unwrap();
     assert!(done.outcome.unwrap().status.is_success());
-    assert_eq!((done.moved, bytes(&done.buffers)[..512].to_vec()), (512, vec![1; 512]));
+    assert_eq!((done.transferred, bytes(&done.buffers)[..512].to_vec()), (512, vec![1; 512]));
 }
 
 /// 3.6.2.5: the controller may find this side at fault.
@@ -524,8 +530,11 @@ fn the_controller_may_terminate() {
     let (error, information) = (FatalError::DataLimit, 9);
     let term = TermReq::new(PduType::C2HTermReq, error, information, 72);
     victim.say(term.as_bytes());
-    assert_eq!(victim.conn.end(), Some(End::ControllerTerminated { error, information }));
-    assert_eq!(victim.done().unwrap().outcome, Err(Lost::InDoubt));
+    assert_eq!(
+        victim.conn.close_reason(),
+        Some(CloseReason::ControllerTerminated { error, information })
+    );
+    assert_eq!(victim.done().unwrap().outcome, Err(LostCommand::InDoubt));
     assert!(victim.conn.is_closing() && victim.conn.output().is_empty());
 
     let mut long = Victim::new(Config::default());
@@ -539,16 +548,19 @@ fn controllers_that_stall_are_given_up() {
     let mut mute = Victim::new(Config::default());
     assert_eq!(mute.conn.next_timer(), Some(10 * S));
     mute.conn.on_timer(10 * S - Duration::from_millis(1));
-    assert_eq!(mute.conn.end(), None);
+    assert_eq!(mute.conn.close_reason(), None);
     mute.conn.on_timer(10 * S);
-    assert_eq!((mute.conn.end(), mute.conn.agreed()), (Some(End::EstablishTimeout), None));
+    assert_eq!(
+        (mute.conn.close_reason(), mute.conn.digests()),
+        (Some(CloseReason::EstablishTimeout), None)
+    );
 
     let mut half = Victim::ready(false);
     half.conn.on_timer(20 * S);
     half.say(&[5, 0, 24]);
     assert_eq!(half.conn.next_timer(), Some(80 * S));
     half.conn.on_timer(80 * S);
-    assert_eq!(half.conn.end(), Some(End::ReceiveTimeout));
+    assert_eq!(half.conn.close_reason(), Some(CloseReason::ReceiveTimeout));
 
     let mut busy = Victim::ready(false);
     assert_eq!(busy.conn.next_timer(), None);
@@ -561,12 +573,12 @@ fn controllers_that_stall_are_given_up() {
         assert_ne!(cid, forgotten);
         busy.data(cid, 0, &[1; 512], FLAG_LAST | FLAG_SUCCESS);
         assert!(busy.done().unwrap().outcome.is_ok());
-        assert_eq!(busy.conn.end(), None, "{second}");
+        assert_eq!(busy.conn.close_reason(), None, "{second}");
     }
     assert_eq!(busy.conn.next_timer(), Some(130 * S));
     busy.conn.on_timer(130 * S);
-    assert_eq!(busy.conn.end(), Some(End::CommandTimeout));
-    assert_eq!(busy.done().unwrap().outcome, Err(Lost::InDoubt));
+    assert_eq!(busy.conn.close_reason(), Some(CloseReason::CommandTimeout));
+    assert_eq!(busy.done().unwrap().outcome, Err(LostCommand::InDoubt));
     assert!(busy.done().is_none());
 }
 
@@ -585,7 +597,7 @@ fn deadlines_are_those_of_the_commands() {
         CapsuleCmd::read_from_prefix(&victim.heard[2 * size_of::<CapsuleCmd>()..]).unwrap();
     victim.respond(capsule.sqe.cid.get(), Status::SUCCESS);
     victim.conn.on_timer(4 * S);
-    assert_eq!((victim.conn.end(), victim.conn.next_timer()), (None, Some(9 * S)));
+    assert_eq!((victim.conn.close_reason(), victim.conn.next_timer()), (None, Some(9 * S)));
     victim.conn.close();
     let lost: Vec<_> = std::iter::from_fn(|| victim.done()).map(|d| d.outcome.is_err()).collect();
     assert_eq!(lost, [false, true, true]);
@@ -598,13 +610,13 @@ fn what_was_not_sent_is_not_in_doubt() {
     for _ in 0..3 {
         victim.conn.submit(flush()).unwrap();
     }
-    victim.conn.output().sent(73);
+    victim.conn.output().advance(73);
     victim.conn.close();
     assert!(victim.conn.output().is_empty());
     let lost: Vec<_> =
         std::iter::from_fn(|| victim.done()).map(|d| d.outcome.unwrap_err()).collect();
-    assert_eq!(lost, [Lost::InDoubt, Lost::InDoubt, Lost::Unsent]);
-    assert_eq!(victim.conn.end(), Some(End::Closed));
+    assert_eq!(lost, [LostCommand::InDoubt, LostCommand::InDoubt, LostCommand::Unsent]);
+    assert_eq!(victim.conn.close_reason(), Some(CloseReason::Closed));
 }
 
 /// As many commands as the queue has room for; identifiers are not used again at once.
@@ -612,7 +624,7 @@ fn what_was_not_sent_is_not_in_doubt() {
 fn a_full_queue_takes_no_more() {
     let mut victim = Victim::ready(false);
     let cids: Vec<u16> = (0..31).map(|_| victim.read(512)).collect();
-    assert_eq!((victim.conn.room(), victim.conn.in_flight()), (0, 31));
+    assert_eq!((victim.conn.free_slots(), victim.conn.in_flight()), (0, 31));
     assert!(victim.conn.submit(flush()).is_none());
     victim.respond(cids[4], Status::SUCCESS);
     let mut seen = cids.clone();

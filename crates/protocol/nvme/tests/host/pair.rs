@@ -1,10 +1,10 @@
 //! A host and our own controller, byte by byte.
 
-use block::{Account, Bufs, BufsMut, Class, Pool};
+use block::{Account, BufferPool, Bufs, BufsMut, MemoryClass};
 use frame::Machine;
 use nvme::entry::NvmOpcode;
 use nvme::fabrics::Property;
-use nvme::host::{Command, Config, Connection, Done, Lost, Payload};
+use nvme::host::{Command, CompletedCommand, Config, Connection, LostCommand, Payload};
 use nvme::{Completion, Digests, Sqe, Status, Tag};
 use proptest::prelude::*;
 use zerocopy::IntoBytes;
@@ -17,7 +17,7 @@ pub(crate) struct Memory(Account);
 
 impl Memory {
     pub(crate) fn new() -> Self {
-        Self(Pool::new(32 << 20).unwrap().account())
+        Self(BufferPool::new(32 << 20).unwrap().account())
     }
 
     pub(crate) fn room(&self, length: usize) -> BufsMut {
@@ -27,7 +27,7 @@ impl Memory {
             if left == 0 {
                 break;
             }
-            let credit = self.0.try_credit(4096, Class::Immediate).expect("enough of it");
+            let credit = self.0.try_credit(4096, MemoryClass::LocalIo).expect("enough of it");
             out.extend(credit.alloc(cut.min(left)));
             left -= cut.min(left);
         }
@@ -54,7 +54,7 @@ pub(crate) fn bytes(buffers: &BufsMut) -> Vec<u8> {
 pub(crate) struct Pair {
     pub(crate) host: Connection,
     pub(crate) link: usize,
-    pub(crate) done: Vec<Done>,
+    pub(crate) done: Vec<CompletedCommand>,
 }
 
 impl Pair {
@@ -78,7 +78,12 @@ impl Pair {
     }
 
     /// One command, to its end.
-    pub(crate) fn call(&mut self, target: &mut Target, sqe: Sqe, payload: Payload) -> Done {
+    pub(crate) fn call(
+        &mut self,
+        target: &mut Target,
+        sqe: Sqe,
+        payload: Payload,
+    ) -> CompletedCommand {
         self.pump(target, &mut || usize::MAX);
         let tag = self.host.submit(Command { sqe, payload, timeout: None }).expect("there is room");
         self.pump(target, &mut || usize::MAX);
@@ -101,7 +106,7 @@ pub(crate) fn take(host: &mut Connection, portion: &mut dyn FnMut() -> usize) ->
                 break;
             }
         }
-        queue.sent(n);
+        queue.advance(n);
     }
     out
 }
@@ -114,12 +119,12 @@ pub(crate) fn feed(host: &mut Connection, bytes: &[u8], portion: &mut dyn FnMut(
         assert!(!space.is_empty(), "an empty space would mean end of stream");
         let n = portion().clamp(1, space.len()).min(bytes.len() - at);
         space[..n].copy_from_slice(&bytes[at..at + n]);
-        host.received(n);
+        host.on_received(n);
         at += n;
     }
 }
 
-fn ok(done: &Done) -> Completion {
+fn ok(done: &CompletedCommand) -> Completion {
     let completion = done.outcome.expect("an answer");
     assert!(completion.status.is_success(), "{done:?}");
     completion
@@ -254,10 +259,10 @@ fn configs() -> impl Strategy<Value = (Config, nvme::Config, bool)> {
     let host = (digests, prop::sample::select(vec![0u8, 3, 31]), 1u32..3);
     let host = (host, prop::sample::select(vec![0u32, 4096, 16384])).prop_map(
         |((digests, alignment, r2ts), in_capsule_bytes)| Config {
-            in_flight: 8,
+            max_in_flight: 8,
             digests,
             alignment,
-            r2ts,
+            max_r2ts: r2ts,
             in_capsule_bytes,
             ..Config::default()
         },
@@ -287,12 +292,15 @@ fn batch(
         expected.push((tag, expect));
     }
     io.pump(target, portion);
-    assert_eq!((io.host.end(), io.host.in_flight(), io.done.len()), (None, 0, expected.len()));
+    assert_eq!(
+        (io.host.close_reason(), io.host.in_flight(), io.done.len()),
+        (None, 0, expected.len())
+    );
     for done in io.done.drain(..) {
         let at = expected.iter().position(|(tag, _)| *tag == done.tag).expect("answered once");
         let (_, expect) = expected.swap_remove(at);
         let status = done.outcome.expect("an answer").status.code();
-        assert_eq!((status, done.moved), (expect.status, expect.moved));
+        assert_eq!((status, done.transferred), (expect.status, expect.moved));
         if let Some(data) = expect.data {
             assert!(bytes(&done.buffers) == data, "a read returns what was written");
         }
@@ -320,7 +328,7 @@ proptest! {
             batch(&mut io, &mut target, steps, &mut model, &memory, &mut portion);
         }
         prop_assert!(target.disk == model, "what was written");
-        let agreed = io.host.agreed().unwrap();
+        let agreed = io.host.digests().unwrap();
         prop_assert_eq!(target.conn(io.link).digests(), (agreed.header, agreed.data));
     }
 
@@ -346,7 +354,7 @@ proptest! {
             let mut sent: Vec<u8> = queue.slices().flat_map(|s| s.to_vec()).collect();
             sent.truncate(out);
             out -= sent.len();
-            queue.sent(sent.len());
+            queue.advance(sent.len());
             target.feed(io.link, &sent, &mut || usize::MAX);
             let mut answer = target.take(io.link, &mut || usize::MAX);
             answer.truncate(back);
@@ -364,7 +372,7 @@ proptest! {
             let of_tag: Vec<_> = io.done.iter().filter(|d| d.tag == tag).collect();
             prop_assert_eq!(of_tag.len(), 1);
             let share = place * SHARE as usize * 512..(place + 1) * SHARE as usize * 512;
-            if of_tag[0].outcome == Err(Lost::Unsent) {
+            if of_tag[0].outcome == Err(LostCommand::Unsent) {
                 prop_assert!(target.disk[share].iter().all(|b| *b == 0), "it was never sent");
             }
         }

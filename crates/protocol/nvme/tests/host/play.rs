@@ -1,6 +1,6 @@
 //! Plays a script of arbitrary bytes against the host's machine: what a controller may send, in any
-//! portions, and what a caller may submit, in any order. Shared by the fuzz target and property tests.
-//! What must hold is asserted on the way:
+//! portions, and what a caller may submit, in any order. Shared by the fuzz target and property
+//! tests. What must hold is asserted on the way:
 //!
 //! * nothing panics, and the space for more bytes is never empty;
 //! * each command ends once, and a success of a read has not moved more than there is room for;
@@ -10,13 +10,13 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use block::{Account, Class, Pool};
+use block::{Account, BufferPool, MemoryClass};
 use frame::Machine;
 use nvme::entry::{Cqe, NvmOpcode};
 use nvme::host::{Command, Config, Connection, Payload};
 use nvme::pdu::{
-    CapsuleCmd, CapsuleResp, Common, DIGEST_DATA, DIGEST_HEADER, Data, FatalError, IcResp, PduType,
-    R2t, TermReq,
+    CapsuleCmd, CapsuleResp, CommonHeader, DIGEST_DATA, DIGEST_HEADER, DataPdu, FatalError, IcResp,
+    PduType, R2t, TermReq,
 };
 use nvme::{Digests, Sqe};
 use zerocopy::{FromBytes, IntoBytes};
@@ -71,15 +71,15 @@ pub(crate) fn play(script: &[u8]) {
     let (bits, alignment) = (script.byte() & 3, script.byte() % 32);
     let digests = Digests { header: bits & 1 != 0, data: bits & 2 != 0 };
     let config = Config {
-        in_flight: 1 + u16::from(script.byte() % 16),
+        max_in_flight: 1 + u16::from(script.byte() % 16),
         digests,
         alignment,
-        r2ts: 1 + u32::from(script.byte() % 4),
+        max_r2ts: 1 + u32::from(script.byte() % 4),
         ..Config::default()
     };
     let mut world = World {
         conn: Connection::new(config),
-        account: Pool::new(16 << 20).unwrap().account(),
+        account: BufferPool::new(16 << 20).unwrap().account(),
         digests: 0,
         now: Duration::ZERO,
         portion: usize::MAX,
@@ -105,7 +105,7 @@ impl World {
                 let bytes: Vec<u8> = (0..n).map(|_| script.byte()).collect();
                 self.feed(&bytes);
             }
-            IC_RESP if self.conn.agreed().is_none() || script.is_rare() => self.ic_resp(script),
+            IC_RESP if self.conn.digests().is_none() || script.is_rare() => self.ic_resp(script),
             2..=9 => self.submit(script),
             10..=15 => self.data(script),
             16..=19 => self.r2t(script),
@@ -133,7 +133,7 @@ impl World {
         let max_h2c_data = if spoil == 2 { script.word() } else { 4096 << (sizes % 9) };
         let resp = IcResp { cpda: cpda % 33, ..IcResp::new(digest, max_h2c_data) };
         self.feed(resp.as_bytes());
-        self.digests = self.conn.agreed().unwrap_or_default().bits();
+        self.digests = self.conn.digests().unwrap_or_default().bits();
     }
 
     /// What ICReq asks for, if it is still there.
@@ -147,7 +147,7 @@ impl World {
         let (what, size) = (script.byte(), script.byte());
         let length = [0usize, 16, 512, 4096, 8192, 12_000, 65_536, 8][usize::from(size % 8)];
         let buffers = || {
-            let credit = self.account.try_credit(length.max(1), Class::Immediate);
+            let credit = self.account.try_credit(length.max(1), MemoryClass::LocalIo);
             credit.expect("the pool is large").alloc(length)
         };
         let (opcode, payload) = match what % 3 {
@@ -157,7 +157,7 @@ impl World {
             _ => (NvmOpcode::Flush, Payload::None),
         };
         let timeout = (what & 8 == 0).then(|| Duration::from_secs(u64::from(what >> 4)));
-        let room = self.conn.room();
+        let room = self.conn.free_slots();
         let sqe = Sqe::new(opcode.0, 0, 1);
         match self.conn.submit(Command { sqe, payload, timeout }) {
             Some(tag) => assert!(room > 0 && self.in_flight.insert(tag.index()), "tag in use"),
@@ -165,8 +165,8 @@ impl World {
         }
     }
 
-    /// One of the commands that the controller has seen and that are as they are wanted, and once in a while
-    /// one that there is not.
+    /// One of the commands that the controller has seen and that are as they are wanted, and once
+    /// in a while one that there is not.
     fn pick(
         &mut self,
         script: &mut Script<'_>,
@@ -195,7 +195,7 @@ impl World {
         let offset = if spoil == 2 { script.word() } else { moved };
         let last = if length == left { 4 } else { 0 };
         let flags = if spoil == 3 { flags } else { last | (flags & 8 & last << 1) };
-        let mut header = Data::new(PduType::C2HData, cid, 0, offset, length);
+        let mut header = DataPdu::new(PduType::C2HData, cid, 0, offset, length);
         header.common.flags = flags;
         self.send(header.as_bytes(), &vec![0x5a; length as usize], spoil, script);
         if let Some(k) = self.known.get_mut(index) {
@@ -275,7 +275,7 @@ impl World {
             assert!(!space.is_empty(), "an empty space would mean end of stream");
             let n = self.portion.min(space.len()).min(bytes.len() - at);
             space[..n].copy_from_slice(&bytes[at..at + n]);
-            self.conn.received(n);
+            self.conn.on_received(n);
             at += n;
         }
     }
@@ -284,10 +284,10 @@ impl World {
         while let Some(done) = self.conn.poll_done() {
             assert!(self.in_flight.remove(&done.tag.index()), "{:?} ended twice", done.tag);
             let room: usize = done.buffers.iter().map(|b| b.len()).sum();
-            assert!(done.buffers.is_empty() || done.moved as usize <= room);
+            assert!(done.buffers.is_empty() || done.transferred as usize <= room);
         }
         assert_eq!(self.conn.in_flight(), self.in_flight.len());
-        assert_eq!(self.conn.end().is_some(), self.conn.is_closing());
+        assert_eq!(self.conn.close_reason().is_some(), self.conn.is_closing());
         if self.conn.is_closing() {
             assert!(self.conn.receive_space().is_none() && self.conn.next_timer().is_none());
             assert!(self.in_flight.is_empty(), "a command was forgotten");
@@ -302,11 +302,11 @@ impl World {
             assert!(queue.len() < 16 * 8400 + (300 << 10), "{} bytes wait", queue.len());
             let flat: Vec<u8> = queue.slices().flat_map(|s| s.to_vec()).collect();
             let n = flat.len().min(left);
-            queue.sent(n);
+            queue.advance(n);
             self.sent.extend(&flat[..n]);
             left -= n;
         }
-        while let Ok((common, _)) = Common::read_from_prefix(&self.sent) {
+        while let Ok((common, _)) = CommonHeader::read_from_prefix(&self.sent) {
             let plen = common.plen.get() as usize;
             assert!(plen >= usize::from(common.hlen) && plen < 1 << 17, "{common:?}");
             if self.sent.len() < plen {

@@ -12,17 +12,19 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::{Account, Bufs, BufsMut, Class, Error, Failure, Info, Lba, Pool};
+use block::{Account, BufferPool, Bufs, BufsMut, Error, Info, Lba, MemoryClass, RequestError};
 use frame::Machine;
 use nvme::entry::{FLAG_SGL, Sgl};
 use nvme::fabrics::{CNTLID_DYNAMIC, DISCOVERY_NQN};
 use nvme::log::AnaState;
-use nvme::pdu::{CapsuleCmd, Common, DIGEST_DATA, DIGEST_HEADER, Data, IcReq, PduType, R2t};
-use nvme::{
-    Action, Completion, Config, Connect, Connection, Controllers, Discovery, Event, IoCommand,
-    Limits, Namespace, Role, Sqe, Status, Subsystem, Tag, Verdict, Work,
+use nvme::pdu::{
+    CapsuleCmd, CommonHeader, DIGEST_DATA, DIGEST_HEADER, DataPdu, IcReq, PduType, R2t,
 };
-use reservation::{Change, Initiator, Party, Table};
+use nvme::{
+    Action, AdminAction, Completion, Config, Connect, Connection, Controllers, DiscoveryLog, Event,
+    IoCommand, IoWork, Limits, Namespace, Role, Sqe, Status, Subsystem, Tag,
+};
+use reservation::{Change, Initiator, ItNexus, Table};
 use zerocopy::{FromBytes, IntoBytes};
 
 const SUBNQN: &str = "nqn.a";
@@ -61,7 +63,7 @@ struct Link {
     cntlid: Option<u16>,
     digest: u8,
     plans: BTreeMap<usize, (Tag, Plan)>,
-    waiting: Vec<(Tag, u32, Class)>,
+    waiting: Vec<(Tag, u32, MemoryClass)>,
     running: Vec<(Tag, Bufs)>,
     r2ts: Vec<R2t>,
     unread: Vec<u8>,
@@ -84,7 +86,7 @@ fn namespace(blocks: u64) -> Namespace {
     let info = Info {
         block_size: 512,
         blocks,
-        aside_blocks: 0,
+        metadata_blocks: 0,
         physical_block_size: 4096,
         max_transfer_blocks: 64,
         unmap_granularity_blocks: 8,
@@ -92,7 +94,7 @@ fn namespace(blocks: u64) -> Namespace {
         volatile_cache: true,
         native_fua: false,
         read_only: blocks == 13,
-        overhead: 0,
+        overhead_bytes: 0,
     };
     Namespace {
         info,
@@ -120,7 +122,7 @@ pub(crate) fn play(script: &[u8]) {
         links: Vec::new(),
         controllers: Controllers::new(1..=3),
         subsystem: Rc::new(subsystem),
-        account: Pool::new(16 << 20).unwrap().account(),
+        account: BufferPool::new(16 << 20).unwrap().account(),
         now: Duration::ZERO,
         portion: usize::MAX,
         table: Table::default(),
@@ -270,7 +272,7 @@ impl World {
         let offset = r2t.offset.get() + u32::from(spoil == 1);
         let cid = r2t.command_id.get() + u16::from(spoil == 2);
         let tag = r2t.transfer_tag.get() + u16::from(spoil == 3);
-        let mut header = Data::new(PduType::H2CData, cid, tag, offset, length);
+        let mut header = DataPdu::new(PduType::H2CData, cid, tag, offset, length);
         header.common.flags = if length == asked || spoil == 4 { 4 } else { 0 };
         let data = vec![0x77; length as usize];
         if length == asked {
@@ -311,7 +313,7 @@ impl World {
             assert!(!space.is_empty(), "an empty space would mean end of stream");
             let n = self.portion.min(space.len()).min(bytes.len());
             space[..n].copy_from_slice(&bytes[..n]);
-            self.links[link].conn.received(n);
+            self.links[link].conn.on_received(n);
             bytes.drain(..n);
             self.act(link);
         }
@@ -323,11 +325,11 @@ impl World {
     fn act(&mut self, link: usize) {
         let entries = self.links[link].conn.queue().map_or(1, |q| usize::from(q.entries));
         let conn = &self.links[link].conn;
-        assert!(conn.end().is_some() || conn.in_flight() <= entries);
+        assert!(conn.close_reason().is_some() || conn.in_flight() <= entries);
         while let Some(action) = self.links[link].conn.poll_action() {
             let l = &mut self.links[link];
             match action {
-                Action::Arrived { tag, sqe } => {
+                Action::CommandArrived { tag, sqe } => {
                     assert!(tag.index() < entries && !l.plans.contains_key(&tag.index()));
                     self.arrived(link, tag, sqe);
                 }
@@ -345,7 +347,7 @@ impl World {
                         self.end_one(link, &mut Script(&[]));
                     }
                 }
-                Action::Refused { .. } => {}
+                Action::CommandRefused { .. } => {}
                 Action::Abort { tag } => self.complete(link, tag, Completion::OK, &Bufs::new()),
             }
         }
@@ -364,14 +366,14 @@ impl World {
         };
         let judged = if queue.id == 0 {
             match controller.admin(tag, &sqe) {
-                Verdict::Complete(completion) => Err(completion),
-                Verdict::Receive { bytes } => Ok((Plan::Consume(sqe), bytes)),
-                Verdict::Produce { bytes } => Ok((Plan::Produce(sqe, bytes), 0)),
-                Verdict::Hold => Ok((Plan::Hold, 0)),
-                Verdict::Flush | Verdict::Persist { .. } | Verdict::TellPersistence { .. } => {
-                    Err(Completion::OK)
-                }
-                Verdict::Abort { .. } => Ok((Plan::Abort, 0)),
+                AdminAction::Complete(completion) => Err(completion),
+                AdminAction::Receive { bytes } => Ok((Plan::Consume(sqe), bytes)),
+                AdminAction::Produce { bytes } => Ok((Plan::Produce(sqe, bytes), 0)),
+                AdminAction::Hold => Ok((Plan::Hold, 0)),
+                AdminAction::Flush
+                | AdminAction::SetPersistence { .. }
+                | AdminAction::GetPersistence { .. } => Err(Completion::OK),
+                AdminAction::Abort { .. } => Ok((Plan::Abort, 0)),
             }
         } else {
             controller.io(queue.id, &sqe).map(|c| (Plan::Io(sqe, c), c.data_out))
@@ -387,7 +389,7 @@ impl World {
 
     fn alloc(&self, bytes: u32) -> BufsMut {
         let bytes = bytes as usize;
-        self.account.try_credit(bytes, Class::Immediate).expect("bounded use").alloc(bytes)
+        self.account.try_credit(bytes, MemoryClass::LocalIo).expect("bounded use").alloc(bytes)
     }
 
     fn grant(&mut self, link: usize) {
@@ -439,17 +441,21 @@ impl World {
             }
             (Plan::Io(sqe, command), Some(c)) => {
                 if how == 1 {
-                    let failure = Failure::Device(Error::Unreadable { at: Lba(1) });
-                    return (Some(c.failed(1, &sqe, failure)), none);
+                    let failure = RequestError::Device(Error::Unreadable { at: Lba(1) });
+                    return (Some(c.fail(1, &sqe, failure)), none);
                 }
                 let info = c.namespaces().get(&command.nsid).map(|ns| ns.info);
                 let Some(info) = info else { return (Some(Completion::OK), none) };
-                match command.work(data, &info) {
-                    Ok(Work::Volume(block::Request::Read { range })) => {
+                match command.into_work(data, &info) {
+                    Ok(IoWork::Volume(block::Request::Read { range })) => {
                         (Some(Completion::OK), Bufs::zeroes(range.count as usize * 512))
                     }
-                    Ok(Work::Change(change)) => (Some(self.alter(link, &sqe, &change)), none),
-                    Ok(Work::Report { bytes }) => (Some(Completion::OK), self.report(bytes)),
+                    Ok(IoWork::ChangeReservations(change)) => {
+                        (Some(self.alter(link, &sqe, &change)), none)
+                    }
+                    Ok(IoWork::ReservationReport { bytes }) => {
+                        (Some(Completion::OK), self.report(bytes))
+                    }
                     Ok(_) => (Some(Completion::OK), none),
                     Err(status) => (Some(Completion::failed(status)), none),
                 }
@@ -464,15 +470,18 @@ impl World {
         let Some(controller) = cntlid.and_then(|id| self.controllers.get_mut(id)) else {
             return Completion::failed(Status::ABORTED_SQ_DELETED);
         };
-        let by = Party { initiator: Initiator::Host(controller.host_id()), port: 0 };
-        match self.table.change(&by, 1, change) {
-            Err(why) => return controller.refused(1, sqe, why),
+        let by = ItNexus { initiator: Initiator::Host(controller.host_id()), port: 0 };
+        match self.table.with_change(&by, 1, change) {
+            Err(why) => return controller.fail_refused_change(1, sqe, why),
             Ok(None) => {}
             Ok(Some(next)) => {
                 for controller in self.controllers.iter_mut() {
                     let host = Initiator::Host(controller.host_id());
-                    let notices =
-                        Table::notices(&self.table, &next, &Party { initiator: host, port: 0 });
+                    let notices = Table::notifications(
+                        &self.table,
+                        &next,
+                        &ItNexus { initiator: host, port: 0 },
+                    );
                     controller.reservations_changed(1, notices);
                 }
                 self.table = next;
@@ -510,7 +519,7 @@ impl World {
                 let l = &mut self.links[link];
                 l.cntlid = Some(connected.cntlid);
                 l.plans.remove(&tag.index());
-                l.conn.connected(tag, connected.queue, connected.cntlid.into());
+                l.conn.queue_connected(tag, connected.queue, connected.cntlid.into());
                 None
             }
             Err(completion) => Some(completion),
@@ -565,7 +574,7 @@ impl World {
                 0 => c.set_namespaces(BTreeMap::from([(1, namespace(value.into()))])),
                 1 => c.set_ana(u32::from(value >> 7) + 1, AnaState(value % 6)),
                 2 => {
-                    let log = Discovery { generation: value.into(), entries: Vec::new() };
+                    let log = DiscoveryLog { generation: value.into(), entries: Vec::new() };
                     c.set_discovery(Rc::new(log));
                 }
                 _ => c.shut_down(),
@@ -587,11 +596,11 @@ impl World {
                     Event::Complete { tag, completion } => {
                         self.complete(link, tag, completion, &Bufs::new());
                     }
-                    Event::Forget { tag } => {
+                    Event::Discard { tag } => {
                         self.links[link].plans.remove(&tag.index());
-                        self.links[link].conn.forget(tag);
+                        self.links[link].conn.discard(tag);
                     }
-                    Event::ShutDown | Event::Reset | Event::Expired => {}
+                    Event::ShutDown | Event::Reset | Event::KeepAliveExpired => {}
                 }
             }
         }
@@ -605,11 +614,11 @@ impl World {
             let queue = l.conn.output();
             let flat: Vec<u8> = queue.slices().flat_map(|s| s.to_vec()).collect();
             let n = flat.len().min(left);
-            queue.sent(n);
+            queue.advance(n);
             l.sent.extend(&flat[..n]);
             left -= n;
         }
-        while let Ok((common, _)) = Common::read_from_prefix(&l.sent) {
+        while let Ok((common, _)) = CommonHeader::read_from_prefix(&l.sent) {
             let plen = common.plen.get() as usize;
             assert!(plen >= usize::from(common.hlen) && plen < 1 << 17, "{common:?}");
             if l.sent.len() < plen {

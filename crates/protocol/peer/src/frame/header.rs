@@ -1,4 +1,4 @@
-//! The header that every frame begins with (RFD 0010, 8.3). Little-endian.
+//! The header of a frame (RFD 0010, 8.3). Little-endian.
 //!
 //! ```text
 //!  byte   0         2         3        4                  8              12              16
@@ -17,8 +17,8 @@ use block::{Blocks, Epoch, Error, Lba};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::Bad;
-use crate::{Kind, View};
+use super::FrameError;
+use crate::{View, WriteKind};
 
 /// Length of a frame's header in bytes.
 pub const HEADER_BYTES: usize = 64;
@@ -26,103 +26,103 @@ pub const HEADER_BYTES: usize = 64;
 const MAGIC: [u8; 2] = *b"WP";
 
 /// FLAGS: durable when it completes.
-pub(super) const FUA: u8 = 1;
+pub(super) const FLAG_FUA: u8 = 1;
 /// FLAGS: the space may be freed.
-pub(super) const UNMAP: u8 = 2;
-/// FLAGS: zeroes, no data.
-pub(super) const ZERO: u8 = 4;
-/// FLAGS: copies contents.
-pub(super) const COPY: u8 = 8;
+pub(super) const FLAG_UNMAP: u8 = 2;
+/// FLAGS: zeroes, no payload.
+pub(super) const FLAG_ZERO: u8 = 4;
+/// FLAGS: copies existing contents.
+pub(super) const FLAG_COPY: u8 = 8;
 
 wire::open_enum! {
     /// Type of a frame (RFD 0010, 8.4).
-    pub enum Type: u8 {
-        /// Who one is, first on every connection.
+    pub enum FrameType: u8 {
+        /// HELLO, first on every connection.
         Hello = 1,
-        /// [`crate::Message::Standing`].
-        Standing = 2,
-        /// [`crate::Message::Renew`].
-        Renew = 3,
-        /// [`crate::Message::Promise`].
-        Promise = 4,
-        /// [`crate::Message::Newer`].
-        Newer = 5,
-        /// [`crate::Message::Start`].
-        Start = 7,
-        /// [`crate::Message::Started`].
-        Started = 8,
-        /// [`crate::Message::Open`].
-        Open = 10,
+        /// [`crate::Message::ReplicaReport`].
+        ReplicaReport = 2,
+        /// [`crate::Message::LeaseRequest`].
+        LeaseRequest = 3,
+        /// [`crate::Message::LeaseGrant`].
+        LeaseGrant = 4,
+        /// [`crate::Message::NewerEpoch`].
+        NewerEpoch = 5,
+        /// [`crate::Message::StartViewChange`].
+        StartViewChange = 7,
+        /// [`crate::Message::DoViewChange`].
+        DoViewChange = 8,
+        /// [`crate::Message::StartView`].
+        StartView = 10,
         /// [`crate::Message::Rejoin`].
         Rejoin = 11,
-        /// That one knows the cluster's secret.
+        /// The sender knows the cluster secret.
         Proof = 12,
         /// The acceptor has all lanes.
         Ready = 13,
-        /// The other one is not wanted, and why.
+        /// The connection is refused; the status says why.
         Refused = 14,
-        /// [`crate::Message::Order`].
-        Order = 16,
-        /// [`crate::Message::Grant`].
-        Grant = 17,
-        /// [`crate::Message::Done`].
-        Done = 18,
-        /// [`crate::Message::Late`].
-        Late = 19,
+        /// [`crate::Message::WriteRequest`].
+        WriteRequest = 16,
+        /// [`crate::Message::OpAssigned`].
+        OpAssigned = 17,
+        /// [`crate::Message::PeersApplied`].
+        PeersApplied = 18,
+        /// [`crate::Message::RetryRequest`].
+        RetryRequest = 19,
         /// [`crate::Message::Write`].
         Write = 20,
         /// [`crate::Message::Applied`].
         Applied = 21,
         /// [`crate::Message::Commit`].
         Commit = 22,
-        /// [`crate::Message::Want`].
-        Want = 23,
-        /// [`crate::Message::Forward`].
-        Forward = 24,
-        /// [`crate::Message::Outcome`].
-        Outcome = 25,
+        /// [`crate::Message::RequestCommit`].
+        RequestCommit = 23,
+        /// [`crate::Message::CompareAndWrite`].
+        CompareAndWrite = 24,
+        /// [`crate::Message::CompareAndWriteResult`].
+        CompareAndWriteResult = 25,
         /// [`crate::Message::Flush`].
         Flush = 27,
         /// [`crate::Message::Flushed`].
         Flushed = 28,
         /// [`crate::Message::Fetch`].
         Fetch = 29,
-        /// [`crate::Message::Data`].
-        Data = 30,
-        /// [`crate::Message::Repair`].
-        Repair = 31,
+        /// [`crate::Message::FetchResult`].
+        FetchResult = 30,
+        /// [`crate::Message::RepairRange`].
+        RepairRange = 31,
         /// [`crate::Message::Join`].
         Join = 32,
-        /// [`crate::Message::Accept`].
-        Accept = 33,
-        /// [`crate::Message::Detached`].
-        Detached = 34,
-        /// [`crate::Message::Clear`].
-        Clear = 35,
-        /// [`crate::Message::Marked`].
-        Marked = 38,
-        /// [`crate::Message::Sum`].
-        Sum = 36,
-        /// [`crate::Message::Summed`].
-        Summed = 37,
-        /// [`crate::Message::Unreachable`].
-        Unreachable = 39,
-        /// [`crate::Message::Yield`].
-        Yield = 40,
-        /// [`crate::Message::Yielded`].
-        Yielded = 41,
+        /// [`crate::Message::JoinAccepted`].
+        JoinAccepted = 33,
+        /// [`crate::Message::JoinAborted`].
+        JoinAborted = 34,
+        /// [`crate::Message::ClearRegions`].
+        ClearRegions = 35,
+        /// [`crate::Message::IdleDirtyRegions`].
+        IdleDirtyRegions = 38,
+        /// [`crate::Message::Digest`].
+        Digest = 36,
+        /// [`crate::Message::DigestResult`].
+        DigestResult = 37,
+        /// [`crate::Message::PeerUnreachable`].
+        PeerUnreachable = 39,
+        /// [`crate::Message::RevokeLease`].
+        RevokeLease = 40,
+        /// [`crate::Message::LeaseRevoked`].
+        LeaseRevoked = 41,
         /// [`crate::Message::NoSpace`].
         NoSpace = 42,
-        /// [`crate::Message::Assess`].
-        Assess = 43,
-        /// [`crate::Message::Assessed`].
-        Assessed = 44,
+        /// [`crate::Message::NoSpaceQuery`].
+        NoSpaceQuery = 43,
+        /// [`crate::Message::NoSpaceReport`].
+        NoSpaceReport = 44,
     }
 }
 
 wire::open_enum! {
-    /// The status byte: 0, or what became of it instead.
-    pub(super) enum Status: u8 {
+    /// The status byte: 0, or the error instead of a result.
+    pub(super) enum WireStatus: u8 {
         Good = 0,
         Unreadable = 1,
         Corrupt = 2,
@@ -139,7 +139,7 @@ wire::open_enum! {
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct Stored {
+struct WireHeader {
     magic: [u8; 2],
     version: u8,
     kind: u8,
@@ -157,12 +157,12 @@ struct Stored {
     flags: u8,
     status: u8,
 }
-const _: () = assert!(size_of::<Stored>() == HEADER_BYTES);
+const _: () = assert!(size_of::<WireHeader>() == HEADER_BYTES);
 
-/// What the fields mean is each type's own affair; those that a type does not use are zero.
+/// The fields of a header, whose meaning depends on the type; unused ones are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Fields {
-    pub(super) kind: Type,
+pub(super) struct HeaderFields {
+    pub(super) kind: FrameType,
     pub(super) epoch: u64,
     pub(super) round: u32,
     pub(super) id: u64,
@@ -174,29 +174,29 @@ pub(super) struct Fields {
     pub(super) status: u8,
 }
 
-/// A header that is whole: its checksum fits.
+/// A header whose checksum is right.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Header {
-    pub(super) fields: Fields,
+    pub(super) fields: HeaderFields,
     pub(super) version: u8,
-    pub(super) number: u32,
-    pub(super) length: u32,
+    pub(super) frame_number: u32,
+    pub(super) body_bytes: u32,
     pub(super) body_checksum: u32,
 }
 
 impl Header {
     pub(super) fn to_bytes(self) -> [u8; HEADER_BYTES] {
-        let Self { fields, version, number, length, body_checksum } = self;
-        let mut stored = Stored {
+        let Self { fields, version, frame_number, body_bytes, body_checksum } = self;
+        let mut raw = WireHeader {
             magic: MAGIC,
             version,
             kind: fields.kind.0,
             checksum: U32::ZERO,
-            length: U32::new(length),
+            length: U32::new(body_bytes),
             body_checksum: U32::new(body_checksum),
             epoch: U64::new(fields.epoch),
             round: U32::new(fields.round),
-            number: U32::new(number),
+            number: U32::new(frame_number),
             id: U64::new(fields.id),
             lba: U64::new(fields.lba),
             second: U64::new(fields.second),
@@ -205,43 +205,43 @@ impl Header {
             flags: fields.flags,
             status: fields.status,
         };
-        stored.checksum = U32::new(wire::crc32c(stored.as_bytes()));
-        zerocopy::transmute!(stored)
+        raw.checksum = U32::new(wire::crc32c(raw.as_bytes()));
+        zerocopy::transmute!(raw)
     }
 
-    pub(super) fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Self, Bad> {
-        let mut stored: Stored = zerocopy::transmute!(*bytes);
-        if stored.magic != MAGIC {
-            return Err(Bad::NoMagic);
+    pub(super) fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
+        let mut raw: WireHeader = zerocopy::transmute!(*bytes);
+        if raw.magic != MAGIC {
+            return Err(FrameError::NoMagic);
         }
-        let checksum = std::mem::take(&mut stored.checksum);
-        if checksum.get() != wire::crc32c(stored.as_bytes()) {
-            return Err(Bad::HeaderChecksum);
+        let checksum = std::mem::take(&mut raw.checksum);
+        if checksum.get() != wire::crc32c(raw.as_bytes()) {
+            return Err(FrameError::HeaderChecksum);
         }
-        let fields = Fields {
-            kind: Type(stored.kind),
-            epoch: stored.epoch.get(),
-            round: stored.round.get(),
-            id: stored.id.get(),
-            lba: stored.lba.get(),
-            second: stored.second.get(),
-            blocks: stored.blocks.get(),
-            node: stored.node.get(),
-            flags: stored.flags,
-            status: stored.status,
+        let fields = HeaderFields {
+            kind: FrameType(raw.kind),
+            epoch: raw.epoch.get(),
+            round: raw.round.get(),
+            id: raw.id.get(),
+            lba: raw.lba.get(),
+            second: raw.second.get(),
+            blocks: raw.blocks.get(),
+            node: raw.node.get(),
+            flags: raw.flags,
+            status: raw.status,
         };
         Ok(Self {
             fields,
-            version: stored.version,
-            number: stored.number.get(),
-            length: stored.length.get(),
-            body_checksum: stored.body_checksum.get(),
+            version: raw.version,
+            frame_number: raw.number.get(),
+            body_bytes: raw.length.get(),
+            body_checksum: raw.body_checksum.get(),
         })
     }
 }
 
-impl Fields {
-    pub(super) fn new(kind: Type) -> Self {
+impl HeaderFields {
+    pub(super) fn new(kind: FrameType) -> Self {
         Self {
             kind,
             epoch: 0,
@@ -256,11 +256,11 @@ impl Fields {
         }
     }
 
-    pub(super) fn of_epoch(kind: Type, epoch: Epoch) -> Self {
+    pub(super) fn with_epoch(kind: FrameType, epoch: Epoch) -> Self {
         Self { epoch: epoch.0, ..Self::new(kind) }
     }
 
-    pub(super) fn of_view(kind: Type, view: View) -> Self {
+    pub(super) fn with_view(kind: FrameType, view: View) -> Self {
         Self { epoch: view.epoch.0, round: view.round, ..Self::new(kind) }
     }
 
@@ -268,87 +268,95 @@ impl Fields {
         View { epoch: Epoch(self.epoch), round: self.round }
     }
 
-    pub(super) fn id(self, id: u64) -> Self {
+    pub(super) fn with_id(self, id: u64) -> Self {
         Self { id, ..self }
     }
 
-    pub(super) fn second(self, second: u64) -> Self {
+    pub(super) fn with_second(self, second: u64) -> Self {
         Self { second, ..self }
     }
 
-    /// How many of something follow; more than any number allows is refused by the body's length.
-    pub(super) fn count(self, count: usize) -> Self {
+    /// Sets the number of items in the body; a count that does not fit contradicts the length of
+    /// the body.
+    pub(super) fn with_count(self, count: usize) -> Self {
         Self { blocks: u32::try_from(count).unwrap_or(u32::MAX), ..self }
     }
 
-    pub(super) fn with_range(self, range: Blocks) -> Result<Self, Bad> {
-        let blocks = u32::try_from(range.count).map_err(|_| self.bad("range"))?;
+    pub(super) fn with_range(self, range: Blocks) -> Result<Self, FrameError> {
+        let blocks = u32::try_from(range.count).map_err(|_| self.invalid("range"))?;
         let fields = Self { lba: range.at.0, blocks, ..self };
         fields.range().map(|_| fields)
     }
 
-    pub(super) fn range(&self) -> Result<Blocks, Bad> {
+    pub(super) fn range(&self) -> Result<Blocks, FrameError> {
         let range = Blocks::new(Lba(self.lba), u64::from(self.blocks));
         match range.end() {
             Some(_) if range.count > 0 => Ok(range),
-            _ => Err(self.bad("range")),
+            _ => Err(self.invalid("range")),
         }
     }
 
-    pub(super) fn with_flag(self, flag: u8, set: bool) -> Self {
-        Self { flags: self.flags | if set { flag } else { 0 }, ..self }
+    pub(super) fn with_flag(self, flag: u8, is_set: bool) -> Self {
+        Self { flags: self.flags | if is_set { flag } else { 0 }, ..self }
     }
 
-    pub(super) fn has(&self, flag: u8) -> bool {
+    pub(super) fn has_flag(&self, flag: u8) -> bool {
         self.flags & flag != 0
     }
 
-    pub(super) fn with_kind(self, kind: Kind) -> Self {
+    pub(super) fn with_kind(self, kind: WriteKind) -> Self {
         match kind {
-            Kind::Write => self,
-            Kind::Zero { unmap } => self.with_flag(ZERO, true).with_flag(UNMAP, unmap),
+            WriteKind::Data => self,
+            WriteKind::Zero { unmap } => {
+                self.with_flag(FLAG_ZERO, true).with_flag(FLAG_UNMAP, unmap)
+            }
         }
     }
 
-    /// A stray unmap flag is found when the fields are compared with those of the message.
-    pub(super) fn change_kind(&self) -> Kind {
-        if self.has(ZERO) { Kind::Zero { unmap: self.has(UNMAP) } } else { Kind::Write }
+    /// A stray unmap flag is detected when the fields are compared with those of the decoded
+    /// message.
+    pub(super) fn write_kind(&self) -> WriteKind {
+        if self.has_flag(FLAG_ZERO) {
+            WriteKind::Zero { unmap: self.has_flag(FLAG_UNMAP) }
+        } else {
+            WriteKind::Data
+        }
     }
 
     pub(super) fn with_error(self, error: Error) -> Self {
         let (status, at) = match error {
-            Error::Unreadable { at } => (Status::Unreadable, at),
-            Error::Corrupt { at } => (Status::Corrupt, at),
-            Error::Unwritable { at } => (Status::Unwritable, at),
-            Error::OutOfRange => (Status::OutOfRange, Lba(0)),
-            Error::NoSpace => (Status::NoSpace, Lba(0)),
-            Error::ReadOnly => (Status::ReadOnly, Lba(0)),
-            Error::Fenced => (Status::Fenced, Lba(0)),
-            Error::Aborted => (Status::Aborted, Lba(0)),
-            Error::Gone => (Status::Gone, Lba(0)),
+            Error::Unreadable { at } => (WireStatus::Unreadable, at),
+            Error::Corrupt { at } => (WireStatus::Corrupt, at),
+            Error::Unwritable { at } => (WireStatus::Unwritable, at),
+            Error::OutOfRange => (WireStatus::OutOfRange, Lba(0)),
+            Error::NoSpace => (WireStatus::NoSpace, Lba(0)),
+            Error::ReadOnly => (WireStatus::ReadOnly, Lba(0)),
+            Error::Fenced => (WireStatus::Fenced, Lba(0)),
+            Error::Aborted => (WireStatus::Aborted, Lba(0)),
+            Error::Gone => (WireStatus::Gone, Lba(0)),
         };
         Self { status: status.0, lba: at.0, ..self }
     }
 
-    /// The error that the status stands for; `None` for success.
-    pub(super) fn error(&self) -> Result<Option<Error>, Bad> {
+    /// The error in the status; `None` for success.
+    pub(super) fn error(&self) -> Result<Option<Error>, FrameError> {
         let at = Lba(self.lba);
-        Ok(Some(match Status(self.status) {
-            Status::Good => return Ok(None),
-            Status::Unreadable => Error::Unreadable { at },
-            Status::Corrupt => Error::Corrupt { at },
-            Status::Unwritable => Error::Unwritable { at },
-            Status::OutOfRange => Error::OutOfRange,
-            Status::NoSpace => Error::NoSpace,
-            Status::ReadOnly => Error::ReadOnly,
-            Status::Fenced => Error::Fenced,
-            Status::Aborted => Error::Aborted,
-            Status::Gone => Error::Gone,
-            _ => return Err(self.bad("status")),
+        Ok(Some(match WireStatus(self.status) {
+            WireStatus::Good => return Ok(None),
+            WireStatus::Unreadable => Error::Unreadable { at },
+            WireStatus::Corrupt => Error::Corrupt { at },
+            WireStatus::Unwritable => Error::Unwritable { at },
+            WireStatus::OutOfRange => Error::OutOfRange,
+            WireStatus::NoSpace => Error::NoSpace,
+            WireStatus::ReadOnly => Error::ReadOnly,
+            WireStatus::Fenced => Error::Fenced,
+            WireStatus::Aborted => Error::Aborted,
+            WireStatus::Gone => Error::Gone,
+            _ => return Err(self.invalid("status")),
         }))
     }
 
-    pub(super) fn bad(&self, what: &'static str) -> Bad {
-        Bad::Field(self.kind, what)
+    pub(super) fn invalid(&self, what: &'static str) -> FrameError {
+        FrameError::InvalidField(self.kind, what)
     }
 }

@@ -1,7 +1,7 @@
 //! HELLO, PROOF, READY and REFUSED: how a connection begins (RFD 0010, 8.2).
 //!
-//! Their headers are of version 1 whatever is agreed, with frame number 0 and no field in use but
-//! the lengths and checksums, and the status in REFUSED. The body of HELLO:
+//! Their headers are of version 1 whatever is negotiated, with frame number 0; only lengths and
+//! checksums are used, and the status in REFUSED. The body of HELLO:
 //!
 //! ```text
 //!  byte   0       1       2      3          4            8          16        32       48
@@ -12,22 +12,22 @@
 //!       +---------------+-----------------+------------+--------...
 //! ```
 //!
-//! Later versions may append to it: what stands behind byte 104 is covered by the proofs and not
-//! looked at.
+//! Later versions may append to it: bytes after 104 are covered by the proofs and otherwise
+//! ignored.
 
 use uuid::Uuid;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::header::{Fields, HEADER_BYTES, Header, Type};
-use super::{Bad, padding};
-use crate::{Lane, Line, NodeId};
+use super::header::{FrameType, HEADER_BYTES, Header, HeaderFields};
+use super::{FrameError, padding};
+use crate::{ConnectionPurpose, Lane, NodeId};
 
-/// Length of HELLO's body in bytes, as far as this release knows it.
-pub const HELLO_BYTES: usize = size_of::<Sent>();
-/// Longest body of HELLO, in bytes, that is heard.
+/// Length of the body of HELLO in bytes, as known to this release.
+pub const HELLO_BYTES: usize = size_of::<WireHello>();
+/// Longest accepted body of HELLO, in bytes.
 pub const MAX_HELLO_BYTES: usize = 512;
-/// Length of PROOF's body in bytes.
+/// Length of the body of PROOF in bytes.
 pub const PROOF_BYTES: usize = 32;
 
 /// Version of the headers of these frames.
@@ -35,10 +35,10 @@ const HANDSHAKE_VERSION: u8 = 1;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct Sent {
+struct WireHello {
     min_version: u8,
     max_version: u8,
-    line: u8,
+    purpose: u8,
     reserved: u8,
     max_data_bytes: U32,
     features: U64,
@@ -52,72 +52,72 @@ struct Sent {
 }
 const _: () = assert!(HELLO_BYTES == 104);
 
-/// What each end of a connection says first.
+/// The first message of each end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// The lowest version of the protocol that it speaks.
     pub min_version: u8,
-    /// The highest.
+    /// The highest version.
     pub max_version: u8,
-    /// What the connection is for.
-    pub line: Line,
+    /// The purpose of the connection.
+    pub purpose: ConnectionPurpose,
     /// Most bytes of data in a message that it receives.
     pub max_data_bytes: u32,
-    /// What it can do beyond the version; bits that the other does not know are ignored.
+    /// Features beyond the version; unknown bits are ignored.
     pub features: u64,
-    /// The cluster it belongs to.
+    /// The cluster of the sender.
     pub cluster: Uuid,
-    /// The volume it speaks for.
+    /// The volume of the connection.
     pub volume: Uuid,
-    /// The session that the connection belongs to: drawn by the dialler, given back by the other.
+    /// The session of the connection: drawn by the dialler, returned by the acceptor.
     pub session: u128,
-    /// The node it is.
-    pub from: NodeId,
-    /// The node it means.
-    pub to: NodeId,
+    /// The node that sends.
+    pub sender: NodeId,
+    /// The node that is to receive.
+    pub receiver: NodeId,
     /// Random bytes, new for each connection.
     pub challenge: [u8; 32],
 }
 
 wire::open_enum! {
-    /// Why a connection is not wanted, as the refused side hears it.
-    pub enum Refusal: u8 {
+    /// Why a connection is refused, as sent to the refused side.
+    pub enum HandshakeRefusal: u8 {
         /// It belongs to another cluster.
-        Cluster = 1,
-        /// There is no version of the protocol that both speak.
-        Version = 2,
+        WrongCluster = 1,
+        /// The sides have no common version of the protocol.
+        NoCommonVersion = 2,
         /// It is meant for another node.
-        Receiver = 3,
-        /// It claims to come from the node that it goes to, or from none.
-        Sender = 4,
-        /// The volume is not here.
-        Volume = 5,
+        WrongReceiver = 3,
+        /// It claims to come from the node that it goes to, or from node 0.
+        InvalidSender = 4,
+        /// This node does not have the volume.
+        UnknownVolume = 5,
         /// The node has no replica of the volume.
-        Stranger = 6,
-        /// The node with the higher number dials.
-        Direction = 7,
+        UnknownNode = 6,
+        /// Only the node with the higher number dials.
+        WrongDirection = 7,
         /// It does not know the cluster's secret.
-        Proof = 8,
+        InvalidProof = 8,
         /// One side wants TLS and the other does not.
-        Security = 9,
-        /// The answer does not fit what was asked: another volume, session or connection.
-        Answer = 10,
+        TlsMismatch = 9,
+        /// The answer is for another volume, session or purpose.
+        WrongAnswer = 10,
     }
 }
 
-impl std::fmt::Display for Refusal {
+impl std::fmt::Display for HandshakeRefusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match *self {
-            Self::Cluster => "it belongs to another cluster",
-            Self::Version => "no version of the protocol in common",
-            Self::Receiver => "it is meant for another node",
-            Self::Sender => "its node number is taken",
-            Self::Volume => "the volume is not here",
-            Self::Stranger => "its node has no replica of the volume",
-            Self::Direction => "the node with the higher number dials",
-            Self::Proof => "it does not know the cluster's secret",
-            Self::Security => "only one side is configured for TLS",
-            Self::Answer => "its answer belongs to another connection",
+            Self::WrongCluster => "it belongs to another cluster",
+            Self::NoCommonVersion => "no version of the protocol in common",
+            Self::WrongReceiver => "it is meant for another node",
+            Self::InvalidSender => "its node number is taken",
+            Self::UnknownVolume => "the volume is not here",
+            Self::UnknownNode => "its node has no replica of the volume",
+            Self::WrongDirection => "the node with the higher number dials",
+            Self::InvalidProof => "it does not know the cluster's secret",
+            Self::TlsMismatch => "only one side is configured for TLS",
+            Self::WrongAnswer => "its answer belongs to another connection",
             Self(_) => "a reason that this release does not know",
         })
     }
@@ -126,162 +126,165 @@ impl std::fmt::Display for Refusal {
 /// A frame of the handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HandshakeFrame {
-    /// Who one is, with the body as it was sent: the proofs cover it.
+    /// The sender's HELLO, with its body as sent: the proofs cover it.
     Hello(Hello, Vec<u8>),
-    /// That one knows the secret.
+    /// The proof that the sender knows the secret.
     Proof([u8; PROOF_BYTES]),
-    /// All lanes are there.
+    /// The acceptor has all lanes.
     Ready,
-    /// The connection is over.
-    Refused(Refusal),
+    /// The connection is refused.
+    Refused(HandshakeRefusal),
 }
 
 impl Hello {
-    /// The body of HELLO.
+    /// Encodes the body of HELLO.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        let sent = Sent {
+        let wire = WireHello {
             min_version: self.min_version,
             max_version: self.max_version,
-            line: self.line.to_byte(),
+            purpose: self.purpose.to_byte(),
             reserved: 0,
             max_data_bytes: U32::new(self.max_data_bytes),
             features: U64::new(self.features),
             cluster: self.cluster.into_bytes(),
             volume: self.volume.into_bytes(),
             session: self.session.to_be_bytes(),
-            from: U16::new(self.from.0),
-            to: U16::new(self.to.0),
+            from: U16::new(self.sender.0),
+            to: U16::new(self.receiver.0),
             more_reserved: [0; 4],
             challenge: self.challenge,
         };
-        sent.as_bytes().to_vec()
+        wire.as_bytes().to_vec()
     }
 
-    /// Reads the body of HELLO.
+    /// Decodes the body of HELLO.
     ///
     /// # Errors
-    /// [`Bad`], whatever the bytes are.
-    pub fn parse(body: &[u8]) -> Result<Self, Bad> {
-        let bad = |what| Bad::Field(Type::Hello, what);
-        let (sent, _later) = Sent::read_from_prefix(body).map_err(|_| bad("length"))?;
-        if sent.reserved != 0 || sent.more_reserved != [0; 4] {
-            return Err(Bad::Reserved(Type::Hello));
+    /// [`FrameError`] for invalid bytes.
+    pub fn parse(body: &[u8]) -> Result<Self, FrameError> {
+        let invalid = |what| FrameError::InvalidField(FrameType::Hello, what);
+        let (wire, _later) = WireHello::read_from_prefix(body).map_err(|_| invalid("length"))?;
+        if wire.reserved != 0 || wire.more_reserved != [0; 4] {
+            return Err(FrameError::ReservedNotZero(FrameType::Hello));
         }
-        if sent.min_version > sent.max_version {
-            return Err(bad("version"));
+        if wire.min_version > wire.max_version {
+            return Err(invalid("version"));
         }
         Ok(Self {
-            min_version: sent.min_version,
-            max_version: sent.max_version,
-            line: Line::from_byte(sent.line).ok_or(bad("connection"))?,
-            max_data_bytes: sent.max_data_bytes.get(),
-            features: sent.features.get(),
-            cluster: Uuid::from_bytes(sent.cluster),
-            volume: Uuid::from_bytes(sent.volume),
-            session: u128::from_be_bytes(sent.session),
-            from: NodeId(sent.from.get()),
-            to: NodeId(sent.to.get()),
-            challenge: sent.challenge,
+            min_version: wire.min_version,
+            max_version: wire.max_version,
+            purpose: ConnectionPurpose::from_byte(wire.purpose).ok_or(invalid("connection"))?,
+            max_data_bytes: wire.max_data_bytes.get(),
+            features: wire.features.get(),
+            cluster: Uuid::from_bytes(wire.cluster),
+            volume: Uuid::from_bytes(wire.volume),
+            session: u128::from_be_bytes(wire.session),
+            sender: NodeId(wire.from.get()),
+            receiver: NodeId(wire.to.get()),
+            challenge: wire.challenge,
         })
     }
 
-    /// The whole frame of HELLO.
+    /// Encodes HELLO as a frame.
     #[must_use]
     pub fn to_frame(&self) -> Vec<u8> {
-        frame(Fields::new(Type::Hello), &self.to_bytes())
+        handshake_frame(HeaderFields::new(FrameType::Hello), &self.to_bytes())
     }
 }
 
 impl HandshakeFrame {
-    /// The whole frame of a proof.
+    /// Encodes PROOF as a frame.
     #[must_use]
     pub fn proof(proof: [u8; PROOF_BYTES]) -> Vec<u8> {
-        frame(Fields::new(Type::Proof), &proof)
+        handshake_frame(HeaderFields::new(FrameType::Proof), &proof)
     }
 
-    /// The whole frame that says that all lanes are there.
+    /// Encodes READY as a frame.
     #[must_use]
     pub fn ready() -> Vec<u8> {
-        frame(Fields::new(Type::Ready), &[])
+        handshake_frame(HeaderFields::new(FrameType::Ready), &[])
     }
 
-    /// The whole frame of a refusal.
+    /// Encodes REFUSED as a frame.
     #[must_use]
-    pub fn refused(why: Refusal) -> Vec<u8> {
-        frame(Fields { status: why.0, ..Fields::new(Type::Refused) }, &[])
+    pub fn refused(refusal: HandshakeRefusal) -> Vec<u8> {
+        handshake_frame(
+            HeaderFields { status: refusal.0, ..HeaderFields::new(FrameType::Refused) },
+            &[],
+        )
     }
 
-    /// How many bytes follow this header in its frame, padding included.
+    /// Length of what follows this header in its frame, including padding.
     ///
     /// # Errors
-    /// [`Bad`], whatever the bytes are.
-    pub fn body_bytes(header: &[u8; HEADER_BYTES]) -> Result<usize, Bad> {
-        let length = check(&Header::parse(header)?)?;
+    /// [`FrameError`] for invalid bytes.
+    pub fn body_bytes(header: &[u8; HEADER_BYTES]) -> Result<usize, FrameError> {
+        let length = handshake_body_bytes(&Header::parse(header)?)?;
         Ok(length + padding(length))
     }
 
-    /// Reads a frame; `body` is as long as [`Self::body_bytes`] said.
+    /// Decodes a frame; `body` must have the length [`Self::body_bytes`].
     ///
     /// # Errors
-    /// [`Bad`], whatever the bytes are.
-    pub fn parse(header: &[u8; HEADER_BYTES], body: &[u8]) -> Result<Self, Bad> {
+    /// [`FrameError`] for invalid bytes.
+    pub fn parse(header: &[u8; HEADER_BYTES], body: &[u8]) -> Result<Self, FrameError> {
         let header = Header::parse(header)?;
         let kind = header.fields.kind;
-        let length = check(&header)?;
-        let wrong = Bad::Length { kind, bytes: body.len() as u64 };
+        let length = handshake_body_bytes(&header)?;
+        let wrong = FrameError::Length { kind, bytes: body.len() as u64 };
         if body.len() != length + padding(length) {
             return Err(wrong);
         }
         let (body, pad) = body.split_at_checked(length).ok_or(wrong)?;
         if pad.iter().any(|&b| b != 0) {
-            return Err(Bad::Reserved(kind));
+            return Err(FrameError::ReservedNotZero(kind));
         }
         if wire::crc32c(body) != header.body_checksum {
-            return Err(Bad::BodyChecksum(kind));
+            return Err(FrameError::BodyChecksum(kind));
         }
         Ok(match kind {
-            Type::Hello => Self::Hello(Hello::parse(body)?, body.to_vec()),
-            Type::Proof => Self::Proof(body.try_into().map_err(|_| wrong)?),
-            Type::Ready => Self::Ready,
-            _ => Self::Refused(Refusal(header.fields.status)),
+            FrameType::Hello => Self::Hello(Hello::parse(body)?, body.to_vec()),
+            FrameType::Proof => Self::Proof(body.try_into().map_err(|_| wrong)?),
+            FrameType::Ready => Self::Ready,
+            _ => Self::Refused(HandshakeRefusal(header.fields.status)),
         })
     }
 }
 
-/// The length of the body of a frame that may stand in a handshake.
-fn check(header: &Header) -> Result<usize, Bad> {
+/// Checks the header of a handshake frame; returns the length of its body.
+fn handshake_body_bytes(header: &Header) -> Result<usize, FrameError> {
     let kind = header.fields.kind;
-    let (bytes, length) = (u64::from(header.length), header.length as usize);
+    let (bytes, length) = (u64::from(header.body_bytes), header.body_bytes as usize);
     let (least, limit) = match kind {
-        Type::Hello => (HELLO_BYTES, MAX_HELLO_BYTES),
-        Type::Proof => (PROOF_BYTES, PROOF_BYTES),
-        Type::Ready | Type::Refused => (0, 0),
-        _ => return Err(Bad::Type(kind)),
+        FrameType::Hello => (HELLO_BYTES, MAX_HELLO_BYTES),
+        FrameType::Proof => (PROOF_BYTES, PROOF_BYTES),
+        FrameType::Ready | FrameType::Refused => (0, 0),
+        _ => return Err(FrameError::UnknownType(kind)),
     };
     if header.version != HANDSHAKE_VERSION {
-        return Err(Bad::Version(header.version));
+        return Err(FrameError::Version(header.version));
     }
-    if header.number != 0 {
-        return Err(Bad::Gap { expected: 0, got: header.number });
+    if header.frame_number != 0 {
+        return Err(FrameError::WrongFrameNumber { expected: 0, found: header.frame_number });
     }
-    let status = if kind == Type::Refused { header.fields.status } else { 0 };
-    if header.fields != (Fields { status, ..Fields::new(kind) }) {
-        return Err(Bad::Reserved(kind));
+    let status = if kind == FrameType::Refused { header.fields.status } else { 0 };
+    if header.fields != (HeaderFields { status, ..HeaderFields::new(kind) }) {
+        return Err(FrameError::ReservedNotZero(kind));
     }
     match length {
-        _ if length > limit => Err(Bad::TooLong { kind, bytes, limit: limit as u64 }),
-        _ if length < least => Err(Bad::Length { kind, bytes }),
+        _ if length > limit => Err(FrameError::TooLong { kind, bytes, limit: limit as u64 }),
+        _ if length < least => Err(FrameError::Length { kind, bytes }),
         _ => Ok(length),
     }
 }
 
-fn frame(fields: Fields, body: &[u8]) -> Vec<u8> {
+fn handshake_frame(fields: HeaderFields, body: &[u8]) -> Vec<u8> {
     let header = Header {
         fields,
         version: HANDSHAKE_VERSION,
-        number: 0,
-        length: u32::try_from(body.len()).expect("HELLO and PROOF are short"),
+        frame_number: 0,
+        body_bytes: u32::try_from(body.len()).expect("HELLO and PROOF are short"),
         body_checksum: wire::crc32c(body),
     };
     let mut out = header.to_bytes().to_vec();
@@ -290,18 +293,18 @@ fn frame(fields: Fields, body: &[u8]) -> Vec<u8> {
     out
 }
 
-impl Line {
+impl ConnectionPurpose {
     fn to_byte(self) -> u8 {
         match self {
             Self::Lane(Lane::Control) => 0,
-            Self::Lane(Lane::Down) => 1,
-            Self::Lane(Lane::Up) => 2,
+            Self::Lane(Lane::Replication) => 1,
+            Self::Lane(Lane::Requests) => 2,
             Self::Lease => 3,
         }
     }
 
     fn from_byte(byte: u8) -> Option<Self> {
-        let known = [Lane::Control, Lane::Down, Lane::Up].map(Self::Lane);
-        known.into_iter().chain([Self::Lease]).find(|line| line.to_byte() == byte)
+        let known = [Lane::Control, Lane::Replication, Lane::Requests].map(Self::Lane);
+        known.into_iter().chain([Self::Lease]).find(|purpose| purpose.to_byte() == byte)
     }
 }

@@ -1,13 +1,14 @@
-//! JOIN, ACCEPT and DETACHED: how a replica comes in sync (RFD 0010, 6.6).
+//! Join, JoinAccepted and JoinAborted: how a replica comes in sync (RFD 0010, 6.6).
 //!
 //! ```text
-//!            epoch     id             second        blocks         body
-//! JOIN       adopted   volume bytes   incarnation   region shift   lineages (24, as in STANDING), then
-//!                                                                  marks, at most 131072 bytes
-//! ACCEPT     of view                  incarnation   count          what was reached with other images:
-//!                                                                  image (16), epoch (8), count (4),
-//!                                                                  reserved (4)
-//! DETACHED                            incarnation
+//!                epoch    id            second       blocks        body
+//! Join           adopted  volume bytes  incarnation  region shift  generations (24, as in
+//!                                                                  ReplicaReport), then dirty
+//!                                                                  bits (at most 131072)
+//! JoinAccepted   of view                incarnation  count         generations with other images:
+//!                                                                  image (16), epoch (8),
+//!                                                                  count (4), reserved (4)
+//! JoinAborted                           incarnation
 //! ```
 
 use block::Epoch;
@@ -15,84 +16,99 @@ use uuid::Uuid;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::header::{Fields, Type};
-use super::lease::SentShared;
-use super::{Bad, Body, list};
-use crate::{Incarnation, Lineage, Message, SharedLineage, View};
+use super::header::{FrameType, HeaderFields};
+use super::lease::WirePeerGenerations;
+use super::{FrameBody, FrameError, list};
+use crate::{DataGeneration, Incarnation, Message, PeerGenerations, View};
 
-/// What the primary has reached together with an image, as it is sent.
+/// The last generation recorded with an image, as it is sent.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct SentReached {
+struct WireImageGeneration {
     image: [u8; 16],
     epoch: U64,
     count: U32,
     reserved: [u8; 4],
 }
 
-/// Length of an image's lineage in ACCEPT.
-pub(super) const REACHED_BYTES: usize = size_of::<SentReached>();
-const _: () = assert!(REACHED_BYTES == 32);
+/// Length of an item in JoinAccepted.
+pub(super) const IMAGE_GENERATION_BYTES: usize = size_of::<WireImageGeneration>();
+const _: () = assert!(IMAGE_GENERATION_BYTES == 32);
 
-/// JOIN but for its body.
+/// The header fields of Join.
 pub(super) fn join(
     incarnation: Incarnation,
     epoch: Epoch,
     volume_bytes: u64,
     region_shift: u32,
-) -> Fields {
-    let fields = Fields::of_epoch(Type::Join, epoch).id(volume_bytes).second(incarnation.0);
-    Fields { blocks: region_shift, ..fields }
+) -> HeaderFields {
+    let fields = HeaderFields::with_epoch(FrameType::Join, epoch)
+        .with_id(volume_bytes)
+        .with_second(incarnation.0);
+    HeaderFields { blocks: region_shift, ..fields }
 }
 
-/// ACCEPT but for its body.
-pub(super) fn accept(view: View, incarnation: Incarnation, reached: usize) -> Fields {
-    Fields::of_view(Type::Accept, view).second(incarnation.0).count(reached)
+/// The header fields of JoinAccepted.
+pub(super) fn join_accepted(
+    view: View,
+    incarnation: Incarnation,
+    generations: usize,
+) -> HeaderFields {
+    HeaderFields::with_view(FrameType::JoinAccepted, view)
+        .with_second(incarnation.0)
+        .with_count(generations)
 }
 
-/// The body of ACCEPT.
-pub(super) fn accept_body(reached: &[(Uuid, Lineage)]) -> Body {
-    let send = |(image, lineage): &(Uuid, Lineage)| SentReached {
+/// The body of JoinAccepted.
+pub(super) fn join_accepted_body(generations: &[(Uuid, DataGeneration)]) -> FrameBody {
+    let to_wire = |(image, generation): &(Uuid, DataGeneration)| WireImageGeneration {
         image: image.into_bytes(),
-        epoch: U64::new(lineage.epoch.0),
-        count: U32::new(lineage.count),
+        epoch: U64::new(generation.epoch.0),
+        count: U32::new(generation.count),
         reserved: [0; 4],
     };
-    list::body(&reached.iter().map(send).collect::<Vec<_>>())
+    list::body(&generations.iter().map(to_wire).collect::<Vec<_>>())
 }
 
-pub(super) fn detached(incarnation: Incarnation) -> Fields {
-    Fields::new(Type::Detached).second(incarnation.0)
+pub(super) fn join_aborted(incarnation: Incarnation) -> HeaderFields {
+    HeaderFields::new(FrameType::JoinAborted).with_second(incarnation.0)
 }
 
-/// The body of JOIN.
-pub(super) fn join_body(shared: &SharedLineage, marks: &[u8]) -> Body {
-    Body::Bytes([SentShared::from(shared).as_bytes(), marks].concat())
+/// The body of Join.
+pub(super) fn join_body(generations: &PeerGenerations, dirty_bits: &[u8]) -> FrameBody {
+    FrameBody::Bytes([WirePeerGenerations::from(generations).as_bytes(), dirty_bits].concat())
 }
 
-pub(super) fn parse_join(fields: &Fields, body: &[u8]) -> Result<Message, Bad> {
-    let (shared, marks) = SentShared::read_from_prefix(body).map_err(|_| fields.bad("lineages"))?;
+pub(super) fn parse_join(fields: &HeaderFields, body: &[u8]) -> Result<Message, FrameError> {
+    let (generations, dirty_bits) =
+        WirePeerGenerations::read_from_prefix(body).map_err(|_| fields.invalid("lineages"))?;
     Ok(Message::Join {
         incarnation: Incarnation(fields.second),
         epoch: Epoch(fields.epoch),
         volume_bytes: fields.id,
         region_shift: fields.blocks,
-        shared: shared.into(),
-        marks: marks.to_vec(),
+        generations: generations.into(),
+        dirty_bits: dirty_bits.to_vec(),
     })
 }
 
-pub(super) fn parse_accept(fields: &Fields, body: &[u8]) -> Result<Message, Bad> {
-    let read = |sent: &SentReached| {
-        let lineage = Lineage { epoch: Epoch(sent.epoch.get()), count: sent.count.get() };
-        let clean = sent.reserved == [0; 4];
-        clean.then_some((Uuid::from_bytes(sent.image), lineage)).ok_or(Bad::Reserved(fields.kind))
+pub(super) fn parse_join_accepted(
+    fields: &HeaderFields,
+    body: &[u8],
+) -> Result<Message, FrameError> {
+    let from_wire = |wire: &WireImageGeneration| {
+        let generation = DataGeneration { epoch: Epoch(wire.epoch.get()), count: wire.count.get() };
+        let is_clean = wire.reserved == [0; 4];
+        is_clean
+            .then_some((Uuid::from_bytes(wire.image), generation))
+            .ok_or(FrameError::ReservedNotZero(fields.kind))
     };
-    let reached = list::items(fields, body)?.iter().map(read).collect::<Result<_, Bad>>()?;
+    let generations =
+        list::items(fields, body)?.iter().map(from_wire).collect::<Result<_, FrameError>>()?;
     let (view, incarnation) = (fields.view(), Incarnation(fields.second));
-    Ok(Message::Accept { view, incarnation, reached })
+    Ok(Message::JoinAccepted { view, incarnation, generations })
 }
 
-pub(super) fn parse_detached(fields: &Fields) -> Message {
-    Message::Detached { incarnation: Incarnation(fields.second) }
+pub(super) fn parse_join_aborted(fields: &HeaderFields) -> Message {
+    Message::JoinAborted { incarnation: Incarnation(fields.second) }
 }

@@ -1,172 +1,193 @@
-//! STANDING, RENEW, PROMISE, NEWER, YIELD and YIELDED: who one is, and leases.
+//! ReplicaReport, LeaseRequest, LeaseGrant, NewerEpoch, RevokeLease and LeaseRevoked: reports and
+//! leases.
 //!
 //! ```text
-//!            epoch    id      second        body
-//! STANDING   adopted          incarnation   48 bytes: config (16, as RFC 9562 4), role, flags
-//!                                           (1 clean, 2 same boot, 4 older), 6 reserved, and lineages: epoch
-//!                                           reached (8), epoch cleared (8), counts of both (4 each)
-//! RENEW      asked    stamp   incarnation
-//! PROMISE    given    stamp   incarnation
-//! NEWER      newer
-//! YIELD      view              incarnation
-//! YIELDED    view              incarnation
+//!                epoch      id     second       body
+//! ReplicaReport  adopted           incarnation  48 bytes: configuration id (16, as RFC 9562 4),
+//!                                               role, flags (1 clean, 2 same boot, 4 rolled back),
+//!                                               6 reserved, and generations: common epoch (8),
+//!                                               cleared epoch (8), counts of both (4 each)
+//! LeaseRequest   requested  stamp  incarnation
+//! LeaseGrant     granted    stamp  incarnation
+//! NewerEpoch     newer
+//! RevokeLease    of view           incarnation
+//! LeaseRevoked   of view           incarnation
 //! ```
 
 use block::Epoch;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::header::{Fields, Type};
-use super::{Bad, Body};
-use crate::{Incarnation, Lineage, Message, Role, SharedLineage, Stamp, Standing, View};
+use super::header::{FrameType, HeaderFields};
+use super::{FrameBody, FrameError};
+use crate::{
+    ClockStamp, DataGeneration, Incarnation, Message, PeerGenerations, ReplicaReport, Role, View,
+};
 
-const CLEAN: u8 = 1;
-const SAME_BOOT: u8 = 2;
-const OLDER: u8 = 4;
+const FLAG_CLEAN: u8 = 1;
+const FLAG_SAME_BOOT: u8 = 2;
+const FLAG_ROLLED_BACK: u8 = 4;
 
 wire::open_enum! {
     /// A role, as it is sent.
-    enum SentRole: u8 {
+    enum WireRole: u8 {
         Unknown = 0,
         Member = 1,
-        Returned = 2,
-        Outside = 3,
+        Restarted = 2,
+        OutOfSync = 3,
     }
 }
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct Sent {
-    config: [u8; 16],
+struct WireReplicaReport {
+    config_id: [u8; 16],
     role: u8,
     flags: u8,
     reserved: [u8; 6],
-    shared: SentShared,
+    generations: WirePeerGenerations,
 }
 
-/// What one replica has recorded about another, as it is sent.
+/// The generations that one replica has recorded with another, as sent.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub(super) struct SentShared {
-    reached_epoch: U64,
+pub(super) struct WirePeerGenerations {
+    common_epoch: U64,
     cleared_epoch: U64,
-    reached_count: U32,
+    common_count: U32,
     cleared_count: U32,
 }
 
-/// Length of [`SentShared`].
-pub(super) const SHARED_BYTES: usize = size_of::<SentShared>();
-const _: () = assert!(SHARED_BYTES == 24);
+/// Length of [`WirePeerGenerations`].
+pub(super) const PEER_GENERATIONS_BYTES: usize = size_of::<WirePeerGenerations>();
+const _: () = assert!(PEER_GENERATIONS_BYTES == 24);
 
-impl From<&SharedLineage> for SentShared {
-    fn from(shared: &SharedLineage) -> Self {
-        let SharedLineage { reached, cleared } = shared;
+impl From<&PeerGenerations> for WirePeerGenerations {
+    fn from(generations: &PeerGenerations) -> Self {
+        let PeerGenerations { common, last_cleared } = generations;
         Self {
-            reached_epoch: U64::new(reached.epoch.0),
-            cleared_epoch: U64::new(cleared.epoch.0),
-            reached_count: U32::new(reached.count),
-            cleared_count: U32::new(cleared.count),
+            common_epoch: U64::new(common.epoch.0),
+            cleared_epoch: U64::new(last_cleared.epoch.0),
+            common_count: U32::new(common.count),
+            cleared_count: U32::new(last_cleared.count),
         }
     }
 }
 
-impl From<SentShared> for SharedLineage {
-    fn from(sent: SentShared) -> Self {
-        let lineage =
-            |epoch: U64, count: U32| Lineage { epoch: Epoch(epoch.get()), count: count.get() };
+impl From<WirePeerGenerations> for PeerGenerations {
+    fn from(wire: WirePeerGenerations) -> Self {
+        let generation = |epoch: U64, count: U32| DataGeneration {
+            epoch: Epoch(epoch.get()),
+            count: count.get(),
+        };
         Self {
-            reached: lineage(sent.reached_epoch, sent.reached_count),
-            cleared: lineage(sent.cleared_epoch, sent.cleared_count),
+            common: generation(wire.common_epoch, wire.common_count),
+            last_cleared: generation(wire.cleared_epoch, wire.cleared_count),
         }
     }
 }
 
-/// Length of STANDING's body.
-pub(super) const STANDING_BYTES: usize = size_of::<Sent>();
-const _: () = assert!(STANDING_BYTES == 48);
+/// Length of the body of ReplicaReport.
+pub(super) const REPLICA_REPORT_BYTES: usize = size_of::<WireReplicaReport>();
+const _: () = assert!(REPLICA_REPORT_BYTES == 48);
 
-pub(super) fn standing(standing: &Standing) -> Fields {
-    Fields::of_epoch(Type::Standing, standing.epoch).second(standing.incarnation.0)
+pub(super) fn replica_report(report: &ReplicaReport) -> HeaderFields {
+    HeaderFields::with_epoch(FrameType::ReplicaReport, report.epoch)
+        .with_second(report.incarnation.0)
 }
 
-pub(super) fn standing_body(standing: &Standing) -> Body {
-    let role = match standing.role {
-        Role::Unknown => SentRole::Unknown,
-        Role::Member => SentRole::Member,
-        Role::Returned => SentRole::Returned,
-        Role::Outside => SentRole::Outside,
+pub(super) fn replica_report_body(report: &ReplicaReport) -> FrameBody {
+    let role = match report.role {
+        Role::Unknown => WireRole::Unknown,
+        Role::Member => WireRole::Member,
+        Role::Restarted => WireRole::Restarted,
+        Role::OutOfSync => WireRole::OutOfSync,
     };
     let flag = |flag, set: bool| if set { flag } else { 0 };
-    let sent = Sent {
-        config: standing.config.to_be_bytes(),
+    let wire = WireReplicaReport {
+        config_id: report.config_id.to_be_bytes(),
         role: role.0,
-        flags: flag(CLEAN, standing.clean)
-            | flag(SAME_BOOT, standing.same_boot)
-            | flag(OLDER, standing.older),
+        flags: flag(FLAG_CLEAN, report.is_clean)
+            | flag(FLAG_SAME_BOOT, report.same_boot)
+            | flag(FLAG_ROLLED_BACK, report.is_rolled_back),
         reserved: [0; 6],
-        shared: SentShared::from(&standing.shared),
+        generations: WirePeerGenerations::from(&report.generations),
     };
-    Body::Bytes(sent.as_bytes().to_vec())
+    FrameBody::Bytes(wire.as_bytes().to_vec())
 }
 
-pub(super) fn lease(kind: Type, epoch: Epoch, incarnation: Incarnation, stamp: Stamp) -> Fields {
-    Fields::of_epoch(kind, epoch).id(stamp.0).second(incarnation.0)
+pub(super) fn lease_message(
+    kind: FrameType,
+    epoch: Epoch,
+    incarnation: Incarnation,
+    stamp: ClockStamp,
+) -> HeaderFields {
+    HeaderFields::with_epoch(kind, epoch).with_id(stamp.0).with_second(incarnation.0)
 }
 
-pub(super) fn yielding(kind: Type, view: View, incarnation: Incarnation) -> Fields {
-    Fields::of_view(kind, view).second(incarnation.0)
+pub(super) fn lease_revocation(
+    kind: FrameType,
+    view: View,
+    incarnation: Incarnation,
+) -> HeaderFields {
+    HeaderFields::with_view(kind, view).with_second(incarnation.0)
 }
 
-pub(super) fn newer(epoch: Epoch) -> Fields {
-    Fields::of_epoch(Type::Newer, epoch)
+pub(super) fn newer_epoch(epoch: Epoch) -> HeaderFields {
+    HeaderFields::with_epoch(FrameType::NewerEpoch, epoch)
 }
 
-pub(super) fn parse_standing(fields: &Fields, body: &[u8]) -> Result<Message, Bad> {
-    let sent = Sent::read_from_bytes(body).map_err(|_| fields.bad("body"))?;
-    let role = match SentRole(sent.role) {
-        SentRole::Unknown => Role::Unknown,
-        SentRole::Member => Role::Member,
-        SentRole::Returned => Role::Returned,
-        SentRole::Outside => Role::Outside,
-        _ => return Err(fields.bad("role")),
+pub(super) fn parse_replica_report(
+    fields: &HeaderFields,
+    body: &[u8],
+) -> Result<Message, FrameError> {
+    let wire = WireReplicaReport::read_from_bytes(body).map_err(|_| fields.invalid("body"))?;
+    let role = match WireRole(wire.role) {
+        WireRole::Unknown => Role::Unknown,
+        WireRole::Member => Role::Member,
+        WireRole::Restarted => Role::Restarted,
+        WireRole::OutOfSync => Role::OutOfSync,
+        _ => return Err(fields.invalid("role")),
     };
-    if sent.reserved != [0; 6] || sent.flags & !(CLEAN | SAME_BOOT | OLDER) != 0 {
-        return Err(Bad::Reserved(fields.kind));
+    if wire.reserved != [0; 6]
+        || wire.flags & !(FLAG_CLEAN | FLAG_SAME_BOOT | FLAG_ROLLED_BACK) != 0
+    {
+        return Err(FrameError::ReservedNotZero(fields.kind));
     }
-    Ok(Message::Standing(Standing {
+    Ok(Message::ReplicaReport(ReplicaReport {
         incarnation: Incarnation(fields.second),
         epoch: Epoch(fields.epoch),
-        config: u128::from_be_bytes(sent.config),
+        config_id: u128::from_be_bytes(wire.config_id),
         role,
-        clean: sent.flags & CLEAN != 0,
-        same_boot: sent.flags & SAME_BOOT != 0,
-        older: sent.flags & OLDER != 0,
-        shared: sent.shared.into(),
+        is_clean: wire.flags & FLAG_CLEAN != 0,
+        same_boot: wire.flags & FLAG_SAME_BOOT != 0,
+        is_rolled_back: wire.flags & FLAG_ROLLED_BACK != 0,
+        generations: wire.generations.into(),
     }))
 }
 
-pub(super) fn parse_renew(fields: &Fields) -> Message {
+pub(super) fn parse_lease_request(fields: &HeaderFields) -> Message {
     let (epoch, incarnation, stamp) = lease_parts(fields);
-    Message::Renew { epoch, incarnation, stamp }
+    Message::LeaseRequest { epoch, incarnation, stamp }
 }
 
-pub(super) fn parse_promise(fields: &Fields) -> Message {
+pub(super) fn parse_lease_grant(fields: &HeaderFields) -> Message {
     let (epoch, incarnation, stamp) = lease_parts(fields);
-    Message::Promise { epoch, incarnation, stamp }
+    Message::LeaseGrant { epoch, incarnation, stamp }
 }
 
-fn lease_parts(fields: &Fields) -> (Epoch, Incarnation, Stamp) {
-    (Epoch(fields.epoch), Incarnation(fields.second), Stamp(fields.id))
+fn lease_parts(fields: &HeaderFields) -> (Epoch, Incarnation, ClockStamp) {
+    (Epoch(fields.epoch), Incarnation(fields.second), ClockStamp(fields.id))
 }
 
-pub(super) fn parse_newer(fields: &Fields) -> Message {
-    Message::Newer { epoch: Epoch(fields.epoch) }
+pub(super) fn parse_newer_epoch(fields: &HeaderFields) -> Message {
+    Message::NewerEpoch { epoch: Epoch(fields.epoch) }
 }
 
-pub(super) fn parse_yield(fields: &Fields) -> Message {
-    Message::Yield { view: fields.view(), incarnation: Incarnation(fields.second) }
+pub(super) fn parse_revoke_lease(fields: &HeaderFields) -> Message {
+    Message::RevokeLease { view: fields.view(), incarnation: Incarnation(fields.second) }
 }
 
-pub(super) fn parse_yielded(fields: &Fields) -> Message {
-    Message::Yielded { view: fields.view(), incarnation: Incarnation(fields.second) }
+pub(super) fn parse_lease_revoked(fields: &HeaderFields) -> Message {
+    Message::LeaseRevoked { view: fields.view(), incarnation: Incarnation(fields.second) }
 }

@@ -1,16 +1,17 @@
-//! Bodies that are lists: entries, tags, places, regions. The header's `blocks` is the count.
+//! Bodies that are lists: entries, write ids, sequence numbers, regions. `blocks` of the header is
+//! the number of items.
 
 use block::{Blocks, Lba};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::header::{FUA, Fields, Type};
-use super::{Bad, Body};
-use crate::{Entry, NodeId, Seq, Tag};
+use super::header::{FLAG_FUA, FrameType, HeaderFields};
+use super::{FrameBody, FrameError};
+use crate::{NodeId, PreparedEntry, Seq, WriteId};
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct SentEntry {
+struct WireEntry {
     epoch: U64,
     seq: U64,
     number: U64,
@@ -24,7 +25,7 @@ struct SentEntry {
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct SentTag {
+struct WireWriteId {
     number: U64,
     node: U16,
     reserved: [u8; 6],
@@ -32,123 +33,136 @@ struct SentTag {
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct SentRegion {
+struct WireExtent {
     first: U64,
     bytes: U64,
 }
 
-/// Length of an entry in STARTED.
-pub(super) const ENTRY_BYTES: usize = size_of::<SentEntry>();
+/// Length of an entry in DoViewChange.
+pub(super) const ENTRY_BYTES: usize = size_of::<WireEntry>();
 const _: () = assert!(ENTRY_BYTES == 48);
-/// Length of a tag in OPEN.
-pub(super) const TAG_BYTES: usize = size_of::<SentTag>();
-const _: () = assert!(TAG_BYTES == 16);
-/// Length of a place in COMMIT.
+/// Length of a write id in StartView.
+pub(super) const WRITE_ID_BYTES: usize = size_of::<WireWriteId>();
+const _: () = assert!(WRITE_ID_BYTES == 16);
+/// Length of a sequence number in Commit.
 pub(super) const SEQ_BYTES: usize = size_of::<U64>();
-/// Length of a region in CLEAR.
-pub(super) const REGION_BYTES: usize = size_of::<SentRegion>();
+/// Length of a region in ClearRegions.
+pub(super) const REGION_BYTES: usize = size_of::<WireExtent>();
 const _: () = assert!(REGION_BYTES == 16);
 
-/// The body that these make.
-pub(super) fn body<T: IntoBytes + Immutable>(items: &[T]) -> Body {
-    Body::Bytes(items.as_bytes().to_vec())
+/// The body of a list.
+pub(super) fn body<T: IntoBytes + Immutable>(items: &[T]) -> FrameBody {
+    FrameBody::Bytes(items.as_bytes().to_vec())
 }
 
-/// What a body that is nothing else holds.
-pub(super) fn items<'a, T>(fields: &Fields, body: &'a [u8]) -> Result<&'a [T], Bad>
+/// The items of a body that is a list.
+pub(super) fn items<'a, T>(fields: &HeaderFields, body: &'a [u8]) -> Result<&'a [T], FrameError>
 where
     T: FromBytes + Immutable + KnownLayout + Unaligned,
 {
-    <[T]>::ref_from_bytes(body).map_err(|_| fields.bad("body"))
+    <[T]>::ref_from_bytes(body).map_err(|_| fields.invalid("body"))
 }
 
-/// The header fields in which an entry says what a write is like; they check it alike.
-fn entry_fields(entry: &Entry) -> Fields {
-    Fields::of_view(Type::Started, entry.view).with_kind(entry.kind).with_flag(FUA, entry.fua)
+/// The header fields that would describe an entry; encoding and decoding use their checks.
+fn entry_fields(entry: &PreparedEntry) -> HeaderFields {
+    HeaderFields::with_view(FrameType::DoViewChange, entry.view)
+        .with_kind(entry.kind)
+        .with_flag(FLAG_FUA, entry.fua)
 }
 
-pub(super) fn entries(entries: &[Entry]) -> Result<Body, Bad> {
-    let send = |entry: &Entry| {
+pub(super) fn entries(entries: &[PreparedEntry]) -> Result<FrameBody, FrameError> {
+    let to_wire = |entry: &PreparedEntry| {
         let fields = entry_fields(entry).with_range(entry.range)?;
-        Ok(SentEntry {
+        Ok(WireEntry {
             epoch: U64::new(fields.epoch),
             seq: U64::new(entry.seq.0),
-            number: U64::new(entry.tag.number),
+            number: U64::new(entry.write_id.number),
             lba: U64::new(fields.lba),
             round: U32::new(fields.round),
             blocks: U32::new(fields.blocks),
-            node: U16::new(entry.tag.node.0),
+            node: U16::new(entry.write_id.origin.0),
             flags: fields.flags,
             reserved: [0; 5],
         })
     };
-    let sent: Vec<_> = entries.iter().map(send).collect::<Result<_, Bad>>()?;
-    Ok(body(&sent))
+    let wire: Vec<_> = entries.iter().map(to_wire).collect::<Result<_, FrameError>>()?;
+    Ok(body(&wire))
 }
 
-pub(super) fn parse_entries(fields: &Fields, body: &[u8]) -> Result<Vec<Entry>, Bad> {
-    let read = |sent: &SentEntry| {
-        let has = Fields {
-            epoch: sent.epoch.get(),
-            round: sent.round.get(),
-            lba: sent.lba.get(),
-            blocks: sent.blocks.get(),
-            flags: sent.flags,
-            ..Fields::new(fields.kind)
+pub(super) fn parse_entries(
+    fields: &HeaderFields,
+    body: &[u8],
+) -> Result<Vec<PreparedEntry>, FrameError> {
+    let from_wire = |wire: &WireEntry| {
+        let fields_of_entry = HeaderFields {
+            epoch: wire.epoch.get(),
+            round: wire.round.get(),
+            lba: wire.lba.get(),
+            blocks: wire.blocks.get(),
+            flags: wire.flags,
+            ..HeaderFields::new(fields.kind)
         };
-        let range: Blocks = has.range()?;
-        let entry = Entry {
-            view: has.view(),
-            seq: Seq(sent.seq.get()),
-            tag: Tag { node: NodeId(sent.node.get()), number: sent.number.get() },
+        let range: Blocks = fields_of_entry.range()?;
+        let entry = PreparedEntry {
+            view: fields_of_entry.view(),
+            seq: Seq(wire.seq.get()),
+            write_id: WriteId { origin: NodeId(wire.node.get()), number: wire.number.get() },
             range: Blocks::new(Lba(range.at.0), range.count),
-            kind: has.change_kind(),
-            fua: has.has(FUA),
+            kind: fields_of_entry.write_kind(),
+            fua: fields_of_entry.has_flag(FLAG_FUA),
         };
-        let clean = sent.reserved == [0; 5] && entry_fields(&entry).flags == sent.flags;
-        clean.then_some(entry).ok_or(Bad::Reserved(fields.kind))
+        let is_clean = wire.reserved == [0; 5] && entry_fields(&entry).flags == wire.flags;
+        is_clean.then_some(entry).ok_or(FrameError::ReservedNotZero(fields.kind))
     };
-    items::<SentEntry>(fields, body)?.iter().map(read).collect()
+    items::<WireEntry>(fields, body)?.iter().map(from_wire).collect()
 }
 
-pub(super) fn tags(tags: &[Tag]) -> Body {
-    let send = |tag: &Tag| SentTag {
-        number: U64::new(tag.number),
-        node: U16::new(tag.node.0),
+pub(super) fn write_ids(write_ids: &[WriteId]) -> FrameBody {
+    let to_wire = |write_id: &WriteId| WireWriteId {
+        number: U64::new(write_id.number),
+        node: U16::new(write_id.origin.0),
         reserved: [0; 6],
     };
-    body(&tags.iter().map(send).collect::<Vec<_>>())
+    body(&write_ids.iter().map(to_wire).collect::<Vec<_>>())
 }
 
-pub(super) fn parse_tags(fields: &Fields, body: &[u8]) -> Result<Vec<Tag>, Bad> {
-    let read = |sent: &SentTag| match sent.reserved {
-        [0, 0, 0, 0, 0, 0] => Ok(Tag { node: NodeId(sent.node.get()), number: sent.number.get() }),
-        _ => Err(Bad::Reserved(fields.kind)),
+pub(super) fn parse_write_ids(
+    fields: &HeaderFields,
+    body: &[u8],
+) -> Result<Vec<WriteId>, FrameError> {
+    let from_wire = |wire: &WireWriteId| match wire.reserved {
+        [0, 0, 0, 0, 0, 0] => {
+            Ok(WriteId { origin: NodeId(wire.node.get()), number: wire.number.get() })
+        }
+        _ => Err(FrameError::ReservedNotZero(fields.kind)),
     };
-    items::<SentTag>(fields, body)?.iter().map(read).collect()
+    items::<WireWriteId>(fields, body)?.iter().map(from_wire).collect()
 }
 
-pub(super) fn seqs(seqs: &[Seq]) -> Body {
+pub(super) fn seqs(seqs: &[Seq]) -> FrameBody {
     body(&seqs.iter().map(|seq| U64::new(seq.0)).collect::<Vec<_>>())
 }
 
-pub(super) fn parse_seqs(fields: &Fields, body: &[u8]) -> Result<Vec<Seq>, Bad> {
+pub(super) fn parse_seqs(fields: &HeaderFields, body: &[u8]) -> Result<Vec<Seq>, FrameError> {
     Ok(items::<U64>(fields, body)?.iter().map(|seq| Seq(seq.get())).collect())
 }
 
-pub(super) fn regions(regions: &[(u64, u64)]) -> Body {
-    let send = |&(first, bytes): &(u64, u64)| SentRegion {
+pub(super) fn regions(regions: &[(u64, u64)]) -> FrameBody {
+    let to_wire = |&(first, bytes): &(u64, u64)| WireExtent {
         first: U64::new(first),
         bytes: U64::new(bytes),
     };
-    body(&regions.iter().map(send).collect::<Vec<_>>())
+    body(&regions.iter().map(to_wire).collect::<Vec<_>>())
 }
 
-pub(super) fn parse_regions(fields: &Fields, body: &[u8]) -> Result<Vec<(u64, u64)>, Bad> {
-    let read = |sent: &SentRegion| {
-        let (first, bytes) = (sent.first.get(), sent.bytes.get());
-        let whole = bytes > 0 && first.checked_add(bytes).is_some();
-        whole.then_some((first, bytes)).ok_or(fields.bad("region"))
+pub(super) fn parse_regions(
+    fields: &HeaderFields,
+    body: &[u8],
+) -> Result<Vec<(u64, u64)>, FrameError> {
+    let from_wire = |wire: &WireExtent| {
+        let (first, bytes) = (wire.first.get(), wire.bytes.get());
+        let is_valid = bytes > 0 && first.checked_add(bytes).is_some();
+        is_valid.then_some((first, bytes)).ok_or(fields.invalid("region"))
     };
-    items::<SentRegion>(fields, body)?.iter().map(read).collect()
+    items::<WireExtent>(fields, body)?.iter().map(from_wire).collect()
 }

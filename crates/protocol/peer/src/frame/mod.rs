@@ -1,9 +1,9 @@
-//! Frames: what messages look like on a connection, one file per family (RFD 0010, 8.3 and 8.4;
-//! `docs/format/peer.md`). No I/O: [`Incoming`] judges headers and makes messages of bodies,
-//! [`Outgoing`] queues frames.
+//! Frames: the form of messages on a connection, one file per family (RFD 0010, 8.3 and 8.4;
+//! `docs/format/peer.md`). No I/O: [`FrameDecoder`] checks headers and decodes bodies,
+//! [`FrameEncoder`] queues frames.
 //!
-//! What [`Outgoing`] writes [`Incoming`] reads as the same message, and nothing else is read: bytes
-//! have one meaning, and a message has one form.
+//! [`FrameDecoder`] decodes exactly what [`FrameEncoder`] writes: bytes have one meaning, and a
+//! message has one encoding.
 
 mod fetch;
 mod flush;
@@ -12,117 +12,120 @@ mod hello;
 mod join;
 mod lease;
 mod list;
-mod opening;
-mod order;
 #[cfg(test)]
 mod tests;
+mod view_change;
+mod write;
 
-pub use header::{HEADER_BYTES, Type};
-pub use hello::{HELLO_BYTES, HandshakeFrame, Hello, MAX_HELLO_BYTES, PROOF_BYTES, Refusal};
+pub use header::{FrameType, HEADER_BYTES};
+pub use hello::{
+    HELLO_BYTES, HandshakeFrame, HandshakeRefusal, Hello, MAX_HELLO_BYTES, PROOF_BYTES,
+};
 
 use ::frame::SendQueue;
 use block::{Bufs, Epoch};
 use wire::Crc32c;
 
-use crate::{Lane, Line, Message};
-use header::{Fields, Header, ZERO};
+use crate::{ConnectionPurpose, Lane, Message};
+use header::{FLAG_ZERO, Header, HeaderFields};
 
 /// The highest version of the protocol that this release speaks.
 pub const MAX_VERSION: u8 = 1;
-/// The lowest.
+/// The lowest version.
 pub const MIN_VERSION: u8 = 1;
 
-/// Most bytes of data in one message; [`Message::Forward`] carries twice as many.
+/// Most bytes of data in one message; [`Message::CompareAndWrite`] carries twice as many.
 pub const MAX_DATA_BYTES: u32 = 1 << 20;
-/// Longest record in [`Message::Start`], in bytes.
-pub const MAX_RECORD_BYTES: usize = 4096;
-/// Most entries in [`Message::Started`].
+/// Longest configuration in [`Message::StartViewChange`], in bytes.
+pub const MAX_CONFIG_BYTES: usize = 4096;
+/// Most entries in [`Message::DoViewChange`].
 pub const MAX_ENTRIES: usize = 4096;
-/// Most tags in [`Message::Open`]: the entries of four replicas.
-pub const MAX_TAGS: usize = 4 * MAX_ENTRIES;
-/// Most places in [`Message::Commit`].
+/// Most write ids in [`Message::StartView`]: the entries of four replicas.
+pub const MAX_WRITE_IDS: usize = 4 * MAX_ENTRIES;
+/// Most sequence numbers in [`Message::Commit`].
 pub const MAX_SEQS: usize = MAX_ENTRIES;
-/// Most regions in [`Message::Clear`] and [`Message::Marked`], and ranges in [`Message::Assessed`].
+/// Most regions in [`Message::ClearRegions`] and [`Message::IdleDirtyRegions`], and ranges in
+/// [`Message::NoSpaceReport`].
 pub const MAX_REGIONS: usize = 8192;
-/// Most other images in [`Message::Accept`]: those that an intent log keeps marks for.
-pub const MAX_REACHED: usize = 3;
-/// Most bytes of marks in [`Message::Join`]: 2^20 regions.
-pub const MAX_MARK_BYTES: usize = 128 << 10;
+/// Most other images in [`Message::JoinAccepted`]: as many as an intent log has slots.
+pub const MAX_GENERATIONS: usize = 3;
+/// Most bytes of dirty bits in [`Message::Join`]: 2^20 regions.
+pub const MAX_DIRTY_BITS_BYTES: usize = 128 << 10;
 
-/// A frame's body is followed by zeroes up to a multiple of this many bytes.
+/// Zeroes pad the body of a frame to a multiple of this many bytes.
 pub const ALIGN_BYTES: usize = 8;
 
-/// Why bytes are not a frame that may stand here, or a message has no frame. Ends the session.
+/// Why bytes are not a valid frame here, or a message cannot be encoded. Ends the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Bad {
-    /// The header does not begin like one.
+pub enum FrameError {
+    /// The magic is wrong.
     #[error("no frame")]
     NoMagic,
     /// The header is damaged.
     #[error("a frame whose header is damaged")]
     HeaderChecksum,
-    /// It is of another version than was agreed.
+    /// It has another version than was negotiated.
     #[error("a frame of version {0}")]
     Version(u8),
     /// There is no such type in this version.
     #[error("a frame of unknown type {0:?}")]
-    Type(Type),
-    /// It does not belong on this connection.
-    #[error("{kind:?} on the {line} connection")]
-    Line {
+    UnknownType(FrameType),
+    /// Its type does not belong on this connection.
+    #[error("{kind:?} on the {purpose} connection")]
+    WrongConnection {
         /// Its type.
-        kind: Type,
+        kind: FrameType,
         /// The connection.
-        line: Line,
+        purpose: ConnectionPurpose,
     },
-    /// A frame is missing, or is there twice.
-    #[error("frame {got} where {expected} should be")]
-    Gap {
-        /// The number that was due.
+    /// A frame is missing or duplicated.
+    #[error("frame {found} where {expected} should be")]
+    WrongFrameNumber {
+        /// The expected number.
         expected: u32,
-        /// The frame's.
-        got: u32,
+        /// The number of the frame.
+        found: u32,
     },
-    /// Its body is longer than any of its type, or than what was agreed.
+    /// Its body is longer than its type allows, or than was negotiated.
     #[error("{kind:?} with a body of {bytes} bytes; {limit} is the most")]
     TooLong {
         /// Its type.
-        kind: Type,
+        kind: FrameType,
         /// Length of its body in bytes.
         bytes: u64,
         /// The most, in bytes.
         limit: u64,
     },
-    /// The length of its body does not fit what the header says.
+    /// The length of its body contradicts its header.
     #[error("{kind:?} with a body of {bytes} bytes, which does not fit its header")]
     Length {
         /// Its type.
-        kind: Type,
+        kind: FrameType,
         /// Length of its body in bytes.
         bytes: u64,
     },
     /// The body is damaged.
     #[error("{0:?} with a damaged body")]
-    BodyChecksum(Type),
-    /// A bit is set that means nothing here.
+    BodyChecksum(FrameType),
+    /// A reserved bit is set.
     #[error("{0:?} with something in a reserved place")]
-    Reserved(Type),
-    /// A field makes no sense.
+    ReservedNotZero(FrameType),
+    /// A field has an invalid value.
     #[error("{0:?} whose {1} makes no sense")]
-    Field(Type, &'static str),
+    InvalidField(FrameType, &'static str),
 }
 
 /// The body of a frame.
 #[derive(Clone, Debug)]
-pub enum Body {
-    /// Of ordinary memory: lists, records. Empty where there is none.
+pub enum FrameBody {
+    /// In ordinary memory: lists, configurations; possibly empty.
     Bytes(Vec<u8>),
-    /// Contents of the volume, in the pool's memory.
+    /// Payload, in pool memory.
     Data(Bufs),
 }
 
-impl Body {
-    const NONE: Self = Self::Bytes(Vec::new());
+impl FrameBody {
+    const EMPTY: Self = Self::Bytes(Vec::new());
 
     fn len(&self) -> usize {
         match self {
@@ -145,7 +148,7 @@ impl Body {
         }
     }
 
-    /// The data; `None` if they lie elsewhere.
+    /// The payload; `None` if the body is in ordinary memory.
     fn data(self) -> Option<Bufs> {
         match self {
             Self::Bytes(bytes) => bytes.is_empty().then(Bufs::new),
@@ -154,170 +157,174 @@ impl Body {
     }
 }
 
-/// CRC-32C over the pieces.
+/// CRC-32C over all pieces.
 fn data_checksum(data: &Bufs) -> u32 {
     data.iter().fold(Crc32c::new(), |sum, piece| sum.update(piece)).value()
 }
 
-/// Bytes of zeroes behind a body of `len` bytes.
+/// Bytes of padding after a body of `len` bytes.
 #[must_use]
 pub fn padding(len: usize) -> usize {
     len.wrapping_neg() % ALIGN_BYTES
 }
 
-/// Whether what stands behind a body is nothing but zeroes.
+/// Checks that the padding is zero.
 ///
 /// # Errors
-/// [`Bad::Reserved`].
-pub fn check_padding(kind: Type, bytes: &[u8]) -> Result<(), Bad> {
-    if bytes.iter().all(|&b| b == 0) { Ok(()) } else { Err(Bad::Reserved(kind)) }
+/// [`FrameError::ReservedNotZero`].
+pub fn check_padding(kind: FrameType, bytes: &[u8]) -> Result<(), FrameError> {
+    if bytes.iter().all(|&b| b == 0) { Ok(()) } else { Err(FrameError::ReservedNotZero(kind)) }
 }
 
-/// What a connection carries, as its two ends have agreed.
+/// The negotiated parameters of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rules {
-    /// Which connection it is.
-    pub line: Line,
+pub struct ConnectionParams {
+    /// The purpose of the connection.
+    pub purpose: ConnectionPurpose,
     /// Version of the protocol.
     pub version: u8,
     /// Most bytes of data in a message.
     pub max_data_bytes: u32,
 }
 
-/// The receiving side of a connection: frames one after another.
+/// Decodes the frames of the receiving side of a connection.
 #[derive(Debug)]
-pub struct Incoming {
-    rules: Rules,
+pub struct FrameDecoder {
+    params: ConnectionParams,
     number: u32,
 }
 
-/// The header of a frame whose body is yet to come: its type, its place and its length are right.
+/// A valid header of a frame whose body has not been received: its type, its number and its length
+/// are right.
 #[derive(Clone, Copy, Debug)]
-pub struct Head {
+pub struct FrameHead {
     header: Header,
 }
 
-/// What has to be at hand before a body is received.
+/// The memory that a body needs before it is received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Needs {
-    /// Ordinary memory for the body; none where it is empty.
-    Nothing,
-    /// Memory of class `Copy` for the data and for applying them.
+pub enum BodyNeeds {
+    /// Ordinary memory; none if it is empty.
+    Heap,
+    /// Memory of class `ReplicaWrite` for the payload and for applying it.
     Copy,
-    /// Memory of class `Ordered`, likewise.
+    /// Memory of class `PeerRequest`, likewise.
     Ordered,
-    /// What was laid ready for this request.
-    Expected(u64),
+    /// The memory posted for this request.
+    Posted(u64),
 }
 
-impl Incoming {
-    /// A connection on which nothing has come.
+impl FrameDecoder {
+    /// A decoder for a new connection.
     #[must_use]
-    pub fn new(rules: Rules) -> Self {
-        Self { rules, number: 0 }
+    pub fn new(params: ConnectionParams) -> Self {
+        Self { params, number: 0 }
     }
 
-    /// Judges the header of the next frame.
+    /// Checks the header of the next frame.
     ///
     /// # Errors
-    /// [`Bad`], whatever the bytes are. The connection is over then.
-    pub fn head(&mut self, bytes: &[u8; HEADER_BYTES]) -> Result<Head, Bad> {
+    /// [`FrameError`] for invalid bytes. The connection is over then.
+    pub fn decode_header(&mut self, bytes: &[u8; HEADER_BYTES]) -> Result<FrameHead, FrameError> {
         let header = Header::parse(bytes)?;
-        let Header { fields, version, number, length, .. } = header;
-        let Rules { line, max_data_bytes, .. } = self.rules;
-        if version != self.rules.version {
-            return Err(Bad::Version(version));
+        let Header { fields, version, frame_number, body_bytes, .. } = header;
+        let ConnectionParams { purpose, max_data_bytes, .. } = self.params;
+        if version != self.params.version {
+            return Err(FrameError::Version(version));
         }
-        if number != self.number {
-            return Err(Bad::Gap { expected: self.number, got: number });
+        if frame_number != self.number {
+            return Err(FrameError::WrongFrameNumber {
+                expected: self.number,
+                found: frame_number,
+            });
         }
         let kind = fields.kind;
-        if !line.carries(kind.lane().ok_or(Bad::Type(kind))?, kind) {
-            return Err(Bad::Line { kind, line });
+        if !purpose.carries(kind.lane().ok_or(FrameError::UnknownType(kind))?, kind) {
+            return Err(FrameError::WrongConnection { kind, purpose });
         }
-        check_length(&fields, u64::from(length), max_data_bytes)?;
-        // Wraps after 2^32 frames; a gap that large does not go unnoticed.
+        check_length(&fields, u64::from(body_bytes), max_data_bytes)?;
+        // Wraps after 2^32 frames; a gap that large is noticed otherwise.
         self.number = self.number.wrapping_add(1);
-        Ok(Head { header })
+        Ok(FrameHead { header })
     }
 }
 
-impl Head {
+impl FrameHead {
     /// The frame's type.
     #[must_use]
-    pub fn kind(&self) -> Type {
+    pub fn kind(&self) -> FrameType {
         self.header.fields.kind
     }
 
-    /// The epoch that the message speaks of.
+    /// The epoch of the message.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
         Epoch(self.header.fields.epoch)
     }
 
-    /// Length of the body in bytes, without what pads it.
+    /// Length of the body in bytes, without padding.
     #[must_use]
     pub fn body_bytes(&self) -> usize {
-        self.header.length as usize
+        self.header.body_bytes as usize
     }
 
-    /// What its body needs.
+    /// The memory that its body needs.
     #[must_use]
-    pub fn needs(&self) -> Needs {
+    pub fn needs(&self) -> BodyNeeds {
         match self.kind() {
-            Type::Write => Needs::Copy,
-            Type::Order | Type::Forward => Needs::Ordered,
-            Type::Data => Needs::Expected(self.header.fields.id),
-            _ => Needs::Nothing,
+            FrameType::Write => BodyNeeds::Copy,
+            FrameType::WriteRequest | FrameType::CompareAndWrite => BodyNeeds::Ordered,
+            FrameType::FetchResult => BodyNeeds::Posted(self.header.fields.id),
+            _ => BodyNeeds::Heap,
         }
     }
 
-    /// The message, now that its body is here. `body` is as long as [`Self::body_bytes`] said, and
-    /// [`Body::Data`] where memory of the pool was needed.
+    /// Decodes the message. `body` must have the length [`Self::body_bytes`], and be
+    /// [`FrameBody::Data`] if pool memory was needed.
     ///
     /// # Errors
-    /// [`Bad`], whatever the bytes are.
-    pub fn message(self, body: Body) -> Result<Message, Bad> {
-        let Header { fields, length, body_checksum, .. } = self.header;
+    /// [`FrameError`] for invalid bytes.
+    pub fn message(self, body: FrameBody) -> Result<Message, FrameError> {
+        let Header { fields, body_bytes, body_checksum, .. } = self.header;
         let kind = fields.kind;
-        if body.len() as u64 != u64::from(length) {
-            return Err(Bad::Length { kind, bytes: body.len() as u64 });
+        if body.len() as u64 != u64::from(body_bytes) {
+            return Err(FrameError::Length { kind, bytes: body.len() as u64 });
         }
         if body.checksum() != body_checksum {
-            return Err(Bad::BodyChecksum(kind));
+            return Err(FrameError::BodyChecksum(kind));
         }
         let message = parse(&fields, body)?;
-        // Fields that the type does not use are zero, and flags that it does not know.
+        // Fields that the type does not use, and flags that it does not know, are zero.
         if self::fields(&message)? != fields {
-            return Err(Bad::Reserved(kind));
+            return Err(FrameError::ReservedNotZero(kind));
         }
         Ok(message)
     }
 }
 
-/// The sending side of a connection.
+/// Encodes the frames of the sending side of a connection.
 #[derive(Debug)]
-pub struct Outgoing {
-    rules: Rules,
+pub struct FrameEncoder {
+    params: ConnectionParams,
     number: u32,
 }
 
-impl Outgoing {
-    /// A connection on which nothing was sent.
+impl FrameEncoder {
+    /// An encoder for a new connection.
     #[must_use]
-    pub fn new(rules: Rules) -> Self {
-        Self { rules, number: 0 }
+    pub fn new(params: ConnectionParams) -> Self {
+        Self { params, number: 0 }
     }
 
-    /// Queues the frame of `message`, its data by reference.
+    /// Queues the frame of `message`; its payload by reference.
     ///
     /// # Errors
-    /// [`Bad`] for a message that the other side would refuse: nothing was queued.
-    pub fn push(&mut self, message: Message, queue: &mut SendQueue) -> Result<(), Bad> {
-        let Rules { line, version, max_data_bytes } = self.rules;
+    /// [`FrameError`] for a message that the peer would refuse; then nothing was queued.
+    pub fn encode(&mut self, message: Message, queue: &mut SendQueue) -> Result<(), FrameError> {
+        let ConnectionParams { purpose, version, max_data_bytes } = self.params;
         let fields = fields(&message)?;
-        if !line.carries(message.lane(), fields.kind) {
-            return Err(Bad::Line { kind: fields.kind, line });
+        if !purpose.carries(message.lane(), fields.kind) {
+            return Err(FrameError::WrongConnection { kind: fields.kind, purpose });
         }
         let body = body(message)?;
         let bytes = body.len();
@@ -325,14 +332,14 @@ impl Outgoing {
         let header = Header {
             fields,
             version,
-            number: self.number,
-            length: u32::try_from(bytes).expect("checked against limits far below that"),
+            frame_number: self.number,
+            body_bytes: u32::try_from(bytes).expect("checked against limits far below that"),
             body_checksum: body.checksum(),
         };
         queue.push_bytes(&header.to_bytes());
         match body {
-            Body::Bytes(bytes) => queue.push_vec(bytes),
-            Body::Data(data) => queue.push_data(&data),
+            FrameBody::Bytes(bytes) => queue.push_vec(bytes),
+            FrameBody::Data(data) => queue.push_data(&data),
         }
         queue.push_bytes(&[0; ALIGN_BYTES][..padding(bytes)]);
         self.number = self.number.wrapping_add(1);
@@ -340,13 +347,12 @@ impl Outgoing {
     }
 }
 
-impl Type {
-    /// The lane of a message of this type; `None` for types that this version does not know, and
-    /// for those of the handshake.
+impl FrameType {
+    /// The lane of messages of this type; `None` for unknown types and handshake types.
     fn lane(self) -> Option<Lane> {
         match self {
-            Self::Write | Self::Data => Some(Lane::Down),
-            Self::Order | Self::Forward | Self::Join => Some(Lane::Up),
+            Self::Write | Self::FetchResult => Some(Lane::Replication),
+            Self::WriteRequest | Self::CompareAndWrite | Self::Join => Some(Lane::Requests),
             Self::Hello | Self::Proof | Self::Ready | Self::Refused => None,
             Self(2..=5 | 7..=8 | 10..=11 | 16..=25 | 27..=44) => Some(Lane::Control),
             _ => None,
@@ -354,188 +360,236 @@ impl Type {
     }
 }
 
-/// Whether a body of `bytes` is what `fields` announce, and no longer than any.
-fn check_length(fields: &Fields, bytes: u64, max_data_bytes: u32) -> Result<(), Bad> {
+/// Checks the length of a body against `fields` and the limit of its type.
+fn check_length(fields: &HeaderFields, bytes: u64, max_data_bytes: u32) -> Result<(), FrameError> {
     let kind = fields.kind;
     let (blocks, data) = (u64::from(fields.blocks), u64::from(max_data_bytes));
-    let list = |item: usize, most: usize| (blocks * item as u64, (item * most) as u64);
+    let list = |item: usize, max_items: usize| (blocks * item as u64, (item * max_items) as u64);
     let failed = fields.status != 0;
     let (exact, limit) = match kind {
-        Type::Standing => (lease::STANDING_BYTES as u64, lease::STANDING_BYTES as u64),
-        Type::Start => (bytes, MAX_RECORD_BYTES as u64),
-        Type::Started => list(list::ENTRY_BYTES, MAX_ENTRIES),
-        Type::Open => list(list::TAG_BYTES, MAX_TAGS),
-        Type::Commit => list(list::SEQ_BYTES, MAX_SEQS),
-        Type::Clear | Type::Marked => list(list::REGION_BYTES, MAX_REGIONS),
-        Type::Assessed if !failed => list(list::REGION_BYTES, MAX_REGIONS),
-        Type::Join => (bytes, (lease::SHARED_BYTES + MAX_MARK_BYTES) as u64),
-        Type::Accept => list(join::REACHED_BYTES, MAX_REACHED),
-        Type::Summed if !failed => (fetch::DIGEST_BYTES as u64, fetch::DIGEST_BYTES as u64),
-        Type::Data if !failed => (bytes, data),
-        Type::Order | Type::Write if !fields.has(ZERO) => (whole(bytes, blocks), data),
-        Type::Forward => (whole(bytes, blocks.saturating_mul(2)), 2 * data),
+        FrameType::ReplicaReport => {
+            (lease::REPLICA_REPORT_BYTES as u64, lease::REPLICA_REPORT_BYTES as u64)
+        }
+        FrameType::StartViewChange => (bytes, MAX_CONFIG_BYTES as u64),
+        FrameType::DoViewChange => list(list::ENTRY_BYTES, MAX_ENTRIES),
+        FrameType::StartView => list(list::WRITE_ID_BYTES, MAX_WRITE_IDS),
+        FrameType::Commit => list(list::SEQ_BYTES, MAX_SEQS),
+        FrameType::ClearRegions | FrameType::IdleDirtyRegions => {
+            list(list::REGION_BYTES, MAX_REGIONS)
+        }
+        FrameType::NoSpaceReport if !failed => list(list::REGION_BYTES, MAX_REGIONS),
+        FrameType::Join => (bytes, (lease::PEER_GENERATIONS_BYTES + MAX_DIRTY_BITS_BYTES) as u64),
+        FrameType::JoinAccepted => list(join::IMAGE_GENERATION_BYTES, MAX_GENERATIONS),
+        FrameType::DigestResult if !failed => {
+            (fetch::DIGEST_BYTES as u64, fetch::DIGEST_BYTES as u64)
+        }
+        FrameType::FetchResult if !failed => (bytes, data),
+        FrameType::WriteRequest | FrameType::Write if !fields.has_flag(FLAG_ZERO) => {
+            (exact_if_divisible(bytes, blocks), data)
+        }
+        FrameType::CompareAndWrite => {
+            (exact_if_divisible(bytes, blocks.saturating_mul(2)), 2 * data)
+        }
         _ => (0, 0),
     };
     match bytes {
-        _ if bytes > limit => Err(Bad::TooLong { kind, bytes, limit }),
-        _ if bytes != exact => Err(Bad::Length { kind, bytes }),
+        _ if bytes > limit => Err(FrameError::TooLong { kind, bytes, limit }),
+        _ if bytes != exact => Err(FrameError::Length { kind, bytes }),
         _ => Ok(()),
     }
 }
 
-/// `bytes` if `parts` parts of one length, not none, make them up; else another number.
-fn whole(bytes: u64, parts: u64) -> u64 {
+/// `bytes` if that is positive and divides into `parts` equal parts; otherwise another number.
+fn exact_if_divisible(bytes: u64, parts: u64) -> u64 {
     if bytes > 0 && parts > 0 && bytes.is_multiple_of(parts) { bytes } else { !bytes }
 }
 
 /// The header fields of a message.
-fn fields(message: &Message) -> Result<Fields, Bad> {
+#[expect(clippy::too_many_lines, reason = "one arm for each message")]
+fn fields(message: &Message) -> Result<HeaderFields, FrameError> {
     use Message as M;
     Ok(match message {
-        M::Standing(standing) => lease::standing(standing),
-        M::Renew { epoch, incarnation, stamp } => {
-            lease::lease(Type::Renew, *epoch, *incarnation, *stamp)
+        M::ReplicaReport(report) => lease::replica_report(report),
+        M::LeaseRequest { epoch, incarnation, stamp } => {
+            lease::lease_message(FrameType::LeaseRequest, *epoch, *incarnation, *stamp)
         }
-        M::Promise { epoch, incarnation, stamp } => {
-            lease::lease(Type::Promise, *epoch, *incarnation, *stamp)
+        M::LeaseGrant { epoch, incarnation, stamp } => {
+            lease::lease_message(FrameType::LeaseGrant, *epoch, *incarnation, *stamp)
         }
-        M::Newer { epoch } => lease::newer(*epoch),
-        M::Yield { view, incarnation } => lease::yielding(Type::Yield, *view, *incarnation),
-        M::Yielded { view, incarnation } => lease::yielding(Type::Yielded, *view, *incarnation),
-        M::Start { view, .. } => opening::start(*view),
-        M::Started { view, entries } => opening::started(*view, entries.len()),
-        M::Open { view, through, settled } => opening::open(*view, *through, settled.len()),
-        M::Rejoin { view } => opening::rejoin(*view),
-        M::Order { view, number, stamp, change } => order::order(*view, *number, *stamp, change)?,
-        M::Grant { view, number, seq } => order::grant(*view, *number, *seq),
-        M::Done { view, number } => order::numbered(Type::Done, *view, *number),
-        M::Late { view, number } => order::numbered(Type::Late, *view, *number),
-        M::Write { view, seq, tag, copy, change } => {
-            order::write(*view, *seq, *tag, *copy, change)?
+        M::NewerEpoch { epoch } => lease::newer_epoch(*epoch),
+        M::RevokeLease { view, incarnation } => {
+            lease::lease_revocation(FrameType::RevokeLease, *view, *incarnation)
         }
-        M::Applied { view, seq } => order::numbered(Type::Applied, *view, seq.0),
-        M::Commit { view, seqs } => order::commit(*view, seqs.len()),
-        M::NoSpace { view, seq } => order::numbered(Type::NoSpace, *view, seq.0),
-        M::Assess { view, request, seq } => order::assess(*view, *request, *seq),
-        M::Assessed { view, request, free_bytes, zeroes } => {
-            order::assessed(*view, *request, *free_bytes, zeroes)
+        M::LeaseRevoked { view, incarnation } => {
+            lease::lease_revocation(FrameType::LeaseRevoked, *view, *incarnation)
         }
-        M::Want { view, seq } => order::numbered(Type::Want, *view, seq.0),
-        M::Forward { view, number, stamp, range, fua, .. } => {
-            order::forward(*view, *number, *stamp, *range, *fua)?
+        M::StartViewChange { view, .. } => view_change::start_view_change(*view),
+        M::DoViewChange { view, entries } => view_change::do_view_change(*view, entries.len()),
+        M::StartView { view, last_seq, committed } => {
+            view_change::start_view(*view, *last_seq, committed.len())
         }
-        M::Outcome { view, number, outcome } => order::outcome(*view, *number, *outcome),
-        M::Flush { view, request, lineage } => flush::flush(*view, *request, *lineage),
-        M::Flushed { view, request } => order::numbered(Type::Flushed, *view, *request),
-        M::Fetch { view, request, range } => fetch::asked(Type::Fetch, *view, *request, *range)?,
-        M::Data { view, request, result } => {
-            fetch::answered(Type::Data, *view, *request, result.as_ref().err().copied())
+        M::Rejoin { view } => view_change::rejoin(*view),
+        M::WriteRequest { view, number, stamp, op } => {
+            write::write_request(*view, *number, *stamp, op)?
         }
-        M::Repair { view, range } => fetch::asked(Type::Repair, *view, 0, *range)?,
+        M::OpAssigned { view, number, seq } => write::op_assigned(*view, *number, *seq),
+        M::PeersApplied { view, number } => {
+            write::number_message(FrameType::PeersApplied, *view, *number)
+        }
+        M::RetryRequest { view, number } => {
+            write::number_message(FrameType::RetryRequest, *view, *number)
+        }
+        M::Write { view, seq, write_id, is_copy, op } => {
+            write::write(*view, *seq, *write_id, *is_copy, op)?
+        }
+        M::Applied { view, seq } => write::number_message(FrameType::Applied, *view, seq.0),
+        M::Commit { view, seqs } => write::commit(*view, seqs.len()),
+        M::NoSpace { view, seq } => write::number_message(FrameType::NoSpace, *view, seq.0),
+        M::NoSpaceQuery { view, request, seq } => write::no_space_query(*view, *request, *seq),
+        M::NoSpaceReport { view, request, free_bytes, zero_blocks } => {
+            write::no_space_report(*view, *request, *free_bytes, zero_blocks)
+        }
+        M::RequestCommit { view, seq } => {
+            write::number_message(FrameType::RequestCommit, *view, seq.0)
+        }
+        M::CompareAndWrite { view, number, stamp, range, fua, .. } => {
+            write::compare_and_write(*view, *number, *stamp, *range, *fua)?
+        }
+        M::CompareAndWriteResult { view, number, outcome } => {
+            write::compare_and_write_result(*view, *number, *outcome)
+        }
+        M::Flush { view, request, generation } => flush::flush(*view, *request, *generation),
+        M::Flushed { view, request } => write::number_message(FrameType::Flushed, *view, *request),
+        M::Fetch { view, request, range } => {
+            fetch::range_request(FrameType::Fetch, *view, *request, *range)?
+        }
+        M::FetchResult { view, request, result } => fetch::range_result(
+            FrameType::FetchResult,
+            *view,
+            *request,
+            result.as_ref().err().copied(),
+        ),
+        M::RepairRange { view, range } => {
+            fetch::range_request(FrameType::RepairRange, *view, 0, *range)?
+        }
         M::Join { incarnation, epoch, volume_bytes, region_shift, .. } => {
             join::join(*incarnation, *epoch, *volume_bytes, *region_shift)
         }
-        M::Accept { view, incarnation, reached } => {
-            join::accept(*view, *incarnation, reached.len())
+        M::JoinAccepted { view, incarnation, generations } => {
+            join::join_accepted(*view, *incarnation, generations.len())
         }
-        M::Detached { incarnation } => join::detached(*incarnation),
-        M::Clear { view, request, regions } => flush::clear(*view, *request, regions.len()),
-        M::Marked { view, regions } => flush::marked(*view, regions.len()),
-        M::Unreachable { view, node } => flush::unreachable(*view, *node),
-        M::Sum { view, request, range } => fetch::asked(Type::Sum, *view, *request, *range)?,
-        M::Summed { view, request, result } => {
-            fetch::answered(Type::Summed, *view, *request, result.err())
+        M::JoinAborted { incarnation } => join::join_aborted(*incarnation),
+        M::ClearRegions { view, request, regions } => {
+            flush::clear_regions(*view, *request, regions.len())
+        }
+        M::IdleDirtyRegions { view, regions } => flush::idle_dirty_regions(*view, regions.len()),
+        M::PeerUnreachable { view, node } => flush::peer_unreachable(*view, *node),
+        M::Digest { view, request, range } => {
+            fetch::range_request(FrameType::Digest, *view, *request, *range)?
+        }
+        M::DigestResult { view, request, result } => {
+            fetch::range_result(FrameType::DigestResult, *view, *request, result.err())
         }
     })
 }
 
 /// The body of a message.
-fn body(message: Message) -> Result<Body, Bad> {
+fn body(message: Message) -> Result<FrameBody, FrameError> {
     use Message as M;
     Ok(match message {
-        M::Standing(standing) => lease::standing_body(&standing),
-        M::Start { record, .. } => Body::Bytes(record),
-        M::Started { entries, .. } => list::entries(&entries)?,
-        M::Open { settled, .. } => list::tags(&settled),
+        M::ReplicaReport(report) => lease::replica_report_body(&report),
+        M::StartViewChange { config, .. } => FrameBody::Bytes(config),
+        M::DoViewChange { entries, .. } => list::entries(&entries)?,
+        M::StartView { committed, .. } => list::write_ids(&committed),
         M::Commit { seqs, .. } => list::seqs(&seqs),
-        M::Clear { regions, .. } | M::Marked { regions, .. } => list::regions(&regions),
-        M::Assessed { zeroes, .. } => zeroes.map_or(Body::NONE, |zeroes| list::regions(&zeroes)),
-        M::Join { shared, marks, .. } => join::join_body(&shared, &marks),
-        M::Accept { reached, .. } => join::accept_body(&reached),
-        M::Summed { result, .. } => fetch::digest(&result),
-        M::Order { change, .. } | M::Write { change, .. } => Body::Data(change.data),
-        M::Forward { data, .. } => Body::Data(data),
-        M::Data { result, .. } => result.map_or(Body::NONE, Body::Data),
-        M::Renew { .. }
-        | M::Promise { .. }
-        | M::Newer { .. }
-        | M::Yield { .. }
-        | M::Yielded { .. }
+        M::ClearRegions { regions, .. } | M::IdleDirtyRegions { regions, .. } => {
+            list::regions(&regions)
+        }
+        M::NoSpaceReport { zero_blocks, .. } => {
+            zero_blocks.map_or(FrameBody::EMPTY, |zero_blocks| list::regions(&zero_blocks))
+        }
+        M::Join { generations, dirty_bits, .. } => join::join_body(&generations, &dirty_bits),
+        M::JoinAccepted { generations, .. } => join::join_accepted_body(&generations),
+        M::DigestResult { result, .. } => fetch::digest_body(&result),
+        M::WriteRequest { op, .. } | M::Write { op, .. } => FrameBody::Data(op.data),
+        M::CompareAndWrite { data, .. } => FrameBody::Data(data),
+        M::FetchResult { result, .. } => result.map_or(FrameBody::EMPTY, FrameBody::Data),
+        M::LeaseRequest { .. }
+        | M::LeaseGrant { .. }
+        | M::NewerEpoch { .. }
+        | M::RevokeLease { .. }
+        | M::LeaseRevoked { .. }
         | M::Rejoin { .. }
-        | M::Grant { .. }
-        | M::Done { .. }
-        | M::Late { .. }
+        | M::OpAssigned { .. }
+        | M::PeersApplied { .. }
+        | M::RetryRequest { .. }
         | M::Applied { .. }
         | M::NoSpace { .. }
-        | M::Assess { .. }
-        | M::Want { .. }
-        | M::Outcome { .. }
+        | M::NoSpaceQuery { .. }
+        | M::RequestCommit { .. }
+        | M::CompareAndWriteResult { .. }
         | M::Flush { .. }
         | M::Flushed { .. }
         | M::Fetch { .. }
-        | M::Repair { .. }
-        | M::Detached { .. }
-        | M::Unreachable { .. }
-        | M::Sum { .. } => Body::NONE,
+        | M::RepairRange { .. }
+        | M::JoinAborted { .. }
+        | M::PeerUnreachable { .. }
+        | M::Digest { .. } => FrameBody::EMPTY,
     })
 }
 
-/// The message that a header and a body make.
-fn parse(fields: &Fields, body: Body) -> Result<Message, Bad> {
-    if matches!(fields.kind, Type::Order | Type::Write | Type::Forward | Type::Data) {
-        let data = body.data().ok_or(fields.bad("body"))?;
+/// Decodes a message from the fields of its header and its body.
+fn parse(fields: &HeaderFields, body: FrameBody) -> Result<Message, FrameError> {
+    if matches!(
+        fields.kind,
+        FrameType::WriteRequest
+            | FrameType::Write
+            | FrameType::CompareAndWrite
+            | FrameType::FetchResult
+    ) {
+        let data = body.data().ok_or(fields.invalid("body"))?;
         return match fields.kind {
-            Type::Order => order::parse_order(fields, data),
-            Type::Write => order::parse_write(fields, data),
-            Type::Forward => order::parse_forward(fields, data),
-            _ => fetch::parse_data(fields, data),
+            FrameType::WriteRequest => write::parse_write_request(fields, data),
+            FrameType::Write => write::parse_write(fields, data),
+            FrameType::CompareAndWrite => write::parse_compare_and_write(fields, data),
+            _ => fetch::parse_fetch_result(fields, data),
         };
     }
     let body = body.bytes();
     let (view, id) = (fields.view(), fields.id);
     Ok(match fields.kind {
-        Type::Standing => lease::parse_standing(fields, &body)?,
-        Type::Renew => lease::parse_renew(fields),
-        Type::Promise => lease::parse_promise(fields),
-        Type::Newer => lease::parse_newer(fields),
-        Type::Yield => lease::parse_yield(fields),
-        Type::Yielded => lease::parse_yielded(fields),
-        Type::Start => opening::parse_start(fields, body),
-        Type::Started => opening::parse_started(fields, &body)?,
-        Type::Open => opening::parse_open(fields, &body)?,
-        Type::Rejoin => opening::parse_rejoin(fields),
-        Type::Grant => order::parse_grant(fields),
-        Type::Done => Message::Done { view, number: id },
-        Type::Late => Message::Late { view, number: id },
-        Type::Applied => Message::Applied { view, seq: crate::Seq(id) },
-        Type::Commit => order::parse_commit(fields, &body)?,
-        Type::NoSpace => Message::NoSpace { view, seq: crate::Seq(id) },
-        Type::Assess => order::parse_assess(fields),
-        Type::Assessed => order::parse_assessed(fields, &body)?,
-        Type::Want => Message::Want { view, seq: crate::Seq(id) },
-        Type::Outcome => order::parse_outcome(fields)?,
-        Type::Flush => flush::parse_flush(fields),
-        Type::Flushed => Message::Flushed { view, request: id },
-        Type::Fetch => fetch::parse_fetch(fields)?,
-        Type::Repair => fetch::parse_repair(fields)?,
-        Type::Join => join::parse_join(fields, &body)?,
-        Type::Accept => join::parse_accept(fields, &body)?,
-        Type::Detached => join::parse_detached(fields),
-        Type::Clear => flush::parse_clear(fields, &body)?,
-        Type::Marked => flush::parse_marked(fields, &body)?,
-        Type::Unreachable => flush::parse_unreachable(fields),
-        Type::Sum => fetch::parse_sum(fields)?,
-        Type::Summed => fetch::parse_summed(fields, &body)?,
-        kind => return Err(Bad::Type(kind)),
+        FrameType::ReplicaReport => lease::parse_replica_report(fields, &body)?,
+        FrameType::LeaseRequest => lease::parse_lease_request(fields),
+        FrameType::LeaseGrant => lease::parse_lease_grant(fields),
+        FrameType::NewerEpoch => lease::parse_newer_epoch(fields),
+        FrameType::RevokeLease => lease::parse_revoke_lease(fields),
+        FrameType::LeaseRevoked => lease::parse_lease_revoked(fields),
+        FrameType::StartViewChange => view_change::parse_start_view_change(fields, body),
+        FrameType::DoViewChange => view_change::parse_do_view_change(fields, &body)?,
+        FrameType::StartView => view_change::parse_start_view(fields, &body)?,
+        FrameType::Rejoin => view_change::parse_rejoin(fields),
+        FrameType::OpAssigned => write::parse_op_assigned(fields),
+        FrameType::PeersApplied => Message::PeersApplied { view, number: id },
+        FrameType::RetryRequest => Message::RetryRequest { view, number: id },
+        FrameType::Applied => Message::Applied { view, seq: crate::Seq(id) },
+        FrameType::Commit => write::parse_commit(fields, &body)?,
+        FrameType::NoSpace => Message::NoSpace { view, seq: crate::Seq(id) },
+        FrameType::NoSpaceQuery => write::parse_no_space_query(fields),
+        FrameType::NoSpaceReport => write::parse_no_space_report(fields, &body)?,
+        FrameType::RequestCommit => Message::RequestCommit { view, seq: crate::Seq(id) },
+        FrameType::CompareAndWriteResult => write::parse_compare_and_write_result(fields)?,
+        FrameType::Flush => flush::parse_flush(fields),
+        FrameType::Flushed => Message::Flushed { view, request: id },
+        FrameType::Fetch => fetch::parse_fetch(fields)?,
+        FrameType::RepairRange => fetch::parse_repair(fields)?,
+        FrameType::Join => join::parse_join(fields, &body)?,
+        FrameType::JoinAccepted => join::parse_join_accepted(fields, &body)?,
+        FrameType::JoinAborted => join::parse_join_aborted(fields),
+        FrameType::ClearRegions => flush::parse_clear_regions(fields, &body)?,
+        FrameType::IdleDirtyRegions => flush::parse_idle_dirty_regions(fields, &body)?,
+        FrameType::PeerUnreachable => flush::parse_peer_unreachable(fields),
+        FrameType::Digest => fetch::parse_digest(fields)?,
+        FrameType::DigestResult => fetch::parse_digest_result(fields, &body)?,
+        kind => return Err(FrameError::UnknownType(kind)),
     })
 }

@@ -1,5 +1,5 @@
-//! A connection is fed anything, in any portions, and so are the parsers of the handshake. Shared by
-//! the property tests and the fuzz target.
+//! Feeds a connection, and the parsers of the handshake, any bytes in any portions. Shared by the
+//! property tests and the fuzz target.
 
 use std::cell::Cell;
 use std::io;
@@ -7,16 +7,18 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use block::{Account, Class, Ctx, Epoch, Pool};
+use block::{Account, BufferPool, Ctx, Epoch, MemoryClass};
 use frame::SendQueue;
-use peer::frame::{HEADER_BYTES, HandshakeFrame, Outgoing, Rules, padding};
-use peer::{End, Handler, Lane, Line, Link, NodeId, Received};
+use peer::frame::{ConnectionParams, FrameEncoder, HEADER_BYTES, HandshakeFrame, padding};
+use peer::{
+    ConnectionPurpose, Lane, Link, NodeId, PeerSessionEnd, ReceivedMessage, SessionHandler,
+};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 const POOL_BYTES: usize = 1 << 20;
 const MAX_DATA_BYTES: u32 = 64 << 10;
 
-/// What is sent, in portions of whatever length.
+/// The bytes to send, in portions of any length.
 struct Feed {
     bytes: Vec<u8>,
     at: usize,
@@ -54,34 +56,36 @@ impl AsyncWrite for Feed {
     }
 }
 
-/// Takes everything, and sends it again: what was read can be said.
+/// Accepts every message, and sends it again: what was decoded can be encoded.
 struct Judge {
     memory: Account,
-    rules: Rules,
+    rules: ConnectionParams,
     taken: Cell<usize>,
 }
 
-impl Handler for Judge {
-    fn up(&self, _: Link) {}
-    fn down(&self, _: NodeId, _: u64) {}
-    async fn deliver(&self, _: NodeId, _: u64, received: Received) {
-        let Received { message, ctx } = received;
+impl SessionHandler for Judge {
+    fn session_up(&self, _: Link) {}
+    fn session_down(&self, _: NodeId, _: u64) {}
+    async fn deliver(&self, _: NodeId, _: u64, received: ReceivedMessage) {
+        let ReceivedMessage { message, ctx } = received;
         let mut queue = SendQueue::default();
-        Outgoing::new(self.rules).push(message, &mut queue).expect("what is read can be sent");
+        FrameEncoder::new(self.rules)
+            .encode(message, &mut queue)
+            .expect("what is read can be sent");
         assert!(queue.len() >= HEADER_BYTES && queue.len().is_multiple_of(8));
         drop(ctx);
         self.taken.set(self.taken.get() + 1);
     }
-    fn memory(&self) -> &Account {
+    fn account(&self) -> &Account {
         &self.memory
     }
-    fn overhead(&self) -> usize {
+    fn overhead_bytes(&self) -> usize {
         4096
     }
 }
 
-/// Makes frames of `script` whose checksums and numbers are right: a byte of length, 64 bytes of
-/// header, and a body that repeats a byte.
+/// Makes frames of `script` with right checksums and numbers: a length byte, 64 bytes of header,
+/// and a body that repeats one byte.
 fn frames(script: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     for (number, piece) in script.chunks(HEADER_BYTES + 2).enumerate() {
@@ -104,19 +108,19 @@ fn frames(script: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Feeds `bytes`, or frames made of them; how many messages came of it.
-pub(crate) fn feed(line: u8, made: bool, portion: u16, bytes: &[u8]) -> usize {
+/// Feeds `bytes`, or frames made of them; returns how many messages arrived.
+pub(crate) fn feed(purpose: u8, made: bool, portion: u16, bytes: &[u8]) -> usize {
     handshake(bytes);
-    let lanes = [Lane::Control, Lane::Down, Lane::Up].map(Line::Lane);
-    let line = lanes.get(usize::from(line % 4)).copied().unwrap_or(Line::Lease);
+    let lanes = [Lane::Control, Lane::Replication, Lane::Requests].map(ConnectionPurpose::Lane);
+    let purpose = lanes.get(usize::from(purpose % 4)).copied().unwrap_or(ConnectionPurpose::Lease);
     let bytes = if made { frames(bytes) } else { bytes.to_vec() };
-    let rules = Rules { line, version: 1, max_data_bytes: MAX_DATA_BYTES };
-    let pool = Pool::new(POOL_BYTES).expect("memory");
+    let rules = ConnectionParams { purpose, version: 1, max_data_bytes: MAX_DATA_BYTES };
+    let pool = BufferPool::new(POOL_BYTES).expect("memory");
     let judge = Rc::new(Judge { memory: pool.account(), rules, taken: Cell::new(0) });
     let (link, outbox) = Link::new(NodeId(1), 1);
     let expect = |request| {
-        let credit = pool.account().try_credit(8192, Class::Read).expect("room");
-        link.expect(request, Ctx::new(credit, Epoch(0)))
+        let credit = pool.account().try_credit(8192, MemoryClass::Read).expect("room");
+        link.post_receive(request, Ctx::new(credit, Epoch(0)))
     };
     let _wanted = [0, 1, 2, 3].map(expect);
     drop([4, 5].map(expect));
@@ -127,7 +131,12 @@ pub(crate) fn feed(line: u8, made: bool, portion: u16, bytes: &[u8]) -> usize {
     let stream = Feed { bytes, at: 0, portion: usize::from(portion) };
     let end = tokio::task::LocalSet::new()
         .block_on(&runtime, peer::testing::drive(Rc::clone(&judge), 1, outbox, rules, stream));
-    let expected = matches!(end, End::PeerClosed | End::Bad(_) | End::Unexpected(_));
+    let expected = matches!(
+        end,
+        PeerSessionEnd::PeerClosed
+            | PeerSessionEnd::InvalidFrame(_)
+            | PeerSessionEnd::UnsolicitedData(_)
+    );
     assert!(expected, "{end:?}");
     assert!(link.is_closed());
     let usage = pool.usage();
@@ -135,7 +144,7 @@ pub(crate) fn feed(line: u8, made: bool, portion: u16, bytes: &[u8]) -> usize {
     judge.taken.get()
 }
 
-/// The frames of a handshake: refused or understood.
+/// Parses handshake frames: each is refused or understood.
 fn handshake(bytes: &[u8]) {
     let Some((header, rest)) = bytes.split_first_chunk() else { return };
     if let Ok(len) = HandshakeFrame::body_bytes(header) {

@@ -3,47 +3,54 @@ use proptest::prelude::*;
 use super::*;
 use crate::change::Change;
 
-fn iscsi(name: &str, session: u8, port: u16) -> Party {
+fn iscsi(name: &str, session: u8, port: u16) -> ItNexus {
     let initiator = Initiator::Iscsi { name: name.into(), isid: [0x80, 0, 0, 0, 0, session] };
-    Party { initiator, port }
+    ItNexus { initiator, port }
 }
 
-fn ask(table: &Table, by: &Party, change: &Change) -> Table {
-    table.change(by, 3, change).expect("not refused").expect("a change")
+fn ask(table: &Table, by: &ItNexus, change: &Change) -> Table {
+    table.with_change(by, 3, change).expect("not refused").expect("a change")
 }
 
 fn register(new_key: u64, persists: bool, ports: &[u16]) -> Change {
     let (key, also) = (0, vec![]);
-    Change::Register { key, new_key, ignore_key: false, persists, ports: ports.to_vec(), also }
+    Change::Register {
+        key,
+        new_key,
+        ignore_key: false,
+        persist: persists,
+        ports: ports.to_vec(),
+        other_initiators: also,
+    }
 }
 
 /// The table of the example in `docs/format/reservations.md`.
 fn example() -> Table {
     let one = iscsi("iqn.2024-01.net.example:one", 1, 1);
     let two = iscsi("iqn.2024-01.net.example:two", 2, 2);
-    let host = Party { initiator: Initiator::Host([0x11; 16]), port: 0 };
+    let host = ItNexus { initiator: Initiator::Host([0x11; 16]), port: 0 };
     let mut table = Table::default().as_of(0x0102_0304_0506_0708, |_| true);
     (table.generation, table.pr_generation) = (5, 7);
-    (table.modes, table.resets) = (0x0a0b << 100 | 0x0e0f, 0x0c0d);
+    (table.mode_pages, table.reset_count) = (0x0a0b << 100 | 0x0e0f, 0x0c0d);
     table = ask(&table, &one, &register(0xabcd_ef01, true, &[1, 2]));
     table = ask(&table, &two, &register(0x2222, true, &[]));
     table = ask(&table, &host, &register(0x3333, true, &[]));
-    let kind = Kind::WriteExclusiveRegistrants;
+    let kind = ReservationType::WriteExclusiveRegistrantsOnly;
     table = ask(&table, &one, &Change::Reserve { key: 0xabcd_ef01, kind });
-    let kind = Some(Kind::ExclusiveAccessRegistrants);
+    let kind = Some(ReservationType::ExclusiveAccessRegistrantsOnly);
     let victim = 0xabcd_ef01;
-    ask(&table, &host, &Change::Preempt { key: 0x3333, victim, kind, abort: true })
+    ask(&table, &host, &Change::Preempt { key: 0x3333, preempt_key: victim, kind, abort: true })
 }
 
-/// The one of a unit that is RESERVEd.
+/// The one with an SPC-2 reservation.
 fn reserved() -> Table {
     let one = iscsi("iqn.2024-01.net.example:one", 1, 1);
     let two = iscsi("iqn.2024-01.net.example:two", 2, 2);
-    ask(&ask(&Table::default(), &one, &Change::ReserveUnit), &two, &Change::ClearTasks)
+    ask(&ask(&Table::default(), &one, &Change::Spc2Reserve), &two, &Change::ClearTaskSet)
 }
 
-/// The bytes that `docs/format/reservations.md` shows as the example: hexadecimal digits up to the
-/// first two spaces together of each line.
+/// The bytes of the example in `docs/format/reservations.md`: hexadecimal digits up to the first
+/// two adjacent spaces of each line.
 fn shown() -> Vec<u8> {
     let page = include_str!("../../../../../docs/format/reservations.md");
     let (_, example) = page.split_once("## Example").expect("an example");
@@ -80,8 +87,8 @@ fn who_reserved_the_unit_is_kept() {
 fn nothing_is_zeroes() {
     assert_eq!(Table::default().encode(), [0; COPY_BYTES]);
     assert_eq!(Table::parse(&[0; COPY_BYTES]), Ok(Table::default()));
-    assert_eq!(Table::parse(&[0; COPY_BYTES - 1]), Err(Damaged::Length(COPY_BYTES - 1)));
-    assert_eq!(Table::parse(&[]), Err(Damaged::Length(0)));
+    assert_eq!(Table::parse(&[0; COPY_BYTES - 1]), Err(TableError::Length(COPY_BYTES - 1)));
+    assert_eq!(Table::parse(&[]), Err(TableError::Length(0)));
 }
 
 #[test]
@@ -91,28 +98,28 @@ fn every_bit_counts() {
     for bit in (0..300 * 8).chain(tail) {
         let mut bad = good.clone();
         bad[bit / 8] ^= 1 << (bit % 8);
-        let expected = if bit < 128 { Damaged::NoMagic } else { Damaged::Checksum };
+        let expected = if bit < 128 { TableError::NoMagic } else { TableError::Checksum };
         assert_eq!(Table::parse(&bad), Err(expected), "bit {bit}");
     }
 }
 
 fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
-    bytes[CHECKSUM_AT..BEHIND_CHECKSUM].fill(0);
+    bytes[CHECKSUM_OFFSET..AFTER_CHECKSUM].fill(0);
     let checksum = crc32c(&bytes);
-    bytes[CHECKSUM_AT..BEHIND_CHECKSUM].copy_from_slice(&checksum.to_le_bytes());
+    bytes[CHECKSUM_OFFSET..AFTER_CHECKSUM].copy_from_slice(&checksum.to_le_bytes());
     bytes
 }
 
-/// A table with these bytes at `at`, and the checksum that fits them.
-fn with(table: &Table, at: usize, bytes: &[u8]) -> Result<Table, Damaged> {
+/// A table with these bytes at `at`, and a correct checksum.
+fn with(table: &Table, at: usize, bytes: &[u8]) -> Result<Table, TableError> {
     let mut all = table.encode();
     all[at..at + bytes.len()].copy_from_slice(bytes);
     Table::parse(&sealed(all))
 }
 
-/// Where the first registration is, and the first name.
-const FIRST: usize = FIELDS;
-const NAME: usize = FIELDS + 2 * REGISTRANT;
+/// Offsets of the first registration and the first name.
+const FIRST: usize = TABLE_HEADER_LEN;
+const NAME: usize = TABLE_HEADER_LEN + 2 * REGISTRANT_LEN;
 
 #[test]
 fn senseless_fields_are_refused() {
@@ -134,7 +141,7 @@ fn senseless_fields_are_refused() {
         (68, &[0xff, 0xff], "number of registrations"),
         (70, &[1], "number of a name"), // a name less
         (70, &[3], "name"),             // a name more
-        (80, &[1], "filling"),          // a seat of nobody's
+        (80, &[1], "filling"),          // an incarnation without a holder
         (88, &[0xff, 0xff], "holder"),  // no holder
         (88, &[0], "holder"),           // one that is not registered
         (88, &[2], "number of a name"),
@@ -161,21 +168,25 @@ fn senseless_fields_are_refused() {
         let found = with(&table, *at, bytes);
         match *field {
             "ok" => assert!(found.is_ok(), "at {at}: {found:?}"),
-            field => assert_eq!(found, Err(Damaged::Field(field)), "at {at}"),
+            field => assert_eq!(found, Err(TableError::Field(field)), "at {at}"),
         }
     }
-    assert_eq!(with(&table, 16, &[2]), Err(Damaged::Version(2)));
-    // Nobody holds it and nobody could.
-    assert_eq!(with(&reserved(), 65, &[7]), Err(Damaged::Field("holder")));
-    assert_eq!(with(&reserved(), 80, &[4]).map(|table| table.sole.map(|s| s.seat)), Ok(Some(4)));
+    assert_eq!(with(&table, 16, &[2]), Err(TableError::Version(2)));
+    // There is no holder and cannot be one.
+    assert_eq!(with(&reserved(), 65, &[7]), Err(TableError::Field("holder")));
+    assert_eq!(
+        with(&reserved(), 80, &[4]).map(|table| table.spc2_reservation.map(|s| s.incarnation)),
+        Ok(Some(4))
+    );
 }
 
-/// A table without room for what is not a registration.
+/// A table with no room except for registrations.
 #[test]
 fn a_table_that_is_too_full_is_refused() {
     let name = |n: usize| format!("{n:0>223}");
-    let most = (COPY_BYTES - FIELDS - SPARE) / (REGISTRANT + NAME_HEADER + MAX_NAME);
-    let registrant = |n| Registrant { party: iscsi(&name(n), 1, 1), key: 1, all_ports: false };
+    let most = (COPY_BYTES - TABLE_HEADER_LEN - RESERVED_NAME_BYTES)
+        / (REGISTRANT_LEN + NAME_HEADER + MAX_NAME);
+    let registrant = |n| Registrant { nexus: iscsi(&name(n), 1, 1), key: 1, all_ports: false };
     let of = |n| Table {
         generation: 1,
         registrants: (0..n).map(registrant).collect(),
@@ -183,15 +194,15 @@ fn a_table_that_is_too_full_is_refused() {
     };
     assert_eq!(Table::parse(&of(most).encode()), Ok(of(most)));
     let full = Table::parse(&of(most + 1).encode());
-    assert_eq!(full, Err(Damaged::Field("number of registrations")));
+    assert_eq!(full, Err(TableError::Field("number of registrations")));
 }
 
-/// Names stand once each, in their order, and belong to somebody.
+/// Each name is stored once, in order, and is used.
 #[test]
 fn there_is_one_way_to_write_names() {
     let one = iscsi("iqn.a", 1, 1);
     let table = ask(&Table::default(), &one, &register(1, false, &[]));
-    let names = FIELDS + REGISTRANT;
+    let names = TABLE_HEADER_LEN + REGISTRANT_LEN;
     let more = |count: u8, bytes: &[u8]| {
         let mut all = table.encode();
         all[70] = count;
@@ -199,13 +210,13 @@ fn there_is_one_way_to_write_names() {
         Table::parse(&sealed(all))
     };
     assert_eq!(more(1, b"\x01\x05iqn.a"), Ok(table.clone()));
-    assert_eq!(more(2, b"\x01\x05iqn.a\x01\x05iqn.b"), Err(Damaged::Field("filling")));
-    assert_eq!(more(2, b"\x01\x05iqn.a\x01\x05iqn.a"), Err(Damaged::Field("filling")));
-    assert_eq!(more(1, b"\x01\xe0iqn.a"), Err(Damaged::Field("name")));
+    assert_eq!(more(2, b"\x01\x05iqn.a\x01\x05iqn.b"), Err(TableError::Field("filling")));
+    assert_eq!(more(2, b"\x01\x05iqn.a\x01\x05iqn.a"), Err(TableError::Field("filling")));
+    assert_eq!(more(1, b"\x01\xe0iqn.a"), Err(TableError::Field("name")));
 }
 
-/// Which tables a disk may hold while `new` is written over `old`: the bytes in every place that a
-/// crash can leave, in sectors of 512 bytes that change in any order.
+/// Possible contents of the disk while `new` is written over `old`: a crash may leave any subset of
+/// the 512-byte sectors written.
 fn crashes(old: &[u8], new: &[u8], seed: u64) -> Vec<Vec<u8>> {
     const SECTOR: usize = 512;
     let mixed = |is_new: &dyn Fn(usize) -> bool| {
@@ -218,8 +229,8 @@ fn crashes(old: &[u8], new: &[u8], seed: u64) -> Vec<Vec<u8>> {
     found
 }
 
-/// What counts after a crash is what was before a change or what is behind it, and never what was
-/// before one that was answered. Mending, and a crash in it, do not change that.
+/// After a crash the table before or after the change is current, and never an older one than the
+/// last answered. Repairing a copy, and a crash while doing so, do not change that.
 #[test]
 fn a_crash_leaves_a_table_that_counts() {
     let mut long = example();
@@ -230,7 +241,7 @@ fn a_crash_leaves_a_table_that_counts() {
             &register(1, true, &[]),
         );
     }
-    let next = ask(&long, &iscsi("iqn.2024-01.net.example:7", 1, 1), &Change::Modes(1));
+    let next = ask(&long, &iscsi("iqn.2024-01.net.example:7", 1, 1), &Change::SetModePages(1));
     for (old, new) in [(Table::default(), example()), (example(), long.clone()), (long, next)] {
         let (before, after) = (old.encode(), new.encode());
         for copy0 in crashes(&before, &after, 0x5bd1_e995_9b97_f4a7) {
@@ -244,46 +255,46 @@ fn a_crash_leaves_a_table_that_counts() {
     }
 }
 
-/// `expected` counts of these copies, and still if a crash ends the mending.
+/// `expected` is the current table of these copies, even after a crash during the repair.
 fn mended(copies: &[Vec<u8>; 2], expected: &Table) {
-    let (found, bad) = Table::choose(&copies[0], &copies[1]).expect("a table");
+    let (found, bad) = Table::recover(&copies[0], &copies[1]).expect("a table");
     assert_eq!(found, *expected);
     let Some(bad) = bad else { return assert_eq!(copies[0], copies[1]) };
     for torn in crashes(&copies[bad], &expected.encode(), 0x9e37_79b9_7f4a_7c15) {
         let mut copies = copies.clone();
         copies[bad] = torn;
-        let chosen = Table::choose(&copies[0], &copies[1]).map(|(table, _)| table);
+        let chosen = Table::recover(&copies[0], &copies[1]).map(|(table, _)| table);
         assert_eq!(chosen.as_ref(), Ok(expected));
     }
 }
 
 #[test]
 fn what_no_crash_explains_is_decided_for_safety() {
-    let (old, new) = (example(), ask(&example(), &iscsi("iqn.a", 1, 1), &Change::ClearTasks));
+    let (old, new) = (example(), ask(&example(), &iscsi("iqn.a", 1, 1), &Change::ClearTaskSet));
     let (zeroes, torn) = (vec![0; COPY_BYTES], vec![7; COPY_BYTES]);
-    let choose = |a: &[u8], b: &[u8]| Table::choose(a, b);
+    let choose = |a: &[u8], b: &[u8]| Table::recover(a, b);
     assert_eq!(choose(&zeroes, &zeroes), Ok((Table::default(), None)));
     assert_eq!(choose(&old.encode(), &new.encode()), Ok((new.clone(), Some(0))));
     assert_eq!(choose(&zeroes, &old.encode()), Ok((old.clone(), Some(0))));
     assert_eq!(choose(&old.encode(), &zeroes), Ok((old.clone(), Some(1))));
-    assert_eq!(choose(&zeroes, &torn), Err(Damaged::Missing));
+    assert_eq!(choose(&zeroes, &torn), Err(TableError::CopyMissing));
     assert_eq!(choose(&torn, &zeroes), Ok((Table::default(), Some(0))));
-    assert_eq!(choose(&torn, &torn), Err(Damaged::NoMagic));
+    assert_eq!(choose(&torn, &torn), Err(TableError::NoMagic));
     let mut other = old.clone();
-    other.modes = 0;
+    other.mode_pages = 0;
     assert_eq!(choose(&old.encode(), &other.encode()), Ok((old.clone(), Some(1))));
     let mut strange = old.encode();
     strange[16] = 2;
     let strange = sealed(strange);
     for other in [old.encode(), zeroes, torn, strange.clone()] {
-        assert_eq!(choose(&strange, &other), Err(Damaged::Version(2)));
-        assert_eq!(choose(&other, &strange), Err(Damaged::Version(2)));
+        assert_eq!(choose(&strange, &other), Err(TableError::Version(2)));
+        assert_eq!(choose(&other, &strange), Err(TableError::Version(2)));
     }
 }
 
 proptest! {
-    /// Bytes of a whole table with a few others. They are refused; with a checksum that fits they
-    /// may be another table, which is written the same.
+    /// An intact table with some bytes replaced is rejected; with a correct checksum it may be
+    /// another table, which must encode to the same bytes.
     #[test]
     fn mutated_bytes(
         is_reserved: bool,
@@ -298,7 +309,7 @@ proptest! {
         prop_assert_eq!(Table::parse(&bytes).is_ok(), bytes == good);
         let bytes = sealed(bytes);
         if let Ok(table) = Table::parse(&bytes) {
-            prop_assert_eq!(table.nonsense(), None);
+            prop_assert_eq!(table.violated_invariant(), None);
             prop_assert_eq!(table.encode(), bytes);
         }
     }

@@ -1,41 +1,42 @@
-//! What the clauses say, once more and in the plainest way, to hold the table against. Shared by
+//! An independent model of the clauses, as simple as possible, to compare the table with. Shared by
 //! the property test here and the fuzz target `reservation`: bytes are read as a script of changes.
-//! It is written from SPC-4 and shares no code with the crate; it keeps no order of anything.
+//! It is written from SPC-4 and shares no code with the crate; it keeps nothing sorted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use reservation::{
-    Change, Enlisting, Field, Initiator, Kind, Notice, Notices, Party, Refusal, Rights, Table,
+    Change, Initiator, InvalidField, ItNexus, Notification, Notifications, NvmeRegisterAction,
+    ReservationError, ReservationType, Rights, Table,
 };
 
-/// What was said to whom.
-type Told = BTreeSet<(Party, u8)>;
+/// Notifications per nexus.
+type ExpectedNotifications = BTreeSet<(ItNexus, u8)>;
 
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     Done,
     Nothing,
-    Refused(Refusal),
+    Refused(ReservationError),
 }
 
 /// The state that the clauses speak of.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Model {
-    keys: BTreeMap<Party, u64>,
-    /// Type and holder; where all hold it, nobody in particular.
-    held: Option<(u8, Option<Party>)>,
+    keys: BTreeMap<ItNexus, u64>,
+    /// Type and holder; no particular one if all registrants hold it.
+    held: Option<(u8, Option<ItNexus>)>,
     aptpl: bool,
     pr_generation: u32,
-    sole: Option<(Party, u64)>,
+    sole: Option<(ItNexus, u64)>,
     modes: u128,
     resets: u32,
 }
 
-const CONFLICT: Verdict = Verdict::Refused(Refusal::Conflict);
-const FULL: Verdict = Verdict::Refused(Refusal::Full);
+const CONFLICT: Verdict = Verdict::Refused(ReservationError::Conflict);
+const FULL: Verdict = Verdict::Refused(ReservationError::InsufficientResources);
 
-fn invalid(field: Field) -> Verdict {
-    Verdict::Refused(Refusal::Parameter(field))
+fn invalid(field: InvalidField) -> Verdict {
+    Verdict::Refused(ReservationError::InvalidField(field))
 }
 
 /// 6.15.3.4: 5 and 6 are registrants only, 7 and 8 all registrants.
@@ -50,18 +51,21 @@ fn all_registrants(code: u8) -> bool {
 impl Model {
     fn of(table: &Table) -> Self {
         Self {
-            keys: table.registrants().iter().map(|r| (r.party.clone(), r.key)).collect(),
+            keys: table.registrants().iter().map(|r| (r.nexus.clone(), r.key)).collect(),
             held: table.reservation.as_ref().map(|r| (r.kind.scsi(), r.holder.clone())),
-            aptpl: table.persists,
+            aptpl: table.persist,
             pr_generation: table.pr_generation,
-            sole: table.sole.as_ref().map(|sole| (sole.party.clone(), sole.seat)),
-            modes: table.modes,
-            resets: table.resets,
+            sole: table
+                .spc2_reservation
+                .as_ref()
+                .map(|sole| (sole.nexus.clone(), sole.incarnation)),
+            modes: table.mode_pages,
+            resets: table.reset_count,
         }
     }
 
     /// 5.12.10.
-    fn holders(&self) -> BTreeSet<Party> {
+    fn holders(&self) -> BTreeSet<ItNexus> {
         match &self.held {
             None => BTreeSet::new(),
             Some((_, Some(holder))) => BTreeSet::from([holder.clone()]),
@@ -70,7 +74,7 @@ impl Model {
     }
 
     /// 5.12.1: whether MODE SELECT is no conflict, of the unit's RESERVE as well.
-    fn may_write(&self, by: &Party) -> bool {
+    fn may_write(&self, by: &ItNexus) -> bool {
         let kept_by_another = self.sole.as_ref().is_some_and(|(party, _)| party != by);
         let allowed = match &self.held {
             None => true,
@@ -80,8 +84,8 @@ impl Model {
         !kept_by_another && allowed
     }
 
-    /// Everybody registered but one.
-    fn others(&self, than: &Party) -> Vec<Party> {
+    /// All registrants but one.
+    fn others(&self, than: &ItNexus) -> Vec<ItNexus> {
         self.keys.keys().filter(|party| *party != than).cloned().collect()
     }
 
@@ -109,12 +113,18 @@ impl Model {
         if orphan { self.held.take().map(|(code, _)| code) } else { None }
     }
 
-    fn step(&mut self, by: &Party, seat: u64, change: &Change, told: &mut Told) -> Verdict {
-        let mut say = |whom: Vec<Party>, what: Notice| {
+    fn step(
+        &mut self,
+        by: &ItNexus,
+        seat: u64,
+        change: &Change,
+        told: &mut ExpectedNotifications,
+    ) -> Verdict {
+        let mut say = |whom: Vec<ItNexus>, what: Notification| {
             told.extend(whom.into_iter().map(|party| (party, what as u8)));
         };
         match change {
-            Change::ReserveUnit | Change::ReleaseUnit => {
+            Change::Spc2Reserve | Change::Spc2Release => {
                 // 5.12.3.
                 let shared = self.held.as_ref().is_some_and(|(code, _)| *code >= 5);
                 if self.holders().contains(by) || shared && self.keys.contains_key(by) {
@@ -125,35 +135,38 @@ impl Model {
                 }
                 let mine = self.sole.as_ref().map(|(party, _)| party == by);
                 match (change, mine) {
-                    (Change::ReserveUnit, Some(false)) => CONFLICT,
-                    (Change::ReserveUnit, _) => {
+                    (Change::Spc2Reserve, Some(false)) => CONFLICT,
+                    (Change::Spc2Reserve, _) => {
                         self.become_of(|model| model.sole = Some((by.clone(), seat)))
                     }
                     (_, Some(true)) => self.become_of(|model| model.sole = None),
                     _ => Verdict::Nothing,
                 }
             }
-            Change::Leave => {
+            Change::NexusLoss => {
                 let mine = self.sole.as_ref().is_some_and(|(party, _)| party == by);
                 self.become_of(|model| model.sole = if mine { None } else { model.sole.take() })
             }
-            Change::Modes(_) if !self.may_write(by) => CONFLICT,
-            Change::Modes(modes) => self.become_of(|model| model.modes = *modes),
-            Change::ClearTasks => Verdict::Done,
+            Change::SetModePages(_) if !self.may_write(by) => CONFLICT,
+            Change::SetModePages(modes) => self.become_of(|model| model.modes = *modes),
+            Change::ClearTaskSet => Verdict::Done,
             Change::Reset { .. } => {
                 self.sole = None;
                 self.modes = 0;
                 self.resets = self.resets.wrapping_add(1);
                 Verdict::Done
             }
-            Change::Evict => {
+            Change::AdminClear => {
                 let sole = self.sole.take().map(|(party, _)| party);
                 if self.keys.is_empty() && sole.is_none() {
                     return Verdict::Nothing;
                 }
                 let counts = !self.keys.is_empty();
                 self.pr_generation = self.pr_generation.wrapping_add(u32::from(counts));
-                say(self.keys.keys().cloned().chain(sole).collect(), Notice::ReservationsPreempted);
+                say(
+                    self.keys.keys().cloned().chain(sole).collect(),
+                    Notification::ReservationsPreempted,
+                );
                 self.keys.clear();
                 self.held = None;
                 Verdict::Done
@@ -171,17 +184,22 @@ impl Model {
     }
 
     /// PERSISTENT RESERVE OUT.
-    fn persistent(&mut self, by: &Party, change: &Change, told: &mut Told) -> Verdict {
+    fn persistent(
+        &mut self,
+        by: &ItNexus,
+        change: &Change,
+        told: &mut ExpectedNotifications,
+    ) -> Verdict {
         if let Change::Register { .. } = change {
             return self.register(by, change, told);
         }
-        if let Change::Enlist { action, persists } = change {
-            let verdict = self.enlist(by, *action, told);
+        if let Change::NvmeRegister { action, persist: persists } = change {
+            let verdict = self.nvme_register(by, *action, told);
             let kept = matches!(verdict, Verdict::Refused(_));
             self.aptpl = persists.filter(|_| !kept).unwrap_or(self.aptpl);
             return verdict;
         }
-        if let Change::Persist(persists) = change {
+        if let Change::SetPersistence(persists) = change {
             return self.become_of(|model| model.aptpl = *persists);
         }
         let given = match change {
@@ -189,7 +207,7 @@ impl Model {
             | Change::Release { key, .. }
             | Change::Clear { key }
             | Change::Preempt { key, .. }
-            | Change::Move { key, .. } => *key,
+            | Change::RegisterAndMove { key, .. } => *key,
             _ => unreachable!("no PERSISTENT RESERVE OUT"),
         };
         if self.keys.get(by) != Some(&given) {
@@ -210,23 +228,23 @@ impl Model {
             Change::Release { kind, .. } => {
                 let code = self.held.as_ref().map_or(0, |(code, _)| *code);
                 if code != kind.scsi() {
-                    return Verdict::Refused(Refusal::InvalidRelease);
+                    return Verdict::Refused(ReservationError::InvalidRelease);
                 }
                 self.held = None;
                 if registrants_only(code) || all_registrants(code) {
                     let others = self.others(by).into_iter();
-                    told.extend(others.map(|who| (who, Notice::ReservationsReleased as u8)));
+                    told.extend(others.map(|who| (who, Notification::ReservationsReleased as u8)));
                 }
                 Verdict::Done
             }
             Change::Clear { .. } => {
                 let others = self.others(by).into_iter();
-                told.extend(others.map(|who| (who, Notice::ReservationsPreempted as u8)));
+                told.extend(others.map(|who| (who, Notification::ReservationsPreempted as u8)));
                 (self.keys, self.held) = (BTreeMap::new(), None);
                 self.counted()
             }
             Change::Preempt { .. } => self.preempt(by, change, told),
-            _ => self.move_to(by, change),
+            _ => self.register_and_move(by, change),
         }
     }
 
@@ -235,38 +253,53 @@ impl Model {
         Verdict::Done
     }
 
-    fn register(&mut self, by: &Party, change: &Change, told: &mut Told) -> Verdict {
-        let Change::Register { key, new_key, ignore_key, persists, ports, also } = change else {
+    fn register(
+        &mut self,
+        by: &ItNexus,
+        change: &Change,
+        told: &mut ExpectedNotifications,
+    ) -> Verdict {
+        let Change::Register {
+            key,
+            new_key,
+            ignore_key,
+            persist: persists,
+            ports,
+            other_initiators: also,
+        } = change
+        else {
             unreachable!()
         };
         let spec_i_pt = !also.is_empty();
         // The tables of 5.12.7, row by row.
         match (ignore_key, self.keys.get(by), *key, *new_key, spec_i_pt) {
-            (true, _, _, _, true) => return invalid(Field::Also),
+            (true, _, _, _, true) => return invalid(InvalidField::SpecIPt),
             (true, _, _, _, false) => {}
             (false, None, 0, 0, _) => return Verdict::Nothing,
             (false, None, 0, _, _) => {}
             (false, None, _, _, _) => return CONFLICT,
             (false, Some(own), given, _, _) if *own != given => return CONFLICT,
-            (false, Some(_), _, _, true) => return invalid(Field::Also),
+            (false, Some(_), _, _, true) => return invalid(InvalidField::SpecIPt),
             (false, Some(_), _, _, false) => {}
         }
         // 5.12.7: the nexuses that it is about.
         let mut at: Vec<u16> = ports.clone();
         at.push(by.port);
-        let own: BTreeSet<Party> =
-            at.iter().map(|port| Party { initiator: by.initiator.clone(), port: *port }).collect();
+        let own: BTreeSet<ItNexus> = at
+            .iter()
+            .map(|port| ItNexus { initiator: by.initiator.clone(), port: *port })
+            .collect();
         let mut all = own.clone();
         for initiator in also {
             for port in &at {
-                let party = Party { initiator: initiator.clone(), port: *port };
+                let party = ItNexus { initiator: initiator.clone(), port: *port };
                 if self.keys.contains_key(&party) {
-                    return invalid(Field::Initiator);
+                    return invalid(InvalidField::TransportId);
                 }
                 all.insert(party);
             }
         }
-        let strange = |party: &Party| self.keys.get(party).is_some_and(|own| own != key);
+        let strange = |party: &ItNexus| self.keys.get(party).is_some_and(|own| own != key);
         if !ignore_key && own.iter().any(strange) {
             return CONFLICT;
         }
@@ -277,7 +310,7 @@ impl Model {
             self.keys.retain(|party, _| !own.contains(party));
             if self.release_orphan().is_some_and(registrants_only) {
                 let left = self.others(by).into_iter();
-                told.extend(left.map(|who| (who, Notice::ReservationsReleased as u8)));
+                told.extend(left.map(|who| (who, Notification::ReservationsReleased as u8)));
             }
         } else {
             self.keys.extend(all.into_iter().map(|party| (party, *new_key)));
@@ -290,17 +323,22 @@ impl Model {
     }
 
     /// NVMe Base 2.0, 7.3.
-    fn enlist(&mut self, by: &Party, action: Enlisting, told: &mut Told) -> Verdict {
+    fn nvme_register(
+        &mut self,
+        by: &ItNexus,
+        action: NvmeRegisterAction,
+        told: &mut ExpectedNotifications,
+    ) -> Verdict {
         let (given, new) = match action {
-            Enlisting::Register { new_key } => (None, Some(new_key)),
-            Enlisting::Unregister { key } => (key, None),
-            Enlisting::Replace { key, new_key } => (key, Some(new_key)),
+            NvmeRegisterAction::Register { new_key } => (None, Some(new_key)),
+            NvmeRegisterAction::Unregister { key } => (key, None),
+            NvmeRegisterAction::Replace { key, new_key } => (key, Some(new_key)),
         };
         if new == Some(0) {
-            return invalid(Field::NewKey);
+            return invalid(InvalidField::NewKey);
         }
         let own = self.keys.get(by).copied();
-        let registers = matches!(action, Enlisting::Register { .. });
+        let registers = matches!(action, NvmeRegisterAction::Register { .. });
         let fits = match own {
             None => registers,
             Some(own) => {
@@ -325,15 +363,22 @@ impl Model {
                 self.keys.remove(by);
                 if self.release_orphan().is_some_and(registrants_only) {
                     let left = self.others(by).into_iter();
-                    told.extend(left.map(|who| (who, Notice::ReservationsReleased as u8)));
+                    told.extend(left.map(|who| (who, Notification::ReservationsReleased as u8)));
                 }
             }
         }
         self.counted()
     }
 
-    fn preempt(&mut self, by: &Party, change: &Change, told: &mut Told) -> Verdict {
-        let Change::Preempt { victim, kind, abort, .. } = change else { unreachable!() };
+    fn preempt(
+        &mut self,
+        by: &ItNexus,
+        change: &Change,
+        told: &mut ExpectedNotifications,
+    ) -> Verdict {
+        let Change::Preempt { preempt_key: victim, kind, abort, .. } = change else {
+            unreachable!()
+        };
         let before = self.clone();
         let identifies_holder = match &self.held {
             Some((_, Some(holder))) => self.keys.get(holder) == Some(victim),
@@ -342,9 +387,9 @@ impl Model {
         };
         // 5.12.11.2.4.1.
         if *victim == 0 && self.held.is_some() && !identifies_holder {
-            return invalid(Field::NewKey);
+            return invalid(InvalidField::NewKey);
         }
-        let hit: BTreeSet<Party> = before
+        let hit: BTreeSet<ItNexus> = before
             .keys
             .iter()
             .filter(|(_, key)| **key == *victim || *victim == 0)
@@ -352,13 +397,13 @@ impl Model {
             .collect();
         if identifies_holder {
             // 5.12.11.2.4.3.
-            let Some(kind) = kind else { return invalid(Field::Kind) };
+            let Some(kind) = kind else { return invalid(InvalidField::Type) };
             self.keys.retain(|party, _| party == by || !hit.contains(party));
             let code = kind.scsi();
             self.held = Some((code, (!all_registrants(code)).then(|| by.clone())));
             if before.held.as_ref().map(|(old, _)| *old) != Some(code) {
                 let left = self.others(by).into_iter();
-                told.extend(left.map(|who| (who, Notice::ReservationsReleased as u8)));
+                told.extend(left.map(|who| (who, Notification::ReservationsReleased as u8)));
             }
         } else {
             // 5.12.11.2.5.
@@ -369,27 +414,30 @@ impl Model {
             self.release_orphan();
         }
         for party in before.others(by).into_iter().filter(|who| !self.keys.contains_key(who)) {
-            told.insert((party, Notice::RegistrationsPreempted as u8));
+            told.insert((party, Notification::RegistrationsPreempted as u8));
         }
         if *abort {
-            told.extend(hit.into_iter().map(|who| (who, Notice::Aborted as u8)));
+            told.extend(hit.into_iter().map(|who| (who, Notification::AbortCommands as u8)));
         }
         self.counted()
     }
 
-    fn move_to(&mut self, by: &Party, change: &Change) -> Verdict {
-        let Change::Move { new_key, to, unregister, persists, .. } = change else { unreachable!() };
+    fn register_and_move(&mut self, by: &ItNexus, change: &Change) -> Verdict {
+        let Change::RegisterAndMove { new_key, to, unregister, persist: persists, .. } = change
+        else {
+            unreachable!()
+        };
         // 5.12.8.
         match &self.held {
-            None => return invalid(Field::Action),
+            None => return invalid(InvalidField::ServiceAction),
             Some((_, Some(holder))) if holder == by => {}
             Some(_) => return CONFLICT,
         }
         if *new_key == 0 {
-            return invalid(Field::NewKey);
+            return invalid(InvalidField::NewKey);
         }
         if to.initiator == by.initiator {
-            return invalid(Field::Initiator);
+            return invalid(InvalidField::TransportId);
         }
         self.keys.insert(to.clone(), *new_key);
         self.held = self.held.take().map(|(code, _)| (code, Some(to.clone())));
@@ -401,7 +449,7 @@ impl Model {
     }
 
     /// 5.12.1 and SPC-2 5.5.1.
-    fn rights(&self, party: &Party) -> Rights {
+    fn rights(&self, party: &ItNexus) -> Rights {
         let registered = self.keys.contains_key(party);
         let sole = self.sole.as_ref().is_none_or(|(owner, _)| owner == party);
         let holds = self.holders().contains(party);
@@ -413,7 +461,12 @@ impl Model {
             Some(5 | 7) => (true, registered),
             _ => (registered, registered),
         };
-        Rights { reads: reads && sole, writes: writes && sole, registered, sole }
+        Rights {
+            can_read: reads && sole,
+            can_write: writes && sole,
+            is_registered: registered,
+            passes_spc2: sole,
+        }
     }
 }
 
@@ -436,10 +489,10 @@ impl Script<'_> {
 struct World {
     table: Table,
     model: Model,
-    parties: Vec<Party>,
+    parties: Vec<ItNexus>,
     /// An earlier table, and what was said since then.
     earlier: Table,
-    since: Told,
+    since: ExpectedNotifications,
 }
 
 /// Plays a script on `table`; panics where something does not hold.
@@ -448,32 +501,32 @@ pub(crate) fn play(table: Table, script: &[u8]) {
     let mut parties = Vec::new();
     for (name, session, port) in [("x", 1, 1), ("x", 1, 2), ("x", 2, 1), ("y", 1, 1), ("y", 1, 2)] {
         let initiator = Initiator::Iscsi { name: name.into(), isid: [session; 6] };
-        parties.push(Party { initiator, port });
+        parties.push(ItNexus { initiator, port });
     }
-    parties.push(Party { initiator: Initiator::Host([1; 16]), port: 0 });
-    parties.extend(table.registrants().iter().take(20).map(|r| r.party.clone()));
-    parties.extend(table.sole.iter().map(|sole| sole.party.clone()));
+    parties.push(ItNexus { initiator: Initiator::Host([1; 16]), port: 0 });
+    parties.extend(table.registrants().iter().take(20).map(|r| r.nexus.clone()));
+    parties.extend(table.spc2_reservation.iter().map(|sole| sole.nexus.clone()));
     let (model, earlier) = (Model::of(&table), table.clone());
-    let mut world = World { table, model, parties, earlier, since: Told::new() };
+    let mut world = World { table, model, parties, earlier, since: ExpectedNotifications::new() };
     world.check();
     while !script.0.is_empty() {
         match script.byte() {
             0..=3 => world.power(&mut script),
-            4..=9 => world.rest(),
-            what => world.ask(what, &mut script),
+            4..=9 => world.snapshot_table(),
+            what => world.apply_random_change(what, &mut script),
         }
     }
 }
 
 impl World {
-    fn somebody(&self, script: &mut Script<'_>) -> Party {
+    fn somebody(&self, script: &mut Script<'_>) -> ItNexus {
         self.parties[usize::from(script.byte()) % self.parties.len()].clone()
     }
 
-    /// Perhaps another era, perhaps a node less.
+    /// Perhaps a new power epoch, perhaps a node less.
     fn power(&mut self, script: &mut Script<'_>) {
         let [off, dead] = [script.flag(), script.flag()];
-        let era = self.table.era.wrapping_add(u64::from(off));
+        let era = self.table.power_epoch.wrapping_add(u64::from(off));
         let old = std::mem::take(&mut self.table);
         self.table = old.as_of(era, |seat| !dead || seat % 2 == 0);
         if off {
@@ -484,77 +537,78 @@ impl World {
                 self.model.keys.clear();
                 self.model.held = None;
             }
-            self.rest();
+            self.snapshot_table();
         }
         self.model.sole = self.model.sole.take().filter(|(_, seat)| !dead || seat % 2 == 0);
         self.check();
     }
 
     /// From here on another node sees nothing for a while.
-    fn rest(&mut self) {
+    fn snapshot_table(&mut self) {
         self.earlier = self.table.clone();
         self.since.clear();
     }
 
-    fn ask(&mut self, what: u8, script: &mut Script<'_>) {
+    fn apply_random_change(&mut self, what: u8, script: &mut Script<'_>) {
         let by = self.somebody(script);
         let change = self.change(what, &by, script);
         let seat = u64::from(script.byte() % 4);
-        let mut told = Told::new();
+        let mut told = ExpectedNotifications::new();
         let mut model = self.model.clone();
         let mut verdict = model.step(&by, seat, &change, &mut told);
         if verdict == Verdict::Done && self.table.generation == u64::MAX {
             verdict = FULL;
         }
-        let next = match self.table.change(&by, seat, &change) {
+        let next = match self.table.with_change(&by, seat, &change) {
             Ok(None) => return assert_eq!(verdict, Verdict::Nothing, "{change:?}"),
             Err(why) => return assert_eq!(verdict, Verdict::Refused(why), "{change:?}"),
             Ok(Some(next)) => next,
         };
         assert_eq!(verdict, Verdict::Done, "{change:?}");
-        if matches!(change, Change::Modes(_) | Change::ClearTasks | Change::Reset { .. }) {
-            told = self.told_to_all(&by, &change);
+        if matches!(change, Change::SetModePages(_) | Change::ClearTaskSet | Change::Reset { .. }) {
+            told = self.notifications_for_all(&by, &change);
         }
         let old = std::mem::replace(&mut self.table, next);
         assert_eq!(self.table.generation, old.generation + 1);
         self.model = model;
         self.check();
-        self.check_told(&old, &told, &change);
+        self.check_notifications(&old, &told, &change);
         self.since.extend(told);
         self.check_missed();
     }
 
-    /// 6.11, SAM-5 6.3: what everybody is told, registered or not.
-    fn told_to_all(&self, by: &Party, change: &Change) -> Told {
+    /// 6.11, SAM-5 6.3: notifications for every nexus, registered or not.
+    fn notifications_for_all(&self, by: &ItNexus, change: &Change) -> ExpectedNotifications {
         let notice = match change {
-            Change::Modes(_) => Notice::Modes,
-            Change::ClearTasks => Notice::Aborted,
-            Change::Reset { target: true } => Notice::TargetReset,
-            _ => Notice::UnitReset,
+            Change::SetModePages(_) => Notification::ModePagesChanged,
+            Change::ClearTaskSet => Notification::AbortCommands,
+            Change::Reset { whole_target: true } => Notification::TargetReset,
+            _ => Notification::UnitReset,
         };
-        let all_but_one = matches!(notice, Notice::Modes | Notice::Aborted);
+        let all_but_one =
+            matches!(notice, Notification::ModePagesChanged | Notification::AbortCommands);
         let all = self.parties.iter().filter(|who| !all_but_one || *who != by);
         all.map(|who| (who.clone(), notice as u8)).collect()
     }
 
-    fn change(&self, what: u8, by: &Party, script: &mut Script<'_>) -> Change {
+    fn change(&self, what: u8, by: &ItNexus, script: &mut Script<'_>) -> Change {
         let own = self.model.keys.get(by).copied().unwrap_or(0);
         let number = |script: &mut Script<'_>| u64::from(script.byte() % 4);
         let key = if script.byte() < 220 { own } else { number(script) };
-        let kind = Kind::ALL[usize::from(script.byte()) % 6];
+        let kind = ReservationType::ALL[usize::from(script.byte()) % 6];
         match what {
-            85..=89 => Change::Persist(script.flag()),
-            70..=84 => Change::Enlist {
-                action: self.enlisting(key, script),
-                persists: script.flag().then(|| script.flag()),
+            85..=89 => Change::SetPersistence(script.flag()),
+            70..=84 => Change::NvmeRegister {
+                action: self.random_nvme_register(key, script),
+                persist: script.flag().then(|| script.flag()),
             },
             0..=69 => Change::Register {
                 key,
                 new_key: number(script),
                 ignore_key: script.byte() < 64,
-                persists: script.flag(),
+                persist: script.flag(),
                 ports: (0..u16::from(script.byte().saturating_sub(220) / 9)).collect(),
-                also: (0..script.byte().saturating_sub(220) / 12)
+                other_initiators: (0..script.byte().saturating_sub(220) / 12)
                     .map(|_| self.somebody(script).initiator)
                     .collect(),
             },
@@ -571,93 +625,98 @@ impl World {
             150..=154 => Change::Clear { key },
             155..=199 => Change::Preempt {
                 key,
-                victim: number(script),
+                preempt_key: number(script),
                 kind: (script.byte() < 250).then_some(kind),
                 abort: script.flag(),
             },
-            200..=214 => Change::Move {
+            200..=214 => Change::RegisterAndMove {
                 key,
                 new_key: number(script),
                 to: self.somebody(script),
                 unregister: script.flag(),
-                persists: script.flag(),
+                persist: script.flag(),
             },
-            215..=224 => Change::ReserveUnit,
-            225..=234 => Change::ReleaseUnit,
-            235..=239 => Change::Leave,
-            240..=246 => Change::Modes(u128::from(script.byte() % 3)),
-            247..=248 => Change::ClearTasks,
-            249..=251 => Change::Reset { target: script.flag() },
-            _ => Change::Evict,
+            215..=224 => Change::Spc2Reserve,
+            225..=234 => Change::Spc2Release,
+            235..=239 => Change::NexusLoss,
+            240..=246 => Change::SetModePages(u128::from(script.byte() % 3)),
+            247..=248 => Change::ClearTaskSet,
+            249..=251 => Change::Reset { whole_target: script.flag() },
+            _ => Change::AdminClear,
         }
     }
 
-    fn enlisting(&self, key: u64, script: &mut Script<'_>) -> Enlisting {
+    fn random_nvme_register(&self, key: u64, script: &mut Script<'_>) -> NvmeRegisterAction {
         let key = Some(key).filter(|_| script.byte() < 200);
         let new_key = u64::from(script.byte() % 4);
         match script.byte() % 3 {
-            0 => Enlisting::Register { new_key },
-            1 => Enlisting::Unregister { key },
-            _ => Enlisting::Replace { key, new_key },
+            0 => NvmeRegisterAction::Register { new_key },
+            1 => NvmeRegisterAction::Unregister { key },
+            _ => NvmeRegisterAction::Replace { key, new_key },
         }
     }
 
-    /// What holds of every table.
+    /// The invariants of every table.
     fn check(&self) {
         let table = &self.table;
         assert_eq!(Model::of(table), self.model);
-        assert!(table.registrants().is_sorted_by(|a, b| a.party < b.party));
+        assert!(table.registrants().is_sorted_by(|a, b| a.nexus < b.nexus));
         assert!(table.registrants().iter().all(|r| r.key != 0));
         assert!(table.reservation.is_none() || !table.registrants().is_empty());
-        assert!(table.sole.is_none() || table.registrants().is_empty());
+        assert!(table.spc2_reservation.is_none() || table.registrants().is_empty());
         if let Some(holder) = table.reservation.as_ref().and_then(|r| r.holder.as_ref()) {
             assert!(table.registrant(holder).is_some());
         }
         for party in &self.parties {
             let rights = table.rights(party);
             assert_eq!(rights, self.model.rights(party), "{party:?} {table:?}");
-            assert!(!table.is_free() || rights.reads && rights.writes);
-            assert_eq!(table.holds(party), self.model.holders().contains(party));
+            assert!(!table.is_unreserved() || rights.can_read && rights.can_write);
+            assert_eq!(table.is_holder(party), self.model.holders().contains(party));
         }
         if table.generation > 0 {
             let bytes = table.encode();
             assert_eq!(Table::parse(&bytes).as_ref(), Ok(table));
-            let chosen = Table::choose(&bytes, &bytes);
+            let chosen = Table::recover(&bytes, &bytes);
             assert_eq!(chosen, Ok((table.clone(), None)));
         }
     }
 
-    /// Those are told who must be, and nobody else.
-    fn check_told(&self, old: &Table, told: &Told, change: &Change) {
+    /// Exactly the right nexuses are notified.
+    fn check_notifications(&self, old: &Table, told: &ExpectedNotifications, change: &Change) {
         for party in &self.parties {
             let said: BTreeSet<u8> =
-                Table::notices(old, &self.table, party).iter().map(|n| n as u8).collect();
+                Table::notifications(old, &self.table, party).iter().map(|n| n as u8).collect();
             let expected: BTreeSet<u8> =
                 told.iter().filter(|(who, _)| who == party).map(|(_, what)| *what).collect();
             assert_eq!(said, expected, "{party:?} of {change:?}");
         }
     }
 
-    /// Who has missed tables is told of what still matters.
+    /// A nexus whose node missed tables is notified of what still matters.
     fn check_missed(&self) {
         let (old, new) = (&self.earlier, &self.table);
         for party in &self.parties {
-            let said = Table::notices(old, new, party);
-            let was = |notice: Notice| self.since.contains(&(party.clone(), notice as u8));
+            let said = Table::notifications(old, new, party);
+            let was = |notice: Notification| self.since.contains(&(party.clone(), notice as u8));
             let gone = old.registrant(party).is_some() && new.registrant(party).is_none();
-            let reset = was(Notice::UnitReset) || was(Notice::TargetReset);
-            let reset_said = |said: Notices| {
-                said.contains(Notice::UnitReset) || said.contains(Notice::TargetReset)
+            let reset = was(Notification::UnitReset) || was(Notification::TargetReset);
+            let reset_said = |said: Notifications| {
+                said.contains(Notification::UnitReset) || said.contains(Notification::TargetReset)
             };
             assert!(!reset || reset_said(said));
-            assert!(!was(Notice::Aborted) || said.contains(Notice::Aborted));
-            let preempted =
-                was(Notice::ReservationsPreempted) || was(Notice::RegistrationsPreempted);
-            let preempted_said = said.contains(Notice::ReservationsPreempted)
-                || said.contains(Notice::RegistrationsPreempted);
+            assert!(
+                !was(Notification::AbortCommands) || said.contains(Notification::AbortCommands)
+            );
+            let preempted = was(Notification::ReservationsPreempted)
+                || was(Notification::RegistrationsPreempted);
+            let preempted_said = said.contains(Notification::ReservationsPreempted)
+                || said.contains(Notification::RegistrationsPreempted);
             assert!(!(gone && preempted) || preempted_said);
-            if old.era == new.era && old.modes != new.modes && new.generation > old.generation + 1 {
-                assert!(said.contains(Notice::Modes));
+            if old.power_epoch == new.power_epoch
+                && old.mode_pages != new.mode_pages
+                && new.generation > old.generation + 1
+            {
+                assert!(said.contains(Notification::ModePagesChanged));
             }
         }
     }

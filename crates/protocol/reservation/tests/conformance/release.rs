@@ -1,46 +1,47 @@
 //! RELEASE (5.12.11.2.2) and CLEAR (5.12.11.2.7).
 
-use reservation::{Change, Kind, Notice, Refusal};
+use reservation::{Change, Notification, ReservationError, ReservationType};
 
-use crate::world::{World, a, b, c, release};
+use crate::harness::{Harness, a, b, c, release};
 
-/// 5.12.11.2.2: the holder releases, registrations stay, and registrants are told if it gave them
-/// rights.
+/// 5.12.11.2.2: the holder releases, registrations stay, and registrants are notified if it gave
+/// them rights.
 #[test]
 fn clause_5_12_11_2_2_the_holder_releases() {
-    for kind in Kind::ALL {
-        let mut world = World::reserved(kind, &[(a(), 1), (b(), 2), (c(), 3)]);
-        world.done(&a(), &release(1, kind));
-        assert_eq!((world.kind(), world.counted()), (None, 0));
+    for kind in ReservationType::ALL {
+        let mut world = Harness::reserved(kind, &[(a(), 1), (b(), 2), (c(), 3)]);
+        world.apply(&a(), &release(1, kind));
+        assert_eq!((world.kind(), world.pr_generation()), (None, 0));
         assert_eq!(world.keys(), [(a(), 1), (b(), 2), (c(), 3)]);
-        let told: &[Notice] = if kind.is_registrants_only() || kind.is_all_registrants() {
-            &[Notice::ReservationsReleased]
+        let told: &[Notification] = if kind.is_registrants_only() || kind.is_all_registrants() {
+            &[Notification::ReservationsReleased]
         } else {
             &[]
         };
-        world.told_only(&[(b(), told), (c(), told)]);
+        world.expect_notifications(&[(b(), told), (c(), told)]);
     }
 }
 
 /// 5.12.11.2.2: of all registrants any one.
 #[test]
 fn clause_5_12_11_2_2_any_of_all_registrants_releases() {
-    let mut world = World::reserved(Kind::ExclusiveAccessAll, &[(a(), 1), (b(), 2)]);
-    world.done(&b(), &release(2, Kind::ExclusiveAccessAll));
-    world.told_only(&[(a(), &[Notice::ReservationsReleased])]);
+    let mut world =
+        Harness::reserved(ReservationType::ExclusiveAccessAllRegistrants, &[(a(), 1), (b(), 2)]);
+    world.apply(&b(), &release(2, ReservationType::ExclusiveAccessAllRegistrants));
+    world.expect_notifications(&[(a(), &[Notification::ReservationsReleased])]);
 }
 
 /// 5.12.11.2.2: nothing to release is no error.
 #[test]
 fn clause_5_12_11_2_2_who_holds_nothing_releases_nothing() {
-    let world = World::of(&[(a(), 1)]);
-    for kind in Kind::ALL {
+    let world = Harness::of(&[(a(), 1)]);
+    for kind in ReservationType::ALL {
         world.nothing(&a(), &release(1, kind));
         world.conflict(&a(), &release(2, kind));
         world.conflict(&b(), &release(0, kind));
     }
-    let world = World::reserved(Kind::ExclusiveAccess, &[(a(), 1), (b(), 2)]);
-    for kind in Kind::ALL {
+    let world = Harness::reserved(ReservationType::ExclusiveAccess, &[(a(), 1), (b(), 2)]);
+    for kind in ReservationType::ALL {
         world.nothing(&b(), &release(2, kind));
         world.conflict(&b(), &release(1, kind));
         world.conflict(&c(), &release(0, kind));
@@ -50,25 +51,25 @@ fn clause_5_12_11_2_2_who_holds_nothing_releases_nothing() {
 /// 5.12.11.2.2: INVALID RELEASE OF PERSISTENT RESERVATION.
 #[test]
 fn clause_5_12_11_2_2_another_type_is_not_released() {
-    for kind in Kind::ALL {
-        let world = World::reserved(kind, &[(a(), 1)]);
-        for other in Kind::ALL.into_iter().filter(|other| *other != kind) {
-            world.refused(&a(), &release(1, other), Refusal::InvalidRelease);
+    for kind in ReservationType::ALL {
+        let world = Harness::reserved(kind, &[(a(), 1)]);
+        for other in ReservationType::ALL.into_iter().filter(|other| *other != kind) {
+            world.refused(&a(), &release(1, other), ReservationError::InvalidRelease);
             world.conflict(&a(), &release(2, other));
         }
     }
 }
 
-/// 5.12.11.2.7: anybody who is registered clears everything, and all others are told.
+/// 5.12.11.2.7: any registered nexus can clear everything, and all others are notified.
 #[test]
 fn clause_5_12_11_2_7_clear() {
-    for kind in Kind::ALL {
-        let mut world = World::reserved(kind, &[(a(), 1), (b(), 2), (c(), 3)]);
+    for kind in ReservationType::ALL {
+        let mut world = Harness::reserved(kind, &[(a(), 1), (b(), 2), (c(), 3)]);
         world.conflict(&b(), &Change::Clear { key: 1 });
-        world.done(&b(), &Change::Clear { key: 2 });
-        assert_eq!((world.keys(), world.kind(), world.counted()), (vec![], None, 1));
-        let told: &[Notice] = &[Notice::ReservationsPreempted];
-        world.told_only(&[(a(), told), (c(), told)]);
+        world.apply(&b(), &Change::Clear { key: 2 });
+        assert_eq!((world.keys(), world.kind(), world.pr_generation()), (vec![], None, 1));
+        let told: &[Notification] = &[Notification::ReservationsPreempted];
+        world.expect_notifications(&[(a(), told), (c(), told)]);
         world.conflict(&b(), &Change::Clear { key: 2 });
     }
 }
@@ -76,8 +77,8 @@ fn clause_5_12_11_2_7_clear() {
 /// 5.12.11.2.7: it needs no reservation.
 #[test]
 fn clause_5_12_11_2_7_clear_without_a_reservation() {
-    let mut world = World::of(&[(a(), 1), (b(), 2)]);
-    world.done(&a(), &Change::Clear { key: 1 });
+    let mut world = Harness::of(&[(a(), 1), (b(), 2)]);
+    world.apply(&a(), &Change::Clear { key: 1 });
     assert_eq!(world.keys(), []);
-    world.told_only(&[(b(), &[Notice::ReservationsPreempted])]);
+    world.expect_notifications(&[(b(), &[Notification::ReservationsPreempted])]);
 }

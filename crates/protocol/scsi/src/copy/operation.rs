@@ -1,4 +1,5 @@
-//! What initiators can ask of a copy, while it runs and afterwards (SPC-4 5.17.4, 5.17.5).
+//! The state of a copy that initiators can query, while it runs and afterwards (SPC-4 5.17.4,
+//! 5.17.5).
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -7,30 +8,30 @@ use std::task::{Context, Poll, Waker};
 
 use super::{MAX_OPERATIONS, RodToken};
 use crate::reply::{Refusal, Reply, Status};
-use crate::sense::{Code, CopyField, Sense, SenseBytes};
+use crate::sense::{CopyFieldPointer, Sense, SenseBytes, SenseCode};
 
-/// One EXTENDED COPY. Shared by whoever carries it out and by the nexus that may ask for it.
+/// One EXTENDED COPY. Shared by its driver and by the nexus that may query it.
 #[derive(Debug)]
-pub(crate) struct Operation {
+pub(crate) struct CopyOperation {
     id: Option<u32>,
-    /// Where the identifier is in the parameter list.
+    /// Offset of the identifier in the parameter list.
     id_field: u16,
     pub(super) service_action: u8,
-    /// Whether success is told in sense data (G_SENSE).
-    pub(super) tells: bool,
-    /// Commands that its ends have completed, modulo 2^16.
-    pub(super) commands: Cell<u16>,
-    /// What is written, as far as it is written in order.
-    pub(super) bytes: Cell<u64>,
-    /// Segments that are done, and the one under way.
-    pub(super) segments: Cell<u16>,
-    pub(super) current: RefCell<Current>,
-    pub(super) state: RefCell<State>,
-    /// Whether RECEIVE COPY STATUS(LID1) has told how it ended.
-    pub(super) status_told: Cell<bool>,
-    /// Whether RECEIVE COPY FAILURE DETAILS(LID1) has.
-    pub(super) details_told: Cell<bool>,
-    /// The token that it has made.
+    /// Whether success is reported in sense data (G_SENSE).
+    pub(super) g_sense: bool,
+    /// Commands completed by its source and destination, modulo 2^16.
+    pub(super) commands_completed: Cell<u16>,
+    /// Bytes written contiguously.
+    pub(super) bytes_written: Cell<u64>,
+    /// Segments completed, and the one in progress.
+    pub(super) segments_processed: Cell<u16>,
+    pub(super) current: RefCell<CurrentSegment>,
+    pub(super) state: RefCell<CopyState>,
+    /// Whether RECEIVE COPY STATUS(LID1) has reported the result.
+    pub(super) status_reported: Cell<bool>,
+    /// Whether RECEIVE COPY FAILURE DETAILS(LID1) has reported it.
+    pub(super) details_reported: Cell<bool>,
+    /// The token that it has created.
     pub(super) token: RefCell<Option<RodToken>>,
     aborted: Cell<bool>,
     /// Whether COPY OPERATION ABORT has ended it.
@@ -39,78 +40,80 @@ pub(crate) struct Operation {
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum State {
+pub(super) enum CopyState {
     Running,
     Done,
     Aborted { status: Status, sense: SenseBytes },
     Failed { status: Status, sense: SenseBytes },
 }
 
-/// The segment under way.
+/// The segment in progress.
 #[derive(Debug, Default)]
-pub(super) struct Current {
-    /// Where its ends are described in the parameter list.
+pub(super) struct CurrentSegment {
+    /// Offset of its CSCD descriptors in the parameter list.
     source: Option<u16>,
     destination: Option<u16>,
-    /// Its length in bytes, and the size of what is written.
+    /// Its length in bytes, and the block size of the destination.
     pub(super) bytes: u64,
     pub(super) block_size: u32,
-    /// Up to where everything is written.
-    front: u64,
-    /// What is written beyond that: where it begins, and its length.
-    beyond: BTreeMap<u64, u64>,
+    /// End of the contiguously written part.
+    contiguous_end: u64,
+    /// Written parts beyond that: offset and length.
+    out_of_order: BTreeMap<u64, u64>,
 }
 
-impl Current {
+impl CurrentSegment {
     pub(super) fn new(source: Option<u16>, destination: Option<u16>) -> Self {
         Self { source, destination, ..Self::default() }
     }
 
-    /// `len` bytes from byte `at` of the segment on are written. How many more bytes are written in
-    /// order now.
-    fn wrote(&mut self, at: u64, len: u64) -> u64 {
+    /// Records `len` bytes written at byte `at` of the segment. Returns by how many bytes the
+    /// contiguous part has grown.
+    fn record_written(&mut self, at: u64, len: u64) -> u64 {
         let (mut at, mut len) = (at, len);
-        if let Some(next) = self.beyond.remove(&(at + len)) {
+        if let Some(next) = self.out_of_order.remove(&(at + len)) {
             len += next;
         }
-        if let Some((&before, &its)) = self.beyond.range(..at).next_back()
+        if let Some((&before, &its)) = self.out_of_order.range(..at).next_back()
             && before + its == at
         {
             (at, len) = (before, its + len);
         }
-        self.beyond.insert(at, len);
-        let more = self.beyond.remove(&self.front).unwrap_or(0);
-        self.front += more;
+        self.out_of_order.insert(at, len);
+        let more = self.out_of_order.remove(&self.contiguous_end).unwrap_or(0);
+        self.contiguous_end += more;
         more
     }
 
-    /// How many blocks are missing, if there are any that are not (SPC-4 5.17.7.4).
+    /// The number of blocks not written contiguously, if any (SPC-4 5.17.7.4).
     pub(super) fn residual(&self) -> Option<u64> {
-        let any = self.front > 0 || !self.beyond.is_empty();
-        any.then(|| self.bytes.saturating_sub(self.front) / u64::from(self.block_size.max(1)))
+        let any = self.contiguous_end > 0 || !self.out_of_order.is_empty();
+        any.then(|| {
+            self.bytes.saturating_sub(self.contiguous_end) / u64::from(self.block_size.max(1))
+        })
     }
 
-    /// The descriptor of the end that is the destination, or of the source.
-    pub(super) fn end(&self, destination: bool) -> Option<CopyField> {
+    /// The descriptor of the destination, or of the source.
+    pub(super) fn cscd_field(&self, destination: bool) -> Option<CopyFieldPointer> {
         let byte = if destination { self.destination } else { self.source };
-        byte.map(CopyField::List)
+        byte.map(CopyFieldPointer::List)
     }
 }
 
-impl Operation {
+impl CopyOperation {
     pub(super) fn new(id: Option<u32>, id_field: u16, service_action: u8, tells: bool) -> Self {
         Self {
             id,
             id_field,
             service_action,
-            tells,
-            commands: Cell::new(0),
-            bytes: Cell::new(0),
-            segments: Cell::new(0),
+            g_sense: tells,
+            commands_completed: Cell::new(0),
+            bytes_written: Cell::new(0),
+            segments_processed: Cell::new(0),
             current: RefCell::default(),
-            state: RefCell::new(State::Running),
-            status_told: Cell::new(false),
-            details_told: Cell::new(false),
+            state: RefCell::new(CopyState::Running),
+            status_reported: Cell::new(false),
+            details_reported: Cell::new(false),
             token: RefCell::default(),
             aborted: Cell::new(false),
             cleared: Cell::new(false),
@@ -119,34 +122,35 @@ impl Operation {
     }
 
     pub(super) fn is_running(&self) -> bool {
-        matches!(*self.state.borrow(), State::Running)
+        matches!(*self.state.borrow(), CopyState::Running)
     }
 
-    pub(super) fn segment_begins(&self, current: Current) {
-        self.segments.update(|n| n.saturating_add(1));
+    pub(super) fn begin_segment(&self, current: CurrentSegment) {
+        self.segments_processed.update(|n| n.saturating_add(1));
         self.current.replace(current);
     }
 
-    pub(super) fn wrote(&self, at: u64, len: u64) {
-        let more = self.current.borrow_mut().wrote(at, len);
-        self.bytes.update(|n| n.saturating_add(more));
+    pub(super) fn record_written(&self, at: u64, len: u64) {
+        let more = self.current.borrow_mut().record_written(at, len);
+        self.bytes_written.update(|n| n.saturating_add(more));
     }
 
-    /// Its command is answered so.
-    pub(super) fn end(&self, reply: &Reply, aborted: bool) {
+    /// Records the reply to its command.
+    pub(super) fn complete(&self, reply: &Reply, aborted: bool) {
         let (status, sense) = (reply.status, reply.sense.clone());
         *self.state.borrow_mut() = match status {
-            Status::Good => State::Done,
-            status if aborted => State::Aborted { status, sense },
-            status => State::Failed { status, sense },
+            Status::Good => CopyState::Done,
+            status if aborted => CopyState::Aborted { status, sense },
+            status => CopyState::Failed { status, sense },
         };
     }
 
-    /// Nobody carries it out any more. If its command is answered all the same, that answer counts.
+    /// It is no longer carried out. If its command is answered all the same, that answer is
+    /// recorded.
     pub(super) fn abandon(&self) {
         if self.is_running() {
             let (status, sense) = (Status::TaskAborted, SenseBytes::new());
-            self.state.replace(State::Aborted { status, sense });
+            self.state.replace(CopyState::Aborted { status, sense });
         }
     }
 
@@ -180,19 +184,19 @@ impl Operation {
     }
 }
 
-/// The operations of one nexus that have identifiers, oldest first.
+/// The identified operations of one nexus, oldest first.
 #[derive(Debug, Default)]
-pub(crate) struct Copies(Vec<Rc<Operation>>);
+pub(crate) struct CopyOperations(Vec<Rc<CopyOperation>>);
 
-impl Copies {
-    /// Enters an operation; one of the same identifier that has ended is forgotten.
-    pub(super) fn begin(&mut self, operation: &Rc<Operation>) -> Result<(), Refusal> {
+impl CopyOperations {
+    /// Adds an operation; an ended one with the same identifier is forgotten.
+    pub(super) fn insert(&mut self, operation: &Rc<CopyOperation>) -> Result<(), Refusal> {
         let Some(id) = operation.id else { return Ok(()) };
         match self.find(id) {
             Some(known) if known.is_running() => {
                 let same = known.service_action == operation.service_action;
                 return Err(if same {
-                    Sense::illegal(Code::OPERATION_IN_PROGRESS).into()
+                    Sense::illegal(SenseCode::OPERATION_IN_PROGRESS).into()
                 } else {
                     Sense::parameter(operation.id_field, None).into()
                 });
@@ -207,11 +211,11 @@ impl Copies {
         Ok(())
     }
 
-    pub(super) fn find(&self, id: u32) -> Option<Rc<Operation>> {
+    pub(super) fn find(&self, id: u32) -> Option<Rc<CopyOperation>> {
         self.0.iter().find(|o| o.id == Some(id)).map(Rc::clone)
     }
 
-    /// SPC-4 5.17.5: what runs is aborted, and nothing is known any more.
+    /// SPC-4 5.17.5: aborts running operations and forgets all.
     pub(crate) fn reset(&mut self) {
         self.0.drain(..).for_each(|operation| operation.clear());
     }
@@ -221,10 +225,11 @@ impl Copies {
 mod tests {
     use super::*;
 
-    /// SPC-4 6.24, 5.17.7.4: what counts is what is written in order.
+    /// SPC-4 6.24, 5.17.7.4: only the contiguous part counts.
     #[test]
     fn pieces_come_in_any_order() {
-        let mut current = Current { bytes: 4096, block_size: 512, ..Current::default() };
+        let mut current =
+            CurrentSegment { bytes: 4096, block_size: 512, ..CurrentSegment::default() };
         assert_eq!(current.residual(), None);
         for (at, len, more, residual) in [
             (1024, 512, 0, 8),
@@ -235,8 +240,11 @@ mod tests {
             (3584, 512, 0, 3),
             (2560, 1024, 1536, 0),
         ] {
-            assert_eq!((current.wrote(at, len), current.residual()), (more, Some(residual)));
+            assert_eq!(
+                (current.record_written(at, len), current.residual()),
+                (more, Some(residual))
+            );
         }
-        assert!(current.beyond.is_empty(), "{current:?}");
+        assert!(current.out_of_order.is_empty(), "{current:?}");
     }
 }

@@ -1,32 +1,32 @@
-//! What a driver is to copy, and how that can fail.
+//! The plan of a copy for the driver, and its failures.
 
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use arrayvec::ArrayVec;
-use block::{Failure, Info, Lba};
+use block::{Info, Lba, RequestError};
 
-use super::list;
-use super::operation::{Current, Operation};
+use super::operation::{CopyOperation, CurrentSegment};
+use super::parameter_list;
 use crate::sense::Sense;
 use crate::vpd;
 
-/// Longest designator that a descriptor has room for.
+/// Longest designator that fits a descriptor.
 pub(super) const DESIGNATOR_MAX: usize = 20;
 
-/// What one EXTENDED COPY asks for: its segments, in order, each when the one before is done.
+/// The plan of one EXTENDED COPY: its segments, to be copied in order, one after the other.
 #[derive(Debug)]
 pub struct CopyPlan {
-    ends: Vec<CopyEnd>,
-    /// Where they begin in the parameter list.
-    ends_at: u16,
+    cscds: Vec<Cscd>,
+    /// Offset of the CSCD descriptors in the parameter list.
+    cscds_offset: u16,
     segments: Vec<CopySegment>,
-    operation: Rc<Operation>,
+    operation: Rc<CopyOperation>,
 }
 
 /// A logical unit as a parameter list names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CopyEnd {
+pub struct Cscd {
     pub(super) kind: u8,
     pub(super) code_set: u8,
     pub(super) id: ArrayVec<u8, DESIGNATOR_MAX>,
@@ -34,7 +34,7 @@ pub struct CopyEnd {
     pub(super) block_length: u32,
 }
 
-/// One of the two ends of a segment.
+/// The source or the destination of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Side {
     /// It is read.
@@ -43,30 +43,30 @@ pub enum Side {
     Destination,
 }
 
-/// Whom a segment means by one of its ends.
+/// The logical unit that a segment means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whose<'a> {
-    /// The unit that the command was sent to.
-    Commanded,
-    /// The unit that this names, if the initiator may reach one.
-    Named(&'a CopyEnd),
+pub enum CscdTarget<'a> {
+    /// The unit that received the command.
+    ThisUnit,
+    /// The unit with this designator, if the initiator may use it.
+    Named(&'a Cscd),
 }
 
-/// Blocks of one unit to be copied to a place in another, or in the same one.
+/// Blocks of one unit to be copied to another unit, or within one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopySegment {
     pub(super) source: u16,
     pub(super) destination: u16,
     pub(super) count: u16,
-    /// Whether `count` is of the destination's blocks.
+    /// Whether `count` is in blocks of the destination.
     pub(super) counts_destination: bool,
     pub(super) from: Lba,
     pub(super) to: Lba,
 }
 
-/// A segment between two units that are known.
+/// The range of a segment between two known units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CopyExtent {
+pub struct CopyRange {
     /// First block of the source.
     pub from: Lba,
     /// First block of the destination.
@@ -80,166 +80,167 @@ pub struct CopyExtent {
 pub enum CopyOutcome {
     /// Everything was copied.
     Done,
-    /// It was given up because somebody asked for that.
+    /// It was aborted on request.
     Aborted,
-    /// It was given up; segments before this one are done, this one perhaps in part.
+    /// It failed; earlier segments are complete, this one possibly in part.
     Failed {
-        /// Number of the segment, from 0.
+        /// The failed segment, from 0.
         segment: u16,
         /// Why.
         fault: CopyFault,
-        /// Whether the end that the fault is with is the unit that the command was sent to.
-        commanded: bool,
+        /// Whether the failed source or destination is the unit that received the command.
+        on_this_unit: bool,
     },
 }
 
 /// Why a segment was not copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyFault {
-    /// There is no such unit that the initiator may use.
+    /// There is no such unit, or the initiator may not use it.
     Unreachable(Side),
-    /// The unit is not what the parameter list says it is.
+    /// The unit differs from its description in the parameter list.
     Mismatch(Side),
-    /// The count is no whole number of blocks at both ends.
+    /// The count is not a whole number of blocks on both sides.
     Inexact,
     /// The unit has no such blocks.
     OutOfRange(Side),
-    /// A read or a write failed, or was not allowed.
-    Failed(Side, CopyTrouble),
+    /// A read or write failed, or was not allowed.
+    Io(Side, CopyIoError),
 }
 
 /// How a read or a write of a copy failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CopyTrouble {
+pub enum CopyIoError {
     /// The volume failed it.
-    Failed(Failure),
+    Volume(RequestError),
     /// Another initiator has reserved the unit.
-    Conflict,
-    /// The unit does not take it as it is now.
-    Refused(Sense),
-    /// Another node is to be used for the unit.
-    Elsewhere,
+    ReservationConflict,
+    /// The unit rejects it in its current state.
+    CheckCondition(Sense),
+    /// The unit must be used through another node.
+    PathUnavailable,
 }
 
 impl Side {
-    /// The field of a segment descriptor that names the end.
+    /// The index field of this side in a segment descriptor.
     pub(super) fn index_field(self) -> u16 {
         match self {
-            Self::Source => list::SOURCE_FIELD,
-            Self::Destination => list::DESTINATION_FIELD,
+            Self::Source => parameter_list::SOURCE_FIELD,
+            Self::Destination => parameter_list::DESTINATION_FIELD,
         }
     }
 
     /// The field of its first block.
     pub(super) fn address_field(self) -> u16 {
         match self {
-            Self::Source => list::FROM_FIELD,
-            Self::Destination => list::TO_FIELD,
+            Self::Source => parameter_list::FROM_FIELD,
+            Self::Destination => parameter_list::TO_FIELD,
         }
     }
 }
 
 impl CopyPlan {
-    pub(super) fn new(list: list::List, operation: Rc<Operation>) -> Self {
-        let list::List { ends, ends_at, segments, .. } = list;
-        Self { ends, ends_at, segments, operation }
+    pub(super) fn new(list: parameter_list::ParameterList, operation: Rc<CopyOperation>) -> Self {
+        let parameter_list::ParameterList { cscds: ends, cscds_offset: ends_at, segments, .. } =
+            list;
+        Self { cscds: ends, cscds_offset: ends_at, segments, operation }
     }
 
-    /// The segments, in the order in which they are to be copied.
+    /// The segments, in copy order.
     #[must_use]
     pub fn segments(&self) -> &[CopySegment] {
         &self.segments
     }
 
-    /// Whom `segment` means by its `side`; `None` for an index that names nobody.
+    /// The unit that `segment` means by `side`; `None` for an invalid index.
     #[must_use]
-    pub fn end(&self, segment: &CopySegment, side: Side) -> Option<Whose<'_>> {
+    pub fn cscd(&self, segment: &CopySegment, side: Side) -> Option<CscdTarget<'_>> {
         /// The logical unit that has the copy manager (SPC-4 6.4.6.1).
-        const COMMANDED: u16 = 0xffff;
+        const CSCD_THIS_UNIT: u16 = 0xffff;
         match segment.index(side) {
-            COMMANDED => Some(Whose::Commanded),
-            index => self.ends.get(usize::from(index)).map(Whose::Named),
+            CSCD_THIS_UNIT => Some(CscdTarget::ThisUnit),
+            index => self.cscds.get(usize::from(index)).map(CscdTarget::Named),
         }
     }
 
-    /// To ask for the end of the copy, and to learn that somebody has.
+    /// A handle for aborting the copy, and for detecting that.
     #[must_use]
     pub fn handle(&self) -> CopyHandle {
         CopyHandle(Rc::clone(&self.operation))
     }
 
-    /// `segment` is under way from now on.
-    pub fn segment_begins(&self, segment: &CopySegment) {
+    /// Records that `segment` is in progress.
+    pub fn begin_segment(&self, segment: &CopySegment) {
         let at = |side| {
             let index = segment.index(side);
-            let known = usize::from(index) < self.ends.len();
-            known.then(|| self.ends_at + index * list::END_LEN as u16)
+            let known = usize::from(index) < self.cscds.len();
+            known.then(|| self.cscds_offset + index * parameter_list::CSCD_LEN as u16)
         };
-        self.operation.segment_begins(Current::new(at(Side::Source), at(Side::Destination)));
+        self.operation.begin_segment(CurrentSegment::new(at(Side::Source), at(Side::Destination)));
     }
 
-    /// It comes to so many bytes, in such blocks where they are written.
-    pub fn segment_is(&self, bytes: u64, block_size: u32) {
+    /// Records its length in bytes, and the block size of the destination.
+    pub fn set_segment_size(&self, bytes: u64, block_size: u32) {
         let mut current = self.operation.current.borrow_mut();
         (current.bytes, current.block_size) = (bytes, block_size);
     }
 
-    /// `len` bytes of it, from byte `at` on, are written.
-    pub fn wrote(&self, at: u64, len: u64) {
-        self.operation.wrote(at, len);
+    /// Records `len` bytes written at byte `at` of it.
+    pub fn record_written(&self, at: u64, len: u64) {
+        self.operation.record_written(at, len);
     }
 
-    /// One of its ends has done a command.
-    pub fn command_done(&self) {
-        self.operation.commands.update(|n| n.wrapping_add(1));
+    /// Records a command completed by the source or destination.
+    pub fn record_command(&self) {
+        self.operation.commands_completed.update(|n| n.wrapping_add(1));
     }
 }
 
 impl Drop for CopyPlan {
-    /// Nobody may come to tell what became of it.
+    /// The driver may end without reporting a result.
     fn drop(&mut self) {
         self.operation.abandon();
     }
 }
 
-/// A running copy.
+/// A handle to a running copy.
 #[derive(Clone, Debug)]
-pub struct CopyHandle(Rc<Operation>);
+pub struct CopyHandle(Rc<CopyOperation>);
 
 impl CopyHandle {
-    pub(super) fn new(operation: Rc<Operation>) -> Self {
+    pub(super) fn new(operation: Rc<CopyOperation>) -> Self {
         Self(operation)
     }
 
-    /// Asks for the copy to be given up.
+    /// Requests the abort of the copy.
     pub fn abort(&self) {
         self.0.abort();
     }
 
-    /// Whether that was asked for.
+    /// Whether an abort was requested.
     #[must_use]
     pub fn is_aborted(&self) -> bool {
         self.0.is_aborted()
     }
 
-    /// Ready once that was asked for. One task at a time may wait.
+    /// Ready once an abort was requested. One task at a time may wait.
     pub fn poll_aborted(&self, cx: &Context<'_>) -> Poll<()> {
         self.0.poll_aborted(cx)
     }
 }
 
-impl CopyEnd {
-    /// Whether it names the unit of the volume with this identity.
+impl Cscd {
+    /// Whether it designates the unit of the volume with this identity.
     #[must_use]
-    pub fn names(&self, uuid: &[u8; 16]) -> bool {
+    pub fn identifies(&self, uuid: &[u8; 16]) -> bool {
         vpd::unit_designators(uuid)
             .iter()
             .any(|d| (d.kind, d.code_set) == (self.kind, self.code_set) && d.id == self.id[..])
     }
 
-    /// Whether it is said to be a disk with blocks of this size, or not said what size.
+    /// Whether its description allows a disk with this block size.
     #[must_use]
-    pub fn is_of(&self, block_size: u32) -> bool {
+    pub fn matches_block_size(&self, block_size: u32) -> bool {
         const DISK: u8 = 0x00;
         self.peripheral == DISK && [0, block_size].contains(&self.block_length)
     }
@@ -253,11 +254,11 @@ impl CopySegment {
         }
     }
 
-    /// What it comes to between these two.
+    /// The range to copy between these two devices.
     ///
     /// # Errors
     /// [`CopyFault::Inexact`] and [`CopyFault::OutOfRange`].
-    pub fn extent(&self, source: &Info, destination: &Info) -> Result<CopyExtent, CopyFault> {
+    pub fn range(&self, source: &Info, destination: &Info) -> Result<CopyRange, CopyFault> {
         let counted = if self.counts_destination { destination } else { source };
         let bytes = u64::from(self.count) * u64::from(counted.block_size);
         let fits = |info: &Info, at: Lba, side| {
@@ -272,13 +273,14 @@ impl CopySegment {
         };
         fits(source, self.from, Side::Source)?;
         fits(destination, self.to, Side::Destination)?;
-        Ok(CopyExtent { from: self.from, to: self.to, bytes })
+        Ok(CopyRange { from: self.from, to: self.to, bytes })
     }
 }
 
-impl CopyExtent {
-    /// Where pieces of `step` bytes begin, and how long each is; the first is of `first` bytes, the last of what is left.
-    /// Within one unit of blocks of `overlaps` bytes they come from the end that is not overwritten before it is read.
+impl CopyRange {
+    /// Offsets and lengths of the pieces of `step` bytes; the first has `first` bytes, the last the
+    /// rest. Within one unit with blocks of `overlaps` bytes they are in the order in which no
+    /// source is overwritten before it is read.
     pub fn pieces(
         &self,
         first: u64,
@@ -295,7 +297,7 @@ impl CopyExtent {
         })
     }
 
-    /// Whether it overwrites what it reads, within one unit of blocks of `within` bytes.
+    /// Whether it overwrites its own source, within one unit with blocks of `within` bytes.
     #[must_use]
     pub fn overlaps(&self, within: Option<u32>) -> bool {
         let Some(block_size) = within else { return false };

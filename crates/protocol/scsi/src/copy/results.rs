@@ -6,34 +6,34 @@ use zerocopy::IntoBytes;
 use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::{Immutable, Unaligned};
 
-use super::operation::{Operation, State};
+use super::operation::{CopyOperation, CopyState};
 use super::{
     COPY_OPERATION_ABORT, COPY_STATUS_LID1, COPY_STATUS_LID4, EXTENDED_COPY_LID1,
-    EXTENDED_COPY_LID4, FAILED_SEGMENT_DETAILS, MAX_DESCRIPTORS, MAX_ENDS, MAX_OPERATIONS,
+    EXTENDED_COPY_LID4, FAILED_SEGMENT_DETAILS, MAX_CSCDS, MAX_DESCRIPTORS, MAX_OPERATIONS,
     MAX_SEGMENT_BYTES, MAX_SEGMENTS, OPERATING_PARAMETERS, POPULATE_TOKEN, ROD_TOKEN_INFORMATION,
-    ROD_TOKEN_LEN, TOTAL_OPERATIONS, WRITE_USING_TOKEN, list, rod, token,
+    ROD_TOKEN_LEN, TOTAL_OPERATIONS, WRITE_USING_TOKEN, parameter_list, rod, token,
 };
 use crate::reply::{Refusal, Status};
 use crate::sense::Sense;
-use crate::unit::{Incoming, LogicalUnit, Outcome};
+use crate::unit::{LogicalUnit, Outcome, ParsedCommand};
 
-/// Types of descriptors that are understood, in ascending order.
-const DESCRIPTORS: [u8; 2] = [list::BLOCK_TO_BLOCK, list::IDENTIFICATION];
+/// Supported descriptor types, in ascending order.
+const DESCRIPTORS: [u8; 2] = [parameter_list::BLOCK_TO_BLOCK, parameter_list::IDENTIFICATION];
 
-/// The operation of this initiator that byte 2 names, in one byte or four.
-fn operation(
+/// The operation of this initiator whose identifier is at byte 2, in one byte or four.
+fn find_operation(
     unit: &mut LogicalUnit,
-    cmd: &Incoming<'_>,
+    cmd: &ParsedCommand<'_>,
     id: u32,
-) -> Result<Rc<Operation>, Refusal> {
+) -> Result<Rc<CopyOperation>, Refusal> {
     let copies = unit.nexuses.copies(cmd.nexus).ok_or(Status::TaskAborted)?;
     copies.find(id).ok_or(Sense::field(2, None).into())
 }
 
-/// COPY OPERATION ABORT (SPC-4 6.3, 5.17.4.7). The command that is aborted is answered when nothing of
-/// it moves any more, this one at once.
-pub(crate) fn abort(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
-    let operation = operation(unit, cmd, cmd.cdb.u32(2))?;
+/// COPY OPERATION ABORT (SPC-4 6.3, 5.17.4.7). The aborted command is answered when its I/O has
+/// ended, this one at once.
+pub(crate) fn abort(unit: &mut LogicalUnit, cmd: &ParsedCommand<'_>) -> Result<Outcome, Refusal> {
+    let operation = find_operation(unit, cmd, cmd.cdb.u32(2))?;
     if !operation.is_running() {
         return Err(Sense::field(2, None).into());
     }
@@ -64,18 +64,21 @@ const BYTES: u8 = 0x00;
 const MEBIBYTES: u8 = 0x02;
 const BLOCKS: u8 = 0xf1;
 
-/// RECEIVE COPY STATUS(LID1). What has ended is told once.
-pub(crate) fn status_lid1(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
-    let operation = operation(unit, cmd, u32::from(cmd.cdb.byte(2)))?;
+/// RECEIVE COPY STATUS(LID1). The result is reported once.
+pub(crate) fn status_lid1(
+    unit: &mut LogicalUnit,
+    cmd: &ParsedCommand<'_>,
+) -> Result<Outcome, Refusal> {
+    let operation = find_operation(unit, cmd, u32::from(cmd.cdb.byte(2)))?;
     let status = match *operation.state.borrow() {
-        State::Running => IN_PROGRESS,
-        State::Done => DONE,
-        State::Aborted { .. } | State::Failed { .. } => FAILED,
+        CopyState::Running => IN_PROGRESS,
+        CopyState::Done => DONE,
+        CopyState::Aborted { .. } | CopyState::Failed { .. } => FAILED,
     };
-    if status != IN_PROGRESS && operation.status_told.replace(true) {
+    if status != IN_PROGRESS && operation.status_reported.replace(true) {
         return Err(Sense::field(2, None).into());
     }
-    let bytes = operation.bytes.get();
+    let bytes = operation.bytes_written.get();
     let (units, transferred) = match u32::try_from(bytes) {
         Ok(bytes) => (BYTES, bytes),
         Err(_) => (MEBIBYTES, u32::try_from(bytes >> 20).unwrap_or(u32::MAX)),
@@ -83,28 +86,28 @@ pub(crate) fn status_lid1(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<
     let data = StatusLid1 {
         available: U32::new((size_of::<StatusLid1>() - 4) as u32),
         status,
-        segments: U16::new(operation.segments.get()),
+        segments: U16::new(operation.segments_processed.get()),
         units,
         transferred: U32::new(transferred),
     };
     Ok(Outcome::data(data.as_bytes().to_vec(), u64::from(cmd.cdb.u32(10))))
 }
 
-/// RECEIVE COPY FAILURE DETAILS(LID1) (SPC-4 6.23): the status and the sense data that the command
-/// ended with. Once they are told all of it, or nobody wants them, they are gone.
+/// RECEIVE COPY FAILURE DETAILS(LID1) (SPC-4 6.23): the status and the sense data of the command.
+/// They are discarded once reported completely, or if not requested.
 pub(crate) fn failed_segment_details(
     unit: &mut LogicalUnit,
-    cmd: &Incoming<'_>,
+    cmd: &ParsedCommand<'_>,
 ) -> Result<Outcome, Refusal> {
     const STATUS_AT: usize = 56;
-    let operation = operation(unit, cmd, u32::from(cmd.cdb.byte(2)))?;
+    let operation = find_operation(unit, cmd, u32::from(cmd.cdb.byte(2)))?;
     if operation.is_running() || operation.service_action != EXTENDED_COPY_LID1 {
         return Err(Sense::field(2, None).into());
     }
     let mut data = vec![0; 4];
-    if let State::Failed { status, sense } | State::Aborted { status, sense } =
+    if let CopyState::Failed { status, sense } | CopyState::Aborted { status, sense } =
         &*operation.state.borrow()
-        && !operation.details_told.get()
+        && !operation.details_reported.get()
     {
         data.resize(STATUS_AT, 0);
         data.extend([*status as u8, 0]);
@@ -115,12 +118,12 @@ pub(crate) fn failed_segment_details(
     }
     let allocation = u64::from(cmd.cdb.u32(10));
     if allocation == 0 || allocation >= data.len() as u64 {
-        operation.details_told.set(true);
+        operation.details_reported.set(true);
     }
     Ok(Outcome::data(data, allocation))
 }
 
-/// Parameter data of RECEIVE COPY STATUS(LID4) (SPC-4 6.24), without the sense data behind it.
+/// Parameter data of RECEIVE COPY STATUS(LID4) (SPC-4 6.24), without the sense data after it.
 #[derive(IntoBytes, Immutable, Unaligned)]
 #[repr(C)]
 struct StatusLid4 {
@@ -140,20 +143,20 @@ struct StatusLid4 {
 
 const _: () = assert!(size_of::<StatusLid4>() == 32);
 
-/// RECEIVE ROD TOKEN INFORMATION (SPC-4 6.26): what RECEIVE COPY STATUS(LID4) has, counted in blocks, and behind it
-/// the token that was made, if one was.
+/// RECEIVE ROD TOKEN INFORMATION (SPC-4 6.26): as RECEIVE COPY STATUS(LID4), counted in blocks,
+/// followed by the created token, if any.
 pub(crate) fn rod_token_information(
     unit: &mut LogicalUnit,
-    cmd: &Incoming<'_>,
+    cmd: &ParsedCommand<'_>,
 ) -> Result<Outcome, Refusal> {
-    let operation = operation(unit, cmd, cmd.cdb.u32(2))?;
+    let operation = find_operation(unit, cmd, cmd.cdb.u32(2))?;
     if ![POPULATE_TOKEN, WRITE_USING_TOKEN].contains(&operation.service_action) {
         return Err(Sense::field(2, None).into());
     }
-    let mut data = status(&operation, BLOCKS);
+    let mut data = status_data(&operation, BLOCKS);
     match &*operation.token.borrow() {
         Some(token) => {
-            // Two bytes that say nothing of a block device, and the token.
+            // Two bytes without meaning for a block device, and the token.
             data.extend((2 + ROD_TOKEN_LEN as u32).to_be_bytes());
             data.extend([0, 0]);
             data.extend(token.bytes());
@@ -166,23 +169,26 @@ pub(crate) fn rod_token_information(
 }
 
 /// RECEIVE COPY STATUS(LID4).
-pub(crate) fn status_lid4(unit: &mut LogicalUnit, cmd: &Incoming<'_>) -> Result<Outcome, Refusal> {
-    let operation = operation(unit, cmd, cmd.cdb.u32(2))?;
-    Ok(Outcome::data(status(&operation, BYTES), u64::from(cmd.cdb.u32(10))))
+pub(crate) fn status_lid4(
+    unit: &mut LogicalUnit,
+    cmd: &ParsedCommand<'_>,
+) -> Result<Outcome, Refusal> {
+    let operation = find_operation(unit, cmd, cmd.cdb.u32(2))?;
+    Ok(Outcome::data(status_data(&operation, BYTES), u64::from(cmd.cdb.u32(10))))
 }
 
-/// How far an operation is, and how it has ended; what it has moved in `units`.
-fn status(operation: &Operation, units: u8) -> Vec<u8> {
+/// Progress and result of an operation; bytes moved are counted in `units`.
+fn status_data(operation: &CopyOperation, units: u8) -> Vec<u8> {
     const IN_FOREGROUND: u8 = 0x11;
     const TERMINATED: u8 = 0x60;
     const NOTHING_NEW_COMES: u32 = 0xffff_fffe;
     const NO_ESTIMATE: u32 = 0xffff_ffff;
     let unit = if units == BLOCKS { operation.current.borrow().block_size.max(1) } else { 1 };
     let (status, completion, mut sense) = match &*operation.state.borrow() {
-        State::Running => (IN_FOREGROUND, 0, Vec::new()),
-        State::Done => (DONE, Status::Good as u8, Vec::new()),
-        State::Aborted { .. } => (TERMINATED, Status::TaskAborted as u8, Vec::new()),
-        State::Failed { status, sense } => (FAILED, *status as u8, sense.to_vec()),
+        CopyState::Running => (IN_FOREGROUND, 0, Vec::new()),
+        CopyState::Done => (DONE, Status::Good as u8, Vec::new()),
+        CopyState::Aborted { .. } => (TERMINATED, Status::TaskAborted as u8, Vec::new()),
+        CopyState::Failed { status, sense } => (FAILED, *status as u8, sense.to_vec()),
     };
     let sense_length = sense.len();
     sense.resize(sense_length.next_multiple_of(4), 0);
@@ -191,27 +197,28 @@ fn status(operation: &Operation, units: u8) -> Vec<u8> {
         available: U32::new((size_of::<StatusLid4>() - 4 + sense.len()) as u32),
         service_action: operation.service_action,
         status,
-        counter: U16::new(operation.commands.get()),
+        counter: U16::new(operation.commands_completed.get()),
         delay_ms: U32::new(delay),
         completion,
         sense_field: sense.len() as u8,
         sense_length: sense_length as u8,
         units,
-        transferred: U64::new(operation.bytes.get() / u64::from(unit)),
-        segments: U16::new(operation.segments.get()),
+        transferred: U64::new(operation.bytes_written.get() / u64::from(unit)),
+        segments: U16::new(operation.segments_processed.get()),
         reserved: [0; 6],
     };
     [header.as_bytes(), &sense].concat()
 }
 
-/// Parameter data of RECEIVE COPY OPERATING PARAMETERS (SPC-4 6.22), without the list of descriptors.
+/// Parameter data of RECEIVE COPY OPERATING PARAMETERS (SPC-4 6.22), without the list of
+/// descriptors.
 #[derive(IntoBytes, Immutable, Unaligned)]
 #[repr(C)]
-struct Parameters {
+struct OperatingParameters {
     available: U32,
     snlid: u8,
     reserved: [u8; 3],
-    max_ends: U16,
+    max_cscds: U16,
     max_segments: U16,
     max_descriptors: U32,
     max_segment_bytes: U32,
@@ -226,19 +233,19 @@ struct Parameters {
     descriptors: u8,
 }
 
-const _: () = assert!(size_of::<Parameters>() == 44);
+const _: () = assert!(size_of::<OperatingParameters>() == 44);
 
 /// RECEIVE COPY OPERATING PARAMETERS.
 pub(crate) fn operating_parameters(
     _unit: &mut LogicalUnit,
-    cmd: &Incoming<'_>,
+    cmd: &ParsedCommand<'_>,
 ) -> Result<Outcome, Refusal> {
     const SNLID: u8 = 0x01;
-    let header = Parameters {
-        available: U32::new((size_of::<Parameters>() - 4 + DESCRIPTORS.len()) as u32),
+    let header = OperatingParameters {
+        available: U32::new((size_of::<OperatingParameters>() - 4 + DESCRIPTORS.len()) as u32),
         snlid: SNLID,
         reserved: [0; 3],
-        max_ends: U16::new(MAX_ENDS as u16),
+        max_cscds: U16::new(MAX_CSCDS as u16),
         max_segments: U16::new(MAX_SEGMENTS as u16),
         max_descriptors: U32::new(MAX_DESCRIPTORS as u32),
         max_segment_bytes: U32::new(MAX_SEGMENT_BYTES),
@@ -257,7 +264,7 @@ pub(crate) fn operating_parameters(
 }
 
 /// Third-party copy VPD page (SPC-4 7.8.17), without the header.
-pub(crate) fn page(block_size: u32) -> Vec<u8> {
+pub(crate) fn third_party_copy_page(block_size: u32) -> Vec<u8> {
     const COMMANDS: u16 = 0x0001;
     const PARAMETERS: u16 = 0x0004;
     const TYPES: u16 = 0x0008;
@@ -286,22 +293,22 @@ pub(crate) fn page(block_size: u32) -> Vec<u8> {
     .concat();
     let mut out = Vec::new();
     token_limits(&mut out, block_size);
-    descriptor(&mut out, COMMANDS, &[&[supported.len() as u8][..], &supported].concat());
+    push_descriptor(&mut out, COMMANDS, &[&[supported.len() as u8][..], &supported].concat());
     let mut parameters = vec![0; 4];
-    parameters.extend((MAX_ENDS as u16).to_be_bytes());
+    parameters.extend((MAX_CSCDS as u16).to_be_bytes());
     parameters.extend((MAX_SEGMENTS as u16).to_be_bytes());
     parameters.extend((MAX_DESCRIPTORS as u32).to_be_bytes());
     parameters.extend([0; 16]); // no inline data
-    descriptor(&mut out, PARAMETERS, &parameters);
-    descriptor(&mut out, TYPES, &[&[DESCRIPTORS.len() as u8][..], &DESCRIPTORS].concat());
-    // Beside the indexes of a list: the unit itself.
-    descriptor(&mut out, END_IDS, &[0, 2, 0xff, 0xff]);
+    push_descriptor(&mut out, PARAMETERS, &parameters);
+    push_descriptor(&mut out, TYPES, &[&[DESCRIPTORS.len() as u8][..], &DESCRIPTORS].concat());
+    // In addition to the indexes of a list: the unit itself.
+    push_descriptor(&mut out, END_IDS, &[0, 2, 0xff, 0xff]);
     token_features(&mut out);
     let mut general = u32::from(TOTAL_OPERATIONS).to_be_bytes().to_vec();
     general.extend((MAX_OPERATIONS as u32).to_be_bytes());
     general.extend(MAX_SEGMENT_BYTES.to_be_bytes());
     general.extend([0; 20]);
-    descriptor(&mut out, GENERAL, &general);
+    push_descriptor(&mut out, GENERAL, &general);
     out
 }
 
@@ -312,10 +319,10 @@ fn token_limits(out: &mut Vec<u8>, block_size: u32) {
     limits.extend((token::MAX_RANGES as u16).to_be_bytes());
     limits.extend(token::MAX_INACTIVITY_S.to_be_bytes());
     limits.extend(token::DEFAULT_INACTIVITY_S.to_be_bytes());
-    let most = token::most_blocks(block_size);
-    // The most at once is the best: every command has its price.
+    let most = token::max_token_blocks(block_size);
+    // The maximum is also the optimum: every command has a cost.
     limits.extend([most.to_be_bytes(), most.to_be_bytes()].concat());
-    descriptor(out, LIMITS, &limits);
+    push_descriptor(out, LIMITS, &limits);
 }
 
 /// ROD token features and supported ROD types (SPC-4 7.8.17).
@@ -326,9 +333,9 @@ fn token_features(out: &mut Vec<u8>) {
     const TOKEN_IN: u8 = 0x02;
     const TOKEN_OUT: u8 = 0x01;
     const TYPE_LEN: usize = 64;
-    // REMOTE TOKENS is zero: those of other copy managers are unknown here.
+    // REMOTE TOKENS is zero: tokens of other copy managers are unknown here.
     let mut features = vec![0; 12];
-    // A change or a restart may end a token at once.
+    // A change or a restart may end a token at any time.
     features.extend(
         [0, token::TOKEN_LIFETIME_S, token::MAX_INACTIVITY_S].map(u32::to_be_bytes).concat(),
     );
@@ -339,7 +346,7 @@ fn token_features(out: &mut Vec<u8>) {
     blocks.extend([0; 8]);
     features.extend((blocks.len() as u16).to_be_bytes());
     features.extend(blocks);
-    descriptor(out, FEATURES, &features);
+    push_descriptor(out, FEATURES, &features);
     let supported = [(rod::CHANGE_VULNERABLE, TOKEN_IN | TOKEN_OUT), (rod::ZEROES, TOKEN_IN)];
     let mut types = vec![0; 2];
     types.extend(((supported.len() * TYPE_LEN) as u16).to_be_bytes());
@@ -349,11 +356,11 @@ fn token_features(out: &mut Vec<u8>) {
         body.resize(TYPE_LEN, 0);
         types.extend(body);
     }
-    descriptor(out, TYPES, &types);
+    push_descriptor(out, TYPES, &types);
 }
 
-/// Appends a third-party copy descriptor, filled to a multiple of four bytes.
-fn descriptor(out: &mut Vec<u8>, kind: u16, body: &[u8]) {
+/// Appends a third-party copy descriptor, padded to a multiple of four bytes.
+fn push_descriptor(out: &mut Vec<u8>, kind: u16, body: &[u8]) {
     let length = body.len().next_multiple_of(4);
     out.extend(kind.to_be_bytes());
     out.extend((length as u16).to_be_bytes());

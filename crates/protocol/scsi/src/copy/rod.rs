@@ -1,76 +1,78 @@
-//! ROD tokens: what stands for data that initiators hand about (SPC-4 5.17.6; RFD 0018).
+//! ROD tokens: they represent data, and initiators pass them on (SPC-4 5.17.6; RFD 0018).
 
 use std::fmt;
 
 use zerocopy::big_endian::{U16, U32, U64, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::list;
-use super::plan::CopyEnd;
+use super::parameter_list;
+use super::plan::Cscd;
 use crate::vpd;
 
 /// Length of a token in bytes.
 pub const ROD_TOKEN_LEN: usize = 512;
 
-/// Point in time copy, change vulnerable: a token of the type goes with the first change of what it stands for.
+/// Point in time copy, change vulnerable: the first change of its data invalidates a token of this
+/// type.
 pub(super) const CHANGE_VULNERABLE: u32 = 0x0080_0001;
 
-/// Any point in time copy, whichever the copy manager likes.
+/// Any point in time copy, at the copy manager's choice.
 pub(super) const ANY_POINT_IN_TIME: u32 = 0x0080_ffff;
 
-/// Block device zero ROD token: stands for zeroes, and nobody has made it (SBC-3).
+/// Block device zero ROD token: represents zeroes, and needs no creation (SBC-3).
 pub(super) const ZEROES: u32 = 0xffff_0001;
 
-/// ROD TOKEN LENGTH: what is behind that field.
+/// ROD TOKEN LENGTH: the length of the rest.
 const LENGTH: u16 = ROD_TOKEN_LEN as u16 - 8;
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone)]
 #[repr(C)]
-struct Layout {
+struct RodTokenLayout {
     kind: U32,
     reserved: [u8; 2],
     length: U16,
     id: U64,
-    /// Identification descriptor of the unit that has the data.
-    creator: [u8; list::END_LEN],
+    /// Identification descriptor of the unit with the data.
+    creator: [u8; parameter_list::CSCD_LEN],
     bytes: U128,
     reserved_too: [u8; 32],
-    /// Of a block device: LOGICAL BLOCK LENGTH first.
+    /// For block devices: LOGICAL BLOCK LENGTH first.
     block_length: U32,
     device: [u8; 28],
     target_device: [u8; 128],
-    /// Extended ROD token data: nobody can guess it.
+    /// Extended ROD token data: must not be guessable.
     secret: [U64; 4],
     rest: [u8; 224],
 }
 
-const _: () = assert!(size_of::<Layout>() == ROD_TOKEN_LEN);
+const _: () = assert!(size_of::<RodTokenLayout>() == ROD_TOKEN_LEN);
 
-/// What stands for data of a volume. The copy manager that has made it knows which; everybody else may carry it about.
+/// A token for data of a volume. The copy manager that created it knows which; all others only pass
+/// it on.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RodToken(Box<[u8; ROD_TOKEN_LEN]>);
 
-/// What a token presented by an initiator says of itself.
+/// A token presented by an initiator.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Presented {
-    /// Zeroes, as many as one likes.
+pub enum PresentedToken {
+    /// Zeroes, any number of them.
     Zeroes,
-    /// Data of a volume, if somebody knows the token.
+    /// Data of a volume, if the token is known.
     Data(RodToken),
 }
 
 impl RodToken {
-    /// A token for `bytes` bytes of the volume with this identity, in blocks of `block_size` bytes. `random`: the first
-    /// number tells tokens apart, and none must be guessed.
+    /// A token for `bytes` bytes of the volume with this identity, in blocks of `block_size` bytes.
+    /// `random`: the first number distinguishes tokens, and none may be guessable.
     #[must_use]
     pub fn new(uuid: &[u8; 16], bytes: u64, block_size: u32, random: [u64; 5]) -> Self {
         let [id, secret @ ..] = random;
-        let layout = Layout {
+        let layout = RodTokenLayout {
             kind: U32::new(CHANGE_VULNERABLE),
             reserved: [0; 2],
             length: U16::new(LENGTH),
             id: U64::new(id),
-            creator: list::identification(&vpd::unit_designators(uuid)[0], block_size),
+            creator: parameter_list::cscd_descriptor(&vpd::unit_designators(uuid)[0], block_size),
             bytes: U128::new(u128::from(bytes)),
             reserved_too: [0; 32],
             block_length: U32::new(block_size),
@@ -84,42 +86,42 @@ impl RodToken {
         Self(token)
     }
 
-    /// The bytes that initiators see.
+    /// The encoded token.
     #[must_use]
     pub fn bytes(&self) -> &[u8; ROD_TOKEN_LEN] {
         &self.0
     }
 
-    /// The unit that it says has its data.
+    /// The unit that it claims has its data.
     #[must_use]
-    pub fn creator(&self) -> Option<CopyEnd> {
-        let layout = Layout::ref_from_bytes(&self.0[..]).ok()?;
-        list::parse_end(&layout.creator)
+    pub fn creator(&self) -> Option<Cscd> {
+        let layout = RodTokenLayout::ref_from_bytes(&self.0[..]).ok()?;
+        parameter_list::parse_cscd(&layout.creator)
     }
 }
 
 impl fmt::Debug for RodToken {
-    /// Not its secret.
+    /// Omits the secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("RodToken").field(&&self.0[8..16]).finish()
     }
 }
 
-/// Why a token is no token.
+/// Why a token is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NoToken {
+pub(super) enum TokenParseError {
     Type,
     Length,
 }
 
-/// What an initiator presents.
-pub(super) fn parse(bytes: &[u8; ROD_TOKEN_LEN]) -> Result<Presented, NoToken> {
-    let layout = Layout::ref_from_bytes(&bytes[..]).map_err(|_| NoToken::Length)?;
+/// Parses a token presented by an initiator.
+pub(super) fn parse(bytes: &[u8; ROD_TOKEN_LEN]) -> Result<PresentedToken, TokenParseError> {
+    let layout = RodTokenLayout::ref_from_bytes(&bytes[..]).map_err(|_| TokenParseError::Length)?;
     match layout.kind.get() {
-        ZEROES | CHANGE_VULNERABLE if layout.length.get() != LENGTH => Err(NoToken::Length),
-        ZEROES => Ok(Presented::Zeroes),
-        CHANGE_VULNERABLE => Ok(Presented::Data(RodToken(Box::new(*bytes)))),
-        _ => Err(NoToken::Type),
+        ZEROES | CHANGE_VULNERABLE if layout.length.get() != LENGTH => Err(TokenParseError::Length),
+        ZEROES => Ok(PresentedToken::Zeroes),
+        CHANGE_VULNERABLE => Ok(PresentedToken::Data(RodToken(Box::new(*bytes)))),
+        _ => Err(TokenParseError::Type),
     }
 }
 
@@ -127,7 +129,7 @@ pub(super) fn parse(bytes: &[u8; ROD_TOKEN_LEN]) -> Result<Presented, NoToken> {
 mod tests {
     use super::*;
 
-    /// SPC-4 5.17.6: where the fields are.
+    /// SPC-4 5.17.6: the positions of the fields.
     #[test]
     fn a_token_is_what_the_standard_says() {
         let token = RodToken::new(&[7; 16], 8192, 512, [1, 2, 3, 4, 5]);
@@ -137,22 +139,22 @@ mod tests {
         assert_eq!(bytes[16..24], [0xe4, 0, 0, 0, 1, 3, 0, 16]);
         assert_eq!(bytes[48..64], 8192u128.to_be_bytes());
         assert_eq!(bytes[96..100], 512u32.to_be_bytes());
-        assert_eq!(parse(bytes), Ok(Presented::Data(token.clone())));
+        assert_eq!(parse(bytes), Ok(PresentedToken::Data(token.clone())));
         let creator = token.creator().expect("a descriptor");
-        assert!(creator.names(&[7; 16]) && !creator.names(&[8; 16]));
+        assert!(creator.identifies(&[7; 16]) && !creator.identifies(&[8; 16]));
         assert!(!format!("{token:?}").contains('5'), "nothing of the secret");
     }
 
     #[test]
     fn what_is_no_token_is_told() {
         let mut bytes = [0; ROD_TOKEN_LEN];
-        assert_eq!(parse(&bytes), Err(NoToken::Type));
+        assert_eq!(parse(&bytes), Err(TokenParseError::Type));
         bytes[..4].copy_from_slice(&ZEROES.to_be_bytes());
-        assert_eq!(parse(&bytes), Err(NoToken::Length));
+        assert_eq!(parse(&bytes), Err(TokenParseError::Length));
         bytes[6..8].copy_from_slice(&LENGTH.to_be_bytes());
-        assert_eq!(parse(&bytes), Ok(Presented::Zeroes));
+        assert_eq!(parse(&bytes), Ok(PresentedToken::Zeroes));
         bytes[..4].copy_from_slice(&CHANGE_VULNERABLE.to_be_bytes());
-        let Ok(Presented::Data(token)) = parse(&bytes) else { panic!("a token") };
+        let Ok(PresentedToken::Data(token)) = parse(&bytes) else { panic!("a token") };
         assert_eq!(token.creator(), None);
     }
 }

@@ -6,35 +6,37 @@ use block::{Blocks, Bufs, Error, Lba};
 use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
-use super::operation::{Current, Operation};
-use super::plan::{CopyHandle, CopyTrouble, Side};
-use super::rod::{self, NoToken, Presented, ROD_TOKEN_LEN, RodToken};
-use super::{CLEARED, POPULATE_TOKEN, WRITE_USING_TOKEN, answer};
+use super::operation::{CopyOperation, CurrentSegment};
+use super::plan::{CopyHandle, CopyIoError, Side};
+use super::rod::{self, PresentedToken, ROD_TOKEN_LEN, RodToken, TokenParseError};
+use super::{CLEARED, POPULATE_TOKEN, WRITE_USING_TOKEN, cscd_answer};
 use crate::failure;
 use crate::nexus::NexusId;
-use crate::reply::{Data, Refusal, Reply, Status};
-use crate::sense::{Code, CopyAnswer, CopyPoint, Key, Sense};
-use crate::unit::{After, Incoming, LogicalUnit, Outcome, Prepared, Running, Todo};
+use crate::reply::{DataIn, Refusal, Reply, Status};
+use crate::sense::{CopyFailurePoint, CscdAnswer, Sense, SenseCode, SenseKey};
+use crate::unit::{
+    AdmittedOp, CompletionAction, LogicalUnit, Outcome, ParsedCommand, PreparedStep, RunningCommand,
+};
 
 /// Most ranges of one list.
 pub(super) const MAX_RANGES: usize = 64;
 
-/// Most that one token stands for, in bytes.
+/// Most bytes represented by one token.
 pub(super) const MAX_BYTES: u64 = 256 << 20;
 
-/// How long a token lives that nobody uses, in seconds, if nothing is said, and at most.
+/// Inactivity timeout of a token in seconds: default, and maximum.
 pub(super) const DEFAULT_INACTIVITY_S: u32 = 60;
 pub(super) const MAX_INACTIVITY_S: u32 = 600;
 
-/// How long a token lives at most, in seconds.
+/// Maximum lifetime of a token in seconds.
 pub const TOKEN_LIFETIME_S: u32 = 3600;
 
-const TOO_SHORT: Sense = Sense::illegal(Code::PARAMETER_LIST_LENGTH_ERROR);
+const TOO_SHORT: Sense = Sense::illegal(SenseCode::PARAMETER_LIST_LENGTH_ERROR);
 
 /// Header of the parameter list of POPULATE TOKEN.
 #[derive(FromBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-struct Populate {
+struct PopulateTokenHeader {
     length: U16,
     /// RTV (02h), IMMED (01h).
     flags: u8,
@@ -48,7 +50,7 @@ struct Populate {
 /// Header of the parameter list of WRITE USING TOKEN.
 #[derive(FromBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-struct Write {
+struct WriteUsingTokenHeader {
     length: U16,
     /// DEL_TKN (02h), IMMED (01h).
     flags: u8,
@@ -63,14 +65,18 @@ struct Write {
 /// Block device range descriptor.
 #[derive(FromBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-struct Range {
+struct RangeDescriptor {
     at: U64,
     count: U32,
     _reserved: [u8; 4],
 }
 
-const RANGE_LEN: usize = size_of::<Range>();
-const _: () = assert!(size_of::<Populate>() == 16 && size_of::<Write>() == 536 && RANGE_LEN == 16);
+const RANGE_LEN: usize = size_of::<RangeDescriptor>();
+const _: () = assert!(
+    size_of::<PopulateTokenHeader>() == 16
+        && size_of::<WriteUsingTokenHeader>() == 536
+        && RANGE_LEN == 16
+);
 
 /// Fields, for field pointers.
 const LENGTH_FIELD: u16 = 0;
@@ -78,104 +84,105 @@ const INACTIVITY_FIELD: u16 = 4;
 const ROD_TYPE_FIELD: u16 = 8;
 const OFFSET_FIELD: u16 = 8;
 
-/// What is to be done with a token.
+/// The operation on a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TokenWork {
-    /// Make one for what these blocks of the unit hold now, that lives for so many seconds from each use.
+pub enum TokenRequest {
+    /// Create one for the current contents of these blocks of the unit, valid for so many seconds
+    /// after each use.
     Populate {
-        /// What it stands for, in this order.
+        /// The represented blocks, in this order.
         ranges: Vec<Blocks>,
         /// Inactivity timeout in seconds.
         inactivity_s: u32,
     },
-    /// Write what one stands for to the unit.
+    /// Write the data of a token to the unit.
     Write {
         /// The token.
-        token: Presented,
-        /// Block of what it stands for, with which to begin.
+        token: PresentedToken,
+        /// First block of the token's data to be written.
         offset: u64,
-        /// Where to, in this order.
+        /// Destination, in this order.
         ranges: Vec<Blocks>,
-        /// Whether the token is to be forgotten afterwards.
-        forgets: bool,
+        /// Whether to forget the token afterwards.
+        delete_token: bool,
     },
 }
 
-/// What one POPULATE TOKEN or WRITE USING TOKEN asks for.
+/// The plan of one POPULATE TOKEN or WRITE USING TOKEN.
 #[derive(Debug)]
 pub struct TokenPlan {
-    work: TokenWork,
-    operation: Rc<Operation>,
+    request: TokenRequest,
+    operation: Rc<CopyOperation>,
 }
 
-/// How it ended.
+/// Its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TokenOutcome {
-    /// The token is this.
-    Made(RodToken),
+pub enum TokenResult {
+    /// This token was created.
+    Created(RodToken),
     /// Everything was written.
     Written,
-    /// It was given up because somebody asked for that.
+    /// It was aborted on request.
     Aborted,
-    /// Something is wrong with the token.
+    /// The token is invalid.
     Invalid(TokenFault),
-    /// A read or a write failed, or was not allowed.
-    Failed(Side, CopyTrouble),
+    /// A read or write failed, or was not allowed.
+    Failed(Side, CopyIoError),
 }
 
-/// What can be wrong with a token.
+/// Why a token is invalid, or cannot be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenFault {
-    /// Nobody here has made it, nobody has used it for too long, or its volume has gone.
+    /// It was not created here, has expired, or its volume is gone.
     Unknown,
-    /// What it stood for has changed.
+    /// Its data has changed.
     Cancelled,
-    /// Its data has blocks of another size.
-    OtherBlocks,
-    /// It stands for less.
+    /// Its data has a different block size.
+    BlockSizeMismatch,
+    /// Its data is too short.
     TooShort,
-    /// There are as many tokens as there may be.
-    NoRoom,
+    /// The maximum number of tokens is reached.
+    TooManyTokens,
 }
 
 impl TokenFault {
     fn sense(self) -> Sense {
         Sense::illegal(match self {
-            Self::Unknown => Code::TOKEN_UNKNOWN,
-            Self::Cancelled => Code::TOKEN_CANCELLED,
-            Self::OtherBlocks => Code::INVALID_TOKEN_OPERATION,
+            Self::Unknown => SenseCode::TOKEN_UNKNOWN,
+            Self::Cancelled => SenseCode::TOKEN_CANCELLED,
+            Self::BlockSizeMismatch => SenseCode::INVALID_TOKEN_OPERATION,
             Self::TooShort => return Sense::parameter(OFFSET_FIELD, None),
-            Self::NoRoom => Code::INSUFFICIENT_RESOURCES_TO_CREATE_ROD_TOKEN,
+            Self::TooManyTokens => SenseCode::INSUFFICIENT_RESOURCES_TO_CREATE_ROD_TOKEN,
         })
     }
 }
 
 impl TokenPlan {
-    /// What is to be done.
+    /// The operation.
     #[must_use]
-    pub fn work(&self) -> &TokenWork {
-        &self.work
+    pub fn request(&self) -> &TokenRequest {
+        &self.request
     }
 
-    /// To ask for its end, and to learn that somebody has.
+    /// A handle for aborting it, and for detecting that.
     #[must_use]
     pub fn handle(&self) -> CopyHandle {
         CopyHandle::new(Rc::clone(&self.operation))
     }
 
-    /// `len` bytes, from byte `at` of all ranges on, are written.
-    pub fn wrote(&self, at: u64, len: u64) {
-        self.operation.wrote(at, len);
+    /// Records `len` bytes written at byte `at` of all ranges.
+    pub fn record_written(&self, at: u64, len: u64) {
+        self.operation.record_written(at, len);
     }
 
-    /// A volume has done a command.
-    pub fn command_done(&self) {
-        self.operation.commands.update(|n| n.wrapping_add(1));
+    /// Records a command completed by a volume.
+    pub fn record_command(&self) {
+        self.operation.commands_completed.update(|n| n.wrapping_add(1));
     }
 }
 
 impl Drop for TokenPlan {
-    /// Nobody may come to tell what became of it.
+    /// The driver may end without reporting a result.
     fn drop(&mut self) {
         self.operation.abandon();
     }
@@ -184,22 +191,22 @@ impl Drop for TokenPlan {
 /// POPULATE TOKEN.
 pub(crate) fn populate_token(
     unit: &mut LogicalUnit,
-    cmd: &Incoming<'_>,
+    cmd: &ParsedCommand<'_>,
 ) -> Result<Outcome, Refusal> {
-    unit.accept_list(Todo::PopulateToken { id: cmd.cdb.u32(6) }, cmd.cdb.u32(10), cmd)
+    unit.accept_list(AdmittedOp::PopulateToken { id: cmd.cdb.u32(6) }, cmd.cdb.u32(10), cmd)
 }
 
 /// WRITE USING TOKEN.
 pub(crate) fn write_using_token(
     unit: &mut LogicalUnit,
-    cmd: &Incoming<'_>,
+    cmd: &ParsedCommand<'_>,
 ) -> Result<Outcome, Refusal> {
     unit.check_writable()?;
-    unit.accept_list(Todo::WriteUsingToken { id: cmd.cdb.u32(6) }, cmd.cdb.u32(10), cmd)
+    unit.accept_list(AdmittedOp::WriteUsingToken { id: cmd.cdb.u32(6) }, cmd.cdb.u32(10), cmd)
 }
 
-/// Most blocks that one token stands for.
-pub(super) fn most_blocks(block_size: u32) -> u64 {
+/// Most blocks represented by one token.
+pub(super) fn max_token_blocks(block_size: u32) -> u64 {
     MAX_BYTES / u64::from(block_size.max(1))
 }
 
@@ -209,11 +216,11 @@ impl LogicalUnit {
         nexus: NexusId,
         id: u32,
         data: &Bufs,
-    ) -> Result<Prepared, Refusal> {
+    ) -> Result<PreparedStep, Refusal> {
         const RTV: u8 = 0x02;
         let list = data.to_vec();
-        let (header, rest) = Populate::ref_from_prefix(&list).map_err(|_| TOO_SHORT)?;
-        check_length(header.length, size_of::<Populate>(), list.len())?;
+        let (header, rest) = PopulateTokenHeader::ref_from_prefix(&list).map_err(|_| TOO_SHORT)?;
+        check_length(header.length, size_of::<PopulateTokenHeader>(), list.len())?;
         let inactivity_s = match header.inactivity_s.get() {
             0 => DEFAULT_INACTIVITY_S,
             seconds if seconds > MAX_INACTIVITY_S => {
@@ -226,8 +233,8 @@ impl LogicalUnit {
         if header.flags & RTV != 0 && !fits {
             return Err(Sense::parameter(ROD_TYPE_FIELD, None).into());
         }
-        let ranges = self.ranges(rest, header.ranges_length, size_of::<Populate>())?;
-        self.plan_token(nexus, id, POPULATE_TOKEN, TokenWork::Populate { ranges, inactivity_s })
+        let ranges = self.ranges(rest, header.ranges_length, size_of::<PopulateTokenHeader>())?;
+        self.plan_token(nexus, id, POPULATE_TOKEN, TokenRequest::Populate { ranges, inactivity_s })
     }
 
     pub(crate) fn plan_write(
@@ -235,25 +242,31 @@ impl LogicalUnit {
         nexus: NexusId,
         id: u32,
         data: &Bufs,
-    ) -> Result<Prepared, Refusal> {
+    ) -> Result<PreparedStep, Refusal> {
         const DEL_TKN: u8 = 0x02;
         let list = data.to_vec();
-        let (header, rest) = Write::ref_from_prefix(&list).map_err(|_| TOO_SHORT)?;
-        check_length(header.length, size_of::<Write>(), list.len())?;
-        let ranges = self.ranges(rest, header.ranges_length, size_of::<Write>())?;
+        let (header, rest) =
+            WriteUsingTokenHeader::ref_from_prefix(&list).map_err(|_| TOO_SHORT)?;
+        check_length(header.length, size_of::<WriteUsingTokenHeader>(), list.len())?;
+        let ranges = self.ranges(rest, header.ranges_length, size_of::<WriteUsingTokenHeader>())?;
         let token = rod::parse(&header.token).map_err(|why| {
             Sense::illegal(match why {
-                NoToken::Type => Code::UNSUPPORTED_TOKEN_TYPE,
-                NoToken::Length => Code::INVALID_TOKEN_LENGTH,
+                TokenParseError::Type => SenseCode::UNSUPPORTED_TOKEN_TYPE,
+                TokenParseError::Length => SenseCode::INVALID_TOKEN_LENGTH,
             })
         })?;
         let forgets = header.flags & DEL_TKN != 0;
-        let work = TokenWork::Write { token, offset: header.offset.get(), ranges, forgets };
+        let work = TokenRequest::Write {
+            token,
+            offset: header.offset.get(),
+            ranges,
+            delete_token: forgets,
+        };
         self.plan_token(nexus, id, WRITE_USING_TOKEN, work)
     }
 
-    /// The ranges of a list behind a header of `header` bytes, without the empty ones. A last descriptor that is cut off is
-    /// ignored, as that of UNMAP is.
+    /// The ranges of a list after a header of `header` bytes, without empty ones. A truncated last
+    /// descriptor is ignored, as for UNMAP.
     fn ranges(&self, list: &[u8], length: U16, header: usize) -> Result<Vec<Blocks>, Sense> {
         let length_field = header as u16 - 2;
         let length = usize::from(length.get());
@@ -262,19 +275,19 @@ impl LogicalUnit {
             return Err(Sense::parameter(length_field, None));
         }
         let list = list.get(..whole).ok_or(TOO_SHORT)?;
-        let described = <[Range]>::ref_from_bytes(list).map_err(|_| TOO_SHORT)?;
+        let described = <[RangeDescriptor]>::ref_from_bytes(list).map_err(|_| TOO_SHORT)?;
         let field = |n: usize, byte: usize| (header + n * RANGE_LEN + byte) as u16;
         let (mut ranges, mut total): (Vec<Blocks>, u64) = (Vec::new(), 0);
         for (n, range) in described.iter().enumerate() {
             let range = Blocks::new(Lba(range.at.get()), u64::from(range.count.get()));
             if range.end().is_none_or(|end| end > self.info.blocks) {
-                return Err(Sense::illegal(Code::LBA_OUT_OF_RANGE));
+                return Err(Sense::illegal(SenseCode::LBA_OUT_OF_RANGE));
             }
             if ranges.iter().any(|other| other.overlaps(&range)) {
                 return Err(Sense::parameter(field(n, 0), None));
             }
             total += range.count;
-            if total > most_blocks(self.info.block_size) {
+            if total > max_token_blocks(self.info.block_size) {
                 return Err(Sense::parameter(field(n, 8), None));
             }
             if range.count > 0 {
@@ -284,93 +297,102 @@ impl LogicalUnit {
         Ok(ranges)
     }
 
-    /// From now on the operation is known to its initiator.
+    /// Registers the operation for its initiator.
     fn plan_token(
         &mut self,
         nexus: NexusId,
         id: u32,
         action: u8,
-        work: TokenWork,
-    ) -> Result<Prepared, Refusal> {
-        let operation = Rc::new(Operation::new(Some(id), 0, action, false));
+        work: TokenRequest,
+    ) -> Result<PreparedStep, Refusal> {
+        let operation = Rc::new(CopyOperation::new(Some(id), 0, action, false));
         let copies = self.nexuses.copies(nexus).ok_or(Status::TaskAborted)?;
         if copies.find(id).is_some_and(|known| known.is_running()) {
-            return Err(Sense::illegal(Code::OPERATION_IN_PROGRESS).into());
+            return Err(Sense::illegal(SenseCode::OPERATION_IN_PROGRESS).into());
         }
-        copies.begin(&operation)?;
-        operation.segment_begins(Current::new(None, None));
-        let (TokenWork::Populate { ranges, .. } | TokenWork::Write { ranges, .. }) = &work;
+        copies.insert(&operation)?;
+        operation.begin_segment(CurrentSegment::new(None, None));
+        let (TokenRequest::Populate { ranges, .. } | TokenRequest::Write { ranges, .. }) = &work;
         let blocks: u64 = ranges.iter().map(|r| r.count).sum();
         {
             let mut current = operation.current.borrow_mut();
             current.block_size = self.info.block_size;
             current.bytes = blocks * u64::from(self.info.block_size);
         }
-        let plan = TokenPlan { work, operation: Rc::clone(&operation) };
-        Ok(Prepared::Token(plan, After::Token(operation)))
+        let plan = TokenPlan { request: work, operation: Rc::clone(&operation) };
+        Ok(PreparedStep::Token(plan, CompletionAction::Token(operation)))
     }
 
-    /// What a [`Step::Token`](crate::Step::Token) asked for has come to this.
-    pub fn finish_token(&mut self, running: Running, outcome: TokenOutcome) -> Reply {
-        let Running { after, wanted, .. } = running;
-        let After::Token(operation) = after else { return Reply::good(Data::None, wanted, 0) };
-        let aborted = outcome == TokenOutcome::Aborted;
-        let begun = operation.bytes.get() > 0;
+    /// Completes a command after its [`Step::Token`](crate::Step::Token).
+    pub fn finish_token(&mut self, running: RunningCommand, outcome: TokenResult) -> Reply {
+        let RunningCommand { completion: after, full_transfer: wanted, .. } = running;
+        let CompletionAction::Token(operation) = after else {
+            return Reply::good(DataIn::None, wanted, 0);
+        };
+        let aborted = outcome == TokenResult::Aborted;
+        let begun = operation.bytes_written.get() > 0;
         let refusal = match outcome {
-            TokenOutcome::Made(token) => {
+            TokenResult::Created(token) => {
                 let bytes = operation.current.borrow().bytes;
-                operation.wrote(0, bytes);
+                operation.record_written(0, bytes);
                 operation.token.replace(Some(token));
                 None
             }
-            TokenOutcome::Written => None,
-            TokenOutcome::Aborted if operation.is_cleared() => Some(CLEARED.into()),
-            TokenOutcome::Aborted => {
+            TokenResult::Written => None,
+            TokenResult::Aborted if operation.is_cleared() => Some(CLEARED.into()),
+            TokenResult::Aborted => {
                 Some(failure::refusal(Error::Aborted.into(), self.modes.tas, self.access()))
             }
-            TokenOutcome::Invalid(fault) if begun => {
+            TokenResult::Invalid(fault) if begun => {
                 let sense = fault.sense();
-                Some(Sense { key: Key::CopyAborted, ..sense }.into())
+                Some(Sense { key: SenseKey::CopyAborted, ..sense }.into())
             }
-            TokenOutcome::Invalid(fault) => Some(fault.sense().into()),
-            TokenOutcome::Failed(side, trouble) => {
+            TokenResult::Invalid(fault) => Some(fault.sense().into()),
+            TokenResult::Failed(side, error) => {
                 let own = side == Side::Destination || operation.service_action == POPULATE_TOKEN;
-                Some(if own { self.own_trouble(trouble) } else { source_trouble(trouble) })
+                Some(if own { self.unit_refusal(error) } else { source_refusal(error) })
             }
         };
         let reply = match refusal {
-            Some(refusal) => Refusal { wanted, ..refusal }.into_reply(self.sense_format()),
-            None => Reply::good(Data::None, wanted, 0),
+            Some(refusal) => {
+                Refusal { full_transfer: wanted, ..refusal }.into_reply(self.sense_format())
+            }
+            None => Reply::good(DataIn::None, wanted, 0),
         };
-        operation.end(&reply, aborted);
+        operation.complete(&reply, aborted);
         reply
     }
 
-    /// As READ and WRITE are answered.
-    fn own_trouble(&self, trouble: CopyTrouble) -> Refusal {
-        match trouble {
-            CopyTrouble::Failed(failure) => {
+    /// The answer of READ and WRITE.
+    fn unit_refusal(&self, error: CopyIoError) -> Refusal {
+        match error {
+            CopyIoError::Volume(failure) => {
                 failure::refusal(failure, self.modes.tas, self.access())
             }
-            CopyTrouble::Conflict => Status::ReservationConflict.into(),
-            CopyTrouble::Refused(sense) => sense.into(),
-            CopyTrouble::Elsewhere => failure::UNAVAILABLE.into(),
+            CopyIoError::ReservationConflict => Status::ReservationConflict.into(),
+            CopyIoError::CheckCondition(sense) => sense.into(),
+            CopyIoError::PathUnavailable => failure::UNAVAILABLE.into(),
         }
     }
 }
 
-/// What happened to the reads of another unit.
-fn source_trouble(trouble: CopyTrouble) -> Refusal {
-    let code = match answer(trouble) {
-        Some(_) => Code::THIRD_PARTY_DEVICE_FAILURE,
-        None => Code::COPY_TARGET_DEVICE_NOT_REACHABLE,
+/// The answer for failed reads of another unit.
+fn source_refusal(error: CopyIoError) -> Refusal {
+    let code = match cscd_answer(error) {
+        Some(_) => SenseCode::THIRD_PARTY_DEVICE_FAILURE,
+        None => SenseCode::COPY_TARGET_DEVICE_NOT_REACHABLE,
     };
-    let answer =
-        answer(trouble).map(|(status, sense)| CopyAnswer { destination: false, status, sense });
-    Sense::copy_aborted(code, CopyPoint { segment: 0, field: None, answer }).into()
+    let answer = cscd_answer(error).map(|(status, sense)| CscdAnswer {
+        is_destination: false,
+        status,
+        sense,
+    });
+    Sense::copy_aborted(code, CopyFailurePoint { segment: 0, field: None, cscd_answer: answer })
+        .into()
 }
 
-/// POPULATE TOKEN DATA LENGTH and its like: room for one range at least, and no more than there is.
+/// Checks POPULATE TOKEN DATA LENGTH and the like: at least one range, and no more than the list
+/// has.
 fn check_length(length: U16, header: usize, list: usize) -> Result<(), Sense> {
     let length = usize::from(length.get()) + size_of::<U16>();
     if length < header + RANGE_LEN {

@@ -1,4 +1,4 @@
-//! The mode pages: what they say, and what of it can be changed (SPC-4 7.5, SBC-3 6.4).
+//! The mode pages: their values, and which can be changed (SPC-4 7.5, SBC-3 6.4).
 
 use arrayvec::ArrayVec;
 use block::Info;
@@ -6,9 +6,9 @@ use block::Info;
 use crate::space::default_thresholds;
 use crate::unit::LogicalUnit;
 
-/// What can be changed.
+/// The changeable parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Modes {
+pub(crate) struct ModeParameters {
     /// Sense data in descriptor format.
     pub(crate) d_sense: bool,
     /// Software write protect.
@@ -17,9 +17,9 @@ pub(crate) struct Modes {
     pub(crate) tas: bool,
     /// Writes may complete in a volatile cache, where there is one.
     pub(crate) wce: bool,
-    /// Thresholds of space are told (LBPERE).
+    /// Space thresholds are reported (LBPERE).
     pub(crate) reports_thresholds: bool,
-    /// One for space that is left, one for space that is taken.
+    /// One for available space, one for used space.
     pub(crate) thresholds: [Threshold; 2],
 }
 
@@ -30,8 +30,8 @@ pub(crate) struct Threshold {
     pub(crate) count: u32,
 }
 
-impl Modes {
-    /// What holds at the beginning and after a reset.
+impl ModeParameters {
+    /// The values at power on and after a reset.
     pub(crate) fn default(info: &Info) -> Self {
         Self {
             d_sense: false,
@@ -43,8 +43,8 @@ impl Modes {
         }
     }
 
-    /// As all nodes keep them: zeroes where they are the defaults. Thresholds take 33 bits each, with one that says
-    /// that they are not the default ones.
+    /// As stored in the shared state: zeroes for the defaults. Thresholds take 33 bits each, one of
+    /// which says that they differ from the default.
     pub(crate) fn bits(&self, info: &Info) -> u128 {
         let bit = |set: bool, n: u32| u128::from(set) << n;
         let default = Self::default(info);
@@ -61,7 +61,7 @@ impl Modes {
             | thresholds.fold(0, |all, one| all | one)
     }
 
-    /// What [`Self::bits`] has packed.
+    /// Decodes [`Self::bits`].
     pub(crate) fn from_bits(bits: u128, info: &Info) -> Self {
         let bit = |n: u32| bits >> n & 1 == 1;
         let mut modes = Self::default(info);
@@ -81,8 +81,8 @@ impl Modes {
         }
     }
 
-    /// Everything that can be changed, with all its bits set.
-    fn everything() -> Self {
+    /// All changeable parameters, with all their bits set.
+    fn all_changeable() -> Self {
         let threshold = Threshold { enabled: true, count: u32::MAX };
         Self {
             d_sense: true,
@@ -120,24 +120,27 @@ const SWP: u8 = 0x08;
 const TAS: u8 = 0x40;
 const ENABLED: u8 = 0x80;
 
-/// Where the threshold descriptors are in [`PROVISIONING`], and how long each is.
+/// Offsets of the threshold descriptors in [`PROVISIONING`], and the length of each.
 pub(crate) const THRESHOLDS: [usize; 2] = [16, 24];
 
 const PAGE_MAX: usize = 40;
 pub(super) type Page = ArrayVec<u8, PAGE_MAX>;
 
-/// What a unit has that makes pages differ.
+/// Features of a unit that affect its pages.
 #[derive(Clone, Copy)]
-pub(super) struct Has {
+pub(super) struct UnitFeatures {
     /// A volatile cache.
-    cache: bool,
-    /// Space that is measured.
-    space: bool,
+    volatile_cache: bool,
+    /// Known space usage.
+    measured_space: bool,
 }
 
 impl LogicalUnit {
-    pub(super) fn has(&self) -> Has {
-        Has { cache: self.info.volatile_cache, space: self.space.is_some() }
+    pub(super) fn mode_features(&self) -> UnitFeatures {
+        UnitFeatures {
+            volatile_cache: self.info.volatile_cache,
+            measured_space: self.space.is_some(),
+        }
     }
 
     /// The pages of this unit, in ascending order.
@@ -147,8 +150,8 @@ impl LogicalUnit {
     }
 }
 
-/// A page's header and zeroes behind it; `len` in bytes, all told.
-fn blank((code, subpage): Id, len: u8) -> Page {
+/// A page's header followed by zeroes; `len` is the total length in bytes.
+fn empty_page((code, subpage): Id, len: u8) -> Page {
     const SPF: u8 = 0x40;
     let mut page = Page::new();
     if subpage == 0 {
@@ -163,7 +166,7 @@ fn blank((code, subpage): Id, len: u8) -> Page {
 }
 
 /// A page with these values.
-pub(super) fn values(id: Id, modes: &Modes, has: Has) -> Page {
+pub(super) fn values(id: Id, modes: &ModeParameters, features: UnitFeatures) -> Page {
     const AWRE_ARRE: u8 = 0xc0;
     const GLTSD: u8 = 0x02;
     const UNRESTRICTED_REORDERING: u8 = 0x10;
@@ -171,7 +174,7 @@ pub(super) fn values(id: Id, modes: &Modes, has: Has) -> Page {
     const AVAILABLE: u8 = 0x01;
     const USED: u8 = 0x02;
     const ARMED_INCREASING: u8 = 0x01;
-    let mut page = changeable_values(id, modes, has);
+    let mut page = changeable_values(id, modes, features);
     match id {
         RECOVERY => page[2] = AWRE_ARRE,
         CONTROL => {
@@ -191,13 +194,13 @@ pub(super) fn values(id: Id, modes: &Modes, has: Has) -> Page {
     page
 }
 
-/// A page with a one for each bit that can be changed.
-pub(super) fn changeable(id: Id, has: Has) -> Page {
-    changeable_values(id, &Modes::everything(), has)
+/// A page with a one for each changeable bit.
+pub(super) fn changeable(id: Id, features: UnitFeatures) -> Page {
+    changeable_values(id, &ModeParameters::all_changeable(), features)
 }
 
-/// A page with the bits that can be changed as `modes` has them, and zeroes else.
-fn changeable_values(id: Id, modes: &Modes, has: Has) -> Page {
+/// A page with only the changeable bits of `modes`, and zeroes elsewhere.
+fn changeable_values(id: Id, modes: &ModeParameters, features: UnitFeatures) -> Page {
     let bit = |set: bool, bit: u8| if set { bit } else { 0 };
     let len = match id {
         CACHING => 20,
@@ -206,10 +209,10 @@ fn changeable_values(id: Id, modes: &Modes, has: Has) -> Page {
         POWER => 40,
         _ => 12,
     };
-    let mut page = blank(id, len);
+    let mut page = empty_page(id, len);
     match id {
-        RECOVERY => page[7] = bit(has.space && modes.reports_thresholds, LBPERE),
-        CACHING => page[2] = bit(has.cache && modes.wce, WCE),
+        RECOVERY => page[7] = bit(features.measured_space && modes.reports_thresholds, LBPERE),
+        CACHING => page[2] = bit(features.volatile_cache && modes.wce, WCE),
         CONTROL => {
             page[2] = bit(modes.d_sense, D_SENSE);
             page[4] = bit(modes.swp, SWP);
@@ -226,11 +229,16 @@ fn changeable_values(id: Id, modes: &Modes, has: Has) -> Page {
     page
 }
 
-/// `modes` as a page whose changeable bits have been checked says.
-pub(super) fn with_page(mut modes: Modes, id: Id, page: &[u8], has: Has) -> Modes {
+/// `modes` with the values of a page whose changeable bits have been checked.
+pub(super) fn with_page(
+    mut modes: ModeParameters,
+    id: Id,
+    page: &[u8],
+    features: UnitFeatures,
+) -> ModeParameters {
     match id {
-        RECOVERY if has.space => modes.reports_thresholds = page[7] & LBPERE != 0,
-        CACHING if has.cache => modes.wce = page[2] & WCE != 0,
+        RECOVERY if features.measured_space => modes.reports_thresholds = page[7] & LBPERE != 0,
+        CACHING if features.volatile_cache => modes.wce = page[2] & WCE != 0,
         CONTROL => {
             modes.d_sense = page[2] & D_SENSE != 0;
             modes.swp = page[4] & SWP != 0;

@@ -1,10 +1,11 @@
-//! What must hold of a parameter list of EXTENDED COPY whatever its bytes are. Shared by the property
-//! test here and the fuzz target `scsi_copy`.
+//! Invariants of parsing any parameter list of EXTENDED COPY. Shared by the property test here and
+//! the fuzz target `scsi_copy`.
 
-use block::{Class, Info, Pool};
+use block::{BufferPool, Info, MemoryClass};
 use scsi::{
-    Admission, Arrival, CopyOutcome, CopyPlan, Known, LogicalUnit, Lun, LunConfig, Nexus, NexusId,
-    Presented, Side, Status, Step, TargetPort, TokenOutcome, TokenWork, Transfer, Whose,
+    Admission, CopyOutcome, CopyPlan, CscdTarget, LogicalUnit, Lun, Nexus, NexusId, PresentedToken,
+    ReceivedCommand, SharedUnitState, Side, Status, Step, TargetPort, TokenRequest, TokenResult,
+    TransferLengths, UnitConfig,
 };
 
 /// Sends the bytes as lists of both formats; the first of them chooses the ends' sizes.
@@ -32,13 +33,13 @@ fn info(large: bool, few: bool) -> Info {
         volatile_cache: false,
         native_fua: false,
         read_only: false,
-        overhead: 0,
-        aside_blocks: 0,
+        overhead_bytes: 0,
+        metadata_blocks: 0,
     }
 }
 
 fn unit() -> (LogicalUnit, NexusId) {
-    let config = LunConfig {
+    let config = UnitConfig {
         uuid: [3; 16],
         product: "p".into(),
         revision: "1".into(),
@@ -53,8 +54,13 @@ fn unit() -> (LogicalUnit, NexusId) {
     let target_port = TargetPort { device: "t".into(), name: "t,t,0x1".into(), relative_id: 1 };
     let nexus = Nexus { initiator_port: "i".into(), target_port };
     let nexus = unit.add_nexus(nexus).expect("there is room");
-    let known = Known::NOTHING;
-    let ready = Arrival { cdb: &[0; 6], window: Transfer::NONE, luns: &[], known };
+    let known = SharedUnitState::DEFAULT;
+    let ready = ReceivedCommand {
+        cdb: &[0; 6],
+        expected_transfer: TransferLengths::NONE,
+        luns: &[],
+        shared: known,
+    };
     let _power_on = unit.admit(nexus, &ready);
     (unit, nexus)
 }
@@ -62,9 +68,14 @@ fn unit() -> (LogicalUnit, NexusId) {
 fn send(unit: &mut LogicalUnit, nexus: NexusId, list: &[u8], command: &[u8; 2], sizes: u8) {
     let [a, b, c, d] = (list.len() as u32).to_be_bytes();
     let cdb = [command[0], command[1], 0, 0, 0, 0, 0, 0, 0, 0, a, b, c, d, 0, 0];
-    let window = Transfer::from_initiator(list.len() as u64);
+    let window = TransferLengths::from_initiator(list.len() as u64);
     let luns = [Lun::new(0).expect("a small number")];
-    let arrival = Arrival { cdb: &cdb, window, luns: &luns, known: Known::NOTHING };
+    let arrival = ReceivedCommand {
+        cdb: &cdb,
+        expected_transfer: window,
+        luns: &luns,
+        shared: SharedUnitState::DEFAULT,
+    };
     let command = match unit.admit(nexus, &arrival) {
         Admission::Reply(reply) => {
             assert!(reply.status == Status::Good && list.is_empty());
@@ -72,16 +83,16 @@ fn send(unit: &mut LogicalUnit, nexus: NexusId, list: &[u8], command: &[u8; 2], 
         }
         Admission::Accept(command) => command,
     };
-    let pool = Pool::new(1 << 16).expect("a small pool");
-    let credit = pool.account().try_credit(list.len(), Class::Immediate).expect("a free pool");
+    let pool = BufferPool::new(1 << 16).expect("a small pool");
+    let credit = pool.account().try_credit(list.len(), MemoryClass::LocalIo).expect("a free pool");
     match unit.start(nexus, command, rt::buf::copy_in(&credit, list)) {
         Step::Reply(reply) => {
             assert_eq!(reply.status, Status::CheckCondition);
             assert_eq!(reply.sense[2], 0x05, "ILLEGAL REQUEST: nothing was begun");
         }
         Step::Token(plan, running) => {
-            check_token(plan.work());
-            let reply = unit.finish_token(running, TokenOutcome::Written);
+            check_token(plan.request());
+            let reply = unit.finish_token(running, TokenResult::Written);
             assert_eq!(reply.status, Status::Good);
         }
         Step::Copy(plan, running) => {
@@ -89,13 +100,16 @@ fn send(unit: &mut LogicalUnit, nexus: NexusId, list: &[u8], command: &[u8; 2], 
             let reply = unit.finish_copy(running, CopyOutcome::Done);
             assert_eq!(reply.status, Status::Good);
         }
-        Step::Run(..) | Step::Alter(..) | Step::Consult(_) => panic!("a copy is no request"),
+        Step::Run(..) | Step::ChangeShared(..) | Step::ReadShared(_) => {
+            panic!("a copy is no request")
+        }
     }
 }
 
-/// Ranges lie in the unit, whose blocks have 512 bytes, and do not meet; what a token says of itself can be read.
-fn check_token(work: &TokenWork) {
-    let (TokenWork::Populate { ranges, .. } | TokenWork::Write { ranges, .. }) = work;
+/// Ranges lie in the unit, whose blocks have 512 bytes, and do not overlap; a token's own
+/// description can be read.
+fn check_token(work: &TokenRequest) {
+    let (TokenRequest::Populate { ranges, .. } | TokenRequest::Write { ranges, .. }) = work;
     let blocks = info(false, false).blocks;
     for (n, range) in ranges.iter().enumerate() {
         assert!(range.count > 0 && range.end().is_some_and(|end| end <= blocks));
@@ -103,8 +117,8 @@ fn check_token(work: &TokenWork) {
     }
     let total: u64 = ranges.iter().map(|range| range.count).sum();
     assert!(ranges.len() <= 64 && total <= (256 << 20) / 512);
-    if let TokenWork::Write { token: Presented::Data(token), .. } = work {
-        let _ = token.creator().is_some_and(|creator| creator.names(&[3; 16]));
+    if let TokenRequest::Write { token: PresentedToken::Data(token), .. } = work {
+        let _ = token.creator().is_some_and(|creator| creator.identifies(&[3; 16]));
     }
 }
 
@@ -114,11 +128,11 @@ fn check(plan: &CopyPlan, sizes: u8) {
     assert!(plan.segments().len() <= 128);
     for segment in plan.segments() {
         for side in [Side::Source, Side::Destination] {
-            if let Some(Whose::Named(end)) = plan.end(segment, side) {
-                let _ = (end.names(&[3; 16]), end.is_of(512));
+            if let Some(CscdTarget::Named(end)) = plan.cscd(segment, side) {
+                let _ = (end.identifies(&[3; 16]), end.matches_block_size(512));
             }
         }
-        let Ok(extent) = segment.extent(&source, &destination) else { continue };
+        let Ok(extent) = segment.range(&source, &destination) else { continue };
         for (at, info) in [(extent.from, &source), (extent.to, &destination)] {
             let size = u64::from(info.block_size);
             assert!(extent.bytes.is_multiple_of(size));

@@ -1,10 +1,10 @@
 //! The unit as an initiator sees it, clause by clause. `docs/conformance/scsi.md` is the index.
 
 mod atomic;
-mod bench;
 mod capacity;
 mod copy;
 mod copy_oracle;
+mod harness;
 mod inquiry;
 mod lifecycle;
 mod mode;

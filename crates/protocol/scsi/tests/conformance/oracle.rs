@@ -1,12 +1,15 @@
-//! What must hold whatever initiators send. Shared by the property test here and the fuzz target
+//! Invariants for any input from initiators. Shared by the property test here and the fuzz target
 //! `scsi_cdb`: bytes are read as a script of commands, replies of the volume and events.
 
-use block::{Access, Account, Blocks, Bufs, Class, Error, Failure, Info, Lba, Pool, Request};
-use reservation::{Change, Initiator, Party, Table};
+use block::{
+    Access, Account, Blocks, BufferPool, Bufs, Error, Info, Lba, MemoryClass, Request, RequestError,
+};
+use reservation::{Change, Initiator, ItNexus, Table};
 use scsi::{
-    Admission, Arrival, Attention, CopyFault, CopyOutcome, CopyPlan, CopyTrouble, Known,
-    LogicalUnit, Lun, LunConfig, Nexus, NexusId, PortGroup, Reply, RodToken, SENSE_MAX, Side,
-    Status, Step, TargetPort, TokenFault, TokenOutcome, TokenPlan, TokenWork, Transfer, Whom,
+    Admission, AttentionScope, CopyFault, CopyIoError, CopyOutcome, CopyPlan, LogicalUnit, Lun,
+    Nexus, NexusId, PortGroup, ReceivedCommand, Reply, RodToken, SENSE_MAX, SharedUnitState, Side,
+    Status, Step, TargetPort, TokenFault, TokenPlan, TokenRequest, TokenResult, TransferLengths,
+    UnitAttention, UnitConfig,
 };
 
 const BLOCK: u32 = 512;
@@ -50,14 +53,14 @@ impl Script<'_> {
 
 thread_local! {
     /// One pool for all scripts: a mapping each would be most of the work.
-    static ACCOUNT: Account = Pool::new(1 << 20).expect("a small pool").account();
+    static ACCOUNT: Account = BufferPool::new(1 << 20).expect("a small pool").account();
 }
 
 struct World {
     unit: LogicalUnit,
     blocks: u64,
     ids: Vec<NexusId>,
-    /// What all nodes know.
+    /// The shared state.
     table: Table,
     account: Account,
 }
@@ -71,7 +74,7 @@ pub(crate) fn play(script: &[u8]) {
             0..=9 => world.event(&mut script),
             _ => world.command(&mut script),
         }
-        assert!(world.unit.nexuses() <= world.ids.len());
+        assert!(world.unit.nexus_count() <= world.ids.len());
     }
 }
 
@@ -82,7 +85,7 @@ impl World {
         let info = Info {
             block_size: BLOCK,
             blocks,
-            aside_blocks: 0,
+            metadata_blocks: 0,
             physical_block_size: [512, 4096, 1536][usize::from(flags >> 6) % 3],
             max_transfer_blocks: MAX_TRANSFER,
             unmap_granularity_blocks: u32::from(flags & 1) * 8,
@@ -90,9 +93,9 @@ impl World {
             volatile_cache: flags & 4 != 0,
             native_fua: false,
             read_only: size / 6 == 1,
-            overhead: 0,
+            overhead_bytes: 0,
         };
-        let config = LunConfig {
+        let config = UnitConfig {
             uuid: [flags; 16],
             product: "product".into(),
             revision: "1".into(),
@@ -132,27 +135,31 @@ impl World {
         match script.byte() % 9 {
             0 if self.ids.len() < 1000 => self.join(),
             1 => self.unit.remove_nexus(id),
-            2 => self.alter(id, &Change::Reset { target: false }),
-            3 => self.alter(id, &Change::Evict),
-            4 => self.unit.attend(Whom::AllBut(id), Attention::CommandsCleared),
+            2 => self.alter(id, &Change::Reset { whole_target: false }),
+            3 => self.alter(id, &Change::AdminClear),
+            4 => self
+                .unit
+                .establish_attention(AttentionScope::Except(id), UnitAttention::CommandsCleared),
             5 => self.unit.set_access(access(script.byte())),
             6 => self.set_port_groups(script.byte()),
             7 => self.unit.set_space(self.place(script.byte()), self.place(script.byte())),
-            _ => self.unit.attend(Whom::Only(id), Attention::LunsChanged),
+            _ => {
+                self.unit.establish_attention(AttentionScope::Only(id), UnitAttention::LunsChanged);
+            }
         }
     }
 
     /// Of which initiators there are four to the reservations.
-    fn party(&self, id: NexusId) -> Party {
+    fn party(&self, id: NexusId) -> ItNexus {
         let at = self.ids.iter().position(|other| *other == id).unwrap_or(0);
         let name = format!("iqn.{}", at % 4);
-        Party { initiator: Initiator::Iscsi { name, isid: [0; 6] }, port: 1 }
+        ItNexus { initiator: Initiator::Iscsi { name, isid: [0; 6] }, port: 1 }
     }
 
     fn alter(&mut self, by: NexusId, change: &Change) {
-        let Ok(Some(next)) = self.table.change(&self.party(by), 1, change) else { return };
+        let Ok(Some(next)) = self.table.with_change(&self.party(by), 1, change) else { return };
         for id in self.ids.clone() {
-            self.unit.told(id, Table::notices(&self.table, &next, &self.party(id)));
+            self.unit.notify(id, Table::notifications(&self.table, &next, &self.party(id)));
         }
         self.table = next;
     }
@@ -174,10 +181,14 @@ impl World {
         let (cdb, exact) =
             if shaped < 192 { self.shaped(script) } else { (script.bytes(), window(out)) };
         let data_out = if out < 128 { exact } else { window(out) };
-        let window = Transfer { data_out, data_in: window(into) };
+        let window = TransferLengths { data_out, data_in: window(into) };
         let luns = [Lun::new(0), Lun::new(u16::from(out))].map(|l| l.expect("small numbers"));
-        let known = Known { rights: self.table.rights(&self.party(id)), modes: self.table.modes };
-        let arrival = Arrival { cdb: &cdb, window, luns: &luns, known };
+        let known = SharedUnitState {
+            rights: self.table.rights(&self.party(id)),
+            mode_pages: self.table.mode_pages,
+        };
+        let arrival =
+            ReceivedCommand { cdb: &cdb, expected_transfer: window, luns: &luns, shared: known };
         match self.unit.admit(id, &arrival) {
             Admission::Reply(reply) => check_reply(&reply, &cdb, window),
             Admission::Accept(command) => {
@@ -257,7 +268,8 @@ impl World {
     }
 
     fn bufs(&self, bytes: &[u8]) -> Bufs {
-        let credit = self.account.try_credit(bytes.len(), Class::Immediate).expect("a free pool");
+        let credit =
+            self.account.try_credit(bytes.len(), MemoryClass::LocalIo).expect("a free pool");
         rt::buf::copy_in(&credit, bytes)
     }
 
@@ -275,18 +287,20 @@ impl World {
                     self.check_request(&request, data_in);
                     step = self.unit.finish(running, result(&request, script));
                 }
-                Step::Alter(change, running) => {
-                    step = match self.table.change(&self.party(id), 1, &change) {
-                        Err(why) => self.unit.refused(running, why),
+                Step::ChangeShared(change, running) => {
+                    step = match self.table.with_change(&self.party(id), 1, &change) {
+                        Err(why) => self.unit.finish_refused_change(running, why),
                         Ok(_) => {
                             self.alter(id, &change);
                             self.unit.finish(running, Ok(Bufs::new()))
                         }
                     };
                 }
-                Step::Consult(running) => step = self.unit.consulted(running, &self.table),
+                Step::ReadShared(running) => {
+                    step = self.unit.finish_shared_read(running, &self.table);
+                }
                 Step::Token(plan, running) => {
-                    self.check_token(plan.work());
+                    self.check_token(plan.request());
                     let outcome = tokened(&plan, script);
                     return self.unit.finish_token(running, outcome);
                 }
@@ -300,8 +314,8 @@ impl World {
         panic!("a command takes at most two requests")
     }
 
-    fn check_token(&self, work: &TokenWork) {
-        let (TokenWork::Populate { ranges, .. } | TokenWork::Write { ranges, .. }) = work;
+    fn check_token(&self, work: &TokenRequest) {
+        let (TokenRequest::Populate { ranges, .. } | TokenRequest::Write { ranges, .. }) = work;
         let mut total = 0;
         for (n, range) in ranges.iter().enumerate() {
             assert!(range.count > 0 && range.end().is_some_and(|end| end <= self.blocks));
@@ -347,17 +361,18 @@ impl World {
                 ranges.iter().for_each(|r| inside(r.at, r.count));
                 assert!(ranges.iter().map(|r| r.count).sum::<u64>() <= 1 << 20);
             }
-            Request::Map { range, most } => {
+            Request::BlockStatus { range, max_runs: most } => {
                 assert!(*most > 0);
                 inside(range.at, range.count);
             }
-            Request::Settle { .. } => panic!("no command is only that"),
+            Request::DrainWrites { .. } => panic!("no command is only that"),
             Request::Flush => {}
         }
     }
 }
 
-/// Makes a parameter list with one end, if that fits, and segments between that and the unit itself.
+/// Makes a parameter list with one end, if that fits, and segments between that and the unit
+/// itself.
 fn shape_copy(list: &mut [u8], long: bool) {
     let header = if long { 48 } else { 16 };
     let Some((head, rest)) = list.split_at_mut_checked(header) else { return };
@@ -393,7 +408,7 @@ fn window(code: u8) -> u64 {
     }
 }
 
-fn result(request: &Request, script: &mut Script<'_>) -> Result<Bufs, Failure> {
+fn result(request: &Request, script: &mut Script<'_>) -> Result<Bufs, RequestError> {
     let [what, at] = script.bytes();
     let at = Lba(u64::from(at) << 30);
     let error = match what {
@@ -406,7 +421,7 @@ fn result(request: &Request, script: &mut Script<'_>) -> Result<Bufs, Failure> {
         6 => Error::Fenced,
         7 => Error::Aborted,
         8 => Error::Gone,
-        9 => return Err(Failure::Miscompare { offset: at.0 }),
+        9 => return Err(RequestError::Miscompare { offset: at.0 }),
         _ => {
             return Ok(match request {
                 Request::Read { range } => Bufs::zeroes(range.count as usize * BLOCK as usize),
@@ -414,34 +429,34 @@ fn result(request: &Request, script: &mut Script<'_>) -> Result<Bufs, Failure> {
             });
         }
     };
-    Err(Failure::Device(error))
+    Err(RequestError::Device(error))
 }
 
-fn tokened(plan: &TokenPlan, script: &mut Script<'_>) -> TokenOutcome {
+fn tokened(plan: &TokenPlan, script: &mut Script<'_>) -> TokenResult {
     let [what, wrote] = script.bytes();
-    plan.command_done();
-    let making = matches!(plan.work(), TokenWork::Populate { .. });
+    plan.record_command();
+    let making = matches!(plan.request(), TokenRequest::Populate { .. });
     match what {
-        0 => return TokenOutcome::Aborted,
-        1 => return TokenOutcome::Invalid(TokenFault::NoRoom),
-        _ if making => return TokenOutcome::Made(RodToken::new(&[0; 16], 1, BLOCK, [1; 5])),
-        2 => return TokenOutcome::Written,
-        _ => plan.wrote(u64::from(what) * u64::from(BLOCK), u64::from(wrote)),
+        0 => return TokenResult::Aborted,
+        1 => return TokenResult::Invalid(TokenFault::TooManyTokens),
+        _ if making => return TokenResult::Created(RodToken::new(&[0; 16], 1, BLOCK, [1; 5])),
+        2 => return TokenResult::Written,
+        _ => plan.record_written(u64::from(what) * u64::from(BLOCK), u64::from(wrote)),
     }
     match what % 3 {
-        0 => TokenOutcome::Invalid(TokenFault::Cancelled),
-        1 => TokenOutcome::Failed(Side::Source, CopyTrouble::Conflict),
-        _ => TokenOutcome::Failed(Side::Destination, CopyTrouble::Elsewhere),
+        0 => TokenResult::Invalid(TokenFault::Cancelled),
+        1 => TokenResult::Failed(Side::Source, CopyIoError::ReservationConflict),
+        _ => TokenResult::Failed(Side::Destination, CopyIoError::PathUnavailable),
     }
 }
 
 fn copied(plan: &CopyPlan, script: &mut Script<'_>) -> CopyOutcome {
     let [what, segment, wrote] = script.bytes();
     for segment in plan.segments().iter().take(usize::from(segment)) {
-        plan.segment_begins(segment);
-        plan.segment_is(u64::MAX, BLOCK);
-        plan.wrote(u64::from(wrote >> 6), u64::from(wrote) << 30);
-        plan.command_done();
+        plan.begin_segment(segment);
+        plan.set_segment_size(u64::MAX, BLOCK);
+        plan.record_written(u64::from(wrote >> 6), u64::from(wrote) << 30);
+        plan.record_command();
     }
     let (segment, side) =
         (u16::from(segment), if what > 127 { Side::Source } else { Side::Destination });
@@ -449,26 +464,26 @@ fn copied(plan: &CopyPlan, script: &mut Script<'_>) -> CopyOutcome {
         0 => return CopyOutcome::Aborted,
         1 => CopyFault::Unreachable(side),
         2 => CopyFault::OutOfRange(side),
-        3 => CopyFault::Failed(side, CopyTrouble::Conflict),
-        4 => CopyFault::Failed(side, CopyTrouble::Elsewhere),
-        5 => CopyFault::Failed(side, CopyTrouble::Failed(Error::NoSpace.into())),
-        6 => CopyFault::Failed(side, CopyTrouble::Failed(Error::Fenced.into())),
+        3 => CopyFault::Io(side, CopyIoError::ReservationConflict),
+        4 => CopyFault::Io(side, CopyIoError::PathUnavailable),
+        5 => CopyFault::Io(side, CopyIoError::Volume(Error::NoSpace.into())),
+        6 => CopyFault::Io(side, CopyIoError::Volume(Error::Fenced.into())),
         _ => return CopyOutcome::Done,
     };
-    CopyOutcome::Failed { segment, fault, commanded: what & 8 != 0 }
+    CopyOutcome::Failed { segment, fault, on_this_unit: what & 8 != 0 }
 }
 
-fn check_reply(reply: &Reply, cdb: &[u8; 16], window: Transfer) {
+fn check_reply(reply: &Reply, cdb: &[u8; 16], window: TransferLengths) {
     let len = reply.data.len() as u64;
-    assert!(len <= window.data_in && len <= reply.wanted.data_in);
+    assert!(len <= window.data_in && len <= reply.full_transfer.data_in);
     if let Some(allocation) = allocation_length(cdb) {
-        assert!(reply.wanted.data_in <= allocation, "{cdb:x?}");
+        assert!(reply.full_transfer.data_in <= allocation, "{cdb:x?}");
     }
     if reply.status != Status::Good || cdb[0] != 0x83 {
         assert_eq!(reply.status == Status::CheckCondition, !reply.sense.is_empty());
     }
     if reply.status == Status::Good {
-        assert_eq!(len, reply.wanted.data_in.min(window.data_in), "{cdb:x?}");
+        assert_eq!(len, reply.full_transfer.data_in.min(window.data_in), "{cdb:x?}");
     } else {
         assert_eq!(len, 0);
     }

@@ -1,10 +1,10 @@
-//! SPC-4 6.15 PERSISTENT RESERVE IN, 6.16 PERSISTENT RESERVE OUT: what they look like. What they mean is
-//! tested with the crate `reservation`.
+//! Encoding of SPC-4 6.15 PERSISTENT RESERVE IN and 6.16 PERSISTENT RESERVE OUT. Their effect is
+//! tested in the crate `reservation`.
 
-use reservation::{Initiator, Party};
-use scsi::{NexusId, PortGroup, Transfer};
+use reservation::{Initiator, ItNexus};
+use scsi::{NexusId, PortGroup, TransferLengths};
 
-use crate::bench::{Bench, blocks, cdb, data, party, pointer, verdict};
+use crate::harness::{Harness, blocks, cdb, data, describe_reply, it_nexus, pointer};
 
 const REGISTER: u8 = 0;
 const RESERVE: u8 = 1;
@@ -45,15 +45,15 @@ fn transport_id(n: u32) -> Vec<u8> {
     [&[0x45, 0][..], &(text.len() as u16).to_be_bytes(), &text].concat()
 }
 
-impl Bench {
+impl Harness {
     fn out(&mut self, id: NexusId, action: u8, kind: u8, list: &[u8]) -> String {
-        let r = self.tell(id, &reserve_out(action, kind, list.len()), list);
-        verdict(&r)
+        let r = self.data_out(id, &reserve_out(action, kind, list.len()), list);
+        describe_reply(&r)
     }
 
     fn reads(&mut self, id: NexusId, action: u8) -> Vec<u8> {
-        let r = self.ask(id, &reserve_in(action));
-        assert_eq!(verdict(&r), "Good");
+        let r = self.data_in(id, &reserve_in(action));
+        assert_eq!(describe_reply(&r), "Good");
         data(&r)
     }
 }
@@ -61,7 +61,7 @@ impl Bench {
 /// SPC-4 6.15.2, 6.15.3, 6.16.2: a life in short.
 #[test]
 fn register_reserve_read_release_clear() {
-    let (mut b, i) = Bench::new();
+    let (mut b, i) = Harness::new();
     let other = b.join(2);
     assert_eq!(b.reads(i, KEYS), [0; 8]);
     assert_eq!(b.out(i, REGISTER, 0, &list(0, 0xabc, 0)), "Good");
@@ -75,13 +75,13 @@ fn register_reserve_read_release_clear() {
     assert_eq!(b.out(other, RESERVE, 5, &list(0xdef, 0, 0)), "ReservationConflict");
     assert_eq!(b.out(i, RELEASE, 1, &list(0xabc, 0, 0)), "05/26/04");
     assert_eq!(b.out(i, RELEASE, 5, &list(0xabc, 0, 0)), "Good");
-    assert_eq!(verdict(&b.ask(other, &READY)), "06/2a/04");
+    assert_eq!(describe_reply(&b.data_in(other, &READY)), "06/2a/04");
     assert_eq!(b.out(other, CLEAR, 0, &list(0xdef, 0, 0)), "Good");
-    assert_eq!(verdict(&b.ask(i, &READY)), "06/2a/03");
+    assert_eq!(describe_reply(&b.data_in(i, &READY)), "06/2a/03");
     assert_eq!(b.reads(i, KEYS), [0, 0, 0, 3, 0, 0, 0, 0]);
 }
 
-/// SPC-4 5.12.1, SBC-3 4.17: who is registered, who is not, and what they may do, for each type.
+/// SPC-4 5.12.1, SBC-3 4.17: what registered and other nexuses may do, for each type.
 #[test]
 fn access_by_type() {
     let read = cdb(0x28, 0, 0, 1);
@@ -94,7 +94,7 @@ fn access_by_type() {
         (7, [true, true], [true, false]),
         (8, [true, true], [false, false]),
     ] {
-        let (mut b, holder) = Bench::new();
+        let (mut b, holder) = Harness::new();
         let (member, outside) = (b.join(2), b.join(3));
         assert_eq!(b.out(holder, REGISTER, 0, &list(0, 1, 0)), "Good");
         assert_eq!(b.out(member, REGISTER, 0, &list(0, 2, 0)), "Good");
@@ -103,12 +103,16 @@ fn access_by_type() {
             [(holder, [true, true]), (member, registered), (outside, stranger)]
         {
             let said = |may| if may { "Good" } else { "ReservationConflict" };
-            assert_eq!(verdict(&b.ask(id, &read)), said(reads), "type {kind}");
-            assert_eq!(verdict(&b.tell(id, &write, &blocks(1, 1))), said(writes), "type {kind}");
-            assert_eq!(verdict(&b.ask(id, &[0x1a, 0, 0x3f, 0, 255, 0])), said(reads));
-            assert_eq!(verdict(&b.ask(id, &cdb(0x35, 0, 0, 0))), said(writes));
+            assert_eq!(describe_reply(&b.data_in(id, &read)), said(reads), "type {kind}");
+            assert_eq!(
+                describe_reply(&b.data_out(id, &write, &blocks(1, 1))),
+                said(writes),
+                "type {kind}"
+            );
+            assert_eq!(describe_reply(&b.data_in(id, &[0x1a, 0, 0x3f, 0, 255, 0])), said(reads));
+            assert_eq!(describe_reply(&b.data_in(id, &cdb(0x35, 0, 0, 0))), said(writes));
             for free in [&READY[..], &[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[0x1b, 0, 0, 0, 1, 0]] {
-                assert_eq!(verdict(&b.ask(id, free)), "Good", "type {kind}");
+                assert_eq!(describe_reply(&b.data_in(id, free)), "Good", "type {kind}");
             }
             b.reads(id, KEYS);
         }
@@ -118,14 +122,14 @@ fn access_by_type() {
 /// SPC-4 6.15.4.
 #[test]
 fn report_capabilities() {
-    let (mut b, i) = Bench::new();
+    let (mut b, i) = Harness::new();
     assert_eq!(b.reads(i, CAPABILITIES), [0, 8, 0x1d, 0x80, 0xea, 0x01, 0, 0]);
 }
 
-/// SPC-4 6.15.5: who, through which port, and what of it holds.
+/// SPC-4 6.15.5: each registrant, its port, and whether it holds the reservation.
 #[test]
 fn read_full_status() {
-    let (mut b, i) = Bench::new();
+    let (mut b, i) = Harness::new();
     let other = b.join(2);
     b.out(i, REGISTER, 0, &list(0, 0xa, 0));
     b.out(other, REGISTER, 0, &list(0, 0xb, 0));
@@ -143,23 +147,23 @@ fn read_full_status() {
     assert_eq!(second[24..], transport_id(2));
 }
 
-/// SPC-4 4.2.5.6: what does not fit is cut off, and the length says so.
+/// SPC-4 4.2.5.6: data is truncated, but the length field is not.
 #[test]
 fn allocation_length() {
-    let (mut b, i) = Bench::new();
+    let (mut b, i) = Harness::new();
     b.out(i, REGISTER, 0, &list(0, 0xa, 0));
     for (length, got) in [(0, 0), (4, 4), (12, 12), (100, 16)] {
-        let r = b.ask(i, &[0x5e, KEYS, 0, 0, 0, 0, 0, 0, length, 0]);
-        assert_eq!((data(&r).len(), r.wanted.data_in), (got, got as u64));
+        let r = b.data_in(i, &[0x5e, KEYS, 0, 0, 0, 0, 0, 0, length, 0]);
+        assert_eq!((data(&r).len(), r.full_transfer.data_in), (got, got as u64));
     }
-    let small = Transfer::to_initiator(5);
+    let small = TransferLengths::to_initiator(5);
     assert_eq!(data(&b.run(i, &reserve_in(KEYS), small, &[])), [0, 0, 0, 1, 0]);
 }
 
-/// SPC-4 6.16.3: SPEC_I_PT registers others with the one who asks, all of them or nobody.
+/// SPC-4 6.16.3: SPEC_I_PT registers other initiators along with the requesting one, all or none.
 #[test]
 fn register_for_others() {
-    let (mut b, i) = Bench::new();
+    let (mut b, i) = Harness::new();
     let ids = [transport_id(7), transport_id(8)].concat();
     let mut out = list(0, 0xa, 0x08);
     out.extend((ids.len() as u32).to_be_bytes());
@@ -167,26 +171,26 @@ fn register_for_others() {
     assert_eq!(b.out(i, REGISTER_AND_IGNORE, 0, &out), "05/26/00", "only REGISTER");
     let mut wrong = out.clone();
     wrong[28 + ids.len() / 2] = 0x05;
-    let r = b.tell(i, &reserve_out(REGISTER, 0, wrong.len()), &wrong);
+    let r = b.data_out(i, &reserve_out(REGISTER, 0, wrong.len()), &wrong);
     let at = 28 + ids.len() as u16 / 2;
-    assert_eq!((verdict(&r).as_str(), pointer(&r)), ("05/26/00", Some((false, at, None))));
+    assert_eq!((describe_reply(&r).as_str(), pointer(&r)), ("05/26/00", Some((false, at, None))));
     assert!(b.table.registrants().is_empty(), "all or nothing");
     assert_eq!(b.out(i, REGISTER, 0, &out), "Good");
-    let registered: Vec<_> = b.table.registrants().iter().map(|r| r.party.clone()).collect();
-    assert_eq!(registered, [party(1), party(7), party(8)]);
+    let registered: Vec<_> = b.table.registrants().iter().map(|r| r.nexus.clone()).collect();
+    assert_eq!(registered, [it_nexus(1), it_nexus(7), it_nexus(8)]);
     assert_eq!(b.out(i, REGISTER, 0, &out[..out.len() - 1]), "05/1a/00");
 }
 
 /// SPC-4 6.16.3: ALL_TG_PT registers through the ports of all nodes.
 #[test]
 fn register_through_all_ports() {
-    let (mut b, i) = Bench::new();
+    let (mut b, i) = Harness::new();
     let (name, access) = (String::new(), block::Access::Optimized);
     let group = |n| PortGroup { id: n, port: n, name: name.clone(), access };
     b.unit.set_port_groups(group(1), &[group(2), group(5)]);
-    assert_eq!(verdict(&b.ask(i, &READY)), "06/3f/03");
+    assert_eq!(describe_reply(&b.data_in(i, &READY)), "06/3f/03");
     assert_eq!(b.out(i, REGISTER, 0, &list(0, 0xa, 0x04)), "Good");
-    let ports: Vec<_> = b.table.registrants().iter().map(|r| r.party.port).collect();
+    let ports: Vec<_> = b.table.registrants().iter().map(|r| r.nexus.port).collect();
     assert_eq!(ports, [1, 2, 5]);
     assert_eq!(b.reads(i, FULL_STATUS)[8 + 12], 0x02, "ALL_TG_PT");
 }
@@ -194,7 +198,7 @@ fn register_through_all_ports() {
 /// SPC-4 6.16.4, 5.12.8.
 #[test]
 fn register_and_move() {
-    let (mut b, i) = Bench::new();
+    let (mut b, i) = Harness::new();
     let moving = |new_key: u64, unregister: bool, port: u16, n: u32| {
         let mut out = [0xau64.to_be_bytes(), new_key.to_be_bytes()].concat();
         out.extend([0, if unregister { 2 } else { 0 }]);
@@ -210,8 +214,8 @@ fn register_and_move() {
     assert_eq!(b.out(i, REGISTER_AND_MOVE, 0, &moving(7, false, 9, 2)), "05/26/00", "no such port");
     assert_eq!(b.out(i, REGISTER_AND_MOVE, 0, &moving(7, true, 1, 2)), "Good");
     let [only] = b.table.registrants() else { panic!("{:?}", b.table) };
-    assert_eq!((&only.party, only.key), (&party(2), 7));
-    assert!(b.table.holds(&party(2)));
+    assert_eq!((&only.nexus, only.key), (&it_nexus(2), 7));
+    assert!(b.table.is_holder(&it_nexus(2)));
 }
 
 /// SPC-4 5.12.11.2.4, 5.12.11.2.6.
@@ -220,7 +224,7 @@ fn preempt_is_told() {
     for (action, told) in
         [(PREEMPT, vec!["06/2a/05"]), (PREEMPT_AND_ABORT, vec!["06/2f/00", "06/2a/05"])]
     {
-        let (mut b, i) = Bench::new();
+        let (mut b, i) = Harness::new();
         let (loser, third) = (b.join(2), b.join(3));
         for (id, key) in [(i, 1), (loser, 2), (third, 3)] {
             b.out(id, REGISTER, 0, &list(0, key, 0));
@@ -228,14 +232,14 @@ fn preempt_is_told() {
         b.out(loser, RESERVE, 5, &list(2, 0, 0));
         assert_eq!(b.out(i, action, 5, &list(1, 2, 0)), "Good");
         for told in told {
-            assert_eq!(verdict(&b.ask(loser, &READY)), told);
+            assert_eq!(describe_reply(&b.data_in(loser, &READY)), told);
         }
-        assert_eq!(verdict(&b.ask(loser, &READY)), "Good");
+        assert_eq!(describe_reply(&b.data_in(loser, &READY)), "Good");
         assert_eq!(
-            verdict(&b.tell(loser, &cdb(0x2a, 0, 0, 1), &blocks(1, 0))),
+            describe_reply(&b.data_out(loser, &cdb(0x2a, 0, 0, 1), &blocks(1, 0))),
             "ReservationConflict"
         );
-        assert_eq!(verdict(&b.ask(third, &READY)), "Good", "the type is the same");
+        assert_eq!(describe_reply(&b.data_in(third, &READY)), "Good", "the type is the same");
         assert_eq!(b.table.registrants().len(), 2);
     }
 }
@@ -243,7 +247,7 @@ fn preempt_is_told() {
 /// SPC-4 6.16.1, 6.16.2: scope, type, service action, length.
 #[test]
 fn wrong_commands() {
-    let (mut b, i) = Bench::new();
+    let (mut b, i) = Harness::new();
     b.out(i, REGISTER, 0, &list(0, 1, 0));
     let out = list(1, 0, 0);
     for (action, kind, expect) in [
@@ -254,46 +258,50 @@ fn wrong_commands() {
         (0x08, 0, (true, 1, Some(4))),
         (0x1f, 0, (true, 1, Some(4))),
     ] {
-        let r = b.tell(i, &reserve_out(action, kind, 24), &out);
-        assert_eq!((verdict(&r).as_str(), pointer(&r)), ("05/24/00", Some(expect)), "{action}");
+        let r = b.data_out(i, &reserve_out(action, kind, 24), &out);
+        assert_eq!(
+            (describe_reply(&r).as_str(), pointer(&r)),
+            ("05/24/00", Some(expect)),
+            "{action}"
+        );
     }
     for length in [0, 8, 23] {
-        let r = b.tell(i, &reserve_out(REGISTER, 0, length), &out[..length]);
-        assert_eq!(verdict(&r), "05/1a/00", "{length}");
+        let r = b.data_out(i, &reserve_out(REGISTER, 0, length), &out[..length]);
+        assert_eq!(describe_reply(&r), "05/1a/00", "{length}");
     }
     let long = [&out[..], &[0; 4]].concat();
     assert_eq!(b.out(i, RESERVE, 1, &long), "05/1a/00", "without SPEC_I_PT");
-    assert_eq!(verdict(&b.ask(i, &reserve_in(4))), "05/24/00");
+    assert_eq!(describe_reply(&b.data_in(i, &reserve_in(4))), "05/24/00");
 }
 
-/// SPC-2 5.5.1: RESERVE keeps everybody out of the persistent ones too.
+/// SPC-2 5.5.1: RESERVE also excludes persistent reservations.
 #[test]
 fn reserve_and_persistent_reservations() {
-    let (mut b, i) = Bench::new();
+    let (mut b, i) = Harness::new();
     let other = b.join(2);
     let reserve = [0x16, 0, 0, 0, 0, 0];
-    assert_eq!(verdict(&b.ask(i, &reserve)), "Good");
-    assert_eq!(verdict(&b.ask(other, &reserve_in(KEYS))), "ReservationConflict");
+    assert_eq!(describe_reply(&b.data_in(i, &reserve)), "Good");
+    assert_eq!(describe_reply(&b.data_in(other, &reserve_in(KEYS))), "ReservationConflict");
     assert_eq!(b.out(other, REGISTER, 0, &list(0, 1, 0)), "ReservationConflict");
-    assert_eq!(verdict(&b.ask(i, &[0x17, 0, 0, 0, 0, 0])), "Good");
+    assert_eq!(describe_reply(&b.data_in(i, &[0x17, 0, 0, 0, 0, 0])), "Good");
     assert_eq!(b.out(other, REGISTER, 0, &list(0, 1, 0)), "Good");
-    assert_eq!(verdict(&b.ask(i, &reserve)), "ReservationConflict");
+    assert_eq!(describe_reply(&b.data_in(i, &reserve)), "ReservationConflict");
 }
 
-/// A host that has registered over NVMe is told of in SCSI as well.
+/// A host registered over NVMe is also reported in SCSI.
 #[test]
 fn hosts_of_nvme_are_shown() {
-    let (mut b, i) = Bench::new();
-    let host = Party { initiator: Initiator::Host([0xab; 16]), port: 0 };
+    let (mut b, i) = Harness::new();
+    let host = ItNexus { initiator: Initiator::Host([0xab; 16]), port: 0 };
     let change = reservation::Change::Register {
         key: 0,
         new_key: 5,
         ignore_key: false,
-        persists: false,
+        persist: false,
         ports: vec![],
-        also: vec![],
+        other_initiators: vec![],
     };
-    b.table = b.table.change(&host, 1, &change).unwrap().unwrap();
+    b.table = b.table.with_change(&host, 1, &change).unwrap().unwrap();
     let d = b.reads(i, FULL_STATUS);
     assert_eq!((d[15], d[32]), (5, 0x05));
     assert!(d[36..].starts_with(b"nqn.2014-08.org.nvmexpress:uuid:abab"));

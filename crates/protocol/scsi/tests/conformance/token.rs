@@ -1,12 +1,13 @@
-//! SBC-3 5.7 POPULATE TOKEN, 5.49 WRITE USING TOKEN, SPC-4 6.26 RECEIVE ROD TOKEN INFORMATION; RFD 0018.
+//! SBC-3 5.7 POPULATE TOKEN, 5.49 WRITE USING TOKEN, SPC-4 6.26 RECEIVE ROD TOKEN INFORMATION; RFD
+//! 0018.
 
-use block::{Error, Failure};
+use block::{Error, RequestError};
 use proptest::collection::vec;
 use proptest::prelude::*;
-use scsi::{CopyTrouble, NexusId, Reply, Side, TokenFault, TokenOutcome};
+use scsi::{CopyIoError, NexusId, Reply, Side, TokenFault, TokenResult};
 
-use crate::bench::{BLOCK, BLOCKS, Bench, data, pointer, verdict};
 use crate::copy_oracle;
+use crate::harness::{BLOCK, BLOCKS, Harness, data, describe_reply, pointer};
 
 const POPULATE: u8 = 0x10;
 const WRITE: u8 = 0x11;
@@ -45,24 +46,24 @@ fn write(token: &[u8], offset: u64, all: Ranges<'_>) -> Vec<u8> {
     list
 }
 
-fn send(b: &mut Bench, i: NexusId, action: u8, id: u32, list: &[u8]) -> Reply {
+fn send(b: &mut Harness, i: NexusId, action: u8, id: u32, list: &[u8]) -> Reply {
     let mut cdb = [0; 16];
     (cdb[0], cdb[1]) = (0x83, action);
     cdb[6..10].copy_from_slice(&id.to_be_bytes());
     cdb[10..14].copy_from_slice(&(list.len() as u32).to_be_bytes());
-    b.tell(i, &cdb, list)
+    b.data_out(i, &cdb, list)
 }
 
-fn ask(b: &mut Bench, i: NexusId, id: u32, allocation: u16) -> Reply {
+fn ask(b: &mut Harness, i: NexusId, id: u32, allocation: u16) -> Reply {
     let mut cdb = [0; 16];
     (cdb[0], cdb[1]) = (0x84, 7);
     cdb[2..6].copy_from_slice(&id.to_be_bytes());
     cdb[12..14].copy_from_slice(&allocation.to_be_bytes());
-    b.ask(i, &cdb)
+    b.data_in(i, &cdb)
 }
 
-/// What RECEIVE ROD TOKEN INFORMATION says: service action, status, blocks, token.
-fn information(b: &mut Bench, i: NexusId, id: u32) -> (u8, u8, u64, Vec<u8>) {
+/// Fields of RECEIVE ROD TOKEN INFORMATION: service action, status, blocks, token.
+fn information(b: &mut Harness, i: NexusId, id: u32) -> (u8, u8, u64, Vec<u8>) {
     let d = data(&ask(b, i, id, 0xffff));
     assert_eq!(d[..4], (d.len() as u32 - 4).to_be_bytes());
     assert_eq!(d[15], 0xf1, "blocks");
@@ -74,27 +75,27 @@ fn information(b: &mut Bench, i: NexusId, id: u32) -> (u8, u8, u64, Vec<u8>) {
     (d[4], d[5], u64::from_be_bytes(d[16..24].try_into().expect("eight bytes")), token)
 }
 
-fn made(b: &mut Bench, i: NexusId, all: Ranges<'_>) -> Vec<u8> {
-    assert_eq!(verdict(&send(b, i, POPULATE, 5, &populate(0, 0, 0, all))), "Good");
+fn made(b: &mut Harness, i: NexusId, all: Ranges<'_>) -> Vec<u8> {
+    assert_eq!(describe_reply(&send(b, i, POPULATE, 5, &populate(0, 0, 0, all))), "Good");
     let (action, status, blocks, token) = information(b, i, 5);
     let count: u64 = all.iter().map(|(_, count)| u64::from(*count)).sum();
     assert_eq!((action, status, blocks, token.len()), (POPULATE, 1, count, 512));
     token
 }
 
-/// SBC-3 5.7, 5.49: what is written is what the token stands for, from the offset on, range by range.
+/// SBC-3 5.7, 5.49: the written data is that of the token, from the offset on, range by range.
 #[test]
 fn tokens_are_made_told_and_used() {
-    let (mut b, i) = Bench::new();
+    let (mut b, i) = Harness::new();
     let bytes: Vec<u8> = (0..BLOCKS * BLOCK).map(|n| (n / BLOCK) as u8).collect();
     b.contents.copy_from_slice(&bytes);
     let token = made(&mut b, i, &[(10, 4), (0, 0), (20, 2)]);
     assert_eq!(token[..8], [0, 0x80, 0, 1, 0, 0, 1, 0xf8]);
     let other = b.join(2);
     let r = send(&mut b, other, WRITE, 9, &write(&token, 2, &[(500, 1), (600, 3)]));
-    assert_eq!(verdict(&r), "Good", "another initiator's token is as good");
+    assert_eq!(describe_reply(&r), "Good", "another initiator's token is as good");
     assert_eq!(information(&mut b, other, 9), (WRITE, 1, 4, vec![]));
-    let block = |b: &Bench, at: u64| b.contents[(at * BLOCK) as usize];
+    let block = |b: &Harness, at: u64| b.contents[(at * BLOCK) as usize];
     assert_eq!([500, 600, 601, 602, 603].map(|at| block(&b, at)), [12, 13, 20, 21, 603u64 as u8]);
     let cut = data(&ask(&mut b, i, 5, 40));
     assert_eq!(
@@ -103,23 +104,23 @@ fn tokens_are_made_told_and_used() {
     );
 }
 
-/// SBC-3 5.49: the zero token, which nobody makes.
+/// SBC-3 5.49: the zero token, which needs no creation.
 #[test]
 fn the_zero_token_writes_zeroes() {
-    let (mut b, i) = Bench::new();
+    let (mut b, i) = Harness::new();
     b.contents.fill(7);
     let mut token = vec![0xff, 0xff, 0, 1, 0, 0, 0x01, 0xf8];
     token.resize(512, 0);
-    assert_eq!(verdict(&send(&mut b, i, WRITE, 1, &write(&token, 0, &[(3, 2)]))), "Good");
+    assert_eq!(describe_reply(&send(&mut b, i, WRITE, 1, &write(&token, 0, &[(3, 2)]))), "Good");
     assert_eq!(information(&mut b, i, 1), (WRITE, 1, 2, vec![]));
     let zeroes = b.contents.iter().filter(|byte| **byte == 0).count();
     assert_eq!(zeroes as u64, 2 * BLOCK);
 }
 
-/// SBC-3 5.7, 5.49: what is wrong with a list is told before anything is done.
+/// SBC-3 5.7, 5.49: errors in a list are reported before anything is done.
 #[test]
 fn lists_that_are_wrong() {
-    let (mut b, i) = Bench::new();
+    let (mut b, i) = Harness::new();
     let good = populate(0, 0, 0, &[(0, 8)]);
     let with = |at: usize, bytes: &[u8]| {
         let mut list = good.clone();
@@ -144,12 +145,12 @@ fn lists_that_are_wrong() {
     ];
     for (n, (list, expected)) in cases.into_iter().enumerate() {
         let r = send(&mut b, i, POPULATE, 3, &list);
-        assert_eq!((verdict(&r).as_str(), pointer(&r)), expected, "case {n}");
-        assert_eq!(verdict(&ask(&mut b, i, 3, 100)), "05/24/00", "nothing has begun");
+        assert_eq!((describe_reply(&r).as_str(), pointer(&r)), expected, "case {n}");
+        assert_eq!(describe_reply(&ask(&mut b, i, 3, 100)), "05/24/00", "nothing has begun");
     }
     for kind in [0x0080_0001, 0x0080_ffff] {
         let r = send(&mut b, i, POPULATE, 3, &populate(3, 600, kind, &[(0, 8)]));
-        assert_eq!(verdict(&r), "Good", "IMMED and RTV");
+        assert_eq!(describe_reply(&r), "Good", "IMMED and RTV");
     }
     let token = made(&mut b, i, &[(0, 8)]);
     let list = write(&token, 0, &[(8, 1)]);
@@ -165,55 +166,58 @@ fn lists_that_are_wrong() {
         (write(&token, 0, &[(BLOCKS - 1, 2)]), ("05/21/00", None)),
     ] {
         let r = send(&mut b, i, WRITE, 4, &list);
-        assert_eq!((verdict(&r).as_str(), pointer(&r)), expected);
+        assert_eq!((describe_reply(&r).as_str(), pointer(&r)), expected);
     }
-    assert_eq!(verdict(&send(&mut b, i, WRITE, 4, &[])), "Good", "no list, no work");
+    assert_eq!(describe_reply(&send(&mut b, i, WRITE, 4, &[])), "Good", "no list, no work");
 }
 
-/// RFD 0018, 4: what becomes of a transfer that does not come to its end, and how far it came.
+/// RFD 0018, 4: the result and progress of a transfer that does not complete.
 #[test]
 fn transfers_that_fail() {
-    let (mut b, i) = Bench::new();
+    let (mut b, i) = Harness::new();
     let token = made(&mut b, i, &[(0, 8)]);
-    let gone = Failure::Device(Error::Gone);
-    let unreadable = Failure::Device(Error::Unreadable { at: block::Lba(1) });
+    let gone = RequestError::Device(Error::Gone);
+    let unreadable = RequestError::Device(Error::Unreadable { at: block::Lba(1) });
     for (outcome, expected) in [
-        (TokenOutcome::Invalid(TokenFault::Unknown), "05/23/04"),
-        (TokenOutcome::Invalid(TokenFault::Cancelled), "05/23/08"),
-        (TokenOutcome::Invalid(TokenFault::OtherBlocks), "05/23/00"),
-        (TokenOutcome::Invalid(TokenFault::TooShort), "05/26/00"),
-        (TokenOutcome::Invalid(TokenFault::NoRoom), "05/55/0d"),
-        (TokenOutcome::Aborted, "0b/00/06"),
-        (TokenOutcome::Failed(Side::Destination, CopyTrouble::Conflict), "ReservationConflict"),
-        (TokenOutcome::Failed(Side::Source, CopyTrouble::Conflict), "0a/0d/01"),
-        (TokenOutcome::Failed(Side::Source, CopyTrouble::Failed(unreadable)), "0a/0d/01"),
-        (TokenOutcome::Failed(Side::Source, CopyTrouble::Failed(gone)), "0a/0d/02"),
-        (TokenOutcome::Failed(Side::Destination, CopyTrouble::Failed(gone)), "04/3e/01"),
+        (TokenResult::Invalid(TokenFault::Unknown), "05/23/04"),
+        (TokenResult::Invalid(TokenFault::Cancelled), "05/23/08"),
+        (TokenResult::Invalid(TokenFault::BlockSizeMismatch), "05/23/00"),
+        (TokenResult::Invalid(TokenFault::TooShort), "05/26/00"),
+        (TokenResult::Invalid(TokenFault::TooManyTokens), "05/55/0d"),
+        (TokenResult::Aborted, "0b/00/06"),
+        (
+            TokenResult::Failed(Side::Destination, CopyIoError::ReservationConflict),
+            "ReservationConflict",
+        ),
+        (TokenResult::Failed(Side::Source, CopyIoError::ReservationConflict), "0a/0d/01"),
+        (TokenResult::Failed(Side::Source, CopyIoError::Volume(unreadable)), "0a/0d/01"),
+        (TokenResult::Failed(Side::Source, CopyIoError::Volume(gone)), "0a/0d/02"),
+        (TokenResult::Failed(Side::Destination, CopyIoError::Volume(gone)), "04/3e/01"),
     ] {
         b.tokened = Some(outcome.clone());
         let reply = send(&mut b, i, WRITE, 6, &write(&token, 0, &[(8, 8)]));
-        if outcome != TokenOutcome::Aborted {
-            assert_eq!(verdict(&reply), expected, "{outcome:?}");
+        if outcome != TokenResult::Aborted {
+            assert_eq!(describe_reply(&reply), expected, "{outcome:?}");
         }
         let (_, status, blocks, none) = information(&mut b, i, 6);
-        let ended = if outcome == TokenOutcome::Aborted { 0x60 } else { 2 };
+        let ended = if outcome == TokenResult::Aborted { 0x60 } else { 2 };
         assert_eq!((status, blocks, none), (ended, 0, vec![]), "{outcome:?}");
     }
     // Half way.
     b.wrote = 3 * BLOCK;
-    b.tokened = Some(TokenOutcome::Invalid(TokenFault::Cancelled));
+    b.tokened = Some(TokenResult::Invalid(TokenFault::Cancelled));
     let reply = send(&mut b, i, WRITE, 6, &write(&token, 0, &[(8, 8)]));
-    assert_eq!(verdict(&reply), "0a/23/08");
+    assert_eq!(describe_reply(&reply), "0a/23/08");
     assert_eq!(information(&mut b, i, 6), (WRITE, 2, 3, vec![]));
 }
 
-/// SPC-4 5.17.4: who may ask about what.
+/// SPC-4 5.17.4: which nexus may query which operation.
 #[test]
 fn list_identifiers() {
-    let (mut b, i) = Bench::new();
+    let (mut b, i) = Harness::new();
     made(&mut b, i, &[(0, 8)]);
     let other = b.join(2);
-    assert_eq!(verdict(&ask(&mut b, other, 5, 600)), "05/24/00", "of another initiator");
+    assert_eq!(describe_reply(&ask(&mut b, other, 5, 600)), "05/24/00", "of another initiator");
     let list = [&[7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 28, 0, 0, 0, 0, 2, 0, 0, 24][..]].concat();
     let mut copy = list;
     copy.extend([0xff; 4]);
@@ -221,29 +225,29 @@ fn list_identifiers() {
     copy.extend([0; 15]);
     copy.push(9);
     let cdb = [0x83, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 44, 0, 0];
-    assert_eq!(verdict(&b.tell(i, &cdb, &copy)), "Good");
-    assert_eq!(verdict(&ask(&mut b, i, 7, 600)), "05/24/00", "EXTENDED COPY has no token");
+    assert_eq!(describe_reply(&b.data_out(i, &cdb, &copy)), "Good");
+    assert_eq!(describe_reply(&ask(&mut b, i, 7, 600)), "05/24/00", "EXTENDED COPY has no token");
     let mut status = [0; 16];
     (status[0], status[1], status[5], status[13]) = (0x84, 5, 5, 255);
-    let d = data(&b.ask(i, &status));
+    let d = data(&b.data_in(i, &status));
     assert_eq!((d[4], d[5], &d[15..24]), (POPULATE, 1, &[0, 0, 0, 0, 0, 0, 0, 0x10, 0][..]));
 }
 
 /// SBC-3 4.17: POPULATE TOKEN reads, WRITE USING TOKEN writes.
 #[test]
 fn reservations_and_protection() {
-    let (mut b, i) = Bench::new();
+    let (mut b, i) = Harness::new();
     let token = made(&mut b, i, &[(0, 8)]);
     let control = [0, 0, 0, 0, 0x0a, 10, 2, 0x10, 8, 0, 0, 0, 0xff, 0xff, 0, 0];
-    b.tell(i, &[0x15, 0x10, 0, 0, 16, 0], &control);
+    b.data_out(i, &[0x15, 0x10, 0, 0, 16, 0], &control);
     let list = write(&token, 0, &[(8, 8)]);
-    assert_eq!(verdict(&send(&mut b, i, WRITE, 6, &list)), "07/27/02");
+    assert_eq!(describe_reply(&send(&mut b, i, WRITE, 6, &list)), "07/27/02");
     made(&mut b, i, &[(0, 8)]);
     let other = b.join(2);
-    assert_eq!(verdict(&b.ask(i, &[0x16, 0, 0, 0, 0, 0])), "Good", "RESERVE");
+    assert_eq!(describe_reply(&b.data_in(i, &[0x16, 0, 0, 0, 0, 0])), "Good", "RESERVE");
     for (action, list) in [(POPULATE, populate(0, 0, 0, &[(0, 8)])), (WRITE, list)] {
         let reply = send(&mut b, other, action, 6, &list);
-        assert_eq!(verdict(&reply), "ReservationConflict");
+        assert_eq!(describe_reply(&reply), "ReservationConflict");
     }
 }
 

@@ -1,4 +1,4 @@
-//! What is asked of the core, and how it is answered.
+//! Requests to the core, and their answers.
 
 use block::{Bufs, Credit};
 use fuser::{
@@ -6,77 +6,78 @@ use fuser::{
 };
 use tokio::sync::oneshot;
 
-/// What there is: the directory, and the file.
+/// The directory or the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Node {
     Root,
     File,
 }
 
-/// Something to do on the core.
-pub(super) enum Job {
-    /// What is at a name.
-    Entry(Node, ReplyEntry),
+/// A request to the core.
+pub(super) enum FuseJob {
+    /// Look up a name.
+    Lookup(Node, ReplyEntry),
     Attributes(Node, ReplyAttr),
-    /// The file shall have another size.
+    /// Change the file's size.
     Resize(u64, ReplyAttr),
-    Space(ReplyStatfs),
-    /// Memory for the data of a write, which waits for it.
+    StatFs(ReplyStatfs),
+    /// Allocate memory for the data of a write, which waits for it.
     Memory(usize, oneshot::Sender<Credit>),
     Read(u64, u32, ReplyData),
-    Write(Write, ReplyWrite),
+    Write(WriteJob, ReplyWrite),
     Flush(ReplyEmpty),
-    Zero(Zero, ReplyEmpty),
-    /// Where the next data is, or the next hole, from this byte on.
-    Seek(u64, Sought, ReplyLseek),
+    Zero(ZeroJob, ReplyEmpty),
+    /// Find the next data, or the next hole, from this byte on.
+    Seek(u64, SeekKind, ReplyLseek),
 }
 
 /// A write, with its data.
-pub(super) struct Write {
+pub(super) struct WriteJob {
     /// First byte.
     pub(super) at: u64,
-    /// New contents, behind as many bytes of no meaning as its first block has before them.
+    /// New contents, after as many unused bytes as its first block has before the write.
     pub(super) data: Bufs,
-    pub(super) lead: usize,
-    /// Where its memory is from, with more for a block that it covers in part.
+    pub(super) leading_bytes: usize,
+    /// The credit of its memory, with some for a partially covered block.
     pub(super) credit: Credit,
-    /// Durable when it is answered.
+    /// Whether it must be durable when it is answered.
     pub(super) durable: bool,
 }
 
-/// A range that shall read as zeroes.
+/// A range to zero.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Zero {
+pub(super) struct ZeroJob {
     pub(super) at: u64,
     pub(super) len: u64,
     /// Whether its space may be freed.
     pub(super) unmap: bool,
-    /// Whether the file would have to grow for what lies behind its end.
-    pub(super) grows: bool,
+    /// Whether it would grow the file.
+    pub(super) extends_file: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sought {
+pub(super) enum SeekKind {
     Data,
     Hole,
 }
 
-/// An answer that the kernel waits for. It is given once; one that is dropped says that something failed (the library
+/// An answer that the kernel waits for, given once; dropping it answers with an error (the library
 /// sees to that).
-pub(super) trait Answer: 'static {
-    type Given: 'static;
-    fn give(self, given: Self::Given);
+pub(super) trait FuseReply: 'static {
+    type Value: 'static;
+    fn reply(self, given: Self::Value);
     fn fail(self, why: Errno);
 }
 
-impl Answer for ReplyData {
-    type Given = Bufs;
+impl FuseReply for ReplyData {
+    type Value = Bufs;
 
-    fn give(self, data: Bufs) {
+    fn reply(self, data: Bufs) {
         let mut buffers = data.iter();
         match (buffers.next(), buffers.next()) {
             (Some(all), None) => self.data(all),
-            // The library sends one piece. It is gone when this returns, so there is one of them at a time.
+            // The library sends one contiguous piece. The copy is freed when this returns, so only
+            // one exists at a time.
             _ => self.data(&data.to_vec()),
         }
     }
@@ -86,13 +87,13 @@ impl Answer for ReplyData {
     }
 }
 
-/// Of a write of so many bytes.
-pub(super) struct Written(pub(super) ReplyWrite, pub(super) u32);
+/// The answer to a write of this many bytes.
+pub(super) struct WriteReply(pub(super) ReplyWrite, pub(super) u32);
 
-impl Answer for Written {
-    type Given = ();
+impl FuseReply for WriteReply {
+    type Value = ();
 
-    fn give(self, (): ()) {
+    fn reply(self, (): ()) {
         self.0.written(self.1);
     }
 
@@ -101,10 +102,10 @@ impl Answer for Written {
     }
 }
 
-impl Answer for ReplyEmpty {
-    type Given = ();
+impl FuseReply for ReplyEmpty {
+    type Value = ();
 
-    fn give(self, (): ()) {
+    fn reply(self, (): ()) {
         self.ok();
     }
 
@@ -113,12 +114,12 @@ impl Answer for ReplyEmpty {
     }
 }
 
-impl Answer for ReplyLseek {
-    type Given = Option<u64>;
+impl FuseReply for ReplyLseek {
+    type Value = Option<u64>;
 
-    /// Where it is, if it is anywhere.
-    fn give(self, place: Option<u64>) {
-        match place.and_then(|at| i64::try_from(at).ok()) {
+    /// The position, if found.
+    fn reply(self, position: Option<u64>) {
+        match position.and_then(|at| i64::try_from(at).ok()) {
             Some(at) => self.offset(at),
             None => self.error(Errno::ENXIO),
         }

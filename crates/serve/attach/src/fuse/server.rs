@@ -1,4 +1,4 @@
-//! The core's side: what the volume does for the users of its file, and the end.
+//! The core's side: executes requests, and stops.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use block::{Account, Bufs, Class, Credit, Error, Failure, Lba, Request, Run};
+use block::{Account, BlockStatus, Bufs, Credit, Error, Lba, MemoryClass, Request, RequestError};
 use fuser::{
     Config, Errno, FileAttr, FileType, Generation, INodeNo, ReplyAttr, ReplyData, ReplyWrite,
     Session, SessionACL,
@@ -21,65 +21,65 @@ use tokio::task::spawn_local;
 use tokio::time::timeout;
 use volume::Volume;
 
-use super::door::{CHANGE_BYTES, Door, FILE};
-use super::job::{Answer, Job, Node, Sought, Write, Written, Zero};
+use super::filesystem::{FILE_INODE, PARTIAL_BLOCK_BYTES, VolumeFilesystem};
+use super::job::{FuseJob, FuseReply, Node, SeekKind, WriteJob, WriteReply, ZeroJob};
 use super::mount::{self, MountError, Mounted};
-use super::span::{Part, Span, covering};
-use crate::Absence;
+use super::span::{BlockSpan, PartialBlock, covering};
+use crate::OutageSignal;
 use crate::failure::errno;
-use crate::parts::part_blocks;
+use crate::request_split::part_blocks;
 
-/// Jobs on their way to the core.
-const JOBS: usize = 64;
+/// Length of the queue of jobs to the core.
+const JOB_QUEUE_LEN: usize = 64;
 
-/// How often a block is read and written again because somebody else has written it meanwhile.
-const TRIES: usize = 1000;
+/// How often a read-modify-write is retried because another write came between.
+const MAX_CAS_RETRIES: usize = 1000;
 
-/// Most runs of a look for holes.
-const RUNS: u16 = 64;
+/// Most extents of one query for holes.
+const MAX_SEEK_RUNS: u16 = 64;
 
-/// How long the kernel may take to mount, or to let go.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time limit of mounting and unmounting.
+const KERNEL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long what is told of the file holds: it is asked for each time.
+/// How long the kernel may cache attributes: not at all.
 const TTL: Duration = Duration::ZERO;
 
-/// What is shown.
+/// Options of the file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Name of the file.
     pub name: String,
-    /// Who may use it: permissions of the file's owner and group, who are those of the directory, and of others.
+    /// Permissions of the file; its owner and group are the directory's.
     pub mode: u32,
-    /// Whether writes are refused, even where the volume takes them.
+    /// Whether writes are refused, even if the volume allows them.
     pub read_only: bool,
 }
 
-/// How it has come to an end.
+/// Why serving ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// It was told to.
+pub enum ServeEnd {
+    /// The caller stopped it.
     Stopped,
-    /// Somebody has unmounted it.
+    /// It was unmounted from outside.
     Unmounted,
-    /// The volume is out of reach.
-    Away,
+    /// The volume is unreachable.
+    Unreachable,
 }
 
-/// Whether a process that showed volume `name` at `at` has been killed, and nobody has come after it.
-pub async fn is_left(core: &Core, at: &Path, name: &str) -> bool {
+/// Whether a process that had mounted volume `name` at `at` was killed and not replaced.
+pub async fn is_stale(core: &Core, at: &Path, name: &str) -> bool {
     let (at, name) = (at.to_owned(), name.to_owned());
-    let look = core.offload(move || mount::is_left(&at, &name));
-    timeout(PATIENCE, look).await.ok().flatten().unwrap_or(false)
+    let look = core.run_blocking(move || mount::is_stale(&at, &name));
+    timeout(KERNEL_TIMEOUT, look).await.ok().flatten().unwrap_or(false)
 }
 
-/// A file system that is mounted.
+/// A mounted file system.
 pub struct Server {
     core: Core,
-    shared: Shared,
+    shared: FuseShared,
     mounted: Arc<Mounted>,
-    session: Session<Door>,
-    jobs: mpsc::Receiver<Job>,
+    session: Session<VolumeFilesystem>,
+    jobs: mpsc::Receiver<FuseJob>,
 }
 
 impl fmt::Debug for Server {
@@ -88,32 +88,32 @@ impl fmt::Debug for Server {
     }
 }
 
-struct Shared {
+struct FuseShared {
     volume: Rc<Volume>,
     account: Account,
-    absence: Absence,
+    outage: OutageSignal,
     mode: u32,
     owner: (u32, u32),
-    since: SystemTime,
-    /// When it was written to last, by this door.
-    changed: Cell<SystemTime>,
+    mounted_at: SystemTime,
+    /// When the file was last written through this server.
+    modified_at: Cell<SystemTime>,
     core: Core,
-    /// Longest part of a request that is done as one, in blocks.
+    /// Longest part of a request that is executed at once, in blocks.
     part_blocks: u64,
-    /// Held by a read of several parts: those that have come are kept while others wait for memory, and two such reads
-    /// could wait for each other.
-    one_by_one: Mutex<()>,
-    /// Nothing begins any more.
+    /// Held by a read of several parts: it keeps its first parts while it waits for memory, so two
+    /// such reads could deadlock.
+    multipart_read_lock: Mutex<()>,
+    /// No new requests are started.
     closing: Cell<bool>,
     in_flight: Cell<usize>,
     idle: Notify,
-    /// Answers that are not given.
-    left: RefCell<Vec<Box<dyn Any>>>,
+    /// Answers withheld.
+    unanswered: RefCell<Vec<Box<dyn Any>>>,
 }
 
 impl Server {
-    /// Mounts the file system in the directory `at`, which is empty, or which a process that was killed has left so. Who
-    /// uses it waits until [`Self::run`].
+    /// Mounts the file system on the directory `at`, which is empty or was left mounted by a killed
+    /// process. Its users wait until [`Self::run`].
     ///
     /// # Errors
     /// [`MountError`].
@@ -124,69 +124,70 @@ impl Server {
         options: Options,
     ) -> Result<Self, MountError> {
         let info = volume.info();
-        let account = core.pool().account();
-        let (ask, jobs) = mpsc::channel(JOBS);
-        let part_blocks = part_blocks(&info, core.pool());
+        let account = core.buffer_pool().account();
+        let (ask, jobs) = mpsc::channel(JOB_QUEUE_LEN);
+        let part_blocks = part_blocks(&info, core.buffer_pool());
         let part_bytes = part_blocks.saturating_mul(info.block_size.into());
-        let door = Door {
+        let door = VolumeFilesystem {
             jobs: ask,
             account: account.clone(),
             name: options.name.clone(),
             read_only: options.read_only || info.read_only,
             block_size: info.block_size,
-            // Two blocks more than it has may be in memory.
+            // Up to two more blocks may be in memory.
             write_bytes: u32::try_from(part_bytes).unwrap_or(u32::MAX).max(4096),
         };
         let place = at.to_owned();
-        let work = core.offload(move || enter(&place, door));
-        let slow = || MountError::Place { at: at.to_owned(), why: io::ErrorKind::TimedOut.into() };
-        let entered = timeout(PATIENCE, work).await.ok().flatten();
+        let work = core.run_blocking(move || mount_and_handshake(&place, door));
+        let slow =
+            || MountError::Directory { at: at.to_owned(), why: io::ErrorKind::TimedOut.into() };
+        let entered = timeout(KERNEL_TIMEOUT, work).await.ok().flatten();
         let (mounted, session) = entered.ok_or_else(slow)??;
         let now = SystemTime::UNIX_EPOCH + core.wall_clock();
-        let shared = Shared {
+        let shared = FuseShared {
             volume: Rc::clone(volume),
             account,
-            absence: Absence::never(),
+            outage: OutageSignal::never(),
             mode: options.mode & 0o777,
             owner: mounted.owner,
-            since: now,
-            changed: Cell::new(now),
+            mounted_at: now,
+            modified_at: Cell::new(now),
             core: core.clone(),
             part_blocks,
-            one_by_one: Mutex::default(),
+            multipart_read_lock: Mutex::default(),
             closing: Cell::new(false),
             in_flight: Cell::new(0),
             idle: Notify::new(),
-            left: RefCell::default(),
+            unanswered: RefCell::default(),
         };
         Ok(Self { core: core.clone(), shared, mounted: Arc::new(mounted), session, jobs })
     }
 
-    /// Whether it is in the place of one that a killed process had left: what that one had sent may still be carried out.
+    /// Whether it replaced a mount of a killed process, whose last writes may still take effect.
     #[must_use]
-    pub fn has_replaced(&self) -> bool {
+    pub fn replaced_stale(&self) -> bool {
         self.mounted.replaced
     }
 
-    /// The same, of a volume that may come to be out of reach.
+    /// The same for a volume that may become unreachable.
     #[must_use]
-    pub fn with_absence(mut self, absence: &Absence) -> Self {
-        self.shared.absence = absence.clone();
+    pub fn with_outage_signal(mut self, absence: &OutageSignal) -> Self {
+        self.shared.outage = absence.clone();
         self
     }
 
-    /// Serves until `stop` is over, until somebody unmounts the file system, or until the volume is
-    /// [out of reach](Absence). Then takes no more requests, answers what is in flight, and takes the file system away:
-    /// who has the file open still is told by the kernel that the connection has been aborted. What has failed because
-    /// the volume is out of reach is not answered by us. The volume is the caller's to close.
-    pub async fn run(self, stop: impl Future<Output = ()>) -> End {
+    /// Serves until `stop` completes, the file system is unmounted, or the volume is
+    /// [unreachable](OutageSignal). Then starts no new requests, answers those in flight, and
+    /// unmounts: users with the file open get an aborted connection from the kernel. Requests that
+    /// failed because the volume is unreachable are not answered. The caller closes the volume.
+    pub async fn run(self, stop: impl Future<Output = ()>) -> ServeEnd {
         let Self { core, shared, mounted, session, mut jobs } = self;
         let shared = Rc::new(shared);
         tracing::info!(at = %mounted.at().display(), "the volume is shown as a file");
-        // Disks of this machine may be made of the file.
-        rt::serves_disks();
-        let conversation = core.offload(move || {
-            rt::serves_disks();
+        // Local disks may be built on the file.
+        rt::set_io_flusher();
+        let conversation = core.run_blocking(move || {
+            rt::set_io_flusher();
             session.run()
         });
         let mut conversation: Pin<&mut dyn Future<Output = _>> = pin!(conversation);
@@ -194,58 +195,61 @@ impl Server {
         let end = loop {
             tokio::select! {
                 biased;
-                () = &mut stop => break End::Stopped,
-                () = shared.absence.certain() => break End::Away,
+                () = &mut stop => break ServeEnd::Stopped,
+                () = shared.outage.wait() => break ServeEnd::Unreachable,
                 ended = &mut conversation => {
                     report(ended);
                     goes_on = false;
-                    break End::Unmounted;
+                    break ServeEnd::Unmounted;
                 }
-                Some(job) = jobs.recv() => shared.take(job),
+                Some(job) = jobs.recv() => shared.handle(job),
             }
         };
         shared.closing.set(true);
-        let drained = shared.drained();
+        let drained = shared.wait_idle();
         let mut drained = pin!(drained);
         loop {
             tokio::select! {
                 biased;
                 () = &mut drained => break,
-                Some(job) = jobs.recv() => shared.take(job),
+                Some(job) = jobs.recv() => shared.handle(job),
             }
         }
         if goes_on {
-            let parting = part(&core, &mounted, conversation, shared.absence.is_certain());
+            let parting = unmount(&core, &mounted, conversation, shared.outage.is_set());
             let mut parting = pin!(parting);
             loop {
                 tokio::select! {
                     biased;
                     gone = &mut parting => {
                         if !gone {
-                            // The kernel gives them their answer when this process has ended.
-                            shared.left.take().leak();
+                            // The kernel answers them when this process exits.
+                            shared.unanswered.take().leak();
                         }
                         break;
                     }
-                    Some(job) = jobs.recv() => shared.take(job),
+                    Some(job) = jobs.recv() => shared.handle(job),
                 }
             }
         }
-        if shared.absence.is_certain() { End::Away } else { end }
+        if shared.outage.is_set() { ServeEnd::Unreachable } else { end }
     }
 }
 
-/// Mounts, and comes to terms with the kernel.
-fn enter(at: &Path, door: Door) -> Result<(Mounted, Session<Door>), MountError> {
+/// Mounts, and does the handshake with the kernel.
+fn mount_and_handshake(
+    at: &Path,
+    door: VolumeFilesystem,
+) -> Result<(Mounted, Session<VolumeFilesystem>), MountError> {
     let (mounted, device) = Mounted::new(at, &door.name, door.read_only)?;
     let mut config = Config::default();
-    // The kernel judges by the file's mode, for all.
+    // The kernel checks the file's mode, for all users.
     config.acl = SessionACL::All;
     let session = Session::from_fd(door, device, SessionACL::All, config);
     Ok((mounted, session.map_err(MountError::Handshake)?))
 }
 
-/// The thread that speaks with the kernel has ended.
+/// Reports the end of the thread that handles the kernel's requests.
 fn report(ended: Option<io::Result<()>>) {
     match ended {
         Some(Ok(())) => tracing::info!("the file system has been unmounted"),
@@ -254,8 +258,8 @@ fn report(ended: Option<io::Result<()>>) {
     }
 }
 
-/// Takes the file system away, and waits until the kernel asks for nothing any more; whether it does not.
-async fn part(
+/// Unmounts, and waits for the kernel's last request. Returns whether requests may still come.
+async fn unmount(
     core: &Core,
     mounted: &Arc<Mounted>,
     conversation: Pin<&mut dyn Future<Output = Option<io::Result<()>>>>,
@@ -263,41 +267,47 @@ async fn part(
 ) -> bool {
     let at = mounted.at().display();
     let leaving = Arc::clone(mounted);
-    // With answers that are not given it is in use.
-    let left = if away { Some(Ok(false)) } else { core.offload(move || leaving.leave()).await };
+    // Withheld answers keep it in use.
+    let left = if away {
+        Some(Ok(false))
+    } else {
+        core.run_blocking(move || leaving.unmount_if_unused()).await
+    };
     if !matches!(left, Some(Ok(true))) {
         tracing::warn!(%at, "the file is in use: its users are cut off");
         let cutting = Arc::clone(mounted);
-        if let Some(Err(error)) = core.offload(move || cutting.cut()).await {
+        if let Some(Err(error)) = core.run_blocking(move || cutting.unmount_forced()).await {
             tracing::warn!(%at, %error, "the file system cannot be taken away");
         }
     }
     let mut conversation = conversation;
-    if timeout(PATIENCE, &mut conversation).await.is_ok() {
+    if timeout(KERNEL_TIMEOUT, &mut conversation).await.is_ok() {
         return true;
     }
-    // Somebody has taken the mount away, and somebody uses the file still.
+    // It was unmounted from outside while the file is still open.
     let cutting = Arc::clone(mounted);
-    core.offload(move || cutting.abort()).await;
-    let gone = timeout(PATIENCE, conversation).await.is_ok();
+    core.run_blocking(move || cutting.abort()).await;
+    let gone = timeout(KERNEL_TIMEOUT, conversation).await.is_ok();
     if !gone {
         tracing::warn!(%at, "users of the file stay until this process has ended");
     }
     gone
 }
 
-/// Something under way, and who waits for it.
-struct Flight<A: Answer> {
-    shared: Rc<Shared>,
+/// A request in flight, and its answer.
+struct InFlightRequest<A: FuseReply> {
+    shared: Rc<FuseShared>,
     answer: Option<A>,
 }
 
-impl<A: Answer> Flight<A> {
-    fn end(mut self, result: Result<A::Given, Failure>) {
+impl<A: FuseReply> InFlightRequest<A> {
+    fn complete(mut self, result: Result<A::Value, RequestError>) {
         let Some(answer) = self.answer.take() else { return };
         match result {
-            Ok(given) => answer.give(given),
-            Err(failure) if self.shared.absence.explains(&failure) => self.shared.leave(answer),
+            Ok(given) => answer.reply(given),
+            Err(failure) if self.shared.outage.set_if_cause(&failure) => {
+                self.shared.keep_unanswered(answer);
+            }
             Err(failure) => {
                 tracing::debug!(%failure, "a request has failed");
                 answer.fail(Errno::from_i32(errno(&failure).raw_os_error()));
@@ -306,19 +316,19 @@ impl<A: Answer> Flight<A> {
     }
 }
 
-impl<A: Answer<Given = ()>> Flight<A> {
-    /// A change has ended.
-    fn changed(self, result: Result<(), Failure>) {
+impl<A: FuseReply<Value = ()>> InFlightRequest<A> {
+    /// Completes a change.
+    fn complete_change(self, result: Result<(), RequestError>) {
         if result.is_ok() {
-            self.shared.changed.set(SystemTime::UNIX_EPOCH + self.shared.core.wall_clock());
+            self.shared.modified_at.set(SystemTime::UNIX_EPOCH + self.shared.core.wall_clock());
         }
-        self.end(result);
+        self.complete(result);
     }
 }
 
-impl<A: Answer> Drop for Flight<A> {
+impl<A: FuseReply> Drop for InFlightRequest<A> {
     fn drop(&mut self) {
-        // Before it is known that nothing is in flight.
+        // Drop it before the request counts as finished.
         drop(self.answer.take());
         self.shared.in_flight.update(|n| n - 1);
         if self.shared.in_flight.get() == 0 {
@@ -327,57 +337,60 @@ impl<A: Answer> Drop for Flight<A> {
     }
 }
 
-impl Shared {
-    fn take(self: &Rc<Self>, job: Job) {
+impl FuseShared {
+    fn handle(self: &Rc<Self>, job: FuseJob) {
         match job {
-            Job::Entry(node, reply) => reply.entry(&TTL, &self.attributes(node), Generation(0)),
-            Job::Attributes(node, reply) => reply.attr(&TTL, &self.attributes(node)),
-            Job::Resize(size, reply) => self.resize(size, reply),
-            Job::Space(reply) => {
+            FuseJob::Lookup(node, reply) => {
+                reply.entry(&TTL, &self.attributes(node), Generation(0));
+            }
+            FuseJob::Attributes(node, reply) => reply.attr(&TTL, &self.attributes(node)),
+            FuseJob::Resize(size, reply) => self.resize(size, reply),
+            FuseJob::StatFs(reply) => {
                 let info = self.volume.info();
                 let size = info.block_size;
                 reply.statfs(info.blocks, 0, 0, 1, 0, size, 255, size);
             }
-            Job::Memory(bytes, give) => {
+            FuseJob::Memory(bytes, give) => {
                 let account = self.account.clone();
                 spawn_local(async move {
-                    if let Ok(credit) = account.credit(bytes, Class::Read).await {
-                        // Who has waited may have gone.
+                    if let Ok(credit) = account.credit(bytes, MemoryClass::Read).await {
+                        // The waiting thread may have ended.
                         drop(give.send(credit));
                     }
                 });
             }
-            Job::Read(at, len, reply) => self.read(at, len, reply),
-            Job::Write(write, reply) => self.write(write, reply),
-            Job::Flush(reply) => {
+            FuseJob::Read(at, len, reply) => self.read(at, len, reply),
+            FuseJob::Write(write, reply) => self.write(write, reply),
+            FuseJob::Flush(reply) => {
                 let Some(flight) = self.begin(reply) else { return };
-                self.start(Request::Flush, move |done| flight.end(done.map(drop)));
+                self.start(Request::Flush, move |done| flight.complete(done.map(drop)));
             }
-            Job::Zero(zero, reply) => self.zero(zero, reply),
-            Job::Seek(from, sought, reply) => {
+            FuseJob::Zero(zero, reply) => self.zero(zero, reply),
+            FuseJob::Seek(from, sought, reply) => {
                 let Some(flight) = self.begin(reply) else { return };
                 let shared = Rc::clone(self);
-                spawn_local(async move { flight.end(shared.seek(from, sought).await) });
+                spawn_local(async move { flight.complete(shared.seek(from, sought).await) });
             }
         }
     }
 
-    /// It begins, unless nothing does any more: then it is not answered, but ends with the connection.
-    fn begin<A: Answer>(self: &Rc<Self>, answer: A) -> Option<Flight<A>> {
+    /// Starts a request; `None` while closing: then it is not answered but ends with the
+    /// connection.
+    fn begin<A: FuseReply>(self: &Rc<Self>, answer: A) -> Option<InFlightRequest<A>> {
         if self.closing.get() {
-            self.leave(answer);
+            self.keep_unanswered(answer);
             return None;
         }
         self.in_flight.update(|n| n + 1);
-        Some(Flight { shared: Rc::clone(self), answer: Some(answer) })
+        Some(InFlightRequest { shared: Rc::clone(self), answer: Some(answer) })
     }
 
-    fn leave(&self, answer: impl Any) {
-        self.left.borrow_mut().push(Box::new(answer));
+    fn keep_unanswered(&self, answer: impl Any) {
+        self.unanswered.borrow_mut().push(Box::new(answer));
     }
 
     /// Waits until nothing is in flight.
-    async fn drained(&self) {
+    async fn wait_idle(&self) {
         loop {
             let idle = self.idle.notified();
             if self.in_flight.get() == 0 {
@@ -387,11 +400,11 @@ impl Shared {
         }
     }
 
-    fn start(&self, request: Request, done: impl FnOnce(Result<Bufs, Failure>) + 'static) {
+    fn start(&self, request: Request, done: impl FnOnce(Result<Bufs, RequestError>) + 'static) {
         self.volume.start(request, &self.account, done);
     }
 
-    async fn execute(&self, request: Request) -> Result<Bufs, Failure> {
+    async fn execute(&self, request: Request) -> Result<Bufs, RequestError> {
         self.volume.execute(request, &self.account).await
     }
 
@@ -399,18 +412,20 @@ impl Shared {
         let info = self.volume.info();
         let bytes = info.bytes();
         let (ino, size, kind, mode, nlink, changed) = match node {
-            Node::Root => (INodeNo::ROOT, 0, FileType::Directory, 0o555, 2, self.since),
-            Node::File => (FILE, bytes, FileType::RegularFile, self.mode, 1, self.changed.get()),
+            Node::Root => (INodeNo::ROOT, 0, FileType::Directory, 0o555, 2, self.mounted_at),
+            Node::File => {
+                (FILE_INODE, bytes, FileType::RegularFile, self.mode, 1, self.modified_at.get())
+            }
         };
         FileAttr {
             ino,
             size,
-            // What of it has space behind it is nothing that a volume counts.
+            // Volumes do not count allocated space.
             blocks: size.div_ceil(512),
-            atime: self.since,
+            atime: self.mounted_at,
             mtime: changed,
             ctime: changed,
-            crtime: self.since,
+            crtime: self.mounted_at,
             kind,
             perm: u16::try_from(mode).unwrap_or(0),
             nlink,
@@ -422,7 +437,7 @@ impl Shared {
         }
     }
 
-    /// The volume has the size that it has.
+    /// Answers a resize: only the volume's size is allowed.
     fn resize(&self, size: u64, reply: ReplyAttr) {
         if size == self.volume.info().bytes() {
             reply.attr(&TTL, &self.attributes(Node::File));
@@ -436,59 +451,60 @@ impl Shared {
         let info = self.volume.info();
         let len = u64::from(len).min(info.bytes().saturating_sub(at));
         if len == 0 {
-            return flight.end(Ok(Bufs::new()));
+            return flight.complete(Ok(Bufs::new()));
         }
         let (range, lead) = covering(at, len, info.block_size);
         let wanted = lead..lead + usize::try_from(len).unwrap_or(0);
         if range.count <= self.part_blocks {
-            let done = move |read: Result<Bufs, _>| flight.end(read.map(|d| d.slice(wanted)));
+            let done = move |read: Result<Bufs, _>| flight.complete(read.map(|d| d.slice(wanted)));
             return self.start(Request::Read { range }, done);
         }
         let shared = Rc::clone(self);
         spawn_local(async move {
-            let _turn = shared.one_by_one.lock().await;
+            let _turn = shared.multipart_read_lock.lock().await;
             let mut all = Bufs::new();
-            for range in range.pieces(shared.part_blocks) {
+            for range in range.chunks(shared.part_blocks) {
                 match shared.execute(Request::Read { range }).await {
                     Ok(data) => all.append(data),
-                    Err(failure) => return flight.end(Err(failure)),
+                    Err(failure) => return flight.complete(Err(failure)),
                 }
             }
-            flight.end(Ok(all.slice(wanted)));
+            flight.complete(Ok(all.slice(wanted)));
         });
     }
 
-    fn write(self: &Rc<Self>, write: Write, reply: ReplyWrite) {
+    fn write(self: &Rc<Self>, write: WriteJob, reply: ReplyWrite) {
         let info = self.volume.info();
         let room = info.bytes().saturating_sub(write.at);
-        let asked = (write.data.len() - write.lead) as u64;
+        let asked = (write.data.len() - write.leading_bytes) as u64;
         let len = asked.min(room);
         if len < asked && len == 0 {
-            // As a disk says it.
+            // As a disk reports it.
             return reply.error(Errno::ENOSPC);
         }
-        let written = Written(reply, u32::try_from(len).unwrap_or(0));
+        let written = WriteReply(reply, u32::try_from(len).unwrap_or(0));
         let Some(flight) = self.begin(written) else { return };
-        let span = Span::new(write.at, len, info.block_size);
+        let span = BlockSpan::new(write.at, len, info.block_size);
         if span.is_whole() && span.body.count <= self.part_blocks {
             let data = write.data.slice(0..usize::try_from(len).unwrap_or(0));
             let request = Request::Write { at: span.body.at, data, fua: write.durable };
-            return self.start(request, move |done| flight.changed(done.map(drop)));
+            return self.start(request, move |done| flight.complete_change(done.map(drop)));
         }
         let shared = Rc::clone(self);
-        spawn_local(async move { flight.changed(shared.write_span(&span, &write).await) });
+        spawn_local(async move { flight.complete_change(shared.write_span(&span, &write).await) });
     }
 
-    /// Writes what begins or ends within a block, or is more than one part. It is not done as one, but each block is.
-    async fn write_span(&self, span: &Span, write: &Write) -> Result<(), Failure> {
+    /// Writes a range that begins or ends within a block, or has several parts. Not atomic as a
+    /// whole, but each block is.
+    async fn write_span(&self, span: &BlockSpan, write: &WriteJob) -> Result<(), RequestError> {
         let each = self.volume.info().block_size as usize;
-        let mut done = write.lead;
+        let mut done = write.leading_bytes;
         if let Some(part) = span.head {
             let data = write.data.slice(done..done + part.bytes);
-            self.change(part, Some(&data), &write.credit, write.durable).await?;
+            self.modify_block(part, Some(&data), &write.credit, write.durable).await?;
             done += part.bytes;
         }
-        for piece in span.body.pieces(self.part_blocks) {
+        for piece in span.body.chunks(self.part_blocks) {
             let end = done + usize::try_from(piece.count).unwrap_or(0) * each;
             let data = write.data.slice(done..end);
             self.execute(Request::Write { at: piece.at, data, fua: write.durable }).await?;
@@ -496,23 +512,23 @@ impl Shared {
         }
         if let Some(part) = span.tail {
             let data = write.data.slice(done..done + part.bytes);
-            self.change(part, Some(&data), &write.credit, write.durable).await?;
+            self.modify_block(part, Some(&data), &write.credit, write.durable).await?;
         }
         Ok(())
     }
 
-    /// Changes a part of a block, to `data` or to zeroes, and leaves the rest as it is: it is written if it is still what
-    /// was read, in one step.
-    async fn change(
+    /// Changes a part of a block to `data` or to zeroes and leaves the rest: reads it, and writes
+    /// it with compare-and-write.
+    async fn modify_block(
         &self,
-        part: Part,
+        part: PartialBlock,
         data: Option<&Bufs>,
         credit: &Credit,
         fua: bool,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), RequestError> {
         let range = block::Blocks::new(part.at, 1);
-        for _ in 0..TRIES {
-            let read = self.volume.execute_within(Request::Read { range }, &self.account).await?;
+        for _ in 0..MAX_CAS_RETRIES {
+            let read = self.volume.execute_nested(Request::Read { range }, &self.account).await?;
             let [mut compare, mut block] = [(); 2].map(|()| credit.alloc_page(read.len()));
             read.copy_to(&mut compare);
             drop(read);
@@ -525,8 +541,8 @@ impl Shared {
             let (compare, write) = (Bufs::from(compare), Bufs::from(block));
             let request = Request::CompareAndWrite { at: part.at, compare, write, fua };
             match self.execute(request).await {
-                // Somebody else has got on.
-                Err(Failure::Miscompare { .. }) => {}
+                // Another write came between.
+                Err(RequestError::Miscompare { .. }) => {}
                 done => return done.map(drop),
             }
         }
@@ -534,41 +550,41 @@ impl Shared {
         Err(Error::Aborted.into())
     }
 
-    fn zero(self: &Rc<Self>, zero: Zero, reply: fuser::ReplyEmpty) {
+    fn zero(self: &Rc<Self>, zero: ZeroJob, reply: fuser::ReplyEmpty) {
         let info = self.volume.info();
         let Some(end) = zero.at.checked_add(zero.len) else { return reply.error(Errno::EFBIG) };
-        if zero.grows && end > info.bytes() {
+        if zero.extends_file && end > info.bytes() {
             return reply.error(Errno::EFBIG);
         }
         let Some(flight) = self.begin(reply) else { return };
         let len = end.min(info.bytes()).saturating_sub(zero.at);
-        let span = Span::new(zero.at, len, info.block_size);
+        let span = BlockSpan::new(zero.at, len, info.block_size);
         let request = Request::Zero { range: span.body, unmap: zero.unmap, fua: false };
         if span.is_whole() && len > 0 {
-            return self.start(request, move |done| flight.changed(done.map(drop)));
+            return self.start(request, move |done| flight.complete_change(done.map(drop)));
         }
         let shared = Rc::clone(self);
-        spawn_local(async move { flight.changed(shared.zero_span(&span, request).await) });
+        spawn_local(async move { flight.complete_change(shared.zero_span(&span, request).await) });
     }
 
-    async fn zero_span(&self, span: &Span, body: Request) -> Result<(), Failure> {
-        let credit = self.account.credit(CHANGE_BYTES, Class::Read).await;
-        let credit = credit.map_err(|_| Failure::Device(Error::OutOfRange))?;
+    async fn zero_span(&self, span: &BlockSpan, body: Request) -> Result<(), RequestError> {
+        let credit = self.account.credit(PARTIAL_BLOCK_BYTES, MemoryClass::Read).await;
+        let credit = credit.map_err(|_| RequestError::Device(Error::OutOfRange))?;
         if let Some(part) = span.head {
-            self.change(part, None, &credit, false).await?;
+            self.modify_block(part, None, &credit, false).await?;
         }
         if span.body.count > 0 {
             self.execute(body).await?;
         }
         if let Some(part) = span.tail {
-            self.change(part, None, &credit, false).await?;
+            self.modify_block(part, None, &credit, false).await?;
         }
         Ok(())
     }
 
-    /// Where the next data is from byte `from` on, or the next hole; the end of the file is one. `None` where there is
-    /// none, or nothing at all.
-    async fn seek(&self, from: u64, sought: Sought) -> Result<Option<u64>, Failure> {
+    /// The position of the next data or hole from byte `from` on; the end of the file counts as a
+    /// hole. `None` if there is none or the position is past the end.
+    async fn seek(&self, from: u64, sought: SeekKind) -> Result<Option<u64>, RequestError> {
         let info = self.volume.info();
         let (each, bytes) = (u64::from(info.block_size), info.bytes());
         if from >= bytes {
@@ -577,18 +593,19 @@ impl Shared {
         let mut at = from / each;
         while at < info.blocks {
             let range = block::Blocks::new(Lba(at), info.blocks - at);
-            let found = self.execute(Request::Map { range, most: RUNS }).await?;
-            let runs = Run::all_of(&found);
-            // One that tells nothing has data, for all that is known.
-            let unknown = [Run { blocks: u32::MAX, mapped: true }];
+            let found =
+                self.execute(Request::BlockStatus { range, max_runs: MAX_SEEK_RUNS }).await?;
+            let runs = BlockStatus::from_bufs(&found);
+            // Without an answer, assume data.
+            let unknown = [BlockStatus { blocks: u32::MAX, mapped: true }];
             let runs = if runs.is_empty() { &unknown[..] } else { &runs };
             for run in runs {
-                if run.mapped == (sought == Sought::Data) {
+                if run.mapped == (sought == SeekKind::Data) {
                     return Ok(Some(from.max(at * each)));
                 }
                 at = at.saturating_add(run.blocks.into());
             }
         }
-        Ok((sought == Sought::Hole).then_some(bytes))
+        Ok((sought == SeekKind::Hole).then_some(bytes))
     }
 }

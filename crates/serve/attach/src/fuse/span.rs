@@ -1,31 +1,31 @@
-//! Ranges of bytes, as blocks.
+//! Splits byte ranges into blocks.
 
 use block::{Blocks, Lba};
 
-/// What of a block a range covers.
+/// The part of a block that a range covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Part {
+pub(super) struct PartialBlock {
     pub(super) at: Lba,
-    /// From this byte of it,
+    /// First byte.
     pub(super) from: usize,
-    /// as many.
+    /// Length in bytes.
     pub(super) bytes: usize,
 }
 
-/// A range of bytes: a block of which it covers the end (or something in between, if it is no longer), whole blocks,
-/// and one of which it covers the beginning.
+/// A byte range: a block whose end it covers (or a middle part, if it is that short), whole blocks,
+/// and one whose beginning it covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Span {
-    pub(super) head: Option<Part>,
+pub(super) struct BlockSpan {
+    pub(super) head: Option<PartialBlock>,
     pub(super) body: Blocks,
-    pub(super) tail: Option<Part>,
+    pub(super) tail: Option<PartialBlock>,
 }
 
-impl Span {
-    /// `len` bytes from `at`; their end is no overflow.
+impl BlockSpan {
+    /// `len` bytes from `at`; their end must not overflow.
     pub(super) fn new(at: u64, len: u64, block_size: u32) -> Self {
         let each = u64::from(block_size);
-        let part = |at: u64, len: u64| Part {
+        let part = |at: u64, len: u64| PartialBlock {
             at: Lba(at / each),
             from: usize::try_from(at % each).unwrap_or(0),
             bytes: usize::try_from(len).unwrap_or(0),
@@ -41,13 +41,13 @@ impl Span {
         }
     }
 
-    /// Whether it is whole blocks and nothing else.
+    /// Whether it consists of whole blocks.
     pub(super) fn is_whole(&self) -> bool {
         self.head.is_none() && self.tail.is_none()
     }
 }
 
-/// The blocks that have a byte of a range, and how many bytes of the first one come before it.
+/// The blocks that contain the range, and the offset of the range in the first one.
 pub(super) fn covering(at: u64, len: u64, block_size: u32) -> (Blocks, usize) {
     let each = u64::from(block_size);
     let first = at / each;
@@ -63,20 +63,22 @@ mod tests {
 
     #[test]
     fn a_range_within_a_block_is_a_part_of_it() {
-        let span = Span::new(512 + 3, 5, 512);
-        assert_eq!(span.head, Some(Part { at: Lba(1), from: 3, bytes: 5 }));
+        let span = BlockSpan::new(512 + 3, 5, 512);
+        assert_eq!(span.head, Some(PartialBlock { at: Lba(1), from: 3, bytes: 5 }));
         assert_eq!((span.body.count, span.tail), (0, None));
-        assert!(Span::new(4096, 8192, 4096).is_whole() && Span::new(512, 0, 512).is_whole());
+        assert!(
+            BlockSpan::new(4096, 8192, 4096).is_whole() && BlockSpan::new(512, 0, 512).is_whole()
+        );
     }
 
     proptest! {
-        /// The three are the range, one behind the other, and parts are less than a block.
+        /// The three parts form the range in order, and partial ones are shorter than a block.
         #[test]
         fn a_span_is_its_range(at in 0u64..1 << 40, len in 0u64..1 << 22, large: bool) {
             let size: u32 = if large { 4096 } else { 512 };
-            let span = Span::new(at, len, size);
+            let span = BlockSpan::new(at, len, size);
             let mut next = at;
-            let mut part = |part: Option<Part>| {
+            let mut part = |part: Option<PartialBlock>| {
                 let Some(part) = part else { return };
                 assert_eq!(part.at.0 * u64::from(size) + part.from as u64, next);
                 assert!(part.bytes > 0 && part.bytes < size as usize);

@@ -1,35 +1,35 @@
-//! What is offered, and limits.
+//! Options and limits of the server.
 
 use std::time::Duration;
 
-/// What is offered to whom.
+/// Options and limits of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Name of the export, of 4096 bytes at most. A client that names none gets it as well.
+    /// Name of the export, at most 4096 bytes. It is also the default export.
     pub export: String,
-    /// What people are told of it, of 4096 bytes at most.
+    /// Description for users, at most 4096 bytes.
     pub description: String,
-    /// Refuse to change the device.
+    /// Whether writes are refused.
     pub read_only: bool,
-    /// Connections at once. One that is too many takes the place of the oldest that has not chosen the export
+    /// Maximum number of connections. One more replaces the oldest that has not chosen the export
     /// yet, or is refused.
     pub connections: usize,
     /// Requests in flight on one connection.
-    pub in_flight: u16,
-    /// Most data of one request in bytes; cut to an eighth of the buffer memory of the core.
+    pub max_in_flight: u16,
+    /// Most data of one request in bytes; reduced to an eighth of the core's buffer memory.
     pub payload_bytes: u32,
     /// How long a client may take to choose the export.
     pub handshake_timeout: Duration,
-    /// How long it may take to finish a request.
+    /// How long a client may take to finish a request.
     pub receive_timeout: Duration,
-    /// How long it may take nothing of what waits to be sent.
+    /// How long a client may receive nothing while output waits.
     pub send_timeout: Duration,
-    /// How long connections have, once the server is to stop, for what is in flight.
+    /// When the server stops: how long connections have to complete what is in flight.
     pub stop_timeout: Duration,
 }
 
 impl Options {
-    /// The usual limits.
+    /// Default options.
     #[must_use]
     pub fn new(export: &str) -> Self {
         Self {
@@ -37,7 +37,7 @@ impl Options {
             description: String::new(),
             read_only: false,
             connections: 64,
-            in_flight: 128,
+            max_in_flight: 128,
             payload_bytes: 32 << 20,
             handshake_timeout: Duration::from_secs(10),
             receive_timeout: Duration::from_secs(60),

@@ -1,4 +1,4 @@
-//! Who is let in, and the end.
+//! Accepts clients, and stops.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::nbd::server::{Config, Connection};
-use ::nbd::{Address, Export, Sizes};
+use ::nbd::{Address, Export, SizeConstraints};
 use rt::Core;
 use rt::net::{Listener, Stream};
-use target::conn::{Conn, Inbox, Staging};
+use target::connection::{ConnectionDriver, Inbox, Staging};
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
@@ -22,34 +22,35 @@ use volume::Volume;
 
 use super::options::Options;
 use super::session::{Event, Session};
-use crate::Absence;
+use crate::OutageSignal;
 
-/// Pause after connections could not be accepted.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Delay after a failed accept.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Least of the largest request, in bytes: a small pool is no reason to refuse what every client sends.
-const LEAST_PAYLOAD: u32 = 64 << 10;
+/// Lower bound of the request limit, in bytes: even a small pool must allow what every client
+/// sends.
+const MIN_PAYLOAD: u32 = 64 << 10;
 
-/// Why a device is not served.
+/// Why a volume cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The address cannot be listened at.
+    /// Listening at the address failed.
     #[error("cannot listen at {at}: {why}")]
     Listen {
         /// The address.
         at: Address,
-        /// What the system reports.
+        /// The system's error.
         why: io::Error,
     },
-    /// Name or description of the export are longer than the protocol allows.
+    /// The name or description of the export is too long for the protocol.
     #[error("the name of an NBD export has at most 4096 bytes, as has its description")]
     Name,
 }
 
-/// A server that listens.
+/// A listening server.
 pub struct Server {
     listener: Listener,
-    shared: Shared,
+    shared: NbdShared,
 }
 
 impl fmt::Debug for Server {
@@ -59,28 +60,28 @@ impl fmt::Debug for Server {
 }
 
 /// What the connections of a server share.
-pub(super) struct Shared {
+pub(super) struct NbdShared {
     pub(super) core: Core,
     pub(super) volume: Rc<Volume>,
     at: Address,
     options: Options,
-    /// When the volume is out of reach.
-    pub(super) absence: Absence,
+    /// Set when the volume is unreachable.
+    pub(super) outage: OutageSignal,
     staging: Staging,
-    seats: RefCell<BTreeMap<u64, Seat>>,
-    /// Held by a command that reads more than the volume takes at once.
-    pub(super) one_by_one: Rc<Mutex<()>>,
+    connections: RefCell<BTreeMap<u64, ConnectionEntry>>,
+    /// Held by a command that reads in several parts.
+    pub(super) multipart_read_lock: Rc<Mutex<()>>,
 }
 
-/// A connection, as the server knows it.
-struct Seat {
+/// The server's record of a connection.
+struct ConnectionEntry {
     inbox: Inbox<Event>,
     /// Whether its client has chosen the export.
-    chosen: Rc<Cell<bool>>,
+    export_chosen: Rc<Cell<bool>>,
 }
 
 impl Server {
-    /// Listens at `at`: who connects from now on is served once [`Self::run`] does.
+    /// Listens at `at`; clients are served once [`Self::run`] runs.
     ///
     /// # Errors
     /// [`ServeError::Listen`], [`ServeError::Name`].
@@ -90,8 +91,8 @@ impl Server {
         at: &Address,
         options: Options,
     ) -> Result<Self, ServeError> {
-        // A disk of this machine may be made of it.
-        rt::serves_disks();
+        // Local disks may be built on it.
+        rt::set_io_flusher();
         if options.export.len().max(options.description.len()) > ::nbd::message::MAX_STRING_BYTES {
             return Err(ServeError::Name);
         }
@@ -100,36 +101,36 @@ impl Server {
             Address::Tcp(address) => core.listen(*address).await,
         };
         let listener = listener.map_err(|why| ServeError::Listen { at: at.clone(), why })?;
-        let shared = Shared {
+        let shared = NbdShared {
             core: core.clone(),
             volume: Rc::clone(volume),
             at: at.clone(),
             options,
-            absence: Absence::never(),
+            outage: OutageSignal::never(),
             staging: Staging::default(),
-            seats: RefCell::default(),
-            one_by_one: Rc::default(),
+            connections: RefCell::default(),
+            multipart_read_lock: Rc::default(),
         };
         Ok(Self { listener, shared })
     }
 
-    /// The server of a volume that may come to be out of reach.
+    /// The same for a volume that may become unreachable.
     #[must_use]
-    pub fn with_absence(mut self, absence: &Absence) -> Self {
-        self.shared.absence = absence.clone();
+    pub fn with_outage_signal(mut self, absence: &OutageSignal) -> Self {
+        self.shared.outage = absence.clone();
         self
     }
 
-    /// The TCP address that is listened at, with the port that the system has chosen.
+    /// The TCP address it listens at, with the port chosen by the system.
     ///
     /// # Errors
-    /// What the system reports.
+    /// The system's error.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Serves until `stop` comes to its end; see [`serve`](super::serve). Ends as well when the volume is
-    /// [out of reach](Absence): then its clients are cut off without an answer.
+    /// Serves until `stop` completes; see [`serve`](super::serve). Ends also when the volume is
+    /// [unreachable](OutageSignal): then clients are disconnected without an answer.
     pub async fn run(self, stop: impl Future<Output = ()>) {
         let (listener, shared) = (self.listener, Rc::new(self.shared));
         let (mut stop, mut sessions) = (pin!(stop), JoinSet::new());
@@ -138,7 +139,7 @@ impl Server {
             let accepted = tokio::select! {
                 biased;
                 () = &mut stop => break,
-                () = shared.absence.certain() => break,
+                () = shared.outage.wait() => break,
                 Some(ended) = sessions.join_next(), if !sessions.is_empty() => {
                     report(ended);
                     continue;
@@ -149,7 +150,7 @@ impl Server {
                 Ok((stream, _)) => shared.admit(number, stream, &mut sessions),
                 Err(error) => {
                     tracing::warn!(at = %shared.at, %error, "no connection is accepted");
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }
         }
@@ -158,7 +159,7 @@ impl Server {
     }
 }
 
-/// A connection that has panicked is a mistake of ours; the others go on.
+/// A panic of a connection is a bug of ours; the others continue.
 fn report(ended: Result<(), tokio::task::JoinError>) {
     if let Err(error) = ended
         && error.is_panic()
@@ -167,12 +168,12 @@ fn report(ended: Result<(), tokio::task::JoinError>) {
     }
 }
 
-impl Shared {
-    /// Lets a client in, if there is a place.
+impl NbdShared {
+    /// Admits a client if there is a free connection.
     fn admit(self: &Rc<Self>, number: u64, stream: Stream, sessions: &mut JoinSet<()>) {
-        if self.seats.borrow().len() >= self.options.connections.max(1) {
-            let mut seats = self.seats.borrow_mut();
-            let oldest = seats.iter().find(|(_, seat)| !seat.chosen.get()).map(|(n, _)| *n);
+        if self.connections.borrow().len() >= self.options.connections.max(1) {
+            let mut seats = self.connections.borrow_mut();
+            let oldest = seats.iter().find(|(_, seat)| !seat.export_chosen.get()).map(|(n, _)| *n);
             let Some(evicted) = oldest.and_then(|n| seats.remove(&n)) else {
                 tracing::warn!(at = %self.at, "a client of NBD is refused: there are too many");
                 return;
@@ -180,24 +181,24 @@ impl Shared {
             evicted.inbox.evict();
         }
         let (inbox, chosen) = (Inbox::default(), Rc::new(Cell::new(false)));
-        let seat = Seat { inbox: inbox.clone(), chosen: Rc::clone(&chosen) };
-        self.seats.borrow_mut().insert(number, seat);
+        let seat = ConnectionEntry { inbox: inbox.clone(), export_chosen: Rc::clone(&chosen) };
+        self.connections.borrow_mut().insert(number, seat);
         let config = Config {
-            in_flight: self.options.in_flight,
+            max_in_flight: self.options.max_in_flight,
             handshake_timeout: self.options.handshake_timeout,
             receive_timeout: self.options.receive_timeout,
             ..Config::new(Arc::new([self.export()]))
         };
-        let line = match stream.line() {
+        let line = match stream.hangup_monitor() {
             Ok(line) => line,
             Err(error) => {
                 tracing::warn!(at = %self.at, %error, "a client of NBD cannot be served");
-                self.seats.borrow_mut().remove(&number);
+                self.connections.borrow_mut().remove(&number);
                 return;
             }
         };
         let session = Session::new(self, Connection::new(config), (inbox.clone(), line), chosen);
-        let mut conn = Conn::new(
+        let mut conn = ConnectionDriver::new(
             stream,
             session,
             inbox,
@@ -211,37 +212,41 @@ impl Shared {
             let why = conn.protocol.end();
             drop(conn);
             tracing::info!(at = %shared.at, ?end, why, "a connection of NBD has ended");
-            shared.seats.borrow_mut().remove(&number);
+            shared.connections.borrow_mut().remove(&number);
         });
     }
 
-    /// The export, as it is now.
+    /// The current export.
     fn export(&self) -> Export {
         let (info, options) = (self.volume.info(), &self.options);
         let minimum = info.block_size;
         let preferred = info.physical_block_size.next_power_of_two().max(minimum);
-        let share = u32::try_from(self.core.pool().usage().total / 8).unwrap_or(u32::MAX);
-        let payload = options.payload_bytes.min(share).max(LEAST_PAYLOAD).max(preferred);
+        let share = u32::try_from(self.core.buffer_pool().usage().total / 8).unwrap_or(u32::MAX);
+        let payload = options.payload_bytes.min(share).max(MIN_PAYLOAD).max(preferred);
         let granule = info.unmap_granularity_blocks.saturating_mul(info.block_size);
         Export {
             name: options.export.clone(),
             description: options.description.clone(),
             bytes: info.bytes(),
-            sizes: Sizes { minimum, preferred, payload: payload / minimum * minimum },
+            size_constraints: SizeConstraints {
+                minimum,
+                preferred,
+                payload: payload / minimum * minimum,
+            },
             read_only: options.read_only || info.read_only,
-            trims: granule > 0,
-            // Freeing is all that there is to do.
+            can_trim: granule > 0,
+            // Zeroing is then merely freeing.
             fast_zero_bytes: Some(granule).filter(|g| *g > 0 && info.unmap_zeroes),
-            // All of them use this volume, by way of this core.
+            // All connections use this volume through this core.
             multi_conn: true,
         }
     }
 
-    /// Sees everybody off.
+    /// Ends all connections.
     async fn stop(&self, mut sessions: JoinSet<()>) {
-        let away = self.absence.is_certain();
-        for seat in self.seats.borrow().values() {
-            // Whoever is told of the end takes it for that of his disk.
+        let away = self.outage.is_set();
+        for seat in self.connections.borrow().values() {
+            // A client would take an orderly end for that of its disk.
             if away { seat.inbox.evict() } else { seat.inbox.push(Event::Stop) }
         }
         let all = async {

@@ -1,11 +1,11 @@
-//! What control commands carry (`linux/ublk_cmd.h`), in the byte order of this machine.
+//! Data of control commands
 
 use block::Info;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::request::SECTOR_BYTES;
 
-/// Commands of control (`UBLK_U_CMD_*`).
+/// Control commands
 pub(super) mod command {
     pub(in crate::ublk) const GET_DEV_INFO: u32 = 0x8020_7502;
     pub(in crate::ublk) const ADD_DEV: u32 = 0xc020_7504;
@@ -19,14 +19,14 @@ pub(super) mod command {
     pub(in crate::ublk) const GET_FEATURES: u32 = 0x8020_7513;
 }
 
-/// The device, and what it holds, stay when its process goes.
+/// The device and its requests stay when its process ends.
 const USER_RECOVERY: u64 = 1 << 3;
-/// What was not answered is asked of the next process.
+/// Unanswered requests are reissued to the next process.
 const USER_RECOVERY_REISSUE: u64 = 1 << 4;
-/// Data is read and written at the character device.
+/// Data is copied through the character device.
 const USER_COPY: u64 = 1 << 7;
 
-/// What is asked of the driver (Linux 6.5).
+/// Features requested from the driver (Linux 6.5).
 pub(super) const FEATURES: u64 = USER_RECOVERY | USER_RECOVERY_REISSUE | USER_COPY;
 
 const PARAM_BASIC: u32 = 1 << 0;
@@ -35,22 +35,22 @@ const ATTR_READ_ONLY: u32 = 1 << 0;
 const ATTR_VOLATILE_CACHE: u32 = 1 << 2;
 const ATTR_FUA: u32 = 1 << 3;
 
-/// Longest range that is freed or zeroed as one, in sectors: 4 GiB.
+/// Longest range of one discard or write-zeroes, in sectors: 4 GiB.
 const MAX_RANGE_SECTORS: u32 = 1 << 23;
 
-/// Least that a page cache works with, and what file systems align to.
+/// Granularity of the page cache, and what file systems align to.
 const PHYSICAL_BYTES: u32 = 4096;
 
-/// How far a device has come.
+/// State of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// There is no block device: not yet, or not any more.
+    /// No block device: not started yet, or stopped.
     Dead,
-    /// A process serves it, or did a moment ago.
+    /// A process serves it, or did until a moment ago.
     Live,
-    /// The process that served it is gone; requests wait.
+    /// Its process has ended; requests wait.
     Quiesced,
-    /// Something else.
+    /// Another state.
     Unknown(u16),
 }
 
@@ -69,7 +69,7 @@ pub(super) struct DeviceInfo {
     pub(super) pid: i32,
     pub(super) pad_again: u32,
     pub(super) flags: u64,
-    /// The server's own; the driver keeps it.
+    /// Reserved for the server; the driver stores it.
     pub(super) tag: u64,
     pub(super) owner: [u32; 2],
     pub(super) reserved: [u64; 2],
@@ -87,22 +87,23 @@ impl DeviceInfo {
         }
     }
 
-    /// Whether it was made here for the volume of this tag.
-    pub(super) fn is_of(&self, tag: u64) -> bool {
+    /// Whether it was created here for the volume of this tag.
+    pub(super) fn belongs_to(&self, tag: u64) -> bool {
         self.tag == tag && self.flags & FEATURES == FEATURES
     }
 }
 
-/// What devices of a volume are known by: the driver keeps 64 bits for whoever serves one. Not zero, as other people's are.
+/// The tag that identifies a volume's devices: 64 bits that the driver stores for the server. Not
+/// zero, as those of other programs are.
 pub(super) fn tag_of(identity: u128) -> u64 {
     let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = identity.to_be_bytes();
     let high = u64::from_be_bytes([a, b, c, d, e, f, g, h]);
     let low = u64::from_be_bytes([i, j, k, l, m, n, o, p]);
-    // "windrose" keeps one apart from programs that put something else there.
+    // "windrose" distinguishes it from programs that store something else there.
     high ^ low.rotate_left(32) ^ u64::from_be_bytes(*b"windrose")
 }
 
-/// `struct ublk_params`, as far as it is used.
+/// The part of `struct ublk_params` that is used.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -125,17 +126,17 @@ pub struct Parameters {
     max_zeroes_sectors: u32,
     max_discard_segments: u16,
     reserved: u16,
-    // The structure goes on where the kernel's ends with 8-byte alignment: unused, and not counted in `len`.
+    // Padding to the kernel's 8-byte alignment: unused, and not counted in `len`.
     rest: u32,
 }
 
-/// What of [`Parameters`] counts.
+/// Used length of [`Parameters`].
 const PARAMETERS_LEN: u32 = 60;
 
 const _: () = assert!(size_of::<Parameters>() == PARAMETERS_LEN as usize + 4);
 
 impl Parameters {
-    /// How a volume is shown, with requests of at most `max_bytes`.
+    /// The parameters of a volume's device, with requests of at most `max_bytes`.
     #[must_use]
     pub fn of(info: &Info, read_only: bool, max_bytes: u32) -> Self {
         let physical = info.physical_block_size.next_power_of_two().max(PHYSICAL_BYTES);
@@ -146,7 +147,7 @@ impl Parameters {
         Self {
             len: PARAMETERS_LEN,
             types: PARAM_BASIC | PARAM_DISCARD,
-            // Writes with FUA are durable when they are done, whatever the volume stands on.
+            // FUA writes are durable on completion, whatever the volume's storage.
             attributes: ATTR_VOLATILE_CACHE | ATTR_FUA | if read_only { ATTR_READ_ONLY } else { 0 },
             logical_shift: shift(info.block_size),
             physical_shift: shift(physical.min(1 << 16)),
@@ -162,26 +163,26 @@ impl Parameters {
         }
     }
 
-    /// What goes to the driver.
+    /// Encodes them for the driver.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut bytes = self.as_bytes().to_vec();
         bytes.truncate(PARAMETERS_LEN as usize);
         bytes
     }
 
-    /// What asks the driver.
-    pub(super) fn question() -> Vec<u8> {
+    /// Encodes a query to the driver.
+    pub(super) fn get_request() -> Vec<u8> {
         Self { len: PARAMETERS_LEN, ..Self::default() }.encode()
     }
 
-    /// What the driver says.
+    /// Decodes the driver's answer.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut whole = bytes.get(..PARAMETERS_LEN as usize)?.to_vec();
         whole.extend([0; 4]);
         Self::read_from_bytes(&whole).ok()
     }
 
-    /// Whether a device that was made with these shows a volume of now: why not, in words.
+    /// Why a device with these parameters does not fit the volume now, if it does not.
     pub(super) fn mismatch(&self, wanted: &Self) -> Option<&'static str> {
         let writable = |p: &Self| p.attributes & ATTR_READ_ONLY == 0;
         if self.logical_shift != wanted.logical_shift {
@@ -209,7 +210,7 @@ mod tests {
         Info {
             block_size: 512,
             blocks: 1 << 20,
-            aside_blocks: 0,
+            metadata_blocks: 0,
             physical_block_size: 512,
             max_transfer_blocks: 2048,
             unmap_granularity_blocks: 8,
@@ -217,7 +218,7 @@ mod tests {
             volatile_cache: true,
             native_fua: true,
             read_only: false,
-            overhead: 0,
+            overhead_bytes: 0,
         }
     }
 
@@ -243,7 +244,7 @@ mod tests {
         assert_eq!(fixed.attributes, ATTR_VOLATILE_CACHE | ATTR_FUA | ATTR_READ_ONLY);
         let thick = Info { unmap_granularity_blocks: 0, ..info() };
         let thick = Parameters::of(&thick, false, 1 << 20);
-        // The driver refuses a granularity of nothing.
+        // The driver refuses a granularity of zero.
         assert_eq!((thick.max_discard_sectors, thick.discard_granularity), (0, 512));
         assert_eq!(thick.max_zeroes_sectors, MAX_RANGE_SECTORS);
     }
@@ -267,8 +268,8 @@ mod tests {
         let of = |tag| DeviceInfo { tag, flags: FEATURES | 1 << 6, ..DeviceInfo::default() };
         let (one, other) = (tag_of(1 << 100 | 1), tag_of(1 << 100 | 2));
         assert_ne!(one, other);
-        assert!(of(one).is_of(one) && !of(one).is_of(other) && !of(0).is_of(one));
-        assert!(!DeviceInfo { flags: 0, ..of(one) }.is_of(one));
+        assert!(of(one).belongs_to(one) && !of(one).belongs_to(other) && !of(0).belongs_to(one));
+        assert!(!DeviceInfo { flags: 0, ..of(one) }.belongs_to(one));
         assert_ne!(tag_of(0), 0);
     }
 }

@@ -1,4 +1,4 @@
-//! The life of a device: found again or made, started, and taken away.
+//! Finds or creates a device, starts it and deletes it.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use block::{Blocks, Lba, Request};
 use rt::Core;
-use rt::ublk::{About, Device, Driver, MAX_REQUESTS};
+use rt::ublk::{ControlTarget, Device, Driver, MAX_REQUESTS};
 use rustix::io::Errno;
 use tokio::time::{Instant, sleep, timeout};
 use volume::Volume;
@@ -15,108 +15,109 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::abi::{DeviceInfo, FEATURES, Parameters, State, command, tag_of};
 use super::names;
-use super::server::{Serving, Shared};
-use crate::Absence;
-use crate::parts::part_blocks;
+use super::server::{UblkServer, UblkShared};
+use crate::OutageSignal;
+use crate::request_split::part_blocks;
 
-/// Requests of a queue, where there are few queues.
+/// Queue depth if there are few queues.
 const DEPTH: u16 = 128;
 
-/// How long the kernel may take to see that a process has gone (it looks once in 5 s before Linux 6.7), to show a device,
-/// and to forget one.
-const GRACE: Duration = Duration::from_secs(10);
+/// Time limit for the kernel to notice that a process has ended (it checks every 5 s before Linux
+/// 6.7), to show a device, and to delete one.
+const KERNEL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a process that lives may take to go, or to start its device.
-const LEAVE: Duration = Duration::from_secs(2);
+/// Time limit for a live process to end, or to start its device.
+const PROCESS_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Pause between looks.
-const PAUSE: Duration = Duration::from_millis(50);
+/// Interval of polling.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// No device.
-const NONE: u32 = u32::MAX;
+/// No device number.
+const NO_DEVICE: u32 = u32::MAX;
 
-/// What is shown.
+/// Options of the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The volume's identity: by it a device that was left is known again.
+    /// The volume's identity, by which its existing device is found.
     pub identity: u128,
-    /// How many queues the device has; the kernel makes no more than there are processors.
+    /// Number of queues; the kernel creates no more than there are processors.
     pub queues: u16,
     /// Whether writes are refused, even where the volume takes them.
     pub read_only: bool,
-    /// The device's number; the first that is free without.
+    /// The device's number; the first free one if `None`.
     pub device: Option<u32>,
-    /// A symbolic link to the device, if there is to be one.
+    /// Path of a symbolic link to the device, if wanted.
     pub link: Option<PathBuf>,
 }
 
 impl Options {
-    fn word(&self) -> Option<PathBuf> {
-        self.link.as_ref().map(|link| names::word(link, self.identity))
+    fn clean_marker(&self) -> Option<PathBuf> {
+        self.link.as_ref().map(|link| names::clean_marker_path(link, self.identity))
     }
 
-    /// Says to the next process that a device was [left](super::End::Left) with nothing in doubt: all that was sent for it
-    /// has been answered, and the volume is closed. Without a link nobody is told.
+    /// Records for the next process that a device was [left](super::ServeEnd::LeftForRecovery) with
+    /// nothing in doubt: all its requests have been answered, and the volume is closed. Without a
+    /// link nothing is recorded.
     ///
     /// # Errors
-    /// What the system reports. The next process waits then, as after one that was killed.
-    pub async fn left_in_order(&self, core: &Core) -> io::Result<()> {
-        let Some(at) = self.word() else { return Ok(()) };
-        let given = core.offload(move || names::give_word(&at)).await;
+    /// The system's error. The next process then waits, as after one that was killed.
+    pub async fn mark_clean(&self, core: &Core) -> io::Result<()> {
+        let Some(at) = self.clean_marker() else { return Ok(()) };
+        let given = core.run_blocking(move || names::write_clean_marker(&at)).await;
         given.unwrap_or_else(|| Err(Errno::CANCELED.into()))
     }
 }
 
-/// Why there is no device, or no more of it.
+/// Why a device cannot be served, or no longer.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// There is no driver.
+    /// The driver is missing.
     #[error("this machine's kernel has no ublk driver ({} is missing)", names::CONTROL)]
     NoDriver,
-    /// Only root may.
+    /// Root privileges are required.
     #[error("{} may not be opened: block devices are made by root", names::CONTROL)]
     NotAllowed,
-    /// The driver, or io_uring, lacks what is needed.
+    /// The driver or io_uring lacks a feature.
     #[error(
         "this machine's kernel is too old: its ublk driver or io_uring lacks what Linux 6.5 has"
     )]
     TooOld,
-    /// A process serves the volume as a device already.
+    /// A process already serves the volume as a device.
     #[error("process {pid} serves the volume as {device} already", device = device.display())]
-    Served {
+    AlreadyServed {
         /// The device.
         device: PathBuf,
-        /// Who.
+        /// Its process ID.
         pid: i32,
     },
-    /// The volume has a device that was left, with another number than is asked for.
+    /// The volume has an existing device with another number than requested.
     #[error("the volume is {} already, which waits for a process that serves it", device.display())]
-    Elsewhere {
+    OtherDevice {
         /// The device.
         device: PathBuf,
     },
-    /// The device that was left does not fit.
+    /// The existing device does not fit the volume.
     #[error("{} was left by another process and cannot be gone on with: {why}", device.display())]
-    Differs {
+    Incompatible {
         /// The device.
         device: PathBuf,
         /// Why.
         why: &'static str,
     },
-    /// Somebody has taken the device away.
+    /// The device was removed from outside.
     #[error("{} was taken away: {why}", device.display())]
     TakenAway {
         /// The device.
         device: PathBuf,
-        /// What the driver reports.
+        /// The driver's error.
         why: io::Error,
     },
-    /// The system does not do something.
+    /// A system call failed.
     #[error("cannot {what}: {why}")]
     System {
         /// What.
         what: &'static str,
-        /// What it reports.
+        /// The system's error.
         why: io::Error,
     },
 }
@@ -125,23 +126,23 @@ fn system(what: &'static str) -> impl Fn(io::Error) -> ServeError {
     move |why| ServeError::System { what, why }
 }
 
-fn is(error: &io::Error, errno: Errno) -> bool {
+fn is_errno(error: &io::Error, errno: Errno) -> bool {
     error.raw_os_error() == Some(errno.raw_os_error())
 }
 
-/// The driver, for one volume, and what was left of it.
+/// The driver, and an existing device of one volume.
 #[derive(Debug)]
-pub struct Door {
+pub struct DeviceControl {
     pub(super) core: Core,
     pub(super) driver: Driver,
     pub(super) options: Options,
-    left: Option<DeviceInfo>,
-    /// Whether who left it had ended in order.
-    in_order: bool,
+    existing: Option<DeviceInfo>,
+    /// Whether its last process had ended in order.
+    left_clean: bool,
 }
 
-impl Door {
-    /// Opens the driver, and looks for a device of this volume that a process has left.
+impl DeviceControl {
+    /// Opens the driver and looks for an existing device of this volume.
     ///
     /// # Errors
     /// [`ServeError`].
@@ -150,91 +151,95 @@ impl Door {
             Driver::open(core, names::CONTROL.as_ref()).map_err(|why| match why.kind() {
                 io::ErrorKind::NotFound => ServeError::NoDriver,
                 io::ErrorKind::PermissionDenied => ServeError::NotAllowed,
-                // A ring of that kind, or its commands.
+                // This kind of ring, or its commands.
                 io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported => ServeError::TooOld,
                 _ => ServeError::System { what: "open the ublk driver", why },
             })?;
-        let mut door = Self { core: core.clone(), driver, options, left: None, in_order: false };
-        let (asked, features) = door.ask(command::GET_FEATURES, (NONE, 0), vec![0; 8]).await;
+        let mut door =
+            Self { core: core.clone(), driver, options, existing: None, left_clean: false };
+        let (asked, features) =
+            door.control(command::GET_FEATURES, (NO_DEVICE, 0), vec![0; 8]).await;
         let features = features.as_chunks::<8>().0.first().map(u64_of);
         match asked {
-            Err(e) if is(&e, Errno::PERM) || is(&e, Errno::ACCESS) => {
+            Err(e) if is_errno(&e, Errno::PERM) || is_errno(&e, Errno::ACCESS) => {
                 return Err(ServeError::NotAllowed);
             }
             Ok(()) if features.is_some_and(|known| known & FEATURES == FEATURES) => {}
             _ => return Err(ServeError::TooOld),
         }
-        door.left = door.find().await?;
-        if let Some(at) = door.options.word() {
-            let taken = core.offload(move || names::take_word(&at)).await;
-            door.in_order = taken == Some(true);
+        door.existing = door.find().await?;
+        if let Some(at) = door.options.clean_marker() {
+            let taken = core.run_blocking(move || names::take_clean_marker(&at)).await;
+            door.left_clean = taken == Some(true);
         }
-        if let (Some(left), Some(wanted)) = (&door.left, door.options.device)
+        if let (Some(left), Some(wanted)) = (&door.existing, door.options.device)
             && left.id != wanted
         {
-            return Err(ServeError::Elsewhere { device: names::block(left.id) });
+            return Err(ServeError::OtherDevice { device: names::block_device(left.id) });
         }
         Ok(door)
     }
 
-    /// Whether a process was here before, and has left its device without having ended in order: what it had sent may still
-    /// be carried out.
+    /// Whether an earlier process left its device without ending in order, so that its last
+    /// requests may still take effect.
     #[must_use]
     pub fn is_in_doubt(&self) -> bool {
-        self.is_left() && !self.in_order
+        self.has_existing() && !self.left_clean
     }
 
-    /// Whether there is a device already.
-    pub(super) fn is_left(&self) -> bool {
-        self.left.is_some()
+    /// Whether a device already exists.
+    pub(super) fn has_existing(&self) -> bool {
+        self.existing.is_some()
     }
 
-    /// Makes the device, or takes it over: whoever uses it is served as long as the result
-    /// [runs](Serving::run).
+    /// Creates the device or takes it over; its users are served while the result
+    /// [runs](UblkServer::run).
     ///
     /// # Errors
-    /// [`ServeError`]; a device that was made is none any more then.
-    pub async fn begin(
+    /// [`ServeError`]; a device that was created is then removed.
+    pub async fn attach(
         self,
         volume: &Rc<Volume>,
-        absence: &Absence,
-    ) -> Result<Serving, ServeError> {
+        absence: &OutageSignal,
+    ) -> Result<UblkServer, ServeError> {
         let info = volume.info();
-        let part = part_blocks(&info, self.core.pool());
+        let part = part_blocks(&info, self.core.buffer_pool());
         let part_bytes = u32::try_from(part).unwrap_or(1).saturating_mul(info.block_size);
         let wanted = Parameters::of(&info, self.options.read_only, part_bytes.max(4096));
-        let (made, parameters) = match &self.left {
+        let (made, parameters) = match &self.existing {
             Some(left) => (*left, self.take_over(left, &wanted).await?),
             None => {
-                // The kernel reads the beginning at once: better a volume that answers.
+                // The kernel reads the partition table at once: check first that the volume
+                // answers.
                 let first = Request::Read { range: Blocks::new(Lba(0), 1) };
-                let read = volume.execute(first, &self.core.pool().account()).await;
+                let read = volume.execute(first, &self.core.buffer_pool().account()).await;
                 read.map_err(|e| system("read the volume")(io::Error::other(e)))?;
-                (self.make(&wanted, part_bytes.max(4096)).await?, wanted)
+                (self.create(&wanted, part_bytes.max(4096)).await?, wanted)
             }
         };
-        let device = match self.characters(&made).await {
+        let device = match self.open_char_device(&made).await {
             Ok(device) => device,
-            Err(e) => return Err(self.give_up(&made, e).await),
+            Err(e) => return Err(self.abandon(&made, e).await),
         };
         tracing::debug!(?made, ?parameters, "a block device");
-        let shared = Shared::new(self, device, (volume, absence), part_bytes, &made);
-        Serving::begin(shared, (made.queues, made.depth), parameters.bytes()).await
+        let shared = UblkShared::new(self, device, (volume, absence), part_bytes, &made);
+        UblkServer::start(shared, (made.queues, made.depth), parameters.bytes()).await
     }
 
-    /// Has the kernel show the device, or go on with it. All places have asked for requests, or are about to.
+    /// Has the kernel start or resume the device. All queue slots have requested commands, or are
+    /// about to.
     pub(super) async fn start(&self, id: u32) -> Result<(), ServeError> {
-        let (what, how) = match self.is_left() {
+        let (what, how) = match self.has_existing() {
             true => ("go on with the block device", command::END_USER_RECOVERY),
             false => ("start the block device", command::START_DEV),
         };
-        let (started, _) = self.ask(how, (id, std::process::id().into()), Vec::new()).await;
+        let (started, _) = self.control(how, (id, std::process::id().into()), Vec::new()).await;
         started.map_err(system(what))
     }
 
-    /// The end of a device that could not be served: one that was left stays so.
-    pub(super) async fn give_up(&self, made: &DeviceInfo, error: ServeError) -> ServeError {
-        if !self.is_left()
+    /// Cleans up after a device could not be served: an existing one is left as it was.
+    pub(super) async fn abandon(&self, made: &DeviceInfo, error: ServeError) -> ServeError {
+        if !self.has_existing()
             && let Err(why) = self.delete(made.id).await
         {
             tracing::warn!(%why, "a block device that is none is still there");
@@ -242,21 +247,22 @@ impl Door {
         error
     }
 
-    /// Stops a device: it is none from now on, whoever has it open.
+    /// Stops a device: it is removed at once, even if it is open.
     pub(super) async fn stop(&self, id: u32) -> Result<(), ServeError> {
-        let (stopped, _) = self.ask(command::STOP_DEV, (id, 0), Vec::new()).await;
+        let (stopped, _) = self.control(command::STOP_DEV, (id, 0), Vec::new()).await;
         stopped.map_err(system("stop the block device"))
     }
 
-    /// Forgets a device that is stopped and that nobody serves.
+    /// Deletes a stopped device that has no server.
     pub(super) async fn delete(&self, id: u32) -> Result<(), ServeError> {
-        let deleted = timeout(GRACE, self.ask(command::DEL_DEV, (id, 0), Vec::new())).await;
+        let deleted =
+            timeout(KERNEL_TIMEOUT, self.control(command::DEL_DEV, (id, 0), Vec::new())).await;
         let deleted = deleted.map_or(Err(Errno::TIMEDOUT.into()), |(deleted, _)| deleted);
         deleted.map_err(system("take the block device away"))
     }
 
-    /// A command of control, with the ring driven meanwhile.
-    async fn ask(
+    /// Sends a control command, driving the ring meanwhile.
+    async fn control(
         &self,
         command: u32,
         (device, data): (u32, u64),
@@ -264,61 +270,61 @@ impl Door {
     ) -> (io::Result<()>, Vec<u8>) {
         tokio::select! {
             biased;
-            answer = self.driver.control(command, About { device, data }, memory) => answer,
-            () = self.driver.drive() => (Err(Errno::CANCELED.into()), Vec::new()),
+            answer = self.driver.control(command, ControlTarget { device, data }, memory) => answer,
+            () = self.driver.run() => (Err(Errno::CANCELED.into()), Vec::new()),
         }
     }
 
     async fn info(&self, id: u32) -> io::Result<DeviceInfo> {
         let question = DeviceInfo::default().as_bytes().to_vec();
-        let (told, answer) = self.ask(command::GET_DEV_INFO, (id, 0), question).await;
+        let (told, answer) = self.control(command::GET_DEV_INFO, (id, 0), question).await;
         told?;
         DeviceInfo::read_from_bytes(&answer).map_err(|_| io::ErrorKind::InvalidData.into())
     }
 
-    /// The device of this volume that a process has left.
+    /// The existing device of this volume, if any.
     async fn find(&self) -> Result<Option<DeviceInfo>, ServeError> {
         let begun = Instant::now();
         loop {
-            let Some(found) = self.look().await? else { return Ok(None) };
+            let Some(found) = self.find_once().await? else { return Ok(None) };
             let limit = match found.state() {
-                State::Live if names::lives(found.pid) => LEAVE,
-                State::Live | State::Dead => GRACE,
+                State::Live if names::is_alive(found.pid) => PROCESS_TIMEOUT,
+                State::Live | State::Dead => KERNEL_TIMEOUT,
                 State::Quiesced | State::Unknown(_) => Duration::ZERO,
             };
             match found.state() {
                 State::Quiesced => return Ok(Some(found)),
-                // Its process may be about to go, or to start it.
-                _ if begun.elapsed() < limit => sleep(PAUSE).await,
-                // Its process ended before it was started, or before it was forgotten.
+                // Its process may be about to end, or to start it.
+                _ if begun.elapsed() < limit => sleep(POLL_INTERVAL).await,
+                // Its process ended before it was started, or before it was deleted.
                 State::Dead => {
                     self.delete(found.id).await?;
                     return Ok(None);
                 }
                 State::Live | State::Unknown(_) => {
-                    let device = names::block(found.id);
-                    return Err(ServeError::Served { device, pid: found.pid });
+                    let device = names::block_device(found.id);
+                    return Err(ServeError::AlreadyServed { device, pid: found.pid });
                 }
             }
         }
     }
 
-    async fn look(&self) -> Result<Option<DeviceInfo>, ServeError> {
-        let listed = self.core.offload(names::devices).await;
+    async fn find_once(&self) -> Result<Option<DeviceInfo>, ServeError> {
+        let listed = self.core.run_blocking(names::devices).await;
         let listed = listed.unwrap_or_else(|| Err(Errno::CANCELED.into()));
         let tag = tag_of(self.options.identity);
         for id in listed.map_err(system("list the block devices of ublk"))? {
             match self.info(id).await {
-                Ok(info) if info.is_of(tag) => return Ok(Some(info)),
+                Ok(info) if info.belongs_to(tag) => return Ok(Some(info)),
                 Ok(_) => {}
-                // Gone meanwhile; or somebody else's, who does not show it.
+                // Deleted meanwhile, or another user's and not readable.
                 Err(why) => tracing::debug!(id, %why, "a device of ublk says nothing"),
             }
         }
         Ok(None)
     }
 
-    async fn make(
+    async fn create(
         &self,
         parameters: &Parameters,
         max_bytes: u32,
@@ -328,34 +334,34 @@ impl Door {
             queues,
             depth: DEPTH.min(MAX_REQUESTS / queues).max(1),
             max_bytes,
-            id: self.options.device.unwrap_or(NONE),
+            id: self.options.device.unwrap_or(NO_DEVICE),
             pid: -1,
             flags: FEATURES,
             tag: tag_of(self.options.identity),
             ..DeviceInfo::default()
         };
         let memory = wanted.as_bytes().to_vec();
-        let (added, answer) = self.ask(command::ADD_DEV, (wanted.id, 0), memory).await;
+        let (added, answer) = self.control(command::ADD_DEV, (wanted.id, 0), memory).await;
         added.map_err(system("make a block device"))?;
         let invalid = |_| system("make a block device")(io::ErrorKind::InvalidData.into());
         let made = DeviceInfo::read_from_bytes(&answer).map_err(invalid)?;
-        let (set, _) = self.ask(command::SET_PARAMS, (made.id, 0), parameters.encode()).await;
+        let (set, _) = self.control(command::SET_PARAMS, (made.id, 0), parameters.encode()).await;
         match set.map_err(system("describe the block device")) {
             Ok(()) => Ok(made),
-            Err(e) => Err(self.give_up(&made, e).await),
+            Err(e) => Err(self.abandon(&made, e).await),
         }
     }
 
-    /// Begins to go on with a device that was left.
+    /// Begins the recovery of an existing device.
     async fn take_over(
         &self,
         left: &DeviceInfo,
         wanted: &Parameters,
     ) -> Result<Parameters, ServeError> {
-        let question = Parameters::question();
-        let (told, answer) = self.ask(command::GET_PARAMS, (left.id, 0), question).await;
+        let question = Parameters::get_request();
+        let (told, answer) = self.control(command::GET_PARAMS, (left.id, 0), question).await;
         told.map_err(system("ask what the block device is"))?;
-        let differs = |why| ServeError::Differs { device: names::block(left.id), why };
+        let differs = |why| ServeError::Incompatible { device: names::block_device(left.id), why };
         let parameters = Parameters::decode(&answer);
         let parameters = parameters.ok_or_else(|| differs("it is not what it was made as"))?;
         if let Some(why) = parameters.mismatch(wanted) {
@@ -363,26 +369,31 @@ impl Door {
         }
         let begun = Instant::now();
         loop {
-            let (begins, _) = self.ask(command::START_USER_RECOVERY, (left.id, 0), vec![]).await;
+            let (begins, _) =
+                self.control(command::START_USER_RECOVERY, (left.id, 0), vec![]).await;
             match begins {
                 Ok(()) => return Ok(parameters),
-                // The process before has not quite gone.
-                Err(e) if is(&e, Errno::BUSY) && begun.elapsed() < GRACE => sleep(PAUSE).await,
-                // Somebody has begun here before, and has ended before there was anything to begin anew.
-                Err(e) if is(&e, Errno::INVAL) => return Ok(parameters),
+                // The earlier process has not fully ended.
+                Err(e) if is_errno(&e, Errno::BUSY) && begun.elapsed() < KERNEL_TIMEOUT => {
+                    sleep(POLL_INTERVAL).await;
+                }
+                // An earlier process began the recovery and ended before completing it.
+                Err(e) if is_errno(&e, Errno::INVAL) => return Ok(parameters),
                 Err(e) => return Err(system("take over the block device")(e)),
             }
         }
     }
 
-    /// Opens the character device, which udev may have to make first.
-    async fn characters(&self, made: &DeviceInfo) -> Result<Device, ServeError> {
-        let (at, begun) = (names::character(made.id), Instant::now());
+    /// Opens the character device, which udev may have to create first.
+    async fn open_char_device(&self, made: &DeviceInfo) -> Result<Device, ServeError> {
+        let (at, begun) = (names::char_device(made.id), Instant::now());
         loop {
             match self.driver.device(&at, (made.queues, made.depth)) {
                 Ok(device) => return Ok(device),
-                Err(e) if e.kind() == io::ErrorKind::NotFound && begun.elapsed() < GRACE => {
-                    sleep(PAUSE).await;
+                Err(e)
+                    if e.kind() == io::ErrorKind::NotFound && begun.elapsed() < KERNEL_TIMEOUT =>
+                {
+                    sleep(POLL_INTERVAL).await;
                 }
                 Err(e) => return Err(system("open the block device's other end")(e)),
             }

@@ -1,4 +1,4 @@
-//! Files by which a device is known on this machine. All of this may block: it runs beside the core.
+//! Files of a device on this machine. All functions may block: they run off the core.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -7,23 +7,23 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-/// Control of the driver.
+/// The driver's control device.
 pub(super) const CONTROL: &str = "/dev/ublk-control";
 
 /// Where the driver lists its devices.
 const CLASS: &str = "/sys/class/ublk-char";
 
-/// The device by which requests come.
-pub(super) fn character(id: u32) -> PathBuf {
+/// The character device for the server's requests.
+pub(super) fn char_device(id: u32) -> PathBuf {
     PathBuf::from(format!("/dev/ublkc{id}"))
 }
 
-/// The device that others use.
-pub(super) fn block(id: u32) -> PathBuf {
+/// The block device for users.
+pub(super) fn block_device(id: u32) -> PathBuf {
     PathBuf::from(format!("/dev/ublkb{id}"))
 }
 
-/// Numbers of all devices that there are.
+/// Numbers of all devices.
 pub(super) fn devices() -> io::Result<Vec<u32>> {
     let mut all = Vec::new();
     for entry in fs::read_dir(CLASS)? {
@@ -33,17 +33,17 @@ pub(super) fn devices() -> io::Result<Vec<u32>> {
     Ok(all)
 }
 
-/// Takes a device for oneself: nobody mounts it meanwhile, puts it under another device, or swaps to it. Refused as busy
-/// where somebody does.
-pub(super) fn hold(id: u32) -> io::Result<File> {
+/// Opens a device exclusively: it cannot be mounted, stacked or swapped to meanwhile. Busy if it
+/// is.
+pub(super) fn open_exclusive(id: u32) -> io::Result<File> {
     let exclusive = OFlags::EXCL.bits() as i32;
-    OpenOptions::new().read(true).custom_flags(exclusive).open(block(id))
+    OpenOptions::new().read(true).custom_flags(exclusive).open(block_device(id))
 }
 
-/// A process that has a device open, or a partition of it: its name and number. Who holds it otherwise, or is not seen
-/// from here, is not found.
-pub(super) fn opener(id: u32) -> Option<String> {
-    let device = block(id);
+/// A process that has a device or a partition of it open: its name and number. Other holders, and
+/// invisible processes, are not found.
+pub(super) fn find_opener(id: u32) -> Option<String> {
+    let device = block_device(id);
     let processes = fs::read_dir("/proc").ok()?.flatten();
     let others = processes.filter(|p| {
         let number = p.file_name().to_str().and_then(|n| n.parse::<u32>().ok());
@@ -53,23 +53,23 @@ pub(super) fn opener(id: u32) -> Option<String> {
     let found = others.find(|process| {
         let open = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
         let mut targets = open.filter_map(|fd| fs::read_link(fd.path()).ok());
-        targets.any(|target| is_part(&target, &device))
+        targets.any(|target| is_device_or_partition(&target, &device))
     })?;
     let name = fs::read_to_string(found.join("comm")).unwrap_or_default();
     let number = found.file_name().unwrap_or_default().display().to_string();
     Some(format!("{} ({number})", name.trim_end()))
 }
 
-/// Whether a process has not ended.
-pub(super) fn lives(process: i32) -> bool {
+/// Whether a process is running.
+pub(super) fn is_alive(process: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    // The name before it may have brackets of its own.
+    // The name before it may contain brackets.
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
     state.is_some_and(|state| !matches!(state, 'Z' | 'X' | 'x'))
 }
 
 /// Whether a path is that of a device or of one of its partitions.
-fn is_part(path: &Path, device: &Path) -> bool {
+fn is_device_or_partition(path: &Path, device: &Path) -> bool {
     let (path, device) = (path.as_os_str().as_encoded_bytes(), device.as_os_str());
     let rest = path.strip_prefix(device.as_encoded_bytes());
     rest.is_some_and(|rest| {
@@ -79,34 +79,35 @@ fn is_part(path: &Path, device: &Path) -> bool {
     })
 }
 
-/// Gives a device a name that does not depend on its number.
+/// Creates a link to a device that does not depend on its number.
 pub(super) fn link(at: &Path, id: u32) -> io::Result<()> {
     if let Some(directory) = at.parent() {
         fs::create_dir_all(directory)?;
     }
     let new = at.with_extension(format!("{id}.new"));
     let _ = fs::remove_file(&new);
-    symlink(block(id), &new)?;
+    symlink(block_device(id), &new)?;
     fs::rename(&new, at)
 }
 
-/// Takes the name away, if it is still this device's.
+/// Removes the link if it still refers to this device.
 pub(super) fn unlink(at: &Path, id: u32) -> io::Result<()> {
-    if fs::read_link(at)? == block(id) { fs::remove_file(at) } else { Ok(()) }
+    if fs::read_link(at)? == block_device(id) { fs::remove_file(at) } else { Ok(()) }
 }
 
-/// Where it stands, beside the name of its device, that the process that left a volume's device had nothing in doubt.
-pub(super) fn word(link: &Path, identity: u128) -> PathBuf {
+/// Path of the marker, next to the link, that says that a volume's device was left with nothing in
+/// doubt.
+pub(super) fn clean_marker_path(link: &Path, identity: u128) -> PathBuf {
     link.with_file_name(format!(".{identity:032x}"))
 }
 
-/// Says that nothing is in doubt.
-pub(super) fn give_word(at: &Path) -> io::Result<()> {
+/// Writes the marker.
+pub(super) fn write_clean_marker(at: &Path) -> io::Result<()> {
     File::create(at).map(drop)
 }
 
-/// Whether that was said. It counts once.
-pub(super) fn take_word(at: &Path) -> bool {
+/// Whether the marker exists. Removes it.
+pub(super) fn take_clean_marker(at: &Path) -> bool {
     fs::remove_file(at).is_ok()
 }
 
@@ -116,7 +117,7 @@ mod tests {
 
     #[test]
     fn partitions_are_parts() {
-        let is_part = |path: &str| is_part(Path::new(path), &block(1));
+        let is_part = |path: &str| is_device_or_partition(Path::new(path), &block_device(1));
         assert!(is_part("/dev/ublkb1") && is_part("/dev/ublkb1p3"));
         assert!(!is_part("/dev/ublkb10") && !is_part("/dev/ublkb1p") && !is_part("/dev/ublkb"));
         assert!(!is_part("/dev/ublkb1px"));
@@ -124,17 +125,19 @@ mod tests {
 
     #[test]
     fn who_has_ended_does_not_live() {
-        assert!(lives(i32::try_from(std::process::id()).unwrap()));
-        assert!(!lives(-1) && !lives(0));
+        assert!(is_alive(i32::try_from(std::process::id()).unwrap()));
+        assert!(!is_alive(-1) && !is_alive(0));
     }
 
     #[test]
     fn a_word_counts_once() {
         let place = tempfile::tempdir().unwrap();
-        let of = |identity| word(&place.path().join("web"), identity);
-        assert!(!take_word(&of(1)));
-        give_word(&of(1)).unwrap();
-        assert!(!take_word(&of(2)) && take_word(&of(1)) && !take_word(&of(1)));
+        let of = |identity| clean_marker_path(&place.path().join("web"), identity);
+        assert!(!take_clean_marker(&of(1)));
+        write_clean_marker(&of(1)).unwrap();
+        assert!(
+            !take_clean_marker(&of(2)) && take_clean_marker(&of(1)) && !take_clean_marker(&of(1))
+        );
     }
 
     #[test]
@@ -142,10 +145,10 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let at = place.path().join("disks/web.v1");
         link(&at, 3).unwrap();
-        assert_eq!(fs::read_link(&at).unwrap(), block(3));
+        assert_eq!(fs::read_link(&at).unwrap(), block_device(3));
         link(&at, 4).unwrap();
         unlink(&at, 3).unwrap();
-        assert_eq!(fs::read_link(&at).unwrap(), block(4));
+        assert_eq!(fs::read_link(&at).unwrap(), block_device(4));
         unlink(&at, 4).unwrap();
         assert!(fs::read_link(&at).is_err());
     }

@@ -1,4 +1,4 @@
-//! What the kernel asks: descriptors, which are believed no more than those of a guest.
+//! Decodes the kernel's descriptors, which are validated like a guest's.
 
 use block::{Blocks, Lba};
 use rt::ublk::Descriptor;
@@ -15,92 +15,92 @@ const OP_WRITE_ZEROES: u32 = 5;
 const FUA: u32 = 1 << 13;
 const NO_UNMAP: u32 = 1 << 15;
 
-/// What of a device decides what may be asked.
+/// Properties of a device that limit its requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct DeviceLimits {
     /// Size of a logical block in bytes.
     pub block_size: u32,
     /// Size of the device in logical blocks.
     pub blocks: u64,
-    /// Whether it is only read.
+    /// Whether it is read-only.
     pub read_only: bool,
     /// Whether ranges can be freed.
-    pub discards: bool,
+    pub can_discard: bool,
     /// Longest request with data, in bytes.
     pub max_bytes: u32,
 }
 
-/// What is to be done.
+/// A decoded request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Read these blocks.
     Read(Blocks),
     /// Write them.
     Write {
-        /// Which.
+        /// The blocks.
         range: Blocks,
-        /// Whether it is to be durable when it is done.
+        /// Whether it must be durable on completion.
         fua: bool,
     },
-    /// Make durable what has been written.
+    /// Make completed writes durable.
     Flush,
     /// Free these blocks.
     Discard(Blocks),
-    /// Make them read as zeroes.
+    /// Make these blocks read as zeroes.
     Zero {
-        /// Which.
+        /// The blocks.
         range: Blocks,
         /// Whether their space may be freed.
         unmap: bool,
-        /// Whether it is to be durable when it is done.
+        /// Whether it must be durable on completion.
         fua: bool,
     },
 }
 
-/// What a descriptor asks.
+/// Decodes a descriptor.
 ///
 /// # Errors
-/// The answer to what makes no sense.
-pub fn decode(asked: &Descriptor, shape: &Shape) -> Result<Command, Errno> {
-    let fua = asked.op_flags & FUA != 0;
-    let changes = || if shape.read_only { Err(Errno::ROFS) } else { Ok(()) };
-    match asked.op_flags & 0xff {
-        OP_READ => with_data(asked, shape).map(Command::Read),
+/// The answer to an invalid request.
+pub fn decode(descriptor: &Descriptor, limits: &DeviceLimits) -> Result<Command, Errno> {
+    let fua = descriptor.op_flags & FUA != 0;
+    let changes = || if limits.read_only { Err(Errno::ROFS) } else { Ok(()) };
+    match descriptor.op_flags & 0xff {
+        OP_READ => data_range(descriptor, limits).map(Command::Read),
         OP_WRITE => {
             changes()?;
-            Ok(Command::Write { range: with_data(asked, shape)?, fua })
+            Ok(Command::Write { range: data_range(descriptor, limits)?, fua })
         }
         OP_FLUSH => Ok(Command::Flush),
-        OP_DISCARD if !shape.discards => Err(Errno::OPNOTSUPP),
+        OP_DISCARD if !limits.can_discard => Err(Errno::OPNOTSUPP),
         OP_DISCARD => {
             changes()?;
-            blocks(asked, shape).map(Command::Discard)
+            blocks(descriptor, limits).map(Command::Discard)
         }
         OP_WRITE_ZEROES => {
             changes()?;
-            let unmap = asked.op_flags & NO_UNMAP == 0 && shape.discards;
-            Ok(Command::Zero { range: blocks(asked, shape)?, unmap, fua })
+            let unmap = descriptor.op_flags & NO_UNMAP == 0 && limits.can_discard;
+            Ok(Command::Zero { range: blocks(descriptor, limits)?, unmap, fua })
         }
         _ => Err(Errno::OPNOTSUPP),
     }
 }
 
-fn with_data(asked: &Descriptor, shape: &Shape) -> Result<Blocks, Errno> {
-    if asked.sectors > shape.max_bytes / SECTOR_BYTES {
+fn data_range(descriptor: &Descriptor, limits: &DeviceLimits) -> Result<Blocks, Errno> {
+    if descriptor.sectors > limits.max_bytes / SECTOR_BYTES {
         return Err(Errno::INVAL);
     }
-    blocks(asked, shape)
+    blocks(descriptor, limits)
 }
 
-/// Sectors as blocks: whole ones, some, inside the device.
-fn blocks(asked: &Descriptor, shape: &Shape) -> Result<Blocks, Errno> {
-    let each = u64::from(shape.block_size / SECTOR_BYTES).max(1);
-    let (start, sectors) = (asked.start, u64::from(asked.sectors));
+/// Converts sectors to blocks: whole ones, at least one, inside the device.
+fn blocks(descriptor: &Descriptor, limits: &DeviceLimits) -> Result<Blocks, Errno> {
+    let each = u64::from(limits.block_size / SECTOR_BYTES).max(1);
+    let (start, sectors) = (descriptor.start, u64::from(descriptor.sectors));
     if sectors == 0 || !start.is_multiple_of(each) || !sectors.is_multiple_of(each) {
         return Err(Errno::INVAL);
     }
     let range = Blocks::new(Lba(start / each), sectors / each);
-    let inside = range.end().is_some_and(|end| end <= shape.blocks);
+    let inside = range.end().is_some_and(|end| end <= limits.blocks);
     if inside { Ok(range) } else { Err(Errno::INVAL) }
 }
 
@@ -110,11 +110,11 @@ mod tests {
 
     use super::*;
 
-    const SHAPE: Shape = Shape {
+    const SHAPE: DeviceLimits = DeviceLimits {
         block_size: 4096,
         blocks: 1024,
         read_only: false,
-        discards: true,
+        can_discard: true,
         max_bytes: 1 << 20,
     };
 
@@ -141,20 +141,20 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_refused() {
         let refused = |start, sectors| decode(&asked(OP_READ, start, sectors), &SHAPE);
-        // Parts of blocks, nothing, over the end, around it, more than a request may have.
+        // Partial blocks, none, past the end, overflowing, more than a request may have.
         for (start, sectors) in [(1, 8), (8, 7), (8, 0), (8184, 16), (u64::MAX - 7, 8), (0, 2056)] {
             assert_eq!(refused(start, sectors), Err(Errno::INVAL), "{start} {sectors}");
         }
-        let fixed = Shape { read_only: true, ..SHAPE };
+        let fixed = DeviceLimits { read_only: true, ..SHAPE };
         for op in [OP_WRITE, OP_DISCARD, OP_WRITE_ZEROES] {
             assert_eq!(decode(&asked(op, 0, 8), &fixed), Err(Errno::ROFS));
         }
-        let thick = Shape { discards: false, ..SHAPE };
+        let thick = DeviceLimits { can_discard: false, ..SHAPE };
         assert_eq!(decode(&asked(OP_DISCARD, 0, 8), &thick), Err(Errno::OPNOTSUPP));
     }
 
     proptest! {
-        /// Whatever the kernel writes there: what is done lies inside the device, and is not more than was promised.
+        /// Whatever a descriptor contains, requests lie inside the device and within the limits.
         #[test]
         fn nothing_leaves_the_device(
             (op_flags, sectors, start) in (any::<u32>(), any::<u32>(), any::<u64>()),
@@ -165,8 +165,8 @@ mod tests {
             let (op_flags, sectors, start) =
                 if small { (op_flags & 0xe007, sectors % 4096, start % 16384) } else { (op_flags, sectors, start) };
             let block_size = if wide { 4096 } else { 512 };
-            let shape = Shape { block_size, read_only, discards, ..SHAPE };
-            let decoded = decode(&asked(op_flags, start, sectors), &shape);
+            let limits = DeviceLimits { block_size, read_only, can_discard: discards, ..SHAPE };
+            let decoded = decode(&asked(op_flags, start, sectors), &limits);
             let (range, data, changes) = match decoded {
                 Err(_) | Ok(Command::Flush) => return Ok(()),
                 Ok(Command::Read(range)) => (range, true, false),
@@ -181,10 +181,10 @@ mod tests {
                 }
             };
             prop_assert!(!(changes && read_only));
-            prop_assert!(range.count > 0 && range.end().unwrap() <= shape.blocks);
+            prop_assert!(range.count > 0 && range.end().unwrap() <= limits.blocks);
             prop_assert_eq!(range.at.0 * u64::from(block_size), start * 512);
             prop_assert_eq!(range.count * u64::from(block_size), u64::from(sectors) * 512);
-            prop_assert!(!data || range.count * u64::from(block_size) <= u64::from(shape.max_bytes));
+            prop_assert!(!data || range.count * u64::from(block_size) <= u64::from(limits.max_bytes));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Requests of a device: each of its places has a task, all of them on the volume's core.
+//! Serves a device: each of its queue slots has a task, all on the volume's core.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -6,255 +6,256 @@ use std::fs::File;
 use std::io;
 use std::rc::Rc;
 
-use block::{Account, Blocks, Bufs, Class, Failure, Request};
+use block::{Account, Blocks, Bufs, MemoryClass, Request, RequestError};
 use rt::ublk::{Descriptor, Device};
 use rustix::io::Errno;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
-use volume::{Caller, Gate, Volume};
+use volume::{ReservationGate, Volume, VolumeClient};
 
 use super::abi::DeviceInfo;
-use super::device::{Door, ServeError};
+use super::device::{DeviceControl, ServeError};
 use super::names;
-use super::request::{Command, Shape, decode};
-use crate::Absence;
+use super::request::{Command, DeviceLimits, decode};
+use crate::OutageSignal;
 use crate::failure::errno;
 
-/// A place for a request: queue and tag.
-type Place = (u16, u16);
+/// A slot for a request: queue and tag.
+type QueueTag = (u16, u16);
 
-/// How it has ended with a device.
+/// How serving a device ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum End {
-    /// There is no device any more.
+pub enum ServeEnd {
+    /// The device was removed.
     Removed,
-    /// It is still there, and what is asked of it waits for the next process.
-    Left {
-        /// Who uses it, as far as that can be told; nobody need, where the volume is out of reach.
+    /// The device remains, and its requests wait for the next process.
+    LeftForRecovery {
+        /// Its user, if known; there may be none if the volume is unreachable.
         user: Option<String>,
     },
 }
 
-/// Why a request is not done.
-enum Undone {
-    Failed(Failure),
-    Told(Errno),
+/// Why a request was not executed.
+enum UblkError {
+    Failed(RequestError),
+    Errno(Errno),
 }
 
-impl From<Failure> for Undone {
-    fn from(failure: Failure) -> Self {
+impl From<RequestError> for UblkError {
+    fn from(failure: RequestError) -> Self {
         Self::Failed(failure)
     }
 }
 
-impl From<io::Error> for Undone {
+impl From<io::Error> for UblkError {
     fn from(error: io::Error) -> Self {
-        Self::Told(Errno::from_io_error(&error).unwrap_or(Errno::IO))
+        Self::Errno(Errno::from_io_error(&error).unwrap_or(Errno::IO))
     }
 }
 
-/// What all places of a device share.
-pub(super) struct Shared {
-    door: Door,
+/// State shared by all slots of a device.
+pub(super) struct UblkShared {
+    control: DeviceControl,
     device: Device,
     volume: Rc<Volume>,
-    caller: Rc<Caller>,
+    caller: Rc<VolumeClient>,
     account: Account,
-    absence: Absence,
-    /// Longest part of a request that is done as one, in bytes.
+    outage: OutageSignal,
+    /// Longest part of a request that is executed at once, in bytes.
     part_bytes: u32,
     info: DeviceInfo,
-    /// The kernel reads the partition table, and has to come to an end of it: whoever is killed meanwhile never ends (RFD
-    /// 0023, 11). So that is answered also where the volume is out of reach.
+    /// The kernel is reading the partition table and has to finish: a process killed meanwhile
+    /// never ends (RFD 0023, 11). So these reads are answered even if the volume is unreachable.
     starting: Cell<bool>,
-    /// Nothing more is begun.
+    /// No new requests are started.
     closing: Cell<bool>,
     in_flight: Cell<usize>,
     idle: Notify,
-    /// Why the driver has ended a place first.
-    ended: RefCell<Option<io::Error>>,
-    told: Notify,
+    /// The driver's first error on a slot.
+    driver_error: RefCell<Option<io::Error>>,
+    driver_ended: Notify,
 }
 
-/// A device that is there.
-pub struct Serving {
-    shared: Rc<Shared>,
-    places: JoinSet<()>,
+/// A served device.
+pub struct UblkServer {
+    shared: Rc<UblkShared>,
+    tasks: JoinSet<()>,
 }
 
-impl fmt::Debug for Serving {
+impl fmt::Debug for UblkServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Serving").field("device", &self.device()).finish_non_exhaustive()
     }
 }
 
-impl Shared {
+impl UblkShared {
     pub(super) fn new(
-        door: Door,
+        door: DeviceControl,
         device: Device,
-        (volume, absence): (&Rc<Volume>, &Absence),
+        (volume, absence): (&Rc<Volume>, &OutageSignal),
         part_bytes: u32,
         info: &DeviceInfo,
     ) -> Self {
         Self {
-            account: door.core.pool().account(),
-            starting: Cell::new(!door.is_left()),
-            door,
+            account: door.core.buffer_pool().account(),
+            starting: Cell::new(!door.has_existing()),
+            control: door,
             device,
             volume: Rc::clone(volume),
-            caller: Gate::node(),
-            absence: absence.clone(),
+            caller: ReservationGate::node_client(),
+            outage: absence.clone(),
             part_bytes,
             info: *info,
             closing: Cell::new(false),
             in_flight: Cell::new(0),
             idle: Notify::new(),
-            ended: RefCell::default(),
-            told: Notify::new(),
+            driver_error: RefCell::default(),
+            driver_ended: Notify::new(),
         }
     }
 
-    fn shape(&self) -> Shape {
+    fn limits(&self) -> DeviceLimits {
         let info = self.volume.info();
-        Shape {
+        DeviceLimits {
             block_size: info.block_size,
             blocks: info.blocks,
-            read_only: self.door.options.read_only || info.read_only,
-            discards: info.unmap_granularity_blocks > 0,
+            read_only: self.control.options.read_only || info.read_only,
+            can_discard: info.unmap_granularity_blocks > 0,
             max_bytes: self.info.max_bytes,
         }
     }
 
-    /// Serves one place until the device goes, or nothing more is begun.
-    async fn serve(self: Rc<Self>, place: Place) {
-        let mut next = self.device.next(place, None);
+    /// Serves one slot until the device is removed or no new requests are started.
+    async fn serve(self: Rc<Self>, slot: QueueTag) {
+        let mut next = self.device.answer_and_fetch(slot, None);
         loop {
             if let Err(error) = next.await {
-                self.ended.borrow_mut().get_or_insert(error);
-                self.told.notify_one();
+                self.driver_error.borrow_mut().get_or_insert(error);
+                self.driver_ended.notify_one();
                 return;
             }
-            // What has come now is asked of the next process.
+            // This request is reissued to the next process.
             if self.closing.get() {
                 return;
             }
-            let Some(asked) = self.device.descriptor(place) else { return };
+            let Some(descriptor) = self.device.descriptor(slot) else { return };
             self.in_flight.update(|n| n + 1);
-            let answer = self.carry_out(place, &asked).await;
-            let answered = answer.map(|answer| self.device.next(place, Some(answer)));
+            let answer = self.respond(slot, &descriptor).await;
+            let answered = answer.map(|answer| self.device.answer_and_fetch(slot, Some(answer)));
             self.in_flight.update(|n| n - 1);
             if self.in_flight.get() == 0 {
                 self.idle.notify_one();
             }
             match answered {
                 Some(answered) => next = answered,
-                // Likewise.
+                // As above.
                 None => return,
             }
         }
     }
 
-    /// What a request is answered with: bytes, or an error's negative number. `None` where the volume is out of reach.
-    async fn carry_out(&self, place: Place, asked: &Descriptor) -> Option<i32> {
-        let done = match decode(asked, &self.shape()) {
-            Ok(command) => self.execute(place, command).await,
-            Err(errno) => Err(Undone::Told(errno)),
+    /// The result of a request: bytes, or a negative error number. `None` if the volume is
+    /// unreachable.
+    async fn respond(&self, slot: QueueTag, descriptor: &Descriptor) -> Option<i32> {
+        let done = match decode(descriptor, &self.limits()) {
+            Ok(command) => self.execute(slot, command).await,
+            Err(errno) => Err(UblkError::Errno(errno)),
         };
         let errno = match done {
             Ok(bytes) => return Some(i32::try_from(bytes).unwrap_or(i32::MAX)),
-            Err(Undone::Failed(failure))
-                if self.absence.explains(&failure) && !self.starting.get() =>
+            Err(UblkError::Failed(failure))
+                if self.outage.set_if_cause(&failure) && !self.starting.get() =>
             {
                 return None;
             }
-            Err(Undone::Failed(failure)) => {
-                tracing::debug!(?asked, %failure, "a request has failed");
+            Err(UblkError::Failed(failure)) => {
+                tracing::debug!(asked = ?descriptor, %failure, "a request has failed");
                 errno(&failure)
             }
-            Err(Undone::Told(errno)) => {
-                tracing::debug!(?asked, %errno, "a request is refused");
+            Err(UblkError::Errno(errno)) => {
+                tracing::debug!(asked = ?descriptor, %errno, "a request is refused");
                 errno
             }
         };
         Some(-errno.raw_os_error())
     }
 
-    /// Does a request; bytes of data that it has moved.
-    async fn execute(&self, place: Place, command: Command) -> Result<u64, Undone> {
+    /// Executes a request. Returns the bytes of data transferred.
+    async fn execute(&self, slot: QueueTag, command: Command) -> Result<u64, UblkError> {
         match command {
-            Command::Read(range) => self.read(place, range).await,
-            Command::Write { range, fua } => self.write(place, range, fua).await,
-            Command::Flush => self.ask(Request::Flush).await.map(|_| 0),
+            Command::Read(range) => self.read(slot, range).await,
+            Command::Write { range, fua } => self.write(slot, range, fua).await,
+            Command::Flush => self.submit(Request::Flush).await.map(|_| 0),
             Command::Discard(range) => {
-                self.ask(Request::Unmap { ranges: vec![range] }).await.map(|_| 0)
+                self.submit(Request::Unmap { ranges: vec![range] }).await.map(|_| 0)
             }
             Command::Zero { range, unmap, fua } => {
-                self.ask(Request::Zero { range, unmap, fua }).await.map(|_| 0)
+                self.submit(Request::Zero { range, unmap, fua }).await.map(|_| 0)
             }
         }
     }
 
-    async fn read(&self, place: Place, range: Blocks) -> Result<u64, Undone> {
+    async fn read(&self, slot: QueueTag, range: Blocks) -> Result<u64, UblkError> {
         let mut done = 0;
         for part in self.parts(range) {
-            let data = self.ask(Request::Read { range: part }).await?;
+            let data = self.submit(Request::Read { range: part }).await?;
             for piece in data.iter() {
-                self.device.bring(place, done, piece)?;
+                self.device.write_request_data(slot, done, piece)?;
                 done += piece.len() as u64;
             }
         }
         Ok(done)
     }
 
-    async fn write(&self, place: Place, range: Blocks, fua: bool) -> Result<u64, Undone> {
+    async fn write(&self, slot: QueueTag, range: Blocks, fua: bool) -> Result<u64, UblkError> {
         let each = u64::from(self.volume.info().block_size);
         let mut done = 0;
         for part in self.parts(range) {
             let bytes = usize::try_from(part.count * each).unwrap_or(usize::MAX);
-            // The request holds nothing yet, and waits for nobody but the pool.
-            let credit = self.account.credit(bytes, Class::Read).await;
-            let credit = credit.map_err(|_| Undone::Told(Errno::NOMEM))?;
+            // The request holds no memory yet, so it waits only for the pool.
+            let credit = self.account.credit(bytes, MemoryClass::Read).await;
+            let credit = credit.map_err(|_| UblkError::Errno(Errno::NOMEM))?;
             let mut copy = credit.alloc(bytes);
             for piece in &mut copy {
-                self.device.fetch(place, done, piece)?;
+                self.device.read_request_data(slot, done, piece)?;
                 done += piece.len() as u64;
             }
             drop(credit);
-            self.ask(Request::Write { at: part.at, data: copy.into(), fua }).await?;
+            self.submit(Request::Write { at: part.at, data: copy.into(), fua }).await?;
         }
         Ok(done)
     }
 
     fn parts(&self, range: Blocks) -> impl Iterator<Item = Blocks> + use<> {
-        range.pieces(u64::from(self.part_bytes / self.volume.info().block_size))
+        range.chunks(u64::from(self.part_bytes / self.volume.info().block_size))
     }
 
-    async fn ask(&self, request: Request) -> Result<Bufs, Undone> {
+    async fn submit(&self, request: Request) -> Result<Bufs, UblkError> {
         Ok(self.volume.execute_for(&self.caller, request, &self.account).await?)
     }
 
     /// Waits until nothing is in flight.
-    async fn is_idle(&self) {
+    async fn wait_idle(&self) {
         while self.in_flight.get() > 0 {
             self.idle.notified().await;
         }
     }
 
-    /// Waits until the driver has ended a place.
-    async fn ended(&self) -> io::Error {
+    /// Waits until the driver has ended a slot.
+    async fn wait_driver_ended(&self) -> io::Error {
         loop {
-            if let Some(error) = self.ended.borrow_mut().take() {
+            if let Some(error) = self.driver_error.borrow_mut().take() {
                 return error;
             }
-            self.told.notified().await;
+            self.driver_ended.notified().await;
         }
     }
 }
 
-impl Serving {
-    /// Serves all places, and has the kernel show the device.
-    pub(super) async fn begin(
-        shared: Shared,
+impl UblkServer {
+    /// Serves all slots and has the kernel start the device.
+    pub(super) async fn start(
+        shared: UblkShared,
         (queues, depth): (u16, u16),
         bytes: u64,
     ) -> Result<Self, ServeError> {
@@ -265,64 +266,67 @@ impl Serving {
                 places.spawn_local(Rc::clone(&shared).serve((queue, tag)));
             }
         }
-        let mut serving = Self { shared, places };
-        let Shared { door, info, absence, starting, .. } = &*serving.shared;
+        let mut serving = Self { shared, tasks: places };
+        let UblkShared { control: door, info, outage: absence, starting, .. } = &*serving.shared;
         let id = info.id;
         let started = tokio::select! {
             biased;
             started = door.start(id) => started,
-            why = serving.shared.ended() => {
+            why = serving.shared.wait_driver_ended() => {
                 Err(ServeError::System { what: "take requests of the block device", why })
             }
         };
-        starting.set(starting.get() && absence.is_certain());
+        starting.set(starting.get() && absence.is_set());
         if let Err(e) = started {
-            serving.places.shutdown().await;
-            let Some(Shared { door, device, info, .. }) = Rc::into_inner(serving.shared) else {
+            serving.tasks.shutdown().await;
+            let Some(UblkShared { control: door, device, info, .. }) =
+                Rc::into_inner(serving.shared)
+            else {
                 return Err(e);
             };
             drop(device);
-            return Err(door.give_up(&info, e).await);
+            return Err(door.abandon(&info, e).await);
         }
-        let again = door.is_left();
+        let again = door.has_existing();
         tracing::info!(device = %serving.device(), queues, depth, bytes, again, "a block device is there");
         serving.link(names::link).await;
         Ok(serving)
     }
 
-    /// The device.
+    /// Path of the device.
     #[must_use]
     pub fn device(&self) -> String {
-        names::block(self.shared.info.id).display().to_string()
+        names::block_device(self.shared.info.id).display().to_string()
     }
 
-    /// Serves the device until `stop` comes to its end. Then nothing more is begun; what is in flight is answered; and the
-    /// device is taken away if nobody uses it, or else left to the next process. It is left as well, with what was not
-    /// answered, when the volume is [out of reach](Absence). The volume is the caller's to close.
+    /// Serves the device until `stop` completes. Then starts no new requests, answers those in
+    /// flight, and removes the device if it is unused, or else leaves it to the next process. Also
+    /// leaves it, with unanswered requests, when the volume is [unreachable](OutageSignal). The
+    /// caller closes the volume.
     ///
     /// # Errors
-    /// [`ServeError`]: somebody has taken the device away; it cannot be.
-    pub async fn run(self, stop: impl Future<Output = ()>) -> Result<End, ServeError> {
-        let Shared { door, absence, starting, .. } = &*self.shared;
+    /// [`ServeError`]: the device was removed from outside, or removing it failed.
+    pub async fn run(self, stop: impl Future<Output = ()>) -> Result<ServeEnd, ServeError> {
+        let UblkShared { control: door, outage: absence, starting, .. } = &*self.shared;
         tokio::select! {
             biased;
             () = stop => {}
-            // Nobody has used it yet.
-            () = absence.certain(), if starting.get() => return self.remove(None).await,
-            () = absence.certain() => return Ok(self.leave(None).await),
-            why = self.shared.ended() => {
-                let device = names::block(self.shared.info.id);
-                self.leave(None).await;
+            // It has had no user yet.
+            () = absence.wait(), if starting.get() => return self.remove(None).await,
+            () = absence.wait() => return Ok(self.leave_for_recovery(None).await),
+            why = self.shared.wait_driver_ended() => {
+                let device = names::block_device(self.shared.info.id);
+                self.leave_for_recovery(None).await;
                 return Err(ServeError::TakenAway { device, why });
             }
-            () = door.driver.drive() => {}
+            () = door.driver.run() => {}
         }
         let id = self.shared.info.id;
-        let held = door.core.offload(move || match names::hold(id) {
-            Ok(held) => names::opener(id).map_or(Ok(held), |user| Err(Some(user))),
-            Err(e) if e.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => {
-                Err(Some(names::opener(id).unwrap_or_else(|| "the kernel (mounted?)".to_owned())))
-            }
+        let held = door.core.run_blocking(move || match names::open_exclusive(id) {
+            Ok(held) => names::find_opener(id).map_or(Ok(held), |user| Err(Some(user))),
+            Err(e) if e.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => Err(Some(
+                names::find_opener(id).unwrap_or_else(|| "the kernel (mounted?)".to_owned()),
+            )),
             Err(error) => {
                 tracing::warn!(%error, "nobody can say whether the block device is in use");
                 Err(None)
@@ -331,51 +335,52 @@ impl Serving {
         let held = tokio::select! {
             biased;
             held = held => held.unwrap_or(Err(None)),
-            () = absence.certain() => Err(None),
-            () = door.driver.drive() => Err(None),
+            () = absence.wait() => Err(None),
+            () = door.driver.run() => Err(None),
         };
         match held {
             Ok(held) => self.remove(Some(held)).await,
-            Err(user) => Ok(self.leave(user).await),
+            Err(user) => Ok(self.leave_for_recovery(user).await),
         }
     }
 
     /// Leaves the device to the next process.
-    async fn leave(mut self, user: Option<String>) -> End {
-        let Shared { door, absence, closing, .. } = &*self.shared;
+    async fn leave_for_recovery(mut self, user: Option<String>) -> ServeEnd {
+        let UblkShared { control: door, outage: absence, closing, .. } = &*self.shared;
         closing.set(true);
         tokio::select! {
             biased;
-            () = self.shared.is_idle() => {}
-            () = absence.certain() => {}
-            () = door.driver.drive() => {}
+            () = self.shared.wait_idle() => {}
+            () = absence.wait() => {}
+            () = door.driver.run() => {}
         }
-        // With the answers that have been given.
-        door.driver.turn();
-        self.places.shutdown().await;
-        End::Left { user }
+        // Submits the answers already given.
+        door.driver.submit_now();
+        self.tasks.shutdown().await;
+        ServeEnd::LeftForRecovery { user }
     }
 
-    /// Takes the device away, and its name first, as its number is free then. Nobody else begins to use it while it is held.
-    async fn remove(mut self, held: Option<File>) -> Result<End, ServeError> {
+    /// Removes the device, and its link first, as its number is free afterwards. While `held` is
+    /// open, the device gets no new users.
+    async fn remove(mut self, held: Option<File>) -> Result<ServeEnd, ServeError> {
         let id = self.shared.info.id;
         self.link(names::unlink).await;
-        self.shared.door.stop(id).await?;
-        // It would wait for the core, which need not wait for it.
-        self.shared.door.core.offload(move || drop(held)).await;
-        self.places.shutdown().await;
-        if let Some(Shared { door, device, .. }) = Rc::into_inner(self.shared) {
+        self.shared.control.stop(id).await?;
+        // Closing would block on the core.
+        self.shared.control.core.run_blocking(move || drop(held)).await;
+        self.tasks.shutdown().await;
+        if let Some(UblkShared { control: door, device, .. }) = Rc::into_inner(self.shared) {
             drop(device);
             door.delete(id).await?;
         }
-        Ok(End::Removed)
+        Ok(ServeEnd::Removed)
     }
 
-    /// Gives the device its name, or takes that away. A device is one without it.
+    /// Creates or removes the link. The device works without it.
     async fn link(&self, how: fn(&std::path::Path, u32) -> io::Result<()>) {
-        let Shared { door, info, .. } = &*self.shared;
+        let UblkShared { control: door, info, .. } = &*self.shared;
         let (Some(at), id) = (door.options.link.clone(), info.id) else { return };
-        let done = door.core.offload(move || how(&at, id).map_err(|e| (at, e))).await;
+        let done = door.core.run_blocking(move || how(&at, id).map_err(|e| (at, e))).await;
         if let Some(Err((at, error))) = done {
             tracing::warn!(link = %at.display(), %error, "the name of the block device is not what it should be");
         }

@@ -1,4 +1,4 @@
-//! What a guest is told of a disk: features and configuration space (Virtio 1.2, 5.2.3 and 5.2.4).
+//! A disk as its guest sees it: features and configuration space (Virtio 1.2, 5.2.3 and 5.2.4).
 
 use block::Info;
 use virtio_bindings::bindings::virtio_blk as blk;
@@ -12,8 +12,8 @@ use zerocopy::{Immutable, IntoBytes, KnownLayout};
 /// Unit of all addresses and lengths in virtio-blk, in bytes, whatever the disk's block size.
 pub const SECTOR_BYTES: u32 = 512;
 
-/// Most descriptors of a request's data, and most bytes in one of them, that a driver is asked to keep to. Together
-/// they bound nothing: a request is done in pieces, each of which has its memory.
+/// Most data descriptors of a request, and most bytes in one, that drivers are asked to respect.
+/// They limit nothing here: a request is executed in pieces, each with its own memory.
 pub const SEG_MAX: u32 = 126;
 /// See [`SEG_MAX`].
 pub const SIZE_MAX: u32 = 1 << 20;
@@ -21,7 +21,7 @@ pub const SIZE_MAX: u32 = 1 << 20;
 /// Most ranges of one discard.
 pub const MAX_DISCARD_RANGES: u32 = 64;
 
-/// Longest range of a discard or of a write of zeroes, in sectors: 4 GiB.
+/// Longest range of a discard or write-zeroes, in sectors: 4 GiB.
 pub const MAX_RANGE_SECTORS: u32 = 1 << 23;
 
 /// Features, as a set of bits.
@@ -29,10 +29,10 @@ pub const MAX_RANGE_SECTORS: u32 = 1 << 23;
 pub struct Features(pub u64);
 
 impl Features {
-    /// VHOST_USER_F_PROTOCOL_FEATURES: the monitor asks for features of the protocol.
+    /// VHOST_USER_F_PROTOCOL_FEATURES: the monitor negotiates protocol features.
     pub const PROTOCOL: u32 = 30;
 
-    /// What a disk offers.
+    /// Features that a disk offers.
     #[must_use]
     pub fn of(info: &Info, read_only: bool, rings: u16) -> Self {
         let mut all = Self(0);
@@ -73,27 +73,27 @@ impl Features {
         self.0 >> bit & 1 == 1
     }
 
-    /// Whether it has nothing that `other` has not.
+    /// Whether `other` has all features of this set.
     #[must_use]
-    pub fn is_within(self, other: Self) -> bool {
+    pub fn is_subset_of(self, other: Self) -> bool {
         self.0 & !other.0 == 0
     }
 
-    /// Whether completed writes are durable as long as the driver does not ask for a cache: one that does not know of
-    /// flushes has to believe so (5.2.5.2).
+    /// Whether completed writes are durable while the driver does not enable a cache: a driver
+    /// without flush support relies on it (5.2.5.2).
     #[must_use]
     pub fn is_write_through(self) -> bool {
         !self.has(blk::VIRTIO_BLK_F_FLUSH)
     }
 
-    /// Whether the driver is told how many of its notifications we want, and tells the same of ours (2.7.10).
+    /// Whether both sides suppress notifications by event index (2.7.10).
     #[must_use]
     pub fn has_event_index(self) -> bool {
         self.has(VIRTIO_RING_F_EVENT_IDX)
     }
 }
 
-/// The configuration space (5.2.4), as far as we have fields.
+/// The part of the configuration space (5.2.4) that is used.
 ///
 /// ```text
 ///  0 capacity (8) | 8 size_max (4) | 12 seg_max (4) | 16 geometry (4) | 20 blk_size (4)
@@ -129,13 +129,14 @@ pub struct Config {
 const _: () = assert!(size_of::<Config>() == 60);
 
 impl Config {
-    /// Where the one field is that a driver may write, a byte.
+    /// Offset of the one field that a driver may write, a byte.
     pub const WRITEBACK: u32 = 32;
 
-    /// Length of the whole space in bytes; it has zeroes behind what we know of.
+    /// Length of the whole space in bytes; unused fields are zero.
     pub const SPACE: u32 = 256;
 
-    /// What a disk is now. `writeback`: whether the driver has a cache now that it flushes.
+    /// The configuration of a disk. `writeback`: whether the driver has enabled a cache, which it
+    /// flushes.
     #[must_use]
     pub fn of(info: &Info, writeback: bool, rings: u16) -> Self {
         let sectors_per_block = info.block_size / SECTOR_BYTES;
@@ -207,7 +208,7 @@ mod tests {
         assert!(all.has(blk::VIRTIO_BLK_F_DISCARD) && all.has(blk::VIRTIO_BLK_F_MQ));
         assert!(!Features::of(&rigid, false, 2).has(blk::VIRTIO_BLK_F_DISCARD));
         assert!(reads.has(blk::VIRTIO_BLK_F_RO) && !reads.has(blk::VIRTIO_BLK_F_WRITE_ZEROES));
-        assert!(!reads.is_within(all) && !all.is_write_through());
+        assert!(!reads.is_subset_of(all) && !all.is_write_through());
         assert_eq!(Config::of(&rigid, false, 1).part(36, 8).unwrap(), [0; 8]);
     }
 }

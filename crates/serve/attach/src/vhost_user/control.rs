@@ -1,5 +1,6 @@
-//! The conversation with the monitor. The protocol's library blocks, so a thread of its own has it; each message is
-//! done on the volume's core while that thread waits, so nothing here is shared.
+//! The conversation with the monitor. The protocol's library blocks, so it has a thread of its own;
+//! each message is executed on the volume's core while that thread waits, so nothing here is
+//! shared.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -15,31 +16,31 @@ use vhost::vhost_user::message::{
 use vhost::vhost_user::{BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandler};
 
 use super::config::Features;
-use super::memory::{MAX_REGIONS, Place, Region};
-use super::session::{MonitorAddresses, Session};
+use super::memory::{MAX_REGIONS, Region, RegionPlacement};
+use super::session::{DiskSession, MonitorAddresses};
 
-/// What the protocol has that we have (with REPLY_ACK, which the library adds).
+/// Supported protocol features (with REPLY_ACK, which the library adds).
 const PROTOCOL: VhostUserProtocolFeatures = VhostUserProtocolFeatures::CONFIG
     .union(VhostUserProtocolFeatures::MQ)
     .union(VhostUserProtocolFeatures::INFLIGHT_SHMFD)
     .union(VhostUserProtocolFeatures::RESET_DEVICE)
     .union(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS);
 
-/// Something to do to the session, on its core.
-pub(super) enum Job {
-    /// At once.
-    Now(Box<dyn FnOnce(&mut Session) + Send>),
-    /// End a ring, and say where it has come to.
+/// Work on the session, on its core.
+pub(super) enum SessionJob {
+    /// Run at once.
+    Run(Box<dyn FnOnce(&mut DiskSession) + Send>),
+    /// Stop a ring and return its position.
     Stop(u32, oneshot::Sender<Result<u16>>),
-    /// End all rings and forget the driver.
+    /// Stop all rings and reset the device.
     Reset(oneshot::Sender<()>),
 }
 
-impl Job {
-    /// Does it. Whoever asked may have gone.
-    pub(super) async fn run(self, session: &mut Session) {
+impl SessionJob {
+    /// Runs the job. Its sender may have ended.
+    pub(super) async fn run(self, session: &mut DiskSession) {
         match self {
-            Self::Now(job) => job(session),
+            Self::Run(job) => job(session),
             Self::Stop(index, answer) => {
                 let _ = answer.send(session.stop(index).await);
             }
@@ -51,8 +52,8 @@ impl Job {
     }
 }
 
-/// Speaks with a monitor until it goes, or says what cannot be; blocks.
-pub(super) fn converse(stream: UnixStream, jobs: mpsc::Sender<Job>) -> Error {
+/// Talks to a monitor until it disconnects or violates the protocol; blocks.
+pub(super) fn converse(stream: UnixStream, jobs: mpsc::Sender<SessionJob>) -> Error {
     let mut handler = BackendReqHandler::from_stream(stream, Arc::new(Control(jobs)));
     loop {
         if let Err(e) = handler.handle_request() {
@@ -61,32 +62,36 @@ pub(super) fn converse(stream: UnixStream, jobs: mpsc::Sender<Job>) -> Error {
     }
 }
 
-struct Control(mpsc::Sender<Job>);
+struct Control(mpsc::Sender<SessionJob>);
 
-/// What is asked of us that we have not offered.
-const UNKNOWN: Error = Error::InvalidOperation("it was not offered");
+/// Error for a request that was not offered.
+const NOT_OFFERED: Error = Error::InvalidOperation("it was not offered");
 
 impl Control {
     fn now<T: Send + 'static>(
         &self,
-        f: impl FnOnce(&mut Session) -> Result<T> + Send + 'static,
+        f: impl FnOnce(&mut DiskSession) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (answer, result) = oneshot::channel();
-        self.send(Job::Now(Box::new(move |session| drop(answer.send(f(session))))))?;
+        self.send(SessionJob::Run(Box::new(move |session| drop(answer.send(f(session))))))?;
         result.blocking_recv().unwrap_or(Err(Error::Disconnected))
     }
 
-    fn send(&self, job: Job) -> Result<()> {
+    fn send(&self, job: SessionJob) -> Result<()> {
         self.0.blocking_send(job).map_err(|_| Error::Disconnected)
     }
 }
 
-fn place(region: &VhostUserMemoryRegion) -> Place {
-    Place { guest: region.guest_phys_addr, monitor: region.user_addr, bytes: region.memory_size }
+fn region_placement(region: &VhostUserMemoryRegion) -> RegionPlacement {
+    RegionPlacement {
+        guest: region.guest_phys_addr,
+        monitor: region.user_addr,
+        bytes: region.memory_size,
+    }
 }
 
 fn map(region: &VhostUserMemoryRegion, file: File) -> Result<Region> {
-    let mapped = Region::map(place(region), file, region.mmap_offset);
+    let mapped = Region::map(region_placement(region), file, region.mmap_offset);
     mapped.map_err(|e| Error::ReqHandlerError(std::io::Error::other(e)))
 }
 
@@ -95,14 +100,14 @@ impl VhostUserBackendReqHandler for Control {
         Ok(())
     }
 
-    /// Means different things to different monitors, and nothing to those of today.
+    /// Monitors differ in its meaning, and current ones do not use it.
     fn reset_owner(&self) -> Result<()> {
         Ok(())
     }
 
     fn reset_device(&self) -> Result<()> {
         let (answer, done) = oneshot::channel();
-        self.send(Job::Reset(answer))?;
+        self.send(SessionJob::Reset(answer))?;
         done.blocking_recv().map_err(|_| Error::Disconnected)
     }
 
@@ -126,7 +131,7 @@ impl VhostUserBackendReqHandler for Control {
     }
 
     fn set_vring_num(&self, index: u32, num: u32) -> Result<()> {
-        self.now(move |s| s.set_places(index, num))
+        self.now(move |s| s.set_queue_size(index, num))
     }
 
     fn set_vring_addr(
@@ -139,7 +144,7 @@ impl VhostUserBackendReqHandler for Control {
         _log: u64,
     ) -> Result<()> {
         if !flags.is_empty() {
-            return Err(UNKNOWN);
+            return Err(NOT_OFFERED);
         }
         let at = MonitorAddresses { table: descriptor, available, used };
         self.now(move |s| s.set_addresses(index, at))
@@ -151,7 +156,7 @@ impl VhostUserBackendReqHandler for Control {
 
     fn get_vring_base(&self, index: u32) -> Result<VhostUserVringState> {
         let (answer, base) = oneshot::channel();
-        self.send(Job::Stop(index, answer))?;
+        self.send(SessionJob::Stop(index, answer))?;
         let base = base.blocking_recv().unwrap_or(Err(Error::Disconnected))?;
         Ok(VhostUserVringState::new(index, base.into()))
     }
@@ -178,7 +183,7 @@ impl VhostUserBackendReqHandler for Control {
     }
 
     fn get_queue_num(&self) -> Result<u64> {
-        self.now(|s| Ok(s.rings().into()))
+        self.now(|s| Ok(s.queue_count().into()))
     }
 
     fn set_vring_enable(&self, index: u32, enable: bool) -> Result<()> {
@@ -195,23 +200,23 @@ impl VhostUserBackendReqHandler for Control {
     }
 
     fn set_gpu_socket(&self, _: GpuBackend) -> Result<()> {
-        Err(UNKNOWN)
+        Err(NOT_OFFERED)
     }
 
     fn get_shared_object(&self, _: VhostUserSharedMsg) -> Result<File> {
-        Err(UNKNOWN)
+        Err(NOT_OFFERED)
     }
 
     fn get_inflight_fd(&self, asked: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
         let (rings, places) = (asked.num_queues, asked.queue_size);
-        let (bytes, file) = self.now(move |s| s.create_record(rings, places))?;
+        let (bytes, file) = self.now(move |s| s.create_inflight(rings, places))?;
         Ok((VhostUserInflight::new(bytes, 0, rings, places), file))
     }
 
     fn set_inflight_fd(&self, given: &VhostUserInflight, file: File) -> Result<()> {
         let place = (given.mmap_size, given.mmap_offset);
         let shape = (given.num_queues, given.queue_size);
-        self.now(move |s| s.set_record(file, place, shape))
+        self.now(move |s| s.set_inflight(file, place, shape))
     }
 
     fn get_max_mem_slots(&self) -> Result<u64> {
@@ -229,7 +234,7 @@ impl VhostUserBackendReqHandler for Control {
     }
 
     fn remove_mem_region(&self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
-        let place = place(region);
+        let place = region_placement(region);
         self.now(move |s| s.remove_memory(place))
     }
 
@@ -239,18 +244,18 @@ impl VhostUserBackendReqHandler for Control {
         _: VhostTransferStatePhase,
         _: File,
     ) -> Result<Option<File>> {
-        Err(UNKNOWN)
+        Err(NOT_OFFERED)
     }
 
     fn check_device_state(&self) -> Result<()> {
-        Err(UNKNOWN)
+        Err(NOT_OFFERED)
     }
 
     fn get_shmem_config(&self) -> Result<VhostUserShMemConfig> {
-        Err(UNKNOWN)
+        Err(NOT_OFFERED)
     }
 
     fn set_log_base(&self, _: &VhostUserLog, _: File) -> Result<()> {
-        Err(UNKNOWN)
+        Err(NOT_OFFERED)
     }
 }

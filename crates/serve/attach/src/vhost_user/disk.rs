@@ -1,54 +1,54 @@
-//! What all rings of a disk serve: the volume, in whose name it is asked, and what becomes of a request when the volume
-//! is not to be had.
+//! What the rings of a disk share: the volume, the client it is used as, and what happens to
+//! requests during an outage.
 
 use std::cell::Cell;
 use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::{Access, AccessState, Account, Bufs, Error, Failure, Request};
-use reservation::Party;
+use block::{Access, AccessState, Account, Bufs, Error, Request, RequestError};
+use reservation::ItNexus;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
-use volume::{Caller, Gate, Volume};
+use volume::{ReservationGate, Volume, VolumeClient};
 
-use super::request::{ID_BYTES, Shape};
-use crate::Absence;
-use crate::parts::part_blocks;
+use super::request::{DiskLimits, ID_BYTES};
+use crate::OutageSignal;
+use crate::request_split::part_blocks;
 
-/// Pause before what the volume could not do for now is begun again.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Delay before a request that failed temporarily is retried.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// What becomes of requests while the volume is not to be had, and nothing is wrong with it.
+/// What happens to requests while the volume is unavailable but intact.
 #[derive(Clone, Debug)]
-pub enum Outage {
-    /// They fail: nobody knows of such a time.
-    Told,
-    /// They wait, on a node that serves the volume with others: by this it is told when it may go on.
-    Waited(AccessState),
-    /// They are left, unanswered, to the process that serves the guest next, where the volume is reached from afar.
-    Left(Absence),
+pub enum OutagePolicy {
+    /// They fail: outages are not expected.
+    Fail,
+    /// They wait, on a node of a cluster that serves the volume: this state says when to continue.
+    Wait(AccessState),
+    /// They stay unanswered for the next process that serves the guest; for remote volumes.
+    LeaveUnanswered(OutageSignal),
 }
 
-/// What becomes of a request that has failed.
+/// What to do with a failed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
-    /// It is answered so.
-    Fails,
-    /// It is begun again.
-    Waits,
-    /// It is not answered.
-    Left,
+pub(super) enum FailureAction {
+    /// Report the failure.
+    Fail,
+    /// Retry it.
+    Retry,
+    /// Leave it unanswered.
+    LeaveUnanswered,
 }
 
-/// How far the life of a disk has come.
+/// Phase of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Life {
-    Serves,
-    /// What is in flight is answered if the volume answers; nobody waits for the volume to come back.
-    Ends,
-    /// The same, and nothing of the guest is touched any more.
-    Cut,
+enum DiskPhase {
+    Serving,
+    /// Requests in flight are answered if the volume answers; none waits for an outage to end.
+    Ending,
+    /// The same, and the guest's memory is not accessed any more.
+    Disconnected,
 }
 
 /// A disk.
@@ -57,112 +57,116 @@ pub(super) struct Disk {
     pub(super) account: Account,
     pub(super) read_only: bool,
     pub(super) serial: [u8; ID_BYTES],
-    pub(super) rings: u16,
-    /// Longest part of a request that is done as one, in blocks.
+    pub(super) queues: u16,
+    /// Longest part of a request that is executed at once, in blocks.
     pub(super) part_blocks: u64,
-    /// Whom the volume's reservations judge.
-    caller: Rc<Caller>,
-    outage: Outage,
-    life: Cell<Life>,
+    /// The client to which the volume's reservations apply.
+    caller: Rc<VolumeClient>,
+    outage_policy: OutagePolicy,
+    phase: Cell<DiskPhase>,
     ending: Notify,
-    /// When what waits may be begun again at the earliest.
-    again: Cell<Instant>,
+    /// The earliest time of the next retry.
+    retry_at: Cell<Instant>,
 }
 
 impl fmt::Debug for Disk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Disk")
             .field("volume", &self.volume)
-            .field("life", &self.life)
+            .field("life", &self.phase)
             .finish_non_exhaustive()
     }
 }
 
 impl Disk {
     pub(super) fn new(
-        (volume, outage): (Rc<Volume>, Outage),
+        (volume, outage): (Rc<Volume>, OutagePolicy),
         account: Account,
         (rings, read_only): (u16, bool),
         serial: [u8; ID_BYTES],
     ) -> Self {
-        let part_blocks = part_blocks(&volume.info(), account.pool());
-        let caller = volume.gate().map_or_else(Gate::node, |g| g.on_behalf_of(Party::GUEST));
+        let part_blocks = part_blocks(&volume.info(), account.buffer_pool());
+        let caller = volume
+            .reservation_gate()
+            .map_or_else(ReservationGate::node_client, |g| g.client_on_behalf_of(ItNexus::GUEST));
         Self {
             volume,
             account,
             read_only,
             serial,
-            rings,
+            queues: rings,
             part_blocks,
             caller,
-            outage,
-            life: Cell::new(Life::Serves),
+            outage_policy: outage,
+            phase: Cell::new(DiskPhase::Serving),
             ending: Notify::new(),
-            again: Cell::new(Instant::now()),
+            retry_at: Cell::new(Instant::now()),
         }
     }
 
-    pub(super) fn shape(&self) -> Shape {
+    pub(super) fn limits(&self) -> DiskLimits {
         let info = self.volume.info();
-        Shape {
+        DiskLimits {
             block_size: info.block_size,
             blocks: info.blocks,
             read_only: self.read_only || info.read_only,
-            discards: info.unmap_granularity_blocks > 0,
+            can_discard: info.unmap_granularity_blocks > 0,
         }
     }
 
-    /// Has the volume do something for the guest.
+    /// Starts a request of the guest on the volume.
     pub(super) fn start(
         &self,
         request: Request,
-        done: impl FnOnce(Result<Bufs, Failure>) + 'static,
+        done: impl FnOnce(Result<Bufs, RequestError>) + 'static,
     ) {
         self.volume.start_for(&self.caller, request, &self.account, done);
     }
 
-    /// [`Self::start`] for who waits.
-    pub(super) async fn execute(&self, request: Request) -> Result<Bufs, Failure> {
+    /// [`Self::start`], and waits for the result.
+    pub(super) async fn execute(&self, request: Request) -> Result<Bufs, RequestError> {
         self.volume.execute_for(&self.caller, request, &self.account).await
     }
 
-    /// What becomes of a request that has failed. Where it is not the volume at fault nobody else is there whom the guest
-    /// could ask, so it is not told.
-    pub(super) fn fate(&self, failure: &Failure) -> Fate {
-        let away = matches!(failure, Failure::Device(Error::Fenced | Error::Gone));
-        match &self.outage {
-            Outage::Waited(_) if away => Fate::Waits,
-            Outage::Left(absence) if absence.explains(failure) => Fate::Left,
-            _ => Fate::Fails,
+    /// What to do with a failed request. If the volume is intact, the guest has no other path to
+    /// try, so it is not told.
+    pub(super) fn failure_action(&self, failure: &RequestError) -> FailureAction {
+        let away = matches!(failure, RequestError::Device(Error::Fenced | Error::Gone));
+        match &self.outage_policy {
+            OutagePolicy::Wait(_) if away => FailureAction::Retry,
+            OutagePolicy::LeaveUnanswered(absence) if absence.set_if_cause(failure) => {
+                FailureAction::LeaveUnanswered
+            }
+            _ => FailureAction::Fail,
         }
     }
 
-    /// Waits until requests are left to another process.
-    pub(super) async fn lost(&self) {
-        match &self.outage {
-            Outage::Left(absence) => absence.certain().await,
-            Outage::Told | Outage::Waited(_) => std::future::pending().await,
+    /// Waits until requests are left for another process.
+    pub(super) async fn wait_outage(&self) {
+        match &self.outage_policy {
+            OutagePolicy::LeaveUnanswered(absence) => absence.wait().await,
+            OutagePolicy::Fail | OutagePolicy::Wait(_) => std::future::pending().await,
         }
     }
 
-    /// Whether requests are left to another process.
-    pub(super) fn is_lost(&self) -> bool {
-        matches!(&self.outage, Outage::Left(absence) if absence.is_certain())
+    /// Whether requests are left for another process.
+    pub(super) fn is_out(&self) -> bool {
+        matches!(&self.outage_policy, OutagePolicy::LeaveUnanswered(absence) if absence.is_set())
     }
 
-    /// Something waits from now on.
-    pub(super) fn wait_a_little(&self) {
-        self.again.set(Instant::now() + PAUSE);
+    /// Schedules a retry.
+    pub(super) fn schedule_retry(&self) {
+        self.retry_at.set(Instant::now() + RETRY_PAUSE);
     }
 
-    /// Waits until what waits may be begun again, or is not waited for any more.
-    pub(super) async fn may_try(&self) {
+    /// Waits until requests may be retried, or waiting ends.
+    pub(super) async fn wait_retry(&self) {
         let served = async {
-            sleep_until(self.again.get()).await;
-            if let Outage::Waited(access) = &self.outage
+            sleep_until(self.retry_at.get()).await;
+            if let OutagePolicy::Wait(access) = &self.outage_policy
                 && access.get() == Access::Unavailable
             {
-                access.other_than(Access::Unavailable).await;
+                access.changed_from(Access::Unavailable).await;
             }
         };
         let ending = self.ending.notified();
@@ -176,28 +180,28 @@ impl Disk {
         }
     }
 
-    /// It serves, from now on.
-    pub(super) fn serve(&self) {
-        self.life.set(Life::Serves);
+    /// Begins to serve.
+    pub(super) fn set_serving(&self) {
+        self.phase.set(DiskPhase::Serving);
     }
 
-    /// Nothing is waited for any more that the volume cannot do now.
-    pub(super) fn end(&self) {
-        self.life.set(Life::Ends);
+    /// Ends all waiting for the volume.
+    pub(super) fn set_ending(&self) {
+        self.phase.set(DiskPhase::Ending);
         self.ending.notify_waiters();
     }
 
-    /// Likewise; and nothing of the guest is touched any more.
-    pub(super) fn cut(&self) {
-        self.life.set(Life::Cut);
+    /// The same, and the guest's memory is not accessed any more.
+    pub(super) fn disconnect(&self) {
+        self.phase.set(DiskPhase::Disconnected);
         self.ending.notify_waiters();
     }
 
     pub(super) fn is_ending(&self) -> bool {
-        self.life.get() != Life::Serves || self.is_lost()
+        self.phase.get() != DiskPhase::Serving || self.is_out()
     }
 
-    pub(super) fn is_cut(&self) -> bool {
-        self.life.get() == Life::Cut
+    pub(super) fn is_disconnected(&self) -> bool {
+        self.phase.get() == DiskPhase::Disconnected
     }
 }

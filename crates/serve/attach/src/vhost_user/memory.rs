@@ -1,5 +1,5 @@
-//! A guest's memory, as its monitor lends it: a table of regions, replaced whole whenever one changes. Requests in flight
-//! keep the table that they were taken under.
+//! A guest's memory as shared by its monitor: a table of regions that is replaced as a whole
+//! whenever one changes. Requests in flight keep the table that was current when they were taken.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -9,24 +9,24 @@ use vm_memory::{
     Address, Bytes, FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion,
 };
 
-/// The guest's memory, by addresses of the guest.
-pub type Guest = GuestMemoryMmap<()>;
+/// The guest's memory, by guest address.
+pub type GuestMap = GuestMemoryMmap<()>;
 
-/// Most regions. Monitors have a few, or one for each module of memory that they plug in.
+/// Most regions. Monitors use a few, or one for each plugged-in memory module.
 pub const MAX_REGIONS: usize = 512;
 
 /// Why memory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    /// It cannot be mapped.
+    /// Mapping failed.
     #[error("a region of {bytes} bytes cannot be mapped: {cause}")]
     Map {
         /// Its length.
         bytes: u64,
-        /// What the system says.
+        /// The system's error.
         cause: vm_memory::mmap::MmapRegionError,
     },
-    /// The file that it is in ends before it.
+    /// The file is shorter than the region.
     #[error("the file of a region of {bytes} bytes is too short for it")]
     Short {
         /// Its length.
@@ -35,26 +35,26 @@ pub enum MemoryError {
     /// The regions contradict each other.
     #[error("regions overlap, leave the address space, or are too many")]
     Table,
-    /// There is no such region.
+    /// No such region.
     #[error("there is no such region")]
     Missing,
 }
 
-/// What the monitor says of a region.
+/// The addresses of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// First address, for the guest.
+pub struct RegionPlacement {
+    /// Guest address.
     pub guest: u64,
-    /// First address, for the monitor.
+    /// Monitor address.
     pub monitor: u64,
     /// Length in bytes.
     pub bytes: u64,
 }
 
-/// A region that has been mapped.
+/// A mapped region.
 #[derive(Clone, Debug)]
 pub struct Region {
-    place: Place,
+    placement: RegionPlacement,
     mapped: Arc<GuestRegionMmap<()>>,
 }
 
@@ -63,35 +63,36 @@ impl Region {
     ///
     /// # Errors
     /// [`MemoryError`].
-    pub fn map(place: Place, file: File, offset: u64) -> Result<Self, MemoryError> {
-        let bytes = usize::try_from(place.bytes).map_err(|_| MemoryError::Table)?;
-        if !holds(&file, offset, place.bytes) {
-            return Err(MemoryError::Short { bytes: place.bytes });
+    pub fn map(placement: RegionPlacement, file: File, offset: u64) -> Result<Self, MemoryError> {
+        let bytes = usize::try_from(placement.bytes).map_err(|_| MemoryError::Table)?;
+        if !file_covers(&file, offset, placement.bytes) {
+            return Err(MemoryError::Short { bytes: placement.bytes });
         }
         let mapped = MmapRegion::from_file(FileOffset::new(file, offset), bytes);
-        let mapped = mapped.map_err(|cause| MemoryError::Map { bytes: place.bytes, cause })?;
-        let mapped = GuestRegionMmap::new(mapped, GuestAddress(place.guest));
-        Ok(Self { place, mapped: Arc::new(mapped.ok_or(MemoryError::Table)?) })
+        let mapped = mapped.map_err(|cause| MemoryError::Map { bytes: placement.bytes, cause })?;
+        let mapped = GuestRegionMmap::new(mapped, GuestAddress(placement.guest));
+        Ok(Self { placement, mapped: Arc::new(mapped.ok_or(MemoryError::Table)?) })
     }
 }
 
-/// Whether a file has `bytes` bytes from `offset` on. Who looks at what is mapped behind its end is killed. (A file that is cut
-/// off later kills us as well; but that its monitor does to its own disk.)
-pub(super) fn holds(file: &File, offset: u64, bytes: u64) -> bool {
+/// Whether a file has `bytes` bytes from `offset` on. Accessing a mapping beyond the end of its
+/// file kills the process. (So does truncating it later; but then the monitor does that to its own
+/// disk.)
+pub(super) fn file_covers(file: &File, offset: u64, bytes: u64) -> bool {
     let end = offset.checked_add(bytes);
     let fits = |m: std::fs::Metadata| !m.is_file() || end.is_some_and(|end| end <= m.len());
     file.metadata().is_ok_and(fits)
 }
 
-/// The table.
+/// The table of regions.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     regions: Vec<Region>,
-    guest: Arc<Guest>,
+    guest: Arc<GuestMap>,
 }
 
 impl Memory {
-    /// A table of these regions, in any order.
+    /// Builds a table of these regions, in any order.
     ///
     /// # Errors
     /// [`MemoryError`].
@@ -99,16 +100,16 @@ impl Memory {
         if regions.len() > MAX_REGIONS {
             return Err(MemoryError::Table);
         }
-        regions.sort_by_key(|r| r.place.guest);
+        regions.sort_by_key(|r| r.placement.guest);
         let mapped: Vec<_> = regions.iter().map(|r| Arc::clone(&r.mapped)).collect();
         let guest = match mapped.is_empty() {
-            true => Guest::new(),
-            false => Guest::from_arc_regions(mapped).map_err(|_| MemoryError::Table)?,
+            true => GuestMap::new(),
+            false => GuestMap::from_arc_regions(mapped).map_err(|_| MemoryError::Table)?,
         };
         Ok(Self { regions, guest: Arc::new(guest) })
     }
 
-    /// The table with one region more.
+    /// A copy of the table with one more region.
     ///
     /// # Errors
     /// [`MemoryError`].
@@ -118,37 +119,39 @@ impl Memory {
         Self::new(regions)
     }
 
-    /// The table without a region.
+    /// A copy of the table without a region.
     ///
     /// # Errors
     /// [`MemoryError`].
-    pub fn without(&self, place: Place) -> Result<Self, MemoryError> {
+    pub fn without(&self, placement: RegionPlacement) -> Result<Self, MemoryError> {
         let mut regions = self.regions.clone();
-        let found = regions.iter().position(|r| r.place == place).ok_or(MemoryError::Missing)?;
+        let found =
+            regions.iter().position(|r| r.placement == placement).ok_or(MemoryError::Missing)?;
         regions.remove(found);
         Self::new(regions)
     }
 
     /// The guest's memory.
     #[must_use]
-    pub fn guest(&self) -> &Arc<Guest> {
+    pub fn guest(&self) -> &Arc<GuestMap> {
         &self.guest
     }
 
-    /// The guest's address of what is at `address` for the monitor.
+    /// Translates a monitor address to a guest address.
     #[must_use]
     pub fn translate(&self, address: u64) -> Option<GuestAddress> {
-        let inside = |p: &Place| address.checked_sub(p.monitor).is_some_and(|at| at < p.bytes);
-        let place = self.regions.iter().map(|r| r.place).find(inside)?;
+        let inside =
+            |p: &RegionPlacement| address.checked_sub(p.monitor).is_some_and(|at| at < p.bytes);
+        let place = self.regions.iter().map(|r| r.placement).find(inside)?;
         place.guest.checked_add(address - place.monitor).map(GuestAddress)
     }
 }
 
-/// Some of the guest's bytes, in pieces. They have been found to be inside its memory, of the table that they came with.
+/// Pieces of guest memory, known to be inside the table that they came with.
 #[derive(Clone, Debug, Default)]
-pub struct Pieces(SmallVec<[(GuestAddress, u32); 4]>);
+pub struct GuestBuffers(SmallVec<[(GuestAddress, u32); 4]>);
 
-impl Pieces {
+impl GuestBuffers {
     /// Appends a piece, unless it is empty.
     pub fn push(&mut self, at: GuestAddress, bytes: u32) {
         if bytes > 0 {
@@ -156,13 +159,13 @@ impl Pieces {
         }
     }
 
-    /// How many bytes.
+    /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.0.iter().map(|(_, bytes)| u64::from(*bytes)).sum()
     }
 
-    /// Takes the first `bytes` off.
+    /// Splits off the first `bytes`.
     ///
     /// # Panics
     /// If there are fewer.
@@ -183,13 +186,13 @@ impl Pieces {
         front
     }
 
-    /// Whether there are none.
+    /// Whether the length is zero.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Takes the last byte off; `None` if there is none.
+    /// Splits off the last byte; `None` if there is none.
     pub fn pop_back(&mut self) -> Option<GuestAddress> {
         let (at, bytes) = self.0.pop()?;
         self.push(at, bytes - 1);
@@ -199,32 +202,42 @@ impl Pieces {
     /// Reads the bytes from `skip` on into `to`.
     ///
     /// # Errors
-    /// If some are not there.
-    pub fn read(&self, guest: &Guest, skip: u64, to: &mut [u8]) -> Result<(), Outside> {
+    /// If there are not enough.
+    pub fn read(
+        &self,
+        guest: &GuestMap,
+        skip: u64,
+        to: &mut [u8],
+    ) -> Result<(), OutsideGuestMemory> {
         let mut done = 0;
         for (at, bytes) in self.from(skip) {
             let count = (bytes as usize).min(to.len() - done);
-            guest.read_slice(&mut to[done..done + count], at).map_err(|_| Outside)?;
+            guest.read_slice(&mut to[done..done + count], at).map_err(|_| OutsideGuestMemory)?;
             done += count;
         }
-        if done == to.len() { Ok(()) } else { Err(Outside) }
+        if done == to.len() { Ok(()) } else { Err(OutsideGuestMemory) }
     }
 
     /// Writes `from` to the bytes from `skip` on.
     ///
     /// # Errors
-    /// If there are not so many.
-    pub fn write(&self, guest: &Guest, skip: u64, from: &[u8]) -> Result<(), Outside> {
+    /// If there are not enough.
+    pub fn write(
+        &self,
+        guest: &GuestMap,
+        skip: u64,
+        from: &[u8],
+    ) -> Result<(), OutsideGuestMemory> {
         let mut done = 0;
         for (at, bytes) in self.from(skip) {
             let count = (bytes as usize).min(from.len() - done);
-            guest.write_slice(&from[done..done + count], at).map_err(|_| Outside)?;
+            guest.write_slice(&from[done..done + count], at).map_err(|_| OutsideGuestMemory)?;
             done += count;
         }
-        if done == from.len() { Ok(()) } else { Err(Outside) }
+        if done == from.len() { Ok(()) } else { Err(OutsideGuestMemory) }
     }
 
-    /// The pieces behind the first `skip` bytes.
+    /// The pieces after the first `skip` bytes.
     fn from(&self, mut skip: u64) -> impl Iterator<Item = (GuestAddress, u32)> {
         self.0.iter().filter_map(move |&(at, bytes)| {
             let over = u32::try_from(skip).unwrap_or(u32::MAX).min(bytes);
@@ -234,10 +247,10 @@ impl Pieces {
     }
 }
 
-/// Bytes that are not in the guest's memory.
+/// Error: bytes outside the guest's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("outside the guest's memory")]
-pub struct Outside;
+pub struct OutsideGuestMemory;
 
 #[cfg(test)]
 mod tests {
@@ -250,7 +263,7 @@ mod tests {
     fn region(guest: u64, monitor: u64, bytes: u64) -> Region {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&vec![7; 0x4000]).unwrap();
-        Region::map(Place { guest, monitor, bytes }, file, 0).unwrap()
+        Region::map(RegionPlacement { guest, monitor, bytes }, file, 0).unwrap()
     }
 
     #[test]
@@ -267,7 +280,7 @@ mod tests {
         ] {
             assert_eq!(table.translate(monitor).map(|a| a.0), guest, "{monitor:#x}");
         }
-        let gone = Place { guest: 0, monitor: 0x20000, bytes: 0x2000 };
+        let gone = RegionPlacement { guest: 0, monitor: 0x20000, bytes: 0x2000 };
         let less = table.without(gone).unwrap();
         assert_eq!(less.translate(0x20010), None);
         assert!(matches!(less.without(gone), Err(MemoryError::Missing)));
@@ -278,7 +291,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_too_short_is_refused() {
-        let place = Place { guest: 0, monitor: 0, bytes: 0x8000 };
+        let place = RegionPlacement { guest: 0, monitor: 0, bytes: 0x8000 };
         let file = tempfile::tempfile().unwrap();
         assert!(matches!(Region::map(place, file, 0), Err(MemoryError::Short { .. })));
     }
@@ -286,7 +299,7 @@ mod tests {
     #[test]
     fn pieces_are_cut_at_any_byte() {
         let table = Memory::new(vec![region(0, 0, 0x4000)]).unwrap();
-        let mut all = Pieces::default();
+        let mut all = GuestBuffers::default();
         for (at, bytes) in [(0, 3), (10, 0), (0x100, 5), (0x3ffe, 2)] {
             all.push(GuestAddress(at), bytes);
         }
@@ -295,7 +308,7 @@ mod tests {
         let mut read = [0; 10];
         all.read(table.guest(), 0, &mut read).unwrap();
         assert_eq!(read, [7, 7, 1, 2, 3, 4, 5, 6, 7, 7]);
-        assert_eq!(all.write(table.guest(), 9, &[1, 2]), Err(Outside));
+        assert_eq!(all.write(table.guest(), 9, &[1, 2]), Err(OutsideGuestMemory));
         let front = all.split_front(4);
         assert_eq!((front.len(), all.len()), (4, 6));
         let mut rest = [0; 6];

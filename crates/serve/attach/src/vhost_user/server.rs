@@ -1,4 +1,4 @@
-//! A disk at a socket: one monitor after the other.
+//! A disk at a socket, for one monitor at a time.
 
 use std::cell::Cell;
 use std::io;
@@ -14,44 +14,44 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use volume::Volume;
 
-use super::MAX_RINGS;
+use super::MAX_QUEUES;
 use super::control::converse;
-use super::disk::{Disk, Outage};
+use super::disk::{Disk, OutagePolicy};
 use super::request::ID_BYTES;
-use super::session::Session;
+use super::session::DiskSession;
 
-/// Pause after a connection that could not be accepted.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Delay after a failed accept.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What a guest is shown.
+/// Options of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// How many rings it may use, 1 to [`MAX_RINGS`]; more or fewer are made so many.
-    pub rings: u16,
+    /// Number of rings, clamped to 1 to [`MAX_QUEUES`].
+    pub queues: u16,
     /// Whether writes are refused, even where the volume takes them.
     pub read_only: bool,
-    /// The disk's name: the first 20 bytes of it.
+    /// The disk's serial number; truncated to 20 bytes.
     pub serial: String,
 }
 
-/// Serves a volume as a disk. It belongs to the volume's core.
+/// Serves a volume as a disk, on the volume's core.
 #[derive(Debug)]
 pub struct Server {
     core: Core,
     disk: Rc<Disk>,
-    /// Since when a monitor is connected, if one is.
+    /// When the current monitor connected.
     connected: Cell<Option<Instant>>,
 }
 
 impl Server {
-    /// A server of `volume`, with memory of `core`. With [`Outage::Waited`], what waits when it ends is not answered, and
-    /// stays in the monitor's record for who comes next.
+    /// A server of `volume`, with memory of `core`. With [`OutagePolicy::Wait`], requests that wait
+    /// when it ends are not answered and stay in the monitor's record for the next process.
     #[must_use]
-    pub fn new(core: &Core, volume: Rc<Volume>, outage: Outage, options: &Options) -> Self {
+    pub fn new(core: &Core, volume: Rc<Volume>, outage: OutagePolicy, options: &Options) -> Self {
         let mut serial = [0; ID_BYTES];
         serial.iter_mut().zip(options.serial.bytes()).for_each(|(to, from)| *to = from);
-        let shape = (options.rings.clamp(1, MAX_RINGS), options.read_only);
-        let disk = Disk::new((volume, outage), core.pool().account(), shape, serial);
+        let shape = (options.queues.clamp(1, MAX_QUEUES), options.read_only);
+        let disk = Disk::new((volume, outage), core.buffer_pool().account(), shape, serial);
         Self { core: core.clone(), disk: Rc::new(disk), connected: Cell::default() }
     }
 
@@ -61,41 +61,43 @@ impl Server {
         self.connected.get().map(|since| since.elapsed())
     }
 
-    /// Serves monitors that connect to `listener`, one after the other, until `stop` is over; then takes no more
-    /// requests, answers all that are in flight, and hangs up. The volume is the caller's to close.
+    /// Serves monitors that connect to `listener`, one after the other, until `stop` completes;
+    /// then takes no more requests, answers those in flight, and disconnects. The caller closes the
+    /// volume.
     ///
-    /// Ends as well when the volume is [out of reach](Absence): then what has failed for that is not answered, and stays
-    /// in the monitor's record of what is in flight.
+    /// Ends also when the volume is [unreachable](OutageSignal): then requests that failed because
+    /// of it are not answered and stay in the monitor's record of requests in flight.
     pub async fn serve(&self, listener: &Listener, stop: impl Future<Output = ()>) {
         let mut stop = pin!(stop);
-        self.disk.serve();
+        self.disk.set_serving();
         loop {
             let accepted = tokio::select! {
                 biased;
                 () = &mut stop => return,
-                () = self.disk.lost() => return,
+                () = self.disk.wait_outage() => return,
                 accepted = listener.accept() => accepted,
             };
-            let told = match accepted {
+            let stopped = match accepted {
                 Ok((stream, _)) => {
                     self.connected.set(Some(Instant::now()));
-                    let told = self.serve_one(stream, stop.as_mut()).await;
+                    let stopped = self.serve_one(stream, stop.as_mut()).await;
                     self.connected.set(None);
-                    told
+                    stopped
                 }
                 Err(error) => {
                     tracing::warn!(%error, "a monitor cannot connect");
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
                     false
                 }
             };
-            if told {
+            if stopped {
                 return;
             }
         }
     }
 
-    /// Serves a monitor until it goes; whether it was `stop`, or the volume's absence, that ended it.
+    /// Serves a monitor until it disconnects. Returns whether `stop`, or an outage of the volume,
+    /// ended it.
     async fn serve_one(
         &self,
         stream: Stream,
@@ -110,18 +112,18 @@ impl Server {
         };
         tracing::info!("a monitor has connected");
         let (jobs, mut asked) = mpsc::channel(1);
-        let conversation = self.core.offload(move || converse(stream, jobs));
+        let conversation = self.core.run_blocking(move || converse(stream, jobs));
         let mut conversation = pin!(conversation);
-        let mut session = Session::new(&self.core, Rc::clone(&self.disk));
-        let (told, why) = loop {
+        let mut session = DiskSession::new(&self.core, Rc::clone(&self.disk));
+        let (stopped, why) = loop {
             tokio::select! {
                 biased;
                 () = &mut stop => {
-                    self.disk.end();
+                    self.disk.set_ending();
                     session.stop_all().await;
                     break (true, None);
                 }
-                () = self.disk.lost() => {
+                () = self.disk.wait_outage() => {
                     session.stop_all().await;
                     break (true, None);
                 }
@@ -132,9 +134,10 @@ impl Server {
                         biased;
                         () = &mut run => {}
                         () = &mut stop => {
-                            // The monitor waits for a ring to end, which may wait for the volume. It is not to believe
-                            // that nothing is in flight: it is hung up on first, and what is not done stays in its record.
-                            self.disk.cut();
+                            // The monitor waits for a ring to stop, which may wait for the volume.
+                            // It must not believe that nothing is in flight: disconnect first, so
+                            // that unfinished requests stay in its record.
+                            self.disk.disconnect();
                             let _ = line.shutdown(Shutdown::Both);
                             run.await;
                             break (true, None);
@@ -148,18 +151,18 @@ impl Server {
             None => tracing::info!("hanging up"),
         }
         session.hang_up().await;
-        // A thread that waits for the monitor, or for us, does so no longer.
+        // Ends a wait of the thread for the monitor or for us.
         drop(asked);
-        // It may have gone by itself.
+        // It may have disconnected itself.
         let _ = line.shutdown(Shutdown::Both);
-        if told {
+        if stopped {
             let _ = conversation.await;
         }
-        told
+        stopped
     }
 }
 
-/// The connection for the thread that talks to the monitor, and once more to hang up by.
+/// The connection for the thread that talks to the monitor, and a clone for disconnecting.
 fn both_ends(stream: Stream) -> io::Result<(UnixStream, UnixStream)> {
     let stream = stream.detach()?.into_unix()?;
     let line = stream.try_clone()?;

@@ -1,4 +1,5 @@
-//! A guest with its monitor, in the process of a test: rings in real memory, and the protocol's own front end.
+//! A guest with its monitor, in the process of a test: rings in real memory, and the protocol's own
+//! front end.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -20,7 +21,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Places of a ring.
-pub(crate) const PLACES: u16 = 64;
+pub(crate) const QUEUE_SIZE: u16 = 64;
 
 /// Where the parts of ring `n` are, 64 KiB each ring, and where data begins.
 const RING: u64 = 0x1_0000;
@@ -77,8 +78,8 @@ impl Ring {
             kick: event(),
             call: event(),
             error: event(),
-            free: (0..PLACES).rev().collect(),
-            chains: vec![Vec::new(); PLACES.into()],
+            free: (0..QUEUE_SIZE).rev().collect(),
+            chains: vec![Vec::new(); QUEUE_SIZE.into()],
             available: 0,
             seen: 0,
         }
@@ -100,7 +101,7 @@ impl Ring {
 
     /// Makes `head` available, without a kick.
     pub(crate) fn offer(&mut self, memory: &GuestMemoryMmap<()>, head: u16) {
-        let at = self.base + AVAILABLE + 4 + 2 * u64::from(self.available % PLACES);
+        let at = self.base + AVAILABLE + 4 + 2 * u64::from(self.available % QUEUE_SIZE);
         memory.write_obj(head.to_le(), GuestAddress(at)).unwrap();
         self.available = self.available.wrapping_add(1);
         let at = GuestAddress(self.base + AVAILABLE + 2);
@@ -113,7 +114,7 @@ impl Ring {
 
     /// Tells the device after how many answers it wants to be notified.
     fn want(&self, memory: &GuestMemoryMmap<()>, used: u16) {
-        let at = GuestAddress(self.base + AVAILABLE + 4 + 2 * u64::from(PLACES));
+        let at = GuestAddress(self.base + AVAILABLE + 4 + 2 * u64::from(QUEUE_SIZE));
         memory.store(used.to_le(), at, Ordering::SeqCst).unwrap();
     }
 
@@ -150,7 +151,7 @@ impl Ring {
     pub(crate) fn take(&mut self, memory: &GuestMemoryMmap<()>) -> Vec<(u16, u32)> {
         let mut out = Vec::new();
         while self.seen != self.used(memory) {
-            let at = self.base + USED + 4 + 8 * u64::from(self.seen % PLACES);
+            let at = self.base + USED + 4 + 8 * u64::from(self.seen % QUEUE_SIZE);
             let head: u32 = memory.read_obj(GuestAddress(at)).unwrap();
             let bytes: u32 = memory.read_obj(GuestAddress(at + 4)).unwrap();
             let head = u16::try_from(u32::from_le(head)).unwrap();
@@ -165,7 +166,8 @@ impl Ring {
 
     /// The answers that have come; the ring's event is given when there are more.
     pub(crate) fn look(&mut self, memory: &GuestMemoryMmap<()>) -> Vec<(u16, u32)> {
-        // The order of Virtio 1.2, 2.7.14: ask first, then look, else an answer between the two is missed.
+        // The order of Virtio 1.2, 2.7.14: ask first, then look, else an answer between the two is
+        // missed.
         self.want(memory, self.seen);
         self.take(memory)
     }
@@ -242,7 +244,7 @@ impl Guest {
         let (monitor, features) = connect(disk, without);
         let rings = (0..rings).map(Ring::new).collect();
         let mut guest = Self { monitor, memory: memory(), rings, features, record: None };
-        let asked = VhostUserInflight::new(0, 0, guest.rings.len() as u16, PLACES);
+        let asked = VhostUserInflight::new(0, 0, guest.rings.len() as u16, QUEUE_SIZE);
         guest.record = Some(guest.monitor.get_inflight_fd(&asked).unwrap());
         guest.start(0);
         guest
@@ -264,8 +266,8 @@ impl Guest {
         let monitor = self.memory.iter().next().unwrap().as_ptr() as u64;
         let ring = &self.rings[n];
         VringConfigData {
-            queue_max_size: PLACES,
-            queue_size: PLACES,
+            queue_max_size: QUEUE_SIZE,
+            queue_size: QUEUE_SIZE,
             flags: 0,
             desc_table_addr: monitor + ring.table(),
             used_ring_addr: monitor + ring.base + USED,
@@ -276,7 +278,7 @@ impl Guest {
 
     pub(crate) fn start_ring(&mut self, n: usize, base: u16) {
         let (config, ring) = (self.place(n), &self.rings[n]);
-        self.monitor.set_vring_num(n, PLACES).unwrap();
+        self.monitor.set_vring_num(n, QUEUE_SIZE).unwrap();
         self.monitor.set_vring_base(n, base).unwrap();
         self.monitor.set_vring_addr(n, &config).unwrap();
         self.monitor.set_vring_err(n, &ring.error).unwrap();

@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::mpsc;
 
-use attach::Absence;
-use attach::vhost_user::{Options, Outage, Server};
+use attach::OutageSignal;
+use attach::vhost_user::{Options, OutagePolicy, Server};
 use block::testing::faulty::{Faults, Faulty};
 use block::{Access, AccessState, Dev, Epoch, Mem, MemOptions};
 use rt::{Core, Cores, CoresConfig};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
-use volume::{Gate, Standing, Volume};
+use volume::{ReservationContext, ReservationGate, Volume};
 
 pub(crate) use guest::*;
 
@@ -76,7 +76,8 @@ impl AsRef<Path> for Site {
 
 impl Site {
     pub(crate) fn start(disk: &Disk) -> Self {
-        let config = CoresConfig { pool_bytes_per_core: disk.pool_bytes, ..CoresConfig::default() };
+        let config =
+            CoresConfig { memory_bytes_per_core: disk.pool_bytes, ..CoresConfig::default() };
         let cores = Cores::start(&config).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk.sock");
@@ -84,7 +85,7 @@ impl Site {
         let (ended, over) = mpsc::channel();
         let (jobs, mut asked) = tokio::sync::mpsc::unbounded_channel::<Job>();
         let options = Options {
-            rings: disk.rings,
+            queues: disk.rings,
             read_only: disk.read_only,
             serial: "a serial of more than twenty bytes".to_owned(),
         };
@@ -96,17 +97,21 @@ impl Site {
             let (dev, faults) = Faulty::wrap(Dev::shared(Rc::clone(&mem)), 1);
             let volume = Volume::new(dev, Epoch::default());
             if reserves {
-                let gate = Rc::new(Gate::default());
-                gate.set_standing(Standing { era: 1, seat: 1, seats: vec![1] });
-                volume.keep_reservations(gate, core.pool().account());
+                let gate = Rc::new(ReservationGate::default());
+                gate.set_context(ReservationContext {
+                    power_epoch: 1,
+                    incarnation: 1,
+                    serving_incarnations: vec![1],
+                });
+                volume.enable_reservations(gate, core.buffer_pool().account());
             }
             let away = Rc::new(Cell::new(false));
             let known = Rc::clone(&away);
-            let absence = Absence::when(move || known.get());
+            let absence = OutageSignal::new(move || known.get());
             let access = AccessState::new(Access::Optimized);
             let outage = match shared {
-                true => Outage::Waited(access.clone()),
-                false => Outage::Left(absence.clone()),
+                true => OutagePolicy::Wait(access.clone()),
+                false => OutagePolicy::LeaveUnanswered(absence.clone()),
             };
             let server = Server::new(&core, Rc::clone(&volume), outage, &options);
             let listener = core.listen_unix(&at).await.unwrap();
@@ -122,9 +127,9 @@ impl Site {
                 } => {}
                 () = server.serve(&listener, async { drop(stopped.await) }) => {}
             }
-            let closed = ground.volume.close(&core.pool().account()).await;
-            assert_eq!(closed.is_err(), absence.is_certain(), "{closed:?}");
-            let usage = core.pool().usage();
+            let closed = ground.volume.close(&core.buffer_pool().account()).await;
+            assert_eq!(closed.is_err(), absence.is_set(), "{closed:?}");
+            let usage = core.buffer_pool().usage();
             assert_eq!((usage.free, usage.overdrafts), (usage.total, 0), "memory came back");
             drop(listener);
             ended.send(()).unwrap();

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use crate::tools::skipped;
 
-/// Whether a thread is marked (`PF_MEMALLOC_NOIO` of `linux/sched.h`, which PR_SET_IO_FLUSHER sets), by its directory in
-/// `/proc`.
+/// Whether a thread is marked (`PF_MEMALLOC_NOIO` of `linux/sched.h`, which PR_SET_IO_FLUSHER
+/// sets), by its directory in `/proc`.
 pub(crate) fn serves_disks(thread: &Path) -> bool {
     const NO_IO: u64 = 0x0008_0000;
     let stat = std::fs::read_to_string(thread.join("stat")).unwrap_or_default();

@@ -1,4 +1,5 @@
-//! Other people's programs. A test whose program is not installed says so; `./run test` installs them.
+//! Other people's programs. A test whose program is not installed says so; `./run test` installs
+//! them.
 #![allow(clippy::unwrap_used, dead_code)]
 
 use std::path::PathBuf;
@@ -17,7 +18,8 @@ pub(crate) fn installed(programs: &[&str]) -> bool {
     missing.is_none()
 }
 
-/// Says that this test could not test: in the file that `./run test` looks at, or to whoever watches.
+/// Says that this test could not test: in the file that `./run test` looks at, or to whoever
+/// watches.
 pub(crate) fn skipped(why: &str) {
     let test = std::thread::current().name().unwrap_or_default().to_owned();
     let Some(file) = std::env::var_os("WINDROSE_SKIPPED_TESTS") else {
@@ -38,5 +40,5 @@ pub(crate) async fn tool(core: &Core, program: &str, args: &[&str]) -> String {
 pub(crate) async fn outcome(core: &Core, program: &str, args: &[&str]) -> Output {
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null());
-    core.offload(move || command.output().unwrap()).await.unwrap()
+    core.run_blocking(move || command.output().unwrap()).await.unwrap()
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use attach::fuse::End;
+use attach::fuse::ServeEnd;
 use block::MemOptions;
 use block::testing::Rng;
 use rt::Core;
@@ -54,7 +54,7 @@ fn qemu_img_copies_compares_and_maps() {
             tool(&core, "qemu-img", &["convert", "-f", "raw", "-O", "qcow2", path, copy]).await;
             tool(&core, "qemu-img", &["compare", "-F", "qcow2", "-f", "raw", path, copy]).await;
             assert!(site.aside(|path| std::fs::read(path).unwrap()).await == data);
-            assert_eq!(site.stop().await, Ok(End::Stopped));
+            assert_eq!(site.stop().await, Ok(ServeEnd::Stopped));
         }
     });
 }
@@ -88,7 +88,7 @@ fn fio_verifies_what_it_writes() {
             ];
             let out = tool(&core, "fio", &[&load[..], &how].concat()).await;
             assert!(out.contains("err= 0"), "{out}");
-            assert_eq!(site.stop().await, Ok(End::Stopped));
+            assert_eq!(site.stop().await, Ok(ServeEnd::Stopped));
         }
     });
 }
@@ -108,7 +108,7 @@ fn the_file_is_not_shared_as_memory() {
         let (out, err) = (said.stdout, said.stderr);
         let said = String::from_utf8_lossy(&[out, err].concat()).into_owned();
         assert!(said.contains("No such device"), "{said}");
-        assert_eq!(site.stop().await, Ok(End::Stopped));
+        assert_eq!(site.stop().await, Ok(ServeEnd::Stopped));
     });
 }
 
@@ -144,7 +144,7 @@ fn a_loop_device_carries_file_systems() {
             tool(&core, "sh", &["-c", &script]).await;
             let used = site.mem.space_used();
             assert!((50_000_000..200 << 20).contains(&used), "{used}: it was trimmed");
-            assert_eq!(site.stop().await, Ok(End::Stopped));
+            assert_eq!(site.stop().await, Ok(ServeEnd::Stopped));
         }
     });
 }

@@ -7,10 +7,10 @@ use std::io;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use attach::Absence;
-use attach::fuse::{End, MountError, Options, Server};
+use attach::OutageSignal;
+use attach::fuse::{MountError, Options, ServeEnd, Server};
 use block::testing::faulty::{Faults, Faulty};
-use block::{Dev, Epoch, Failure, Mem, MemOptions};
+use block::{Dev, Epoch, Mem, MemOptions, RequestError};
 use rt::Core;
 use rustix::mount::UnmountFlags;
 use tempfile::TempDir;
@@ -43,7 +43,7 @@ pub(crate) struct Site {
     /// Whether there was one that nobody served.
     pub(crate) replaced: bool,
     stop: Rc<Notify>,
-    run: Option<JoinHandle<End>>,
+    run: Option<JoinHandle<ServeEnd>>,
 }
 
 pub(crate) fn options() -> Options {
@@ -69,10 +69,10 @@ impl Site {
         let (dev, faults) = Faulty::wrap(Dev::shared(Rc::clone(&mem)), 1);
         let volume = Volume::new(dev.clone(), Epoch::default());
         let server = Server::mount(core, &volume, dir.path(), options).await?;
-        let replaced = server.has_replaced();
+        let replaced = server.replaced_stale();
         let away = Rc::new(Cell::new(false));
         let known = Rc::clone(&away);
-        let server = server.with_absence(&Absence::when(move || known.get()));
+        let server = server.with_outage_signal(&OutageSignal::new(move || known.get()));
         let stop = Rc::new(Notify::new());
         let told = Rc::clone(&stop);
         let run = Some(spawn_local(server.run(async move { told.notified().await })));
@@ -89,7 +89,7 @@ impl Site {
         f: impl FnOnce(PathBuf) -> T + Send + 'static,
     ) -> T {
         let path = self.path();
-        self.core.offload(move || f(path)).await.expect("it panicked, see above")
+        self.core.run_blocking(move || f(path)).await.expect("it panicked, see above")
     }
 
     pub(crate) fn tell(&self) {
@@ -97,7 +97,7 @@ impl Site {
     }
 
     /// Waits until it ends by itself.
-    pub(crate) async fn ended(&mut self) -> End {
+    pub(crate) async fn ended(&mut self) -> ServeEnd {
         self.run.take().expect("ended once").await.unwrap()
     }
 
@@ -107,10 +107,10 @@ impl Site {
     }
 
     /// Stops it, waits until it has, and closes the volume.
-    pub(crate) async fn stop(&mut self) -> Result<End, Failure> {
+    pub(crate) async fn stop(&mut self) -> Result<ServeEnd, RequestError> {
         self.tell();
         let end = self.ended().await;
-        self.volume.close(&self.core.pool().account()).await?;
+        self.volume.close(&self.core.buffer_pool().account()).await?;
         Ok(end)
     }
 }

@@ -5,10 +5,10 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use attach::Absence;
+use attach::OutageSignal;
 use attach::nbd::{Options, Server};
 use block::testing::faulty::{Faults, Faulty};
-use block::{Dev, Epoch, Failure, Layer, Mem, MemOptions};
+use block::{Dev, Epoch, Layer, Mem, MemOptions, RequestError};
 use nbd::Address;
 use rt::{Core, Cores, CoresConfig};
 use tokio::sync::Notify;
@@ -30,7 +30,7 @@ pub(crate) fn on_core_with<Fut: Future<Output = ()> + 'static>(
     f: impl FnOnce(Core) -> Fut + Send + 'static,
 ) {
     let config =
-        CoresConfig { cpus: vec![None], pool_bytes_per_core: pool, ..CoresConfig::default() };
+        CoresConfig { cpus: vec![None], memory_bytes_per_core: pool, ..CoresConfig::default() };
     let cores = Cores::start(&config).unwrap();
     let wait = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let result = wait.block_on(cores.handles()[0].run(f));
@@ -73,7 +73,7 @@ impl Site {
         let server = Server::bind(core, &volume, &at, options).await.unwrap();
         let away = Rc::new(Cell::new(false));
         let known = Rc::clone(&away);
-        let server = server.with_absence(&Absence::when(move || known.get()));
+        let server = server.with_outage_signal(&OutageSignal::new(move || known.get()));
         let at = match at {
             Address::Tcp(_) => Address::Tcp(server.local_addr().unwrap()),
             unix => unix,
@@ -85,10 +85,10 @@ impl Site {
     }
 
     /// Stops the server, waits until it has, and closes the volume.
-    pub(crate) async fn stop(&mut self) -> Result<(), Failure> {
+    pub(crate) async fn stop(&mut self) -> Result<(), RequestError> {
         self.stop.notify_one();
         self.run.take().expect("stopped once").await.unwrap();
-        self.volume.close(&self.core.pool().account()).await
+        self.volume.close(&self.core.buffer_pool().account()).await
     }
 
     /// Waits until the server ends by itself.

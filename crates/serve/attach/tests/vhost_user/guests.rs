@@ -4,8 +4,8 @@ use std::os::fd::AsRawFd;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use block::testing::faulty::{Effect, Kind, Rule};
-use block::testing::{Client, Rng};
+use block::testing::faulty::{Effect, OpKind, Rule};
+use block::testing::{Rng, TestClient};
 use block::{Error, MemOptions};
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::VhostUserConfigFlags;
@@ -76,7 +76,7 @@ fn requests_do_what_they_say() {
     assert_eq!(guest.plain(0, DISCARD, 0, (16, 0)), (2, 0));
     site.on_core(|g| {
         let failed = Effect::Fail(Error::Unreadable { at: block::Lba(0) });
-        g.faults.add(Rule::new(failed).on(&[Kind::Read]).times(1));
+        g.faults.add(Rule::new(failed).on(&[OpKind::Read]).times(1));
     });
     assert_eq!(guest.plain(0, IN, 0, (512, WRITE)), (1, 0), "the volume cannot");
     assert_eq!(guest.plain(0, IN, 0, (512, WRITE)), (0, 513));
@@ -114,8 +114,8 @@ fn requests_are_cut_anyhow() {
     site.end();
 }
 
-/// Several rings, many requests at once of all lengths, in memory that does not suffice for all; with event indexes and
-/// without.
+/// Several rings, many requests at once of all lengths, in memory that does not suffice for all;
+/// with event indexes and without.
 #[test]
 fn a_load_reads_what_it_wrote() {
     for (without, pool_bytes) in [(0, 32 << 20), (EVENT_INDEX, 1 << 20)] {
@@ -209,7 +209,7 @@ impl Load {
 /// First byte of a block, whatever the volume is doing.
 fn peek(site: &Site, block: u64) -> u8 {
     site.on_core(move |g| {
-        let client = Client::new(&block::Dev::shared(g.mem.clone()), g.core.pool());
+        let client = TestClient::new(&block::Dev::shared(g.mem.clone()), g.core.buffer_pool());
         let mut read = Box::pin(async move { client.read(block, 1).await.unwrap().to_vec()[0] });
         match read.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(byte) => byte,
@@ -218,7 +218,8 @@ fn peek(site: &Site, block: u64) -> u8 {
     })
 }
 
-/// A driver that knows nothing of flushes believes that what is written is durable; so does one that has chosen that.
+/// A driver that knows nothing of flushes believes that what is written is durable; so does one
+/// that has chosen that.
 #[test]
 fn without_a_cache_writes_are_durable() {
     let options = MemOptions { volatile_cache: true, ..MemOptions::new(512, 1 << 16) };
@@ -262,7 +263,7 @@ fn who_only_reads_does_not_write() {
 }
 
 /// One request that the volume does not finish until it is told to.
-fn stall(site: &Site, kind: Kind) {
+fn stall(site: &Site, kind: OpKind) {
     site.on_core(move |g| g.faults.add(Rule::new(Effect::Stall).on(&[kind]).times(1)));
 }
 
@@ -277,7 +278,7 @@ fn wait_until_in_flight(site: &Site) {
 fn a_ring_stops_when_all_is_answered() {
     let site = Site::start(&Disk::default());
     let mut guest = Guest::boot(&site, 1);
-    stall(&site, Kind::Write);
+    stall(&site, OpKind::Write);
     guest.header(DATA, OUT, 0);
     let parts = [(DATA, 16, 0), (DATA + 0x1000, 512, 0), (DATA + 16, 1, WRITE)];
     let head = guest.rings[0].send(&guest.memory, &parts).unwrap();
@@ -305,7 +306,7 @@ fn a_ring_stops_when_all_is_answered() {
 fn a_disk_stops_when_all_is_answered() {
     let mut site = Site::start(&Disk::default());
     let mut guest = Guest::boot(&site, 1);
-    stall(&site, Kind::Write);
+    stall(&site, OpKind::Write);
     guest.header(DATA, OUT, 0);
     let parts = [(DATA, 16, 0), (DATA + 0x1000, 512, 0), (DATA + 16, 1, WRITE)];
     let head = guest.rings[0].send(&guest.memory, &parts).unwrap();
@@ -318,15 +319,15 @@ fn a_disk_stops_when_all_is_answered() {
     assert!(guest.monitor.get_features().is_err(), "it has hung up");
 }
 
-/// The connection is lost with requests in flight: nothing is answered behind it, and each is answered once when the
-/// monitor has come back, whatever has been done before.
+/// The connection is lost with requests in flight: nothing is answered behind it, and each is
+/// answered once when the monitor has come back, whatever has been done before.
 #[test]
 fn what_was_in_flight_is_answered_once_after_a_reconnect() {
     let site = Site::start(&Disk::default());
     let mut guest = Guest::boot(&site, 2);
     guest.put(DATA + 0x1000, &[0x11; 512]);
     assert_eq!(guest.plain(0, OUT, 0, (512, 0)), (0, 1));
-    stall(&site, Kind::Read);
+    stall(&site, OpKind::Read);
     let mut heads = Vec::new();
     for (n, kind) in [(0, IN), (1, OUT), (2, IN)] {
         let place = DATA + 0x10000 * (n + 1);
@@ -362,7 +363,8 @@ fn what_was_in_flight_is_answered_once_after_a_reconnect() {
     site.end();
 }
 
-/// Whoever served a ring may have ended between an answer and its notification: its successor notifies for him.
+/// Whoever served a ring may have ended between an answer and its notification: its successor
+/// notifies for him.
 #[test]
 fn a_ring_that_begins_notifies() {
     let site = Site::start(&Disk::default());
@@ -376,12 +378,13 @@ fn a_ring_that_begins_notifies() {
     site.end();
 }
 
-/// The memory of a guest whose monitor has gone may be anything: what has not been fetched of a long write is left out.
+/// The memory of a guest whose monitor has gone may be anything: what has not been fetched of a
+/// long write is left out.
 #[test]
 fn a_long_write_ends_with_its_monitor() {
     let site = Site::start(&Disk::default());
     let mut guest = Guest::boot(&site, 1);
-    stall(&site, Kind::Write);
+    stall(&site, OpKind::Write);
     guest.header(DATA, OUT, 0);
     guest.put(DATA + 0x1000, &vec![0x33; 3 << 20]);
     let parts = [(DATA, 16, 0), (DATA + 0x1000, 3 << 20, 0), (DATA + 16, 1, WRITE)];
@@ -418,7 +421,7 @@ fn memory_changes_while_requests_are_in_flight() {
     };
     guest.monitor.add_mem_region(&region).unwrap();
     assert!(guest.monitor.get_max_mem_slots().unwrap() >= 32);
-    stall(&site, Kind::Read);
+    stall(&site, OpKind::Read);
     guest.header(DATA, IN, 0);
     let parts = [(DATA, 16, 0), (1 << 40, 512, WRITE), (DATA + 16, 1, WRITE)];
     let head = guest.rings[0].send(&guest.memory, &parts).unwrap();
@@ -435,7 +438,8 @@ fn memory_changes_while_requests_are_in_flight() {
     site.end();
 }
 
-/// A volume that is out of reach: the disk hangs up, nothing is answered, and who serves the guest next does it all.
+/// A volume that is out of reach: the disk hangs up, nothing is answered, and who serves the guest
+/// next does it all.
 #[test]
 fn what_fails_for_want_of_a_path_is_left_to_the_next() {
     let site = Site::start(&Disk::default());
@@ -485,7 +489,7 @@ fn what_fails_for_want_of_a_path_is_left_to_the_next() {
 fn a_ring_does_not_stop_over_what_is_left() {
     let site = Site::start(&Disk::default());
     let mut guest = Guest::boot(&site, 2);
-    stall(&site, Kind::Write);
+    stall(&site, OpKind::Write);
     let parts = |at, flags| [(at, 16, 0), (at + 0x1000, 512, flags), (at + 16, 1, WRITE)];
     guest.header(DATA, OUT, 0);
     guest.header(DATA + SLOT, IN, 1);
@@ -521,7 +525,8 @@ fn a_volume_that_is_lost_fails_its_requests() {
     site.end();
 }
 
-/// Monitors take a region away and add it again, in other pieces: a ring in it waits. What is in flight is answered.
+/// Monitors take a region away and add it again, in other pieces: a ring in it waits. What is in
+/// flight is answered.
 #[test]
 fn a_ring_waits_for_its_memory() {
     let site = Site::start(&Disk::default());
@@ -537,7 +542,7 @@ fn a_ring_waits_for_its_memory() {
         mmap_offset: whole.mmap_offset + cut,
         ..regions(&guest.memory).remove(0)
     };
-    stall(&site, Kind::Read);
+    stall(&site, OpKind::Read);
     let parts = |at| [(at, 16, 0), (at + 0x1000, 512, WRITE), (at + 16, 1, WRITE)];
     guest.header(DATA, IN, 0);
     guest.header(DATA + SLOT, IN, 1);

@@ -8,8 +8,8 @@ use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
 
 use super::common::{
-    DATA, Disk, Guest, INDIRECT, MEMORY, NEXT, PLACES, Ring, Site, WRITE, connect, put_descriptor,
-    wait_for,
+    DATA, Disk, Guest, INDIRECT, MEMORY, NEXT, QUEUE_SIZE, Ring, Site, WRITE, connect,
+    put_descriptor, wait_for,
 };
 
 type Attack = fn(&mut Ring, &vm_memory::GuestMemoryMmap<()>);
@@ -20,9 +20,9 @@ const ATTACKS: [(&str, Attack); 13] = [
         ring.describe(memory, 1, (DATA, 16, NEXT, 0));
         ring.offer(memory, 0);
     }),
-    ("a head outside the table", |ring, memory| ring.offer(memory, PLACES)),
+    ("a head outside the table", |ring, memory| ring.offer(memory, QUEUE_SIZE)),
     ("a successor outside the table", |ring, memory| {
-        ring.describe(memory, 0, (DATA, 16, NEXT, PLACES));
+        ring.describe(memory, 0, (DATA, 16, NEXT, QUEUE_SIZE));
         ring.offer(memory, 0);
     }),
     ("data outside memory", |ring, memory| {
@@ -63,7 +63,7 @@ const ATTACKS: [(&str, Attack); 13] = [
         ring.offer(memory, 0);
     }),
     ("more requests than places", |ring, memory| {
-        (0..=PLACES).for_each(|_| ring.offer(memory, PLACES));
+        (0..=QUEUE_SIZE).for_each(|_| ring.offer(memory, QUEUE_SIZE));
     }),
     ("the same request again and again", |ring, memory| {
         // A long read, so that it is in flight when it comes again.
@@ -93,7 +93,8 @@ fn what_is_no_chain_ends_its_ring_alone() {
     site.end();
 }
 
-/// Rings that are where they cannot be are refused, and so is what makes no sense; the next monitor is served.
+/// Rings that are where they cannot be are refused, and so is what makes no sense; the next monitor
+/// is served.
 #[test]
 fn monitors_are_refused() {
     let site = Site::start(&Disk::default());

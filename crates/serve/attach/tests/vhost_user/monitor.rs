@@ -1,9 +1,11 @@
-//! Plays a script of arbitrary bytes as a monitor and its guest: messages with descriptors, tables of memory, the record of what
-//! is in flight, the configuration, rings with indexes that are anything, at any moment. One disk at a socket serves them all, one
-//! after the other. Shared by the fuzz target and a property test. What must hold is asserted:
+//! Plays a script of arbitrary bytes as a monitor and its guest: messages with descriptors, tables
+//! of memory, the record of what is in flight, the configuration, rings with indexes that are
+//! anything, at any moment. One disk at a socket serves them all, one after the other. Shared by
+//! the fuzz target and a property test. What must hold is asserted:
 //!
 //! * nothing panics, on any thread;
-//! * whoever comes next is served, and whoever goes is gone in finite time, whatever his rings were at;
+//! * whoever comes next is served, and whoever goes is gone in finite time, whatever his rings were
+//!   at;
 //! * all memory has come back by then.
 #![allow(clippy::unwrap_used)]
 
@@ -17,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{LazyLock, Mutex, mpsc};
 use std::time::Duration;
 
-use attach::vhost_user::{Options, Outage, Server};
+use attach::vhost_user::{Options, OutagePolicy, Server};
 use block::{Dev, Epoch, Mem, MemOptions};
 use rt::{Core, Cores, CoresConfig};
 use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create, open};
@@ -28,13 +30,14 @@ use volume::Volume;
 /// How long anything may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The guest's memory, of which its monitor shows two stretches, and where those are for the monitor.
+/// The guest's memory, of which its monitor shows two stretches, and where those are for the
+/// monitor.
 const MEMORY: u64 = 0x1_0000;
 const REGIONS: [(u64, u64); 2] = [(0, 0x4000), (0x8000, 0x8000)];
 const MONITOR: u64 = 0x7f00_0000;
 
 /// Each ring has 4 KiB, and these parts in it.
-const PLACES: u16 = 16;
+const QUEUE_SIZE: u16 = 16;
 const RING: u64 = 0x1000;
 const AVAILABLE: u64 = 0x400;
 const USED: u64 = 0x800;
@@ -75,7 +78,8 @@ mod request {
 /// Whether anything has panicked since the disk began to serve.
 static PANICKED: AtomicBool = AtomicBool::new(false);
 
-/// The disk, and the socket that it is at: it is there for as long as the process, and has no name that could be left behind.
+/// The disk, and the socket that it is at: it is there for as long as the process, and has no name
+/// that could be left behind.
 struct Site {
     door: OwnedFd,
     cores: Cores,
@@ -87,15 +91,15 @@ static SITE: LazyLock<Mutex<Site>> = LazyLock::new(|| {
         PANICKED.store(true, Ordering::SeqCst);
         before(info);
     }));
-    let config = CoresConfig { pool_bytes_per_core: 8 << 20, ..CoresConfig::default() };
+    let config = CoresConfig { memory_bytes_per_core: 8 << 20, ..CoresConfig::default() };
     let cores = Cores::start(&config).unwrap();
     let path = std::env::temp_dir().join(format!("windrose-monitor-{}.sock", std::process::id()));
     let _ = std::fs::remove_file(&path);
     let (at, (ready, is_ready)) = (path.clone(), mpsc::channel());
     let life = async move |core: Core| {
         let volume = Volume::new(Dev::new(Mem::new(MemOptions::new(512, 256))), Epoch::default());
-        let options = Options { rings: 2, read_only: false, serial: "one".to_owned() };
-        let server = Server::new(&core, volume, Outage::Told, &options);
+        let options = Options { queues: 2, read_only: false, serial: "one".to_owned() };
+        let server = Server::new(&core, volume, OutagePolicy::Fail, &options);
         let listener = core.listen_unix(&at).await.unwrap();
         ready.send(()).unwrap();
         server.serve(&listener, std::future::pending()).await;
@@ -112,7 +116,7 @@ impl Site {
     fn is_whole(&self) -> bool {
         let (answer, result) = mpsc::channel();
         let look = async move |core: Core| {
-            let usage = core.pool().usage();
+            let usage = core.buffer_pool().usage();
             answer.send((usage.free, usage.overdrafts) == (usage.total, 0)).unwrap();
         };
         self.cores.handles()[0].try_post(look).unwrap();
@@ -134,7 +138,8 @@ impl Script<'_> {
         u16::from_le_bytes([self.byte(), self.byte()])
     }
 
-    /// Mostly this number: there are fifty of them before a ring begins, and a monitor that says nonsense is hung up on.
+    /// Mostly this number: there are fifty of them before a ring begins, and a monitor that says
+    /// nonsense is hung up on.
     fn mostly(&mut self, usual: u64) -> u64 {
         match self.byte() {
             0xff => u64::MAX - u64::from(self.byte()),
@@ -355,7 +360,7 @@ impl Play<'_> {
     }
 
     fn set_record(&mut self) {
-        let numbers = [(RECORD, 8), (0, 8), (RINGS, 2), (PLACES.into(), 2), (0, 4)];
+        let numbers = [(RECORD, 8), (0, 8), (RINGS, 2), (QUEUE_SIZE.into(), 2), (0, 4)];
         self.say(request::SET_INFLIGHT, &numbers, &[self.record.as_raw_fd()]);
     }
 
@@ -376,7 +381,7 @@ impl Play<'_> {
     fn begin(&mut self, ring: u64) {
         let at = MONITOR + ring * RING;
         let place = [(ring, 4), (0, 4), (at, 8), (at + USED, 8), (at + AVAILABLE, 8), (0, 8)];
-        self.say(request::SET_VRING_NUM, &[(ring, 4), (PLACES.into(), 4)], &[]);
+        self.say(request::SET_VRING_NUM, &[(ring, 4), (QUEUE_SIZE.into(), 4)], &[]);
         self.say(request::SET_VRING_BASE, &[(ring, 4), (0, 4)], &[]);
         self.say(request::SET_VRING_ADDR, &place, &[]);
         self.event(request::SET_VRING_CALL, ring);
@@ -433,7 +438,7 @@ impl Play<'_> {
             15 => match ring {
                 0 => self.set_record(),
                 _ => {
-                    let numbers = [(0, 8), (0, 8), (RINGS, 2), (PLACES.into(), 2), (0, 4)];
+                    let numbers = [(0, 8), (0, 8), (RINGS, 2), (QUEUE_SIZE.into(), 2), (0, 4)];
                     self.say(request::GET_INFLIGHT, &numbers, &[]);
                 }
             },

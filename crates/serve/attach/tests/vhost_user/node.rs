@@ -1,10 +1,11 @@
-//! What a guest sees of a volume of a node: one that other nodes have too, that somebody reserves, that is away.
+//! What a guest sees of a volume of a node: one that other nodes have too, that somebody reserves,
+//! that is away.
 
 use std::sync::mpsc;
 
-use block::testing::faulty::{Effect, Kind, Rule};
+use block::testing::faulty::{Effect, OpKind, Rule};
 use block::{Access, Error};
-use reservation::{Change, Enlisting, Initiator, Kind as Reserved, Party};
+use reservation::{Change, Initiator, ItNexus, NvmeRegisterAction, ReservationType as Reserved};
 use tokio::time::Instant;
 use vhost::VhostBackend;
 
@@ -23,7 +24,7 @@ fn shared() -> Disk {
 fn turn_away(site: &Site, why: Error) {
     site.on_core(move |g| {
         g.access.set(Access::Unavailable);
-        g.faults.add(Rule::new(Effect::Fail(why)).on(&[Kind::Read, Kind::Write]));
+        g.faults.add(Rule::new(Effect::Fail(why)).on(&[OpKind::Read, OpKind::Write]));
     });
 }
 
@@ -59,8 +60,8 @@ fn wait_until_done(site: &Site, count: u64) {
     }
 }
 
-/// A guest has one path: an error would be its file system's end. In parts or as a whole, with its data as it is when the
-/// volume is there again.
+/// A guest has one path: an error would be its file system's end. In parts or as a whole, with its
+/// data as it is when the volume is there again.
 #[test]
 fn what_the_node_cannot_do_now_waits() {
     for bytes in [512, 3 << 20] {
@@ -91,7 +92,7 @@ fn a_node_that_serves_again_soon_is_asked_again() {
     let site = Site::start(&shared());
     let mut guest = Guest::boot(&site, 1);
     site.on_core(|g| {
-        let fails = Rule::new(Effect::Fail(Error::Fenced)).on(&[Kind::Read]).times(3);
+        let fails = Rule::new(Effect::Fail(Error::Fenced)).on(&[OpKind::Read]).times(3);
         g.faults.add(fails);
     });
     assert_eq!(guest.plain(0, IN, 0, (512, WRITE)), (0, 513));
@@ -158,16 +159,17 @@ fn who_has_gone_is_not_waited_for() {
     site.end();
 }
 
-/// A monitor that waits for a ring to end is not told that nothing is in flight: it is hung up on. From then on nothing of
-/// the guest is touched, though the volume goes on with another request of that ring.
+/// A monitor that waits for a ring to end is not told that nothing is in flight: it is hung up on.
+/// From then on nothing of the guest is touched, though the volume goes on with another request of
+/// that ring.
 #[test]
 fn who_waits_for_a_ring_is_hung_up_on() {
     let mut site = Site::start(&shared());
     let mut guest = Guest::boot(&site, 1);
     site.on_core(|g| {
         g.access.set(Access::Unavailable);
-        g.faults.add(Rule::new(Effect::Stall).on(&[Kind::Read]).times(1));
-        g.faults.add(Rule::new(Effect::Fail(Error::Fenced)).on(&[Kind::Write]));
+        g.faults.add(Rule::new(Effect::Stall).on(&[OpKind::Read]).times(1));
+        g.faults.add(Rule::new(Effect::Fail(Error::Fenced)).on(&[OpKind::Write]));
     });
     send(&mut guest, 1, IN, 512);
     send(&mut guest, 0, OUT, 512);
@@ -195,12 +197,15 @@ fn reservations_bind_a_guest() {
     let alter = |change: Change| {
         let (told, done) = mpsc::channel();
         site.on_core(move |g| {
-            let party = Party { initiator: Initiator::Host([7; 16]), port: 0 };
-            g.volume.alter(party, change, || true, move |r| told.send(r).unwrap());
+            let party = ItNexus { initiator: Initiator::Host([7; 16]), port: 0 };
+            g.volume.change_reservations(party, change, || true, move |r| told.send(r).unwrap());
         });
         done.recv_timeout(PATIENCE).unwrap().unwrap();
     };
-    alter(Change::Enlist { action: Enlisting::Register { new_key: 1 }, persists: None });
+    alter(Change::NvmeRegister {
+        action: NvmeRegisterAction::Register { new_key: 1 },
+        persist: None,
+    });
     for (kind, reads) in [(Reserved::WriteExclusive, true), (Reserved::ExclusiveAccess, false)] {
         alter(Change::Reserve { key: 1, kind });
         assert_eq!(guest.plain(0, OUT, 0, (512, 0)), (1, 0), "{kind:?}");

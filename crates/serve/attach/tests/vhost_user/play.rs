@@ -1,5 +1,5 @@
-//! Plays a script of arbitrary bytes as a guest's memory: descriptors anywhere, headers, ranges. Shared by
-//! the fuzz target and a property test. What must hold is asserted:
+//! Plays a script of arbitrary bytes as a guest's memory: descriptors anywhere, headers, ranges.
+//! Shared by the fuzz target and a property test. What must hold is asserted:
 //!
 //! * nothing panics, and whatever is there has an end;
 //! * a request that is taken stays inside its disk, and its data is as long as its blocks;
@@ -7,8 +7,10 @@
 #![allow(clippy::unwrap_used)]
 
 use attach::vhost_user::config::{MAX_DISCARD_RANGES, MAX_RANGE_SECTORS};
-use attach::vhost_user::memory::Guest;
-use attach::vhost_user::request::{Command, MAX_DESCRIPTORS, Shape, Taken, take};
+use attach::vhost_user::memory::GuestMap;
+use attach::vhost_user::request::{
+    ChainRequest, Command, DiskLimits, MAX_DESCRIPTORS, read_request,
+};
 use block::Blocks;
 use vm_memory::{Bytes, GuestAddress};
 
@@ -65,12 +67,13 @@ impl Script<'_> {
 pub(crate) fn play(script: &[u8]) {
     let mut script = Script(script);
     let holes = [(0, HOLE.start), (HOLE.end, END - HOLE.end)];
-    let guest = Guest::from_ranges(&holes.map(|(at, n)| (GuestAddress(at), n as usize))).unwrap();
-    let shape = Shape {
+    let guest =
+        GuestMap::from_ranges(&holes.map(|(at, n)| (GuestAddress(at), n as usize))).unwrap();
+    let shape = DiskLimits {
         block_size: if script.byte() % 2 == 0 { 512 } else { 4096 },
         blocks: u64::from(script.byte()),
         read_only: script.byte() > 0xe0,
-        discards: script.byte() > 0x20,
+        can_discard: script.byte() > 0x20,
     };
     let size = u16::from(script.byte() % 16) + 1;
     let table = script.address();
@@ -90,13 +93,13 @@ pub(crate) fn play(script: &[u8]) {
         let _ = guest.write_slice(&bytes, GuestAddress(at));
     }
     for head in 0..size + 1 {
-        if let Ok(taken) = take(&guest, (GuestAddress(table), size), head, &shape) {
+        if let Ok(taken) = read_request(&guest, (GuestAddress(table), size), head, &shape) {
             judge(&guest, &taken, &shape);
         }
     }
 }
 
-fn judge(guest: &Guest, taken: &Taken, shape: &Shape) {
+fn judge(guest: &GuestMap, taken: &ChainRequest, shape: &DiskLimits) {
     guest.write_obj(0u8, taken.status).expect("the status is inside memory");
     let bytes = taken.data.len();
     assert!(bytes <= MAX_DESCRIPTORS as u64 * END, "bounded by memory and descriptors");
@@ -117,12 +120,12 @@ fn judge(guest: &Guest, taken: &Taken, shape: &Shape) {
             assert_eq!(taken.writable_bytes(), 1);
         }
         Ok(Command::Discard(ranges)) => {
-            changes(shape.discards && ranges.len() <= MAX_DISCARD_RANGES as usize);
+            changes(shape.can_discard && ranges.len() <= MAX_DISCARD_RANGES as usize);
             assert!(ranges.iter().all(|r| inside(r) && r.count > 0));
             assert!(ranges.iter().all(|r| sectors(r) <= u64::from(MAX_RANGE_SECTORS)));
         }
         Ok(Command::Zero { range, unmap }) => {
-            changes(inside(range) && (shape.discards || !unmap));
+            changes(inside(range) && (shape.can_discard || !unmap));
         }
         Ok(Command::Identify) => assert!((1..=20).contains(&bytes)),
     }

@@ -6,7 +6,7 @@ pub(super) type Cdb = [u8; 16];
 /// FUA, of reads and writes; UNMAP, of WRITE SAME.
 pub(super) const FUA: u8 = 1 << 3;
 pub(super) const UNMAP_BIT: u8 = 1 << 3;
-/// BYTCHK of VERIFY: with the data that is sent.
+/// BYTCHK of VERIFY: compare with the data sent.
 pub(super) const BYTE_CHECK: u8 = 1 << 1;
 
 pub(super) const UNMAP: u8 = 0x42;
@@ -20,7 +20,7 @@ pub(super) const WRITE_SAME: u8 = 0x93;
 /// TEST UNIT READY (SPC-4 6.47).
 pub(super) const TEST_UNIT_READY: Cdb = [0; 16];
 
-/// A command of 16 bytes for a range (SBC-3 5).
+/// A 16-byte command for a range (SBC-3 5).
 pub(super) fn ranged(opcode: u8, bits: u8, at: u64, blocks: u32) -> Cdb {
     let mut cdb = [0; 16];
     (cdb[0], cdb[1]) = (opcode, bits);
@@ -33,7 +33,7 @@ pub(super) fn ranged(opcode: u8, bits: u8, at: u64, blocks: u32) -> Cdb {
     cdb
 }
 
-/// UNMAP with a list of so many bytes (SBC-3 5.28).
+/// UNMAP with a parameter list of `list` bytes (SBC-3 5.28).
 pub(super) fn unmap(list: u16) -> Cdb {
     let mut cdb = [0; 16];
     cdb[0] = UNMAP;
@@ -41,7 +41,7 @@ pub(super) fn unmap(list: u16) -> Cdb {
     cdb
 }
 
-/// The list of an UNMAP of one range (SBC-3 5.28.2).
+/// The parameter list of an UNMAP of one range (SBC-3 5.28.2).
 pub(super) fn unmap_list(at: u64, blocks: u32) -> [u8; 24] {
     let mut list = [0; 24];
     (list[1], list[3]) = (22, 16);

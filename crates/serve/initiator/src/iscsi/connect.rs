@@ -1,4 +1,4 @@
-//! How a session comes to be: dialling, login, and going where a target leads.
+//! Establishing a session: dial, log in, follow redirections.
 
 use std::io;
 use std::net::SocketAddr;
@@ -6,27 +6,27 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::iscsi::initiator::{self, Config, Connection, Fresh};
+use ::iscsi::initiator::{self, Config, Connection, LoginNonce};
 use ::iscsi::pdu::LoginStatus;
 use block::Account;
 use rt::Core;
 use tokio::time::timeout;
 
-use super::link::{End, Link};
-use super::live::{Failed, Live};
+use super::active_session::{ActiveSession, SessionError};
+use super::link::{Link, SessionEnd};
 use super::options::Options;
-use crate::drive::Staging;
+use crate::connection::Staging;
 
-/// Most redirections that are followed from one target to the next.
-const MOST_MOVES: usize = 4;
+/// Most redirections that are followed in a row.
+const MAX_REDIRECTS: usize = 4;
 
-/// TCP port of targets that name none (RFC 7143 13.8).
+/// Default TCP port (RFC 7143 13.8).
 const PORT: u16 = 3260;
 
-/// Why a target is not reached.
+/// Why connecting to a target failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
-    /// There is no connection.
+    /// Dialling failed.
     #[error("no connection: {0}")]
     Dial(io::ErrorKind),
     /// It took too long.
@@ -34,46 +34,48 @@ pub enum ConnectError {
     TimedOut,
     /// The connection ended.
     #[error("{0}")]
-    Ended(End),
-    /// The target leads elsewhere, and so does who is there, and so on.
+    Ended(SessionEnd),
+    /// Too many redirections in a row.
     #[error("the target leads from one place to the next")]
-    MovesOn,
-    /// A request failed on the way.
+    TooManyRedirects,
+    /// A request during the connection attempt failed.
     #[error("{0}")]
-    Failed(Failed),
-    /// What was asked for cannot be, or the target leads to where nobody can go.
+    Request(SessionError),
+    /// The options are invalid, or the target redirects to an unusable address.
     #[error("not a target that can be used: {0}")]
     Unusable(&'static str),
 }
 
 impl ConnectError {
-    /// Whether trying again makes no sense before somebody has changed something.
+    /// Whether retrying is useless until the configuration changes.
     #[must_use]
     pub fn is_final(&self) -> bool {
-        use initiator::End as Why;
+        use initiator::CloseReason as Why;
         match self {
-            Self::Ended(End::Machine(Why::Refused(status))) => is_final(*status),
-            Self::Ended(End::Machine(
-                Why::SecretMissing | Why::TargetUnproved | Why::WrongProof,
+            Self::Ended(SessionEnd::Machine(Why::LoginRefused(status))) => is_final(*status),
+            Self::Ended(SessionEnd::Machine(
+                Why::SecretMissing | Why::TargetNotAuthenticated | Why::TargetAuthenticationFailed,
             ))
             | Self::Unusable(_) => true,
-            Self::Dial(_) | Self::TimedOut | Self::Ended(_) | Self::MovesOn | Self::Failed(_) => {
-                false
-            }
+            Self::Dial(_)
+            | Self::TimedOut
+            | Self::Ended(_)
+            | Self::TooManyRedirects
+            | Self::Request(_) => false,
         }
     }
 }
 
-/// RFC 7143 11.13.5: the initiator is at fault. What depends on other sessions passes.
+/// RFC 7143 11.13.5: initiator errors. Those that depend on other sessions are temporary.
 fn is_final(status: LoginStatus) -> bool {
     let passes =
         [LoginStatus::TooManyConnections, LoginStatus::CannotInclude, LoginStatus::NoSession];
     status.0 >> 8 == 2 && !passes.contains(&status)
 }
 
-impl From<Failed> for ConnectError {
-    fn from(failed: Failed) -> Self {
-        Self::Failed(failed)
+impl From<SessionError> for ConnectError {
+    fn from(failed: SessionError) -> Self {
+        Self::Request(failed)
     }
 }
 
@@ -103,69 +105,72 @@ impl Connector {
             credentials: options.credentials.as_deref().cloned(),
             digests: options.digests,
             limits: options.limits.clone(),
-            in_flight: options.in_flight,
+            max_in_flight: options.max_in_flight,
             login_timeout: options.connect_timeout,
             ping_after: silence,
             ping_timeout: silence,
             receive_timeout: options.command_timeout,
             ..Config::new(name(&options.initiator)?, target, isid)
         };
-        let account = core.pool().account();
+        let account = core.buffer_pool().account();
         Ok(Self { core: core.clone(), options, staging, account, config: Arc::new(config) })
     }
 
-    /// Logs in, wherever the target leads. Who comes again with the same identifier takes the place of its
-    /// older session, whose commands the target ends first (RFC 7143 6.3.5).
-    pub(super) async fn bring_up(&self) -> Result<Rc<Live>, ConnectError> {
+    /// Logs in and follows redirections. A login with the same identifiers replaces the older
+    /// session, whose commands the target ends first (RFC 7143 6.3.5).
+    pub(super) async fn establish(&self) -> Result<Rc<ActiveSession>, ConnectError> {
         let mut address = self.options.address;
-        for _ in 0..=MOST_MOVES {
+        for _ in 0..=MAX_REDIRECTS {
             let limit = self.options.connect_timeout;
             let logged_in = timeout(limit, self.log_in(address)).await;
             match logged_in.unwrap_or(Err(ConnectError::TimedOut))? {
-                Login::Done(link) => return Ok(Rc::new(Live::new(link, self, address))),
-                Login::Moved(to) => address = to,
+                LoginResult::Done(link) => {
+                    return Ok(Rc::new(ActiveSession::new(link, self, address)));
+                }
+                LoginResult::Redirected(to) => address = to,
             }
         }
-        Err(ConnectError::MovesOn)
+        Err(ConnectError::TooManyRedirects)
     }
 
-    async fn log_in(&self, address: SocketAddr) -> Result<Login, ConnectError> {
+    async fn log_in(&self, address: SocketAddr) -> Result<LoginResult, ConnectError> {
         let stream = self.core.dial(address).await;
         let stream = stream.map_err(|e| ConnectError::Dial(e.kind()))?;
-        let machine = Connection::new(Arc::clone(&self.config), self.fresh());
+        let machine = Connection::new(Arc::clone(&self.config), self.login_nonce());
         let send_timeout = self.options.command_timeout;
         let link = Link::start(stream, machine, self.staging.clone(), send_timeout);
-        match link.opened().await {
-            Ok(()) => Ok(Login::Done(link)),
-            Err(End::Machine(initiator::End::Moved { .. })) => {
-                let to = link.with(|machine| machine.moved_to().and_then(portal));
-                to.map(Login::Moved).ok_or(ConnectError::Unusable("it leads to what is no address"))
+        match link.wait_open().await {
+            Ok(()) => Ok(LoginResult::Done(link)),
+            Err(SessionEnd::Machine(initiator::CloseReason::Redirected { .. })) => {
+                let to = link.with(|machine| machine.redirect_address().and_then(parse_portal));
+                to.map(LoginResult::Redirected)
+                    .ok_or(ConnectError::Unusable("it leads to what is no address"))
             }
             Err(end) => Err(ConnectError::Ended(end)),
         }
     }
 
-    /// How long a target that ended so wants to be left alone; no longer than the longest pause.
-    pub(super) fn rest(&self, end: End) -> Duration {
+    /// How long to wait before reconnecting after this end, at most the longest delay.
+    pub(super) fn reconnect_delay(&self, end: SessionEnd) -> Duration {
         match end {
-            End::Machine(initiator::End::Dropped { wait_s }) => {
-                Duration::from_secs(wait_s.into()).min(self.options.backoff.longest)
+            SessionEnd::Machine(initiator::CloseReason::DroppedByTarget { wait_s }) => {
+                Duration::from_secs(wait_s.into()).min(self.options.backoff.max)
             }
             _ => Duration::ZERO,
         }
     }
 
-    fn fresh(&self) -> Fresh {
+    fn login_nonce(&self) -> LoginNonce {
         let (mut challenge, mut id) = ([0; _], [0]);
         self.core.fill_random(&mut challenge);
         self.core.fill_random(&mut id);
-        Fresh { challenge, id: id[0] }
+        LoginNonce { challenge, id: id[0] }
     }
 }
 
-enum Login {
+enum LoginResult {
     Done(Link),
-    Moved(SocketAddr),
+    Redirected(SocketAddr),
 }
 
 /// RFC 7143 11.12.5: of the random type.
@@ -175,9 +180,9 @@ fn random_isid(core: &Core) -> [u8; 6] {
     [RANDOM, a, b, c, d, e]
 }
 
-/// The address in `host:port,group`, of which the port and the group may be missing. Hosts are numbers here: a
+/// Parses `host:port,group`, where port and group may be missing. The host must be an address: a
 /// core resolves no names.
-pub(super) fn portal(text: &str) -> Option<SocketAddr> {
+pub(super) fn parse_portal(text: &str) -> Option<SocketAddr> {
     let address = text.split(',').next()?;
     let bare = || {
         let host = address.strip_prefix('[').and_then(|a| a.strip_suffix(']')).unwrap_or(address);
@@ -202,7 +207,7 @@ mod tests {
             ("192.0.2.1:65536", None),
             ("", None),
         ] {
-            assert_eq!(portal(text), expected.map(|e| e.parse().unwrap()), "{text}");
+            assert_eq!(parse_portal(text), expected.map(|e| e.parse().unwrap()), "{text}");
         }
     }
 
@@ -216,10 +221,15 @@ mod tests {
             (LoginStatus::ServiceUnavailable, false),
             (LoginStatus::TargetError, false),
         ] {
-            let refused = End::Machine(initiator::End::Refused(status));
+            let refused = SessionEnd::Machine(initiator::CloseReason::LoginRefused(status));
             assert_eq!(ConnectError::Ended(refused).is_final(), expected, "{status:?}");
         }
-        assert!(!ConnectError::Ended(End::PeerClosed).is_final());
-        assert!(ConnectError::Ended(End::Machine(initiator::End::WrongProof)).is_final());
+        assert!(!ConnectError::Ended(SessionEnd::PeerClosed).is_final());
+        assert!(
+            ConnectError::Ended(SessionEnd::Machine(
+                initiator::CloseReason::TargetAuthenticationFailed
+            ))
+            .is_final()
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Which targets there are, and where (RFC 7143 13.3 and appendix C).
+//! SendTargets discovery (RFC 7143 13.3 and appendix C).
 
 use std::net::SocketAddr;
 
@@ -7,52 +7,52 @@ use ::iscsi::name::Name;
 use ::iscsi::text::Pairs;
 use rt::Core;
 
-use super::connect::{ConnectError, Connector, portal};
-use super::live::Failed;
+use super::active_session::SessionError;
+use super::connect::{ConnectError, Connector, parse_portal};
 use super::options::Options;
-use crate::drive::Staging;
+use crate::connection::Staging;
 
-/// A target that was found.
+/// A discovered target.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct DiscoveredTarget {
     /// Its name.
     pub name: String,
-    /// Where it is, and the tag of the portal group of each. Where a target names no address, it is where it
-    /// was found.
+    /// Its addresses with their portal group tags; the discovery address if the target reports
+    /// none.
     pub portals: Vec<(SocketAddr, u16)>,
 }
 
-/// Asks at [`Options::address`] which targets there are for this initiator; which one the options name does not
-/// matter. Addresses that are names, and targets whose names are none, are left out.
+/// Lists the targets that the portal at [`Options::address`] offers to this initiator; the target
+/// name in the options is ignored. Host names as addresses and invalid target names are left out.
 ///
 /// # Errors
-/// Why the portal is not reached, or does not tell.
+/// If the portal is unreachable or does not answer.
 pub async fn discover(
     core: &Core,
     options: Options,
     staging: Staging,
-) -> Result<Vec<Found>, ConnectError> {
+) -> Result<Vec<DiscoveredTarget>, ConnectError> {
     let address = options.address;
     let connector = Connector::new(core, options, staging, true)?;
-    let live = connector.bring_up().await?;
-    let answer = live.ask(Request::Text(b"SendTargets=All\0".to_vec())).await;
-    // It has told what it had to tell, or has not.
+    let live = connector.establish().await?;
+    let answer = live.request(Request::Text(b"SendTargets=All\0".to_vec())).await;
+    // The list is read; a failed logout does not matter.
     let _ = live.log_out().await;
     live.close();
     match answer? {
-        Answer::Text(text) => parse(&text, address).map_err(ConnectError::Failed),
-        _ => Err(Failed::Nonsense("it does not tell its targets").into()),
+        Answer::Text(text) => parse(&text, address).map_err(ConnectError::Request),
+        _ => Err(SessionError::InvalidResponse("it does not tell its targets").into()),
     }
 }
 
-pub(super) fn parse(text: &[u8], asked: SocketAddr) -> Result<Vec<Found>, Failed> {
-    let mut out: Vec<Found> = Vec::new();
+pub(super) fn parse(text: &[u8], asked: SocketAddr) -> Result<Vec<DiscoveredTarget>, SessionError> {
+    let mut out: Vec<DiscoveredTarget> = Vec::new();
     let mut named = false;
     for pair in Pairs::of(text) {
-        let (key, value) = pair.map_err(|_| Failed::Nonsense("malformed text"))?;
+        let (key, value) = pair.map_err(|_| SessionError::InvalidResponse("malformed text"))?;
         match (key, out.last_mut()) {
             ("TargetName", _) => {
-                out.push(Found { name: value.to_owned(), portals: vec![(asked, 1)] });
+                out.push(DiscoveredTarget { name: value.to_owned(), portals: vec![(asked, 1)] });
                 named = false;
             }
             ("TargetAddress", Some(target)) => {
@@ -60,13 +60,15 @@ pub(super) fn parse(text: &[u8], asked: SocketAddr) -> Result<Vec<Found>, Failed
                     target.portals.clear();
                 }
                 let group = value.rsplit_once(',').and_then(|(_, group)| group.parse().ok());
-                target.portals.extend(portal(value).map(|at| (at, group.unwrap_or(1))));
+                target.portals.extend(parse_portal(value).map(|at| (at, group.unwrap_or(1))));
             }
-            ("TargetAddress", None) => return Err(Failed::Nonsense("an address of no target")),
+            ("TargetAddress", None) => {
+                return Err(SessionError::InvalidResponse("an address of no target"));
+            }
             _ => {}
         }
     }
-    // Nobody could log in to it, and it may be anything for whom it is shown to.
+    // An invalid name cannot be logged in to, and could harm the terminal that shows it.
     out.retain(|target| target.name.parse::<Name>().is_ok());
     Ok(out)
 }
@@ -92,7 +94,7 @@ mod tests {
         assert_eq!(parse(b"", at), Ok(Vec::new()));
     }
 
-    /// RFC 7143 4.2.7: who shows what was found shows names, and nothing that does things to a terminal.
+    /// RFC 7143 4.2.7: a client that prints the list prints names, never terminal escapes.
     #[test]
     fn targets_whose_names_are_none_are_left_out() {
         let at: SocketAddr = "192.0.2.9:3260".parse().unwrap();

@@ -1,32 +1,33 @@
-//! What logical units say of themselves, checked: nothing of it is believed that would harm.
+//! What logical units report about themselves, validated.
 
 use std::rc::Rc;
 
-use block::{ASIDE, Info};
+use block::{Info, METADATA_LBA};
 
-/// Most data of one command that is made use of, in bytes, whatever a unit would take.
+/// Most data of one command, in bytes, even if a unit allows more.
 const MAX_TRANSFER_BYTES: u32 = 4 << 20;
 
-/// Most bytes that a command without data covers, whatever a unit would take.
+/// Most bytes that a command without data covers, even if a unit allows more.
 const MAX_DATALESS_BYTES: u32 = 32 << 20;
 
-/// Most designators of a unit that are looked at.
-const MOST_DESIGNATORS: usize = 32;
+/// Most designators of a unit that are read.
+const MAX_DESIGNATORS: usize = 32;
 
-/// Which volume a unit is: its designators that are the same for ever and everywhere (SPC-4 7.8.6).
+/// Identity of a unit's volume: its designators that are permanent and globally unique (SPC-4
+/// 7.8.6).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identity(Rc<[(u8, Box<[u8]>)]>);
 
 impl Identity {
-    /// Reads the page *Device Identification* (83h): what names the unit itself, not a port of it. EUI-64, NAA,
-    /// SCSI name and UUID; where there is none of them, what a vendor has made up.
+    /// Parses the page *Device Identification* (83h): designators of the unit itself, not of a
+    /// port. EUI-64, NAA, SCSI name and UUID; without those, vendor-specific ones.
     pub(super) fn parse(page: &[u8]) -> Self {
         const VENDOR: u8 = 1;
         let mut found: Vec<(u8, Box<[u8]>)> = Vec::new();
         let mut rest = body(page);
         while let Some((&[_, kind, _, length], after)) = rest.split_first_chunk()
             && let Some((designator, after)) = after.split_at_checked(usize::from(length))
-            && found.len() < MOST_DESIGNATORS
+            && found.len() < MAX_DESIGNATORS
         {
             let (association, kind) = (kind >> 4 & 0b11, kind & 0xf);
             if association == 0
@@ -44,7 +45,7 @@ impl Identity {
         Self(found.into())
     }
 
-    /// Whether it tells one volume from another at all.
+    /// Whether it identifies a volume at all.
     #[must_use]
     pub fn is_known(&self) -> bool {
         !self.0.is_empty()
@@ -56,33 +57,33 @@ impl Identity {
     }
 }
 
-/// What a unit is like, and what it can do.
+/// Attributes and capabilities of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Told {
-    /// What it is like.
+pub struct UnitAttributes {
+    /// Size, block size and other attributes.
     pub info: Info,
     /// Blocks that one WRITE SAME covers.
     pub write_same_blocks: u32,
-    /// Whether WRITE SAME may free space, and what is freed reads as zeroes.
+    /// Whether WRITE SAME may free space and what is freed reads as zeroes.
     pub frees_by_zeroing: bool,
-    /// Blocks that one UNMAP covers; 0 where there is no such command.
+    /// Blocks that one UNMAP covers; 0 if unsupported.
     pub unmap_blocks: u32,
-    /// Blocks that one COMPARE AND WRITE covers; 0 where there is no such command.
+    /// Blocks that one COMPARE AND WRITE covers; 0 if unsupported.
     pub compare_and_write_blocks: u8,
 }
 
-/// A logical unit, as an initiator makes use of it.
+/// Identity and attributes of a logical unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Described {
-    /// Which volume it is.
+pub struct UnitDescription {
+    /// Identity of its volume.
     pub identity: Identity,
-    /// What it is like.
-    pub told: Told,
+    /// Size, block size and other attributes.
+    pub attributes: UnitAttributes,
 }
 
-/// What was read of a unit; pages that it does not have are empty.
+/// Raw data read from a unit; unsupported pages are empty.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Pages {
+pub(super) struct UnitPages {
     pub(super) inquiry: Vec<u8>,
     pub(super) identification: Vec<u8>,
     pub(super) limits: Vec<u8>,
@@ -91,7 +92,7 @@ pub(super) struct Pages {
     pub(super) caching: Vec<u8>,
 }
 
-/// What lies behind the header of a vital product data page, as far as its length says.
+/// The body of a vital product data page, as far as its length field says.
 fn body(page: &[u8]) -> &[u8] {
     let Some((&[_, _, a, b], rest)) = page.split_first_chunk() else { return &[] };
     &rest[..rest.len().min(usize::from(u16::from_be_bytes([a, b])))]
@@ -109,26 +110,30 @@ fn bit(bytes: &[u8], at: usize, bit: u8) -> bool {
     bytes.get(at).is_some_and(|b| b >> bit & 1 != 0)
 }
 
-/// A number of blocks of which 0 means that there is no bound.
-fn bounded(told: u64, most: u32) -> u32 {
-    if told == 0 { most } else { u32::try_from(told).unwrap_or(most).min(most) }
+/// A block limit where 0 means no limit.
+fn bounded(reported: u64, max: u32) -> u32 {
+    if reported == 0 { max } else { u32::try_from(reported).unwrap_or(max).min(max) }
 }
 
-impl Pages {
-    /// Whether there is a disk at all (SPC-4 6.6.2).
+impl UnitPages {
+    /// Whether the unit is a disk (SPC-4 6.6.2).
     pub(super) fn is_disk(&self) -> bool {
         self.inquiry.first() == Some(&0)
     }
 
-    /// What the pages say; `None` for a unit that cannot be used: no disk, protection information, blocks of
-    /// another size than 512 and 4096 bytes.
-    pub(super) fn describe(&self) -> Option<Described> {
+    /// Parses the pages; `None` for a unit that cannot be used: no disk, protection information, or
+    /// a block size other than 512 and 4096 bytes.
+    pub(super) fn describe(&self) -> Option<UnitDescription> {
         let capacity = self.capacity.get(..16)?;
         let block_size = u32_at(capacity, 8);
         let blocks = u64_at(capacity, 0).checked_add(1)?;
         // PROT_EN (SBC-3 5.16.2).
         let protected = bit(capacity, 12, 0);
-        if !self.is_disk() || ![512, 4096].contains(&block_size) || protected || blocks > ASIDE.0 {
+        if !self.is_disk()
+            || ![512, 4096].contains(&block_size)
+            || protected
+            || blocks > METADATA_LBA.0
+        {
             return None;
         }
         let (limits, provisioning) = (&self.limits, &self.provisioning);
@@ -141,43 +146,43 @@ impl Pages {
         let frees = frees_by_zeroing || unmap_blocks > 0;
         let granularity = u32_at(limits, 28).clamp(1, dataless);
         let most = bounded(u32_at(limits, 8).into(), MAX_TRANSFER_BYTES / block_size);
-        let modes = Modes::parse(&self.caching);
+        let modes = CachingMode::parse(&self.caching);
         let info = Info {
             block_size,
             blocks,
-            aside_blocks: 0,
+            metadata_blocks: 0,
             physical_block_size: block_size << (capacity[13] & 0xf),
             max_transfer_blocks: most.clamp(1, 1 << 16),
             unmap_granularity_blocks: if frees { granularity } else { 0 },
-            // UNMAP is a hint: what it does not free stays.
+            // UNMAP is a hint: blocks that it does not free keep their contents.
             unmap_zeroes: frees_by_zeroing,
             volatile_cache: modes.write_cache,
             native_fua: modes.fua,
             read_only: modes.write_protected,
-            // The list of an UNMAP.
-            overhead: if frees && !frees_by_zeroing { 4096 } else { 0 },
+            // The UNMAP parameter list.
+            overhead_bytes: if frees && !frees_by_zeroing { 4096 } else { 0 },
         };
-        let told = Told {
+        let attributes = UnitAttributes {
             info,
             write_same_blocks: bounded(u64_at(limits, 36), dataless),
             frees_by_zeroing,
             unmap_blocks,
             compare_and_write_blocks: limits.get(5).copied().unwrap_or(0),
         };
-        Some(Described { identity: Identity::parse(&self.identification), told })
+        Some(UnitDescription { identity: Identity::parse(&self.identification), attributes })
     }
 }
 
-/// What MODE SENSE (6) says of the page *Caching* (SBC-3 6.4.5).
+/// The *Caching* mode page, read by MODE SENSE (6) (SBC-3 6.4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Modes {
+struct CachingMode {
     write_protected: bool,
     fua: bool,
     write_cache: bool,
 }
 
-impl Modes {
-    /// Who does not tell has a cache that has to be flushed, and knows no FUA.
+impl CachingMode {
+    /// Without the page, assume a volatile cache and no FUA.
     fn parse(bytes: &[u8]) -> Self {
         const CACHING: u8 = 0x08;
         const WCE: u8 = 2;
@@ -194,11 +199,11 @@ impl Modes {
     }
 }
 
-impl Described {
-    /// Whether `now` is the same volume, which may have grown.
+impl UnitDescription {
+    /// Whether `now` is the same volume, possibly grown.
     #[must_use]
-    pub fn continues_as(&self, now: &Self) -> bool {
-        let (before, after) = (&self.told.info, &now.told.info);
+    pub fn is_same_volume_as(&self, now: &Self) -> bool {
+        let (before, after) = (&self.attributes.info, &now.attributes.info);
         self.identity == now.identity
             && before.block_size == after.block_size
             && before.blocks <= after.blocks
@@ -210,26 +215,26 @@ mod tests {
     use super::*;
 
     /// A disk of 1000 blocks of 4 KiB with a NAA.
-    fn pages() -> Pages {
+    fn pages() -> UnitPages {
         let mut capacity = vec![0; 32];
         capacity[..8].copy_from_slice(&999u64.to_be_bytes());
         capacity[8..12].copy_from_slice(&4096u32.to_be_bytes());
         let identification =
             vec![0, 0x83, 0, 16, 1, 3, 0, 8, 6, 1, 2, 3, 4, 5, 6, 7, 1, 0x14, 0, 4];
-        Pages { inquiry: vec![0; 36], identification, capacity, ..Pages::default() }
+        UnitPages { inquiry: vec![0; 36], identification, capacity, ..UnitPages::default() }
     }
 
-    fn changed(change: impl FnOnce(&mut Pages)) -> Option<Described> {
+    fn changed(change: impl FnOnce(&mut UnitPages)) -> Option<UnitDescription> {
         let mut pages = pages();
         change(&mut pages);
         pages.describe()
     }
 
-    /// SBC-3 5.16, SPC-4 6.6: what cannot be used is not.
+    /// SBC-3 5.16, SPC-4 6.6: unusable units are refused.
     #[test]
     fn units_are_not_believed_everything() {
         let usual = pages().describe().unwrap();
-        let info = usual.told.info;
+        let info = usual.attributes.info;
         assert_eq!((info.block_size, info.blocks, info.max_transfer_blocks), (4096, 1000, 1024));
         assert!(info.volatile_cache && !info.native_fua && !info.read_only);
         assert_eq!(usual.identity.designators().collect::<Vec<_>>().len(), 1);
@@ -259,7 +264,7 @@ mod tests {
             p.capacity[12..].fill(0xfe);
             p.caching = vec![0xff; 255];
         });
-        let told = all.unwrap().told;
+        let told = all.unwrap().attributes;
         assert_eq!((told.write_same_blocks, told.unmap_blocks), (8192, 8192));
         assert_eq!(
             (told.info.max_transfer_blocks, told.info.unmap_granularity_blocks),
@@ -272,13 +277,13 @@ mod tests {
             p.limits[43] = 1;
             p.caching = vec![3, 0, 0x90, 0, 8, 10, 0];
         });
-        let told = small.unwrap().told;
+        let told = small.unwrap().attributes;
         assert_eq!((told.info.max_transfer_blocks, told.write_same_blocks), (1, 1));
         assert!(told.info.read_only && told.info.native_fua && !told.info.volatile_cache);
         assert_eq!((told.unmap_blocks, told.compare_and_write_blocks), (0, 0));
     }
 
-    /// SPC-4 7.8.6: designators of the unit, however they are put; of ports not.
+    /// SPC-4 7.8.6: designators of the unit in any order; not of ports.
     #[test]
     fn designators_are_read_as_far_as_they_go() {
         let of = |bytes: &[u8]| {
@@ -295,8 +300,8 @@ mod tests {
         assert!(of(&[2, 1, 0, 2, 65, 65]).is_known(), "a vendor's own is better than none");
         assert_eq!(of(&[&[2, 1, 0, 2, 65, 65][..], &a].concat()), of(&a));
         let mut grown = pages().describe().unwrap();
-        grown.told.info.blocks += 1;
+        grown.attributes.info.blocks += 1;
         let usual = pages().describe().unwrap();
-        assert!(usual.continues_as(&grown) && !grown.continues_as(&usual));
+        assert!(usual.is_same_volume_as(&grown) && !grown.is_same_volume_as(&usual));
     }
 }

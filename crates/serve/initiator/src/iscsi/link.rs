@@ -1,49 +1,54 @@
-//! The connection of a session ([`crate::drive`]).
+//! The connection of a session ([`crate::connection`]).
 
-use ::iscsi::initiator::{self, Command, Connection, Done, Lost};
+use ::iscsi::initiator::{self, Command, CompletedRequest, Connection, LostRequest};
 use frame::Machine;
 
-use crate::drive::{Client, Ended};
+use crate::connection::{ClientMachine, FinishedCommand};
 
-/// Why a connection has ended.
-pub type End = crate::drive::End<initiator::End>;
+/// Why a connection ended.
+pub type SessionEnd = crate::connection::LinkEnd<initiator::CloseReason>;
 
-/// A connection, and what callers hold of it.
-pub(super) type Link = crate::drive::Link<Connection>;
+/// The callers' handle of a connection.
+pub(super) type Link = crate::connection::Link<Connection>;
 
-impl Client for Connection {
+impl ClientMachine for Connection {
     type Command = Command;
-    type Done = Done;
-    type End = initiator::End;
-    const CLOSED: initiator::End = initiator::End::Closed;
+    type Outcome = CompletedRequest;
+    type CloseReason = initiator::CloseReason;
+    const CLOSED: initiator::CloseReason = initiator::CloseReason::Closed;
 
     fn submit(&mut self, command: Command) -> Option<usize> {
         Self::submit(self, command).map(|tag| tag.0 as usize)
     }
 
-    fn poll_done(&mut self) -> Option<Ended<Done>> {
+    fn poll_done(&mut self) -> Option<FinishedCommand<CompletedRequest>> {
         let done = Self::poll_done(self)?;
-        let in_doubt = done.outcome == Err(Lost::InDoubt);
-        Some(Ended { index: done.tag.0 as usize, counts: done.is_command, done, in_doubt })
+        let in_doubt = done.outcome == Err(LostRequest::InDoubt);
+        Some(FinishedCommand {
+            index: done.tag.0 as usize,
+            holds_slot: done.is_command,
+            outcome: done,
+            in_doubt,
+        })
     }
 
-    fn room(&self) -> Option<usize> {
-        self.params().map(|_| Self::room(self))
+    fn free_slots(&self) -> Option<usize> {
+        self.params().map(|_| Self::free_command_slots(self))
     }
 
     fn is_open(&self) -> bool {
         Self::is_open(self) && !self.is_closing()
     }
 
-    fn has_news(&self) -> bool {
-        self.has_notice()
+    fn has_notification(&self) -> bool {
+        self.has_notification()
     }
 
     fn close(&mut self) {
         Self::close(self);
     }
 
-    fn end(&self) -> Option<initiator::End> {
-        Self::end(self)
+    fn close_reason(&self) -> Option<initiator::CloseReason> {
+        Self::close_reason(self)
     }
 }

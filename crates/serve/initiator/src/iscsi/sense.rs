@@ -1,8 +1,8 @@
-//! Sense data as it comes (SPC-4 4.5).
+//! Parser of sense data (SPC-4 4.5).
 
-use scsi::Code;
+use scsi::SenseCode;
 
-/// Sense keys (SPC-4 4.5.6) that something is done about.
+/// Sense keys (SPC-4 4.5.6) that are handled.
 pub(super) mod key {
     pub(crate) const RECOVERED: u8 = 0x1;
     pub(crate) const NOT_READY: u8 = 0x2;
@@ -15,21 +15,21 @@ pub(super) mod key {
     pub(crate) const MISCOMPARE: u8 = 0xe;
 }
 
-/// What a target says went wrong.
+/// Parsed sense data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sense {
     /// Sense key.
     pub key: u8,
     /// Additional sense code and qualifier.
-    pub code: Code,
-    /// Information: mostly the first block that failed.
+    pub code: SenseCode,
+    /// INFORMATION field: usually the first block that failed.
     pub information: Option<u64>,
-    /// Whether it is about a command that had been confirmed before.
+    /// Whether it concerns an earlier command that reported success.
     pub deferred: bool,
 }
 
 impl Sense {
-    /// Reads sense data in either format; `None` for what is none.
+    /// Parses either format; `None` if invalid.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let format = *bytes.first()? & 0x7f;
@@ -47,7 +47,7 @@ impl Sense {
         let information = bytes.get(3..7).and_then(|b| b.first_chunk());
         let information = information.filter(|_| at(0) & VALID != 0);
         let information = information.map(|b| u32::from_be_bytes(*b).into());
-        Some(Self { key, code: Code(at(12), at(13)), information, deferred })
+        Some(Self { key, code: SenseCode(at(12), at(13)), information, deferred })
     }
 
     fn descriptors(bytes: &[u8], deferred: bool) -> Option<Self> {
@@ -66,28 +66,28 @@ impl Sense {
             }
             rest = after;
         }
-        Some(Self { key: key & 0xf, code: Code(a, b), information, deferred })
+        Some(Self { key: key & 0xf, code: SenseCode(a, b), information, deferred })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use scsi::{Format, Key};
+    use scsi::{SenseFormat, SenseKey};
 
     use super::*;
 
-    /// SPC-4 4.5.2, 4.5.3: what our own units say is understood.
+    /// SPC-4 4.5.2, 4.5.3: sense data of our own units is understood.
     #[test]
     fn both_formats_are_read() {
-        let said = scsi::Sense::new(Key::MediumError, Code::UNRECOVERED_READ_ERROR);
-        for format in [Format::Fixed, Format::Descriptor] {
+        let said = scsi::Sense::new(SenseKey::MediumError, SenseCode::UNRECOVERED_READ_ERROR);
+        for format in [SenseFormat::Fixed, SenseFormat::Descriptor] {
             let read = Sense::parse(&said.with_information(77).to_bytes(format)).unwrap();
             assert_eq!((read.key, read.code), (key::MEDIUM_ERROR, said.code));
             assert_eq!((read.information, read.deferred), (Some(77), false));
             assert_eq!(Sense::parse(&said.to_bytes(format)).unwrap().information, None);
         }
         let deferred = Sense::parse(&[0x71, 0, 3]).unwrap();
-        assert!(deferred.deferred && deferred.code == Code::NONE);
+        assert!(deferred.deferred && deferred.code == SenseCode::NONE);
     }
 
     #[test]
@@ -95,7 +95,7 @@ mod tests {
         for bytes in [&[][..], &[0x70], &[0x70, 0], &[0x72, 3, 0x11], &[0x7f; 18], &[0; 18]] {
             assert_eq!(Sense::parse(bytes), None, "{bytes:?}");
         }
-        // Descriptors that do not fit are left out.
+        // Truncated descriptors are ignored.
         let cut = [0x72, 3, 0x11, 0, 0, 0, 0, 12, 0, 10, 0x80, 0, 1];
         assert_eq!(Sense::parse(&cut).unwrap().information, None);
     }

@@ -1,72 +1,75 @@
-//! A session, for as long as somebody wants it: logged in, and logged in again.
+//! A session that reconnects.
 
 use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ::iscsi::initiator::{Lost, Notice};
+use ::iscsi::initiator::{AsyncNotification, LostRequest};
 use rt::Core;
 use scsi::Lun as Number;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, info};
 
+use super::active_session::{ActiveSession, SessionError};
 use super::connect::{ConnectError, Connector};
-use super::identity::Described;
-use super::live::{Failed, Live};
+use super::identity::UnitDescription;
 use super::options::{Backoff, Options};
-use crate::drive::Staging;
-use crate::kept::{Absent, Alive, Kept, News, Reach};
+use crate::connection::Staging;
+use crate::reconnect::{
+    ActiveConnection, ChangeNotifier, Connectable, ReconnectingClient, Unreachable,
+};
 
-/// A session with a target, on this core. Cheap to clone; with the last clone its connection goes, and what is
-/// in flight with it.
+/// A session with a target, on this core. Cheap to clone; dropping the last clone drops its
+/// connection and what is in flight.
 #[derive(Clone)]
-pub struct Session(Kept<Connector>);
+pub struct Session(ReconnectingClient<Connector>);
 
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Session({})", self.0.reach())
+        write!(f, "Session({})", self.0.connector())
     }
 }
 
 impl Session {
-    /// Logs in to a target, and from then on logs in again whenever the connection is lost.
+    /// Logs in to a target, and logs in again whenever the connection is lost.
     ///
     /// # Errors
-    /// Why the first time has failed.
+    /// Why the first login failed.
     pub async fn connect(
         core: &Core,
         options: Options,
         staging: Staging,
     ) -> Result<Self, ConnectError> {
-        Kept::connect(Connector::new(core, options, staging, false)?).await.map(Self)
+        ReconnectingClient::connect(Connector::new(core, options, staging, false)?).await.map(Self)
     }
 
-    /// What it was told when it was connected.
+    /// The options it was connected with.
     #[must_use]
     pub fn options(&self) -> &Options {
-        &self.0.reach().options
+        &self.0.connector().options
     }
 
-    /// Why it does not come back, if it does not, and not by choice.
+    /// Why it stopped reconnecting, unless it was closed.
     #[must_use]
-    pub fn over(&self) -> Option<ConnectError> {
-        self.0.over()
+    pub fn final_error(&self) -> Option<ConnectError> {
+        self.0.final_error()
     }
 
-    /// Whether it can be used now.
+    /// Whether it is connected.
     #[must_use]
     pub fn is_up(&self) -> bool {
-        self.live().is_some()
+        self.active().is_some()
     }
 
-    /// Counts the moments at which its units may have changed.
+    /// Incremented whenever the units may have changed.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.0.generation()
     }
 
-    /// Waits until [`Self::generation`] is another one, and gives it; `None` once the session is over.
+    /// Waits until [`Self::generation`] differs from `known` and returns it; `None` once the
+    /// session is closed.
     pub async fn changed(&self, known: u64) -> Option<u64> {
         self.0.changed(known).await
     }
@@ -74,68 +77,69 @@ impl Session {
     /// The numbers of the units that this initiator may use, in order.
     ///
     /// # Errors
-    /// [`Failed`]; as if a connection had ended where the target is away.
-    pub async fn luns(&self) -> Result<Vec<u16>, Failed> {
-        self.here()?.luns().await
+    /// [`SessionError`]; as if a connection had ended if the target is unreachable.
+    pub async fn luns(&self) -> Result<Vec<u16>, SessionError> {
+        self.require_active()?.luns().await
     }
 
-    /// What a unit is; `None` for one that there is not, or that cannot be used.
+    /// Describes a unit; `None` if it does not exist or cannot be used.
     ///
     /// # Errors
-    /// [`Failed`]; as if a connection had ended where the target is away.
-    pub async fn describe(&self, unit: u16) -> Result<Option<Described>, Failed> {
+    /// [`SessionError`]; as if a connection had ended if the target is unreachable.
+    pub async fn describe(&self, unit: u16) -> Result<Option<UnitDescription>, SessionError> {
         let Some(unit) = Number::new(unit) else { return Ok(None) };
-        self.here()?.describe(unit).await
+        self.require_active()?.describe(unit).await
     }
 
-    /// LOGICAL UNIT RESET (SAM-5 7.7): ends all that anybody does with the unit.
+    /// LOGICAL UNIT RESET (SAM-5 7.7): aborts all commands of all initiators at the unit.
     ///
     /// # Errors
-    /// [`Failed`] where the target did not confirm it.
-    pub async fn reset(&self, unit: u16) -> Result<(), Failed> {
-        let unit = Number::new(unit).ok_or(Failed::Nonsense("there is no such unit"))?;
-        self.here()?.reset(unit).await
+    /// [`SessionError`] if the target did not confirm it.
+    pub async fn reset(&self, unit: u16) -> Result<(), SessionError> {
+        let unit =
+            Number::new(unit).ok_or(SessionError::InvalidResponse("there is no such unit"))?;
+        self.require_active()?.reset(unit).await
     }
 
-    /// Logs out. It is over for all clones. What was written and not flushed is the target's to keep.
+    /// Logs out and closes all clones. Unflushed writes stay in the target's cache.
     ///
     /// # Errors
-    /// [`Failed`] where the target did not confirm it.
-    pub async fn shut_down(&self) -> Result<(), Failed> {
-        let live = self.here()?;
-        self.0.let_go();
+    /// [`SessionError`] if the target did not confirm it.
+    pub async fn shut_down(&self) -> Result<(), SessionError> {
+        let live = self.require_active()?;
+        self.0.close();
         let done = live.log_out().await;
         live.close();
         done
     }
 
-    fn here(&self) -> Result<Rc<Live>, Failed> {
-        self.live().ok_or(Failed::Lost(Lost::Unsent))
+    fn require_active(&self) -> Result<Rc<ActiveSession>, SessionError> {
+        self.active().ok_or(SessionError::Lost(LostRequest::Unsent))
     }
 
     /// The session, if it is up.
-    pub(super) fn live(&self) -> Option<Rc<Live>> {
-        self.0.live()
+    pub(super) fn active(&self) -> Option<Rc<ActiveSession>> {
+        self.0.active()
     }
 
-    /// Waits for the session to be up.
-    pub(super) async fn up(&self, until: Instant) -> Result<Rc<Live>, Absent> {
-        self.0.up(until).await
+    /// Waits until the session is connected.
+    pub(super) async fn wait_up(&self, until: Instant) -> Result<Rc<ActiveSession>, Unreachable> {
+        self.0.wait_up(until).await
     }
 
-    /// Waits for a change, until then at most.
-    pub(super) async fn pause(&self, until: Instant) {
-        self.0.pause(until).await;
+    /// Waits for a change, at most until `until`.
+    pub(super) async fn wait_change(&self, until: Instant) {
+        self.0.wait_change(until).await;
     }
 
-    /// Units may have become others.
-    pub(super) fn note(&self) {
-        self.0.note();
+    /// Records that units may have changed.
+    pub(super) fn bump_generation(&self) {
+        self.0.bump_generation();
     }
 
-    /// The target has said what cannot be: nothing of it is to be believed.
-    pub(super) fn give_up(&self, live: &Live, why: &str) {
-        self.0.give_up(live, why);
+    /// Closes the connection of a target that violated the protocol.
+    pub(super) fn fail_connection(&self, live: &ActiveSession, why: &str) {
+        self.0.fail_connection(live, why);
     }
 }
 
@@ -145,7 +149,7 @@ impl fmt::Display for Connector {
     }
 }
 
-impl Alive for Live {
+impl ActiveConnection for ActiveSession {
     fn is_up(&self) -> bool {
         Self::is_up(self)
     }
@@ -155,25 +159,29 @@ impl Alive for Live {
     }
 }
 
-impl Reach for Connector {
-    type Live = Live;
+impl Connectable for Connector {
+    type Connection = ActiveSession;
     type Error = ConnectError;
 
-    async fn bring_up(&self) -> Result<Rc<Live>, ConnectError> {
-        Self::bring_up(self).await
+    async fn establish(&self) -> Result<Rc<ActiveSession>, ConnectError> {
+        Self::establish(self).await
     }
 
     fn is_final(error: &ConnectError) -> bool {
         error.is_final()
     }
 
-    /// Its machine keeps it alive.
-    async fn keep(&self, live: &Rc<Live>, news: News<Self>) -> Duration {
+    /// The machine sends the keep-alives.
+    async fn run_until_end(
+        &self,
+        live: &Rc<ActiveSession>,
+        news: ChangeNotifier<Self>,
+    ) -> Duration {
         let listener = tokio::task::spawn_local(listen(Rc::clone(live), news));
         let _listener = AbortOnDropHandle::new(listener);
-        let end = live.ended().await;
+        let end = live.wait_end().await;
         info!("{self}: {end}");
-        self.rest(end)
+        self.reconnect_delay(end)
     }
 
     fn backoff(&self) -> Backoff {
@@ -185,13 +193,13 @@ impl Reach for Connector {
     }
 }
 
-/// Takes what the target tells of by itself.
-async fn listen(live: Rc<Live>, news: News<Connector>) {
+/// Handles the target's notifications.
+async fn listen(live: Rc<ActiveSession>, notifier: ChangeNotifier<Connector>) {
     loop {
-        match live.notice().await {
-            Notice::Scsi { .. } if news.tell() => {}
-            Notice::Scsi { .. } => return,
-            Notice::LogoutRequest { within_s } => {
+        match live.next_notification().await {
+            AsyncNotification::Scsi { .. } if notifier.notify() => {}
+            AsyncNotification::Scsi { .. } => return,
+            AsyncNotification::LogoutRequest { within_s } => {
                 debug!("the target wants the session to end within {within_s} s");
             }
         }

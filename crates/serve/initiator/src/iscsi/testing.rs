@@ -1,58 +1,58 @@
-//! What targets and units say of themselves, read as [`Session`](super::Session) and [`Lun`](super::Lun) read it: for tests
-//! and fuzzing.
+//! Parsers of what targets and units report, as [`Session`](super::Session) and [`Lun`](super::Lun)
+//! use them, for tests and fuzzing.
 
 use std::net::SocketAddr;
 
 use block::{Error, Lba};
 
+use super::active_session::{self, MAX_LUN_LIST_BYTES, ScsiFailure};
 use super::connect;
-use super::discovery::{self, Found};
-use super::identity::{Described, Pages};
-use super::live::{self, MOST_LUNS_BYTES, Refusal};
+use super::discovery::{self, DiscoveredTarget};
+use super::identity::{UnitDescription, UnitPages};
+use super::response_action::{ResponseAction, is_not_started, response_action};
 use super::sense::Sense;
-use super::verdict::{Verdict, verdict, was_not_begun};
 
-/// What was read of a unit: INQUIRY, the pages 83h, B0h and B2h, READ CAPACITY, MODE SENSE.
-pub type Read = [Vec<u8>; 6];
+/// Raw data of a unit: INQUIRY, the pages 83h, B0h and B2h, READ CAPACITY, MODE SENSE.
+pub type RawPages = [Vec<u8>; 6];
 
-/// Reads what a unit says of itself.
+/// Parses the data of a unit.
 #[must_use]
-pub fn described(read: Read) -> Option<Described> {
+pub fn described(read: RawPages) -> Option<UnitDescription> {
     let [inquiry, identification, limits, provisioning, capacity, caching] = read;
-    Pages { inquiry, identification, limits, provisioning, capacity, caching }.describe()
+    UnitPages { inquiry, identification, limits, provisioning, capacity, caching }.describe()
 }
 
-/// Reads a list of units that was asked for with room for `room` bytes; `Some(None)` asks for it again, with the most room
-/// that is ever given, which is told as well.
+/// Parses a LUN list read with a buffer of `room` bytes. `Some(None)` asks to read it again with
+/// the largest buffer, whose size is returned as well.
 #[must_use]
 pub fn units(list: &[u8], room: u32) -> Option<(Option<Vec<u16>>, u32)> {
-    Some((live::units(list, room).ok()?, MOST_LUNS_BYTES))
+    Some((active_session::parse_lun_list(list, room).ok()?, MAX_LUN_LIST_BYTES))
 }
 
-/// Reads what SendTargets gives.
+/// Parses a SendTargets response.
 #[must_use]
-pub fn targets(text: &[u8], asked: SocketAddr) -> Option<Vec<Found>> {
+pub fn targets(text: &[u8], asked: SocketAddr) -> Option<Vec<DiscoveredTarget>> {
     discovery::parse(text, asked).ok()
 }
 
-/// Reads where a target leads to.
+/// Parses the address of a redirection.
 #[must_use]
 pub fn portal(text: &str) -> Option<SocketAddr> {
-    connect::portal(text)
+    connect::parse_portal(text)
 }
 
-/// Judges an answer to a command that begins at `at`: what its sense data says, whether the command has not begun, and the
-/// error that is told at once, if it is one.
+/// Evaluates the answer to a command that begins at `at`: its sense data, whether the command was
+/// not executed, and the error that is returned at once, if any.
 #[must_use]
-pub fn judged(
+pub fn evaluated(
     (status, sense): (u8, &[u8]),
     at: Lba,
     writes: bool,
 ) -> (Option<Sense>, bool, Option<Error>) {
-    let said = Refusal { status, sense: Sense::parse(sense) };
-    let error = match verdict(said, at, writes) {
-        Verdict::Failed(error) => Some(error),
+    let said = ScsiFailure { status, sense: Sense::parse(sense) };
+    let error = match response_action(said, at, writes) {
+        ResponseAction::Failed(error) => Some(error),
         _ => None,
     };
-    (said.sense, was_not_begun(said), error)
+    (said.sense, is_not_started(said), error)
 }

@@ -6,24 +6,26 @@ use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ::nbd::client::{self, Agreed, Config, Connection, Failed, Op as Command, Reply};
+use ::nbd::client::{
+    self, CommandError, Config, Connection, NegotiatedExport, Op as Command, Reply,
+};
 use ::nbd::message::flag;
 use ::nbd::{Address, Errno};
-use block::{Bufs, Ctx, Error, Info, Layer, Lba, Op, Run};
+use block::{BlockStatus, Bufs, Ctx, Error, Info, Layer, Lba, Op};
 use rt::Core;
 use tokio::task::spawn_local;
 use tokio::time::timeout;
 use tracing::warn;
 
-use super::link::{End, Link};
+use super::link::{ConnectionEnd, Link};
 use super::options::Options;
-use crate::drive::Staging;
+use crate::connection::Staging;
 
-/// Largest transfer, whatever the server says, in bytes: what every server has to bear.
+/// Largest transfer, in bytes, even if the server allows more: what every server must support.
 const MAX_TRANSFER_BYTES: u32 = 32 << 20;
 
-/// Longest range of a command that carries no data, in bytes; less where the server does not take it.
-const MAX_EFFECT_BYTES: u32 = 1 << 30;
+/// Longest range of a command without data, in bytes; less if the server refuses it.
+const MAX_DATALESS_BYTES: u32 = 1 << 30;
 
 /// Largest physical block that makes sense, in bytes.
 const MAX_PHYSICAL_BYTES: u32 = 1 << 20;
@@ -31,7 +33,7 @@ const MAX_PHYSICAL_BYTES: u32 = 1 << 20;
 /// Why a server's export cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
-    /// There is no connection.
+    /// Dialling failed.
     #[error("no connection: {0}")]
     Dial(io::ErrorKind),
     /// It took too long.
@@ -39,44 +41,44 @@ pub enum ConnectError {
     TimedOut,
     /// The connection ended.
     #[error("{0}")]
-    Ended(End),
-    /// Its blocks are of a size that is not used here.
+    Ended(ConnectionEnd),
+    /// Unsupported block size.
     #[error("its blocks of {0} bytes are too large")]
     Blocks(u32),
     /// It is too small or too large.
     #[error("its size of {0} bytes cannot be used")]
     Size(u64),
-    /// Another connection was told something else: it may be another export.
+    /// A further connection reported other properties: it may be another export.
     #[error("two connections are told different things of the export")]
-    Differs,
+    Inconsistent,
 }
 
-/// An export of an NBD server. Gone for ever once one of its connections has ended.
+/// An export of an NBD server. Fails permanently once one of its connections has ended.
 pub struct Disk {
     links: Vec<Link>,
-    agreed: Agreed,
+    negotiated: NegotiatedExport,
     info: Info,
-    fate: Owned,
-    /// Longest range of a command without data that the server is known to take, or not known not to.
-    effect_bytes: Cell<u32>,
+    state: DiskHandle,
+    /// Longest range of a command without data that the server has not refused.
+    dataless_bytes: Cell<u32>,
     command_timeout: Duration,
 }
 
-/// Whether the disk is gone, and why.
-struct Fate {
+/// Whether the disk has failed, and why.
+struct DiskState {
     name: String,
     gone: Cell<bool>,
-    /// Set while the disk is being opened, when what ends is told to who opens it, and when it is let go.
-    quiet: Cell<bool>,
-    /// Its connections: the end of one is the end of all.
+    /// Set while the disk is opened, when the opener gets the error, and while it is closed.
+    suppress_log: Cell<bool>,
+    /// Its connections: when one ends, all are closed.
     links: RefCell<Vec<Link>>,
 }
 
-impl Fate {
-    /// From now on every operation fails.
+impl DiskState {
+    /// Fails every operation from now on.
     fn fail(&self, why: &dyn fmt::Display) -> Error {
         if !self.gone.replace(true) {
-            if !self.quiet.get() {
+            if !self.suppress_log.get() {
                 warn!("{} is gone: {why}", self.name);
             }
             self.close();
@@ -84,25 +86,25 @@ impl Fate {
         Error::Gone
     }
 
-    /// Takes leave of the server; what is in flight is lost.
+    /// Disconnects; what is in flight is lost.
     fn close(&self) {
         self.links.borrow().iter().for_each(Link::close);
     }
 }
 
-/// Whoever holds this holds the connections, from the first attempt on.
-struct Owned(Rc<Fate>);
+/// Owns the connections, from the first attempt on.
+struct DiskHandle(Rc<DiskState>);
 
-impl Drop for Owned {
+impl Drop for DiskHandle {
     fn drop(&mut self) {
-        self.0.quiet.set(true);
+        self.0.suppress_log.set(true);
         self.0.close();
     }
 }
 
 impl fmt::Debug for Disk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { agreed, fate, links, .. } = self;
+        let Self { negotiated: agreed, state: fate, links, .. } = self;
         let mut out = f.debug_struct("Disk");
         out.field("name", &fate.0.name).field("connections", &links.len()).field("agreed", agreed);
         out.field("gone", &fate.0.gone.get()).finish_non_exhaustive()
@@ -121,15 +123,20 @@ impl Disk {
     ) -> Result<Rc<Self>, ConnectError> {
         let name = format!("NBD export {:?} of {to}", options.export);
         let (gone, quiet) = (Cell::new(false), Cell::new(true));
-        let fate = Owned(Rc::new(Fate { name, gone, quiet, links: RefCell::default() }));
+        let fate = DiskHandle(Rc::new(DiskState {
+            name,
+            gone,
+            suppress_log: quiet,
+            links: RefCell::default(),
+        }));
         let staging = Staging::default();
         let (first, agreed) = open(core, to, options, &staging, &fate.0).await?;
         let mut links = vec![first];
-        let multi = agreed.abilities.has(flag::CAN_MULTI_CONN);
+        let multi = agreed.transmission_flags.has(flag::CAN_MULTI_CONN);
         for _ in 1..if multi { options.connections } else { 1 } {
             let (link, also) = open(core, to, options, &staging, &fate.0).await?;
             if also != agreed {
-                return Err(ConnectError::Differs);
+                return Err(ConnectError::Inconsistent);
             }
             links.push(link);
         }
@@ -137,89 +144,96 @@ impl Disk {
         if let Some(end) = links.iter().find_map(Link::end) {
             return Err(ConnectError::Ended(end));
         }
-        fate.0.quiet.set(false);
-        let effect_bytes = Cell::new(MAX_EFFECT_BYTES);
+        fate.0.suppress_log.set(false);
+        let effect_bytes = Cell::new(MAX_DATALESS_BYTES);
         let command_timeout = options.command_timeout;
-        Ok(Rc::new(Self { links, agreed, info, fate, effect_bytes, command_timeout }))
+        Ok(Rc::new(Self {
+            links,
+            negotiated: agreed,
+            info,
+            state: fate,
+            dataless_bytes: effect_bytes,
+            command_timeout,
+        }))
     }
 
-    /// What was agreed on with the server.
+    /// What was negotiated with the server.
     #[must_use]
-    pub fn agreed(&self) -> &Agreed {
-        &self.agreed
+    pub fn negotiated(&self) -> &NegotiatedExport {
+        &self.negotiated
     }
 
-    /// How many connections there are.
+    /// Number of connections.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.links.len()
     }
 
-    /// Whether it is gone.
+    /// Whether the disk has failed.
     #[must_use]
     pub fn is_gone(&self) -> bool {
-        self.fate.0.gone.get()
+        self.state.0.gone.get()
     }
 
-    fn has(&self, flags: u16) -> bool {
-        self.agreed.abilities.has(flags)
+    fn has_flags(&self, flags: u16) -> bool {
+        self.negotiated.transmission_flags.has(flags)
     }
 
     fn fail(&self, why: &dyn fmt::Display) -> Error {
-        self.fate.0.fail(why)
+        self.state.0.fail(why)
     }
 
-    /// Sends a command by the connection that has the most room.
-    async fn call(&self, command: Command) -> Result<Reply, Refused> {
-        let link = self.links.iter().max_by_key(|link| link.room());
-        let Some(link) = link.filter(|_| !self.is_gone()) else { return Err(Refused::Gone) };
+    /// Sends a command on the connection with the most free slots.
+    async fn call(&self, command: Command) -> Result<Reply, DiskError> {
+        let link = self.links.iter().max_by_key(|link| link.free_slots());
+        let Some(link) = link.filter(|_| !self.is_gone()) else { return Err(DiskError::Gone) };
         let outcome = link.submit((command, self.command_timeout)).await;
         match outcome {
-            // Of two connections, one may have told of the end first.
-            _ if self.is_gone() => Err(Refused::Gone),
+            // Another connection may have reported the end first.
+            _ if self.is_gone() => Err(DiskError::Gone),
             Some(Ok(reply)) => Ok(reply),
-            Some(Err(Failed::Error(Errno::Shutdown))) => {
+            Some(Err(CommandError::Error(Errno::Shutdown))) => {
                 self.fail(&"the server is being shut down");
-                Err(Refused::Gone)
+                Err(DiskError::Gone)
             }
-            Some(Err(Failed::Error(error))) => Err(Refused::By(error)),
-            Some(Err(Failed::Lost)) | None => {
+            Some(Err(CommandError::Error(error))) => Err(DiskError::Server(error)),
+            Some(Err(CommandError::ConnectionLost)) | None => {
                 let end = link.end();
-                self.fail(&end.unwrap_or(End::Machine(client::End::Closed)));
-                Err(Refused::Gone)
+                self.fail(&end.unwrap_or(ConnectionEnd::Machine(client::CloseReason::Closed)));
+                Err(DiskError::Gone)
             }
         }
     }
 }
 
-/// How a command has failed.
+/// Why a command failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Refused {
-    By(Errno),
+enum DiskError {
+    Server(Errno),
     Gone,
 }
 
-impl Refused {
-    /// What it is to the caller of an operation from `at` on.
+impl DiskError {
+    /// The error for the caller of an operation at `at`.
     fn of(self, at: Lba, writes: bool) -> Error {
         match (self, writes) {
             (Self::Gone, _) => Error::Gone,
-            (Self::By(Errno::NoSpc), true) => Error::NoSpace,
-            (Self::By(Errno::Perm), true) => Error::ReadOnly,
-            (Self::By(_), true) => Error::Unwritable { at },
-            (Self::By(_), false) => Error::Unreadable { at },
+            (Self::Server(Errno::NoSpc), true) => Error::NoSpace,
+            (Self::Server(Errno::Perm), true) => Error::ReadOnly,
+            (Self::Server(_), true) => Error::Unwritable { at },
+            (Self::Server(_), false) => Error::Unreadable { at },
         }
     }
 }
 
-/// One connection, and what was agreed on by it.
+/// Opens one connection and negotiates the export.
 async fn open(
     core: &Core,
     to: &Address,
     options: &Options,
     staging: &Staging,
-    fate: &Rc<Fate>,
-) -> Result<(Link, Agreed), ConnectError> {
+    fate: &Rc<DiskState>,
+) -> Result<(Link, NegotiatedExport), ConnectError> {
     let dial = async {
         match to {
             Address::Unix(path) => core.dial_unix(path).await,
@@ -230,27 +244,28 @@ async fn open(
     let stream = dialled.map_err(|_| ConnectError::TimedOut)?;
     let stream = stream.map_err(|e| ConnectError::Dial(e.kind()))?;
     let config = Config {
-        in_flight: options.in_flight.clamp(1, client::MAX_IN_FLIGHT),
+        max_in_flight: options.max_in_flight.clamp(1, client::MAX_IN_FLIGHT),
         handshake_timeout: options.connect_timeout,
         ..Config::new(&options.export)
     };
     let link = Link::start(stream, Connection::new(config), staging.clone(), options.send_timeout);
     fate.links.borrow_mut().push(link.clone());
     spawn_local(watch(link.clone(), Rc::clone(fate)));
-    link.opened().await.map_err(ConnectError::Ended)?;
-    let agreed = link.with(|machine| machine.agreed().copied());
-    agreed.map(|agreed| (link, agreed)).ok_or(ConnectError::Ended(End::PeerClosed))
+    link.wait_open().await.map_err(ConnectError::Ended)?;
+    let agreed = link.with(|machine| machine.negotiated().copied());
+    agreed.map(|agreed| (link, agreed)).ok_or(ConnectError::Ended(ConnectionEnd::PeerClosed))
 }
 
-/// The end of one connection is the end of all.
-async fn watch(link: Link, fate: Rc<Fate>) {
-    let why = link.ended().await;
-    fate.fail(&why);
+/// The end of one connection ends all.
+async fn watch(link: Link, state: Rc<DiskState>) {
+    let why = link.wait_end().await;
+    state.fail(&why);
 }
 
-/// What a layer is, by what a server says. Nothing of it is believed that would harm.
-fn info(agreed: &Agreed) -> Result<Info, ConnectError> {
-    let Agreed { bytes, abilities, sizes, .. } = *agreed;
+/// Derives the layer's properties from what the server reports, validated.
+fn info(negotiated: &NegotiatedExport) -> Result<Info, ConnectError> {
+    let NegotiatedExport { bytes, transmission_flags: abilities, size_constraints: sizes, .. } =
+        *negotiated;
     let block_size = match sizes.minimum {
         ..=512 => 512,
         513..=4096 => 4096,
@@ -258,7 +273,7 @@ fn info(agreed: &Agreed) -> Result<Info, ConnectError> {
     };
     let blocks = bytes / u64::from(block_size);
     let transfer = sizes.payload.min(MAX_TRANSFER_BYTES) / block_size;
-    if blocks == 0 || blocks > block::ASIDE.0 {
+    if blocks == 0 || blocks > block::METADATA_LBA.0 {
         return Err(ConnectError::Size(bytes));
     }
     if transfer == 0 {
@@ -269,7 +284,7 @@ fn info(agreed: &Agreed) -> Result<Info, ConnectError> {
     Ok(Info {
         block_size,
         blocks,
-        aside_blocks: 0,
+        metadata_blocks: 0,
         physical_block_size: preferred,
         max_transfer_blocks: transfer,
         unmap_granularity_blocks: if trims { preferred / block_size } else { 0 },
@@ -278,7 +293,7 @@ fn info(agreed: &Agreed) -> Result<Info, ConnectError> {
         volatile_cache: abilities.has(flag::SEND_FLUSH),
         native_fua: abilities.has(flag::SEND_FUA),
         read_only: abilities.has(flag::READ_ONLY),
-        overhead: 0,
+        overhead_bytes: 0,
     })
 }
 
@@ -301,8 +316,8 @@ impl Disk {
         done.map(drop).map_err(|refused| refused.of(at, true))
     }
 
-    /// Makes a command for each piece of a range, with its first byte and its length in bytes. A server that
-    /// does not take a piece because it is long gets shorter ones.
+    /// Sends the command that `f` makes for each piece of a range, given its first byte and its
+    /// length in bytes. If the server refuses a piece as too long, shorter ones are sent.
     async fn without_data(
         &self,
         (at, blocks): (Lba, u32),
@@ -315,14 +330,14 @@ impl Disk {
             if ctx.is_aborted() {
                 return Err(Error::Aborted);
             }
-            let most = self.effect_bytes.get();
+            let most = self.dataless_bytes.get();
             let bytes = ((end - next) * block_size).min(most.into());
             let length = u32::try_from(bytes).unwrap_or(most);
             let least = self.info.max_transfer_blocks * self.info.block_size;
             match self.call(make(next * block_size, length)).await {
                 Ok(_) => next += bytes / block_size,
-                Err(Refused::By(Errno::Inval | Errno::Overflow)) if length > least => {
-                    self.effect_bytes.set(least);
+                Err(DiskError::Server(Errno::Inval | Errno::Overflow)) if length > least => {
+                    self.dataless_bytes.set(least);
                 }
                 Err(refused) => return Err(refused.of(Lba(next), true)),
             }
@@ -336,7 +351,7 @@ impl Disk {
         (hole, fua): (bool, bool),
         ctx: &Ctx,
     ) -> Result<(), Error> {
-        if self.has(flag::SEND_WRITE_ZEROES) {
+        if self.has_flags(flag::SEND_WRITE_ZEROES) {
             let make = |at, len| Command::WriteZeroes { at, len, hole, fua };
             return self.without_data((at, blocks), ctx, make).await;
         }
@@ -352,35 +367,35 @@ impl Disk {
     }
 
     async fn unmap(&self, at: Lba, blocks: u32, ctx: &Ctx) -> Result<(), Error> {
-        if !self.has(flag::SEND_TRIM) {
+        if !self.has_flags(flag::SEND_TRIM) {
             return Ok(());
         }
         self.without_data((at, blocks), ctx, |at, len| Command::Trim { at, len }).await
     }
 
-    async fn map(&self, at: Lba, blocks: u32) -> Result<Run, Error> {
-        let all = Run { blocks, mapped: true };
-        if !self.agreed.maps {
+    async fn block_status(&self, at: Lba, blocks: u32) -> Result<BlockStatus, Error> {
+        let all = BlockStatus { blocks, mapped: true };
+        if !self.negotiated.block_status {
             return Ok(all);
         }
         let block_size = self.info.block_size;
-        let blocks = blocks.min(MAX_EFFECT_BYTES / block_size);
+        let blocks = blocks.min(MAX_DATALESS_BYTES / block_size);
         let (at, len) = (self.bytes_at(at), blocks * block_size);
         match self.call(Command::BlockStatus { at, len }).await {
             Ok(Reply::Extent(extent)) => Ok(match extent.bytes / block_size {
-                // It ends within a block: that one is not empty.
-                0 => Run { blocks: 1, mapped: true },
-                blocks => Run { blocks, mapped: !(extent.hole && extent.zero) },
+                // The extent ends within a block, which is therefore not empty.
+                0 => BlockStatus { blocks: 1, mapped: true },
+                blocks => BlockStatus { blocks, mapped: !(extent.hole && extent.zero) },
             }),
             Ok(_) => Err(self.fail(&"a status has brought no extent")),
-            Err(Refused::By(_)) => Ok(all),
-            Err(Refused::Gone) => Err(Error::Gone),
+            Err(DiskError::Server(_)) => Ok(all),
+            Err(DiskError::Gone) => Err(Error::Gone),
         }
     }
 
-    /// A flush that fails is the end: it is never tried again and believed.
+    /// A failed flush fails the disk: a repeated one could falsely succeed.
     async fn flush(&self) -> Result<(), Error> {
-        if !self.has(flag::SEND_FLUSH) {
+        if !self.has_flags(flag::SEND_FLUSH) {
             return if self.is_gone() { Err(Error::Gone) } else { Ok(()) };
         }
         match self.call(Command::Flush).await {
@@ -403,8 +418,8 @@ impl Layer for Disk {
         let ctx = &ctx;
         let done = match op {
             Op::Read { at, blocks } => return self.read(at, blocks, ctx).await,
-            Op::Map { at, blocks } => {
-                return self.map(at, blocks).await.map(|run| run.into_bufs(ctx));
+            Op::BlockStatus { at, blocks } => {
+                return self.block_status(at, blocks).await.map(|run| run.into_bufs(ctx));
             }
             Op::Write { at, data, fua } => self.write(at, data, fua).await,
             Op::Zero { at, blocks, unmap, fua } => self.zero((at, blocks), (unmap, fua), ctx).await,

@@ -1,44 +1,44 @@
-//! One connection to a server ([`crate::drive`]).
+//! One connection to a server ([`crate::connection`]).
 
 use std::time::Duration;
 
-use ::nbd::client::{self, Connection, Failed, Op, Reply};
+use ::nbd::client::{self, CommandError, Connection, Op, Reply};
 use frame::Machine;
 
-use crate::drive::{Client, Ended};
+use crate::connection::{ClientMachine, FinishedCommand};
 
-/// Why a connection has ended.
-pub type End = crate::drive::End<client::End>;
+/// Why a connection ended.
+pub type ConnectionEnd = crate::connection::LinkEnd<client::CloseReason>;
 
-/// A connection, and what callers hold of it.
-pub(super) type Link = crate::drive::Link<Connection>;
+/// The callers' handle of a connection.
+pub(super) type Link = crate::connection::Link<Connection>;
 
-impl Client for Connection {
-    /// What is asked, and how long it may take.
+impl ClientMachine for Connection {
+    /// The operation and its time limit.
     type Command = (Op, Duration);
-    type Done = Result<Reply, Failed>;
-    type End = client::End;
-    const CLOSED: client::End = client::End::Closed;
+    type Outcome = Result<Reply, CommandError>;
+    type CloseReason = client::CloseReason;
+    const CLOSED: client::CloseReason = client::CloseReason::Closed;
 
     fn submit(&mut self, (op, timeout): (Op, Duration)) -> Option<usize> {
         Self::submit(self, op, Some(timeout)).map(::nbd::Tag::index)
     }
 
-    fn poll_done(&mut self) -> Option<Ended<Self::Done>> {
-        let client::Done { tag, outcome } = Self::poll_done(self)?;
-        let in_doubt = matches!(outcome, Err(Failed::Lost));
-        Some(Ended { index: tag.index(), counts: true, done: outcome, in_doubt })
+    fn poll_done(&mut self) -> Option<FinishedCommand<Self::Outcome>> {
+        let client::CompletedCommand { tag, outcome } = Self::poll_done(self)?;
+        let in_doubt = matches!(outcome, Err(CommandError::ConnectionLost));
+        Some(FinishedCommand { index: tag.index(), holds_slot: true, outcome, in_doubt })
     }
 
-    fn room(&self) -> Option<usize> {
-        self.agreed().map(|_| Self::room(self))
+    fn free_slots(&self) -> Option<usize> {
+        self.negotiated().map(|_| Self::free_slots(self))
     }
 
     fn is_open(&self) -> bool {
         !self.is_closing()
     }
 
-    fn has_news(&self) -> bool {
+    fn has_notification(&self) -> bool {
         false
     }
 
@@ -46,7 +46,7 @@ impl Client for Connection {
         Self::close(self);
     }
 
-    fn end(&self) -> Option<client::End> {
-        Self::end(self)
+    fn close_reason(&self) -> Option<client::CloseReason> {
+        Self::close_reason(self)
     }
 }

@@ -1,33 +1,33 @@
-//! What a client is told about a server before it knows it.
+//! Options of an NBD connection.
 
 use std::time::Duration;
 
-/// Which export, and how long anything may take.
+/// Export name and time limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Name of the export; the server's default one where it is empty.
+    /// Name of the export; empty for the server's default.
     pub export: String,
-    /// Connections to open, where the server says that a flush on one covers all of them
-    /// (`NBD_FLAG_CAN_MULTI_CONN`); otherwise there is one.
+    /// Connections to open if the server says that a flush on one covers all
+    /// (`NBD_FLAG_CAN_MULTI_CONN`); otherwise one is opened.
     pub connections: u16,
     /// Commands that may be in flight on one connection.
-    pub in_flight: u16,
-    /// How long connecting may take, and then again agreeing on the export.
+    pub max_in_flight: u16,
+    /// Time limit of connecting, and of the negotiation after it.
     pub connect_timeout: Duration,
-    /// How long a command may take, a flush among them: longer, and the disk is gone.
+    /// Time limit of a command, including a flush; exceeding it fails the disk.
     pub command_timeout: Duration,
-    /// How long the server may take nothing of what waits to be sent.
+    /// How long the server may receive nothing while output waits.
     pub send_timeout: Duration,
 }
 
 impl Options {
-    /// The usual ones.
+    /// Default options.
     #[must_use]
     pub fn new(export: &str) -> Self {
         Self {
             export: export.to_owned(),
             connections: 1,
-            in_flight: 64,
+            max_in_flight: 64,
             connect_timeout: Duration::from_secs(10),
             command_timeout: Duration::from_secs(60),
             send_timeout: Duration::from_secs(30),

@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use ::nvme::entry::AdminOpcode;
 use ::nvme::fabrics::Property;
-use ::nvme::host::{Command, Lost, Payload};
+use ::nvme::host::{Command, LostCommand, Payload};
 use ::nvme::identify::{Cns, IDENTIFY_BYTES};
 use ::nvme::log::LogId;
 use ::nvme::{Completion, Sqe, Status};
-use block::{Account, Class};
+use block::{Account, MemoryClass};
 use rt::buf::copy_in;
 
 use super::queue::{Queue, Reply};
 
-/// Most bytes of a log that one command fetches: every controller transfers one page at least.
-const PIECE_BYTES: usize = 4096;
+/// Most bytes of a log read by one command: every controller transfers at least one page.
+const LOG_CHUNK_BYTES: usize = 4096;
 
 /// Feature identifiers (NVMe Base 2.0, 5.27.1).
 pub(super) mod feature {
@@ -24,106 +24,106 @@ pub(super) mod feature {
     pub(crate) const EVENTS: u8 = 0x0b;
 }
 
-/// Why an admin command has not done what it was to do.
+/// Why an admin command failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Failed {
+pub enum AdminError {
     /// The queue has ended.
     #[error("the queue has ended")]
-    Lost(Lost),
-    /// The controller has refused it.
+    Lost(LostCommand),
+    /// The controller refused the command.
     #[error("the controller answered {0:?}")]
     Refused(Status),
-    /// The controller has said that it succeeded, and has left out data, or made no sense.
+    /// The controller reported success but sent too little data or an invalid response.
     #[error("the controller makes no sense: {0}")]
-    Nonsense(&'static str),
-    /// There is no memory for it.
+    InvalidResponse(&'static str),
+    /// Out of memory.
     #[error("no memory for a command")]
     NoMemory,
 }
 
 /// An admin queue, and what its commands need.
 #[derive(Clone, Debug)]
-pub(super) struct Admin {
+pub(super) struct AdminQueue {
     pub(super) queue: Queue,
     pub(super) account: Account,
     pub(super) timeout: Duration,
 }
 
-impl Admin {
+impl AdminQueue {
     /// Sends a command with this payload.
-    pub(super) async fn call(&self, sqe: Sqe, payload: Payload) -> Result<Reply, Failed> {
+    pub(super) async fn call(&self, sqe: Sqe, payload: Payload) -> Result<Reply, AdminError> {
         let timeout = Some(self.timeout);
-        answer(self.queue.submit(Command { sqe, payload, timeout }).await)
+        check_reply(self.queue.submit(Command { sqe, payload, timeout }).await)
     }
 
-    /// Sends a command without data; what it returns.
-    pub(super) async fn ask(&self, sqe: Sqe) -> Result<u64, Failed> {
+    /// Sends a command without data and returns its result.
+    pub(super) async fn command(&self, sqe: Sqe) -> Result<u64, AdminError> {
         let reply = self.call(sqe, Payload::None).await?;
-        reply.outcome.map(|c| c.result).map_err(Failed::Lost)
+        reply.outcome.map(|c| c.result).map_err(AdminError::Lost)
     }
 
-    /// Sends a command with `bytes`; what it returns.
+    /// Sends a command with `bytes` and returns its result.
     ///
-    /// The memory is of the class that may use all of the pool: what waits for a controller to come back
-    /// holds memory, and this is what brings it back.
-    pub(super) async fn send(&self, sqe: Sqe, bytes: &[u8]) -> Result<u64, Failed> {
-        let credit = self.account.credit(bytes.len(), Class::Immediate).await;
-        let credit = credit.map_err(|_| Failed::NoMemory)?;
+    /// The memory is of the class that may use the whole pool: operations that wait for a lost
+    /// controller hold memory, and this command is what brings it back.
+    pub(super) async fn send(&self, sqe: Sqe, bytes: &[u8]) -> Result<u64, AdminError> {
+        let credit = self.account.credit(bytes.len(), MemoryClass::LocalIo).await;
+        let credit = credit.map_err(|_| AdminError::NoMemory)?;
         let data = Payload::ToController(copy_in(&credit, bytes));
         let reply = self.call(sqe, data).await?;
-        reply.outcome.map(|c| c.result).map_err(Failed::Lost)
+        reply.outcome.map(|c| c.result).map_err(AdminError::Lost)
     }
 
-    /// Sends a command that returns up to `length` bytes, and gives them.
-    pub(super) async fn fetch(&self, sqe: Sqe, length: usize) -> Result<Vec<u8>, Failed> {
-        let credit = self.account.credit(length, Class::Immediate).await;
-        let credit = credit.map_err(|_| Failed::NoMemory)?;
+    /// Sends a command that returns up to `length` bytes.
+    pub(super) async fn fetch(&self, sqe: Sqe, length: usize) -> Result<Vec<u8>, AdminError> {
+        let credit = self.account.credit(length, MemoryClass::LocalIo).await;
+        let credit = credit.map_err(|_| AdminError::NoMemory)?;
         let reply = self.call(sqe, Payload::ToHost(credit.alloc(length))).await?;
         let mut out: Vec<u8> = reply.buffers.iter().flat_map(|b| b.iter().copied()).collect();
-        out.truncate(reply.moved as usize);
+        out.truncate(reply.transferred as usize);
         Ok(out)
     }
 
     /// Property Get (NVMe Base 2.0, 6.5).
-    pub(super) async fn property(&self, offset: u32, wide: bool) -> Result<u64, Failed> {
-        self.ask(Property::encode(0, offset, wide, None)).await
+    pub(super) async fn property(&self, offset: u32, wide: bool) -> Result<u64, AdminError> {
+        self.command(Property::encode(0, offset, wide, None)).await
     }
 
     /// Property Set (NVMe Base 2.0, 6.6), of four bytes.
-    pub(super) async fn set_property(&self, offset: u32, value: u32) -> Result<(), Failed> {
-        self.ask(Property::encode(0, offset, false, Some(value.into()))).await.map(drop)
+    pub(super) async fn set_property(&self, offset: u32, value: u32) -> Result<(), AdminError> {
+        self.command(Property::encode(0, offset, false, Some(value.into()))).await.map(drop)
     }
 
     /// Set Features, of a feature without data.
-    pub(super) async fn set_feature(&self, feature: u8, value: u32) -> Result<u64, Failed> {
+    pub(super) async fn set_feature(&self, feature: u8, value: u32) -> Result<u64, AdminError> {
         let mut sqe = Sqe::new(AdminOpcode::SetFeatures.0, 0, 0);
         sqe.cdw10[0] = u32::from(feature).into();
         sqe.cdw10[1] = value.into();
-        self.ask(sqe).await
+        self.command(sqe).await
     }
 
     /// Identify (NVMe Base 2.0, 5.17): all of a structure.
-    pub(super) async fn identify(&self, cns: Cns, nsid: u32) -> Result<Vec<u8>, Failed> {
+    pub(super) async fn identify(&self, cns: Cns, nsid: u32) -> Result<Vec<u8>, AdminError> {
         let mut sqe = Sqe::new(AdminOpcode::Identify.0, 0, nsid);
         sqe.cdw10[0] = u32::from(cns.0).into();
         let bytes = self.fetch(sqe, IDENTIFY_BYTES as usize).await?;
         if bytes.len() < IDENTIFY_BYTES as usize {
-            return Err(Failed::Nonsense("a part of an Identify structure"));
+            return Err(AdminError::InvalidResponse("a part of an Identify structure"));
         }
         Ok(bytes)
     }
 
-    /// Get Log Page (NVMe Base 2.0, 5.16): `length` bytes from `offset` on, a multiple of 4. `specific`:
-    /// LSP, what the log makes of it.
+    /// Get Log Page (NVMe Base 2.0, 5.16): `length` bytes, a multiple of 4, from `offset` on.
+    /// `specific`: the log-specific field LSP.
     pub(super) async fn log(
         &self,
         (log, specific): (LogId, u8),
         offset: u64,
         length: usize,
-    ) -> Result<Vec<u8>, Failed> {
+    ) -> Result<Vec<u8>, AdminError> {
         let mut out = Vec::with_capacity(length);
         while out.len() < length {
-            let piece = (length - out.len()).min(PIECE_BYTES);
+            let piece = (length - out.len()).min(LOG_CHUNK_BYTES);
             let at = offset + out.len() as u64;
             let dwords = u32::try_from(piece / 4).unwrap_or(1) - 1;
             let mut sqe = Sqe::new(AdminOpcode::GetLogPage.0, 0, 0);
@@ -134,7 +134,7 @@ impl Admin {
             sqe.cdw10[3] = low(at >> 32).into();
             let bytes = self.fetch(sqe, piece).await?;
             if bytes.len() < piece {
-                return Err(Failed::Nonsense("a part of a log"));
+                return Err(AdminError::InvalidResponse("a part of a log"));
             }
             out.extend(bytes);
         }
@@ -148,10 +148,10 @@ pub(super) fn low(number: u64) -> u32 {
     u32::from_le_bytes([a, b, c, d])
 }
 
-fn answer(reply: Reply) -> Result<Reply, Failed> {
+fn check_reply(reply: Reply) -> Result<Reply, AdminError> {
     match reply.outcome {
         Ok(Completion { status, .. }) if status.is_success() => Ok(reply),
-        Ok(Completion { status, .. }) => Err(Failed::Refused(status)),
-        Err(lost) => Err(Failed::Lost(lost)),
+        Ok(Completion { status, .. }) => Err(AdminError::Refused(status)),
+        Err(lost) => Err(AdminError::Lost(lost)),
     }
 }

@@ -1,13 +1,16 @@
-//! How a queue comes to be: dialling, Connect, proof.
+//! Establishing a queue: dial, Connect, authenticate.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::io;
 use std::sync::Arc;
 
-use ::nvme::auth::{self, AuthCommand, Fresh, Next, Prover, Sequence, SharedConfig};
+use ::nvme::auth::{
+    self, AuthCommand, HostAuthenticator, HostStep, SequenceCounter, SharedConfig,
+    TransactionRandomness,
+};
 use ::nvme::fabrics::{CNTLID_DYNAMIC, CONNECT_AUTHENTICATE};
 use ::nvme::host::{ADMIN_IN_CAPSULE_BYTES, Config};
-use ::nvme::tls::{Suite, TlsKey};
+use ::nvme::tls::{CipherSuite, TlsKey};
 use ::nvme::{Connect, Status};
 use block::Account;
 use rt::Core;
@@ -15,93 +18,94 @@ use rt::net::Stream;
 use tokio::time::timeout;
 use zerocopy::IntoBytes;
 
-use super::admin::{Admin, Failed};
+use super::admin::{AdminError, AdminQueue};
 use super::options::Options;
-use super::queue::{End, Queue, Staging};
-use crate::protected::Protected;
+use super::queue::{Queue, QueueEnd, Staging};
+use crate::tls_stream::TlsStream;
 
 /// Entries of an admin queue (NVMe Base 2.0, 3.3.1: 32 at least over fabrics).
 const ADMIN_ENTRIES: u16 = 32;
 
-/// What Connect returns where the host has to prove who it is: by a secure channel (ASCR).
+/// Result of Connect when authentication is required: by a secure channel (ASCR).
 const CONNECT_SECURE_CHANNEL: u64 = 1 << 16;
 
-/// Room for a message of an authentication, in bytes.
-const ROOM: usize = auth::MAX_MESSAGE_BYTES;
+/// Buffer for an authentication message, in bytes.
+const AUTH_BUFFER_BYTES: usize = auth::MAX_MESSAGE_BYTES;
 
-/// Most messages that a controller may make of one authentication.
-const MOST_MESSAGES: usize = 8;
+/// Most messages in one authentication.
+const MAX_AUTH_MESSAGES: usize = 8;
 
-/// Why a controller is not reached.
+/// Why connecting to a controller failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
-    /// There is no connection.
+    /// Dialling failed.
     #[error("no connection: {0}")]
     Dial(io::ErrorKind),
-    /// The connection cannot be protected. That may pass: a node that has just begun may not be able to read the key.
+    /// TLS failed. This may be temporary: a starting node may be unable to read the key yet.
     #[error("no TLS: {0}")]
-    Tls(tls::Error),
+    Tls(tls::TlsError),
     /// It took too long.
     #[error("it takes too long")]
     TimedOut,
     /// The connection ended.
     #[error("{0}")]
-    Ended(End),
+    Ended(QueueEnd),
     /// The controller refused Connect.
     #[error("refused to connect: {0:?}")]
     Refused(Status),
-    /// The controller refused Connect of an I/O queue. It may have lost the association meanwhile, whatever
-    /// it says, so this is never final.
+    /// The controller refused Connect of an I/O queue. Never final: it may have lost the
+    /// association meanwhile, whatever status it returns.
     #[error("refused to connect an I/O queue: {0:?}")]
     RefusedQueue(Status),
-    /// A proof has failed.
+    /// Authentication failed.
     #[error("the proof of who is who has failed: {0:?}")]
-    Proof(auth::End),
-    /// The controller asks for a proof, and there is no secret.
+    Authentication(auth::AuthFailure),
+    /// The controller requires authentication, and no secret is configured.
     #[error("the controller asks for a secret, and there is none")]
     SecretMissing,
-    /// There is a secret of the controller, and it does not offer to prove that it has it.
+    /// A controller secret is configured, but the controller offers no authentication.
     #[error("the controller does not prove who it is")]
-    ControllerUnproved,
-    /// A command failed on the way.
+    ControllerNotAuthenticated,
+    /// An admin command failed.
     #[error("{0}")]
-    Failed(Failed),
-    /// It is no controller of this subsystem that can be used.
+    Admin(AdminError),
+    /// Not a usable controller of this subsystem.
     #[error("not a controller that can be used: {0}")]
     Unusable(&'static str),
 }
 
 impl ConnectError {
-    /// Whether trying again makes no sense before somebody has changed something.
+    /// Whether retrying is useless until the configuration changes.
     #[must_use]
     pub fn is_final(&self) -> bool {
         match self {
-            Self::Refused(status) => status.is_final(),
-            Self::Proof(_) | Self::SecretMissing | Self::ControllerUnproved | Self::Unusable(_) => {
-                true
-            }
+            Self::Refused(status) => status.is_do_not_retry(),
+            Self::Authentication(_)
+            | Self::SecretMissing
+            | Self::ControllerNotAuthenticated
+            | Self::Unusable(_) => true,
             Self::Dial(_)
             | Self::Tls(_)
             | Self::TimedOut
             | Self::Ended(_)
             | Self::RefusedQueue(_)
-            | Self::Failed(_) => false,
+            | Self::Admin(_) => false,
         }
     }
 }
 
-impl From<tls::Fault> for ConnectError {
-    fn from(fault: tls::Fault) -> Self {
+impl From<tls::StreamError> for ConnectError {
+    fn from(fault: tls::StreamError) -> Self {
         match fault {
-            tls::Fault::Tls(why) => Self::Tls(why),
-            tls::Fault::Stream(why) => Self::Ended(End::Broken(why.kind())),
+            tls::StreamError::Tls(why) => Self::Tls(why),
+            tls::StreamError::Io(why) => Self::Ended(QueueEnd::Io(why.kind())),
         }
     }
 }
 
-impl From<Failed> for ConnectError {
-    fn from(failed: Failed) -> Self {
-        Self::Failed(failed)
+impl From<AdminError> for ConnectError {
+    fn from(failed: AdminError) -> Self {
+        Self::Admin(failed)
     }
 }
 
@@ -114,18 +118,18 @@ pub(super) struct Connector {
     pub(super) account: Account,
     /// Whether the controller was on this machine when it was last dialled.
     pub(super) is_local: Cell<bool>,
-    proof: Option<SharedConfig>,
-    sequence: RefCell<Sequence>,
-    /// Where ciphertext is read to, once there is any.
+    auth_config: Option<SharedConfig>,
+    sequence: RefCell<SequenceCounter>,
+    /// Buffer for received ciphertext, once used.
     ciphertext: OnceCell<Staging>,
 }
 
-/// A queue that is to be.
+/// Parameters of a queue to open.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wanted {
+pub(super) struct QueueSpec {
     /// Queue identifier; 0 is the admin queue.
     pub(super) id: u16,
-    /// Controller identifier; of the admin queue any.
+    /// Controller identifier; any for the admin queue.
     pub(super) controller: u16,
     /// Entries.
     pub(super) entries: u16,
@@ -133,7 +137,7 @@ pub(super) struct Wanted {
     pub(super) in_capsule_bytes: u32,
 }
 
-impl Wanted {
+impl QueueSpec {
     pub(super) const ADMIN: Self = Self {
         id: 0,
         controller: CNTLID_DYNAMIC,
@@ -154,8 +158,8 @@ impl Connector {
             })
         });
         let [a, b, c, d, ..] = core.random_u64().to_le_bytes();
-        let sequence = RefCell::new(Sequence::new(u32::from_le_bytes([a, b, c, d])));
-        let account = core.pool().account();
+        let sequence = RefCell::new(SequenceCounter::new(u32::from_le_bytes([a, b, c, d])));
+        let account = core.buffer_pool().account();
         let is_local = Cell::new(false);
         let ciphertext = OnceCell::new();
         Self {
@@ -164,29 +168,30 @@ impl Connector {
             staging,
             account,
             is_local,
-            proof,
+            auth_config: proof,
             sequence,
             ciphertext,
         }
     }
 
-    /// Opens a queue, and gives the identifier of its controller.
-    pub(super) async fn open(&self, wanted: Wanted) -> Result<(Queue, u16), ConnectError> {
+    /// Opens a queue and returns the identifier of its controller.
+    pub(super) async fn open(&self, wanted: QueueSpec) -> Result<(Queue, u16), ConnectError> {
         let limit = self.options.connect_timeout;
         let connected = timeout(limit, self.connect(wanted)).await;
         connected.unwrap_or(Err(ConnectError::TimedOut))
     }
 
-    async fn connect(&self, wanted: Wanted) -> Result<(Queue, u16), ConnectError> {
+    async fn connect(&self, wanted: QueueSpec) -> Result<(Queue, u16), ConnectError> {
         let options = &self.options;
         let stream = self.core.dial(options.address).await;
         let stream = stream.map_err(|e| ConnectError::Dial(e.kind()))?;
-        // Who dials an address of its own machine comes from the very same one, or both are loopback's.
+        // A connection to the own machine has the same source address, or both are loopback
+        // addresses.
         let (own, peer) = (stream.local_addr(), stream.peer_addr());
         let is_local = own.ok().zip(peer.ok()).is_some_and(|(own, peer)| own.ip() == peer.ip());
         self.is_local.set(is_local);
         let config = Config {
-            in_flight: wanted.entries - 1,
+            max_in_flight: wanted.entries - 1,
             digests: options.digests,
             in_capsule_bytes: wanted.in_capsule_bytes,
             establish_timeout: options.connect_timeout,
@@ -199,34 +204,38 @@ impl Connector {
             Some(key) => Queue::start(self.protect(stream, key).await?, config, staging, timeout),
         };
         let admin = self.admin(&queue);
-        let result = self.say_who(&admin, wanted).await?;
+        let result = self.send_connect(&admin, wanted).await?;
         let [a, b, ..] = result.to_le_bytes();
-        self.prove(&admin, wanted.id, result).await?;
+        self.authenticate(&admin, wanted.id, result).await?;
         Ok((queue, u16::from_le_bytes([a, b])))
     }
 
-    /// Protects a connection by the key that the specification derives first. Controllers that look for what older
-    /// libraries derive from it (RFD 0022, 2) do not know it.
-    async fn protect(&self, stream: Stream, key: &TlsKey) -> Result<Protected, ConnectError> {
+    /// Starts TLS with the key that the specification derives first. Controllers that expect the
+    /// derivation of older libraries (RFD 0022, 2) refuse it.
+    async fn protect(&self, stream: Stream, key: &TlsKey) -> Result<TlsStream, ConnectError> {
         let Options { hostnqn, subnqn, .. } = &self.options;
         let psk = key.psks(hostnqn, subnqn).next();
         let psk = psk.ok_or(ConnectError::Unusable("names that are too long for a key"))?;
         let suite = match psk.suite() {
-            Suite::Aes128Sha256 => tls::Suite::Aes128Sha256,
-            Suite::Aes256Sha384 => tls::Suite::Aes256Sha384,
+            CipherSuite::Aes128Sha256 => tls::CipherSuite::Aes128Sha256,
+            CipherSuite::Aes256Sha384 => tls::CipherSuite::Aes256Sha384,
         };
         let psk = tls::Psk::new(psk.identity().as_bytes(), psk.key(), suite);
         let ciphertext = self.ciphertext.get_or_init(Staging::default).clone();
-        Ok(Protected::new(stream, &psk, ciphertext).await?)
+        Ok(TlsStream::new(stream, &psk, ciphertext).await?)
     }
 
-    pub(super) fn admin(&self, queue: &Queue) -> Admin {
+    pub(super) fn admin(&self, queue: &Queue) -> AdminQueue {
         let (queue, account) = (queue.clone(), self.account.clone());
-        Admin { queue, account, timeout: self.options.command_timeout }
+        AdminQueue { queue, account, timeout: self.options.command_timeout }
     }
 
-    /// Connect (NVMe Base 2.0, 6.3); what it returns.
-    async fn say_who(&self, admin: &Admin, wanted: Wanted) -> Result<u64, ConnectError> {
+    /// Sends Connect (NVMe Base 2.0, 6.3) and returns its result.
+    async fn send_connect(
+        &self,
+        admin: &AdminQueue,
+        wanted: QueueSpec,
+    ) -> Result<u64, ConnectError> {
         let options = &self.options;
         let kato_ms = u32::try_from(options.keep_alive.as_millis()).unwrap_or(u32::MAX);
         let connect = Connect {
@@ -242,67 +251,80 @@ impl Connector {
         let (sqe, data) = connect.encode(0);
         match admin.send(sqe, data.as_bytes()).await {
             Ok(result) => Ok(result),
-            Err(Failed::Refused(status)) if wanted.id == 0 => Err(ConnectError::Refused(status)),
-            Err(Failed::Refused(status)) => Err(ConnectError::RefusedQueue(status)),
-            Err(Failed::Lost(_)) => Err(ConnectError::Ended(admin.queue.ended().await)),
+            Err(AdminError::Refused(status)) if wanted.id == 0 => {
+                Err(ConnectError::Refused(status))
+            }
+            Err(AdminError::Refused(status)) => Err(ConnectError::RefusedQueue(status)),
+            Err(AdminError::Lost(_)) => Err(ConnectError::Ended(admin.queue.wait_end().await)),
             Err(failed) => Err(failed.into()),
         }
     }
 
-    /// Proves who this is, where `connected` asks for it.
-    async fn prove(&self, admin: &Admin, qid: u16, connected: u64) -> Result<(), ConnectError> {
+    /// Authenticates if the result `connected` requires it.
+    async fn authenticate(
+        &self,
+        admin: &AdminQueue,
+        qid: u16,
+        connected: u64,
+    ) -> Result<(), ConnectError> {
         if connected & CONNECT_SECURE_CHANNEL != 0 {
             return Err(ConnectError::Unusable("it asks for a secure channel"));
         }
         let asked = connected & CONNECT_AUTHENTICATE != 0;
-        let config = match (&self.proof, asked) {
+        let config = match (&self.auth_config, asked) {
             (None, false) => return Ok(()),
             (None, true) => return Err(ConnectError::SecretMissing),
             (Some(c), false) if c.controller_secret.is_some() => {
-                return Err(ConnectError::ControllerUnproved);
+                return Err(ConnectError::ControllerNotAuthenticated);
             }
             (Some(_), false) => return Ok(()),
             (Some(config), true) => config,
         };
-        let (mut prover, message) = Prover::start(SharedConfig::clone(config), qid);
-        let mut next = Next::Send(message);
-        for _ in 0..MOST_MESSAGES {
+        let (mut prover, message) = HostAuthenticator::start(SharedConfig::clone(config), qid);
+        let mut next = HostStep::Send(message);
+        for _ in 0..MAX_AUTH_MESSAGES {
             next = match next {
-                Next::Send(message) => {
-                    self.tell(admin, &message).await?;
-                    let bytes = u32::try_from(ROOM).unwrap_or(u32::MAX);
+                HostStep::Send(message) => {
+                    self.send_auth_message(admin, &message).await?;
+                    let bytes = u32::try_from(AUTH_BUFFER_BYTES).unwrap_or(u32::MAX);
                     let sqe = AuthCommand::Receive { bytes }.encode(0);
-                    let answer = admin.fetch(sqe, ROOM).await?;
-                    prover.receive(&answer, || self.fresh())
+                    let answer = admin.fetch(sqe, AUTH_BUFFER_BYTES).await?;
+                    prover.receive(&answer, || self.randomness())
                 }
-                Next::Compute(work) => {
-                    let done = self.core.offload(move || work.run()).await;
-                    let next = done.and_then(|done| prover.done(done));
+                HostStep::Compute(work) => {
+                    let done = self.core.run_blocking(move || work.run()).await;
+                    let next = done.and_then(|done| prover.on_computed(done));
                     next.ok_or(ConnectError::Unusable("a proof that cannot be computed"))?
                 }
-                Next::Proved(None) => return Ok(()),
-                Next::Proved(Some(message)) => return self.tell(admin, &message).await,
-                Next::Failed(end, last) => {
+                HostStep::Authenticated(None) => return Ok(()),
+                HostStep::Authenticated(Some(message)) => {
+                    return self.send_auth_message(admin, &message).await;
+                }
+                HostStep::Failed(end, last) => {
                     if let Some(message) = last {
-                        // It is over either way.
-                        let _ = self.tell(admin, &message).await;
+                        // The connection ends either way.
+                        let _ = self.send_auth_message(admin, &message).await;
                     }
-                    return Err(ConnectError::Proof(end));
+                    return Err(ConnectError::Authentication(end));
                 }
             };
         }
         Err(ConnectError::Unusable("an authentication without end"))
     }
 
-    async fn tell(&self, admin: &Admin, message: &[u8]) -> Result<(), ConnectError> {
+    async fn send_auth_message(
+        &self,
+        admin: &AdminQueue,
+        message: &[u8],
+    ) -> Result<(), ConnectError> {
         let bytes = u32::try_from(message.len()).unwrap_or(u32::MAX);
         let told = admin.send(AuthCommand::Send { bytes }.encode(0), message).await;
         told.map(drop).map_err(ConnectError::from)
     }
 
-    fn fresh(&self) -> Fresh {
-        let mut random = [0; Fresh::BYTES];
+    fn randomness(&self) -> TransactionRandomness {
+        let mut random = [0; TransactionRandomness::LEN];
         self.core.fill_random(&mut random);
-        Fresh::new(self.sequence.borrow_mut().take(), &random)
+        TransactionRandomness::new(self.sequence.borrow_mut().take(), &random)
     }
 }

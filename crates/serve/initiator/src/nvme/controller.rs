@@ -1,4 +1,4 @@
-//! A controller, for as long as somebody wants it: connected, and connected again.
+//! A controller that reconnects.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,52 +12,53 @@ use tokio::time::{Instant, sleep};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, info, warn};
 
-use super::admin::Failed;
+use super::active_association::{ActiveAssociation, Event};
+use super::admin::AdminError;
 use super::connect::{ConnectError, Connector};
-use super::identity::{Abilities, Described};
-use super::live::{Event, Live};
+use super::identity::{ControllerCapabilities, NamespaceDescription};
 use super::options::{Backoff, Options};
 use super::queue::{Queue, Staging};
-use crate::kept::{Alive, Kept, News, Reach};
+use crate::reconnect::{ActiveConnection, ChangeNotifier, Connectable, ReconnectingClient};
 
-/// Pause before the next event is asked for: meanwhile the controller gathers what it has to tell, and one that always
-/// has something keeps no core at work.
-const BETWEEN_EVENTS: Duration = Duration::from_millis(10);
+/// Delay before the next event is requested: the controller coalesces events meanwhile, and a flood
+/// of events does not occupy the core.
+const EVENT_PAUSE: Duration = Duration::from_millis(10);
 
-/// A controller of a subsystem, on this core. Cheap to clone; with the last clone its connections go, and
-/// what is in flight with them.
+/// A controller of a subsystem, on this core. Cheap to clone; dropping the last clone drops its
+/// connections and what is in flight.
 #[derive(Clone)]
-pub struct Controller(Kept<Connector>);
+pub struct Controller(ReconnectingClient<Connector>);
 
 impl fmt::Debug for Controller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Controller({})", self.0.reach())
+        write!(f, "Controller({})", self.0.connector())
     }
 }
 
 impl Controller {
-    /// Connects to a controller, and from then on connects again whenever it is lost.
+    /// Connects to a controller, and connects again whenever it is lost.
     ///
     /// # Errors
-    /// Why the first time has failed.
+    /// Why the first attempt failed.
     pub async fn connect(
         core: &Core,
         options: Options,
         staging: Staging,
     ) -> Result<Self, ConnectError> {
-        Kept::connect(Connector::new(core, options, staging)).await.map(Self)
+        ReconnectingClient::connect(Connector::new(core, options, staging)).await.map(Self)
     }
 
-    /// The same for a controller that may be away now: it is connected as soon as it is there.
+    /// The same in the background, for a controller that may be unreachable now.
     #[must_use]
-    pub fn expect(core: &Core, options: Options, staging: Staging) -> Self {
-        Self(Kept::expect(Connector::new(core, options, staging)))
+    pub fn connect_in_background(core: &Core, options: Options, staging: Staging) -> Self {
+        Self(ReconnectingClient::connect_in_background(Connector::new(core, options, staging)))
     }
 
-    /// Connects to a subsystem at all of these addresses. Those that are away are expected.
+    /// Connects to a subsystem at all of these addresses; unreachable ones are retried in the
+    /// background.
     ///
     /// # Errors
-    /// Why the first of them has failed, if all have.
+    /// Why the first address failed, if all did.
     pub async fn connect_all(
         core: &Core,
         options: &Options,
@@ -74,49 +75,50 @@ impl Controller {
             Ok(controller) => controller,
             Err(why) => {
                 warn!("{} at {address} is expected: {why}", options.subnqn);
-                Self::expect(core, at(address), staging.clone())
+                Self::connect_in_background(core, at(address), staging.clone())
             }
         };
         Ok(all.into_iter().zip(addresses).map(expect).collect())
     }
 
-    /// What it was told when it was connected.
+    /// The options it was connected with.
     #[must_use]
     pub fn options(&self) -> &Options {
-        &self.0.reach().options
+        &self.0.connector().options
     }
 
-    /// Why it does not come back, if it does not, and not by choice.
+    /// Why it stopped reconnecting, unless it was closed.
     #[must_use]
-    pub fn over(&self) -> Option<ConnectError> {
-        self.0.over()
+    pub fn final_error(&self) -> Option<ConnectError> {
+        self.0.final_error()
     }
 
-    /// Whether it does not come back, by choice or not.
+    /// Whether it was closed or stopped reconnecting.
     #[must_use]
-    pub fn is_over(&self) -> bool {
-        self.0.is_over()
+    pub fn is_closed(&self) -> bool {
+        self.0.is_closed()
     }
 
-    /// What it can do; `None` while it is away.
+    /// Its capabilities; `None` while disconnected.
     #[must_use]
-    pub fn abilities(&self) -> Option<Abilities> {
-        self.live().map(|live| live.abilities)
+    pub fn capabilities(&self) -> Option<ControllerCapabilities> {
+        self.active().map(|live| live.capabilities)
     }
 
-    /// Its I/O queues; none while it is away.
+    /// Its I/O queues; none while disconnected.
     #[must_use]
     pub fn queues(&self) -> Vec<Queue> {
-        self.live().map_or_else(Vec::new, |live| live.io.clone())
+        self.active().map_or_else(Vec::new, |live| live.io.clone())
     }
 
-    /// Counts the moments at which its namespaces, or how they are reached, may have changed.
+    /// Incremented whenever its namespaces or their access states may have changed.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.0.generation()
     }
 
-    /// Waits until [`Self::generation`] is another one, and gives it; `None` once the controller is over.
+    /// Waits until [`Self::generation`] differs from `known` and returns it; `None` once the
+    /// controller is closed.
     pub async fn changed(&self, known: u64) -> Option<u64> {
         self.0.changed(known).await
     }
@@ -124,57 +126,57 @@ impl Controller {
     /// The namespaces that this host may use, in order.
     ///
     /// # Errors
-    /// [`Failed`]; as if a queue had ended where the controller is away.
-    pub async fn namespaces(&self) -> Result<Vec<u32>, Failed> {
-        self.here()?.namespaces().await
+    /// [`AdminError`]; as if a queue had ended if the controller is unreachable.
+    pub async fn namespaces(&self) -> Result<Vec<u32>, AdminError> {
+        self.require_active()?.namespaces().await
     }
 
-    /// What a namespace is; `None` for one that there is not, or that cannot be used.
+    /// Describes a namespace; `None` if it does not exist or cannot be used.
     ///
     /// # Errors
-    /// [`Failed`]; as if a queue had ended where the controller is away.
-    pub async fn describe(&self, nsid: u32) -> Result<Option<Described>, Failed> {
-        self.here()?.describe(nsid).await
+    /// [`AdminError`]; as if a queue had ended if the controller is unreachable.
+    pub async fn describe(&self, nsid: u32) -> Result<Option<NamespaceDescription>, AdminError> {
+        self.require_active()?.describe(nsid).await
     }
 
-    /// How a group of namespaces is reached; `None` while the controller is away. Where there are no such
-    /// states, or none of this group, well.
+    /// The access state of a group of namespaces; `None` while disconnected. Optimized if the
+    /// controller reports no states, or none of this group.
     #[must_use]
-    pub fn access(&self, group: u32) -> Option<AnaState> {
-        let live = self.live()?;
+    pub fn ana_state(&self, group: u32) -> Option<AnaState> {
+        let live = self.active()?;
         let ana = live.ana.borrow();
         Some(ana.get(&group).copied().unwrap_or(AnaState::Optimized))
     }
 
-    /// Takes leave of the controller: what was written is durable then. It is over for all clones.
+    /// Shuts the controller down, which makes all writes durable, and closes all clones.
     ///
     /// # Errors
-    /// [`Failed`] where the controller did not confirm it.
-    pub async fn shut_down(&self) -> Result<(), Failed> {
-        let live = self.here()?;
-        self.0.let_go();
+    /// [`AdminError`] if the controller did not confirm it.
+    pub async fn shut_down(&self) -> Result<(), AdminError> {
+        let live = self.require_active()?;
+        self.0.close();
         let done = live.shut_down().await;
         live.close();
         done
     }
 
-    fn here(&self) -> Result<Rc<Live>, Failed> {
-        self.live().ok_or(Failed::Lost(::nvme::host::Lost::Unsent))
+    fn require_active(&self) -> Result<Rc<ActiveAssociation>, AdminError> {
+        self.active().ok_or(AdminError::Lost(::nvme::host::LostCommand::Unsent))
     }
 
     /// The association, if it is up.
-    pub(super) fn live(&self) -> Option<Rc<Live>> {
-        self.0.live()
+    pub(super) fn active(&self) -> Option<Rc<ActiveAssociation>> {
+        self.0.active()
     }
 
-    /// Waits for a change, until then at most.
-    pub(super) async fn pause(&self, until: Instant) {
-        self.0.pause(until).await;
+    /// Waits for a change, at most until `until`.
+    pub(super) async fn wait_change(&self, until: Instant) {
+        self.0.wait_change(until).await;
     }
 
-    /// The controller has said what cannot be: nothing of it is to be believed.
-    pub(super) fn give_up(&self, live: &Live, why: &str) {
-        self.0.give_up(live, why);
+    /// Closes the connections of a controller that violated the protocol.
+    pub(super) fn fail_connection(&self, live: &ActiveAssociation, why: &str) {
+        self.0.fail_connection(live, why);
     }
 }
 
@@ -184,7 +186,7 @@ impl fmt::Display for Connector {
     }
 }
 
-impl Alive for Live {
+impl ActiveConnection for ActiveAssociation {
     fn is_up(&self) -> bool {
         Self::is_up(self)
     }
@@ -194,26 +196,30 @@ impl Alive for Live {
     }
 }
 
-impl Reach for Connector {
-    type Live = Live;
+impl Connectable for Connector {
+    type Connection = ActiveAssociation;
     type Error = ConnectError;
 
-    async fn bring_up(&self) -> Result<Rc<Live>, ConnectError> {
-        Self::bring_up(self).await
+    async fn establish(&self) -> Result<Rc<ActiveAssociation>, ConnectError> {
+        Self::establish(self).await
     }
 
     fn is_final(error: &ConnectError) -> bool {
         error.is_final()
     }
 
-    /// What is in doubt when it ends waits by itself, where it is sent again (RFD 0027).
-    async fn keep(&self, live: &Rc<Live>, news: News<Self>) -> Duration {
+    /// Commands in doubt wait themselves before they are retried (RFD 0027).
+    async fn run_until_end(
+        &self,
+        live: &Rc<ActiveAssociation>,
+        news: ChangeNotifier<Self>,
+    ) -> Duration {
         let tasks = [
             tokio::task::spawn_local(Rc::clone(live).keep_alive()),
             tokio::task::spawn_local(listen(Rc::clone(live), news)),
         ];
         let _tasks = tasks.map(AbortOnDropHandle::new);
-        let end = live.ended().await;
+        let end = live.wait_end().await;
         info!("{self}: {end}");
         Duration::ZERO
     }
@@ -227,16 +233,16 @@ impl Reach for Connector {
     }
 }
 
-/// Takes what the controller tells of by itself.
-async fn listen(live: Rc<Live>, news: News<Connector>) {
+/// Handles the controller's events.
+async fn listen(live: Rc<ActiveAssociation>, notifier: ChangeNotifier<Connector>) {
     while let Some(event) = live.event().await {
-        if live.look_into(event).await.is_err() {
-            // A log that cannot be read is no event any more; the next look finds out.
+        if live.read_event_log(event).await.is_err() {
+            // An unreadable log re-arms no event; the next verification notices the change.
             debug!("{event:?} cannot be read");
         }
-        if matches!(event, Event::Namespaces | Event::Ana) && !news.tell() {
+        if matches!(event, Event::Namespaces | Event::Ana) && !notifier.notify() {
             return;
         }
-        sleep(BETWEEN_EVENTS).await;
+        sleep(EVENT_PAUSE).await;
     }
 }

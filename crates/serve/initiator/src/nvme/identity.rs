@@ -1,30 +1,31 @@
-//! What controllers and namespaces say of themselves, checked: nothing of it is believed that would harm.
+//! What controllers and namespaces report about themselves, validated.
 
 use std::time::Duration;
 
 use ::nvme::identify::{IdentifyController, IdentifyNamespace, NvmController};
-use block::{ASIDE, Info};
+use block::{Info, METADATA_LBA};
 use zerocopy::FromBytes;
 
 use super::connect::ConnectError;
-use super::paths::Seen;
+use super::paths::PathIdentity;
 
-/// Most data of one command that is made use of, in bytes, whatever a controller would take.
+/// Most data of one command, in bytes, even if a controller allows more.
 const MAX_TRANSFER_BYTES: u64 = 4 << 20;
 
-/// Most data that is sent in a capsule, in bytes, whatever a controller would take: other commands wait behind it.
+/// Most data sent in a capsule, in bytes, even if a controller allows more: other commands wait
+/// behind it.
 const MAX_IN_CAPSULE_BYTES: u32 = 256 * 1024;
 
-/// Most bytes that a command without data covers, whatever a controller would take.
+/// Most bytes that a command without data covers, even if a controller allows more.
 const MAX_DATALESS_BYTES: u32 = 32 << 20;
 
 /// CNTRLTYPE of I/O controllers and of discovery controllers.
 const TYPE_IO: u8 = 1;
 const TYPE_DISCOVERY: u8 = 2;
 
-/// What a controller can do.
+/// Capabilities of a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Abilities {
+pub struct ControllerCapabilities {
     /// Most data of one command, in bytes.
     pub max_transfer_bytes: u32,
     /// Most data in a capsule on an I/O queue, in bytes.
@@ -35,10 +36,10 @@ pub struct Abilities {
     pub max_verify_bytes: u32,
     /// Most blocks that one range of a Dataset Management command frees.
     pub max_discard_blocks: u32,
-    /// How long the controller may go on with commands after their connection has ended (CQT, NVMe Base
-    /// 2.1, 5.1.13.2.1); zero where it does not say.
+    /// Command quiesce time: how long commands may run after their connection has ended (CQT, NVMe
+    /// Base 2.1, 5.1.13.2.1); zero if not reported.
     pub quiesce: Duration,
-    /// What a keep alive timeout is rounded up to (KAS).
+    /// Granularity of the keep-alive timeout (KAS).
     pub keep_alive_unit: Duration,
     /// Compare.
     pub compare: bool,
@@ -58,12 +59,12 @@ pub struct Abilities {
     pub ana_groups: u32,
     /// Highest namespace identifier.
     pub namespaces: u32,
-    /// Events it can tell of (OAES).
+    /// Supported events (OAES).
     pub events: u32,
 }
 
-impl Abilities {
-    /// Reads what Identify says of the controller `id` of `subnqn`; `page_bytes` is the smallest memory
+impl ControllerCapabilities {
+    /// Parses Identify data of the controller `id` of `subnqn`; `page_bytes` is the smallest memory
     /// page (CAP.MPSMIN).
     pub(super) fn parse(
         bytes: &[u8],
@@ -91,8 +92,8 @@ impl Abilities {
             mdts => scaled(page_bytes, mdts),
         };
         let max_transfer = max_transfer.min(MAX_TRANSFER_BYTES);
-        // IOCCSZ counts 16 bytes, of which the entry takes four. In-capsule data begins behind it, or we
-        // do without.
+        // IOCCSZ counts 16-byte units, of which the entry takes four. In-capsule data is used only
+        // if it begins right behind the entry.
         let in_capsule = c.ioccsz.get().saturating_sub(4).saturating_mul(16);
         let in_capsule = if c.icdoff.get() == 0 { in_capsule } else { 0 };
         let oncs = |bit: u16| c.oncs.get() & 1 << bit != 0;
@@ -117,9 +118,9 @@ impl Abilities {
         })
     }
 
-    /// Reads what Identify says of the command set (CNS 06h); a controller before NVMe 2.0 knows no such
-    /// structure, and has no such limits.
-    pub(super) fn limit(&mut self, bytes: Option<Vec<u8>>, page_bytes: u64) {
+    /// Parses Identify data of the command set (CNS 06h); controllers before NVMe 2.0 have neither
+    /// this structure nor these limits.
+    pub(super) fn apply_command_set_limits(&mut self, bytes: Option<Vec<u8>>, page_bytes: u64) {
         let bytes = bytes.unwrap_or_default();
         let Ok((c, _)) = NvmController::read_from_prefix(&bytes) else { return };
         let most = |shift: u8| match shift {
@@ -130,7 +131,7 @@ impl Abilities {
             }
         };
         (self.max_zero_bytes, self.max_verify_bytes) = (most(c.wzsl), most(c.vsl));
-        // DMRSL is about a range, DMSL about a command, which has one range; 0 where there is no limit.
+        // DMRSL limits a range, DMSL a command; our commands have one range. 0: no limit.
         let ranges = [u64::from(c.dmrsl.get()), c.dmsl.get()];
         let most = ranges.into_iter().filter(|most| *most > 0).min();
         self.max_discard_blocks =
@@ -138,24 +139,24 @@ impl Abilities {
     }
 }
 
-/// `unit` times two to the power of `shift`, which is anything.
+/// `unit` times two to the power of `shift`, which may be any number.
 fn scaled(unit: u64, shift: u8) -> u64 {
     unit.saturating_mul(1u64.checked_shl(shift.into()).unwrap_or(u64::MAX))
 }
 
-/// Which volume a namespace is: what stays the same for ever (NVMe Base 2.0, 4.5.1).
+/// Identity of a namespace's volume: its permanent identifiers (NVMe Base 2.0, 4.5.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
-    /// UUID; zeroes where it has none.
+    /// UUID; zeroes if none.
     pub uuid: [u8; 16],
-    /// NGUID; zeroes where it has none.
+    /// NGUID; zeroes if none.
     pub nguid: [u8; 16],
-    /// EUI-64; zeroes where it has none.
+    /// EUI-64; zeroes if none.
     pub eui64: [u8; 8],
 }
 
 impl Identity {
-    /// Reads a list of Namespace Identification Descriptors (NVMe Base 2.0, 5.17.2.3).
+    /// Parses a list of Namespace Identification Descriptors (NVMe Base 2.0, 5.17.2.3).
     pub(super) fn parse(mut list: &[u8]) -> Self {
         const EUI64: u8 = 1;
         const NGUID: u8 = 2;
@@ -176,37 +177,41 @@ impl Identity {
         out
     }
 
-    /// Whether it tells one volume from another at all.
+    /// Whether it identifies a volume at all.
     #[must_use]
     pub fn is_known(&self) -> bool {
         *self != Self::default()
     }
 }
 
-/// A namespace, as a host makes use of it.
+/// Identity and attributes of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Described {
-    /// Which volume it is.
+pub struct NamespaceDescription {
+    /// Identity of its volume.
     pub identity: Identity,
-    /// What it is like.
+    /// Size, block size and the like.
     pub info: Info,
-    /// Blocks that one Write Zeroes covers; 0 where there is no such command.
+    /// Blocks that one Write Zeroes covers; 0 if unsupported.
     pub zero_blocks: u32,
     /// Blocks that one Dataset Management command frees.
     pub discard_blocks: u32,
-    /// Blocks that one Verify covers; 0 where there is no such command.
+    /// Blocks that one Verify covers; 0 if unsupported.
     pub verify_blocks: u32,
-    /// Whether Write Zeroes may free space, and what is freed reads as zeroes.
+    /// Whether Write Zeroes may free space and what is freed reads as zeroes.
     pub frees_by_zeroing: bool,
-    /// Its group of access states (ANAGRPID).
+    /// Its ANA group (ANAGRPID).
     pub ana_group: u32,
 }
 
-impl Described {
-    /// Reads what Identify says of a namespace; `None` for one that cannot be used: an inactive one, one
-    /// with metadata, protection information or blocks of another size than 512 and 4096 bytes.
-    pub(super) fn parse(bytes: &[u8], identity: Identity, abilities: &Abilities) -> Option<Self> {
-        /// NSFEAT: NPWG, NPDG and so on are meant.
+impl NamespaceDescription {
+    /// Parses Identify data of a namespace; `None` for one that cannot be used: inactive, with
+    /// metadata or protection information, or with a block size other than 512 and 4096 bytes.
+    pub(super) fn parse(
+        bytes: &[u8],
+        identity: Identity,
+        abilities: &ControllerCapabilities,
+    ) -> Option<Self> {
+        /// NSFEAT: NPWG, NPDG and so on are valid.
         const OPTPERF: u8 = 1 << 4;
         /// NSATTR: write protected.
         const WRITE_PROTECTED: u8 = 1 << 0;
@@ -218,7 +223,7 @@ impl Described {
         let block_size =
             1u32.checked_shl(format.lbads.into()).filter(|b| [512, 4096].contains(b))?;
         let blocks = n.nsze.get();
-        if blocks == 0 || blocks > ASIDE.0 || format.ms.get() != 0 || n.dps & 0b111 != 0 {
+        if blocks == 0 || blocks > METADATA_LBA.0 || format.ms.get() != 0 || n.dps & 0b111 != 0 {
             return None;
         }
         let granularity =
@@ -231,17 +236,17 @@ impl Described {
         let info = Info {
             block_size,
             blocks,
-            aside_blocks: 0,
+            metadata_blocks: 0,
             physical_block_size: physical,
             max_transfer_blocks: (abilities.max_transfer_bytes / block_size).clamp(1, 1 << 16),
             unmap_granularity_blocks: if frees { granularity(n.npdg.get()) } else { 0 },
-            // Dataset Management is a hint: what it does not free stays.
+            // Dataset Management is a hint: blocks that it does not free keep their contents.
             unmap_zeroes: frees_by_zeroing,
             volatile_cache: abilities.volatile_cache,
             native_fua: true,
             read_only: n.nsattr & WRITE_PROTECTED != 0,
             // The range of a Dataset Management command.
-            overhead: if frees_by_zeroing || !frees { 0 } else { 4096 },
+            overhead_bytes: if frees_by_zeroing || !frees { 0 } else { 4096 },
         };
         // Controllers before NVMe 1.3 have no list of identifiers.
         let identity = if identity.is_known() {
@@ -266,14 +271,15 @@ impl Described {
         })
     }
 
-    /// Whether `now` is the same volume, which may have grown, at a controller that can do as much.
-    pub(super) fn compare(&self, now: &Self) -> Seen {
+    /// Whether `now` is the same volume, possibly grown, at a controller with at least the same
+    /// capabilities.
+    pub(super) fn match_volume(&self, now: &Self) -> PathIdentity {
         let (info, others) = (&self.info, &now.info);
         if self.identity != now.identity || info.block_size != others.block_size {
-            return Seen::Another("it has become another volume");
+            return PathIdentity::Different("it has become another volume");
         }
         if info.blocks > others.blocks {
-            return Seen::Another("it has become smaller");
+            return PathIdentity::Different("it has become smaller");
         }
         let is_lesser = others.max_transfer_blocks < info.max_transfer_blocks
             || now.zero_blocks < self.zero_blocks
@@ -282,11 +288,15 @@ impl Described {
             || info.unmap_granularity_blocks > 0 && others.unmap_granularity_blocks == 0
             // What it frees may read as anything.
             || self.frees_by_zeroing && !now.frees_by_zeroing;
-        if is_lesser { Seen::NotNow("its controller can do less") } else { Seen::Same }
+        if is_lesser {
+            PathIdentity::Unavailable("its controller can do less")
+        } else {
+            PathIdentity::Same
+        }
     }
 
-    /// What two controllers of one volume can do both.
-    pub(super) fn least(&self, other: &Self) -> Self {
+    /// The capabilities that two controllers of one volume share.
+    pub(super) fn intersection(&self, other: &Self) -> Self {
         let (a, b) = (&self.info, &other.info);
         let info = Info {
             blocks: a.blocks.min(b.blocks),
@@ -300,7 +310,7 @@ impl Described {
             unmap_zeroes: a.unmap_zeroes && b.unmap_zeroes,
             volatile_cache: a.volatile_cache || b.volatile_cache,
             read_only: a.read_only || b.read_only,
-            overhead: a.overhead.max(b.overhead),
+            overhead_bytes: a.overhead_bytes.max(b.overhead_bytes),
             ..*a
         };
         Self {
@@ -313,8 +323,9 @@ impl Described {
         }
     }
 
-    /// The same, as large as `now`: only the size changes while a device lives, and only upwards.
-    pub(super) fn grown(&self, now: &Self) -> Self {
+    /// The same with the size of `now`: while a device is open, only its size changes, and only
+    /// upwards.
+    pub(super) fn with_size_of(&self, now: &Self) -> Self {
         Self { info: Info { blocks: now.info.blocks.max(self.info.blocks), ..self.info }, ..*self }
     }
 }
@@ -336,8 +347,8 @@ mod tests {
         c
     }
 
-    fn abilities(c: &IdentifyController) -> Result<Abilities, ConnectError> {
-        Abilities::parse(c.as_bytes(), (9, SUBNQN, false), 4096)
+    fn abilities(c: &IdentifyController) -> Result<ControllerCapabilities, ConnectError> {
+        ControllerCapabilities::parse(c.as_bytes(), (9, SUBNQN, false), 4096)
     }
 
     fn namespace() -> IdentifyNamespace {
@@ -347,12 +358,12 @@ mod tests {
         n
     }
 
-    fn described(n: &IdentifyNamespace) -> Option<Described> {
+    fn described(n: &IdentifyNamespace) -> Option<NamespaceDescription> {
         let abilities = abilities(&controller()).unwrap();
-        Described::parse(n.as_bytes(), Identity::default(), &abilities)
+        NamespaceDescription::parse(n.as_bytes(), Identity::default(), &abilities)
     }
 
-    /// NVMe Base 2.0, 5.17.2.1: whose structure it is, and numbers of any size.
+    /// NVMe Base 2.0, 5.17.2.1: structures of other controllers, and numbers of any size.
     #[test]
     fn controllers_are_not_believed_everything() {
         let usual = abilities(&controller()).unwrap();
@@ -375,16 +386,20 @@ mod tests {
         }
         let elsewhere = changed(&|c| c.icdoff = 1.into()).unwrap();
         assert_eq!(elsewhere.in_capsule_bytes, 0, "data that does not begin behind the entry");
-        assert!(Abilities::parse(&[0; 100], (9, SUBNQN, false), 4096).is_err(), "cut off");
+        assert!(
+            ControllerCapabilities::parse(&[0; 100], (9, SUBNQN, false), 4096).is_err(),
+            "cut off"
+        );
         let mut quiescing = controller().as_bytes().to_vec();
         quiescing[386..388].copy_from_slice(&[0x34, 0x12]);
-        let quiescing = Abilities::parse(&quiescing, (9, SUBNQN, false), 4096).unwrap();
-        let of = |a: Abilities| a.quiesce.as_millis();
+        let quiescing =
+            ControllerCapabilities::parse(&quiescing, (9, SUBNQN, false), 4096).unwrap();
+        let of = |a: ControllerCapabilities| a.quiesce.as_millis();
         assert_eq!((of(usual), of(quiescing)), (0, 0x1234), "CQT, bytes 387:386, in ms");
         let mut limited = usual;
         let limits =
             NvmController { vsl: 255, wzsl: 1, wusl: 0, dmrl: 0, dmrsl: 0.into(), dmsl: 0.into() };
-        limited.limit(Some(limits.as_bytes().to_vec()), 4096);
+        limited.apply_command_set_limits(Some(limits.as_bytes().to_vec()), 4096);
         assert_eq!((limited.max_zero_bytes, limited.max_verify_bytes), (8192, 32 << 20));
         for (dmrsl, dmsl, blocks) in [
             (0, 0, u32::MAX),
@@ -396,12 +411,12 @@ mod tests {
             (u32::MAX, 1 << 32, u32::MAX),
         ] {
             let limits = NvmController { dmrsl: dmrsl.into(), dmsl: dmsl.into(), ..limits };
-            limited.limit(Some(limits.as_bytes().to_vec()), 4096);
+            limited.apply_command_set_limits(Some(limits.as_bytes().to_vec()), 4096);
             assert_eq!(limited.max_discard_blocks, blocks, "{dmrsl} {dmsl}");
         }
     }
 
-    /// NVM Command Set 1.0, 4.1.5.1: what cannot be used is not.
+    /// NVM Command Set 1.0, 4.1.5.1: unusable namespaces are refused.
     #[test]
     fn namespaces_are_not_believed_everything() {
         let usual = described(&namespace()).unwrap();
@@ -422,24 +437,24 @@ mod tests {
         assert!(unusable(&|n| n.flbas = 0x6f), "format 63, which says nothing");
         let mut grown = usual;
         grown.info.blocks += 1;
-        assert_eq!(usual.compare(&grown), Seen::Same);
-        assert!(matches!(grown.compare(&usual), Seen::Another(_)));
+        assert_eq!(usual.match_volume(&grown), PathIdentity::Same);
+        assert!(matches!(grown.match_volume(&usual), PathIdentity::Different(_)));
         let other = Identity { uuid: [1; 16], ..usual.identity };
-        let other = usual.compare(&Described { identity: other, ..usual });
-        assert!(matches!(other, Seen::Another(_)));
+        let other = usual.match_volume(&NamespaceDescription { identity: other, ..usual });
+        assert!(matches!(other, PathIdentity::Different(_)));
     }
 
-    /// A path that can do less is not used, unless all were asked for no more than it can.
+    /// A path with fewer capabilities is used only if all commands stay within them.
     #[test]
     fn several_controllers_are_asked_for_what_each_can() {
         let usual = described(&namespace()).unwrap();
-        let lesser = |change: &dyn Fn(&mut Described)| {
+        let lesser = |change: &dyn Fn(&mut NamespaceDescription)| {
             let mut now = usual;
             change(&mut now);
-            assert!(usual.compare(&now) != Seen::Same, "{now:?}");
-            for least in [usual.least(&now), now.least(&usual)] {
-                assert_eq!(least.compare(&usual), Seen::Same, "{least:?}");
-                assert_eq!(least.compare(&now), Seen::Same, "{least:?}");
+            assert!(usual.match_volume(&now) != PathIdentity::Same, "{now:?}");
+            for least in [usual.intersection(&now), now.intersection(&usual)] {
+                assert_eq!(least.match_volume(&usual), PathIdentity::Same, "{least:?}");
+                assert_eq!(least.match_volume(&now), PathIdentity::Same, "{least:?}");
             }
         };
         lesser(&|d| d.info.max_transfer_blocks = 1);

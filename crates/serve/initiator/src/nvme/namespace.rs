@@ -1,31 +1,31 @@
-//! A namespace as a layer, by way of one controller or several.
+//! A namespace as a layer, through one controller or several.
 //!
-//! Operations take one path or another, wait while there is none, and are sent again where that is right: no
-//! two of them that overlap are in flight, so doing one twice does no harm. A change that is in doubt is sent
-//! again once its first time cannot happen any more (RFD 0027). What may not be done twice,
-//! [`Namespace::compare_and_write`], is not. Once a namespace has failed for good every later operation
-//! fails as well.
+//! Operations choose a path, wait while there is none, and are retried where that is safe: no two
+//! overlapping operations are in flight, so executing one twice does no harm. A change in doubt is
+//! sent again once its first copy can no longer take effect (RFD 0027).
+//! [`Namespace::compare_and_write`] is never retried. After a namespace has failed permanently,
+//! every later operation fails.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use ::nvme::entry::{NSID_ALL, NvmOpcode};
-use ::nvme::host::{Command, Lost, Payload};
+use ::nvme::host::{Command, LostCommand, Payload};
 use ::nvme::{Completion, Sqe, Status};
-use block::{Bufs, Ctx, Error, Info, Layer, Lba, Op, Run};
+use block::{BlockStatus, Bufs, Ctx, Error, Info, Layer, Lba, Op};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 
-use super::admin::{Failed, low};
+use super::admin::{AdminError, low};
 use super::controller::Controller;
-use super::identity::Described;
-use super::paths::{Path, Policy, Seen, Taken, take};
+use super::identity::NamespaceDescription;
+use super::paths::{AcquiredPath, Path, PathIdentity, PathPolicy, select_path};
 use super::queue::Reply;
 pub use crate::commands::CompareError;
-use crate::commands::{Data, PAUSE, TRIES, pieces};
+use crate::commands::{CommandData, MAX_TRIES, RETRY_PAUSE, split_range};
 
 /// Dword 12: force unit access; Write Zeroes: may deallocate.
 pub(super) const FUA: u32 = 1 << 30;
@@ -38,114 +38,114 @@ const FUSE_SECOND: u8 = 0b10;
 /// Why a namespace cannot be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
-    /// There is none with this number, or it cannot be used: it has metadata, or blocks of another size.
+    /// No such namespace, or it cannot be used: it has metadata or an unsupported block size.
     #[error("there is no namespace {0} that can be used")]
     Unusable(u32),
-    /// It has no identifier by which it could be told from another one.
+    /// It has no identifier that identifies its volume.
     #[error("namespace {0} has neither UUID nor NGUID nor EUI-64")]
-    Nameless(u32),
-    /// Controllers have different volumes under this number.
+    NoIdentity(u32),
+    /// Controllers have different volumes under this namespace identifier.
     #[error("namespace {0} is another volume at another controller")]
     Different(u32),
-    /// The controller did not tell.
+    /// The controller did not answer the queries.
     #[error("{0}")]
-    Failed(#[from] Failed),
+    Failed(#[from] AdminError),
 }
 
-/// Why a namespace fails every operation from now on.
+/// Why a namespace fails every operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gone {
-    /// The reason, for people.
-    pub why: &'static str,
-    /// Whether it is merely out of reach: nothing is known to be lost, and no path is known to lead to another volume. Who opens
-    /// it anew may find it as it was.
-    pub away: bool,
+pub struct NamespaceGone {
+    /// The reason, for humans.
+    pub reason: &'static str,
+    /// Whether it is merely unreachable: no data is known to be lost, and no path is known to lead
+    /// to another volume. Opening it again may succeed.
+    pub is_unreachable: bool,
 }
 
 /// A namespace.
 #[derive(Debug)]
 pub struct Namespace {
     paths: RefCell<Vec<Rc<Path>>>,
-    policy: Policy,
-    /// The path that was taken last.
-    last: Cell<usize>,
+    policy: PathPolicy,
+    /// Index of the path used last.
+    last_path: Cell<usize>,
     nsid: u32,
-    described: Cell<Described>,
-    patience: Duration,
-    gone: Cell<Option<Gone>>,
-    /// A path may have become another one.
+    described: Cell<NamespaceDescription>,
+    retry_timeout: Duration,
+    gone: Cell<Option<NamespaceGone>>,
+    /// Notified when the state of a path may have changed.
     changed: Notify,
     watchers: RefCell<Vec<AbortOnDropHandle<()>>>,
 }
 
-/// One command, to be sent as often as it takes.
-struct Work<'a> {
+/// One command, with its retries.
+struct NamespaceCommand<'a> {
     sqe: Sqe,
-    data: Data<'a>,
+    data: CommandData<'a>,
     /// First block, for errors.
     at: Lba,
 }
 
-impl Work<'_> {
-    /// Whether it changes what is stored. Once that may have happened, or may yet, it cannot be abandoned any more: what
-    /// the range holds has to stay.
+impl NamespaceCommand<'_> {
+    /// Whether it changes stored data. Once it may have taken effect, or still may, it can no
+    /// longer be abandoned: the contents of the range must stay stable.
     fn changes(&self) -> bool {
         let changing = [NvmOpcode::Write, NvmOpcode::WriteZeroes, NvmOpcode::DatasetManagement];
         changing.iter().any(|opcode| opcode.0 == self.sqe.opcode)
     }
 }
 
-fn payload(data: Data<'_>, ctx: &Ctx) -> Payload {
+fn payload(data: CommandData<'_>, ctx: &Ctx) -> Payload {
     match data {
-        Data::None => Payload::None,
-        Data::Out(data) => Payload::ToController(data.clone()),
-        Data::In(length) => Payload::ToHost(ctx.alloc(length)),
+        CommandData::None => Payload::None,
+        CommandData::Out(data) => Payload::ToController(data.clone()),
+        CommandData::In(length) => Payload::ToHost(ctx.alloc(length)),
     }
 }
 
-/// What an answer means.
+/// What to do after an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
+enum StatusAction {
     Done,
-    /// The same again, at once or after a pause, once more or until time runs out.
-    Again {
+    /// Retry, at once or after a pause, once more or until the timeout.
+    Retry {
         pause: bool,
     },
-    /// Again, after this time: until then it may happen all the same.
+    /// Retry after this time; until then the first copy may still take effect.
     InDoubt(Duration),
-    /// A few more times, the namespace being looked at again if it may have become another one.
-    Few {
+    /// Retry a few times, after verifying the namespace if it may be another one.
+    RetryLimited {
         error: Error,
-        look: bool,
+        verify: bool,
     },
     Failed(Error),
 }
 
 impl Namespace {
-    /// Opens a namespace of one controller: what it is now, it has to stay.
+    /// Opens a namespace of one controller, which has to remain the same volume.
     ///
     /// # Errors
     /// [`OpenError`].
     pub async fn open(controller: &Controller, nsid: u32) -> Result<Rc<Self>, OpenError> {
-        Self::through(std::slice::from_ref(controller), nsid, Policy::default()).await
+        Self::open_multipath(std::slice::from_ref(controller), nsid, PathPolicy::default()).await
     }
 
-    /// Opens a namespace of a subsystem that several controllers belong to, of which one at least has to be
-    /// there. The first one's options tell how long a command waits while there is no path.
+    /// Opens a namespace through several controllers of a subsystem, at least one of which must be
+    /// reachable. The first one's options set how long a command waits while there is no path.
     ///
     /// # Errors
     /// [`OpenError`].
-    pub async fn through(
+    pub async fn open_multipath(
         controllers: &[Controller],
         nsid: u32,
-        policy: Policy,
+        policy: PathPolicy,
     ) -> Result<Rc<Self>, OpenError> {
-        let (mut described, mut failed) = (None::<Described>, OpenError::Unusable(nsid));
+        let (mut described, mut failed) = (None::<NamespaceDescription>, OpenError::Unusable(nsid));
         for controller in controllers {
             match (controller.describe(nsid).await, described) {
                 (Ok(Some(now)), None) => described = Some(now),
                 (Ok(Some(now)), Some(known)) if now.identity == known.identity => {
-                    described = Some(known.least(&now));
+                    described = Some(known.intersection(&now));
                 }
                 (Ok(Some(_)), Some(_)) => return Err(OpenError::Different(nsid)),
                 (Ok(None), _) => {}
@@ -154,25 +154,27 @@ impl Namespace {
         }
         let described = described.ok_or(failed)?;
         if !described.identity.is_known() {
-            return Err(OpenError::Nameless(nsid));
+            return Err(OpenError::NoIdentity(nsid));
         }
         let namespace = Rc::new(Self {
             paths: RefCell::default(),
             policy,
-            last: Cell::new(0),
+            last_path: Cell::new(0),
             nsid,
             described: Cell::new(described),
-            patience: controllers.first().map_or(Duration::ZERO, |c| c.options().patience),
+            retry_timeout: controllers
+                .first()
+                .map_or(Duration::ZERO, |c| c.options().retry_timeout),
             gone: Cell::new(None),
             changed: Notify::new(),
             watchers: RefCell::default(),
         });
-        controllers.iter().for_each(|controller| namespace.add(controller));
+        controllers.iter().for_each(|controller| namespace.add_path(controller));
         Ok(namespace)
     }
 
-    /// Another controller of the subsystem: a path as soon as it is seen to lead to this volume.
-    pub fn add(self: &Rc<Self>, controller: &Controller) {
+    /// Adds a controller of the subsystem: a path once it is verified to lead to this volume.
+    pub fn add_path(self: &Rc<Self>, controller: &Controller) {
         let path = Rc::new(Path::new(controller.clone()));
         let watcher = watch(Rc::downgrade(self), Rc::clone(&path));
         self.paths.borrow_mut().push(path);
@@ -180,19 +182,20 @@ impl Namespace {
         self.watchers.borrow_mut().push(watcher);
     }
 
-    /// What it is.
+    /// Its identity and attributes.
     #[must_use]
-    pub fn described(&self) -> Described {
+    pub fn described(&self) -> NamespaceDescription {
         self.described.get()
     }
 
-    /// Why every operation fails, if it does.
+    /// Why every operation fails, if so.
     #[must_use]
-    pub fn gone(&self) -> Option<Gone> {
+    pub fn gone(&self) -> Option<NamespaceGone> {
         self.gone.get()
     }
 
-    /// Reads the range at the controller and returns nothing. `ctx` has memory for the largest transfer.
+    /// Has the controller read the range without returning data. `ctx` has memory for the largest
+    /// transfer.
     ///
     /// # Errors
     /// As [`Op::Read`].
@@ -203,10 +206,10 @@ impl Namespace {
             return self.without_data((NvmOpcode::Verify, 0), (at, blocks), most, ctx).await;
         }
         let most = described.info.max_transfer_blocks;
-        for (at, piece) in pieces(at, blocks, most) {
-            let data = Data::In(piece as usize * described.info.block_size as usize);
+        for (at, piece) in split_range(at, blocks, most) {
+            let data = CommandData::In(piece as usize * described.info.block_size as usize);
             let sqe = self.ranged(NvmOpcode::Read, at, piece, 0);
-            self.carry_out(&Work { sqe, data, at }, ctx).await?;
+            self.execute(&NamespaceCommand { sqe, data, at }, ctx).await?;
         }
         Ok(())
     }
@@ -217,16 +220,16 @@ impl Namespace {
     /// [`CompareError`], but not [`CompareError::InDoubt`].
     pub async fn compare(&self, at: Lba, data: &Bufs, ctx: &Ctx) -> Result<(), CompareError> {
         let sqe = self.transfer(NvmOpcode::Compare, at, data.len(), 0);
-        match self.carry_out(&Work { sqe, data: Data::Out(data), at }, ctx).await {
+        match self.execute(&NamespaceCommand { sqe, data: CommandData::Out(data), at }, ctx).await {
             Ok(_) => Ok(()),
-            Err(Ended::Differs) => Err(CompareError::Differs),
-            Err(Ended::With(error)) => Err(error.into()),
+            Err(CommandEnd::Miscompare) => Err(CompareError::Miscompare),
+            Err(CommandEnd::With(error)) => Err(error.into()),
         }
     }
 
-    /// Replaces the contents from `at` on by `write` if they are `compare`, which is as long, in one step
-    /// (NVMe Base 2.0, 3.4.2). It is sent once; when it is said to be in doubt, whatever was to become of it
-    /// has become of it.
+    /// Atomically replaces the contents from `at` on by `write` if they equal `compare`, which has
+    /// the same length (NVMe Base 2.0, 3.4.2). Never retried; when it returns in doubt, the command
+    /// can no longer take effect later.
     ///
     /// # Errors
     /// [`CompareError`].
@@ -237,46 +240,52 @@ impl Namespace {
         fua: bool,
         ctx: &Ctx,
     ) -> Result<(), CompareError> {
-        let taken = self.ready(Instant::now() + self.patience).await?;
+        let taken = self.acquire_path(Instant::now() + self.retry_timeout).await?;
         let live = &taken.live;
-        if !live.abilities.compare_and_write || compare.len() != write.len() {
+        if !live.capabilities.compare_and_write || compare.len() != write.len() {
             return Err(CompareError::Unsupported);
         }
-        let pair = live.queue().pair().await;
-        let Some(pair) = pair.filter(|_| taken.is_still()) else {
+        let pair = live.queue().reserve_pair().await;
+        let Some(pair) = pair.filter(|_| taken.is_valid()) else {
             return Err(Error::Fenced.into());
         };
         let timeout = Some(taken.path.controller.options().command_timeout);
         let half = |opcode, fuse, data, bits| {
-            let mut sqe = taken.path.forced(self.transfer(opcode, at, compare.len(), bits));
+            let mut sqe = taken.path.with_fua(self.transfer(opcode, at, compare.len(), bits));
             sqe.flags |= fuse;
-            Command { sqe, payload: payload(Data::Out(data), ctx), timeout }
+            Command { sqe, payload: payload(CommandData::Out(data), ctx), timeout }
         };
         let fua = if fua { FUA } else { 0 };
         let first = half(NvmOpcode::Compare, FUSE_FIRST, compare, 0);
         let second = half(NvmOpcode::Write, FUSE_SECOND, write, fua);
         let (first, second) = pair.submit(first, second).await;
-        if first.outcome == Err(Lost::InDoubt) || second.outcome == Err(Lost::InDoubt) {
-            self.outlast(live.in_doubt_for()).await;
+        if first.outcome == Err(LostCommand::InDoubt) || second.outcome == Err(LostCommand::InDoubt)
+        {
+            self.wait_in_doubt(live.in_doubt_for()).await;
         }
         match (first.outcome, second.outcome) {
             (Ok(a), Ok(b)) if a.status.is_success() && b.status.is_success() => {
-                if [first.moved, second.moved].iter().all(|n| *n as usize == compare.len()) {
-                    taken.path.has_written();
+                if [first.transferred, second.transferred]
+                    .iter()
+                    .all(|n| *n as usize == compare.len())
+                {
+                    taken.path.record_write();
                     return Ok(());
                 }
                 let why = "a compare and write succeeded without all of its data";
-                taken.path.controller.give_up(live, why);
+                taken.path.controller.fail_connection(live, why);
                 Err(CompareError::InDoubt)
             }
-            (Ok(a), _) if a.status.code() == Status::COMPARE_FAILURE => Err(CompareError::Differs),
-            (Err(Lost::Unsent), Err(Lost::Unsent)) => Err(Error::Fenced.into()),
+            (Ok(a), _) if a.status.code() == Status::COMPARE_FAILURE => {
+                Err(CompareError::Miscompare)
+            }
+            (Err(LostCommand::Unsent), Err(LostCommand::Unsent)) => Err(Error::Fenced.into()),
             (Err(_), _) | (_, Err(_)) => Err(CompareError::InDoubt),
             (Ok(a), Ok(b)) => Err(fused_failure(a, b, at)),
         }
     }
 
-    /// A command of the range from `at` on that `length` bytes of data are.
+    /// A command for the range from `at` on that `length` bytes of data fill.
     fn transfer(&self, opcode: NvmOpcode, at: Lba, length: usize, bits: u32) -> Sqe {
         let block_size = self.described.get().info.block_size as usize;
         let blocks = u32::try_from(length / block_size).unwrap_or(u32::MAX);
@@ -291,7 +300,7 @@ impl Namespace {
         sqe
     }
 
-    /// A command without data for a range of any length, in pieces.
+    /// Sends a command without data for a range of any length, in pieces.
     async fn without_data(
         &self,
         (opcode, bits): (NvmOpcode, u32),
@@ -299,12 +308,12 @@ impl Namespace {
         most: u32,
         ctx: &Ctx,
     ) -> Result<(), Error> {
-        for (at, piece) in pieces(at, blocks, most) {
+        for (at, piece) in split_range(at, blocks, most) {
             if ctx.is_aborted() {
                 return Err(Error::Aborted);
             }
             let sqe = self.ranged(opcode, at, piece, bits);
-            self.carry_out(&Work { sqe, data: Data::None, at }, ctx).await?;
+            self.execute(&NamespaceCommand { sqe, data: CommandData::None, at }, ctx).await?;
         }
         Ok(())
     }
@@ -316,13 +325,13 @@ impl Namespace {
         fua: bool,
         ctx: &Ctx,
     ) -> Result<(), Error> {
-        let Described { info, zero_blocks, frees_by_zeroing, .. } = self.described.get();
+        let NamespaceDescription { info, zero_blocks, frees_by_zeroing, .. } = self.described.get();
         if zero_blocks > 0 {
             let bits = if unmap && frees_by_zeroing { DEAC } else { 0 } | if fua { FUA } else { 0 };
             let command = (NvmOpcode::WriteZeroes, bits);
             return self.without_data(command, (at, blocks), zero_blocks, ctx).await;
         }
-        for (at, piece) in pieces(at, blocks, info.max_transfer_blocks) {
+        for (at, piece) in split_range(at, blocks, info.max_transfer_blocks) {
             if ctx.is_aborted() {
                 return Err(Error::Aborted);
             }
@@ -342,7 +351,7 @@ impl Namespace {
         }
         /// Dword 11: deallocate.
         const DEALLOCATE: u32 = 1 << 2;
-        for (at, piece) in pieces(at, blocks, described.discard_blocks) {
+        for (at, piece) in split_range(at, blocks, described.discard_blocks) {
             if ctx.is_aborted() {
                 return Err(Error::Aborted);
             }
@@ -352,7 +361,7 @@ impl Namespace {
             let mut sqe = Sqe::new(NvmOpcode::DatasetManagement.0, 0, self.nsid);
             sqe.cdw10[1] = DEALLOCATE.into();
             let data = rt::buf::copy_in(ctx.credit(), &range);
-            self.carry_out(&Work { sqe, data: Data::Out(&data), at }, ctx).await?;
+            self.execute(&NamespaceCommand { sqe, data: CommandData::Out(&data), at }, ctx).await?;
         }
         Ok(())
     }
@@ -360,104 +369,116 @@ impl Namespace {
     async fn write(&self, at: Lba, data: &Bufs, fua: bool, ctx: &Ctx) -> Result<(), Error> {
         let bits = if fua { FUA } else { 0 };
         let sqe = self.transfer(NvmOpcode::Write, at, data.len(), bits);
-        self.carry_out(&Work { sqe, data: Data::Out(data), at }, ctx).await?;
+        self.execute(&NamespaceCommand { sqe, data: CommandData::Out(data), at }, ctx).await?;
         Ok(())
     }
 
-    /// A flush that fails is the end: it is never tried again and believed. Each path by which something was
-    /// written has its own; what was written by one that is lost is covered by that of another, or of the same
-    /// controller when it is back (RFD 0027, 4).
+    /// A failed flush fails the namespace: a repeated one could falsely succeed. Each path that was
+    /// written through is flushed; for a lost path, a flush through another one, or through the
+    /// same controller after it reconnects, covers its writes (RFD 0027, 4).
     async fn flush(&self, ctx: &Ctx) -> Result<(), Error> {
         let sqe = Sqe::new(NvmOpcode::Flush.0, 0, self.nsid);
         debug_assert_ne!(self.nsid, NSID_ALL);
-        let work = Work { sqe, data: Data::None, at: Lba(0) };
+        let work = NamespaceCommand { sqe, data: CommandData::None, at: Lba(0) };
         let paths = self.paths.borrow().clone();
-        let written: Vec<_> = paths.iter().filter_map(|p| Some((p, p.to_flush()?))).collect();
+        let written: Vec<_> =
+            paths.iter().filter_map(|p| Some((p, p.unflushed_writes()?))).collect();
         let mut is_covered = !written.is_empty();
         for (path, _) in &written {
             is_covered &= self.flush_by(path, &work, ctx).await?;
         }
         if !is_covered {
-            match self.carry_out(&work, ctx).await {
+            match self.execute(&work, ctx).await {
                 Ok(_) => {}
-                Err(Ended::With(Error::Aborted)) => return Err(Error::Aborted),
+                Err(CommandEnd::With(Error::Aborted)) => return Err(Error::Aborted),
                 Err(_) => return Err(self.fail("a flush has failed")),
             }
         }
-        written.iter().for_each(|(path, written)| path.has_flushed(*written));
+        written.iter().for_each(|(path, written)| path.record_flush(*written));
         Ok(())
     }
 
-    /// Flushes by this path; whether it did. If not, it was lost, or is none now.
-    async fn flush_by(&self, path: &Rc<Path>, work: &Work<'_>, ctx: &Ctx) -> Result<bool, Error> {
-        let Some(taken) = path.take() else { return Ok(false) };
+    /// Flushes through this path. Returns `false` if the path was lost or is unusable.
+    async fn flush_by(
+        &self,
+        path: &Rc<Path>,
+        work: &NamespaceCommand<'_>,
+        ctx: &Ctx,
+    ) -> Result<bool, Error> {
+        let Some(taken) = path.acquire() else { return Ok(false) };
         let Some(reply) = send(&taken, work, ctx).await else { return Ok(false) };
-        match self.judge(work, &reply, &taken) {
-            Ok(Verdict::Done) => Ok(true),
-            Ok(Verdict::Again { .. } | Verdict::InDoubt(_) | Verdict::Few { .. }) => Ok(false),
-            Ok(Verdict::Failed(_)) | Err(_) => Err(self.fail("a flush has failed")),
+        match self.evaluate(work, &reply, &taken) {
+            Ok(StatusAction::Done) => Ok(true),
+            Ok(
+                StatusAction::Retry { .. }
+                | StatusAction::InDoubt(_)
+                | StatusAction::RetryLimited { .. },
+            ) => Ok(false),
+            Ok(StatusAction::Failed(_)) | Err(_) => Err(self.fail("a flush has failed")),
         }
     }
 }
 
-/// How a command has ended that has not succeeded.
+/// How a command failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ended {
-    /// A comparison has found a difference.
-    Differs,
+enum CommandEnd {
+    /// A comparison found a difference.
+    Miscompare,
     With(Error),
 }
 
-impl From<Ended> for Error {
-    fn from(ended: Ended) -> Self {
+impl From<CommandEnd> for Error {
+    fn from(ended: CommandEnd) -> Self {
         match ended {
-            // Of commands that compare nothing: the controller makes no sense.
-            Ended::Differs => Self::Gone,
-            Ended::With(error) => error,
+            // For commands that compare nothing: an invalid response.
+            CommandEnd::Miscompare => Self::Gone,
+            CommandEnd::With(error) => error,
         }
     }
 }
 
 impl Namespace {
-    /// Sends a command until it has an answer that stays.
-    async fn carry_out(&self, work: &Work<'_>, ctx: &Ctx) -> Result<Bufs, Ended> {
+    /// Sends a command until it has a final answer.
+    async fn execute(&self, work: &NamespaceCommand<'_>, ctx: &Ctx) -> Result<Bufs, CommandEnd> {
         let (mut until, mut tries, mut may_be_done) = (None, 0, false);
         let mut last_chance = false;
         loop {
-            let deadline = until.unwrap_or_else(|| Instant::now() + self.patience);
-            let taken = self.ready(deadline).await.map_err(Ended::With)?;
+            let deadline = until.unwrap_or_else(|| Instant::now() + self.retry_timeout);
+            let taken = self.acquire_path(deadline).await.map_err(CommandEnd::With)?;
             let Some(reply) = send(&taken, work, ctx).await else {
                 until.get_or_insert(deadline);
                 continue;
             };
-            match self.judge(work, &reply, &taken)? {
-                Verdict::Done => {
+            match self.evaluate(work, &reply, &taken)? {
+                StatusAction::Done => {
                     if work.changes() {
-                        taken.path.has_written();
+                        taken.path.record_write();
                     }
                     return Ok(reply.buffers.into());
                 }
-                Verdict::Failed(error) => return Err(Ended::With(error)),
-                Verdict::Few { error, look } => {
+                StatusAction::Failed(error) => return Err(CommandEnd::With(error)),
+                StatusAction::RetryLimited { error, verify: look } => {
                     tries += 1;
-                    if tries >= TRIES {
-                        return Err(Ended::With(error));
+                    if tries >= MAX_TRIES {
+                        return Err(CommandEnd::With(error));
                     }
                     if look {
-                        taken.path.doubt();
+                        taken.path.mark_unverified();
                     }
-                    taken.path.rest(Instant::now() + PAUSE);
+                    taken.path.set_avoid_until(Instant::now() + RETRY_PAUSE);
                 }
-                Verdict::Again { pause: true } => taken.path.rest(Instant::now() + PAUSE),
-                // Those who keep the controller have to see what has happened.
-                Verdict::Again { pause: false } => rt::give_way().await,
-                // From now on it cannot be abandoned: what its range holds would not stay.
-                Verdict::InDoubt(time) => {
+                StatusAction::Retry { pause: true } => {
+                    taken.path.set_avoid_until(Instant::now() + RETRY_PAUSE);
+                }
+                // Let the controller's tasks notice what happened.
+                StatusAction::Retry { pause: false } => rt::yield_to_ready_tasks().await,
+                // From now on it cannot be abandoned: the contents of its range would change later.
+                StatusAction::InDoubt(time) => {
                     may_be_done = true;
-                    self.outlast(time).await;
-                    // It could not be sent again before: patience that has run out meanwhile ends with one attempt more. Not
-                    // where it may happen yet.
-                    let next = Instant::now() + PAUSE;
+                    self.wait_in_doubt(time).await;
+                    // It could not be retried earlier: if the timeout has passed meanwhile, one
+                    // more attempt is made. Not while the first copy may still take effect.
+                    let next = Instant::now() + RETRY_PAUSE;
                     if next > deadline && time < Duration::MAX && !last_chance {
                         last_chance = true;
                         until = Some(next);
@@ -466,154 +487,167 @@ impl Namespace {
             }
             drop(taken);
             if ctx.is_aborted() && !may_be_done {
-                return Err(Ended::With(Error::Aborted));
+                return Err(CommandEnd::With(Error::Aborted));
             }
             if Instant::now() >= *until.get_or_insert(deadline) {
-                return Err(Ended::With(self.is_away("no path has been of use for too long")));
+                return Err(CommandEnd::With(
+                    self.fail_unreachable("no path has been of use for too long"),
+                ));
             }
         }
     }
 
-    /// Waits until what is in doubt cannot happen any more; where nobody knows when that is, as long as anybody
-    /// waits for anything.
-    async fn outlast(&self, time: Duration) {
-        sleep(if time == Duration::MAX { self.patience } else { time }).await;
+    /// Waits until commands in doubt can no longer take effect; without a known bound, for the
+    /// retry timeout.
+    async fn wait_in_doubt(&self, time: Duration) {
+        sleep(if time == Duration::MAX { self.retry_timeout } else { time }).await;
     }
 
-    /// What an answer means for a command.
-    fn judge(&self, work: &Work<'_>, reply: &Reply, taken: &Taken) -> Result<Verdict, Ended> {
+    /// What to do after this answer.
+    fn evaluate(
+        &self,
+        work: &NamespaceCommand<'_>,
+        reply: &Reply,
+        taken: &AcquiredPath,
+    ) -> Result<StatusAction, CommandEnd> {
         let completion = match reply.outcome {
-            Err(Lost::InDoubt) if work.changes() => {
-                return Ok(Verdict::InDoubt(taken.live.in_doubt_for()));
+            Err(LostCommand::InDoubt) if work.changes() => {
+                return Ok(StatusAction::InDoubt(taken.live.in_doubt_for()));
             }
-            Err(Lost::Unsent | Lost::InDoubt) => return Ok(Verdict::Again { pause: false }),
+            Err(LostCommand::Unsent | LostCommand::InDoubt) => {
+                return Ok(StatusAction::Retry { pause: false });
+            }
             Ok(completion) => completion,
         };
         if completion.status.code() == Status::COMPARE_FAILURE {
-            return Err(Ended::Differs);
+            return Err(CommandEnd::Miscompare);
         }
-        let verdict = verdict(completion.status, work.at, matches!(work.data, Data::Out(_)));
-        if verdict == Verdict::Done && reply.moved as usize != work.data.len() {
-            // The rest of a read's memory is anybody's old data, and that of a write is not written.
+        let verdict =
+            status_action(completion.status, work.at, matches!(work.data, CommandData::Out(_)));
+        if verdict == StatusAction::Done && reply.transferred as usize != work.data.len() {
+            // The rest of a read's buffer holds unrelated old data; the rest of a write is not
+            // written.
             let controller = &taken.path.controller;
-            controller.give_up(&taken.live, "a command succeeded without all of its data");
-            return Ok(Verdict::Again { pause: false });
+            controller.fail_connection(&taken.live, "a command succeeded without all of its data");
+            return Ok(StatusAction::Retry { pause: false });
         }
         let flushes = work.sqe.opcode == NvmOpcode::Flush.0;
-        if flushes && verdict != Verdict::Done && !was_not_done(completion.status) {
-            return Ok(Verdict::Failed(self.fail("a flush has failed")));
+        if flushes && verdict != StatusAction::Done && !is_not_executed(completion.status) {
+            return Ok(StatusAction::Failed(self.fail("a flush has failed")));
         }
-        if verdict == Verdict::Failed(Error::Gone) {
+        if verdict == StatusAction::Failed(Error::Gone) {
             self.fail("the controller says that it has failed");
         }
         Ok(verdict)
     }
 
-    /// A path through which this is the volume that it was.
-    async fn ready(&self, until: Instant) -> Result<Taken, Error> {
+    /// A path that is verified to lead to this volume.
+    async fn acquire_path(&self, until: Instant) -> Result<AcquiredPath, Error> {
         let mut any = false;
         loop {
             if self.gone.get().is_some() {
                 return Err(Error::Gone);
             }
             let changed = self.changed.notified();
-            if let Some(taken) = take(&self.paths.borrow(), self.policy, &self.last, any) {
+            if let Some(taken) =
+                select_path(&self.paths.borrow(), self.policy, &self.last_path, any)
+            {
                 return Ok(taken);
             }
-            if self.paths.borrow().iter().all(|path| path.is_hopeless()) {
-                return Err(self.is_away("no path leads to it any more"));
+            if self.paths.borrow().iter().all(|path| path.is_unusable()) {
+                return Err(self.fail_unreachable("no path leads to it any more"));
             }
             let now = Instant::now();
             if now >= until {
-                return Err(self.is_away("there has been no path for too long"));
+                return Err(self.fail_unreachable("there has been no path for too long"));
             }
-            // Time that has run out is as good a reason to look again.
-            any = timeout_at(until.min(now + PAUSE), changed).await.is_err();
+            // A timeout is as good a reason to check again.
+            any = timeout_at(until.min(now + RETRY_PAUSE), changed).await.is_err();
         }
     }
 
-    /// What has been found at the end of a path.
-    fn found(&self, path: &Path, now: Option<&Described>, generation: u64) {
+    /// Records the verification result of a path.
+    fn record_description(&self, path: &Path, now: Option<&NamespaceDescription>, generation: u64) {
         let described = self.described.get();
-        path.found(now, &described, generation);
-        if let (Some(now), Seen::Same) = (now, path.seen()) {
-            self.described.set(described.grown(now));
+        path.record_identity(now, &described, generation);
+        if let (Some(now), PathIdentity::Same) = (now, path.identity()) {
+            self.described.set(described.with_size_of(now));
         }
         self.changed.notify_waiters();
     }
 
-    /// From now on every operation fails, for what is lost.
+    /// Fails every operation from now on, because data is lost.
     fn fail(&self, why: &'static str) -> Error {
-        self.end(Gone { why, away: false })
+        self.set_gone(NamespaceGone { reason: why, is_unreachable: false })
     }
 
-    /// From now on every operation fails, for no path is of use. One that leads to another volume is no reason to look for
-    /// this one there.
-    fn is_away(&self, why: &'static str) -> Error {
-        let away = !self.paths.borrow().iter().any(|path| path.leads_elsewhere());
-        self.end(Gone { why, away })
+    /// Fails every operation from now on, because no path is usable. A path to another volume is no
+    /// place to look for this one.
+    fn fail_unreachable(&self, why: &'static str) -> Error {
+        let away = !self.paths.borrow().iter().any(|path| path.is_different());
+        self.set_gone(NamespaceGone { reason: why, is_unreachable: away })
     }
 
-    fn end(&self, gone: Gone) -> Error {
+    fn set_gone(&self, gone: NamespaceGone) -> Error {
         if self.gone.get().is_none() {
             self.gone.set(Some(gone));
             let paths = self.paths.borrow();
             let controllers: Vec<_> = paths.iter().map(|p| &p.controller).collect();
-            warn!("namespace {} by {controllers:?}: {}", self.nsid, gone.why);
+            warn!("namespace {} by {controllers:?}: {}", self.nsid, gone.reason);
             self.changed.notify_waiters();
         }
         Error::Gone
     }
 }
 
-/// Sends a command by a path that has been taken. `None` where the path has become another one while there was no
-/// room for it: nothing was sent.
-async fn send(taken: &Taken, work: &Work<'_>, ctx: &Ctx) -> Option<Reply> {
-    let place = taken.live.queue().place().await;
-    if !taken.is_still() {
+/// Sends a command through an acquired path. `None` if the path changed while waiting for a slot:
+/// nothing was sent.
+async fn send(taken: &AcquiredPath, work: &NamespaceCommand<'_>, ctx: &Ctx) -> Option<Reply> {
+    let place = taken.live.queue().reserve().await;
+    if !taken.is_valid() {
         return None;
     }
     let Some(place) = place else { return Some(Reply::unsent()) };
     let timeout = Some(taken.path.controller.options().command_timeout);
-    let (sqe, payload) = (taken.path.forced(work.sqe), payload(work.data, ctx));
+    let (sqe, payload) = (taken.path.with_fua(work.sqe), payload(work.data, ctx));
     Some(place.submit(Command { sqe, payload, timeout }).await)
 }
 
-/// Looks at what is at the end of a path whenever that may have changed: nothing is sent there before it is
-/// known, and a volume that has grown is used beyond its old end only then.
+/// Verifies a path whenever its namespace may have changed: nothing is sent before, and blocks
+/// beyond the old end are used only after the growth is known.
 async fn watch(namespace: Weak<Namespace>, path: Rc<Path>) {
     let controller = &path.controller;
     let Some(nsid) = namespace.upgrade().map(|n| n.nsid) else { return };
     loop {
         let generation = controller.generation();
-        if !path.is_known()
-            && let Some(live) = controller.live()
+        if !path.is_verified()
+            && let Some(live) = controller.active()
         {
             let found = live.describe(nsid).await;
             let Some(namespace) = namespace.upgrade() else { return };
             match found {
-                Ok(now) => namespace.found(&path, now.as_ref(), generation),
-                // The controller is about to be another one.
-                Err(Failed::Lost(_)) => {}
+                Ok(now) => namespace.record_description(&path, now.as_ref(), generation),
+                // The controller is about to reconnect.
+                Err(AdminError::Lost(_)) => {}
                 Err(_) => {
                     drop(namespace);
-                    controller.pause(Instant::now() + PAUSE).await;
+                    controller.wait_change(Instant::now() + RETRY_PAUSE).await;
                     continue;
                 }
             }
         }
         let again = async {
-            match path.is_not_now() {
-                true => sleep(PAUSE).await,
+            match path.is_unavailable() {
+                true => sleep(RETRY_PAUSE).await,
                 false => std::future::pending().await,
             }
         };
         let is_over = tokio::select! {
             biased;
             next = controller.changed(generation) => next.is_none(),
-            () = path.doubted.notified() => false,
+            () = path.recheck.notified() => false,
             () = again => {
-                path.doubt();
+                path.mark_unverified();
                 false
             }
         };
@@ -626,41 +660,43 @@ async fn watch(namespace: Weak<Namespace>, path: Rc<Path>) {
 }
 
 /// What a status means (NVMe Base 2.0, 3.3.3.2.1).
-fn verdict(status: Status, at: Lba, writes: bool) -> Verdict {
+fn status_action(status: Status, at: Lba, writes: bool) -> StatusAction {
     /// Status code type: media and data integrity errors; path related.
     const MEDIA: u16 = 2;
     const PATH: u16 = 3;
     if status.is_success() {
-        return Verdict::Done;
+        return StatusAction::Done;
     }
     let code = status.code();
     let kind = code.field() >> 8;
     let unusable = if writes { Error::Unwritable { at } } else { Error::Unreadable { at } };
     match code {
-        Status::LBA_OUT_OF_RANGE => return Verdict::Few { error: Error::OutOfRange, look: true },
-        Status::INVALID_NAMESPACE | Status::INVALID_FIELD => {
-            return Verdict::Few { error: unusable, look: true };
+        Status::LBA_OUT_OF_RANGE => {
+            return StatusAction::RetryLimited { error: Error::OutOfRange, verify: true };
         }
-        Status::CAPACITY_EXCEEDED => return Verdict::Failed(Error::NoSpace),
-        Status::WRITE_PROTECTED => return Verdict::Failed(Error::ReadOnly),
-        Status::RESERVATION_CONFLICT => return Verdict::Failed(unusable),
+        Status::INVALID_NAMESPACE | Status::INVALID_FIELD => {
+            return StatusAction::RetryLimited { error: unusable, verify: true };
+        }
+        Status::CAPACITY_EXCEEDED => return StatusAction::Failed(Error::NoSpace),
+        Status::WRITE_PROTECTED => return StatusAction::Failed(Error::ReadOnly),
+        Status::RESERVATION_CONFLICT => return StatusAction::Failed(unusable),
         _ => {}
     }
-    match (kind, status.is_final()) {
-        (MEDIA, false) => Verdict::Few { error: unusable, look: false },
-        (PATH, _) | (_, false) => Verdict::Again { pause: true },
-        (_, true) if code == Status::INTERNAL_ERROR => Verdict::Failed(Error::Gone),
-        (_, true) => Verdict::Failed(unusable),
+    match (kind, status.is_do_not_retry()) {
+        (MEDIA, false) => StatusAction::RetryLimited { error: unusable, verify: false },
+        (PATH, _) | (_, false) => StatusAction::Retry { pause: true },
+        (_, true) if code == Status::INTERNAL_ERROR => StatusAction::Failed(Error::Gone),
+        (_, true) => StatusAction::Failed(unusable),
     }
 }
 
-/// Whether a status says that nothing was done. A Flush that was begun and failed may have left out what could not be
-/// written; the next one has nothing to do, and succeeds.
-fn was_not_done(status: Status) -> bool {
+/// Whether a status says that the command was not executed. A failed Flush may have dropped data
+/// that could not be written; a repeated one would find nothing to do and succeed.
+fn is_not_executed(status: Status) -> bool {
     /// Status code type: path related.
     const PATH: u16 = 3;
     let not_yet = [
-        // It is not there, or not there any more, as far as this controller knows.
+        // The namespace does not exist (any more) at this controller.
         Status::INVALID_NAMESPACE,
         Status::ABORT_REQUESTED,
         Status::ABORTED_SQ_DELETED,
@@ -671,7 +707,7 @@ fn was_not_done(status: Status) -> bool {
     status.code().field() >> 8 == PATH || not_yet.contains(&status.code())
 }
 
-/// Why a Compare and Write was refused: by the half that failed by itself.
+/// Why a Compare and Write was refused: the status of the half that failed by itself.
 fn fused_failure(first: Completion, second: Completion, at: Lba) -> CompareError {
     let own = |c: &&Completion| !c.status.is_success() && c.status.code() != Status::FAILED_FUSED;
     let Some(failed) = [first, second].iter().find(own).copied() else {
@@ -681,9 +717,11 @@ fn fused_failure(first: Completion, second: Completion, at: Lba) -> CompareError
         Status::INVALID_OPCODE | Status::INVALID_FIELD | Status::ATOMIC_WRITE_UNIT => {
             CompareError::Unsupported
         }
-        _ => match verdict(failed.status, at, true) {
-            Verdict::Failed(error) | Verdict::Few { error, .. } => error.into(),
-            Verdict::Done | Verdict::Again { .. } | Verdict::InDoubt(_) => Error::Fenced.into(),
+        _ => match status_action(failed.status, at, true) {
+            StatusAction::Failed(error) | StatusAction::RetryLimited { error, .. } => error.into(),
+            StatusAction::Done | StatusAction::Retry { .. } | StatusAction::InDoubt(_) => {
+                Error::Fenced.into()
+            }
         },
     }
 }
@@ -703,11 +741,13 @@ impl Layer for Namespace {
             Op::Read { at, blocks } => {
                 let bytes = blocks as usize * self.info().block_size as usize;
                 let sqe = self.ranged(NvmOpcode::Read, at, blocks, 0);
-                let work = Work { sqe, data: Data::In(bytes), at };
-                return Ok(self.carry_out(&work, ctx).await?);
+                let work = NamespaceCommand { sqe, data: CommandData::In(bytes), at };
+                return Ok(self.execute(&work, ctx).await?);
             }
-            // Nobody tells a host which blocks have space behind them.
-            Op::Map { blocks, .. } => return Ok(Run { blocks, mapped: true }.into_bufs(ctx)),
+            // Hosts cannot query allocation.
+            Op::BlockStatus { blocks, .. } => {
+                return Ok(BlockStatus { blocks, mapped: true }.into_bufs(ctx));
+            }
             Op::Write { at, data, fua } => self.write(at, &data, fua, ctx).await,
             Op::Zero { at, blocks, unmap, fua } => self.zero((at, blocks), unmap, fua, ctx).await,
             Op::Unmap { at, blocks } => self.unmap(at, blocks, ctx).await,

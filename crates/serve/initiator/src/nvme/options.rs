@@ -1,31 +1,30 @@
-//! What a host is told about a controller before it knows it.
+//! Options of an NVMe/TCP connection.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ::nvme::Digests;
-use ::nvme::auth::{Policy, Secret};
+use ::nvme::auth::{AuthPolicy, Secret};
 use ::nvme::tls::TlsKey;
 
 pub use crate::backoff::Backoff;
 
-/// How a host proves who it is (RFD 0020).
+/// DH-HMAC-CHAP secrets and policy (RFD 0020).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Secrets {
-    /// What the host proves to know.
+    /// The host's secret.
     pub host: Secret,
-    /// What the controller is to prove that it knows: with it, a controller that asks for no proof is
-    /// refused as well.
+    /// The controller's secret; if set, controllers that do not authenticate are refused.
     pub controller: Option<Secret>,
-    /// What may be agreed on.
-    pub policy: Policy,
+    /// Accepted hashes and groups.
+    pub policy: AuthPolicy,
 }
 
-/// Who connects to what, and how long anything may take.
+/// Names, addresses and time limits.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where the controller is.
+    /// Address of the controller.
     pub address: SocketAddr,
     /// NQN of the subsystem.
     pub subnqn: String,
@@ -33,31 +32,31 @@ pub struct Options {
     pub hostnqn: String,
     /// Identifier of this host; not 0.
     pub host_id: [u8; 16],
-    /// How it proves who it is, where a controller asks.
+    /// Secrets, for controllers that require authentication.
     pub secrets: Option<Arc<Secrets>>,
-    /// The key that it has together with the subsystem: its connections are protected by TLS (RFD 0022). Without, they
-    /// are not.
+    /// The pre-shared key of host and subsystem: connections use TLS (RFD 0022). Without it they
+    /// are not encrypted.
     pub tls_key: Option<Arc<TlsKey>>,
-    /// Digests to ask for; a controller may decline.
+    /// Digests to request; a controller may decline.
     pub digests: Digests,
     /// I/O queues to open on this core; a controller may allow fewer.
     pub io_queues: u16,
-    /// Entries of an I/O queue, one more than what may be in flight; a controller may have room for fewer.
+    /// Entries of an I/O queue: one more than the commands in flight; a controller may allow fewer.
     pub queue_entries: u16,
-    /// After how long a silence the controller takes this host for gone, and the other way round (KATO).
+    /// After how long a silence the controller counts this host as lost, and vice versa (KATO).
     pub keep_alive: Duration,
-    /// How long connecting one queue may take, from dialling to the answer to Connect.
+    /// Time limit of connecting one queue, from dialling to the answer to Connect.
     pub connect_timeout: Duration,
-    /// How long any other command may take.
+    /// Time limit of any other command.
     pub command_timeout: Duration,
-    /// How long to wait before connecting again.
+    /// Delays between connection attempts.
     pub backoff: Backoff,
-    /// How long a command waits for a controller that is away, from its first failure.
-    pub patience: Duration,
+    /// How long a command waits for an unreachable controller, from its first failure.
+    pub retry_timeout: Duration,
 }
 
 impl Options {
-    /// The usual ones.
+    /// Default options.
     #[must_use]
     pub fn new(address: SocketAddr, subnqn: &str, hostnqn: &str, host_id: [u8; 16]) -> Self {
         Self {
@@ -74,7 +73,7 @@ impl Options {
             connect_timeout: Duration::from_secs(10),
             command_timeout: Duration::from_secs(30),
             backoff: Backoff::default(),
-            patience: Duration::from_secs(60),
+            retry_timeout: Duration::from_secs(60),
         }
     }
 }

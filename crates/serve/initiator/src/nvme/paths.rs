@@ -1,4 +1,4 @@
-//! The ways to a namespace: which of them lead to it, and which one the next command takes.
+//! Paths to a namespace: their state, and how one is chosen for a command.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -10,94 +10,94 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tracing::warn;
 
+use super::active_association::ActiveAssociation;
 use super::controller::Controller;
-use super::identity::Described;
-use super::live::Live;
+use super::identity::NamespaceDescription;
 use super::namespace::FUA;
 
-/// By what a command chooses among the paths that serve its namespace equally well.
+/// How a command chooses among equally good paths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Policy {
-    /// A path that does not leave this machine, as long as there is one; of several, the one with the fewest
-    /// commands under way.
+pub enum PathPolicy {
+    /// A path to a controller on this machine, if there is one; of several, the one with the fewest
+    /// commands in flight.
     #[default]
     LocalFirst,
-    /// The path with the fewest commands under way.
+    /// The path with the fewest commands in flight.
     QueueDepth,
-    /// One after the other.
+    /// Paths take turns.
     RoundRobin,
 }
 
-/// What is known of the volume at the end of a path.
+/// What is known of the volume that a path leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Seen {
-    /// Nothing, or nothing that still holds.
+pub(super) enum PathIdentity {
+    /// Not verified, or not since it may have changed.
     Unknown,
-    /// It is the volume that it has to be.
+    /// The expected volume.
     Same,
-    /// It is another one.
-    Another(&'static str),
-    /// It is not there, or not able to do what is asked of it, for now.
-    NotNow(&'static str),
+    /// Another volume.
+    Different(&'static str),
+    /// Missing, or temporarily lacking a needed capability.
+    Unavailable(&'static str),
 }
 
-/// One of the ways.
+/// A path to the namespace through one controller.
 #[derive(Debug)]
 pub(super) struct Path {
     pub(super) controller: Controller,
-    seen: Cell<Seen>,
-    /// The generation of the controller at which it was seen.
-    at: Cell<u64>,
-    /// Its group of access states.
+    identity: Cell<PathIdentity>,
+    /// The controller generation at which `identity` was verified.
+    identity_generation: Cell<u64>,
+    /// Its ANA group.
     group: Cell<u32>,
-    /// Its controller has a volatile cache, of which nobody was told who uses this: what is written is forced through
-    /// it.
-    forces: Cell<bool>,
+    /// Its controller has a volatile cache that the namespace's user does not know of: writes are
+    /// sent with FUA.
+    force_fua: Cell<bool>,
     in_flight: Cell<usize>,
-    /// Until when it rests, after a refusal that concerns the path.
-    rests: Cell<Option<Instant>>,
-    /// Counts the writes that have ended here; those of them that a flush has covered.
-    written: Cell<u64>,
-    flushed: Cell<u64>,
-    /// Somebody wants the namespace looked at again.
-    pub(super) doubted: Notify,
+    /// Until when it is avoided, after a path-related refusal.
+    avoid_until: Cell<Option<Instant>>,
+    /// Counts the writes completed on this path, and those of them that a flush has covered.
+    writes_completed: Cell<u64>,
+    writes_flushed: Cell<u64>,
+    /// Requests a new verification.
+    pub(super) recheck: Notify,
 }
 
-/// A path that carries a command, counted as such.
+/// A path counted as carrying a command.
 #[derive(Debug)]
-pub(super) struct Taken {
+pub(super) struct AcquiredPath {
     pub(super) path: Rc<Path>,
-    pub(super) live: Rc<Live>,
+    pub(super) live: Rc<ActiveAssociation>,
 }
 
-impl Taken {
-    /// Whether it still leads to the volume: what is sent next without a pause goes there.
-    pub(super) fn is_still(&self) -> bool {
-        self.path.seen() == Seen::Same && self.live.is_up()
+impl AcquiredPath {
+    /// Whether it still leads to the volume; a command sent now without awaiting goes there.
+    pub(super) fn is_valid(&self) -> bool {
+        self.path.identity() == PathIdentity::Same && self.live.is_up()
     }
 }
 
-impl Drop for Taken {
+impl Drop for AcquiredPath {
     fn drop(&mut self) {
         self.path.in_flight.set(self.path.in_flight.get() - 1);
     }
 }
 
-/// How good a path is, best first.
+/// State of a path, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Class {
+enum PathState {
     Optimized,
     NonOptimized,
-    /// The controller says that it does not serve, or has just refused to. What it says may be old, so in
-    /// want of anything better it is asked now and then.
-    Doubtful,
+    /// The controller reported that it does not serve the namespace, or just refused to. As this
+    /// may be outdated, it is retried occasionally when there is no better path.
+    Inaccessible,
 }
 
-/// What the choice is made by.
+/// A path with what its choice depends on.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     index: usize,
-    class: Class,
+    state: PathState,
     is_local: bool,
     in_flight: usize,
 }
@@ -106,137 +106,154 @@ impl Path {
     pub(super) fn new(controller: Controller) -> Self {
         Self {
             controller,
-            seen: Cell::new(Seen::Unknown),
-            at: Cell::new(0),
+            identity: Cell::new(PathIdentity::Unknown),
+            identity_generation: Cell::new(0),
             group: Cell::new(0),
-            forces: Cell::new(false),
+            force_fua: Cell::new(false),
             in_flight: Cell::new(0),
-            rests: Cell::new(None),
-            written: Cell::new(0),
-            flushed: Cell::new(0),
-            doubted: Notify::new(),
+            avoid_until: Cell::new(None),
+            writes_completed: Cell::new(0),
+            writes_flushed: Cell::new(0),
+            recheck: Notify::new(),
         }
     }
 
-    /// What is at its end, as far as that still holds.
-    pub(super) fn seen(&self) -> Seen {
-        match self.seen.get() {
-            Seen::Same if self.at.get() != self.controller.generation() => Seen::Unknown,
+    /// The verification result, if still valid.
+    pub(super) fn identity(&self) -> PathIdentity {
+        match self.identity.get() {
+            PathIdentity::Same
+                if self.identity_generation.get() != self.controller.generation() =>
+            {
+                PathIdentity::Unknown
+            }
             seen => seen,
         }
     }
 
-    /// Notes what was found by a look that began at `generation`.
-    pub(super) fn found(&self, now: Option<&Described>, wanted: &Described, generation: u64) {
-        let seen = now.map_or(Seen::NotNow("it is not there"), |now| wanted.compare(now));
+    /// Records the result of a verification that began at `generation`.
+    pub(super) fn record_identity(
+        &self,
+        now: Option<&NamespaceDescription>,
+        wanted: &NamespaceDescription,
+        generation: u64,
+    ) {
+        let seen = now
+            .map_or(PathIdentity::Unavailable("it is not there"), |now| wanted.match_volume(now));
         if let Some(now) = now {
             self.group.set(now.ana_group);
-            self.forces.set(now.info.volatile_cache && !wanted.info.volatile_cache);
+            self.force_fua.set(now.info.volatile_cache && !wanted.info.volatile_cache);
         }
-        if let (Seen::Another(why) | Seen::NotNow(why), true) = (seen, self.seen.get() != seen) {
+        if let (PathIdentity::Different(why) | PathIdentity::Unavailable(why), true) =
+            (seen, self.identity.get() != seen)
+        {
             warn!("{:?} is no path: {why}", self.controller);
         }
-        self.seen.set(seen);
-        self.at.set(generation);
+        self.identity.set(seen);
+        self.identity_generation.set(generation);
     }
 
-    /// Whether it does not lead to the volume, as far as anybody can know.
-    pub(super) fn is_hopeless(&self) -> bool {
-        self.controller.is_over() || self.is_known() && matches!(self.seen.get(), Seen::Another(_))
+    /// Whether it is known not to lead to the volume.
+    pub(super) fn is_unusable(&self) -> bool {
+        self.controller.is_closed()
+            || self.is_verified() && matches!(self.identity.get(), PathIdentity::Different(_))
     }
 
-    /// Whether another volume was seen at its end when it was looked at last.
-    pub(super) fn leads_elsewhere(&self) -> bool {
-        matches!(self.seen.get(), Seen::Another(_))
+    /// Whether the last verification found another volume.
+    pub(super) fn is_different(&self) -> bool {
+        matches!(self.identity.get(), PathIdentity::Different(_))
     }
 
-    /// Whether it has been looked at since anything may have changed.
-    pub(super) fn is_known(&self) -> bool {
-        self.seen.get() != Seen::Unknown && self.at.get() == self.controller.generation()
+    /// Whether it was verified since its last change.
+    pub(super) fn is_verified(&self) -> bool {
+        self.identity.get() != PathIdentity::Unknown
+            && self.identity_generation.get() == self.controller.generation()
     }
 
-    /// Whether what is at its end may soon be what it has to be, though nobody says so.
-    pub(super) fn is_not_now(&self) -> bool {
-        matches!(self.seen.get(), Seen::NotNow(_))
+    /// Whether it may become usable without notification.
+    pub(super) fn is_unavailable(&self) -> bool {
+        matches!(self.identity.get(), PathIdentity::Unavailable(_))
     }
 
-    /// It has to be looked at again before it is used.
-    pub(super) fn doubt(&self) {
-        self.seen.set(Seen::Unknown);
-        self.doubted.notify_one();
+    /// Requires a verification before it is used again.
+    pub(super) fn mark_unverified(&self) {
+        self.identity.set(PathIdentity::Unknown);
+        self.recheck.notify_one();
     }
 
-    /// The command as it is to be sent by this path.
-    pub(super) fn forced(&self, mut sqe: Sqe) -> Sqe {
+    /// The command as this path has to send it.
+    pub(super) fn with_fua(&self, mut sqe: Sqe) -> Sqe {
         let writes = [NvmOpcode::Write.0, NvmOpcode::WriteZeroes.0].contains(&sqe.opcode);
-        if writes && self.forces.get() {
+        if writes && self.force_fua.get() {
             sqe.cdw10[2] = (sqe.cdw10[2].get() | FUA).into();
         }
         sqe
     }
 
-    /// It has refused a command for a reason that concerns the path: others come first until `then`.
-    pub(super) fn rest(&self, then: Instant) {
-        self.rests.set(Some(then));
+    /// Records a path-related refusal: other paths are preferred until `then`.
+    pub(super) fn set_avoid_until(&self, then: Instant) {
+        self.avoid_until.set(Some(then));
     }
 
-    /// A write that is not durable yet has ended here.
-    pub(super) fn has_written(&self) {
-        self.written.set(self.written.get() + 1);
+    /// Records the completion of a write that is not durable yet.
+    pub(super) fn record_write(&self) {
+        self.writes_completed.set(self.writes_completed.get() + 1);
     }
 
-    /// How much was written here if not all of it is durable.
-    pub(super) fn to_flush(&self) -> Option<u64> {
-        (self.flushed.get() < self.written.get()).then(|| self.written.get())
+    /// The count of writes, if some are not durable yet.
+    pub(super) fn unflushed_writes(&self) -> Option<u64> {
+        (self.writes_flushed.get() < self.writes_completed.get())
+            .then(|| self.writes_completed.get())
     }
 
-    /// What was written when `written` was asked for is durable.
-    pub(super) fn has_flushed(&self, written: u64) {
-        self.flushed.set(self.flushed.get().max(written));
+    /// Records a flush: the first `written` writes are durable.
+    pub(super) fn record_flush(&self, written: u64) {
+        self.writes_flushed.set(self.writes_flushed.get().max(written));
     }
 
-    /// Takes this path and no other one, if it leads to the volume, whatever was said of it of late.
-    pub(super) fn take(self: &Rc<Self>) -> Option<Taken> {
+    /// Acquires this path if it leads to the volume, regardless of recent refusals.
+    pub(super) fn acquire(self: &Rc<Self>) -> Option<AcquiredPath> {
         let (_, live) = self.candidate(0)?;
-        Some(self.taken(live))
+        Some(self.acquire_with(live))
     }
 
-    fn taken(self: &Rc<Self>, live: Rc<Live>) -> Taken {
+    fn acquire_with(self: &Rc<Self>, live: Rc<ActiveAssociation>) -> AcquiredPath {
         self.in_flight.set(self.in_flight.get() + 1);
-        Taken { path: Rc::clone(self), live }
+        AcquiredPath { path: Rc::clone(self), live }
     }
 
-    fn candidate(&self, index: usize) -> Option<(Candidate, Rc<Live>)> {
-        if self.seen() != Seen::Same {
+    fn candidate(&self, index: usize) -> Option<(Candidate, Rc<ActiveAssociation>)> {
+        if self.identity() != PathIdentity::Same {
             return None;
         }
-        let live = self.controller.live()?;
-        let state = self.controller.access(self.group.get()).unwrap_or(AnaState::Optimized);
-        let resting = self.rests.get().is_some_and(|until| {
+        let live = self.controller.active()?;
+        let state = self.controller.ana_state(self.group.get()).unwrap_or(AnaState::Optimized);
+        let resting = self.avoid_until.get().is_some_and(|until| {
             let rests = Instant::now() < until;
-            self.rests.set(rests.then_some(until));
+            self.avoid_until.set(rests.then_some(until));
             rests
         });
         let class = match state {
-            _ if resting => Class::Doubtful,
-            AnaState::Optimized => Class::Optimized,
-            AnaState::NonOptimized => Class::NonOptimized,
-            _ => Class::Doubtful,
+            _ if resting => PathState::Inaccessible,
+            AnaState::Optimized => PathState::Optimized,
+            AnaState::NonOptimized => PathState::NonOptimized,
+            _ => PathState::Inaccessible,
         };
         let (is_local, in_flight) = (live.is_local, self.in_flight.get());
-        Some((Candidate { index, class, is_local, in_flight }, live))
+        Some((Candidate { index, state: class, is_local, in_flight }, live))
     }
 }
 
-/// Takes the path for a command. Those that are doubtful only where `any` does, and there is no other one.
-pub(super) fn take(
+/// Acquires the path for a command. Doubtful paths are used only if `any` is set and there is no
+/// better one.
+pub(super) fn select_path(
     paths: &[Rc<Path>],
-    policy: Policy,
+    policy: PathPolicy,
     last: &Cell<usize>,
     any: bool,
-) -> Option<Taken> {
+) -> Option<AcquiredPath> {
     let known = paths.iter().enumerate().filter_map(|(i, p)| p.candidate(i));
-    let (mut best, turn) = (None::<((Class, bool, usize, usize), usize, Rc<Live>)>, last.get());
+    let (mut best, turn) =
+        (None::<((PathState, bool, usize, usize), usize, Rc<ActiveAssociation>)>, last.get());
     for (candidate, live) in known {
         let rank = rank(policy, &candidate, turn, paths.len());
         if best.as_ref().is_none_or(|(best, ..)| rank < *best) {
@@ -244,27 +261,27 @@ pub(super) fn take(
         }
     }
     let ((class, ..), index, live) = best?;
-    if class == Class::Doubtful && !any {
+    if class == PathState::Inaccessible && !any {
         return None;
     }
     last.set(index);
-    Some(paths[index].taken(live))
+    Some(paths[index].acquire_with(live))
 }
 
-/// What is smaller comes first; `last` is the path that was taken before, of `count`.
+/// Sort key of a path, smallest first; `last` is the path used before, of `count`.
 fn rank(
-    policy: Policy,
+    policy: PathPolicy,
     candidate: &Candidate,
     last: usize,
     count: usize,
-) -> (Class, bool, usize, usize) {
-    let Candidate { index, class, is_local, in_flight } = *candidate;
-    // How many others have their turn before it.
+) -> (PathState, bool, usize, usize) {
+    let Candidate { index, state: class, is_local, in_flight } = *candidate;
+    // How many other paths come before it in round-robin order.
     let turns = (index + count - 1 - last % count.max(1)) % count.max(1);
     match policy {
-        Policy::LocalFirst => (class, !is_local, in_flight, turns),
-        Policy::QueueDepth => (class, false, in_flight, turns),
-        Policy::RoundRobin => (class, false, 0, turns),
+        PathPolicy::LocalFirst => (class, !is_local, in_flight, turns),
+        PathPolicy::QueueDepth => (class, false, in_flight, turns),
+        PathPolicy::RoundRobin => (class, false, 0, turns),
     }
 }
 
@@ -272,20 +289,21 @@ fn rank(
 mod tests {
     use super::*;
 
-    fn chosen(policy: Policy, last: usize, candidates: &[(Class, bool, usize)]) -> usize {
+    fn chosen(policy: PathPolicy, last: usize, candidates: &[(PathState, bool, usize)]) -> usize {
         let candidates = candidates.iter().enumerate().map(|(index, &(class, is_local, depth))| {
-            Candidate { index, class, is_local, in_flight: depth }
+            Candidate { index, state: class, is_local, in_flight: depth }
         });
         let count = candidates.len();
         candidates.min_by_key(|c| rank(policy, c, last, count)).unwrap().index
     }
 
-    use Class::{Doubtful, NonOptimized, Optimized};
+    use PathState::{Inaccessible, NonOptimized, Optimized};
 
     #[test]
     fn the_access_state_comes_before_everything() {
-        for policy in [Policy::LocalFirst, Policy::QueueDepth, Policy::RoundRobin] {
-            let candidates = [(NonOptimized, true, 0), (Doubtful, true, 0), (Optimized, false, 90)];
+        for policy in [PathPolicy::LocalFirst, PathPolicy::QueueDepth, PathPolicy::RoundRobin] {
+            let candidates =
+                [(NonOptimized, true, 0), (Inaccessible, true, 0), (Optimized, false, 90)];
             assert_eq!(chosen(policy, 1, &candidates), 2, "{policy:?}");
             assert_eq!(chosen(policy, 1, &candidates[..2]), 0, "{policy:?}");
         }
@@ -294,19 +312,19 @@ mod tests {
     #[test]
     fn a_local_path_is_taken_as_long_as_there_is_one() {
         let candidates = [(Optimized, false, 0), (Optimized, true, 64), (Optimized, false, 1)];
-        assert_eq!(chosen(Policy::LocalFirst, 1, &candidates), 1);
-        assert_eq!(chosen(Policy::QueueDepth, 1, &candidates), 0);
+        assert_eq!(chosen(PathPolicy::LocalFirst, 1, &candidates), 1);
+        assert_eq!(chosen(PathPolicy::QueueDepth, 1, &candidates), 0);
     }
 
     #[test]
     fn the_shortest_queue_is_taken_and_of_equal_ones_the_next() {
         let even = [(Optimized, false, 4); 3];
         for last in 0..3 {
-            assert_eq!(chosen(Policy::QueueDepth, last, &even), (last + 1) % 3);
-            assert_eq!(chosen(Policy::RoundRobin, last, &even), (last + 1) % 3);
+            assert_eq!(chosen(PathPolicy::QueueDepth, last, &even), (last + 1) % 3);
+            assert_eq!(chosen(PathPolicy::RoundRobin, last, &even), (last + 1) % 3);
         }
         let uneven = [(Optimized, false, 4), (Optimized, false, 3), (Optimized, false, 5)];
-        assert_eq!(chosen(Policy::QueueDepth, 0, &uneven), 1);
-        assert_eq!(chosen(Policy::RoundRobin, 1, &uneven), 2);
+        assert_eq!(chosen(PathPolicy::QueueDepth, 0, &uneven), 1);
+        assert_eq!(chosen(PathPolicy::RoundRobin, 1, &uneven), 2);
     }
 }

@@ -1,44 +1,44 @@
 //! A queue: one connection, one task that drives it, and callers that share its machine
-//! ([`crate::drive`]).
+//! ([`crate::connection`]).
 
 use std::time::Duration;
 
-use ::nvme::host::{self, Command, Config, Connection, Done, Lost};
+use ::nvme::host::{self, Command, CompletedCommand, Config, Connection, LostCommand};
 use ::nvme::{Completion, Digests};
 use block::BufsMut;
 use frame::Machine;
 
-use crate::drive::{self, Client, Ended, Link};
-pub use crate::drive::{Staging, Transport};
+use crate::connection::{self, ClientMachine, FinishedCommand, Link};
+pub use crate::connection::{Staging, Transport};
 
-/// Why a queue has ended.
-pub type End = drive::End<host::End>;
+/// Why a queue ended.
+pub type QueueEnd = connection::LinkEnd<host::CloseReason>;
 
-impl Client for Connection {
+impl ClientMachine for Connection {
     type Command = Command;
-    type Done = Done;
-    type End = host::End;
-    const CLOSED: host::End = host::End::Closed;
+    type Outcome = CompletedCommand;
+    type CloseReason = host::CloseReason;
+    const CLOSED: host::CloseReason = host::CloseReason::Closed;
 
     fn submit(&mut self, command: Command) -> Option<usize> {
         Self::submit(self, command).map(::nvme::Tag::index)
     }
 
-    fn poll_done(&mut self) -> Option<Ended<Done>> {
+    fn poll_done(&mut self) -> Option<FinishedCommand<CompletedCommand>> {
         let done = Self::poll_done(self)?;
-        let in_doubt = done.outcome == Err(Lost::InDoubt);
-        Some(Ended { index: done.tag.index(), done, counts: true, in_doubt })
+        let in_doubt = done.outcome == Err(LostCommand::InDoubt);
+        Some(FinishedCommand { index: done.tag.index(), outcome: done, holds_slot: true, in_doubt })
     }
 
-    fn room(&self) -> Option<usize> {
-        self.agreed().map(|_| Self::room(self))
+    fn free_slots(&self) -> Option<usize> {
+        self.digests().map(|_| Self::free_slots(self))
     }
 
     fn is_open(&self) -> bool {
         !self.is_closing()
     }
 
-    fn has_news(&self) -> bool {
+    fn has_notification(&self) -> bool {
         false
     }
 
@@ -46,66 +46,68 @@ impl Client for Connection {
         Self::close(self);
     }
 
-    fn end(&self) -> Option<host::End> {
-        Self::end(self)
+    fn close_reason(&self) -> Option<host::CloseReason> {
+        Self::close_reason(self)
     }
 }
 
-/// What has become of a command.
+/// Outcome of a command.
 #[derive(Debug)]
 pub struct Reply {
-    /// What the controller has answered, or that there will be no answer.
-    pub outcome: Result<Completion, Lost>,
-    /// Bytes of its data that have been moved: less than all of a command that succeeded where the
-    /// controller did not want them, or did not give them.
-    pub moved: u32,
-    /// The buffers of [`host::Payload::ToHost`]; behind the first `moved` bytes they hold anything.
+    /// The controller's answer, or why there is none.
+    pub outcome: Result<Completion, LostCommand>,
+    /// Bytes of its data transferred; fewer than a successful command's length if the controller
+    /// did not request or send all.
+    pub transferred: u32,
+    /// The buffers of [`host::Payload::ToHost`]; undefined beyond the first `transferred` bytes.
     pub buffers: BufsMut,
 }
 
 impl Reply {
-    /// That of a command which the queue has not taken where there is no end of it.
-    fn of(done: Option<Done>) -> Self {
+    /// `None`: the queue did not take the command.
+    fn of(done: Option<CompletedCommand>) -> Self {
         match done {
-            Some(Done { outcome, moved, buffers, .. }) => Self { outcome, moved, buffers },
+            Some(CompletedCommand { outcome, transferred: moved, buffers, .. }) => {
+                Self { outcome, transferred: moved, buffers }
+            }
             None => Self::unsent(),
         }
     }
 
     pub(super) fn unsent() -> Self {
-        Self { outcome: Err(Lost::Unsent), moved: 0, buffers: BufsMut::new() }
+        Self { outcome: Err(LostCommand::Unsent), transferred: 0, buffers: BufsMut::new() }
     }
 }
 
-/// Room for a command in a queue.
-pub struct Place<'a>(drive::Place<'a, Connection>);
+/// A reserved place for one command in a queue.
+pub struct CommandSlot<'a>(connection::CommandSlot<'a, Connection>);
 
-impl Place<'_> {
-    /// Sends a command, when this is first polled, and waits for its end: see [`Queue::submit`].
+impl CommandSlot<'_> {
+    /// Sends a command on the first poll and waits for its outcome: see [`Queue::submit`].
     pub async fn submit(self, command: Command) -> Reply {
         Reply::of(self.0.submit(command).await)
     }
 }
 
-/// Room for the halves of a fused operation in a queue.
-pub struct Pair<'a>(drive::Pair<'a, Connection>);
+/// Reserved places for the halves of a fused operation.
+pub struct CommandSlotPair<'a>(connection::CommandSlotPair<'a, Connection>);
 
-impl Pair<'_> {
-    /// Sends both, when this is first polled, and waits for their ends: see [`Queue::submit_fused`].
+impl CommandSlotPair<'_> {
+    /// Sends both on the first poll and waits for their outcomes: see [`Queue::submit_fused`].
     pub async fn submit(self, first: Command, second: Command) -> (Reply, Reply) {
         let (first, second) = self.0.submit(first, second).await;
         (Reply::of(first), Reply::of(second))
     }
 }
 
-/// One queue of a controller, on this core. Cheap to clone; it ends by [`Queue::close`], with the last
-/// clone, or when its connection does.
+/// One queue of a controller, on this core. Cheap to clone; it ends by [`Queue::close`], with the
+/// last clone, or when its connection does.
 #[derive(Clone, Debug)]
 pub struct Queue(Link<Connection>);
 
 impl Queue {
-    /// A queue on a connection that has just been made; commands wait until the controller has answered
-    /// ICReq. `send_timeout`: how long it may take nothing of what waits to be sent.
+    /// Starts a queue on a new connection; commands wait for the controller's ICResp.
+    /// `send_timeout`: how long it may receive nothing while output waits.
     #[must_use]
     pub fn start(
         stream: impl Transport,
@@ -116,69 +118,69 @@ impl Queue {
         Self(Link::start(stream, Connection::new(config), staging, send_timeout))
     }
 
-    /// Sends a command once there is room for it, and waits for its end. A caller that goes away does not
-    /// take the command along.
+    /// Sends a command once a slot is free and waits for its outcome. Dropping the future does not
+    /// cancel the command.
     pub async fn submit(&self, command: Command) -> Reply {
         Reply::of(self.0.submit(command).await)
     }
 
-    /// Sends the halves of a fused operation next to each other (NVMe Base 2.0, 3.4.2), and waits for the
-    /// ends of both.
+    /// Sends the halves of a fused operation adjacently (NVMe Base 2.0, 3.4.2) and waits for both
+    /// outcomes.
     pub async fn submit_fused(&self, first: Command, second: Command) -> (Reply, Reply) {
-        match self.pair().await {
+        match self.reserve_pair().await {
             Some(pair) => pair.submit(first, second).await,
             None => (Reply::unsent(), Reply::unsent()),
         }
     }
 
-    /// Waits for room for a command, so that its caller can have a last look before it is sent. `None` once
-    /// the queue has ended.
-    pub async fn place(&self) -> Option<Place<'_>> {
-        self.0.place().await.map(Place)
+    /// Waits for a slot, so that the caller can make a last check before sending. `None` once the
+    /// queue has ended.
+    pub async fn reserve(&self) -> Option<CommandSlot<'_>> {
+        self.0.reserve().await.map(CommandSlot)
     }
 
-    /// Likewise for the halves of a fused operation.
-    pub async fn pair(&self) -> Option<Pair<'_>> {
-        self.0.pair().await.map(Pair)
+    /// Waits for the slots of a fused operation.
+    pub async fn reserve_pair(&self) -> Option<CommandSlotPair<'_>> {
+        self.0.reserve_pair().await.map(CommandSlotPair)
     }
 
-    /// How many commands it would take now.
+    /// How many commands can be sent now.
     #[must_use]
-    pub fn room(&self) -> usize {
-        self.0.room()
+    pub fn free_slots(&self) -> usize {
+        self.0.free_slots()
     }
 
-    /// Digests agreed on; `None` before the controller has answered ICReq.
+    /// Negotiated digests; `None` before ICResp.
     #[must_use]
-    pub fn agreed(&self) -> Option<Digests> {
-        self.0.with(|machine| machine.agreed())
+    pub fn digests(&self) -> Option<Digests> {
+        self.0.with(|machine| machine.digests())
     }
 
-    /// Ends it now; what is in flight is lost.
+    /// Closes the connection now; commands in flight are lost.
     pub fn close(&self) {
         self.0.close();
     }
 
-    /// Whether it has not ended, and is not about to.
+    /// Whether it has neither ended nor begun to close.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.0.is_open()
     }
 
-    /// Why it has ended; `None` while it has not.
+    /// Why it ended; `None` while it is open.
     #[must_use]
-    pub fn end(&self) -> Option<End> {
+    pub fn end(&self) -> Option<QueueEnd> {
         self.0.end()
     }
 
-    /// Whether its controller has ended it, or the machine that the controller was on.
+    /// Whether the controller, or its machine, ended it.
     #[must_use]
-    pub fn has_been_left(&self) -> bool {
-        self.end().is_some_and(|end| end.was_theirs())
+    pub fn was_ended_by_peer(&self) -> bool {
+        self.end().is_some_and(|end| end.was_by_peer())
     }
 
     /// Waits for its end.
-    pub async fn ended(&self) -> End {
-        self.0.ended().await
+    pub async fn wait_end(&self) -> QueueEnd {
+        self.0.wait_end().await
     }
 }

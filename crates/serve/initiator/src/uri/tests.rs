@@ -1,6 +1,6 @@
 use super::*;
 
-fn parse(text: &str) -> Result<Target, BadUri> {
+fn parse(text: &str) -> Result<Target, UriError> {
     text.parse()
 }
 
@@ -11,10 +11,11 @@ fn at(host: &str, port: u16) -> Authority {
 #[test]
 fn each_form_is_read() {
     let subnqn = "nqn.2026-01.com.example:disk".to_owned();
-    let nvme =
-        |at, nsid, hostnqn| Target::Nvme(NvmeUri { at, subnqn: subnqn.clone(), nsid, hostnqn });
+    let nvme = |at, nsid, hostnqn| {
+        Target::Nvme(NvmeUri { authority: at, subnqn: subnqn.clone(), nsid, hostnqn })
+    };
     let iqn = "iqn.2026-01.com.example:disk".to_owned();
-    let nbd = |at, export: &str| Target::Nbd(NbdUri { at, export: export.to_owned() });
+    let nbd = |at, export: &str| Target::Nbd(NbdUri { address: at, export: export.to_owned() });
     let user = Some(("me".to_owned(), Some("se%cret".to_owned())));
     for (text, expected) in [
         ("nvme://10.0.0.1/nqn.2026-01.com.example:disk", nvme(at("10.0.0.1", 4420), 1, None)),
@@ -24,11 +25,14 @@ fn each_form_is_read() {
         ),
         (
             "iscsi://me%se%cret@san.example/iqn.2026-01.com.example%3adisk/3",
-            Target::Iscsi(IscsiUri { at: at("san.example", 3260), user, iqn, lun: 3 }),
+            Target::Iscsi(IscsiUri { authority: at("san.example", 3260), user, iqn, lun: 3 }),
         ),
-        ("nbd://[::1]:10810/a%20disk", nbd(NbdAt::Tcp(at("::1", 10810)), "a disk")),
-        ("nbd://host", nbd(NbdAt::Tcp(at("host", 10809)), "")),
-        ("nbd+unix:///disk?socket=/run/x.sock", nbd(NbdAt::Unix("/run/x.sock".into()), "disk")),
+        ("nbd://[::1]:10810/a%20disk", nbd(NbdAddress::Tcp(at("::1", 10810)), "a disk")),
+        ("nbd://host", nbd(NbdAddress::Tcp(at("host", 10809)), "")),
+        (
+            "nbd+unix:///disk?socket=/run/x.sock",
+            nbd(NbdAddress::Unix("/run/x.sock".into()), "disk"),
+        ),
         ("/dev/sda", Target::Path("/dev/sda".into())),
         ("./odd name://x", Target::Path("./odd name://x".into())),
     ] {

@@ -1,4 +1,4 @@
-//! Our own server with a volume, what stands between it and a host, and the host's options.
+//! Our own server with a volume, a proxy between it and a host, and the host's options.
 #![allow(clippy::unwrap_used, dead_code)]
 
 use std::cell::{Cell, RefCell};
@@ -9,16 +9,16 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::testing::Client;
+use block::testing::TestClient;
 use block::testing::faulty::{Faults, Faulty};
-use block::testing::register::{Checker, Initially};
+use block::testing::register::{Checker, InitialContents};
 use block::testing::workload::Workload;
 use block::{Blocks, Dev, Epoch, Lba, Mem, MemOptions};
 use initiator::nvme::{Backoff, Controller, Options, Staging};
 use rt::{Core, Cores, CoresConfig};
 use target::{
-    Access, Admission, Catalog, Chap, HostSecrets, HostTls, IscsiTarget, Limits, Served, Server,
-    Service, Subsystem, VolumeId, doors,
+    AccessList, AccessRule, Catalog, ChapCredentials, HostSecrets, HostTls, IscsiTarget, Limits,
+    ServedVolume, Server, Service, Subsystem, VolumeId, core_links,
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
 use tokio::sync::Notify;
@@ -42,7 +42,7 @@ pub(crate) fn on_core<Fut: Future<Output = ()> + 'static>(
     f: impl FnOnce(Core) -> Fut + Send + 'static,
 ) {
     let config =
-        CoresConfig { cpus: vec![None], pool_bytes_per_core: POOL, ..CoresConfig::default() };
+        CoresConfig { cpus: vec![None], memory_bytes_per_core: POOL, ..CoresConfig::default() };
     let cores = Cores::start(&config).unwrap();
     let wait = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let result = wait.block_on(cores.handles()[0].run(f));
@@ -81,7 +81,7 @@ impl Site {
     }
 
     async fn server(core: &Core, service: Service) -> (Rc<Server>, SocketAddr) {
-        let server = Server::new(core.clone(), Limits::default(), doors(1).remove(0));
+        let server = Server::new(core.clone(), Limits::default(), core_links(1).remove(0));
         let listener = core.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let at = listener.local_addr().unwrap();
         spawn_local(Rc::clone(&server).serve(listener, service));
@@ -90,7 +90,7 @@ impl Site {
 
     fn serve_a(&self) {
         add(&self.server, A, &self.volume);
-        self.serve(SUBNQN, A, Access::anybody());
+        self.serve(SUBNQN, A, AccessList::open());
     }
 
     fn made(blocks: u64) -> (Rc<Volume>, Rc<Mem>, Faults) {
@@ -105,7 +105,7 @@ impl Site {
         let (volume, mem, faults) = Self::made(blocks);
         add(&server, A, &volume);
         let site = Self { core: core.clone(), server, at, mem, faults, volume };
-        site.serve_unit(TARGET, A, Access::anybody());
+        site.serve_unit(TARGET, A, AccessList::open());
         site
     }
 
@@ -117,7 +117,7 @@ impl Site {
     }
 
     /// Namespace 1 of `subnqn` is this volume.
-    pub(crate) fn serve(&self, subnqn: &str, id: VolumeId, access: Access<HostSecrets>) {
+    pub(crate) fn serve(&self, subnqn: &str, id: VolumeId, access: AccessList<HostSecrets>) {
         self.serve_by(subnqn, id, access, BTreeMap::new());
     }
 
@@ -126,7 +126,7 @@ impl Site {
         &self,
         subnqn: &str,
         id: VolumeId,
-        access: Access<HostSecrets>,
+        access: AccessList<HostSecrets>,
         tls: BTreeMap<String, HostTls>,
     ) {
         let namespaces = [(1, id)].into();
@@ -142,7 +142,12 @@ impl Site {
     }
 
     /// Unit 1 of `target` is this volume.
-    pub(crate) fn serve_unit(&self, target: &str, id: VolumeId, access: Access<Chap>) {
+    pub(crate) fn serve_unit(
+        &self,
+        target: &str,
+        id: VolumeId,
+        access: AccessList<ChapCredentials>,
+    ) {
         let target = (
             target.to_owned(),
             IscsiTarget { luns: [(1, id)].into(), access, ..Default::default() },
@@ -167,21 +172,21 @@ impl Site {
 
 fn add(server: &Rc<Server>, id: VolumeId, volume: &Rc<Volume>) {
     let (name, volume) = (format!("{id:?}"), Rc::clone(volume));
-    server.add_volume(Served { id, name, volume, thin: false, access: None });
+    server.add_volume(ServedVolume { id, name, volume, thin: false, access: None });
 }
 
-/// Who may connect, by a secret.
-pub(crate) fn guarded(secrets: HostSecrets) -> Access<HostSecrets> {
-    let named = [(HOSTNQN.to_owned(), Admission::Proof(secrets))].into();
-    Access { any: None, named }
+/// An access list with these secrets.
+pub(crate) fn guarded(secrets: HostSecrets) -> AccessList<HostSecrets> {
+    let named = [(HOSTNQN.to_owned(), AccessRule::Proof(secrets))].into();
+    AccessList { any: None, named }
 }
 
 pub(crate) fn options(at: SocketAddr) -> Options {
-    let backoff = Backoff { first: Duration::from_millis(2), longest: Duration::from_millis(50) };
+    let backoff = Backoff { initial: Duration::from_millis(2), max: Duration::from_millis(50) };
     Options { backoff, ..Options::new(at, SUBNQN, HOSTNQN, [7; 16]) }
 }
 
-/// Carries bytes between a host and a server, until it is cut.
+/// A proxy between a host and a server that can be cut.
 pub(crate) struct Wire {
     pub(crate) at: SocketAddr,
     to: Rc<Cell<SocketAddr>>,
@@ -194,15 +199,15 @@ pub(crate) struct Wire {
 /// Pauses between cuts, in milliseconds.
 pub(crate) const QUICK_CUTS: [u64; 12] = [3, 1, 7, 2, 15, 0, 40, 5, 1, 1, 25, 9];
 
-/// Cuts the wire, with these pauses in milliseconds, until so many lines have been accepted, while a volume is worked with,
-/// `batch` operations at a time: nothing may fail, and nothing be lost.
+/// Cuts the wire, with these pauses in milliseconds, until so many lines have been accepted, while
+/// a volume is worked with, `batch` operations at a time: nothing may fail, and nothing be lost.
 pub(crate) async fn cut_while_working(
     wire: &Wire,
-    client: Client,
+    client: TestClient,
     (pauses_ms, lines): (&[u64], usize),
     batch: usize,
 ) {
-    let checker = RefCell::new(Checker::new(1, 512, Initially::Zeroes));
+    let checker = RefCell::new(Checker::new(1, 512, InitialContents::Zeroes));
     let workload = Workload::new(client, Blocks::new(Lba(0), 2048), 16, 5);
     let cutting = async {
         for &pause in pauses_ms.iter().cycle() {
@@ -224,7 +229,7 @@ pub(crate) async fn cut_while_working(
     workload.audit(&checker).await.unwrap();
 }
 
-/// What keeps the bytes of those lines that were there when it was closed.
+/// Discards the bytes of connections that existed when it was closed.
 #[derive(Default)]
 struct Gate {
     /// Lines that were accepted before this many.
@@ -291,12 +296,12 @@ impl Wire {
         self.lines.borrow_mut().drain(..).for_each(|line| line.abort());
     }
 
-    /// What is connected carries nothing any more, and stays open.
+    /// Existing connections carry nothing more, but stay open.
     pub(crate) fn freeze(&self) {
         self.gate.keep(self.accepted.get());
     }
 
-    /// What was kept arrives now.
+    /// Delivers the withheld bytes.
     pub(crate) fn thaw(&self) {
         self.gate.keep(0);
     }
@@ -306,12 +311,12 @@ impl Wire {
         self.gate.carried.get()
     }
 
-    /// Lets nobody through, or does so again.
+    /// Blocks or allows new connections.
     pub(crate) fn set_open(&self, open: bool) {
         self.open.set(open);
     }
 
-    /// From now on it leads there.
+    /// Redirects new connections.
     pub(crate) fn lead_to(&self, to: SocketAddr) {
         self.to.set(to);
     }

@@ -5,13 +5,13 @@ use std::cell::{Cell, RefCell};
 use block::Mem;
 use block::testing::conformance::{self, MIN_BYTES, MIN_POOL, Subject};
 use block::testing::faulty::Faults;
-use target::{Access, VolumeId};
+use target::{AccessList, VolumeId};
 
 use super::*;
 
 struct Remote {
     site: Site,
-    pool: Pool,
+    pool: BufferPool,
     made: Cell<u8>,
     last: RefCell<Option<Last>>,
 }
@@ -24,7 +24,7 @@ struct Last {
 }
 
 impl Subject for Remote {
-    fn pool(&self) -> Pool {
+    fn pool(&self) -> BufferPool {
         self.pool.clone()
     }
 
@@ -33,9 +33,9 @@ impl Subject for Remote {
         let (id, target) =
             (VolumeId([self.made.get(); 16]), format!("{TARGET}-{}", self.made.get()));
         let (mem, faults) = Site::volume(&self.site.server, id, MIN_BYTES / 512);
-        self.site.serve_unit(&target, id, Access::anybody());
+        self.site.serve_unit(&target, id, AccessList::open());
         let look_every = Duration::from_millis(20);
-        let options = Options { target, look_every, ..options(self.site.at) };
+        let options = Options { target, poll_interval: look_every, ..options(self.site.at) };
         let session = connect(&self.site.core, options).await;
         let dev = Dev::shared(Lun::open(&session, 1).await.unwrap());
         *self.last.borrow_mut() = Some(Last { id, dev: dev.clone(), mem, faults });
@@ -65,7 +65,7 @@ impl Subject for Remote {
         None
     }
 
-    async fn fail_next(&self, kind: Kind, error: Error) -> bool {
+    async fn fail_next(&self, kind: OpKind, error: Error) -> bool {
         let last = self.last.borrow();
         let rule = Rule::new(Effect::Fail(error)).on(&[kind]).times(1);
         last.as_ref().unwrap().faults.add(rule);
@@ -77,7 +77,7 @@ impl Subject for Remote {
 fn a_unit_conforms() {
     on_core(async |core| {
         let site = Site::iscsi(&core, 1 << 14).await;
-        let pool = Pool::new(MIN_POOL).unwrap();
+        let pool = BufferPool::new(MIN_POOL).unwrap();
         let subject = Remote { site, pool, made: Cell::new(0), last: RefCell::default() };
         conformance::check(&subject, 1).await;
     });

@@ -8,8 +8,10 @@ use std::sync::Arc;
 
 use frame::Machine;
 use iscsi::pdu::{LoginStatus, TaskOutcome};
-use iscsi::target::{Action, Arrived, Auth, Config, Connection, LoginGrant, LoginReject, Outcome};
-use rt::buf::{Account, Bufs, Class, copy_in};
+use iscsi::target::{
+    Action, ArrivedCommand, Auth, CommandOutcome, Config, Connection, LoginGrant, LoginReject,
+};
+use rt::buf::{Account, Bufs, MemoryClass, copy_in};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::spawn_local;
 
@@ -80,7 +82,7 @@ impl Fake {
         let at = listener.local_addr().unwrap();
         let unit = Rc::new(Unit::default());
         unit.disk.borrow_mut().resize(BLOCKS * 512, 0);
-        let (account, served) = (core.pool().account(), Rc::clone(&unit));
+        let (account, served) = (core.buffer_pool().account(), Rc::clone(&unit));
         spawn_local(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
@@ -104,7 +106,7 @@ fn fail(mut pdus: &mut [u8]) {
 struct Server {
     unit: Rc<Unit>,
     account: Account,
-    commands: BTreeMap<u32, Arrived>,
+    commands: BTreeMap<u32, ArrivedCommand>,
 }
 
 async fn serve(mut stream: rt::net::Stream, unit: Rc<Unit>, account: Account) {
@@ -122,14 +124,14 @@ async fn serve(mut stream: rt::net::Stream, unit: Rc<Unit>, account: Account) {
             if stream.write_all(&bytes).await.is_err() {
                 return;
             }
-            machine.output().sent(bytes.len());
+            machine.output().advance(bytes.len());
         }
         if machine.is_closing() {
             return;
         }
         let Some(space) = machine.receive_space() else { continue };
         match stream.read(space).await {
-            Ok(n) if n > 0 => machine.received(n),
+            Ok(n) if n > 0 => machine.on_received(n),
             _ => return,
         }
     }
@@ -141,7 +143,7 @@ impl Server {
             Action::Login(_) => {
                 let moved = self.unit.moved.borrow().clone().map(|to| LoginReject {
                     status: LoginStatus::MovedTemporarily,
-                    moved_to: Some(to),
+                    redirect_address: Some(to),
                 });
                 let grant = LoginGrant {
                     auth: Auth::None,
@@ -151,29 +153,29 @@ impl Server {
                 };
                 machine.login_decision(moved.map_or(Ok(grant), Err));
             }
-            Action::Establish(_) => machine.established(Ok(1)),
-            Action::Arrived(command) => {
+            Action::Establish(_) => machine.session_established(Ok(1)),
+            Action::CommandArrived(command) => {
                 let writes = matches!(command.direction, iscsi::target::Direction::Write);
                 let wanted = if writes { command.expected_len.into() } else { 0 };
                 let tag = command.tag;
                 let mut says = self.unit.says.borrow_mut();
                 let said = says.get_mut(&command.cdb[0]);
                 if said.and_then(|said| said.pop_front_if(|s| matches!(s, Say::Early))).is_some() {
-                    return machine.complete(tag, &Outcome::default());
+                    return machine.complete(tag, &CommandOutcome::default());
                 }
                 drop(says);
                 self.commands.insert(tag.0, command);
                 machine.admit(tag, wanted);
             }
             Action::Grant { tag, bytes, .. } => {
-                let credit = self.account.try_credit(bytes, Class::Immediate).unwrap();
+                let credit = self.account.try_credit(bytes, MemoryClass::LocalIo).unwrap();
                 machine.grant(tag, credit.alloc(bytes));
             }
             Action::Run { tag, data } => {
                 let command = self.commands.remove(&tag.0).unwrap();
                 self.run(&command, &data, machine);
             }
-            Action::Abort { tag } => machine.complete(tag, &Outcome::status(0x40, &[])),
+            Action::Abort { tag } => machine.complete(tag, &CommandOutcome::status(0x40, &[])),
             Action::TaskManagement { id, .. } => {
                 machine.task_management_done(id, TaskOutcome::Complete);
             }
@@ -182,7 +184,7 @@ impl Server {
         }
     }
 
-    fn run(&mut self, command: &Arrived, data: &Bufs, machine: &mut Connection) {
+    fn run(&mut self, command: &ArrivedCommand, data: &Bufs, machine: &mut Connection) {
         let (tag, opcode) = (command.tag, command.cdb[0]);
         self.unit.seen.borrow_mut().push(opcode);
         let forced = opcode == 0x8a && command.cdb[1] & 8 != 0;
@@ -195,17 +197,17 @@ impl Server {
             sense
         };
         let check = |machine: &mut Connection, sense: &[u8]| {
-            machine.complete(tag, &Outcome::status(2, sense));
+            machine.complete(tag, &CommandOutcome::status(2, sense));
         };
         match said {
             Some(Say::Status(status)) => {
-                return machine.complete(tag, &Outcome::status(status, &[]));
+                return machine.complete(tag, &CommandOutcome::status(status, &[]));
             }
             Some(Say::Sense(key, a, b)) => return check(machine, &fixed(0x70, key, [a, b])),
             Some(Say::Deferred) => return check(machine, &fixed(0x71, 3, [0x0c, 0])),
             Some(Say::Failure) => {
                 self.unit.fails.set(true);
-                return machine.complete(tag, &Outcome::default());
+                return machine.complete(tag, &CommandOutcome::default());
             }
             Some(Say::Grows) => {
                 self.unit.grown.update(|n| n + 1024);
@@ -221,14 +223,14 @@ impl Server {
             answer.truncate(answer.len() / 2);
         }
         if answer.is_empty() {
-            return machine.complete(tag, &Outcome::default());
+            return machine.complete(tag, &CommandOutcome::default());
         }
         answer.truncate(command.expected_len as usize);
-        let credit = self.account.try_credit(answer.len(), Class::Immediate).unwrap();
-        machine.complete(tag, &Outcome::good(copy_in(&credit, &answer)));
+        let credit = self.account.try_credit(answer.len(), MemoryClass::LocalIo).unwrap();
+        machine.complete(tag, &CommandOutcome::good(copy_in(&credit, &answer)));
     }
 
-    fn answer(&self, command: &Arrived, data: &Bufs) -> Vec<u8> {
+    fn answer(&self, command: &ArrivedCommand, data: &Bufs) -> Vec<u8> {
         let cdb = &command.cdb;
         let at = u64::from_be_bytes(cdb[2..10].try_into().unwrap()) as usize;
         let at = at.wrapping_mul(512);

@@ -1,23 +1,22 @@
-//! Connections that are cut, targets that are away, units that come back as others.
+//! Cut connections, unreachable targets, replaced units.
 
 use block::Op;
 use common::{A, B, QUICK_CUTS, cut_while_working};
-use target::Access;
+use target::AccessList;
 use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep};
 
 use super::fake::Fake;
 use super::*;
 
-/// A session by way of a wire that can be cut.
+/// A session through a proxy that can be cut.
 async fn wired(core: &rt::Core, site: &Site, patience: Duration) -> (Wire, Session) {
     let wire = Wire::new(core, site.at).await;
-    let session = connect(core, Options { patience, ..options(wire.at) }).await;
+    let session = connect(core, Options { retry_timeout: patience, ..options(wire.at) }).await;
     (wire, session)
 }
 
-/// Whenever the connection is cut, nothing is lost, nothing is done twice that a reader could see, and nobody
-/// is told of it.
+/// Cut connections lose nothing, repeat nothing visibly, and cause no errors.
 #[test]
 fn cuts_are_not_noticed() {
     on_core(async |core| {
@@ -28,7 +27,7 @@ fn cuts_are_not_noticed() {
     });
 }
 
-/// Who waits for a target that does not come back is told so in the end, and everybody after him.
+/// Commands for a target that does not return fail after the timeout, and all later ones too.
 #[test]
 fn patience_has_an_end() {
     on_core(async |core| {
@@ -56,7 +55,7 @@ fn patience_has_an_end() {
     });
 }
 
-/// A target that is away for a moment is waited for.
+/// A briefly unreachable target is waited for.
 #[test]
 fn a_target_that_is_away_is_waited_for() {
     on_core(async |core| {
@@ -77,7 +76,7 @@ fn a_target_that_is_away_is_waited_for() {
     });
 }
 
-/// A target that wants the session to end gets its will, and nobody is told.
+/// A session ends on the target's request, without errors.
 #[test]
 fn a_session_ends_at_the_targets_wish() {
     on_core(async |core| {
@@ -103,7 +102,7 @@ fn a_session_ends_at_the_targets_wish() {
     });
 }
 
-/// What comes back under the same name and is another volume gets nothing.
+/// A different volume under the same name is not written to.
 #[test]
 fn a_unit_that_has_become_another_volume_is_gone() {
     on_core(async |core| {
@@ -119,25 +118,25 @@ fn a_unit_that_has_become_another_volume_is_gone() {
         });
         sleep(Duration::from_millis(20)).await;
         let (b, _) = Site::volume(&site.server, B, 1 << 14);
-        site.serve_unit(TARGET, B, Access::anybody());
+        site.serve_unit(TARGET, B, AccessList::open());
         wire.set_open(true);
         assert_eq!(write.await.unwrap(), Err(Error::Gone));
         assert_eq!(b.space_used(), 0, "nothing was written to it");
-        site.serve_unit(TARGET, A, Access::anybody());
+        site.serve_unit(TARGET, A, AccessList::open());
         assert_eq!(client.read(0, 1).await.map(drop), Err(Error::Gone), "for ever");
     });
 }
 
-/// Likewise without a cut: the unit tells of it, or is not there any more for as long as patience lasts.
+/// The same without a cut: the unit reports it, or is missing until the timeout.
 #[test]
 fn a_unit_that_changes_while_connected_is_gone() {
     on_core(async |core| {
         let site = Site::iscsi(&core, 1 << 14).await;
         let patience = Duration::from_millis(300);
-        let session = connect(&core, Options { patience, ..options(site.at) }).await;
+        let session = connect(&core, Options { retry_timeout: patience, ..options(site.at) }).await;
         let (_, client) = open(&session).await;
         let (b, _) = Site::volume(&site.server, B, 1 << 14);
-        site.serve_unit(TARGET, B, Access::anybody());
+        site.serve_unit(TARGET, B, AccessList::open());
         let gone = async {
             while client.write(0, &[2; 512], false).await.is_ok() {
                 sleep(Duration::from_millis(1)).await;
@@ -149,7 +148,7 @@ fn a_unit_that_changes_while_connected_is_gone() {
     });
 }
 
-/// A smaller volume is another one, whatever it says of itself.
+/// A smaller volume is a different one, whatever its identity.
 #[test]
 fn a_unit_that_has_shrunk_is_gone() {
     on_core(async |core| {
@@ -164,7 +163,7 @@ fn a_unit_that_has_shrunk_is_gone() {
     });
 }
 
-/// A compare and write is not sent twice: who sent it is told that nobody knows.
+/// A compare and write is not sent twice: its caller learns that it is in doubt.
 #[test]
 fn a_compare_and_write_is_sent_once() {
     on_core(async |core| {
@@ -172,7 +171,7 @@ fn a_compare_and_write_is_sent_once() {
         let (wire, session) = wired(&core, &site, PATIENCE).await;
         let (lun, client) = open(&session).await;
         let [old, new] = [bufs(&client, &[0; 512]).await, bufs(&client, &[3; 512]).await];
-        site.faults.add(Rule::new(Effect::Stall).on(&[Kind::Write]).times(1));
+        site.faults.add(Rule::new(Effect::Stall).on(&[OpKind::Write]).times(1));
         let ctx = client.ctx(0).await;
         let both = async {
             sleep(Duration::from_millis(50)).await;
@@ -187,14 +186,14 @@ fn a_compare_and_write_is_sent_once() {
     });
 }
 
-/// A write of which nobody knows whether it was done is not abandoned before somebody does: what its range holds stays.
+/// A write in doubt is not abandoned: the contents of its range must stay stable.
 #[test]
 fn a_write_in_doubt_is_not_aborted() {
     on_core(async |core| {
         let site = Site::iscsi(&core, 1 << 14).await;
         let (wire, session) = wired(&core, &site, PATIENCE).await;
         let (_, client) = open(&session).await;
-        site.faults.add(Rule::new(Effect::Stall).on(&[Kind::Write]).times(1));
+        site.faults.add(Rule::new(Effect::Stall).on(&[OpKind::Write]).times(1));
         let ctx = client.ctx(512).await;
         let data = rt::buf::copy_in(ctx.credit(), &[3; 512]);
         let write = {
@@ -215,8 +214,8 @@ fn a_write_in_doubt_is_not_aborted() {
     });
 }
 
-/// RFC 7143 6.3.5: a login ends what the session before it had in flight, where that was. A target that is elsewhere now may
-/// be another node, which ends nothing.
+/// RFC 7143 6.3.5: a login ends what the session before it had in flight, where that was. A target
+/// that is elsewhere now may be another node, which ends nothing.
 #[test]
 fn a_write_in_doubt_is_repeated_at_its_target_alone() {
     on_core(async |core| {
@@ -227,7 +226,7 @@ fn a_write_in_doubt_is_repeated_at_its_target_alone() {
             leads.unit.moved.replace(Some(here.at.to_string()));
             let session = connect(&core, options(leads.at)).await;
             let (lun, client) = open(&session).await;
-            site.faults.add(Rule::new(Effect::Stall).on(&[Kind::Write]).times(1));
+            site.faults.add(Rule::new(Effect::Stall).on(&[OpKind::Write]).times(1));
             let write = spawn_local({
                 let client = client.clone();
                 async move { client.write(0, &[3; 512], false).await }
@@ -247,8 +246,8 @@ fn a_write_in_doubt_is_repeated_at_its_target_alone() {
     });
 }
 
-/// What is not in doubt goes on wherever the target is, and who looks what has become of a compare and write does not look
-/// elsewhere.
+/// Commands not in doubt continue at the target's new address; the outcome of a compare and write
+/// is not looked up there.
 #[test]
 fn a_target_may_move() {
     on_core(async |core| {
@@ -264,7 +263,7 @@ fn a_target_may_move() {
         assert_eq!(client.read(0, 1).await.unwrap().to_vec(), [1; 512]);
         client.write(0, &[2; 512], false).await.unwrap();
         let [old, new] = [bufs(&client, &[2; 512]).await, bufs(&client, &[3; 512]).await];
-        site.faults.add(Rule::new(Effect::Stall).on(&[Kind::Write]).times(1));
+        site.faults.add(Rule::new(Effect::Stall).on(&[OpKind::Write]).times(1));
         let ctx = client.ctx(0).await;
         let cut = async {
             sleep(Duration::from_millis(50)).await;
@@ -279,7 +278,7 @@ fn a_target_may_move() {
     });
 }
 
-/// A target that falls silent is given up when a ping is not answered.
+/// A silent target is dropped when a ping is not answered.
 #[test]
 fn silence_is_noticed() {
     on_core(async |core| {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use common::A;
 use iscsi::chap::Secret;
-use iscsi::initiator::{Credentials, End as Why};
-use target::{Access, Admission, Chap};
+use iscsi::initiator::{CloseReason as Why, Credentials};
+use target::{AccessList, AccessRule, ChapCredentials};
 
 use super::*;
 
@@ -28,9 +28,9 @@ fn both_sides_prove_who_they_are() {
     on_core(async |core| {
         let site = Site::iscsi(&core, 1 << 14).await;
         let mutual = Some(("disk".to_owned(), secret_of(DISK)));
-        let chap = Chap { user: "host".into(), secret: secret_of(HOST), mutual };
-        let named = [(INITIATOR.to_owned(), Admission::Proof(chap))].into();
-        site.serve_unit(TARGET, A, Access { any: None, named });
+        let chap = ChapCredentials { user: "host".into(), secret: secret_of(HOST), mutual };
+        let named = [(INITIATOR.to_owned(), AccessRule::Proof(chap))].into();
+        site.serve_unit(TARGET, A, AccessList { any: None, named });
         let log_in = async |credentials| {
             let options = Options { credentials, ..options(site.at) };
             Session::connect(&core, options, Staging::default()).await
@@ -40,13 +40,13 @@ fn both_sides_prove_who_they_are() {
             let (_, client) = open(&session).await;
             client.write(0, &[1; 512], false).await.unwrap();
         }
-        let ended = |why| Err(ConnectError::Ended(End::Machine(why)));
-        let refused = ended(Why::Refused(LoginStatus::AuthenticationFailure));
+        let ended = |why| Err(ConnectError::Ended(SessionEnd::Machine(why)));
+        let refused = ended(Why::LoginRefused(LoginStatus::AuthenticationFailure));
         let wrong = log_in(credentials("some other secret", None)).await.map(drop);
         assert_eq!(wrong, refused);
         assert_eq!(log_in(None).await.map(drop), refused);
         let impostor = log_in(credentials(HOST, Some("not that of disk"))).await.map(drop);
-        assert_eq!(impostor, ended(Why::WrongProof));
+        assert_eq!(impostor, ended(Why::TargetAuthenticationFailed));
         assert!(impostor.unwrap_err().is_final());
     });
 }

@@ -13,9 +13,10 @@ const MODE_SENSE: u8 = 0x1a;
 const WRITE_SAME: u8 = 0x93;
 const COMPARE_AND_WRITE: u8 = 0x89;
 
-async fn setup(core: &rt::Core) -> (Fake, Session, Rc<Lun>, Client) {
+async fn setup(core: &rt::Core) -> (Fake, Session, Rc<Lun>, TestClient) {
     let fake = Fake::new(core).await;
-    let session = connect(core, Options { look_every: Duration::ZERO, ..options(fake.at) }).await;
+    let session =
+        connect(core, Options { poll_interval: Duration::ZERO, ..options(fake.at) }).await;
     let (lun, client) = open(&session).await;
     (fake, session, lun, client)
 }
@@ -72,7 +73,7 @@ fn patience_with_the_busy_has_an_end() {
     on_core(async |core| {
         let fake = Fake::new(&core).await;
         let patience = Duration::from_millis(300);
-        let session = connect(&core, Options { patience, ..options(fake.at) }).await;
+        let session = connect(&core, Options { retry_timeout: patience, ..options(fake.at) }).await;
         let (_, client) = open(&session).await;
         fake.unit.say(READ, &vec![Say::Status(0x08); 100]);
         let began = Instant::now();
@@ -81,14 +82,16 @@ fn patience_with_the_busy_has_an_end() {
     });
 }
 
-/// A target that starts lets initiators in before it has its units: these are waited for, for a while.
+/// A target that starts lets initiators in before it has its units: these are waited for, for a
+/// while.
 #[test]
 fn units_that_are_not_there_yet_are_waited_for() {
     on_core(async |core| {
         let fake = Fake::new(&core).await;
         let patience = Duration::from_millis(500);
         let look_every = Duration::ZERO;
-        let options = Options { patience, look_every, ..options(fake.at) };
+        let options =
+            Options { retry_timeout: patience, poll_interval: look_every, ..options(fake.at) };
         let session = connect(&core, options).await;
         let (_, client) = open(&session).await;
         fake.unit.say(READ, &[Say::Sense(6, 0x3f, 0xe)]);
@@ -164,7 +167,8 @@ fn a_compare_and_write_without_its_data_is_in_doubt() {
     });
 }
 
-/// SBC-3 6.4.5: a write cache that is turned on later is written through, for nobody above knows of it.
+/// SBC-3 6.4.5: a write cache that is turned on later is written through, for nobody above knows of
+/// it.
 #[test]
 fn a_cache_that_is_turned_on_later_is_written_through() {
     const FUA: u8 = 0x10;
@@ -174,7 +178,7 @@ fn a_cache_that_is_turned_on_later_is_written_through() {
         let modes = |device, caching| vec![6, 0, device, 0, 8, 10, caching];
         fake.unit.modes.replace(modes(FUA, 0));
         let session =
-            connect(&core, Options { look_every: Duration::ZERO, ..options(fake.at) }).await;
+            connect(&core, Options { poll_interval: Duration::ZERO, ..options(fake.at) }).await;
         let (_, client) = open(&session).await;
         let info = client.dev().info();
         assert!(info.native_fua && !info.volatile_cache);
@@ -206,7 +210,7 @@ fn zeroes_stay_zeroes_when_freed_blocks_do_not() {
         let fake = Fake::new(&core).await;
         fake.unit.provisioning.set(0x40);
         let session =
-            connect(&core, Options { look_every: Duration::ZERO, ..options(fake.at) }).await;
+            connect(&core, Options { poll_interval: Duration::ZERO, ..options(fake.at) }).await;
         let (_, client) = open(&session).await;
         assert!(client.dev().info().unmap_zeroes);
         for round in 0..2 {
@@ -222,7 +226,8 @@ fn zeroes_stay_zeroes_when_freed_blocks_do_not() {
     });
 }
 
-/// SPC-4 5.8: what changes while a unit is looked at is told by an answer in the middle of it, once.
+/// SPC-4 5.8: what changes while a unit is looked at is told by an answer in the middle of it,
+/// once.
 #[test]
 fn a_unit_that_changes_while_it_is_looked_at_is_looked_at_again() {
     on_core(async |core| {
@@ -233,7 +238,8 @@ fn a_unit_that_changes_while_it_is_looked_at_is_looked_at_again() {
         assert_eq!(client.dev().info().blocks, BLOCKS as u64 + 1024);
         // One that always has something to say is waited for no longer than any other.
         let patience = Duration::from_millis(300);
-        let options = Options { patience, look_every: Duration::ZERO, ..options(fake.at) };
+        let options =
+            Options { retry_timeout: patience, poll_interval: Duration::ZERO, ..options(fake.at) };
         let session = connect(&core, options).await;
         let (_, client) = open(&session).await;
         fake.unit.say(READ, &[Say::Sense(6, 0x29, 0)]);
@@ -290,7 +296,9 @@ fn units_that_free_by_unmap() {
         let session = connect(&core, options(fake.at)).await;
         let (_, client) = open(&session).await;
         let info = client.dev().info();
-        assert!(info.unmap_granularity_blocks > 0 && !info.unmap_zeroes && info.overhead == 4096);
+        assert!(
+            info.unmap_granularity_blocks > 0 && !info.unmap_zeroes && info.overhead_bytes == 4096
+        );
         client.write(0, &[9; 200 * 512], false).await.unwrap();
         client.unmap(0, 150).await.unwrap();
         assert_eq!(fake.unit.count(0x42), 3, "64 blocks each");
@@ -311,7 +319,7 @@ fn redirections_are_followed() {
         assert_eq!(client.read(0, 1).await.unwrap().to_vec(), [3; 512]);
         *second.unit.moved.borrow_mut() = Some(first.at.to_string());
         let round = Session::connect(&core, options(first.at), Staging::default()).await;
-        assert_eq!(round.map(drop), Err(ConnectError::MovesOn));
+        assert_eq!(round.map(drop), Err(ConnectError::TooManyRedirects));
         *first.unit.moved.borrow_mut() = Some("disk.example:3260,1".into());
         let named = Session::connect(&core, options(first.at), Staging::default()).await;
         assert!(matches!(named, Err(ConnectError::Unusable(_))));

@@ -4,15 +4,15 @@ use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
 use block::testing::conformance::{self, MIN_BYTES, MIN_POOL, Subject};
-use block::testing::faulty::{Effect, Faults, Kind, Rule};
-use block::{Dev, Error, Mem, Pool};
-use target::{Access, VolumeId};
+use block::testing::faulty::{Effect, Faults, OpKind, Rule};
+use block::{BufferPool, Dev, Error, Mem};
+use target::{AccessList, VolumeId};
 
 use super::*;
 
 struct Remote {
     site: Site,
-    pool: Pool,
+    pool: BufferPool,
     made: Cell<u8>,
     last: RefCell<Option<Last>>,
 }
@@ -25,7 +25,7 @@ struct Last {
 }
 
 impl Subject for Remote {
-    fn pool(&self) -> Pool {
+    fn pool(&self) -> BufferPool {
         self.pool.clone()
     }
 
@@ -34,7 +34,7 @@ impl Subject for Remote {
         let (id, subnqn) =
             (VolumeId([self.made.get(); 16]), format!("{SUBNQN}-{}", self.made.get()));
         let (mem, faults) = Site::volume(&self.site.server, id, MIN_BYTES / 512);
-        self.site.serve(&subnqn, id, Access::anybody());
+        self.site.serve(&subnqn, id, AccessList::open());
         let options = Options { subnqn, io_queues: 2, ..options(self.site.at) };
         let controller = Controller::connect(&self.site.core, options, Staging::default());
         let dev = Dev::shared(Namespace::open(&controller.await.unwrap(), 1).await.unwrap());
@@ -65,7 +65,7 @@ impl Subject for Remote {
         None
     }
 
-    async fn fail_next(&self, kind: Kind, error: Error) -> bool {
+    async fn fail_next(&self, kind: OpKind, error: Error) -> bool {
         let last = self.last.borrow();
         let rule = Rule::new(Effect::Fail(error)).on(&[kind]).times(1);
         last.as_ref().unwrap().faults.add(rule);
@@ -77,7 +77,7 @@ impl Subject for Remote {
 fn a_namespace_conforms() {
     on_core(async |core| {
         let site = Site::new(&core, 1 << 14).await;
-        let pool = Pool::new(MIN_POOL).unwrap();
+        let pool = BufferPool::new(MIN_POOL).unwrap();
         let subject = Remote { site, pool, made: Cell::new(0), last: RefCell::default() };
         conformance::check(&subject, 1).await;
     });

@@ -1,4 +1,4 @@
-//! Connections that are cut, controllers that are away, namespaces that come back as others.
+//! Cut connections, unreachable controllers, replaced namespaces.
 
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -8,9 +8,9 @@ use common::{A, B, QUICK_CUTS, Wire, cut_while_working};
 use initiator::nvme::Queue;
 use nvme::Sqe;
 use nvme::entry::NvmOpcode;
-use nvme::host::{Command, Lost, Payload};
+use nvme::host::{Command, LostCommand, Payload};
 use nvme::pdu::IcResp;
-use target::Access;
+use target::AccessList;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep};
@@ -18,16 +18,15 @@ use zerocopy::IntoBytes;
 
 use super::*;
 
-/// Options by way of a wire that can be cut.
+/// Options through a proxy that can be cut.
 async fn wired(core: &rt::Core, site: &Site, patience: Duration) -> (Wire, Controller) {
     let wire = Wire::new(core, site.at).await;
-    let options = Options { patience, io_queues: 2, ..options(wire.at) };
+    let options = Options { retry_timeout: patience, io_queues: 2, ..options(wire.at) };
     let controller = Controller::connect(core, options, Staging::default()).await.unwrap();
     (wire, controller)
 }
 
-/// Whenever the connections are cut, nothing is lost, nothing is done twice that a reader could see, and
-/// nobody is told of it.
+/// Cut connections lose nothing, repeat nothing visibly, and cause no errors.
 #[test]
 fn cuts_are_not_noticed() {
     on_core(async |core| {
@@ -38,7 +37,7 @@ fn cuts_are_not_noticed() {
     });
 }
 
-/// Who waits for a controller that does not come back is told so in the end, and everybody after him.
+/// Commands for a controller that does not return fail after the timeout, and all later ones too.
 #[test]
 fn patience_has_an_end() {
     on_core(async |core| {
@@ -52,7 +51,10 @@ fn patience_has_an_end() {
         let (read, write) = tokio::join!(client.read(0, 1), client.write(8, &[2; 512], false));
         assert_eq!((read.map(drop), write), (Err(Error::Gone), Err(Error::Gone)));
         assert!(began.elapsed() >= Duration::from_millis(200) && began.elapsed() < PATIENCE);
-        assert!(namespace.gone().is_some_and(|gone| gone.away), "nothing is known to be lost");
+        assert!(
+            namespace.gone().is_some_and(|gone| gone.is_unreachable),
+            "nothing is known to be lost"
+        );
         wire.set_open(true);
         let up = async {
             while controller.queues().is_empty() {
@@ -70,7 +72,7 @@ fn patience_has_an_end() {
     });
 }
 
-/// A controller that is away for a moment is waited for.
+/// A briefly unreachable controller is waited for.
 #[test]
 fn a_controller_that_is_away_is_waited_for() {
     on_core(async |core| {
@@ -91,7 +93,7 @@ fn a_controller_that_is_away_is_waited_for() {
     });
 }
 
-/// What comes back under the same name and is another volume gets nothing.
+/// A different volume under the same name is not written to.
 #[test]
 fn a_namespace_that_has_become_another_volume_is_gone() {
     on_core(async |core| {
@@ -107,12 +109,15 @@ fn a_namespace_that_has_become_another_volume_is_gone() {
         });
         sleep(Duration::from_millis(20)).await;
         let (b, _) = Site::volume(&site.server, B, 1 << 14);
-        site.serve(SUBNQN, B, Access::anybody());
+        site.serve(SUBNQN, B, AccessList::open());
         wire.set_open(true);
         assert_eq!(write.await.unwrap(), Err(Error::Gone));
-        assert!(namespace.gone().is_some_and(|gone| !gone.away), "it is not to be found again");
+        assert!(
+            namespace.gone().is_some_and(|gone| !gone.is_unreachable),
+            "it is not to be found again"
+        );
         assert_eq!(b.space_used(), 0, "nothing was written to it");
-        site.serve(SUBNQN, A, Access::anybody());
+        site.serve(SUBNQN, A, AccessList::open());
         assert_eq!(client.read(0, 1).await.map(drop), Err(Error::Gone), "for ever");
     });
 }
@@ -125,7 +130,7 @@ fn a_namespace_that_changes_while_connected_is_gone() {
         let controller = site.connect().await;
         let (_, client) = open(&controller).await;
         let (b, _) = Site::volume(&site.server, B, 1 << 14);
-        site.serve(SUBNQN, B, Access::anybody());
+        site.serve(SUBNQN, B, AccessList::open());
         let gone = async {
             while client.read(0, 1).await.is_ok() {
                 sleep(Duration::from_millis(1)).await;
@@ -145,13 +150,13 @@ fn what_waits_for_room_does_not_go_to_another_volume() {
         let options = Options { queue_entries: 3, ..options(site.at) };
         let controller = Controller::connect(&core, options, Staging::default()).await.unwrap();
         let (_, client) = open(&controller).await;
-        site.faults.add(Rule::new(Effect::Stall).on(&[Kind::Read]).times(2));
+        site.faults.add(Rule::new(Effect::Stall).on(&[OpKind::Read]).times(2));
         let read = |at| {
             let client = client.clone();
             spawn_local(async move { client.read(at, 1).await.map(drop) })
         };
         let reads = [read(0), read(1)];
-        while controller.queues()[0].room() > 0 {
+        while controller.queues()[0].free_slots() > 0 {
             sleep(Duration::from_millis(1)).await;
         }
         let write = spawn_local({
@@ -160,7 +165,7 @@ fn what_waits_for_room_does_not_go_to_another_volume() {
         });
         let (b, _) = Site::volume(&site.server, B, 1 << 14);
         let known = controller.generation();
-        site.serve(SUBNQN, B, Access::anybody());
+        site.serve(SUBNQN, B, AccessList::open());
         controller.changed(known).await.unwrap();
         site.faults.release();
         assert_eq!(timeout(PATIENCE, write).await.unwrap().unwrap(), Err(Error::Gone));
@@ -194,7 +199,7 @@ fn a_compare_and_write_is_sent_once() {
         let (wire, controller) = wired(&core, &site, PATIENCE).await;
         let (namespace, client) = open(&controller).await;
         let [old, new] = [bufs(&client, &[0; 512]).await, bufs(&client, &[3; 512]).await];
-        site.faults.add(Rule::new(Effect::Stall).on(&[Kind::Write]).times(1));
+        site.faults.add(Rule::new(Effect::Stall).on(&[OpKind::Write]).times(1));
         let ctx = client.ctx(0).await;
         let both = async {
             sleep(Duration::from_millis(50)).await;
@@ -208,14 +213,15 @@ fn a_compare_and_write_is_sent_once() {
     });
 }
 
-/// A write of which nobody knows whether it was done is not abandoned before somebody does: what its range holds stays.
+/// A write of which nobody knows whether it was done is not abandoned before somebody does: what
+/// its range holds stays.
 #[test]
 fn a_write_in_doubt_is_not_aborted() {
     on_core(async |core| {
         let site = Site::new(&core, 1 << 14).await;
         let (wire, controller) = wired(&core, &site, PATIENCE).await;
         let (_, client) = open(&controller).await;
-        site.faults.add(Rule::new(Effect::Stall).on(&[Kind::Write]).times(1));
+        site.faults.add(Rule::new(Effect::Stall).on(&[OpKind::Write]).times(1));
         let ctx = client.ctx(512).await;
         let data = rt::buf::copy_in(ctx.credit(), &[3; 512]);
         let write = {
@@ -248,7 +254,7 @@ fn connections_in_doubt_are_reset() {
             let queue = Queue::start(stream, config, Staging::default(), PATIENCE);
             end.read_exact(&mut [0; 128]).await.unwrap();
             end.write_all(IcResp::new(0, 4096).as_bytes()).await.unwrap();
-            while queue.room() == 0 {
+            while queue.free_slots() == 0 {
                 sleep(Duration::from_millis(1)).await;
             }
             if in_doubt {
@@ -260,7 +266,7 @@ fn connections_in_doubt_are_reset() {
                 };
                 end.read_exact(&mut [0; 72]).await.unwrap();
                 queue.close();
-                assert_eq!(flush.await.unwrap(), Err(Lost::InDoubt));
+                assert_eq!(flush.await.unwrap(), Err(LostCommand::InDoubt));
             }
             queue.close();
             let last = timeout(PATIENCE, end.read(&mut [0; 1])).await.unwrap();

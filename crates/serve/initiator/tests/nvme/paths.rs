@@ -1,16 +1,17 @@
-//! Several controllers of one volume: which of them is used, and what becomes of commands when one is lost.
+//! Several controllers of one volume: which of them is used, and what becomes of commands when one
+//! is lost.
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
-use block::testing::register::{Checker, Initially};
+use block::testing::register::{Checker, InitialContents};
 use block::testing::workload::Workload;
-use block::{Blocks, Class};
+use block::{Blocks, MemoryClass};
 use common::Wire;
-use initiator::nvme::Policy;
+use initiator::nvme::PathPolicy;
 use nvme::Sqe;
 use nvme::entry::NvmOpcode;
-use nvme::host::{Command, Lost, Payload};
+use nvme::host::{Command, LostCommand, Payload};
 use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep};
 
@@ -41,19 +42,23 @@ impl Both {
     }
 
     async fn connect(core: &rt::Core, wire: &Wire, patience: Duration) -> Controller {
-        let options =
-            Options { keep_alive: KEEP_ALIVE, io_queues: 2, patience, ..options(wire.at) };
+        let options = Options {
+            keep_alive: KEEP_ALIVE,
+            io_queues: 2,
+            retry_timeout: patience,
+            ..options(wire.at)
+        };
         Controller::connect(core, options, Staging::default()).await.unwrap()
     }
 
-    async fn open(&self, policy: Policy) -> Client {
+    async fn open(&self, policy: PathPolicy) -> TestClient {
         self.opened(policy).await.1
     }
 
-    async fn opened(&self, policy: Policy) -> (Rc<Namespace>, Client) {
-        let namespace = Namespace::through(&self.controllers, 1, policy).await.unwrap();
+    async fn opened(&self, policy: PathPolicy) -> (Rc<Namespace>, TestClient) {
+        let namespace = Namespace::open_multipath(&self.controllers, 1, policy).await.unwrap();
         let dev = Dev::shared(Rc::clone(&namespace));
-        let client = Client::new(&dev, &Pool::new(16 << 20).unwrap());
+        let client = TestClient::new(&dev, &BufferPool::new(16 << 20).unwrap());
         // Until both are seen to be paths.
         let before = self.wires.each_ref().map(Wire::carried);
         let is_used = |i: usize| self.wires[i].carried() > before[i] + 8 * 4096;
@@ -67,15 +72,15 @@ impl Both {
     }
 }
 
-/// Whatever becomes of one path or the other, nothing is lost, nothing is done twice that a reader could see,
-/// and nobody is told of it.
+/// Whatever becomes of one path or the other, nothing is lost, nothing is done twice that a reader
+/// could see, and nobody is told of it.
 #[test]
 fn a_path_that_is_cut_is_not_noticed() {
-    for policy in [Policy::RoundRobin, Policy::QueueDepth, Policy::LocalFirst] {
+    for policy in [PathPolicy::RoundRobin, PathPolicy::QueueDepth, PathPolicy::LocalFirst] {
         on_core(async move |core| {
             let both = Both::new(&core).await;
             let client = both.open(policy).await;
-            let checker = RefCell::new(Checker::new(1, 512, Initially::Zeroes));
+            let checker = RefCell::new(Checker::new(1, 512, InitialContents::Zeroes));
             let workload = Workload::new(client, Blocks::new(Lba(0), 2048), 16, 7);
             let rounds = Cell::new(0);
             let cutting = async {
@@ -110,9 +115,11 @@ fn a_path_that_is_cut_is_not_noticed() {
 fn the_policy_spreads_the_load() {
     on_core(async |core| {
         let both = Both::new(&core).await;
-        for (policy, is_spread) in
-            [(Policy::RoundRobin, true), (Policy::QueueDepth, true), (Policy::LocalFirst, true)]
-        {
+        for (policy, is_spread) in [
+            (PathPolicy::RoundRobin, true),
+            (PathPolicy::QueueDepth, true),
+            (PathPolicy::LocalFirst, true),
+        ] {
             let client = both.open(policy).await;
             let carried = || both.wires.each_ref().map(Wire::carried);
             let before = carried();
@@ -127,13 +134,14 @@ fn the_policy_spreads_the_load() {
     });
 }
 
-/// A path that falls silent holds up what was on its way by it, and nothing else: a read is asked again as soon
-/// as the silence is noticed, a write when it cannot happen any more, by the other path.
+/// A path that falls silent holds up what was on its way by it, and nothing else: a read is asked
+/// again as soon as the silence is noticed, a write when it cannot happen any more, by the other
+/// path.
 #[test]
 fn silence_of_one_path_is_bounded() {
     on_core(async |core| {
         let both = Both::new(&core).await;
-        let client = both.open(Policy::RoundRobin).await;
+        let client = both.open(PathPolicy::RoundRobin).await;
         both.wires[0].freeze();
         let began = Instant::now();
         let op = |write: bool, at: u64| {
@@ -161,13 +169,14 @@ fn silence_of_one_path_is_bounded() {
     });
 }
 
-/// A write that has to wait for longer than patience lasts, before it may be sent again, is sent again.
+/// A write that has to wait for longer than patience lasts, before it may be sent again, is sent
+/// again.
 #[test]
 fn doubt_outlasts_patience() {
     on_core(async |core| {
         let patience = Duration::from_secs(2);
         let both = Both::with_patience(&core, patience).await;
-        let (namespace, client) = both.opened(Policy::RoundRobin).await;
+        let (namespace, client) = both.opened(PathPolicy::RoundRobin).await;
         both.wires[0].freeze();
         both.wires[0].set_open(false);
         let began = Instant::now();
@@ -187,12 +196,13 @@ fn doubt_outlasts_patience() {
     });
 }
 
-/// RFD 0010, attack 17: a write that is stuck on the way must not undo what was written after its repetition.
+/// RFD 0010, attack 17: a write that is stuck on the way must not undo what was written after its
+/// repetition.
 #[test]
 fn a_write_that_comes_late_does_not_undo_a_newer_one() {
     on_core(async |core| {
         let both = Both::new(&core).await;
-        let client = both.open(Policy::RoundRobin).await;
+        let client = both.open(PathPolicy::RoundRobin).await;
         both.wires[0].freeze();
         // One of them goes by the wire that keeps it.
         let (a, b) =
@@ -214,22 +224,23 @@ fn a_path_has_to_lead_to_the_volume() {
     on_core(async |core| {
         let (site, other) = (Site::new(&core, 1 << 14).await, Site::new(&core, 1 << 14).await);
         let (volume, _) = Site::volume(&other.server, common::B, 1 << 14);
-        other.serve(SUBNQN, common::B, target::Access::anybody());
+        other.serve(SUBNQN, common::B, target::AccessList::open());
         let (good, bad) = (site.connect().await, other.connect().await);
         let both = [good.clone(), bad.clone()];
-        let opened = Namespace::through(&both, 1, Policy::RoundRobin).await.map(drop);
+        let opened = Namespace::open_multipath(&both, 1, PathPolicy::RoundRobin).await.map(drop);
         assert_eq!(opened, Err(OpenError::Different(1)));
-        let namespace = Namespace::through(&[good], 1, Policy::RoundRobin).await.unwrap();
-        namespace.add(&bad);
+        let namespace =
+            Namespace::open_multipath(&[good], 1, PathPolicy::RoundRobin).await.unwrap();
+        namespace.add_path(&bad);
         let wire = Wire::new(&core, other.at).await;
         wire.set_open(false);
         let others = [other.at, wire.at];
         let options = options(other.at);
         let staging = Staging::default();
         let expected = Controller::connect_all(&core, &options, &others, &staging);
-        expected.await.unwrap().iter().for_each(|controller| namespace.add(controller));
+        expected.await.unwrap().iter().for_each(|controller| namespace.add_path(controller));
         wire.set_open(true);
-        let client = Client::new(&Dev::shared(namespace), &Pool::new(16 << 20).unwrap());
+        let client = TestClient::new(&Dev::shared(namespace), &BufferPool::new(16 << 20).unwrap());
         for at in 0..32 {
             client.write(at, &[4; 512], false).await.unwrap();
         }
@@ -237,8 +248,8 @@ fn a_path_has_to_lead_to_the_volume() {
     });
 }
 
-/// A node whose process sleeps for so long that its host has gone elsewhere does nothing of what it finds in its
-/// sockets when it wakes up.
+/// A node whose process sleeps for so long that its host has gone elsewhere does nothing of what it
+/// finds in its sockets when it wakes up.
 #[test]
 fn what_waits_in_the_sockets_of_a_sleeper_is_not_done() {
     let config = rt::CoresConfig { cpus: vec![None; 2], ..rt::CoresConfig::default() };
@@ -256,7 +267,8 @@ fn what_waits_in_the_sockets_of_a_sleeper_is_not_done() {
         let options = Options { keep_alive: KEEP_ALIVE, ..options(at) };
         let controller = Controller::connect(&core, options, Staging::default()).await.unwrap();
         let queue = controller.queues().remove(0);
-        let credit = core.pool().account().credit(4096, Class::Arriving).await.unwrap();
+        let credit =
+            core.buffer_pool().account().credit(4096, MemoryClass::UnsolicitedData).await.unwrap();
         let write = |lba: u32| {
             let mut sqe = Sqe::new(NvmOpcode::Write.0, 0, 1);
             sqe.cdw10[0] = lba.into();
@@ -266,7 +278,7 @@ fn what_waits_in_the_sockets_of_a_sleeper_is_not_done() {
         assert!(queue.submit(write(0)).await.outcome.is_ok_and(|c| c.status.is_success()));
         sleeper.post(async |_| pause(3 * KEEP_ALIVE)).await.unwrap();
         sleep(Duration::from_millis(50)).await;
-        assert_eq!(queue.submit(write(64)).await.outcome.map(drop), Err(Lost::InDoubt));
+        assert_eq!(queue.submit(write(64)).await.outcome.map(drop), Err(LostCommand::InDoubt));
         sleep(3 * KEEP_ALIVE).await;
         let used = sleeper.run(async |_| SITE.take().unwrap().mem.space_used()).await.unwrap();
         assert_eq!(used, 4096, "the first was done, and no other");

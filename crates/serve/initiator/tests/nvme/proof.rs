@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use common::{A, guarded};
 use initiator::nvme::Secrets;
-use nvme::auth::{End, Explanation, Policy, Secret};
+use nvme::auth::{AuthFailure, AuthPolicy, FailureExplanation, Secret};
 use target::HostSecrets;
 
 use super::*;
@@ -19,7 +19,7 @@ pub(super) fn secret(text: &str) -> Secret {
 
 pub(super) fn secrets(host: &str, controller: Option<&str>) -> Arc<Secrets> {
     let (host, controller) = (secret(host), controller.map(secret));
-    Arc::new(Secrets { host, controller, policy: Policy::default() })
+    Arc::new(Secrets { host, controller, policy: AuthPolicy::default() })
 }
 
 async fn connect(
@@ -45,11 +45,17 @@ fn both_sides_prove_who_they_are() {
             let (_, client) = open(&connected).await;
             client.write(0, &[1; 512], false).await.unwrap();
         }
-        let refused = |end| Err(ConnectError::Proof(end));
+        let refused = |end| Err(ConnectError::Authentication(end));
         let wrong = connect(&site, Some(OTHER_SECRET), None).await.map(drop);
-        assert_eq!(wrong, refused(End::RefusedByPeer(Explanation::AuthenticationFailed)));
+        assert_eq!(
+            wrong,
+            refused(AuthFailure::RefusedByPeer(FailureExplanation::AuthenticationFailed))
+        );
         let impostor = connect(&site, Some(HOST_SECRET), Some(OTHER_SECRET)).await.map(drop);
-        assert_eq!(impostor, refused(End::Refused(Explanation::AuthenticationFailed)));
+        assert_eq!(
+            impostor,
+            refused(AuthFailure::Refused(FailureExplanation::AuthenticationFailed))
+        );
         let none = connect(&site, None, None).await.map(drop);
         assert_eq!(none, Err(ConnectError::SecretMissing));
     });
@@ -61,8 +67,8 @@ fn a_controller_that_proves_nothing_is_refused() {
     on_core(async |core| {
         let site = Site::new(&core, 1 << 14).await;
         let unproved = connect(&site, Some(HOST_SECRET), Some(CONTROLLER_SECRET)).await.map(drop);
-        assert_eq!(unproved, Err(ConnectError::ControllerUnproved));
-        assert!(ConnectError::ControllerUnproved.is_final());
+        assert_eq!(unproved, Err(ConnectError::ControllerNotAuthenticated));
+        assert!(ConnectError::ControllerNotAuthenticated.is_final());
         connect(&site, Some(HOST_SECRET), None).await.unwrap();
     });
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use common::{A, Wire, cut_while_working, guarded};
 use nvme::tls::TlsKey;
-use target::{Access, HostKey, HostSecrets, HostTls};
+use target::{AccessList, HostKey, HostSecrets, HostTls};
 
 use super::proof::{HOST_SECRET, secret, secrets};
 use super::*;
@@ -15,14 +15,14 @@ const LONG_KEY: &str =
     "NVMeTLSkey-1:02:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwP/w0S89ELi3W2LxIcLXVsDn8kXZQ==:";
 
 /// `decrypt_error`.
-const REFUSED: ConnectError = ConnectError::Tls(tls::Error::Alert(51));
+const REFUSED: ConnectError = ConnectError::Tls(tls::TlsError::Alert(51));
 
 fn key(text: &str) -> TlsKey {
     TlsKey::parse(text).unwrap()
 }
 
 /// The host has to come by TLS.
-fn asks_for(site: &Site, key: HostKey, access: Access<HostSecrets>) {
+fn asks_for(site: &Site, key: HostKey, access: AccessList<HostSecrets>) {
     let tls = [(HOSTNQN.to_owned(), HostTls { key, required: true })].into();
     site.serve_by(SUBNQN, A, access, tls);
 }
@@ -38,7 +38,7 @@ fn all_queues_come_by_tls() {
     on_core(async |core| {
         let site = Site::new(&core, 1 << 14).await;
         for text in [KEY, LONG_KEY] {
-            asks_for(&site, HostKey::Known(key(text)), Access::anybody());
+            asks_for(&site, HostKey::Known(key(text)), AccessList::open());
             let controller = connect(&site, Some(text)).await.unwrap();
             assert_eq!(controller.queues().len(), 2);
             assert!(site.server.sessions().iter().all(|s| s.tls), "{:?}", site.server.sessions());
@@ -55,18 +55,18 @@ fn all_queues_come_by_tls() {
 fn without_the_key_nobody_gets_in() {
     on_core(async |core| {
         let site = Site::new(&core, 1 << 14).await;
-        asks_for(&site, HostKey::Known(key(KEY)), Access::anybody());
+        asks_for(&site, HostKey::Known(key(KEY)), AccessList::open());
         for wrong in [OTHER_KEY, LONG_KEY] {
             assert_eq!(connect(&site, Some(wrong)).await.map(drop), Err(REFUSED), "{wrong}");
         }
         let plain = connect(&site, None).await.map(drop).unwrap_err();
         assert!(matches!(plain, ConnectError::Refused(_)) && plain.is_final(), "{plain}");
         // It may be able to read it soon.
-        asks_for(&site, HostKey::Unknown, Access::anybody());
+        asks_for(&site, HostKey::Unknown, AccessList::open());
         assert_eq!(connect(&site, Some(KEY)).await.map(drop), Err(REFUSED));
         assert!(!REFUSED.is_final());
         // Of a subsystem that has none.
-        site.serve(SUBNQN, A, Access::anybody());
+        site.serve(SUBNQN, A, AccessList::open());
         assert_eq!(connect(&site, Some(KEY)).await.map(drop), Err(REFUSED));
     });
 }
@@ -97,10 +97,11 @@ fn a_proof_behind_tls() {
 fn cuts_are_not_noticed_behind_tls() {
     on_core(async |core| {
         let site = Site::new(&core, 1 << 14).await;
-        asks_for(&site, HostKey::Known(key(KEY)), Access::anybody());
+        asks_for(&site, HostKey::Known(key(KEY)), AccessList::open());
         let wire = Wire::new(&core, site.at).await;
         let tls_key = Some(Arc::new(key(KEY)));
-        let options = Options { tls_key, patience: PATIENCE, io_queues: 2, ..options(wire.at) };
+        let options =
+            Options { tls_key, retry_timeout: PATIENCE, io_queues: 2, ..options(wire.at) };
         let controller = Controller::connect(&core, options, Staging::default()).await.unwrap();
         let (_, client) = open(&controller).await;
         let pauses_ms = [30, 10, 7, 45, 15, 0, 40, 20];

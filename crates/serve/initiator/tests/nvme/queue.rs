@@ -6,12 +6,12 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use block::{BufsMut, Class};
-use initiator::nvme::{End, Queue, Transport};
+use block::{BufsMut, MemoryClass};
+use initiator::nvme::{Queue, QueueEnd, Transport};
 use nvme::entry::{Cqe, NvmOpcode};
-use nvme::host::{Command, Config, Lost, Payload};
-use nvme::pdu::{CapsuleCmd, CapsuleResp, Data, FLAG_LAST, FLAG_SUCCESS, IcResp, PduType};
-use nvme::testing::Host;
+use nvme::host::{Command, Config, LostCommand, Payload};
+use nvme::pdu::{CapsuleCmd, CapsuleResp, DataPdu, FLAG_LAST, FLAG_SUCCESS, IcResp, PduType};
+use nvme::testing::ScriptedHost;
 use nvme::{Sqe, Status};
 use tokio::io::{
     AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf, duplex,
@@ -35,7 +35,7 @@ fn flush() -> Command {
 /// A queue that may have this many commands in flight, and the other end.
 async fn queue(in_flight: u16) -> (Queue, DuplexStream) {
     let (ours, mut theirs) = duplex(1 << 20);
-    let config = Config { in_flight, ..Config::default() };
+    let config = Config { max_in_flight: in_flight, ..Config::default() };
     let queue = Queue::start(ours, config, Staging::default(), 30 * S);
     let mut req = [0; 128];
     theirs.read_exact(&mut req).await.unwrap();
@@ -101,8 +101,9 @@ impl Drop for Keeps {
     }
 }
 
-/// RFD 0027, 3: who hears that a command is in doubt counts from then on, so its connection is no more, whatever the stream
-/// has kept back. A stream without such a command is waited for: it may have a termination request to send.
+/// RFD 0027, 3: who hears that a command is in doubt counts from then on, so its connection is no
+/// more, whatever the stream has kept back. A stream without such a command is waited for: it may
+/// have a termination request to send.
 #[tokio::test(start_paused = true)]
 async fn nothing_is_in_doubt_before_its_connection_has_ended() {
     in_simulated_time(async {
@@ -118,14 +119,14 @@ async fn nothing_is_in_doubt_before_its_connection_has_ended() {
             write.timeout = Some(5 * S);
             let began = Instant::now();
             if with_command {
-                assert_eq!(queue.submit(write).await.outcome.map(drop), Err(Lost::InDoubt));
+                assert_eq!(queue.submit(write).await.outcome.map(drop), Err(LostCommand::InDoubt));
                 assert_eq!((seen.get(), began.elapsed()), ((false, true), 5 * S));
             } else {
                 sleep(S).await;
                 queue.close();
                 sleep(S).await;
                 assert_eq!(seen.get(), (true, false));
-                queue.ended().await;
+                queue.wait_end().await;
                 assert!(began.elapsed() >= 30 * S);
             }
         }
@@ -137,7 +138,7 @@ async fn respond(end: &mut DuplexStream, cid: u16) {
     let (result, sq_head, sq_id) = (0.into(), 0.into(), 0.into());
     let status = (Status::SUCCESS.field() << 1).into();
     let resp = CapsuleResp::new(Cqe { result, sq_head, sq_id, cid: cid.into(), status });
-    end.write_all(&Host::default().pdu(resp.as_bytes(), &[], 0)).await.unwrap();
+    end.write_all(&ScriptedHost::default().pdu(resp.as_bytes(), &[], 0)).await.unwrap();
 }
 
 async fn in_simulated_time(f: impl Future<Output = ()>) {
@@ -156,7 +157,7 @@ async fn a_full_queue_is_waited_for() {
         let tasks: Vec<_> = (0..4).map(|_| submit(&queue)).collect();
         let first = cids(&mut end, 2).await;
         sleep(S).await;
-        assert_eq!(queue.room(), 0);
+        assert_eq!(queue.free_slots(), 0);
         // The first goes away; its place comes back with the answer, not before.
         tasks[0].abort();
         sleep(S).await;
@@ -171,7 +172,7 @@ async fn a_full_queue_is_waited_for() {
         for task in tasks.into_iter().skip(1) {
             assert!(task.await.unwrap().unwrap().status.is_success());
         }
-        assert_eq!(queue.room(), 2);
+        assert_eq!(queue.free_slots(), 2);
     })
     .await;
 }
@@ -181,12 +182,12 @@ async fn a_full_queue_is_waited_for() {
 async fn submissions_of_a_turn_leave_together() {
     in_simulated_time(async {
         let (queue, mut end) = queue(31).await;
-        while queue.room() == 0 {
+        while queue.free_slots() == 0 {
             yield_now().await;
         }
         for _ in 0..20 {
             let queue = queue.clone();
-            spawn_local(async move { queue.submit(flush()).await.moved });
+            spawn_local(async move { queue.submit(flush()).await.transferred });
         }
         let mut bytes = vec![0; 1 << 16];
         let n = end.read(&mut bytes).await.unwrap();
@@ -199,8 +200,8 @@ async fn submissions_of_a_turn_leave_together() {
 #[tokio::test(start_paused = true)]
 async fn data_comes_in_any_portions() {
     in_simulated_time(async {
-        let pool = Pool::new(1 << 20).unwrap();
-        let credit = pool.account().try_credit(200_000, Class::Immediate).unwrap();
+        let pool = BufferPool::new(1 << 20).unwrap();
+        let credit = pool.account().try_credit(200_000, MemoryClass::LocalIo).unwrap();
         for length in [1u32, 512, 4096, 70_000, 200_000] {
             let (queue, mut end) = queue(31).await;
             let room: BufsMut = credit.alloc(length as usize);
@@ -208,15 +209,15 @@ async fn data_comes_in_any_portions() {
                 queue.submit(command(NvmOpcode::Read, Payload::ToHost(room))).await
             });
             let cid = cids(&mut end, 1).await[0];
-            let mut header = Data::new(PduType::C2HData, cid, 0, 0, length);
+            let mut header = DataPdu::new(PduType::C2HData, cid, 0, 0, length);
             header.common.flags = FLAG_LAST | FLAG_SUCCESS;
             let bytes: Vec<u8> = (0..length).map(|i| (i % 251) as u8).collect();
-            for piece in Host::default().pdu(header.as_bytes(), &bytes, 0).chunks(997) {
+            for piece in ScriptedHost::default().pdu(header.as_bytes(), &bytes, 0).chunks(997) {
                 end.write_all(piece).await.unwrap();
                 yield_now().await;
             }
             let reply = read.await.unwrap();
-            assert_eq!(reply.moved, length);
+            assert_eq!(reply.transferred, length);
             let got: Vec<u8> = reply.buffers.iter().flat_map(|b| b.to_vec()).collect();
             assert!(got == bytes);
         }
@@ -240,23 +241,23 @@ async fn the_end_is_told() {
             let expected = match way {
                 0 => {
                     drop(end);
-                    End::PeerClosed
+                    QueueEnd::PeerClosed
                 }
                 1 => {
                     queue.close();
-                    End::Machine(nvme::host::End::Closed)
+                    QueueEnd::Machine(nvme::host::CloseReason::Closed)
                 }
-                2 => End::Machine(nvme::host::End::CommandTimeout),
+                2 => QueueEnd::Machine(nvme::host::CloseReason::CommandTimeout),
                 _ => {
                     end.write_all(&[0xff; 8]).await.unwrap();
                     let (error, information) = (nvme::pdu::FatalError::InvalidHeaderField, 0);
-                    End::Machine(nvme::host::End::Violation { error, information })
+                    QueueEnd::Machine(nvme::host::CloseReason::Violation { error, information })
                 }
             };
-            assert_eq!(queue.ended().await, expected);
-            assert_eq!(sent.await.unwrap(), Err(Lost::InDoubt));
-            assert_eq!(waits.await.unwrap(), Err(Lost::Unsent));
-            assert_eq!(queue.submit(flush()).await.outcome.map(drop), Err(Lost::Unsent));
+            assert_eq!(queue.wait_end().await, expected);
+            assert_eq!(sent.await.unwrap(), Err(LostCommand::InDoubt));
+            assert_eq!(waits.await.unwrap(), Err(LostCommand::Unsent));
+            assert_eq!(queue.submit(flush()).await.outcome.map(drop), Err(LostCommand::Unsent));
             assert_eq!(began.elapsed(), if way == 2 { 30 * S } else { Duration::ZERO });
             assert!(!queue.is_open());
         }
@@ -293,13 +294,13 @@ async fn a_controller_that_does_not_read_is_let_go() {
         let mut req = [0; 128];
         end.read_exact(&mut req).await.unwrap();
         end.write_all(IcResp::new(0, 4096).as_bytes()).await.unwrap();
-        let pool = Pool::new(1 << 20).unwrap();
-        let credit = pool.account().try_credit(8192, Class::Immediate).unwrap();
+        let pool = BufferPool::new(1 << 20).unwrap();
+        let credit = pool.account().try_credit(8192, MemoryClass::LocalIo).unwrap();
         let data = Payload::ToController(credit.alloc(8192).into());
         let began = Instant::now();
         let reply = queue.submit(command(NvmOpcode::Write, data)).await;
-        assert_eq!(reply.outcome.map(drop), Err(Lost::InDoubt));
-        assert_eq!((queue.ended().await, began.elapsed()), (End::SendStalled, 5 * S));
+        assert_eq!(reply.outcome.map(drop), Err(LostCommand::InDoubt));
+        assert_eq!((queue.wait_end().await, began.elapsed()), (QueueEnd::SendStalled, 5 * S));
     })
     .await;
 }

@@ -1,14 +1,15 @@
-//! Arbitrary bytes as what controllers, targets and units say of themselves. Shared by the fuzz target and a property test.
-//! What must hold is asserted:
+//! Arbitrary bytes as what controllers, targets and units say of themselves. Shared by the fuzz
+//! target and a property test. What must hold is asserted:
 //!
 //! * nothing panics, and what is made of it is bounded by what was asked for;
-//! * what is taken for a disk is one that a `Dev` may be made of, with commands that the protocols can say;
+//! * what is taken for a disk is one that a `Dev` may be made of, with commands that the protocols
+//!   can say;
 //! * nothing that may be shown has control characters.
 #![allow(clippy::unwrap_used)]
 
 use std::net::SocketAddr;
 
-use block::{ASIDE, Error, Info, Lba};
+use block::{Error, Info, Lba, METADATA_LBA};
 use initiator::{iscsi, nvme};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -80,12 +81,12 @@ pub(crate) fn play(script: &[u8]) {
 
 /// What `Dev` insists on, and what all commands can say.
 fn judge(info: &Info) {
-    assert!([512, 4096].contains(&info.block_size) && (1..=ASIDE.0).contains(&info.blocks));
+    assert!([512, 4096].contains(&info.block_size) && (1..=METADATA_LBA.0).contains(&info.blocks));
     let physical = info.physical_block_size;
     assert!(physical > 0 && physical.is_multiple_of(info.block_size), "{info:?}");
     assert!((1..=1 << 16).contains(&info.max_transfer_blocks), "{info:?}");
     assert!(info.max_transfer_blocks * info.block_size <= 4 << 20, "{info:?}");
-    assert!(info.aside_blocks == 0 && info.overhead.is_multiple_of(4096), "{info:?}");
+    assert!(info.metadata_blocks == 0 && info.overhead_bytes.is_multiple_of(4096), "{info:?}");
     assert!(!info.unmap_zeroes || info.unmap_granularity_blocks > 0, "{info:?}");
 }
 
@@ -96,7 +97,7 @@ fn play_namespaces(script: &mut Script<'_>) {
     controller.subnqn[..SUBNQN.len()].copy_from_slice(SUBNQN.as_bytes());
     controller.oncs = script.half().into();
     let page_bytes = 4096 << (script.byte() & 0xf);
-    let mut seen: Option<nvme::Described> = None;
+    let mut seen: Option<nvme::NamespaceDescription> = None;
     // Several controllers of one namespace, or of what is none.
     for _ in 0..3 {
         let told = script.change(controller.as_bytes());
@@ -206,7 +207,7 @@ fn play_unit(script: &mut Script<'_>) {
     let told = structures.map(|structure| script.change(&structure));
     let lengths = told[1].len();
     let Some(now) = iscsi::testing::described(told) else { return };
-    let told = &now.told;
+    let told = &now.attributes;
     judge(&told.info);
     let most = (32 << 20) / told.info.block_size;
     assert!((1..=most).contains(&told.write_same_blocks) && told.unmap_blocks <= most, "{told:?}");
@@ -215,7 +216,7 @@ fn play_unit(script: &mut Script<'_>) {
     assert_eq!(now.identity.is_known(), !designators.is_empty());
     assert!(designators.len() <= 32);
     assert!(designators.iter().map(|(_, value)| value.len()).sum::<usize>() <= lengths);
-    assert!(now.continues_as(&now));
+    assert!(now.is_same_volume_as(&now));
 }
 
 fn play_targets(script: &mut Script<'_>) {
@@ -254,7 +255,8 @@ fn play_answers(script: &mut Script<'_>) {
         assert!(most <= 8 + 8 * (u32::from(u16::MAX) + 1));
     }
     let (status, writes) = (script.byte(), script.byte().is_multiple_of(2));
-    let (sense, not_begun, error) = iscsi::testing::judged((status, script.rest()), Lba(7), writes);
+    let (sense, not_begun, error) =
+        iscsi::testing::evaluated((status, script.rest()), Lba(7), writes);
     assert!(sense.is_none_or(|sense| sense.key <= 0xf));
     // What is told as an error is one that the contract of `block` knows of a command of this kind.
     match error {

@@ -1,4 +1,5 @@
-//! Any text as the name of a target: it is read or refused, and what is read is shown as what it was.
+//! Any text as the name of a target: it is read or refused, and what is read is shown as what it
+//! was.
 
 use initiator::uri::{IscsiUri, Target};
 

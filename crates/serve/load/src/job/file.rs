@@ -1,21 +1,21 @@
-//! fio's job files: an INI with sections, of which `[global]` is what all behind it begin with.
+//! fio's job files: INI files with sections; later sections start with the keys of `[global]`.
 
-use super::{BadKey, Job};
+use super::{Job, KeyError};
 
-/// Longest file, in bytes, and most sections.
+/// Maximum length of a file in bytes, and maximum number of sections.
 const MAX_LEN: usize = 1 << 20;
 const MAX_SECTIONS: usize = 1024;
 
 /// Why a job file cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadFile {
+pub enum JobFileError {
     /// A key, or its value.
     #[error("line {line}: {why}")]
     Key {
         /// Which line, from 1.
         line: usize,
         /// What is wrong with it.
-        why: BadKey,
+        why: KeyError,
     },
     /// A line that is neither a section nor a key.
     #[error("line {line}: {why}")]
@@ -25,7 +25,7 @@ pub enum BadFile {
         /// What is wrong with it.
         why: &'static str,
     },
-    /// There is nothing to do.
+    /// No job in the file.
     #[error("there is no job: a section beside [global] is one")]
     Empty,
     /// It is too long.
@@ -33,15 +33,15 @@ pub enum BadFile {
     TooLong,
 }
 
-/// Reads a job file: one [`Job`] for each section, in order.
+/// Parses a job file: one [`Job`] for each section, in order.
 ///
 /// Comments begin with `#` or `;` anywhere in a line, as in fio.
 ///
 /// # Errors
-/// [`BadFile`] names the first line that is wrong.
-pub fn parse(text: &str) -> Result<Vec<Job>, BadFile> {
+/// [`JobFileError`] names the first line that is invalid.
+pub fn parse(text: &str) -> Result<Vec<Job>, JobFileError> {
     if text.len() > MAX_LEN {
-        return Err(BadFile::TooLong);
+        return Err(JobFileError::TooLong);
     }
     let (mut global, mut jobs) = (Job::default(), Vec::<Job>::new());
     let mut in_global = None;
@@ -54,7 +54,7 @@ pub fn parse(text: &str) -> Result<Vec<Job>, BadFile> {
             in_global = Some(name == "global");
             if name != "global" {
                 if jobs.len() == MAX_SECTIONS {
-                    return Err(BadFile::TooLong);
+                    return Err(JobFileError::TooLong);
                 }
                 jobs.push(Job { name: name.to_owned(), ..global.clone() });
             }
@@ -63,32 +63,32 @@ pub fn parse(text: &str) -> Result<Vec<Job>, BadFile> {
         let job = match (in_global, jobs.last_mut()) {
             (Some(true), _) => &mut global,
             (Some(false), Some(job)) => job,
-            _ => return Err(BadFile::Line { line: number, why: "no section has begun" }),
+            _ => return Err(JobFileError::Line { line: number, why: "no section has begun" }),
         };
-        enter(job, number, line)?;
+        set_from_line(job, number, line)?;
     }
-    if jobs.is_empty() { Err(BadFile::Empty) } else { Ok(jobs) }
+    if jobs.is_empty() { Err(JobFileError::Empty) } else { Ok(jobs) }
 }
 
-fn section(line: usize, text: &str) -> Result<Option<&str>, BadFile> {
+fn section(line: usize, text: &str) -> Result<Option<&str>, JobFileError> {
     let Some(rest) = text.strip_prefix('[') else { return Ok(None) };
     match rest.strip_suffix(']').map(str::trim) {
         Some(name) if !name.is_empty() => Ok(Some(name)),
-        Some(_) => Err(BadFile::Line { line, why: "the section has no name" }),
-        None => Err(BadFile::Line { line, why: "the section has no end: ]" }),
+        Some(_) => Err(JobFileError::Line { line, why: "the section has no name" }),
+        None => Err(JobFileError::Line { line, why: "the section has no end: ]" }),
     }
 }
 
-fn enter(job: &mut Job, line: usize, text: &str) -> Result<(), BadFile> {
+fn set_from_line(job: &mut Job, line: usize, text: &str) -> Result<(), JobFileError> {
     if text.starts_with("include ") {
-        return Err(BadFile::Line { line, why: "include is not supported" });
+        return Err(JobFileError::Line { line, why: "include is not supported" });
     }
     if text.contains("${") {
-        return Err(BadFile::Line { line, why: "variables (${NAME}) are not supported" });
+        return Err(JobFileError::Line { line, why: "variables (${NAME}) are not supported" });
     }
     let (name, value) = match text.split_once('=') {
         Some((name, value)) => (name.trim(), Some(value)),
         None => (text, None),
     };
-    job.set(name, value).map_err(|why| BadFile::Key { line, why })
+    job.set(name, value).map_err(|why| JobFileError::Key { line, why })
 }

@@ -1,9 +1,9 @@
-//! The keys: those that there are here, with what they set, and those that only fio has.
+//! Supported keys with their setters, and keys that only fio supports.
 
 use std::time::Duration;
 
 use super::{Amount, Job, Rw, Verify};
-use crate::units::{bytes, each, flag, number, time};
+use crate::units::{bytes, flag, number, per_direction, time};
 
 /// A key.
 #[derive(Clone, Copy, Debug)]
@@ -12,33 +12,33 @@ pub struct Key {
     pub name: &'static str,
     /// fio's other name for it, or ours.
     pub alias: Option<&'static str>,
-    /// What its value is, for help.
+    /// Form of its value, for help.
     pub value: &'static str,
-    /// The value that it has when it is named without one.
-    pub bare: Option<&'static str>,
+    /// Its value when it is given without one.
+    pub default_when_bare: Option<&'static str>,
     /// What it does.
     pub help: &'static str,
     pub(super) set: fn(&mut Job, &str) -> Result<(), String>,
 }
 
-/// Largest operation, in bytes: what fits a buffer of memory that anybody would give.
-const MOST_BS: u64 = 1 << 30;
-/// Most operations in flight of one job, and jobs.
-const MOST_DEPTH: u64 = 65_536;
-const MOST_JOBS: u64 = 1024;
+/// Largest operation in bytes, so that its buffer fits in memory.
+const MAX_BS: u64 = 1 << 30;
+/// Most operations in flight of one job, and most jobs.
+const MAX_DEPTH: u64 = 65_536;
+const MAX_JOBS: u64 = 1024;
 /// Longest pattern, in bytes.
-const MOST_PATTERN: usize = 512;
+const MAX_PATTERN: usize = 512;
 
 const SECOND: Duration = Duration::from_secs(1);
 
 macro_rules! keys {
     ($($name:literal $(or $alias:literal)? = $value:literal $([$bare:literal])?, $help:literal, $set:expr;)+) => {
-        /// Every key that there is.
+        /// All supported keys.
         pub const KEYS: &[Key] = &[$(Key {
             name: $name,
             alias: keys!(@maybe $($alias)?),
             value: $value,
-            bare: keys!(@maybe $($bare)?),
+            default_when_bare: keys!(@maybe $($bare)?),
             help: $help,
             set: $set,
         }),+];
@@ -49,7 +49,7 @@ macro_rules! keys {
 
 keys! {
     "filename" = "URI|PATH", "What is measured: nvme://, iscsi://, nbd://, or a file or block device",
-        |j, v| { j.filename = Some(some(v)?.to_owned()); Ok(()) };
+        |j, v| { j.filename = Some(non_empty(v)?.to_owned()); Ok(()) };
     "rw" or "readwrite" = "KIND",
         "read, write, trim, randread, randwrite, randtrim, rw (or readwrite), randrw",
         |j, v| { j.rw = rw(v)?; Ok(()) };
@@ -58,9 +58,9 @@ keys! {
     "rwmixwrite" = "PERCENT", "How much of a mixed load is writes [50]",
         |j, v| { j.rwmixread = 100 - percent(v)?; Ok(()) };
     "bs" or "blocksize" = "SIZE[,SIZE[,SIZE]]", "Size of an operation, for reads, writes and trims [4k]",
-        |j, v| { j.bs = each(v, j.bs, |v| bs(v).map(|bs| (bs, bs)))?; Ok(()) };
+        |j, v| { j.bs = per_direction(v, j.bs, |v| bs(v).map(|bs| (bs, bs)))?; Ok(()) };
     "bsrange" or "blocksize_range" = "MIN-MAX[,MIN-MAX]", "Sizes of operations, evenly between two",
-        |j, v| { j.bs = each(v, j.bs, range)?; Ok(()) };
+        |j, v| { j.bs = per_direction(v, j.bs, range)?; Ok(()) };
     "size" = "SIZE|PERCENT%", "How much of the target is used; a file of this size is made if there is none [all]",
         |j, v| { j.size = Some(amount(v)?); Ok(()) };
     "offset" = "SIZE|PERCENT%", "Where that begins [0]",
@@ -70,9 +70,9 @@ keys! {
     "io_size" = "SIZE", "How much is moved, if not the size",
         |j, v| { j.io_size = Some(above_zero(bytes(v)?)?); Ok(()) };
     "iodepth" = "NUMBER", "Operations kept in flight by each job [1]",
-        |j, v| { j.iodepth = number(v, 1, MOST_DEPTH)? as u32; Ok(()) };
+        |j, v| { j.iodepth = number(v, 1, MAX_DEPTH)? as u32; Ok(()) };
     "numjobs" = "NUMBER", "How many do the same at the same time, each on connections of its own [1]",
-        |j, v| { j.numjobs = number(v, 1, MOST_JOBS)? as u32; Ok(()) };
+        |j, v| { j.numjobs = number(v, 1, MAX_JOBS)? as u32; Ok(()) };
     "runtime" = "TIME", "After how long it ends, the ramp not counted",
         |j, v| { j.runtime = Some(time(v, SECOND)?).filter(|t| !t.is_zero()); Ok(()) };
     "time_based" = "0|1" ["1"], "Go on until runtime is over, again and again over the size",
@@ -80,9 +80,9 @@ keys! {
     "ramp_time" or "ramp" = "TIME", "How long it runs before anything counts [0]",
         |j, v| { j.ramp_time = time(v, SECOND)?; Ok(()) };
     "rate" = "SIZE[,SIZE[,SIZE]]", "Bytes per second at most, of each job",
-        |j, v| { j.rate = each(v, j.rate, |v| limit(bytes(v)?))?; Ok(()) };
+        |j, v| { j.rate = per_direction(v, j.rate, |v| limit(bytes(v)?))?; Ok(()) };
     "rate_iops" = "NUMBER[,NUMBER[,NUMBER]]", "Operations per second at most, of each job",
-        |j, v| { j.rate_iops = each(v, j.rate_iops, |v| limit(bytes(v)?))?; Ok(()) };
+        |j, v| { j.rate_iops = per_direction(v, j.rate_iops, |v| limit(bytes(v)?))?; Ok(()) };
     "fsync" = "NUMBER", "Flush after so many writes [never]",
         |j, v| { j.fsync = number(v, 0, u64::from(u32::MAX))? as u32; Ok(()) };
     "fdatasync" = "NUMBER", "The same",
@@ -112,7 +112,7 @@ keys! {
     "stonewall" or "wait_for_previous" = "0|1" ["1"], "Begin when the sections before have ended",
         |j, v| { j.stonewall = flag(v)?; Ok(()) };
     "name" = "NAME", "What it is called in the report",
-        |j, v| { j.name = some(v)?.to_owned(); Ok(()) };
+        |j, v| { j.name = non_empty(v)?.to_owned(); Ok(()) };
     "ioengine" = "ENGINE", "Without effect: io_uring and libaio are taken for what there is here",
         ioengine;
     "kb_base" = "1024", "1024 is what there is",
@@ -123,7 +123,7 @@ keys! {
         |_, v| only(v, "random");
     "random_generator" = "GENERATOR", "Without effect: places are drawn by a permutation of our own",
         |j, v| {
-            note(j, &format!("random_generator={}", cut(v)), "places are a permutation, which costs no memory");
+            note(j, &format!("random_generator={}", truncate(v)), "places are a permutation, which costs no memory");
             Ok(())
         };
     "description" = "TEXT", "Without effect",
@@ -134,7 +134,7 @@ keys! {
         |j, v| { flag(v)?; note(j, "invalidate", "what is opened for writing is forgotten by the cache, what is read is not"); Ok(()) };
 }
 
-/// The key of that name.
+/// Finds a key by name or alias.
 #[must_use]
 pub fn key(name: &str) -> Option<&'static Key> {
     KEYS.iter().find(|key| key.name == name || key.alias == Some(name))
@@ -144,16 +144,20 @@ fn note(job: &mut Job, what: &str, why: &str) {
     job.notes.push(format!("{what} has no effect: {why}"));
 }
 
-fn cut(text: &str) -> String {
+fn truncate(text: &str) -> String {
     text.chars().take(32).collect()
 }
 
-fn some(text: &str) -> Result<&str, String> {
+fn non_empty(text: &str) -> Result<&str, String> {
     if text.is_empty() { Err("is empty".to_owned()) } else { Ok(text) }
 }
 
 fn only(text: &str, known: &str) -> Result<(), String> {
-    if text == known { Ok(()) } else { Err(format!("{:?}: only {known} is supported", cut(text))) }
+    if text == known {
+        Ok(())
+    } else {
+        Err(format!("{:?}: only {known} is supported", truncate(text)))
+    }
 }
 
 fn above_zero(number: u64) -> Result<u64, String> {
@@ -177,17 +181,17 @@ fn amount(text: &str) -> Result<Amount, String> {
 
 fn bs(text: &str) -> Result<u64, String> {
     match bytes(text)? {
-        bytes @ 512..=MOST_BS => Ok(bytes),
+        bytes @ 512..=MAX_BS => Ok(bytes),
         other => Err(format!("{other} bytes: between 512 and 1g can be moved at once")),
     }
 }
 
 fn range(text: &str) -> Result<(u64, u64), String> {
     let (least, most) =
-        text.split_once('-').ok_or_else(|| format!("{:?} is no range", cut(text)))?;
+        text.split_once('-').ok_or_else(|| format!("{:?} is no range", truncate(text)))?;
     let (least, most) = (bs(least)?, bs(most)?);
     if least > most {
-        return Err(format!("{:?} ends before it begins", cut(text)));
+        return Err(format!("{:?} ends before it begins", truncate(text)));
     }
     Ok((least, most))
 }
@@ -207,12 +211,12 @@ fn rw(text: &str) -> Result<Rw, String> {
             return Err(format!("{text}: fio knows it, windrose bench does not support it"));
         }
         _ if kind.contains(':') => {
-            return Err(format!("{:?}: skipping (read:8k) is not supported", cut(text)));
+            return Err(format!("{:?}: skipping (read:8k) is not supported", truncate(text)));
         }
         _ => {
             return Err(format!(
                 "{:?} is none of read, write, trim, rw, randread, randwrite, randtrim, randrw",
-                cut(text)
+                truncate(text)
             ));
         }
     };
@@ -226,12 +230,14 @@ fn verify(text: &str) -> Result<Option<Verify>, String> {
         "md5" => Verify::Md5,
         "meta" => Verify::Meta,
         "pattern" => Verify::Pattern,
-        other => return Err(format!("{:?} is none of crc32c, md5, meta, pattern", cut(other))),
+        other => {
+            return Err(format!("{:?} is none of crc32c, md5, meta, pattern", truncate(other)));
+        }
     }))
 }
 
 fn pattern(text: &str) -> Result<Vec<u8>, String> {
-    let bad = || format!("{:?} is no pattern: 0xHEX, \"text\" or a number", cut(text));
+    let bad = || format!("{:?} is no pattern: 0xHEX, \"text\" or a number", truncate(text));
     let bytes = if let Some(hex) = text.strip_prefix("0x") {
         let digits: Option<Vec<u8>> =
             hex.chars().map(|c| c.to_digit(16).and_then(|d| u8::try_from(d).ok())).collect();
@@ -243,14 +249,14 @@ fn pattern(text: &str) -> Result<Vec<u8>, String> {
     } else if let Some(inner) = text.strip_prefix('"').and_then(|t| t.strip_suffix('"')) {
         inner.as_bytes().to_vec()
     } else {
-        // fio writes a number as the machine does, without the zeroes at its end.
+        // fio writes a number in the machine's byte order, without trailing zeroes.
         let number: u32 = text.parse().map_err(|_| bad())?;
         let bytes = number.to_le_bytes();
         let used = 4 - (number.leading_zeros() / 8).min(3) as usize;
         bytes[..used].to_vec()
     };
     match bytes.len() {
-        1..=MOST_PATTERN => Ok(bytes),
+        1..=MAX_PATTERN => Ok(bytes),
         _ => Err(bad()),
     }
 }
@@ -269,11 +275,11 @@ fn ioengine(job: &mut Job, text: &str) -> Result<(), String> {
         "sync" | "psync" | "vsync" | "pvsync" | "pvsync2" => {
             Err(format!("{text} does one operation at a time; leave it out, and write iodepth=1"))
         }
-        _ => Err(format!("{:?} is not supported: leave it out", cut(text))),
+        _ => Err(format!("{:?} is not supported: leave it out", truncate(text))),
     }
 }
 
-/// What fio 3.33 knows beside, as `fio --cmdhelp` lists it.
+/// Further keys of fio 3.33, as listed by `fio --cmdhelp`.
 pub const FIO_ONLY: &[&str] = &[
     "allow_file_create",
     "allow_mounted_write",

@@ -72,7 +72,7 @@ fn what_is_wrong_is_told_with_its_line() {
     }
 }
 
-/// Nobody is both ours and refused; nothing is there twice.
+/// No key is both supported and refused, or listed twice.
 #[test]
 fn keys_are_told_apart() {
     let mut names: Vec<&str> =

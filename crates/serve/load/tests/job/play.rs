@@ -1,15 +1,16 @@
-//! Any text as a job file: it is read or refused, and what is read can be made ready for a target, or that is refused.
+//! Any text as a job file: it is read or refused, and what is read can be made ready for a target,
+//! or that is refused.
 
 use block::Info;
 use load::job::{Dir, parse};
 use load::pattern::Pattern;
-use load::spec::Spec;
+use load::spec::JobSpec;
 
 /// A target of 16 MiB.
 const INFO: Info = Info {
     block_size: 512,
     blocks: 1 << 15,
-    aside_blocks: 0,
+    metadata_blocks: 0,
     physical_block_size: 4096,
     max_transfer_blocks: 2048,
     unmap_granularity_blocks: 1,
@@ -17,7 +18,7 @@ const INFO: Info = Info {
     volatile_cache: true,
     native_fua: false,
     read_only: false,
-    overhead: 0,
+    overhead_bytes: 0,
 };
 
 /// Reads `text`; what must hold is asserted. Shared by the property test and the fuzz target.
@@ -30,8 +31,9 @@ pub(crate) fn play(text: &str) {
         }
     };
     for job in jobs {
-        // What a job remembers of its blocks is not made here: it is as large as its part of the target.
-        let Ok(spec) = Spec::new(&job, job.numjobs - 1, &INFO, 7) else { continue };
+        // What a job remembers of its blocks is not made here: it is as large as its part of the
+        // target.
+        let Ok(spec) = JobSpec::new(&job, job.numjobs - 1, &INFO, 7) else { continue };
         assert!(spec.start + spec.length <= INFO.bytes(), "{spec:?}");
         for io in Pattern::new(&spec).take(64) {
             assert!(

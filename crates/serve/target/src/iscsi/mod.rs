@@ -1,93 +1,93 @@
-//! iSCSI connections in the node: the machine of the `iscsi` crate, the logical units of the
-//! `scsi` crate and the volumes, joined.
+//! iSCSI connections of the node: joins the machine of the `iscsi` crate, the logical units of the
+//! `scsi` crate and the volumes.
 //!
 //! | module | subject |
 //! |---|---|
-//! | `login` | who may log in, which targets are reported |
+//! | `login` | which initiators may log in, which targets are reported |
 //! | `session` | sessions and logical units of one core |
 //! | `task` | a command from its arrival to its status |
-//! | `reset` | task management that reaches beyond one session |
+//! | `task_management` | task management that reaches beyond one session |
 
 mod login;
-mod reset;
 mod session;
 mod task;
+mod task_management;
 
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{Account, Bufs, BufsMut, Failure};
+use block::{Account, Bufs, BufsMut, RequestError};
 use iscsi::name::Name;
 use iscsi::pdu::LoginStatus;
 use iscsi::target::{Action, CloseReason, Config, Connection, LoginAttempt, RequestId};
 use reservation::Table;
-use scsi::{CopyOutcome, TokenOutcome};
+use scsi::{CopyOutcome, TokenResult};
 use tokio::time::Instant;
-use volume::Unaltered;
+use volume::ReservationChangeError;
 
-use crate::catalog::{Admission, Chap, VolumeId};
-use crate::conn::{End, Protocol};
-use crate::resident::{Place, Resident};
-use crate::server::{Attempt, Limits, Notice, Server, Service};
+use crate::catalog::{AccessRule, ChapCredentials, VolumeId};
+use crate::connection::{ConnectionEnd, Protocol};
+use crate::migration::{ConnectionContext, MigratableConnection};
+use crate::server::{AuthAttempt, ConnectionNotice, Limits, Server, Service};
 
 pub(crate) use login::portal_group;
-use reset::Barrier;
-pub(crate) use session::Shared;
-use session::{Member, Session};
+pub(crate) use session::IscsiCore;
+use session::{Session, SessionGuard};
 use task::{Tasks, Ticket};
+use task_management::TaskBarrier;
 
-/// What comes to a connection from elsewhere.
+/// An event for a connection.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// The volume has answered.
-    Done { ticket: Ticket, result: Result<Bufs, Failure> },
+    Done { ticket: Ticket, result: Result<Bufs, RequestError> },
     /// A third-party copy has ended.
-    Copied { ticket: Ticket, outcome: CopyOutcome },
-    /// A token was made or used, or was not.
-    Tokened { ticket: Ticket, outcome: TokenOutcome },
+    CopyDone { ticket: Ticket, outcome: CopyOutcome },
+    /// A token was created or used, or could not be.
+    TokenDone { ticket: Ticket, outcome: TokenResult },
     /// Memory that a command waited for.
     Memory { ticket: Ticket, memory: BufsMut },
-    /// Memory that a command waited for did not come in time.
+    /// Memory that a command waited for was not available in time.
     NoMemory { ticket: Ticket },
-    /// Another session wants the commands for a unit, or for all, ended.
-    Abort { unit: Option<VolumeId>, barrier: Option<Rc<Barrier>> },
-    /// What all nodes know was changed, or was not.
-    Altered { ticket: Ticket, result: Result<(), Unaltered> },
-    /// What all nodes know.
-    Consulted { ticket: Ticket, result: Result<Table, block::Error> },
-    /// All that a task management request had to wait for has ended.
+    /// Another session aborts the commands for a unit, or for all units.
+    Abort { unit: Option<VolumeId>, barrier: Option<Rc<TaskBarrier>> },
+    /// The shared unit state was changed, or could not be.
+    SharedChanged { ticket: Ticket, result: Result<(), ReservationChangeError> },
+    /// The shared unit state.
+    SharedRead { ticket: Ticket, result: Result<Table, block::Error> },
+    /// All tasks that a task management request waited for have ended.
     TaskManagementDone { id: RequestId },
     /// The same initiator port has logged in again.
     Replaced,
-    /// A login has waited for its turn.
+    /// A delayed login may be decided now.
     Decide(Box<LoginAttempt>),
     /// From the server.
-    Notice(Notice),
+    Notice(ConnectionNotice),
 }
 
 /// One initiator's connection.
 #[derive(Debug)]
-pub(crate) struct Initiator {
-    place: Place<Event>,
+pub(crate) struct InitiatorConnection {
+    context: ConnectionContext<Event>,
     machine: Connection,
     account: Account,
-    /// A login that is decided on another core.
+    /// A login to be decided on another core.
     moving: Option<(usize, Box<LoginAttempt>)>,
-    /// What its login was asked to prove.
-    asked: Option<Admission<Chap>>,
-    /// Who tries to log in to what.
-    tried: Option<Box<(Name, Name)>>,
-    /// Its attempt to prove who it is, until that has come to an end.
-    attempt: Option<Attempt>,
+    /// The rule by which its login was authenticated.
+    rule: Option<AccessRule<ChapCredentials>>,
+    /// Initiator and target of a login in progress.
+    login_names: Option<Box<(Name, Name)>>,
+    /// Its authentication attempt, until that has ended.
+    attempt: Option<AuthAttempt>,
     session: Option<Rc<Session>>,
-    member: Option<Member>,
+    session_guard: Option<SessionGuard>,
     tasks: Tasks,
     draining: bool,
 }
 
-/// What travels between cores.
-pub(crate) struct Luggage {
+/// The connection state that moves between cores.
+pub(crate) struct MigratingState {
     machine: Connection,
     attempt: Option<Box<LoginAttempt>>,
 }
@@ -104,55 +104,55 @@ pub(crate) fn config(limits: &Limits) -> Config {
     }
 }
 
-impl Resident for Initiator {
+impl MigratableConnection for InitiatorConnection {
     const SERVICE: Service = Service::Iscsi;
-    type Luggage = Luggage;
+    type MigratingState = MigratingState;
 
-    fn begin(server: &Rc<Server>, _peer: SocketAddr, _local: SocketAddr) -> Luggage {
-        Luggage { machine: Connection::new(Arc::clone(&server.iscsi.config)), attempt: None }
+    fn begin(server: &Rc<Server>, _peer: SocketAddr, _local: SocketAddr) -> MigratingState {
+        MigratingState { machine: Connection::new(Arc::clone(&server.iscsi.config)), attempt: None }
     }
 
-    fn settle(place: Place<Event>, luggage: Luggage) -> Self {
-        let account = place.server.account();
+    fn attach(context: ConnectionContext<Event>, state: MigratingState) -> Self {
+        let account = context.server.account();
         let mut initiator = Self {
             account,
-            machine: luggage.machine,
+            machine: state.machine,
             moving: None,
-            asked: None,
-            tried: None,
+            rule: None,
+            login_names: None,
             attempt: None,
             session: None,
-            member: None,
+            session_guard: None,
             tasks: Tasks::default(),
             draining: false,
-            place,
+            context,
         };
-        if let Some(attempt) = luggage.attempt {
+        if let Some(attempt) = state.attempt {
             initiator.decide_login(attempt);
         }
         initiator
     }
 
-    fn pack(self) -> Luggage {
-        Luggage { attempt: self.moving.map(|(_, attempt)| attempt), machine: self.machine }
+    fn detach(self) -> MigratingState {
+        MigratingState { attempt: self.moving.map(|(_, attempt)| attempt), machine: self.machine }
     }
 
-    fn notice(notice: Notice) -> Event {
+    fn notice_event(notice: ConnectionNotice) -> Event {
         Event::Notice(notice)
     }
 
-    fn ended(&mut self, _end: &End) {
-        // A client that has gone with its refusal has been refused.
+    fn on_end(&mut self, _end: &ConnectionEnd) {
+        // A client that leaves after a refusal counts as refused.
         while let Some(action) = self.machine.poll_action() {
             if let Action::Close(reason) = action {
                 self.on_close(reason);
             }
         }
-        self.leave();
+        self.end_session();
     }
 }
 
-impl Protocol for Initiator {
+impl Protocol for InitiatorConnection {
     type Machine = Connection;
     type Event = Event;
 
@@ -160,13 +160,13 @@ impl Protocol for Initiator {
         &mut self.machine
     }
 
-    /// An iSCSI target is not told how long its initiator waits before it tries another path.
-    fn woken(&mut self, _: Instant) {}
+    /// An iSCSI target does not know how long its initiator waits before it tries another path.
+    fn on_wake(&mut self, _: Instant) {}
 
     fn act(&mut self) {
         while let Some(action) = self.machine.poll_action() {
             match action {
-                Action::Arrived(arrived) => self.on_arrived(&arrived),
+                Action::CommandArrived(arrived) => self.on_arrived(&arrived),
                 Action::Grant { tag, bytes, class } => self.on_grant(tag, bytes, class),
                 Action::Run { tag, data } => self.on_run(tag, data),
                 Action::Abort { tag } => self.on_abort(tag),
@@ -179,95 +179,95 @@ impl Protocol for Initiator {
                 Action::Close(reason) => self.on_close(reason),
             }
         }
-        self.leave_if_drained();
+        self.close_if_drained();
     }
 
-    fn event(&mut self, event: Event) {
+    fn on_event(&mut self, event: Event) {
         match event {
             Event::Done { ticket, result } => self.on_done(ticket, result),
-            Event::Copied { ticket, outcome } => self.on_copied(ticket, outcome),
-            Event::Tokened { ticket, outcome } => self.on_tokened(ticket, outcome),
+            Event::CopyDone { ticket, outcome } => self.on_copied(ticket, outcome),
+            Event::TokenDone { ticket, outcome } => self.on_token_done(ticket, outcome),
             Event::Memory { ticket, memory } => self.on_memory(ticket, memory),
             Event::NoMemory { ticket } => self.on_no_memory(ticket),
             Event::Abort { unit, barrier } => self.abort_for(unit, barrier.as_ref()),
-            Event::Altered { ticket, result } => self.on_altered(ticket, result),
-            Event::Consulted { ticket, result } => self.on_consulted(ticket, result),
-            Event::TaskManagementDone { id } => self.managed(id),
+            Event::SharedChanged { ticket, result } => self.on_shared_changed(ticket, result),
+            Event::SharedRead { ticket, result } => self.on_shared_read(ticket, result),
+            Event::TaskManagementDone { id } => self.finish_task_management(id),
             Event::Decide(attempt) => self.decide_login(attempt),
             Event::Replaced => self.close("the initiator has logged in again"),
             Event::Notice(notice) => self.on_notice(notice),
         }
-        self.leave_if_drained();
+        self.close_if_drained();
     }
 
-    fn moves_to(&self) -> Option<usize> {
+    fn wanted_core(&self) -> Option<usize> {
         self.moving.as_ref().map(|(core, _)| *core)
     }
 }
 
-impl Initiator {
+impl InitiatorConnection {
     fn server(&self) -> &Rc<Server> {
-        &self.place.server
+        &self.context.server
     }
 
-    /// Whether other hosts have the name of its initiator as well: what is done and undone then is not worth a line.
+    /// Whether other hosts share its initiator's name: then its logins and logouts are not logged.
     fn is_shared_name(&self) -> bool {
-        let is_shared = |who: &(Name, Name)| {
-            let who = (who.0.as_str(), who.1.as_str());
-            self.server().clones().borrow().is_shared(Instant::now(), who)
+        let is_shared = |names: &(Name, Name)| {
+            let names = (names.0.as_str(), names.1.as_str());
+            self.server().duplicate_names().borrow().is_duplicate(Instant::now(), names)
         };
-        self.tried.as_deref().is_some_and(is_shared)
+        self.login_names.as_deref().is_some_and(is_shared)
     }
 
     fn on_close(&mut self, reason: CloseReason) {
         if reason == CloseReason::LoginRefused(LoginStatus::AuthenticationFailure)
-            && let (Some(attempt), Some(tried)) = (self.attempt.take(), &self.tried)
+            && let (Some(attempt), Some(tried)) = (self.attempt.take(), &self.login_names)
         {
             let why = "its CHAP name or secret is wrong, or it offers no CHAP";
             attempt.failed(tried.0.as_str(), why);
         }
         match reason {
-            // Whatever was to be said of a refusal has been.
+            // The refusal has already been logged.
             CloseReason::Logout | CloseReason::Requested | CloseReason::LoginRefused(_) => {
-                tracing::debug!(peer = %self.place.peer, %reason, "an iSCSI connection closes");
+                tracing::debug!(peer = %self.context.peer, %reason, "an iSCSI connection closes");
             }
             _ => {
-                tracing::info!(peer = %self.place.peer, %reason, "an iSCSI connection is closed");
+                tracing::info!(peer = %self.context.peer, %reason, "an iSCSI connection is closed");
             }
         }
-        self.leave();
+        self.end_session();
     }
 
-    /// Ends the connection, telling the initiator to come back.
+    /// Closes the connection and asks the initiator to log in again.
     fn close(&mut self, why: &str) {
         if !self.is_shared_name() {
-            tracing::info!(peer = %self.place.peer, why, "an iSCSI session is ended");
+            tracing::info!(peer = %self.context.peer, why, "an iSCSI session is ended");
         }
-        self.machine.notify(iscsi::target::Notice::Drop { time2wait_s: 0 });
+        self.machine.notify(iscsi::target::AsyncNotification::Drop { time2wait_s: 0 });
         self.machine.close();
     }
 
-    /// The session is over; commands in flight go on without it.
-    fn leave(&mut self) {
+    /// Ends the session; commands in flight finish without it.
+    fn end_session(&mut self) {
         self.tasks.abort_all();
-        (self.session, self.member) = (None, None);
+        (self.session, self.session_guard) = (None, None);
     }
 
-    fn on_notice(&mut self, notice: Notice) {
+    fn on_notice(&mut self, notice: ConnectionNotice) {
         match notice {
-            Notice::Close => self.close("the node stops"),
-            Notice::Drain => {
+            ConnectionNotice::Close => self.close("the node stops"),
+            ConnectionNotice::Drain => {
                 self.draining = true;
                 let within_s = 1;
-                self.machine.notify(iscsi::target::Notice::LogoutRequest { within_s });
+                self.machine.notify(iscsi::target::AsyncNotification::LogoutRequest { within_s });
             }
-            Notice::VolumeResized(id) => self.on_resized(id),
-            Notice::CatalogChanged => self.on_catalog(),
+            ConnectionNotice::VolumeResized(id) => self.on_resized(id),
+            ConnectionNotice::CatalogChanged => self.on_catalog(),
         }
     }
 
-    /// Once a stopping node owes this initiator no answer, it lets it go.
-    fn leave_if_drained(&mut self) {
+    /// On a stopping node, closes the connection once no answer to its initiator is pending.
+    fn close_if_drained(&mut self) {
         if self.draining && self.machine.outstanding() == 0 && self.tasks.is_empty() {
             self.draining = false;
             self.close("the node stops");
@@ -282,20 +282,21 @@ impl Initiator {
         }
     }
 
-    /// Whose units are others now is told, and who has to log in anew leaves. A session that has lost its last unit stands:
-    /// that the unit is gone for good is what its initiator has to hear (RFD 0017, 2).
+    /// Applies a new catalog: reports changed units, and closes sessions that must log in again. A
+    /// session that has lost its last unit stays open, so that its initiator learns that the unit
+    /// is gone for good (RFD 0017, 2).
     fn on_catalog(&mut self) {
         let Some(session) = self.session.clone().filter(|s| !s.has_ended()) else { return };
         let catalog = self.server().catalog();
         let Some(name) = &session.target else { return };
         let target = catalog.targets.get(name.as_str());
         let admitted =
-            target.and_then(|t| Some((t, t.access.admission(session.initiator.as_str())?)));
+            target.and_then(|t| Some((t, t.access.rule_for(session.initiator.as_str())?)));
         if let Some((target, admission)) = admitted {
-            if *admission != session.admission {
+            if *admission != session.rule {
                 return self.close("it has to prove itself in another way");
             }
-            if target.serves() && target.core != self.server().core().id() {
+            if target.serves_any() && target.core != self.server().core().id() {
                 return self.close("its target is on another core now");
             }
             if session.portal_group != portal_group(&catalog, target) {

@@ -1,4 +1,4 @@
-//! The controllers of one core: Connect, keep alive, shutdown, what changes while they live.
+//! The controllers of one core: Connect, keep alive, shutdown, changes while they exist.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -7,34 +7,36 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{Access, Bufs, Class, Request};
-use nvme::auth::{Fresh, Sequence, SharedConfig};
+use block::{Access, Bufs, MemoryClass, Request};
+use nvme::auth::{SequenceCounter, SharedConfig, TransactionRandomness};
 use nvme::fabrics::CONNECT_AUTHENTICATE;
-use nvme::{Completion, Connect, Connected, Controller, Controllers, Limits, Namespace, Role, Tag};
+use nvme::{
+    Completion, Connect, ConnectedQueue, Controller, Controllers, Limits, Namespace, Role, Tag,
+};
 use rt::Core;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-use super::authentication::{self, Asked};
-use super::{Event, Host, view};
-use crate::catalog::{Admission, Catalog, NodeIndex, VolumeId};
-use crate::conn::Inbox;
-use crate::guesses::Method;
-use crate::server::{MAX_TRANSFER_BYTES, MIN_POOL_REQUESTS, Server, Space};
+use super::authentication::{self, QueueAuthentication};
+use super::{Event, HostConnection, host_catalog};
+use crate::auth_throttle::AuthMethod;
+use crate::catalog::{AccessRule, Catalog, NodeIndex, VolumeId};
+use crate::connection::Inbox;
+use crate::server::{MAX_TRANSFER_BYTES, MIN_POOL_REQUESTS, Server, VolumeSpace};
 
-/// Controller identifiers per core, while the node shares nothing: they are unique in the node.
-const IDS_PER_CORE: u16 = 1000;
+/// Controller identifiers per core if the node shares nothing: they are unique in the node.
+const CONTROLLER_IDS_PER_CORE: u16 = 1000;
 
 /// All NVMe controllers of a core.
 #[derive(Debug)]
-pub(crate) struct Shared {
-    /// Of the authentications here.
-    sequence: RefCell<Sequence>,
-    /// Turns at raising powers for them.
-    powers: Arc<Semaphore>,
+pub(crate) struct NvmeCore {
+    /// Sequence numbers of authentications.
+    sequence: RefCell<SequenceCounter>,
+    /// Permits for Diffie-Hellman computations.
+    dh_permits: Arc<Semaphore>,
     controllers: RefCell<Controllers>,
-    /// Identifiers of controllers while the node shares nothing.
-    own_ids: RangeInclusive<u16>,
+    /// Identifiers of controllers if the node shares nothing.
+    local_ids: RangeInclusive<u16>,
     associations: RefCell<BTreeMap<u16, Association>>,
     /// The zero of the controllers' clock.
     began: Instant,
@@ -44,138 +46,146 @@ pub(crate) struct Shared {
 #[derive(Debug)]
 struct Association {
     queues: BTreeMap<u16, Inbox<Event>>,
-    /// Whether all of them are protected by TLS; else none is.
+    /// Whether all of them use TLS; otherwise none does.
     is_protected: bool,
-    /// Wakes whoever waits for the controller's timer: it has changed, or is gone.
+    /// Wakes the timer task of the controller: it has changed, or is gone.
     timer: Rc<Notify>,
 }
 
-/// A controller, and the queue of it that a connection serves.
+/// A queue of a controller, as its connection serves it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Seat {
+pub(super) struct QueueRef {
     pub(super) cntlid: u16,
     pub(super) qid: u16,
 }
 
-impl Shared {
-    /// No controllers; those to come get identifiers that are `core`'s.
+impl NvmeCore {
+    /// No controllers; new ones get identifiers of `core`.
     pub(crate) fn new(core: &Core) -> Self {
         let mut begin = [0; 4];
         core.fill_random(&mut begin);
         let begin = u32::from_le_bytes(begin);
         let core = u16::try_from(core.id()).unwrap_or(u16::MAX);
-        let first = core.saturating_mul(IDS_PER_CORE).min(u16::MAX - 2 * IDS_PER_CORE) + 1;
-        let own_ids = first..=first + IDS_PER_CORE - 1;
+        let first = core
+            .saturating_mul(CONTROLLER_IDS_PER_CORE)
+            .min(u16::MAX - 2 * CONTROLLER_IDS_PER_CORE)
+            + 1;
+        let own_ids = first..=first + CONTROLLER_IDS_PER_CORE - 1;
         Self {
-            sequence: RefCell::new(Sequence::new(begin)),
-            powers: Arc::new(Semaphore::new(1)),
+            sequence: RefCell::new(SequenceCounter::new(begin)),
+            dh_permits: Arc::new(Semaphore::new(1)),
             controllers: RefCell::new(Controllers::new(own_ids.clone())),
-            own_ids,
+            local_ids: own_ids,
             associations: RefCell::default(),
             began: Instant::now(),
         }
     }
 
-    /// Controllers to come get identifiers that no other node gives out. A subsystem lives on one
-    /// core of each node, so the cores of a node need not differ; of discovery controllers, which
-    /// live on all, nobody compares them.
+    /// New controllers get identifiers that no other node assigns. A subsystem belongs to one core
+    /// of each node, so the cores of a node may use the same ones; identifiers of discovery
+    /// controllers, which exist on all cores, are never compared.
     pub(crate) fn set_node(&self, catalog: &Catalog) {
         let alone = catalog.node == NodeIndex::default() && catalog.shared.is_empty();
-        let ids = if alone { self.own_ids.clone() } else { catalog.node.controllers() };
+        let ids = if alone { self.local_ids.clone() } else { catalog.node.controller_ids() };
         self.controllers.borrow_mut().set_ids(ids);
     }
 
-    /// Tells the hosts of a volume how it is to be used through this node from now on.
+    /// Reports a volume's new access state to its hosts.
     pub(crate) fn access_changed(&self, id: VolumeId, access: Access) {
-        let mut told = Vec::new();
+        let mut answer = Vec::new();
         for controller in self.controllers.borrow_mut().iter_mut() {
             let of = |(_, ns): &(&u32, &Namespace)| ns.uuid == id.0 && ns.is_shared;
             let namespaces: Vec<_> =
                 controller.namespaces().iter().filter(of).map(|(nsid, _)| *nsid).collect();
             for nsid in namespaces {
-                controller.set_ana(nsid, view::ana_state(access));
-                told.push(controller.id());
+                controller.set_ana(nsid, host_catalog::ana_state(access));
+                answer.push(controller.id());
             }
         }
-        for cntlid in told {
-            if let Some(admin) = self.queue(Seat { cntlid, qid: 0 }) {
+        for cntlid in answer {
+            if let Some(admin) = self.queue(QueueRef { cntlid, qid: 0 }) {
                 admin.push(Event::Controller);
             }
         }
     }
 
-    /// A volume takes other space than before: hosts that ask are told.
-    pub(crate) fn space_changed(&self, id: VolumeId, space: Space) {
+    /// Reports a volume's new space usage to hosts that have asked for it.
+    pub(crate) fn space_changed(&self, id: VolumeId, space: VolumeSpace) {
         for controller in self.controllers.borrow_mut().iter_mut() {
             let of = controller.namespaces().iter().filter(|(_, ns)| ns.uuid == id.0);
             let of: Vec<_> =
-                of.map(|(nsid, ns)| (*nsid, view::used_blocks(space, &ns.info))).collect();
+                of.map(|(nsid, ns)| (*nsid, host_catalog::used_blocks(space, &ns.info))).collect();
             of.into_iter().for_each(|(nsid, blocks)| controller.set_used(nsid, blocks));
         }
     }
 
-    /// Tells a controller how its namespaces are to be used.
+    /// Sets the ANA states of a controller's namespaces.
     fn set_states(&self, server: &Server, cntlid: u16) {
-        self.with(cntlid, |controller| {
+        self.with_controller(cntlid, |controller| {
             let catalog = server.catalog();
             let entry = catalog.subsystems.get(&controller.subsystem().nqn);
             for (nsid, ns) in controller.namespaces().clone() {
-                let is_away = entry.is_some_and(|entry| entry.away.contains_key(&nsid));
+                let is_away = entry.is_some_and(|entry| entry.unavailable.contains_key(&nsid));
                 let access = match server.volume(VolumeId(ns.uuid)).filter(|_| !is_away) {
-                    // Nobody but this node serves it, and it does.
-                    Some(served) => served.access_in(&catalog).unwrap_or_default(),
+                    // Only this node serves it, and it does.
+                    Some(served) => served.access_state(&catalog).unwrap_or_default(),
                     None => Access::Unavailable,
                 };
-                controller.set_ana(nsid, view::ana_state(access));
+                controller.set_ana(nsid, host_catalog::ana_state(access));
             }
         });
     }
 
-    /// What a transaction of an authentication needs of the unforeseeable.
-    pub(super) fn fresh(&self, core: &Core) -> Fresh {
-        let mut bytes = [0; Fresh::BYTES];
+    /// The random values of an authentication transaction.
+    pub(super) fn randomness(&self, core: &Core) -> TransactionRandomness {
+        let mut bytes = [0; TransactionRandomness::LEN];
         core.fill_random(&mut bytes);
-        Fresh::new(self.sequence.borrow_mut().take(), &bytes)
+        TransactionRandomness::new(self.sequence.borrow_mut().take(), &bytes)
     }
 
-    /// A turn at raising powers: one connection of a core after the other.
-    pub(super) async fn turn(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.powers).acquire_owned().await.ok()
+    /// A permit for a Diffie-Hellman computation: one connection of a core at a time.
+    pub(super) async fn dh_permit(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.dh_permits).acquire_owned().await.ok()
     }
 
-    /// Calls `f` with a controller, if it lives.
-    pub(super) fn with<T>(&self, cntlid: u16, f: impl FnOnce(&mut Controller) -> T) -> Option<T> {
+    /// Calls `f` with a controller, if it exists.
+    pub(super) fn with_controller<T>(
+        &self,
+        cntlid: u16,
+        f: impl FnOnce(&mut Controller) -> T,
+    ) -> Option<T> {
         self.controllers.borrow_mut().get_mut(cntlid).map(f)
     }
 
-    /// Whether nothing of this controller's host is to be carried out any more.
-    pub(super) fn is_overdue(&self, cntlid: u16, now: Instant) -> bool {
+    /// Whether the keep alive of the controller has expired, so that commands of its host must not
+    /// be executed.
+    pub(super) fn is_keep_alive_overdue(&self, cntlid: u16, now: Instant) -> bool {
         let now = now - self.began;
-        self.with(cntlid, |c| c.is_overdue(now)).unwrap_or(false)
+        self.with_controller(cntlid, |c| c.is_keep_alive_overdue(now)).unwrap_or(false)
     }
 
-    /// The connection of a queue.
-    pub(super) fn queue(&self, seat: Seat) -> Option<Inbox<Event>> {
-        self.associations.borrow().get(&seat.cntlid)?.queues.get(&seat.qid).cloned()
+    /// The inbox of a queue's connection.
+    pub(super) fn queue(&self, queue: QueueRef) -> Option<Inbox<Event>> {
+        self.associations.borrow().get(&queue.cntlid)?.queues.get(&queue.qid).cloned()
     }
 
-    /// The controller's timer may have changed.
+    /// Wakes the controller's timer task.
     pub(super) fn timer_changed(&self, cntlid: u16) {
         if let Some(association) = self.associations.borrow().get(&cntlid) {
             association.timer.notify_one();
         }
     }
 
-    /// A connection has ended. With the admin queue's the controller goes.
-    pub(super) fn leave(&self, seat: Seat) {
-        if seat.qid == 0 {
-            return self.end(seat.cntlid, "the admin queue is gone");
+    /// A connection has ended. With the admin queue the controller ends.
+    pub(super) fn remove_queue(&self, queue: QueueRef) {
+        if queue.qid == 0 {
+            return self.end(queue.cntlid, "the admin queue is gone");
         }
-        self.with(seat.cntlid, |c| c.io_disconnected(seat.qid));
-        if let Some(association) = self.associations.borrow_mut().get_mut(&seat.cntlid) {
-            association.queues.remove(&seat.qid);
+        self.with_controller(queue.cntlid, |c| c.io_disconnected(queue.qid));
+        if let Some(association) = self.associations.borrow_mut().get_mut(&queue.cntlid) {
+            association.queues.remove(&queue.qid);
             if let Some(admin) = association.queues.get(&0) {
-                // It may have waited for this one to leave.
+                // It may have waited for this queue to leave.
                 admin.push(Event::Controller);
             }
         }
@@ -187,35 +197,35 @@ impl Shared {
         associations.get(&cntlid).is_some_and(|a| a.queues.range(1..).next().is_some())
     }
 
-    /// Ends an association: the controller is no more, its connections are closed.
+    /// Ends an association: removes the controller and closes its connections.
     fn end(&self, cntlid: u16, why: &'static str) {
         self.controllers.borrow_mut().remove(cntlid);
         let Some(association) = self.associations.borrow_mut().remove(&cntlid) else { return };
         association.timer.notify_one();
         for inbox in association.queues.into_values() {
-            inbox.push(Event::Gone(why));
+            inbox.push(Event::QueueGone(why));
         }
     }
 
-    /// Closes the connections of the I/O queues; the controller was reset.
+    /// Closes the connections of the I/O queues after a controller reset.
     fn close_io(&self, cntlid: u16) {
         let mut associations = self.associations.borrow_mut();
         let Some(association) = associations.get_mut(&cntlid) else { return };
         let io = association.queues.split_off(&1);
         drop(associations);
         for inbox in io.into_values() {
-            inbox.push(Event::Gone("the controller was reset"));
+            inbox.push(Event::QueueGone("the controller was reset"));
         }
     }
 
-    fn join(&self, connected: &Connected, inbox: &Inbox<Event>, is_protected: bool) {
+    fn add_queue(&self, connected: &ConnectedQueue, inbox: &Inbox<Event>, is_protected: bool) {
         let mut associations = self.associations.borrow_mut();
         let new = || Association { queues: BTreeMap::new(), is_protected, timer: Rc::default() };
         let association = associations.entry(connected.cntlid).or_insert_with(new);
         association.queues.insert(connected.queue.id, inbox.clone());
     }
 
-    /// Whether the queues of a controller are protected by TLS, if there are any.
+    /// Whether the queues of a controller use TLS, if there are any.
     fn protection(&self, cntlid: u16) -> Option<bool> {
         self.associations.borrow().get(&cntlid).map(|a| a.is_protected)
     }
@@ -225,20 +235,20 @@ impl Shared {
     }
 }
 
-/// Calls a controller's timer when it wants that, as long as it lives (NVMe Base 2.0, 3.9).
-async fn watch(server: std::rc::Weak<Server>, cntlid: u16) {
+/// Runs a controller's timer for as long as the controller exists (NVMe Base 2.0, 3.9).
+async fn run_controller_timer(server: std::rc::Weak<Server>, cntlid: u16) {
     loop {
         let Some(this) = server.upgrade() else { return };
         let shared = &this.nvme;
-        let Some(next) = shared.with(cntlid, |c| c.next_timer()) else { return };
+        let Some(next) = shared.with_controller(cntlid, |c| c.next_timer()) else { return };
         let timer = match shared.associations.borrow().get(&cntlid) {
             Some(association) => Rc::clone(&association.timer),
             None => return,
         };
         if next.is_some_and(|at| at <= shared.now()) {
             let now = shared.now();
-            shared.with(cntlid, |c| c.on_timer(now));
-            if let Some(inbox) = shared.queue(Seat { cntlid, qid: 0 }) {
+            shared.with_controller(cntlid, |c| c.on_timer(now));
+            if let Some(inbox) = shared.queue(QueueRef { cntlid, qid: 0 }) {
                 inbox.push(Event::Controller);
             }
             continue;
@@ -247,7 +257,7 @@ async fn watch(server: std::rc::Weak<Server>, cntlid: u16) {
         drop(this);
         match next {
             Some(at) => {
-                // Either way the next round looks what is to be done.
+                // Either way the next round checks what is due.
                 let _ = tokio::time::timeout_at(began + at, timer.notified()).await;
             }
             None => timer.notified().await,
@@ -255,150 +265,155 @@ async fn watch(server: std::rc::Weak<Server>, cntlid: u16) {
     }
 }
 
-/// What becomes of a Connect.
+/// The decision about a Connect.
 enum Decision {
-    /// With what the host has to prove, if anything.
-    Here(Result<(Connected, Option<SharedConfig>), Refused>),
+    /// Decided here; with the authentication that the host must complete, if any.
+    Here(Result<(ConnectedQueue, Option<SharedConfig>), ConnectRefusal>),
     AtCore(usize),
     /// Here, at that time.
     Later(Instant),
 }
 
 /// A Connect that is refused.
-struct Refused {
-    /// What the host is told.
-    told: Completion,
-    /// What is true, for the node's log: not all of it is the host's to know.
+struct ConnectRefusal {
+    /// The answer to the host.
+    completion: Completion,
+    /// The actual reason, for the node's log: the host may not learn all of it.
     why: &'static str,
 }
 
-impl Refused {
-    fn new(told: Completion, why: &'static str) -> Self {
-        Self { told, why }
+impl ConnectRefusal {
+    fn new(answer: Completion, why: &'static str) -> Self {
+        Self { completion: answer, why }
     }
 }
 
-impl From<Completion> for Refused {
-    fn from(told: Completion) -> Self {
-        Self::new(told, "what it asks for does not suit its association")
+impl From<Completion> for ConnectRefusal {
+    fn from(answer: Completion) -> Self {
+        Self::new(answer, "what it asks for does not suit its association")
     }
 }
 
-impl Host {
-    /// Decides about a Connect, or moves to the core where that has to be done.
+impl HostConnection {
+    /// Decides about a Connect, or moves to the core where that must happen.
     pub(super) fn decide(&mut self, tag: Tag, connect: Box<Connect>) {
-        self.place.registration.set_tls(self.is_protected());
-        match self.judge(&connect) {
+        self.context.registration.set_tls(self.is_protected());
+        match self.decide_connect(&connect) {
             Decision::AtCore(core) => self.moving = Some((core, tag, connect)),
             Decision::Later(at) => {
-                let inbox = self.place.inbox.clone();
+                let inbox = self.context.inbox.clone();
                 tokio::task::spawn_local(async move {
                     tokio::time::sleep_until(at).await;
                     inbox.push(Event::Decide { tag, connect });
                 });
             }
-            Decision::Here(Err(Refused { told, why })) => {
+            Decision::Here(Err(ConnectRefusal { completion: answer, why })) => {
                 if let Some(left_out) = self.server().refusal_line() {
                     tracing::info!(
                         host = connect.hostnqn,
                         subsystem = connect.subnqn,
-                        peer = %self.place.peer,
-                        status = ?told.status,
+                        peer = %self.context.peer,
+                        status = ?answer.status,
                         why,
                         others_not_logged = left_out,
                         "an NVMe connect is refused"
                     );
                 }
-                self.complete(tag, told, &Bufs::new());
+                self.complete(tag, answer, &Bufs::new());
             }
-            Decision::Here(Ok((connected, asked))) => self.seated(tag, connect, &connected, asked),
+            Decision::Here(Ok((connected, asked))) => {
+                self.on_connected(tag, connect, &connected, asked);
+            }
         }
     }
 
-    fn seated(
+    fn on_connected(
         &mut self,
         tag: Tag,
         connect: Box<Connect>,
-        connected: &Connected,
+        connected: &ConnectedQueue,
         asked: Option<SharedConfig>,
     ) {
         let server = Rc::clone(self.server());
-        server.nvme.join(connected, &self.place.inbox, self.is_protected());
+        server.nvme.add_queue(connected, &self.context.inbox, self.is_protected());
         if connect.qid == 0 {
-            tokio::task::spawn_local(watch(Rc::downgrade(&server), connected.cntlid));
+            tokio::task::spawn_local(run_controller_timer(
+                Rc::downgrade(&server),
+                connected.cntlid,
+            ));
         }
-        self.seat = Some(Seat { cntlid: connected.cntlid, qid: connect.qid });
+        self.queue = Some(QueueRef { cntlid: connected.cntlid, qid: connect.qid });
         self.tasks.remove(tag);
         let result = u64::from(connected.cntlid);
         let Some(config) = asked else {
-            self.machine.connected(tag, connected.queue, result);
-            return self.enters(&connect);
+            self.machine.queue_connected(tag, connected.queue, result);
+            return self.on_admitted(&connect);
         };
-        self.machine.connected(tag, connected.queue, result | CONNECT_AUTHENTICATE);
-        self.asked = Some(Box::new(Asked::new(connect, config)));
-        self.begin_patience();
+        self.machine.queue_connected(tag, connected.queue, result | CONNECT_AUTHENTICATE);
+        self.authentication = Some(Box::new(QueueAuthentication::new(connect, config)));
+        self.start_auth_timeout();
     }
 
-    /// The host is let in.
-    pub(super) fn enters(&mut self, connect: &Connect) {
+    /// The host has been admitted.
+    pub(super) fn on_admitted(&mut self, connect: &Connect) {
         let target = (!connect.is_discovery()).then_some(connect.subnqn.as_str());
-        self.place.registration.logged_in(&connect.hostnqn, target, connect.qid);
-        self.is_heard();
+        self.context.registration.logged_in(&connect.hostnqn, target, connect.qid);
+        self.record_traffic();
         if connect.qid == 0 {
             let (host, subsystem) = (&connect.hostnqn, &connect.subnqn);
-            tracing::info!(host, subsystem, peer = %self.place.peer, "NVMe connect");
+            tracing::info!(host, subsystem, peer = %self.context.peer, "NVMe connect");
         }
-        self.listen();
+        self.watch_reservations();
     }
 
-    fn judge(&mut self, connect: &Connect) -> Decision {
+    fn decide_connect(&mut self, connect: &Connect) -> Decision {
         let server = &Rc::clone(self.server());
         let catalog = server.catalog();
-        let refuse = |told, why| Decision::Here(Err(Refused::new(told, why)));
+        let refuse = |answer, why| Decision::Here(Err(ConnectRefusal::new(answer, why)));
         if self.draining {
             return refuse(Connect::refuse_busy(), "the node stops");
         }
-        if !self.is_named_by(connect) {
+        if !self.matches_tls_endpoints(connect) {
             return refuse(Connect::refuse_host(), "its TLS key is for another name");
         }
         if connect.is_discovery() {
-            let log = view::discovery(&catalog, &connect.hostnqn, self.place.local);
-            let (subsystem, role) = (view::discovery_subsystem(), Role::Discovery(log));
+            let log = host_catalog::discovery(&catalog, &connect.hostnqn, self.context.local);
+            let (subsystem, role) = (host_catalog::discovery_subsystem(), Role::Discovery(log));
             let connected = admin(server, connect, &subsystem, role);
-            return Decision::Here(connected.map(|c| (c, None)).map_err(Refused::from));
+            return Decision::Here(connected.map(|c| (c, None)).map_err(ConnectRefusal::from));
         }
         let admitted = catalog
             .subsystems
             .get(&connect.subnqn)
-            .and_then(|entry| Some((entry, entry.access.admission(&connect.hostnqn)?)));
+            .and_then(|entry| Some((entry, entry.access.rule_for(&connect.hostnqn)?)));
         let Some((entry, admission)) = admitted else {
-            return Decision::Here(Err(unknown(&catalog, connect)));
+            return Decision::Here(Err(unknown_subsystem(&catalog, connect)));
         };
         if entry.requires_tls(&connect.hostnqn) && !self.is_protected() {
             return refuse(Connect::refuse_host(), "the host has to come by TLS");
         }
-        if !entry.serves(&connect.hostnqn) {
-            // Nothing that the host sees of it is here for now: the host is to come again.
+        if !entry.serves_any(&connect.hostnqn) {
+            // No namespace visible to the host is served here for now: the host is to retry.
             return refuse(Connect::refuse_busy(), "its volumes are not served for now");
         }
         if entry.core != server.core().id() {
             return Decision::AtCore(entry.core);
         }
         let asked = match admission {
-            Admission::ByName => None,
-            Admission::Proof(secrets) => match authentication::config(secrets, connect) {
+            AccessRule::NameOnly => None,
+            AccessRule::Proof(secrets) => match authentication::config(secrets, connect) {
                 Some(config) => Some(config),
-                // It may be known soon.
+                // It may be readable soon.
                 None => return refuse(Connect::refuse_busy(), "its secrets cannot be read"),
             },
         };
         let by_name = entry.access.named.contains_key(&connect.hostnqn);
-        if server.has_its_share(&connect.hostnqn, by_name, self.place.peer.ip()) {
+        if server.is_at_share_limit(&connect.hostnqn, by_name, self.context.peer.ip()) {
             return refuse(Connect::refuse_busy(), "it has as many connections as one may have");
         }
         if asked.is_some() && self.attempt.is_none() {
-            let whence = (self.place.peer.ip(), Method::Dhchap, connect.subnqn.as_str());
-            let Some((at, begun)) = server.attempt(whence) else {
+            let source = (self.context.peer.ip(), AuthMethod::Dhchap, connect.subnqn.as_str());
+            let Some((at, begun)) = server.begin_auth_attempt(source) else {
                 let why = "too many hosts from its address wait after failures";
                 return refuse(Connect::refuse_busy(), why);
             };
@@ -413,106 +428,118 @@ impl Host {
                 return refuse(Connect::refuse_controller(), why);
             }
             let connected = server.nvme.controllers.borrow_mut().connect_io(connect);
-            return Decision::Here(connected.map(|c| (c, asked)).map_err(Refused::from));
+            return Decision::Here(connected.map(|c| (c, asked)).map_err(ConnectRefusal::from));
         }
-        let subsystem = view::subsystem(&connect.subnqn, &entry.serial, catalog.quiesce_ms);
-        let who = (connect.subnqn.as_str(), connect.hostnqn.as_str());
-        let role = Role::Io(view::namespaces(server, &catalog, who, &BTreeMap::new()));
+        let subsystem = host_catalog::subsystem(&connect.subnqn, &entry.serial, catalog.quiesce_ms);
+        let names = (connect.subnqn.as_str(), connect.hostnqn.as_str());
+        let role = Role::Io(host_catalog::namespaces(server, &catalog, names, &BTreeMap::new()));
         let connected = admin(server, connect, &subsystem, role);
-        Decision::Here(connected.map(|c| (c, asked)).map_err(Refused::from))
+        Decision::Here(connected.map(|c| (c, asked)).map_err(ConnectRefusal::from))
     }
 
-    /// What the host says counts for its keep alive.
-    pub(super) fn is_heard(&self) {
-        if let Some(seat) = self.seat {
-            self.server().nvme.with(seat.cntlid, Controller::heard);
+    /// Traffic from the host restarts its keep alive.
+    pub(super) fn record_traffic(&self) {
+        if let Some(queue) = self.queue {
+            self.server().nvme.with_controller(queue.cntlid, Controller::record_traffic);
         }
     }
 
-    /// The catalog has changed: the admin queue's connection tells its controller.
+    /// The catalog has changed: the admin queue's connection updates its controller.
     pub(super) fn on_catalog(&mut self) {
-        let Some(seat) = self.seat else { return };
+        let Some(queue) = self.queue else { return };
         let server = Rc::clone(self.server());
         let catalog = server.catalog();
-        let who = |c: &mut Controller| {
+        let names = |c: &mut Controller| {
             let nqn = (!c.is_discovery()).then(|| c.subsystem().nqn.clone());
             (c.hostnqn().to_owned(), nqn)
         };
-        let Some((hostnqn, nqn)) = server.nvme.with(seat.cntlid, who) else { return };
+        let Some((hostnqn, nqn)) = server.nvme.with_controller(queue.cntlid, names) else { return };
         let Some(nqn) = nqn else {
-            let log = view::discovery(&catalog, &hostnqn, self.place.local);
-            server.nvme.with(seat.cntlid, |c| c.set_discovery(log));
+            let log = host_catalog::discovery(&catalog, &hostnqn, self.context.local);
+            server.nvme.with_controller(queue.cntlid, |c| c.set_discovery(log));
             return self.on_controller();
         };
-        if let Err(why) = self.may_stay(&catalog, &nqn, &hostnqn) {
-            // An I/O queue may have come in by another rule than its admin queue.
-            return if seat.qid == 0 { server.nvme.end(seat.cntlid, why) } else { self.close(why) };
+        if let Err(why) = self.check_still_allowed(&catalog, &nqn, &hostnqn) {
+            // A different rule may have admitted an I/O queue than its admin queue.
+            return if queue.qid == 0 {
+                server.nvme.end(queue.cntlid, why);
+            } else {
+                self.close(why);
+            };
         }
-        if seat.qid > 0 {
+        if queue.qid > 0 {
             return;
         }
-        let before = server.nvme.with(seat.cntlid, |c| c.namespaces().clone());
-        let who = (nqn.as_str(), hostnqn.as_str());
-        let namespaces = view::namespaces(&server, &catalog, who, &before.unwrap_or_default());
+        let before = server.nvme.with_controller(queue.cntlid, |c| c.namespaces().clone());
+        let names = (nqn.as_str(), hostnqn.as_str());
+        let namespaces =
+            host_catalog::namespaces(&server, &catalog, names, &before.unwrap_or_default());
         let is_shared = namespaces.values().any(|ns| ns.is_shared);
-        if is_shared && !catalog.node.controllers().contains(&seat.cntlid) {
-            return server.nvme.end(seat.cntlid, "another node may have its identifier now");
+        if is_shared && !catalog.node.controller_ids().contains(&queue.cntlid) {
+            return server.nvme.end(queue.cntlid, "another node may have its identifier now");
         }
-        server.nvme.with(seat.cntlid, |c| c.set_namespaces(namespaces));
-        server.nvme.set_states(&server, seat.cntlid);
-        if self.has_proved() {
-            self.listen();
+        server.nvme.with_controller(queue.cntlid, |c| c.set_namespaces(namespaces));
+        server.nvme.set_states(&server, queue.cntlid);
+        if self.is_authenticated() {
+            self.watch_reservations();
         }
         self.on_controller();
     }
 
-    /// Whether the queue goes on, and with an admin queue its association.
-    fn may_stay(&self, catalog: &Catalog, nqn: &str, hostnqn: &str) -> Result<(), &'static str> {
+    /// Whether the queue, and for an admin queue its association, is still allowed.
+    fn check_still_allowed(
+        &self,
+        catalog: &Catalog,
+        nqn: &str,
+        hostnqn: &str,
+    ) -> Result<(), &'static str> {
         let entry = catalog.subsystems.get(nqn);
         let entry = entry.filter(|entry| entry.core == self.server().core().id());
-        let admitted = entry.and_then(|entry| Some((entry, entry.access.admission(hostnqn)?)));
+        let admitted = entry.and_then(|entry| Some((entry, entry.access.rule_for(hostnqn)?)));
         match admitted {
             None => Err("the host may not use this subsystem any more"),
-            Some((_, Admission::Proof(_))) if self.asked.is_none() => {
+            Some((_, AccessRule::Proof(_))) if self.authentication.is_none() => {
                 Err("the host has to prove who it is")
             }
             Some((entry, _)) if entry.requires_tls(hostnqn) && !self.is_protected() => {
                 Err("the host has to come by TLS")
             }
-            // A host without multipathing waits for a connection, and not for a namespace.
-            Some((entry, _)) if !entry.serves(hostnqn) => {
+            // A host without multipathing waits for a connection, but not for a namespace.
+            Some((entry, _)) if !entry.serves_any(hostnqn) => {
                 Err("nothing of its subsystem is served for now")
             }
             Some(_) => Ok(()),
         }
     }
 
-    /// Does what the controller wants; for the connection of the admin queue.
+    /// Carries out the controller's requests; on the connection of the admin queue.
     pub(super) fn on_controller(&mut self) {
-        let Some(seat) = self.seat.filter(|s| s.qid == 0) else { return };
+        let Some(queue) = self.queue.filter(|s| s.qid == 0) else { return };
         let server = Rc::clone(self.server());
-        while let Some(Some(event)) = server.nvme.with(seat.cntlid, Controller::poll_event) {
+        while let Some(Some(event)) =
+            server.nvme.with_controller(queue.cntlid, Controller::poll_event)
+        {
             match event {
                 nvme::Event::Complete { tag, completion } => {
                     self.complete(tag, completion, &Bufs::new());
                 }
-                nvme::Event::Forget { tag } => {
+                nvme::Event::Discard { tag } => {
                     self.tasks.remove(tag);
-                    self.machine.forget(tag);
+                    self.machine.discard(tag);
                 }
-                nvme::Event::Reset => server.nvme.close_io(seat.cntlid),
-                nvme::Event::ShutDown => self.shut_down(seat.cntlid),
-                nvme::Event::Expired => {
-                    let host = self.place.registration.initiator();
+                nvme::Event::Reset => server.nvme.close_io(queue.cntlid),
+                nvme::Event::ShutDown => self.shut_down(queue.cntlid),
+                nvme::Event::KeepAliveExpired => {
+                    let host = self.context.registration.initiator();
                     tracing::warn!(host, "an NVMe host is silent for longer than its keep alive");
-                    server.nvme.end(seat.cntlid, "keep alive timeout");
+                    server.nvme.end(queue.cntlid, "keep alive timeout");
                 }
             }
         }
     }
 
-    /// Makes the writes of a controller durable before it reports that it is shut down
-    /// (NVMe Base 2.0, 3.6.1).
+    /// Makes the writes of a controller durable before it reports that shutdown is complete (NVMe
+    /// Base 2.0, 3.6.1).
     fn shut_down(&self, cntlid: u16) {
         let server = Rc::clone(self.server());
         let account = self.account.clone();
@@ -524,26 +551,29 @@ impl Host {
                     tracing::warn!(volume, %failure, "an NVMe shutdown could not flush");
                 }
             }
-            server.nvme.with(cntlid, Controller::shut_down);
+            server.nvme.with_controller(cntlid, Controller::shut_down);
         });
     }
 }
 
-/// Why a host does not get to a subsystem, and what it is told. One that may not use a subsystem is told the same
-/// whether there is one of that name or not: names of volumes cannot be found out by asking for them.
-fn unknown(catalog: &Catalog, connect: &Connect) -> Refused {
+/// Why a host may not use a subsystem, and the answer to it. The answer is the same whether the
+/// subsystem exists or not, so that names of volumes cannot be probed.
+fn unknown_subsystem(catalog: &Catalog, connect: &Connect) -> ConnectRefusal {
     let (name, host) = (&connect.subnqn, &connect.hostnqn);
     let elsewhere = catalog.remote.subsystems.get(name);
-    if elsewhere.is_some_and(|entry| entry.access.admission(host).is_some()) {
-        return Refused::new(Connect::refuse_subsystem(), "only other nodes have its volumes");
+    if elsewhere.is_some_and(|entry| entry.access.rule_for(host).is_some()) {
+        return ConnectRefusal::new(
+            Connect::refuse_subsystem(),
+            "only other nodes have its volumes",
+        );
     }
     let exists = elsewhere.is_some() || catalog.subsystems.contains_key(name);
     let why = if exists { "the host is not allowed" } else { "there is no such subsystem" };
     if catalog.is_incomplete {
-        // What a record says that cannot be read for now is no reason to give a path up.
-        return Refused::new(Connect::refuse_busy(), why);
+        // Records that cannot be read for now are no reason for the host to give the path up.
+        return ConnectRefusal::new(Connect::refuse_busy(), why);
     }
-    Refused::new(Connect::refuse_host(), why)
+    ConnectRefusal::new(Connect::refuse_host(), why)
 }
 
 /// Connects an admin queue.
@@ -552,7 +582,7 @@ fn admin(
     connect: &Connect,
     subsystem: &Rc<nvme::Subsystem>,
     role: Role,
-) -> Result<Connected, Completion> {
+) -> Result<ConnectedQueue, Completion> {
     let shared = &server.nvme;
     let max_transfer_bytes = max_transfer(server, &role);
     let limits = Limits { max_transfer_bytes, ..Limits::default() };
@@ -564,8 +594,8 @@ fn admin(
     Ok(connected)
 }
 
-/// The largest transfer that one command may ask for: no more than any of the volumes takes, and
-/// than the pool can give to one command.
+/// The largest transfer of one command: no more than any of the volumes supports, and no more than
+/// the pool can give to one command.
 fn max_transfer(server: &Server, role: &Role) -> u32 {
     let pool = server.pool().usage().total / MIN_POOL_REQUESTS;
     let volumes = match role {
@@ -580,5 +610,5 @@ fn max_transfer(server: &Server, role: &Role) -> u32 {
     1 << u32::try_from(most.max(4096)).unwrap_or(MAX_TRANSFER_BYTES).ilog2()
 }
 
-/// The class of memory for what an admin command returns: it holds none before.
-pub(super) const RETURNED: Class = Class::Read;
+/// The memory class for data that an admin command returns: the command holds no memory before.
+pub(super) const RETURN_DATA_CLASS: MemoryClass = MemoryClass::Read;

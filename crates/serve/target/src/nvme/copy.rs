@@ -1,51 +1,51 @@
-//! Copy, carried out: ordinary reads and writes of the namespace's volume, in pieces (RFD 0019).
+//! Executes Copy: ordinary reads and writes of the namespace's volume, in chunks (RFD 0019).
 
 use std::rc::Rc;
 
-use block::{Account, Blocks, Bufs, Error, Failure, Lba, Request};
-use nvme::{Controller, CopyWork};
-use scsi::CopyExtent;
-use volume::Caller;
+use block::{Account, Blocks, Bufs, Error, Lba, Request, RequestError};
+use nvme::{Controller, CopyRequest};
+use scsi::CopyRange;
+use volume::VolumeClient;
 
-use crate::copying::{Stopped, heeded, parts, steps};
-use crate::server::{Served, Server};
+use crate::server::{ServedVolume, Server};
+use crate::third_party_copy::{CancelToken, chunk_sizes, split_zeroes, submit_cancellable};
 
-/// A copy was given up.
-pub(super) const ABORTED: Failure = Failure::Device(Error::Aborted);
+/// The copy was aborted.
+pub(super) const ABORTED: RequestError = RequestError::Device(Error::Aborted);
 
-/// What is copied, and on whose behalf.
-pub(super) struct End {
+/// What to copy, and on whose behalf.
+pub(super) struct CopyContext {
     pub(super) server: Rc<Server>,
-    pub(super) served: Rc<Served>,
-    pub(super) caller: Rc<Caller>,
-    /// The controller through which the host has it, and as what.
+    pub(super) served: Rc<ServedVolume>,
+    pub(super) caller: Rc<VolumeClient>,
+    /// The controller through which the host accesses the volume, and the caller.
     pub(super) cntlid: u16,
     pub(super) nsid: u32,
 }
 
 /// A running copy.
-struct Copy {
-    end: End,
+struct RunningCopy {
+    context: CopyContext,
     account: Account,
     fua: bool,
-    stopped: Stopped,
+    cancel: CancelToken,
 }
 
-/// Copies what `work` says within a volume. Ends soon after somebody asks for that; what it has begun
-/// by then is done when this is.
+/// Executes a Copy within a volume. Ends soon after an abort; requests started by then have ended
+/// when this does.
 ///
 /// # Errors
-/// The number of the first source that is not copied as a whole, and why.
-pub(super) async fn carry_out(
-    end: End,
-    work: CopyWork,
-    stopped: Stopped,
-) -> Result<(), (u64, Failure)> {
-    let copies = end.server.copies();
-    let turn = stopped.or(copies.acquire()).await;
+/// The number of the first source range that is not copied completely, and why.
+pub(super) async fn run_copy(
+    end: CopyContext,
+    work: CopyRequest,
+    stopped: CancelToken,
+) -> Result<(), (u64, RequestError)> {
+    let copies = end.server.copy_permits();
+    let turn = stopped.run_until_cancelled(copies.acquire()).await;
     let Some(_turn) = turn else { return Err((0, ABORTED)) };
-    let account = end.server.copying();
-    let copy = Copy { end, account, fua: work.fua, stopped };
+    let account = end.server.copy_account();
+    let copy = RunningCopy { context: end, account, fua: work.fua, cancel: stopped };
     let mut to = work.to;
     for (number, source) in (0..).zip(&work.sources) {
         copy.range(*source, to).await.map_err(|failure| (number, failure))?;
@@ -54,30 +54,30 @@ pub(super) async fn carry_out(
     Ok(())
 }
 
-impl Copy {
-    async fn range(&self, source: Blocks, to: Lba) -> Result<(), Failure> {
-        let info = self.end.served.volume.info();
+impl RunningCopy {
+    async fn range(&self, source: Blocks, to: Lba) -> Result<(), RequestError> {
+        let info = self.context.served.volume.info();
         let bytes = source.count * u64::from(info.block_size);
-        let extent = CopyExtent { from: source.at, to, bytes };
-        let (first, step) = steps(&info, &info, to);
+        let extent = CopyRange { from: source.at, to, bytes };
+        let (first, step) = chunk_sizes(&info, &info, to);
         let within = Some(info.block_size);
         let pieces = extent.pieces(first, step, within);
-        let work = |piece| self.piece(&extent, u64::from(info.block_size), piece);
-        let is_whole = self.stopped.each(pieces, !extent.overlaps(within), work).await?;
+        let work = |piece| self.copy_chunk(&extent, u64::from(info.block_size), piece);
+        let is_whole = self.cancel.for_each(pieces, !extent.overlaps(within), work).await?;
         if is_whole { Ok(()) } else { Err(ABORTED) }
     }
 
-    /// Reads a piece, and writes it.
-    async fn piece(
+    /// Reads a chunk, and writes it.
+    async fn copy_chunk(
         &self,
-        extent: &CopyExtent,
+        extent: &CopyRange,
         block: u64,
         (at, len): (u64, u64),
-    ) -> Result<(), Failure> {
+    ) -> Result<(), RequestError> {
         let range = Blocks::new(Lba(extent.from.0 + at / block), len / block);
         let data = self.request(Request::Read { range }).await?;
-        let (unmap, fua) = (self.end.served.thin, self.fua);
-        for (part, is_zero) in parts(&data, extent.to.0 * block + at) {
+        let (unmap, fua) = (self.context.served.thin, self.fua);
+        for (part, is_zero) in split_zeroes(&data, extent.to.0 * block + at) {
             let to = Lba(extent.to.0 + (at + part.start as u64) / block);
             let request = if is_zero {
                 let range = Blocks::new(to, part.len() as u64 / block);
@@ -90,13 +90,13 @@ impl Copy {
         Ok(())
     }
 
-    /// Has the volume do `request`, if it is the host's still.
-    async fn request(&self, request: Request) -> Result<Bufs, Failure> {
-        let End { server, served, caller, cntlid, nsid } = &self.end;
+    /// Sends `request` to the volume, if the host may still access it.
+    async fn request(&self, request: Request) -> Result<Bufs, RequestError> {
+        let CopyContext { server, served, caller, cntlid, nsid } = &self.context;
         let uuid = |c: &mut Controller| c.namespaces().get(nsid).map(|ns| ns.uuid);
-        if server.nvme.with(*cntlid, uuid).flatten() != Some(served.id.0) {
-            return Err(Failure::Device(Error::Gone));
+        if server.nvme.with_controller(*cntlid, uuid).flatten() != Some(served.id.0) {
+            return Err(RequestError::Device(Error::Gone));
         }
-        heeded(served, caller, request, &self.account, &self.stopped).await
+        submit_cancellable(served, caller, request, &self.account, &self.cancel).await
     }
 }

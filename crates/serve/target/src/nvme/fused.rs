@@ -1,89 +1,92 @@
-//! Fused Compare and Write: two commands next to each other on a queue, carried out as one
-//! (NVMe Base 2.0, 3.4.2; RFD 0019).
+//! Fused Compare and Write: two adjacent commands of a queue, executed atomically (NVMe Base 2.0,
+//! 3.4.2; RFD 0019).
 //!
-//! What has come of such a pair is kept with its first half ([`Half`]). Memory for the data of both
-//! is got when the first half needs it: a half that holds some would else wait for more; and as the
-//! second may stand in front of all that its host sends, it is got as such data's. However one half
-//! ends, it takes the other along.
+//! The state of such a pair is kept with its first command ([`FusedFirst`]). Memory for the data of
+//! both is allocated when the first needs it: otherwise a command that holds memory would wait for
+//! more. As the second may block all data that its host sends, it is allocated in the class of
+//! unsolicited data. When one command ends, so does the other.
 
 use std::rc::Rc;
 
-use block::{Bufs, BufsMut, Class, Credit, Lba, Request};
+use block::{Bufs, BufsMut, Credit, Lba, MemoryClass, Request};
 use nvme::entry::Fuse;
-use nvme::{Completion, IoCommand, Sqe, Status, Tag, Unfused};
+use nvme::{Completion, FusedError, IoCommand, Sqe, Status, Tag};
 use rt::memory::PAGE;
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::tasks::{Commands, Task, Wait};
-use super::{Event, Host};
-use crate::server::Served;
+use super::{Event, HostConnection};
+use crate::server::ServedVolume;
 
-/// What the command was that came last on a queue.
+/// The previous command of a queue.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) enum Before {
-    /// No first half.
+pub(super) enum PreviousCommand {
+    /// Not the first of a fused pair.
     #[default]
     Other,
-    /// A first half.
+    /// The first of a fused pair.
     First(Tag),
-    /// A first half that has failed so.
+    /// The first of a fused pair, which failed with this status.
     Failed(Status),
 }
 
-/// A first half, and what has come of the second.
+/// The first command, and the state of the second.
 #[derive(Debug)]
-pub(super) struct Half {
+pub(super) struct FusedFirst {
     pub(super) sqe: Sqe,
     command: IoCommand,
-    served: Rc<Served>,
+    served: Rc<ServedVolume>,
     pub(super) wait: Wait,
     data: Option<Bufs>,
     /// Memory for the data of the second.
-    spare: Option<BufsMut>,
-    second: Option<Second>,
-    /// Tells when the second has not come for too long.
+    second_memory: Option<BufsMut>,
+    second: Option<FusedSecond>,
+    /// Identifies the timeout for the arrival of the second.
     number: u64,
-    _patience: AbortOnDropHandle<()>,
+    _timeout: AbortOnDropHandle<()>,
 }
 
-/// The second half.
+/// The second command.
 #[derive(Debug)]
-struct Second {
+struct FusedSecond {
     tag: Tag,
-    /// Where both begin.
+    /// Start of both.
     at: Lba,
     fua: bool,
-    /// Its data may come as soon as there is memory.
-    waits: bool,
+    /// It may receive its data as soon as there is memory.
+    wants_memory: bool,
     data: Option<Bufs>,
 }
 
-/// How a half ends because the other one has failed.
-fn along(other: Status) -> Status {
-    if other.is_final() { Status::FAILED_FUSED.do_not_retry() } else { Status::FAILED_FUSED }
+/// The status of one command after the other has failed.
+fn status_of_other_half(other: Status) -> Status {
+    if other.is_do_not_retry() { Status::FAILED_FUSED.do_not_retry() } else { Status::FAILED_FUSED }
 }
 
-/// Memory for the data of both halves, of `bytes` each, and for which use it is.
-pub(super) fn of_both(bytes: usize) -> (usize, Class) {
-    (2 * bytes.next_multiple_of(PAGE), Class::Arriving)
+/// Memory for the data of both commands, of `bytes` each, and its class.
+pub(super) fn memory_of_both(bytes: usize) -> (usize, MemoryClass) {
+    (2 * bytes.next_multiple_of(PAGE), MemoryClass::UnsolicitedData)
 }
 
-impl Host {
-    /// A command has arrived. Ends what it has no part in; false if it is ended itself, or has been
-    /// taken as the second half.
-    pub(super) fn begins(&mut self, tag: Tag, sqe: &Sqe) -> bool {
-        let before = std::mem::take(&mut self.before);
+impl HostConnection {
+    /// A command has arrived. Fails an incomplete pair before it; false if the command itself
+    /// failed, or was taken as the second of a pair.
+    pub(super) fn check_fused_order(&mut self, tag: Tag, sqe: &Sqe) -> bool {
+        let before = std::mem::take(&mut self.previous);
         match (sqe.fuse(), before) {
-            (Fuse::Second, Before::First(first)) => self.on_second(first, tag, sqe),
-            (Fuse::Second, Before::Failed(status)) => self.complete_failed(tag, along(status)),
-            (Fuse::Second, Before::Other) => {
-                let completion = self.controller(|c, qid| c.unfused(qid, sqe, Unfused::Missing));
+            (Fuse::Second, PreviousCommand::First(first)) => self.on_second(first, tag, sqe),
+            (Fuse::Second, PreviousCommand::Failed(status)) => {
+                self.complete_failed(tag, status_of_other_half(status));
+            }
+            (Fuse::Second, PreviousCommand::Other) => {
+                let completion =
+                    self.controller(|c, qid| c.fail_fused(qid, sqe, FusedError::Missing));
                 self.complete(tag, completion, &Bufs::new());
             }
             (_, before) => {
-                if let Before::First(first) = before {
-                    self.unfused(first, Unfused::Missing);
+                if let PreviousCommand::First(first) = before {
+                    self.fail_fused(first, FusedError::Missing);
                 }
                 return true;
             }
@@ -91,110 +94,128 @@ impl Host {
         false
     }
 
-    /// A command that came next has failed before it could wait for another one.
-    pub(super) fn has_failed(&mut self, fuse: Fuse, status: Status) {
+    /// A first command has failed before it could wait for the second.
+    pub(super) fn record_failed_first(&mut self, fuse: Fuse, status: Status) {
         if fuse == Fuse::First {
-            self.before = Before::Failed(status);
+            self.previous = PreviousCommand::Failed(status);
         }
     }
 
-    /// A command has come that the transport has refused.
+    /// The transport has rejected a command.
     pub(super) fn on_refused(&mut self, fuse: Fuse, status: Status) {
-        match std::mem::take(&mut self.before) {
-            Before::First(first) if fuse == Fuse::Second => {
-                self.complete_failed(first, along(status));
+        match std::mem::take(&mut self.previous) {
+            PreviousCommand::First(first) if fuse == Fuse::Second => {
+                self.complete_failed(first, status_of_other_half(status));
             }
-            Before::First(first) => self.unfused(first, Unfused::Missing),
-            Before::Other | Before::Failed(_) => {}
+            PreviousCommand::First(first) => self.fail_fused(first, FusedError::Missing),
+            PreviousCommand::Other | PreviousCommand::Failed(_) => {}
         }
-        self.has_failed(fuse, status);
+        self.record_failed_first(fuse, status);
     }
 
-    /// The host has sent a first half, and nothing after it: what that holds is for others.
-    pub(super) fn on_alone(&mut self, first: Tag, number: u64) {
-        if matches!(self.tasks.get(first), Some(Task::Half(h)) if h.number == number && h.second.is_none())
+    /// The second command did not arrive in time: fails the first and frees its memory.
+    pub(super) fn on_fused_timeout(&mut self, first: Tag, number: u64) {
+        if matches!(self.tasks.get(first), Some(Task::FusedFirst(h)) if h.number == number && h.second.is_none())
         {
-            self.unfused(first, Unfused::Missing);
+            self.fail_fused(first, FusedError::Missing);
         }
     }
 
-    /// Ends a first half that is waiting for the second.
-    fn unfused(&mut self, first: Tag, why: Unfused) {
-        let Some(Task::Half(half)) = self.tasks.get(first) else { return };
+    /// Fails a first command that waits for the second.
+    fn fail_fused(&mut self, first: Tag, why: FusedError) {
+        let Some(Task::FusedFirst(half)) = self.tasks.get(first) else { return };
         let sqe = half.sqe;
-        let completion = self.controller(|c, qid| c.unfused(qid, &sqe, why));
+        let completion = self.controller(|c, qid| c.fail_fused(qid, &sqe, why));
         self.complete(first, completion, &Bufs::new());
     }
 
-    /// A first half was found good.
-    pub(super) fn on_first(&mut self, tag: Tag, sqe: Sqe, command: IoCommand, served: Rc<Served>) {
-        self.before = Before::First(tag);
+    /// A first command is valid.
+    pub(super) fn on_first(
+        &mut self,
+        tag: Tag,
+        sqe: Sqe,
+        command: IoCommand,
+        served: Rc<ServedVolume>,
+    ) {
+        self.previous = PreviousCommand::First(tag);
         let (wait, data, spare, second) = (Wait::default(), None, None, None);
-        let number = self.tasks.number();
-        let (inbox, patience) = (self.place.inbox.clone(), self.server().limits().receive_timeout);
+        let number = self.tasks.next_wait_number();
+        let (inbox, patience) =
+            (self.context.inbox.clone(), self.server().limits().receive_timeout);
         let patience = tokio::task::spawn_local(async move {
             sleep(patience).await;
-            inbox.push(Event::Alone { first: tag, number });
+            inbox.push(Event::FusedTimeout { first: tag, number });
         });
         let _patience = AbortOnDropHandle::new(patience);
-        let half = Half { sqe, command, served, wait, data, spare, second, number, _patience };
-        self.tasks.set(tag, Task::Half(Box::new(half)));
+        let half = FusedFirst {
+            sqe,
+            command,
+            served,
+            wait,
+            data,
+            second_memory: spare,
+            second,
+            number,
+            _timeout: _patience,
+        };
+        self.tasks.set(tag, Task::FusedFirst(Box::new(half)));
         self.machine.admit(tag, command.data_out);
     }
 
     fn on_second(&mut self, first: Tag, tag: Tag, sqe: &Sqe) {
-        let Some(seat) = self.seat else { return };
-        let judged = self.server().nvme.with(seat.cntlid, |c| c.io(seat.qid, sqe));
-        let gone = || Err(Completion::failed(Status::ABORTED_SQ_DELETED));
-        let refused = match judged.unwrap_or_else(gone) {
-            Ok(command) if self.join(first, tag, &command) => {
+        let Some(queue) = self.queue else { return };
+        let checked = self.server().nvme.with_controller(queue.cntlid, |c| c.io(queue.qid, sqe));
+        let deleted = || Err(Completion::failed(Status::ABORTED_SQ_DELETED));
+        let refused = match checked.unwrap_or_else(deleted) {
+            Ok(command) if self.join_fused(first, tag, &command) => {
                 return self.machine.admit(tag, command.data_out);
             }
             Ok(_) => {
-                self.unfused(first, Unfused::Unlike);
-                self.controller(|c, qid| c.unfused(qid, sqe, Unfused::Unlike))
+                self.fail_fused(first, FusedError::Mismatched);
+                self.controller(|c, qid| c.fail_fused(qid, sqe, FusedError::Mismatched))
             }
             Err(completion) => completion,
         };
-        // It may have ended with what was wrong with both.
+        // It may have ended because of an error in both.
         if self.tasks.get(first).is_some() {
-            self.complete_failed(first, along(refused.status));
+            self.complete_failed(first, status_of_other_half(refused.status));
         }
         self.complete(tag, refused, &Bufs::new());
     }
 
-    /// Whether `command` is what the first half needs.
-    fn join(&mut self, first: Tag, tag: Tag, command: &IoCommand) -> bool {
-        let Some(Task::Half(half)) = self.tasks.get(first) else { return false };
+    /// Whether `command` matches the first command.
+    fn join_fused(&mut self, first: Tag, tag: Tag, command: &IoCommand) -> bool {
+        let Some(Task::FusedFirst(half)) = self.tasks.get(first) else { return false };
         let Some((at, fua)) = half.command.fused_with(command) else { return false };
-        half.second = Some(Second { tag, at, fua, waits: false, data: None });
-        self.tasks.set(tag, Task::Joined { first });
+        half.second = Some(FusedSecond { tag, at, fua, wants_memory: false, data: None });
+        self.tasks.set(tag, Task::FusedSecond { first });
         true
     }
 
-    /// There is memory for the data of both halves, of `bytes` each.
+    /// There is memory for the data of both commands, of `bytes` each.
     pub(super) fn on_memory_of_both(&mut self, first: Tag, credit: &Credit, bytes: usize) {
-        let Some(Task::Half(half)) = self.tasks.get(first) else { return };
-        half.spare = Some(credit.alloc(bytes));
-        let waits = half.second.as_ref().filter(|second| second.waits).map(|second| second.tag);
+        let Some(Task::FusedFirst(half)) = self.tasks.get(first) else { return };
+        half.second_memory = Some(credit.alloc(bytes));
+        let waits =
+            half.second.as_ref().filter(|second| second.wants_memory).map(|second| second.tag);
         self.machine.grant(first, credit.alloc(bytes));
         if let Some(second) = waits {
             self.grant_second(first, second);
         }
     }
 
-    /// The second half wants its memory.
+    /// The second command asks for its memory.
     pub(super) fn grant_second(&mut self, first: Tag, tag: Tag) {
-        let Some(Task::Half(half)) = self.tasks.get(first) else { return };
-        match half.spare.take() {
+        let Some(Task::FusedFirst(half)) = self.tasks.get(first) else { return };
+        match half.second_memory.take() {
             Some(memory) => self.machine.grant(tag, memory),
-            None => half.second.iter_mut().for_each(|second| second.waits = true),
+            None => half.second.iter_mut().for_each(|second| second.wants_memory = true),
         }
     }
 
-    /// The data of a half has come.
+    /// The data of one command has arrived.
     pub(super) fn on_half(&mut self, first: Tag, data: Bufs, is_first: bool) {
-        let Some(Task::Half(half)) = self.tasks.get(first) else { return };
+        let Some(Task::FusedFirst(half)) = self.tasks.get(first) else { return };
         match &mut half.second {
             Some(second) if !is_first => second.data = Some(data),
             _ => half.data = Some(data),
@@ -207,31 +228,31 @@ impl Host {
     }
 
     fn compare_and_write(&mut self, first: Tag) {
-        let Some(Task::Half(half)) = self.tasks.get(first) else { return };
+        let Some(Task::FusedFirst(half)) = self.tasks.get(first) else { return };
         let (sqe, command, served) = (half.sqe, half.command, Rc::clone(&half.served));
         let compare = half.data.take();
         let second = half.second.as_mut().and_then(|s| Some((s.tag, s.at, s.fua, s.data.take()?)));
         let (Some(compare), Some((second, at, fua, write))) = (compare, second) else { return };
-        if self.behind(command.nsid) != Some(served.id) {
-            // The namespace went, or became another volume's, while the data was on the way.
+        if self.volume_id_of(command.nsid) != Some(served.id) {
+            // The namespace was removed or remapped to another volume before the data arrived.
             return self.complete_failed(first, Status::INVALID_NAMESPACE.do_not_retry());
         }
         let request = Request::CompareAndWrite { at, compare, write, fua };
         let one = self.start(first, &served, request);
-        self.runs(first, sqe, 1, Commands::One(one));
+        self.set_running(first, sqe, 1, Commands::One(one));
         if let Some(Task::Running(running)) = self.tasks.get(first) {
             running.second = Some(second);
         }
     }
 
-    /// The other half of the command that ended so, which has been forgotten already.
+    /// Ends the other command of a pair; `ended` has already been removed.
     pub(super) fn end_other_half(&mut self, tag: Tag, ended: &Task, completion: Completion) {
         let other = match ended {
-            Task::Half(half) => match &half.second {
+            Task::FusedFirst(half) => match &half.second {
                 Some(second) => second.tag,
                 None => {
-                    if matches!(self.before, Before::First(first) if first == tag) {
-                        self.before = Before::Failed(completion.status);
+                    if matches!(self.previous, PreviousCommand::First(first) if first == tag) {
+                        self.previous = PreviousCommand::Failed(completion.status);
                     }
                     return;
                 }
@@ -240,13 +261,13 @@ impl Host {
                 Some(second) => second,
                 None => return,
             },
-            Task::Joined { first } => *first,
+            Task::FusedSecond { first } => *first,
             _ => return,
         };
         self.tasks.remove(other);
         let completion = match completion.status {
             status if status.is_success() => Completion::OK,
-            status => Completion::failed(along(status)),
+            status => Completion::failed(status_of_other_half(status)),
         };
         self.machine.complete(other, completion, &Bufs::new());
     }

@@ -1,99 +1,99 @@
-//! NVMe/TCP connections in the node: the machine and the controllers of the `nvme` crate and the
-//! volumes, joined.
+//! NVMe/TCP connections of the node: joins the machine and the controllers of the `nvme` crate and
+//! the volumes.
 //!
 //! | module | subject |
 //! |---|---|
 //! | `association` | the controllers of one core, Connect, keep alive, shutdown |
-//! | `authentication` | hosts that have to prove who they are |
+//! | `authentication` | hosts that must authenticate |
 //! | `command` | a command from its arrival to its completion |
-//! | `copy` | Copy, carried out |
+//! | `copy` | executes Copy |
 //! | `fused` | Compare and Write |
-//! | `protection` | hosts that come by TLS |
-//! | `reservations` | commands that change or tell reservations, and what hosts hear of changes |
+//! | `tls_keys` | hosts that use TLS |
+//! | `reservations` | commands that change or report reservations, and notifications of changes |
 //! | `tasks` | the commands in flight of one connection |
-//! | `view` | what a host sees of the catalog |
+//! | `host_catalog` | the host's view of the catalog |
 
 mod association;
 mod authentication;
 mod command;
 mod copy;
 mod fused;
-mod protection;
+mod host_catalog;
 mod reservations;
 mod tasks;
-mod view;
+mod tls_keys;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use block::{Account, Bufs, Credit, Error, Failure};
-use nvme::auth::Done;
+use block::{Account, Bufs, Credit, Error, RequestError};
+use nvme::auth::DhResult;
 use nvme::{Action, Completion, Config, Connect, Connection, Tag};
-use reservation::{Notices, Table};
+use reservation::{Notifications, Table};
 use tokio::time::Instant;
-use volume::{Caller, Unaltered};
+use volume::{ReservationChangeError, VolumeClient};
 
 use crate::catalog::VolumeId;
-use crate::conn::{End, Inbox, Protocol};
-use crate::resident::{Place, Resident};
-use crate::server::{Attempt, Limits, Notice, Server, Service};
+use crate::connection::{ConnectionEnd, Inbox, Protocol};
+use crate::migration::{ConnectionContext, MigratableConnection};
+use crate::server::{AuthAttempt, ConnectionNotice, Limits, Server, Service};
 
-use association::Seat;
-pub(crate) use association::Shared;
-use authentication::Asked;
-use fused::Before;
-pub(crate) use protection::keys;
+pub(crate) use association::NvmeCore;
+use association::QueueRef;
+use authentication::QueueAuthentication;
+use fused::PreviousCommand;
 use tasks::Tasks;
+pub(crate) use tls_keys::psk_lookup;
 
-/// What comes to a connection from elsewhere.
+/// An event for a connection.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// A volume has answered.
-    Done { tag: Tag, result: Result<Bufs, Failure> },
-    /// What an authentication needed is calculated, or cannot be; `wait` says for which command.
-    Calculated { tag: Tag, wait: u64, done: Option<Done> },
-    /// A Connect has waited for its turn.
+    Done { tag: Tag, result: Result<Bufs, RequestError> },
+    /// A Diffie-Hellman computation is complete, or failed; `wait` identifies the command.
+    Computed { tag: Tag, wait: u64, done: Option<DhResult> },
+    /// A delayed Connect may be decided now.
     Decide { tag: Tag, connect: Box<Connect> },
-    /// The host has left an authentication half done for too long.
-    Unproved { number: u64 },
-    /// The second half of a fused operation has not come for too long.
-    Alone { first: Tag, number: u64 },
+    /// The host has not completed an authentication in time.
+    AuthTimeout { number: u64 },
+    /// The second command of a fused pair has not arrived in time.
+    FusedTimeout { first: Tag, number: u64 },
     /// A copy has ended; with the number of the first range that is not copied.
-    Copied { tag: Tag, result: Result<(), (u64, Failure)> },
-    /// Memory of so many bytes that a command waited for; `wait` says which waiting this ends.
+    CopyDone { tag: Tag, result: Result<(), (u64, RequestError)> },
+    /// Memory of so many bytes that a command waited for; `wait` identifies the wait.
     Memory { tag: Tag, wait: u64, credit: Credit, bytes: usize },
-    /// Memory that a command waited for can never come.
+    /// Memory that a command waited for can never be available.
     NoMemory { tag: Tag, wait: u64 },
-    /// Reservations were changed, or not; `wait` says for which command.
-    Altered { tag: Tag, wait: u64, result: Result<(), Unaltered> },
-    /// Reservations were looked up.
-    Consulted { tag: Tag, wait: u64, result: Result<Table, Error> },
-    /// What a change of a volume's reservations means to the host.
-    Told { volume: VolumeId, notices: Notices },
+    /// Reservations were changed, or could not be; `wait` identifies the command.
+    ReservationsChanged { tag: Tag, wait: u64, result: Result<(), ReservationChangeError> },
+    /// Reservations were read.
+    ReservationsRead { tag: Tag, wait: u64, result: Result<Table, Error> },
+    /// Notifications for the host about a change of a volume's reservations.
+    ReservationNotifications { volume: VolumeId, notices: Notifications },
     /// The admin queue wants a command of this queue aborted.
-    Abort { cid: u16, asked_by: Asker },
-    /// What became of it.
+    Abort { cid: u16, abort_request: AbortRequest },
+    /// The answer to such an abort.
     AbortAnswer { tag: Tag, aborted: bool },
-    /// The controller may want something; for the connection of its admin queue.
+    /// The controller may have requests; for the connection of its admin queue.
     Controller,
-    /// The controller is no more, or this queue of it.
-    Gone(&'static str),
+    /// The controller or this queue was removed.
+    QueueGone(&'static str),
     /// From the server.
-    Notice(Notice),
+    Notice(ConnectionNotice),
 }
 
-/// An Abort command that waits for its answer. Dropped, it answers that nothing was aborted: the
+/// An Abort command that waits for its answer. If dropped, it answers that nothing was aborted: the
 /// queue that it was sent to may be gone.
 #[derive(Debug)]
-pub(crate) struct Asker {
+pub(crate) struct AbortRequest {
     inbox: Inbox<Event>,
     tag: Tag,
     aborted: bool,
 }
 
-impl Asker {
+impl AbortRequest {
     fn new(inbox: Inbox<Event>, tag: Tag) -> Self {
         Self { inbox, tag, aborted: false }
     }
@@ -103,7 +103,7 @@ impl Asker {
     }
 }
 
-impl Drop for Asker {
+impl Drop for AbortRequest {
     fn drop(&mut self) {
         self.inbox.push(Event::AbortAnswer { tag: self.tag, aborted: self.aborted });
     }
@@ -111,33 +111,33 @@ impl Drop for Asker {
 
 /// One connection of a host.
 #[derive(Debug)]
-pub(crate) struct Host {
-    place: Place<Event>,
+pub(crate) struct HostConnection {
+    context: ConnectionContext<Event>,
     machine: Connection,
     account: Account,
-    /// A Connect that is decided on another core.
+    /// A Connect to be decided on another core.
     moving: Option<(usize, Tag, Box<Connect>)>,
     /// The controller and the queue it serves, once it is connected.
-    seat: Option<Seat>,
-    /// The proof that is asked for on this queue, if one is.
-    asked: Option<Box<Asked>>,
-    /// Its attempt to prove who it is, until that has come to an end.
-    attempt: Option<Attempt>,
+    queue: Option<QueueRef>,
+    /// The authentication required on this queue, if any.
+    authentication: Option<Box<QueueAuthentication>>,
+    /// Its authentication attempt, until that has ended.
+    attempt: Option<AuthAttempt>,
     tasks: Tasks,
-    /// What came before the next command, for halves of fused operations.
-    before: Before,
+    /// The previous command, for fused pairs.
+    previous: PreviousCommand,
     /// The Disconnect that waits for the end of the other commands.
     disconnecting: Option<Tag>,
-    /// The host, as the volumes know it that it has used.
-    callers: RefCell<BTreeMap<VolumeId, Rc<Caller>>>,
+    /// The host as a caller of the volumes that it has used.
+    callers: RefCell<BTreeMap<VolumeId, Rc<VolumeClient>>>,
     draining: bool,
     has_ended: bool,
-    /// For what is done on its behalf later, if it still lives by then.
-    lives: Rc<Cell<bool>>,
+    /// Whether the connection exists, for work that is done on its behalf later.
+    is_alive: Rc<Cell<bool>>,
 }
 
-/// What travels between cores.
-pub(crate) struct Luggage {
+/// The connection state that moves between cores.
+pub(crate) struct MigratingState {
     machine: Connection,
     connect: Option<(Tag, Box<Connect>)>,
 }
@@ -150,56 +150,56 @@ fn config(limits: &Limits) -> Config {
     }
 }
 
-impl Resident for Host {
+impl MigratableConnection for HostConnection {
     const SERVICE: Service = Service::Nvme;
-    type Luggage = Luggage;
+    type MigratingState = MigratingState;
 
-    fn begin(server: &Rc<Server>, _peer: SocketAddr, _local: SocketAddr) -> Luggage {
-        Luggage { machine: Connection::new(config(server.limits())), connect: None }
+    fn begin(server: &Rc<Server>, _peer: SocketAddr, _local: SocketAddr) -> MigratingState {
+        MigratingState { machine: Connection::new(config(server.limits())), connect: None }
     }
 
-    fn settle(place: Place<Event>, luggage: Luggage) -> Self {
-        let account = place.server.account();
+    fn attach(context: ConnectionContext<Event>, state: MigratingState) -> Self {
+        let account = context.server.account();
         let mut host = Self {
             account,
-            machine: luggage.machine,
+            machine: state.machine,
             moving: None,
-            seat: None,
-            asked: None,
+            queue: None,
+            authentication: None,
             attempt: None,
             tasks: Tasks::default(),
-            before: Before::default(),
+            previous: PreviousCommand::default(),
             disconnecting: None,
             callers: RefCell::default(),
             draining: false,
             has_ended: false,
-            lives: Rc::new(Cell::new(true)),
-            place,
+            is_alive: Rc::new(Cell::new(true)),
+            context,
         };
-        if let Some((tag, connect)) = luggage.connect {
+        if let Some((tag, connect)) = state.connect {
             host.decide(tag, connect);
         }
         host
     }
 
-    fn pack(self) -> Luggage {
+    fn detach(self) -> MigratingState {
         let connect = self.moving.map(|(_, tag, connect)| (tag, connect));
-        Luggage { connect, machine: self.machine }
+        MigratingState { connect, machine: self.machine }
     }
 
-    fn notice(notice: Notice) -> Event {
+    fn notice_event(notice: ConnectionNotice) -> Event {
         Event::Notice(notice)
     }
 
-    fn ended(&mut self, _end: &End) {
-        if let Some(why) = self.machine.end() {
-            tracing::info!(peer = %self.place.peer, ?why, "an NVMe/TCP connection has ended");
+    fn on_end(&mut self, _end: &ConnectionEnd) {
+        if let Some(why) = self.machine.close_reason() {
+            tracing::info!(peer = %self.context.peer, ?why, "an NVMe/TCP connection has ended");
         }
-        self.leave();
+        self.end_queue();
     }
 }
 
-impl Protocol for Host {
+impl Protocol for HostConnection {
     type Machine = Connection;
     type Event = Event;
 
@@ -207,11 +207,12 @@ impl Protocol for Host {
         &mut self.machine
     }
 
-    /// A host that has been silent for too long may have sent its commands again by another path. Those that
-    /// wait in the socket are not carried out, though the controller's timer may not have had its turn yet.
-    fn woken(&mut self, now: Instant) {
-        if let Some(seat) = self.seat
-            && self.server().nvme.is_overdue(seat.cntlid, now)
+    /// A host that was silent for too long may have sent its commands again on another path.
+    /// Commands waiting in the socket must not be executed, even if the controller's timer task has
+    /// not run yet.
+    fn on_wake(&mut self, now: Instant) {
+        if let Some(queue) = self.queue
+            && self.server().nvme.is_keep_alive_overdue(queue.cntlid, now)
         {
             self.close("keep alive timeout");
         }
@@ -220,89 +221,98 @@ impl Protocol for Host {
     fn act(&mut self) {
         while let Some(action) = self.machine.poll_action() {
             match action {
-                Action::Arrived { tag, sqe } => self.on_arrived(tag, sqe),
+                Action::CommandArrived { tag, sqe } => self.on_arrived(tag, sqe),
                 Action::Grant { tag, bytes, class } => self.on_grant(tag, bytes, class),
                 Action::Run { tag, data } => self.on_run(tag, data),
-                Action::Refused { fuse, status } => self.on_refused(fuse, status),
+                Action::CommandRefused { fuse, status } => self.on_refused(fuse, status),
                 Action::Abort { tag } => self.on_answered(tag),
             }
         }
         if frame::Machine::is_closing(&self.machine) {
-            self.leave();
+            self.end_queue();
         }
-        self.leave_if_drained();
+        self.close_if_drained();
     }
 
-    fn event(&mut self, event: Event) {
+    fn on_event(&mut self, event: Event) {
         match event {
             Event::Done { tag, result } => self.on_done(tag, result),
-            Event::Calculated { tag, wait, done } => self.on_calculated(tag, wait, done),
+            Event::Computed { tag, wait, done } => self.on_computed(tag, wait, done),
             Event::Decide { tag, connect } if !self.has_ended => self.decide(tag, connect),
             Event::Decide { .. } => {}
-            Event::Unproved { number } => self.on_unproved(number),
-            Event::Alone { first, number } => self.on_alone(first, number),
-            Event::Copied { tag, result } => self.on_copied(tag, result),
+            Event::AuthTimeout { number } => self.on_auth_timeout(number),
+            Event::FusedTimeout { first, number } => self.on_fused_timeout(first, number),
+            Event::CopyDone { tag, result } => self.on_copied(tag, result),
             Event::Memory { tag, wait, credit, bytes } => {
                 self.on_memory(tag, wait, &credit, bytes);
             }
             Event::NoMemory { tag, wait } => self.on_no_memory(tag, wait),
-            Event::Altered { tag, wait, result } => self.on_altered(tag, wait, result),
-            Event::Consulted { tag, wait, result } => self.on_consulted(tag, wait, result),
-            Event::Told { volume, notices } => self.on_told(volume, notices),
-            Event::Abort { cid, asked_by } => self.abort(cid, asked_by),
+            Event::ReservationsChanged { tag, wait, result } => {
+                self.on_reservations_changed(tag, wait, result);
+            }
+            Event::ReservationsRead { tag, wait, result } => {
+                self.on_reservations_read(tag, wait, result);
+            }
+            Event::ReservationNotifications { volume, notices } => {
+                self.on_reservation_notifications(volume, notices);
+            }
+            Event::Abort { cid, abort_request: asked_by } => self.abort(cid, asked_by),
             Event::AbortAnswer { tag, aborted } => self.on_abort_answer(tag, aborted),
             Event::Controller => self.on_controller(),
-            Event::Gone(why) => self.close(why),
+            Event::QueueGone(why) => self.close(why),
             Event::Notice(notice) => self.on_notice(notice),
         }
-        self.leave_if_drained();
+        self.close_if_drained();
     }
 
-    fn moves_to(&self) -> Option<usize> {
+    fn wanted_core(&self) -> Option<usize> {
         self.moving.as_ref().map(|(core, ..)| *core)
     }
 }
 
-impl Host {
+impl HostConnection {
     fn server(&self) -> &Rc<Server> {
-        &self.place.server
+        &self.context.server
     }
 
     fn close(&mut self, why: &str) {
-        tracing::info!(peer = %self.place.peer, why, "an NVMe/TCP connection is closed");
+        tracing::info!(peer = %self.context.peer, why, "an NVMe/TCP connection is closed");
         self.machine.close();
-        self.leave();
+        self.end_queue();
     }
 
-    /// The queue is gone; commands in the volumes go on without it.
-    fn leave(&mut self) {
+    /// The queue is gone; commands in the volumes finish without it.
+    fn end_queue(&mut self) {
         self.has_ended = true;
-        self.lives.set(false);
+        self.is_alive.set(false);
         self.tasks.abort_all();
-        if let Some(seat) = self.seat.take() {
-            self.server().nvme.leave(seat);
+        if let Some(queue) = self.queue.take() {
+            self.server().nvme.remove_queue(queue);
         }
     }
 
-    fn on_notice(&mut self, notice: Notice) {
+    fn on_notice(&mut self, notice: ConnectionNotice) {
         match notice {
-            Notice::Close => self.close("the node stops"),
-            Notice::Drain => self.draining = true,
-            Notice::VolumeResized(_) | Notice::CatalogChanged => self.on_catalog(),
+            ConnectionNotice::Close => self.close("the node stops"),
+            ConnectionNotice::Drain => self.draining = true,
+            ConnectionNotice::VolumeResized(_) | ConnectionNotice::CatalogChanged => {
+                self.on_catalog();
+            }
         }
     }
 
-    /// Once nothing is owed to a queue that its host disconnects, it goes. Once a stopping node owes this host no answer, it lets it go: the admin queue last, for
-    /// with it the controller goes, and the I/O queues.
-    fn leave_if_drained(&mut self) {
+    /// Closes a queue that its host disconnects once no answer is pending. On a stopping node,
+    /// closes the connection once no answer to its host is pending: the admin queue last, because
+    /// the controller and the I/O queues end with it.
+    fn close_if_drained(&mut self) {
         if self.tasks.is_idle()
             && let Some(tag) = self.disconnecting.take()
         {
             self.complete(tag, Completion::OK, &Bufs::new());
             return self.close("its host has disconnected the queue");
         }
-        let holds = |s: &Seat| s.qid == 0 && self.place.server.nvme.has_io_queues(s.cntlid);
-        if self.draining && self.tasks.is_idle() && !self.seat.as_ref().is_some_and(holds) {
+        let holds = |s: &QueueRef| s.qid == 0 && self.context.server.nvme.has_io_queues(s.cntlid);
+        if self.draining && self.tasks.is_idle() && !self.queue.as_ref().is_some_and(holds) {
             self.draining = false;
             self.close("the node stops");
         }

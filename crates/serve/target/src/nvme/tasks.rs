@@ -3,27 +3,27 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use block::Failure;
+use block::RequestError;
 use nvme::{IoCommand, Sqe, Tag};
 use reservation::Table;
 use tokio::task::AbortHandle;
 
-use super::Asker;
-use super::fused::Half;
-use crate::copying::Stopped;
-use crate::server::Served;
+use super::AbortRequest;
+use super::fused::FusedFirst;
+use crate::server::ServedVolume;
+use crate::third_party_copy::CancelToken;
 
 /// Commands that have arrived and have not been completed.
 #[derive(Debug, Default)]
 pub(super) struct Tasks {
     by_tag: Vec<Option<(Tag, Task)>>,
-    /// Those that somebody waits for: all but event requests.
-    busy: usize,
-    /// Numbers what is waited for: a tag may be another command's by the time it comes.
-    waits: u64,
+    /// Commands that will end by themselves: all but event requests.
+    busy_count: usize,
+    /// Numbers waits: a tag may belong to another command when the awaited event arrives.
+    wait_count: u64,
 }
 
-/// How far a command has come.
+/// The state of a command.
 #[derive(Debug)]
 pub(super) enum Task {
     /// Waits for Connect's data.
@@ -32,54 +32,54 @@ pub(super) enum Task {
     Consume { sqe: Sqe, wait: Wait },
     /// An admin command that waits for memory to return data in.
     Produce { sqe: Sqe, bytes: u32, wait: Wait },
-    /// A message of an authentication that waits for its data, and then is worked on.
+    /// An authentication message that waits for its data, and then is processed.
     Sending { wait: Wait },
-    /// A message of an authentication that is to be fetched waits for memory.
+    /// An authentication message to be received by the host waits for memory.
     Fetching { bytes: u32, wait: Wait },
     /// An event request.
     Held,
-    /// An Abort command that waits for the end of another.
+    /// An Abort command that waits for the answer of another queue.
     Aborting,
     /// An admin command that ends as a flush of all namespaces does, before that begins.
     Flushing { sqe: Sqe },
     /// An admin command about reservations, before it begins.
-    Consulting { sqe: Sqe, what: Consultation },
-    /// It changes reservations, or looks them up: cannot be aborted. What is not `wanted` any more
-    /// is not begun.
-    Asking { sqe: Sqe, report: Option<u32>, wanted: Rc<Cell<bool>>, wait: Wait },
+    PersistencePending { sqe: Sqe, command: PersistenceCommand },
+    /// It changes or reads reservations: cannot be aborted. If `is_wanted` is cleared, a change
+    /// that has not begun never does.
+    AccessingReservations { sqe: Sqe, report: Option<u32>, is_wanted: Rc<Cell<bool>>, wait: Wait },
     /// A Reservation Report that waits for memory to return data in.
     Reporting { table: Box<Table>, wait: Wait },
-    /// The first half of a fused operation that is not all there.
-    Half(Box<Half>),
-    /// The second half; what becomes of it is the first's.
-    Joined { first: Tag },
+    /// The first command of an incomplete fused pair.
+    FusedFirst(Box<FusedFirst>),
+    /// The second command; its state is kept with the first.
+    FusedSecond { first: Tag },
     /// The last command of its queue, which waits for the others.
     Disconnecting,
     /// An I/O command that waits for memory or data.
-    Planned { sqe: Sqe, command: IoCommand, whose: Whose, wait: Wait },
+    Planned { sqe: Sqe, command: IoCommand, volumes: CommandVolumes, wait: Wait },
     /// Volumes work on it.
     Running(Running),
-    /// The host has its answer; the volumes' is to be awaited and dropped.
-    Answered { left: usize },
+    /// The host has its answer; those of the volumes are awaited and discarded.
+    Answered { pending_volumes: usize },
 }
 
-/// What an admin command wants of the reservations of a namespace, or of all.
+/// What an admin command does with the reservations of a namespace, or of all.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Consultation {
-    Persist { nsid: u32, persists: bool },
-    TellPersistence { nsid: u32 },
+pub(super) enum PersistenceCommand {
+    Set { nsid: u32, persist: bool },
+    Get { nsid: u32 },
 }
 
-/// Which volumes an I/O command was found good for. It goes to these whatever its namespace
-/// identifier has come to mean by the time its data is here.
+/// The volumes for which an I/O command was checked. It goes to these whatever its namespace
+/// identifier means by the time its data has arrived.
 #[derive(Clone, Debug)]
-pub(super) enum Whose {
-    One(Rc<Served>),
-    /// A Flush of all namespaces: those that the host sees when it runs.
+pub(super) enum CommandVolumes {
+    One(Rc<ServedVolume>),
+    /// A Flush of all namespaces: those that the host sees when it is executed.
     All,
 }
 
-/// A command's wait for memory, or for what is calculated; whoever waits on its behalf goes with it.
+/// A command's wait for memory, or for a computation; its waiting task ends with it.
 #[derive(Debug, Default)]
 pub(super) struct Wait {
     number: u64,
@@ -94,23 +94,23 @@ impl Drop for Wait {
     }
 }
 
-/// A command that volumes work on.
+/// A command that volumes execute.
 #[derive(Debug)]
 pub(super) struct Running {
     pub(super) sqe: Sqe,
     /// Volumes that have not answered.
-    pub(super) left: usize,
+    pub(super) pending_volumes: usize,
     /// The first failure.
-    pub(super) failure: Option<Failure>,
+    pub(super) failure: Option<RequestError>,
     /// Dwords 0 and 1 of the completion.
     pub(super) result: u64,
-    /// For aborts: one command, or one of each volume that a Flush of all goes to.
+    /// For aborts: one command, or one per volume for a Flush of all.
     pub(super) commands: Commands,
-    /// Who wants it aborted.
-    pub(super) asked_by: Option<Asker>,
-    /// It gives way to Preempt and Abort.
+    /// The Abort command for it.
+    pub(super) abort_request: Option<AbortRequest>,
+    /// Preempt and Abort has ended it.
     pub(super) is_preempted: bool,
-    /// The second half of a fused operation, which ends with it.
+    /// The second command of a fused pair, which ends with it.
     pub(super) second: Option<Tag>,
 }
 
@@ -119,7 +119,7 @@ pub(super) struct Running {
 pub(super) enum Commands {
     One(volume::Command),
     Many(Vec<volume::Command>),
-    Copy(Stopped),
+    Copy(CancelToken),
 }
 
 impl Commands {
@@ -127,7 +127,7 @@ impl Commands {
         match self {
             Self::One(command) => command.abort(),
             Self::Many(commands) => commands.iter().for_each(volume::Command::abort),
-            Self::Copy(stopped) => stopped.ask(),
+            Self::Copy(stopped) => stopped.cancel(),
         }
     }
 }
@@ -137,12 +137,12 @@ impl Task {
         !matches!(self, Self::Held | Self::Disconnecting)
     }
 
-    /// The command, if it is one of a namespace that is not answered yet.
+    /// The command, if it has a namespace and is not answered yet.
     pub(super) fn sqe(&self) -> Option<Sqe> {
         match self {
-            Self::Planned { sqe, .. } | Self::Asking { sqe, .. } => Some(*sqe),
+            Self::Planned { sqe, .. } | Self::AccessingReservations { sqe, .. } => Some(*sqe),
             Self::Running(running) => Some(running.sqe),
-            Self::Half(half) => Some(half.sqe),
+            Self::FusedFirst(half) => Some(half.sqe),
             _ => None,
         }
     }
@@ -154,16 +154,16 @@ impl Task {
             | Self::Produce { wait, .. }
             | Self::Sending { wait }
             | Self::Fetching { wait, .. }
-            | Self::Asking { wait, .. }
+            | Self::AccessingReservations { wait, .. }
             | Self::Reporting { wait, .. }
             | Self::Planned { wait, .. } => Some(wait),
-            Self::Half(half) => Some(&mut half.wait),
+            Self::FusedFirst(half) => Some(&mut half.wait),
             Self::Held
-            | Self::Joined { .. }
+            | Self::FusedSecond { .. }
             | Self::Disconnecting
             | Self::Aborting
             | Self::Flushing { .. }
-            | Self::Consulting { .. }
+            | Self::PersistencePending { .. }
             | Self::Running(_)
             | Self::Answered { .. } => None,
         }
@@ -171,9 +171,9 @@ impl Task {
 }
 
 impl Tasks {
-    /// Whether nobody waits for an answer.
+    /// Whether no command waits for an answer.
     pub(super) fn is_idle(&self) -> bool {
-        self.busy == 0
+        self.busy_count == 0
     }
 
     pub(super) fn set(&mut self, tag: Tag, task: Task) {
@@ -181,10 +181,10 @@ impl Tasks {
         if self.by_tag.len() <= i {
             self.by_tag.resize_with(i + 1, || None);
         }
-        let place = &mut self.by_tag[i];
-        let was_busy = place.as_ref().is_some_and(|(_, before)| before.is_busy());
-        self.busy = self.busy + usize::from(task.is_busy()) - usize::from(was_busy);
-        *place = Some((tag, task));
+        let slot = &mut self.by_tag[i];
+        let was_busy = slot.as_ref().is_some_and(|(_, before)| before.is_busy());
+        self.busy_count = self.busy_count + usize::from(task.is_busy()) - usize::from(was_busy);
+        *slot = Some((tag, task));
     }
 
     pub(super) fn get(&mut self, tag: Tag) -> Option<&mut Task> {
@@ -197,32 +197,32 @@ impl Tasks {
 
     pub(super) fn take(&mut self, tag: Tag) -> Option<Task> {
         let (_, task) = self.by_tag.get_mut(tag.index())?.take()?;
-        self.busy -= usize::from(task.is_busy());
+        self.busy_count -= usize::from(task.is_busy());
         Some(task)
     }
 
-    /// A number that nothing else has.
-    pub(super) fn number(&mut self) -> u64 {
-        self.waits += 1;
-        self.waits
+    /// A unique number.
+    pub(super) fn next_wait_number(&mut self) -> u64 {
+        self.wait_count += 1;
+        self.wait_count
     }
 
-    /// The command begins to wait for memory: the number that what comes has to bear.
+    /// Starts the command's wait for memory: returns the number of the wait.
     pub(super) fn begin_wait(&mut self, tag: Tag) -> Option<u64> {
-        let number = self.number();
+        let number = self.next_wait_number();
         *self.get(tag)?.wait()? = Wait { number, task: None };
         Some(number)
     }
 
-    /// `task` brings what the command waits for; it ends with the wait.
-    pub(super) fn waits_by(&mut self, tag: Tag, task: AbortHandle) {
+    /// `task` delivers what the command waits for; it ends with the wait.
+    pub(super) fn set_wait_task(&mut self, tag: Tag, task: AbortHandle) {
         match self.get(tag).and_then(Task::wait) {
             Some(wait) => wait.task = Some(task),
             None => task.abort(),
         }
     }
 
-    /// Whether this is what the command with this tag waits for.
+    /// Whether the command with this tag is in this wait.
     pub(super) fn is_waiting(&mut self, tag: Tag, number: u64) -> bool {
         self.get(tag).and_then(Task::wait).is_some_and(|w| w.number == number)
     }
@@ -241,13 +241,13 @@ impl Tasks {
         self.by_tag.iter().flatten().filter_map(of).collect()
     }
 
-    /// Asks the volumes to abort everything; nobody waits for the answers any more.
+    /// Asks the volumes to abort everything; the answers are ignored.
     pub(super) fn abort_all(&mut self) {
         for (_, task) in self.by_tag.drain(..).flatten() {
             if let Task::Running(running) = task {
                 running.commands.abort();
             }
         }
-        self.busy = 0;
+        self.busy_count = 0;
     }
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use iscsi::pdu::{Opcode, Stage};
-use iscsi::testing::{Initiator, Pdu};
+use iscsi::testing::{Pdu, ScriptedInitiator};
 use rt::Core;
 use rt::net::Stream;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -16,13 +16,13 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// One connection of an initiator, and its session.
 pub(crate) struct Client {
     pub(crate) stream: Stream,
-    pub(crate) initiator: Initiator,
+    pub(crate) initiator: ScriptedInitiator,
     pub(crate) pdus: VecDeque<Pdu>,
 }
 
 impl Client {
     pub(crate) async fn dial(core: &Core, to: SocketAddr, isid: u8) -> Self {
-        let mut initiator = Initiator::default();
+        let mut initiator = ScriptedInitiator::default();
         initiator.isid[5] = isid;
         let stream = core.dial(to).await.unwrap();
         Self { stream, initiator, pdus: VecDeque::new() }
@@ -51,7 +51,7 @@ impl Client {
         client.ask_at(target, keys).await;
         let answer = client.next().await;
         assert_eq!(answer.header[36..38], [0, 0], "{answer:?}");
-        // TEST UNIT READY fetches what every new initiator is told.
+        // TEST UNIT READY fetches the attention of a new initiator.
         let ready = client.initiator.command(&[0; 6], 0, 0, &[]);
         client.send(&ready).await;
         client.next().await;

@@ -26,7 +26,7 @@ pub(crate) fn on_cores<Fut: Future<Output = ()> + 'static>(
     f: impl FnOnce(Core) -> Fut + Send + 'static,
 ) {
     let cpus = vec![None; cores];
-    let config = CoresConfig { cpus, pool_bytes_per_core: POOL, ..CoresConfig::default() };
+    let config = CoresConfig { cpus, memory_bytes_per_core: POOL, ..CoresConfig::default() };
     let cores = Cores::start(&config).unwrap();
     let wait = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let result = wait.block_on(cores.handles()[0].run(f));

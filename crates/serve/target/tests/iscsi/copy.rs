@@ -1,10 +1,10 @@
 //! EXTENDED COPY, carried out (SPC-4 5.17, RFD 0014): the numbers are the RFD's.
 
-use block::testing::faulty::Kind;
+use block::testing::faulty::OpKind;
 use block::{Blocks, Lba, Request};
 use iscsi::pdu::TaskFunction;
 use rt::buf::copy_in;
-use target::Chap;
+use target::ChapCredentials;
 
 use super::*;
 
@@ -26,7 +26,7 @@ impl Disk {
         let (dev, faults) = Faulty::wrap(Dev::shared(Rc::clone(&mem)), 1);
         let volume = volume_on(server, dev);
         let (id, name) = (VolumeId([n; 16]), format!("disk{n}"));
-        server.add_volume(Served { id, name, volume, thin, access: None });
+        server.add_volume(ServedVolume { id, name, volume, thin, access: None });
         Self { server: Rc::clone(server), n, mem, faults }
     }
 
@@ -44,7 +44,10 @@ impl Disk {
 
     pub(super) async fn put(&self, at: u64, bytes: &[u8]) {
         let account = self.server.pool().account();
-        let data = copy_in(&account.credit(bytes.len(), Class::Arriving).await.unwrap(), bytes);
+        let data = copy_in(
+            &account.credit(bytes.len(), MemoryClass::UnsolicitedData).await.unwrap(),
+            bytes,
+        );
         let write = Request::Write { at: Lba(at), data, fua: false };
         self.volume().execute(write, &account).await.unwrap();
     }
@@ -62,9 +65,13 @@ pub(super) type Target<'a> = (&'a str, usize, &'a [u8], Option<&'a str>);
 
 pub(super) fn targets(all: &[Target<'_>]) -> Arc<Catalog> {
     let target = |&(name, core, luns, secret): &Target<'_>| {
-        let chap = |s: &str| Chap { user: "u".into(), secret: s.to_owned().into(), mutual: None };
-        let admission = secret.map_or(Admission::ByName, |s| Admission::Proof(chap(s)));
-        let access = Access { any: Some(admission), ..Access::default() };
+        let chap = |s: &str| ChapCredentials {
+            user: "u".into(),
+            secret: s.to_owned().into(),
+            mutual: None,
+        };
+        let admission = secret.map_or(AccessRule::NameOnly, |s| AccessRule::Proof(chap(s)));
+        let access = AccessList { any: Some(admission), ..AccessList::default() };
         let luns = (1..).zip(luns.iter().map(|&n| VolumeId([n; 16]))).collect();
         (name.to_owned(), IscsiTarget { core, luns, access, ..IscsiTarget::default() })
     };
@@ -73,7 +80,7 @@ pub(super) fn targets(all: &[Target<'_>]) -> Arc<Catalog> {
 
 /// A server of one core with volume 7, and 8 that the target has too; a client of 7.
 pub(super) async fn rig(core: &Core) -> (Rc<Server>, [Disk; 2], SocketAddr, Client) {
-    let server = Server::new(core.clone(), Limits::default(), doors(1).remove(0));
+    let server = Server::new(core.clone(), Limits::default(), core_links(1).remove(0));
     let disks = [Disk::plain(&server, 7), Disk::plain(&server, 8)];
     server.set_catalog(targets(&[(DISK, 0, &[7, 8], None)]));
     let at = listen(core, &server, Service::Iscsi).await;
@@ -159,8 +166,8 @@ pub(super) fn noise(blocks: u64, salt: u8) -> Vec<u8> {
 const UNREACHABLE: [u8; 3] = [0x0a, 0x08, 0x04];
 const FAILED: [u8; 3] = [0x0a, 0x0d, 0x01];
 
-/// 2, 3: what is copied is what was there, in one volume and between two, and the client's
-/// connection carries nothing but the list. A segment may overlap itself either way.
+/// 2, 3: the copy equals the source, in one volume and between two, and the client's connection
+/// carries only the list. A segment may overlap itself either way.
 #[test]
 fn blocks_are_copied() {
     on_core(async |core| {
@@ -189,11 +196,11 @@ fn blocks_are_copied() {
     });
 }
 
-/// 2: the clone of a thin volume is thin, and what it held before is free.
+/// 2: the copy of a thin volume is thin, and the destination's earlier space is freed.
 #[test]
 fn zeroes_stay_holes() {
     on_core(async |core| {
-        let server = Server::new(core.clone(), Limits::default(), doors(1).remove(0));
+        let server = Server::new(core.clone(), Limits::default(), core_links(1).remove(0));
         let (one, two) =
             (Disk::plain(&server, 7), Disk::add(&server, 8, MemOptions::new(4096, 1 << 12), true));
         let thick = Disk::plain(&server, 9);
@@ -217,7 +224,7 @@ fn zeroes_stay_holes() {
 fn volumes_of_other_cores_are_reached() {
     on_cores(2, async |core| {
         let all: Arc<Catalog> = targets(&[(DISK, 0, &[7], None), (OTHER, 1, &[8], None)]);
-        let mut doors = doors(2);
+        let mut doors = core_links(2);
         let (there, here) = (doors.remove(1), doors.remove(0));
         let catalog = Arc::clone(&all);
         core.peers()[1]
@@ -258,7 +265,8 @@ fn volumes_of_other_cores_are_reached() {
     });
 }
 
-/// 5: what the initiator may not use is as if it were not there, also if that changes half way.
+/// 5: a unit that the initiator may not use looks like one that does not exist, even if that
+/// changes half way.
 #[test]
 fn only_what_the_initiator_may_use_is_reached() {
     on_core(async |core| {
@@ -283,11 +291,11 @@ fn only_what_the_initiator_may_use_is_reached() {
         }
         server.set_catalog(targets(&[(DISK, 0, &[7, 8], None)]));
         client.sense(&READY, 0).await;
-        two.faults.add(Rule::new(Effect::Stall).on(&[Kind::Zero]));
+        two.faults.add(Rule::new(Effect::Stall).on(&[OpKind::Zero]));
         let ends = [end(8, 512)];
         let long = list(&ends, &[((0xffff, 0), 1, 0, 0), ((0xffff, 0), 8192, 0, 0)]);
         client.begin_copy(&long).await;
-        until(|| two.faults.struck() == 1).await;
+        until(|| two.faults.hits() == 1).await;
         server.set_catalog(targets(&[(DISK, 0, &[7], None)]));
         two.faults.clear();
         two.faults.release();
@@ -297,7 +305,7 @@ fn only_what_the_initiator_may_use_is_reached() {
     });
 }
 
-/// 5, 7: protection, reservations and failures of an end are told with its own words.
+/// 5, 7: protection, reservations and failures of source and destination are reported as such.
 #[test]
 fn troubles_of_the_ends_are_told() {
     on_core(async |core| {
@@ -333,7 +341,8 @@ fn troubles_of_the_ends_are_told() {
 }
 
 impl Client {
-    /// PERSISTENT RESERVE OUT to a logical unit: service action and type, the key held, the key that it is about.
+    /// PERSISTENT RESERVE OUT to a logical unit: service action and type, the key held, the key
+    /// that it is about.
     async fn ask_to_reserve(&mut self, lun: u8, [action, kind]: [u8; 2], keys: [u64; 2]) {
         let mut parameters = keys.map(u64::to_be_bytes).concat();
         parameters.resize(24, 0);
@@ -352,7 +361,8 @@ impl Client {
 
 const REGISTER: [u8; 2] = [6, 0];
 
-/// 5: what others have reserved binds a copy, also if neither they nor its initiator have a session with the unit.
+/// 5: reservations of others apply to a copy, even if neither they nor its initiator have a session
+/// with the unit.
 #[test]
 fn reservations_bind_copies() {
     on_core(async |core| {
@@ -381,7 +391,8 @@ fn reservations_bind_copies() {
     });
 }
 
-/// 5, 6: PREEMPT AND ABORT ends the copies of whose registration it takes, before it is answered itself.
+/// 5, 6: PREEMPT AND ABORT ends the copies of whose registration it takes, before it is answered
+/// itself.
 #[test]
 fn preempt_and_abort_ends_copies() {
     on_core(async |core| {
@@ -414,17 +425,17 @@ async fn begin_many(client: &mut Client, [one, two]: &[Disk; 2]) -> Vec<u32> {
     for i in 0..8 {
         one.put(i * PIECE, &noise(PIECE, 0)).await;
     }
-    two.faults.add(Rule::new(Effect::Stall).on(&[Kind::Write]));
+    two.faults.add(Rule::new(Effect::Stall).on(&[OpKind::Write]));
     let mut tags = Vec::new();
     for _ in 0..6 {
         tags.push(client.begin_copy(&long()).await);
     }
     // Two pieces; the other copies' wait for the same blocks.
-    until(|| two.faults.struck() == 2).await;
+    until(|| two.faults.hits() == 2).await;
     tags
 }
 
-/// Only what was under way was written, all is given back, and others may copy.
+/// Only writes in flight were done, all memory is returned, and others may copy.
 async fn check_given_up(server: &Server, client: &mut Client, [_, two]: &[Disk; 2]) {
     assert!(two.get(2 * PIECE, PIECE).await.iter().all(|byte| *byte == 0));
     let usage = server.pool().usage();
@@ -433,7 +444,7 @@ async fn check_given_up(server: &Server, client: &mut Client, [_, two]: &[Disk; 
     assert!(two.get(7 * PIECE, PIECE).await == noise(PIECE, 0));
 }
 
-/// 6: task management ends a copy behind the pieces under way.
+/// 6: task management ends a copy after the chunks in flight.
 #[test]
 fn an_abort_ends_a_copy() {
     on_core(async |core| {
@@ -476,9 +487,9 @@ fn a_volume_that_goes_away_ends_the_copy() {
         for i in 0..8 {
             one.put(i * PIECE, &noise(PIECE, 0)).await;
         }
-        two.faults.add(Rule::new(Effect::Stall).on(&[Kind::Write]));
+        two.faults.add(Rule::new(Effect::Stall).on(&[OpKind::Write]));
         client.begin_copy(&long()).await;
-        until(|| two.faults.struck() == 2).await;
+        until(|| two.faults.hits() == 2).await;
         let volume = server.remove_volume(VolumeId([8; 16])).unwrap();
         two.faults.clear();
         two.faults.release();
@@ -505,7 +516,7 @@ impl block::Layer for Slow {
     }
 
     async fn submit(&self, op: block::Op, ctx: block::Ctx) -> Result<block::Bufs, Error> {
-        if matches!(op, block::Op::Read { at, .. } if at < block::ASIDE) {
+        if matches!(op, block::Op::Read { at, .. } if at < block::METADATA_LBA) {
             self.begun.update(|n| n + 1);
             self.through.acquire().await.unwrap().forget();
         }
@@ -513,24 +524,29 @@ impl block::Layer for Slow {
     }
 }
 
-/// 6: what a session has read is not written once it has ended: its initiator may have written there since, in another one.
+/// 6: data read for a session is not written after its end: its initiator may have written there
+/// since, in another session.
 #[test]
 fn a_copy_writes_nothing_after_its_session() {
     on_core(async |core| {
-        let server = Server::new(core.clone(), Limits::default(), doors(1).remove(0));
+        let server = Server::new(core.clone(), Limits::default(), core_links(1).remove(0));
         let (through, begun) = (Rc::new(tokio::sync::Semaphore::new(0)), Rc::default());
         let dev = Dev::new(Mem::new(MemOptions::new(512, 1 << 15)));
         let slow = Slow { dev, through: Rc::clone(&through), begun: Rc::clone(&begun) };
         let volume = volume_on(&server, Dev::new(slow));
         let (id, name) = (VolumeId([7; 16]), "disk7".to_owned());
-        let served = Served { id, name, volume: Rc::clone(&volume), thin: false, access: None };
+        let served =
+            ServedVolume { id, name, volume: Rc::clone(&volume), thin: false, access: None };
         server.add_volume(served);
         let two = Disk::plain(&server, 8);
         server.set_catalog(targets(&[(DISK, 0, &[7, 8], None)]));
         let at = listen(&core, &server, Service::Iscsi).await;
         let mut client = Client::log_in(&core, at, 1, &[]).await;
         let account = server.pool().account();
-        let data = copy_in(&account.credit(8 * 512, Class::Arriving).await.unwrap(), &noise(8, 0));
+        let data = copy_in(
+            &account.credit(8 * 512, MemoryClass::UnsolicitedData).await.unwrap(),
+            &noise(8, 0),
+        );
         let write = Request::Write { at: Lba(0), data, fua: false };
         volume.execute(write, &account).await.unwrap();
         begun.set(0);
@@ -538,7 +554,7 @@ fn a_copy_writes_nothing_after_its_session() {
         until(|| begun.get() == 1).await;
         drop(client);
         until(|| server.sessions().is_empty()).await;
-        // The same initiator port in its next session; what it writes is answered.
+        // The same initiator port in its next session; its write is answered.
         let _again = Client::log_in(&core, at, 1, &[]).await;
         two.put(0, &noise(8, 7)).await;
         through.add_permits(100);

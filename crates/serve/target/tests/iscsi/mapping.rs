@@ -1,13 +1,13 @@
 //! Units that are added, taken away and not there for now, as sessions see it (RFD 0017).
 
 use super::*;
-use target::{Away, Chap, Remote};
+use target::{ChapCredentials, RemoteCatalog, Unavailability};
 
 const HOST: &str = "iqn.2026-01.com.example:host";
 
-/// A target with these volumes, whoever asks.
+/// A target with these volumes, for any initiator.
 fn mapped(luns: &[(u16, u8)]) -> IscsiTarget {
-    let access = Access::anybody();
+    let access = AccessList::open();
     let luns = luns.iter().map(|&(lun, id)| (lun, VolumeId([id; 16]))).collect();
     IscsiTarget { luns, access, ..IscsiTarget::default() }
 }
@@ -19,7 +19,7 @@ fn publish(server: &Rc<Server>, target: Option<IscsiTarget>) {
 
 /// A server with these volumes, as a target of which all are units.
 async fn serve_all(core: &Core, luns: &[(u16, u8)]) -> (Rc<Server>, SocketAddr) {
-    let server = Server::new(core.clone(), Limits::default(), doors(1).remove(0));
+    let server = Server::new(core.clone(), Limits::default(), core_links(1).remove(0));
     for &(_, id) in luns {
         add(&server, id);
     }
@@ -32,7 +32,7 @@ fn add(server: &Rc<Server>, id: u8) {
     let mem = Mem::new(MemOptions::new(512, 1 << 17));
     let volume = Volume::new(Dev::new(mem), Epoch::default());
     let (id, name) = (VolumeId([id; 16]), format!("disk-{id}"));
-    server.add_volume(Served { id, name, volume, thin: false, access: None });
+    server.add_volume(ServedVolume { id, name, volume, thin: false, access: None });
 }
 
 impl Client {
@@ -61,8 +61,8 @@ const NOT_SUPPORTED: Option<[u8; 3]> = Some([5, 0x25, 0]);
 const LUNS_CHANGED: Option<[u8; 3]> = Some([6, 0x3f, 0x0e]);
 const POWER_ON: Option<[u8; 3]> = Some([6, 0x29, 0]);
 
-/// SAM-5 5.11, SPC-4 6.33: a unit that is taken away is not supported, whatever is in flight; the others tell of it, and of
-/// one that comes.
+/// SAM-5 5.11, SPC-4 6.33: a removed unit is not supported, even for commands in flight; the other
+/// units report the change, and that of an added one.
 #[test]
 fn a_unit_that_is_taken_away_is_not_supported_and_the_others_tell() {
     on_core(async |core| {
@@ -94,7 +94,8 @@ fn a_unit_that_is_taken_away_is_not_supported_and_the_others_tell() {
     });
 }
 
-/// RFD 0017, attack 10: a number does not become another volume's under a disk that an initiator still has.
+/// RFD 0017, attack 10: a number does not become another volume's under a disk that an initiator
+/// still has.
 #[test]
 fn a_number_names_one_volume_in_a_session() {
     on_core(async |core| {
@@ -122,7 +123,8 @@ fn a_number_names_one_volume_in_a_session() {
     });
 }
 
-/// RFD 0017, attack 11: who has begun to log in before secrets were changed does not come in by the old ones.
+/// RFD 0017, attack 11: a login that began before secrets were changed does not succeed with the
+/// old ones.
 #[test]
 fn a_login_is_judged_by_the_secrets_of_its_end() {
     on_core(async |core| {
@@ -137,10 +139,13 @@ fn a_login_is_judged_by_the_secrets_of_its_end() {
         let begun = client.initiator.login(Stage::Security, Some(Stage::Operational), &names);
         client.send(&begun).await;
         assert_eq!(client.next().await.header[36..38], [0, 0]);
-        let chap = Chap { user: "u".into(), secret: "s".repeat(12).into(), mutual: None };
-        let any = Some(Admission::Proof(chap));
-        let guarded =
-            IscsiTarget { access: Access { any, ..Access::default() }, ..mapped(&[(1, 7)]) };
+        let chap =
+            ChapCredentials { user: "u".into(), secret: "s".repeat(12).into(), mutual: None };
+        let any = Some(AccessRule::Proof(chap));
+        let guarded = IscsiTarget {
+            access: AccessList { any, ..AccessList::default() },
+            ..mapped(&[(1, 7)])
+        };
         publish(&server, Some(guarded));
         let end = client.initiator.login(Stage::Operational, Some(Stage::FullFeature), &[]);
         client.send(&end).await;
@@ -149,15 +154,18 @@ fn a_login_is_judged_by_the_secrets_of_its_end() {
     });
 }
 
-/// Whoever is not allowed cannot find out by logins or discovery which volumes there are (RFC 7143 11.13.5).
+/// Initiators without access cannot find out by logins or discovery which volumes exist (RFC 7143
+/// 11.13.5).
 #[test]
 fn a_target_that_is_not_the_initiators_and_one_that_is_not_there_are_refused_alike() {
     on_core(async |core| {
-        let denied = IscsiTarget { access: Access::default(), ..mapped(&[(1, 7)]) };
+        let denied = IscsiTarget { access: AccessList::default(), ..mapped(&[(1, 7)]) };
         let none = Catalog::default;
         let here = || Catalog { targets: [(TARGET.to_owned(), denied.clone())].into(), ..none() };
-        let remote =
-            Remote { targets: [(TARGET.to_owned(), denied.clone())].into(), ..Remote::default() };
+        let remote = RemoteCatalog {
+            targets: [(TARGET.to_owned(), denied.clone())].into(),
+            ..RemoteCatalog::default()
+        };
         let elsewhere = || Catalog { remote: remote.clone(), ..none() };
         let (server, at) = serve_all(&core, &[(1, 7)]).await;
         for (is_incomplete, status) in [(false, [2, 2]), (true, [3, 1])] {
@@ -173,21 +181,22 @@ fn a_target_that_is_not_the_initiators_and_one_that_is_not_there_are_refused_ali
                 }
             }
         }
-        // Who may use it is told that it is not at this node.
-        let allowed = Remote {
+        // An initiator with access learns that it is not on this node.
+        let allowed = RemoteCatalog {
             targets: [(TARGET.to_owned(), mapped(&[(1, 7)]))].into(),
-            ..Remote::default()
+            ..RemoteCatalog::default()
         };
         server.set_catalog(Arc::new(Catalog { remote: allowed, ..none() }));
         assert_eq!(login_status(&core, at).await, [2, 3]);
     });
 }
 
-/// RFD 0017, 2: a session that loses its last unit stands, and tells that it is gone. A new one is refused.
+/// RFD 0017, 2: a session that loses its last unit stays open, and reports that it is gone. A new
+/// one is refused.
 #[test]
 fn a_session_outlives_its_last_unit() {
     on_core(async |core| {
-        let denied = || IscsiTarget { access: Access::default(), ..mapped(&[(1, 7)]) };
+        let denied = || IscsiTarget { access: AccessList::default(), ..mapped(&[(1, 7)]) };
         for after in [None, Some(denied())] {
             let (server, at) = serve_all(&core, &[(1, 7)]).await;
             let mut client = Client::log_in(&core, at, 1, &[]).await;
@@ -207,15 +216,15 @@ fn a_session_outlives_its_last_unit() {
     });
 }
 
-/// Only who is denied loses it.
+/// Only the denied initiator loses it.
 #[test]
 fn who_is_denied_loses_its_units_and_nobody_else() {
     on_core(async |core| {
         let (server, at) = serve_all(&core, &[(1, 7)]).await;
         let mut client = Client::log_in(&core, at, 1, &[]).await;
         let only = |name: &str| {
-            let named = [(name.to_owned(), Admission::ByName)].into();
-            Some(IscsiTarget { access: Access { any: None, named }, ..mapped(&[(1, 7)]) })
+            let named = [(name.to_owned(), AccessRule::NameOnly)].into();
+            Some(IscsiTarget { access: AccessList { any: None, named }, ..mapped(&[(1, 7)]) })
         };
         publish(&server, only(HOST));
         assert_eq!(client.ready(1).await, None);
@@ -230,9 +239,10 @@ fn a_session_whose_secret_changes_ends() {
     on_core(async |core| {
         let (server, at) = serve_all(&core, &[(1, 7)]).await;
         let mut client = Client::log_in(&core, at, 1, &[]).await;
-        let chap = Chap { user: "u".into(), secret: b"0123456789ab".to_vec(), mutual: None };
-        let any = Some(Admission::Proof(chap));
-        let access = Access { any, ..Access::default() };
+        let chap =
+            ChapCredentials { user: "u".into(), secret: b"0123456789ab".to_vec(), mutual: None };
+        let any = Some(AccessRule::Proof(chap));
+        let access = AccessList { any, ..AccessList::default() };
         publish(&server, Some(IscsiTarget { access, ..mapped(&[(1, 7)]) }));
         let told = client.next().await;
         assert_eq!((told.opcode(), told.header[36]), (Opcode::AsyncMessage, 3));
@@ -240,7 +250,8 @@ fn a_session_whose_secret_changes_ends() {
     });
 }
 
-/// RFD 0017, 2: what this node does not serve for now is never said to be gone, and stays in the list.
+/// RFD 0017, 2: a unit that this node does not serve for now is never reported as gone, and stays
+/// in the list.
 #[test]
 fn a_unit_that_is_away_is_not_gone() {
     on_core(async |core| {
@@ -251,16 +262,16 @@ fn a_unit_that_is_away_is_not_gone() {
         let r2t = client.next().await;
         let without = |luns: &[u16], away| {
             let away = luns.iter().map(|lun| (*lun, away)).collect();
-            Some(IscsiTarget { away, ..mapped(&[(1, 7), (2, 8)]) })
+            Some(IscsiTarget { unavailable: away, ..mapped(&[(1, 7), (2, 8)]) })
         };
-        publish(&server, without(&[2], Away::Returning));
+        publish(&server, without(&[2], Unavailability::BecomingReady));
         client.answer(&r2t).await;
         let ended = client.next().await;
         assert_eq!((ended.itt(), ended.data[4], ended.data[14]), (r2t.itt(), 2, 4), "{ended:?}");
         server.remove_volume(VolumeId([8; 16]));
         assert_eq!(client.ready(2).await, Some([2, 4, 1]));
         assert_eq!(client.sense(&cdb(0x2a, 0, 0), 0).await, Some([2, 4, 1]));
-        publish(&server, without(&[2], Away::Unavailable));
+        publish(&server, without(&[2], Unavailability::Unavailable));
         assert_eq!(client.ready(2).await, Some([2, 4, 0x0c]));
         assert_eq!(client.ready(1).await, None, "the list is the same");
         assert_eq!(client.luns(1).await, [1, 2]);
@@ -269,12 +280,12 @@ fn a_unit_that_is_away_is_not_gone() {
         client.send(&reset).await;
         assert_eq!(client.next().await.header[2], 0);
         assert_eq!(login_status(&core, at).await, [0, 0]);
-        // Where nothing is served nobody new comes in, and that is not for good.
-        publish(&server, without(&[1, 2], Away::Unavailable));
+        // Where nothing is served no new login succeeds, but not permanently.
+        publish(&server, without(&[1, 2], Unavailability::Unavailable));
         assert_eq!(client.ready(1).await, Some([2, 4, 0x0c]));
         assert_eq!(login_status(&core, at).await, [3, 1]);
         add(&server, 8);
-        publish(&server, without(&[], Away::Unavailable));
+        publish(&server, without(&[], Unavailability::Unavailable));
         assert_eq!(client.ready(2).await, POWER_ON);
         assert_eq!(client.ready(2).await, None);
         assert_eq!(client.ready(1).await, POWER_ON);

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use block::testing::faulty::Kind;
+use block::testing::faulty::OpKind;
 use block::{Blocks, Lba, Request};
 use iscsi::pdu::TaskFunction;
 
@@ -44,7 +44,7 @@ fn write(token: &[u8], flags: u8, offset: u64, all: Ranges<'_>) -> Vec<u8> {
     list
 }
 
-/// What RECEIVE ROD TOKEN INFORMATION says.
+/// Fields of RECEIVE ROD TOKEN INFORMATION.
 struct Told {
     status: u8,
     blocks: u64,
@@ -78,7 +78,7 @@ impl Client {
         }
     }
 
-    /// Takes what the unit has to tell.
+    /// Takes the unit's pending attentions.
     async fn greet(&mut self, lun: u8) {
         loop {
             let mut ready = self.initiator.command(&READY, 0, 0, &[]);
@@ -136,8 +136,8 @@ async fn holds(disk: &Disk, at: u64, blocks: u64, salt: u8) -> bool {
     true
 }
 
-/// 1, 3: what is written is what was there, in the same volume and in another, by whoever has the token, at whichever
-/// session; all memory comes back.
+/// 1, 3: the written data is that of the token, in the same volume and in another, for any owner of
+/// the token in any session; all memory is returned.
 #[test]
 fn a_token_brings_what_was_there() {
     on_core(async |core| {
@@ -166,13 +166,13 @@ fn a_change_cancels() {
         fill(&one, 2 * PIECE, 0).await;
         let account = one.account();
         let data = |byte: u8| {
-            let credit = account.try_credit(512, Class::Immediate).unwrap();
+            let credit = account.try_credit(512, MemoryClass::LocalIo).unwrap();
             rt::buf::copy_in(&credit, &[byte; 512])
         };
         let at = Lba(5);
         let range = Blocks::new(at, 1);
         let here = one.get(5, 1).await;
-        let same = rt::buf::copy_in(&account.try_credit(512, Class::Immediate).unwrap(), &here);
+        let same = rt::buf::copy_in(&account.try_credit(512, MemoryClass::LocalIo).unwrap(), &here);
         let changes = [
             Request::Write { at, data: same.clone(), fua: false },
             Request::CompareAndWrite { at, compare: same.clone(), write: data(1), fua: false },
@@ -197,19 +197,19 @@ fn a_change_cancels() {
     });
 }
 
-/// 1: a write that is under way when a token is made is waited for; one that comes while it is used ends the transfer behind
-/// what was read before.
+/// 1: a write in flight when a token is created is waited for; one that arrives during a transfer
+/// ends it after what was already read.
 #[test]
 fn writes_meanwhile() {
     on_core(async |core| {
         let (_, [one, two], _, mut client) = rig(&core).await;
         fill(&one, 8 * PIECE, 0).await;
-        one.faults.add(Rule::new(Effect::Stall).on(&[Kind::Write]));
+        one.faults.add(Rule::new(Effect::Stall).on(&[OpKind::Write]));
         let (volume, account) = (one.volume(), one.account());
-        let credit = account.try_credit(512, Class::Immediate).unwrap();
+        let credit = account.try_credit(512, MemoryClass::LocalIo).unwrap();
         let data = rt::buf::copy_in(&credit, &[9; 512]);
         drop(volume.start(Request::Write { at: Lba(3), data, fua: false }, &account, drop));
-        until(|| one.faults.struck() == 1).await;
+        until(|| one.faults.hits() == 1).await;
         client.begin_token(1, 0x10, &populate(0, &[(0, 8)])).await;
         sleep(Duration::from_millis(20)).await;
         one.faults.clear();
@@ -221,9 +221,9 @@ fn writes_meanwhile() {
         // While it is used.
         let token = client.made(1, 0, &[(0, 8192)]).await;
         client.greet(2).await;
-        two.faults.add(Rule::new(Effect::Stall).on(&[Kind::Write]));
+        two.faults.add(Rule::new(Effect::Stall).on(&[OpKind::Write]));
         client.begin_token(2, 0x11, &write(&token, 0, 0, &[(0, 8192)])).await;
-        until(|| two.faults.struck() == 2).await;
+        until(|| two.faults.hits() == 2).await;
         one.put(8191, &[1; 512]).await;
         two.faults.clear();
         two.faults.release();
@@ -293,7 +293,7 @@ fn nobody_can_make_a_token_up() {
     });
 }
 
-/// 3: the data is read by the right of who has made the token, as it is now; it is written by the right of who uses it.
+/// 3: reading needs the current rights of the token's creator, writing those of its user.
 #[test]
 fn rights_are_those_of_both() {
     on_core(async |core| {
@@ -320,7 +320,7 @@ fn rights_are_those_of_both() {
         let mut rival = Client::log_in_at(&core, at, 3, DISK, &[]).await;
         rival.reserves(1, [6, 0], [0, 0xa]).await;
         rival.reserves(1, [1, 3], [0xa, 0]).await;
-        // Registrations of the reservation before are told about first.
+        // Attentions of the earlier reservation come first.
         other.greet(1).await;
         assert_eq!(other.uses(1, &token, &[(0, 8)]).await, Err([0x0a, 0x0d, 0x01]));
     });
@@ -331,7 +331,7 @@ fn rights_are_those_of_both() {
 fn tokens_of_other_cores_are_used() {
     on_cores(2, async |core| {
         let all: Arc<Catalog> = targets(&[(DISK, 0, &[7], None), (OTHER, 1, &[8], None)]);
-        let mut doors = doors(2);
+        let mut doors = core_links(2);
         let (there, here) = (doors.remove(1), doors.remove(0));
         let catalog = Arc::clone(&all);
         let ready = Arc::new(AtomicBool::new(false));
@@ -368,7 +368,7 @@ fn tokens_of_other_cores_are_used() {
     });
 }
 
-/// 4: task management and the end of a connection end a transfer behind the pieces under way.
+/// 4: task management and the end of a connection end a transfer after the chunks in flight.
 #[test]
 fn a_transfer_that_is_given_up_stops() {
     on_core(async |core| {
@@ -377,11 +377,11 @@ fn a_transfer_that_is_given_up_stops() {
         let token = client.made(1, 0, &[(0, 8192)]).await;
         client.greet(2).await;
         for by_abort in [true, false] {
-            two.faults.add(Rule::new(Effect::Stall).on(&[Kind::Write]));
-            let before = two.faults.struck();
+            two.faults.add(Rule::new(Effect::Stall).on(&[OpKind::Write]));
+            let before = two.faults.hits();
             let list = write(&token, 0, 0, &[(0, 8192)]);
             let tag = client.begin_token(2, 0x11, &list).await;
-            until(|| two.faults.struck() == before + 2).await;
+            until(|| two.faults.hits() == before + 2).await;
             if by_abort {
                 let mut abort = client.initiator.task(TaskFunction::AbortTask, tag, 0);
                 abort[9] = 2;

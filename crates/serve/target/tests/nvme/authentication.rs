@@ -1,14 +1,15 @@
-//! Hosts that have to prove who they are, on queues of their own (RFD 0020).
+//! Hosts that must authenticate, on each queue (RFD 0020).
 
 use std::num::NonZeroU32;
 
 use nvme::auth::{
-    AuthCommand, Config, End, Explanation, Fresh, Next, Policy, Prover, Secret, SharedConfig,
+    AuthCommand, AuthFailure, AuthPolicy, Config, FailureExplanation, HostAuthenticator, HostStep,
+    Secret, SharedConfig, TransactionRandomness,
 };
 use nvme::entry::FabricsType;
 use nvme::fabrics::CONNECT_AUTHENTICATE;
-use target::guesses::Method;
-use target::{Admission, HostSecrets};
+use target::auth_throttle::AuthMethod;
+use target::{AccessRule, HostSecrets};
 
 use super::*;
 
@@ -24,9 +25,9 @@ fn secret(text: &str) -> Secret {
 }
 
 /// Namespace 1 is volume A, for the host alone, and by this rule.
-fn admitting(admission: Admission<HostSecrets>) -> Arc<Catalog> {
+fn admitting(admission: AccessRule<HostSecrets>) -> Arc<Catalog> {
     let named = [(connect(0, 0).hostnqn, admission)].into();
-    let access = Access { any: None, named };
+    let access = AccessList { any: None, named };
     let namespaces = [(1, A)].into();
     of(Subsystem { namespaces, serial: "1".into(), access, ..Subsystem::default() })
 }
@@ -34,7 +35,7 @@ fn admitting(admission: Admission<HostSecrets>) -> Arc<Catalog> {
 /// Likewise, by a secret.
 pub(super) fn guarded(host: &str) -> Arc<Catalog> {
     let controller = Some(secret(CONTROLLER_SECRET));
-    admitting(Admission::Proof(HostSecrets::Known { host: secret(host), controller }))
+    admitting(AccessRule::Proof(HostSecrets::Known { host: secret(host), controller }))
 }
 
 async fn serve_guarded(core: &Core, limits: Limits) -> (Rc<Server>, SocketAddr) {
@@ -43,19 +44,19 @@ async fn serve_guarded(core: &Core, limits: Limits) -> (Rc<Server>, SocketAddr) 
     (server, at)
 }
 
-/// What the host has; whether it wants the controller to prove itself.
+/// The host's secrets; whether it wants the controller to authenticate as well.
 pub(super) fn config(host: &str, mutual: bool) -> SharedConfig {
     Arc::new(Config {
         host_nqn: connect(0, 0).hostnqn,
         subsystem_nqn: SUBNQN.into(),
         host_secret: secret(host),
         controller_secret: mutual.then(|| secret(CONTROLLER_SECRET)),
-        policy: Policy::default(),
+        policy: AuthPolicy::default(),
     })
 }
 
-fn fresh() -> Fresh {
-    Fresh::new(NonZeroU32::new(77).unwrap(), &[0x5a; Fresh::BYTES])
+fn fresh() -> TransactionRandomness {
+    TransactionRandomness::new(NonZeroU32::new(77).unwrap(), &[0x5a; TransactionRandomness::LEN])
 }
 
 fn enable() -> Sqe {
@@ -81,12 +82,12 @@ impl Queue {
     }
 
     /// Authenticates; how it fails if it does.
-    pub(super) async fn prove(&mut self, config: SharedConfig) -> Result<(), End> {
-        let (mut prover, message) = Prover::start(config, 7);
-        let mut next = Next::Send(message);
+    pub(super) async fn prove(&mut self, config: SharedConfig) -> Result<(), AuthFailure> {
+        let (mut prover, message) = HostAuthenticator::start(config, 7);
+        let mut next = HostStep::Send(message);
         loop {
             let (last, end) = match next {
-                Next::Send(message) => {
+                HostStep::Send(message) => {
                     let send = self.auth_send(40, &message);
                     self.send(&send).await;
                     assert!(self.status(40).await.0.is_success());
@@ -94,12 +95,12 @@ impl Queue {
                     next = prover.receive(&answer, fresh);
                     continue;
                 }
-                Next::Compute(work) => {
-                    next = prover.done(work.run()).unwrap();
+                HostStep::Compute(work) => {
+                    next = prover.on_computed(work.run()).unwrap();
                     continue;
                 }
-                Next::Proved(last) => (last, Ok(())),
-                Next::Failed(end, last) => (last, Err(end)),
+                HostStep::Authenticated(last) => (last, Ok(())),
+                HostStep::Failed(end, last) => (last, Err(end)),
             };
             if let Some(message) = last {
                 let send = self.auth_send(40, &message);
@@ -141,7 +142,8 @@ async fn reads(io: &mut Queue) -> bool {
     io.fetch(rw(NvmOpcode::Read, 9, 1), 512).await.len() == 512
 }
 
-/// NVMe Base 2.0, 8.13.1: nothing but the messages until the host has proved who it is, on each queue.
+/// NVMe Base 2.0, 8.13.1: only authentication messages until the host has authenticated, on each
+/// queue.
 #[test]
 fn a_host_is_let_in_once_it_has_proved_itself() {
     on_core(async |core| {
@@ -167,8 +169,8 @@ fn a_host_is_let_in_once_it_has_proved_itself() {
             io.is_refused(rw(NvmOpcode::Read, 9, 1)).await;
             let disconnect = u32::from(FabricsType::Disconnect.0);
             io.is_refused(Sqe::new(AdminOpcode::Fabrics.0, 10, disconnect)).await;
-            // What stands in front of the proof in the stream is in front of it.
-            let (_, negotiate) = Prover::start(Arc::clone(&config), 6);
+            // Data sent before authentication is processed before it.
+            let (_, negotiate) = HostAuthenticator::start(Arc::clone(&config), 6);
             let send = io.auth_send(40, &negotiate);
             let all = [
                 io.host.command(rw(NvmOpcode::Read, 9, 1)),
@@ -203,8 +205,8 @@ fn secrets_of_hosts_cannot_be_guessed_quickly_and_the_right_one_gets_in() {
         // The last four wait for 3.75 s.
         assert!(began.elapsed() > Duration::from_millis(3700), "{:?}", began.elapsed());
         let clients = server.clients();
-        let [failing] = &clients.failing[..] else { panic!("{clients:?}") };
-        assert_eq!(failing.method, Method::Dhchap);
+        let [failing] = &clients.failing_clients[..] else { panic!("{clients:?}") };
+        assert_eq!(failing.method, AuthMethod::Dhchap);
         assert_eq!(
             (failing.name.as_str(), failing.target.as_str()),
             (&*connect(0, 0).hostnqn, SUBNQN)
@@ -212,16 +214,16 @@ fn secrets_of_hosts_cannot_be_guessed_quickly_and_the_right_one_gets_in() {
         let began = Instant::now();
         let (_admin, mut io) = associate_by(&core, at, &config(HOST_SECRET, true)).await;
         assert!(reads(&mut io).await && began.elapsed() < Duration::from_secs(15));
-        assert!(server.clients().failing.is_empty());
+        assert!(server.clients().failing_clients.is_empty());
     });
 }
 
-/// NVMe Base 2.0, 8.13.2: who fails is told why, and his connection is closed.
+/// NVMe Base 2.0, 8.13.2: a host that fails learns why, and its connection is closed.
 #[test]
 fn a_host_with_another_secret_is_told_so_and_let_go() {
     on_core(async |core| {
         let (_server, at) = serve_guarded(&core, Limits::default()).await;
-        let failed = Err(End::RefusedByPeer(Explanation::AuthenticationFailed));
+        let failed = Err(AuthFailure::RefusedByPeer(FailureExplanation::AuthenticationFailed));
         let mut admin = Queue::connect_asked(&core, at, &connect(0, 0)).await;
         assert_eq!(admin.prove(config(OTHER_SECRET, true)).await, failed);
         admin.is_closed().await;
@@ -236,13 +238,13 @@ fn a_host_with_another_secret_is_told_so_and_let_go() {
             controller_secret: Some(secret(OTHER_SECRET)),
             ..(*config(HOST_SECRET, true)).clone()
         };
-        let refused = Err(End::Refused(Explanation::AuthenticationFailed));
+        let refused = Err(AuthFailure::Refused(FailureExplanation::AuthenticationFailed));
         assert_eq!(admin.prove(Arc::new(wrong)).await, refused);
         admin.is_closed().await;
     });
 }
 
-/// Whoever proves nothing is let go, and holds nobody up.
+/// A host that does not authenticate is disconnected, and does not hold up others.
 #[test]
 fn a_host_that_says_nothing_is_let_go() {
     on_core(async |core| {
@@ -251,13 +253,13 @@ fn a_host_that_says_nothing_is_let_go() {
         let (_server, at) = serve_guarded(&core, limits).await;
         let mut silent = Queue::connect_asked(&core, at, &connect(0, 0)).await;
         let mut half = Queue::connect_asked(&core, at, &connect(0, 0)).await;
-        let (_, negotiate) = Prover::start(config(HOST_SECRET, false), 7);
+        let (_, negotiate) = HostAuthenticator::start(config(HOST_SECRET, false), 7);
         let send = half.auth_send(40, &negotiate);
         half.send(&send).await;
         assert!(half.status(40).await.0.is_success());
         silent.is_closed().await;
         half.is_closed().await;
-        // Those who have are left alone, unless they begin again.
+        // Authenticated ones are kept, unless they authenticate again.
         let (mut admin, mut io) = associate_by(&core, at, &config(HOST_SECRET, false)).await;
         sleep(2 * login_timeout).await;
         assert!(reads(&mut io).await);
@@ -268,7 +270,7 @@ fn a_host_that_says_nothing_is_let_go() {
     });
 }
 
-/// Those who have proved nothing make room for who comes.
+/// Unauthenticated connections make room for new ones.
 #[test]
 fn strangers_keep_nobody_out() {
     on_core(async |core| {
@@ -282,7 +284,8 @@ fn strangers_keep_nobody_out() {
     });
 }
 
-/// A queue that a stranger has taken is refused for as long as he may have it, and not for good.
+/// A queue taken by an unauthenticated host is refused for as long as that may last, not
+/// permanently.
 #[test]
 fn a_queue_that_is_taken_may_be_free_soon() {
     on_core(async |core| {
@@ -301,17 +304,17 @@ fn messages_come_one_after_the_other() {
     on_core(async |core| {
         let (_server, at) = serve_guarded(&core, Limits::default()).await;
         let mut admin = Queue::connect_asked(&core, at, &connect(0, 0)).await;
-        let (mut prover, negotiate) = Prover::start(config(HOST_SECRET, false), 7);
+        let (mut prover, negotiate) = HostAuthenticator::start(config(HOST_SECRET, false), 7);
         let both = [admin.auth_send(40, &negotiate), admin.auth_send(42, &negotiate)].concat();
         admin.send(&both).await;
         assert_eq!(admin.status(42).await.0, Status::COMMAND_SEQUENCE.do_not_retry());
         assert!(admin.status(40).await.0.is_success());
         let challenge = admin.auth_receive(ROOM).await;
-        assert!(matches!(prover.receive(&challenge, fresh), Next::Compute(_)));
+        assert!(matches!(prover.receive(&challenge, fresh), HostStep::Compute(_)));
     });
 }
 
-/// NVMe Base 2.0, 6.1 and 6.2: what the commands may say, and how long they may be.
+/// NVMe Base 2.0, 6.1 and 6.2: valid fields and lengths of the commands.
 #[test]
 fn commands_that_say_something_else_are_refused() {
     on_core(async |core| {
@@ -321,20 +324,20 @@ fn commands_that_say_something_else_are_refused() {
         other.cdw10[0] = 0.into();
         admin.command(other).await;
         assert_eq!(admin.status(50).await.0, Status::INVALID_FIELD.do_not_retry());
-        let (mut prover, negotiate) = Prover::start(config(HOST_SECRET, false), 7);
+        let (mut prover, negotiate) = HostAuthenticator::start(config(HOST_SECRET, false), 7);
         let send = admin.auth_send(40, &negotiate);
         admin.send(&send).await;
         assert!(admin.status(40).await.0.is_success());
-        // What there is no room for is due still; what there is more room for is followed by zeroes.
+        // Data that does not fit remains due; excess room is filled with zeroes.
         admin.command(AuthCommand::Receive { bytes: 64 }.encode(51)).await;
         assert_eq!(admin.status(51).await.0, Status::INVALID_FIELD.do_not_retry());
         let challenge = admin.auth_receive(3 * ROOM).await;
         assert!(challenge[600..].iter().all(|byte| *byte == 0));
-        assert!(matches!(prover.receive(&challenge, fresh), Next::Compute(_)));
+        assert!(matches!(prover.receive(&challenge, fresh), HostStep::Compute(_)));
     });
 }
 
-/// Whoever is asked for nothing has nothing to prove.
+/// A host without a secret need not authenticate.
 #[test]
 fn where_nothing_is_asked_for_the_commands_do_not_exist() {
     on_core(async |core| {
@@ -350,13 +353,13 @@ fn where_nothing_is_asked_for_the_commands_do_not_exist() {
     });
 }
 
-/// RFD 0020, 2: who came by name alone is let go when a proof is asked for; who has proved a secret goes on
-/// when there is another one, and proves that the next time.
+/// RFD 0020, 2: a host admitted by name is disconnected when a secret is set; one that has
+/// authenticated stays connected when the secret changes, and uses the new one next time.
 #[test]
 fn rules_change_under_hosts() {
     on_core(async |core| {
         let (server, at, _) = serve(&core, Limits::default()).await;
-        server.set_catalog(admitting(Admission::ByName));
+        server.set_catalog(admitting(AccessRule::NameOnly));
         let (mut admin, mut io) = associate(&core, at).await;
         server.set_catalog(guarded(HOST_SECRET));
         admin.is_closed().await;
@@ -371,11 +374,11 @@ fn rules_change_under_hosts() {
         assert!(reads(&mut io).await);
         io.prove(Arc::clone(&new)).await.unwrap();
         assert!(reads(&mut io).await);
-        let failed = Err(End::RefusedByPeer(Explanation::AuthenticationFailed));
+        let failed = Err(AuthFailure::RefusedByPeer(FailureExplanation::AuthenticationFailed));
         assert_eq!(io.prove(old).await, failed, "the old one is worth nothing");
         io.is_closed().await;
-        // Nothing is asked for any more; who comes in now has nothing to prove.
-        server.set_catalog(admitting(Admission::ByName));
+        // Authentication is no longer required; new hosts need none.
+        server.set_catalog(admitting(AccessRule::NameOnly));
         sleep(Duration::from_millis(20)).await;
         admin.prove(new).await.unwrap();
         let mut io = Queue::connect(&core, at, &connect(1, admin.cntlid)).await;
@@ -394,13 +397,15 @@ fn a_proof_that_fails_stops_the_queue() {
     on_core(async |core| {
         let (_server, at) = serve_guarded(&core, Limits::default()).await;
         let (_admin, mut io) = associate_by(&core, at, &config(HOST_SECRET, false)).await;
-        let (mut prover, negotiate) = Prover::start(config(OTHER_SECRET, false), 8);
+        let (mut prover, negotiate) = HostAuthenticator::start(config(OTHER_SECRET, false), 8);
         let send = io.auth_send(40, &negotiate);
         io.send(&send).await;
         assert!(io.status(40).await.0.is_success());
         let challenge = io.auth_receive(ROOM).await;
-        let Next::Compute(work) = prover.receive(&challenge, fresh) else { panic!("no work") };
-        let Some(Next::Send(reply)) = prover.done(work.run()) else { panic!("no reply") };
+        let HostStep::Compute(work) = prover.receive(&challenge, fresh) else { panic!("no work") };
+        let Some(HostStep::Send(reply)) = prover.on_computed(work.run()) else {
+            panic!("no reply")
+        };
         assert!(reads(&mut io).await, "it has not failed yet");
         let send = io.auth_send(40, &reply);
         io.send(&send).await;
@@ -412,30 +417,30 @@ fn a_proof_that_fails_stops_the_queue() {
     });
 }
 
-/// A secret that cannot be read for now lets nobody in, and sends nobody away for good.
+/// While a secret cannot be read no host is admitted, and none is refused permanently.
 #[test]
 fn a_secret_that_is_not_known_asks_hosts_to_come_again() {
     on_core(async |core| {
         let (server, at, _) = serve(&core, Limits::default()).await;
-        server.set_catalog(admitting(Admission::Proof(HostSecrets::Unknown)));
+        server.set_catalog(admitting(AccessRule::Proof(HostSecrets::Unknown)));
         let (_, status) = Queue::try_connect(&core, at, &connect(0, 0)).await;
         assert_eq!(status, Status::CONNECT_BUSY);
-        // Who is connected goes on, and proves what was known.
+        // A connected host stays, and authenticates with the secret known before.
         server.set_catalog(guarded(HOST_SECRET));
         let (mut admin, mut io) = associate_by(&core, at, &config(HOST_SECRET, false)).await;
-        server.set_catalog(admitting(Admission::Proof(HostSecrets::Unknown)));
+        server.set_catalog(admitting(AccessRule::Proof(HostSecrets::Unknown)));
         sleep(Duration::from_millis(20)).await;
         assert!(reads(&mut io).await);
         admin.prove(config(HOST_SECRET, false)).await.unwrap();
     });
 }
 
-/// What is calculated for a connection that has gone is nobody's.
+/// The result of a computation for a closed connection is discarded.
 #[test]
 fn hosts_that_go_in_the_middle_leave_nothing_behind() {
     on_core(async |core| {
         let (_server, at) = serve_guarded(&core, Limits::default()).await;
-        let (_, negotiate) = Prover::start(config(HOST_SECRET, false), 7);
+        let (_, negotiate) = HostAuthenticator::start(config(HOST_SECRET, false), 7);
         for pause_ms in [0, 0, 1, 2] {
             for _ in 0..8 {
                 let mut admin = Queue::connect_asked(&core, at, &connect(0, 0)).await;

@@ -81,8 +81,8 @@ impl Queue {
 /// Waits until the pool has all its memory back.
 async fn all_is_free(core: &Core) {
     let began = Instant::now();
-    while core.pool().usage().free != core.pool().usage().total {
-        assert!(began.elapsed() < PATIENCE, "{:?}", core.pool().usage());
+    while core.buffer_pool().usage().free != core.buffer_pool().usage().total {
+        assert!(began.elapsed() < PATIENCE, "{:?}", core.buffer_pool().usage());
         sleep(Duration::from_millis(5)).await;
     }
 }
@@ -101,7 +101,7 @@ fn compare_and_write_is_one_step() {
         assert_eq!(io.compare_and_write(0, 2).await, miscompared);
         assert_eq!(io.bytes(0, 8).await, [1; PAGE]);
         assert_eq!(io.compare_and_write(1, 2).await, good);
-        faults.add(Rule::new(Effect::Fail(Error::NoSpace)).on(&[Kind::Write]));
+        faults.add(Rule::new(Effect::Fail(Error::NoSpace)).on(&[OpKind::Write]));
         let full = (Status::CAPACITY_EXCEEDED, Status::FAILED_FUSED);
         assert_eq!(io.compare_and_write(2, 3).await, full);
         faults.clear();
@@ -109,7 +109,7 @@ fn compare_and_write_is_one_step() {
     });
 }
 
-/// 3.4.2: a half without the other is told so, and what comes in between is done.
+/// 3.4.2: a command without its partner fails, and commands in between are executed.
 #[test]
 fn halves_do_not_go_alone() {
     on_core(async |core| {
@@ -155,14 +155,15 @@ fn halves_do_not_go_alone() {
     });
 }
 
-/// Data may come by R2T, that of several pairs mixed, and memory late: then it comes for both halves.
+/// Data may come by R2T, that of several pairs mixed, and memory late: then it comes for both
+/// halves.
 #[test]
 fn the_data_of_both_halves_is_asked_for() {
     on_core(async |core| {
         let (_server, to, _) = serve(&core, Limits::default()).await;
         let (_admin, mut io) = associate(&core, to).await;
-        let hog = core.pool().account();
-        let all = hog.try_credit(POOL, Class::Immediate).unwrap();
+        let hog = core.buffer_pool().account();
+        let all = hog.try_credit(POOL, MemoryClass::LocalIo).unwrap();
         let pairs = [(1, 0), (3, 8)];
         for (cid, lba) in pairs {
             io.command(at(half(FIRST, cid), lba)).await;
@@ -170,7 +171,7 @@ fn the_data_of_both_halves_is_asked_for() {
         }
         assert!(io.is_silent().await);
         assert_eq!(
-            core.pool().usage().waiting,
+            core.buffer_pool().usage().waiting,
             2,
             "no half waits for memory while another has some"
         );
@@ -251,12 +252,12 @@ fn a_pair_has_the_memory_that_it_takes() {
             assert_eq!((io.code(11).await, io.code(12).await), (Status::SUCCESS, Status::SUCCESS));
             assert_eq!(io.bytes(100 * written, blocks).await, data(1));
         }
-        assert_eq!(core.pool().usage().overdrafts, 0);
+        assert_eq!(core.buffer_pool().usage().overdrafts, 0);
     });
 }
 
-/// A second half in a capsule stands in front of data that others wait for: its memory is not what those
-/// have yet to give back.
+/// A second command in a capsule blocks data that others wait for: its memory must not come from
+/// the share that those hold.
 #[test]
 fn a_pair_does_not_wait_for_what_is_behind_it() {
     on_core(async |core| {
@@ -290,8 +291,8 @@ fn a_pair_does_not_wait_for_what_is_behind_it() {
     });
 }
 
-/// A half that the transport refuses is one that has failed: what comes after it is not next to its other
-/// half.
+/// A first command rejected by the transport counts as failed: the next one is not adjacent to its
+/// partner.
 #[test]
 fn a_half_that_the_transport_refuses_ends_the_other() {
     on_core(async |core| {
@@ -332,8 +333,8 @@ fn a_lone_half_ends() {
     });
 }
 
-/// A first half whose second never comes holds its memory as long as its queue lives, no longer, and
-/// a queue does not have two of them.
+/// A first command whose second never comes holds its memory no longer than its queue exists, and a
+/// queue has at most one.
 #[test]
 fn what_a_lone_half_holds_is_bounded() {
     on_core(async |core| {
@@ -346,7 +347,7 @@ fn what_a_lone_half_holds_is_bounded() {
             assert_eq!(io.code(cid).await, Status::MISSING_FUSED);
         }
         sleep(Duration::from_millis(20)).await;
-        let held = core.pool().usage().total - core.pool().usage().free;
+        let held = core.buffer_pool().usage().total - core.buffer_pool().usage().free;
         assert_eq!(held, 2 * PAGE as u64);
         admin.command(abort(7, 1, 19)).await;
         assert_eq!(admin.status(7).await.1, 0, "aborted");
@@ -354,7 +355,7 @@ fn what_a_lone_half_holds_is_bounded() {
         io.with_data(half(SECOND, 12), &[9; PAGE]).await;
         let (status, _) = io.status(12).await;
         assert_eq!(status.code(), Status::FAILED_FUSED, "its first half is gone");
-        assert!(!status.is_final(), "as little as the abort was");
+        assert!(!status.is_do_not_retry(), "as little as the abort was");
         io.with_data(half(FIRST, 11), &[0; PAGE]).await;
         sleep(Duration::from_millis(20)).await;
         drop(io);
@@ -368,7 +369,7 @@ fn a_wrong_digest_fails_both_halves() {
     on_core(async |core| {
         let (_server, to, _) = serve(&core, Limits::default()).await;
         let (_admin, mut io) = associate(&core, to).await;
-        let host = Host { data_digest: true, ..Host::default() };
+        let host = ScriptedHost { data_digest: true, ..ScriptedHost::default() };
         let mut digested = Queue::dial(&core, to).await;
         digested.host = host;
         digested.send(&host.ic_req()).await;
@@ -399,7 +400,7 @@ fn a_wrong_digest_fails_both_halves() {
     });
 }
 
-/// NVM Command Set 1.0, 3.2.2: sources one behind the other, also onto themselves.
+/// NVM Command Set 1.0, 3.2.2: adjacent sources, also overlapping the destination.
 #[test]
 fn blocks_are_copied() {
     on_core(async |core| {
@@ -441,7 +442,7 @@ fn a_copy_tells_where_it_failed() {
     });
 }
 
-/// The next read is done at once and told of later, as a disk does what cannot be taken back.
+/// The next read is executed at once and answered later, as a disk does that cannot abort it.
 struct Late {
     below: Dev,
     next: Cell<bool>,
@@ -469,13 +470,13 @@ impl Layer for Late {
     }
 }
 
-/// A copy writes nothing once it is aborted, once its queue has gone, or its namespace: the host may have
-/// written there meanwhile. It was at the disk then, which could not be stopped.
+/// A copy writes nothing once it is aborted, once its queue has gone, or its namespace: the host
+/// may have written there meanwhile. It was at the disk then, which could not be stopped.
 #[test]
 fn a_copy_ends_when_nobody_wants_it() {
     for cause in ["abort", "queue", "namespace"] {
         on_core(async move |core| {
-            let server = Server::new(core.clone(), Limits::default(), doors(1).remove(0));
+            let server = Server::new(core.clone(), Limits::default(), core_links(1).remove(0));
             let (has_read, tells) = <(Rc<Notify>, Rc<Notify>)>::default();
             let (below, next) = (disk(), Cell::new(true));
             let (read, told) = (Rc::clone(&has_read), Rc::clone(&tells));
@@ -511,8 +512,8 @@ fn a_copy_ends_when_nobody_wants_it() {
     }
 }
 
-/// NVMe Base 2.0, 6.4: a queue that its host disconnects goes when its commands have ended, and may be
-/// connected again.
+/// NVMe Base 2.0, 6.4: a queue that its host disconnects goes when its commands have ended, and may
+/// be connected again.
 #[test]
 fn a_host_disconnects_a_queue() {
     on_core(async |core| {

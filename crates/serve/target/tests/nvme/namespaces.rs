@@ -1,20 +1,20 @@
-//! Subsystems with several namespaces: who sees which, and what a host hears when one comes, goes, or is
-//! not served for now (RFD 0019, 4).
+//! Subsystems with several namespaces: which hosts see which, and events when one is added,
+//! removed, or not served for now (RFD 0019, 4).
 
-use target::{Absent, Remote, Space};
+use target::{RemoteCatalog, UnavailableNamespace, VolumeSpace};
 
 use super::*;
 
 /// A subsystem with volumes A and B as namespaces 1 and 6.
 fn both() -> Subsystem {
-    let access = Access::anybody();
+    let access = AccessList::open();
     let namespaces = [(1, A), (6, B)].into();
     Subsystem { namespaces, serial: "1".into(), access, ..Subsystem::default() }
 }
 
 /// A server of volumes A and B, in a subsystem with these namespaces, and where it listens.
 async fn serve_both(core: &Core, subsystem: Subsystem) -> (Rc<Server>, SocketAddr) {
-    let server = Server::new(core.clone(), Limits::default(), doors(1).remove(0));
+    let server = Server::new(core.clone(), Limits::default(), core_links(1).remove(0));
     for id in [A, B] {
         add(&server, id, disk());
     }
@@ -42,7 +42,7 @@ impl Queue {
         self.status(7).await.0
     }
 
-    /// Has it tell of namespaces and access states.
+    /// Enables events for namespaces and access states.
     async fn wants_events(&mut self) {
         let mut events = Sqe::new(AdminOpcode::SetFeatures.0, 8, 0);
         (events.cdw10[0], events.cdw10[1]) = (0x0b.into(), (1 << 11 | 1 << 8).into());
@@ -81,7 +81,7 @@ fn volumes_are_namespaces_of_one_subsystem() {
         assert_eq!(io.write_to(6, 0x66).await, Status::SUCCESS);
         let [a, b] = [A, B].map(|id| Rc::clone(&server.volume(id).unwrap().volume));
         assert_eq!((first_byte(&core, &a).await, first_byte(&core, &b).await), (0, 0x66));
-        // B is for somebody else from now on.
+        // B belongs to another host from now on.
         admin.wants_events().await;
         let masks = [(6, ["nqn.2026-01.com.example:other".to_owned()].into())].into();
         let hide = || server.set_catalog(of(Subsystem { masks, ..both() }));
@@ -115,15 +115,15 @@ fn namespaces_come_and_go() {
     });
 }
 
-/// NVM Command Set 1.0, 4.1.5.1: what is measured of a thin volume is told to hosts that ask, those that come later too; it
-/// is no event.
+/// NVM Command Set 1.0, 4.1.5.1: the space of a thin volume is reported to hosts that ask, even
+/// later ones; it causes no event.
 #[test]
 fn what_a_thin_volume_takes_is_told_to_who_asks() {
     on_core(async |core| {
-        let server = Server::new(core.clone(), Limits::default(), doors(1).remove(0));
+        let server = Server::new(core.clone(), Limits::default(), core_links(1).remove(0));
         let volume = Volume::new(disk(), Epoch::default());
         let name = "thin".to_owned();
-        server.add_volume(Served { id: A, name, volume, thin: true, access: None });
+        server.add_volume(ServedVolume { id: A, name, volume, thin: true, access: None });
         add(&server, B, disk());
         server.set_catalog(of(both()));
         let at = listen(&core, &server, Service::Nvme).await;
@@ -131,7 +131,7 @@ fn what_a_thin_volume_takes_is_told_to_who_asks() {
         early.wants_events().await;
         let take = |used| {
             for id in [A, B] {
-                server.set_space(id, Space { used, available: 1 << 20 });
+                server.set_space(id, VolumeSpace { used, available: 1 << 20 });
             }
         };
         async fn nuse(queue: &mut Queue) -> (u32, u32) {
@@ -145,22 +145,23 @@ fn what_a_thin_volume_takes_is_told_to_who_asks() {
         assert_eq!(nuse(&mut late).await, (6, 1 << 14));
         take(64 << 20);
         assert_eq!(nuse(&mut late).await, (1 << 14, 1 << 14), "as much as there is, at most");
-        // The request is still there for what is worth an event.
+        // The request is still pending for a real event.
         server.set_catalog(of(Subsystem { namespaces: [(1, A)].into(), ..both() }));
         assert_eq!(early.status(30).await.1, NAMESPACE_CHANGED);
         assert_eq!(early.changed().await, 6, "and not 1");
     });
 }
 
-/// What is known of a volume that is away.
-const ABSENT: Absent = Absent { block_size: 512, blocks: 1 << 14, thin: false };
+/// Known properties of a volume that is away.
+const ABSENT: UnavailableNamespace =
+    UnavailableNamespace { block_size: 512, blocks: 1 << 14, thin: false };
 
 fn away(nsids: &[u32]) -> Subsystem {
-    Subsystem { away: nsids.iter().map(|nsid| (*nsid, ABSENT)).collect(), ..both() }
+    Subsystem { unavailable: nsids.iter().map(|nsid| (*nsid, ABSENT)).collect(), ..both() }
 }
 
-/// 8.1: what the node does not serve for now is there, and not to be used through it, also for who comes
-/// meanwhile: he would take it for gone.
+/// 8.1: a namespace that the node does not serve for now is listed as inaccessible, also for new
+/// hosts: otherwise they would treat it as deleted.
 #[test]
 fn a_namespace_that_is_away_is_inaccessible() {
     on_core(async |core| {
@@ -175,7 +176,7 @@ fn a_namespace_that_is_away_is_inaccessible() {
             "optimized, inaccessible"
         );
         let old = server.remove_volume(B).unwrap();
-        old.volume.close(&core.pool().account()).await.unwrap();
+        old.volume.close(&core.buffer_pool().account()).await.unwrap();
         let (mut late, mut late_io) = associate(&core, at).await;
         for (admin, io) in [(&mut admin, &mut io), (&mut late, &mut late_io)] {
             assert_eq!(admin.namespaces().await, [1, 6]);
@@ -206,12 +207,12 @@ fn a_volume_that_has_just_gone_is_tried_again() {
         let (_admin, mut io) = associate(&core, at).await;
         server.remove_volume(B).unwrap();
         let early = io.write_to(6, 1).await;
-        assert_eq!((early.code(), early.is_final()), (Status::ANA_TRANSITION, false));
+        assert_eq!((early.code(), early.is_do_not_retry()), (Status::ANA_TRANSITION, false));
     });
 }
 
-/// 8.1: a host knows what it was told last of a namespace that it has lost; when that is back in another
-/// state it hears so.
+/// 8.1: a host keeps the last state of a namespace that it has lost; when that returns in another
+/// state it is notified.
 #[test]
 fn an_access_state_is_told_though_its_namespace_was_gone_meanwhile() {
     on_core(async |core| {
@@ -232,8 +233,8 @@ fn an_access_state_is_told_though_its_namespace_was_gone_meanwhile() {
     });
 }
 
-/// 6.3: a subsystem of which nothing is served for now ends its associations, and has hosts come again:
-/// a refusal for good would have Linux give the path up.
+/// 6.3: a subsystem of which nothing is served for now ends its associations, and has hosts come
+/// again: a refusal for good would have Linux give the path up.
 #[test]
 fn a_subsystem_that_is_away_asks_its_hosts_to_come_again() {
     on_core(async |core| {
@@ -261,19 +262,21 @@ fn a_subsystem_that_is_away_asks_its_hosts_to_come_again() {
 /// The refusal of a host that is to come again.
 async fn comes_again(core: &Core, at: SocketAddr) -> Status {
     let (_, status) = Queue::try_connect(core, at, &connect(0, 0)).await;
-    assert!(!status.is_final(), "{status:?}");
+    assert!(!status.is_do_not_retry(), "{status:?}");
     status.code()
 }
 
-/// Whoever is not allowed cannot find out by Connect or discovery which volumes there are (NVMe Base 2.0, 6.3).
+/// Hosts without access cannot find out by Connect or discovery which volumes exist (NVMe Base 2.0,
+/// 6.3).
 #[test]
 fn a_subsystem_that_is_not_the_hosts_and_one_that_is_not_there_are_refused_alike() {
     on_core(async |core| {
         let (server, at) = serve_both(&core, both()).await;
-        let denied = || [(SUBNQN.to_owned(), Subsystem { access: Access::default(), ..both() })];
+        let denied =
+            || [(SUBNQN.to_owned(), Subsystem { access: AccessList::default(), ..both() })];
         let none = Catalog::default;
         let here = || Catalog { subsystems: denied().into(), ..none() };
-        let remote = || Remote { subsystems: denied().into(), ..Remote::default() };
+        let remote = || RemoteCatalog { subsystems: denied().into(), ..RemoteCatalog::default() };
         let elsewhere = || Catalog { remote: remote(), ..none() };
         let refused = Status::CONNECT_INVALID_HOST.do_not_retry();
         for (is_incomplete, expected) in [(false, refused), (true, Status::CONNECT_BUSY)] {
@@ -286,7 +289,7 @@ fn a_subsystem_that_is_not_the_hosts_and_one_that_is_not_there_are_refused_alike
     });
 }
 
-/// What counts is what the host sees; and what nobody knows is not refused for good.
+/// Only namespaces visible to the host count; unknown ones are not refused permanently.
 #[test]
 fn a_host_whose_namespaces_are_away_comes_again() {
     on_core(async |core| {
@@ -301,6 +304,6 @@ fn a_host_whose_namespaces_are_away_comes_again() {
         assert_eq!(comes_again(&core, at).await, Status::CONNECT_BUSY);
         server.set_catalog(Arc::new(Catalog::default()));
         let (_, status) = Queue::try_connect(&core, at, &connect(0, 0)).await;
-        assert!(status.is_final(), "no record, no subsystem");
+        assert!(status.is_do_not_retry(), "no record, no subsystem");
     });
 }

@@ -1,10 +1,10 @@
 //! Hosts that fence each other (NVMe Base 2.0, 8.19), through one server and a volume that keeps
 //! reservations.
 
-use block::ASIDE;
-use reservation::Kind as Type;
+use block::METADATA_LBA;
+use reservation::ReservationType as Type;
 use target::IscsiTarget;
-use volume::{Gate, Standing};
+use volume::{ReservationContext, ReservationGate};
 
 use super::*;
 use crate::common::client::Client;
@@ -14,12 +14,16 @@ const DATA: Blocks = Blocks { at: Lba(0), count: 64 };
 
 /// A server whose namespace 1 keeps reservations, where it listens, and the faults of its disk.
 async fn keeping(core: &Core) -> (Rc<Server>, SocketAddr, Faults) {
-    let server = Server::new(core.clone(), Limits::default(), doors(1).remove(0));
+    let server = Server::new(core.clone(), Limits::default(), core_links(1).remove(0));
     let (dev, faults) = Faulty::wrap(disk(), 1);
     let volume = add(&server, A, dev);
-    let gate = Rc::new(Gate::default());
-    gate.set_standing(Standing { era: 1, seat: 1, seats: vec![1] });
-    volume.keep_reservations(gate, server.pool().account());
+    let gate = Rc::new(ReservationGate::default());
+    gate.set_context(ReservationContext {
+        power_epoch: 1,
+        incarnation: 1,
+        serving_incarnations: vec![1],
+    });
+    volume.enable_reservations(gate, server.pool().account());
     server.set_catalog(catalog(A));
     let address = listen(core, &server, Service::Nvme).await;
     (server, address, faults)
@@ -94,7 +98,7 @@ impl Node {
         (told[0], told[4], told[9], keys)
     }
 
-    /// A feature with this value; how that ends, and what it returns.
+    /// A feature with this value; the status, and the returned data.
     async fn feature(&mut self, opcode: AdminOpcode, fid: u32, value: u32) -> (Status, u64) {
         let mut sqe = Sqe::new(opcode.0, 43, 1);
         (sqe.cdw10[0], sqe.cdw10[1]) = (fid.into(), value.into());
@@ -103,7 +107,7 @@ impl Node {
     }
 }
 
-/// 8.19, 7.2: who is preempted writes no more, is told, and can read why.
+/// 8.19, 7.2: a preempted host cannot write, is notified, and can read why.
 #[test]
 fn hosts_fence_each_other() {
     on_core(async |core| {
@@ -136,15 +140,16 @@ fn hosts_fence_each_other() {
     });
 }
 
-/// 7.2: Preempt and Abort is answered when nothing of the loser can reach the medium any more; what
-/// waits for data ends without a request to the volume, what the disk has when the disk says so.
+/// 7.2: Preempt and Abort is answered when no write of the preempted host can reach the medium any
+/// more; commands that wait for data end without a request to the volume, those at the disk when
+/// the disk completes them.
 #[test]
 fn preempt_and_abort_waits_for_what_is_in_flight() {
     on_core(async |core| {
         let (_server, at, faults) = keeping(&core).await;
         let (mut a, mut b) = (Node::new(&core, at, 1).await, Node::new(&core, at, 2).await);
         assert_eq!((a.register().await, b.register().await), (Status::SUCCESS, Status::SUCCESS));
-        assert_eq!(a.acquire(Type::WriteExclusiveRegistrants).await, Status::SUCCESS);
+        assert_eq!(a.acquire(Type::WriteExclusiveRegistrantsOnly).await, Status::SUCCESS);
         faults.add(Rule::new(Effect::Stall).within(DATA));
         let stalled = a.io.host.capsule(rw(NvmOpcode::Write, 5, 8), &[1; 8 * 512]);
         a.io.send(&stalled).await;
@@ -156,12 +161,12 @@ fn preempt_and_abort_waits_for_what_is_in_flight() {
         a.io.send(&a.io.host.answer(&r2t, &[1; 64 * 512], 1 << 16)).await;
         let (status, _) = a.io.status(6).await;
         assert_eq!(status.code(), Status::PREEMPTED_AND_ABORTED);
-        assert!(!status.is_final(), "a host that has lost nothing may send it again");
+        assert!(!status.is_do_not_retry(), "a host that has lost nothing may send it again");
         let early = timeout(Duration::from_millis(50), b.io.receive()).await;
         assert!(early.is_err(), "a write of the loser is at the disk: {early:?}");
         faults.clear();
         faults.release();
-        // What the disk had done by then is done; what the gate took back is a conflict.
+        // The disk has executed some; the others fail with a conflict.
         let (status, _) = a.io.status(5).await;
         let ends = [Status::SUCCESS, Status::PREEMPTED_AND_ABORTED, Status::RESERVATION_CONFLICT];
         assert!(ends.contains(&status.code()), "{status:?}");
@@ -186,18 +191,18 @@ fn persistence_is_the_namespaces() {
     });
 }
 
-/// What a host has asked for does not happen once its connection is gone: it may have come back,
-/// and seen that it did not.
+/// A change that a host requested does not happen once its connection is gone: it may have
+/// reconnected, and seen that it did not.
 #[test]
 fn a_change_does_not_outlive_its_connection() {
     on_core(async |core| {
         let (server, at, faults) = keeping(&core).await;
         let mut a = Node::new(&core, at, 1).await;
         assert_eq!(a.write().await, Status::SUCCESS, "the gate has read its table");
-        faults.add(Rule::new(Effect::Stall).within(Blocks::new(ASIDE, 176)));
+        faults.add(Rule::new(Effect::Stall).within(Blocks::new(METADATA_LBA, 176)));
         a.send(NvmOpcode::ReservationRegister, 0, &[0, 1]).await;
         let struck = async {
-            while faults.struck() == 0 {
+            while faults.hits() == 0 {
                 sleep(Duration::from_millis(1)).await;
             }
         };
@@ -207,7 +212,7 @@ fn a_change_does_not_outlive_its_connection() {
         sleep(Duration::from_millis(100)).await;
         faults.clear();
         faults.release();
-        // Changes are made one after the other: behind this one, that one was made or never is.
+        // Changes are made one after the other: after this one, that one was made or never will be.
         let mut b = Node::new(&core, at, 2).await;
         assert_eq!(b.register().await, Status::SUCCESS);
         assert_eq!(b.report().await.3, [2]);
@@ -215,27 +220,31 @@ fn a_change_does_not_outlive_its_connection() {
     });
 }
 
-/// RFD 0019: halves of a Compare and Write, and copies, are bound by reservations as all writes are.
+/// RFD 0019: halves of a Compare and Write, and copies, are bound by reservations as all writes
+/// are.
 #[test]
 fn fused_commands_and_copies_are_judged() {
     on_core(async |core| {
         let (_server, at, faults) = keeping(&core).await;
         let (mut a, mut b) = (Node::new(&core, at, 1).await, Node::new(&core, at, 2).await);
         assert_eq!((a.register().await, b.register().await), (Status::SUCCESS, Status::SUCCESS));
-        assert_eq!(a.acquire(Type::WriteExclusiveRegistrants).await, Status::SUCCESS);
+        assert_eq!(a.acquire(Type::WriteExclusiveRegistrantsOnly).await, Status::SUCCESS);
         assert_eq!(b.io.compare_and_write(0, 1).await, (Status::SUCCESS, Status::SUCCESS));
         // A half that waits for the other, and a copy that the disk holds up.
-        faults.add(Rule::new(Effect::Stall).on(&[Kind::Read]).within(DATA));
+        faults.add(Rule::new(Effect::Stall).on(&[OpKind::Read]).within(DATA));
         b.io.send_copy(22, 32, &[(0, 8)]).await;
         b.io.with_data(commands::half(commands::FIRST, 11), &[1; 8 * 512]).await;
-        // Both are under way: the copy is at the disk, and the half was sent right behind it.
+        // Both are in flight: the copy is at the disk, and the first command of a pair was sent
+        // right after it.
         let began = Instant::now();
-        while core.pool().usage().free == core.pool().usage().total || faults.struck() == 0 {
+        while core.buffer_pool().usage().free == core.buffer_pool().usage().total
+            || faults.hits() == 0
+        {
             assert!(began.elapsed() < PATIENCE, "they come");
             sleep(Duration::from_millis(5)).await;
         }
         sleep(Duration::from_millis(20)).await;
-        let dword = 2 | u32::from(Type::WriteExclusiveRegistrants.nvme()) << 8;
+        let dword = 2 | u32::from(Type::WriteExclusiveRegistrantsOnly.nvme()) << 8;
         a.send(NvmOpcode::ReservationAcquire, dword, &[1, 2]).await;
         assert_eq!(b.io.status(11).await.0.code(), Status::PREEMPTED_AND_ABORTED);
         assert!(
@@ -292,13 +301,14 @@ impl Client {
     }
 }
 
-/// RFD 0019, 2: one table for both protocols. Each fences the other, sees its key, and tells its own host what it has lost.
+/// RFD 0019, 2: one table for both protocols. Each fences the other, sees its key, and notifies its
+/// own host of losses.
 #[test]
 fn hosts_of_both_protocols_fence_each_other() {
     on_core(async |core| {
         let (server, at, _) = keeping(&core).await;
         let luns = [(1, A)].into();
-        let target = IscsiTarget { luns, access: Access::anybody(), ..IscsiTarget::default() };
+        let target = IscsiTarget { luns, access: AccessList::open(), ..IscsiTarget::default() };
         let targets = [(TARGET.to_owned(), target)].into();
         server.set_catalog(Arc::new(Catalog { targets, ..(*catalog(A)).clone() }));
         let iscsi_at = listen(&core, &server, Service::Iscsi).await;

@@ -8,9 +8,9 @@ use std::task::{Context, Poll, ready};
 use crate::common::on_cores;
 use nvme::tls::{Psk, TlsKey};
 use rt::net::Stream;
-use target::guesses::Method;
+use target::auth_throttle::AuthMethod;
 use target::{HostKey, HostTls};
-use tls::{Error, Session, Suite};
+use tls::{CipherSuite, Session, TlsError};
 use tokio::io::ReadBuf;
 
 use super::authentication::{HOST_SECRET, config, guarded};
@@ -22,7 +22,7 @@ const LONG_KEY: &str =
     "NVMeTLSkey-1:02:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwP/w0S89ELi3W2LxIcLXVsDn8kXZQ==:";
 
 /// `decrypt_error`.
-const REFUSED: Error = Error::Alert(51);
+const REFUSED: TlsError = TlsError::Alert(51);
 
 /// TLS on a socket, as a host has it.
 struct Secure {
@@ -31,16 +31,21 @@ struct Secure {
 }
 
 impl Secure {
-    async fn dial(core: &Core, to: SocketAddr, psk: &Psk) -> Result<Self, Error> {
+    async fn dial(core: &Core, to: SocketAddr, psk: &Psk) -> Result<Self, TlsError> {
         let suite = match psk.suite() {
-            nvme::tls::Suite::Aes128Sha256 => Suite::Aes128Sha256,
-            nvme::tls::Suite::Aes256Sha384 => Suite::Aes256Sha384,
+            nvme::tls::CipherSuite::Aes128Sha256 => CipherSuite::Aes128Sha256,
+            nvme::tls::CipherSuite::Aes256Sha384 => CipherSuite::Aes256Sha384,
         };
         Self::dial_as(core, to, psk, suite).await
     }
 
     /// By a key that is taken for one of this suite.
-    async fn dial_as(core: &Core, to: SocketAddr, psk: &Psk, suite: Suite) -> Result<Self, Error> {
+    async fn dial_as(
+        core: &Core,
+        to: SocketAddr,
+        psk: &Psk,
+        suite: CipherSuite,
+    ) -> Result<Self, TlsError> {
         let psk = tls::Psk::new(psk.identity().as_bytes(), psk.key(), suite);
         let stream = core.dial(to).await.unwrap();
         let mut secure = Self { stream, session: Session::client(&psk)? };
@@ -50,7 +55,7 @@ impl Secure {
             if is_done {
                 return Ok(secure);
             }
-            let mut bytes = vec![0; secure.session.room()];
+            let mut bytes = vec![0; secure.session.input_capacity()];
             let read = timeout(PATIENCE, secure.stream.read(&mut bytes)).await.expect("in time");
             match read {
                 Ok(n) if n > 0 => secure.session.receive(&bytes[..n]),
@@ -59,17 +64,17 @@ impl Secure {
         }
     }
 
-    /// Sends what waits to be sent.
+    /// Sends pending data.
     async fn send(&mut self) {
         let n = self.session.output().len();
         self.stream.write_all(self.session.output()).await.unwrap();
-        self.session.sent(n);
+        self.session.consume_output(n);
     }
 
     fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.session.output().is_empty() {
             let n = ready!(Pin::new(&mut self.stream).poll_write(cx, self.session.output()))?;
-            self.session.sent(n);
+            self.session.consume_output(n);
         }
         Poll::Ready(Ok(()))
     }
@@ -89,10 +94,10 @@ impl AsyncRead for Secure {
                     return Poll::Ready(Ok(()));
                 }
                 Ok(None) => {}
-                Err(Error::Closed) => return Poll::Ready(Ok(())),
+                Err(TlsError::Closed) => return Poll::Ready(Ok(())),
                 Err(why) => panic!("what the server sends: {why}"),
             }
-            let mut bytes = vec![0; this.session.room()];
+            let mut bytes = vec![0; this.session.input_capacity()];
             let mut ciphertext = ReadBuf::new(&mut bytes);
             ready!(Pin::new(&mut this.stream).poll_read(cx, &mut ciphertext))?;
             match ciphertext.filled() {
@@ -131,15 +136,15 @@ fn key(text: &str) -> TlsKey {
     TlsKey::parse(text).unwrap()
 }
 
-/// What the host has of a key, the way the specification says.
+/// The host's key in the format of the specification.
 fn psk(text: &str) -> Psk {
     key(text).psks(&connect(0, 0).hostnqn, SUBNQN).next().unwrap()
 }
 
-/// Namespace 1 is volume A, for whoever asks; the host comes by this rule.
+/// Namespace 1 is volume A, for any host; this host has this rule.
 fn subsystem(tls: Option<HostTls>) -> Subsystem {
     let tls = tls.map(|tls| (connect(0, 0).hostnqn, tls)).into_iter().collect();
-    let (namespaces, access) = ([(1, A)].into(), Access::anybody());
+    let (namespaces, access) = ([(1, A)].into(), AccessList::open());
     Subsystem { namespaces, serial: "1".into(), access, tls, ..Subsystem::default() }
 }
 
@@ -180,7 +185,7 @@ async fn is_gone(queue: &mut Queue) {
     assert!(end.is_none(), "{end:?}");
 }
 
-/// NVMe/TCP 3.6.1.3: keys of both hashes, and what hosts derive from them.
+/// NVMe/TCP 3.6.1.3: keys of both hashes, and the keys that hosts derive.
 #[test]
 fn hosts_come_by_tls_however_they_derive_their_key() {
     on_core(async |core| {
@@ -226,14 +231,14 @@ fn data_goes_through_tls_both_ways() {
     });
 }
 
-/// RFD 0022, 3: nobody is told more than that he does not come in.
+/// RFD 0022, 3: a refused host learns only that it is refused.
 #[test]
 fn who_does_not_have_the_key_does_not_come_in() {
     on_core(async |core| {
         let (server, at) = serve_by(&core, Limits::default(), rule(KEY, false)).await;
         is_refused(&core, at, &psk(OTHER_KEY)).await;
         is_refused(&core, at, &psk(LONG_KEY)).await;
-        // Whose key it is is a part of it: neither another host nor another subsystem has one.
+        // A key is bound to its host and subsystem: no other host or subsystem has it.
         let hostnqn = connect(0, 0).hostnqn;
         for (host, subsystem) in [("nqn.other", SUBNQN), (&*hostnqn, "nqn.other")] {
             for psk in key(KEY).psks(host, subsystem) {
@@ -253,11 +258,14 @@ fn who_does_not_have_the_key_does_not_come_in() {
     });
 }
 
-/// RFC 8446, 4.2.11: a key of one hash is none of another, for which GnuTLS before 3.8.11 takes those of SHA-384.
+/// RFC 8446, 4.2.11: a key of one hash is none of another, for which GnuTLS before 3.8.11 takes
+/// those of SHA-384.
 #[test]
 fn a_key_is_not_used_with_another_hash_than_its_own() {
     on_core(async |core| {
-        for (text, other) in [(LONG_KEY, Suite::Aes128Sha256), (KEY, Suite::Aes256Sha384)] {
+        for (text, other) in
+            [(LONG_KEY, CipherSuite::Aes128Sha256), (KEY, CipherSuite::Aes256Sha384)]
+        {
             let (_server, at) = serve_by(&core, Limits::default(), rule(text, true)).await;
             for psk in key(text).psks(&connect(0, 0).hostnqn, SUBNQN) {
                 let dialled = Secure::dial_as(&core, at, &psk, other).await;
@@ -279,14 +287,14 @@ fn keys_of_tls_cannot_be_guessed_quickly_and_the_right_one_gets_in() {
         // The last four wait for 3.75 s.
         assert!(began.elapsed() > Duration::from_millis(3700), "{:?}", began.elapsed());
         let clients = server.clients();
-        assert_eq!(clients.proofs.failures[Method::Tls as usize], 12);
-        let [failing] = &clients.failing[..] else { panic!("{clients:?}") };
-        assert_eq!((failing.method, failing.target.as_str()), (Method::Tls, SUBNQN));
+        assert_eq!(clients.attempt_counts.failures[AuthMethod::Tls as usize], 12);
+        let [failing] = &clients.failing_clients[..] else { panic!("{clients:?}") };
+        assert_eq!((failing.method, failing.target.as_str()), (AuthMethod::Tls, SUBNQN));
         assert!(failing.name.contains(&connect(0, 0).hostnqn), "{failing:?}");
         let began = Instant::now();
         let (_admin, _io) = associate_by(&core, at, &psk(KEY)).await;
         assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
-        assert!(server.clients().failing.is_empty());
+        assert!(server.clients().failing_clients.is_empty());
     });
 }
 
@@ -347,7 +355,8 @@ fn a_host_proves_its_secret_within_tls() {
     });
 }
 
-/// RFD 0022, 3: who has to come by TLS from now on is let go; a new key is for the next handshake.
+/// RFD 0022, 3: a host for which TLS becomes mandatory is disconnected; a new key is for the next
+/// handshake.
 #[test]
 fn rules_change_under_hosts_of_tls() {
     on_core(async |core| {
@@ -366,7 +375,7 @@ fn rules_change_under_hosts_of_tls() {
     });
 }
 
-/// Discovery tells each host how it comes in.
+/// Discovery tells each host whether to use TLS.
 #[test]
 fn discovery_tells_of_tls() {
     on_core(async |core| {
@@ -385,7 +394,7 @@ fn discovery_tells_of_tls() {
     });
 }
 
-/// RFD 0022, 5, attacks 4 and 5: whatever is not what the host has sent ends the connection, and does nothing.
+/// RFD 0022, 5, attacks 4 and 5: any altered data ends the connection, without other effects.
 #[test]
 fn what_was_changed_on_its_way_is_nothing() {
     on_core(async |core| {
@@ -394,7 +403,7 @@ fn what_was_changed_on_its_way_is_nothing() {
         let (admin, _io) = associate_by(&core, at, &psk(KEY)).await;
         for (change, qid) in [(0, 2), (4, 3), (5, 4), (100, 5), (600, 6)] {
             let mut secure = Secure::dial(&core, at, &psk(KEY)).await.unwrap();
-            let host = Host::default();
+            let host = ScriptedHost::default();
             let (sqe, data) = connect(qid, admin.cntlid).encode(0);
             for pdu in [host.ic_req(), host.capsule(sqe, data.as_bytes())] {
                 secure.write_all(&pdu).await.unwrap();
@@ -411,9 +420,9 @@ fn what_was_changed_on_its_way_is_nothing() {
             let end = timeout(PATIENCE, secure.stream.read_to_end(&mut rest)).await;
             assert!(end.is_ok(), "it is let go");
         }
-        // Plain PDUs behind a handshake, and a handshake behind PDUs.
+        // Plain PDUs after a handshake, and a handshake after PDUs.
         let mut secure = Secure::dial(&core, at, &psk(KEY)).await.unwrap();
-        secure.stream.write_all(&Host::default().ic_req()).await.unwrap();
+        secure.stream.write_all(&ScriptedHost::default().ic_req()).await.unwrap();
         assert_eq!(timeout(PATIENCE, secure.stream.read(&mut [0; 1])).await.unwrap().ok(), Some(0));
         let mut queue = Queue::dial(&core, at).await;
         queue.send(&queue.host.ic_req()).await;
@@ -432,7 +441,7 @@ fn a_handshake_that_takes_too_long_is_let_go() {
         let limits = Limits { login_timeout, ..Limits::default() };
         let (server, at) = serve_by(&core, limits, rule(KEY, true)).await;
         let mut hello =
-            Session::client(&tls::Psk::new(b"x", &[7; 32], Suite::Aes128Sha256)).unwrap();
+            Session::client(&tls::Psk::new(b"x", &[7; 32], CipherSuite::Aes128Sha256)).unwrap();
         assert_eq!(hello.handshake(), Ok(false));
         let began = Instant::now();
         let mut slow = Vec::new();
@@ -460,7 +469,7 @@ fn a_handshake_that_takes_too_long_is_let_go() {
     });
 }
 
-/// Those who have not shaken hands make room for who comes.
+/// Connections without a completed handshake make room for new ones.
 #[test]
 fn handshakes_keep_nobody_out() {
     on_core(async |core| {
@@ -478,7 +487,7 @@ fn handshakes_keep_nobody_out() {
     });
 }
 
-/// A host that reads nothing of what is sent to it is let go, however much TLS would hold.
+/// A host that does not read is disconnected, however much TLS would buffer.
 #[test]
 fn a_host_of_tls_that_does_not_read_is_let_go() {
     on_core(async |core| {
@@ -499,11 +508,12 @@ fn a_host_of_tls_that_does_not_read_is_let_go() {
     });
 }
 
-/// The catalog's core of the subsystem is another one: each queue goes there with Connect, and its TLS with it.
+/// The catalog's core of the subsystem is another one: each queue goes there with Connect, and its
+/// TLS with it.
 #[test]
 fn tls_goes_with_its_connection_to_another_core() {
     on_cores(2, async |core| {
-        let mut doors = doors(2);
+        let mut doors = core_links(2);
         let (there, here) = (doors.remove(1), doors.remove(0));
         let subsystem = || Subsystem { core: 1, ..subsystem(rule(KEY, true)) };
         let home = core.peers()[1].clone();
@@ -533,7 +543,7 @@ fn tls_goes_with_its_connection_to_another_core() {
             assert!(io.status(5).await.0.is_success());
             assert!(io.fetch(rw(NvmOpcode::Read, 6, 256), 256 * 512).await == data);
         }
-        // A host whose Connect is refused over there hears of it here.
+        // A host whose Connect is refused there gets the answer here.
         let other = Connect { hostnqn: "nqn.other".into(), ..connect(0, 0) };
         let (_, status) = try_connect(&core, at, &psk(KEY), &other).await;
         assert_eq!(status, Status::CONNECT_INVALID_HOST.do_not_retry());
@@ -549,7 +559,7 @@ fn has(program: &str) -> bool {
     is_here
 }
 
-/// Says that this test could not test: in the file that `./run test` looks at, or to whoever watches.
+/// Reports that this test was skipped: in the file that `./run test` reads, or on the terminal.
 fn skipped(why: &str) {
     let test = std::thread::current().name().unwrap_or_default().to_owned();
     let Some(file) = std::env::var_os("WINDROSE_SKIPPED_TESTS") else {
@@ -572,7 +582,7 @@ fn openssl(to: SocketAddr, psk: &Psk, groups: &str) -> Command {
     client
 }
 
-/// GnuTLS, with what `tlshd` asks of it for Linux' hosts.
+/// GnuTLS, with the options that `tlshd` uses for Linux hosts.
 fn gnutls(to: SocketAddr, psk: &Psk, groups: &str) -> Command {
     let priority = format!(
         "SECURE256:+SECURE128:-COMP-ALL:-GROUP-ALL:{groups}:-VERS-ALL:+VERS-TLS1.3:%NO_TICKETS:+PSK:+DHE-PSK:+ECDHE-PSK"
@@ -584,7 +594,8 @@ fn gnutls(to: SocketAddr, psk: &Psk, groups: &str) -> Command {
     client
 }
 
-/// What a client gets for these bytes, `n` bytes of it; how its handshake ended if it failed.
+/// The first `n` bytes that a client receives for these bytes; the error of its handshake if that
+/// failed.
 fn talk(mut client: Command, bytes: &[u8], n: usize) -> Result<Vec<u8>, String> {
     client.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut client = client.spawn().unwrap();
@@ -597,33 +608,33 @@ fn talk(mut client: Command, bytes: &[u8], n: usize) -> Result<Vec<u8>, String> 
     came.map(|()| answer).map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// A host by another implementation of TLS, with any of these groups: a queue is connected by any of its keys, and by
-/// no other.
+/// A host by another implementation of TLS, with any of these groups: a queue is connected by any
+/// of its keys, and by no other.
 fn shakes_hands(client: fn(SocketAddr, &Psk, &str) -> Command, groups: &'static [&str]) {
     on_core(async move |core| {
         let (_server, at) = serve_by(&core, Limits::default(), rule(KEY, true)).await;
-        let host = Host::default();
+        let host = ScriptedHost::default();
         let (sqe, data) = connect(0, 0).encode(0);
         let bytes = [host.ic_req(), host.capsule(sqe, data.as_bytes())].concat();
         for psk in key(KEY).psks(&connect(0, 0).hostnqn, SUBNQN) {
             for groups in groups {
                 let (bytes, client) = (bytes.clone(), client(at, &psk, groups));
-                let talk = core.offload(move || talk(client, &bytes, 128 + 24));
+                let talk = core.run_blocking(move || talk(client, &bytes, 128 + 24));
                 let mut answer = talk.await.unwrap().expect("a handshake");
-                let replies = Host::default().parse(&mut answer);
+                let replies = ScriptedHost::default().parse(&mut answer);
                 assert!(matches!(replies[0], Reply::IcResp { .. }), "{replies:?}");
                 let Reply::Resp { status, .. } = replies[1] else { panic!("{replies:?}") };
                 assert!(status.is_success(), "{status:?}");
             }
         }
         let client = client(at, &psk(OTHER_KEY), groups[0]);
-        let why = core.offload(move || talk(client, &bytes, 1)).await.unwrap().unwrap_err();
+        let why = core.run_blocking(move || talk(client, &bytes, 1)).await.unwrap().unwrap_err();
         assert!(why.to_lowercase().contains("alert"), "{why}");
     });
 }
 
-/// Another implementation of TLS finds the same in the same keys. The last groups begin with one that is not known
-/// here: the client is asked to begin again (RFC 8446, 4.1.4).
+/// Another implementation of TLS finds the same in the same keys. The last groups begin with one
+/// that is not known here: the client is asked to begin again (RFC 8446, 4.1.4).
 #[test]
 fn openssl_shakes_hands() {
     if has("openssl") {
@@ -631,7 +642,7 @@ fn openssl_shakes_hands() {
     }
 }
 
-/// The one behind Linux' hosts.
+/// The TLS library of Linux hosts.
 #[test]
 fn gnutls_shakes_hands() {
     if has("gnutls-cli") {
@@ -642,7 +653,7 @@ fn gnutls_shakes_hands() {
     }
 }
 
-/// Whoever comes with certificates or with an older version hears what is missing.
+/// Clients with certificates or an older version are told what is missing.
 #[test]
 fn clients_that_have_no_key_are_told_so() {
     if !has("openssl") {
@@ -656,7 +667,7 @@ fn clients_that_have_no_key_are_told_so() {
         ] {
             let mut client = Command::new("openssl");
             client.args(["s_client", "-quiet", "-connect", &at.to_string()]).args(options);
-            let told = core.offload(move || talk(client, &[], 1)).await.unwrap().unwrap_err();
+            let told = core.run_blocking(move || talk(client, &[], 1)).await.unwrap().unwrap_err();
             assert!(told.contains(why), "{told}");
         }
     });

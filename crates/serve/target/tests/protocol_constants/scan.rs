@@ -257,7 +257,7 @@ impl Walk<'_> {
                 self.inside.pop();
             }
             Word(word) if word == "const" || word == "static" => self.constant(at),
-            Word(word) if word == "Entry" => self.command(at),
+            Word(word) if word == "CommandEntry" => self.command(at),
             Word(_) if self.is(at + 1, '=') && self.inside.last().is_some_and(|i| i.1) => {
                 self.keep(at, at + 2);
             }
@@ -322,7 +322,8 @@ impl Walk<'_> {
         }
     }
 
-    /// `Entry::new("NAME", access, usage, …)` of the SCSI commands: operation code, service action.
+    /// `CommandEntry::new("NAME", access, usage, …)` of the SCSI commands:
+    /// operation code, service action.
     fn command(&mut self, at: usize) {
         let Some(Text(name)) = self.tokens.get(at + 5) else { return };
         let name = name.replace(' ', "_");

@@ -1,4 +1,5 @@
-//! Until when this machine may use a disk, as every core sees it, and the gate that operations go through.
+//! The lease of a disk: how long this machine may use it, for all cores; and the gate that
+//! operations pass.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,121 +9,122 @@ use std::time::Duration;
 use rt::Core;
 use rt::disk::{DiskError, DiskErrorKind};
 
-/// How long an operation waits at most until the heartbeat is renewed.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long an operation waits at most for a renewal of the heartbeat.
+const RENEWAL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How often it looks.
-const LOOK: Duration = Duration::from_millis(20);
+/// How often it checks.
+const LEASE_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Until when this machine may use a disk.
+/// How long this machine may use a disk.
 #[derive(Debug)]
-pub struct Lease {
+pub struct DiskLease {
     /// Nanoseconds of [`Core::now`].
-    until: AtomicU64,
+    expires_at: AtomicU64,
     is_lost: AtomicBool,
 }
 
-fn nanoseconds(time: Duration) -> u64 {
+fn as_nanos_u64(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-impl Lease {
-    /// One that ends then; never if that is not said.
+impl DiskLease {
+    /// A lease until `until`; without it, it never expires.
     pub(super) fn new(until: Option<Duration>) -> Arc<Self> {
-        let until = AtomicU64::new(until.map_or(u64::MAX, nanoseconds));
-        Arc::new(Self { until, is_lost: AtomicBool::new(false) })
+        let until = AtomicU64::new(until.map_or(u64::MAX, as_nanos_u64));
+        Arc::new(Self { expires_at: until, is_lost: AtomicBool::new(false) })
     }
 
-    /// It goes on until then.
+    /// Extends the lease until `until`.
     pub(super) fn extend(&self, until: Duration) {
-        self.until.fetch_max(nanoseconds(until), Ordering::Release);
+        self.expires_at.fetch_max(as_nanos_u64(until), Ordering::Release);
     }
 
-    /// Another machine has the disk: nothing is read or written any more.
-    pub fn lose(&self) {
+    /// Another machine has claimed the disk: nothing is read or written any more.
+    pub fn revoke(&self) {
         self.is_lost.store(true, Ordering::Release);
     }
 
-    /// Whether another machine has the disk.
+    /// Whether another machine has claimed the disk.
     #[must_use]
-    pub fn is_lost(&self) -> bool {
+    pub fn is_revoked(&self) -> bool {
         self.is_lost.load(Ordering::Acquire)
     }
 
     /// Whether it may be used now.
     #[must_use]
     pub fn is_valid(&self, core: &Core) -> bool {
-        let until = self.until.load(Ordering::Acquire);
-        !self.is_lost() && (until == u64::MAX || nanoseconds(core.now()) < until)
+        let until = self.expires_at.load(Ordering::Acquire);
+        !self.is_revoked() && (until == u64::MAX || as_nanos_u64(core.now()) < until)
     }
 }
 
-/// The gate before a disk on one core.
+/// The lease gate of a disk on one core.
 #[derive(Clone)]
-pub struct Gate {
+pub struct LeaseGate {
     core: Core,
-    lease: Arc<Lease>,
+    lease: Arc<DiskLease>,
 }
 
-impl fmt::Debug for Gate {
+impl fmt::Debug for LeaseGate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Gate").field("lease", &self.lease).finish_non_exhaustive()
     }
 }
 
 const GONE: DiskError = DiskError::new(DiskErrorKind::Gone);
-const NOT_NOW: DiskError = DiskError::new(DiskErrorKind::Other);
+const LEASE_EXPIRED: DiskError = DiskError::new(DiskErrorKind::Other);
 
-impl Gate {
-    /// One on `core`.
+impl LeaseGate {
+    /// A gate on `core`.
     #[must_use]
-    pub fn new(core: Core, lease: Arc<Lease>) -> Self {
+    pub fn new(core: Core, lease: Arc<DiskLease>) -> Self {
         Self { core, lease }
     }
 
-    /// Ends when the disk may be used: at once, or when its heartbeat is renewed.
+    /// Waits until the disk may be used: at once, or when its heartbeat has been renewed.
     ///
     /// # Errors
-    /// [`DiskErrorKind::Gone`] if another machine has it; [`DiskErrorKind::Other`] if the heartbeat is not renewed for too long.
-    pub async fn pass(&self) -> Result<(), DiskError> {
+    /// [`DiskErrorKind::Gone`] if another machine has it; [`DiskErrorKind::Other`] if the heartbeat
+    /// was not renewed in time.
+    pub async fn wait_valid(&self) -> Result<(), DiskError> {
         if self.lease.is_valid(&self.core) {
             return Ok(());
         }
-        // Rare: in a box, so that the future of what goes through stays small.
-        Box::pin(self.wait()).await
+        // Rare, so boxed: the futures of operations stay small.
+        Box::pin(self.wait_for_renewal()).await
     }
 
-    async fn wait(&self) -> Result<(), DiskError> {
+    async fn wait_for_renewal(&self) -> Result<(), DiskError> {
         let waits = async {
             while !self.lease.is_valid(&self.core) {
-                if self.lease.is_lost() {
+                if self.lease.is_revoked() {
                     return Err(GONE);
                 }
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep(LEASE_POLL_INTERVAL).await;
             }
             Ok(())
         };
-        tokio::time::timeout(PATIENCE, waits).await.unwrap_or(Err(NOT_NOW))
+        tokio::time::timeout(RENEWAL_TIMEOUT, waits).await.unwrap_or(Err(LEASE_EXPIRED))
     }
 
-    /// Whether another machine has the disk.
+    /// Checks that no other machine has claimed the disk.
     ///
     /// # Errors
-    /// [`DiskErrorKind::Gone`] then.
-    pub fn check(&self) -> Result<(), DiskError> {
-        if self.lease.is_lost() { Err(GONE) } else { Ok(()) }
+    /// [`DiskErrorKind::Gone`] if one has.
+    pub fn check_not_revoked(&self) -> Result<(), DiskError> {
+        if self.lease.is_revoked() { Err(GONE) } else { Ok(()) }
     }
 }
 
-/// [`Gate::pass`], where there is one.
-pub async fn pass(gate: Option<&Gate>) -> Result<(), DiskError> {
+/// [`LeaseGate::wait_valid`], if there is a gate.
+pub async fn wait_valid(gate: Option<&LeaseGate>) -> Result<(), DiskError> {
     match gate {
-        Some(gate) => gate.pass().await,
+        Some(gate) => gate.wait_valid().await,
         None => Ok(()),
     }
 }
 
-/// [`Gate::check`], where there is one.
-pub fn check(gate: Option<&Gate>) -> Result<(), DiskError> {
-    gate.map_or(Ok(()), Gate::check)
+/// [`LeaseGate::check_not_revoked`], if there is a gate.
+pub fn check_not_revoked(gate: Option<&LeaseGate>) -> Result<(), DiskError> {
+    gate.map_or(Ok(()), LeaseGate::check_not_revoked)
 }

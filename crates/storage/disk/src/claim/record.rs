@@ -1,24 +1,26 @@
-//! The owner record ([format](../../../../../docs/format/owner.md)). [`OwnerRecord::parse`] is total.
+//! The owner record ([format](../../../../../docs/format/owner.md)). [`OwnerRecord::parse`] never
+//! panics.
 
 use std::fmt;
 use std::time::Duration;
 
 use uuid::Uuid;
-use wire::seal::{is_sealed, seal};
-use wire::{TEXT_BYTES, Text};
+use wire::embedded_checksum::{verify_checksum, write_checksum};
+use wire::{SHORT_TEXT_BYTES, ShortText};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::Subject;
+use super::ClaimSubject;
 
 /// Length in bytes of a record.
-pub const OWNER_BYTES: usize = 4096;
+pub const OWNER_RECORD_BYTES: usize = 4096;
 
 const MAGIC: [u8; 16] = *b"WINDROSE OWNER\r\n";
 const VERSION: u16 = 1;
 
-/// Longest time that an owner may go on without a look, in milliseconds: whoever wants the disk waits longer than that.
-const MAX_STOP_MS: u32 = 60_000;
+/// Longest lease, in milliseconds: other nodes must wait longer than the lease before they use the
+/// disk.
+const MAX_LEASE_MS: u32 = 60_000;
 
 wire::open_enum! {
     /// Whether a disk is owned, as stored.
@@ -30,84 +32,85 @@ wire::open_enum! {
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct Stored {
+struct StoredRecord {
     magic: [u8; 16],
     version: U16,
     copy: U16,
     checksum: U32,
-    claim: U64,
-    beat: U64,
+    claim_generation: U64,
+    heartbeat: U64,
     nonce: U64,
-    life: [u8; 16],
-    set: [u8; 16],
-    part: [u8; 16],
+    claim_id: [u8; 16],
+    set_id: [u8; 16],
+    part_id: [u8; 16],
     node: [u8; 16],
-    place: [u8; 16],
+    boot_instance: [u8; 16],
     cluster: [u8; 16],
-    name: [u8; TEXT_BYTES],
-    host: [u8; TEXT_BYTES],
-    written: U64,
-    interval_ms: U32,
-    stop_ms: U32,
-    number: U16,
+    name: [u8; SHORT_TEXT_BYTES],
+    host: [u8; SHORT_TEXT_BYTES],
+    written_wall_time: U64,
+    heartbeat_interval_ms: U32,
+    lease_ms: U32,
+    node_number: U16,
     state: U16,
     reserved: U32,
 }
 
-const FIELDS: usize = 296;
-const _: () = assert!(size_of::<Stored>() == FIELDS);
-const CHECKSUM_AT: usize = std::mem::offset_of!(Stored, checksum);
+const FIELD_BYTES: usize = 296;
+const _: () = assert!(size_of::<StoredRecord>() == FIELD_BYTES);
+const CHECKSUM_AT: usize = std::mem::offset_of!(StoredRecord, checksum);
 
-/// Which record of a disk one is.
+/// The records of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Copy {
-    /// The first copy of the claim: what decides.
-    First,
-    /// The second one, for when the first cannot be read.
-    Second,
+pub enum OwnerRecordKind {
+    /// The first copy of the claim, which decides.
+    Claim,
+    /// The second copy, for when the first cannot be read.
+    ClaimCopy,
     /// The heartbeat.
-    Beat,
+    Heartbeat,
 }
 
-impl Copy {
+impl OwnerRecordKind {
     fn number(self) -> u16 {
         match self {
-            Self::First => 0,
-            Self::Second => 1,
-            Self::Beat => 2,
+            Self::Claim => 0,
+            Self::ClaimCopy => 1,
+            Self::Heartbeat => 2,
         }
     }
 }
 
 /// Whether a disk is owned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// It is.
+pub enum OwnerState {
+    /// A node owns it.
     Held,
-    /// Its owner has closed it and given it back.
+    /// Its owner has closed and released it.
     Released,
 }
 
-/// A node, for as long as its machine runs.
+/// A node, for one boot of its machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeIdentity {
-    /// The node. Drawn once for its data directory, and lost with that.
-    pub node: Uuid,
-    /// This boot of this machine with this data directory: two processes with the same one cannot run at the same time.
-    pub place: Uuid,
-    /// The cluster that it is a node of, if any.
-    pub cluster: Option<Uuid>,
+    /// The node: a random id, kept in its data directory.
+    pub node_id: Uuid,
+    /// This boot of this machine with this data directory: two processes with the same one cannot
+    /// run at the same time.
+    pub boot_instance: Uuid,
+    /// Its cluster, if any.
+    pub cluster_id: Option<Uuid>,
     /// Its number there, or 0.
-    pub number: u16,
-    /// What it is called.
-    pub name: Text,
-    /// What its machine is called.
-    pub host: Text,
+    pub node_number: u16,
+    /// Its name.
+    pub name: ShortText,
+    /// The name of its machine.
+    pub host: ShortText,
 }
 
 impl fmt::Display for NodeIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { node, name, host, .. } = self;
+        let Self { node_id: node, name, host, .. } = self;
         if name.is_empty() || name == host {
             write!(f, "host {host} (node {node})")
         } else {
@@ -116,163 +119,175 @@ impl fmt::Display for NodeIdentity {
     }
 }
 
-/// Who has a disk.
+/// The owner of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnerRecord {
-    /// How often the disk has been claimed, this time included.
-    pub claim: u64,
+    /// How often the disk has been claimed, this claim included.
+    pub claim_generation: u64,
     /// How often the heartbeat was renewed under this claim.
-    pub beat: u64,
-    /// Drawn for each record: copies of one machine's memory write different ones.
+    pub heartbeat: u64,
+    /// Random for each record: copies of one machine's memory write different ones.
     pub nonce: u64,
-    /// This claim, drawn for it.
-    pub life: Uuid,
-    /// What the disk is a part of.
-    pub subject: Subject,
-    /// Who has it.
+    /// Random id of this claim.
+    pub claim_id: Uuid,
+    /// What the disk belongs to.
+    pub subject: ClaimSubject,
+    /// The owner.
     pub owner: NodeIdentity,
     /// When this was written, by the owner's wall clock, since the Unix epoch: for messages.
-    pub written: Duration,
-    /// How often the heartbeat is renewed, in milliseconds; 0 if it is not.
-    pub interval_ms: u32,
-    /// How long the owner goes on after a look, in milliseconds; 0 without a heartbeat.
-    pub stop_ms: u32,
-    /// Whether it still has it.
-    pub state: State,
+    pub written_wall_time: Duration,
+    /// How often the heartbeat is renewed, in milliseconds; 0 without a heartbeat.
+    pub heartbeat_interval_ms: u32,
+    /// How long the owner uses the disk after it last read its claim, in milliseconds; 0 without a
+    /// heartbeat.
+    pub lease_ms: u32,
+    /// Whether it is still owned.
+    pub state: OwnerState,
 }
 
-/// Why bytes are no usable owner record.
+/// Why an owner record is unusable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadRecord {
-    /// They do not begin like one.
+pub enum OwnerRecordError {
+    /// The bytes do not begin like one.
     #[error("no owner record")]
     NoMagic,
-    /// The checksum does not fit: torn, damaged, or in another one's place.
+    /// The checksum is wrong: torn, damaged, or another of the records.
     #[error("a damaged owner record")]
     Damaged,
-    /// A newer version's.
+    /// Of a newer format version.
     #[error("an owner record of version {0}, which this release does not know")]
     Version(u16),
-    /// The checksum fits, and a field makes no sense.
+    /// The checksum is right, but a field is invalid.
     #[error("an owner record whose {0} makes no sense")]
-    Field(&'static str),
+    InvalidField(&'static str),
 }
 
 fn uuid_or_nil(id: Option<Uuid>) -> [u8; 16] {
     id.unwrap_or_else(Uuid::nil).into_bytes()
 }
 
-fn given(bytes: [u8; 16], what: &'static str) -> Result<Uuid, BadRecord> {
+fn required_uuid(bytes: [u8; 16], what: &'static str) -> Result<Uuid, OwnerRecordError> {
     let id = Uuid::from_bytes(bytes);
-    if id.is_nil() { Err(BadRecord::Field(what)) } else { Ok(id) }
+    if id.is_nil() { Err(OwnerRecordError::InvalidField(what)) } else { Ok(id) }
 }
 
 impl OwnerRecord {
-    /// What stands in the place of `copy`.
+    /// Parses the record of this kind.
     ///
     /// # Errors
-    /// [`BadRecord`].
-    pub fn parse(bytes: &[u8; OWNER_BYTES], copy: Copy) -> Result<Self, BadRecord> {
-        let (stored, rest) =
-            Stored::read_from_prefix(bytes).map_err(|_| BadRecord::Field("length"))?;
+    /// [`OwnerRecordError`].
+    pub fn parse(
+        bytes: &[u8; OWNER_RECORD_BYTES],
+        kind: OwnerRecordKind,
+    ) -> Result<Self, OwnerRecordError> {
+        let (stored, rest) = StoredRecord::read_from_prefix(bytes)
+            .map_err(|_| OwnerRecordError::InvalidField("length"))?;
         if stored.magic != MAGIC {
-            return Err(BadRecord::NoMagic);
+            return Err(OwnerRecordError::NoMagic);
         }
-        if !is_sealed(bytes, CHECKSUM_AT) || stored.copy.get() != copy.number() {
-            return Err(BadRecord::Damaged);
+        if !verify_checksum(bytes, CHECKSUM_AT) || stored.copy.get() != kind.number() {
+            return Err(OwnerRecordError::Damaged);
         }
         if stored.version.get() != VERSION {
-            return Err(BadRecord::Version(stored.version.get()));
+            return Err(OwnerRecordError::Version(stored.version.get()));
         }
         if stored.reserved.get() != 0 || rest.iter().any(|b| *b != 0) {
-            return Err(BadRecord::Field("rest"));
+            return Err(OwnerRecordError::InvalidField("rest"));
         }
-        stored.record()
+        stored.parse_fields()
     }
 
-    /// The bytes of it in the place of `copy`.
+    /// The bytes of the record as this kind.
     #[must_use]
-    pub fn to_bytes(&self, copy: Copy) -> [u8; OWNER_BYTES] {
+    pub fn to_bytes(&self, kind: OwnerRecordKind) -> [u8; OWNER_RECORD_BYTES] {
         let owner = self.owner;
-        let stored = Stored {
+        let stored = StoredRecord {
             magic: MAGIC,
             version: VERSION.into(),
-            copy: copy.number().into(),
+            copy: kind.number().into(),
             checksum: 0.into(),
-            claim: self.claim.into(),
-            beat: self.beat.into(),
+            claim_generation: self.claim_generation.into(),
+            heartbeat: self.heartbeat.into(),
             nonce: self.nonce.into(),
-            life: self.life.into_bytes(),
-            set: self.subject.set.into_bytes(),
-            part: self.subject.part.into_bytes(),
-            node: owner.node.into_bytes(),
-            place: owner.place.into_bytes(),
-            cluster: uuid_or_nil(owner.cluster),
+            claim_id: self.claim_id.into_bytes(),
+            set_id: self.subject.set_id.into_bytes(),
+            part_id: self.subject.part_id.into_bytes(),
+            node: owner.node_id.into_bytes(),
+            boot_instance: owner.boot_instance.into_bytes(),
+            cluster: uuid_or_nil(owner.cluster_id),
             name: owner.name.to_bytes(),
             host: owner.host.to_bytes(),
-            written: u64::try_from(self.written.as_nanos()).unwrap_or(u64::MAX).into(),
-            interval_ms: self.interval_ms.into(),
-            stop_ms: self.stop_ms.into(),
-            number: owner.number.into(),
+            written_wall_time: u64::try_from(self.written_wall_time.as_nanos())
+                .unwrap_or(u64::MAX)
+                .into(),
+            heartbeat_interval_ms: self.heartbeat_interval_ms.into(),
+            lease_ms: self.lease_ms.into(),
+            node_number: owner.node_number.into(),
             state: match self.state {
-                State::Held => StoredState::Held.0.into(),
-                State::Released => StoredState::Released.0.into(),
+                OwnerState::Held => StoredState::Held.0.into(),
+                OwnerState::Released => StoredState::Released.0.into(),
             },
             reserved: 0.into(),
         };
-        let mut bytes = [0; OWNER_BYTES];
-        bytes[..FIELDS].copy_from_slice(stored.as_bytes());
-        seal(&mut bytes, CHECKSUM_AT);
+        let mut bytes = [0; OWNER_RECORD_BYTES];
+        bytes[..FIELD_BYTES].copy_from_slice(stored.as_bytes());
+        write_checksum(&mut bytes, CHECKSUM_AT);
         bytes
     }
 
-    /// When it was written, by the owner's wall clock, for people.
+    /// When it was written, by the owner's wall clock, for messages.
     #[must_use]
     pub fn written_at(&self) -> String {
-        utc(self.written.as_secs())
+        format_utc(self.written_wall_time.as_secs())
     }
 }
 
-impl Stored {
-    /// What it says, if all of it makes sense.
-    fn record(&self) -> Result<OwnerRecord, BadRecord> {
-        let (interval_ms, stop_ms) = (self.interval_ms.get(), self.stop_ms.get());
-        if self.claim.get() == 0 {
-            return Err(BadRecord::Field("claim"));
+impl StoredRecord {
+    /// The record, if all fields are valid.
+    fn parse_fields(&self) -> Result<OwnerRecord, OwnerRecordError> {
+        let (interval_ms, lease_ms) = (self.heartbeat_interval_ms.get(), self.lease_ms.get());
+        if self.claim_generation.get() == 0 {
+            return Err(OwnerRecordError::InvalidField("claim"));
         }
-        if stop_ms > MAX_STOP_MS || interval_ms > stop_ms || (interval_ms == 0) != (stop_ms == 0) {
-            return Err(BadRecord::Field("interval"));
+        if lease_ms > MAX_LEASE_MS
+            || interval_ms > lease_ms
+            || (interval_ms == 0) != (lease_ms == 0)
+        {
+            return Err(OwnerRecordError::InvalidField("interval"));
         }
         let cluster = Uuid::from_bytes(self.cluster);
         Ok(OwnerRecord {
-            claim: self.claim.get(),
-            beat: self.beat.get(),
+            claim_generation: self.claim_generation.get(),
+            heartbeat: self.heartbeat.get(),
             nonce: self.nonce.get(),
-            life: given(self.life, "life")?,
-            subject: Subject { set: given(self.set, "set")?, part: given(self.part, "part")? },
-            owner: NodeIdentity {
-                node: given(self.node, "node")?,
-                place: given(self.place, "place")?,
-                cluster: Some(cluster).filter(|id| !id.is_nil()),
-                number: self.number.get(),
-                name: Text::parse(&self.name).ok_or(BadRecord::Field("name"))?,
-                host: Text::parse(&self.host).ok_or(BadRecord::Field("host"))?,
+            claim_id: required_uuid(self.claim_id, "life")?,
+            subject: ClaimSubject {
+                set_id: required_uuid(self.set_id, "set")?,
+                part_id: required_uuid(self.part_id, "part")?,
             },
-            written: Duration::from_nanos(self.written.get()),
-            interval_ms,
-            stop_ms,
+            owner: NodeIdentity {
+                node_id: required_uuid(self.node, "node")?,
+                boot_instance: required_uuid(self.boot_instance, "place")?,
+                cluster_id: Some(cluster).filter(|id| !id.is_nil()),
+                node_number: self.node_number.get(),
+                name: ShortText::parse(&self.name).ok_or(OwnerRecordError::InvalidField("name"))?,
+                host: ShortText::parse(&self.host).ok_or(OwnerRecordError::InvalidField("host"))?,
+            },
+            written_wall_time: Duration::from_nanos(self.written_wall_time.get()),
+            heartbeat_interval_ms: interval_ms,
+            lease_ms,
             state: match StoredState(self.state.get()) {
-                StoredState::Held => State::Held,
-                StoredState::Released => State::Released,
-                _ => return Err(BadRecord::Field("state")),
+                StoredState::Held => OwnerState::Held,
+                StoredState::Released => OwnerState::Released,
+                _ => return Err(OwnerRecordError::InvalidField("state")),
             },
         })
     }
 }
 
-/// Seconds since the Unix epoch as people write them, in UTC.
+/// A time in seconds since the Unix epoch as text, in UTC.
 #[must_use]
-pub fn utc(seconds: u64) -> String {
+pub fn format_utc(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
     // Days since 1 March of the year 0, in eras of 400 years.
     let days = days + 719_468;
@@ -292,35 +307,35 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use wire::seal::sealed;
+    use wire::embedded_checksum::with_checksum;
 
     fn record() -> OwnerRecord {
         let id = |n: u128| Uuid::from_u128(0x0123_4567_89ab_4def_8123_0000_0000_0000 + n);
         OwnerRecord {
-            claim: 7,
-            beat: 0x1122,
+            claim_generation: 7,
+            heartbeat: 0x1122,
             nonce: 0x99aa_bbcc_ddee_ff00,
-            life: id(1),
-            subject: Subject { set: id(2), part: id(3) },
+            claim_id: id(1),
+            subject: ClaimSubject { set_id: id(2), part_id: id(3) },
             owner: NodeIdentity {
-                node: id(4),
-                place: id(5),
-                cluster: Some(id(6)),
-                number: 2,
-                name: Text::new("b"),
-                host: Text::new("srv2"),
+                node_id: id(4),
+                boot_instance: id(5),
+                cluster_id: Some(id(6)),
+                node_number: 2,
+                name: ShortText::new("b"),
+                host: ShortText::new("srv2"),
             },
-            written: Duration::from_nanos(1_700_000_000_123_456_789),
-            interval_ms: 2000,
-            stop_ms: 5000,
-            state: State::Held,
+            written_wall_time: Duration::from_nanos(1_700_000_000_123_456_789),
+            heartbeat_interval_ms: 2000,
+            lease_ms: 5000,
+            state: OwnerState::Held,
         }
     }
 
     /// The bytes of the example in the format page.
     #[test]
     fn the_bytes_of_an_owner_record_stay_what_they_are() {
-        let bytes = record().to_bytes(Copy::First);
+        let bytes = record().to_bytes(OwnerRecordKind::Claim);
         let hex = |range: std::ops::Range<usize>| -> String {
             bytes[range].iter().map(|b| format!("{b:02x}")).collect()
         };
@@ -337,39 +352,49 @@ mod tests {
         assert_eq!(hex(208..213), "7372763200", "host");
         assert_eq!(hex(272..280), "15cd853dfe9c9717", "written");
         assert_eq!(hex(280..296), "d0070000881300000200010000000000", "times, number, state");
-        assert!(bytes[FIELDS..].iter().all(|b| *b == 0));
-        assert_eq!(OwnerRecord::parse(&bytes, Copy::First), Ok(record()));
+        assert!(bytes[FIELD_BYTES..].iter().all(|b| *b == 0));
+        assert_eq!(OwnerRecord::parse(&bytes, OwnerRecordKind::Claim), Ok(record()));
         assert_eq!(record().written_at(), "2023-11-14 22:13:20 UTC");
     }
 
     #[test]
     fn what_is_no_owner_record_is_refused_by_name() {
-        let bytes = record().to_bytes(Copy::First);
-        assert_eq!(OwnerRecord::parse(&bytes, Copy::Beat), Err(BadRecord::Damaged), "elsewhere");
-        assert_eq!(OwnerRecord::parse(&[0; OWNER_BYTES], Copy::First), Err(BadRecord::NoMagic));
+        let bytes = record().to_bytes(OwnerRecordKind::Claim);
+        assert_eq!(
+            OwnerRecord::parse(&bytes, OwnerRecordKind::Heartbeat),
+            Err(OwnerRecordError::Damaged),
+            "elsewhere"
+        );
+        assert_eq!(
+            OwnerRecord::parse(&[0; OWNER_RECORD_BYTES], OwnerRecordKind::Claim),
+            Err(OwnerRecordError::NoMagic)
+        );
         let mut torn = bytes;
         torn[300] = 1;
-        assert_eq!(OwnerRecord::parse(&torn, Copy::First), Err(BadRecord::Damaged));
+        assert_eq!(
+            OwnerRecord::parse(&torn, OwnerRecordKind::Claim),
+            Err(OwnerRecordError::Damaged)
+        );
         let changed = |at: usize, value: u8| {
             let mut bytes = bytes;
             bytes[at] = value;
-            OwnerRecord::parse(&sealed(bytes, CHECKSUM_AT), Copy::First)
+            OwnerRecord::parse(&with_checksum(bytes, CHECKSUM_AT), OwnerRecordKind::Claim)
         };
-        assert_eq!(changed(16, 2), Err(BadRecord::Version(2)));
-        assert_eq!(changed(24, 0), Err(BadRecord::Field("claim")));
-        assert_eq!(changed(283, 1), Err(BadRecord::Field("interval")));
-        assert_eq!(changed(290, 3), Err(BadRecord::Field("state")));
-        assert_eq!(changed(208, 0x1b), Err(BadRecord::Field("host")));
-        assert_eq!(changed(300, 1), Err(BadRecord::Field("rest")));
+        assert_eq!(changed(16, 2), Err(OwnerRecordError::Version(2)));
+        assert_eq!(changed(24, 0), Err(OwnerRecordError::InvalidField("claim")));
+        assert_eq!(changed(283, 1), Err(OwnerRecordError::InvalidField("interval")));
+        assert_eq!(changed(290, 3), Err(OwnerRecordError::InvalidField("state")));
+        assert_eq!(changed(208, 0x1b), Err(OwnerRecordError::InvalidField("host")));
+        assert_eq!(changed(300, 1), Err(OwnerRecordError::InvalidField("rest")));
     }
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_record_or_none(at in 0usize..FIELDS, value in any::<u8>()) {
-            let mut bytes = record().to_bytes(Copy::Beat);
+        fn any_bytes_are_a_record_or_none(at in 0usize..FIELD_BYTES, value in any::<u8>()) {
+            let mut bytes = record().to_bytes(OwnerRecordKind::Heartbeat);
             bytes[at] = value;
-            if let Ok(found) = OwnerRecord::parse(&sealed(bytes, CHECKSUM_AT), Copy::Beat) {
-                prop_assert_eq!(OwnerRecord::parse(&found.to_bytes(Copy::Beat), Copy::Beat), Ok(found));
+            if let Ok(found) = OwnerRecord::parse(&with_checksum(bytes, CHECKSUM_AT), OwnerRecordKind::Heartbeat) {
+                prop_assert_eq!(OwnerRecord::parse(&found.to_bytes(OwnerRecordKind::Heartbeat), OwnerRecordKind::Heartbeat), Ok(found));
             }
         }
     }

@@ -1,17 +1,17 @@
 use proptest::prelude::*;
-use wire::seal::sealed;
+use wire::embedded_checksum::with_checksum;
 
 use super::*;
 
-fn label() -> Label {
-    Label {
+fn label() -> ImageLabel {
+    ImageLabel {
         generation: 7,
-        intent_log: false,
-        optional: 0x8000_0001,
-        volume: Uuid::from_u128(0x0123_4567_89ab_4def_8123_4567_89ab_cdef),
-        image: Uuid::from_u128(0xfedc_ba98_7654_4321_8fed_cba9_8765_4321),
+        has_intent_log: false,
+        optional_features: 0x8000_0001,
+        volume_id: Uuid::from_u128(0x0123_4567_89ab_4def_8123_4567_89ab_cdef),
+        image_id: Uuid::from_u128(0xfedc_ba98_7654_4321_8fed_cba9_8765_4321),
         block_size: 4096,
-        state: State::Active,
+        state: ImageState::Active,
         provisioning: Provisioning::Thin,
         data_offset: DATA_OFFSET,
         data_bytes: 5 << 30,
@@ -44,46 +44,49 @@ fn the_golden_image() {
     );
     let bytes = label().to_bytes(0);
     let mut shown = String::new();
-    for byte in &bytes[..FIELDS] {
+    for byte in &bytes[..FIELD_BYTES] {
         shown += &format!("{byte:02x}");
     }
     assert_eq!(shown, golden);
-    assert!(bytes[FIELDS..].iter().all(|&b| b == 0));
-    assert_eq!(Label::parse(&bytes, 0), Ok(label()));
+    assert!(bytes[FIELD_BYTES..].iter().all(|&b| b == 0));
+    assert_eq!(ImageLabel::parse(&bytes, 0), Ok(label()));
 }
 
-/// `docs/format/label.md` tells what differs.
+/// `docs/format/label.md` describes the difference.
 #[test]
 fn an_image_with_an_intent_log_says_so_in_required_feature_0() {
-    let logged = Label { intent_log: true, ..label() };
+    let logged = ImageLabel { has_intent_log: true, ..label() };
     let (with, without) = (logged.to_bytes(0), label().to_bytes(0));
     let differing: Vec<usize> = (0..LABEL_BYTES).filter(|&at| with[at] != without[at]).collect();
     assert_eq!(differing, [24, 25, 26, 27, 40]);
     assert_eq!(with[24..28], [0xae, 0x8c, 0xdb, 0x5a]);
     assert_eq!(with[40..44], [1, 0, 0, 0]);
-    assert_eq!(Label::parse(&with, 0), Ok(logged));
-    // What a release says that knows no feature at all: the bit is one that nobody may ignore.
+    assert_eq!(ImageLabel::parse(&with, 0), Ok(logged));
+    // The error of a release that knows no feature at all: the bit must not be ignored.
     let mut strange = with;
     strange[40] = 3;
-    assert_eq!(Label::parse(&sealed(strange, 24), 0), Err(BadLabel::Features(2)));
+    assert_eq!(
+        ImageLabel::parse(&with_checksum(strange, 24), 0),
+        Err(ImageLabelError::UnsupportedFeatures(2))
+    );
 }
 
 #[test]
 fn the_data_never_lies_in_the_log() {
-    let crowded = Label { data_offset: LOG_AREA.end - 4096, ..label() };
-    assert!(!crowded.has_room_for_log());
-    assert_eq!(Label::parse(&crowded.to_bytes(0), 0), Ok(crowded));
-    let logged = Label { intent_log: true, ..crowded };
-    let refused = Err(BadLabel::Field("data offset, in its intent log,"));
-    assert_eq!(Label::parse(&logged.to_bytes(0), 0), refused);
-    let tight = Label { data_offset: LOG_AREA.end, ..logged };
-    assert_eq!(Label::parse(&tight.to_bytes(0), 0), Ok(tight));
+    let crowded = ImageLabel { data_offset: LOG_AREA.end - 4096, ..label() };
+    assert!(!crowded.has_log_area());
+    assert_eq!(ImageLabel::parse(&crowded.to_bytes(0), 0), Ok(crowded));
+    let logged = ImageLabel { has_intent_log: true, ..crowded };
+    let refused = Err(ImageLabelError::InvalidField("data offset, in its intent log,"));
+    assert_eq!(ImageLabel::parse(&logged.to_bytes(0), 0), refused);
+    let tight = ImageLabel { data_offset: LOG_AREA.end, ..logged };
+    assert_eq!(ImageLabel::parse(&tight.to_bytes(0), 0), Ok(tight));
 }
 
 #[test]
 fn a_label_torn_at_any_sector_is_damaged() {
     let old = label().to_bytes(0);
-    let new = Label { generation: 8, data_bytes: 6 << 30, ..label() }.to_bytes(0);
+    let new = ImageLabel { generation: 8, data_bytes: 6 << 30, ..label() }.to_bytes(0);
     for sector in 0..8 {
         for garbage in [false, true] {
             let mut torn = old;
@@ -91,12 +94,12 @@ fn a_label_torn_at_any_sector_is_damaged() {
             if garbage {
                 torn[sector * 512..(sector + 1) * 512].fill(0xa5);
             }
-            let parsed = Label::parse(&torn, 0);
+            let parsed = ImageLabel::parse(&torn, 0);
             // Only the first sector of a label differs: the rest is zeroes in both.
             match (sector, garbage) {
                 (0, false) => assert_eq!(parsed.unwrap().generation, 8),
-                (0, true) => assert_eq!(parsed, Err(BadLabel::NoMagic)),
-                (_, true) => assert_eq!(parsed, Err(BadLabel::Damaged)),
+                (0, true) => assert_eq!(parsed, Err(ImageLabelError::NoMagic)),
+                (_, true) => assert_eq!(parsed, Err(ImageLabelError::Damaged)),
                 (_, false) => assert_eq!(parsed.unwrap().generation, 7),
             }
         }
@@ -106,56 +109,63 @@ fn a_label_torn_at_any_sector_is_damaged() {
 #[test]
 fn every_bit_counts() {
     let good = label().to_bytes(1);
-    for bit in 0..FIELDS * 8 {
+    for bit in 0..FIELD_BYTES * 8 {
         let mut bad = good;
         bad[bit / 8] ^= 1 << (bit % 8);
-        let expected = if bit < 128 { BadLabel::NoMagic } else { BadLabel::Damaged };
-        assert_eq!(Label::parse(&bad, 1), Err(expected), "bit {bit}");
+        let expected = if bit < 128 { ImageLabelError::NoMagic } else { ImageLabelError::Damaged };
+        assert_eq!(ImageLabel::parse(&bad, 1), Err(expected), "bit {bit}");
     }
-    assert_eq!(Label::parse(&good, 0), Err(BadLabel::Damaged), "it belongs in the other place");
-    assert_eq!(Label::parse(&[0; LABEL_BYTES], 0), Err(BadLabel::NoMagic));
+    assert_eq!(
+        ImageLabel::parse(&good, 0),
+        Err(ImageLabelError::Damaged),
+        "it belongs in the other place"
+    );
+    assert_eq!(ImageLabel::parse(&[0; LABEL_BYTES], 0), Err(ImageLabelError::NoMagic));
 }
 
 #[test]
 fn what_it_does_not_know_it_refuses() {
-    let cases: [(usize, &[u8], BadLabel); 14] = [
-        (16, &[2, 0], BadLabel::Version(2)),
-        (20, &[0, 8, 0, 0], BadLabel::Field("length")),
-        (28, &[1], BadLabel::Field("reserved part")),
-        (32, &[0; 8], BadLabel::Field("generation")),
-        (40, &[4, 0, 0, 0], BadLabel::Features(4)),
-        (80, &[0, 4, 0, 0], BadLabel::Field("block size")),
-        (84, &[3], BadLabel::Field("state")),
-        (85, &[0], BadLabel::Field("provisioning")),
-        (87, &[1], BadLabel::Field("reserved part")),
-        (88, &[0; 8], BadLabel::Field("data offset")),
-        (88, &[0xff; 8], BadLabel::Field("data offset")),
-        (96, &[0; 8], BadLabel::Field("data size")),
-        (96, &[0xff; 8], BadLabel::Field("data size")),
-        (4095, &[1], BadLabel::Field("reserved part")),
+    let cases: [(usize, &[u8], ImageLabelError); 14] = [
+        (16, &[2, 0], ImageLabelError::UnsupportedVersion(2)),
+        (20, &[0, 8, 0, 0], ImageLabelError::InvalidField("length")),
+        (28, &[1], ImageLabelError::InvalidField("reserved part")),
+        (32, &[0; 8], ImageLabelError::InvalidField("generation")),
+        (40, &[4, 0, 0, 0], ImageLabelError::UnsupportedFeatures(4)),
+        (80, &[0, 4, 0, 0], ImageLabelError::InvalidField("block size")),
+        (84, &[3], ImageLabelError::InvalidField("state")),
+        (85, &[0], ImageLabelError::InvalidField("provisioning")),
+        (87, &[1], ImageLabelError::InvalidField("reserved part")),
+        (88, &[0; 8], ImageLabelError::InvalidField("data offset")),
+        (88, &[0xff; 8], ImageLabelError::InvalidField("data offset")),
+        (96, &[0; 8], ImageLabelError::InvalidField("data size")),
+        (96, &[0xff; 8], ImageLabelError::InvalidField("data size")),
+        (4095, &[1], ImageLabelError::InvalidField("reserved part")),
     ];
     for (at, bytes, expected) in cases {
         let mut strange = label().to_bytes(0);
         strange[at..at + bytes.len()].copy_from_slice(bytes);
-        assert_eq!(Label::parse(&sealed(strange, 24), 0), Err(expected), "at {at}");
+        assert_eq!(ImageLabel::parse(&with_checksum(strange, 24), 0), Err(expected), "at {at}");
     }
     // The version comes before everything else: a newer label may look quite different.
     let mut newer = [0xff; LABEL_BYTES];
     newer[..16].copy_from_slice(&MAGIC);
-    assert_eq!(Label::parse(&sealed(newer, 24), 0), Err(BadLabel::Version(0xffff)));
+    assert_eq!(
+        ImageLabel::parse(&with_checksum(newer, 24), 0),
+        Err(ImageLabelError::UnsupportedVersion(0xffff))
+    );
 }
 
 proptest! {
     #[test]
     fn no_bytes_make_it_panic(
-        noise in proptest::collection::vec(any::<u8>(), FIELDS),
-        keep in 0usize..FIELDS,
+        noise in proptest::collection::vec(any::<u8>(), FIELD_BYTES),
+        keep in 0usize..FIELD_BYTES,
         sign: bool,
     ) {
         let mut bytes = label().to_bytes(0);
-        bytes[keep..FIELDS].copy_from_slice(&noise[keep..]);
-        let bytes = if sign { sealed(bytes, 24) } else { bytes };
-        if let Ok(parsed) = Label::parse(&bytes, 0) {
+        bytes[keep..FIELD_BYTES].copy_from_slice(&noise[keep..]);
+        let bytes = if sign { with_checksum(bytes, 24) } else { bytes };
+        if let Ok(parsed) = ImageLabel::parse(&bytes, 0) {
             prop_assert_eq!(parsed.to_bytes(0), bytes, "what is understood is written the same");
         }
     }

@@ -1,8 +1,8 @@
-use block::{Mem, MemOptions, Pool, Stats};
+use block::{BufferPool, Mem, MemOptions, Stats};
 
 use super::*;
 
-/// A device that takes so many blocks at once.
+/// A device with this limit of blocks per transfer.
 struct Narrow {
     below: Dev,
     most: u32,
@@ -25,9 +25,9 @@ impl block::Layer for Narrow {
 fn medium(block_size: u32, most: u32) -> (Medium, Dev, Ctx) {
     let below = Dev::new(Mem::new(MemOptions::new(block_size, 1000)));
     let dev = Dev::new(Narrow { below, most });
-    let pool = Pool::new(1 << 22).unwrap();
-    let credit = pool.account().try_credit(1 << 20, Class::Immediate).unwrap();
-    (Medium::of(dev.clone(), Path::new("m")), dev, Ctx::new(credit, Epoch::default()))
+    let pool = BufferPool::new(1 << 22).unwrap();
+    let credit = pool.account().try_credit(1 << 20, MemoryClass::LocalIo).unwrap();
+    (Medium::from_dev(dev.clone(), Path::new("m")), dev, Ctx::new(credit, Epoch::default()))
 }
 
 #[tokio::test]
@@ -39,7 +39,7 @@ async fn what_is_too_large_goes_in_pieces() {
         medium.write(512, data, &ctx).await.unwrap();
         let read = medium.read(512, bytes.len(), &ctx).await.unwrap();
         assert_eq!(read.to_vec(), bytes, "{most} at once");
-        let changed = medium.read_to_change(512, bytes.len(), &ctx).await.unwrap();
+        let changed = medium.read_mut(512, bytes.len(), &ctx).await.unwrap();
         assert_eq!(Bufs::from(changed).to_vec(), bytes);
         let Stats { writes, reads, .. } = dev.stats();
         assert_eq!((writes, reads), (pieces, 2 * pieces), "{most} at once");
@@ -49,14 +49,14 @@ async fn what_is_too_large_goes_in_pieces() {
 #[tokio::test]
 async fn bytes_are_blocks_or_nothing() {
     let (medium, _, ctx) = medium(4096, 1000);
-    let misaligned = Failure::Disk(DiskError::new(DiskErrorKind::Misaligned));
+    let misaligned = MediumError::Disk(DiskError::new(DiskErrorKind::Misaligned));
     assert_eq!(medium.read(512, 4096, &ctx).await.map(drop), Err(misaligned));
     assert_eq!(medium.write(0, Bufs::zeroes(512), &ctx).await, Err(misaligned));
     assert_eq!(medium.zero(0, 512, &ctx).await, Err(misaligned));
-    let outside = Err(Failure::Dev(Error::OutOfRange));
+    let outside = Err(MediumError::Dev(Error::OutOfRange));
     assert_eq!(medium.read(1000 << 12, 4096, &ctx).await.map(drop), outside);
     assert_eq!(medium.set_len(4096).await, Err(UNSUPPORTED));
-    assert_eq!(medium.measure().await, Ok(1000 << 12));
+    assert_eq!(medium.current_size().await, Ok(1000 << 12));
 }
 
 #[tokio::test]
@@ -66,11 +66,11 @@ async fn stretches_are_told_in_bytes() {
     for (at, bytes, expected, hole) in
         [(0, 1 << 20, 8192, true), (512, 1024, 1024, true), (9000, 9000, 3288, false)]
     {
-        let found = medium.stretch(at, bytes, &ctx).await;
-        assert_eq!(found, Ok(Stretch { bytes: expected, hole }), "{at}");
+        let found = medium.allocation_run(at, bytes, &ctx).await;
+        assert_eq!(found, Ok(SparseRun { bytes: expected, is_hole: hole }), "{at}");
     }
     medium.punch(8192, 4096, &ctx).await.unwrap();
-    assert!(medium.stretch(8192, 4096, &ctx).await.unwrap().hole);
+    assert!(medium.allocation_run(8192, 4096, &ctx).await.unwrap().is_hole);
 }
 
 #[test]
@@ -87,8 +87,8 @@ fn every_error_means_something_to_those_who_know_disks() {
         (Error::Aborted, DiskErrorKind::Other),
         (Error::Gone, DiskErrorKind::Gone),
     ] {
-        assert_eq!(DiskError::from(Failure::Dev(error)), DiskError::new(kind), "{error}");
+        assert_eq!(DiskError::from(MediumError::Dev(error)), DiskError::new(kind), "{error}");
     }
     let disk = DiskError::from_errno(5);
-    assert_eq!(DiskError::from(Failure::Disk(disk)), disk);
+    assert_eq!(DiskError::from(MediumError::Disk(disk)), disk);
 }

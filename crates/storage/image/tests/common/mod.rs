@@ -1,4 +1,4 @@
-//! What the tests of layers share.
+//! Helpers for the tests of layers.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 #[path = "../../../../base/rt/tests/common/system.rs"]
@@ -8,33 +8,39 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use block::testing::Client;
-use block::testing::faulty::Kind;
-use block::{Dev, Error, crash};
-use disk::{Label, Provisioning};
-use image::{Create, File, Open};
-use rt::sim::{Host, HostSetup, Mishap, Outcome, Setup, World, run};
+use block::testing::TestClient;
+use block::testing::faulty::OpKind;
+use block::{Dev, Error, drop_permit};
+use disk::{ImageLabel, Provisioning};
+use image::{CreateImageOptions, FlatImage, OpenImageOptions};
+use rt::sim::{Host, HostSetup, ScenarioOutcome, ScriptedFault, World, WorldSetup, run};
 use rt::{Core, Cores, CoresConfig, DiskEngine};
 use uuid::Uuid;
 
 pub const VOLUME: Uuid = Uuid::from_u128(0x1111_2222_3333_4444_8555_6666_7777_8888);
 
 /// A thin image of `bytes` with blocks of 512 bytes.
-pub fn thin(bytes: u64) -> Create {
-    Create {
-        volume: VOLUME,
+pub fn thin(bytes: u64) -> CreateImageOptions {
+    CreateImageOptions {
+        volume_id: VOLUME,
         block_size: 512,
-        bytes: Some(bytes),
+        size_bytes: Some(bytes),
         provisioning: Provisioning::Thin,
-        buffered: false,
-        force: false,
+        allow_page_cache: false,
+        overwrite: false,
         keep_contents: false,
         claim: None,
     }
 }
 
-pub fn existing() -> Open {
-    Open { volume: VOLUME, generation: 0, buffered: false, read_only: false, claim: None }
+pub fn existing() -> OpenImageOptions {
+    OpenImageOptions {
+        volume_id: VOLUME,
+        min_generation: 0,
+        allow_page_cache: false,
+        read_only: false,
+        claim: None,
+    }
 }
 
 /// A core of a simulated host, which is started if it is down.
@@ -43,33 +49,34 @@ pub async fn core_of(host: &Host) -> Core {
 }
 
 /// A client of the image that `file` is.
-pub fn client(core: &Core, file: &Rc<File>) -> Client {
-    Client::new(&Dev::shared(Rc::clone(file)), core.pool())
+pub fn client(core: &Core, file: &Rc<FlatImage>) -> TestClient {
+    TestClient::new(&Dev::shared(Rc::clone(file)), core.buffer_pool())
 }
 
-/// What befalls the next operation of this kind, if a simulated disk can be told so, for it to end with `error`.
-pub fn mishap(kind: Kind, error: Error) -> Option<Mishap> {
+/// The fault that makes the next operation of this kind end with `error`, if a simulated disk can
+/// inject it.
+pub fn mishap(kind: OpKind, error: Error) -> Option<ScriptedFault> {
     match (kind, error) {
-        (Kind::Read, Error::Unreadable { .. }) => Some(Mishap::ReadError),
-        (Kind::Write, Error::Unwritable { .. }) => Some(Mishap::WriteError),
-        (Kind::Flush, Error::Gone) => Some(Mishap::SyncError),
+        (OpKind::Read, Error::Unreadable { .. }) => Some(ScriptedFault::ReadError),
+        (OpKind::Write, Error::Unwritable { .. }) => Some(ScriptedFault::WriteError),
+        (OpKind::Flush, Error::Gone) => Some(ScriptedFault::SyncError),
         _ => None,
     }
 }
 
-/// The label without what a creation draws.
-pub fn essence(label: Label) -> (Uuid, u64, u32, Provisioning) {
-    (label.volume, label.data_bytes, label.block_size, label.provisioning)
+/// The fields of a label without random ones.
+pub fn essence(label: ImageLabel) -> (Uuid, u64, u32, Provisioning) {
+    (label.volume_id, label.data_bytes, label.block_size, label.provisioning)
 }
 
-/// Runs `f` on a real core of its own, whose disks are served by `engine`.
+/// Runs `f` on a real core of its own, with this disk engine.
 pub fn on_core<Fut: Future<Output = ()> + 'static>(
     engine: DiskEngine,
     f: impl FnOnce(Core) -> Fut + Send + 'static,
 ) {
     let config = CoresConfig {
         cpus: vec![None],
-        pool_bytes_per_core: 40 << 20,
+        memory_bytes_per_core: 40 << 20,
         disk_engine: engine,
         ..Default::default()
     };
@@ -80,7 +87,7 @@ pub fn on_core<Fut: Future<Output = ()> + 'static>(
     result.expect("the test's core panicked, see above");
 }
 
-/// A directory that goes with the value.
+/// A directory that is removed with the value.
 pub struct Dir(PathBuf);
 
 impl Dir {
@@ -114,12 +121,15 @@ impl Drop for Dir {
 }
 
 /// Plays a scenario with one host in a simulated world.
-pub fn play<F, Fut>(seed: u64, setup: HostSetup, scenario: F) -> Outcome
+pub fn play<F, Fut>(seed: u64, setup: HostSetup, scenario: F) -> ScenarioOutcome
 where
     F: FnOnce(World, Host) -> Fut,
     Fut: Future<Output = ()>,
 {
-    let guarded = Setup { crash_guard: || Box::new(crash::permit()), ..Setup::new(seed) };
+    let guarded = WorldSetup {
+        crash_guard: || Box::new(drop_permit::permit_drops()),
+        ..WorldSetup::new(seed)
+    };
     run(guarded, |world| {
         let host = world.add_host("host", setup);
         let scene = scenario(world, host);
@@ -130,7 +140,7 @@ where
     })
 }
 
-/// [`play`] that must end well.
+/// [`play`] that must succeed.
 pub fn succeed<F, Fut>(seed: u64, setup: HostSetup, scenario: F)
 where
     F: FnOnce(World, Host) -> Fut,

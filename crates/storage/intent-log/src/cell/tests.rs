@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use wire::seal::sealed;
+use wire::embedded_checksum::with_checksum;
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn cell(index: u32, generation: u64) -> Cell {
     slots[0][19] = 1 << 63;
     slots[1][1] = 1;
     slots[2] = [u64::MAX; WORDS_PER_CELL];
-    Cell { log: LOG, index, generation, slots }
+    Cell { log_id: LOG, index, generation, slots }
 }
 
 /// The cell as `docs/format/intent.md` shows it.
@@ -48,7 +48,7 @@ fn every_bit_counts() {
     for bit in 0..CELL_BYTES * 8 {
         let mut bad = good;
         bad[bit / 8] ^= 1 << (bit % 8);
-        let expected = if bit < 32 { BadCell::NoMagic } else { BadCell::Damaged };
+        let expected = if bit < 32 { CellError::NoMagic } else { CellError::Damaged };
         assert_eq!(Cell::parse(&bad, LOG, 5), Err(expected), "bit {bit}");
     }
 }
@@ -56,21 +56,27 @@ fn every_bit_counts() {
 #[test]
 fn a_cell_from_elsewhere_is_refused_by_name() {
     let good = cell(5, 7).to_bytes();
-    assert_eq!(Cell::parse(&good, LOG, 6), Err(BadCell::Index(5)));
-    assert_eq!(Cell::parse(&good, LogId(1), 5), Err(BadCell::Log(LOG.0)));
-    assert_eq!(Cell::parse(&[0; CELL_BYTES], LOG, 5), Err(BadCell::NoMagic));
-    assert_eq!(Cell::parse(&[0xff; CELL_BYTES], LOG, 5), Err(BadCell::NoMagic));
+    assert_eq!(Cell::parse(&good, LOG, 6), Err(CellError::WrongIndex(5)));
+    assert_eq!(Cell::parse(&good, LogId(1), 5), Err(CellError::OtherLog(LOG.0)));
+    assert_eq!(Cell::parse(&[0; CELL_BYTES], LOG, 5), Err(CellError::NoMagic));
+    assert_eq!(Cell::parse(&[0xff; CELL_BYTES], LOG, 5), Err(CellError::NoMagic));
     let mut strange = good;
     strange[23] = 1;
-    assert_eq!(Cell::parse(&sealed(strange, 4), LOG, 5), Err(BadCell::Field("reserved part")));
-    assert_eq!(Cell::parse(&cell(5, 0).to_bytes(), LOG, 5), Err(BadCell::Field("generation")));
+    assert_eq!(
+        Cell::parse(&with_checksum(strange, 4), LOG, 5),
+        Err(CellError::InvalidField("reserved part"))
+    );
+    assert_eq!(
+        Cell::parse(&cell(5, 0).to_bytes(), LOG, 5),
+        Err(CellError::InvalidField("generation"))
+    );
 }
 
-/// Eight cells of page 3, the `n`th of which has been written `generations[n]` times.
+/// Eight cells of page 3; cell `n` has been written `generations[n]` times.
 fn page(generations: [u64; CELLS_PER_PAGE]) -> Vec<Cell> {
     let mut cells: Vec<Cell> =
         (24..).zip(generations).map(|(index, generation)| cell(index, generation)).collect();
-    // The writes of one cell differ in its marks.
+    // The writes of a cell differ in its dirty bits.
     cells.iter_mut().for_each(|cell| cell.slots[1][2] = cell.generation);
     cells
 }
@@ -101,7 +107,7 @@ fn a_cell_torn_inside_is_damaged_and_its_neighbours_are_not() {
         let mut bytes = before;
         bytes[512..512 + cut].copy_from_slice(&after[512..512 + cut]);
         let found = parse_page(&bytes, LOG, 3);
-        assert_eq!(found[1], Err(BadCell::Damaged), "cut at {cut}");
+        assert_eq!(found[1], Err(CellError::Damaged), "cut at {cut}");
         assert_eq!((found[0].as_ref(), found[2].as_ref()), (Ok(&old[0]), Ok(&old[2])));
     }
 }
@@ -110,13 +116,13 @@ fn a_cell_torn_inside_is_damaged_and_its_neighbours_are_not() {
 fn a_page_of_another_place_or_log_has_no_cell() {
     let bytes = page_to_bytes(&page([7; 8]));
     for (n, found) in (24..).zip(parse_page(&bytes, LOG, 2)) {
-        assert_eq!(found, Err(BadCell::Index(n)));
+        assert_eq!(found, Err(CellError::WrongIndex(n)));
     }
-    assert!(parse_page(&bytes, LogId(0), 3).iter().all(|c| *c == Err(BadCell::Log(LOG.0))));
+    assert!(parse_page(&bytes, LogId(0), 3).iter().all(|c| *c == Err(CellError::OtherLog(LOG.0))));
     assert!(parse_page(&bytes, LOG, u32::MAX).iter().all(Result::is_err));
     let short = parse_page(&page_to_bytes(&page([7; 8])[..3]), LOG, 3);
     assert!(short[..3].iter().all(Result::is_ok));
-    assert!(short[3..].iter().all(|c| *c == Err(BadCell::NoMagic)));
+    assert!(short[3..].iter().all(|c| *c == Err(CellError::NoMagic)));
 }
 
 proptest! {
@@ -127,7 +133,7 @@ proptest! {
         generation in 1u64..,
         slots: [[u64; WORDS_PER_CELL]; SLOTS],
     ) {
-        let cell = Cell { log: LogId(log), index, generation, slots };
+        let cell = Cell { log_id: LogId(log), index, generation, slots };
         prop_assert_eq!(Cell::parse(&cell.to_bytes(), LogId(log), index), Ok(cell));
     }
 
@@ -139,7 +145,7 @@ proptest! {
     ) {
         let mut bytes = cell(5, 7).to_bytes();
         bytes[keep..].copy_from_slice(&noise[keep..]);
-        let bytes = if sign { sealed(bytes, 4) } else { bytes };
+        let bytes = if sign { with_checksum(bytes, 4) } else { bytes };
         if let Ok(parsed) = Cell::parse(&bytes, LOG, 5) {
             prop_assert_eq!(parsed.to_bytes(), bytes, "what is understood is written the same");
         }

@@ -6,7 +6,7 @@ const KIB: u64 = 1 << 10;
 const GIB: u64 = 1 << 30;
 const TIB: u64 = 1 << 40;
 
-/// Size of the volume, then what follows from it: shift, regions, cells, pages.
+/// Size of the volume, and what follows from it: shift, regions, cells, pages.
 #[test]
 fn volumes_at_the_boundaries() {
     let cases = [
@@ -25,7 +25,12 @@ fn volumes_at_the_boundaries() {
     ];
     for (bytes, shift, regions, cells, pages) in cases {
         let geometry = Geometry::new(bytes).unwrap();
-        let found = (geometry.shift(), geometry.regions(), geometry.cells(), geometry.pages());
+        let found = (
+            geometry.region_shift(),
+            geometry.region_count(),
+            geometry.cell_count(),
+            geometry.page_count(),
+        );
         assert_eq!(found, (shift, regions, cells, pages), "{bytes} bytes");
     }
 }
@@ -33,17 +38,17 @@ fn volumes_at_the_boundaries() {
 #[test]
 fn sizes_and_regions_that_are_refused() {
     for bytes in [0, 256 * TIB + 1, 256 * TIB + 512, 1 << 63, u64::MAX] {
-        assert_eq!(Geometry::new(bytes), Err(BadGeometry::Size(bytes)));
-        assert_eq!(Geometry::with_shift(bytes, 28), Err(BadGeometry::Size(bytes)));
+        assert_eq!(Geometry::new(bytes), Err(LogGeometryError::Size(bytes)));
+        assert_eq!(Geometry::with_shift(bytes, 28), Err(LogGeometryError::Size(bytes)));
     }
     for shift in [0, 15, 29, 63, 64, u32::MAX] {
-        assert_eq!(Geometry::with_shift(GIB, shift), Err(BadGeometry::Shift(shift)));
+        assert_eq!(Geometry::with_shift(GIB, shift), Err(LogGeometryError::Shift(shift)));
     }
-    assert_eq!(Geometry::with_shift(64 * GIB + 512, 16), Err(BadGeometry::Shift(16)));
-    assert_eq!(Geometry::with_shift(256 * TIB, 27), Err(BadGeometry::Shift(27)));
-    // Larger ones than a new log's.
-    assert_eq!(Geometry::with_shift(64 * GIB, 17).unwrap().regions(), MAX_REGIONS / 2);
-    assert_eq!(Geometry::with_shift(512, 28).unwrap().regions(), 1);
+    assert_eq!(Geometry::with_shift(64 * GIB + 512, 16), Err(LogGeometryError::Shift(16)));
+    assert_eq!(Geometry::with_shift(256 * TIB, 27), Err(LogGeometryError::Shift(27)));
+    // Larger regions than those of a new log.
+    assert_eq!(Geometry::with_shift(64 * GIB, 17).unwrap().region_count(), MAX_REGIONS / 2);
+    assert_eq!(Geometry::with_shift(512, 28).unwrap().region_count(), 1);
 }
 
 #[test]
@@ -63,7 +68,7 @@ fn pages_lie_between_the_superblocks_and_the_end_of_the_log() {
 fn spans_at_the_edges() {
     let geometry = Geometry::new(64 * KIB + 512).unwrap();
     let regions = |at, len| {
-        let found = geometry.regions_of(at, len)?;
+        let found = geometry.regions_in(at, len)?;
         Some(found.map(|region| region.0).collect::<Vec<_>>())
     };
     assert_eq!(regions(0, 1), Some(vec![0]));
@@ -78,25 +83,25 @@ fn spans_at_the_edges() {
     assert_eq!(regions(64 * KIB + 513, 0), None);
     assert_eq!(regions(1, u64::MAX), None);
     assert_eq!(regions(u64::MAX, u64::MAX), None);
-    assert_eq!(geometry.region_of(64 * KIB + 511), Some(Region(1)));
-    assert_eq!(geometry.region_of(64 * KIB + 512), None);
-    assert_eq!(geometry.region_of(u64::MAX), None);
-    assert_eq!(geometry.bytes_of(Region(1)), Some(64 * KIB..64 * KIB + 512));
-    assert_eq!(geometry.bytes_of(Region(2)), None);
-    assert_eq!(geometry.bytes_of(Region(u32::MAX)), None);
-    assert_eq!(geometry.place_of(Region(2)), None);
+    assert_eq!(geometry.region_at(64 * KIB + 511), Some(Region(1)));
+    assert_eq!(geometry.region_at(64 * KIB + 512), None);
+    assert_eq!(geometry.region_at(u64::MAX), None);
+    assert_eq!(geometry.region_range(Region(1)), Some(64 * KIB..64 * KIB + 512));
+    assert_eq!(geometry.region_range(Region(2)), None);
+    assert_eq!(geometry.region_range(Region(u32::MAX)), None);
+    assert_eq!(geometry.bit_position(Region(2)), None);
 }
 
 proptest! {
     #[test]
     fn every_volume_fits_and_no_smaller_regions_would(bytes in sizes()) {
         let geometry = Geometry::new(bytes).unwrap();
-        prop_assert!((1..=MAX_REGIONS).contains(&geometry.regions()));
-        prop_assert!(geometry.cells() <= MAX_CELLS);
-        let covered = u64::from(geometry.regions()) * geometry.region_bytes();
+        prop_assert!((1..=MAX_REGIONS).contains(&geometry.region_count()));
+        prop_assert!(geometry.cell_count() <= MAX_CELLS);
+        let covered = u64::from(geometry.region_count()) * geometry.region_bytes();
         prop_assert!(covered >= bytes && covered - bytes < geometry.region_bytes());
-        prop_assert!(Geometry::with_shift(bytes, geometry.shift() - 1).is_err());
-        let last = geometry.page_offset(geometry.pages() - 1).unwrap();
+        prop_assert!(Geometry::with_shift(bytes, geometry.region_shift() - 1).is_err());
+        let last = geometry.page_offset(geometry.page_count() - 1).unwrap();
         prop_assert!(last + PAGE_BYTES as u64 <= LOG_END);
     }
 
@@ -108,17 +113,17 @@ proptest! {
     ) {
         let geometry = Geometry::new(bytes).unwrap();
         let at = at % bytes;
-        let region = geometry.region_of(at).unwrap();
-        prop_assert!(geometry.bytes_of(region).unwrap().contains(&at));
-        let place = geometry.place_of(region).unwrap();
-        prop_assert!(place.cell < geometry.cells() && place.bit < REGIONS_PER_CELL);
+        let region = geometry.region_at(at).unwrap();
+        prop_assert!(geometry.region_range(region).unwrap().contains(&at));
+        let place = geometry.bit_position(region).unwrap();
+        prop_assert!(place.cell < geometry.cell_count() && place.bit < REGIONS_PER_CELL);
         prop_assert_eq!(place.cell * REGIONS_PER_CELL + place.bit, region.0);
 
         let len = len.min(bytes - at);
-        let regions = geometry.regions_of(at, len).unwrap();
+        let regions = geometry.regions_in(at, len).unwrap();
         prop_assert_eq!(regions.clone().next(), Some(region));
-        prop_assert_eq!(regions.clone().last(), geometry.region_of(at + len - 1));
-        let first = geometry.bytes_of(region).unwrap();
+        prop_assert_eq!(regions.clone().last(), geometry.region_at(at + len - 1));
+        let first = geometry.region_range(region).unwrap();
         let expected = (at + len).div_ceil(geometry.region_bytes())
             - first.start / geometry.region_bytes();
         prop_assert_eq!(regions.len() as u64, expected);
@@ -129,12 +134,12 @@ proptest! {
         let _ = Geometry::new(bytes);
         let made = Geometry::with_shift(bytes, shift).or_else(|_| Geometry::new(bytes % GIB + 1));
         let geometry = made.unwrap();
-        prop_assert_eq!(geometry.region_of(at).is_some(), at < geometry.bytes());
-        let inside = at.checked_add(len).is_some_and(|end| end <= geometry.bytes());
-        prop_assert_eq!(geometry.regions_of(at, len).is_some(), inside);
-        let known = region < geometry.regions();
-        prop_assert_eq!(geometry.bytes_of(Region(region)).is_some(), known);
-        prop_assert_eq!(geometry.place_of(Region(region)).is_some(), known);
+        prop_assert_eq!(geometry.region_at(at).is_some(), at < geometry.volume_bytes());
+        let inside = at.checked_add(len).is_some_and(|end| end <= geometry.volume_bytes());
+        prop_assert_eq!(geometry.regions_in(at, len).is_some(), inside);
+        let known = region < geometry.region_count();
+        prop_assert_eq!(geometry.region_range(Region(region)).is_some(), known);
+        prop_assert_eq!(geometry.bit_position(Region(region)).is_some(), known);
     }
 }
 

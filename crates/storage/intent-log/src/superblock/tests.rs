@@ -1,43 +1,43 @@
 use proptest::prelude::*;
-use wire::seal::sealed;
+use wire::embedded_checksum::with_checksum;
 
 use super::*;
 
 const IMAGE: Uuid = Uuid::from_u128(0xfedc_ba98_7654_4321_8fed_cba9_8765_4321);
 
-fn at(epoch: u64, count: u32) -> Lineage {
-    Lineage { epoch: Epoch(epoch), count }
+fn at(epoch: u64, count: u32) -> DataGeneration {
+    DataGeneration { epoch: Epoch(epoch), count }
 }
 
 fn superblock() -> Superblock {
     let peer = Uuid::from_u128(0x1111_2222_3333_4444_8555_6666_7777_8888);
     Superblock {
-        state: State::Active,
+        state: LogState::Active,
         generation: 9,
-        log: LogId(0x0123_4567_89ab_cdef),
+        log_id: LogId(0x0123_4567_89ab_cdef),
         image: IMAGE,
         region_shift: 17,
         cells: 820,
-        epoch: 0x0102_0304,
-        config: Uuid::from_u128(0xc0c1_c2c3_c4c5_46c7_88c9_cacb_cccd_cecf),
-        boot: Uuid::from_u128(0xb0b1_b2b3_b4b5_46b7_88b9_babb_bcbd_bebf),
-        opened: true,
-        lineage: at(0x0304, 6),
+        adopted_epoch: 0x0102_0304,
+        config_id: Uuid::from_u128(0xc0c1_c2c3_c4c5_46c7_88c9_cacb_cccd_cecf),
+        boot_id: Uuid::from_u128(0xb0b1_b2b3_b4b5_46b7_88b9_babb_bcbd_bebf),
+        in_use: true,
+        data_generation: at(0x0304, 6),
         slots: [
             SlotEntry {
                 image: Some(peer),
-                shared: SharedLineage { reached: at(0x0304, 5), cleared: at(0x0302, 4) },
+                generations: PeerGenerations { common: at(0x0304, 5), last_cleared: at(0x0302, 4) },
                 ..SlotEntry::default()
             },
             SlotEntry {
                 image: Some(Uuid::from_u128(5)),
-                all_marked: true,
-                forgotten: true,
+                is_all_dirty: true,
+                history_lost: true,
                 ..SlotEntry::default()
             },
             SlotEntry::default(),
         ],
-        hint: [Some(Uuid::from_u128(0xa)), Some(Uuid::from_u128(0xb)), None],
+        in_sync_hint: [Some(Uuid::from_u128(0xa)), Some(Uuid::from_u128(0xb)), None],
     }
 }
 
@@ -84,11 +84,11 @@ fn the_golden_image() {
     );
     let bytes = superblock().to_bytes(1);
     let mut shown = String::new();
-    for byte in &bytes[..FIELDS] {
+    for byte in &bytes[..FIELDS_BYTES] {
         shown += &format!("{byte:02x}");
     }
     assert_eq!(shown, golden);
-    assert!(bytes[FIELDS..].iter().all(|&b| b == 0));
+    assert!(bytes[FIELDS_BYTES..].iter().all(|&b| b == 0));
     assert_eq!(Superblock::parse(&bytes, 1), Ok(superblock()));
 }
 
@@ -98,16 +98,16 @@ fn every_bit_counts() {
     for bit in 0..SUPERBLOCK_BYTES * 8 {
         let mut bad = good;
         bad[bit / 8] ^= 1 << (bit % 8);
-        let expected = if bit < 128 { BadSuperblock::NoMagic } else { BadSuperblock::Damaged };
+        let expected = if bit < 128 { SuperblockError::NoMagic } else { SuperblockError::Damaged };
         assert_eq!(Superblock::parse(&bad, 1), Err(expected), "bit {bit}");
     }
-    assert_eq!(Superblock::parse(&good, 0), Err(BadSuperblock::Copy(1)));
-    assert_eq!(Superblock::parse(&[0; SUPERBLOCK_BYTES], 0), Err(BadSuperblock::NoMagic));
+    assert_eq!(Superblock::parse(&good, 0), Err(SuperblockError::WrongCopy(1)));
+    assert_eq!(Superblock::parse(&[0; SUPERBLOCK_BYTES], 0), Err(SuperblockError::NoMagic));
 }
 
 #[test]
 fn torn_anywhere_it_is_the_old_one_the_new_one_or_damaged() {
-    let new = Superblock { generation: 10, epoch: 77, ..superblock() };
+    let new = Superblock { generation: 10, adopted_epoch: 77, ..superblock() };
     let (before, after) = (superblock().to_bytes(0), new.to_bytes(0));
     for sectors in 0..=255u32 {
         let mut torn = before;
@@ -121,17 +121,17 @@ fn torn_anywhere_it_is_the_old_one_the_new_one_or_damaged() {
     for cut in 25..=72 {
         let mut torn = before;
         torn[..cut].copy_from_slice(&after[..cut]);
-        assert_eq!(Superblock::parse(&torn, 0), Err(BadSuperblock::Damaged), "cut at {cut}");
+        assert_eq!(Superblock::parse(&torn, 0), Err(SuperblockError::Damaged), "cut at {cut}");
     }
 }
 
 #[test]
 fn what_it_does_not_know_it_refuses() {
-    let field = BadSuperblock::Field;
+    let field = SuperblockError::InvalidField;
     let own = IMAGE.into_bytes();
-    let cases: [(usize, &[u8], BadSuperblock); 24] = [
-        (16, &[1, 0], BadSuperblock::Version(1)),
-        (18, &[1, 0], BadSuperblock::Copy(1)),
+    let cases: [(usize, &[u8], SuperblockError); 24] = [
+        (16, &[1, 0], SuperblockError::Version(1)),
+        (18, &[1, 0], SuperblockError::WrongCopy(1)),
         (20, &[0, 8, 0, 0], field("length")),
         (28, &[0], field("state")),
         (28, &[3], field("state")),
@@ -158,50 +158,61 @@ fn what_it_does_not_know_it_refuses() {
     for (at, bytes, expected) in cases {
         let mut strange = superblock().to_bytes(0);
         strange[at..at + bytes.len()].copy_from_slice(bytes);
-        assert_eq!(Superblock::parse(&sealed(strange, 24), 0), Err(expected), "at {at}");
+        assert_eq!(Superblock::parse(&with_checksum(strange, 24), 0), Err(expected), "at {at}");
     }
-    // The version comes before everything else: a newer superblock may look quite different.
+    // The version is checked first: a newer superblock may look quite different.
     let mut newer = [0xff; SUPERBLOCK_BYTES];
     newer[..16].copy_from_slice(&MAGIC);
-    let parsed = Superblock::parse(&sealed(newer, 24), 0);
-    assert_eq!(parsed, Err(BadSuperblock::Version(0xffff)));
+    let parsed = Superblock::parse(&with_checksum(newer, 24), 0);
+    assert_eq!(parsed, Err(SuperblockError::Version(0xffff)));
 }
 
 #[test]
 fn the_newest_whole_copy_counts() {
     let old = superblock();
-    let new = Superblock { generation: 10, epoch: 77, ..old };
-    assert_eq!(choose([Ok(old), Ok(new)], IMAGE), Ok(new));
-    assert_eq!(choose([Ok(new), Ok(old)], IMAGE), Ok(new));
-    assert_eq!(choose([Ok(old), Ok(old)], IMAGE), Ok(old));
+    let new = Superblock { generation: 10, adopted_epoch: 77, ..old };
+    assert_eq!(choose_superblock([Ok(old), Ok(new)], IMAGE), Ok(new));
+    assert_eq!(choose_superblock([Ok(new), Ok(old)], IMAGE), Ok(new));
+    assert_eq!(choose_superblock([Ok(old), Ok(old)], IMAGE), Ok(old));
     let alien = Superblock { image: Uuid::from_u128(1), generation: 99, ..old };
     let bad = [
-        BadSuperblock::Unreadable,
-        BadSuperblock::NoMagic,
-        BadSuperblock::Damaged,
-        BadSuperblock::Copy(1),
+        SuperblockError::Unreadable,
+        SuperblockError::NoMagic,
+        SuperblockError::Damaged,
+        SuperblockError::WrongCopy(1),
     ];
     let bad = bad.map(|why| (Err(why), why)).into_iter();
-    let bad: Vec<_> = bad.chain([(Ok(alien), BadSuperblock::Image(alien.image))]).collect();
+    let bad: Vec<_> = bad.chain([(Ok(alien), SuperblockError::OtherImage(alien.image))]).collect();
     for (place, why) in &bad {
-        assert_eq!(choose([Ok(old), *place], IMAGE), Ok(old));
-        assert_eq!(choose([*place, Ok(old)], IMAGE), Ok(old));
+        assert_eq!(choose_superblock([Ok(old), *place], IMAGE), Ok(old));
+        assert_eq!(choose_superblock([*place, Ok(old)], IMAGE), Ok(old));
         for (other, also) in &bad {
-            let lost = BadSuperblocks::Lost([*why, *also]);
-            assert_eq!(choose([*place, *other], IMAGE), Err(lost));
+            let lost = NoUsableSuperblock::Lost([*why, *also]);
+            assert_eq!(choose_superblock([*place, *other], IMAGE), Err(lost));
         }
     }
-    let differing = Superblock { epoch: 78, ..new };
-    assert_eq!(choose([Ok(new), Ok(differing)], IMAGE), Err(BadSuperblocks::Differ(10)));
+    let differing = Superblock { adopted_epoch: 78, ..new };
+    assert_eq!(
+        choose_superblock([Ok(new), Ok(differing)], IMAGE),
+        Err(NoUsableSuperblock::Differ(10))
+    );
 }
 
 #[test]
 fn a_copy_that_may_be_newer_is_not_passed_over() {
-    let strange = [BadSuperblock::Version(2), BadSuperblock::Field("state")];
+    let strange = [SuperblockError::Version(2), SuperblockError::InvalidField("state")];
     for why in strange {
-        for other in [Ok(superblock()), Err(BadSuperblock::Damaged), Err(BadSuperblock::NoMagic)] {
-            assert_eq!(choose([Err(why), other], IMAGE), Err(BadSuperblocks::Strange(why)));
-            assert_eq!(choose([other, Err(why)], IMAGE), Err(BadSuperblocks::Strange(why)));
+        for other in
+            [Ok(superblock()), Err(SuperblockError::Damaged), Err(SuperblockError::NoMagic)]
+        {
+            assert_eq!(
+                choose_superblock([Err(why), other], IMAGE),
+                Err(NoUsableSuperblock::Unsupported(why))
+            );
+            assert_eq!(
+                choose_superblock([other, Err(why)], IMAGE),
+                Err(NoUsableSuperblock::Unsupported(why))
+            );
         }
     }
 }
@@ -209,32 +220,32 @@ fn a_copy_that_may_be_newer_is_not_passed_over() {
 #[test]
 fn it_suits_the_volumes_it_has_cells_for() {
     let with = |region_shift, cells| Superblock { region_shift, cells, ..superblock() };
-    let (gib, field) = (1u64 << 30, BadSuperblock::Field);
+    let (gib, field) = (1u64 << 30, SuperblockError::InvalidField);
     assert_eq!(with(16, 820).geometry(64 * gib), Ok(Geometry::new(64 * gib).unwrap()));
     assert_eq!(with(16, 819).geometry(64 * gib), Err(field("number of cells")));
     assert_eq!(with(16, 820).geometry(64 * gib + 512), Err(field("region size")));
-    assert_eq!(with(17, 820).geometry(64 * gib).unwrap().cells(), 410, "before it grows");
+    assert_eq!(with(17, 820).geometry(64 * gib).unwrap().cell_count(), 410, "before it grows");
     assert_eq!(with(28, 824).geometry(0), Err(field("region size")));
     assert_eq!(with(28, 824).geometry(u64::MAX), Err(field("region size")));
 }
 
 #[test]
 fn both_reasons_are_named() {
-    let lost = BadSuperblocks::Lost([BadSuperblock::Damaged, BadSuperblock::Unreadable]);
+    let lost = NoUsableSuperblock::Lost([SuperblockError::Damaged, SuperblockError::Unreadable]);
     let said =
         "no copy of the superblock is left: a damaged superblock and an unreadable superblock";
     assert_eq!(lost.to_string(), said);
 }
 
-fn lineages() -> impl Strategy<Value = Lineage> {
+fn lineages() -> impl Strategy<Value = DataGeneration> {
     (any::<u64>(), any::<u32>()).prop_map(|(epoch, count)| at(epoch, count))
 }
 
-/// Any superblock that makes sense.
+/// Any valid superblock.
 fn superblocks() -> impl Strategy<Value = Superblock> {
     let name = (1u128..).prop_map(Uuid::from_u128);
-    let counts = (any::<bool>(), 1u64.., any::<u64>(), SHIFTS, 1..=MAX_CELLS, any::<u64>());
-    // The first byte keeps the images of slots apart.
+    let counts = (any::<bool>(), 1u64.., any::<u64>(), REGION_SHIFTS, 1..=MAX_CELLS, any::<u64>());
+    // The first byte keeps the images of the slots apart.
     let slot = (any::<Option<[u8; 15]>>(), any::<bool>(), any::<bool>(), lineages(), lineages());
     let slots = proptest::array::uniform3(slot);
     let names = (any::<u128>(), any::<u128>(), any::<bool>());
@@ -244,17 +255,17 @@ fn superblocks() -> impl Strategy<Value = Superblock> {
         let (empty, generation, log, region_shift, cells, epoch) = counts;
         let mut first = 0;
         Superblock {
-            state: if empty { State::Empty } else { State::Active },
+            state: if empty { LogState::Initializing } else { LogState::Active },
             generation,
-            log: LogId(log),
+            log_id: LogId(log),
             image: IMAGE,
             region_shift,
             cells,
-            epoch,
-            config: Uuid::from_u128(config),
-            boot: Uuid::from_u128(boot),
-            opened,
-            lineage,
+            adopted_epoch: epoch,
+            config_id: Uuid::from_u128(config),
+            boot_id: Uuid::from_u128(boot),
+            in_use: opened,
+            data_generation: lineage,
             slots: slots.map(|(rest, all_marked, forgotten, reached, cleared)| {
                 first += 1;
                 let image = rest.map(|rest| {
@@ -262,10 +273,15 @@ fn superblocks() -> impl Strategy<Value = Superblock> {
                     bytes[1..].copy_from_slice(&rest);
                     Uuid::from_bytes(bytes)
                 });
-                let shared = SharedLineage { reached, cleared };
-                SlotEntry { image, all_marked, shared, forgotten }
+                let shared = PeerGenerations { common: reached, last_cleared: cleared };
+                SlotEntry {
+                    image,
+                    is_all_dirty: all_marked,
+                    generations: shared,
+                    history_lost: forgotten,
+                }
             }),
-            hint,
+            in_sync_hint: hint,
         }
     })
 }
@@ -278,13 +294,13 @@ proptest! {
 
     #[test]
     fn no_bytes_make_it_panic(
-        noise in proptest::collection::vec(any::<u8>(), FIELDS),
-        keep in 0usize..FIELDS,
+        noise in proptest::collection::vec(any::<u8>(), FIELDS_BYTES),
+        keep in 0usize..FIELDS_BYTES,
         sign: bool,
     ) {
         let mut bytes = superblock().to_bytes(0);
-        bytes[keep..FIELDS].copy_from_slice(&noise[keep..]);
-        let bytes = if sign { sealed(bytes, 24) } else { bytes };
+        bytes[keep..FIELDS_BYTES].copy_from_slice(&noise[keep..]);
+        let bytes = if sign { with_checksum(bytes, 24) } else { bytes };
         if let Ok(parsed) = Superblock::parse(&bytes, 0) {
             prop_assert_eq!(parsed.to_bytes(0), bytes, "what is understood is written the same");
         }

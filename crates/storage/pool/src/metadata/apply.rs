@@ -1,230 +1,232 @@
-//! Changes, and what they make of a pool's metadata.
+//! Changes of a pool's metadata, and how they are applied.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use geometry::{ALL_REGIONS, MAX_MEMBERS, ROW_BYTES, RowSet, Shape};
+use geometry::{ALL_REGIONS, MAX_MEMBERS, ROW_BYTES, RaidGeometry, RowSet};
 use uuid::Uuid;
-use wire::Text;
+use wire::ShortText;
 
 use super::{
-    ErrorCounts, Extent, MAX_BYTES, MAX_EXTENT_BYTES, MAX_LOST, MAX_LOST_PARTS, MAX_OPENINGS,
-    MAX_UNITS, MAX_UNREPAIRED, MAX_VOLUMES, MAX_WINDOW, Member, MemberId, Members, Metadata,
-    Opening, PIECE_BYTES, Piece, STRIP_BYTES, ScrubRecord, Standing, Volume, VolumeId, piece_bytes,
-    placed_bytes,
+    COLUMN_DATA_BYTES, MAX_DAMAGED_RANGES, MAX_EXTENT_BYTES, MAX_PHYSICAL_EXTENTS,
+    MAX_SPLIT_DAMAGED_RANGES, MAX_TERMS, MAX_UNREPAIRED_RANGES, MAX_VOLUME_BYTES, MAX_VOLUMES,
+    MAX_VOTER_HISTORY, MemberErrorCounts, MemberId, MemberSet, Metadata, PhysicalExtent,
+    PoolExtent, PoolMember, PoolMemberState, PoolVolume, PoolVolumeId, STRIP_BYTES, ScrubRecord,
+    Term, column_bytes, column_data_bytes,
 };
-use crate::units::Units;
+use crate::extent_bitmap::ExtentBitmap;
 
 /// One change of a pool's metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// The pool was opened: the first change of its version, which is the first of its opening.
-    Opened {
-        /// Drawn by chance.
-        id: Uuid,
-        /// Whether a person said that it may be.
-        forced: bool,
+    /// The pool was opened: the first change of the first version of a term.
+    StartTerm {
+        /// Random.
+        term_id: Uuid,
+        /// Whether the operator declared disks lost that are needed otherwise.
+        is_forced: bool,
     },
-    /// What the parity logs held has been dealt with, and all rings begin anew.
-    Recovered,
-    /// A disk is a member.
-    Add {
-        /// Its number, which no other member has.
+    /// Recovery of the parity logs has ended, and all rings start empty.
+    LogsRecovered,
+    /// A disk becomes a member.
+    AddMember {
+        /// Its number, which is not in use.
         member: MemberId,
-        /// Its identity, which no other has either.
+        /// Its identity, which is not in use either.
         uuid: Uuid,
         /// The serial number of its disk.
-        serial: Text,
-        /// Its size in units.
-        units: u32,
-        /// Room for a snapshot on it, in blocks.
-        room: u32,
-        /// Where its units begin, in bytes.
-        units_at: u64,
-        /// Whether it waits for another to fail.
-        spare: bool,
+        serial: ShortText,
+        /// Its size in physical extents.
+        physical_extents: u32,
+        /// Size of its snapshot area, in blocks.
+        snapshot_blocks: u32,
+        /// Offset of its first physical extent, in bytes.
+        extents_at: u64,
+        /// Whether it is a spare.
+        is_spare: bool,
     },
-    /// A member is not written any more.
-    Out(MemberId),
-    /// One that was out gets every version again, and all that is written.
-    Back {
+    /// A member gets no more writes.
+    Detach(MemberId),
+    /// A detached member gets every version and every write again.
+    Reattach {
         /// Which.
         member: MemberId,
-        /// Whether only what was marked is to be made again; else everything.
-        marked: bool,
+        /// Whether only its stale regions are resynced; otherwise everything.
+        only_stale_regions: bool,
     },
-    /// One that has a vote is there for something else: [`Standing::Out`] is not for this.
-    Stand {
+    /// A voter gets another role; [`PoolMemberState::Detached`] is not allowed here.
+    SetMemberState {
         /// Which.
         member: MemberId,
-        /// What for.
-        standing: Standing,
+        /// Its new role.
+        state: PoolMemberState,
     },
-    /// A member on which nothing lies is none any more.
-    Remove(MemberId),
-    /// There is a volume.
+    /// A member that holds no columns leaves the pool.
+    RemoveMember(MemberId),
+    /// A volume is created.
     CreateVolume {
-        /// Its number: [`Metadata::next_volume`].
-        volume: VolumeId,
+        /// Its number: [`Metadata::next_volume_id`].
+        volume: PoolVolumeId,
         /// Its identity.
         uuid: Uuid,
-        /// How its extents lie on their columns.
-        shape: Shape,
+        /// The layout of its extents.
+        geometry: RaidGeometry,
         /// Its size in bytes.
         bytes: u64,
         /// Length of a block in bytes.
         block_size: u32,
-        /// Whether it keeps all its extents.
-        thick: bool,
+        /// Whether all its extents stay allocated.
+        is_thick: bool,
     },
-    /// A volume is larger.
+    /// A volume grows.
     GrowVolume {
         /// Which.
-        volume: VolumeId,
+        volume: PoolVolumeId,
         /// Its new size in bytes.
         bytes: u64,
     },
-    /// A volume is gone, with all its extents.
-    DeleteVolume(VolumeId),
-    /// A volume has an extent more. All of its pieces on members that are written hold zeroes already.
-    Allocate {
+    /// A volume is deleted, with all its extents.
+    DeleteVolume(PoolVolumeId),
+    /// A volume gets an extent. All of its columns on attached members hold zeroes already.
+    AllocateExtent {
         /// Which volume.
-        volume: VolumeId,
-        /// Number of the extent in it.
+        volume: PoolVolumeId,
+        /// Index of the extent in it.
         index: u32,
-        /// Where its columns are.
-        pieces: Vec<Piece>,
+        /// Where its columns lie.
+        columns: Vec<PhysicalExtent>,
     },
-    /// A volume has an extent less: it reads as zeroes there.
-    Free {
+    /// A volume loses an extent: it reads as zeroes there.
+    FreeExtent {
         /// Which volume.
-        volume: VolumeId,
-        /// Number of the extent in it.
+        volume: PoolVolumeId,
+        /// Index of the extent in it.
         index: u32,
     },
-    /// A column is elsewhere, where it is whole already.
-    Move {
+    /// A column moves to where a complete copy of it is already.
+    MoveColumn {
         /// Which volume.
-        volume: VolumeId,
-        /// Number of the extent in it.
+        volume: PoolVolumeId,
+        /// Index of the extent in it.
         index: u32,
         /// Number of the column.
         column: u16,
-        /// Where it is.
-        to: Piece,
+        /// The new physical extent.
+        to: PhysicalExtent,
     },
-    /// Regions of an extent are written while members with pieces of it are out.
-    Mark {
+    /// Regions of an extent are written while members with columns of it are detached.
+    MarkStale {
         /// Which volume.
-        volume: VolumeId,
-        /// Number of the extent in it.
+        volume: PoolVolumeId,
+        /// Index of the extent in it.
         index: u32,
         /// A bit for each region.
         regions: u32,
     },
-    /// Regions of a piece are what they should be again.
-    Caught {
+    /// Regions of a column are up to date again.
+    ClearStale {
         /// Which volume.
-        volume: VolumeId,
-        /// Number of the extent in it.
+        volume: PoolVolumeId,
+        /// Index of the extent in it.
         index: u32,
         /// Number of the column.
         column: u16,
         /// A bit for each region.
         regions: u32,
     },
-    /// Rows of the data of an extent are lost: no disk gave them back, and nothing made them. They read as errors from now on.
-    Lost {
+    /// Rows of an extent's data are lost: no disk returns them, and nothing can reconstruct them.
+    /// They read as errors from now on.
+    MarkLost {
         /// Which volume.
-        volume: VolumeId,
-        /// Number of the extent in it.
+        volume: PoolVolumeId,
+        /// Index of the extent in it.
         index: u32,
-        /// The first of these rows,
-        row: u32,
-        /// and how many there are.
-        rows: u32,
+        /// The first of these rows.
+        first_row: u32,
+        /// How many there are.
+        row_count: u32,
     },
-    /// Rows that were lost, or not repaired, have been written again.
-    Rewritten {
+    /// Rows that were lost, or not repaired, have been rewritten.
+    MarkRewritten {
         /// Which volume.
-        volume: VolumeId,
-        /// Number of the extent in it.
+        volume: PoolVolumeId,
+        /// Index of the extent in it.
         index: u32,
-        /// The first of these rows,
-        row: u32,
-        /// and how many there are.
-        rows: u32,
+        /// The first of these rows.
+        first_row: u32,
+        /// How many there are.
+        row_count: u32,
     },
-    /// A scrub could not repair rows of the data of an extent: nobody knows whether they are right, or no disk gives
-    /// them back for now. They are read as before.
-    Unrepaired {
+    /// A scrub could not repair rows of an extent's data: it is unknown whether they are right, or
+    /// no disk returns them for now. They read as before.
+    MarkUnrepaired {
         /// Which volume.
-        volume: VolumeId,
-        /// Number of the extent in it.
+        volume: PoolVolumeId,
+        /// Index of the extent in it.
         index: u32,
-        /// The first of these rows,
-        row: u32,
-        /// and how many there are.
-        rows: u32,
+        /// The first of these rows.
+        first_row: u32,
+        /// How many there are.
+        row_count: u32,
     },
-    /// So many errors of a member have been counted.
-    Counted {
+    /// The error counts of a member are recorded.
+    RecordErrors {
         /// Which.
         member: MemberId,
-        /// How many.
-        errors: ErrorCounts,
+        /// The counts.
+        errors: MemberErrorCounts,
     },
     /// A scrub has ended.
-    Scrubbed(ScrubRecord),
+    RecordScrub(ScrubRecord),
 }
 
-/// Why a change cannot be made; the metadata is what it was.
+/// Why a change is refused; the metadata is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum ChangeError {
     /// There is no such member.
     #[error("the pool has no member {}", .0.0)]
     NoMember(MemberId),
     /// There is one already.
     #[error("the pool has a member {} already, or one with its identity", .0.0)]
     MemberExists(MemberId),
-    /// It does not have the standing that the change asks for.
+    /// Its state does not allow the change.
     #[error("member {} is not in a state for that", .0.0)]
-    Standing(MemberId),
-    /// Pieces lie on it.
-    #[error("member {} holds pieces ({taken}): they are to be moved first", .member.0)]
+    WrongMemberState(MemberId),
+    /// It holds columns.
+    #[error("member {} holds pieces ({allocated}): they are to be moved first", .member.0)]
     Occupied {
         /// The member.
         member: MemberId,
         /// How many.
-        taken: u32,
+        allocated: u32,
     },
-    /// It has a vote in a version that may be opened.
+    /// It is a voter of a version that may be opened.
     #[error("member {} has a vote: it is to be out first, and that is to count", .0.0)]
-    Voter(MemberId),
-    /// It is the last one that is written.
+    StillVoter(MemberId),
+    /// It is the last voter.
     #[error("member {} is the last one that is written", .0.0)]
-    Last(MemberId),
+    LastVoter(MemberId),
     /// A snapshot of the pool would not fit a member.
-    #[error("member {} has room to know of {room} units of the pool, which would have {units}", .member.0)]
-    Room {
+    #[error("member {} has room to know of {max_extents} units of the pool, which would have {needed_extents}", .member.0)]
+    SnapshotTooLarge {
         /// The member.
         member: MemberId,
-        /// How many units it can know of.
-        room: u64,
+        /// How many physical extents of the pool a snapshot on it can describe.
+        max_extents: u64,
         /// How many there would be.
-        units: u64,
+        needed_extents: u64,
     },
     /// There is no such volume.
     #[error("the pool has no volume {}", .0.0)]
-    NoVolume(VolumeId),
-    /// It is not the one that is next.
+    NoVolume(PoolVolumeId),
+    /// It is not the next volume number.
     #[error("volume {} is not the next one", .0.0)]
-    VolumeExists(VolumeId),
+    WrongVolumeId(PoolVolumeId),
     /// It has no such extent.
     #[error("volume {} has no extent {index}", .volume.0)]
     NoExtent {
         /// The volume.
-        volume: VolumeId,
+        volume: PoolVolumeId,
         /// The extent.
         index: u32,
     },
@@ -232,522 +234,625 @@ pub enum Refused {
     #[error("volume {} has an extent {index} already", .volume.0)]
     ExtentExists {
         /// The volume.
-        volume: VolumeId,
+        volume: PoolVolumeId,
         /// The extent.
         index: u32,
     },
-    /// Something lies there.
-    #[error("unit {} of member {} is not free", .0.unit, .0.member.0)]
-    Taken(Piece),
-    /// Two columns of an extent would be lost with one member.
+    /// The physical extent is not free.
+    #[error("unit {} of member {} is not free", .0.index, .0.member.0)]
+    ExtentInUse(PhysicalExtent),
+    /// One member would hold two columns of an extent.
     #[error("member {} would have two columns of one extent", .0.0)]
-    Twice(MemberId),
-    /// So many ranges of lost rows are not remembered.
-    #[error("the pool remembers at most {MAX_LOST} ranges of lost blocks")]
-    TooManyLost,
-    /// So many ranges of rows that could not be repaired are not remembered.
+    MemberUsedTwice(MemberId),
+    /// The limit of ranges of lost rows is reached.
+    #[error("the pool remembers at most {MAX_DAMAGED_RANGES} ranges of lost blocks")]
+    TooManyDamagedRanges,
+    /// The limit of ranges of unrepaired rows is reached.
     #[error(
-        "the pool remembers at most {MAX_UNREPAIRED} ranges of blocks that could not be repaired"
+        "the pool remembers at most {MAX_UNREPAIRED_RANGES} ranges of blocks that could not be repaired"
     )]
-    TooManyUnrepaired,
-    /// A value that nothing of the kind has.
+    TooManyUnrepairedRanges,
+    /// A value is out of range.
     #[error("{0} makes no sense")]
-    Senseless(&'static str),
+    InvalidValue(&'static str),
 }
 
-/// Bytes of a snapshot that a unit of the pool takes at most, whatever lies in it.
-pub(crate) const UNIT_SNAPSHOT_BYTES: u64 = 32;
+/// Most bytes of a snapshot for each physical extent of the pool.
+pub(crate) const SNAPSHOT_BYTES_PER_EXTENT: u64 = 32;
 
-/// Bytes of a snapshot that are not for units.
+/// Bytes of a snapshot that do not depend on the number of physical extents.
 pub(crate) const FIXED_SNAPSHOT_BYTES: u64 = 128 << 10;
 
-/// How many units of the pool a snapshot of so many blocks can tell of.
+/// How many physical extents of the pool a snapshot of `blocks` blocks can describe.
 #[must_use]
-pub(crate) fn units_told(room: u32) -> u64 {
-    (u64::from(room) * 4096).saturating_sub(FIXED_SNAPSHOT_BYTES) / UNIT_SNAPSHOT_BYTES
+pub(crate) fn snapshot_capacity(blocks: u32) -> u64 {
+    (u64::from(blocks) * 4096).saturating_sub(FIXED_SNAPSHOT_BYTES) / SNAPSHOT_BYTES_PER_EXTENT
 }
 
 const ROW: u64 = ROW_BYTES as u64;
 
-fn sensible(is: bool, what: &'static str) -> Result<(), Refused> {
-    if is { Ok(()) } else { Err(Refused::Senseless(what)) }
+fn ensure_valid(valid: bool, what: &'static str) -> Result<(), ChangeError> {
+    if valid { Ok(()) } else { Err(ChangeError::InvalidValue(what)) }
 }
 
 impl Metadata {
-    /// Begins the next version. `counted` is the last one that is durable on all that have a vote in it; it may have been
-    /// known before.
+    /// Begins the next version. `committed` is the last version that is durable on all of its
+    /// voters; it may have been known before.
     ///
     /// # Errors
-    /// If that is one that there is not yet, or too many versions do not count.
-    pub fn start(&mut self, counted: u64) -> Result<(), Refused> {
-        sensible(counted <= self.version, "a version that counts before it is made")?;
-        sensible(self.version < u64::MAX, "a version behind the last")?;
-        self.counted = self.counted.max(counted);
-        let before = self.window.partition_point(|(version, _)| *version <= self.counted);
-        sensible(self.window.len() - before.saturating_sub(1) < MAX_WINDOW, "such a window")?;
-        self.window.drain(..before.saturating_sub(1));
+    /// If that version does not exist yet, or too many versions are not committed.
+    pub fn begin_version(&mut self, committed: u64) -> Result<(), ChangeError> {
+        ensure_valid(committed <= self.version, "a version that counts before it is made")?;
+        ensure_valid(self.version < u64::MAX, "a version behind the last")?;
+        self.committed = self.committed.max(committed);
+        let obsolete =
+            self.voter_history.partition_point(|(version, _)| *version <= self.committed);
+        ensure_valid(
+            self.voter_history.len() - obsolete.saturating_sub(1) < MAX_VOTER_HISTORY,
+            "such a window",
+        )?;
+        self.voter_history.drain(..obsolete.saturating_sub(1));
         self.version += 1;
-        self.forget_openings();
+        self.prune_terms();
         Ok(())
     }
 
-    /// Makes one change of the version that was begun.
+    /// Applies one change to the version that was begun.
     ///
     /// # Errors
-    /// Why it cannot be made; nothing is changed then.
-    pub fn apply(&mut self, change: &Change) -> Result<(), Refused> {
+    /// Why it is refused; nothing is changed then.
+    pub fn apply(&mut self, change: &Change) -> Result<(), ChangeError> {
         match change {
-            Change::Opened { id, forced } => self.opened(*id, *forced)?,
-            Change::Recovered => self.recovered(),
-            Change::Add { .. } => self.add(change)?,
-            Change::Out(member) => self.out(*member)?,
-            Change::Back { member, marked } => self.back(*member, *marked)?,
-            Change::Stand { member, standing } => self.stand(*member, *standing)?,
-            Change::Remove(member) => self.remove(*member)?,
+            Change::StartTerm { term_id: id, is_forced: forced } => {
+                self.start_term(*id, *forced)?;
+            }
+            Change::LogsRecovered => self.start_log_generation(),
+            Change::AddMember { .. } => self.add_member(change)?,
+            Change::Detach(member) => self.detach_member(*member)?,
+            Change::Reattach { member, only_stale_regions: marked } => {
+                self.reattach_member(*member, *marked)?;
+            }
+            Change::SetMemberState { member, state } => self.set_member_state(*member, *state)?,
+            Change::RemoveMember(member) => self.remove_member(*member)?,
             Change::CreateVolume { .. } => self.create_volume(change)?,
             Change::GrowVolume { volume, bytes } => self.grow_volume(*volume, *bytes)?,
             Change::DeleteVolume(volume) => self.delete_volume(*volume)?,
-            Change::Allocate { volume, index, pieces } => self.allocate(*volume, *index, pieces)?,
-            Change::Free { volume, index } => self.free(*volume, *index)?,
-            Change::Move { volume, index, column, to } => {
-                self.relocate(*volume, *index, *column, *to)?;
+            Change::AllocateExtent { volume, index, columns } => {
+                self.allocate_extent(*volume, *index, columns)?;
             }
-            Change::Mark { volume, index, regions } => self.mark(*volume, *index, *regions)?,
-            Change::Caught { volume, index, column, regions } => {
-                self.caught(*volume, *index, *column, *regions)?;
+            Change::FreeExtent { volume, index } => self.free_extent(*volume, *index)?,
+            Change::MoveColumn { volume, index, column, to } => {
+                self.move_column(*volume, *index, *column, *to)?;
             }
-            Change::Lost { volume, index, row, rows } => {
-                self.lose(*volume, *index, (*row, *rows))?;
+            Change::MarkStale { volume, index, regions } => {
+                self.mark_stale(*volume, *index, *regions)?;
             }
-            Change::Rewritten { volume, index, row, rows } => {
-                self.rewritten(*volume, *index, (*row, *rows))?;
+            Change::ClearStale { volume, index, column, regions } => {
+                self.clear_stale(*volume, *index, *column, *regions)?;
             }
-            Change::Unrepaired { volume, index, row, rows } => {
-                self.not_repaired(*volume, *index, (*row, *rows))?;
+            Change::MarkLost { volume, index, first_row: row, row_count: rows } => {
+                self.mark_lost(*volume, *index, (*row, *rows))?;
             }
-            Change::Counted { member, errors } => self.counted_errors(*member, *errors)?,
-            Change::Scrubbed(scrub) => self.scrubbed = *scrub,
+            Change::MarkRewritten { volume, index, first_row: row, row_count: rows } => {
+                self.mark_rewritten(*volume, *index, (*row, *rows))?;
+            }
+            Change::MarkUnrepaired { volume, index, first_row: row, row_count: rows } => {
+                self.mark_unrepaired(*volume, *index, (*row, *rows))?;
+            }
+            Change::RecordErrors { member, errors } => self.record_errors(*member, *errors)?,
+            Change::RecordScrub(scrub) => self.last_scrub = *scrub,
         }
-        self.note_voters();
+        self.record_voters();
         Ok(())
     }
 
-    /// Notes from which version on who has a vote, if that is others than before.
-    pub(crate) fn note_voters(&mut self) {
+    /// Records the voters of this version, if they differ from those before.
+    pub(crate) fn record_voters(&mut self) {
         let voters = self.voters();
-        match self.window.last_mut() {
+        match self.voter_history.last_mut() {
             Some((version, last)) if *version == self.version => *last = voters,
             Some((_, last)) if *last == voters => {}
-            _ => self.window.push((self.version, voters)),
+            _ => self.voter_history.push((self.version, voters)),
         }
     }
 
-    /// As many openings are remembered as may be: by them a disk that was set back is told from one of another history.
-    fn forget_openings(&mut self) {
-        while self.openings.len() > MAX_OPENINGS {
-            self.openings.pop_front();
+    /// Forgets the oldest terms. The remembered ones tell a rolled-back disk from one of another
+    /// history.
+    fn prune_terms(&mut self) {
+        while self.terms.len() > MAX_TERMS {
+            self.terms.pop_front();
         }
     }
 
-    fn opened(&mut self, id: Uuid, forced: bool) -> Result<(), Refused> {
-        let (number, last) = self.openings.back().map_or((0, 0), |o| (o.number, o.first));
-        sensible(last < self.version, "a second opening of one version")?;
-        sensible(number < u64::MAX, "an opening behind the last")?;
-        sensible(!self.openings.iter().any(|o| o.id == id), "an opening that was before")?;
-        self.openings.push_back(Opening { number: number + 1, id, first: self.version, forced });
+    fn start_term(&mut self, id: Uuid, forced: bool) -> Result<(), ChangeError> {
+        let (number, last) = self.terms.back().map_or((0, 0), |o| (o.number, o.first_version));
+        ensure_valid(last < self.version, "a second opening of one version")?;
+        ensure_valid(number < u64::MAX, "an opening behind the last")?;
+        ensure_valid(!self.terms.iter().any(|o| o.id == id), "an opening that was before")?;
+        self.terms.push_back(Term {
+            number: number + 1,
+            id,
+            first_version: self.version,
+            is_forced: forced,
+        });
         Ok(())
     }
 
-    fn recovered(&mut self) {
-        self.era = self.version;
+    fn start_log_generation(&mut self) {
+        self.log_generation = self.version;
     }
 
-    fn of(&self, id: MemberId) -> Result<&Member, Refused> {
-        self.members.get(&id).ok_or(Refused::NoMember(id))
+    fn get_member(&self, id: MemberId) -> Result<&PoolMember, ChangeError> {
+        self.members.get(&id).ok_or(ChangeError::NoMember(id))
     }
 
-    fn add(&mut self, change: &Change) -> Result<(), Refused> {
-        let Change::Add { member: id, uuid, serial, units, room, units_at, spare } = change else {
+    fn add_member(&mut self, change: &Change) -> Result<(), ChangeError> {
+        let Change::AddMember {
+            member: id,
+            uuid,
+            serial,
+            physical_extents,
+            snapshot_blocks,
+            extents_at,
+            is_spare: spare,
+        } = change
+        else {
             return Ok(());
         };
-        sensible(id.0 < MAX_MEMBERS, "the number of a member")?;
-        sensible((1..=MAX_UNITS).contains(units), "the size of a member")?;
-        sensible(is_units_at(*units_at), "where the units of a member begin")?;
-        if self.members.contains_key(id) || self.member_of(*uuid).is_some() {
-            return Err(Refused::MemberExists(*id));
+        ensure_valid(id.0 < MAX_MEMBERS, "the number of a member")?;
+        ensure_valid(
+            (1..=MAX_PHYSICAL_EXTENTS).contains(physical_extents),
+            "the size of a member",
+        )?;
+        ensure_valid(is_extents_offset(*extents_at), "where the units of a member begin")?;
+        if self.members.contains_key(id) || self.find_member(*uuid).is_some() {
+            return Err(ChangeError::MemberExists(*id));
         }
-        let all = self.members.values().map(|m| u64::from(m.units)).sum::<u64>();
-        let all = all + u64::from(*units);
-        let rooms = self.members().map(|(id, m)| (id, m.room)).chain([(*id, *room)]);
-        let small = rooms.min_by_key(|(_, room)| *room).filter(|(_, room)| units_told(*room) < all);
-        if let Some((member, room)) = small {
-            return Err(Refused::Room { member, room: units_told(room), units: all });
+        let all = self.members.values().map(|m| u64::from(m.physical_extents)).sum::<u64>();
+        let all = all + u64::from(*physical_extents);
+        let areas =
+            self.members().map(|(id, m)| (id, m.snapshot_blocks)).chain([(*id, *snapshot_blocks)]);
+        let small = areas
+            .min_by_key(|(_, snapshot_blocks)| *snapshot_blocks)
+            .filter(|(_, snapshot_blocks)| snapshot_capacity(*snapshot_blocks) < all);
+        if let Some((member, snapshot_blocks)) = small {
+            return Err(ChangeError::SnapshotTooLarge {
+                member,
+                max_extents: snapshot_capacity(snapshot_blocks),
+                needed_extents: all,
+            });
         }
-        let member = Member {
+        let member = PoolMember {
             uuid: *uuid,
             serial: *serial,
-            units: *units,
-            room: *room,
-            units_at: *units_at,
-            standing: if *spare { Standing::Spare } else { Standing::In },
-            errors: ErrorCounts::default(),
-            taken: Units::default(),
+            physical_extents: *physical_extents,
+            snapshot_blocks: *snapshot_blocks,
+            extents_at: *extents_at,
+            state: if *spare { PoolMemberState::Spare } else { PoolMemberState::Active },
+            error_counts: MemberErrorCounts::default(),
+            allocated: ExtentBitmap::default(),
         };
         self.members.insert(*id, member);
         Ok(())
     }
 
-    fn out(&mut self, id: MemberId) -> Result<(), Refused> {
-        if !self.of(id)?.standing.votes() {
-            return Err(Refused::Standing(id));
+    fn detach_member(&mut self, id: MemberId) -> Result<(), ChangeError> {
+        if !self.get_member(id)?.state.is_voter() {
+            return Err(ChangeError::WrongMemberState(id));
         }
-        self.is_not_last(id)?;
-        let out = Standing::Out { since: self.version, knew: self.counted };
-        self.set_standing(id, out);
+        self.ensure_other_voter(id)?;
+        let detached =
+            PoolMemberState::Detached { since: self.version, min_version: self.committed };
+        self.write_member_state(id, detached);
         Ok(())
     }
 
-    fn is_not_last(&self, id: MemberId) -> Result<(), Refused> {
-        let others = self.voters().without(Members::default().with(id));
-        if others.is_empty() { Err(Refused::Last(id)) } else { Ok(()) }
+    fn ensure_other_voter(&self, id: MemberId) -> Result<(), ChangeError> {
+        let others = self.voters().difference(MemberSet::default().with(id));
+        if others.is_empty() { Err(ChangeError::LastVoter(id)) } else { Ok(()) }
     }
 
-    fn set_standing(&mut self, id: MemberId, standing: Standing) {
+    fn write_member_state(&mut self, id: MemberId, state: PoolMemberState) {
         if let Some(member) = self.members.get_mut(&id) {
-            member.standing = standing;
+            member.state = state;
         }
     }
 
-    fn back(&mut self, id: MemberId, marked: bool) -> Result<(), Refused> {
-        if self.of(id)?.standing.votes() {
-            return Err(Refused::Standing(id));
+    fn reattach_member(&mut self, id: MemberId, marked: bool) -> Result<(), ChangeError> {
+        if self.get_member(id)?.state.is_voter() {
+            return Err(ChangeError::WrongMemberState(id));
         }
-        self.set_standing(id, Standing::In);
+        self.write_member_state(id, PoolMemberState::Active);
         if !marked {
-            self.volumes.values_mut().for_each(|volume| volume.all_behind(id));
+            self.volumes.values_mut().for_each(|volume| volume.mark_all_stale(id));
         }
         Ok(())
     }
 
-    fn stand(&mut self, id: MemberId, standing: Standing) -> Result<(), Refused> {
-        let now = self.of(id)?;
-        if !now.standing.votes() || !standing.votes() {
-            return Err(Refused::Standing(id));
+    fn set_member_state(
+        &mut self,
+        id: MemberId,
+        state: PoolMemberState,
+    ) -> Result<(), ChangeError> {
+        let current = self.get_member(id)?;
+        if !current.state.is_voter() || !state.is_voter() {
+            return Err(ChangeError::WrongMemberState(id));
         }
-        let taken = now.taken.taken();
-        if standing == Standing::Spare && taken > 0 {
-            return Err(Refused::Occupied { member: id, taken });
+        let allocated = current.allocated.count();
+        if state == PoolMemberState::Spare && allocated > 0 {
+            return Err(ChangeError::Occupied { member: id, allocated });
         }
-        self.set_standing(id, standing);
+        self.write_member_state(id, state);
         Ok(())
     }
 
-    fn remove(&mut self, id: MemberId) -> Result<(), Refused> {
-        let member = self.of(id)?;
-        let taken = member.taken.taken();
-        if taken > 0 {
-            return Err(Refused::Occupied { member: id, taken });
+    fn remove_member(&mut self, id: MemberId) -> Result<(), ChangeError> {
+        let member = self.get_member(id)?;
+        let allocated = member.allocated.count();
+        if allocated > 0 {
+            return Err(ChangeError::Occupied { member: id, allocated });
         }
-        // As long as a version may be opened in which it has a vote, its number may not mean another disk.
-        if self.window.iter().any(|(_, voters)| voters.has(id)) {
-            return Err(Refused::Voter(id));
+        // The number may not mean another disk as long as a version may be opened in which the
+        // member is a voter.
+        if self.voter_history.iter().any(|(_, voters)| voters.contains(id)) {
+            return Err(ChangeError::StillVoter(id));
         }
         self.members.remove(&id);
         Ok(())
     }
 
-    fn create_volume(&mut self, change: &Change) -> Result<(), Refused> {
-        let Change::CreateVolume { volume: id, uuid, shape, bytes, block_size, thick } = change
+    fn create_volume(&mut self, change: &Change) -> Result<(), ChangeError> {
+        let Change::CreateVolume {
+            volume: id,
+            uuid,
+            geometry: shape,
+            bytes,
+            block_size,
+            is_thick: thick,
+        } = change
         else {
             return Ok(());
         };
         if id.0 != self.next_volume {
-            return Err(Refused::VolumeExists(*id));
+            return Err(ChangeError::WrongVolumeId(*id));
         }
-        let next = id.0.checked_add(1).ok_or(Refused::Senseless("a volume behind the last"))?;
-        sensible(!self.volumes.values().any(|v| v.uuid == *uuid), "a volume that there is")?;
-        sensible(matches!(block_size, 512 | 4096), "the length of a block")?;
-        sensible(self.volumes.len() < MAX_VOLUMES, "so many volumes")?;
-        self.is_shape(shape)?;
-        is_size(*bytes, *block_size)?;
+        let next =
+            id.0.checked_add(1).ok_or(ChangeError::InvalidValue("a volume behind the last"))?;
+        ensure_valid(!self.volumes.values().any(|v| v.uuid == *uuid), "a volume that there is")?;
+        ensure_valid(matches!(block_size, 512 | 4096), "the length of a block")?;
+        ensure_valid(self.volumes.len() < MAX_VOLUMES, "so many volumes")?;
+        self.check_geometry(shape)?;
+        check_volume_size(*bytes, *block_size)?;
         self.next_volume = next;
-        let volume = Volume {
+        let volume = PoolVolume {
             uuid: *uuid,
-            shape: *shape,
+            geometry: *shape,
             bytes: *bytes,
             block_size: *block_size,
-            thick: *thick,
+            is_thick: *thick,
             extents: BTreeMap::new(),
-            behind: BTreeMap::new(),
-            lost: BTreeMap::new(),
-            unrepaired: BTreeMap::new(),
+            stale_regions: BTreeMap::new(),
+            lost_rows: BTreeMap::new(),
+            unrepaired_rows: BTreeMap::new(),
         };
         self.volumes.insert(*id, volume);
         Ok(())
     }
 
-    /// Whether extents of this pool's pieces may have it.
-    pub(crate) fn is_shape(&self, shape: &Shape) -> Result<(), Refused> {
-        let (piece, strip) = (piece_bytes(shape), u64::from(shape.strip_rows()) * ROW);
-        sensible(PIECE_BYTES.contains(&piece), "the length of a piece")?;
-        sensible(piece == self.piece_bytes(), "the length of a piece")?;
+    /// Whether volumes of this pool may have this geometry.
+    pub(crate) fn check_geometry(&self, geometry: &RaidGeometry) -> Result<(), ChangeError> {
+        let (column, strip) = (column_data_bytes(geometry), u64::from(geometry.strip_rows()) * ROW);
+        ensure_valid(COLUMN_DATA_BYTES.contains(&column), "the length of a piece")?;
+        ensure_valid(column == self.column_data_bytes(), "the length of a piece")?;
         let is_strip = strip.is_power_of_two() && STRIP_BYTES.contains(&strip);
-        sensible(is_strip, "the length of a strip")?;
-        sensible(placed_bytes(shape) <= placed_bytes(&self.shape), "so much beside the data")?;
-        sensible(piece * u64::from(shape.data()) <= MAX_EXTENT_BYTES, "so many columns")
+        ensure_valid(is_strip, "the length of a strip")?;
+        ensure_valid(
+            column_bytes(geometry) <= column_bytes(&self.geometry),
+            "so much beside the data",
+        )?;
+        ensure_valid(
+            column * u64::from(geometry.data_strips()) <= MAX_EXTENT_BYTES,
+            "so many columns",
+        )
     }
 
-    fn grow_volume(&mut self, id: VolumeId, bytes: u64) -> Result<(), Refused> {
-        let volume = self.volumes.get_mut(&id).ok_or(Refused::NoVolume(id))?;
-        is_size(bytes, volume.block_size)?;
-        sensible(bytes >= volume.bytes, "a volume that becomes smaller")?;
+    fn grow_volume(&mut self, id: PoolVolumeId, bytes: u64) -> Result<(), ChangeError> {
+        let volume = self.volumes.get_mut(&id).ok_or(ChangeError::NoVolume(id))?;
+        check_volume_size(bytes, volume.block_size)?;
+        ensure_valid(bytes >= volume.bytes, "a volume that becomes smaller")?;
         volume.bytes = bytes;
         Ok(())
     }
 
-    fn delete_volume(&mut self, id: VolumeId) -> Result<(), Refused> {
-        let volume = self.volumes.remove(&id).ok_or(Refused::NoVolume(id))?;
-        let pieces = volume.extents.values().flat_map(|extent| &extent.pieces);
-        pieces.for_each(|piece| self.give(*piece));
+    fn delete_volume(&mut self, id: PoolVolumeId) -> Result<(), ChangeError> {
+        let volume = self.volumes.remove(&id).ok_or(ChangeError::NoVolume(id))?;
+        let columns = volume.extents.values().flat_map(|extent| &extent.columns);
+        columns.for_each(|column| self.mark_free(*column));
         Ok(())
     }
 
-    /// That something may be put there.
-    fn is_free(&self, piece: Piece) -> Result<(), Refused> {
-        let member = self.of(piece.member)?;
-        if matches!(member.standing, Standing::Leaving | Standing::Spare) {
-            return Err(Refused::Standing(piece.member));
+    /// Checks that a column may be allocated there.
+    fn ensure_free(&self, extent: PhysicalExtent) -> Result<(), ChangeError> {
+        let member = self.get_member(extent.member)?;
+        if matches!(member.state, PoolMemberState::Draining | PoolMemberState::Spare) {
+            return Err(ChangeError::WrongMemberState(extent.member));
         }
-        sensible(piece.unit < member.units, "a unit behind a member's end")?;
-        if member.taken.has(piece.unit) { Err(Refused::Taken(piece)) } else { Ok(()) }
-    }
-
-    fn take(&mut self, piece: Piece) {
-        if let Some(member) = self.members.get_mut(&piece.member) {
-            member.taken.take(piece.unit);
+        ensure_valid(extent.index < member.physical_extents, "a unit behind a member's end")?;
+        if member.allocated.is_allocated(extent.index) {
+            Err(ChangeError::ExtentInUse(extent))
+        } else {
+            Ok(())
         }
     }
 
-    fn give(&mut self, piece: Piece) {
-        if let Some(member) = self.members.get_mut(&piece.member) {
-            member.taken.give(piece.unit);
+    fn mark_allocated(&mut self, extent: PhysicalExtent) {
+        if let Some(member) = self.members.get_mut(&extent.member) {
+            member.allocated.allocate(extent.index);
         }
     }
 
-    fn allocate(&mut self, id: VolumeId, index: u32, pieces: &[Piece]) -> Result<(), Refused> {
-        let volume = self.volumes.get(&id).ok_or(Refused::NoVolume(id))?;
-        sensible(index < volume.full(), "an extent behind a volume's end")?;
-        sensible(pieces.len() == usize::from(volume.shape.columns()), "a number of columns")?;
-        if volume.extents.contains_key(&index) {
-            return Err(Refused::ExtentExists { volume: id, index });
+    fn mark_free(&mut self, extent: PhysicalExtent) {
+        if let Some(member) = self.members.get_mut(&extent.member) {
+            member.allocated.free(extent.index);
         }
-        let mut members = Members::default();
-        for piece in pieces {
-            self.is_free(*piece)?;
-            if members.has(piece.member) {
-                return Err(Refused::Twice(piece.member));
-            }
-            members = members.with(piece.member);
-        }
-        let lost = (0u32..).zip(pieces).filter(|(_, p)| !self.is_written(p.member));
-        let lost = lost.fold(0u64, |lost, (column, _)| lost | 1 << column);
-        sensible(volume.survives(lost), "an extent of which too much would be lost")?;
-        let number = self.next_extent;
-        let next = number.checked_add(1).ok_or(Refused::Senseless("an extent behind the last"))?;
-        pieces.iter().for_each(|piece| self.take(*piece));
-        let volume = self.volumes.get_mut(&id).ok_or(Refused::NoVolume(id))?;
-        volume.extents.insert(index, Extent { number, pieces: pieces.into() });
-        self.next_extent = next;
-        for column in (0..volume.shape.columns()).filter(|column| lost >> column & 1 != 0) {
-            volume.behind.insert((index, column), ALL_REGIONS);
-        }
-        Ok(())
     }
 
-    fn is_written(&self, member: MemberId) -> bool {
-        self.members.get(&member).is_some_and(|m| m.standing.votes())
-    }
-
-    fn free(&mut self, id: VolumeId, index: u32) -> Result<(), Refused> {
-        let volume = self.volumes.get_mut(&id).ok_or(Refused::NoVolume(id))?;
-        let none = Refused::NoExtent { volume: id, index };
-        let extent = volume.extents.remove(&index).ok_or(none)?;
-        volume.lost.remove(&index);
-        volume.unrepaired.remove(&index);
-        (0..volume.shape.columns()).for_each(|column| {
-            volume.behind.remove(&(index, column));
-        });
-        extent.pieces.iter().for_each(|piece| self.give(*piece));
-        Ok(())
-    }
-
-    fn piece(&self, id: VolumeId, index: u32, column: u16) -> Result<Piece, Refused> {
-        let volume = self.volumes.get(&id).ok_or(Refused::NoVolume(id))?;
-        let extent = volume.extents.get(&index).ok_or(Refused::NoExtent { volume: id, index })?;
-        let piece = extent.pieces.get(usize::from(column)).copied();
-        piece.ok_or(Refused::Senseless("a column"))
-    }
-
-    fn relocate(
+    fn allocate_extent(
         &mut self,
-        id: VolumeId,
+        id: PoolVolumeId,
+        index: u32,
+        columns: &[PhysicalExtent],
+    ) -> Result<(), ChangeError> {
+        let volume = self.volumes.get(&id).ok_or(ChangeError::NoVolume(id))?;
+        ensure_valid(index < volume.extent_count_when_full(), "an extent behind a volume's end")?;
+        ensure_valid(
+            columns.len() == usize::from(volume.geometry.columns()),
+            "a number of columns",
+        )?;
+        if volume.extents.contains_key(&index) {
+            return Err(ChangeError::ExtentExists { volume: id, index });
+        }
+        let mut members = MemberSet::default();
+        for column in columns {
+            self.ensure_free(*column)?;
+            if members.contains(column.member) {
+                return Err(ChangeError::MemberUsedTwice(column.member));
+            }
+            members = members.with(column.member);
+        }
+        let lost = (0u32..).zip(columns).filter(|(_, p)| !self.is_attached(p.member));
+        let lost = lost.fold(0u64, |lost, (column, _)| lost | 1 << column);
+        ensure_valid(volume.survives_loss_of(lost), "an extent of which too much would be lost")?;
+        let number = self.next_extent;
+        let next =
+            number.checked_add(1).ok_or(ChangeError::InvalidValue("an extent behind the last"))?;
+        columns.iter().for_each(|column| self.mark_allocated(*column));
+        let volume = self.volumes.get_mut(&id).ok_or(ChangeError::NoVolume(id))?;
+        volume.extents.insert(index, PoolExtent { number, columns: columns.into() });
+        self.next_extent = next;
+        for column in (0..volume.geometry.columns()).filter(|column| lost >> column & 1 != 0) {
+            volume.stale_regions.insert((index, column), ALL_REGIONS);
+        }
+        Ok(())
+    }
+
+    fn is_attached(&self, member: MemberId) -> bool {
+        self.members.get(&member).is_some_and(|m| m.state.is_voter())
+    }
+
+    fn free_extent(&mut self, id: PoolVolumeId, index: u32) -> Result<(), ChangeError> {
+        let volume = self.volumes.get_mut(&id).ok_or(ChangeError::NoVolume(id))?;
+        let none = ChangeError::NoExtent { volume: id, index };
+        let extent = volume.extents.remove(&index).ok_or(none)?;
+        volume.lost_rows.remove(&index);
+        volume.unrepaired_rows.remove(&index);
+        (0..volume.geometry.columns()).for_each(|column| {
+            volume.stale_regions.remove(&(index, column));
+        });
+        extent.columns.iter().for_each(|column| self.mark_free(*column));
+        Ok(())
+    }
+
+    fn column_location(
+        &self,
+        id: PoolVolumeId,
         index: u32,
         column: u16,
-        to: Piece,
-    ) -> Result<(), Refused> {
-        let from = self.piece(id, index, column)?;
-        self.is_free(to)?;
-        if !self.is_written(to.member) {
-            return Err(Refused::Standing(to.member));
+    ) -> Result<PhysicalExtent, ChangeError> {
+        let volume = self.volumes.get(&id).ok_or(ChangeError::NoVolume(id))?;
+        let extent =
+            volume.extents.get(&index).ok_or(ChangeError::NoExtent { volume: id, index })?;
+        let location = extent.columns.get(usize::from(column)).copied();
+        location.ok_or(ChangeError::InvalidValue("a column"))
+    }
+
+    fn move_column(
+        &mut self,
+        id: PoolVolumeId,
+        index: u32,
+        column: u16,
+        to: PhysicalExtent,
+    ) -> Result<(), ChangeError> {
+        let from = self.column_location(id, index, column)?;
+        self.ensure_free(to)?;
+        if !self.is_attached(to.member) {
+            return Err(ChangeError::WrongMemberState(to.member));
         }
-        let volume = self.volumes.get_mut(&id).ok_or(Refused::NoVolume(id))?;
+        let volume = self.volumes.get_mut(&id).ok_or(ChangeError::NoVolume(id))?;
         let extent = volume.extents.get_mut(&index);
-        let pieces = &mut extent.ok_or(Refused::NoExtent { volume: id, index })?.pieces;
-        let mut others = (0u16..).zip(pieces.iter()).filter(|(n, _)| *n != column);
-        if others.any(|(_, piece)| piece.member == to.member) {
-            return Err(Refused::Twice(to.member));
+        let columns = &mut extent.ok_or(ChangeError::NoExtent { volume: id, index })?.columns;
+        let mut others = (0u16..).zip(columns.iter()).filter(|(n, _)| *n != column);
+        if others.any(|(_, at)| at.member == to.member) {
+            return Err(ChangeError::MemberUsedTwice(to.member));
         }
-        pieces[usize::from(column)] = to;
-        volume.behind.remove(&(index, column));
-        self.give(from);
-        self.take(to);
+        columns[usize::from(column)] = to;
+        volume.stale_regions.remove(&(index, column));
+        self.mark_free(from);
+        self.mark_allocated(to);
         Ok(())
     }
 
-    fn mark(&mut self, id: VolumeId, index: u32, regions: u32) -> Result<(), Refused> {
-        sensible(regions != 0 && regions & !ALL_REGIONS == 0, "a region")?;
-        self.piece(id, index, 0)?;
+    fn mark_stale(
+        &mut self,
+        id: PoolVolumeId,
+        index: u32,
+        regions: u32,
+    ) -> Result<(), ChangeError> {
+        ensure_valid(regions != 0 && regions & !ALL_REGIONS == 0, "a region")?;
+        self.column_location(id, index, 0)?;
         let members = &self.members;
-        let out = |p: &Piece| members.get(&p.member).is_some_and(|m| !m.standing.votes());
-        let volume = self.volumes.get_mut(&id).ok_or(Refused::NoVolume(id))?;
-        for (column, _) in (0..).zip(&volume.extents[&index].pieces).filter(|(_, piece)| out(piece))
+        let is_detached =
+            |p: &PhysicalExtent| members.get(&p.member).is_some_and(|m| !m.state.is_voter());
+        let volume = self.volumes.get_mut(&id).ok_or(ChangeError::NoVolume(id))?;
+        for (column, _) in
+            (0..).zip(&volume.extents[&index].columns).filter(|(_, at)| is_detached(at))
         {
-            *volume.behind.entry((index, column)).or_default() |= regions;
+            *volume.stale_regions.entry((index, column)).or_default() |= regions;
         }
         Ok(())
     }
 
-    /// These rows of an extent that there is.
-    fn rows_of(
+    /// Checks that the extent exists and contains these rows.
+    fn check_rows(
         &self,
-        id: VolumeId,
+        id: PoolVolumeId,
         index: u32,
         (row, rows): (u32, u32),
-    ) -> Result<(&Volume, Range<u32>), Refused> {
-        self.piece(id, index, 0)?;
-        let volume = self.volumes.get(&id).ok_or(Refused::NoVolume(id))?;
+    ) -> Result<(&PoolVolume, Range<u32>), ChangeError> {
+        self.column_location(id, index, 0)?;
+        let volume = self.volumes.get(&id).ok_or(ChangeError::NoVolume(id))?;
         let end = row.checked_add(rows).filter(|_| rows > 0);
-        let end = end.filter(|end| u64::from(*end) <= volume.shape.rows());
-        let end = end.ok_or(Refused::Senseless("a range of rows"))?;
+        let end = end.filter(|end| u64::from(*end) <= volume.geometry.total_rows());
+        let end = end.ok_or(ChangeError::InvalidValue("a range of rows"))?;
         Ok((volume, row..end))
     }
 
-    /// Rows are lost. What is lost is not waited for to be repaired.
-    fn lose(&mut self, id: VolumeId, index: u32, rows: (u32, u32)) -> Result<(), Refused> {
-        let (volume, rows) = self.rows_of(id, index, rows)?;
+    /// Rows are lost. They no longer count as unrepaired.
+    fn mark_lost(
+        &mut self,
+        id: PoolVolumeId,
+        index: u32,
+        rows: (u32, u32),
+    ) -> Result<(), ChangeError> {
+        let (volume, rows) = self.check_rows(id, index, rows)?;
         let (mut lost, mut unrepaired) = (volume.lost_rows(index), volume.unrepaired_rows(index));
-        let others = self.remembered_ranges() - lost.len() - unrepaired.len();
+        let others = self.damaged_range_count() - lost.len() - unrepaired.len();
         lost.insert(rows.clone());
         unrepaired.remove(rows);
-        if others + lost.len() + unrepaired.len() > MAX_LOST {
-            return Err(Refused::TooManyLost);
+        if others + lost.len() + unrepaired.len() > MAX_DAMAGED_RANGES {
+            return Err(ChangeError::TooManyDamagedRanges);
         }
-        self.remember(id, index, lost, unrepaired)
+        self.set_damaged_rows(id, index, lost, unrepaired)
     }
 
-    /// Rows could not be repaired: of those that are lost that is known.
-    fn not_repaired(&mut self, id: VolumeId, index: u32, rows: (u32, u32)) -> Result<(), Refused> {
-        let (volume, rows) = self.rows_of(id, index, rows)?;
+    /// Rows could not be repaired, but for those that are lost.
+    fn mark_unrepaired(
+        &mut self,
+        id: PoolVolumeId,
+        index: u32,
+        rows: (u32, u32),
+    ) -> Result<(), ChangeError> {
+        let (volume, rows) = self.check_rows(id, index, rows)?;
         let (lost, before) = (volume.lost_rows(index), volume.unrepaired_rows(index));
         let mut unrepaired = before.clone();
         unrepaired.insert(rows.clone());
-        lost.within(&rows).into_iter().for_each(|lost| unrepaired.remove(lost));
-        let all = self.remembered_ranges() - before.len() + unrepaired.len();
-        let others = self.unrepaired_ranges() - before.len();
-        if others + unrepaired.len() > MAX_UNREPAIRED || all > MAX_LOST {
-            return Err(Refused::TooManyUnrepaired);
+        lost.intersection(&rows).into_iter().for_each(|lost| unrepaired.remove(lost));
+        let all = self.damaged_range_count() - before.len() + unrepaired.len();
+        let others = self.unrepaired_range_count() - before.len();
+        if others + unrepaired.len() > MAX_UNREPAIRED_RANGES || all > MAX_DAMAGED_RANGES {
+            return Err(ChangeError::TooManyUnrepairedRanges);
         }
-        self.remember(id, index, lost, unrepaired)
+        self.set_damaged_rows(id, index, lost, unrepaired)
     }
 
-    /// Rows have been written again.
-    fn rewritten(&mut self, id: VolumeId, index: u32, rows: (u32, u32)) -> Result<(), Refused> {
-        let (volume, rows) = self.rows_of(id, index, rows)?;
+    /// Rows have been rewritten.
+    fn mark_rewritten(
+        &mut self,
+        id: PoolVolumeId,
+        index: u32,
+        rows: (u32, u32),
+    ) -> Result<(), ChangeError> {
+        let (volume, rows) = self.check_rows(id, index, rows)?;
         let (mut lost, before) = (volume.lost_rows(index), volume.unrepaired_rows(index));
-        let others = self.remembered_ranges() - lost.len() - before.len();
+        let others = self.damaged_range_count() - lost.len() - before.len();
         let mut unrepaired = before.clone();
         lost.remove(rows.clone());
         unrepaired.remove(rows);
-        if others + lost.len() + before.len() > MAX_LOST_PARTS {
-            return Err(Refused::TooManyLost);
+        if others + lost.len() + before.len() > MAX_SPLIT_DAMAGED_RANGES {
+            return Err(ChangeError::TooManyDamagedRanges);
         }
-        // A range that would come apart into too many is remembered whole: no write fails for that.
-        if others + lost.len() + unrepaired.len() > MAX_LOST_PARTS {
+        // A range that would split into too many is recorded unsplit, so that no write fails for
+        // that.
+        if others + lost.len() + unrepaired.len() > MAX_SPLIT_DAMAGED_RANGES {
             unrepaired = before;
         }
-        self.remember(id, index, lost, unrepaired)
+        self.set_damaged_rows(id, index, lost, unrepaired)
     }
 
-    fn remember(
+    fn set_damaged_rows(
         &mut self,
-        id: VolumeId,
+        id: PoolVolumeId,
         index: u32,
         lost: RowSet,
         unrepaired: RowSet,
-    ) -> Result<(), Refused> {
-        let volume = self.volumes.get_mut(&id).ok_or(Refused::NoVolume(id))?;
-        volume.lost.insert(index, lost);
-        volume.lost.retain(|_, rows| !rows.is_empty());
-        volume.unrepaired.insert(index, unrepaired);
-        volume.unrepaired.retain(|_, rows| !rows.is_empty());
+    ) -> Result<(), ChangeError> {
+        let volume = self.volumes.get_mut(&id).ok_or(ChangeError::NoVolume(id))?;
+        volume.lost_rows.insert(index, lost);
+        volume.lost_rows.retain(|_, rows| !rows.is_empty());
+        volume.unrepaired_rows.insert(index, unrepaired);
+        volume.unrepaired_rows.retain(|_, rows| !rows.is_empty());
         Ok(())
     }
 
-    fn counted_errors(&mut self, id: MemberId, errors: ErrorCounts) -> Result<(), Refused> {
-        let member = self.members.get_mut(&id).ok_or(Refused::NoMember(id))?;
-        member.errors = errors;
-        Ok(())
-    }
-
-    fn caught(
+    fn record_errors(
         &mut self,
-        id: VolumeId,
+        id: MemberId,
+        errors: MemberErrorCounts,
+    ) -> Result<(), ChangeError> {
+        let member = self.members.get_mut(&id).ok_or(ChangeError::NoMember(id))?;
+        member.error_counts = errors;
+        Ok(())
+    }
+
+    fn clear_stale(
+        &mut self,
+        id: PoolVolumeId,
         index: u32,
         column: u16,
         regions: u32,
-    ) -> Result<(), Refused> {
-        sensible(regions != 0 && regions & !ALL_REGIONS == 0, "a region")?;
-        let piece = self.piece(id, index, column)?;
-        if !self.is_written(piece.member) {
-            return Err(Refused::Standing(piece.member));
+    ) -> Result<(), ChangeError> {
+        ensure_valid(regions != 0 && regions & !ALL_REGIONS == 0, "a region")?;
+        let location = self.column_location(id, index, column)?;
+        if !self.is_attached(location.member) {
+            return Err(ChangeError::WrongMemberState(location.member));
         }
-        let volume = self.volumes.get_mut(&id).ok_or(Refused::NoVolume(id))?;
-        if let Some(behind) = volume.behind.get_mut(&(index, column)) {
-            *behind &= !regions;
-            if *behind == 0 {
-                volume.behind.remove(&(index, column));
+        let volume = self.volumes.get_mut(&id).ok_or(ChangeError::NoVolume(id))?;
+        if let Some(stale) = volume.stale_regions.get_mut(&(index, column)) {
+            *stale &= !regions;
+            if *stale == 0 {
+                volume.stale_regions.remove(&(index, column));
             }
         }
         Ok(())
     }
 }
 
-impl Volume {
-    /// Nothing that lies on `member` is what it should be.
-    fn all_behind(&mut self, member: MemberId) {
+impl PoolVolume {
+    /// All that `member` holds is stale.
+    fn mark_all_stale(&mut self, member: MemberId) {
         for (index, extent) in &self.extents {
-            let on_it = (0..).zip(&extent.pieces).filter(|(_, piece)| piece.member == member);
-            self.behind.extend(on_it.map(|(column, _)| ((*index, column), ALL_REGIONS)));
+            let on_member = (0..).zip(&extent.columns).filter(|(_, at)| at.member == member);
+            self.stale_regions.extend(on_member.map(|(column, _)| ((*index, column), ALL_REGIONS)));
         }
     }
 }
 
-/// Whether units of a member may begin there.
-pub(super) fn is_units_at(bytes: u64) -> bool {
-    bytes.is_multiple_of(ROW) && bytes <= MAX_BYTES
+/// Whether the physical extents of a member may begin there.
+pub(super) fn is_extents_offset(bytes: u64) -> bool {
+    bytes.is_multiple_of(ROW) && bytes <= MAX_VOLUME_BYTES
 }
 
-pub(super) fn is_size(bytes: u64, block_size: u32) -> Result<(), Refused> {
+pub(super) fn check_volume_size(bytes: u64, block_size: u32) -> Result<(), ChangeError> {
     let blocks = bytes.is_multiple_of(u64::from(block_size));
-    sensible((1..=MAX_BYTES).contains(&bytes) && blocks, "the size of a volume")
+    ensure_valid((1..=MAX_VOLUME_BYTES).contains(&bytes) && blocks, "the size of a volume")
 }

@@ -1,17 +1,17 @@
-//! Disks that are put back as they were once, beside others that have gone on.
+//! Disks that were rolled back to an older state, beside others that were not.
 
-use geometry::Level;
-use rt::sim::DiskCopy;
+use geometry::Redundancy;
+use rt::sim::DiskImage;
 
 use super::*;
 
-/// What some disks hold now.
-fn copies(host: &Host, disks: &[usize]) -> Vec<(usize, DiskCopy)> {
-    disks.iter().map(|n| (*n, host.disk(path(*n)).unwrap().copy())).collect()
+/// The current contents of some disks.
+fn copies(host: &Host, disks: &[usize]) -> Vec<(usize, DiskImage)> {
+    disks.iter().map(|n| (*n, host.disk(path(*n)).unwrap().capture_image())).collect()
 }
 
-fn set_back(host: &Host, copies: &[(usize, DiskCopy)]) {
-    copies.iter().for_each(|(n, copy)| host.disk(path(*n)).unwrap().set_back(copy));
+fn set_back(host: &Host, copies: &[(usize, DiskImage)]) {
+    copies.iter().for_each(|(n, copy)| host.disk(path(*n)).unwrap().restore_image(copy));
 }
 
 async fn opened(host: &Host, what: &OpenPool) -> Result<Bench, PoolError> {
@@ -20,7 +20,7 @@ async fn opened(host: &Host, what: &OpenPool) -> Result<Bench, PoolError> {
     Ok(Bench::served(host.clone(), &core, pool).await)
 }
 
-/// Closes it, and opens it again with what was written since.
+/// Closes the pool, and reopens it after more writes.
 async fn written_again(bench: Bench, value: u8) -> Host {
     let host = bench.host.clone();
     bench.close().await;
@@ -46,23 +46,24 @@ fn what_was_written_since_others_were_set_back_is_not_overwritten() {
         says("disks /dev/d0, /dev/d1, /dev/d2 are older than disk /dev/d3");
         says("pool open tank --without /dev/d3");
         says("LOSES");
-        // Nothing has been changed: with the right disks all is as it was.
+        // Nothing has been changed: with the right disks the pool is as before.
         set_back(&host, &new);
         let bench = opened(&host, &opening(FEW)).await.unwrap();
         bench.holds(0..256, 2).await;
         bench.holds(256..bench.blocks, 1).await;
         bench.close().await;
-        // A person may want the older state.
+        // The operator may choose the older state.
         set_back(&host, &old[..3]);
-        let older = OpenPool { without: vec!["/dev/d3".into()], ..opening(FEW) };
+        let older = OpenPool { missing_disks: vec!["/dev/d3".into()], ..opening(FEW) };
         let bench = opened(&host, &older).await.unwrap();
         bench.holds(0..bench.blocks, 1).await;
-        assert_eq!(bench.state(3), PoolDiskState::Out);
+        assert_eq!(bench.state(3), PoolDiskState::Detached);
         bench.close().await;
     });
 }
 
-/// In an opening of its own, or in the same one, before it ended: that is, with the same metadata but for what closing has written.
+/// In a term of its own, or in the same one before it ended: then the metadata differ only by what
+/// closing has written.
 #[test]
 fn a_disk_that_was_set_back_is_made_again() {
     for is_open in [false, true] {
@@ -90,36 +91,36 @@ fn a_disk_that_was_set_back_is_made_again() {
     }
 }
 
-/// What was set back is not believed, and is whole in the end.
+/// Stale data are not read, and the disk is complete in the end.
 async fn is_made_again(host: &Host) {
     let bench = opened(host, &opening(FEW)).await.unwrap();
     bench.holds(0..256, 2).await;
-    while bench.state(1) == PoolDiskState::Out {
+    while bench.state(1) == PoolDiskState::Detached {
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     bench.whole().await;
     let scrub = bench.scrub().await;
-    assert_eq!((scrub.repaired, scrub.unrepairable), (0, 0));
-    bench.disk(0).pull_out();
+    assert_eq!((scrub.repaired_rows, scrub.unrecoverable_rows), (0, 0));
+    bench.disk(0).unplug();
     bench.holds(0..256, 2).await;
     bench.holds(256..bench.blocks, 1).await;
     bench.close().await;
 }
 
-/// Power fails, and no closing has written anything: what was written while the pool was open tells. Its parity log and its
-/// checksums are as old as it.
+/// Power fails, so closing has written nothing: the periodic versions tell. Its parity log and its
+/// checksums are as old as its data.
 #[test]
 fn a_disk_that_was_set_back_before_power_failed_is_made_again() {
     for checksums in [false, true] {
         play(move |host| async move {
-            let bench = Bench::made(host, (Level::Parity, checksums), FEW).await;
-            // What was written is over, and so is what follows of it.
+            let bench = Bench::made(host, (Redundancy::Parity, checksums), FEW).await;
+            // Writing has ended, and so has the work that follows it.
             tokio::time::sleep(Duration::from_secs(60)).await;
             let old = copies(&bench.host, &[1]);
             bench.write(0..256, 2).await;
             tokio::time::sleep(Duration::from_secs(21)).await;
             let host = bench.host.clone();
-            let permit = crash::permit();
+            let permit = drop_permit::permit_drops();
             drop(bench);
             host.power_cut();
             drop(permit);
@@ -129,7 +130,8 @@ fn a_disk_that_was_set_back_before_power_failed_is_made_again() {
     }
 }
 
-/// The others were set back and opened without it. It alone knows what they have lost: it is not made as they are.
+/// The others were rolled back and opened without it. It alone has what they have lost, so it is
+/// not overwritten.
 #[test]
 fn a_newer_disk_that_comes_while_the_pool_is_open_is_left_alone() {
     play(|host| async move {
@@ -140,28 +142,28 @@ fn a_newer_disk_that_comes_while_the_pool_is_open_is_left_alone() {
         let bench = opened(&host, &opening(FEW)).await.unwrap();
         let host = written_again(bench, 2).await;
         set_back(&host, &old);
-        host.disk(path(3)).unwrap().pull_out();
+        host.disk(path(3)).unwrap().unplug();
         let bench = opened(&host, &opening(FEW)).await.unwrap();
         bench.write(0..256, 3).await;
         bench.look().await;
-        let before = format!("{:?}", host.disk(path(3)).unwrap().copy());
-        bench.disk(3).plug_in();
+        let before = format!("{:?}", host.disk(path(3)).unwrap().capture_image());
+        bench.disk(3).plug();
         for _ in 0..3 {
             bench.look().await;
             tokio::time::sleep(Duration::from_secs(60)).await;
         }
-        assert_eq!(bench.state(3), PoolDiskState::Out);
-        assert!(format!("{:?}", bench.disk(3).copy()) == before, "it was written");
+        assert_eq!(bench.state(3), PoolDiskState::Detached);
+        assert!(format!("{:?}", bench.disk(3).capture_image()) == before, "it was written");
         bench.close().await;
-        // Both have gone on, and neither is believed against the other.
+        // Both have continued, and neither wins over the other.
         let refused = opened(&host, &opening(FEW)).await.err().expect("it is refused").to_string();
         assert!(refused.contains("there are two truths"), "{refused}");
-        // It is given up: another disk, or this one as another.
-        let without = OpenPool { without: vec!["/dev/d3".into()], ..opening(FEW) };
+        // It is given up: replaced by another disk, or added as a new one.
+        let without = OpenPool { missing_disks: vec!["/dev/d3".into()], ..opening(FEW) };
         let bench = opened(&host, &without).await.unwrap();
         let again = NewDisk { path: path(3), overwrite: vec!["/dev/d3".into()] };
         bench.pool.replace("3", &again).await.unwrap();
-        while bench.report().disks.iter().any(|disk| disk.state == PoolDiskState::Out) {
+        while bench.report().disks.iter().any(|disk| disk.state == PoolDiskState::Detached) {
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
         bench.whole().await;

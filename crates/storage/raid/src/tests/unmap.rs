@@ -1,14 +1,14 @@
-//! Discards: what has to be made durable for many of them is made so together.
+//! Discards: the metadata of many of them is made durable together.
 
 use futures_util::stream;
-use geometry::Level;
+use geometry::Redundancy;
 
 use super::*;
 
-/// A member of which each operation takes a millisecond, of a clock that stands still otherwise.
+/// A member whose operations take one millisecond of simulated time.
 struct Timed {
     below: Dev,
-    /// Flushes, and writes that are durable when they end.
+    /// Number of flushes and FUA writes.
     durable: Rc<Cell<u64>>,
 }
 
@@ -30,16 +30,16 @@ impl Layer for Timed {
     }
 }
 
-/// Takes extents back, which takes as long as two operations of a disk.
+/// Frees extents, which takes as long as two disk operations.
 #[derive(Debug, Default)]
-struct Freed(RefCell<BTreeSet<u32>>);
+struct FreeRecorder(RefCell<BTreeSet<u32>>);
 
-impl Room for Freed {
-    fn extent(&self, _: u32) -> Pin<Box<dyn Future<Output = Result<Extent, Error>> + '_>> {
+impl ExtentAllocator for FreeRecorder {
+    fn allocate(&self, _: u32) -> Pin<Box<dyn Future<Output = Result<Extent, Error>> + '_>> {
         Box::pin(std::future::ready(Err(Error::NoSpace)))
     }
 
-    fn free(&self, index: u32) -> Kept<'_> {
+    fn free(&self, index: u32) -> MetadataFuture<'_> {
         Box::pin(async move {
             tokio::time::sleep(Duration::from_millis(2)).await;
             assert!(self.0.borrow_mut().insert(index), "it is given back once");
@@ -47,33 +47,34 @@ impl Room for Freed {
         })
     }
 
-    fn lose(&self, _: u32, _: Range<u32>) -> Kept<'_> {
+    fn record_lost_rows(&self, _: u32, _: Range<u32>) -> MetadataFuture<'_> {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    fn regain(&self, _: u32, _: Range<u32>) -> Kept<'_> {
+    fn record_rewritten_rows(&self, _: u32, _: Range<u32>) -> MetadataFuture<'_> {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    fn not_repaired(&self, _: u32, _: Range<u32>) -> Kept<'_> {
+    fn record_unrepaired_rows(&self, _: u32, _: Range<u32>) -> MetadataFuture<'_> {
         Box::pin(std::future::ready(Ok(())))
     }
 }
 
-/// What something has cost.
+/// The cost of an operation.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
-    /// Operations that have made something durable, on all members.
+    /// Flushes and FUA writes on all members.
     durable: u64,
-    /// Operations that had to wait for each other.
+    /// Length of the chain of dependent operations.
     chain: u64,
 }
 
-/// A thin volume of RAID 5 with volatile caches, all of whose stripes have been written whole.
+/// A thin RAID 5 volume with volatile caches, all of whose stripes were written by full-stripe
+/// writes.
 struct Bench {
-    raid: Rc<Raid>,
-    room: Rc<Freed>,
-    client: Client,
+    raid: Rc<RaidVolume>,
+    room: Rc<FreeRecorder>,
+    client: TestClient,
     ctx: Ctx,
     durable: Rc<Cell<u64>>,
 }
@@ -82,20 +83,20 @@ const EXTENTS: u64 = 8;
 
 impl Bench {
     async fn new() -> Self {
-        let disks = Disks::sized(Level::Parity, 5, 4, 4096, true, 4 << 20);
+        let disks = TestDisks::sized(Redundancy::Parity, 5, 4, 4096, true, 4 << 20);
         disks.extents.replace(EXTENTS);
-        disks.mend().await;
-        let (durable, room) = (Rc::new(Cell::new(0)), Rc::new(Freed::default()));
+        disks.recover().await;
+        let (durable, room) = (Rc::new(Cell::new(0)), Rc::new(FreeRecorder::default()));
         let counted = Rc::clone(&durable);
         let timed = move |_, below| Dev::new(Timed { below, durable: Rc::clone(&counted) });
-        let array = disks.array(disks.book.era.get(), timed, Mistake::None).await;
+        let array = disks.array(disks.book.generation.get(), timed, Mistake::None).await;
         let extents = disks.extents(&array).await;
-        let settings = Settings { thick: false, ..disks.settings() };
-        let kept: Rc<dyn Room> = Rc::<Freed>::clone(&room);
-        let raid = Rc::new(Raid::new(array, settings, (0..).zip(extents), kept));
-        let pool = Pool::new(MIN_POOL).unwrap();
-        let credit = pool.account().try_credit(4096, block::Class::Immediate).unwrap();
-        let client = Client::new(&Dev::shared(Rc::clone(&raid)), &pool);
+        let settings = RaidSettings { is_thick: false, ..disks.settings() };
+        let allocator: Rc<dyn ExtentAllocator> = Rc::<FreeRecorder>::clone(&room);
+        let raid = Rc::new(RaidVolume::new(array, settings, (0..).zip(extents), allocator));
+        let pool = BufferPool::new(MIN_POOL).unwrap();
+        let credit = pool.account().try_credit(4096, block::MemoryClass::LocalIo).unwrap();
+        let client = TestClient::new(&Dev::shared(Rc::clone(&raid)), &pool);
         let ctx = Ctx::new(credit, block::Epoch::default());
         let bench = Self { raid, room, client, ctx, durable };
         let blocks = bench.blocks();
@@ -109,7 +110,7 @@ impl Bench {
         self.raid.info().blocks
     }
 
-    /// Has each of these blocks discarded by an operation of its own, so many at once.
+    /// Discards each of these ranges by an operation of its own, `at_once` at a time.
     async fn discard(&self, ranges: Vec<Blocks>, at_once: usize) -> Cost {
         let (durable, begun) = (self.durable.get(), tokio::time::Instant::now());
         let each = stream::iter(ranges).map(|range| {
@@ -122,12 +123,12 @@ impl Bench {
         Cost { durable: self.durable.get() - durable, chain }
     }
 
-    async fn holds(&self, at: u64, byte: u8) {
+    async fn expect_contents(&self, at: u64, byte: u8) {
         assert!(self.client.read(at, 1).await.unwrap().to_vec() == [byte; 4096], "block {at}");
     }
 }
 
-fn play(scene: impl AsyncFnOnce()) {
+fn run_scene(scene: impl AsyncFnOnce()) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
@@ -136,10 +137,10 @@ fn play(scene: impl AsyncFnOnce()) {
     tokio::task::LocalSet::new().block_on(&runtime, scene());
 }
 
-/// A file system that trims what it has freed: single blocks, each in a stripe of its own.
+/// A file system that trims freed space: single blocks, each in a stripe of its own.
 #[test]
 fn small_discards_share_batches_of_the_log_and_flushes() {
-    play(async || {
+    run_scene(async || {
         let few = || (0..255u64).map(|n| Blocks::new(Lba(n * 16 + n % 16), 1)).collect::<Vec<_>>();
         let alone = Bench::new().await.discard(few(), 1).await;
         let bench = Bench::new().await;
@@ -147,7 +148,7 @@ fn small_discards_share_batches_of_the_log_and_flushes() {
         assert!(together.durable * 4 < alone.durable, "{together:?} after {alone:?}");
         assert!(together.chain * 8 < alone.chain, "{together:?} after {alone:?}");
         for (at, byte) in [(0, 0), (1, 7), (17, 0), (16, 7), (254 * 16 + 14, 0)] {
-            bench.holds(at, byte).await;
+            bench.expect_contents(at, byte).await;
         }
         assert!(bench.room.0.borrow().is_empty());
     });
@@ -155,33 +156,34 @@ fn small_discards_share_batches_of_the_log_and_flushes() {
 
 #[test]
 fn extents_that_one_discard_frees_are_given_back_together() {
-    play(async || {
+    run_scene(async || {
         let bench = Bench::new().await;
         let each = bench.blocks() / EXTENTS;
         let one = bench.discard(vec![Blocks::new(Lba(0), each)], 1).await;
-        // With the last block of one extent and the first of another.
+        // Includes the last block of one extent and the first of another.
         let (first, end) = (2 * each - 1, (EXTENTS - 1) * each + 1);
         let all = bench.discard(vec![Blocks::new(Lba(first), end - first)], 1).await;
         assert_eq!(bench.room.0.borrow().len() as u64, EXTENTS - 2, "but for the ends");
         assert!(all.chain < (EXTENTS - 3) * one.chain, "{all:?} after {one:?}");
         for (at, byte) in [(0, 0), (first - 1, 7), (first, 0), (end - 1, 0), (end, 7)] {
-            bench.holds(at, byte).await;
+            bench.expect_contents(at, byte).await;
         }
     });
 }
 
-/// WRITE SAME of zeroes, or a discard of a volume that keeps its room: whole stripes are written as such, several at once.
+/// WRITE SAME of zeroes, or a discard on a thick volume: several full-stripe writes at a time.
 #[test]
 fn a_long_run_of_zeroes_is_written_in_whole_stripes_at_once() {
-    play(async || {
+    run_scene(async || {
         let bench = Bench::new().await;
         let zero = |blocks| Op::Zero { at: Lba(0), blocks, unmap: false, fua: false };
         let begun = tokio::time::Instant::now();
         bench.raid.submit(zero(1024), bench.ctx.clone()).await.unwrap();
         let chain = begun.elapsed().as_millis();
-        // 64 stripes of 16 blocks. Each takes data, a flush, and a record; there are places for two at once.
+        // 64 stripes of 16 blocks. Each needs data, a flush and a log entry; there are free slots
+        // for two.
         assert!(chain < 64 * 2, "{chain} one after the other");
-        bench.holds(1023, 0).await;
-        bench.holds(1024, 7).await;
+        bench.expect_contents(1023, 0).await;
+        bench.expect_contents(1024, 7).await;
     });
 }

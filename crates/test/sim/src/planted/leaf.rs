@@ -1,4 +1,4 @@
-//! A block device straight on a disk, sound or with one of the mistakes that leaves make.
+//! A block device directly on a disk, correct or with one of the typical mistakes of leaf devices.
 
 use std::path::Path;
 
@@ -9,28 +9,29 @@ use rt::disk::{Disk, OpenOptions};
 use rt::sim::{Host, World};
 
 use super::Variant;
-use crate::scenarios::storage::{self, DISK, Shape, Stack};
+use crate::scenarios::storage::{self, DISK, StackGeometry, StorageStack};
 use crate::scenarios::volume;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mistake {
     None,
-    /// A flush is answered and not done.
+    /// Acknowledges a flush without doing it.
     NoFlush,
-    /// A write is said to be durable and is not.
+    /// Reports a write as durable that is not.
     NoFua,
-    /// Part of a block is replaced by reading, changing and writing all of what the disk writes
-    /// at once; a neighbour may do the same at the same time.
+    /// Replaces part of a block by read-modify-write of the disk's atomic write unit; a neighbour
+    /// may do the same at the same time.
     SharedSector,
-    /// Zeroing takes along the block behind.
+    /// Zeroing also clears the next block.
     ZeroTooFar,
 }
 
 macro_rules! leaf {
     ($name:ident, $mistake:ident) => {
         pub(super) async fn $name(world: World, variant: Variant) -> Result<(), String> {
-            let wrong = variant == Variant::Wrong;
-            storage::play(world, Leaf(if wrong { Mistake::$mistake } else { Mistake::None })).await
+            let wrong = variant == Variant::Mistaken;
+            storage::play(world, LeafStack(if wrong { Mistake::$mistake } else { Mistake::None }))
+                .await
         }
     };
 }
@@ -40,33 +41,33 @@ leaf!(no_fua, NoFua);
 leaf!(shared_sector, SharedSector);
 leaf!(zero_too_far, ZeroTooFar);
 
-/// The sound leaf, for scenarios of what stands on it.
+/// The correct leaf, for scenarios of layers above it.
 pub(crate) async fn volume_on_leaf(world: World) -> Result<(), String> {
-    volume::play(world, Leaf(Mistake::None)).await
+    volume::play(world, LeafStack(Mistake::None)).await
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Leaf(Mistake);
+struct LeafStack(Mistake);
 
-impl Stack for Leaf {
-    async fn prepare(&self, _host: &Host, _shape: Shape) -> Result<(), String> {
+impl StorageStack for LeafStack {
+    async fn prepare(&self, _host: &Host, _shape: StackGeometry) -> Result<(), String> {
         Ok(())
     }
 
-    async fn open(&self, core: Core, shape: Shape) -> Result<Dev, String> {
+    async fn open(&self, core: Core, shape: StackGeometry) -> Result<Dev, String> {
         let disk = core.open_disk(Path::new(DISK), OpenOptions::new()).await;
         let disk = disk.map_err(|e| e.to_string())?;
-        Ok(Dev::new(Bare { disk, shape, mistake: self.0 }))
+        Ok(Dev::new(BareDisk { disk, shape, mistake: self.0 }))
     }
 }
 
-struct Bare {
+struct BareDisk {
     disk: Disk,
-    shape: Shape,
+    shape: StackGeometry,
     mistake: Mistake,
 }
 
-impl Layer for Bare {
+impl Layer for BareDisk {
     fn name(&self) -> &'static str {
         "bare"
     }
@@ -75,7 +76,7 @@ impl Layer for Bare {
         Info {
             block_size: self.shape.block_size,
             blocks: self.shape.bytes / u64::from(self.shape.block_size),
-            aside_blocks: 0,
+            metadata_blocks: 0,
             physical_block_size: self.shape.disk.1.max(self.shape.block_size),
             max_transfer_blocks: (1 << 20) / self.shape.block_size,
             unmap_granularity_blocks: 1,
@@ -83,8 +84,8 @@ impl Layer for Bare {
             volatile_cache: true,
             native_fua: self.mistake == Mistake::NoFua,
             read_only: false,
-            // Writes of odd pieces are copied, and so is what shares a sector with a write.
-            overhead: (1 << 20) + (16 << 10),
+            // Writes of odd pieces are copied, and so is data that shares a sector with a write.
+            overhead_bytes: (1 << 20) + (16 << 10),
         }
     }
 
@@ -104,8 +105,8 @@ impl Layer for Bare {
                 let zero = self.disk.zero(at.0 * size, (end - at.0) * size).await;
                 zero.map_err(|_| Error::Unwritable { at })?;
             }
-            Op::Map { blocks, .. } => {
-                return Ok(block::Run { blocks, mapped: true }.into_bufs(&ctx));
+            Op::BlockStatus { blocks, .. } => {
+                return Ok(block::BlockStatus { blocks, mapped: true }.into_bufs(&ctx));
             }
             Op::Flush if self.mistake == Mistake::NoFlush => {}
             Op::Flush => self.disk.sync().await.map_err(|_| Error::Gone)?,
@@ -114,7 +115,7 @@ impl Layer for Bare {
     }
 }
 
-impl Bare {
+impl BareDisk {
     async fn write(&self, at: Lba, data: &Bufs, ctx: &Ctx) -> Result<(), Error> {
         let start = at.0 * u64::from(self.shape.block_size);
         let result = if self.mistake == Mistake::SharedSector {
@@ -141,7 +142,7 @@ impl Bare {
     }
 }
 
-/// The same bytes in memory that a disk takes.
+/// The same bytes in memory that the disk can transfer.
 fn copied(ctx: &Ctx, data: &Bufs) -> Bufs {
     copy_in(ctx.credit(), &data.to_vec())
 }

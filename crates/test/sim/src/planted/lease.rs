@@ -1,6 +1,6 @@
 //! A number that two hosts count up, never both at once: the holder while it has a lease, the
-//! granter once the holder can no longer have it. A step is a read of the number, some work on the
-//! own disk, and the next number put; where both believe that it is their turn, steps are lost.
+//! granter once the lease must have expired. A step reads the number, does some work on the host's
+//! own disk, and writes the next number; where both hosts count at once, steps are lost.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -20,77 +20,82 @@ use crate::scenarios::storage::draw_host_faults;
 const DISK: &str = "/dev/work";
 const PORT: u16 = 700;
 
-/// How long the holder has the lease, from the moment before it asked, on its clock.
+/// How long the holder has the lease, from the moment before its request, on its clock.
 const LEASE_MS: u64 = 2000;
 
 /// How long the granter waits after its last answer, on its clock.
 const GRACE_MS: u64 = 3000;
 
-/// The worst that happens to either: clocks a tenth off, and pauses longer than any margin.
-const WORST: HostFaults = HostFaults {
-    drift_ppm: 100_000,
-    drift_for: Duration::from_secs(20),
-    pause_every: Duration::from_secs(10),
-    pause_for: Duration::from_secs(6),
+/// Worst faults of either host: clocks off by a tenth, and pauses longer than any margin.
+const WORST_HOST_FAULTS: HostFaults = HostFaults {
+    max_drift_ppm: 100_000,
+    max_drift_duration: Duration::from_secs(20),
+    max_pause_interval: Duration::from_secs(10),
+    max_pause_duration: Duration::from_secs(6),
 };
 
-// The granter's fast clock is later than the holder's slow one.
+// The granter's fast clock expires later than the holder's slow one.
 const _: () = assert!(GRACE_MS * (10 - 1) > LEASE_MS * (10 + 1));
 
-/// How the two go about it.
+/// Correct or mistaken handling of the lease.
 #[derive(Clone, Copy, Debug)]
-struct Rules {
-    looks_after_work: bool,
+struct LeaseRules {
+    checks_lease_after_work: bool,
     grace: Duration,
 }
 
-impl Rules {
-    const SOUND: Self = Self { looks_after_work: true, grace: Duration::from_millis(GRACE_MS) };
+impl LeaseRules {
+    const CORRECT: Self =
+        Self { checks_lease_after_work: true, grace: Duration::from_millis(GRACE_MS) };
 }
 
-/// The number, and what it should be: it fences nobody. Between a look at the clock and a step no
-/// time passes in a simulation.
+/// The number, and its expected value. It does no fencing. Between a look at the clock and a step
+/// no time passes in a simulation.
 #[derive(Debug, Default)]
-struct Board {
+struct Counter {
     number: Cell<u64>,
     steps: Cell<u64>,
 }
 
-/// The holder looks at its lease before the work only.
-pub(super) async fn looks_before(world: World, variant: Variant) -> Result<(), String> {
-    let looks_after_work = variant == Variant::Right;
-    play(world, Rules { looks_after_work, ..Rules::SOUND }).await
+/// The holder checks its lease only before the work.
+pub(super) async fn checks_lease_before_work_only(
+    world: World,
+    variant: Variant,
+) -> Result<(), String> {
+    let looks_after_work = variant == Variant::Correct;
+    play(world, LeaseRules { checks_lease_after_work: looks_after_work, ..LeaseRules::CORRECT })
+        .await
 }
 
-/// The granter waits as long as the lease is, as if its clock were the holder's.
+/// The granter waits for the length of the lease, as if its clock were the holder's.
 pub(super) async fn ignores_drift(world: World, variant: Variant) -> Result<(), String> {
     let grace = match variant {
-        Variant::Right => Rules::SOUND.grace,
-        Variant::Wrong => Duration::from_millis(LEASE_MS),
+        Variant::Correct => LeaseRules::CORRECT.grace,
+        Variant::Mistaken => Duration::from_millis(LEASE_MS),
     };
-    play(world, Rules { grace, ..Rules::SOUND }).await
+    play(world, LeaseRules { grace, ..LeaseRules::CORRECT }).await
 }
 
-async fn play(world: World, rules: Rules) -> Result<(), String> {
+async fn play(world: World, rules: LeaseRules) -> Result<(), String> {
     let hosts = ["holder", "granter"].map(|n| world.add_host(n, HostSetup::default()));
     let rng = Rng::new(world.seed(), "host faults");
     for host in &hosts {
         host.add_disk(DISK, DiskSetup::device(1 << 20));
-        host.set_faults(draw_host_faults(&rng, WORST));
+        host.set_faults(draw_host_faults(&rng, WORST_HOST_FAULTS));
     }
-    let board = Rc::new(Board::default());
+    let board = Rc::new(Counter::default());
     let [holder, granter] = &hosts;
     let (dice, shared) = (world.clone(), Rc::clone(&board));
-    granter.start(move |core| grant(core, dice.clone(), Rc::clone(&shared), rules));
+    granter.start(move |core| run_granter(core, dice.clone(), Rc::clone(&shared), rules));
     let (to, shared) = (SocketAddr::new(granter.address(), PORT), Rc::clone(&board));
-    holder.start(move |core| hold(core, to, Rc::clone(&shared), rules));
+    holder.start(move |core| run_holder(core, to, Rc::clone(&shared), rules));
 
     let seconds = Duration::from_secs;
-    tokio::time::sleep(world.rng().time(seconds(1), seconds(10))).await;
+    tokio::time::sleep(world.rng().duration_between(seconds(1), seconds(10))).await;
     if world.rng().chance(0.7) {
         world.partition(holder, granter);
     }
-    tokio::time::sleep(world.rng().time(seconds(5), seconds(15))).await;
+    tokio::time::sleep(world.rng().duration_between(seconds(5), seconds(15))).await;
     let (number, steps) = (board.number.get(), board.steps.get());
     world.note(format!("{steps} steps, and the number is {number}"));
     if number != steps {
@@ -102,10 +107,10 @@ async fn play(world: World, rules: Rules) -> Result<(), String> {
     Ok(())
 }
 
-/// Counts whenever `may` says so.
+/// Counts whenever `may` allows it.
 async fn count(
     core: &Core,
-    board: &Board,
+    board: &Counter,
     looks_after_work: bool,
     may: impl Fn() -> bool,
 ) -> Result<(), String> {
@@ -126,16 +131,16 @@ async fn count(
 }
 
 /// The holder.
-async fn hold(
+async fn run_holder(
     core: Core,
     granter: SocketAddr,
-    board: Rc<Board>,
-    rules: Rules,
+    board: Rc<Counter>,
+    rules: LeaseRules,
 ) -> Result<(), String> {
     let fresh_until = Rc::new(Cell::new(Duration::ZERO));
     tokio::task::spawn_local(renew(core.clone(), granter, Rc::clone(&fresh_until)));
     let fresh = || core.now() < fresh_until.get();
-    count(&core, &board, rules.looks_after_work, fresh).await
+    count(&core, &board, rules.checks_lease_after_work, fresh).await
 }
 
 async fn renew(core: Core, granter: SocketAddr, fresh_until: Rc<Cell<Duration>>) {
@@ -143,7 +148,7 @@ async fn renew(core: Core, granter: SocketAddr, fresh_until: Rc<Cell<Duration>>)
     loop {
         let Ok(mut stream) = core.dial(granter).await else { continue };
         loop {
-            // Before it asks: an answer that comes late has given so much the less.
+            // Measured before the request, so a late answer shortens the lease.
             let asked = core.now();
             if stream.write_u8(0).await.is_err() || stream.read_u8().await.is_err() {
                 break;
@@ -155,7 +160,12 @@ async fn renew(core: Core, granter: SocketAddr, fresh_until: Rc<Cell<Duration>>)
 }
 
 /// The granter.
-async fn grant(core: Core, world: World, board: Rc<Board>, rules: Rules) -> Result<(), String> {
+async fn run_granter(
+    core: Core,
+    world: World,
+    board: Rc<Counter>,
+    rules: LeaseRules,
+) -> Result<(), String> {
     let promised = Rc::new(Cell::new(Some(core.now() + rules.grace)));
     let at = SocketAddr::from(([0, 0, 0, 0], PORT));
     let listener = core.listen(at).await.map_err(|e| e.to_string())?;
@@ -170,7 +180,7 @@ async fn grant(core: Core, world: World, board: Rc<Board>, rules: Rules) -> Resu
             }
         }
     });
-    // The promise may have been renewed while this waited for it.
+    // The lease may have been renewed during the wait.
     while let Some(until) = promised.get() {
         core.sleep_until(until).await;
         if promised.get().is_some_and(|until| until <= core.now()) {
@@ -178,5 +188,5 @@ async fn grant(core: Core, world: World, board: Rc<Board>, rules: Rules) -> Resu
         }
     }
     world.note("the granter takes over");
-    count(&core, &board, rules.looks_after_work, || true).await
+    count(&core, &board, rules.checks_lease_after_work, || true).await
 }

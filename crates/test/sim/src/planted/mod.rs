@@ -1,14 +1,14 @@
 //! Small stores with one well-known mistake each. The simulator must find every mistake within few
-//! seeds, and the same store without it must pass them all: that is how we know that the faults
-//! bite and that they do not bite the innocent.
+//! seeds, and must pass the same store without it: this shows that the faults are effective, and
+//! cause no false alarms.
 
-mod copies;
-mod frames;
+mod counter_cells;
+mod framed_echo;
 pub(crate) mod leaf;
 mod lease;
-mod ledger;
-mod pair;
-mod stamps;
+mod primary_backup;
+mod two_copies;
+mod versioned_sectors;
 
 use ::mirror::Mistake as Flaw;
 use ::pool::Mistake as Slip;
@@ -16,45 +16,45 @@ use disk::claim;
 use rt::sim::World;
 
 use crate::Scenario;
-use crate::scenarios::file::{self, Flushes};
-use crate::scenarios::intent::{self, Mistake};
-use crate::scenarios::mirror::{self, LivesPlan, Plan};
-use crate::scenarios::{iscsi, nvme, pool, shared};
+use crate::scenarios::file::{self, FlushBehaviour};
+use crate::scenarios::intent_log::{self, Mistake};
+use crate::scenarios::mirror::{self, CloneMode, ScenarioConfig};
+use crate::scenarios::{iscsi, nvme, pool, shared_disks};
 
 /// A store with and without its mistake.
 #[derive(Clone, Copy, Debug)]
-pub struct Planted {
+pub struct PlantedMistake {
     /// With the mistake.
-    pub wrong: Scenario,
+    pub with_mistake: Scenario,
     /// Without it.
-    pub right: Scenario,
+    pub without_mistake: Scenario,
     /// Seeds among which the mistake must show.
-    pub within: u64,
+    pub detection_seeds: u64,
 }
 
 /// Whether a store makes its mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Variant {
-    Right,
-    Wrong,
+    Correct,
+    Mistaken,
 }
 
 macro_rules! planted {
     ($name:literal, $within:literal, $innocent:literal, $about:literal, $play:path) => {
-        Planted {
-            wrong: Scenario {
+        PlantedMistake {
+            with_mistake: Scenario {
                 name: concat!($name, "-wrong"),
-                about: $about,
+                description: $about,
                 test_seeds: $within,
-                play: |w| Box::pin($play(w, Variant::Wrong)),
+                run: |w| Box::pin($play(w, Variant::Mistaken)),
             },
-            right: Scenario {
+            without_mistake: Scenario {
                 name: concat!($name, "-right"),
-                about: concat!("the same without the mistake: ", $about),
+                description: concat!("the same without the mistake: ", $about),
                 test_seeds: $innocent,
-                play: |w| Box::pin($play(w, Variant::Right)),
+                run: |w| Box::pin($play(w, Variant::Correct)),
             },
-            within: $within,
+            detection_seeds: $within,
         }
     };
     ($name:literal, $within:literal, $about:literal, $($play:tt)+) => {
@@ -62,45 +62,45 @@ macro_rules! planted {
     };
 }
 
-fn flushes(variant: Variant) -> Flushes {
+fn flush_behaviour(variant: Variant) -> FlushBehaviour {
     match variant {
-        Variant::Right => Flushes::Honest,
-        Variant::Wrong => Flushes::Skipped,
+        Variant::Correct => FlushBehaviour::Performed,
+        Variant::Mistaken => FlushBehaviour::Skipped,
     }
 }
 
 async fn file_no_flush(world: World, variant: Variant) -> Result<(), String> {
-    file::play(world, flushes(variant)).await
+    file::play(world, flush_behaviour(variant)).await
 }
 
 async fn shared_heartbeat(world: World, variant: Variant) -> Result<(), String> {
     let mistake = match variant {
-        Variant::Right => claim::Mistake::None,
-        Variant::Wrong => claim::Mistake::IgnoresHeartbeat,
+        Variant::Correct => claim::Mistake::None,
+        Variant::Mistaken => claim::Mistake::IgnoresHeartbeat,
     };
-    shared::play(world, mistake).await
+    shared_disks::play(world, mistake).await
 }
 
 async fn iscsi_no_flush(world: World, variant: Variant) -> Result<(), String> {
-    iscsi::play(world, flushes(variant)).await
+    iscsi::play(world, flush_behaviour(variant)).await
 }
 
 async fn nvme_no_flush(world: World, variant: Variant) -> Result<(), String> {
-    nvme::play(world, flushes(variant)).await
+    nvme::play(world, flush_behaviour(variant)).await
 }
 
-/// An owner of an intent log, with one of his mistakes or without.
+/// A user of an intent log, with one of its mistakes or without.
 macro_rules! intent {
     ($name:ident, $mistake:ident) => {
         async fn $name(world: World, variant: Variant) -> Result<(), String> {
-            let wrong = variant == Variant::Wrong;
-            intent::play(world, if wrong { Mistake::$mistake } else { Mistake::None }).await
+            let wrong = variant == Variant::Mistaken;
+            intent_log::play(world, if wrong { Mistake::$mistake } else { Mistake::None }).await
         }
     };
 }
 
 intent!(intent_unflushed, ClearsUnflushed);
-intent!(intent_late, StampsLate);
+intent!(intent_late, SnapshotsLate);
 intent!(intent_unmarked, WritesUnmarked);
 
 /// A mirror, with one of its mistakes or without.
@@ -110,64 +110,66 @@ macro_rules! mirror {
     };
     ($name:ident, $mistake:ident, $play:path) => {
         async fn $name(world: World, variant: Variant) -> Result<(), String> {
-            let wrong = variant == Variant::Wrong;
+            let wrong = variant == Variant::Mistaken;
             let mistake = if wrong { Flaw::$mistake } else { Flaw::None };
-            $play(world, Plan { mistake, ..Plan::default() }).await
+            $play(world, ScenarioConfig { mistake, ..ScenarioConfig::default() }).await
         }
     };
 }
 
-mirror!(mirror_alone, AcknowledgesAlone);
-mirror!(initiators_alone, AcknowledgesAlone, mirror::initiators::play);
+mirror!(mirror_alone, AcknowledgesBeforeReplication);
+mirror!(initiators_alone, AcknowledgesBeforeReplication, mirror::initiators::play);
 
-mirror!(fencing_unsettled, FlushesUnsettled, mirror::fencing::play);
-mirror!(fencing_late, TellsAsideLate, mirror::fencing::play);
+mirror!(fencing_unsettled, FlushesBeforeMetadataApplied, mirror::fencing::play);
+mirror!(fencing_late, AppliesMetadataLate, mirror::fencing::play);
 
-mirror!(full_unequal, RefusesUnequal, mirror::full::play);
-mirror!(full_told, TellsRefused, mirror::full::play);
+mirror!(full_unequal, SkipsNoSpaceReplacement, mirror::full::play);
+mirror!(full_told, ReportsPartialWrites, mirror::full::play);
 
 mirror!(mirror_unmarked, SkipsIntentLog);
-mirror!(mirror_lease, IgnoresLease);
-mirror!(mirror_resync, ResyncsWithoutNewWrites);
-mirror!(mirror_entries, ReadsThroughEntries);
-mirror!(mirror_unequal, OpensUnequal);
-mirror!(mirror_undrained, TellsUndrained);
-mirror!(mirror_unseen, HidesChanges);
-mirror!(mirror_trusting, TrustsJoiners);
-mirror!(mirror_late_lineage, ClearsBeforeLineage);
-mirror!(mirror_led_back, LeadsWhenOlder);
-mirror!(mirror_restored, BelievesOlderStore, mirror::restored::play);
+mirror!(mirror_lease, IgnoresLeases);
+mirror!(mirror_resync, SkipsNewWritesDuringResync);
+mirror!(mirror_entries, ReadsUncommitted);
+mirror!(mirror_unequal, SkipsReconciliation);
+mirror!(mirror_undrained, ReportsBeforeDrain);
+mirror!(mirror_unseen, HidesChangeNotices);
+mirror!(mirror_trusting, SkipsGenerationCheck);
+mirror!(mirror_late_lineage, ClearsBeforeGeneration);
+mirror!(mirror_led_back, TakesOverWhenRolledBack);
+mirror!(mirror_restored, TrustsRestoredStore, mirror::store_rollback::play);
 
 async fn mirror_cloned(world: World, variant: Variant) -> Result<(), String> {
     let lives = match variant {
-        Variant::Right => LivesPlan::Claimed,
-        Variant::Wrong => LivesPlan::Ignored,
+        Variant::Correct => CloneMode::ClonesDetected,
+        Variant::Mistaken => CloneMode::ClonesUndetected,
     };
-    mirror::cloned::play(world, Plan { lives, ..Plan::default() }).await
+    mirror::cloned::play(world, ScenarioConfig { clone_mode: lives, ..ScenarioConfig::default() })
+        .await
 }
 
 /// A pool, with one of its mistakes or without.
 macro_rules! pool {
     ($name:ident, $mistake:ident) => {
         async fn $name(world: World, variant: Variant) -> Result<(), String> {
-            let wrong = variant == Variant::Wrong;
+            let wrong = variant == Variant::Mistaken;
             pool::play(world, if wrong { Slip::$mistake } else { Slip::None }).await
         }
     };
 }
 
-pool!(pool_set_back, BelievesSetBack);
-pool!(pool_unproved, IgnoresProofs);
-pool!(pool_closes, ClosesUnversioned);
-pool!(pool_writes, WritesUnversioned);
+pool!(pool_set_back, TrustsRolledBackDisks);
+pool!(pool_unproved, IgnoresProvenCommits);
+pool!(pool_closes, SkipsVersionOnClose);
+pool!(pool_writes, SkipsPeriodicVersions);
 
 /// All of them.
 #[must_use]
-pub fn pairs() -> Vec<Planted> {
+#[expect(clippy::too_many_lines, reason = "a list")]
+pub fn planted_mistakes() -> Vec<PlantedMistake> {
     vec![
-        planted!("ack-early", 20, "acknowledges before the sync", ledger::ack_early),
-        planted!("sync-again", 40, "believes a sync after a failed one", ledger::sync_again),
-        planted!("two-copies", 40, "writes both copies of a record at once", copies::play),
+        planted!("ack-early", 20, "acknowledges before the sync", counter_cells::ack_early),
+        planted!("sync-again", 40, "believes a sync after a failed one", counter_cells::sync_again),
+        planted!("two-copies", 40, "writes both copies of a record at once", two_copies::play),
         planted!("no-flush", 20, "answers a flush and does nothing", leaf::no_flush),
         planted!("file-no-flush", 20, "an image whose flush does nothing", file_no_flush),
         planted!("iscsi-no-flush", 40, "a node whose flush does nothing", iscsi_no_flush),
@@ -178,9 +180,19 @@ pub fn pairs() -> Vec<Planted> {
         planted!("no-fua", 20, "calls a write durable that is not", leaf::no_fua),
         planted!("shared-sector", 20, "rewrites the neighbours of a block", leaf::shared_sector),
         planted!("zero-too-far", 20, "zeroes one block too many", leaf::zero_too_far),
-        planted!("stamps", 20, "believes whatever the disk returns", stamps::play),
-        planted!("lone-primary", 40, "goes on alone when the backup is silent", pair::play),
-        planted!("lease-before", 40, "looks at its lease before the work", lease::looks_before),
+        planted!("stamps", 20, "believes whatever the disk returns", versioned_sectors::play),
+        planted!(
+            "lone-primary",
+            40,
+            "goes on alone when the backup is silent",
+            primary_backup::play
+        ),
+        planted!(
+            "lease-before",
+            40,
+            "looks at its lease before the work",
+            lease::checks_lease_before_work_only
+        ),
         planted!("lease-drift", 40, "takes its clock for its peer's", lease::ignores_drift),
         planted!("shared-disk", 200, 20, "takes a disk whoever uses it", shared_heartbeat),
         planted!("mirror-alone", 60, 2, "answers when one has it", mirror_alone),
@@ -223,12 +235,12 @@ pub fn pairs() -> Vec<Planted> {
         planted!("mirror-led-back", 200, 2, "leads with a copy that was set back", mirror_led_back),
         planted!("mirror-cloned", 50, 2, "takes a clone for the node", mirror_cloned),
         planted!("mirror-restored", 50, 2, "believes a store that was set back", mirror_restored),
-        planted!("one-read", 20, "takes one read for one message", frames::play),
+        planted!("one-read", 20, "takes one read for one message", framed_echo::play),
     ]
 }
 
 /// Their scenarios, for the command line.
 #[must_use]
 pub fn all() -> Vec<Scenario> {
-    pairs().into_iter().flat_map(|p| [p.wrong, p.right]).collect()
+    planted_mistakes().into_iter().flat_map(|p| [p.with_mistake, p.without_mistake]).collect()
 }

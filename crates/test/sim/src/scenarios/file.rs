@@ -1,73 +1,75 @@
-//! A volume on a flat image: created, opened, used, grown and deleted, and cut off at any point of that.
+//! A volume on a flat image: created, opened, used, grown and deleted, with crashes at any point.
 //!
-//! Clients whose commands overlap use the volume ([`super::clients`]); beside them the image
-//! grows. Every round ends in a crash. Afterwards the image must open, with a size and contents
-//! that what was acknowledged permits; it may refuse only what is not its fault.
+//! Clients whose commands overlap use the volume ([`super::clients`]) while the image grows. Every
+//! round ends in a crash. Afterwards the image must open, with a size and contents that the
+//! acknowledged operations permit; it may refuse only for faults that are not its own.
 
 use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::testing::register::Loss;
+use block::testing::register::CrashKind;
 use block::{Blocks, Bufs, Ctx, Dev, Epoch, Error, Info, Layer, Lba, Op};
-use disk::{FileError, Provisioning, Reason};
-use image::{Create, File, Open, delete};
+use disk::{ImageError, ImageErrorReason, Provisioning};
+use image::{CreateImageOptions, FlatImage, OpenImageOptions, delete};
 use rt::Core;
 use rt::disk::{DiskErrorKind, OpenReason};
-use rt::sim::{Damage, DiskControl, DiskFaults, DiskSetup, Host, HostSetup, Rng, Unsynced, World};
+use rt::sim::{
+    DiskControl, DiskFaults, DiskSetup, Host, HostSetup, Rng, TornDamage, UnsyncedFate, World,
+};
 use tokio::sync::Notify;
 use uuid::Uuid;
 use volume::Volume;
 
-use super::clients::{self, Client, Shared};
-use super::storage::{draw_faults, end, settle};
+use super::clients::{self, Client, ClientState};
+use super::storage::{draw_faults, stop_host, wait_disk_idle};
 
-/// Where the image is.
+/// Path of the image.
 pub(super) const IMAGE: &str = "/images/volume";
 
 /// The volume that it holds.
 pub(super) const VOLUME: Uuid = Uuid::from_u128(0x1111_2222_3333_4444_8555_6666_7777_8888);
 
-/// Where the label's two copies and the data are.
-const SLOTS: [u64; 2] = [0, 512 << 10];
-const DATA: u64 = 1 << 20;
+/// Offsets of the two label copies and of the data.
+const LABEL_OFFSETS: [u64; 2] = [0, 512 << 10];
+const DATA_OFFSET: u64 = 1 << 20;
 
-/// The first size of the volume and the largest, in bytes.
-const FIRST: u64 = 32 << 10;
-const LARGEST: u64 = 256 << 10;
+/// The initial and the largest size of the volume, in bytes.
+const INITIAL_BYTES: u64 = 32 << 10;
+const MAX_BYTES: u64 = 256 << 10;
 
-/// What a power cut may damage as a whole, in bytes. Only where sizes are multiples of it the end of the
-/// data in use is safe while the part behind it is made.
-const TORN: u64 = 4096;
+/// Unit that a power cut may damage, in bytes. Only where sizes are multiples of it is the end of
+/// the data in use safe while the image grows past it.
+const TEAR_BYTES: u64 = 4096;
 
-/// Longest wait for a disk that a killed process still has in use.
-const BUSY: Duration = Duration::from_secs(60);
+/// Longest wait for a disk that a killed process still holds.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Virtual time in which these must end.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// Virtual time limits.
+const SCENARIO_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Whether a flush is what it says.
+/// Whether flushes are performed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Flushes {
-    Honest,
-    /// Answered, and nothing is done.
+pub(crate) enum FlushBehaviour {
+    Performed,
+    /// Flushes are acknowledged and not performed.
     Skipped,
 }
 
-/// An image whose flushes may be left out.
-pub(super) struct Backing {
-    file: Rc<File>,
-    flushes: Flushes,
+/// An image whose flushes may be skipped.
+pub(super) struct FlushSkippingLayer {
+    file: Rc<FlatImage>,
+    flushes: FlushBehaviour,
 }
 
-impl Backing {
-    pub(super) fn dev(file: &Rc<File>, flushes: Flushes) -> Dev {
+impl FlushSkippingLayer {
+    pub(super) fn dev(file: &Rc<FlatImage>, flushes: FlushBehaviour) -> Dev {
         Dev::new(Self { file: Rc::clone(file), flushes })
     }
 }
 
-impl Layer for Backing {
+impl Layer for FlushSkippingLayer {
     fn name(&self) -> &'static str {
         "backing"
     }
@@ -78,26 +80,26 @@ impl Layer for Backing {
 
     async fn submit(&self, op: Op, ctx: Ctx) -> Result<Bufs, Error> {
         match (op, self.flushes) {
-            (Op::Flush, Flushes::Skipped) => Ok(Bufs::new()),
+            (Op::Flush, FlushBehaviour::Skipped) => Ok(Bufs::new()),
             (op, _) => self.file.submit(op, ctx).await,
         }
     }
 }
 
-/// What is known of the image from outside, by whoever was told.
+/// What is known of the image from acknowledged operations.
 #[derive(Clone, Debug)]
-struct Known {
-    /// What the last acknowledged creation, growth or opening said.
+struct ExpectedImage {
+    /// The result of the last acknowledged creation, growth or open.
     generation: u64,
     bytes: u64,
-    /// Sizes of growths whose end was never acknowledged.
+    /// Sizes of growths that were never acknowledged.
     attempted: Vec<u64>,
-    /// Whether both copies of the label are whole, for sure.
+    /// Whether both copies of the label are certainly intact.
     copies_whole: bool,
 }
 
-impl Known {
-    fn acknowledged(&mut self, file: &File) {
+impl ExpectedImage {
+    fn record_acknowledged(&mut self, file: &FlatImage) {
         let label = file.label();
         self.generation = label.generation;
         self.bytes = label.data_bytes;
@@ -105,8 +107,8 @@ impl Known {
         self.copies_whole = true;
     }
 
-    /// Judges what an image says that has been opened.
-    fn judge(&self, file: &File) -> Result<(), String> {
+    /// Checks what an opened image reports.
+    fn check_image(&self, file: &FlatImage) -> Result<(), String> {
         let (label, info) = (file.label(), file.info());
         if label.data_bytes != info.blocks * u64::from(info.block_size) {
             return Err(format!("{label:?} and {info:?}"));
@@ -120,28 +122,28 @@ impl Known {
 
 /// What a round does besides crashing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Round {
-    /// Clients at work, beside them growth.
+enum RoundKind {
+    /// Clients run while the image grows.
     Load,
-    /// Growth alone: what power damages then is a label or a part that is not in use yet.
+    /// The image grows without clients: a power cut damages only a label or a part not yet in use.
     Torn,
 }
 
-struct Bench {
+struct FileTestbed {
     world: World,
     host: Host,
-    how: Create,
+    create_options: CreateImageOptions,
     /// The image grows by multiples of this many bytes.
     step: u64,
-    flushes: Flushes,
-    shared: Rc<Shared>,
-    known: Rc<RefCell<Known>>,
-    /// Told when a growth begins.
+    flushes: FlushBehaviour,
+    shared: Rc<ClientState>,
+    known: Rc<RefCell<ExpectedImage>>,
+    /// Notified when a growth begins.
     growing: Rc<Notify>,
 }
 
-/// Plays it.
-pub(crate) async fn play(world: World, flushes: Flushes) -> Result<(), String> {
+/// Runs the scenario.
+pub(crate) async fn play(world: World, flushes: FlushBehaviour) -> Result<(), String> {
     let rng = world.rng();
     let (block_size, (logical, physical)) = *rng.pick(&[
         (512, (512, 512)),
@@ -153,30 +155,45 @@ pub(crate) async fn play(world: World, flushes: Flushes) -> Result<(), String> {
     let mut files = DiskSetup::file(0).blocks(logical, physical);
     (files.can_punch, files.can_zero) = (rng.chance(0.7), rng.chance(0.7));
     let on_device = rng.chance(0.3);
-    let setup = HostSetup { pool_bytes: 32 << 20, files: files.clone(), ..HostSetup::default() };
+    let setup =
+        HostSetup { memory_bytes: 32 << 20, new_file_setup: files.clone(), ..HostSetup::default() };
     let host = world.add_host("node", setup);
     if on_device {
         let kind = rt::disk::DiskKind::BlockDevice;
-        host.add_disk(IMAGE, DiskSetup { bytes: DATA + LARGEST, kind, ..files });
+        host.add_disk(IMAGE, DiskSetup { bytes: DATA_OFFSET + MAX_BYTES, kind, ..files });
     }
-    let how = Create {
-        volume: VOLUME,
+    let how = CreateImageOptions {
+        volume_id: VOLUME,
         block_size,
-        bytes: Some(FIRST),
-        provisioning: *rng.pick(&[Provisioning::Thin, Provisioning::Full]),
-        buffered: false,
-        force: false,
+        size_bytes: Some(INITIAL_BYTES),
+        provisioning: *rng.pick(&[Provisioning::Thin, Provisioning::Thick]),
+        allow_page_cache: false,
+        overwrite: false,
         keep_contents: false,
         claim: None,
     };
-    let shared = Shared::new(&world, block_size);
-    let known = Known { generation: 0, bytes: FIRST, attempted: Vec::new(), copies_whole: false };
+    let shared = ClientState::new(&world, block_size);
+    let known = ExpectedImage {
+        generation: 0,
+        bytes: INITIAL_BYTES,
+        attempted: Vec::new(),
+        copies_whole: false,
+    };
     let known = Rc::new(RefCell::new(known));
-    let step = if rng.chance(0.5) { TORN } else { u64::from(block_size) };
+    let step = if rng.chance(0.5) { TEAR_BYTES } else { u64::from(block_size) };
     let growing = Rc::new(Notify::new());
-    let bench = Bench { world: world.clone(), host, how, step, flushes, shared, known, growing };
+    let bench = FileTestbed {
+        world: world.clone(),
+        host,
+        create_options: how,
+        step,
+        flushes,
+        shared,
+        known,
+        growing,
+    };
     bench.create().await?;
-    bench.leave_old_contents();
+    bench.write_stale_contents();
     for _ in 0..rng.between(1, 3) {
         bench.round().await?;
     }
@@ -184,33 +201,39 @@ pub(crate) async fn play(world: World, flushes: Flushes) -> Result<(), String> {
     bench.delete().await
 }
 
-/// Opens the image, waiting while a killed process still has it in use.
-pub(super) async fn open(core: &Core, generation: u64) -> Result<Rc<File>, FileError> {
-    let what = Open { volume: VOLUME, generation, buffered: false, read_only: false, claim: None };
+/// Opens the image; waits while a killed process still holds it.
+pub(super) async fn open(core: &Core, generation: u64) -> Result<Rc<FlatImage>, ImageError> {
+    let what = OpenImageOptions {
+        volume_id: VOLUME,
+        min_generation: generation,
+        allow_page_cache: false,
+        read_only: false,
+        claim: None,
+    };
     let opened = async {
         loop {
-            match File::open(core, Path::new(IMAGE), &what).await {
-                Err(e) if e.reason == Reason::Open(OpenReason::Busy) => {
+            match FlatImage::open(core, Path::new(IMAGE), &what).await {
+                Err(e) if e.reason == ImageErrorReason::Open(OpenReason::Busy) => {
                     tokio::time::sleep(Duration::from_millis(500)).await;
                 }
                 opened => return opened.map(Rc::new),
             }
         }
     };
-    let busy = Reason::Open(OpenReason::Busy);
-    let timely = tokio::time::timeout(BUSY, opened).await;
-    timely.unwrap_or_else(|_| Err(FileError { path: IMAGE.into(), reason: busy }))
+    let busy = ImageErrorReason::Open(OpenReason::Busy);
+    let timely = tokio::time::timeout(BUSY_TIMEOUT, opened).await;
+    timely.unwrap_or_else(|_| Err(ImageError { path: IMAGE.into(), reason: busy }))
 }
 
-/// How power treats blocks that are just being written, for layers that promise to survive it.
-fn draw_damage(rng: &Rng) -> (f64, Damage) {
-    let damage = [Damage::Mixed { bytes: 512 }, Damage::Garbage, Damage::Unreadable];
+/// How a power cut treats blocks being written, for layers that promise to survive it.
+fn draw_damage(rng: &Rng) -> (f64, TornDamage) {
+    let damage = [TornDamage::Mixed { bytes: 512 }, TornDamage::Garbage, TornDamage::Unreadable];
     (*rng.pick(&[0.0, 0.5, 1.0]), *rng.pick(&damage))
 }
 
-impl Bench {
+impl FileTestbed {
     fn set_faults(&self, faults: &DiskFaults) {
-        self.host.set_up(|setup| setup.files.faults = faults.clone());
+        self.host.update_setup(|setup| setup.new_file_setup.faults = faults.clone());
         if let Some(disk) = self.disk() {
             disk.set_faults(faults.clone());
         }
@@ -220,27 +243,27 @@ impl Bench {
         self.host.disk(IMAGE)
     }
 
-    async fn settle(&self) {
+    async fn wait_disk_idle(&self) {
         if let Some(disk) = self.disk() {
-            settle(&disk).await;
+            wait_disk_idle(&disk).await;
         }
     }
 
-    fn crash(&self, faults: &DiskFaults) -> Loss {
-        // A failed sync loses what a power cut loses, when the process ends; and a part that was
-        // promised to a power cut is not torn by anything else.
+    fn crash(&self, faults: &DiskFaults) -> CrashKind {
+        // When the process ends after a failed sync, the same data is lost as in a power cut; a
+        // part promised to survive a power cut must not be torn by other faults.
         let power = faults.sync_error > 0.0 || faults.torn > 0.0 || self.world.rng().chance(0.75);
-        let loss = end(&self.host, &self.world, power);
+        let loss = stop_host(&self.host, &self.world, power);
         self.shared.crash(loss);
         loss
     }
 
     async fn pause(&self, most_ms: u64) {
         let most = Duration::from_millis(most_ms);
-        tokio::time::sleep(self.world.rng().time(Duration::ZERO, most)).await;
+        tokio::time::sleep(self.world.rng().duration_between(Duration::ZERO, most)).await;
     }
 
-    /// Creates the image, in as many attempts as it takes.
+    /// Creates the image, with retries.
     async fn create(&self) -> Result<(), String> {
         let (mut torn, mut attempts) = (false, self.world.rng().between(0, 3));
         loop {
@@ -248,13 +271,17 @@ impl Bench {
             let last = attempts == 0;
             let mut faults = if last { DiskFaults::default() } else { draw_faults(&self.world) };
             if !last {
-                (faults.torn, faults.damage) = draw_damage(rng);
+                (faults.torn, faults.torn_damage) = draw_damage(rng);
             }
             self.set_faults(&faults);
-            let (core_how, known) = (self.how, Rc::clone(&self.known));
-            let work = self.host.run(move |core| make(core, core_how, torn, known));
+            let (core_how, known) = (self.create_options, Rc::clone(&self.known));
+            let work = self.host.run(move |core| create_or_open(core, core_how, torn, known));
             let patience = async {
-                if last { tokio::time::sleep(PATIENCE).await } else { self.pause(200).await }
+                if last {
+                    tokio::time::sleep(SCENARIO_TIMEOUT).await;
+                } else {
+                    self.pause(200).await;
+                }
             };
             let ended = tokio::select! {
                 biased;
@@ -271,21 +298,21 @@ impl Bench {
             }
             self.crash(&faults);
             torn |= faults.torn > 0.0;
-            self.settle().await;
+            self.wait_disk_idle().await;
             attempts -= 1;
         }
     }
 
-    /// Behind the volume there is now and then what somebody else left there: what it grows into.
-    fn leave_old_contents(&self) {
+    /// The space after the volume sometimes holds old data, and the volume grows into it.
+    fn write_stale_contents(&self) {
         let Some(disk) = self.disk().filter(|_| self.world.rng().chance(0.5)) else { return };
-        disk.resize(DATA + LARGEST);
-        let len = usize::try_from(LARGEST - FIRST).expect("small");
-        disk.poke(DATA + FIRST, &vec![0xa5; len]);
+        disk.resize(DATA_OFFSET + MAX_BYTES);
+        let len = usize::try_from(MAX_BYTES - INITIAL_BYTES).expect("small");
+        disk.write_durable(DATA_OFFSET + INITIAL_BYTES, &vec![0xa5; len]);
     }
 
-    /// Waits for the moment of a crash: any, or one while the image grows.
-    async fn crash_time(&self) {
+    /// Waits for the moment of the crash: any moment, or one while the image grows.
+    async fn wait_crash_time(&self) {
         if self.world.rng().chance(0.5) {
             self.growing.notified().await;
             self.pause(40).await;
@@ -295,19 +322,20 @@ impl Bench {
     }
 
     async fn round(&self) -> Result<(), String> {
-        self.settle().await;
+        self.wait_disk_idle().await;
         let rng = self.world.rng();
-        let torn = self.step == TORN && rng.chance(0.4);
-        let kind = if torn { Round::Torn } else { Round::Load };
+        let torn = self.step == TEAR_BYTES && rng.chance(0.4);
+        let kind = if torn { RoundKind::Torn } else { RoundKind::Load };
         let mut faults = draw_faults(&self.world);
-        if kind == Round::Torn {
-            // What clients wrote before a kill is not to be torn.
+        if kind == RoundKind::Torn {
+            // Blocks that clients wrote before a kill must not be torn.
             self.host.power_cut();
-            self.shared.crash(Loss::Unflushed);
-            (faults.torn, faults.damage) = draw_damage(rng);
-            faults.unsynced = *rng.pick(&[Unsynced::Drawn, Unsynced::Kept, Unsynced::Lost]);
+            self.shared.crash(CrashKind::PowerLoss);
+            (faults.torn, faults.torn_damage) = draw_damage(rng);
+            faults.unsynced =
+                *rng.pick(&[UnsyncedFate::Random, UnsyncedFate::Kept, UnsyncedFate::Lost]);
         }
-        self.rot();
+        self.inject_bit_rot();
         self.limit_space(rng.chance(0.2));
         self.set_faults(&faults);
         let (shared, flushes) = (Rc::clone(&self.shared), self.flushes);
@@ -321,19 +349,19 @@ impl Bench {
             let file = match open(&core, generation).await {
                 Ok(file) => file,
                 Err(e) => {
-                    if innocent || !matches!(e.reason, Reason::Disk(_)) {
+                    if innocent || !matches!(e.reason, ImageErrorReason::Disk(_)) {
                         world.fail(format!("opening with {known:?}: {e}"));
                     }
                     return;
                 }
             };
-            if let Err(e) = known.borrow().judge(&file) {
+            if let Err(e) = known.borrow().check_image(&file) {
                 world.fail(e);
             }
-            known.borrow_mut().acknowledged(&file);
-            if kind == Round::Load {
-                let volume = Volume::new(Backing::dev(&file, flushes), Epoch::default());
-                clients::load(&core, &volume, &shared);
+            known.borrow_mut().record_acknowledged(&file);
+            if kind == RoundKind::Load {
+                let volume = Volume::new(FlushSkippingLayer::dev(&file, flushes), Epoch::default());
+                clients::spawn_clients(&core, &volume, &shared);
             }
             if world.rng().chance(0.6) {
                 grow(&world, &file, &known, &growing, step, innocent && spacious).await;
@@ -342,48 +370,48 @@ impl Bench {
         });
         tokio::select! {
             biased;
-            () = self.crash_time() => {}
+            () = self.wait_crash_time() => {}
             () = self.pause(400) => {}
         }
         let loss = self.crash(&faults);
-        if faults.torn > 0.0 && loss == Loss::Unflushed {
+        if faults.torn > 0.0 && loss == CrashKind::PowerLoss {
             self.known.borrow_mut().copies_whole = false;
         }
-        self.shared.verdict()
+        self.shared.first_violation()
     }
 
-    /// Bits of the medium change: of a copy of the label, which is made good from the other, or of a
-    /// block of data, in whose place the image may return anything.
-    fn rot(&self) {
+    /// Corrupts bits of the medium: of a copy of the label, which is repaired from the other, or of
+    /// a data block, for which the image may then return anything.
+    fn inject_bit_rot(&self) {
         let (rng, mut known) = (self.world.rng(), self.known.borrow_mut());
         let Some(disk) = self.disk() else { return };
         let bit = u8::try_from(rng.below(8)).expect("below 8");
         if known.copies_whole && rng.chance(0.3) {
-            let at = rng.pick(&SLOTS) + rng.below(4096);
+            let at = rng.pick(&LABEL_OFFSETS) + rng.below(4096);
             self.world.note(format!("bit {bit} of byte {at} flips"));
             disk.flip_bit(at, bit);
             known.copies_whole = false;
         }
         if rng.chance(0.2) {
-            let block = u64::from(self.how.block_size);
-            // Not the tally.
+            let block = u64::from(self.create_options.block_size);
+            // Spare the tally.
             let at = rng.between(block, known.bytes - 1);
             self.world.note(format!("bit {bit} of byte {at} of the data flips"));
-            disk.flip_bit(DATA + at, bit);
-            self.shared.damaged(Blocks::new(Lba(at / block), 1));
+            disk.flip_bit(DATA_OFFSET + at, bit);
+            self.shared.mark_damaged(Blocks::new(Lba(at / block), 1));
         }
     }
 
-    /// The file system is full, or nearly; or has space again.
+    /// The file system becomes full or nearly full, or gets space again.
     fn limit_space(&self, limited: bool) {
         let pages = self.world.rng().below(8);
         let space = limited.then(|| self.host.space_used() + pages * 4096);
-        self.host.set_up(|setup| setup.space = space);
+        self.host.update_setup(|setup| setup.space_bytes = space);
     }
 
-    /// No faults: everything works, also growth, and all memory comes back.
+    /// Without faults: everything works, growth included, and all memory is released.
     async fn last_round(&self) -> Result<(), String> {
-        self.settle().await;
+        self.wait_disk_idle().await;
         self.limit_space(false);
         self.set_faults(&DiskFaults::default());
         let (shared, flushes) = (Rc::clone(&self.shared), self.flushes);
@@ -391,28 +419,29 @@ impl Bench {
         let work = self.host.run(move |core| async move {
             let generation = known.borrow().generation;
             let file = open(&core, generation).await.map_err(|e| format!("{e}; {known:?}"))?;
-            known.borrow().judge(&file)?;
-            let bytes = (file.label().data_bytes + step).min(LARGEST);
+            known.borrow().check_image(&file)?;
+            let bytes = (file.label().data_bytes + step).min(MAX_BYTES);
             file.grow(bytes).await.map_err(|e| format!("growth: {e}"))?;
-            let dev = Backing::dev(&file, flushes);
-            clients::finish(&core, Volume::new(dev, Epoch::default()), &shared).await?;
-            known.borrow_mut().acknowledged(&file);
+            let dev = FlushSkippingLayer::dev(&file, flushes);
+            clients::check_and_close(&core, Volume::new(dev, Epoch::default()), &shared).await?;
+            known.borrow_mut().record_acknowledged(&file);
             Ok(())
         });
-        let ended = tokio::time::timeout(PATIENCE, work.join()).await;
-        self.shared.verdict()?;
+        let ended = tokio::time::timeout(SCENARIO_TIMEOUT, work.join()).await;
+        self.shared.first_violation()?;
         match ended {
             Ok(Some(result)) => result,
             Ok(None) => Err("the host crashed by itself".into()),
-            Err(_) => Err(format!("a command did not end within {PATIENCE:?}")),
+            Err(_) => Err(format!("a command did not end within {SCENARIO_TIMEOUT:?}")),
         }
     }
 
-    /// The image is deleted, and that is cut off: it is there whole, or there is none.
+    /// Deletes the image, with a crash: afterwards it is complete or does not exist.
     async fn delete(&self) -> Result<(), String> {
-        // Else what a growth left unreadable behind the end hides whether there is anything.
+        // Otherwise unreadable blocks that a growth left after the end would hide whether the image
+        // exists.
         if let Some(disk) = self.disk() {
-            disk.heal();
+            disk.clear_faults();
         }
         let work = self.host.run(move |core| async move {
             delete(&core, Path::new(IMAGE), VOLUME, (false, false), None).await
@@ -426,7 +455,7 @@ impl Bench {
             return Err(format!("deletion: {e}"));
         }
         self.crash(&DiskFaults::default());
-        self.settle().await;
+        self.wait_disk_idle().await;
         let (shared, known) = (Rc::clone(&self.shared), Rc::clone(&self.known));
         let flushes = self.flushes;
         let found = self.host.run(move |core| async move {
@@ -434,81 +463,84 @@ impl Bench {
             match open(&core, generation).await {
                 Ok(_) if deleted.is_some() => Err("it was deleted, and opens".into()),
                 Ok(file) => {
-                    known.borrow().judge(&file)?;
-                    let volume = Volume::new(Backing::dev(&file, flushes), Epoch::default());
+                    known.borrow().check_image(&file)?;
+                    let volume =
+                        Volume::new(FlushSkippingLayer::dev(&file, flushes), Epoch::default());
                     Client::new(&core, &volume, &shared).audit().await;
-                    shared.verdict()
+                    shared.first_violation()
                 }
                 Err(e) => match e.reason {
-                    Reason::Open(OpenReason::NotFound)
-                    | Reason::NoLabel
-                    | Reason::NotAVolume(_) => Ok(()),
+                    ImageErrorReason::Open(OpenReason::NotFound)
+                    | ImageErrorReason::NoLabel
+                    | ImageErrorReason::NotAVolume(_) => Ok(()),
                     _ => Err(format!("after a deletion: {e}")),
                 },
             }
         });
-        let found = tokio::time::timeout(PATIENCE, found.join()).await;
+        let found = tokio::time::timeout(SCENARIO_TIMEOUT, found.join()).await;
         found.ok().flatten().unwrap_or_else(|| Err("it does not open in time".into()))
     }
 }
 
-/// Creates the image, unless an earlier attempt has finished without anybody knowing.
-/// `torn`: earlier attempts may have left blocks in which nobody can tell what was there.
-async fn make(
+/// Creates the image, unless an earlier attempt succeeded unacknowledged. `torn`: earlier attempts
+/// may have left blocks with unknown contents.
+async fn create_or_open(
     core: Core,
-    how: Create,
+    how: CreateImageOptions,
     torn: bool,
-    known: Rc<RefCell<Known>>,
+    known: Rc<RefCell<ExpectedImage>>,
 ) -> Result<(), String> {
     let file = match open(&core, 0).await {
         Ok(file) => file,
         Err(e) => {
             let nothing = matches!(
                 e.reason,
-                Reason::Open(OpenReason::NotFound) | Reason::Unfinished | Reason::NoLabel
+                ImageErrorReason::Open(OpenReason::NotFound)
+                    | ImageErrorReason::CreationUnfinished
+                    | ImageErrorReason::NoLabel
             );
             if !nothing && !torn {
                 return Err(e.to_string());
             }
-            let how = Create { force: !nothing, ..how };
-            let made = File::create(&core, Path::new(IMAGE), &how).await;
+            let how = CreateImageOptions { overwrite: !nothing, ..how };
+            let made = FlatImage::create(&core, Path::new(IMAGE), &how).await;
             Rc::new(made.map_err(|made| format!("{made}, after {e}"))?)
         }
     };
-    if file.label().data_bytes != FIRST {
+    if file.label().data_bytes != INITIAL_BYTES {
         return Err(format!("created with {:?}", file.label()));
     }
-    known.borrow_mut().acknowledged(&file);
+    known.borrow_mut().record_acknowledged(&file);
     Ok(())
 }
 
-/// Lets the image grow once or twice; `must` succeed.
+/// Grows the image once or twice; must succeed if `must`.
 async fn grow(
     world: &World,
-    file: &Rc<File>,
-    known: &Rc<RefCell<Known>>,
+    file: &Rc<FlatImage>,
+    known: &Rc<RefCell<ExpectedImage>>,
     growing: &Notify,
     step: u64,
     must: bool,
 ) {
     let rng = world.rng();
     for _ in 0..rng.between(1, 2) {
-        tokio::time::sleep(rng.time(Duration::ZERO, Duration::from_millis(100))).await;
+        tokio::time::sleep(rng.duration_between(Duration::ZERO, Duration::from_millis(100))).await;
         let bytes = known.borrow().bytes + rng.between(1, 32) * step;
-        if bytes > LARGEST {
+        if bytes > MAX_BYTES {
             return;
         }
         known.borrow_mut().attempted.push(bytes);
         known.borrow_mut().copies_whole = false;
         growing.notify_waiters();
         match file.grow(bytes).await {
-            Ok(()) => known.borrow_mut().acknowledged(file),
+            Ok(()) => known.borrow_mut().record_acknowledged(file),
             Err(e) if must => world.fail(format!("growth: {e}")),
             Err(e) => {
                 let why = match e.reason {
-                    Reason::Disk(e) => e.kind,
-                    // What the file layer calls its own data path's errors.
-                    Reason::Failed(_) => DiskErrorKind::Other,
+                    ImageErrorReason::Disk(e) => e.kind,
+                    // The file layer's name for errors of its own data path.
+                    ImageErrorReason::ZeroingFailed(_) => DiskErrorKind::Other,
                     _ => return world.fail(format!("growth: {e}")),
                 };
                 world.note(format!("growth fails: {why:?}"));

@@ -1,20 +1,20 @@
-//! A client of the iSCSI door.
+//! An iSCSI client.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
 use iscsi::pdu::{FINAL, NO_TAG, Opcode, Stage, TaskFunction};
-use iscsi::testing::{Initiator, Pdu};
+use iscsi::testing::{Pdu, ScriptedInitiator};
 use rt::Core;
 use rt::net::Stream;
 use rt::sim::World;
-use target::{Access, Catalog, IscsiTarget, Service, VolumeId};
+use target::{AccessList, Catalog, IscsiTarget, Service, VolumeId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::book::{Book, Ended, Op, Pending};
-use super::file::Flushes;
-use super::node::{self, Farewell, Heard, InFlight, Talk};
+use super::file::FlushBehaviour;
+use super::single_node::{self, InFlight, LogoutKind, ProtocolClient, ReceivedEvents};
+use super::workload_model::{Completion, Op, PendingOperation, WorkloadModel};
 
 const TARGET: &str = "iqn.2026-01.com.example:volume";
 
@@ -33,14 +33,14 @@ const UNIT_ATTENTION: u8 = 0x6;
 const ABORTED_COMMAND: u8 = 0xb;
 const MISCOMPARE: u8 = 0xe;
 
-/// Plays a node with the iSCSI door.
-pub(crate) async fn play(world: World, flushes: Flushes) -> Result<(), String> {
-    node::play::<Iscsi>(world, flushes).await
+/// Runs a node that exports over iSCSI.
+pub(crate) async fn play(world: World, flushes: FlushBehaviour) -> Result<(), String> {
+    single_node::play::<IscsiClient>(world, flushes).await
 }
 
-/// What both sides agreed on.
+/// The negotiated parameters.
 #[derive(Clone, Copy, Debug)]
-struct Agreed {
+struct NegotiatedParameters {
     immediate: bool,
     initial_r2t: bool,
     first_burst: usize,
@@ -48,28 +48,28 @@ struct Agreed {
     segment: usize,
 }
 
-/// A task management request and the tasks that it ends.
-struct Request {
-    ends: Vec<u32>,
+/// A task management request and the tasks that it aborts.
+struct TaskManagementRequest {
+    affected_tasks: Vec<u32>,
 }
 
 /// A session.
-pub(super) struct Iscsi {
-    initiator: Initiator,
-    agreed: Agreed,
-    book: Rc<Book>,
-    /// Command numbers of tasks.
-    numbers: BTreeMap<u32, u32>,
-    requests: BTreeMap<u32, Request>,
+pub(super) struct IscsiClient {
+    initiator: ScriptedInitiator,
+    negotiated: NegotiatedParameters,
+    model: Rc<WorkloadModel>,
+    /// Command sequence numbers of tasks.
+    command_numbers: BTreeMap<u32, u32>,
+    requests: BTreeMap<u32, TaskManagementRequest>,
     logout: Option<u32>,
 }
 
-impl Talk for Iscsi {
+impl ProtocolClient for IscsiClient {
     const SERVICE: Service = Service::Iscsi;
-    const COMPARES: bool = true;
+    const HAS_COMPARE_AND_WRITE: bool = true;
 
-    fn announce(catalog: &mut Catalog, id: VolumeId) {
-        let access = Access::anybody();
+    fn export(catalog: &mut Catalog, id: VolumeId) {
+        let access = AccessList::open();
         let target = IscsiTarget { luns: [(1, id)].into(), access, ..IscsiTarget::default() };
         catalog.targets.insert(TARGET.to_owned(), target);
     }
@@ -78,11 +78,11 @@ impl Talk for Iscsi {
         core: &Core,
         to: SocketAddr,
         client: u8,
-        book: &Rc<Book>,
+        book: &Rc<WorkloadModel>,
     ) -> Option<(Self, Stream)> {
         let rng = &book.rng;
-        let mut initiator = Initiator::default();
-        // Mostly the port that it was before, whose session it takes over.
+        let mut initiator = ScriptedInitiator::default();
+        // Usually the same port as before; the login then takes over its session.
         initiator.isid[4] = u8::from(rng.chance(0.3));
         initiator.isid[5] = client;
         let yes_no = || if rng.chance(0.5) { "Yes" } else { "No" };
@@ -113,7 +113,7 @@ impl Talk for Iscsi {
         let number = |key: &str, or: usize| said(key).and_then(|v| v.parse().ok()).unwrap_or(or);
         initiator.header_digest = said("HeaderDigest").is_some_and(|v| v == "CRC32C");
         initiator.data_digest = said("DataDigest").is_some_and(|v| v == "CRC32C");
-        let agreed = Agreed {
+        let agreed = NegotiatedParameters {
             immediate: said("ImmediateData").is_none_or(|v| v == "Yes"),
             initial_r2t: said("InitialR2T").is_none_or(|v| v == "Yes"),
             first_burst: number("FirstBurstLength", 65536),
@@ -121,20 +121,31 @@ impl Talk for Iscsi {
         };
         let (numbers, requests) = (BTreeMap::new(), BTreeMap::new());
         let book = Rc::clone(book);
-        Some((Self { initiator, agreed, book, numbers, requests, logout: None }, stream))
+        Some((
+            Self {
+                initiator,
+                negotiated: agreed,
+                model: book,
+                command_numbers: numbers,
+                requests,
+                logout: None,
+            },
+            stream,
+        ))
     }
 
     fn port(&self) -> Option<u8> {
-        // A session of the same port replaces the last one (RFC 7143 6.3.5).
+        // A session of the same port replaces the previous one (RFC 7143 6.3.5).
         Some(self.initiator.isid[4])
     }
 
-    fn ask(&mut self, pending: &Pending, out: &mut Vec<u8>) -> u32 {
+    fn send_operation(&mut self, pending: &PendingOperation, out: &mut Vec<u8>) -> u32 {
         let (cdb, data) = self.command(pending);
         let tag = self.initiator.itt;
-        self.numbers.insert(tag, self.initiator.cmd_sn);
-        if pending.wanted() > 0 || data.is_empty() {
-            let (flags, len) = if pending.wanted() > 0 { (READ, pending.wanted()) } else { (0, 0) };
+        self.command_numbers.insert(tag, self.initiator.cmd_sn);
+        if pending.expected_len() > 0 || data.is_empty() {
+            let (flags, len) =
+                if pending.expected_len() > 0 { (READ, pending.expected_len()) } else { (0, 0) };
             out.extend(self.initiator.command(&cdb, flags, length(len), &[]));
         } else {
             self.write(tag, &cdb, &data, out);
@@ -142,16 +153,16 @@ impl Talk for Iscsi {
         tag
     }
 
-    fn hear(&mut self, bytes: &[u8], open: &mut InFlight, out: &mut Vec<u8>) -> Heard {
-        let mut heard = Heard::default();
+    fn receive(&mut self, bytes: &[u8], open: &mut InFlight, out: &mut Vec<u8>) -> ReceivedEvents {
+        let mut heard = ReceivedEvents::default();
         for pdu in self.initiator.receive(bytes) {
-            self.take(&pdu, open, out, &mut heard);
+            self.handle_pdu(&pdu, open, out, &mut heard);
         }
         heard
     }
 
-    fn interject(&mut self, open: &InFlight, out: &mut Vec<u8>) {
-        let rng = &Rc::clone(&self.book).rng;
+    fn issue_extra(&mut self, open: &InFlight, out: &mut Vec<u8>) {
+        let rng = &Rc::clone(&self.model).rng;
         let tags: Vec<u32> = open.keys().copied().collect();
         let tag = *rng.pick(&tags);
         let (function, ends) = match rng.below(8) {
@@ -162,22 +173,22 @@ impl Talk for Iscsi {
             _ => (TaskFunction::AbortTask, vec![tag]),
         };
         let (referenced, number) = match function {
-            TaskFunction::AbortTask => (tag, self.numbers.get(&tag).copied().unwrap_or(0)),
+            TaskFunction::AbortTask => (tag, self.command_numbers.get(&tag).copied().unwrap_or(0)),
             _ => (NO_TAG, 0),
         };
-        self.requests.insert(self.initiator.itt, Request { ends });
+        self.requests.insert(self.initiator.itt, TaskManagementRequest { affected_tasks: ends });
         out.extend(self.initiator.task(function, referenced, number));
     }
 
-    fn farewell(&mut self, out: &mut Vec<u8>) -> Farewell {
+    fn begin_logout(&mut self, out: &mut Vec<u8>) -> LogoutKind {
         self.logout = Some(self.initiator.itt);
         out.extend(self.initiator.logout(0, 0));
-        Farewell::Answered
+        LogoutKind::AwaitsResponse
     }
 }
 
-/// The first PDU that comes.
-async fn first_pdu(stream: &mut Stream, initiator: &mut Initiator) -> Option<Pdu> {
+/// Receives the first PDU.
+async fn first_pdu(stream: &mut Stream, initiator: &mut ScriptedInitiator) -> Option<Pdu> {
     let mut bytes = [0; 4096];
     loop {
         let n = stream.read(&mut bytes).await.ok().filter(|n| *n > 0)?;
@@ -191,8 +202,8 @@ fn length(bytes: usize) -> u32 {
     u32::try_from(bytes).expect("a small command")
 }
 
-/// READ(16), WRITE(16) and their like.
-fn sixteen(opcode: u8, bits: u8, at: u64, blocks: u64) -> [u8; 16] {
+/// READ(16), WRITE(16) and similar commands.
+fn cdb16(opcode: u8, bits: u8, at: u64, blocks: u64) -> [u8; 16] {
     let mut cdb = [0; 16];
     (cdb[0], cdb[1]) = (opcode, bits);
     cdb[2..10].copy_from_slice(&at.to_be_bytes());
@@ -200,22 +211,22 @@ fn sixteen(opcode: u8, bits: u8, at: u64, blocks: u64) -> [u8; 16] {
     cdb
 }
 
-impl Iscsi {
-    /// The command for an operation, and the data that goes with it.
-    fn command(&self, pending: &Pending) -> ([u8; 16], Vec<u8>) {
+impl IscsiClient {
+    /// The command for an operation, and its data.
+    fn command(&self, pending: &PendingOperation) -> ([u8; 16], Vec<u8>) {
         const FUA: u8 = 0x08;
         const UNMAP: u8 = 0x08;
         const NDOB: u8 = 0x01;
         match &pending.op {
-            Op::Read(r) => (sixteen(0x88, 0, r.at.0, r.count), Vec::new()),
-            Op::ReadTally => (sixteen(0x88, 0, 0, 1), Vec::new()),
+            Op::Read(r) => (cdb16(0x88, 0, r.at.0, r.count), Vec::new()),
+            Op::ReadCounter => (cdb16(0x88, 0, 0, 1), Vec::new()),
             Op::Write { range: r, fua } => {
                 let bits = if *fua { FUA } else { 0 };
-                (sixteen(0x8a, bits, r.at.0, r.count), pending.data.clone())
+                (cdb16(0x8a, bits, r.at.0, r.count), pending.data.clone())
             }
             Op::Zero { range: r, unmap } => {
                 let bits = NDOB | if *unmap { UNMAP } else { 0 };
-                (sixteen(0x93, bits, r.at.0, r.count), Vec::new())
+                (cdb16(0x93, bits, r.at.0, r.count), Vec::new())
             }
             Op::Unmap(ranges) => {
                 let mut list = vec![0; 8];
@@ -232,20 +243,23 @@ impl Iscsi {
                 cdb[7..9].copy_from_slice(&total.to_be_bytes());
                 (cdb, list)
             }
-            Op::Flush => (sixteen(0x91, 0, 0, 0), Vec::new()),
-            Op::Raise(from) => {
-                let mut cdb = sixteen(0x89, 0, 0, 0);
+            Op::Flush => (cdb16(0x91, 0, 0, 0), Vec::new()),
+            Op::IncrementCounter(from) => {
+                let mut cdb = cdb16(0x89, 0, 0, 0);
                 cdb[13] = 1;
-                (cdb, [self.book.tally(*from), self.book.tally(*from + 1)].concat())
+                (
+                    cdb,
+                    [self.model.counter_block(*from), self.model.counter_block(*from + 1)].concat(),
+                )
             }
         }
     }
 
-    /// A command with data for the target: some at once if that was agreed on, the rest when asked
-    /// for.
+    /// A command with data for the target: immediate data if negotiated, the rest when the target
+    /// asks for it.
     fn write(&mut self, tag: u32, cdb: &[u8], data: &[u8], out: &mut Vec<u8>) {
-        let agreed = self.agreed;
-        let rng = &self.book.rng;
+        let agreed = self.negotiated;
+        let rng = &self.model.rng;
         let burst = agreed.first_burst.min(data.len());
         let most = if agreed.immediate { burst.min(agreed.segment) } else { 0 };
         let immediate = *rng.pick(&[0, most.min(512), most]);
@@ -271,8 +285,8 @@ impl Iscsi {
     ) {
         let mut at = part.start;
         for number in 0.. {
-            let most = self.agreed.segment.min(part.end - at);
-            let n = if self.book.rng.chance(0.3) { most.min(512) } else { most };
+            let most = self.negotiated.segment.min(part.end - at);
+            let n = if self.model.rng.chance(0.3) { most.min(512) } else { most };
             let last = at + n == part.end;
             let piece = &data[at..at + n];
             out.extend(self.initiator.data_out(tag, transfer, number, length(at), last, piece));
@@ -283,11 +297,17 @@ impl Iscsi {
         }
     }
 
-    fn take(&mut self, pdu: &Pdu, open: &mut InFlight, out: &mut Vec<u8>, heard: &mut Heard) {
+    fn handle_pdu(
+        &mut self,
+        pdu: &Pdu,
+        open: &mut InFlight,
+        out: &mut Vec<u8>,
+        heard: &mut ReceivedEvents,
+    ) {
         let tag = pdu.itt();
         match pdu.opcode() {
             Opcode::R2t => {
-                // What was aborted brings no more data.
+                // An aborted task sends no more data.
                 let Some(pending) = open.get(&tag) else { return };
                 let (_, data) = self.command(pending);
                 let at = pdu.word(40) as usize;
@@ -296,49 +316,49 @@ impl Iscsi {
             }
             Opcode::DataIn => {
                 let Some(pending) = open.get_mut(&tag) else { return };
-                if pdu.word(40) as usize != pending.got.len() {
-                    self.book.world.fail(format!("data out of order: {pdu:?}"));
+                if pdu.word(40) as usize != pending.received.len() {
+                    self.model.world.fail(format!("data out of order: {pdu:?}"));
                 }
-                pending.got.extend(&pdu.data);
+                pending.received.extend(&pdu.data);
                 if pdu.header[1] & 1 != 0 {
-                    heard.ended.push((tag, Ended::Done));
+                    heard.completions.push((tag, Completion::Done));
                 }
             }
-            Opcode::ScsiResponse => heard.ended.push((tag, ended(pdu))),
+            Opcode::ScsiResponse => heard.completions.push((tag, completion_of(pdu))),
             Opcode::TaskResponse => {
                 let request = self.requests.remove(&tag);
-                // Whatever has not ended by now never takes effect any more.
+                // A task that has not ended by now never takes effect.
                 if pdu.header[2] == 0 {
-                    let tags = request.map(|r| r.ends).unwrap_or_default();
-                    heard
-                        .ended
-                        .extend(tags.into_iter().map(|t| (t, Ended::Failed("aborted".into()))));
+                    let tags = request.map(|r| r.affected_tasks).unwrap_or_default();
+                    heard.completions.extend(
+                        tags.into_iter().map(|t| (t, Completion::Failed("aborted".into()))),
+                    );
                 }
             }
             Opcode::NopIn if tag == NO_TAG => out.extend(self.initiator.pong(pdu.word(20))),
             Opcode::NopIn => {}
-            Opcode::LogoutResponse => heard.closes |= self.logout == Some(tag),
-            Opcode::AsyncMessage => heard.closes = true,
-            _ => self.book.world.fail(format!("unexpected: {pdu:?}")),
+            Opcode::LogoutResponse => heard.is_closing |= self.logout == Some(tag),
+            Opcode::AsyncMessage => heard.is_closing = true,
+            _ => self.model.world.fail(format!("unexpected: {pdu:?}")),
         }
     }
 }
 
 /// How a command ended.
-fn ended(pdu: &Pdu) -> Ended {
+fn completion_of(pdu: &Pdu) -> Completion {
     let (response, status) = (pdu.header[2], pdu.header[3]);
-    // Behind its length, in the fixed format or that of descriptors.
+    // After the length, in fixed or descriptor format.
     let key = match pdu.data.get(2).map(|code| code & 0x7f) {
         Some(0x70 | 0x71) => pdu.data.get(4).map(|k| k & 0xf),
         Some(0x72 | 0x73) => pdu.data.get(3).map(|k| k & 0xf),
         _ => None,
     };
     match (response, status, key) {
-        (0, GOOD, _) => Ended::Done,
-        (0, BUSY | TASK_SET_FULL, _) => Ended::Again,
-        // A reset that another initiator asked for, at any node, when that one had gone.
-        (0, CHECK_CONDITION, Some(UNIT_ATTENTION | ABORTED_COMMAND)) => Ended::Again,
-        (0, CHECK_CONDITION, Some(MISCOMPARE)) => Ended::Miscompare,
-        _ => Ended::Failed(format!("{pdu:?} {:02x?}", pdu.data)),
+        (0, GOOD, _) => Completion::Done,
+        (0, BUSY | TASK_SET_FULL, _) => Completion::Retry,
+        // Another initiator, at any node, asked for a reset and is gone.
+        (0, CHECK_CONDITION, Some(UNIT_ATTENTION | ABORTED_COMMAND)) => Completion::Retry,
+        (0, CHECK_CONDITION, Some(MISCOMPARE)) => Completion::Miscompare,
+        _ => Completion::Failed(format!("{pdu:?} {:02x?}", pdu.data)),
     }
 }

@@ -1,4 +1,4 @@
-//! A client of the NVMe/TCP door: an association with one I/O queue.
+//! An NVMe/TCP client: an association with one I/O queue.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -6,28 +6,28 @@ use std::time::Duration;
 
 use nvme::entry::{AdminOpcode, NvmOpcode, Sgl};
 use nvme::fabrics::{CNTLID_DYNAMIC, Property};
-use nvme::testing::{Host, Reply};
+use nvme::testing::{Reply, ScriptedHost};
 use nvme::{Connect, IN_CAPSULE_BYTES, Sqe, Status};
 use rt::Core;
 use rt::net::Stream;
 use rt::sim::World;
-use target::{Access, Catalog, Service, Subsystem, VolumeId};
+use target::{AccessList, Catalog, Service, Subsystem, VolumeId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio::time::sleep;
 use zerocopy::IntoBytes;
 
-use super::book::{Book, Ended, Op, Pending};
-use super::file::Flushes;
-use super::node::{self, Farewell, Heard, InFlight, Talk};
+use super::file::FlushBehaviour;
+use super::single_node::{self, InFlight, LogoutKind, ProtocolClient, ReceivedEvents};
+use super::workload_model::{Completion, Op, PendingOperation, WorkloadModel};
 
 const SUBSYSTEM: &str = "nqn.2026-01.com.example:volume";
 
 /// The namespace.
 const NSID: u32 = 1;
 
-/// The I/O queue, and its size in entries, 0's based.
+/// The I/O queue ID, and the queue size in entries, 0's based.
 const QUEUE: u16 = 1;
 const ENTRIES: u16 = 31;
 
@@ -43,25 +43,25 @@ const ENABLE: u64 = 0x0046_0001;
 const FUA: u32 = 1 << 30;
 const DEALLOCATE: u32 = 1 << 25;
 
-/// Plays a node with the NVMe/TCP door.
-pub(crate) async fn play(world: World, flushes: Flushes) -> Result<(), String> {
-    node::play::<Nvme>(world, flushes).await
+/// Runs a node that exports over NVMe/TCP.
+pub(crate) async fn play(world: World, flushes: FlushBehaviour) -> Result<(), String> {
+    single_node::play::<NvmeClient>(world, flushes).await
 }
 
-/// An association; its admin queue has a task of its own.
-pub(super) struct Nvme {
-    host: Host,
-    book: Rc<Book>,
+/// An association; its admin queue runs in a separate task.
+pub(super) struct NvmeClient {
+    host: ScriptedHost,
+    model: Rc<WorkloadModel>,
     received: Vec<u8>,
     cid: u16,
     /// Most data in one PDU, in bytes.
-    most: usize,
-    /// I/O commands to be aborted.
+    max_pdu_data: usize,
+    /// I/O commands to abort.
     aborts: mpsc::UnboundedSender<u16>,
     admin: AbortHandle,
 }
 
-impl Drop for Nvme {
+impl Drop for NvmeClient {
     fn drop(&mut self) {
         self.admin.abort();
     }
@@ -70,26 +70,26 @@ impl Drop for Nvme {
 /// A queue while it is being connected.
 struct Queue {
     stream: Stream,
-    host: Host,
+    host: ScriptedHost,
     received: Vec<u8>,
-    most: usize,
+    max_pdu_data: usize,
 }
 
 impl Queue {
-    async fn new(core: &Core, to: SocketAddr, mut host: Host) -> Option<Self> {
+    async fn new(core: &Core, to: SocketAddr, mut host: ScriptedHost) -> Option<Self> {
         let wanted = host;
         (host.header_digest, host.data_digest) = (false, false);
         let stream = core.dial(to).await.ok()?;
-        let mut queue = Self { stream, host, received: Vec::new(), most: 0 };
+        let mut queue = Self { stream, host, received: Vec::new(), max_pdu_data: 0 };
         queue.stream.write_all(&wanted.ic_req()).await.ok()?;
-        let Reply::IcResp { digest, max_h2c_data } = queue.reply().await? else { return None };
+        let Reply::IcResp { digest, max_h2c_data } = queue.next_reply().await? else { return None };
         assert_eq!(digest, wanted.digest_bits(), "digests are supported");
         queue.host = wanted;
-        queue.most = usize::try_from(max_h2c_data).ok()?;
+        queue.max_pdu_data = usize::try_from(max_h2c_data).ok()?;
         Some(queue)
     }
 
-    async fn reply(&mut self) -> Option<Reply> {
+    async fn next_reply(&mut self) -> Option<Reply> {
         let mut bytes = [0; 4096];
         loop {
             if let Some(reply) = self.host.parse(&mut self.received).pop() {
@@ -107,13 +107,13 @@ impl Queue {
             data => self.host.capsule(sqe, data),
         };
         self.stream.write_all(&out).await.ok()?;
-        match self.reply().await? {
+        match self.next_reply().await? {
             Reply::Resp { status, result, .. } if status.is_success() => Some(result),
             _ => None,
         }
     }
 
-    /// Connects it to the controller `cntlid`.
+    /// Connects the queue to controller `cntlid`.
     async fn connect(&mut self, qid: u16, cntlid: u16, client: u8) -> Option<u16> {
         let connect = Connect {
             qid,
@@ -139,8 +139,8 @@ impl Queue {
         Some(())
     }
 
-    /// Keeps the association alive, and has commands aborted.
-    async fn administer(mut self, mut aborts: mpsc::UnboundedReceiver<u16>) {
+    /// Keeps the association alive, and aborts commands.
+    async fn run_admin_queue(mut self, mut aborts: mpsc::UnboundedReceiver<u16>) {
         let (mut cid, mut bytes) = (2u16, [0; 4096]);
         loop {
             let sqe = tokio::select! {
@@ -151,7 +151,7 @@ impl Queue {
                         drop(self.host.parse(&mut self.received));
                         continue;
                     }
-                    // The node ends the I/O queue, too.
+                    // The node closes the I/O queue, too.
                     _ => return,
                 },
                 abort = aborts.recv() => {
@@ -173,12 +173,12 @@ impl Queue {
     }
 }
 
-impl Talk for Nvme {
+impl ProtocolClient for NvmeClient {
     const SERVICE: Service = Service::Nvme;
-    const COMPARES: bool = false;
+    const HAS_COMPARE_AND_WRITE: bool = false;
 
-    fn announce(catalog: &mut Catalog, id: VolumeId) {
-        let (namespaces, access) = ([(NSID, id)].into(), Access::anybody());
+    fn export(catalog: &mut Catalog, id: VolumeId) {
+        let (namespaces, access) = ([(NSID, id)].into(), AccessList::open());
         let serial = "WR0001".into();
         let subsystem = Subsystem { namespaces, serial, access, ..Subsystem::default() };
         catalog.subsystems.insert(SUBSYSTEM.to_owned(), subsystem);
@@ -188,60 +188,68 @@ impl Talk for Nvme {
         core: &Core,
         to: SocketAddr,
         client: u8,
-        book: &Rc<Book>,
+        book: &Rc<WorkloadModel>,
     ) -> Option<(Self, Stream)> {
         let rng = &book.rng;
         let (header_digest, data_digest) = (rng.chance(0.5), rng.chance(0.5));
-        let host = Host { header_digest, data_digest, hpda: *rng.pick(&[0, 0, 7, 31]) };
+        let host = ScriptedHost { header_digest, data_digest, hpda: *rng.pick(&[0, 0, 7, 31]) };
         let mut admin = Queue::new(core, to, host).await?;
         let cntlid = admin.connect(0, CNTLID_DYNAMIC, client).await?;
         admin.enable().await?;
         let mut io = Queue::new(core, to, host).await?;
         io.connect(QUEUE, cntlid, client).await?;
         let (aborts, asked) = mpsc::unbounded_channel();
-        let admin = tokio::task::spawn_local(admin.administer(asked)).abort_handle();
-        let Queue { stream, received, most, .. } = io;
-        let nvme = Self { host, book: Rc::clone(book), received, cid: 0, most, aborts, admin };
+        let admin = tokio::task::spawn_local(admin.run_admin_queue(asked)).abort_handle();
+        let Queue { stream, received, max_pdu_data: most, .. } = io;
+        let nvme = Self {
+            host,
+            model: Rc::clone(book),
+            received,
+            cid: 0,
+            max_pdu_data: most,
+            aborts,
+            admin,
+        };
         Some((nvme, stream))
     }
 
     fn port(&self) -> Option<u8> {
-        // Associations of one host live side by side.
+        // Associations of one host coexist.
         None
     }
 
-    fn ask(&mut self, pending: &Pending, out: &mut Vec<u8>) -> u32 {
+    fn send_operation(&mut self, pending: &PendingOperation, out: &mut Vec<u8>) -> u32 {
         self.cid = self.cid.wrapping_add(1);
         let (mut sqe, data) = command(pending);
         sqe.cid = self.cid.into();
         let fits = !data.is_empty() && length(data.len()) <= IN_CAPSULE_BYTES;
-        if fits && self.book.rng.chance(0.7) {
+        if fits && self.model.rng.chance(0.7) {
             out.extend(self.host.capsule(sqe, &data));
         } else {
-            sqe.sgl = Sgl::transport(length(data.len().max(pending.wanted())));
+            sqe.sgl = Sgl::transport(length(data.len().max(pending.expected_len())));
             out.extend(self.host.command(sqe));
         }
         u32::from(self.cid)
     }
 
-    fn hear(&mut self, bytes: &[u8], open: &mut InFlight, out: &mut Vec<u8>) -> Heard {
+    fn receive(&mut self, bytes: &[u8], open: &mut InFlight, out: &mut Vec<u8>) -> ReceivedEvents {
         self.received.extend(bytes);
-        let mut heard = Heard::default();
+        let mut heard = ReceivedEvents::default();
         for reply in self.host.parse(&mut self.received) {
-            self.take(&reply, open, out, &mut heard);
+            self.handle_reply(&reply, open, out, &mut heard);
         }
         heard
     }
 
-    fn interject(&mut self, open: &InFlight, _out: &mut Vec<u8>) {
+    fn issue_extra(&mut self, open: &InFlight, _out: &mut Vec<u8>) {
         let tags: Vec<u32> = open.keys().copied().collect();
-        let victim = u16::try_from(*self.book.rng.pick(&tags)).expect("a command identifier");
-        // The admin queue may be gone, and this one soon will be.
+        let victim = u16::try_from(*self.model.rng.pick(&tags)).expect("a command identifier");
+        // The admin queue may be closed, and this one will be soon.
         let _ = self.aborts.send(victim);
     }
 
-    fn farewell(&mut self, _out: &mut Vec<u8>) -> Farewell {
-        Farewell::Close
+    fn begin_logout(&mut self, _out: &mut Vec<u8>) -> LogoutKind {
+        LogoutKind::Close
     }
 }
 
@@ -250,7 +258,7 @@ fn length(bytes: usize) -> u32 {
 }
 
 /// The command for an operation, and the data that goes with it.
-fn command(pending: &Pending) -> (Sqe, Vec<u8>) {
+fn command(pending: &PendingOperation) -> (Sqe, Vec<u8>) {
     let blocks = |opcode: NvmOpcode, range: &block::Blocks, flags: u32| {
         let mut sqe = Sqe::new(opcode.0, 0, NSID);
         let (at, count) = (range.at.0, u32::try_from(range.count).expect("small"));
@@ -282,42 +290,50 @@ fn command(pending: &Pending) -> (Sqe, Vec<u8>) {
             (sqe, list)
         }
         // There is no COMPARE AND WRITE here, so there is no tally.
-        Op::Flush | Op::ReadTally | Op::Raise(_) => {
+        Op::Flush | Op::ReadCounter | Op::IncrementCounter(_) => {
             (Sqe::new(NvmOpcode::Flush.0, 0, NSID), Vec::new())
         }
     }
 }
 
-impl Nvme {
-    fn take(&self, reply: &Reply, open: &mut InFlight, out: &mut Vec<u8>, heard: &mut Heard) {
+impl NvmeClient {
+    fn handle_reply(
+        &self,
+        reply: &Reply,
+        open: &mut InFlight,
+        out: &mut Vec<u8>,
+        heard: &mut ReceivedEvents,
+    ) {
         match reply {
             Reply::Data { cid, offset, bytes, success, .. } => {
                 let tag = u32::from(*cid);
                 let Some(pending) = open.get_mut(&tag) else { return };
-                if *offset as usize != pending.got.len() {
-                    self.book.world.fail(format!("data out of order: {cid} at {offset}"));
+                if *offset as usize != pending.received.len() {
+                    self.model.world.fail(format!("data out of order: {cid} at {offset}"));
                 }
-                pending.got.extend(bytes);
+                pending.received.extend(bytes);
                 if *success {
-                    heard.ended.push((tag, Ended::Done));
+                    heard.completions.push((tag, Completion::Done));
                 }
             }
             Reply::R2t { cid, .. } => {
                 let Some(pending) = open.get(&u32::from(*cid)) else { return };
                 let (_, data) = command(pending);
-                let chunk = *self.book.rng.pick(&[512, 4096, self.most]);
-                out.extend(self.host.answer(reply, &data, chunk.min(self.most)));
+                let chunk = *self.model.rng.pick(&[512, 4096, self.max_pdu_data]);
+                out.extend(self.host.answer(reply, &data, chunk.min(self.max_pdu_data)));
             }
-            Reply::Resp { cid, status, .. } => heard.ended.push((u32::from(*cid), ended(*status))),
+            Reply::Resp { cid, status, .. } => {
+                heard.completions.push((u32::from(*cid), completion_of(*status)));
+            }
             Reply::Term { .. } => {
-                self.book.world.fail(format!("the node finds fault: {reply:?}"));
+                self.model.world.fail(format!("the node finds fault: {reply:?}"));
             }
-            Reply::IcResp { .. } => self.book.world.fail("a second ICResp"),
+            Reply::IcResp { .. } => self.model.world.fail("a second ICResp"),
         }
     }
 }
 
 /// How a command ended.
-fn ended(status: Status) -> Ended {
-    if status.is_success() { Ended::Done } else { Ended::Failed(format!("{status:?}")) }
+fn completion_of(status: Status) -> Completion {
+    if status.is_success() { Completion::Done } else { Completion::Failed(format!("{status:?}")) }
 }

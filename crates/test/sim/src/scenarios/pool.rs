@@ -1,7 +1,8 @@
-//! Volumes of a pool on one core or several, thin and thick, made and deleted meanwhile, through crashes, with disks that fail, lie,
-//! are pulled out, come back, are set back to what they held once, or are replaced: as many as its level bears, and never more.
-//! Afterwards every block must hold a value that the history permits, and all is made whole again. Where more are set back than that,
-//! the pool says so, and changes nothing.
+//! Volumes of a pool on one or several cores, thin and thick, created and deleted during the run,
+//! with crashes and with disks that fail, return wrong data, are pulled out, return, are rolled
+//! back or are replaced: never more than the redundancy tolerates. Afterwards every block must hold
+//! a value that the history permits, and redundancy is restored. If more disks are rolled back than
+//! that, the pool reports it and changes nothing.
 
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -9,102 +10,106 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::testing::register::Loss;
-use geometry::Level;
+use block::testing::register::CrashKind;
+use geometry::Redundancy;
 use pool::{CreatePool, Mistake, NewDisk, Pool, PoolDiskState, PoolReport};
 use rt::Core;
-use rt::sim::{DiskControl, DiskCopy, DiskFaults, DiskSetup, Host, HostSetup, World};
-use session::{Session, Volumes};
+use rt::sim::{DiskControl, DiskFaults, DiskImage, DiskSetup, Host, HostSetup, World};
+use session::{ExpectedVolumes, Session};
 use uuid::Uuid;
 
-use super::storage::{end, memory_is_back, settle};
+use super::storage::{check_no_memory_held, stop_host, wait_disk_idle};
 
 mod session;
 
 const POOL: Uuid = Uuid::from_u128(0x77);
 
-/// Bytes of a disk: units for all volumes, and to make what is lost anew.
+/// Bytes of a disk: space for all volumes, and for rebuilding lost data.
 const DISK_BYTES: u64 = 256 << 20;
 
 /// Operations of the last round, in which nothing may fail.
 const LAST_ROUND: usize = 100;
 
-/// Virtual time in which these must end.
-const PATIENCE: Duration = Duration::from_secs(900);
+/// Virtual time limits.
+const SCENARIO_TIMEOUT: Duration = Duration::from_secs(900);
 
-/// What the scenario knows of disks.
+/// What the scenario knows of the disks.
 #[derive(Debug, Default)]
-struct Shelf {
-    /// By number; those that were replaced are gone.
+struct DiskInventory {
+    /// Paths by number; replaced disks are removed.
     disks: Vec<PathBuf>,
-    /// Those that are pulled out.
-    out: Vec<usize>,
-    /// Whether one more may be lost, by what was told last, and nothing has happened since,
-    bears: bool,
-    /// and whether nothing was lost.
-    whole: bool,
-    /// Disks that have lied in some round: only theirs may have checksum errors.
-    lied: Vec<PathBuf>,
-    /// What all disks held once, and whether the pool has been opened since.
-    copies: Vec<DiskCopy>,
+    /// Numbers of the disks that are pulled out.
+    unplugged: Vec<usize>,
+    /// Whether one more disk may be lost, by the last report, with no fault since.
+    can_lose_one_more: bool,
+    /// Whether nothing was lost, by the same report.
+    is_intact: bool,
+    /// Disks that have returned wrong data in some round: only these may have checksum errors.
+    corrupting_disks: Vec<PathBuf>,
+    /// Earlier contents of all disks, and whether the pool has been opened since.
+    disk_snapshots: Vec<DiskImage>,
     outdated: bool,
 }
 
-struct Bench {
+struct PoolTestbed {
     world: World,
     host: Host,
-    level: Level,
+    level: Redundancy,
     checksums: bool,
     cores: usize,
     mistake: Mistake,
-    shelf: Rc<RefCell<Shelf>>,
-    volumes: Rc<Volumes>,
+    shelf: Rc<RefCell<DiskInventory>>,
+    volumes: Rc<ExpectedVolumes>,
 }
 
-/// What is done to a disk in a round.
+/// The fault injected into a disk in a round.
 #[derive(Clone, Copy, Debug)]
-enum Harm {
+enum DiskFault {
     None,
-    /// It misbehaves.
+    /// It fails or stalls.
     Faults(usize),
-    /// It is pulled out at some moment.
+    /// It is pulled out at a random moment.
     PullOut(usize),
-    /// It forgets what it was told to write, writes it elsewhere, and gives back something else.
-    Lies(usize),
-    /// It is set back to what it held before the pool was opened last, or earlier.
-    SetBack(usize),
-    /// It is set back to what it held in the middle of an opening, which ends in order, or by a crash after a while.
-    SetBackTo(usize, Ending),
-    /// All others are set back, and what is done then is refused.
-    SetBackAllBut(usize),
+    /// It loses writes, misdirects them, and returns wrong data.
+    Corrupts(usize),
+    /// It is rolled back to its contents before the last open, or earlier.
+    RollBack(usize),
+    /// It is rolled back to its contents in the middle of a session, which ends in order, or by a
+    /// crash after a while.
+    RollBackToMidSession(usize, SessionEnding),
+    /// All other disks are rolled back, and the open must be refused.
+    RollBackAllBut(usize),
 }
 
-/// How an opening ends in which a copy of a disk was made.
+/// How a session ends during which the image of a disk was captured.
 #[derive(Clone, Copy, Debug)]
-enum Ending {
-    InOrder,
-    /// Nothing was done for a while before.
+enum SessionEnding {
+    Orderly,
+    /// The pool was idle for a while before.
     Idle,
 }
 
-/// Plays it.
+/// Runs the scenario.
 pub(crate) async fn play(world: World, mistake: Mistake) -> Result<(), String> {
     let rng = world.rng();
     let (level, disks, extent) = *rng.pick(&[
-        (Level::Parity, 4, 48 << 20),
-        (Level::Parity, 5, 64 << 20),
-        (Level::DoubleParity, 5, 48 << 20),
-        (Level::Copies(2), 4, 32 << 20),
-        (Level::Copies(3), 3, 16 << 20),
+        (Redundancy::Parity, 4, 48 << 20),
+        (Redundancy::Parity, 5, 64 << 20),
+        (Redundancy::DoubleParity, 5, 48 << 20),
+        (Redundancy::Copies(2), 4, 32 << 20),
+        (Redundancy::Copies(3), 3, 16 << 20),
     ]);
     let cores = *rng.pick(&[1, 1, 2, 3]);
-    let setup = HostSetup { cores, pool_bytes: 48 << 20, ..HostSetup::default() };
+    let setup = HostSetup { cores, memory_bytes: 48 << 20, ..HostSetup::default() };
     let host = world.add_host("store", setup);
-    let shelf = Rc::new(RefCell::new(Shelf { bears: true, ..Shelf::default() }));
-    let volumes = Volumes::new(&world, extent);
+    let shelf = Rc::new(RefCell::new(DiskInventory {
+        can_lose_one_more: true,
+        ..DiskInventory::default()
+    }));
+    let volumes = ExpectedVolumes::new(&world, extent);
     let checksums = rng.chance(0.5);
     let world = world.clone();
-    let bench = Bench { world, host, level, checksums, cores, mistake, shelf, volumes };
+    let bench = PoolTestbed { world, host, level, checksums, cores, mistake, shelf, volumes };
     (0..disks).for_each(|_| drop(bench.new_disk()));
     bench.create().await?;
     for _ in 0..bench.world.rng().between(2, 5) {
@@ -113,53 +118,55 @@ pub(crate) async fn play(world: World, mistake: Mistake) -> Result<(), String> {
     bench.last_round().await
 }
 
-/// What uses a pool, and ends only if something is wrong.
-type Usage = Pin<Box<dyn Future<Output = Result<(), String>>>>;
+/// A task that uses the pool, and ends only on an error.
+type PoolWorkload = Pin<Box<dyn Future<Output = Result<(), String>>>>;
 
-/// Looks now and then whether disks are there again.
-async fn look(pool: Rc<Pool>, paths: Vec<PathBuf>, every: Duration) {
+/// Checks now and then whether disks have returned.
+async fn rescan_disks(pool: Rc<Pool>, paths: Vec<PathBuf>, every: Duration) {
     loop {
         tokio::time::sleep(every).await;
-        pool.bring_back(paths.clone()).await;
+        pool.reattach_found(paths.clone()).await;
     }
 }
 
-/// What a pool says of itself. Disks fail, but only those that have lied give back what nobody wrote.
-fn sound(pool: &Pool, shelf: &Shelf) -> Result<PoolReport, String> {
+/// Checks the pool's report. Disks may fail, but only those with injected corruption may have
+/// checksum errors.
+fn check_checksum_errors(pool: &Pool, shelf: &DiskInventory) -> Result<PoolReport, String> {
     let report = pool.report();
-    // By its serial number, which is where it was: it may be away, and its counts are kept.
-    let lied = |serial: &String| shelf.lied.contains(&PathBuf::from(serial));
+    // By path, which keeps the counts of an absent disk.
+    let lied = |serial: &String| shelf.corrupting_disks.contains(&PathBuf::from(serial));
     match report.disks.iter().all(|disk| disk.checksum_errors == 0 || lied(&disk.serial)) {
         true => Ok(report),
         false => Err(format!("checksums do not fit: {report:?}")),
     }
 }
 
-/// Reads and compares all, and nothing is beyond repair.
+/// Scrubs the pool; nothing may be unrepairable.
 async fn scrub(pool: &Pool) -> Result<(), String> {
-    pool.scrub().map_err(|e| e.to_string())?;
+    pool.start_scrub().map_err(|e| e.to_string())?;
     loop {
         tokio::time::sleep(Duration::from_secs(1)).await;
         let report = pool.report();
         match report.scrub {
-            Some(ref scrub) if scrub.running => {}
-            Some(ref scrub) if scrub.unrepairable == 0 => return Ok(()),
+            Some(ref scrub) if scrub.is_running => {}
+            Some(ref scrub) if scrub.unrecoverable_rows == 0 => return Ok(()),
             _ => return Err(format!("after lies: {report:?}")),
         }
     }
 }
 
-/// Whether one more disk may be lost. Of two with a vote one does not open alone, so three copies are never brought down to two.
-fn bears_more(report: &PoolReport) -> bool {
-    let may = is_whole(report) || report.level == Level::DoubleParity;
-    may && report.broken.is_none() && report.bears.is_some_and(|more| more > 0)
+/// Whether one more disk may be lost. One of two voters does not open alone, so a three-way mirror
+/// is never reduced to two disks.
+fn can_lose_one_more(report: &PoolReport) -> bool {
+    let may = is_intact(report) || report.redundancy == Redundancy::DoubleParity;
+    may && report.write_error.is_none() && report.fault_tolerance.is_some_and(|more| more > 0)
 }
 
-fn is_whole(report: &PoolReport) -> bool {
-    report.behind_pieces == 0 && report.disks.iter().all(|d| d.state != PoolDiskState::Out)
+fn is_intact(report: &PoolReport) -> bool {
+    report.stale_extents == 0 && report.disks.iter().all(|d| d.state != PoolDiskState::Detached)
 }
 
-impl Bench {
+impl PoolTestbed {
     fn new_disk(&self) -> PathBuf {
         let mut shelf = self.shelf.borrow_mut();
         let path = PathBuf::from(format!("/dev/d{}", shelf.disks.len()));
@@ -168,27 +175,28 @@ impl Bench {
         path
     }
 
-    fn joining(path: &std::path::Path) -> NewDisk {
+    fn new_disk_spec(path: &std::path::Path) -> NewDisk {
         NewDisk { path: path.to_owned(), overwrite: Vec::new() }
     }
 
     async fn create(&self) -> Result<(), String> {
-        let disks = self.shelf.borrow().disks.iter().map(|path| Self::joining(path)).collect();
+        let disks =
+            self.shelf.borrow().disks.iter().map(|path| Self::new_disk_spec(path)).collect();
         let what = CreatePool {
             id: POOL,
             name: "tank".into(),
-            level: self.level,
+            redundancy: self.level,
             columns: None,
             strip_bytes: *self.world.rng().pick(&[16 << 10, 64 << 10]),
-            rings: u16::try_from(self.cores).expect("few"),
-            checksums: self.checksums,
+            max_cores: u16::try_from(self.cores).expect("few"),
+            has_checksums: self.checksums,
             disks,
             spares: Vec::new(),
             buffered: false,
             claim: None,
         };
         let volumes: Vec<_> =
-            (0..self.world.rng().between(1, 2)).map(|_| self.volumes.draw()).collect();
+            (0..self.world.rng().between(1, 2)).map(|_| self.volumes.draw_new_volume()).collect();
         let work = self.host.run(move |core| async move {
             let pool = Pool::create(&core, &what).await.map_err(|e| e.to_string())?;
             for volume in volumes {
@@ -199,11 +207,11 @@ impl Bench {
         work.join().await.unwrap_or_else(|| Err("the host crashed by itself".into()))
     }
 
-    async fn settle(&self) {
+    async fn wait_disks_idle(&self) {
         let disks = self.shelf.borrow().disks.clone();
         for path in disks {
             if let Some(disk) = self.host.disk(&path) {
-                settle(&disk).await;
+                wait_disk_idle(&disk).await;
             }
         }
     }
@@ -214,24 +222,25 @@ impl Bench {
         }
     }
 
-    /// What is done in the next round: nothing to a disk while the level does not bear that.
-    fn draw_harm(&self) -> Harm {
+    /// Draws the disk fault of the next round: none while the redundancy does not tolerate it.
+    fn draw_disk_fault(&self) -> DiskFault {
         let (rng, shelf) = (self.world.rng(), self.shelf.borrow());
-        if !shelf.bears || rng.chance(0.3) {
-            return Harm::None;
+        if !shelf.can_lose_one_more || rng.chance(0.3) {
+            return DiskFault::None;
         }
         let victim = usize::try_from(rng.below(shelf.disks.len() as u64)).expect("few");
-        // Those that are in have all that was ever written.
-        let is_outdated = shelf.outdated && shelf.out.is_empty();
+        // The disks that are present hold all data ever written.
+        let is_outdated = shelf.outdated && shelf.unplugged.is_empty();
         match rng.below(9) {
-            0 if self.checksums => Harm::Lies(victim),
-            1 | 2 => Harm::PullOut(victim),
-            3 | 4 if is_outdated => Harm::SetBack(victim),
-            5 if is_outdated && shelf.whole => Harm::SetBackAllBut(victim),
-            6 if shelf.out.is_empty() => {
-                Harm::SetBackTo(victim, *rng.pick(&[Ending::InOrder, Ending::Idle]))
-            }
-            _ => Harm::Faults(victim),
+            0 if self.checksums => DiskFault::Corrupts(victim),
+            1 | 2 => DiskFault::PullOut(victim),
+            3 | 4 if is_outdated => DiskFault::RollBack(victim),
+            5 if is_outdated && shelf.is_intact => DiskFault::RollBackAllBut(victim),
+            6 if shelf.unplugged.is_empty() => DiskFault::RollBackToMidSession(
+                victim,
+                *rng.pick(&[SessionEnding::Orderly, SessionEnding::Idle]),
+            ),
+            _ => DiskFault::Faults(victim),
         }
     }
 
@@ -240,38 +249,38 @@ impl Bench {
         disks.iter().filter_map(|path| self.host.disk(path)).collect()
     }
 
-    /// What all disks hold now.
-    fn copies(&self) -> Vec<DiskCopy> {
-        self.controls().iter().map(DiskControl::copy).collect()
+    /// The contents of all disks now.
+    fn copies(&self) -> Vec<DiskImage> {
+        self.controls().iter().map(DiskControl::capture_image).collect()
     }
 
-    /// What is done to disks before the pool is opened.
-    async fn set_back(&self, harm: Harm) -> Result<(), String> {
-        match harm {
-            Harm::SetBack(n) => {
-                let copy = self.shelf.borrow().copies[n].clone();
-                self.controls()[n].set_back(&copy);
-                self.shelf.borrow_mut().bears = false;
+    /// Injects disk faults before the pool is opened.
+    async fn roll_back_disks(&self, fault: DiskFault) -> Result<(), String> {
+        match fault {
+            DiskFault::RollBack(n) => {
+                let copy = self.shelf.borrow().disk_snapshots[n].clone();
+                self.controls()[n].restore_image(&copy);
+                self.shelf.borrow_mut().can_lose_one_more = false;
             }
-            Harm::SetBackAllBut(n) => self.set_back_all_but(n).await?,
+            DiskFault::RollBackAllBut(n) => self.check_roll_back_all_but(n).await?,
             _ => {}
         }
         let mut shelf = self.shelf.borrow_mut();
-        if shelf.copies.is_empty() || self.world.rng().chance(0.3) {
+        if shelf.disk_snapshots.is_empty() || self.world.rng().chance(0.3) {
             drop(shelf);
             let copies = self.copies();
             shelf = self.shelf.borrow_mut();
-            (shelf.copies, shelf.outdated) = (copies, false);
+            (shelf.disk_snapshots, shelf.outdated) = (copies, false);
         }
         Ok(())
     }
 
-    /// One disk alone knows of what was committed last: nothing is opened that it did not lead to, and nothing is changed.
-    async fn set_back_all_but(&self, newer: usize) -> Result<(), String> {
+    /// Only one disk has the last commit: opening must fail, name older disks, and change nothing.
+    async fn check_roll_back_all_but(&self, newer: usize) -> Result<(), String> {
         let (now, controls) = (self.copies(), self.controls());
-        let copies = self.shelf.borrow().copies.clone();
+        let copies = self.shelf.borrow().disk_snapshots.clone();
         for (n, control) in controls.iter().enumerate().filter(|(n, _)| *n != newer) {
-            control.set_back(&copies[n]);
+            control.restore_image(&copies[n]);
         }
         let before = self.copies();
         let (paths, mistake) = (self.paths(), self.mistake);
@@ -286,15 +295,15 @@ impl Bench {
         });
         opened.join().await.unwrap_or_else(|| Err("the host crashed by itself".into()))?;
         self.host.kill();
-        self.settle().await;
+        self.wait_disks_idle().await;
         if self.copies() != before {
             return Err("a pool that is not opened is changed".into());
         }
-        controls.iter().zip(&now).for_each(|(control, copy)| control.set_back(copy));
+        controls.iter().zip(&now).for_each(|(control, copy)| control.restore_image(copy));
         Ok(())
     }
 
-    /// How a disk misbehaves.
+    /// Draws how a disk fails.
     fn draw_faults(&self) -> DiskFaults {
         let rng = self.world.rng();
         let rate = |most: f64| if rng.chance(0.5) { 0.0 } else { most * rng.unit() };
@@ -303,7 +312,7 @@ impl Bench {
             write_error: rate(0.02),
             sync_error: rate(0.02),
             stall: rate(0.01),
-            // Longer than a disk may take, in use and while the pool is opened: it is out then.
+            // Longer than the timeout of a disk, both in use and during open: the disk is detached.
             stall_for: Duration::from_secs(*rng.pick(&[2, 2, 2, 25, 100])),
             ..DiskFaults::default()
         }
@@ -314,51 +323,53 @@ impl Bench {
     }
 
     fn pull_out(&self, n: usize) {
-        self.shelf.borrow_mut().out.push(n);
-        self.told_nothing();
-        self.disk(n).into_iter().for_each(|disk| disk.pull_out());
+        self.shelf.borrow_mut().unplugged.push(n);
+        self.forget_reported_state();
+        self.disk(n).into_iter().for_each(|disk| disk.unplug());
     }
 
-    /// Disks that were pulled out come back now and then.
+    /// Plugs in some of the disks that were pulled out.
     fn plug_in(&self) {
-        let out = std::mem::take(&mut self.shelf.borrow_mut().out);
-        for n in out {
+        let unplugged = std::mem::take(&mut self.shelf.borrow_mut().unplugged);
+        for n in unplugged {
             if self.world.rng().chance(0.6) {
                 self.world.note(format!("disk {n} is plugged in"));
-                self.disk(n).into_iter().for_each(|disk| disk.plug_in());
+                self.disk(n).into_iter().for_each(|disk| disk.plug());
             } else {
-                self.shelf.borrow_mut().out.push(n);
+                self.shelf.borrow_mut().unplugged.push(n);
             }
         }
     }
 
     fn paths(&self) -> Vec<PathBuf> {
         let (mut paths, rng) = (self.shelf.borrow().disks.clone(), self.world.rng());
-        // Found in any order.
+        // The paths are found in any order.
         for n in (1..paths.len()).rev() {
             paths.swap(n, usize::try_from(rng.below(n as u64 + 1)).expect("few"));
         }
         paths
     }
 
-    /// Load, harm, and a crash at a random moment.
+    /// Load, faults, and a crash at a random moment.
     async fn round(&self) -> Result<(), String> {
         let rng = self.world.rng();
-        self.settle().await;
+        self.wait_disks_idle().await;
         self.plug_in();
-        let harm = self.draw_harm();
-        self.world.note(format!("{harm:?}"));
-        self.set_back(harm).await?;
-        match harm {
-            Harm::Lies(n) => return self.lies(n).await,
-            Harm::SetBackTo(n, ending) => return self.copied(n, ending).await,
+        let fault = self.draw_disk_fault();
+        self.world.note(format!("{fault:?}"));
+        self.roll_back_disks(fault).await?;
+        match fault {
+            DiskFault::Corrupts(n) => return self.check_corrupting_disk(n).await,
+            DiskFault::RollBackToMidSession(n, ending) => {
+                return self.run_roll_back_to_mid_session(n, ending).await;
+            }
             _ => {}
         }
         let bad = self.draw_faults();
-        let victim = if let Harm::Faults(n) = harm { Some(n) } else { None };
+        let victim = if let DiskFault::Faults(n) = fault { Some(n) } else { None };
         self.set_faults(|n| if victim == Some(n) { bad.clone() } else { DiskFaults::default() });
         let work = self.host.run_with_all(
-            self.load(rng.time(Duration::from_millis(20), Duration::from_millis(500))),
+            self.load(rng.duration_between(Duration::from_millis(20), Duration::from_millis(500))),
         );
         let longest = match bad.stall_for {
             long if bad.stall > 0.0 && victim.is_some() && long > Duration::from_secs(10) => {
@@ -367,7 +378,7 @@ impl Bench {
             _ if rng.chance(0.3) => 8000,
             _ => 400,
         };
-        let crash = self.meanwhile(harm, Duration::from_millis(longest / 2));
+        let crash = self.inject_during_load(fault, Duration::from_millis(longest / 2));
         let ended: Option<Result<(), String>> = tokio::select! {
             biased;
             ended = work.join() => ended,
@@ -377,16 +388,16 @@ impl Bench {
             return Err(why);
         }
         if victim.is_some() {
-            // Nobody was told of what happened last.
-            self.told_nothing();
+            // The last changes were not reported.
+            self.forget_reported_state();
         }
         let kill = rng.chance(0.25) && bad.sync_error == 0.0;
         self.end(!kill);
         Ok(())
     }
 
-    /// Uses the pool without end.
-    fn load(&self, looks: Duration) -> impl FnOnce(Vec<Core>) -> Usage + use<> {
+    /// Uses the pool forever.
+    fn load(&self, looks: Duration) -> impl FnOnce(Vec<Core>) -> PoolWorkload + use<> {
         let (paths, shelf, world) = (self.paths(), Rc::clone(&self.shelf), self.world.clone());
         let (volumes, mistake) = (Rc::clone(&self.volumes), self.mistake);
         let everywhere = paths.clone();
@@ -395,30 +406,35 @@ impl Bench {
                 let session = Session::open(cores, paths, volumes, mistake).await;
                 let session = session.inspect_err(|why| world.note(why.clone()))?;
                 shelf.borrow_mut().outdated = true;
-                tokio::task::spawn_local(look(Rc::clone(&session.pool), everywhere, looks));
+                tokio::task::spawn_local(rescan_disks(Rc::clone(&session.pool), everywhere, looks));
                 loop {
                     session.run(10).await?;
-                    session.change().await?;
-                    let report = sound(&session.pool, &shelf.borrow())?;
+                    session.run_random_change().await?;
+                    let report = check_checksum_errors(&session.pool, &shelf.borrow())?;
                     let mut shelf = shelf.borrow_mut();
-                    (shelf.bears, shelf.whole) = (bears_more(&report), is_whole(&report));
+                    (shelf.can_lose_one_more, shelf.is_intact) =
+                        (can_lose_one_more(&report), is_intact(&report));
                 }
             })
         }
     }
 
-    fn told_nothing(&self) {
+    fn forget_reported_state(&self) {
         let mut shelf = self.shelf.borrow_mut();
-        (shelf.bears, shelf.whole) = (false, false);
+        (shelf.can_lose_one_more, shelf.is_intact) = (false, false);
     }
 
     fn end(&self, power: bool) {
-        let loss: Loss = end(&self.host, &self.world, power);
+        let loss: CrashKind = stop_host(&self.host, &self.world, power);
         self.volumes.crash(loss);
     }
 
-    /// A copy of a disk is made while the pool is in use, and put in its place afterwards.
-    async fn copied(&self, n: usize, ending: Ending) -> Result<(), String> {
+    /// Captures the image of a disk while the pool is in use, and restores it afterwards.
+    async fn run_roll_back_to_mid_session(
+        &self,
+        n: usize,
+        ending: SessionEnding,
+    ) -> Result<(), String> {
         self.set_faults(|_| DiskFaults::default());
         let (paths, shelf) = (self.paths(), Rc::clone(&self.shelf));
         let (volumes, mistake) = (Rc::clone(&self.volumes), self.mistake);
@@ -428,52 +444,53 @@ impl Bench {
             let session = Session::open(cores, paths, volumes, mistake).await?;
             for _ in 0..before {
                 session.run(10).await?;
-                session.change().await?;
+                session.run_random_change().await?;
             }
-            let copy = disk.copy();
+            let copy = disk.capture_image();
             session.run(20).await?;
-            let report = sound(&session.pool, &shelf.borrow())?;
-            let bears = bears_more(&report) && is_whole(&report);
+            let report = check_checksum_errors(&session.pool, &shelf.borrow())?;
+            let can_restore = can_lose_one_more(&report) && is_intact(&report);
             match ending {
-                Ending::InOrder => session.close().await?,
-                // Two versions follow what was written, at most ten seconds later.
-                Ending::Idle => tokio::time::sleep(Duration::from_secs(12)).await,
+                SessionEnding::Orderly => session.close().await?,
+                // Two metadata versions follow the last write within ten seconds.
+                SessionEnding::Idle => tokio::time::sleep(Duration::from_secs(12)).await,
             }
-            Ok::<_, String>(bears.then_some(copy))
+            Ok::<_, String>(can_restore.then_some(copy))
         });
-        let copy = match tokio::time::timeout(PATIENCE, work.join()).await {
+        let copy = match tokio::time::timeout(SCENARIO_TIMEOUT, work.join()).await {
             Ok(Some(copy)) => copy?,
             Ok(None) => return Err("the host crashed by itself".into()),
-            Err(_) => return Err(format!("it does not end in {PATIENCE:?}")),
+            Err(_) => return Err(format!("it does not end in {SCENARIO_TIMEOUT:?}")),
         };
         self.shelf.borrow_mut().outdated = true;
         self.end(true);
-        self.told_nothing();
+        self.forget_reported_state();
         if let (Some(copy), Some(disk)) = (copy, self.disk(n)) {
-            disk.set_back(&copy);
+            disk.restore_image(&copy);
         }
         Ok(())
     }
 
-    /// What happens beside the load. Moments lie up to `apart` apart.
-    async fn meanwhile(&self, harm: Harm, apart: Duration) {
+    /// Faults during the load, at moments up to `apart` apart.
+    async fn inject_during_load(&self, fault: DiskFault, apart: Duration) {
         let rng = self.world.rng();
-        let some = || rng.time(Duration::ZERO, apart);
+        let some = || rng.duration_between(Duration::ZERO, apart);
         tokio::time::sleep(some()).await;
-        if let Harm::PullOut(n) = harm {
+        if let DiskFault::PullOut(n) = fault {
             self.pull_out(n);
             tokio::time::sleep(some() / 2).await;
             if rng.chance(0.4) {
                 self.world.note(format!("disk {n} is plugged in at once"));
-                self.shelf.borrow_mut().out.retain(|out| *out != n);
-                self.disk(n).into_iter().for_each(|disk| disk.plug_in());
+                self.shelf.borrow_mut().unplugged.retain(|out| *out != n);
+                self.disk(n).into_iter().for_each(|disk| disk.plug());
             }
         }
         tokio::time::sleep(some()).await;
     }
 
-    /// Load on a disk that lies; a scrub afterwards, and an orderly end: when power fails what was written last is believed.
-    async fn lies(&self, n: usize) -> Result<(), String> {
+    /// Load on a disk that returns wrong data, a scrub, and an orderly close: after a power cut,
+    /// recent writes are not verified.
+    async fn check_corrupting_disk(&self, n: usize) -> Result<(), String> {
         self.set_faults(|_| DiskFaults::default());
         let rng = self.world.rng();
         let rate = || if rng.chance(0.5) { 0.0 } else { 0.1 * rng.unit() };
@@ -487,8 +504,8 @@ impl Bench {
         {
             let mut shelf = self.shelf.borrow_mut();
             let path = shelf.disks[n].clone();
-            shelf.lied.push(path);
-            (shelf.bears, shelf.whole) = (false, false);
+            shelf.corrupting_disks.push(path);
+            (shelf.can_lose_one_more, shelf.is_intact) = (false, false);
         }
         let (paths, disk) = (self.paths(), self.disk(n).ok_or("there is no such disk")?);
         let (volumes, mistake) = (Rc::clone(&self.volumes), self.mistake);
@@ -506,57 +523,64 @@ impl Bench {
             session.run(0).await?;
             session.close().await
         });
-        match tokio::time::timeout(PATIENCE, work.join()).await {
+        match tokio::time::timeout(SCENARIO_TIMEOUT, work.join()).await {
             Ok(Some(result)) => result?,
             Ok(None) => return Err("the host crashed by itself".into()),
-            Err(_) => return Err(format!("with a disk that lies it does not end in {PATIENCE:?}")),
+            Err(_) => {
+                return Err(format!(
+                    "with a disk that lies it does not end in {SCENARIO_TIMEOUT:?}"
+                ));
+            }
         }
         self.shelf.borrow_mut().outdated = true;
         self.end(false);
         Ok(())
     }
 
-    /// No faults any more, and all disks are there, or replaced: everything must work, and be whole in the end.
+    /// Without faults, and with all disks present or replaced: everything must work, and be fully
+    /// redundant in the end.
     async fn last_round(&self) -> Result<(), String> {
-        self.settle().await;
+        self.wait_disks_idle().await;
         self.set_faults(|_| DiskFaults::default());
-        let out = std::mem::take(&mut self.shelf.borrow_mut().out);
+        let unplugged = std::mem::take(&mut self.shelf.borrow_mut().unplugged);
         let mut replaced = Vec::new();
-        for n in out {
+        for n in unplugged {
             if self.world.rng().chance(0.5) {
-                self.disk(n).into_iter().for_each(|disk| disk.plug_in());
+                self.disk(n).into_iter().for_each(|disk| disk.plug());
             } else {
                 let old = self.shelf.borrow().disks[n].display().to_string();
                 replaced.push((old, self.new_disk()));
             }
         }
         let (paths, last) = (self.paths(), Rc::new(RefCell::new(String::new())));
-        let (told, shelf) = (Rc::clone(&last), Rc::clone(&self.shelf));
+        let (last_report, shelf) = (Rc::clone(&last), Rc::clone(&self.shelf));
         let (volumes, mistake) = (Rc::clone(&self.volumes), self.mistake);
         let work = self.host.run_with_all(move |cores| async move {
-            let buffers: Vec<_> = cores.iter().map(|core| core.pool().clone()).collect();
+            let buffers: Vec<_> = cores.iter().map(|core| core.buffer_pool().clone()).collect();
             let session = Session::open(cores, paths, volumes, mistake).await?;
             for (gone, path) in replaced {
-                let with = Self::joining(&path);
+                let with = Self::new_disk_spec(&path);
                 let replaced = session.pool.replace(&gone, &with).await;
                 replaced.map_err(|e| format!("replacing: {e}"))?;
             }
             session.run(LAST_ROUND).await?;
-            while !is_whole(&session.pool.report()) {
-                *told.borrow_mut() = format!("{:?}", session.pool.report());
+            while !is_intact(&session.pool.report()) {
+                *last_report.borrow_mut() = format!("{:?}", session.pool.report());
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 session.run(5).await?;
             }
             session.audit().await?;
-            sound(&session.pool, &shelf.borrow())?;
+            check_checksum_errors(&session.pool, &shelf.borrow())?;
             session.close().await?;
             tokio::time::sleep(Duration::from_secs(1)).await;
-            buffers.iter().try_for_each(memory_is_back)
+            buffers.iter().try_for_each(check_no_memory_held)
         });
-        match tokio::time::timeout(PATIENCE, work.join()).await {
+        match tokio::time::timeout(SCENARIO_TIMEOUT, work.join()).await {
             Ok(Some(result)) => result,
             Ok(None) => Err("the host crashed by itself".into()),
-            Err(_) => Err(format!("it is not whole within {PATIENCE:?}: {}", last.borrow())),
+            Err(_) => {
+                Err(format!("it is not whole within {SCENARIO_TIMEOUT:?}: {}", last.borrow()))
+            }
         }
     }
 }

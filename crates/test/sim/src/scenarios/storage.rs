@@ -1,38 +1,38 @@
 //! A storage stack under random load, crashes and disk faults, judged by the register checker.
 //!
-//! The stack is whatever [`Stack`] opens on a host's disk. Each round loads it with random
+//! The stack is whatever [`StorageStack`] opens on a host's disk. Each round loads it with random
 //! operations and ends in a power cut or a kill at a random moment; afterwards every block must
-//! hold a value that the history permits. At the end all faults are off and the stack must answer
-//! every operation, and give back all memory.
+//! hold a value that the history permits. At the end all faults are off, and the stack must
+//! complete every operation and release all memory.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::testing::Client;
-use block::testing::register::{Checker, Initially, Loss, Violation};
+use block::testing::TestClient;
+use block::testing::register::{Checker, CrashKind, InitialContents, Violation};
 use block::testing::workload::Workload;
-use block::{Blocks, Dev, Lba, Pool};
+use block::{Blocks, BufferPool, Dev, Lba};
 use rt::Core;
 use rt::sim::{DiskControl, DiskFaults, DiskSetup, Host, HostFaults, HostSetup, Rng, World};
 
-/// Where the disk of the stack is.
+/// Path of the stack's disk.
 pub(crate) const DISK: &str = "/dev/under-test";
 
 /// More operations than a round has time for.
-const ENDLESS: usize = 1_000_000;
+const UNLIMITED_OPERATIONS: usize = 1_000_000;
 
 /// Operations of the last round, in which nothing may fail.
 const LAST_ROUND: usize = 100;
 
-/// How often a stack is opened before that counts as failed.
-const ATTEMPTS: u32 = 10;
+/// How often opening a stack is tried before it counts as failed.
+const OPEN_ATTEMPTS: u32 = 10;
 
-/// Virtual time in which these must end.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Virtual time limits.
+const SCENARIO_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// That nobody has memory of `pool` any more, or waits for it, and nobody had more than it has.
-pub(crate) fn memory_is_back(pool: &Pool) -> Result<(), String> {
+/// Checks that no memory of `pool` is allocated or waited for, and that it was never overcommitted.
+pub(crate) fn check_no_memory_held(pool: &BufferPool) -> Result<(), String> {
     let usage = pool.usage();
     if usage.free != usage.total || usage.waiting > 0 || usage.overdrafts > 0 {
         return Err(format!("memory was kept or overdrawn: {usage:?}"));
@@ -40,10 +40,10 @@ pub(crate) fn memory_is_back(pool: &Pool) -> Result<(), String> {
     Ok(())
 }
 
-/// What a stack is to be like.
+/// Geometry of a stack.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape {
-    /// Size of its blocks in bytes.
+pub(crate) struct StackGeometry {
+    /// Block size in bytes.
     pub(crate) block_size: u32,
     /// Logical and physical block size of the disk, in bytes.
     pub(crate) disk: (u32, u32),
@@ -51,8 +51,8 @@ pub(crate) struct Shape {
     pub(crate) bytes: u64,
 }
 
-impl Shape {
-    /// Sizes that fit each other.
+impl StackGeometry {
+    /// Draws sizes that fit each other.
     pub(crate) fn draw(world: &World) -> Self {
         let (block_size, disk) = *world.rng().pick(&[
             (512, (512, 512)),
@@ -65,62 +65,66 @@ impl Shape {
     }
 }
 
-impl Shape {
-    /// Size of the disk below: room for whatever a stack keeps beside its data.
+impl StackGeometry {
+    /// Size of the disk: space for the data and the stack's metadata.
     pub(crate) fn disk_bytes(&self) -> u64 {
         self.bytes + (4 << 20)
     }
 }
 
-/// Something that can be opened as a device.
-pub(crate) trait Stack: Clone + 'static {
+/// A stack that can be opened as a device.
+pub(crate) trait StorageStack: Clone + 'static {
     /// Prepares a new disk of the host.
-    fn prepare(&self, host: &Host, shape: Shape) -> impl Future<Output = Result<(), String>>;
+    fn prepare(
+        &self,
+        host: &Host,
+        shape: StackGeometry,
+    ) -> impl Future<Output = Result<(), String>>;
 
-    /// Opens the stack, after a crash like the first time.
-    fn open(&self, core: Core, shape: Shape) -> impl Future<Output = Result<Dev, String>>;
+    /// Opens the stack, both the first time and after a crash.
+    fn open(&self, core: Core, shape: StackGeometry) -> impl Future<Output = Result<Dev, String>>;
 }
 
-/// Opens a stack on a disk that may still be held: the last operation of a killed process takes as
-/// long as a stall does, and the disk is not free before.
-pub(crate) async fn open_patiently(
+/// Opens a stack on a disk that a killed process may still hold: its last operation takes as long
+/// as a stall does, and the disk is busy until then.
+pub(crate) async fn open_with_retry(
     core: &Core,
-    stack: &impl Stack,
-    shape: Shape,
+    stack: &impl StorageStack,
+    shape: StackGeometry,
 ) -> Result<Dev, String> {
     let mut attempts = 0;
     loop {
         match stack.open(core.clone(), shape).await {
             Ok(dev) => return Ok(dev),
-            Err(e) if attempts == ATTEMPTS => return Err(e),
+            Err(e) if attempts == OPEN_ATTEMPTS => return Err(e),
             Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
         }
         attempts += 1;
     }
 }
 
-/// Waits for what a killed process has left running on the disk. Were it to fail now, nobody would
-/// learn that a sync had failed, and no stack can defend itself against that.
-pub(crate) async fn settle(disk: &DiskControl) {
+/// Waits for disk operations of a killed process. If a sync failed now, no process would learn of
+/// it, and no stack can defend itself against that.
+pub(crate) async fn wait_disk_idle(disk: &DiskControl) {
     while disk.in_flight() > 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
 
-/// Ends the process of `host`, with the power or by force; what that may lose.
-pub(crate) fn end(host: &Host, world: &World, power: bool) -> Loss {
+/// Ends the process of `host`, by a power cut or a kill; returns what that may lose.
+pub(crate) fn stop_host(host: &Host, world: &World, power: bool) -> CrashKind {
     let loss = if power {
         host.power_cut();
-        Loss::Unflushed
+        CrashKind::PowerLoss
     } else {
         host.kill();
-        Loss::InFlight
+        CrashKind::ProcessDeath
     };
     world.note(format!("{loss:?}"));
     loss
 }
 
-/// How much harm is done besides crashes.
+/// Draws the disk faults of a world.
 pub(crate) fn draw_faults(world: &World) -> DiskFaults {
     let rng = world.rng();
     let rate = |most: f64| if rng.chance(0.5) { 0.0 } else { most * rng.unit() };
@@ -137,79 +141,81 @@ pub(crate) fn draw_faults(world: &World) -> DiskFaults {
     }
 }
 
-/// What befalls a host's clock and process, each of it up to `worst` and some of it not at all.
-/// Draws from a stream of its own, so that what else a seed decides stays as it was.
+/// Draws faults of a host's clock and process, each up to `worst` and some of them absent. Uses its
+/// own random stream, so that other random choices of a seed do not change.
 pub(crate) fn draw_host_faults(rng: &Rng, worst: HostFaults) -> HostFaults {
     let some = |most: Duration| if rng.chance(0.4) { Duration::ZERO } else { most };
     HostFaults {
-        drift_ppm: if rng.chance(0.2) { 0 } else { worst.drift_ppm },
-        drift_for: some(worst.drift_for),
-        pause_every: some(worst.pause_every),
-        pause_for: worst.pause_for,
+        max_drift_ppm: if rng.chance(0.2) { 0 } else { worst.max_drift_ppm },
+        max_drift_duration: some(worst.max_drift_duration),
+        max_pause_interval: some(worst.max_pause_interval),
+        max_pause_duration: worst.max_pause_duration,
     }
 }
 
 /// One world with one stack.
-struct Bench<S> {
+struct StorageTestbed<S> {
     world: World,
     host: Host,
     disk: DiskControl,
-    shape: Shape,
+    shape: StackGeometry,
     stack: S,
     checker: Rc<RefCell<Checker>>,
 }
 
-/// Plays a stack.
-pub(crate) async fn play<S: Stack>(world: World, stack: S) -> Result<(), String> {
-    let shape = Shape::draw(&world);
-    let host = world.add_host("store", HostSetup { pool_bytes: 16 << 20, ..HostSetup::default() });
+/// Runs the scenario on a stack.
+pub(crate) async fn play<S: StorageStack>(world: World, stack: S) -> Result<(), String> {
+    let shape = StackGeometry::draw(&world);
+    let host =
+        world.add_host("store", HostSetup { memory_bytes: 16 << 20, ..HostSetup::default() });
     let (logical, physical) = shape.disk;
     let setup = DiskSetup::device(shape.disk_bytes()).blocks(logical, physical);
     let disk = host.add_disk(DISK, setup);
     stack.prepare(&host, shape).await?;
-    let checker = Checker::new(1, shape.block_size, Initially::Zeroes);
+    let checker = Checker::new(1, shape.block_size, InitialContents::Zeroes);
     let checker = Rc::new(RefCell::new(checker));
-    let bench = Bench { world, host, disk, shape, stack, checker };
+    let bench = StorageTestbed { world, host, disk, shape, stack, checker };
     for _ in 0..bench.world.rng().between(1, 4) {
         bench.round().await?;
     }
     bench.last_round().await
 }
 
-impl<S: Stack> Bench<S> {
+impl<S: StorageStack> StorageTestbed<S> {
     fn span(&self) -> Blocks {
         Blocks::new(Lba(0), self.shape.bytes / u64::from(self.shape.block_size))
     }
 
-    /// Opens the stack on the host and makes a workload on it.
+    /// Opens the stack on the host and creates a workload on it.
     async fn load(
         core: Core,
         stack: S,
-        shape: Shape,
+        shape: StackGeometry,
         span: Blocks,
         seed: u64,
     ) -> Result<Workload, String> {
-        let pool = core.pool().clone();
-        let dev = open_patiently(&core, &stack, shape).await?;
+        let pool = core.buffer_pool().clone();
+        let dev = open_with_retry(&core, &stack, shape).await?;
         let depth = usize::try_from(1 + seed % 12).expect("small");
-        Ok(Workload::new(Client::new(&dev, &pool), span, depth, seed))
+        Ok(Workload::new(TestClient::new(&dev, &pool), span, depth, seed))
     }
 
     /// Load, and a crash at a random moment.
     async fn round(&self) -> Result<(), String> {
         let rng = self.world.rng();
-        settle(&self.disk).await;
+        wait_disk_idle(&self.disk).await;
         self.disk.set_faults(draw_faults(&self.world));
         let (stack, shape, span, seed) = (self.stack.clone(), self.shape, self.span(), rng.u64());
         let checker = Rc::clone(&self.checker);
         let work = self.host.run(move |core| async move {
-            // A stack that does not open on a faulty disk is not at fault.
+            // A stack may fail to open on a faulty disk.
             let Ok(load) = Self::load(core, stack, shape, span, seed).await else { return Ok(()) };
             load.audit(&checker).await?;
-            load.run(&checker, ENDLESS).await
+            load.run(&checker, UNLIMITED_OPERATIONS).await
         });
         let crash = async {
-            tokio::time::sleep(rng.time(Duration::ZERO, Duration::from_millis(400))).await;
+            tokio::time::sleep(rng.duration_between(Duration::ZERO, Duration::from_millis(400)))
+                .await;
         };
         let ended: Option<Result<(), Violation>> = tokio::select! {
             biased;
@@ -224,20 +230,20 @@ impl<S: Stack> Bench<S> {
     }
 
     fn crash(&self) {
-        // A failed sync loses what a power cut loses, when the process ends.
+        // When the process ends after a failed sync, the same data is lost as in a power cut.
         let kill = self.world.rng().chance(0.25) && self.disk.faults().sync_error == 0.0;
-        self.checker.borrow_mut().crash(end(&self.host, &self.world, !kill));
+        self.checker.borrow_mut().crash(stop_host(&self.host, &self.world, !kill));
     }
 
-    /// No faults any more: everything must work, and all memory must come back.
+    /// Without faults: everything must work, and all memory must be released.
     async fn last_round(&self) -> Result<(), String> {
-        settle(&self.disk).await;
+        wait_disk_idle(&self.disk).await;
         self.disk.set_faults(DiskFaults::default());
         let (stack, shape, span, seed) =
             (self.stack.clone(), self.shape, self.span(), self.world.rng().u64());
         let checker = Rc::clone(&self.checker);
         let work = self.host.run(move |core| async move {
-            let pool = core.pool().clone();
+            let pool = core.buffer_pool().clone();
             let load = Self::load(core, stack, shape, span, seed).await?;
             load.audit(&checker).await.map_err(|v| v.to_string())?;
             load.run(&checker, LAST_ROUND).await.map_err(|v| v.to_string())?;
@@ -247,12 +253,12 @@ impl<S: Stack> Bench<S> {
                 return Err(format!("without faults: {errors:?}"));
             }
             drop(load);
-            memory_is_back(&pool)
+            check_no_memory_held(&pool)
         });
-        match tokio::time::timeout(PATIENCE, work.join()).await {
+        match tokio::time::timeout(SCENARIO_TIMEOUT, work.join()).await {
             Ok(Some(result)) => result,
             Ok(None) => Err("the host crashed by itself".into()),
-            Err(_) => Err(format!("an operation did not end within {PATIENCE:?}")),
+            Err(_) => Err(format!("an operation did not end within {SCENARIO_TIMEOUT:?}")),
         }
     }
 }

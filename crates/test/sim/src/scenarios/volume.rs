@@ -7,73 +7,75 @@ use block::Epoch;
 use rt::sim::{DiskControl, DiskFaults, DiskSetup, Host, HostSetup, World};
 use volume::Volume;
 
-use super::clients::{self, Shared};
-use super::storage::{self, DISK, Shape, Stack, draw_faults, end, settle};
+use super::clients::{self, ClientState};
+use super::storage::{
+    self, DISK, StackGeometry, StorageStack, draw_faults, stop_host, wait_disk_idle,
+};
 
-/// Virtual time in which these must end.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// Virtual time limits.
+const SCENARIO_TIMEOUT: Duration = Duration::from_secs(300);
 
-struct Bench<S> {
+struct VolumeTestbed<S> {
     world: World,
     host: Host,
     disk: DiskControl,
-    shape: Shape,
+    shape: StackGeometry,
     stack: S,
-    shared: Rc<Shared>,
+    shared: Rc<ClientState>,
 }
 
-/// Plays a volume on a stack.
-pub(crate) async fn play<S: Stack>(world: World, stack: S) -> Result<(), String> {
-    let shape = Shape { bytes: 64 << 10, ..Shape::draw(&world) };
-    let host = world.add_host("node", HostSetup { pool_bytes: 32 << 20, ..HostSetup::default() });
+/// Runs a volume on a stack.
+pub(crate) async fn play<S: StorageStack>(world: World, stack: S) -> Result<(), String> {
+    let shape = StackGeometry { bytes: 64 << 10, ..StackGeometry::draw(&world) };
+    let host = world.add_host("node", HostSetup { memory_bytes: 32 << 20, ..HostSetup::default() });
     let setup = DiskSetup::device(shape.disk_bytes()).blocks(shape.disk.0, shape.disk.1);
     let disk = host.add_disk(DISK, setup);
     stack.prepare(&host, shape).await?;
-    let shared = Shared::new(&world, shape.block_size);
-    let bench = Bench { world, host, disk, shape, stack, shared };
+    let shared = ClientState::new(&world, shape.block_size);
+    let bench = VolumeTestbed { world, host, disk, shape, stack, shared };
     for _ in 0..bench.world.rng().between(1, 3) {
         bench.round().await?;
     }
     bench.last_round().await
 }
 
-impl<S: Stack> Bench<S> {
-    /// Clients at work until a crash at a random moment.
+impl<S: StorageStack> VolumeTestbed<S> {
+    /// Runs clients until a crash at a random moment.
     async fn round(&self) -> Result<(), String> {
-        settle(&self.disk).await;
+        wait_disk_idle(&self.disk).await;
         let faults = draw_faults(&self.world);
         let may_kill = faults.sync_error == 0.0;
         self.disk.set_faults(faults);
         let (stack, shape, shared) = (self.stack.clone(), self.shape, Rc::clone(&self.shared));
         self.host.run(move |core| async move {
-            // A stack that does not open on a faulty disk is not at fault.
+            // A stack may fail to open on a faulty disk.
             let Ok(dev) = stack.open(core.clone(), shape).await else { return };
             let volume = Volume::new(dev, Epoch::default());
-            clients::load(&core, &volume, &shared);
+            clients::spawn_clients(&core, &volume, &shared);
             std::future::pending::<()>().await;
         });
         let rng = self.world.rng();
-        tokio::time::sleep(rng.time(Duration::ZERO, Duration::from_millis(500))).await;
+        tokio::time::sleep(rng.duration_between(Duration::ZERO, Duration::from_millis(500))).await;
         let kill = may_kill && rng.chance(0.25);
-        self.shared.crash(end(&self.host, &self.world, !kill));
-        self.shared.verdict()
+        self.shared.crash(stop_host(&self.host, &self.world, !kill));
+        self.shared.first_violation()
     }
 
-    /// No faults: every command ends well, the tally is right, and all memory comes back.
+    /// Without faults: every command succeeds, the tally is right, and all memory is released.
     async fn last_round(&self) -> Result<(), String> {
-        settle(&self.disk).await;
+        wait_disk_idle(&self.disk).await;
         self.disk.set_faults(DiskFaults::default());
         let (stack, shape, shared) = (self.stack.clone(), self.shape, Rc::clone(&self.shared));
         let work = self.host.run(move |core| async move {
-            let dev = storage::open_patiently(&core, &stack, shape).await?;
-            clients::finish(&core, Volume::new(dev, Epoch::default()), &shared).await
+            let dev = storage::open_with_retry(&core, &stack, shape).await?;
+            clients::check_and_close(&core, Volume::new(dev, Epoch::default()), &shared).await
         });
-        let ended = tokio::time::timeout(PATIENCE, work.join()).await;
-        self.shared.verdict()?;
+        let ended = tokio::time::timeout(SCENARIO_TIMEOUT, work.join()).await;
+        self.shared.first_violation()?;
         match ended {
             Ok(Some(result)) => result,
             Ok(None) => Err("the host crashed by itself".into()),
-            Err(_) => Err(format!("a command did not end within {PATIENCE:?}")),
+            Err(_) => Err(format!("a command did not end within {SCENARIO_TIMEOUT:?}")),
         }
     }
 }

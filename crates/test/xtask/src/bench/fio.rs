@@ -1,31 +1,33 @@
-//! `./run bench fio`: our load generator beside fio on the same thing. What they measure has to be the same.
+//! `./run bench fio`: our load generator against fio on the same target. Both must measure the
+//! same.
 //!
-//! One measures, then the other, and in the next repetition the other way round; both on the same processor. A target is what
-//! both can reach: another one is one more in [`targets`]. What both find is compared in [`table`].
+//! The two run one after the other, in the opposite order in the next repetition, on the same
+//! processor. A target is anything both can reach; [`targets`] lists them. [`table`] compares the
+//! results.
 
 mod table;
 mod targets;
 
 use super::{
-    Plan,
-    generator::{self, pinned, said},
-    machine, page,
+    BenchPlan,
+    generator::{self, command_on_load_cpu, run_and_parse},
+    machine, results_page,
 };
-use crate::{house::House, install, node::Profile};
+use crate::{install, node::Profile, run_context::RunContext};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use std::path::Path;
 use targets::{Target, Targets};
 
-/// Size of what is read and written, in MiB.
+/// Size of the data read and written, in MiB.
 const MIB: u64 = 256;
 
-/// What must be installed.
+/// The packages this benchmark needs.
 pub(super) fn packages() -> Vec<&'static [install::Package]> {
     vec![install::NBD, install::NETWORK, install::LOOP]
 }
 
-/// A load, in fio's words.
+/// A load, in fio's terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Load {
     rw: &'static str,
@@ -37,28 +39,28 @@ const fn load(rw: &'static str, bs: &'static str, depth: u32) -> Load {
     Load { rw, bs, depth }
 }
 
-/// What one run showed.
+/// The result of one run.
 #[derive(Clone, Copy, Debug)]
 struct Figures {
     per_second: f64,
     mean_us: f64,
     p50_us: f64,
     p99_us: f64,
-    /// Processor time of the generator for one operation.
+    /// Processor time of the generator for each operation.
     cpu_us: f64,
 }
 
 struct Sample {
     target: &'static str,
     load: Load,
-    who: &'static str,
+    generator: &'static str,
     figures: Figures,
 }
 
 /// Measures and writes `bench/README.md` and `bench/results/fio.json`.
-pub(super) fn run(house: &House, plan: Plan) -> Result<()> {
-    let targets = Targets::new(house)?;
-    let program = Profile::Release.program(house);
+pub(super) fn run(context: &RunContext, plan: BenchPlan) -> Result<()> {
+    let targets = Targets::new(context)?;
+    let program = Profile::Dist.program(context);
     let mut samples = Vec::new();
     for repetition in 1..=plan.repetitions {
         let turn = format!("repetition {repetition} of {}", plan.repetitions);
@@ -70,25 +72,30 @@ pub(super) fn run(house: &House, plan: Plan) -> Result<()> {
                 }
                 for who in order {
                     let Load { rw, bs, depth } = *load;
-                    house
+                    context
                         .display
-                        .working(&format!("{turn}: {who}, {}, {rw} {bs} {depth}", target.name));
+                        .begin_step(&format!("{turn}: {who}, {}, {rw} {bs} {depth}", target.name));
                     let figures = match who {
-                        "fio" => theirs(house, target, *load, plan.seconds),
-                        _ => ours(house, &program, target, *load, plan.seconds),
+                        "fio" => run_fio(context, target, *load, plan.seconds),
+                        _ => run_windrose_bench(context, &program, target, *load, plan.seconds),
                     };
                     let figures = figures
                         .with_context(|| format!("{who}, {}, {rw} {bs} {depth}", target.name))?;
-                    samples.push(Sample { target: target.name, load: *load, who, figures });
+                    samples.push(Sample {
+                        target: target.name,
+                        load: *load,
+                        generator: who,
+                        figures,
+                    });
                 }
             }
         }
-        house.display.line(&format!("  {turn} done"));
+        context.display.line(&format!("  {turn} done"));
     }
-    write(house, plan, &targets.all, &samples)
+    write(context, plan, &targets.all, &samples)
 }
 
-fn words(load: Load, seconds: u64) -> Vec<String> {
+fn fio_arguments(load: Load, seconds: u64) -> Vec<String> {
     let Load { rw, bs, depth } = load;
     vec![
         format!("--rw={rw}"),
@@ -102,33 +109,39 @@ fn words(load: Load, seconds: u64) -> Vec<String> {
     ]
 }
 
-fn ours(
-    house: &House,
+fn run_windrose_bench(
+    context: &RunContext,
     program: &Path,
     target: &Target,
     load: Load,
     seconds: u64,
 ) -> Result<Figures> {
-    let found = generator::ours(house, program, &target.ours, &words(load, seconds), seconds)?;
+    let found = generator::run_windrose_bench(
+        context,
+        program,
+        &target.windrose_target,
+        &fio_arguments(load, seconds),
+        seconds,
+    )?;
     let cpu_us = found["client_cpu"]["us_per_io"].as_f64().context("no processor time")?;
-    figures(&found, load, cpu_us)
+    parse_figures(&found, load, cpu_us)
 }
 
-fn theirs(house: &House, target: &Target, load: Load, seconds: u64) -> Result<Figures> {
-    let mut command = pinned(Path::new("fio"));
+fn run_fio(context: &RunContext, target: &Target, load: Load, seconds: u64) -> Result<Figures> {
+    let mut command = command_on_load_cpu(Path::new("fio"));
     command.args(["--name=bench", "--output-format=json", "--lat_percentiles=1"]);
-    command.args(&target.theirs).args(words(load, seconds));
-    let found = said(house, "fio", &mut command, seconds)?;
+    command.args(&target.fio_arguments).args(fio_arguments(load, seconds));
+    let found = run_and_parse(context, "fio", &mut command, seconds)?;
     let job = &found["jobs"][0];
     let of = |name: &str| job[name].as_f64().with_context(|| format!("fio tells no {name}"));
     let share = (of("usr_cpu")? + of("sys_cpu")?) / 100.0;
-    let figures = figures(&found, load, 0.0)?;
-    // Of one thread, all the time that it ran.
+    let figures = parse_figures(&found, load, 0.0)?;
+    // The share of one thread over its whole run.
     Ok(Figures { cpu_us: share * 1e6 / figures.per_second, ..figures })
 }
 
-/// Both have fio's names.
-fn figures(found: &Value, load: Load, cpu_us: f64) -> Result<Figures> {
+/// Both programs use fio's names.
+fn parse_figures(found: &Value, load: Load, cpu_us: f64) -> Result<Figures> {
     let direction = if load.rw.contains("write") { "write" } else { "read" };
     let moved = &found["jobs"][0][direction];
     let number = |value: &Value| value.as_f64().context("a figure is missing");
@@ -142,17 +155,27 @@ fn figures(found: &Value, load: Load, cpu_us: f64) -> Result<Figures> {
     })
 }
 
-fn write(house: &House, plan: Plan, targets: &[Target], samples: &[Sample]) -> Result<()> {
-    let machine = machine::describe(&machine::generator());
+fn write(
+    context: &RunContext,
+    plan: BenchPlan,
+    targets: &[Target],
+    samples: &[Sample],
+) -> Result<()> {
+    let machine = machine::describe(&machine::fio_programs());
     let figures = json!({
         "machine": machine,
         "repetitions": plan.repetitions,
         "seconds": plan.seconds,
         "samples": samples.iter().map(Sample::json).collect::<Vec<_>>(),
     });
-    page::publish(house, "fio", &figures, &table::section(&machine, plan, targets, samples))?;
+    results_page::publish(
+        context,
+        "fio",
+        &figures,
+        &table::section(&machine, plan, targets, samples),
+    )?;
     let count = samples.len();
-    house.pass(count, &format!("{count} measurements, written to {}", page::PAGE));
+    context.pass(count, &format!("{count} measurements, written to {}", results_page::PAGE));
     Ok(())
 }
 
@@ -161,7 +184,7 @@ impl Sample {
         let Load { rw, bs, depth } = self.load;
         let Figures { per_second, mean_us, p50_us, p99_us, cpu_us } = self.figures;
         json!({
-            "target": self.target, "who": self.who, "rw": rw, "bs": bs, "depth": depth,
+            "target": self.target, "who": self.generator, "rw": rw, "bs": bs, "depth": depth,
             "per_second": per_second, "mean_us": mean_us, "p50_us": p50_us, "p99_us": p99_us,
             "cpu_us": cpu_us,
         })
@@ -177,11 +200,11 @@ mod tests {
         let found = json!({ "jobs": [{ "read": { "iops": 1000.5, "lat_ns": {
             "mean": 2000.0, "percentile": { "50.000000": 1500, "99.000000": 9000 },
         } } }] });
-        let figures = figures(&found, load("randread", "4k", 1), 1.0).unwrap();
+        let figures = parse_figures(&found, load("randread", "4k", 1), 1.0).unwrap();
         assert!((figures.per_second - 1000.5).abs() < 1e-9);
         assert!((figures.p50_us - 1.5).abs() < 1e-9 && (figures.mean_us - 2.0).abs() < 1e-9);
         assert!((figures.p99_us - 9.0).abs() < 1e-9);
-        let wrote = super::figures(&found, load("write", "4k", 1), 1.0);
+        let wrote = parse_figures(&found, load("write", "4k", 1), 1.0);
         assert!(wrote.is_err(), "it wrote nothing");
     }
 }

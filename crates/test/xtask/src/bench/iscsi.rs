@@ -1,20 +1,20 @@
-//! `./run bench iscsi`: our iSCSI target and Debian's tgt side by side, in one run, with the same neutral clients, and
-//! the bare echo of this machine as the limit.
+//! `./run bench iscsi`: our iSCSI target against Debian's tgt, in one run with the same neutral
+//! clients; this machine's bare echo is the limit.
 //!
 //! The server has one processor, the load another.
 
 use super::{
-    DISK_MIB, Plan,
-    echo::{Echo, EchoServer},
+    BenchPlan, DISK_MIB,
+    echo::{EchoPair, EchoServer},
     fill,
     measure::{self, Load, Operation, Sample},
     report,
 };
 use crate::{
-    house::House,
     install,
-    node::{Node, Profile, Wishes},
-    server::{Tgt, Unit},
+    node::{Node, NodeOptions, Profile},
+    run_context::RunContext,
+    server::{IscsiLun, Tgt},
 };
 use anyhow::{Context, Result};
 use std::{
@@ -24,50 +24,50 @@ use std::{
 };
 
 const POOL_MIB: u64 = 64;
-/// The depths, and what is measured at each.
+/// The depths, and the operations measured at each.
 const LOADS: &[(u32, &[Operation])] = &[
-    (1, &[Operation::LeanRead, Operation::RandomRead, Operation::Write]),
+    (1, &[Operation::MinimalClientRead, Operation::RandomRead, Operation::Write]),
     (32, &[Operation::RandomRead, Operation::Write]),
 ];
 
-/// What must be installed.
+/// The packages this benchmark needs.
 pub(super) fn packages() -> Vec<&'static [install::Package]> {
     vec![install::TGT, install::LIBISCSI, install::QEMU_IMG, install::NETWORK]
 }
 
-/// A server with one disk that is full of data.
+/// A server with one disk full of data.
 struct Contender {
     server: &'static str,
     backing: &'static str,
     process: u32,
-    unit: Unit,
-    /// Keeps it running.
-    _running: Running,
+    unit: IscsiLun,
+    /// Keeps the server running.
+    _running: RunningServer,
 }
 
 #[expect(dead_code, reason = "held so that the server lives, never looked at")]
-enum Running {
+enum RunningServer {
     Node(Node),
     Tgt(Tgt),
 }
 
 /// Measures and writes `bench/README.md` and `bench/results/iscsi.json`.
-pub(super) fn run(house: &House, plan: Plan) -> Result<()> {
-    let places = Places::new(house)?;
+pub(super) fn run(context: &RunContext, plan: BenchPlan) -> Result<()> {
+    let places = BackingDirs::new(context)?;
     let contenders = [
-        windrose(house, &places, "RAM")?,
-        tgt(house, &places, "RAM", false)?,
-        windrose(house, &places, "file")?,
-        tgt(house, &places, "file", false)?,
-        tgt(house, &places, "file", true)?,
+        start_windrose(context, &places, "RAM")?,
+        start_tgt(context, &places, "RAM", false)?,
+        start_windrose(context, &places, "file")?,
+        start_tgt(context, &places, "file", false)?,
+        start_tgt(context, &places, "file", true)?,
     ];
-    let program = Profile::Release.example(house, "echo");
-    let (echo, server) = (Echo::new(program.clone()), EchoServer::start(house, &program)?);
+    let program = Profile::Dist.example(context, "echo");
+    let (echo, server) = (EchoPair::new(program.clone()), EchoServer::start(context, &program)?);
     let mut samples = Vec::new();
     for repetition in 1..=plan.repetitions {
         let turn = format!("repetition {repetition} of {}", plan.repetitions);
         for (depth, operations) in LOADS {
-            house.display.working(&format!("{turn}: bare echo, depth {depth}"));
+            context.display.begin_step(&format!("{turn}: bare echo, depth {depth}"));
             let echo = if *depth == 1 {
                 server.measure(plan.seconds)
             } else {
@@ -77,23 +77,23 @@ pub(super) fn run(house: &House, plan: Plan) -> Result<()> {
             for &operation in *operations {
                 for contender in &contenders {
                     let (server, backing) = (contender.server, contender.backing);
-                    house.display.working(&format!(
+                    context.display.begin_step(&format!(
                         "{turn}: {server}, {backing}, {operation}, depth {depth}"
                     ));
                     let load = Load { operation, depth: *depth, seconds: plan.seconds };
-                    samples.push(contender.measure(house, &load)?);
+                    samples.push(contender.measure(context, &load)?);
                 }
             }
         }
-        house.display.line(&format!("  {turn} done"));
+        context.display.line(&format!("  {turn} done"));
     }
-    report::write(house, plan, &samples)
+    report::write(context, plan, &samples)
 }
 
 impl Contender {
-    fn measure(&self, house: &House, load: &Load) -> Result<Sample> {
+    fn measure(&self, context: &RunContext, load: &Load) -> Result<Sample> {
         let (server, backing) = (self.server, self.backing);
-        measure::run(house, self.process, &self.unit, load)
+        measure::run(context, self.process, &self.unit, load)
             .map(|figures| Sample::new(server, backing, load, figures))
             .with_context(|| {
                 format!("{server}, {backing}, {}, depth {}", load.operation, load.depth)
@@ -101,17 +101,17 @@ impl Contender {
     }
 }
 
-/// Where disks lie.
-struct Places {
+/// The directories of the disks.
+struct BackingDirs {
     ram: PathBuf,
     file: PathBuf,
 }
 
-impl Places {
-    /// A directory on a memory file system and one beside the build, on whatever disk that is.
-    fn new(house: &House) -> Result<Self> {
-        let ram = house.memory_directory()?;
-        let file = house.build_directory()?;
+impl BackingDirs {
+    /// Creates a directory on tmpfs and one beside the build, on its disk.
+    fn new(context: &RunContext) -> Result<Self> {
+        let ram = context.memory_directory()?;
+        let file = context.build_directory()?;
         Ok(Self { ram, file })
     }
 
@@ -120,25 +120,40 @@ impl Places {
     }
 }
 
-fn windrose(house: &House, places: &Places, backing: &'static str) -> Result<Contender> {
+fn start_windrose(
+    context: &RunContext,
+    places: &BackingDirs,
+    backing: &'static str,
+) -> Result<Contender> {
     let pinned = ["taskset", "-c", "0"];
-    let wishes = Wishes {
-        profile: Profile::Release,
+    let wishes = NodeOptions {
+        profile: Profile::Dist,
         cores: 1,
         pool_mib: POOL_MIB,
-        more: "[log]\nlevel = \"warn\"\n",
+        extra_config: "[log]\nlevel = \"warn\"\n",
         prefix: &pinned,
-        ..Wishes::default()
+        ..NodeOptions::default()
     };
-    let mut node = Node::new(house, places.of(backing), &format!("windrose-{backing}"), &wishes)?;
+    let mut node = Node::new(context, places.of(backing), &format!("windrose-{backing}"), &wishes)?;
     node.start()?;
     let unit = node.create("bench", &format!("{DISK_MIB}MiB"))?.unit;
-    fill(house, "windrose", &unit)?;
+    fill(context, "windrose", &unit)?;
     let process = node.process()?;
-    Ok(Contender { server: "windrose", backing, process, unit, _running: Running::Node(node) })
+    Ok(Contender {
+        server: "windrose",
+        backing,
+        process,
+        unit,
+        _running: RunningServer::Node(node),
+    })
 }
 
-fn tgt(house: &House, places: &Places, backing: &'static str, direct: bool) -> Result<Contender> {
+fn start_tgt(
+    context: &RunContext,
+    places: &BackingDirs,
+    backing: &'static str,
+    direct: bool,
+) -> Result<Contender> {
     let server = if direct { "tgt, direct" } else { "tgt" };
     let port = if direct {
         3263
@@ -151,9 +166,9 @@ fn tgt(house: &House, places: &Places, backing: &'static str, direct: bool) -> R
     let file = File::create(&disk).with_context(|| format!("cannot create {}", disk.display()))?;
     file.set_len(DISK_MIB << 20).context("cannot size the disk")?;
     let portal = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
-    let mut tgt = Tgt::start(house, portal, &["taskset", "-c", "0"])?;
-    let unit = tgt.offer(&disk, direct)?;
-    fill(house, server, &unit)?;
+    let mut tgt = Tgt::start(context, portal, &["taskset", "-c", "0"])?;
+    let unit = tgt.export(&disk, direct)?;
+    fill(context, server, &unit)?;
     let process = tgt.process();
-    Ok(Contender { server, backing, process, unit, _running: Running::Tgt(tgt) })
+    Ok(Contender { server, backing, process, unit, _running: RunningServer::Tgt(tgt) })
 }

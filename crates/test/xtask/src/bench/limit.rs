@@ -1,31 +1,31 @@
-//! Limits, and whether what was measured keeps them.
+//! Limits of benchmarks and whether the measurements meet them.
 
-use super::{Plan, page::PAGE};
+use super::{BenchPlan, results_page::PAGE};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// A limit, and what was measured.
-pub(super) struct Verdict {
+/// A limit and the measured value.
+pub(super) struct LimitCheck {
     pub(super) what: String,
-    /// What the limit is made of.
-    pub(super) made_of: String,
+    /// How the limit is derived.
+    pub(super) derivation: String,
     pub(super) limit: f64,
     pub(super) measured: f64,
     pub(super) unit: &'static str,
 }
 
-impl Verdict {
-    /// At most so many `times` what is `beside` it, in microseconds.
+impl LimitCheck {
+    /// At most `times` the reference value `beside`, in microseconds.
     pub(super) fn at_most(what: String, times: f64, beside: f64, measured: f64) -> Self {
         let made_of = format!("{} × {beside:.2}", (times * 100.0).round() / 100.0);
-        Self { what, made_of, limit: times * beside, measured, unit: "µs" }
+        Self { what, derivation: made_of, limit: times * beside, measured, unit: "µs" }
     }
 
     pub(super) fn is_held(&self) -> bool {
         self.measured <= self.limit
     }
 
-    pub(super) fn word(&self) -> &'static str {
+    pub(super) fn result_text(&self) -> &'static str {
         if self.is_held() { "held" } else { "**missed**" }
     }
 
@@ -36,36 +36,36 @@ impl Verdict {
     }
 }
 
-/// What the file of a benchmark says that has limits.
-pub(super) fn figures(
+/// The JSON of a benchmark with limits.
+pub(super) fn result_json(
     machine: &[String],
-    plan: Plan,
+    plan: BenchPlan,
     samples: impl Iterator<Item = Value>,
-    verdicts: &[Verdict],
+    verdicts: &[LimitCheck],
 ) -> Value {
     json!({
         "machine": machine,
         "repetitions": plan.repetitions,
         "seconds": plan.seconds,
         "samples": samples.collect::<Vec<_>>(),
-        "verdicts": verdicts.iter().map(Verdict::json).collect::<Vec<_>>(),
+        "verdicts": verdicts.iter().map(LimitCheck::json).collect::<Vec<_>>(),
     })
 }
 
-/// How many are held, for who runs it.
-pub(super) fn tally(verdicts: &[Verdict]) -> String {
+/// How many limits are met, for the terminal.
+pub(super) fn summary(verdicts: &[LimitCheck]) -> String {
     let held = verdicts.iter().filter(|v| v.is_held()).count();
     format!("{held} of {} limits held, written to {PAGE}", verdicts.len())
 }
 
-/// Their table.
-pub(super) fn limits(text: &mut String, verdicts: &[Verdict]) {
+/// Writes the table of limits.
+pub(super) fn write_limit_table(text: &mut String, verdicts: &[LimitCheck]) {
     text.push_str(
         "\n### Limits\n\n| what | made of | limit | measured | |\n|---|---|---:|---:|---|\n",
     );
     for verdict in verdicts {
-        let Verdict { what, made_of, limit, measured, unit } = verdict;
-        let word = verdict.word();
+        let LimitCheck { what, derivation: made_of, limit, measured, unit } = verdict;
+        let word = verdict.result_text();
         let _ = writeln!(
             text,
             "| {what} | {made_of} | {limit:.2} {unit} | {measured:.2} {unit} | {word} |"

@@ -1,8 +1,9 @@
-//! What was measured on.
+//! The machine and programs of a benchmark.
 
 use std::process::Command;
 
-/// The machine and the programs, one fact a line; `others` are those that are not ours.
+/// The machine and the programs, one fact for each line; `others` are the programs that are not
+/// ours.
 pub(super) fn describe(others: &str) -> Vec<String> {
     let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = value_of(&cpuinfo, "model name").unwrap_or("unknown");
@@ -25,29 +26,29 @@ pub(super) fn describe(others: &str) -> Vec<String> {
     ]
 }
 
-/// The peer and the initiators of `./run bench iscsi`.
-pub(super) fn initiators() -> String {
+/// The reference target and the initiators of `./run bench iscsi`.
+pub(super) fn iscsi_programs() -> String {
     let qemu = first_line("qemu-img", &["--version"]);
     format!("tgt {}, libiscsi {}, {qemu}", package("tgt"), package("libiscsi-bin"))
 }
 
-/// What our load generator is compared with.
-pub(super) fn generator() -> String {
+/// The generators our load generator is compared with.
+pub(super) fn fio_programs() -> String {
     first_line("fio", &["--version"])
 }
 
-/// What both protocols run over.
-pub(super) fn network() -> String {
+/// The programs of the networks that both protocols use.
+pub(super) fn network_programs() -> String {
     "TCP over loopback".to_owned()
 }
 
-/// The store of a cluster.
-pub(super) fn store() -> String {
+/// The etcd of a cluster.
+pub(super) fn store_programs() -> String {
     first_line("etcd", &["--version"])
 }
 
-/// What our parity kernels are compared with, and which of ours they are.
-pub(super) fn parity(engine: &str) -> String {
+/// The libraries our parity kernels are compared with, and which of our kernels is used.
+pub(super) fn parity_programs(engine: &str) -> String {
     format!("ISA-L {}; our engine: {engine}", package("libisal2"))
 }
 

@@ -1,10 +1,12 @@
-//! One measurement: the client's own count, the server's processor time from the kernel.
+//! One measurement: the client counts operations, the kernel the server's processor time.
 
 use super::{
     LOAD_CPU,
-    lean::{self, Setting},
+    minimal_client::{self, CpuSetup},
 };
-use crate::{house::House, node::processor_time, process::Ended, server::Unit};
+use crate::{
+    node::processor_time, process::FinishedProcess, run_context::RunContext, server::IscsiLun,
+};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use std::{
@@ -13,23 +15,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// 4 KiB, in the blocks of 512 bytes that `iscsi-perf` counts in.
+/// 4 KiB, in the 512-byte blocks that `iscsi-perf` counts in.
 const BLOCKS: &str = "8";
-/// How many writes make about a second, per depth: `qemu-img bench` wants a number, not a time.
+/// Writes that take about a second, for each depth: `qemu-img bench` needs a number, not a time.
 const WRITES_PER_SECOND: [(u32, u64); 2] = [(1, 10_000), (32, 40_000)];
 
-/// What a client does, 4 KiB at a time.
+/// A client's operation, 4 KiB each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
     /// `iscsi-perf`, random.
     RandomRead,
-    /// A blocking socket, random.
-    LeanRead,
-    /// The same.
-    LeanWrite,
-    /// `qemu-img bench -w`, one after the other.
+    /// A random read with [`minimal_client`].
+    MinimalClientRead,
+    /// A random write with it.
+    MinimalClientWrite,
+    /// `qemu-img bench -w`, sequential.
     Write,
-    /// No storage at all.
+    /// The bare echo, without storage.
     Echo,
 }
 
@@ -37,29 +39,29 @@ impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::RandomRead => "random read",
-            Self::LeanRead => "random read, lean client",
-            Self::LeanWrite => "random write, lean client",
+            Self::MinimalClientRead => "random read, lean client",
+            Self::MinimalClientWrite => "random write, lean client",
             Self::Write => "write",
             Self::Echo => "echo",
         })
     }
 }
 
-/// A load of a client.
+/// The load of a client.
 pub(super) struct Load {
     pub(super) operation: Operation,
     pub(super) depth: u32,
     pub(super) seconds: u64,
 }
 
-/// What one run of a client showed.
+/// The result of one run of a client.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Figures {
     pub(super) per_second: f64,
-    /// Time of one, in microseconds. Of the lean client the median; otherwise the mean, which is the depth over the rate, since
-    /// the clients keep the depth filled.
+    /// Latency in microseconds: the median for the minimal client, otherwise the mean, which is the
+    /// depth over the rate, since the clients keep the depth filled.
     pub(super) latency_us: f64,
-    /// Processor time of the server for one, in microseconds.
+    /// Processor time of the server for each operation, in microseconds.
     pub(super) server_us: f64,
 }
 
@@ -96,17 +98,22 @@ impl Sample {
     }
 }
 
-/// Runs `load` against `unit` and looks at what `server` spent on it.
-pub(super) fn run(house: &House, server: u32, unit: &Unit, load: &Load) -> Result<Figures> {
-    if load.operation == Operation::LeanRead {
-        let setting = Setting { servers: &[server], load_cpu: LOAD_CPU };
-        return Ok(lean::run(setting, unit, load)?.figures());
+/// Runs `load` against `unit` and measures the processor time of `server`.
+pub(super) fn run(
+    context: &RunContext,
+    server: u32,
+    unit: &IscsiLun,
+    load: &Load,
+) -> Result<Figures> {
+    if load.operation == Operation::MinimalClientRead {
+        let setting = CpuSetup { servers: &[server], load_cpu: LOAD_CPU };
+        return Ok(minimal_client::run(setting, unit, load)?.figures());
     }
     let before = processor_time(server)?;
     let begun = Instant::now();
     let (count, took) = match load.operation {
-        Operation::Write => write(house, unit, load)?,
-        _ => random_read(house, unit, load, begun)?,
+        Operation::Write => write(context, unit, load)?,
+        _ => random_read(context, unit, load, begun)?,
     };
     let spent = processor_time(server)?.saturating_sub(before);
     let per_second = count / took.as_secs_f64();
@@ -123,13 +130,19 @@ fn pinned(program: &str) -> Command {
     command
 }
 
-/// `iscsi-perf`: its average rate over its time.
-fn random_read(house: &House, unit: &Unit, load: &Load, begun: Instant) -> Result<(f64, Duration)> {
+/// Runs `iscsi-perf`: its average rate and its run time.
+fn random_read(
+    context: &RunContext,
+    unit: &IscsiLun,
+    load: &Load,
+    begun: Instant,
+) -> Result<(f64, Duration)> {
     let (depth, seconds) = (load.depth.to_string(), load.seconds.to_string());
     let mut command = pinned("iscsi-perf");
     command.args(["-m", &depth, "-b", BLOCKS, "-r", "-t", &seconds]).arg(unit.url());
     let limit = Duration::from_secs(load.seconds + 30);
-    let output = house.run("iscsi-perf", &mut command, limit).and_then(Ended::ok)?;
+    let output =
+        context.run("iscsi-perf", &mut command, limit).and_then(FinishedProcess::success_output)?;
     let took = begun.elapsed();
     let rate =
         last_average(&output).with_context(|| format!("iscsi-perf printed no rate\n{output}"))?;
@@ -143,8 +156,8 @@ fn last_average(output: &str) -> Option<f64> {
     after.split_whitespace().next()?.parse().ok()
 }
 
-/// `qemu-img bench -w`: a number of writes and the time they took.
-fn write(house: &House, unit: &Unit, load: &Load) -> Result<(f64, Duration)> {
+/// Runs `qemu-img bench -w`: a number of writes and the time they took.
+fn write(context: &RunContext, unit: &IscsiLun, load: &Load) -> Result<(f64, Duration)> {
     let rate = WRITES_PER_SECOND
         .iter()
         .find(|(depth, _)| *depth == load.depth)
@@ -154,7 +167,9 @@ fn write(house: &House, unit: &Unit, load: &Load) -> Result<(f64, Duration)> {
     command.args(["bench", "-t", "none", "-w", "-f", "raw", "-s", "4096"]);
     command.args(["-c", &count.to_string(), "-d", &load.depth.to_string()]).arg(unit.qemu_url());
     let limit = Duration::from_secs(load.seconds * 20 + 60);
-    let output = house.run("qemu-img bench", &mut command, limit).and_then(Ended::ok)?;
+    let output = context
+        .run("qemu-img bench", &mut command, limit)
+        .and_then(FinishedProcess::success_output)?;
     let seconds =
         completed_in(&output).with_context(|| format!("qemu-img printed no time\n{output}"))?;
     #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]

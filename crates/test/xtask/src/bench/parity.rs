@@ -1,32 +1,33 @@
-//! `./run bench parity`: our parity kernels beside Debian's ISA-L, which `crates/base/parity/examples/isal.rs` loads.
+//! `./run bench parity`: our parity kernels against Debian's ISA-L, loaded by
+//! `crates/base/parity/examples/isal.rs`.
 //!
-//! The example compares both turn by turn; a repetition here is a run of it.
+//! The example alternates between both; a repetition here is one run of it.
 
 use super::{
-    Plan,
-    generator::{pinned, said},
-    limit::{self, Verdict},
+    BenchPlan,
+    generator::{command_on_load_cpu, run_and_parse},
+    limit::{self, LimitCheck},
     machine,
-    page::{self, head, median},
+    results_page::{self, median, section_header},
 };
 use crate::{
-    house::House,
     install::{self, ISAL},
     node::Profile,
+    run_context::RunContext,
 };
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
 pub(super) const EXAMPLE: &str = "isal";
-/// Of ISA-L's throughput.
-const SHARE: f64 = 0.95;
-/// Cases of the example, each of which takes the seconds of the plan,
+/// The least share of ISA-L's throughput.
+const MIN_ISAL_SHARE: f64 = 0.95;
+/// Cases of the example, each of which takes the plan's seconds,
 const CASES: u64 = 20;
-/// and so many until its buffers are filled.
-const FILLING: u64 = 3;
+/// and the seconds it needs to fill its buffers.
+const FILL_SECONDS: u64 = 3;
 
-/// What must be installed.
+/// The packages this benchmark needs.
 pub(super) fn packages() -> Vec<&'static [install::Package]> {
     vec![install::NETWORK, ISAL]
 }
@@ -36,18 +37,18 @@ pub(super) fn packages() -> Vec<&'static [install::Package]> {
 struct Sample {
     case: String,
     bytes: u64,
-    place: String,
-    /// Ours over ISA-L's, the median of pairs of turns.
+    memory_level: String,
+    /// Our throughput over ISA-L's, the median over pairs of turns.
     ratio: f64,
     isal: f64,
-    ours: f64,
+    windrose: f64,
     isal_best: f64,
-    ours_best: f64,
+    windrose_best: f64,
 }
 
 impl Sample {
     fn key(&self) -> (&str, u64, &str) {
-        (&self.case, self.bytes, &self.place)
+        (&self.case, self.bytes, &self.memory_level)
     }
 
     fn read(found: &Value) -> Option<Self> {
@@ -55,17 +56,26 @@ impl Sample {
         Some(Self {
             case: found["case"].as_str()?.to_owned(),
             bytes: found["bytes"].as_u64()?,
-            place: found["place"].as_str()?.to_owned(),
+            memory_level: found["place"].as_str()?.to_owned(),
             ratio: found["ratio"].as_f64()?,
             isal: rate("isal", "median")?,
-            ours: rate("ours", "median")?,
+            windrose: rate("ours", "median")?,
             isal_best: rate("isal", "best")?,
-            ours_best: rate("ours", "best")?,
+            windrose_best: rate("ours", "best")?,
         })
     }
 
     fn json(&self) -> Value {
-        let Self { case, bytes, place, ratio, isal, ours, isal_best, ours_best } = self;
+        let Self {
+            case,
+            bytes,
+            memory_level: place,
+            ratio,
+            isal,
+            windrose: ours,
+            isal_best,
+            windrose_best: ours_best,
+        } = self;
         json!({
             "case": case, "bytes": bytes, "place": place, "ratio": ratio, "isal_gb_s": isal, "ours_gb_s": ours,
             "isal_best_gb_s": isal_best, "ours_best_gb_s": ours_best,
@@ -74,23 +84,24 @@ impl Sample {
 }
 
 /// Measures and writes `bench/README.md` and `bench/results/parity.json`.
-pub(super) fn run(house: &House, plan: Plan) -> Result<()> {
-    let program = Profile::Release.example(house, EXAMPLE);
+pub(super) fn run(context: &RunContext, plan: BenchPlan) -> Result<()> {
+    let program = Profile::Dist.example(context, EXAMPLE);
     let (mut samples, mut engine) = (Vec::new(), String::new());
     for repetition in 1..=plan.repetitions {
-        house.display.working(&format!("repetition {repetition} of {}", plan.repetitions));
-        let mut command = pinned(&program);
+        context.display.begin_step(&format!("repetition {repetition} of {}", plan.repetitions));
+        let mut command = command_on_load_cpu(&program);
         command.arg(plan.seconds.to_string());
-        let found = said(house, EXAMPLE, &mut command, CASES * (plan.seconds + FILLING))?;
+        let found =
+            run_and_parse(context, EXAMPLE, &mut command, CASES * (plan.seconds + FILL_SECONDS))?;
         found["engine"].as_str().context("no engine")?.clone_into(&mut engine);
         for case in found["cases"].as_array().context("no cases")? {
             samples.push(Sample::read(case).context("a figure is missing")?);
         }
     }
-    write(house, plan, &engine, &samples)
+    write(context, plan, &engine, &samples)
 }
 
-/// Medians of what was measured alike, in the order of the first repetition.
+/// Medians of equal cases, in the order of the first repetition.
 fn medians(samples: &[Sample]) -> Vec<Sample> {
     let mut cases: Vec<Sample> = Vec::new();
     for sample in samples {
@@ -103,34 +114,34 @@ fn medians(samples: &[Sample]) -> Vec<Sample> {
         cases.push(Sample {
             ratio: of(|s| s.ratio),
             isal: of(|s| s.isal),
-            ours: of(|s| s.ours),
+            windrose: of(|s| s.windrose),
             isal_best: best(|s| s.isal_best),
-            ours_best: best(|s| s.ours_best),
+            windrose_best: best(|s| s.windrose_best),
             ..sample.clone()
         });
     }
     cases
 }
 
-fn verdict(case: &Sample) -> Verdict {
-    Verdict {
-        what: format!("{}, {} KiB, {}", case.case, case.bytes / 1024, case.place),
-        made_of: format!("1 / {SHARE} of ISA-L's time"),
-        limit: 1.0 / SHARE,
+fn verdict(case: &Sample) -> LimitCheck {
+    LimitCheck {
+        what: format!("{}, {} KiB, {}", case.case, case.bytes / 1024, case.memory_level),
+        derivation: format!("1 / {MIN_ISAL_SHARE} of ISA-L's time"),
+        limit: 1.0 / MIN_ISAL_SHARE,
         measured: 1.0 / case.ratio,
         unit: "times",
     }
 }
 
-fn write(house: &House, plan: Plan, engine: &str, samples: &[Sample]) -> Result<()> {
-    let machine = machine::describe(&machine::parity(engine));
+fn write(context: &RunContext, plan: BenchPlan, engine: &str, samples: &[Sample]) -> Result<()> {
+    let machine = machine::describe(&machine::parity_programs(engine));
     let cases = medians(samples);
-    let verdicts: Vec<Verdict> = cases.iter().map(verdict).collect();
-    let figures = limit::figures(&machine, plan, samples.iter().map(Sample::json), &verdicts);
-    let mut text = head(&machine, plan) + ", turn by turn\n";
+    let verdicts: Vec<LimitCheck> = cases.iter().map(verdict).collect();
+    let figures = limit::result_json(&machine, plan, samples.iter().map(Sample::json), &verdicts);
+    let mut text = section_header(&machine, plan) + ", turn by turn\n";
     table(&mut text, &cases);
-    page::publish(house, "parity", &figures, &text)?;
-    house.pass(samples.len(), &limit::tally(&verdicts));
+    results_page::publish(context, "parity", &figures, &text)?;
+    context.pass(samples.len(), &limit::summary(&verdicts));
     Ok(())
 }
 
@@ -138,8 +149,17 @@ fn table(text: &mut String, cases: &[Sample]) {
     text.push_str("\n| what | buffers | in | ISA-L GB/s | ours | ratio of pairs | best: ISA-L GB/s | ours | ratio | |\n");
     text.push_str("|---|---:|---|---:|---:|---:|---:|---:|---:|---|\n");
     for sample in cases {
-        let word = verdict(sample).word();
-        let Sample { case, bytes, place, ratio, isal, ours, isal_best, ours_best } = sample;
+        let word = verdict(sample).result_text();
+        let Sample {
+            case,
+            bytes,
+            memory_level: place,
+            ratio,
+            isal,
+            windrose: ours,
+            isal_best,
+            windrose_best: ours_best,
+        } = sample;
         let (kib, best) = (bytes / 1024, ours_best / isal_best);
         let _ = writeln!(
             text,

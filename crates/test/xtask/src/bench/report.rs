@@ -1,32 +1,32 @@
 //! The tables of `./run bench iscsi`: medians and ratios.
 
 use super::{
-    Plan, machine,
+    BenchPlan, machine,
     measure::{Figures, Operation, Sample},
-    page::{PAGE, head, medians, publish},
+    results_page::{PAGE, medians, publish, section_header},
 };
-use crate::house::House;
+use crate::run_context::RunContext;
 use anyhow::Result;
 use serde_json::json;
 use std::fmt::Write;
 
-/// Writes the figures and the page, and shows what the page says.
-pub(super) fn write(house: &House, plan: Plan, samples: &[Sample]) -> Result<()> {
-    let machine = machine::describe(&machine::initiators());
+/// Writes the figures and the page, and shows the page's section.
+pub(super) fn write(context: &RunContext, plan: BenchPlan, samples: &[Sample]) -> Result<()> {
+    let machine = machine::describe(&machine::iscsi_programs());
     let figures = json!({
         "machine": machine,
         "repetitions": plan.repetitions,
         "seconds": plan.seconds,
         "samples": samples.iter().map(Sample::json).collect::<Vec<_>>(),
     });
-    publish(house, "iscsi", &figures, &section(&machine, plan, samples))?;
+    publish(context, "iscsi", &figures, &section(&machine, plan, samples))?;
     let count = samples.len();
-    house.pass(count, &format!("{count} measurements, written to {PAGE}"));
+    context.pass(count, &format!("{count} measurements, written to {PAGE}"));
     Ok(())
 }
 
-fn section(machine: &[String], plan: Plan, samples: &[Sample]) -> String {
-    let mut text = head(machine, plan) + "; ratio = windrose / this row\n";
+fn section(machine: &[String], plan: BenchPlan, samples: &[Sample]) -> String {
+    let mut text = section_header(machine, plan) + "; ratio = windrose / this row\n";
     for (operation, depth) in cases(samples) {
         table(&mut text, samples, operation, depth);
     }
@@ -34,7 +34,7 @@ fn section(machine: &[String], plan: Plan, samples: &[Sample]) -> String {
     text
 }
 
-/// Operations and depths in the order in which they were first measured, without the echo.
+/// Operations and depths in the order they were first measured, without the echo.
 fn cases(samples: &[Sample]) -> Vec<(Operation, u32)> {
     let mut cases = Vec::new();
     for sample in samples.iter().filter(|s| s.operation != Operation::Echo) {
@@ -43,7 +43,7 @@ fn cases(samples: &[Sample]) -> Vec<(Operation, u32)> {
         }
     }
     cases.sort_by_key(|(operation, depth)| {
-        (*operation == Operation::Write, *depth, *operation != Operation::LeanRead)
+        (*operation == Operation::Write, *depth, *operation != Operation::MinimalClientRead)
     });
     cases
 }
@@ -52,8 +52,9 @@ fn table(text: &mut String, samples: &[Sample], operation: Operation, depth: u32
     let _ = writeln!(text, "\n### 4 KiB {operation}, depth {depth}\n");
     text.push_str("| backing | server | per second | latency µs | server CPU µs each | ratio: rate | latency | CPU |\n");
     text.push_str("|---|---|---:|---:|---:|---:|---:|---:|\n");
-    // At depth 1 the echo is measured by the lean client, at others by a queue like the initiators'.
-    let comparable = depth > 1 || operation == Operation::LeanRead;
+    // At depth 1 the echo is measured by the minimal client, at others by a queue like the
+    // initiators'.
+    let comparable = depth > 1 || operation == Operation::MinimalClientRead;
     let echo = medians(samples, "bare echo", "none", Operation::Echo, depth).filter(|_| comparable);
     for backing in ["RAM", "file"] {
         let ours = medians(samples, "windrose", backing, operation, depth);
@@ -101,7 +102,7 @@ mod tests {
 
     #[test]
     fn medians_and_ratios_reach_the_table() {
-        let read = Operation::LeanRead;
+        let read = Operation::MinimalClientRead;
         let samples = [
             sample("windrose", "RAM", read, 10_000.0),
             sample("windrose", "RAM", read, 30_000.0),
@@ -110,7 +111,7 @@ mod tests {
             sample("bare echo", "none", Operation::Echo, 40_000.0),
         ];
         let text =
-            section(&["a machine".to_owned()], Plan { repetitions: 3, seconds: 1 }, &samples);
+            section(&["a machine".to_owned()], BenchPlan { repetitions: 3, seconds: 1 }, &samples);
         assert!(text.contains("| RAM | windrose | 20000 | 50.0 | 2.00 |  |  |  |"), "{text}");
         assert!(
             text.contains("| RAM | tgt | 10000 | 100.0 | 2.00 | 2.00 | 0.50 | 1.00 |"),

@@ -1,10 +1,10 @@
-//! A copy of a volume, as a file.
+//! An image file with a replica of a volume.
 
 use anyhow::{Context, Result, ensure};
 use rustix::{fs::SeekFrom, io::Errno};
 use std::{fs::File, os::unix::fs::FileExt, path::Path};
 
-/// A copy of a volume: a file with a label (`docs/format/label.md`).
+/// A replica of a volume: a file with a label (`docs/format/label.md`).
 pub(super) struct Image {
     file: File,
     data: u64,
@@ -17,11 +17,11 @@ impl Image {
         let mut label = [0; 112];
         file.read_exact_at(&mut label, 0)?;
         ensure!(label.starts_with(b"WINDROSE LABEL\r\n"), "no label");
-        Ok(Self { file, data: word(&label, 88), length: word(&label, 96) })
+        Ok(Self { file, data: le_word(&label, 88), length: le_word(&label, 96) })
     }
 
-    /// How many pages its intent log has written (`docs/format/intent.md`): each cell counts its own writes, and those of a page
-    /// are written together.
+    /// Pages its intent log has written (`docs/format/intent.md`): each cell counts its own writes,
+    /// and a page's cells are written together.
     pub(super) fn log_writes(&self) -> Result<u64> {
         const PAGES: std::ops::Range<u64> = 0x83000..0xea000;
         const PAGE: usize = 4096;
@@ -30,18 +30,18 @@ impl Image {
             let mut cell = [0; 32];
             self.file.read_exact_at(&mut cell, at)?;
             if cell.starts_with(b"WRIC") {
-                written += word(&cell, 24);
+                written += le_word(&cell, 24);
             }
         }
         Ok(written)
     }
 
-    /// The first byte of the volume from `at` on that is not in a hole of the file.
+    /// The first byte of the volume at or after `at` that is not in a hole of the file.
     fn next_data(&self, at: u64) -> Result<Option<u64>> {
-        self.next(SeekFrom::Data(self.data + at))
+        self.seek_next(SeekFrom::Data(self.data + at))
     }
 
-    fn next(&self, what: SeekFrom) -> Result<Option<u64>> {
+    fn seek_next(&self, what: SeekFrom) -> Result<Option<u64>> {
         match rustix::fs::seek(&self.file, what) {
             Ok(found) => Ok(Some(found - self.data).filter(|found| *found < self.length)),
             Err(Errno::NXIO) => Ok(None),
@@ -49,11 +49,11 @@ impl Image {
         }
     }
 
-    /// How many bytes of the volume are not in holes of the file.
+    /// Bytes of the volume that are not in holes of the file.
     pub(super) fn allocated(&self) -> Result<u64> {
         let (mut allocated, mut next) = (0, 0);
         while let Some(at) = self.next_data(next)? {
-            next = self.next(SeekFrom::Hole(self.data + at))?.unwrap_or(self.length);
+            next = self.seek_next(SeekFrom::Hole(self.data + at))?.unwrap_or(self.length);
             allocated += next - at;
         }
         Ok(allocated)
@@ -81,7 +81,7 @@ impl Image {
 }
 
 /// The little-endian number at `at`.
-fn word(bytes: &[u8], at: usize) -> u64 {
+fn le_word(bytes: &[u8], at: usize) -> u64 {
     bytes[at..at + 8].iter().rev().fold(0, |n, b| n << 8 | u64::from(*b))
 }
 

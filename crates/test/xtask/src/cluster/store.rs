@@ -1,4 +1,4 @@
-//! Members of the store of a cluster: processes of etcd, and who of them leads.
+//! The etcd processes of a cluster and their leader.
 
 use crate::{node::Node, process::read_lossy};
 use anyhow::{Context, Result, ensure};
@@ -6,7 +6,7 @@ use rustix::process::Pid;
 use serde_json::Value;
 use std::{fs, path::Path, process::Command};
 
-/// The members of the store that `node` runs: one, or none yet or any more.
+/// The etcd processes that `node` runs: one or none.
 pub(super) fn members_of(node: &Node) -> Result<Vec<Pid>> {
     let Ok(node) = node.process() else { return Ok(Vec::new()) };
     let mut members = Vec::new();
@@ -20,9 +20,10 @@ pub(super) fn members_of(node: &Node) -> Result<Vec<Pid>> {
     Ok(members)
 }
 
-/// Has a member among `wanted`, which are of one node, lead the store that all of `members` are of.
+/// Makes one of `wanted`, which belong to one node, the leader of the etcd cluster with `members`.
 pub(super) fn move_leader(members: &[Pid], wanted: &[Pid]) -> Result<()> {
-    let members = members.iter().map(|member| Member::of(*member)).collect::<Result<Vec<_>>>()?;
+    let members =
+        members.iter().map(|member| StoreMember::of(*member)).collect::<Result<Vec<_>>>()?;
     let wanted = members.iter().find(|member| wanted.contains(&member.process));
     let wanted = wanted.context("the node runs no member of the store")?.id;
     let leader = members.iter().find(|member| member.id == member.leader);
@@ -33,30 +34,31 @@ pub(super) fn move_leader(members: &[Pid], wanted: &[Pid]) -> Result<()> {
     Ok(())
 }
 
-/// A member of the store, as it says itself.
-struct Member {
+/// An etcd member, as reported by itself.
+struct StoreMember {
     process: Pid,
     id: u64,
-    /// Which one leads.
+    /// Id of the leader.
     leader: u64,
 }
 
-impl Member {
+impl StoreMember {
     fn of(process: Pid) -> Result<Self> {
-        let told = etcdctl(process, &["endpoint", "status", "--write-out=json"])?;
-        let (id, leader) = status_of(&told).with_context(|| format!("an odd answer: {told}"))?;
+        let output = etcdctl(process, &["endpoint", "status", "--write-out=json"])?;
+        let (id, leader) =
+            status_of(&output).with_context(|| format!("an odd answer: {output}"))?;
         Ok(Self { process, id, leader })
     }
 }
 
-/// The member that says so, and the one that leads, of what `etcdctl endpoint status` tells of one.
-fn status_of(told: &str) -> Option<(u64, u64)> {
-    let told: Value = serde_json::from_str(told).ok()?;
-    let status = told.get(0)?.get("Status")?;
+/// The ids of the reporting member and of the leader, from `etcdctl endpoint status`.
+fn status_of(output: &str) -> Option<(u64, u64)> {
+    let output: Value = serde_json::from_str(output).ok()?;
+    let status = output.get(0)?.get("Status")?;
     Some((status.pointer("/header/member_id")?.as_u64()?, status.get("leader")?.as_u64()?))
 }
 
-/// Asks the member of the store that is this process, from where it runs, in its own name.
+/// Runs etcdctl against the etcd process `process`, in its network and with its credentials.
 fn etcdctl(process: Pid, words: &[&str]) -> Result<String> {
     let process = process.as_raw_nonzero().to_string();
     let line = read_lossy(&Path::new("/proc").join(&process).join("cmdline"))?;
@@ -73,13 +75,13 @@ fn etcdctl(process: Pid, words: &[&str]) -> Result<String> {
         command.args(value.map(|value| format!("--{flag}={value}")));
     }
     let done = command.args(words).output().context("cannot run nsenter")?;
-    let told = String::from_utf8_lossy(&done.stdout).into_owned();
+    let output = String::from_utf8_lossy(&done.stdout).into_owned();
     let why = String::from_utf8_lossy(&done.stderr);
-    ensure!(done.status.success(), "etcdctl {}: {told}{why}", words.join(" "));
-    Ok(told)
+    ensure!(done.status.success(), "etcdctl {}: {output}{why}", words.join(" "));
+    Ok(output)
 }
 
-/// Process and parent of a member of the store, from its /proc/PID/stat.
+/// Process and parent of an etcd member, from its /proc/PID/stat.
 fn etcd_of(stat: &str) -> Option<(i32, i32)> {
     let (process, rest) = stat.split_once(" (etcd) ")?;
     Some((process.parse().ok()?, rest.split_whitespace().nth(1)?.parse().ok()?))
@@ -97,8 +99,8 @@ mod tests {
 
     #[test]
     fn a_member_tells_who_leads() {
-        let told = r#"[{"Endpoint":"x","Status":{"header":{"member_id":13},"leader":18446744073709551615}}]"#;
-        assert_eq!(status_of(told), Some((13, u64::MAX)));
+        let output = r#"[{"Endpoint":"x","Status":{"header":{"member_id":13},"leader":18446744073709551615}}]"#;
+        assert_eq!(status_of(output), Some((13, u64::MAX)));
         assert_eq!(status_of("[]"), None);
         assert_eq!(status_of("no"), None);
     }

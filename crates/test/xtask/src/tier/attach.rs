@@ -1,15 +1,15 @@
-//! A mirrored volume as a disk of a virtual machine: QEMU finds it at a socket of `windrose attach`, which reaches it by both
-//! nodes; and at one of a node itself, from which it boots as well.
+//! A mirrored volume as a virtual machine's disk: QEMU uses it at a socket of `windrose attach`,
+//! which connects to both nodes, and at a node's own socket, from which it also boots.
 
 mod boot;
 
-use super::{accidents, ublk};
+use super::{node_faults, ublk};
 use crate::{
-    cluster::{A, B, Cluster, Mirrored},
-    guest::{self, Kernel, Order, Signs},
-    house::House,
+    cluster::{Cluster, MirroredVolume, NODE_A, NODE_B},
+    guest::{self, GuestJob, GuestKernel, GuestSignals},
     node::{Node, Profile},
     process::Daemon,
+    run_context::RunContext,
 };
 use anyhow::{Context, Result, ensure};
 use std::{
@@ -19,67 +19,72 @@ use std::{
 
 const VOLUME: &str = "guest";
 /// The volume that node a serves itself.
-const BESIDE: &str = "beside";
+const LOCAL_VOLUME: &str = "beside";
 const SIZE: &str = "512MiB";
 const QUEUES: u16 = 2;
-/// How often what serves the disk is killed under load.
-const DEATHS: usize = 2;
-/// How often a node is: the first one and the other one in turn.
-const NODE_DEATHS: usize = 2;
-/// So much of a serial number a guest sees.
+/// How often the process that serves the disk is killed under load.
+const PROCESS_KILLS: usize = 2;
+/// How often a node is killed: the first and the second in turn.
+const NODE_KILLS: usize = 2;
+/// How many bytes of a serial number a guest sees.
 const SERIAL_BYTES: usize = 20;
 const LIMIT: Duration = Duration::from_secs(200);
-const START: Duration = Duration::from_secs(20);
-/// How long the nodes stand still before a kill.
-const STANDSTILL: Duration = Duration::from_millis(500);
-/// What the next one says that has found requests in flight.
-const AGAIN: &str = "doing again what was not answered";
+const START_LIMIT: Duration = Duration::from_secs(20);
+/// How long the nodes are frozen before a kill.
+const FREEZE_TIME: Duration = Duration::from_millis(500);
+/// What the next process logs if it found requests in flight.
+const RESUMED_MESSAGE: &str = "doing again what was not answered";
 
-pub(super) fn run(house: &House) -> Result<()> {
-    if house.wants("ublk") {
-        ublk::run(house)?;
+pub(super) fn run(context: &RunContext) -> Result<()> {
+    if context.matches_filter("ublk") {
+        ublk::run(context)?;
     }
-    if house.wants("vhost-user") { lent(house) } else { Ok(()) }
+    if context.matches_filter("vhost-user") { vhost_user_disks(context) } else { Ok(()) }
 }
 
-/// A disk that is lent to a virtual machine.
-fn lent(house: &House) -> Result<()> {
-    let kernel = Kernel::qemu(house)?;
-    let directory = house.directory("attach")?;
-    let mut cluster = Cluster::start(house, &directory, Profile::Dev)?;
-    if !house.check("two data nodes and a witness form a cluster", || cluster.form()) {
+/// Tests of vhost-user-blk disks.
+fn vhost_user_disks(context: &RunContext) -> Result<()> {
+    let kernel = GuestKernel::qemu(context)?;
+    let directory = context.directory("attach")?;
+    let mut cluster = Cluster::start(context, &directory, Profile::Dev)?;
+    if !context.check("two data nodes and a witness form a cluster", || cluster.form_cluster()) {
         return Ok(());
     }
-    let volumes = [cluster.create(VOLUME, SIZE)?, cluster.create(BESIDE, SIZE)?];
+    let volumes = [cluster.create(VOLUME, SIZE)?, cluster.create(LOCAL_VOLUME, SIZE)?];
     let socket = directory.join("disk.sock");
-    of_process(house, &kernel, &mut cluster, &socket)?;
-    of_node(house, &kernel, &mut cluster)?;
-    boot::run(house, &mut cluster, &directory)?;
-    house.check("both copies hold the same bytes", || {
-        volumes.iter().try_for_each(|volume: &Mirrored| cluster.copies_are_equal(volume))
+    guest_at_attach_process(context, &kernel, &mut cluster, &socket)?;
+    guest_at_node(context, &kernel, &mut cluster)?;
+    boot::run(context, &mut cluster, &directory)?;
+    context.check("both copies hold the same bytes", || {
+        volumes.iter().try_for_each(|volume: &MirroredVolume| cluster.check_replicas_equal(volume))
     });
-    house.check("all nodes end in order", || cluster.stop());
+    context.check("all nodes end in order", || cluster.stop());
     Ok(())
 }
 
 /// A guest at a socket of `windrose attach`.
-fn of_process(house: &House, kernel: &Kernel, cluster: &mut Cluster, socket: &Path) -> Result<()> {
-    let order = order("vhost-user", &serial(cluster, VOLUME)?, "ext4 xfs", NODE_DEATHS);
-    let mut attached = Some(begin(&cluster.nodes[A], socket)?);
-    house.display.working("a virtual machine with a lent disk");
+fn guest_at_attach_process(
+    context: &RunContext,
+    kernel: &GuestKernel,
+    cluster: &mut Cluster,
+    socket: &Path,
+) -> Result<()> {
+    let order = order("vhost-user", &serial(cluster, VOLUME)?, "ext4 xfs", NODE_KILLS);
+    let mut attached = Some(start_attach(&cluster.nodes[NODE_A], socket)?);
+    context.display.begin_step("a virtual machine with a lent disk");
     let kernel = kernel.clone().with_disk(socket, QUEUES);
-    let ran = guest::run_beside(house, &kernel, &order, |signs| {
-        for n in 1..=DEATHS {
-            die(cluster, socket, &mut attached, signs, n)?;
+    let ran = guest::run_beside(context, &kernel, &order, |signs| {
+        for n in 1..=PROCESS_KILLS {
+            kill_attach_process(cluster, socket, &mut attached, signs, n)?;
         }
-        accidents::of_nodes(cluster, signs, 1..=NODE_DEATHS)
+        node_faults::kill_nodes(cluster, signs, 1..=NODE_KILLS)
     });
     if !ran.as_ref().is_ok_and(|(clean, ())| *clean) {
-        cluster.show_logs(house);
+        cluster.show_logs(context);
         let said = attached.as_ref().map(Daemon::output).transpose()?.unwrap_or_default();
-        house.fail("a disk of a virtual machine", &format!("{:?}\n{said}", ran.err()));
+        context.fail("a disk of a virtual machine", &format!("{:?}\n{said}", ran.err()));
     }
-    house.check("what serves the disk ends in order", || {
+    context.check("what serves the disk ends in order", || {
         let ended = attached.take().map(Daemon::stop).transpose()?;
         ensure!(ended.is_some_and(|status| status.success()), "it ended with {ended:?}");
         ensure!(!socket.exists(), "its socket is still there");
@@ -88,59 +93,64 @@ fn of_process(house: &House, kernel: &Kernel, cluster: &mut Cluster, socket: &Pa
     Ok(())
 }
 
-/// A guest at node a's own socket: it waits when that node dies, and goes on with what was in flight.
-fn of_node(house: &House, kernel: &Kernel, cluster: &mut Cluster) -> Result<()> {
-    let socket = socket_of(cluster, BESIDE)?;
-    let order = order("vhost-user of a node", &serial(cluster, BESIDE)?, "", 0);
-    house.display.working("a virtual machine beside its node");
+/// A guest at node a's own socket: its I/O stalls when that node dies, then resumes with the
+/// requests in flight.
+fn guest_at_node(context: &RunContext, kernel: &GuestKernel, cluster: &mut Cluster) -> Result<()> {
+    let socket = socket_of(cluster, LOCAL_VOLUME)?;
+    let order = order("vhost-user of a node", &serial(cluster, LOCAL_VOLUME)?, "", 0);
+    context.display.begin_step("a virtual machine beside its node");
     let kernel = kernel.clone().with_disk(&socket, QUEUES);
-    let ran = guest::run_beside(house, &kernel, &order, |signs| {
-        (1..=DEATHS).try_for_each(|n| node_dies(cluster, signs, n))
+    let ran = guest::run_beside(context, &kernel, &order, |signs| {
+        (1..=PROCESS_KILLS).try_for_each(|n| kill_serving_node(cluster, signs, n))
     });
     if !ran.as_ref().is_ok_and(|(clean, ())| *clean) {
-        cluster.show_logs(house);
-        house.fail("a disk of a virtual machine beside its node", &format!("{:?}", ran.err()));
+        cluster.show_logs(context);
+        context.fail("a disk of a virtual machine beside its node", &format!("{:?}", ran.err()));
     }
     Ok(())
 }
 
-/// Has node a serve a volume at a socket of its own.
+/// Makes node a serve a volume at its own socket.
 fn socket_of(cluster: &Cluster, volume: &str) -> Result<PathBuf> {
     let shown =
-        cluster.nodes[A].query(&["volume", "export", volume, "--via", "both,vhost-user"])?;
+        cluster.nodes[NODE_A].query(&["volume", "export", volume, "--via", "both,vhost-user"])?;
     let socket = shown.pointer("/vhost_user/socket").and_then(|at| at.as_str());
     Ok(PathBuf::from(socket.context("node a names no socket")?))
 }
 
-/// Kills node a, which serves the guest, under load. The other node stands still for a moment before, so that there are
-/// requests in flight.
-fn node_dies(cluster: &mut Cluster, signs: &Signs<'_>, n: usize) -> Result<()> {
+/// Kills node a, which serves the guest, under load. The other node is frozen first, so that
+/// requests are in flight.
+fn kill_serving_node(cluster: &mut Cluster, signs: &GuestSignals<'_>, n: usize) -> Result<()> {
     signs.wait_for(&format!("loaded-{n}"))?;
-    cluster.nodes[B].freeze()?;
-    std::thread::sleep(STANDSTILL);
-    let killed = cluster.nodes[A].kill();
-    cluster.nodes[B].thaw()?;
+    cluster.nodes[NODE_B].freeze()?;
+    std::thread::sleep(FREEZE_TIME);
+    let killed = cluster.nodes[NODE_A].kill();
+    cluster.nodes[NODE_B].thaw()?;
     killed?;
-    cluster.nodes[A].start()?;
+    cluster.nodes[NODE_A].start()?;
     let begun = Instant::now();
-    while !cluster.nodes[A].log()?.contains(AGAIN) {
-        cluster.nodes[A].alive()?;
-        ensure!(begun.elapsed() < START, "nothing was in flight: {}", cluster.nodes[A].log()?);
+    while !cluster.nodes[NODE_A].log()?.contains(RESUMED_MESSAGE) {
+        cluster.nodes[NODE_A].alive()?;
+        ensure!(
+            begun.elapsed() < START_LIMIT,
+            "nothing was in flight: {}",
+            cluster.nodes[NODE_A].log()?
+        );
         std::thread::sleep(Duration::from_millis(20));
     }
     cluster.await_safe()?;
-    signs.tell(&format!("again-{n}"))
+    signs.send(&format!("again-{n}"))
 }
 
-/// What the guest sees as its disk's serial number: what the volume's identity begins with.
+/// The serial number the guest sees: the start of the volume's identity.
 fn serial(cluster: &Cluster, volume: &str) -> Result<String> {
-    let shown = cluster.nodes[A].query(&["volume", "show", volume])?;
+    let shown = cluster.nodes[NODE_A].query(&["volume", "show", volume])?;
     let id = shown.pointer("/id").and_then(|id| id.as_str()).unwrap_or_default();
     Ok(id.replace('-', "").chars().take(SERIAL_BYTES).collect())
 }
 
-fn order(door: &str, serial: &str, kinds: &str, node_deaths: usize) -> Order<'static> {
-    Order {
+fn order(door: &str, serial: &str, kinds: &str, node_deaths: usize) -> GuestJob<'static> {
+    GuestJob {
         script: "attach.sh",
         variables: vec![
             ("DOOR", door.to_owned()),
@@ -148,55 +158,56 @@ fn order(door: &str, serial: &str, kinds: &str, node_deaths: usize) -> Order<'st
             ("QUEUES", QUEUES.to_string()),
             ("MEGABYTES", "8".to_owned()),
             ("KINDS", kinds.to_owned()),
-            ("DEATHS", DEATHS.to_string()),
+            ("DEATHS", PROCESS_KILLS.to_string()),
             ("NODE_DEATHS", node_deaths.to_string()),
         ],
         files: Vec::new(),
-        kernel: &[],
+        kernel_options: &[],
         memory_mib: 768,
         limit: LIMIT,
     }
 }
 
 /// Serves the volume to a virtual machine at `socket`.
-fn begin(node: &Node, socket: &Path) -> Result<Daemon> {
+fn start_attach(node: &Node, socket: &Path) -> Result<Daemon> {
     let at = socket.display().to_string();
-    lend(node, VOLUME, &["--vhost-user", &at, "--queues", &QUEUES.to_string()], socket)
+    serve_volume(node, VOLUME, &["--vhost-user", &at, "--queues", &QUEUES.to_string()], socket)
 }
 
-/// Serves a volume as `door` says, until it can be reached at `socket`.
-fn lend(node: &Node, volume: &str, door: &[&str], socket: &Path) -> Result<Daemon> {
+/// Runs `windrose attach` with the arguments `door` until `socket` accepts connections.
+fn serve_volume(node: &Node, volume: &str, door: &[&str], socket: &Path) -> Result<Daemon> {
     let host = ["--host-nqn", "nqn.2026-01.net.example:attach"];
     let id = ["--host-id", "00000000-0000-4000-8000-000000000005"];
     let mut attached = node.serve(&[&["attach", volume], door, &host, &id].concat())?;
-    // A socket that was left behind is replaced: it is there before it is listened at.
-    attached.wait_until(START, || std::os::unix::net::UnixStream::connect(socket).is_ok())?;
+    // A stale socket is replaced: the new one exists before it accepts connections.
+    attached.wait_until(START_LIMIT, || std::os::unix::net::UnixStream::connect(socket).is_ok())?;
     Ok(attached)
 }
 
-/// Kills what serves the disk when the guest is under load, and starts it anew. The node that puts the volume's writes in order is
-/// stopped for a moment before, so that there are requests in flight; who comes next has to do them again.
-fn die(
+/// Kills the process that serves the disk while the guest is under load, and restarts it. The
+/// volume's primary is frozen first, so that requests are in flight; the new process has to
+/// resubmit them.
+fn kill_attach_process(
     cluster: &Cluster,
     socket: &Path,
     attached: &mut Option<Daemon>,
-    signs: &Signs<'_>,
+    signs: &GuestSignals<'_>,
     n: usize,
 ) -> Result<()> {
     signs.wait_for(&format!("loaded-{n}"))?;
     let nodes = &cluster.nodes[..2];
     nodes.iter().try_for_each(Node::freeze)?;
-    std::thread::sleep(STANDSTILL);
+    std::thread::sleep(FREEZE_TIME);
     let killed = attached.take().map(Daemon::kill).transpose();
     nodes.iter().try_for_each(Node::thaw)?;
     killed?;
-    let mut next = begin(&cluster.nodes[A], socket)?;
+    let mut next = start_attach(&cluster.nodes[NODE_A], socket)?;
     let begun = Instant::now();
-    while !next.output()?.contains(AGAIN) {
+    while !next.output()?.contains(RESUMED_MESSAGE) {
         next.alive()?;
-        ensure!(begun.elapsed() < START, "nothing was in flight: {}", next.output()?);
+        ensure!(begun.elapsed() < START_LIMIT, "nothing was in flight: {}", next.output()?);
         std::thread::sleep(Duration::from_millis(20));
     }
     *attached = Some(next);
-    signs.tell(&format!("again-{n}"))
+    signs.send(&format!("again-{n}"))
 }

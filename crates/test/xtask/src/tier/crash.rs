@@ -1,52 +1,52 @@
-//! `kill -9` of the node in the middle of a verified write load: whatever was acknowledged and flushed (or written with
-//! FUA) is there after the restart, and nothing else than what was sent.
+//! `kill -9` of the node during a verified write load: after the restart, every write that was
+//! acknowledged and flushed (or sent with FUA) must be there, and nothing that was not sent.
 //!
-//! Several sessions of both protocols own a range each and keep a book of it (`probe::registers`). After every
-//! restart each range is read back through the other protocol than the one that wrote it.
+//! Several sessions of both protocols each own a range and record its state (`probe::registers`).
+//! After every restart, each range is read back through the protocol that did not write it.
 
 use crate::{
-    house::House,
-    node::{Exported, Node, Wishes},
+    node::{ExportedVolume, Node, NodeOptions},
+    run_context::RunContext,
 };
 use anyhow::{Context, Result, anyhow, ensure};
 use probe::{
-    Disk,
+    BlockClient,
     iscsi::Session,
     nvme::Controller,
-    registers::{Book, Dice},
+    registers::{RegisterModel, SeededRng},
 };
 use std::{io, net::SocketAddr, time::Duration};
 
 const ROUNDS: u64 = 6;
 const SESSIONS: u64 = 4;
-/// Blocks of 512 bytes in the range of one session.
+/// 512-byte blocks in the range of one session.
 const RANGE: u64 = 8192;
-/// The shortest time until the kill; the dice add to it.
+/// The least time until the kill; a random time is added.
 const LOAD: Duration = Duration::from_millis(600);
 
-/// One session's range and what is known of it.
+/// A session's range and its recorded state.
 struct Writer {
     number: u64,
-    volume: Exported,
-    book: Book,
-    dice: Dice,
+    volume: ExportedVolume,
+    model: RegisterModel,
+    dice: SeededRng,
 }
 
-pub(super) fn run(house: &House) -> Result<()> {
-    let mut node = Node::new(house, house.scratch(), "crash", &Wishes::default())?;
+pub(super) fn run(context: &RunContext) -> Result<()> {
+    let mut node = Node::new(context, context.scratch(), "crash", &NodeOptions::default())?;
     node.start()?;
     let volumes = [node.create("first", "64MiB")?, node.create("second", "64MiB")?];
     let mut writers: Vec<Writer> =
         (0..SESSIONS).map(|number| Writer::new(number, &volumes)).collect();
     for round in 0..ROUNDS {
         let name = format!("kill -9 under load, round {}", round + 1);
-        let passed = house.check(&name, || one_round(&mut node, &mut writers, round));
+        let passed = context.check(&name, || one_round(&mut node, &mut writers, round));
         if !passed {
-            house.display.line(&crate::process::tail(&node.log().unwrap_or_default()));
+            context.display.line(&crate::process::tail(&node.log().unwrap_or_default()));
             return Ok(());
         }
     }
-    house.check("after the last crash everything is there, through both protocols", || {
+    context.check("after the last crash everything is there, through both protocols", || {
         for protocol in 0..2 {
             for writer in &mut writers {
                 writer.verify(&node, protocol)?;
@@ -54,20 +54,20 @@ pub(super) fn run(house: &House) -> Result<()> {
         }
         Ok(())
     });
-    house.check("an orderly end after the crashes", || {
+    context.check("an orderly end after the crashes", || {
         let status = node.stop()?;
         ensure!(status.success(), "the node ended with {status}");
         Ok(())
     });
-    let written: u64 = writers.iter().map(|writer| writer.book.acknowledged).sum();
-    house.display.line(&format!("  {written} blocks acknowledged under {ROUNDS} crashes"));
+    let written: u64 = writers.iter().map(|writer| writer.model.acknowledged).sum();
+    context.display.line(&format!("  {written} blocks acknowledged under {ROUNDS} crashes"));
     Ok(())
 }
 
 /// Load, kill, restart, verification.
 fn one_round(node: &mut Node, writers: &mut [Writer], round: u64) -> Result<()> {
-    let before: u64 = writers.iter().map(|writer| writer.book.acknowledged).sum();
-    let moment = LOAD + Duration::from_millis(Dice::new(round).below(600));
+    let before: u64 = writers.iter().map(|writer| writer.model.acknowledged).sum();
+    let moment = LOAD + Duration::from_millis(SeededRng::new(round).next_below(600));
     let nvme = node.nvme;
     std::thread::scope(|scope| -> Result<()> {
         let running: Vec<_> = writers
@@ -81,7 +81,7 @@ fn one_round(node: &mut Node, writers: &mut [Writer], round: u64) -> Result<()> 
         }
         killed
     })?;
-    let after: u64 = writers.iter().map(|writer| writer.book.acknowledged).sum();
+    let after: u64 = writers.iter().map(|writer| writer.model.acknowledged).sum();
     ensure!(after > before + 100, "hardly any load before the kill: {} blocks", after - before);
     node.start().context("restart after kill -9")?;
     for writer in writers.iter_mut() {
@@ -91,18 +91,18 @@ fn one_round(node: &mut Node, writers: &mut [Writer], round: u64) -> Result<()> 
 }
 
 impl Writer {
-    fn new(number: u64, volumes: &[Exported; 2]) -> Self {
+    fn new(number: u64, volumes: &[ExportedVolume; 2]) -> Self {
         let volume = volumes[usize::from(number % 2 == 1)].clone();
         let first = number / 2 * RANGE;
-        let book = Book::new(number, first, usize::try_from(RANGE).unwrap_or(0));
-        Self { number, volume, book, dice: Dice::new(number) }
+        let book = RegisterModel::new(number, first, usize::try_from(RANGE).unwrap_or(0));
+        Self { number, volume, model: book, dice: SeededRng::new(number) }
     }
 
-    /// Steps until the connection breaks. Only a break is expected: a wrong answer or a hang is an error.
+    /// Writes until the connection breaks. A wrong answer or a hang is an error.
     fn load(&mut self, nvme: SocketAddr, round: u64) -> Result<()> {
         let mut disk = self.connect(nvme, round)?;
         loop {
-            if let Err(error) = self.book.step(disk.as_mut(), &mut self.dice) {
+            if let Err(error) = self.model.step(disk.as_mut(), &mut self.dice) {
                 return match error.kind() {
                     io::ErrorKind::Other | io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
                         Err(error).with_context(|| format!("session {}", self.number))
@@ -115,18 +115,18 @@ impl Writer {
 
     fn verify(&mut self, node: &Node, protocol: u64) -> Result<()> {
         let mut disk = self.connect(node.nvme, protocol)?;
-        self.book
-            .check(disk.as_mut())
+        self.model
+            .check_after_crash(disk.as_mut())
             .with_context(|| format!("session {} after the restart", self.number))
     }
 
-    /// iSCSI or NVMe/TCP, by the session's number and `turn`.
-    fn connect(&self, nvme: SocketAddr, turn: u64) -> Result<Box<dyn Disk>> {
+    /// Connects by iSCSI or NVMe/TCP, depending on the session's number and `turn`.
+    fn connect(&self, nvme: SocketAddr, turn: u64) -> Result<Box<dyn BlockClient>> {
         let initiator = format!("iqn.2026-01.test:crash{}", self.number);
         let host = format!("nqn.2026-01.test:crash{}", self.number);
         let unit = &self.volume.unit;
         let lun = u8::try_from(unit.lun).context("an odd LUN")?;
-        let connect = || -> io::Result<Box<dyn Disk>> {
+        let connect = || -> io::Result<Box<dyn BlockClient>> {
             if (self.number / 2 + turn).is_multiple_of(2) {
                 let isid = u32::try_from(self.number).unwrap_or(0) + 1;
                 Ok(Box::new(Session::login(unit.portal, &initiator, &unit.target, lun, isid)?))

@@ -1,9 +1,10 @@
-//! What the product may carry: licences and sources of its dependencies, as `deny.toml` says.
+//! Licences and sources of the product's dependencies, against `deny.toml`.
 //!
-//! That file is cargo-deny's, which takes longer to build than all of this tier; `./run audit` asks it, about published
-//! weaknesses as well. What depends on the lock file alone is looked at here, in every run.
+//! That file is cargo-deny's, which takes longer to build than this whole tier; `./run audit` runs
+//! it and also checks for known vulnerabilities. Every run checks here what the lock file alone
+//! shows.
 
-use crate::{house::House, install};
+use crate::{install, run_context::RunContext};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use spdx::{Expression, ParseMode};
@@ -13,7 +14,7 @@ const DENY_VERSION: &str = "0.20.2";
 
 const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// The part of `deny.toml` that is heeded here.
+/// The part of `deny.toml` that is checked here.
 #[derive(Deserialize)]
 struct Rules {
     graph: Graph,
@@ -43,7 +44,7 @@ struct Ban {
     reason: String,
 }
 
-/// What `cargo metadata` says.
+/// The output of `cargo metadata`.
 #[derive(Deserialize)]
 struct Metadata {
     packages: Vec<Package>,
@@ -64,7 +65,7 @@ struct Node {
 struct Package {
     id: String,
     name: String,
-    /// Where it comes from; none if it is of this repository.
+    /// Where it comes from; `None` for packages of this repository.
     source: Option<String>,
     license: Option<String>,
     dependencies: Vec<Dependency>,
@@ -77,40 +78,40 @@ struct Dependency {
     path: Option<String>,
 }
 
-pub(super) fn check(house: &House) {
-    house.check("licences, bans and sources of dependencies", || {
-        let path = house.root.join("deny.toml");
+pub(super) fn check(context: &RunContext) {
+    context.check("licences, bans and sources of dependencies", || {
+        let path = context.root.join("deny.toml");
         let text = std::fs::read_to_string(&path)
             .with_context(|| format!("cannot read {}", path.display()))?;
         let rules: Rules = toml::from_str(&text).context("deny.toml")?;
-        let mut cargo = house.cargo();
+        let mut cargo = context.cargo();
         cargo.args(["metadata", "--locked", "--format-version", "1"]);
         cargo.args(rules.graph.targets.iter().flat_map(|target| ["--filter-platform", target]));
         let said = cargo.output().context("cannot run cargo metadata")?;
         ensure!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
         let metadata: Metadata = serde_json::from_slice(&said.stdout).context("cargo metadata")?;
-        let wrong = faults(&metadata, &rules);
+        let wrong = rule_violations(&metadata, &rules);
         ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
         Ok(())
     });
 }
 
-/// What is not as the rules say, a line each.
-fn faults(metadata: &Metadata, rules: &Rules) -> Vec<String> {
+/// The violations of the rules, one line each.
+fn rule_violations(metadata: &Metadata, rules: &Rules) -> Vec<String> {
     let used: BTreeSet<&str> = metadata.resolve.nodes.iter().map(|node| &*node.id).collect();
     let used = metadata.packages.iter().filter(|package| used.contains(&*package.id));
     used.filter_map(|package| {
         let outcome = match &package.source {
-            None => own(package),
-            Some(source) => foreign(package, source, rules),
+            None => check_own_package(package),
+            Some(source) => check_foreign_package(package, source, rules),
         };
         outcome.err().map(|why| format!("{}: {why}", package.name))
     })
     .collect()
 }
 
-/// A package of this repository names versions of what it uses.
-fn own(package: &Package) -> Result<()> {
+/// A package of this repository must name the versions it uses.
+fn check_own_package(package: &Package) -> Result<()> {
     let any = package.dependencies.iter().find(|used| used.req == "*" && used.path.is_none());
     match any {
         Some(any) => bail!("uses any version of {}", any.name),
@@ -118,7 +119,7 @@ fn own(package: &Package) -> Result<()> {
     }
 }
 
-fn foreign(package: &Package, source: &str, rules: &Rules) -> Result<()> {
+fn check_foreign_package(package: &Package, source: &str, rules: &Rules) -> Result<()> {
     ensure!(source == CRATES_IO, "comes from {source}");
     if let Some(ban) = rules.bans.deny.iter().find(|ban| ban.name == package.name) {
         bail!("is banned: {}", ban.reason);
@@ -132,13 +133,13 @@ fn foreign(package: &Package, source: &str, rules: &Rules) -> Result<()> {
     Ok(())
 }
 
-/// All that cargo-deny checks, with the database of published weaknesses, which is fetched.
-pub(crate) fn audit(house: &House) -> Result<()> {
-    install::cargo_tool(house, "deny", DENY_VERSION)?;
-    house.check("cargo deny", || {
-        let mut command = house.cargo();
+/// Runs all checks of cargo-deny, with the advisory database, which it downloads.
+pub(crate) fn audit(context: &RunContext) -> Result<()> {
+    install::cargo_tool(context, "deny", DENY_VERSION)?;
+    context.check("cargo deny", || {
+        let mut command = context.cargo();
         command.args(["deny", "--log-level", "error", "check"]);
-        house.run("cargo deny", &mut command, Duration::from_secs(300))?.ok()?;
+        context.run("cargo deny", &mut command, Duration::from_secs(300))?.success_output()?;
         Ok(())
     });
     Ok(())
@@ -170,7 +171,7 @@ mod tests {
 
     fn faults_of(packages: Vec<Package>) -> Vec<String> {
         let nodes = packages.iter().map(|package| Node { id: package.id.clone() }).collect();
-        faults(&Metadata { packages, resolve: Resolve { nodes } }, &rules())
+        rule_violations(&Metadata { packages, resolve: Resolve { nodes } }, &rules())
     }
 
     #[test]

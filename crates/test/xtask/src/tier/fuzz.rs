@@ -1,12 +1,13 @@
-//! Every fuzz target for a short while: with libFuzzer's coverage guidance, on the pinned stable toolchain, without a
-//! sanitizer (the code is safe Rust but for vectors, whose slices are bounds-checked: what there is to find are panics, overflows,
-//! endless loops and wrong results).
+//! Runs every fuzz target for a short while: with libFuzzer's coverage guidance, on the pinned
+//! stable toolchain, without a sanitizer. The code is safe Rust except for SIMD, whose slices are
+//! bounds-checked, so the bugs to find are panics, overflows, endless loops and wrong results.
 //!
-//! They are one program, an example of the package `fuzz`, built as the tests of the workspace are, but our own crates with
-//! coverage: so the dependencies, which take most of the time, are compiled once for both.
+//! The targets are one program, an example of the package `fuzz`. Only our own crates are built
+//! with coverage: the dependencies, which take most of the time, are shared with the workspace's
+//! tests.
 
 use super::unit;
-use crate::{house::House, node::Profile, process};
+use crate::{node::Profile, process, run_context::RunContext};
 use anyhow::{Context, Result};
 use std::{
     path::{Path, PathBuf},
@@ -20,57 +21,57 @@ use std::{
 
 /// How long each target runs as part of the tests.
 const SMOKE_SECONDS: u64 = 5;
-/// The program, and what tells it which target it is.
+/// The program, and the variable that selects its target.
 const PROGRAM: &str = "fuzz";
 const TARGET: &str = "WINDROSE_FUZZ_TARGET";
 
 /// What to fuzz and for how long.
-pub(crate) struct Fuzz {
+pub(crate) struct FuzzPlan {
     pub(crate) target: Option<String>,
     pub(crate) seconds: u64,
 }
 
-pub(super) fn run(house: &House) -> Result<()> {
-    fuzz(house, &Fuzz { target: None, seconds: SMOKE_SECONDS })
+pub(super) fn run(context: &RunContext) -> Result<()> {
+    fuzz(context, &FuzzPlan { target: None, seconds: SMOKE_SECONDS })
 }
 
-/// Runs the targets, as many at once as there are cores.
-pub(crate) fn fuzz(house: &House, how: &Fuzz) -> Result<()> {
-    let targets = targets(house)?;
+/// Runs the targets, one on each core at a time.
+pub(crate) fn fuzz(context: &RunContext, plan: &FuzzPlan) -> Result<()> {
+    let targets = targets(context)?;
     let chosen: Vec<&String> = targets
         .iter()
-        .filter(|name| how.target.as_ref().is_none_or(|only| only == *name))
+        .filter(|name| plan.target.as_ref().is_none_or(|only| only == *name))
         .collect();
     anyhow::ensure!(!chosen.is_empty(), "no such fuzz target; there are: {}", targets.join(", "));
-    let program = build(house)?;
-    house.display.working(&format!("{} fuzz targets, {} s each", chosen.len(), how.seconds));
-    for (name, outcome) in in_parallel(house, &program, &chosen, how.seconds) {
+    let program = build(context)?;
+    context.display.begin_step(&format!("{} fuzz targets, {} s each", chosen.len(), plan.seconds));
+    for (name, outcome) in in_parallel(context, &program, &chosen, plan.seconds) {
         let name = format!("fuzz {name}");
         match outcome {
-            Ok(line) => house.pass(1, &format!("{name}  {line}")),
-            Err(error) => house.enter_error(&name, &error),
+            Ok(line) => context.pass(1, &format!("{name}  {line}")),
+            Err(error) => context.record_error(&name, &error),
         }
     }
     Ok(())
 }
 
-/// Builds the program with coverage, and puts it where nobody builds another over it.
-fn build(house: &House) -> Result<PathBuf> {
-    house.display.working("build the fuzz targets");
-    let mut build = house.cargo();
+/// Builds the program with coverage and copies it to where no other build overwrites it.
+fn build(context: &RunContext) -> Result<PathBuf> {
+    context.display.begin_step("build the fuzz targets");
+    let mut build = context.cargo();
     build.args(["build", "--locked"]).args(unit::FEATURES).args(["--example", PROGRAM]);
-    build.env("RUSTC_WORKSPACE_WRAPPER", house.root.join("fuzz/coverage.sh"));
+    build.env("RUSTC_WORKSPACE_WRAPPER", context.root.join("fuzz/coverage.sh"));
     build.env("CARGO_INCREMENTAL", "0");
-    house.build("cargo build of the fuzz targets", &mut build)?.ok()?;
-    let program = house.scratch().join(PROGRAM);
-    std::fs::copy(Profile::Dev.example(house, PROGRAM), &program)
+    context.build("cargo build of the fuzz targets", &mut build)?.success_output()?;
+    let program = context.scratch().join(PROGRAM);
+    std::fs::copy(Profile::Dev.example(context, PROGRAM), &program)
         .context("cannot copy the fuzz targets")?;
     Ok(program)
 }
 
-/// The names of all targets: those of their files.
-fn targets(house: &House) -> Result<Vec<String>> {
-    let directory = house.root.join("fuzz/targets");
+/// The names of all targets, from their file names.
+fn targets(context: &RunContext) -> Result<Vec<String>> {
+    let directory = context.root.join("fuzz/targets");
     let files = std::fs::read_dir(&directory)
         .with_context(|| format!("cannot read {}", directory.display()))?;
     let names = files.filter_map(|file| Some(file.ok()?.path().file_stem()?.to_str()?.to_owned()));
@@ -79,9 +80,9 @@ fn targets(house: &House) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// The targets, shared out among the cores; their outcomes in the targets' order.
+/// Runs the targets on all cores; returns their outcomes in the targets' order.
 fn in_parallel(
-    house: &House,
+    context: &RunContext,
     program: &Path,
     targets: &[&String],
     seconds: u64,
@@ -89,13 +90,13 @@ fn in_parallel(
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let next = AtomicUsize::new(0);
     let outcomes = Mutex::new(Vec::new());
-    let (display, logs) = (&house.display, house.scratch());
+    let (display, logs) = (&context.display, context.scratch());
     let work = || {
         while let Some((index, name)) = pick(&next, targets) {
             let mut command = command(program, logs, name, seconds);
             let limit = Duration::from_secs(seconds * 2 + 60);
             let outcome = process::run(display, logs, name, &mut command, limit)
-                .and_then(process::Ended::ok)
+                .and_then(process::FinishedProcess::success_output)
                 .map(|output| summary(&output));
             if let Ok(mut outcomes) = outcomes.lock() {
                 outcomes.push((index, outcome));
@@ -117,7 +118,7 @@ fn pick<'a>(next: &AtomicUsize, targets: &[&'a String]) -> Option<(usize, &'a St
     targets.get(index).map(|name| (index, *name))
 }
 
-/// One target; what it finds goes to the scratch directory.
+/// The command of one target; its findings go to the scratch directory.
 fn command(program: &Path, scratch: &Path, name: &str, seconds: u64) -> Command {
     let corpus = scratch.join("corpus").join(name);
     let artifacts = scratch.join("artifacts").join(name);
@@ -132,7 +133,7 @@ fn command(program: &Path, scratch: &Path, name: &str, seconds: u64) -> Command 
     command
 }
 
-/// How many inputs were tried, from libFuzzer's closing statistics.
+/// How many inputs were tried, from libFuzzer's final statistics.
 fn summary(output: &str) -> String {
     let executed =
         output.lines().find_map(|line| line.strip_prefix("stat::number_of_executed_units:"));

@@ -1,10 +1,10 @@
 //! libiscsi's conformance suite, test by test, against a volume.
 //!
-//! `tests/libiscsi-skips.txt` names the tests that are not simply passed, each with its kind and its reason. A test that
-//! skips itself for want of what a disk legitimately lacks has to skip itself; one that fails by a mistake of libiscsi's own
-//! may pass with a newer release. Everything else has to pass, also tests that a newer release brings.
+//! `tests/libiscsi-skips.txt` lists the tests that need not pass, each with its kind and reason. A
+//! test of an optional feature that we lack must skip itself; a test with a bug of libiscsi may
+//! pass with a newer release. Everything else must pass, including tests of newer releases.
 
-use crate::{house::House, process::Ended, server::Unit};
+use crate::{process::FinishedProcess, run_context::RunContext, server::IscsiLun};
 use anyhow::{Context, Result, bail, ensure};
 use probe::iscsi::Session;
 use std::{
@@ -15,10 +15,10 @@ use std::{
 
 const LIST: &str = "tests/libiscsi-skips.txt";
 const TEST_LIMIT: Duration = Duration::from_secs(30);
-/// Debian's libiscsi has this many; far fewer means that the list was not understood.
+/// Debian's libiscsi has more; far fewer means that the list was not parsed.
 const TESTS_AT_LEAST: usize = 200;
 
-/// A test that needs nothing: what the program says around it, it says around every test.
+/// A test without requirements: what the program prints around it, it prints around every test.
 const SIMPLEST: &str = "TestUnitReady.Simple";
 
 /// How one test ended.
@@ -31,71 +31,77 @@ enum Outcome {
 
 /// Why a test is on the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    /// It asks for what a disk legitimately lacks.
-    Lacks,
-    /// It is wrong itself.
-    Mistake,
+enum SkipKind {
+    /// It needs an optional feature.
+    Unsupported,
+    /// It has a bug.
+    SuiteBug,
 }
 
-/// What to make of a test.
+/// The verdict on a test.
 #[derive(Debug, PartialEq, Eq)]
-enum Entry {
+enum TestVerdict {
     Pass,
     Skip(String),
     Fail(String),
 }
 
-/// Has a unit of its own ask for CHAP from a user of this name; its address, with the user's secret.
-pub(super) type Guard<'a> = &'a dyn Fn(&str) -> Result<String>;
+/// Makes a new unit with CHAP for this user; returns its address, including the user's secret.
+pub(super) type EnableChap<'a> = &'a dyn Fn(&str) -> Result<String>;
 
-/// Runs the suite against `unit`, whose content it destroys; tests of CHAP where `guard` says, if at all.
-pub(super) fn suite(house: &House, unit: &Unit, guard: Option<Guard<'_>>) -> Result<()> {
-    let list = List::parse(&read_list(house)?)?;
+/// Runs the suite against `unit` and destroys its data. CHAP tests use `guard`, or are left out
+/// without it.
+pub(super) fn suite(
+    context: &RunContext,
+    unit: &IscsiLun,
+    guard: Option<EnableChap<'_>>,
+) -> Result<()> {
+    let list = List::parse(&read_list(context)?)?;
     let tests = names()?;
     ensure!(tests.len() >= TESTS_AT_LEAST, "iscsi-test-cu lists only {} tests", tests.len());
     for absent in list.0.keys().filter(|name| !tests.contains(*name)) {
-        house.display.line(&format!("  libiscsi {absent}: not in this build of the suite"));
+        context.display.line(&format!("  libiscsi {absent}: not in this build of the suite"));
     }
-    let simplest = run_one(house, &unit.url(), SIMPLEST)?.ok()?;
+    let simplest = run_one(context, &unit.url(), SIMPLEST)?.success_output()?;
     let housekeeping = skips(&simplest);
     let mut passed = 0;
     for test in &tests {
-        house.display.working(&format!("libiscsi {test}"));
+        context.display.begin_step(&format!("libiscsi {test}"));
         let ended = match (wanted_user(test), guard) {
-            (Some(user), Some(guard)) => guard(user).and_then(|url| run_one(house, &url, test)),
-            _ if wants_protection(test) => run_protected(house, unit, test),
-            _ => run_one(house, &unit.url(), test),
+            (Some(user), Some(guard)) => guard(user).and_then(|url| run_one(context, &url, test)),
+            _ if wants_protection(test) => run_protected(context, unit, test),
+            _ => run_one(context, &unit.url(), test),
         };
         let outcome = match ended {
             Ok(ended) => {
                 let around = housekeeping.repeat(paths(test));
-                verdict(&ended.output, ended.status.success(), &around)
+                parse_outcome(&ended.output, ended.status.success(), &around)
             }
             Err(error) => Outcome::Failed(format!("{error:#}")),
         };
         let name = format!("libiscsi {test}");
         match list.entry(test, outcome) {
-            Entry::Pass => passed += 1,
-            Entry::Skip(why) => house.skip(&name, &why),
-            Entry::Fail(why) => house.fail(&name, &why),
+            TestVerdict::Pass => passed += 1,
+            TestVerdict::Skip(why) => context.skip(&name, &why),
+            TestVerdict::Fail(why) => context.fail(&name, &why),
         }
     }
     if passed > 0 {
-        house.pass(passed, &format!("{passed} of libiscsi's {} tests", tests.len()));
+        context.pass(passed, &format!("{passed} of libiscsi's {} tests", tests.len()));
     }
     Ok(())
 }
 
-fn read_list(house: &House) -> Result<String> {
-    std::fs::read_to_string(house.root.join(LIST)).with_context(|| format!("cannot read {LIST}"))
+fn read_list(context: &RunContext) -> Result<String> {
+    std::fs::read_to_string(context.root.join(LIST)).with_context(|| format!("cannot read {LIST}"))
 }
 
-/// The tests that are not simply passed, each with its kind and its reason.
-struct List(BTreeMap<String, (Kind, String)>);
+/// The listed tests, each with its kind and reason.
+struct List(BTreeMap<String, (SkipKind, String)>);
 
 impl List {
-    /// One test on a line: its name, white space, the kind, a colon, the reason. `#` starts a comment.
+    /// One test on each line: its name, white space, the kind, a colon, the reason. `#` starts a
+    /// comment.
     fn parse(text: &str) -> Result<Self> {
         let mut all = BTreeMap::new();
         for line in
@@ -109,8 +115,8 @@ impl List {
                 bail!("{LIST}: {line} has no reason");
             };
             let kind = match kind {
-                "lacks" => Kind::Lacks,
-                "mistake" => Kind::Mistake,
+                "lacks" => SkipKind::Unsupported,
+                "mistake" => SkipKind::SuiteBug,
                 other => bail!("{LIST}: {other} is no kind"),
             };
             if all.insert(name.to_owned(), (kind, reason.to_owned())).is_some() {
@@ -120,32 +126,37 @@ impl List {
         Ok(Self(all))
     }
 
-    /// What to make of a test that has ended so.
-    fn entry(&self, test: &str, outcome: Outcome) -> Entry {
+    /// The verdict on a test with this outcome.
+    fn entry(&self, test: &str, outcome: Outcome) -> TestVerdict {
         let Some((kind, reason)) = self.0.get(test) else {
             return match outcome {
-                Outcome::Passed => Entry::Pass,
-                Outcome::Skipped(why) => Entry::Fail(format!("skipped itself: {why}")),
-                Outcome::Failed(why) => Entry::Fail(why),
+                Outcome::Passed => TestVerdict::Pass,
+                Outcome::Skipped(why) => TestVerdict::Fail(format!("skipped itself: {why}")),
+                Outcome::Failed(why) => TestVerdict::Fail(why),
             };
         };
         match (kind, outcome) {
-            (Kind::Lacks, Outcome::Skipped(_)) | (Kind::Mistake, Outcome::Failed(_)) => {
-                Entry::Skip(format!("{}: {reason}", kind.told()))
+            (SkipKind::Unsupported, Outcome::Skipped(_))
+            | (SkipKind::SuiteBug, Outcome::Failed(_)) => {
+                TestVerdict::Skip(format!("{}: {reason}", kind.told()))
             }
-            (Kind::Mistake, Outcome::Passed) => Entry::Pass,
-            (Kind::Lacks, Outcome::Passed) => Entry::Fail(format!("passes: remove it from {LIST}")),
-            (Kind::Lacks, Outcome::Failed(why)) => Entry::Fail(why),
-            (Kind::Mistake, Outcome::Skipped(why)) => Entry::Fail(format!("skipped itself: {why}")),
+            (SkipKind::SuiteBug, Outcome::Passed) => TestVerdict::Pass,
+            (SkipKind::Unsupported, Outcome::Passed) => {
+                TestVerdict::Fail(format!("passes: remove it from {LIST}"))
+            }
+            (SkipKind::Unsupported, Outcome::Failed(why)) => TestVerdict::Fail(why),
+            (SkipKind::SuiteBug, Outcome::Skipped(why)) => {
+                TestVerdict::Fail(format!("skipped itself: {why}"))
+            }
         }
     }
 }
 
-impl Kind {
+impl SkipKind {
     fn told(self) -> &'static str {
         match self {
-            Self::Lacks => "a disk lacks it",
-            Self::Mistake => "libiscsi's mistake",
+            Self::Unsupported => "a disk lacks it",
+            Self::SuiteBug => "libiscsi's mistake",
         }
     }
 }
@@ -158,19 +169,19 @@ fn names() -> Result<BTreeSet<String>> {
     Ok(all.filter(|name| name.contains('.')).map(str::to_owned).collect())
 }
 
-/// How many sessions a test wants.
+/// How many sessions a test needs.
 fn paths(test: &str) -> usize {
     if test.starts_with("MultipathIO.") { 2 } else { 1 }
 }
 
-fn run_one(house: &House, url: &str, test: &str) -> Result<Ended> {
+fn run_one(context: &RunContext, url: &str, test: &str) -> Result<FinishedProcess> {
     let mut command = Command::new("iscsi-test-cu");
     command.args(["--dataloss", "--normal", "-t", &format!("ALL.{test}")]);
     command.args(std::iter::repeat_n(url, paths(test)));
-    house.run(test, &mut command, TEST_LIMIT)
+    context.run(test, &mut command, TEST_LIMIT)
 }
 
-/// The CHAP user that a test wants: some want one whose name looks like a number.
+/// The CHAP user a test needs: some need one whose name looks like a number.
 fn wanted_user(test: &str) -> Option<&'static str> {
     match test.strip_prefix("iSCSICHAP.")? {
         "HexName" => Some("0x74657374"),
@@ -179,18 +190,19 @@ fn wanted_user(test: &str) -> Option<&'static str> {
     }
 }
 
-/// Whether a test is of units that nobody may write.
+/// Whether a test needs a write-protected unit.
 fn wants_protection(test: &str) -> bool {
     test.starts_with("ReadOnly.")
 }
 
-/// Runs a test while the unit is write-protected by its control mode page, which all initiators share.
-fn run_protected(house: &House, unit: &Unit, test: &str) -> Result<Ended> {
+/// Runs a test while the unit is write-protected by its control mode page, which all initiators
+/// share.
+fn run_protected(context: &RunContext, unit: &IscsiLun, test: &str) -> Result<FinishedProcess> {
     let lun = u8::try_from(unit.lun).context("a small LUN")?;
     let initiator = "iqn.2026-01.test:protector";
     let mut session = Session::login(unit.portal, initiator, &unit.target, lun, 1)?;
     protect(&mut session, true).context("cannot write-protect the unit")?;
-    let ended = run_one(house, &unit.url(), test);
+    let ended = run_one(context, &unit.url(), test);
     protect(&mut session, false).context("the unit stays write-protected")?;
     ended
 }
@@ -203,18 +215,18 @@ fn protect(session: &mut Session, swp: bool) -> Result<()> {
     let mut list = [0; LIST_BYTES];
     let mut cdb = [0; 16];
     cdb[..5].copy_from_slice(&[0x1a, 0x08, 0x0a, 0, LIST_BYTES as u8]);
-    session.good(&cdb, &[], &mut list)?;
-    // What MODE SENSE says in the header is reserved in a list for MODE SELECT.
+    session.execute(&cdb, &[], &mut list)?;
+    // MODE SELECT reserves the header fields that MODE SENSE returns.
     list[..PAGE].fill(0);
     list[PAGE + 4] = if swp { list[PAGE + 4] | SWP } else { list[PAGE + 4] & !SWP };
     cdb[..5].copy_from_slice(&[0x15, 0x10, 0, 0, LIST_BYTES as u8]);
-    session.good(&cdb, &list, &mut [])?;
+    session.execute(&cdb, &list, &mut [])?;
     Ok(())
 }
 
-/// Reads CUnit's report of one test. `housekeeping` are the reasons for skipping that the program gives before and after
-/// every test, where it clears reservations.
-fn verdict(output: &str, success: bool, housekeeping: &[&str]) -> Outcome {
+/// Parses CUnit's report of one test. `housekeeping` are the skip reasons that the program prints
+/// before and after every test, where it clears reservations.
+fn parse_outcome(output: &str, success: bool, housekeeping: &[&str]) -> Outcome {
     let counts: Vec<&str> = output
         .lines()
         .map(|line| line.split_whitespace().collect::<Vec<_>>())
@@ -236,7 +248,7 @@ fn verdict(output: &str, success: bool, housekeeping: &[&str]) -> Outcome {
     }
 }
 
-/// The reasons for skipping something that `output` names.
+/// The skip reasons in `output`.
 fn skips(output: &str) -> Vec<&str> {
     output.lines().filter_map(|line| Some(line.split_once("[SKIPPED]")?.1.trim())).collect()
 }
@@ -254,7 +266,7 @@ Run Summary:    Type  Total    Ran Passed Failed Inactive
 
     #[test]
     fn reports_are_read() {
-        let read = |output: &str, success| verdict(output, success, &[]);
+        let read = |output: &str, success| parse_outcome(output, success, &[]);
         assert_eq!(read(PASSED, true), Outcome::Passed);
         let skipped = format!("    [SKIPPED] WRITE16 is not implemented.\n{PASSED}");
         assert_eq!(
@@ -276,15 +288,15 @@ Run Summary:    Type  Total    Ran Passed Failed Inactive
     fn what_the_program_skips_around_a_test_is_not_the_tests() {
         let around = ["no PRIN", "no PRIN"];
         let said = |times| format!("{}{PASSED}", "  [SKIPPED] no PRIN\n".repeat(times));
-        assert_eq!(verdict(&said(2), true, &around), Outcome::Passed);
-        assert_eq!(verdict(&said(3), true, &around), Outcome::Skipped("no PRIN".to_owned()));
+        assert_eq!(parse_outcome(&said(2), true, &around), Outcome::Passed);
+        assert_eq!(parse_outcome(&said(3), true, &around), Outcome::Skipped("no PRIN".to_owned()));
     }
 
     #[test]
     fn the_list_wants_kinds_and_reasons_and_no_twins() {
         let list =
             List::parse("# head\n\nA.B  mistake: of its own\nA.C   lacks:   it all\n").unwrap();
-        assert_eq!(list.0["A.B"], (Kind::Mistake, "of its own".to_owned()));
+        assert_eq!(list.0["A.B"], (SkipKind::SuiteBug, "of its own".to_owned()));
         assert_eq!(list.0.len(), 2);
         for wrong in ["A.B\n", "A.B no reason\n", "A.B some: x\n", "A.B lacks: x\nA.B lacks: y\n"] {
             assert!(List::parse(wrong).is_err(), "{wrong}");
@@ -298,9 +310,9 @@ Run Summary:    Type  Total    Ran Passed Failed Inactive
         let failed = || Outcome::Failed("f".into());
         let ends = |test| {
             [Outcome::Passed, skipped(), failed()].map(|o| match list.entry(test, o) {
-                Entry::Pass => "pass",
-                Entry::Skip(_) => "skip",
-                Entry::Fail(_) => "fail",
+                TestVerdict::Pass => "pass",
+                TestVerdict::Skip(_) => "skip",
+                TestVerdict::Fail(_) => "fail",
             })
         };
         assert_eq!(ends("L"), ["fail", "skip", "fail"]);

@@ -1,6 +1,6 @@
-//! The tiers of `./run test`: each proves one kind of thing, has a time budget and says what it needs installed and built.
+//! The tiers of `./run test`: each tests one kind of property, has a time budget and names what it
+//! needs installed and built.
 
-mod accidents;
 mod attach;
 mod clients;
 mod crash;
@@ -11,6 +11,7 @@ mod hostile;
 mod initiators;
 mod libiscsi;
 mod mirror;
+mod node_faults;
 mod nvme;
 mod pools;
 mod scsi;
@@ -21,38 +22,39 @@ mod unit;
 
 use crate::{
     demo, guest,
-    house::House,
     install::{self, Package},
     namespace,
     node::Profile,
+    run_context::RunContext,
 };
 use anyhow::Result;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-pub(crate) use clients::{against_peers, peer_packages};
+pub(crate) use clients::{peer_packages, test_clients_against_other_targets};
 pub(crate) use dependencies::audit;
-pub(crate) use fuzz::{Fuzz, fuzz};
+pub(crate) use fuzz::{FuzzPlan, fuzz};
 pub(crate) use initiators::{INITIATOR, nvme_host};
-pub(crate) use mirror::{Chaos, chaos};
-pub(crate) use pools::crowd;
+pub(crate) use mirror::{ChaosPlan, chaos};
+pub(crate) use pools::many_volumes;
 pub(crate) use simulation::simulate;
 pub(crate) use style::lint;
 
-/// One tier.
+/// A tier.
 pub(crate) struct Tier {
     pub(crate) name: &'static str,
     pub(crate) about: &'static str,
-    /// How long it may take on two cores, building included. Longer is said, not failed: machines differ.
+    /// How long it may take on two cores, builds included. Exceeding it is reported but no failure:
+    /// machines differ.
     budget: Duration,
     packages: fn() -> Vec<&'static [Package]>,
     /// Whether it starts real nodes: these tiers share the product's build and run in a namespace.
     pub(crate) processes: bool,
-    run: fn(&House) -> Result<()>,
+    run: fn(&RunContext) -> Result<()>,
 }
 
 impl Tier {
-    /// What must be installed.
+    /// The packages it needs.
     pub(crate) fn packages(&self) -> Vec<&'static [Package]> {
         (self.packages)()
     }
@@ -62,16 +64,16 @@ const fn minutes(n: u64) -> Duration {
     Duration::from_secs(n * 60)
 }
 
-/// What must be installed for a cluster of real processes.
+/// The packages a cluster of real processes needs.
 pub(crate) fn mirror_packages() -> Vec<&'static [Package]> {
     vec![install::ETCD, install::NETWORK, install::FILTER]
 }
 
-/// In the order in which they run: what fails fast comes first, what shares a build stands together.
+/// In the order they run: fast failures first, tiers that share a build together.
 pub(crate) const TIERS: &[Tier] = &[
     Tier {
         name: "style",
-        about: "rustfmt, clippy, licences and sources of dependencies",
+        about: "words and lines of prose, rustfmt, clippy, licences and sources of dependencies",
         budget: minutes(8),
         packages: Vec::new,
         processes: false,
@@ -107,7 +109,7 @@ pub(crate) const TIERS: &[Tier] = &[
         budget: minutes(3),
         packages: || vec![install::LIBISCSI, install::TGT, install::NETWORK],
         processes: true,
-        run: clients::suite,
+        run: clients::libiscsi_suite,
     },
     Tier {
         name: "scsi",
@@ -125,7 +127,7 @@ pub(crate) const TIERS: &[Tier] = &[
         about: "a mirrored volume through both nodes: reservations of two NVMe hosts, access states, namespaces that come and go, hosts that prove who they are and come by TLS, while nodes die and are cut off",
         budget: minutes(5),
         packages: || {
-            let tools = vec![install::NEWER, install::ETCDCTL];
+            let tools = vec![install::MMDEBSTRAP, install::ETCDCTL];
             [guest::packages(), mirror_packages(), tools].concat()
         },
         processes: true,
@@ -137,7 +139,7 @@ pub(crate) const TIERS: &[Tier] = &[
         budget: minutes(3),
         packages: || [guest::packages(), vec![install::NETWORK]].concat(),
         processes: true,
-        run: clients::initiators,
+        run: clients::kernel_initiators,
     },
     Tier {
         name: "emulated",
@@ -145,7 +147,7 @@ pub(crate) const TIERS: &[Tier] = &[
         budget: minutes(2),
         packages: || vec![install::GUEST, install::GUEST_QEMU, install::NETWORK],
         processes: true,
-        run: clients::emulated,
+        run: clients::kernel_initiators_emulated,
     },
     Tier {
         name: "attach",
@@ -204,26 +206,26 @@ pub(crate) const TIERS: &[Tier] = &[
         budget: minutes(4),
         packages: demo::packages,
         processes: true,
-        run: |house| demo::show(house, Profile::Dev),
+        run: |context| demo::run_demo(context, Profile::Dev),
     },
 ];
 
 /// Runs `tiers`; those with processes in one namespace.
-pub(crate) fn run_all(house: &House, tiers: &[&Tier]) -> Result<()> {
+pub(crate) fn run_all(context: &RunContext, tiers: &[&Tier]) -> Result<()> {
     let (processes, others): (Vec<&Tier>, Vec<&Tier>) =
         tiers.iter().partition(|tier| tier.processes);
     for tier in others {
-        match install::packages(house, &tier.packages()) {
-            Ok(()) => run(house, tier),
-            Err(error) => house.enter_error(tier.name, &error),
+        match install::packages(context, &tier.packages()) {
+            Ok(()) => run(context, tier),
+            Err(error) => context.record_error(tier.name, &error),
         }
     }
     let ready: Vec<&Tier> = processes
         .into_iter()
-        .filter(|tier| match prepare(house, tier) {
+        .filter(|tier| match prepare(context, tier) {
             Ok(()) => true,
             Err(error) => {
-                house.enter_error(tier.name, &error);
+                context.record_error(tier.name, &error);
                 false
             }
         })
@@ -231,40 +233,40 @@ pub(crate) fn run_all(house: &House, tiers: &[&Tier]) -> Result<()> {
     if ready.is_empty() {
         return Ok(());
     }
-    if let Err(error) = Profile::Dev.build_product(house) {
-        house.enter_error("build of windrose", &error);
+    if let Err(error) = Profile::Dev.build_product(context) {
+        context.record_error("build of windrose", &error);
         return Ok(());
     }
     let names: Vec<&str> = ready.iter().map(|tier| tier.name).collect();
     let names = names.join(",");
-    let again = ["test", "--tier", &names, "--only", &house.only];
-    if namespace::inside() || !namespace::run_inside(house, &again)? {
+    let again = ["test", "--tier", &names, "--only", &context.name_filter];
+    if namespace::is_inside() || !namespace::run_inside(context, &again)? {
         for tier in ready {
-            run(house, tier);
+            run(context, tier);
         }
     }
     Ok(())
 }
 
-/// Gets what a tier needs, while the network is there.
-fn prepare(house: &House, tier: &Tier) -> Result<()> {
-    install::packages(house, &tier.packages())?;
+/// Prepares a tier while the network is available.
+fn prepare(context: &RunContext, tier: &Tier) -> Result<()> {
+    install::packages(context, &tier.packages())?;
     if tier.name == nvme::NAME {
-        install::newer(house)?;
+        install::newer_debian_root(context)?;
     }
     if tier.name == clients::SUITE {
         let example = ["--example", clients::OWN_INITIATOR];
-        Profile::Dev.build(house, &[&unit::FEATURES[..], &example].concat())?;
+        Profile::Dev.build(context, &[&unit::FEATURES[..], &example].concat())?;
     }
     Ok(())
 }
 
-/// Runs one tier and says how long it took.
-fn run(house: &House, tier: &Tier) {
-    house.display.line(&format!("{}: {}", tier.name, tier.about));
+/// Runs one tier and prints its duration.
+fn run(context: &RunContext, tier: &Tier) {
+    context.display.line(&format!("{}: {}", tier.name, tier.about));
     let begun = Instant::now();
-    if let Err(error) = (tier.run)(house) {
-        house.enter_error(tier.name, &error);
+    if let Err(error) = (tier.run)(context) {
+        context.record_error(tier.name, &error);
     }
     let took = begun.elapsed();
     let over = if took > tier.budget {
@@ -272,11 +274,11 @@ fn run(house: &House, tier: &Tier) {
     } else {
         String::new()
     };
-    let free = free_gib(&house.root);
-    house.display.line(&format!("  {} took {} s{over}; {free}", tier.name, took.as_secs()));
+    let free = free_gib(&context.root);
+    context.display.line(&format!("  {} took {} s{over}; {free}", tier.name, took.as_secs()));
 }
 
-/// What is left of the disk: a full one makes tests fail for no reason that they tell.
+/// Free space on the disk: a full one makes tests fail for no stated reason.
 fn free_gib(path: &Path) -> String {
     rustix::fs::statvfs(path).map_or_else(
         |error| format!("the free space cannot be read: {error}"),

@@ -1,35 +1,45 @@
-//! Format, lints, dependencies.
+//! Format, lints, language, dependencies.
+
+mod floors;
+mod prose;
 
 use super::dependencies;
-use crate::house::House;
+use crate::run_context::RunContext;
 use anyhow::Result;
 use std::time::Duration;
 
-pub(super) fn run(house: &House) -> Result<()> {
-    lint(house);
-    dependencies::check(house);
+pub(super) fn run(context: &RunContext) -> Result<()> {
+    context.check("language: words, lines, documentation of modules", || {
+        let found = prose::findings(&context.root)?;
+        let lines: Vec<String> = found.iter().map(ToString::to_string).collect();
+        anyhow::ensure!(lines.is_empty(), "{} findings:\n{}", lines.len(), lines.join("\n"));
+        Ok(())
+    });
+    context.check("floors: which crate uses which", || floors::check(&context.root));
+    lint(context);
+    dependencies::check(context);
     Ok(())
 }
 
 /// rustfmt and clippy, over the workspace.
-pub(crate) fn lint(house: &House) {
-    house.check("rustfmt", || {
-        let mut workspace = house.cargo();
+pub(crate) fn lint(context: &RunContext) {
+    context.check("rustfmt", || {
+        let mut workspace = context.cargo();
         workspace.args(["fmt", "--all", "--check"]);
-        house.run("cargo fmt", &mut workspace, Duration::from_secs(60))?.ok()?;
+        context.run("cargo fmt", &mut workspace, Duration::from_secs(60))?.success_output()?;
         Ok(())
     });
-    house.check("clippy", || {
-        let mut clippy = house.cargo();
+    context.check("clippy", || {
+        let mut clippy = context.cargo();
         clippy.args(["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]);
-        house.build("cargo clippy", &mut clippy)?.ok()?;
+        context.build("cargo clippy", &mut clippy)?.success_output()?;
         Ok(())
     });
     // With the features that it is shipped with, and no test's.
-    house.check("clippy of the product by itself", || {
-        let mut clippy = house.cargo();
+    context.check("clippy of the product by itself", || {
+        let mut clippy = context.cargo();
         clippy.args(["clippy", "-p", "windrose", "--locked", "--", "-D", "warnings"]);
-        house.build("cargo clippy", &mut clippy)?.ok()?;
+        context.build("cargo clippy", &mut clippy)?.success_output()?;
         Ok(())
     });
 }
@@ -38,8 +48,9 @@ pub(crate) fn lint(house: &House) {
 mod tests {
     use std::{fs, path::Path};
 
-    /// The paragraphs of a page that are cut in two: one stops in the middle of a sentence, and the next one is no list,
-    /// or begins in the middle of one. What stands before or behind code may be a part of a sentence.
+    /// The paragraphs of a page that are cut in two: one stops in the middle of a sentence, and the
+    /// next one is no list, or begins in the middle of one. What stands before or behind code may
+    /// be a part of a sentence.
     fn cut_paragraphs(page: &str) -> Vec<&str> {
         let is_prose = |block: &str| {
             block.starts_with(|c: char| c.is_alphabetic() || "`*[\"".contains(c))

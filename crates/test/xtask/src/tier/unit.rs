@@ -1,80 +1,81 @@
 //! `cargo test` over the workspace, its tests counted one by one.
 
-use crate::{house::House, process};
+use crate::{process, run_context::RunContext};
 use anyhow::Result;
 use std::{
     process::Command,
     time::{Duration, Instant},
 };
 
-/// Names the file in which tests say that they could not test, for want of a program.
-const SKIPS: &str = "WINDROSE_SKIPPED_TESTS";
+/// Names the file in which tests record that they skipped themselves, for want of a program.
+const SKIPPED_TESTS_ENV: &str = "WINDROSE_SKIPPED_TESTS";
 
-/// So that nothing hangs for ever: a slow machine tests for ten minutes once all is built.
+/// So that nothing hangs forever: a slow machine takes ten minutes once everything is built.
 const LIMIT: Duration = Duration::from_secs(2400);
 
-/// Of what, and with which features, the tests are built. Whoever builds a part of them in the same way finds it there: the
-/// product is among them, as the tiers with real processes want it.
+/// The packages and features the tests are built with. Other builds with the same ones reuse the
+/// results: they include the product as the tiers with real processes need it.
 pub(super) const FEATURES: [&str; 3] = ["--workspace", "--features", "windrose/fault-points"];
 
-pub(super) fn run(house: &House) -> Result<()> {
-    house.display.working("cargo test");
+pub(super) fn run(context: &RunContext) -> Result<()> {
+    context.display.begin_step("cargo test");
     let begun = Instant::now();
-    let built = house.build("cargo test --no-run", command(house).arg("--no-run"))?;
+    let built = context.build("cargo test --no-run", command(context).arg("--no-run"))?;
     if !built.status.success() {
-        house.fail("cargo test --no-run", &process::tail(&built.output));
+        context.fail("cargo test --no-run", &process::tail(&built.output));
         return Ok(());
     }
-    let mut command = command(house);
-    let skips = house.scratch().join("skipped-tests");
-    command.env(SKIPS, &skips);
-    let ended = house.run("cargo test", &mut command, LIMIT)?;
-    // No test has skipped itself where there is no file.
-    let count = Count::of(&ended.output, &std::fs::read_to_string(&skips).unwrap_or_default());
+    let mut command = command(context);
+    let skips = context.scratch().join("skipped-tests");
+    command.env(SKIPPED_TESTS_ENV, &skips);
+    let ended = context.run("cargo test", &mut command, LIMIT)?;
+    // Without the file, no test has skipped itself.
+    let count = TestCounts::of(&ended.output, &std::fs::read_to_string(&skips).unwrap_or_default());
     let seconds = begun.elapsed().as_secs();
     if count.passed > 0 {
-        house.has_product.set(true);
-        house.pass(count.passed, &format!("{} tests of the workspace  {seconds} s", count.passed));
+        context.is_product_built.set(true);
+        context
+            .pass(count.passed, &format!("{} tests of the workspace  {seconds} s", count.passed));
     }
     for test in &count.ignored {
-        house.skip(test, "marked as ignored");
+        context.skip(test, "marked as ignored");
     }
     for (test, why) in &count.skipped {
-        house.skip(test, why);
+        context.skip(test, why);
     }
     for test in &count.failed {
-        house.fail(test, "");
+        context.fail(test, "");
     }
     if !ended.status.success() {
         let why = process::tail(&ended.output);
         if count.failed.is_empty() {
-            house.fail("cargo test", &why);
+            context.fail("cargo test", &why);
         } else {
-            house.display.line(&why);
+            context.display.line(&why);
         }
     }
     Ok(())
 }
 
-/// The tests of the workspace, to be built or run.
-fn command(house: &House) -> Command {
-    let mut command = house.cargo();
+/// The cargo command that builds or runs the workspace's tests.
+fn command(context: &RunContext) -> Command {
+    let mut command = context.cargo();
     command.args(["test", "--locked", "--no-fail-fast"]).args(FEATURES);
     command
 }
 
-/// What `cargo test` printed, counted.
+/// The counts of `cargo test`'s output.
 #[derive(Default, Debug, PartialEq)]
-struct Count {
+struct TestCounts {
     passed: usize,
     failed: Vec<String>,
     ignored: Vec<String>,
-    /// Tests that passed without testing, because something is not installed, and what.
+    /// Tests that passed without testing because something is not installed, and what.
     skipped: Vec<(String, String)>,
 }
 
-impl Count {
-    /// `skipped` is what the tests wrote that could not test, each a line `TEST: WHY`. They count as passed in
+impl TestCounts {
+    /// `skipped` has a line `TEST: WHY` for each test that skipped itself. These count as passed in
     /// `output`.
     fn of(output: &str, skipped: &str) -> Self {
         let mut count = Self::default();
@@ -111,12 +112,12 @@ test src/lib.rs - read (line 3) ... ok
 test heals ... ok
 test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s
 ";
-        let expected = Count {
+        let expected = TestCounts {
             passed: 2,
             failed: vec!["buf::tests::grows".to_owned()],
             ignored: vec!["slow".to_owned()],
             skipped: vec![("heals".to_owned(), "etcd is not installed".to_owned())],
         };
-        assert_eq!(Count::of(output, "heals: etcd is not installed\n"), expected);
+        assert_eq!(TestCounts::of(output, "heals: etcd is not installed\n"), expected);
     }
 }

@@ -1,4 +1,4 @@
-//! The suite passes right layers and catches wrong ones.
+//! The suite accepts correct layers and rejects wrong ones.
 
 use std::rc::Rc;
 
@@ -8,20 +8,20 @@ use super::*;
 use crate::testing::faulty::{Effect, Faults, Faulty, Rule};
 use crate::{Ctx, Layer, Mem, MemOptions};
 
-/// What is wrong with the layer.
+/// The planted defect of the layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Wrong {
     Nothing,
-    Lie(Kind, Effect),
-    /// Takes memory it did not declare.
+    Lie(OpKind, Effect),
+    /// Takes memory that it did not declare.
     Greedy,
-    /// Keeps memory for longer than it lives.
+    /// Keeps memory after its end.
     Hoards,
-    /// Says that it has a cache and no FUA, loses FUA writes.
+    /// Declares a cache and no FUA, and loses FUA writes.
     NoFua,
     /// Unmaps without freeing.
     KeepsSpace,
-    /// Frees what is to be zeroed in place.
+    /// Frees space where zeroing must keep it.
     FreesZeroes,
     /// Unmapped blocks keep their contents.
     UnmapKeepsContents,
@@ -68,7 +68,7 @@ impl Layer for Layered {
 }
 
 struct Mems {
-    pool: Pool,
+    pool: BufferPool,
     options: MemOptions,
     wrong: Wrong,
     hoard: Rc<RefCell<Vec<Bufs>>>,
@@ -79,7 +79,7 @@ impl Mems {
     fn new(block_size: u32, volatile_cache: bool, wrong: Wrong) -> Self {
         let blocks = 2 * MIN_BYTES / u64::from(block_size);
         let options = MemOptions { volatile_cache, ..MemOptions::new(block_size, blocks) };
-        let pool = Pool::new(MIN_POOL).unwrap();
+        let pool = BufferPool::new(MIN_POOL).unwrap();
         Self { pool, options, wrong, hoard: Rc::default(), last: RefCell::default() }
     }
 
@@ -99,7 +99,7 @@ impl Mems {
 }
 
 impl Subject for Mems {
-    fn pool(&self) -> Pool {
+    fn pool(&self) -> BufferPool {
         self.pool.clone()
     }
 
@@ -123,7 +123,7 @@ impl Subject for Mems {
         Some(self.assemble(mem))
     }
 
-    async fn fail_next(&self, kind: Kind, error: Error) -> bool {
+    async fn fail_next(&self, kind: OpKind, error: Error) -> bool {
         self.last().1.add(Rule::new(Effect::Fail(error)).on(&[kind]).times(1));
         true
     }
@@ -152,15 +152,15 @@ async fn memory_conforms() {
 #[tokio::test(start_paused = true)]
 async fn every_lie_is_found_out() {
     let lies = [
-        Wrong::Lie(Kind::Read, Effect::Ignore),
-        Wrong::Lie(Kind::Read, Effect::Misdirect(1)),
-        Wrong::Lie(Kind::Write, Effect::Ignore),
-        Wrong::Lie(Kind::Write, Effect::Misdirect(1)),
-        Wrong::Lie(Kind::Write, Effect::Tear),
-        Wrong::Lie(Kind::Zero, Effect::Ignore),
-        Wrong::Lie(Kind::Zero, Effect::Misdirect(1)),
-        Wrong::Lie(Kind::Unmap, Effect::Misdirect(1)),
-        Wrong::Lie(Kind::Flush, Effect::Ignore),
+        Wrong::Lie(OpKind::Read, Effect::Ignore),
+        Wrong::Lie(OpKind::Read, Effect::Misdirect(1)),
+        Wrong::Lie(OpKind::Write, Effect::Ignore),
+        Wrong::Lie(OpKind::Write, Effect::Misdirect(1)),
+        Wrong::Lie(OpKind::Write, Effect::Tear),
+        Wrong::Lie(OpKind::Zero, Effect::Ignore),
+        Wrong::Lie(OpKind::Zero, Effect::Misdirect(1)),
+        Wrong::Lie(OpKind::Unmap, Effect::Misdirect(1)),
+        Wrong::Lie(OpKind::Flush, Effect::Ignore),
         Wrong::Greedy,
         Wrong::Hoards,
         Wrong::NoFua,
@@ -177,9 +177,9 @@ async fn every_lie_is_found_out() {
 
 #[tokio::test]
 async fn space_runs_out_and_comes_back() {
-    let options = MemOptions { space_bytes: 64 * 1024, ..MemOptions::new(512, 1 << 40) };
+    let options = MemOptions { max_space_bytes: 64 * 1024, ..MemOptions::new(512, 1 << 40) };
     let mem = Rc::new(Mem::new(options));
-    let c = Client::new(&Dev::shared(Rc::clone(&mem)), &Pool::new(1 << 20).unwrap());
+    let c = TestClient::new(&Dev::shared(Rc::clone(&mem)), &BufferPool::new(1 << 20).unwrap());
     for page in 0..16 {
         c.write(page << 30, &[1; 512], false).await.unwrap();
     }
@@ -193,12 +193,12 @@ async fn space_runs_out_and_comes_back() {
     assert_eq!(mem.space_used(), 64 * 1024);
 }
 
-/// A device that keeps what it is given is no other one to those who use it, and gives it back with its end.
+/// A device that keeps the writers' buffers behaves like any other, and frees them when dropped.
 #[tokio::test]
 async fn kept_buffers_are_the_same_device() {
     let keeping = MemOptions { keeps_buffers: true, ..MemOptions::new(512, 512) };
-    let pool = Pool::new(MIN_POOL).unwrap();
-    let of = |options| Client::new(&Dev::new(Mem::new(options)), &pool);
+    let pool = BufferPool::new(MIN_POOL).unwrap();
+    let of = |options| TestClient::new(&Dev::new(Mem::new(options)), &pool);
     let (plain, kept) = (of(MemOptions::new(512, 512)), of(keeping));
     let mut rng = Rng::new(7);
     let mut held = Vec::new();

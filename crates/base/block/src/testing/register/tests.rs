@@ -1,4 +1,4 @@
-use rt::buf::{Account, Class, Pool, copy_in};
+use rt::buf::{Account, BufferPool, MemoryClass, copy_in};
 
 use super::*;
 use crate::testing::Rng;
@@ -14,21 +14,21 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        Self::with(Checker::new(1, 512, Initially::Zeroes))
+        Self::with(Checker::new(1, 512, InitialContents::Zeroes))
     }
 
     fn with(checker: Checker) -> Self {
-        let account = Pool::new(1 << 22).unwrap().account();
+        let account = BufferPool::new(1 << 22).unwrap().account();
         Self { checker, account, written: vec![Bufs::zeroes(512)] }
     }
 
     fn bytes(&self, bytes: &[u8]) -> Bufs {
-        copy_in(&self.account.try_credit(bytes.len(), Class::Immediate).unwrap(), bytes)
+        copy_in(&self.account.try_credit(bytes.len(), MemoryClass::LocalIo).unwrap(), bytes)
     }
 
     fn begin_write(&mut self, fua: bool) -> Ticket {
         let ticket = self.checker.begin_write(BLOCK, 1, fua);
-        let credit = self.account.try_credit(512, Class::Immediate).unwrap();
+        let credit = self.account.try_credit(512, MemoryClass::LocalIo).unwrap();
         self.written.push(self.checker.data(ticket, &credit));
         ticket
     }
@@ -50,7 +50,7 @@ impl World {
     }
 
     fn is_replaced(&mut self, n: usize) -> bool {
-        matches!(self.read(n), Err(Violation { fault: Fault::Replaced { .. }, .. }))
+        matches!(self.read(n), Err(Violation { fault: Fault::Stale { .. }, .. }))
     }
 }
 
@@ -105,17 +105,17 @@ fn an_unflushed_write_may_be_lost_with_power_only() {
     w.flush();
     w.write();
     w.write();
-    w.checker.crash(Loss::InFlight);
+    w.checker.crash(CrashKind::ProcessDeath);
     assert!(w.is_replaced(1) && w.is_replaced(2));
     for survivor in [1, 2, 3] {
         let mut after = World { written: w.written.clone(), ..World::with(w.checker.clone()) };
-        after.checker.crash(Loss::Unflushed);
+        after.checker.crash(CrashKind::PowerLoss);
         assert!(after.is_replaced(0), "write 1 was flushed");
         after.read(survivor).unwrap();
         for other in [1, 2, 3] {
             assert_eq!(after.is_replaced(other), other != survivor, "what was read stays");
         }
-        after.checker.crash(Loss::Unflushed);
+        after.checker.crash(CrashKind::PowerLoss);
         assert!(after.is_replaced(survivor % 3 + 1), "across another crash too");
         after.read(survivor).unwrap();
     }
@@ -126,15 +126,15 @@ fn fua_and_write_through_survive_without_a_flush() {
     let mut w = World::new();
     let a = w.begin_write(true);
     w.checker.end(a, Outcome::Done);
-    w.checker.crash(Loss::Unflushed);
+    w.checker.crash(CrashKind::PowerLoss);
     assert!(w.is_replaced(0));
     w.read(1).unwrap();
 
-    let mut w = World::with(Checker::new(1, 512, Initially::Zeroes).write_through());
+    let mut w = World::with(Checker::new(1, 512, InitialContents::Zeroes).write_through());
     w.write();
-    w.checker.crash(Loss::Unflushed);
+    w.checker.crash(CrashKind::PowerLoss);
     assert!(w.is_replaced(0));
-    assert_eq!(w.checker.undecided(), 0);
+    assert_eq!(w.checker.undecided_values(), 0);
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn a_flush_covers_only_what_completed_before_it_began() {
     let flush = w.checker.begin_flush();
     w.checker.end(a, Outcome::Done);
     w.checker.end(flush, Outcome::Done);
-    w.checker.crash(Loss::Unflushed);
+    w.checker.crash(CrashKind::PowerLoss);
     w.checker.clone().registers.get_mut(&5).unwrap();
     w.read(0).unwrap();
 
@@ -153,7 +153,7 @@ fn a_flush_covers_only_what_completed_before_it_began() {
     let failed = w.checker.begin_flush();
     w.checker.end(failed, Outcome::Failed);
     let cut_short = w.checker.begin_flush();
-    w.checker.crash(Loss::Unflushed);
+    w.checker.crash(CrashKind::PowerLoss);
     w.checker.end(cut_short, Outcome::Done);
     w.read(0).unwrap();
 }
@@ -176,7 +176,7 @@ fn an_unacknowledged_write_may_or_may_not_have_happened() {
     w.write();
     w.flush();
     w.begin_write(true);
-    w.checker.crash(Loss::Unflushed);
+    w.checker.crash(CrashKind::PowerLoss);
     w.read(2).unwrap();
     assert!(w.is_replaced(1) && w.is_replaced(0));
 }
@@ -187,7 +187,7 @@ fn an_unknown_outcome_ends_with_the_process() {
     w.write();
     let a = w.begin_write(false);
     w.checker.end(a, Outcome::Unknown);
-    w.checker.crash(Loss::InFlight);
+    w.checker.crash(CrashKind::ProcessDeath);
     w.read(1).unwrap();
     assert!(w.is_replaced(2));
 }
@@ -200,7 +200,7 @@ fn zeroed_and_unmapped_blocks() {
     w.checker.end(zero, Outcome::Done);
     assert!(w.is_replaced(1));
     w.read(0).unwrap();
-    w.checker.crash(Loss::Unflushed);
+    w.checker.crash(CrashKind::PowerLoss);
     assert!(w.is_replaced(1));
     assert!(w.checker.registers.is_empty(), "a block known to be zero costs nothing");
     w.write();
@@ -215,7 +215,7 @@ fn zeroed_and_unmapped_blocks() {
     }
     let garbage = w.bytes(&[7; 512]);
     let read = w.checker.begin_read(BLOCK);
-    assert_eq!(w.checker.end_read(read, &garbage).unwrap_err().fault, Fault::Foreign);
+    assert_eq!(w.checker.end_read(read, &garbage).unwrap_err().fault, Fault::NeverWritten);
     w.write();
     assert!(w.is_replaced(3) && w.is_replaced(0));
     w.read(4).unwrap();
@@ -236,15 +236,15 @@ fn torn_strayed_and_foreign_blocks_are_named() {
     let faults = [
         (torn, Fault::Torn { offset: 256 }),
         (strayed, Fault::Misdirected(elsewhere)),
-        (early, Fault::Foreign),
-        (vec![1; 512], Fault::Foreign),
+        (early, Fault::NeverWritten),
+        (vec![1; 512], Fault::NeverWritten),
     ];
     for (bytes, fault) in faults {
         let bytes = w.bytes(&bytes);
         let read = w.checker.begin_read(BLOCK);
         let violation = w.checker.end_read(read, &bytes).unwrap_err();
         assert_eq!((violation.at, violation.fault), (Lba(5), fault));
-        w.checker.damaged(BLOCK);
+        w.checker.mark_damaged(BLOCK);
         let read = w.checker.begin_read(BLOCK);
         w.checker.end_read(read, &bytes).expect("damaged on purpose");
         w.write();
@@ -256,15 +256,15 @@ fn torn_strayed_and_foreign_blocks_are_named() {
 #[test]
 fn damage_outlives_an_unflushed_write_but_not_a_flushed_one() {
     let mut w = World::new();
-    w.checker.damaged(BLOCK);
+    w.checker.mark_damaged(BLOCK);
     w.write();
-    w.checker.crash(Loss::Unflushed);
+    w.checker.crash(CrashKind::PowerLoss);
     let garbage = w.bytes(&[9; 512]);
     let read = w.checker.begin_read(BLOCK);
     w.checker.end_read(read, &garbage).unwrap();
     w.write();
     w.flush();
-    w.checker.crash(Loss::Unflushed);
+    w.checker.crash(CrashKind::PowerLoss);
     let read = w.checker.begin_read(BLOCK);
     w.checker.end_read(read, &garbage).unwrap_err();
     w.read(2).unwrap();
@@ -272,11 +272,11 @@ fn damage_outlives_an_unflushed_write_but_not_a_flushed_one() {
 
 #[test]
 fn blocks_are_found_however_the_data_is_cut() {
-    let mut checker = Checker::new(1, 512, Initially::Zeroes);
-    let account = Pool::new(1 << 20).unwrap().account();
+    let mut checker = Checker::new(1, 512, InitialContents::Zeroes);
+    let account = BufferPool::new(1 << 20).unwrap().account();
     let range = Blocks::new(Lba(3), 9);
     let write = checker.begin_write(range, 2, false);
-    let data = checker.data(write, &account.try_credit(8192, Class::Immediate).unwrap());
+    let data = checker.data(write, &account.try_credit(8192, MemoryClass::LocalIo).unwrap());
     checker.end(write, Outcome::Done);
     for cut in [1, 100, 511, 512, 513, 4096] {
         let mut pieces = data.slice(0..cut);
@@ -291,7 +291,7 @@ fn blocks_are_found_however_the_data_is_cut() {
 
 #[test]
 fn anything_is_believed_of_an_unknown_volume_until_it_is_written() {
-    let mut w = World::with(Checker::new(1, 512, Initially::Anything));
+    let mut w = World::with(Checker::new(1, 512, InitialContents::Anything));
     let garbage = w.bytes(&[3; 512]);
     let read = w.checker.begin_read(BLOCK);
     w.checker.end_read(read, &garbage).unwrap();
@@ -345,12 +345,12 @@ mod brute {
         }
         for i in 0..left.len() {
             let event = left[i];
-            // Next may be only what did not begin after something mandatory that is left ended.
+            // An event cannot come next if a mandatory one that is left ended before it began.
             let late = left.iter().any(|e| e.kind != Kind::Perhaps && e.ended < event.begun);
             if late || event.kind == Kind::Read && values.last() != Some(&event.value) {
                 continue;
             }
-            // A perhaps that ended before this one began cannot come later: it never happened.
+            // A `Perhaps` that ended before this one began cannot come later: it never happened.
             let rest: Vec<Event> = left
                 .iter()
                 .enumerate()
@@ -370,7 +370,7 @@ mod brute {
     }
 }
 
-/// One random era, told to the checker and, as events, to brute force. Returns the events and
+/// One random era, reported to the checker and, as events, to brute force. Returns the events and
 /// whether the checker objected.
 fn random_era(w: &mut World, rng: &mut Rng, clock: &mut usize) -> (Vec<brute::Event>, bool) {
     use brute::{Event, Kind};
@@ -381,7 +381,7 @@ fn random_era(w: &mut World, rng: &mut Rng, clock: &mut usize) -> (Vec<brute::Ev
     for _ in 0..rng.within(1, 12) {
         *clock += 1;
         if rng.one_in(12) {
-            w.checker.crash(Loss::InFlight);
+            w.checker.crash(CrashKind::ProcessDeath);
             for (i, _) in open.drain(..) {
                 if events[i].kind == Kind::Perhaps {
                     events[i].ended = *clock;
@@ -443,7 +443,7 @@ fn it_agrees_with_brute_force_on_random_histories() {
             objected |= now;
             let cut = era + 1 < eras;
             if cut {
-                w.checker.crash(Loss::Unflushed);
+                w.checker.crash(CrashKind::PowerLoss);
             }
             let mut next: Vec<usize> =
                 initial.iter().flat_map(|&i| brute::outcomes(&events, i, cut)).collect();

@@ -1,4 +1,4 @@
-//! What a link between two hosts is like.
+//! Properties of a link between two hosts.
 
 use std::time::Duration;
 
@@ -7,53 +7,52 @@ use crate::sim::rng::Rng;
 /// One direction of a link.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkSetup {
-    /// Nothing gets through.
-    pub cut: bool,
-    /// Nothing of connections that were made to this port gets through.
+    /// Nothing is delivered.
+    pub is_cut: bool,
+    /// Nothing is delivered on connections made to this port.
     pub cut_port: Option<u16>,
-    /// The fastest a segment arrives, in whole milliseconds.
-    pub min: Duration,
-    /// The slowest, unless it is lost.
-    pub max: Duration,
-    /// Probability that a segment is lost and sent again [`Self::resend`] later.
+    /// Shortest delay of a segment, in whole milliseconds.
+    pub min_delay: Duration,
+    /// Longest delay, unless it is lost.
+    pub max_delay: Duration,
+    /// Probability that a segment is lost and retransmitted [`Self::retransmit_delay`] later.
     pub loss: f64,
-    /// How long it takes until a lost segment is sent again; twice that at most.
-    pub resend: Duration,
-    /// Bytes that may be on their way or unread before a writer has to wait.
+    /// Delay until a lost segment is retransmitted; at most twice that.
+    pub retransmit_delay: Duration,
+    /// Most bytes in transit or unread before a writer must wait.
     pub window: usize,
-    /// After this long without a sign of the other side a sender gives up (Linux gives up after
-    /// 15 minutes).
-    pub give_up: Duration,
+    /// Time without an acknowledgement after which a sender gives up (Linux: 15 minutes).
+    pub retransmit_timeout: Duration,
 }
 
 impl Default for LinkSetup {
     fn default() -> Self {
         Self {
-            cut: false,
+            is_cut: false,
             cut_port: None,
-            min: Duration::from_millis(1),
-            max: Duration::from_millis(3),
+            min_delay: Duration::from_millis(1),
+            max_delay: Duration::from_millis(3),
             loss: 0.0,
-            resend: Duration::from_millis(200),
+            retransmit_delay: Duration::from_millis(200),
             window: 64 << 10,
-            give_up: Duration::from_secs(900),
+            retransmit_timeout: Duration::from_secs(900),
         }
     }
 }
 
 impl LinkSetup {
-    /// How long one segment takes.
+    /// The delay of one segment.
     pub(crate) fn delay(&self, loopback: bool, rng: &Rng) -> Duration {
         if loopback {
-            return rng.time(Duration::ZERO, Duration::from_millis(1));
+            return rng.duration_between(Duration::ZERO, Duration::from_millis(1));
         }
         let lost = rng.chance(self.loss);
-        let again = if lost { self.resent(rng) } else { Duration::ZERO };
-        rng.time(self.min, self.max) + again
+        let again = if lost { self.draw_retransmit_delay(rng) } else { Duration::ZERO };
+        rng.duration_between(self.min_delay, self.max_delay) + again
     }
 
-    /// How long it takes until something is sent again.
-    pub(crate) fn resent(&self, rng: &Rng) -> Duration {
-        rng.time(self.resend, self.resend * 2)
+    /// The delay of a retransmission.
+    pub(crate) fn draw_retransmit_delay(&self, rng: &Rng) -> Duration {
+        rng.duration_between(self.retransmit_delay, self.retransmit_delay * 2)
     }
 }

@@ -1,13 +1,13 @@
 //! A simulated TCP network.
 //!
-//! A connection is two pipes. What is written goes on the wire in pieces of any size, each with
-//! its own delay, and arrives in order; a reader gets any portion of what has arrived. The faults
-//! are those that TCP lets through: delay (a lost segment is a delay), silence, an end of the
-//! stream and a reset. A cut link delivers nothing and forgets nothing: what TCP would send again
-//! arrives after the link is healed, unless the sender has given up. A host without power answers
-//! nothing; once it is up again it resets the connections that it no longer knows.
+//! A connection is two pipes. Written data is sent in segments of any size, each with its own
+//! delay, and arrives in order; a reader gets any portion of the received data. The faults are
+//! those of TCP: delay (a lost segment is a delay), silence, an end of the stream and a reset. A
+//! cut link delivers nothing and loses nothing: what TCP would retransmit arrives after the link is
+//! healed, unless the sender has given up. A host without power does not answer; once it is up
+//! again it resets the connections that it no longer knows.
 
-mod conn;
+mod connection;
 mod link;
 mod stream;
 
@@ -20,18 +20,18 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::agenda::Agenda;
-use super::host::{Boot, HostState};
+use super::event_queue::EventQueue;
+use super::host::{HostRun, HostState};
 use super::rng::Rng;
 use super::trace::Trace;
 use crate::net::ListenOptions;
 
-use conn::{Conn, End};
+use connection::{Connection, Endpoint};
 pub use link::LinkSetup;
-pub(crate) use stream::{DetachedSim, SimListener, SimStream};
+pub(crate) use stream::{DetachedSimStream, SimListener, SimStream};
 
-/// First port given to those who ask for none.
-const EPHEMERAL: u16 = 49_152;
+/// First ephemeral port.
+const FIRST_EPHEMERAL_PORT: u16 = 49_152;
 
 /// Time between attempts to connect: doubled each time, six times (Linux `tcp_syn_retries`).
 const SYN_RETRIES: u32 = 6;
@@ -42,21 +42,21 @@ pub(crate) fn address(index: usize) -> IpAddr {
     IpAddr::V4(Ipv4Addr::from_bits(0x0a00_0001 + n))
 }
 
-/// How a host takes leave of its connections.
+/// How a host's software ends, as far as its connections matter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Goodbye {
-    /// It does not: its power is cut.
-    Silent,
-    /// Its system closes them: a process has died.
-    Closed,
+pub(crate) enum HostExit {
+    /// Its power is cut: connections are not closed.
+    PowerCut,
+    /// Its process has died: the system closes them.
+    ProcessKilled,
 }
 
 /// The network of a world. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Net(Rc<Inner>);
+pub(crate) struct Network(Rc<Inner>);
 
 struct Inner {
-    agenda: Agenda,
+    agenda: EventQueue,
     trace: Rc<Trace>,
     rng: Rng,
     state: RefCell<State>,
@@ -64,25 +64,25 @@ struct Inner {
 
 #[derive(Default)]
 struct State {
-    hosts: Vec<NetHost>,
+    hosts: Vec<NetworkHost>,
     links: BTreeMap<(usize, usize), LinkSetup>,
-    conns: BTreeMap<u64, Conn>,
+    conns: BTreeMap<u64, Connection>,
     next_conn: u64,
     next_listener: u64,
 }
 
-struct NetHost {
+struct NetworkHost {
     name: Rc<str>,
-    powered: bool,
+    is_powered: bool,
     next_port: u16,
-    listeners: BTreeMap<u64, Listening>,
+    listeners: BTreeMap<u64, ListenSocket>,
 }
 
-struct Listening {
+struct ListenSocket {
     at: SocketAddr,
     how: ListenOptions,
     /// Connections not yet accepted.
-    queue: VecDeque<SimStream>,
+    accept_queue: VecDeque<SimStream>,
     arrived: Rc<Notify>,
 }
 
@@ -92,20 +92,20 @@ thread_local! {
 }
 
 impl State {
-    fn link(&self, from: usize, to: usize) -> LinkSetup {
+    fn link_setup(&self, from: usize, to: usize) -> LinkSetup {
         self.links.get(&(from, to)).copied().unwrap_or_default()
     }
 
-    /// Whether what `from` sends to `to` arrives now, of a connection that was made to `port`.
+    /// Whether data from `from` to `to` arrives now, on a connection made to `port`.
     fn passes(&self, from: usize, to: usize, port: u16) -> bool {
-        let link = self.link(from, to);
-        let barred = link.cut || link.cut_port == Some(port);
-        self.hosts[to].powered && (from == to || !barred)
+        let link = self.link_setup(from, to);
+        let barred = link.is_cut || link.cut_port == Some(port);
+        self.hosts[to].is_powered && (from == to || !barred)
     }
 }
 
-impl Net {
-    pub(crate) fn new(seed: u64, agenda: Agenda, trace: Rc<Trace>) -> Self {
+impl Network {
+    pub(crate) fn new(seed: u64, agenda: EventQueue, trace: Rc<Trace>) -> Self {
         let rng = Rng::new(seed, "network");
         let inner = Rc::new(Inner { agenda, trace, rng, state: RefCell::default() });
         CURRENT.set(Rc::downgrade(&inner));
@@ -113,10 +113,10 @@ impl Net {
     }
 
     pub(crate) fn add_host(&self, name: &Rc<str>) {
-        self.0.state.borrow_mut().hosts.push(NetHost {
+        self.0.state.borrow_mut().hosts.push(NetworkHost {
             name: Rc::clone(name),
-            powered: false,
-            next_port: EPHEMERAL,
+            is_powered: false,
+            next_port: FIRST_EPHEMERAL_PORT,
             listeners: BTreeMap::new(),
         });
     }
@@ -126,43 +126,43 @@ impl Net {
         self.0.trace.event(self.0.agenda.now(), what, &name, numbers);
     }
 
-    /// Changes one direction of a link; what waited for that goes on its way.
+    /// Changes one direction of a link; blocked data is sent on.
     pub(crate) fn set_link(&self, from: usize, to: usize, change: impl FnOnce(&mut LinkSetup)) {
         let mut state = self.0.state.borrow_mut();
-        let mut link = state.link(from, to);
+        let mut link = state.link_setup(from, to);
         change(&mut link);
         state.links.insert((from, to), link);
         drop(state);
-        let cut = u64::from(link.cut_port.unwrap_or_default()) << 1 | u64::from(link.cut);
+        let cut = u64::from(link.cut_port.unwrap_or_default()) << 1 | u64::from(link.is_cut);
         self.event("link", from, &[to as u64, cut]);
-        self.wake_pipes();
+        self.retry_blocked_pipes();
     }
 
     pub(crate) fn host_up(&self, host: usize) {
-        self.0.state.borrow_mut().hosts[host].powered = true;
-        self.wake_pipes();
+        self.0.state.borrow_mut().hosts[host].is_powered = true;
+        self.retry_blocked_pipes();
     }
 
-    /// The software of a host is gone.
-    pub(crate) fn host_down(&self, host: usize, goodbye: Goodbye) {
+    /// The software of a host has ended.
+    pub(crate) fn host_down(&self, host: usize, exit: HostExit) {
         let listeners = {
             let mut state = self.0.state.borrow_mut();
             let h = &mut state.hosts[host];
-            h.powered = goodbye == Goodbye::Closed;
+            h.is_powered = exit == HostExit::ProcessKilled;
             std::mem::take(&mut h.listeners)
         };
-        match goodbye {
-            Goodbye::Silent => self.vanish(host),
-            Goodbye::Closed => self.close_all(host),
+        match exit {
+            HostExit::PowerCut => self.drop_host_endpoints(host),
+            HostExit::ProcessKilled => self.close_all(host),
         }
-        // Their streams belong to connections that are gone by now.
+        // Their streams belong to connections that are already gone.
         drop(listeners);
     }
 
     pub(crate) fn listen(
         &self,
         host: &HostState,
-        boot: &Rc<Boot>,
+        boot: &Rc<HostRun>,
         at: SocketAddr,
         how: ListenOptions,
     ) -> io::Result<SimListener> {
@@ -175,33 +175,36 @@ impl Net {
         let h = &mut state.hosts[host.index];
         let port = if at.port() == 0 { h.free_port() } else { at.port() };
         let at = SocketAddr::new(at.ip(), port);
-        let clash = |l: &Listening| l.covers(at) && !(l.how.reuse_port && how.reuse_port);
+        let clash = |l: &ListenSocket| l.covers(at) && !(l.how.reuse_port && how.reuse_port);
         if h.listeners.values().any(clash) {
             return Err(io::ErrorKind::AddrInUse.into());
         }
         let arrived = Rc::new(Notify::new());
         let queue = VecDeque::new();
-        h.listeners.insert(id, Listening { at, how, queue, arrived: Rc::clone(&arrived) });
+        h.listeners.insert(
+            id,
+            ListenSocket { at, how, accept_queue: queue, arrived: Rc::clone(&arrived) },
+        );
         drop(state);
         self.event("listen", host.index, &[u64::from(port)]);
         Ok(SimListener::new(self.clone(), host.index, id, at, arrived, Rc::clone(boot)))
     }
 
-    /// Takes down a listener; connections that nobody accepted are reset.
-    fn unlisten(&self, host: usize, id: u64) {
+    /// Removes a listener; connections not yet accepted are reset.
+    fn remove_listener(&self, host: usize, id: u64) {
         let gone = self.0.state.borrow_mut().hosts[host].listeners.remove(&id);
         drop(gone);
     }
 
-    fn take_arrived(&self, host: usize, id: u64) -> Option<SimStream> {
+    fn take_accepted(&self, host: usize, id: u64) -> Option<SimStream> {
         let mut state = self.0.state.borrow_mut();
-        state.hosts[host].listeners.get_mut(&id)?.queue.pop_front()
+        state.hosts[host].listeners.get_mut(&id)?.accept_queue.pop_front()
     }
 
     pub(crate) async fn dial(
         &self,
         host: &HostState,
-        boot: &Rc<Boot>,
+        boot: &Rc<HostRun>,
         to: SocketAddr,
     ) -> io::Result<SimStream> {
         let from = host.index;
@@ -213,16 +216,18 @@ impl Net {
         };
         for attempt in 0..=SYN_RETRIES {
             tokio::time::sleep(self.delay(from, target)).await;
-            match self.knock(host, boot, target, to) {
-                Knock::Accepted(stream) => {
+            match self.send_syn(host, boot, target, to) {
+                SynOutcome::Accepted(stream) => {
                     tokio::time::sleep(self.delay(target, from)).await;
                     return Ok(stream);
                 }
-                Knock::Refused => {
+                SynOutcome::Refused => {
                     tokio::time::sleep(self.delay(target, from)).await;
                     return Err(io::ErrorKind::ConnectionRefused.into());
                 }
-                Knock::Unanswered => tokio::time::sleep(Duration::from_secs(1 << attempt)).await,
+                SynOutcome::Unanswered => {
+                    tokio::time::sleep(Duration::from_secs(1 << attempt)).await;
+                }
             }
         }
         Err(io::ErrorKind::TimedOut.into())
@@ -234,17 +239,23 @@ impl Net {
 
     /// A delay of the link, for one segment.
     fn delay(&self, from: usize, to: usize) -> Duration {
-        let link = self.0.state.borrow().link(from, to);
+        let link = self.0.state.borrow().link_setup(from, to);
         link.delay(from == to, &self.0.rng)
     }
 
-    /// One SYN arrives, or does not.
-    fn knock(&self, host: &HostState, boot: &Rc<Boot>, target: usize, to: SocketAddr) -> Knock {
+    /// A SYN arrives, or is lost.
+    fn send_syn(
+        &self,
+        host: &HostState,
+        boot: &Rc<HostRun>,
+        target: usize,
+        to: SocketAddr,
+    ) -> SynOutcome {
         let from = host.index;
         let mut state = self.0.state.borrow_mut();
         let port = to.port();
         if !(state.passes(from, target, port) && state.passes(target, from, port)) {
-            return Knock::Unanswered;
+            return SynOutcome::Unanswered;
         }
         let listening: Vec<u64> = state.hosts[target]
             .listeners
@@ -253,48 +264,48 @@ impl Net {
             .map(|(&id, _)| id)
             .collect();
         if listening.is_empty() {
-            return Knock::Refused;
+            return SynOutcome::Refused;
         }
         let id = *self.0.rng.pick(&listening);
         let l = &state.hosts[target].listeners[&id];
-        if l.queue.len() >= l.how.backlog as usize {
-            return Knock::Unanswered;
+        if l.accept_queue.len() >= l.how.backlog as usize {
+            return SynOutcome::Unanswered;
         }
         let port = state.hosts[from].free_port();
         let local_ip = if to.ip().is_loopback() { to.ip() } else { host.address };
         let local = SocketAddr::new(local_ip, port);
         let number = state.next_conn;
         state.next_conn += 1;
-        let ends = [End::new(from, local), End::new(target, to)];
-        state.conns.insert(number, Conn::new(ends));
+        let ends = [Endpoint::new(from, local), Endpoint::new(target, to)];
+        state.conns.insert(number, Connection::new(ends));
         let ours = SimStream::new(self.clone(), number, 0, local, to, Rc::clone(boot));
         let listening = state.hosts[target].listeners.get_mut(&id).expect("chosen above");
-        // Whoever accepts it puts its own boot in.
-        let theirs = SimStream::new(self.clone(), number, 1, to, local, Rc::clone(boot));
-        listening.queue.push_back(theirs);
+        // The accepting listener replaces the run by its own.
+        let remote = SimStream::new(self.clone(), number, 1, to, local, Rc::clone(boot));
+        listening.accept_queue.push_back(remote);
         listening.arrived.notify_one();
         drop(state);
         self.event("connected", from, &[number, target as u64]);
-        Knock::Accepted(ours)
+        SynOutcome::Accepted(ours)
     }
 }
 
-enum Knock {
+enum SynOutcome {
     Accepted(SimStream),
     Refused,
     Unanswered,
 }
 
-impl NetHost {
+impl NetworkHost {
     fn free_port(&mut self) -> u16 {
         let port = self.next_port;
-        self.next_port = if port == u16::MAX { EPHEMERAL } else { port + 1 };
+        self.next_port = if port == u16::MAX { FIRST_EPHEMERAL_PORT } else { port + 1 };
         port
     }
 }
 
-impl Listening {
-    /// Whether a connection to `to` comes here.
+impl ListenSocket {
+    /// Whether the listener accepts connections to `to`.
     fn covers(&self, to: SocketAddr) -> bool {
         let any = self.at.ip().is_unspecified() || to.ip().is_unspecified();
         self.at.port() == to.port() && (any || self.at.ip() == to.ip())

@@ -1,4 +1,4 @@
-//! The handles: streams and listeners.
+//! Handles: streams and listeners.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -10,20 +10,20 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 
-use super::{CURRENT, Net};
-use crate::sim::host::Boot;
+use super::{CURRENT, Network};
+use crate::sim::host::HostRun;
 
-/// Most bytes that one call of a write takes.
+/// Most bytes of one write.
 const MAX_WRITE: usize = 256 << 10;
 
 /// A simulated listener.
 pub(crate) struct SimListener {
-    net: Net,
+    net: Network,
     host: usize,
     id: u64,
     at: SocketAddr,
     arrived: Rc<Notify>,
-    boot: Rc<Boot>,
+    run: Rc<HostRun>,
 }
 
 impl fmt::Debug for SimListener {
@@ -34,20 +34,20 @@ impl fmt::Debug for SimListener {
 
 impl SimListener {
     pub(super) fn new(
-        net: Net,
+        net: Network,
         host: usize,
         id: u64,
         at: SocketAddr,
         arrived: Rc<Notify>,
-        boot: Rc<Boot>,
+        boot: Rc<HostRun>,
     ) -> Self {
-        Self { net, host, id, at, arrived, boot }
+        Self { net, host, id, at, arrived, run: boot }
     }
 
     pub(crate) async fn accept(&self) -> io::Result<(SimStream, SocketAddr)> {
         loop {
-            if let Some(mut stream) = self.net.take_arrived(self.host, self.id) {
-                stream.boot = Rc::clone(&self.boot);
+            if let Some(mut stream) = self.net.take_accepted(self.host, self.id) {
+                stream.run = Rc::clone(&self.run);
                 let from = stream.peer;
                 return Ok((stream, from));
             }
@@ -63,21 +63,21 @@ impl SimListener {
 
 impl Drop for SimListener {
     fn drop(&mut self) {
-        if self.boot.is_alive() {
-            self.net.unlisten(self.host, self.id);
+        if self.run.is_alive() {
+            self.net.remove_listener(self.host, self.id);
         }
     }
 }
 
 /// A simulated connection.
 pub(crate) struct SimStream {
-    net: Net,
+    net: Network,
     number: u64,
     side: usize,
     local: SocketAddr,
     peer: SocketAddr,
-    boot: Rc<Boot>,
-    /// It moved to another core.
+    run: Rc<HostRun>,
+    /// Whether it was detached to move to another core.
     detached: bool,
 }
 
@@ -89,14 +89,14 @@ impl fmt::Debug for SimStream {
 
 impl SimStream {
     pub(super) fn new(
-        net: Net,
+        net: Network,
         number: u64,
         side: usize,
         local: SocketAddr,
         peer: SocketAddr,
-        boot: Rc<Boot>,
+        boot: Rc<HostRun>,
     ) -> Self {
-        Self { net, number, side, local, peer, boot, detached: false }
+        Self { net, number, side, local, peer, run: boot, detached: false }
     }
 
     #[expect(clippy::unnecessary_wraps, reason = "the same methods as the real stream")]
@@ -109,17 +109,17 @@ impl SimStream {
         Ok(self.local)
     }
 
-    /// Takes the connection off its core.
-    pub(crate) fn detach(mut self) -> DetachedSim {
+    /// Detaches the connection from its core.
+    pub(crate) fn detach(mut self) -> DetachedSimStream {
         self.detached = true;
-        DetachedSim { number: self.number, side: self.side, taken: false }
+        DetachedSimStream { number: self.number, side: self.side, taken: false }
     }
 
-    /// The other way round.
+    /// Attaches it to a core.
     pub(crate) fn attach(
-        net: &Net,
-        boot: &Rc<Boot>,
-        mut detached: DetachedSim,
+        net: &Network,
+        boot: &Rc<HostRun>,
+        mut detached: DetachedSimStream,
     ) -> io::Result<Self> {
         let (number, side) = (detached.number, detached.side);
         let (local, peer) = net.addresses(number, side).ok_or(io::ErrorKind::NotConnected)?;
@@ -130,8 +130,8 @@ impl SimStream {
 
 impl Drop for SimStream {
     fn drop(&mut self) {
-        // A host that crashed has taken leave in its own way.
-        if !self.detached && self.boot.is_alive() {
+        // A crashed host has already closed it, or lost power.
+        if !self.detached && self.run.is_alive() {
             self.net.close(self.number, self.side);
         }
     }
@@ -187,18 +187,18 @@ impl AsyncWrite for SimStream {
 }
 
 /// A connection on its way from one core of a host to another.
-pub(crate) struct DetachedSim {
+pub(crate) struct DetachedSimStream {
     number: u64,
     side: usize,
     taken: bool,
 }
 
-impl Drop for DetachedSim {
+impl Drop for DetachedSimStream {
     fn drop(&mut self) {
         if !self.taken
             && let Some(net) = CURRENT.with_borrow(std::rc::Weak::upgrade)
         {
-            Net(net).close(self.number, self.side);
+            Network(net).close(self.number, self.side);
         }
     }
 }

@@ -1,34 +1,34 @@
-//! What befalls the disks of replicas, and who gives a node another try.
+//! Disk faults of replicas, and retrying nodes that could not open their image.
 
 use std::rc::Rc;
 use std::time::Duration;
 
 use block::Epoch;
-use mirror::member::Why;
-use mirror::{FreeBytes, FreeSpace};
-use rt::sim::{Bad, BadOps, BadUntil, Damage, DiskControl, DiskFaults, Host};
+use mirror::membership::NotServingReason;
+use mirror::{FreeBytesFuture, FreeSpace};
+use rt::sim::{BadDuration, BadRange, DiskControl, DiskFaults, FailingOps, Host, TornDamage};
 
-use super::{BYTES, Bench, DATA, Node};
+use super::{BYTES, DATA, MirrorTestbed, Node};
 
-/// Where the two copies of the label are, and of the log's superblock, and its one page of cells.
-const LABELS: [u64; 2] = [0, 512 << 10];
-const SUPERBLOCKS: [u64; 2] = [516 << 10, 520 << 10];
-const CELL: u64 = 524 << 10;
+/// Locations of both label copies, of the log's superblock, and of its one page of cells.
+const LABEL_OFFSETS: [u64; 2] = [0, 512 << 10];
+const SUPERBLOCK_OFFSETS: [u64; 2] = [516 << 10, 520 << 10];
+const CELL_PAGE_OFFSET: u64 = 524 << 10;
 
-/// What a host has for files.
+/// The file backend of a host.
 #[derive(Debug)]
-pub(super) struct Space(pub(super) Host);
+pub(super) struct HostSpace(pub(super) Host);
 
-impl FreeSpace for Space {
-    fn free_bytes(&self) -> FreeBytes<'_> {
+impl FreeSpace for HostSpace {
+    fn free_bytes(&self) -> FreeBytesFuture<'_> {
         let left = self.0.space_limit().map(|limit| limit.saturating_sub(self.0.space_used()));
         Box::pin(std::future::ready(left))
     }
 }
 
-impl Bench {
+impl MirrorTestbed {
     /// The disk of a node fails in one way for a while.
-    pub(super) async fn ail(&self, node: &Rc<Node>) {
+    pub(super) async fn inject_disk_fault(&self, node: &Rc<Node>) {
         let Some(disk) = node.disk() else { return };
         let rng = self.world.rng();
         let some = |most: f64| most * rng.unit();
@@ -38,97 +38,105 @@ impl Bench {
             1 => faults.write_error = some(0.01),
             2 => faults.sync_error = some(0.02),
             3 => faults.stall = some(0.01),
-            4 => self.fill(node, Some(rng.below(16))),
+            4 => self.limit_space(node, Some(rng.below(16))),
             _ => {
-                disk.pull_out();
-                node.pulled.set(true);
-                // What it had not written is lost with its power.
-                self.lose(node, true);
+                disk.unplug();
+                node.was_unplugged.set(true);
+                // Unsynced data is lost with the power.
+                self.record_data_loss(node, true);
             }
         }
         self.world.note(format!("the disk of node {} ails: {faults:?}", node.id));
-        node.unsynced.set(node.unsynced.get() || faults.sync_error > 0.0);
+        node.sync_may_have_failed.set(node.sync_may_have_failed.get() || faults.sync_error > 0.0);
         disk.set_faults(faults);
         self.pause(10_000).await;
         self.world.note(format!("the disk of node {} is well", node.id));
         disk.set_faults(DiskFaults::default());
-        disk.plug_in();
-        self.fill(node, None);
+        disk.plug();
+        self.limit_space(node, None);
     }
 
-    /// Leaves room for so many pages on a node, or for any number.
-    pub(super) fn fill(&self, node: &Node, pages: Option<u64>) {
+    /// Limits the space on a node to so many pages, or lifts the limit.
+    pub(super) fn limit_space(&self, node: &Node, pages: Option<u64>) {
         let space = pages.map(|pages| node.host.space_used() + pages * 4096);
-        node.host.set_up(|setup| setup.space = space);
+        node.host.update_setup(|setup| setup.space_bytes = space);
     }
 
-    /// Some blocks of a replica cannot be read any more until they are written.
-    pub(super) fn spoil(&self, node: &Node) {
+    /// Makes some blocks of a replica unreadable until they are rewritten.
+    pub(super) fn make_blocks_unreadable(&self, node: &Node) {
         let Some(disk) = node.disk() else { return };
         let rng = self.world.rng();
         for _ in 0..rng.between(1, 4) {
-            // Not the tally: a client that cannot read it cannot raise it either.
-            self.spoil_block(&disk, rng.between(1, BYTES / u64::from(self.block_size) - 1));
+            // Spare the tally: a client that cannot read it cannot raise it either.
+            self.make_block_unreadable(
+                &disk,
+                rng.between(1, BYTES / u64::from(self.block_size) - 1),
+            );
         }
     }
 
-    pub(super) fn spoil_block(&self, disk: &DiskControl, block: u64) {
+    pub(super) fn make_block_unreadable(&self, disk: &DiskControl, block: u64) {
         self.world.note(format!("block {block} on {disk:?} becomes unreadable"));
-        spoil_bytes(disk, DATA + block * u64::from(self.block_size), self.block_size.into());
+        make_bytes_unreadable(
+            disk,
+            DATA + block * u64::from(self.block_size),
+            self.block_size.into(),
+        );
     }
 
-    /// The medium of a node that is down changes: where the log is, or one copy of the label.
-    pub(super) fn rot(&self, node: &Node) {
+    /// Corrupts the medium of a stopped node: the log, or one copy of the label.
+    pub(super) fn inject_bit_rot(&self, node: &Node) {
         let rng = self.world.rng();
         let Some(disk) = node.disk().filter(|_| rng.chance(0.3)) else { return };
         let mut places = match rng.below(4) {
-            0 => vec![CELL],
-            1 => SUPERBLOCKS.to_vec(),
-            _ => vec![*rng.pick(&SUPERBLOCKS)],
+            0 => vec![CELL_PAGE_OFFSET],
+            1 => SUPERBLOCK_OFFSETS.to_vec(),
+            _ => vec![*rng.pick(&SUPERBLOCK_OFFSETS)],
         };
-        if node.labelled.get() && rng.chance(0.3) {
-            // With both copies gone it is no image any more.
-            node.labelled.set(false);
-            places = vec![*rng.pick(&LABELS)];
+        if node.labels_intact.get() && rng.chance(0.3) {
+            // With both copies corrupt, the image cannot be recognised.
+            node.labels_intact.set(false);
+            places = vec![*rng.pick(&LABEL_OFFSETS)];
         }
         for at in places {
             self.world.note(format!("{disk:?} rots at {at}"));
             match rng.below(2) {
-                0 => spoil_bytes(&disk, at, 512),
+                0 => make_bytes_unreadable(&disk, at, 512),
                 _ => disk.flip_bit(at + rng.below(512), u8::try_from(rng.below(8)).expect("small")),
             }
         }
     }
 
-    /// The power of a node fails, perhaps while its disk writes. What it tears are its own pages, and
-    /// where blocks are as small as what it writes at once no block is torn.
+    /// Cuts the power of a node, perhaps during a write. The disk tears only whole pages of its
+    /// own; where blocks are as small as its atomic write unit, no block is torn.
     pub(super) fn cut_power(&self, node: &Node) {
         let rng = self.world.rng();
         let torn = self.block_size == 512 && rng.chance(0.5);
         let faults = node.disk().map(|disk| disk.faults()).unwrap_or_default();
-        node.pulled.set(false);
-        node.unsynced.set(faults.sync_error > 0.0);
+        node.was_unplugged.set(false);
+        node.sync_may_have_failed.set(faults.sync_error > 0.0);
         let Some(disk) = node.disk().filter(|_| torn) else { return node.host.power_cut() };
-        let damage = Damage::Mixed { bytes: 512 };
-        disk.set_faults(DiskFaults { torn: 0.5, damage, ..faults.clone() });
+        let damage = TornDamage::Mixed { bytes: 512 };
+        disk.set_faults(DiskFaults { torn: 0.5, torn_damage: damage, ..faults.clone() });
         node.host.power_cut();
         disk.set_faults(faults);
     }
 
-    /// Gives nodes another try that could not open their image, or have lost their leg.
-    pub(super) async fn mend_nodes(self: Rc<Self>) {
+    /// Retries nodes that could not open their image or have lost their disk.
+    pub(super) async fn restart_failed_nodes(self: Rc<Self>) {
         loop {
             tokio::time::sleep(Duration::from_secs(1)).await;
             for node in &self.nodes {
-                let lost = node.status().is_some_and(|s| s.why == Some(Why::LegDead));
-                if lost || node.broken.borrow().is_some() {
+                let lost =
+                    node.status().is_some_and(|s| s.not_serving == Some(NotServingReason::LegLost));
+                if lost || node.open_error.borrow().is_some() {
                     self.world.note(format!("node {} is given another try", node.id));
                     self.stop(node, false);
                     self.pause(1000).await;
                     self.start(node);
-                    if self.forced.get() == self.store.record().epoch {
-                        // The order to go on has ended with it.
-                        self.forced.set(Epoch(0));
+                    if self.last_forced_epoch.get() == self.store.record().epoch {
+                        // The forced takeover ended with the process.
+                        self.last_forced_epoch.set(Epoch(0));
                     }
                 }
             }
@@ -136,7 +144,7 @@ impl Bench {
     }
 }
 
-fn spoil_bytes(disk: &DiskControl, at: u64, len: u64) {
-    let (ops, until) = (BadOps::Reads, BadUntil::Rewritten);
-    disk.add_bad(Bad { bytes: at..at + len, ops, until });
+fn make_bytes_unreadable(disk: &DiskControl, at: u64, len: u64) {
+    let (ops, until) = (FailingOps::Reads, BadDuration::Rewritten);
+    disk.add_bad_range(BadRange { bytes: at..at + len, ops, duration: until });
 }

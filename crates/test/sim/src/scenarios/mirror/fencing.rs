@@ -1,180 +1,186 @@
-//! Hosts that take a mirrored volume from each other by persistent reservations, each on paths through
-//! all nodes, under everything that befalls a mirror.
+//! Hosts that take a mirrored volume from each other by persistent reservations, each with paths
+//! through all nodes, under all faults of the mirror scenario.
 //!
-//! When PREEMPT has been answered, whatever its loser had sent, on any path, has happened by then or never
-//! will; and what it sends from then on, until it registers again, is never carried out. The register
-//! checker is told just that, and judges every read by it.
+//! Once PREEMPT is answered, each command that the preempted host had sent, on any path, has taken
+//! effect or never will; commands that it sends later, until it registers again, never take effect.
+//! The register checker applies this rule to every read.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::testing::register::{Checker, Initially, Loss, Outcome, Ticket};
-use block::{Account, Blocks, Bufs, Class, Epoch, Error, Failure, Lba, Request};
+use block::testing::register::{Checker, CrashKind, InitialContents, Outcome, Ticket};
+use block::{Account, Blocks, Bufs, Epoch, Error, Lba, MemoryClass, Request, RequestError};
 use peer::NodeId;
-use reservation::{Change, Initiator, Kind, Party, Refusal};
+use reservation::{Change, Initiator, ItNexus, ReservationError, ReservationType};
 use rt::Core;
 use rt::sim::{Rng, World};
 use tokio::sync::oneshot;
-use volume::{Caller, Unaltered, Volume};
+use volume::{ReservationChangeError, Volume, VolumeClient};
 
-use super::{Bench, LivesPlan, Offer, Plan, set_up};
+use super::{CloneMode, ExportVolume, MirrorTestbed, ScenarioConfig, set_up};
 
-/// Hosts that compete.
-const HOSTS: usize = 3;
+/// Number of competing hosts.
+const COMPETING_HOSTS: usize = 3;
 
 /// Blocks they compete for.
 const BLOCKS: u64 = 24;
 
-/// How long what a node had begun when it died may still be carried out by others.
-const DOUBT: Duration = Duration::from_secs(30);
+/// How long other nodes may still carry out commands of a node that died.
+const UNKNOWN_OUTCOME_LIMIT: Duration = Duration::from_secs(30);
 
-/// Virtual time within which a host takes over when all is well.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Virtual time limit for a takeover without faults.
+const TAKEOVER_LIMIT: Duration = Duration::from_secs(60);
 
-/// A host, as the judge knows it.
+/// A host, as the checker knows it.
 #[derive(Default)]
-struct Host {
+struct CompetingHost {
     /// Whether it may be registered.
-    may: Cell<bool>,
+    may_write: Cell<bool>,
     /// Counts its registrations.
     registrations: Cell<u64>,
-    /// Registrations that have been begun and not been answered.
+    /// Registrations begun and not yet answered.
     registering: Cell<usize>,
-    /// When it was last left open whether a registration happens.
-    unsure: Cell<Option<Duration>>,
-    /// When writes were begun that have not been answered, or never will be.
+    /// When the outcome of a registration last became unknown.
+    unknown_since: Cell<Option<Duration>>,
+    /// When each unanswered write began.
     open: RefCell<BTreeMap<Ticket, Duration>>,
 }
 
-/// Knows who may write.
-struct Judge {
+/// Tracks which hosts may write.
+struct ReservationChecker {
     world: World,
     rng: Rng,
     checker: RefCell<Checker>,
-    /// What strangers write: no read may ever find it.
-    strange: RefCell<Checker>,
-    kind: Kind,
-    hosts: [Host; HOSTS],
-    /// Whether there is a reservation for certain.
+    /// Writes of fenced hosts: no read may ever return them.
+    fenced_writes: RefCell<Checker>,
+    kind: ReservationType,
+    hosts: [CompetingHost; COMPETING_HOSTS],
+    /// Whether a reservation certainly exists.
     reserved: Cell<bool>,
-    /// The configuration of the last order to go on alone that is known.
-    forced: Cell<Epoch>,
-    /// How often a host has lost its rights for certain.
+    /// The epoch of the last known forced takeover.
+    last_forced_epoch: Cell<Epoch>,
+    /// How often a host has certainly lost its rights.
     fenced: Cell<u64>,
-    load: Cell<bool>,
+    load_enabled: Cell<bool>,
     violation: RefCell<Option<String>>,
 }
 
-/// A host on its path through one node.
-struct Path {
-    judge: Rc<Judge>,
+/// A host on one path, through one node.
+struct HostPath {
+    judge: Rc<ReservationChecker>,
     host: usize,
     volume: Rc<Volume>,
     account: Account,
-    caller: Rc<Caller>,
-    party: Party,
+    caller: Rc<VolumeClient>,
+    party: ItNexus,
 }
 
-/// Plays it.
-pub(crate) async fn play(world: World, plan: Plan) -> Result<(), String> {
-    let judge = Judge::new(&world);
+/// Runs the scenario.
+pub(crate) async fn play(world: World, plan: ScenarioConfig) -> Result<(), String> {
+    let judge = ReservationChecker::new(&world);
     let theirs = Rc::clone(&judge);
-    let offer: Offer = Rc::new(move |core, node, volume| theirs.paths(core, node, volume));
-    // Who registers has a path through every node, and none through a clone.
-    let plan = Plan { lives: LivesPlan::Single, ..plan };
+    let offer: ExportVolume =
+        Rc::new(move |core, node, volume| theirs.spawn_paths(core, node, volume));
+    // A host that registers has a path through every node, and none through a clone.
+    let plan = ScenarioConfig { clone_mode: CloneMode::NoClones, ..plan };
     let bench = set_up(&world, plan, Some(offer)).await?;
     judge.begin(bench.block_size);
-    let told = Rc::clone(&judge);
-    bench.shared.on_crash(move |loss| told.crash(loss));
-    bench.begin();
+    let on_crash = Rc::clone(&judge);
+    bench.shared.on_crash(move |loss| on_crash.crash(loss));
+    bench.start_all();
     for _ in 0..world.rng().between(2, 8) {
-        bench.mischief().await?;
-        judge.look_at(&bench);
-        judge.verdict()?;
+        bench.inject_random_fault().await?;
+        judge.check_forced_primary(&bench);
+        judge.first_violation()?;
     }
-    bench.calm_down().await?;
-    judge.look_at(&bench);
-    // All is well: somebody takes over, and everybody else is out.
+    bench.heal_and_wait_in_sync().await?;
+    judge.check_forced_primary(&bench);
+    // Without faults, one host takes over and all others are fenced.
     let before = judge.fenced.get();
     let taken = async {
         while judge.fenced.get() <= before && judge.violation.borrow().is_none() {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
-    let taken = tokio::time::timeout(PATIENCE, taken).await;
-    judge.verdict()?;
-    taken.map_err(|_| format!("nobody takes over within {PATIENCE:?}: {}", gates(&bench)))?;
+    let taken = tokio::time::timeout(TAKEOVER_LIMIT, taken).await;
+    judge.first_violation()?;
+    taken.map_err(|_| {
+        format!("nobody takes over within {TAKEOVER_LIMIT:?}: {}", describe_gates(&bench))
+    })?;
     world.note(format!("{} hosts were fenced", judge.fenced.get()));
-    judge.load.set(false);
+    judge.load_enabled.set(false);
     tokio::time::sleep(Duration::from_secs(20)).await;
-    judge.verdict()?;
-    bench.settled().await
+    judge.first_violation()?;
+    bench.check_converged().await
 }
 
-/// What the nodes know, for the reader of a report.
-fn gates(bench: &Bench) -> String {
-    let gate = |volume: &Rc<Volume>| format!("{:?}", volume.gate());
+/// The state of the nodes, for the report.
+fn describe_gates(bench: &MirrorTestbed) -> String {
+    let gate = |volume: &Rc<Volume>| format!("{:?}", volume.reservation_gate());
     let of = |node: &Rc<super::Node>| (node.id, node.volume.borrow().as_ref().map(gate));
     format!("{:?}", bench.nodes.iter().map(of).collect::<Vec<_>>())
 }
 
-impl Judge {
+impl ReservationChecker {
     fn new(world: &World) -> Rc<Self> {
         let rng = Rng::new(world.seed(), "fencing");
         let kinds = [
-            Kind::WriteExclusiveRegistrants,
-            Kind::ExclusiveAccessRegistrants,
-            Kind::WriteExclusiveAll,
-            Kind::ExclusiveAccessAll,
+            ReservationType::WriteExclusiveRegistrantsOnly,
+            ReservationType::ExclusiveAccessRegistrantsOnly,
+            ReservationType::WriteExclusiveAllRegistrants,
+            ReservationType::ExclusiveAccessAllRegistrants,
         ];
-        let checker = |volume| RefCell::new(Checker::new(volume, 512, Initially::Zeroes));
+        let checker = |volume| RefCell::new(Checker::new(volume, 512, InitialContents::Zeroes));
         Rc::new(Self {
             world: world.clone(),
             kind: *rng.pick(&kinds),
             rng,
             checker: checker(1),
-            strange: checker(2),
+            fenced_writes: checker(2),
             hosts: Default::default(),
             reserved: Cell::new(false),
-            forced: Cell::default(),
+            last_forced_epoch: Cell::default(),
             fenced: Cell::new(0),
-            load: Cell::new(true),
+            load_enabled: Cell::new(true),
             violation: RefCell::default(),
         })
     }
 
     fn begin(&self, block_size: u32) {
-        self.checker.replace(Checker::new(1, block_size, Initially::Zeroes));
-        self.strange.replace(Checker::new(2, block_size, Initially::Zeroes));
-        self.begin_anew();
+        self.checker.replace(Checker::new(1, block_size, InitialContents::Zeroes));
+        self.fenced_writes.replace(Checker::new(2, block_size, InitialContents::Zeroes));
+        self.clear_reservations();
     }
 
-    /// The paths through a node that has come up.
-    fn paths(self: &Rc<Self>, core: &Core, node: NodeId, volume: &Rc<Volume>) {
-        let Some(gate) = volume.gate() else { return self.object("it keeps no reservations") };
-        for host in 0..HOSTS {
+    /// Opens the paths through a node that has started.
+    fn spawn_paths(self: &Rc<Self>, core: &Core, node: NodeId, volume: &Rc<Volume>) {
+        let Some(gate) = volume.reservation_gate() else {
+            return self.report_violation("it keeps no reservations");
+        };
+        for host in 0..COMPETING_HOSTS {
             let name = format!("iqn.2026-01.example:host{host}");
-            let party = Party { initiator: Initiator::Iscsi { name, isid: [0; 6] }, port: node.0 };
-            let path = Path {
+            let party =
+                ItNexus { initiator: Initiator::Iscsi { name, isid: [0; 6] }, port: node.0 };
+            let path = HostPath {
                 judge: Rc::clone(self),
                 host,
                 volume: Rc::clone(volume),
-                account: core.pool().account(),
-                caller: gate.enter(party.clone(), Box::new(|_| {})),
+                account: core.buffer_pool().account(),
+                caller: gate.attach_client(party.clone(), Box::new(|_| {})),
                 party,
             };
             let path = Rc::new(path);
             for part in 0..3 {
                 let path = Rc::clone(&path);
                 tokio::task::spawn_local(async move {
-                    while path.judge.load.get() {
-                        // One that only reads, and one that writes on while the other fences.
+                    while path.judge.load_enabled.get() {
+                        // One client only reads, and one keeps writing while the other fences.
                         match part {
                             0 => path.read().await,
                             1 => path.write().await,
-                            _ => path.fence().await,
+                            _ => path.run_reservation_step().await,
                         }
                     }
                 });
@@ -183,32 +189,34 @@ impl Judge {
     }
 
     #[expect(clippy::needless_pass_by_value, reason = "errors are passed as they come")]
-    fn object(&self, what: impl ToString) {
+    fn report_violation(&self, what: impl ToString) {
         self.violation.borrow_mut().get_or_insert(what.to_string());
     }
 
-    fn verdict(&self) -> Result<(), String> {
+    fn first_violation(&self) -> Result<(), String> {
         self.violation.borrow_mut().take().map_or(Ok(()), Err)
     }
 
-    fn crash(&self, loss: Loss) {
+    fn crash(&self, loss: CrashKind) {
         self.checker.borrow_mut().crash(loss);
     }
 
-    /// Nobody has reserved anything, as far as is known: everybody may write.
-    fn begin_anew(&self) {
+    /// No reservation is known: every host may write.
+    fn clear_reservations(&self) {
         self.reserved.set(false);
-        self.hosts.iter().for_each(|host| host.may.set(true));
+        self.hosts.iter().for_each(|host| host.may_write.set(true));
     }
 
-    /// An operator may have had a replica go on with what it has, whatever others had: who is
-    /// registered there is anybody's guess.
-    fn look_at(&self, bench: &Bench) {
-        if self.forced.replace(bench.forced.get()) != bench.forced.get() {
-            self.begin_anew();
+    /// An operator may have forced a replica to continue with its own data, whatever the others
+    /// held. The registrations it holds are unknown.
+    fn check_forced_primary(&self, bench: &MirrorTestbed) {
+        if self.last_forced_epoch.replace(bench.last_forced_epoch.get())
+            != bench.last_forced_epoch.get()
+        {
+            self.clear_reservations();
         }
-        // What nobody has heard of for so long has happened by now, or never will.
-        let before = self.world.now().saturating_sub(DOUBT * 2);
+        // A command unanswered for so long has taken effect by now, or never will.
+        let before = self.world.now().saturating_sub(UNKNOWN_OUTCOME_LIMIT * 2);
         for host in &self.hosts {
             let mut checker = self.checker.borrow_mut();
             host.open.borrow_mut().retain(|ticket, began| {
@@ -221,48 +229,51 @@ impl Judge {
         }
     }
 
-    /// A registration of a host begins.
-    fn registers(&self, host: usize) {
+    /// A host begins to register.
+    fn begin_registration(&self, host: usize) {
         let host = &self.hosts[host];
-        host.may.set(true);
+        host.may_write.set(true);
         host.registrations.update(|n| n + 1);
         host.registering.update(|n| n + 1);
     }
 
-    /// Whether a host registers now, as far as can be told.
+    /// Whether the host is registered now, as far as is known.
     fn may_register(&self, host: usize) -> bool {
         let host = &self.hosts[host];
-        let unsure = host.unsure.get().is_some_and(|since| self.world.now() < since + DOUBT);
+        let unsure = host
+            .unknown_since
+            .get()
+            .is_some_and(|since| self.world.now() < since + UNKNOWN_OUTCOME_LIMIT);
         unsure || host.registering.get() > 0
     }
 
-    /// PREEMPT of `victim` was answered. `before`: its registrations when that began.
-    fn preempted(&self, victim: usize, before: u64) {
+    /// PREEMPT of `victim` was answered. `before`: the victim's registrations when it began.
+    fn record_preempted(&self, victim: usize, before: u64) {
         let host = &self.hosts[victim];
         let has_begun_anew = host.registrations.get() != before || self.may_register(victim);
         if !self.reserved.get() || has_begun_anew {
             return;
         }
-        host.may.set(false);
+        host.may_write.set(false);
         self.fenced.update(|n| n + 1);
         let mut checker = self.checker.borrow_mut();
         host.open.take().into_keys().for_each(|ticket| checker.end(ticket, Outcome::Failed));
     }
 }
 
-/// A registration under way: if its node dies, nobody knows what becomes of it.
-struct Registering<'a>(&'a Path);
+/// A registration in flight. If its node dies, the outcome is unknown.
+struct PendingRegistration<'a>(&'a HostPath);
 
-impl Drop for Registering<'_> {
+impl Drop for PendingRegistration<'_> {
     fn drop(&mut self) {
         let host = self.0.host();
         host.registering.update(|n| n - 1);
-        host.unsure.set(Some(self.0.judge.world.now()));
+        host.unknown_since.set(Some(self.0.judge.world.now()));
     }
 }
 
-impl Path {
-    fn host(&self) -> &Host {
+impl HostPath {
+    fn host(&self) -> &CompetingHost {
         &self.judge.hosts[self.host]
     }
 
@@ -270,83 +281,88 @@ impl Path {
         host as u64 + 1
     }
 
-    async fn alter(&self, change: Change) -> Result<(), Unaltered> {
+    async fn change_reservation(&self, change: Change) -> Result<(), ReservationChangeError> {
         let (answer, answered) = oneshot::channel();
-        self.volume.alter(
+        self.volume.change_reservations(
             self.party.clone(),
             change,
             || true,
             move |r| {
-                // Its node may die while nobody waits.
+                // The node may die before the answer is received.
                 let _ = answer.send(r);
             },
         );
-        answered.await.unwrap_or(Err(Unaltered::Failed(Error::Gone)))
+        answered.await.unwrap_or(Err(ReservationChangeError::DeviceError(Error::Gone)))
     }
 
     async fn pause(&self, most_ms: u64) {
         let most = Duration::from_millis(most_ms);
-        tokio::time::sleep(self.judge.rng.time(Duration::ZERO, most)).await;
+        tokio::time::sleep(self.judge.rng.duration_between(Duration::ZERO, most)).await;
     }
 
-    /// Registers, reserves, or takes over.
-    async fn fence(&self) {
+    /// Registers, reserves, or takes the reservation over.
+    async fn run_reservation_step(&self) {
         self.pause(3000).await;
-        if !self.caller.rights().registered {
+        if !self.caller.rights().is_registered {
             return self.register().await;
         }
         let key = Self::key(self.host);
         if !self.judge.reserved.get() {
-            let reserved = self.alter(Change::Reserve { key, kind: self.judge.kind }).await;
-            // The answer of whoever did it may have been lost with its node.
-            let found = self.volume.reservations().await;
+            let reserved =
+                self.change_reservation(Change::Reserve { key, kind: self.judge.kind }).await;
+            // The answer to an earlier registration may have been lost with its node.
+            let found = self.volume.read_reservations().await;
             if reserved.is_ok() || found.is_ok_and(|table| table.reservation.is_some()) {
                 self.judge.reserved.set(true);
             }
             return;
         }
-        let victim = (self.host + 1 + self.judge.rng.below(HOSTS as u64 - 1) as usize) % HOSTS;
+        let victim = (self.host + 1 + self.judge.rng.below(COMPETING_HOSTS as u64 - 1) as usize)
+            % COMPETING_HOSTS;
         let before = self.judge.hosts[victim].registrations.get();
         if self.judge.may_register(victim) {
             return;
         }
         let (kind, abort) = (Some(self.judge.kind), self.judge.rng.chance(0.5));
         let victim_key = Self::key(victim);
-        let preempt = Change::Preempt { key, victim: victim_key, kind, abort };
-        match self.alter(preempt).await {
-            Ok(()) => self.judge.preempted(victim, before),
-            Err(Unaltered::Refused(Refusal::Conflict) | Unaltered::Failed(_)) => {
-                self.look_for(victim, before).await;
+        let preempt = Change::Preempt { key, preempt_key: victim_key, kind, abort };
+        match self.change_reservation(preempt).await {
+            Ok(()) => self.judge.record_preempted(victim, before),
+            Err(
+                ReservationChangeError::Rejected(ReservationError::Conflict)
+                | ReservationChangeError::DeviceError(_),
+            ) => {
+                self.check_preempted(victim, before).await;
             }
-            Err(other) => self.judge.object(format!("PREEMPT ends with {other:?}")),
+            Err(other) => self.judge.report_violation(format!("PREEMPT ends with {other:?}")),
         }
     }
 
-    /// As fence agents do: a key that is gone is as good as one that was preempted.
-    async fn look_for(&self, victim: usize, before: u64) {
-        let Ok(table) = self.volume.reservations().await else { return };
+    /// As fence agents do: treats a missing key as preempted.
+    async fn check_preempted(&self, victim: usize, before: u64) {
+        let Ok(table) = self.volume.read_reservations().await else { return };
         let is_gone = table.registrants().iter().all(|r| r.key != Self::key(victim));
         if is_gone && table.reservation.is_some() && !self.judge.may_register(victim) {
-            self.judge.preempted(victim, before);
+            self.judge.record_preempted(victim, before);
         }
     }
 
     async fn register(&self) {
-        self.judge.registers(self.host);
-        let unsure = self.host().unsure.get();
-        let under_way = Registering(self);
+        self.judge.begin_registration(self.host);
+        let unsure = self.host().unknown_since.get();
+        let under_way = PendingRegistration(self);
         let change = Change::Register {
             key: 0,
             new_key: Self::key(self.host),
             ignore_key: true,
-            persists: true,
+            persist: true,
             ports: vec![],
-            also: vec![],
+            other_initiators: vec![],
         };
-        let answer = self.alter(change).await;
+        let answer = self.change_reservation(change).await;
         drop(under_way);
-        if !matches!(answer, Err(Unaltered::Failed(_))) {
-            self.host().unsure.set(unsure);
+        if !matches!(answer, Err(ReservationChangeError::DeviceError(_))) {
+            self.host().unknown_since.set(unsure);
         }
     }
 
@@ -355,12 +371,12 @@ impl Path {
         Blocks::new(Lba(self.judge.rng.between(0, BLOCKS - count)), count)
     }
 
-    async fn send(&self, request: Request) -> Result<Bufs, Failure> {
+    async fn send(&self, request: Request) -> Result<Bufs, RequestError> {
         let (answer, answered) = oneshot::channel();
         self.volume.start_for(&self.caller, request, &self.account, move |r| {
             let _ = answer.send(r);
         });
-        let result = answered.await.unwrap_or(Err(Failure::Device(Error::Gone)));
+        let result = answered.await.unwrap_or(Err(RequestError::Device(Error::Gone)));
         if result.is_err() {
             self.pause(500).await;
         }
@@ -376,7 +392,7 @@ impl Path {
         match result {
             Ok(data) => {
                 if let Err(violation) = checker.end_read(ticket, &data) {
-                    self.judge.object(violation);
+                    self.judge.report_violation(violation);
                 }
             }
             Err(_) => checker.end(ticket, Outcome::Failed),
@@ -387,9 +403,9 @@ impl Path {
         self.pause(20).await;
         let (range, host) = (self.range(), self.host());
         let bytes = range.count as usize * self.volume.info().block_size as usize;
-        let Ok(credit) = self.account.credit(bytes, Class::Immediate).await else { return };
-        let (may, registrations) = (host.may.get(), host.registrations.get());
-        let checker = if may { &self.judge.checker } else { &self.judge.strange };
+        let Ok(credit) = self.account.credit(bytes, MemoryClass::LocalIo).await else { return };
+        let (may, registrations) = (host.may_write.get(), host.registrations.get());
+        let checker = if may { &self.judge.checker } else { &self.judge.fenced_writes };
         let ticket = checker.borrow_mut().begin_write(range, self.host as u32 + 1, false);
         let data = checker.borrow().data(ticket, &credit);
         drop(credit);
@@ -398,13 +414,14 @@ impl Path {
         }
         let result = self.send(Request::Write { at: range.at, data, fua: false }).await;
         if !may {
-            if result.is_ok() && host.registrations.get() == registrations && !host.may.get() {
-                self.judge.object(format!("host {} writes without a right", self.host));
+            if result.is_ok() && host.registrations.get() == registrations && !host.may_write.get()
+            {
+                self.judge.report_violation(format!("host {} writes without a right", self.host));
             }
             return;
         }
-        // Who was fenced meanwhile has been judged.
-        if matches!(result, Err(Failure::Device(Error::Fenced | Error::Gone))) {
+        // The checker has already handled hosts that were fenced meanwhile.
+        if matches!(result, Err(RequestError::Device(Error::Fenced | Error::Gone))) {
             return;
         }
         if host.open.borrow_mut().remove(&ticket).is_some() {

@@ -1,7 +1,8 @@
-//! The mirrored volume as initiators see it: on hosts of their own, with a path to every node.
+//! The mirrored volume as seen by initiators on separate hosts, with a path to every node.
 //!
-//! They stay on a path as long as that answers, and go to another node when it does not, or when that says
-//! that it cannot: so what one node has answered is read at another.
+//! An initiator stays on a path while that path answers. It moves to another node when the path
+//! fails or the node reports that it cannot serve, so data written through one node is read through
+//! another.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -10,59 +11,65 @@ use std::time::Duration;
 
 use rt::sim::{Rng, World};
 
-use super::super::book::Book;
-use super::super::iscsi::Iscsi;
-use super::super::node::{self, LAST, PORT, ROUND, Talk};
-use super::super::nvme::Nvme;
-use super::{BYTES, Node, Offer, Plan, set_up};
+use super::super::iscsi::IscsiClient;
+use super::super::nvme::NvmeClient;
+use super::super::single_node::{
+    self, FINAL_OPERATIONS, OPERATIONS_PER_ROUND, PORT, ProtocolClient,
+};
+use super::super::workload_model::WorkloadModel;
+use super::{BYTES, ExportVolume, Node, ScenarioConfig, set_up};
 
-/// In this time what clients have asked for comes to its end.
-const QUIET: Duration = Duration::from_secs(5);
+/// Time limit for requests in flight.
+const DRAIN_TIME: Duration = Duration::from_secs(5);
 
-/// Plays it, with one of the protocols.
-pub(crate) async fn play(world: World, plan: Plan) -> Result<(), String> {
+/// Runs the scenario with one of the protocols.
+pub(crate) async fn play(world: World, plan: ScenarioConfig) -> Result<(), String> {
     match Rng::new(world.seed(), "protocol").chance(0.5) {
-        true => with::<Iscsi>(world, plan).await,
-        false => with::<Nvme>(world, plan).await,
+        true => play_protocol::<IscsiClient>(world, plan).await,
+        false => play_protocol::<NvmeClient>(world, plan).await,
     }
 }
 
-async fn with<T: Talk>(world: World, plan: Plan) -> Result<(), String> {
-    let offer: Offer = Rc::new(|core, _, volume| {
-        let (core, server) = (core.clone(), node::server::<T>(core, volume));
-        tokio::task::spawn_local(async move { node::listen::<T>(&core, server).await });
+async fn play_protocol<T: ProtocolClient>(
+    world: World,
+    plan: ScenarioConfig,
+) -> Result<(), String> {
+    let offer: ExportVolume = Rc::new(|core, _, volume| {
+        let (core, server) = (core.clone(), single_node::new_server::<T>(core, volume));
+        tokio::task::spawn_local(async move { single_node::listen::<T>(&core, server).await });
     });
     let bench = set_up(&world, plan, Some(offer)).await?;
-    let book = Book::new(&world, bench.block_size, BYTES);
-    let told = Rc::clone(&book);
-    bench.shared.on_crash(move |loss| told.crash(loss));
-    bench.begin();
-    let (over, rng) = (Rc::new(Cell::new(0)), world.rng());
-    let clients = node::clients::<T>(&bench.paths, &book, &over);
+    let book = WorkloadModel::new(&world, bench.block_size, BYTES);
+    let on_crash = Rc::clone(&book);
+    bench.shared.on_crash(move |loss| on_crash.crash(loss));
+    bench.start_all();
+    let (finished, rng) = (Rc::new(Cell::new(0)), world.rng());
+    let clients = single_node::spawn_clients::<T>(&bench.paths, &book, &finished);
     for _ in 0..rng.between(2, 8) {
-        book.allow(ROUND);
-        bench.mischief().await?;
+        book.allow(OPERATIONS_PER_ROUND);
+        bench.inject_random_fault().await?;
     }
-    book.allow(ROUND);
-    bench.believe_neither().await?;
-    // Who has lost a disk learns it when that is used.
-    book.allow(ROUND);
-    bench.calm_down().await?;
-    // Resets abort what others have begun: the last of them are over before nothing may fail.
+    book.allow(OPERATIONS_PER_ROUND);
+    bench.inject_clone_or_store_rollback().await?;
+    // A node notices a lost disk only when it uses the disk.
+    book.allow(OPERATIONS_PER_ROUND);
+    bench.heal_and_wait_in_sync().await?;
+    // A reset aborts commands of other sessions. Wait until the last reset is over, because from
+    // here on nothing may fail.
     book.allow(0);
-    tokio::time::sleep(QUIET).await;
-    // Who has no replica any more has nothing to serve.
+    tokio::time::sleep(DRAIN_TIME).await;
+    // A node without a replica has nothing to serve.
     bench.paths.replace(bench.replicas().iter().map(|node| portal(node)).collect());
-    book.calm();
-    book.allow(LAST);
-    // Without faults: everything is carried out, read once more, and equal everywhere.
-    node::all_through(&book, &over, clients.len()).await?;
-    bench.settled().await?;
-    bench.come_back_older(bench.world.rng().chance(0.5)).await?;
-    bench.settled().await
+    book.set_fault_free();
+    book.allow(FINAL_OPERATIONS);
+    // Without faults, every command succeeds, and a final read finds the same data on all replicas.
+    single_node::wait_finished(&book, &finished, clients.len()).await?;
+    bench.check_converged().await?;
+    bench.check_rolled_back_rejoin(bench.world.rng().chance(0.5)).await?;
+    bench.check_converged().await
 }
 
-/// Where initiators reach a machine that is a node.
+/// Addresses at which initiators reach a machine that runs as a node.
 pub(super) fn portal(node: &Node) -> SocketAddr {
     SocketAddr::new(node.host.address(), PORT)
 }

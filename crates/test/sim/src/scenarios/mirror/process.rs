@@ -1,11 +1,11 @@
-//! What runs on a node: the process that is the node, with its replica and the clients on it.
+//! What runs on a node: its process, with the replica and the node's clients.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::testing::register::Loss;
+use block::testing::register::CrashKind;
 use mirror::Mistake;
 use peer::NodeId;
 use rt::Core;
@@ -13,16 +13,19 @@ use rt::sim::World;
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
-use super::lives::Lives;
-use super::store::{Client, Sender, Store};
-use super::wires::{self, Addresses, Apart, Ports};
-use super::{Bench, Image, Node, Offer, Shared, load_up, open_mirror, serve};
+use super::incarnations::IncarnationStore;
+use super::peer_network::{self, DataPartitions, NodeAddresses, Ports};
+use super::store::{Client, RecordWriter, Store};
+use super::{
+    ClientState, ExportVolume, Image, MirrorTestbed, Node, open_mirror, serve_replica,
+    spawn_clients,
+};
 
-/// A process that is not its node has to end.
-pub(super) struct Over {
+/// Request to stop a process that is no longer its node.
+pub(super) struct StopRequest {
     node: Rc<Node>,
-    life: Uuid,
-    /// It never was the node: an operator has to decide which of the two goes on.
+    incarnation: Uuid,
+    /// The process never was the node: an operator has to decide which of the two continues.
     is_copy: bool,
 }
 
@@ -33,16 +36,16 @@ struct Process {
     node: Rc<Node>,
     image: Image,
     store: Rc<Store>,
-    lives: Option<Rc<Lives>>,
-    over: mpsc::UnboundedSender<Over>,
+    incarnations: Option<Rc<IncarnationStore>>,
+    stop_requests: mpsc::UnboundedSender<StopRequest>,
     mistake: Mistake,
-    addresses: Rc<Addresses>,
+    addresses: Rc<NodeAddresses>,
     ports: Ports,
-    apart: Apart,
-    shared: Rc<Shared>,
-    intact: Rc<RefCell<BTreeSet<NodeId>>>,
-    load: Rc<Cell<bool>>,
-    offer: Option<Offer>,
+    data_partitions: DataPartitions,
+    shared: Rc<ClientState>,
+    intact_nodes: Rc<RefCell<BTreeSet<NodeId>>>,
+    load_enabled: Rc<Cell<bool>>,
+    export: Option<ExportVolume>,
 }
 
 impl Process {
@@ -51,96 +54,103 @@ impl Process {
             return std::future::pending().await;
         }
         let node = &self.node;
-        let (caller, life, lives) = (node.caller(), node.life.get(), self.lives.clone());
+        let (caller, incarnation, incarnations) =
+            (node.caller(), node.incarnation.get(), self.incarnations.clone());
         let store = Rc::clone(&self.store);
-        let records = Client { store, sender: Sender { caller, life, lives } };
+        let records = Client { store, sender: RecordWriter { caller, incarnation, incarnations } };
         match open_mirror(&core, node, self.image, records, self.mistake).await {
             Ok((mirror, gate)) => {
                 let addresses = (Rc::clone(&self.addresses), self.ports);
-                let (apart, store) = (Rc::clone(&self.apart), Rc::clone(&self.store));
-                wires::join(&core, node.id, &mirror, addresses, apart, store).await?;
-                let volume = serve(&core, node, mirror, gate);
-                match &self.offer {
+                let (partitions, store) =
+                    (Rc::clone(&self.data_partitions), Rc::clone(&self.store));
+                peer_network::connect_peers(&core, node.id, &mirror, addresses, partitions, store)
+                    .await?;
+                let volume = serve_replica(&core, node, mirror, gate);
+                match &self.export {
                     Some(offer) => offer(&core, node.id, &volume),
-                    None => load_up(&core, node, &volume, &self.shared, &self.load),
+                    None => spawn_clients(&core, node, &volume, &self.shared, &self.load_enabled),
                 }
             }
-            // Somebody starts it again.
+            // The service manager restarts it.
             Err(e) => {
                 self.world.note(format!("node {} does not open its image: {e}", node.id));
-                node.broken.replace(Some(e));
+                node.open_error.replace(Some(e));
             }
         }
         std::future::pending().await
     }
 
-    /// Whether this process is the node; from then on until another one is.
+    /// Whether this process is the node; once true, it stays true until another process becomes the
+    /// node.
     async fn become_node(&self, core: &Core) -> bool {
         let node = &self.node;
-        if let Some(lives) = &self.lives {
-            let claimed = Rc::clone(lives).claim(core, node).await;
-            let (life, is_copy) = (node.life.get(), claimed.is_none());
-            let over = Over { node: Rc::clone(node), life, is_copy };
+        if let Some(registry) = &self.incarnations {
+            let claimed = Rc::clone(registry).claim(core, node).await;
+            let (incarnation, is_copy) = (node.incarnation.get(), claimed.is_none());
+            let request = StopRequest { node: Rc::clone(node), incarnation, is_copy };
             let Some(held) = claimed else {
-                let _ = self.over.send(over);
+                let _ = self.stop_requests.send(request);
                 return false;
             };
-            let tell = self.over.clone();
+            let tell = self.stop_requests.clone();
             tokio::task::spawn_local(async move {
-                held.over().await;
-                let _ = tell.send(over);
+                held.wait_replaced().await;
+                let _ = tell.send(request);
             });
         }
         if node.is_clone {
-            self.take_place();
+            self.replace_original();
         }
         self.addresses.set(node.id, node.host.address());
         true
     }
 
-    /// What the first machine's disk holds is not the node's any more.
-    fn take_place(&self) {
+    /// The contents of the first machine's disk no longer belong to the node.
+    fn replace_original(&self) {
         self.world.note(format!("a clone is node {}", self.node.id));
-        let mut intact = self.intact.borrow_mut();
+        let mut intact = self.intact_nodes.borrow_mut();
         if intact.remove(&self.node.id) && intact.is_empty() {
-            self.shared.crash(Loss::Unflushed);
+            self.shared.crash(CrashKind::PowerLoss);
         }
     }
 }
 
-impl Bench {
-    /// Starts a node that has an image, unless it runs, or is another process.
+impl MirrorTestbed {
+    /// Starts a node that has an image, unless it already runs or another process is the node.
     pub(super) fn start(&self, node: &Rc<Node>) {
-        let down = !node.host.is_running() && !node.told_apart.get();
+        let down = !node.host.is_running() && !node.is_stopped_as_clone.get();
         let Some(image) = node.image.get().filter(|_| down) else { return };
         let process = Process {
             world: self.world.clone(),
             node: Rc::clone(node),
             image,
             store: Rc::clone(&self.store),
-            lives: self.lives.clone(),
-            over: self.over.clone(),
+            incarnations: self.incarnations.clone(),
+            stop_requests: self.stop_requests.clone(),
             mistake: self.mistake,
             addresses: Rc::clone(&self.addresses),
             ports: self.ports,
-            apart: Rc::clone(&self.apart),
+            data_partitions: Rc::clone(&self.data_partitions),
             shared: Rc::clone(&self.shared),
-            intact: Rc::clone(&self.intact),
-            load: Rc::clone(&self.load),
-            offer: self.offer.clone(),
+            intact_nodes: Rc::clone(&self.intact_nodes),
+            load_enabled: Rc::clone(&self.load_enabled),
+            export: self.export.clone(),
         };
         node.host.start(move |core| process.clone().run(core));
     }
 
-    /// Ends processes that are not their node. The service manager starts them again; one that was
-    /// told that it is a copy stays down.
-    pub(super) async fn end_lives(self: Rc<Self>, mut ends: mpsc::UnboundedReceiver<Over>) {
-        while let Some(Over { node, life, is_copy }) = ends.recv().await {
-            if node.life.get() != life {
+    /// Stops processes that are not their node. The service manager restarts them, except one that
+    /// was told it is a copy.
+    pub(super) async fn stop_replaced_processes(
+        self: Rc<Self>,
+        mut ends: mpsc::UnboundedReceiver<StopRequest>,
+    ) {
+        while let Some(StopRequest { node, incarnation, is_copy }) = ends.recv().await {
+            if node.incarnation.get() != incarnation {
                 continue;
             }
             self.world.note(format!("{}: another process is node {}", node.host.name(), node.id));
-            node.told_apart.set(is_copy);
+            node.is_stopped_as_clone.set(is_copy);
             self.stop(&node, false);
             let this = Rc::clone(&self);
             tokio::task::spawn_local(async move {

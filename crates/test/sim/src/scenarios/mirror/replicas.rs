@@ -1,40 +1,40 @@
-//! The control plane's part: replicas are added, taken away, and replaced when their disk is lost.
+//! The control plane: adds replicas, removes them, and replaces those whose disk is lost.
 //!
-//! One thing at a time, beside everything else that happens.
+//! It makes one change at a time while other faults happen.
 
 use std::rc::Rc;
 use std::time::Duration;
 
 use mirror::Mirror;
-use mirror::member::Why;
-use mirror::record::{BadChange, Put, Record, Records};
+use mirror::config::{ConfigStore, MirrorConfig, PutOutcome, ReplicaChangeError};
+use mirror::membership::NotServingReason;
 use peer::NodeId;
 use uuid::Uuid;
 
-use super::{Bench, Image, Node, prepare, store};
+use super::{Image, MirrorTestbed, Node, create_image, store};
 
-/// Longest time that a replica is given to leave.
-const LEAVING: Duration = Duration::from_secs(15);
+/// Longest time for a replica to leave.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// After this nothing that a dead node has put takes effect any more.
-const LATEST_PUT: Duration = Duration::from_secs(10);
+/// After this time, no write of a dead node to the store can take effect.
+const MAX_PUT_DELAY: Duration = Duration::from_secs(10);
 
-/// What the control plane is on a node of its own, which has no replica.
+/// The node id of the control plane, which has no replica.
 const CONTROL: NodeId = NodeId(99);
 
-/// How an image goes.
+/// How an image is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Going {
+enum RemovalKind {
     /// Its replica leaves first.
-    InOrder,
+    Orderly,
     /// Its disk is lost.
-    Lost,
+    DiskLost,
 }
 
-impl Bench {
-    /// Changes something about the replicas, unless something is being changed.
+impl MirrorTestbed {
+    /// Starts a replica change, unless one is in progress.
     pub(super) fn change_replicas(self: &Rc<Self>) {
-        if self.changing.replace(true) {
+        if self.is_changing_replicas.replace(true) {
             return;
         }
         let (this, node) = (Rc::clone(self), self.any());
@@ -46,30 +46,30 @@ impl Bench {
                 None if several && this.world.rng().chance(0.3) => this.remove(&node).await,
                 None => this.replace(&node).await,
             }
-            this.changing.set(false);
+            this.is_changing_replicas.set(false);
         });
     }
 
-    /// The disk of a node is lost, and it gets another one.
+    /// The disk of a node is lost and replaced by a new one.
     async fn replace(&self, node: &Rc<Node>) {
-        if self.take_away(node, Going::Lost).await {
+        if self.remove_image(node, RemovalKind::DiskLost).await {
             self.add(node).await;
         }
     }
 
-    /// A node has no replica any more.
+    /// Removes the replica of a node.
     async fn remove(&self, node: &Rc<Node>) {
-        if self.take_away(node, Going::InOrder).await {
+        if self.remove_image(node, RemovalKind::Orderly).await {
             self.put(|record, config| record.without_replica(node.id, config)).await;
         }
     }
 
-    /// A node gets an image, and it becomes a replica.
+    /// Creates an image on a node and adds it as a replica.
     async fn add(&self, node: &Rc<Node>) {
-        // Somebody may end the node meanwhile, or fill its disk.
+        // Another fault may stop the node meanwhile, or fill its disk.
         let image = loop {
             node.images.update(|n| n + 1);
-            match prepare(node, self.block_size, node.images.get()).await {
+            match create_image(node, self.block_size, node.images.get()).await {
                 Ok(image) => break image,
                 Err(e) => self.world.note(format!("no image on node {}: {e}", node.id)),
             }
@@ -80,15 +80,15 @@ impl Bench {
         self.start(node);
     }
 
-    /// Ends a node and erases its image, unless it has what nobody else has.
-    async fn take_away(&self, node: &Rc<Node>, how: Going) -> bool {
-        if how == Going::InOrder {
+    /// Stops a node and erases its image, unless the image holds the only copy of some data.
+    async fn remove_image(&self, node: &Rc<Node>, how: RemovalKind) -> bool {
+        if how == RemovalKind::Orderly {
             self.leave(node).await;
         }
         let Some(image) = node.image.take() else { return false };
-        // Nobody starts it now.
+        // From here on nothing restarts the node.
         self.stop(node, self.world.rng().chance(0.5));
-        tokio::time::sleep(LATEST_PUT).await;
+        tokio::time::sleep(MAX_PUT_DELAY).await;
         if self.store.record().in_sync.iter().all(|m| m.node == node.id) {
             self.world.note(format!("the image of node {} is the last", node.id));
             node.image.set(Some(image));
@@ -101,13 +101,15 @@ impl Bench {
 
     fn erase(&self, node: &Node, image: Image) {
         self.world.note(format!("the image {image:?} of node {} is lost", node.id));
-        self.lose(node, true);
+        self.record_data_loss(node, true);
     }
 
-    /// Has a replica leave, if it can.
+    /// Removes a replica from the configuration, if allowed.
     async fn leave(&self, node: &Node) {
         let began = self.world.now();
-        while self.store.record().member(node.id).is_some() && self.world.now() < began + LEAVING {
+        while self.store.record().member(node.id).is_some()
+            && self.world.now() < began + LEAVE_TIMEOUT
+        {
             if let Some(mirror) = &*node.mirror.borrow() {
                 mirror.leave();
             }
@@ -115,10 +117,14 @@ impl Bench {
         }
     }
 
-    /// Puts what `next` makes of the record, as soon as that can be.
-    async fn put(&self, next: impl Fn(&Record, u128) -> Result<Record, BadChange>) {
-        let caller = store::Caller { node: CONTROL, is_clone: false };
-        let sender = store::Sender { caller, life: Uuid::nil(), lives: None };
+    /// Writes the record that `next` derives from the current one, and retries until the store
+    /// commits it.
+    async fn put(
+        &self,
+        next: impl Fn(&MirrorConfig, u128) -> Result<MirrorConfig, ReplicaChangeError>,
+    ) {
+        let caller = store::StoreClientId { node: CONTROL, is_clone: false };
+        let sender = store::RecordWriter { caller, incarnation: Uuid::nil(), incarnations: None };
         let client = store::Client { store: Rc::clone(&self.store), sender };
         loop {
             let rng = self.world.rng();
@@ -126,40 +132,45 @@ impl Bench {
             if let Ok(record) = client.read().await {
                 match next(&record, config) {
                     Ok(next) => {
-                        if client.put(record.epoch, record.config, &next).await == Put::Done {
+                        if client.put(record.epoch, record.config_id, &next).await
+                            == PutOutcome::Committed
+                        {
                             return;
                         }
                     }
-                    // An earlier attempt has got through.
-                    Err(BadChange::Listed(_) | BadChange::Absent(_)) => return,
-                    Err(BadChange::InSync(_) | BadChange::Full) => {}
+                    // An earlier attempt has taken effect.
+                    Err(
+                        ReplicaChangeError::AlreadyListed(_) | ReplicaChangeError::NoReplica(_),
+                    ) => return,
+                    Err(ReplicaChangeError::InSync(_) | ReplicaChangeError::TooManyReplicas) => {}
                 }
             }
             self.pause(2000).await;
         }
     }
 
-    /// What an operator does when all that is left waits for an image that is lost.
-    pub(super) fn force(&self) {
+    /// Acts as the operator when every remaining replica waits for a lost image.
+    pub(super) fn force_primary(&self) {
         let lost = |n: &NodeId| self.nodes.iter().any(|o| o.id == *n && o.image.get().is_none());
         let waits = |n: &&Rc<Node>| {
-            let why = n.status().and_then(|s| s.why);
-            matches!(why, Some(Why::Blackout(nodes) | Why::SetBack { silent: nodes, .. })
+            let why = n.status().and_then(|s| s.not_serving);
+            matches!(why, Some(NotServingReason::AwaitingRestartedMembers(nodes) | NotServingReason::RolledBack { unheard: nodes, .. })
                 if nodes.iter().any(lost))
         };
-        let intact = |n: &Rc<Node>| self.intact.borrow().contains(&n.id);
-        // Everybody is there by now: the best of them goes on.
+        let intact = |n: &Rc<Node>| self.intact_nodes.borrow().contains(&n.id);
+        // All remaining replicas are waiting; the most complete one goes on.
         let able = self.nodes.iter().filter(waits).max_by_key(|n| intact(n));
-        // One order for each configuration: the first to be obeyed begins another.
+        // Force only once per epoch: the first replica that obeys starts the next epoch.
         if let Some(node) = able
-            && self.forced.replace(self.store.record().epoch) != self.store.record().epoch
+            && self.last_forced_epoch.replace(self.store.record().epoch)
+                != self.store.record().epoch
             && let Some(mirror) = &*node.mirror.borrow()
         {
             self.world.note(format!("node {} is made to go on", node.id));
             if !intact(node) {
-                self.lose_unflushed();
+                self.record_unflushed_loss();
             }
-            Mirror::force(mirror);
+            Mirror::force_primary(mirror);
         }
     }
 }

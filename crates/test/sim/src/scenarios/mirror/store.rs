@@ -1,4 +1,4 @@
-//! A metadata store that all nodes reach: slow, silent at times, and late with what it was asked.
+//! A metadata store shared by all nodes: slow, silent at times, and late to carry out requests.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -6,105 +6,106 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use block::Epoch;
-use mirror::record::{Put, Record, Records, Unreachable};
+use mirror::config::{ConfigStore, MirrorConfig, PutOutcome, StoreUnavailable};
 use peer::NodeId;
 use rt::sim::{Rng, World};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-use super::lives::Lives;
+use super::incarnations::IncarnationStore;
 
 /// How long a node waits for an answer.
-const PATIENCE: Duration = Duration::from_secs(1);
+const STORE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The store, as the world sees it.
+/// The simulated store.
 pub(super) struct Store {
     world: World,
     rng: Rng,
-    record: RefCell<Record>,
-    /// How often it was restored: connections end with the store that they lead to.
-    restored: Cell<u64>,
-    /// The records before it.
-    past: RefCell<Vec<Record>>,
+    record: RefCell<MirrorConfig>,
+    /// How often it was restored: each restore ends the open connections.
+    restore_count: Cell<u64>,
+    /// The earlier records.
+    previous_records: RefCell<Vec<MirrorConfig>>,
     outage: Outage,
-    /// It takes no more time than it must.
-    prompt: Cell<bool>,
+    /// Answers without extra delay.
+    without_delay: Cell<bool>,
     changed: Notify,
-    /// Told of each new record, and of the one before it.
-    watcher: RefCell<Option<Watcher>>,
-    /// What happens by and by, whatever becomes of the node that asked for it.
-    due: RefCell<Vec<(Duration, Late)>>,
+    /// Called with each new record and the one before it.
+    on_record: RefCell<Option<RecordCallback>>,
+    /// Requests that take effect later, even if the node that sent them dies.
+    delayed_effects: RefCell<Vec<(Duration, DelayedEffect)>>,
 }
 
-/// A process that asks: the node itself, or a clone of it.
+/// A client of the store: the node itself, or a clone of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Caller {
+pub(super) struct StoreClientId {
     pub(super) node: NodeId,
     pub(super) is_clone: bool,
 }
 
-/// Whom the store does not answer.
+/// Nodes that the store does not answer.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Outage(Arc<Mutex<Unanswered>>);
+pub(super) struct Outage(Arc<Mutex<OutageState>>);
 
 #[derive(Debug, Default)]
-struct Unanswered {
-    /// Nobody gets an answer.
-    away: bool,
-    /// These nodes get none; clones of them do.
-    cut: Vec<NodeId>,
+struct OutageState {
+    /// No node gets an answer.
+    is_down: bool,
+    /// These nodes get no answer; their clones do.
+    isolated_nodes: Vec<NodeId>,
 }
 
 impl Outage {
-    fn lock(&self) -> MutexGuard<'_, Unanswered> {
+    fn lock(&self) -> MutexGuard<'_, OutageState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn answers(&self, caller: Caller) -> bool {
+    pub(super) fn answers(&self, caller: StoreClientId) -> bool {
         let unanswered = self.lock();
-        !unanswered.away && (caller.is_clone || !unanswered.cut.contains(&caller.node))
+        !unanswered.is_down
+            && (caller.is_clone || !unanswered.isolated_nodes.contains(&caller.node))
     }
 }
 
-type Watcher = Box<dyn Fn(&Record, &Record)>;
-type Late = Box<dyn FnOnce()>;
+type RecordCallback = Box<dyn Fn(&MirrorConfig, &MirrorConfig)>;
+type DelayedEffect = Box<dyn FnOnce()>;
 
 impl Store {
-    pub(super) fn new(world: &World, record: Record) -> Rc<Self> {
+    pub(super) fn new(world: &World, record: MirrorConfig) -> Rc<Self> {
         Rc::new(Self {
             world: world.clone(),
             rng: Rng::new(world.seed(), "store"),
             record: RefCell::new(record),
-            restored: Cell::new(0),
-            past: RefCell::default(),
+            restore_count: Cell::new(0),
+            previous_records: RefCell::default(),
             outage: Outage::default(),
-            prompt: Cell::new(false),
+            without_delay: Cell::new(false),
             changed: Notify::new(),
-            watcher: RefCell::default(),
-            due: RefCell::default(),
+            on_record: RefCell::default(),
+            delayed_effects: RefCell::default(),
         })
     }
 
-    pub(super) fn record(&self) -> Record {
+    pub(super) fn record(&self) -> MirrorConfig {
         self.record.borrow().clone()
     }
 
-    pub(super) fn watch(&self, watcher: impl Fn(&Record, &Record) + 'static) {
-        self.watcher.replace(Some(Box::new(watcher)));
+    pub(super) fn watch(&self, watcher: impl Fn(&MirrorConfig, &MirrorConfig) + 'static) {
+        self.on_record.replace(Some(Box::new(watcher)));
     }
 
     pub(super) fn set_away(&self, away: bool) {
         self.world.note(format!("the store is away: {away}"));
-        self.outage.lock().away = away;
+        self.outage.lock().is_down = away;
     }
 
     pub(super) fn set_prompt(&self, prompt: bool) {
-        self.prompt.set(prompt);
+        self.without_delay.set(prompt);
     }
 
     pub(super) fn set_cut(&self, node: NodeId, cut: bool) {
         self.world.note(format!("node {node} is cut from the store: {cut}"));
-        let all = &mut self.outage.lock().cut;
+        let all = &mut self.outage.lock().isolated_nodes;
         all.retain(|n| *n != node);
         if cut {
             all.push(node);
@@ -115,14 +116,20 @@ impl Store {
         self.outage.clone()
     }
 
-    /// Takes effect, or not: `None` if the process that has sent it is not its node any more.
-    fn commit(&self, after: Epoch, config: u128, record: &Record, sent: &Sender) -> Option<bool> {
-        if !sent.is_node() {
+    /// Commits the put or not; `None` if the process that sent it is no longer its node.
+    fn commit(
+        &self,
+        after: Epoch,
+        config: u128,
+        record: &MirrorConfig,
+        sent: &RecordWriter,
+    ) -> Option<bool> {
+        if !sent.is_current_incarnation() {
             return None;
         }
         let fits = {
             let now = self.record.borrow();
-            now.epoch == after && now.config == config
+            now.epoch == after && now.config_id == config
         };
         if fits {
             let members: Vec<_> = record
@@ -133,71 +140,74 @@ impl Store {
             let (epoch, primary) = (record.epoch.0, record.primary);
             self.world.note(format!("record {epoch}: {members:?}, primary {primary}"));
             let old = self.record.replace(record.clone());
-            if let Some(watcher) = &*self.watcher.borrow() {
+            if let Some(watcher) = &*self.on_record.borrow() {
                 watcher(&old, record);
             }
-            self.past.borrow_mut().push(old);
+            self.previous_records.borrow_mut().push(old);
             self.changed.notify_waiters();
         }
         Some(fits)
     }
 
-    /// The records that it has had.
-    pub(super) fn past(&self) -> Vec<Record> {
-        self.past.borrow().clone()
+    /// The earlier records.
+    pub(super) fn past(&self) -> Vec<MirrorConfig> {
+        self.previous_records.borrow().clone()
     }
 
-    /// An operator restores the store: it holds this record now, and what was on its way does not
-    /// come.
-    pub(super) fn restore(&self, record: &Record) {
+    /// An operator restores the store: it holds this record now, and requests in flight are
+    /// dropped.
+    pub(super) fn restore(&self, record: &MirrorConfig) {
         self.world.note(format!("the store is restored: record {}", record.epoch.0));
-        self.due.borrow_mut().clear();
-        self.restored.set(self.restored.get() + 1);
+        self.delayed_effects.borrow_mut().clear();
+        self.restore_count.set(self.restore_count.get() + 1);
         self.record.replace(record.clone());
         self.changed.notify_waiters();
     }
 
-    /// An operator has the volume go on with a record that follows `last`, whatever the store
+    /// An operator makes the volume continue with a record that follows `last`, whatever the store
     /// holds.
-    pub(super) fn recover(&self, last: Record, record: &Record) {
+    pub(super) fn recover(&self, last: MirrorConfig, record: &MirrorConfig) {
         self.restore(record);
-        if let Some(watcher) = &*self.watcher.borrow() {
+        if let Some(watcher) = &*self.on_record.borrow() {
             watcher(&last, record);
         }
-        self.past.borrow_mut().push(last);
+        self.previous_records.borrow_mut().push(last);
     }
 
-    /// Lets what is late take effect; to run beside everything else.
+    /// Applies delayed requests; runs in the background.
     pub(super) async fn run(self: Rc<Self>) {
         loop {
             tokio::time::sleep(Duration::from_millis(20)).await;
             let now = self.world.now();
             let (ripe, rest): (Vec<_>, Vec<_>) =
-                self.due.take().into_iter().partition(|(at, _)| *at <= now);
-            self.due.borrow_mut().extend(rest);
+                self.delayed_effects.take().into_iter().partition(|(at, _)| *at <= now);
+            self.delayed_effects.borrow_mut().extend(rest);
             ripe.into_iter().for_each(|(_, commit)| commit());
         }
     }
 
-    async fn way(&self) {
-        let slow = self.rng.chance(0.05) && !self.prompt.get();
+    async fn network_delay(&self) {
+        let slow = self.rng.chance(0.05) && !self.without_delay.get();
         let most = if slow { 900 } else { 5 };
-        tokio::time::sleep(self.rng.time(Duration::ZERO, Duration::from_millis(most))).await;
+        tokio::time::sleep(self.rng.duration_between(Duration::ZERO, Duration::from_millis(most)))
+            .await;
     }
 }
 
 /// A process that puts records.
 #[derive(Clone)]
-pub(super) struct Sender {
-    pub(super) caller: Caller,
-    pub(super) life: Uuid,
-    /// Without them every process is its node.
-    pub(super) lives: Option<Rc<Lives>>,
+pub(super) struct RecordWriter {
+    pub(super) caller: StoreClientId,
+    pub(super) incarnation: Uuid,
+    /// If `None`, every process counts as its node.
+    pub(super) incarnations: Option<Rc<IncarnationStore>>,
 }
 
-impl Sender {
-    fn is_node(&self) -> bool {
-        self.lives.as_ref().is_none_or(|lives| lives.is_registered(self.caller.node, self.life))
+impl RecordWriter {
+    fn is_current_incarnation(&self) -> bool {
+        self.incarnations
+            .as_ref()
+            .is_none_or(|registry| registry.is_registered(self.caller.node, self.incarnation))
     }
 }
 
@@ -205,58 +215,62 @@ impl Sender {
 #[derive(Clone)]
 pub(super) struct Client {
     pub(super) store: Rc<Store>,
-    pub(super) sender: Sender,
+    pub(super) sender: RecordWriter,
 }
 
-impl Records for Client {
-    async fn read(&self) -> Result<Record, Unreachable> {
+impl ConfigStore for Client {
+    async fn read(&self) -> Result<MirrorConfig, StoreUnavailable> {
         let read = async {
-            self.store.way().await;
+            self.store.network_delay().await;
             if !self.store.outage.answers(self.sender.caller) {
                 std::future::pending::<()>().await;
             }
             let record = self.store.record();
-            self.store.way().await;
+            self.store.network_delay().await;
             record
         };
-        tokio::time::timeout(PATIENCE, read).await.map_err(|_| Unreachable)
+        tokio::time::timeout(STORE_TIMEOUT, read).await.map_err(|_| StoreUnavailable)
     }
 
-    async fn put(&self, after: Epoch, config: u128, record: &Record) -> Put {
+    async fn put(&self, after: Epoch, config: u128, record: &MirrorConfig) -> PutOutcome {
         let store = Rc::clone(&self.store);
-        let restored = store.restored.get();
-        store.way().await;
-        if store.restored.get() != restored {
-            tokio::time::sleep(PATIENCE).await;
-            return Put::Unknown;
+        let restored = store.restore_count.get();
+        store.network_delay().await;
+        if store.restore_count.get() != restored {
+            tokio::time::sleep(STORE_TIMEOUT).await;
+            return PutOutcome::Unknown;
         }
         if !store.outage.answers(self.sender.caller) {
-            // It may have got through all the same, and take its time.
+            // The request may still take effect, later.
             if store.rng.chance(0.3) {
                 let (late, record) = (Rc::clone(&store), record.clone());
-                let at = store.world.now() + store.rng.time(Duration::ZERO, Duration::from_secs(8));
+                let at = store.world.now()
+                    + store.rng.duration_between(Duration::ZERO, Duration::from_secs(8));
                 let sender = self.sender.clone();
                 let commit = move || {
                     late.commit(after, config, &record, &sender);
                 };
-                store.due.borrow_mut().push((at, Box::new(commit)));
+                store.delayed_effects.borrow_mut().push((at, Box::new(commit)));
             }
-            tokio::time::sleep(PATIENCE).await;
-            return Put::Unknown;
+            tokio::time::sleep(STORE_TIMEOUT).await;
+            return PutOutcome::Unknown;
         }
         let done = store.commit(after, config, record, &self.sender);
         if done.is_none() || store.rng.chance(0.05) {
-            tokio::time::sleep(PATIENCE).await;
-            return Put::Unknown;
+            tokio::time::sleep(STORE_TIMEOUT).await;
+            return PutOutcome::Unknown;
         }
-        store.way().await;
-        if done == Some(true) { Put::Done } else { Put::Refused }
+        store.network_delay().await;
+        if done == Some(true) { PutOutcome::Committed } else { PutOutcome::Conflict }
     }
 
-    async fn changed(&self) {
+    async fn wait_changed(&self) {
         let slow = Duration::from_secs(1);
         let _ = tokio::time::timeout(slow, self.store.changed.notified()).await;
-        // Watches lag.
-        tokio::time::sleep(self.store.rng.time(Duration::ZERO, Duration::from_millis(50))).await;
+        // Watches are delayed.
+        tokio::time::sleep(
+            self.store.rng.duration_between(Duration::ZERO, Duration::from_millis(50)),
+        )
+        .await;
     }
 }

@@ -1,61 +1,61 @@
-//! A pool that is open, on all cores of its host, with the volumes that there are.
+//! An open pool, on all cores of its host, with its volumes.
 
 use std::cell::RefCell;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use block::testing::Client;
-use block::testing::register::{Checker, Initially, Loss, Outcome};
+use block::testing::TestClient;
+use block::testing::register::{Checker, CrashKind, InitialContents, Outcome};
 use block::testing::workload::Workload;
 use block::{Blocks, Dev, Lba, Op};
 use futures_util::future::{join_all, try_join_all};
-use pool::{Mistake, NewPoolVolume, OpenPool, Pool, PoolSeat};
+use pool::{CorePool, Mistake, NewPoolVolume, OpenPool, Pool};
 use rt::Core;
 use rt::sim::World;
 use uuid::Uuid;
 
 use super::POOL;
 
-/// Most volumes at once.
+/// Most volumes at a time.
 const VOLUMES: usize = 3;
 
-/// How far a volume is.
+/// Lifecycle of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    There,
-    /// It is being made, or deleted: after a crash it is there or not.
+enum VolumeStage {
+    Exists,
+    /// It is being created or deleted: after a crash it exists or not.
     Changing,
 }
 
-/// A volume, and what its blocks may hold.
+/// A volume, and the values that its blocks may hold.
 #[derive(Debug)]
-struct Volume {
-    what: NewPoolVolume,
-    /// Where it is used.
+struct ExpectedVolume {
+    spec: NewPoolVolume,
+    /// The blocks in use.
     span: Blocks,
     checker: Rc<RefCell<Checker>>,
-    stage: Stage,
+    stage: VolumeStage,
 }
 
-/// The volumes of a pool, as far as that is known outside of it.
+/// The volumes of a pool, as far as the scenario knows.
 #[derive(Debug)]
-pub(super) struct Volumes {
+pub(super) struct ExpectedVolumes {
     world: World,
     /// Bytes of an extent.
     extent: u64,
-    all: RefCell<Vec<Volume>>,
+    all: RefCell<Vec<ExpectedVolume>>,
 }
 
-impl Volumes {
+impl ExpectedVolumes {
     pub(super) fn new(world: &World, extent: u64) -> Rc<Self> {
         Rc::new(Self { world: world.clone(), extent, all: RefCell::default() })
     }
 
-    /// A volume of another kind, which is being made from now on.
-    pub(super) fn draw(&self) -> NewPoolVolume {
+    /// Draws a new volume, whose creation begins now.
+    pub(super) fn draw_new_volume(&self) -> NewPoolVolume {
         let (rng, extent) = (self.world.rng(), self.extent);
         let (thick, block_size) = (rng.chance(0.3), *rng.pick(&[512u32, 4096]));
-        // The end of a volume, which is not that of an extent, and where two meet.
+        // Volume ends that are not extent ends, and blocks at an extent border.
         let bytes = if thick { extent / 2 } else { 2 * extent + (8 << 20) };
         let blocks = 1u64 << 20;
         let border = if thick { 0 } else { extent - blocks / 2 };
@@ -63,63 +63,69 @@ impl Volumes {
         let block = u64::from(block_size);
         let span = Blocks::new(Lba(at / block), blocks / block / 4);
         let id = Uuid::from_u64_pair(0x78, rng.u64());
-        let what = NewPoolVolume { id, bytes, block_size, thick };
-        let checker = Rc::new(RefCell::new(Checker::new(1, block_size, Initially::Zeroes)));
-        self.all.borrow_mut().push(Volume { what, span, checker, stage: Stage::Changing });
+        let what = NewPoolVolume { id, bytes, block_size, is_thick: thick };
+        let checker = Rc::new(RefCell::new(Checker::new(1, block_size, InitialContents::Zeroes)));
+        self.all.borrow_mut().push(ExpectedVolume {
+            spec: what,
+            span,
+            checker,
+            stage: VolumeStage::Changing,
+        });
         what
     }
 
-    pub(super) fn crash(&self, loss: Loss) {
+    pub(super) fn crash(&self, loss: CrashKind) {
         self.all.borrow().iter().for_each(|volume| volume.checker.borrow_mut().crash(loss));
     }
 
-    fn set(&self, id: Uuid, stage: Stage) {
+    fn set(&self, id: Uuid, stage: VolumeStage) {
         let mut all = self.all.borrow_mut();
         all.iter_mut()
-            .filter(|volume| volume.what.id == id)
+            .filter(|volume| volume.spec.id == id)
             .for_each(|volume| volume.stage = stage);
     }
 
     fn forget(&self, id: Uuid) {
-        self.all.borrow_mut().retain(|volume| volume.what.id != id);
+        self.all.borrow_mut().retain(|volume| volume.spec.id != id);
     }
 
-    /// Takes note of which there are.
-    fn found(&self, pool: &Pool) -> Result<(), String> {
+    /// Records which volumes exist.
+    fn check_listed(&self, pool: &Pool) -> Result<(), String> {
         let report = pool.report();
-        let is_there = |volume: &Volume| report.volumes.iter().any(|v| v.id == volume.what.id);
+        let is_there =
+            |volume: &ExpectedVolume| report.volumes.iter().any(|v| v.id == volume.spec.id);
         let mut all = self.all.borrow_mut();
-        all.retain(|volume| volume.stage == Stage::There || is_there(volume));
+        all.retain(|volume| volume.stage == VolumeStage::Exists || is_there(volume));
         match all.iter().find(|volume| !is_there(volume)) {
-            Some(lost) => Err(format!("volume {} is lost: {report:?}", lost.what.id)),
+            Some(lost) => Err(format!("volume {} is lost: {report:?}", lost.spec.id)),
             None => {
-                all.iter_mut().for_each(|volume| volume.stage = Stage::There);
+                all.iter_mut().for_each(|volume| volume.stage = VolumeStage::Exists);
                 Ok(())
             }
         }
     }
 
     fn ids(&self) -> Vec<Uuid> {
-        self.all.borrow().iter().map(|volume| volume.what.id).collect()
+        self.all.borrow().iter().map(|volume| volume.spec.id).collect()
     }
 }
 
 /// A volume in use.
-struct Used {
+struct OpenVolume {
     id: Uuid,
-    client: Client,
+    client: TestClient,
     load: Workload,
     span: Blocks,
     checker: Rc<RefCell<Checker>>,
 }
 
-/// What is open.
+/// The open pool and its volumes.
 pub(super) struct Session {
     pub(super) pool: Rc<Pool>,
     cores: Vec<Core>,
-    seats: Vec<Rc<PoolSeat>>,
-    used: RefCell<Vec<Rc<Used>>>,
-    volumes: Rc<Volumes>,
+    core_pools: Vec<Rc<CorePool>>,
+    open_volumes: RefCell<Vec<Rc<OpenVolume>>>,
+    volumes: Rc<ExpectedVolumes>,
     depth: usize,
 }
 
@@ -128,63 +134,65 @@ fn text(why: &impl ToString) -> String {
 }
 
 impl Session {
-    /// Opens the pool on core 0, a seat on each, and all volumes, each on any core.
+    /// Opens the pool on core 0, attaches every core, and opens each volume on a random core.
     pub(super) async fn open(
         cores: Vec<Core>,
         paths: Vec<PathBuf>,
-        volumes: Rc<Volumes>,
+        volumes: Rc<ExpectedVolumes>,
         mistake: Mistake,
     ) -> Result<Self, String> {
-        let what = OpenPool { id: POOL, paths, without: Vec::new(), buffered: false, claim: None };
-        let pool = Pool::open_making(&cores[0], &what, mistake).await.map_err(|e| text(&e))?;
-        let mut seats = Vec::new();
+        let what =
+            OpenPool { id: POOL, paths, missing_disks: Vec::new(), buffered: false, claim: None };
+        let pool =
+            Pool::open_with_mistake(&cores[0], &what, mistake).await.map_err(|e| text(&e))?;
+        let mut core_pools = Vec::new();
         for (ring, core) in (0u16..).zip(&cores) {
             // Simulated disks cannot be opened twice: all cores use the openings of the first one.
-            let seat = PoolSeat::share(core, &pool, ring).await;
-            seats.push(seat.map_err(|e| text(&e))?);
+            let core_pool = CorePool::attach_on_owner_core(core, &pool, ring).await;
+            core_pools.push(core_pool.map_err(|e| text(&e))?);
         }
-        volumes.found(&pool)?;
+        volumes.check_listed(&pool)?;
         let depth = usize::try_from(volumes.world.rng().between(1, 12)).expect("small");
         let used = RefCell::default();
-        let session = Self { pool, cores, seats, used, volumes, depth };
+        let session = Self { pool, cores, core_pools, open_volumes: used, volumes, depth };
         for id in session.volumes.ids() {
-            session.use_volume(id).await?;
+            session.open_volume(id).await?;
         }
         session.audit().await?;
         Ok(session)
     }
 
     /// Opens a volume on any core.
-    async fn use_volume(&self, id: Uuid) -> Result<(), String> {
+    async fn open_volume(&self, id: Uuid) -> Result<(), String> {
         let rng = self.volumes.world.rng();
-        let core = usize::try_from(rng.below(self.seats.len() as u64)).expect("few");
-        let seat = &self.seats[core];
-        let dev: Dev = seat.open(id).await.map_err(|e| text(&e))?;
-        let new = || Client::new(&dev, self.cores[core].pool());
+        let core = usize::try_from(rng.below(self.core_pools.len() as u64)).expect("few");
+        let core_pool = &self.core_pools[core];
+        let dev: Dev = core_pool.open_volume(id).await.map_err(|e| text(&e))?;
+        let new = || TestClient::new(&dev, self.cores[core].buffer_pool());
         let used = {
             let all = self.volumes.all.borrow();
-            let volume = all.iter().find(|volume| volume.what.id == id);
+            let volume = all.iter().find(|volume| volume.spec.id == id);
             let volume = volume.ok_or("a volume that nobody knows")?;
             let (span, checker) = (volume.span, Rc::clone(&volume.checker));
             let load = Workload::new(new(), span, self.depth, rng.u64());
-            Used { id, client: new(), load, span, checker }
+            OpenVolume { id, client: new(), load, span, checker }
         };
-        self.used.borrow_mut().push(Rc::new(used));
+        self.open_volumes.borrow_mut().push(Rc::new(used));
         Ok(())
     }
 
-    fn all_used(&self) -> Vec<Rc<Used>> {
-        self.used.borrow().clone()
+    fn all_used(&self) -> Vec<Rc<OpenVolume>> {
+        self.open_volumes.borrow().clone()
     }
 
-    /// Reads all that is used.
+    /// Reads all blocks in use.
     pub(super) async fn audit(&self) -> Result<(), String> {
         let all = self.all_used();
         let each = all.iter().map(|used| used.load.audit(&used.checker));
         join_all(each).await.into_iter().try_for_each(|audit| audit.map_err(|v| text(&v)))
     }
 
-    /// So many operations on each volume, all of which have to succeed.
+    /// Runs this many operations on each volume; all of them must succeed.
     pub(super) async fn run(&self, count: usize) -> Result<(), String> {
         let all = self.all_used();
         let each = all.iter().map(|used| used.load.run(&used.checker, count));
@@ -198,8 +206,8 @@ impl Session {
         }
     }
 
-    /// Something else than reads and writes, now and then.
-    pub(super) async fn change(&self) -> Result<(), String> {
+    /// Sometimes runs an operation other than a read or write.
+    pub(super) async fn run_random_change(&self) -> Result<(), String> {
         let rng = self.volumes.world.rng();
         let all = self.all_used();
         let any = (!all.is_empty()).then(|| Rc::clone(rng.pick(&all)));
@@ -209,9 +217,9 @@ impl Session {
             (4, Some(used)) => {
                 let id = used.id;
                 drop(used);
-                self.let_go(id);
+                self.close_volume(id);
                 self.volumes.world.note(format!("volume {id} moves"));
-                self.use_volume(id).await
+                self.open_volume(id).await
             }
             (5, _) if self.volumes.ids().len() < VOLUMES => self.create().await,
             (6, Some(used)) if self.volumes.ids().len() > 1 => {
@@ -223,18 +231,18 @@ impl Session {
         }
     }
 
-    fn let_go(&self, id: Uuid) {
-        self.used.borrow_mut().retain(|used| used.id != id);
+    fn close_volume(&self, id: Uuid) {
+        self.open_volumes.borrow_mut().retain(|used| used.id != id);
     }
 
-    /// Makes one more.
+    /// Creates one more volume.
     async fn create(&self) -> Result<(), String> {
-        let what = self.volumes.draw();
+        let what = self.volumes.draw_new_volume();
         self.volumes.world.note(format!("{what:?} is made"));
         match self.pool.create_volume(&what).await {
             Ok(()) => {
-                self.volumes.set(what.id, Stage::There);
-                self.use_volume(what.id).await
+                self.volumes.set(what.id, VolumeStage::Exists);
+                self.open_volume(what.id).await
             }
             Err(why) if why.is_no_space() => {
                 self.volumes.forget(what.id);
@@ -245,16 +253,16 @@ impl Session {
     }
 
     async fn delete(&self, id: Uuid) -> Result<(), String> {
-        self.let_go(id);
+        self.close_volume(id);
         self.volumes.world.note(format!("volume {id} is deleted"));
-        self.volumes.set(id, Stage::Changing);
+        self.volumes.set(id, VolumeStage::Changing);
         self.pool.delete_volume(id).await.map_err(|e| format!("deleting: {e}"))?;
         self.volumes.forget(id);
         Ok(())
     }
 
-    /// Gives an extent back, while nobody uses the volume.
-    async fn unmap(&self, used: &Used) -> Result<(), String> {
+    /// Deallocates an extent while the volume is not in use.
+    async fn unmap(&self, used: &OpenVolume) -> Result<(), String> {
         let info = used.client.dev().info();
         let extent = u64::from(info.unmap_granularity_blocks);
         let Some(count) = info.blocks.checked_div(extent).filter(|count| *count > 0) else {
@@ -275,10 +283,10 @@ impl Session {
         unmapped.map_err(|why| format!("unmapping: {why}; {:?}", self.pool.report()))
     }
 
-    /// An orderly end.
+    /// Closes everything in order.
     pub(super) async fn close(self) -> Result<(), String> {
-        self.used.take();
-        let closed = self.seats.iter().map(|seat| seat.close());
+        self.open_volumes.take();
+        let closed = self.core_pools.iter().map(|core_pool| core_pool.close());
         try_join_all(closed).await.map_err(|e| text(&e))?;
         self.pool.close().await.map_err(|e| text(&e))
     }

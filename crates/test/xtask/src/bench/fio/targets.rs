@@ -1,14 +1,15 @@
-//! What both generators reach: things that are slower than either of them, and things that are not.
+//! What both generators measure: targets slower than either of them, and targets that are not.
 //!
-//! Two generators can agree on what limits both. A disk does, and so does a server that takes a known time for each request
-//! (nbdkit's `delay`), by NBD itself and as a block device: a loop device on the one file of an NBD client's FUSE file system, all of
-//! it programs and drivers that every Debian has. Memory does not: what is seen there is what the generators cost.
+//! Two generators can agree on a common bottleneck. A disk is one, and so is a server with a fixed
+//! time for each request (nbdkit's `delay`), over NBD and as a block device: a loop device on the
+//! file of an NBD client's FUSE file system, all from Debian packages. Memory is none: there the
+//! figures show what the generators cost.
 
 use super::{Load, MIB, load};
 use crate::{
     bench::SERVER_CPU,
-    house::House,
-    process::{self, Daemon, Ended},
+    process::{self, Daemon, FinishedProcess},
+    run_context::RunContext,
 };
 use anyhow::{Context, Result, ensure};
 use std::{
@@ -19,27 +20,28 @@ use std::{
     time::Duration,
 };
 
-/// Requests that a server works on at a time: more than any load has in flight.
+/// Requests a server processes in parallel: more than any load has in flight.
 const THREADS: &str = "64";
 
-/// How long a server may take to begin.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a server may take to start.
+const SERVER_START_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Options of fio where it does what we do: as a thread of a process that has others, in which the kernel counts the users of a
-/// descriptor at each call, and with its memory made known to the ring.
-const THREAD: &str = "--thread";
-const FIXED: &str = "--fixedbufs=1";
+/// Options that make fio do what we do: run as a thread of a process with other threads, for which
+/// the kernel counts the users of a descriptor at each call, and register its buffers with the
+/// ring.
+const FIO_THREAD_OPTION: &str = "--thread";
+const FIO_FIXED_BUFS_OPTION: &str = "--fixedbufs=1";
 
-/// What both reach.
+/// A target of both generators.
 pub(super) struct Target {
     pub(super) name: &'static str,
-    /// As `windrose bench` calls it.
-    pub(super) ours: String,
-    /// What tells fio of it.
-    pub(super) theirs: Vec<String>,
+    /// As `windrose bench` names it.
+    pub(super) windrose_target: String,
+    /// The arguments that select it in fio.
+    pub(super) fio_arguments: Vec<String>,
     pub(super) loads: &'static [Load],
-    /// Whether it is this that limits both, so that they have to agree.
-    pub(super) limits: bool,
+    /// Whether it is the bottleneck of both generators, so that they have to agree.
+    pub(super) is_bottleneck: bool,
 }
 
 const DISK: &[Load] = &[
@@ -51,58 +53,65 @@ const DISK: &[Load] = &[
     load("write", "128k", 8),
 ];
 
-/// In memory nothing is ever in flight: neither asks for more than one thing at a time.
+/// Memory never has requests in flight: neither generator uses a depth above 1.
 const MEMORY: &[Load] =
     &[load("randread", "4k", 1), load("randwrite", "4k", 1), load("read", "128k", 1)];
 
-/// What is measured, and what serves it meanwhile.
+/// The targets and the servers behind them.
 pub(super) struct Targets {
     pub(super) all: Vec<Target>,
-    _device: Option<Device>,
+    _device: Option<NbdLoopDevice>,
     _servers: [Daemon; 2],
 }
 
 impl Targets {
     /// Starts the servers and fills the files.
-    pub(super) fn new(house: &House) -> Result<Self> {
-        let (disk, memory) = (house.build_directory()?, house.memory_directory()?);
-        let (on_disk, in_memory) = (filled(&disk)?, filled(&memory)?);
+    pub(super) fn new(context: &RunContext) -> Result<Self> {
+        let (disk, memory) = (context.build_directory()?, context.memory_directory()?);
+        let (on_disk, in_memory) = (create_filled_file(&disk)?, create_filled_file(&memory)?);
         let (fast, slow) = (memory.join("nbd.sock"), memory.join("slow.sock"));
-        let servers = [export(house, &fast, (&[], &[]))?, export(house, &slow, SLOWLY)?];
+        let servers = [export(context, &fast, (&[], &[]))?, export(context, &slow, DELAY_FILTER)?];
         for socket in [&fast, &slow] {
-            // What nobody has written is no memory yet, and read without a look at any.
+            // Unwritten memory is not allocated, and reads of it skip the memory.
             let mut copy = Command::new("nbdcopy");
             copy.arg(&in_memory).arg(uri(socket));
-            house.run("nbdcopy", &mut copy, 6 * PATIENCE).and_then(Ended::ok)?;
+            context
+                .run("nbdcopy", &mut copy, 6 * SERVER_START_TIMEOUT)
+                .and_then(FinishedProcess::success_output)?;
         }
-        let device = match Device::over(house, &slow) {
+        let device = match NbdLoopDevice::new(context, &slow) {
             Ok(device) => Some(device),
             Err(e) => {
-                house.skip(DEVICE, &format!("no loop device on a file of FUSE here: {e:#}"));
+                context.skip(DEVICE, &format!("no loop device on a file of FUSE here: {e:#}"));
                 None
             }
         };
         let mut all = vec![file("file", &on_disk, "io_uring", DISK, true)];
         all.extend(device.as_ref().map(|d| file(DEVICE, &d.path, "io_uring", DISK, true)));
         all.push(nbd("NBD, 1 ms", &slow, true));
-        // Files in memory cannot be waited for: io_uring hands each operation to a thread. We make plain calls, as psync does.
+        // Files in memory complete at once: io_uring would hand each operation to a thread. We make
+        // plain calls, like psync.
         all.push(file("RAM", &in_memory, "psync", MEMORY, false));
         all.push(nbd("NBD", &fast, false));
         Ok(Self { all, _device: device, _servers: servers })
     }
 }
 
-/// What makes memory slow behind nbdkit, by as much as the names say.
-const SLOWLY: (&[&str], &[&str]) = (&["--filter=delay"], &["rdelay=1ms", "wdelay=1ms"]);
+/// nbdkit arguments that slow memory down, by as much as the names say.
+const DELAY_FILTER: (&[&str], &[&str]) = (&["--filter=delay"], &["rdelay=1ms", "wdelay=1ms"]);
 
-/// Has somebody else's server export memory by NBD, on the processor of servers, behind filters with these terms.
-fn export(house: &House, socket: &Path, (filters, terms): (&[&str], &[&str])) -> Result<Daemon> {
+/// Exports memory over NBD with nbdkit, pinned to the servers' processor, with these filters.
+fn export(
+    context: &RunContext,
+    socket: &Path,
+    (filters, terms): (&[&str], &[&str]),
+) -> Result<Daemon> {
     let mut command = on_server("nbdkit");
     command.args(["--foreground", "--threads", THREADS, "--unix"]).arg(socket);
     command.args(filters);
     command.args(["memory", &format!("{MIB}M")]).args(terms);
-    let mut nbdkit = Daemon::start(house.scratch(), "nbdkit", &mut command)?;
-    nbdkit.wait_until(PATIENCE, || UnixStream::connect(socket).is_ok())?;
+    let mut nbdkit = Daemon::start(context.scratch(), "nbdkit", &mut command)?;
+    nbdkit.wait_until(SERVER_START_TIMEOUT, || UnixStream::connect(socket).is_ok())?;
     Ok(nbdkit)
 }
 
@@ -112,11 +121,11 @@ fn on_server(program: &str) -> Command {
     command
 }
 
-/// A file of data that does not compress.
-fn filled(directory: &Path) -> Result<PathBuf> {
+/// Creates a file of incompressible data.
+fn create_filled_file(directory: &Path) -> Result<PathBuf> {
     let path = directory.join("target");
-    let mut dice = probe::registers::Dice::new(1);
-    let noise: Vec<u8> = (0..MIB << 17).flat_map(|_| dice.roll().to_le_bytes()).collect();
+    let mut dice = probe::registers::SeededRng::new(1);
+    let noise: Vec<u8> = (0..MIB << 17).flat_map(|_| dice.next_u64().to_le_bytes()).collect();
     fs::write(&path, noise).with_context(|| format!("cannot write {}", path.display()))?;
     Ok(path)
 }
@@ -129,19 +138,29 @@ fn file(
     limits: bool,
 ) -> Target {
     let ours = path.display().to_string();
-    let mut theirs =
-        vec![THREAD.to_owned(), format!("--filename={ours}"), format!("--ioengine={engine}")];
+    let mut theirs = vec![
+        FIO_THREAD_OPTION.to_owned(),
+        format!("--filename={ours}"),
+        format!("--ioengine={engine}"),
+    ];
     if engine == "io_uring" {
-        // fio knows an option of an engine only behind its name.
-        theirs.push(FIXED.to_owned());
+        // fio accepts an engine's options only after its name.
+        theirs.push(FIO_FIXED_BUFS_OPTION.to_owned());
     }
-    Target { name, ours, theirs, loads, limits }
+    Target { name, windrose_target: ours, fio_arguments: theirs, loads, is_bottleneck: limits }
 }
 
 fn nbd(name: &'static str, socket: &Path, limits: bool) -> Target {
     let ours = uri(socket);
-    let theirs = vec![THREAD.to_owned(), "--ioengine=nbd".to_owned(), format!("--uri={ours}")];
-    Target { name, ours, theirs, loads: DISK, limits }
+    let theirs =
+        vec![FIO_THREAD_OPTION.to_owned(), "--ioengine=nbd".to_owned(), format!("--uri={ours}")];
+    Target {
+        name,
+        windrose_target: ours,
+        fio_arguments: theirs,
+        loads: DISK,
+        is_bottleneck: limits,
+    }
 }
 
 fn uri(socket: &Path) -> String {
@@ -150,43 +169,47 @@ fn uri(socket: &Path) -> String {
 
 const DEVICE: &str = "device, 1 ms";
 
-/// A block device that is an NBD export. The kernel lets go of it when the last who has it open does, however this program
+/// An NBD export as a block device. The kernel releases it on last close, however this program
 /// ends.
-struct Device {
+struct NbdLoopDevice {
     path: PathBuf,
     open: Option<File>,
     mount: PathBuf,
     _client: Daemon,
 }
 
-impl Device {
-    fn over(house: &House, socket: &Path) -> Result<Self> {
+impl NbdLoopDevice {
+    fn new(context: &RunContext, socket: &Path) -> Result<Self> {
         ensure!(Path::new("/dev/fuse").exists(), "there is no /dev/fuse");
-        let mount = house.directory("nbdfuse")?;
+        let mount = context.directory("nbdfuse")?;
         let file = mount.join("nbd");
         let mut command = on_server("nbdfuse");
         command.arg(&file).arg("--unix").arg(socket);
-        let mut client = Daemon::start(house.scratch(), "nbdfuse", &mut command)?;
+        let mut client = Daemon::start(context.scratch(), "nbdfuse", &mut command)?;
         let bytes = MIB << 20;
-        client.wait_until(PATIENCE, || fs::metadata(&file).is_ok_and(|m| m.len() == bytes))?;
-        // From here on what is mounted is taken down again.
+        client.wait_until(SERVER_START_TIMEOUT, || {
+            fs::metadata(&file).is_ok_and(|m| m.len() == bytes)
+        })?;
+        // From here on, dropping the device unmounts it.
         let mut device = Self { path: PathBuf::new(), open: None, mount, _client: client };
         let mut losetup = Command::new("losetup");
         losetup.args(["--find", "--show", "--direct-io=on"]).arg(&file);
-        let found = house.run("losetup", &mut losetup, PATIENCE).and_then(Ended::ok)?;
+        let found = context
+            .run("losetup", &mut losetup, SERVER_START_TIMEOUT)
+            .and_then(FinishedProcess::success_output)?;
         device.path = PathBuf::from(found.trim());
         let open = File::open(&device.path);
-        // While it is open it stays what it is, and is taken down behind the last one who closes it.
-        process::must(Command::new("losetup").arg("--detach").arg(&device.path))?;
+        // An open device stays attached and is detached on last close.
+        process::run_checked(Command::new("losetup").arg("--detach").arg(&device.path))?;
         device.open = Some(open.with_context(|| format!("cannot open {}", found.trim()))?);
         Ok(device)
     }
 }
 
-impl Drop for Device {
+impl Drop for NbdLoopDevice {
     fn drop(&mut self) {
         self.open = None;
-        // What is still in use there goes with its last user.
-        let _ = process::must(Command::new("umount").arg("--lazy").arg(&self.mount));
+        // A lazy unmount: what is still in use goes with its last user.
+        let _ = process::run_checked(Command::new("umount").arg("--lazy").arg(&self.mount));
     }
 }

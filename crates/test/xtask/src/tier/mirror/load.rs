@@ -1,87 +1,87 @@
-//! Clients that write and read the same blocks while something happens, and what has to hold afterwards.
+//! Clients that write and read the same blocks during a fault, and the checks afterwards.
 
-use crate::cluster::{A, B, Cluster, Mirrored};
+use crate::cluster::{Cluster, MirroredVolume, NODE_A, NODE_B};
 use anyhow::{Result, anyhow, ensure};
-use probe::{history, paths::Client, registers::Dice};
+use probe::{linearizability, multipath::MultipathClient, registers::SeededRng};
 use std::{
     ops::Range,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
-/// Half of them begin at either node, half of them speak iSCSI, the others NVMe/TCP.
+/// Half of them start at each node; half use iSCSI, the others NVMe/TCP.
 const CLIENTS: u64 = 4;
-/// Between two operations of a client: two cores also have to run the nodes.
-const THINKING: Duration = Duration::from_millis(2);
-/// Load before something happens, and after everything is safe again.
-const CALM: Duration = Duration::from_secs(1);
-/// What every block names.
+/// Pause between two operations of a client: two cores also have to run the nodes.
+const THINK_TIME: Duration = Duration::from_millis(2);
+/// Load before the fault, and after all data is safe again.
+const SETTLE_TIME: Duration = Duration::from_secs(1);
+/// The volume id in every block.
 const VOLUME: u64 = 0x6d69_7272_6f72;
 
-/// What clients are told while they work.
+/// Controls the clients while they work.
 #[derive(Default)]
-pub(super) struct Load {
+pub(super) struct LoadControl {
     stop: AtomicBool,
-    homecomings: AtomicU64,
+    home_requests: AtomicU64,
 }
 
-impl Load {
-    /// Each client goes back to the node where it began, as soon as its present operation is done.
-    pub(super) fn go_home(&self) {
-        self.homecomings.fetch_add(1, Ordering::Relaxed);
+impl LoadControl {
+    /// Each client returns to its first node as soon as its current operation completes.
+    pub(super) fn send_clients_home(&self) {
+        self.home_requests.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// All clients of a trial, on the blocks that they share; with the clock that their history is told by.
+/// All clients of a trial, on the shared blocks, and the clock of their history.
 pub(super) fn clients(
     cluster: &Cluster,
-    volume: &Mirrored,
+    volume: &MirroredVolume,
     blocks: &Range<u64>,
     clock: Instant,
-) -> Result<Vec<Client>> {
+) -> Result<Vec<MultipathClient>> {
     (0..CLIENTS).map(|number| client(cluster, volume, number, blocks, clock)).collect()
 }
 
 /// Client `number`.
 pub(super) fn client(
     cluster: &Cluster,
-    volume: &Mirrored,
+    volume: &MirroredVolume,
     number: u64,
     blocks: &Range<u64>,
     clock: Instant,
-) -> Result<Client> {
+) -> Result<MultipathClient> {
     let paths = cluster.paths(volume, number)?;
-    Ok(Client::new(number, VOLUME, paths, blocks.clone(), clock))
+    Ok(MultipathClient::new(number, VOLUME, paths, blocks.clone(), clock))
 }
 
-/// One more client, which writes and reads elsewhere; fails if it sees an error.
-pub(super) fn touch(
+/// Runs one more client, on other blocks; fails if it sees an error.
+pub(super) fn run_extra_client(
     cluster: &Cluster,
-    volume: &Mirrored,
+    volume: &MirroredVolume,
     blocks: &Range<u64>,
     steps: usize,
 ) -> Result<()> {
     let mut client = client(cluster, volume, CLIENTS, blocks, Instant::now())?;
-    let mut dice = Dice::new(blocks.start);
+    let mut dice = SeededRng::new(blocks.start);
     for _ in 0..steps {
         client.step(&mut dice).map_err(|why| anyhow!("the application saw an error: {why}"))?;
     }
     Ok(())
 }
 
-/// Runs `body` while all clients work; fails if one of them has seen an error.
+/// Runs `body` while all clients work; fails if one of them saw an error.
 pub(super) fn under_load(
-    clients: &mut [Client],
-    body: impl FnOnce(&Load) -> Result<()>,
+    clients: &mut [MultipathClient],
+    body: impl FnOnce(&LoadControl) -> Result<()>,
 ) -> Result<()> {
-    let told = &Load::default();
+    let control = &LoadControl::default();
     std::thread::scope(|scope| {
-        let work = |(client, seed)| scope.spawn(move || load(client, seed, told));
+        let work = |(client, seed)| scope.spawn(move || load(client, seed, control));
         let running: Vec<_> = clients.iter_mut().zip(0..).map(work).collect();
-        std::thread::sleep(CALM);
-        let outcome = body(told);
-        std::thread::sleep(CALM);
-        told.stop.store(true, Ordering::Relaxed);
+        std::thread::sleep(SETTLE_TIME);
+        let outcome = body(control);
+        std::thread::sleep(SETTLE_TIME);
+        control.stop.store(true, Ordering::Relaxed);
         for client in running {
             let ended = client.join().map_err(|_| anyhow!("a client panicked"))?;
             ended.map_err(|error| anyhow!("the application saw an error: {error}"))?;
@@ -90,28 +90,29 @@ pub(super) fn under_load(
     })
 }
 
-fn load(client: &mut Client, seed: u64, told: &Load) -> Result<(), String> {
-    let mut dice = Dice::new(seed);
+fn load(client: &mut MultipathClient, seed: u64, control: &LoadControl) -> Result<(), String> {
+    let mut dice = SeededRng::new(seed);
     let mut homecomings = 0;
-    while !told.stop.load(Ordering::Relaxed) {
-        if told.homecomings.load(Ordering::Relaxed) != homecomings {
-            homecomings = told.homecomings.load(Ordering::Relaxed);
-            client.go_home();
+    while !control.stop.load(Ordering::Relaxed) {
+        if control.home_requests.load(Ordering::Relaxed) != homecomings {
+            homecomings = control.home_requests.load(Ordering::Relaxed);
+            client.return_to_home_path();
         }
         client.step(&mut dice)?;
-        std::thread::sleep(THINKING);
+        std::thread::sleep(THINK_TIME);
     }
     Ok(())
 }
 
-/// Every block is read through both nodes, and then some order must explain everything.
-pub(super) fn verify(clients: &mut [Client], blocks: &Range<u64>) -> Result<()> {
-    for (client, path) in clients.iter_mut().zip([A, B]) {
-        client.go_to(path);
+/// Reads every block through both nodes, then checks the history for linearizability.
+pub(super) fn verify(clients: &mut [MultipathClient], blocks: &Range<u64>) -> Result<()> {
+    for (client, path) in clients.iter_mut().zip([NODE_A, NODE_B]) {
+        client.switch_path(path);
         client.read_all().map_err(|error| anyhow!("reading all at the end: {error}"))?;
     }
-    let operations: Vec<_> = clients.iter().flat_map(Client::operations).copied().collect();
-    let checked = history::check(&operations).map_err(|why| anyhow!("{why}"))?;
+    let operations: Vec<_> =
+        clients.iter().flat_map(MultipathClient::operations).copied().collect();
+    let checked = linearizability::check_history(&operations).map_err(|why| anyhow!("{why}"))?;
     let count = usize::try_from(blocks.end - blocks.start)?;
     ensure!(checked.blocks == count, "only {checked:?}");
     Ok(())

@@ -1,7 +1,7 @@
-//! What happens to a cluster, and how long an operation may take because of it.
+//! The faults of a cluster, and how long an operation may take because of each.
 
 use crate::{
-    cluster::{A, B, Cluster, WITNESS},
+    cluster::{Cluster, NODE_A, NODE_B, WITNESS},
     network::{Cut, Network},
 };
 use anyhow::{Result, ensure};
@@ -10,21 +10,21 @@ use std::time::Duration;
 
 /// How long an operation may take.
 #[derive(Clone, Copy)]
-pub(super) enum Pause {
-    /// Nothing that serves has gone.
+pub(super) enum PauseClass {
+    /// No serving node is lost.
     None,
-    /// A node leaves in order.
+    /// A node stops in order.
     Planned,
-    /// A node that serves has gone, and its leases have to run out; or it lives and is not reached, and has to be told
-    /// (RFD 0010, 4.8).
+    /// A serving node is lost and its leases have to expire; or it is alive but unreachable and
+    /// must be fenced (RFD 0010, 4.8).
     Unplanned,
-    /// All nodes were away: as long as that.
+    /// All nodes were down; that time is added.
     Outage,
 }
 
-impl Pause {
-    /// What is promised, and what is allowed on a machine that may build something at the same time. The first is what
-    /// to compare with; the second only tells a slow machine from a mirror that waits for nothing.
+impl PauseClass {
+    /// The promised bound, and the bound on a machine that may also run builds. Compare with the
+    /// first; the second only distinguishes a slow machine from a mirror without timeouts.
     pub(super) fn bounds(self) -> Option<(Duration, Duration)> {
         let milliseconds = |promised, allowed| {
             Some((Duration::from_millis(promised), Duration::from_millis(allowed)))
@@ -36,7 +36,7 @@ impl Pause {
         }
     }
 
-    /// Fails if an operation took longer than is allowed.
+    /// Fails if an operation took longer than allowed.
     pub(super) fn check(self, longest: Duration) -> Result<()> {
         if let Some((promised, allowed)) = self.bounds() {
             ensure!(longest <= allowed, "an operation took {longest:?}, promised {promised:?}");
@@ -45,120 +45,124 @@ impl Pause {
     }
 }
 
-/// Something that happens to a cluster under load.
+/// A fault of a cluster under load.
 pub(super) struct Scenario {
     pub(super) name: &'static str,
-    pub(super) pause: Pause,
-    /// Brings the trouble, lets it last as long as told, takes it away.
-    pub(super) happens: fn(&mut Cluster, Duration) -> Result<()>,
+    pub(super) pause: PauseClass,
+    /// Injects the fault, keeps it for the given time, removes it.
+    pub(super) run: fn(&mut Cluster, Duration) -> Result<()>,
 }
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "kill -9 of node a",
-        pause: Pause::Unplanned,
-        happens: |cluster, hold| kill(cluster, A, hold),
+        pause: PauseClass::Unplanned,
+        run: |cluster, hold| kill(cluster, NODE_A, hold),
     },
     Scenario {
         name: "kill -9 of node b",
-        pause: Pause::Unplanned,
-        happens: |cluster, hold| kill(cluster, B, hold),
+        pause: PauseClass::Unplanned,
+        run: |cluster, hold| kill(cluster, NODE_B, hold),
     },
     Scenario {
         name: "kill -9 of the witness",
-        pause: Pause::None,
-        happens: |cluster, hold| kill(cluster, WITNESS, hold),
+        pause: PauseClass::None,
+        run: |cluster, hold| kill(cluster, WITNESS, hold),
     },
     Scenario {
         name: "node a stops for 10 s (SIGSTOP)",
-        pause: Pause::Unplanned,
-        happens: |cluster, hold| freeze(cluster, A, hold * 2),
+        pause: PauseClass::Unplanned,
+        run: |cluster, hold| freeze(cluster, NODE_A, hold * 2),
     },
     Scenario {
         name: "no data between the data nodes",
-        pause: Pause::Unplanned,
-        happens: |cluster, hold| cut(cluster, hold, |network| network.cut(A, B, Cut::Data)),
+        pause: PauseClass::Unplanned,
+        run: |cluster, hold| cut(cluster, hold, |network| network.cut(NODE_A, NODE_B, Cut::Data)),
     },
     Scenario {
         name: "no data from node a to node b, but back",
-        pause: Pause::Unplanned,
-        happens: |cluster, hold| cut(cluster, hold, |network| network.cut_one_way(A, B, Cut::Data)),
+        pause: PauseClass::Unplanned,
+        run: |cluster, hold| {
+            cut(cluster, hold, |network| network.cut_one_way(NODE_A, NODE_B, Cut::Data))
+        },
     },
     Scenario {
         name: "no heartbeats between the data nodes",
-        pause: Pause::Unplanned,
-        happens: |cluster, hold| cut(cluster, hold, |network| network.cut(A, B, Cut::Heartbeat)),
+        pause: PauseClass::Unplanned,
+        run: |cluster, hold| {
+            cut(cluster, hold, |network| network.cut(NODE_A, NODE_B, Cut::Heartbeat))
+        },
     },
     Scenario {
         name: "node a without the store",
-        pause: Pause::None,
-        happens: |cluster, hold| {
+        pause: PauseClass::None,
+        run: |cluster, hold| {
             cut(cluster, hold, |network| {
-                network.cut(A, B, Cut::Store)?;
-                network.cut(A, WITNESS, Cut::Store)
+                network.cut(NODE_A, NODE_B, Cut::Store)?;
+                network.cut(NODE_A, WITNESS, Cut::Store)
             })
         },
     },
     Scenario {
         name: "node b alone, without any cable",
-        pause: Pause::Unplanned,
-        happens: |cluster, hold| cut(cluster, hold, |network| network.unplug(B)),
+        pause: PauseClass::Unplanned,
+        run: |cluster, hold| cut(cluster, hold, |network| network.unplug(NODE_B)),
     },
-    Scenario { name: "node b drained and resumed", pause: Pause::Planned, happens: drain },
+    Scenario { name: "node b drained and resumed", pause: PauseClass::Planned, run: drain },
     Scenario {
         name: "node a stopped in order and started",
-        pause: Pause::Planned,
-        happens: restart,
+        pause: PauseClass::Planned,
+        run: restart,
     },
     Scenario {
         name: "no store at all for a minute",
-        pause: Pause::None,
-        happens: |cluster, hold| store_outage(cluster, hold * 12),
+        pause: PauseClass::None,
+        run: |cluster, hold| store_outage(cluster, hold * 12),
     },
-    Scenario { name: "kill -9 of all three at once", pause: Pause::Outage, happens: blackout },
+    Scenario { name: "kill -9 of all three at once", pause: PauseClass::Outage, run: blackout },
 ];
 
-/// Troubles that come together, for [`chaos`]: the volume may be down until somebody is back.
-pub(super) const WORSE: &[Scenario] = &[
+/// Combined faults, for [`chaos`]: the volume may be down until a node returns.
+pub(super) const CHAOS_SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "node b dies before node a, killed earlier, is in sync again",
-        pause: Pause::Outage,
-        happens: |cluster, hold| {
-            kill(cluster, A, hold)?;
-            kill(cluster, B, hold)
+        pause: PauseClass::Outage,
+        run: |cluster, hold| {
+            kill(cluster, NODE_A, hold)?;
+            kill(cluster, NODE_B, hold)
         },
     },
     Scenario {
         name: "node a dies while there is no store",
-        pause: Pause::Outage,
-        happens: |cluster, hold| {
+        pause: PauseClass::Outage,
+        run: |cluster, hold| {
             cluster.signal_store(Signal::STOP)?;
-            cluster.nodes[A].kill()?;
+            cluster.nodes[NODE_A].kill()?;
             std::thread::sleep(hold);
             let others = cluster.store_members()?;
             others.iter().try_for_each(|member| kill_process(*member, Signal::CONT))?;
-            cluster.nodes[A].start()
+            cluster.nodes[NODE_A].start()
         },
     },
     Scenario {
         name: "both data nodes stop (SIGSTOP)",
-        pause: Pause::Outage,
-        happens: |cluster, hold| {
-            cluster.nodes[A].freeze()?;
-            freeze(cluster, B, hold)?;
-            cluster.nodes[A].thaw()
+        pause: PauseClass::Outage,
+        run: |cluster, hold| {
+            cluster.nodes[NODE_A].freeze()?;
+            freeze(cluster, NODE_B, hold)?;
+            cluster.nodes[NODE_A].thaw()
         },
     },
     Scenario {
         name: "node b is killed while nothing comes from node a to it",
-        pause: Pause::Outage,
-        happens: |cluster, hold| {
-            cluster.network.cut_one_way(A, B, Cut::Data)?;
+        pause: PauseClass::Outage,
+        run: |cluster, hold| {
+            cluster.network.cut_one_way(NODE_A, NODE_B, Cut::Data)?;
             std::thread::sleep(hold / 4);
-            cluster.nodes[B].kill()?;
+            cluster.nodes[NODE_B].kill()?;
             cluster.network.heal()?;
             std::thread::sleep(hold);
-            cluster.nodes[B].start()
+            cluster.nodes[NODE_B].start()
         },
     },
 ];
@@ -183,16 +187,16 @@ fn cut(cluster: &mut Cluster, hold: Duration, what: impl Fn(&Network) -> Result<
 }
 
 fn drain(cluster: &mut Cluster, hold: Duration) -> Result<()> {
-    cluster.nodes[B].command(&["node", "drain"])?;
+    cluster.nodes[NODE_B].command(&["node", "drain"])?;
     std::thread::sleep(hold);
-    cluster.nodes[B].command(&["node", "resume"]).map(|_| ())
+    cluster.nodes[NODE_B].command(&["node", "resume"]).map(|_| ())
 }
 
 fn restart(cluster: &mut Cluster, hold: Duration) -> Result<()> {
-    let status = cluster.nodes[A].stop()?;
+    let status = cluster.nodes[NODE_A].stop()?;
     ensure!(status.success(), "the node ended with {status}");
     std::thread::sleep(hold);
-    cluster.nodes[A].start()
+    cluster.nodes[NODE_A].start()
 }
 
 fn store_outage(cluster: &mut Cluster, hold: Duration) -> Result<()> {

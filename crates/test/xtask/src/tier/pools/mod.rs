@@ -1,17 +1,19 @@
-//! What an administrator does first with pools: one of every level, on nodes with one, two and four cores, ten volumes in
-//! each, thin and thick; and ten volumes that lie in a pool at each of two nodes. They are created, written and verified, a
-//! disk is lost and replaced, nodes are killed, and in the end all is deleted. Then many mirrored volumes on two nodes with
-//! the memory that a node has if nobody says otherwise; `./run crowd` does that with 1,000 of them.
+//! An administrator's first steps with pools: one of every level, on nodes with one, two and four
+//! cores, ten volumes in each, thin and thick; and ten mirrored volumes with a replica in a pool on
+//! each of two nodes. They are created, written and verified, a disk is lost and replaced, nodes
+//! are killed, and in the end all is deleted. Then many mirrored volumes on two nodes with the
+//! default memory; `./run crowd` does that with 1,000.
 //!
-//! Disks are sparse files: nothing here wants loop devices or a guest. Disks that fail while they are used are in `scsi`.
+//! Disks are sparse files: no loop devices or guests are needed. Disks that fail in use are tested
+//! in `scsi`.
 
-mod alone;
-mod crowd;
+mod many_volumes;
 mod mirrored;
+mod single_node;
 
-use crate::{house::House, node::Node};
+use crate::{node::Node, run_context::RunContext};
 use anyhow::{Context, Result, bail, ensure};
-use probe::{Disk, iscsi::Session};
+use probe::{BlockClient, iscsi::Session};
 use serde_json::Value;
 use std::{
     fs::{self, File},
@@ -24,32 +26,32 @@ use std::{
 const VOLUMES: usize = 10;
 const VOLUME_SIZE: &str = "20MiB";
 const DISK_BYTES: u64 = 1 << 30;
-/// How long a node may take over what it does by itself, a rebuild included: debug builds on two busy cores.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// How long a node may take for its own work, a rebuild included: debug builds on two busy cores.
+const NODE_TIMEOUT: Duration = Duration::from_secs(90);
 const POLL: Duration = Duration::from_millis(200);
-/// What is written in each place, in blocks of 512 bytes.
+/// 512-byte blocks written at each test LBA.
 const BLOCKS: usize = 64;
 const BLOCK: usize = 512;
 
-pub(super) fn run(house: &House) -> Result<()> {
-    if house.wants("levels") {
-        alone::run(house)?;
+pub(super) fn run(context: &RunContext) -> Result<()> {
+    if context.matches_filter("levels") {
+        single_node::run(context)?;
     }
-    if house.wants("mirrored") {
-        mirrored::run(house)?;
+    if context.matches_filter("mirrored") {
+        mirrored::run(context)?;
     }
-    if house.wants("crowd") {
-        crowd::run(house, crowd::FEW)?;
+    if context.matches_filter("crowd") {
+        many_volumes::run(context, many_volumes::TIER_VOLUMES)?;
     }
     Ok(())
 }
 
-/// As many mirrored volumes as wanted on two nodes: longer than a tier may take.
-pub(crate) fn crowd(house: &House, volumes: usize) -> Result<()> {
-    crowd::run(house, volumes)
+/// Tests any number of mirrored volumes on two nodes: longer than a tier may take.
+pub(crate) fn many_volumes(context: &RunContext, volumes: usize) -> Result<()> {
+    many_volumes::run(context, volumes)
 }
 
-/// A new disk: a file.
+/// Creates a disk: a file.
 fn disk(directory: &Path, name: &str) -> Result<PathBuf> {
     fs::create_dir_all(directory).context("cannot create a directory")?;
     let path = directory.join(name);
@@ -62,18 +64,18 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap_or_default()
 }
 
-/// A volume, and which of what was written to it is the newest.
-struct Written {
+/// A volume and the version of the newest data written to it.
+struct TestVolume {
     name: String,
     target: String,
     lun: u8,
-    /// What tells its blocks from those of others.
+    /// Distinguishes its blocks from those of other volumes.
     number: u64,
     generation: u64,
 }
 
-impl Written {
-    /// Creates a volume for everybody.
+impl TestVolume {
+    /// Creates a volume accessible to every initiator.
     fn create(node: &Node, name: &str, number: u64, more: &[&str]) -> Result<Self> {
         let unit = node.create_with(name, VOLUME_SIZE, more)?.unit;
         let lun = u8::try_from(unit.lun).context("an odd LUN")?;
@@ -87,13 +89,13 @@ impl Written {
         session.with_context(|| format!("{}: login", self.name))
     }
 
-    /// The first place, some in the middle, and the last.
-    fn places(disk: &dyn Disk) -> [u64; 5] {
+    /// The first LBA, some in the middle, and the last.
+    fn test_lbas(disk: &dyn BlockClient) -> [u64; 5] {
         let last = disk.blocks() - BLOCKS as u64;
         [0, last / 4 + 3, last / 2 + 1, last / 4 * 3, last]
     }
 
-    /// What lies in a place.
+    /// The data at an LBA.
     fn content(&self, lba: u64) -> Vec<u8> {
         let mut all = vec![0; BLOCKS * BLOCK];
         for (block, at) in all.chunks_exact_mut(BLOCK).zip(lba..) {
@@ -105,11 +107,11 @@ impl Written {
         all
     }
 
-    /// Writes all places, durably.
+    /// Writes all test LBAs, durably.
     fn write(&mut self, portal: SocketAddr) -> Result<()> {
         let mut session = self.login(portal)?;
         self.generation += 1;
-        for lba in Self::places(&session) {
+        for lba in Self::test_lbas(&session) {
             let written = session.write(lba, &self.content(lba), false);
             written.with_context(|| format!("{}: write at {lba}", self.name))?;
         }
@@ -117,11 +119,11 @@ impl Written {
         session.logout().with_context(|| format!("{}: logout", self.name))
     }
 
-    /// Reads them again; and what nobody has written reads as zeroes.
+    /// Reads them back and checks that unwritten blocks read as zeroes.
     fn verify(&self, portal: SocketAddr) -> Result<()> {
         let mut session = self.login(portal)?;
         let mut read = vec![0; BLOCKS * BLOCK];
-        for lba in Self::places(&session) {
+        for lba in Self::test_lbas(&session) {
             let done = session.read(lba, &mut read);
             done.with_context(|| format!("{}: read at {lba}", self.name))?;
             ensure!(
@@ -137,7 +139,7 @@ impl Written {
     }
 }
 
-/// Waits until a pool is in this state, with all that its level bears if it is online; returns what is said of it.
+/// Waits until a pool has this state, with full fault tolerance if online; returns its status.
 fn await_pool(node: &Node, pool: &str, state: &str) -> Result<Value> {
     let begun = Instant::now();
     loop {
@@ -145,14 +147,14 @@ fn await_pool(node: &Node, pool: &str, state: &str) -> Result<Value> {
         if shown.pointer("/state/is").and_then(Value::as_str) == Some(state) {
             return Ok(shown);
         }
-        if begun.elapsed() > PATIENCE {
+        if begun.elapsed() > NODE_TIMEOUT {
             bail!("pool {pool} is not {state}: {shown:#}");
         }
         std::thread::sleep(POLL);
     }
 }
 
-/// What the disk at `path` is called on a command line.
+/// The name of the disk at `path` on the command line.
 fn serial_of(shown: &Value, path: &Path) -> Result<String> {
     let disks = shown.pointer("/disks").and_then(Value::as_array).context("no disks")?;
     let is_it = |disk: &&Value| disk.get("path").and_then(Value::as_str) == Some(text(path));
@@ -160,7 +162,7 @@ fn serial_of(shown: &Value, path: &Path) -> Result<String> {
     Ok(disk.get("serial").and_then(Value::as_str).context("no serial number")?.to_owned())
 }
 
-/// Waits until a node serves so many volumes.
+/// Waits until a node serves `count` volumes.
 fn await_online(node: &Node, count: usize) -> Result<()> {
     let begun = Instant::now();
     loop {
@@ -168,7 +170,7 @@ fn await_online(node: &Node, count: usize) -> Result<()> {
         if online >= count {
             return Ok(());
         }
-        ensure!(begun.elapsed() < PATIENCE, "{online} of {count} volumes are online");
+        ensure!(begun.elapsed() < NODE_TIMEOUT, "{online} of {count} volumes are online");
         std::thread::sleep(POLL);
     }
 }

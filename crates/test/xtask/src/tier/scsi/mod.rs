@@ -1,16 +1,17 @@
-//! A mirrored volume as SCSI initiators see it, through both of its nodes: libiscsi's suite, what cluster software and
-//! dm-multipath do in a guest while nodes die, are cut off and are drained, what the array does by itself, and pools of disks under it.
+//! A mirrored volume as SCSI initiators see it, through both nodes: libiscsi's suite; cluster
+//! software and dm-multipath in a guest while nodes die, are cut off and drained; offloaded copies;
+//! and pools under the volume.
 
 mod offload;
 mod pools;
 mod targets;
 
-use super::{INITIATOR, accidents, libiscsi};
+use super::{INITIATOR, libiscsi, node_faults};
 use crate::{
-    cluster::{A, B, Cluster, Mirrored},
-    guest::{self, Kernel, Order, Signs},
-    house::House,
+    cluster::{Cluster, MirroredVolume, NODE_A, NODE_B},
+    guest::{self, GuestJob, GuestKernel, GuestSignals},
     node::Profile,
+    run_context::RunContext,
 };
 use anyhow::{Result, ensure};
 use std::time::Duration;
@@ -21,109 +22,120 @@ const LIMIT: Duration = Duration::from_secs(400);
 
 /// Steps of `reservations.sh` in which a node dies.
 const STEPS: usize = 6;
-/// Writes a second while paths come and go.
+/// Writes per second while paths fail and recover.
 const RATE: u64 = 200;
 
-pub(super) fn run(house: &House) -> Result<()> {
-    let directory = house.directory("scsi")?;
-    let mut cluster = Cluster::start(house, &directory, Profile::Dev)?;
-    if !house.check("two data nodes and a witness form a cluster", || cluster.form()) {
+pub(super) fn run(context: &RunContext) -> Result<()> {
+    let directory = context.directory("scsi")?;
+    let mut cluster = Cluster::start(context, &directory, Profile::Dev)?;
+    if !context.check("two data nodes and a witness form a cluster", || cluster.form_cluster()) {
         return Ok(());
     }
     let volume = cluster.create(VOLUME, SIZE)?;
-    if house.wants("libiscsi") {
-        suites(house, &cluster, &volume)?;
+    if context.matches_filter("libiscsi") {
+        suites(context, &cluster, &volume)?;
     }
-    let kernel = Kernel::choose(house)?;
-    if house.wants("reservations") {
-        reservations(house, &kernel, &mut cluster, &volume)?;
+    let kernel = GuestKernel::choose(context)?;
+    if context.matches_filter("reservations") {
+        reservations(context, &kernel, &mut cluster, &volume)?;
     }
-    if house.wants("multipath") {
-        multipath(house, &kernel, &mut cluster, &volume)?;
+    if context.matches_filter("multipath") {
+        multipath(context, &kernel, &mut cluster, &volume)?;
     }
-    if house.wants("offload") {
-        offload::run(house, &kernel, &cluster)?;
+    if context.matches_filter("offload") {
+        offload::run(context, &kernel, &cluster)?;
     }
-    if house.wants("targets") {
-        targets::run(house, &cluster);
+    if context.matches_filter("targets") {
+        targets::run(context, &cluster);
     }
-    if house.wants("pools") {
-        pools::run(house, &kernel, &mut cluster)?;
+    if context.matches_filter("pools") {
+        pools::run(context, &kernel, &mut cluster)?;
     }
-    house.check("both copies hold the same bytes", || cluster.copies_are_equal(&volume));
-    house.check("all nodes end in order", || cluster.stop());
+    context.check("both copies hold the same bytes", || cluster.check_replicas_equal(&volume));
+    context.check("all nodes end in order", || cluster.stop());
     Ok(())
 }
 
-/// libiscsi's suite through either node.
-fn suites(house: &House, cluster: &Cluster, volume: &Mirrored) -> Result<()> {
-    for node in [A, B] {
+/// Runs libiscsi's suite through either node.
+fn suites(context: &RunContext, cluster: &Cluster, volume: &MirroredVolume) -> Result<()> {
+    for node in [NODE_A, NODE_B] {
         let mut unit = volume.exported.unit.clone();
         unit.portal = cluster.nodes[node].iscsi;
-        libiscsi::suite(house, &unit, None)?;
+        libiscsi::suite(context, &unit, None)?;
     }
     Ok(())
 }
 
 /// Persistent reservations by two hosts, while nodes die in the middle of each step.
 fn reservations(
-    house: &House,
-    kernel: &Kernel,
+    context: &RunContext,
+    kernel: &GuestKernel,
     cluster: &mut Cluster,
-    volume: &Mirrored,
+    volume: &MirroredVolume,
 ) -> Result<()> {
     let order = order("reservations.sh", cluster, volume);
-    house.display.working(&format!("{}: persistent reservations", kernel.name()));
-    let ran = guest::run_beside(house, kernel, &order, |signs| accidents(cluster, signs));
+    context.display.begin_step(&format!("{}: persistent reservations", kernel.name()));
+    let ran = guest::run_beside(context, kernel, &order, |signs| inject_faults(cluster, signs));
     let clean = ran.is_ok_and(|(clean, ())| clean);
     if !clean {
-        cluster.show_logs(house);
-        house.fail("reservations in a guest", "it did not come to its end");
+        cluster.show_logs(context);
+        context.fail("reservations in a guest", "it did not come to its end");
     }
     Ok(())
 }
 
-/// Kills a node at each step that the guest begins, and both where it wants that.
-fn accidents(cluster: &mut Cluster, signs: &Signs<'_>) -> Result<()> {
-    accidents::of_nodes(cluster, signs, 1..=STEPS)?;
+/// Kills a node at each step of the guest, and both when it asks.
+fn inject_faults(cluster: &mut Cluster, signs: &GuestSignals<'_>) -> Result<()> {
+    node_faults::kill_nodes(cluster, signs, 1..=STEPS)?;
     signs.wait_for("operator-wanted")?;
-    let shown = cluster.nodes[B].command(&["volume", "reservations", VOLUME])?;
+    let shown = cluster.nodes[NODE_B].command(&["volume", "reservations", VOLUME])?;
     ensure!(shown.contains("exclusive access"), "{shown}");
-    cluster.nodes[A].command(&["volume", "reservations", VOLUME, "--clear", "--yes"])?;
-    signs.tell("operator-done")?;
-    accidents::of_power(cluster, signs, 2)
+    cluster.nodes[NODE_A].command(&["volume", "reservations", VOLUME, "--clear", "--yes"])?;
+    signs.send("operator-done")?;
+    node_faults::power_cycle_all(cluster, signs, 2)
 }
 
-/// dm-multipath with both selectors, while nodes come and go.
+/// dm-multipath with both selectors, while nodes fail and recover.
 fn multipath(
-    house: &House,
-    kernel: &Kernel,
+    context: &RunContext,
+    kernel: &GuestKernel,
     cluster: &mut Cluster,
-    volume: &Mirrored,
+    volume: &MirroredVolume,
 ) -> Result<()> {
-    // Whatever was left before.
-    cluster.nodes[A].command(&["volume", "reservations", VOLUME, "--clear", "--yes"])?;
+    // Clears reservations of earlier tests.
+    cluster.nodes[NODE_A].command(&["volume", "reservations", VOLUME, "--clear", "--yes"])?;
     let mut order = order("alua.sh", cluster, volume);
-    order.variables.extend([("TROUBLES", accidents::troubles()), ("RATE", RATE.to_string())]);
-    house.display.working(&format!("{}: dm-multipath", kernel.name()));
-    let ran = guest::run_beside(house, kernel, &order, |signs| {
+    order.variables.extend([("TROUBLES", node_faults::fault_names()), ("RATE", RATE.to_string())]);
+    context.display.begin_step(&format!("{}: dm-multipath", kernel.name()));
+    let ran = guest::run_beside(context, kernel, &order, |signs| {
         let mut selectors = ["round-robin", "service-time"].into_iter();
-        selectors.try_for_each(|selector| accidents::of_paths(cluster, signs, selector, INITIATOR))
+        selectors.try_for_each(|selector| {
+            node_faults::inject_path_faults(cluster, signs, selector, INITIATOR)
+        })
     });
     let clean = ran.is_ok_and(|(clean, ())| clean);
     if !clean {
-        cluster.show_logs(house);
-        house.fail("dm-multipath in a guest", "it did not come to its end");
+        cluster.show_logs(context);
+        context.fail("dm-multipath in a guest", "it did not come to its end");
     }
     Ok(())
 }
 
-fn order<'a>(script: &'a str, cluster: &Cluster, volume: &Mirrored) -> Order<'a> {
-    let portals = [A, B].map(|n| guest::reaches(cluster.nodes[n].iscsi).to_string()).join(" ");
+fn order<'a>(script: &'a str, cluster: &Cluster, volume: &MirroredVolume) -> GuestJob<'a> {
+    let portals = [NODE_A, NODE_B]
+        .map(|n| guest::address_from_guest(cluster.nodes[n].iscsi).to_string())
+        .join(" ");
     let variables = vec![
         ("PORTALS", portals),
         ("TARGET", volume.exported.unit.target.clone()),
         ("INITIATOR", INITIATOR.to_owned()),
     ];
-    Order { script, variables, files: Vec::new(), kernel: &[], memory_mib: 512, limit: LIMIT }
+    GuestJob {
+        script,
+        variables,
+        files: Vec::new(),
+        kernel_options: &[],
+        memory_mib: 512,
+        limit: LIMIT,
+    }
 }

@@ -1,14 +1,15 @@
-//! A mirrored volume whose copies lie in a pool of five disks at each node (RAID 5 under two copies, "RAID 51"), through
-//! dm-multipath in a guest: each pool loses a disk, a node dies, the disks are replaced, then the other node dies. Nothing may be
-//! lost, no write may fail, and at every step the pools have to say what they still bear.
+//! A mirrored volume whose replicas lie in a pool of five disks at each node (RAID 5 under two
+//! replicas, "RAID 51"), through dm-multipath in a guest: each pool loses a disk, a node dies, the
+//! disks are replaced, then the other node dies. No data may be lost, no write may fail, and the
+//! pools must report their fault tolerance at every step.
 
 use super::order;
 use crate::{
-    cluster::{A, B, Cluster, Mirrored},
-    guest::{self, Kernel, Signs},
-    house::House,
-    ledger::skip,
-    process::must,
+    cluster::{Cluster, MirroredVolume, NODE_A, NODE_B},
+    guest::{self, GuestKernel, GuestSignals},
+    process::run_checked,
+    run_context::RunContext,
+    test_report::skip,
 };
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -24,36 +25,39 @@ const VOLUME: &str = "pooled";
 const SIZE: &str = "256MiB";
 const DISKS: usize = 5;
 const DISK_BYTES: u64 = 400 << 20;
-/// Of all that the disks of a node have, in percent; and copies of a volume.
+/// The usable share of the raw capacity, in percent; and the replicas of a volume.
 const EFFICIENCY: u64 = 80;
 const COPIES: u64 = 2;
-/// What the guest writes once, and behind it what it writes all the time, in MiB; and how many writes a second.
+/// What the guest writes once, and then continuously behind it, in MiB; and its writes per second.
 const COLD_MIB: u64 = 96;
 const HOT_MIB: u64 = 4;
 const RATE: u64 = 100;
-/// The longest that a write may take: a node dies, and the guest finds out by itself that a path is dead.
+/// The longest a write may take: a node dies, and the guest detects the dead path itself.
 const PAUSE_MS: u64 = 8000;
-/// How long a node may take to say what is so, a rebuild included.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a node may take to hear of another one's pool.
-const HEARD: Duration = Duration::from_secs(15);
-/// How long what a node has begun to write takes to land.
-const LANDS: Duration = Duration::from_millis(50);
-/// How long a node works on with what it has before the next thing happens.
-const CALM: Duration = Duration::from_secs(3);
+/// How long a node may take to reach and report a state, a rebuild included.
+const NODE_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a node may take to learn of its peer's pool.
+const PEER_POOL_LIMIT: Duration = Duration::from_secs(15);
+/// How long in-flight writes of a node take to complete.
+const WRITE_LANDING_TIME: Duration = Duration::from_millis(50);
+/// How long a node keeps running before the next fault.
+const SETTLE_TIME: Duration = Duration::from_secs(3);
 /// What the guest waits for.
-const WAITED_FOR: [&str; 3] = ["mended", "alone", "back"];
+const GUEST_SIGNALS: [&str; 3] = ["mended", "alone", "back"];
 const NAMES: [&str; 2] = ["a", "b"];
 
-pub(super) fn run(house: &House, kernel: &Kernel, cluster: &mut Cluster) -> Result<()> {
+pub(super) fn run(context: &RunContext, kernel: &GuestKernel, cluster: &mut Cluster) -> Result<()> {
     let mut made = None;
-    house.check("a pool of five disks at each node (RAID 5), a volume with a copy in both", || {
-        let bays = [Bay::fill(cluster, A)?, Bay::fill(cluster, B)?];
-        made = Some((bays, create(cluster)?));
-        Ok(())
-    });
+    context.check(
+        "a pool of five disks at each node (RAID 5), a volume with a copy in both",
+        || {
+            let bays = [DiskBay::fill(cluster, NODE_A)?, DiskBay::fill(cluster, NODE_B)?];
+            made = Some((bays, create(cluster)?));
+            Ok(())
+        },
+    );
     let Some((bays, volume)) = made else {
-        cluster.show_logs(house);
+        cluster.show_logs(context);
         return Ok(());
     };
     let mut order = order("pools.sh", cluster, &volume);
@@ -64,18 +68,18 @@ pub(super) fn run(house: &House, kernel: &Kernel, cluster: &mut Cluster) -> Resu
         ("RATE", RATE.to_string()),
         ("PAUSE_MS", PAUSE_MS.to_string()),
     ]);
-    house.display.working(&format!("{}: pools that lose disks", kernel.name()));
-    let mut told = Vec::new();
-    let ran = guest::run_beside(house, kernel, &order, |signs| {
-        let lost = lose(cluster, signs, &bays, &volume, &mut told);
-        // Otherwise it waits.
+    context.display.begin_step(&format!("{}: pools that lose disks", kernel.name()));
+    let mut reports = Vec::new();
+    let ran = guest::run_beside(context, kernel, &order, |signs| {
+        let lost = run_disk_and_node_losses(cluster, signs, &bays, &volume, &mut reports);
+        // Otherwise the guest would keep waiting.
         if lost.is_err() {
-            WAITED_FOR.iter().try_for_each(|sign| signs.tell(sign))?;
+            GUEST_SIGNALS.iter().try_for_each(|sign| signs.send(sign))?;
         }
         lost
     });
-    for line in &told {
-        house.display.line(&format!("        {line}"));
+    for line in &reports {
+        context.display.line(&format!("        {line}"));
     }
     let why = match ran {
         Ok((true, ())) => None,
@@ -83,24 +87,26 @@ pub(super) fn run(house: &House, kernel: &Kernel, cluster: &mut Cluster) -> Resu
         Err(why) => Some(format!("{why:#}")),
     };
     if let Some(why) = why {
-        cluster.show_logs(house);
-        house.fail("pools that lose disks, under a guest", &why);
+        cluster.show_logs(context);
+        context.fail("pools that lose disks, under a guest", &why);
         return Ok(());
     }
-    house.check("nothing in the pools has to be repaired, and both copies are equal", || {
-        scrub(cluster, A)?;
-        scrub(cluster, B)?;
+    context.check("nothing in the pools has to be repaired, and both copies are equal", || {
+        scrub(cluster, NODE_A)?;
+        scrub(cluster, NODE_B)?;
         cluster.verify(&volume)
     });
     Ok(())
 }
 
-/// A volume in the pools; nodes hear of each other's within seconds.
-fn create(cluster: &Cluster) -> Result<Mirrored> {
+/// Creates a volume in the pools; nodes learn of each other's pools within seconds.
+fn create(cluster: &Cluster) -> Result<MirroredVolume> {
     let begun = Instant::now();
     loop {
         match cluster.create_with(VOLUME, SIZE, &["--replicas", "2", "--pool", POOL]) {
-            Err(why) if begun.elapsed() < HEARD && why.to_string().contains("no such pool") => {}
+            Err(why)
+                if begun.elapsed() < PEER_POOL_LIMIT
+                    && why.to_string().contains("no such pool") => {}
             done => return done,
         }
         std::thread::sleep(Duration::from_millis(200));
@@ -108,16 +114,16 @@ fn create(cluster: &Cluster) -> Result<Mirrored> {
 }
 
 /// The disks of a node: files behind loop devices.
-struct Bay {
+struct DiskBay {
     node: usize,
     files: Vec<PathBuf>,
     paths: Vec<String>,
-    /// A loop device goes when nobody has it open any more.
+    /// A loop device is detached when its last user closes it.
     held: Vec<File>,
 }
 
-impl Bay {
-    /// A node gets disks, one more than its pool has, and a pool.
+impl DiskBay {
+    /// Gives a node disks, one more than its pool needs, and creates the pool.
     fn fill(cluster: &Cluster, node: usize) -> Result<Self> {
         let directory = cluster.nodes[node].directory.join("disks");
         fs::create_dir_all(&directory).context("cannot create a directory")?;
@@ -132,28 +138,29 @@ impl Bay {
             bay.held.push(held);
         }
         let mut create = vec!["pool", "create", POOL, "--raid", "5"];
-        // Copies need not lie alike.
-        create.extend((node == B).then_some("--checksums"));
+        // Replicas need not have the same layout.
+        create.extend((node == NODE_B).then_some("--checksums"));
         create.extend(bay.paths[..DISKS].iter().map(String::as_str));
         cluster.nodes[node].command(&create)?;
         Ok(bay)
     }
 
-    /// Pulls a disk: it has no blocks any more. The node does not see it on its way there, when what is written makes the file
-    /// longer again, and reads as zeroes before.
+    /// Pulls a disk: it loses all its blocks. The node is frozen meanwhile: until the capacity is
+    /// updated, writes would extend the file again and reads would return zeroes.
     fn pull(&self, cluster: &Cluster, disk: usize) -> Result<()> {
         let node = &cluster.nodes[self.node];
         node.freeze()?;
-        std::thread::sleep(LANDS);
+        std::thread::sleep(WRITE_LANDING_TIME);
         let file = OpenOptions::new().write(true).open(&self.files[disk]);
         let cut = file.and_then(|file| file.set_len(0)).context("cannot cut a file");
-        let measured = must(Command::new("losetup").args(["--set-capacity", &self.paths[disk]]));
+        let measured =
+            run_checked(Command::new("losetup").args(["--set-capacity", &self.paths[disk]]));
         node.thaw()?;
         cut.and(measured)
     }
 }
 
-/// A loop device on a file, for as long as it is held.
+/// Attaches a file to a loop device until the returned handle is closed.
 fn loop_device(file: &Path) -> Result<(String, File)> {
     let made = Command::new("losetup").args(["--find", "--show"]).arg(file).output();
     let made = made.context("cannot run losetup")?;
@@ -162,60 +169,61 @@ fn loop_device(file: &Path) -> Result<(String, File)> {
     }
     let path = String::from_utf8_lossy(&made.stdout).trim().to_owned();
     let held = File::open(&path).with_context(|| format!("cannot open {path}"))?;
-    must(Command::new("losetup").args(["--detach", &path]))?;
+    run_checked(Command::new("losetup").args(["--detach", &path]))?;
     Ok((path, held))
 }
 
-/// What happens beside the guest.
-fn lose(
+/// Injects the faults while the guest runs.
+fn run_disk_and_node_losses(
     cluster: &mut Cluster,
-    signs: &Signs<'_>,
-    bays: &[Bay; 2],
-    volume: &Mirrored,
-    told: &mut Vec<String>,
+    signs: &GuestSignals<'_>,
+    bays: &[DiskBay; 2],
+    volume: &MirroredVolume,
+    reports: &mut Vec<String>,
 ) -> Result<()> {
     let [of_a, of_b] = bays;
     signs.wait_for("loaded")?;
     for bay in bays {
-        told.push(await_pool(cluster, bay, "online", None)?);
+        reports.push(await_pool(cluster, bay, "online", None)?);
     }
     for (bay, disk) in [(of_a, 1), (of_b, 3)] {
         bay.pull(cluster, disk)?;
-        told.push(await_pool(cluster, bay, "degraded", Some(disk))?);
-        std::thread::sleep(CALM);
+        reports.push(await_pool(cluster, bay, "degraded", Some(disk))?);
+        std::thread::sleep(SETTLE_TIME);
     }
-    cluster.nodes[A].kill()?;
-    std::thread::sleep(CALM * 2);
-    told.push(await_pool(cluster, of_b, "degraded", Some(3))?);
-    cluster.nodes[A].start()?;
+    cluster.nodes[NODE_A].kill()?;
+    std::thread::sleep(SETTLE_TIME * 2);
+    reports.push(await_pool(cluster, of_b, "degraded", Some(3))?);
+    cluster.nodes[NODE_A].start()?;
     await_in_sync(cluster, volume)?;
-    told.push(await_pool(cluster, of_a, "degraded", Some(1))?);
+    reports.push(await_pool(cluster, of_a, "degraded", Some(1))?);
     for (bay, disk) in [(of_a, 1), (of_b, 3)] {
         replace(cluster, bay, disk)?;
     }
     for bay in bays {
-        told.push(await_pool(cluster, bay, "online", None)?);
+        reports.push(await_pool(cluster, bay, "online", None)?);
     }
     cluster.await_safe()?;
-    signs.tell("mended")?;
+    signs.send("mended")?;
     signs.wait_for("rested")?;
-    cluster.nodes[B].kill()?;
-    signs.tell("alone")?;
+    cluster.nodes[NODE_B].kill()?;
+    signs.send("alone")?;
     signs.wait_for("checked")?;
-    cluster.nodes[B].start()?;
+    cluster.nodes[NODE_B].start()?;
     cluster.await_safe()?;
-    signs.tell("back")
+    signs.send("back")
 }
 
-/// Puts the disk that is left over in the place of one that is out, by its number in the pool.
-fn replace(cluster: &Cluster, bay: &Bay, disk: usize) -> Result<()> {
+/// Replaces the lost disk, given by its number in the pool, with the spare one.
+fn replace(cluster: &Cluster, bay: &DiskBay, disk: usize) -> Result<()> {
     let new = &bay.paths[DISKS];
     let words = ["pool", "replace", POOL, &disk.to_string(), "--with", new];
     cluster.nodes[bay.node].command(&words).map(drop)
 }
 
-/// Waits until a pool is in this state, with or without a disk that is out; returns what it says. All has to fit.
-fn await_pool(cluster: &Cluster, bay: &Bay, state: &str, out: Option<usize>) -> Result<String> {
+/// Waits until a pool has this state, with or without a lost disk, and its report is consistent;
+/// returns the report.
+fn await_pool(cluster: &Cluster, bay: &DiskBay, state: &str, out: Option<usize>) -> Result<String> {
     let node = bay.node;
     let begun = Instant::now();
     let pool = loop {
@@ -223,12 +231,16 @@ fn await_pool(cluster: &Cluster, bay: &Bay, state: &str, out: Option<usize>) -> 
         if text(&pool, "/state/is") == state {
             break pool;
         }
-        ensure!(begun.elapsed() < PATIENCE, "{}: it is not {state}: {pool:#}", NAMES[node]);
+        ensure!(begun.elapsed() < NODE_TIMEOUT, "{}: it is not {state}: {pool:#}", NAMES[node]);
         std::thread::sleep(Duration::from_millis(100));
     };
-    let bears = u64::from(out.is_none());
+    let survives = u64::from(out.is_none());
     let number = |at: &str| pool.pointer(at).and_then(Value::as_u64);
-    ensure!(number("/survives") == Some(bears), "{} does not bear {bears}: {pool:#}", NAMES[node]);
+    ensure!(
+        number("/survives") == Some(survives),
+        "{} does not bear {survives}: {pool:#}",
+        NAMES[node]
+    );
     let efficiency = number("/capacity/efficiency_percent");
     let shown = cluster.nodes[node].command(&["pool", "show", POOL])?;
     if out.is_none() {
@@ -251,7 +263,7 @@ fn await_pool(cluster: &Cluster, bay: &Bay, state: &str, out: Option<usize>) -> 
         ensure!(shown.contains(&action), "{shown}");
         let finding = format!("disk {called} is out; data is lost if another disk fails");
         for words in [finding, action] {
-            cluster.await_words(node, &words, PATIENCE)?;
+            cluster.await_status_text(node, &words, NODE_TIMEOUT)?;
         }
     }
     let of_both = EFFICIENCY / COPIES;
@@ -267,21 +279,21 @@ fn text<'a>(value: &'a Value, at: &str) -> &'a str {
     value.pointer(at).and_then(Value::as_str).unwrap_or_default()
 }
 
-/// Waits until node b says that both copies of a volume hold everything.
-fn await_in_sync(cluster: &Cluster, volume: &Mirrored) -> Result<()> {
+/// Waits until node b reports that both replicas of a volume are in sync.
+fn await_in_sync(cluster: &Cluster, volume: &MirroredVolume) -> Result<()> {
     let begun = Instant::now();
     loop {
-        let shown = cluster.nodes[B].query(&["volume", "show", &volume.name])?;
+        let shown = cluster.nodes[NODE_B].query(&["volume", "show", &volume.name])?;
         let copies = shown.pointer("/copies").and_then(Value::as_array).context("no copies")?;
         if copies.iter().filter(|copy| text(copy, "/state/is") == "in_sync").count() == 2 {
             return Ok(());
         }
-        ensure!(begun.elapsed() < PATIENCE, "the copies are not in sync: {shown:#}");
+        ensure!(begun.elapsed() < NODE_TIMEOUT, "the copies are not in sync: {shown:#}");
         std::thread::sleep(Duration::from_millis(100));
     }
 }
 
-/// Reads and compares all of a pool, and finds nothing.
+/// Scrubs a pool; fails if it finds an error.
 fn scrub(cluster: &Cluster, node: usize) -> Result<()> {
     cluster.nodes[node].command(&["pool", "scrub", POOL])?;
     let begun = Instant::now();
@@ -300,7 +312,7 @@ fn scrub(cluster: &Cluster, node: usize) -> Result<()> {
             );
             return Ok(());
         }
-        ensure!(begun.elapsed() < PATIENCE, "it does not end: {scrub}");
+        ensure!(begun.elapsed() < NODE_TIMEOUT, "it does not end: {scrub}");
         std::thread::sleep(Duration::from_millis(100));
     }
 }

@@ -2,75 +2,84 @@
 
 use super::offload::{io, tool};
 use crate::{
-    cluster::{A, B, Cluster},
-    house::House,
-    server::Unit,
+    cluster::{Cluster, NODE_A, NODE_B},
+    run_context::RunContext,
+    server::IscsiLun,
 };
 use anyhow::{Result, ensure};
 use std::time::{Duration, Instant};
 
 const SIZE: &str = "64MiB";
 const LUN: u32 = 7;
-/// How long nodes may take to follow a change of the store.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long nodes may take to follow a change in etcd.
+const STORE_PROPAGATION_LIMIT: Duration = Duration::from_secs(20);
 
-pub(super) fn run(house: &House, cluster: &Cluster) {
+pub(super) fn run(context: &RunContext, cluster: &Cluster) {
     let mut host = None;
-    house.check("a volume joins another's target: both nodes show it at its number", || {
-        host = Some(joins(house, cluster)?);
+    context.check("a volume joins another's target: both nodes show it at its number", || {
+        host = Some(check_shared_target(context, cluster)?);
         Ok(())
     });
     let Some(host) = host else { return };
-    house.check("it is deleted: both nodes show the other one alone", || {
-        cluster.nodes[B].command(&["volume", "delete", "guest", "--yes"])?;
-        await_units(house, cluster, &host, &[0])
+    context.check("it is deleted: both nodes show the other one alone", || {
+        cluster.nodes[NODE_B].command(&["volume", "delete", "guest", "--yes"])?;
+        await_units(context, cluster, &host, &[0])
     });
 }
 
-/// The volume whose target it is.
-fn joins(house: &House, cluster: &Cluster) -> Result<Unit> {
+/// Tests several volumes behind one target; returns the volume that owns the target.
+fn check_shared_target(context: &RunContext, cluster: &Cluster) -> Result<IscsiLun> {
     let host = cluster.create("host", SIZE)?.exported.unit;
     let old = cluster.create("guest", SIZE)?.exported.unit.target;
     let lun = LUN.to_string();
     let words = ["volume", "target", "guest", "--join", "host", "--lun", &lun];
-    cluster.nodes[B].command(&words)?;
+    cluster.nodes[NODE_B].command(&words)?;
     cluster.await_safe()?;
-    await_units(house, cluster, &host, &[0, LUN])?;
-    let mut unit = Unit { lun: LUN, ..host.clone() };
-    io(house, &unit.qemu_url(), &["write -P 0x5a 1M 1M", "flush"])?;
-    unit.portal = cluster.nodes[B].iscsi;
-    io(house, &unit.qemu_url(), &["read -P 0x5a 1M 1M", "read -P 0 0 1M"])?;
-    let other = Unit { lun: host.lun, ..unit };
-    io(house, &other.qemu_url(), &["read -P 0 0 4M"])?;
-    for node in [A, B] {
-        let listed = list(house, cluster, node)?;
+    await_units(context, cluster, &host, &[0, LUN])?;
+    let mut unit = IscsiLun { lun: LUN, ..host.clone() };
+    io(context, &unit.qemu_url(), &["write -P 0x5a 1M 1M", "flush"])?;
+    unit.portal = cluster.nodes[NODE_B].iscsi;
+    io(context, &unit.qemu_url(), &["read -P 0x5a 1M 1M", "read -P 0 0 1M"])?;
+    let other = IscsiLun { lun: host.lun, ..unit };
+    io(context, &other.qemu_url(), &["read -P 0 0 4M"])?;
+    for node in [NODE_A, NODE_B] {
+        let listed = list(context, cluster, node)?;
         ensure!(!listed.contains(&old), "node {node} has its old target still:\n{listed}");
     }
     Ok(host)
 }
 
-/// Waits until both nodes show these units behind the target of `unit`, and no others.
-fn await_units(house: &House, cluster: &Cluster, unit: &Unit, luns: &[u32]) -> Result<()> {
+/// Waits until both nodes show exactly these units behind the target of `unit`.
+fn await_units(
+    context: &RunContext,
+    cluster: &Cluster,
+    unit: &IscsiLun,
+    luns: &[u32],
+) -> Result<()> {
     let begun = Instant::now();
-    for node in [A, B] {
+    for node in [NODE_A, NODE_B] {
         loop {
-            let listed = list(house, cluster, node)?;
+            let listed = list(context, cluster, node)?;
             let found = luns_of(&listed, &unit.target);
             if found == luns {
                 break;
             }
-            ensure!(begun.elapsed() < PATIENCE, "node {node} shows {found:?}:\n{listed}");
+            ensure!(
+                begun.elapsed() < STORE_PROPAGATION_LIMIT,
+                "node {node} shows {found:?}:\n{listed}"
+            );
             std::thread::sleep(Duration::from_millis(200));
         }
     }
     Ok(())
 }
 
-fn list(house: &House, cluster: &Cluster, node: usize) -> Result<String> {
-    tool(house, "iscsi-ls", &["-s", &format!("iscsi://{}/", cluster.nodes[node].iscsi)])
+fn list(context: &RunContext, cluster: &Cluster, node: usize) -> Result<String> {
+    tool(context, "iscsi-ls", &["-s", &format!("iscsi://{}/", cluster.nodes[node].iscsi)])
 }
 
-/// The units below the lines about a target, in the list of `iscsi-ls`. The target is named once for each of its portals.
+/// The units of a target in the output of `iscsi-ls`, which names the target once for each of its
+/// portals.
 fn luns_of(listed: &str, target: &str) -> Vec<u32> {
     let mut luns = Vec::new();
     let mut within = false;

@@ -1,0 +1,222 @@
+//! Why a replica does not serve, and the next step, as text.
+
+use std::sync::PoisonError;
+
+use mirror::LegLoss;
+use mirror::membership::{NotServingReason, RollbackWitness};
+use peer::NodeId;
+use uuid::Uuid;
+
+use super::report::MissingReplica;
+
+/// Names of nodes and volumes.
+pub(super) trait NameLookup {
+    /// The name of the node that reports.
+    fn own_name(&self) -> String;
+    /// The name of a node.
+    fn name_of_node(&self, node: NodeId) -> String;
+    /// The name of a volume.
+    fn name_of_volume(&self, volume: Uuid) -> String;
+    /// Why a replica that the volume lacks is not being made.
+    fn missing_replica(&self, volume: Uuid) -> Option<MissingReplica>;
+}
+
+impl NameLookup for super::Control {
+    fn own_name(&self) -> String {
+        self.0.settings.name.clone()
+    }
+
+    fn name_of_node(&self, node: NodeId) -> String {
+        self.node_name(node)
+    }
+
+    fn name_of_volume(&self, volume: Uuid) -> String {
+        self.volume_name(volume)
+    }
+
+    fn missing_replica(&self, volume: Uuid) -> Option<MissingReplica> {
+        let missing = self.0.missing_replicas.lock().unwrap_or_else(PoisonError::into_inner);
+        missing.get(&volume).cloned()
+    }
+}
+
+/// Hint for conditions that end by themselves.
+pub(super) const WAIT_HINT: &str = "wait: this ends by itself";
+
+/// Why an open image is no longer used.
+pub(super) fn loss_text(loss: LegLoss) -> &'static str {
+    match loss {
+        LegLoss::DiskFailed => "its disk has failed a flush, or is gone",
+        LegLoss::DiskUnresponsive => "its disk has not answered",
+    }
+}
+
+/// The next step for a volume that does not serve, at the node that gives the reason; `None` for a
+/// lost image, which depends on the whole cluster.
+pub(super) fn next_step_hint(
+    why: &NotServingReason,
+    names: &impl NameLookup,
+    volume: Uuid,
+) -> Option<String> {
+    let (me, name) = (names.own_name(), names.name_of_volume(volume));
+    let start = |nodes: &[NodeId]| {
+        let all: Vec<_> = nodes.iter().map(|n| names.name_of_node(*n)).collect();
+        format!("start windrose on {}", all.join(", "))
+    };
+    let reach = |nodes: &[NodeId]| {
+        let all: Vec<_> = nodes.iter().map(|n| names.name_of_node(*n)).collect();
+        format!("look at the network between {me} and {}", all.join(", "))
+    };
+    Some(match why {
+        NotServingReason::ConfigUnread { store_unavailable: true } => format!(
+            "look at the network of {me}, and see that a majority of the store's members runs: windrose cluster nodes"
+        ),
+        NotServingReason::Refused(_) => "windrose cluster recover --plan".into(),
+        NotServingReason::LegLost => return None,
+        NotServingReason::AwaitingExclusion(node) => {
+            format!(
+                "if this stays, see what `windrose status` says at {}",
+                names.name_of_node(*node)
+            )
+        }
+        NotServingReason::AwaitingRestartedMembers(nodes) => format!(
+            "{}; only to lose what they alone hold: windrose volume force {name}, at {me}",
+            start(nodes)
+        ),
+        NotServingReason::AwaitingConfigRead(nodes) | NotServingReason::LeasesExpired(nodes) => {
+            reach(nodes)
+        }
+        NotServingReason::RolledBack { unheard, .. } if !unheard.is_empty() => start(unheard),
+        NotServingReason::RolledBack { .. } => format!(
+            "only to lose what is newer: switch the other nodes off, then windrose volume force {name}, at {me}"
+        ),
+        NotServingReason::CollectingEntries(nodes) => format!("if this stays: {}", reach(nodes)),
+        NotServingReason::OutOfSync(node) => {
+            format!(
+                "if this stays, see what `windrose status` says at {}",
+                names.name_of_node(*node)
+            )
+        }
+        NotServingReason::ConfigUnread { store_unavailable: false }
+        | NotServingReason::LegFailed
+        | NotServingReason::Leaving
+        | NotServingReason::LeaseRevoked(_)
+        | NotServingReason::TakeoverPending(_)
+        | NotServingReason::Reconfiguring
+        | NotServingReason::Draining
+        | NotServingReason::Reconciling
+        | NotServingReason::AwaitingPrimary(_)
+        | NotServingReason::ExcludingMembers(_) => WAIT_HINT.into(),
+    })
+}
+
+/// The reason as a sentence; `names` gives the names of nodes.
+pub(super) fn reason_text(why: &NotServingReason, names: &impl Fn(NodeId) -> String) -> String {
+    let list = |nodes: &[NodeId]| nodes.iter().map(|n| names(*n)).collect::<Vec<_>>().join(", ");
+    match why {
+        NotServingReason::ConfigUnread { store_unavailable: true } => {
+            "this node cannot reach the metadata store, and without it does not know who has the newest data"
+                .into()
+        }
+        NotServingReason::ConfigUnread { store_unavailable: false } => "its record is being read".into(),
+        NotServingReason::Refused(refusal) => {
+            format!("{refusal} Which copy goes on: windrose cluster recover")
+        }
+        NotServingReason::LegLost => {
+            "its disk has failed a flush here, is gone or has not answered: the image is used no more as it is open"
+                .into()
+        }
+        NotServingReason::LegFailed => "its disk has failed here, and the others are about to go on".into(),
+        NotServingReason::Leaving => "this copy is leaving it to the others".into(),
+        NotServingReason::LeaseRevoked(primary) => {
+            format!("{} goes on without this copy, which does not keep up", names(*primary))
+        }
+        NotServingReason::OutOfSync(primary) => {
+            format!("this copy is not in sync; {} brings it in sync", names(*primary))
+        }
+        NotServingReason::AwaitingExclusion(node) => {
+            format!("the node was restarted; {} has to go on without it first", names(*node))
+        }
+        NotServingReason::AwaitingRestartedMembers(nodes) => format!(
+            "all its nodes were down, and {} may have newer data: start {}, or lose that \
+             (windrose volume force)",
+            list(nodes),
+            if nodes.len() == 1 { "it" } else { "them" },
+        ),
+        NotServingReason::AwaitingConfigRead(nodes) => format!(
+            "all its nodes were down, and {} cannot read the volume's record: see there whether the \
+             cluster's store answers",
+            list(nodes)
+        ),
+        NotServingReason::RolledBack { witness: by, unheard } => set_back_text(*by, unheard, names),
+        NotServingReason::TakeoverPending(node) => format!("all its nodes were down; {} leads next", names(*node)),
+        NotServingReason::Reconfiguring => "a change of its record is not answered yet".into(),
+        NotServingReason::Draining => "what was begun before is being ended".into(),
+        NotServingReason::CollectingEntries(nodes) => format!("it is being opened; {} have yet to come", list(nodes)),
+        NotServingReason::Reconciling => "it is being opened: copies are made equal".into(),
+        NotServingReason::AwaitingPrimary(primary) => format!("it is being opened by {}", names(*primary)),
+        NotServingReason::ExcludingMembers(nodes) => {
+            format!("{} cannot be heard; it goes on as soon as their leases are over", list(nodes))
+        }
+        NotServingReason::LeasesExpired(nodes) => {
+            format!("{} cannot be heard, and may be serving it: look at the network", list(nodes))
+        }
+    }
+}
+
+/// The text for an image that was set back to an older state.
+fn set_back_text(
+    by: RollbackWitness,
+    unheard: &[NodeId],
+    names: &impl Fn(NodeId) -> String,
+) -> String {
+    let by = match by {
+        RollbackWitness::Config => "the cluster's record knows a later state of it".into(),
+        RollbackWitness::Node(node) => {
+            format!("the copy on {} knows a later state of it", names(node))
+        }
+    };
+    let others: Vec<_> = unheard.iter().map(|node| names(*node)).collect();
+    let start = match others.as_slice() {
+        [] => "let a newer copy lead".to_owned(),
+        others => format!("start {}, which may have the newest data", others.join(", ")),
+    };
+    format!(
+        "the copy here was set back to an earlier state, as when a virtual machine or a disk is restored from a \
+         backup or a snapshot: {by}. It does not lead by itself: {start}, or go on with this copy and lose what \
+         is newer (switch the other nodes off, then windrose volume force)"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_node_that_helps_is_named() {
+        let name = |node: NodeId| format!("n{node}");
+        let two = NotServingReason::AwaitingRestartedMembers(vec![NodeId(2), NodeId(3)]);
+        assert!(
+            reason_text(&two, &name).contains("start them, or lose that (windrose volume force)")
+        );
+        assert!(
+            reason_text(&NotServingReason::OutOfSync(NodeId(2)), &name)
+                .contains("n2 brings it in sync")
+        );
+        let silent = vec![NodeId(3)];
+        let older = reason_text(
+            &NotServingReason::RolledBack {
+                witness: RollbackWitness::Node(NodeId(2)),
+                unheard: silent,
+            },
+            &name,
+        );
+        assert!(older.contains("n2 knows a later state") && older.contains("start n3"), "{older}");
+        let mute = reason_text(&NotServingReason::AwaitingConfigRead(vec![NodeId(3)]), &name);
+        assert!(mute.contains("n3 cannot read the volume's record"), "{mute}");
+        assert!(
+            reason_text(&NotServingReason::LeasesExpired(vec![NodeId(3)]), &name)
+                .contains("n3 cannot be heard")
+        );
+    }
+}

@@ -1,0 +1,226 @@
+//! What a node waits for while it enters its cluster, and the next step.
+
+use ::cluster::etcd_member::PermanentFailure;
+use ::cluster::identity::{ClusterIdentity, MembershipStage};
+use ::cluster::node_membership::JoinError;
+use ::cluster::store::StoreError;
+use api::{ApiError, ErrorCode};
+
+use super::{Control, UNTRUSTED_STORE_HINT};
+use crate::cluster_membership::MembershipError;
+
+/// Hint for a node whose cluster goes on without it.
+pub(super) const REJOIN_HINT: &str = "if the cluster goes on without this node: `windrose cluster leave --force` here, then \
+    `windrose cluster join` with a new token (`windrose cluster token` at a node of the cluster). Images stay where they are";
+
+const RETRIES_HINT: &str =
+    "the node tries on by itself; `windrose cluster nodes` shows how it gets on";
+
+/// Hint for a running node whose store has lost most of its members for good.
+pub(super) const LOST_QUORUM_HINT: &str = "if a majority of its members is lost for good, and the cluster goes on nowhere \
+    else: restart windrose on this node (systemctl restart windrose), which ends what it serves, then `windrose cluster \
+    recover --plan` here (docs/guides/recovery.md)";
+
+/// What a node waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StartupWait {
+    /// The reason.
+    pub reason: String,
+    /// The next step.
+    pub next_step: String,
+    /// Whether the cluster is known to go on without this node, which was removed.
+    pub is_removed_from_cluster: bool,
+}
+
+impl StartupWait {
+    /// A wait that ends by itself.
+    pub(super) fn transient(what: impl Into<String>) -> Self {
+        Self {
+            reason: what.into(),
+            next_step: RETRIES_HINT.to_owned(),
+            is_removed_from_cluster: false,
+        }
+    }
+
+    /// A member cannot read its volumes from the store.
+    pub(super) fn for_store(error: &StoreError) -> Self {
+        let wait = Self::transient(error.to_string());
+        match error {
+            StoreError::Unreachable { .. } => {
+                Self { next_step: format!("{RETRIES_HINT}; {LOST_QUORUM_HINT}"), ..wait }
+            }
+            StoreError::TlsRejected { .. } => {
+                Self { next_step: UNTRUSTED_STORE_HINT.to_owned(), ..wait }
+            }
+            _ => wait,
+        }
+    }
+
+    /// A wait for `error` to end, described by `what`, at the node `name`.
+    pub(super) fn after_error(
+        error: &MembershipError,
+        what: String,
+        identity: &ClusterIdentity,
+        name: &str,
+    ) -> Self {
+        let (next, is_outside) = match error {
+            MembershipError::Join(JoinError::Removed | JoinError::OtherCluster { .. }) => {
+                (REJOIN_HINT.to_owned(), true)
+            }
+            MembershipError::Join(JoinError::Store(StoreError::TlsRejected { .. })) => {
+                (UNTRUSTED_STORE_HINT.to_owned(), true)
+            }
+            MembershipError::StoreMemberDefect(PermanentFailure::Removed) => {
+                (REJOIN_HINT.to_owned(), true)
+            }
+            MembershipError::StoreMemberDefect(
+                PermanentFailure::DataLost | PermanentFailure::Corrupt { .. },
+            ) => (lost_store_member_hint(name), false),
+            _ if identity.stage != MembershipStage::Member => {
+                (format!("{RETRIES_HINT}; `windrose cluster leave --force` gives it up"), false)
+            }
+            MembershipError::Join(
+                JoinError::NoCluster | JoinError::Store(StoreError::Unreachable { .. }),
+            ) => {
+                let next = "the node tries on by itself; `windrose cluster nodes` shows who there is. A store that is lost \
+                            for good, of a cluster that goes on nowhere else: windrose cluster recover --plan";
+                (next.to_owned(), false)
+            }
+            _ => (RETRIES_HINT.to_owned(), false),
+        };
+        Self { reason: what, next_step: next, is_removed_from_cluster: is_outside }
+    }
+}
+
+/// The hint for a node whose store member is lost.
+fn lost_store_member_hint(name: &str) -> String {
+    format!(
+        "if the other members of the store run: `windrose cluster leave --node {name} --force` at another node, then \
+         `windrose cluster leave --force` here, and `windrose cluster join` with a new token. If they are lost for good \
+         too: windrose cluster recover --plan. Images stay where they are"
+    )
+}
+
+impl Control {
+    /// The error for changes while this node does not serve.
+    pub(super) fn not_serving(&self) -> ApiError {
+        match self.startup_wait() {
+            Some(wait) => {
+                let message = format!("this node waits for its cluster: {}", wait.reason);
+                ApiError::new(ErrorCode::Unavailable, message).with_hint(wait.next_step)
+            }
+            None => ApiError::new(ErrorCode::Unavailable, "the node is starting or stopping")
+                .with_hint("try again in a moment"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ::cluster::identity::{ClusterSecret, Role, TransportSecurity};
+    use peer::NodeId;
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn identity(stage: MembershipStage) -> ClusterIdentity {
+        ClusterIdentity {
+            stage,
+            cluster: Uuid::from_u128(1),
+            node: NodeId(2),
+            index: None,
+            role: Role::Data,
+            secret: ClusterSecret::new([1; 32]),
+            transport_security: TransportSecurity::PlainText,
+            rotation: None,
+            endpoints: Vec::new(),
+            member: None,
+        }
+    }
+
+    fn after(error: impl Into<MembershipError>, stage: MembershipStage) -> StartupWait {
+        let error = error.into();
+        StartupWait::after_error(&error, error.to_string(), &identity(stage), "b")
+    }
+
+    fn store(error: impl FnOnce(String, String) -> StoreError) -> MembershipError {
+        MembershipError::from(error("etcd".into(), "refused".into()))
+    }
+
+    fn away() -> MembershipError {
+        store(|store, why| StoreError::Unreachable { store, why })
+    }
+
+    fn joins_anew(waits: &StartupWait) {
+        let StartupWait { next_step: next, is_removed_from_cluster: is_outside, .. } = waits;
+        assert!(is_outside, "{waits:?}");
+        assert!(next.contains("`windrose cluster leave --force` here"), "{next}");
+        assert!(next.contains("windrose cluster join") && !next.contains("recover"), "{next}");
+    }
+
+    #[test]
+    fn a_node_whose_cluster_goes_on_without_it_is_told_to_leave_and_to_join_anew() {
+        for stage in [MembershipStage::Member, MembershipStage::Joining] {
+            joins_anew(&after(store(|store, why| StoreError::TlsRejected { store, why }), stage));
+            let found = Uuid::from_u128(9);
+            joins_anew(&after(MembershipError::Join(JoinError::OtherCluster { found }), stage));
+            joins_anew(&after(MembershipError::Join(JoinError::Removed), stage));
+            let removed =
+                after(MembershipError::StoreMemberDefect(PermanentFailure::Removed), stage);
+            joins_anew(&removed);
+            assert!(
+                removed.reason.contains("this node was removed from the cluster"),
+                "{removed:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn only_a_member_whose_store_is_gone_or_empty_is_told_of_recovery() {
+        for error in [away(), MembershipError::Join(JoinError::NoCluster)] {
+            let waits = after(error, MembershipStage::Member);
+            assert!(waits.next_step.contains("windrose cluster recover --plan"), "{waits:?}");
+            assert!(
+                waits.next_step.contains("goes on nowhere else") && !waits.is_removed_from_cluster,
+                "{waits:?}"
+            );
+        }
+        for stage in [MembershipStage::Joining, MembershipStage::Leaving, MembershipStage::Creating]
+        {
+            let waits = after(away(), stage);
+            assert!(!waits.next_step.contains("recover"), "{waits:?}");
+            assert!(waits.next_step.contains("windrose cluster leave --force"), "{waits:?}");
+        }
+        let setting =
+            JoinError::SettingMismatch { setting: "cluster.lease_ms", local: 1, cluster: 2 };
+        assert_eq!(
+            after(MembershipError::Join(setting), MembershipStage::Member).next_step,
+            RETRIES_HINT
+        );
+    }
+
+    #[test]
+    fn a_member_that_lost_the_store_before_it_had_read_it_is_told_to_restart_and_recover() {
+        let lost = |why: &str| StoreError::Unreachable { store: "etcd".into(), why: why.into() };
+        let waits = StartupWait::for_store(&lost("no leader"));
+        assert!(waits.reason.contains("no leader"), "{waits:?}");
+        let (restart, recover) = ("systemctl restart windrose", "windrose cluster recover --plan");
+        assert!(
+            waits.next_step.contains(restart) && waits.next_step.contains(recover),
+            "{waits:?}"
+        );
+    }
+
+    #[test]
+    fn a_member_of_the_store_that_is_lost_is_replaced_and_no_directory_is_cleared() {
+        for defect in [PermanentFailure::DataLost, PermanentFailure::Corrupt { why: "torn".into() }]
+        {
+            let waits = after(MembershipError::StoreMemberDefect(defect), MembershipStage::Member);
+            assert!(
+                waits.next_step.contains("leave --node b --force` at another node"),
+                "{waits:?}"
+            );
+            assert!(!format!("{waits:?}").contains("clear"), "{waits:?}");
+        }
+    }
+}

@@ -1,0 +1,513 @@
+//! Volumes and sessions as the API shows them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use api::{
+    Access, ApiError, DhchapHost, ErrorCode, Initiator, InitiatorChapUser, IscsiExport, NvmeExport,
+    PoolName, Protocol, ReplicaState, Session, SessionList, TargetLun, TlsHost, VhostUserExport,
+    Volume, VolumeIo, VolumeList, VolumeName, VolumeReplica, VolumeState,
+};
+use cluster::nodes::NodePortals;
+use target::server::Service;
+use uuid::Uuid;
+use volume::CommandKind;
+
+use super::cluster_view::MIRROR_RECORD_LOST;
+use super::replica_state::open_failed_hint;
+use super::status::unusable_reason;
+use super::{ClusterView, Control};
+use crate::engine::{self, CoreReport, GuestReport, ReportScope, VolumeReport};
+use crate::reconcile::Observed;
+use crate::record::{
+    PlacementStage, ReplicaPlacement, StoredChap, StoredDhchap, StoredTls, StoredVolumeRecord,
+    VolumeRecord, VolumeStage,
+};
+
+impl Control {
+    /// Lists all volumes, by name.
+    pub async fn list_volumes(&self) -> VolumeList {
+        let volumes = self.0.volumes.all();
+        let measuring = self.space_of(&volumes);
+        let (reports, space) = tokio::join!(self.0.engine.report(ReportScope::All), measuring);
+        let sessions = merge_sessions(&volumes, &reports);
+        let usage = self.volume_context(&sessions, &reports, space.allocated).await;
+        let show = |(s, o): &(StoredVolumeRecord, Observed)| self.volume_info(s, o, &usage);
+        let unread = self.staleness_reason(usage.cluster.as_ref());
+        VolumeList { volumes: volumes.iter().map(show).collect(), unread }
+    }
+
+    /// Returns one volume.
+    ///
+    /// # Errors
+    /// [`ErrorCode::NotFound`].
+    pub async fn get_volume(&self, name: &VolumeName) -> Result<Volume, ApiError> {
+        self.volume_by_id(self.volume_id(name)?).await
+    }
+
+    pub(super) async fn volume_by_id(&self, id: Uuid) -> Result<Volume, ApiError> {
+        let volume = (self.0.volumes.get(id))
+            .ok_or_else(|| ApiError::new(ErrorCode::NotFound, "the volume was deleted just now"))?;
+        let volume = [volume];
+        let measuring = self.space_of(&volume);
+        let (reports, space) = tokio::join!(self.0.engine.report(ReportScope::One(id)), measuring);
+        let sessions = merge_sessions(&self.0.volumes.all(), &reports);
+        let usage = self.volume_context(&sessions, &reports, space.allocated).await;
+        let [(stored, observed)] = &volume;
+        Ok(self.volume_info(stored, observed, &usage))
+    }
+
+    /// Why the list of volumes here may be incomplete or outdated.
+    fn staleness_reason(&self, cluster: Option<&ClusterView>) -> Option<String> {
+        if let Some(what) = self.startup_wait_reason() {
+            return Some(format!("this node waits for its cluster: {what}"));
+        }
+        if !self.0.volumes.has_read_store() {
+            return Some("this node is starting: it has not read its store yet".to_owned());
+        }
+        if let Some(damage) = self.0.volumes.damaged_records().first() {
+            return Some(format!("a record of the store cannot be read: {damage}"));
+        }
+        let error = cluster?.store.error.as_ref()?;
+        Some(format!("{error}: this is what the store said last"))
+    }
+
+    async fn volume_context<'a>(
+        &self,
+        sessions: &[Session],
+        reports: &'a [CoreReport],
+        space: HashMap<Uuid, u64>,
+    ) -> VolumeContext<'a> {
+        let (cluster, pools) = tokio::join!(self.cluster_view(reports), self.pool_facts());
+        let stopped = pools.into_iter().filter_map(|pool| {
+            let why = pool.report?.write_error?;
+            Some((pool.record.name, why))
+        });
+        VolumeContext::new(sessions, reports, space, cluster, stopped.collect())
+    }
+
+    fn volume_info(
+        &self,
+        stored: &StoredVolumeRecord,
+        observed: &Observed,
+        usage: &VolumeContext<'_>,
+    ) -> Volume {
+        let record = &stored.record;
+        let own = &self.0.settings.portals;
+        let text = |list: &[SocketAddr], all: Vec<String>| match self.joined_cluster() {
+            Some(_) => all,
+            None => list.iter().map(ToString::to_string).collect(),
+        };
+        let report = usage.reports.get(&record.id).copied();
+        let owner = self.target_owner(record);
+        let guard = owner.as_ref().unwrap_or(record);
+        let chap = guard.chap.as_ref();
+        Volume {
+            name: record.name.clone(),
+            id: record.id,
+            size_bytes: record.size_bytes,
+            block_size: record.block_size,
+            thin: record.thin,
+            copies: match &usage.cluster {
+                Some(cluster) => cluster.replicas(record),
+                None => record
+                    .placements
+                    .iter()
+                    .map(|p| self.standalone_replica(record, p, observed))
+                    .collect(),
+            },
+            copies_wanted: record.replicas_wanted,
+            allocated_bytes: usage.space.get(&record.id).copied(),
+            state: match self.unusable_here(record, report, usage) {
+                Some(reason) => VolumeState::Offline { reason },
+                None => volume_state(record, observed, usage.cluster.as_ref()),
+            },
+            access: Access {
+                initiators: record.allow.iter().cloned().collect(),
+                chap_user: chap.map(|c| c.user().clone()),
+                chap_mutual_user: chap.and_then(|c| c.mutual_user().cloned()),
+                chap_initiators: chap_initiators(guard),
+                dhchap_hosts: dhchap_hosts(guard),
+                tls_hosts: tls_hosts(guard),
+            },
+            iscsi: record.protocols.iscsi.then(|| IscsiExport {
+                target: record.target_name().to_owned(),
+                lun: record.mapping.lun,
+                owner: owner.as_ref().unwrap_or(record).name.clone(),
+                others: self.other_luns(record, owner.as_ref()),
+                portals: text(&own.iscsi, self.portal_texts(record, |p| &p.iscsi)),
+            }),
+            nvme: record.protocols.nvme.then(|| NvmeExport {
+                subsystem: guard.nvme_subsystem.clone(),
+                namespace: record.nsid(),
+                portals: text(&own.nvme, self.portal_texts(record, |p| &p.nvme)),
+            }),
+            vhost_user: record
+                .protocols
+                .vhost_user
+                .then(|| VhostUserExport { socket: self.vhost_user_socket(record) }),
+            sessions: usage.sessions.get(&record.name).copied().unwrap_or(0),
+            created_s: record.created_s,
+            io: report.map(volume_io),
+        }
+    }
+
+    /// Why an open volume of a standalone node does not serve.
+    fn unusable_here(
+        &self,
+        record: &VolumeRecord,
+        report: Option<&VolumeReport>,
+        usage: &VolumeContext<'_>,
+    ) -> Option<String> {
+        if usage.cluster.is_some() || record.stage != VolumeStage::Ready {
+            return None;
+        }
+        let pool =
+            record.placement(self.this_node()).and_then(|placement| placement.backing.pool());
+        if let Some((pool, why)) = pool.and_then(|pool| usage.stopped_pools.get_key_value(pool)) {
+            return Some(format!("pool {pool} has stopped: {why}"));
+        }
+        unusable_reason(&record.name, report?).map(|(why, _)| why)
+    }
+
+    /// The vhost-user socket of a volume that has a replica here.
+    fn vhost_user_socket(&self, record: &VolumeRecord) -> Option<PathBuf> {
+        record.placement(self.this_node())?;
+        let directory = self.0.settings.vhost_user.as_ref()?;
+        Some(engine::socket_path(directory, &record.name))
+    }
+
+    /// The volume that owns the target of this one; `None` if it is its own.
+    fn target_owner(&self, record: &VolumeRecord) -> Option<VolumeRecord> {
+        let behind = record.mapping.shared_target.as_ref()?;
+        self.0.volumes.get(behind.volume).map(|(stored, _)| stored.record)
+    }
+
+    /// The other LUNs of a volume's target.
+    fn other_luns(&self, record: &VolumeRecord, owner: Option<&VolumeRecord>) -> Vec<TargetLun> {
+        let target = owner.unwrap_or(record);
+        let own = (target.mapping.lun, target.id);
+        let guests = target.mapping.other_luns.iter().map(|(lun, id)| (*lun, *id));
+        let others = std::iter::once(own).chain(guests).filter(|(_, id)| *id != record.id);
+        let unit = |(lun, id)| {
+            let volume = self.0.volumes.get(id)?.0.record.name;
+            Some(TargetLun { lun, volume })
+        };
+        let mut others: Vec<_> = others.filter_map(unit).collect();
+        others.sort_by_key(|unit| unit.lun);
+        others
+    }
+
+    /// The replica of a volume on a standalone node.
+    fn standalone_replica(
+        &self,
+        record: &VolumeRecord,
+        placement: &ReplicaPlacement,
+        observed: &Observed,
+    ) -> VolumeReplica {
+        let open_error = match observed {
+            Observed::OpenFailed { reason } if placement.stage.should_be_open() => {
+                Some(reason.clone())
+            }
+            _ => None,
+        };
+        let state = match &placement.stage {
+            // A replica that cannot be opened counts as holding nothing.
+            PlacementStage::Ready | PlacementStage::Superseded if open_error.is_some() => {
+                ReplicaState::Outdated
+            }
+            PlacementStage::Ready | PlacementStage::Superseded => ReplicaState::InSync,
+            PlacementStage::Creating { .. } => ReplicaState::BeingMade,
+            PlacementStage::Removing { .. } => ReplicaState::Leaving,
+            PlacementStage::Failed { reason } => ReplicaState::Failed { reason: reason.clone() },
+        };
+        let (node, backing) = (self.0.settings.name.clone(), placement.backing.clone());
+        let hint = open_error.as_ref().map(|_| open_failed_hint(record, &node));
+        VolumeReplica { node, backing, state, reason: open_error, hint, primary: true }
+    }
+
+    /// The portals of a volume: those of all nodes that keep a replica.
+    fn portal_texts(
+        &self,
+        record: &VolumeRecord,
+        of: impl Fn(&NodePortals) -> &[SocketAddr],
+    ) -> Vec<String> {
+        let Some(joined) = self.joined_cluster() else { return Vec::new() };
+        let nodes = joined.nodes.borrow();
+        let holders = record.placements.iter().filter_map(|p| nodes.get(&p.node));
+        holders.flat_map(|n| of(&n.record.portals)).map(ToString::to_string).collect()
+    }
+
+    /// All sessions: the connections and queues of one initiator to one target are one session.
+    pub async fn list_sessions(&self) -> SessionList {
+        let reports = self.0.engine.report(ReportScope::None).await;
+        SessionList { sessions: merge_sessions(&self.0.volumes.all(), &reports) }
+    }
+
+    /// The sessions of one volume.
+    pub(super) async fn sessions_of(&self, id: Uuid) -> Vec<Session> {
+        let Some((stored, _)) = self.0.volumes.get(id) else { return Vec::new() };
+        let mut all = self.list_sessions().await.sessions;
+        all.retain(|s| s.volumes.contains(&stored.record.name));
+        all
+    }
+}
+
+/// What is known about volumes beside their records.
+struct VolumeContext<'a> {
+    reports: HashMap<Uuid, &'a VolumeReport>,
+    space: HashMap<Uuid, u64>,
+    sessions: HashMap<VolumeName, u32>,
+    cluster: Option<ClusterView>,
+    /// Pools that have stopped, and why.
+    stopped_pools: BTreeMap<PoolName, String>,
+}
+
+impl<'a> VolumeContext<'a> {
+    fn new(
+        sessions: &[Session],
+        cores: &'a [CoreReport],
+        space: HashMap<Uuid, u64>,
+        cluster: Option<ClusterView>,
+        stopped: BTreeMap<PoolName, String>,
+    ) -> Self {
+        let reports = cores.iter().flat_map(|c| &c.volumes).map(|v| (v.id, v)).collect();
+        let mut counts = HashMap::new();
+        for name in sessions.iter().flat_map(|s| &s.volumes) {
+            *counts.entry(name.clone()).or_default() += 1;
+        }
+        Self { reports, space, sessions: counts, cluster, stopped_pools: stopped }
+    }
+}
+
+pub(super) fn volume_state(
+    record: &VolumeRecord,
+    observed: &Observed,
+    cluster: Option<&ClusterView>,
+) -> VolumeState {
+    match (record.stage, observed, cluster) {
+        (VolumeStage::Creating, ..) => VolumeState::Creating,
+        (VolumeStage::Deleting, Observed::EraseFailed { reason }, _) => {
+            VolumeState::Offline { reason: reason.clone() }
+        }
+        (VolumeStage::Deleting, ..) => VolumeState::Deleting,
+        (VolumeStage::Ready, observed, Some(cluster)) => {
+            cluster_volume_state(record, observed, cluster)
+        }
+        (
+            VolumeStage::Ready,
+            Observed::OpenFailed { reason } | Observed::EraseFailed { reason },
+            None,
+        ) => VolumeState::Offline { reason: reason.clone() },
+        (VolumeStage::Ready, Observed::Open { .. }, None) => VolumeState::Online,
+        (VolumeStage::Ready, _, None) => VolumeState::Opening,
+    }
+}
+
+/// The state of a volume of a cluster, as seen from one node.
+fn cluster_volume_state(
+    record: &VolumeRecord,
+    observed: &Observed,
+    cluster: &ClusterView,
+) -> VolumeState {
+    let serving = cluster.serving_nodes(record.id);
+    if serving.contains(&cluster.this_node) {
+        return VolumeState::Online;
+    }
+    let reason = match observed {
+        Observed::OpenFailed { reason } | Observed::EraseFailed { reason } => reason.clone(),
+        _ => cluster.why_not_served_here(record),
+    };
+    match serving.is_empty() {
+        true if cluster.is_mirror_record_lost(record) => {
+            VolumeState::Offline { reason: MIRROR_RECORD_LOST.to_owned() }
+        }
+        true if cluster.awaits_first_report(record.id) => VolumeState::Opening,
+        true => VolumeState::Offline { reason: cluster.why_unserved(record).0 },
+        false => VolumeState::Elsewhere { reason },
+    }
+}
+
+fn volume_io(report: &VolumeReport) -> VolumeIo {
+    let (read, write) = (report.kind(CommandKind::Read), report.kind(CommandKind::Write));
+    VolumeIo {
+        reads: read.completed,
+        read_bytes: read.bytes,
+        writes: write.completed,
+        write_bytes: write.bytes,
+        errors: report.kinds.iter().map(|k| k.failed).sum(),
+    }
+}
+
+/// Initiators with CHAP secrets of their own.
+fn chap_initiators(record: &VolumeRecord) -> Vec<InitiatorChapUser> {
+    let user = |(initiator, stored): (&String, &StoredChap)| InitiatorChapUser {
+        initiator: Initiator::Iscsi(initiator.clone()),
+        user: stored.user().clone(),
+        mutual_user: stored.mutual_user().cloned(),
+    };
+    record.chap_by_initiator.iter().map(user).collect()
+}
+
+/// Hosts that have to authenticate.
+fn dhchap_hosts(record: &VolumeRecord) -> Vec<DhchapHost> {
+    let host = |(host, stored): (&String, &StoredDhchap)| DhchapHost {
+        host: Initiator::Nvme(host.clone()),
+        mutual: stored.is_mutual(),
+    };
+    record.dhchap_by_host.iter().map(host).collect()
+}
+
+/// Hosts for which TLS is required or allowed.
+fn tls_hosts(record: &VolumeRecord) -> Vec<TlsHost> {
+    let host = |(host, stored): (&String, &StoredTls)| TlsHost {
+        host: Initiator::Nvme(host.clone()),
+        required: stored.is_required(),
+    };
+    record.tls_by_host.iter().map(host).collect()
+}
+
+/// Whether a volume is a LUN of sessions of `initiator`. iSCSI sessions outlive a change of mapping
+/// (RFD 0017, 2).
+fn is_mapped_to(record: &VolumeRecord, protocol: Protocol, initiator: &str) -> bool {
+    let allows = |i: &Initiator| match (i, protocol) {
+        (Initiator::Any, _) => true,
+        (Initiator::Iscsi(name), Protocol::Iscsi) | (Initiator::Nvme(name), Protocol::Nvme) => {
+            name == initiator
+        }
+        (Initiator::Iscsi(_) | Initiator::Nvme(_), _) => false,
+    };
+    let is_exported = match protocol {
+        Protocol::Iscsi => record.protocols.iscsi,
+        Protocol::Nvme => record.protocols.nvme,
+        // The socket identifies its volume.
+        Protocol::VhostUser => false,
+    };
+    record.stage == VolumeStage::Ready && is_exported && record.allow.iter().any(allows)
+}
+
+/// Merges connections to sessions; those of NVMe all use TLS, or none does (RFD 0022, 3).
+pub(super) fn merge_sessions(
+    volumes: &[(StoredVolumeRecord, Observed)],
+    cores: &[CoreReport],
+) -> Vec<Session> {
+    let records = || volumes.iter().map(|(stored, _)| &stored.record);
+    let subsystems: BTreeMap<_, _> = records().map(|r| (r.id, r.nvme_subsystem.as_str())).collect();
+    let reached = |protocol, initiator: &str, target: &str| {
+        let stands_behind = |r: &VolumeRecord| match protocol {
+            Protocol::Iscsi => r.target_name() == target,
+            Protocol::Nvme => subsystems.get(&r.target_owner()) == Some(&target),
+            Protocol::VhostUser => false,
+        };
+        let uses = |r: &&VolumeRecord| stands_behind(r) && is_mapped_to(r, protocol, initiator);
+        records().filter(uses).map(|r| r.name.clone()).collect()
+    };
+    let mut merged = BTreeMap::<_, Session>::new();
+    for connection in cores.iter().flat_map(|core| &core.sessions) {
+        let Some(initiator) = &connection.initiator else { continue };
+        let protocol = match connection.service {
+            Service::Iscsi => Protocol::Iscsi,
+            Service::Nvme => Protocol::Nvme,
+        };
+        let (peer, tls) = (connection.peer.ip(), connection.tls);
+        let key = (protocol, initiator, &connection.target, peer, tls);
+        let age_s = connection.age.as_secs();
+        let session = merged.entry(key).or_insert_with(|| Session {
+            protocol,
+            initiator: initiator.clone(),
+            peer: connection.peer.to_string(),
+            target: connection.target.clone().unwrap_or_default(),
+            volumes: (connection.target.as_deref())
+                .map_or_else(Vec::new, |t| reached(protocol, initiator, t)),
+            connections: 0,
+            tls,
+            core: u32::try_from(connection.core).unwrap_or(u32::MAX),
+            age_s,
+        });
+        session.connections += 1;
+        session.age_s = session.age_s.max(age_s);
+    }
+    let guests = cores.iter().flat_map(|core| core.guests.iter().map(move |g| (core.core, g)));
+    let guests = guests.filter_map(|(core, guest)| {
+        let record = records().find(|r| r.id == guest.volume)?;
+        Some(guest_session(core, guest, record))
+    });
+    merged.into_values().chain(guests).collect()
+}
+
+/// The session of a virtual machine, which has no initiator name.
+fn guest_session(core: usize, guest: &GuestReport, record: &VolumeRecord) -> Session {
+    Session {
+        protocol: Protocol::VhostUser,
+        initiator: "a virtual machine".to_owned(),
+        peer: guest.socket.display().to_string(),
+        target: record.name.to_string(),
+        volumes: vec![record.name.clone()],
+        connections: 1,
+        tls: false,
+        core: u32::try_from(core).unwrap_or(u32::MAX),
+        age_s: guest.age.as_secs(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::record::tests::record;
+    use crate::store::Revision;
+
+    fn connection(initiator: Option<&str>, target: Option<&str>, port: u16) -> target::SessionInfo {
+        target::SessionInfo {
+            service: Service::Nvme,
+            peer: ([192, 0, 2, 1], port).into(),
+            local: ([192, 0, 2, 2], 4420).into(),
+            initiator: initiator.map(Into::into),
+            target: target.map(Into::into),
+            tls: false,
+            queue: port,
+            age: Duration::from_secs(u64::from(port)),
+            core: 0,
+        }
+    }
+
+    #[test]
+    fn queues_of_one_host_are_one_session() {
+        let v = VolumeRecord { allow: ["any".parse().unwrap()].into(), ..record("v") };
+        let nqn = v.nvme_subsystem.clone();
+        let volumes = [(StoredVolumeRecord { record: v, revision: Revision(1) }, Observed::Closed)];
+        let pool = rt::buf::BufferPool::new(4096).unwrap().usage();
+        let core = CoreReport {
+            core: 0,
+            sessions: vec![
+                connection(Some("nqn.h"), Some(&nqn), 1),
+                connection(Some("nqn.h"), Some(&nqn), 2),
+                connection(Some("nqn.other"), Some(&nqn), 3),
+                connection(Some("nqn.h"), None, 4),
+                connection(None, None, 5),
+                target::SessionInfo { tls: true, ..connection(Some("nqn.h"), Some(&nqn), 6) },
+                target::SessionInfo { tls: true, ..connection(Some("nqn.h"), Some(&nqn), 7) },
+            ],
+            guests: Vec::new(),
+            refused_connections: 0,
+            clients: target::ClientReport::default(),
+            memory: pool,
+            volumes: Vec::new(),
+        };
+        let shown = merge_sessions(&volumes, &[core]);
+        let brief: Vec<_> = (shown.iter())
+            .map(|s| (s.initiator.as_str(), !s.volumes.is_empty(), s.tls, s.connections, s.age_s))
+            .collect();
+        assert_eq!(
+            brief,
+            [
+                ("nqn.h", false, false, 1, 4),
+                ("nqn.h", true, false, 2, 2),
+                ("nqn.h", true, true, 2, 7),
+                ("nqn.other", true, false, 1, 3),
+            ]
+        );
+    }
+}

@@ -1,0 +1,125 @@
+//! The endpoint where nodes with a token join the cluster (RFD 0038, 2.3); all else is answered by
+//! 401.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use ::cluster::admission::{JoinResponse, MAX_MESSAGE_LEN};
+use api::{ApiError, ErrorCode};
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use http_body_util::{BodyExt, Limited};
+use target::auth_throttle::{AttemptDecision, AuthMethod};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::ApiClient;
+use super::api_token::lock;
+use super::connection_limit::ConnectionLimits;
+use crate::control::Control;
+
+/// Path of a join request.
+pub(crate) const PATH: &str = "/v1/join";
+
+/// Limits: 16 unauthenticated connections, 4 of them from one address, each for as long as a wrong
+/// token may have to wait.
+pub(crate) const CAPACITY: ConnectionLimits = ConnectionLimits {
+    max_total: 64,
+    max_unauthenticated: 16,
+    max_unauthenticated_per_address: 4,
+    authentication_timeout: Some(Duration::from_secs(15)),
+};
+
+/// Time limit for the body of a request.
+const BODY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The router of the endpoint.
+pub(crate) fn router(control: &Control) -> Router {
+    let control = control.clone();
+    let join = move |request: Request| {
+        let control = control.clone();
+        async move { handle_join(&control, request).await }
+    };
+    let unauthorized = || async { super::error_response(&token_required()) };
+    Router::new()
+        .route(PATH, post(join))
+        .fallback(unauthorized)
+        .method_not_allowed_fallback(unauthorized)
+}
+
+fn token_required() -> ApiError {
+    ApiError::new(
+        ErrorCode::Unauthorized,
+        "nodes that join the cluster are let in here, with a token",
+    )
+    .with_hint("windrose cluster token, at a node of the cluster, makes one")
+}
+
+async fn handle_join(control: &Control, request: Request) -> Response {
+    let peer = request.extensions().get::<ApiClient>().cloned();
+    let from = peer.as_ref().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.address.ip());
+    let source = (from, AuthMethod::Join, "");
+    let throttle = control.api_auth_failures();
+    // Decide before reading anything that the client sends.
+    let decision = {
+        let mut throttle = lock(&throttle);
+        let no_failures = throttle.has_no_recent_failure(source);
+        if no_failures {
+            AttemptDecision::Now
+        } else {
+            throttle.begin_attempt(Instant::now(), source)
+        }
+    };
+    match decision {
+        AttemptDecision::Now => {}
+        AttemptDecision::At(at) => sleep_until(at).await,
+        AttemptDecision::Refused => {
+            let message = "too many requests without a token have come from this address";
+            return super::error_response(
+                &ApiError::new(ErrorCode::Unauthorized, message)
+                    .with_hint("try again in a few seconds"),
+            );
+        }
+    }
+    let body = Limited::new(request.into_body(), MAX_MESSAGE_LEN).collect();
+    let Ok(Ok(body)) = timeout(BODY_TIMEOUT, body).await else {
+        return super::error_response(&token_required());
+    };
+    match control.admit_node(&body.to_bytes(), from).await {
+        Ok(answer) => {
+            lock(&throttle).record_success(source);
+            if let Some(peer) = peer {
+                peer.is_authenticated.store(true, Ordering::Relaxed);
+            }
+            respond(&answer)
+        }
+        Err(error) => {
+            if error.code == ErrorCode::Unauthorized {
+                let line = lock(&throttle).record_failure(Instant::now(), source, "");
+                if let Some(line) = line {
+                    tracing::warn!(
+                        peer = %from, times = line.times, others_not_logged = line.unlogged,
+                        "requests to join without a token of this cluster are refused; their address waits longer and \
+                         longer between them"
+                    );
+                }
+            } else {
+                lock(&throttle).record_abandoned(source);
+            }
+            super::error_response(&error)
+        }
+    }
+}
+
+fn respond(answer: &JoinResponse) -> Response {
+    let status = match answer {
+        JoinResponse::Granted(_) => StatusCode::OK,
+        JoinResponse::Waiting { .. } => StatusCode::ACCEPTED,
+    };
+    let body = Body::from(answer.to_bytes());
+    (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+}

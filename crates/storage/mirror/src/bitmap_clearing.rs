@@ -1,0 +1,215 @@
+//! Clears dirty bits that are not needed any more (RFD 0010, 6.3).
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::Error;
+use intent_log::{FlushStamp, GenerationUpdate, Region};
+use peer::{DataGeneration, Link, Message, View};
+use uuid::Uuid;
+
+use super::Mistake;
+use super::membership::Event;
+use super::replica::Replica;
+
+/// How often dirty bits are considered for clearing.
+pub(super) const CLEAR_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Most regions that are cleared at once.
+const CLEAR_BATCH_MAX: usize = 4096;
+
+/// Regions to be cleared here once the data generation of that clearing has been recorded.
+#[derive(Debug)]
+pub(super) struct PendingClear {
+    generation: DataGeneration,
+    images: Vec<Uuid>,
+    stamp: FlushStamp,
+    queued_at: Duration,
+    regions: Vec<Region>,
+}
+
+/// Sends that these regions may be cleared, in as many messages as it takes.
+pub(super) fn send_clear_regions(link: &Link, view: View, request: u64, regions: &[(u64, u64)]) {
+    for regions in regions.chunks(CLEAR_BATCH_MAX) {
+        link.send(Message::ClearRegions { view, request, regions: regions.to_vec() });
+    }
+}
+
+impl Replica {
+    /// Runs each [`CLEAR_INTERVAL`].
+    pub(super) async fn clear_idle_regions(self: &Rc<Self>) {
+        self.leg.log.tick();
+        if self
+            .pending_clear
+            .borrow()
+            .as_ref()
+            .is_some_and(|c| self.core.now() >= c.queued_at + 2 * CLEAR_INTERVAL)
+        {
+            // No other generation has followed to be recorded with it.
+            self.apply_pending_clear().await;
+        }
+        if let Some(view) = self.serving_view() {
+            if self.is_primary() {
+                self.clear_in_view(view).await;
+            } else {
+                self.report_idle_dirty(view);
+            }
+        }
+        if self.leg.log.write_back().await.is_err() {
+            self.on_leg_error(Error::Gone);
+        }
+    }
+
+    async fn clear_in_view(self: &Rc<Self>, view: View) {
+        let images = self.in_sync_images();
+        let geometry = self.leg.log.geometry();
+        let mut idle = self.leg.log.idle_dirty_regions(&images, CLEAR_BATCH_MAX);
+        // Regions that only other members have marked dirty: in resyncs, or under an earlier
+        // primary.
+        let reported = std::mem::take(&mut *self.reported_dirty.borrow_mut());
+        let reported =
+            reported.iter().flat_map(|(at, len)| geometry.regions_in(*at, *len)).flatten();
+        let is_dirty = |r: &Region| images.iter().any(|image| self.leg.log.is_dirty(*image, *r));
+        idle.extend(reported.filter(|region| !is_dirty(region)).take(CLEAR_BATCH_MAX));
+        idle.sort_unstable();
+        idle.dedup();
+        idle.truncate(CLEAR_BATCH_MAX);
+        if idle.is_empty() {
+            return;
+        }
+        // All other members record the generation before any dirty bit is cleared: a replica that
+        // comes back without it is an older copy (RFD 0032).
+        let generation = self.next_generation(view);
+        let is_late = self.settings.has_mistake(Mistake::ClearsBeforeGeneration);
+        let count = if is_late { generation.count & !7 } else { generation.count };
+        let Ok(Some((request, stamp))) = self.flush_members(view, count).await else { return };
+        let recorded = DataGeneration { count, ..generation };
+        let cleared = Some((recorded, images.clone()));
+        let update =
+            GenerationUpdate { generation: recorded, shared_with: images.clone(), cleared };
+        if self.leg.log.record_generation(update).await.is_err() {
+            self.on_leg_error(Error::Gone);
+            return;
+        }
+        if self.view.get() != view {
+            return;
+        }
+        self.handle_event(Event::GenerationRecorded(recorded));
+        // Regions written since stay dirty everywhere, even if the write came before the flush:
+        // members disagree on which came first (attack 22).
+        let quiet = self.retain_quiet(idle, stamp);
+        let regions = self.region_extents(&quiet);
+        for link in self.open_links(self.others()) {
+            send_clear_regions(&link, view, request, &regions);
+        }
+        self.leg.log.clear(&images, quiet, stamp);
+    }
+
+    /// Reports idle dirty regions to the primary, which may not have marked them.
+    fn report_idle_dirty(&self, view: View) {
+        let mut idle = self.leg.log.idle_dirty_regions(&self.in_sync_images(), CLEAR_BATCH_MAX);
+        let pending = self.pending_clear.borrow();
+        let is_pending =
+            |c: &PendingClear, region: &Region| c.regions.binary_search(region).is_ok();
+        idle.retain(|region| !pending.as_ref().is_some_and(|c| is_pending(c, region)));
+        drop(pending);
+        let regions = self.region_extents(&idle);
+        if let Some(link) = self.primary_link().filter(|_| !regions.is_empty()) {
+            link.send(Message::IdleDirtyRegions { view, regions });
+        }
+    }
+
+    /// A member has reported idle dirty regions.
+    pub(super) fn on_idle_dirty(&self, ranges: Vec<(u64, u64)>) {
+        let mut reported = self.reported_dirty.borrow_mut();
+        if self.is_primary() && reported.len() < CLEAR_BATCH_MAX {
+            reported.extend(ranges.into_iter().take(CLEAR_BATCH_MAX));
+        }
+    }
+
+    /// The primary says that these regions are equal and durable at all members, and that all have
+    /// recorded the data generation of this clearing. They are cleared here once that is recorded
+    /// too, together with the next generation if one follows soon.
+    pub(super) fn on_clear_regions(&self, view: View, request: u64, ranges: &[(u64, u64)]) {
+        let Some((stamp, count)) = self.leg.flush_coverage(request) else { return };
+        let generation = DataGeneration { epoch: view.epoch, count };
+        let Some(images) = self.membership.borrow().generation_peers(view.epoch) else { return };
+        let geometry = self.leg.log.geometry();
+        // If regions have another size here, clear only those entirely inside.
+        let regions_inside = |&(at, len): &(u64, u64)| {
+            let regions = geometry.regions_in(at, len).into_iter().flatten();
+            let is_inside = move |r: &Region| {
+                let bytes = geometry.region_range(*r);
+                bytes.is_some_and(|b| b.start >= at && b.end <= at.saturating_add(len))
+            };
+            regions.filter(is_inside).collect::<Vec<_>>()
+        };
+        let is_dirty = |r: &Region| images.iter().any(|image| self.leg.log.is_dirty(*image, *r));
+        let mut regions: Vec<_> = ranges.iter().flat_map(regions_inside).filter(is_dirty).collect();
+        regions.sort_unstable();
+        if regions.is_empty() {
+            return;
+        }
+        let mut pending = self.pending_clear.borrow_mut();
+        match &mut *pending {
+            Some(pending) if pending.generation == generation => {
+                pending.regions.extend(regions);
+                pending.regions.sort_unstable();
+            }
+            // The regions of the older one stay dirty, and are considered again later.
+            other => {
+                let queued_at = self.core.now();
+                *other = Some(PendingClear { generation, images, stamp, queued_at, regions });
+            }
+        }
+    }
+
+    /// Records durably the data generation with this count, and what was cleared under the one
+    /// before. Returns whether that succeeded. Records nothing in a view that a later configuration
+    /// has ended.
+    pub(super) async fn record_flush_generation(self: &Rc<Self>, view: View, count: u32) -> bool {
+        let images = self.membership.borrow().generation_peers(view.epoch);
+        let Some(images) = images else { return false };
+        self.record_and_clear(DataGeneration { epoch: view.epoch, count }, images).await
+    }
+
+    async fn apply_pending_clear(self: &Rc<Self>) {
+        self.record_and_clear(DataGeneration::default(), Vec::new()).await;
+    }
+
+    async fn record_and_clear(
+        self: &Rc<Self>,
+        generation: DataGeneration,
+        shared_with: Vec<Uuid>,
+    ) -> bool {
+        let pending = self.pending_clear.take();
+        let cleared = pending.as_ref().map(|c| (c.generation, c.images.clone()));
+        if self
+            .leg
+            .log
+            .record_generation(GenerationUpdate { generation, shared_with, cleared })
+            .await
+            .is_err()
+        {
+            self.on_leg_error(Error::Gone);
+            return false;
+        }
+        if let Some(PendingClear { images, regions, stamp, .. }) = pending {
+            self.leg.log.clear(&images, regions, stamp);
+        }
+        true
+    }
+
+    /// The next data generation of the epoch of `view`.
+    pub(super) fn next_generation(&self, view: View) -> DataGeneration {
+        let last = self.last_generation.get();
+        let count = if last.epoch == view.epoch { last.count.saturating_add(1) } else { 1 };
+        self.last_generation.set(DataGeneration { epoch: view.epoch, count });
+        self.last_generation.get()
+    }
+
+    /// The images of the other members.
+    fn in_sync_images(&self) -> Vec<Uuid> {
+        self.others().into_iter().filter_map(|node| self.image_of(node)).collect()
+    }
+}

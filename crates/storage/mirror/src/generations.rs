@@ -1,0 +1,102 @@
+//! Rolled-back copies: the data generations that replicas have recorded tell an older copy from a
+//! current one (RFD 0032).
+
+use std::rc::Rc;
+
+use block::{Epoch, Error};
+use intent_log::GenerationUpdate;
+use peer::{DataGeneration, NodeId, PeerGenerations};
+use uuid::Uuid;
+
+use super::Mistake;
+use super::config::MirrorConfig;
+use super::membership::{JoinerComparison, RecordedGenerations};
+use super::replica::Replica;
+
+impl Replica {
+    /// The generations that the image has recorded, for the membership state machine.
+    pub(super) fn recorded_generations(&self) -> RecordedGenerations {
+        let log = &self.leg.log;
+        let (mut generation, is_log_lost, mut by_image) =
+            (log.data_generation(), log.was_lost(), log.generations());
+        if self.settings.has_mistake(Mistake::TakesOverWhenRolledBack) {
+            generation.epoch = Epoch(u64::MAX);
+            by_image
+                .iter_mut()
+                .for_each(|(_, generations)| generations.common.epoch = Epoch(u64::MAX));
+        }
+        RecordedGenerations { generation, is_log_lost, by_image }
+    }
+
+    /// Decides whether copying the dirty regions is enough for a joiner. A rolled-back joiner gets
+    /// everything; a joiner that knows of a later state of this image gets nothing.
+    pub(super) async fn check_joiner_generations(
+        self: &Rc<Self>,
+        node: NodeId,
+        image: Uuid,
+        joiner: PeerGenerations,
+    ) -> Result<(), &'static str> {
+        if self.settings.has_mistake(Mistake::SkipsGenerationCheck) {
+            return Ok(());
+        }
+        let (own, history_lost) =
+            (self.leg.log.generations_with(image), self.leg.log.is_history_lost(image));
+        let comparison = self.membership.borrow().compare_joiner(&own, &joiner, history_lost);
+        if comparison != JoinerComparison::JoinerNewer {
+            self.newer_joiners.borrow_mut().remove(&node);
+        }
+        match comparison {
+            JoinerComparison::DirtyRegionsSuffice => return Ok(()),
+            JoinerComparison::HistoryUnknown => {
+                tracing::warn!(
+                    node = node.0,
+                    "what a copy was like is not known any more: all is copied"
+                );
+            }
+            JoinerComparison::JoinerRolledBack => {
+                let (had, has) = (own.last_cleared, joiner.common);
+                tracing::error!(
+                    node = node.0,
+                    %had,
+                    %has,
+                    "a copy was set back to an earlier state, as by a backup or a snapshot: all is copied"
+                );
+                self.membership.borrow_mut().note_rolled_back(node);
+            }
+            JoinerComparison::JoinerNewer => {
+                if self.newer_joiners.borrow_mut().insert(node) {
+                    tracing::error!(
+                        node = node.0,
+                        "the copy here was set back to an earlier state, and that node's is newer: it is not overwritten"
+                    );
+                }
+                return Err("its copy is newer");
+            }
+        }
+        self.leg.log.mark_all_dirty(image).await.map_err(|_| "the source's log failed")
+    }
+
+    /// The replicas whose copies are known to be newer than this one.
+    pub(super) fn newer_replicas(&self) -> Vec<NodeId> {
+        let mut newer = self.out_of_sync_replicas();
+        newer.retain(|node| self.newer_joiners.borrow().contains(node));
+        newer
+    }
+
+    /// Before a configuration with this replica as its only member is put, records its generation
+    /// in the image, so that an older copy of the image is recognised. Returns whether that
+    /// succeeded.
+    pub(super) async fn record_sole_generation(self: &Rc<Self>, config: &MirrorConfig) -> bool {
+        let [only] = config.in_sync[..] else { return true };
+        if only.node != self.me {
+            return true;
+        }
+        let generation: DataGeneration = config.history.generation;
+        let update = GenerationUpdate { generation, ..GenerationUpdate::default() };
+        let recorded = self.leg.log.record_generation(update).await;
+        if recorded.is_err() {
+            self.on_leg_error(Error::Gone);
+        }
+        recorded.is_ok()
+    }
+}

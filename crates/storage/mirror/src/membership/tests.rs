@@ -1,0 +1,7 @@
+//! Single rules, and an exhaustive search at small scope.
+
+mod check;
+mod driver;
+mod rules;
+mod search;
+mod world;

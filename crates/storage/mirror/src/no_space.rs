@@ -1,0 +1,463 @@
+//! Writes that members have no space for (RFD 0040).
+//!
+//! A write for which a thin leg has no space is applied in part, or not at all. If another member
+//! has applied it and has room for more, the leg counts as failed, and its member leaves. If no
+//! member has room, none needs to leave: the primary makes all members write the same contents to
+//! the range, which needs no space, and the write is rejected.
+
+use std::fmt;
+use std::ops::Range;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::{Bufs, Ctx, Error, MemoryClass};
+use futures_util::future::join_all;
+use peer::{Link, Message, NodeId, PreparedEntry, Seq, View, WriteKind, WriteOp};
+use rt::fault_point::{self, Point};
+
+use super::Mistake;
+use super::local_writes::LocalWriteOutcome;
+use super::peer_requests::PeerAnswer;
+use super::prepared_list::OpNumber;
+use super::replica::{Nodes, Replica, is_metadata};
+use super::sequencer::{ReplicationOutcome, Sequencer};
+use super::write::WriteOutcome;
+
+/// How long the system may take to report free space.
+const FREE_SPACE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long after a write without space the status reports the leg as full.
+const FULL_STATUS_WINDOW: Duration = Duration::from_secs(60);
+
+/// How often free space is checked meanwhile.
+const FREE_SPACE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Tells how much space is free for a replica.
+pub trait FreeSpace: fmt::Debug {
+    /// Bytes free where the replica is stored; `None` if unknown.
+    fn free_bytes(&self) -> FreeBytesFuture<'_>;
+}
+
+/// The future of [`FreeSpace::free_bytes`].
+pub type FreeBytesFuture<'a> = Pin<Box<dyn Future<Output = Option<u64>> + 'a>>;
+
+/// What a member reports of a write for which some members have no space.
+#[derive(Debug)]
+pub(super) struct NoSpaceReport {
+    /// Bytes free where its replica is stored.
+    pub(super) free_bytes: u64,
+    /// Blocks of the write that read as zeroes there (first block, count), if its leg has no space
+    /// for it.
+    pub(super) zero_blocks: Result<Vec<(u64, u64)>, Error>,
+}
+
+/// What is done with such a write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum NoSpaceDecision {
+    /// Members that have it keep it, and the others leave.
+    Keep,
+    /// All members reject it. These blocks of it (first block, count) are to be zeroes.
+    Reject(Vec<(u64, u64)>),
+}
+
+impl Replica {
+    /// Whether a client's write for which this leg has no space may wait for the other members.
+    /// (Metadata blocks hold a table, of which a mixture of old and new contents must not be kept.)
+    fn may_reject(&self, entry: &PreparedEntry) -> bool {
+        let has_peers =
+            !self.others().is_empty() || self.joiners.borrow().attached().next().is_some();
+        self.view.get() == entry.view
+            && has_peers
+            && !self.is_resync_target()
+            && !is_metadata(entry.range)
+    }
+
+    /// The leg has no space for a client's write. Returns whether the write waits for the other
+    /// members.
+    pub(super) fn reject_for_space(&self, entry: &PreparedEntry) -> bool {
+        let is_waiting = self.may_reject(entry)
+            && self.prepared.borrow_mut().mark_no_space((entry.view, entry.seq));
+        if is_waiting {
+            self.note_no_space();
+        }
+        is_waiting
+    }
+
+    /// Notes that this leg had no space for a write.
+    pub(super) fn note_no_space(&self) {
+        let now = self.awake_clock.get();
+        if self.no_space_at.replace(Some(now)).is_none_or(|last| now >= last + FULL_STATUS_WINDOW) {
+            tracing::warn!("this copy has no space for a write");
+        }
+        self.signal.raise();
+    }
+
+    /// Clears the full state once there is room again.
+    pub(super) fn check_free_space(self: &Rc<Self>) {
+        let now = self.awake_clock.get();
+        if !self.is_full() || now < self.free_space_checked_at.get() + FREE_SPACE_CHECK_INTERVAL {
+            return;
+        }
+        self.free_space_checked_at.set(now);
+        let this = Rc::clone(self);
+        self.spawn(async move {
+            if this.free_bytes().await >= this.settings.min_free_bytes {
+                this.no_space_at.set(None);
+                this.signal.raise();
+            }
+        });
+    }
+
+    /// Whether this leg has recently had no space for a write.
+    pub(super) fn is_full(&self) -> bool {
+        self.no_space_at
+            .get()
+            .is_some_and(|last| self.awake_clock.get() < last + FULL_STATUS_WINDOW)
+    }
+
+    /// Fails the leg if writes without space still wait for replacements, which will not come.
+    /// Returns whether this member takes part in the view.
+    pub(super) fn fail_no_space_writes(self: &Rc<Self>) -> bool {
+        let any = self.prepared.borrow_mut().fail_no_space();
+        !any || self.on_leg_error(Error::NoSpace)
+    }
+
+    /// At the primary: all members have answered the write, and the `rejected_by` nodes have no
+    /// space for it.
+    pub(super) async fn resolve_no_space(
+        self: &Rc<Self>,
+        entry: PreparedEntry,
+        rejected_by: Nodes,
+    ) -> WriteOutcome {
+        let zeroes = match self.decide_no_space(&entry, &rejected_by).await {
+            Some(NoSpaceDecision::Reject(zeroes)) => zeroes,
+            Some(NoSpaceDecision::Keep) => return self.keep_write(&entry, &rejected_by),
+            None => return self.abandon_write(&entry),
+        };
+        let skip_replacement = self.settings.has_mistake(Mistake::SkipsNoSpaceReplacement);
+        // No joiner is admitted before the replacements are done.
+        let joiners = self.joiners.borrow_mut().await_replacements();
+        let outcome = match skip_replacement {
+            true => WriteOutcome::Committed,
+            false => self.replace_on_all(&entry, &zeroes).await,
+        };
+        self.joiners.borrow_mut().replacements_done(&joiners);
+        self.signal.raise();
+        if outcome != WriteOutcome::Committed {
+            return outcome;
+        }
+        self.prepared.borrow_mut().commit((entry.view, entry.seq));
+        fault_point::reach(Point::PrimaryCommitted);
+        if let Some(local_write) = self.local_writes.by_id(entry.write_id) {
+            local_write.complete(LocalWriteOutcome::Failed(Error::NoSpace));
+        }
+        // All members hold the same contents there: the commit may be announced.
+        self.sequencer.borrow_mut().queue_commit(entry.seq, self.write_targets());
+        self.send_pending_commits(entry.view);
+        WriteOutcome::Failed(Error::NoSpace)
+    }
+
+    /// Decides what is done with the write; `None` if the view ends first.
+    async fn decide_no_space(
+        self: &Rc<Self>,
+        entry: &PreparedEntry,
+        rejected_by: &Nodes,
+    ) -> Option<NoSpaceDecision> {
+        let (view, others) = (entry.view, self.others());
+        let queries = others.iter().map(|node| self.query_no_space(view, *node, entry.seq));
+        let (reports, own_free_bytes) = futures_util::join!(join_all(queries), self.free_bytes());
+        let reports = reports.into_iter().collect::<Option<Vec<_>>>()?;
+        if self.is_view_over(view) {
+            return None;
+        }
+        let has_room = |node: NodeId, free| {
+            !rejected_by.contains(&node) && free >= self.settings.min_free_bytes
+        };
+        let mut keep = has_room(self.me, own_free_bytes);
+        let mut zeroes = Vec::new();
+        for (node, report) in others.into_iter().zip(reports) {
+            keep |= has_room(node, report.free_bytes);
+            match report.zero_blocks {
+                Ok(ranges) => zeroes.extend(ranges),
+                Err(_) => keep = true,
+            }
+        }
+        // A region without a dirty bit here would not be copied to a joiner.
+        keep |= !self.leg.log.is_hot(self.byte_range(entry.range));
+        // A joiner whose admission is pending must not differ. If the put has been sent, it may be
+        // a member that has applied the write.
+        let proposed: Vec<_> =
+            self.joiners.borrow().iter().filter(|(_, j)| j.admission_proposed).collect();
+        proposed.into_iter().for_each(|(node, _)| self.drop_joiner(node));
+        keep |= self.joiners.borrow().iter().any(|(_, joiner)| joiner.admission_proposed);
+        Some(if keep { NoSpaceDecision::Keep } else { NoSpaceDecision::Reject(zeroes) })
+    }
+
+    /// The other nodes that apply what this primary orders.
+    fn write_targets(&self) -> Nodes {
+        let mut nodes = self.others();
+        nodes.extend(self.joiners.borrow().attached());
+        nodes
+    }
+
+    /// Members without space for the write leave, because others have it and room for more.
+    fn keep_write(self: &Rc<Self>, entry: &PreparedEntry, rejected_by: &Nodes) -> WriteOutcome {
+        let PreparedEntry { view, seq, .. } = *entry;
+        for link in self.open_links(rejected_by.iter().copied()) {
+            link.send(Message::NoSpace { view, seq });
+        }
+        if self.others().is_empty() && self.membership.borrow().pending_admission().is_none() {
+            // The copy of the last member is the volume.
+            return self.fail_if_sole_member((view, seq), Error::NoSpace);
+        }
+        if rejected_by.contains(&self.me) {
+            self.fail_no_space_writes();
+        }
+        WriteOutcome::ViewEnded
+    }
+
+    /// The leg of a primary has failed a write, or its replacement. Joiners of a sole member begin
+    /// again.
+    fn fail_if_sole_member(self: &Rc<Self>, op_number: OpNumber, e: Error) -> WriteOutcome {
+        if !self.on_leg_error(e) {
+            return WriteOutcome::ViewEnded;
+        }
+        self.prepared.borrow_mut().commit(op_number);
+        WriteOutcome::Failed(e)
+    }
+
+    /// Makes all members and joiners write the same to the range of a write: the contents at this
+    /// member, except for `zeroes`. That needs no space.
+    async fn replace_on_all(
+        self: &Rc<Self>,
+        entry: &PreparedEntry,
+        zeroes: &[(u64, u64)],
+    ) -> WriteOutcome {
+        let PreparedEntry { view, seq, write_id, range, .. } = *entry;
+        let op_number = (view, seq);
+        // From here on this member cannot drain for another view until the replacement is applied.
+        if !self.prepared.borrow_mut().begin_replacement(entry) {
+            return WriteOutcome::ViewEnded;
+        }
+        let (op, ctx) = match self.replacement(entry, zeroes).await {
+            Ok(replacement) if !self.is_view_over(view) => replacement,
+            Err(e) if !self.is_view_over(view) => return self.on_replacement_failed(op_number, e),
+            _ => {
+                self.prepared.borrow_mut().mark_applied(op_number);
+                return self.abandon_write(entry);
+            }
+        };
+        let all = self.write_targets().into_iter().chain([self.me]);
+        self.sequencer.borrow_mut().track_copy(seq, all, self.awake_clock.get());
+        for link in self.open_links(self.write_targets()) {
+            let op = op.clone();
+            link.send(Message::Write { view, seq, write_id, is_copy: true, op });
+            fault_point::reach_when_sent(Point::PrimaryAnnounced);
+        }
+        let bytes = self.byte_range(range);
+        if let Err(e) = self.leg.apply_thin(&op, bytes, &ctx, self.awake_clock.get()).await {
+            return self.on_replacement_failed(op_number, e);
+        }
+        drop((op, ctx));
+        self.prepared.borrow_mut().mark_applied(op_number);
+        if self.is_view_over(view) {
+            return self.abandon_write(entry);
+        }
+        self.on_applied(view, seq, self.me);
+        let all = Sequencer::outcome(&self.sequencer, seq);
+        match self.signal.unless(|| self.is_view_over(view), all).await {
+            Some(ReplicationOutcome::Committed) => WriteOutcome::Committed,
+            Some(_) => WriteOutcome::ViewEnded,
+            None => self.abandon_write(entry),
+        }
+    }
+
+    /// Stops waiting for the write: the next view reconciles its range. There will be one, whether
+    /// clients are still rejected or not.
+    fn abandon_write(&self, entry: &PreparedEntry) -> WriteOutcome {
+        self.abandon_view(entry.view);
+        self.signal.raise();
+        WriteOutcome::ViewEnded
+    }
+
+    /// The replacement of a rejected write, and memory to apply it.
+    async fn replacement(
+        &self,
+        entry: &PreparedEntry,
+        zeroes: &[(u64, u64)],
+    ) -> Result<(WriteOp, Ctx), Error> {
+        let PreparedEntry { view, range, kind, .. } = *entry;
+        if kind != WriteKind::Data {
+            // Zeroes need no space if the blocks may be unmapped.
+            let memory = self.reserve_memory(0, MemoryClass::PeerReply);
+            let ctx = self.while_in_view(view, memory).await.ok_or(Error::Fenced)??;
+            let kind = WriteKind::Zero { unmap: true };
+            return Ok((WriteOp { range, kind, fua: false, data: Bufs::new() }, ctx));
+        }
+        let ctx = self.reserve_answer_memory(view, range).await?;
+        let old = self.leg.read(range, &ctx, self.awake_clock.get()).await?;
+        let block = self.leg.dev.info().block_size as usize;
+        let mut data = Bufs::new();
+        for (n, at) in (range.at.0..).zip((0..old.len()).step_by(block)) {
+            let is_zero = zeroes.iter().any(|&(first, count)| n >= first && n - first < count);
+            let part = if is_zero { Bufs::zeroes(block) } else { old.slice(at..at + block) };
+            data.append(part);
+        }
+        Ok((WriteOp { range, kind, fua: false, data }, ctx))
+    }
+
+    /// The leg failed even a write that needs no space.
+    fn on_replacement_failed(self: &Rc<Self>, op_number: OpNumber, e: Error) -> WriteOutcome {
+        self.prepared.borrow_mut().mark_failed(op_number, e);
+        if self.view.get() == op_number.0 {
+            self.sequencer.borrow_mut().forget(op_number.1);
+        }
+        self.fail_if_sole_member(op_number, e)
+    }
+
+    /// Whether work begun in `view` cannot complete in it any more, or no client waits for it.
+    fn is_view_over(&self, view: View) -> bool {
+        self.view.get() != view || self.rejects_clients()
+    }
+
+    /// Free bytes for this replica, less the writes in flight.
+    async fn free_bytes(&self) -> u64 {
+        let free = tokio::time::timeout(FREE_SPACE_TIMEOUT, self.free_space.free_bytes()).await;
+        let block = u64::from(self.leg.dev.info().block_size);
+        let applying = self.prepared.borrow().applying_blocks().saturating_mul(block);
+        // Unknown free space is no reason to reject a write.
+        free.ok().flatten().map_or(u64::MAX, |free| free.saturating_sub(applying))
+    }
+
+    /// Asks `node` about a write; `None` if the view ends first.
+    async fn query_no_space(&self, view: View, node: NodeId, seq: Seq) -> Option<NoSpaceReport> {
+        let request = self.peer_requests.next_number();
+        let pending = self.peer_requests.register(request, node, self.awake_clock.get());
+        if let Some(link) = self.link(node) {
+            link.send(Message::NoSpaceQuery { view, request, seq });
+        }
+        // A new session of that node begins a new view.
+        match self.signal.unless(|| self.is_view_over(view), pending.wait_answer()).await? {
+            PeerAnswer::NoSpace(report) => Some(report),
+            _ => None,
+        }
+    }
+
+    /// Answers a NO SPACE QUERY.
+    pub(super) async fn serve_no_space_query(
+        self: Rc<Self>,
+        link: Link,
+        view: View,
+        request: u64,
+        seq: Seq,
+    ) {
+        let zero_blocks = self.zero_blocks_of((view, seq)).await;
+        let free_bytes = self.free_bytes().await;
+        link.send(Message::NoSpaceReport { view, request, free_bytes, zero_blocks });
+    }
+
+    /// The blocks of a write without space here that read as zeroes.
+    async fn zero_blocks_of(&self, op_number: OpNumber) -> Result<Vec<(u64, u64)>, Error> {
+        let status = self.prepared.borrow().status(op_number).ok_or(Error::Fenced)?;
+        let PreparedEntry { range, kind, view, .. } = status.entry;
+        if !status.no_space || kind != WriteKind::Data {
+            return Ok(Vec::new());
+        }
+        let ctx = self.reserve_answer_memory(view, range).await?;
+        let data = self.leg.read(range, &ctx, self.awake_clock.get()).await?;
+        let block = self.leg.dev.info().block_size as usize;
+        let zeroes = split_by_zeroes(&data, block).into_iter().filter(|(_, is_zero)| *is_zero);
+        let blocks = |bytes: Range<usize>| {
+            (range.at.0 + (bytes.start / block) as u64, (bytes.len() / block) as u64)
+        };
+        Ok(zeroes.map(|(part, _)| blocks(part)).collect())
+    }
+
+    /// The primary has sent the replacement of a rejected write.
+    pub(super) fn on_replacement(
+        self: &Rc<Self>,
+        from: Link,
+        entry: PreparedEntry,
+        op: WriteOp,
+        ctx: Ctx,
+    ) {
+        if !self.prepared.borrow_mut().begin_replacement(&entry) {
+            tracing::error!(
+                node = from.node().0,
+                "a write is replaced that does not wait for that"
+            );
+            return;
+        }
+        let this = Rc::clone(self);
+        self.spawn_eager(async move {
+            let (op_number, bytes) = ((entry.view, entry.seq), this.byte_range(entry.range));
+            let applied = this.leg.apply_thin(&op, bytes, &ctx, this.awake_clock.get()).await;
+            drop((op, ctx));
+            if let Err(e) = applied {
+                this.on_replacement_failed(op_number, e);
+                return;
+            }
+            this.prepared.borrow_mut().mark_applied(op_number);
+            fault_point::reach(Point::MemberApplied);
+            if this.view.get() == entry.view {
+                from.send(Message::Applied { view: entry.view, seq: entry.seq });
+            } else {
+                this.signal.raise();
+            }
+        });
+    }
+
+    /// A member has no space for a write; or this member has none for a write that others keep.
+    pub(super) fn on_no_space(self: &Rc<Self>, from: NodeId, view: View, seq: Seq) {
+        if self.is_primary() {
+            self.sequencer.borrow_mut().reject(seq, from);
+        } else if self.primary() == Some(from)
+            && self.prepared.borrow().status((view, seq)).is_some_and(|status| status.no_space)
+        {
+            self.fail_no_space_writes();
+        }
+    }
+}
+
+/// Whether all bytes are zero. Without a branch for each byte.
+pub(super) fn is_zero(data: &Bufs) -> bool {
+    let is_zero = |bytes: &[u8]| bytes.iter().fold(0, |any, byte| any | byte) == 0;
+    data.iter().all(|piece| piece.chunks(4096).all(is_zero))
+}
+
+/// Splits `data`, in order, into runs of blocks that are all zeroes and runs of blocks that are
+/// not.
+pub(super) fn split_by_zeroes(data: &Bufs, block: usize) -> Vec<(Range<usize>, bool)> {
+    let mut parts: Vec<(Range<usize>, bool)> = Vec::new();
+    for at in (0..data.len()).step_by(block) {
+        let end = (at + block).min(data.len());
+        let zeroes = is_zero(&data.slice(at..end));
+        match parts.last_mut().filter(|(_, last)| *last == zeroes) {
+            Some((part, _)) => part.end = end,
+            None => parts.push((at..end, zeroes)),
+        }
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use rt::buf::{BufferPool, copy_in};
+
+    use super::*;
+
+    #[test]
+    fn data_are_parted_by_blocks_of_zeroes() {
+        let pool = BufferPool::new(1 << 20).unwrap();
+        let credit = pool.account().try_credit(8 * 512, MemoryClass::Read).unwrap();
+        let mut bytes = vec![0; 6 * 512];
+        bytes[2 * 512 + 511] = 1;
+        bytes[3 * 512] = 1;
+        let data = copy_in(&credit, &bytes);
+        let expected = [(0..1024, true), (1024..2048, false), (2048..3072, true)];
+        assert_eq!(split_by_zeroes(&data, 512), expected);
+        assert_eq!(split_by_zeroes(&Bufs::zeroes(512), 512), [(0..512, true)]);
+        assert_eq!(split_by_zeroes(&Bufs::new(), 512), []);
+    }
+}

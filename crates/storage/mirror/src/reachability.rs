@@ -1,0 +1,196 @@
+//! Replicas that are alive but not reachable: leases take paths that data does not (RFD 0010, 4.8).
+//!
+//! A silent session is closed, so that a new one may use another path. Two members that reach the
+//! primary but not each other cannot flush: they tell the primary, which excludes one of them.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use peer::{Message, NodeId};
+
+use super::replica::Replica;
+
+/// How often a replica checks for hung operations; also the longest interval between its messages
+/// on each session.
+pub(super) const WATCHDOG_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How long a session may be silent while lease messages arrive over other paths.
+const SESSION_SILENCE_MAX: Duration = Duration::from_millis(1500);
+
+/// How long a joiner may be silent. It has no leases, and every write waits for it.
+const JOINER_SILENCE_MAX: Duration = Duration::from_millis(2500);
+
+/// How many lease messages must have arrived meanwhile: fewer than a node sends on one path in that
+/// time, and more than may arrive first on it when a stopped node resumes.
+const LEASE_MESSAGES_MIN: u32 = 4;
+
+/// How long a report of an unreachable peer counts: a few watchdog intervals.
+const REPORT_LIFETIME: Duration = Duration::from_millis(1500);
+
+/// What was last received from another replica.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LastHeard {
+    /// When a message last arrived over its session, by the awake clock.
+    session_at: Duration,
+    /// Lease messages over other paths since then.
+    lease_messages: u32,
+}
+
+impl LastHeard {
+    fn is_session_silent(self, now: Duration) -> bool {
+        now >= self.session_at + SESSION_SILENCE_MAX && self.lease_messages >= LEASE_MESSAGES_MIN
+    }
+
+    /// Whether the session carries the messages that every member sends each watchdog interval.
+    fn is_session_alive(self, now: Duration) -> bool {
+        now < self.session_at + 2 * WATCHDOG_INTERVAL
+    }
+}
+
+/// Pairs of members that do not reach each other, and when that was last reported, by the awake
+/// clock.
+#[derive(Debug, Default)]
+pub(super) struct UnreachablePairs(BTreeMap<(NodeId, NodeId), Duration>);
+
+impl UnreachablePairs {
+    /// Notes that `from` does not reach `to`.
+    fn record(&mut self, from: NodeId, to: NodeId, now: Duration) {
+        self.0.insert((from.min(to), from.max(to)), now);
+    }
+
+    /// The member to exclude, by the reports since `since` about members that the primary reaches:
+    /// the one that fails to reach most others; of equals the one with the highest number. Failing
+    /// to reach a dead node does not count.
+    fn member_to_exclude(
+        &mut self,
+        since: Duration,
+        is_reached: impl Fn(NodeId) -> bool,
+    ) -> Option<NodeId> {
+        self.0.retain(|_, reported_at| *reported_at >= since);
+        let mut gap_counts: BTreeMap<NodeId, usize> = BTreeMap::new();
+        for (a, b) in self.0.keys().filter(|(a, b)| is_reached(*a) && is_reached(*b)) {
+            *gap_counts.entry(*a).or_default() += 1;
+            *gap_counts.entry(*b).or_default() += 1;
+        }
+        gap_counts.into_iter().max_by_key(|(node, gaps)| (*gaps, *node)).map(|(node, _)| node)
+    }
+}
+
+impl Replica {
+    /// Notes a message over the session with `node`, or a new session.
+    pub(super) fn note_session_message(&self, node: NodeId) {
+        let heard = LastHeard { session_at: self.awake_clock.get(), lease_messages: 0 };
+        self.last_heard.borrow_mut().insert(node, heard);
+    }
+
+    /// Notes a lease message over another path.
+    pub(super) fn note_lease_message(&self, node: NodeId) {
+        self.last_heard.borrow_mut().entry(node).or_default().lease_messages += 1;
+    }
+
+    /// Closes silent sessions whose nodes are alive.
+    pub(super) fn close_silent_sessions(&self) {
+        let heard = self.last_heard.borrow();
+        let silent =
+            |node| heard.get(&node).is_some_and(|h| h.is_session_silent(self.awake_clock.get()));
+        for link in self.links.borrow().values().filter(|l| !l.is_closed() && silent(l.node())) {
+            tracing::warn!(node = link.node().0, "nothing comes over a session whose node lives");
+            link.close();
+        }
+    }
+
+    /// The joiners that are silent.
+    pub(super) fn silent_joiners(&self) -> Vec<NodeId> {
+        let since = self.awake_clock.get().saturating_sub(JOINER_SILENCE_MAX);
+        let (joiners, heard) = (self.joiners.borrow(), self.last_heard.borrow());
+        let silent = |node: &NodeId| heard.get(node).is_some_and(|h| h.session_at < since);
+        joiners.attached().filter(silent).collect()
+    }
+
+    /// Reports to the primary the members that this one has not reached since `before`.
+    pub(super) fn report_unreachable(&self, before: Duration) {
+        let Some((view, primary)) = self.serving_view().zip(self.primary_link()) else { return };
+        let others = self.others();
+        for (&node, _) in self.unlinked_since.borrow().iter().filter(|(_, since)| **since < before)
+        {
+            if node != primary.node() && others.contains(&node) {
+                primary.send(Message::PeerUnreachable { view, node });
+            }
+        }
+    }
+
+    /// A member does not reach another one.
+    pub(super) fn on_peer_unreachable(&self, from: NodeId, node: NodeId) {
+        let others = self.others();
+        if self.is_primary() && from != node && others.contains(&from) && others.contains(&node) {
+            self.unreachable_pairs.borrow_mut().record(from, node, self.awake_clock.get());
+        }
+    }
+
+    /// The member to exclude because others do not reach it. Returned again as long as that lasts.
+    pub(super) fn unreachable_member(self: &Rc<Self>) -> Option<NodeId> {
+        let now = self.awake_clock.get();
+        let heard = self.last_heard.borrow();
+        let is_reached = |node| heard.get(&node).is_some_and(|h| h.is_session_alive(now));
+        self.unreachable_pairs
+            .borrow_mut()
+            .member_to_exclude(now.saturating_sub(REPORT_LIFETIME), is_reached)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEAD: NodeId = NodeId(9);
+
+    fn victim(pairs: &[(u16, u16)]) -> Option<u16> {
+        let mut unreachable = UnreachablePairs::default();
+        for (from, to) in pairs {
+            unreachable.record(NodeId(*from), NodeId(*to), Duration::ZERO);
+        }
+        unreachable.member_to_exclude(Duration::ZERO, |node| node != DEAD).map(|node| node.0)
+    }
+
+    #[test]
+    fn the_one_that_lacks_most_goes_else_the_one_with_the_highest_number() {
+        assert_eq!(victim(&[]), None);
+        assert_eq!(victim(&[(2, 3)]), Some(3));
+        assert_eq!(victim(&[(2, 3), (3, 2)]), Some(3));
+        assert_eq!(victim(&[(2, 3), (4, 2)]), Some(2));
+    }
+
+    #[test]
+    fn nobody_goes_because_he_does_not_reach_the_dead() {
+        assert_eq!(victim(&[(2, 9), (3, 9)]), None);
+        assert_eq!(victim(&[(2, 9), (3, 9), (2, 3)]), Some(3));
+        let heard = LastHeard { session_at: WATCHDOG_INTERVAL, lease_messages: 0 };
+        assert!(
+            heard.is_session_alive(2 * WATCHDOG_INTERVAL)
+                && !heard.is_session_alive(3 * WATCHDOG_INTERVAL)
+        );
+    }
+
+    #[test]
+    fn a_session_is_silent_only_where_its_node_is_heard_by_other_ways() {
+        let heard = |lease_messages| LastHeard { session_at: WATCHDOG_INTERVAL, lease_messages };
+        assert!(!heard(LEASE_MESSAGES_MIN).is_session_silent(SESSION_SILENCE_MAX));
+        assert!(
+            heard(LEASE_MESSAGES_MIN).is_session_silent(WATCHDOG_INTERVAL + SESSION_SILENCE_MAX)
+        );
+        // Not heard at all: the lease will expire.
+        assert!(!heard(0).is_session_silent(1000 * SESSION_SILENCE_MAX));
+        // It was stopped, and resumes.
+        assert!(!heard(LEASE_MESSAGES_MIN - 1).is_session_silent(1000 * SESSION_SILENCE_MAX));
+    }
+
+    #[test]
+    fn what_is_not_said_again_counts_no_more() {
+        let second = Duration::from_secs(1);
+        let mut gaps = UnreachablePairs::default();
+        gaps.record(NodeId(2), NodeId(3), second);
+        assert_eq!(gaps.member_to_exclude(second, |_| true), Some(NodeId(3)));
+        assert_eq!(gaps.member_to_exclude(2 * second, |_| true), None);
+    }
+}

@@ -1,0 +1,88 @@
+//! Scrub of a pool: reads and compares all of its volumes.
+
+use geometry::ScrubResult;
+
+use super::Pool;
+use crate::error::PoolError;
+use crate::metadata::{Change, ScrubRecord};
+use crate::report::PoolScrubReport;
+use crate::requests::PoolEvent;
+
+impl Pool {
+    /// Starts a scrub of all volumes that are open. It goes on in the background.
+    ///
+    /// # Errors
+    /// A scrub is running already, or no volume is open.
+    pub fn start_scrub(&self) -> Result<(), PoolError> {
+        if self.current_scrub.get().is_some_and(|(report, _)| report.is_running) {
+            return Err(PoolError::new("it is being scrubbed already"));
+        }
+        self.broadcast(|| PoolEvent::StartScrub);
+        let (cores, all_bytes) = (self.core_events.borrow().len(), self.report().allocated_bytes);
+        if cores == 0 && all_bytes > 0 {
+            return Err(PoolError::new("no volume of it is open: it cannot be scrubbed"));
+        }
+        let report = PoolScrubReport {
+            is_running: cores > 0,
+            total_bytes: all_bytes,
+            ..PoolScrubReport::default()
+        };
+        self.current_scrub.set(Some((report, cores)));
+        Ok(())
+    }
+
+    /// The current scrub, or the last one of any term.
+    pub(crate) fn scrub_report(&self) -> Option<PoolScrubReport> {
+        let current = self.current_scrub.get().map(|(report, _)| report);
+        let last = self.writer.metadata().last_scrub();
+        let ScrubRecord {
+            ended_s,
+            bytes,
+            repaired_rows: repaired,
+            unrecoverable_rows: unrepairable,
+        } = last;
+        let earlier = || PoolScrubReport {
+            is_running: false,
+            done_bytes: bytes,
+            total_bytes: bytes,
+            repaired_rows: repaired,
+            unrecoverable_rows: unrepairable,
+            ended_s: Some(ended_s),
+        };
+        current.or_else(|| (ended_s > 0).then(earlier))
+    }
+
+    pub(super) fn add_scrub_progress(&self, bytes: u64, found: ScrubResult) {
+        if let Some((mut report, cores)) = self.current_scrub.get() {
+            report.done_bytes += bytes;
+            report.repaired_rows += found.repaired;
+            report.unrecoverable_rows += found.unrecoverable;
+            self.current_scrub.set(Some((report, cores)));
+        }
+    }
+
+    /// A core has finished the scrub; the last one has the result recorded.
+    pub(super) async fn on_core_scrub_ended(&self) {
+        let Some((report, cores)) = self.current_scrub.get() else { return };
+        let left = cores.saturating_sub(1);
+        let ended_s = (left == 0).then(|| self.now_s());
+        self.current_scrub
+            .set(Some((PoolScrubReport { is_running: left > 0, ended_s, ..report }, left)));
+        let Some(ended_s) = ended_s else { return };
+        let PoolScrubReport {
+            done_bytes: bytes,
+            repaired_rows: repaired,
+            unrecoverable_rows: unrepairable,
+            ..
+        } = report;
+        let scrub = ScrubRecord {
+            ended_s,
+            bytes,
+            repaired_rows: repaired,
+            unrecoverable_rows: unrepairable,
+        };
+        if let Err(error) = self.writer.commit(Change::RecordScrub(scrub)).await {
+            tracing::warn!(%error, "what a scrub has found is not written down");
+        }
+    }
+}

@@ -1,0 +1,421 @@
+//! The volumes of a pool, and the space that is allocated to them.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use rt::disk::DiskError;
+use tokio::sync::oneshot;
+use uuid::Uuid;
+
+use super::{NewPoolVolume, Pool};
+use crate::allocator::{ReservedExtents, place_column, place_columns, place_columns_on_active};
+use crate::error::PoolError;
+use crate::metadata::{Change, MemberId, MemberSet, PhysicalExtent, PoolVolumeId};
+use crate::metadata_writer::LONG_DISK_TIMEOUT;
+use crate::requests::{ColumnId, ExtentInfo, PoolEvent, RowDamage, VolumeInfo};
+
+/// The members on which a new extent may lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Allocation {
+    /// Only attached members: no client waits for it.
+    ActiveMembersOnly,
+    /// Detached members as well, where there are not enough others: a client is writing.
+    AllowDegraded,
+}
+
+impl Pool {
+    pub(crate) fn reserved_extents(&self) -> std::cell::Ref<'_, ReservedExtents> {
+        self.reserved.borrow()
+    }
+
+    pub(super) fn find_volume(&self, volume: Uuid) -> Result<PoolVolumeId, PoolError> {
+        let metadata = self.writer.metadata();
+        let found = metadata.volumes().find(|(_, v)| v.uuid == volume).map(|(id, _)| id);
+        found.ok_or_else(|| PoolError::new(format!("the pool has no volume {volume}")))
+    }
+
+    /// Makes the core that has a volume open write nothing of it any more, and drain its entries
+    /// from the parity log. `except` is a ring that may keep its entries.
+    pub(super) async fn release_volume(
+        &self,
+        id: PoolVolumeId,
+        uuid: Uuid,
+        except: Option<u16>,
+    ) -> Result<(), PoolError> {
+        let ring_of = self.volume_rings.borrow().get(&id).copied();
+        let Some(ring_of) = ring_of.filter(|ring_of| Some(*ring_of) != except) else {
+            return Ok(());
+        };
+        let (done, is_done) = oneshot::channel();
+        {
+            let cores = self.core_events.borrow();
+            let core = cores.iter().find(|(ring, core)| *ring == ring_of && !core.is_closed());
+            if let Some((_, core)) = core {
+                drop(core.send(PoolEvent::ReleaseVolume(uuid, done)));
+            }
+        }
+        // A core that has detached in order meanwhile has released the volume as well.
+        if is_done.await.is_err() && self.rings_in_use.borrow().contains(&ring_of) {
+            let message = format!("core {ring_of} has not let go of volume {uuid}");
+            return Err(PoolError::new(message).with_hint("close the pool, and open it again"));
+        }
+        self.volume_rings.borrow_mut().remove(&id);
+        Ok(())
+    }
+
+    pub(super) async fn volume_info(&self, uuid: Uuid, ring: u16) -> Result<VolumeInfo, PoolError> {
+        let id = self.find_volume(uuid)?;
+        self.release_volume(id, uuid, Some(ring)).await?;
+        self.volume_rings.borrow_mut().insert(id, ring);
+        // A member that is being admitted may not change the stale regions meanwhile.
+        let _guard = self.membership_lock.read().await;
+        let metadata = self.writer.metadata();
+        let gone = || PoolError::new(format!("the pool has no volume {uuid}"));
+        let volume = metadata.volume(id).ok_or_else(gone)?;
+        let extents = volume
+            .extents()
+            .map(|(index, extent)| ExtentInfo::from_metadata(&metadata, volume, index, extent));
+        Ok(VolumeInfo {
+            id,
+            geometry: volume.geometry,
+            size_bytes: volume.bytes,
+            block_size: volume.block_size,
+            is_thick: volume.is_thick,
+            first_number: self.next_number_range(),
+            extents: extents.collect(),
+        })
+    }
+
+    /// Allocates a volume's extent at `index`.
+    pub(super) async fn allocate_extent(
+        self: &Rc<Self>,
+        volume: PoolVolumeId,
+        index: u32,
+        how: Allocation,
+    ) -> Result<ExtentInfo, PoolError> {
+        loop {
+            // It may have been allocated already, if the volume has grown or is thick.
+            if let Ok(info) = self.extent_info(volume, index) {
+                return Ok(info);
+            }
+            // A detached member is not zeroed, so it must not be attached when the extent is
+            // committed.
+            let guard = self.membership_lock.read().await;
+            let columns = {
+                let metadata = self.writer.metadata();
+                let deleted = || PoolError::new("the volume is gone");
+                let geometry = metadata.volume(volume).ok_or_else(deleted)?.geometry;
+                let reserved = self.reserved.borrow();
+                match how {
+                    Allocation::ActiveMembersOnly => {
+                        place_columns_on_active(&metadata, &reserved, &geometry)
+                    }
+                    Allocation::AllowDegraded => place_columns(&metadata, &reserved, &geometry),
+                }
+            };
+            let columns = columns.ok_or_else(|| self.no_space_error())?;
+            self.reserved.borrow_mut().reserve(&columns);
+            let cleared = self.zero_columns(&columns).await;
+            let allocated = match &cleared {
+                Ok(()) => {
+                    let columns = columns.clone();
+                    self.writer.commit(Change::AllocateExtent { volume, index, columns }).await
+                }
+                Err(_) => Ok(()),
+            };
+            self.reserved.borrow_mut().release(&columns);
+            drop(guard);
+            match cleared {
+                // That member is detached now; try with others.
+                Err(member) => self.detach_member(member, self.join_generation(member)).await?,
+                Ok(()) => {
+                    return match (allocated, self.extent_info(volume, index)) {
+                        (Err(why), Err(_)) => Err(why),
+                        (_, info) => info,
+                    };
+                }
+            }
+        }
+    }
+
+    fn no_space_error(&self) -> PoolError {
+        PoolError::no_space("there is no room for another extent")
+            .with_hint("add disks to the pool, or delete something")
+    }
+
+    /// Checks that extents for so many bytes fit on the attached members.
+    ///
+    /// # Errors
+    /// How much space there is, and what to do.
+    pub fn check_space(&self, bytes: u64) -> Result<(), PoolError> {
+        let extent_bytes = self.writer.metadata().extent_bytes();
+        self.check_space_for_extents(bytes.div_ceil(extent_bytes))
+    }
+
+    fn check_space_for_extents(&self, extents: u64) -> Result<(), PoolError> {
+        let metadata = self.writer.metadata();
+        let free = metadata.plan_evacuation(
+            MemberSet::default(),
+            metadata.active_members(),
+            &self.reserved.borrow(),
+        );
+        if extents <= free.free_extents_after {
+            return Ok(());
+        }
+        let (needed_text, available_text) = (
+            metadata.extents_size_text(extents),
+            metadata.extents_size_text(free.free_extents_after),
+        );
+        let short = format!(
+            "{needed_text} are needed, and the disks in use have room for {available_text}"
+        );
+        let detached: Vec<String> = (metadata.members())
+            .filter(|(_, member)| !member.state.is_voter())
+            .map(|(id, member)| match member.serial.as_str() {
+                "" => id.0.to_string(),
+                serial => serial.to_owned(),
+            })
+            .collect();
+        if detached.is_empty() {
+            return Err(
+                PoolError::no_space(short).with_hint("add disks to the pool, or delete something")
+            );
+        }
+        let message = format!("{short}: disk {} is out", detached.join(", "));
+        let hint = "replace the disk that is out first (windrose pool replace), or add one (windrose pool add)";
+        Err(PoolError::no_space(message).with_hint(hint))
+    }
+
+    fn extent_info(&self, volume: PoolVolumeId, index: u32) -> Result<ExtentInfo, PoolError> {
+        let metadata = self.writer.metadata();
+        let found = metadata.volume(volume).and_then(|v| Some((v, v.extent(index)?)));
+        let (volume, extent) = found.ok_or_else(|| PoolError::new("the extent is gone"))?;
+        Ok(ExtentInfo::from_metadata(&metadata, volume, index, extent))
+    }
+
+    /// Zeroes columns, those on attached members. The error is a member that cannot be written.
+    async fn zero_columns(&self, columns: &[PhysicalExtent]) -> Result<(), MemberId> {
+        let disks = columns.iter().filter_map(|p| Some((*p, self.writer.disk(p.member)?)));
+        let each = disks
+            .map(|(extent, disk)| (extent.member, async move { disk.zero_extent(extent).await }));
+        self.wait_zeroed(each).await
+    }
+
+    /// Waits for parts of disks to be zeroed. The error is a member that cannot be written.
+    async fn wait_zeroed<F>(
+        &self,
+        each: impl IntoIterator<Item = (MemberId, F)>,
+    ) -> Result<(), MemberId>
+    where
+        F: Future<Output = Result<(), DiskError>>,
+    {
+        let cleared = self.writer.for_each_member(LONG_DISK_TIMEOUT, each).await;
+        cleared.into_iter().try_for_each(|(member, cleared)| {
+            cleared.map_err(|why| {
+                let path = self.serial_and_path(member).1;
+                tracing::error!(%path, error = %why, "a disk cannot be written");
+                member
+            })
+        })
+    }
+
+    /// Reserves a target for a column, and zeroes its metadata.
+    pub(super) async fn reserve_column_target(
+        self: &Rc<Self>,
+        id: ColumnId,
+    ) -> Result<Option<(PhysicalExtent, u64)>, PoolError> {
+        let target = {
+            let metadata = self.writer.metadata();
+            let extent = metadata.volume(id.volume).and_then(|v| v.extent(id.index));
+            let Some(extent) = extent else { return Ok(None) };
+            let source = extent.columns.get(usize::from(id.column)).map(|extent| extent.member);
+            let stays_on_source =
+                source.is_none_or(|member| self.returning_members.borrow().contains(&member));
+            if stays_on_source || self.column_moves.borrow().contains_key(&id) {
+                return Ok(None);
+            }
+            let other_members = (0u16..).zip(&extent.columns).filter(|(n, _)| *n != id.column);
+            let other_members = other_members.map(|(_, extent)| extent.member);
+            // Two columns of an extent must not move to the same member.
+            let moving = self.column_moves.borrow();
+            let is_sibling = |other: &ColumnId| {
+                (other.volume, other.index) == (id.volume, id.index) && *other != id
+            };
+            let move_targets =
+                moving.iter().filter(|(other, _)| is_sibling(other)).map(|(_, to)| to.member);
+            let other_members: MemberSet = other_members.chain(move_targets).collect();
+            place_column(&metadata, &self.reserved.borrow(), other_members)
+        };
+        let Some(target) = target else { return Ok(None) };
+        self.reserved.borrow_mut().reserve(&[target]);
+        self.column_moves.borrow_mut().insert(id, target);
+        let disk = self.writer.disk(target.member).map(|disk| {
+            let clear = async move { disk.zero_extent_metadata(target).await };
+            (target.member, clear)
+        });
+        if let Err(member) = self.wait_zeroed(disk).await {
+            self.cancel_moves(|other| *other == id);
+            self.detach_member(member, self.join_generation(member)).await?;
+            return Ok(None);
+        }
+        let first_row = self.writer.metadata().first_row_of(target);
+        Ok(Some((target, first_row)))
+    }
+
+    /// Cancels the moves of these columns.
+    pub(super) fn cancel_moves(&self, which: impl Fn(&ColumnId) -> bool) {
+        let mut moves = self.column_moves.borrow_mut();
+        let cancelled = moves.extract_if(.., |id, _| which(id));
+        let targets: Vec<PhysicalExtent> = cancelled.map(|(_, to)| to).collect();
+        self.reserved.borrow_mut().release(&targets);
+    }
+
+    pub(super) async fn commit_move(
+        self: &Rc<Self>,
+        id: ColumnId,
+        to: PhysicalExtent,
+    ) -> Result<bool, PoolError> {
+        let ColumnId { volume, index, column } = id;
+        let moved = self.writer.commit(Change::MoveColumn { volume, index, column, to }).await;
+        if moved.is_ok() {
+            self.column_moves.borrow_mut().remove(&id);
+            self.reserved.borrow_mut().release(&[to]);
+            self.remove_drained().await;
+        }
+        match moved {
+            Ok(()) => Ok(true),
+            Err(why) if self.writer.fatal_error().is_some() || self.is_closed.get() => Err(why),
+            Err(why) => {
+                tracing::warn!(volume = volume.0, index, column, error = %why, "a piece is not moved");
+                Ok(false)
+            }
+        }
+    }
+
+    /// Records what has happened to rows of an extent, unless it is recorded already.
+    pub(super) async fn record_row_damage(
+        &self,
+        (volume, index): (PoolVolumeId, u32),
+        range: Range<u32>,
+        damage: RowDamage,
+    ) -> Result<(), PoolError> {
+        let (first_row, row_count) = (range.start, range.end.saturating_sub(range.start));
+        let change = match damage {
+            RowDamage::Lost => Change::MarkLost { volume, index, first_row, row_count },
+            RowDamage::Rewritten => Change::MarkRewritten { volume, index, first_row, row_count },
+            RowDamage::Unrepaired if self.is_known_unrepaired(volume, index, &range) => {
+                return Ok(());
+            }
+            RowDamage::Unrepaired => Change::MarkUnrepaired { volume, index, first_row, row_count },
+        };
+        self.writer.commit(change).await
+    }
+
+    /// Whether all of these rows are recorded as unrepaired or lost.
+    fn is_known_unrepaired(&self, volume: PoolVolumeId, index: u32, rows: &Range<u32>) -> bool {
+        let metadata = self.writer.metadata();
+        let known = metadata.volume(volume).map_or(0, |volume| {
+            let sets = [volume.unrepaired_rows(index), volume.lost_rows(index)];
+            let within = sets.iter().flat_map(|set| set.intersection(rows));
+            within.map(|rows| rows.len()).sum::<usize>()
+        });
+        known == rows.len()
+    }
+
+    /// Creates a volume. A thick one is allocated at once, on attached members only.
+    ///
+    /// # Errors
+    /// Why it cannot be created; nothing is left of it.
+    pub async fn create_volume(self: &Rc<Self>, request: &NewPoolVolume) -> Result<(), PoolError> {
+        let NewPoolVolume { id: uuid, bytes, block_size, is_thick } = *request;
+        let volume = {
+            // Concurrent creations must not get the same volume number.
+            let _guard = self.create_lock.lock().await;
+            let (volume, geometry) = {
+                let metadata = self.writer.metadata();
+                (metadata.next_volume_id(), metadata.geometry)
+            };
+            if is_thick {
+                self.check_space(bytes)?;
+            }
+            let change =
+                Change::CreateVolume { volume, uuid, geometry, bytes, block_size, is_thick };
+            self.writer.commit(change).await?;
+            volume
+        };
+        let allocated = if is_thick { self.allocate_all(volume).await } else { Ok(()) };
+        if allocated.is_err() {
+            self.writer.commit(Change::DeleteVolume(volume)).await?;
+        }
+        allocated
+    }
+
+    /// Allocates all missing extents of a volume.
+    async fn allocate_all(self: &Rc<Self>, id: PoolVolumeId) -> Result<(), PoolError> {
+        let missing: Vec<u32> = {
+            let metadata = self.writer.metadata();
+            let Some(volume) = metadata.volume(id) else { return Ok(()) };
+            (0..volume.extent_count_when_full())
+                .filter(|index| volume.extent(*index).is_none())
+                .collect()
+        };
+        for index in missing {
+            self.allocate_extent(id, index, Allocation::ActiveMembersOnly).await?;
+        }
+        Ok(())
+    }
+
+    /// Grows a volume to `bytes`; does nothing if it is larger.
+    ///
+    /// # Errors
+    /// Why it cannot be grown.
+    pub async fn grow_volume(self: &Rc<Self>, uuid: Uuid, bytes: u64) -> Result<(), PoolError> {
+        let id = self.find_volume(uuid)?;
+        let (current_bytes, is_thick) = {
+            let metadata = self.writer.metadata();
+            metadata.volume(id).map_or((u64::MAX, false), |v| (v.bytes, v.is_thick))
+        };
+        if bytes < current_bytes {
+            return Ok(());
+        }
+        if is_thick {
+            self.check_space_for_extents(self.missing_extents(id, bytes))?;
+        }
+        if bytes > current_bytes {
+            self.writer.commit(Change::GrowVolume { volume: id, bytes }).await?;
+        }
+        // Also if an earlier attempt grew it and failed to allocate its extents.
+        if is_thick {
+            self.allocate_all(id).await?;
+        }
+        self.broadcast(|| PoolEvent::VolumeGrown(uuid, bytes));
+        Ok(())
+    }
+
+    /// Extents that a volume of `bytes` bytes still lacks.
+    fn missing_extents(&self, id: PoolVolumeId, bytes: u64) -> u64 {
+        let metadata = self.writer.metadata();
+        metadata.volume(id).map_or(0, |volume| {
+            let full = bytes.div_ceil(volume.extent_bytes());
+            full.saturating_sub(volume.extents().count() as u64)
+        })
+    }
+
+    /// Deletes a volume that is not open. Does nothing if it does not exist.
+    ///
+    /// # Errors
+    /// Nothing can be written any more.
+    pub async fn delete_volume(&self, uuid: Uuid) -> Result<(), PoolError> {
+        match self.find_volume(uuid) {
+            Ok(id) => {
+                // A stripe map of its extents could otherwise be written over an extent allocated
+                // later.
+                self.release_volume(id, uuid, None).await?;
+                self.writer.commit(Change::DeleteVolume(id)).await?;
+                self.cancel_moves(|column| column.volume == id);
+                Ok(())
+            }
+            Err(_) => Ok(()),
+        }
+    }
+}

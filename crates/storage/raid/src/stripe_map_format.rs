@@ -1,0 +1,205 @@
+//! The format of a stripe map on a member ([format](../../../../docs/format/pool.md)): it is stored
+//! twice after the stripes of each column; the newer valid one counts.
+
+use geometry::{ROW_BYTES, RaidGeometry};
+use uuid::Uuid;
+use wire::embedded_checksum::{verify_checksum, write_checksum};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::stripe_map::{StripeLocation, StripeMap};
+
+const MAGIC: [u8; 16] = *b"WINDROSE STRIPE\n";
+
+/// The only version so far.
+const VERSION: u32 = 1;
+
+const ROW: usize = ROW_BYTES as usize;
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct MapHeader {
+    magic: [u8; 16],
+    version: U32,
+    checksum: U32,
+    pool: [u8; 16],
+    extent: U64,
+    log_generation: U64,
+    sequence: U64,
+    stripes: U32,
+    reserved: U32,
+}
+
+const HEADER_BYTES: usize = 72;
+const _: () = assert!(size_of::<MapHeader>() == HEADER_BYTES);
+const CHECKSUM_AT: usize = std::mem::offset_of!(MapHeader, checksum);
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct StoredLocation {
+    entry_number: U64,
+    slot: U32,
+    reserved: U32,
+}
+
+/// Rows of one stored map; 0 if stripes do not move.
+#[must_use]
+pub fn map_rows(geometry: &RaidGeometry) -> u32 {
+    if geometry.slots() == geometry.stripes() {
+        return 0;
+    }
+    let bytes =
+        HEADER_BYTES as u64 + u64::from(geometry.stripes()) * size_of::<StoredLocation>() as u64;
+    u32::try_from(bytes.div_ceil(ROW as u64)).unwrap_or(u32::MAX)
+}
+
+/// The extent that a map belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapOwner {
+    /// The pool.
+    pub pool: Uuid,
+    /// Number of the extent.
+    pub extent: u64,
+}
+
+/// The contents of a stored map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ParsedMap {
+    /// A valid map; of several, the one with the highest sequence number counts.
+    Map {
+        /// Sequence number, one more than that of the map before.
+        sequence: u64,
+        /// The map.
+        map: StripeMap,
+    },
+    /// No map of this extent.
+    Absent,
+    /// A map that is torn, damaged, or of an unknown format version.
+    Damaged,
+}
+
+/// The bytes of a map, in whole rows.
+#[must_use]
+pub fn to_bytes(map: &StripeMap, sequence: u64, owner: MapOwner) -> Vec<u8> {
+    let header = MapHeader {
+        magic: MAGIC,
+        version: VERSION.into(),
+        checksum: 0.into(),
+        pool: owner.pool.into_bytes(),
+        extent: owner.extent.into(),
+        log_generation: map.log_generation().into(),
+        sequence: sequence.into(),
+        stripes: u32::try_from(map.stripes().len()).unwrap_or(u32::MAX).into(),
+        reserved: 0.into(),
+    };
+    let mut out = header.as_bytes().to_vec();
+    for location in map.stripes() {
+        let (number, slot) = (location.entry_number.into(), location.slot.into());
+        out.extend_from_slice(
+            StoredLocation { entry_number: number, slot, reserved: 0.into() }.as_bytes(),
+        );
+    }
+    out.resize(out.len().next_multiple_of(ROW), 0);
+    write_checksum(&mut out, CHECKSUM_AT);
+    out
+}
+
+/// Parses a map of an extent with this geometry.
+#[must_use]
+pub fn parse(bytes: &[u8], geometry: &RaidGeometry, owner: MapOwner) -> ParsedMap {
+    let Ok((header, rest)) = MapHeader::read_from_prefix(bytes) else { return ParsedMap::Absent };
+    let is_own = header.pool == owner.pool.into_bytes() && header.extent.get() == owner.extent;
+    if header.magic != MAGIC {
+        // A damaged header must not be taken for an absent map.
+        let is_zero = bytes.iter().all(|b| *b == 0);
+        return if is_zero { ParsedMap::Absent } else { ParsedMap::Damaged };
+    }
+    if !verify_checksum(bytes, CHECKSUM_AT) {
+        return ParsedMap::Damaged;
+    }
+    if !is_own {
+        return ParsedMap::Absent;
+    }
+    let is_known = header.version.get() == VERSION && header.reserved.get() == 0;
+    let map = is_known.then(|| parse_locations(&header, rest, geometry)).flatten();
+    let map = map.and_then(|stripes| {
+        StripeMap::from_locations(header.log_generation.get(), stripes, geometry.slots())
+    });
+    map.map_or(ParsedMap::Damaged, |map| ParsedMap::Map { sequence: header.sequence.get(), map })
+}
+
+fn parse_locations(
+    header: &MapHeader,
+    rest: &[u8],
+    geometry: &RaidGeometry,
+) -> Option<Vec<StripeLocation>> {
+    let count = usize::try_from(geometry.stripes()).ok()?;
+    let bytes = count.checked_mul(size_of::<StoredLocation>())?;
+    let (records, padding) = rest.split_at_checked(bytes)?;
+    if header.stripes.get() != geometry.stripes() || padding.iter().any(|b| *b != 0) {
+        return None;
+    }
+    let records = records.chunks_exact(size_of::<StoredLocation>());
+    let parsed = records.map(|record| {
+        let record = StoredLocation::read_from_bytes(record).ok()?;
+        let location =
+            StripeLocation { slot: record.slot.get(), entry_number: record.entry_number.get() };
+        (record.reserved.get() == 0).then_some(location)
+    });
+    parsed.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use geometry::Redundancy;
+
+    const WHOSE: MapOwner = MapOwner { pool: Uuid::from_u128(1), extent: 7 };
+
+    fn shape() -> RaidGeometry {
+        RaidGeometry::new(Redundancy::Parity, 5, 16, 256).unwrap()
+    }
+
+    fn map() -> StripeMap {
+        let stripes = (0..256)
+            .map(|n| StripeLocation { slot: (n + 3) % 264, entry_number: u64::from(n) * 5 });
+        StripeMap::from_locations(9, stripes.collect(), 264).unwrap()
+    }
+
+    #[test]
+    fn it_reads_back_for_its_own_extent_only() {
+        let bytes = to_bytes(&map(), 3, WHOSE);
+        assert_eq!(bytes.len(), map_rows(&shape()) as usize * ROW);
+        assert_eq!(parse(&bytes, &shape(), WHOSE), ParsedMap::Map { sequence: 3, map: map() });
+        let other = MapOwner { extent: 8, ..WHOSE };
+        assert_eq!(parse(&bytes, &shape(), other), ParsedMap::Absent);
+        assert_eq!(parse(&vec![0; ROW], &shape(), WHOSE), ParsedMap::Absent);
+        assert_eq!(parse(&bytes[..ROW], &shape(), WHOSE), ParsedMap::Damaged);
+        let less = RaidGeometry::new(Redundancy::Parity, 5, 16, 128).unwrap();
+        assert_eq!(parse(&bytes, &less, WHOSE), ParsedMap::Damaged);
+        let copies = RaidGeometry::new(Redundancy::Copies(2), 4, 16, 256).unwrap();
+        assert_eq!(map_rows(&copies), 0, "their stripes stay where they are");
+    }
+
+    /// The format on disk must never change.
+    #[test]
+    fn the_golden_map_is_what_it_was() {
+        assert_eq!(wire::crc32c(&to_bytes(&map(), 3, WHOSE)[CHECKSUM_AT + 4..]), GOLDEN);
+    }
+
+    const GOLDEN: u32 = 2_413_417_663;
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_one_or_none(at in 16usize..4096, value in any::<u8>()) {
+            let mut bytes = to_bytes(&map(), 3, WHOSE);
+            bytes[at] = value;
+            write_checksum(&mut bytes, CHECKSUM_AT);
+            if let ParsedMap::Map { sequence, map } = parse(&bytes, &shape(), WHOSE) {
+                prop_assert_eq!(to_bytes(&map, sequence, WHOSE), bytes);
+            }
+        }
+    }
+}
