@@ -21,8 +21,8 @@ use block::{
     Account, BufMut, Bufs, Ctx, Dev, Epoch, Error, FlushCoalescer, Info, Layer, Lba, Op,
     fixed_credit,
 };
-use futures_util::future::{join, join_all};
-use geometry::{Done, RowChecksums};
+use futures_util::future::{LocalBoxFuture, join, join_all};
+use geometry::RowChecksums;
 use rustc_hash::FxHashMap;
 use slab::Slab;
 use smallvec::SmallVec;
@@ -768,7 +768,7 @@ impl Drop for ActiveWrite<'_> {
 }
 
 impl RowChecksums for ChecksumLayer {
-    fn release_unit(&self, row: u64) -> Done<'_> {
+    fn release_unit(&self, row: u64) -> LocalBoxFuture<'_, Result<(), Error>> {
         Box::pin(async move {
             let Some(unit) = self.layout.unit_of(row) else { return Ok(()) };
             let is_listed = || {
@@ -791,7 +791,7 @@ impl RowChecksums for ChecksumLayer {
         })
     }
 
-    fn release_idle(&self) -> Done<'_> {
+    fn release_idle(&self) -> LocalBoxFuture<'_, Result<(), Error>> {
         Box::pin(async move {
             self.write_back_all(|_, _| true).await?;
             let is_used = |known: &Rc<AreaState>| Rc::strong_count(known) > 1;
@@ -803,7 +803,7 @@ impl RowChecksums for ChecksumLayer {
         })
     }
 
-    fn write_back_cold(&self) -> Done<'_> {
+    fn write_back_cold(&self) -> LocalBoxFuture<'_, Result<(), Error>> {
         Box::pin(async move {
             let is_quiet = |_: &ChecksumArea, known: &AreaState| {
                 let written = known.writes_begun.get();

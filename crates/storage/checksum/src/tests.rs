@@ -6,7 +6,7 @@ use std::time::Duration;
 use block::testing::faulty::{Effect, Faulty, OpKind, Rule};
 use block::testing::register::{Checker, CrashKind, InitialContents};
 use block::testing::workload::Workload;
-use block::testing::{Rng, TestClient};
+use block::testing::{Rng, TestClient, seeds};
 use block::{Blocks, BufferPool, Mem, MemOptions, MemoryClass};
 use uuid::Uuid;
 
@@ -476,16 +476,9 @@ fn ordeals(seeds: Range<u64>, mistake: Mistake) -> Result<(), String> {
     outcome
 }
 
-/// The seeds that `CHECKSUM_SEEDS` gives, as `FROM..TO` or as a count; else the first `few`.
-fn seeds(few: u64) -> Range<u64> {
-    let value = std::env::var("CHECKSUM_SEEDS").unwrap_or_default();
-    let (from, to) = value.split_once("..").unwrap_or(("0", &value));
-    from.parse().unwrap_or(0)..to.parse().unwrap_or(few)
-}
-
 #[test]
 fn what_a_crash_leaves_is_no_fault() {
-    ordeals(seeds(300), Mistake::None).unwrap();
+    ordeals(seeds("CHECKSUM_SEEDS", 300), Mistake::None).unwrap();
 }
 
 #[test]

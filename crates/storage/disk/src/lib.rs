@@ -41,7 +41,7 @@ pub use label::{
     LABEL_OFFSETS, LOG_AREA, MAX_BYTES, METADATA_OFFSET, Provisioning,
 };
 pub use label_copies::LabelCopies;
-pub use log_area::{Answer, LOG_TRANSFER_MAX, LogArea};
+pub use log_area::{LOG_TRANSFER_MAX, LogArea};
 pub use medium::{Medium, MediumError, PAGE};
 pub use raw::RawDevice;
 pub use signatures::{ExistingData, POOL_DISK};

@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::path::Path;
-use std::pin::Pin;
 
+use futures_util::future::LocalBoxFuture;
 use rt::Core;
 use rt::disk::DiskError;
 use uuid::Uuid;
@@ -12,9 +12,6 @@ use crate::{ImageError, ImageLabel};
 
 /// Most bytes of one read or write of a [`LogArea`].
 pub const LOG_TRANSFER_MAX: usize = 32 << 10;
-
-/// The future of an operation on a [`LogArea`].
-pub type Answer<'a, T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + 'a>>;
 
 /// Access to the [`LOG_AREA`](crate::LOG_AREA) of an image, through the image's own disk, and to
 /// nothing else of it. A failed sync fails the image. A sync is shared with flushes of the image at
@@ -37,24 +34,24 @@ pub trait LogArea: fmt::Debug {
     /// [`DiskErrorKind::PastEnd`](rt::disk::DiskErrorKind::PastEnd) outside of the area,
     /// [`Misaligned`](rt::disk::DiskErrorKind::Misaligned), [`Gone`](rt::disk::DiskErrorKind::Gone)
     /// once the image is lost, and what the disk reports.
-    fn read(&self, at: u64, len: usize) -> Answer<'_, Vec<u8>, DiskError>;
+    fn read(&self, at: u64, len: usize) -> LocalBoxFuture<'_, Result<Vec<u8>, DiskError>>;
 
     /// Writes `bytes`, whole pages of 4096, from byte `at` of the image on; durable after the next
     /// [`Self::sync`].
     ///
     /// # Errors
     /// As [`Self::read`].
-    fn write<'a>(&'a self, at: u64, bytes: &'a [u8]) -> Answer<'a, (), DiskError>;
+    fn write<'a>(&'a self, at: u64, bytes: &'a [u8]) -> LocalBoxFuture<'a, Result<(), DiskError>>;
 
     /// Makes all earlier writes to the image durable, its data included.
     ///
     /// # Errors
     /// [`block::Error::Gone`]; the image has failed then, as after a failed flush.
-    fn sync(&self) -> Answer<'_, (), block::Error>;
+    fn sync(&self) -> LocalBoxFuture<'_, Result<(), block::Error>>;
 
     /// Declares in the image's label that it has a log. Durable when this returns.
     ///
     /// # Errors
     /// [`ImageError`]
-    fn declare_log(&self) -> Answer<'_, (), ImageError>;
+    fn declare_log(&self) -> LocalBoxFuture<'_, Result<(), ImageError>>;
 }

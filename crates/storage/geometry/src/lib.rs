@@ -7,7 +7,7 @@ mod rows;
 mod shape;
 mod slot_set;
 
-pub use checksums::{Done, RowChecksums};
+pub use checksums::RowChecksums;
 pub use members::{Column, DamageKind, MAX_MEMBERS, ScrubResult};
 pub use rows::RowSet;
 pub use shape::*;

@@ -5,7 +5,8 @@ use std::path::Path;
 use std::rc::Rc;
 
 use block::Ctx;
-use disk::{Answer, ImageError, ImageErrorReason, ImageLabel, LOG_AREA, LOG_TRANSFER_MAX, LogArea};
+use disk::{ImageError, ImageErrorReason, ImageLabel, LOG_AREA, LOG_TRANSFER_MAX, LogArea};
+use futures_util::future::LocalBoxFuture;
 use rt::Core;
 use rt::buf::copy_in;
 use rt::disk::{DiskError, DiskErrorKind};
@@ -54,7 +55,7 @@ impl LogArea for Area {
         Uuid::from_u128(core.boot_id() ^ u128::from(attachment))
     }
 
-    fn read(&self, at: u64, len: usize) -> Answer<'_, Vec<u8>, DiskError> {
+    fn read(&self, at: u64, len: usize) -> LocalBoxFuture<'_, Result<Vec<u8>, DiskError>> {
         Box::pin(async move {
             self.check_range(at, len)?;
             let _room = self.acquire_pages(len).await;
@@ -64,7 +65,7 @@ impl LogArea for Area {
         })
     }
 
-    fn write<'a>(&'a self, at: u64, bytes: &'a [u8]) -> Answer<'a, (), DiskError> {
+    fn write<'a>(&'a self, at: u64, bytes: &'a [u8]) -> LocalBoxFuture<'a, Result<(), DiskError>> {
         Box::pin(async move {
             self.check_range(at, bytes.len())?;
             let _room = self.acquire_pages(bytes.len()).await;
@@ -76,7 +77,7 @@ impl LogArea for Area {
         })
     }
 
-    fn sync(&self) -> Answer<'_, (), block::Error> {
+    fn sync(&self) -> LocalBoxFuture<'_, Result<(), block::Error>> {
         Box::pin(async move {
             if self.file.is_failed.get() {
                 return Err(block::Error::Gone);
@@ -85,7 +86,7 @@ impl LogArea for Area {
         })
     }
 
-    fn declare_log(&self) -> Answer<'_, (), ImageError> {
+    fn declare_log(&self) -> LocalBoxFuture<'_, Result<(), ImageError>> {
         Box::pin(self.file.declare_log())
     }
 }

@@ -10,7 +10,7 @@ use block::testing::conformance::{self, MIN_BYTES, MIN_POOL, Subject};
 use block::testing::faulty::{Effect, Faulty, OpKind, Rule};
 use block::testing::register::{Checker, CrashKind, InitialContents};
 use block::testing::workload::Workload;
-use block::testing::{Rng, TestClient};
+use block::testing::{Rng, TestClient, seeds};
 use block::{BufMut, BufferPool, Dev, Lba, Mem, MemOptions};
 use futures_util::StreamExt;
 use geometry::{
@@ -777,22 +777,15 @@ const RAID_6: fn(bool) -> TestDisks =
 const RAID_1: fn(bool) -> TestDisks = |volatile| small(Redundancy::Copies(3), 3, 2, 4096)(volatile);
 const RAID_10: fn(bool) -> TestDisks = |volatile| small(Redundancy::Copies(2), 6, 4, 512)(volatile);
 
-/// The seeds that `RAID_SEEDS` gives, as `FROM..TO` or as a count; else the first `few`.
-fn seeds(few: u64) -> Range<u64> {
-    let value = std::env::var("RAID_SEEDS").unwrap_or_default();
-    let (from, to) = value.split_once("..").unwrap_or(("0", &value));
-    from.parse().unwrap_or(0)..to.parse().unwrap_or(few)
-}
-
 #[test]
 fn nothing_is_lost_in_crashes() {
     for make in [RAID_5, RAID_5_WIDE, RAID_6, RAID_1, RAID_10] {
         let mut all = [0; 4];
-        for seed in seeds(40) {
+        for seed in seeds("RAID_SEEDS", 40) {
             let some = run_crash_test(make, seed, Mistake::None).unwrap_or_else(|e| panic!("{e}"));
             all.iter_mut().zip(some).for_each(|(all, some)| *all += some);
         }
-        let is_much = seeds(40).count() >= 40;
+        let is_much = seeds("RAID_SEEDS", 40).count() >= 40;
         assert!(!is_much || all.iter().all(|count| *count > 0), "{all:?}");
     }
 }
@@ -808,7 +801,7 @@ fn crashes_and_rot_lose_nothing_with_checksums() {
         |volatile| RAID_10(volatile).with_checksums(),
     ];
     for make in checked {
-        for seed in seeds(20) {
+        for seed in seeds("RAID_SEEDS", 20) {
             run_crash_test(make, seed, Mistake::None).unwrap_or_else(|e| panic!("{e}"));
         }
     }

@@ -10,9 +10,11 @@ pub mod conformance;
 pub mod faulty;
 pub mod register;
 mod rng;
+mod seeds;
 mod stamp;
 pub mod workload;
 
 pub use client::TestClient;
 pub use rng::Rng;
+pub use seeds::seeds;
 pub use stamp::{Contents, Stamp};

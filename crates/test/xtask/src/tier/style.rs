@@ -1,5 +1,6 @@
 //! Format, lints, language, dependencies.
 
+#[cfg(test)]
 mod floors;
 mod prose;
 
@@ -15,7 +16,6 @@ pub(super) fn run(context: &RunContext) -> Result<()> {
         anyhow::ensure!(lines.is_empty(), "{} findings:\n{}", lines.len(), lines.join("\n"));
         Ok(())
     });
-    context.check("floors: which crate uses which", || floors::check(&context.root));
     lint(context);
     dependencies::check(context);
     Ok(())

@@ -44,16 +44,12 @@ struct BannedWord {
 /// # Errors
 /// That the glossary or a file cannot be read.
 pub(super) fn findings(root: &Path) -> Result<Vec<Finding>> {
-    let glossary = root.join(GLOSSARY);
-    let glossary = fs::read_to_string(&glossary)
-        .with_context(|| format!("cannot read {}", glossary.display()))?;
-    let banned = banned_words(&glossary);
-    let mut all = unknown_names(&glossary, &identifiers(root)?);
-    for path in text_files(root)? {
-        let text = fs::read_to_string(root.join(&path))
-            .with_context(|| format!("cannot read {}", path.display()))?;
-        all.extend(of_file(&path, &text, &banned));
-    }
+    let files = text_files(root)?;
+    let glossary = files.iter().find(|(path, _)| path == Path::new(GLOSSARY));
+    let (_, glossary) = glossary.with_context(|| format!("there is no {GLOSSARY}"))?;
+    let banned = banned_words(glossary);
+    let mut all = unknown_names(glossary, &identifiers(&files));
+    all.extend(files.iter().flat_map(|(path, text)| of_file(path, text, &banned)));
     all.sort();
     Ok(all)
 }
@@ -191,21 +187,19 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Every word of the sources, and the names of their files and folders.
-fn identifiers(root: &Path) -> Result<BTreeSet<String>> {
+fn identifiers(files: &[(PathBuf, String)]) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
-    for path in text_files(root)?.iter().filter(|path| path.starts_with("crates")) {
-        for part in path.with_extension("").components() {
-            all.insert(part.as_os_str().to_string_lossy().replace('-', "_"));
-        }
-        let text = fs::read_to_string(root.join(path))
-            .with_context(|| format!("cannot read {}", path.display()))?;
-        all.extend(words(&text).map(str::to_owned));
+    for (path, text) in files.iter().filter(|(path, _)| path.starts_with("crates")) {
+        let name = path.with_extension("");
+        let parts = name.components().map(|part| part.as_os_str().to_string_lossy());
+        all.extend(parts.map(|part| part.replace('-', "_")));
+        all.extend(words(text).map(str::to_owned));
     }
-    Ok(all)
+    all
 }
 
-/// The sources and documents below `root`, relative to it.
-fn text_files(root: &Path) -> Result<Vec<PathBuf>> {
+/// The sources and documents below `root`: paths relative to it, and contents.
+fn text_files(root: &Path) -> Result<Vec<(PathBuf, String)>> {
     let mut files: Vec<PathBuf> = Vec::new();
     let mut folders = ["crates", "docs", "fuzz", "bench"].map(PathBuf::from).to_vec();
     for page in fs::read_dir(root)? {
@@ -226,7 +220,12 @@ fn text_files(root: &Path) -> Result<Vec<PathBuf>> {
             }
         }
     }
-    Ok(files)
+    let read = |path: PathBuf| {
+        let text = fs::read_to_string(root.join(&path));
+        let text = text.with_context(|| format!("cannot read {}", path.display()))?;
+        Ok((path, text))
+    };
+    files.into_iter().map(read).collect()
 }
 
 #[cfg(test)]
