@@ -1,7 +1,9 @@
 #!/bin/bash
-# dm-multipath with prio alua over a volume of two nodes, with both of the usual path selectors, under verified load, while a node is
-# killed, cut off, isolated and drained, and comes back. From the order: PORTALS (ADDRESS:PORT of each node), TARGET, INITIATOR, TROUBLES
-# (their names; `under_trouble` in lib.sh says what is told of them, by the sign NAME-SELECTOR), RATE (writes a second).
+# dm-multipath with prio alua over a volume of two nodes, with each of SELECTORS (path selectors),
+# under verified load, while a node is killed, cut off, isolated and drained, and returns. From the
+# order: PORTALS (ADDRESS:PORT of each node), TARGET, INITIATOR, SELECTORS, TROUBLES (names of the
+# faults; `under_trouble` in lib.sh describes them, by the sign NAME-SELECTOR), RATE (writes a
+# second).
 . "${0%/*}/lib.sh"
 
 one_path() {
@@ -33,7 +35,7 @@ must "iscsid" start_iscsid
 must "login at both nodes" iscsi_login_everywhere
 must "multipathd" start_multipathd "round-robin 0"
 must "one disk with two active paths" two_iscsi_paths
-for selector in round-robin service-time; do
+for selector in $SELECTORS; do
     must "$selector: chosen" reselect $selector
     must "$selector: both paths are active/optimized" all_priorities_are_equal $selector
     for name in $TROUBLES; do

@@ -10,5 +10,6 @@ mod network;
 mod planted;
 mod rejoins;
 mod rules;
+mod sample;
 mod scenarios;
 mod unreadable;

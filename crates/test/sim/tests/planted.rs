@@ -3,13 +3,18 @@
 use sim::planted::planted_mistakes;
 use sim::{Batch, run_batch};
 
+use crate::sample;
+
+/// How many parts the mistakes have when a sample is run.
+const SAMPLE_PARTS: usize = 5;
+
 fn jobs() -> usize {
     std::thread::available_parallelism().map_or(1, Into::into).min(4)
 }
 
 #[test]
 fn every_planted_mistake_is_found_and_the_innocent_pass() {
-    for pair in planted_mistakes() {
+    for pair in sample::part_of(planted_mistakes(), SAMPLE_PARTS) {
         let batch = |scenario, seeds, stop_after| Batch {
             scenario,
             seeds: 0..seeds,

@@ -72,11 +72,8 @@ impl Display {
         let Ok(mut step) = self.step.lock() else { return };
         if step.reported.elapsed() >= HEARTBEAT {
             step.reported = Instant::now();
-            println!(
-                "  ...   {} has run for {} s: {text}",
-                step.what,
-                step.started.elapsed().as_secs()
-            );
+            let seconds = step.started.elapsed().as_secs();
+            self.line(&format!("  ...   {} has run for {seconds} s: {text}", step.what));
         }
     }
 

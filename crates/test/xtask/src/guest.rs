@@ -404,7 +404,10 @@ fn record_guest_report(context: &RunContext, share: &Path) -> Result<bool> {
     let mut clean = true;
     for line in report.lines() {
         match line.split('\t').collect::<Vec<_>>()[..] {
-            ["ok", name, seconds] => context.pass(1, &format!("{name}  {seconds} s")),
+            ["ok", name, seconds] => {
+                context.record_time(name, seconds.parse().unwrap_or(0.0));
+                context.pass(1, &format!("{name}  {seconds} s"));
+            }
             ["note", text] => context.display.line(&format!("        {text}")),
             ["failed", name, log] => {
                 clean = false;

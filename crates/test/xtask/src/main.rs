@@ -17,8 +17,10 @@ mod kernel;
 mod namespace;
 mod network;
 mod node;
+mod parallel;
 mod process;
 mod run_context;
+mod selection;
 mod server;
 mod soak;
 mod test_report;
@@ -28,6 +30,7 @@ use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use node::Profile;
 use run_context::RunContext;
+use selection::Selection;
 use std::{process::ExitCode, time::Instant};
 use test_report::Failure;
 use tier::TIERS;
@@ -55,6 +58,13 @@ enum RunCommand {
         /// Run only checks whose name contains this text (tiers mirror, scsi and nvme)
         #[arg(long, default_value = "")]
         only: String,
+        /// Run everything; without this, tiers with many checks run a sample of them
+        #[arg(long)]
+        all: bool,
+        /// Run the sample with this number, which a run prints; without this, the sample depends on
+        /// the commit
+        #[arg(long, value_name = "NUMBER", conflicts_with = "all")]
+        sample: Option<String>,
         /// List the tiers
         #[arg(long)]
         list: bool,
@@ -138,8 +148,13 @@ fn run() -> Result<ExitCode> {
                 println!("{:<12} {}", tier.name, tier.about);
             }
         }
-        RunCommand::Test { tiers, only, .. } => {
+        RunCommand::Test { tiers, only, all, sample, .. } => {
             context.name_filter = only;
+            match sample {
+                _ if all => context.selection = Selection::All,
+                Some(number) => context.selection = Selection::parse(&number)?,
+                None => {}
+            }
             test(&context, &tiers)?;
         }
         RunCommand::Chaos { rounds, seed, only } => {
@@ -176,6 +191,10 @@ fn test(context: &RunContext, only: &[String]) -> Result<()> {
     let begun = Instant::now();
     let wanted = |name: &str| only.is_empty() || only.iter().any(|chosen| chosen == name);
     let chosen: Vec<_> = TIERS.iter().filter(|tier| wanted(tier.name)).collect();
+    if !namespace::is_inside() {
+        let words = context.selection.arguments().join(" ");
+        context.display.line(&format!("checks: ./run test {words}"));
+    }
     tier::run_all(context, &chosen)?;
     if namespace::is_inside() {
         return Ok(());
@@ -183,6 +202,10 @@ fn test(context: &RunContext, only: &[String]) -> Result<()> {
     context.display.finish();
     println!("took {} s", begun.elapsed().as_secs());
     context.with_report(|ledger| {
+        println!("the slowest:");
+        for line in ledger.slowest() {
+            println!("  {line}");
+        }
         for Failure { name, reason: why } in &ledger.failed {
             println!("failed: {name}");
             for line in why.lines() {

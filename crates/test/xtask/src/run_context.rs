@@ -4,6 +4,7 @@ use crate::{
     cleanup::ScratchDir,
     display::Display,
     process::{self, FinishedProcess},
+    selection::Selection,
     test_report::{Skip, TestReport},
 };
 use anyhow::{Context, Result};
@@ -28,6 +29,8 @@ pub(crate) struct RunContext {
     pub(crate) display: Display,
     /// Runs only checks whose name contains this, in tiers that support it.
     pub(crate) name_filter: String,
+    /// What tiers that have more checks than time run.
+    pub(crate) selection: Selection,
     /// Whether this run has built the product for tests.
     pub(crate) is_product_built: Cell<bool>,
     scratch: ScratchDir,
@@ -48,20 +51,39 @@ impl RunContext {
         let ledger =
             RefCell::new(TestReport::in_file(std::env::var_os(REPORT_ENV).map(PathBuf::from)));
         Ok(Self {
-            root,
             target,
             display: Display::new(),
             name_filter: String::new(),
+            selection: Selection::of_commit(&root),
             is_product_built: Cell::new(false),
             scratch,
             extra_scratch: RefCell::default(),
             report: ledger,
+            root,
         })
     }
 
     /// Whether the filter selects the check or part called `name`.
     pub(crate) fn matches_filter(&self, name: &str) -> bool {
         name.contains(&self.name_filter)
+    }
+
+    /// Chooses one of `parts` equal parts of the items called `what`, or all of them, and prints the
+    /// choice.
+    pub(crate) fn sample<'a>(
+        &self,
+        what: &str,
+        items: impl IntoIterator<Item = &'a str>,
+        parts: usize,
+    ) -> Vec<&'a str> {
+        let items: Vec<&str> = items.into_iter().collect();
+        let count = items.len();
+        let chosen = self.selection.part_of(what, items, parts);
+        if chosen.len() < count {
+            let list = chosen.join(", ");
+            self.display.line(&format!("  sample of {what}: {} of {count}: {list}", chosen.len()));
+        }
+        chosen
     }
 
     /// The scratch directory of this run; removed at its end.
@@ -126,6 +148,7 @@ impl RunContext {
         let seconds = begun.elapsed().as_secs_f64();
         match outcome {
             Ok(()) => {
+                self.record_time(name, seconds);
                 self.report.borrow_mut().pass(1);
                 self.display.line(&format!("  ok    {name}  {seconds:.1} s"));
                 true
@@ -143,6 +166,11 @@ impl RunContext {
             Some(Skip(reason)) => self.skip(name, reason),
             None => self.fail(name, &format!("{error:#}")),
         }
+    }
+
+    /// Records how many seconds a check took.
+    pub(crate) fn record_time(&self, name: &str, seconds: f64) {
+        self.report.borrow_mut().time(name, seconds);
     }
 
     /// Records `count` passed checks, printed as one line.

@@ -27,6 +27,8 @@ pub(crate) fn skip<T>(reason: impl Into<String>) -> Result<T> {
 
 /// Lines of a failure's reason repeated with the verdict, for readers of only the end of a run.
 const REASON_LINES: usize = 12;
+/// How many of the slowest checks are named with the verdict.
+const SLOWEST: usize = 10;
 
 /// A failed check and the last lines of its reason.
 #[derive(Debug, PartialEq, Eq)]
@@ -42,6 +44,8 @@ pub(crate) struct TestReport {
     pub(crate) passed: usize,
     pub(crate) failed: Vec<Failure>,
     pub(crate) skipped: Vec<(String, String)>,
+    /// Seconds that checks took.
+    times: Vec<(f64, String)>,
     file: Option<PathBuf>,
 }
 
@@ -67,6 +71,12 @@ impl TestReport {
         self.write(["skipped", name, reason]);
     }
 
+    /// Records how many seconds a check took.
+    pub(crate) fn time(&mut self, name: &str, seconds: f64) {
+        self.write(["time", name, &seconds.to_string()]);
+        self.times.push((seconds, name.to_owned()));
+    }
+
     /// Writes an entry as a line of JSON.
     fn write(&self, entry: [&str; 3]) {
         let Some(path) = &self.file else { return };
@@ -88,6 +98,7 @@ impl TestReport {
                 ("passed", count, _) => self.passed += count.parse::<usize>().unwrap_or(0),
                 ("failed", name, why) => self.failed.push(Failure { name, reason: why }),
                 ("skipped", name, reason) => self.skipped.push((name, reason)),
+                ("time", name, seconds) => self.times.push((seconds.parse().unwrap_or(0.0), name)),
                 _ => {
                     let name = "unreadable report".to_owned();
                     self.failed.push(Failure { name, reason: line.to_owned() });
@@ -95,6 +106,14 @@ impl TestReport {
             }
         }
         Ok(())
+    }
+
+    /// A line for each of the slowest checks, the slowest first.
+    pub(crate) fn slowest(&self) -> Vec<String> {
+        let mut times: Vec<&(f64, String)> = self.times.iter().collect();
+        times.sort_by(|(one, _), (other, _)| other.total_cmp(one));
+        times.truncate(SLOWEST);
+        times.into_iter().map(|(seconds, name)| format!("{seconds:7.1} s  {name}")).collect()
     }
 
     /// The last line of every run.
@@ -118,6 +137,8 @@ mod tests {
         inner.pass(3);
         inner.fail("two\nlines", "for a reason\nof two");
         inner.skip("guest", "no kernel");
+        inner.time("quick", 0.5);
+        inner.time("slow", 61.25);
         let mut outer = TestReport::default();
         outer.pass(1);
         outer.merge(&path).unwrap();
@@ -125,6 +146,7 @@ mod tests {
         assert_eq!(outer.verdict(), "4 passed, 1 failed, 1 skipped");
         let (name, reason) = ("two\nlines".to_owned(), "for a reason\nof two".to_owned());
         assert_eq!(outer.failed, [Failure { name, reason }]);
+        assert_eq!(outer.slowest(), ["   61.2 s  slow", "    0.5 s  quick"]);
         assert!(outer.merge(&path).is_err(), "a report that was never written is an error");
     }
 }

@@ -40,7 +40,7 @@ pub(super) fn libiscsi_suite(context: &RunContext) -> Result<()> {
         node.ask_for_chap("guarded", user, SECRET)?;
         Ok(guarded.url_as(user, SECRET))
     };
-    libiscsi::suite(context, &volume.unit, Some(&guard))?;
+    libiscsi::suite(context, &volume.unit, Some(&guard), None)?;
     own_initiator(context)
 }
 
@@ -102,7 +102,7 @@ pub(crate) fn test_clients_against_other_targets(context: &RunContext) -> Result
     let mut tgt = Tgt::start(context, SocketAddr::new(listen_address(), 3260), &[])?;
     let mut unit = tgt.export(&disk, false)?;
     unit.portal.set_ip(Ipv4Addr::LOCALHOST.into());
-    libiscsi::suite(context, &unit, None)?;
+    libiscsi::suite(context, &unit, None, None)?;
     let kernel = GuestKernel::choose(context)?;
     initiators::iscsi(context, &kernel, &unit, initiators::FULL)?;
     initiators::nvme_stand_in(context, &kernel, initiators::FULL)?;

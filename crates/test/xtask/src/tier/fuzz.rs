@@ -7,15 +7,11 @@
 //! tests.
 
 use super::unit;
-use crate::{node::Profile, process, run_context::RunContext};
+use crate::{node::Profile, parallel, process, run_context::RunContext};
 use anyhow::{Context, Result};
 use std::{
     path::{Path, PathBuf},
     process::Command,
-    sync::{
-        Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
     time::Duration,
 };
 
@@ -45,7 +41,8 @@ pub(crate) fn fuzz(context: &RunContext, plan: &FuzzPlan) -> Result<()> {
     anyhow::ensure!(!chosen.is_empty(), "no such fuzz target; there are: {}", targets.join(", "));
     let program = build(context)?;
     context.display.begin_step(&format!("{} fuzz targets, {} s each", chosen.len(), plan.seconds));
-    for (name, outcome) in in_parallel(context, &program, &chosen, plan.seconds) {
+    let outcomes = in_parallel(context, &program, &chosen, plan.seconds);
+    for (name, outcome) in chosen.iter().zip(outcomes) {
         let name = format!("fuzz {name}");
         match outcome {
             Ok(line) => context.pass(1, &format!("{name}  {line}")),
@@ -86,36 +83,15 @@ fn in_parallel(
     program: &Path,
     targets: &[&String],
     seconds: u64,
-) -> Vec<(String, Result<String>)> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let next = AtomicUsize::new(0);
-    let outcomes = Mutex::new(Vec::new());
+) -> Vec<Result<String>> {
     let (display, logs) = (&context.display, context.scratch());
-    let work = || {
-        while let Some((index, name)) = pick(&next, targets) {
-            let mut command = command(program, logs, name, seconds);
-            let limit = Duration::from_secs(seconds * 2 + 60);
-            let outcome = process::run(display, logs, name, &mut command, limit)
-                .and_then(process::FinishedProcess::success_output)
-                .map(|output| summary(&output));
-            if let Ok(mut outcomes) = outcomes.lock() {
-                outcomes.push((index, outcome));
-            }
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 0..cores.min(targets.len()) {
-            scope.spawn(work);
-        }
-    });
-    let mut outcomes = outcomes.into_inner().unwrap_or_default();
-    outcomes.sort_by_key(|(index, _)| *index);
-    outcomes.into_iter().map(|(index, outcome)| (targets[index].clone(), outcome)).collect()
-}
-
-fn pick<'a>(next: &AtomicUsize, targets: &[&'a String]) -> Option<(usize, &'a String)> {
-    let index = next.fetch_add(1, Ordering::Relaxed);
-    targets.get(index).map(|name| (index, *name))
+    let limit = Duration::from_secs(seconds * 2 + 60);
+    parallel::map(targets, parallel::processors(), |name| {
+        let mut command = command(program, logs, name, seconds);
+        process::run(display, logs, name, &mut command, limit)
+            .and_then(process::FinishedProcess::success_output)
+            .map(|output| summary(&output))
+    })
 }
 
 /// The command of one target; its findings go to the scratch directory.

@@ -21,6 +21,14 @@ const TESTS_AT_LEAST: usize = 200;
 /// A test without requirements: what the program prints around it, it prints around every test.
 const SIMPLEST: &str = "TestUnitReady.Simple";
 
+/// How many parts the families of tests have when a sample is run.
+const SAMPLE_PARTS: usize = 3;
+
+/// The family of a test, before the dot of its name.
+fn family(test: &str) -> &str {
+    test.split_once('.').map_or(test, |(family, _)| family)
+}
+
 /// How one test ended.
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
@@ -50,11 +58,12 @@ enum TestVerdict {
 pub(super) type EnableChap<'a> = &'a dyn Fn(&str) -> Result<String>;
 
 /// Runs the suite against `unit` and destroys its data. CHAP tests use `guard`, or are left out
-/// without it.
+/// without it. With the name of a sample, runs one of [`SAMPLE_PARTS`] parts of the families.
 pub(super) fn suite(
     context: &RunContext,
     unit: &IscsiLun,
     guard: Option<EnableChap<'_>>,
+    sample: Option<&str>,
 ) -> Result<()> {
     let list = List::parse(&read_list(context)?)?;
     let tests = names()?;
@@ -64,8 +73,15 @@ pub(super) fn suite(
     }
     let simplest = run_one(context, &unit.url(), SIMPLEST)?.success_output()?;
     let housekeeping = skips(&simplest);
+    let families: BTreeSet<&str> = tests.iter().map(|test| family(test)).collect();
+    let families = match sample {
+        Some(what) => context.sample(what, families, SAMPLE_PARTS),
+        None => families.into_iter().collect(),
+    };
+    let tests: Vec<&String> =
+        tests.iter().filter(|test| families.contains(&family(test))).collect();
     let mut passed = 0;
-    for test in &tests {
+    for test in tests.iter().copied() {
         context.display.begin_step(&format!("libiscsi {test}"));
         let ended = match (wanted_user(test), guard) {
             (Some(user), Some(guard)) => guard(user).and_then(|url| run_one(context, &url, test)),

@@ -23,8 +23,9 @@ mod unit;
 use crate::{
     demo, guest,
     install::{self, Package},
-    namespace,
+    namespace::{self, Launcher},
     node::Profile,
+    parallel,
     run_context::RunContext,
 };
 use anyhow::Result;
@@ -48,9 +49,19 @@ pub(crate) struct Tier {
     /// machines differ.
     budget: Duration,
     packages: fn() -> Vec<&'static [Package]>,
-    /// Whether it starts real nodes: these tiers share the product's build and run in a namespace.
-    pub(crate) processes: bool,
+    place: Place,
     run: fn(&RunContext) -> Result<()>,
+}
+
+/// Where a tier runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// In this process: it uses the processors fully.
+    Here,
+    /// In namespaces of its own, because it starts real nodes; beside other tiers.
+    Namespace,
+    /// In namespaces of its own, without other tiers beside it: it measures an idle machine.
+    Alone,
 }
 
 impl Tier {
@@ -69,22 +80,22 @@ pub(crate) fn mirror_packages() -> Vec<&'static [Package]> {
     vec![install::ETCD, install::NETWORK, install::FILTER]
 }
 
-/// In the order they run: fast failures first, tiers that share a build together.
+/// In the order they run: fast failures first; those with processes longest first.
 pub(crate) const TIERS: &[Tier] = &[
     Tier {
         name: "style",
         about: "words and lines of prose, rustfmt, clippy, licences and sources of dependencies",
         budget: minutes(8),
         packages: Vec::new,
-        processes: false,
+        place: Place::Here,
         run: style::run,
     },
     Tier {
-        name: "unit",
+        name: unit::NAME,
         about: "every crate's own tests: pure modules, transcripts, conformance, properties; a real etcd, a real iSNS server, other people's NBD, file systems on a volume as a file",
         budget: minutes(16),
         packages: || vec![install::ETCD, install::ISNS, install::FUSE, install::NBD, install::TLS],
-        processes: false,
+        place: Place::Here,
         run: unit::run,
     },
     Tier {
@@ -92,7 +103,7 @@ pub(crate) const TIERS: &[Tier] = &[
         about: "the simulator's scenarios: crashes, lost and torn sectors, bad networks, seed by seed",
         budget: minutes(6),
         packages: Vec::new,
-        processes: false,
+        place: Place::Here,
         run: simulation::run,
     },
     Tier {
@@ -100,7 +111,7 @@ pub(crate) const TIERS: &[Tier] = &[
         about: "every parser of outside bytes, a short while each",
         budget: minutes(8),
         packages: Vec::new,
-        processes: false,
+        place: Place::Here,
         run: fuzz::run,
     },
     Tier {
@@ -108,7 +119,7 @@ pub(crate) const TIERS: &[Tier] = &[
         about: "libiscsi's conformance suite against a volume, our own initiator against Debian's tgt",
         budget: minutes(3),
         packages: || vec![install::LIBISCSI, install::TGT, install::NETWORK],
-        processes: true,
+        place: Place::Namespace,
         run: clients::libiscsi_suite,
     },
     Tier {
@@ -119,7 +130,7 @@ pub(crate) const TIERS: &[Tier] = &[
             let tools = [install::LIBISCSI, install::SG, install::MULTIPATH, install::QEMU_IMG];
             [guest::packages(), mirror_packages(), tools.to_vec(), vec![install::ETCDCTL]].concat()
         },
-        processes: true,
+        place: Place::Namespace,
         run: scsi::run,
     },
     Tier {
@@ -130,7 +141,7 @@ pub(crate) const TIERS: &[Tier] = &[
             let tools = vec![install::MMDEBSTRAP, install::ETCDCTL];
             [guest::packages(), mirror_packages(), tools].concat()
         },
-        processes: true,
+        place: Place::Namespace,
         run: nvme::run,
     },
     Tier {
@@ -138,7 +149,7 @@ pub(crate) const TIERS: &[Tier] = &[
         about: "Linux's iSCSI and NVMe/TCP initiators in a guest: file systems, verified load, digests",
         budget: minutes(3),
         packages: || [guest::packages(), vec![install::NETWORK]].concat(),
-        processes: true,
+        place: Place::Namespace,
         run: clients::kernel_initiators,
     },
     Tier {
@@ -146,7 +157,7 @@ pub(crate) const TIERS: &[Tier] = &[
         about: "the same, shorter, with Debian's kernel under QEMU: what a machine without User Mode Linux runs",
         budget: minutes(2),
         packages: || vec![install::GUEST, install::GUEST_QEMU, install::NETWORK],
-        processes: true,
+        place: Place::Namespace,
         run: clients::kernel_initiators_emulated,
     },
     Tier {
@@ -157,7 +168,7 @@ pub(crate) const TIERS: &[Tier] = &[
             let guest = [install::GUEST, install::GUEST_QEMU, install::BOOT_DISK, install::TLS];
             [mirror_packages(), guest.to_vec(), vec![install::NETWORK]].concat()
         },
-        processes: true,
+        place: Place::Namespace,
         run: attach::run,
     },
     Tier {
@@ -165,7 +176,7 @@ pub(crate) const TIERS: &[Tier] = &[
         about: "kill -9 of the node under a verified write load",
         budget: minutes(1),
         packages: || vec![install::NETWORK],
-        processes: true,
+        place: Place::Namespace,
         run: crash::run,
     },
     Tier {
@@ -173,7 +184,7 @@ pub(crate) const TIERS: &[Tier] = &[
         about: "a volume on two nodes, a witness, real etcd: nodes killed at every phase of a write, stopped, cut off and drained under load",
         budget: minutes(12),
         packages: || [mirror_packages(), vec![install::CLOCK]].concat(),
-        processes: true,
+        place: Place::Namespace,
         run: mirror::run,
     },
     Tier {
@@ -181,7 +192,7 @@ pub(crate) const TIERS: &[Tier] = &[
         about: "pools of every level with 1, 2 and 4 cores and mirrored, ten volumes each, disks lost and replaced, nodes killed; many mirrored volumes (`./run crowd`: a thousand)",
         budget: minutes(5),
         packages: mirror_packages,
-        processes: true,
+        place: Place::Namespace,
         run: pools::run,
     },
     Tier {
@@ -189,7 +200,7 @@ pub(crate) const TIERS: &[Tier] = &[
         about: "clients that send garbage, stop half way, log in ten thousand times or never read",
         budget: minutes(3),
         packages: || vec![install::NETWORK],
-        processes: true,
+        place: Place::Namespace,
         run: hostile::run,
     },
     Tier {
@@ -197,7 +208,7 @@ pub(crate) const TIERS: &[Tier] = &[
         about: "memory, idleness and start-up with many volumes",
         budget: minutes(2),
         packages: || vec![install::NETWORK],
-        processes: true,
+        place: Place::Alone,
         run: footprint::run,
     },
     Tier {
@@ -205,60 +216,106 @@ pub(crate) const TIERS: &[Tier] = &[
         about: "what ./run demo shows, with the tests' build",
         budget: minutes(4),
         packages: demo::packages,
-        processes: true,
+        place: Place::Namespace,
         run: |context| demo::run_demo(context, Profile::Dev),
     },
 ];
 
-/// Runs `tiers`; those with processes in one namespace.
+/// How many tiers with real processes run at the same time. They wait most of the time: for guests
+/// to boot, for leases to expire, for nodes to be in sync.
+const LANES: usize = 2;
+
+/// Runs `tiers`. Those with real processes run in namespaces of their own, several at a time, while
+/// this process runs the others.
 pub(crate) fn run_all(context: &RunContext, tiers: &[&Tier]) -> Result<()> {
-    let (processes, others): (Vec<&Tier>, Vec<&Tier>) =
-        tiers.iter().partition(|tier| tier.processes);
-    for tier in others {
-        match install::packages(context, &tier.packages()) {
-            Ok(()) => run(context, tier),
-            Err(error) => context.record_error(tier.name, &error),
+    if namespace::is_inside() {
+        tiers.iter().for_each(|tier| run(context, tier));
+        return Ok(());
+    }
+    let installed = |tier: &&&Tier| match install::packages(context, &tier.packages()) {
+        Ok(()) => true,
+        Err(error) => {
+            context.record_error(tier.name, &error);
+            false
         }
-    }
-    let ready: Vec<&Tier> = processes
-        .into_iter()
-        .filter(|tier| match prepare(context, tier) {
-            Ok(()) => true,
-            Err(error) => {
-                context.record_error(tier.name, &error);
-                false
-            }
-        })
-        .collect();
-    if ready.is_empty() {
+    };
+    let ready: Vec<&Tier> = tiers.iter().filter(installed).copied().collect();
+    let (computing, with_processes): (Vec<&Tier>, Vec<&Tier>) =
+        ready.into_iter().partition(|tier| tier.place == Place::Here);
+    if let Err(error) = build(context, &computing, &with_processes) {
+        context.record_error("build", &error);
         return Ok(());
     }
-    if let Err(error) = Profile::Dev.build_product(context) {
-        context.record_error("build of windrose", &error);
+    let run_computing = || computing.iter().for_each(|tier| run(context, tier));
+    if with_processes.is_empty() {
+        run_computing();
         return Ok(());
     }
-    let names: Vec<&str> = ready.iter().map(|tier| tier.name).collect();
-    let names = names.join(",");
-    let again = ["test", "--tier", &names, "--only", &context.name_filter];
-    if namespace::is_inside() || !namespace::run_inside(context, &again)? {
-        for tier in ready {
-            run(context, tier);
+    let Some(launcher) = Launcher::new(context)? else {
+        run_computing();
+        with_processes.iter().for_each(|tier| run(context, tier));
+        return Ok(());
+    };
+    let (alone, beside): (Vec<&Tier>, Vec<&Tier>) =
+        with_processes.into_iter().partition(|tier| tier.place == Place::Alone);
+    run_in_lanes(context, &launcher, &beside, LANES, run_computing);
+    run_in_lanes(context, &launcher, &alone, 1, || ());
+    Ok(())
+}
+
+/// Builds what several tiers need, while the network is available: all tests, which include the
+/// product, or the product alone.
+fn build(context: &RunContext, computing: &[&Tier], with_processes: &[&Tier]) -> Result<()> {
+    if computing.iter().any(|tier| tier.name == unit::NAME) {
+        unit::build(context)?;
+    } else if !with_processes.is_empty() {
+        Profile::Dev.build_product(context)?;
+    }
+    for tier in with_processes {
+        if tier.name == nvme::NAME {
+            install::newer_debian_root(context)?;
+        }
+        if tier.name == clients::SUITE {
+            let example = ["--example", clients::OWN_INITIATOR];
+            Profile::Dev.build(context, &[&unit::FEATURES[..], &example].concat())?;
         }
     }
     Ok(())
 }
 
-/// Prepares a tier while the network is available.
-fn prepare(context: &RunContext, tier: &Tier) -> Result<()> {
-    install::packages(context, &tier.packages())?;
-    if tier.name == nvme::NAME {
-        install::newer_debian_root(context)?;
+/// Runs each tier in namespaces of its own, `lanes` at a time, and `meanwhile` in this process.
+fn run_in_lanes(
+    context: &RunContext,
+    launcher: &Launcher,
+    tiers: &[&Tier],
+    lanes: usize,
+    meanwhile: impl FnOnce(),
+) {
+    let (display, scratch) = (&context.display, context.scratch());
+    let report = |tier: &Tier| scratch.join(format!("report-{}", tier.name));
+    let selection = context.selection.arguments();
+    let only = ["--only", &context.name_filter];
+    let work = |tier: &&Tier| {
+        let words = ["test", "--tier", tier.name].into_iter().chain(only);
+        let words: Vec<&str> = words.chain(selection.iter().map(String::as_str)).collect();
+        launcher.run_labelled(display, tier.name, &words, &report(tier))
+    };
+    let ended = std::thread::scope(|scope| {
+        let ended = scope.spawn(|| parallel::map(tiers, lanes, work));
+        meanwhile();
+        ended.join()
+    });
+    let Ok(ended) = ended else {
+        context.fail("tiers in namespaces", "the thread that runs them has panicked");
+        return;
+    };
+    for (tier, status) in tiers.iter().zip(ended) {
+        let merged =
+            status.and_then(|status| namespace::merge_report(context, &report(tier), status));
+        if let Err(error) = merged {
+            context.record_error(tier.name, &error);
+        }
     }
-    if tier.name == clients::SUITE {
-        let example = ["--example", clients::OWN_INITIATOR];
-        Profile::Dev.build(context, &[&unit::FEATURES[..], &example].concat())?;
-    }
-    Ok(())
 }
 
 /// Runs one tier and prints its duration.

@@ -6,32 +6,39 @@ use crate::{node::Profile, process::FinishedProcess, run_context::RunContext, te
 use anyhow::{Context, Result};
 use std::{process::Command, time::Duration};
 
+/// How many parts the scenarios have when a sample is run.
+const SAMPLE_PARTS: usize = 2;
 /// The most seeds of each scenario in a test run; `./run sim` runs more.
 const SEEDS: u64 = 5000;
 /// Fewer prove little.
 const SEEDS_AT_LEAST: u64 = 100;
 /// The time of all scenarios together.
-const BUDGET: Duration = Duration::from_secs(200);
-const LIMIT: Duration = Duration::from_secs(260);
+const BUDGET: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(180);
 
 pub(super) fn run(context: &RunContext) -> Result<()> {
-    build(context)?;
+    if !context.is_product_built.get() {
+        unit::build(context)?;
+    }
     let program = Profile::Dev.workspace_program(context, "sim");
     let list = Command::new(&program).arg("--list").output().context("cannot run sim")?;
     let list = String::from_utf8_lossy(&list.stdout).into_owned();
     // The planted bugs are for the simulator's own tests.
     let scenarios = list.lines().filter(|line| !line.ends_with("(planted)"));
     let names = scenarios.filter_map(|line| line.split_whitespace().next());
-    let names: Vec<&str> = names.filter(|name| weight(name) > 0).collect();
+    let names = names.filter(|name| weight(name) > 0);
+    let names = context.sample("scenarios of the simulator", names, SAMPLE_PARTS);
     if names.is_empty() {
         return skip("there are no scenarios yet");
     }
     let all: u64 = names.iter().map(|name| weight(name)).sum();
+    // Other seeds with each sample.
+    let first = u64::from(context.selection.number()) * SEEDS;
     for name in names {
         let share = BUDGET.as_secs() * weight(name) / all;
         context.display.begin_step(&format!("sim {name}"));
         let mut command = Command::new(&program);
-        command.args(["--scenario", name, "--seeds", &format!("0..{SEEDS}")]);
+        command.args(["--scenario", name, "--seeds", &format!("{first}..{}", first + SEEDS)]);
         command.args(["--seconds", &share.to_string()]);
         match context.run("sim", &mut command, LIMIT).and_then(FinishedProcess::success_output) {
             Ok(output) => record_result(context, name, output.lines().last().unwrap_or_default()),
@@ -52,16 +59,6 @@ fn weight(name: &str) -> u64 {
         "pool" => 4,
         _ => 1,
     }
-}
-
-/// Builds the simulator together with the workspace's tests, whose tier has already done so: alone,
-/// its dependencies would have other features and everything would be recompiled.
-fn build(context: &RunContext) -> Result<()> {
-    let mut command = context.cargo();
-    command.args(["test", "--locked", "--no-run"]).args(unit::FEATURES);
-    context.display.begin_step("build the simulator");
-    context.build("cargo test --no-run", &mut command)?.success_output()?;
-    Ok(())
 }
 
 /// Records a scenario's last line: `NAME: 1234 seeds, 0 failed; 50.0 s`.

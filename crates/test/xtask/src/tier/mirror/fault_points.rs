@@ -7,7 +7,7 @@
 //! group covers.
 
 use super::{
-    is_usable,
+    SAMPLE_PARTS, is_usable,
     load::{LoadControl, clients, run_extra_client, under_load, verify},
     longest, membership_faults,
     scenarios::PauseClass,
@@ -133,8 +133,16 @@ pub(super) fn run(
     let fresh =
         trial_blocks(number + GROUPS.len() as u64).start..trial_blocks(number + TRIALS).start;
     GROUPS.iter().zip(number..).all(|(group, number)| {
-        let trial =
-            Trial { volume, group, blocks: trial_blocks(number), unmarked_blocks: fresh.clone() };
+        let points = group.kills.iter().map(|(point, ..)| *point);
+        let chosen = context.sample(group.name, points, SAMPLE_PARTS);
+        let kills = group.kills.iter().filter(|(point, ..)| chosen.contains(point));
+        let trial = Trial {
+            volume,
+            group,
+            kills: kills.copied().collect(),
+            blocks: trial_blocks(number),
+            unmarked_blocks: fresh.clone(),
+        };
         trial.run(context, cluster)
     })
 }
@@ -143,6 +151,7 @@ pub(super) fn run(
 struct Trial<'a> {
     volume: &'a MirroredVolume,
     group: &'a Group,
+    kills: Vec<FaultPointKill>,
     blocks: Range<u64>,
     unmarked_blocks: Range<u64>,
 }
@@ -171,9 +180,9 @@ impl Trial<'_> {
             let clock = Instant::now();
             let mut clients = clients(cluster, self.volume, &self.blocks, clock)?;
             let happened = under_load(&mut clients, |load| {
-                for death in self.group.kills {
+                for death in self.kills.iter().copied() {
                     result.begun.push((clock.elapsed(), death.0));
-                    let reached = self.kill_at_point(cluster, load, *death)?;
+                    let reached = self.kill_at_point(cluster, load, death)?;
                     let list = if reached { &mut result.reached } else { &mut result.missed };
                     list.push(death.0);
                 }

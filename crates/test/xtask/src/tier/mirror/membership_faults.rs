@@ -4,6 +4,7 @@
 //! A node that died is only restarted. It must then have completed the operation, or be as if it
 //! had never been requested.
 
+use super::SAMPLE_PARTS;
 use crate::{
     cluster::{Cluster, ClusterStage, NODE_A, NODE_B, images_of},
     process::Daemon,
@@ -63,15 +64,16 @@ pub(super) fn fault_points() -> impl Iterator<Item = &'static str> {
 
 /// Runs the tests on standalone nodes; if true, they form a cluster without volumes afterwards.
 pub(super) fn run(context: &RunContext, cluster: &mut Cluster) -> bool {
-    let mut reached = Vec::new();
+    let (mut reached, points) = (Vec::new(), Sample::choose(context));
     let tests: [(&str, MembershipTest); 4] = [
         ("moves: a node dies within cluster init", init),
         ("moves: a node dies within cluster join and leave", join_and_leave),
         ("moves: a node dies while the cluster's secret is replaced", rotate),
         ("moves: a node dies while a volume is created or deleted", volumes),
     ];
-    let passed =
-        tests.iter().all(|(name, test)| context.check(name, || test(cluster, &mut reached)));
+    let passed = tests
+        .iter()
+        .all(|(name, test)| context.check(name, || test(cluster, &points, &mut reached)));
     context.display.line(&format!("        died at {}", reached.join(", ")));
     if !passed {
         cluster.show_logs(context);
@@ -81,10 +83,39 @@ pub(super) fn run(context: &RunContext, cluster: &mut Cluster) -> bool {
 
 /// The fault points reached.
 type ReachedPoints = Vec<&'static str>;
-type MembershipTest = fn(&mut Cluster, &mut ReachedPoints) -> Result<()>;
+type MembershipTest = fn(&mut Cluster, &Sample, &mut ReachedPoints) -> Result<()>;
 
-fn init(cluster: &mut Cluster, reached: &mut ReachedPoints) -> Result<()> {
-    for point in INIT_POINTS {
+/// The fault points this run visits. The last ones of `init` and of `join` are always among them:
+/// they leave the nodes in the cluster.
+struct Sample {
+    init: Vec<&'static str>,
+    join: Vec<&'static str>,
+    rotate: Vec<(usize, &'static str)>,
+    volumes: Vec<(usize, &'static str)>,
+}
+
+impl Sample {
+    fn choose(context: &RunContext) -> Self {
+        let with_last = |what: &str, points: [&'static str; 5]| {
+            let mut chosen = context.sample(what, points, SAMPLE_PARTS);
+            chosen.extend(points.last().filter(|last| !chosen.contains(*last)));
+            chosen
+        };
+        let of_nodes = |what: &str, points: &[(usize, &'static str)]| {
+            let names = context.sample(what, points.iter().map(|(_, point)| *point), SAMPLE_PARTS);
+            points.iter().filter(|(_, point)| names.contains(point)).copied().collect()
+        };
+        Self {
+            init: with_last("fault points of cluster init", INIT_POINTS),
+            join: with_last("fault points of cluster join and leave", JOIN_POINTS),
+            rotate: of_nodes("fault points of a rotation", &ROTATE_POINTS),
+            volumes: of_nodes("fault points of volumes", &VOLUME_POINTS),
+        }
+    }
+}
+
+fn init(cluster: &mut Cluster, points: &Sample, reached: &mut ReachedPoints) -> Result<()> {
+    for &point in &points.init {
         let volume = format!("v{}", reached.len());
         cluster.nodes[NODE_A].create(&volume, SIZE)?;
         let asked = kill_at_point(cluster, NODE_A, NODE_A, point, &["cluster", "init"])?;
@@ -105,10 +136,17 @@ fn init(cluster: &mut Cluster, reached: &mut ReachedPoints) -> Result<()> {
     Ok(())
 }
 
-fn join_and_leave(cluster: &mut Cluster, reached: &mut ReachedPoints) -> Result<()> {
+fn join_and_leave(
+    cluster: &mut Cluster,
+    points: &Sample,
+    reached: &mut ReachedPoints,
+) -> Result<()> {
     let token = cluster.nodes[NODE_A].command(&["cluster", "token", "create", "--unlimited"])?;
     let join = ["cluster", "join", "--token", token.trim()];
     for (turn, point) in JOIN_POINTS.into_iter().enumerate() {
+        if !points.join.contains(&point) {
+            continue;
+        }
         let asked = kill_at_point(cluster, NODE_B, NODE_B, point, &join)?;
         reached.push(point);
         cluster.nodes[NODE_B].start()?;
@@ -135,8 +173,8 @@ fn join_and_leave(cluster: &mut Cluster, reached: &mut ReachedPoints) -> Result<
     Ok(())
 }
 
-fn rotate(cluster: &mut Cluster, reached: &mut ReachedPoints) -> Result<()> {
-    for (node, point) in ROTATE_POINTS {
+fn rotate(cluster: &mut Cluster, points: &Sample, reached: &mut ReachedPoints) -> Result<()> {
+    for &(node, point) in &points.rotate {
         let asked = kill_at_point(cluster, node, NODE_B, point, &["cluster", "rotate"])?;
         reached.push(point);
         cluster.nodes[node].start()?;
@@ -154,10 +192,10 @@ fn rotate(cluster: &mut Cluster, reached: &mut ReachedPoints) -> Result<()> {
     Ok(())
 }
 
-fn volumes(cluster: &mut Cluster, reached: &mut ReachedPoints) -> Result<()> {
+fn volumes(cluster: &mut Cluster, points: &Sample, reached: &mut ReachedPoints) -> Result<()> {
     let create = ["volume", "create", "v", "--size", SIZE, "--replicas", "2"];
     let delete = ["volume", "delete", "v", "--yes"];
-    for (node, point) in VOLUME_POINTS {
+    for &(node, point) in &points.volumes {
         let deletes = point == "volume.erased";
         if deletes {
             cluster.nodes[NODE_A].command(&create)?;

@@ -37,20 +37,26 @@ const TRIALS: u64 = (256 << 20) / 512 / SHARED_BLOCKS;
 /// How long a fault lasts in this tier: long enough for a node to be voted out.
 const FAULT_TIME: Duration = Duration::from_secs(5);
 
+/// A run takes one of so many parts of the scenarios, of the fault points and of the rest.
+const SAMPLE_PARTS: usize = 3;
+
 /// A part of the tier besides the scenarios, on the same cluster; false if the cluster is unusable
 /// afterwards. It owns the blocks from trial `number` on.
 type TierPart = fn(&RunContext, &mut Cluster, &MirroredVolume, u64) -> bool;
 
+/// The part that samples itself.
+const FAULT_POINTS: &str = "fault points";
+
 /// The parts: the name for `--only`, and how many trials' blocks each may use.
 const PARTS: [(&str, TierPart, u64); 4] = [
-    ("fault points", fault_points::run, fault_points::TRIALS),
+    (FAULT_POINTS, fault_points::run, fault_points::TRIALS),
     ("a store from the past", store_rollback::run, 1),
     ("a clock that is stepped", clock_steps::run, 1),
     ("a minute away", resync::run, 0),
 ];
 
-/// Runs the tier: every scenario once, the other parts, then nodes that die while joining or
-/// leaving a cluster.
+/// Runs the tier: scenarios, the other parts, then nodes that die while joining or leaving a
+/// cluster.
 pub(super) fn run(context: &RunContext) -> Result<()> {
     if !run_on_first_cluster(context)? {
         return Ok(());
@@ -86,13 +92,19 @@ fn run_on_first_cluster(context: &RunContext) -> Result<bool> {
     }
     let Some((mut cluster, volume)) = prepare(context)? else { return Ok(false) };
     let mut number = 0;
-    for scenario in SCENARIOS.iter().filter(|scenario| wanted(&scenario.name)) {
+    let scenarios = SCENARIOS.iter().map(|scenario| scenario.name).filter(wanted);
+    let chosen = context.sample("scenarios", scenarios, SAMPLE_PARTS);
+    for scenario in SCENARIOS.iter().filter(|scenario| chosen.contains(&scenario.name)) {
         if !trial(context, &mut cluster, &volume, number, scenario, FAULT_TIME) {
             return Ok(false);
         }
         number += 1;
     }
-    for (_, part, trials) in PARTS.iter().filter(|(name, ..)| wanted(name)) {
+    let parts = PARTS.iter().map(|(name, ..)| *name).filter(wanted);
+    let parts = parts.filter(|name| *name != FAULT_POINTS);
+    let mut chosen = context.sample("other faults", parts, SAMPLE_PARTS);
+    chosen.extend(wanted(&FAULT_POINTS).then_some(FAULT_POINTS));
+    for (_, part, trials) in PARTS.iter().filter(|(name, ..)| chosen.contains(name)) {
         if !part(context, &mut cluster, &volume, number) {
             return Ok(false);
         }

@@ -22,6 +22,8 @@ const LIMIT: Duration = Duration::from_secs(400);
 
 /// Steps of `reservations.sh` in which a node dies.
 const STEPS: usize = 6;
+/// dm-multipath's path selectors.
+const SELECTORS: [&str; 2] = ["round-robin", "service-time"];
 /// Writes per second while paths fail and recover.
 const RATE: u64 = 200;
 
@@ -58,10 +60,10 @@ pub(super) fn run(context: &RunContext) -> Result<()> {
 
 /// Runs libiscsi's suite through either node.
 fn suites(context: &RunContext, cluster: &Cluster, volume: &MirroredVolume) -> Result<()> {
-    for node in [NODE_A, NODE_B] {
+    for (node, what) in [(NODE_A, "libiscsi through node a"), (NODE_B, "libiscsi through node b")] {
         let mut unit = volume.exported.unit.clone();
         unit.portal = cluster.nodes[node].iscsi;
-        libiscsi::suite(context, &unit, None)?;
+        libiscsi::suite(context, &unit, None, Some(what))?;
     }
     Ok(())
 }
@@ -105,11 +107,15 @@ fn multipath(
     // Clears reservations of earlier tests.
     cluster.nodes[NODE_A].command(&["volume", "reservations", VOLUME, "--clear", "--yes"])?;
     let mut order = order("alua.sh", cluster, volume);
-    order.variables.extend([("TROUBLES", node_faults::fault_names()), ("RATE", RATE.to_string())]);
+    let selectors = context.sample("path selectors", SELECTORS, SELECTORS.len());
+    order.variables.extend([
+        ("SELECTORS", selectors.join(" ")),
+        ("TROUBLES", node_faults::fault_names()),
+        ("RATE", RATE.to_string()),
+    ]);
     context.display.begin_step(&format!("{}: dm-multipath", kernel.name()));
     let ran = guest::run_beside(context, kernel, &order, |signs| {
-        let mut selectors = ["round-robin", "service-time"].into_iter();
-        selectors.try_for_each(|selector| {
+        selectors.iter().try_for_each(|selector| {
             node_faults::inject_path_faults(cluster, signs, selector, INITIATOR)
         })
     });

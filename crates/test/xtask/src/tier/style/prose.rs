@@ -63,6 +63,9 @@ fn of_file(path: &Path, text: &str, banned: &[BannedWord]) -> Vec<Finding> {
     }
     let is_rust = path.extension().is_some_and(|e| e == "rs");
     found.extend(if is_rust { long_comments(text) } else { long_paragraphs(text) }.map(at));
+    if is_rust {
+        found.extend(compiled_examples(text).map(at));
+    }
     if is_module(path) && !is_documented(text) {
         found.push(at((1, "the module does not say what it is for (//!)".to_owned())));
     }
@@ -117,6 +120,21 @@ fn long_comments(text: &str) -> Box<dyn Iterator<Item = (usize, String)> + '_> {
             && !is_drawing(words)
     });
     Box::new(lines.map(too_long))
+}
+
+/// Code blocks in documentation that rustdoc would compile and run as tests. The `unit` tier does
+/// not run these: an example that has to work belongs into a test or into `examples`.
+fn compiled_examples(text: &str) -> impl Iterator<Item = (usize, String)> + '_ {
+    let mut is_code = false;
+    let lines = text.lines().enumerate().filter(move |(_, line)| {
+        let comment = ["//! ", "/// "].iter().find_map(|mark| line.trim_start().strip_prefix(mark));
+        let Some(language) = comment.and_then(|c| c.trim_start().strip_prefix("```")) else {
+            return false;
+        };
+        is_code = !is_code;
+        is_code && matches!(language.trim(), "" | "rust" | "no_run" | "should_panic")
+    });
+    lines.map(|(n, _)| (n + 1, "an example that nothing compiles: mark it ```text".to_owned()))
 }
 
 /// Lines of Markdown that are too long: neither a table, nor code, nor a single address.
@@ -264,6 +282,19 @@ mod tests {
         assert_eq!(wrong("crates/a/b/src/x.rs", &source).len(), 1);
         let fine = format!("```\n{long}\n```\n| {long} |\n* {}\n", "x".repeat(120));
         assert!(wrong("docs/guides/a.md", &fine).is_empty(), "code, tables and addresses may be");
+    }
+
+    #[test]
+    fn an_example_that_nothing_compiles_is_found() {
+        let example = |language: &str| {
+            wrong(
+                "crates/a/b/src/x.rs",
+                &format!("//! A module.\n/// ```{language}\n/// f();\n/// ```\nfn f() {{}}\n"),
+            )
+        };
+        assert_eq!(example("").len(), 1);
+        assert_eq!(example("rust").len(), 1);
+        assert!(example("text").is_empty());
     }
 
     #[test]
