@@ -72,7 +72,10 @@ impl Profile {
         if namespace::is_inside() {
             return Ok(());
         }
-        let mut command = context.cargo();
+        let mut command = match self {
+            Self::Dev => context.cargo_for_tests(),
+            Self::Release | Self::Dist => context.cargo(),
+        };
         command.args(["build", "--locked"]).args(what);
         match self {
             Self::Dev => {}

@@ -20,6 +20,9 @@ pub(crate) const REPORT_ENV: &str = "WINDROSE_REPORT";
 /// Set inside a namespace: the scratch directory of the outer tool.
 pub(crate) const SCRATCH_ENV: &str = "WINDROSE_SCRATCH";
 
+/// The compiler of builds for tests.
+const TEST_COMPILER: &str = "crates/test/xtask/rustc-for-tests.sh";
+
 /// One run of this tool.
 pub(crate) struct RunContext {
     /// The root of the repository.
@@ -123,6 +126,16 @@ impl RunContext {
     /// A cargo command in the repository.
     pub(crate) fn cargo(&self) -> Command {
         cargo_in(&self.root)
+    }
+
+    /// A cargo command that builds for tests, with clippy's lints as errors. All builds for tests use
+    /// it, because cargo keeps what it builds with another compiler apart.
+    pub(crate) fn cargo_for_tests(&self) -> Command {
+        let mut cargo = self.cargo();
+        cargo.env("RUSTC_WORKSPACE_WRAPPER", self.root.join(TEST_COMPILER));
+        // As `cargo clippy -- -D warnings` tells its compiler.
+        cargo.env("CLIPPY_ARGS", "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__");
+        cargo
     }
 
     /// Runs a build. It has no time limit while it makes progress: machines differ and may be busy.

@@ -1,6 +1,9 @@
 //! Real clients against a volume: libiscsi's suite and the Linux kernel's initiators.
 
-use super::{initiators, libiscsi};
+use super::{
+    initiators::{self, FULL, GuestLoad},
+    libiscsi,
+};
 use crate::{
     guest::{self, GuestKernel},
     install, namespace,
@@ -66,8 +69,11 @@ pub(super) fn kernel_initiators(context: &RunContext) -> Result<()> {
     let kernel = GuestKernel::choose(context)?;
     context.display.line(&format!("  guests: {}", kernel.name()));
     let (node, volume) = one_volume(context, "initiators")?;
-    initiators::iscsi(context, &kernel, &volume.unit, initiators::FULL)?;
-    initiators::nvme(context, &kernel, &node, ("initiators", &volume), initiators::FULL)?;
+    let kinds = |what: &str| context.sample(what, FULL.kinds.split(' '), 2).join(" ");
+    let (iscsi, nvme) = (kinds("file systems over iSCSI"), kinds("file systems over NVMe"));
+    initiators::iscsi(context, &kernel, &volume.unit, GuestLoad { kinds: &iscsi, ..FULL })?;
+    let load = GuestLoad { kinds: &nvme, ..FULL };
+    initiators::nvme(context, &kernel, &node, ("initiators", &volume), load)?;
     Ok(())
 }
 
@@ -104,8 +110,8 @@ pub(crate) fn test_clients_against_other_targets(context: &RunContext) -> Result
     unit.portal.set_ip(Ipv4Addr::LOCALHOST.into());
     libiscsi::suite(context, &unit, None, None)?;
     let kernel = GuestKernel::choose(context)?;
-    initiators::iscsi(context, &kernel, &unit, initiators::FULL)?;
-    initiators::nvme_stand_in(context, &kernel, initiators::FULL)?;
+    initiators::iscsi(context, &kernel, &unit, FULL)?;
+    initiators::nvme_stand_in(context, &kernel, FULL)?;
     let kernel = GuestKernel::qemu(context)?;
     initiators::iscsi(context, &kernel, &unit, initiators::SMOKE)?;
     initiators::nvme_stand_in(context, &kernel, initiators::SMOKE)?;

@@ -17,6 +17,8 @@ use std::{
 
 /// How long each target runs as part of the tests.
 const SMOKE_SECONDS: u64 = 5;
+/// How many parts the targets have when a sample is run.
+const SAMPLE_PARTS: usize = 2;
 /// The program, and the variable that selects its target.
 const PROGRAM: &str = "fuzz";
 const TARGET: &str = "WINDROSE_FUZZ_TARGET";
@@ -28,20 +30,25 @@ pub(crate) struct FuzzPlan {
 }
 
 pub(super) fn run(context: &RunContext) -> Result<()> {
-    fuzz(context, &FuzzPlan { target: None, seconds: SMOKE_SECONDS })
+    let targets = targets(context)?;
+    let chosen = context.sample("fuzz targets", targets.iter().map(String::as_str), SAMPLE_PARTS);
+    run_targets(context, &chosen, SMOKE_SECONDS)
 }
 
-/// Runs the targets, one on each core at a time.
+/// Runs one target or all of them.
 pub(crate) fn fuzz(context: &RunContext, plan: &FuzzPlan) -> Result<()> {
     let targets = targets(context)?;
-    let chosen: Vec<&String> = targets
-        .iter()
-        .filter(|name| plan.target.as_ref().is_none_or(|only| only == *name))
-        .collect();
+    let is_chosen = |name: &&str| plan.target.as_ref().is_none_or(|only| only == *name);
+    let chosen: Vec<&str> = targets.iter().map(String::as_str).filter(is_chosen).collect();
     anyhow::ensure!(!chosen.is_empty(), "no such fuzz target; there are: {}", targets.join(", "));
+    run_targets(context, &chosen, plan.seconds)
+}
+
+/// Builds the targets and runs those chosen, one on each core at a time.
+fn run_targets(context: &RunContext, chosen: &[&str], seconds: u64) -> Result<()> {
     let program = build(context)?;
-    context.display.begin_step(&format!("{} fuzz targets, {} s each", chosen.len(), plan.seconds));
-    let outcomes = in_parallel(context, &program, &chosen, plan.seconds);
+    context.display.begin_step(&format!("{} fuzz targets, {seconds} s each", chosen.len()));
+    let outcomes = in_parallel(context, &program, chosen, seconds);
     for (name, outcome) in chosen.iter().zip(outcomes) {
         let name = format!("fuzz {name}");
         match outcome {
@@ -81,7 +88,7 @@ fn targets(context: &RunContext) -> Result<Vec<String>> {
 fn in_parallel(
     context: &RunContext,
     program: &Path,
-    targets: &[&String],
+    targets: &[&str],
     seconds: u64,
 ) -> Vec<Result<String>> {
     let (display, logs) = (&context.display, context.scratch());

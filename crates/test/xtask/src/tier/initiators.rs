@@ -21,17 +21,19 @@ const GROWN_MIB: u32 = 1056;
 
 /// How thoroughly a guest works on a disk.
 #[derive(Clone, Copy)]
-pub(crate) struct GuestLoad {
+pub(crate) struct GuestLoad<'a> {
     pub(crate) megabytes: u32,
-    pub(crate) kinds: &'static str,
+    /// The kinds of file systems, separated by blanks.
+    pub(crate) kinds: &'a str,
     /// Both with and without digests, or only without.
     pub(crate) digests: bool,
 }
 
 /// The default load.
-pub(crate) const FULL: GuestLoad = GuestLoad { megabytes: 24, kinds: "ext4 xfs", digests: true };
+pub(crate) const FULL: GuestLoad<'_> =
+    GuestLoad { megabytes: 24, kinds: "ext4 xfs", digests: true };
 /// For a guest whose processor is emulated.
-pub(crate) const SMOKE: GuestLoad = GuestLoad { megabytes: 4, kinds: "ext4", digests: false };
+pub(crate) const SMOKE: GuestLoad<'_> = GuestLoad { megabytes: 4, kinds: "ext4", digests: false };
 
 /// The guest's variables for `unit`.
 fn iscsi_variables(unit: &IscsiLun) -> Vec<(&'static str, String)> {
@@ -56,7 +58,7 @@ pub(crate) fn nvme_host() -> [(&'static str, String); 2] {
     [("HOSTNQN", HOST_NQN.to_owned()), ("HOSTID", HOST_ID.to_owned())]
 }
 
-fn load_variables(load: GuestLoad, digests: &str) -> Vec<(&'static str, String)> {
+fn load_variables(load: GuestLoad<'_>, digests: &str) -> Vec<(&'static str, String)> {
     vec![
         ("MEGABYTES", load.megabytes.to_string()),
         ("KINDS", load.kinds.to_owned()),
@@ -69,7 +71,7 @@ pub(crate) fn iscsi(
     context: &RunContext,
     kernel: &GuestKernel,
     unit: &IscsiLun,
-    load: GuestLoad,
+    load: GuestLoad<'_>,
 ) -> Result<bool> {
     let mut variables = iscsi_variables(unit);
     variables.extend(load_variables(load, if load.digests { "None CRC32C" } else { "None" }));
@@ -83,7 +85,7 @@ pub(crate) fn nvme(
     kernel: &GuestKernel,
     node: &Node,
     (name, volume): (&str, &ExportedVolume),
-    load: GuestLoad,
+    load: GuestLoad<'_>,
 ) -> Result<bool> {
     let mut variables = nvme_variables(&volume.subsystem, guest::host_address());
     variables.extend(load_variables(load, if load.digests { "off on" } else { "off" }));
@@ -102,7 +104,7 @@ pub(crate) fn nvme(
 pub(crate) fn nvme_stand_in(
     context: &RunContext,
     kernel: &GuestKernel,
-    load: GuestLoad,
+    load: GuestLoad<'_>,
 ) -> Result<bool> {
     let port = 4420;
     let nqn = "nqn.2026-01.test:stand-in".to_owned();

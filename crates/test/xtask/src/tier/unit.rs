@@ -37,7 +37,7 @@ pub(super) const FEATURES: [&str; 3] = ["--workspace", "--features", "windrose/f
 pub(super) fn build(context: &RunContext) -> Result<Vec<TestProgram>> {
     context.display.begin_step("build the tests");
     let begun = Instant::now();
-    let mut command = context.cargo();
+    let mut command = context.cargo_for_tests();
     command.args(["test", "--locked", "--no-run"]).args(FEATURES);
     command.arg("--message-format=json-render-diagnostics");
     let output = context.build("cargo test --no-run", &mut command)?.success_output()?;
@@ -55,7 +55,7 @@ pub(super) fn run(context: &RunContext) -> Result<()> {
     let (display, logs, selection) = (&context.display, context.scratch(), context.selection);
     let skips = logs.join("skipped-tests");
     display.begin_step(&format!("{} programs of tests", programs.len()));
-    let ended = parallel::map(&programs, parallel::processors(), |program| {
+    let ended = parallel::map(&programs, parallel::processors() + 1, |program| {
         let begun = Instant::now();
         let mut command = program.command();
         command.env(SKIPPED_TESTS_ENV, &skips);
@@ -125,11 +125,13 @@ pub(super) struct TestProgram {
 }
 
 impl TestProgram {
-    /// The command that runs all its tests as `cargo test` does, and has it tell how long each one
-    /// takes. This is an unstable option of the test library, which it accepts with this variable.
+    /// The command that runs all its tests as `cargo test` does, more of them at a time, and has it
+    /// tell how long each one takes. This is an unstable option of the test library, which it
+    /// accepts with this variable.
     fn command(&self) -> Command {
         let mut command = Command::new(&self.path);
         command.args(["-Z", "unstable-options", "--report-time"]).env("RUSTC_BOOTSTRAP", "1");
+        command.args(["--test-threads", &(parallel::processors() * 2).to_string()]);
         command.current_dir(&self.directory).env("CARGO_MANIFEST_DIR", &self.directory);
         command
     }
