@@ -202,7 +202,8 @@ pub(crate) fn read_lossy(path: &Path) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The last line of a growing file, without control characters.
+/// The last line of a growing file that is for people, without control characters. Cargo's messages
+/// for programs are JSON; the beginning of what is read may lie within one.
 fn last_line(path: &Path) -> String {
     let read = || -> std::io::Result<Vec<u8>> {
         let mut file = File::open(path)?;
@@ -214,7 +215,8 @@ fn last_line(path: &Path) -> String {
     };
     let bytes = read().unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
-    let line = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    let is_text = |line: &&str| !line.trim().is_empty() && !line.ends_with('}');
+    let line = text.lines().rev().find(is_text).unwrap_or_default();
     line.chars().filter(|c| !c.is_control()).collect()
 }
 

@@ -80,7 +80,7 @@ pub(crate) fn mirror_packages() -> Vec<&'static [Package]> {
     vec![install::ETCD, install::NETWORK, install::FILTER]
 }
 
-/// In the order they run: fast failures first; those with processes longest first.
+/// The tiers. Those without processes run in this order.
 pub(crate) const TIERS: &[Tier] = &[
     Tier {
         name: "style",
@@ -256,8 +256,10 @@ pub(crate) fn run_all(context: &RunContext, tiers: &[&Tier]) -> Result<()> {
         with_processes.iter().for_each(|tier| run(context, tier));
         return Ok(());
     };
-    let (alone, beside): (Vec<&Tier>, Vec<&Tier>) =
+    let (alone, mut beside): (Vec<&Tier>, Vec<&Tier>) =
         with_processes.into_iter().partition(|tier| tier.place == Place::Alone);
+    // The longest first: at the end, none runs long with an idle lane beside it.
+    beside.sort_by_key(|tier| std::cmp::Reverse(tier.budget));
     run_in_lanes(context, &launcher, &beside, LANES, run_computing);
     run_in_lanes(context, &launcher, &alone, 1, || ());
     Ok(())
