@@ -6,7 +6,7 @@
 //! lists of pages call it page by page. The [`engines`] of this machine give the same bytes and
 //! differ in speed. Design and figures: RFD 0028.
 //!
-//! ```
+//! ```text
 //! let data: [&[u8]; 3] = [b"some", b"data", b"here"];
 //! let (mut p, mut q) = ([0; 4], [0; 4]);
 //! let parity = parity::Parity::best();

@@ -81,6 +81,11 @@ impl GuestKernel {
         }
     }
 
+    /// Whether QEMU emulates its processor.
+    pub(crate) fn is_emulated(&self) -> bool {
+        !matches!(self, Self::UserMode(_))
+    }
+
     /// Whether its NVMe host supports authentication and TLS: Debian 12's kernel supports neither.
     pub(crate) fn has_secure_nvme(&self) -> bool {
         matches!(self, Self::UserMode(_))

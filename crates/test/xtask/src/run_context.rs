@@ -71,8 +71,8 @@ impl RunContext {
         name.contains(&self.name_filter)
     }
 
-    /// Chooses one of `parts` equal parts of the items called `what`, or all of them, and prints the
-    /// choice.
+    /// Chooses one of `parts` equal parts of the items called `what`, or all of them, and prints
+    /// the choice.
     pub(crate) fn sample<'a>(
         &self,
         what: &str,
@@ -128,13 +128,11 @@ impl RunContext {
         cargo_in(&self.root)
     }
 
-    /// A cargo command that builds for tests, with clippy's lints as errors. All builds for tests use
-    /// it, because cargo keeps what it builds with another compiler apart.
+    /// A cargo command that builds for tests. All builds for tests use it, because cargo keeps what
+    /// it builds with another compiler apart.
     pub(crate) fn cargo_for_tests(&self) -> Command {
         let mut cargo = self.cargo();
         cargo.env("RUSTC_WORKSPACE_WRAPPER", self.root.join(TEST_COMPILER));
-        // As `cargo clippy -- -D warnings` tells its compiler.
-        cargo.env("CLIPPY_ARGS", "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__");
         cargo
     }
 

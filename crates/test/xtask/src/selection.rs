@@ -1,8 +1,8 @@
 //! Which part of the tests a run does.
 //!
 //! Some tiers have more checks than a run has time for: they run a sample, which depends on the
-//! commit. The sample's number is printed; `./run test --sample NUMBER` runs the same one again, and
-//! `./run test --all` runs everything.
+//! commit. The sample's number is printed; `./run test --sample NUMBER` runs the same one again,
+//! and `./run test --all` runs everything.
 
 use anyhow::{Context, Result};
 use std::{path::Path, process::Command};
@@ -62,10 +62,15 @@ impl Selection {
     }
 }
 
-/// A hash of a sample's number and a name (FNV-1a).
-pub(crate) fn mix(number: u32, name: &str) -> u32 {
+/// A hash of a sample's number and a name: FNV-1a, with the bits mixed as MurmurHash does at its
+/// end, so that names that differ in one letter rotate independently.
+fn mix(number: u32, name: &str) -> u32 {
     let bytes = number.to_le_bytes().into_iter().chain(name.bytes());
-    bytes.fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+    let hash: u32 =
+        bytes.fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    let hash = (hash ^ (hash >> 16)).wrapping_mul(0x85eb_ca6b);
+    let hash = (hash ^ (hash >> 13)).wrapping_mul(0xc2b2_ae35);
+    hash ^ (hash >> 16)
 }
 
 #[cfg(test)]

@@ -17,6 +17,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// The parts, by the names for `--only`, and how many parts of them there are when a sample is run.
+const UBLK: &str = "ublk";
+const AT_PROCESS: &str = "vhost-user of a process";
+const AT_NODE: &str = "vhost-user of a node";
+const BOOT: &str = "vhost-user boot";
+const PARTS: [&str; 4] = [UBLK, AT_PROCESS, AT_NODE, BOOT];
+const SAMPLE_PARTS: usize = 2;
+
 const VOLUME: &str = "guest";
 /// The volume that node a serves itself.
 const LOCAL_VOLUME: &str = "beside";
@@ -36,14 +44,19 @@ const FREEZE_TIME: Duration = Duration::from_millis(500);
 const RESUMED_MESSAGE: &str = "doing again what was not answered";
 
 pub(super) fn run(context: &RunContext) -> Result<()> {
-    if context.matches_filter("ublk") {
+    let parts = PARTS.into_iter().filter(|name| context.matches_filter(name));
+    let parts = context.sample("attached volumes", parts, SAMPLE_PARTS);
+    if parts.contains(&UBLK) {
         ublk::run(context)?;
     }
-    if context.matches_filter("vhost-user") { vhost_user_disks(context) } else { Ok(()) }
+    if parts.iter().any(|part| *part != UBLK) {
+        vhost_user_disks(context, &parts)?;
+    }
+    Ok(())
 }
 
 /// Tests of vhost-user-blk disks.
-fn vhost_user_disks(context: &RunContext) -> Result<()> {
+fn vhost_user_disks(context: &RunContext, parts: &[&str]) -> Result<()> {
     let kernel = GuestKernel::qemu(context)?;
     let directory = context.directory("attach")?;
     let mut cluster = Cluster::start(context, &directory, Profile::Dev)?;
@@ -52,9 +65,15 @@ fn vhost_user_disks(context: &RunContext) -> Result<()> {
     }
     let volumes = [cluster.create(VOLUME, SIZE)?, cluster.create(LOCAL_VOLUME, SIZE)?];
     let socket = directory.join("disk.sock");
-    guest_at_attach_process(context, &kernel, &mut cluster, &socket)?;
-    guest_at_node(context, &kernel, &mut cluster)?;
-    boot::run(context, &mut cluster, &directory)?;
+    if parts.contains(&AT_PROCESS) {
+        guest_at_attach_process(context, &kernel, &mut cluster, &socket)?;
+    }
+    if parts.contains(&AT_NODE) {
+        guest_at_node(context, &kernel, &mut cluster)?;
+    }
+    if parts.contains(&BOOT) {
+        boot::run(context, &mut cluster, &directory)?;
+    }
     context.check("both copies hold the same bytes", || {
         volumes.iter().try_for_each(|volume: &MirroredVolume| cluster.check_replicas_equal(volume))
     });

@@ -21,6 +21,11 @@ const VOLUME: &str = "nvme";
 const SIZE: &str = "256MiB";
 const LIMIT: Duration = Duration::from_secs(400);
 
+/// What guests do, by the names for `--only`, and how many parts of it there are when a sample is
+/// run.
+const PARTS: [&str; 4] = ["reservations", "ana", "namespaces", "secure"];
+const SAMPLE_PARTS: usize = 2;
+
 /// Steps of `nvme-reservations.sh` in which a node dies.
 const STEPS: usize = 5;
 
@@ -64,19 +69,21 @@ pub(super) fn run(context: &RunContext) -> Result<()> {
     }
     let volume = cluster.create(VOLUME, SIZE)?;
     let kernel = GuestKernel::choose(context)?;
-    if context.matches_filter("reservations") {
+    let parts = PARTS.into_iter().filter(|name| context.matches_filter(name));
+    let parts = context.sample("work of NVMe guests", parts, SAMPLE_PARTS);
+    if parts.contains(&"reservations") {
         reservations(context, &kernel, &mut cluster, &volume);
     }
-    if context.matches_filter("ana") {
+    if parts.contains(&"ana") {
         multipath(context, &kernel, &mut cluster, &volume);
     }
     context.check("both copies hold the same bytes", || cluster.check_replicas_equal(&volume));
-    if context.matches_filter("namespaces") {
+    if parts.contains(&"namespaces") {
         let first = cluster.create(FIRST, SIZE)?;
         cluster.create(SECOND, SIZE)?;
         namespaces(context, &kernel, &mut cluster, &first);
     }
-    if context.matches_filter("secure") {
+    if parts.contains(&"secure") {
         secure(context, &kernel, &mut cluster)?;
     }
     context.check("all nodes end in order", || cluster.stop());

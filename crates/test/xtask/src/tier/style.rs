@@ -16,34 +16,21 @@ pub(super) fn run(context: &RunContext) -> Result<()> {
         anyhow::ensure!(lines.is_empty(), "{} findings:\n{}", lines.len(), lines.join("\n"));
         Ok(())
     });
-    format(context);
-    if !context.is_product_built.get() {
-        // Otherwise the build of the tests has applied the lints.
-        clippy(context, "clippy", &["--workspace", "--all-targets"]);
-    }
-    clippy_of_product(context);
+    lint(context);
     dependencies::check(context);
     Ok(())
 }
 
 /// rustfmt and clippy, over the workspace.
 pub(crate) fn lint(context: &RunContext) {
-    format(context);
-    clippy(context, "clippy", &["--workspace", "--all-targets"]);
-    clippy_of_product(context);
-}
-
-fn format(context: &RunContext) {
     context.check("rustfmt", || {
         let mut workspace = context.cargo();
         workspace.args(["fmt", "--all", "--check"]);
         context.run("cargo fmt", &mut workspace, Duration::from_secs(60))?.success_output()?;
         Ok(())
     });
-}
-
-/// The product with the features that it is shipped with, and no test's.
-fn clippy_of_product(context: &RunContext) {
+    clippy(context, "clippy", &["--workspace", "--all-targets"]);
+    // With the features that it is shipped with, and no test's.
     clippy(context, "clippy of the product by itself", &["-p", "windrose"]);
 }
 

@@ -20,6 +20,11 @@ const VOLUME: &str = "scsi";
 const SIZE: &str = "1GiB";
 const LIMIT: Duration = Duration::from_secs(400);
 
+/// What guests do, by the names for `--only`, and how many parts of it there are when a sample is
+/// run.
+const GUEST_PARTS: [&str; 4] = ["reservations", "multipath", "offload", "pools"];
+const SAMPLE_PARTS: usize = 2;
+
 /// Steps of `reservations.sh` in which a node dies.
 const STEPS: usize = 6;
 /// dm-multipath's path selectors.
@@ -38,19 +43,21 @@ pub(super) fn run(context: &RunContext) -> Result<()> {
         suites(context, &cluster, &volume)?;
     }
     let kernel = GuestKernel::choose(context)?;
-    if context.matches_filter("reservations") {
+    let parts = GUEST_PARTS.into_iter().filter(|name| context.matches_filter(name));
+    let parts = context.sample("work of SCSI guests", parts, SAMPLE_PARTS);
+    if parts.contains(&"reservations") {
         reservations(context, &kernel, &mut cluster, &volume)?;
     }
-    if context.matches_filter("multipath") {
+    if parts.contains(&"multipath") {
         multipath(context, &kernel, &mut cluster, &volume)?;
     }
-    if context.matches_filter("offload") {
+    if parts.contains(&"offload") {
         offload::run(context, &kernel, &cluster)?;
     }
     if context.matches_filter("targets") {
         targets::run(context, &cluster);
     }
-    if context.matches_filter("pools") {
+    if parts.contains(&"pools") {
         pools::run(context, &kernel, &mut cluster)?;
     }
     context.check("both copies hold the same bytes", || cluster.check_replicas_equal(&volume));
