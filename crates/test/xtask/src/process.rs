@@ -16,6 +16,8 @@ use std::{
 
 /// How often a running program is polled.
 const POLL: Duration = Duration::from_millis(20);
+/// How many bytes at the end of a program's output are searched for its last line.
+const TAIL_BYTES: u64 = 16 << 10;
 /// How many lines of output an error message includes.
 const TAIL_LINES: usize = 60;
 /// How long a daemon may take to end after SIGTERM: a node waits for lost initiators and for its
@@ -208,7 +210,7 @@ fn last_line(path: &Path) -> String {
     let read = || -> std::io::Result<Vec<u8>> {
         let mut file = File::open(path)?;
         let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(length.saturating_sub(512)))?;
+        file.seek(SeekFrom::Start(length.saturating_sub(TAIL_BYTES)))?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)?;
         Ok(bytes)
