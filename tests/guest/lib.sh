@@ -46,14 +46,25 @@ try() {
     done
 }
 
-# meanwhile SAID HEARD COMMAND...: some seconds after COMMAND has begun the host hears SAID; COMMAND goes on beside what it does,
-# which is over when HEARD is there.
+# Whether disks have completed more than 20 writes since there were $1.
+are_written() {
+    [ "$(writes_completed)" -gt $(($1 + 20)) ]
+}
+
+# The writes that all disks have completed.
+writes_completed() {
+    awk '{ writes += $8 } END { print writes }' /proc/diskstats
+}
+
+# meanwhile SAID HEARD COMMAND...: signals SAID to the host once COMMAND writes to a disk. COMMAND runs on while the host
+# acts, until HEARD is there.
 meanwhile() {
-    local said=$1 heard=$2 command
+    local said=$1 heard=$2 command before
     shift 2
+    before=$(writes_completed)
     "$@" &
     command=$!
-    sleep 3
+    try 60 are_written "$before"
     touch "$GUEST_SHARE/$said"
     try 60 test -e "$GUEST_SHARE/$heard"
     wait $command

@@ -11,7 +11,7 @@ use crate::{
     process::Daemon,
     run_context::RunContext,
 };
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use std::{
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -38,8 +38,16 @@ const NODE_KILLS: usize = 2;
 const SERIAL_BYTES: usize = 20;
 const LIMIT: Duration = Duration::from_secs(200);
 const START_LIMIT: Duration = Duration::from_secs(20);
-/// How long the nodes are frozen before a kill.
-const FREEZE_TIME: Duration = Duration::from_millis(500);
+/// How long the nodes are frozen before a kill, in turn: a guest on a busy machine may have sent no
+/// request meanwhile.
+const FREEZE_TIMES: [Duration; 4] = [
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+    Duration::from_secs(4),
+];
+/// How long the next process may take to find requests in flight: QEMU connects again every second.
+const RESUME_LIMIT: Duration = Duration::from_secs(5);
 /// What the next process logs if it found requests in flight.
 const RESUMED_MESSAGE: &str = "doing again what was not answered";
 
@@ -141,24 +149,36 @@ fn socket_of(cluster: &Cluster, volume: &str) -> Result<PathBuf> {
 /// requests are in flight.
 fn kill_serving_node(cluster: &mut Cluster, signs: &GuestSignals<'_>, n: usize) -> Result<()> {
     signs.wait_for(&format!("loaded-{n}"))?;
-    cluster.nodes[NODE_B].freeze()?;
-    std::thread::sleep(FREEZE_TIME);
-    let killed = cluster.nodes[NODE_A].kill();
-    cluster.nodes[NODE_B].thaw()?;
-    killed?;
-    cluster.nodes[NODE_A].start()?;
+    for time in FREEZE_TIMES {
+        cluster.nodes[NODE_B].freeze()?;
+        std::thread::sleep(time);
+        let killed = cluster.nodes[NODE_A].kill();
+        cluster.nodes[NODE_B].thaw()?;
+        killed?;
+        cluster.nodes[NODE_A].start()?;
+        let node = &mut cluster.nodes[NODE_A];
+        let resumed = wait_for_message(|| {
+            node.alive()?;
+            node.log()
+        })?;
+        cluster.await_safe()?;
+        if resumed {
+            return signs.send(&format!("again-{n}"));
+        }
+    }
+    bail!("nothing was in flight: {}", cluster.nodes[NODE_A].log()?)
+}
+
+/// Waits until a log says that requests in flight were found; returns whether it does.
+fn wait_for_message(mut log: impl FnMut() -> Result<String>) -> Result<bool> {
     let begun = Instant::now();
-    while !cluster.nodes[NODE_A].log()?.contains(RESUMED_MESSAGE) {
-        cluster.nodes[NODE_A].alive()?;
-        ensure!(
-            begun.elapsed() < START_LIMIT,
-            "nothing was in flight: {}",
-            cluster.nodes[NODE_A].log()?
-        );
+    while begun.elapsed() < RESUME_LIMIT {
+        if log()?.contains(RESUMED_MESSAGE) {
+            return Ok(true);
+        }
         std::thread::sleep(Duration::from_millis(20));
     }
-    cluster.await_safe()?;
-    signs.send(&format!("again-{n}"))
+    Ok(false)
 }
 
 /// The serial number the guest sees: the start of the volume's identity.
@@ -215,18 +235,21 @@ fn kill_attach_process(
 ) -> Result<()> {
     signs.wait_for(&format!("loaded-{n}"))?;
     let nodes = &cluster.nodes[..2];
-    nodes.iter().try_for_each(Node::freeze)?;
-    std::thread::sleep(FREEZE_TIME);
-    let killed = attached.take().map(Daemon::kill).transpose();
-    nodes.iter().try_for_each(Node::thaw)?;
-    killed?;
-    let mut next = start_attach(&cluster.nodes[NODE_A], socket)?;
-    let begun = Instant::now();
-    while !next.output()?.contains(RESUMED_MESSAGE) {
-        next.alive()?;
-        ensure!(begun.elapsed() < START_LIMIT, "nothing was in flight: {}", next.output()?);
-        std::thread::sleep(Duration::from_millis(20));
+    for time in FREEZE_TIMES {
+        nodes.iter().try_for_each(Node::freeze)?;
+        std::thread::sleep(time);
+        let killed = attached.take().map(Daemon::kill).transpose();
+        nodes.iter().try_for_each(Node::thaw)?;
+        killed?;
+        let next = attached.insert(start_attach(&cluster.nodes[NODE_A], socket)?);
+        let resumed = wait_for_message(|| {
+            next.alive()?;
+            next.output()
+        })?;
+        if resumed {
+            return signs.send(&format!("again-{n}"));
+        }
     }
-    *attached = Some(next);
-    signs.send(&format!("again-{n}"))
+    let log = attached.as_ref().map(Daemon::output).transpose()?.unwrap_or_default();
+    bail!("nothing was in flight: {log}")
 }
