@@ -78,12 +78,13 @@ no_second_one() {
 # under_load COMMAND...: it happens under a verified load, none of whose requests fails. Beside it something only writes: there are
 # changes in flight at any moment, also while the other reads back.
 under_load() {
-    local load bytes=$((MEGABYTES << 20))
+    local load before bytes=$((MEGABYTES << 20))
+    before=$(writes_completed)
     fio_quiet --filename="$disk" --size=$bytes --rw=randwrite --bsrange=4k-256k --loops=200 --time_based --runtime=12 \
         --name=death --iodepth=32 --verify=crc32c --verify_backlog=64 --verify_state_save=0 \
         --name=writes --iodepth=8 --offset=$bytes &
     load=$!
-    sleep 3
+    try 60 are_written "$before"
     "$@"
     wait $load
 }
