@@ -103,7 +103,7 @@ impl GuestKernel {
     fn slowdown_factor(&self) -> u32 {
         match self {
             Self::UserMode(_) => 1,
-            Self::Qemu { .. } | Self::BootDisk(_) => 4,
+            Self::Qemu { .. } | Self::BootDisk(_) => 8,
         }
     }
 

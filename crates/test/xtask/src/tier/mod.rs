@@ -221,12 +221,16 @@ pub(crate) const TIERS: &[Tier] = &[
     },
 ];
 
-/// How many tiers with real processes run at the same time. They wait most of the time: for guests
-/// to boot, for leases to expire, for nodes to be in sync.
-const LANES: usize = 2;
+/// How many tiers with real processes run at the same time. A second one saves nothing where guests
+/// are emulated: two of them and the tests of the workspace are more than two cores can do.
+const LANES: usize = 1;
 
-/// Runs `tiers`. Those with real processes run in namespaces of their own, several at a time, while
-/// this process runs the others.
+/// How much this process yields to tiers with real processes: their clients measure pauses, its
+/// tests only compute.
+const NICE: i32 = 5;
+
+/// Runs `tiers`. Those with real processes run in namespaces of their own, while this process runs
+/// the others.
 pub(crate) fn run_all(context: &RunContext, tiers: &[&Tier]) -> Result<()> {
     if namespace::is_inside() {
         tiers.iter().for_each(|tier| run(context, tier));
@@ -247,6 +251,12 @@ pub(crate) fn run_all(context: &RunContext, tiers: &[&Tier]) -> Result<()> {
         return Ok(());
     }
     let run_computing = || computing.iter().for_each(|tier| run(context, tier));
+    let run_behind = || {
+        if let Err(error) = rustix::process::nice(NICE) {
+            context.display.line(&format!("  cannot lower the priority: {error}"));
+        }
+        run_computing();
+    };
     if with_processes.is_empty() {
         run_computing();
         return Ok(());
@@ -260,7 +270,7 @@ pub(crate) fn run_all(context: &RunContext, tiers: &[&Tier]) -> Result<()> {
         with_processes.into_iter().partition(|tier| tier.place == Place::Alone);
     // The longest first: at the end, none runs long with an idle lane beside it.
     beside.sort_by_key(|tier| std::cmp::Reverse(tier.budget));
-    run_in_lanes(context, &launcher, &beside, LANES, run_computing);
+    run_in_lanes(context, &launcher, &beside, LANES, run_behind);
     run_in_lanes(context, &launcher, &alone, 1, || ());
     Ok(())
 }

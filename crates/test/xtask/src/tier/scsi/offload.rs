@@ -20,7 +20,7 @@ const EXTENT_MIB: u64 = 4;
 const MIB: u64 = 1 << 20;
 /// The file system below the images has metadata blocks and its own layout.
 const SLACK: u64 = 2 * MIB;
-const TOOL_LIMIT: Duration = Duration::from_secs(120);
+const TOOL_LIMIT: Duration = Duration::from_secs(300);
 
 pub(super) fn run(context: &RunContext, kernel: &GuestKernel, cluster: &Cluster) -> Result<()> {
     let master = cluster.create("master", SIZE)?;
