@@ -13,8 +13,8 @@ const SEEDS: u64 = 5000;
 /// Fewer prove little.
 const SEEDS_AT_LEAST: u64 = 100;
 /// The time of all scenarios together.
-const BUDGET: Duration = Duration::from_secs(120);
-const LIMIT: Duration = Duration::from_secs(180);
+const BUDGET: Duration = Duration::from_secs(240);
+const LIMIT: Duration = Duration::from_secs(300);
 
 pub(super) fn run(context: &RunContext) -> Result<()> {
     if !context.is_product_built.get() {
