@@ -232,3 +232,16 @@ proptest! {
         });
     }
 }
+
+/// The example in the documentation of the crate.
+#[test]
+fn two_lost_data_members_are_recovered_from_p_and_q() {
+    let data: [&[u8]; 3] = [b"some", b"data", b"here"];
+    let (mut p, mut q) = ([0; 4], [0; 4]);
+    let parity = parity::Parity::best();
+    parity.pq(&data, &mut p, &mut q);
+
+    let (mut first, mut third) = ([0; 4], [0; 4]);
+    parity.recover_two_data([0, 2], &[data[1]], [&p, &q], [&mut first, &mut third]);
+    assert_eq!((&first, &third), (b"some", b"here"));
+}
