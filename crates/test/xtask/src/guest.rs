@@ -88,7 +88,7 @@ impl GuestKernel {
 
     /// Whether its NVMe host supports authentication and TLS: Debian 12's kernel supports neither.
     pub(crate) fn has_secure_nvme(&self) -> bool {
-        matches!(self, Self::UserMode(_))
+        !self.is_emulated()
     }
 
     pub(crate) fn name(&self) -> &'static str {

@@ -25,7 +25,6 @@ use crate::{
     install::{self, Package},
     namespace::{self, Launcher},
     node::Profile,
-    parallel,
     run_context::RunContext,
 };
 use anyhow::Result;
@@ -80,7 +79,7 @@ pub(crate) fn mirror_packages() -> Vec<&'static [Package]> {
     vec![install::ETCD, install::NETWORK, install::FILTER]
 }
 
-/// The tiers. Those without processes run in this order.
+/// The tiers, in the order they run: those without processes, and those with.
 pub(crate) const TIERS: &[Tier] = &[
     Tier {
         name: "style",
@@ -221,10 +220,6 @@ pub(crate) const TIERS: &[Tier] = &[
     },
 ];
 
-/// How many tiers with real processes run at the same time. A second one saves nothing where guests
-/// are emulated: two of them and the tests of the workspace are more than two cores can do.
-const LANES: usize = 1;
-
 /// How much this process yields to tiers with real processes: their clients measure pauses, its
 /// tests only compute.
 const NICE: i32 = 5;
@@ -266,12 +261,10 @@ pub(crate) fn run_all(context: &RunContext, tiers: &[&Tier]) -> Result<()> {
         with_processes.iter().for_each(|tier| run(context, tier));
         return Ok(());
     };
-    let (alone, mut beside): (Vec<&Tier>, Vec<&Tier>) =
+    let (alone, beside): (Vec<&Tier>, Vec<&Tier>) =
         with_processes.into_iter().partition(|tier| tier.place == Place::Alone);
-    // The longest first: at the end, none runs long with an idle lane beside it.
-    beside.sort_by_key(|tier| std::cmp::Reverse(tier.budget));
-    run_in_lanes(context, &launcher, &beside, LANES, run_behind);
-    run_in_lanes(context, &launcher, &alone, 1, || ());
+    run_in_namespaces(context, &launcher, &beside, run_behind);
+    run_in_namespaces(context, &launcher, &alone, || ());
     Ok(())
 }
 
@@ -295,12 +288,13 @@ fn build(context: &RunContext, computing: &[&Tier], with_processes: &[&Tier]) ->
     Ok(())
 }
 
-/// Runs each tier in namespaces of its own, `lanes` at a time, and `meanwhile` in this process.
-fn run_in_lanes(
+/// Runs each tier in namespaces of its own, one after the other, and `meanwhile` in this process.
+/// Two tiers with emulated guests at a time, and the tests of the workspace, are more than two
+/// cores can do.
+fn run_in_namespaces(
     context: &RunContext,
     launcher: &Launcher,
     tiers: &[&Tier],
-    lanes: usize,
     meanwhile: impl FnOnce(),
 ) {
     let (display, scratch) = (&context.display, context.scratch());
@@ -313,7 +307,7 @@ fn run_in_lanes(
         launcher.run_labelled(display, tier.name, &words, &report(tier))
     };
     let ended = std::thread::scope(|scope| {
-        let ended = scope.spawn(|| parallel::map(tiers, lanes, work));
+        let ended = scope.spawn(|| tiers.iter().map(work).collect::<Vec<_>>());
         meanwhile();
         ended.join()
     });
