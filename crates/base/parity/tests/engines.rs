@@ -238,7 +238,7 @@ proptest! {
 fn two_lost_data_members_are_recovered_from_p_and_q() {
     let data: [&[u8]; 3] = [b"some", b"data", b"here"];
     let (mut p, mut q) = ([0; 4], [0; 4]);
-    let parity = parity::Parity::best();
+    let parity = Parity::best();
     parity.pq(&data, &mut p, &mut q);
 
     let (mut first, mut third) = ([0; 4], [0; 4]);

@@ -37,6 +37,11 @@ pub(super) enum SessionJob {
 }
 
 impl SessionJob {
+    /// Whether it ends only when nothing is in flight at a ring.
+    pub(super) fn waits_for_rings(&self) -> bool {
+        matches!(self, Self::Stop(..) | Self::Reset(_))
+    }
+
     /// Runs the job. Its sender may have ended.
     pub(super) async fn run(self, session: &mut DiskSession) {
         match self {

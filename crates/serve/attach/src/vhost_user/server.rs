@@ -120,7 +120,17 @@ impl Server {
                 biased;
                 () = &mut stop => {
                     self.disk.set_ending();
-                    session.stop_all().await;
+                    let mut stopped = pin!(session.stop_all());
+                    tokio::select! {
+                        biased;
+                        () = &mut stopped => {}
+                        Some(job) = asked.recv() => {
+                            if job.waits_for_rings() {
+                                self.disconnect(&line);
+                            }
+                            stopped.await;
+                        }
+                    }
                     break (true, None);
                 }
                 () = self.disk.wait_outage() => {
@@ -134,11 +144,7 @@ impl Server {
                         biased;
                         () = &mut run => {}
                         () = &mut stop => {
-                            // The monitor waits for a ring to stop, which may wait for the volume.
-                            // It must not believe that nothing is in flight: disconnect first, so
-                            // that unfinished requests stay in its record.
-                            self.disk.disconnect();
-                            let _ = line.shutdown(Shutdown::Both);
+                            self.disconnect(&line);
                             run.await;
                             break (true, None);
                         }
@@ -159,6 +165,14 @@ impl Server {
             let _ = conversation.await;
         }
         stopped
+    }
+
+    /// The monitor waits for a ring to stop, which may wait for the volume. It must not believe
+    /// that nothing is in flight: it is disconnected first, so that unfinished requests stay in its
+    /// record.
+    fn disconnect(&self, line: &UnixStream) {
+        self.disk.disconnect();
+        let _ = line.shutdown(Shutdown::Both);
     }
 }
 
