@@ -141,7 +141,7 @@ impl CreatePool {
         let (disks, least) = (self.disks.len(), usize::from(self.min_disks()));
         if disks < least {
             let raid = u8::from(self.raid);
-            let what = format!("RAID {raid} takes at least {least} beside its spares");
+            let what = format!("RAID {raid} needs at least {least} beside its spares");
             return Err(InvalidValue::new("number of disks", &disks.to_string(), what));
         }
         let all = || self.disks.iter().chain(&self.spares);
@@ -159,10 +159,12 @@ impl CreatePool {
             |what: String| Err(InvalidValue::new("number of columns", &columns.to_string(), what));
         let (least, copies) = (self.min_columns(), u16::from(self.mirror_copies()));
         if self.raid == RaidLevel::Raid1 && columns != copies {
-            return refuse(format!("RAID 1 has as many as copies, {copies}; RAID 10 has more"));
+            return refuse(format!(
+                "RAID 1 has as many columns as copies, {copies}; RAID 10 has more"
+            ));
         }
         if columns < least {
-            return refuse(format!("RAID {} takes at least {least}", u8::from(self.raid)));
+            return refuse(format!("RAID {} needs at least {least}", u8::from(self.raid)));
         }
         if self.raid == RaidLevel::Raid10 && columns % copies != 0 {
             return refuse(format!("use a multiple of {copies}, the number of copies"));
