@@ -96,7 +96,7 @@ dies() {
     touch "$GUEST_SHARE/killed-$1"
     try 20 test -e "$GUEST_SHARE/thawed-$1"
     begin
-    grep "changes wait" /run/attach.log || {
+    grep "delaying writes" /run/attach.log || {
         cat /run/attach.log
         return 1
     }
@@ -124,13 +124,13 @@ ends_in_use() {
     head -c 4M /dev/urandom | tee /run/kept > /run/mnt/kept
     sync
     end
-    grep "is in use, and stays" /run/attach.log
+    grep "block device in use" /run/attach.log
     dd if=/dev/urandom of=/run/mnt/more bs=1M count=4 conv=fsync status=none &
     writing=$!
     sleep 1
     begin
     # Nothing was in doubt: nothing waits.
-    fails grep "changes wait" /run/attach.log
+    fails grep "delaying writes" /run/attach.log
     wait $writing
     equal "$(device)" "$before" "the device"
     echo 3 > /proc/sys/vm/drop_caches
@@ -143,7 +143,7 @@ ends_in_use() {
 ends_while_open() {
     sleep 60 < "$disk" &
     end
-    grep "is in use, and stays" /run/attach.log | grep "sleep ($!)"
+    grep "block device in use" /run/attach.log | grep "sleep ($!)"
     kill $!
     begin
 }

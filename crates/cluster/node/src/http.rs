@@ -108,7 +108,7 @@ pub fn router(control: &Control) -> Router {
                     ErrorCode::NotFound,
                     format!("there is no {}", request.uri().path()),
                 )
-                .with_hint("GET /v1/openapi.json describes what there is"),
+                .with_hint("GET /v1/openapi.json describes the API"),
             )
         })
         .method_not_allowed_fallback(|request: Request| async move {
@@ -116,9 +116,9 @@ pub fn router(control: &Control) -> Router {
             error_response(
                 &ApiError::new(
                     ErrorCode::MethodNotAllowed,
-                    format!("{path} does not know {method}"),
+                    format!("{path} does not support {method}"),
                 )
-                .with_hint("GET /v1/openapi.json describes what there is"),
+                .with_hint("GET /v1/openapi.json describes the API"),
             )
         })
 }
@@ -351,8 +351,8 @@ fn success_response<E: Endpoint>(answer: &E::Response) -> Response {
     match serde_json::to_string(answer) {
         Ok(text) => json_response(status, text),
         Err(error) => {
-            tracing::error!(%error, endpoint = E::OPERATION_ID, "an answer cannot be written");
-            error_response(&ApiError::new(ErrorCode::Internal, "the answer cannot be written"))
+            tracing::error!(%error, endpoint = E::OPERATION_ID, "cannot encode a response");
+            error_response(&ApiError::new(ErrorCode::Internal, "cannot encode the response"))
         }
     }
 }

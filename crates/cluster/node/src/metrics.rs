@@ -135,20 +135,21 @@ impl Metrics {
         };
         let help = "Buffer memory.";
         gauges(to, "pool_bytes", help, cores().map(|(l, c)| (l, c.memory.total)))?;
-        let help = "Buffer memory that is neither held nor promised.";
+        let help = "Buffer memory that is neither in use nor reserved.";
         gauges(to, "pool_free_bytes", help, cores().map(|(l, c)| (l, c.memory.free)))?;
         let help = "Commands that wait for buffer memory.";
         gauges(to, "pool_waiting", help, cores().map(|(l, c)| (l, c.memory.waiting)))?;
-        let help = "Commands that were told to try again for want of buffer memory, and others that gave up.";
+        let help = "Waits for buffer memory that timed out; their commands were rejected with a \
+            retry status.";
         counters(to, "pool_refused", help, cores().map(|(l, c)| (l, c.memory.timed_out_waits)))?;
         let help = "How long buffer memory has been short; 0 while it is not.";
         let short = |c: &crate::engine::CoreReport| {
             c.memory.shortage_duration.map_or(0, |short| short.as_secs().max(1))
         };
         gauges(to, "pool_short_seconds", help, cores().map(|(l, c)| (l, short(c))))?;
-        let help = "Times a layer took more memory than it was promised; a defect.";
+        let help = "Times that a layer used more memory than it had reserved; a defect.";
         counters(to, "pool_overdrafts", help, cores().map(|(l, c)| (l, c.memory.overdrafts)))?;
-        let help = "Connections, those that have not logged in included.";
+        let help = "Connections, including those that have not logged in.";
         gauges(to, "connections", help, cores().map(|(l, c)| (l, c.sessions.len() as u64)))?;
         let help = "Connections refused because of a limit.";
         counters(
@@ -166,32 +167,34 @@ impl Metrics {
             let cores = self.facts.cores.iter().map(|core| &core.clients);
             cores.chain([&self.facts.api_clients])
         };
-        let help = "Attempts of clients to prove who they are that have failed.";
+        let help = "Failed authentication attempts of clients.";
         let failed =
             |method: AuthMethod| all().map(|c| c.attempt_counts.failures[method as usize]).sum();
         let methods = AuthMethod::ALL.iter().map(|&m| ([("method", m.label())], failed(m)));
         counters::<1, u64>(to, "authentication_failures", help, methods)?;
-        let help = "Attempts that had to wait, after failures of the same address.";
+        let help = "Authentication attempts that were delayed after failures from the same \
+            address.";
         let delayed: u64 = all().map(|c| c.attempt_counts.delayed).sum();
         counters(to, "authentication_delayed", help, single(delayed))?;
-        let help = "Attempts that were refused without checking the secret: too many of the same address waited.";
+        let help = "Authentication attempts refused without checking the secret, because too many \
+            from the same address waited.";
         let refused: u64 = all().map(|c| c.attempt_counts.refused).sum();
         counters(to, "authentication_refused", help, single(refused))?;
-        let help = "iSCSI sessions that another login of their initiator has ended.";
+        let help = "iSCSI sessions ended by another login of the same initiator.";
         counters(to, "sessions_replaced", help, single(all().map(|c| c.replaced).sum::<u64>()))
     }
 
     fn volumes(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let volumes =
             || self.facts.volumes.iter().map(|(s, o)| ([("volume", s.record.name.as_str())], s, o));
-        let help = "Whether the volume serves, at whichever node, as far as this one knows.";
+        let help = "Whether the volume is served by some node, as far as this one knows.";
         let serves = self.facts.served_filter();
         let online = self.facts.volumes.iter();
         let online = online.map(|v| ([("volume", v.0.record.name.as_str())], i64::from(serves(v))));
         gauges(to, "volume_online", help, online)?;
         let help = "Size of the volume.";
         gauges(to, "volume_size_bytes", help, volumes().map(|(l, s, _)| (l, s.record.size_bytes)))?;
-        let help = "Copies that the volume is to have.";
+        let help = "Wanted number of replicas.";
         let wanted = volumes().map(|(l, s, _)| (l, u64::from(s.record.replicas_wanted)));
         gauges(to, "volume_copies_wanted", help, wanted)?;
         let help = "Bytes of the backing that hold data.";
@@ -200,7 +203,7 @@ impl Metrics {
         gauges(to, "volume_allocated_bytes", help, allocated)?;
         let help = "Commands in flight.";
         gauges(to, "volume_in_flight", help, self.reports().map(|(l, r)| (l, r.in_flight)))?;
-        let help = "Commands that were asked to abort.";
+        let help = "Commands for which an abort was requested.";
         counters(to, "volume_aborts", help, self.reports().map(|(l, r)| (l, r.aborts)))?;
         let help = "Commands that waited for an overlapping one.";
         counters(to, "volume_overlaps", help, self.reports().map(|(l, r)| (l, r.overlaps)))?;
@@ -211,12 +214,12 @@ impl Metrics {
     fn copies(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let mirrors = || self.reports().filter_map(|(l, r)| Some((l, &r.mirror.as_ref()?.status)));
         let records = || mirrors().filter_map(|(l, s)| Some((l, s.config.as_ref()?)));
-        let help = "Copies that the volume has.";
+        let help = "Number of replicas.";
         gauges(to, "volume_copies", help, records().map(|(l, r)| (l, r.replicas.len() as u64)))?;
-        let help = "Copies that are in sync.";
+        let help = "Number of replicas that are in sync.";
         let in_sync = records().map(|(l, r)| (l, r.in_sync.len() as u64));
         gauges(to, "volume_copies_in_sync", help, in_sync)?;
-        let help = "Copied from here to bring copies in sync.";
+        let help = "Bytes copied from this node to resync replicas.";
         counters(to, "volume_resynced_bytes", help, mirrors().map(|(l, s)| (l, s.resynced_bytes)))
     }
 
@@ -227,23 +230,23 @@ impl Metrics {
         let help = "Whether the pool is open.";
         let online = all().map(|(l, p)| (l, i64::from(p.report.is_some())));
         gauges(to, "disk_pool_online", help, online)?;
-        let help = "Bytes of all disks of the pool that hold data.";
+        let help = "Raw size of all data disks of the pool.";
         gauges(to, "disk_pool_raw_bytes", help, open().map(|(l, r)| (l, r.raw_bytes)))?;
-        let help = "Bytes that volumes may have of the pool.";
+        let help = "Bytes of the pool that volumes can use.";
         gauges(to, "disk_pool_usable_bytes", help, open().map(|(l, r)| (l, r.usable_bytes)))?;
-        let help = "Bytes that volumes have of the pool.";
+        let help = "Bytes of the pool that volumes use.";
         gauges(to, "disk_pool_allocated_bytes", help, open().map(|(l, r)| (l, r.allocated_bytes)))?;
-        let help = "Bytes that volumes may still have of the pool.";
+        let help = "Bytes of the pool that are free for volumes.";
         gauges(to, "disk_pool_free_bytes", help, open().map(|(l, r)| (l, r.free_bytes)))?;
-        let help = "How many more disks may fail, -1 if something is lost.";
+        let help = "How many more disks may fail; -1 if data is lost.";
         let fault_tolerance = open().map(|(l, r)| (l, r.fault_tolerance.map_or(-1, i64::from)));
         gauges(to, "disk_pool_survives", help, fault_tolerance)?;
-        let help = "Pieces that are not what they should be yet, or still to be moved.";
+        let help = "Extents that are stale or still to be moved.";
         gauges(to, "disk_pool_behind_pieces", help, open().map(|(l, r)| (l, r.stale_extents)))?;
         let scrubs = || open().filter_map(|(l, r)| Some((l, r.scrub.as_ref()?)));
-        let help = "Places that the last scrub has repaired.";
+        let help = "Rows that the last scrub repaired.";
         gauges(to, "disk_pool_scrub_repaired", help, scrubs().map(|(l, s)| (l, s.repaired_rows)))?;
-        let help = "Places that the last scrub could not repair.";
+        let help = "Rows that the last scrub could not repair.";
         gauges(
             to,
             "disk_pool_scrub_unrepairable",
@@ -270,33 +273,33 @@ impl Metrics {
                 report.disks.iter().map(move |d| ([pool, ("disk", d.serial.as_str())], d))
             })
         };
-        let help = "Reads of the disk that have failed.";
+        let help = "Failed reads of the disk.";
         counters(to, "disk_pool_read_errors", help, disks().map(|(l, d)| (l, d.read_errors)))?;
-        let help = "Writes of the disk that have failed.";
+        let help = "Failed writes of the disk.";
         counters(to, "disk_pool_write_errors", help, disks().map(|(l, d)| (l, d.write_errors)))?;
-        let help = "Reads of the disk that gave what was not written.";
+        let help = "Reads of the disk that returned wrong data.";
         counters(
             to,
             "disk_pool_checksum_errors",
             help,
             disks().map(|(l, d)| (l, d.checksum_errors)),
         )?;
-        let help = "Blocks of the disk that were wrong or unreadable, and were written again.";
+        let help = "Blocks of the disk that were wrong or unreadable, and were rewritten.";
         let repaired = disks().map(|(l, d)| (l, d.repaired_blocks));
         counters(to, "disk_pool_repaired_blocks", help, repaired)?;
-        let help = "Blocks of the disk that could not be read, and were given up as lost.";
+        let help = "Blocks of the disk that were unreadable, and are lost.";
         let unrepairable = disks().map(|(l, d)| (l, d.unrepairable_blocks));
         counters(to, "disk_pool_unrepairable_blocks", help, unrepairable)?;
         let help = "Whether the disk lags far behind the others.";
         gauges(to, "disk_pool_slow", help, disks().map(|(l, d)| (l, i64::from(d.is_slow))))?;
         let help = "How often the disk became slow.";
         counters(to, "disk_pool_slow_times", help, disks().map(|(l, d)| (l, d.slow_episodes)))?;
-        let help = "Reads that others have answered, as the disk lagged.";
+        let help = "Reads served by other disks because this one was slow.";
         counters(to, "disk_pool_slow_reads", help, disks().map(|(l, d)| (l, d.redirected_reads)))
     }
 
     fn commands(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let help = "Commands completed, failed ones included.";
+        let help = "Commands completed, including failed ones.";
         counters(to, "volume_commands", help, self.command_kinds().map(|(l, k)| (l, k.completed)))?;
         let help = "Commands that failed.";
         counters(
@@ -305,7 +308,7 @@ impl Metrics {
             help,
             self.command_kinds().map(|(l, k)| (l, k.failed)),
         )?;
-        let help = "Commands that failed for want of space.";
+        let help = "Commands that failed for lack of space.";
         let each = self.command_kinds().map(|(l, k)| (l, k.without_space));
         counters(to, "volume_commands_without_space", help, each)?;
         let help = "Payload moved.";

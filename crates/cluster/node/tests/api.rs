@@ -121,7 +121,7 @@ async fn secrets_go_in_and_never_come_out() {
         assert!(!text.contains("hush"), "{path}");
     }
     let refused = refusal(allow(&client, "a", &["any"]).await);
-    assert!(refused.message.contains("CHAP guards iSCSI only"), "{refused}");
+    assert!(refused.message.contains("CHAP is for iSCSI only"), "{refused}");
     let cleared = client.call_on::<ClearChap>(&name("a"), &[], &NoBody).await.unwrap();
     assert_eq!(cleared.access.chap_user, None);
     assert!(node.stop().await.clean);
@@ -153,7 +153,7 @@ async fn a_host_is_asked_for_a_secret() {
         assert!(!client.text(path).await.unwrap().contains("DHHC"), "{path}");
     }
     let refused = refusal(allow(&client, "a", &["any"]).await);
-    assert!(refused.message.contains("in without a proof"), "{refused}");
+    assert!(refused.message.contains("without authentication"), "{refused}");
     assert!(node.stop().await.clean);
 
     let (node, client) = start(dir.path(), "").await;
@@ -165,12 +165,12 @@ async fn a_host_is_asked_for_a_secret() {
     ask_host(&client, "a", &format!(r#"{{"host":"{a}"}}"#)).await.unwrap();
     allow(&client, "a", &["any"]).await.unwrap();
     let refused = refusal(ask_host(&client, "a", &one).await);
-    assert!(refused.message.contains("in without a proof"), "{refused}");
+    assert!(refused.message.contains("without authentication"), "{refused}");
     let iscsi_only = Protocols { nvme: false, ..Protocols::default() };
     client.call_on::<SetProtocols>(&name("a"), &[], &iscsi_only).await.unwrap();
     ask_host(&client, "a", &one).await.unwrap();
     let nvme = client.call_on::<SetProtocols>(&name("a"), &[], &Protocols::default()).await;
-    assert!(refusal(nvme).message.contains("in without a proof"));
+    assert!(refusal(nvme).message.contains("without authentication"));
     assert!(node.stop().await.clean);
 }
 
@@ -192,14 +192,14 @@ async fn a_secret_that_is_none_is_refused_without_showing_it() {
             format!(r#"{{"host":"nqn.2014-08.org.nvmexpress:h","secrets":{{"secret":"{bad}"}}}}"#);
         let refused = refusal(ask_host(&client, "a", &host).await);
         assert_eq!(refused.code, ErrorCode::InvalidRequest);
-        assert!(refused.message.starts_with("the secret of the host is no good"), "{refused}");
+        assert!(refused.message.starts_with("the secret of the host is invalid"), "{refused}");
         assert!(refused.message.contains(why) && !refused.message.contains(bad), "{refused}");
         let controller = format!(
             r#"{{"host":"nqn.2014-08.org.nvmexpress:h",
                 "secrets":{{"secret":"{other}","controller_secret":"{bad}"}}}}"#
         );
         let refused = refusal(ask_host(&client, "a", &controller).await);
-        let whose = "the secret of the controller is no good";
+        let whose = "the secret of the controller is invalid";
         assert!(refused.message.starts_with(whose) && !refused.message.contains(bad), "{refused}");
     }
     for other in ["any", "iqn.2001-04.com.example:x"] {
@@ -240,7 +240,7 @@ async fn a_host_has_a_key_of_tls() {
         assert!(!client.text(path).await.unwrap().contains("NVMeTLS"), "{path}");
     }
     let refused = refusal(allow(&client, "a", &["any"]).await);
-    assert!(refused.message.contains("come by TLS"), "{refused}");
+    assert!(refused.message.contains("must use TLS"), "{refused}");
     assert!(node.stop().await.clean);
 
     let (node, client) = start(dir.path(), "").await;
@@ -252,15 +252,15 @@ async fn a_host_has_a_key_of_tls() {
     assert_eq!(again.unwrap().access, shown.access, "nothing to turn off is no fault");
     allow(&client, "a", &["any"]).await.expect("nobody has to come by TLS");
     let refused = refusal(ask_tls(&client, "a", &must).await);
-    assert!(refused.message.contains("come by TLS"), "{refused}");
+    assert!(refused.message.contains("must use TLS"), "{refused}");
     let refused = refusal(ask_tls(&client, "a", &key(a, KEYS[1], "")).await);
-    assert!(refused.message.contains("come by TLS"), "{refused}");
+    assert!(refused.message.contains("must use TLS"), "{refused}");
     assert_eq!(show(&client, "a").await.unwrap().access.tls_hosts, [host(a, false)]);
     let iscsi_only = Protocols { nvme: false, ..Protocols::default() };
     client.call_on::<SetProtocols>(&name("a"), &[], &iscsi_only).await.unwrap();
     ask_tls(&client, "a", &must).await.unwrap();
     let nvme = client.call_on::<SetProtocols>(&name("a"), &[], &Protocols::default()).await;
-    assert!(refusal(nvme).message.contains("come by TLS"));
+    assert!(refusal(nvme).message.contains("must use TLS"));
     assert!(node.stop().await.clean);
 }
 
@@ -282,7 +282,7 @@ async fn a_key_that_is_none_is_refused_without_showing_it() {
         let ask = format!(r#"{{"host":"{host}","key":{{"key":"{bad}","required":false}}}}"#);
         let refused = refusal(ask_tls(&client, "a", &ask).await);
         assert_eq!(refused.code, ErrorCode::InvalidRequest);
-        assert!(refused.message.starts_with("the TLS key of the host is no good"), "{refused}");
+        assert!(refused.message.starts_with("the TLS key of the host is invalid"), "{refused}");
         assert!(refused.message.contains(why) && !refused.message.contains(bad), "{refused}");
     }
     for other in ["any", "iqn.2001-04.com.example:x"] {
@@ -565,7 +565,7 @@ async fn no_volume_is_created_while_a_node_joins() {
                 assert_eq!(refused.code, ErrorCode::Unavailable, "{turn}: {refused}");
                 let created = refusal(created);
                 assert_eq!(created.code, ErrorCode::Conflict, "{turn}: {created}");
-                assert!(created.message.contains("become part of a cluster"), "{created}");
+                assert!(created.message.contains("join or leave a cluster"), "{created}");
             }
         }
     }

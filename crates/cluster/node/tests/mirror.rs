@@ -629,7 +629,7 @@ async fn differences_are_found_and_repaired() {
     file.write_all_at(&[0xee; 512], DATA).unwrap();
     file.sync_all().unwrap();
     let refused = cluster.node(other).engine.verify(VOLUME, Some(other)).await;
-    assert!(refused.unwrap_err().to_string().contains("ask there"));
+    assert!(refused.unwrap_err().to_string().contains("run this there"));
     let found = engine.verify(VOLUME, None).await.unwrap();
     assert_eq!((found.mismatches.len(), found.mismatches[0].node), (1, other));
     assert_eq!(found.repaired_blocks, 0);

@@ -478,7 +478,7 @@ async fn a_volume_that_finds_no_room_leaves_nothing() {
     let warned = promised
         .findings
         .iter()
-        .any(|f| f.subject == "pool tank" && f.message.contains("may still take"));
+        .any(|f| f.subject == "pool tank" && f.message.contains("may still need"));
     assert!(warned, "{promised:?}");
     client.call_on::<DeleteVolume>(&name("web"), &[], &NoBody).await.unwrap();
     client.call_on::<DeletePool>(&pool("tank"), &[], &NoBody).await.unwrap();

@@ -284,7 +284,7 @@ async fn a_file_that_cannot_be_used_is_named() {
         fs::set_permissions(key_file(dir.path()), mode).unwrap();
     };
     for (text, mode, why) in
-        [(&*good, 0o644, "chmod 600"), ("garbage\n", 0o600, "line 1 is no key")]
+        [(&*good, 0o644, "chmod 600"), ("garbage\n", 0o600, "line 1 is not a key")]
     {
         set(text, mode);
         let (node, client) = start(dir.path(), "").await;

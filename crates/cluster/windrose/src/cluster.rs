@@ -132,20 +132,21 @@ async fn confirm_forced_leave(
     let id = cluster.id.map(|id| format!(" {id}")).unwrap_or_default();
     let name = status.node.name;
     let what = format!(
-        "Node {name} forgets cluster{id} without asking the other nodes, for good: it loses the records of {known} \
-         (their names, who may use them, secrets). It serves nothing any more; the images stay where they are."
+        "Node {name} leaves cluster{id} for good, without informing the other nodes: it loses the \
+         records of {known} (their names, allowed initiators, secrets). It stops serving; the \
+         images are kept."
     );
-    let hint = format!("--confirm {name} or --yes does it without asking");
-    require_confirmation(confirm, ("node", &name), &what, "taken out", &hint)
+    let hint = format!("use --confirm {name} or --yes to do it without a prompt");
+    require_confirmation(confirm, ("node", &name), &what, "removed", &hint)
 }
 
 /// Asks for confirmation: removing a node for good also removes the records of its replicas.
 fn confirm_removal(confirm: &ConfirmArgs, node: &str) -> Result<(), CliError> {
     let what = format!(
-        "{node} is removed from the cluster for good, and the records of the copies that it keeps with it. What is on \
-         its disks is of no use to the cluster from then on."
+        "{node} is removed from the cluster for good, with the records of its replicas. The \
+         cluster can no longer use the data on its disks."
     );
-    let hint = format!("--confirm {node} or --yes does it without asking");
+    let hint = format!("use --confirm {node} or --yes to do it without a prompt");
     require_confirmation(confirm, ("node", node), &what, "removed", &hint)
 }
 
@@ -182,7 +183,7 @@ async fn join(remote: &NodeConnection, token: &TokenArgs, role: NodeRole) -> Res
     let token = match (&token.token, &token.file) {
         (Some(token), _) => token.clone(),
         (None, Some(file)) => files::read_line(file)?,
-        (None, None) => return Err(CliError::new(FAILED, "no token is given")),
+        (None, None) => return Err(CliError::new(FAILED, "no token given")),
     };
     let request = JoinCluster { token, role };
     let mut reported = None;
@@ -226,10 +227,10 @@ async fn wait_for_stage(remote: &NodeConnection, wanted: ClusterStage) -> Result
         }
         if Instant::now() > deadline {
             let why = waiting.map(|(what, _)| what);
-            let why = why.unwrap_or_else(|| "the node does not answer yet".into());
+            let why = why.unwrap_or_else(|| "the node does not respond yet".into());
             return Err(CliError::new(FAILED, format!("not done after {STAGE_TIMEOUT:?}: {why}"))
                 .with_hint(
-                    "the node tries on by itself; `windrose cluster nodes` shows how far it is",
+                    "the node retries automatically; `windrose cluster nodes` shows the progress",
                 ));
         }
         sleep(POLL_INTERVAL).await;
@@ -253,14 +254,16 @@ async fn wait_for_rotation(remote: &NodeConnection, started: Cluster) -> Result<
         if Instant::now() > deadline {
             let what = reported.or(cluster.unread).unwrap_or_default();
             return Err(CliError::new(FAILED, format!("not done after {STAGE_TIMEOUT:?}: {what}")).with_hint(
-                "the nodes go on by themselves; windrose status says what they wait for, and what helps",
+                "the nodes continue automatically; windrose status shows what they wait for, and \
+                 what to do",
             ));
         }
         sleep(POLL_INTERVAL).await;
         cluster = remote.client.call::<GetCluster>(&NoBody).await?;
     }
     print_error_line(
-        "windrose: the secret and the authority of the cluster are new; tokens made before are revoked",
+        "windrose: the secret and the authority of the cluster were replaced; earlier tokens are \
+         revoked",
     );
     remote.print(&cluster, output::cluster)
 }

@@ -63,15 +63,15 @@ pub(crate) fn cluster(cluster: &Cluster) -> String {
             return "This node is in no cluster. To begin one:\n  windrose cluster init".to_owned();
         }
         (ClusterStage::Member, Some(id)) => format!("Cluster {id}"),
-        (ClusterStage::Moving, Some(id)) => format!("Cluster {id}: this node begins it"),
-        (ClusterStage::Joining, Some(id)) => format!("Cluster {id}: this node joins it"),
-        (ClusterStage::Leaving, Some(id)) => format!("Cluster {id}: this node leaves it"),
+        (ClusterStage::Moving, Some(id)) => format!("Cluster {id}: this node is creating it"),
+        (ClusterStage::Joining, Some(id)) => format!("Cluster {id}: this node is joining it"),
+        (ClusterStage::Leaving, Some(id)) => format!("Cluster {id}: this node is leaving it"),
     };
     if let Some(what) = &cluster.waits_for {
         text.push_str(&format!("\nThis node waits: {what}"));
     }
     if let Some(under_way) = &cluster.rotation {
-        text.push_str(&format!("\nA rotation is under way: {}", rotation(under_way)));
+        text.push_str(&format!("\nA credential rotation is in progress: {}", rotation(under_way)));
     }
     let local_mark =
         |node: &ClusterNode| if Some(node.node) == cluster.node { " (this node)" } else { "" };
@@ -83,7 +83,7 @@ pub(crate) fn cluster(cluster: &Cluster) -> String {
         let is_known = cluster.unread.is_none() || Some(node.node) == cluster.node;
         let state = match (node.alive, node.drained) {
             _ if !is_known => "unknown",
-            (false, _) => "GONE",
+            (false, _) => "DOWN",
             (true, true) => "drained",
             (true, false) => "alive",
         };
@@ -95,11 +95,11 @@ pub(crate) fn cluster(cluster: &Cluster) -> String {
     let head = ["NODE", "NAME", "ROLE", "STATE", "ADDRESSES"];
     text.push_str(&format!("\n\n{}", table(&head, &[0], rows)));
     if let Some(why) = &cluster.unread {
-        text.push_str(&format!("\n\nWhich other nodes run is not known here: {why}."));
+        text.push_str(&format!("\n\nThe state of the other nodes is unknown here: {why}."));
     }
     let rows = cluster.store.iter().map(|member| {
         let vote = if member.votes { "votes" } else { "learns" };
-        let state = member.problem.clone().unwrap_or_else(|| "well".to_owned());
+        let state = member.problem.clone().unwrap_or_else(|| "healthy".to_owned());
         vec![member.name.clone(), vote.to_owned(), member.urls.join(", "), state]
     });
     let head = ["STORE MEMBER", "VOTE", "ADDRESSES", "STATE"];
@@ -114,16 +114,17 @@ pub(crate) fn not_primary_yet(volume: &Volume, node: &str) -> Option<String> {
     let next = replica.hint.as_ref().map(|hint| format!("; {hint}")).unwrap_or_default();
     let name = &volume.name;
     Some(format!(
-        "volume {name} is not led by node {node} yet{why}. It is noted: that node leads once it runs and its copy is in sync{next}"
+        "node {node} is not the primary of volume {name} yet{why}. It becomes primary once it runs \
+         and its replica is in sync{next}"
     ))
 }
 
 /// The progress of a credential rotation.
 pub(crate) fn rotation(rotation: &Rotation) -> String {
     let what = match rotation.stage {
-        RotationStage::Spread => "the nodes get the new secret and authority",
-        RotationStage::Use => "the nodes begin to use the new secret and authority",
-        RotationStage::Finish => "the nodes forget the old secret and authority",
+        RotationStage::Spread => "the nodes are receiving the new secret and authority",
+        RotationStage::Use => "the nodes are switching to the new secret and authority",
+        RotationStage::Finish => "the nodes are removing the old secret and authority",
     };
     match &rotation.waits_for[..] {
         [] => what.to_owned(),
@@ -139,11 +140,11 @@ pub(crate) fn volumes(list: &VolumeList) -> String {
                 .to_owned();
         }
         (Some(why), true) => {
-            return format!("No volumes are known here, and there may be some: {why}.");
+            return format!("No volumes are known here, but there may be some: {why}.");
         }
         (_, false) => {}
     }
-    let head = ["NAME", "SIZE", "USED", "STATE", "COPIES", "EXPORTED BY", "ALLOWED", "SESSIONS"];
+    let head = ["NAME", "SIZE", "USED", "STATE", "REPLICAS", "EXPORTED BY", "ALLOWED", "SESSIONS"];
     let rows = list.volumes.iter().map(|v| {
         vec![
             v.name.to_string(),
@@ -158,7 +159,7 @@ pub(crate) fn volumes(list: &VolumeList) -> String {
     });
     let mut text = table(&head, &[1, 2, 7], rows);
     if let Some(why) = &list.unread {
-        text.push_str(&format!("\n\nThere may be more, and others may have changed: {why}."));
+        text.push_str(&format!("\n\nThe list may be incomplete or out of date: {why}."));
     }
     text
 }
@@ -216,7 +217,7 @@ fn allowed(volume: &Volume) -> String {
     let dhchap = if access.dhchap_hosts.is_empty() { "" } else { " + DH-HMAC-CHAP" };
     let tls = if access.tls_hosts.is_empty() { "" } else { " + TLS" };
     match volume.access.initiators.as_slice() {
-        [] => "nobody".to_owned(),
+        [] => "none".to_owned(),
         [one] => format!("{one}{chap}{dhchap}{tls}"),
         many => format!("{} initiators{chap}{dhchap}{tls}", many.len()),
     }
@@ -245,8 +246,8 @@ pub(crate) fn replicas(all: &[VolumeReplica]) -> String {
 pub(crate) fn still_deleting(volume: &Volume) -> String {
     let nodes: Vec<_> = volume.copies.iter().map(|replica| replica.node.as_str()).collect();
     format!(
-        "Volume {} is being deleted: its copy on {} is erased when that node runs again, and its name is taken until then \
-         (`windrose status` tells of it).",
+        "Volume {} is being deleted: its replica on {} is erased when that node runs again; until \
+         then its name cannot be reused (see `windrose status`).",
         volume.name,
         nodes.join(", ")
     )
@@ -256,8 +257,8 @@ pub(crate) fn still_deleting(volume: &Volume) -> String {
 pub(crate) fn verification(name: &VolumeName, found: &Verification) -> String {
     let compared = Size(found.compared_bytes);
     let copies = match found.copies.as_slice() {
-        [] => format!("The copies of volume {name}"),
-        copies => format!("The copies of volume {name} on {}", copies.join(", ")),
+        [] => format!("The replicas of volume {name}"),
+        copies => format!("The replicas of volume {name} on {}", copies.join(", ")),
     };
     let mut lines = vec![match (found.differing.len(), found.unreadable) {
         (0, _) if found.compared_bytes == 0 => {
@@ -265,8 +266,8 @@ pub(crate) fn verification(name: &VolumeName, found: &Verification) -> String {
         }
         (0, 0) => format!("{copies} are equal ({compared} compared)."),
         (0, _) => format!(
-            "{copies} are equal as far as they could be read ({compared} compared); whether they are elsewhere is not \
-             known."
+            "{copies} are equal as far as they could be read ({compared} compared); other ranges \
+             were not compared."
         ),
         (n, _) => {
             format!("{copies} differ in {} ({compared} compared):", plural(n, "range"))
@@ -280,16 +281,17 @@ pub(crate) fn verification(name: &VolumeName, found: &Verification) -> String {
     );
     if found.unreadable > 0 {
         lines.push(format!(
-            "{} could not be read at some copy: see `windrose status`, and the log of its node.",
+            "{} could not be read from some replica: see `windrose status`, and the log of its \
+             node.",
             plural(found.unreadable, "range")
         ));
     }
     if !found.left_out.is_empty() {
         let nodes = found.left_out.join(", ");
-        lines.push(format!("Not compared, as they are not in sync: the copies on {nodes}."));
+        lines.push(format!("Not compared, as they are not in sync: the replicas on {nodes}."));
     }
     if found.repaired_bytes > 0 {
-        lines.push(format!("{} were written anew to all copies.", Size(found.repaired_bytes)));
+        lines.push(format!("{} were rewritten on all replicas.", Size(found.repaired_bytes)));
     }
     lines.join("\n")
 }
@@ -297,10 +299,10 @@ pub(crate) fn verification(name: &VolumeName, found: &Verification) -> String {
 /// `windrose volume reservations`.
 pub(crate) fn reservations(name: &VolumeName, found: &Reservations) -> String {
     if let Some(initiator) = &found.reserved_by {
-        return format!("{initiator} has volume {name} for itself (RESERVE).");
+        return format!("{initiator} holds an exclusive reservation of volume {name} (RESERVE).");
     }
     if found.registrations.is_empty() {
-        return format!("Nobody has reserved volume {name} or registered with it.");
+        return format!("Volume {name} has no reservations or registrations.");
     }
     let kind = found.kind.as_deref().unwrap_or("none, only registrations");
     let ends = if found.persists { "outlives" } else { "ends with" };
@@ -319,14 +321,17 @@ fn replica_state(state: &ReplicaState) -> String {
             let eta = match (eta_s, unreadable.first()) {
                 (Some(s), _) => format!(", {s} s left"),
                 (None, Some(first)) => {
-                    format!(", waits for what no copy can read, from byte {}", first.start_bytes)
+                    format!(
+                        ", stopped at data that no replica can read, from byte {}",
+                        first.start_bytes
+                    )
                 }
                 (None, None) => String::new(),
             };
             format!("resyncing, {} of {}{eta}", Size(*done_bytes), Size(*total_bytes))
         }
         ReplicaState::Outdated => "outdated".into(),
-        ReplicaState::BeingMade => "being made".into(),
+        ReplicaState::BeingMade => "being created".into(),
         ReplicaState::Leaving => "being removed".into(),
         ReplicaState::Failed { reason } => format!("failed: {reason}"),
         ReplicaState::Unknown => "state unknown".into(),
@@ -340,10 +345,10 @@ pub(crate) fn volume(v: &Volume, api: &ApiAddress) -> String {
         ("State", state(v).to_owned()),
         ("Size", format!("{} ({} bytes)", Size(v.size_bytes), v.size_bytes)),
         ("Used", v.allocated_bytes.map_or("unknown".to_owned(), |b| Size(b).to_string())),
-        ("Space", if v.thin { "taken when written" } else { "all taken" }.to_owned()),
+        ("Space", if v.thin { "allocated when written" } else { "all allocated" }.to_owned()),
         ("Block size", v.block_size.bytes().to_string()),
         ("Stored in", replicas(&v.copies)),
-        ("Copies", format!("{} in sync", replica_counts(v))),
+        ("Replicas", format!("{} in sync", replica_counts(v))),
         ("Identity", v.id.to_string()),
         ("Sessions", v.sessions.to_string()),
     ];
@@ -369,7 +374,7 @@ pub(crate) fn volume(v: &Volume, api: &ApiAddress) -> String {
 /// Which initiators have access, how they authenticate, and which use TLS.
 fn access(access: &Access) -> Vec<(&'static str, String)> {
     let names: Vec<_> = access.initiators.iter().map(ToString::to_string).collect();
-    let names = if names.is_empty() { "nobody".to_owned() } else { names.join("\n") };
+    let names = if names.is_empty() { "none".to_owned() } else { names.join("\n") };
     let mut facts = vec![("Allowed", names)];
     if let Some(user) = &access.chap_user {
         let mutual = access.chap_mutual_user.as_ref();
@@ -427,10 +432,11 @@ fn format_facts(facts: &[(&str, String)]) -> String {
 fn status_text(s: &Status) -> String {
     let headline = match s.verdict {
         Verdict::Unavailable if s.cut_off => {
-            "Some of your data cannot be reached as far as this node can see, which sees no other node."
+            "Some of your data cannot be reached, as far as this node knows, which is isolated \
+             from all others."
         }
         Verdict::Safe => "Your data is safe.",
-        Verdict::AtRisk => "Your data can be reached, and is at risk.",
+        Verdict::AtRisk => "Your data can be reached, but is at risk.",
         Verdict::Unavailable => "Some of your data cannot be reached.",
     };
     let mut text = format!("{headline}\n");
@@ -465,7 +471,7 @@ fn status_text(s: &Status) -> String {
         format_duration(s.node.uptime_s)
     );
     let volumes = format!(
-        "{} online, {} offline, {} promised",
+        "{} online, {} offline, {} provisioned",
         s.volumes.online,
         s.volumes.offline,
         Size(s.capacity.provisioned_bytes)
@@ -484,7 +490,7 @@ fn status_text(s: &Status) -> String {
 
 fn sessions_text(sessions: &SessionList) -> String {
     if sessions.sessions.is_empty() {
-        return "Nobody is logged in.".to_owned();
+        return "No initiator is logged in.".to_owned();
     }
     let head = ["PROTOCOL", "INITIATOR", "FROM", "VOLUME", "CONNECTIONS", "CORE", "SINCE"];
     let row = |s: &Session| {

@@ -157,22 +157,24 @@ async fn confirm_open(
         let mut what = output::pool(&pool).trim_end().to_owned();
         if !without.is_empty() {
             what.push_str(&format!(
-                "\nPool {name} is opened without these disks, for good: {}. What only they hold is LOST, \
-                 acknowledged writes among it, and they never come back into it.",
+                "\nPool {name} is opened without these disks, for good: {}. Data that only they \
+                 have is LOST, including acknowledged writes, and they can never return to the \
+                 pool.",
                 without.join(", ")
             ));
         }
         if take_over {
             what.push_str(&format!(
-                "\nPool {name} is taken from the node that had it last. Make sure that this node is off, or \
-                 will never use its disks again: should it still use them, it stops serving them."
+                "\nPool {name} is taken over from the node that used it last. Make sure that this \
+                 node is off, or will never use its disks again: if it still uses them, it stops \
+                 serving them."
             ));
         }
         prompt_for_name(
             ("pool", name.as_str()),
             &what,
             "opened",
-            &format!("--confirm {name} opens it without asking"),
+            &format!("use --confirm {name} to open it without a prompt"),
         )?;
         return Ok(OpenPool { without, take_over, confirm: name.clone() });
     };
@@ -190,7 +192,7 @@ async fn delete(
         let pool = remote.client.call_on::<GetPool>(name, &[], &NoBody).await?;
         let what =
             format!("This deletes pool {name}, with its {}.", plural(pool.disks.len(), "disk"));
-        let hint = "--yes deletes without asking";
+        let hint = "use --yes to delete it without a prompt";
         require_confirmation(confirm, ("pool", name.as_str()), &what, "deleted", hint)?;
     }
     let flags: &[_] = if force { &[POOL_FORCE] } else { &[] };

@@ -18,10 +18,10 @@ use crate::remote::{NodeConnection, require_confirmation};
 
 /// The steps that remain after a new store was created.
 pub(crate) const AFTER_NEW_STORE: &str = "\
-The new store is there. Next:
+The new store is ready. Next:
   1. on each other node of the old cluster: windrose cluster leave --force, then windrose cluster join
      (or witness) with the token that windrose cluster token prints here
-  2. when all of them are there: windrose cluster recover, once more, for the volumes";
+  2. when all of them have joined: windrose cluster recover again, for the volumes";
 
 /// Runs a command on images that no record names.
 pub(crate) async fn run_image_command(
@@ -74,10 +74,10 @@ async fn adopt(
             .as_ref()
             .map_or_else(|| proposal.plan.volume.to_string(), VolumeName::to_string);
         let what = format!(
-            "{}\nWhat only other copies hold is LOST, acknowledged writes among it.",
+            "{}\nData that only other replicas have is LOST, including acknowledged writes.",
             output::planned(&proposal.plan)
         );
-        let hint = format!("--confirm {name} or --yes takes it without asking");
+        let hint = format!("use --confirm {name} or --yes to adopt it without a prompt");
         require_confirmation(confirm, ("volume", &name), &what, "taken", &hint)?;
     }
     let adopted =
@@ -107,10 +107,9 @@ async fn discard(
     };
     let listed_name = found.and_then(|f| f.listed_as.as_ref().or(f.name.as_ref()));
     let name = listed_name.map_or_else(|| volume.to_string(), VolumeName::to_string);
-    let what = format!(
-        "This erases {image}, which holds volume {name} ({volume}): what it holds is LOST."
-    );
-    let hint = format!("--confirm {name} or --yes erases it without asking");
+    let what =
+        format!("This erases {image}, which contains volume {name} ({volume}): its data is LOST.");
+    let hint = format!("use --confirm {name} or --yes to erase it without a prompt");
     require_confirmation(confirm, ("image of volume", &name), &what, "erased", &hint)?;
     let request = DiscardImage { image: image.to_owned(), confirm: volume };
     remote.client.call::<PostDiscard>(&request).await?;
@@ -154,7 +153,8 @@ pub(crate) async fn recover_cluster(
         return Err(undecided_error(&plan));
     }
     let name = plan.node.clone();
-    let hint = format!("--confirm {name} or --yes does it without asking; --plan only shows it");
+    let hint =
+        format!("use --confirm {name} or --yes to do it without a prompt; --plan only shows it");
     require_confirmation(
         confirm,
         ("node", &name),

@@ -186,17 +186,18 @@ async fn run_replica_command(
             let found = client.call_on::<VerifyVolume>(&name, &[], &Verify { keep }).await?;
             remote.print(&found, |found| output::verification(&name, found))?;
             if undecided && !found.differing.is_empty() {
-                let message = "nothing was repaired: which of the copies is right is not known";
+                let message = "nothing was repaired: it is unknown which of the replicas is right";
                 let hint = format!(
-                    "name the node whose contents are to be kept, the others' are overwritten there: \
-                     windrose volume mirror verify {name} --repair --keep NODE"
+                    "name the node whose data to keep; differing blocks of the others are \
+                     overwritten: windrose volume mirror verify {name} --repair --keep NODE"
                 );
                 return Err(CliError::new(FAILED, message).with_hint(hint));
             }
             if found.repaired_bytes < found.differing_bytes {
-                let message = format!("the copies of volume {name} differ");
+                let message = format!("the replicas of volume {name} differ");
                 let hint = format!(
-                    "find out which one is right, then: windrose volume mirror verify {name} --repair --keep NODE"
+                    "find out which one is right, then run windrose volume mirror verify {name} \
+                     --repair --keep NODE"
                 );
                 return Err(CliError::new(FAILED, message).with_hint(hint));
             }
@@ -218,11 +219,12 @@ async fn force_primary(
             // First check that the volume exists.
             let volume = remote.client.call_on::<GetVolume>(name, &[], &NoBody).await?;
             let what = format!(
-                "Volume {name} goes on with the copy of this node alone. What only other copies hold is LOST, \
-                 acknowledged writes among it:\n{}\nMake sure that the other nodes are off.",
+                "Volume {name} will use the replica of this node alone. Data that only other \
+                 replicas have is LOST, including acknowledged writes:\n{}\nMake sure that the \
+                 other nodes are off.",
                 output::replicas(&volume.copies)
             );
-            let hint = format!("--confirm {name} forces it without asking");
+            let hint = format!("use --confirm {name} to force it without a prompt");
             prompt(name, &what, "forced", &hint)?;
             name.clone()
         }
@@ -243,10 +245,11 @@ async fn take_over(
             // First check that the volume exists.
             remote.client.call_on::<GetVolume>(name, &[], &NoBody).await?;
             let what = format!(
-                "The image of volume {name} is taken from the node that had it last. Make sure that this node is \
-                 off, or will never use it again: should it still use it, it stops serving it."
+                "The image of volume {name} is taken over from the node that used it last. Make \
+                 sure that this node is off, or will never use it again: if it still uses it, it \
+                 stops serving it."
             );
-            let hint = format!("--confirm {name} takes it over without asking");
+            let hint = format!("use --confirm {name} to take it over without a prompt");
             prompt(name, &what, "taken over", &hint)?;
             name.clone()
         }
@@ -268,10 +271,11 @@ async fn reservations(
     if clear && !yes {
         let found = client.call_on::<GetReservations>(name, &[], &NoBody).await?;
         let what = format!(
-            "{}\nThis takes them away: hosts that keep each other out by them no longer do, and may write at once.",
+            "{}\nThis removes them: hosts that rely on them for fencing are no longer fenced off, \
+             and may write at once.",
             output::reservations(name, &found)
         );
-        prompt(name, &what, "freed", "--yes frees it without asking")?;
+        prompt(name, &what, "freed", "use --yes to clear them without a prompt")?;
     }
     let found = match clear {
         true => client.call_on::<ClearReservations>(name, &[], &NoBody).await?,
@@ -288,16 +292,14 @@ fn print_volume(remote: &NodeConnection, volume: &Volume) -> Result<(), CliError
 async fn create(remote: &NodeConnection, args: CreateVolumeArgs) -> Result<ExitCode, CliError> {
     let names = args.names.clone();
     let [first, others @ ..] = &names[..] else {
-        return Err(CliError::new(USAGE, "no name is given"));
+        return Err(CliError::new(USAGE, "no name given"));
     };
     if !others.is_empty() && (args.backing.path.is_some() || args.backing.device.is_some()) {
         return Err(CliError::new(
             USAGE,
-            "a file or a device holds one volume, and several are named",
+            "a file or a device holds one volume, but several names are given",
         )
-        .with_hint(
-            "give one name, or let the node choose the files; volumes of one --pool may be several",
-        ));
+        .with_hint("give one name, or let the node choose the files, or use --pool"));
     }
     let template = create_request(args, first.clone())?;
     if others.is_empty() {
@@ -313,8 +315,8 @@ async fn create(remote: &NodeConnection, args: CreateVolumeArgs) -> Result<ExitC
         return Ok(ExitCode::SUCCESS);
     }
     let all = wire::plural(created.volumes.len(), "volume");
-    Err(CliError::new(FAILED, format!("{failed} of {all} not created; those that were stay"))
-        .with_hint("the same command again creates those that are missing"))
+    Err(CliError::new(FAILED, format!("{failed} of {all} not created; the created ones are kept"))
+        .with_hint("run the same command again to create the missing ones"))
 }
 
 fn create_request(args: CreateVolumeArgs, name: VolumeName) -> Result<CreateVolume, CliError> {
@@ -367,7 +369,7 @@ async fn delete(
         let volume = remote.client.call_on::<GetVolume>(name, &[], &NoBody).await?;
         let (size, copies) = (api::Size(volume.size_bytes), output::replicas(&volume.copies));
         let what = format!("This deletes volume {name} ({size}) and all data on it ({copies}).");
-        let hint = "--yes deletes without asking";
+        let hint = "use --yes to delete it without a prompt";
         require_confirmation(confirm, ("volume", name.as_str()), &what, "deleted", hint)?;
     }
     remote.client.call_on::<DeleteVolume>(name, &flags, &NoBody).await?;

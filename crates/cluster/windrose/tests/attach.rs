@@ -167,7 +167,7 @@ fn a_volume_out_of_reach_ends_the_process() {
     test_node.fails(1, &load);
     assert_eq!(serving.wait(), Some(1));
     let output = std::fs::read_to_string(&output).unwrap();
-    assert!(output.contains("volume web is out of reach: "), "{output}");
+    assert!(output.contains("volume web cannot be reached: "), "{output}");
     assert!(!socket.exists() && !nbd.exists(), "its sockets go with it");
     let node = test_node.start();
     let serving = attach_at(&test_node, &socket, Some(&nbd));

@@ -132,6 +132,6 @@ fn a_volume_of_a_node_is_measured() {
     );
     assert_eq!(node.stop(), Some(0));
     let before = std::fs::read(&image).unwrap();
-    refused(1, &[&image, "--rw=write", "--yes", "--direct=0"], "holds a volume of Windrose");
+    refused(1, &[&image, "--rw=write", "--yes", "--direct=0"], "contains a volume of Windrose");
     assert_eq!(std::fs::read(&image).unwrap(), before);
 }

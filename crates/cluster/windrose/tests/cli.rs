@@ -10,8 +10,8 @@ fn without_a_node_it_says_where_it_looked() {
     assert_eq!(out.status.code(), Some(3));
     let (_, stderr) = texts(&out);
     insta::assert_snapshot!(stderr, @r"
-    windrose: no node answers at unix:/nowhere/api.sock: No such file or directory (os error 2)
-              is the node running (`systemctl status windrose`), and may you use its socket? --api names another one
+    windrose: no node responds at unix:/nowhere/api.sock: No such file or directory (os error 2)
+              check that the node runs (`systemctl status windrose`) and that you may use its socket; --api selects another one
     ");
 }
 
@@ -22,7 +22,7 @@ fn refusals_name_the_thing_and_the_next_step() {
     let output = test_node.fails(4, &["volume", "show", "web"]);
     insta::assert_snapshot!(output, @r"
     windrose: there is no volume web
-              `windrose volume list` shows what there is
+              `windrose volume list` shows the volumes
     ");
     test_node.ok(&["volume", "create", "web", "--size", "10M"]);
     let output = test_node.fails(1, &["volume", "create", "web", "--size", "20M"]);
@@ -44,8 +44,8 @@ fn refusals_name_the_thing_and_the_next_step() {
     ");
     let output = test_node.fails(2, &["volume", "delete", "web"]);
     insta::assert_snapshot!(output, @r"
-    windrose: volume web is not deleted: nobody is there to confirm
-              --yes deletes without asking
+    windrose: volume web was not deleted: there is no terminal for a confirmation
+              use --yes to delete it without a prompt
     ");
     assert_eq!(node.stop(), Some(0));
 }
@@ -139,7 +139,7 @@ const WRONG: &[(&[&str], &str)] = &[
         "/nowhere: No such file",
     ),
     (&["volume", "export", "web", "--via", "fc"], "iscsi, nvme, both, vhost-user, none"),
-    (&["pool", "create", "tank", "--raid", "5", "/dev/a", "/dev/b"], "takes at least 3"),
+    (&["pool", "create", "tank", "--raid", "5", "/dev/a", "/dev/b"], "needs at least 3"),
     (&["pool", "create", "tank", "--raid", "4", "/dev/a"], "use 0, 1, 10, 5 or 6"),
     (
         &["pool", "create", "tank", "--raid", "0", "--strip", "8K", "/dev/a"],
@@ -275,7 +275,7 @@ fn help_names_the_exit_codes() {
     let (stdout, _) = texts(&out);
     assert!(out.status.success());
     for code in
-        ["0  done", "3  no node answers", "6  for `status` and `attach`: data cannot be reached"]
+        ["0  done", "3  no node responds", "6  for `status` and `attach`: data cannot be reached"]
     {
         assert!(stdout.contains(code), "{stdout}");
     }
@@ -309,7 +309,7 @@ fn pools_of_disks_survive_the_node() {
     let output = test_node.fails(4, &["pool", "show", "tank"]);
     insta::assert_snapshot!(output, @r"
     windrose: there is no pool tank on this node
-              `windrose pool list` shows what there is
+              `windrose pool list` shows the pools
     ");
     let [a, b, c, spare, more] = disks(&test_node);
     let made =
@@ -342,8 +342,8 @@ fn pools_of_disks_survive_the_node() {
     }
     let output = test_node.fails(2, &["pool", "delete", "tank"]);
     insta::assert_snapshot!(output, @r"
-    windrose: pool tank is not deleted: nobody is there to confirm
-              --yes deletes without asking
+    windrose: pool tank was not deleted: there is no terminal for a confirmation
+              use --yes to delete it without a prompt
     ");
     test_node.ok(&["pool", "delete", "tank", "--yes"]);
     assert_eq!(test_node.json(&["pool", "list"])["pools"].as_array().unwrap().len(), 0);
@@ -403,8 +403,8 @@ fn several_volumes_are_created_by_one_command_and_each_is_told_of() {
     new-2: created, 8 MiB, online
     ");
     insta::assert_snapshot!(stderr, @r"
-    windrose: 1 of 3 volumes not created; those that were stay
-              the same command again creates those that are missing
+    windrose: 1 of 3 volumes not created; the created ones are kept
+              run the same command again to create the missing ones
     ");
     assert_eq!(out.status.code(), Some(1));
     // Concurrent creations do not exceed the limit either.

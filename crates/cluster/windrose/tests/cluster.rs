@@ -144,7 +144,7 @@ fn nodes_become_a_cluster_lose_one_and_leave() {
     let token = a.ok(&["cluster", "token", "create", "--unlimited"]);
     let token = token.trim();
     let half = &token[..token.len() / 2];
-    assert!(b.fails(1, &["cluster", "join", "--token", half]).contains("not copied whole"));
+    assert!(b.fails(1, &["cluster", "join", "--token", half]).contains("incomplete or invalid"));
     assert!(a.fails(1, &["cluster", "join", "--token", token]).contains("in cluster"));
     b.ok(&["cluster", "join", "--token", token]);
     let file = w.path().join("token");
@@ -162,9 +162,9 @@ fn nodes_become_a_cluster_lose_one_and_leave() {
 
     what_is_answered_is_how_it_is_then(&a, &b);
     assert!(a.fails(4, &["node", "drain", "9"]).contains("no node 9"));
-    assert!(a.fails(1, &["cluster", "leave"]).contains("keeps a copy of volume"));
+    assert!(a.fails(1, &["cluster", "leave"]).contains("has a replica of volume"));
     assert!(
-        a.fails(1, &["cluster", "leave", "--node", "2", "--force", "--yes"]).contains("is alive")
+        a.fails(1, &["cluster", "leave", "--node", "2", "--force", "--yes"]).contains("is running")
     );
 
     node_b.kill();
@@ -190,12 +190,12 @@ fn nodes_become_a_cluster_lose_one_and_leave() {
         pause(100);
     }
     let refused = b.fails(2, &["cluster", "leave", "--force"]);
-    assert!(refused.contains("node test is not taken out") && refused.contains("--confirm test"));
+    assert!(refused.contains("node test was not removed") && refused.contains("--confirm test"));
     b.ok(&["cluster", "leave", "--force", "--confirm", "test"]);
     assert_eq!(b.json(&["cluster", "nodes"])["stage"], "alone");
     w.ok(&["cluster", "leave"]);
     wait_nodes(&a, |nodes| nodes.len() == 1);
-    assert!(a.fails(1, &["cluster", "leave"]).contains("the last of its cluster"));
+    assert!(a.fails(1, &["cluster", "leave"]).contains("the last one of its cluster"));
     assert_eq!(a.json(&["cluster", "nodes"])["store"].as_array().unwrap().len(), 1);
 }
 
@@ -213,13 +213,13 @@ fn what_is_answered_is_how_it_is_then(a: &TestNode, b: &TestNode) {
 
 fn tells_that_the_second_member_is_down(test_node: &TestNode) {
     let lost = finding(test_node, "metadata store", "member node-2 is down");
-    let hint = "start windrose on node test, or mend its network; if it never comes back: windrose cluster leave \
-                --node 2 --force; one more loss stops changes (I/O goes on)";
+    let hint = "start windrose on node test, or fix its network; if it is lost for good: windrose \
+        cluster leave --node 2 --force; one more loss stops changes (I/O continues)";
     assert_eq!((&lost["severity"], &lost["hint"]), (&"warning".into(), &hint.into()));
     let cluster = test_node.json(&["cluster", "nodes"]);
     let two = cluster["store"].as_array().unwrap().iter().find(|m| m["name"] == "node-2");
     let problem = two.unwrap()["problem"].as_str().unwrap();
-    assert!(problem.contains("does not answer"), "{cluster}");
+    assert!(problem.contains("does not respond"), "{cluster}");
 }
 
 /// The status finding of `node` about `subject` that contains `words`, once it appears.
@@ -345,7 +345,7 @@ fn a_learner_that_never_came_is_named_and_removed() {
         let command = format!("windrose {}", remove[..5].join(" "));
         assert!(found["hint"].as_str().unwrap().contains(&command), "{found}");
         let deadline = now() + CLUSTER_TIMEOUT;
-        while !b.log().contains(&format!("member {never} of the store has not learnt enough")) {
+        while !b.log().contains(&format!("member {never} of the store is still catching up")) {
             assert!(now() < deadline, "{}", b.log());
             pause(100);
         }
@@ -413,7 +413,7 @@ fn a_removal_that_is_refused_has_changed_no_volume() {
     node_b.kill();
     wait_nodes(&a, |nodes| alive(nodes) == [1, 3]);
     // Until the other replica continues alone.
-    let _ = finding(&a, "volume both", "1 of 2 copies");
+    let _ = finding(&a, "volume both", "1 of 2 replicas");
     let refused = a.fails(1, &["cluster", "leave", "--node", "b", "--force", "--yes"]);
     assert!(
         refused.contains("volume only;") && refused.contains("no volume was changed"),
@@ -430,10 +430,10 @@ fn a_removal_that_is_refused_has_changed_no_volume() {
     assert!(kept.contains(give_up), "{kept}");
     let output = a.ok(&["volume", "delete", "only", "--discard", "--force", "--yes"]);
     assert!(
-        output.contains("Volume only is being deleted: its copy on b is erased when"),
+        output.contains("Volume only is being deleted: its replica on b is erased when"),
         "{output}"
     );
-    let waits = finding(&a, "volume only", "it is being deleted: the copy on b is erased when");
+    let waits = finding(&a, "volume only", "it is being deleted: the replica on b is erased when");
     assert!(waits["hint"].as_str().unwrap().contains("cluster leave --node b --force"), "{waits}");
     a.ok(&["cluster", "leave", "--node", "b", "--force", "--yes"]);
     assert_eq!(copies("both"), 1);
@@ -488,7 +488,7 @@ fn a_cluster_is_closed_to_who_has_no_certificate_of_it() {
     let ca = a.path().join("data/tls/ca.crt").display().to_string();
     for words in [&["status"][..], &["cluster", "init"], &["cluster", "token", "list"]] {
         let (_, refused) = texts(&cli(&join_url, &[words, &["--ca-cert", &ca]].concat()));
-        assert!(refused.contains("let in here, with a token"), "{words:?}: {refused}");
+        assert!(refused.contains("which need a token"), "{words:?}: {refused}");
     }
     // A request of another version presents no token either, and does not learn the program's
     // version.
@@ -567,7 +567,7 @@ fn tokens_let_in_whom_they_are_for_and_a_human_decides_where_they_say_so() {
     for _ in 0..6 {
         assert!(refused(&c, &guess.to_text()).contains("does not know this token"));
     }
-    let found = finding(&a, "joins", "does not prove by a token to join who it is");
+    let found = finding(&a, "joins", "failed to authenticate by a token to join");
     // Nodes have joined from this address before, so it is a known one.
     assert_eq!(found["severity"], "warning", "{found}");
 
@@ -675,7 +675,7 @@ fn says(node: &TestNode, wanted: &str) -> String {
 /// RFD 0035, 5.
 #[test]
 fn a_cloned_node_serves_nothing_until_somebody_says_so_and_the_first_goes_on() {
-    const COPY: &str = "is a copy of it";
+    const COPY: &str = "is a duplicate of it";
     if !has_etcd() {
         return;
     }
@@ -703,7 +703,7 @@ fn a_cloned_node_serves_nothing_until_somebody_says_so_and_the_first_goes_on() {
     for test_node in [address(12), address(13)] {
         assert!(output.contains(&format!("{test_node}:7480")), "{output}");
     }
-    assert!(says(&b, "a copy of it was started").contains(&address(13)));
+    assert!(says(&b, "a duplicate of this node was started").contains(&address(13)));
     assert!(b.log().lines().any(|line| line.contains("ERROR") && line.contains(&address(13))));
     wait_all_online(&b, 1);
     let seen = wait_nodes(&a, |nodes| alive(nodes) == [1, 2]);
@@ -740,7 +740,7 @@ fn a_node_that_joins_before_the_dead_one_is_removed_takes_its_place_also_in_the_
     node_b.kill();
     wait_nodes(&a, |nodes| alive(nodes) == [1, 3]);
     c.ok(&["cluster", "join", "--token", token]);
-    let lost = finding(&a, "node test", "it gives no sign of life: it is down, or cut off");
+    let lost = finding(&a, "node test", "it does not respond: it is down, or cut off");
     let command = "windrose cluster leave --node 2 --force";
     assert!(lost["hint"].as_str().unwrap().contains(command), "{lost}");
     a.ok(&["cluster", "leave", "--node", "2", "--force", "--yes"]);
@@ -858,5 +858,5 @@ fn a_token_whose_nodes_have_gone_names_them_and_how_to_get_another() {
     let refused = b.fails(1, &join);
     let at = format!("{}:7481: ", address(131));
     assert!(refused.contains(&at) && refused.contains("windrose cluster token"), "{refused}");
-    assert!(!refused.contains("when the store answers"), "{refused}");
+    assert!(!refused.contains("when the store responds"), "{refused}");
 }

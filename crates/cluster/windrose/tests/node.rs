@@ -18,8 +18,8 @@ fn a_node_is_used_and_stopped_and_started_again() {
     assert_eq!(before["size_bytes"], 20 << 20);
     assert_eq!(before["access"]["initiators"][0], "any");
     assert!(test_node.ok(&["status"]).starts_with("Your data is safe."));
-    assert_eq!(test_node.ok(&["sessions"]), "Nobody is logged in.\n");
-    let nobody = "Nobody has reserved volume web or registered with it.\n";
+    assert_eq!(test_node.ok(&["sessions"]), "No initiator is logged in.\n");
+    let nobody = "Volume web has no reservations or registrations.\n";
     assert_eq!(test_node.ok(&["volume", "reservations", "web"]), nobody);
     assert_eq!(test_node.ok(&["volume", "reservations", "web", "--clear", "--yes"]), nobody);
     assert_eq!(node.stop(), Some(0));
@@ -109,7 +109,7 @@ fn lines_for_the_journal_begin_with_their_priority() {
     assert!(lines.lines().all(|line| line.starts_with("20")), "{lines}");
     assert_eq!(node.stop(), Some(0));
     for (more, wanted) in
-        [("", "<3>windrose::daemon: the node did not start"), ("[log]\nformat = \"json\"", "<3>{")]
+        [("", "<3>windrose::daemon: node did not start"), ("[log]\nformat = \"json\"", "<3>{")]
     {
         let test_node = TestNode::new(more);
         std::fs::write(test_node.path().join("data"), "in the way").unwrap();

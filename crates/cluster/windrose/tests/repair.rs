@@ -94,12 +94,12 @@ fn the_copy_of_a_node_that_is_gone_is_made_on_another_one_and_the_node_that_come
     let write = Session::cdb16(0x8a, 8, 16, 8);
     session(&a, "web", 0).execute(&write, &[7; 4096], &mut []).unwrap();
     node_b.kill();
-    let waits = finding(&a, "volume web", "another one is made by itself from 20");
+    let waits = finding(&a, "volume web", "a replacement is created automatically from 20");
     assert_eq!(waits["severity"], "warning");
     assert_eq!(exit_code(&a), Some(5));
     volume(&a, |v| in_sync(v) == ["a", "c"]);
     let log = a.log();
-    assert!(log.contains("repair: a missing copy is made"), "{log}");
+    assert!(log.contains("repair: creating a missing replica"), "{log}");
     // On every node, and nothing of the volume is at risk any more.
     for node in [&a, &c] {
         let shown = volume(node, |v| in_sync(v) == ["a", "c"]);
@@ -107,7 +107,7 @@ fn the_copy_of_a_node_that_is_gone_is_made_on_another_one_and_the_node_that_come
             (&shown["copies_wanted"], &shown["copies"][1]["node"]),
             (&2.into(), &"b".into())
         );
-        let note = finding(node, "volume web", "the copy on b is not needed any more");
+        let note = finding(node, "volume web", "the replica on b is no longer needed");
         assert_eq!(note["severity"], "note", "{note}");
         let list = node.ok(&["volume", "list"]);
         assert!(list.contains("2 of 2"), "{list}");
@@ -140,12 +140,12 @@ fn copies_that_a_volume_is_to_have_are_not_forgotten_with_a_node_and_fewer_have_
     finding(
         &a,
         "volume web",
-        "no copy is made by itself, as cluster.repair_after_s is \"off\" at node",
+        "automatic repair is disabled (cluster.repair_after_s is \"off\" at node",
     );
     volume(&a, |v| in_sync(v) == ["a"]);
     a.ok(&["cluster", "leave", "--node", "b", "--force", "--yes"]);
     for node in [&a, &c] {
-        let lacks = finding(node, "volume web", "it has 1 of the 2 copies that it is to have");
+        let lacks = finding(node, "volume web", "it has 1 of 2 replicas");
         assert_eq!(lacks["severity"], "warning");
         let hint = lacks["hint"].as_str().unwrap();
         assert!(hint.contains("windrose volume mirror add web"), "{hint}");
@@ -161,10 +161,10 @@ fn copies_that_a_volume_is_to_have_are_not_forgotten_with_a_node_and_fewer_have_
     a.ok(&["volume", "mirror", "remove", "web", "--on", "c"]);
     let shown = volume(&a, |v| v["copies"].as_array().unwrap().len() == 1);
     assert_eq!(shown["copies_wanted"], 1);
-    let is_told = |text: &str| text.contains("that it is to have");
+    let is_told = |text: &str| text.contains("it has 1 of");
     assert!(!is_told(&texts(&a.cli(&["status"])).0));
     a.ok(&["volume", "mirror", "set", "web", "--replicas", "2"]);
-    finding(&c, "volume web", "it has 1 of the 2 copies that it is to have");
+    finding(&c, "volume web", "it has 1 of 2 replicas");
     assert!(a.fails(2, &["volume", "mirror", "set", "web", "--replicas", "4"]).contains("1..=3"));
     a.ok(&["volume", "mirror", "set", "web", "--replicas", "1"]);
     assert!(!is_told(&texts(&a.cli(&["status"])).0));
@@ -183,8 +183,8 @@ fn a_node_that_joins_again_with_an_old_image_gets_a_copy_by_the_command_that_is_
     node_b.kill();
     wait_nodes(&a, |nodes| alive(nodes) == [1, 3]);
     // No automatic replica is announced if no node can keep one.
-    let nowhere = finding(&a, "volume web", "no other node can keep a copy now");
-    assert!(!nowhere["message"].as_str().unwrap().contains("made by itself"), "{nowhere}");
+    let nowhere = finding(&a, "volume web", "no other node can take a replica now");
+    assert!(!nowhere["message"].as_str().unwrap().contains("created automatically"), "{nowhere}");
     a.ok(&["cluster", "leave", "--node", "b", "--force", "--yes"]);
     let _b = b.spawn_node();
     let deadline = now() + CLUSTER_TIMEOUT;
@@ -195,19 +195,19 @@ fn a_node_that_joins_again_with_an_old_image_gets_a_copy_by_the_command_that_is_
     b.ok(&["cluster", "leave", "--force", "--yes"]);
     // The cluster runs: its image there is not unreachable data.
     let found = b.ok(&["volume", "orphans"]);
-    assert!(found.contains("have this node join it first"), "{found}");
+    assert!(found.contains("join this node to it first"), "{found}");
     let token = a.ok(&["cluster", "token", "create"]);
     b.ok(&["cluster", "join", "--token", token.trim()]);
     wait_nodes(&a, |nodes| alive(nodes).len() == 3);
 
-    let output = finding(&a, "volume web", "b holds an image of it from before");
+    let output = finding(&a, "volume web", "b has an old image of it");
     let command = "windrose volume mirror add web --on b --force";
     assert!(output["hint"].as_str().unwrap().contains(command), "{output}");
     for add in
         [&["volume", "mirror", "add", "web"][..], &["volume", "mirror", "add", "web", "--on", "b"]]
     {
         let refused = a.fails(1, add);
-        assert!(refused.contains("b holds an image of it from before"), "{refused}");
+        assert!(refused.contains("b has an old image of it"), "{refused}");
         assert!(refused.contains(command), "{refused}");
     }
     a.ok(&command.split(' ').skip(1).collect::<Vec<_>>());

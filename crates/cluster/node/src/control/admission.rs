@@ -42,7 +42,7 @@ const MAX_LIFETIME_S: u64 = 366 * 86_400;
 
 /// Hint for a token that is not valid.
 pub(super) const NEW_TOKEN_HINT: &str =
-    "make a new token at a node of the cluster (windrose cluster token), and use that here";
+    "make a new token at a node of the cluster (windrose cluster token), and use it here";
 
 impl Control {
     /// Creates a token.
@@ -54,10 +54,10 @@ impl Control {
         let CreateToken { uses, lasts_s, role, approve } = request;
         let bad = |what: &str| Err(ApiError::new(ErrorCode::InvalidRequest, what.to_owned()));
         if uses == Some(0) {
-            return bad("uses: a token is for one node at least");
+            return bad("uses: a token admits at least one node");
         }
         if !(1..=MAX_LIFETIME_S).contains(&lasts_s) {
-            return bad("lasts_s: a token lasts for a second at least, and for 366 days at most");
+            return bad("lasts_s: a token is valid for 1 second to 366 days");
         }
         let role = role.map(|role| match role {
             NodeRole::Data => Role::Data,
@@ -68,7 +68,7 @@ impl Control {
         let trust = TrustAnchor::from_transport_security(&protection).ok_or_else(|| {
             ApiError::new(
                 ErrorCode::Internal,
-                "the certificate of the cluster's authority cannot be read",
+                "cannot read the certificate of the cluster's authority",
             )
         })?;
         Self::check_no_rotation(membership).await?;
@@ -77,7 +77,7 @@ impl Control {
         let addresses = join_addresses(&nodes, node);
         if addresses.is_empty() {
             return Err(conflict(
-                "no node of the cluster says where it lets others in",
+                "no node of the cluster has an address for join requests",
                 "set cluster.listen in the configuration of this node and restart it",
             ));
         }
@@ -92,7 +92,7 @@ impl Control {
         let now = now_s();
         let made = admission::create_token(membership.store(), now, &new).await;
         let (record, secret) = made.map_err(|e| admission_error(&e))?;
-        tracing::info!(token = %record.id, uses, lasts_s, approve, "a token was made with which nodes can join");
+        tracing::info!(token = %record.id, uses, lasts_s, approve, "join token created");
         let token = JoinToken { cluster, id: record.id, secret, trust_anchor: trust, addresses };
         Ok(CreatedToken { token: token.to_text(), info: token_info(&record, now) })
     }
@@ -117,7 +117,7 @@ impl Control {
         let (membership, id) = (self.require_membership()?, parse_id(id)?);
         let revoked = admission::revoke_token(membership.store(), id).await;
         revoked.map_err(|e| admission_error(&e))?;
-        tracing::info!(token = %id, "a token was revoked");
+        tracing::info!(token = %id, "join token revoked");
         self.list_tokens().await
     }
 
@@ -151,7 +151,7 @@ impl Control {
         let decided =
             admission::approve_or_refuse(membership.store(), now_s(), id, approve, name).await;
         decided.map_err(|e| admission_error(&e))?;
-        tracing::info!(join = %id, approve, "a request to join was decided");
+        tracing::info!(join = %id, approve, "join request decided");
         self.list_joins().await
     }
 
@@ -173,7 +173,7 @@ impl Control {
             let authenticated = admission::authenticate_token(membership.store(), &request).await;
             authenticated.map_err(|e| denial_error(&e))?;
             return Err(version_mismatch(&format!(
-                "its store has format {}, and the node that joins knows format {}",
+                "its store has format {}, and the joining node supports format {}",
                 embedded::FORMAT,
                 request.store_format
             )));
@@ -183,12 +183,13 @@ impl Control {
         let (name, addresses) = (&request.name, &request.addresses);
         let node = match outcome {
             JoinOutcome::Waiting(id) => {
-                tracing::debug!(join = %id, name, %from, "a node waits to be let in");
+                tracing::debug!(join = %id, name, %from, "join request waits for approval");
                 return Ok(JoinResponse::Waiting { id });
             }
             JoinOutcome::Admitted(node) => node,
         };
-        tracing::info!(%node, name, ?addresses, %from, token = %request.token, "a node is let into the cluster");
+        tracing::info!(%node, name, ?addresses, %from, token = %request.token, "node admitted to \
+            the cluster");
         let ClusterIdentity { secret, transport_security: protection, endpoints, member, .. } =
             identity;
         let now = match membership.runs_own_store() {
@@ -221,7 +222,7 @@ impl Control {
             match self.open_join_listener(&membership, (&protection, at)) {
                 Ok(_server) => {
                     self.set_join_listener_error(None);
-                    tracing::info!(%at, "nodes with a token can join here");
+                    tracing::info!(%at, "accepting join requests");
                     // The listener runs until it is dropped: until its certificate has to change.
                     let changed =
                         identity.wait_for(|now| now.transport_security != protection).await;
@@ -231,7 +232,7 @@ impl Control {
                 }
                 Err(why) => {
                     if self.set_join_listener_error(Some(why.clone())) {
-                        tracing::warn!(why, "no node can join here");
+                        tracing::warn!(why, "cannot accept join requests");
                     }
                     tokio::time::sleep(LISTEN_RETRY_PAUSE).await;
                 }
@@ -271,7 +272,7 @@ impl Control {
         tokio::time::sleep(FIRST_CLEANUP_DELAY).await;
         loop {
             if let Err(error) = admission::remove_expired(membership.store(), now_s()).await {
-                tracing::debug!(%error, "tokens and requests to join that are over stay for now");
+                tracing::debug!(%error, "cannot remove expired tokens and join requests");
             }
             tokio::time::sleep(CLEANUP_INTERVAL).await;
         }
@@ -291,9 +292,14 @@ impl Control {
 }
 
 fn join_listener_finding(why: &str) -> Finding {
-    let hint = "stop what uses the port, or set cluster.join in the configuration to another one and restart this node; \
-                nodes join at the others meanwhile";
-    finding(Severity::Warning, "joins", format!("no node can join here: {why}"), Some(hint))
+    let hint = "stop the process that uses the port, or set cluster.join to another port and \
+        restart this node; until then, nodes can join at the other nodes";
+    finding(
+        Severity::Warning,
+        "joins",
+        format!("this node cannot accept join requests: {why}"),
+        Some(hint),
+    )
 }
 
 /// The finding for a waiting join request.
@@ -308,12 +314,11 @@ fn join_request_finding(join: &JoinInfo) -> Option<Finding> {
         NodeRole::Witness => "as a witness",
     };
     let message = format!(
-        "node {name} at {}, which asks from {from}, wants to join {what} and waits for approval",
+        "node {name} at {} (request from {from}) waits for approval to join {what}",
         addresses.join(", ")
     );
-    let hint = format!(
-        "windrose cluster approve {id} lets it in, windrose cluster refuse {id} keeps it out"
-    );
+    let hint =
+        format!("windrose cluster approve {id} admits it, windrose cluster refuse {id} rejects it");
     Some(finding(Severity::Note, "joins", message, Some(&hint)))
 }
 
@@ -326,8 +331,10 @@ fn join_addresses(nodes: &Nodes, own: NodeId) -> Vec<SocketAddr> {
 
 fn parse_id(id: &str) -> Result<ShortId, ApiError> {
     id.parse().map_err(|e| {
-        ApiError::new(ErrorCode::InvalidRequest, format!("{id:?}: {e}"))
-            .with_hint("windrose cluster token list and windrose cluster joins show them")
+        ApiError::new(ErrorCode::InvalidRequest, format!("{id:?}: {e}")).with_hint(
+            "windrose cluster token list and windrose cluster joins show the \
+                identifiers",
+        )
     })
 }
 
@@ -384,24 +391,25 @@ fn admission_error(error: &AdmissionError) -> ApiError {
     match error {
         AdmissionError::Unknown { kind: what, .. } => {
             let hint = match *what {
-                "token" => "windrose cluster token list shows what there is",
-                _ => "windrose cluster joins shows what there is",
+                "token" => "windrose cluster token list shows the tokens",
+                _ => "windrose cluster joins shows the requests",
             };
             ApiError::new(ErrorCode::NotFound, message).with_hint(hint)
         }
         AdmissionError::Refused { .. } | AdmissionError::TokenEnded { .. } => conflict(
             message,
-            "make a new token (windrose cluster token create --approve), with which the node asks again",
+            "make a new token (windrose cluster token create --approve), and join the node with it",
         ),
         AdmissionError::Admitted { node, .. } => {
             let hint = format!(
-                "windrose cluster leave --node {node} --force takes it out, once it does not run"
+                "to remove the node: stop it, then run windrose cluster leave --node {node} \
+                 --force"
             );
             conflict(message, &hint)
         }
         AdmissionError::TooManyTokens => conflict(
             message,
-            "windrose cluster token list shows them, windrose cluster token revoke ID takes one back",
+            "revoke unused ones (windrose cluster token list, windrose cluster token revoke ID)",
         ),
         AdmissionError::NoRandom => ApiError::new(ErrorCode::Internal, message),
         AdmissionError::Store(error) => store_error(error),
@@ -410,8 +418,8 @@ fn admission_error(error: &AdmissionError) -> ApiError {
 
 fn version_mismatch(what: &str) -> ApiError {
     let message =
-        format!("the cluster runs version {} of windrose: {what}", env!("CARGO_PKG_VERSION"));
-    conflict(message, "run the same version of windrose at all nodes")
+        format!("the cluster runs windrose version {}: {what}", env!("CARGO_PKG_VERSION"));
+    conflict(message, "run the same version of windrose on all nodes")
 }
 
 fn bad_request(error: &JoinRequestError) -> ApiError {
@@ -420,7 +428,7 @@ fn bad_request(error: &JoinRequestError) -> ApiError {
         // information.
         JoinRequestError::UnsupportedFormat { .. } => {
             ApiError::new(ErrorCode::Unauthorized, error.to_string())
-                .with_hint("run the same version of windrose at all nodes")
+                .with_hint("run the same version of windrose on all nodes")
         }
         JoinRequestError::Malformed(_) => ApiError::new(ErrorCode::Unauthorized, error.to_string()),
     }
@@ -439,22 +447,26 @@ fn denial_error(error: &JoinDenial) -> ApiError {
         JoinDenial::WrongRole { role } => {
             let hint = match role {
                 Role::Witness => {
-                    "windrose cluster witness uses it, or make another one: windrose cluster token"
+                    "use it with windrose cluster witness, or make another token: windrose cluster \
+                     token"
                 }
                 Role::Data => {
-                    "windrose cluster join uses it, or make another one: windrose cluster token"
+                    "use it with windrose cluster join, or make another token: windrose cluster \
+                     token"
                 }
             };
             conflict(message, hint)
         }
         JoinDenial::Refused { .. } => conflict(
             message,
-            "if that was a mistake, make a new token at a node of the cluster (windrose cluster token), and use that here",
+            "if that was a mistake, make a new token at a node of the cluster (windrose cluster \
+             token), and use it here",
         ),
         JoinDenial::TooManyWaiting | JoinDenial::TooMany => conflict(
             message,
-            "windrose cluster joins at a node of the cluster shows them; windrose cluster refuse ID decides one, \
-             windrose cluster token revoke ID takes the token back that lets so many in",
+            "at a node of the cluster: list the requests (windrose cluster joins) and refuse some \
+             (windrose cluster refuse ID), or revoke the token that they use (windrose cluster \
+             token revoke ID)",
         ),
         JoinDenial::Join(error) => join_error(error),
     }

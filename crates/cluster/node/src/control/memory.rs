@@ -27,7 +27,7 @@ pub(super) fn check_memory(count: usize, cores: usize, pool_bytes: u64) -> Resul
     }
     let each = pool_bytes >> 20;
     let message = format!(
-        "buffer memory of {each} MiB a core serves {} on {}, and there are {count}",
+        "{each} MiB of buffer memory per core is enough for {} on {}, and there are {count}",
         wire::plural(most, "volume"),
         wire::plural(cores, "core")
     );
@@ -44,8 +44,8 @@ pub(super) fn findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
         let Some(short) = core.memory.shortage_duration else { continue };
         let (waiting, refused) = (core.memory.waiting, core.memory.timed_out_waits);
         let message = format!(
-            "buffer memory of core {} has been short for {} s: {} waiting for it, and {refused} told \
-             to try again since the start",
+            "buffer memory of core {} has been short for {} s: {} waiting for it, and {refused} \
+             rejected with a retry status since the start",
             core.core,
             short.as_secs(),
             wire::plural(waiting, "command")
@@ -60,8 +60,8 @@ pub(super) fn findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
     if count > most {
         let least = min_memory_mib(count, cores);
         let message = format!(
-            "it has {}, and buffer memory of {} MiB a core on {} serves {most}: commands will be \
-             told to try again",
+            "it has {}, and {} MiB of buffer memory per core on {} is enough for {most}: commands \
+             will be rejected with a retry status",
             wire::plural(count, "volume"),
             pool_bytes >> 20,
             wire::plural(cores, "core")
@@ -85,8 +85,8 @@ mod tests {
         let refused = check_memory(1024, 1, 16 << 20).unwrap_err();
         assert_eq!(
             refused.message,
-            "buffer memory of 16 MiB a core serves 1024 volumes on 1 core, and there \
-             are 1024"
+            "16 MiB of buffer memory per core is enough for 1024 volumes on 1 core, and there are \
+             1024"
         );
         assert!(refused.hint.is_some_and(|hint| hint.contains("cores.pool to \"17MiB\"")));
         assert!(check_memory(4000, 1, 256 << 20).is_ok(), "the default is no limit");

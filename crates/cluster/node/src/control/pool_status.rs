@@ -119,8 +119,9 @@ fn disk_action(pool: &PoolName, disk: &engine::PoolDiskReport) -> Option<String>
             Some(format!("replace it: windrose pool replace {name} {called} --with DISK"))
         }
         PoolDiskState::Active | PoolDiskState::Spare if fails => Some(format!(
-            "look at it and its cable, and replace it if that goes on (windrose pool replace {name} {called} \
-             --with DISK); to count anew: windrose pool clear {name} {called}"
+            "check the disk and its cable, and replace it if the errors continue (windrose pool \
+             replace {name} {called} --with DISK); to reset the counters: windrose pool clear \
+             {name} {called}"
         )),
         PoolDiskState::Draining => {
             Some(format!("to keep it: windrose pool remove {name} {called} --cancel"))
@@ -310,7 +311,7 @@ pub(super) fn findings(facts: &PoolFacts, in_cluster: bool, findings: &mut Vec<F
     }
     let Some(report) = &facts.report else { return };
     if let Some(why) = &report.write_error {
-        let hint = "see that its disks are there, then restart the node: it opens the pool anew";
+        let hint = "check that its disks are connected, then restart the node: it reopens the pool";
         found(cut_off, format!("it has stopped: {why}"), Some(hint.to_owned()));
     }
     if report.fault_tolerance.is_none() {
@@ -320,10 +321,10 @@ pub(super) fn findings(facts: &PoolFacts, in_cluster: bool, findings: &mut Vec<F
         let hint = "bring back the disks that are out, or restore those volumes from a backup";
         found(Severity::Critical, format!("data{which} is lost"), Some(hint.to_owned()));
     }
-    for message in range_texts(lost_blocks(facts), "are lost, as no disk gives them back") {
+    for message in range_texts(lost_blocks(facts), "are lost: no disk can read them") {
         let hint = format!(
-            "they read as errors until they are written: restore them from a backup (windrose pool show {name} \
-             lists all)"
+            "reading them fails until they are written: restore them from a backup (windrose pool \
+             show {name} lists all)"
         );
         found(Severity::Critical, message, Some(hint));
     }
@@ -345,20 +346,21 @@ fn unrepaired_findings(
     found: &mut impl FnMut(Severity, String, Option<String>),
 ) {
     let name = &facts.record.name;
-    let is = "could not be repaired by a scrub, as their copies or parity do not fit, or no disk gives them back";
+    let is = "could not be repaired by a scrub: copies or parity do not match, or no disk can read \
+        them";
     for message in range_texts(unrepaired_blocks(facts), is) {
         let hint = format!(
-            "nobody knows whether they are right: compare them with a backup, and write them again, which ends this \
-             (windrose pool show {name} lists all); if they are right: windrose pool clear {name}, then windrose pool \
-             scrub {name}"
+            "their contents may be wrong: compare them with a backup, and rewrite them to clear \
+             this (windrose pool show {name} lists all); if they are right: windrose pool clear \
+             {name}, then windrose pool scrub {name}"
         );
         found(Severity::Warning, message, Some(hint));
     }
     if report.unrepaired_truncated {
-        let message = "scrubs could not repair more ranges than are remembered".to_owned();
+        let message = "scrubs found more unrepairable ranges than can be listed".to_owned();
         let hint = format!(
-            "the node's log names them; when the volumes are restored: windrose pool clear {name}, then windrose pool \
-             scrub {name}"
+            "the node's log lists them; after restoring the volumes: windrose pool clear {name}, \
+             then windrose pool scrub {name}"
         );
         found(Severity::Warning, message, Some(hint));
     }
@@ -375,9 +377,9 @@ fn rebuild_text(report: &PoolReport, rebuild: &Rebuild) -> String {
 /// How many more disks may fail.
 fn fault_tolerance_text(report: &PoolReport) -> String {
     match report.fault_tolerance {
-        None => "more is lost with any further disk".to_owned(),
+        None => "each further disk that fails loses more data".to_owned(),
         Some(0) if max_fault_tolerance(report.redundancy) == 0 => {
-            "data is lost with any disk that fails".to_owned()
+            "any disk that fails loses data".to_owned()
         }
         Some(0) => "data is lost if another disk fails".to_owned(),
         Some(1) => "one more disk may fail".to_owned(),
@@ -396,7 +398,8 @@ fn stranded_finding(disk: &engine::PoolDiskReport) -> Option<(Severity, String)>
     }
     let (named, pieces) = (disk_text(disk), plural(disk.extents, "piece"));
     let message = format!(
-        "{named} is being removed, and there is no room on the others for {pieces} on it: add a disk, or cancel the removal"
+        "{named} is being removed, but the other disks have no room for {pieces} on it: add a \
+         disk, or cancel the removal"
     );
     Some((Severity::Warning, message))
 }
@@ -422,7 +425,7 @@ fn error_finding(disk: &engine::PoolDiskReport, report: &PoolReport) -> Option<(
             let slow = if disk.is_slow { ", and is slow" } else { "" };
             let wrong = match disk.checksum_errors {
                 0 => String::new(),
-                n => format!(", and gave {} what was not written", plural(n, "time")),
+                n => format!(", and returned wrong data {}", plural(n, "time")),
             };
             let since = disk.errors_since_s.map(|s| format!(" since {}", disk::format_utc(s)));
             let since = since.unwrap_or_default();
@@ -432,9 +435,8 @@ fn error_finding(disk: &engine::PoolDiskReport, report: &PoolReport) -> Option<(
         PoolDiskState::Active | PoolDiskState::Spare | PoolDiskState::Draining if disk.is_slow => {
             let (times, reads) =
                 (plural(disk.slow_episodes, "time"), plural(disk.redirected_reads, "read"));
-            let message = format!(
-                "{named} is slow: {times} so far, and the others have answered {reads} in its place"
-            );
+            let message =
+                format!("{named} is slow: {times} so far; other disks served {reads} in its place");
             Some((Severity::Warning, message))
         }
         PoolDiskState::Active | PoolDiskState::Spare | PoolDiskState::Draining => None,
@@ -555,7 +557,7 @@ pub(crate) mod tests {
         let report = facts.report.as_mut().unwrap();
         (report.disks[1].state, report.disks[1].has_no_target) = (PoolDiskState::Draining, true);
         let (_, message, hint) = &told(&facts)[0];
-        assert!(message.contains("no room on the others for 10 pieces on it"), "{message}");
+        assert!(message.contains("the other disks have no room for 10 pieces on it"), "{message}");
         assert!(hint.as_ref().unwrap().ends_with("windrose pool remove tank S1 --cancel"));
         facts.report.as_mut().unwrap().disks[1].has_no_target = false;
         assert_eq!(told(&facts), []);
@@ -584,7 +586,8 @@ pub(crate) mod tests {
         facts.report.as_mut().unwrap().lost_ranges = vec![range(0), range(65536)];
         let (severity, message, hint) = &told(&facts)[0];
         assert_eq!(*severity, Severity::Critical);
-        let is = "of volume web are lost, as no disk gives them back: bytes 0 to 4095, bytes 65536 to 69631";
+        let is = "of volume web are lost: no disk can read them: bytes 0 to 4095, bytes 65536 to \
+            69631";
         assert!(message.ends_with(is), "{message}");
         assert!(hint.as_ref().unwrap().contains("until they are written"));
         let shown = pool_info(&facts).lost;
@@ -604,7 +607,7 @@ pub(crate) mod tests {
         assert_eq!(*severity, Severity::Warning);
         assert!(message.starts_with("8 KiB of volume web could not be repaired"), "{message}");
         assert!(message.ends_with(": bytes 65536 to 73727"), "{message}");
-        assert!(hint.as_ref().unwrap().contains("write them again"), "{hint:?}");
+        assert!(hint.as_ref().unwrap().contains("rewrite them"), "{hint:?}");
         assert_eq!(pool_info(&facts).unrepaired[0].start_bytes, Some(65536));
         facts.report.as_mut().unwrap().unrepaired_truncated = true;
         assert_eq!(told(&facts).len(), 2);
@@ -654,16 +657,18 @@ pub(crate) mod tests {
         assert!(found[0].2.as_ref().unwrap().ends_with("windrose pool clear tank S2"));
         let disk = &mut facts.report.as_mut().unwrap().disks[2];
         (disk.read_errors, disk.checksum_errors) = (5, 4);
-        let is = "disk S2 at /dev/sd2 has failed 5 reads and 3 writes, and gave 4 times what was not written";
+        let is = "disk S2 at /dev/sd2 has failed 5 reads and 3 writes, and returned wrong data 4 \
+            times";
         assert_eq!(told(&facts)[0].1, is);
         let disk = &mut facts.report.as_mut().unwrap().disks[2];
         (disk.read_errors, disk.checksum_errors) = (0, 0);
         (disk.write_errors, disk.is_slow, disk.slow_episodes, disk.redirected_reads) =
             (0, true, 2, 70);
         let (_, message, hint) = &told(&facts)[0];
-        let is = "disk S2 at /dev/sd2 is slow: 2 times so far, and the others have answered 70 reads in its place";
+        let is = "disk S2 at /dev/sd2 is slow: 2 times so far; other disks served 70 reads in its \
+            place";
         assert_eq!(message, is);
-        assert!(hint.as_ref().unwrap().contains("replace it if that goes on"), "{hint:?}");
+        assert!(hint.as_ref().unwrap().contains("replace it if the errors continue"), "{hint:?}");
         assert!(pool_info(&facts).disks[2].slow);
         facts.report.as_mut().unwrap().write_error = Some("no quorum".into());
         assert_eq!(

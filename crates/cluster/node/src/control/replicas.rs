@@ -61,7 +61,7 @@ impl Control {
             if record.current_placements().count() >= usize::from(MAX_REPLICAS_WANTED)
                 || taken.len() >= MAX_PLACEMENTS
             {
-                return Err(conflict(format!("it has its {MAX_REPLICAS_WANTED} copies")));
+                return Err(conflict(format!("it already has {MAX_REPLICAS_WANTED} replicas")));
             }
             let node = control.choose_node_for(record, &request, free, &old)?;
             let placement = control.new_placement(
@@ -90,7 +90,7 @@ impl Control {
     ) -> Result<Volume, ApiError> {
         let wanted = request.replicas;
         if !(1..=MAX_REPLICAS_WANTED).contains(&wanted) {
-            let message = format!("volume {name} cannot have {wanted} copies");
+            let message = format!("volume {name} cannot have {wanted} replicas");
             return Err(ApiError::new(ErrorCode::InvalidRequest, message)
                 .with_hint(format!("give replicas from 1 to {MAX_REPLICAS_WANTED}")));
         }
@@ -98,8 +98,9 @@ impl Control {
             let has = record.current_placements().count();
             if has > usize::from(wanted) {
                 let name = &record.name;
-                return Err(conflict(format!("it has {has} copies")).with_hint(format!(
-                    "remove one, which also lowers how many it is to have: windrose volume mirror remove {name} --on NODE"
+                return Err(conflict(format!("it has {has} replicas")).with_hint(format!(
+                    "remove one, which also lowers the wanted number: windrose volume mirror \
+                     remove {name} --on NODE"
                 )));
             }
             record.replicas_wanted = wanted;
@@ -118,23 +119,29 @@ impl Control {
         request: RemoveReplica,
     ) -> Result<Volume, ApiError> {
         let dropped = (None, Some(request.node.clone()));
-        self.change_placements(name, dropped, move |control, record, PlacementContext { mirror, .. }| {
-            let node = control.replica_node(record, &request.node)?;
-            let others = mirror.others(node).next().is_some();
-            let replaced_stage = PlacementStage::Removing { replaced_by: Some(node) };
-            let stays =
-                |p: &ReplicaPlacement| p.node != node && (p.stage == PlacementStage::Ready || p.stage == replaced_stage);
-            if !record.placements.iter().any(stays) || !others {
-                let name = &record.name;
-                return Err(conflict("no other copy is in sync".into()).with_hint(format!(
-                    "wait until one is in sync, or add one first (windrose volume mirror add {name}); \
-                     `windrose volume delete {name}` removes all"
-                )));
-            }
-            record.mark_for_removal(node);
-            record.lower_replicas_wanted();
-            Ok(())
-        })
+        self.change_placements(
+            name,
+            dropped,
+            move |control, record, PlacementContext { mirror, .. }| {
+                let node = control.replica_node(record, &request.node)?;
+                let others = mirror.others(node).next().is_some();
+                let replaced_stage = PlacementStage::Removing { replaced_by: Some(node) };
+                let stays = |p: &ReplicaPlacement| {
+                    p.node != node
+                        && (p.stage == PlacementStage::Ready || p.stage == replaced_stage)
+                };
+                if !record.placements.iter().any(stays) || !others {
+                    let name = &record.name;
+                    return Err(conflict("no other replica is in sync".into()).with_hint(format!(
+                        "wait until one is in sync, or add one first (windrose volume mirror add \
+                     {name}); `windrose volume delete {name}` deletes the volume"
+                    )));
+                }
+                record.mark_for_removal(node);
+                record.lower_replicas_wanted();
+                Ok(())
+            },
+        )
         .await
     }
 
@@ -158,7 +165,7 @@ impl Control {
                 let with = request.with.clone().filter(|with| *with != request.node);
                 let Some(with) = with else {
                     if mirror.member(old).is_some() {
-                        let message = format!("the copy on {} is in sync", request.node);
+                        let message = format!("the replica on {} is in sync", request.node);
                         return Err(conflict(message)
                             .with_hint("replace it with one on another node: --with NODE"));
                     }
@@ -173,7 +180,7 @@ impl Control {
                 };
                 let taken: Vec<_> = record.placements.iter().map(|p| p.node).collect();
                 if taken.len() >= MAX_PLACEMENTS {
-                    return Err(conflict("another copy is being replaced".into()));
+                    return Err(conflict("another replica is being replaced".into()));
                 }
                 let new =
                     control.choose_nodes(&[with], 1, (&taken, &request.backing), free)?.remove(0);
@@ -245,9 +252,9 @@ impl Control {
         request: &TakeOver,
     ) -> Result<Volume, ApiError> {
         if request.confirm != *name {
-            let message = format!("{} is confirmed, and {name} is meant", request.confirm);
+            let message = format!("the confirmation names {} instead of {name}", request.confirm);
             return Err(ApiError::new(ErrorCode::InvalidRequest, message).with_hint(
-                "repeat the name of the volume: no other node may use its image any more",
+                "confirm with the name of the volume: no other node may use its image any more",
             ));
         }
         let id = self.volume_id(name)?;
@@ -257,7 +264,7 @@ impl Control {
             return Err(conflict(format!("volume {name} is open on this node"))
                 .with_hint("there is nothing to take over"));
         }
-        tracing::warn!(volume = %name, "an operator has its image taken over");
+        tracing::warn!(volume = %name, "image taken over by an operator");
         self.0.engine.take_over_at_next_open(id);
         self.0.volumes.clear_failure(id);
         self.reconcile_locked(id).await;
@@ -291,40 +298,40 @@ impl Control {
     ) -> Result<Volume, ApiError> {
         self.require_cluster()?;
         if request.confirm != *name {
-            let message = format!("{} is confirmed, and {name} is meant", request.confirm);
-            return Err(ApiError::new(ErrorCode::InvalidRequest, message)
-                .with_hint("repeat the name of the volume: acknowledged writes may be lost"));
+            let message = format!("the confirmation names {} instead of {name}", request.confirm);
+            return Err(ApiError::new(ErrorCode::InvalidRequest, message).with_hint(
+                "confirm with the name of the volume: acknowledged writes may be lost",
+            ));
         }
         let id = self.volume_id(name)?;
         let Some(mirror) = self.0.volumes.mirror(id) else {
-            return Err(conflict(format!("volume {name} has no copies yet")));
+            return Err(conflict(format!("volume {name} has no replicas yet")));
         };
         let (me, cluster) = (self.this_node(), self.cluster_view(&[]).await.unwrap_or_default());
         if !cluster.serving_nodes(id).is_empty() {
-            return Err(
-                conflict(format!("volume {name} is served")).with_hint("there is nothing to force")
-            );
+            return Err(conflict(format!("volume {name} is served"))
+                .with_hint("a volume that is served need not be forced"));
         }
         if let Some(NotServingReason::Refused(refusal)) = self.local_not_serving_reason(id).await {
             return Err(conflict(format!("volume {name} cannot be forced: {refusal}")).with_hint(
-                "the record of its mirror is older than its images: `windrose cluster recover` makes a newer one, led by \
-                 the newest copy",
+                "its mirror configuration is older than its images: `windrose cluster recover` \
+                 makes a new one, with the newest replica as primary",
             ));
         }
         if mirror.replicas.iter().any(|r| r.node == me && r.is_new) {
             return Err(conflict(format!(
-                "the copy of {name} on node {} was never in sync: it holds a part at most",
+                "the replica of {name} on node {} was never in sync: its data is incomplete",
                 self.node_name(me)
             ))
-            .with_hint("ask the node of another copy"));
+            .with_hint("run this at the node of another replica"));
         }
         if mirror.image(me).is_none() {
-            return Err(conflict(format!("node {} keeps no copy of {name}", self.node_name(me)))
-                .with_hint("ask the node whose copy is to go on"));
+            return Err(conflict(format!("node {} has no replica of {name}", self.node_name(me)))
+                .with_hint("run this at the node of the replica to keep"));
         }
         let others: Vec<_> = mirror.others(me).map(|m| m.node).collect();
         cluster.check_not_running(&others, name)?;
-        tracing::warn!(volume = %name, "an operator has this copy go on alone, whatever is lost");
+        tracing::warn!(volume = %name, "replica forced to become primary by an operator");
         let forced = self.0.engine.force_primary(id).await;
         forced.map_err(|e| backing_error(name, &e))?;
         self.await_forced(id, name).await?;
@@ -339,9 +346,9 @@ impl Control {
             if Instant::now() >= deadline {
                 let why = super::not_serving::reason_text(&why, &|node| self.node_name(node));
                 return Err(conflict(format!(
-                    "volume {name} was forced, and does not serve here yet: {why}"
+                    "volume {name} was forced, but is not served here yet: {why}"
                 ))
-                .with_hint("`windrose status` says how it goes on"));
+                .with_hint("`windrose status` shows the progress"));
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
@@ -377,11 +384,12 @@ impl Control {
         let primary = mirror.map(|m| m.primary);
         if let Some(primary) = primary.filter(|p| *p != self.this_node()) {
             let node = self.node_name(primary);
-            return Err(conflict(format!("writes of {name} are put in order by node {node}"))
-                .with_hint(format!(
-                    "ask there, or `windrose volume switch {name} --to {}` first",
+            return Err(conflict(format!("the primary of {name} is node {node}")).with_hint(
+                format!(
+                    "run this there, or `windrose volume switch {name} --to {}` first",
                     self.node_name(self.this_node())
-                )));
+                ),
+            ));
         }
         let found = self.0.engine.verify(id, keep).await;
         let found = found.map_err(|e| backing_error(name, &e))?;
@@ -448,8 +456,10 @@ impl Control {
                 put => return put.map(drop).map_err(|e| store_error(&e)),
             }
         }
-        Err(conflict(format!("the configuration of {name} keeps changing"))
-            .with_hint("what was compared is known, and is not noted: ask again in a moment"))
+        Err(conflict(format!("the configuration of {name} keeps changing")).with_hint(
+            "the replicas were compared, but the result could not be recorded: try \
+                again in a moment",
+        ))
     }
 
     /// Changes the placements of a volume, consistent with its current mirror record. A new replica
@@ -481,7 +491,7 @@ impl Control {
             let mirror = mirror_records::get_record(&*control.0.meta, id).await;
             let Some((mirror, at)) = mirror.map_err(|e| store_error(&e))? else {
                 return Err(conflict(format!("volume {name} has no mirror yet"))
-                    .with_hint("its node has to open it first; see `windrose status`"));
+                    .with_hint("its node must open it first; see `windrose status`"));
             };
             let named = |e: ApiError| {
                 let message = format!("volume {name}: {}", e.message);
@@ -538,7 +548,7 @@ impl Control {
             named.push(find(name).map_or_else(|| self.node_by_name(name), Ok)?);
         }
         placement::choose_nodes(&candidates, taken, &named, count)
-            .map_err(|why| conflict(why).with_hint("`windrose cluster nodes` shows who there is"))
+            .map_err(|why| conflict(why).with_hint("`windrose cluster nodes` shows the nodes"))
     }
 
     /// The nodes as candidates for a replica with such a backing, with the reasons that exclude
@@ -600,7 +610,7 @@ impl Control {
             NewBacking::Pool { pool } if node == self.this_node() && !self.has_pool(pool) => {
                 let message = format!("there is no pool {pool} on this node");
                 return Err(ApiError::new(ErrorCode::NotFound, message)
-                    .with_hint("`windrose pool list` shows what there is"));
+                    .with_hint("`windrose pool list` shows the pools"));
             }
             NewBacking::Pool { pool } => Backing::Pool { pool: pool.clone() },
             NewBacking::File { path: None } => {
@@ -627,8 +637,8 @@ impl Control {
         let holders = record.placements.iter().map(|p| p.node);
         holders.into_iter().find(|node| self.node_name(*node) == name).ok_or_else(|| {
             let all: Vec<_> = record.placements.iter().map(|p| self.node_name(p.node)).collect();
-            conflict(format!("node {name} keeps no copy of it"))
-                .with_hint(format!("its copies are on {}", all.join(", ")))
+            conflict(format!("node {name} has no replica of it"))
+                .with_hint(format!("its replicas are on {}", all.join(", ")))
         })
     }
 
@@ -645,7 +655,7 @@ impl Control {
         let found = nodes.iter().find(|(_, view)| view.record.name == name);
         found.map(|(node, _)| *node).ok_or_else(|| {
             ApiError::new(ErrorCode::NotFound, format!("there is no node {name}"))
-                .with_hint("`windrose cluster nodes` shows who there is")
+                .with_hint("`windrose cluster nodes` shows the nodes")
         })
     }
 
@@ -677,8 +687,9 @@ impl Control {
         if self.joined_cluster().is_some() {
             return Ok(());
         }
-        Err(conflict("this node is in no cluster".into())
-            .with_hint("`windrose cluster init` begins one, `windrose cluster join` joins one"))
+        Err(conflict("this node is in no cluster".into()).with_hint(
+            "to begin one: `windrose cluster init`; to join one: `windrose cluster join`",
+        ))
     }
 }
 
@@ -691,13 +702,14 @@ impl ClusterView {
             let message = match &names[..] {
                 [] => format!("volume {name} cannot be forced without the metadata store: {error}"),
                 names => format!(
-                    "whether node {} runs, and has newer data of {name}, is not known without the metadata store: \
-                     {error}",
+                    "cannot tell without the metadata store whether node {} runs and has newer \
+                     data of {name}: {error}",
                     names.join(" or ")
                 ),
             };
             let hint = format!(
-                "bring back a majority of the store's members, or the network to them, then ask again; {LOST_QUORUM_HINT}"
+                "restore a majority of the store's members, or the network to them, then try \
+                 again; {LOST_QUORUM_HINT}"
             );
             return Err(ApiError::new(ErrorCode::Unavailable, message).with_hint(hint));
         }
@@ -707,16 +719,17 @@ impl ClusterView {
                 NodeState::Down => {}
                 NodeState::Unknown => {
                     return Err(conflict(format!(
-                        "node {called} does not answer, and nothing shows yet that it is down: it may have newer data of \
-                         {name}"
+                        "node {called} does not respond, but is not known to be down yet: it may \
+                         have newer data of {name}"
                     ))
                     .with_hint(format!(
-                        "ask again in some 10 seconds; if this stays, mend the network to node {called}, or switch it off"
+                        "try again in 10 seconds; if this persists, fix the network to node \
+                         {called}, or switch it off"
                     )));
                 }
                 NodeState::Running => {
                     return Err(conflict(format!(
-                        "node {called} is alive and may have newer data of {name}"
+                        "node {called} is running and may have newer data of {name}"
                     ))
                     .with_hint(format!("let it serve, or switch node {called} off first")));
                 }
@@ -744,12 +757,12 @@ fn check_comparable(
     if mirror.is_some_and(|mirror| mirror.in_sync.len() > 1) {
         return Ok(());
     }
-    let message = format!("nothing was compared: volume {name} has not two copies in sync");
+    let message =
+        format!("nothing was compared: volume {name} has fewer than two replicas in sync");
     let hint = match record.placements.len() {
-        1 => format!("it has one copy; for another: windrose volume mirror add {name}"),
-        _ => {
-            "`windrose status` says what the others lack; compare when they are in sync".to_owned()
-        }
+        1 => format!("it has one replica; for another: windrose volume mirror add {name}"),
+        _ => "`windrose status` shows why the others are not in sync; compare when they are"
+            .to_owned(),
     };
     Err(conflict(message).with_hint(hint))
 }
@@ -803,9 +816,9 @@ mod tests {
         together.store = StoreView { error, ..StoreView::default() };
         let error = refused(&together);
         assert!(error.message.contains("whether node b runs"), "{error}");
-        assert!(error.message.contains("not known") && !error.message.contains("is alive"));
+        assert!(error.message.contains("cannot tell") && !error.message.contains("is running"));
         let hint = error.hint.unwrap();
-        for part in ["bring back a majority", "systemctl restart", "cluster recover --plan"] {
+        for part in ["restore a majority", "systemctl restart", "cluster recover --plan"] {
             assert!(hint.contains(part), "{hint}");
         }
         // No other node is in sync: it still needs the store.
@@ -818,11 +831,11 @@ mod tests {
         let mut down = together(false);
         assert!(down.check_not_running(&[B], &"web".parse().unwrap()).is_ok());
         down = together(true);
-        assert!(refused(&down).message.contains("node b is alive"));
+        assert!(refused(&down).message.contains("node b is running"));
         down.stopped_answering = [B].into();
         let silent = refused(&down);
         assert!(silent.message.contains("does not answer"), "{silent}");
         assert!(!silent.message.contains("alive"), "{silent}");
-        assert!(silent.hint.unwrap().contains("ask again in some 10 seconds"));
+        assert!(silent.hint.unwrap().contains("try again in 10 seconds"));
     }
 }

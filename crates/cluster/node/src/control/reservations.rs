@@ -23,7 +23,7 @@ impl Control {
     /// As [`Self::reservations`].
     pub async fn clear_reservations(&self, name: &VolumeName) -> Result<Reservations, ApiError> {
         let id = self.volume_id(name)?;
-        tracing::warn!(volume = %name, "an operator takes all reservations away");
+        tracing::warn!(volume = %name, "reservations cleared by an operator");
         let cleared = self.0.engine.clear_reservations(id).await;
         cleared.map_err(|e| backing_error(name, &e))?;
         self.reservations(name).await

@@ -108,7 +108,8 @@ impl Control {
         let count = self.0.volumes.count() + others;
         let max_volumes = self.0.settings.max_volumes;
         if count >= max_volumes {
-            let message = format!("the node has its {}", plural(max_volumes, "volume"));
+            let message =
+                format!("the node already has its limit of {}", plural(max_volumes, "volume"));
             return Err(ApiError::new(ErrorCode::Conflict, message)
                 .with_hint("raise limits.volumes in the configuration, or delete volumes"));
         }
@@ -187,8 +188,10 @@ impl Control {
             }
             self.reconcile_locked(id).await;
         }
-        let message =
-            format!("volume {name}: node {} has not made its copy in time", pending.join(", "));
+        let message = format!(
+            "volume {name}: node {} did not create its replica in time",
+            pending.join(", ")
+        );
         ApiError::new(ErrorCode::Backing, message).with_hint("see that node's log")
     }
 
@@ -409,7 +412,7 @@ impl Control {
                 .then(|| format!("block size ({} bytes)", record.block_size.bytes())),
             (request.thin != record.thin).then(|| format!("provisioning (it is {thin})")),
             elsewhere,
-            other_copies.then(|| format!("choice of copies (they are on {})", nodes())),
+            other_copies.then(|| format!("choice of replicas (they are on {})", nodes())),
             (request.protocols != record.protocols).then(|| "choice of protocols".to_owned()),
             (allow != record.allow).then(|| "list of initiators".to_owned()),
             (unknown || request.chap != chap).then(|| "CHAP user or secret".to_owned()),
@@ -494,10 +497,8 @@ impl Control {
         }
         let names: Vec<_> = other_luns.values().map(|id| self.volume_display_name(*id)).collect();
         let name = &record.name;
-        let message = format!(
-            "the target of volume {name} is that of other volumes too: {}",
-            names.join(", ")
-        );
+        let message =
+            format!("other volumes also use the target of volume {name}: {}", names.join(", "));
         Err(ApiError::new(ErrorCode::Conflict, message).with_hint(self.own_target_hint(record)))
     }
 
@@ -511,7 +512,7 @@ impl Control {
             if let Observed::EraseFailed { reason } = observed {
                 let message = format!("volume {name} is offline, and {reason}");
                 return Err(ApiError::new(ErrorCode::Backing, message)
-                    .with_hint("remove the obstacle and delete it again"));
+                    .with_hint("remove the cause and delete it again"));
             }
             let others = stored.record.placements.iter().filter(|p| p.node != self.this_node());
             let others: Vec<_> = others.map(|p| self.node_name(p.node)).collect();
@@ -527,11 +528,12 @@ impl Control {
             }
             if Instant::now() >= deadline {
                 let message = format!(
-                    "volume {name} is being deleted, but its copy on {} is not erased yet",
+                    "volume {name} is being deleted, but its replica on {} is not erased yet",
                     others.join(", ")
                 );
-                return Err(ApiError::new(ErrorCode::Conflict, message)
-                    .with_hint("see the log of that node; the name is free once it is erased"));
+                return Err(ApiError::new(ErrorCode::Conflict, message).with_hint(
+                    "see the log of that node; the name can be reused once the replica is erased",
+                ));
             }
             // With or without a notification, the records decide.
             let _ = timeout(POLL_INTERVAL, changes.changed()).await;
@@ -566,9 +568,9 @@ impl Control {
         // behind.
         let permit = Arc::clone(&self.0.creation_lock).try_read_owned().ok();
         permit.filter(|_| !*self.0.restart.borrow()).ok_or_else(|| {
-            let message = "this node is about to become part of a cluster, or to leave one";
+            let message = "this node is about to join or leave a cluster";
             ApiError::new(ErrorCode::Conflict, message).with_hint(
-                "create the volume when `windrose cluster nodes` shows what has become of it",
+                "create the volume when `windrose cluster nodes` shows that this has ended",
             )
         })
     }
@@ -583,15 +585,15 @@ fn deleted_just_now(name: &VolumeName) -> ApiError {
 fn check_request(request: &CreateVolume) -> Result<(), ApiError> {
     let replicas = usize::from(request.replicas).max(request.on.len());
     if !(1..=usize::from(MAX_REPLICAS_WANTED)).contains(&replicas) {
-        let message = format!("volume {} cannot have {replicas} copies", request.name);
+        let message = format!("volume {} cannot have {replicas} replicas", request.name);
         return Err(ApiError::new(ErrorCode::InvalidRequest, message)
             .with_hint(format!("give replicas from 1 to {MAX_REPLICAS_WANTED}")));
     }
     if replicas > 1 && request.size_bytes.is_none() {
-        let message = format!("volume {} needs a size, as devices differ", request.name);
-        return Err(ApiError::new(ErrorCode::InvalidRequest, message).with_hint(
-            "give size_bytes; only a volume with one copy, on a device, can do without",
-        ));
+        let message =
+            format!("volume {} needs a size, as its devices may differ in size", request.name);
+        return Err(ApiError::new(ErrorCode::InvalidRequest, message)
+            .with_hint("give size_bytes; it is optional only for one replica on a device"));
     }
     match (request.size_bytes, &request.backing) {
         (Some(size), _) => api::check_volume_size(size, request.block_size)?,
@@ -599,7 +601,7 @@ fn check_request(request: &CreateVolume) -> Result<(), ApiError> {
         (None, NewBacking::File { .. } | NewBacking::Pool { .. }) => {
             let message = format!("volume {} needs a size", request.name);
             return Err(ApiError::new(ErrorCode::InvalidRequest, message)
-                .with_hint("give size_bytes; only a volume on a device can do without"));
+                .with_hint("give size_bytes; it is optional only for a volume on a device"));
         }
     }
     Ok(())
@@ -609,9 +611,8 @@ fn check_request(request: &CreateVolume) -> Result<(), ApiError> {
 pub(super) fn require_absolute(path: &Path) -> Result<&Path, ApiError> {
     if path.is_relative() || path.as_os_str().as_encoded_bytes().contains(&0) {
         let message = format!("{} is not an absolute path", path.display());
-        return Err(
-            ApiError::new(ErrorCode::InvalidRequest, message).with_hint("give a path from / on")
-        );
+        return Err(ApiError::new(ErrorCode::InvalidRequest, message)
+            .with_hint("give a path that begins with /"));
     }
     Ok(path)
 }

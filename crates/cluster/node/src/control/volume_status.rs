@@ -70,7 +70,7 @@ impl Control {
             return Some(format!("a record of the store cannot be read: {damage}"));
         }
         let error = cluster?.store.error.as_ref()?;
-        Some(format!("{error}: this is what the store said last"))
+        Some(format!("{error}: this list shows the last known state"))
     }
 
     async fn volume_context<'a>(

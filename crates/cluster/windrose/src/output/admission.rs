@@ -92,7 +92,8 @@ pub(crate) fn joins(list: &JoinList) -> String {
     if let Some(waiting) = list.joins.iter().find(|join| join.state == JoinState::Waiting) {
         let id = &waiting.id;
         text.push_str(&format!(
-            "\n\nTo let {} in, or keep it out:\n  windrose cluster approve {id}\n  windrose cluster refuse {id}",
+            "\n\nTo admit or reject {}:\n  windrose cluster approve {id}\n  windrose cluster \
+             refuse {id}",
             waiting.name
         ));
     }
@@ -104,10 +105,10 @@ fn state(join: &JoinInfo) -> String {
     let node = join.node.map(|node| format!(" as node {node}")).unwrap_or_default();
     match join.state {
         JoinState::Waiting => "WAITS FOR APPROVAL".to_owned(),
-        JoinState::Approved => format!("approved{by}, has not come yet"),
+        JoinState::Approved => format!("approved{by}, has not joined yet"),
         JoinState::Refused => format!("refused{by}"),
         JoinState::Ended => "ended".to_owned(),
-        JoinState::Admitted => format!("let in{node}"),
+        JoinState::Admitted => format!("admitted{node}"),
         JoinState::Joined => format!("joined{node}"),
     }
 }

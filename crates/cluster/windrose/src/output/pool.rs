@@ -9,7 +9,10 @@ use wire::plural;
 
 /// `windrose pool list`.
 pub(crate) fn pools(list: &PoolList) -> String {
-    let unread = list.unread.iter().map(|why| format!("\n\nOne more cannot be read: {why}"));
+    let unread = list
+        .unread
+        .iter()
+        .map(|why| format!("\n\nThe record of another pool cannot be read: {why}"));
     let unread: String = unread.collect();
     if list.pools.is_empty() && !unread.is_empty() {
         return unread.trim_start().to_owned();
@@ -112,7 +115,7 @@ fn capacity_facts(c: &PoolCapacity) -> [(&'static str, String); 2] {
 
 fn fault_tolerance(p: &Pool) -> String {
     match p.survives {
-        None => "none: data is lost already".to_owned(),
+        None => "none: data is already lost".to_owned(),
         Some(0) => "none: data is lost with the next disk".to_owned(),
         Some(1) => "1 disk".to_owned(),
         Some(n) => format!("{n} disks"),
@@ -279,9 +282,15 @@ mod tests {
         insta::assert_snapshot!(pools(&PoolList::default()));
         let unread = vec!["/v/pools/zoo.json: it has format 2".to_owned()];
         let text = pools(&PoolList { pools: Vec::new(), unread: unread.clone() });
-        assert!(text.starts_with("One more cannot be read: /v/pools/zoo.json"), "{text}");
+        assert!(
+            text.starts_with("The record of another pool cannot be read: /v/pools/zoo.json"),
+            "{text}"
+        );
         let text = pools(&PoolList { pools: vec![sample()], unread });
-        assert!(text.contains("\n\nOne more cannot be read: /v/pools/zoo.json"), "{text}");
+        assert!(
+            text.contains("\n\nThe record of another pool cannot be read: /v/pools/zoo.json"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -66,7 +66,10 @@ fn a_volume_of_virtual_machines() {
     insta::assert_snapshot!(volume(&v, &ApiAddress::default()));
     let (iscsi, nvme) = (v.iscsi.take(), v.nvme.take());
     let text = volume(&v, &ApiAddress::default());
-    assert!(iscsi.is_some() && nvme.is_some() && !text.contains("may reach it yet"), "{text}");
+    assert!(
+        iscsi.is_some() && nvme.is_some() && !text.contains("is allowed to access it yet"),
+        "{text}"
+    );
     v.vhost_user = Some(VhostUserExport { socket: None });
     let text = volume(&v, &ApiAddress::default());
     assert!(text.contains("vhost-user  not at this node") && !text.contains("QEMU"), "{text}");
@@ -197,12 +200,12 @@ fn a_status_says_the_worst_first() {
                 severity: Severity::Critical,
                 subject: "volume web".into(),
                 message: "/dev/sdb: no such file or device".into(),
-                hint: Some("remove the obstacle; the node tries again every 30 seconds".into()),
+                hint: Some("remove the cause; the node retries every 30 seconds".into()),
             },
             api::Finding {
                 severity: Severity::Note,
                 subject: "node n1".into(),
-                message: "each volume has one copy, on a disk of this node: keep backups".into(),
+                message: "each volume has one replica, on a disk of this node: keep backups".into(),
                 hint: None,
             },
         ],
@@ -250,7 +253,7 @@ fn a_comparison_says_what_it_has_compared_and_what_not() {
     };
     let text = |found: &Verification| verification(&"web".parse().unwrap(), found);
     let equal = text(&found(4 << 20, 0, &[]));
-    assert_eq!(equal, "The copies of volume web on a, b are equal (4 MiB compared).");
+    assert_eq!(equal, "The replicas of volume web on a, b are equal (4 MiB compared).");
     let unread = text(&found(4 << 20, 3, &[]));
     assert!(unread.contains("equal as far as they could be read"), "{unread}");
     assert!(unread.contains("3 ranges could not be read"), "{unread}");
@@ -259,7 +262,7 @@ fn a_comparison_says_what_it_has_compared_and_what_not() {
     assert!(!nothing.contains("equal"), "{nothing}");
     let without = text(&found(4 << 20, 0, &["c"]));
     assert!(
-        without.contains("Not compared, as they are not in sync: the copies on c"),
+        without.contains("Not compared, as they are not in sync: the replicas on c"),
         "{without}"
     );
 }
@@ -274,7 +277,7 @@ fn there_are_no_volumes_only_where_the_store_was_read() {
     assert!(!unread.contains("There are no volumes"), "{unread}");
     list.volumes = vec![sample("web")];
     let old = volumes(&list);
-    assert!(old.contains("web") && old.contains("There may be more"), "{old}");
+    assert!(old.contains("web") && old.contains("The list may be incomplete"), "{old}");
 }
 
 #[test]
@@ -282,14 +285,14 @@ fn a_copy_is_shown_with_what_is_the_matter_and_what_helps() {
     let mut v = sample("web");
     let mut other = v.copies[0].clone();
     (other.node, other.primary, other.state) = ("b".into(), false, ReplicaState::Outdated);
-    other.reason = Some("its disk has not answered".into());
-    other.hint = Some("look at that disk".into());
+    other.reason = Some("its disk does not respond".into());
+    other.hint = Some("check that disk".into());
     v.copies.push(other);
     let shown = replicas(&v.copies);
     let lines: Vec<_> = shown.lines().collect();
     assert_eq!(lines.len(), 4, "{shown}");
     assert!(lines[1].contains("b: ") && lines[1].contains("(outdated)"), "{shown}");
-    assert_eq!(lines[2..], ["  its disk has not answered", "  look at that disk"]);
+    assert_eq!(lines[2..], ["  its disk does not respond", "  check that disk"]);
 }
 
 #[test]
@@ -304,7 +307,8 @@ fn a_switch_that_is_noted_and_not_done_says_so() {
     assert_eq!(not_primary_yet(&v, &leads), None);
     let told = not_primary_yet(&v, "b").unwrap();
     assert!(
-        told.contains("node b yet: it does not run") && told.ends_with("; start windrose"),
+        told.contains("node b is not the primary of volume web yet: it does not run")
+            && told.ends_with("; start windrose"),
         "{told}"
     );
 }
@@ -330,7 +334,7 @@ fn a_node_that_is_cut_off_says_so_first() {
     let shown = super::cluster(&cluster);
     let line = |name: &str| shown.lines().find(|line| line.contains(name)).unwrap().to_owned();
     assert!(line("n1 (this node)").contains("alive") && line(" n2").contains("unknown"), "{shown}");
-    assert!(shown.contains("Which other nodes run is not known here: no leader."), "{shown}");
+    assert!(shown.contains("The state of the other nodes is unknown here: no leader."), "{shown}");
 }
 
 fn cluster_node(node: u16) -> ClusterNode {

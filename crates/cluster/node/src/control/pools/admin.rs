@@ -68,7 +68,7 @@ impl Control {
             Ok(report) => report,
             Err(e) => {
                 if let Err(error) = self.remove_pool_record(&name).await {
-                    tracing::error!(pool = %name, %error, "its record stays");
+                    tracing::error!(pool = %name, %error, "cannot remove the pool record");
                 }
                 return Err(pool_error(&e));
             }
@@ -89,11 +89,14 @@ impl Control {
         let found = facts.iter().find(|p| p.record.name == *name);
         let Some(found) = found else {
             return Err(
-                conflict(format!("pool {name} was not made just now")).with_hint("try again")
+                conflict(format!("pool {name} does not exist any more")).with_hint("try again")
             );
         };
         let Some(report) = &found.report else {
-            let message = format!("pool {name} exists and is not open: it may be another one");
+            let message = format!(
+                "pool {name} exists but is not open: cannot check whether it is \
+                the requested one"
+            );
             return Err(conflict(message).with_hint(format!("see `windrose pool show {name}`")));
         };
         let (report, of) = (report.clone(), request.clone());
@@ -144,7 +147,7 @@ impl Control {
             })
         };
         let found = tokio::task::spawn_blocking(find).await.map_err(|e| {
-            ApiError::new(ErrorCode::Internal, format!("its paths cannot be looked at: {e}"))
+            ApiError::new(ErrorCode::Internal, format!("cannot inspect the paths of the pool: {e}"))
         })?;
         found.map_or(Ok(()), |why| {
             Err(ApiError::new(ErrorCode::Backing, why).with_hint("choose another file or device"))
@@ -199,7 +202,7 @@ impl Control {
             let commands: Vec<_> =
                 known.map(|(_, user)| format!("windrose volume delete {user}")).collect();
             let hint = match commands.as_slice() {
-                [] => "windrose volume orphans lists the images in it".to_owned(),
+                [] => "to list the images in it: windrose volume orphans".to_owned(),
                 commands => format!("delete them first: {}", commands.join("; ")),
             };
             return Err(conflict(message).with_hint(hint));
@@ -207,13 +210,15 @@ impl Control {
         match observed {
             PoolObserved::Open => self.destroy_pool(&record).await?,
             PoolObserved::OpenFailed(_) | PoolObserved::Closed if force => {
-                tracing::warn!(pool = %name, "an operator has it forgotten; its disks are left as they are");
+                tracing::warn!(pool = %name, "pool record removed by an operator; its disks are \
+                    not changed");
                 self.remove_pool_record(name).await.map_err(|e| record_write_error(name, &e))?;
             }
             PoolObserved::OpenFailed(error) => {
                 let why = error.message_without_pool(name);
                 return Err(conflict(format!("pool {name} is offline: {why}")).with_hint(
-                    "bring its disks back and delete it then, or have it forgotten with --force (`force=true`)",
+                    "reconnect its disks and then delete it, or remove only its record with \
+                     --force (`force=true`)",
                 ));
             }
             PoolObserved::Closed => return Err(pool_opening_error(name)),
@@ -230,7 +235,7 @@ impl Control {
         if let Err(e) = self.0.engine.destroy_pool(name).await {
             // A new request retries the deletion.
             if let Err(error) = self.write_pool_record(record).await {
-                tracing::error!(pool = %name, %error, "it stays marked as being deleted");
+                tracing::error!(pool = %name, %error, "cannot clear the deletion mark of a pool");
             }
             return Err(pool_error(&e));
         }
@@ -271,7 +276,7 @@ impl Control {
         if let (Some(report), Some((record, _))) = (reports.get(name), self.0.pools.get(name))
             && let Err(error) = self.record_pool_disks(&record, report).await
         {
-            tracing::warn!(pool = %name, %error, "where its disks are is not written down");
+            tracing::warn!(pool = %name, %error, "cannot record the paths of the disks");
         }
     }
 
@@ -429,19 +434,22 @@ impl Control {
             check_count(without.len())?;
         }
         if confirm != *name {
-            let message = format!("{confirm} is confirmed, and {name} is meant");
-            return Err(ApiError::new(ErrorCode::InvalidRequest, message)
-                .with_hint("repeat the name of the pool: what only those disks hold is lost, and no other node may use it"));
+            let message = format!("the confirmation names {confirm} instead of {name}");
+            return Err(ApiError::new(ErrorCode::InvalidRequest, message).with_hint(
+                "confirm with the name of the pool: data that only those disks have is \
+                    lost, and no other node may use the pool",
+            ));
         }
         let lock = self.0.pools.lock_of(name).ok_or_else(|| pool_not_found(name))?;
         let _held = lock.lock().await;
         let (record, observed) = self.0.pools.get(name).ok_or_else(|| pool_not_found(name))?;
         if observed == PoolObserved::Open {
             return Err(conflict(format!("pool {name} is open")).with_hint(format!(
-                "a disk that has failed is replaced: windrose pool replace {name} SERIAL --with DISK"
+                "to replace a failed disk: windrose pool replace {name} SERIAL --with DISK"
             )));
         }
-        tracing::warn!(pool = %name, ?without, take_over, "an operator has it opened without these disks, or taken over");
+        tracing::warn!(pool = %name, ?without, take_over, "pool opened without some disks, or \
+            taken over, by an operator");
         let paths = self.pool_disk_paths(&record).await;
         let without = resolve_missing_disks(without, &record, &paths).await;
         match self.0.engine.open_pool(&record, paths, (without, take_over)).await {
@@ -461,8 +469,8 @@ fn check_count(count: usize) -> Result<(), ApiError> {
     if (1..=api::MAX_DISKS).contains(&count) {
         return Ok(());
     }
-    let message = format!("{count} disks are named");
-    Err(ApiError::new(ErrorCode::InvalidRequest, message).with_hint("name 1 to 128"))
+    let message = format!("{count} disks are given");
+    Err(ApiError::new(ErrorCode::InvalidRequest, message).with_hint("give 1 to 128"))
 }
 
 fn pool_opening_error(name: &PoolName) -> ApiError {
@@ -606,12 +614,9 @@ pub(super) fn pool_error(e: &BackingError) -> ApiError {
 
 /// Converts an error while writing a pool's record to an API error.
 pub(super) fn record_write_error(name: &PoolName, error: &io::Error) -> ApiError {
-    tracing::error!(pool = %name, %error, "what the node knows of a pool cannot be written down");
-    ApiError::new(
-        ErrorCode::Internal,
-        format!("pool {name}: its record cannot be written: {error}"),
-    )
-    .with_hint("see the node's log; the data directory may be full or read-only")
+    tracing::error!(pool = %name, %error, "cannot write a pool record");
+    ApiError::new(ErrorCode::Internal, format!("pool {name}: cannot write its record: {error}"))
+        .with_hint("see the node's log; the data directory may be full or read-only")
 }
 
 /// Fails for paths that depend on a working directory.
@@ -621,7 +626,8 @@ pub(super) fn check_paths<'a>(
     let odd = |p: &&PathBuf| p.is_relative() || p.as_os_str().as_encoded_bytes().contains(&0);
     paths.into_iter().find(odd).map_or(Ok(()), |path| {
         let message = format!("{} is not an absolute path", path.display());
-        Err(ApiError::new(ErrorCode::InvalidRequest, message).with_hint("give a path from / on"))
+        Err(ApiError::new(ErrorCode::InvalidRequest, message)
+            .with_hint("give a path that begins with /"))
     })
 }
 
