@@ -506,7 +506,7 @@ async fn the_description_and_the_metrics_are_served() {
         "windrose_volume_online{volume=\"a\"} 1",
         "windrose_volume_size_bytes{volume=\"a\"} 4194304",
         "windrose_volume_commands_total{volume=\"a\",kind=\"read\"} 0",
-        "windrose_pool_bytes{core=\"1\"} 16777216",
+        "windrose_memory_bytes{core=\"1\"} 16777216",
         "windrose_verdict 0",
         "# EOF",
     ] {
