@@ -706,7 +706,7 @@ fn start_cores(config: &Config) -> Result<Cores, EngineError> {
         config.cores.cpus.iter().copied().map(Some).collect()
     };
     let pool_bytes = usize::try_from(config.cores.memory_bytes)
-        .map_err(|e| refused(e.to_string(), "lower cores.pool"))?;
+        .map_err(|e| refused(e.to_string(), "lower cores.memory"))?;
     let disk_engine = match config.disks.engine {
         DiskEngine::Auto => rt::DiskEngine::Auto,
         DiskEngine::IoUring => rt::DiskEngine::IoUring,
@@ -719,7 +719,7 @@ fn start_cores(config: &Config) -> Result<Cores, EngineError> {
         disk_engine,
         ..CoresConfig::default()
     };
-    let hint = "lower cores.pool or cores.count, or choose disks.engine = \"auto\"";
+    let hint = "lower cores.memory or cores.count, or choose disks.engine = \"auto\"";
     Cores::start(&cores).map_err(|e| refused(e.to_string(), hint))
 }
 

@@ -749,7 +749,7 @@ async fn a_pool_of_disks_does_not_take_the_memory_that_mirrored_volumes_need() {
     let mut within = volume(dir.path(), &[NodeId(1)]);
     within.placements[0].backing = Backing::Pool { pool: pool.name.clone() };
     let refused = node.engine.create_image(&within, false).await.unwrap_err().to_string();
-    assert!(refused.contains("set cores.pool to \"18MiB\" or more"), "{refused}");
+    assert!(refused.contains("set cores.memory to \"18MiB\" or more"), "{refused}");
     let mut beside = volume(dir.path(), &[NodeId(1)]);
     let made = node.engine.create_image(&beside, false).await.unwrap();
     beside.record_image(NodeId(1), made);

@@ -504,7 +504,7 @@ async fn a_pool_that_a_core_has_no_memory_for_is_named_with_the_setting_that_suf
     let json = r#"{"name":"db","size_bytes":67108864,"backing":{"kind":"pool","pool":"zoo"}}"#;
     let refused = refusal(client.call::<PostVolume>(&ask(json)).await);
     assert!(refused.message.starts_with("volume db: "), "{refused}");
-    assert!(refused.message.contains("set cores.pool to \"17MiB\" or more"), "{refused}");
+    assert!(refused.message.contains("set cores.memory to \"17MiB\" or more"), "{refused}");
     assert_eq!(show(&client, "db").await, None, "nothing is left of it");
     assert!(node.stop().await.clean);
 
@@ -522,7 +522,7 @@ async fn a_pool_that_a_core_has_no_memory_for_is_named_with_the_setting_that_suf
         }
     }
     let [(name, reason)] = &offline[..] else { panic!("{offline:?}") };
-    assert!(reason.contains("set cores.pool to \"17MiB\" or more"), "{reason}");
+    assert!(reason.contains("set cores.memory to \"17MiB\" or more"), "{reason}");
     let status = status(&client).await;
     assert_eq!(status.verdict, Verdict::Unavailable);
     let subject = format!("volume {name}");

@@ -195,7 +195,7 @@ impl Node {
             "name = \"{name}\"\n\
              data_dir = \"{data}\"\n\
              shutdown_timeout_s = 20\n\
-             [cores]\ncount = {cores}\npool = \"{pool}MiB\"\n\
+             [cores]\ncount = {cores}\nmemory = \"{pool}MiB\"\n\
              [disks]\nlow_space_percent = 0\n\
              [iscsi]\nportals = [\"{iscsi}\"]\n\
              [nvme]\nportals = [\"{nvme}\"]\ndiscovery = [\"{discovery}\"]\n\

@@ -152,7 +152,7 @@ settings! {
     "cores.cpus" = Unset("the first available ones"), "a list of processor numbers, such as [2, 3]",
         |d, v| d.cpus = cpus(v)?,
         "The processors that serve volumes, one thread each. Not together with `cores.count`.";
-    "cores.pool" = Value("\"256MiB\""), "a size, 16MiB to 64GiB",
+    "cores.memory" = Value("\"256MiB\""), "a size, 16MiB to 64GiB",
         |d, v| d.memory_bytes = core_memory(v, 65_536 * MIB)?,
         "Buffer memory of each core. Limits the memory of all its clients together. It must hold \
          at least 8 requests of the largest size: 2 MiB each, for 1 MiB of data and up to as much \

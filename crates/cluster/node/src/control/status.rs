@@ -757,7 +757,7 @@ pub(super) mod tests {
         for part in ["core 3", "75 s", "7 commands waiting", "11 told"] {
             assert!(found.message.contains(part), "{}", found.message);
         }
-        assert!(found.hint.as_ref().is_some_and(|hint| hint.contains("raise cores.pool")));
+        assert!(found.hint.as_ref().is_some_and(|hint| hint.contains("raise cores.memory")));
     }
 
     #[test]

@@ -140,7 +140,7 @@ impl MirroredVolume {
             let least = core.buffer_pool().min_mib_for(0, true);
             BackingError::refused(format!(
                 "disk pools occupy the buffer memory that mirrored volumes need on this core: set \
-                 cores.pool to \"{least}MiB\" or more in the configuration, and restart the node"
+                 cores.memory to \"{least}MiB\" or more in the configuration, and restart the node"
             ))
         })?;
         let handler = Rc::new(mirror.clone());

@@ -36,7 +36,7 @@ fn config_with(dir: &Path, iscsi: &str, more: &str) -> Config {
         shutdown_timeout_s = 10
         [cores]
         count = 2
-        pool = "16M"
+        memory = "16M"
         [disks]
         buffered = true
         # Verdicts must not depend on the machine.

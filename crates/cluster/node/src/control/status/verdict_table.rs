@@ -1140,7 +1140,7 @@ const DISKS: &[Row] = &[
         },
         verdict: AT_RISK,
         shown: ONLINE,
-        findings: &[("75 s", "raise cores.pool")],
+        findings: &[("75 s", "raise cores.memory")],
     },
     Row {
         case: "a virtual machine waits",
