@@ -11,7 +11,7 @@ disk=/run/windrose/disks/$VOLUME
 begin() {
     # Here and not by the process, which may come after the first look: the last one's log says what is looked for.
     : > /run/attach.log
-    "$PROGRAM" attach "$VOLUME" --ublk --queues 4 --patience 3 "${HOST[@]}" "$@" > /run/attach.log 2>&1 &
+    "$PROGRAM" attach "$VOLUME" --ublk --queues 4 --no-path-timeout 3 "${HOST[@]}" "$@" > /run/attach.log 2>&1 &
     echo $! > /run/attach.pid
     try 20 grep -q "serving the volume" /run/attach.log || {
         cat /run/attach.log

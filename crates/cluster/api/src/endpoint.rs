@@ -5,14 +5,16 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use utoipa::ToSchema;
 
 use crate::{
-    AddDisks, AddReplica, AdoptImage, AdoptedImage, Chap, ClearErrors, Cluster, CreatePool,
-    CreateToken, CreateVolume, CreateVolumeResults, CreateVolumes, CreatedToken, DiscardImage,
-    EntryId, ErrorCode, FindPools, ForcePrimary, GrowVolumeRequest, Health, HostDhchap, HostTls,
-    ImportPool, ImportablePools, ImportedPool, InitClusterRequest, InitiatorChap, InitiatorList,
-    JoinCluster, JoinList, LeaveCluster, MapVolume, NodeSelector, OpenPool, OrphanedImages, Pool,
-    PoolList, Protocols, RecoverCluster, RecoveryPlan, RemoveDisk, RemoveReplica, ReplaceDisk,
-    ReplaceReplica, Reservations, SessionList, SetReplicaCount, Status, SwitchPrimary, TakeOver,
-    TokenList, Verification, Verify, Volume, VolumeList,
+    AddDisks, AddReplicaRequest, AdoptImageRequest, AdoptedImage, Chap, ClearErrors, Cluster,
+    CreatePoolRequest, CreateTokenRequest, CreateVolumeRequest, CreateVolumeResults,
+    CreateVolumesRequest, CreatedToken, DiscardImageRequest, EntryId, ErrorCode, FindPools,
+    ForcePrimaryRequest, GrowVolumeRequest, Health, HostDhchap, HostTls, ImportPoolRequest,
+    ImportablePools, ImportedPool, InitClusterRequest, InitiatorChap, InitiatorList,
+    JoinClusterRequest, JoinList, LeaveClusterRequest, MapVolume, NodeSelector, OpenPoolRequest,
+    OrphanedImages, Pool, PoolList, Protocols, RecoverClusterRequest, RecoveryPlan, RemoveDisk,
+    RemoveReplicaRequest, ReplaceDisk, ReplaceReplicaRequest, Reservations, SessionList,
+    SetReplicaCountRequest, Status, SwitchPrimaryRequest, TakeOver, TokenList, Verification,
+    Verify, Volume, VolumeList,
 };
 
 /// A boolean query parameter of an endpoint.
@@ -168,12 +170,12 @@ endpoints! {
         refuses [];
 
     /// Create a volume.
-    PostVolume POST "/v1/volumes" CreateVolume => 201 Volume;
+    CreateVolume POST "/v1/volumes" CreateVolumeRequest => 201 Volume;
         "Creates a volume. Repeating a request returns the volume that it created.";
         refuses [ErrorCode::Exists, ErrorCode::Backing, ErrorCode::NoSpace];
 
     /// Create several volumes.
-    PostVolumes POST "/v1/volume-batches" CreateVolumes => 200 CreateVolumeResults;
+    CreateVolumes POST "/v1/volume-batches" CreateVolumesRequest => 200 CreateVolumeResults;
         "Creates several volumes, a few at a time, and returns the result for each.";
         refuses [];
 
@@ -195,22 +197,22 @@ endpoints! {
         refuses [ErrorCode::NotFound, ErrorCode::Conflict, ErrorCode::Backing, ErrorCode::NoSpace];
 
     /// Add a replica of a volume.
-    AddVolumeCopy POST "/v1/volumes/{name}/mirror/add" AddReplica => 200 Volume;
+    AddReplica POST "/v1/volumes/{name}/mirror/add" AddReplicaRequest => 200 Volume;
         "Adds a replica of a volume on another node, and begins to resync it.";
         refuses [ErrorCode::NotFound, ErrorCode::Conflict, ErrorCode::Backing, ErrorCode::NoSpace];
 
     /// Remove a replica of a volume.
-    RemoveVolumeCopy POST "/v1/volumes/{name}/mirror/remove" RemoveReplica => 200 Volume;
+    RemoveReplica POST "/v1/volumes/{name}/mirror/remove" RemoveReplicaRequest => 200 Volume;
         "Removes a replica of a volume, unless it is the last one in sync.";
         refuses [ErrorCode::NotFound, ErrorCode::Conflict];
 
     /// Replace a replica of a volume.
-    ReplaceVolumeCopy POST "/v1/volumes/{name}/mirror/replace" ReplaceReplica => 200 Volume;
+    ReplaceReplica POST "/v1/volumes/{name}/mirror/replace" ReplaceReplicaRequest => 200 Volume;
         "Replaces a replica of a volume with one on another node, or a lost one with a new one.";
         refuses [ErrorCode::NotFound, ErrorCode::Conflict, ErrorCode::Backing, ErrorCode::NoSpace];
 
     /// Set the number of replicas of a volume.
-    SetVolumeCopies POST "/v1/volumes/{name}/mirror/set" SetReplicaCount => 200 Volume;
+    SetReplicaCount POST "/v1/volumes/{name}/mirror/set" SetReplicaCountRequest => 200 Volume;
         "Sets the wanted number of replicas of a volume. Missing replicas are created \
          automatically (cluster.repair_after_s).";
         refuses [ErrorCode::NotFound, ErrorCode::Conflict];
@@ -221,12 +223,12 @@ endpoints! {
         refuses [ErrorCode::NotFound, ErrorCode::Conflict];
 
     /// Choose the primary of a volume.
-    SwitchVolume POST "/v1/volumes/{name}/switch" SwitchPrimary => 200 Volume;
+    SwitchPrimary POST "/v1/volumes/{name}/switch-primary" SwitchPrimaryRequest => 200 Volume;
         "Makes the replica of a node the primary, as long as it is in sync.";
         refuses [ErrorCode::NotFound, ErrorCode::Conflict];
 
     /// Continue with one replica, whatever is lost.
-    ForceVolume POST "/v1/volumes/{name}/force" ForcePrimary => 200 Volume;
+    ForcePrimary POST "/v1/volumes/{name}/force-primary" ForcePrimaryRequest => 200 Volume;
         "Makes the replica of this node the primary, without the others. Acknowledged writes may \
          be lost.";
         refuses [ErrorCode::NotFound, ErrorCode::Conflict];
@@ -301,7 +303,7 @@ endpoints! {
         refuses [];
 
     /// Create a pool.
-    PostPool POST "/v1/pools" CreatePool => 201 Pool;
+    CreatePool POST "/v1/pools" CreatePoolRequest => 201 Pool;
         "Creates a pool from disks of this node. Repeating a request returns the pool that it \
          created.";
         refuses [ErrorCode::Exists, ErrorCode::Conflict, ErrorCode::Backing];
@@ -344,33 +346,33 @@ endpoints! {
         refuses [ErrorCode::NotFound, ErrorCode::Conflict, ErrorCode::Backing];
 
     /// Open a pool without lost disks, or take it over.
-    ForcePoolOpen POST "/v1/pools/{name}/open" OpenPool => 200 Pool;
+    OpenPool POST "/v1/pools/{name}/open" OpenPoolRequest => 200 Pool;
         "Opens a pool without disks that are lost for good, with the data that only they have; or \
          takes it over from a node that is lost.";
         refuses [ErrorCode::NotFound, ErrorCode::Conflict, ErrorCode::Backing];
 
     /// List pools on disks that the node does not know.
-    FindStrayPools POST "/v1/pool-imports/find" FindPools => 200 ImportablePools;
+    FindImportablePools POST "/v1/pool-imports/find" FindPools => 200 ImportablePools;
         "Lists the pools on disks of this machine that the node does not know.";
         refuses [ErrorCode::Conflict];
 
     /// Import a pool that the node does not know.
-    PostPoolImport POST "/v1/pool-imports" ImportPool => 200 ImportedPool;
+    ImportPool POST "/v1/pool-imports" ImportPoolRequest => 200 ImportedPool;
         "Imports a pool that the node does not know; its volumes can then be adopted.";
         refuses [ErrorCode::NotFound, ErrorCode::Exists, ErrorCode::Conflict, ErrorCode::Backing];
 
     /// List the images that no record names.
-    ListOrphans GET "/v1/images" NoBody => 200 OrphanedImages;
+    ListOrphanedImages GET "/v1/images" NoBody => 200 OrphanedImages;
         "Lists the images on the node that no record references as the replica of a volume.";
         refuses [];
 
     /// Adopt an image as a volume.
-    PostAdoption POST "/v1/images/adopt" AdoptImage => 200 AdoptedImage;
+    AdoptImage POST "/v1/images/adopt" AdoptImageRequest => 200 AdoptedImage;
         "Adopts an image that no record references as a volume, or shows what would be done.";
         refuses [ErrorCode::Exists, ErrorCode::Conflict, ErrorCode::Backing];
 
     /// Erase an image.
-    PostDiscard POST "/v1/images/discard" DiscardImage => 204 NoBody;
+    DiscardImage POST "/v1/images/discard" DiscardImageRequest => 204 NoBody;
         "Erases an image that no record references. Its data is lost.";
         refuses [ErrorCode::Conflict, ErrorCode::Backing];
 
@@ -385,25 +387,25 @@ endpoints! {
         refuses [ErrorCode::Conflict];
 
     /// Join a cluster.
-    PostJoin POST "/v1/cluster/join" JoinCluster => 202 Cluster;
+    JoinCluster POST "/v1/cluster/join" JoinClusterRequest => 202 Cluster;
         "Joins this node to an existing cluster; its services restart. If the join needs approval, \
          the node stays standalone and `waits_for` says what it waits for: repeat the request \
          after the approval.";
         refuses [ErrorCode::Conflict];
 
     /// Leave the cluster.
-    PostLeave POST "/v1/cluster/leave" LeaveCluster => 202 Cluster;
+    LeaveCluster POST "/v1/cluster/leave" LeaveClusterRequest => 202 Cluster;
         "Removes this node, or one that is lost for good, from the cluster.";
         refuses [ErrorCode::Conflict, ErrorCode::NotFound];
 
     /// Recover the cluster.
-    PostRecovery POST "/v1/cluster/recover" RecoverCluster => 200 RecoveryPlan;
+    RecoverCluster POST "/v1/cluster/recover" RecoverClusterRequest => 200 RecoveryPlan;
         "Creates a new store if the cluster's is lost, and recovers volumes from their images; or \
          shows what would be done.";
         refuses [ErrorCode::Conflict];
 
     /// Create a join token.
-    PostToken POST "/v1/cluster/tokens" CreateToken => 201 CreatedToken;
+    CreateToken POST "/v1/cluster/tokens" CreateTokenRequest => 201 CreatedToken;
         "Creates a token with which other nodes join. Each request creates another one.";
         refuses [ErrorCode::Conflict];
 
@@ -433,7 +435,7 @@ endpoints! {
         refuses [ErrorCode::Conflict, ErrorCode::NotFound];
 
     /// Replace the cluster's credentials.
-    RotateCluster POST "/v1/cluster/rotate" NoBody => 202 Cluster;
+    RotateCredentials POST "/v1/cluster/rotate" NoBody => 202 Cluster;
         "Replaces the cluster's secret and authority with new ones, while the nodes serve. Tokens \
          are revoked. `rotation` of the cluster shows the progress.";
         refuses [ErrorCode::Conflict];

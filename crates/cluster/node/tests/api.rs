@@ -7,7 +7,7 @@ use api::client::{CallError, Client};
 use api::endpoint::*;
 use api::{
     ApiError, DhchapHost, ErrorCode, GrowVolumeRequest, HostDhchap, HostTls, InitiatorList,
-    JoinCluster, NodeRole, Protocols, TlsHost, Verdict, VolumeState,
+    JoinClusterRequest, NodeRole, Protocols, TlsHost, Verdict, VolumeState,
 };
 use cluster::join_token::{JoinToken, ShortId, TokenSecret, TrustAnchor};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -71,7 +71,7 @@ async fn everything_survives_a_restart() {
     let (node, client) = start(dir.path(), "").await;
     let chap = r#"{"name":"a","size_bytes":1048576,"block_size":4096,"allow":["iqn.2001-04.com.example:x"],
         "chap":{"user":"u","secret":"0123456789ab","mutual":{"user":"m","secret":"ba9876543210"}}}"#;
-    client.call::<PostVolume>(&ask(chap)).await.unwrap();
+    client.call::<CreateVolume>(&ask(chap)).await.unwrap();
     create(&client, "b").await;
     let grow = GrowVolumeRequest { size_bytes: 16 << 20 };
     client.call_on::<GrowVolume>(&name("b"), &[], &grow).await.unwrap();
@@ -98,7 +98,7 @@ async fn creating_twice_is_creating_once() {
     assert_eq!(both.0.id, both.1.id);
     assert_eq!(create(&client, "a").await.id, both.0.id);
     let other = ask(r#"{"name":"a","size_bytes":4194304,"block_size":4096}"#);
-    let refused = refusal(client.call::<PostVolume>(&other).await);
+    let refused = refusal(client.call::<CreateVolume>(&other).await);
     assert_eq!(refused.code, ErrorCode::Exists);
     assert_eq!(refused.message, "volume a exists with another block size (512 bytes)");
     assert_eq!(files(dir.path()).len(), 1);
@@ -306,19 +306,19 @@ async fn a_broken_volume_is_told_and_does_not_stop_the_others() {
     assert_eq!(status.verdict, Verdict::Safe);
     let (a, b) = (create(&client, "a").await, create(&client, "b").await);
     assert!(node.stop().await.clean);
-    std::fs::remove_file(a.copies[0].backing.path().unwrap()).unwrap();
+    std::fs::remove_file(a.replicas[0].backing.path().unwrap()).unwrap();
     let (node, client) = start(dir.path(), "").await;
     let status = client.call::<GetStatus>(&NoBody).await.unwrap();
     assert_eq!(status.verdict, Verdict::Unavailable);
     assert_eq!(status.findings[0].subject, "volume a");
-    assert!(status.findings[0].message.contains(&a.copies[0].backing.to_string()));
+    assert!(status.findings[0].message.contains(&a.replicas[0].backing.to_string()));
     assert_eq!((status.volumes.online, status.volumes.offline), (1, 1));
     let VolumeState::Offline { reason } = show(&client, "a").await.unwrap().state else {
         panic!("a volume without a file is offline")
     };
     assert!(reason.contains("no such file"), "{reason}");
     assert_eq!(show(&client, "b").await.unwrap().state, VolumeState::Online);
-    assert!(b.copies[0].backing.path().unwrap().exists());
+    assert!(b.replicas[0].backing.path().unwrap().exists());
     // A broken volume can still be deleted.
     client.call_on::<DeleteVolume>(&name("a"), &[], &NoBody).await.unwrap();
     let status = client.call::<GetStatus>(&NoBody).await.unwrap();
@@ -338,14 +338,14 @@ async fn files_of_others_are_left_alone() {
             r#"{{"name":"{volume}","size_bytes":1048576,"backing":{{"kind":"file","path":"{path}"}}}}"#
         )
     };
-    let refused = refusal(client.call::<PostVolume>(&ask(&json("a"))).await);
+    let refused = refusal(client.call::<CreateVolume>(&ask(&json("a"))).await);
     assert_eq!(refused.code, ErrorCode::Backing);
     assert!(refused.message.contains("precious"), "{refused}");
     assert_eq!(std::fs::read_to_string(&precious).unwrap(), "data");
     assert_eq!(show(&client, "a").await, None, "a refused volume leaves nothing behind");
     std::fs::remove_file(&precious).unwrap();
-    client.call::<PostVolume>(&ask(&json("a"))).await.unwrap();
-    let refused = refusal(client.call::<PostVolume>(&ask(&json("b"))).await);
+    client.call::<CreateVolume>(&ask(&json("a"))).await.unwrap();
+    let refused = refusal(client.call::<CreateVolume>(&ask(&json("b"))).await);
     assert!(refused.message.contains("belongs to volume a"), "{refused}");
     assert!(node.stop().await.clean);
 }
@@ -365,7 +365,7 @@ async fn what_is_not_there_is_named() {
     assert_eq!(refusal(deleted).code, ErrorCode::NotFound);
     create(&client, "a").await;
     let refused =
-        refusal(client.call::<PostVolume>(&ask(r#"{"name":"b","size_bytes":1048576}"#)).await);
+        refusal(client.call::<CreateVolume>(&ask(r#"{"name":"b","size_bytes":1048576}"#)).await);
     assert!(refused.hint.unwrap().contains("limits.volumes"));
     assert!(node.stop().await.clean);
 }
@@ -518,7 +518,7 @@ async fn the_description_and_the_metrics_are_served() {
 }
 
 /// A token of a cluster whose node accepts connections and soon closes them without an answer.
-fn silent_cluster() -> JoinCluster {
+fn silent_cluster() -> JoinClusterRequest {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let token = JoinToken {
         cluster: uuid::Uuid::nil(),
@@ -537,7 +537,7 @@ fn silent_cluster() -> JoinCluster {
             let _ = std::io::Read::read_to_end(&mut stream, &mut rest);
         }
     });
-    JoinCluster { token: token.to_text(), role: NodeRole::Data }
+    JoinClusterRequest { token: token.to_text(), role: NodeRole::Data }
 }
 
 #[tokio::test]
@@ -551,9 +551,9 @@ async fn no_volume_is_created_while_a_node_joins() {
         let request = ask(&format!(r#"{{"name":"v{turn}","size_bytes":4194304}}"#));
         let later = async {
             tokio::time::sleep(Duration::from_micros(turn * 700)).await;
-            client.call::<PostVolume>(&request).await
+            client.call::<CreateVolume>(&request).await
         };
-        let (joined, created) = tokio::join!(client.call::<PostJoin>(&join), later);
+        let (joined, created) = tokio::join!(client.call::<JoinCluster>(&join), later);
         let refused = refusal(joined);
         match created {
             // The join has seen the volume, created or being created.

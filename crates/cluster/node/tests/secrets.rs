@@ -87,7 +87,7 @@ async fn create_guarded(client: &Client, volume: &str) {
         r#"{{"name":"{volume}","size_bytes":4194304,"allow":["{INITIATOR}"],
             "chap":{{"user":"u","secret":"{SECRET}","mutual":{{"user":"m","secret":"hush-hush-back"}}}}}}"#
     );
-    client.call::<PostVolume>(&ask(&json)).await.unwrap();
+    client.call::<CreateVolume>(&ask(&json)).await.unwrap();
 }
 
 async fn set_again(client: &Client, volume: &str) {

@@ -17,7 +17,7 @@ fn target(volume: &str) -> String {
 
 async fn make(client: &Client, volume: &str) {
     let ask = ask(&format!(r#"{{"name":"{volume}","size_bytes":1048576,"allow":["{HOST}"]}}"#));
-    client.call::<PostVolume>(&ask).await.unwrap();
+    client.call::<CreateVolume>(&ask).await.unwrap();
 }
 
 /// A session that can send TEST UNIT READY. The initiator blocks, so it runs on its own thread.
@@ -124,7 +124,7 @@ async fn volumes_share_a_target() {
     let joined = map_with(&client, "b", Some("a"), Some(1), &[MAP_FORCE]).await.unwrap();
     let iscsi = joined.iscsi.unwrap();
     assert_eq!((iscsi.target, iscsi.lun, iscsi.owner), (target("a"), 1, name("a")));
-    assert_eq!(iscsi.others, [TargetLun { lun: 0, volume: name("a") }]);
+    assert_eq!(iscsi.other_luns, [TargetLun { lun: 0, volume: name("a") }]);
     assert_eq!(b.ready().await, Some(NOT_SUPPORTED), "it is gone where it was");
     assert_eq!(a.ready().await, None);
     let b = Host::log_in(at, "a", 1).await.unwrap();
@@ -159,7 +159,7 @@ async fn volumes_share_a_target() {
     assert_eq!(b.ready().await, None, "after a restart too");
     let own = map_with(&client, "b", Some("b"), None, &[MAP_FORCE]).await.unwrap();
     let iscsi = own.iscsi.unwrap();
-    assert_eq!((iscsi.target, iscsi.lun, iscsi.others), (target("b"), 0, vec![]));
+    assert_eq!((iscsi.target, iscsi.lun, iscsi.other_luns), (target("b"), 0, vec![]));
     assert_eq!(b.ready().await, Some(NOT_SUPPORTED));
     assert_eq!(Host::log_in(at, "b", 0).await.unwrap().ready().await, None);
     client.call_on::<DeleteVolume>(&name("c"), &[DELETE_FORCE], &NoBody).await.unwrap();
@@ -313,7 +313,7 @@ async fn two_volumes_do_not_get_one_number() {
             map(&client, "c", Some("a"), Some(lun))
         );
         assert!(b.is_ok() != c.is_ok(), "{b:?} {c:?}");
-        let others = show(&client, "a").await.unwrap().iscsi.unwrap().others;
+        let others = show(&client, "a").await.unwrap().iscsi.unwrap().other_luns;
         assert_eq!(others.iter().filter(|unit| unit.lun == lun).count(), 1);
     }
     assert!(node.stop().await.clean);

@@ -111,7 +111,7 @@ async fn resolve_volume(remote: &NodeConnection, args: AttachArgs) -> Result<Att
     let name = volume.name;
     let export = volume.nvme.ok_or_else(|| {
         CliError::new(FAILED, format!("volume {name} is not exported by NVMe/TCP"))
-            .with_hint(format!("windrose volume export {name} --via both"))
+            .with_hint(format!("windrose volume export {name} --protocols iscsi,nvme"))
     })?;
     let portals = candidate_portals(&export.portals, remote.client.address()).await;
     let ublk = args.ublk.then(|| ublk::Options {
@@ -132,7 +132,7 @@ async fn resolve_volume(remote: &NodeConnection, args: AttachArgs) -> Result<Att
         queues: args.queues,
         mode: args.fuse_mode,
         read_only: args.read_only,
-        no_path_timeout: Duration::from_secs(args.patience.into()),
+        no_path_timeout: Duration::from_secs(args.no_path_timeout.into()),
     })
 }
 

@@ -143,7 +143,7 @@ pub(crate) struct AttachArgs {
     /// How long requests wait, in seconds, while no node that serves the volume responds. The
     /// process then exits; restarting it resumes the waiting requests.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = clap::value_parser!(u32).range(1..=86400))]
-    pub(crate) patience: u32,
+    pub(crate) no_path_timeout: u32,
     /// NQN of this host (default: that in /etc/nvme/hostnqn, or one derived from the machine's
     /// identity).
     #[arg(long, value_name = "NQN")]
@@ -242,9 +242,9 @@ pub(crate) enum ClusterCommand {
         /// is lost. May be repeated.
         #[arg(long, value_name = "NODE")]
         without: Vec<String>,
-        /// Only show what would be done.
+        /// Show what would be done, and change nothing.
         #[arg(long)]
-        plan: bool,
+        dry_run: bool,
         #[command(flatten)]
         confirm: ConfirmArgs,
     },
@@ -273,14 +273,14 @@ pub(crate) enum TokenCommand {
         #[arg(long, conflicts_with = "uses")]
         unlimited: bool,
         /// How long it is valid, such as 30m, 1h or 7d.
-        #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_duration)]
+        #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = parse_duration)]
         expires: u64,
         /// For witnesses only.
         #[arg(long)]
         witness: bool,
         /// Each node must wait until an administrator admits it with `windrose cluster approve`.
         #[arg(long)]
-        approve: bool,
+        require_approval: bool,
     },
     /// List the tokens: which are valid, for how many more nodes, and until when.
     List,
@@ -339,7 +339,7 @@ pub(crate) enum VolumeCommand {
         command: ReplicaCommand,
     },
     /// Choose the primary of a volume.
-    Switch {
+    SwitchPrimary {
         /// Name of the volume.
         name: VolumeName,
         /// Name of the node. It must have a replica that is in sync.
@@ -348,7 +348,7 @@ pub(crate) enum VolumeCommand {
     },
     /// Make the replica of this node the primary, even if other replicas are newer. Acknowledged
     /// writes may be lost.
-    Force {
+    ForcePrimary {
         /// Name of the volume.
         name: VolumeName,
         /// The name of the volume, instead of typing it at the prompt.
@@ -394,9 +394,9 @@ pub(crate) enum VolumeCommand {
         /// Adopt it even if other replicas may be newer, or its state is unknown.
         #[arg(long)]
         force: bool,
-        /// Only show what would be done.
+        /// Show what would be done, and change nothing.
         #[arg(long)]
-        plan: bool,
+        dry_run: bool,
         #[command(flatten)]
         confirm: ConfirmArgs,
     },
@@ -425,9 +425,9 @@ pub(crate) enum VolumeCommand {
     Export {
         /// Name of the volume.
         name: VolumeName,
-        /// All protocols that shall export it, such as `both,vhost-user`.
-        #[arg(long, value_delimiter = ',', required = true)]
-        via: Vec<ExportProtocol>,
+        /// All protocols that shall export it, such as `iscsi,nvme,vhost-user`.
+        #[arg(long, value_name = "PROTOCOL", value_delimiter = ',', required = true)]
+        protocols: Vec<ExportProtocol>,
     },
     /// Choose the target that exports a volume, and its number there: the LUN of the iSCSI target,
     /// and one less than the namespace identifier in the NVMe subsystem.
@@ -634,7 +634,7 @@ pub(crate) enum PoolCommand {
 pub(crate) struct OverwriteArgs {
     /// Overwrite this disk although it contains data: its serial number, or its path if it has
     /// none. May be repeated.
-    #[arg(long, value_name = "IDENTITY")]
+    #[arg(long, value_name = "DISK")]
     pub(crate) overwrite: Vec<String>,
 }
 
@@ -651,9 +651,9 @@ pub(crate) struct CreatePoolArgs {
     /// Number of disks in a stripe (default: all).
     #[arg(long, value_name = "COUNT")]
     pub(crate) columns: Option<u16>,
-    /// Size of the part of a stripe on one disk: 16K, 32K, 64K or 128K.
+    /// Chunk size, the part of a stripe on one disk: 16K, 32K, 64K or 128K.
     #[arg(long, value_name = "SIZE", default_value = "64K", value_parser = parse_chunk_size)]
-    pub(crate) strip: u32,
+    pub(crate) chunk_size: u32,
     /// Keep a checksum of each 4 KiB. Detects and repairs silent corruption (at RAID 0, detects
     /// only). Cannot be changed later; costs some extra writes.
     #[arg(long)]
@@ -718,16 +718,16 @@ pub(crate) enum ReplicaCommand {
         /// Name of the volume.
         name: VolumeName,
         /// Make the replicas equal where they differ. Windrose cannot tell which one is right: use
-        /// --keep.
+        /// --source.
         #[arg(long)]
         repair: bool,
         /// Name of the node whose data to keep where the replicas differ.
         #[arg(long, value_name = "NODE", requires = "repair")]
-        keep: Option<String>,
+        source: Option<String>,
     },
 }
 
-/// Where a copy of a volume shall live on its node.
+/// Where a replica of a volume lies on its node.
 #[derive(Args, Debug)]
 pub(crate) struct BackingArgs {
     /// File for the data, new or empty (default: one in the node's data directory).
@@ -766,9 +766,9 @@ pub(crate) struct CreateVolumeArgs {
     /// Name of a node for a replica; the cluster chooses the others. May be repeated.
     #[arg(long, value_name = "NODE")]
     pub(crate) on: Vec<String>,
-    /// Protocols that export it, such as `both,vhost-user`.
-    #[arg(long, value_delimiter = ',', default_value = "both")]
-    pub(crate) via: Vec<ExportProtocol>,
+    /// Protocols that export it, such as `iscsi,nvme,vhost-user`.
+    #[arg(long, value_name = "PROTOCOL", value_delimiter = ',', default_value = "iscsi,nvme")]
+    pub(crate) protocols: Vec<ExportProtocol>,
     /// Initiator that may access it (IQN or NQN), or `any`. May be repeated.
     #[arg(long, value_name = "INITIATOR")]
     pub(crate) allow: Vec<Initiator>,
@@ -783,24 +783,22 @@ pub(crate) struct CreateVolumeArgs {
 /// Protocols, as the command line knows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ExportProtocol {
-    /// iSCSI only.
+    /// iSCSI.
     Iscsi,
-    /// NVMe/TCP only.
+    /// NVMe/TCP.
     Nvme,
-    /// iSCSI and NVMe/TCP.
-    Both,
-    /// Virtual machines on its nodes, at each node's own socket (vhost-user).
+    /// vhost-user: virtual machines on its nodes, at each node's own socket.
     VhostUser,
     /// Not exported: inaccessible.
     None,
 }
 
 /// Converts export options to the API's protocols.
-pub(crate) fn to_protocols(via: &[ExportProtocol]) -> api::Protocols {
-    let names = |one: ExportProtocol| via.contains(&one);
+pub(crate) fn to_protocols(protocols: &[ExportProtocol]) -> api::Protocols {
+    let names = |one: ExportProtocol| protocols.contains(&one);
     api::Protocols {
-        iscsi: names(ExportProtocol::Iscsi) || names(ExportProtocol::Both),
-        nvme: names(ExportProtocol::Nvme) || names(ExportProtocol::Both),
+        iscsi: names(ExportProtocol::Iscsi),
+        nvme: names(ExportProtocol::Nvme),
         vhost_user: names(ExportProtocol::VhostUser),
     }
 }
@@ -898,12 +896,12 @@ mod tests {
         else {
             panic!("{made:?}")
         };
-        let made = token(" create --unlimited --expires 7d --witness --approve");
+        let made = token(" create --unlimited --expires 7d --witness --require-approval");
         let Ok(Some(TokenCommand::Create {
             unlimited: true,
             expires,
             witness: true,
-            approve: true,
+            require_approval: true,
             ..
         })) = made
         else {
@@ -924,18 +922,18 @@ mod tests {
 
     #[test]
     fn protocols_are_named_together() {
-        let of = |via: &str| {
-            let words = ["windrose", "volume", "export", "web", "--via", via];
+        let of = |protocols: &str| {
+            let words = ["windrose", "volume", "export", "web", "--protocols", protocols];
             let Ok(Cli { command: Command::Volume { command }, .. }) = Cli::try_parse_from(words)
             else {
                 panic!("it is good")
             };
-            let VolumeCommand::Export { via, .. } = command else { panic!() };
-            let api::Protocols { iscsi, nvme, vhost_user } = to_protocols(&via);
+            let VolumeCommand::Export { protocols, .. } = command else { panic!() };
+            let api::Protocols { iscsi, nvme, vhost_user } = to_protocols(&protocols);
             [iscsi, nvme, vhost_user]
         };
-        assert_eq!(of("both"), [true, true, false]);
-        assert_eq!(of("both,vhost-user"), [true; 3]);
+        assert_eq!(of("iscsi,nvme"), [true, true, false]);
+        assert_eq!(of("iscsi,nvme,vhost-user"), [true; 3]);
         assert_eq!(of("vhost-user,nvme"), [false, true, true]);
         assert_eq!(of("none"), [false; 3]);
         assert!(Cli::try_parse_from(["windrose", "volume", "export", "web"]).is_err());
@@ -996,21 +994,21 @@ mod tests {
     fn a_pool_is_made_of_disks_and_spares() {
         let made = pool("create tank --raid 5 --spare /dev/s --spare /dev/t /dev/a /dev/b /dev/c");
         let Ok(PoolCommand::Create(args)) = made else { panic!("it is good") };
-        assert_eq!((args.disks.len(), args.spare.len(), args.strip), (3, 2, 65536));
+        assert_eq!((args.disks.len(), args.spare.len(), args.chunk_size), (3, 2, 65536));
         assert_eq!((args.raid, args.copies, args.columns), (RaidLevel::Raid5, None, None));
         let made = pool(
-            "create tank --raid 10 --copies 3 --columns 6 --strip 128K --checksums --overwrite S1 --overwrite /f a b",
+            "create tank --raid 10 --copies 3 --columns 6 --chunk-size 128K --checksums --overwrite S1 --overwrite /f a b",
         );
         let Ok(PoolCommand::Create(args)) = made else { panic!("it is good") };
         assert_eq!(args.overwrite.overwrite, ["S1", "/f"]);
-        assert_eq!((args.copies, args.columns, args.strip), (Some(3), Some(6), 131_072));
+        assert_eq!((args.copies, args.columns, args.chunk_size), (Some(3), Some(6), 131_072));
         assert!(args.checksums);
         for bad in [
             "create tank /dev/a",
             "create tank --raid 5",
             "create tank --raid 4 /dev/a",
             "create Tank --raid 5 /dev/a",
-            "create tank --raid 5 --strip 8K /dev/a",
+            "create tank --raid 5 --chunk-size 8K /dev/a",
             "create tank --raid 1 --copies 5 /dev/a",
             "replace tank S1",
             "add tank",

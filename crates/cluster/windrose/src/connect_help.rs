@@ -182,7 +182,7 @@ fn missing_access(volume: &Volume) -> Option<String> {
             return None;
         }
         return Some(format!(
-            "\nIt is not exported. To export it:\n  windrose volume export {name} --via both\n"
+            "\nIt is not exported. To export it:\n  windrose volume export {name} --protocols iscsi,nvme\n"
         ));
     }
     let iscsi = volume.iscsi.is_some() && allowed.iter().any(Initiator::covers_iscsi);

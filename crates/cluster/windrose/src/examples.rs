@@ -41,7 +41,7 @@ const EXAMPLES: &[(&str, &[Example])] = &[
             ("For a witness", "windrose cluster token create --witness > token"),
             (
                 "For any number of nodes, each of which waits for approval",
-                "windrose cluster token create --unlimited --approve > token",
+                "windrose cluster token create --unlimited --require-approval > token",
             ),
         ],
     ),
@@ -78,7 +78,7 @@ const EXAMPLES: &[(&str, &[Example])] = &[
     (
         "cluster recover",
         &[
-            ("Only show what would be done", "windrose cluster recover --plan"),
+            ("Only show what would be done", "windrose cluster recover --dry-run"),
             ("Without node c, whose disks are lost", "windrose cluster recover --without c"),
         ],
     ),
@@ -150,14 +150,20 @@ const EXAMPLES: &[(&str, &[Example])] = &[
             ("Check that all replicas are equal", "windrose volume mirror verify web"),
             (
                 "Overwrite differences with the data of node a",
-                "windrose volume mirror verify web --repair --keep a",
+                "windrose volume mirror verify web --repair --source a",
             ),
         ],
     ),
-    ("volume switch", &[("Make node b the primary", "windrose volume switch web --to b")]),
     (
-        "volume force",
-        &[("Use the replica here, and give up newer data of others", "windrose volume force web")],
+        "volume switch-primary",
+        &[("Make node b the primary", "windrose volume switch-primary web --to b")],
+    ),
+    (
+        "volume force-primary",
+        &[(
+            "Use the replica here, and give up newer data of others",
+            "windrose volume force-primary web",
+        )],
     ),
     (
         "volume take-over",
@@ -176,7 +182,7 @@ const EXAMPLES: &[(&str, &[Example])] = &[
         &[
             (
                 "Show what would be done with an image",
-                "windrose volume adopt /var/lib/windrose/volumes/web.img --plan",
+                "windrose volume adopt /var/lib/windrose/volumes/web.img --dry-run",
             ),
             ("Adopt it under another name", "windrose volume adopt tank/web --name web2"),
         ],
@@ -195,8 +201,8 @@ const EXAMPLES: &[(&str, &[Example])] = &[
     (
         "volume export",
         &[
-            ("By iSCSI and NVMe/TCP", "windrose volume export web --via both"),
-            ("Not at all", "windrose volume export web --via none"),
+            ("By iSCSI and NVMe/TCP", "windrose volume export web --protocols iscsi,nvme"),
+            ("Not at all", "windrose volume export web --protocols none"),
         ],
     ),
     (

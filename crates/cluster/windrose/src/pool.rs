@@ -4,11 +4,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use api::endpoint::{
-    AddPoolDisks, ClearPoolErrors, DeletePool, ForcePoolOpen, GetPool, ListPools, NoBody,
-    POOL_FORCE, PostPool, RemovePoolDisk, ReplacePoolDisk, ScrubPool,
+    AddPoolDisks, ClearPoolErrors, CreatePool, DeletePool, GetPool, ListPools, NoBody, OpenPool,
+    POOL_FORCE, RemovePoolDisk, ReplacePoolDisk, ScrubPool,
 };
 use api::{
-    AddDisks, ClearErrors, CreatePool, OpenPool, Pool, PoolDisk, PoolName, RemoveDisk, ReplaceDisk,
+    AddDisks, ClearErrors, CreatePoolRequest, OpenPoolRequest, Pool, PoolDisk, PoolName,
+    RemoveDisk, ReplaceDisk,
 };
 
 use crate::cli::{ConfirmArgs, CreatePoolArgs, OverwriteArgs, PoolCommand};
@@ -37,7 +38,7 @@ pub(crate) async fn run(
             delete(&remote, &name, &confirm, force).await?;
             return Ok(ExitCode::SUCCESS);
         }
-        PoolCommand::Create(args) => client.call::<PostPool>(&create_request(*args)?).await?,
+        PoolCommand::Create(args) => client.call::<CreatePool>(&create_request(*args)?).await?,
         PoolCommand::Show { name } => client.call_on::<GetPool>(&name, &[], &NoBody).await?,
         PoolCommand::Add { name, disks, spare, overwrite } => {
             let (disks, overwrite) = (absolute_paths(&disks)?, overwrite_identities(overwrite)?);
@@ -64,20 +65,20 @@ pub(crate) async fn run(
         PoolCommand::Scrub { name } => client.call_on::<ScrubPool>(&name, &[], &NoBody).await?,
         PoolCommand::Open { name, without, take_over, confirm } => {
             let open = confirm_open(&remote, &name, (without, take_over), confirm).await?;
-            client.call_on::<ForcePoolOpen>(&name, &[], &open).await?
+            client.call_on::<OpenPool>(&name, &[], &open).await?
         }
     };
     remote.print(&pool, output::pool)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn create_request(args: CreatePoolArgs) -> Result<CreatePool, CliError> {
-    let create = CreatePool {
+fn create_request(args: CreatePoolArgs) -> Result<CreatePoolRequest, CliError> {
+    let create = CreatePoolRequest {
         name: args.name,
         raid: args.raid,
         copies: args.copies,
         columns: args.columns,
-        strip_bytes: args.strip,
+        chunk_bytes: args.chunk_size,
         checksums: args.checksums,
         disks: absolute_paths(&args.disks)?,
         spares: absolute_paths(&args.spare)?,
@@ -145,7 +146,7 @@ async fn confirm_open(
     name: &PoolName,
     (without, take_over): (Vec<String>, bool),
     confirm: Option<PoolName>,
-) -> Result<OpenPool, CliError> {
+) -> Result<OpenPoolRequest, CliError> {
     let mut disks = Vec::new();
     for typed in without {
         disks.push(resolve_disk_name(remote, name, typed).await?);
@@ -176,9 +177,9 @@ async fn confirm_open(
             "opened",
             &format!("use --confirm {name} to open it without a prompt"),
         )?;
-        return Ok(OpenPool { without, take_over, confirm: name.clone() });
+        return Ok(OpenPoolRequest { without, take_over, confirm: name.clone() });
     };
-    Ok(OpenPool { without, take_over, confirm })
+    Ok(OpenPoolRequest { without, take_over, confirm })
 }
 
 async fn delete(

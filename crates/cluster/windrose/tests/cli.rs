@@ -138,11 +138,11 @@ const WRONG: &[(&[&str], &str)] = &[
         &["volume", "tls", "web", "--host", "nqn.2014-08.org.nvmexpress:h", "--key", "/nowhere"],
         "/nowhere: No such file",
     ),
-    (&["volume", "export", "web", "--via", "fc"], "iscsi, nvme, both, vhost-user, none"),
+    (&["volume", "export", "web", "--protocols", "fc"], "iscsi, nvme, vhost-user, none"),
     (&["pool", "create", "tank", "--raid", "5", "/dev/a", "/dev/b"], "needs at least 3"),
     (&["pool", "create", "tank", "--raid", "4", "/dev/a"], "use 0, 1, 10, 5 or 6"),
     (
-        &["pool", "create", "tank", "--raid", "0", "--strip", "8K", "/dev/a"],
+        &["pool", "create", "tank", "--raid", "0", "--chunk-size", "8K", "/dev/a"],
         "use 16K, 32K, 64K or 128K",
     ),
     (&["pool", "create", "Tank", "--raid", "0", "/dev/a"], "\"Tank\" is not a valid pool name"),
@@ -170,7 +170,8 @@ fn secrets_come_from_files_and_are_not_shown() {
     std::fs::write(&one, "hush-hush-hush\n").unwrap();
     std::fs::write(&two, "hush-hush-back\n").unwrap();
     let (user, mutual) = (format!("u:{}", one.display()), format!("m:{}", two.display()));
-    let create = ["volume", "create", "web", "--size", "1M", "--via", "iscsi", "--allow", "any"];
+    let create =
+        ["volume", "create", "web", "--size", "1M", "--protocols", "iscsi", "--allow", "any"];
     let shown = test_node.ok(&[&create[..], &["--chap", &user, "--chap-mutual", &mutual]].concat());
     assert!(shown.contains("user u, mutual as m") && !shown.contains("hush"), "{shown}");
     assert!(!test_node.json(&["volume", "show", "web"]).to_string().contains("hush"));
@@ -194,7 +195,17 @@ fn secrets_of_hosts_come_from_files_and_are_not_shown() {
     };
     let (one, two) = (file("one", SECRET), file("two", BACK));
     let nqn = "nqn.2014-08.org.nvmexpress:h";
-    test_node.ok(&["volume", "create", "web", "--size", "1M", "--via", "nvme", "--allow", nqn]);
+    test_node.ok(&[
+        "volume",
+        "create",
+        "web",
+        "--size",
+        "1M",
+        "--protocols",
+        "nvme",
+        "--allow",
+        nqn,
+    ]);
     let of_host = ["volume", "dhchap", "web", "--host", nqn];
     let shown = test_node.ok(&[&of_host[..], &["--secret", &one, "--ctrl-secret", &two]].concat());
     assert!(shown.contains(&format!("{nqn}, mutual")) && !shown.contains("DHHC"), "{shown}");
@@ -226,7 +237,17 @@ fn keys_of_hosts_come_from_files_and_are_not_shown() {
     };
     let key = file("key", KEY);
     let nqn = "nqn.2014-08.org.nvmexpress:h";
-    test_node.ok(&["volume", "create", "web", "--size", "1M", "--via", "nvme", "--allow", nqn]);
+    test_node.ok(&[
+        "volume",
+        "create",
+        "web",
+        "--size",
+        "1M",
+        "--protocols",
+        "nvme",
+        "--allow",
+        nqn,
+    ]);
     let of_host = ["volume", "tls", "web", "--host", nqn];
     let required = |test_node: &TestNode| {
         test_node.json(&["volume", "show", "web"])["access"]["tls_hosts"][0]["required"].clone()
@@ -314,7 +335,7 @@ fn pools_of_disks_survive_the_node() {
     let [a, b, c, spare, more] = disks(&test_node);
     let made =
         test_node.ok(&["pool", "create", "tank", "--raid", "5", "--spare", &spare, &a, &b, &c]);
-    assert!(made.contains("RAID 5, 3 disks in a stripe, strips of 64 KiB"), "{made}");
+    assert!(made.contains("RAID 5, 3 disks in a stripe, chunks of 64 KiB"), "{made}");
     assert!(made.contains("May fail  1 disk") && made.contains(&spare), "{made}");
     let shown = test_node.ok(&["volume", "create", "vm1", "--size", "20M", "--pool", "tank"]);
     assert!(shown.contains("Stored in   pool tank"), "{shown}");
@@ -323,7 +344,7 @@ fn pools_of_disks_survive_the_node() {
     let node = test_node.start();
     let listed = test_node.json(&["volume", "list"]);
     assert!(
-        listed["volumes"].as_array().unwrap().iter().all(|v| v["state"]["is"] == "online"),
+        listed["volumes"].as_array().unwrap().iter().all(|v| v["state"]["kind"] == "online"),
         "{listed}"
     );
     test_node.ok(&["pool", "add", "tank", &more]);

@@ -112,7 +112,7 @@ pub(crate) fn wait_all_online(node: &TestNode, count: usize) {
         let list = node.json(&["volume", "list"]);
         let volumes = list["volumes"].as_array().unwrap();
         assert_eq!(volumes.len(), count, "{list}");
-        if volumes.iter().all(|v| v["state"]["is"] == "online") {
+        if volumes.iter().all(|v| v["state"]["kind"] == "online") {
             return;
         }
         assert!(now() < deadline, "still {list}: {}", node.log());
@@ -155,7 +155,7 @@ fn nodes_become_a_cluster_lose_one_and_leave() {
     }
     let cluster = a.json(&["cluster", "nodes"]);
     let store = cluster["store"].as_array().unwrap();
-    assert!(store.len() == 3 && store.iter().all(|m| m["votes"] == true), "{cluster}");
+    assert!(store.len() == 3 && store.iter().all(|m| m["voter"] == true), "{cluster}");
     assert_eq!(cluster["nodes"][2]["role"], "witness");
     let refused = w.fails(1, &["volume", "create", "x", "--size", "4M"]);
     assert!(refused.contains("is a witness"), "{refused}");
@@ -192,7 +192,7 @@ fn nodes_become_a_cluster_lose_one_and_leave() {
     let refused = b.fails(2, &["cluster", "leave", "--force"]);
     assert!(refused.contains("node test was not removed") && refused.contains("--confirm test"));
     b.ok(&["cluster", "leave", "--force", "--confirm", "test"]);
-    assert_eq!(b.json(&["cluster", "nodes"])["stage"], "alone");
+    assert_eq!(b.json(&["cluster", "nodes"])["stage"], "standalone");
     w.ok(&["cluster", "leave"]);
     wait_nodes(&a, |nodes| nodes.len() == 1);
     assert!(a.fails(1, &["cluster", "leave"]).contains("the last one of its cluster"));
@@ -252,9 +252,9 @@ fn a_created_volume_serves_when_that_is_told() {
     for name in ["v1", "v2", "v3", "v4", "v5", "v6"] {
         a.ok(&["volume", "create", name, "--size", "4M", "--replicas", "2"]);
         let volume = a.json(&["volume", "show", name]);
-        assert_eq!(volume["state"]["is"], "online", "{volume}\n{}", a.log());
-        let copies = volume["copies"].as_array().unwrap();
-        assert!(copies.iter().all(|copy| copy["state"]["is"] == "in_sync"), "{volume}");
+        assert_eq!(volume["state"]["kind"], "online", "{volume}\n{}", a.log());
+        let copies = volume["replicas"].as_array().unwrap();
+        assert!(copies.iter().all(|copy| copy["state"]["kind"] == "in_sync"), "{volume}");
         let status = a.cli(&["status"]);
         assert!(status.status.success(), "{}", String::from_utf8_lossy(&status.stdout));
     }
@@ -419,11 +419,15 @@ fn a_removal_that_is_refused_has_changed_no_volume() {
         refused.contains("volume only;") && refused.contains("no volume was changed"),
         "{refused}"
     );
-    let copies = |name: &str| a.json(&["volume", "show", name])["copies"].as_array().unwrap().len();
+    let copies =
+        |name: &str| a.json(&["volume", "show", name])["replicas"].as_array().unwrap().len();
     assert_eq!((copies("both"), copies("only")), (2, 1));
     // The printed command works, and its warning is true.
     let give_up = "windrose volume delete only --discard --force";
-    assert!(refused.contains(give_up) && !refused.contains("volume force only"), "{refused}");
+    assert!(
+        refused.contains(give_up) && !refused.contains("volume force-primary only"),
+        "{refused}"
+    );
     let unknown = a.fails(1, &["volume", "delete", "only", "--yes"]);
     assert!(unknown.contains(give_up), "{unknown}");
     let kept = a.fails(1, &["volume", "delete", "only", "--force", "--yes"]);
@@ -574,18 +578,19 @@ fn tokens_let_in_whom_they_are_for_and_a_human_decides_where_they_say_so() {
     // On any node, also on one that has just joined.
     let taken = create(&b, &["--uses", "3"]);
     let list = b.json(&["cluster", "token", "list"]);
-    let valid = list["tokens"].as_array().unwrap().iter().find(|t| t["uses"] == 3).unwrap();
+    let valid =
+        list["tokens"].as_array().unwrap().iter().find(|t| t["remaining_uses"] == 3).unwrap();
     a.ok(&["cluster", "token", "revoke", valid["id"].as_str().unwrap()]);
     assert!(refused(&c, &taken).contains("revoked"));
     assert!(b.fails(4, &["cluster", "token", "revoke", "00000000"]).contains("no token 00000000"));
 
-    let token = create(&b, &["--approve"]);
+    let token = create(&b, &["--require-approval"]);
     std::thread::scope(|scope| {
         let joined = scope.spawn(|| c.ok(&["cluster", "join", "--token", &token]));
         let found = finding(&a, "joins", "waits for approval");
         let output = found["message"].as_str().unwrap();
         assert!(output.contains("node c at ") && output.contains(&address(143)), "{found}");
-        assert!(c.json(&["cluster", "nodes"])["stage"] == "alone");
+        assert!(c.json(&["cluster", "nodes"])["stage"] == "standalone");
         let hint = found["hint"].as_str().unwrap();
         assert!(
             hint.starts_with("windrose cluster approve ")
@@ -620,7 +625,7 @@ fn copies_lie_in_the_pools_of_their_nodes() {
     };
     pool(&a);
     a.ok(&["cluster", "init"]);
-    assert_eq!(a.json(&["pool", "show", "tank"])["state"]["is"], "online");
+    assert_eq!(a.json(&["pool", "show", "tank"])["state"]["kind"], "online");
     let token = a.ok(&["cluster", "token", "create", "--unlimited"]);
     b.ok(&["cluster", "join", "--token", token.trim()]);
     w.ok(&["cluster", "witness", "--token", token.trim()]);
@@ -749,7 +754,7 @@ fn a_node_that_joins_before_the_dead_one_is_removed_takes_its_place_also_in_the_
         loop {
             let cluster = a.json(&["cluster", "nodes"]);
             let members = cluster["store"].as_array().unwrap();
-            let voters = members.iter().filter(|m| m["votes"] == true);
+            let voters = members.iter().filter(|m| m["voter"] == true);
             let mut names: Vec<_> = voters.map(|m| m["name"].as_str().unwrap()).collect();
             names.sort_unstable();
             if names == wanted {
@@ -814,7 +819,7 @@ fn a_node_that_cannot_run_a_member_of_the_store_serves_and_stays_out_once_remove
     let learners = || {
         let cluster = a.json(&["cluster", "nodes"]);
         let members = cluster["store"].as_array().unwrap();
-        members.iter().filter(|m| m["votes"] == false).count()
+        members.iter().filter(|m| m["voter"] == false).count()
     };
     let wait = |what: &str, is_so: &dyn Fn() -> bool| {
         let deadline = now() + CLUSTER_TIMEOUT;
@@ -829,7 +834,7 @@ fn a_node_that_cannot_run_a_member_of_the_store_serves_and_stays_out_once_remove
     wait("it serves nevertheless", &|| {
         let out = d.cli(&["volume", "list", "--json"]).stdout;
         let list = serde_json::from_slice(&out).unwrap_or(Value::Null);
-        list["volumes"][0]["state"]["is"] == "online"
+        list["volumes"][0]["state"]["kind"] == "online"
     });
     node_d.kill();
     wait_nodes(&a, |nodes| alive(nodes) == [1, 2]);

@@ -42,7 +42,7 @@ impl Drop for Devices {
 
 fn image_of(node: &TestNode, volume: &str) -> PathBuf {
     let shown = node.json(&["volume", "show", volume]);
-    PathBuf::from(shown["copies"][0]["backing"]["path"].as_str().unwrap())
+    PathBuf::from(shown["replicas"][0]["backing"]["path"].as_str().unwrap())
 }
 
 #[test]

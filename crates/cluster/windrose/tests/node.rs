@@ -27,7 +27,7 @@ fn a_node_is_used_and_stopped_and_started_again() {
 
     let node = test_node.start();
     let after = test_node.json(&["volume", "show", "web"]);
-    for same in ["id", "size_bytes", "access", "copies", "created_s", "state"] {
+    for same in ["id", "size_bytes", "access", "replicas", "created_s", "state"] {
         assert_eq!(after[same], before[same], "{same}");
     }
     assert_eq!(test_node.ok(&["volume", "delete", "web", "--yes"]), "Volume web is deleted.\n");
@@ -131,7 +131,7 @@ fn a_node_that_is_killed_loses_nothing_that_was_acknowledged() {
         for name in &acknowledged {
             assert!(names.contains(&String::as_str(name)), "{name} was lost: {names:?}");
         }
-        assert!(found.iter().all(|v| v["state"]["is"] == "online"), "{found:?}");
+        assert!(found.iter().all(|v| v["state"]["kind"] == "online"), "{found:?}");
         let files = std::fs::read_dir(test_node.path().join("data/volumes")).unwrap().count();
         assert_eq!(files, found.len(), "files without volumes");
         let deadline = now() + Duration::from_millis(150 + 70 * round);

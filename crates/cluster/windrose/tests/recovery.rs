@@ -154,8 +154,8 @@ fn wait_until_gone(test_node: &TestNode, node: u64) {
     let deadline = now() + CLUSTER_TIMEOUT;
     loop {
         let shown = test_node.json(&["volume", "show", "web"]);
-        let copies = shown["copies"].as_array().unwrap();
-        if copies.iter().filter(|c| c["state"]["is"] == "in_sync").count() == 1 {
+        let copies = shown["replicas"].as_array().unwrap();
+        if copies.iter().filter(|c| c["state"]["kind"] == "in_sync").count() == 1 {
             return;
         }
         assert!(now() < deadline, "{shown}");
@@ -197,7 +197,7 @@ fn the_guide_recovers_a_cluster_whose_store_is_lost() {
     for portal in [0, 1] {
         assert_holds(&a, "web", portal, 7);
     }
-    assert!(a.ok(&["cluster", "recover", "--plan"]).contains("nothing to recover"));
+    assert!(a.ok(&["cluster", "recover", "--dry-run"]).contains("nothing to recover"));
 }
 
 #[test]
@@ -233,10 +233,10 @@ fn a_store_that_was_set_back_destroys_nothing_and_is_recovered() {
         let refused = a.fails(1, command);
         assert!(refused.contains("windrose cluster recover"), "{command:?}: {refused}");
     }
-    let refused = a.fails(1, &["volume", "force", "web", "--confirm", "web"]);
+    let refused = a.fails(1, &["volume", "force-primary", "web", "--confirm", "web"]);
     assert!(refused.contains("cannot be forced"), "{refused}");
     assert!(refused.contains("windrose cluster recover"), "{refused}");
-    let plan = a.ok(&["cluster", "recover", "--plan"]);
+    let plan = a.ok(&["cluster", "recover", "--dry-run"]);
     assert!(plan.contains("Volume web") && plan.contains("resynced from it"), "{plan}");
     a.ok(&["cluster", "recover", "--confirm", "a"]);
     for node in [&a, &b] {
@@ -303,7 +303,7 @@ fn the_guide_brings_a_node_back_whose_boot_disk_is_lost() {
     assert!(output.contains("secrets, which images do not contain"), "{output}");
     let after = ["vm1", "vm2", "mail"].map(|name| a.json(&["volume", "show", name]));
     for (after, before) in after.iter().zip(&before) {
-        for same in ["id", "name", "size_bytes", "copies", "created_s"] {
+        for same in ["id", "name", "size_bytes", "replicas", "created_s"] {
             assert_eq!(after[same], before[same], "{same}");
         }
         assert_eq!(after["iscsi"]["target"], before["iscsi"]["target"]);
@@ -381,7 +381,7 @@ fn an_image_without_a_record_is_told_taken_or_erased() {
     write(&a, "web", 4);
     let images = ["web", "old"].map(|name| {
         let shown = a.json(&["volume", "show", name]);
-        let path = shown["copies"][0]["backing"]["path"].as_str().unwrap().to_owned();
+        let path = shown["replicas"][0]["backing"]["path"].as_str().unwrap().to_owned();
         (path, shown["id"].as_str().unwrap().to_owned())
     });
     assert_eq!(node.stop(), Some(0));
@@ -403,7 +403,7 @@ fn an_image_without_a_record_is_told_taken_or_erased() {
     assert_eq!(output["severity"], "warning");
     assert!(output["hint"].as_str().unwrap().contains(&format!("windrose volume adopt {web}")));
     assert!(a.ok(&["volume", "orphans"]).contains(&old));
-    let plan = a.ok(&["volume", "adopt", &web, "--plan"]);
+    let plan = a.ok(&["volume", "adopt", &web, "--dry-run"]);
     assert!(plan.contains("Volume web"), "{plan}");
     assert_eq!(a.json(&["volume", "list"])["volumes"], serde_json::json!([]), "only a plan");
     a.ok(&["volume", "adopt", &web]);

@@ -50,13 +50,13 @@ fn a_volume_that_a_node_without_a_copy_has_created_serves_when_that_is_told() {
     for name in ["v1", "v2", "v3", "v4", "v5", "v6"] {
         c.ok(&["volume", "create", name, "--size", "4M", "--on", "a", "--on", "b"]);
         let shown = [&a, &b].map(|node| node.json(&["volume", "show", name]));
-        assert!(shown.iter().any(|volume| volume["state"]["is"] == "online"), "{shown:?}");
-        let copies = shown[0]["copies"].as_array().unwrap();
-        assert!(copies.iter().all(|copy| copy["state"]["is"] == "in_sync"), "{shown:?}");
+        assert!(shown.iter().any(|volume| volume["state"]["kind"] == "online"), "{shown:?}");
+        let copies = shown[0]["replicas"].as_array().unwrap();
+        assert!(copies.iter().all(|copy| copy["state"]["kind"] == "in_sync"), "{shown:?}");
     }
     c.ok(&["volume", "create", "web", "--size", "4M", "--on", "a", "--on", "b"]);
     node_b.kill();
-    volume(&a, |volume| volume["state"]["is"] == "online");
+    volume(&a, |volume| volume["state"]["kind"] == "online");
 }
 
 /// The volume `web` as `node` shows it, once it is as `wanted`.
@@ -74,8 +74,8 @@ fn volume(node: &TestNode, wanted: impl Fn(&Value) -> bool) -> Value {
 
 /// The nodes whose replicas are in sync.
 fn in_sync(volume: &Value) -> Vec<&str> {
-    let copies = volume["copies"].as_array().unwrap().iter();
-    let in_sync = copies.filter(|copy| copy["state"]["is"] == "in_sync");
+    let copies = volume["replicas"].as_array().unwrap().iter();
+    let in_sync = copies.filter(|copy| copy["state"]["kind"] == "in_sync");
     in_sync.map(|copy| copy["node"].as_str().unwrap()).collect()
 }
 
@@ -104,7 +104,7 @@ fn the_copy_of_a_node_that_is_gone_is_made_on_another_one_and_the_node_that_come
     for node in [&a, &c] {
         let shown = volume(node, |v| in_sync(v) == ["a", "c"]);
         assert_eq!(
-            (&shown["copies_wanted"], &shown["copies"][1]["node"]),
+            (&shown["replicas_wanted"], &shown["replicas"][1]["node"]),
             (&2.into(), &"b".into())
         );
         let note = finding(node, "volume web", "the replica on b is no longer needed");
@@ -119,7 +119,7 @@ fn the_copy_of_a_node_that_is_gone_is_made_on_another_one_and_the_node_that_come
 
     // It is back: its replica is resynchronised, and removed.
     let _b = b.start();
-    let shown = volume(&a, |v| v["copies"].as_array().unwrap().len() == 2);
+    let shown = volume(&a, |v| v["replicas"].as_array().unwrap().len() == 2);
     assert_eq!(in_sync(&shown), ["a", "c"]);
     for node in [&a, &b, &c] {
         wait_safe(node);
@@ -155,12 +155,12 @@ fn copies_that_a_volume_is_to_have_are_not_forgotten_with_a_node_and_fewer_have_
     // The next step, as printed.
     a.ok(&["volume", "mirror", "add", "web"]);
     let shown = volume(&a, |v| in_sync(v) == ["a", "c"]);
-    assert_eq!(shown["copies_wanted"], 2);
+    assert_eq!(shown["replicas_wanted"], 2);
 
     // A replica that an administrator removes is not replaced.
     a.ok(&["volume", "mirror", "remove", "web", "--on", "c"]);
-    let shown = volume(&a, |v| v["copies"].as_array().unwrap().len() == 1);
-    assert_eq!(shown["copies_wanted"], 1);
+    let shown = volume(&a, |v| v["replicas"].as_array().unwrap().len() == 1);
+    assert_eq!(shown["replicas_wanted"], 1);
     let is_told = |text: &str| text.contains("it has 1 of");
     assert!(!is_told(&texts(&a.cli(&["status"])).0));
     a.ok(&["volume", "mirror", "set", "web", "--replicas", "2"]);

@@ -81,7 +81,7 @@ fn store_and_peer_that_are_lost_together_are_not_said_to_be_reached() {
     assert!(found["hint"].as_str().unwrap().contains("check the network of node a"), "{found}");
     // An isolated node does not blame other nodes.
     let (_, text, json) = status(&a);
-    assert_eq!(json["cut_off"], true);
+    assert_eq!(json["isolated"], true);
     assert!(!text.contains("does not respond: it is down"), "{text}");
     assert!(text.contains("start windrose on nodes b, w where it does not run"), "{text}");
     let nodes = a.ok(&["cluster", "nodes"]);
@@ -167,7 +167,7 @@ fn a_copy_whose_disk_was_lost_is_told_with_its_reason_and_comes_back_by_itself()
     disk.read_exact_at(&mut rest, DATA).unwrap();
     disk.set_len(DATA).unwrap();
     let deadline = now() + CLUSTER_TIMEOUT;
-    while !a.json(&["volume", "show", "web"])["copies"][1]["reason"].is_string() {
+    while !a.json(&["volume", "show", "web"])["replicas"][1]["reason"].is_string() {
         // The other node answers, or redirects the initiator.
         let _ = read(&mut at_b);
         assert!(now() < deadline, "{}\n{}", status(&a).1, b.log());
@@ -199,7 +199,7 @@ fn a_copy_whose_disk_was_lost_is_told_with_its_reason_and_comes_back_by_itself()
     assert_eq!(read(&mut session(&a, "web", 1)), Some(9));
     let primary = a.json(&["volume", "show", "web"]);
     let leads =
-        primary["copies"].as_array().unwrap().iter().find(|c| c["primary"] == true).unwrap();
+        primary["replicas"].as_array().unwrap().iter().find(|c| c["primary"] == true).unwrap();
     let node = if leads["node"] == "a" { &a } else { &b };
     let verified = node.ok(&["volume", "mirror", "verify", "web"]);
     assert!(verified.contains("are equal") && verified.contains("on "), "{verified}");

@@ -464,7 +464,7 @@ impl Node {
         let volumes = volumes.with_context(|| format!("no list of volumes: {list}"))?;
         Ok(volumes
             .iter()
-            .filter(|v| v.pointer("/state/is").and_then(Value::as_str) == Some("online"))
+            .filter(|v| v.pointer("/state/kind").and_then(Value::as_str) == Some("online"))
             .count())
     }
 }

@@ -14,7 +14,7 @@ use ::cluster::join_token::{JoinToken, ShortId, TrustAnchor};
 use ::cluster::node_membership;
 use ::cluster::nodes::{self, NodeView, Nodes};
 use api::{
-    ApiError, CreateToken, CreatedToken, ErrorCode, Finding, JoinInfo, JoinList, NodeRole,
+    ApiError, CreateTokenRequest, CreatedToken, ErrorCode, Finding, JoinInfo, JoinList, NodeRole,
     Severity, TokenInfo, TokenList,
 };
 use peer::NodeId;
@@ -49,15 +49,18 @@ impl Control {
     ///
     /// # Errors
     /// [`ErrorCode::Conflict`] for a node that is in no cluster; [`ErrorCode::InvalidRequest`].
-    pub async fn create_token(&self, request: CreateToken) -> Result<CreatedToken, ApiError> {
+    pub async fn create_token(
+        &self,
+        request: CreateTokenRequest,
+    ) -> Result<CreatedToken, ApiError> {
         let membership = self.require_membership()?;
-        let CreateToken { uses, lasts_s, role, approve } = request;
+        let CreateTokenRequest { uses, lifetime_s, role, requires_approval } = request;
         let bad = |what: &str| Err(ApiError::new(ErrorCode::InvalidRequest, what.to_owned()));
         if uses == Some(0) {
             return bad("uses: a token admits at least one node");
         }
-        if !(1..=MAX_LIFETIME_S).contains(&lasts_s) {
-            return bad("lasts_s: a token is valid for 1 second to 366 days");
+        if !(1..=MAX_LIFETIME_S).contains(&lifetime_s) {
+            return bad("lifetime_s: a token is valid for 1 second to 366 days");
         }
         let role = role.map(|role| match role {
             NodeRole::Data => Role::Data,
@@ -82,17 +85,11 @@ impl Control {
             ));
         }
         let made_by = self.0.settings.name.clone();
-        let new = NewToken {
-            role,
-            lifetime_s: lasts_s,
-            uses,
-            requires_approval: approve,
-            created_by: made_by,
-        };
+        let new = NewToken { role, lifetime_s, uses, requires_approval, created_by: made_by };
         let now = now_s();
         let made = admission::create_token(membership.store(), now, &new).await;
         let (record, secret) = made.map_err(|e| admission_error(&e))?;
-        tracing::info!(token = %record.id, uses, lasts_s, approve, "join token created");
+        tracing::info!(token = %record.id, uses, lifetime_s, requires_approval, "join token created");
         let token = JoinToken { cluster, id: record.id, secret, trust_anchor: trust, addresses };
         Ok(CreatedToken { token: token.to_text(), info: token_info(&record, now) })
     }
@@ -307,7 +304,7 @@ fn join_request_finding(join: &JoinInfo) -> Option<Finding> {
     if join.state != api::JoinState::Waiting {
         return None;
     }
-    let JoinInfo { id, name, addresses, from, role, .. } = join;
+    let JoinInfo { id, name, addresses, requested_from: from, role, .. } = join;
     let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
     let what = match role {
         NodeRole::Data => "to keep data",
@@ -347,12 +344,12 @@ fn token_info(token: &TokenRecord, now_s: u64) -> TokenInfo {
             TokenState::Expired => api::TokenState::Expired,
             TokenState::Revoked => api::TokenState::Revoked,
         },
-        uses: token.remaining_uses,
+        remaining_uses: token.remaining_uses,
         expires_s: token.expires_s,
         role: token.role.map(role),
-        approve: token.requires_approval,
-        made_by: token.created_by.clone(),
-        made_s: token.created_s,
+        requires_approval: token.requires_approval,
+        created_by: token.created_by.clone(),
+        created_s: token.created_s,
     }
 }
 
@@ -376,13 +373,13 @@ fn join_info(join: &JoinRecord, tokens: &[TokenRecord], nodes: &Nodes, now_s: u6
         name: join.name.clone(),
         role: role(join.role),
         addresses: join.addresses.clone(),
-        from: join.source_ip,
+        requested_from: join.source_ip,
         version: join.version.clone(),
         token: join.token.to_string(),
-        asked_s: join.requested_s,
+        requested_s: join.requested_s,
         state,
         node,
-        by,
+        decided_by: by,
     }
 }
 
@@ -398,7 +395,7 @@ fn admission_error(error: &AdmissionError) -> ApiError {
         }
         AdmissionError::Refused { .. } | AdmissionError::TokenEnded { .. } => conflict(
             message,
-            "make a new token (windrose cluster token create --approve), and join the node with it",
+            "make a new token (windrose cluster token create --require-approval), and join the node with it",
         ),
         AdmissionError::Admitted { node, .. } => {
             let hint = format!(

@@ -79,7 +79,7 @@ fn authentication_finding(facts: &NodeFacts, failing: &FailingClient) -> Finding
             "give it the token of api.token_file: windrose --token-file FILE".to_owned()
         }
         AuthMethod::Join => {
-            "give it a new token (windrose cluster token create --approve)".to_owned()
+            "give it a new token (windrose cluster token create --require-approval)".to_owned()
         }
     };
     let hint = match method {

@@ -15,8 +15,8 @@ use ::cluster::node_membership::{self, JoinError, MAX_STORE_MEMBERS};
 use ::cluster::nodes::{self, ClusterRecord, NodeView, Nodes};
 use ::cluster::store::etcd::{EtcdStore, MemberInfo, MemberResponse};
 use api::{
-    ApiError, Cluster, ClusterNode, ClusterStage, ErrorCode, InitClusterRequest, JoinCluster,
-    LeaveCluster, NodeRole, StoreMember,
+    ApiError, Cluster, ClusterNode, ClusterStage, ErrorCode, InitClusterRequest,
+    JoinClusterRequest, LeaveClusterRequest, NodeRole, StoreMember,
 };
 use peer::NodeId;
 use rt::fault_point::{self, Point};
@@ -71,13 +71,13 @@ impl Control {
         let Some(membership) = &self.0.cluster_membership else { return standalone() };
         let identity = membership.identity();
         let mut nodes = self.joined_cluster().map(|m| m.nodes.borrow().clone()).unwrap_or_default();
-        let mut unread = None;
+        let mut stale_reason = None;
         if self.joined_cluster().is_some() {
             match nodes::list_alive(&*self.0.meta).await {
                 Ok(alive) => {
                     nodes.iter_mut().for_each(|(n, view)| view.is_alive = alive.contains(n));
                 }
-                Err(error) => unread = Some(error.to_string()),
+                Err(error) => stale_reason = Some(error.to_string()),
             }
         }
         let store = match identity.stage {
@@ -91,11 +91,11 @@ impl Control {
         let rotation = match self.get_rotation().await {
             Ok(rotation) => rotation,
             Err(error) => {
-                unread = unread.or(Some(error.to_string()));
+                stale_reason = stale_reason.or(Some(error.to_string()));
                 None
             }
         };
-        Cluster { waits_for, nodes, store, unread, rotation, ..from_identity(&identity) }
+        Cluster { waits_for, nodes, store, stale_reason, rotation, ..from_identity(&identity) }
     }
 
     /// Whether the cluster was formed without certificates.
@@ -126,7 +126,7 @@ impl Control {
     /// # Errors
     /// [`ErrorCode::InvalidRequest`] for a malformed token; [`ErrorCode::Conflict`] says what
     /// prevents the join.
-    pub async fn join_cluster(&self, join: JoinCluster) -> Result<Cluster, ApiError> {
+    pub async fn join_cluster(&self, join: JoinClusterRequest) -> Result<Cluster, ApiError> {
         let token = JoinToken::parse(&join.token).map_err(|e| {
             ApiError::new(ErrorCode::InvalidRequest, e.to_string())
                 .with_hint("`windrose cluster token` at a node of the cluster prints it")
@@ -204,7 +204,7 @@ impl Control {
     ///
     /// # Errors
     /// [`ErrorCode::Conflict`] says what prevents it; [`ErrorCode::NotFound`] for an unknown node.
-    pub async fn leave_cluster(&self, leave: LeaveCluster) -> Result<Cluster, ApiError> {
+    pub async fn leave_cluster(&self, leave: LeaveClusterRequest) -> Result<Cluster, ApiError> {
         match leave.node {
             None if leave.force => self.force_leave(),
             None => self.leave_orderly().await,
@@ -514,13 +514,13 @@ fn stray_member<'a>(
 
 fn standalone() -> Cluster {
     Cluster {
-        stage: ClusterStage::Alone,
+        stage: ClusterStage::Standalone,
         id: None,
         node: None,
         role: None,
         waits_for: None,
         nodes: Vec::new(),
-        unread: None,
+        stale_reason: None,
         store: Vec::new(),
         rotation: None,
     }
@@ -530,7 +530,7 @@ fn standalone() -> Cluster {
 fn from_identity(identity: &ClusterIdentity) -> Cluster {
     Cluster {
         stage: match identity.stage {
-            MembershipStage::Creating => ClusterStage::Moving,
+            MembershipStage::Creating => ClusterStage::Creating,
             MembershipStage::Joining => ClusterStage::Joining,
             MembershipStage::Member => ClusterStage::Member,
             MembershipStage::Leaving => ClusterStage::Leaving,
@@ -583,7 +583,7 @@ async fn store_members(membership: &ClusterMembership) -> Vec<StoreMember> {
         problem: health.iter().find(|h| h.member.id == m.id).and_then(store_view::member_problem),
         name: node_membership::member_label(&m).to_owned(),
         urls: m.client_urls,
-        votes: !m.is_learner,
+        voter: !m.is_learner,
     };
     now.into_iter().map(shown).collect()
 }

@@ -88,12 +88,12 @@ fn rotation_info(
     let awaited: Vec<_> =
         stored.lagging_nodes(&numbers).iter().filter_map(|node| nodes.get(node)).cloned().collect();
     let stage = match record.stage {
-        credential_rotation::RotationStage::Distribute => RotationStage::Spread,
-        credential_rotation::RotationStage::Activate => RotationStage::Use,
-        credential_rotation::RotationStage::DropOld => RotationStage::Finish,
+        credential_rotation::RotationStage::Distribute => RotationStage::Distribute,
+        credential_rotation::RotationStage::Activate => RotationStage::Activate,
+        credential_rotation::RotationStage::DropOld => RotationStage::DropOld,
     };
     let waits_for = awaited.iter().map(|view| view.record.name.clone()).collect();
-    Some((Rotation { stage, began_s: record.started_s, waits_for, problem }, awaited))
+    Some((Rotation { stage, started_s: record.started_s, waits_for, problem }, awaited))
 }
 
 fn rotation_text_finding(rotation: &Rotation, awaited: &[NodeView]) -> Finding {
@@ -171,7 +171,7 @@ mod tests {
         let (rotation, awaited) = rotation_info(&held, &present, None).unwrap();
         assert_eq!(
             (rotation.stage, &rotation.waits_for[..]),
-            (RotationStage::Spread, &["c".to_owned()][..])
+            (RotationStage::Distribute, &["c".to_owned()][..])
         );
         let found = rotation_text_finding(&rotation, &awaited);
         assert_eq!(found.severity, Severity::Warning);

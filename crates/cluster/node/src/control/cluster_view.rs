@@ -495,7 +495,7 @@ impl ClusterView {
             );
             let hint = format!(
                 "find out which replica is right, then run windrose volume mirror verify {name} \
-                 --repair --keep NODE"
+                 --repair --source NODE"
             );
             findings.push(finding(Severity::Warning, &subject, message, Some(&hint)));
         }
@@ -527,9 +527,9 @@ impl ClusterView {
                  the replica on {newer} is newer, and is not overwritten"
             );
             let hint = format!(
-                "to keep the replica on {newer}: switch {primary} off, then `windrose volume force \
-                 {name}` at {newer}; to keep the one on {primary}: windrose volume mirror replace \
-                 {name} --on {newer}"
+                "to keep the replica on {newer}: switch {primary} off, then `windrose volume \
+                 force-primary {name}` at {newer}; to keep the one on {primary}: windrose volume \
+                 mirror replace {name} --on {newer}"
             );
             findings.push(finding(Severity::Warning, &subject, message, Some(&hint)));
         }
@@ -792,7 +792,7 @@ mod tests {
             panic!("{findings:?}")
         };
         assert!(message.contains("on n2") && message.contains("first at byte 4096"), "{message}");
-        assert!(hint.as_ref().unwrap().contains("--repair --keep NODE"), "{hint:?}");
+        assert!(hint.as_ref().unwrap().contains("--repair --source NODE"), "{hint:?}");
     }
 
     #[test]
@@ -881,7 +881,7 @@ mod tests {
         assert!(cut_off);
         let hint = found[0].hint.as_ref().unwrap();
         assert!(found[0].message.contains("nor any other node"), "{found:?}");
-        for part in ["start windrose on nodes n2, n3", "systemctl restart", "recover --plan"] {
+        for part in ["start windrose on nodes n2, n3", "systemctl restart", "recover --dry-run"] {
             assert!(hint.contains(part), "{hint}");
         }
         assert!(found.iter().any(|f| f.message.contains("the store etcd cannot be reached")));

@@ -177,8 +177,8 @@ fn unserved_error(name: &VolumeName, node: &str) -> ApiError {
     );
     ApiError::new(ErrorCode::Conflict, message).with_hint(format!(
         "first make a replica serve: `windrose status` shows what it waits for, `windrose cluster \
-         recover` recovers lost or outdated records, and `windrose volume force {name}` makes the \
-         replica of one node the primary"
+         recover` recovers lost or outdated records, and `windrose volume force-primary {name}` \
+         makes the replica of one node the primary"
     ))
 }
 

@@ -212,8 +212,8 @@ fn newest_data_error(node: &str, needed: &[(VolumeName, bool)], but: &str) -> Ap
         match is_only {
             true => format!("to delete the volume with the data that only this node has: {delete}"),
             false => format!(
-                "first make another replica the primary: windrose volume force {volume}, at the \
-                 node that has it; or: {delete}"
+                "first make another replica the primary: windrose volume force-primary {volume}, \
+                 at the node that has it; or: {delete}"
             ),
         }
     });
@@ -421,8 +421,11 @@ mod tests {
         let solo = "to delete the volume with the data that only this node has: windrose volume \
             delete solo --discard --force;";
         assert!(hint.starts_with("bring node b back; or ") && hint.contains(solo), "{hint}");
-        assert!(!hint.contains("volume force solo"), "there is no other copy: {hint}");
-        assert!(hint.contains("windrose volume force both, at the node that has it"), "{hint}");
+        assert!(!hint.contains("volume force-primary solo"), "there is no other copy: {hint}");
+        assert!(
+            hint.contains("windrose volume force-primary both, at the node that has it"),
+            "{hint}"
+        );
         assert!(hint.ends_with("windrose volume delete both --discard --force"), "{hint}");
     }
 }

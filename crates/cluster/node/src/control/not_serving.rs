@@ -72,13 +72,14 @@ pub(super) fn next_step_hint(
             "check the network of {me}, and that a majority of the store's members runs: windrose \
              cluster nodes"
         ),
-        NotServingReason::Refused(_) => "windrose cluster recover --plan".into(),
+        NotServingReason::Refused(_) => "windrose cluster recover --dry-run".into(),
         NotServingReason::LegLost => return None,
         NotServingReason::AwaitingExclusion(node) => {
             format!("if this persists, run `windrose status` at {}", names.name_of_node(*node))
         }
         NotServingReason::AwaitingRestartedMembers(nodes) => format!(
-            "{}; to give up the data that only they have: windrose volume force {name}, at {me}",
+            "{}; to give up the data that only they have: windrose volume force-primary {name}, at \
+             {me}",
             start(nodes)
         ),
         NotServingReason::AwaitingConfigRead(nodes) | NotServingReason::LeasesExpired(nodes) => {
@@ -86,8 +87,8 @@ pub(super) fn next_step_hint(
         }
         NotServingReason::RolledBack { unheard, .. } if !unheard.is_empty() => start(unheard),
         NotServingReason::RolledBack { .. } => format!(
-            "to give up the newer data: switch the other nodes off, then windrose volume force \
-             {name}, at {me}"
+            "to give up the newer data: switch the other nodes off, then windrose volume \
+             force-primary {name}, at {me}"
         ),
         NotServingReason::CollectingEntries(nodes) => format!("if this persists: {}", reach(nodes)),
         NotServingReason::OutOfSync(node) => {
@@ -141,7 +142,7 @@ pub(super) fn reason_text(why: &NotServingReason, names: &impl Fn(NodeId) -> Str
         }
         NotServingReason::AwaitingRestartedMembers(nodes) => format!(
             "all its nodes were down, and {} may have newer data: start {}, or give up that data \
-             (windrose volume force)",
+             (windrose volume force-primary)",
             list(nodes),
             if nodes.len() == 1 { "it" } else { "them" },
         ),
@@ -195,7 +196,7 @@ fn set_back_text(
         "the replica here was rolled back to an earlier state (a virtual machine or a disk \
          restored from a backup or a snapshot): {by}. It does not become primary automatically: \
          {start}, or use this replica and give up the newer data (switch the other nodes off, then \
-         windrose volume force)"
+         windrose volume force-primary)"
     )
 }
 
@@ -209,7 +210,7 @@ mod tests {
         let two = NotServingReason::AwaitingRestartedMembers(vec![NodeId(2), NodeId(3)]);
         assert!(
             reason_text(&two, &name)
-                .contains("start them, or give up that data (windrose volume force)")
+                .contains("start them, or give up that data (windrose volume force-primary)")
         );
         assert!(
             reason_text(&NotServingReason::OutOfSync(NodeId(2)), &name).contains("n2 resyncs it")

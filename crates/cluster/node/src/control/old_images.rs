@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use api::{AddReplica, ApiError, Backing, ErrorCode, NewBacking};
+use api::{AddReplicaRequest, ApiError, Backing, ErrorCode, NewBacking};
 use peer::NodeId;
 use uuid::Uuid;
 
@@ -88,7 +88,7 @@ impl Control {
     pub(super) fn choose_node_for(
         &self,
         record: &VolumeRecord,
-        request: &AddReplica,
+        request: &AddReplicaRequest,
         free: &FreeByNode,
         old: &OldImages,
     ) -> Result<NodeId, ApiError> {

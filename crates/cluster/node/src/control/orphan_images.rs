@@ -7,8 +7,8 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use api::{
-    AdoptImage, AdoptedImage, ApiError, Backing, DiscardImage, ErrorCode, OrphanedImage,
-    OrphanedImages, PlannedVolume, Severity, VolumeName,
+    AdoptImageRequest, AdoptedImage, ApiError, Backing, DiscardImageRequest, ErrorCode,
+    OrphanedImage, OrphanedImages, PlannedVolume, Severity, VolumeName,
 };
 use block::Epoch;
 use cluster::identity::Role;
@@ -134,7 +134,7 @@ impl Control {
         let replicas = [self.local_replica_image(image)];
         let plan = plan_volume(&replicas, &Err(Ambiguity::NeverInSync(Vec::new())));
         let hint = why.hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default();
-        PlannedVolume { doubt: Some(format!("{}{hint}", why.message)), ..plan }
+        PlannedVolume { ambiguity: Some(format!("{}{hint}", why.message)), ..plan }
     }
 
     /// The result of the last scan.
@@ -244,7 +244,7 @@ impl Control {
             image: image.location.to_string(),
             volume: found.volume,
             size_bytes: found.size_bytes,
-            listed_as: listed.as_ref().map(|record| record.name.clone()),
+            existing_volume: listed.as_ref().map(|record| record.name.clone()),
             epoch: replica.to_api().epoch,
             problem: match &found.log {
                 ScannedIntentLog::Unreadable(why) => Some(why.clone()),
@@ -359,14 +359,14 @@ impl Control {
     ///
     /// # Errors
     /// [`ErrorCode::Conflict`] says why it is not adopted, and what else to do with it.
-    pub async fn adopt_image(&self, request: AdoptImage) -> Result<AdoptedImage, ApiError> {
+    pub async fn adopt_image(&self, request: AdoptImageRequest) -> Result<AdoptedImage, ApiError> {
         let control = self.clone();
         self.run_to_completion(async move { control.adopt_image_now(request).await }).await
     }
 
     pub(super) async fn adopt_image_now(
         &self,
-        request: AdoptImage,
+        request: AdoptImageRequest,
     ) -> Result<AdoptedImage, ApiError> {
         self.check_data_node()?;
         let replica = self.orphan_at(&request.image).await?;
@@ -386,7 +386,7 @@ impl Control {
         };
         let mut plan = plan_volume(&replicas, &decided);
         plan.name = request.name.or(plan.name);
-        if request.plan {
+        if request.dry_run {
             return Ok(AdoptedImage { plan, volume: None });
         }
         let choice = decided.map_err(|doubt| {
@@ -623,7 +623,7 @@ impl Control {
     /// # Errors
     /// [`ErrorCode::InvalidRequest`] without the volume's identity; [`ErrorCode::Conflict`] for an
     /// image that a record names.
-    pub async fn discard_image(&self, request: DiscardImage) -> Result<(), ApiError> {
+    pub async fn discard_image(&self, request: DiscardImageRequest) -> Result<(), ApiError> {
         let control = self.clone();
         self.run_to_completion(async move {
             let replica = control.orphan_at(&request.image).await?;
@@ -729,7 +729,7 @@ fn orphan_hint(orphan: &OrphanedImage, context: &OrphanContext) -> String {
     let discard = format!("to erase it: windrose volume discard {image}");
     let (foreign_cluster, doubt, is_name_free) = match context {
         OrphanContext::VolumeExists { may_be_added: true, at, node } => {
-            let name = orphan.listed_as.as_ref().map(VolumeName::as_str).unwrap_or_default();
+            let name = orphan.existing_volume.as_ref().map(VolumeName::as_str).unwrap_or_default();
             return format!(
                 "to overwrite it with a new replica: windrose volume mirror add {name} --on \
                  {node}{at} --force; {discard}"
@@ -772,10 +772,10 @@ fn orphan_hint(orphan: &OrphanedImage, context: &OrphanContext) -> String {
 }
 
 fn orphan_finding(orphan: &OrphanedImage) -> api::Finding {
-    let OrphanedImage { image, volume, name, size_bytes, listed_as, hint, .. } = orphan;
+    let OrphanedImage { image, volume, name, size_bytes, existing_volume, hint, .. } = orphan;
     let size = api::Size(*size_bytes);
     let subject = format!("image {image}");
-    if let Some(listed) = listed_as {
+    if let Some(listed) = existing_volume {
         let message = format!(
             "it is a former replica of volume {listed} ({size}), which no record \
             references"
@@ -892,7 +892,7 @@ mod tests {
             volume: Uuid::from_u128(7),
             name: Some("web".parse().unwrap()),
             size_bytes: 1 << 30,
-            listed_as: listed.map(|name| name.parse().unwrap()),
+            existing_volume: listed.map(|name| name.parse().unwrap()),
             epoch: None,
             problem: None,
             hint: String::new(),

@@ -62,7 +62,7 @@ pub(super) fn rebuild_progress(
     let (done, millis) = (u128::from(all - left), (now - began).as_millis());
     let rest = u128::from(left).checked_mul(millis).and_then(|n| n.checked_div(done));
     let eta_s = rest.and_then(|rest| u64::try_from(rest / 1000).ok()).filter(|_| millis > 0);
-    Some(Rebuild { left_pieces: left, all_pieces: all, eta_s })
+    Some(Rebuild { remaining_extents: left, total_extents: all, eta_s })
 }
 
 /// The common name of a RAID level.
@@ -144,15 +144,15 @@ fn disk_info(pool: &PoolName, disk: &engine::PoolDiskReport) -> PoolDisk {
         serial: Some(disk.serial.clone()),
         path: disk.path.clone(),
         state: match disk.state {
-            PoolDiskState::Active => DiskState::In,
+            PoolDiskState::Active => DiskState::Active,
             PoolDiskState::Spare => DiskState::Spare,
-            PoolDiskState::Draining => DiskState::Leaving,
-            PoolDiskState::Detached => DiskState::Out,
+            PoolDiskState::Draining => DiskState::Draining,
+            PoolDiskState::Detached => DiskState::Detached,
         },
         size_bytes: Some(disk.bytes),
-        pieces: disk.extents,
-        room: disk.extent_capacity,
-        behind_pieces: disk.stale_extents,
+        allocated_extents: disk.extents,
+        total_extents: disk.extent_capacity,
+        stale_extents: disk.stale_extents,
         errors_since_s: disk.errors_since_s,
         repaired_blocks: disk.repaired_blocks,
         unrepairable_blocks: disk.unrepairable_blocks,
@@ -160,9 +160,9 @@ fn disk_info(pool: &PoolName, disk: &engine::PoolDiskReport) -> PoolDisk {
         write_errors: disk.write_errors,
         checksum_errors: disk.checksum_errors,
         slow: disk.is_slow,
-        slow_times: disk.slow_episodes,
-        slow_reads: disk.redirected_reads,
-        action: disk_action(pool, disk),
+        slow_episodes: disk.slow_episodes,
+        redirected_reads: disk.redirected_reads,
+        hint: disk_action(pool, disk),
     }
 }
 
@@ -174,9 +174,9 @@ fn known_disk_info(disk: &KnownDisk) -> PoolDisk {
         path: Some(disk.path.clone()),
         state: DiskState::Unknown,
         size_bytes: None,
-        pieces: 0,
-        room: 0,
-        behind_pieces: 0,
+        allocated_extents: 0,
+        total_extents: 0,
+        stale_extents: 0,
         errors_since_s: None,
         repaired_blocks: 0,
         unrepairable_blocks: 0,
@@ -184,9 +184,9 @@ fn known_disk_info(disk: &KnownDisk) -> PoolDisk {
         write_errors: 0,
         checksum_errors: 0,
         slow: false,
-        slow_times: 0,
-        slow_reads: 0,
-        action: None,
+        slow_episodes: 0,
+        redirected_reads: 0,
+        hint: None,
     }
 }
 
@@ -270,25 +270,25 @@ pub(super) fn pool_info(facts: &PoolFacts) -> Pool {
         state: pool_state(facts),
         level: report.map(|r| level_text(r.redundancy, r.columns)),
         columns: report.map(|r| r.columns),
-        strip_bytes: report.map(|r| r.strip_bytes),
+        chunk_bytes: report.map(|r| r.strip_bytes),
         checksums: report.map(|r| r.has_checksums),
         capacity: report.map(pool_capacity),
-        survives: report.and_then(|r| r.fault_tolerance),
+        fault_tolerance: report.and_then(|r| r.fault_tolerance),
         disks: match report {
             Some(report) => report.disks.iter().map(|d| disk_info(&record.name, d)).collect(),
             None => record.disks.iter().map(known_disk_info).collect(),
         },
         volumes: facts.volumes.iter().map(|(_, name)| name.clone()).collect(),
-        damaged: damaged_volumes(facts),
-        lost: lost_blocks(facts),
-        unrepaired: unrepaired_blocks(facts),
+        damaged_volumes: damaged_volumes(facts),
+        lost_blocks: lost_blocks(facts),
+        unrepaired_blocks: unrepaired_blocks(facts),
         rebuild: facts.rebuild,
         scrub: report.and_then(|r| r.scrub.as_ref()).map(|s| Scrub {
             running: s.is_running,
             done_bytes: s.done_bytes,
-            all_bytes: s.total_bytes,
-            repaired: s.repaired_rows,
-            unrepairable: s.unrecoverable_rows,
+            total_bytes: s.total_bytes,
+            repaired_rows: s.repaired_rows,
+            unrecoverable_rows: s.unrecoverable_rows,
             ended_s: s.ended_s,
         }),
     }
@@ -367,11 +367,11 @@ fn unrepaired_findings(
 }
 
 fn rebuild_text(report: &PoolReport, rebuild: &Rebuild) -> String {
-    let Rebuild { left_pieces, all_pieces, eta_s } = rebuild;
+    let Rebuild { remaining_extents, total_extents, eta_s } = rebuild;
     let eta = eta_s.map(|s| format!(", about {} min", s.div_ceil(60))).unwrap_or_default();
     let what = if is_degraded(report) { "it is being rebuilt" } else { "data is being moved" };
-    let all = plural(*all_pieces, "piece");
-    format!("{what}: {left_pieces} of {all} left{eta}; {}", fault_tolerance_text(report))
+    let all = plural(*total_extents, "piece");
+    format!("{what}: {remaining_extents} of {all} left{eta}; {}", fault_tolerance_text(report))
 }
 
 /// How many more disks may fail.
@@ -526,9 +526,9 @@ pub(crate) mod tests {
         assert_eq!(told(&facts), []);
         let shown = pool_info(&facts);
         assert_eq!((shown.state, shown.level.as_deref()), (PoolState::Online, Some("RAID 5")));
-        assert_eq!((shown.survives, shown.volumes), (Some(1), vec!["web".to_owned()]));
+        assert_eq!((shown.fault_tolerance, shown.volumes), (Some(1), vec!["web".to_owned()]));
         assert_eq!(shown.capacity.unwrap().efficiency_percent, 66);
-        assert!(shown.disks.iter().all(|d| d.action.is_none()));
+        assert!(shown.disks.iter().all(|d| d.hint.is_none()));
     }
 
     #[test]
@@ -542,7 +542,7 @@ pub(crate) mod tests {
         assert_eq!(told(&facts), [(Severity::Warning, message.into(), Some(replace.into()))]);
         let shown = pool_info(&facts);
         assert_eq!(shown.state, PoolState::Degraded);
-        assert_eq!(shown.disks[1].action.as_deref(), Some(replace));
+        assert_eq!(shown.disks[1].hint.as_deref(), Some(replace));
         // A name that needs quotes in a shell.
         facts.report.as_mut().unwrap().disks[1].serial = "A B".into();
         assert!(told(&facts)[0].2.as_ref().unwrap().contains("replace tank 'A B' --with"));
@@ -561,7 +561,7 @@ pub(crate) mod tests {
         assert!(hint.as_ref().unwrap().ends_with("windrose pool remove tank S1 --cancel"));
         facts.report.as_mut().unwrap().disks[1].has_no_target = false;
         assert_eq!(told(&facts), []);
-        assert!(pool_info(&facts).disks[1].action.as_ref().unwrap().contains("--cancel"));
+        assert!(pool_info(&facts).disks[1].hint.as_ref().unwrap().contains("--cancel"));
     }
 
     #[test]
@@ -571,7 +571,7 @@ pub(crate) mod tests {
         (report.fault_tolerance, report.volumes[0].fault_tolerance) = (None, None);
         let found = told(&facts);
         assert_eq!((found[0].0, found[0].1.as_str()), (Severity::Critical, "data of web is lost"));
-        assert_eq!(pool_info(&facts).damaged, ["web"]);
+        assert_eq!(pool_info(&facts).damaged_volumes, ["web"]);
         assert_eq!(pool_info(&facts).state, PoolState::Degraded);
     }
 
@@ -590,7 +590,7 @@ pub(crate) mod tests {
             69631";
         assert!(message.ends_with(is), "{message}");
         assert!(hint.as_ref().unwrap().contains("until they are written"));
-        let shown = pool_info(&facts).lost;
+        let shown = pool_info(&facts).lost_blocks;
         assert_eq!((shown[1].volume.as_str(), shown[1].start_bytes), ("web", Some(65536)));
         facts.report.as_mut().unwrap().lost_ranges = (0..20).map(|n| range(n * 8192)).collect();
         assert!(told(&facts)[0].1.ends_with("and 12 more ranges"));
@@ -608,7 +608,7 @@ pub(crate) mod tests {
         assert!(message.starts_with("8 KiB of volume web could not be repaired"), "{message}");
         assert!(message.ends_with(": bytes 65536 to 73727"), "{message}");
         assert!(hint.as_ref().unwrap().contains("rewrite them"), "{hint:?}");
-        assert_eq!(pool_info(&facts).unrepaired[0].start_bytes, Some(65536));
+        assert_eq!(pool_info(&facts).unrepaired_blocks[0].start_bytes, Some(65536));
         facts.report.as_mut().unwrap().unrepaired_truncated = true;
         assert_eq!(told(&facts).len(), 2);
         let report = facts.report.as_mut().unwrap();
@@ -683,7 +683,9 @@ pub(crate) mod tests {
         let mut progress = None;
         let begin = Instant::now();
         let at = |s| begin + Duration::from_secs(s);
-        let of = |left_pieces, all_pieces, eta_s| Some(Rebuild { left_pieces, all_pieces, eta_s });
+        let of = |remaining_extents, total_extents, eta_s| {
+            Some(Rebuild { remaining_extents, total_extents, eta_s })
+        };
         assert_eq!(rebuild_progress(&mut progress, 0, at(0)), None);
         assert_eq!(rebuild_progress(&mut progress, 100, at(0)), of(100, 100, None));
         assert_eq!(rebuild_progress(&mut progress, 75, at(50)), of(75, 100, Some(150)));

@@ -458,8 +458,8 @@ impl Control {
     /// Lists all pools, by name.
     pub async fn list_pools(&self) -> PoolList {
         let facts = self.pool_facts().await;
-        let unread = self.0.pools.damaged().iter().map(ToString::to_string).collect();
-        PoolList { pools: facts.iter().map(pool_status::pool_info).collect(), unread }
+        let unreadable_records = self.0.pools.damaged().iter().map(ToString::to_string).collect();
+        PoolList { pools: facts.iter().map(pool_status::pool_info).collect(), unreadable_records }
     }
 
     /// Returns one pool.

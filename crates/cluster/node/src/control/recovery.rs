@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use ::cluster::identity::MembershipStage;
 use ::cluster::store::StoreError;
 use ::cluster::{mirror_records, nodes};
-use api::{ApiError, ErrorCode, PlannedVolume, RecoverCluster, RecoveryPlan, ReplacementStore};
+use api::{
+    ApiError, ErrorCode, PlannedVolume, RecoverClusterRequest, RecoveryPlan, ReplacementStore,
+};
 use mirror::config::ConfigReplica;
 use uuid::Uuid;
 
@@ -23,7 +25,10 @@ impl Control {
     ///
     /// # Errors
     /// [`ErrorCode::Conflict`] says why nothing can be recovered here.
-    pub async fn recover_cluster(&self, request: RecoverCluster) -> Result<RecoveryPlan, ApiError> {
+    pub async fn recover_cluster(
+        &self,
+        request: RecoverClusterRequest,
+    ) -> Result<RecoveryPlan, ApiError> {
         self.check_data_node()?;
         let name = &self.0.settings.name;
         if let Some(confirm) = request.confirm.as_ref().filter(|confirm| *confirm != name) {
@@ -66,13 +71,17 @@ impl Control {
             identity.cluster,
         )?;
         let lost = identity.endpoints.clone();
-        let store = ReplacementStore { replaces: identity.cluster, lost, why };
+        let store = ReplacementStore {
+            replaced_cluster: identity.cluster,
+            lost_members: lost,
+            reason: why,
+        };
         let plan = RecoveryPlan {
             node: self.0.settings.name.clone(),
             store: Some(store),
             volumes: Vec::new(),
-            silent: Vec::new(),
-            done: confirmed,
+            unresponsive_nodes: Vec::new(),
+            applied: confirmed,
         };
         if !confirmed {
             return Ok(plan);
@@ -86,7 +95,10 @@ impl Control {
     }
 
     /// Recovers volumes without a record, and those whose records are older than their images.
-    async fn recover_volumes(&self, request: &RecoverCluster) -> Result<RecoveryPlan, ApiError> {
+    async fn recover_volumes(
+        &self,
+        request: &RecoverClusterRequest,
+    ) -> Result<RecoveryPlan, ApiError> {
         if self.joined_cluster().is_some() {
             nodes::get_cluster(&*self.0.meta).await.map_err(|e| store_unreachable(&e))?;
         }
@@ -110,8 +122,8 @@ impl Control {
             node: self.0.settings.name.clone(),
             store: None,
             volumes,
-            silent,
-            done: confirmed,
+            unresponsive_nodes: silent,
+            applied: confirmed,
         })
     }
 
@@ -146,7 +158,7 @@ impl Control {
         if let (true, Ok(choice)) = (confirmed, &decided)
             && let Err(why) = self.execute_plan(&plan, &replicas, choice, stored).await
         {
-            plan.doubt = Some(why.message);
+            plan.ambiguity = Some(why.message);
         }
         Ok(Some(plan))
     }
@@ -278,7 +290,7 @@ mod tests {
         let refused = store_unreachable(&StoreError::Unreachable { store, why });
         let hint = refused.hint.unwrap_or_default();
         let restart = hint.find("systemctl restart windrose").unwrap();
-        assert!(restart < hint.find("windrose cluster recover --plan").unwrap(), "{hint}");
+        assert!(restart < hint.find("windrose cluster recover --dry-run").unwrap(), "{hint}");
         assert!(refused.message.contains("no leader"), "{}", refused.message);
     }
 

@@ -284,10 +284,10 @@ pub(super) fn plan_volume(
         volume: reference.map(|c| c.scan.volume).unwrap_or_default(),
         name: reference.and_then(volume_name_of),
         size_bytes: reference.map(|c| c.scan.size_bytes).unwrap_or_default(),
-        leads: source.map(ReplicaImage::to_api),
-        follow: follow.iter().map(|n| replicas[*n].to_api()).collect(),
+        source: source.map(ReplicaImage::to_api),
+        resync_replicas: follow.iter().map(|n| replicas[*n].to_api()).collect(),
         notes,
-        doubt: decided.as_ref().err().map(Ambiguity::text),
+        ambiguity: decided.as_ref().err().map(Ambiguity::text),
     }
 }
 
@@ -491,7 +491,7 @@ mod tests {
         let all = [copy(1, 8, &[1]), copy(2, 7, &[2, 1]), older, small];
         assert_eq!(choose_source(&all, &[]), choice(0, &[1]));
         let plan = plan_volume(&all, &choose_source(&all, &[]));
-        assert_eq!((plan.leads.unwrap().node, plan.follow.len()), ("n1".to_owned(), 1));
+        assert_eq!((plan.source.unwrap().node, plan.resync_replicas.len()), ("n1".to_owned(), 1));
         assert!(
             plan.notes.iter().any(|n| n.contains("/v/3 on n3 is not changed")),
             "{:?}",

@@ -52,18 +52,18 @@ impl ClusterView {
 
     fn replica_state(&self, record: &VolumeRecord, placement: &ReplicaPlacement) -> ReplicaState {
         match &placement.stage {
-            PlacementStage::Creating { .. } => return ReplicaState::BeingMade,
+            PlacementStage::Creating { .. } => return ReplicaState::Creating,
             PlacementStage::Failed { reason } => {
                 return ReplicaState::Failed { reason: reason.clone() };
             }
-            PlacementStage::Removing { .. } => return ReplicaState::Leaving,
+            PlacementStage::Removing { .. } => return ReplicaState::Removing,
             PlacementStage::Ready | PlacementStage::Superseded => {}
         }
         let Some(mirror) = self.mirrors.get(&record.id) else { return ReplicaState::Unknown };
         if mirror.member(placement.node).is_some() {
             // A replica that its node cannot open counts as holding nothing.
             return match self.open_error(placement.node, record.id) {
-                Some(_) => ReplicaState::Outdated,
+                Some(_) => ReplicaState::OutOfSync,
                 None => ReplicaState::InSync,
             };
         }
@@ -78,9 +78,9 @@ impl ClusterView {
             None if placement.stage == PlacementStage::Superseded
                 && !is_being_replaced(record, placement.node) =>
             {
-                ReplicaState::Leaving
+                ReplicaState::Removing
             }
-            None => ReplicaState::Outdated,
+            None => ReplicaState::OutOfSync,
         }
     }
 
@@ -104,17 +104,17 @@ impl ClusterView {
                 self.disk_problem(record, placement.node)
                     .or_else(|| full.then(|| self.full_problem(placement)))
             }
-            ReplicaState::Leaving => self.removal_problem(record, placement),
+            ReplicaState::Removing => self.removal_problem(record, placement),
             ReplicaState::Resyncing { .. } => {
                 let refused =
                     self.reported_mirror(placement.node, record.id).and_then(disk_error_text);
                 refused.map(|why| ReplicaProblem::new(why, WAIT_HINT))
             }
-            ReplicaState::Outdated if placement.stage == PlacementStage::Superseded => {
+            ReplicaState::OutOfSync if placement.stage == PlacementStage::Superseded => {
                 self.removal_problem(record, placement)
             }
-            ReplicaState::Outdated => Some(self.outdated_problem(record, placement.node)),
-            ReplicaState::BeingMade => match self.state_of(placement.node) {
+            ReplicaState::OutOfSync => Some(self.outdated_problem(record, placement.node)),
+            ReplicaState::Creating => match self.state_of(placement.node) {
                 NodeState::Running => {
                     Some(ReplicaProblem::new("its node is creating it", WAIT_HINT))
                 }
@@ -126,7 +126,7 @@ impl ClusterView {
             )),
             ReplicaState::Unknown => Some(ReplicaProblem::new(
                 "its mirror configuration is missing",
-                "windrose cluster recover --plan",
+                "windrose cluster recover --dry-run",
             )),
         }
     }
@@ -241,7 +241,7 @@ impl ClusterView {
             let why = format!("it is newer than the replica on {leads}, the current primary");
             let next = format!(
                 "to give up its data: windrose volume mirror replace {name} --on {called}; to keep \
-                 it: switch {leads} off, then windrose volume force {name} at {called}"
+                 it: switch {leads} off, then windrose volume force-primary {name} at {called}"
             );
             return ReplicaProblem::new(why, next);
         }
@@ -353,7 +353,7 @@ impl ClusterView {
         lacking.extend(self.repair_progress_text(record));
         lacking.extend(missing.map(|missing| missing.why.clone()));
         next.extend(missing.and_then(|missing| missing.next_step.as_deref()));
-        let all = counted.iter().filter(|replica| replica.state != ReplicaState::Leaving).count();
+        let all = counted.iter().filter(|replica| replica.state != ReplicaState::Removing).count();
         let good = replicas
             .iter()
             .filter(|replica| replica.state == ReplicaState::InSync)
@@ -533,7 +533,7 @@ fn deficiency_text(replica: &VolumeReplica) -> Option<String> {
     let node = &replica.node;
     let why = replica.reason.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
     match &replica.state {
-        ReplicaState::InSync | ReplicaState::Leaving => None,
+        ReplicaState::InSync | ReplicaState::Removing => None,
         ReplicaState::Resyncing { done_bytes, total_bytes, eta_s, unreadable } => {
             let left = api::Size(total_bytes.saturating_sub(*done_bytes));
             let eta = match eta_s {
@@ -543,8 +543,8 @@ fn deficiency_text(replica: &VolumeReplica) -> Option<String> {
             };
             Some(format!("the one on {node} is resyncing ({left} left{eta}){why}"))
         }
-        ReplicaState::Outdated => Some(format!("the one on {node} is outdated{why}")),
-        ReplicaState::BeingMade => Some(format!("the one on {node} is being created{why}")),
+        ReplicaState::OutOfSync => Some(format!("the one on {node} is outdated{why}")),
+        ReplicaState::Creating => Some(format!("the one on {node} is being created{why}")),
         ReplicaState::Failed { reason } => {
             Some(format!("the one on {node} was not created: {reason}"))
         }

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use api::{
-    AddReplica, ApiError, Backing, BlockSize, ErrorCode, ForcePrimary, NewBacking, RemoveReplica,
-    ReplaceReplica, SetReplicaCount, SwitchPrimary, TakeOver, Verification, Volume, VolumeName,
+    AddReplicaRequest, ApiError, Backing, BlockSize, ErrorCode, ForcePrimaryRequest, NewBacking,
+    RemoveReplicaRequest, ReplaceReplicaRequest, SetReplicaCountRequest, SwitchPrimaryRequest,
+    TakeOver, Verification, Volume, VolumeName,
 };
 use cluster::identity::Role;
 use cluster::mirror_records;
@@ -52,7 +53,7 @@ impl Control {
     pub async fn add_replica(
         &self,
         name: VolumeName,
-        request: AddReplica,
+        request: AddReplicaRequest,
     ) -> Result<Volume, ApiError> {
         let new = (Some(request.backing.clone()), None);
         let old = self.old_images(self.volume_id(&name).ok()).await;
@@ -86,7 +87,7 @@ impl Control {
     pub async fn set_replicas_wanted(
         &self,
         name: VolumeName,
-        request: SetReplicaCount,
+        request: SetReplicaCountRequest,
     ) -> Result<Volume, ApiError> {
         let wanted = request.replicas;
         if !(1..=MAX_REPLICAS_WANTED).contains(&wanted) {
@@ -116,7 +117,7 @@ impl Control {
     pub async fn remove_replica(
         &self,
         name: VolumeName,
-        request: RemoveReplica,
+        request: RemoveReplicaRequest,
     ) -> Result<Volume, ApiError> {
         let dropped = (None, Some(request.node.clone()));
         self.change_placements(
@@ -153,7 +154,7 @@ impl Control {
     pub async fn replace_replica(
         &self,
         name: VolumeName,
-        request: ReplaceReplica,
+        request: ReplaceReplicaRequest,
     ) -> Result<Volume, ApiError> {
         let moves = request.with.as_ref().is_some_and(|with| *with != request.node);
         let dropped = (!moves).then(|| request.node.clone());
@@ -207,7 +208,7 @@ impl Control {
     pub async fn switch_primary(
         &self,
         name: VolumeName,
-        request: SwitchPrimary,
+        request: SwitchPrimaryRequest,
     ) -> Result<Volume, ApiError> {
         let node = self.node_by_name(&request.node)?;
         self.change_placements(name.clone(), (None, None), move |control, record, _| {
@@ -284,7 +285,7 @@ impl Control {
     pub async fn force_primary(
         &self,
         name: VolumeName,
-        request: ForcePrimary,
+        request: ForcePrimaryRequest,
     ) -> Result<Volume, ApiError> {
         let control = self.clone();
         self.run_to_completion(async move { control.force_primary_now(&name, &request).await })
@@ -294,7 +295,7 @@ impl Control {
     async fn force_primary_now(
         &self,
         name: &VolumeName,
-        request: &ForcePrimary,
+        request: &ForcePrimaryRequest,
     ) -> Result<Volume, ApiError> {
         self.require_cluster()?;
         if request.confirm != *name {
@@ -371,11 +372,11 @@ impl Control {
     pub async fn verify_replicas(
         &self,
         name: &VolumeName,
-        keep: Option<String>,
+        source: Option<String>,
     ) -> Result<Verification, ApiError> {
         self.require_cluster()?;
         let id = self.volume_id(name)?;
-        let keep = keep.map(|node| self.node_by_name(&node)).transpose()?;
+        let source = source.map(|node| self.node_by_name(&node)).transpose()?;
         let Some((stored, _)) = self.0.volumes.get(id) else {
             return Err(ApiError::new(ErrorCode::NotFound, "the volume was deleted just now"));
         };
@@ -386,29 +387,29 @@ impl Control {
             let node = self.node_name(primary);
             return Err(conflict(format!("the primary of {name} is node {node}")).with_hint(
                 format!(
-                    "run this there, or `windrose volume switch {name} --to {}` first",
+                    "run this there, or `windrose volume switch-primary {name} --to {}` first",
                     self.node_name(self.this_node())
                 ),
             ));
         }
-        let found = self.0.engine.verify(id, keep).await;
+        let found = self.0.engine.verify(id, source).await;
         let found = found.map_err(|e| backing_error(name, &e))?;
         let left_out = stored.record.placements.iter().map(|p| p.node);
         let left_out: Vec<_> = left_out.filter(|node| !found.nodes.contains(node)).collect();
         self.record_comparison(name, (id, stored.record.block_size), &found).await?;
         let block = u64::from(stored.record.block_size.bytes());
         let differing = found.mismatches.iter().map(|d| api::MismatchRange {
-            at_bytes: d.range.at.0.saturating_mul(block),
-            len_bytes: d.range.count * block,
+            start_bytes: d.range.at.0.saturating_mul(block),
+            bytes: d.range.count * block,
             node: self.node_name(d.node),
         });
         Ok(Verification {
             compared_bytes: found.compared_blocks * block,
-            differing_bytes: found.mismatched_blocks * block,
-            differing: differing.collect(),
-            copies: found.nodes.iter().map(|node| self.node_name(*node)).collect(),
-            left_out: left_out.iter().map(|node| self.node_name(*node)).collect(),
-            unreadable: found.unreadable_ranges,
+            mismatched_bytes: found.mismatched_blocks * block,
+            mismatches: differing.collect(),
+            replicas: found.nodes.iter().map(|node| self.node_name(*node)).collect(),
+            skipped: left_out.iter().map(|node| self.node_name(*node)).collect(),
+            unreadable_ranges: found.unreadable_ranges,
             repaired_bytes: found.repaired_blocks * block,
         })
     }
@@ -818,7 +819,7 @@ mod tests {
         assert!(error.message.contains("whether node b runs"), "{error}");
         assert!(error.message.contains("cannot tell") && !error.message.contains("is running"));
         let hint = error.hint.unwrap();
-        for part in ["restore a majority", "systemctl restart", "cluster recover --plan"] {
+        for part in ["restore a majority", "systemctl restart", "cluster recover --dry-run"] {
             assert!(hint.contains(part), "{hint}");
         }
         // No other node is in sync: it still needs the store.

@@ -20,7 +20,7 @@ const RETRIES_HINT: &str =
 /// Hint for a running node whose store has lost most of its members for good.
 pub(super) const LOST_QUORUM_HINT: &str = "if a majority of its members is lost for good, and no \
     other node has recovered the cluster: restart windrose on this node (systemctl restart \
-    windrose; it then stops serving), then run `windrose cluster recover --plan` here \
+    windrose; it then stops serving), then run `windrose cluster recover --dry-run` here \
     (docs/guides/recovery.md)";
 
 /// What a node waits for.
@@ -86,7 +86,7 @@ impl StartupWait {
             ) => {
                 let next = "the node retries automatically; `windrose cluster nodes` shows the \
                     nodes. If the store is lost for good, and no other node has recovered the \
-                    cluster: windrose cluster recover --plan";
+                    cluster: windrose cluster recover --dry-run";
                 (next.to_owned(), false)
             }
             _ => (RETRIES_HINT.to_owned(), false),
@@ -100,8 +100,8 @@ fn lost_store_member_hint(name: &str) -> String {
     format!(
         "if the other members of the store run: `windrose cluster leave --node {name} --force` at \
          another node, then `windrose cluster leave --force` here, and `windrose cluster join` \
-         with a new token. If they are lost for good too: windrose cluster recover --plan. Images \
-         are kept"
+         with a new token. If they are lost for good too: windrose cluster recover --dry-run. \
+         Images are kept"
     )
 }
 
@@ -183,7 +183,7 @@ mod tests {
     fn only_a_member_whose_store_is_gone_or_empty_is_told_of_recovery() {
         for error in [away(), MembershipError::Join(JoinError::NoCluster)] {
             let waits = after(error, MembershipStage::Member);
-            assert!(waits.next_step.contains("windrose cluster recover --plan"), "{waits:?}");
+            assert!(waits.next_step.contains("windrose cluster recover --dry-run"), "{waits:?}");
             assert!(
                 waits.next_step.contains("no other node has recovered the cluster")
                     && !waits.is_removed_from_cluster,
@@ -209,7 +209,8 @@ mod tests {
         let lost = |why: &str| StoreError::Unreachable { store: "etcd".into(), why: why.into() };
         let waits = StartupWait::for_store(&lost("no leader"));
         assert!(waits.reason.contains("no leader"), "{waits:?}");
-        let (restart, recover) = ("systemctl restart windrose", "windrose cluster recover --plan");
+        let (restart, recover) =
+            ("systemctl restart windrose", "windrose cluster recover --dry-run");
         assert!(
             waits.next_step.contains(restart) && waits.next_step.contains(recover),
             "{waits:?}"

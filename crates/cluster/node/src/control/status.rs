@@ -239,7 +239,7 @@ pub fn assess(facts: &NodeFacts) -> Status {
     let (data_dir_bytes, data_dir_free_bytes) = facts.space.data_dir.unwrap_or_default();
     Status {
         verdict,
-        cut_off: facts.cluster.as_ref().is_some_and(ClusterView::is_isolated),
+        isolated: facts.cluster.as_ref().is_some_and(ClusterView::is_isolated),
         findings,
         node: facts.node.clone(),
         volumes: VolumeCounts { total, online, offline: total - online },
@@ -250,9 +250,9 @@ pub fn assess(facts: &NodeFacts) -> Status {
             data_dir_free_bytes,
         },
         memory: Memory {
-            pool_bytes: facts.cores.iter().map(|c| c.memory.total).sum(),
-            pool_free_bytes: facts.cores.iter().map(|c| c.memory.free).sum(),
-            waiting: facts.cores.iter().map(|c| c.memory.waiting).sum(),
+            total_bytes: facts.cores.iter().map(|c| c.memory.total).sum(),
+            free_bytes: facts.cores.iter().map(|c| c.memory.free).sum(),
+            waiting_commands: facts.cores.iter().map(|c| c.memory.waiting).sum(),
         },
     }
 }

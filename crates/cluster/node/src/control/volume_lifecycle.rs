@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::{
-    ApiError, CreateVolume, CreateVolumeResult, CreateVolumeResults, ErrorCode, NewBacking, Size,
-    Volume, VolumeName,
+    ApiError, CreateVolumeRequest, CreateVolumeResult, CreateVolumeResults, ErrorCode, NewBacking,
+    Size, Volume, VolumeName,
 };
 use futures_util::{StreamExt, stream};
 use tokio::sync::{OwnedRwLockReadGuard, watch};
@@ -49,7 +49,7 @@ impl Control {
     /// # Errors
     /// [`ErrorCode::Exists`] if the name belongs to another volume; errors of the request, or of
     /// the backing.
-    pub async fn create_volume(&self, request: CreateVolume) -> Result<Volume, ApiError> {
+    pub async fn create_volume(&self, request: CreateVolumeRequest) -> Result<Volume, ApiError> {
         let control = self.clone();
         self.run_to_completion(async move { control.create_volume_now(request).await }).await
     }
@@ -61,7 +61,7 @@ impl Control {
     /// [`ErrorCode::InvalidRequest`] for none or too many.
     pub async fn create_volumes(
         &self,
-        requests: Vec<CreateVolume>,
+        requests: Vec<CreateVolumeRequest>,
     ) -> Result<CreateVolumeResults, ApiError> {
         if !(1..=api::MAX_VOLUMES_PER_REQUEST).contains(&requests.len()) {
             let message = format!("{} cannot be created at once", plural(requests.len(), "volume"));
@@ -116,7 +116,7 @@ impl Control {
         memory::check_memory(count, self.0.engine.cores(), self.0.settings.memory_bytes)
     }
 
-    async fn create_volume_now(&self, request: CreateVolume) -> Result<Volume, ApiError> {
+    async fn create_volume_now(&self, request: CreateVolumeRequest) -> Result<Volume, ApiError> {
         check_request(&request)?;
         let _leave = self.creation_permit()?;
         if let Some(id) = self.0.volumes.id_by_name(&request.name) {
@@ -268,14 +268,14 @@ impl Control {
         in_sync && self.is_served(record).await.unwrap_or(false)
     }
 
-    async fn new_record(&self, request: &CreateVolume) -> Result<VolumeRecord, ApiError> {
+    async fn new_record(&self, request: &CreateVolumeRequest) -> Result<VolumeRecord, ApiError> {
         let (id, settings) = (Uuid::new_v4(), &self.0.settings);
         let free = self.free_space_by_node(&request.backing).await;
-        let count = usize::from(request.replicas).max(request.on.len());
-        let nodes = match (request.on.is_empty(), count) {
+        let count = usize::from(request.replicas).max(request.nodes.len());
+        let nodes = match (request.nodes.is_empty(), count) {
             // Prefer the node that got the request.
             (true, 1) if self.is_data_node() => vec![self.this_node()],
-            _ => self.choose_nodes(&request.on, count, (&[], &request.backing), &free)?,
+            _ => self.choose_nodes(&request.nodes, count, (&[], &request.backing), &free)?,
         };
         let placement =
             |node| self.new_placement(id, &request.name, node, &request.backing, request.force);
@@ -320,7 +320,10 @@ impl Control {
     }
 
     /// Another request took the name between the check and the commit.
-    async fn resolve_name_conflict(&self, request: &CreateVolume) -> Result<Volume, ApiError> {
+    async fn resolve_name_conflict(
+        &self,
+        request: &CreateVolumeRequest,
+    ) -> Result<Volume, ApiError> {
         let entry = self.0.meta.get(&record::name_key(&request.name)).await;
         match entry.map_err(|e| store_error(&e))? {
             Some(entry) => {
@@ -332,7 +335,11 @@ impl Control {
     }
 
     /// The volume that has the name already, if it matches the request.
-    async fn existing_volume(&self, id: Uuid, request: &CreateVolume) -> Result<Volume, ApiError> {
+    async fn existing_volume(
+        &self,
+        id: Uuid,
+        request: &CreateVolumeRequest,
+    ) -> Result<Volume, ApiError> {
         // Waits until a concurrent creation ends.
         self.reconcile_volume(id).await;
         let name = &request.name;
@@ -365,7 +372,7 @@ impl Control {
         &self,
         record: &VolumeRecord,
         placement: &ReplicaPlacement,
-        request: &CreateVolume,
+        request: &CreateVolumeRequest,
     ) -> Option<String> {
         let NewBacking::Pool { pool } = &request.backing else {
             let same = self.new_placement(
@@ -385,12 +392,16 @@ impl Control {
     }
 
     /// The differences between a volume and a creation request.
-    fn volume_differences(&self, record: &VolumeRecord, request: &CreateVolume) -> Vec<String> {
+    fn volume_differences(
+        &self,
+        record: &VolumeRecord,
+        request: &CreateVolumeRequest,
+    ) -> Vec<String> {
         let keyring = self.0.secret_keys.cached();
         // A secret that cannot be read counts as different.
         let chap = record.chap.as_ref().and_then(|chap| chap.open(record.id, &keyring).ok());
         let unknown = record.chap.is_some() && chap.is_none();
-        let replicas = usize::from(request.replicas).max(request.on.len());
+        let replicas = usize::from(request.replicas).max(request.nodes.len());
         let kept_on =
             |name: &String| record.placements.iter().any(|p| self.node_name(p.node) == *name);
         let allow: BTreeSet<_> = request.allow.iter().cloned().collect();
@@ -404,7 +415,7 @@ impl Control {
             .iter()
             .find_map(|placement| self.backing_difference(record, placement, request));
         let other_copies =
-            replicas != usize::from(record.replicas_wanted) || !request.on.iter().all(kept_on);
+            replicas != usize::from(record.replicas_wanted) || !request.nodes.iter().all(kept_on);
         let size = request.size_bytes.filter(|size| *size != record.size_bytes);
         let differences = [
             size.map(|size| format!("size ({}, not {})", Size(record.size_bytes), Size(size))),
@@ -582,8 +593,8 @@ fn deleted_just_now(name: &VolumeName) -> ApiError {
 }
 
 /// Checks a request by itself.
-fn check_request(request: &CreateVolume) -> Result<(), ApiError> {
-    let replicas = usize::from(request.replicas).max(request.on.len());
+fn check_request(request: &CreateVolumeRequest) -> Result<(), ApiError> {
+    let replicas = usize::from(request.replicas).max(request.nodes.len());
     if !(1..=usize::from(MAX_REPLICAS_WANTED)).contains(&replicas) {
         let message = format!("volume {} cannot have {replicas} replicas", request.name);
         return Err(ApiError::new(ErrorCode::InvalidRequest, message)

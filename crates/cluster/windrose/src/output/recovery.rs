@@ -21,7 +21,7 @@ pub(crate) fn orphans(found: &OrphanedImages) -> String {
     let rows = found.images.iter().map(|image| {
         let name =
             image.name.as_ref().map_or_else(|| image.volume.to_string(), VolumeName::to_string);
-        let state = match (&image.listed_as, &image.problem) {
+        let state = match (&image.existing_volume, &image.problem) {
             (Some(volume), _) => format!("a former replica of volume {volume}"),
             (None, Some(problem)) => problem.clone(),
             (None, None) => "no record of its volume".to_owned(),
@@ -53,14 +53,14 @@ pub(crate) fn importable(found: &ImportablePools) -> String {
 pub(crate) fn planned(plan: &PlannedVolume) -> String {
     let name = plan.name.as_ref().map_or_else(|| plan.volume.to_string(), VolumeName::to_string);
     let mut text = format!("Volume {name} ({})", Size(plan.size_bytes));
-    match &plan.leads {
+    match &plan.source {
         Some(primary) => text.push_str(&format!(" uses {}", replica_text(primary))),
         None => text.push_str(" is not changed"),
     }
-    for replica in &plan.follow {
+    for replica in &plan.resync_replicas {
         text.push_str(&format!("\n  resynced from it: {}", replica_text(replica)));
     }
-    if let Some(doubt) = &plan.doubt {
+    if let Some(doubt) = &plan.ambiguity {
         text.push_str(&format!("\n  NOT DECIDED: {doubt}"));
     }
     for note in &plan.notes {
@@ -89,18 +89,18 @@ pub(crate) fn recovery(plan: &RecoveryPlan) -> String {
              volumes a second time. Switch them off, or first run windrose cluster leave --force \
              at each.\nThe images are kept; the old member's data is moved aside in the data \
              directory.",
-            store.replaces,
-            store.why,
+            store.replaced_cluster,
+            store.reason,
             plan.node,
-            store.lost.join(", "),
+            store.lost_members.join(", "),
         ));
     }
     parts.extend(plan.volumes.iter().map(planned));
-    if parts.is_empty() && !plan.silent.is_empty() {
+    if parts.is_empty() && !plan.unresponsive_nodes.is_empty() {
         parts.push(format!(
             "There is nothing to recover on the nodes that respond. These nodes did not respond: \
              {}. Start windrose there, and try again.",
-            plan.silent.join(", ")
+            plan.unresponsive_nodes.join(", ")
         ));
     }
     if parts.is_empty() {
@@ -128,7 +128,7 @@ mod tests {
             volume: uuid::Uuid::nil(),
             name: None,
             size_bytes: 1 << 20,
-            listed_as: None,
+            existing_volume: None,
             epoch: None,
             problem: None,
             hint: "windrose volume adopt /v/web.img --force --name NAME".into(),
@@ -137,7 +137,13 @@ mod tests {
         assert!(text.contains("/v/web.img:\n  windrose volume adopt /v/web.img --force"), "{text}");
         assert!(text.ends_with("windrose volume adopt PATH"), "{text}");
         let (store, volumes, silent) = (None, Vec::new(), Vec::new());
-        let plan = RecoveryPlan { node: "a".into(), store, volumes, silent, done: false };
+        let plan = RecoveryPlan {
+            node: "a".into(),
+            store,
+            volumes,
+            unresponsive_nodes: silent,
+            applied: false,
+        };
         assert!(recovery(&plan).ends_with("windrose volume adopt PATH"));
     }
 
@@ -147,11 +153,11 @@ mod tests {
             node: "a".into(),
             store: None,
             volumes: Vec::new(),
-            silent: Vec::new(),
-            done: false,
+            unresponsive_nodes: Vec::new(),
+            applied: false,
         };
         assert!(recovery(&plan).contains("every image that was found"));
-        plan.silent = vec!["b".into()];
+        plan.unresponsive_nodes = vec!["b".into()];
         let text = recovery(&plan);
         assert!(text.contains("These nodes did not answer: b."), "{text}");
         assert!(!text.contains("every image that was found"), "{text}");
@@ -169,10 +175,10 @@ mod tests {
             volume: uuid::Uuid::from_u128(7),
             name: Some("web".parse().unwrap()),
             size_bytes: 1 << 30,
-            leads: Some(on("a", true)),
-            follow: vec![on("b", false)],
+            source: Some(on("a", true)),
+            resync_replicas: vec![on("b", false)],
             notes: vec!["set CHAP anew".into()],
-            doubt: None,
+            ambiguity: None,
         };
         insta::assert_snapshot!(planned(&plan), @r"
         Volume web (1 GiB) uses /v/web.img on a (in sync in epoch 7)
@@ -180,10 +186,10 @@ mod tests {
           note: set CHAP anew
         ");
         plan = PlannedVolume {
-            leads: None,
-            follow: Vec::new(),
+            source: None,
+            resync_replicas: Vec::new(),
             notes: Vec::new(),
-            doubt: Some("why".into()),
+            ambiguity: Some("why".into()),
             ..plan
         };
         insta::assert_snapshot!(planned(&plan), @r"

@@ -9,7 +9,7 @@ fn sample(name: &str) -> Volume {
         size_bytes: 10 << 30,
         block_size: api::BlockSize::B512,
         thin: true,
-        copies: vec![VolumeReplica {
+        replicas: vec![VolumeReplica {
             node: "n".into(),
             backing: api::Backing::File { path: "/var/lib/windrose/volumes/web.img".into() },
             state: ReplicaState::InSync,
@@ -17,7 +17,7 @@ fn sample(name: &str) -> Volume {
             hint: None,
             primary: true,
         }],
-        copies_wanted: 1,
+        replicas_wanted: 1,
         allocated_bytes: Some(3 << 29),
         state: VolumeState::Online,
         access: Access::default(),
@@ -25,7 +25,7 @@ fn sample(name: &str) -> Volume {
             target: format!("iqn.2026-01.io.windrose:{name}"),
             lun: 0,
             owner: name.parse().unwrap(),
-            others: Vec::new(),
+            other_luns: Vec::new(),
             portals: vec!["[::]:3260".into()],
         }),
         nvme: Some(NvmeExport {
@@ -108,7 +108,7 @@ fn a_volume_whose_nvme_hosts_have_secrets() {
     v.access.initiators = [by_name, both, one].map(|s| s.parse().unwrap()).into();
     v.access.dhchap_hosts = vec![asked(both, true), asked(one, false)];
     insta::assert_snapshot!(volume(&v, &ApiAddress::default()));
-    insta::assert_snapshot!(volumes(&VolumeList { volumes: vec![v.clone()], unread: None }));
+    insta::assert_snapshot!(volumes(&VolumeList { volumes: vec![v.clone()], stale_reason: None }));
     let lines = |v: &Volume| -> Vec<_> {
         let text = volume(v, &ApiAddress::default());
         let lines = text.lines().filter_map(|l| l.split_once("nvme connect"));
@@ -135,7 +135,7 @@ fn a_volume_whose_nvme_hosts_have_keys_of_tls() {
     v.access.initiators = [&by_name, &may, &must].map(|s| s.parse().unwrap()).into();
     v.access.tls_hosts = vec![key(&may, false), key(&must, true)];
     insta::assert_snapshot!(volume(&v, &ApiAddress::default()));
-    insta::assert_snapshot!(volumes(&VolumeList { volumes: vec![v.clone()], unread: None }));
+    insta::assert_snapshot!(volumes(&VolumeList { volumes: vec![v.clone()], stale_reason: None }));
     // How many lines of each kind there are: of keys, of `--tls`, of secrets, and to connect at
     // all.
     let lines = |v: &Volume| {
@@ -194,7 +194,7 @@ fn sessions_in_a_table() {
 fn a_status_says_the_worst_first() {
     let status = Status {
         verdict: Verdict::Unavailable,
-        cut_off: false,
+        isolated: false,
         findings: vec![
             api::Finding {
                 severity: Severity::Critical,
@@ -225,7 +225,7 @@ fn a_status_says_the_worst_first() {
             data_dir_bytes: 100 << 30,
             data_dir_free_bytes: 55 << 30,
         },
-        memory: api::Memory { pool_bytes: 1 << 30, pool_free_bytes: 1 << 30, waiting: 0 },
+        memory: api::Memory { total_bytes: 1 << 30, free_bytes: 1 << 30, waiting_commands: 0 },
     };
     insta::assert_snapshot!(status_text(&status));
 }
@@ -243,12 +243,12 @@ fn durations_have_two_units() {
 #[test]
 fn a_comparison_says_what_it_has_compared_and_what_not() {
     let found = |compared_bytes, unreadable, left_out: &[&str]| Verification {
-        copies: vec!["a".into(), "b".into()],
-        left_out: left_out.iter().map(|node| (*node).to_owned()).collect(),
+        replicas: vec!["a".into(), "b".into()],
+        skipped: left_out.iter().map(|node| (*node).to_owned()).collect(),
         compared_bytes,
-        unreadable,
-        differing_bytes: 0,
-        differing: Vec::new(),
+        unreadable_ranges: unreadable,
+        mismatched_bytes: 0,
+        mismatches: Vec::new(),
         repaired_bytes: 0,
     };
     let text = |found: &Verification| verification(&"web".parse().unwrap(), found);
@@ -271,7 +271,7 @@ fn a_comparison_says_what_it_has_compared_and_what_not() {
 fn there_are_no_volumes_only_where_the_store_was_read() {
     let mut list = VolumeList::default();
     assert!(volumes(&list).contains("There are no volumes"));
-    list.unread = Some("this node is starting".into());
+    list.stale_reason = Some("this node is starting".into());
     let unread = volumes(&list);
     assert!(unread.contains("there may be some: this node is starting"), "{unread}");
     assert!(!unread.contains("There are no volumes"), "{unread}");
@@ -283,27 +283,27 @@ fn there_are_no_volumes_only_where_the_store_was_read() {
 #[test]
 fn a_copy_is_shown_with_what_is_the_matter_and_what_helps() {
     let mut v = sample("web");
-    let mut other = v.copies[0].clone();
-    (other.node, other.primary, other.state) = ("b".into(), false, ReplicaState::Outdated);
+    let mut other = v.replicas[0].clone();
+    (other.node, other.primary, other.state) = ("b".into(), false, ReplicaState::OutOfSync);
     other.reason = Some("its disk does not respond".into());
     other.hint = Some("check that disk".into());
-    v.copies.push(other);
-    let shown = replicas(&v.copies);
+    v.replicas.push(other);
+    let shown = replicas(&v.replicas);
     let lines: Vec<_> = shown.lines().collect();
     assert_eq!(lines.len(), 4, "{shown}");
-    assert!(lines[1].contains("b: ") && lines[1].contains("(outdated)"), "{shown}");
+    assert!(lines[1].contains("b: ") && lines[1].contains("(out of sync)"), "{shown}");
     assert_eq!(lines[2..], ["  its disk does not respond", "  check that disk"]);
 }
 
 #[test]
 fn a_switch_that_is_noted_and_not_done_says_so() {
     let mut v = sample("web");
-    v.copies[0].primary = true;
-    let leads = v.copies[0].node.clone();
-    let mut other = v.copies[0].clone();
+    v.replicas[0].primary = true;
+    let leads = v.replicas[0].node.clone();
+    let mut other = v.replicas[0].clone();
     (other.node, other.primary) = ("b".into(), false);
     (other.reason, other.hint) = (Some("it does not run".into()), Some("start windrose".into()));
-    v.copies.push(other);
+    v.replicas.push(other);
     assert_eq!(not_primary_yet(&v, &leads), None);
     let told = not_primary_yet(&v, "b").unwrap();
     assert!(
@@ -323,14 +323,14 @@ fn a_node_that_is_cut_off_says_so_first() {
         role: Some(NodeRole::Data),
         waits_for: None,
         nodes: [1, 2].map(cluster_node).into(),
-        unread: None,
+        stale_reason: None,
         store: Vec::new(),
         rotation: None,
     };
     assert!(
         super::cluster(&cluster).contains("alive") && !super::cluster(&cluster).contains("unknown")
     );
-    cluster.unread = Some("no leader".into());
+    cluster.stale_reason = Some("no leader".into());
     let shown = super::cluster(&cluster);
     let line = |name: &str| shown.lines().find(|line| line.contains(name)).unwrap().to_owned();
     assert!(line("n1 (this node)").contains("alive") && line(" n2").contains("unknown"), "{shown}");

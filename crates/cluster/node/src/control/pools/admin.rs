@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::{
-    AddDisks, ApiError, ClearErrors, CreatePool, ErrorCode, OpenPool, Pool, PoolName, RaidLevel,
-    RemoveDisk, ReplaceDisk, Size,
+    AddDisks, ApiError, ClearErrors, CreatePoolRequest, ErrorCode, OpenPoolRequest, Pool, PoolName,
+    RaidLevel, RemoveDisk, ReplaceDisk, Size,
 };
 use peer::NodeId;
 use uuid::Uuid;
@@ -25,12 +25,12 @@ impl Control {
     /// # Errors
     /// [`ErrorCode::Exists`] if the name belongs to another pool; errors of the request, or of a
     /// disk, by name.
-    pub async fn create_pool(&self, request: CreatePool) -> Result<Pool, ApiError> {
+    pub async fn create_pool(&self, request: CreatePoolRequest) -> Result<Pool, ApiError> {
         let control = self.clone();
         self.run_to_completion(async move { control.create_pool_now(request).await }).await
     }
 
-    async fn create_pool_now(&self, request: CreatePool) -> Result<Pool, ApiError> {
+    async fn create_pool_now(&self, request: CreatePoolRequest) -> Result<Pool, ApiError> {
         request.check()?;
         let paths: Vec<_> = request.disks.iter().chain(&request.spares).cloned().collect();
         check_paths(&paths)?;
@@ -79,7 +79,7 @@ impl Control {
     }
 
     /// The pool that has the name already, if it matches the request.
-    async fn existing_pool(&self, request: &CreatePool) -> Result<Pool, ApiError> {
+    async fn existing_pool(&self, request: &CreatePoolRequest) -> Result<Pool, ApiError> {
         let name = &request.name;
         // Waits until a concurrent creation ends.
         if let Some(lock) = self.0.pools.lock_of(name) {
@@ -407,7 +407,7 @@ impl Control {
     pub async fn force_open_pool(
         &self,
         name: PoolName,
-        request: OpenPool,
+        request: OpenPoolRequest,
     ) -> Result<Pool, ApiError> {
         let control = self.clone();
         self.run_to_completion(async move { control.force_open_pool_now(&name, request).await })
@@ -427,9 +427,9 @@ impl Control {
     async fn force_open_pool_now(
         &self,
         name: &PoolName,
-        request: OpenPool,
+        request: OpenPoolRequest,
     ) -> Result<Pool, ApiError> {
-        let OpenPool { without, take_over, confirm } = request;
+        let OpenPoolRequest { without, take_over, confirm } = request;
         if !(take_over && without.is_empty()) {
             check_count(without.len())?;
         }
@@ -477,14 +477,14 @@ fn pool_opening_error(name: &PoolName) -> ApiError {
     conflict(format!("pool {name} is being opened")).with_hint("try again in a moment")
 }
 
-fn pool_spec(request: &CreatePool) -> NewPool {
+fn pool_spec(request: &CreatePoolRequest) -> NewPool {
     let (level, columns) = raid_level(request);
     let disks = |paths: &[PathBuf]| {
         let disk =
             |path: &PathBuf| NewDisk { path: path.clone(), overwrite: request.overwrite.clone() };
         paths.iter().map(disk).collect()
     };
-    let (strip_bytes, spares) = (request.strip_bytes, disks(&request.spares));
+    let (strip_bytes, spares) = (request.chunk_bytes, disks(&request.spares));
     let checksums = request.checksums;
     NewPool { level, columns, strip_bytes, checksums, disks: disks(&request.disks), spares }
 }
@@ -524,7 +524,7 @@ async fn resolve_missing_disks(
 }
 
 /// The differences between a pool and a creation request.
-fn differences(pool: &PoolReport, request: &CreatePool) -> Vec<String> {
+fn differences(pool: &PoolReport, request: &CreatePoolRequest) -> Vec<String> {
     let (level, columns) = raid_level(request);
     let paths = |is_spare: bool| {
         let is = move |d: &&engine::PoolDiskReport| (d.state == PoolDiskState::Spare) == is_spare;
@@ -545,8 +545,8 @@ fn differences(pool: &PoolReport, request: &CreatePool) -> Vec<String> {
         (level != pool.redundancy)
             .then(|| format!("level ({})", pool_status::level_text(pool.redundancy, pool.columns))),
         columns.then(|| format!("number of columns ({})", pool.columns)),
-        (request.strip_bytes != pool.strip_bytes)
-            .then(|| format!("strip ({})", Size(pool.strip_bytes.into()))),
+        (request.chunk_bytes != pool.strip_bytes)
+            .then(|| format!("chunk size ({})", Size(pool.strip_bytes.into()))),
         (request.checksums != pool.has_checksums).then(|| {
             format!("choice of checksums ({})", if pool.has_checksums { "with" } else { "without" })
         }),
@@ -589,7 +589,7 @@ fn is_same(a: &Path, b: &Path) -> bool {
 }
 
 /// The requested level, and the stripe width in disks if given.
-fn raid_level(request: &CreatePool) -> (Redundancy, Option<u16>) {
+fn raid_level(request: &CreatePoolRequest) -> (Redundancy, Option<u16>) {
     let copies = u16::from(request.mirror_copies());
     match request.raid {
         RaidLevel::Raid0 | RaidLevel::Raid10 => (Redundancy::Copies(copies), request.columns),
@@ -656,8 +656,8 @@ mod tests {
     fn a_level_is_what_was_asked_for() {
         let ask = |raid: u8, copies, columns| {
             let json = format!(r#"{{"name":"p","raid":{raid},"disks":[]}}"#);
-            let ask: CreatePool = serde_json::from_str(&json).unwrap();
-            raid_level(&CreatePool { copies, columns, ..ask })
+            let ask: CreatePoolRequest = serde_json::from_str(&json).unwrap();
+            raid_level(&CreatePoolRequest { copies, columns, ..ask })
         };
         assert_eq!(ask(0, None, None), (Redundancy::Copies(1), None));
         assert_eq!(ask(1, None, None), (Redundancy::Copies(2), Some(2)));

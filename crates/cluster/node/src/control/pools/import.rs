@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::{
-    AdoptImage, ApiError, ErrorCode, FindPools, ImportPool, ImportablePool, ImportablePools,
-    ImportedPool, PlannedVolume, PoolName,
+    AdoptImageRequest, ApiError, ErrorCode, FindPools, ImportPoolRequest, ImportablePool,
+    ImportablePools, ImportedPool, PlannedVolume, PoolName,
 };
 use uuid::Uuid;
 
@@ -95,12 +95,12 @@ impl Control {
     /// # Errors
     /// [`ErrorCode::NotFound`] without such a pool; [`ErrorCode::Conflict`] says why it cannot be
     /// opened: it is known from then on.
-    pub async fn import_pool(&self, request: ImportPool) -> Result<ImportedPool, ApiError> {
+    pub async fn import_pool(&self, request: ImportPoolRequest) -> Result<ImportedPool, ApiError> {
         let control = self.clone();
         self.run_to_completion(async move { control.import_pool_now(request).await }).await
     }
 
-    async fn import_pool_now(&self, request: ImportPool) -> Result<ImportedPool, ApiError> {
+    async fn import_pool_now(&self, request: ImportPoolRequest) -> Result<ImportedPool, ApiError> {
         let candidates = self.scan_import_candidates(request.disks.clone()).await?;
         let candidate = select_candidate(&candidates, &request.pool)?;
         let name = match &request.name {
@@ -179,12 +179,12 @@ impl Control {
                 ImageLocation::InPool(within, _) if within == pool => {}
                 _ => continue,
             }
-            let request = AdoptImage {
+            let request = AdoptImageRequest {
                 image: image.location.to_string(),
                 name: None,
                 without: Vec::new(),
                 force: false,
-                plan: false,
+                dry_run: false,
             };
             match self.adopt_image_now(request).await {
                 Ok(adopted) => volumes.push(adopted.plan),

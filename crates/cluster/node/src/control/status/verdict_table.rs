@@ -34,7 +34,7 @@ const W: NodeId = NodeId(3);
 type ExpectedState = (&'static str, u8);
 
 const ONLINE: ExpectedState = ("online", 1);
-const ELSEWHERE: ExpectedState = ("elsewhere", 1);
+const REMOTE: ExpectedState = ("remote", 1);
 const OFFLINE: ExpectedState = ("OFFLINE", 0);
 const OPENING: ExpectedState = ("opening", 0);
 
@@ -219,7 +219,7 @@ const COPIES: &[Row] = &[
         case: "both copies serve, seen from the witness",
         facts: || seen(W, &[A, B], &[(A, serves()), (B, serves())]),
         verdict: SAFE,
-        shown: ELSEWHERE,
+        shown: REMOTE,
         findings: &[],
     },
     Row {
@@ -425,7 +425,7 @@ const COPIES: &[Row] = &[
         case: "this node does not serve, and the other does",
         facts: || seen(A, &[A, B], &[(A, idle("it is being opened by b")), (B, serves())]),
         verdict: AT_RISK,
-        shown: ELSEWHERE,
+        shown: REMOTE,
         findings: &[("not served by this node: it is being opened by b", "the next step")],
     },
     Row {
@@ -437,8 +437,8 @@ const COPIES: &[Row] = &[
         verdict: AT_RISK,
         shown: ONLINE,
         findings: &[
-            ("the replica on b is newer", "windrose volume force v"),
-            ("it is newer than the replica on a", "windrose volume force v"),
+            ("the replica on b is newer", "windrose volume force-primary v"),
+            ("it is newer than the replica on a", "windrose volume force-primary v"),
         ],
     },
     Row {
@@ -457,7 +457,7 @@ const COPIES: &[Row] = &[
         shown: ONLINE,
         findings: &[(
             "its replicas differ",
-            "windrose volume mirror verify v --repair --keep NODE",
+            "windrose volume mirror verify v --repair --source NODE",
         )],
     },
     Row {
@@ -681,7 +681,7 @@ const NODES: &[Row] = &[
         case: "the only copy is at another node, and serves",
         facts: || only_on_b(A),
         verdict: SAFE,
-        shown: ELSEWHERE,
+        shown: REMOTE,
         findings: &[("it has one replica", "windrose volume mirror add v")],
     },
     Row {
@@ -884,7 +884,7 @@ const STORE: &[Row] = &[
         shown: OFFLINE,
         findings: &[
             ("it is cut off, or all other nodes are down", "check the network of node w"),
-            ("volumes that serve continue to", "windrose cluster recover --plan"),
+            ("volumes that serve continue to", "windrose cluster recover --dry-run"),
             ("a: unknown whether it serves there", "`windrose status` on node a"),
         ],
     },
@@ -1158,7 +1158,7 @@ const DISKS: &[Row] = &[
             facts
         },
         verdict: AT_RISK,
-        shown: ELSEWHERE,
+        shown: REMOTE,
         findings: &[
             ("a virtual machine on this node waits for it", "windrose node resume"),
             ("not served by this node", "the next step"),
@@ -1175,7 +1175,7 @@ fn listed(facts: &NodeFacts) -> &'static str {
     }
     match volume_state(&stored.record, observed, facts.cluster.as_ref()) {
         VolumeState::Online => "online",
-        VolumeState::Elsewhere { .. } => "elsewhere",
+        VolumeState::Remote { .. } => "remote",
         VolumeState::Offline { .. } => "OFFLINE",
         VolumeState::Opening => "opening",
         VolumeState::Creating => "creating",
@@ -1254,7 +1254,7 @@ fn a_copy_that_cannot_be_opened_does_not_count_as_in_sync() {
     let mut facts = only_on_b(A);
     broken(&mut facts, B);
     let replicas = facts.cluster.as_ref().unwrap().replicas(&facts.volumes[0].0.record);
-    assert_eq!(replicas[0].state, ReplicaState::Outdated);
+    assert_eq!(replicas[0].state, ReplicaState::OutOfSync);
     assert_eq!(replicas[0].reason.as_deref(), Some("/v/v.img: no such file"));
     assert!(replicas[0].hint.as_ref().unwrap().contains(GIVE_UP), "{replicas:?}");
 }
@@ -1268,7 +1268,7 @@ fn a_copy_that_is_out_is_shown_with_its_reason_and_the_next_step() {
     let replicas = cluster.replicas(&facts.volumes[0].0.record);
     assert_eq!(
         (replicas[0].reason.as_deref(), replicas[1].state.clone()),
-        (None, ReplicaState::Outdated)
+        (None, ReplicaState::OutOfSync)
     );
     assert_eq!(replicas[1].reason.as_deref(), Some("its disk does not respond"));
     assert!(replicas[1].hint.as_ref().unwrap().contains("windrose volume mirror replace v --on b"));
@@ -1284,12 +1284,12 @@ fn a_copy_whose_place_is_being_taken_is_shown_as_outdated_and_then_as_leaving() 
         (replicas[1].state.clone(), replicas[1].reason.clone().unwrap())
     };
     let (state, why) = shown(&facts);
-    assert_eq!(state, ReplicaState::Leaving);
+    assert_eq!(state, ReplicaState::Removing);
     assert!(why.contains("it is removed once its node is back"), "{why}");
     let (node, replaces) = (NodeId(4), Some(B));
     let repair = crate::record::PendingRepair { node, replaces, since_s: 0 };
     facts.volumes[0].0.record.repair = Some(repair);
     let (state, why) = shown(&facts);
-    assert_eq!(state, ReplicaState::Outdated);
+    assert_eq!(state, ReplicaState::OutOfSync);
     assert!(why.contains("the one that is in sync first is kept"), "{why}");
 }

@@ -118,7 +118,7 @@ pub(super) const CLIENTS: &[Row] = &[
         shown: ONLINE,
         findings: &[(
             "failed to authenticate by a token to join 40 times",
-            "give it a new token (windrose cluster token create --approve); otherwise block 192.0.2.7",
+            "give it a new token (windrose cluster token create --require-approval); otherwise block 192.0.2.7",
         )],
     },
     Row {

@@ -102,7 +102,8 @@ pub(super) const POOLS: &[Row] = &[
         case: "a disk is being rebuilt",
         facts: || {
             pool(|pool| {
-                pool.rebuild = Some(Rebuild { left_pieces: 3, all_pieces: 9, eta_s: Some(61) });
+                pool.rebuild =
+                    Some(Rebuild { remaining_extents: 3, total_extents: 9, eta_s: Some(61) });
             })
         },
         verdict: AT_RISK,
