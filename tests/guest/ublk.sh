@@ -106,7 +106,7 @@ dies() {
 out_of_reach() {
     touch "$GUEST_SHARE/gone"
     try 60 test -e "$GUEST_SHARE/killed-node"
-    ends "volume $VOLUME is out of reach"
+    ends "volume $VOLUME cannot be reached"
     [ -b "$(device)" ]
     touch "$GUEST_SHARE/left"
     try 60 test -e "$GUEST_SHARE/back"

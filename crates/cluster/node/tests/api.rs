@@ -374,7 +374,7 @@ async fn what_is_not_there_is_named() {
 const BAD: &[(&str, &str, u16, &str, &str)] = &[
     ("GET /v1/nothing", "", 404, "not_found", "there is no /v1/nothing"),
     ("GET /", "", 404, "not_found", "there is no /"),
-    ("PATCH /v1/volumes", "", 405, "method_not_allowed", "does not know PATCH"),
+    ("PATCH /v1/volumes", "", 405, "method_not_allowed", "does not support PATCH"),
     ("GET /v1/volumes/NO", "", 400, "invalid_request", "not a valid volume name"),
     ("GET /v1/volumes/%ff", "", 400, "invalid_request", "the path"),
     ("GET /v1/volumes/a%2Fb", "", 400, "invalid_request", "not a valid volume name"),

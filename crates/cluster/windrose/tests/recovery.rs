@@ -415,7 +415,8 @@ fn an_image_without_a_record_is_told_taken_or_erased() {
     assert!(refused.contains("is a former replica of volume web"), "{refused}");
     assert!(a.fails(2, &["volume", "discard", &old]).contains("--confirm old"));
     assert!(
-        a.fails(2, &["volume", "discard", &old, "--confirm", "web"]).contains("web is confirmed")
+        a.fails(2, &["volume", "discard", &old, "--confirm", "web"])
+            .contains("the confirmation names web")
     );
     a.ok(&["volume", "discard", &old, "--confirm", "old"]);
     assert!(!Path::new(&old).exists());
