@@ -2,8 +2,9 @@
 //! round-trips.
 
 use api::{
-    AddDisks, Chap, CreatePool, CreateVolume, Dhchap, GrowVolumeRequest, HostDhchap, HostTls,
-    Initiator, InitiatorList, OpenPool, Protocols, ReplaceDisk, Size, Tls, VolumeName,
+    AddDisks, Chap, CreatePoolRequest, CreateVolumeRequest, Dhchap, GrowVolumeRequest, HostDhchap,
+    HostTls, Initiator, InitiatorList, OpenPoolRequest, Protocols, ReplaceDisk, Size, Tls,
+    VolumeName,
 };
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -17,7 +18,7 @@ fn body<T: DeserializeOwned + Serialize + PartialEq + std::fmt::Debug>(bytes: &[
 
 pub(crate) fn run(bytes: &[u8]) {
     crate::feed(bytes, |bytes: &[u8]| {
-        if let Some(chap) = body::<CreateVolume>(bytes).and_then(|create| create.chap) {
+        if let Some(chap) = body::<CreateVolumeRequest>(bytes).and_then(|create| create.chap) {
             assert!(chap.mutual.is_none_or(|mutual| mutual.secret != chap.secret));
         }
         let _ = (
@@ -25,8 +26,9 @@ pub(crate) fn run(bytes: &[u8]) {
             body::<InitiatorList>(bytes),
             body::<Protocols>(bytes),
         );
-        let _ = (body::<AddDisks>(bytes), body::<ReplaceDisk>(bytes), body::<OpenPool>(bytes));
-        if let Some(create) = body::<CreatePool>(bytes)
+        let _ =
+            (body::<AddDisks>(bytes), body::<ReplaceDisk>(bytes), body::<OpenPoolRequest>(bytes));
+        if let Some(create) = body::<CreatePoolRequest>(bytes)
             && create.check().is_ok()
         {
             assert!(!create.disks.is_empty() && create.disks.len() <= api::MAX_DISKS);

@@ -11,7 +11,7 @@ disk=/run/windrose/disks/$VOLUME
 begin() {
     # Here and not by the process, which may come after the first look: the last one's log says what is looked for.
     : > /run/attach.log
-    "$PROGRAM" attach "$VOLUME" --ublk --queues 4 --patience 3 "${HOST[@]}" "$@" > /run/attach.log 2>&1 &
+    "$PROGRAM" attach "$VOLUME" --ublk --queues 4 --no-path-timeout 3 "${HOST[@]}" "$@" > /run/attach.log 2>&1 &
     echo $! > /run/attach.pid
     try 20 grep -q "serving the volume" /run/attach.log || {
         cat /run/attach.log
@@ -97,7 +97,7 @@ dies() {
     touch "$GUEST_SHARE/killed-$1"
     try 20 test -e "$GUEST_SHARE/thawed-$1"
     begin
-    grep "changes wait" /run/attach.log || {
+    grep "delaying writes" /run/attach.log || {
         cat /run/attach.log
         return 1
     }
@@ -107,7 +107,7 @@ dies() {
 out_of_reach() {
     touch "$GUEST_SHARE/gone"
     try 60 test -e "$GUEST_SHARE/killed-node"
-    ends "volume $VOLUME is out of reach"
+    ends "volume $VOLUME cannot be reached"
     [ -b "$(device)" ]
     touch "$GUEST_SHARE/left"
     try 60 test -e "$GUEST_SHARE/back"
@@ -125,13 +125,13 @@ ends_in_use() {
     head -c 4M /dev/urandom | tee /run/kept > /run/mnt/kept
     sync
     end
-    grep "is in use, and stays" /run/attach.log
+    grep "block device in use" /run/attach.log
     dd if=/dev/urandom of=/run/mnt/more bs=1M count=4 conv=fsync status=none &
     writing=$!
     sleep 1
     begin
     # Nothing was in doubt: nothing waits.
-    fails grep "changes wait" /run/attach.log
+    fails grep "delaying writes" /run/attach.log
     wait $writing
     equal "$(device)" "$before" "the device"
     echo 3 > /proc/sys/vm/drop_caches
@@ -144,7 +144,7 @@ ends_in_use() {
 ends_while_open() {
     sleep 60 < "$disk" &
     end
-    grep "is in use, and stays" /run/attach.log | grep "sleep ($!)"
+    grep "block device in use" /run/attach.log | grep "sleep ($!)"
     kill $!
     begin
 }

@@ -23,7 +23,7 @@ pub async fn fixed_credit(account: &Account, bytes: usize) -> Result<Credit, Err
     tracing::error!(
         wanted = bytes,
         free,
-        "the core has too little memory for a pool of disks: raise cores.pool"
+        "the core has too little memory for a pool of disks: raise cores.memory"
     );
     Err(Error::NoSpace)
 }

@@ -185,7 +185,7 @@ fn check_nvme_cli_text(
         return Ok(s);
     }
     let allowed = format!(
-        "use what `nvme {command}` makes: 1 to {most} printable ASCII characters without blanks"
+        "use the output of `nvme {command}`: 1 to {most} printable ASCII characters without blanks"
     );
     Err(InvalidValue::new(what, "(hidden)", allowed))
 }

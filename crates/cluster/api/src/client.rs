@@ -84,7 +84,7 @@ impl FromStr for ApiAddress {
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
     /// No connection to the address.
-    #[error("no node answers at {address}: {why}")]
+    #[error("no node responds at {address}: {why}")]
     Unreachable {
         /// The address.
         address: ApiAddress,
@@ -95,7 +95,7 @@ pub enum CallError {
     #[error("{0}")]
     Refused(ApiError),
     /// The response is not one of a node.
-    #[error("{address} does not answer like a Windrose node: {why}")]
+    #[error("{address} does not respond like a Windrose node: {why}")]
     MalformedResponse {
         /// The address it came from.
         address: ApiAddress,
@@ -174,7 +174,7 @@ impl Client {
             return Err(self.to_error(status, &bytes));
         }
         String::from_utf8(bytes.into())
-            .map_err(|_| self.malformed_response("the answer is not UTF-8"))
+            .map_err(|_| self.malformed_response("the response is not UTF-8"))
     }
 
     async fn send_json<E: Endpoint>(
@@ -276,7 +276,7 @@ impl Client {
             roots.add(cert).map_err(|e| bad(e.to_string()))?;
         }
         if roots.is_empty() {
-            return Err(bad("there is none".to_owned()));
+            return Err(bad("it contains none".to_owned()));
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = rustls::ClientConfig::builder_with_provider(provider)

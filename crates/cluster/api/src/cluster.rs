@@ -11,9 +11,9 @@ use uuid::Uuid;
 #[serde(rename_all = "snake_case")]
 pub enum ClusterStage {
     /// In no cluster.
-    Alone,
+    Standalone,
     /// Creating a cluster, and moving its volumes' records there.
-    Moving,
+    Creating,
     /// Joining a cluster.
     Joining,
     /// A member of the cluster.
@@ -61,8 +61,8 @@ pub struct StoreMember {
     pub name: String,
     /// Where clients reach it.
     pub urls: Vec<String>,
-    /// Whether it has a vote already.
-    pub votes: bool,
+    /// Whether it is a voter; otherwise it is a learner.
+    pub voter: bool,
     /// What is the matter with it, if anything, as it was seen a few seconds ago.
     pub problem: Option<String>,
 }
@@ -82,10 +82,9 @@ pub struct Cluster {
     pub waits_for: Option<String>,
     /// All nodes.
     pub nodes: Vec<ClusterNode>,
-    /// Why nobody knows here which other nodes run, if that is so: what is said of them was so when
-    /// the store answered last.
+    /// Why what is shown of other nodes may be out of date: it was so when the store answered last.
     #[serde(default)]
-    pub unread: Option<String>,
+    pub stale_reason: Option<String>,
     /// The members of the store, where they can be asked.
     pub store: Vec<StoreMember>,
     /// How far its secret and authority are replaced by new ones, while they are.
@@ -98,11 +97,11 @@ pub struct Cluster {
 #[serde(rename_all = "snake_case")]
 pub enum RotationStage {
     /// Each node receives the new credentials, and accepts them beside the old ones.
-    Spread,
+    Distribute,
     /// Each node presents the new ones, and accepts the old ones as well.
-    Use,
+    Activate,
     /// Each node drops the old ones.
-    Finish,
+    DropOld,
 }
 
 /// The secret and the authority of a cluster are being replaced.
@@ -111,7 +110,7 @@ pub struct Rotation {
     /// How far all nodes are.
     pub stage: RotationStage,
     /// When it began, in seconds since 1970.
-    pub began_s: u64,
+    pub started_s: u64,
     /// Names of the nodes that the others wait for.
     pub waits_for: Vec<String>,
     /// Why the node that was asked does not get on, if so.
@@ -137,20 +136,20 @@ impl std::fmt::Debug for CreatedToken {
 /// A token is to be made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct CreateToken {
+pub struct CreateTokenRequest {
     /// How many nodes it lets in: 1 unless said otherwise; `null` for any number.
     pub uses: Option<u32>,
-    /// For how long, in seconds: at most a year, and an hour unless said otherwise.
-    pub lasts_s: u64,
+    /// How long it is valid, in seconds: one hour by default, at most 366 days.
+    pub lifetime_s: u64,
     /// What it lets a node be; whatever the node wants, if that is not said.
     pub role: Option<NodeRole>,
-    /// Whether a human has to approve each node.
-    pub approve: bool,
+    /// Whether an administrator must approve each node.
+    pub requires_approval: bool,
 }
 
-impl Default for CreateToken {
+impl Default for CreateTokenRequest {
     fn default() -> Self {
-        Self { uses: Some(1), lasts_s: 3600, role: None, approve: false }
+        Self { uses: Some(1), lifetime_s: 3600, role: None, requires_approval: false }
     }
 }
 
@@ -175,18 +174,18 @@ pub struct TokenInfo {
     pub id: String,
     /// Whether it lets anybody in.
     pub state: TokenState,
-    /// How many nodes it lets in yet; `null` for any number.
-    pub uses: Option<u32>,
+    /// How many more nodes can join with it; `null` for any number.
+    pub remaining_uses: Option<u32>,
     /// Until when, in seconds since 1970.
     pub expires_s: u64,
     /// What it lets a node be; `null` for whatever that wants.
     pub role: Option<NodeRole>,
-    /// Whether a human has to approve each node.
-    pub approve: bool,
-    /// The node at which it was made.
-    pub made_by: String,
+    /// Whether an administrator must approve each node.
+    pub requires_approval: bool,
+    /// The node at which it was created.
+    pub created_by: String,
     /// When, in seconds since 1970.
-    pub made_s: u64,
+    pub created_s: u64,
 }
 
 /// The tokens of a cluster; those that are over are shown for a week.
@@ -226,21 +225,21 @@ pub struct JoinInfo {
     /// Where other nodes reach it, as it says.
     #[schema(value_type = Vec<String>)]
     pub addresses: Vec<SocketAddr>,
-    /// Where it asked from.
+    /// The address that the request came from.
     #[schema(value_type = String)]
-    pub from: std::net::IpAddr,
+    pub requested_from: std::net::IpAddr,
     /// Its version of the program.
     pub version: String,
     /// The token that it showed.
     pub token: String,
-    /// When it asked first, in seconds since 1970.
-    pub asked_s: u64,
+    /// When the request was made, in seconds since 1970.
+    pub requested_s: u64,
     /// How far it has come.
     pub state: JoinState,
     /// The number that it was given.
     pub node: Option<u16>,
     /// The node at which it was approved or refused.
-    pub by: Option<String>,
+    pub decided_by: Option<String>,
 }
 
 /// The requests to join a cluster; those that are over are shown for a week.
@@ -270,23 +269,23 @@ pub struct InitClusterRequest {
 /// A node is to join a cluster.
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct JoinCluster {
+pub struct JoinClusterRequest {
     /// The cluster's token.
     pub token: String,
     /// What the node is to be.
     pub role: NodeRole,
 }
 
-impl std::fmt::Debug for JoinCluster {
+impl std::fmt::Debug for JoinClusterRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("JoinCluster").field("role", &self.role).finish_non_exhaustive()
+        f.debug_struct("JoinClusterRequest").field("role", &self.role).finish_non_exhaustive()
     }
 }
 
 /// A node is to leave the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct LeaveCluster {
+pub struct LeaveClusterRequest {
     /// Number or name of another node than the one that is asked, which does not come back; or name
     /// or peer address of a member of the store whose node never became one of the cluster.
     #[serde(default)]

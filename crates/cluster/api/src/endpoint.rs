@@ -5,14 +5,16 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use utoipa::ToSchema;
 
 use crate::{
-    AddDisks, AddReplica, AdoptImage, AdoptedImage, Chap, ClearErrors, Cluster, CreatePool,
-    CreateToken, CreateVolume, CreateVolumeResults, CreateVolumes, CreatedToken, DiscardImage,
-    EntryId, ErrorCode, FindPools, ForcePrimary, GrowVolumeRequest, Health, HostDhchap, HostTls,
-    ImportPool, ImportablePools, ImportedPool, InitClusterRequest, InitiatorChap, InitiatorList,
-    JoinCluster, JoinList, LeaveCluster, MapVolume, NodeSelector, OpenPool, OrphanedImages, Pool,
-    PoolList, Protocols, RecoverCluster, RecoveryPlan, RemoveDisk, RemoveReplica, ReplaceDisk,
-    ReplaceReplica, Reservations, SessionList, SetReplicaCount, Status, SwitchPrimary, TakeOver,
-    TokenList, Verification, Verify, Volume, VolumeList,
+    AddDisks, AddReplicaRequest, AdoptImageRequest, AdoptedImage, Chap, ClearErrors, Cluster,
+    CreatePoolRequest, CreateTokenRequest, CreateVolumeRequest, CreateVolumeResults,
+    CreateVolumesRequest, CreatedToken, DiscardImageRequest, EntryId, ErrorCode, FindPools,
+    ForcePrimaryRequest, GrowVolumeRequest, Health, HostDhchap, HostTls, ImportPoolRequest,
+    ImportablePools, ImportedPool, InitClusterRequest, InitiatorChap, InitiatorList,
+    JoinClusterRequest, JoinList, LeaveClusterRequest, MapVolume, NodeSelector, OpenPoolRequest,
+    OrphanedImages, Pool, PoolList, Protocols, RecoverClusterRequest, RecoveryPlan, RemoveDisk,
+    RemoveReplicaRequest, ReplaceDisk, ReplaceReplicaRequest, Reservations, SessionList,
+    SetReplicaCountRequest, Status, SwitchPrimaryRequest, TakeOver, TokenList, Verification,
+    Verify, Volume, VolumeList,
 };
 
 /// A boolean query parameter of an endpoint.
@@ -130,7 +132,7 @@ pub const DELETE_FORCE: QueryFlag = QueryFlag {
 /// The other flag of [`DeleteVolume`].
 pub const DELETE_ALLOW_DATA_LOSS: QueryFlag = QueryFlag {
     name: "discard",
-    description: "Delete the volume even while no copy of it serves: what its copies hold is lost unseen.",
+    description: "Delete the volume even while no replica serves it: its data is lost unchecked.",
 };
 
 /// The flag of [`MapTarget`].
@@ -142,13 +144,14 @@ pub const MAP_FORCE: QueryFlag = QueryFlag {
 /// The flag of [`DeletePool`].
 pub const POOL_FORCE: QueryFlag = QueryFlag {
     name: "force",
-    description: "Forget the pool even if it cannot be opened. What its disks hold stays on them.",
+    description: "Remove the record of the pool even if it cannot be opened. The data on its disks \
+        is kept.",
 };
 
 endpoints! {
     /// Check that the node answers.
     GetHealth GET "/v1/health" NoBody => 200 Health;
-        "Says whether the node answers and serves.";
+        "Says whether the node responds and serves.";
         refuses [];
 
     /// Show the status: whether the data is safe.
@@ -167,13 +170,13 @@ endpoints! {
         refuses [];
 
     /// Create a volume.
-    PostVolume POST "/v1/volumes" CreateVolume => 201 Volume;
-        "Creates a volume. Repeating a request gives the volume that it created.";
+    CreateVolume POST "/v1/volumes" CreateVolumeRequest => 201 Volume;
+        "Creates a volume. Repeating a request returns the volume that it created.";
         refuses [ErrorCode::Exists, ErrorCode::Backing, ErrorCode::NoSpace];
 
     /// Create several volumes.
-    PostVolumes POST "/v1/volume-batches" CreateVolumes => 200 CreateVolumeResults;
-        "Creates several volumes, some at a time, and says of each what became of it.";
+    CreateVolumes POST "/v1/volume-batches" CreateVolumesRequest => 200 CreateVolumeResults;
+        "Creates several volumes, a few at a time, and returns the result for each.";
         refuses [];
 
     /// Show a volume.
@@ -190,47 +193,50 @@ endpoints! {
 
     /// Make a volume larger.
     GrowVolume POST "/v1/volumes/{name}/grow" GrowVolumeRequest => 200 Volume;
-        "Makes a volume larger while it serves.";
+        "Makes a volume larger while it is in use.";
         refuses [ErrorCode::NotFound, ErrorCode::Conflict, ErrorCode::Backing, ErrorCode::NoSpace];
 
     /// Add a replica of a volume.
-    AddVolumeCopy POST "/v1/volumes/{name}/mirror/add" AddReplica => 200 Volume;
-        "Adds a copy of a volume on another node, and begins to bring it in sync.";
+    AddReplica POST "/v1/volumes/{name}/mirror/add" AddReplicaRequest => 200 Volume;
+        "Adds a replica of a volume on another node, and begins to resync it.";
         refuses [ErrorCode::NotFound, ErrorCode::Conflict, ErrorCode::Backing, ErrorCode::NoSpace];
 
     /// Remove a replica of a volume.
-    RemoveVolumeCopy POST "/v1/volumes/{name}/mirror/remove" RemoveReplica => 200 Volume;
-        "Removes a copy of a volume, unless it is the last one that is in sync.";
+    RemoveReplica POST "/v1/volumes/{name}/mirror/remove" RemoveReplicaRequest => 200 Volume;
+        "Removes a replica of a volume, unless it is the last one in sync.";
         refuses [ErrorCode::NotFound, ErrorCode::Conflict];
 
     /// Replace a replica of a volume.
-    ReplaceVolumeCopy POST "/v1/volumes/{name}/mirror/replace" ReplaceReplica => 200 Volume;
-        "Replaces a copy of a volume by one on another node, or a lost one by a new one.";
+    ReplaceReplica POST "/v1/volumes/{name}/mirror/replace" ReplaceReplicaRequest => 200 Volume;
+        "Replaces a replica of a volume with one on another node, or a lost one with a new one.";
         refuses [ErrorCode::NotFound, ErrorCode::Conflict, ErrorCode::Backing, ErrorCode::NoSpace];
 
     /// Set the number of replicas of a volume.
-    SetVolumeCopies POST "/v1/volumes/{name}/mirror/set" SetReplicaCount => 200 Volume;
-        "Sets how many copies a volume is to have. A copy that it lacks then is made by itself (cluster.repair_after_s).";
+    SetReplicaCount POST "/v1/volumes/{name}/mirror/set" SetReplicaCountRequest => 200 Volume;
+        "Sets the wanted number of replicas of a volume. Missing replicas are created \
+         automatically (cluster.repair_after_s).";
         refuses [ErrorCode::NotFound, ErrorCode::Conflict];
 
     /// Compare the replicas of a volume.
     VerifyVolume POST "/v1/volumes/{name}/mirror/verify" Verify => 200 Verification;
-        "Compares the copies of a volume. To be asked at the node of the primary copy.";
+        "Compares the replicas of a volume. Send it to the node of the primary.";
         refuses [ErrorCode::NotFound, ErrorCode::Conflict];
 
     /// Choose the primary of a volume.
-    SwitchVolume POST "/v1/volumes/{name}/switch" SwitchPrimary => 200 Volume;
-        "Makes the copy of a node the one that puts writes in order, as long as it is in sync.";
+    SwitchPrimary POST "/v1/volumes/{name}/switch-primary" SwitchPrimaryRequest => 200 Volume;
+        "Makes the replica of a node the primary, as long as it is in sync.";
         refuses [ErrorCode::NotFound, ErrorCode::Conflict];
 
     /// Continue with one replica, whatever is lost.
-    ForceVolume POST "/v1/volumes/{name}/force" ForcePrimary => 200 Volume;
-        "Has the copy of the node that is asked go on alone. Acknowledged writes may be lost.";
+    ForcePrimary POST "/v1/volumes/{name}/force-primary" ForcePrimaryRequest => 200 Volume;
+        "Makes the replica of this node the primary, without the others. Acknowledged writes may \
+         be lost.";
         refuses [ErrorCode::NotFound, ErrorCode::Conflict];
 
     /// Take over a volume's image from its last owner.
     TakeOverVolume POST "/v1/volumes/{name}/take-over" TakeOver => 200 Volume;
-        "Opens a volume whose image another node had last and has not released. Refused while that node uses it.";
+        "Opens a volume whose image another node used last and has not released. Refused while \
+         that node uses it.";
         refuses [ErrorCode::NotFound, ErrorCode::Conflict, ErrorCode::Backing];
 
     /// Choose the protocols that export a volume.
@@ -240,63 +246,66 @@ endpoints! {
 
     /// Choose the target and LUN of a volume.
     MapTarget PUT "/v1/volumes/{name}/target" MapVolume => 200 Volume;
-        "Puts a volume behind the iSCSI target and the NVMe subsystem of another one, or its own, or gives it another number.";
+        "Exports a volume through the iSCSI target and NVMe subsystem of another one, or through \
+         its own, or changes its LUN.";
         flag MAP_FORCE;
         refuses [ErrorCode::NotFound, ErrorCode::InUse, ErrorCode::Conflict];
 
     /// Let initiators reach a volume.
     AllowInitiators POST "/v1/volumes/{name}/allow" InitiatorList => 200 Volume;
-        "Lets initiators reach a volume.";
+        "Allows initiators to access a volume.";
         refuses [ErrorCode::NotFound, ErrorCode::Conflict];
 
     /// Stop initiators from reaching a volume.
     DenyInitiators POST "/v1/volumes/{name}/deny" InitiatorList => 200 Volume;
-        "Stops initiators from reaching a volume, those that are logged in too.";
+        "Ends the access of initiators to a volume, and their sessions.";
         refuses [ErrorCode::NotFound, ErrorCode::Conflict];
 
     /// Require CHAP from the iSCSI initiators of a volume.
     SetChap PUT "/v1/volumes/{name}/chap" Chap => 200 Volume;
-        "Asks iSCSI initiators of a volume to authenticate with CHAP.";
+        "Requires CHAP authentication from the iSCSI initiators of a volume.";
         refuses [ErrorCode::NotFound, ErrorCode::Conflict];
 
     /// Stop requiring CHAP.
     ClearChap DELETE "/v1/volumes/{name}/chap" NoBody => 200 Volume;
-        "Lets iSCSI initiators reach a volume by their name alone.";
+        "Requires no CHAP authentication from the iSCSI initiators of a volume.";
         refuses [ErrorCode::NotFound, ErrorCode::Conflict];
 
     /// Require CHAP with its own credentials from one iSCSI initiator.
     SetInitiatorChap PUT "/v1/volumes/{name}/chap/initiator" InitiatorChap => 200 Volume;
-        "Asks one iSCSI initiator of a volume for a user and secret of its own, or no longer.";
+        "Sets or removes the CHAP user and secret of one iSCSI initiator of a volume.";
         refuses [ErrorCode::NotFound, ErrorCode::Conflict];
 
     /// Require DH-HMAC-CHAP from one NVMe host.
     SetHostDhchap PUT "/v1/volumes/{name}/dhchap" HostDhchap => 200 Volume;
-        "Asks one NVMe host of a volume to prove that it has a secret (DH-HMAC-CHAP), or for its name alone.";
+        "Sets or removes the secret (DH-HMAC-CHAP) with which one NVMe host of a volume must \
+         authenticate.";
         refuses [ErrorCode::NotFound, ErrorCode::Conflict];
 
     /// Set the TLS key of one NVMe host.
     SetHostTls PUT "/v1/volumes/{name}/tls" HostTls => 200 Volume;
-        "Gives one NVMe host of a volume the key of TLS that it has to come by, or may, or takes it away.";
+        "Sets or removes the TLS key with which one NVMe host of a volume must or may connect.";
         refuses [ErrorCode::NotFound, ErrorCode::Conflict];
 
     /// Show the reservations of a volume.
     GetReservations GET "/v1/volumes/{name}/reservations" NoBody => 200 Reservations;
-        "Shows the reservations of a volume. To be asked at a node that serves it.";
+        "Shows the reservations of a volume. Send it to a node that serves it.";
         refuses [ErrorCode::NotFound, ErrorCode::Backing];
 
     /// Remove the reservations of a volume.
     ClearReservations DELETE "/v1/volumes/{name}/reservations" NoBody => 200 Reservations;
-        "Takes all registrations and reservations of a volume away, whoever holds them.";
+        "Removes all registrations and reservations of a volume.";
         refuses [ErrorCode::NotFound, ErrorCode::Backing];
 
     /// List the disk pools.
     ListPools GET "/v1/pools" NoBody => 200 PoolList;
-        "Lists the pools of the node's disks.";
+        "Lists the disk pools of the node.";
         refuses [];
 
     /// Create a pool.
-    PostPool POST "/v1/pools" CreatePool => 201 Pool;
-        "Creates a pool of disks of this node. Repeating a request gives the pool that it created.";
+    CreatePool POST "/v1/pools" CreatePoolRequest => 201 Pool;
+        "Creates a pool from disks of this node. Repeating a request returns the pool that it \
+         created.";
         refuses [ErrorCode::Exists, ErrorCode::Conflict, ErrorCode::Backing];
 
     /// Show a pool.
@@ -306,7 +315,7 @@ endpoints! {
 
     /// Delete a pool.
     DeletePool DELETE "/v1/pools/{name}" NoBody => 204 NoBody;
-        "Deletes a pool without volumes: its disks are free again.";
+        "Deletes a pool without volumes. Its disks can be reused.";
         flag POOL_FORCE;
         refuses [ErrorCode::NotFound, ErrorCode::Conflict, ErrorCode::Backing];
 
@@ -317,82 +326,87 @@ endpoints! {
 
     /// Remove a disk from a pool.
     RemovePoolDisk POST "/v1/pools/{name}/remove" RemoveDisk => 200 Pool;
-        "Takes a disk out of a pool. What lies on it is moved to others first; this begins it.";
+        "Begins to remove a disk from a pool. Its data is first moved to other disks.";
         refuses [ErrorCode::NotFound, ErrorCode::Conflict, ErrorCode::Backing, ErrorCode::NoSpace];
 
     /// Replace a disk of a pool.
     ReplacePoolDisk POST "/v1/pools/{name}/replace" ReplaceDisk => 200 Pool;
-        "Puts a disk in the place of one that has failed, or is to go. This begins it.";
+        "Begins to replace a disk with another one.";
         refuses [ErrorCode::NotFound, ErrorCode::Conflict, ErrorCode::Backing, ErrorCode::NoSpace];
 
     /// Scrub a pool.
     ScrubPool POST "/v1/pools/{name}/scrub" NoBody => 200 Pool;
-        "Begins to read and compare all of a pool, and to repair what is wrong.";
+        "Begins a scrub of a pool: reads all of it, and repairs damaged blocks.";
         refuses [ErrorCode::NotFound, ErrorCode::Conflict, ErrorCode::Backing];
 
     /// Reset the error counts of a pool's disks.
     ClearPoolErrors POST "/v1/pools/{name}/clear" ClearErrors => 200 Pool;
-        "Has the errors of a disk, or of all disks of a pool, counted anew, as when a cable was replaced.";
+        "Resets the error counters of a disk, or of all disks of a pool, for example after a cable \
+         was replaced.";
         refuses [ErrorCode::NotFound, ErrorCode::Conflict, ErrorCode::Backing];
 
     /// Open a pool without lost disks, or take it over.
-    ForcePoolOpen POST "/v1/pools/{name}/open" OpenPool => 200 Pool;
-        "Opens a pool without disks that are gone for good, what only they hold is lost; or takes it over from a node that is gone.";
+    OpenPool POST "/v1/pools/{name}/open" OpenPoolRequest => 200 Pool;
+        "Opens a pool without disks that are lost for good, with the data that only they have; or \
+         takes it over from a node that is lost.";
         refuses [ErrorCode::NotFound, ErrorCode::Conflict, ErrorCode::Backing];
 
     /// List pools on disks that the node does not know.
-    FindStrayPools POST "/v1/pool-imports/find" FindPools => 200 ImportablePools;
-        "Lists the pools that disks of this machine hold and that the node does not know.";
+    FindImportablePools POST "/v1/pool-imports/find" FindPools => 200 ImportablePools;
+        "Lists the pools on disks of this machine that the node does not know.";
         refuses [ErrorCode::Conflict];
 
     /// Import a pool that the node does not know.
-    PostPoolImport POST "/v1/pool-imports" ImportPool => 200 ImportedPool;
-        "Takes a pool that the node does not know, and the volumes in it that no record names.";
+    ImportPool POST "/v1/pool-imports" ImportPoolRequest => 200 ImportedPool;
+        "Imports a pool that the node does not know; its volumes can then be adopted.";
         refuses [ErrorCode::NotFound, ErrorCode::Exists, ErrorCode::Conflict, ErrorCode::Backing];
 
     /// List the images that no record names.
-    ListOrphans GET "/v1/images" NoBody => 200 OrphanedImages;
-        "Lists the images on the node that no record names as the copy of a volume.";
+    ListOrphanedImages GET "/v1/images" NoBody => 200 OrphanedImages;
+        "Lists the images on the node that no record references as the replica of a volume.";
         refuses [];
 
     /// Adopt an image as a volume.
-    PostAdoption POST "/v1/images/adopt" AdoptImage => 200 AdoptedImage;
-        "Takes an image that no record names as a volume, or says what would become of it.";
+    AdoptImage POST "/v1/images/adopt" AdoptImageRequest => 200 AdoptedImage;
+        "Adopts an image that no record references as a volume, or shows what would be done.";
         refuses [ErrorCode::Exists, ErrorCode::Conflict, ErrorCode::Backing];
 
     /// Erase an image.
-    PostDiscard POST "/v1/images/discard" DiscardImage => 204 NoBody;
-        "Erases an image that no record names. What it holds is lost.";
+    DiscardImage POST "/v1/images/discard" DiscardImageRequest => 204 NoBody;
+        "Erases an image that no record references. Its data is lost.";
         refuses [ErrorCode::Conflict, ErrorCode::Backing];
 
     /// The cluster and its nodes.
     GetCluster GET "/v1/cluster" NoBody => 200 Cluster;
-        "Shows the cluster that the node is of, its nodes and the members of its store.";
+        "Shows the cluster of the node, its nodes and the members of its store.";
         refuses [];
 
     /// Create a cluster.
     InitCluster POST "/v1/cluster/init" InitClusterRequest => 202 Cluster;
-        "Makes this node the first of a new cluster. Its volumes stay; its inside begins again.";
+        "Makes this node the first of a new cluster. Its volumes are kept; its services restart.";
         refuses [ErrorCode::Conflict];
 
     /// Join a cluster.
-    PostJoin POST "/v1/cluster/join" JoinCluster => 202 Cluster;
-        "Makes this node one of a cluster that is there. Its inside begins again. If a human has to approve it, it stays alone and says in `waits_for` what it waits for: ask again.";
+    JoinCluster POST "/v1/cluster/join" JoinClusterRequest => 202 Cluster;
+        "Joins this node to an existing cluster; its services restart. If the join needs approval, \
+         the node stays standalone and `waits_for` says what it waits for: repeat the request \
+         after the approval.";
         refuses [ErrorCode::Conflict];
 
     /// Leave the cluster.
-    PostLeave POST "/v1/cluster/leave" LeaveCluster => 202 Cluster;
-        "Takes this node, or one that does not come back, out of the cluster.";
+    LeaveCluster POST "/v1/cluster/leave" LeaveClusterRequest => 202 Cluster;
+        "Removes this node, or one that is lost for good, from the cluster.";
         refuses [ErrorCode::Conflict, ErrorCode::NotFound];
 
     /// Recover the cluster.
-    PostRecovery POST "/v1/cluster/recover" RecoverCluster => 200 RecoveryPlan;
-        "Makes a new store if the cluster's is lost, and volumes from what images tell; or says what would be done.";
+    RecoverCluster POST "/v1/cluster/recover" RecoverClusterRequest => 200 RecoveryPlan;
+        "Creates a new store if the cluster's is lost, and recovers volumes from their images; or \
+         shows what would be done.";
         refuses [ErrorCode::Conflict];
 
     /// Create a join token.
-    PostToken POST "/v1/cluster/tokens" CreateToken => 201 CreatedToken;
-        "Makes a token with which other nodes join. Each request makes another one.";
+    CreateToken POST "/v1/cluster/tokens" CreateTokenRequest => 201 CreatedToken;
+        "Creates a token with which other nodes join. Each request creates another one.";
         refuses [ErrorCode::Conflict];
 
     /// List the join tokens.
@@ -402,7 +416,7 @@ endpoints! {
 
     /// Revoke a join token.
     RevokeToken POST "/v1/cluster/tokens/revoke" EntryId => 200 TokenList;
-        "Takes a token back: it lets nobody in any more. Repeating it changes nothing.";
+        "Revokes a token: no node can join with it any more. Repeating it changes nothing.";
         refuses [ErrorCode::Conflict, ErrorCode::NotFound];
 
     /// List the join requests.
@@ -412,26 +426,27 @@ endpoints! {
 
     /// Approve a join request.
     ApproveJoin POST "/v1/cluster/joins/approve" EntryId => 200 JoinList;
-        "Lets a node in that waits for it. Repeating it changes nothing.";
+        "Approves the join request of a node. Repeating it changes nothing.";
         refuses [ErrorCode::Conflict, ErrorCode::NotFound];
 
     /// Refuse a join request.
     RefuseJoin POST "/v1/cluster/joins/refuse" EntryId => 200 JoinList;
-        "Keeps a node out that waits to be let in. Repeating it changes nothing.";
+        "Refuses the join request of a node. Repeating it changes nothing.";
         refuses [ErrorCode::Conflict, ErrorCode::NotFound];
 
     /// Replace the cluster's credentials.
-    RotateCluster POST "/v1/cluster/rotate" NoBody => 202 Cluster;
-        "Has the nodes replace the cluster's secret and authority by new ones, while they serve. Tokens are revoked. `rotation` of the cluster says how far they are.";
+    RotateCredentials POST "/v1/cluster/rotate" NoBody => 202 Cluster;
+        "Replaces the cluster's secret and authority with new ones, while the nodes serve. Tokens \
+         are revoked. `rotation` of the cluster shows the progress.";
         refuses [ErrorCode::Conflict];
 
     /// Drain a node.
     DrainNode POST "/v1/cluster/drain" NodeSelector => 200 Cluster;
-        "Keeps a node out of service.";
+        "Drains a node: it stops serving volumes.";
         refuses [ErrorCode::Conflict, ErrorCode::NotFound];
 
     /// Resume a drained node.
     ResumeNode POST "/v1/cluster/resume" NodeSelector => 200 Cluster;
-        "Lets a drained node serve again.";
+        "Resumes a drained node: it serves volumes again.";
         refuses [ErrorCode::Conflict, ErrorCode::NotFound];
 }

@@ -28,27 +28,28 @@ pub use access::{
     InitiatorChapUser, MutualChap, Secret, Tls, TlsHost, TlsKey,
 };
 pub use cluster::{
-    Cluster, ClusterNode, ClusterStage, CreateToken, CreatedToken, EntryId, InitClusterRequest,
-    JoinCluster, JoinInfo, JoinList, JoinState, LeaveCluster, NodeRole, NodeSelector, Rotation,
-    RotationStage, StoreMember, TokenInfo, TokenList, TokenState,
+    Cluster, ClusterNode, ClusterStage, CreateTokenRequest, CreatedToken, EntryId,
+    InitClusterRequest, JoinClusterRequest, JoinInfo, JoinList, JoinState, LeaveClusterRequest,
+    NodeRole, NodeSelector, Rotation, RotationStage, StoreMember, TokenInfo, TokenList, TokenState,
 };
 pub use error::{ApiError, ErrorCode};
 pub use initiator::Initiator;
 pub use invalid_value::InvalidValue;
 pub use name::{PoolName, VolumeName};
 pub use pool::{
-    AddDisks, ClearErrors, CreatePool, DiskState, LostBlocks, MAX_DISKS, OpenPool, Pool,
-    PoolCapacity, PoolDisk, PoolList, PoolState, RaidLevel, Rebuild, RemoveDisk, ReplaceDisk,
+    AddDisks, ClearErrors, CreatePoolRequest, DiskState, LostBlocks, MAX_DISKS, OpenPoolRequest,
+    Pool, PoolCapacity, PoolDisk, PoolList, PoolState, RaidLevel, Rebuild, RemoveDisk, ReplaceDisk,
     Scrub, check_chunk_size,
 };
 pub use recovery::{
-    AdoptImage, AdoptedImage, DiscardImage, FindPools, ImportPool, ImportablePool, ImportablePools,
-    ImportedPool, OrphanedImage, OrphanedImages, PlannedReplica, PlannedVolume, RecoverCluster,
-    RecoveryPlan, ReplacementStore,
+    AdoptImageRequest, AdoptedImage, DiscardImageRequest, FindPools, ImportPoolRequest,
+    ImportablePool, ImportablePools, ImportedPool, OrphanedImage, OrphanedImages, PlannedReplica,
+    PlannedVolume, RecoverClusterRequest, RecoveryPlan, ReplacementStore,
 };
 pub use replica::{
-    AddReplica, ByteRange, ForcePrimary, MismatchRange, RemoveReplica, ReplaceReplica,
-    ReplicaState, SetReplicaCount, SwitchPrimary, TakeOver, Verification, Verify, VolumeReplica,
+    AddReplicaRequest, ByteRange, ForcePrimaryRequest, MismatchRange, RemoveReplicaRequest,
+    ReplaceReplicaRequest, ReplicaState, SetReplicaCountRequest, SwitchPrimaryRequest, TakeOver,
+    Verification, Verify, VolumeReplica,
 };
 pub use reservation::{Registration, Reservations};
 pub use session::{Protocol, Session, SessionList};
@@ -57,7 +58,8 @@ pub use status::{
     Capacity, Finding, Health, Memory, NodeInfo, Severity, Status, Verdict, VolumeCounts,
 };
 pub use volume::{
-    Backing, BlockSize, CreateVolume, CreateVolumeResult, CreateVolumeResults, CreateVolumes,
-    GrowVolumeRequest, InitiatorList, IscsiExport, MAX_VOLUMES_PER_REQUEST, MapVolume, NewBacking,
-    NvmeExport, Protocols, TargetLun, VhostUserExport, Volume, VolumeIo, VolumeList, VolumeState,
+    Backing, BlockSize, CreateVolumeRequest, CreateVolumeResult, CreateVolumeResults,
+    CreateVolumesRequest, GrowVolumeRequest, InitiatorList, IscsiExport, MAX_VOLUMES_PER_REQUEST,
+    MapVolume, NewBacking, NvmeExport, Protocols, TargetLun, VhostUserExport, Volume, VolumeIo,
+    VolumeList, VolumeState,
 };

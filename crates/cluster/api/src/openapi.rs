@@ -29,7 +29,7 @@ pub fn describe() -> OpenApi {
     let token = SecurityScheme::Http(
         HttpBuilder::new()
             .scheme(HttpAuthScheme::Bearer)
-            .description(Some("Needed over TCP. The Unix socket is guarded by its file mode."))
+            .description(Some("Needed over TCP. The Unix socket is protected by its file mode."))
             .build(),
     );
     let mut info = InfoBuilder::new()
@@ -173,7 +173,7 @@ fn metrics_path() -> utoipa::openapi::PathItem {
         .build();
     let operation = OperationBuilder::new()
         .operation_id(Some("GetMetrics"))
-        .summary(Some("Gives the metrics of the node to Prometheus."))
+        .summary(Some("Returns the metrics of the node for Prometheus."))
         .response("200", response)
         .build();
     utoipa::openapi::PathItem::new(HttpMethod::Get, operation)

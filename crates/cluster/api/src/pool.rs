@@ -77,7 +77,7 @@ impl ToSchema for RaidLevel {}
 /// A pool to be created, of disks of the node that is asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct CreatePool {
+pub struct CreatePoolRequest {
     /// Its name.
     pub name: PoolName,
     /// Its RAID level.
@@ -89,9 +89,9 @@ pub struct CreatePool {
     /// Over how many disks a stripe goes (default: over all; RAID 1: as many as there are copies).
     #[serde(default)]
     pub columns: Option<u16>,
-    /// How many bytes of a stripe lie on one disk: 16, 32, 64 (default) or 128 KiB.
+    /// Chunk size: how many bytes of a stripe lie on one disk. 16, 32, 64 (default) or 128 KiB.
     #[serde(default = "default_chunk")]
-    pub strip_bytes: u32,
+    pub chunk_bytes: u32,
     /// Whether what lies in it has checksums: a disk that gives back what was not written is found
     /// out, and set right at every level but
     /// 0. It cannot be changed later.
@@ -112,10 +112,10 @@ pub struct CreatePool {
 }
 
 fn default_chunk() -> u32 {
-    CreatePool::DEFAULT_CHUNK_BYTES
+    CreatePoolRequest::DEFAULT_CHUNK_BYTES
 }
 
-impl CreatePool {
+impl CreatePoolRequest {
     /// Default chunk size, in bytes.
     pub const DEFAULT_CHUNK_BYTES: u32 = 64 << 10;
 
@@ -124,7 +124,7 @@ impl CreatePool {
     /// # Errors
     /// [`InvalidValue`] names the invalid part.
     pub fn check(&self) -> Result<(), InvalidValue> {
-        check_chunk_size(self.strip_bytes)?;
+        check_chunk_size(self.chunk_bytes)?;
         let count = self.disks.len() + self.spares.len();
         if count > MAX_DISKS {
             let what = format!("a pool has at most {MAX_DISKS}");
@@ -141,7 +141,7 @@ impl CreatePool {
         let (disks, least) = (self.disks.len(), usize::from(self.min_disks()));
         if disks < least {
             let raid = u8::from(self.raid);
-            let what = format!("RAID {raid} takes at least {least} beside its spares");
+            let what = format!("RAID {raid} needs at least {least} beside its spares");
             return Err(InvalidValue::new("number of disks", &disks.to_string(), what));
         }
         let all = || self.disks.iter().chain(&self.spares);
@@ -159,10 +159,12 @@ impl CreatePool {
             |what: String| Err(InvalidValue::new("number of columns", &columns.to_string(), what));
         let (least, copies) = (self.min_columns(), u16::from(self.mirror_copies()));
         if self.raid == RaidLevel::Raid1 && columns != copies {
-            return refuse(format!("RAID 1 has as many as copies, {copies}; RAID 10 has more"));
+            return refuse(format!(
+                "RAID 1 has as many columns as copies, {copies}; RAID 10 has more"
+            ));
         }
         if columns < least {
-            return refuse(format!("RAID {} takes at least {least}", u8::from(self.raid)));
+            return refuse(format!("RAID {} needs at least {least}", u8::from(self.raid)));
         }
         if self.raid == RaidLevel::Raid10 && columns % copies != 0 {
             return refuse(format!("use a multiple of {copies}, the number of copies"));
@@ -210,7 +212,7 @@ pub fn check_chunk_size(bytes: u32) -> Result<(), InvalidValue> {
         return Ok(());
     }
     let given = crate::Size(bytes.into()).to_string();
-    Err(InvalidValue::new("strip", &given, "use 16K, 32K, 64K or 128K"))
+    Err(InvalidValue::new("chunk size", &given, "use 16K, 32K, 64K or 128K"))
 }
 
 /// Disks to be added to a pool.
@@ -271,7 +273,7 @@ pub struct ReplaceDisk {
 /// Open a pool without disks that are gone for good, or take it over from a node that is gone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct OpenPool {
+pub struct OpenPoolRequest {
     /// Serial numbers, paths or numbers of the disks that are gone; none only if the pool is taken
     /// over.
     #[serde(default)]
@@ -289,13 +291,13 @@ pub struct OpenPool {
 
 /// What state a pool is in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case", tag = "is")]
+#[serde(rename_all = "snake_case", tag = "kind")]
 pub enum PoolState {
-    /// It serves, and bears all that its level can.
+    /// It serves, with the full fault tolerance of its level.
     Online,
-    /// It serves, and bears less than its level can.
+    /// It serves, with less fault tolerance than its level provides.
     Degraded,
-    /// It serves, and what lies on disks that are out, or leave, is being put on others.
+    /// It serves, and data of detached or draining disks is being written to other disks.
     Rebuilding,
     /// It does not serve.
     Offline {
@@ -329,14 +331,14 @@ pub struct PoolCapacity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DiskState {
-    /// In use: it holds data.
-    In,
+    /// Active: it holds data.
+    Active,
     /// A spare: it replaces a disk that fails.
     Spare,
     /// Draining: its extents are being moved to other disks.
-    Leaving,
+    Draining,
     /// Detached: it has failed or is missing.
-    Out,
+    Detached,
     /// Unknown, because the pool is not open.
     Unknown,
 }
@@ -355,20 +357,20 @@ pub struct PoolDisk {
     pub state: DiskState,
     /// Its size in bytes, while the pool is open.
     pub size_bytes: Option<u64>,
-    /// Pieces of volumes that lie on it.
-    pub pieces: u32,
-    /// Pieces that it has room for.
-    pub room: u32,
-    /// Pieces on it that are not what they should be.
-    pub behind_pieces: u64,
+    /// Extents of volumes on it.
+    pub allocated_extents: u32,
+    /// Extents that it has space for, including the allocated ones.
+    pub total_extents: u32,
+    /// Extents on it that must still be rebuilt, or moved to other disks.
+    pub stale_extents: u64,
     /// Since when its errors are counted, over restarts of the node, in seconds since the Unix
     /// epoch.
     #[serde(default)]
     pub errors_since_s: Option<u64>,
-    /// Blocks of it that were wrong or could not be read, and were written again.
+    /// Wrong or unreadable blocks of it that were written again.
     #[serde(default)]
     pub repaired_blocks: u64,
-    /// Blocks of it that could not be read, and were given up as lost.
+    /// Unreadable blocks of it that were given up as lost.
     #[serde(default)]
     pub unrepairable_blocks: u64,
     /// Reads that have failed.
@@ -378,40 +380,40 @@ pub struct PoolDisk {
     /// Reads that gave what was not written, where the pool has checksums. Those that somebody
     /// waited for are among those that have failed.
     pub checksum_errors: u64,
-    /// Whether it lags far behind the other disks: what can be read from them is not read from it.
+    /// Whether it is far slower than the other disks, so that reads avoid it.
     pub slow: bool,
     /// How often it became slow since the pool was opened.
-    pub slow_times: u64,
-    /// Reads that the other disks have answered, as it lagged.
-    pub slow_reads: u64,
-    /// What to do about it, where there is something.
-    pub action: Option<String>,
+    pub slow_episodes: u64,
+    /// Reads that other disks answered because this disk was slow.
+    pub redirected_reads: u64,
+    /// The next step, where there is one.
+    pub hint: Option<String>,
 }
 
-/// How far a rebuild is, or a move of data off a disk.
+/// Progress of a rebuild, or of moving data off a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Rebuild {
-    /// Pieces that are left.
-    pub left_pieces: u64,
-    /// Pieces that there were to begin with.
-    pub all_pieces: u64,
+    /// Extents that remain.
+    pub remaining_extents: u64,
+    /// Extents in total.
+    pub total_extents: u64,
     /// Seconds until it is done, where that can be told.
     pub eta_s: Option<u64>,
 }
 
-/// How far a scrub is: all of the pool is read and compared.
+/// Progress of a scrub, which reads and compares all of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Scrub {
     /// Whether it is under way; else this is the last one.
     pub running: bool,
     /// Bytes read.
     pub done_bytes: u64,
-    /// Bytes to read in all.
-    pub all_bytes: u64,
-    /// Places that were wrong and have been repaired.
-    pub repaired: u64,
-    /// Places that cannot be repaired.
-    pub unrepairable: u64,
+    /// Bytes to read in total.
+    pub total_bytes: u64,
+    /// Rows (4 KiB of each disk of a stripe) that were wrong and have been repaired.
+    pub repaired_rows: u64,
+    /// Rows that cannot be repaired.
+    pub unrecoverable_rows: u64,
     /// When it ended, in seconds since the Unix epoch.
     #[serde(default)]
     pub ended_s: Option<u64>,
@@ -441,28 +443,28 @@ pub struct Pool {
     pub level: Option<String>,
     /// Over how many disks a stripe goes.
     pub columns: Option<u16>,
-    /// How many bytes of a stripe lie on one disk.
-    pub strip_bytes: Option<u32>,
+    /// Chunk size: how many bytes of a stripe lie on one disk.
+    pub chunk_bytes: Option<u32>,
     /// Whether what lies in it has checksums.
     pub checksums: Option<bool>,
     /// Its capacity, while it is open.
     pub capacity: Option<PoolCapacity>,
-    /// How many more disks may fail, whichever they are, before data is lost. None while it is not
-    /// open, or if something is lost already.
-    pub survives: Option<u32>,
+    /// How many more disks may fail, whichever they are, without loss of data. None while the pool
+    /// is not open, or if data is lost already.
+    pub fault_tolerance: Option<u32>,
     /// Its disks. While it is not open: those that it had, as far as the node knows.
     pub disks: Vec<PoolDisk>,
     /// Names of the volumes that lie in it.
     pub volumes: Vec<String>,
-    /// Those of them that have lost data.
-    pub damaged: Vec<String>,
-    /// Blocks of volumes that no disk gives back. They read as errors until they are written again.
+    /// Names of the volumes in it that have lost data.
+    pub damaged_volumes: Vec<String>,
+    /// Blocks of volumes that cannot be read from any disk. Reads of them fail until they are
+    /// rewritten.
     #[serde(default)]
-    pub lost: Vec<LostBlocks>,
-    /// Blocks of volumes that a scrub could not repair: nobody knows whether they are right, until
-    /// they are written again.
+    pub lost_blocks: Vec<LostBlocks>,
+    /// Blocks of volumes that a scrub could not repair. They may be wrong until they are rewritten.
     #[serde(default)]
-    pub unrepaired: Vec<LostBlocks>,
+    pub unrepaired_blocks: Vec<LostBlocks>,
     /// How far a rebuild is, while there is one.
     pub rebuild: Option<Rebuild>,
     /// The scrub that is under way, or the last one.
@@ -474,23 +476,23 @@ pub struct Pool {
 pub struct PoolList {
     /// The pools.
     pub pools: Vec<Pool>,
-    /// Why there may be more: files of pools that cannot be read.
+    /// Records of further pools that cannot be read, and why.
     #[serde(default)]
-    pub unread: Vec<String>,
+    pub unreadable_records: Vec<String>,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn ask(raid: u8, disks: usize) -> CreatePool {
+    fn ask(raid: u8, disks: usize) -> CreatePoolRequest {
         let disks = (0..disks).map(|n| format!("/dev/d{n}").into()).collect();
-        CreatePool {
+        CreatePoolRequest {
             name: "tank".parse().unwrap(),
             raid: raid.try_into().unwrap(),
             copies: None,
             columns: None,
-            strip_bytes: CreatePool::DEFAULT_CHUNK_BYTES,
+            chunk_bytes: CreatePoolRequest::DEFAULT_CHUNK_BYTES,
             checksums: false,
             disks,
             spares: Vec::new(),
@@ -501,13 +503,13 @@ mod tests {
     #[test]
     fn a_name_a_level_and_disks_are_enough() {
         let json = r#"{"name":"tank","raid":5,"disks":["/dev/d0","/dev/d1","/dev/d2"]}"#;
-        let read: CreatePool = serde_json::from_str(json).unwrap();
+        let read: CreatePoolRequest = serde_json::from_str(json).unwrap();
         assert_eq!(read, ask(5, 3));
         let again = serde_json::from_str(&serde_json::to_string(&read).unwrap()).unwrap();
         assert_eq!(read, again);
         for bad in [r#""raid":4"#, r#""raid":"5""#, r#""raid":5,"level":5"#] {
             let json = json.replace(r#""raid":5"#, bad);
-            assert!(serde_json::from_str::<CreatePool>(&json).is_err(), "{json}");
+            assert!(serde_json::from_str::<CreatePoolRequest>(&json).is_err(), "{json}");
         }
     }
 
@@ -518,29 +520,35 @@ mod tests {
             let refused = ask(raid, least - 1).check().unwrap_err().to_string();
             assert!(refused.contains(&format!("at least {least}")), "{refused}");
         }
-        let three = CreatePool { copies: Some(3), ..ask(10, 6) };
+        let three = CreatePoolRequest { copies: Some(3), ..ask(10, 6) };
         three.check().unwrap();
-        assert!(CreatePool { copies: Some(4), ..ask(10, 6) }.check().is_err());
-        assert!(CreatePool { spares: vec!["/dev/s".into()], ..ask(5, 2) }.check().is_err());
+        assert!(CreatePoolRequest { copies: Some(4), ..ask(10, 6) }.check().is_err());
+        assert!(CreatePoolRequest { spares: vec!["/dev/s".into()], ..ask(5, 2) }.check().is_err());
     }
 
     #[test]
     fn what_contradicts_itself_is_refused() {
-        let refused = |request: CreatePool, what: &str| {
+        let refused = |request: CreatePoolRequest, what: &str| {
             let why = request.check().unwrap_err().to_string();
             assert!(why.contains(what), "{why}");
         };
-        refused(CreatePool { copies: Some(2), ..ask(5, 3) }, "number of copies");
-        refused(CreatePool { copies: Some(5), ..ask(1, 6) }, "number of copies");
-        refused(CreatePool { columns: Some(3), ..ask(1, 6) }, "RAID 10");
-        refused(CreatePool { columns: Some(2), ..ask(5, 6) }, "at least 3");
-        refused(CreatePool { columns: Some(5), ..ask(10, 6) }, "a multiple of 2");
-        refused(CreatePool { columns: Some(7), ..ask(6, 6) }, "at most 6, the number of disks");
-        refused(CreatePool { strip_bytes: 48 << 10, ..ask(5, 6) }, "64K");
-        refused(CreatePool { strip_bytes: 8 << 10, ..ask(5, 6) }, "64K");
-        refused(CreatePool { spares: vec!["/dev/d1".into()], ..ask(5, 6) }, "each disk once");
+        refused(CreatePoolRequest { copies: Some(2), ..ask(5, 3) }, "number of copies");
+        refused(CreatePoolRequest { copies: Some(5), ..ask(1, 6) }, "number of copies");
+        refused(CreatePoolRequest { columns: Some(3), ..ask(1, 6) }, "RAID 10");
+        refused(CreatePoolRequest { columns: Some(2), ..ask(5, 6) }, "at least 3");
+        refused(CreatePoolRequest { columns: Some(5), ..ask(10, 6) }, "a multiple of 2");
+        refused(
+            CreatePoolRequest { columns: Some(7), ..ask(6, 6) },
+            "at most 6, the number of disks",
+        );
+        refused(CreatePoolRequest { chunk_bytes: 48 << 10, ..ask(5, 6) }, "64K");
+        refused(CreatePoolRequest { chunk_bytes: 8 << 10, ..ask(5, 6) }, "64K");
+        refused(
+            CreatePoolRequest { spares: vec!["/dev/d1".into()], ..ask(5, 6) },
+            "each disk once",
+        );
         refused(ask(5, MAX_DISKS + 1), "at most 128");
-        CreatePool { columns: Some(4), ..ask(10, 6) }.check().unwrap();
-        CreatePool { columns: Some(2), ..ask(1, 6) }.check().unwrap();
+        CreatePoolRequest { columns: Some(4), ..ask(10, 6) }.check().unwrap();
+        CreatePoolRequest { columns: Some(2), ..ask(1, 6) }.check().unwrap();
     }
 }

@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use crate::{Pool, PoolName, Volume, VolumeName};
 
-/// An image on a node that no record names as the copy of a volume.
+/// An image on a node that no record names as a replica of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct OrphanedImage {
     /// Where it is, as commands name it: the path of a file or device, or POOL/VOLUME.
@@ -17,9 +17,10 @@ pub struct OrphanedImage {
     pub name: Option<VolumeName>,
     /// Size of the volume, in bytes.
     pub size_bytes: u64,
-    /// The volume of which it is a copy that no record names, if there are records of that.
-    pub listed_as: Option<VolumeName>,
-    /// The epoch of the mirror that it was last a copy of, if it was.
+    /// The volume that exists under the image's volume identity, if there is one: its record does
+    /// not name this image.
+    pub existing_volume: Option<VolumeName>,
+    /// The epoch of the mirror that it was last a replica of, if it was.
     pub epoch: Option<u64>,
     /// What is wrong with it.
     pub problem: Option<String>,
@@ -37,22 +38,21 @@ pub struct OrphanedImages {
 /// Take an image that no record names as a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct AdoptImage {
+pub struct AdoptImageRequest {
     /// Where it is: the absolute path of a file or device, or POOL/VOLUME.
     pub image: String,
     /// What the volume shall be called (default: what it was called).
     #[serde(default)]
     pub name: Option<VolumeName>,
-    /// Names of nodes whose copies may be newer, and are to be done without.
+    /// Names of nodes whose replicas may be newer and are left out.
     #[serde(default)]
     pub without: Vec<String>,
-    /// Whether to take it whatever other copies may hold that it lacks, and whatever is unknown of
-    /// it.
+    /// Whether to take it although other replicas may be newer, or how new it is is unknown.
     #[serde(default)]
     pub force: bool,
-    /// Whether only to say what would be done.
+    /// Whether only to show the plan and change nothing.
     #[serde(default)]
-    pub plan: bool,
+    pub dry_run: bool,
 }
 
 /// What was done with an image, or would be.
@@ -60,28 +60,28 @@ pub struct AdoptImage {
 pub struct AdoptedImage {
     /// What becomes of it.
     pub plan: PlannedVolume,
-    /// The volume, unless only the plan was asked for.
+    /// The volume, unless it was a dry run.
     pub volume: Option<Volume>,
 }
 
 /// Erase an image that no record names.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct DiscardImage {
+pub struct DiscardImageRequest {
     /// Where it is: the absolute path of a file or device, or POOL/VOLUME.
     pub image: String,
     /// The volume whose data it holds: what it holds is lost.
     pub confirm: Uuid,
 }
 
-/// A copy in a plan.
+/// A replica in a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PlannedReplica {
     /// Name of the node.
     pub node: String,
     /// Where the image is there.
     pub image: String,
-    /// The epoch of the mirror that it was last a copy of, if it was.
+    /// The epoch of the mirror that it was last a replica of, if it was.
     pub epoch: Option<u64>,
     /// Whether it was in sync then.
     pub in_sync: bool,
@@ -96,24 +96,24 @@ pub struct PlannedVolume {
     pub name: Option<VolumeName>,
     /// Its size in bytes.
     pub size_bytes: u64,
-    /// The copy that it goes on with.
-    pub leads: Option<PlannedReplica>,
-    /// Copies that are brought in sync with that one.
-    pub follow: Vec<PlannedReplica>,
+    /// The replica that it continues from.
+    pub source: Option<PlannedReplica>,
+    /// Replicas that are resynced from that one.
+    pub resync_replicas: Vec<PlannedReplica>,
     /// What there is to know, or to do afterwards.
     pub notes: Vec<String>,
-    /// Why nothing is done about it, and what would help.
-    pub doubt: Option<String>,
+    /// Why the replica to continue from cannot be chosen, and what would help.
+    pub ambiguity: Option<String>,
 }
 
 /// Recover the cluster: a new store, if the old one is lost, and volumes from what images tell.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct RecoverCluster {
+pub struct RecoverClusterRequest {
     /// Name of the node that is asked: with it the plan is carried out, without it only shown.
     #[serde(default)]
     pub confirm: Option<String>,
-    /// Names of nodes whose copies may be newer, and are to be done without.
+    /// Names of nodes whose replicas may be newer and are left out.
     #[serde(default)]
     pub without: Vec<String>,
 }
@@ -121,12 +121,12 @@ pub struct RecoverCluster {
 /// A new store in the place of one that is lost.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ReplacementStore {
-    /// The cluster that ends.
-    pub replaces: Uuid,
-    /// Where the members of its store were.
-    pub lost: Vec<String>,
-    /// What came of asking them.
-    pub why: String,
+    /// The cluster that it replaces.
+    pub replaced_cluster: Uuid,
+    /// Addresses of the lost members of its store.
+    pub lost_members: Vec<String>,
+    /// Why they count as lost: what asking them returned.
+    pub reason: String,
 }
 
 /// What recovery has done, or would do.
@@ -138,11 +138,11 @@ pub struct RecoveryPlan {
     pub store: Option<ReplacementStore>,
     /// Volumes.
     pub volumes: Vec<PlannedVolume>,
-    /// Names of the nodes that did not say which images they have.
+    /// Names of the nodes that did not report which images they have.
     #[serde(default)]
-    pub silent: Vec<String>,
-    /// Whether it was carried out.
-    pub done: bool,
+    pub unresponsive_nodes: Vec<String>,
+    /// Whether the plan was carried out.
+    pub applied: bool,
 }
 
 /// A pool that disks of this node hold and that the node does not know.
@@ -179,7 +179,7 @@ pub struct FindPools {
 /// Take a pool that the node does not know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct ImportPool {
+pub struct ImportPoolRequest {
     /// Its name or its identity.
     pub pool: String,
     /// What it shall be called at this node (default: as it is).

@@ -5,13 +5,13 @@ use utoipa::ToSchema;
 
 use crate::{Backing, NewBacking, VolumeName};
 
-/// How good a copy of a volume is.
+/// State of a replica of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case", tag = "is")]
+#[serde(rename_all = "snake_case", tag = "kind")]
 pub enum ReplicaState {
-    /// It holds everything that was acknowledged.
+    /// It holds every acknowledged write.
     InSync,
-    /// It lacks what was written while it was away, or everything, and is being brought in sync.
+    /// It lacks writes, or everything, and is being resynced.
     Resyncing {
         /// Bytes copied.
         done_bytes: u64,
@@ -19,17 +19,17 @@ pub enum ReplicaState {
         total_bytes: u64,
         /// Seconds until it is in sync, where that can be told.
         eta_s: Option<u64>,
-        /// The first ranges that no copy can read: it is in sync when they have been written.
+        /// The first ranges that no replica can read: it is in sync once they have been rewritten.
         #[serde(default)]
         unreadable: Vec<ByteRange>,
     },
-    /// It lacks what was written while it was away, and nobody brings it in sync now.
-    Outdated,
-    /// It is being made.
-    BeingMade,
+    /// It lacks writes, and is not being resynced.
+    OutOfSync,
+    /// It is being created.
+    Creating,
     /// It is being removed.
-    Leaving,
-    /// It could not be made.
+    Removing,
+    /// It could not be created.
     Failed {
         /// Why not.
         reason: String,
@@ -38,7 +38,7 @@ pub enum ReplicaState {
     Unknown,
 }
 
-/// Bytes of a volume that no copy can read.
+/// Bytes of a volume that no replica can read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ByteRange {
     /// Byte at which they begin.
@@ -47,7 +47,7 @@ pub struct ByteRange {
     pub bytes: u64,
 }
 
-/// One copy of a volume.
+/// One replica of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VolumeReplica {
     /// Name of the node that keeps it.
@@ -66,10 +66,10 @@ pub struct VolumeReplica {
     pub primary: bool,
 }
 
-/// A copy to be added.
+/// A replica to be added.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct AddReplica {
+pub struct AddReplicaRequest {
     /// Name of the node that shall keep it; the cluster chooses one if there is none.
     #[serde(default)]
     pub node: Option<String>,
@@ -81,28 +81,28 @@ pub struct AddReplica {
     pub force: bool,
 }
 
-/// A copy to be removed.
+/// A replica to be removed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct RemoveReplica {
+pub struct RemoveReplicaRequest {
     /// Name of the node that keeps it.
     pub node: String,
 }
 
-/// How many copies a volume is to have.
+/// How many replicas a volume should have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct SetReplicaCount {
+pub struct SetReplicaCountRequest {
     /// The number, 1 to 3, and not less than it has.
     #[schema(minimum = 1, maximum = 3)]
     pub replicas: u8,
 }
 
-/// A copy to be replaced: by one on another node, which is brought in sync first, or by a new one
-/// on the same node, whose image is lost.
+/// A replica to be replaced: by one on another node, which is resynced first, or by a new one on
+/// the same node, whose image is lost.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct ReplaceReplica {
+pub struct ReplaceReplicaRequest {
     /// Name of the node that keeps it.
     pub node: String,
     /// Name of the node that shall keep the new one (default: the same).
@@ -119,15 +119,15 @@ pub struct ReplaceReplica {
 /// Who shall put writes in order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct SwitchPrimary {
+pub struct SwitchPrimaryRequest {
     /// Name of the node.
     pub node: String,
 }
 
-/// Go on with the copy of this node alone, whatever the others may hold that it lacks.
+/// Continue with the replica of this node alone, although others may be newer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct ForcePrimary {
+pub struct ForcePrimaryRequest {
     /// The volume's name once more: acknowledged writes may be lost.
     pub confirm: VolumeName,
 }
@@ -140,44 +140,44 @@ pub struct TakeOver {
     pub confirm: VolumeName,
 }
 
-/// How to compare the copies of a volume.
+/// How to compare the replicas of a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Verify {
-    /// Name of the node whose contents all copies get where they differ. Which copy is right is not
-    /// known to the cluster: without a name nothing is written.
+    /// Name of the node whose data is copied to the other replicas where they differ. The cluster
+    /// does not know which replica is right: without a name nothing is written.
     #[serde(default)]
-    pub keep: Option<String>,
+    pub source: Option<String>,
 }
 
-/// A range in which copies differ.
+/// A range in which replicas differ.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MismatchRange {
     /// Where it begins, in bytes.
-    pub at_bytes: u64,
+    pub start_bytes: u64,
     /// How long it is, in bytes.
-    pub len_bytes: u64,
+    pub bytes: u64,
     /// Name of the node whose contents are not the primary's.
     pub node: String,
 }
 
-/// What comparing the copies of a volume has found.
+/// Result of a comparison of the replicas of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Verification {
-    /// Names of the nodes whose copies were compared: those in sync.
+    /// Names of the nodes whose replicas were compared: those in sync.
     #[serde(default)]
-    pub copies: Vec<String>,
-    /// Names of the nodes whose copies were not, as they are not in sync.
+    pub replicas: Vec<String>,
+    /// Names of the nodes whose replicas were not compared, because they are not in sync.
     #[serde(default)]
-    pub left_out: Vec<String>,
+    pub skipped: Vec<String>,
     /// Bytes that were compared.
     pub compared_bytes: u64,
-    /// Ranges that some copy could not be read in.
-    pub unreadable: u64,
-    /// Bytes of all ranges in which copies differ.
-    pub differing_bytes: u64,
-    /// Where copies differ; the first thousand ranges.
-    pub differing: Vec<MismatchRange>,
-    /// Bytes that were written to all copies because some differed.
+    /// Ranges that could not be read from every replica.
+    pub unreadable_ranges: u64,
+    /// Bytes of all ranges in which replicas differ.
+    pub mismatched_bytes: u64,
+    /// The ranges in which replicas differ; the first thousand.
+    pub mismatches: Vec<MismatchRange>,
+    /// Bytes that were written to replicas because they differed.
     pub repaired_bytes: u64,
 }

@@ -7,15 +7,15 @@ use utoipa::ToSchema;
 /// out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Reservations {
-    /// What kind of persistent reservation there is, if there is one:
-    /// `write exclusive, registrants only` and the like.
-    pub kind: Option<String>,
+    /// Type of the persistent reservation, if there is one, such as
+    /// `write exclusive, registrants only`.
+    pub reservation_type: Option<String>,
     /// Who has registered.
     pub registrations: Vec<Registration>,
     /// Whether registrations outlive a loss of power of all nodes (APTPL).
-    pub persists: bool,
-    /// Who has the volume for himself by SCSI's older RESERVE.
-    pub reserved_by: Option<String>,
+    pub aptpl: bool,
+    /// Initiator that has reserved the volume by RESERVE (SPC-2).
+    pub spc2_holder: Option<String>,
 }
 
 /// An initiator that has registered.
@@ -25,9 +25,9 @@ pub struct Registration {
     pub initiator: String,
     /// Relative identifier of the target port, which is the node's number among those that serve
     /// the volume; 0 for NVMe.
-    pub port: u16,
+    pub relative_port_id: u16,
     /// Its key, in hexadecimal digits.
     pub key: String,
     /// Whether it holds the reservation.
-    pub holds: bool,
+    pub holder: bool,
 }

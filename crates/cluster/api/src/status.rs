@@ -100,15 +100,15 @@ pub struct Capacity {
     pub data_dir_free_bytes: u64,
 }
 
-/// Buffer pools of all cores.
+/// Buffer memory of all cores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Memory {
-    /// Their size, in bytes.
-    pub pool_bytes: u64,
-    /// What is free, in bytes.
-    pub pool_free_bytes: u64,
+    /// Its size, in bytes.
+    pub total_bytes: u64,
+    /// What is neither in use nor reserved, in bytes.
+    pub free_bytes: u64,
     /// Commands that wait for memory.
-    pub waiting: u64,
+    pub waiting_commands: u64,
 }
 
 /// State of the node: the verdict and what it is made of.
@@ -116,10 +116,10 @@ pub struct Memory {
 pub struct Status {
     /// Is my data safe?
     pub verdict: Verdict,
-    /// Whether the node reaches no other one: then it does not know how volumes are elsewhere, and
-    /// what it does not know counts as not served.
+    /// Whether the node reaches no other node: then it does not know the state of volumes that
+    /// other nodes serve, and counts them as unavailable.
     #[serde(default)]
-    pub cut_off: bool,
+    pub isolated: bool,
     /// Why the verdict is what it is, worst first.
     pub findings: Vec<Finding>,
     /// The node.

@@ -175,7 +175,7 @@ impl fmt::Display for Backing {
 /// A volume to be created. Asking twice for the same is answered as if it was created then.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct CreateVolume {
+pub struct CreateVolumeRequest {
     /// Its name.
     pub name: VolumeName,
     /// Its size in bytes: 1 MiB to 256 TiB, a multiple of the block size. A device may leave it
@@ -188,16 +188,16 @@ pub struct CreateVolume {
     /// Whether space is taken when it is written (default) or all of it now.
     #[serde(default = "default_thin")]
     pub thin: bool,
-    /// Where the data shall live; with several copies, on each of their nodes.
+    /// Where the data lives; with several replicas, on each of their nodes.
     #[serde(default)]
     pub backing: NewBacking,
-    /// How many copies there shall be, on as many nodes: 1 (default) to 3.
+    /// Number of replicas, on as many nodes: 1 (default) to 3.
     #[serde(default = "default_replicas")]
     pub replicas: u8,
-    /// Names of the nodes that shall keep copies; the cluster chooses the rest.
+    /// Names of nodes that get replicas; the cluster chooses the others.
     #[serde(default)]
     #[schema(max_items = 3)]
-    pub on: Vec<String>,
+    pub nodes: Vec<String>,
     /// The protocols that export it (default: all).
     #[serde(default)]
     pub protocols: Protocols,
@@ -216,10 +216,10 @@ pub struct CreateVolume {
 /// Volumes to be created, in one request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct CreateVolumes {
+pub struct CreateVolumesRequest {
     /// The volumes, 256 at most.
     #[schema(min_items = 1, max_items = 256)]
-    pub volumes: Vec<CreateVolume>,
+    pub volumes: Vec<CreateVolumeRequest>,
 }
 
 /// Most volumes that one request creates.
@@ -270,13 +270,13 @@ pub struct InitiatorList {
 
 /// What state a volume is in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case", tag = "is")]
+#[serde(rename_all = "snake_case", tag = "kind")]
 pub enum VolumeState {
     /// It serves.
     Online,
-    /// It serves, through other nodes.
-    Elsewhere {
-        /// Why not through this one.
+    /// Other nodes serve it, this node does not.
+    Remote {
+        /// Why this node does not.
         reason: String,
     },
     /// It does not serve.
@@ -326,8 +326,8 @@ pub struct IscsiExport {
     pub lun: u16,
     /// The volume whose target that is: this one, unless it was put behind another's.
     pub owner: VolumeName,
-    /// The other units of the target.
-    pub others: Vec<TargetLun>,
+    /// The other logical units of the target.
+    pub other_luns: Vec<TargetLun>,
     /// Addresses the node listens at, `ip:port`.
     pub portals: Vec<String>,
 }
@@ -346,7 +346,7 @@ pub struct NvmeExport {
 /// How virtual machines beside a node reach a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VhostUserExport {
-    /// The Unix socket on this node, where it keeps a copy and has a directory for sockets.
+    /// The Unix socket on this node, where it keeps a replica and has a directory for sockets.
     #[schema(value_type = Option<String>)]
     pub socket: Option<PathBuf>,
 }
@@ -379,11 +379,11 @@ pub struct Volume {
     pub block_size: BlockSize,
     /// Whether space is taken when it is written.
     pub thin: bool,
-    /// Where its data lives: all copies, by node.
-    pub copies: Vec<VolumeReplica>,
-    /// How many copies it is to have. The lack of one is a finding of the status.
-    pub copies_wanted: u8,
-    /// Bytes of this node's copy that hold data, where that is known.
+    /// Its replicas, by node.
+    pub replicas: Vec<VolumeReplica>,
+    /// How many replicas it should have. If one is missing, that is a finding of the status.
+    pub replicas_wanted: u8,
+    /// Space that this node's replica takes, in bytes, if that is known.
     pub allocated_bytes: Option<u64>,
     /// State it is in.
     pub state: VolumeState,
@@ -409,10 +409,10 @@ pub struct Volume {
 pub struct VolumeList {
     /// The volumes.
     pub volumes: Vec<Volume>,
-    /// Why these may not be all that there are, or not as they are now: the node has not read its
-    /// store yet, or does not reach it.
+    /// Why the list may be incomplete or out of date: the node has not read its store yet, or does
+    /// not reach it.
     #[serde(default)]
-    pub unread: Option<String>,
+    pub stale_reason: Option<String>,
 }
 
 #[cfg(test)]
@@ -421,12 +421,13 @@ mod tests {
 
     #[test]
     fn a_name_and_a_size_are_enough() {
-        let v: CreateVolume = serde_json::from_str(r#"{"name":"a","size_bytes":1048576}"#).unwrap();
+        let v: CreateVolumeRequest =
+            serde_json::from_str(r#"{"name":"a","size_bytes":1048576}"#).unwrap();
         assert!(v.thin && v.allow.is_empty() && v.chap.is_none());
         assert_eq!(v.backing, NewBacking::File { path: None });
         assert_eq!(v.protocols, Protocols { iscsi: true, nvme: true, vhost_user: false });
         assert_eq!(v.block_size, BlockSize::B512);
-        assert_eq!((v.replicas, v.on.len()), (1, 0));
+        assert_eq!((v.replicas, v.nodes.len()), (1, 0));
     }
 
     #[test]
@@ -434,8 +435,8 @@ mod tests {
         let json = r#"{"name":"a","size_bytes":1048576,"block_size":4096,"thin":false,
             "backing":{"kind":"device","path":"/dev/x"},"protocols":{"iscsi":true,"nvme":false,"vhost_user":true},
             "allow":["any"],"chap":{"user":"u","secret":"0123456789ab",
-            "mutual":{"user":"m","secret":"ba9876543210"}},"force":true,"replicas":2,"on":["b"]}"#;
-        let v: CreateVolume = serde_json::from_str(json).unwrap();
+            "mutual":{"user":"m","secret":"ba9876543210"}},"force":true,"replicas":2,"nodes":["b"]}"#;
+        let v: CreateVolumeRequest = serde_json::from_str(json).unwrap();
         let again = serde_json::from_str(&serde_json::to_string(&v).unwrap()).unwrap();
         assert_eq!(v, again);
     }
@@ -471,7 +472,7 @@ mod tests {
             r#"{"name":"a","protocols":{"iscsi":true}}"#,
             r#"{"name":"a","allow":["everyone"]}"#,
         ] {
-            assert!(serde_json::from_str::<CreateVolume>(json).is_err(), "{json}");
+            assert!(serde_json::from_str::<CreateVolumeRequest>(json).is_err(), "{json}");
         }
     }
 }

@@ -245,13 +245,13 @@ struct FormatHeader {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JoinRequestError {
     /// The sender speaks another version of the protocol.
-    #[error("this node speaks version {JOIN_PROTOCOL_VERSION} of the protocol by which nodes join")]
+    #[error("this node speaks version {JOIN_PROTOCOL_VERSION} of the join protocol")]
     UnsupportedFormat {
         /// The version it speaks.
         format: u64,
     },
     /// The bytes are not a request.
-    #[error("it is no request to join: {0}")]
+    #[error("it is not a join request: {0}")]
     Malformed(String),
 }
 
@@ -278,10 +278,10 @@ impl JoinRequest {
         let request: Self = serde_json::from_slice(bytes).map_err(|e| malformed(e.to_string()))?;
         let addresses = 1..=MAX_NODE_ADDRESSES;
         if !is_printable(&request.name) || !is_printable(&request.version) {
-            return Err(malformed("its name or its version is none".to_owned()));
+            return Err(malformed("its name or its version is invalid".to_owned()));
         }
         if !addresses.contains(&request.addresses.len()) {
-            return Err(malformed("it names no addresses, or too many".to_owned()));
+            return Err(malformed("it contains no addresses, or too many".to_owned()));
         }
         Ok(request)
     }
@@ -391,13 +391,13 @@ pub enum JoinDenial {
     )]
     UnknownToken,
     /// The token has expired.
-    #[error("the token expired {} ago by the clock of the node that was asked", format_duration(*ago_s))]
+    #[error("the token expired {} ago by the clock of the responding node", format_duration(*ago_s))]
     Expired {
         /// How long ago, in seconds.
         ago_s: u64,
     },
     /// All its uses are consumed.
-    #[error("the token is used up: as many nodes have joined with it as it was made for")]
+    #[error("the token is used up: the number of nodes that it admits have joined")]
     UsedUp,
     /// It was revoked.
     #[error("the token was revoked")]
@@ -409,7 +409,7 @@ pub enum JoinDenial {
         role: Role,
     },
     /// An administrator refused the request.
-    #[error("the request {id} of this node to join was refused at node {by}")]
+    #[error("the join request {id} of this node was refused at node {by}")]
     Refused {
         /// The request.
         id: ShortId,
@@ -417,10 +417,10 @@ pub enum JoinDenial {
         by: String,
     },
     /// Too many requests wait for approval.
-    #[error("{MAX_WAITING_JOINS} requests to join wait for approval already")]
+    #[error("{MAX_WAITING_JOINS} join requests already wait for approval")]
     TooManyWaiting,
     /// Too many requests are stored.
-    #[error("there are {MAX_JOINS} requests to join already")]
+    #[error("there are already {MAX_JOINS} join requests")]
     TooMany,
     /// A problem of the cluster or the store.
     #[error(transparent)]
@@ -457,7 +457,7 @@ pub enum AdmissionError {
         id: ShortId,
     },
     /// The request was refused earlier.
-    #[error("request {id} was refused at node {by}: that stays so")]
+    #[error("request {id} was already refused at node {by}")]
     Refused {
         /// The request.
         id: ShortId,
@@ -473,7 +473,7 @@ pub enum AdmissionError {
         token: ShortId,
     },
     /// The node was admitted already.
-    #[error("request {id} was granted: that is node {node} now")]
+    #[error("request {id} was already granted, to node {node}")]
     Admitted {
         /// The request.
         id: ShortId,
@@ -481,10 +481,10 @@ pub enum AdmissionError {
         node: u16,
     },
     /// Too many tokens are stored.
-    #[error("there are {MAX_TOKENS} tokens that let nodes in already")]
+    #[error("there are already {MAX_TOKENS} valid tokens")]
     TooManyTokens,
     /// The system provides no random bytes.
-    #[error("the system gives no random bytes")]
+    #[error("cannot get random bytes from the system")]
     NoRandom,
     /// The store failed.
     #[error(transparent)]
@@ -514,7 +514,7 @@ fn decode_join(entry: &Entry) -> Result<JoinRecord, StoreError> {
 }
 
 fn check_key(entry: &Entry, key: &str) -> Result<(), StoreError> {
-    let why = || "it is the record of another one".to_owned();
+    let why = || "it is the record of another token or request".to_owned();
     let bad = || StoreError::Damaged { path: entry.key.clone(), why: why() };
     if entry.key == key { Ok(()) } else { Err(bad()) }
 }

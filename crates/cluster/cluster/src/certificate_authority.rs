@@ -43,7 +43,7 @@ pub struct NodeCertificate {
 
 /// The authority cannot be created, or signing failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the cluster's authority: {0}")]
+#[error("the cluster's certificate authority: {0}")]
 pub struct AuthorityError(String);
 
 impl From<rustls::Error> for AuthorityError {

@@ -152,10 +152,10 @@ async fn supervise(
                 }
                 why
             }
-            Err(e) => format!("{} cannot be started: {e}", program.display()),
+            Err(e) => format!("cannot start {}: {e}", program.display()),
         };
         if let Some(failure) = run.permanent_failure() {
-            tracing::error!(member = member.name, defect = %failure, "the store's member stays down");
+            tracing::error!(member = member.name, defect = %failure, "store member failed permanently");
             state.send_replace(EtcdState::PermanentlyDown(failure));
             return;
         }
@@ -163,12 +163,7 @@ async fn supervise(
             .restart_history
             .send_modify(|record| record.record_exit(Instant::now(), why.clone()));
         let pause = reports.restart_history.borrow().backoff();
-        tracing::warn!(
-            member = member.name,
-            why,
-            ?pause,
-            "the store's member ended; it is started again"
-        );
+        tracing::warn!(member = member.name, why, ?pause, "store member exited; restarting it");
         state.send_replace(EtcdState::Restarting { why });
         // The supervisor was dropped: nobody needs the member.
         if timeout(pause, &mut stop).await.is_ok() {
@@ -198,7 +193,8 @@ fn spawn(
     }
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
     let mut child = command.spawn()?;
-    let log = child.stderr.take().ok_or_else(|| std::io::Error::other("it has no log"))?;
+    let log =
+        child.stderr.take().ok_or_else(|| std::io::Error::other("it has no standard error"))?;
     Ok((child, BufReader::new(log).split(b'\n')))
 }
 

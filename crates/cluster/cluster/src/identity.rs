@@ -180,7 +180,7 @@ pub struct LocalRotation {
 impl LocalRotation {
     fn validate(&self) -> Result<(), String> {
         if (self.step == RotationStep::Done) != self.other_credentials.is_none() {
-            return Err("the other credentials and the step of the rotation do not fit".into());
+            return Err("the other credentials and the step of the rotation do not match".into());
         }
         self.other_credentials.as_ref().map_or(Ok(()), |other| other.transport_security.validate())
     }
@@ -251,7 +251,8 @@ struct FormatHeader {
 pub enum IdentityFormatError {
     /// Another version of the program wrote it.
     #[error(
-        "it has format {found}, this version knows format {IDENTITY_FORMAT}; run the version that wrote it"
+        "it has format {found}, this version supports format {IDENTITY_FORMAT}; run the version \
+         that wrote it"
     )]
     UnsupportedFormat {
         /// Its format.
@@ -302,7 +303,7 @@ pub(crate) fn check_endpoints(urls: &[String]) -> Result<(), String> {
         return Err(format!("it has {} endpoints, not 1 to {MAX_ENDPOINTS}", urls.len()));
     }
     match urls.iter().find(|url| !is_member_url(url)) {
-        Some(bad) => Err(format!("{bad:?} is no endpoint")),
+        Some(bad) => Err(format!("{bad:?} is not an endpoint")),
         None => Ok(()),
     }
 }
@@ -593,11 +594,13 @@ mod tests {
         assert!(refused("\"stage\":\"moving\"", "\"stage\":\"new\"").contains("unknown variant"));
         assert!(refused("\"plain\"", "\"none\"").contains("unknown variant"));
         let empty = "{\"own\":{\"id\":\"3d813cbb-47fb-32ba-91df-831e1593ac29\",\"certificate\":\"\",\"key\":\"\"}}";
-        assert!(refused("\"plain\"", empty).contains("the cluster's authority"));
+        assert!(refused("\"plain\"", empty).contains("certificate authority"));
         assert!(refused("a5a5\"", "a5\"").contains("64 hex digits"));
         assert!(refused("a5a5\"", "a5zz\"").contains("64 hex digits"));
         assert!(refused("[\"http://192.0.2.1:2379\"]", "[]").contains("0 endpoints"));
-        assert!(refused("[\"http://192.0.2.1:2379\"]", "[\"192.0.2.1\"]").contains("no endpoint"));
+        assert!(
+            refused("[\"http://192.0.2.1:2379\"]", "[\"192.0.2.1\"]").contains("not an endpoint")
+        );
         assert!(refused("node-1", "a=b").contains("member of the store"));
         assert!(refused("\"role\"", "\"rolle\"").contains("rolle"));
         let member = refused("\"stage\":\"moving\"", "\"stage\":\"member\"}");

@@ -281,7 +281,7 @@ pub async fn answer_challenges(
             Ok(Some(other)) => return other,
             Ok(None) => {}
             Err(error) => {
-                tracing::debug!(%error, "it is not known whether this node is still this process");
+                tracing::debug!(%error, "cannot check whether this process still holds the node");
                 sleep(RETRY_PAUSE).await;
             }
         }

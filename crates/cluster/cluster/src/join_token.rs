@@ -216,15 +216,15 @@ pub enum JoinTokenError {
     #[error("the token is empty")]
     Empty,
     /// It has characters outside the alphabet, or is incomplete.
-    #[error("the token was not copied whole, or is none ({why})")]
+    #[error("the token is incomplete or invalid ({why})")]
     Malformed {
         /// What is wrong.
         why: &'static str,
     },
     /// Another version of the program created it.
     #[error(
-        "the token has version {found}, this program knows version {TOKEN_VERSION}: run the same version of windrose here and \
-         where the token was made, and make a new one there"
+        "the token has version {found}, this program supports version {TOKEN_VERSION}: run the \
+         same version of windrose here and where the token was made, then make a new token there"
     )]
     UnsupportedVersion {
         /// Its version.
@@ -252,7 +252,7 @@ impl ByteReader<'_> {
         let ip: IpAddr = match self.byte()? {
             4 => self.take::<4>()?.into(),
             6 => self.take::<16>()?.into(),
-            _ => return Err(JoinTokenError::Malformed { why: "an address in it is none" }),
+            _ => return Err(JoinTokenError::Malformed { why: "an address in it is invalid" }),
         };
         Ok(SocketAddr::new(ip, u16::from_be_bytes(self.take()?)))
     }
@@ -300,11 +300,11 @@ impl JoinToken {
         };
         let count = usize::from(from.byte()?);
         if count == 0 || count > MAX_ADDRESSES {
-            return Err(JoinTokenError::Malformed { why: "it names no addresses, or too many" });
+            return Err(JoinTokenError::Malformed { why: "it contains no addresses, or too many" });
         }
         let addresses = (0..count).map(|_| from.address()).collect::<Result<_, _>>()?;
         if !from.0.is_empty() {
-            return Err(JoinTokenError::Malformed { why: "it goes on too long" });
+            return Err(JoinTokenError::Malformed { why: "it has trailing data" });
         }
         Ok(Self { cluster, id, secret, trust_anchor: trust, addresses })
     }
@@ -406,7 +406,7 @@ mod tests {
             [half, "not a token", "+/+/", &nowhere, &long, "Ag", "AgAAAAAA", "abc", "abcdefgh"]
         {
             let refused = JoinToken::parse(bad).unwrap_err().to_string();
-            assert!(refused.contains("not copied whole"), "{bad}: {refused}");
+            assert!(refused.contains("incomplete or invalid"), "{bad}: {refused}");
         }
     }
 

@@ -96,7 +96,7 @@ pub fn decode_record(entry: &Entry) -> Result<MirrorConfig, StoreError> {
     let contents = entry.contents()?;
     let record = MirrorConfig::parse(contents).map_err(|why| damaged(why.to_string()))?;
     if record.to_bytes() != contents {
-        return Err(damaged("a field is missing, or there twice".into()));
+        return Err(damaged("a field is missing or duplicate".into()));
     }
     Ok(record)
 }
@@ -310,15 +310,15 @@ async fn read_record(
     match get_record(meta, volume).await {
         Ok(Some(found)) => Ok(found),
         Ok(None) => {
-            tracing::warn!(%volume, "the store has no record of the mirror");
+            tracing::warn!(%volume, "mirror configuration missing in the store");
             Err(StoreUnavailable)
         }
         Err(error @ (StoreError::Failed { .. } | StoreError::Damaged { .. })) => {
-            tracing::error!(%volume, %error, "the record of the mirror is damaged");
+            tracing::error!(%volume, %error, "mirror configuration damaged");
             Err(StoreUnavailable)
         }
         Err(error) => {
-            tracing::debug!(%volume, %error, "the record of the mirror is not read");
+            tracing::debug!(%volume, %error, "cannot read the mirror configuration");
             Err(StoreUnavailable)
         }
     }
@@ -345,11 +345,12 @@ async fn put_record(
         match incarnations::incarnation_condition(meta, node, incarnation).await {
             Ok(Some(condition)) => changes.push(condition),
             Ok(None) => {
-                tracing::warn!(%volume, %node, "another process is this node: no record is put");
+                tracing::warn!(%volume, %node, "configuration not written: another process holds this node");
                 return PutOutcome::Unknown;
             }
             Err(error) => {
-                tracing::warn!(%volume, %error, "it is not known whether this process is its node: no record is put");
+                tracing::warn!(%volume, %error, "configuration not written: cannot check whether \
+                    this process still holds its node");
                 return PutOutcome::Unknown;
             }
         }
@@ -360,7 +361,7 @@ async fn put_record(
             PutOutcome::Conflict
         }
         Err(error) => {
-            tracing::debug!(%volume, %error, "a record of the mirror was put without an answer");
+            tracing::debug!(%volume, %error, "result of a configuration write is unknown");
             PutOutcome::Unknown
         }
     }
@@ -375,7 +376,7 @@ async fn watch_records(meta: &dyn MetadataStore, waiters: &ChangeWaiters) {
                 watch_records_from(meta, waiters, revision).await;
             }
             Err(error) => {
-                tracing::debug!(%error, "records of mirrors are not followed now");
+                tracing::debug!(%error, "cannot watch mirror configurations");
                 sleep(WATCH_RETRY_PAUSE).await;
             }
         }
@@ -394,7 +395,7 @@ async fn watch_records_from(meta: &dyn MetadataStore, waiters: &ChangeWaiters, r
             }
             Err(StoreError::Compacted { .. }) => return,
             Err(error) => {
-                tracing::debug!(%error, "changes of mirrors' records are not told");
+                tracing::debug!(%error, "watch of mirror configurations failed");
                 return sleep(WATCH_RETRY_PAUSE).await;
             }
         }

@@ -24,22 +24,22 @@ pub enum JoinError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The store belongs to another cluster.
-    #[error("the store belongs to another cluster ({found}): each cluster has a store of its own")]
+    #[error("the store belongs to another cluster ({found}): each cluster needs its own store")]
     OtherCluster {
         /// The cluster that owns it.
         found: uuid::Uuid,
     },
     /// The store belongs to no cluster.
-    #[error("the store belongs to no cluster; did `windrose cluster init` end well?")]
+    #[error("the store belongs to no cluster; check that `windrose cluster init` succeeded")]
     NoCluster,
     /// The store already has this key, with other contents.
-    #[error("the store has {key} already, with other contents: a new cluster takes a new store")]
+    #[error("the store already has {key}, with other contents: a new cluster needs a new store")]
     KeyConflict {
         /// The key.
         key: String,
     },
     /// Every node index is in use.
-    #[error("the cluster has {MAX_NODES} nodes already; let one leave first")]
+    #[error("the cluster already has {MAX_NODES} nodes; remove one first")]
     ClusterFull,
     /// A setting differs from the cluster's.
     #[error("{setting} is {local} here and {cluster} in the cluster; set it to {cluster}")]
@@ -53,8 +53,9 @@ pub enum JoinError {
     },
     /// Another learner is not promoted yet; etcd accepts one learner at a time.
     #[error(
-        "member {member} of the store has not learnt enough to vote, and only one learns at a time; if it does \
-         not get on, `windrose cluster leave --node {member} --force` at a node of the cluster removes it"
+        "member {member} of the store is still catching up, and only one member can join at a \
+         time; if it makes no progress, remove it at a node of the cluster: `windrose cluster \
+         leave --node {member} --force`"
     )]
     LearnerPending {
         /// Its name, or its peer URL if it has never started.
@@ -62,13 +63,14 @@ pub enum JoinError {
     },
     /// The node's record was removed.
     #[error(
-        "this node was removed from the cluster and serves nothing; `windrose cluster leave --force` \
-         makes it a node by itself"
+        "this node was removed from the cluster and serves nothing; `windrose cluster leave \
+         --force` makes it a standalone node"
     )]
     Removed,
     /// A node that should be removed as dead is alive.
     #[error(
-        "node {node} is alive again and stays in the cluster; `windrose cluster leave` there takes it out in order"
+        "node {node} is running again and stays in the cluster; to remove it, run `windrose \
+         cluster leave` there"
     )]
     StillAlive {
         /// The node.

@@ -154,7 +154,7 @@ pub(crate) fn decode<T: DeserializeOwned + Serialize>(entry: &Entry) -> Result<T
     let contents = entry.contents()?;
     let record: T = serde_json::from_slice(contents).map_err(|e| damaged(e.to_string()))?;
     if encode(&record) != contents {
-        return Err(damaged("a field is missing, unknown or there twice".into()));
+        return Err(damaged("a field is missing, unknown or duplicate".into()));
     }
     Ok(record)
 }
@@ -240,7 +240,7 @@ pub async fn list_readable(meta: &dyn MetadataStore) -> Result<(Nodes, Revision)
                 nodes.insert(record.node, NodeView { record, is_alive: alive });
             }
             Ok(_) => tracing::error!(key = entry.key, "it is the record of another node"),
-            Err(error) => tracing::error!(%error, "a node is not seen"),
+            Err(error) => tracing::error!(%error, "damaged node record; the node is ignored"),
         }
     }
     Ok((nodes, revision))
@@ -279,7 +279,7 @@ pub async fn watch_nodes(meta: &dyn MetadataStore, sender: watch::Sender<Nodes>)
                 wait_for_change(meta, revision).await;
             }
             Err(error) => {
-                tracing::debug!(%error, "the nodes are not followed now");
+                tracing::debug!(%error, "cannot watch the nodes");
                 sleep(RETRY_PAUSE).await;
             }
         }

@@ -63,7 +63,7 @@ impl fmt::Debug for SealingKey {
 
 /// The system provides no random bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the system gives no random bytes")]
+#[error("cannot get random bytes from the system")]
 pub struct RandomnessUnavailable;
 
 /// Generates random bytes.

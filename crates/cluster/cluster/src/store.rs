@@ -159,15 +159,15 @@ pub enum StoreError {
         key: String,
     },
     /// The requested changes are no longer kept: list again, then watch from there.
-    #[error("the changes after revision {after} are not kept any more")]
+    #[error("the changes after revision {after} are no longer available")]
     Compacted {
         /// The revision the watch was to start after.
         after: Revision,
     },
     /// The store was written by another version of the program.
     #[error(
-        "the store {path} has format {found}, this version knows format {supported}; \
-             run the version that wrote it"
+        "the store {path} has format {found}, this version supports format {supported}; run the \
+         version that wrote it"
     )]
     UnsupportedFormat {
         /// Where the store is.
@@ -205,7 +205,7 @@ pub enum StoreError {
     /// A commit was sent and not answered: it may take effect now, later or never. Read before
     /// deciding again; a later effect may still change what was read. Only a key that no longer
     /// meets its precondition is safe from it.
-    #[error("the store {store} did not say whether it took a change: {why}")]
+    #[error("the store {store} did not confirm a change, which may have been made: {why}")]
     Indeterminate {
         /// The store.
         store: String,

@@ -72,9 +72,9 @@ struct AnchorRecord {
 pub enum AnchorError {
     /// Something is missing from it, or it is another one.
     #[error(
-        "data_dir {}: {what}\nIf its file system is not mounted, mount it and start again. If it was lost, restore it \
-         (docs/guides/administration.md, section \"When the data directory is not what it was\"). To use the directory \
-         as it is now: windrose node accept-data-dir",
+        "data_dir {}: {what}\nIf its file system is not mounted, mount it and start again. If it \
+         was lost, restore it (docs/guides/administration.md, section \"When the data directory is \
+         not what it was\"). To use the directory as it is: windrose node accept-data-dir",
         path.display()
     )]
     Mismatch {
@@ -172,7 +172,9 @@ fn read(path: &Path, name: &str) -> Result<Option<AnchorRecord>, AnchorError> {
         serde_json::from_slice(&bytes).map_err(|e| damaged(e.to_string()))?;
     if record.format != FORMAT {
         let found = record.format;
-        return Err(damaged(format!("it has format {found}, this version knows format {FORMAT}")));
+        return Err(damaged(format!(
+            "it has format {found}, this version supports format {FORMAT}"
+        )));
     }
     Ok(Some(record))
 }
@@ -193,21 +195,21 @@ fn check_consistency(found: &FilesFound) -> Result<Option<AnchorRecord>, String>
             let id = anchor.node_id;
             return Err(if has_store || has_cluster {
                 format!(
-                    "it should be that of node {id}, and has records, but no {NODE_FILE} that says so"
+                    "it should belong to node {id}, and has records, but its {NODE_FILE} is missing"
                 )
             } else {
-                format!("it should be that of node {id}, and holds none of its records")
+                format!("it should belong to node {id}, but contains none of its records")
             });
         }
         (Some(anchor), Some(node)) if anchor.node_id != node.node_id => {
             return Err(format!(
-                "it should be that of node {}, and is that of node {}",
+                "it should belong to node {}, but belongs to node {}",
                 anchor.node_id, node.node_id
             ));
         }
         (Some(anchor), Some(node)) if node.starts < anchor.starts => {
             return Err(format!(
-                "it is an older copy: its node had been started {}, and has been {} by now",
+                "it is an older copy: it records that its node was started {}, but by now it was started {}",
                 plural(node.starts, "time"),
                 plural(anchor.starts, "time")
             ));
@@ -216,11 +218,12 @@ fn check_consistency(found: &FilesFound) -> Result<Option<AnchorRecord>, String>
     };
     match record.records_location {
         RecordsLocation::OwnStore if !has_store && !has_cluster => {
-            Err("its store.redb is missing: that holds what the node knows of its volumes"
+            Err("its store.redb is missing, which contains the records of the node's volumes"
                 .to_owned())
         }
         RecordsLocation::ClusterStore if !has_cluster => {
-            Err("its cluster.json is missing: that says what the node is in its cluster".to_owned())
+            Err("its cluster.json is missing, which contains the node's cluster membership"
+                .to_owned())
         }
         _ => Ok(Some(record)),
     }
@@ -272,7 +275,8 @@ impl Anchor {
     pub(crate) fn check_revision(&self, revision: u64) -> Result<(), AnchorError> {
         if self.requires_own_store() && revision < self.record.revision {
             let what = format!(
-                "its store.redb is an older copy: it is at revision {revision}, and was at revision {} before",
+                "its store.redb is an older copy: it is at revision {revision}, but was at \
+                 revision {} before",
                 self.record.revision
             );
             return Err(AnchorError::Mismatch { path: self.data_dir.clone(), what });
@@ -295,7 +299,7 @@ impl Anchor {
             Err(e)
                 if self.files.node_record.is_some_and(|node| node.records_location == records) =>
             {
-                tracing::warn!(path = %node.display(), error = %e, "it is left as it was");
+                tracing::warn!(path = %node.display(), error = %e, "cannot update the node record; keeping the old one");
                 return Ok(self.files.anchor.is_none().then(|| e.to_string()));
             }
             Err(why) => return Err(AnchorError::Io { path: node, why }),
@@ -354,7 +358,8 @@ pub fn describe_mismatch(
         Ok(_) => match active_process(data_dir) {
             Ok(other) => Ok(other.map(|other| {
                 format!(
-                    "it is a copy of that of a node that ran on {}; no two may run",
+                    "it is a copy of the data directory of a node that ran on {}; only one of them \
+                     may run",
                     other.describe_location()
                 )
             })),
@@ -449,10 +454,10 @@ mod tests {
         assert!(refused(&data, &anchors).contains("store.redb is missing"));
         // First with an empty mount point, then without one.
         fs::remove_dir_all(&data).unwrap();
-        assert!(refused(&data, &anchors).contains("holds none of its records"));
+        assert!(refused(&data, &anchors).contains("contains none of its records"));
         assert!(!data.exists(), "nothing is made");
         fs::create_dir(&data).unwrap();
-        assert!(refused(&data, &anchors).contains("holds none of its records"));
+        assert!(refused(&data, &anchors).contains("contains none of its records"));
         assert_eq!(fs::read_dir(&data).unwrap().count(), 0, "nothing is made");
         // Only an explicit acceptance starts afresh.
         assert!(describe_mismatch(&data, Some(&anchors)).unwrap().is_some());
@@ -471,7 +476,7 @@ mod tests {
         copy(&data, &old);
         start(&data, &anchors).unwrap();
         start(&other, &dir.path().join("its anchors")).unwrap();
-        for (from, why) in [(&other, "and is that of node"), (&old, "it is an older copy")] {
+        for (from, why) in [(&other, "but belongs to node"), (&old, "it is an older copy")] {
             fs::remove_dir_all(&data).unwrap();
             copy(from, &data);
             let text = refused(&data, &anchors);
@@ -481,7 +486,7 @@ mod tests {
         start(&old, &anchors).unwrap();
         // Without node.json its owner is unknown.
         fs::remove_file(old.join(NODE_FILE)).unwrap();
-        assert!(refused(&old, &anchors).contains("no node.json that says so"));
+        assert!(refused(&old, &anchors).contains("its node.json is missing"));
     }
 
     #[test]

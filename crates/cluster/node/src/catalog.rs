@@ -101,7 +101,7 @@ fn export_groups<'a>(
         if group.luns.contains_key(&lun) {
             // Records are not read atomically: one of the two is out of date and will be read
             // again.
-            tracing::debug!(volume = %record.name, lun, "its number is taken, for the moment");
+            tracing::debug!(volume = %record.name, lun, "LUN is temporarily in use by another volume");
             continue;
         }
         let reason = match state {

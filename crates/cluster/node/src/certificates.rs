@@ -29,18 +29,20 @@ const MAX_LOCAL_ADDRESSES: usize = 64;
 pub enum CertificateError {
     /// The cluster signs its own certificates, but the configuration names others.
     #[error(
-        "cluster.tls_ca is set, and this cluster signs its certificates itself: remove cluster.tls_ca, tls_cert and tls_key"
+        "cluster.tls_ca is set, but this cluster signs its own certificates: remove \
+         cluster.tls_ca, tls_cert and tls_key"
     )]
     ClusterSignsItsOwn,
     /// The cluster uses plain text, but the configuration names certificates.
     #[error(
-        "cluster.tls_ca is set, and this cluster was formed with --insecure: remove cluster.tls_ca, tls_cert and tls_key"
+        "cluster.tls_ca is set, but this cluster was formed with --insecure: remove \
+         cluster.tls_ca, tls_cert and tls_key"
     )]
     ClusterIsPlaintext,
     /// The cluster uses an administrator's certificates, but the configuration names none.
     #[error(
-        "the nodes of this cluster have certificates of an authority of yours: set cluster.tls_ca, tls_cert and tls_key \
-         as at the other nodes"
+        "the nodes of this cluster have certificates of your own authority: set cluster.tls_ca, \
+         tls_cert and tls_key as at the other nodes"
     )]
     CertificatesMissing,
     /// The cluster's authority failed to sign.
@@ -118,7 +120,7 @@ pub(crate) fn remove_certificates(data_dir: &Path) {
     let path = data_dir::tls_dir(data_dir);
     match fs::remove_dir_all(&path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::warn!(path = %path.display(), %error, "certificates of a cluster are still there");
+            tracing::warn!(path = %path.display(), %error, "cannot remove the certificates of the former cluster");
         }
         _ => {}
     }
@@ -146,7 +148,7 @@ fn sign_node_certificate(
         Err((path, error)) if are_current(trusted, &files) => {
             tracing::warn!(
                 path = %path.display(), %error,
-                "a new certificate of this node cannot be written: it goes on with the last one"
+                "cannot write a new certificate of this node; keeping the last one"
             );
             Ok(files)
         }

@@ -70,9 +70,9 @@ const RIVAL_REPORT_TIME: Duration = Duration::from_secs(30);
 const TRANSIENT_ETCD_ERRORS: [(&str, &str); 2] = [
     (
         "unhealthy cluster",
-        "the store takes in one member after the other, and the last one is not up for long enough yet",
+        "the store adds one member at a time, and the last one has not been up long enough yet",
     ),
-    ("in sync with leader", "this node's member of the store catches up with the others"),
+    ("in sync with leader", "this node's member of the store is catching up with the others"),
 ];
 
 /// Why a step of joining, being in or leaving a cluster failed.
@@ -92,9 +92,10 @@ pub enum MembershipError {
     DataDir(#[from] DataDirError),
     /// Another process holds the node.
     #[error(
-        "node {node} is another process, on {}, and this one, on {}, is a copy of it: it serves nothing. Stop one of \
-         them for good. To have this one be the node, stop the other, and then here: systemctl stop windrose; windrose \
-         node accept-data-dir; systemctl start windrose",
+        "node {node} already runs as another process, on {}; this process, on {}, is a duplicate \
+         of it and serves nothing. Stop one of them for good. To keep this one, stop the other, \
+         then run here: systemctl stop windrose; windrose node accept-data-dir; systemctl start \
+         windrose",
         other.describe_location(), own.describe_location()
     )]
     ReplacedByProcess {
@@ -109,10 +110,10 @@ pub enum MembershipError {
     #[error(transparent)]
     Anchor(#[from] AnchorError),
     /// The store member that the node runs.
-    #[error("the store's member on this node: {0}")]
+    #[error("store member on this node: {0}")]
     StoreMember(String),
     /// The store member is broken, and restarting it does not help.
-    #[error("the store's member on this node: {0}")]
+    #[error("store member on this node: {0}")]
     StoreMemberDefect(etcd_member::PermanentFailure),
     /// The node's certificates.
     #[error(transparent)]
@@ -380,9 +381,9 @@ impl ClusterMembership {
         match error {
             MembershipError::Join(JoinError::Store(StoreError::Unreachable { .. })) if joins => {
                 format!(
-                    "{error}. That is where the store was when this node was let in: if those nodes have gone, say \
-                 windrose cluster leave --force here, and join with a new token (windrose cluster token at a node of \
-                 the cluster)"
+                    "{error}. These were the store's addresses when this node was admitted: if \
+                     those nodes are gone, run windrose cluster leave --force here, and join with \
+                     a new token (windrose cluster token at a node of the cluster)"
                 )
             }
             _ => text,
@@ -485,7 +486,7 @@ impl ClusterMembership {
                     DataDirError::Io { path: self.data_dir.path().to_owned(), why }
                 })?;
                 let error = refused(*other);
-                tracing::error!(%error, "two processes have the identity of one node");
+                tracing::error!(%error, "another process runs with the identity of this node");
                 Err(error)
             }
         }
@@ -559,7 +560,7 @@ impl ClusterMembership {
                 if before.is_some_and(|(before, _)| before.id == rival_process.id) {
                     return;
                 }
-                tracing::error!(%node, own, other, "a copy of this node was started: it serves nothing; stop it");
+                tracing::error!(%node, own, other, "a duplicate of this node was started and serves nothing; stop it");
             };
             let other = incarnations::answer_challenges(&store, node, &own, seen).await;
             replaced_by.send_replace(Some(other));
@@ -612,7 +613,7 @@ impl ClusterMembership {
         };
         let mut supervisor = lock(&self.supervisor);
         if self.is_store_member_retired.load(Ordering::Acquire) {
-            return Err(MembershipError::StoreMember("a new store takes its place".to_owned()));
+            return Err(MembershipError::StoreMember("a new store is replacing it".to_owned()));
         }
         if let Some(running) = &*supervisor {
             return match &*running.state().borrow() {
@@ -736,7 +737,7 @@ impl ClusterMembership {
                         if why != logged {
                             tracing::warn!(
                                 why,
-                                "the store lacks a member, and this node cannot run one"
+                                "store lacks a member, but this node cannot run one"
                             );
                             logged = why;
                         }
@@ -756,7 +757,7 @@ impl ClusterMembership {
             let set = self.store.set_endpoints(&now).map_err(MembershipError::from);
             let update = || self.update_identity(|own| own.endpoints = now);
             if let Err(error) = set.and_then(|()| Ok(update().map(drop)?)) {
-                tracing::warn!(%error, "where the store is cannot be written down");
+                tracing::warn!(%error, "cannot record the addresses of the store");
             }
         }
     }
@@ -790,7 +791,7 @@ impl ClusterMembership {
             // Started before.
             Some(_) => vacancy.note_vacancy(),
             None if !self.should_run_store_member(members, vacancy).await => return Ok(false),
-            None => tracing::info!("the store lacks a member: this node runs one from now on"),
+            None => tracing::info!("store lacks a member; adding one on this node"),
         }
         let started = self
             .start_replacement_member(&ClusterIdentity { member: Some(own.clone()), ..identity })
@@ -855,7 +856,7 @@ impl ClusterMembership {
         if let Some(supervisor) = supervisor
             && !supervisor.stop(STORE_MEMBER_STOP_TIMEOUT).await
         {
-            tracing::warn!("the store's member did not stop by itself");
+            tracing::warn!("store member did not stop in time");
         }
     }
 

@@ -102,11 +102,12 @@ const STARTUP_RETRY_PAUSE: Duration = Duration::from_millis(500);
 const MAX_RECONCILE_STEPS: usize = 32;
 
 /// Hint for a store whose certificates this node does not trust, or the reverse.
-const UNTRUSTED_STORE_HINT: &str = "the members of the store show certificates of another authority than this node's. If its cluster \
-    goes on in a new store, or without this node: `windrose cluster leave --force` here, then `windrose cluster join` \
-    with a new token (`windrose cluster token` at a node of the cluster); images stay where they are. With certificates \
-    of yours: cluster.tls_cert and those of the store's members have to be of the authority in cluster.tls_ca, valid \
-    today, and name the addresses of their machines";
+const UNTRUSTED_STORE_HINT: &str = "the members of the store use certificates of another authority \
+    than this node's. If the cluster now uses a new store, or has removed this node: run `windrose \
+    cluster leave --force` here, then `windrose cluster join` with a new token (`windrose cluster \
+    token` at a node of the cluster); images are kept. If you supply the certificates: \
+    cluster.tls_cert and those of the store's members must be issued by the authority in \
+    cluster.tls_ca, be valid today, and name the addresses of their machines";
 
 /// Hint for damaged records.
 pub(crate) const RESTORE_HINT: &str = "restore the store from a backup: docs/guides/administration.md, section \
@@ -446,7 +447,7 @@ impl Control {
         let mut wait = self.0.startup_wait.lock().unwrap_or_else(PoisonError::into_inner);
         if *wait != new {
             if let Some(StartupWait { reason: what, next_step: next, .. }) = &new {
-                tracing::info!(what, next, "the node is not part of its cluster yet");
+                tracing::info!(what, next, "waiting to join the cluster");
             }
             *wait = new;
         }
@@ -522,10 +523,7 @@ impl Control {
         }
         let before = self.0.volumes.damaged_records();
         for damage in damaged.iter().filter(|damage| !before.contains(damage)) {
-            tracing::error!(
-                damage,
-                "the store cannot be believed; what this is the record of is left alone"
-            );
+            tracing::error!(damage, "damaged record in the store; its object is not touched");
         }
         self.0.volumes.set_damaged_records(damaged);
         let known = self.0.volumes.ids().into_iter().map(|id| (id, listed.remove(&id)));
@@ -556,7 +554,7 @@ impl Control {
                     }
                     Err(StoreError::Compacted { .. }) => break,
                     Err(error) => {
-                        tracing::debug!(%error, "changes of the store are followed no longer");
+                        tracing::debug!(%error, "store watch ended");
                         return;
                     }
                 }
@@ -564,7 +562,7 @@ impl Control {
             match self.reconcile_all().await {
                 Ok(revision) => from = revision,
                 Err(error) => {
-                    tracing::error!(%error, "the store cannot be listed; trying again");
+                    tracing::error!(%error, "cannot list the store; retrying");
                     tokio::time::sleep(FAILED_VOLUME_RETRY).await;
                 }
             }
@@ -600,7 +598,7 @@ impl Control {
             if self.joined_cluster().is_some()
                 && let Err(error) = self.reconcile_all().await
             {
-                tracing::debug!(%error, "the store cannot be listed; trying again");
+                tracing::debug!(%error, "cannot list the store; retrying");
             }
             for id in self.0.volumes.failed_to_open() {
                 let lock = self.0.volumes.lock_of(id);
@@ -641,7 +639,8 @@ impl Control {
             ImageDescription::of(record, source).to_text()
         };
         if let Err(error) = self.0.engine.write_description(record.id, text).await {
-            tracing::debug!(volume = %record.name, %error, "its image is not told of it now");
+            tracing::debug!(volume = %record.name, %error, "cannot update the description in the \
+                image");
         }
     }
 
@@ -689,17 +688,17 @@ impl Control {
     fn volume_id(&self, name: &VolumeName) -> Result<Uuid, ApiError> {
         self.0.volumes.id_by_name(name).ok_or_else(|| {
             if !self.0.volumes.has_read_store() {
-                let message = format!("whether there is a volume {name} is not known yet");
+                let message = format!("cannot tell yet whether volume {name} exists");
                 let why = self.startup_wait().map_or_else(
                     || "the node is starting: try again in a moment".to_owned(),
                     |StartupWait { reason: what, next_step: next, .. }| {
-                        format!("this node waits for its cluster: {what}. What helps: {next}")
+                        format!("this node waits for its cluster: {what}. Next step: {next}")
                     },
                 );
                 return ApiError::new(ErrorCode::Unavailable, message).with_hint(why);
             }
             ApiError::new(ErrorCode::NotFound, format!("there is no volume {name}"))
-                .with_hint("`windrose volume list` shows what there is")
+                .with_hint("`windrose volume list` shows the volumes")
         })
     }
 
@@ -720,7 +719,7 @@ impl Control {
         };
         tokio::spawn(change).await.unwrap_or_else(|e| {
             tracing::error!(error = %e, "a change panicked");
-            Err(ApiError::new(ErrorCode::Internal, "the node failed; its log says more"))
+            Err(ApiError::new(ErrorCode::Internal, "the node failed; see its log"))
         })
     }
 }
@@ -728,20 +727,22 @@ impl Control {
 /// Converts a store error to an API error.
 fn store_error(e: &StoreError) -> ApiError {
     match e {
-        StoreError::Conflict { .. } => {
-            ApiError::new(ErrorCode::Conflict, "the volume was changed at the same time")
-                .with_hint("look at it and try again")
-        }
+        StoreError::Conflict { .. } => ApiError::new(
+            ErrorCode::Conflict,
+            "the volume was changed by another request at the \
+                same time",
+        )
+        .with_hint("check its state and try again"),
         StoreError::Unreachable { .. } => ApiError::new(ErrorCode::Unavailable, e.to_string())
-            .with_hint("nothing was changed; try again when the store answers"),
+            .with_hint("nothing was changed; try again when the store responds"),
         StoreError::TlsRejected { .. } => {
             let hint = format!("nothing was changed; {UNTRUSTED_STORE_HINT}");
             ApiError::new(ErrorCode::Unavailable, e.to_string()).with_hint(hint)
         }
         StoreError::Indeterminate { .. } => ApiError::new(ErrorCode::Unavailable, e.to_string())
-            .with_hint("look whether it was done before you try again"),
+            .with_hint("the change may have been made: check before you try again"),
         StoreError::Damaged { .. } => {
-            tracing::error!(error = %e, "the store cannot be believed");
+            tracing::error!(error = %e, "the store is damaged");
             ApiError::new(ErrorCode::Internal, e.to_string()).with_hint(RESTORE_HINT)
         }
         StoreError::Compacted { .. }
@@ -772,7 +773,7 @@ mod tests {
         let (store, why) = ("etcd".to_owned(), "invalid peer certificate: Expired".to_owned());
         let away = StoreError::Unreachable { store: store.clone(), why: why.clone() };
         let hint = |e: &StoreError| store_error(e).hint.unwrap_or_default();
-        assert!(hint(&away).contains("when the store answers"), "{}", hint(&away));
+        assert!(hint(&away).contains("when the store responds"), "{}", hint(&away));
         let bad = StoreError::TlsRejected { store, why };
         assert!(hint(&bad).contains("cluster.tls_ca") && !hint(&bad).contains("try again"));
         assert!(store_error(&bad).message.contains("Expired"));

@@ -230,7 +230,8 @@ fn read_or_create_node_id(directory: &Path) -> io::Result<Uuid> {
     let path = directory.join(NODE_ID_FILE);
     match fs::read_to_string(&path) {
         Ok(text) => text.trim().parse().map_err(|_| {
-            let what = "it is no node's identity: restore the file from a backup, or remove it and take over the node's disks";
+            let what = "it is not a valid node identity: restore the file from a backup, or remove \
+                it and take over the node's disks";
             io::Error::new(io::ErrorKind::InvalidData, what)
         }),
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
@@ -295,8 +296,8 @@ mod tests {
         {
             fs::create_dir_all(&at).unwrap();
             for (bad, who) in [
-                (0o777, "its group and everybody"),
-                (0o1777, "its group and everybody"),
+                (0o777, "its group and all users"),
+                (0o1777, "its group and all users"),
                 (0o770, "its group (mode 0770)"),
                 (0o702, "everybody (mode 0702)"),
             ] {

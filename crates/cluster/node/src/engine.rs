@@ -219,7 +219,7 @@ impl Engine {
             self.on_all_cores(|k| async move { k.core().buffer_pool().reserve_peer_shares() }).await
         {
             if let Err(error) = reserved {
-                tracing::error!(%error, "pools of disks hold memory that mirrored volumes need");
+                tracing::error!(%error, "disk pools occupy buffer memory that mirrored volumes need");
             }
         }
     }
@@ -700,13 +700,13 @@ fn start_cores(config: &Config) -> Result<Cores, EngineError> {
         (0..count).map(|i| usable.get(i).copied().filter(|_| count <= usable.len())).collect()
     } else {
         if let Some(missing) = config.cores.cpus.iter().find(|cpu| !usable.contains(cpu)) {
-            let why = format!("processor {missing} is not one that the node may use ({usable:?})");
+            let why = format!("the node may not use processor {missing} (usable: {usable:?})");
             return Err(refused(why, "correct cores.cpus"));
         }
         config.cores.cpus.iter().copied().map(Some).collect()
     };
     let pool_bytes = usize::try_from(config.cores.memory_bytes)
-        .map_err(|e| refused(e.to_string(), "lower cores.pool"))?;
+        .map_err(|e| refused(e.to_string(), "lower cores.memory"))?;
     let disk_engine = match config.disks.engine {
         DiskEngine::Auto => rt::DiskEngine::Auto,
         DiskEngine::IoUring => rt::DiskEngine::IoUring,
@@ -719,7 +719,7 @@ fn start_cores(config: &Config) -> Result<Cores, EngineError> {
         disk_engine,
         ..CoresConfig::default()
     };
-    let hint = "lower cores.pool or cores.count, or choose disks.engine = \"auto\"";
+    let hint = "lower cores.memory or cores.count, or choose disks.engine = \"auto\"";
     Cores::start(&cores).map_err(|e| refused(e.to_string(), hint))
 }
 

@@ -23,8 +23,9 @@ pub enum PermissionError {
     },
     /// Others can change it or its contents.
     #[error(
-        "{what}: {path} can be changed by {who} (mode {mode:04o}): whoever can write there owns every volume and \
-         secret of the node; stop what else uses it, then: chmod go-w {path}",
+        "{what}: {path} can be changed by {who} (mode {mode:04o}): write access there gives \
+         control of every volume and secret of the node; stop other users of it, then: chmod go-w \
+         {path}",
         path = path.display()
     )]
     Writable {
@@ -39,8 +40,9 @@ pub enum PermissionError {
     },
     /// It belongs to another user.
     #[error(
-        "{what}: {path} belongs to user {owner}, and the node runs as user {user}: that user owns every volume and secret \
-         of the node; if it is the node's, then: chown -R {user} {path}",
+        "{what}: {path} belongs to user {owner}, but the node runs as user {user}: that user \
+         controls every volume and secret of the node; if the files are the node's: chown -R \
+         {user} {path}",
         path = path.display()
     )]
     WrongOwner {
@@ -55,8 +57,9 @@ pub enum PermissionError {
     },
     /// Others can change a directory above it.
     #[error(
-        "{what}: the directory {path} above it can be changed by {who} (mode {mode:04o}): whoever can write there can put \
-         something else in its place; chmod go-w {path}, or choose a place below directories that only root can change",
+        "{what}: the directory {path} above it can be changed by {who} (mode {mode:04o}): write \
+         access there allows replacing it; chmod go-w {path}, or choose a place below directories \
+         that only root can change",
         path = path.display()
     )]
     ParentWritable {
@@ -71,8 +74,9 @@ pub enum PermissionError {
     },
     /// A directory above it, or a link on the way to it, belongs to another user.
     #[error(
-        "{what}: {path} on the way to it belongs to user {owner}, and the node runs as user {user}: that user can put \
-         something else in its place; chown -h {user} {path}, or choose a place below directories of root",
+        "{what}: {path} on the way to it belongs to user {owner}, but the node runs as user \
+         {user}: that user can replace it; chown -h {user} {path}, or choose a place below \
+         directories of root",
         path = path.display()
     )]
     ParentWrongOwner {
@@ -205,7 +209,7 @@ fn other_writers(metadata: &Metadata) -> Option<(u32, &'static str)> {
         (0, 0) => return None,
         (0, _) => "everybody",
         (_, 0) => "its group",
-        _ => "its group and everybody",
+        _ => "its group and all users",
     };
     Some((mode, who))
 }
@@ -308,7 +312,7 @@ mod tests {
         fs::write(&path, "").unwrap();
         chmod(&path, 0o644);
         what.check().unwrap();
-        for (mode, who) in [(0o666, "its group and everybody"), (0o664, "its group")] {
+        for (mode, who) in [(0o666, "its group and all users"), (0o664, "its group")] {
             chmod(&path, mode);
             let why = refused(&what);
             let way_out = format!("chmod go-w {}", path.display());

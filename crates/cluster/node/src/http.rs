@@ -14,15 +14,15 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use api::endpoint::{
-    AddPoolDisks, AddVolumeCopy, AllowInitiators, ApproveJoin, ClearChap, ClearPoolErrors,
-    ClearReservations, DeletePool, DeleteVolume, DenyInitiators, DrainNode, Endpoint,
-    FindStrayPools, ForcePoolOpen, ForceVolume, GetCluster, GetHealth, GetPool, GetReservations,
-    GetStatus, GetVolume, GrowVolume, InitCluster, ListJoins, ListOrphans, ListPools, ListSessions,
-    ListTokens, ListVolumes, MapTarget, NoBody, Payload, PostAdoption, PostDiscard, PostJoin,
-    PostLeave, PostPool, PostPoolImport, PostRecovery, PostToken, PostVolume, PostVolumes,
-    RefuseJoin, RemovePoolDisk, RemoveVolumeCopy, ReplacePoolDisk, ReplaceVolumeCopy, ResumeNode,
-    RevokeToken, RotateCluster, ScrubPool, SetChap, SetHostDhchap, SetHostTls, SetInitiatorChap,
-    SetProtocols, SetVolumeCopies, SwitchVolume, TakeOverVolume, VerifyVolume,
+    AddPoolDisks, AddReplica, AdoptImage, AllowInitiators, ApproveJoin, ClearChap, ClearPoolErrors,
+    ClearReservations, CreatePool, CreateToken, CreateVolume, CreateVolumes, DeletePool,
+    DeleteVolume, DenyInitiators, DiscardImage, DrainNode, Endpoint, FindImportablePools,
+    ForcePrimary, GetCluster, GetHealth, GetPool, GetReservations, GetStatus, GetVolume,
+    GrowVolume, ImportPool, InitCluster, JoinCluster, LeaveCluster, ListJoins, ListOrphanedImages,
+    ListPools, ListSessions, ListTokens, ListVolumes, MapTarget, NoBody, OpenPool, Payload,
+    RecoverCluster, RefuseJoin, RemovePoolDisk, RemoveReplica, ReplacePoolDisk, ReplaceReplica,
+    ResumeNode, RevokeToken, RotateCredentials, ScrubPool, SetChap, SetHostDhchap, SetHostTls,
+    SetInitiatorChap, SetProtocols, SetReplicaCount, SwitchPrimary, TakeOverVolume, VerifyVolume,
 };
 use api::{ApiError, ErrorCode};
 use axum::Router;
@@ -69,11 +69,11 @@ pub fn router(control: &Control) -> Router {
             c,
             |c, _| async move { Ok(c.list_volumes().await) },
         );
-    let router = add_endpoint::<PostVolume, _, _>(router, c, |c, a| async move {
+    let router = add_endpoint::<CreateVolume, _, _>(router, c, |c, a| async move {
         c.check_data_node()?;
         c.create_volume(a.body).await
     });
-    let router = add_endpoint::<PostVolumes, _, _>(router, c, |c, a| async move {
+    let router = add_endpoint::<CreateVolumes, _, _>(router, c, |c, a| async move {
         c.check_data_node()?;
         c.create_volumes(a.body.volumes).await
     });
@@ -108,7 +108,7 @@ pub fn router(control: &Control) -> Router {
                     ErrorCode::NotFound,
                     format!("there is no {}", request.uri().path()),
                 )
-                .with_hint("GET /v1/openapi.json describes what there is"),
+                .with_hint("GET /v1/openapi.json describes the API"),
             )
         })
         .method_not_allowed_fallback(|request: Request| async move {
@@ -116,9 +116,9 @@ pub fn router(control: &Control) -> Router {
             error_response(
                 &ApiError::new(
                     ErrorCode::MethodNotAllowed,
-                    format!("{path} does not know {method}"),
+                    format!("{path} does not support {method}"),
                 )
-                .with_hint("GET /v1/openapi.json describes what there is"),
+                .with_hint("GET /v1/openapi.json describes the API"),
             )
         })
 }
@@ -156,25 +156,25 @@ fn with_access(router: Router, c: &Control) -> Router {
 
 /// Routes for replicas of volumes.
 fn with_replicas(router: Router, c: &Control) -> Router {
-    let router = add_endpoint::<AddVolumeCopy, _, _>(router, c, |c, a| async move {
+    let router = add_endpoint::<AddReplica, _, _>(router, c, |c, a| async move {
         c.add_replica(a.volume_name()?, a.body).await
     });
-    let router = add_endpoint::<RemoveVolumeCopy, _, _>(router, c, |c, a| async move {
+    let router = add_endpoint::<RemoveReplica, _, _>(router, c, |c, a| async move {
         c.remove_replica(a.volume_name()?, a.body).await
     });
-    let router = add_endpoint::<ReplaceVolumeCopy, _, _>(router, c, |c, a| async move {
+    let router = add_endpoint::<ReplaceReplica, _, _>(router, c, |c, a| async move {
         c.replace_replica(a.volume_name()?, a.body).await
     });
-    let router = add_endpoint::<SetVolumeCopies, _, _>(router, c, |c, a| async move {
+    let router = add_endpoint::<SetReplicaCount, _, _>(router, c, |c, a| async move {
         c.set_replicas_wanted(a.volume_name()?, a.body).await
     });
     let router = add_endpoint::<VerifyVolume, _, _>(router, c, |c, a| async move {
-        c.verify_replicas(&a.volume_name()?, a.body.keep).await
+        c.verify_replicas(&a.volume_name()?, a.body.source).await
     });
-    let router = add_endpoint::<SwitchVolume, _, _>(router, c, |c, a| async move {
+    let router = add_endpoint::<SwitchPrimary, _, _>(router, c, |c, a| async move {
         c.switch_primary(a.volume_name()?, a.body).await
     });
-    let router = add_endpoint::<ForceVolume, _, _>(router, c, |c, a| async move {
+    let router = add_endpoint::<ForcePrimary, _, _>(router, c, |c, a| async move {
         c.force_primary(a.volume_name()?, a.body).await
     });
     add_endpoint::<TakeOverVolume, _, _>(router, c, |c, a| async move {
@@ -186,7 +186,7 @@ fn with_replicas(router: Router, c: &Control) -> Router {
 fn with_pools(router: Router, c: &Control) -> Router {
     let router =
         add_endpoint::<ListPools, _, _>(router, c, |c, _| async move { Ok(c.list_pools().await) });
-    let router = add_endpoint::<PostPool, _, _>(router, c, |c, a| async move {
+    let router = add_endpoint::<CreatePool, _, _>(router, c, |c, a| async move {
         c.check_data_node()?;
         c.create_pool(a.body).await
     });
@@ -212,35 +212,37 @@ fn with_pools(router: Router, c: &Control) -> Router {
     let router = add_endpoint::<ClearPoolErrors, _, _>(router, c, |c, a| async move {
         c.clear_pool_errors(a.pool_name()?, a.body).await
     });
-    add_endpoint::<ForcePoolOpen, _, _>(router, c, |c, a| async move {
+    add_endpoint::<OpenPool, _, _>(router, c, |c, a| async move {
         c.force_open_pool(a.pool_name()?, a.body).await
     })
 }
 
 /// Routes for recovery from lost records.
 fn with_recovery(router: Router, c: &Control) -> Router {
+    let router = add_endpoint::<ListOrphanedImages, _, _>(router, c, |c, _| async move {
+        c.list_orphans().await
+    });
     let router =
-        add_endpoint::<ListOrphans, _, _>(router, c, |c, _| async move { c.list_orphans().await });
-    let router =
-        add_endpoint::<PostAdoption, _, _>(
+        add_endpoint::<AdoptImage, _, _>(
             router,
             c,
             |c, a| async move { c.adopt_image(a.body).await },
         );
-    let router = add_endpoint::<PostDiscard, _, _>(router, c, |c, a| async move {
+    let router = add_endpoint::<DiscardImage, _, _>(router, c, |c, a| async move {
         c.discard_image(a.body).await.map(|()| NoBody)
     });
-    let router = add_endpoint::<FindStrayPools, _, _>(router, c, |c, a| async move {
+    let router = add_endpoint::<FindImportablePools, _, _>(router, c, |c, a| async move {
         c.find_importable_pools(a.body).await
     });
-    let router = add_endpoint::<PostPoolImport, _, _>(router, c, |c, a| async move {
-        c.import_pool(a.body).await
-    });
-    add_endpoint::<PostRecovery, _, _>(
-        router,
-        c,
-        |c, a| async move { c.recover_cluster(a.body).await },
-    )
+    let router =
+        add_endpoint::<ImportPool, _, _>(
+            router,
+            c,
+            |c, a| async move { c.import_pool(a.body).await },
+        );
+    add_endpoint::<RecoverCluster, _, _>(router, c, |c, a| async move {
+        c.recover_cluster(a.body).await
+    })
 }
 
 /// Routes for the cluster.
@@ -259,17 +261,14 @@ fn cluster_routes(router: Router, c: &Control) -> Router {
             |c, a| async move { c.init_cluster(a.body).await },
         );
     let router =
-        add_endpoint::<PostJoin, _, _>(
+        add_endpoint::<JoinCluster, _, _>(
             router,
             c,
             |c, a| async move { c.join_cluster(a.body).await },
         );
-    let router =
-        add_endpoint::<PostLeave, _, _>(
-            router,
-            c,
-            |c, a| async move { c.leave_cluster(a.body).await },
-        );
+    let router = add_endpoint::<LeaveCluster, _, _>(router, c, |c, a| async move {
+        c.leave_cluster(a.body).await
+    });
     let router = admission_routes(router, c);
     let router = add_endpoint::<DrainNode, _, _>(router, c, |c, a| async move {
         c.set_drained(a.body.node, true).await
@@ -282,19 +281,16 @@ fn cluster_routes(router: Router, c: &Control) -> Router {
 /// Routes for admission of nodes, and for credential rotation.
 fn admission_routes(router: Router, c: &Control) -> Router {
     let router =
-        add_endpoint::<PostToken, _, _>(
+        add_endpoint::<CreateToken, _, _>(
             router,
             c,
             |c, a| async move { c.create_token(a.body).await },
         );
     let router =
         add_endpoint::<ListTokens, _, _>(router, c, |c, _| async move { c.list_tokens().await });
-    let router =
-        add_endpoint::<RotateCluster, _, _>(
-            router,
-            c,
-            |c, _| async move { c.rotate_cluster().await },
-        );
+    let router = add_endpoint::<RotateCredentials, _, _>(router, c, |c, _| async move {
+        c.rotate_cluster().await
+    });
     let router = add_endpoint::<RevokeToken, _, _>(router, c, |c, a| async move {
         c.revoke_token(&a.body.id).await
     });
@@ -351,8 +347,8 @@ fn success_response<E: Endpoint>(answer: &E::Response) -> Response {
     match serde_json::to_string(answer) {
         Ok(text) => json_response(status, text),
         Err(error) => {
-            tracing::error!(%error, endpoint = E::OPERATION_ID, "an answer cannot be written");
-            error_response(&ApiError::new(ErrorCode::Internal, "the answer cannot be written"))
+            tracing::error!(%error, endpoint = E::OPERATION_ID, "cannot encode a response");
+            error_response(&ApiError::new(ErrorCode::Internal, "cannot encode the response"))
         }
     }
 }

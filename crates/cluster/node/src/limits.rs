@@ -33,7 +33,7 @@ pub fn raise_process_limits(config: &Config) {
         if current != maximum
             && let Err(error) = setrlimit(resource, Rlimit { current: maximum, maximum })
         {
-            tracing::warn!(?resource, %error, "a limit of the process cannot be raised");
+            tracing::warn!(?resource, %error, "cannot raise a process limit");
         }
     }
     let cores = crate::engine::core_count(config) as u64;
@@ -44,8 +44,8 @@ pub fn raise_process_limits(config: &Config) {
         tracing::warn!(
             allowed,
             needed,
-            "the process may open too few files for limits.connections and limits.volumes; raise \
-             the limit (LimitNOFILE of the service) or lower those"
+            "the limit of open files is too low for limits.connections and limits.volumes; raise \
+             it (LimitNOFILE of the service) or lower those"
         );
     }
 }

@@ -44,7 +44,7 @@ impl Collector for Metrics {
         self.node(&mut to)?;
         self.cores(&mut to)?;
         self.volumes(&mut to)?;
-        self.copies(&mut to)?;
+        self.replicas(&mut to)?;
         self.pools(&mut to)?;
         self.disks(&mut to)?;
         self.commands(&mut to)
@@ -116,12 +116,17 @@ impl Metrics {
             to.encode_descriptor("node", "The node and its version.", None, MetricType::Info)?;
         metric.encode_info(&info)?;
         gauges(to, "uptime_seconds", "Time since the start.", single(node.uptime_s))?;
-        let verdict = "0 safe, 1 at risk, 2 data unavailable.";
+        let verdict = "Verdict of the status: 0 safe, 1 at risk, 2 unavailable.";
         gauges(to, "verdict", verdict, single(status.verdict as i64))?;
         gauges(to, "sessions", "Sessions of initiators.", single(status.sessions))?;
         let (bytes, free) = (status.capacity.data_dir_bytes, status.capacity.data_dir_free_bytes);
         gauges(to, "data_dir_bytes", "Size of the data directory's file system.", single(bytes))?;
-        gauges(to, "data_dir_free_bytes", "Free space in it.", single(free))
+        gauges(
+            to,
+            "data_dir_free_bytes",
+            "Free space in the data directory's file system.",
+            single(free),
+        )
     }
 
     fn cores(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -133,21 +138,26 @@ impl Metrics {
                 .zip(&names)
                 .map(|(core, name)| ([("core", name.as_str())], core))
         };
-        let help = "Buffer memory.";
-        gauges(to, "pool_bytes", help, cores().map(|(l, c)| (l, c.memory.total)))?;
-        let help = "Buffer memory that is neither held nor promised.";
-        gauges(to, "pool_free_bytes", help, cores().map(|(l, c)| (l, c.memory.free)))?;
+        let help = "Size of buffer memory.";
+        gauges(to, "memory_bytes", help, cores().map(|(l, c)| (l, c.memory.total)))?;
+        let help = "Buffer memory that is neither in use nor reserved.";
+        gauges(to, "memory_free_bytes", help, cores().map(|(l, c)| (l, c.memory.free)))?;
         let help = "Commands that wait for buffer memory.";
-        gauges(to, "pool_waiting", help, cores().map(|(l, c)| (l, c.memory.waiting)))?;
-        let help = "Commands that were told to try again for want of buffer memory, and others that gave up.";
-        counters(to, "pool_refused", help, cores().map(|(l, c)| (l, c.memory.timed_out_waits)))?;
-        let help = "How long buffer memory has been short; 0 while it is not.";
+        gauges(to, "memory_waiting_commands", help, cores().map(|(l, c)| (l, c.memory.waiting)))?;
+        let help = "Waits for buffer memory that ended without any.";
+        counters(
+            to,
+            "memory_wait_timeouts",
+            help,
+            cores().map(|(l, c)| (l, c.memory.timed_out_waits)),
+        )?;
+        let help = "How long buffer memory has been short; 0 if it is not.";
         let short = |c: &crate::engine::CoreReport| {
             c.memory.shortage_duration.map_or(0, |short| short.as_secs().max(1))
         };
-        gauges(to, "pool_short_seconds", help, cores().map(|(l, c)| (l, short(c))))?;
-        let help = "Times a layer took more memory than it was promised; a defect.";
-        counters(to, "pool_overdrafts", help, cores().map(|(l, c)| (l, c.memory.overdrafts)))?;
+        gauges(to, "memory_shortage_seconds", help, cores().map(|(l, c)| (l, short(c))))?;
+        let help = "Times a layer took more memory than it had reserved; a defect.";
+        counters(to, "memory_overdrafts", help, cores().map(|(l, c)| (l, c.memory.overdrafts)))?;
         let help = "Connections, those that have not logged in included.";
         gauges(to, "connections", help, cores().map(|(l, c)| (l, c.sessions.len() as u64)))?;
         let help = "Connections refused because of a limit.";
@@ -191,62 +201,67 @@ impl Metrics {
         gauges(to, "volume_online", help, online)?;
         let help = "Size of the volume.";
         gauges(to, "volume_size_bytes", help, volumes().map(|(l, s, _)| (l, s.record.size_bytes)))?;
-        let help = "Copies that the volume is to have.";
+        let help = "Replicas that the volume should have.";
         let wanted = volumes().map(|(l, s, _)| (l, u64::from(s.record.replicas_wanted)));
-        gauges(to, "volume_copies_wanted", help, wanted)?;
-        let help = "Bytes of the backing that hold data.";
+        gauges(to, "volume_replicas_wanted", help, wanted)?;
+        let help = "Space that the volume takes in its file system, device or pool.";
         let allocated_bytes = |id| self.facts.space.allocated.get(&id).copied();
         let allocated = volumes().filter_map(|(l, s, _)| Some((l, allocated_bytes(s.record.id)?)));
         gauges(to, "volume_allocated_bytes", help, allocated)?;
         let help = "Commands in flight.";
-        gauges(to, "volume_in_flight", help, self.reports().map(|(l, r)| (l, r.in_flight)))?;
+        gauges(
+            to,
+            "volume_commands_in_flight",
+            help,
+            self.reports().map(|(l, r)| (l, r.in_flight)),
+        )?;
         let help = "Commands that were asked to abort.";
         counters(to, "volume_aborts", help, self.reports().map(|(l, r)| (l, r.aborts)))?;
-        let help = "Commands that waited for an overlapping one.";
-        counters(to, "volume_overlaps", help, self.reports().map(|(l, r)| (l, r.overlaps)))?;
+        let help = "Commands that waited for an overlapping command.";
+        counters(to, "volume_range_waits", help, self.reports().map(|(l, r)| (l, r.overlaps)))?;
         let help = "Commands that waited for buffer memory.";
         counters(to, "volume_memory_waits", help, self.reports().map(|(l, r)| (l, r.memory_waits)))
     }
 
-    fn copies(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    fn replicas(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let mirrors = || self.reports().filter_map(|(l, r)| Some((l, &r.mirror.as_ref()?.status)));
         let records = || mirrors().filter_map(|(l, s)| Some((l, s.config.as_ref()?)));
-        let help = "Copies that the volume has.";
-        gauges(to, "volume_copies", help, records().map(|(l, r)| (l, r.replicas.len() as u64)))?;
-        let help = "Copies that are in sync.";
+        let help = "Replicas of the volume.";
+        gauges(to, "volume_replicas", help, records().map(|(l, r)| (l, r.replicas.len() as u64)))?;
+        let help = "Replicas that are in sync.";
         let in_sync = records().map(|(l, r)| (l, r.in_sync.len() as u64));
-        gauges(to, "volume_copies_in_sync", help, in_sync)?;
-        let help = "Copied from here to bring copies in sync.";
+        gauges(to, "volume_replicas_in_sync", help, in_sync)?;
+        let help = "Bytes copied from this node to resync other replicas.";
         counters(to, "volume_resynced_bytes", help, mirrors().map(|(l, s)| (l, s.resynced_bytes)))
     }
 
-    /// Pools of disks. Metrics that begin with `pool` alone are of buffer memory.
+    /// Pools of disks.
     fn pools(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let all = || self.facts.pools.iter().map(|p| ([("pool", p.record.name.as_str())], p));
         let open = || all().filter_map(|(l, p)| Some((l, p.report.as_ref()?)));
         let help = "Whether the pool is open.";
         let online = all().map(|(l, p)| (l, i64::from(p.report.is_some())));
-        gauges(to, "disk_pool_online", help, online)?;
-        let help = "Bytes of all disks of the pool that hold data.";
-        gauges(to, "disk_pool_raw_bytes", help, open().map(|(l, r)| (l, r.raw_bytes)))?;
-        let help = "Bytes that volumes may have of the pool.";
-        gauges(to, "disk_pool_usable_bytes", help, open().map(|(l, r)| (l, r.usable_bytes)))?;
-        let help = "Bytes that volumes have of the pool.";
-        gauges(to, "disk_pool_allocated_bytes", help, open().map(|(l, r)| (l, r.allocated_bytes)))?;
-        let help = "Bytes that volumes may still have of the pool.";
-        gauges(to, "disk_pool_free_bytes", help, open().map(|(l, r)| (l, r.free_bytes)))?;
-        let help = "How many more disks may fail, -1 if something is lost.";
+        gauges(to, "pool_online", help, online)?;
+        let help = "Size of all disks of the pool that hold data.";
+        gauges(to, "pool_raw_bytes", help, open().map(|(l, r)| (l, r.raw_bytes)))?;
+        let help = "Space for volumes in the pool, at its RAID level.";
+        gauges(to, "pool_usable_bytes", help, open().map(|(l, r)| (l, r.usable_bytes)))?;
+        let help = "Space of the pool that volumes have.";
+        gauges(to, "pool_allocated_bytes", help, open().map(|(l, r)| (l, r.allocated_bytes)))?;
+        let help = "Space of the pool that volumes can still take.";
+        gauges(to, "pool_free_bytes", help, open().map(|(l, r)| (l, r.free_bytes)))?;
+        let help = "How many more disks may fail without loss of data; -1 if data is lost already.";
         let fault_tolerance = open().map(|(l, r)| (l, r.fault_tolerance.map_or(-1, i64::from)));
-        gauges(to, "disk_pool_survives", help, fault_tolerance)?;
-        let help = "Pieces that are not what they should be yet, or still to be moved.";
-        gauges(to, "disk_pool_behind_pieces", help, open().map(|(l, r)| (l, r.stale_extents)))?;
+        gauges(to, "pool_fault_tolerance", help, fault_tolerance)?;
+        let help = "Extents that a rebuild must still write, or that must still be moved.";
+        gauges(to, "pool_stale_extents", help, open().map(|(l, r)| (l, r.stale_extents)))?;
         let scrubs = || open().filter_map(|(l, r)| Some((l, r.scrub.as_ref()?)));
-        let help = "Places that the last scrub has repaired.";
-        gauges(to, "disk_pool_scrub_repaired", help, scrubs().map(|(l, s)| (l, s.repaired_rows)))?;
-        let help = "Places that the last scrub could not repair.";
+        let help = "Rows (4 KiB of each disk of a stripe) that the last scrub repaired.";
+        gauges(to, "pool_scrub_repaired_rows", help, scrubs().map(|(l, s)| (l, s.repaired_rows)))?;
+        let help = "Rows that the last scrub could not repair.";
         gauges(
             to,
-            "disk_pool_scrub_unrepairable",
+            "pool_scrub_unrecoverable_rows",
             help,
             scrubs().map(|(l, s)| (l, s.unrecoverable_rows)),
         )
@@ -264,35 +279,40 @@ impl Metrics {
         let by_state = open().flat_map(|(pool, report)| {
             DISK_STATES.map(|(state, word)| ([pool, ("state", word)], count(report, state)))
         });
-        gauges(to, "disk_pool_disks", "Disks of the pool, by state.", by_state)?;
+        gauges(to, "pool_disks", "Disks of the pool, by state.", by_state)?;
         let disks = || {
             open().flat_map(|(pool, report)| {
                 report.disks.iter().map(move |d| ([pool, ("disk", d.serial.as_str())], d))
             })
         };
-        let help = "Reads of the disk that have failed.";
-        counters(to, "disk_pool_read_errors", help, disks().map(|(l, d)| (l, d.read_errors)))?;
-        let help = "Writes of the disk that have failed.";
-        counters(to, "disk_pool_write_errors", help, disks().map(|(l, d)| (l, d.write_errors)))?;
-        let help = "Reads of the disk that gave what was not written.";
+        let help = "Reads of the disk that failed.";
+        counters(to, "pool_disk_read_errors", help, disks().map(|(l, d)| (l, d.read_errors)))?;
+        let help = "Writes of the disk that failed.";
+        counters(to, "pool_disk_write_errors", help, disks().map(|(l, d)| (l, d.write_errors)))?;
+        let help = "Reads of the disk that returned data that does not match its checksum.";
         counters(
             to,
-            "disk_pool_checksum_errors",
+            "pool_disk_checksum_errors",
             help,
             disks().map(|(l, d)| (l, d.checksum_errors)),
         )?;
-        let help = "Blocks of the disk that were wrong or unreadable, and were written again.";
+        let help = "Wrong or unreadable blocks of the disk that were written again.";
         let repaired = disks().map(|(l, d)| (l, d.repaired_blocks));
-        counters(to, "disk_pool_repaired_blocks", help, repaired)?;
-        let help = "Blocks of the disk that could not be read, and were given up as lost.";
+        counters(to, "pool_disk_repaired_blocks", help, repaired)?;
+        let help = "Unreadable blocks of the disk that were given up as lost.";
         let unrepairable = disks().map(|(l, d)| (l, d.unrepairable_blocks));
-        counters(to, "disk_pool_unrepairable_blocks", help, unrepairable)?;
-        let help = "Whether the disk lags far behind the others.";
-        gauges(to, "disk_pool_slow", help, disks().map(|(l, d)| (l, i64::from(d.is_slow))))?;
+        counters(to, "pool_disk_unrepairable_blocks", help, unrepairable)?;
+        let help = "Whether the disk is far slower than the others, so that reads avoid it.";
+        gauges(to, "pool_disk_slow", help, disks().map(|(l, d)| (l, i64::from(d.is_slow))))?;
         let help = "How often the disk became slow.";
-        counters(to, "disk_pool_slow_times", help, disks().map(|(l, d)| (l, d.slow_episodes)))?;
-        let help = "Reads that others have answered, as the disk lagged.";
-        counters(to, "disk_pool_slow_reads", help, disks().map(|(l, d)| (l, d.redirected_reads)))
+        counters(to, "pool_disk_slow_episodes", help, disks().map(|(l, d)| (l, d.slow_episodes)))?;
+        let help = "Reads that other disks answered because this disk was slow.";
+        counters(
+            to,
+            "pool_disk_redirected_reads",
+            help,
+            disks().map(|(l, d)| (l, d.redirected_reads)),
+        )
     }
 
     fn commands(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -305,10 +325,10 @@ impl Metrics {
             help,
             self.command_kinds().map(|(l, k)| (l, k.failed)),
         )?;
-        let help = "Commands that failed for want of space.";
+        let help = "Commands that failed because there was no space for the volume's data.";
         let each = self.command_kinds().map(|(l, k)| (l, k.without_space));
-        counters(to, "volume_commands_without_space", help, each)?;
-        let help = "Payload moved.";
+        counters(to, "volume_commands_no_space", help, each)?;
+        let help = "Payload transferred.";
         counters(
             to,
             "volume_payload_bytes",
@@ -343,10 +363,10 @@ impl Metrics {
 
 /// The states of disks and their labels.
 const DISK_STATES: [(PoolDiskState, &str); 4] = [
-    (PoolDiskState::Active, "in"),
+    (PoolDiskState::Active, "active"),
     (PoolDiskState::Spare, "spare"),
-    (PoolDiskState::Draining, "leaving"),
-    (PoolDiskState::Detached, "out"),
+    (PoolDiskState::Draining, "draining"),
+    (PoolDiskState::Detached, "detached"),
 ];
 
 fn histogram(metric: &mut MetricEncoder<'_>, latency: &LatencyHistogram) -> fmt::Result {
@@ -519,8 +539,8 @@ pub(crate) mod tests {
             "windrose_volume_latency_seconds_bucket{le=\"10.0\",volume=\"v\",kind=\"read\"} 7",
             "windrose_volume_latency_seconds_bucket{le=\"+Inf\",volume=\"v\",kind=\"read\"} 9",
             "windrose_volume_latency_seconds_count{volume=\"v\",kind=\"read\"} 9",
-            "windrose_volume_copies{volume=\"v\"} 2",
-            "windrose_volume_copies_in_sync{volume=\"v\"} 1",
+            "windrose_volume_replicas{volume=\"v\"} 2",
+            "windrose_volume_replicas_in_sync{volume=\"v\"} 1",
             "windrose_volume_resynced_bytes_total{volume=\"v\"} 77",
             "windrose_connections_refused_total{core=\"0\"} 4",
             "windrose_authentication_failures_total{method=\"dhchap\"} 3",
@@ -545,18 +565,18 @@ pub(crate) mod tests {
             PoolFacts { report: None, ..crate::control::pool_status::tests::facts("zoo") };
         let page = render(NodeFacts { pools: vec![pool, offline], ..facts() });
         for line in [
-            "windrose_disk_pool_online{pool=\"zoo\"} 0",
-            "windrose_disk_pool_online{pool=\"tank\"} 1",
-            "windrose_disk_pool_usable_bytes{pool=\"tank\"} 2199023255552",
-            "windrose_disk_pool_behind_pieces{pool=\"tank\"} 8",
-            "windrose_disk_pool_survives{pool=\"tank\"} 1",
-            "windrose_disk_pool_disks{pool=\"tank\",state=\"in\"} 2",
-            "windrose_disk_pool_disks{pool=\"tank\",state=\"out\"} 1",
-            "windrose_disk_pool_read_errors_total{pool=\"tank\",disk=\"S2\"} 5",
-            "windrose_disk_pool_repaired_blocks_total{pool=\"tank\",disk=\"S2\"} 6",
-            "windrose_disk_pool_slow{pool=\"tank\",disk=\"S2\"} 1",
-            "windrose_disk_pool_slow{pool=\"tank\",disk=\"S0\"} 0",
-            "windrose_disk_pool_slow_reads_total{pool=\"tank\",disk=\"S2\"} 9",
+            "windrose_pool_online{pool=\"zoo\"} 0",
+            "windrose_pool_online{pool=\"tank\"} 1",
+            "windrose_pool_usable_bytes{pool=\"tank\"} 2199023255552",
+            "windrose_pool_stale_extents{pool=\"tank\"} 8",
+            "windrose_pool_fault_tolerance{pool=\"tank\"} 1",
+            "windrose_pool_disks{pool=\"tank\",state=\"active\"} 2",
+            "windrose_pool_disks{pool=\"tank\",state=\"detached\"} 1",
+            "windrose_pool_disk_read_errors_total{pool=\"tank\",disk=\"S2\"} 5",
+            "windrose_pool_disk_repaired_blocks_total{pool=\"tank\",disk=\"S2\"} 6",
+            "windrose_pool_disk_slow{pool=\"tank\",disk=\"S2\"} 1",
+            "windrose_pool_disk_slow{pool=\"tank\",disk=\"S0\"} 0",
+            "windrose_pool_disk_redirected_reads_total{pool=\"tank\",disk=\"S2\"} 9",
         ] {
             assert_eq!(page.lines().filter(|l| *l == line).count(), 1, "{line}\n{page}");
         }

@@ -141,7 +141,7 @@ impl ApiListeners {
         let router: Router = http::router(control);
         server.serve_on(ApiListener::Unix(self.unix), router.clone(), connections);
         if let Some((listener, acceptor, token)) = self.tls {
-            log_address("the API is served over TLS", &listener);
+            log_address("serving the API over TLS", &listener);
             let listener = ApiListener::Tls(listener, TlsAcceptorDebug(acceptor));
             server.serve_on(
                 listener,
@@ -150,7 +150,7 @@ impl ApiListeners {
             );
         }
         if let Some(listener) = self.metrics {
-            log_address("metrics are served", &listener);
+            log_address("serving metrics", &listener);
             server.serve_on(
                 ApiListener::Plain(listener),
                 http::metrics_router(control),
@@ -233,7 +233,7 @@ impl Node {
             RecordStore::Standalone(store) => Control::new(settings, Arc::new(store), engine),
         };
         let http = sockets.serve(&control, config.limits.api_connections);
-        tracing::info!(api = %config.api.socket.display(), "the API is served");
+        tracing::info!(api = %config.api.socket.display(), "serving the API");
         control.start().await?;
         let shutdown_timeout = config.shutdown_timeout;
         Ok(Self { control, http, portals, shutdown_timeout, _data_dir: data_dir })
@@ -269,7 +269,8 @@ impl Node {
         if let Some(why) = &anchor_error {
             tracing::warn!(
                 why,
-                "the data directory has no anchor: if it is not mounted one day, nobody will know"
+                "data directory has no anchor: if it is ever not mounted, this will not be \
+                 detected"
             );
         }
         Ok((data_dir, records, anchor_error))

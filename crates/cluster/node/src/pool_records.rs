@@ -131,7 +131,7 @@ impl PoolRecord {
         let head: FormatHeader = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
         if head.format != FORMAT {
             let found = head.format;
-            return Err(format!("it has format {found}, this program knows format {FORMAT}"));
+            return Err(format!("it has format {found}, this program supports format {FORMAT}"));
         }
         let text: PoolRecordJson = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
         let PoolRecordJson { format: _, id, name, stage, max_cores, disks } = text;
@@ -142,7 +142,7 @@ impl PoolRecord {
             return Err(format!("rings: {max_cores} is not 1 to {MAX_POOL_CORES}"));
         }
         if let Some(disk) = disks.iter().find(|d| !d.path.is_absolute()) {
-            return Err(format!("{}: it is no absolute path", disk.path.display()));
+            return Err(format!("{}: it is not an absolute path", disk.path.display()));
         }
         Ok(Self { id, name, stage, max_cores, disks })
     }
@@ -178,7 +178,7 @@ impl PoolRecordFiles {
             match read_one(&path, name.as_ref()) {
                 Ok(record) if Some(&record.name) == name.as_ref() => records.push(record),
                 Ok(record) => {
-                    let why = format!("it tells of pool {}", record.name);
+                    let why = format!("it is the record of pool {}", record.name);
                     damaged.push(DamagedPoolRecord { path, name, why });
                 }
                 Err(why) => damaged.push(DamagedPoolRecord { path, name, why }),
@@ -214,10 +214,10 @@ fn seal_name(name: &PoolName) -> String {
 }
 
 fn read_one(path: &Path, name: Option<&PoolName>) -> Result<PoolRecord, String> {
-    let name = name.ok_or("it has no name of a pool")?;
+    let name = name.ok_or("its name is not a pool name")?;
     match record_file::read(path, &seal_name(name), MAX_BYTES) {
         Ok(Some(bytes)) => PoolRecord::parse(&bytes),
-        Ok(None) => Err("it is gone".to_owned()),
+        Ok(None) => Err("it no longer exists".to_owned()),
         Err(e) => Err(e.to_string()),
     }
 }
@@ -329,9 +329,9 @@ pub(crate) mod tests {
             ("\"format\": 2", "\"format\": 1", "it has format 1"),
             ("\"rings\": 4", "\"rings\": 17", "1 to 16"),
             ("\"rings\": 4", "\"rings\": 4, \"more\": 1", "more"),
-            ("/dev/sda", "sda", "no absolute path"),
+            ("/dev/sda", "sda", "not an absolute path"),
             ("\"ready\"", "\"odd\"", "odd"),
-            ("\"tank\"", "\"zoo\"", "it tells of pool zoo"),
+            ("\"tank\"", "\"zoo\"", "it is the record of pool zoo"),
             ("\"out\": false", "\"more\": false", "more"),
             ("7\"", "0\"", "no identity"),
             ("{", "", "expected"),

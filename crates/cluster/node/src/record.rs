@@ -235,10 +235,7 @@ pub fn decode(entry: &Entry) -> Result<StoredVolumeRecord, StoreError> {
     let record = serde_json::from_slice::<VolumeRecord>(contents)
         .map_err(|e| damaged_entry(entry, &e.to_string()))?;
     if record.encode() != contents {
-        return Err(damaged_entry(
-            entry,
-            "it is not written as a record is: a field is unknown or there twice",
-        ));
+        return Err(damaged_entry(entry, "it has an unknown or duplicate field"));
     }
     if entry.key != volume_key(record.id) {
         return Err(damaged_entry(entry, "it is the record of another volume"));

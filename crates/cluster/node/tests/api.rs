@@ -7,7 +7,7 @@ use api::client::{CallError, Client};
 use api::endpoint::*;
 use api::{
     ApiError, DhchapHost, ErrorCode, GrowVolumeRequest, HostDhchap, HostTls, InitiatorList,
-    JoinCluster, NodeRole, Protocols, TlsHost, Verdict, VolumeState,
+    JoinClusterRequest, NodeRole, Protocols, TlsHost, Verdict, VolumeState,
 };
 use cluster::join_token::{JoinToken, ShortId, TokenSecret, TrustAnchor};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -71,7 +71,7 @@ async fn everything_survives_a_restart() {
     let (node, client) = start(dir.path(), "").await;
     let chap = r#"{"name":"a","size_bytes":1048576,"block_size":4096,"allow":["iqn.2001-04.com.example:x"],
         "chap":{"user":"u","secret":"0123456789ab","mutual":{"user":"m","secret":"ba9876543210"}}}"#;
-    client.call::<PostVolume>(&ask(chap)).await.unwrap();
+    client.call::<CreateVolume>(&ask(chap)).await.unwrap();
     create(&client, "b").await;
     let grow = GrowVolumeRequest { size_bytes: 16 << 20 };
     client.call_on::<GrowVolume>(&name("b"), &[], &grow).await.unwrap();
@@ -98,7 +98,7 @@ async fn creating_twice_is_creating_once() {
     assert_eq!(both.0.id, both.1.id);
     assert_eq!(create(&client, "a").await.id, both.0.id);
     let other = ask(r#"{"name":"a","size_bytes":4194304,"block_size":4096}"#);
-    let refused = refusal(client.call::<PostVolume>(&other).await);
+    let refused = refusal(client.call::<CreateVolume>(&other).await);
     assert_eq!(refused.code, ErrorCode::Exists);
     assert_eq!(refused.message, "volume a exists with another block size (512 bytes)");
     assert_eq!(files(dir.path()).len(), 1);
@@ -121,7 +121,7 @@ async fn secrets_go_in_and_never_come_out() {
         assert!(!text.contains("hush"), "{path}");
     }
     let refused = refusal(allow(&client, "a", &["any"]).await);
-    assert!(refused.message.contains("CHAP guards iSCSI only"), "{refused}");
+    assert!(refused.message.contains("CHAP is for iSCSI only"), "{refused}");
     let cleared = client.call_on::<ClearChap>(&name("a"), &[], &NoBody).await.unwrap();
     assert_eq!(cleared.access.chap_user, None);
     assert!(node.stop().await.clean);
@@ -153,7 +153,7 @@ async fn a_host_is_asked_for_a_secret() {
         assert!(!client.text(path).await.unwrap().contains("DHHC"), "{path}");
     }
     let refused = refusal(allow(&client, "a", &["any"]).await);
-    assert!(refused.message.contains("in without a proof"), "{refused}");
+    assert!(refused.message.contains("without authentication"), "{refused}");
     assert!(node.stop().await.clean);
 
     let (node, client) = start(dir.path(), "").await;
@@ -165,12 +165,12 @@ async fn a_host_is_asked_for_a_secret() {
     ask_host(&client, "a", &format!(r#"{{"host":"{a}"}}"#)).await.unwrap();
     allow(&client, "a", &["any"]).await.unwrap();
     let refused = refusal(ask_host(&client, "a", &one).await);
-    assert!(refused.message.contains("in without a proof"), "{refused}");
+    assert!(refused.message.contains("without authentication"), "{refused}");
     let iscsi_only = Protocols { nvme: false, ..Protocols::default() };
     client.call_on::<SetProtocols>(&name("a"), &[], &iscsi_only).await.unwrap();
     ask_host(&client, "a", &one).await.unwrap();
     let nvme = client.call_on::<SetProtocols>(&name("a"), &[], &Protocols::default()).await;
-    assert!(refusal(nvme).message.contains("in without a proof"));
+    assert!(refusal(nvme).message.contains("without authentication"));
     assert!(node.stop().await.clean);
 }
 
@@ -192,14 +192,14 @@ async fn a_secret_that_is_none_is_refused_without_showing_it() {
             format!(r#"{{"host":"nqn.2014-08.org.nvmexpress:h","secrets":{{"secret":"{bad}"}}}}"#);
         let refused = refusal(ask_host(&client, "a", &host).await);
         assert_eq!(refused.code, ErrorCode::InvalidRequest);
-        assert!(refused.message.starts_with("the secret of the host is no good"), "{refused}");
+        assert!(refused.message.starts_with("the secret of the host is invalid"), "{refused}");
         assert!(refused.message.contains(why) && !refused.message.contains(bad), "{refused}");
         let controller = format!(
             r#"{{"host":"nqn.2014-08.org.nvmexpress:h",
                 "secrets":{{"secret":"{other}","controller_secret":"{bad}"}}}}"#
         );
         let refused = refusal(ask_host(&client, "a", &controller).await);
-        let whose = "the secret of the controller is no good";
+        let whose = "the secret of the controller is invalid";
         assert!(refused.message.starts_with(whose) && !refused.message.contains(bad), "{refused}");
     }
     for other in ["any", "iqn.2001-04.com.example:x"] {
@@ -240,7 +240,7 @@ async fn a_host_has_a_key_of_tls() {
         assert!(!client.text(path).await.unwrap().contains("NVMeTLS"), "{path}");
     }
     let refused = refusal(allow(&client, "a", &["any"]).await);
-    assert!(refused.message.contains("come by TLS"), "{refused}");
+    assert!(refused.message.contains("must use TLS"), "{refused}");
     assert!(node.stop().await.clean);
 
     let (node, client) = start(dir.path(), "").await;
@@ -252,15 +252,15 @@ async fn a_host_has_a_key_of_tls() {
     assert_eq!(again.unwrap().access, shown.access, "nothing to turn off is no fault");
     allow(&client, "a", &["any"]).await.expect("nobody has to come by TLS");
     let refused = refusal(ask_tls(&client, "a", &must).await);
-    assert!(refused.message.contains("come by TLS"), "{refused}");
+    assert!(refused.message.contains("must use TLS"), "{refused}");
     let refused = refusal(ask_tls(&client, "a", &key(a, KEYS[1], "")).await);
-    assert!(refused.message.contains("come by TLS"), "{refused}");
+    assert!(refused.message.contains("must use TLS"), "{refused}");
     assert_eq!(show(&client, "a").await.unwrap().access.tls_hosts, [host(a, false)]);
     let iscsi_only = Protocols { nvme: false, ..Protocols::default() };
     client.call_on::<SetProtocols>(&name("a"), &[], &iscsi_only).await.unwrap();
     ask_tls(&client, "a", &must).await.unwrap();
     let nvme = client.call_on::<SetProtocols>(&name("a"), &[], &Protocols::default()).await;
-    assert!(refusal(nvme).message.contains("come by TLS"));
+    assert!(refusal(nvme).message.contains("must use TLS"));
     assert!(node.stop().await.clean);
 }
 
@@ -282,7 +282,7 @@ async fn a_key_that_is_none_is_refused_without_showing_it() {
         let ask = format!(r#"{{"host":"{host}","key":{{"key":"{bad}","required":false}}}}"#);
         let refused = refusal(ask_tls(&client, "a", &ask).await);
         assert_eq!(refused.code, ErrorCode::InvalidRequest);
-        assert!(refused.message.starts_with("the TLS key of the host is no good"), "{refused}");
+        assert!(refused.message.starts_with("the TLS key of the host is invalid"), "{refused}");
         assert!(refused.message.contains(why) && !refused.message.contains(bad), "{refused}");
     }
     for other in ["any", "iqn.2001-04.com.example:x"] {
@@ -306,19 +306,19 @@ async fn a_broken_volume_is_told_and_does_not_stop_the_others() {
     assert_eq!(status.verdict, Verdict::Safe);
     let (a, b) = (create(&client, "a").await, create(&client, "b").await);
     assert!(node.stop().await.clean);
-    std::fs::remove_file(a.copies[0].backing.path().unwrap()).unwrap();
+    std::fs::remove_file(a.replicas[0].backing.path().unwrap()).unwrap();
     let (node, client) = start(dir.path(), "").await;
     let status = client.call::<GetStatus>(&NoBody).await.unwrap();
     assert_eq!(status.verdict, Verdict::Unavailable);
     assert_eq!(status.findings[0].subject, "volume a");
-    assert!(status.findings[0].message.contains(&a.copies[0].backing.to_string()));
+    assert!(status.findings[0].message.contains(&a.replicas[0].backing.to_string()));
     assert_eq!((status.volumes.online, status.volumes.offline), (1, 1));
     let VolumeState::Offline { reason } = show(&client, "a").await.unwrap().state else {
         panic!("a volume without a file is offline")
     };
     assert!(reason.contains("no such file"), "{reason}");
     assert_eq!(show(&client, "b").await.unwrap().state, VolumeState::Online);
-    assert!(b.copies[0].backing.path().unwrap().exists());
+    assert!(b.replicas[0].backing.path().unwrap().exists());
     // A broken volume can still be deleted.
     client.call_on::<DeleteVolume>(&name("a"), &[], &NoBody).await.unwrap();
     let status = client.call::<GetStatus>(&NoBody).await.unwrap();
@@ -338,14 +338,14 @@ async fn files_of_others_are_left_alone() {
             r#"{{"name":"{volume}","size_bytes":1048576,"backing":{{"kind":"file","path":"{path}"}}}}"#
         )
     };
-    let refused = refusal(client.call::<PostVolume>(&ask(&json("a"))).await);
+    let refused = refusal(client.call::<CreateVolume>(&ask(&json("a"))).await);
     assert_eq!(refused.code, ErrorCode::Backing);
     assert!(refused.message.contains("precious"), "{refused}");
     assert_eq!(std::fs::read_to_string(&precious).unwrap(), "data");
     assert_eq!(show(&client, "a").await, None, "a refused volume leaves nothing behind");
     std::fs::remove_file(&precious).unwrap();
-    client.call::<PostVolume>(&ask(&json("a"))).await.unwrap();
-    let refused = refusal(client.call::<PostVolume>(&ask(&json("b"))).await);
+    client.call::<CreateVolume>(&ask(&json("a"))).await.unwrap();
+    let refused = refusal(client.call::<CreateVolume>(&ask(&json("b"))).await);
     assert!(refused.message.contains("belongs to volume a"), "{refused}");
     assert!(node.stop().await.clean);
 }
@@ -365,7 +365,7 @@ async fn what_is_not_there_is_named() {
     assert_eq!(refusal(deleted).code, ErrorCode::NotFound);
     create(&client, "a").await;
     let refused =
-        refusal(client.call::<PostVolume>(&ask(r#"{"name":"b","size_bytes":1048576}"#)).await);
+        refusal(client.call::<CreateVolume>(&ask(r#"{"name":"b","size_bytes":1048576}"#)).await);
     assert!(refused.hint.unwrap().contains("limits.volumes"));
     assert!(node.stop().await.clean);
 }
@@ -374,7 +374,7 @@ async fn what_is_not_there_is_named() {
 const BAD: &[(&str, &str, u16, &str, &str)] = &[
     ("GET /v1/nothing", "", 404, "not_found", "there is no /v1/nothing"),
     ("GET /", "", 404, "not_found", "there is no /"),
-    ("PATCH /v1/volumes", "", 405, "method_not_allowed", "does not know PATCH"),
+    ("PATCH /v1/volumes", "", 405, "method_not_allowed", "does not support PATCH"),
     ("GET /v1/volumes/NO", "", 400, "invalid_request", "not a valid volume name"),
     ("GET /v1/volumes/%ff", "", 400, "invalid_request", "the path"),
     ("GET /v1/volumes/a%2Fb", "", 400, "invalid_request", "not a valid volume name"),
@@ -506,7 +506,7 @@ async fn the_description_and_the_metrics_are_served() {
         "windrose_volume_online{volume=\"a\"} 1",
         "windrose_volume_size_bytes{volume=\"a\"} 4194304",
         "windrose_volume_commands_total{volume=\"a\",kind=\"read\"} 0",
-        "windrose_pool_bytes{core=\"1\"} 16777216",
+        "windrose_memory_bytes{core=\"1\"} 16777216",
         "windrose_verdict 0",
         "# EOF",
     ] {
@@ -518,7 +518,7 @@ async fn the_description_and_the_metrics_are_served() {
 }
 
 /// A token of a cluster whose node accepts connections and soon closes them without an answer.
-fn silent_cluster() -> JoinCluster {
+fn silent_cluster() -> JoinClusterRequest {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let token = JoinToken {
         cluster: uuid::Uuid::nil(),
@@ -537,7 +537,7 @@ fn silent_cluster() -> JoinCluster {
             let _ = std::io::Read::read_to_end(&mut stream, &mut rest);
         }
     });
-    JoinCluster { token: token.to_text(), role: NodeRole::Data }
+    JoinClusterRequest { token: token.to_text(), role: NodeRole::Data }
 }
 
 #[tokio::test]
@@ -551,9 +551,9 @@ async fn no_volume_is_created_while_a_node_joins() {
         let request = ask(&format!(r#"{{"name":"v{turn}","size_bytes":4194304}}"#));
         let later = async {
             tokio::time::sleep(Duration::from_micros(turn * 700)).await;
-            client.call::<PostVolume>(&request).await
+            client.call::<CreateVolume>(&request).await
         };
-        let (joined, created) = tokio::join!(client.call::<PostJoin>(&join), later);
+        let (joined, created) = tokio::join!(client.call::<JoinCluster>(&join), later);
         let refused = refusal(joined);
         match created {
             // The join has seen the volume, created or being created.
@@ -565,7 +565,7 @@ async fn no_volume_is_created_while_a_node_joins() {
                 assert_eq!(refused.code, ErrorCode::Unavailable, "{turn}: {refused}");
                 let created = refusal(created);
                 assert_eq!(created.code, ErrorCode::Conflict, "{turn}: {created}");
-                assert!(created.message.contains("become part of a cluster"), "{created}");
+                assert!(created.message.contains("join or leave a cluster"), "{created}");
             }
         }
     }

@@ -8,7 +8,7 @@ use crate::common::{ask, name, show, start};
 use crate::guest::{self, DATA, Guest, WRITE};
 use api::client::Client;
 use api::endpoint::{
-    AllowInitiators, DELETE_FORCE, DeleteVolume, ListSessions, NoBody, PostVolume, SetProtocols,
+    AllowInitiators, CreateVolume, DELETE_FORCE, DeleteVolume, ListSessions, NoBody, SetProtocols,
 };
 use api::{ErrorCode, Initiator, InitiatorList, Protocol, Protocols};
 use node::node::Node;
@@ -27,7 +27,7 @@ fn vhost_user() -> Protocols {
 async fn create(client: &Client, volume: &str) -> PathBuf {
     let protocols = r#"{"iscsi":true,"nvme":true,"vhost_user":true}"#;
     let json = format!(r#"{{"name":"{volume}","size_bytes":4194304,"protocols":{protocols}}}"#);
-    let shown = client.call::<PostVolume>(&ask(&json)).await.unwrap();
+    let shown = client.call::<CreateVolume>(&ask(&json)).await.unwrap();
     shown.vhost_user.unwrap().socket.unwrap()
 }
 

@@ -629,7 +629,7 @@ async fn differences_are_found_and_repaired() {
     file.write_all_at(&[0xee; 512], DATA).unwrap();
     file.sync_all().unwrap();
     let refused = cluster.node(other).engine.verify(VOLUME, Some(other)).await;
-    assert!(refused.unwrap_err().to_string().contains("ask there"));
+    assert!(refused.unwrap_err().to_string().contains("run this there"));
     let found = engine.verify(VOLUME, None).await.unwrap();
     assert_eq!((found.mismatches.len(), found.mismatches[0].node), (1, other));
     assert_eq!(found.repaired_blocks, 0);
@@ -749,7 +749,7 @@ async fn a_pool_of_disks_does_not_take_the_memory_that_mirrored_volumes_need() {
     let mut within = volume(dir.path(), &[NodeId(1)]);
     within.placements[0].backing = Backing::Pool { pool: pool.name.clone() };
     let refused = node.engine.create_image(&within, false).await.unwrap_err().to_string();
-    assert!(refused.contains("set cores.pool to \"18MiB\" or more"), "{refused}");
+    assert!(refused.contains("set cores.memory to \"18MiB\" or more"), "{refused}");
     let mut beside = volume(dir.path(), &[NodeId(1)]);
     let made = node.engine.create_image(&beside, false).await.unwrap();
     beside.record_image(NodeId(1), made);

@@ -8,8 +8,9 @@ use crate::common::{ask, config, name, show, start};
 use api::client::{ApiAddress, CallError, Client};
 use api::endpoint::*;
 use api::{
-    AddDisks, ApiError, ClearErrors, CreatePool, DiskState, ErrorCode, GrowVolumeRequest, OpenPool,
-    Pool, PoolName, PoolState, RemoveDisk, ReplaceDisk, Status, Verdict, VolumeState,
+    AddDisks, ApiError, ClearErrors, CreatePoolRequest, DiskState, ErrorCode, GrowVolumeRequest,
+    OpenPoolRequest, Pool, PoolName, PoolState, RemoveDisk, ReplaceDisk, Status, Verdict,
+    VolumeState,
 };
 use node::node::Node;
 
@@ -36,11 +37,11 @@ fn pool(name: &str) -> PoolName {
     name.parse().unwrap()
 }
 
-fn new(pool: &str, raid: u8, disks: &[&PathBuf], spares: &[&PathBuf]) -> CreatePool {
+fn new(pool: &str, raid: u8, disks: &[&PathBuf], spares: &[&PathBuf]) -> CreatePoolRequest {
     let json = format!(r#"{{"name":"{pool}","raid":{raid},"disks":[]}}"#);
-    let ask: CreatePool = serde_json::from_str(&json).unwrap();
+    let ask: CreatePoolRequest = serde_json::from_str(&json).unwrap();
     let all = |paths: &[&PathBuf]| paths.iter().map(|p| (*p).clone()).collect();
-    CreatePool { disks: all(disks), spares: all(spares), ..ask }
+    CreatePoolRequest { disks: all(disks), spares: all(spares), ..ask }
 }
 
 async fn get(client: &Client, name: &str) -> Pool {
@@ -55,7 +56,7 @@ async fn create_volume(client: &Client, volume: &str, in_pool: &str) -> api::Vol
     let json = format!(
         r#"{{"name":"{volume}","size_bytes":67108864,"backing":{{"kind":"pool","pool":"{in_pool}"}},"allow":["any"]}}"#
     );
-    client.call::<PostVolume>(&ask(&json)).await.unwrap()
+    client.call::<CreateVolume>(&ask(&json)).await.unwrap()
 }
 
 /// Waits until the result of `look` satisfies `is`.
@@ -78,19 +79,19 @@ async fn a_pool_and_its_volumes_live_their_lives() {
     let disks = ["a", "b", "c", "s"].map(|name| disk(dir.path(), name));
     let [a, b, c, s] = &disks;
     let create = new("tank", 5, &[a, b, c], &[s]);
-    let made = client.call::<PostPool>(&create).await.unwrap();
+    let made = client.call::<CreatePool>(&create).await.unwrap();
     assert_eq!((made.state.clone(), made.level.as_deref()), (PoolState::Online, Some("RAID 5")));
-    assert_eq!((made.survives, made.columns), (Some(1), Some(3)));
+    assert_eq!((made.fault_tolerance, made.columns), (Some(1), Some(3)));
     let spares = made.disks.iter().filter(|d| d.state == DiskState::Spare).count();
     assert_eq!((made.disks.len(), spares), (4, 1));
     let capacity = made.capacity.unwrap();
     assert!(capacity.usable_bytes > DISK && capacity.usable_bytes < capacity.raw_bytes);
     assert!(dir.path().join("data/pools/tank.json").exists());
-    assert_eq!(client.call::<PostPool>(&create).await.unwrap().id, made.id, "asked twice");
+    assert_eq!(client.call::<CreatePool>(&create).await.unwrap().id, made.id, "asked twice");
 
     let volume = create_volume(&client, "web", "tank").await;
     assert_eq!(volume.state, VolumeState::Online);
-    assert_eq!(volume.copies[0].backing.to_string(), "pool tank");
+    assert_eq!(volume.replicas[0].backing.to_string(), "pool tank");
     let grow = GrowVolumeRequest { size_bytes: 128 << 20 };
     let grown = client.call_on::<GrowVolume>(&name("web"), &[], &grow).await.unwrap();
     assert_eq!(grown.size_bytes, 128 << 20);
@@ -112,7 +113,7 @@ async fn a_pool_and_its_volumes_live_their_lives() {
     assert!(client.call::<ListPools>(&NoBody).await.unwrap().pools.is_empty());
     assert!(!dir.path().join("data/pools/tank.json").exists());
     // They hold no labels any more.
-    client.call::<PostPool>(&new("zoo", 1, &[a, b], &[])).await.unwrap();
+    client.call::<CreatePool>(&new("zoo", 1, &[a, b], &[])).await.unwrap();
     assert!(node.stop().await.clean);
 }
 
@@ -126,14 +127,14 @@ async fn what_belongs_to_others_is_refused_by_name() {
         r#"{{"name":"web","size_bytes":4194304,"backing":{{"kind":"file","path":"{}"}}}}"#,
         image.display()
     );
-    client.call::<PostVolume>(&ask(&json)).await.unwrap();
-    let create = |ask: CreatePool| {
+    client.call::<CreateVolume>(&ask(&json)).await.unwrap();
+    let create = |ask: CreatePoolRequest| {
         let client = client.clone();
-        async move { refusal(client.call::<PostPool>(&ask).await) }
+        async move { refusal(client.call::<CreatePool>(&ask).await) }
     };
     let refused = create(new("tank", 5, &[a, b, &image], &[])).await;
     assert_eq!(refused.message, format!("{} belongs to volume web", image.display()));
-    client.call::<PostPool>(&new("tank", 1, &[a, b], &[])).await.unwrap();
+    client.call::<CreatePool>(&new("tank", 1, &[a, b], &[])).await.unwrap();
     // Under another name too.
     let link = dir.path().join("link");
     std::os::unix::fs::symlink(a, &link).unwrap();
@@ -145,10 +146,10 @@ async fn what_belongs_to_others_is_refused_by_name() {
     assert_eq!(refused.code, ErrorCode::InvalidRequest);
     let json =
         json.replace("\"web\"", "\"x\"").replace(&*image.to_string_lossy(), &a.to_string_lossy());
-    let refused = refusal(client.call::<PostVolume>(&ask(&json)).await);
+    let refused = refusal(client.call::<CreateVolume>(&ask(&json)).await);
     assert_eq!(refused.message, format!("{} belongs to pool tank", a.display()));
     let json = r#"{"name":"x","size_bytes":4194304,"backing":{"kind":"pool","pool":"zoo"}}"#;
-    let refused = refusal(client.call::<PostVolume>(&ask(json)).await);
+    let refused = refusal(client.call::<CreateVolume>(&ask(json)).await);
     assert_eq!(
         (refused.code, refused.message.as_str()),
         (ErrorCode::NotFound, "there is no pool zoo on this node")
@@ -168,8 +169,8 @@ async fn what_belongs_to_others_is_refused_by_name() {
             .all(|p| p.name.as_str() == "tank")
     );
     let overwrite = vec![c.display().to_string()];
-    let zoo = CreatePool { overwrite, ..new("zoo", 0, &[c], &[]) };
-    client.call::<PostPool>(&zoo).await.unwrap();
+    let zoo = CreatePoolRequest { overwrite, ..new("zoo", 0, &[c], &[]) };
+    client.call::<CreatePool>(&zoo).await.unwrap();
     assert!(node.stop().await.clean);
 }
 
@@ -178,7 +179,7 @@ async fn disks_that_come_late_are_enough() {
     let dir = tempfile::tempdir().unwrap();
     let (node, client) = start(dir.path(), "").await;
     let [a, b, c] = &["a", "b", "c"].map(|name| disk(dir.path(), name));
-    client.call::<PostPool>(&new("tank", 5, &[a, b, c], &[])).await.unwrap();
+    client.call::<CreatePool>(&new("tank", 5, &[a, b, c], &[])).await.unwrap();
     create_volume(&client, "web", "tank").await;
     assert!(node.stop().await.clean);
     let renamed = [a, b].map(|path| {
@@ -209,7 +210,7 @@ async fn a_pool_goes_on_without_a_disk_that_is_gone() {
     let dir = tempfile::tempdir().unwrap();
     let (node, client) = start(dir.path(), "").await;
     let [a, b, c, d] = &["a", "b", "c", "d"].map(|name| disk(dir.path(), name));
-    client.call::<PostPool>(&new("tank", 1, &[a, b], &[])).await.unwrap();
+    client.call::<CreatePool>(&new("tank", 1, &[a, b], &[])).await.unwrap();
     create_volume(&client, "web", "tank").await;
     let disks = get(&client, "tank").await.disks;
     let lost = disks.iter().find(|d| d.path.as_ref() == Some(b)).unwrap();
@@ -219,22 +220,22 @@ async fn a_pool_goes_on_without_a_disk_that_is_gone() {
     let (node, client) = start(dir.path(), "").await;
     // One of two disks must not continue alone, because the other one may have continued.
     assert!(matches!(get(&client, "tank").await.state, PoolState::Offline { .. }));
-    let open = |confirm| OpenPool { without: vec![lost.clone()], take_over: false, confirm };
-    let refused = client.call_on::<ForcePoolOpen>(&pool("tank"), &[], &open(pool("zoo"))).await;
+    let open = |confirm| OpenPoolRequest { without: vec![lost.clone()], take_over: false, confirm };
+    let refused = client.call_on::<OpenPool>(&pool("tank"), &[], &open(pool("zoo"))).await;
     assert_eq!(refusal(refused).code, ErrorCode::InvalidRequest);
-    let opened = client.call_on::<ForcePoolOpen>(&pool("tank"), &[], &open(pool("tank"))).await;
+    let opened = client.call_on::<OpenPool>(&pool("tank"), &[], &open(pool("tank"))).await;
     let opened = opened.unwrap();
-    assert_eq!((opened.state, opened.survives), (PoolState::Degraded, Some(0)));
-    let out = opened.disks.iter().find(|d| d.state == DiskState::Out).unwrap();
+    assert_eq!((opened.state, opened.fault_tolerance), (PoolState::Degraded, Some(0)));
+    let out = opened.disks.iter().find(|d| d.state == DiskState::Detached).unwrap();
     assert_eq!(out.serial.as_ref(), Some(&lost));
-    assert!(out.action.as_ref().unwrap().starts_with("replace it: windrose pool replace tank "));
+    assert!(out.hint.as_ref().unwrap().starts_with("replace it: windrose pool replace tank "));
     assert_eq!(show(&client, "web").await.unwrap().state, VolumeState::Online);
     assert_eq!(status(&client).await.verdict, Verdict::AtRisk);
 
     let number = out.member.unwrap().to_string();
     let replace = ReplaceDisk { disk: number, with: c.clone(), overwrite: Vec::new() };
     client.call_on::<ReplacePoolDisk>(&pool("tank"), &[], &replace).await.unwrap();
-    let whole = |p: &Pool| p.state == PoolState::Online && p.survives == Some(1);
+    let whole = |p: &Pool| p.state == PoolState::Online && p.fault_tolerance == Some(1);
     until(async || get(&client, "tank").await, whole).await;
     let add = AddDisks { disks: vec![d.clone()], spare: true, overwrite: Vec::new() };
     let added = client.call_on::<AddPoolDisks>(&pool("tank"), &[], &add).await.unwrap();
@@ -256,7 +257,7 @@ async fn a_disk_that_is_needed_is_not_removed_and_a_removal_can_be_cancelled() {
     let dir = tempfile::tempdir().unwrap();
     let (node, client) = start(dir.path(), "").await;
     let [a, b, c, d] = &["a", "b", "c", "d"].map(|name| disk(dir.path(), name));
-    client.call::<PostPool>(&new("tank", 5, &[a, b, c], &[])).await.unwrap();
+    client.call::<CreatePool>(&new("tank", 5, &[a, b, c], &[])).await.unwrap();
     create_volume(&client, "web", "tank").await;
     let remove = async |disk: &str, cancel| {
         let remove = RemoveDisk { disk: disk.to_owned(), cancel };
@@ -275,7 +276,7 @@ async fn a_disk_that_is_needed_is_not_removed_and_a_removal_can_be_cancelled() {
     client.call_on::<AddPoolDisks>(&pool("tank"), &[], &add).await.unwrap();
     remove("1", false).await.unwrap();
     let cancelled = remove("1", true).await;
-    let is_in = |pool: &Pool| pool.disks.iter().all(|disk| disk.state == DiskState::In);
+    let is_in = |pool: &Pool| pool.disks.iter().all(|disk| disk.state == DiskState::Active);
     match cancelled {
         Ok(pool) => assert!(pool.disks.len() == 4 && is_in(&pool), "{pool:?}"),
         // Some of its data may have been moved already.
@@ -289,7 +290,7 @@ async fn errors_of_disks_are_counted_since_a_moment_that_survives_a_restart_and_
     let dir = tempfile::tempdir().unwrap();
     let (node, client) = start(dir.path(), "").await;
     let [a, b] = &["a", "b"].map(|name| disk(dir.path(), name));
-    client.call::<PostPool>(&new("tank", 1, &[a, b], &[])).await.unwrap();
+    client.call::<CreatePool>(&new("tank", 1, &[a, b], &[])).await.unwrap();
     let clear = async |client: &Client, disk: Option<&str>| {
         let clear = ClearErrors { disk: disk.map(str::to_owned) };
         client.call_on::<ClearPoolErrors>(&pool("tank"), &[], &clear).await
@@ -316,7 +317,7 @@ async fn ten_volumes_of_a_pool_are_created_grown_and_deleted() {
     for (raid, count) in [(0, 2), (1, 2), (10, 4), (5, 3), (6, 4)] {
         let disks: Vec<_> = (0..count).map(|n| disk(dir.path(), &format!("{raid}-{n}"))).collect();
         let disks: Vec<&PathBuf> = disks.iter().collect();
-        client.call::<PostPool>(&new("tank", raid, &disks, &[])).await.unwrap();
+        client.call::<CreatePool>(&new("tank", raid, &disks, &[])).await.unwrap();
         let called: Vec<String> = (0..10).map(|n| format!("v{n}")).collect();
         for volume in &called {
             let volume = create_volume(&client, volume, "tank").await;
@@ -339,16 +340,16 @@ async fn a_disk_that_is_put_back_is_used_again() {
     let dir = tempfile::tempdir().unwrap();
     let (node, client) = start(dir.path(), "").await;
     let [a, b, c] = &["a", "b", "c"].map(|name| disk(dir.path(), name));
-    client.call::<PostPool>(&new("tank", 5, &[a, b, c], &[])).await.unwrap();
+    client.call::<CreatePool>(&new("tank", 5, &[a, b, c], &[])).await.unwrap();
     create_volume(&client, "web", "tank").await;
     assert!(node.stop().await.clean);
     let away = dir.path().join("away");
     fs::rename(b, &away).unwrap();
     let (node, client) = start(dir.path(), "").await;
-    let degraded = |p: &Pool| p.state == PoolState::Degraded && p.survives == Some(0);
+    let degraded = |p: &Pool| p.state == PoolState::Degraded && p.fault_tolerance == Some(0);
     until(async || get(&client, "tank").await, degraded).await;
     fs::rename(&away, b).unwrap();
-    let whole = |p: &Pool| p.state == PoolState::Online && p.survives == Some(1);
+    let whole = |p: &Pool| p.state == PoolState::Online && p.fault_tolerance == Some(1);
     until(async || get(&client, "tank").await, whole).await;
     assert!(node.stop().await.clean);
 }
@@ -358,10 +359,10 @@ async fn checksums_are_chosen_with_a_pool_and_stay() {
     let dir = tempfile::tempdir().unwrap();
     let (node, client) = start(dir.path(), "").await;
     let [a, b, c, d] = &["a", "b", "c", "d"].map(|name| disk(dir.path(), name));
-    let ask = CreatePool { checksums: true, ..new("tank", 5, &[a, b, c], &[]) };
-    client.call::<PostPool>(&ask).await.unwrap();
+    let ask = CreatePoolRequest { checksums: true, ..new("tank", 5, &[a, b, c], &[]) };
+    client.call::<CreatePool>(&ask).await.unwrap();
     // A repeated request succeeds only with the same parameters.
-    let other = refusal(client.call::<PostPool>(&new("tank", 5, &[a, b, c], &[])).await);
+    let other = refusal(client.call::<CreatePool>(&new("tank", 5, &[a, b, c], &[])).await);
     assert_eq!(other.code, ErrorCode::Exists);
     create_volume(&client, "web", "tank").await;
     assert!(node.stop().await.clean);
@@ -379,7 +380,7 @@ async fn a_record_that_cannot_be_read_is_left_alone_and_named() {
     let dir = tempfile::tempdir().unwrap();
     let (node, client) = start(dir.path(), "").await;
     let [a, b] = &["a", "b"].map(|name| disk(dir.path(), name));
-    client.call::<PostPool>(&new("tank", 1, &[a, b], &[])).await.unwrap();
+    client.call::<CreatePool>(&new("tank", 1, &[a, b], &[])).await.unwrap();
     create_volume(&client, "web", "tank").await;
     assert!(node.stop().await.clean);
     let record = dir.path().join("data/pools/tank.json");
@@ -393,7 +394,7 @@ async fn a_record_that_cannot_be_read_is_left_alone_and_named() {
             .iter()
             .any(|f| f.subject == "pools" && f.message.contains("pools/tank.json"))
     );
-    let refused = refusal(client.call::<PostPool>(&new("tank", 1, &[a, b], &[])).await);
+    let refused = refusal(client.call::<CreatePool>(&new("tank", 1, &[a, b], &[])).await);
     assert!(refused.message.contains("pools/tank.json"), "{refused}");
     let VolumeState::Offline { reason } = show(&client, "web").await.unwrap().state else {
         panic!("its pool is not known")
@@ -412,7 +413,7 @@ async fn what_a_crash_has_left_is_finished_or_forgotten() {
     let dir = tempfile::tempdir().unwrap();
     let (node, client) = start(dir.path(), "").await;
     let [a, b, c] = &["a", "b", "c"].map(|name| disk(dir.path(), name));
-    client.call::<PostPool>(&new("tank", 1, &[a, b], &[])).await.unwrap();
+    client.call::<CreatePool>(&new("tank", 1, &[a, b], &[])).await.unwrap();
     assert!(node.stop().await.clean);
     let record = dir.path().join("data/pools/tank.json");
     let sealed_as = "pools/tank.json";
@@ -437,7 +438,7 @@ async fn what_a_crash_has_left_is_finished_or_forgotten() {
     let (node, client) = start(dir.path(), "").await;
     assert!(client.call::<ListPools>(&NoBody).await.unwrap().pools.is_empty());
     assert!(!record.exists());
-    client.call::<PostPool>(&new("zoo", 1, &[a, b], &[])).await.unwrap();
+    client.call::<CreatePool>(&new("zoo", 1, &[a, b], &[])).await.unwrap();
     client.call_on::<DeletePool>(&pool("zoo"), &[], &NoBody).await.unwrap();
     assert!(node.stop().await.clean);
 
@@ -457,7 +458,7 @@ async fn what_a_crash_has_left_is_finished_or_forgotten() {
     assert!(refused.hint.unwrap().contains("--force"));
     client.call_on::<DeletePool>(&pool("tank"), &[POOL_FORCE], &NoBody).await.unwrap();
     assert!(!record.exists());
-    client.call::<PostPool>(&new("tank", 1, &[a, c], &[])).await.unwrap();
+    client.call::<CreatePool>(&new("tank", 1, &[a, c], &[])).await.unwrap();
     assert!(node.stop().await.clean);
 }
 
@@ -466,19 +467,19 @@ async fn a_volume_that_finds_no_room_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let (node, client) = start(dir.path(), "").await;
     let [a, b] = &["a", "b"].map(|name| disk(dir.path(), name));
-    client.call::<PostPool>(&new("tank", 1, &[a, b], &[])).await.unwrap();
+    client.call::<CreatePool>(&new("tank", 1, &[a, b], &[])).await.unwrap();
     let json = r#"{"name":"web","size_bytes":107374182400,"thin":false,"backing":{"kind":"pool","pool":"tank"}}"#;
-    let refused = refusal(client.call::<PostVolume>(&ask(json)).await);
+    let refused = refusal(client.call::<CreateVolume>(&ask(json)).await);
     assert_eq!(refused.code, ErrorCode::NoSpace, "{refused}");
     assert_eq!(show(&client, "web").await, None);
     // Thin volumes may exceed the capacity.
     let thin = json.replace("\"thin\":false", "\"thin\":true");
-    client.call::<PostVolume>(&ask(&thin)).await.unwrap();
+    client.call::<CreateVolume>(&ask(&thin)).await.unwrap();
     let promised = status(&client).await;
     let warned = promised
         .findings
         .iter()
-        .any(|f| f.subject == "pool tank" && f.message.contains("may still take"));
+        .any(|f| f.subject == "pool tank" && f.message.contains("may still need"));
     assert!(warned, "{promised:?}");
     client.call_on::<DeleteVolume>(&name("web"), &[], &NoBody).await.unwrap();
     client.call_on::<DeletePool>(&pool("tank"), &[], &NoBody).await.unwrap();
@@ -498,13 +499,13 @@ async fn a_pool_that_a_core_has_no_memory_for_is_named_with_the_setting_that_suf
     };
     let (node, client) = node_with(16).await;
     let [a, b, c, d] = &["a", "b", "c", "d"].map(|name| disk(dir.path(), name));
-    client.call::<PostPool>(&new("tank", 1, &[a, b], &[])).await.unwrap();
-    client.call::<PostPool>(&new("zoo", 1, &[c, d], &[])).await.unwrap();
+    client.call::<CreatePool>(&new("tank", 1, &[a, b], &[])).await.unwrap();
+    client.call::<CreatePool>(&new("zoo", 1, &[c, d], &[])).await.unwrap();
     create_volume(&client, "web", "tank").await;
     let json = r#"{"name":"db","size_bytes":67108864,"backing":{"kind":"pool","pool":"zoo"}}"#;
-    let refused = refusal(client.call::<PostVolume>(&ask(json)).await);
+    let refused = refusal(client.call::<CreateVolume>(&ask(json)).await);
     assert!(refused.message.starts_with("volume db: "), "{refused}");
-    assert!(refused.message.contains("set cores.pool to \"17MiB\" or more"), "{refused}");
+    assert!(refused.message.contains("set cores.memory to \"17MiB\" or more"), "{refused}");
     assert_eq!(show(&client, "db").await, None, "nothing is left of it");
     assert!(node.stop().await.clean);
 
@@ -522,7 +523,7 @@ async fn a_pool_that_a_core_has_no_memory_for_is_named_with_the_setting_that_suf
         }
     }
     let [(name, reason)] = &offline[..] else { panic!("{offline:?}") };
-    assert!(reason.contains("set cores.pool to \"17MiB\" or more"), "{reason}");
+    assert!(reason.contains("set cores.memory to \"17MiB\" or more"), "{reason}");
     let status = status(&client).await;
     assert_eq!(status.verdict, Verdict::Unavailable);
     let subject = format!("volume {name}");
@@ -544,7 +545,7 @@ async fn disks_are_named_by_serial_numbers_with_slashes_and_by_any_path_to_them(
     let dir = tempfile::tempdir().unwrap();
     let (node, client) = start(dir.path(), "").await;
     let [a, b, c] = &["a", "b", "c"].map(|name| far_disk(dir.path(), name));
-    let made = client.call::<PostPool>(&new("tank", 1, &[a, b, c], &[])).await.unwrap();
+    let made = client.call::<CreatePool>(&new("tank", 1, &[a, b, c], &[])).await.unwrap();
     let serial_of = |pool: &Pool, path: &PathBuf| {
         let disk = pool.disks.iter().find(|d| d.path.as_ref() == Some(path)).unwrap();
         disk.serial.clone().unwrap()
@@ -572,8 +573,8 @@ async fn disks_are_named_by_serial_numbers_with_slashes_and_by_any_path_to_them(
     let (node, client) = start(dir.path(), "").await;
     assert!(matches!(get(&client, "tank").await.state, PoolState::Offline { .. }));
     let without = vec![c.to_str().unwrap().to_owned()];
-    let open = OpenPool { without, take_over: false, confirm: pool("tank") };
-    client.call_on::<ForcePoolOpen>(&pool("tank"), &[], &open).await.unwrap();
+    let open = OpenPoolRequest { without, take_over: false, confirm: pool("tank") };
+    client.call_on::<OpenPool>(&pool("tank"), &[], &open).await.unwrap();
     assert!(node.stop().await.clean);
 }
 
@@ -583,26 +584,29 @@ async fn a_pool_is_created_again_only_as_it_is() {
     let (node, client) = start(dir.path(), "").await;
     let [a, b, c, d] = &["a", "b", "c", "d"].map(|name| disk(dir.path(), name));
     let asked = new("tank", 5, &[a, b, c], &[]);
-    let made = client.call::<PostPool>(&asked).await.unwrap();
-    assert_eq!(client.call::<PostPool>(&asked).await.unwrap().id, made.id);
+    let made = client.call::<CreatePool>(&asked).await.unwrap();
+    assert_eq!(client.call::<CreatePool>(&asked).await.unwrap().id, made.id);
     let other = new("tank", 5, &[c, a, b], &[]);
-    assert_eq!(client.call::<PostPool>(&other).await.unwrap().id, made.id, "in another order");
-    let strip_bytes = 16 << 10;
+    assert_eq!(client.call::<CreatePool>(&other).await.unwrap().id, made.id, "in another order");
+    let chunk_bytes = 16 << 10;
     for (other, says) in [
         (new("tank", 0, &[a, b, c], &[]), "level (RAID 5)"),
         (new("tank", 5, &[a, b, c, d], &[]), "list of disks"),
         (new("tank", 5, &[a, b, d], &[]), "list of disks"),
         (new("tank", 5, &[a, b, c], &[d]), "list of spares (none)"),
-        (CreatePool { strip_bytes, ..asked.clone() }, "strip (64 KiB)"),
-        (CreatePool { checksums: true, ..asked.clone() }, "choice of checksums (without)"),
+        (CreatePoolRequest { chunk_bytes, ..asked.clone() }, "chunk size (64 KiB)"),
+        (CreatePoolRequest { checksums: true, ..asked.clone() }, "choice of checksums (without)"),
         (new("tank", 1, &[a], &[]), "disks"),
     ] {
-        let refused = refusal(client.call::<PostPool>(&other).await);
+        let refused = refusal(client.call::<CreatePool>(&other).await);
         assert!(refused.message.contains(says), "{refused:?}");
     }
-    let both = CreatePool { strip_bytes, ..new("tank", 0, &[a, b], &[]) };
-    let refused = refusal(client.call::<PostPool>(&both).await).message;
-    assert!(["level", "strip", "list of disks"].iter().all(|s| refused.contains(s)), "{refused}");
+    let both = CreatePoolRequest { chunk_bytes, ..new("tank", 0, &[a, b], &[]) };
+    let refused = refusal(client.call::<CreatePool>(&both).await).message;
+    assert!(
+        ["level", "chunk size", "list of disks"].iter().all(|s| refused.contains(s)),
+        "{refused}"
+    );
     // Volumes too: a request that names another pool is a different one.
     create_volume(&client, "web", "tank").await;
     create_volume(&client, "web", "tank").await;
@@ -610,7 +614,7 @@ async fn a_pool_is_created_again_only_as_it_is() {
         let json = format!(
             r#"{{"name":"web","size_bytes":67108864,"thin":false,"backing":{backing},"allow":["any"]}}"#
         );
-        let refused = refusal(client.call::<PostVolume>(&ask(&json)).await);
+        let refused = refusal(client.call::<CreateVolume>(&ask(&json)).await);
         let says = refused.message;
         assert!(
             says.contains("another provisioning (it is thin), another place (it is in pool tank"),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::common::{ask, create, files, start};
 use api::client::{CallError, Client};
 use api::endpoint::*;
-use api::{AddDisks, ApiError, CreatePool, ErrorCode, PoolName, ReplaceDisk};
+use api::{AddDisks, ApiError, CreatePoolRequest, ErrorCode, PoolName, ReplaceDisk};
 
 fn refusal<T: std::fmt::Debug>(result: Result<T, CallError>) -> ApiError {
     match result {
@@ -20,7 +20,7 @@ async fn create_forced(client: &Client, path: &Path) -> ApiError {
     let json = format!(
         r#"{{"name":"evil","size_bytes":4194304,"force":true,"backing":{{"kind":"file","path":{path:?}}}}}"#
     );
-    refusal(client.call::<PostVolume>(&ask(&json)).await)
+    refusal(client.call::<CreateVolume>(&ask(&json)).await)
 }
 
 fn disk(path: PathBuf) -> PathBuf {
@@ -79,7 +79,7 @@ async fn no_volume_takes_the_nodes_own_files_or_another_volumes_image() {
         r#"{{"name":"mine","size_bytes":4194304,"force":true,"backing":{{"kind":"file","path":{:?}}}}}"#,
         at("old.img")
     );
-    client.call::<PostVolume>(&ask(&json)).await.unwrap();
+    client.call::<CreateVolume>(&ask(&json)).await.unwrap();
     assert!(node.stop().await.clean);
 }
 
@@ -95,17 +95,17 @@ async fn no_pool_takes_the_nodes_own_files_or_a_volumes_image() {
     fs::hard_link(&image, at("image-hard")).unwrap();
     let new = |disks: Vec<PathBuf>| {
         let json = r#"{"name":"tank","raid":0,"disks":[]}"#;
-        CreatePool { disks, ..serde_json::from_str(json).unwrap() }
+        CreatePoolRequest { disks, ..serde_json::from_str(json).unwrap() }
     };
     let pool: PoolName = "tank".parse().unwrap();
     for (bad, why) in
         [(own.clone(), "own files"), (at("hard"), "own files"), (at("image-hard"), "volume web")]
     {
         let both = new(vec![good.clone(), bad.clone()]);
-        let refused = refusal(client.call::<PostPool>(&both).await);
+        let refused = refusal(client.call::<CreatePool>(&both).await);
         assert!(refused.message.contains(why), "{refused}");
     }
-    client.call::<PostPool>(&new(vec![good.clone(), more])).await.unwrap();
+    client.call::<CreatePool>(&new(vec![good.clone(), more])).await.unwrap();
     let add = AddDisks { disks: vec![own.clone()], spare: false, overwrite: Vec::new() };
     let refused = refusal(client.call_on::<AddPoolDisks>(&pool, &[], &add).await);
     assert!(refused.message.contains("own files"), "{refused}");

@@ -87,7 +87,7 @@ async fn create_guarded(client: &Client, volume: &str) {
         r#"{{"name":"{volume}","size_bytes":4194304,"allow":["{INITIATOR}"],
             "chap":{{"user":"u","secret":"{SECRET}","mutual":{{"user":"m","secret":"hush-hush-back"}}}}}}"#
     );
-    client.call::<PostVolume>(&ask(&json)).await.unwrap();
+    client.call::<CreateVolume>(&ask(&json)).await.unwrap();
 }
 
 async fn set_again(client: &Client, volume: &str) {
@@ -284,7 +284,7 @@ async fn a_file_that_cannot_be_used_is_named() {
         fs::set_permissions(key_file(dir.path()), mode).unwrap();
     };
     for (text, mode, why) in
-        [(&*good, 0o644, "chmod 600"), ("garbage\n", 0o600, "line 1 is no key")]
+        [(&*good, 0o644, "chmod 600"), ("garbage\n", 0o600, "line 1 is not a key")]
     {
         set(text, mode);
         let (node, client) = start(dir.path(), "").await;

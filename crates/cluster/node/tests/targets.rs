@@ -17,7 +17,7 @@ fn target(volume: &str) -> String {
 
 async fn make(client: &Client, volume: &str) {
     let ask = ask(&format!(r#"{{"name":"{volume}","size_bytes":1048576,"allow":["{HOST}"]}}"#));
-    client.call::<PostVolume>(&ask).await.unwrap();
+    client.call::<CreateVolume>(&ask).await.unwrap();
 }
 
 /// A session that can send TEST UNIT READY. The initiator blocks, so it runs on its own thread.
@@ -124,7 +124,7 @@ async fn volumes_share_a_target() {
     let joined = map_with(&client, "b", Some("a"), Some(1), &[MAP_FORCE]).await.unwrap();
     let iscsi = joined.iscsi.unwrap();
     assert_eq!((iscsi.target, iscsi.lun, iscsi.owner), (target("a"), 1, name("a")));
-    assert_eq!(iscsi.others, [TargetLun { lun: 0, volume: name("a") }]);
+    assert_eq!(iscsi.other_luns, [TargetLun { lun: 0, volume: name("a") }]);
     assert_eq!(b.ready().await, Some(NOT_SUPPORTED), "it is gone where it was");
     assert_eq!(a.ready().await, None);
     let b = Host::log_in(at, "a", 1).await.unwrap();
@@ -146,7 +146,7 @@ async fn volumes_share_a_target() {
     map_with(&client, "a", Some("c"), None, &[]).await.expect("there it is already");
     make(&client, "d").await;
     let owner = map_with(&client, "a", Some("d"), None, &[MAP_FORCE]).await.unwrap_err();
-    assert!(owner.message.contains("other volumes stand behind"), "{owner}");
+    assert!(owner.message.contains("other volumes use"), "{owner}");
     let deleted = client.call_on::<DeleteVolume>(&name("a"), &[DELETE_FORCE], &NoBody).await;
     assert!(deleted.unwrap_err().to_string().contains("b, c"));
     assert!(node.stop().await.clean);
@@ -159,7 +159,7 @@ async fn volumes_share_a_target() {
     assert_eq!(b.ready().await, None, "after a restart too");
     let own = map_with(&client, "b", Some("b"), None, &[MAP_FORCE]).await.unwrap();
     let iscsi = own.iscsi.unwrap();
-    assert_eq!((iscsi.target, iscsi.lun, iscsi.others), (target("b"), 0, vec![]));
+    assert_eq!((iscsi.target, iscsi.lun, iscsi.other_luns), (target("b"), 0, vec![]));
     assert_eq!(b.ready().await, Some(NOT_SUPPORTED));
     assert_eq!(Host::log_in(at, "b", 0).await.unwrap().ready().await, None);
     client.call_on::<DeleteVolume>(&name("c"), &[DELETE_FORCE], &NoBody).await.unwrap();
@@ -189,13 +189,13 @@ async fn an_initiator_sees_the_units_that_it_is_allowed_to() {
     let chap = r#"{"user":"u","secret":"0123456789ab"}"#;
     let chap: api::Chap = serde_json::from_str(chap).unwrap();
     let refused = client.call_on::<SetChap>(&name("b"), &[], &chap).await.unwrap_err();
-    assert!(refused.to_string().contains("stands behind the target of volume a"), "{refused}");
+    assert!(refused.to_string().contains("uses the target of volume a"), "{refused}");
     let guarded = client.call_on::<SetChap>(&name("a"), &[], &chap).await.unwrap();
     let user = guarded.access.chap_user;
     assert_eq!(show(&client, "b").await.unwrap().access.chap_user, user, "it is guarded too");
     let any = api::InitiatorList { initiators: vec!["any".parse().unwrap()] };
     let refused = client.call_on::<AllowInitiators>(&name("b"), &[], &any).await.unwrap_err();
-    assert!(refused.to_string().contains("CHAP guards iSCSI only"), "{refused}");
+    assert!(refused.to_string().contains("CHAP is for iSCSI only"), "{refused}");
     assert!(node.stop().await.clean);
 }
 
@@ -216,27 +216,30 @@ async fn secrets_of_hosts_are_those_of_the_owner() {
     let secret = ask(Some(serde_json::json!({ "secret": DHCHAP[0] })));
     let set = async |volume| client.call_on::<SetHostDhchap>(&name(volume), &[], &secret).await;
     let refused = set("b").await.unwrap_err().to_string();
-    assert!(refused.contains("stands behind the subsystem of volume a"), "{refused}");
+    assert!(refused.contains("uses the subsystem of volume a"), "{refused}");
     client.call_on::<SetHostDhchap>(&name("b"), &[], &ask(None)).await.unwrap();
 
     let any = api::InitiatorList { initiators: vec!["any".parse().unwrap()] };
     client.call_on::<AllowInitiators>(&name("b"), &[], &any).await.unwrap();
     let refused = set("a").await.unwrap_err().to_string();
-    assert!(refused.contains("volume b: ") && refused.contains("without a proof"), "{refused}");
+    assert!(
+        refused.contains("volume b: ") && refused.contains("without authentication"),
+        "{refused}"
+    );
     client.call_on::<DenyInitiators>(&name("b"), &[], &any).await.unwrap();
     let guarded = set("a").await.unwrap().access.dhchap_hosts;
     assert_eq!(guarded.len(), 1);
     assert_eq!(show(&client, "b").await.unwrap().access.dhchap_hosts, guarded);
     let refused = client.call_on::<AllowInitiators>(&name("b"), &[], &any).await.unwrap_err();
-    assert!(refused.to_string().contains("without a proof"), "{refused}");
+    assert!(refused.to_string().contains("without authentication"), "{refused}");
 
     client.call_on::<AllowInitiators>(&name("c"), &[], &any).await.unwrap();
     let refused = map(&client, "c", Some("a"), None).await.unwrap_err();
-    assert!(refused.message.contains("without a proof"), "{refused}");
+    assert!(refused.message.contains("without authentication"), "{refused}");
     client.call_on::<DenyInitiators>(&name("c"), &[], &any).await.unwrap();
     set("c").await.unwrap();
     let refused = map(&client, "c", Some("a"), None).await.unwrap_err();
-    assert!(refused.message.contains("asks NVMe hosts for secrets of its own"), "{refused}");
+    assert!(refused.message.contains("has NVMe host secrets of its own"), "{refused}");
     assert!(refused.hint.unwrap().contains("windrose volume dhchap c"));
     client.call_on::<SetHostDhchap>(&name("c"), &[], &ask(None)).await.unwrap();
     map(&client, "c", Some("a"), None).await.unwrap();
@@ -265,7 +268,7 @@ async fn keys_of_hosts_are_those_of_the_owner() {
             panic!("it is refused")
         };
         let message = &refused.message;
-        assert!(message.contains("stands behind the subsystem of volume a"), "{refused}");
+        assert!(message.contains("uses the subsystem of volume a"), "{refused}");
         assert!(refused.hint.unwrap().contains("windrose volume tls a"));
     }
     set("b", None).await.unwrap();
@@ -273,22 +276,22 @@ async fn keys_of_hosts_are_those_of_the_owner() {
     let any = api::InitiatorList { initiators: vec!["any".parse().unwrap()] };
     client.call_on::<AllowInitiators>(&name("b"), &[], &any).await.unwrap();
     let refused = set("a", Some(true)).await.unwrap_err().to_string();
-    assert!(refused.contains("volume b: ") && refused.contains("come by TLS"), "{refused}");
+    assert!(refused.contains("volume b: ") && refused.contains("must use TLS"), "{refused}");
     set("a", Some(false)).await.expect("whoever comes by another name does not get more");
     client.call_on::<DenyInitiators>(&name("b"), &[], &any).await.unwrap();
     let keys = set("a", Some(true)).await.unwrap().access.tls_hosts;
     assert_eq!(keys.iter().map(|h| h.required).collect::<Vec<_>>(), [true]);
     assert_eq!(show(&client, "b").await.unwrap().access.tls_hosts, keys);
     let refused = client.call_on::<AllowInitiators>(&name("b"), &[], &any).await.unwrap_err();
-    assert!(refused.to_string().contains("come by TLS"), "{refused}");
+    assert!(refused.to_string().contains("must use TLS"), "{refused}");
 
     client.call_on::<AllowInitiators>(&name("c"), &[], &any).await.unwrap();
     let refused = map(&client, "c", Some("a"), None).await.unwrap_err();
-    assert!(refused.message.contains("come by TLS"), "{refused}");
+    assert!(refused.message.contains("must use TLS"), "{refused}");
     client.call_on::<DenyInitiators>(&name("c"), &[], &any).await.unwrap();
     set("c", Some(false)).await.unwrap();
     let refused = map(&client, "c", Some("a"), None).await.unwrap_err();
-    assert!(refused.message.contains("has TLS keys of NVMe hosts of its own"), "{refused}");
+    assert!(refused.message.contains("has NVMe TLS keys of its own"), "{refused}");
     assert!(refused.hint.unwrap().contains("windrose volume tls c"));
     set("c", None).await.unwrap();
     map(&client, "c", Some("a"), None).await.unwrap();
@@ -310,7 +313,7 @@ async fn two_volumes_do_not_get_one_number() {
             map(&client, "c", Some("a"), Some(lun))
         );
         assert!(b.is_ok() != c.is_ok(), "{b:?} {c:?}");
-        let others = show(&client, "a").await.unwrap().iscsi.unwrap().others;
+        let others = show(&client, "a").await.unwrap().iscsi.unwrap().other_luns;
         assert_eq!(others.iter().filter(|unit| unit.lun == lun).count(), 1);
     }
     assert!(node.stop().await.clean);

@@ -21,25 +21,25 @@ pub(crate) fn run(config: Option<&Path>, confirm: Option<&str>) -> Result<ExitCo
             .with_hint("stop that node first (systemctl stop windrose)"));
     }
     let Some(what) = anchor::describe_mismatch(dir, anchor_dir).map_err(|e| failed(&e))? else {
-        print_line(&format!("data_dir {shown} is as it was: there is nothing to accept."))?;
+        print_line(&format!("data_dir {shown} matches its node: there is nothing to accept."))?;
         return Ok(ExitCode::SUCCESS);
     };
     let is_empty = !dir.join("store.redb").exists() && !dir.join("cluster.json").exists();
     let then = if is_empty {
-        "The node then begins anew, without any volume. Images that it had stay where they are."
+        "The node then starts without any volume. Its old images are kept."
     } else {
-        "The node then serves what this directory says."
+        "The node then serves the volumes recorded in this directory."
     };
     let what = format!("data_dir {shown}: {what}\n{then}");
     match confirm {
         Some(name) if name == config.name => {}
         Some(_) => {
-            let message = format!("nothing was accepted: this node is called {}", config.name);
+            let message = format!("nothing was accepted: the name of this node is {}", config.name);
             return Err(CliError::new(USAGE, message));
         }
         None => {
-            let hint = format!("--confirm {} accepts it without asking", config.name);
-            prompt_for_name(("node", &config.name), &what, "told so", &hint)?;
+            let hint = format!("use --confirm {} to accept it without a prompt", config.name);
+            prompt_for_name(("node", &config.name), &what, "changed", &hint)?;
         }
     }
     anchor::accept_data_dir(dir, anchor_dir).map_err(|e| failed(&e))?;

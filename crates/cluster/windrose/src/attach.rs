@@ -89,7 +89,7 @@ pub(crate) async fn run(remote: NodeConnection, args: AttachArgs) -> Result<Exit
         notify_systemd(&[NotifyState::Stopping, NotifyState::Status("Stopping")]);
         drop(stop);
         let name = signals.next().await;
-        tracing::warn!(signal = name, "ended before everything was written");
+        tracing::warn!(signal = name, "stopped before everything was written");
         std::process::exit(FAILED.into());
     };
     let ended = tokio::select! {
@@ -111,7 +111,7 @@ async fn resolve_volume(remote: &NodeConnection, args: AttachArgs) -> Result<Att
     let name = volume.name;
     let export = volume.nvme.ok_or_else(|| {
         CliError::new(FAILED, format!("volume {name} is not exported by NVMe/TCP"))
-            .with_hint(format!("windrose volume export {name} --via both"))
+            .with_hint(format!("windrose volume export {name} --protocols iscsi,nvme"))
     })?;
     let portals = candidate_portals(&export.portals, remote.client.address()).await;
     let ublk = args.ublk.then(|| ublk::Options {
@@ -132,7 +132,7 @@ async fn resolve_volume(remote: &NodeConnection, args: AttachArgs) -> Result<Att
         queues: args.queues,
         mode: args.fuse_mode,
         read_only: args.read_only,
-        no_path_timeout: Duration::from_secs(args.patience.into()),
+        no_path_timeout: Duration::from_secs(args.no_path_timeout.into()),
     })
 }
 
@@ -205,24 +205,23 @@ async fn serve_on_core(
     let closed = volume.close(&core.buffer_pool().account()).await;
     for controller in controllers {
         if let Err(e) = controller.shut_down().await {
-            tracing::info!(error = %e, "{controller:?} was not told that we leave");
+            tracing::info!(error = %e, "cannot shut down {controller:?}");
         }
     }
     let has_leftovers = served?;
     if let Some(gone) = namespace.gone().filter(|_| outage.is_set()) {
-        let left = format!("volume {} is out of reach: {}", spec.name, gone.reason);
-        return Err(CliError::new(FAILED, left).with_hint(
-            "requests are left unanswered: this process, started anew, goes on with them",
-        ));
+        let left = format!("volume {} cannot be reached: {}", spec.name, gone.reason);
+        return Err(CliError::new(FAILED, left)
+            .with_hint("requests stay pending: start this command again to resume them"));
     }
     closed.map_err(|e| {
-        let lost = format!("what was written last to volume {} may not be durable: {e}", spec.name);
+        let lost = format!("the last writes to volume {} may not be durable: {e}", spec.name);
         CliError::new(FAILED, lost)
     })?;
     if let Some(options) = spec.front_ends.ublk.filter(|_| has_leftovers)
         && let Err(error) = options.mark_clean(&core).await
     {
-        tracing::info!(%error, "the next process waits as if this one had been killed");
+        tracing::info!(%error, "cannot mark the device as clean; the next process delays its first writes");
     }
     Ok(())
 }
@@ -276,7 +275,7 @@ async fn serve_front_ends(
 fn write_delay_deadline(controllers: &[Controller]) -> Instant {
     let quiesce = controllers.iter().filter_map(Controller::capabilities).map(|a| a.quiesce).max();
     let delay = 2 * KEEP_ALIVE + quiesce.unwrap_or_default();
-    tracing::info!(seconds = delay.as_secs(), "whoever was here before was killed: changes wait");
+    tracing::info!(seconds = delay.as_secs(), "the previous process was killed; delaying writes");
     Instant::now() + delay
 }
 
@@ -288,11 +287,14 @@ async fn connect(
     let name = &spec.name;
     let unreachable = |why: String| {
         CliError::new(UNAVAILABLE, format!("volume {name} cannot be reached: {why}")).with_hint(
-            format!("may this host reach it? `windrose volume allow {name} {}`", spec.host.nqn),
+            format!(
+                "check that this host is allowed: `windrose volume allow {name} {}`",
+                spec.host.nqn
+            ),
         )
     };
     let Some(first) = spec.portals.first() else {
-        return Err(unreachable("its node listens nowhere".to_owned()));
+        return Err(unreachable("its node has no NVMe/TCP portals".to_owned()));
     };
     let NvmeExport { subsystem, namespace, .. } = &spec.export;
     let defaults = Options::new(*first, subsystem, &spec.host.nqn, spec.host.id.into_bytes());
@@ -331,7 +333,7 @@ async fn discover_portals(
         let entries = match discover(core, options, staging.clone()).await {
             Ok(entries) => entries,
             Err(e) => {
-                tracing::debug!(portal = %portal, error = %e, "it tells nothing of the others");
+                tracing::debug!(portal = %portal, error = %e, "discovery failed at a portal");
                 continue;
             }
         };

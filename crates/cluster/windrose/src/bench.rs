@@ -24,42 +24,42 @@ use wire::plural;
 const AFTER_HELP: &str = "\
 Exit codes:
   0  done
-  1  it could not be measured, an operation failed, or what was read is not what was written
-  2  the command line or the job file is wrong, or nobody has said that data may be lost";
+  1  the benchmark or an operation failed, or data read differs from data written
+  2  the command line or the job file is wrong, or the confirmation for data loss is missing";
 
 /// What is measured, and how.
 #[derive(Args, Debug)]
 #[command(after_help = AFTER_HELP, arg_required_else_help = true)]
 pub(crate) struct BenchArgs {
     /// nvme://HOST[:4420]/SUBNQN[?nsid=N&hostnqn=NQN], iscsi://[USER%SECRET@]HOST[:3260]/IQN/LUN,
-    /// nbd://HOST[:10809]/EXPORT, nbd+unix:///EXPORT?socket=PATH, or a file or block device; in
-    /// place of filename=.
+    /// nbd://HOST[:10809]/EXPORT, nbd+unix:///EXPORT?socket=PATH, or a file or block device;
+    /// replaces filename=.
     #[arg(value_name = "URI|PATH")]
     target: Option<String>,
-    /// A job file of fio. What else is given here goes before what it says, in every section.
+    /// A job file of fio. Other options on the command line override it, in every section.
     #[arg(long, value_name = "FILE")]
     job_file: Option<PathBuf>,
     #[command(flatten)]
     fio_options: FioOptions,
     #[command(flatten, next_help_heading = "NVMe hosts that prove who they are")]
     keys: HostKeyArgs,
-    /// Write to what exists: what it holds is lost.
+    /// Write to existing targets: their data is lost.
     #[arg(long)]
     yes: bool,
-    /// Threads to measure with; one for each job, and no more than processors, if not given.
+    /// Number of threads (default: one for each job, at most one per processor).
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..=1024))]
     cores: Option<u16>,
-    /// Processors to bind them to, one thread each: 0,2,3.
+    /// Processors for the threads, one each, such as 0,2,3.
     #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "cores")]
     cpus: Vec<usize>,
-    /// How long a thread that waits looks for what comes, in µs, before it sleeps. fio does not
-    /// look.
+    /// How long a waiting thread polls before it sleeps, in µs. fio does not poll.
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 0)]
     poll: u32,
-    /// Socket of the API of a node on this machine: tells what a command costs its processors.
+    /// API socket of a node on this machine: also report the processor time of that node per
+    /// command.
     #[arg(long, value_name = "SOCKET")]
     node: Option<PathBuf>,
-    /// The same of any process of this machine.
+    /// Process on this machine: the same for any process.
     #[arg(long, value_name = "PID", conflicts_with = "node")]
     server_pid: Option<u32>,
 }
@@ -220,13 +220,13 @@ async fn server_process(args: &BenchArgs) -> Result<Option<(u32, String)>, CliEr
         (Some(socket), _) => {
             let process = socket_owner_pid(socket).await.map_err(|e| {
                 CliError::new(FAILED, format!("{}: {e}", socket.display()))
-                    .with_hint("--node names the API's socket of a node of this machine")
+                    .with_hint("give the API socket of a node of this machine: --node")
             })?;
             (process, format!("the node at {}, process {process}", socket.display()))
         }
     };
     if load::benchmark::process_cpu_time(process).is_none() {
-        let why = format!("process {process} is not to be seen in /proc");
+        let why = format!("process {process} is not visible in /proc");
         return Err(CliError::new(FAILED, why));
     }
     Ok(Some((process, description)))
@@ -236,7 +236,7 @@ async fn server_process(args: &BenchArgs) -> Result<Option<(u32, String)>, CliEr
 async fn socket_owner_pid(socket: &Path) -> std::io::Result<u32> {
     let peer = tokio::net::UnixStream::connect(socket).await?.peer_cred()?;
     let process = peer.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
-    process.ok_or_else(|| std::io::Error::other("the system does not say whose it is"))
+    process.ok_or_else(|| std::io::Error::other("the system does not report its process"))
 }
 
 /// Refuses writes that would destroy data: without `yes`, and always for a Windrose image.
@@ -248,24 +248,24 @@ async fn check_data_loss(benchmark: &Benchmark, yes: bool) -> Result<(), CliErro
                 match contents.map_err(|why| CliError::new(FAILED, why))? {
                     ExistingContents::Absent => continue,
                     ExistingContents::Image => {
-                        let why = format!("{}: holds a volume of Windrose", path.display());
+                        let why = format!("{}: it contains a volume of Windrose", path.display());
                         return Err(CliError::new(
                             FAILED,
-                            format!("{why}, which is never written to"),
+                            format!("{why}, which bench never overwrites"),
                         )
-                        .with_hint("a volume is measured through the node that serves it"));
+                        .with_hint("measure a volume through the node that serves it"));
                     }
                     ExistingContents::Foreign(what) => {
                         format!("{}: it {what}, which", path.display())
                     }
-                    ExistingContents::Empty => format!("{}: what it holds", path.display()),
+                    ExistingContents::Empty => format!("{}: its contents", path.display()),
                 }
             }
             uri => format!("{uri}: its data"),
         };
         if !yes {
             let why = format!("{loss} would be lost to {}", operation_name(job));
-            return Err(CliError::new(USAGE, why).with_hint("--yes writes to it"));
+            return Err(CliError::new(USAGE, why).with_hint("use --yes to write to it"));
         }
         print_error_line(&format!("windrose: {loss} is lost to {}", operation_name(job)));
     }

@@ -13,7 +13,7 @@ Exit codes:
   0  done; for `status`: the data is safe
   1  the node refused or failed; the message says why
   2  the command line is wrong
-  3  no node answers
+  3  no node responds
   4  there is no such volume, pool or node
   5  for `status`: the data is at risk
   6  for `status` and `attach`: data cannot be reached";
@@ -34,7 +34,7 @@ pub(crate) struct Cli {
 /// Which node to talk to, and how to show what it says.
 #[derive(Args, Debug)]
 pub(crate) struct ConnectionArgs {
-    /// Where the node's API is: unix:/path/to/socket or https://host:port.
+    /// Address of the node's API: unix:/path/to/socket or https://host:port.
     #[arg(
         long,
         global = true,
@@ -44,10 +44,10 @@ pub(crate) struct ConnectionArgs {
         default_value = "unix:/run/windrose/api.sock"
     )]
     pub(crate) api: ApiAddress,
-    /// File with the token that the API asks for over TCP.
+    /// File with the token that the API requires over TCP.
     #[arg(long, global = true, help_heading = GLOBAL_HEADING, env = "WINDROSE_TOKEN_FILE", value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
-    /// PEM file with the certificates to trust instead of the system's.
+    /// PEM file with the certificates to trust instead of those of the system.
     #[arg(long, global = true, help_heading = GLOBAL_HEADING, env = "WINDROSE_CA_CERT", value_name = "FILE")]
     pub(crate) ca_cert: Option<PathBuf>,
     /// Print JSON, for programs.
@@ -57,7 +57,7 @@ pub(crate) struct ConnectionArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run a node, or keep one out of service for a while.
+    /// Run a node, or drain and resume one.
     Node(NodeArgs),
     /// Manage the cluster: several nodes that mirror volumes.
     #[command(arg_required_else_help = true)]
@@ -71,13 +71,13 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: VolumeCommand,
     },
-    /// Manage pools of disks of this node, for volumes to lie in.
+    /// Manage the disk pools of this node, in which volumes can be stored.
     #[command(arg_required_else_help = true)]
     Pool {
         #[command(subcommand)]
         command: PoolCommand,
     },
-    /// Serve a volume as a device of this machine, until told to stop.
+    /// Serve a volume as a device of this machine, until the command is stopped.
     Attach(Box<AttachArgs>),
     /// Measure a volume, a file or a device, in fio's terms.
     Bench(crate::bench::BenchArgs),
@@ -100,11 +100,10 @@ pub(crate) enum Command {
 #[derive(Args, Debug)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct NodeArgs {
-    /// Configuration file; without it /etc/windrose/windrose.toml, or the defaults.
+    /// Configuration file (default: /etc/windrose/windrose.toml if it exists, else the defaults).
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Check the configuration, and the certificate, key and token that it names, and do nothing
-    /// else.
+    /// Only check the configuration, and the certificate, key and token that it names.
     #[arg(long)]
     pub(crate) check: bool,
     #[command(subcommand)]
@@ -116,44 +115,41 @@ pub(crate) struct NodeArgs {
 pub(crate) struct AttachArgs {
     /// Name of the volume.
     pub(crate) name: VolumeName,
-    /// Socket to listen at, where QEMU or another monitor finds a vhost-user disk for its virtual
-    /// machine.
+    /// Socket to listen on: a vhost-user disk for a virtual machine of QEMU or another monitor.
     #[arg(long, value_name = "PATH", group = "as")]
     pub(crate) vhost_user: Option<PathBuf>,
-    /// Socket to listen at for NBD: QEMU, qemu-img, nbdcopy, nbd-client and their like.
+    /// Socket to listen on for NBD clients, such as QEMU, qemu-img, nbdcopy and nbd-client.
     #[arg(long, value_name = "PATH", group = "as")]
     pub(crate) nbd: Option<PathBuf>,
-    /// Make a block device of this machine, /dev/ublkbN, also to be found as
-    /// /run/windrose/disks/NAME.
+    /// Create a block device on this machine, /dev/ublkbN, with a link at /run/windrose/disks/NAME.
     #[arg(long, group = "as")]
     pub(crate) ublk: bool,
-    /// Number of the block device (default: the first that is free).
+    /// Number of the block device (default: the first free one).
     #[arg(long, value_name = "NUMBER", requires = "ublk", value_parser = clap::value_parser!(u32).range(..=1_048_575))]
     pub(crate) device_id: Option<u32>,
-    /// Empty directory to show the volume in, as a file of its name: for loop devices, backup
-    /// programs and their like.
+    /// Empty directory in which to show the volume as a file with its name, for example for loop
+    /// devices and backup programs.
     #[arg(long, value_name = "DIRECTORY", group = "as")]
     pub(crate) fuse: Option<PathBuf>,
-    /// Permissions of that file, in octal. It belongs to whom the directory belongs to.
+    /// Permissions of that file, in octal. Its owner is that of the directory.
     #[arg(long, value_name = "MODE", default_value = "600", value_parser = parse_mode, requires = "fuse")]
     pub(crate) fuse_mode: u32,
     /// Refuse writes.
     #[arg(long)]
     pub(crate) read_only: bool,
-    /// How many queues the virtual machine may use, or the block device has: as many as there are
-    /// processors, say.
+    /// Number of queues of the virtual disk or block device, usually the number of processors.
     #[arg(long, value_name = "COUNT", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) queues: u16,
-    /// How long requests wait in seconds while no node that serves the volume answers. Then this
-    /// process ends, and who starts it anew lets its users go on.
+    /// How long requests wait, in seconds, while no node that serves the volume responds. The
+    /// process then exits; restarting it resumes the waiting requests.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = clap::value_parser!(u32).range(1..=86400))]
-    pub(crate) patience: u32,
-    /// Name of this host (default: what /etc/nvme/hostnqn says, or one made of the machine's
+    pub(crate) no_path_timeout: u32,
+    /// NQN of this host (default: that in /etc/nvme/hostnqn, or one derived from the machine's
     /// identity).
     #[arg(long, value_name = "NQN")]
     pub(crate) host_nqn: Option<Initiator>,
-    /// Identifier of this host (default: what /etc/nvme/hostid says, or the one in its name, or one
-    /// made of the machine's identity).
+    /// Identifier of this host (default: that in /etc/nvme/hostid, or the one in its NQN, or one
+    /// derived from the machine's identity).
     #[arg(long, value_name = "UUID")]
     pub(crate) host_id: Option<Uuid>,
     #[command(flatten)]
@@ -163,38 +159,39 @@ pub(crate) struct AttachArgs {
 /// What an NVMe host shares with a volume.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct HostKeyArgs {
-    /// File with this host's secret, by which it proves who it is (DH-HMAC-CHAP), as
-    /// `nvme gen-dhchap-key` makes it; `-` reads it from standard input.
+    /// File with the secret with which this host authenticates (DH-HMAC-CHAP), as `nvme
+    /// gen-dhchap-key` prints it; `-` reads it from standard input.
     #[arg(long, value_name = "FILE")]
     pub(crate) dhchap_secret: Option<PathBuf>,
-    /// File with the secret that the volume is to prove itself with; not the host's.
+    /// File with the secret with which the volume must authenticate; it differs from the host's.
     #[arg(long, value_name = "FILE", requires = "dhchap_secret")]
     pub(crate) dhchap_ctrl_secret: Option<PathBuf>,
-    /// File with the key by which connections are protected (TLS), as `nvme gen-tls-key` makes it;
-    /// `-` reads it from standard input.
+    /// File with the TLS key of the connections, as `nvme gen-tls-key` prints it; `-` reads it from
+    /// standard input.
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_key: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum NodeCommand {
-    /// Keep a node of the cluster out of service.
+    /// Drain a node of the cluster: it stops serving volumes.
     Drain {
-        /// Its number or name; the node that is asked, if none is given.
+        /// Its number or name (default: the node that handles the request).
         node: Option<String>,
     },
-    /// Let a drained node serve again.
+    /// Resume a drained node: it serves volumes again.
     Resume {
-        /// Its number or name; the node that is asked, if none is given.
+        /// Its number or name (default: the node that handles the request).
         node: Option<String>,
     },
-    /// Have the next start of this node, which must not run, use its data directory as it is now:
-    /// after a restore, or to begin anew with no volumes.
+    /// Accept the data directory of this node as it is, for its next start: after a restore, or to
+    /// start over with no volumes. The node must not run.
     AcceptDataDir {
-        /// Configuration file of the node; without it /etc/windrose/windrose.toml, or the defaults.
+        /// Configuration file of the node (default: /etc/windrose/windrose.toml if it exists, else
+        /// the defaults).
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
-        /// The name of the node: accepts without asking.
+        /// The name of the node: accepts without a prompt.
         #[arg(long, value_name = "NAME")]
         confirm: Option<String>,
     },
@@ -202,61 +199,62 @@ pub(crate) enum NodeCommand {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ClusterCommand {
-    /// Make this node the first of a new cluster. Its volumes stay; initiators see a restart.
+    /// Make this node the first of a new cluster. Its volumes are kept; initiators see a restart.
     Init {
-        /// Without certificates: nodes and their store speak in plain text, and are open to
-        /// everybody who reaches them.
+        /// Without certificates: nodes and their store communicate in plain text, and anyone who
+        /// can reach them has full access.
         #[arg(long)]
         insecure: bool,
     },
-    /// Make a token with which another node joins, and print it. Whoever has it can join: one node,
-    /// within an hour.
+    /// Create a token with which another node joins, and print it. It admits one node within an
+    /// hour, whichever presents it.
     Token {
         #[command(subcommand)]
         command: Option<TokenCommand>,
     },
     /// List the nodes that have asked to join, and those that wait for approval.
     Joins,
-    /// Let a node in that waits for approval.
+    /// Admit a node that waits for approval.
     Approve {
         /// Identifier of its request, as `windrose cluster joins` shows it.
         id: String,
     },
-    /// Keep a node out that waits for approval.
+    /// Reject a node that waits for approval.
     Refuse {
         /// Identifier of its request, as `windrose cluster joins` shows it.
         id: String,
     },
-    /// Make this node one of a cluster, to keep copies of volumes. It must have no volumes.
+    /// Join this node to a cluster, to store replicas of volumes. It must have no volumes.
     Join(TokenArgs),
-    /// Make this node the witness of a cluster: it has a vote, and keeps no data.
+    /// Join this node to a cluster as its witness: it has a vote, and stores no data.
     Witness(TokenArgs),
-    /// Have all nodes replace the cluster's secret and authority by new ones, while they serve:
-    /// after a node was stolen or removed by force, whose disks somebody else may have. Tokens made
-    /// before are revoked. Waits until it is done.
+    /// Replace the cluster's secret and authority with new ones, while the nodes serve. Use it
+    /// after a node was stolen, or removed by force while others may have access to its disks.
+    /// Earlier tokens are revoked. Waits until the rotation is complete.
     Rotate,
     /// List the nodes and the members of the store.
     Nodes,
-    /// Recover from the loss of the cluster's store, or of records: a new store if the old one is
-    /// lost for good, volumes from what images tell. Shows what it would do, and asks.
+    /// Recover from the loss of the cluster's store, or of records: creates a new store if the old
+    /// one is lost for good, and recovers volumes from their images. Shows what it would do, and
+    /// asks.
     Recover {
-        /// Do without the copies of this node, which may be newer: what only they hold is lost. May
-        /// be repeated.
+        /// Proceed without the replicas of this node, which may be newer: data that only they have
+        /// is lost. May be repeated.
         #[arg(long, value_name = "NODE")]
         without: Vec<String>,
-        /// Only show what would be done.
+        /// Show what would be done, and change nothing.
         #[arg(long)]
-        plan: bool,
+        dry_run: bool,
         #[command(flatten)]
         confirm: ConfirmArgs,
     },
-    /// Take this node out of its cluster.
+    /// Remove this node from its cluster.
     Leave {
-        /// Take out this one, which does not come back: its number or name. Or a member of the
-        /// store whose node never came: its name or address.
+        /// Remove this node instead, which is lost for good: its number or name. Or remove a member
+        /// of the store whose node never joined: its name or address.
         #[arg(long)]
         node: Option<String>,
-        /// Do not ask the others, or the one that is taken out.
+        /// Remove the node without the agreement of the others, or of the node that is removed.
         #[arg(long)]
         force: bool,
         #[command(flatten)]
@@ -266,27 +264,27 @@ pub(crate) enum ClusterCommand {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TokenCommand {
-    /// Make a token and print it. It is shown this once.
+    /// Create a token and print it. It cannot be shown again.
     Create {
-        /// How many nodes may join with it.
+        /// Number of nodes that may join with it.
         #[arg(long, value_name = "COUNT", default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
         uses: u32,
         /// Any number of nodes may join with it.
         #[arg(long, conflicts_with = "uses")]
         unlimited: bool,
         /// How long it is valid, such as 30m, 1h or 7d.
-        #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_duration)]
+        #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = parse_duration)]
         expires: u64,
         /// For witnesses only.
         #[arg(long)]
         witness: bool,
-        /// Have each node wait until somebody lets it in by `windrose cluster approve`.
+        /// Each node must wait until an administrator admits it with `windrose cluster approve`.
         #[arg(long)]
-        approve: bool,
+        require_approval: bool,
     },
-    /// List the tokens: which let nodes in, how many yet, and until when.
+    /// List the tokens: which are valid, for how many more nodes, and until when.
     List,
-    /// Take a token back: it lets nobody in any more.
+    /// Revoke a token: no node can join with it any more.
     Revoke {
         /// Its identifier, as `windrose cluster token list` shows it.
         id: String,
@@ -299,7 +297,7 @@ pub(crate) struct ConfirmArgs {
     /// Do not ask.
     #[arg(long)]
     pub(crate) yes: bool,
-    /// The name that would have to be typed when asked.
+    /// The name to be confirmed, instead of typing it at the prompt.
     #[arg(long, value_name = "NAME", conflicts_with = "yes")]
     pub(crate) confirm: Option<String>,
 }
@@ -317,7 +315,7 @@ pub(crate) struct TokenArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum VolumeCommand {
-    /// Create a volume. Nobody can reach it until an initiator is allowed.
+    /// Create a volume. A new volume is inaccessible until you allow an initiator.
     Create(Box<CreateVolumeArgs>),
     /// List the volumes.
     List,
@@ -326,7 +324,7 @@ pub(crate) enum VolumeCommand {
         /// Name of the volume.
         name: VolumeName,
     },
-    /// Make a volume larger, while it serves.
+    /// Make a volume larger, while it is in use.
     Grow {
         /// Name of the volume.
         name: VolumeName,
@@ -334,75 +332,75 @@ pub(crate) enum VolumeCommand {
         #[arg(long)]
         size: Size,
     },
-    /// Manage the copies of a volume on the nodes of a cluster.
+    /// Manage the replicas of a volume on the nodes of a cluster.
     #[command(arg_required_else_help = true)]
     Mirror {
         #[command(subcommand)]
         command: ReplicaCommand,
     },
-    /// Choose the node that puts the writes of a volume in order.
-    Switch {
+    /// Choose the primary of a volume.
+    SwitchPrimary {
         /// Name of the volume.
         name: VolumeName,
-        /// Name of the node. It keeps a copy, and takes over while that is in sync.
+        /// Name of the node. It must have a replica that is in sync.
         #[arg(long, value_name = "NODE")]
         to: String,
     },
-    /// Go on with the copy of the node that is asked, whatever the others hold. Acknowledged writes
-    /// may be lost.
-    Force {
+    /// Make the replica of this node the primary, even if other replicas are newer. Acknowledged
+    /// writes may be lost.
+    ForcePrimary {
         /// Name of the volume.
         name: VolumeName,
-        /// The name once more, instead of typing it when asked.
+        /// The name of the volume, instead of typing it at the prompt.
         #[arg(long, value_name = "NAME")]
         confirm: Option<VolumeName>,
     },
-    /// Take the image of a volume from the node that had it last and will never use it again.
+    /// Take over the image of a volume from the node that used it last and will never use it again.
     /// Refused while that node uses it.
     TakeOver {
         /// Name of the volume.
         name: VolumeName,
-        /// The name once more, instead of typing it when asked.
+        /// The name of the volume, instead of typing it at the prompt.
         #[arg(long, value_name = "NAME")]
         confirm: Option<VolumeName>,
     },
-    /// Show who has reserved a volume (SCSI), or take the reservations of hosts away that are no
-    /// more.
+    /// Show which hosts have reserved a volume (SCSI), or remove the reservations of hosts that no
+    /// longer exist.
     Reservations {
         /// Name of the volume.
         name: VolumeName,
-        /// Take all registrations and reservations away. Hosts that keep each other out by them no
-        /// longer do.
+        /// Remove all registrations and reservations. Hosts that rely on them for fencing are no
+        /// longer fenced off.
         #[arg(long)]
         clear: bool,
         /// Do not ask.
         #[arg(long, requires = "clear")]
         yes: bool,
     },
-    /// List the images on this node that no record names as the copy of a volume.
+    /// List the images on this node that no record references as the replica of a volume.
     Orphans,
-    /// Take an image that no record names as a volume, under its old name and targets.
+    /// Adopt an image that no record references as a volume, with its old name and targets.
     Adopt {
         /// The image: the path of a file or device, or POOL/VOLUME, as `windrose volume orphans`
         /// shows it.
         image: String,
-        /// What the volume shall be called (default: what it was called).
+        /// Name of the volume (default: its old name).
         #[arg(long)]
         name: Option<VolumeName>,
-        /// Do without the copy of this node, which may be newer: what only it holds is lost. May be
-        /// repeated.
+        /// Proceed without the replica of this node, which may be newer: data that only it has is
+        /// lost. May be repeated.
         #[arg(long, value_name = "NODE")]
         without: Vec<String>,
-        /// Take it whatever other copies may hold that it lacks, and whatever is not known of it.
+        /// Adopt it even if other replicas may be newer, or its state is unknown.
         #[arg(long)]
         force: bool,
-        /// Only show what would be done.
+        /// Show what would be done, and change nothing.
         #[arg(long)]
-        plan: bool,
+        dry_run: bool,
         #[command(flatten)]
         confirm: ConfirmArgs,
     },
-    /// Erase an image that no record names. What it holds is lost.
+    /// Erase an image that no record references. Its data is lost.
     Discard {
         /// The image: the path of a file or device, or POOL/VOLUME, as `windrose volume orphans`
         /// shows it.
@@ -419,7 +417,7 @@ pub(crate) enum VolumeCommand {
         /// Delete it even while initiators are logged in to it.
         #[arg(long)]
         force: bool,
-        /// Delete it even while no copy of it serves: what its copies hold is lost unseen.
+        /// Delete it even while no replica serves it: its data is lost unchecked.
         #[arg(long)]
         discard: bool,
     },
@@ -427,47 +425,48 @@ pub(crate) enum VolumeCommand {
     Export {
         /// Name of the volume.
         name: VolumeName,
-        /// The protocols, all that there shall be: `both,vhost-user`.
-        #[arg(long, value_delimiter = ',', required = true)]
-        via: Vec<ExportProtocol>,
+        /// All protocols that shall export it, such as `iscsi,nvme,vhost-user`.
+        #[arg(long, value_name = "PROTOCOL", value_delimiter = ',', required = true)]
+        protocols: Vec<ExportProtocol>,
     },
-    /// Choose the target that a volume stands behind, and its number there: LUN of the iSCSI
-    /// target, and one less than the namespace identifier in the NVMe subsystem.
+    /// Choose the target that exports a volume, and its number there: the LUN of the iSCSI target,
+    /// and one less than the namespace identifier in the NVMe subsystem.
     #[command(group(clap::ArgGroup::new("choice").args(["join", "own", "lun"]).required(true).multiple(true)))]
     Target {
         /// Name of the volume.
         name: VolumeName,
-        /// Stand behind the target and subsystem of this volume (its name, or the target's), with
-        /// its secrets.
+        /// Use the target and subsystem of this volume (its name, or the target's), with its
+        /// secrets.
         #[arg(long, value_name = "VOLUME", conflicts_with = "own")]
         join: Option<String>,
-        /// Stand behind its own target and subsystem again.
+        /// Use its own target and subsystem again.
         #[arg(long)]
         own: bool,
-        /// Logical unit number (default: the lowest that is free).
+        /// Logical unit number (default: the lowest free one).
         #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(0..=255))]
         lun: Option<u16>,
-        /// Do it even while initiators are logged in to the volume: they lose it where it was.
+        /// Do it even while initiators are logged in to the volume: they lose access at the old
+        /// target.
         #[arg(long)]
         force: bool,
     },
-    /// Let initiators reach a volume.
+    /// Allow initiators to access a volume.
     Allow {
         /// Name of the volume.
         name: VolumeName,
-        /// Names of initiators (IQN or NQN), or `any` for whoever asks.
+        /// Names of initiators (IQN or NQN), or `any` for all.
         #[arg(required = true)]
         initiators: Vec<Initiator>,
     },
-    /// Stop initiators from reaching a volume, those that are logged in too.
+    /// End the access of initiators to a volume, and their sessions.
     Deny {
         /// Name of the volume.
         name: VolumeName,
-        /// Names of initiators as they were allowed.
+        /// Names of initiators, as they were allowed.
         #[arg(required = true)]
         initiators: Vec<Initiator>,
     },
-    /// Ask iSCSI initiators of a volume for CHAP, or no longer.
+    /// Require CHAP from the iSCSI initiators of a volume, or no longer.
     Chap {
         /// Name of the volume.
         name: VolumeName,
@@ -477,47 +476,48 @@ pub(crate) enum VolumeCommand {
         /// User of the volume and the file with its secret, for mutual CHAP.
         #[arg(long, value_name = "USER:SECRET-FILE", conflicts_with = "off")]
         mutual: Option<ChapUserFile>,
-        /// Ask for CHAP no longer; with --initiator, ask that one for what all are asked for.
+        /// Require CHAP no longer; with --initiator, that initiator uses the volume's user and
+        /// secret again.
         #[arg(long, conflicts_with = "user")]
         off: bool,
-        /// Only this initiator (IQN), which has a user and secret of its own then.
+        /// Set a user and secret for this initiator (IQN) only. Initiators without a secret of
+        /// their own use the volume's.
         #[arg(long, value_name = "INITIATOR")]
         initiator: Option<Initiator>,
     },
-    /// Ask an NVMe host of a volume to prove that it has a secret (DH-HMAC-CHAP), or for its name
-    /// alone.
+    /// Require an NVMe host of a volume to authenticate with a secret (DH-HMAC-CHAP), or no longer.
     Dhchap {
         /// Name of the volume.
         name: VolumeName,
         /// Name of the host (NQN).
         #[arg(long, value_name = "NQN")]
         host: Initiator,
-        /// File with its secret, as `nvme gen-dhchap-key` makes it; `-` reads it from standard
+        /// File with its secret, as `nvme gen-dhchap-key` prints it; `-` reads it from standard
         /// input.
         #[arg(long, value_name = "FILE", required_unless_present = "off")]
         secret: Option<PathBuf>,
-        /// File with the secret that the volume proves itself with, if the host wants that; not the
-        /// host's.
+        /// File with the secret with which the volume authenticates, if the host requires that; it
+        /// differs from the host's.
         #[arg(long, value_name = "FILE", conflicts_with = "off")]
         ctrl_secret: Option<PathBuf>,
-        /// Ask that host for a proof no longer.
+        /// Require no authentication from that host any more.
         #[arg(long, conflicts_with = "secret")]
         off: bool,
     },
-    /// Have an NVMe host come to a volume by TLS, with a key that both have, or without.
+    /// Require an NVMe host of a volume to use TLS with a pre-shared key, or no longer.
     Tls {
         /// Name of the volume.
         name: VolumeName,
         /// Name of the host (NQN).
         #[arg(long, value_name = "NQN")]
         host: Initiator,
-        /// File with its key, as `nvme gen-tls-key` makes it; `-` reads it from standard input.
+        /// File with its key, as `nvme gen-tls-key` prints it; `-` reads it from standard input.
         #[arg(long, value_name = "FILE", required_unless_present = "off")]
         key: Option<PathBuf>,
-        /// Let it come without TLS as well.
+        /// Also accept it without TLS.
         #[arg(long, conflicts_with = "off")]
         optional: bool,
-        /// Take its key away: it comes without TLS from now on.
+        /// Remove its key: it connects without TLS from then on.
         #[arg(long, conflicts_with = "key")]
         off: bool,
     },
@@ -525,104 +525,105 @@ pub(crate) enum VolumeCommand {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum PoolCommand {
-    /// Create a pool. What the disks hold is lost: one that holds something is refused by name.
+    /// Create a pool. The data on its disks is lost; disks that contain data are refused unless
+    /// --overwrite names them.
     Create(Box<CreatePoolArgs>),
     /// List the pools.
     List,
-    /// Show a pool, its disks, and what to do about those that have failed.
+    /// Show a pool, its disks, and what to do about failed ones.
     Show {
         /// Name of the pool.
         name: PoolName,
     },
-    /// Take a pool that disks of this machine hold and that the node does not know, with its
-    /// volumes; without a name, list those that there are.
+    /// Import a pool on disks of this machine that the node does not know, with its volumes;
+    /// without a name, list such pools.
     Import {
         /// Name of the pool, or its identity.
         pool: Option<String>,
-        /// Look for its disks at this block device or file (default: at every block device). May be
+        /// Search this block device or file for its disks (default: every block device). May be
         /// repeated.
         #[arg(long, value_name = "PATH")]
         disk: Vec<PathBuf>,
-        /// What it shall be called at this node (default: as it is).
+        /// Name of the pool on this node (default: its old name).
         #[arg(long = "as", value_name = "NAME", requires = "pool")]
         name: Option<PoolName>,
     },
-    /// Add disks to a pool, while it serves.
+    /// Add disks to a pool, while it is in use.
     Add {
         /// Name of the pool.
         name: PoolName,
-        /// The disks: block devices, or files that have their size.
+        /// The disks: block devices, or files of the intended size.
         #[arg(required = true, value_name = "DISK")]
         disks: Vec<PathBuf>,
-        /// They take the place of disks that fail, and hold nothing until then.
+        /// Add them as spares, which replace failed disks and are unused until then.
         #[arg(long)]
         spare: bool,
         #[command(flatten)]
         overwrite: OverwriteArgs,
     },
-    /// Take a disk out of a pool, while it serves. What lies on it is moved to the others first:
-    /// refused without room for it.
+    /// Remove a disk from a pool, while it is in use. Its data is first moved to the other disks:
+    /// refused if they have no room.
     Remove {
         /// Name of the pool.
         name: PoolName,
-        /// The disk: its serial number, a path to it, or its number in the pool. What means two
-        /// disks is told apart by serial:, path: or number: before it.
+        /// The disk: its serial number, a path to it, or its number in the pool. If that is
+        /// ambiguous, prefix it with serial:, path: or number:.
         disk: String,
-        /// Cancel a removal that is under way: the disk stays.
+        /// Cancel a removal in progress: the disk stays in the pool.
         #[arg(long)]
         cancel: bool,
     },
-    /// Put a disk in the place of one that has failed or is to go, while the pool serves.
+    /// Replace a disk of a pool, while it is in use.
     Replace {
         /// Name of the pool.
         name: PoolName,
-        /// The old disk: its serial number, a path to it, or its number in the pool (serial:, path:
-        /// or number: before it, if that means two).
+        /// The old disk: its serial number, a path to it, or its number in the pool (prefixed with
+        /// serial:, path: or number: if ambiguous).
         disk: String,
-        /// The new one: a block device, or a file that has its size.
+        /// The new disk: a block device, or a file of the intended size.
         #[arg(long, value_name = "DISK")]
         with: PathBuf,
         #[command(flatten)]
         overwrite: OverwriteArgs,
     },
-    /// Count the errors of a pool's disks anew, as when a cable was replaced; without a disk also
-    /// forget which blocks scrubs could not repair.
+    /// Reset the error counters of a pool's disks, for example after a cable was replaced; without
+    /// a disk, also clear the list of blocks that scrubs could not repair.
     Clear {
         /// Name of the pool.
         name: PoolName,
-        /// The disk: its serial number, a path to it, or its number in the pool (serial:, path: or
-        /// number: before it, if that means two). All disks if none is named.
+        /// The disk: its serial number, a path to it, or its number in the pool (prefixed with
+        /// serial:, path: or number: if ambiguous). Default: all disks.
         disk: Option<String>,
     },
-    /// Read and compare all of a pool, and repair what is wrong, while it serves.
+    /// Scrub a pool, while it is in use: read all of it, and repair damaged blocks.
     Scrub {
         /// Name of the pool.
         name: PoolName,
     },
-    /// Open a pool without disks that are gone for good, or take it over from a node that is gone.
-    /// What only disks hold that are gone is lost, and they never come back into it.
+    /// Open a pool without disks that are lost for good, or take it over from a node that is lost.
+    /// Data that only the missing disks have is lost, and they can never return to the pool.
     Open {
         /// Name of the pool.
         name: PoolName,
-        /// The disks: their serial numbers, paths, or numbers in the pool (serial:, path: or
-        /// number: before them, if that means two).
+        /// The disks: their serial numbers, paths, or numbers in the pool (prefixed with serial:,
+        /// path: or number: if ambiguous).
         #[arg(long, required_unless_present = "take_over", num_args = 1.., value_name = "DISK")]
         without: Vec<String>,
-        /// Take its disks from the node that had them last and will never use them again. Refused
-        /// while that node uses them.
+        /// Take over its disks from the node that used them last and will never use them again.
+        /// Refused while that node uses them.
         #[arg(long)]
         take_over: bool,
-        /// The pool's name once more, instead of typing it when asked.
+        /// The pool's name, instead of typing it at the prompt.
         #[arg(long, value_name = "NAME")]
         confirm: Option<PoolName>,
     },
-    /// Delete a pool without volumes: its disks are free again.
+    /// Delete a pool without volumes. Its disks can be reused.
     Delete {
         /// Name of the pool.
         name: PoolName,
         #[command(flatten)]
         confirm: ConfirmArgs,
-        /// Forget it even if it cannot be opened. What its disks hold stays on them.
+        /// Remove its record even if it cannot be opened. The data on its disks is kept.
         #[arg(long)]
         force: bool,
     },
@@ -631,9 +632,9 @@ pub(crate) enum PoolCommand {
 /// Disks that may be overwritten.
 #[derive(Args, Debug)]
 pub(crate) struct OverwriteArgs {
-    /// Overwrite this disk although it holds something: its serial number, or its path if it has
+    /// Overwrite this disk although it contains data: its serial number, or its path if it has
     /// none. May be repeated.
-    #[arg(long, value_name = "IDENTITY")]
+    #[arg(long, value_name = "DISK")]
     pub(crate) overwrite: Vec<String>,
 }
 
@@ -644,101 +645,101 @@ pub(crate) struct CreatePoolArgs {
     /// RAID level: 0 (no disk may fail), 1 and 10 (copies), 5 (one may fail) or 6 (two may).
     #[arg(long, value_name = "LEVEL")]
     pub(crate) raid: RaidLevel,
-    /// How many copies there shall be of everything, with RAID 1 and 10 (default: 2).
+    /// Number of copies of all data, with RAID 1 and 10 (default: 2).
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(2..=4))]
     pub(crate) copies: Option<u8>,
-    /// Over how many disks a stripe goes (default: over all).
+    /// Number of disks in a stripe (default: all).
     #[arg(long, value_name = "COUNT")]
     pub(crate) columns: Option<u16>,
-    /// How much of a stripe lies on one disk: 16K, 32K, 64K or 128K.
+    /// Chunk size, the part of a stripe on one disk: 16K, 32K, 64K or 128K.
     #[arg(long, value_name = "SIZE", default_value = "64K", value_parser = parse_chunk_size)]
-    pub(crate) strip: u32,
-    /// Keep a checksum of each 4 KiB: a disk that gives back what was not written is found out, and
-    /// set right at every level but 0. Cannot be changed later; costs some writes.
+    pub(crate) chunk_size: u32,
+    /// Keep a checksum of each 4 KiB. Detects and repairs silent corruption (at RAID 0, detects
+    /// only). Cannot be changed later; costs some extra writes.
     #[arg(long)]
     pub(crate) checksums: bool,
-    /// Disk that takes the place of one that fails. May be repeated.
+    /// Spare disk, which replaces a failed one. May be repeated.
     #[arg(long, value_name = "DISK")]
     pub(crate) spare: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) overwrite: OverwriteArgs,
-    /// The disks: block devices, best by /dev/disk/by-id, or files that have their size.
+    /// The disks: block devices, preferably by /dev/disk/by-id, or files of the intended size.
     #[arg(required = true, value_name = "DISK")]
     pub(crate) disks: Vec<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ReplicaCommand {
-    /// Add a copy on another node, and bring it in sync.
+    /// Add a replica on another node, and resync it.
     Add {
         /// Name of the volume.
         name: VolumeName,
-        /// Name of the node that shall keep it (default: the cluster chooses).
+        /// Name of the node for it (default: the cluster chooses).
         #[arg(long, value_name = "NODE")]
         on: Option<String>,
         #[command(flatten)]
         backing: BackingArgs,
     },
-    /// Remove a copy, unless it is the last one in sync. The volume is to have one less from then
-    /// on.
+    /// Remove a replica, unless it is the last one in sync. This lowers the wanted number of
+    /// replicas by one.
     Remove {
         /// Name of the volume.
         name: VolumeName,
-        /// Name of the node that keeps it.
+        /// Name of its node.
         #[arg(long, value_name = "NODE")]
         on: String,
     },
-    /// Replace a copy: by one on another node, which is brought in sync first, or a lost one by a
+    /// Replace a replica: with one on another node, which is resynced first, or a lost one with a
     /// new one in its place.
     Replace {
         /// Name of the volume.
         name: VolumeName,
-        /// Name of the node that keeps the copy.
+        /// Name of the replica's node.
         #[arg(long, value_name = "NODE")]
         on: String,
-        /// Name of the node that shall keep the new one (default: the same).
+        /// Name of the node for the new one (default: the same).
         #[arg(long, value_name = "NODE")]
         with: Option<String>,
         #[command(flatten)]
         backing: BackingArgs,
     },
-    /// Set how many copies a volume is to have. What it lacks then is made by itself, after
-    /// `cluster.repair_after_s`, or by `windrose volume mirror add`.
+    /// Set the wanted number of replicas of a volume. Missing replicas are created automatically
+    /// after `cluster.repair_after_s`, or with `windrose volume mirror add`.
     Set {
         /// Name of the volume.
         name: VolumeName,
-        /// How many: 1 to 3, and not fewer than it has.
+        /// The number: 1 to 3, and not fewer than it has.
         #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=3))]
         replicas: u8,
     },
-    /// Compare the copies. To be asked at the node that puts writes in order. What differs stays a
-    /// finding of the status until copies are equal again.
+    /// Compare the replicas. Run it at the primary's node. Differences remain a finding of the
+    /// status until the replicas are equal again.
     Verify {
         /// Name of the volume.
         name: VolumeName,
-        /// Make the copies equal where they differ. Which of them is right is not known: --keep
-        /// says it.
+        /// Make the replicas equal where they differ. Windrose cannot tell which one is right: use
+        /// --source.
         #[arg(long)]
         repair: bool,
-        /// Name of the node whose contents all copies get where they differ.
+        /// Name of the node whose data to keep where the replicas differ.
         #[arg(long, value_name = "NODE", requires = "repair")]
-        keep: Option<String>,
+        source: Option<String>,
     },
 }
 
-/// Where a copy of a volume shall live on its node.
+/// Where a replica of a volume lies on its node.
 #[derive(Args, Debug)]
 pub(crate) struct BackingArgs {
-    /// File to hold the data, new or empty (default: one in the node's data directory).
+    /// File for the data, new or empty (default: one in the node's data directory).
     #[arg(long, value_name = "FILE", conflicts_with_all = ["device", "pool"])]
     pub(crate) path: Option<PathBuf>,
-    /// Block device to hold the data, all of it.
+    /// Block device for the data; all of it is used.
     #[arg(long, value_name = "DEVICE", conflicts_with = "pool")]
     pub(crate) device: Option<PathBuf>,
-    /// Pool of disks to hold the data; each node that keeps a copy has one of this name.
+    /// Disk pool for the data; each node with a replica must have one of this name.
     #[arg(long, value_name = "POOL")]
     pub(crate) pool: Option<PoolName>,
-    /// Overwrite what the file or device holds.
+    /// Overwrite the contents of the file or device.
     #[arg(long)]
     pub(crate) force: bool,
 }
@@ -748,10 +749,10 @@ pub(crate) struct CreateVolumeArgs {
     /// Name of the volume: a-z, 0-9 and '-'. Several names create as many volumes, all alike.
     #[arg(required = true, value_name = "NAME")]
     pub(crate) names: Vec<VolumeName>,
-    /// Its size, such as 10G. A volume on a device can do without: all of the device.
+    /// Its size, such as 10G (default on a device: all of the device).
     #[arg(long, required_unless_present = "device")]
     pub(crate) size: Option<Size>,
-    /// Take all of its space now instead of when it is written.
+    /// Allocate all of its space now instead of when it is written.
     #[arg(long)]
     pub(crate) thick: bool,
     /// Size of a logical block in bytes: 512 or 4096.
@@ -759,16 +760,16 @@ pub(crate) struct CreateVolumeArgs {
     pub(crate) block_size: BlockSize,
     #[command(flatten)]
     pub(crate) backing: BackingArgs,
-    /// How many copies there shall be, on as many nodes of the cluster: 1 to 3.
+    /// Number of replicas, each on another node of the cluster: 1 to 3.
     #[arg(long, value_name = "COUNT", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=3))]
     pub(crate) replicas: u8,
-    /// Name of a node that shall keep a copy; the cluster chooses the rest. May be repeated.
+    /// Name of a node for a replica; the cluster chooses the others. May be repeated.
     #[arg(long, value_name = "NODE")]
     pub(crate) on: Vec<String>,
-    /// Protocols that export it, such as `both,vhost-user`.
-    #[arg(long, value_delimiter = ',', default_value = "both")]
-    pub(crate) via: Vec<ExportProtocol>,
-    /// Initiator that may reach it (IQN or NQN), or `any`. May be repeated.
+    /// Protocols that export it, such as `iscsi,nvme,vhost-user`.
+    #[arg(long, value_name = "PROTOCOL", value_delimiter = ',', default_value = "iscsi,nvme")]
+    pub(crate) protocols: Vec<ExportProtocol>,
+    /// Initiator that may access it (IQN or NQN), or `any`. May be repeated.
     #[arg(long, value_name = "INITIATOR")]
     pub(crate) allow: Vec<Initiator>,
     /// User of the initiator and the file with its CHAP secret; `-` reads it from standard input.
@@ -782,24 +783,22 @@ pub(crate) struct CreateVolumeArgs {
 /// Protocols, as the command line knows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ExportProtocol {
-    /// iSCSI only.
+    /// iSCSI.
     Iscsi,
-    /// NVMe/TCP only.
+    /// NVMe/TCP.
     Nvme,
-    /// iSCSI and NVMe/TCP.
-    Both,
-    /// Virtual machines beside its nodes, each at the node's own socket.
+    /// vhost-user: virtual machines on its nodes, at each node's own socket.
     VhostUser,
-    /// Nobody can reach the volume.
+    /// Not exported: inaccessible.
     None,
 }
 
 /// Converts export options to the API's protocols.
-pub(crate) fn to_protocols(via: &[ExportProtocol]) -> api::Protocols {
-    let names = |one: ExportProtocol| via.contains(&one);
+pub(crate) fn to_protocols(protocols: &[ExportProtocol]) -> api::Protocols {
+    let names = |one: ExportProtocol| protocols.contains(&one);
     api::Protocols {
-        iscsi: names(ExportProtocol::Iscsi) || names(ExportProtocol::Both),
-        nvme: names(ExportProtocol::Nvme) || names(ExportProtocol::Both),
+        iscsi: names(ExportProtocol::Iscsi),
+        nvme: names(ExportProtocol::Nvme),
         vhost_user: names(ExportProtocol::VhostUser),
     }
 }
@@ -820,7 +819,7 @@ impl std::str::FromStr for ChapUserFile {
                 Ok(Self { user: user.to_owned(), file: file.into() })
             }
             _ => {
-                Err("use USER:SECRET-FILE; the secret itself has no place on a command line".into())
+                Err("use USER:SECRET-FILE; do not put the secret itself on the command line".into())
             }
         }
     }
@@ -897,12 +896,12 @@ mod tests {
         else {
             panic!("{made:?}")
         };
-        let made = token(" create --unlimited --expires 7d --witness --approve");
+        let made = token(" create --unlimited --expires 7d --witness --require-approval");
         let Ok(Some(TokenCommand::Create {
             unlimited: true,
             expires,
             witness: true,
-            approve: true,
+            require_approval: true,
             ..
         })) = made
         else {
@@ -923,18 +922,18 @@ mod tests {
 
     #[test]
     fn protocols_are_named_together() {
-        let of = |via: &str| {
-            let words = ["windrose", "volume", "export", "web", "--via", via];
+        let of = |protocols: &str| {
+            let words = ["windrose", "volume", "export", "web", "--protocols", protocols];
             let Ok(Cli { command: Command::Volume { command }, .. }) = Cli::try_parse_from(words)
             else {
                 panic!("it is good")
             };
-            let VolumeCommand::Export { via, .. } = command else { panic!() };
-            let api::Protocols { iscsi, nvme, vhost_user } = to_protocols(&via);
+            let VolumeCommand::Export { protocols, .. } = command else { panic!() };
+            let api::Protocols { iscsi, nvme, vhost_user } = to_protocols(&protocols);
             [iscsi, nvme, vhost_user]
         };
-        assert_eq!(of("both"), [true, true, false]);
-        assert_eq!(of("both,vhost-user"), [true; 3]);
+        assert_eq!(of("iscsi,nvme"), [true, true, false]);
+        assert_eq!(of("iscsi,nvme,vhost-user"), [true; 3]);
         assert_eq!(of("vhost-user,nvme"), [false, true, true]);
         assert_eq!(of("none"), [false; 3]);
         assert!(Cli::try_parse_from(["windrose", "volume", "export", "web"]).is_err());
@@ -995,21 +994,21 @@ mod tests {
     fn a_pool_is_made_of_disks_and_spares() {
         let made = pool("create tank --raid 5 --spare /dev/s --spare /dev/t /dev/a /dev/b /dev/c");
         let Ok(PoolCommand::Create(args)) = made else { panic!("it is good") };
-        assert_eq!((args.disks.len(), args.spare.len(), args.strip), (3, 2, 65536));
+        assert_eq!((args.disks.len(), args.spare.len(), args.chunk_size), (3, 2, 65536));
         assert_eq!((args.raid, args.copies, args.columns), (RaidLevel::Raid5, None, None));
         let made = pool(
-            "create tank --raid 10 --copies 3 --columns 6 --strip 128K --checksums --overwrite S1 --overwrite /f a b",
+            "create tank --raid 10 --copies 3 --columns 6 --chunk-size 128K --checksums --overwrite S1 --overwrite /f a b",
         );
         let Ok(PoolCommand::Create(args)) = made else { panic!("it is good") };
         assert_eq!(args.overwrite.overwrite, ["S1", "/f"]);
-        assert_eq!((args.copies, args.columns, args.strip), (Some(3), Some(6), 131_072));
+        assert_eq!((args.copies, args.columns, args.chunk_size), (Some(3), Some(6), 131_072));
         assert!(args.checksums);
         for bad in [
             "create tank /dev/a",
             "create tank --raid 5",
             "create tank --raid 4 /dev/a",
             "create Tank --raid 5 /dev/a",
-            "create tank --raid 5 --strip 8K /dev/a",
+            "create tank --raid 5 --chunk-size 8K /dev/a",
             "create tank --raid 1 --copies 5 /dev/a",
             "replace tank S1",
             "add tank",

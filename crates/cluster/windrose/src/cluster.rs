@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use api::client::CallError;
 use api::endpoint::{
-    ApproveJoin, DrainNode, GetCluster, GetHealth, GetStatus, InitCluster, ListJoins, ListTokens,
-    ListVolumes, NoBody, PostJoin, PostLeave, PostToken, RefuseJoin, ResumeNode, RevokeToken,
-    RotateCluster,
+    ApproveJoin, CreateToken, DrainNode, GetCluster, GetHealth, GetStatus, InitCluster,
+    JoinCluster, LeaveCluster, ListJoins, ListTokens, ListVolumes, NoBody, RefuseJoin, ResumeNode,
+    RevokeToken, RotateCredentials,
 };
 use api::{
-    Cluster, ClusterStage, CreateToken, EntryId, InitClusterRequest, JoinCluster, LeaveCluster,
-    NodeRole, NodeSelector,
+    Cluster, ClusterStage, CreateTokenRequest, EntryId, InitClusterRequest, JoinClusterRequest,
+    LeaveClusterRequest, NodeRole, NodeSelector,
 };
 use tokio::time::{Instant, sleep};
 
@@ -59,15 +59,16 @@ pub(crate) async fn run(
             remote.print(&joins, output::joins)?;
         }
         ClusterCommand::Rotate => {
-            let cluster = client.call::<RotateCluster>(&NoBody).await?;
+            let cluster = client.call::<RotateCredentials>(&NoBody).await?;
             wait_for_rotation(&remote, cluster).await?;
         }
         ClusterCommand::Nodes => {
             let cluster = client.call::<GetCluster>(&NoBody).await?;
             remote.print(&cluster, output::cluster)?;
         }
-        ClusterCommand::Recover { without, plan, confirm } => {
-            let creates_store = recovery::recover_cluster(&remote, without, plan, &confirm).await?;
+        ClusterCommand::Recover { without, dry_run, confirm } => {
+            let creates_store =
+                recovery::recover_cluster(&remote, without, dry_run, &confirm).await?;
             if creates_store {
                 wait_for_stage(&remote, ClusterStage::Member).await?;
                 print_error_line(recovery::AFTER_NEW_STORE);
@@ -80,11 +81,11 @@ pub(crate) async fn run(
                 None if force => confirm_forced_leave(&remote, &confirm).await?,
                 _ => {}
             }
-            let cluster = client.call::<PostLeave>(&LeaveCluster { node, force }).await?;
+            let cluster = client.call::<LeaveCluster>(&LeaveClusterRequest { node, force }).await?;
             if other {
                 remote.print(&cluster, output::cluster)?;
             } else {
-                wait_for_stage(&remote, ClusterStage::Alone).await?;
+                wait_for_stage(&remote, ClusterStage::Standalone).await?;
             }
         }
     }
@@ -132,20 +133,21 @@ async fn confirm_forced_leave(
     let id = cluster.id.map(|id| format!(" {id}")).unwrap_or_default();
     let name = status.node.name;
     let what = format!(
-        "Node {name} forgets cluster{id} without asking the other nodes, for good: it loses the records of {known} \
-         (their names, who may use them, secrets). It serves nothing any more; the images stay where they are."
+        "Node {name} leaves cluster{id} for good, without informing the other nodes: it loses the \
+         records of {known} (their names, allowed initiators, secrets). It stops serving; the \
+         images are kept."
     );
-    let hint = format!("--confirm {name} or --yes does it without asking");
-    require_confirmation(confirm, ("node", &name), &what, "taken out", &hint)
+    let hint = format!("use --confirm {name} or --yes to do it without a prompt");
+    require_confirmation(confirm, ("node", &name), &what, "removed", &hint)
 }
 
 /// Asks for confirmation: removing a node for good also removes the records of its replicas.
 fn confirm_removal(confirm: &ConfirmArgs, node: &str) -> Result<(), CliError> {
     let what = format!(
-        "{node} is removed from the cluster for good, and the records of the copies that it keeps with it. What is on \
-         its disks is of no use to the cluster from then on."
+        "{node} is removed from the cluster for good, with the records of its replicas. The \
+         cluster can no longer use the data on its disks."
     );
-    let hint = format!("--confirm {node} or --yes does it without asking");
+    let hint = format!("use --confirm {node} or --yes to do it without a prompt");
     require_confirmation(confirm, ("node", node), &what, "removed", &hint)
 }
 
@@ -156,13 +158,15 @@ async fn run_token_command(
 ) -> Result<(), CliError> {
     let client = &remote.client;
     let request = match command {
-        None => CreateToken::default(),
-        Some(TokenCommand::Create { uses, unlimited, expires, witness, approve }) => CreateToken {
-            uses: (!unlimited).then_some(uses),
-            lasts_s: expires,
-            role: witness.then_some(NodeRole::Witness),
-            approve,
-        },
+        None => CreateTokenRequest::default(),
+        Some(TokenCommand::Create { uses, unlimited, expires, witness, require_approval }) => {
+            CreateTokenRequest {
+                uses: (!unlimited).then_some(uses),
+                lifetime_s: expires,
+                role: witness.then_some(NodeRole::Witness),
+                requires_approval: require_approval,
+            }
+        }
         Some(TokenCommand::List) => {
             let tokens = client.call::<ListTokens>(&NoBody).await?;
             return remote.print(&tokens, output::tokens);
@@ -172,7 +176,7 @@ async fn run_token_command(
             return remote.print(&tokens, output::tokens);
         }
     };
-    let created = client.call::<PostToken>(&request).await?;
+    let created = client.call::<CreateToken>(&request).await?;
     remote.print(&created, |created| created.token.clone())?;
     print_error_line(&format!("windrose: {}", output::created_token(&created.info)));
     Ok(())
@@ -182,13 +186,15 @@ async fn join(remote: &NodeConnection, token: &TokenArgs, role: NodeRole) -> Res
     let token = match (&token.token, &token.file) {
         (Some(token), _) => token.clone(),
         (None, Some(file)) => files::read_line(file)?,
-        (None, None) => return Err(CliError::new(FAILED, "no token is given")),
+        (None, None) => return Err(CliError::new(FAILED, "no token given")),
     };
-    let request = JoinCluster { token, role };
+    let request = JoinClusterRequest { token, role };
     let mut reported = None;
     loop {
-        let cluster = remote.client.call::<PostJoin>(&request).await?;
-        let (ClusterStage::Alone, Some(what)) = (cluster.stage, cluster.waits_for) else { break };
+        let cluster = remote.client.call::<JoinCluster>(&request).await?;
+        let (ClusterStage::Standalone, Some(what)) = (cluster.stage, cluster.waits_for) else {
+            break;
+        };
         if reported.as_ref() != Some(&what) {
             print_error_line(&format!("windrose: waiting: {what}"));
             reported = Some(what);
@@ -226,10 +232,10 @@ async fn wait_for_stage(remote: &NodeConnection, wanted: ClusterStage) -> Result
         }
         if Instant::now() > deadline {
             let why = waiting.map(|(what, _)| what);
-            let why = why.unwrap_or_else(|| "the node does not answer yet".into());
+            let why = why.unwrap_or_else(|| "the node does not respond yet".into());
             return Err(CliError::new(FAILED, format!("not done after {STAGE_TIMEOUT:?}: {why}"))
                 .with_hint(
-                    "the node tries on by itself; `windrose cluster nodes` shows how far it is",
+                    "the node retries automatically; `windrose cluster nodes` shows the progress",
                 ));
         }
         sleep(POLL_INTERVAL).await;
@@ -242,8 +248,8 @@ async fn wait_for_rotation(remote: &NodeConnection, started: Cluster) -> Result<
     let mut deadline = Instant::now() + STAGE_TIMEOUT;
     let mut cluster = started;
     let mut reported: Option<String> = None;
-    // `unread`: the store does not answer, so the state is unknown.
-    while cluster.rotation.is_some() || cluster.unread.is_some() {
+    // `stale_reason`: the store does not answer, so the state is unknown.
+    while cluster.rotation.is_some() || cluster.stale_reason.is_some() {
         let progress = cluster.rotation.as_ref().map(output::rotation);
         if let Some(progress) = progress.filter(|progress| reported.as_ref() != Some(progress)) {
             deadline = Instant::now() + STAGE_TIMEOUT;
@@ -251,16 +257,18 @@ async fn wait_for_rotation(remote: &NodeConnection, started: Cluster) -> Result<
             reported = Some(progress);
         }
         if Instant::now() > deadline {
-            let what = reported.or(cluster.unread).unwrap_or_default();
+            let what = reported.or(cluster.stale_reason).unwrap_or_default();
             return Err(CliError::new(FAILED, format!("not done after {STAGE_TIMEOUT:?}: {what}")).with_hint(
-                "the nodes go on by themselves; windrose status says what they wait for, and what helps",
+                "the nodes continue automatically; windrose status shows what they wait for, and \
+                 what to do",
             ));
         }
         sleep(POLL_INTERVAL).await;
         cluster = remote.client.call::<GetCluster>(&NoBody).await?;
     }
     print_error_line(
-        "windrose: the secret and the authority of the cluster are new; tokens made before are revoked",
+        "windrose: the secret and the authority of the cluster were replaced; earlier tokens are \
+         revoked",
     );
     remote.print(&cluster, output::cluster)
 }

@@ -182,16 +182,14 @@ fn missing_access(volume: &Volume) -> Option<String> {
             return None;
         }
         return Some(format!(
-            "\nIt is not exported. To export it:\n  windrose volume export {name} --via both\n"
+            "\nIt is not exported. To export it:\n  windrose volume export {name} --protocols iscsi,nvme\n"
         ));
     }
     let iscsi = volume.iscsi.is_some() && allowed.iter().any(Initiator::covers_iscsi);
     let nvme = volume.nvme.is_some() && allowed.iter().any(Initiator::covers_nvme);
-    // Virtual machines can, through the vhost-user socket.
-    let subject = if volume.vhost_user.is_some() { "No initiator" } else { "Nobody" };
     (!iscsi && !nvme).then(|| {
         format!(
-            "\n{subject} may reach it yet. To allow an initiator by its name\n\
+            "\nNo initiator is allowed to access it yet. To allow an initiator by its name\n\
              (/etc/iscsi/initiatorname.iscsi, /etc/nvme/hostnqn):\n  \
              windrose volume allow {name} INITIATOR\n"
         )

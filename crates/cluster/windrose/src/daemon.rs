@@ -29,7 +29,7 @@ pub(crate) fn run(args: &NodeArgs) -> Result<ExitCode, CliError> {
     let fault = rt::fault_point::arm().map_err(|e| CliError::new(USAGE, e.to_string()))?;
     if args.check {
         Node::check(&config).map_err(|e| CliError::new(USAGE, e.to_string()))?;
-        return print_line("The configuration is right.").map(|()| ExitCode::SUCCESS);
+        return print_line("The configuration is valid.").map(|()| ExitCode::SUCCESS);
     }
     log::init_logging(&config);
     if let Some(fault) = fault {
@@ -58,7 +58,7 @@ async fn run_until_stopped(config: &Config) -> Result<ExitCode, CliError> {
         notify_systemd(&[NotifyState::Status("Opening volumes")]);
         let node = tokio::select! {
             started = Node::start(config) => started.map_err(|e| {
-                tracing::error!(error = %e, "the node did not start");
+                tracing::error!(error = %e, "node did not start");
                 if e.is_permanent() {
                     // The service manager does not restart it, and shows this.
                     notify_systemd(&[NotifyState::Status(e.to_string().lines().next().unwrap_or_default())]);
@@ -67,7 +67,7 @@ async fn run_until_stopped(config: &Config) -> Result<ExitCode, CliError> {
                 CliError::new(FAILED, e.to_string())
             })?,
             name = signals.next() => {
-                tracing::info!(signal = name, "told to stop while starting");
+                tracing::info!(signal = name, "stopped while starting");
                 return Ok(ExitCode::SUCCESS);
             }
         };
@@ -76,7 +76,7 @@ async fn run_until_stopped(config: &Config) -> Result<ExitCode, CliError> {
             name = signals.next() => NodeExit::Stop(name),
             () = node.wait_restart_request() => NodeExit::Restart,
             (other, own) = node.wait_replaced() => {
-                tracing::error!(own, other, "another process is this node now: this one ends at once");
+                tracing::error!(own, other, "another process now runs as this node; exiting at once");
                 // No orderly stop: a stop would write state that now belongs to the other process.
                 std::process::exit(FAILED.into());
             }
@@ -89,8 +89,8 @@ async fn run_until_stopped(config: &Config) -> Result<ExitCode, CliError> {
                 return Ok(exit_code(&stop_node(node, &mut signals).await));
             }
             NodeExit::Restart => {
-                tracing::info!("beginning again");
-                notify_systemd(&[NotifyState::Status("Beginning again")]);
+                tracing::info!("restarting");
+                notify_systemd(&[NotifyState::Status("Restarting")]);
                 let stopped = stop_node(node, &mut signals).await;
                 if !stopped.clean {
                     return Ok(exit_code(&stopped));
@@ -105,7 +105,7 @@ async fn stop_node(node: Node, signals: &mut Signals) -> StoppedNode {
     tokio::select! {
         stopped = node.stop() => stopped,
         name = signals.next() => {
-            tracing::warn!(signal = name, "ended before everything was closed");
+            tracing::warn!(signal = name, "stopped before everything was closed");
             std::process::exit(FAILED.into());
         }
     }
@@ -116,7 +116,7 @@ fn exit_code(stopped: &StoppedNode) -> ExitCode {
         tracing::info!("stopped; every volume is durable and closed");
         return ExitCode::SUCCESS;
     }
-    tracing::error!("ran out of time while stopping, or a volume did not close; see above");
+    tracing::error!("shutdown timed out, or a volume did not close; see above");
     // Returning would wait for threads that hang.
     std::process::exit(FAILED.into());
 }
@@ -124,7 +124,7 @@ fn exit_code(stopped: &StoppedNode) -> ExitCode {
 /// Notifies systemd, if it runs this process.
 pub(crate) fn notify_systemd(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
-        tracing::warn!(%error, "the service manager cannot be told");
+        tracing::warn!(%error, "cannot notify the service manager");
     }
 }
 
@@ -138,7 +138,7 @@ async fn feed_watchdog(node: &Node) {
         if node.is_alive().await {
             notify_systemd(&[NotifyState::Watchdog]);
         } else {
-            tracing::error!("a core does not answer");
+            tracing::error!("a core does not respond");
         }
         tokio::time::sleep(pause).await;
     }
@@ -171,11 +171,11 @@ pub(crate) fn crash_on_panic() {
     std::panic::set_hook(Box::new(|panic| {
         let thread = std::thread::current();
         if node::store::embedded::is_catching_panics() {
-            tracing::debug!(%panic, "the library of the store has given up; the store says so");
+            tracing::debug!(%panic, "panic in the store's library; the store reports it");
             return;
         }
         let trace = std::backtrace::Backtrace::force_capture();
-        tracing::error!(thread = thread.name(), %panic, %trace, "the program is wrong");
+        tracing::error!(thread = thread.name(), %panic, %trace, "panic: this is a bug");
         if !cfg!(debug_assertions) {
             std::process::abort();
         }

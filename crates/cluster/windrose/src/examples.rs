@@ -12,7 +12,7 @@ const EXAMPLES: &[(&str, &[Example])] = &[
         &[
             ("Run a node with the usual configuration", "windrose node"),
             (
-                "Only look whether a configuration is right",
+                "Only check a configuration",
                 "windrose node --check --config /etc/windrose/windrose.toml",
             ),
         ],
@@ -41,7 +41,7 @@ const EXAMPLES: &[(&str, &[Example])] = &[
             ("For a witness", "windrose cluster token create --witness > token"),
             (
                 "For any number of nodes, each of which waits for approval",
-                "windrose cluster token create --unlimited --approve > token",
+                "windrose cluster token create --unlimited --require-approval > token",
             ),
         ],
     ),
@@ -49,14 +49,14 @@ const EXAMPLES: &[(&str, &[Example])] = &[
         "cluster rotate",
         &[("After a node was stolen and removed from the cluster", "windrose cluster rotate")],
     ),
-    ("cluster token list", &[("Which tokens still let nodes in", "windrose cluster token list")]),
+    ("cluster token list", &[("Which tokens are still valid", "windrose cluster token list")]),
+    ("cluster token revoke", &[("One that was leaked", "windrose cluster token revoke 1a2b3c4d")]),
     (
-        "cluster token revoke",
-        &[("One that came into the wrong hands", "windrose cluster token revoke 1a2b3c4d")],
+        "cluster joins",
+        &[("Which nodes have joined or wait for approval", "windrose cluster joins")],
     ),
-    ("cluster joins", &[("Who has joined, and who waits", "windrose cluster joins")]),
-    ("cluster approve", &[("Let a node in that waits", "windrose cluster approve 1a2b3c4d")]),
-    ("cluster refuse", &[("Keep a node out that waits", "windrose cluster refuse 1a2b3c4d")]),
+    ("cluster approve", &[("Admit a node that waits", "windrose cluster approve 1a2b3c4d")]),
+    ("cluster refuse", &[("Reject a node that waits", "windrose cluster refuse 1a2b3c4d")]),
     (
         "cluster join",
         &[("At the node that joins", "windrose cluster join --cluster-token-file token")],
@@ -71,22 +71,22 @@ const EXAMPLES: &[(&str, &[Example])] = &[
     (
         "cluster nodes",
         &[
-            ("Who there is, and who runs", "windrose cluster nodes"),
-            ("The same for a program", "windrose cluster nodes --json"),
+            ("The nodes, and which of them run", "windrose cluster nodes"),
+            ("The same as JSON", "windrose cluster nodes --json"),
         ],
     ),
     (
         "cluster recover",
         &[
-            ("What would be done, and nothing else", "windrose cluster recover --plan"),
-            ("Without node c, whose disks are gone", "windrose cluster recover --without c"),
+            ("Only show what would be done", "windrose cluster recover --dry-run"),
+            ("Without node c, whose disks are lost", "windrose cluster recover --without c"),
         ],
     ),
     (
         "cluster leave",
         &[
-            ("At the node that leaves, which keeps no copies any more", "windrose cluster leave"),
-            ("A node that died and never comes back", "windrose cluster leave --node b --force"),
+            ("At the node that leaves, after its replicas were moved", "windrose cluster leave"),
+            ("A node that is lost for good", "windrose cluster leave --node b --force"),
         ],
     ),
     (
@@ -97,10 +97,10 @@ const EXAMPLES: &[(&str, &[Example])] = &[
                 "windrose volume create web --size 100G --allow iqn.1993-08.org.debian:01:abc",
             ),
             (
-                "With copies on two nodes",
+                "With replicas on two nodes",
                 "windrose volume create web --size 100G --replicas 2 --allow any",
             ),
-            ("In a pool of disks", "windrose volume create vm1 --size 20G --pool tank"),
+            ("In a disk pool", "windrose volume create vm1 --size 20G --pool tank"),
             ("Three at once", "windrose volume create web-1 web-2 web-3 --size 20G --replicas 2"),
         ],
     ),
@@ -108,60 +108,72 @@ const EXAMPLES: &[(&str, &[Example])] = &[
     (
         "volume show",
         &[
-            ("Its state, copies and how to connect", "windrose volume show web"),
-            ("The same for a program", "windrose volume show web --json"),
+            ("Its state, its replicas and how to connect", "windrose volume show web"),
+            ("The same as JSON", "windrose volume show web --json"),
         ],
     ),
-    ("volume grow", &[("To 200 GiB, while it serves", "windrose volume grow web --size 200G")]),
+    ("volume grow", &[("To 200 GiB, while it is in use", "windrose volume grow web --size 200G")]),
     (
         "volume mirror add",
         &[
-            ("A second copy, where there is most room", "windrose volume mirror add web"),
+            ("A second replica, on the node with the most space", "windrose volume mirror add web"),
             ("On node c, in its pool tank", "windrose volume mirror add web --on c --pool tank"),
         ],
     ),
-    ("volume mirror remove", &[("The copy of node b", "windrose volume mirror remove web --on b")]),
+    (
+        "volume mirror remove",
+        &[("The replica on node b", "windrose volume mirror remove web --on b")],
+    ),
     (
         "volume mirror replace",
         &[
             (
-                "Move a copy from node b to node c",
+                "Move a replica from node b to node c",
                 "windrose volume mirror replace web --on b --with c",
             ),
-            ("A lost copy, by a new one in its place", "windrose volume mirror replace web --on b"),
+            (
+                "A lost replica, with a new one in its place",
+                "windrose volume mirror replace web --on b",
+            ),
         ],
     ),
     (
         "volume mirror set",
         &[
-            ("Two copies from now on", "windrose volume mirror set web --replicas 2"),
-            ("Do with the one that is left", "windrose volume mirror set web --replicas 1"),
+            ("Two replicas", "windrose volume mirror set web --replicas 2"),
+            ("Be content with the remaining one", "windrose volume mirror set web --replicas 1"),
         ],
     ),
     (
         "volume mirror verify",
         &[
-            ("Whether all copies are equal", "windrose volume mirror verify web"),
+            ("Check that all replicas are equal", "windrose volume mirror verify web"),
             (
-                "Give all of them what node a has",
-                "windrose volume mirror verify web --repair --keep a",
+                "Overwrite differences with the data of node a",
+                "windrose volume mirror verify web --repair --source a",
             ),
         ],
     ),
-    ("volume switch", &[("Have node b put writes in order", "windrose volume switch web --to b")]),
     (
-        "volume force",
-        &[("Go on with the copy here, whatever the others hold", "windrose volume force web")],
+        "volume switch-primary",
+        &[("Make node b the primary", "windrose volume switch-primary web --to b")],
+    ),
+    (
+        "volume force-primary",
+        &[(
+            "Use the replica here, and give up newer data of others",
+            "windrose volume force-primary web",
+        )],
     ),
     (
         "volume take-over",
-        &[("From a node that never uses it again", "windrose volume take-over web")],
+        &[("From a node that will never use it again", "windrose volume take-over web")],
     ),
     (
         "volume reservations",
         &[
-            ("Who has reserved it", "windrose volume reservations web"),
-            ("Take those of dead hosts away", "windrose volume reservations web --clear"),
+            ("Which hosts have reserved it", "windrose volume reservations web"),
+            ("Remove those of dead hosts", "windrose volume reservations web --clear"),
         ],
     ),
     ("volume orphans", &[("Images that belong to no volume", "windrose volume orphans")]),
@@ -169,10 +181,10 @@ const EXAMPLES: &[(&str, &[Example])] = &[
         "volume adopt",
         &[
             (
-                "What would become of an image",
-                "windrose volume adopt /var/lib/windrose/volumes/web.img --plan",
+                "Show what would be done with an image",
+                "windrose volume adopt /var/lib/windrose/volumes/web.img --dry-run",
             ),
-            ("Take it under another name", "windrose volume adopt tank/web --name web2"),
+            ("Adopt it under another name", "windrose volume adopt tank/web --name web2"),
         ],
     ),
     (
@@ -189,46 +201,49 @@ const EXAMPLES: &[(&str, &[Example])] = &[
     (
         "volume export",
         &[
-            ("By iSCSI and NVMe/TCP", "windrose volume export web --via both"),
-            ("By nothing", "windrose volume export web --via none"),
+            ("By iSCSI and NVMe/TCP", "windrose volume export web --protocols iscsi,nvme"),
+            ("Not at all", "windrose volume export web --protocols none"),
         ],
     ),
     (
         "volume target",
         &[
             ("As LUN 1 of the target of volume a", "windrose volume target b --join a --lun 1"),
-            ("Behind its own target again", "windrose volume target b --own"),
+            ("With its own target again", "windrose volume target b --own"),
         ],
     ),
     (
         "volume allow",
         &[
             ("One initiator", "windrose volume allow web iqn.1993-08.org.debian:01:abc"),
-            ("Whoever asks", "windrose volume allow web any"),
+            ("All initiators", "windrose volume allow web any"),
         ],
     ),
     (
         "volume deny",
-        &[("That initiator no longer", "windrose volume deny web iqn.1993-08.org.debian:01:abc")],
+        &[(
+            "Revoke the access of an initiator",
+            "windrose volume deny web iqn.1993-08.org.debian:01:abc",
+        )],
     ),
     (
         "volume chap",
         &[
-            ("Ask for a secret", "windrose volume chap web backup:/etc/windrose/web.secret"),
-            ("No longer", "windrose volume chap web --off"),
+            ("Require a secret", "windrose volume chap web backup:/etc/windrose/web.secret"),
+            ("Require none", "windrose volume chap web --off"),
         ],
     ),
     (
         "volume dhchap",
         &[(
-            "Have a host prove who it is",
+            "Require authentication from a host",
             "windrose volume dhchap web --host nqn.2014-08.org.nvmexpress:h --secret h.secret",
         )],
     ),
     (
         "volume tls",
         &[(
-            "Have a host come by TLS",
+            "Require TLS from a host",
             "windrose volume tls web --host nqn.2014-08.org.nvmexpress:h --key h.key",
         )],
     ),
@@ -246,18 +261,18 @@ const EXAMPLES: &[(&str, &[Example])] = &[
         ],
     ),
     ("pool list", &[("All pools of this node", "windrose pool list")]),
-    ("pool show", &[("Its disks, and what to do about them", "windrose pool show tank")]),
+    ("pool show", &[("Its disks, and what to do if they have failed", "windrose pool show tank")]),
     (
         "pool import",
         &[
             ("Pools that this node does not know", "windrose pool import"),
-            ("Take one, under another name", "windrose pool import tank --as tank2"),
+            ("Import one, under another name", "windrose pool import tank --as tank2"),
         ],
     ),
     (
         "pool add",
         &[
-            ("A disk more", "windrose pool add tank /dev/disk/by-id/ata-D"),
+            ("One more disk", "windrose pool add tank /dev/disk/by-id/ata-D"),
             ("As a spare", "windrose pool add tank --spare /dev/disk/by-id/ata-D"),
         ],
     ),
@@ -265,7 +280,7 @@ const EXAMPLES: &[(&str, &[Example])] = &[
         "pool remove",
         &[
             (
-                "Move what is on a disk to the others, and let it go",
+                "Move the data of a disk to the others, and remove it",
                 "windrose pool remove tank WD-1234",
             ),
             ("Keep it after all", "windrose pool remove tank WD-1234 --cancel"),
@@ -278,16 +293,16 @@ const EXAMPLES: &[(&str, &[Example])] = &[
             "windrose pool replace tank WD-1234 --with /dev/disk/by-id/ata-D",
         )],
     ),
-    ("pool clear", &[("Count the errors of a disk anew", "windrose pool clear tank WD-1234")]),
-    ("pool scrub", &[("Read all of it, and repair what is wrong", "windrose pool scrub tank")]),
+    ("pool clear", &[("Reset the error counters of a disk", "windrose pool clear tank WD-1234")]),
+    ("pool scrub", &[("Read all of it, and repair damaged blocks", "windrose pool scrub tank")]),
     (
         "pool open",
         &[
-            ("Without a disk that is gone for good", "windrose pool open tank --without WD-1234"),
-            ("From a node that is gone", "windrose pool open tank --take-over"),
+            ("Without a disk that is lost for good", "windrose pool open tank --without WD-1234"),
+            ("From a node that is lost", "windrose pool open tank --take-over"),
         ],
     ),
-    ("pool delete", &[("When it has no volumes any more", "windrose pool delete tank")]),
+    ("pool delete", &[("When it has no volumes left", "windrose pool delete tank")]),
     (
         "attach",
         &[
@@ -316,14 +331,14 @@ const EXAMPLES: &[(&str, &[Example])] = &[
     (
         "status",
         &[
-            ("Is the data safe? The exit code says it as well", "windrose status"),
+            ("Is the data safe? The exit code tells as well", "windrose status"),
             (
                 "Of another node, by TCP",
                 "windrose status --api https://10.0.0.2:7443 --token-file token --ca-cert ca.pem",
             ),
         ],
     ),
-    ("sessions", &[("Who uses which volume", "windrose sessions")]),
+    ("sessions", &[("Which initiators use which volumes", "windrose sessions")]),
     (
         "completions",
         &[(

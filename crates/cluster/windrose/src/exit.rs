@@ -59,8 +59,9 @@ impl From<CallError> for CliError {
             CallError::Unreachable { address, .. } => {
                 Self { code: UNREACHABLE, message, hint: Some(connection_hint(&address)) }
             }
-            CallError::MalformedResponse { .. } => Self::new(FAILED, message)
-                .with_hint("is it another program, or a node of another version?"),
+            CallError::MalformedResponse { .. } => Self::new(FAILED, message).with_hint(
+                "check the address: it may be another program, or a node of another version",
+            ),
         }
     }
 }
@@ -68,12 +69,12 @@ impl From<CallError> for CliError {
 fn connection_hint(address: &ApiAddress) -> String {
     match address {
         ApiAddress::Unix(_) => {
-            "is the node running (`systemctl status windrose`), and may you use its \
-                             socket? --api names another one"
+            "check that the node runs (`systemctl status windrose`) and that you may use its \
+             socket; --api selects another one"
                 .to_owned()
         }
-        ApiAddress::Tls { .. } => "is the node running, with api.tcp set? --ca-cert names the \
-                                certificates to trust"
+        ApiAddress::Tls { .. } => "check that the node runs with api.tcp set; --ca-cert sets the \
+            certificates to trust"
             .to_owned(),
     }
 }

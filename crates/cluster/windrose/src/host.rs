@@ -45,7 +45,9 @@ impl NvmeHost {
         let own = || application_machine_id(&files::read_line(machine).ok()?);
         let nqn = match nqn {
             Some(nqn) if nqn.covers_nvme() && *nqn != Initiator::Any => nqn.to_string(),
-            Some(nqn) => return Err(CliError::new(USAGE, format!("{nqn} is no NQN of a host"))),
+            Some(nqn) => {
+                return Err(CliError::new(USAGE, format!("{nqn} is not the NQN of a host")));
+            }
             None if nqn_file.exists() => files::read_line(nqn_file)?,
             None => format!("{UUID_NQN_PREFIX}{}", own().ok_or_else(no_host_identity)?),
         };
@@ -68,9 +70,9 @@ impl NvmeHost {
 fn no_host_identity() -> CliError {
     CliError::new(
         USAGE,
-        format!("this host has no name: neither {HOST_NQN_FILE} nor {MACHINE_ID_FILE} is there"),
+        format!("this host has no NQN: neither {HOST_NQN_FILE} nor {MACHINE_ID_FILE} exists"),
     )
-    .with_hint("`nvme gen-hostnqn` makes one; --host-nqn and --host-id give them")
+    .with_hint("make one with `nvme gen-hostnqn`, or set --host-nqn and --host-id")
 }
 
 fn read_uuid(file: &Path) -> Result<Uuid, CliError> {

@@ -96,7 +96,8 @@ mod tests {
         write_pages(dir.path()).unwrap();
         let page = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
         let create = page("windrose-volume-create.1");
-        let example = "With copies on two nodes:\n\\fBwindrose volume create web \\-\\-size 100G \\-\\-replicas 2";
+        let example = "With replicas on two nodes:\n\\fBwindrose volume create web \\-\\-size 100G \
+            \\-\\-replicas 2";
         assert!(create.contains(".SH EXAMPLES\n") && create.contains(example), "{create}");
         for entry in fs::read_dir(dir.path()).unwrap() {
             let name = entry.unwrap().file_name().into_string().unwrap();

@@ -59,19 +59,19 @@ fn table(head: &[&str], right: &[usize], rows: impl Iterator<Item = Vec<String>>
 /// `windrose cluster nodes`.
 pub(crate) fn cluster(cluster: &Cluster) -> String {
     let mut text = match (cluster.stage, cluster.id) {
-        (ClusterStage::Alone, _) | (_, None) => {
+        (ClusterStage::Standalone, _) | (_, None) => {
             return "This node is in no cluster. To begin one:\n  windrose cluster init".to_owned();
         }
         (ClusterStage::Member, Some(id)) => format!("Cluster {id}"),
-        (ClusterStage::Moving, Some(id)) => format!("Cluster {id}: this node begins it"),
-        (ClusterStage::Joining, Some(id)) => format!("Cluster {id}: this node joins it"),
-        (ClusterStage::Leaving, Some(id)) => format!("Cluster {id}: this node leaves it"),
+        (ClusterStage::Creating, Some(id)) => format!("Cluster {id}: this node is creating it"),
+        (ClusterStage::Joining, Some(id)) => format!("Cluster {id}: this node is joining it"),
+        (ClusterStage::Leaving, Some(id)) => format!("Cluster {id}: this node is leaving it"),
     };
     if let Some(what) = &cluster.waits_for {
         text.push_str(&format!("\nThis node waits: {what}"));
     }
     if let Some(under_way) = &cluster.rotation {
-        text.push_str(&format!("\nA rotation is under way: {}", rotation(under_way)));
+        text.push_str(&format!("\nA credential rotation is in progress: {}", rotation(under_way)));
     }
     let local_mark =
         |node: &ClusterNode| if Some(node.node) == cluster.node { " (this node)" } else { "" };
@@ -80,10 +80,10 @@ pub(crate) fn cluster(cluster: &Cluster) -> String {
             NodeRole::Data => "data",
             NodeRole::Witness => "witness",
         };
-        let is_known = cluster.unread.is_none() || Some(node.node) == cluster.node;
+        let is_known = cluster.stale_reason.is_none() || Some(node.node) == cluster.node;
         let state = match (node.alive, node.drained) {
             _ if !is_known => "unknown",
-            (false, _) => "GONE",
+            (false, _) => "DOWN",
             (true, true) => "drained",
             (true, false) => "alive",
         };
@@ -94,12 +94,12 @@ pub(crate) fn cluster(cluster: &Cluster) -> String {
     });
     let head = ["NODE", "NAME", "ROLE", "STATE", "ADDRESSES"];
     text.push_str(&format!("\n\n{}", table(&head, &[0], rows)));
-    if let Some(why) = &cluster.unread {
-        text.push_str(&format!("\n\nWhich other nodes run is not known here: {why}."));
+    if let Some(why) = &cluster.stale_reason {
+        text.push_str(&format!("\n\nThe state of the other nodes is unknown here: {why}."));
     }
     let rows = cluster.store.iter().map(|member| {
-        let vote = if member.votes { "votes" } else { "learns" };
-        let state = member.problem.clone().unwrap_or_else(|| "well".to_owned());
+        let vote = if member.voter { "voter" } else { "learner" };
+        let state = member.problem.clone().unwrap_or_else(|| "healthy".to_owned());
         vec![member.name.clone(), vote.to_owned(), member.urls.join(", "), state]
     });
     let head = ["STORE MEMBER", "VOTE", "ADDRESSES", "STATE"];
@@ -109,21 +109,23 @@ pub(crate) fn cluster(cluster: &Cluster) -> String {
 
 /// A message if the node `node`, chosen as primary, is not primary yet, and what helps.
 pub(crate) fn not_primary_yet(volume: &Volume, node: &str) -> Option<String> {
-    let replica = volume.copies.iter().find(|replica| replica.node == node && !replica.primary)?;
+    let replica =
+        volume.replicas.iter().find(|replica| replica.node == node && !replica.primary)?;
     let why = replica.reason.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
     let next = replica.hint.as_ref().map(|hint| format!("; {hint}")).unwrap_or_default();
     let name = &volume.name;
     Some(format!(
-        "volume {name} is not led by node {node} yet{why}. It is noted: that node leads once it runs and its copy is in sync{next}"
+        "node {node} is not the primary of volume {name} yet{why}. It becomes primary once it runs \
+         and its replica is in sync{next}"
     ))
 }
 
 /// The progress of a credential rotation.
 pub(crate) fn rotation(rotation: &Rotation) -> String {
     let what = match rotation.stage {
-        RotationStage::Spread => "the nodes get the new secret and authority",
-        RotationStage::Use => "the nodes begin to use the new secret and authority",
-        RotationStage::Finish => "the nodes forget the old secret and authority",
+        RotationStage::Distribute => "the nodes are receiving the new secret and authority",
+        RotationStage::Activate => "the nodes are switching to the new secret and authority",
+        RotationStage::DropOld => "the nodes are removing the old secret and authority",
     };
     match &rotation.waits_for[..] {
         [] => what.to_owned(),
@@ -133,17 +135,17 @@ pub(crate) fn rotation(rotation: &Rotation) -> String {
 
 /// `windrose volume list`.
 pub(crate) fn volumes(list: &VolumeList) -> String {
-    match (&list.unread, list.volumes.is_empty()) {
+    match (&list.stale_reason, list.volumes.is_empty()) {
         (None, true) => {
             return "There are no volumes. To create one:\n  windrose volume create NAME --size 10G"
                 .to_owned();
         }
         (Some(why), true) => {
-            return format!("No volumes are known here, and there may be some: {why}.");
+            return format!("No volumes are known here, but there may be some: {why}.");
         }
         (_, false) => {}
     }
-    let head = ["NAME", "SIZE", "USED", "STATE", "COPIES", "EXPORTED BY", "ALLOWED", "SESSIONS"];
+    let head = ["NAME", "SIZE", "USED", "STATE", "REPLICAS", "EXPORTED BY", "ALLOWED", "SESSIONS"];
     let rows = list.volumes.iter().map(|v| {
         vec![
             v.name.to_string(),
@@ -157,16 +159,16 @@ pub(crate) fn volumes(list: &VolumeList) -> String {
         ]
     });
     let mut text = table(&head, &[1, 2, 7], rows);
-    if let Some(why) = &list.unread {
-        text.push_str(&format!("\n\nThere may be more, and others may have changed: {why}."));
+    if let Some(why) = &list.stale_reason {
+        text.push_str(&format!("\n\nThe list may be incomplete or out of date: {why}."));
     }
     text
 }
 
 /// How many replicas are in sync, and how many the volume should have.
 fn replica_counts(volume: &Volume) -> String {
-    let in_sync = volume.copies.iter().filter(|replica| replica.state == ReplicaState::InSync);
-    format!("{} of {}", in_sync.count(), volume.copies_wanted)
+    let in_sync = volume.replicas.iter().filter(|replica| replica.state == ReplicaState::InSync);
+    format!("{} of {}", in_sync.count(), volume.replicas_wanted)
 }
 
 /// `windrose volume create` for several volumes: a line for each.
@@ -190,7 +192,7 @@ pub(crate) fn created(created: &CreateVolumeResults) -> String {
 fn state(volume: &Volume) -> &'static str {
     match volume.state {
         VolumeState::Online => "online",
-        VolumeState::Elsewhere { .. } => "elsewhere",
+        VolumeState::Remote { .. } => "remote",
         VolumeState::Offline { .. } => "OFFLINE",
         VolumeState::Creating => "creating",
         VolumeState::Opening => "opening",
@@ -216,7 +218,7 @@ fn allowed(volume: &Volume) -> String {
     let dhchap = if access.dhchap_hosts.is_empty() { "" } else { " + DH-HMAC-CHAP" };
     let tls = if access.tls_hosts.is_empty() { "" } else { " + TLS" };
     match volume.access.initiators.as_slice() {
-        [] => "nobody".to_owned(),
+        [] => "none".to_owned(),
         [one] => format!("{one}{chap}{dhchap}{tls}"),
         many => format!("{} initiators{chap}{dhchap}{tls}", many.len()),
     }
@@ -243,10 +245,10 @@ pub(crate) fn replicas(all: &[VolumeReplica]) -> String {
 
 /// `windrose volume delete` for a volume with a replica on a node that does not run.
 pub(crate) fn still_deleting(volume: &Volume) -> String {
-    let nodes: Vec<_> = volume.copies.iter().map(|replica| replica.node.as_str()).collect();
+    let nodes: Vec<_> = volume.replicas.iter().map(|replica| replica.node.as_str()).collect();
     format!(
-        "Volume {} is being deleted: its copy on {} is erased when that node runs again, and its name is taken until then \
-         (`windrose status` tells of it).",
+        "Volume {} is being deleted: its replica on {} is erased when that node runs again; until \
+         then its name cannot be reused (see `windrose status`).",
         volume.name,
         nodes.join(", ")
     )
@@ -255,18 +257,18 @@ pub(crate) fn still_deleting(volume: &Volume) -> String {
 /// `windrose volume mirror verify`.
 pub(crate) fn verification(name: &VolumeName, found: &Verification) -> String {
     let compared = Size(found.compared_bytes);
-    let copies = match found.copies.as_slice() {
-        [] => format!("The copies of volume {name}"),
-        copies => format!("The copies of volume {name} on {}", copies.join(", ")),
+    let copies = match found.replicas.as_slice() {
+        [] => format!("The replicas of volume {name}"),
+        copies => format!("The replicas of volume {name} on {}", copies.join(", ")),
     };
-    let mut lines = vec![match (found.differing.len(), found.unreadable) {
+    let mut lines = vec![match (found.mismatches.len(), found.unreadable_ranges) {
         (0, _) if found.compared_bytes == 0 => {
             format!("Nothing of volume {name} was compared.")
         }
         (0, 0) => format!("{copies} are equal ({compared} compared)."),
         (0, _) => format!(
-            "{copies} are equal as far as they could be read ({compared} compared); whether they are elsewhere is not \
-             known."
+            "{copies} are equal as far as they could be read ({compared} compared); other ranges \
+             were not compared."
         ),
         (n, _) => {
             format!("{copies} differ in {} ({compared} compared):", plural(n, "range"))
@@ -274,41 +276,42 @@ pub(crate) fn verification(name: &VolumeName, found: &Verification) -> String {
     }];
     lines.extend(
         found
-            .differing
+            .mismatches
             .iter()
-            .map(|d| format!("  {} at {} on {}", plural(d.len_bytes, "byte"), d.at_bytes, d.node)),
+            .map(|d| format!("  {} at {} on {}", plural(d.bytes, "byte"), d.start_bytes, d.node)),
     );
-    if found.unreadable > 0 {
+    if found.unreadable_ranges > 0 {
         lines.push(format!(
-            "{} could not be read at some copy: see `windrose status`, and the log of its node.",
-            plural(found.unreadable, "range")
+            "{} could not be read from some replica: see `windrose status`, and the log of its \
+             node.",
+            plural(found.unreadable_ranges, "range")
         ));
     }
-    if !found.left_out.is_empty() {
-        let nodes = found.left_out.join(", ");
-        lines.push(format!("Not compared, as they are not in sync: the copies on {nodes}."));
+    if !found.skipped.is_empty() {
+        let nodes = found.skipped.join(", ");
+        lines.push(format!("Not compared, as they are not in sync: the replicas on {nodes}."));
     }
     if found.repaired_bytes > 0 {
-        lines.push(format!("{} were written anew to all copies.", Size(found.repaired_bytes)));
+        lines.push(format!("{} were rewritten on all replicas.", Size(found.repaired_bytes)));
     }
     lines.join("\n")
 }
 
 /// `windrose volume reservations`.
 pub(crate) fn reservations(name: &VolumeName, found: &Reservations) -> String {
-    if let Some(initiator) = &found.reserved_by {
-        return format!("{initiator} has volume {name} for itself (RESERVE).");
+    if let Some(initiator) = &found.spc2_holder {
+        return format!("{initiator} holds an exclusive reservation of volume {name} (RESERVE).");
     }
     if found.registrations.is_empty() {
-        return format!("Nobody has reserved volume {name} or registered with it.");
+        return format!("Volume {name} has no reservations or registrations.");
     }
-    let kind = found.kind.as_deref().unwrap_or("none, only registrations");
-    let ends = if found.persists { "outlives" } else { "ends with" };
+    let kind = found.reservation_type.as_deref().unwrap_or("none, only registrations");
+    let ends = if found.aptpl { "outlives" } else { "ends with" };
     let rows = found.registrations.iter().map(|r| {
-        let holds = if r.holds { "yes" } else { "" };
-        vec![r.initiator.clone(), r.port.to_string(), r.key.clone(), holds.to_owned()]
+        let holds = if r.holder { "yes" } else { "" };
+        vec![r.initiator.clone(), r.relative_port_id.to_string(), r.key.clone(), holds.to_owned()]
     });
-    let table = table(&["INITIATOR", "PORT", "KEY", "HOLDS"], &[1], rows);
+    let table = table(&["INITIATOR", "PORT", "KEY", "HOLDER"], &[1], rows);
     format!("Reservation of volume {name}: {kind}; {ends} a loss of power of all nodes.\n{table}")
 }
 
@@ -319,15 +322,18 @@ fn replica_state(state: &ReplicaState) -> String {
             let eta = match (eta_s, unreadable.first()) {
                 (Some(s), _) => format!(", {s} s left"),
                 (None, Some(first)) => {
-                    format!(", waits for what no copy can read, from byte {}", first.start_bytes)
+                    format!(
+                        ", stopped at data that no replica can read, from byte {}",
+                        first.start_bytes
+                    )
                 }
                 (None, None) => String::new(),
             };
             format!("resyncing, {} of {}{eta}", Size(*done_bytes), Size(*total_bytes))
         }
-        ReplicaState::Outdated => "outdated".into(),
-        ReplicaState::BeingMade => "being made".into(),
-        ReplicaState::Leaving => "being removed".into(),
+        ReplicaState::OutOfSync => "out of sync".into(),
+        ReplicaState::Creating => "being created".into(),
+        ReplicaState::Removing => "being removed".into(),
         ReplicaState::Failed { reason } => format!("failed: {reason}"),
         ReplicaState::Unknown => "state unknown".into(),
     }
@@ -340,14 +346,14 @@ pub(crate) fn volume(v: &Volume, api: &ApiAddress) -> String {
         ("State", state(v).to_owned()),
         ("Size", format!("{} ({} bytes)", Size(v.size_bytes), v.size_bytes)),
         ("Used", v.allocated_bytes.map_or("unknown".to_owned(), |b| Size(b).to_string())),
-        ("Space", if v.thin { "taken when written" } else { "all taken" }.to_owned()),
+        ("Space", if v.thin { "allocated when written" } else { "all allocated" }.to_owned()),
         ("Block size", v.block_size.bytes().to_string()),
-        ("Stored in", replicas(&v.copies)),
-        ("Copies", format!("{} in sync", replica_counts(v))),
+        ("Stored in", replicas(&v.replicas)),
+        ("Replicas", format!("{} in sync", replica_counts(v))),
         ("Identity", v.id.to_string()),
         ("Sessions", v.sessions.to_string()),
     ];
-    if let VolumeState::Offline { reason } | VolumeState::Elsewhere { reason } = &v.state {
+    if let VolumeState::Offline { reason } | VolumeState::Remote { reason } = &v.state {
         facts.insert(2, ("Reason", reason.clone()));
     }
     facts.extend(access(&v.access));
@@ -369,7 +375,7 @@ pub(crate) fn volume(v: &Volume, api: &ApiAddress) -> String {
 /// Which initiators have access, how they authenticate, and which use TLS.
 fn access(access: &Access) -> Vec<(&'static str, String)> {
     let names: Vec<_> = access.initiators.iter().map(ToString::to_string).collect();
-    let names = if names.is_empty() { "nobody".to_owned() } else { names.join("\n") };
+    let names = if names.is_empty() { "none".to_owned() } else { names.join("\n") };
     let mut facts = vec![("Allowed", names)];
     if let Some(user) = &access.chap_user {
         let mutual = access.chap_mutual_user.as_ref();
@@ -404,7 +410,7 @@ fn lun_text(v: &Volume, iscsi: &IscsiExport) -> String {
         owner => format!(", target of volume {owner}"),
     };
     let mut text = format!("{} LUN {}{owner}", iscsi.target, iscsi.lun);
-    for other in &iscsi.others {
+    for other in &iscsi.other_luns {
         text.push_str(&format!("\nLUN {} there is volume {}", other.lun, other.volume));
     }
     text
@@ -426,11 +432,12 @@ fn format_facts(facts: &[(&str, String)]) -> String {
 
 fn status_text(s: &Status) -> String {
     let headline = match s.verdict {
-        Verdict::Unavailable if s.cut_off => {
-            "Some of your data cannot be reached as far as this node can see, which sees no other node."
+        Verdict::Unavailable if s.isolated => {
+            "Some of your data cannot be reached, as far as this node knows, which is isolated \
+             from all others."
         }
         Verdict::Safe => "Your data is safe.",
-        Verdict::AtRisk => "Your data can be reached, and is at risk.",
+        Verdict::AtRisk => "Your data can be reached, but is at risk.",
         Verdict::Unavailable => "Some of your data cannot be reached.",
     };
     let mut text = format!("{headline}\n");
@@ -453,9 +460,9 @@ fn status_text(s: &Status) -> String {
     );
     let memory = format!(
         "{} free of {}, {} waiting",
-        Size(s.memory.pool_free_bytes),
-        Size(s.memory.pool_bytes),
-        plural(s.memory.waiting, "command")
+        Size(s.memory.free_bytes),
+        Size(s.memory.total_bytes),
+        plural(s.memory.waiting_commands, "command")
     );
     let node = format!(
         "{}, version {}, process {}, up {}",
@@ -465,7 +472,7 @@ fn status_text(s: &Status) -> String {
         format_duration(s.node.uptime_s)
     );
     let volumes = format!(
-        "{} online, {} offline, {} promised",
+        "{} online, {} offline, {} provisioned",
         s.volumes.online,
         s.volumes.offline,
         Size(s.capacity.provisioned_bytes)
@@ -484,7 +491,7 @@ fn status_text(s: &Status) -> String {
 
 fn sessions_text(sessions: &SessionList) -> String {
     if sessions.sessions.is_empty() {
-        return "Nobody is logged in.".to_owned();
+        return "No initiator is logged in.".to_owned();
     }
     let head = ["PROTOCOL", "INITIATOR", "FROM", "VOLUME", "CONNECTIONS", "CORE", "SINCE"];
     let row = |s: &Session| {

@@ -4,11 +4,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use api::endpoint::{
-    AddPoolDisks, ClearPoolErrors, DeletePool, ForcePoolOpen, GetPool, ListPools, NoBody,
-    POOL_FORCE, PostPool, RemovePoolDisk, ReplacePoolDisk, ScrubPool,
+    AddPoolDisks, ClearPoolErrors, CreatePool, DeletePool, GetPool, ListPools, NoBody, OpenPool,
+    POOL_FORCE, RemovePoolDisk, ReplacePoolDisk, ScrubPool,
 };
 use api::{
-    AddDisks, ClearErrors, CreatePool, OpenPool, Pool, PoolDisk, PoolName, RemoveDisk, ReplaceDisk,
+    AddDisks, ClearErrors, CreatePoolRequest, OpenPoolRequest, Pool, PoolDisk, PoolName,
+    RemoveDisk, ReplaceDisk,
 };
 
 use crate::cli::{ConfirmArgs, CreatePoolArgs, OverwriteArgs, PoolCommand};
@@ -37,7 +38,7 @@ pub(crate) async fn run(
             delete(&remote, &name, &confirm, force).await?;
             return Ok(ExitCode::SUCCESS);
         }
-        PoolCommand::Create(args) => client.call::<PostPool>(&create_request(*args)?).await?,
+        PoolCommand::Create(args) => client.call::<CreatePool>(&create_request(*args)?).await?,
         PoolCommand::Show { name } => client.call_on::<GetPool>(&name, &[], &NoBody).await?,
         PoolCommand::Add { name, disks, spare, overwrite } => {
             let (disks, overwrite) = (absolute_paths(&disks)?, overwrite_identities(overwrite)?);
@@ -64,20 +65,20 @@ pub(crate) async fn run(
         PoolCommand::Scrub { name } => client.call_on::<ScrubPool>(&name, &[], &NoBody).await?,
         PoolCommand::Open { name, without, take_over, confirm } => {
             let open = confirm_open(&remote, &name, (without, take_over), confirm).await?;
-            client.call_on::<ForcePoolOpen>(&name, &[], &open).await?
+            client.call_on::<OpenPool>(&name, &[], &open).await?
         }
     };
     remote.print(&pool, output::pool)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn create_request(args: CreatePoolArgs) -> Result<CreatePool, CliError> {
-    let create = CreatePool {
+fn create_request(args: CreatePoolArgs) -> Result<CreatePoolRequest, CliError> {
+    let create = CreatePoolRequest {
         name: args.name,
         raid: args.raid,
         copies: args.copies,
         columns: args.columns,
-        strip_bytes: args.strip,
+        chunk_bytes: args.chunk_size,
         checksums: args.checksums,
         disks: absolute_paths(&args.disks)?,
         spares: absolute_paths(&args.spare)?,
@@ -145,7 +146,7 @@ async fn confirm_open(
     name: &PoolName,
     (without, take_over): (Vec<String>, bool),
     confirm: Option<PoolName>,
-) -> Result<OpenPool, CliError> {
+) -> Result<OpenPoolRequest, CliError> {
     let mut disks = Vec::new();
     for typed in without {
         disks.push(resolve_disk_name(remote, name, typed).await?);
@@ -157,26 +158,28 @@ async fn confirm_open(
         let mut what = output::pool(&pool).trim_end().to_owned();
         if !without.is_empty() {
             what.push_str(&format!(
-                "\nPool {name} is opened without these disks, for good: {}. What only they hold is LOST, \
-                 acknowledged writes among it, and they never come back into it.",
+                "\nPool {name} is opened without these disks, for good: {}. Data that only they \
+                 have is LOST, including acknowledged writes, and they can never return to the \
+                 pool.",
                 without.join(", ")
             ));
         }
         if take_over {
             what.push_str(&format!(
-                "\nPool {name} is taken from the node that had it last. Make sure that this node is off, or \
-                 will never use its disks again: should it still use them, it stops serving them."
+                "\nPool {name} is taken over from the node that used it last. Make sure that this \
+                 node is off, or will never use its disks again: if it still uses them, it stops \
+                 serving them."
             ));
         }
         prompt_for_name(
             ("pool", name.as_str()),
             &what,
             "opened",
-            &format!("--confirm {name} opens it without asking"),
+            &format!("use --confirm {name} to open it without a prompt"),
         )?;
-        return Ok(OpenPool { without, take_over, confirm: name.clone() });
+        return Ok(OpenPoolRequest { without, take_over, confirm: name.clone() });
     };
-    Ok(OpenPool { without, take_over, confirm })
+    Ok(OpenPoolRequest { without, take_over, confirm })
 }
 
 async fn delete(
@@ -190,7 +193,7 @@ async fn delete(
         let pool = remote.client.call_on::<GetPool>(name, &[], &NoBody).await?;
         let what =
             format!("This deletes pool {name}, with its {}.", plural(pool.disks.len(), "disk"));
-        let hint = "--yes deletes without asking";
+        let hint = "use --yes to delete it without a prompt";
         require_confirmation(confirm, ("pool", name.as_str()), &what, "deleted", hint)?;
     }
     let flags: &[_] = if force { &[POOL_FORCE] } else { &[] };

@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 
 use api::endpoint::{
-    FindStrayPools, ListOrphans, NoBody, PostAdoption, PostDiscard, PostPoolImport, PostRecovery,
+    AdoptImage, DiscardImage, FindImportablePools, ImportPool, ListOrphanedImages, NoBody,
+    RecoverCluster,
 };
 use api::{
-    AdoptImage, DiscardImage, FindPools, ImportPool, PoolName, RecoverCluster, RecoveryPlan,
-    VolumeName,
+    AdoptImageRequest, DiscardImageRequest, FindPools, ImportPoolRequest, PoolName,
+    RecoverClusterRequest, RecoveryPlan, VolumeName,
 };
 
 use crate::cli::{ConfirmArgs, VolumeCommand};
@@ -18,10 +19,10 @@ use crate::remote::{NodeConnection, require_confirmation};
 
 /// The steps that remain after a new store was created.
 pub(crate) const AFTER_NEW_STORE: &str = "\
-The new store is there. Next:
+The new store is ready. Next:
   1. on each other node of the old cluster: windrose cluster leave --force, then windrose cluster join
      (or witness) with the token that windrose cluster token prints here
-  2. when all of them are there: windrose cluster recover, once more, for the volumes";
+  2. when all of them have joined: windrose cluster recover again, for the volumes";
 
 /// Runs a command on images that no record names.
 pub(crate) async fn run_image_command(
@@ -30,13 +31,13 @@ pub(crate) async fn run_image_command(
 ) -> Result<(), CliError> {
     match command {
         VolumeCommand::Orphans => {
-            let orphans = remote.client.call::<ListOrphans>(&NoBody).await?;
+            let orphans = remote.client.call::<ListOrphanedImages>(&NoBody).await?;
             remote.print(&orphans, output::orphans)
         }
-        VolumeCommand::Adopt { image, name, without, force, plan, confirm } => {
+        VolumeCommand::Adopt { image, name, without, force, dry_run, confirm } => {
             let image = image_name(image)?;
-            let request = AdoptImage { image, name, without, force, plan: true };
-            adopt(remote, request, plan, &confirm).await
+            let request = AdoptImageRequest { image, name, without, force, dry_run: true };
+            adopt(remote, request, dry_run, &confirm).await
         }
         VolumeCommand::Discard { image, confirm } => {
             discard(remote, &image_name(image)?, &confirm).await
@@ -58,12 +59,12 @@ fn image_name(typed: String) -> Result<String, CliError> {
 
 async fn adopt(
     remote: &NodeConnection,
-    request: AdoptImage,
-    plan: bool,
+    request: AdoptImageRequest,
+    dry_run: bool,
     confirm: &ConfirmArgs,
 ) -> Result<(), CliError> {
-    let proposal = remote.client.call::<PostAdoption>(&request).await?;
-    if plan {
+    let proposal = remote.client.call::<AdoptImage>(&request).await?;
+    if dry_run {
         return remote.print(&proposal, |proposal| output::planned(&proposal.plan));
     }
     // Without possible data loss no confirmation is needed.
@@ -74,14 +75,14 @@ async fn adopt(
             .as_ref()
             .map_or_else(|| proposal.plan.volume.to_string(), VolumeName::to_string);
         let what = format!(
-            "{}\nWhat only other copies hold is LOST, acknowledged writes among it.",
+            "{}\nData that only other replicas have is LOST, including acknowledged writes.",
             output::planned(&proposal.plan)
         );
-        let hint = format!("--confirm {name} or --yes takes it without asking");
+        let hint = format!("use --confirm {name} or --yes to adopt it without a prompt");
         require_confirmation(confirm, ("volume", &name), &what, "taken", &hint)?;
     }
     let adopted =
-        remote.client.call::<PostAdoption>(&AdoptImage { plan: false, ..request }).await?;
+        remote.client.call::<AdoptImage>(&AdoptImageRequest { dry_run: false, ..request }).await?;
     remote.print(&adopted, |adopted| output::planned(&adopted.plan))
 }
 
@@ -90,30 +91,29 @@ async fn discard(
     image: &str,
     confirm: &ConfirmArgs,
 ) -> Result<(), CliError> {
-    let orphans = remote.client.call::<ListOrphans>(&NoBody).await?;
+    let orphans = remote.client.call::<ListOrphanedImages>(&NoBody).await?;
     let found = orphans.images.iter().find(|o| o.image == image);
     let volume = match found {
         Some(found) => found.volume,
         None => {
-            let request = AdoptImage {
+            let request = AdoptImageRequest {
                 image: image.to_owned(),
                 name: None,
                 without: Vec::new(),
                 force: true,
-                plan: true,
+                dry_run: true,
             };
-            remote.client.call::<PostAdoption>(&request).await?.plan.volume
+            remote.client.call::<AdoptImage>(&request).await?.plan.volume
         }
     };
-    let listed_name = found.and_then(|f| f.listed_as.as_ref().or(f.name.as_ref()));
+    let listed_name = found.and_then(|f| f.existing_volume.as_ref().or(f.name.as_ref()));
     let name = listed_name.map_or_else(|| volume.to_string(), VolumeName::to_string);
-    let what = format!(
-        "This erases {image}, which holds volume {name} ({volume}): what it holds is LOST."
-    );
-    let hint = format!("--confirm {name} or --yes erases it without asking");
+    let what =
+        format!("This erases {image}, which contains volume {name} ({volume}): its data is LOST.");
+    let hint = format!("use --confirm {name} or --yes to erase it without a prompt");
     require_confirmation(confirm, ("image of volume", &name), &what, "erased", &hint)?;
-    let request = DiscardImage { image: image.to_owned(), confirm: volume };
-    remote.client.call::<PostDiscard>(&request).await?;
+    let request = DiscardImageRequest { image: image.to_owned(), confirm: volume };
+    remote.client.call::<DiscardImage>(&request).await?;
     remote.print(&serde_json::json!({ "erased": image }), |_| format!("{image} is erased."))
 }
 
@@ -125,10 +125,11 @@ pub(crate) async fn import_pool(
     name: Option<PoolName>,
 ) -> Result<(), CliError> {
     let Some(pool) = pool else {
-        let found = remote.client.call::<FindStrayPools>(&FindPools { disks }).await?;
+        let found = remote.client.call::<FindImportablePools>(&FindPools { disks }).await?;
         return remote.print(&found, output::importable);
     };
-    let imported = remote.client.call::<PostPoolImport>(&ImportPool { pool, name, disks }).await?;
+    let imported =
+        remote.client.call::<ImportPool>(&ImportPoolRequest { pool, name, disks }).await?;
     remote.print(&imported, |imported| {
         let volumes = imported.volumes.iter().map(output::planned);
         let volumes: Vec<_> = volumes.collect();
@@ -143,18 +144,19 @@ pub(crate) async fn recover_cluster(
     only_plan: bool,
     confirm: &ConfirmArgs,
 ) -> Result<bool, CliError> {
-    let request = RecoverCluster { confirm: None, without };
-    let plan = remote.client.call::<PostRecovery>(&request).await?;
+    let request = RecoverClusterRequest { confirm: None, without };
+    let plan = remote.client.call::<RecoverCluster>(&request).await?;
     let is_empty = plan.store.is_none() && plan.volumes.is_empty();
     if only_plan || is_empty {
         remote.print(&plan, output::recovery)?;
         return Ok(false);
     }
-    if plan.store.is_none() && plan.volumes.iter().all(|v| v.doubt.is_some()) {
+    if plan.store.is_none() && plan.volumes.iter().all(|v| v.ambiguity.is_some()) {
         return Err(undecided_error(&plan));
     }
     let name = plan.node.clone();
-    let hint = format!("--confirm {name} or --yes does it without asking; --plan only shows it");
+    let hint =
+        format!("use --confirm {name} or --yes to do it without a prompt; --dry-run only shows it");
     require_confirmation(
         confirm,
         ("node", &name),
@@ -162,10 +164,10 @@ pub(crate) async fn recover_cluster(
         "used to recover",
         &hint,
     )?;
-    let request = RecoverCluster { confirm: Some(name), ..request };
-    let done = remote.client.call::<PostRecovery>(&request).await?;
+    let request = RecoverClusterRequest { confirm: Some(name), ..request };
+    let done = remote.client.call::<RecoverCluster>(&request).await?;
     remote.print(&done, output::recovery)?;
-    if done.volumes.iter().any(|v| v.doubt.is_some()) {
+    if done.volumes.iter().any(|v| v.ambiguity.is_some()) {
         return Err(undecided_error(&done));
     }
     Ok(done.store.is_some())
@@ -175,7 +177,7 @@ pub(crate) async fn recover_cluster(
 fn undecided_error(plan: &RecoveryPlan) -> CliError {
     let doubts = plan.volumes.iter().filter_map(|v| {
         let name = v.name.as_ref().map_or_else(|| v.volume.to_string(), VolumeName::to_string);
-        Some(format!("volume {name}: {}", v.doubt.as_ref()?))
+        Some(format!("volume {name}: {}", v.ambiguity.as_ref()?))
     });
     let doubts: Vec<_> = doubts.collect();
     CliError::new(FAILED, format!("not recovered: {}", doubts.join("; ")))

@@ -60,9 +60,9 @@ pub(crate) fn require_confirmation(
         None => prompt_for_name((kind, name), what, done, hint),
         Some(confirm) if confirm == name => Ok(()),
         Some(confirm) => {
-            let message = format!("{kind} {name} is not {done}: {confirm} is confirmed");
+            let message = format!("{kind} {name} was not {done}: the confirmation names {confirm}");
             Err(CliError::new(USAGE, message)
-                .with_hint(format!("--confirm {name}, if that is meant")))
+                .with_hint(format!("use --confirm {name}, if that is the one")))
         }
     }
 }
@@ -76,17 +76,18 @@ pub(crate) fn prompt_for_name(
     hint: &str,
 ) -> Result<(), CliError> {
     if !std::io::stdin().is_terminal() {
-        let message = format!("{kind} {name} is not {done}: nobody is there to confirm");
+        let message =
+            format!("{kind} {name} was not {done}: there is no terminal for a confirmation");
         return Err(CliError::new(USAGE, message).with_hint(hint));
     }
     let mut line = String::new();
-    let prompted = write!(std::io::stderr(), "{what}\nType its name to go on: ");
+    let prompted = write!(std::io::stderr(), "{what}\nType its name to continue: ");
     let read = prompted.and_then(|()| std::io::stdin().read_line(&mut line));
     read.map_err(|e| CliError::new(FAILED, format!("standard input: {e}")))?;
     if line.trim() == name {
         Ok(())
     } else {
-        Err(CliError::new(FAILED, format!("{kind} {name} is not {done}: that was not its name")))
+        Err(CliError::new(FAILED, format!("{kind} {name} was not {done}: the name did not match")))
     }
 }
 

@@ -5,17 +5,17 @@ use std::process::ExitCode;
 
 use api::client::{CallError, Client};
 use api::endpoint::{
-    AddVolumeCopy, AllowInitiators, ClearChap, ClearReservations, DELETE_ALLOW_DATA_LOSS,
-    DELETE_FORCE, DeleteVolume, DenyInitiators, ForceVolume, GetReservations, GetVolume,
-    GrowVolume, ListVolumes, MAP_FORCE, MapTarget, NoBody, PostVolume, PostVolumes,
-    RemoveVolumeCopy, ReplaceVolumeCopy, SetChap, SetHostDhchap, SetHostTls, SetInitiatorChap,
-    SetProtocols, SetVolumeCopies, SwitchVolume, TakeOverVolume, VerifyVolume,
+    AddReplica, AllowInitiators, ClearChap, ClearReservations, CreateVolume, CreateVolumes,
+    DELETE_ALLOW_DATA_LOSS, DELETE_FORCE, DeleteVolume, DenyInitiators, ForcePrimary,
+    GetReservations, GetVolume, GrowVolume, ListVolumes, MAP_FORCE, MapTarget, NoBody,
+    RemoveReplica, ReplaceReplica, SetChap, SetHostDhchap, SetHostTls, SetInitiatorChap,
+    SetProtocols, SetReplicaCount, SwitchPrimary, TakeOverVolume, VerifyVolume,
 };
 use api::{
-    AddReplica, Chap, CreateVolume, CreateVolumes, ForcePrimary, GrowVolumeRequest, HostDhchap,
-    HostTls, Initiator, InitiatorChap, InitiatorList, MapVolume, NewBacking, RemoveReplica,
-    ReplaceReplica, SetReplicaCount, SwitchPrimary, TakeOver, Verify, Volume, VolumeName,
-    VolumeState,
+    AddReplicaRequest, Chap, CreateVolumeRequest, CreateVolumesRequest, ForcePrimaryRequest,
+    GrowVolumeRequest, HostDhchap, HostTls, Initiator, InitiatorChap, InitiatorList, MapVolume,
+    NewBacking, RemoveReplicaRequest, ReplaceReplicaRequest, SetReplicaCountRequest,
+    SwitchPrimaryRequest, TakeOver, Verify, Volume, VolumeName, VolumeState,
 };
 
 use crate::cli::{
@@ -47,15 +47,17 @@ pub(crate) async fn run(
             print_volume(&remote, &volume)?;
         }
         VolumeCommand::Mirror { command } => run_replica_command(&remote, command).await?,
-        VolumeCommand::Switch { name, to } => {
-            let switch = SwitchPrimary { node: to };
-            let volume = client.call_on::<SwitchVolume>(&name, &[], &switch).await?;
+        VolumeCommand::SwitchPrimary { name, to } => {
+            let switch = SwitchPrimaryRequest { node: to };
+            let volume = client.call_on::<SwitchPrimary>(&name, &[], &switch).await?;
             print_volume(&remote, &volume)?;
             if let Some(not_yet) = output::not_primary_yet(&volume, &switch.node) {
                 print_error_line(&format!("windrose: {not_yet}"));
             }
         }
-        VolumeCommand::Force { name, confirm } => force_primary(&remote, &name, confirm).await?,
+        VolumeCommand::ForcePrimary { name, confirm } => {
+            force_primary(&remote, &name, confirm).await?
+        }
         VolumeCommand::TakeOver { name, confirm } => take_over(&remote, &name, confirm).await?,
         VolumeCommand::Reservations { name, clear, yes } => {
             reservations(&remote, &name, clear, yes).await?;
@@ -66,8 +68,9 @@ pub(crate) async fn run(
         command @ (VolumeCommand::Orphans
         | VolumeCommand::Adopt { .. }
         | VolumeCommand::Discard { .. }) => recovery::run_image_command(&remote, command).await?,
-        VolumeCommand::Export { name, via } => {
-            let volume = client.call_on::<SetProtocols>(&name, &[], &to_protocols(&via)).await?;
+        VolumeCommand::Export { name, protocols } => {
+            let volume =
+                client.call_on::<SetProtocols>(&name, &[], &to_protocols(&protocols)).await?;
             print_volume(&remote, &volume)?;
         }
         VolumeCommand::Target { name, join, own, lun, force } => {
@@ -166,37 +169,40 @@ async fn run_replica_command(
     let volume = match command {
         ReplicaCommand::Add { name, on, backing: args } => {
             let (force, backing) = (args.force, to_backing(args)?);
-            let add = AddReplica { node: on, backing, force };
-            client.call_on::<AddVolumeCopy>(&name, &[], &add).await?
+            let add = AddReplicaRequest { node: on, backing, force };
+            client.call_on::<AddReplica>(&name, &[], &add).await?
         }
         ReplicaCommand::Remove { name, on } => {
-            let remove = RemoveReplica { node: on };
-            client.call_on::<RemoveVolumeCopy>(&name, &[], &remove).await?
+            let remove = RemoveReplicaRequest { node: on };
+            client.call_on::<RemoveReplica>(&name, &[], &remove).await?
         }
         ReplicaCommand::Replace { name, on, with, backing: args } => {
             let (force, backing) = (args.force, to_backing(args)?);
-            let replace = ReplaceReplica { node: on, with, backing, force };
-            client.call_on::<ReplaceVolumeCopy>(&name, &[], &replace).await?
+            let replace = ReplaceReplicaRequest { node: on, with, backing, force };
+            client.call_on::<ReplaceReplica>(&name, &[], &replace).await?
         }
         ReplicaCommand::Set { name, replicas } => {
-            client.call_on::<SetVolumeCopies>(&name, &[], &SetReplicaCount { replicas }).await?
+            client
+                .call_on::<SetReplicaCount>(&name, &[], &SetReplicaCountRequest { replicas })
+                .await?
         }
-        ReplicaCommand::Verify { name, repair, keep } => {
-            let undecided = repair && keep.is_none();
-            let found = client.call_on::<VerifyVolume>(&name, &[], &Verify { keep }).await?;
+        ReplicaCommand::Verify { name, repair, source } => {
+            let undecided = repair && source.is_none();
+            let found = client.call_on::<VerifyVolume>(&name, &[], &Verify { source }).await?;
             remote.print(&found, |found| output::verification(&name, found))?;
-            if undecided && !found.differing.is_empty() {
-                let message = "nothing was repaired: which of the copies is right is not known";
+            if undecided && !found.mismatches.is_empty() {
+                let message = "nothing was repaired: it is unknown which of the replicas is right";
                 let hint = format!(
-                    "name the node whose contents are to be kept, the others' are overwritten there: \
-                     windrose volume mirror verify {name} --repair --keep NODE"
+                    "name the node whose data to keep; differing blocks of the others are \
+                     overwritten: windrose volume mirror verify {name} --repair --source NODE"
                 );
                 return Err(CliError::new(FAILED, message).with_hint(hint));
             }
-            if found.repaired_bytes < found.differing_bytes {
-                let message = format!("the copies of volume {name} differ");
+            if found.repaired_bytes < found.mismatched_bytes {
+                let message = format!("the replicas of volume {name} differ");
                 let hint = format!(
-                    "find out which one is right, then: windrose volume mirror verify {name} --repair --keep NODE"
+                    "find out which one is right, then run windrose volume mirror verify {name} \
+                     --repair --source NODE"
                 );
                 return Err(CliError::new(FAILED, message).with_hint(hint));
             }
@@ -218,16 +224,18 @@ async fn force_primary(
             // First check that the volume exists.
             let volume = remote.client.call_on::<GetVolume>(name, &[], &NoBody).await?;
             let what = format!(
-                "Volume {name} goes on with the copy of this node alone. What only other copies hold is LOST, \
-                 acknowledged writes among it:\n{}\nMake sure that the other nodes are off.",
-                output::replicas(&volume.copies)
+                "Volume {name} will use the replica of this node alone. Data that only other \
+                 replicas have is LOST, including acknowledged writes:\n{}\nMake sure that the \
+                 other nodes are off.",
+                output::replicas(&volume.replicas)
             );
-            let hint = format!("--confirm {name} forces it without asking");
+            let hint = format!("use --confirm {name} to force it without a prompt");
             prompt(name, &what, "forced", &hint)?;
             name.clone()
         }
     };
-    let volume = remote.client.call_on::<ForceVolume>(name, &[], &ForcePrimary { confirm }).await?;
+    let volume =
+        remote.client.call_on::<ForcePrimary>(name, &[], &ForcePrimaryRequest { confirm }).await?;
     print_volume(remote, &volume)
 }
 
@@ -243,10 +251,11 @@ async fn take_over(
             // First check that the volume exists.
             remote.client.call_on::<GetVolume>(name, &[], &NoBody).await?;
             let what = format!(
-                "The image of volume {name} is taken from the node that had it last. Make sure that this node is \
-                 off, or will never use it again: should it still use it, it stops serving it."
+                "The image of volume {name} is taken over from the node that used it last. Make \
+                 sure that this node is off, or will never use it again: if it still uses it, it \
+                 stops serving it."
             );
-            let hint = format!("--confirm {name} takes it over without asking");
+            let hint = format!("use --confirm {name} to take it over without a prompt");
             prompt(name, &what, "taken over", &hint)?;
             name.clone()
         }
@@ -268,10 +277,11 @@ async fn reservations(
     if clear && !yes {
         let found = client.call_on::<GetReservations>(name, &[], &NoBody).await?;
         let what = format!(
-            "{}\nThis takes them away: hosts that keep each other out by them no longer do, and may write at once.",
+            "{}\nThis removes them: hosts that rely on them for fencing are no longer fenced off, \
+             and may write at once.",
             output::reservations(name, &found)
         );
-        prompt(name, &what, "freed", "--yes frees it without asking")?;
+        prompt(name, &what, "freed", "use --yes to clear them without a prompt")?;
     }
     let found = match clear {
         true => client.call_on::<ClearReservations>(name, &[], &NoBody).await?,
@@ -288,36 +298,38 @@ fn print_volume(remote: &NodeConnection, volume: &Volume) -> Result<(), CliError
 async fn create(remote: &NodeConnection, args: CreateVolumeArgs) -> Result<ExitCode, CliError> {
     let names = args.names.clone();
     let [first, others @ ..] = &names[..] else {
-        return Err(CliError::new(USAGE, "no name is given"));
+        return Err(CliError::new(USAGE, "no name given"));
     };
     if !others.is_empty() && (args.backing.path.is_some() || args.backing.device.is_some()) {
         return Err(CliError::new(
             USAGE,
-            "a file or a device holds one volume, and several are named",
+            "a file or a device holds one volume, but several names are given",
         )
-        .with_hint(
-            "give one name, or let the node choose the files; volumes of one --pool may be several",
-        ));
+        .with_hint("give one name, or let the node choose the files, or use --pool"));
     }
     let template = create_request(args, first.clone())?;
     if others.is_empty() {
-        let volume = remote.client.call::<PostVolume>(&template).await?;
+        let volume = remote.client.call::<CreateVolume>(&template).await?;
         print_volume(remote, &volume)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let volumes = names.into_iter().map(|name| CreateVolume { name, ..template.clone() }).collect();
-    let created = remote.client.call::<PostVolumes>(&CreateVolumes { volumes }).await?;
+    let volumes =
+        names.into_iter().map(|name| CreateVolumeRequest { name, ..template.clone() }).collect();
+    let created = remote.client.call::<CreateVolumes>(&CreateVolumesRequest { volumes }).await?;
     remote.print(&created, output::created)?;
     let failed = created.volumes.iter().filter(|one| one.volume.is_none()).count();
     if failed == 0 {
         return Ok(ExitCode::SUCCESS);
     }
     let all = wire::plural(created.volumes.len(), "volume");
-    Err(CliError::new(FAILED, format!("{failed} of {all} not created; those that were stay"))
-        .with_hint("the same command again creates those that are missing"))
+    Err(CliError::new(FAILED, format!("{failed} of {all} not created; the created ones are kept"))
+        .with_hint("run the same command again to create the missing ones"))
 }
 
-fn create_request(args: CreateVolumeArgs, name: VolumeName) -> Result<CreateVolume, CliError> {
+fn create_request(
+    args: CreateVolumeArgs,
+    name: VolumeName,
+) -> Result<CreateVolumeRequest, CliError> {
     let force = args.backing.force;
     let backing = to_backing(args.backing)?;
     let chap = match &args.chap {
@@ -328,15 +340,15 @@ fn create_request(args: CreateVolumeArgs, name: VolumeName) -> Result<CreateVolu
         let checked = api::check_volume_size(size.0, args.block_size);
         checked.map_err(|e| CliError::new(USAGE, e.to_string()))?;
     }
-    Ok(CreateVolume {
+    Ok(CreateVolumeRequest {
         name,
         size_bytes: args.size.map(|size| size.0),
         block_size: args.block_size,
         thin: !args.thick,
         backing,
         replicas: args.replicas,
-        on: args.on,
-        protocols: to_protocols(&args.via),
+        nodes: args.on,
+        protocols: to_protocols(&args.protocols),
         allow: args.allow,
         chap,
         force,
@@ -365,9 +377,9 @@ async fn delete(
     if !confirm.yes {
         // Name what is about to be lost; first check that the volume exists.
         let volume = remote.client.call_on::<GetVolume>(name, &[], &NoBody).await?;
-        let (size, copies) = (api::Size(volume.size_bytes), output::replicas(&volume.copies));
+        let (size, copies) = (api::Size(volume.size_bytes), output::replicas(&volume.replicas));
         let what = format!("This deletes volume {name} ({size}) and all data on it ({copies}).");
-        let hint = "--yes deletes without asking";
+        let hint = "use --yes to delete it without a prompt";
         require_confirmation(confirm, ("volume", name.as_str()), &what, "deleted", hint)?;
     }
     remote.client.call_on::<DeleteVolume>(name, &flags, &NoBody).await?;

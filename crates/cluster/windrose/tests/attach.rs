@@ -38,7 +38,7 @@ fn attach_with(
 ) -> Daemon {
     let child = Command::new(env!("CARGO_BIN_EXE_windrose"))
         .env("WINDROSE_API", format!("unix:{}/api.sock", node.path().display()))
-        .args(["attach", "web", "--queues", "2", "--patience", "1", "--vhost-user"])
+        .args(["attach", "web", "--queues", "2", "--no-path-timeout", "1", "--vhost-user"])
         .arg(socket)
         .args(nbd.map(|at| format!("--nbd={}", at.display())))
         .args(HOST)
@@ -66,10 +66,10 @@ fn a_volume_is_attached_by_whom_it_allows() {
     let words = [&["attach", "web", "--vhost-user", &at][..], &HOST].concat();
     let output = test_node.fails(4, &words);
     assert!(output.contains("there is no volume web"), "{output}");
-    test_node.ok(&["volume", "create", "web", "--size", "10M", "--via", "iscsi"]);
+    test_node.ok(&["volume", "create", "web", "--size", "10M", "--protocols", "iscsi"]);
     let output = test_node.fails(1, &words);
     assert!(output.contains("windrose volume export web"), "{output}");
-    test_node.ok(&["volume", "export", "web", "--via", "both"]);
+    test_node.ok(&["volume", "export", "web", "--protocols", "iscsi,nvme"]);
     let output = test_node.fails(6, &words);
     assert!(output.contains("windrose volume allow web nqn.2026-01.net.example:host"), "{output}");
     assert!(!socket.exists());
@@ -102,7 +102,7 @@ fn a_volume_is_attached_by_whom_it_allows() {
 fn one_that_fails_waits_as_well() {
     let test_node = TestNode::new("");
     let node = test_node.start();
-    test_node.ok(&["volume", "create", "web", "--size", "10M", "--via", "nvme"]);
+    test_node.ok(&["volume", "create", "web", "--size", "10M", "--protocols", "nvme"]);
     test_node.ok(&["volume", "allow", "web", HOST[1]]);
     let socket = test_node.path().join("web.sock");
     let at = socket.display().to_string();
@@ -133,7 +133,7 @@ fn the_unit_in_the_guide_keeps_what_a_killed_process_leaves() {
 fn a_block_device_wants_a_driver() {
     let test_node = TestNode::new("");
     let node = test_node.start();
-    test_node.ok(&["volume", "create", "web", "--size", "10M", "--via", "nvme"]);
+    test_node.ok(&["volume", "create", "web", "--size", "10M", "--protocols", "nvme"]);
     let output = test_node.fails(2, &["attach", "web", "--nbd", "/nowhere", "--device-id", "3"]);
     assert!(output.contains("--ublk"), "{output}");
     if Path::new("/dev/ublk-control").exists() {
@@ -155,7 +155,7 @@ fn a_block_device_wants_a_driver() {
 fn a_volume_out_of_reach_ends_the_process() {
     let test_node = TestNode::new("");
     let node = test_node.start();
-    test_node.ok(&["volume", "create", "web", "--size", "10M", "--via", "nvme"]);
+    test_node.ok(&["volume", "create", "web", "--size", "10M", "--protocols", "nvme"]);
     test_node.ok(&["volume", "allow", "web", HOST[1]]);
     let (socket, nbd) = (test_node.path().join("web.sock"), test_node.path().join("web.nbd"));
     let output = test_node.path().join("said");
@@ -167,7 +167,7 @@ fn a_volume_out_of_reach_ends_the_process() {
     test_node.fails(1, &load);
     assert_eq!(serving.wait(), Some(1));
     let output = std::fs::read_to_string(&output).unwrap();
-    assert!(output.contains("volume web is out of reach: "), "{output}");
+    assert!(output.contains("volume web cannot be reached: "), "{output}");
     assert!(!socket.exists() && !nbd.exists(), "its sockets go with it");
     let node = test_node.start();
     let serving = attach_at(&test_node, &socket, Some(&nbd));
@@ -192,7 +192,7 @@ fn a_guarded_volume_is_attached_and_measured_with_its_keys() {
     };
     let (secret, of_volume) = (file("secret", SECRET), file("of-volume", OF_VOLUME));
     let (key, other) = (file("key", KEY), file("other", OTHER));
-    test_node.ok(&["volume", "create", "web", "--size", "10M", "--via", "nvme"]);
+    test_node.ok(&["volume", "create", "web", "--size", "10M", "--protocols", "nvme"]);
     test_node.ok(&["volume", "allow", "web", HOST[1]]);
     let of_host = ["web", "--host", HOST[1]];
     let guards = ["--secret", &secret, "--ctrl-secret", &of_volume];
@@ -201,7 +201,8 @@ fn a_guarded_volume_is_attached_and_measured_with_its_keys() {
 
     let socket = test_node.path().join("web.sock");
     let at = socket.display().to_string();
-    let words = [&["attach", "web", "--vhost-user", &at, "--patience", "1"][..], &HOST].concat();
+    let words =
+        [&["attach", "web", "--vhost-user", &at, "--no-path-timeout", "1"][..], &HOST].concat();
     let output = test_node.fails(2, &[&words[..], &["--tls-key", &secret]].concat());
     assert!(output.contains("secret: a key has the form NVMeTLSkey-1:"), "{output}");
     test_node.fails(6, &words);
@@ -247,7 +248,7 @@ fn mounts() -> bool {
 fn attach_file(node: &TestNode, more: &[&str]) -> Daemon {
     let child = Command::new(env!("CARGO_BIN_EXE_windrose"))
         .env("WINDROSE_API", format!("unix:{}/api.sock", node.path().display()))
-        .args(["attach", "web", "--patience", "1", "--fuse"])
+        .args(["attach", "web", "--no-path-timeout", "1", "--fuse"])
         .arg(node.path().join("files"))
         .args(HOST)
         .args(more)
@@ -275,7 +276,7 @@ fn a_volume_is_a_file_until_somebody_has_enough_of_it() {
     }
     let test_node = TestNode::new("");
     let node = test_node.start();
-    test_node.ok(&["volume", "create", "web", "--size", "10M", "--via", "nvme"]);
+    test_node.ok(&["volume", "create", "web", "--size", "10M", "--protocols", "nvme"]);
     test_node.ok(&["volume", "allow", "web", HOST[1]]);
     let dir = test_node.path().join("files");
     std::fs::create_dir(&dir).unwrap();
@@ -321,7 +322,7 @@ fn a_file_goes_with_a_volume_out_of_reach() {
     }
     let test_node = TestNode::new("");
     let node = test_node.start();
-    test_node.ok(&["volume", "create", "web", "--size", "10M", "--via", "nvme"]);
+    test_node.ok(&["volume", "create", "web", "--size", "10M", "--protocols", "nvme"]);
     test_node.ok(&["volume", "allow", "web", HOST[1]]);
     let dir = test_node.path().join("files");
     std::fs::create_dir(&dir).unwrap();

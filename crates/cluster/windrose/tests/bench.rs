@@ -119,7 +119,7 @@ fn a_volume_of_a_node_is_measured() {
     let shown = test_node.json(&["volume", "show", "web"]);
     let word = |value: &Value| value.as_str().unwrap().to_owned();
     let (portal, nqn) = (word(&shown["nvme"]["portals"][0]), word(&shown["nvme"]["subsystem"]));
-    let image = word(&shown["copies"][0]["backing"]["path"]);
+    let image = word(&shown["replicas"][0]["backing"]["path"]);
     let (uri, socket) = (format!("nvme://{portal}/{nqn}"), path(test_node.path(), "api.sock"));
     let options =
         ["--rw=randrw", "--iodepth=16", "--numjobs=2", "--size=8m", "--offset_increment=8m"];
@@ -132,6 +132,6 @@ fn a_volume_of_a_node_is_measured() {
     );
     assert_eq!(node.stop(), Some(0));
     let before = std::fs::read(&image).unwrap();
-    refused(1, &[&image, "--rw=write", "--yes", "--direct=0"], "holds a volume of Windrose");
+    refused(1, &[&image, "--rw=write", "--yes", "--direct=0"], "contains a volume of Windrose");
     assert_eq!(std::fs::read(&image).unwrap(), before);
 }

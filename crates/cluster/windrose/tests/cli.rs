@@ -10,8 +10,8 @@ fn without_a_node_it_says_where_it_looked() {
     assert_eq!(out.status.code(), Some(3));
     let (_, stderr) = texts(&out);
     insta::assert_snapshot!(stderr, @r"
-    windrose: no node answers at unix:/nowhere/api.sock: No such file or directory (os error 2)
-              is the node running (`systemctl status windrose`), and may you use its socket? --api names another one
+    windrose: no node responds at unix:/nowhere/api.sock: No such file or directory (os error 2)
+              check that the node runs (`systemctl status windrose`) and that you may use its socket; --api selects another one
     ");
 }
 
@@ -22,7 +22,7 @@ fn refusals_name_the_thing_and_the_next_step() {
     let output = test_node.fails(4, &["volume", "show", "web"]);
     insta::assert_snapshot!(output, @r"
     windrose: there is no volume web
-              `windrose volume list` shows what there is
+              `windrose volume list` shows the volumes
     ");
     test_node.ok(&["volume", "create", "web", "--size", "10M"]);
     let output = test_node.fails(1, &["volume", "create", "web", "--size", "20M"]);
@@ -44,8 +44,8 @@ fn refusals_name_the_thing_and_the_next_step() {
     ");
     let output = test_node.fails(2, &["volume", "delete", "web"]);
     insta::assert_snapshot!(output, @r"
-    windrose: volume web is not deleted: nobody is there to confirm
-              --yes deletes without asking
+    windrose: volume web was not deleted: there is no terminal for a confirmation
+              use --yes to delete it without a prompt
     ");
     assert_eq!(node.stop(), Some(0));
 }
@@ -138,11 +138,11 @@ const WRONG: &[(&[&str], &str)] = &[
         &["volume", "tls", "web", "--host", "nqn.2014-08.org.nvmexpress:h", "--key", "/nowhere"],
         "/nowhere: No such file",
     ),
-    (&["volume", "export", "web", "--via", "fc"], "iscsi, nvme, both, vhost-user, none"),
-    (&["pool", "create", "tank", "--raid", "5", "/dev/a", "/dev/b"], "takes at least 3"),
+    (&["volume", "export", "web", "--protocols", "fc"], "iscsi, nvme, vhost-user, none"),
+    (&["pool", "create", "tank", "--raid", "5", "/dev/a", "/dev/b"], "needs at least 3"),
     (&["pool", "create", "tank", "--raid", "4", "/dev/a"], "use 0, 1, 10, 5 or 6"),
     (
-        &["pool", "create", "tank", "--raid", "0", "--strip", "8K", "/dev/a"],
+        &["pool", "create", "tank", "--raid", "0", "--chunk-size", "8K", "/dev/a"],
         "use 16K, 32K, 64K or 128K",
     ),
     (&["pool", "create", "Tank", "--raid", "0", "/dev/a"], "\"Tank\" is not a valid pool name"),
@@ -170,7 +170,8 @@ fn secrets_come_from_files_and_are_not_shown() {
     std::fs::write(&one, "hush-hush-hush\n").unwrap();
     std::fs::write(&two, "hush-hush-back\n").unwrap();
     let (user, mutual) = (format!("u:{}", one.display()), format!("m:{}", two.display()));
-    let create = ["volume", "create", "web", "--size", "1M", "--via", "iscsi", "--allow", "any"];
+    let create =
+        ["volume", "create", "web", "--size", "1M", "--protocols", "iscsi", "--allow", "any"];
     let shown = test_node.ok(&[&create[..], &["--chap", &user, "--chap-mutual", &mutual]].concat());
     assert!(shown.contains("user u, mutual as m") && !shown.contains("hush"), "{shown}");
     assert!(!test_node.json(&["volume", "show", "web"]).to_string().contains("hush"));
@@ -194,7 +195,17 @@ fn secrets_of_hosts_come_from_files_and_are_not_shown() {
     };
     let (one, two) = (file("one", SECRET), file("two", BACK));
     let nqn = "nqn.2014-08.org.nvmexpress:h";
-    test_node.ok(&["volume", "create", "web", "--size", "1M", "--via", "nvme", "--allow", nqn]);
+    test_node.ok(&[
+        "volume",
+        "create",
+        "web",
+        "--size",
+        "1M",
+        "--protocols",
+        "nvme",
+        "--allow",
+        nqn,
+    ]);
     let of_host = ["volume", "dhchap", "web", "--host", nqn];
     let shown = test_node.ok(&[&of_host[..], &["--secret", &one, "--ctrl-secret", &two]].concat());
     assert!(shown.contains(&format!("{nqn}, mutual")) && !shown.contains("DHHC"), "{shown}");
@@ -226,7 +237,17 @@ fn keys_of_hosts_come_from_files_and_are_not_shown() {
     };
     let key = file("key", KEY);
     let nqn = "nqn.2014-08.org.nvmexpress:h";
-    test_node.ok(&["volume", "create", "web", "--size", "1M", "--via", "nvme", "--allow", nqn]);
+    test_node.ok(&[
+        "volume",
+        "create",
+        "web",
+        "--size",
+        "1M",
+        "--protocols",
+        "nvme",
+        "--allow",
+        nqn,
+    ]);
     let of_host = ["volume", "tls", "web", "--host", nqn];
     let required = |test_node: &TestNode| {
         test_node.json(&["volume", "show", "web"])["access"]["tls_hosts"][0]["required"].clone()
@@ -275,7 +296,7 @@ fn help_names_the_exit_codes() {
     let (stdout, _) = texts(&out);
     assert!(out.status.success());
     for code in
-        ["0  done", "3  no node answers", "6  for `status` and `attach`: data cannot be reached"]
+        ["0  done", "3  no node responds", "6  for `status` and `attach`: data cannot be reached"]
     {
         assert!(stdout.contains(code), "{stdout}");
     }
@@ -309,12 +330,12 @@ fn pools_of_disks_survive_the_node() {
     let output = test_node.fails(4, &["pool", "show", "tank"]);
     insta::assert_snapshot!(output, @r"
     windrose: there is no pool tank on this node
-              `windrose pool list` shows what there is
+              `windrose pool list` shows the pools
     ");
     let [a, b, c, spare, more] = disks(&test_node);
     let made =
         test_node.ok(&["pool", "create", "tank", "--raid", "5", "--spare", &spare, &a, &b, &c]);
-    assert!(made.contains("RAID 5, 3 disks in a stripe, strips of 64 KiB"), "{made}");
+    assert!(made.contains("RAID 5, 3 disks in a stripe, chunks of 64 KiB"), "{made}");
     assert!(made.contains("May fail  1 disk") && made.contains(&spare), "{made}");
     let shown = test_node.ok(&["volume", "create", "vm1", "--size", "20M", "--pool", "tank"]);
     assert!(shown.contains("Stored in   pool tank"), "{shown}");
@@ -323,7 +344,7 @@ fn pools_of_disks_survive_the_node() {
     let node = test_node.start();
     let listed = test_node.json(&["volume", "list"]);
     assert!(
-        listed["volumes"].as_array().unwrap().iter().all(|v| v["state"]["is"] == "online"),
+        listed["volumes"].as_array().unwrap().iter().all(|v| v["state"]["kind"] == "online"),
         "{listed}"
     );
     test_node.ok(&["pool", "add", "tank", &more]);
@@ -342,8 +363,8 @@ fn pools_of_disks_survive_the_node() {
     }
     let output = test_node.fails(2, &["pool", "delete", "tank"]);
     insta::assert_snapshot!(output, @r"
-    windrose: pool tank is not deleted: nobody is there to confirm
-              --yes deletes without asking
+    windrose: pool tank was not deleted: there is no terminal for a confirmation
+              use --yes to delete it without a prompt
     ");
     test_node.ok(&["pool", "delete", "tank", "--yes"]);
     assert_eq!(test_node.json(&["pool", "list"])["pools"].as_array().unwrap().len(), 0);
@@ -403,8 +424,8 @@ fn several_volumes_are_created_by_one_command_and_each_is_told_of() {
     new-2: created, 8 MiB, online
     ");
     insta::assert_snapshot!(stderr, @r"
-    windrose: 1 of 3 volumes not created; those that were stay
-              the same command again creates those that are missing
+    windrose: 1 of 3 volumes not created; the created ones are kept
+              run the same command again to create the missing ones
     ");
     assert_eq!(out.status.code(), Some(1));
     // Concurrent creations do not exceed the limit either.

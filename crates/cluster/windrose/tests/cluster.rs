@@ -112,7 +112,7 @@ pub(crate) fn wait_all_online(node: &TestNode, count: usize) {
         let list = node.json(&["volume", "list"]);
         let volumes = list["volumes"].as_array().unwrap();
         assert_eq!(volumes.len(), count, "{list}");
-        if volumes.iter().all(|v| v["state"]["is"] == "online") {
+        if volumes.iter().all(|v| v["state"]["kind"] == "online") {
             return;
         }
         assert!(now() < deadline, "still {list}: {}", node.log());
@@ -144,7 +144,7 @@ fn nodes_become_a_cluster_lose_one_and_leave() {
     let token = a.ok(&["cluster", "token", "create", "--unlimited"]);
     let token = token.trim();
     let half = &token[..token.len() / 2];
-    assert!(b.fails(1, &["cluster", "join", "--token", half]).contains("not copied whole"));
+    assert!(b.fails(1, &["cluster", "join", "--token", half]).contains("incomplete or invalid"));
     assert!(a.fails(1, &["cluster", "join", "--token", token]).contains("in cluster"));
     b.ok(&["cluster", "join", "--token", token]);
     let file = w.path().join("token");
@@ -155,16 +155,16 @@ fn nodes_become_a_cluster_lose_one_and_leave() {
     }
     let cluster = a.json(&["cluster", "nodes"]);
     let store = cluster["store"].as_array().unwrap();
-    assert!(store.len() == 3 && store.iter().all(|m| m["votes"] == true), "{cluster}");
+    assert!(store.len() == 3 && store.iter().all(|m| m["voter"] == true), "{cluster}");
     assert_eq!(cluster["nodes"][2]["role"], "witness");
     let refused = w.fails(1, &["volume", "create", "x", "--size", "4M"]);
     assert!(refused.contains("is a witness"), "{refused}");
 
     what_is_answered_is_how_it_is_then(&a, &b);
     assert!(a.fails(4, &["node", "drain", "9"]).contains("no node 9"));
-    assert!(a.fails(1, &["cluster", "leave"]).contains("keeps a copy of volume"));
+    assert!(a.fails(1, &["cluster", "leave"]).contains("has a replica of volume"));
     assert!(
-        a.fails(1, &["cluster", "leave", "--node", "2", "--force", "--yes"]).contains("is alive")
+        a.fails(1, &["cluster", "leave", "--node", "2", "--force", "--yes"]).contains("is running")
     );
 
     node_b.kill();
@@ -177,7 +177,7 @@ fn nodes_become_a_cluster_lose_one_and_leave() {
     let leave = ["cluster", "leave", "--node", "2", "--force"];
     assert!(a.fails(2, &leave).contains("--confirm 2"), "nobody has confirmed it");
     let wrong = [&leave[..], &["--confirm", "3"]].concat();
-    assert!(a.fails(2, &wrong).contains("3 is confirmed"));
+    assert!(a.fails(2, &wrong).contains("the confirmation names 3"));
     let left = a.json(&[&leave[..], &["--confirm", "2"]].concat());
     assert_eq!(left["nodes"].as_array().unwrap().len(), 2, "{left}");
     wait_nodes(&w, |nodes| nodes.len() == 2);
@@ -190,12 +190,12 @@ fn nodes_become_a_cluster_lose_one_and_leave() {
         pause(100);
     }
     let refused = b.fails(2, &["cluster", "leave", "--force"]);
-    assert!(refused.contains("node test is not taken out") && refused.contains("--confirm test"));
+    assert!(refused.contains("node test was not removed") && refused.contains("--confirm test"));
     b.ok(&["cluster", "leave", "--force", "--confirm", "test"]);
-    assert_eq!(b.json(&["cluster", "nodes"])["stage"], "alone");
+    assert_eq!(b.json(&["cluster", "nodes"])["stage"], "standalone");
     w.ok(&["cluster", "leave"]);
     wait_nodes(&a, |nodes| nodes.len() == 1);
-    assert!(a.fails(1, &["cluster", "leave"]).contains("the last of its cluster"));
+    assert!(a.fails(1, &["cluster", "leave"]).contains("the last one of its cluster"));
     assert_eq!(a.json(&["cluster", "nodes"])["store"].as_array().unwrap().len(), 1);
 }
 
@@ -213,13 +213,13 @@ fn what_is_answered_is_how_it_is_then(a: &TestNode, b: &TestNode) {
 
 fn tells_that_the_second_member_is_down(test_node: &TestNode) {
     let lost = finding(test_node, "metadata store", "member node-2 is down");
-    let hint = "start windrose on node test, or mend its network; if it never comes back: windrose cluster leave \
-                --node 2 --force; one more loss stops changes (I/O goes on)";
+    let hint = "start windrose on node test, or fix its network; if it is lost for good: windrose \
+        cluster leave --node 2 --force; one more loss stops changes (I/O continues)";
     assert_eq!((&lost["severity"], &lost["hint"]), (&"warning".into(), &hint.into()));
     let cluster = test_node.json(&["cluster", "nodes"]);
     let two = cluster["store"].as_array().unwrap().iter().find(|m| m["name"] == "node-2");
     let problem = two.unwrap()["problem"].as_str().unwrap();
-    assert!(problem.contains("does not answer"), "{cluster}");
+    assert!(problem.contains("does not respond"), "{cluster}");
 }
 
 /// The status finding of `node` about `subject` that contains `words`, once it appears.
@@ -252,9 +252,9 @@ fn a_created_volume_serves_when_that_is_told() {
     for name in ["v1", "v2", "v3", "v4", "v5", "v6"] {
         a.ok(&["volume", "create", name, "--size", "4M", "--replicas", "2"]);
         let volume = a.json(&["volume", "show", name]);
-        assert_eq!(volume["state"]["is"], "online", "{volume}\n{}", a.log());
-        let copies = volume["copies"].as_array().unwrap();
-        assert!(copies.iter().all(|copy| copy["state"]["is"] == "in_sync"), "{volume}");
+        assert_eq!(volume["state"]["kind"], "online", "{volume}\n{}", a.log());
+        let copies = volume["replicas"].as_array().unwrap();
+        assert!(copies.iter().all(|copy| copy["state"]["kind"] == "in_sync"), "{volume}");
         let status = a.cli(&["status"]);
         assert!(status.status.success(), "{}", String::from_utf8_lossy(&status.stdout));
     }
@@ -345,7 +345,7 @@ fn a_learner_that_never_came_is_named_and_removed() {
         let command = format!("windrose {}", remove[..5].join(" "));
         assert!(found["hint"].as_str().unwrap().contains(&command), "{found}");
         let deadline = now() + CLUSTER_TIMEOUT;
-        while !b.log().contains(&format!("member {never} of the store has not learnt enough")) {
+        while !b.log().contains(&format!("member {never} of the store is still catching up")) {
             assert!(now() < deadline, "{}", b.log());
             pause(100);
         }
@@ -413,27 +413,31 @@ fn a_removal_that_is_refused_has_changed_no_volume() {
     node_b.kill();
     wait_nodes(&a, |nodes| alive(nodes) == [1, 3]);
     // Until the other replica continues alone.
-    let _ = finding(&a, "volume both", "1 of 2 copies");
+    let _ = finding(&a, "volume both", "1 of 2 replicas");
     let refused = a.fails(1, &["cluster", "leave", "--node", "b", "--force", "--yes"]);
     assert!(
         refused.contains("volume only;") && refused.contains("no volume was changed"),
         "{refused}"
     );
-    let copies = |name: &str| a.json(&["volume", "show", name])["copies"].as_array().unwrap().len();
+    let copies =
+        |name: &str| a.json(&["volume", "show", name])["replicas"].as_array().unwrap().len();
     assert_eq!((copies("both"), copies("only")), (2, 1));
     // The printed command works, and its warning is true.
     let give_up = "windrose volume delete only --discard --force";
-    assert!(refused.contains(give_up) && !refused.contains("volume force only"), "{refused}");
+    assert!(
+        refused.contains(give_up) && !refused.contains("volume force-primary only"),
+        "{refused}"
+    );
     let unknown = a.fails(1, &["volume", "delete", "only", "--yes"]);
     assert!(unknown.contains(give_up), "{unknown}");
     let kept = a.fails(1, &["volume", "delete", "only", "--force", "--yes"]);
     assert!(kept.contains(give_up), "{kept}");
     let output = a.ok(&["volume", "delete", "only", "--discard", "--force", "--yes"]);
     assert!(
-        output.contains("Volume only is being deleted: its copy on b is erased when"),
+        output.contains("Volume only is being deleted: its replica on b is erased when"),
         "{output}"
     );
-    let waits = finding(&a, "volume only", "it is being deleted: the copy on b is erased when");
+    let waits = finding(&a, "volume only", "it is being deleted: the replica on b is erased when");
     assert!(waits["hint"].as_str().unwrap().contains("cluster leave --node b --force"), "{waits}");
     a.ok(&["cluster", "leave", "--node", "b", "--force", "--yes"]);
     assert_eq!(copies("both"), 1);
@@ -488,7 +492,7 @@ fn a_cluster_is_closed_to_who_has_no_certificate_of_it() {
     let ca = a.path().join("data/tls/ca.crt").display().to_string();
     for words in [&["status"][..], &["cluster", "init"], &["cluster", "token", "list"]] {
         let (_, refused) = texts(&cli(&join_url, &[words, &["--ca-cert", &ca]].concat()));
-        assert!(refused.contains("let in here, with a token"), "{words:?}: {refused}");
+        assert!(refused.contains("which need a token"), "{words:?}: {refused}");
     }
     // A request of another version presents no token either, and does not learn the program's
     // version.
@@ -567,25 +571,26 @@ fn tokens_let_in_whom_they_are_for_and_a_human_decides_where_they_say_so() {
     for _ in 0..6 {
         assert!(refused(&c, &guess.to_text()).contains("does not know this token"));
     }
-    let found = finding(&a, "joins", "does not prove by a token to join who it is");
+    let found = finding(&a, "joins", "failed to authenticate by a token to join");
     // Nodes have joined from this address before, so it is a known one.
     assert_eq!(found["severity"], "warning", "{found}");
 
     // On any node, also on one that has just joined.
     let taken = create(&b, &["--uses", "3"]);
     let list = b.json(&["cluster", "token", "list"]);
-    let valid = list["tokens"].as_array().unwrap().iter().find(|t| t["uses"] == 3).unwrap();
+    let valid =
+        list["tokens"].as_array().unwrap().iter().find(|t| t["remaining_uses"] == 3).unwrap();
     a.ok(&["cluster", "token", "revoke", valid["id"].as_str().unwrap()]);
     assert!(refused(&c, &taken).contains("revoked"));
     assert!(b.fails(4, &["cluster", "token", "revoke", "00000000"]).contains("no token 00000000"));
 
-    let token = create(&b, &["--approve"]);
+    let token = create(&b, &["--require-approval"]);
     std::thread::scope(|scope| {
         let joined = scope.spawn(|| c.ok(&["cluster", "join", "--token", &token]));
         let found = finding(&a, "joins", "waits for approval");
         let output = found["message"].as_str().unwrap();
         assert!(output.contains("node c at ") && output.contains(&address(143)), "{found}");
-        assert!(c.json(&["cluster", "nodes"])["stage"] == "alone");
+        assert!(c.json(&["cluster", "nodes"])["stage"] == "standalone");
         let hint = found["hint"].as_str().unwrap();
         assert!(
             hint.starts_with("windrose cluster approve ")
@@ -620,7 +625,7 @@ fn copies_lie_in_the_pools_of_their_nodes() {
     };
     pool(&a);
     a.ok(&["cluster", "init"]);
-    assert_eq!(a.json(&["pool", "show", "tank"])["state"]["is"], "online");
+    assert_eq!(a.json(&["pool", "show", "tank"])["state"]["kind"], "online");
     let token = a.ok(&["cluster", "token", "create", "--unlimited"]);
     b.ok(&["cluster", "join", "--token", token.trim()]);
     w.ok(&["cluster", "witness", "--token", token.trim()]);
@@ -675,7 +680,7 @@ fn says(node: &TestNode, wanted: &str) -> String {
 /// RFD 0035, 5.
 #[test]
 fn a_cloned_node_serves_nothing_until_somebody_says_so_and_the_first_goes_on() {
-    const COPY: &str = "is a copy of it";
+    const COPY: &str = "is a duplicate of it";
     if !has_etcd() {
         return;
     }
@@ -703,7 +708,7 @@ fn a_cloned_node_serves_nothing_until_somebody_says_so_and_the_first_goes_on() {
     for test_node in [address(12), address(13)] {
         assert!(output.contains(&format!("{test_node}:7480")), "{output}");
     }
-    assert!(says(&b, "a copy of it was started").contains(&address(13)));
+    assert!(says(&b, "a duplicate of this node was started").contains(&address(13)));
     assert!(b.log().lines().any(|line| line.contains("ERROR") && line.contains(&address(13))));
     wait_all_online(&b, 1);
     let seen = wait_nodes(&a, |nodes| alive(nodes) == [1, 2]);
@@ -740,7 +745,7 @@ fn a_node_that_joins_before_the_dead_one_is_removed_takes_its_place_also_in_the_
     node_b.kill();
     wait_nodes(&a, |nodes| alive(nodes) == [1, 3]);
     c.ok(&["cluster", "join", "--token", token]);
-    let lost = finding(&a, "node test", "it gives no sign of life: it is down, or cut off");
+    let lost = finding(&a, "node test", "it does not respond: it is down, or cut off");
     let command = "windrose cluster leave --node 2 --force";
     assert!(lost["hint"].as_str().unwrap().contains(command), "{lost}");
     a.ok(&["cluster", "leave", "--node", "2", "--force", "--yes"]);
@@ -749,7 +754,7 @@ fn a_node_that_joins_before_the_dead_one_is_removed_takes_its_place_also_in_the_
         loop {
             let cluster = a.json(&["cluster", "nodes"]);
             let members = cluster["store"].as_array().unwrap();
-            let voters = members.iter().filter(|m| m["votes"] == true);
+            let voters = members.iter().filter(|m| m["voter"] == true);
             let mut names: Vec<_> = voters.map(|m| m["name"].as_str().unwrap()).collect();
             names.sort_unstable();
             if names == wanted {
@@ -814,7 +819,7 @@ fn a_node_that_cannot_run_a_member_of_the_store_serves_and_stays_out_once_remove
     let learners = || {
         let cluster = a.json(&["cluster", "nodes"]);
         let members = cluster["store"].as_array().unwrap();
-        members.iter().filter(|m| m["votes"] == false).count()
+        members.iter().filter(|m| m["voter"] == false).count()
     };
     let wait = |what: &str, is_so: &dyn Fn() -> bool| {
         let deadline = now() + CLUSTER_TIMEOUT;
@@ -829,7 +834,7 @@ fn a_node_that_cannot_run_a_member_of_the_store_serves_and_stays_out_once_remove
     wait("it serves nevertheless", &|| {
         let out = d.cli(&["volume", "list", "--json"]).stdout;
         let list = serde_json::from_slice(&out).unwrap_or(Value::Null);
-        list["volumes"][0]["state"]["is"] == "online"
+        list["volumes"][0]["state"]["kind"] == "online"
     });
     node_d.kill();
     wait_nodes(&a, |nodes| alive(nodes) == [1, 2]);
@@ -858,5 +863,5 @@ fn a_token_whose_nodes_have_gone_names_them_and_how_to_get_another() {
     let refused = b.fails(1, &join);
     let at = format!("{}:7481: ", address(131));
     assert!(refused.contains(&at) && refused.contains("windrose cluster token"), "{refused}");
-    assert!(!refused.contains("when the store answers"), "{refused}");
+    assert!(!refused.contains("when the store responds"), "{refused}");
 }

@@ -73,7 +73,7 @@ fn copy_data(from: &Path, to: &Path) {
 }
 
 fn pool_state(node: &TestNode) -> String {
-    node.json(&["pool", "show", "tank"])["state"]["is"].as_str().unwrap().to_owned()
+    node.json(&["pool", "show", "tank"])["state"]["kind"].as_str().unwrap().to_owned()
 }
 
 fn findings(node: &TestNode) -> String {
@@ -90,7 +90,7 @@ fn wait_for(what: &str, node: &TestNode, is_so: impl Fn() -> bool) {
 }
 
 fn volume_is_served(node: &TestNode, name: &str) -> bool {
-    node.json(&["volume", "show", name])["state"]["is"] == "online"
+    node.json(&["volume", "show", name])["state"]["kind"] == "online"
 }
 
 /// The second node is refused and learns who owns the disks; a takeover is refused while the

@@ -18,8 +18,8 @@ fn a_node_is_used_and_stopped_and_started_again() {
     assert_eq!(before["size_bytes"], 20 << 20);
     assert_eq!(before["access"]["initiators"][0], "any");
     assert!(test_node.ok(&["status"]).starts_with("Your data is safe."));
-    assert_eq!(test_node.ok(&["sessions"]), "Nobody is logged in.\n");
-    let nobody = "Nobody has reserved volume web or registered with it.\n";
+    assert_eq!(test_node.ok(&["sessions"]), "No initiator is logged in.\n");
+    let nobody = "Volume web has no reservations or registrations.\n";
     assert_eq!(test_node.ok(&["volume", "reservations", "web"]), nobody);
     assert_eq!(test_node.ok(&["volume", "reservations", "web", "--clear", "--yes"]), nobody);
     assert_eq!(node.stop(), Some(0));
@@ -27,7 +27,7 @@ fn a_node_is_used_and_stopped_and_started_again() {
 
     let node = test_node.start();
     let after = test_node.json(&["volume", "show", "web"]);
-    for same in ["id", "size_bytes", "access", "copies", "created_s", "state"] {
+    for same in ["id", "size_bytes", "access", "replicas", "created_s", "state"] {
         assert_eq!(after[same], before[same], "{same}");
     }
     assert_eq!(test_node.ok(&["volume", "delete", "web", "--yes"]), "Volume web is deleted.\n");
@@ -109,7 +109,7 @@ fn lines_for_the_journal_begin_with_their_priority() {
     assert!(lines.lines().all(|line| line.starts_with("20")), "{lines}");
     assert_eq!(node.stop(), Some(0));
     for (more, wanted) in
-        [("", "<3>windrose::daemon: the node did not start"), ("[log]\nformat = \"json\"", "<3>{")]
+        [("", "<3>windrose::daemon: node did not start"), ("[log]\nformat = \"json\"", "<3>{")]
     {
         let test_node = TestNode::new(more);
         std::fs::write(test_node.path().join("data"), "in the way").unwrap();
@@ -131,7 +131,7 @@ fn a_node_that_is_killed_loses_nothing_that_was_acknowledged() {
         for name in &acknowledged {
             assert!(names.contains(&String::as_str(name)), "{name} was lost: {names:?}");
         }
-        assert!(found.iter().all(|v| v["state"]["is"] == "online"), "{found:?}");
+        assert!(found.iter().all(|v| v["state"]["kind"] == "online"), "{found:?}");
         let files = std::fs::read_dir(test_node.path().join("data/volumes")).unwrap().count();
         assert_eq!(files, found.len(), "files without volumes");
         let deadline = now() + Duration::from_millis(150 + 70 * round);

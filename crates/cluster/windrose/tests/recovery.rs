@@ -154,8 +154,8 @@ fn wait_until_gone(test_node: &TestNode, node: u64) {
     let deadline = now() + CLUSTER_TIMEOUT;
     loop {
         let shown = test_node.json(&["volume", "show", "web"]);
-        let copies = shown["copies"].as_array().unwrap();
-        if copies.iter().filter(|c| c["state"]["is"] == "in_sync").count() == 1 {
+        let copies = shown["replicas"].as_array().unwrap();
+        if copies.iter().filter(|c| c["state"]["kind"] == "in_sync").count() == 1 {
             return;
         }
         assert!(now() < deadline, "{shown}");
@@ -178,10 +178,13 @@ fn the_guide_recovers_a_cluster_whose_store_is_lost() {
     let _daemons = [&a, &b, &w].map(launch);
     finding(&a, "node a", "waits for its cluster");
     let refused = a.fails(2, &["cluster", "recover"]);
-    assert!(refused.contains("nobody is there to confirm") && refused.contains("--confirm a"));
+    assert!(
+        refused.contains("there is no terminal for a confirmation")
+            && refused.contains("--confirm a")
+    );
     let output = follow_the_guide("store", &[("a", &a), ("b", &b), ("w", &w)], &[]);
-    assert!(output.contains("must not come back"), "{output}");
-    assert!(output.contains("brought in sync with it"), "{output}");
+    assert!(output.contains("must not run again"), "{output}");
+    assert!(output.contains("resynced from it"), "{output}");
     for node in [&a, &b] {
         wait_safe(node);
     }
@@ -194,7 +197,7 @@ fn the_guide_recovers_a_cluster_whose_store_is_lost() {
     for portal in [0, 1] {
         assert_holds(&a, "web", portal, 7);
     }
-    assert!(a.ok(&["cluster", "recover", "--plan"]).contains("nothing to recover"));
+    assert!(a.ok(&["cluster", "recover", "--dry-run"]).contains("nothing to recover"));
 }
 
 #[test]
@@ -230,11 +233,11 @@ fn a_store_that_was_set_back_destroys_nothing_and_is_recovered() {
         let refused = a.fails(1, command);
         assert!(refused.contains("windrose cluster recover"), "{command:?}: {refused}");
     }
-    let refused = a.fails(1, &["volume", "force", "web", "--confirm", "web"]);
+    let refused = a.fails(1, &["volume", "force-primary", "web", "--confirm", "web"]);
     assert!(refused.contains("cannot be forced"), "{refused}");
     assert!(refused.contains("windrose cluster recover"), "{refused}");
-    let plan = a.ok(&["cluster", "recover", "--plan"]);
-    assert!(plan.contains("Volume web") && plan.contains("brought in sync with it"), "{plan}");
+    let plan = a.ok(&["cluster", "recover", "--dry-run"]);
+    assert!(plan.contains("Volume web") && plan.contains("resynced from it"), "{plan}");
     a.ok(&["cluster", "recover", "--confirm", "a"]);
     for node in [&a, &b] {
         wait_safe(node);
@@ -297,10 +300,10 @@ fn the_guide_brings_a_node_back_whose_boot_disk_is_lost() {
     let [disk_a, disk_b] = ["/dev/disk/by-id/ata-A", "/dev/disk/by-id/ata-B"];
     let others: [(&str, &Path); 3] = [(disk_a, x), (disk_b, y), ("/srv/images/mail.img", &mail)];
     let output = follow_the_guide("boot", &[("a", &a)], &others);
-    assert!(output.contains("secrets are not kept in images"), "{output}");
+    assert!(output.contains("secrets, which images do not contain"), "{output}");
     let after = ["vm1", "vm2", "mail"].map(|name| a.json(&["volume", "show", name]));
     for (after, before) in after.iter().zip(&before) {
-        for same in ["id", "name", "size_bytes", "copies", "created_s"] {
+        for same in ["id", "name", "size_bytes", "replicas", "created_s"] {
             assert_eq!(after[same], before[same], "{same}");
         }
         assert_eq!(after["iscsi"]["target"], before["iscsi"]["target"]);
@@ -334,7 +337,10 @@ fn the_guide_brings_a_node_of_a_cluster_back_whose_boot_disk_is_lost() {
     wait_until_gone(&a, 2);
     let disks: [(&str, &Path); 2] = [("/dev/disk/by-id/ata-C", &x), ("/dev/disk/by-id/ata-D", &y)];
     let output = follow_the_guide("boot-cluster", &[("a", &a), ("b", &b)], &disks);
-    assert!(output.contains("is a copy of volume web, which has its copies elsewhere"), "{output}");
+    assert!(
+        output.contains("is a former replica of volume web, which has its replicas elsewhere"),
+        "{output}"
+    );
     for node in [&a, &b] {
         wait_safe(node);
     }
@@ -375,7 +381,7 @@ fn an_image_without_a_record_is_told_taken_or_erased() {
     write(&a, "web", 4);
     let images = ["web", "old"].map(|name| {
         let shown = a.json(&["volume", "show", name]);
-        let path = shown["copies"][0]["backing"]["path"].as_str().unwrap().to_owned();
+        let path = shown["replicas"][0]["backing"]["path"].as_str().unwrap().to_owned();
         (path, shown["id"].as_str().unwrap().to_owned())
     });
     assert_eq!(node.stop(), Some(0));
@@ -393,11 +399,11 @@ fn an_image_without_a_record_is_told_taken_or_erased() {
         path.to_str().unwrap().to_owned()
     });
     let _node = a.start();
-    let output = finding(&a, &format!("image {web}"), "which no record names");
+    let output = finding(&a, &format!("image {web}"), "which no record references");
     assert_eq!(output["severity"], "warning");
     assert!(output["hint"].as_str().unwrap().contains(&format!("windrose volume adopt {web}")));
     assert!(a.ok(&["volume", "orphans"]).contains(&old));
-    let plan = a.ok(&["volume", "adopt", &web, "--plan"]);
+    let plan = a.ok(&["volume", "adopt", &web, "--dry-run"]);
     assert!(plan.contains("Volume web"), "{plan}");
     assert_eq!(a.json(&["volume", "list"])["volumes"], serde_json::json!([]), "only a plan");
     a.ok(&["volume", "adopt", &web]);
@@ -406,10 +412,11 @@ fn an_image_without_a_record_is_told_taken_or_erased() {
     // A second copy of it is not a second volume.
     let twin = kept.path().join(names[0]);
     let refused = a.fails(1, &["volume", "adopt", twin.to_str().unwrap()]);
-    assert!(refused.contains("is a copy of volume web"), "{refused}");
+    assert!(refused.contains("is a former replica of volume web"), "{refused}");
     assert!(a.fails(2, &["volume", "discard", &old]).contains("--confirm old"));
     assert!(
-        a.fails(2, &["volume", "discard", &old, "--confirm", "web"]).contains("web is confirmed")
+        a.fails(2, &["volume", "discard", &old, "--confirm", "web"])
+            .contains("the confirmation names web")
     );
     a.ok(&["volume", "discard", &old, "--confirm", "old"]);
     assert!(!Path::new(&old).exists());

@@ -50,13 +50,13 @@ fn a_volume_that_a_node_without_a_copy_has_created_serves_when_that_is_told() {
     for name in ["v1", "v2", "v3", "v4", "v5", "v6"] {
         c.ok(&["volume", "create", name, "--size", "4M", "--on", "a", "--on", "b"]);
         let shown = [&a, &b].map(|node| node.json(&["volume", "show", name]));
-        assert!(shown.iter().any(|volume| volume["state"]["is"] == "online"), "{shown:?}");
-        let copies = shown[0]["copies"].as_array().unwrap();
-        assert!(copies.iter().all(|copy| copy["state"]["is"] == "in_sync"), "{shown:?}");
+        assert!(shown.iter().any(|volume| volume["state"]["kind"] == "online"), "{shown:?}");
+        let copies = shown[0]["replicas"].as_array().unwrap();
+        assert!(copies.iter().all(|copy| copy["state"]["kind"] == "in_sync"), "{shown:?}");
     }
     c.ok(&["volume", "create", "web", "--size", "4M", "--on", "a", "--on", "b"]);
     node_b.kill();
-    volume(&a, |volume| volume["state"]["is"] == "online");
+    volume(&a, |volume| volume["state"]["kind"] == "online");
 }
 
 /// The volume `web` as `node` shows it, once it is as `wanted`.
@@ -74,8 +74,8 @@ fn volume(node: &TestNode, wanted: impl Fn(&Value) -> bool) -> Value {
 
 /// The nodes whose replicas are in sync.
 fn in_sync(volume: &Value) -> Vec<&str> {
-    let copies = volume["copies"].as_array().unwrap().iter();
-    let in_sync = copies.filter(|copy| copy["state"]["is"] == "in_sync");
+    let copies = volume["replicas"].as_array().unwrap().iter();
+    let in_sync = copies.filter(|copy| copy["state"]["kind"] == "in_sync");
     in_sync.map(|copy| copy["node"].as_str().unwrap()).collect()
 }
 
@@ -94,20 +94,20 @@ fn the_copy_of_a_node_that_is_gone_is_made_on_another_one_and_the_node_that_come
     let write = Session::cdb16(0x8a, 8, 16, 8);
     session(&a, "web", 0).execute(&write, &[7; 4096], &mut []).unwrap();
     node_b.kill();
-    let waits = finding(&a, "volume web", "another one is made by itself from 20");
+    let waits = finding(&a, "volume web", "a replacement is created automatically from 20");
     assert_eq!(waits["severity"], "warning");
     assert_eq!(exit_code(&a), Some(5));
     volume(&a, |v| in_sync(v) == ["a", "c"]);
     let log = a.log();
-    assert!(log.contains("repair: a missing copy is made"), "{log}");
+    assert!(log.contains("repair: creating a missing replica"), "{log}");
     // On every node, and nothing of the volume is at risk any more.
     for node in [&a, &c] {
         let shown = volume(node, |v| in_sync(v) == ["a", "c"]);
         assert_eq!(
-            (&shown["copies_wanted"], &shown["copies"][1]["node"]),
+            (&shown["replicas_wanted"], &shown["replicas"][1]["node"]),
             (&2.into(), &"b".into())
         );
-        let note = finding(node, "volume web", "the copy on b is not needed any more");
+        let note = finding(node, "volume web", "the replica on b is no longer needed");
         assert_eq!(note["severity"], "note", "{note}");
         let list = node.ok(&["volume", "list"]);
         assert!(list.contains("2 of 2"), "{list}");
@@ -119,7 +119,7 @@ fn the_copy_of_a_node_that_is_gone_is_made_on_another_one_and_the_node_that_come
 
     // It is back: its replica is resynchronised, and removed.
     let _b = b.start();
-    let shown = volume(&a, |v| v["copies"].as_array().unwrap().len() == 2);
+    let shown = volume(&a, |v| v["replicas"].as_array().unwrap().len() == 2);
     assert_eq!(in_sync(&shown), ["a", "c"]);
     for node in [&a, &b, &c] {
         wait_safe(node);
@@ -140,12 +140,12 @@ fn copies_that_a_volume_is_to_have_are_not_forgotten_with_a_node_and_fewer_have_
     finding(
         &a,
         "volume web",
-        "no copy is made by itself, as cluster.repair_after_s is \"off\" at node",
+        "automatic repair is disabled (cluster.repair_after_s is \"off\" at node",
     );
     volume(&a, |v| in_sync(v) == ["a"]);
     a.ok(&["cluster", "leave", "--node", "b", "--force", "--yes"]);
     for node in [&a, &c] {
-        let lacks = finding(node, "volume web", "it has 1 of the 2 copies that it is to have");
+        let lacks = finding(node, "volume web", "it has 1 of 2 replicas");
         assert_eq!(lacks["severity"], "warning");
         let hint = lacks["hint"].as_str().unwrap();
         assert!(hint.contains("windrose volume mirror add web"), "{hint}");
@@ -155,16 +155,16 @@ fn copies_that_a_volume_is_to_have_are_not_forgotten_with_a_node_and_fewer_have_
     // The next step, as printed.
     a.ok(&["volume", "mirror", "add", "web"]);
     let shown = volume(&a, |v| in_sync(v) == ["a", "c"]);
-    assert_eq!(shown["copies_wanted"], 2);
+    assert_eq!(shown["replicas_wanted"], 2);
 
     // A replica that an administrator removes is not replaced.
     a.ok(&["volume", "mirror", "remove", "web", "--on", "c"]);
-    let shown = volume(&a, |v| v["copies"].as_array().unwrap().len() == 1);
-    assert_eq!(shown["copies_wanted"], 1);
-    let is_told = |text: &str| text.contains("that it is to have");
+    let shown = volume(&a, |v| v["replicas"].as_array().unwrap().len() == 1);
+    assert_eq!(shown["replicas_wanted"], 1);
+    let is_told = |text: &str| text.contains("it has 1 of");
     assert!(!is_told(&texts(&a.cli(&["status"])).0));
     a.ok(&["volume", "mirror", "set", "web", "--replicas", "2"]);
-    finding(&c, "volume web", "it has 1 of the 2 copies that it is to have");
+    finding(&c, "volume web", "it has 1 of 2 replicas");
     assert!(a.fails(2, &["volume", "mirror", "set", "web", "--replicas", "4"]).contains("1..=3"));
     a.ok(&["volume", "mirror", "set", "web", "--replicas", "1"]);
     assert!(!is_told(&texts(&a.cli(&["status"])).0));
@@ -183,8 +183,8 @@ fn a_node_that_joins_again_with_an_old_image_gets_a_copy_by_the_command_that_is_
     node_b.kill();
     wait_nodes(&a, |nodes| alive(nodes) == [1, 3]);
     // No automatic replica is announced if no node can keep one.
-    let nowhere = finding(&a, "volume web", "no other node can keep a copy now");
-    assert!(!nowhere["message"].as_str().unwrap().contains("made by itself"), "{nowhere}");
+    let nowhere = finding(&a, "volume web", "no other node can take a replica now");
+    assert!(!nowhere["message"].as_str().unwrap().contains("created automatically"), "{nowhere}");
     a.ok(&["cluster", "leave", "--node", "b", "--force", "--yes"]);
     let _b = b.spawn_node();
     let deadline = now() + CLUSTER_TIMEOUT;
@@ -195,19 +195,19 @@ fn a_node_that_joins_again_with_an_old_image_gets_a_copy_by_the_command_that_is_
     b.ok(&["cluster", "leave", "--force", "--yes"]);
     // The cluster runs: its image there is not unreachable data.
     let found = b.ok(&["volume", "orphans"]);
-    assert!(found.contains("have this node join it first"), "{found}");
+    assert!(found.contains("join this node to it first"), "{found}");
     let token = a.ok(&["cluster", "token", "create"]);
     b.ok(&["cluster", "join", "--token", token.trim()]);
     wait_nodes(&a, |nodes| alive(nodes).len() == 3);
 
-    let output = finding(&a, "volume web", "b holds an image of it from before");
+    let output = finding(&a, "volume web", "b has an old image of it");
     let command = "windrose volume mirror add web --on b --force";
     assert!(output["hint"].as_str().unwrap().contains(command), "{output}");
     for add in
         [&["volume", "mirror", "add", "web"][..], &["volume", "mirror", "add", "web", "--on", "b"]]
     {
         let refused = a.fails(1, add);
-        assert!(refused.contains("b holds an image of it from before"), "{refused}");
+        assert!(refused.contains("b has an old image of it"), "{refused}");
         assert!(refused.contains(command), "{refused}");
     }
     a.ok(&command.split(' ').skip(1).collect::<Vec<_>>());

@@ -145,7 +145,7 @@ fn a_rotation_waits_for_a_node_that_is_down_and_goes_on_with_it() {
         let rotates = scope.spawn(|| a.cli(&["cluster", "rotate"]));
         wait_until("the node is named", || {
             let found = finding(&b).unwrap_or_default();
-            found.contains("waits for") && found.contains("without a sign of life")
+            found.contains("waits for") && found.contains("not responding")
         });
         let refused = b.fails(1, &["cluster", "rotate"]);
         assert!(refused.contains("already"), "{refused}");

@@ -78,14 +78,14 @@ fn store_and_peer_that_are_lost_together_are_not_said_to_be_reached() {
     pause(12_000);
     wait_no_server_finding(&a);
     let found = finding(&a, "node a", "it reaches neither the metadata store nor any other node");
-    assert!(found["hint"].as_str().unwrap().contains("look at the network of node a"), "{found}");
+    assert!(found["hint"].as_str().unwrap().contains("check the network of node a"), "{found}");
     // An isolated node does not blame other nodes.
     let (_, text, json) = status(&a);
-    assert_eq!(json["cut_off"], true);
-    assert!(!text.contains("no sign of life"), "{text}");
+    assert_eq!(json["isolated"], true);
+    assert!(!text.contains("does not respond: it is down"), "{text}");
     assert!(text.contains("start windrose on nodes b, w where it does not run"), "{text}");
     let nodes = a.ok(&["cluster", "nodes"]);
-    assert!(nodes.contains("unknown") && nodes.contains("is not known here"), "{nodes}");
+    assert!(nodes.contains("unknown") && nodes.contains("is unknown here"), "{nodes}");
 
     // After a restart it has read no records: volumes may exist all the same.
     node_a.kill();
@@ -93,7 +93,7 @@ fn store_and_peer_that_are_lost_together_are_not_said_to_be_reached() {
     let list = a.ok(&["volume", "list"]);
     assert!(list.contains("there may be some") && !list.contains("There are no volumes"), "{list}");
     let unknown = a.fails(1, &["volume", "show", "web"]);
-    assert!(unknown.contains("whether there is a volume web is not known yet"), "{unknown}");
+    assert!(unknown.contains("cannot tell yet whether volume web exists"), "{unknown}");
     let unknown = a.fails(1, &["volume", "orphans"]);
     assert!(unknown.contains("has not read its records yet"), "{unknown}");
     assert_eq!(status(&a).0, 6);
@@ -122,7 +122,7 @@ fn a_node_that_has_just_died_with_the_only_copy_serves_nothing() {
         wait_no_server_finding(node);
     }
     let found = finding(&a, "volume web", "b: the node is down, or cut off");
-    assert_eq!(found["hint"], "start windrose on node b, or mend its network");
+    assert_eq!(found["hint"], "start windrose on node b, or fix its network");
     for node in [&a, &w] {
         wait_no_server_finding(node);
     }
@@ -167,7 +167,7 @@ fn a_copy_whose_disk_was_lost_is_told_with_its_reason_and_comes_back_by_itself()
     disk.read_exact_at(&mut rest, DATA).unwrap();
     disk.set_len(DATA).unwrap();
     let deadline = now() + CLUSTER_TIMEOUT;
-    while !a.json(&["volume", "show", "web"])["copies"][1]["reason"].is_string() {
+    while !a.json(&["volume", "show", "web"])["replicas"][1]["reason"].is_string() {
         // The other node answers, or redirects the initiator.
         let _ = read(&mut at_b);
         assert!(now() < deadline, "{}\n{}", status(&a).1, b.log());
@@ -175,13 +175,16 @@ fn a_copy_whose_disk_was_lost_is_told_with_its_reason_and_comes_back_by_itself()
     }
     for node in [&a, &b] {
         let found =
-            finding(node, "volume web", "1 of 2 copies are in sync: the one on b is outdated: ");
+            finding(node, "volume web", "1 of 2 replicas are in sync: the one on b is outdated: ");
         let hint = found["hint"].as_str().unwrap();
-        assert!(hint.contains("by itself") || hint.contains("tries again"), "{found}");
+        assert!(hint.contains("reopens") || hint.contains("retries"), "{found}");
         assert_eq!(status(node).0, 5, "{}", status(node).1);
     }
     let refused = a.fails(1, &["volume", "mirror", "verify", "web"]);
-    assert!(refused.contains("nothing was compared: volume web has not two copies"), "{refused}");
+    assert!(
+        refused.contains("nothing was compared: volume web has fewer than two replicas"),
+        "{refused}"
+    );
 
     // The next step: the disk answers again.
     write(&mut session(&a, "web", 0), 9);
@@ -196,7 +199,7 @@ fn a_copy_whose_disk_was_lost_is_told_with_its_reason_and_comes_back_by_itself()
     assert_eq!(read(&mut session(&a, "web", 1)), Some(9));
     let primary = a.json(&["volume", "show", "web"]);
     let leads =
-        primary["copies"].as_array().unwrap().iter().find(|c| c["primary"] == true).unwrap();
+        primary["replicas"].as_array().unwrap().iter().find(|c| c["primary"] == true).unwrap();
     let node = if leads["node"] == "a" { &a } else { &b };
     let verified = node.ok(&["volume", "mirror", "verify", "web"]);
     assert!(verified.contains("are equal") && verified.contains("on "), "{verified}");
@@ -267,7 +270,7 @@ fn a_volume_of_a_node_by_itself_whose_disk_is_gone_is_offline_until_the_node_is_
     let mut session = session(&node, "web", 0);
     assert_eq!(read(&mut session), None);
     wait_no_server_finding(&node);
-    let found = finding(&node, "volume web", "nothing is read or written any more");
+    let found = finding(&node, "volume web", "the volume is stopped");
     let hint = found["hint"].as_str().unwrap();
     assert!(hint.contains("systemctl restart windrose"), "{hint}");
     File::options().write(true).open(&path).unwrap().set_len(len).unwrap();

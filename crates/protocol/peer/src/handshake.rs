@@ -35,7 +35,7 @@ pub enum HandshakeError {
     #[error("{0}")]
     Io(#[from] io::Error),
     /// It took longer than 5 s.
-    #[error("no answer in time")]
+    #[error("no response in time")]
     TimedOut,
     /// The peer did not send a handshake.
     #[error("it sent {0}")]

@@ -62,7 +62,7 @@ mod tests {
             let at = |n: u64| now + Duration::from_secs(60 * minute) + Duration::from_millis(n);
             let one = |n: u64| {
                 let node = NodeId(u16::try_from(n % 1000).unwrap());
-                log.warning(at(n), node, known, ["no answer in time", "it broke"][n as usize % 2])
+                log.warning(at(n), node, known, ["no response in time", "it broke"][n as usize % 2])
             };
             (0..20_000).filter_map(one).collect::<Vec<_>>()
         };

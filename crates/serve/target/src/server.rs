@@ -523,7 +523,7 @@ impl Server {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     // No descriptors left, or a connection that broke in the queue: go on, slowly.
-                    tracing::warn!(%service, %error, "a connection could not be accepted");
+                    tracing::warn!(%service, %error, "cannot accept a connection");
                     tokio::time::sleep(Duration::from_millis(50)).await;
                     continue;
                 }

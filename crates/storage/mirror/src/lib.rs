@@ -462,7 +462,7 @@ fn reserve_peer_memory(account: &Account) -> Result<(), Error> {
         tracing::error!(
             held = full.wanted,
             most = full.available,
-            "pools of disks hold memory of this core that mirrored volumes need: raise cores.pool"
+            "pools of disks hold memory of this core that mirrored volumes need: raise cores.memory"
         );
         Error::OutOfRange
     })

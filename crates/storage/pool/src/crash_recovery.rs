@@ -171,7 +171,7 @@ pub(super) fn checksum_memory_bytes(disks: impl IntoIterator<Item = MemberLayout
 pub(super) fn insufficient_memory(memory: &Account, needed: usize) -> PoolError {
     let min_mib = memory.buffer_pool().min_mib_for(needed, false);
     PoolError::new(format!(
-        "a core has too little buffer memory for a pool of disks: set cores.pool to \"{min_mib}MiB\" or more \
+        "a core has too little buffer memory for a pool of disks: set cores.memory to \"{min_mib}MiB\" or more \
          in the configuration, and restart the node"
     ))
 }

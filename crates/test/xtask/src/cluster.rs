@@ -245,13 +245,15 @@ impl Cluster {
         at: usize,
         to: usize,
     ) -> Result<()> {
-        self.nodes[at].command(&["volume", "switch", &volume.name, "--to", NAMES[to]]).map(drop)
+        self.nodes[at]
+            .command(&["volume", "switch-primary", &volume.name, "--to", NAMES[to]])
+            .map(drop)
     }
 
     /// Compares the replicas of a volume. Only the node with the primary does this, so it is asked.
     pub(crate) fn verify(&self, volume: &MirroredVolume) -> Result<()> {
         let shown = self.nodes[NODE_A].query(&["volume", "show", &volume.name])?;
-        let copies = shown.pointer("/copies").and_then(Value::as_array).context("no copies")?;
+        let copies = shown.pointer("/replicas").and_then(Value::as_array).context("no replicas")?;
         let primary = copies.iter().find(|c| c.get("primary") == Some(&true.into()));
         let name = primary.and_then(|copy| copy.get("node")?.as_str());
         let at = NAMES.iter().position(|node| Some(*node) == name).context("no primary")?;
@@ -263,7 +265,7 @@ impl Cluster {
         let cluster = self.nodes[node].query(&["cluster", "nodes"])?;
         let waits = cluster.get("waits_for").is_some_and(|why| !why.is_null());
         Ok(match cluster.get("stage").and_then(Value::as_str) {
-            Some("alone") => ClusterStage::Standalone,
+            Some("standalone") => ClusterStage::Standalone,
             Some("member") if !waits => ClusterStage::Member,
             _ => ClusterStage::Changing,
         })
@@ -273,14 +275,14 @@ impl Cluster {
     pub(crate) fn is_rotating(&self, node: usize) -> Result<bool> {
         let cluster = self.nodes[node].query(&["cluster", "nodes"])?;
         let is_there = |key| cluster.get(key).is_some_and(|value| !value.is_null());
-        Ok(is_there("rotation") || is_there("unread"))
+        Ok(is_there("rotation") || is_there("stale_reason"))
     }
 
     /// How many nodes, and how many voting etcd members, a node sees.
     pub(crate) fn counts(&self, node: usize) -> Result<(usize, usize)> {
         let cluster = self.nodes[node].query(&["cluster", "nodes"])?;
         let list = |key| cluster.get(key).and_then(Value::as_array).context("an odd answer");
-        let votes = |m: &&Value| m.get("votes").and_then(Value::as_bool) == Some(true);
+        let votes = |m: &&Value| m.get("voter").and_then(Value::as_bool) == Some(true);
         let members = list("store")?;
         ensure!(members.iter().filter(votes).count() == members.len(), "somebody has no vote");
         Ok((list("nodes")?.len(), members.len()))

@@ -195,7 +195,7 @@ impl Node {
             "name = \"{name}\"\n\
              data_dir = \"{data}\"\n\
              shutdown_timeout_s = 20\n\
-             [cores]\ncount = {cores}\npool = \"{pool}MiB\"\n\
+             [cores]\ncount = {cores}\nmemory = \"{pool}MiB\"\n\
              [disks]\nlow_space_percent = 0\n\
              [iscsi]\nportals = [\"{iscsi}\"]\n\
              [nvme]\nportals = [\"{nvme}\"]\ndiscovery = [\"{discovery}\"]\n\
@@ -464,7 +464,7 @@ impl Node {
         let volumes = volumes.with_context(|| format!("no list of volumes: {list}"))?;
         Ok(volumes
             .iter()
-            .filter(|v| v.pointer("/state/is").and_then(Value::as_str) == Some("online"))
+            .filter(|v| v.pointer("/state/kind").and_then(Value::as_str) == Some("online"))
             .count())
     }
 }

@@ -53,7 +53,7 @@ pub struct SealingContext<'a> {
 
 /// The sealed credentials do not open: they are damaged, or sealed without the cluster's secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the new credentials of the cluster do not open; they are asked for again")]
+#[error("cannot unseal the new credentials of the cluster; requesting them again")]
 pub struct CredentialsUnsealError;
 
 impl SealingContext<'_> {

@@ -50,17 +50,18 @@ impl fmt::Display for PermanentFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::DataLost => f.write_str(
-                "the cluster knows this member, but its data is gone: this node has to leave the cluster \
-                 and to join it again",
+                "the data of this member is lost: this node must leave the cluster and join it \
+                 again",
             ),
             Self::Removed => f.write_str(
-                "this node was removed from the cluster: `windrose cluster leave --force` here, then it can \
-                 join anew",
+                "this node was removed from the cluster: run `windrose cluster leave --force` \
+                 here, then join it again",
             ),
             Self::Corrupt { why } => write!(
                 f,
-                "its data is damaged ({why}): this node has to leave the cluster and to join it again; if \
-                 no other member has the data, restore a snapshot (docs/guides/cluster-store.md)"
+                "its data is damaged ({why}): this node must leave the cluster and join it again; \
+                 if no other member has the data, restore a snapshot \
+                 (docs/guides/cluster-store.md)"
             ),
         }
     }

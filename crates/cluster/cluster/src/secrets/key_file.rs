@@ -35,13 +35,13 @@ pub fn parse(text: &str) -> Result<Keyring, String> {
     let lines = text.lines().map(str::trim).enumerate();
     let mut keys = Vec::new();
     for (number, line) in lines.filter(|(_, l)| !l.is_empty() && !l.starts_with('#')) {
-        let key = parse_line(line).ok_or_else(|| format!("line {} is no key", number + 1))?;
+        let key = parse_line(line).ok_or_else(|| format!("line {} is not a key", number + 1))?;
         keys.push(key);
         if keys.len() > MAX_KEYS {
             return Err(format!("it has more than {MAX_KEYS} keys"));
         }
     }
-    Keyring::new(keys).ok_or_else(|| "it has a key twice".to_owned())
+    Keyring::new(keys).ok_or_else(|| "it has a duplicate key".to_owned())
 }
 
 /// The key in a line; `None` if it does not match the identifier in the line.
@@ -83,7 +83,8 @@ pub fn read(path: &Path) -> Result<Keyring, KeyFileError> {
     let mode = file.metadata().map_err(|e| refused(e.to_string()))?.mode();
     if mode & 0o077 != 0 {
         let mode = mode & 0o777;
-        let why = format!("others than its owner may use it (mode {mode:03o}); chmod 600 it");
+        let why =
+            format!("users other than its owner have access to it (mode {mode:03o}); chmod 600 it");
         return Err(refused(why));
     }
     let mut text = String::new();

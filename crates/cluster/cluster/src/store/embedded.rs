@@ -188,7 +188,7 @@ impl EmbeddedInner {
             );
             return Err(to_store_error(&self.path, DatabaseError::Damaged(why)));
         }
-        tracing::info!(store = %self.path.display(), "the store works again");
+        tracing::info!(store = %self.path.display(), "store works again");
         *slot = Some(database);
         if header.revision > known {
             // A failed commit took effect after all: make watchers list again.
@@ -211,13 +211,13 @@ impl EmbeddedInner {
         let result = {
             let guard = self.database.read().unwrap_or_else(PoisonError::into_inner);
             let Some(database) = &*guard else {
-                let why = "it has failed for somebody else at the same time".to_owned();
+                let why = "another operation failed at the same time".to_owned();
                 return failed(DatabaseError::Io { why, full: false });
             };
             operation(database)
         };
         let Err(why) = result else { return result.map_err(|why| to_store_error(&self.path, why)) };
-        tracing::warn!(store = %self.path.display(), ?why, "the store has failed; it is opened anew");
+        tracing::warn!(store = %self.path.display(), ?why, "store failed; reopening it");
         let database = self.database.write().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(database) = database {
             database.abandon();

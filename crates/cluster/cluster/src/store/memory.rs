@@ -256,11 +256,11 @@ impl MemoryStoreClient {
         };
         let (Some(request_delay), Some(response_delay)) = (request_delay, response_delay) else {
             sleep(self.timeout).await;
-            return Err(unreachable("no answer"));
+            return Err(unreachable("no response"));
         };
         if request_delay + response_delay > self.timeout {
             sleep(self.timeout).await;
-            return Err(unreachable("no answer in time"));
+            return Err(unreachable("no response in time"));
         }
         sleep(request_delay).await;
         let seen = read(&self.store.state());
@@ -275,7 +275,7 @@ impl MemoryStoreClient {
             return Err(unreachable("refused"));
         };
         let indeterminate =
-            || StoreError::Indeterminate { store: STORE_NAME.into(), why: "no answer".into() };
+            || StoreError::Indeterminate { store: STORE_NAME.into(), why: "no response".into() };
         let sent = Instant::now();
         let Some(request_delay) = request_delay else {
             sleep(self.timeout).await;

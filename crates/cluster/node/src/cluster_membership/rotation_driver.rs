@@ -40,13 +40,13 @@ const RETRY_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RotationError {
     /// A rotation is in progress.
-    #[error("the secret of the cluster is being replaced already")]
+    #[error("the secret of the cluster is already being replaced")]
     AlreadyInProgress,
     /// The node is joining the cluster or leaving it.
-    #[error("this node is on its way into the cluster, or out of it")]
+    #[error("this node is joining or leaving the cluster")]
     NotAMember,
     /// A store member does not answer; restarting another one could cost the store its quorum.
-    #[error("member {0} of the store does not answer")]
+    #[error("member {0} of the store does not respond")]
     StoreMemberDown(String),
     /// An error of the store.
     #[error(transparent)]
@@ -188,7 +188,7 @@ impl ClusterMembership {
             let error = result.as_ref().err().map(ToString::to_string);
             let previous = std::mem::replace(&mut *lock(&self.rotation.last_error), error.clone());
             if let Some(why) = error.filter(|why| previous.as_ref() != Some(why)) {
-                tracing::debug!(why, "a step of replacing the secret of the cluster has to wait");
+                tracing::debug!(why, "a step of the credential rotation must wait");
             }
             let pause = match result {
                 Ok(Some(RotationAction::Wait)) => {
@@ -282,7 +282,7 @@ impl ClusterMembership {
             RotationAction::ReportProgress(progress) => {
                 credential_rotation::write_progress(&self.store, stored, &report(progress, None))
                     .await?;
-                tracing::info!(rotation = %id, ?progress, "new secret and authority of the cluster");
+                tracing::info!(rotation = %id, ?progress, "credential rotation progressed on this node");
             }
             RotationAction::ActivateNew => {
                 self.update_identity(ClusterIdentity::activate_new_credentials)?;
@@ -304,7 +304,7 @@ impl ClusterMembership {
             }
             RotationAction::RemoveRecords => {
                 credential_rotation::remove_records(&self.store, stored).await?;
-                tracing::info!(rotation = %id, "all nodes use the new secret and authority of the cluster only");
+                tracing::info!(rotation = %id, "credential rotation completed: all nodes use only the new secret and authority");
             }
         }
         Ok(())
@@ -360,10 +360,10 @@ impl ClusterMembership {
                 self.update_identity(|own| own.receive_new_credentials(id, new))?;
                 fault_point::reach(Point::RotateTaken);
             }
-            Ok(_) => tracing::error!(
-                "the new credentials of the cluster are of another kind: they are not taken"
-            ),
-            Err(error) => tracing::warn!(%error, "a message of another node"),
+            Ok(_) => tracing::error!("rejected new cluster credentials of another kind"),
+            Err(error) => {
+                tracing::warn!(%error, "cannot use the new credentials from another node")
+            }
         }
         Ok(())
     }

@@ -9,12 +9,13 @@ const INTRODUCTION: &str = "\
 
 `windrose node --config FILE` reads a TOML file; without `--config` it reads
 `/etc/windrose/windrose.toml`, and where there is none it runs with the defaults. Every setting is
-optional. A setting that does not exist, or a value that is not allowed, stops the start with the
-file, the line, the setting and what is allowed. `windrose node --check --config FILE` only looks.
+optional. With an unknown setting or an invalid value, the node does not start; the error names the
+file, the line, the setting and the allowed values. `windrose node --check --config FILE` only
+checks the file.
 
 A running node does not notice changes; restart it.
 
-This page is made from the program's own table of settings (`cargo test -p node` checks it).
+This page is generated from the program's own table of settings (`cargo test -p node` checks it).
 ";
 
 /// `docs/guides/configuration.md`.
@@ -101,8 +102,8 @@ pub fn manual() -> String {
     let mut page = String::from(
         ".TH windrose.toml 5\n.SH NAME\nwindrose.toml \\- configuration of a Windrose node\n\
          .SH DESCRIPTION\nRead by \\fBwindrose node\\fR from /etc/windrose/windrose.toml or from \
-         the file that \\fB\\-\\-config\\fR names. Every setting is optional; a setting that does \
-         not exist or a value that is not allowed stops the start. Keys below are written \
+         the file that \\fB\\-\\-config\\fR names. Every setting is optional; with an unknown \
+         setting or an invalid value, the node does not start. Keys below are written \
          SECTION.KEY.\n.SH SETTINGS\n",
     );
     for setting in SETTINGS {

@@ -134,46 +134,47 @@ settings! {
         "Name of the node.";
     "data_dir" = Value("\"/var/lib/windrose\""), FILE,
         |d, v| d.data_dir = path(v)?,
-        "Directory of the node's store, and of volumes that are created without a path. One node \
-         uses it at a time.";
+        "Directory of the node's store, and of volumes that are created without a path. Only one \
+         node can use it at a time.";
     "anchor_dir" = Unset("the directory beside data_dir whose name ends with .anchor"), FILE,
         |d, v| d.anchor_dir = Some(path(v)?),
-        "Directory of a small file that says which node `data_dir` belongs to, so that a `data_dir` that is not \
-         mounted is not taken for an empty node. It should be on another file system than `data_dir`.";
+        "Directory of a small file that records which node `data_dir` belongs to, so that an \
+         unmounted `data_dir` is not mistaken for an empty node. It should be on another file \
+         system than `data_dir`.";
     "shutdown_timeout_s" = Value("30"), "whole seconds, 1 to 600",
         |d, v| d.shutdown_timeout = seconds(v, 1..=600)?,
-        "Longest time a shutdown may take: for initiators to leave, commands to finish and volumes \
-         to be flushed.";
+        "Longest time that a shutdown may take: for initiators to log out, commands to finish and \
+         volumes to be flushed.";
 
     "cores.count" = Unset("one per processor, at most 4"), "a whole number, 1 to 256",
         |d, v| d.count = Some(count(v, 1..=256)?),
         "How many threads serve volumes, each bound to a processor.";
-    "cores.cpus" = Unset("the first ones there are"), "a list of processor numbers, such as [2, 3]",
+    "cores.cpus" = Unset("the first available ones"), "a list of processor numbers, such as [2, 3]",
         |d, v| d.cpus = cpus(v)?,
         "The processors that serve volumes, one thread each. Not together with `cores.count`.";
-    "cores.pool" = Value("\"256MiB\""), "a size, 16MiB to 64GiB",
+    "cores.memory" = Value("\"256MiB\""), "a size, 16MiB to 64GiB",
         |d, v| d.memory_bytes = core_memory(v, 65_536 * MIB)?,
-        "Buffer memory of each core. Bounds what all its clients together can occupy. It holds at \
-         least 8 requests of the largest size: 2 MiB each, for 1 MiB of data and at most as much \
-         again for what the volume's layers need.";
+        "Buffer memory of each core. Limits the memory of all its clients together. It must hold \
+         at least 8 requests of the largest size: 2 MiB each, for 1 MiB of data and up to as much \
+         again for the volume's layers.";
     "cores.poll_window_us" = Value("100"), "whole microseconds, 0 to 10000",
         |d, v| d.poll_window = Duration::from_micros(integer(v, 0..=10_000)?),
-        "How long a core that has just been active looks for more work before it sleeps: lower \
-         latency for more processor time. A core for which nothing came in that time after most of \
-         its last pauses sleeps at once, and an idle node sleeps whatever this is.";
+        "How long a core polls for more work before it sleeps: a longer time lowers latency and \
+         uses more processor time. A core whose recent polls mostly found nothing sleeps at once, \
+         and an idle node always sleeps.";
 
     "disks.engine" = Value("\"auto\""), "\"auto\", \"io_uring\" or \"threads\"",
         |d, v| d.engine = Some(choice(v, ENGINES)?),
-        "How disks are reached: by io_uring where the system allows it and by threads elsewhere \
-         (`auto`), or by one of them only.";
+        "How disks are accessed: through io_uring where the system allows it and otherwise through \
+         threads (`auto`), or through one of them only.";
     "disks.buffered" = Value("false"), "true or false",
         |d, v| d.buffered = boolean(v)?,
-        "Whether volumes may lie on file systems without direct I/O. They then go through the page \
-         cache, and are as durable as ever after a flush.";
+        "Whether volumes may be on file systems without direct I/O. Their I/O then uses the page \
+         cache; flushed data is still durable.";
     "disks.low_space_percent" = Value("10"), "whole percent, 0 to 90",
         |d, v| d.low_space_percent = integer(v, 0..=90)?,
-        "Free space below which a file system with thin volumes that may still grow makes the \
-         status warn, as a part of its size. `0` for no such warning.";
+        "The status warns when the free space of a file system with growing thin volumes falls \
+         below this part of its size. `0` disables the warning.";
 
     "iscsi.portals" = Value("[\"[::]:3260\"]"), ADDRESSES,
         |d, v| d.iscsi_portals = addresses(v)?,
@@ -181,44 +182,44 @@ settings! {
     "iscsi.authority" = Value("\"iqn.2026-01.io.windrose\""),
         "iqn., a year and month, and a domain in reverse, such as \"iqn.2026-01.com.example\"",
         |d, v| d.iscsi_authority = authority(v, "iqn.")?,
-        "What names of new iSCSI targets begin with; the volume's name follows. Volumes keep the \
-         name they were created with.";
+        "Prefix of the names of new iSCSI targets; the volume's name follows. Existing volumes \
+         keep their names.";
     "iscsi.redirect" = Value("false"), "true or false",
         |d, v| d.redirect = boolean(v)?,
-        "Whether an initiator that logs in here to a volume of which this node is out (drained, or \
-         its copy is not in sync) is sent to a node that serves it. For initiators that have one \
-         path only. Leave it off where there is multipathing: that wants a session with every node, \
-         and would have two with one. The same at all nodes.";
+        "Whether an initiator that logs in here to a volume that this node does not serve (it is \
+         drained, or its replica is not in sync) is redirected to a node that serves it. For \
+         initiators with a single path. Leave it off with multipathing, which needs a session with \
+         every node and would get two with one. Use the same value on all nodes.";
     "iscsi.isns" = Unset("none"), "a host name or IP address and a port, such as \"isns.example.com:3205\"",
         |d, v| d.isns = Some(host_and_port(v)?),
-        "The iSNS server at which the node registers its portals and targets.";
+        "The iSNS server with which the node registers its portals and targets.";
 
     "nvme.portals" = Value("[\"[::]:4420\"]"), ADDRESSES,
         |d, v| d.nvme_portals = addresses(v)?,
         "Where NVMe/TCP hosts are served.";
     "nvme.discovery" = Value("[\"[::]:8009\"]"), ADDRESSES,
         |d, v| d.nvme_discovery = addresses(v)?,
-        "Where NVMe/TCP hosts find out what there is.";
+        "Where NVMe/TCP hosts discover subsystems.";
     "nvme.authority" = Value("\"nqn.2026-01.io.windrose\""),
         "nqn., a year and month, and a domain in reverse, such as \"nqn.2026-01.com.example\"",
         |d, v| d.nvme_authority = authority(v, "nqn.")?,
-        "What names of new NVMe subsystems begin with; the volume's name follows. Volumes keep the \
-         name they were created with.";
+        "Prefix of the names of new NVMe subsystems; the volume's name follows. Existing volumes \
+         keep their names.";
 
     "vhost_user.directory" = Value("\"/run/windrose/vhost\""),
         "an absolute path of at most 80 bytes; \"\" to serve no virtual machines",
         |d, v| d.vhost_user = socket_directory(v)?,
-        "Directory of the Unix sockets at which virtual machines on this machine are served (vhost-user), \
-         `VOLUME.sock` for each volume that is exported so and has a copy on the node. A socket's \
-         path has at most 98 bytes. The directory is made when it is first needed, for the node's own user and \
-         group.";
+        "Directory of the Unix sockets for virtual machines on this machine (vhost-user): \
+         `VOLUME.sock` for each volume that is exported this way and has a replica on the node. A \
+         socket's path has at most 98 bytes. The directory is created when first needed, for the \
+         node's own user and group.";
 
     "api.socket" = Value("\"/run/windrose/api.sock\""), FILE,
         |d, v| d.socket = path(v)?,
         "The Unix socket of the API. Its owner and group may use it.";
     "api.tcp" = Unset("not over TCP"), ADDRESS,
         |d, v| d.tcp = Some(address(v)?),
-        "Where the API is served over TCP as well. Needs `api.tls_cert`, `api.tls_key` and \
+        "Where the API is also served over TCP. Needs `api.tls_cert`, `api.tls_key` and \
          `api.token_file`.";
     "api.tls_cert" = Unset("none"), FILE,
         |d, v| d.tls_cert = Some(path(v)?),
@@ -228,121 +229,124 @@ settings! {
         "PEM file of the certificate's private key.";
     "api.token_file" = Unset("none"), FILE,
         |d, v| d.token_file = Some(path(v)?),
-        "File with the token that clients of the API over TCP have to show: at least 16 printable \
-         characters in one line. Nobody but its owner may read it.";
+        "File with the token that clients of the API over TCP must send: at least 16 printable \
+         characters in one line. Only its owner may have access to it.";
 
     "metrics.listen" = Unset("only on the API"), ADDRESS,
         |d, v| d.metrics = Some(address(v)?),
-        "Where `/metrics` is served to Prometheus over plain HTTP, to whoever asks.";
+        "Where `/metrics` is served to Prometheus over plain HTTP, without authentication.";
 
     "cluster.listen" = Value("[]"), OWN_ADDRESSES,
         |d, v| d.cluster_listen = own_addresses(v)?,
-        "Where other nodes reach this one, one address for each network. Without it the node can be \
-         in no cluster.";
+        "Where other nodes reach this one, one address for each network. Required for a node in a \
+         cluster.";
     "cluster.heartbeat" = Value("[]"), OWN_ADDRESSES,
         |d, v| d.cluster_heartbeat = own_addresses(v)?,
-        "More addresses where other nodes reach this one, for leases alone and never for data.";
+        "Additional addresses where other nodes reach this one, used only for leases, never for \
+         data.";
     "cluster.join" = Unset("the first of `listen`, port 7481"), OWN_ADDRESS,
         |d, v| d.cluster_join = Some(own_address(v)?),
-        "Where this node lets others into the cluster that show a token. Served once it is in a cluster.";
+        "Where this node accepts join requests, which need a token. Served once it is in a \
+         cluster.";
     "cluster.lease_ms" = Value("2000"), "whole milliseconds, 500 to 60000",
         |d, v| d.lease = millis(v, 500..=60_000)?,
-        "How long a node may go on serving a volume without hearing from the others. The same at \
-         all nodes.";
+        "How long a node may continue to serve a volume without hearing from the others. Use the \
+         same value on all nodes.";
     "cluster.grace_ms" = Value("3000"), "whole milliseconds, 600 to 120000",
         |d, v| d.grace = millis(v, 600..=120_000)?,
-        "How long the others wait before they go on without a node that is silent: at least a quarter \
-         more than `lease_ms`. The same at all nodes.";
+        "How long the others wait before they exclude a node that does not respond: at least a \
+         quarter more than `lease_ms`. Use the same value on all nodes.";
     "cluster.failure_domain" = Unset("the node's name"), "1 to 64 printable characters",
         |d, v| d.failure_domain = Some(domain(v)?),
-        "What the node fails together with, such as a rack. Copies of a volume go to different ones \
-         where there are some.";
+        "The failure domain of the node, such as a rack. Replicas of a volume are placed in \
+         different domains where possible.";
     "cluster.resyncs" = Value("2"), "a whole number, 1 to 64",
         |d, v| d.resyncs = count(v, 1..=64)?,
-        "Volumes that this node brings up to date elsewhere at once; more wait.";
+        "How many volumes this node resyncs to other nodes at once; others wait.";
     "cluster.repair_after_s" = Value("1800"), "whole seconds, 1 to 2592000, or \"off\"",
         |d, v| d.repair_after = seconds_or_off(v, 1..=2_592_000)?,
-        "How long a node has to be gone until the copies that it keeps are made on other nodes, of volumes \
-         that this node leads; `\"off\"` to make none without being asked. A drained node is not gone. The same at all \
-         nodes.";
+        "How long a node must be down before its replicas are recreated on other nodes, for \
+         volumes whose primary is this node; `\"off\"` disables this. A drained node is not down. \
+         Use the same value on all nodes.";
     "cluster.store_client" = Unset("the first of `listen`, port 2379"), OWN_ADDRESS,
         |d, v| d.store_client = Some(own_address(v)?),
-        "Where the store's member on this node listens to clients.";
+        "Where the store's member on this node listens for clients.";
     "cluster.store_peer" = Unset("the first of `listen`, port 2380"), OWN_ADDRESS,
         |d, v| d.store_peer = Some(own_address(v)?),
-        "Where the store's member on this node listens to other members.";
+        "Where the store's member on this node listens for other members.";
     "cluster.store_program" = Value("\"etcd\""), "a program's name or absolute path",
         |d, v| d.store_program = program(v)?,
-        "What runs the store's member on this node.";
+        "The program of the store's member on this node.";
     "cluster.store_endpoints" = Value("[]"),
         "a list of URLs, such as [\"https://192.0.2.1:2379\"]; [] for members of the nodes' own",
         |d, v| d.store_endpoints = endpoints(v)?,
-        "An etcd that is there already. `windrose cluster init` then uses it as the cluster's store.";
+        "An existing etcd, which `windrose cluster init` then uses as the cluster's store.";
     "cluster.tls_ca" = Unset("none"), FILE,
         |d, v| d.cluster_ca = Some(path(v)?),
-        "PEM file of the authority of all nodes and of the store, with `tls_cert` and `tls_key`: for those who make certificates \
-         themselves. Without it `windrose cluster init` makes an authority, and nodes sign their own.";
+        "PEM file of the authority of all nodes and of the store, with `tls_cert` and `tls_key`, \
+         if you supply the certificates. Without it, `windrose cluster init` creates an authority, \
+         and the nodes sign their own certificates.";
     "cluster.tls_cert" = Unset("none"), FILE,
         |d, v| d.cluster_cert = Some(path(v)?),
-        "PEM file of this node's certificate, followed by those of its issuers: for servers and clients \
-         alike, bearing all addresses in `listen`, `heartbeat`, `join`, `store_client` and `store_peer`.";
+        "PEM file of this node's certificate, followed by those of its issuers: for servers and \
+         clients alike, with all addresses in `listen`, `heartbeat`, `join`, `store_client` and \
+         `store_peer`.";
     "cluster.tls_key" = Unset("none"), FILE,
         |d, v| d.cluster_key = Some(path(v)?),
         "PEM file of the certificate's private key.";
 
     "log.format" = Value("\"human\""), "\"human\" or \"json\"",
         |d, v| d.format = Some(choice(v, FORMATS)?),
-        "The form of log lines on standard error.";
+        "The format of log lines on standard error.";
     "log.level" = Value("\"info\""), "\"error\", \"warn\", \"info\", \"debug\" or \"trace\"",
         |d, v| d.level = Some(choice(v, LEVELS)?),
         "The least severe level that is logged.";
 
     "limits.connections" = Value("4096"), "a whole number, 1 to 1000000",
         |d, v| d.connections = count(v, 1..=1_000_000)?,
-        "Connections of initiators per core. Where one more comes, the oldest that has not logged in \
-         is closed, else the oldest that only discovers, else the new one. One initiator has three \
-         quarters of them at most, whichever of its names it uses: that is the limit of each name, \
-         of each address, and of each network of IPv6 (64 bits), where an allowed name has a \
-         sixteenth in any case.";
+        "Connections of initiators per core. When there is one too many, the oldest that has not \
+         logged in is closed, else the oldest discovery session, else the new one. Each initiator \
+         name, each address and each IPv6 network (64 bits) may have at most three quarters of \
+         them; an allowed name always has a sixteenth within its address or network.";
     "limits.logins" = Value("512"), "a whole number, 1 to 1000000",
         |d, v| d.logins = count(v, 1..=1_000_000)?,
-        "Connections per core that have not logged in yet. Where one more comes, the oldest is \
-         closed, of the address that has most of them.";
+        "Connections per core that have not logged in yet. When there is one too many, the oldest \
+         of the address with the most of them is closed.";
     "limits.discoveries" = Value("256"), "a whole number, 1 to 512",
         |d, v| d.discoveries = count(v, 1..=512)?,
-        "Discovery sessions and discovery controllers per core, for which nobody has to prove who \
-         he is. Where one more comes, the oldest is closed, of the address that has most of them.";
+        "Discovery sessions and discovery controllers per core, which need no authentication. When \
+         there is one too many, the oldest of the address with the most of them is closed.";
     "limits.login_timeout_s" = Value("15"), TIMEOUT,
         |d, v| d.login_timeout = seconds(v, 1..=3600)?,
         "Time for a login.";
     "limits.send_timeout_s" = Value("30"), TIMEOUT,
         |d, v| d.send_timeout = seconds(v, 1..=3600)?,
-        "Time in which a client must take something of what is sent to it.";
+        "Time within which a client must receive some of the data that is sent to it.";
     "limits.receive_timeout_s" = Value("30"), TIMEOUT,
         |d, v| d.receive_timeout = seconds(v, 1..=3600)?,
-        "Time in which a client must send the rest of what it has begun.";
+        "Time within which a client must complete a message that it has begun to send.";
     "limits.admission_timeout_ms" = Value("1000"), "whole milliseconds, 1 to 60000",
         |d, v| d.admission_timeout = Duration::from_millis(integer(v, 1..=60_000)?),
-        "Time that a half-received command may wait for buffer memory before its initiator is \
-         told to try again.";
+        "How long a partly received command may wait for buffer memory before it is rejected with \
+         a retry status.";
     "limits.memory_timeout_ms" = Value("5000"), "whole milliseconds, 500 to 60000",
         |d, v| d.memory_timeout = Duration::from_millis(integer(v, 500..=60_000)?),
-        "Time that any other command may wait for buffer memory before its initiator is told to \
-         try again.";
+        "How long any other command may wait for buffer memory before it is rejected with a retry \
+         status.";
     "limits.keep_alive_s" = Value("15"), TIMEOUT,
         |d, v| d.keep_alive = seconds(v, 1..=3600)?,
-        "Silence after which an iSCSI initiator is asked whether it lives.";
+        "Time without traffic after which an iSCSI initiator is pinged (NOP-In).";
     "limits.commands" = Value("128"), "a whole number, 1 to 4096",
         |d, v| d.commands = u32::try_from(integer(v, 1..=4096)?).unwrap_or(u32::MAX),
         "Commands in flight per iSCSI session.";
     "limits.volumes" = Value("4096"), "a whole number, 1 to 65536",
         |d, v| d.volumes = count(v, 1..=65_536)?,
-        "Volumes of the node.";
+        "Limit of the number of volumes of the node.";
     "limits.api_connections" = Value("64"), "a whole number, 1 to 4096",
         |d, v| d.api_connections = count(v, 1..=4096)?,
-        "Connections to each listener of the API. Where one more comes by TCP, one that has not shown \
-         the token is closed, of the address that has most of those; where all have shown it, more \
-         wait.";
+        "Connections to each listener of the API. When there is one too many over TCP, one without \
+         a valid token is closed, of the address with the most of those; if all have sent it, new \
+         ones wait.";
 }
 
 const ENGINES: &[(&str, DiskEngine)] = &[

@@ -28,7 +28,7 @@ fn every_setting_is_taken_over() {
         shutdown_timeout_s = 5
         [cores]
         cpus = [1, 0]
-        pool = "64M"
+        memory = "64M"
         poll_window_us = 0
         [disks]
         engine = "threads"
@@ -126,7 +126,7 @@ const BAD: &[(&str, usize, &[&str])] = &[
     ("[cluster]\nrepair_after_s = 0", 2, &["cluster.repair_after_s: 0 is not", "or \"off\""]),
     ("[cluster]\nrepair_after_s = \"never\"", 2, &["\"never\" is not allowed; use whole seconds"]),
     ("nam = \"x\"", 1, &["unknown setting nam", "did you mean name?"]),
-    ("\n\n[cores]\npol = \"1G\"", 4, &["unknown setting cores.pol", "cores.pool?"]),
+    ("\n\n[cores]\nmemry = \"1G\"", 4, &["unknown setting cores.memry", "cores.memory?"]),
     ("[cores]\nfrobnicate = 1", 2, &["cores.frobnicate", "there are: cores.count, cores.cpus"]),
     ("[core]\n", 1, &["unknown section core", "cores?"]),
     ("[a.b]\n", 1, &["unknown section a"]),
@@ -159,13 +159,13 @@ const BAD: &[(&str, usize, &[&str])] = &[
     ("[cores]\ncpus = 1", 2, &["cores.cpus: 1 is not allowed", "a list"]),
     ("[cores]\ncpus = [1]\ncount = 1", 0, &["cores.count and cores.cpus exclude each other"]),
     (
-        "[cores]\npool = \"15M\"",
+        "[cores]\nmemory = \"15M\"",
         2,
-        &["cores.pool: 15 MiB cannot hold 8 requests", "2 MiB each", "at least 16 MiB", "64GiB"],
+        &["cores.memory: 15 MiB cannot hold 8 requests", "2 MiB each", "at least 16 MiB", "64GiB"],
     ),
-    ("[cores]\npool = \"1T\"", 2, &["cores.pool: \"1T\" is not allowed", "16MiB to 64GiB"]),
-    ("[cores]\npool = \"1GB\"", 2, &["decimal units are not used"]),
-    ("[cores]\npool = true", 2, &["cores.pool: true"]),
+    ("[cores]\nmemory = \"1T\"", 2, &["cores.memory: \"1T\" is not allowed", "16MiB to 64GiB"]),
+    ("[cores]\nmemory = \"1GB\"", 2, &["decimal units are not used"]),
+    ("[cores]\nmemory = true", 2, &["cores.memory: true"]),
     ("[disks]\nengine = \"magic\"", 2, &["\"auto\", \"io_uring\" or \"threads\""]),
     ("[disks]\nlow_space_percent = 91", 2, &["disks.low_space_percent: 91", "0 to 90"]),
     ("[disks]\nbuffered = \"yes\"", 2, &["disks.buffered: \"yes\"", "true or false"]),

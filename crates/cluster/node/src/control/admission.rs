@@ -14,7 +14,7 @@ use ::cluster::join_token::{JoinToken, ShortId, TrustAnchor};
 use ::cluster::node_membership;
 use ::cluster::nodes::{self, NodeView, Nodes};
 use api::{
-    ApiError, CreateToken, CreatedToken, ErrorCode, Finding, JoinInfo, JoinList, NodeRole,
+    ApiError, CreateTokenRequest, CreatedToken, ErrorCode, Finding, JoinInfo, JoinList, NodeRole,
     Severity, TokenInfo, TokenList,
 };
 use peer::NodeId;
@@ -42,22 +42,25 @@ const MAX_LIFETIME_S: u64 = 366 * 86_400;
 
 /// Hint for a token that is not valid.
 pub(super) const NEW_TOKEN_HINT: &str =
-    "make a new token at a node of the cluster (windrose cluster token), and use that here";
+    "make a new token at a node of the cluster (windrose cluster token), and use it here";
 
 impl Control {
     /// Creates a token.
     ///
     /// # Errors
     /// [`ErrorCode::Conflict`] for a node that is in no cluster; [`ErrorCode::InvalidRequest`].
-    pub async fn create_token(&self, request: CreateToken) -> Result<CreatedToken, ApiError> {
+    pub async fn create_token(
+        &self,
+        request: CreateTokenRequest,
+    ) -> Result<CreatedToken, ApiError> {
         let membership = self.require_membership()?;
-        let CreateToken { uses, lasts_s, role, approve } = request;
+        let CreateTokenRequest { uses, lifetime_s, role, requires_approval } = request;
         let bad = |what: &str| Err(ApiError::new(ErrorCode::InvalidRequest, what.to_owned()));
         if uses == Some(0) {
-            return bad("uses: a token is for one node at least");
+            return bad("uses: a token admits at least one node");
         }
-        if !(1..=MAX_LIFETIME_S).contains(&lasts_s) {
-            return bad("lasts_s: a token lasts for a second at least, and for 366 days at most");
+        if !(1..=MAX_LIFETIME_S).contains(&lifetime_s) {
+            return bad("lifetime_s: a token is valid for 1 second to 366 days");
         }
         let role = role.map(|role| match role {
             NodeRole::Data => Role::Data,
@@ -68,7 +71,7 @@ impl Control {
         let trust = TrustAnchor::from_transport_security(&protection).ok_or_else(|| {
             ApiError::new(
                 ErrorCode::Internal,
-                "the certificate of the cluster's authority cannot be read",
+                "cannot read the certificate of the cluster's authority",
             )
         })?;
         Self::check_no_rotation(membership).await?;
@@ -77,22 +80,16 @@ impl Control {
         let addresses = join_addresses(&nodes, node);
         if addresses.is_empty() {
             return Err(conflict(
-                "no node of the cluster says where it lets others in",
+                "no node of the cluster has an address for join requests",
                 "set cluster.listen in the configuration of this node and restart it",
             ));
         }
         let made_by = self.0.settings.name.clone();
-        let new = NewToken {
-            role,
-            lifetime_s: lasts_s,
-            uses,
-            requires_approval: approve,
-            created_by: made_by,
-        };
+        let new = NewToken { role, lifetime_s, uses, requires_approval, created_by: made_by };
         let now = now_s();
         let made = admission::create_token(membership.store(), now, &new).await;
         let (record, secret) = made.map_err(|e| admission_error(&e))?;
-        tracing::info!(token = %record.id, uses, lasts_s, approve, "a token was made with which nodes can join");
+        tracing::info!(token = %record.id, uses, lifetime_s, requires_approval, "join token created");
         let token = JoinToken { cluster, id: record.id, secret, trust_anchor: trust, addresses };
         Ok(CreatedToken { token: token.to_text(), info: token_info(&record, now) })
     }
@@ -117,7 +114,7 @@ impl Control {
         let (membership, id) = (self.require_membership()?, parse_id(id)?);
         let revoked = admission::revoke_token(membership.store(), id).await;
         revoked.map_err(|e| admission_error(&e))?;
-        tracing::info!(token = %id, "a token was revoked");
+        tracing::info!(token = %id, "join token revoked");
         self.list_tokens().await
     }
 
@@ -151,7 +148,7 @@ impl Control {
         let decided =
             admission::approve_or_refuse(membership.store(), now_s(), id, approve, name).await;
         decided.map_err(|e| admission_error(&e))?;
-        tracing::info!(join = %id, approve, "a request to join was decided");
+        tracing::info!(join = %id, approve, "join request decided");
         self.list_joins().await
     }
 
@@ -173,7 +170,7 @@ impl Control {
             let authenticated = admission::authenticate_token(membership.store(), &request).await;
             authenticated.map_err(|e| denial_error(&e))?;
             return Err(version_mismatch(&format!(
-                "its store has format {}, and the node that joins knows format {}",
+                "its store has format {}, and the joining node supports format {}",
                 embedded::FORMAT,
                 request.store_format
             )));
@@ -183,12 +180,13 @@ impl Control {
         let (name, addresses) = (&request.name, &request.addresses);
         let node = match outcome {
             JoinOutcome::Waiting(id) => {
-                tracing::debug!(join = %id, name, %from, "a node waits to be let in");
+                tracing::debug!(join = %id, name, %from, "join request waits for approval");
                 return Ok(JoinResponse::Waiting { id });
             }
             JoinOutcome::Admitted(node) => node,
         };
-        tracing::info!(%node, name, ?addresses, %from, token = %request.token, "a node is let into the cluster");
+        tracing::info!(%node, name, ?addresses, %from, token = %request.token, "node admitted to \
+            the cluster");
         let ClusterIdentity { secret, transport_security: protection, endpoints, member, .. } =
             identity;
         let now = match membership.runs_own_store() {
@@ -221,7 +219,7 @@ impl Control {
             match self.open_join_listener(&membership, (&protection, at)) {
                 Ok(_server) => {
                     self.set_join_listener_error(None);
-                    tracing::info!(%at, "nodes with a token can join here");
+                    tracing::info!(%at, "accepting join requests");
                     // The listener runs until it is dropped: until its certificate has to change.
                     let changed =
                         identity.wait_for(|now| now.transport_security != protection).await;
@@ -231,7 +229,7 @@ impl Control {
                 }
                 Err(why) => {
                     if self.set_join_listener_error(Some(why.clone())) {
-                        tracing::warn!(why, "no node can join here");
+                        tracing::warn!(why, "cannot accept join requests");
                     }
                     tokio::time::sleep(LISTEN_RETRY_PAUSE).await;
                 }
@@ -271,7 +269,7 @@ impl Control {
         tokio::time::sleep(FIRST_CLEANUP_DELAY).await;
         loop {
             if let Err(error) = admission::remove_expired(membership.store(), now_s()).await {
-                tracing::debug!(%error, "tokens and requests to join that are over stay for now");
+                tracing::debug!(%error, "cannot remove expired tokens and join requests");
             }
             tokio::time::sleep(CLEANUP_INTERVAL).await;
         }
@@ -291,9 +289,14 @@ impl Control {
 }
 
 fn join_listener_finding(why: &str) -> Finding {
-    let hint = "stop what uses the port, or set cluster.join in the configuration to another one and restart this node; \
-                nodes join at the others meanwhile";
-    finding(Severity::Warning, "joins", format!("no node can join here: {why}"), Some(hint))
+    let hint = "stop the process that uses the port, or set cluster.join to another port and \
+        restart this node; until then, nodes can join at the other nodes";
+    finding(
+        Severity::Warning,
+        "joins",
+        format!("this node cannot accept join requests: {why}"),
+        Some(hint),
+    )
 }
 
 /// The finding for a waiting join request.
@@ -301,19 +304,18 @@ fn join_request_finding(join: &JoinInfo) -> Option<Finding> {
     if join.state != api::JoinState::Waiting {
         return None;
     }
-    let JoinInfo { id, name, addresses, from, role, .. } = join;
+    let JoinInfo { id, name, addresses, requested_from: from, role, .. } = join;
     let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
     let what = match role {
         NodeRole::Data => "to keep data",
         NodeRole::Witness => "as a witness",
     };
     let message = format!(
-        "node {name} at {}, which asks from {from}, wants to join {what} and waits for approval",
+        "node {name} at {} (request from {from}) waits for approval to join {what}",
         addresses.join(", ")
     );
-    let hint = format!(
-        "windrose cluster approve {id} lets it in, windrose cluster refuse {id} keeps it out"
-    );
+    let hint =
+        format!("windrose cluster approve {id} admits it, windrose cluster refuse {id} rejects it");
     Some(finding(Severity::Note, "joins", message, Some(&hint)))
 }
 
@@ -326,8 +328,10 @@ fn join_addresses(nodes: &Nodes, own: NodeId) -> Vec<SocketAddr> {
 
 fn parse_id(id: &str) -> Result<ShortId, ApiError> {
     id.parse().map_err(|e| {
-        ApiError::new(ErrorCode::InvalidRequest, format!("{id:?}: {e}"))
-            .with_hint("windrose cluster token list and windrose cluster joins show them")
+        ApiError::new(ErrorCode::InvalidRequest, format!("{id:?}: {e}")).with_hint(
+            "windrose cluster token list and windrose cluster joins show the \
+                identifiers",
+        )
     })
 }
 
@@ -340,12 +344,12 @@ fn token_info(token: &TokenRecord, now_s: u64) -> TokenInfo {
             TokenState::Expired => api::TokenState::Expired,
             TokenState::Revoked => api::TokenState::Revoked,
         },
-        uses: token.remaining_uses,
+        remaining_uses: token.remaining_uses,
         expires_s: token.expires_s,
         role: token.role.map(role),
-        approve: token.requires_approval,
-        made_by: token.created_by.clone(),
-        made_s: token.created_s,
+        requires_approval: token.requires_approval,
+        created_by: token.created_by.clone(),
+        created_s: token.created_s,
     }
 }
 
@@ -369,13 +373,13 @@ fn join_info(join: &JoinRecord, tokens: &[TokenRecord], nodes: &Nodes, now_s: u6
         name: join.name.clone(),
         role: role(join.role),
         addresses: join.addresses.clone(),
-        from: join.source_ip,
+        requested_from: join.source_ip,
         version: join.version.clone(),
         token: join.token.to_string(),
-        asked_s: join.requested_s,
+        requested_s: join.requested_s,
         state,
         node,
-        by,
+        decided_by: by,
     }
 }
 
@@ -384,24 +388,25 @@ fn admission_error(error: &AdmissionError) -> ApiError {
     match error {
         AdmissionError::Unknown { kind: what, .. } => {
             let hint = match *what {
-                "token" => "windrose cluster token list shows what there is",
-                _ => "windrose cluster joins shows what there is",
+                "token" => "windrose cluster token list shows the tokens",
+                _ => "windrose cluster joins shows the requests",
             };
             ApiError::new(ErrorCode::NotFound, message).with_hint(hint)
         }
         AdmissionError::Refused { .. } | AdmissionError::TokenEnded { .. } => conflict(
             message,
-            "make a new token (windrose cluster token create --approve), with which the node asks again",
+            "make a new token (windrose cluster token create --require-approval), and join the node with it",
         ),
         AdmissionError::Admitted { node, .. } => {
             let hint = format!(
-                "windrose cluster leave --node {node} --force takes it out, once it does not run"
+                "to remove the node: stop it, then run windrose cluster leave --node {node} \
+                 --force"
             );
             conflict(message, &hint)
         }
         AdmissionError::TooManyTokens => conflict(
             message,
-            "windrose cluster token list shows them, windrose cluster token revoke ID takes one back",
+            "revoke unused ones (windrose cluster token list, windrose cluster token revoke ID)",
         ),
         AdmissionError::NoRandom => ApiError::new(ErrorCode::Internal, message),
         AdmissionError::Store(error) => store_error(error),
@@ -410,8 +415,8 @@ fn admission_error(error: &AdmissionError) -> ApiError {
 
 fn version_mismatch(what: &str) -> ApiError {
     let message =
-        format!("the cluster runs version {} of windrose: {what}", env!("CARGO_PKG_VERSION"));
-    conflict(message, "run the same version of windrose at all nodes")
+        format!("the cluster runs windrose version {}: {what}", env!("CARGO_PKG_VERSION"));
+    conflict(message, "run the same version of windrose on all nodes")
 }
 
 fn bad_request(error: &JoinRequestError) -> ApiError {
@@ -420,7 +425,7 @@ fn bad_request(error: &JoinRequestError) -> ApiError {
         // information.
         JoinRequestError::UnsupportedFormat { .. } => {
             ApiError::new(ErrorCode::Unauthorized, error.to_string())
-                .with_hint("run the same version of windrose at all nodes")
+                .with_hint("run the same version of windrose on all nodes")
         }
         JoinRequestError::Malformed(_) => ApiError::new(ErrorCode::Unauthorized, error.to_string()),
     }
@@ -439,22 +444,26 @@ fn denial_error(error: &JoinDenial) -> ApiError {
         JoinDenial::WrongRole { role } => {
             let hint = match role {
                 Role::Witness => {
-                    "windrose cluster witness uses it, or make another one: windrose cluster token"
+                    "use it with windrose cluster witness, or make another token: windrose cluster \
+                     token"
                 }
                 Role::Data => {
-                    "windrose cluster join uses it, or make another one: windrose cluster token"
+                    "use it with windrose cluster join, or make another token: windrose cluster \
+                     token"
                 }
             };
             conflict(message, hint)
         }
         JoinDenial::Refused { .. } => conflict(
             message,
-            "if that was a mistake, make a new token at a node of the cluster (windrose cluster token), and use that here",
+            "if that was a mistake, make a new token at a node of the cluster (windrose cluster \
+             token), and use it here",
         ),
         JoinDenial::TooManyWaiting | JoinDenial::TooMany => conflict(
             message,
-            "windrose cluster joins at a node of the cluster shows them; windrose cluster refuse ID decides one, \
-             windrose cluster token revoke ID takes the token back that lets so many in",
+            "at a node of the cluster: list the requests (windrose cluster joins) and refuse some \
+             (windrose cluster refuse ID), or revoke the token that they use (windrose cluster \
+             token revoke ID)",
         ),
         JoinDenial::Join(error) => join_error(error),
     }

@@ -57,26 +57,29 @@ fn authentication_finding(facts: &NodeFacts, failing: &FailingClient) -> Finding
         name => format!("{address} (as {name})"),
     };
     let message = format!(
-        "{who} does not prove by {method} who it is: {times} times, the last time {} s ago; it has to wait between \
-         attempts",
+        "{who} failed to authenticate by {method} {times} times, last {} s ago; its attempts are \
+         delayed",
         ago.as_secs()
     );
     let volume = volume.map_or_else(|| "VOLUME".to_owned(), |record| record.name.to_string());
     let remedy = match method {
         AuthMethod::Chap => format!(
-            "correct the secret there, or set it anew: windrose volume chap {volume} USER:SECRET-FILE"
+            "correct the secret on that host, or set a new one: windrose volume chap {volume} \
+             USER:SECRET-FILE"
         ),
         AuthMethod::Dhchap => format!(
-            "correct the secret there, or set it anew: windrose volume dhchap {volume} --host NQN --secret FILE"
+            "correct the secret on that host, or set a new one: windrose volume dhchap {volume} \
+             --host NQN --secret FILE"
         ),
         AuthMethod::Tls => format!(
-            "correct the key there, or set it anew: windrose volume tls {volume} --host NQN --key FILE"
+            "correct the key on that host, or set a new one: windrose volume tls {volume} --host \
+             NQN --key FILE"
         ),
         AuthMethod::Token => {
             "give it the token of api.token_file: windrose --token-file FILE".to_owned()
         }
         AuthMethod::Join => {
-            "give it a new token (windrose cluster token create --approve)".to_owned()
+            "give it a new token (windrose cluster token create --require-approval)".to_owned()
         }
     };
     let hint = match method {
@@ -84,7 +87,10 @@ fn authentication_finding(facts: &NodeFacts, failing: &FailingClient) -> Finding
             "if you are adding a node from there, {remedy}; otherwise block {address} in the firewall"
         ),
         _ => {
-            format!("if it is one of your hosts, {remedy}; else keep {address} out in the firewall")
+            format!(
+                "if it is one of your hosts, {remedy}; otherwise block {address} in the \
+                     firewall"
+            )
         }
     };
     // Any client can reach the port and fail there. A known host that fails now is out of service.
@@ -105,17 +111,18 @@ fn shared_name_finding(facts: &NodeFacts, shared: &DuplicateName) -> Finding {
     let subject = volume.as_ref().map_or_else(|| target.clone(), |name| format!("volume {name}"));
     let volume = volume.unwrap_or_else(|| "VOLUME".to_owned());
     let where_seen = match one == other {
-        true => format!("two hosts behind {one}"),
+        true => format!("two hosts at {one}"),
         false => format!("the hosts at {one} and {other}"),
     };
     let message = format!(
-        "{where_seen} have one initiator name, {initiator}, and end each other's sessions: {times} times, the last time \
-         {} s ago; what they write may be mixed",
+        "{where_seen} use the same initiator name, {initiator}, and end each other's sessions: \
+         {times} times, last {} s ago; their writes may be mixed up",
         ago.as_secs()
     );
     let hint = format!(
-        "one is a clone: give it a name of its own (iscsi-iname; in /etc/iscsi/initiatorname.iscsi), allow that \
-         (windrose volume allow {volume} NAME), and log in again there"
+        "one host is probably a clone: give it its own name (iscsi-iname; in \
+         /etc/iscsi/initiatorname.iscsi), allow that name (windrose volume allow {volume} NAME), \
+         and log in again from it"
     );
     finding(Severity::Warning, subject, message, Some(&hint))
 }

@@ -40,8 +40,8 @@ pub(super) fn findings(reports: &BTreeMap<NodeId, NodeReport>, nodes: &Nodes) ->
                 continue;
             };
             let message = format!("its clock is {seconds} s ahead of that of node {behind}");
-            let hint = "have both follow the same time servers (chrony, systemd-timesyncd): \
-                        logs and certificates go by it";
+            let hint = "synchronise both with the same time servers (chrony, systemd-timesyncd): \
+                logs and certificates depend on the time";
             findings.push(finding(Severity::Warning, format!("node {ahead}"), message, Some(hint)));
         }
     }

@@ -15,8 +15,8 @@ use ::cluster::node_membership::{self, JoinError, MAX_STORE_MEMBERS};
 use ::cluster::nodes::{self, ClusterRecord, NodeView, Nodes};
 use ::cluster::store::etcd::{EtcdStore, MemberInfo, MemberResponse};
 use api::{
-    ApiError, Cluster, ClusterNode, ClusterStage, ErrorCode, InitClusterRequest, JoinCluster,
-    LeaveCluster, NodeRole, StoreMember,
+    ApiError, Cluster, ClusterNode, ClusterStage, ErrorCode, InitClusterRequest,
+    JoinClusterRequest, LeaveClusterRequest, NodeRole, StoreMember,
 };
 use peer::NodeId;
 use rt::fault_point::{self, Point};
@@ -71,13 +71,13 @@ impl Control {
         let Some(membership) = &self.0.cluster_membership else { return standalone() };
         let identity = membership.identity();
         let mut nodes = self.joined_cluster().map(|m| m.nodes.borrow().clone()).unwrap_or_default();
-        let mut unread = None;
+        let mut stale_reason = None;
         if self.joined_cluster().is_some() {
             match nodes::list_alive(&*self.0.meta).await {
                 Ok(alive) => {
                     nodes.iter_mut().for_each(|(n, view)| view.is_alive = alive.contains(n));
                 }
-                Err(error) => unread = Some(error.to_string()),
+                Err(error) => stale_reason = Some(error.to_string()),
             }
         }
         let store = match identity.stage {
@@ -91,11 +91,11 @@ impl Control {
         let rotation = match self.get_rotation().await {
             Ok(rotation) => rotation,
             Err(error) => {
-                unread = unread.or(Some(error.to_string()));
+                stale_reason = stale_reason.or(Some(error.to_string()));
                 None
             }
         };
-        Cluster { waits_for, nodes, store, unread, rotation, ..from_identity(&identity) }
+        Cluster { waits_for, nodes, store, stale_reason, rotation, ..from_identity(&identity) }
     }
 
     /// Whether the cluster was formed without certificates.
@@ -126,7 +126,7 @@ impl Control {
     /// # Errors
     /// [`ErrorCode::InvalidRequest`] for a malformed token; [`ErrorCode::Conflict`] says what
     /// prevents the join.
-    pub async fn join_cluster(&self, join: JoinCluster) -> Result<Cluster, ApiError> {
+    pub async fn join_cluster(&self, join: JoinClusterRequest) -> Result<Cluster, ApiError> {
         let token = JoinToken::parse(&join.token).map_err(|e| {
             ApiError::new(ErrorCode::InvalidRequest, e.to_string())
                 .with_hint("`windrose cluster token` at a node of the cluster prints it")
@@ -146,7 +146,11 @@ impl Control {
             if !volumes.is_empty() {
                 let message =
                     format!("this node has {} of its own", plural(volumes.len(), "volume"));
-                return Err(conflict(message, "copy their data elsewhere and delete them first"));
+                return Err(conflict(
+                    message,
+                    "copy their data elsewhere and delete the volumes \
+                    first",
+                ));
             }
             let request = join_request(settings, &token, role);
             let grant = match join_client::request_join(&token, &settings.cluster, &request).await?
@@ -190,7 +194,8 @@ impl Control {
         identity.write(&path).map_err(|e| identity_error(&e))?;
         let joins = identity.stage == MembershipStage::Joining;
         fault_point::reach(if joins { Point::JoinWritten } else { Point::InitWritten });
-        tracing::info!(cluster = %identity.cluster, node = %identity.node, "it becomes a node of a cluster");
+        tracing::info!(cluster = %identity.cluster, node = %identity.node, "becoming a node of the \
+            cluster");
         self.0.restart.send_replace(true);
         Ok(from_identity(identity))
     }
@@ -199,7 +204,7 @@ impl Control {
     ///
     /// # Errors
     /// [`ErrorCode::Conflict`] says what prevents it; [`ErrorCode::NotFound`] for an unknown node.
-    pub async fn leave_cluster(&self, leave: LeaveCluster) -> Result<Cluster, ApiError> {
+    pub async fn leave_cluster(&self, leave: LeaveClusterRequest) -> Result<Cluster, ApiError> {
         match leave.node {
             None if leave.force => self.force_leave(),
             None => self.leave_orderly().await,
@@ -216,8 +221,9 @@ impl Control {
                 nodes::list_readable(membership.store()).await.map_err(|e| store_error(&e))?;
             if nodes.keys().all(|node| *node == identity.node) {
                 return Err(conflict(
-                    "this node is the last of its cluster, which ends with it",
-                    "`--force` makes it a node by itself, without the volumes of the cluster",
+                    "this node is the last one of its cluster: if it leaves, the cluster ends",
+                    "`windrose cluster leave --force` makes it a standalone node, without the \
+                     volumes of the cluster",
                 ));
             }
             control.check_has_no_replicas(identity.node).await?;
@@ -234,7 +240,7 @@ impl Control {
     fn force_leave(&self) -> Result<Cluster, ApiError> {
         let membership = self.0.cluster_membership.as_ref().ok_or_else(not_in_cluster)?;
         membership.forget_cluster().map_err(|e| identity_error(&e))?;
-        tracing::warn!("it has left its cluster without a word to the others");
+        tracing::warn!("left the cluster by force; the other nodes were not informed");
         self.0.restart.send_replace(true);
         Ok(standalone())
     }
@@ -252,18 +258,21 @@ impl Control {
         let (node, name) = (dead.record.node, &dead.record.name);
         if node == membership.identity().node {
             return Err(conflict(
-                "that is the node that is asked",
-                "`windrose cluster leave` without --node takes it out in order",
+                "that is the node that handles this request",
+                "`windrose cluster leave` without --node removes it from the cluster",
             ));
         }
         if dead.is_alive {
-            let message = format!("node {name} is alive, or was 10 seconds ago");
-            let hint = format!("`windrose cluster leave` at node {name} takes it out");
+            let message = format!("node {name} is running, or was 10 seconds ago");
+            let hint = format!("to remove it: `windrose cluster leave` at node {name}");
             return Err(conflict(message, &hint));
         }
         if !force {
-            let message = format!("node {name} would be removed for ever, with all that it keeps");
-            let hint = format!("windrose cluster leave --node {name} --force removes it");
+            let message = format!(
+                "this would remove node {name} from the cluster for good, with \
+                all its replicas"
+            );
+            let hint = format!("to remove it: windrose cluster leave --node {name} --force");
             return Err(conflict(message, &hint));
         }
         let emptied = self.remove_replicas_of_node(node, name).await?;
@@ -277,7 +286,7 @@ impl Control {
         let removed =
             node_membership::remove_member(membership.store(), &store_member_name(node), &at).await;
         removed.map_err(|e| member_not_removed(name, node, &e))?;
-        tracing::warn!(%node, name, "a node was removed from the cluster");
+        tracing::warn!(%node, name, "node removed from the cluster");
         self.await_nodes(|nodes| !nodes.contains_key(&node)).await;
         Ok(self.get_cluster().await)
     }
@@ -302,17 +311,18 @@ impl Control {
         let health = health.iter().find(|h| h.member.id == stray.id);
         if health.is_some_and(|h| matches!(h.response, MemberResponse::Running { .. })) {
             let message = format!("member {name} of the store runs: its node is about to join");
-            return Err(conflict(message, "if it does not get on, stop that node first"));
+            return Err(conflict(message, "if the node does not finish joining, stop it first"));
         }
         if !force {
-            let message = format!("member {name} of the store would be removed for ever");
+            let message = format!("this would remove member {name} of the store for good");
             let hint = format!(
-                "windrose cluster leave --node {name} --force removes it; its node has to ask anew then"
+                "to remove it: windrose cluster leave --node {name} --force; its node must then \
+                 join again"
             );
             return Err(conflict(message, &hint));
         }
         membership.store().remove_member(stray.id).await.map_err(|e| store_error(&e))?;
-        tracing::warn!(member = name, "a member of the store without a node was removed");
+        tracing::warn!(member = name, "store member without a node removed");
         Ok(self.get_cluster().await)
     }
 
@@ -336,7 +346,7 @@ impl Control {
         };
         let changed = nodes::set_drained(membership.store(), node, drained).await;
         if changed.map_err(|e| store_error(&e))? {
-            tracing::info!(%node, drained, "a node is drained, or no longer");
+            tracing::info!(%node, drained, "drain state of a node changed");
         }
         let is_so =
             |nodes: &Nodes| nodes.get(&node).is_none_or(|view| view.record.is_drained == drained);
@@ -383,7 +393,7 @@ impl Control {
         match self.0.cluster_membership.as_ref().map(|membership| membership.identity().role) {
             Some(Role::Witness) => Err(conflict(
                 format!("node {} is a witness and keeps no data", self.0.settings.name),
-                "ask one of the others; `windrose cluster nodes` shows them",
+                "ask a node that keeps data; `windrose cluster nodes` shows them",
             )),
             Some(Role::Data) | None => Ok(()),
         }
@@ -403,11 +413,11 @@ impl Control {
                 let own = identity.cluster;
                 let of = match token.map(|token| token.cluster) {
                     None => String::new(),
-                    Some(cluster) if cluster == own => ", which the token is of".to_owned(),
-                    Some(cluster) => format!(", and the token is of cluster {cluster}"),
+                    Some(cluster) if cluster == own => ", the one that the token is for".to_owned(),
+                    Some(cluster) => format!(", and the token is for cluster {cluster}"),
                 };
-                let message = format!("this node is in cluster {own} already{of}");
-                Err(conflict(message, "`windrose cluster leave` takes it out"))
+                let message = format!("this node is already in cluster {own}{of}");
+                Err(conflict(message, "to leave that cluster: `windrose cluster leave`"))
             }
             Err(error) => Err(identity_error(&error)),
         }
@@ -437,29 +447,31 @@ impl Control {
 fn drain_incomplete(node: &str, runs: bool, volumes: &str) -> ApiError {
     if runs {
         let message = format!(
-            "node {node} is drained, but still serves volume {volumes}: nobody else is in sync"
+            "node {node} is drained, but still serves volume {volumes}: no other replica is in \
+             sync"
         );
-        let hint = "it leaves them as soon as another copy is in sync; see `windrose status`";
+        let hint = "it stops serving them as soon as another replica is in sync; see `windrose \
+            status`";
         return conflict(message, hint);
     }
     let message = format!(
-        "node {node} is drained. It does not run, or does not answer, and nobody else is in sync with volume {volumes}: \
-         see `windrose status` for whether it is served"
+        "node {node} is drained and does not respond, and no other replica of volume {volumes} is \
+         in sync: `windrose status` shows whether the volume is served"
     );
     let hint = format!(
-        "start windrose on node {node}: it serves what nobody else can, and leaves that as soon as another copy is in sync"
+        "start windrose on node {node}: it serves these volumes until another replica is in sync"
     );
     conflict(message, &hint)
 }
 
 /// The error for a node that is to be removed and keeps replicas of these volumes.
 fn has_replicas_error(node: &str, volumes: &[String]) -> ApiError {
-    let message = format!("node {node} keeps a copy of volume {}", volumes.join(", "));
+    let message = format!("node {node} has a replica of volume {}", volumes.join(", "));
     let volume = volumes.first().map_or("VOLUME", String::as_str);
     let hint = format!(
-        "first move each of them to another node (windrose volume mirror replace {volume} --on {node} --with NODE), do \
-         without that copy (windrose volume mirror remove {volume} --on {node}), or delete the volume (windrose volume \
-         delete {volume})"
+        "first move each replica to another node (windrose volume mirror replace {volume} --on \
+         {node} --with NODE), remove it (windrose volume mirror remove {volume} --on {node}), or \
+         delete the volume (windrose volume delete {volume})"
     );
     conflict(message, &hint)
 }
@@ -478,11 +490,12 @@ fn volume_placed_on(entry: &Entry, node: NodeId) -> Option<String> {
 /// The error for a node that was removed while its store member was not.
 fn member_not_removed(name: &str, node: NodeId, why: &JoinError) -> ApiError {
     let message = format!(
-        "node {name} was removed from the cluster, but its member of the metadata store is still there: {why}"
+        "node {name} was removed from the cluster, but its member of the metadata store could not \
+         be removed: {why}"
     );
     let hint = format!(
-        "windrose cluster leave --node {node} --force removes the member; one without a name is named by its address, \
-         as `windrose cluster nodes` shows it"
+        "to remove the member: windrose cluster leave --node {node} --force; a member without a \
+         name is identified by its address, as `windrose cluster nodes` shows it"
     );
     ApiError::new(join_error(why).code, message).with_hint(hint)
 }
@@ -501,13 +514,13 @@ fn stray_member<'a>(
 
 fn standalone() -> Cluster {
     Cluster {
-        stage: ClusterStage::Alone,
+        stage: ClusterStage::Standalone,
         id: None,
         node: None,
         role: None,
         waits_for: None,
         nodes: Vec::new(),
-        unread: None,
+        stale_reason: None,
         store: Vec::new(),
         rotation: None,
     }
@@ -517,7 +530,7 @@ fn standalone() -> Cluster {
 fn from_identity(identity: &ClusterIdentity) -> Cluster {
     Cluster {
         stage: match identity.stage {
-            MembershipStage::Creating => ClusterStage::Moving,
+            MembershipStage::Creating => ClusterStage::Creating,
             MembershipStage::Joining => ClusterStage::Joining,
             MembershipStage::Member => ClusterStage::Member,
             MembershipStage::Leaving => ClusterStage::Leaving,
@@ -552,13 +565,13 @@ fn node_info(view: &NodeView) -> ClusterNode {
 
 fn busy_creating() -> ApiError {
     conflict(
-        "a volume is being created at this node, or it joins a cluster already",
-        "try again when that is over; a node that joins has no volumes of its own",
+        "this node is creating a volume, or is already joining a cluster",
+        "try again when that has ended; a joining node must have no volumes",
     )
 }
 
 fn not_in_cluster() -> ApiError {
-    conflict("this node is in no cluster", "`windrose cluster init` begins one")
+    conflict("this node is in no cluster", "to begin one: `windrose cluster init`")
 }
 
 /// The store members: the list as it is now, their health as of a few seconds ago.
@@ -570,7 +583,7 @@ async fn store_members(membership: &ClusterMembership) -> Vec<StoreMember> {
         problem: health.iter().find(|h| h.member.id == m.id).and_then(store_view::member_problem),
         name: node_membership::member_label(&m).to_owned(),
         urls: m.client_urls,
-        votes: !m.is_learner,
+        voter: !m.is_learner,
     };
     now.into_iter().map(shown).collect()
 }
@@ -593,11 +606,11 @@ fn find_node<'a>(nodes: &'a Nodes, which: &str) -> Result<&'a NodeView, ApiError
     match (numbered, named.next(), named.next()) {
         (Some(view), _, _) | (None, Some(view), None) => Ok(view),
         (None, Some(_), Some(_)) => {
-            Err(conflict(format!("several nodes are called {which}"), "name it by its number"))
+            Err(conflict(format!("several nodes have the name {which}"), "use the node's number"))
         }
         (None, None, _) => {
             Err(ApiError::new(ErrorCode::NotFound, format!("there is no node {which}"))
-                .with_hint("`windrose cluster nodes` shows who there is"))
+                .with_hint("`windrose cluster nodes` shows the nodes"))
         }
     }
 }
@@ -606,7 +619,7 @@ fn find_node<'a>(nodes: &'a Nodes, which: &str) -> Result<&'a NodeView, ApiError
 fn cluster_address(settings: &ControlSettings) -> Result<SocketAddr, ApiError> {
     settings.cluster.listen.first().copied().ok_or_else(|| {
         conflict(
-            "cluster.listen is not set: other nodes could not reach this one",
+            "cluster.listen is not set: other nodes cannot reach this one",
             "set it in the configuration and restart the node",
         )
     })
@@ -632,7 +645,7 @@ pub(crate) fn own_store_member(
     let store = &cluster.store;
     if !is_installed(&store.program) {
         let message = format!("{} is not installed", store.program.display());
-        let hint = "install it (Debian: etcd-server), or name it by cluster.store_program";
+        let hint = "install it (Debian: etcd-server), or set cluster.store_program to its path";
         return Err(conflict(message, hint));
     }
     let scheme = protection.scheme();
@@ -679,8 +692,8 @@ fn millis(time: Duration) -> u64 {
 
 fn approval_text(id: ShortId) -> String {
     format!(
-        "approval; at a node of the cluster: windrose cluster approve {id}. Who stops waiting says the same command again \
-         once it is approved"
+        "approval; at a node of the cluster: windrose cluster approve {id}. If you stop waiting, \
+         run the same command again after the approval"
     )
 }
 
@@ -701,7 +714,7 @@ impl GrantedJoin {
         let refused = |e: &dyn std::fmt::Display| ApiError::new(ErrorCode::Conflict, e.to_string());
         if !token.trust_anchor.matches(&grant.transport_security) {
             return Err(conflict(
-                "what this node was given is not of the token's cluster",
+                "the credentials received are not those of the token's cluster",
                 NEW_TOKEN_HINT,
             ));
         }
@@ -715,9 +728,8 @@ impl GrantedJoin {
         let certificates = certificates.map_err(|e| refused(&e))?;
         let store = cluster_membership::connect_store(&grant.endpoints, certificates.as_ref())
             .map_err(|e| {
-                refused(&e).with_hint(
-                    "are cluster.tls_ca, tls_cert and tls_key set as at the other nodes?",
-                )
+                refused(&e)
+                    .with_hint("set cluster.tls_ca, tls_cert and tls_key as at the other nodes")
             })?;
         Ok(Self { cluster: token.cluster, node: NodeId(grant.node), grant, store })
     }
@@ -740,11 +752,11 @@ impl GrantedJoin {
         };
         let at = self.grant.endpoints.join(", ");
         let message = format!(
-            "this node is let in, and the store of the cluster is not reached at {at}: {why}"
+            "this node is admitted, but cannot reach the store of the cluster at {at}: {why}"
         );
         ApiError::new(ErrorCode::Unavailable, message).with_hint(
-            "is a firewall in the way (ports 2379 and 2380), or are nodes down? Then say it again with the same token: \
-             this node is counted once",
+            "check the firewall (ports 2379 and 2380) and that the nodes run, then try again with \
+             the same token: it is used only once",
         )
     }
 
@@ -758,8 +770,8 @@ impl GrantedJoin {
             return match role {
                 Role::Data => Ok(false),
                 Role::Witness => Err(conflict(
-                    "the cluster uses an external etcd, and a witness would have nothing to do",
-                    "join it as a node that keeps data (windrose cluster join), or not at all",
+                    "the cluster uses an external etcd: a witness would have no vote",
+                    "join it as a node that keeps data (windrose cluster join)",
                 )),
             };
         }
@@ -783,16 +795,17 @@ fn choose_protection(
     let is_given = settings.cluster.tls.is_some();
     match (insecure, is_given) {
         (true, true) => Err(conflict(
-            "cluster.tls_ca is set: nodes with certificates do not speak in plain text",
-            "leave --insecure out, or remove cluster.tls_ca, tls_cert and tls_key and restart the node",
+            "cluster.tls_ca is set: nodes with certificates do not communicate in plain text",
+            "omit --insecure, or remove cluster.tls_ca, tls_cert and tls_key and restart the node",
         )),
         (true, false) => Ok(TransportSecurity::PlainText),
         (false, true) => Ok(TransportSecurity::AdministratorCertificates),
         (false, false) if !settings.cluster.store.endpoints.is_empty() => Err(conflict(
-            "cluster.store_endpoints names an etcd of yours, which knows no certificates of an authority that this cluster \
-             would make",
-            "set cluster.tls_ca, tls_cert and tls_key to certificates that it knows; with --insecure it is reached in plain \
-             text, and is open to everybody who reaches it",
+            "cluster.store_endpoints names an external etcd, which does not trust an authority \
+             that this cluster would create",
+            "set cluster.tls_ca, tls_cert and tls_key to certificates that it trusts; with \
+             --insecure the connection is plain text, and anyone who can reach that etcd can \
+             change it",
         )),
         (false, false) => own_authority(),
     }
@@ -823,8 +836,9 @@ pub(super) fn first_node_identity(
     protection: TransportSecurity,
 ) -> Result<ClusterIdentity, ApiError> {
     let at = cluster_address(settings)?;
-    let secret = ClusterSecret::random()
-        .ok_or_else(|| ApiError::new(ErrorCode::Internal, "the system gives no random bytes"))?;
+    let secret = ClusterSecret::random().ok_or_else(|| {
+        ApiError::new(ErrorCode::Internal, "cannot get random bytes from the system")
+    })?;
     let (endpoints, member) = if settings.cluster.store.endpoints.is_empty() {
         let own = own_store_member(&settings.cluster, at, node, &protection)?;
         (vec![own.client_url.clone()], Some(own))
@@ -848,7 +862,7 @@ pub(super) fn first_node_identity(
 /// The error for a witness that finds the store with the maximum of members. Usually one of them
 /// belongs to a dead node, such as the witness before it was reinstalled.
 fn store_full_error(members: &[MemberInfo], nodes: &Nodes) -> ApiError {
-    let message = format!("the store has {MAX_STORE_MEMBERS} members already");
+    let message = format!("the store already has {MAX_STORE_MEMBERS} members");
     let dead = members.iter().find_map(|member| {
         let name = node_membership::member_label(member);
         match nodes.values().find(|view| store_member_name(view.record.node) == name) {
@@ -856,24 +870,23 @@ fn store_full_error(members: &[MemberInfo], nodes: &Nodes) -> ApiError {
             Some(view) => {
                 Some((name, format!("node {}", view.record.name), node_argument(nodes, view)))
             }
-            None => Some((
-                name,
-                "a node that is none of the cluster any more".to_owned(),
-                name.to_owned(),
-            )),
+            None => {
+                Some((name, "a node that is no longer in the cluster".to_owned(), name.to_owned()))
+            }
         }
     });
     match dead {
         Some((member, whose, which)) => conflict(
-            format!("{message}, one of them ({member}) that of {whose}, which is gone"),
+            format!("{message}; one of them ({member}) belongs to {whose}, which is down"),
             &format!(
-                "if it never comes back, at a node of the cluster: windrose cluster leave --node {which} --force; \
-                 then this again"
+                "if it is lost for good, run windrose cluster leave --node {which} --force at a \
+                 node of the cluster, then repeat this command"
             ),
         ),
         None => conflict(
-            format!("{message}, and all of them run: a witness would have nothing to do"),
-            "join it as a node that keeps data (windrose cluster join), or let one of the others leave first",
+            format!("{message}, and all of them run: a witness would have no vote"),
+            "join it as a node that keeps data (windrose cluster join), or have another node leave \
+             first",
         ),
     }
 }
@@ -887,14 +900,16 @@ mod tests {
         let serves = drain_incomplete("b", true, "solo");
         assert!(serves.message.contains("but still serves volume solo"), "{serves}");
         let down = drain_incomplete("b", false, "solo");
-        assert!(!down.message.contains("still serves") && down.message.contains("does not run"));
+        assert!(
+            !down.message.contains("still serves") && down.message.contains("does not respond")
+        );
         assert!(down.hint.unwrap().contains("start windrose on node b"));
     }
 
     #[test]
     fn a_node_that_keeps_copies_is_named_with_the_commands_that_free_it() {
         let refused = has_replicas_error("b", &["web".into(), "mail".into()]);
-        assert_eq!(refused.message, "node b keeps a copy of volume web, mail");
+        assert_eq!(refused.message, "node b has a replica of volume web, mail");
         let hint = refused.hint.unwrap();
         for command in ["replace web --on b --with NODE", "remove web --on b", "delete web"] {
             assert!(hint.contains(command), "{hint}");

@@ -14,7 +14,7 @@ use crate::store::StoreError;
 
 /// Hint while a rotation is in progress.
 const IN_PROGRESS_HINT: &str =
-    "windrose status says which nodes it waits for; it ends by itself once they have answered";
+    "windrose status shows which nodes it waits for; it completes once they have responded";
 
 impl Control {
     /// Starts to rotate the cluster's secret, and its authority if it has its own.
@@ -28,7 +28,7 @@ impl Control {
             let membership = control.require_membership()?;
             let protection = renew_protection(&membership.identity().transport_security)?;
             let secret = ClusterSecret::random().ok_or_else(|| {
-                ApiError::new(ErrorCode::Internal, "the system gives no random bytes")
+                ApiError::new(ErrorCode::Internal, "cannot get random bytes from the system")
             })?;
             let started = membership
                 .begin_rotation(
@@ -37,7 +37,7 @@ impl Control {
                 )
                 .await;
             started.map_err(|e| rotation_error(&e))?;
-            tracing::warn!("the secret and the authority of the cluster are replaced by new ones");
+            tracing::warn!("replacing the secret and the authority of the cluster");
             Ok(control.get_cluster().await)
         })
         .await
@@ -88,12 +88,12 @@ fn rotation_info(
     let awaited: Vec<_> =
         stored.lagging_nodes(&numbers).iter().filter_map(|node| nodes.get(node)).cloned().collect();
     let stage = match record.stage {
-        credential_rotation::RotationStage::Distribute => RotationStage::Spread,
-        credential_rotation::RotationStage::Activate => RotationStage::Use,
-        credential_rotation::RotationStage::DropOld => RotationStage::Finish,
+        credential_rotation::RotationStage::Distribute => RotationStage::Distribute,
+        credential_rotation::RotationStage::Activate => RotationStage::Activate,
+        credential_rotation::RotationStage::DropOld => RotationStage::DropOld,
     };
     let waits_for = awaited.iter().map(|view| view.record.name.clone()).collect();
-    Some((Rotation { stage, began_s: record.started_s, waits_for, problem }, awaited))
+    Some((Rotation { stage, started_s: record.started_s, waits_for, problem }, awaited))
 }
 
 fn rotation_text_finding(rotation: &Rotation, awaited: &[NodeView]) -> Finding {
@@ -105,15 +105,16 @@ fn rotation_text_finding(rotation: &Rotation, awaited: &[NodeView]) -> Finding {
         .collect();
     if let [first, ..] = unresponsive[..] {
         let names = unresponsive.join(", ");
-        let message = format!("{what}; this waits for {names}, without a sign of life");
+        let message = format!("{what}; this waits for {names}, not responding");
         let hint = format!(
-            "start windrose on {names}; a node that does not come back: windrose cluster leave --node {first} --force"
+            "start windrose on {names}; if a node is lost for good: windrose cluster leave --node \
+             {first} --force"
         );
         return finding(Severity::Warning, "rotation", message, Some(&hint));
     }
     let message = match &rotation.problem {
-        Some(why) => format!("{what}; this node tries on: {why}"),
-        None => format!("{what}; that ends by itself"),
+        Some(why) => format!("{what}; this node retries: {why}"),
+        None => format!("{what}; this completes without your help"),
     };
     finding(Severity::Note, "rotation", message, None)
 }
@@ -122,7 +123,7 @@ fn rotation_error(error: &RotationError) -> ApiError {
     let message = error.to_string();
     match error {
         RotationError::AlreadyInProgress => conflict(message, IN_PROGRESS_HINT),
-        RotationError::NotAMember => conflict(message, "try again once it has come"),
+        RotationError::NotAMember => conflict(message, "try again when this node has joined"),
         RotationError::Store(error) => store_error(error),
         RotationError::Identity(error) => identity_error(error),
         RotationError::StoreMemberDown(_)
@@ -170,7 +171,7 @@ mod tests {
         let (rotation, awaited) = rotation_info(&held, &present, None).unwrap();
         assert_eq!(
             (rotation.stage, &rotation.waits_for[..]),
-            (RotationStage::Spread, &["c".to_owned()][..])
+            (RotationStage::Distribute, &["c".to_owned()][..])
         );
         let found = rotation_text_finding(&rotation, &awaited);
         assert_eq!(found.severity, Severity::Warning);

@@ -41,13 +41,15 @@ impl Control {
         let name = &record.name;
         let replicas = self.replica_list_text(record);
         let message = format!(
-            "no copy of volume {name} serves: deleting it would erase, unseen, what is left of it ({replicas})"
+            "no replica of volume {name} serves it: deleting it would erase the remaining data \
+             unchecked ({replicas})"
         );
         let away = self.down_replica_node(record).is_some();
         let (force, flag) = if away { (" --force", "&force=true") } else { ("", "") };
         Err(ApiError::new(ErrorCode::Conflict, message).with_hint(format!(
-            "`windrose status` says why, and `windrose cluster recover` what can be done; to lose what it holds: windrose \
-             volume delete {name} --discard{force} (`discard=true{flag}`)"
+            "`windrose status` shows why, and `windrose cluster recover` what can be done; to \
+             delete it with all its data: windrose volume delete {name} --discard{force} \
+             (`discard=true{flag}`)"
         )))
     }
 
@@ -170,11 +172,13 @@ fn served_by_reports(
 
 fn unserved_error(name: &VolumeName, node: &str) -> ApiError {
     let message = format!(
-        "no copy of volume {name} serves: the one on {node} may be the newest, or the only good one, and is kept"
+        "no replica of volume {name} serves it: the one on {node} may be the newest, or the only \
+         good one, and is kept"
     );
     ApiError::new(ErrorCode::Conflict, message).with_hint(format!(
-        "have a copy serve first: `windrose status` says what it waits for, `windrose cluster recover` decides where \
-         records are lost or old, and `windrose volume force {name}` has the copy of a node go on alone"
+        "first make a replica serve: `windrose status` shows what it waits for, `windrose cluster \
+         recover` recovers lost or outdated records, and `windrose volume force-primary {name}` \
+         makes the replica of one node the primary"
     ))
 }
 

@@ -50,7 +50,7 @@ const STANDALONE_PORTAL_GROUP: u16 = 1;
 enum IsnsError {
     #[error("{0}")]
     Unreachable(#[from] io::Error),
-    #[error("no answer in {} s", SERVER_TIMEOUT.as_secs())]
+    #[error("no response in {} s", SERVER_TIMEOUT.as_secs())]
     TimedOut(#[from] tokio::time::error::Elapsed),
     #[error("{0}")]
     Answer(#[from] ResponseError),
@@ -219,12 +219,12 @@ impl Control {
         while self.is_serving() {
             match self.register_isns_if_due(&server).await {
                 Ok(()) if last_warning.take().is_some() => {
-                    tracing::info!(server, "the iSNS server takes registrations again");
+                    tracing::info!(server, "iSNS server accepts registrations again");
                 }
                 Ok(()) => {}
                 Err(error) => {
                     if last_warning.is_none_or(|at| at.elapsed() >= WARN_INTERVAL) {
-                        tracing::warn!(server, %error, "nothing is registered with the iSNS server");
+                        tracing::warn!(server, %error, "iSNS registration failed");
                         last_warning = Some(Instant::now());
                     }
                     sleep(RETRY_PAUSE).await;
@@ -298,9 +298,9 @@ impl Control {
         let why = match timeout(SHUTDOWN_TIMEOUT, deregistration).await {
             Ok(Ok(())) => return,
             Ok(Err(error)) => error.to_string(),
-            Err(_) => "no answer".to_owned(),
+            Err(_) => "no response".to_owned(),
         };
-        tracing::warn!(server = at, why, "the iSNS server still names this node");
+        tracing::warn!(server = at, why, "iSNS deregistration failed");
     }
 }
 

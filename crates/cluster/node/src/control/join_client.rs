@@ -34,13 +34,13 @@ enum JoinCallError {
     #[error("{0}")]
     Io(#[from] io::Error),
     /// The time limit passed.
-    #[error("no answer in time")]
+    #[error("no response in time")]
     TimedOut,
     /// The node's certificate does not match the token.
     #[error("{0}")]
     WrongCluster(String),
     /// The response is not one of the join protocol.
-    #[error("what answers there lets no nodes in: {0}")]
+    #[error("the response is not one of the join protocol: {0}")]
     Protocol(String),
     /// The node refused.
     #[error("{0}")]
@@ -78,7 +78,7 @@ fn is_final(code: ErrorCode) -> bool {
 fn no_node_answered(token: &JoinToken, failures: &[(SocketAddr, JoinCallError)]) -> ApiError {
     let each: Vec<_> = failures.iter().map(|(at, why)| format!("{at}: {why}")).collect();
     let message = format!(
-        "no node of the token's cluster {} lets this one in: {}",
+        "no node of the token's cluster {} could be reached to admit this node: {}",
         token.cluster,
         each.join("; ")
     );
@@ -89,18 +89,21 @@ fn no_node_answered(token: &JoinToken, failures: &[(SocketAddr, JoinCallError)])
             message,
             match token.trust_anchor {
                 TrustAnchor::PinnedAuthority(_) => {
-                    "another cluster is there, or its store was made anew (windrose cluster recover), or somebody stands \
-                     between: make a new token at a node of the cluster (windrose cluster token), and use that here"
+                    "another cluster uses these addresses, or its store was recreated (windrose \
+                     cluster recover), or the connection is intercepted: make a new token at a \
+                     node of the cluster (windrose cluster token), and use it here"
                 }
                 TrustAnchor::AdministratorCa | TrustAnchor::PlainText => {
-                    "are cluster.tls_ca, tls_cert and tls_key of the same authority as at the other nodes?"
+                    "set cluster.tls_ca, tls_cert and tls_key to certificates of the same \
+                     authority as at the other nodes"
                 }
             },
         );
     }
     ApiError::new(ErrorCode::Unavailable, message).with_hint(
-        "if nothing else is in the way (a firewall, or nodes that are down): a token names where the nodes were when it \
-         was made; make a new one at a node of that cluster (windrose cluster token), and use that here",
+        "check the firewall and that the nodes run. If they do, the addresses in the token may be \
+         outdated: make a new token at a node of that cluster (windrose cluster token), and use it \
+         here",
     )
 }
 
@@ -137,7 +140,7 @@ fn tls_error(error: io::Error, trust: TrustAnchor) -> JoinCallError {
     match (inner, trust) {
         (Some(rustls::Error::InvalidCertificate(_)), TrustAnchor::PinnedAuthority(_)) => {
             JoinCallError::WrongCluster(
-                "it shows a certificate of another authority than the token's".to_owned(),
+                "its certificate was issued by another authority than the token's".to_owned(),
             )
         }
         (Some(why @ rustls::Error::InvalidCertificate(_)), _) => {

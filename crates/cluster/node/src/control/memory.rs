@@ -13,7 +13,7 @@ fn max_volumes(cores: usize, pool_bytes: u64) -> usize {
     usize::try_from(pool_bytes / VOLUME_BYTES).unwrap_or(usize::MAX).saturating_mul(cores)
 }
 
-/// The least `cores.pool` in MiB with which `cores` cores support `volumes` volumes.
+/// The least `cores.memory` in MiB with which `cores` cores support `volumes` volumes.
 fn min_memory_mib(volumes: usize, cores: usize) -> u64 {
     let each = volumes.div_ceil(cores.max(1)) as u64;
     each.saturating_mul(VOLUME_BYTES).div_ceil(1 << 20).max(16)
@@ -27,13 +27,13 @@ pub(super) fn check_memory(count: usize, cores: usize, pool_bytes: u64) -> Resul
     }
     let each = pool_bytes >> 20;
     let message = format!(
-        "buffer memory of {each} MiB a core serves {} on {}, and there are {count}",
+        "{each} MiB of buffer memory per core is enough for {} on {}, and there are {count}",
         wire::plural(most, "volume"),
         wire::plural(cores, "core")
     );
     let least = min_memory_mib(count + 1, cores);
     Err(ApiError::new(ErrorCode::Conflict, message).with_hint(format!(
-        "set cores.pool to \"{least}MiB\" or more in the configuration and restart the node, or \
+        "set cores.memory to \"{least}MiB\" or more in the configuration and restart the node, or \
          delete volumes"
     )))
 }
@@ -44,13 +44,13 @@ pub(super) fn findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
         let Some(short) = core.memory.shortage_duration else { continue };
         let (waiting, refused) = (core.memory.waiting, core.memory.timed_out_waits);
         let message = format!(
-            "buffer memory of core {} has been short for {} s: {} waiting for it, and {refused} told \
-             to try again since the start",
+            "buffer memory of core {} has been short for {} s: {} waiting for it, and {refused} \
+             rejected with a retry status since the start",
             core.core,
             short.as_secs(),
             wire::plural(waiting, "command")
         );
-        let hint = "raise cores.pool in the configuration and restart the node, or spread its \
+        let hint = "raise cores.memory in the configuration and restart the node, or spread its \
                     volumes over more cores (cores.count) or nodes";
         findings.push(finding(Severity::Warning, node_subject(facts), message, Some(hint)));
     }
@@ -60,13 +60,13 @@ pub(super) fn findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
     if count > most {
         let least = min_memory_mib(count, cores);
         let message = format!(
-            "it has {}, and buffer memory of {} MiB a core on {} serves {most}: commands will be \
-             told to try again",
+            "it has {}, and {} MiB of buffer memory per core on {} is enough for {most}: commands \
+             will be rejected with a retry status",
             wire::plural(count, "volume"),
             pool_bytes >> 20,
             wire::plural(cores, "core")
         );
-        let hint = format!("set cores.pool to \"{least}MiB\" or more, and restart the node");
+        let hint = format!("set cores.memory to \"{least}MiB\" or more, and restart the node");
         findings.push(finding(Severity::Warning, node_subject(facts), message, Some(&hint)));
     }
 }
@@ -85,10 +85,10 @@ mod tests {
         let refused = check_memory(1024, 1, 16 << 20).unwrap_err();
         assert_eq!(
             refused.message,
-            "buffer memory of 16 MiB a core serves 1024 volumes on 1 core, and there \
-             are 1024"
+            "16 MiB of buffer memory per core is enough for 1024 volumes on 1 core, and there are \
+             1024"
         );
-        assert!(refused.hint.is_some_and(|hint| hint.contains("cores.pool to \"17MiB\"")));
+        assert!(refused.hint.is_some_and(|hint| hint.contains("cores.memory to \"17MiB\"")));
         assert!(check_memory(4000, 1, 256 << 20).is_ok(), "the default is no limit");
         assert!(check_memory(2047, 2, 16 << 20).is_ok());
     }

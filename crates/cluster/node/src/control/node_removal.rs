@@ -94,7 +94,7 @@ impl Control {
             let decide_again = || self.decide_removal_again(volume, node);
             match remove_placement(&*self.0.meta, node, changes, decide_again).await {
                 Ok(()) => {
-                    tracing::warn!(volume = %of, node = name, "a copy that does not come back was taken out");
+                    tracing::warn!(volume = %of, node = name, "replica of a lost node removed");
                     removed.push(of);
                 }
                 Err(error) => {
@@ -210,9 +210,10 @@ fn newest_data_error(node: &str, needed: &[(VolumeName, bool)], but: &str) -> Ap
         // The node is down: whether an initiator uses the volume there is unknown.
         let delete = format!("windrose volume delete {volume} --discard --force");
         match is_only {
-            true => format!("give up what it alone holds: {delete}"),
+            true => format!("to delete the volume with the data that only this node has: {delete}"),
             false => format!(
-                "have another copy go on first: windrose volume force {volume}, at the node that keeps it; or: {delete}"
+                "first make another replica the primary: windrose volume force-primary {volume}, \
+                 at the node that has it; or: {delete}"
             ),
         }
     });
@@ -230,22 +231,22 @@ fn partial_removal_error(
     let so_far = match removed {
         [] => "no volume was changed".to_owned(),
         removed if left.is_empty() => {
-            format!("its copies of {} were taken out before that", join_names(removed))
+            format!("its replicas of {} were already removed", join_names(removed))
         }
         removed => format!(
-            "its copies of {} were taken out before that, and it still has those of {}",
+            "its replicas of {} were already removed, and it still has those of {}",
             join_names(removed),
             join_names(left)
         ),
     };
     let first = left.first().map(ToString::to_string).unwrap_or_default();
-    let again = format!("`windrose cluster leave --node {node} --force` goes on with the rest");
+    let again = format!("to continue: `windrose cluster leave --node {node} --force`");
     match error {
         RemovalError::NodeAlive => conflict(
-            format!("node {node} is alive again and stays in the cluster; {so_far}"),
+            format!("node {node} is running again and stays in the cluster; {so_far}"),
             &format!(
-                "missing copies are made anew (`windrose status`); to take the node out, run `windrose cluster \
-                 leave` at node {node}"
+                "missing replicas are recreated (`windrose status`); to remove the node, run \
+                 `windrose cluster leave` at node {node}"
             ),
         ),
         RemovalError::Needed { is_only } => {
@@ -253,9 +254,7 @@ fn partial_removal_error(
                 left.first().map(|volume| (volume.clone(), *is_only)).into_iter().collect();
             newest_data_error(node, &first, &so_far)
         }
-        RemovalError::Busy => {
-            conflict(format!("volume {first} is changed all the time; {so_far}"), &again)
-        }
+        RemovalError::Busy => conflict(format!("volume {first} keeps changing; {so_far}"), &again),
         RemovalError::Other(error) => {
             let message = format!("volume {first}: {}; {so_far}", error.message);
             let hint = error.hint.iter().cloned().chain([again]).collect::<Vec<_>>().join("; ");
@@ -392,22 +391,22 @@ mod tests {
         let busy = partial_removal_error("b", &RemovalError::Busy, &done, &left);
         assert_eq!(
             busy.message,
-            "volume v3 is changed all the time; its copies of v1, v2 were taken out before that, and it still has \
-             those of v3, v4"
+            "volume v3 keeps changing; its replicas of v1, v2 were already removed, and it still \
+             has those of v3, v4"
         );
         assert!(busy.hint.unwrap().contains("windrose cluster leave --node b --force"));
         let none = partial_removal_error("b", &RemovalError::NodeAlive, &[], &left).message;
-        assert_eq!(none, "node b is alive again and stays in the cluster; no volume was changed");
+        assert_eq!(none, "node b is running again and stays in the cluster; no volume was changed");
         let all = node_alive_error("b", &done).message;
-        assert!(all.ends_with("; its copies of v1, v2 were taken out before that"), "{all}");
+        assert!(all.ends_with("; its replicas of v1, v2 were already removed"), "{all}");
         let needed =
             partial_removal_error("b", &RemovalError::Needed { is_only: false }, &done, &left)
                 .message;
-        assert!(needed.starts_with("node b has the newest data of volume v3; its copies of v1"));
+        assert!(needed.starts_with("node b has the newest data of volume v3; its replicas of v1"));
         let store =
             RemovalError::Other(ApiError::new(api::ErrorCode::Unavailable, "the store is away"));
         let store = partial_removal_error("b", &store, &done, &left);
-        assert!(store.message.starts_with("volume v3: the store is away; its copies of v1, v2"));
+        assert!(store.message.starts_with("volume v3: the store is away; its replicas of v1, v2"));
         let many: Vec<VolumeName> = (0..100).map(|n| format!("v{n}").parse().unwrap()).collect();
         assert!(join_names(&many).ends_with("v39 and 60 more"));
     }
@@ -419,10 +418,14 @@ mod tests {
         let refused = newest_data_error("b", &needed, "no volume was changed");
         assert!(refused.message.contains("volumes solo, both; no volume was changed"));
         let hint = refused.hint.unwrap();
-        let solo = "give up what it alone holds: windrose volume delete solo --discard --force;";
+        let solo = "to delete the volume with the data that only this node has: windrose volume \
+            delete solo --discard --force;";
         assert!(hint.starts_with("bring node b back; or ") && hint.contains(solo), "{hint}");
-        assert!(!hint.contains("volume force solo"), "there is no other copy: {hint}");
-        assert!(hint.contains("windrose volume force both, at the node that keeps it"), "{hint}");
+        assert!(!hint.contains("volume force-primary solo"), "there is no other copy: {hint}");
+        assert!(
+            hint.contains("windrose volume force-primary both, at the node that has it"),
+            "{hint}"
+        );
         assert!(hint.ends_with("windrose volume delete both --discard --force"), "{hint}");
     }
 }

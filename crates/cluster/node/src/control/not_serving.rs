@@ -41,13 +41,13 @@ impl NameLookup for super::Control {
 }
 
 /// Hint for conditions that end by themselves.
-pub(super) const WAIT_HINT: &str = "wait: this ends by itself";
+pub(super) const WAIT_HINT: &str = "wait: this resolves itself";
 
 /// Why an open image is no longer used.
 pub(super) fn loss_text(loss: LegLoss) -> &'static str {
     match loss {
-        LegLoss::DiskFailed => "its disk has failed a flush, or is gone",
-        LegLoss::DiskUnresponsive => "its disk has not answered",
+        LegLoss::DiskFailed => "its disk failed a flush, or is gone",
+        LegLoss::DiskUnresponsive => "its disk does not respond",
     }
 }
 
@@ -65,22 +65,21 @@ pub(super) fn next_step_hint(
     };
     let reach = |nodes: &[NodeId]| {
         let all: Vec<_> = nodes.iter().map(|n| names.name_of_node(*n)).collect();
-        format!("look at the network between {me} and {}", all.join(", "))
+        format!("check the network between {me} and {}", all.join(", "))
     };
     Some(match why {
         NotServingReason::ConfigUnread { store_unavailable: true } => format!(
-            "look at the network of {me}, and see that a majority of the store's members runs: windrose cluster nodes"
+            "check the network of {me}, and that a majority of the store's members runs: windrose \
+             cluster nodes"
         ),
-        NotServingReason::Refused(_) => "windrose cluster recover --plan".into(),
+        NotServingReason::Refused(_) => "windrose cluster recover --dry-run".into(),
         NotServingReason::LegLost => return None,
         NotServingReason::AwaitingExclusion(node) => {
-            format!(
-                "if this stays, see what `windrose status` says at {}",
-                names.name_of_node(*node)
-            )
+            format!("if this persists, run `windrose status` at {}", names.name_of_node(*node))
         }
         NotServingReason::AwaitingRestartedMembers(nodes) => format!(
-            "{}; only to lose what they alone hold: windrose volume force {name}, at {me}",
+            "{}; to give up the data that only they have: windrose volume force-primary {name}, at \
+             {me}",
             start(nodes)
         ),
         NotServingReason::AwaitingConfigRead(nodes) | NotServingReason::LeasesExpired(nodes) => {
@@ -88,14 +87,12 @@ pub(super) fn next_step_hint(
         }
         NotServingReason::RolledBack { unheard, .. } if !unheard.is_empty() => start(unheard),
         NotServingReason::RolledBack { .. } => format!(
-            "only to lose what is newer: switch the other nodes off, then windrose volume force {name}, at {me}"
+            "to give up the newer data: switch the other nodes off, then windrose volume \
+             force-primary {name}, at {me}"
         ),
-        NotServingReason::CollectingEntries(nodes) => format!("if this stays: {}", reach(nodes)),
+        NotServingReason::CollectingEntries(nodes) => format!("if this persists: {}", reach(nodes)),
         NotServingReason::OutOfSync(node) => {
-            format!(
-                "if this stays, see what `windrose status` says at {}",
-                names.name_of_node(*node)
-            )
+            format!("if this persists, run `windrose status` at {}", names.name_of_node(*node))
         }
         NotServingReason::ConfigUnread { store_unavailable: false }
         | NotServingReason::LegFailed
@@ -115,51 +112,65 @@ pub(super) fn reason_text(why: &NotServingReason, names: &impl Fn(NodeId) -> Str
     let list = |nodes: &[NodeId]| nodes.iter().map(|n| names(*n)).collect::<Vec<_>>().join(", ");
     match why {
         NotServingReason::ConfigUnread { store_unavailable: true } => {
-            "this node cannot reach the metadata store, and without it does not know who has the newest data"
+            "this node cannot reach the metadata store, which records which replica has the newest \
+             data"
                 .into()
         }
-        NotServingReason::ConfigUnread { store_unavailable: false } => "its record is being read".into(),
+        NotServingReason::ConfigUnread { store_unavailable: false } => {
+            "reading its configuration".into()
+        }
         NotServingReason::Refused(refusal) => {
-            format!("{refusal} Which copy goes on: windrose cluster recover")
+            format!("{refusal} (to choose the replica to keep: windrose cluster recover)")
         }
         NotServingReason::LegLost => {
-            "its disk has failed a flush here, is gone or has not answered: the image is used no more as it is open"
+            "its disk here failed a flush, is gone or does not respond: the open image is no \
+             longer used"
                 .into()
         }
-        NotServingReason::LegFailed => "its disk has failed here, and the others are about to go on".into(),
-        NotServingReason::Leaving => "this copy is leaving it to the others".into(),
+        NotServingReason::LegFailed => "its disk here failed; another replica is about to take \
+            over"
+            .into(),
+        NotServingReason::Leaving => "this replica is handing over to the others".into(),
         NotServingReason::LeaseRevoked(primary) => {
-            format!("{} goes on without this copy, which does not keep up", names(*primary))
+            format!("{} excludes this replica, which does not keep up", names(*primary))
         }
         NotServingReason::OutOfSync(primary) => {
-            format!("this copy is not in sync; {} brings it in sync", names(*primary))
+            format!("this replica is not in sync; {} resyncs it", names(*primary))
         }
         NotServingReason::AwaitingExclusion(node) => {
-            format!("the node was restarted; {} has to go on without it first", names(*node))
+            format!("the node restarted; {} must first exclude it", names(*node))
         }
         NotServingReason::AwaitingRestartedMembers(nodes) => format!(
-            "all its nodes were down, and {} may have newer data: start {}, or lose that \
-             (windrose volume force)",
+            "all its nodes were down, and {} may have newer data: start {}, or give up that data \
+             (windrose volume force-primary)",
             list(nodes),
             if nodes.len() == 1 { "it" } else { "them" },
         ),
         NotServingReason::AwaitingConfigRead(nodes) => format!(
-            "all its nodes were down, and {} cannot read the volume's record: see there whether the \
-             cluster's store answers",
+            "all its nodes were down, and {} cannot read the volume's configuration: check there \
+             whether the cluster's store responds",
             list(nodes)
         ),
         NotServingReason::RolledBack { witness: by, unheard } => set_back_text(*by, unheard, names),
-        NotServingReason::TakeoverPending(node) => format!("all its nodes were down; {} leads next", names(*node)),
-        NotServingReason::Reconfiguring => "a change of its record is not answered yet".into(),
-        NotServingReason::Draining => "what was begun before is being ended".into(),
-        NotServingReason::CollectingEntries(nodes) => format!("it is being opened; {} have yet to come", list(nodes)),
-        NotServingReason::Reconciling => "it is being opened: copies are made equal".into(),
-        NotServingReason::AwaitingPrimary(primary) => format!("it is being opened by {}", names(*primary)),
+        NotServingReason::TakeoverPending(node) => format!(
+            "all its nodes were down; {} becomes \
+            primary next",
+            names(*node)
+        ),
+        NotServingReason::Reconfiguring => "a change of its configuration is in progress".into(),
+        NotServingReason::Draining => "earlier requests are being completed".into(),
+        NotServingReason::CollectingEntries(nodes) => {
+            format!("it is being opened; waiting for {}", list(nodes))
+        }
+        NotServingReason::Reconciling => "it is being opened: reconciling the replicas".into(),
+        NotServingReason::AwaitingPrimary(primary) => {
+            format!("it is being opened by {}", names(*primary))
+        }
         NotServingReason::ExcludingMembers(nodes) => {
-            format!("{} cannot be heard; it goes on as soon as their leases are over", list(nodes))
+            format!("{} not responding; it is served again when their leases expire", list(nodes))
         }
         NotServingReason::LeasesExpired(nodes) => {
-            format!("{} cannot be heard, and may be serving it: look at the network", list(nodes))
+            format!("{} not responding, and may be serving it: check the network", list(nodes))
         }
     }
 }
@@ -171,20 +182,21 @@ fn set_back_text(
     names: &impl Fn(NodeId) -> String,
 ) -> String {
     let by = match by {
-        RollbackWitness::Config => "the cluster's record knows a later state of it".into(),
+        RollbackWitness::Config => "the metadata store records a later state of it".into(),
         RollbackWitness::Node(node) => {
-            format!("the copy on {} knows a later state of it", names(node))
+            format!("the replica on {} has seen a later state of it", names(node))
         }
     };
     let others: Vec<_> = unheard.iter().map(|node| names(*node)).collect();
     let start = match others.as_slice() {
-        [] => "let a newer copy lead".to_owned(),
+        [] => "let a newer replica become primary".to_owned(),
         others => format!("start {}, which may have the newest data", others.join(", ")),
     };
     format!(
-        "the copy here was set back to an earlier state, as when a virtual machine or a disk is restored from a \
-         backup or a snapshot: {by}. It does not lead by itself: {start}, or go on with this copy and lose what \
-         is newer (switch the other nodes off, then windrose volume force)"
+        "the replica here was rolled back to an earlier state (a virtual machine or a disk \
+         restored from a backup or a snapshot): {by}. It does not become primary automatically: \
+         {start}, or use this replica and give up the newer data (switch the other nodes off, then \
+         windrose volume force-primary)"
     )
 }
 
@@ -197,11 +209,11 @@ mod tests {
         let name = |node: NodeId| format!("n{node}");
         let two = NotServingReason::AwaitingRestartedMembers(vec![NodeId(2), NodeId(3)]);
         assert!(
-            reason_text(&two, &name).contains("start them, or lose that (windrose volume force)")
+            reason_text(&two, &name)
+                .contains("start them, or give up that data (windrose volume force-primary)")
         );
         assert!(
-            reason_text(&NotServingReason::OutOfSync(NodeId(2)), &name)
-                .contains("n2 brings it in sync")
+            reason_text(&NotServingReason::OutOfSync(NodeId(2)), &name).contains("n2 resyncs it")
         );
         let silent = vec![NodeId(3)];
         let older = reason_text(
@@ -211,12 +223,15 @@ mod tests {
             },
             &name,
         );
-        assert!(older.contains("n2 knows a later state") && older.contains("start n3"), "{older}");
+        assert!(
+            older.contains("n2 has seen a later state") && older.contains("start n3"),
+            "{older}"
+        );
         let mute = reason_text(&NotServingReason::AwaitingConfigRead(vec![NodeId(3)]), &name);
-        assert!(mute.contains("n3 cannot read the volume's record"), "{mute}");
+        assert!(mute.contains("n3 cannot read the volume's configuration"), "{mute}");
         assert!(
             reason_text(&NotServingReason::LeasesExpired(vec![NodeId(3)]), &name)
-                .contains("n3 cannot be heard")
+                .contains("n3 not responding")
         );
     }
 }

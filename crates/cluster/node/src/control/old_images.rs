@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use api::{AddReplica, ApiError, Backing, ErrorCode, NewBacking};
+use api::{AddReplicaRequest, ApiError, Backing, ErrorCode, NewBacking};
 use peer::NodeId;
 use uuid::Uuid;
 
@@ -19,7 +19,7 @@ use crate::engine::ImageLocation;
 use crate::record::VolumeRecord;
 
 /// Why a node with an old image is not chosen.
-const HAS_OLD_IMAGE: &str = "holds an image of it from before";
+const HAS_OLD_IMAGE: &str = "has an old image of it";
 
 /// Prefix and suffix of the error for a replica that was not made because of an old image.
 const OLD_IMAGE_PREFIX: &str = "it holds an image of volume ";
@@ -88,7 +88,7 @@ impl Control {
     pub(super) fn choose_node_for(
         &self,
         record: &VolumeRecord,
-        request: &AddReplica,
+        request: &AddReplicaRequest,
         free: &FreeByNode,
         old: &OldImages,
     ) -> Result<NodeId, ApiError> {
@@ -108,7 +108,7 @@ impl Control {
         let hint = || {
             let only = named.first().copied();
             overwrite_hint(record, &request.backing, &candidates, &taken, only)
-                .unwrap_or_else(|| "`windrose cluster nodes` shows who there is".to_owned())
+                .unwrap_or_else(|| "`windrose cluster nodes` shows the nodes".to_owned())
         };
         chosen
             .map_err(|why| ApiError::new(ErrorCode::Conflict, why).with_hint(hint()))
@@ -144,7 +144,8 @@ pub(super) fn overwrite_hint_after_failure(
 
 fn overwrite_command(record: &VolumeRecord, backing: &NewBacking, node: &str) -> String {
     format!(
-        "to have node {node} copy it anew, over that image: windrose volume mirror add {} --on {node}{} --force",
+        "to overwrite that image with a new replica on node {node}: windrose volume mirror add {} \
+         --on {node}{} --force",
         record.name,
         new_backing_flags(backing)
     )
@@ -173,8 +174,11 @@ pub(super) fn replace_hint(
     };
     let again = format!("windrose volume mirror replace {} --on {node}{placement}", record.name);
     match is_old_image(reason) {
-        true => format!("to have node {node} copy it anew, over that image: {again} --force"),
-        false => format!("remove the obstacle, then: {again}"),
+        true => format!(
+            "to overwrite that image with a new replica on node {node}: {again} \
+            --force"
+        ),
+        false => format!("remove the cause, then: {again}"),
     }
 }
 
@@ -262,7 +266,7 @@ mod tests {
         let all = [candidate(B, "b", Some(HAS_OLD_IMAGE)), candidate(C, "w", Some("is a witness"))];
         let taken = [NodeId(1)];
         let nobody = placement::no_candidate_text(&all, &taken);
-        assert!(nobody.contains("b holds an image of it from before, w is a witness"), "{nobody}");
+        assert!(nobody.contains("b has an old image of it, w is a witness"), "{nobody}");
         let over = |backing, only| overwrite_hint(&record, backing, &all, &taken, only);
         let command = "windrose volume mirror add web --on b --force";
         let file = NewBacking::File { path: None };
@@ -281,12 +285,12 @@ mod tests {
         let own = Backing::File { path: format!("/data/volumes/web-{}.img", record.id).into() };
         let why = old_image_text(&ImageLocation::Path("/x".into()), &record, "of epoch 2");
         let again = |backing: &Backing, why: &str| replace_hint(&record, backing, "b", why);
-        let over = "over that image: windrose volume mirror replace web --on b --force";
+        let over = "on node b: windrose volume mirror replace web --on b --force";
         assert!(again(&own, &why).ends_with(over), "{}", again(&own, &why));
         let full = again(&Backing::Device { path: "/dev/sdb".into() }, "no space left");
         assert_eq!(
             full,
-            "remove the obstacle, then: windrose volume mirror replace web --on b --device /dev/sdb"
+            "remove the cause, then: windrose volume mirror replace web --on b --device /dev/sdb"
         );
         let found = |why: &str| {
             let (file, failed) = (NewBacking::File { path: None }, BTreeSet::from([B]));

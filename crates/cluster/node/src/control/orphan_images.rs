@@ -7,8 +7,8 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use api::{
-    AdoptImage, AdoptedImage, ApiError, Backing, DiscardImage, ErrorCode, OrphanedImage,
-    OrphanedImages, PlannedVolume, Severity, VolumeName,
+    AdoptImageRequest, AdoptedImage, ApiError, Backing, DiscardImageRequest, ErrorCode,
+    OrphanedImage, OrphanedImages, PlannedVolume, Severity, VolumeName,
 };
 use block::Epoch;
 use cluster::identity::Role;
@@ -134,7 +134,7 @@ impl Control {
         let replicas = [self.local_replica_image(image)];
         let plan = plan_volume(&replicas, &Err(Ambiguity::NeverInSync(Vec::new())));
         let hint = why.hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default();
-        PlannedVolume { doubt: Some(format!("{}{hint}", why.message)), ..plan }
+        PlannedVolume { ambiguity: Some(format!("{}{hint}", why.message)), ..plan }
     }
 
     /// The result of the last scan.
@@ -223,8 +223,8 @@ impl Control {
     pub async fn list_orphans(&self) -> Result<OrphanedImages, ApiError> {
         if !self.is_serving() {
             let message =
-                "the node has not read its records yet: it does not know which images they name";
-            let hint = "try again when it serves (`windrose status` says what it waits for)";
+                "the node has not read its records yet, and cannot tell which images are unused";
+            let hint = "try again when it serves (`windrose status` shows what it waits for)";
             return Err(ApiError::new(ErrorCode::Unavailable, message).with_hint(hint));
         }
         let unserved = self.scan_images(true).await;
@@ -244,7 +244,7 @@ impl Control {
             image: image.location.to_string(),
             volume: found.volume,
             size_bytes: found.size_bytes,
-            listed_as: listed.as_ref().map(|record| record.name.clone()),
+            existing_volume: listed.as_ref().map(|record| record.name.clone()),
             epoch: replica.to_api().epoch,
             problem: match &found.log {
                 ScannedIntentLog::Unreadable(why) => Some(why.clone()),
@@ -306,8 +306,9 @@ impl Control {
             unserved.iter().filter(is_orphan).map(|h| self.orphan_info(h)).collect();
         let mut findings: Vec<_> = orphans.iter().take(MAX_FINDINGS).map(orphan_finding).collect();
         if let Some(more) = orphans.len().checked_sub(MAX_FINDINGS).filter(|more| *more > 0) {
-            let message = format!("{}: no record names their volumes", plural(more, "more image"));
-            let hint = "windrose volume orphans lists them";
+            let message =
+                format!("{}: no record references their volumes", plural(more, "more image"));
+            let hint = "to list them: windrose volume orphans";
             findings.push(finding(Severity::Warning, "images", message, Some(hint)));
         }
         findings
@@ -358,14 +359,14 @@ impl Control {
     ///
     /// # Errors
     /// [`ErrorCode::Conflict`] says why it is not adopted, and what else to do with it.
-    pub async fn adopt_image(&self, request: AdoptImage) -> Result<AdoptedImage, ApiError> {
+    pub async fn adopt_image(&self, request: AdoptImageRequest) -> Result<AdoptedImage, ApiError> {
         let control = self.clone();
         self.run_to_completion(async move { control.adopt_image_now(request).await }).await
     }
 
     pub(super) async fn adopt_image_now(
         &self,
-        request: AdoptImage,
+        request: AdoptImageRequest,
     ) -> Result<AdoptedImage, ApiError> {
         self.check_data_node()?;
         let replica = self.orphan_at(&request.image).await?;
@@ -385,21 +386,24 @@ impl Control {
         };
         let mut plan = plan_volume(&replicas, &decided);
         plan.name = request.name.or(plan.name);
-        if request.plan {
+        if request.dry_run {
             return Ok(AdoptedImage { plan, volume: None });
         }
         let choice = decided.map_err(|doubt| {
-            let message = format!("{} is not taken: {}", replicas[0].location_text(), doubt.text());
+            let message =
+                format!("{} is not adopted: {}", replicas[0].location_text(), doubt.text());
             ApiError::new(ErrorCode::Conflict, message)
         })?;
         if choice.source != 0 {
             let message = format!(
-                "{} is not taken: {} is newer, or as good",
+                "{} is not adopted: {} is newer or equal",
                 replicas[0].location_text(),
                 replicas[choice.source].location_text()
             );
-            return Err(ApiError::new(ErrorCode::Conflict, message)
-                .with_hint("`windrose cluster recover` takes all copies, led by that one"));
+            return Err(ApiError::new(ErrorCode::Conflict, message).with_hint(
+                "`windrose cluster recover` adopts all replicas, with that one as \
+                    primary",
+            ));
         }
         let name = plan.name.clone().ok_or_else(|| name_unknown_error(&replicas[0]))?;
         let id = self.adopt_volume(&name, &replicas, &choice).await?;
@@ -414,7 +418,7 @@ impl Control {
         let location = ImageLocation::parse(text).ok_or_else(|| {
             let message = format!("{text} is neither an absolute path nor POOL/VOLUME");
             ApiError::new(ErrorCode::InvalidRequest, message)
-                .with_hint("`windrose volume orphans` lists the images that no record names")
+                .with_hint("`windrose volume orphans` lists the images that no record references")
         })?;
         match &location {
             ImageLocation::Path(path) => self.check_unused_paths(vec![path.clone()]).await?,
@@ -422,7 +426,7 @@ impl Control {
                 if let Some((_, name)) =
                     self.volumes_in_pool(pool).into_iter().find(|(v, _)| v == id)
                 {
-                    let message = format!("{location} is the copy of volume {name} already");
+                    let message = format!("{location} is already the replica of volume {name}");
                     return Err(ApiError::new(ErrorCode::Conflict, message));
                 }
             }
@@ -450,14 +454,15 @@ impl Control {
     fn already_referenced_error(&self, replica: &ReplicaImage, name: &VolumeName) -> ApiError {
         let (me, location) = (&self.0.settings.name, &replica.location);
         let message = format!(
-            "{location} is a copy of volume {name}, which has its copies elsewhere: it is older, or another one's"
+            "{location} is a former replica of volume {name}, which has its replicas elsewhere"
         );
         let at = old_images::backing_flags(&location.backing(replica.is_device));
         let hint = match self.joined_cluster() {
             Some(_) => format!(
-                "to have it brought in sync, copied anew: windrose volume mirror add {name} --on {me}{at} --force"
+                "to overwrite it with a new replica: windrose volume mirror add {name} --on \
+                 {me}{at} --force"
             ),
-            None => format!("to be rid of it: windrose volume discard {location}"),
+            None => format!("to erase it: windrose volume discard {location}"),
         };
         ApiError::new(ErrorCode::Conflict, message).with_hint(hint)
     }
@@ -471,12 +476,14 @@ impl Control {
     ) -> Result<Uuid, ApiError> {
         if let Some(id) = self.0.volumes.id_by_name(name) {
             let message =
-                format!("volume {name} is not taken in: there is another one of that name ({id})");
+                format!("volume {name} is not adopted: another volume has that name ({id})");
             return Err(ApiError::new(ErrorCode::Exists, message).with_hint(rename_hint(replicas)));
         }
         if self.0.volumes.count() >= self.0.settings.max_volumes {
-            let message =
-                format!("the node has its {}", plural(self.0.settings.max_volumes, "volume"));
+            let message = format!(
+                "the node already has its limit of {}",
+                plural(self.0.settings.max_volumes, "volume")
+            );
             return Err(
                 ApiError::new(ErrorCode::Conflict, message).with_hint("raise limits.volumes")
             );
@@ -495,7 +502,8 @@ impl Control {
             ));
         }
         self.0.meta.commit(changes).await.map_err(|e| store_error(&e))?;
-        tracing::warn!(volume = %name, id = %record.id, copies = members.len(), "taken in from what its images tell");
+        tracing::warn!(volume = %name, id = %record.id, copies = members.len(), "volume adopted \
+            from its images");
         Ok(record.id)
     }
 
@@ -519,8 +527,13 @@ impl Control {
         name: &VolumeName,
         members: &[ReplicaImage],
     ) -> Result<VolumeRecord, ApiError> {
-        let source =
-            members.first().ok_or_else(|| ApiError::new(ErrorCode::Internal, "no copy leads"))?;
+        let source = members.first().ok_or_else(|| {
+            ApiError::new(
+                ErrorCode::Internal,
+                "no replica was \
+                chosen as primary",
+            )
+        })?;
         let (found, settings) = (&source.scan, &self.0.settings);
         let description = found.description.as_ref().filter(|d| d.name == *name);
         let placement = |c: &ReplicaImage| ReplicaPlacement {
@@ -598,7 +611,7 @@ impl Control {
         taken.map_or(Ok(()), |other| {
             let (name, target) = (&record.name, &record.iscsi_target);
             let message = format!(
-                "volume {name} is not taken in: volume {} has its target {target}",
+                "volume {name} is not adopted: volume {} uses its target {target}",
                 other.name
             );
             Err(ApiError::new(ErrorCode::Exists, message).with_hint(rename_hint(replicas)))
@@ -610,21 +623,24 @@ impl Control {
     /// # Errors
     /// [`ErrorCode::InvalidRequest`] without the volume's identity; [`ErrorCode::Conflict`] for an
     /// image that a record names.
-    pub async fn discard_image(&self, request: DiscardImage) -> Result<(), ApiError> {
+    pub async fn discard_image(&self, request: DiscardImageRequest) -> Result<(), ApiError> {
         let control = self.clone();
         self.run_to_completion(async move {
             let replica = control.orphan_at(&request.image).await?;
             if replica.scan.volume != request.confirm {
                 let message = format!(
-                    "{} holds volume {}, and {} is confirmed",
+                    "{} holds volume {}, but the confirmation names {}",
                     replica.location, replica.scan.volume, request.confirm
                 );
-                return Err(ApiError::new(ErrorCode::InvalidRequest, message)
-                    .with_hint("confirm with the identity of the volume: what the image holds is lost"));
+                return Err(ApiError::new(ErrorCode::InvalidRequest, message).with_hint(
+                    "confirm with the identity of the volume: this erases the data in \
+                        the image",
+                ));
             }
             let erased = control.0.engine.erase_image(&replica.location, replica.scan.volume).await;
             erased.map_err(|e| scan_error(&e))?;
-            tracing::warn!(image = %replica.location, volume = %replica.scan.volume, "an operator has it erased");
+            tracing::warn!(image = %replica.location, volume = %replica.scan.volume, "image erased \
+                by an operator");
             control.scan_images(true).await;
             Ok(())
         })
@@ -663,7 +679,7 @@ fn old_image_age(found: &ScannedImage, record: &VolumeRecord, own: Option<Uuid>)
     }
     match &found.log {
         ScannedIntentLog::Present { epoch, .. } if *epoch > 0 => Some(format!("of epoch {epoch}")),
-        ScannedIntentLog::Unreadable(why) => Some(format!("nobody knows how new it is: {why}")),
+        ScannedIntentLog::Unreadable(why) => Some(format!("of unknown age: {why}")),
         ScannedIntentLog::Absent | ScannedIntentLog::Present { .. } => None,
     }
 }
@@ -681,7 +697,7 @@ pub(super) fn recovered_mirror_record(members: &[ReplicaImage], above: u64) -> M
 /// How to adopt images under another volume name than theirs.
 fn rename_hint(replicas: &[ReplicaImage]) -> String {
     let image = replicas.first().map_or_else(|| "IMAGE".to_owned(), |c| c.location.to_string());
-    format!("take it under another name: windrose volume adopt {image} --name NAME")
+    format!("adopt it under another name: windrose volume adopt {image} --name NAME")
 }
 
 /// What an orphaned image's hint depends on.
@@ -710,12 +726,13 @@ enum OrphanContext {
 /// The next step for an orphaned image, as a complete command.
 fn orphan_hint(orphan: &OrphanedImage, context: &OrphanContext) -> String {
     let image = &orphan.image;
-    let discard = format!("windrose volume discard {image} erases it");
+    let discard = format!("to erase it: windrose volume discard {image}");
     let (foreign_cluster, doubt, is_name_free) = match context {
         OrphanContext::VolumeExists { may_be_added: true, at, node } => {
-            let name = orphan.listed_as.as_ref().map(VolumeName::as_str).unwrap_or_default();
+            let name = orphan.existing_volume.as_ref().map(VolumeName::as_str).unwrap_or_default();
             return format!(
-                "windrose volume mirror add {name} --on {node}{at} --force makes it one again, copied anew; {discard}"
+                "to overwrite it with a new replica: windrose volume mirror add {name} --on \
+                 {node}{at} --force; {discard}"
             );
         }
         OrphanContext::VolumeExists { .. } => return discard,
@@ -733,48 +750,57 @@ fn orphan_hint(orphan: &OrphanedImage, context: &OrphanContext) -> String {
     let adopt = format!("windrose volume adopt {image}{without_options}{called}");
     match (foreign_cluster, doubt) {
         (Some(false), _) => format!(
-            "if that cluster is there, have this node join it first: windrose cluster join --token TOKEN (windrose cluster \
-             token at one of its nodes shows one); if it is gone: {adopt}"
+            "if that cluster still exists, join this node to it first: windrose cluster join \
+             --token TOKEN (make a token at one of its nodes: windrose cluster token); if it is \
+             gone: {adopt}"
         ),
         (Some(true), _) => {
-            format!("if that cluster is there, the volume is that one's; if it is gone: {adopt}")
+            format!(
+                "if that cluster still exists, the volume belongs to it; if it is gone: \
+                     {adopt}"
+            )
         }
         (None, None) => format!(
-            "{adopt} takes it as a volume; windrose cluster recover looks at the copies of all nodes"
+            "to adopt it as a volume: {adopt}; to search the images of all nodes: windrose cluster \
+             recover"
         ),
         (None, Some(_)) => format!(
-            "windrose cluster recover looks at the copies of all nodes, and takes the newest; to take this one, whatever it \
-             may lack: {adopt}"
+            "to adopt the newest image of all nodes: windrose cluster recover; to adopt this one \
+             although it may lack data: {adopt}"
         ),
     }
 }
 
 fn orphan_finding(orphan: &OrphanedImage) -> api::Finding {
-    let OrphanedImage { image, volume, name, size_bytes, listed_as, hint, .. } = orphan;
+    let OrphanedImage { image, volume, name, size_bytes, existing_volume, hint, .. } = orphan;
     let size = api::Size(*size_bytes);
     let subject = format!("image {image}");
-    if let Some(listed) = listed_as {
-        let message = format!("it is a copy of volume {listed} ({size}) that no record names");
+    if let Some(listed) = existing_volume {
+        let message = format!(
+            "it is a former replica of volume {listed} ({size}), which no record \
+            references"
+        );
         return finding(Severity::Note, subject, message, Some(hint));
     }
     let called = name.as_ref().map_or_else(|| volume.to_string(), ToString::to_string);
-    let message = match hint.contains("if that cluster is there") {
+    let message = match hint.contains("if that cluster still exists") {
         true => format!(
-            "it holds a copy of volume {called} ({size}) of a cluster that this node is not in: no record here names it"
+            "it holds a replica of volume {called} ({size}) of a cluster that this node is not in: \
+             no record here references it"
         ),
         false => {
-            format!("it holds volume {called} ({size}), which no record names: nobody can reach it")
+            format!(
+                "it holds volume {called} ({size}), which no record references: the volume is \
+                     inaccessible"
+            )
         }
     };
     finding(Severity::Warning, subject, message, Some(hint))
 }
 
 fn name_unknown_error(replica: &ReplicaImage) -> ApiError {
-    let message = format!("{} does not tell what its volume was called", replica.location_text());
-    let hint = format!(
-        "say what it shall be called: windrose volume adopt {} --name NAME",
-        replica.location
-    );
+    let message = format!("{} does not contain the name of its volume", replica.location_text());
+    let hint = format!("give a name: windrose volume adopt {} --name NAME", replica.location);
     ApiError::new(ErrorCode::InvalidRequest, message).with_hint(hint)
 }
 
@@ -782,7 +808,10 @@ fn scan_error(e: &BackingError) -> ApiError {
     let error = ApiError::new(e.code(), e.to_string());
     match e.hint {
         Some(hint) => error.with_hint(hint),
-        None => error.with_hint("`windrose volume orphans` lists the images that no record names"),
+        None => error.with_hint(
+            "`windrose volume orphans` lists the images that no record \
+            references",
+        ),
     }
 }
 
@@ -849,7 +878,7 @@ mod tests {
         let old = |log, own| old_image_age(&with(log), &record, own);
         assert_eq!(old(has(2), None).as_deref(), Some("of epoch 2"));
         let lost = old(ScannedIntentLog::Unreadable("damaged".into()), None).unwrap();
-        assert_eq!(lost, "nobody knows how new it is: damaged");
+        assert_eq!(lost, "of unknown age: damaged");
         // The remainder of a failed attempt, the record's own replica, and another volume's image.
         assert_eq!((old(has(0), None), old(ScannedIntentLog::Absent, None)), (None, None));
         assert_eq!(old(has(2), Some(Uuid::from_u128(8))), None);
@@ -863,7 +892,7 @@ mod tests {
             volume: Uuid::from_u128(7),
             name: Some("web".parse().unwrap()),
             size_bytes: 1 << 30,
-            listed_as: listed.map(|name| name.parse().unwrap()),
+            existing_volume: listed.map(|name| name.parse().unwrap()),
             epoch: None,
             problem: None,
             hint: String::new(),
@@ -888,7 +917,7 @@ mod tests {
         };
         let (severity, message, hint) = told(None, &unlisted(None, None));
         assert_eq!(severity, Severity::Warning);
-        assert!(message.contains("nobody can reach it"), "{message}");
+        assert!(message.contains("the volume is inaccessible"), "{message}");
         assert!(hint.starts_with("windrose volume adopt /v/web.img takes it"), "{hint}");
         let at = " --pool tank".to_owned();
         let listed = |may_be_added| OrphanContext::VolumeExists {
@@ -898,7 +927,8 @@ mod tests {
         };
         let (severity, _, hint) = told(Some("web"), &listed(true));
         assert_eq!(severity, Severity::Note);
-        let add = "windrose volume mirror add web --on a --pool tank --force makes it one again";
+        let add = "to overwrite it with a new replica: windrose volume mirror add web --on a \
+            --pool tank --force";
         assert!(hint.starts_with(add), "it must not be a second one: {hint}");
         let (.., hint) = told(Some("web"), &listed(false));
         assert_eq!(hint, "windrose volume discard /v/web.img erases it");
@@ -920,7 +950,7 @@ mod tests {
         let missing = Ambiguity::UnseenReplicas(vec!["a".into(), "c".into()]);
         let all = hint(missing, true);
         assert!(all.ends_with("adopt /v/web.img --without a --without c"), "{all}");
-        assert!(all.starts_with("windrose cluster recover looks at"), "{all}");
+        assert!(all.starts_with("windrose cluster recover"), "{all}");
         let part = hint(Ambiguity::NeverInSync(Vec::new()), false);
         assert!(part.ends_with("adopt /v/web.img --force --name NAME"), "{part}");
     }
@@ -933,8 +963,9 @@ mod tests {
             is_name_free: true,
         };
         let (_, message, hint) = told(None, &of(false));
-        assert!(!message.contains("nobody can reach it"), "{message}");
-        let join = "if that cluster is there, have this node join it first: windrose cluster join";
+        assert!(!message.contains("the volume is inaccessible"), "{message}");
+        let join = "if that cluster still exists, join this node to it first: windrose cluster \
+            join";
         assert!(hint.starts_with(join), "{hint}");
         assert!(
             hint.ends_with("if it is gone: windrose volume adopt /v/web.img --without a"),

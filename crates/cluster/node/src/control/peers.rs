@@ -18,7 +18,8 @@ impl Control {
         let Some(joined) = self.joined_cluster() else { return };
         let peers = peer_addresses(&joined.nodes.borrow(), joined.node, record);
         if let Err(error) = self.0.engine.set_peers(record.id, peers).await {
-            tracing::warn!(volume = %record.name, %error, "it does not meet the other nodes");
+            tracing::warn!(volume = %record.name, %error, "cannot update the addresses of the \
+                other replicas");
         }
     }
 
@@ -68,7 +69,7 @@ impl Control {
             self.0.engine.rejoin_mirror(id).await
         };
         if let Err(error) = result {
-            tracing::warn!(volume = %id, %error, "a volume is neither left nor joined");
+            tracing::warn!(volume = %id, %error, "leaving or rejoining the mirror failed");
         }
     }
 }

@@ -62,7 +62,7 @@ impl Control {
                 ..self.build_report(&cores, &mut progress).await
             };
             if let Err(error) = self.write_report(report, &mut last_report).await {
-                tracing::debug!(%error, "others are not told of this node now");
+                tracing::debug!(%error, "cannot write this node's report to the store");
             }
             self.reopen_lost_images(&cores, &mut reopenings);
             self.rebalance_primaries().await;
@@ -102,7 +102,7 @@ impl Control {
         let mut volumes = reports.iter().flat_map(|core| &core.volumes);
         if volumes.any(|volume| volume.id == id && should_reopen(volume, self.this_node())) {
             let volume = self.volume_name(id);
-            tracing::info!(volume, "its image was given up: it is opened again");
+            tracing::info!(volume, "reopening an image that failed");
             self.close_volume(id, false).await;
             self.reconcile_locked(id).await;
         }
@@ -226,7 +226,7 @@ impl Control {
         let balance = self.0.started.elapsed() >= REBALANCE_DELAY;
         for (volume, target) in plan_handovers(me, &led, &loads, balance) {
             if let Err(error) = self.0.engine.switch_primary(volume, target).await {
-                tracing::info!(%volume, node = %target, %error, "it does not take over now");
+                tracing::info!(%volume, node = %target, %error, "primary handover failed");
             }
         }
     }

@@ -39,7 +39,7 @@ pub(super) fn choose_nodes(
         let candidate = find(node).ok_or_else(|| format!("there is no node {node}"))?;
         let name = &candidate.name;
         if taken.contains(node) || chosen.iter().any(|c| c.node == *node) {
-            return Err(format!("node {name} cannot keep two copies"));
+            return Err(format!("node {name} cannot have two replicas"));
         }
         if let Some(why) = candidate.exclusion {
             return Err(format!("node {name} {why}"));
@@ -77,7 +77,7 @@ pub(super) fn no_candidate_text(all: &[Candidate], taken: &[NodeId]) -> String {
 /// The error when no node can keep one more replica, for these reasons.
 pub(super) fn no_candidate_text_for(why: &[String]) -> String {
     let why = if why.is_empty() { String::new() } else { format!(" ({})", why.join(", ")) };
-    format!("no other node can keep a copy now{why}")
+    format!("no other node can take a replica now{why}")
 }
 
 fn shortage_text(all: &[Candidate], taken: &[NodeId], found: usize, count: usize) -> String {
@@ -86,7 +86,10 @@ fn shortage_text(all: &[Candidate], taken: &[NodeId], found: usize, count: usize
         all.iter().filter(|c| !taken.contains(&c.node)).filter_map(exclusion_text).collect();
     let why = if others.is_empty() { String::new() } else { format!(" ({})", others.join(", ")) };
     let are = if count == 1 { "is" } else { "are" };
-    format!("{} {are} needed and {found} can be had{why}", wire::plural(count, "node"))
+    format!(
+        "{} {are} needed, but only {found} can take a replica{why}",
+        wire::plural(count, "node")
+    )
 }
 
 #[cfg(test)]
@@ -139,9 +142,12 @@ mod tests {
             choose_nodes(&all, &nodes(taken), &nodes(named), count).unwrap_err()
         };
         assert_eq!(refused(&[], &[2], 1), "node n2 is drained");
-        assert_eq!(refused(&[], &[], 2), "2 nodes are needed and 1 can be had (n2 is drained)");
-        assert_eq!(refused(&[1], &[1], 1), "node n1 cannot keep two copies");
-        assert_eq!(refused(&[], &[1, 1], 2), "node n1 cannot keep two copies");
+        assert_eq!(
+            refused(&[], &[], 2),
+            "2 nodes are needed, but only 1 can take a replica (n2 is drained)"
+        );
+        assert_eq!(refused(&[1], &[1], 1), "node n1 cannot have two replicas");
+        assert_eq!(refused(&[], &[1, 1], 2), "node n1 cannot have two replicas");
         assert_eq!(refused(&[], &[7], 1), "there is no node 7");
     }
 }

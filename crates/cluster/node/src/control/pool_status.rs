@@ -62,7 +62,7 @@ pub(super) fn rebuild_progress(
     let (done, millis) = (u128::from(all - left), (now - began).as_millis());
     let rest = u128::from(left).checked_mul(millis).and_then(|n| n.checked_div(done));
     let eta_s = rest.and_then(|rest| u64::try_from(rest / 1000).ok()).filter(|_| millis > 0);
-    Some(Rebuild { left_pieces: left, all_pieces: all, eta_s })
+    Some(Rebuild { remaining_extents: left, total_extents: all, eta_s })
 }
 
 /// The common name of a RAID level.
@@ -119,8 +119,9 @@ fn disk_action(pool: &PoolName, disk: &engine::PoolDiskReport) -> Option<String>
             Some(format!("replace it: windrose pool replace {name} {called} --with DISK"))
         }
         PoolDiskState::Active | PoolDiskState::Spare if fails => Some(format!(
-            "look at it and its cable, and replace it if that goes on (windrose pool replace {name} {called} \
-             --with DISK); to count anew: windrose pool clear {name} {called}"
+            "check the disk and its cable, and replace it if the errors continue (windrose pool \
+             replace {name} {called} --with DISK); to reset the counters: windrose pool clear \
+             {name} {called}"
         )),
         PoolDiskState::Draining => {
             Some(format!("to keep it: windrose pool remove {name} {called} --cancel"))
@@ -143,15 +144,15 @@ fn disk_info(pool: &PoolName, disk: &engine::PoolDiskReport) -> PoolDisk {
         serial: Some(disk.serial.clone()),
         path: disk.path.clone(),
         state: match disk.state {
-            PoolDiskState::Active => DiskState::In,
+            PoolDiskState::Active => DiskState::Active,
             PoolDiskState::Spare => DiskState::Spare,
-            PoolDiskState::Draining => DiskState::Leaving,
-            PoolDiskState::Detached => DiskState::Out,
+            PoolDiskState::Draining => DiskState::Draining,
+            PoolDiskState::Detached => DiskState::Detached,
         },
         size_bytes: Some(disk.bytes),
-        pieces: disk.extents,
-        room: disk.extent_capacity,
-        behind_pieces: disk.stale_extents,
+        allocated_extents: disk.extents,
+        total_extents: disk.extent_capacity,
+        stale_extents: disk.stale_extents,
         errors_since_s: disk.errors_since_s,
         repaired_blocks: disk.repaired_blocks,
         unrepairable_blocks: disk.unrepairable_blocks,
@@ -159,9 +160,9 @@ fn disk_info(pool: &PoolName, disk: &engine::PoolDiskReport) -> PoolDisk {
         write_errors: disk.write_errors,
         checksum_errors: disk.checksum_errors,
         slow: disk.is_slow,
-        slow_times: disk.slow_episodes,
-        slow_reads: disk.redirected_reads,
-        action: disk_action(pool, disk),
+        slow_episodes: disk.slow_episodes,
+        redirected_reads: disk.redirected_reads,
+        hint: disk_action(pool, disk),
     }
 }
 
@@ -173,9 +174,9 @@ fn known_disk_info(disk: &KnownDisk) -> PoolDisk {
         path: Some(disk.path.clone()),
         state: DiskState::Unknown,
         size_bytes: None,
-        pieces: 0,
-        room: 0,
-        behind_pieces: 0,
+        allocated_extents: 0,
+        total_extents: 0,
+        stale_extents: 0,
         errors_since_s: None,
         repaired_blocks: 0,
         unrepairable_blocks: 0,
@@ -183,9 +184,9 @@ fn known_disk_info(disk: &KnownDisk) -> PoolDisk {
         write_errors: 0,
         checksum_errors: 0,
         slow: false,
-        slow_times: 0,
-        slow_reads: 0,
-        action: None,
+        slow_episodes: 0,
+        redirected_reads: 0,
+        hint: None,
     }
 }
 
@@ -269,25 +270,25 @@ pub(super) fn pool_info(facts: &PoolFacts) -> Pool {
         state: pool_state(facts),
         level: report.map(|r| level_text(r.redundancy, r.columns)),
         columns: report.map(|r| r.columns),
-        strip_bytes: report.map(|r| r.strip_bytes),
+        chunk_bytes: report.map(|r| r.strip_bytes),
         checksums: report.map(|r| r.has_checksums),
         capacity: report.map(pool_capacity),
-        survives: report.and_then(|r| r.fault_tolerance),
+        fault_tolerance: report.and_then(|r| r.fault_tolerance),
         disks: match report {
             Some(report) => report.disks.iter().map(|d| disk_info(&record.name, d)).collect(),
             None => record.disks.iter().map(known_disk_info).collect(),
         },
         volumes: facts.volumes.iter().map(|(_, name)| name.clone()).collect(),
-        damaged: damaged_volumes(facts),
-        lost: lost_blocks(facts),
-        unrepaired: unrepaired_blocks(facts),
+        damaged_volumes: damaged_volumes(facts),
+        lost_blocks: lost_blocks(facts),
+        unrepaired_blocks: unrepaired_blocks(facts),
         rebuild: facts.rebuild,
         scrub: report.and_then(|r| r.scrub.as_ref()).map(|s| Scrub {
             running: s.is_running,
             done_bytes: s.done_bytes,
-            all_bytes: s.total_bytes,
-            repaired: s.repaired_rows,
-            unrepairable: s.unrecoverable_rows,
+            total_bytes: s.total_bytes,
+            repaired_rows: s.repaired_rows,
+            unrecoverable_rows: s.unrecoverable_rows,
             ended_s: s.ended_s,
         }),
     }
@@ -310,7 +311,7 @@ pub(super) fn findings(facts: &PoolFacts, in_cluster: bool, findings: &mut Vec<F
     }
     let Some(report) = &facts.report else { return };
     if let Some(why) = &report.write_error {
-        let hint = "see that its disks are there, then restart the node: it opens the pool anew";
+        let hint = "check that its disks are connected, then restart the node: it reopens the pool";
         found(cut_off, format!("it has stopped: {why}"), Some(hint.to_owned()));
     }
     if report.fault_tolerance.is_none() {
@@ -320,10 +321,10 @@ pub(super) fn findings(facts: &PoolFacts, in_cluster: bool, findings: &mut Vec<F
         let hint = "bring back the disks that are out, or restore those volumes from a backup";
         found(Severity::Critical, format!("data{which} is lost"), Some(hint.to_owned()));
     }
-    for message in range_texts(lost_blocks(facts), "are lost, as no disk gives them back") {
+    for message in range_texts(lost_blocks(facts), "are lost: no disk can read them") {
         let hint = format!(
-            "they read as errors until they are written: restore them from a backup (windrose pool show {name} \
-             lists all)"
+            "reading them fails until they are written: restore them from a backup (windrose pool \
+             show {name} lists all)"
         );
         found(Severity::Critical, message, Some(hint));
     }
@@ -345,39 +346,40 @@ fn unrepaired_findings(
     found: &mut impl FnMut(Severity, String, Option<String>),
 ) {
     let name = &facts.record.name;
-    let is = "could not be repaired by a scrub, as their copies or parity do not fit, or no disk gives them back";
+    let is = "could not be repaired by a scrub: copies or parity do not match, or no disk can read \
+        them";
     for message in range_texts(unrepaired_blocks(facts), is) {
         let hint = format!(
-            "nobody knows whether they are right: compare them with a backup, and write them again, which ends this \
-             (windrose pool show {name} lists all); if they are right: windrose pool clear {name}, then windrose pool \
-             scrub {name}"
+            "their contents may be wrong: compare them with a backup, and rewrite them to clear \
+             this (windrose pool show {name} lists all); if they are right: windrose pool clear \
+             {name}, then windrose pool scrub {name}"
         );
         found(Severity::Warning, message, Some(hint));
     }
     if report.unrepaired_truncated {
-        let message = "scrubs could not repair more ranges than are remembered".to_owned();
+        let message = "scrubs found more unrepairable ranges than can be listed".to_owned();
         let hint = format!(
-            "the node's log names them; when the volumes are restored: windrose pool clear {name}, then windrose pool \
-             scrub {name}"
+            "the node's log lists them; after restoring the volumes: windrose pool clear {name}, \
+             then windrose pool scrub {name}"
         );
         found(Severity::Warning, message, Some(hint));
     }
 }
 
 fn rebuild_text(report: &PoolReport, rebuild: &Rebuild) -> String {
-    let Rebuild { left_pieces, all_pieces, eta_s } = rebuild;
+    let Rebuild { remaining_extents, total_extents, eta_s } = rebuild;
     let eta = eta_s.map(|s| format!(", about {} min", s.div_ceil(60))).unwrap_or_default();
     let what = if is_degraded(report) { "it is being rebuilt" } else { "data is being moved" };
-    let all = plural(*all_pieces, "piece");
-    format!("{what}: {left_pieces} of {all} left{eta}; {}", fault_tolerance_text(report))
+    let all = plural(*total_extents, "piece");
+    format!("{what}: {remaining_extents} of {all} left{eta}; {}", fault_tolerance_text(report))
 }
 
 /// How many more disks may fail.
 fn fault_tolerance_text(report: &PoolReport) -> String {
     match report.fault_tolerance {
-        None => "more is lost with any further disk".to_owned(),
+        None => "each further disk that fails loses more data".to_owned(),
         Some(0) if max_fault_tolerance(report.redundancy) == 0 => {
-            "data is lost with any disk that fails".to_owned()
+            "any disk that fails loses data".to_owned()
         }
         Some(0) => "data is lost if another disk fails".to_owned(),
         Some(1) => "one more disk may fail".to_owned(),
@@ -396,7 +398,8 @@ fn stranded_finding(disk: &engine::PoolDiskReport) -> Option<(Severity, String)>
     }
     let (named, pieces) = (disk_text(disk), plural(disk.extents, "piece"));
     let message = format!(
-        "{named} is being removed, and there is no room on the others for {pieces} on it: add a disk, or cancel the removal"
+        "{named} is being removed, but the other disks have no room for {pieces} on it: add a \
+         disk, or cancel the removal"
     );
     Some((Severity::Warning, message))
 }
@@ -422,7 +425,7 @@ fn error_finding(disk: &engine::PoolDiskReport, report: &PoolReport) -> Option<(
             let slow = if disk.is_slow { ", and is slow" } else { "" };
             let wrong = match disk.checksum_errors {
                 0 => String::new(),
-                n => format!(", and gave {} what was not written", plural(n, "time")),
+                n => format!(", and returned wrong data {}", plural(n, "time")),
             };
             let since = disk.errors_since_s.map(|s| format!(" since {}", disk::format_utc(s)));
             let since = since.unwrap_or_default();
@@ -432,9 +435,8 @@ fn error_finding(disk: &engine::PoolDiskReport, report: &PoolReport) -> Option<(
         PoolDiskState::Active | PoolDiskState::Spare | PoolDiskState::Draining if disk.is_slow => {
             let (times, reads) =
                 (plural(disk.slow_episodes, "time"), plural(disk.redirected_reads, "read"));
-            let message = format!(
-                "{named} is slow: {times} so far, and the others have answered {reads} in its place"
-            );
+            let message =
+                format!("{named} is slow: {times} so far; other disks served {reads} in its place");
             Some((Severity::Warning, message))
         }
         PoolDiskState::Active | PoolDiskState::Spare | PoolDiskState::Draining => None,
@@ -524,9 +526,9 @@ pub(crate) mod tests {
         assert_eq!(told(&facts), []);
         let shown = pool_info(&facts);
         assert_eq!((shown.state, shown.level.as_deref()), (PoolState::Online, Some("RAID 5")));
-        assert_eq!((shown.survives, shown.volumes), (Some(1), vec!["web".to_owned()]));
+        assert_eq!((shown.fault_tolerance, shown.volumes), (Some(1), vec!["web".to_owned()]));
         assert_eq!(shown.capacity.unwrap().efficiency_percent, 66);
-        assert!(shown.disks.iter().all(|d| d.action.is_none()));
+        assert!(shown.disks.iter().all(|d| d.hint.is_none()));
     }
 
     #[test]
@@ -540,7 +542,7 @@ pub(crate) mod tests {
         assert_eq!(told(&facts), [(Severity::Warning, message.into(), Some(replace.into()))]);
         let shown = pool_info(&facts);
         assert_eq!(shown.state, PoolState::Degraded);
-        assert_eq!(shown.disks[1].action.as_deref(), Some(replace));
+        assert_eq!(shown.disks[1].hint.as_deref(), Some(replace));
         // A name that needs quotes in a shell.
         facts.report.as_mut().unwrap().disks[1].serial = "A B".into();
         assert!(told(&facts)[0].2.as_ref().unwrap().contains("replace tank 'A B' --with"));
@@ -555,11 +557,11 @@ pub(crate) mod tests {
         let report = facts.report.as_mut().unwrap();
         (report.disks[1].state, report.disks[1].has_no_target) = (PoolDiskState::Draining, true);
         let (_, message, hint) = &told(&facts)[0];
-        assert!(message.contains("no room on the others for 10 pieces on it"), "{message}");
+        assert!(message.contains("the other disks have no room for 10 pieces on it"), "{message}");
         assert!(hint.as_ref().unwrap().ends_with("windrose pool remove tank S1 --cancel"));
         facts.report.as_mut().unwrap().disks[1].has_no_target = false;
         assert_eq!(told(&facts), []);
-        assert!(pool_info(&facts).disks[1].action.as_ref().unwrap().contains("--cancel"));
+        assert!(pool_info(&facts).disks[1].hint.as_ref().unwrap().contains("--cancel"));
     }
 
     #[test]
@@ -569,7 +571,7 @@ pub(crate) mod tests {
         (report.fault_tolerance, report.volumes[0].fault_tolerance) = (None, None);
         let found = told(&facts);
         assert_eq!((found[0].0, found[0].1.as_str()), (Severity::Critical, "data of web is lost"));
-        assert_eq!(pool_info(&facts).damaged, ["web"]);
+        assert_eq!(pool_info(&facts).damaged_volumes, ["web"]);
         assert_eq!(pool_info(&facts).state, PoolState::Degraded);
     }
 
@@ -584,10 +586,11 @@ pub(crate) mod tests {
         facts.report.as_mut().unwrap().lost_ranges = vec![range(0), range(65536)];
         let (severity, message, hint) = &told(&facts)[0];
         assert_eq!(*severity, Severity::Critical);
-        let is = "of volume web are lost, as no disk gives them back: bytes 0 to 4095, bytes 65536 to 69631";
+        let is = "of volume web are lost: no disk can read them: bytes 0 to 4095, bytes 65536 to \
+            69631";
         assert!(message.ends_with(is), "{message}");
         assert!(hint.as_ref().unwrap().contains("until they are written"));
-        let shown = pool_info(&facts).lost;
+        let shown = pool_info(&facts).lost_blocks;
         assert_eq!((shown[1].volume.as_str(), shown[1].start_bytes), ("web", Some(65536)));
         facts.report.as_mut().unwrap().lost_ranges = (0..20).map(|n| range(n * 8192)).collect();
         assert!(told(&facts)[0].1.ends_with("and 12 more ranges"));
@@ -604,8 +607,8 @@ pub(crate) mod tests {
         assert_eq!(*severity, Severity::Warning);
         assert!(message.starts_with("8 KiB of volume web could not be repaired"), "{message}");
         assert!(message.ends_with(": bytes 65536 to 73727"), "{message}");
-        assert!(hint.as_ref().unwrap().contains("write them again"), "{hint:?}");
-        assert_eq!(pool_info(&facts).unrepaired[0].start_bytes, Some(65536));
+        assert!(hint.as_ref().unwrap().contains("rewrite them"), "{hint:?}");
+        assert_eq!(pool_info(&facts).unrepaired_blocks[0].start_bytes, Some(65536));
         facts.report.as_mut().unwrap().unrepaired_truncated = true;
         assert_eq!(told(&facts).len(), 2);
         let report = facts.report.as_mut().unwrap();
@@ -654,16 +657,18 @@ pub(crate) mod tests {
         assert!(found[0].2.as_ref().unwrap().ends_with("windrose pool clear tank S2"));
         let disk = &mut facts.report.as_mut().unwrap().disks[2];
         (disk.read_errors, disk.checksum_errors) = (5, 4);
-        let is = "disk S2 at /dev/sd2 has failed 5 reads and 3 writes, and gave 4 times what was not written";
+        let is = "disk S2 at /dev/sd2 has failed 5 reads and 3 writes, and returned wrong data 4 \
+            times";
         assert_eq!(told(&facts)[0].1, is);
         let disk = &mut facts.report.as_mut().unwrap().disks[2];
         (disk.read_errors, disk.checksum_errors) = (0, 0);
         (disk.write_errors, disk.is_slow, disk.slow_episodes, disk.redirected_reads) =
             (0, true, 2, 70);
         let (_, message, hint) = &told(&facts)[0];
-        let is = "disk S2 at /dev/sd2 is slow: 2 times so far, and the others have answered 70 reads in its place";
+        let is = "disk S2 at /dev/sd2 is slow: 2 times so far; other disks served 70 reads in its \
+            place";
         assert_eq!(message, is);
-        assert!(hint.as_ref().unwrap().contains("replace it if that goes on"), "{hint:?}");
+        assert!(hint.as_ref().unwrap().contains("replace it if the errors continue"), "{hint:?}");
         assert!(pool_info(&facts).disks[2].slow);
         facts.report.as_mut().unwrap().write_error = Some("no quorum".into());
         assert_eq!(
@@ -678,7 +683,9 @@ pub(crate) mod tests {
         let mut progress = None;
         let begin = Instant::now();
         let at = |s| begin + Duration::from_secs(s);
-        let of = |left_pieces, all_pieces, eta_s| Some(Rebuild { left_pieces, all_pieces, eta_s });
+        let of = |remaining_extents, total_extents, eta_s| {
+            Some(Rebuild { remaining_extents, total_extents, eta_s })
+        };
         assert_eq!(rebuild_progress(&mut progress, 0, at(0)), None);
         assert_eq!(rebuild_progress(&mut progress, 100, at(0)), of(100, 100, None));
         assert_eq!(rebuild_progress(&mut progress, 75, at(50)), of(75, 100, Some(150)));

@@ -172,7 +172,7 @@ fn last_seen_disks(report: &PoolReport, before: &[KnownDisk]) -> Vec<KnownDisk> 
 
 fn pool_not_found(name: &PoolName) -> ApiError {
     ApiError::new(ErrorCode::NotFound, format!("there is no pool {name} on this node"))
-        .with_hint("`windrose pool list` shows what there is")
+        .with_hint("`windrose pool list` shows the pools")
 }
 
 impl Control {
@@ -183,13 +183,13 @@ impl Control {
         let (records, damaged) = match read.map_err(io::Error::other).flatten() {
             Ok(read) => read,
             Err(error) => {
-                tracing::error!(%error, "the records of pools cannot be read");
+                tracing::error!(%error, "cannot read pool records");
                 let (path, why) = (self.0.settings.data_dir.join("pools"), error.to_string());
                 (Vec::new(), vec![DamagedPoolRecord { path, name: None, why }])
             }
         };
         for damage in &damaged {
-            tracing::error!(error = %damage, "a pool is left alone");
+            tracing::error!(error = %damage, "damaged pool record; the pool is not touched");
         }
         *self.0.pools.damaged.lock().unwrap_or_else(PoisonError::into_inner) = damaged;
         let opening = records.into_iter().map(|record| async move {
@@ -230,7 +230,7 @@ impl Control {
         let search =
             timeout(DATA_DIR_TIMEOUT, self.0.engine.reattach_pool_disks(name, paths)).await;
         if let Ok(Err(error)) = search {
-            tracing::warn!(pool = %name, %error, "nobody looks for its disks");
+            tracing::warn!(pool = %name, %error, "search for the disks of a pool failed");
         }
     }
 
@@ -242,7 +242,7 @@ impl Control {
         if record.stage == PoolStage::Deleting {
             self.finish_pool_deletion(&record).await;
         } else if let Err(error) = self.record_pool_disks(&record, report).await {
-            tracing::warn!(pool = %name, %error, "where its disks are is not written down");
+            tracing::warn!(pool = %name, %error, "cannot record the paths of the disks");
         }
     }
 
@@ -310,15 +310,16 @@ impl Control {
             }
             (PoolStage::Ready, Err(error)) => {
                 if observed != PoolObserved::OpenFailed(error.clone()) {
-                    tracing::error!(pool = %name, %error, "the pool is offline");
+                    tracing::error!(pool = %name, %error, "pool is offline");
                 }
                 self.0.pools.observe(name, PoolObserved::OpenFailed(error));
             }
             // The creation was not acknowledged, or the deletion was requested.
             (PoolStage::Creating | PoolStage::Deleting, Err(error)) => {
-                tracing::warn!(pool = %name, %error, "a pool is forgotten that was never finished, or half deleted");
+                tracing::warn!(pool = %name, %error, "removing the record of an incomplete or \
+                    half-deleted pool");
                 if let Err(error) = self.remove_pool_record(name).await {
-                    tracing::error!(pool = %name, %error, "its record stays");
+                    tracing::error!(pool = %name, %error, "cannot remove the pool record");
                 }
             }
         }
@@ -353,7 +354,7 @@ impl Control {
         tracing::info!(pool = %name, id = %record.id, disks = report.disks.len(), "open");
         self.0.pools.observe(name, PoolObserved::Open);
         if let Err(error) = self.record_pool_disks(record, report).await {
-            tracing::warn!(pool = %name, %error, "where its disks are is not written down");
+            tracing::warn!(pool = %name, %error, "cannot record the paths of the disks");
         }
         self.request_own_report();
         if self.is_serving() {
@@ -386,10 +387,10 @@ impl Control {
         let name = &record.name;
         let destroyed = self.0.engine.destroy_pool(name).await;
         if let Err(error) = &destroyed {
-            tracing::warn!(pool = %name, %error, "it is not deleted yet");
+            tracing::warn!(pool = %name, %error, "cannot delete the pool yet");
             self.0.pools.observe(name, PoolObserved::Open);
         } else if let Err(error) = self.remove_pool_record(name).await {
-            tracing::error!(pool = %name, %error, "its record stays");
+            tracing::error!(pool = %name, %error, "cannot remove the pool record");
         }
     }
 
@@ -427,7 +428,10 @@ impl Control {
                 let damaged = self.0.pools.damaged();
                 let why = damaged.iter().find(|d| d.name.as_ref().is_none_or(|n| n == name));
                 Err(BackingError::refused(match why {
-                    Some(damage) => format!("pool {name} is left alone: {damage}"),
+                    Some(damage) => format!(
+                        "pool {name} has a damaged record and is not used: \
+                        {damage}"
+                    ),
                     None => format!("there is no pool {name} on this node"),
                 }))
             }
@@ -454,8 +458,8 @@ impl Control {
     /// Lists all pools, by name.
     pub async fn list_pools(&self) -> PoolList {
         let facts = self.pool_facts().await;
-        let unread = self.0.pools.damaged().iter().map(ToString::to_string).collect();
-        PoolList { pools: facts.iter().map(pool_status::pool_info).collect(), unread }
+        let unreadable_records = self.0.pools.damaged().iter().map(ToString::to_string).collect();
+        PoolList { pools: facts.iter().map(pool_status::pool_info).collect(), unreadable_records }
     }
 
     /// Returns one pool.
@@ -473,7 +477,7 @@ impl Control {
 pub(super) fn offline_pool_hint(name: &PoolName, error: &BackingError) -> String {
     let own = error.hint.map(|hint| format!("{hint}; ")).unwrap_or_default();
     format!(
-        "{own}the node looks for its disks every few seconds. Disks that are gone for good: \
+        "{own}the node searches for its disks every few seconds. If disks are lost for good: \
          windrose pool open {name} --without DISK"
     )
 }

@@ -41,7 +41,7 @@ impl Control {
     /// [`Self::reconcile_volume`] for callers that hold the lock.
     pub(super) async fn reconcile_locked(&self, id: Uuid) {
         if let Err(error) = self.try_reconcile_locked(id).await {
-            tracing::error!(volume = %id, %error, "a volume is left as it is");
+            tracing::error!(volume = %id, %error, "reconciliation of a volume failed");
         }
     }
 
@@ -60,7 +60,7 @@ impl Control {
         let lock = self.0.volumes.lock_of(id);
         let _held = lock.lock().await;
         if let Err(error) = self.try_reconcile_with(id, Some(records)).await {
-            tracing::error!(volume = %id, %error, "a volume is left as it is");
+            tracing::error!(volume = %id, %error, "reconciliation of a volume failed");
         }
     }
 
@@ -112,7 +112,7 @@ impl Control {
                 Err(error) => return Err(error),
             }
         }
-        tracing::error!(volume = %id, "a volume does not settle");
+        tracing::error!(volume = %id, "reconciliation of a volume makes no progress");
         Ok(())
     }
 
@@ -131,7 +131,8 @@ impl Control {
         if self.joined_cluster().is_some()
             && let Err(error) = self.0.engine.leave_mirror(id).await
         {
-            tracing::debug!(volume = %id, %error, "its mirror is not left before it moves");
+            tracing::debug!(volume = %id, %error, "cannot leave the mirror before moving to \
+                another core");
         }
         self.close_volume(id, false).await;
     }
@@ -187,7 +188,8 @@ impl Control {
             (Step::InspectImage, Some(stored)) => return self.inspect_image(stored).await,
             (Step::Open, Some(stored)) => self.open_volume(&stored).await,
             (Step::RecordImage(image), Some(stored)) => {
-                tracing::info!(volume = %stored.record.name, ?image, "its image is seen anew");
+                tracing::info!(volume = %stored.record.name, ?image, "recording a new image \
+                    identity");
                 self.update_record(stored, |record| record.record_image(self.this_node(), image))
                     .await?;
             }
@@ -253,7 +255,7 @@ impl Control {
         let stage = match &created {
             Ok(_) => PlacementStage::Ready,
             Err(e) => {
-                tracing::warn!(volume = %stored.record.name, error = %e, "its image is not made");
+                tracing::warn!(volume = %stored.record.name, error = %e, "cannot create the image");
                 PlacementStage::Failed { reason: e.to_string() }
             }
         };
@@ -319,7 +321,7 @@ impl Control {
             Err(e) => Observed::OpenFailed { reason: e.to_string() },
         };
         if let Observed::OpenFailed { reason } = &observed {
-            tracing::error!(volume = %record.name, reason, "the volume is offline");
+            tracing::error!(volume = %record.name, reason, "volume is offline");
         }
         self.0.volumes.observe(record.id, observed);
         self.apply_drain(record.id).await;
@@ -360,7 +362,8 @@ impl Control {
         match change {
             Ok(change) => self.0.meta.commit(vec![change]).await.map(|_| StepOutcome::Done),
             Err(why) => {
-                tracing::warn!(volume = %record.name, %why, "its replicas are not changed now");
+                tracing::warn!(volume = %record.name, %why, "cannot change the replicas of the \
+                    volume now");
                 Ok(StepOutcome::RetryLater)
             }
         }
@@ -371,11 +374,12 @@ impl Control {
         match self.0.engine.leave_mirror(record.id).await {
             Ok(true) => StepOutcome::Done,
             Ok(false) => {
-                tracing::info!(volume = %record.name, "nobody can go on with it: the copy here stays");
+                tracing::info!(volume = %record.name, "no other replica can take over; keeping \
+                    this one");
                 StepOutcome::RetryLater
             }
             Err(error) => {
-                tracing::warn!(volume = %record.name, %error, "the copy here is not left");
+                tracing::warn!(volume = %record.name, %error, "leaving the mirror failed");
                 StepOutcome::RetryLater
             }
         }
@@ -394,7 +398,7 @@ impl Control {
         let observed = match erased {
             Ok(()) => Observed::Erased,
             Err(e) => {
-                tracing::warn!(volume = %record.name, error = %e, "not erased");
+                tracing::warn!(volume = %record.name, error = %e, "cannot erase the image");
                 Observed::EraseFailed { reason: e.to_string() }
             }
         };

@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use ::cluster::identity::MembershipStage;
 use ::cluster::store::StoreError;
 use ::cluster::{mirror_records, nodes};
-use api::{ApiError, ErrorCode, PlannedVolume, RecoverCluster, RecoveryPlan, ReplacementStore};
+use api::{
+    ApiError, ErrorCode, PlannedVolume, RecoverClusterRequest, RecoveryPlan, ReplacementStore,
+};
 use mirror::config::ConfigReplica;
 use uuid::Uuid;
 
@@ -23,13 +25,16 @@ impl Control {
     ///
     /// # Errors
     /// [`ErrorCode::Conflict`] says why nothing can be recovered here.
-    pub async fn recover_cluster(&self, request: RecoverCluster) -> Result<RecoveryPlan, ApiError> {
+    pub async fn recover_cluster(
+        &self,
+        request: RecoverClusterRequest,
+    ) -> Result<RecoveryPlan, ApiError> {
         self.check_data_node()?;
         let name = &self.0.settings.name;
         if let Some(confirm) = request.confirm.as_ref().filter(|confirm| *confirm != name) {
-            let message = format!("{confirm} is confirmed, and the node that is asked is {name}");
+            let message = format!("the confirmation names {confirm}, but this node is {name}");
             return Err(ApiError::new(ErrorCode::InvalidRequest, message)
-                .with_hint("confirm with the name of the node that is asked"));
+                .with_hint("confirm with the name of this node"));
         }
         if let Some(membership) =
             self.0.cluster_membership.clone().filter(|_| self.joined_cluster().is_none())
@@ -51,13 +56,13 @@ impl Control {
         let identity = membership.identity();
         if identity.stage != MembershipStage::Member {
             return Err(conflict(
-                "this node is on its way into its cluster, or out of it: there is nothing to recover",
-                "wait until it is there, or `windrose cluster leave --force`",
+                "this node is joining or leaving its cluster: there is nothing to recover",
+                "wait until it has joined, or `windrose cluster leave --force`",
             ));
         }
         if let Some(wait) = self.startup_wait().filter(|wait| wait.is_removed_from_cluster) {
             return Err(conflict(
-                format!("nothing is recovered: {}", wait.reason),
+                format!("nothing was recovered: {}", wait.reason),
                 &wait.next_step,
             ));
         }
@@ -66,27 +71,34 @@ impl Control {
             identity.cluster,
         )?;
         let lost = identity.endpoints.clone();
-        let store = ReplacementStore { replaces: identity.cluster, lost, why };
+        let store = ReplacementStore {
+            replaced_cluster: identity.cluster,
+            lost_members: lost,
+            reason: why,
+        };
         let plan = RecoveryPlan {
             node: self.0.settings.name.clone(),
             store: Some(store),
             volumes: Vec::new(),
-            silent: Vec::new(),
-            done: confirmed,
+            unresponsive_nodes: Vec::new(),
+            applied: confirmed,
         };
         if !confirmed {
             return Ok(plan);
         }
         let protection = renew_protection(&identity.transport_security)?;
         let next = first_node_identity(&self.0.settings, identity.node, protection)?;
-        tracing::warn!(old = %identity.cluster, new = %next.cluster, "an operator has a new store take the place of the old one");
+        tracing::warn!(old = %identity.cluster, new = %next.cluster, "metadata store replaced by an operator");
         membership.move_to_new_cluster(&next).await.map_err(|e| identity_error(&e))?;
         self.0.restart.send_replace(true);
         Ok(plan)
     }
 
     /// Recovers volumes without a record, and those whose records are older than their images.
-    async fn recover_volumes(&self, request: &RecoverCluster) -> Result<RecoveryPlan, ApiError> {
+    async fn recover_volumes(
+        &self,
+        request: &RecoverClusterRequest,
+    ) -> Result<RecoveryPlan, ApiError> {
         if self.joined_cluster().is_some() {
             nodes::get_cluster(&*self.0.meta).await.map_err(|e| store_unreachable(&e))?;
         }
@@ -100,7 +112,7 @@ impl Control {
         for (id, replicas) in by_volume {
             volumes.extend(self.recover_volume(id, replicas, &request.without, confirmed).await?);
         }
-        let notes = silent.iter().map(|node| format!("node {node} did not say what it has"));
+        let notes = silent.iter().map(|node| format!("node {node} did not report its images"));
         let notes: Vec<_> = notes.collect();
         volumes.iter_mut().for_each(|v| v.notes.extend(notes.iter().cloned()));
         if confirmed {
@@ -110,8 +122,8 @@ impl Control {
             node: self.0.settings.name.clone(),
             store: None,
             volumes,
-            silent,
-            done: confirmed,
+            unresponsive_nodes: silent,
+            applied: confirmed,
         })
     }
 
@@ -146,7 +158,7 @@ impl Control {
         if let (true, Ok(choice)) = (confirmed, &decided)
             && let Err(why) = self.execute_plan(&plan, &replicas, choice, stored).await
         {
-            plan.doubt = Some(why.message);
+            plan.ambiguity = Some(why.message);
         }
         Ok(Some(plan))
     }
@@ -164,7 +176,7 @@ impl Control {
                 let name = plan.name.as_ref().ok_or_else(|| {
                     let image = replicas.first().map(|replica| replica.location.to_string()).unwrap_or_default();
                     let message = format!(
-                        "its image does not tell what it was called: windrose volume adopt {image} --name NAME"
+                        "its image does not contain its name: windrose volume adopt {image} --name NAME"
                     );
                     ApiError::new(ErrorCode::InvalidRequest, message)
                 })?;
@@ -210,7 +222,7 @@ impl Control {
             None => mirror_records::creation(record.id, &next),
         });
         self.0.meta.commit(changes).await.map_err(|e| store_error(&e))?;
-        tracing::warn!(volume = %record.name, epoch = next.epoch.0, "an operator has its record made newer than its images");
+        tracing::warn!(volume = %record.name, epoch = next.epoch.0, "mirror configuration replaced by an operator");
         Ok(())
     }
 }
@@ -221,7 +233,7 @@ fn store_unreachable(error: &StoreError) -> ApiError {
     match error {
         StoreError::Unreachable { .. } => {
             let hint = format!(
-                "nothing was changed; try again when the store answers; {LOST_QUORUM_HINT}"
+                "nothing was changed; try again when the store responds; {LOST_QUORUM_HINT}"
             );
             ApiError::new(ErrorCode::Unavailable, error.to_string()).with_hint(hint)
         }
@@ -236,19 +248,20 @@ fn store_lost_reason(
 ) -> Result<String, ApiError> {
     match answer {
         Ok(Some(found)) if found == cluster => Err(conflict(
-            "the cluster's store is there: nothing of it is lost",
-            "`windrose status` says what this node waits for; volumes that it does not know are recovered once it is a \
-             member",
+            "the cluster's store responds: it is not lost",
+            "`windrose status` shows what this node waits for; recover missing volumes after it \
+             has joined",
         )),
         // A second cluster would serve the same images.
         Ok(Some(found)) => Err(conflict(
             format!(
-                "a store answers, and it belongs to another cluster ({found}): it took the place of this node's"
+                "a store responds, but it belongs to another cluster ({found}), which replaced \
+                 this node's"
             ),
             REJOIN_HINT,
         )),
         Err(error @ StoreError::TlsRejected { .. }) => Err(conflict(
-            format!("a store answers, and this node is no part of it: {error}"),
+            format!("a store responds, but rejects this node: {error}"),
             UNTRUSTED_STORE_HINT,
         )),
         Ok(None) => Ok("it is empty".to_owned()),
@@ -264,7 +277,7 @@ mod tests {
     fn a_store_that_answers_is_not_replaced() {
         let own = Uuid::from_u128(1);
         let refused = store_lost_reason(Ok(Some(own)), own).unwrap_err();
-        assert!(refused.message.contains("nothing of it is lost"), "{refused}");
+        assert!(refused.message.contains("it is not lost"), "{refused}");
         assert_eq!(store_lost_reason(Ok(None), own).unwrap(), "it is empty");
         let away =
             StoreError::Unreachable { store: "etcd".into(), why: "it does not answer".into() };
@@ -277,7 +290,7 @@ mod tests {
         let refused = store_unreachable(&StoreError::Unreachable { store, why });
         let hint = refused.hint.unwrap_or_default();
         let restart = hint.find("systemctl restart windrose").unwrap();
-        assert!(restart < hint.find("windrose cluster recover --plan").unwrap(), "{hint}");
+        assert!(restart < hint.find("windrose cluster recover --dry-run").unwrap(), "{hint}");
         assert!(refused.message.contains("no leader"), "{}", refused.message);
     }
 
@@ -288,7 +301,7 @@ mod tests {
         let untrusted = StoreError::TlsRejected { store: "etcd".into(), why };
         for answer in [Err(untrusted), Ok(Some(other))] {
             let refused = store_lost_reason(answer, own).unwrap_err();
-            assert!(refused.message.contains("a store answers"), "{refused}");
+            assert!(refused.message.contains("a store responds"), "{refused}");
             let hint = refused.hint.unwrap_or_default();
             assert!(hint.contains("windrose cluster leave --force"), "{hint}");
             assert!(hint.contains("join") && !hint.contains("recover"), "{hint}");

@@ -119,26 +119,27 @@ impl Ambiguity {
             Self::UnseenReplicas(nodes) => {
                 let (names, flags) = (nodes.join(", "), nodes.join(" --without "));
                 format!(
-                    "the copy on {names} was in sync too, was not seen, and may be newer: start that node and have it \
-                     join, or do without it (--without {flags}; what only it holds is lost)"
+                    "the replica on {names} was also in sync, was not found, and may be newer: \
+                     start that node and join it to the cluster, or proceed without it (--without \
+                     {flags}; data that only it has is lost)"
                 )
             }
             Self::DivergentHistories(a, b) => format!(
-                "{a} and {b} have different histories of one epoch: look at both, then take one of them \
-                 (windrose volume adopt IMAGE --force)"
+                "{a} and {b} have divergent histories of the same epoch: compare both, then adopt \
+                 one of them (windrose volume adopt IMAGE --force)"
             ),
             Self::NeverMirrored(all) => format!(
-                "{} hold it, and none says which is newer: look at them, then take one of them \
-                 (windrose volume adopt IMAGE --force)",
+                "{} contain it, and nothing shows which is newer: compare them, then adopt one of \
+                 them (windrose volume adopt IMAGE --force)",
                 all.join(", ")
             ),
             Self::DuplicateImages(a, b) => format!(
-                "{a} and {b} are duplicates of one image, made at different times or not: take the one that is newer away \
-                 from the older one's place, or take one of them (windrose volume adopt IMAGE --force)"
+                "{a} and {b} are duplicates of one image, and one may be older: disconnect the \
+                 older one, or adopt one of them (windrose volume adopt IMAGE --force)"
             ),
             Self::NeverInSync(all) => format!(
-                "no copy that was found ({}) is known to have been in sync: it may hold a part at most; to take it all the \
-                 same: windrose volume adopt IMAGE --force",
+                "no replica that was found ({}) is known to have been in sync: its data may be \
+                 incomplete; to adopt it anyway: windrose volume adopt IMAGE --force",
                 all.join(", ")
             ),
         }
@@ -277,16 +278,16 @@ pub(super) fn plan_volume(
         notes.extend(source_notes(source_replica));
         let left =
             (0..replicas.len()).filter(|n| !follow.contains(n) && replicas[*n] != *source_replica);
-        notes.extend(left.map(|n| format!("{} is left as it is", replicas[n].location_text())));
+        notes.extend(left.map(|n| format!("{} is not changed", replicas[n].location_text())));
     }
     PlannedVolume {
         volume: reference.map(|c| c.scan.volume).unwrap_or_default(),
         name: reference.and_then(volume_name_of),
         size_bytes: reference.map(|c| c.scan.size_bytes).unwrap_or_default(),
-        leads: source.map(ReplicaImage::to_api),
-        follow: follow.iter().map(|n| replicas[*n].to_api()).collect(),
+        source: source.map(ReplicaImage::to_api),
+        resync_replicas: follow.iter().map(|n| replicas[*n].to_api()).collect(),
         notes,
-        doubt: decided.as_ref().err().map(Ambiguity::text),
+        ambiguity: decided.as_ref().err().map(Ambiguity::text),
     }
 }
 
@@ -295,34 +296,32 @@ fn source_notes(source_replica: &ReplicaImage) -> Vec<String> {
     let Some(description) = source_replica.description() else {
         let why = source_replica.scan.description_error.as_deref().map(|why| format!(" ({why})"));
         return vec![format!(
-            "its image does not tell who could reach it{}: nobody can until you allow them",
+            "its image does not contain its allowed initiators{}: it is inaccessible until you \
+             allow some",
             why.unwrap_or_default()
         )];
     };
     let mut notes = Vec::new();
     if !description.secret_kinds.is_empty() {
         notes.push(
-            "initiators had to prove who they are, and secrets are not kept in images: set them anew (windrose volume \
-             chap, dhchap, tls), then allow the initiators"
+            "its initiators had secrets, which images do not contain: set new ones (windrose \
+             volume chap, dhchap, tls), then allow the initiators"
                 .to_owned(),
         );
-        notes.extend(description.allow.iter().map(|who| format!("it allowed {who}")));
+        notes.extend(description.allow.iter().map(|who| format!("allowed initiator: {who}")));
     } else if !description.allow_complete {
         notes.push(
-            "it allowed more initiators than its image has room for: allow the rest".to_owned(),
+            "it allowed more initiators than its image can record: allow the others".to_owned(),
         );
     }
     if let Some(behind) = &description.shared_target {
         notes.push(format!(
-            "it stood behind the target of another volume: windrose volume target NAME --join {} --lun {}",
+            "it used the target of another volume: windrose volume target NAME --join {} --lun {}",
             behind.target, description.lun
         ));
     }
     if source_replica.scan.thin {
-        notes.push(format!(
-            "it is thin: it may take up to {}",
-            Size(source_replica.scan.size_bytes)
-        ));
+        notes.push(format!("it is thin: it may grow to {}", Size(source_replica.scan.size_bytes)));
     }
     notes
 }
@@ -492,9 +491,9 @@ mod tests {
         let all = [copy(1, 8, &[1]), copy(2, 7, &[2, 1]), older, small];
         assert_eq!(choose_source(&all, &[]), choice(0, &[1]));
         let plan = plan_volume(&all, &choose_source(&all, &[]));
-        assert_eq!((plan.leads.unwrap().node, plan.follow.len()), ("n1".to_owned(), 1));
+        assert_eq!((plan.source.unwrap().node, plan.resync_replicas.len()), ("n1".to_owned(), 1));
         assert!(
-            plan.notes.iter().any(|n| n.contains("/v/3 on n3 is left as it is")),
+            plan.notes.iter().any(|n| n.contains("/v/3 on n3 is not changed")),
             "{:?}",
             plan.notes
         );
@@ -509,7 +508,11 @@ mod tests {
         one.location = ImageLocation::Path(format!("/v/mail-{}.img", one.scan.volume).into());
         assert_eq!(volume_name_of(&one), Some("mail".parse().unwrap()));
         let plan = plan_volume(&[one.clone()], &choose_source(&[one], &[]));
-        assert!(plan.notes[0].contains("does not tell who could reach it"), "{:?}", plan.notes);
+        assert!(
+            plan.notes[0].contains("does not contain its allowed initiators"),
+            "{:?}",
+            plan.notes
+        );
     }
 
     #[test]
@@ -519,7 +522,7 @@ mod tests {
         told.secret_kinds.insert(crate::record::image_description::SecretKind::Chap);
         told.allow.insert("iqn.1993-08.org.debian:01:x".parse().unwrap());
         let plan = plan_volume(&[one.clone()], &choose_source(&[one], &[]));
-        assert!(plan.notes.iter().any(|n| n.contains("set them anew")), "{:?}", plan.notes);
+        assert!(plan.notes.iter().any(|n| n.contains("set new ones")), "{:?}", plan.notes);
         assert!(plan.notes.iter().any(|n| n.ends_with("org.debian:01:x")), "{:?}", plan.notes);
     }
 }

@@ -54,7 +54,7 @@ impl Control {
         let RepairState { history, placement_attempts: attempts } = repairs;
         history.observe_nodes(now, down.as_ref().ok());
         if let Err(error) = down {
-            tracing::debug!(%error, "who is gone is not known now");
+            tracing::debug!(%error, "cannot read which nodes are down");
             return;
         }
         attempts.retain(|_, (until, _)| now.at < *until);
@@ -148,7 +148,7 @@ impl Control {
             _ => apply_action(&mut record, &action),
         }
         if let Err(error) = self.commit_repair(&record, revision, (&mirror, at)).await {
-            tracing::info!(volume = %record.name, %error, "repair: nothing was changed");
+            tracing::info!(volume = %record.name, %error, "repair: commit failed; nothing was changed");
         } else {
             if matches!(action, RepairAction::Start { .. }) {
                 policy.running += 1;
@@ -186,11 +186,11 @@ impl Control {
             RepairAction::Start { replaces } => {
                 let node = record.repair.as_ref().map(|repair| named(&repair.node));
                 let replaces = replaces.as_ref().map(named);
-                tracing::warn!(%volume, node, instead_of = replaces, "repair: a missing copy is made");
+                tracing::warn!(%volume, node, instead_of = replaces, "repair: creating a missing replica");
             }
             RepairAction::Complete => {
                 history.clear_failures(record.id);
-                tracing::info!(%volume, "repair: the volume has its copies");
+                tracing::info!(%volume, "repair: completed");
             }
             RepairAction::Abort { node, why } => {
                 let why = match why {
@@ -201,18 +201,18 @@ impl Control {
                     AbortReason::OriginalInSync(back) => {
                         format!("the one on {} is back in sync", named(back))
                     }
-                    AbortReason::NodeDown => "its node is gone".to_owned(),
+                    AbortReason::NodeDown => "its node is down".to_owned(),
                 };
                 let node = named(node);
-                tracing::warn!(%volume, node, why, "repair: the new copy is given up");
+                tracing::warn!(%volume, node, why, "repair: new replica abandoned");
             }
             RepairAction::RemoveSurplus(node) => {
                 let node = named(node);
-                tracing::info!(%volume, node, "repair: a copy is back in sync, and one too many: it goes");
+                tracing::info!(%volume, node, "repair: removing a surplus replica");
             }
             RepairAction::Reinstate { node, .. } => {
                 let node = named(node);
-                tracing::info!(%volume, node, "repair: a copy is back in sync, and counts again");
+                tracing::info!(%volume, node, "repair: original replica reinstated");
             }
         }
     }
@@ -226,11 +226,11 @@ impl Control {
     ) -> MissingReplica {
         let why = match wait {
             WaitReason::Disabled => format!(
-                "no copy is made by itself, as cluster.repair_after_s is \"off\" at node {}",
+                "automatic repair is disabled (cluster.repair_after_s is \"off\" at node {})",
                 self.0.settings.name
             ),
             WaitReason::NotDue(due) => {
-                format!("another one is made by itself from {}", format_utc(due.wall_s))
+                format!("a replacement is created automatically from {}", format_utc(due.wall_s))
             }
             WaitReason::Backoff { until, why } => {
                 let failed = history.failed_nodes(record.id);
@@ -240,16 +240,17 @@ impl Control {
                 });
                 let until = format_utc(until.wall_s);
                 let why = format!(
-                    "another one could not be made ({why}); it is tried again from {until}"
+                    "a replacement could not be created ({why}); next attempt from {until}"
                 );
                 return MissingReplica { why, next_step: next };
             }
             WaitReason::ConcurrencyLimit => {
-                "another one is made when those of other volumes are done".to_owned()
+                "a replacement is created after those of other volumes".to_owned()
             }
             WaitReason::NoFreePlacement => {
-                let why = "copies on nodes that are gone have all its places";
-                let next = "take out a node that never comes back: windrose cluster leave --node NODE --force";
+                let why = "replicas on nodes that are down occupy all its placements";
+                let next = "remove a node that is lost for good: windrose cluster leave --node \
+                    NODE --force";
                 return MissingReplica { why: why.to_owned(), next_step: Some(next.to_owned()) };
             }
         };
@@ -264,7 +265,8 @@ impl Control {
     ) -> Result<(NewBacking, Vec<Candidate>), MissingReplica> {
         let name = &record.name;
         let Some(backing) = self.repair_backing(record, replaces) else {
-            let why = "its copies lie where an administrator has named a file or device, and none is made by itself";
+            let why = "its replicas are on files or devices that an administrator chose, so none \
+                is created automatically";
             let next = format!(
                 "windrose volume mirror add {name} --on NODE --device DEVICE (or --path FILE, --pool POOL)"
             );
@@ -309,7 +311,7 @@ impl Control {
         for candidate in &mut candidates {
             let promised = promised.get(&candidate.node).copied().unwrap_or(0);
             if candidate.free_bytes.saturating_sub(promised) < need {
-                candidate.exclusion = candidate.exclusion.or(Some("has no room for it"));
+                candidate.exclusion = candidate.exclusion.or(Some("has not enough free space"));
             }
         }
         let failed = history.failed_nodes(record.id);
@@ -369,7 +371,9 @@ fn combine_wait_reason(
         (WaitReason::NotDue(_) | WaitReason::ConcurrencyLimit, Some(no_node)) => no_node,
         (WaitReason::Disabled | WaitReason::Backoff { .. }, Some(no_node)) => {
             let why = match wait {
-                WaitReason::Backoff { why, .. } => format!("another one could not be made ({why})"),
+                WaitReason::Backoff { why, .. } => {
+                    format!("a replacement could not be created ({why})")
+                }
                 _ => waiting.why,
             };
             let why = format!("{why}; {}", no_node.why);
@@ -385,7 +389,7 @@ fn no_node_for_repair(
     candidates: &[Candidate],
 ) -> MissingReplica {
     let taken = placement_nodes(record);
-    let add = "add a node (windrose cluster join), or make room";
+    let add = "add a node (windrose cluster join), or free some space";
     let next = match overwrite_hint(record, backing, candidates, &taken, None) {
         Some(over) => format!("{over}; or {add}"),
         None => add.to_owned(),
@@ -440,7 +444,8 @@ mod tests {
         let nowhere = no_node_for_repair(&record, &NewBacking::default(), &[witness]);
         assert!(nowhere.next_step.as_ref().unwrap().contains("add a node"), "{nowhere:?}");
         let moment = Timestamp { at: Instant::now(), wall_s: 1 };
-        let waits = MissingReplica { why: "made by itself from then".to_owned(), next_step: None };
+        let waits =
+            MissingReplica { why: "created automatically from then".to_owned(), next_step: None };
         let until = WaitReason::NotDue(moment);
         let told = |wait: &WaitReason, nowhere| combine_wait_reason(wait, waits.clone(), nowhere);
         assert_eq!(told(&until, None), waits);
@@ -449,7 +454,8 @@ mod tests {
         let both = told(&paused, Some(nowhere.clone()));
         assert_eq!(
             both.why,
-            "another one could not be made (no space); no other node can keep a copy now (w is a witness)"
+            "a replacement could not be created (no space); no other node can take a replica now \
+             (w is a witness)"
         );
         assert_eq!(both.next_step, nowhere.next_step);
     }

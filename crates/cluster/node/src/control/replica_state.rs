@@ -52,18 +52,18 @@ impl ClusterView {
 
     fn replica_state(&self, record: &VolumeRecord, placement: &ReplicaPlacement) -> ReplicaState {
         match &placement.stage {
-            PlacementStage::Creating { .. } => return ReplicaState::BeingMade,
+            PlacementStage::Creating { .. } => return ReplicaState::Creating,
             PlacementStage::Failed { reason } => {
                 return ReplicaState::Failed { reason: reason.clone() };
             }
-            PlacementStage::Removing { .. } => return ReplicaState::Leaving,
+            PlacementStage::Removing { .. } => return ReplicaState::Removing,
             PlacementStage::Ready | PlacementStage::Superseded => {}
         }
         let Some(mirror) = self.mirrors.get(&record.id) else { return ReplicaState::Unknown };
         if mirror.member(placement.node).is_some() {
             // A replica that its node cannot open counts as holding nothing.
             return match self.open_error(placement.node, record.id) {
-                Some(_) => ReplicaState::Outdated,
+                Some(_) => ReplicaState::OutOfSync,
                 None => ReplicaState::InSync,
             };
         }
@@ -78,9 +78,9 @@ impl ClusterView {
             None if placement.stage == PlacementStage::Superseded
                 && !is_being_replaced(record, placement.node) =>
             {
-                ReplicaState::Leaving
+                ReplicaState::Removing
             }
-            None => ReplicaState::Outdated,
+            None => ReplicaState::OutOfSync,
         }
     }
 
@@ -104,18 +104,20 @@ impl ClusterView {
                 self.disk_problem(record, placement.node)
                     .or_else(|| full.then(|| self.full_problem(placement)))
             }
-            ReplicaState::Leaving => self.removal_problem(record, placement),
+            ReplicaState::Removing => self.removal_problem(record, placement),
             ReplicaState::Resyncing { .. } => {
                 let refused =
                     self.reported_mirror(placement.node, record.id).and_then(disk_error_text);
                 refused.map(|why| ReplicaProblem::new(why, WAIT_HINT))
             }
-            ReplicaState::Outdated if placement.stage == PlacementStage::Superseded => {
+            ReplicaState::OutOfSync if placement.stage == PlacementStage::Superseded => {
                 self.removal_problem(record, placement)
             }
-            ReplicaState::Outdated => Some(self.outdated_problem(record, placement.node)),
-            ReplicaState::BeingMade => match self.state_of(placement.node) {
-                NodeState::Running => Some(ReplicaProblem::new("its node makes it", WAIT_HINT)),
+            ReplicaState::OutOfSync => Some(self.outdated_problem(record, placement.node)),
+            ReplicaState::Creating => match self.state_of(placement.node) {
+                NodeState::Running => {
+                    Some(ReplicaProblem::new("its node is creating it", WAIT_HINT))
+                }
                 NodeState::Down | NodeState::Unknown => Some(self.node_problem(placement.node)),
             },
             ReplicaState::Failed { reason } => Some(ReplicaProblem::new(
@@ -123,8 +125,8 @@ impl ClusterView {
                 replace_hint(record, &placement.backing, &node, reason),
             )),
             ReplicaState::Unknown => Some(ReplicaProblem::new(
-                "the record of the volume's mirror is not there",
-                "windrose cluster recover --plan",
+                "its mirror configuration is missing",
+                "windrose cluster recover --dry-run",
             )),
         }
     }
@@ -139,7 +141,8 @@ impl ClusterView {
         let is_down = self.state_of(placement.node) == NodeState::Down;
         let called = self.nodes.get(&placement.node).map(|view| node_argument(&self.nodes, view));
         let start = format!(
-            "start windrose on node {node}, or mend its network; if it never comes back: windrose cluster leave --node {} --force",
+            "start windrose on node {node}, or fix its network; if it is lost for good: windrose \
+             cluster leave --node {} --force",
             called.unwrap_or_else(|| placement.node.to_string())
         );
         if placement.stage != PlacementStage::Superseded {
@@ -148,15 +151,16 @@ impl ClusterView {
         }
         let why = match is_being_replaced(record, placement.node) {
             true => {
-                "another one is being made, as its node was gone: whichever is in sync first stays"
+                "its node was down, so a replacement is being created: the one that is in sync \
+                 first is kept"
             }
             false => {
-                "another one has taken its place, as its node was gone: it goes once its node is back and it is in sync"
+                "its node was down, so it was replaced: it is removed once its node is back and it \
+                 is in sync"
             }
         };
-        let go = format!(
-            "wait; or have it go as it is: windrose volume mirror remove {name} --on {node}"
-        );
+        let go =
+            format!("wait, or remove it now: windrose volume mirror remove {name} --on {node}");
         Some(ReplicaProblem::new(why, if is_down { start } else { go }))
     }
 
@@ -166,11 +170,11 @@ impl ClusterView {
         match self.state_of(node) {
             NodeState::Down => ReplicaProblem::new(
                 format!("node {name} is down, or cut off"),
-                format!("start windrose on node {name}, or mend its network"),
+                format!("start windrose on node {name}, or fix its network"),
             ),
             NodeState::Unknown | NodeState::Running => ReplicaProblem::new(
-                format!("how it is on node {name} is not known here"),
-                format!("`windrose status` on node {name} says how it is"),
+                format!("its state on node {name} is unknown here"),
+                format!("`windrose status` on node {name} shows its state"),
             ),
         }
     }
@@ -191,25 +195,32 @@ impl ClusterView {
             return ReplicaProblem::new(why, open_failed_hint(record, &called));
         }
         let Some(reported) = self.reported_mirror(node, record.id) else {
-            return ReplicaProblem::new(format!("node {called} has not told of it yet"), WAIT_HINT);
+            return ReplicaProblem::new(
+                format!("node {called} has not reported it yet"),
+                WAIT_HINT,
+            );
         };
         let disk = format!(
-            "look at that disk; if it is broken, replace it, then: windrose volume mirror replace {name} --on {called}"
+            "check that disk; if it is broken, replace it, then: windrose volume mirror replace \
+             {name} --on {called}"
         );
         if let Some(lost) = &reported.image_lost {
             return ReplicaProblem::new(
                 lost,
-                format!("node {called} opens it again by itself when the disk answers; {disk}"),
+                format!("node {called} reopens it when the disk responds; {disk}"),
             );
         }
         if let Some(placement) = record.placement(node).filter(|_| reported.full) {
             let (full, room) = self.space_problem(placement);
-            return ReplicaProblem::new(full, format!("{room}: it is tried again within a minute"));
+            return ReplicaProblem::new(
+                full,
+                format!("{room}: the resync is retried within a minute"),
+            );
         }
         if let Some(refused) = disk_error_text(reported) {
             return ReplicaProblem::new(
                 refused,
-                format!("it is tried again within a minute; {disk}"),
+                format!("the resync is retried within a minute; {disk}"),
             );
         }
         self.resync_problem(record, node)
@@ -219,37 +230,36 @@ impl ClusterView {
     fn resync_problem(&self, record: &VolumeRecord, node: NodeId) -> ReplicaProblem {
         let called = self.node_name(node);
         let Some(primary) = self.mirrors.get(&record.id).map(|mirror| mirror.primary) else {
-            return ReplicaProblem::new("nobody leads the volume", WAIT_HINT);
+            return ReplicaProblem::new("the volume has no primary", WAIT_HINT);
         };
         let (leads, name) = (self.node_name(primary), &record.name);
         let Some(reported) = self.reported_mirror(primary, record.id) else {
-            let why = format!("it waits for node {leads}, which brings it in sync");
+            let why = format!("it waits for a resync from node {leads}");
             return ReplicaProblem::new(why, self.node_problem(primary).next_step);
         };
         if reported.newer_replicas.contains(&node.0) {
-            let why =
-                format!("it is newer than the copy on {leads}, with which the volume goes on");
+            let why = format!("it is newer than the replica on {leads}, the current primary");
             let next = format!(
-                "to give it up: windrose volume mirror replace {name} --on {called}; to go on with it: switch {leads} off, \
-                 then windrose volume force {name} at {called}"
+                "to give up its data: windrose volume mirror replace {name} --on {called}; to keep \
+                 it: switch {leads} off, then windrose volume force-primary {name} at {called}"
             );
             return ReplicaProblem::new(why, next);
         }
         if !reported.peers_with_session.contains(&node.0) {
             return ReplicaProblem::new(
-                format!("nodes {leads} and {called} do not reach each other"),
+                format!("nodes {leads} and {called} cannot reach each other"),
                 format!(
-                    "look at the network between {leads} and {called} (the addresses of cluster.listen, port 7480 unless set \
-                     otherwise)"
+                    "check the network between {leads} and {called} (the addresses of \
+                     cluster.listen, port 7480 by default)"
                 ),
             );
         }
         match reported.failed_resyncs.get(&node.0) {
             Some(why) => ReplicaProblem::new(
-                format!("the last resync from {leads} has failed: {why}"),
-                format!("it is tried again within a minute; the log of node {leads} says more"),
+                format!("the last resync from {leads} failed: {why}"),
+                format!("it is retried within a minute; see the log of node {leads}"),
             ),
-            None => ReplicaProblem::new(format!("{leads} is about to bring it in sync"), WAIT_HINT),
+            None => ReplicaProblem::new(format!("{leads} is about to resync it"), WAIT_HINT),
         }
     }
 
@@ -258,7 +268,8 @@ impl ClusterView {
         let (full, room) = self.space_problem(placement);
         let why = format!("{full}: writes that need more space are refused");
         let next = format!(
-            "{room}, or free space in the volume (fstrim on its initiators): writes go on by themselves then"
+            "{room}, or free space in the volume (fstrim on its initiators): writes then succeed \
+             again"
         );
         ReplicaProblem::new(why, next)
     }
@@ -269,7 +280,7 @@ impl ClusterView {
         match &placement.backing {
             Backing::File { path } => (
                 format!("the file system of {} is full (no space left)", path.display()),
-                format!("make room in that file system on node {node}"),
+                format!("free space in that file system on node {node}"),
             ),
             Backing::Device { path } => (
                 format!("{} is full (no space left)", path.display()),
@@ -294,17 +305,18 @@ impl ClusterView {
         let (answered, next) = match others.count() {
             0 => (
                 "",
-                format!("look at that disk; for another copy: {}", self.add_replica_hint(record)),
+                format!("check that disk; for another replica: {}", self.add_replica_hint(record)),
             ),
             _ => (
-                "; other copies answer them",
+                "; other replicas served them",
                 format!(
-                    "look at that disk. To replace it: windrose volume mirror remove {name} --on {called}, change the disk, \
-                     then windrose volume mirror add {name} --on {called}. This ends an hour after the last failed read"
+                    "check that disk. To replace it: windrose volume mirror remove {name} --on \
+                     {called}, change the disk, then windrose volume mirror add {name} --on \
+                     {called}. This finding clears an hour after the last failed read"
                 ),
             ),
         };
-        let why = format!("its disk has failed {failed} reads in the last hour{answered}");
+        let why = format!("its disk failed {failed} reads in the last hour{answered}");
         Some(ReplicaProblem::new(why, next))
     }
 
@@ -318,7 +330,7 @@ impl ClusterView {
         let replicas = self.replicas(record);
         for replica in replicas.iter().filter(|replica| replica.state == ReplicaState::InSync) {
             if let (Some(why), hint) = (&replica.reason, replica.hint.as_deref()) {
-                let message = format!("the copy on {}: {why}", replica.node);
+                let message = format!("the replica on {}: {why}", replica.node);
                 findings.push(finding(Severity::Warning, &subject, message, hint));
             }
         }
@@ -341,13 +353,13 @@ impl ClusterView {
         lacking.extend(self.repair_progress_text(record));
         lacking.extend(missing.map(|missing| missing.why.clone()));
         next.extend(missing.and_then(|missing| missing.next_step.as_deref()));
-        let all = counted.iter().filter(|replica| replica.state != ReplicaState::Leaving).count();
+        let all = counted.iter().filter(|replica| replica.state != ReplicaState::Removing).count();
         let good = replicas
             .iter()
             .filter(|replica| replica.state == ReplicaState::InSync)
             .count()
             .min(all);
-        let message = format!("{good} of {all} copies are in sync: {}", lacking.join("; "));
+        let message = format!("{good} of {all} replicas are in sync: {}", lacking.join("; "));
         let hint = if next.is_empty() { WAIT_HINT.to_owned() } else { next.join("; ") };
         findings.push(finding(Severity::Warning, subject, message, Some(&hint)));
         false
@@ -367,8 +379,9 @@ impl ClusterView {
         let missing = self.missing_replica(record);
         let why = missing.map(|missing| format!(": {}", missing.why)).unwrap_or_default();
         let wanted = record.replicas_wanted;
-        let message = format!("it has {has} of the {wanted} copies that it is to have{why}");
-        let fewer = format!("to do with {has}: windrose volume mirror set {name} --replicas {has}");
+        let message = format!("it has {has} of {wanted} replicas{why}");
+        let fewer =
+            format!("to be content with {has}: windrose volume mirror set {name} --replicas {has}");
         let hint = match missing {
             Some(MissingReplica { next_step: Some(next), .. }) => format!("{next}; {fewer}"),
             // The reporter has searched for a node.
@@ -416,10 +429,11 @@ impl ClusterView {
         let leave: Vec<_> = called.iter().map(leave).collect();
         let names = names.join(", ");
         let message = format!(
-            "it is being deleted: the copy on {names} is erased when that node runs again, and the name is taken until then"
+            "it is being deleted: the replica on {names} is erased when that node runs again; \
+             until then the name cannot be reused"
         );
         let hint = format!(
-            "start windrose on node {names}, or mend its network; if it never comes back: {}",
+            "start windrose on node {names}, or fix its network; if it is lost for good: {}",
             leave.join("; ")
         );
         Some(finding(Severity::Warning, format!("volume {}", record.name), message, Some(&hint)))
@@ -436,10 +450,10 @@ impl ClusterView {
         let repair = record.repair.as_ref()?;
         let (node, since) = (self.node_name(repair.node), format_utc(repair.since_s));
         let replaced = repair.replaces.map(|node| {
-            format!(", in place of the one on {}, whose node is gone", self.node_name(node))
+            format!(", to replace the one on {}, whose node is down", self.node_name(node))
         });
         Some(format!(
-            "a copy is being made on {node} since {since}{}",
+            "a replica is being created on {node} since {since}{}",
             replaced.unwrap_or_default()
         ))
     }
@@ -462,7 +476,7 @@ impl ClusterView {
             why.push(match self.state_of(*node) {
                 _ if record.role == Role::Witness => format!("{name} is a witness"),
                 NodeState::Down => format!("{name} is down, or cut off"),
-                NodeState::Unknown => format!("{name} is not reached from here"),
+                NodeState::Unknown => format!("{name} cannot be reached from here"),
                 NodeState::Running if record.is_drained => format!("{name} is drained"),
                 NodeState::Running => return None,
             });
@@ -478,13 +492,14 @@ pub(super) fn open_failed_hint(record: &VolumeRecord, node: &str) -> String {
         true => format!("if the disk is lost: windrose volume mirror replace {name} --on {node}"),
         false => lost_image_hint(name),
     };
-    format!("remove the obstacle: node {node} tries again every 30 seconds; {lost}")
+    format!("remove the cause: node {node} retries every 30 seconds; {lost}")
 }
 
 /// The hint for a volume whose only image is lost.
 pub(super) fn lost_image_hint(name: &VolumeName) -> String {
     format!(
-        "if the image is lost, restore it from a backup, or give it up: windrose volume delete {name} --discard"
+        "if the image is lost, restore it from a backup, or delete the volume: windrose volume \
+         delete {name} --discard"
     )
 }
 
@@ -502,15 +517,15 @@ fn is_being_replaced(record: &VolumeRecord, node: NodeId) -> bool {
 
 /// The finding that a replica is surplus.
 fn surplus_finding(subject: &str, replica: &VolumeReplica) -> Finding {
-    let why = replica.reason.as_deref().unwrap_or("it is in sync, and about to go");
-    let message = format!("the copy on {} is not needed any more: {why}", replica.node);
+    let why = replica.reason.as_deref().unwrap_or("it is in sync, and about to be removed");
+    let message = format!("the replica on {} is no longer needed: {why}", replica.node);
     finding(Severity::Note, subject, message, Some(replica.hint.as_deref().unwrap_or(WAIT_HINT)))
 }
 
 /// The error that the disk of a replica reported.
 fn disk_error_text(reported: &ReportedMirror) -> Option<String> {
     let refused = reported.disk_error.as_ref()?;
-    Some(format!("its disk has failed an operation ({refused})"))
+    Some(format!("its disk failed an operation ({refused})"))
 }
 
 /// What a replica lacks, if anything, and why.
@@ -518,21 +533,21 @@ fn deficiency_text(replica: &VolumeReplica) -> Option<String> {
     let node = &replica.node;
     let why = replica.reason.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
     match &replica.state {
-        ReplicaState::InSync | ReplicaState::Leaving => None,
+        ReplicaState::InSync | ReplicaState::Removing => None,
         ReplicaState::Resyncing { done_bytes, total_bytes, eta_s, unreadable } => {
             let left = api::Size(total_bytes.saturating_sub(*done_bytes));
             let eta = match eta_s {
                 Some(s) => format!(", {s} s"),
                 None if unreadable.is_empty() => String::new(),
-                None => ", some of it can be read from no copy".to_owned(),
+                None => ", some of it cannot be read from any replica".to_owned(),
             };
-            Some(format!("the one on {node} is being brought in sync ({left} left{eta}){why}"))
+            Some(format!("the one on {node} is resyncing ({left} left{eta}){why}"))
         }
-        ReplicaState::Outdated => Some(format!("the one on {node} is outdated{why}")),
-        ReplicaState::BeingMade => Some(format!("the one on {node} is being made{why}")),
+        ReplicaState::OutOfSync => Some(format!("the one on {node} is outdated{why}")),
+        ReplicaState::Creating => Some(format!("the one on {node} is being created{why}")),
         ReplicaState::Failed { reason } => {
-            Some(format!("the one on {node} was not made: {reason}"))
+            Some(format!("the one on {node} was not created: {reason}"))
         }
-        ReplicaState::Unknown => Some(format!("the one on {node} is not known{why}")),
+        ReplicaState::Unknown => Some(format!("the state of the one on {node} is unknown{why}")),
     }
 }

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use api::{
-    AddReplica, ApiError, Backing, BlockSize, ErrorCode, ForcePrimary, NewBacking, RemoveReplica,
-    ReplaceReplica, SetReplicaCount, SwitchPrimary, TakeOver, Verification, Volume, VolumeName,
+    AddReplicaRequest, ApiError, Backing, BlockSize, ErrorCode, ForcePrimaryRequest, NewBacking,
+    RemoveReplicaRequest, ReplaceReplicaRequest, SetReplicaCountRequest, SwitchPrimaryRequest,
+    TakeOver, Verification, Volume, VolumeName,
 };
 use cluster::identity::Role;
 use cluster::mirror_records;
@@ -52,7 +53,7 @@ impl Control {
     pub async fn add_replica(
         &self,
         name: VolumeName,
-        request: AddReplica,
+        request: AddReplicaRequest,
     ) -> Result<Volume, ApiError> {
         let new = (Some(request.backing.clone()), None);
         let old = self.old_images(self.volume_id(&name).ok()).await;
@@ -61,7 +62,7 @@ impl Control {
             if record.current_placements().count() >= usize::from(MAX_REPLICAS_WANTED)
                 || taken.len() >= MAX_PLACEMENTS
             {
-                return Err(conflict(format!("it has its {MAX_REPLICAS_WANTED} copies")));
+                return Err(conflict(format!("it already has {MAX_REPLICAS_WANTED} replicas")));
             }
             let node = control.choose_node_for(record, &request, free, &old)?;
             let placement = control.new_placement(
@@ -86,11 +87,11 @@ impl Control {
     pub async fn set_replicas_wanted(
         &self,
         name: VolumeName,
-        request: SetReplicaCount,
+        request: SetReplicaCountRequest,
     ) -> Result<Volume, ApiError> {
         let wanted = request.replicas;
         if !(1..=MAX_REPLICAS_WANTED).contains(&wanted) {
-            let message = format!("volume {name} cannot have {wanted} copies");
+            let message = format!("volume {name} cannot have {wanted} replicas");
             return Err(ApiError::new(ErrorCode::InvalidRequest, message)
                 .with_hint(format!("give replicas from 1 to {MAX_REPLICAS_WANTED}")));
         }
@@ -98,8 +99,9 @@ impl Control {
             let has = record.current_placements().count();
             if has > usize::from(wanted) {
                 let name = &record.name;
-                return Err(conflict(format!("it has {has} copies")).with_hint(format!(
-                    "remove one, which also lowers how many it is to have: windrose volume mirror remove {name} --on NODE"
+                return Err(conflict(format!("it has {has} replicas")).with_hint(format!(
+                    "remove one, which also lowers the wanted number: windrose volume mirror \
+                     remove {name} --on NODE"
                 )));
             }
             record.replicas_wanted = wanted;
@@ -115,26 +117,32 @@ impl Control {
     pub async fn remove_replica(
         &self,
         name: VolumeName,
-        request: RemoveReplica,
+        request: RemoveReplicaRequest,
     ) -> Result<Volume, ApiError> {
         let dropped = (None, Some(request.node.clone()));
-        self.change_placements(name, dropped, move |control, record, PlacementContext { mirror, .. }| {
-            let node = control.replica_node(record, &request.node)?;
-            let others = mirror.others(node).next().is_some();
-            let replaced_stage = PlacementStage::Removing { replaced_by: Some(node) };
-            let stays =
-                |p: &ReplicaPlacement| p.node != node && (p.stage == PlacementStage::Ready || p.stage == replaced_stage);
-            if !record.placements.iter().any(stays) || !others {
-                let name = &record.name;
-                return Err(conflict("no other copy is in sync".into()).with_hint(format!(
-                    "wait until one is in sync, or add one first (windrose volume mirror add {name}); \
-                     `windrose volume delete {name}` removes all"
-                )));
-            }
-            record.mark_for_removal(node);
-            record.lower_replicas_wanted();
-            Ok(())
-        })
+        self.change_placements(
+            name,
+            dropped,
+            move |control, record, PlacementContext { mirror, .. }| {
+                let node = control.replica_node(record, &request.node)?;
+                let others = mirror.others(node).next().is_some();
+                let replaced_stage = PlacementStage::Removing { replaced_by: Some(node) };
+                let stays = |p: &ReplicaPlacement| {
+                    p.node != node
+                        && (p.stage == PlacementStage::Ready || p.stage == replaced_stage)
+                };
+                if !record.placements.iter().any(stays) || !others {
+                    let name = &record.name;
+                    return Err(conflict("no other replica is in sync".into()).with_hint(format!(
+                        "wait until one is in sync, or add one first (windrose volume mirror add \
+                     {name}); `windrose volume delete {name}` deletes the volume"
+                    )));
+                }
+                record.mark_for_removal(node);
+                record.lower_replicas_wanted();
+                Ok(())
+            },
+        )
         .await
     }
 
@@ -146,7 +154,7 @@ impl Control {
     pub async fn replace_replica(
         &self,
         name: VolumeName,
-        request: ReplaceReplica,
+        request: ReplaceReplicaRequest,
     ) -> Result<Volume, ApiError> {
         let moves = request.with.as_ref().is_some_and(|with| *with != request.node);
         let dropped = (!moves).then(|| request.node.clone());
@@ -158,7 +166,7 @@ impl Control {
                 let with = request.with.clone().filter(|with| *with != request.node);
                 let Some(with) = with else {
                     if mirror.member(old).is_some() {
-                        let message = format!("the copy on {} is in sync", request.node);
+                        let message = format!("the replica on {} is in sync", request.node);
                         return Err(conflict(message)
                             .with_hint("replace it with one on another node: --with NODE"));
                     }
@@ -173,7 +181,7 @@ impl Control {
                 };
                 let taken: Vec<_> = record.placements.iter().map(|p| p.node).collect();
                 if taken.len() >= MAX_PLACEMENTS {
-                    return Err(conflict("another copy is being replaced".into()));
+                    return Err(conflict("another replica is being replaced".into()));
                 }
                 let new =
                     control.choose_nodes(&[with], 1, (&taken, &request.backing), free)?.remove(0);
@@ -200,7 +208,7 @@ impl Control {
     pub async fn switch_primary(
         &self,
         name: VolumeName,
-        request: SwitchPrimary,
+        request: SwitchPrimaryRequest,
     ) -> Result<Volume, ApiError> {
         let node = self.node_by_name(&request.node)?;
         self.change_placements(name.clone(), (None, None), move |control, record, _| {
@@ -245,9 +253,9 @@ impl Control {
         request: &TakeOver,
     ) -> Result<Volume, ApiError> {
         if request.confirm != *name {
-            let message = format!("{} is confirmed, and {name} is meant", request.confirm);
+            let message = format!("the confirmation names {} instead of {name}", request.confirm);
             return Err(ApiError::new(ErrorCode::InvalidRequest, message).with_hint(
-                "repeat the name of the volume: no other node may use its image any more",
+                "confirm with the name of the volume: no other node may use its image any more",
             ));
         }
         let id = self.volume_id(name)?;
@@ -257,7 +265,7 @@ impl Control {
             return Err(conflict(format!("volume {name} is open on this node"))
                 .with_hint("there is nothing to take over"));
         }
-        tracing::warn!(volume = %name, "an operator has its image taken over");
+        tracing::warn!(volume = %name, "image taken over by an operator");
         self.0.engine.take_over_at_next_open(id);
         self.0.volumes.clear_failure(id);
         self.reconcile_locked(id).await;
@@ -277,7 +285,7 @@ impl Control {
     pub async fn force_primary(
         &self,
         name: VolumeName,
-        request: ForcePrimary,
+        request: ForcePrimaryRequest,
     ) -> Result<Volume, ApiError> {
         let control = self.clone();
         self.run_to_completion(async move { control.force_primary_now(&name, &request).await })
@@ -287,44 +295,44 @@ impl Control {
     async fn force_primary_now(
         &self,
         name: &VolumeName,
-        request: &ForcePrimary,
+        request: &ForcePrimaryRequest,
     ) -> Result<Volume, ApiError> {
         self.require_cluster()?;
         if request.confirm != *name {
-            let message = format!("{} is confirmed, and {name} is meant", request.confirm);
-            return Err(ApiError::new(ErrorCode::InvalidRequest, message)
-                .with_hint("repeat the name of the volume: acknowledged writes may be lost"));
+            let message = format!("the confirmation names {} instead of {name}", request.confirm);
+            return Err(ApiError::new(ErrorCode::InvalidRequest, message).with_hint(
+                "confirm with the name of the volume: acknowledged writes may be lost",
+            ));
         }
         let id = self.volume_id(name)?;
         let Some(mirror) = self.0.volumes.mirror(id) else {
-            return Err(conflict(format!("volume {name} has no copies yet")));
+            return Err(conflict(format!("volume {name} has no replicas yet")));
         };
         let (me, cluster) = (self.this_node(), self.cluster_view(&[]).await.unwrap_or_default());
         if !cluster.serving_nodes(id).is_empty() {
-            return Err(
-                conflict(format!("volume {name} is served")).with_hint("there is nothing to force")
-            );
+            return Err(conflict(format!("volume {name} is served"))
+                .with_hint("a volume that is served need not be forced"));
         }
         if let Some(NotServingReason::Refused(refusal)) = self.local_not_serving_reason(id).await {
             return Err(conflict(format!("volume {name} cannot be forced: {refusal}")).with_hint(
-                "the record of its mirror is older than its images: `windrose cluster recover` makes a newer one, led by \
-                 the newest copy",
+                "its mirror configuration is older than its images: `windrose cluster recover` \
+                 makes a new one, with the newest replica as primary",
             ));
         }
         if mirror.replicas.iter().any(|r| r.node == me && r.is_new) {
             return Err(conflict(format!(
-                "the copy of {name} on node {} was never in sync: it holds a part at most",
+                "the replica of {name} on node {} was never in sync: its data is incomplete",
                 self.node_name(me)
             ))
-            .with_hint("ask the node of another copy"));
+            .with_hint("run this at the node of another replica"));
         }
         if mirror.image(me).is_none() {
-            return Err(conflict(format!("node {} keeps no copy of {name}", self.node_name(me)))
-                .with_hint("ask the node whose copy is to go on"));
+            return Err(conflict(format!("node {} has no replica of {name}", self.node_name(me)))
+                .with_hint("run this at the node of the replica to keep"));
         }
         let others: Vec<_> = mirror.others(me).map(|m| m.node).collect();
         cluster.check_not_running(&others, name)?;
-        tracing::warn!(volume = %name, "an operator has this copy go on alone, whatever is lost");
+        tracing::warn!(volume = %name, "replica forced to become primary by an operator");
         let forced = self.0.engine.force_primary(id).await;
         forced.map_err(|e| backing_error(name, &e))?;
         self.await_forced(id, name).await?;
@@ -339,9 +347,9 @@ impl Control {
             if Instant::now() >= deadline {
                 let why = super::not_serving::reason_text(&why, &|node| self.node_name(node));
                 return Err(conflict(format!(
-                    "volume {name} was forced, and does not serve here yet: {why}"
+                    "volume {name} was forced, but is not served here yet: {why}"
                 ))
-                .with_hint("`windrose status` says how it goes on"));
+                .with_hint("`windrose status` shows the progress"));
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
@@ -364,11 +372,11 @@ impl Control {
     pub async fn verify_replicas(
         &self,
         name: &VolumeName,
-        keep: Option<String>,
+        source: Option<String>,
     ) -> Result<Verification, ApiError> {
         self.require_cluster()?;
         let id = self.volume_id(name)?;
-        let keep = keep.map(|node| self.node_by_name(&node)).transpose()?;
+        let source = source.map(|node| self.node_by_name(&node)).transpose()?;
         let Some((stored, _)) = self.0.volumes.get(id) else {
             return Err(ApiError::new(ErrorCode::NotFound, "the volume was deleted just now"));
         };
@@ -377,30 +385,31 @@ impl Control {
         let primary = mirror.map(|m| m.primary);
         if let Some(primary) = primary.filter(|p| *p != self.this_node()) {
             let node = self.node_name(primary);
-            return Err(conflict(format!("writes of {name} are put in order by node {node}"))
-                .with_hint(format!(
-                    "ask there, or `windrose volume switch {name} --to {}` first",
+            return Err(conflict(format!("the primary of {name} is node {node}")).with_hint(
+                format!(
+                    "run this there, or `windrose volume switch-primary {name} --to {}` first",
                     self.node_name(self.this_node())
-                )));
+                ),
+            ));
         }
-        let found = self.0.engine.verify(id, keep).await;
+        let found = self.0.engine.verify(id, source).await;
         let found = found.map_err(|e| backing_error(name, &e))?;
         let left_out = stored.record.placements.iter().map(|p| p.node);
         let left_out: Vec<_> = left_out.filter(|node| !found.nodes.contains(node)).collect();
         self.record_comparison(name, (id, stored.record.block_size), &found).await?;
         let block = u64::from(stored.record.block_size.bytes());
         let differing = found.mismatches.iter().map(|d| api::MismatchRange {
-            at_bytes: d.range.at.0.saturating_mul(block),
-            len_bytes: d.range.count * block,
+            start_bytes: d.range.at.0.saturating_mul(block),
+            bytes: d.range.count * block,
             node: self.node_name(d.node),
         });
         Ok(Verification {
             compared_bytes: found.compared_blocks * block,
-            differing_bytes: found.mismatched_blocks * block,
-            differing: differing.collect(),
-            copies: found.nodes.iter().map(|node| self.node_name(*node)).collect(),
-            left_out: left_out.iter().map(|node| self.node_name(*node)).collect(),
-            unreadable: found.unreadable_ranges,
+            mismatched_bytes: found.mismatched_blocks * block,
+            mismatches: differing.collect(),
+            replicas: found.nodes.iter().map(|node| self.node_name(*node)).collect(),
+            skipped: left_out.iter().map(|node| self.node_name(*node)).collect(),
+            unreadable_ranges: found.unreadable_ranges,
             repaired_bytes: found.repaired_blocks * block,
         })
     }
@@ -448,8 +457,10 @@ impl Control {
                 put => return put.map(drop).map_err(|e| store_error(&e)),
             }
         }
-        Err(conflict(format!("the configuration of {name} keeps changing"))
-            .with_hint("what was compared is known, and is not noted: ask again in a moment"))
+        Err(conflict(format!("the configuration of {name} keeps changing")).with_hint(
+            "the replicas were compared, but the result could not be recorded: try \
+                again in a moment",
+        ))
     }
 
     /// Changes the placements of a volume, consistent with its current mirror record. A new replica
@@ -481,7 +492,7 @@ impl Control {
             let mirror = mirror_records::get_record(&*control.0.meta, id).await;
             let Some((mirror, at)) = mirror.map_err(|e| store_error(&e))? else {
                 return Err(conflict(format!("volume {name} has no mirror yet"))
-                    .with_hint("its node has to open it first; see `windrose status`"));
+                    .with_hint("its node must open it first; see `windrose status`"));
             };
             let named = |e: ApiError| {
                 let message = format!("volume {name}: {}", e.message);
@@ -538,7 +549,7 @@ impl Control {
             named.push(find(name).map_or_else(|| self.node_by_name(name), Ok)?);
         }
         placement::choose_nodes(&candidates, taken, &named, count)
-            .map_err(|why| conflict(why).with_hint("`windrose cluster nodes` shows who there is"))
+            .map_err(|why| conflict(why).with_hint("`windrose cluster nodes` shows the nodes"))
     }
 
     /// The nodes as candidates for a replica with such a backing, with the reasons that exclude
@@ -600,7 +611,7 @@ impl Control {
             NewBacking::Pool { pool } if node == self.this_node() && !self.has_pool(pool) => {
                 let message = format!("there is no pool {pool} on this node");
                 return Err(ApiError::new(ErrorCode::NotFound, message)
-                    .with_hint("`windrose pool list` shows what there is"));
+                    .with_hint("`windrose pool list` shows the pools"));
             }
             NewBacking::Pool { pool } => Backing::Pool { pool: pool.clone() },
             NewBacking::File { path: None } => {
@@ -627,8 +638,8 @@ impl Control {
         let holders = record.placements.iter().map(|p| p.node);
         holders.into_iter().find(|node| self.node_name(*node) == name).ok_or_else(|| {
             let all: Vec<_> = record.placements.iter().map(|p| self.node_name(p.node)).collect();
-            conflict(format!("node {name} keeps no copy of it"))
-                .with_hint(format!("its copies are on {}", all.join(", ")))
+            conflict(format!("node {name} has no replica of it"))
+                .with_hint(format!("its replicas are on {}", all.join(", ")))
         })
     }
 
@@ -645,7 +656,7 @@ impl Control {
         let found = nodes.iter().find(|(_, view)| view.record.name == name);
         found.map(|(node, _)| *node).ok_or_else(|| {
             ApiError::new(ErrorCode::NotFound, format!("there is no node {name}"))
-                .with_hint("`windrose cluster nodes` shows who there is")
+                .with_hint("`windrose cluster nodes` shows the nodes")
         })
     }
 
@@ -677,8 +688,9 @@ impl Control {
         if self.joined_cluster().is_some() {
             return Ok(());
         }
-        Err(conflict("this node is in no cluster".into())
-            .with_hint("`windrose cluster init` begins one, `windrose cluster join` joins one"))
+        Err(conflict("this node is in no cluster".into()).with_hint(
+            "to begin one: `windrose cluster init`; to join one: `windrose cluster join`",
+        ))
     }
 }
 
@@ -691,13 +703,14 @@ impl ClusterView {
             let message = match &names[..] {
                 [] => format!("volume {name} cannot be forced without the metadata store: {error}"),
                 names => format!(
-                    "whether node {} runs, and has newer data of {name}, is not known without the metadata store: \
-                     {error}",
+                    "cannot tell without the metadata store whether node {} runs and has newer \
+                     data of {name}: {error}",
                     names.join(" or ")
                 ),
             };
             let hint = format!(
-                "bring back a majority of the store's members, or the network to them, then ask again; {LOST_QUORUM_HINT}"
+                "restore a majority of the store's members, or the network to them, then try \
+                 again; {LOST_QUORUM_HINT}"
             );
             return Err(ApiError::new(ErrorCode::Unavailable, message).with_hint(hint));
         }
@@ -707,16 +720,17 @@ impl ClusterView {
                 NodeState::Down => {}
                 NodeState::Unknown => {
                     return Err(conflict(format!(
-                        "node {called} does not answer, and nothing shows yet that it is down: it may have newer data of \
-                         {name}"
+                        "node {called} does not respond, but is not known to be down yet: it may \
+                         have newer data of {name}"
                     ))
                     .with_hint(format!(
-                        "ask again in some 10 seconds; if this stays, mend the network to node {called}, or switch it off"
+                        "try again in 10 seconds; if this persists, fix the network to node \
+                         {called}, or switch it off"
                     )));
                 }
                 NodeState::Running => {
                     return Err(conflict(format!(
-                        "node {called} is alive and may have newer data of {name}"
+                        "node {called} is running and may have newer data of {name}"
                     ))
                     .with_hint(format!("let it serve, or switch node {called} off first")));
                 }
@@ -744,12 +758,12 @@ fn check_comparable(
     if mirror.is_some_and(|mirror| mirror.in_sync.len() > 1) {
         return Ok(());
     }
-    let message = format!("nothing was compared: volume {name} has not two copies in sync");
+    let message =
+        format!("nothing was compared: volume {name} has fewer than two replicas in sync");
     let hint = match record.placements.len() {
-        1 => format!("it has one copy; for another: windrose volume mirror add {name}"),
-        _ => {
-            "`windrose status` says what the others lack; compare when they are in sync".to_owned()
-        }
+        1 => format!("it has one replica; for another: windrose volume mirror add {name}"),
+        _ => "`windrose status` shows why the others are not in sync; compare when they are"
+            .to_owned(),
     };
     Err(conflict(message).with_hint(hint))
 }
@@ -803,9 +817,9 @@ mod tests {
         together.store = StoreView { error, ..StoreView::default() };
         let error = refused(&together);
         assert!(error.message.contains("whether node b runs"), "{error}");
-        assert!(error.message.contains("not known") && !error.message.contains("is alive"));
+        assert!(error.message.contains("cannot tell") && !error.message.contains("is running"));
         let hint = error.hint.unwrap();
-        for part in ["bring back a majority", "systemctl restart", "cluster recover --plan"] {
+        for part in ["restore a majority", "systemctl restart", "cluster recover --dry-run"] {
             assert!(hint.contains(part), "{hint}");
         }
         // No other node is in sync: it still needs the store.
@@ -818,11 +832,11 @@ mod tests {
         let mut down = together(false);
         assert!(down.check_not_running(&[B], &"web".parse().unwrap()).is_ok());
         down = together(true);
-        assert!(refused(&down).message.contains("node b is alive"));
+        assert!(refused(&down).message.contains("node b is running"));
         down.stopped_answering = [B].into();
         let silent = refused(&down);
         assert!(silent.message.contains("does not answer"), "{silent}");
         assert!(!silent.message.contains("alive"), "{silent}");
-        assert!(silent.hint.unwrap().contains("ask again in some 10 seconds"));
+        assert!(silent.hint.unwrap().contains("try again in 10 seconds"));
     }
 }

@@ -28,7 +28,7 @@ const ANSWER_POLL: Duration = Duration::from_millis(100);
 /// Pause before the store is asked again after a failure.
 const STORE_RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-const FORCE_HINT: &str = "log out there first, or do it with --force (`force=true`)";
+const FORCE_HINT: &str = "log out there first, or use --force (`force=true`)";
 
 impl Control {
     /// Receives report requests to this node, for as long as it runs.
@@ -143,15 +143,16 @@ impl Control {
     fn usage_unknown_error(&self, name: &VolumeName, node: NodeId, is_served: bool) -> ApiError {
         let node = self.node_name(node);
         let message = format!(
-            "volume {name} may be in use at node {node}, which does not say: it does not run, or is cut off"
+            "volume {name} may be in use at node {node}, which does not respond: it is down, or \
+             cut off"
         );
         let hint = match is_served {
             true => {
-                format!("bring node {node} back first, or do it with --force (`force=true`)")
+                format!("bring node {node} back first, or use --force (`force=true`)")
             }
             false => format!(
-                "bring node {node} back first; no copy that can be reached serves it: to lose what it holds: windrose volume \
-                 delete {name} --discard --force"
+                "bring node {node} back first. No reachable replica serves the volume; to delete \
+                 it with all its data: windrose volume delete {name} --discard --force"
             ),
         };
         ApiError::new(ErrorCode::InUse, message).with_hint(hint)

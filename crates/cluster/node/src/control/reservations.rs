@@ -23,7 +23,7 @@ impl Control {
     /// As [`Self::reservations`].
     pub async fn clear_reservations(&self, name: &VolumeName) -> Result<Reservations, ApiError> {
         let id = self.volume_id(name)?;
-        tracing::warn!(volume = %name, "an operator takes all reservations away");
+        tracing::warn!(volume = %name, "reservations cleared by an operator");
         let cleared = self.0.engine.clear_reservations(id).await;
         cleared.map_err(|e| backing_error(name, &e))?;
         self.reservations(name).await
@@ -33,15 +33,18 @@ impl Control {
 fn reservations_info(table: &Table) -> Reservations {
     let registration = |r: &reservation::Registrant| Registration {
         initiator: party_name(&r.nexus),
-        port: r.nexus.port,
+        relative_port_id: r.nexus.port,
         key: format!("{:016x}", r.key),
-        holds: table.is_holder(&r.nexus),
+        holder: table.is_holder(&r.nexus),
     };
     Reservations {
-        kind: table.reservation.as_ref().map(|reservation| kind_label(reservation.kind).to_owned()),
+        reservation_type: table
+            .reservation
+            .as_ref()
+            .map(|reservation| kind_label(reservation.kind).to_owned()),
         registrations: table.registrants().iter().map(registration).collect(),
-        persists: table.persist,
-        reserved_by: table.spc2_reservation.as_ref().map(|sole| party_name(&sole.nexus)),
+        aptpl: table.persist,
+        spc2_holder: table.spc2_reservation.as_ref().map(|sole| party_name(&sole.nexus)),
     }
 }
 
@@ -89,13 +92,13 @@ mod tests {
         let table = ask(&table, &host, &register(7));
         let kind = ReservationType::WriteExclusiveRegistrantsOnly;
         let told = reservations_info(&ask(&table, &iscsi, &Change::Reserve { key: 0xab, kind }));
-        assert_eq!(told.kind.as_deref(), Some("write exclusive, registrants only"));
-        assert!(told.persists && told.reserved_by.is_none());
+        assert_eq!(told.reservation_type.as_deref(), Some("write exclusive, registrants only"));
+        assert!(told.aptpl && told.spc2_holder.is_none());
         let [first, second] = &told.registrations[..] else { panic!("{told:?}") };
         assert_eq!(
-            (first.initiator.as_str(), first.port, first.key.as_str(), first.holds),
+            (first.initiator.as_str(), first.relative_port_id, first.key.as_str(), first.holder),
             ("iqn.a,i,0x0102030405ff", 2, "00000000000000ab", true)
         );
-        assert!(second.initiator.starts_with("NVMe host 1a1a") && !second.holds);
+        assert!(second.initiator.starts_with("NVMe host 1a1a") && !second.holder);
     }
 }

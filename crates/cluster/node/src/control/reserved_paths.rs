@@ -69,7 +69,7 @@ impl ReservedPaths {
         };
         if SYSTEM_DIRS.iter().any(|dir| spelled_below(path, dir) || real.starts_with(dir)) {
             return Some(format!(
-                "{shown} is a path in {}, which leads elsewhere after a restart",
+                "{shown} is a path in {}, which may refer to something else after a restart",
                 SYSTEM_DIRS.join(" or ")
             ));
         }
@@ -111,7 +111,7 @@ impl ReservedPaths {
     pub(super) fn refusal_for_device(&self, path: &Path) -> Option<String> {
         let shown = path.display();
         if PathCheck::new(path).shares_with(&self.data_dir) {
-            return Some(format!("the node's data directory lies on {shown}"));
+            return Some(format!("the node's data directory is on {shown}"));
         }
         let stack = DeviceStack::of_path(path);
         if stack.loop_backings().is_empty() {
@@ -123,11 +123,12 @@ impl ReservedPaths {
             let behind = backing.path.display();
             match backing.identity {
                 None => Some(format!(
-                    "{shown} lies on {behind} by a loop device, and that file is gone or not to be seen from here"
+                    "{shown} is a loop device on {behind}, a file that was deleted or is not \
+                     visible here"
                 )),
-                Some(file) => images.get(&file).map(|image| {
-                    format!("{shown} lies on the image {image} by a loop device")
-                }),
+                Some(file) => images
+                    .get(&file)
+                    .map(|image| format!("{shown} is a loop device on the image {image}")),
             }
         })
     }

@@ -37,7 +37,7 @@ pub enum SecretsError {
     #[error(transparent)]
     NoRandom(#[from] RandomnessUnavailable),
     /// The blocking task was cancelled.
-    #[error("the work was given up")]
+    #[error("the task was cancelled")]
     Cancelled,
 }
 
@@ -123,7 +123,7 @@ impl SecretKeys {
         let now = read.as_ref().err().map(ToString::to_string);
         let before = std::mem::replace(&mut *lock(&self.last_error), now.clone());
         if let Some(error) = now.filter(|now| before.as_ref() != Some(now)) {
-            tracing::error!(error, "the keys of secrets cannot be read");
+            tracing::error!(error, "cannot read the keys that seal secrets");
         }
         let keyring = read?;
         lock(&self.cached).clone_from(&keyring);
@@ -246,8 +246,9 @@ pub(crate) async fn move_keys_to_cluster(
 pub(super) fn secrets_error(error: &SecretsError) -> ApiError {
     match error {
         SecretsError::Store(error) => super::store_error(error),
-        error => ApiError::new(ErrorCode::Internal, format!("secrets cannot be sealed: {error}")).with_hint(
-            "nothing was changed; the file or key that is named keeps what secrets are sealed by",
+        error => ApiError::new(ErrorCode::Internal, format!("cannot seal secrets: {error}")).with_hint(
+            "nothing was changed; repair or restore the file or key named above, which holds the \
+             keys that seal secrets",
         ),
     }
 }
@@ -334,7 +335,7 @@ impl Control {
     pub(super) async fn reseal_periodically(self) {
         while self.is_serving() {
             if let Err(error) = self.reseal_all().await {
-                tracing::warn!(%error, "secrets in the store are not sealed yet; trying again");
+                tracing::warn!(%error, "cannot seal the secrets in the store yet; retrying");
             }
             tokio::time::sleep(FAILED_VOLUME_RETRY).await;
         }
@@ -377,7 +378,7 @@ impl Control {
             return Ok(());
         }
         match self.0.meta.commit(record.replace_changes(revision)).await {
-            Ok(_) => tracing::info!(volume = %record.name, "its secrets are sealed now"),
+            Ok(_) => tracing::info!(volume = %record.name, "secrets sealed"),
             // Another node was faster.
             Err(StoreError::Conflict { .. }) => {}
             Err(error) => return Err(error.into()),

@@ -10,16 +10,18 @@ use super::{Control, UNTRUSTED_STORE_HINT};
 use crate::cluster_membership::MembershipError;
 
 /// Hint for a node whose cluster goes on without it.
-pub(super) const REJOIN_HINT: &str = "if the cluster goes on without this node: `windrose cluster leave --force` here, then \
-    `windrose cluster join` with a new token (`windrose cluster token` at a node of the cluster). Images stay where they are";
+pub(super) const REJOIN_HINT: &str = "if the cluster has removed this node: run `windrose cluster \
+    leave --force` here, then `windrose cluster join` with a new token (`windrose cluster token` \
+    at a node of the cluster). Images are kept";
 
 const RETRIES_HINT: &str =
-    "the node tries on by itself; `windrose cluster nodes` shows how it gets on";
+    "the node retries automatically; `windrose cluster nodes` shows the progress";
 
 /// Hint for a running node whose store has lost most of its members for good.
-pub(super) const LOST_QUORUM_HINT: &str = "if a majority of its members is lost for good, and the cluster goes on nowhere \
-    else: restart windrose on this node (systemctl restart windrose), which ends what it serves, then `windrose cluster \
-    recover --plan` here (docs/guides/recovery.md)";
+pub(super) const LOST_QUORUM_HINT: &str = "if a majority of its members is lost for good, and no \
+    other node has recovered the cluster: restart windrose on this node (systemctl restart \
+    windrose; it then stops serving), then run `windrose cluster recover --dry-run` here \
+    (docs/guides/recovery.md)";
 
 /// What a node waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,13 +79,14 @@ impl StartupWait {
                 PermanentFailure::DataLost | PermanentFailure::Corrupt { .. },
             ) => (lost_store_member_hint(name), false),
             _ if identity.stage != MembershipStage::Member => {
-                (format!("{RETRIES_HINT}; `windrose cluster leave --force` gives it up"), false)
+                (format!("{RETRIES_HINT}; to give up: `windrose cluster leave --force`"), false)
             }
             MembershipError::Join(
                 JoinError::NoCluster | JoinError::Store(StoreError::Unreachable { .. }),
             ) => {
-                let next = "the node tries on by itself; `windrose cluster nodes` shows who there is. A store that is lost \
-                            for good, of a cluster that goes on nowhere else: windrose cluster recover --plan";
+                let next = "the node retries automatically; `windrose cluster nodes` shows the \
+                    nodes. If the store is lost for good, and no other node has recovered the \
+                    cluster: windrose cluster recover --dry-run";
                 (next.to_owned(), false)
             }
             _ => (RETRIES_HINT.to_owned(), false),
@@ -95,9 +98,10 @@ impl StartupWait {
 /// The hint for a node whose store member is lost.
 fn lost_store_member_hint(name: &str) -> String {
     format!(
-        "if the other members of the store run: `windrose cluster leave --node {name} --force` at another node, then \
-         `windrose cluster leave --force` here, and `windrose cluster join` with a new token. If they are lost for good \
-         too: windrose cluster recover --plan. Images stay where they are"
+        "if the other members of the store run: `windrose cluster leave --node {name} --force` at \
+         another node, then `windrose cluster leave --force` here, and `windrose cluster join` \
+         with a new token. If they are lost for good too: windrose cluster recover --dry-run. \
+         Images are kept"
     )
 }
 
@@ -179,9 +183,10 @@ mod tests {
     fn only_a_member_whose_store_is_gone_or_empty_is_told_of_recovery() {
         for error in [away(), MembershipError::Join(JoinError::NoCluster)] {
             let waits = after(error, MembershipStage::Member);
-            assert!(waits.next_step.contains("windrose cluster recover --plan"), "{waits:?}");
+            assert!(waits.next_step.contains("windrose cluster recover --dry-run"), "{waits:?}");
             assert!(
-                waits.next_step.contains("goes on nowhere else") && !waits.is_removed_from_cluster,
+                waits.next_step.contains("no other node has recovered the cluster")
+                    && !waits.is_removed_from_cluster,
                 "{waits:?}"
             );
         }
@@ -204,7 +209,8 @@ mod tests {
         let lost = |why: &str| StoreError::Unreachable { store: "etcd".into(), why: why.into() };
         let waits = StartupWait::for_store(&lost("no leader"));
         assert!(waits.reason.contains("no leader"), "{waits:?}");
-        let (restart, recover) = ("systemctl restart windrose", "windrose cluster recover --plan");
+        let (restart, recover) =
+            ("systemctl restart windrose", "windrose cluster recover --dry-run");
         assert!(
             waits.next_step.contains(restart) && waits.next_step.contains(recover),
             "{waits:?}"

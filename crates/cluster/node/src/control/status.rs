@@ -185,17 +185,17 @@ pub(super) fn unusable_reason(
 ) -> Option<(String, String)> {
     if let Some(why) = &report.claim_lost {
         return Some((
-            format!("its image is used no more on this node: {why}"),
-            "two machines use one disk: have one of them let go of it, then restart windrose on this node \
-             (systemctl restart windrose)"
+            format!("its image is no longer used on this node: {why}"),
+            "two machines use the same disk: stop one of them from using it, then restart windrose \
+             on this node (systemctl restart windrose)"
                 .to_owned(),
         ));
     }
     if report.is_dead {
-        let message = "its disk has failed a flush, or is gone: nothing is read or written any more, as what was written \
-                       last may be lost";
-        let hint = "look at that disk and at what uses the volume, then restart windrose on this node (systemctl restart \
-                    windrose)";
+        let message = "its disk failed a flush, or is gone: the volume is stopped, as its last \
+            writes may be lost";
+        let hint = "check that disk and the users of the volume, then restart windrose on this \
+            node (systemctl restart windrose)";
         return Some((message.to_owned(), hint.to_owned()));
     }
     let why = report.reservations_error?;
@@ -239,7 +239,7 @@ pub fn assess(facts: &NodeFacts) -> Status {
     let (data_dir_bytes, data_dir_free_bytes) = facts.space.data_dir.unwrap_or_default();
     Status {
         verdict,
-        cut_off: facts.cluster.as_ref().is_some_and(ClusterView::is_isolated),
+        isolated: facts.cluster.as_ref().is_some_and(ClusterView::is_isolated),
         findings,
         node: facts.node.clone(),
         volumes: VolumeCounts { total, online, offline: total - online },
@@ -250,9 +250,9 @@ pub fn assess(facts: &NodeFacts) -> Status {
             data_dir_free_bytes,
         },
         memory: Memory {
-            pool_bytes: facts.cores.iter().map(|c| c.memory.total).sum(),
-            pool_free_bytes: facts.cores.iter().map(|c| c.memory.free).sum(),
-            waiting: facts.cores.iter().map(|c| c.memory.waiting).sum(),
+            total_bytes: facts.cores.iter().map(|c| c.memory.total).sum(),
+            free_bytes: facts.cores.iter().map(|c| c.memory.free).sum(),
+            waiting_commands: facts.cores.iter().map(|c| c.memory.waiting).sum(),
         },
     }
 }
@@ -277,7 +277,7 @@ fn volume_findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
             (VolumeStage::Ready, Observed::Open { .. })
                 if record.allow.is_empty() && !record.protocols.vhost_user =>
             {
-                let message = "no initiator is allowed to reach it";
+                let message = "no initiator is allowed to access it";
                 let hint = format!("windrose volume allow {} INITIATOR", record.name);
                 finding(Severity::Note, subject, message, Some(&hint))
             }
@@ -293,8 +293,7 @@ fn volume_findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
                 Observed::OpenFailed { reason } | Observed::EraseFailed { reason },
             ) => {
                 let lost = lost_image_hint(&record.name);
-                let hint =
-                    format!("remove the obstacle: the node tries again every 30 seconds; {lost}");
+                let hint = format!("remove the cause: the node retries every 30 seconds; {lost}");
                 let elsewhere = facts.cluster.is_some();
                 let severity = if elsewhere { Severity::Warning } else { Severity::Critical };
                 finding(severity, subject, reason, Some(&hint))
@@ -307,7 +306,7 @@ fn volume_findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
             }
             (_, Observed::EraseFailed { reason }) => {
                 let hint = format!(
-                    "remove the obstacle and delete it again: windrose volume delete {}",
+                    "remove the cause and delete it again: windrose volume delete {}",
                     record.name
                 );
                 finding(Severity::Warning, subject, reason, Some(&hint))
@@ -364,16 +363,16 @@ fn failure_findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
         // While the file system or pool is full, its own finding covers this.
         if without_space > 0 && !facts.space.is_full(report.id) {
             let message = format!(
-                "{} failed for want of space since it was opened",
+                "{} failed for lack of space since it was opened",
                 wire::plural(without_space, "command")
             );
-            let hint = "there is room now; this is counted anew when the volume is opened again";
+            let hint = "there is space now; the count restarts when the volume is next opened";
             findings.push(finding(Severity::Note, subject(), message, Some(hint)));
         }
         if failed > 0 {
             let message = format!("{} failed since it was opened", wire::plural(failed, "command"));
-            let hint = "see the node's log (journalctl -u windrose), and look at the disk; this is counted anew when the \
-                        volume is opened again";
+            let hint = "see the node's log (journalctl -u windrose), and check the disk; the count \
+                restarts when the volume is next opened";
             findings.push(finding(Severity::Warning, subject(), message, Some(hint)));
         }
     }
@@ -411,10 +410,11 @@ fn guest_findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
                 continue;
             };
             let subject = format!("volume {}", stored.record.name);
-            let message =
-                "a virtual machine on this node waits for it, as this node does not serve it now";
+            let message = "a virtual machine on this node waits for it, because this node does not serve it \
+                 now";
             let hint = format!(
-                "it goes on when the node serves the volume again (windrose node resume {}, if it is drained)",
+                "the virtual machine continues when the node serves the volume again (windrose \
+                 node resume {}, if it is drained)",
                 facts.node.name
             );
             findings.push(finding(Severity::Warning, subject, message, Some(&hint)));
@@ -425,7 +425,7 @@ fn guest_findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
 /// Findings about pools.
 fn pool_findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
     for damage in &facts.damaged_pools {
-        let hint = "the pool is left alone; repair the file, and restart the node";
+        let hint = "the pool is not used; repair the file, and restart the node";
         findings.push(finding(Severity::Critical, "pools", damage, Some(hint)));
     }
     for pool in &facts.pools {
@@ -437,7 +437,7 @@ fn pool_findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
 fn space_findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
     for FileSystemSpace { path, bytes, free, volumes } in &facts.space.file_systems {
         let subject = format!("file system of {}", path.display());
-        let hint = "make room in it: writes that need space fail when there is none";
+        let hint = "free some space: writes that need space fail when there is none";
         findings.extend(space_finding(
             facts,
             (subject, hint, WRITES_FAIL),
@@ -451,8 +451,8 @@ fn space_findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
             false => ("add disks", WRITES_FAIL),
         };
         let hint = format!(
-            "{add}: windrose pool add {name} DISK; or delete what is not needed: writes that need space fail when there \
-             is none"
+            "{add}: windrose pool add {name} DISK; or delete what is not needed: writes that need \
+             space fail when there is none"
         );
         let subject = format!("pool {name}");
         let context = (subject, &*hint, when_full);
@@ -463,7 +463,8 @@ fn space_findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
 /// What happens to writes that need space when none is left,
 const WRITES_FAIL: &str = "writes that need space fail";
 /// and in a pool with a disk out.
-const WRITES_DEGRADED: &str = "what needs space is kept without the disk that is out, or fails";
+const WRITES_DEGRADED: &str = "new extents are stored without the disk that is out, or writes that \
+    need space fail";
 
 fn space_finding(
     facts: &NodeFacts,
@@ -474,12 +475,12 @@ fn space_finding(
     let promised = thin_overcommit(facts, volumes);
     if promised > 0 && free < super::space::MIN_FREE_BYTES {
         let message =
-            format!("it is full: thin volumes may still take {}, and {when_full}", Size(promised));
+            format!("it is full: thin volumes may still need {}, and {when_full}", Size(promised));
         return Some(finding(Severity::Warning, subject, message, Some(hint)));
     }
     if promised > 0 && free < bytes / 100 * facts.low_space_percent {
         let message = format!(
-            "{} of {} are free, and thin volumes may still take {}",
+            "{} of {} are free, and thin volumes may still need {}",
             Size(free),
             Size(bytes),
             Size(promised)
@@ -487,7 +488,7 @@ fn space_finding(
         return Some(finding(Severity::Warning, subject, message, Some(hint)));
     }
     let message =
-        format!("thin volumes may still take {}, {} are free", Size(promised), Size(free));
+        format!("thin volumes may still need {}, and {} are free", Size(promised), Size(free));
     (promised > free).then(|| finding(Severity::Note, subject, message, Some("add space in time")))
 }
 
@@ -502,23 +503,28 @@ fn thin_overcommit(facts: &NodeFacts, volumes: &[Uuid]) -> u64 {
 
 fn node_findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
     for damage in &facts.damaged_records {
-        let hint = format!("what it is the record of is not served; {}", super::RESTORE_HINT);
+        let hint = format!(
+            "the volume or object that it describes is not served; {}",
+            super::RESTORE_HINT
+        );
         findings.push(finding(Severity::Critical, "store", damage, Some(&hint)));
     }
     store_findings(facts, findings);
     if facts.is_plaintext {
-        let message = "its nodes and their store speak in plain text: whoever reaches the network between them can read \
-            and change everything";
-        let hint = "keep that network to the nodes alone; a cluster that is formed without --insecure has certificates";
+        let message = "its nodes and their store communicate in plain text: anyone with access to \
+            their network can read and change everything";
+        let hint = "restrict that network to the nodes; a cluster that is formed without \
+            --insecure has certificates";
         findings.push(finding(Severity::Note, "cluster", message, Some(hint)));
     }
     let subject = format!("node {}", facts.node.name);
     if let Some(location) = &facts.rival_process {
         let message = format!(
-            "a copy of it was started on {location}: that serves nothing, and this node goes on"
+            "a duplicate of this node was started on {location}: the duplicate serves nothing, and \
+             this node continues"
         );
-        let hint = "stop the copy; before it joins as a node of its own, set data_dir in its configuration to a new, empty \
-            directory: images may lie in the old one";
+        let hint = "stop the duplicate; before it joins as a separate node, set data_dir in its \
+            configuration to a new, empty directory: the old one may contain images";
         findings.push(finding(Severity::Warning, subject.clone(), message, Some(hint)));
     }
     if let Some(StartupWait { reason: what, next_step: next, .. }) = &facts.startup_wait {
@@ -532,14 +538,15 @@ fn node_findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
         findings.push(finding(severity, subject.clone(), message, Some(WAIT_HINT)));
     }
     if facts.node.disk_backend == "threads" {
-        let message = "disks are reached through threads, which costs speed: io_uring is not to be had, or not wanted";
+        let message = "disks are accessed through threads, which is slower: io_uring is \
+            unavailable or disabled";
         let hint = "allow io_uring (sysctl kernel.io_uring_disabled=0, and the container's seccomp profile), and see \
                     disks.engine in the configuration";
         findings.push(finding(Severity::Note, subject.clone(), message, Some(hint)));
     }
     if !facts.volumes.is_empty() && facts.cluster.is_none() {
-        let message = "each volume has one copy, on this node: keep backups";
-        let hint = "for a second copy on another node: windrose cluster init";
+        let message = "each volume has one replica, on this node: keep backups";
+        let hint = "for a second replica on another node: windrose cluster init";
         findings.push(finding(Severity::Note, subject, message, Some(hint)));
     }
 }
@@ -549,10 +556,11 @@ fn store_findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
     let dir = facts.node.data_dir.display();
     if let Some(why) = &facts.anchor_error {
         let message = format!(
-            "data_dir {dir} has no anchor outside of it ({why}): if it is not mounted one day, it looks \
-            like an empty node"
+            "data_dir {dir} has no anchor outside of it ({why}): if it is ever not mounted, it \
+             looks like an empty node"
         );
-        let hint = "set anchor_dir to a directory that the node may write, on another file system";
+        let hint = "set anchor_dir to a directory on another file system that the node may write \
+            to";
         findings.push(finding(Severity::Note, "store", message, Some(hint)));
     }
     let (severity, message, hint) = match &facts.store_trouble {
@@ -560,15 +568,16 @@ fn store_findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
         Some(StoreProblem::NoSpace(why)) => (
             Severity::Warning,
             format!(
-                "there is no room ahead of the store in {dir} ({why}): volumes can be deleted, other changes may fail"
+                "the reserve of space for the store in {dir} is used up ({why}): volumes can be \
+                 deleted, other changes may fail"
             ),
-            "free space in the file system of data_dir; the node takes its room back by itself"
+            "free some space in the file system of data_dir; the node then restores the reserve"
                 .to_owned(),
         ),
         Some(StoreProblem::Failing(why)) => (
             Severity::Warning,
             format!("{why}: nothing can be changed; volumes that are open are served"),
-            "look at the disk of data_dir; the node tries again by itself".to_owned(),
+            "check the disk of data_dir; the node retries automatically".to_owned(),
         ),
         Some(StoreProblem::Damaged(why)) => (
             Severity::Critical,
@@ -656,7 +665,7 @@ pub(super) mod tests {
         assert_eq!(status.verdict, Verdict::Safe);
         assert_eq!(status.volumes, VolumeCounts { total: 2, online: 2, offline: 0 });
         assert_eq!(status.capacity.provisioned_bytes, 2 << 30);
-        assert!(status.findings.iter().any(|f| f.message.contains("one copy")));
+        assert!(status.findings.iter().any(|f| f.message.contains("one replica")));
     }
 
     #[test]
@@ -748,7 +757,7 @@ pub(super) mod tests {
         for part in ["core 3", "75 s", "7 commands waiting", "11 told"] {
             assert!(found.message.contains(part), "{}", found.message);
         }
-        assert!(found.hint.as_ref().is_some_and(|hint| hint.contains("raise cores.pool")));
+        assert!(found.hint.as_ref().is_some_and(|hint| hint.contains("raise cores.memory")));
     }
 
     #[test]

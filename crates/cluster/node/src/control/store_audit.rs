@@ -50,12 +50,14 @@ pub(super) fn audit(entries: &[Entry]) -> StoreAudit {
         let existing = names.get(*name);
         if existing != Some(id) {
             let (key, record) = (record::name_key(name), record::volume_key(*id));
-            audit.damaged.push(missing_text(&key, &format!("{record} needs it")));
+            audit.damaged.push(missing_text(&key, &format!("{record} refers to it")));
         }
     }
     let lost = |e: &&Entry| mirror_records::volume_of_key(&e.key).is_some_and(|id| !is_kept(id));
     for entry in entries.iter().filter(lost) {
-        audit.damaged.push(missing_text("the volume's record", &format!("{} needs it", entry.key)));
+        audit
+            .damaged
+            .push(missing_text("the volume's record", &format!("{} refers to it", entry.key)));
     }
     audit
 }
@@ -102,7 +104,7 @@ fn audit_entry(
     } else if [secrets::KEYRING_KEY, store_format::FORMAT_KEY].contains(&key) {
         entry.contents()?;
     } else if !transient.iter().any(|prefix| key.starts_with(prefix)) {
-        let why = "no record has such a key".to_owned();
+        let why = "unknown kind of key".to_owned();
         return Err(StoreError::Damaged { path: key.to_owned(), why });
     }
     Ok(())
@@ -202,7 +204,7 @@ mod tests {
         let twice = good.replacen('{', "{\"thin\":true,", 1);
         assert!(read(&twice).is_err());
         let spaced = good.replacen('{', "{ ", 1);
-        assert!(read(&spaced).unwrap_err().contains("not written as a record is"));
+        assert!(read(&spaced).unwrap_err().contains("an unknown or duplicate field"));
         let more = good.replace("\"is\":\"made\"", "\"is\":\"made\",\"more\":1");
         assert!(more != good && read(&more).is_err());
         let mutual = good.replace("\"mutual\":", "\"mutuam\":");

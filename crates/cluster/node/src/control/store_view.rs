@@ -40,8 +40,8 @@ pub struct StoreView {
 /// The problem of a member, if any.
 pub(super) fn member_problem(health: &MemberHealth) -> Option<String> {
     match &health.response {
-        MemberResponse::Unreachable { why } => Some(format!("it does not answer: {why}")),
-        MemberResponse::Running { leader: None, .. } => Some("it knows no leader".into()),
+        MemberResponse::Unreachable { why } => Some(format!("it does not respond: {why}")),
+        MemberResponse::Running { leader: None, .. } => Some("it has no leader".into()),
         MemberResponse::NotQueried if has_never_started(health) => {
             Some("it has never started".into())
         }
@@ -115,7 +115,7 @@ impl StoreView {
         let name = node_membership::member_label(&health.member);
         let message =
             format!("member {name} does not keep running: {}", self.member_errors.get(node)?);
-        let hint = format!("windrose on node {} starts it again until it stays", view.record.name);
+        let hint = format!("windrose on node {} keeps restarting it", view.record.name);
         Some(finding(Severity::Warning, SUBJECT, message, Some(&hint)))
     }
 
@@ -127,27 +127,31 @@ impl StoreView {
         }
         let Some((number, view)) = node_running(health, nodes) else {
             return format!(
-                "no node of the cluster runs it; `windrose cluster leave --node {name} --force` removes it"
+                "no node of the cluster runs it; to remove it: `windrose cluster leave --node \
+                 {name} --force`"
             );
         };
         let node = &view.record.name;
         match self.member_errors.get(number) {
             // A node that was alive when the store last answered may be down now.
-            _ if self.error.is_some() || self.unproven_nodes.contains(number) => format!(
-                "look whether windrose runs on node {node}, and whether it is reached from here"
-            ),
+            _ if self.error.is_some() || self.unproven_nodes.contains(number) => {
+                format!("check whether windrose runs on node {node} and can be reached from here")
+            }
             _ if !view.is_alive => format!(
-                "start windrose on node {node}, or mend its network; if it never comes back: windrose cluster leave --node {} --force",
+                "start windrose on node {node}, or fix its network; if it is lost for good: \
+                 windrose cluster leave --node {} --force",
                 node_argument(nodes, view)
             ),
-            Some(why) => format!("windrose on node {node} says of its member: {why}"),
+            Some(why) => format!("windrose on node {node} reports: {why}"),
             // Its lease may date from before an outage of the store, and it cannot be probed.
             None if !can_be_probed(view) => format!(
-                "look whether windrose runs on node {node}, and whether it is reached from here: its log says why its member \
-                 does not answer"
+                "check whether windrose runs on node {node} and can be reached from here: its log \
+                 shows why its member does not respond"
             ),
             None => {
-                format!("windrose runs on node {node}: its log says why its member does not answer")
+                format!(
+                    "windrose runs on node {node}: its log shows why its member does not respond"
+                )
             }
         }
     }
@@ -165,13 +169,13 @@ impl StoreView {
         if leaderless.len() < up.len() {
             let names = leaderless.join(", ");
             let message =
-                format!("member {names} runs and knows no leader: it is cut off from the others");
-            let hint = "look at the network between the members (port 2380 unless set otherwise)";
+                format!("member {names} runs but has no leader: it is cut off from the others");
+            let hint = "check the network between the members (port 2380 by default)";
             findings.push(finding(Severity::Warning, SUBJECT, message, Some(hint)));
         } else if self.error.is_none() {
-            let message = "its members have no leader: nothing can be changed (I/O goes on)";
+            let message = "its members have no leader: nothing can be changed (I/O continues)";
             let hint =
-                "an election takes seconds; if this stays, bring back a majority of the members";
+                "an election takes seconds; if this persists, restore a majority of the members";
             findings.push(finding(Severity::Warning, SUBJECT, message, Some(hint)));
         }
     }
@@ -180,7 +184,7 @@ impl StoreView {
     fn redundancy_finding(&self, votes: Votes, nodes: &Nodes) -> Option<Finding> {
         if self.runs_own_members && nodes.len() < SAFE_MEMBERS {
             let message = format!(
-                "it has {} of the {SAFE_MEMBERS} nodes that it takes to go on without any one of them",
+                "it has {} of the {SAFE_MEMBERS} nodes needed to survive the loss of any one",
                 nodes.len()
             );
             let hint = "add a node (windrose cluster join) or a witness (windrose cluster witness)";
@@ -190,7 +194,7 @@ impl StoreView {
             return None;
         }
         let message = format!(
-            "it has {} of the {SAFE_MEMBERS} members that it takes to go on without any one of them",
+            "it has {} of the {SAFE_MEMBERS} members needed to survive the loss of any one",
             votes.all
         );
         // An existing node replaces a member that was removed.
@@ -203,12 +207,13 @@ impl StoreView {
         let hint = match free {
             _ if !self.runs_own_members => "add members to etcd".to_owned(),
             _ if self.error.is_some() => {
-                "once the store answers: a node that runs takes the free place by itself, or add \
-                a witness (windrose cluster witness)"
+                "once the store responds, a running node adds a member automatically; or add a \
+                 witness (windrose cluster witness)"
                     .to_owned()
             }
             Some(view) => format!(
-                "node {} takes the free place by itself within a minute; if it does not, its log says why",
+                "node {} adds a member automatically within a minute; if it does not, its log \
+                 shows why",
                 view.record.name
             ),
             None => "add a witness (windrose cluster witness)".to_owned(),
@@ -225,8 +230,8 @@ impl StoreView {
         let mut alarms: Vec<_> = alarms.flatten().collect();
         alarms.sort_unstable();
         alarms.dedup();
-        let hint = "until it is cleared changes may be refused; after NOSPACE: \
-                    etcdctl compact, defrag, alarm disarm";
+        let hint = "changes may be refused until the alarm is cleared; after NOSPACE: etcdctl \
+            compact, defrag, alarm disarm";
         let alarm_finding = |alarm: &str| {
             finding(
                 Severity::Warning,
@@ -251,21 +256,21 @@ impl Votes {
     fn quorum_text(self) -> String {
         let majority = self.all / 2 + 1;
         match self.up.checked_sub(majority) {
-            None => "until a majority is up nothing can be changed (I/O goes on)".into(),
-            Some(0) => "one more loss stops changes (I/O goes on)".into(),
-            Some(spare) => format!("{} more losses stop changes (I/O goes on)", spare + 1),
+            None => "until a majority is up, nothing can be changed (I/O continues)".into(),
+            Some(0) => "one more loss stops changes (I/O continues)".into(),
+            Some(spare) => format!("{} more losses stop changes (I/O continues)", spare + 1),
         }
     }
 }
 
 /// The finding that the store does not answer.
 fn unreachable_finding(error: &StoreError) -> Finding {
-    let message = format!("{error}; volumes that serve go on, and nothing can be changed");
+    let message = format!("{error}; volumes that serve continue to, but nothing can be changed");
     let hint = match error {
         StoreError::TlsRejected { .. } => super::UNTRUSTED_STORE_HINT.to_owned(),
         _ => format!(
-            "bring back a majority of the members of the metadata store, or the network between them and this node; \
-             {LOST_QUORUM_HINT}"
+            "restore a majority of the members of the metadata store, or the network between them \
+             and this node; {LOST_QUORUM_HINT}"
         ),
     };
     finding(Severity::Warning, SUBJECT, message, Some(&hint))
@@ -276,9 +281,10 @@ fn learner_finding(health: &MemberHealth) -> Finding {
     let name = node_membership::member_label(&health.member);
     let why = member_problem(health).unwrap_or_default();
     let message =
-        format!("member {name} has no vote yet, and {why}: no other node can join meanwhile");
+        format!("member {name} has no vote yet, and {why}: until it has, no other node can join");
     let hint = format!(
-        "start windrose on its node; if that does not come, `windrose cluster leave --node {name} --force`"
+        "start windrose on its node; if that node will not join: `windrose cluster leave --node \
+         {name} --force`"
     );
     finding(Severity::Note, SUBJECT, message, Some(&hint))
 }
@@ -362,22 +368,22 @@ pub(super) mod tests {
     #[test]
     fn a_member_that_is_down_is_named_with_the_next_step() {
         let store = store([RUNS, RUNS, silent()]);
-        let text = "metadata store: member node-3 is down: it does not answer: http://c:2379: refused \
-                    (start windrose on node c, or mend its network; if it never comes back: windrose cluster leave \
-                    --node c --force; one more loss stops changes (I/O goes on))";
+        let text = "metadata store: member node-3 is down: it does not respond: http://c:2379: \
+            refused (start windrose on node c, or fix its network; if it is lost for good: \
+            windrose cluster leave --node c --force; one more loss stops changes (I/O continues))";
         assert_eq!(only(&store, &nodes(false)), (Severity::Warning, text.to_owned()));
         let (_, text) = only(&store, &nodes(true));
         assert!(text.contains("(windrose runs on node c: its log"), "{text}");
         let cut_off = StoreView { unproven_nodes: [NodeId(3)].into(), ..store.clone() };
         let (_, text) = only(&cut_off, &nodes(true));
         assert!(
-            text.contains("(look whether windrose runs on node c, and whether it is reached"),
+            text.contains("(check whether windrose runs on node c and can be reached"),
             "{text}"
         );
         let mut witness = nodes(true);
         witness.get_mut(&NodeId(3)).unwrap().record.role = Role::Witness;
         let (_, text) = only(&store, &witness);
-        assert!(text.contains("(look whether windrose runs on node c, and"), "{text}");
+        assert!(text.contains("(check whether windrose runs on node c and"), "{text}");
         let mut without = nodes(false);
         without.remove(&NodeId(3));
         without.extend([node(4, "d", true)]);
@@ -390,11 +396,11 @@ pub(super) mod tests {
         let mut store = store([RUNS, RUNS, silent()]);
         store.member_errors = [(NodeId(3), "no space left".into())].into();
         let (_, text) = only(&store, &nodes(true));
-        assert!(text.contains("(windrose on node c says of its member: no space left; "), "{text}");
+        assert!(text.contains("(windrose on node c reports: no space left; "), "{text}");
         // It may respond for a moment.
         store.members[2].response = RUNS;
-        let text = "metadata store: member node-3 does not keep running: no space left \
-                    (windrose on node c starts it again until it stays)";
+        let text = "metadata store: member node-3 does not keep running: no space left (windrose \
+            on node c keeps restarting it)";
         assert_eq!(only(&store, &nodes(true)), (Severity::Warning, text.to_owned()));
     }
 
@@ -411,12 +417,12 @@ pub(super) mod tests {
     fn a_member_that_is_cut_off_and_the_want_of_any_leader_differ() {
         let (severity, text) = only(&store([RUNS, LOST, RUNS]), &nodes(true));
         assert_eq!(severity, Severity::Warning);
-        assert!(text.contains("member node-2 runs and knows no leader"), "{text}");
+        assert!(text.contains("member node-2 runs but has no leader"), "{text}");
         let mut all = store([LOST, LOST, LOST]);
         assert!(only(&all, &nodes(true)).1.contains("no leader: nothing can be changed"));
         // One finding is enough.
         all.error = Some(StoreError::Unreachable { store: "etcd".into(), why: "no leader".into() });
-        assert!(only(&all, &nodes(true)).1.contains("volumes that serve go on"));
+        assert!(only(&all, &nodes(true)).1.contains("volumes that serve continue to"));
     }
 
     #[test]
@@ -431,12 +437,12 @@ pub(super) mod tests {
         assert!(text.contains("2 of the 3 members") && text.contains("node c takes"), "{text}");
         // Not a node that only seems to run, and not while the store does not answer.
         let silent = StoreView { unproven_nodes: [NodeId(3)].into(), ..store([RUNS, RUNS]) };
-        assert!(!only(&silent, &nodes(true)).1.contains("takes the free place"));
+        assert!(!only(&silent, &nodes(true)).1.contains("adds a member automatically"));
         let why = "no leader".into();
         let error = Some(StoreError::Unreachable { store: "etcd".into(), why });
         let away = StoreView { error, ..store([RUNS, RUNS]) };
         let said = found(&away, &nodes(true));
-        assert!(said.iter().any(|(_, text)| text.contains("once the store answers")), "{said:?}");
+        assert!(said.iter().any(|(_, text)| text.contains("once the store responds")), "{said:?}");
         let (_, text) = only(&store([RUNS, RUNS]), &nodes(false));
         assert!(text.contains("2 of the 3 members") && text.contains("witness"), "{text}");
         // Two nodes are enough with an external etcd, but that one may be too small itself.

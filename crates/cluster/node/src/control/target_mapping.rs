@@ -53,7 +53,7 @@ impl Control {
                 ErrorCode::Conflict,
                 format!("volume {name} has just changed"),
             )
-            .with_hint("look at it and try again"));
+            .with_hint("check its state and try again"));
         }
         let mut after = before.clone();
         assign_lun(&mut after, id, owner, request.lun)
@@ -78,7 +78,7 @@ impl Control {
         }
         committed.map_err(|e| store_error(&e))?;
         let (target, lun) = (after[&id].target_name(), after[&id].mapping.lun);
-        tracing::info!(volume = %name, target, lun, "it is another unit now");
+        tracing::info!(volume = %name, target, lun, "target or LUN of the volume changed");
         self.volume_by_id(id).await
     }
 
@@ -149,43 +149,43 @@ impl Control {
         let target = request.target.as_deref().unwrap_or(name.as_str());
         match why {
             MapError::OwnTargetShared => {
-                let message = format!("other volumes stand behind the target of volume {name}");
+                let message = format!("other volumes use the target of volume {name}");
                 let owner = self.0.volumes.id_by_name(name).and_then(|id| self.0.volumes.get(id));
                 let hint = owner.map(|(stored, _)| self.own_target_hint(&stored.record));
                 ApiError::new(ErrorCode::Conflict, message).with_hint(hint.unwrap_or_default())
             }
             MapError::TargetNotOwn => {
-                let message = format!("{target} has just got another target itself");
-                ApiError::new(ErrorCode::Conflict, message).with_hint("look at it and try again")
+                let message = format!("the target of {target} has just changed");
+                ApiError::new(ErrorCode::Conflict, message)
+                    .with_hint("check its state and try again")
             }
             MapError::HasChap => {
-                let message = format!("volume {name} asks for CHAP of its own");
+                let message = format!("volume {name} has CHAP secrets of its own");
                 ApiError::new(ErrorCode::Conflict, message).with_hint(format!(
-                    "a target has the CHAP of the volume that it belongs to; turn this one off first \
-                     (`windrose volume chap {name} --off`)"
+                    "a target uses the CHAP secrets of the volume that owns it; first turn off \
+                     those of volume {name} (`windrose volume chap {name} --off`)"
                 ))
             }
             MapError::HasHostSecrets => {
-                let message = format!("volume {name} asks NVMe hosts for secrets of its own");
+                let message = format!("volume {name} has NVMe host secrets of its own");
                 ApiError::new(ErrorCode::Conflict, message).with_hint(format!(
-                    "a subsystem has the secrets of the volume that it belongs to; turn those of this one off \
-                     first (`windrose volume dhchap {name} --host NQN --off`)"
+                    "a subsystem uses the secrets of the volume that owns it; first turn off those \
+                     of volume {name} (`windrose volume dhchap {name} --host NQN --off`)"
                 ))
             }
             MapError::HasTlsKeys => {
-                let message = format!("volume {name} has TLS keys of NVMe hosts of its own");
+                let message = format!("volume {name} has NVMe TLS keys of its own");
                 ApiError::new(ErrorCode::Conflict, message).with_hint(format!(
-                    "a subsystem has the keys of the volume that it belongs to; turn those of this one off first \
-                     (`windrose volume tls {name} --host NQN --off`)"
+                    "a subsystem uses the keys of the volume that owns it; first turn off those of \
+                     volume {name} (`windrose volume tls {name} --host NQN --off`)"
                 ))
             }
             MapError::LunInUse(by) => {
                 let lun = request.lun.unwrap_or(0);
                 let message =
                     format!("LUN {lun} of that target is volume {}", self.volume_display_name(by));
-                ApiError::new(ErrorCode::Conflict, message).with_hint(
-                    "choose another number; without one the lowest that is free is taken",
-                )
+                ApiError::new(ErrorCode::Conflict, message)
+                    .with_hint("choose another number, or none for the lowest free one")
             }
             MapError::NoFreeLun => ApiError::new(
                 ErrorCode::Conflict,
@@ -202,5 +202,5 @@ impl Control {
 
 fn no_such_target(target: &str) -> ApiError {
     ApiError::new(ErrorCode::NotFound, format!("there is no volume or target {target}"))
-        .with_hint("`windrose volume list` shows what there is")
+        .with_hint("`windrose volume list` shows the volumes")
 }

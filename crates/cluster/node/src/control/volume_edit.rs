@@ -54,7 +54,7 @@ impl Control {
         }
         let Observed::Open { core, .. } = self.0.volumes.observed(id) else {
             return Err(ApiError::new(ErrorCode::Conflict, format!("volume {name} is offline"))
-                .with_hint(format!("`windrose volume show {name}` says why")));
+                .with_hint(format!("`windrose volume show {name}` shows why")));
         };
         // Steps that may fail come before any that initiators see. After a crash, the size in the
         // image is adopted, grown or not.
@@ -71,7 +71,7 @@ impl Control {
             Err(e) => {
                 record.size_bytes = before;
                 if let Err(error) = self.0.meta.commit(record.replace_changes(revision)).await {
-                    tracing::warn!(volume = %name, %error, "its record names a size that it does not have yet");
+                    tracing::warn!(volume = %name, %error, "cannot revert the size in the record after a failed grow");
                 }
                 self.reconcile_locked(id).await;
                 return Err(backing_error(name, &e));
@@ -82,7 +82,7 @@ impl Control {
         record.record_image(self.this_node(), image);
         if let Err(error) = self.0.meta.commit(record.replace_changes(revision)).await {
             // The image has the new size: the record adopts it later.
-            tracing::warn!(volume = %name, %error, "it is not noted yet that its image was grown");
+            tracing::warn!(volume = %name, %error, "cannot record the new size of the image yet");
         }
         self.reconcile_locked(id).await;
         tracing::info!(volume = %name, bytes = size_bytes, "grown");
@@ -173,7 +173,7 @@ impl Control {
         let Initiator::Iscsi(initiator) = initiator else {
             let message = format!("{initiator} is not the name of one iSCSI initiator");
             return Err(ApiError::new(ErrorCode::InvalidRequest, message)
-                .with_hint("CHAP guards iSCSI only; give an IQN, EUI or NAA name"));
+                .with_hint("CHAP is for iSCSI only; give an IQN, EUI or NAA name"));
         };
         let keyring = match &chap {
             Some(_) => Some(self.sealing_keys().await?),
@@ -210,7 +210,7 @@ impl Control {
         request: HostDhchap,
     ) -> Result<Volume, ApiError> {
         let HostDhchap { host, secrets } = request;
-        let host = require_nqn(host, "DH-HMAC-CHAP guards NVMe only")?;
+        let host = require_nqn(host, "DH-HMAC-CHAP is for NVMe only")?;
         let Some(secrets) = secrets else {
             return self
                 .edit_record(name, move |record| {
@@ -220,8 +220,9 @@ impl Control {
                 .await;
         };
         dhchap::parse_secrets(&secrets).map_err(|why| {
-            ApiError::new(ErrorCode::InvalidRequest, why.to_string())
-                .with_hint("`nvme gen-dhchap-key` makes secrets; give its answer as it is")
+            ApiError::new(ErrorCode::InvalidRequest, why.to_string()).with_hint(
+                "make a secret with `nvme gen-dhchap-key`, and give its output unchanged",
+            )
         })?;
         let (control, keyring) = (self.clone(), self.sealing_keys().await?);
         self.edit_record(name, move |record| {
@@ -255,9 +256,9 @@ impl Control {
                 .await;
         };
         TlsKey::parse(tls.key.expose()).map_err(|why| {
-            let message = format!("the TLS key of the host is no good: {why}");
+            let message = format!("the TLS key of the host is invalid: {why}");
             ApiError::new(ErrorCode::InvalidRequest, message)
-                .with_hint("`nvme gen-tls-key` makes keys; give its answer as it is")
+                .with_hint("make a key with `nvme gen-tls-key`, and give its output unchanged")
         })?;
         let (control, keyring) = (self.clone(), self.sealing_keys().await?);
         self.edit_record(name, move |record| {
@@ -323,13 +324,15 @@ impl Control {
         }
         let (name, owner) = (&record.name, self.volume_display_name(record.target_owner()));
         let (target_kind, whose, command) = match method {
-            VolumeAuthMethod::Chap => ("target", "that one's CHAP is", "chap"),
-            VolumeAuthMethod::Dhchap => ("subsystem", "that one's secrets are", "dhchap"),
-            VolumeAuthMethod::Tls => ("subsystem", "that one's TLS keys are", "tls"),
+            VolumeAuthMethod::Chap => ("target", "change the CHAP secrets of that volume", "chap"),
+            VolumeAuthMethod::Dhchap => {
+                ("subsystem", "change the host secrets of that volume", "dhchap")
+            }
+            VolumeAuthMethod::Tls => ("subsystem", "change the TLS keys of that volume", "tls"),
         };
-        let message = format!("volume {name} stands behind the {target_kind} of volume {owner}");
+        let message = format!("volume {name} uses the {target_kind} of volume {owner}");
         Err(ApiError::new(ErrorCode::Conflict, message)
-            .with_hint(format!("{whose} asked for: `windrose volume {command} {owner} …`")))
+            .with_hint(format!("{whose} instead: `windrose volume {command} {owner} …`")))
     }
 
     /// The record of a volume that is neither being created nor deleted.
@@ -343,10 +346,10 @@ impl Control {
             Some(stored) if stored.record.stage == VolumeStage::Ready => Ok(stored),
             Some(_) => {
                 Err(ApiError::new(ErrorCode::Conflict, format!("volume {name} is being deleted"))
-                    .with_hint(format!("`windrose volume show {name}` says how far that is")))
+                    .with_hint(format!("`windrose volume show {name}` shows the progress")))
             }
             None => Err(ApiError::new(ErrorCode::NotFound, format!("there is no volume {name}"))
-                .with_hint("`windrose volume list` shows what there is")),
+                .with_hint("`windrose volume list` shows the volumes")),
         }
     }
 }
@@ -371,7 +374,10 @@ fn check_initiator_limit<S>(
     (what, of_whom): (&str, &str),
 ) -> Result<(), ApiError> {
     if has.len() >= MAX_INITIATORS && !has.contains_key(name) {
-        let message = format!("volume {} has {what} of {MAX_INITIATORS} {of_whom}", record.name);
+        let message = format!(
+            "volume {} already has {what} of {MAX_INITIATORS} {of_whom}, the limit",
+            record.name
+        );
         return Err(ApiError::new(ErrorCode::InvalidRequest, message));
     }
     Ok(())
@@ -393,13 +399,14 @@ pub(super) fn check_access(
         return Ok(());
     }
     let why = match method {
-        VolumeAuthMethod::Chap => "CHAP guards iSCSI only, and 'any' would let every NVMe host in",
+        VolumeAuthMethod::Chap => "CHAP is for iSCSI only, and 'any' would admit every NVMe host",
         // A host that must authenticate could use another name.
         VolumeAuthMethod::Dhchap => {
-            "NVMe hosts have to prove who they are, and 'any' would let every other one in without a proof"
+            "its NVMe hosts must authenticate, and 'any' would admit every other host without \
+             authentication"
         }
         VolumeAuthMethod::Tls => {
-            "NVMe hosts have to come by TLS, and 'any' would let every other one in without"
+            "its NVMe hosts must use TLS, and 'any' would admit every other host without TLS"
         }
     };
     let message = format!("volume {}: {why}", record.name);
@@ -425,7 +432,7 @@ mod tests {
         check(&record).unwrap();
         record.allow.insert(Initiator::Any);
         let refused = check(&record).unwrap_err();
-        assert!(refused.message.contains("CHAP guards iSCSI only"), "{refused}");
+        assert!(refused.message.contains("CHAP is for iSCSI only"), "{refused}");
         record.protocols.nvme = false;
         check(&record).unwrap();
         record.protocols.nvme = true;
@@ -443,14 +450,14 @@ mod tests {
         check(&record).unwrap();
         record.allow.insert(Initiator::Any);
         let refused = check(&record).unwrap_err();
-        assert!(refused.message.contains("every other one in without a proof"), "{refused}");
+        assert!(refused.message.contains("every other host without authentication"), "{refused}");
         record.protocols.nvme = false;
         check(&record).unwrap();
         record.protocols.nvme = true;
         let chap = r#"{"user":"u","secret":"0123456789ab","mutual":null}"#;
         record.chap = Some(serde_json::from_str(chap).unwrap());
         let refused = check(&record).unwrap_err();
-        assert!(refused.message.contains("CHAP guards iSCSI only"), "{refused}");
+        assert!(refused.message.contains("CHAP is for iSCSI only"), "{refused}");
         (record.chap, record.dhchap_by_host) = (None, [].into());
         check(&record).unwrap();
     }
@@ -469,8 +476,8 @@ mod tests {
         check(&record).unwrap();
         record.allow.insert(Initiator::Any);
         let refused = check(&record).unwrap_err();
-        assert!(refused.message.contains("every other one in without"), "{refused}");
-        assert!(refused.message.contains("come by TLS"), "{refused}");
+        assert!(refused.message.contains("every other host without TLS"), "{refused}");
+        assert!(refused.message.contains("must use TLS"), "{refused}");
         record.protocols.nvme = false;
         check(&record).unwrap();
         record.protocols.nvme = true;

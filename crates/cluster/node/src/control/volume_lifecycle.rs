@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::{
-    ApiError, CreateVolume, CreateVolumeResult, CreateVolumeResults, ErrorCode, NewBacking, Size,
-    Volume, VolumeName,
+    ApiError, CreateVolumeRequest, CreateVolumeResult, CreateVolumeResults, ErrorCode, NewBacking,
+    Size, Volume, VolumeName,
 };
 use futures_util::{StreamExt, stream};
 use tokio::sync::{OwnedRwLockReadGuard, watch};
@@ -49,7 +49,7 @@ impl Control {
     /// # Errors
     /// [`ErrorCode::Exists`] if the name belongs to another volume; errors of the request, or of
     /// the backing.
-    pub async fn create_volume(&self, request: CreateVolume) -> Result<Volume, ApiError> {
+    pub async fn create_volume(&self, request: CreateVolumeRequest) -> Result<Volume, ApiError> {
         let control = self.clone();
         self.run_to_completion(async move { control.create_volume_now(request).await }).await
     }
@@ -61,7 +61,7 @@ impl Control {
     /// [`ErrorCode::InvalidRequest`] for none or too many.
     pub async fn create_volumes(
         &self,
-        requests: Vec<CreateVolume>,
+        requests: Vec<CreateVolumeRequest>,
     ) -> Result<CreateVolumeResults, ApiError> {
         if !(1..=api::MAX_VOLUMES_PER_REQUEST).contains(&requests.len()) {
             let message = format!("{} cannot be created at once", plural(requests.len(), "volume"));
@@ -108,14 +108,15 @@ impl Control {
         let count = self.0.volumes.count() + others;
         let max_volumes = self.0.settings.max_volumes;
         if count >= max_volumes {
-            let message = format!("the node has its {}", plural(max_volumes, "volume"));
+            let message =
+                format!("the node already has its limit of {}", plural(max_volumes, "volume"));
             return Err(ApiError::new(ErrorCode::Conflict, message)
                 .with_hint("raise limits.volumes in the configuration, or delete volumes"));
         }
         memory::check_memory(count, self.0.engine.cores(), self.0.settings.memory_bytes)
     }
 
-    async fn create_volume_now(&self, request: CreateVolume) -> Result<Volume, ApiError> {
+    async fn create_volume_now(&self, request: CreateVolumeRequest) -> Result<Volume, ApiError> {
         check_request(&request)?;
         let _leave = self.creation_permit()?;
         if let Some(id) = self.0.volumes.id_by_name(&request.name) {
@@ -187,8 +188,10 @@ impl Control {
             }
             self.reconcile_locked(id).await;
         }
-        let message =
-            format!("volume {name}: node {} has not made its copy in time", pending.join(", "));
+        let message = format!(
+            "volume {name}: node {} did not create its replica in time",
+            pending.join(", ")
+        );
         ApiError::new(ErrorCode::Backing, message).with_hint("see that node's log")
     }
 
@@ -265,14 +268,14 @@ impl Control {
         in_sync && self.is_served(record).await.unwrap_or(false)
     }
 
-    async fn new_record(&self, request: &CreateVolume) -> Result<VolumeRecord, ApiError> {
+    async fn new_record(&self, request: &CreateVolumeRequest) -> Result<VolumeRecord, ApiError> {
         let (id, settings) = (Uuid::new_v4(), &self.0.settings);
         let free = self.free_space_by_node(&request.backing).await;
-        let count = usize::from(request.replicas).max(request.on.len());
-        let nodes = match (request.on.is_empty(), count) {
+        let count = usize::from(request.replicas).max(request.nodes.len());
+        let nodes = match (request.nodes.is_empty(), count) {
             // Prefer the node that got the request.
             (true, 1) if self.is_data_node() => vec![self.this_node()],
-            _ => self.choose_nodes(&request.on, count, (&[], &request.backing), &free)?,
+            _ => self.choose_nodes(&request.nodes, count, (&[], &request.backing), &free)?,
         };
         let placement =
             |node| self.new_placement(id, &request.name, node, &request.backing, request.force);
@@ -317,7 +320,10 @@ impl Control {
     }
 
     /// Another request took the name between the check and the commit.
-    async fn resolve_name_conflict(&self, request: &CreateVolume) -> Result<Volume, ApiError> {
+    async fn resolve_name_conflict(
+        &self,
+        request: &CreateVolumeRequest,
+    ) -> Result<Volume, ApiError> {
         let entry = self.0.meta.get(&record::name_key(&request.name)).await;
         match entry.map_err(|e| store_error(&e))? {
             Some(entry) => {
@@ -329,7 +335,11 @@ impl Control {
     }
 
     /// The volume that has the name already, if it matches the request.
-    async fn existing_volume(&self, id: Uuid, request: &CreateVolume) -> Result<Volume, ApiError> {
+    async fn existing_volume(
+        &self,
+        id: Uuid,
+        request: &CreateVolumeRequest,
+    ) -> Result<Volume, ApiError> {
         // Waits until a concurrent creation ends.
         self.reconcile_volume(id).await;
         let name = &request.name;
@@ -362,7 +372,7 @@ impl Control {
         &self,
         record: &VolumeRecord,
         placement: &ReplicaPlacement,
-        request: &CreateVolume,
+        request: &CreateVolumeRequest,
     ) -> Option<String> {
         let NewBacking::Pool { pool } = &request.backing else {
             let same = self.new_placement(
@@ -382,12 +392,16 @@ impl Control {
     }
 
     /// The differences between a volume and a creation request.
-    fn volume_differences(&self, record: &VolumeRecord, request: &CreateVolume) -> Vec<String> {
+    fn volume_differences(
+        &self,
+        record: &VolumeRecord,
+        request: &CreateVolumeRequest,
+    ) -> Vec<String> {
         let keyring = self.0.secret_keys.cached();
         // A secret that cannot be read counts as different.
         let chap = record.chap.as_ref().and_then(|chap| chap.open(record.id, &keyring).ok());
         let unknown = record.chap.is_some() && chap.is_none();
-        let replicas = usize::from(request.replicas).max(request.on.len());
+        let replicas = usize::from(request.replicas).max(request.nodes.len());
         let kept_on =
             |name: &String| record.placements.iter().any(|p| self.node_name(p.node) == *name);
         let allow: BTreeSet<_> = request.allow.iter().cloned().collect();
@@ -401,7 +415,7 @@ impl Control {
             .iter()
             .find_map(|placement| self.backing_difference(record, placement, request));
         let other_copies =
-            replicas != usize::from(record.replicas_wanted) || !request.on.iter().all(kept_on);
+            replicas != usize::from(record.replicas_wanted) || !request.nodes.iter().all(kept_on);
         let size = request.size_bytes.filter(|size| *size != record.size_bytes);
         let differences = [
             size.map(|size| format!("size ({}, not {})", Size(record.size_bytes), Size(size))),
@@ -409,7 +423,7 @@ impl Control {
                 .then(|| format!("block size ({} bytes)", record.block_size.bytes())),
             (request.thin != record.thin).then(|| format!("provisioning (it is {thin})")),
             elsewhere,
-            other_copies.then(|| format!("choice of copies (they are on {})", nodes())),
+            other_copies.then(|| format!("choice of replicas (they are on {})", nodes())),
             (request.protocols != record.protocols).then(|| "choice of protocols".to_owned()),
             (allow != record.allow).then(|| "list of initiators".to_owned()),
             (unknown || request.chap != chap).then(|| "CHAP user or secret".to_owned()),
@@ -494,10 +508,8 @@ impl Control {
         }
         let names: Vec<_> = other_luns.values().map(|id| self.volume_display_name(*id)).collect();
         let name = &record.name;
-        let message = format!(
-            "the target of volume {name} is that of other volumes too: {}",
-            names.join(", ")
-        );
+        let message =
+            format!("other volumes also use the target of volume {name}: {}", names.join(", "));
         Err(ApiError::new(ErrorCode::Conflict, message).with_hint(self.own_target_hint(record)))
     }
 
@@ -511,7 +523,7 @@ impl Control {
             if let Observed::EraseFailed { reason } = observed {
                 let message = format!("volume {name} is offline, and {reason}");
                 return Err(ApiError::new(ErrorCode::Backing, message)
-                    .with_hint("remove the obstacle and delete it again"));
+                    .with_hint("remove the cause and delete it again"));
             }
             let others = stored.record.placements.iter().filter(|p| p.node != self.this_node());
             let others: Vec<_> = others.map(|p| self.node_name(p.node)).collect();
@@ -527,11 +539,12 @@ impl Control {
             }
             if Instant::now() >= deadline {
                 let message = format!(
-                    "volume {name} is being deleted, but its copy on {} is not erased yet",
+                    "volume {name} is being deleted, but its replica on {} is not erased yet",
                     others.join(", ")
                 );
-                return Err(ApiError::new(ErrorCode::Conflict, message)
-                    .with_hint("see the log of that node; the name is free once it is erased"));
+                return Err(ApiError::new(ErrorCode::Conflict, message).with_hint(
+                    "see the log of that node; the name can be reused once the replica is erased",
+                ));
             }
             // With or without a notification, the records decide.
             let _ = timeout(POLL_INTERVAL, changes.changed()).await;
@@ -566,9 +579,9 @@ impl Control {
         // behind.
         let permit = Arc::clone(&self.0.creation_lock).try_read_owned().ok();
         permit.filter(|_| !*self.0.restart.borrow()).ok_or_else(|| {
-            let message = "this node is about to become part of a cluster, or to leave one";
+            let message = "this node is about to join or leave a cluster";
             ApiError::new(ErrorCode::Conflict, message).with_hint(
-                "create the volume when `windrose cluster nodes` shows what has become of it",
+                "create the volume when `windrose cluster nodes` shows that this has ended",
             )
         })
     }
@@ -580,18 +593,18 @@ fn deleted_just_now(name: &VolumeName) -> ApiError {
 }
 
 /// Checks a request by itself.
-fn check_request(request: &CreateVolume) -> Result<(), ApiError> {
-    let replicas = usize::from(request.replicas).max(request.on.len());
+fn check_request(request: &CreateVolumeRequest) -> Result<(), ApiError> {
+    let replicas = usize::from(request.replicas).max(request.nodes.len());
     if !(1..=usize::from(MAX_REPLICAS_WANTED)).contains(&replicas) {
-        let message = format!("volume {} cannot have {replicas} copies", request.name);
+        let message = format!("volume {} cannot have {replicas} replicas", request.name);
         return Err(ApiError::new(ErrorCode::InvalidRequest, message)
             .with_hint(format!("give replicas from 1 to {MAX_REPLICAS_WANTED}")));
     }
     if replicas > 1 && request.size_bytes.is_none() {
-        let message = format!("volume {} needs a size, as devices differ", request.name);
-        return Err(ApiError::new(ErrorCode::InvalidRequest, message).with_hint(
-            "give size_bytes; only a volume with one copy, on a device, can do without",
-        ));
+        let message =
+            format!("volume {} needs a size, as its devices may differ in size", request.name);
+        return Err(ApiError::new(ErrorCode::InvalidRequest, message)
+            .with_hint("give size_bytes; it is optional only for one replica on a device"));
     }
     match (request.size_bytes, &request.backing) {
         (Some(size), _) => api::check_volume_size(size, request.block_size)?,
@@ -599,7 +612,7 @@ fn check_request(request: &CreateVolume) -> Result<(), ApiError> {
         (None, NewBacking::File { .. } | NewBacking::Pool { .. }) => {
             let message = format!("volume {} needs a size", request.name);
             return Err(ApiError::new(ErrorCode::InvalidRequest, message)
-                .with_hint("give size_bytes; only a volume on a device can do without"));
+                .with_hint("give size_bytes; it is optional only for a volume on a device"));
         }
     }
     Ok(())
@@ -609,9 +622,8 @@ fn check_request(request: &CreateVolume) -> Result<(), ApiError> {
 pub(super) fn require_absolute(path: &Path) -> Result<&Path, ApiError> {
     if path.is_relative() || path.as_os_str().as_encoded_bytes().contains(&0) {
         let message = format!("{} is not an absolute path", path.display());
-        return Err(
-            ApiError::new(ErrorCode::InvalidRequest, message).with_hint("give a path from / on")
-        );
+        return Err(ApiError::new(ErrorCode::InvalidRequest, message)
+            .with_hint("give a path that begins with /"));
     }
     Ok(path)
 }

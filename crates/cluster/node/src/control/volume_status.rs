@@ -34,8 +34,8 @@ impl Control {
         let sessions = merge_sessions(&volumes, &reports);
         let usage = self.volume_context(&sessions, &reports, space.allocated).await;
         let show = |(s, o): &(StoredVolumeRecord, Observed)| self.volume_info(s, o, &usage);
-        let unread = self.staleness_reason(usage.cluster.as_ref());
-        VolumeList { volumes: volumes.iter().map(show).collect(), unread }
+        let stale_reason = self.staleness_reason(usage.cluster.as_ref());
+        VolumeList { volumes: volumes.iter().map(show).collect(), stale_reason }
     }
 
     /// Returns one volume.
@@ -70,7 +70,7 @@ impl Control {
             return Some(format!("a record of the store cannot be read: {damage}"));
         }
         let error = cluster?.store.error.as_ref()?;
-        Some(format!("{error}: this is what the store said last"))
+        Some(format!("{error}: this list shows the last known state"))
     }
 
     async fn volume_context<'a>(
@@ -109,7 +109,7 @@ impl Control {
             size_bytes: record.size_bytes,
             block_size: record.block_size,
             thin: record.thin,
-            copies: match &usage.cluster {
+            replicas: match &usage.cluster {
                 Some(cluster) => cluster.replicas(record),
                 None => record
                     .placements
@@ -117,7 +117,7 @@ impl Control {
                     .map(|p| self.standalone_replica(record, p, observed))
                     .collect(),
             },
-            copies_wanted: record.replicas_wanted,
+            replicas_wanted: record.replicas_wanted,
             allocated_bytes: usage.space.get(&record.id).copied(),
             state: match self.unusable_here(record, report, usage) {
                 Some(reason) => VolumeState::Offline { reason },
@@ -135,7 +135,7 @@ impl Control {
                 target: record.target_name().to_owned(),
                 lun: record.mapping.lun,
                 owner: owner.as_ref().unwrap_or(record).name.clone(),
-                others: self.other_luns(record, owner.as_ref()),
+                other_luns: self.other_luns(record, owner.as_ref()),
                 portals: text(&own.iscsi, self.portal_texts(record, |p| &p.iscsi)),
             }),
             nvme: record.protocols.nvme.then(|| NvmeExport {
@@ -215,11 +215,11 @@ impl Control {
         let state = match &placement.stage {
             // A replica that cannot be opened counts as holding nothing.
             PlacementStage::Ready | PlacementStage::Superseded if open_error.is_some() => {
-                ReplicaState::Outdated
+                ReplicaState::OutOfSync
             }
             PlacementStage::Ready | PlacementStage::Superseded => ReplicaState::InSync,
-            PlacementStage::Creating { .. } => ReplicaState::BeingMade,
-            PlacementStage::Removing { .. } => ReplicaState::Leaving,
+            PlacementStage::Creating { .. } => ReplicaState::Creating,
+            PlacementStage::Removing { .. } => ReplicaState::Removing,
             PlacementStage::Failed { reason } => ReplicaState::Failed { reason: reason.clone() },
         };
         let (node, backing) = (self.0.settings.name.clone(), placement.backing.clone());
@@ -325,7 +325,7 @@ fn cluster_volume_state(
         }
         true if cluster.awaits_first_report(record.id) => VolumeState::Opening,
         true => VolumeState::Offline { reason: cluster.why_unserved(record).0 },
-        false => VolumeState::Elsewhere { reason },
+        false => VolumeState::Remote { reason },
     }
 }
 

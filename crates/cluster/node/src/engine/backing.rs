@@ -133,7 +133,7 @@ impl From<ImageError> for BackingError {
             ImageErrorReason::Open(OpenReason::PermissionDenied) => Self {
                 code: ErrorCode::Backing,
                 message: e.to_string(),
-                hint: Some("the node's user needs to read and write it"),
+                hint: Some("give the node's user permission to read and write it"),
                 device_lost: false,
                 can_take_over: false,
                 is_unreadable: false,
@@ -317,7 +317,7 @@ pub(super) async fn erase(
         Ok(()) => Ok(()),
         Err(ImageError { reason: ImageErrorReason::Open(OpenReason::NotFound), .. }) => Ok(()),
         Err(e) if holds_nothing_of_volume(&e.reason, placement) => {
-            tracing::warn!(volume = %record.name, "left alone: {e}");
+            tracing::warn!(volume = %record.name, "not erased: {e}");
             Ok(())
         }
         Err(e) => Err(e.into()),
@@ -353,7 +353,7 @@ pub(super) async fn inspect(
     };
     if label.volume_id != record.id {
         let path = handle.name().display();
-        return Err(BackingError::refused(format!("{path}: it is another volume's")));
+        return Err(BackingError::refused(format!("{path}: it is the image of another volume")));
     }
     Ok(image_info(label))
 }
@@ -403,17 +403,16 @@ pub(super) async fn open(
     let found = file.label().image_id;
     if let Some(image) = placement.image.filter(|image| *image != found) {
         let path = handle.name().display();
-        let message = format!("{path}: it is image {found}, the volume's on this node is {image}");
+        let message =
+            format!("{path}: it is image {found}, but the volume's image on this node is {image}");
         return Err(BackingError {
-            hint: Some(
-                "put the file back, or have the copy replaced (windrose volume mirror replace)",
-            ),
+            hint: Some("restore the file, or replace the replica (windrose volume mirror replace)"),
             ..BackingError::refused(message)
         });
     }
     if file.label().block_size != record.block_size.bytes() {
         let (path, found) = (handle.name().display(), file.label().block_size);
-        let message = format!("{path}: its blocks have {found} bytes, the volume's have others");
+        let message = format!("{path}: its blocks have {found} bytes, unlike the volume's");
         return Err(BackingError::refused(message));
     }
     Ok(OpenImage { file })

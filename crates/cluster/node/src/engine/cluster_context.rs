@@ -129,7 +129,7 @@ impl PeerRouter {
         let greeting = match greeting.detach() {
             Ok(greeting) => greeting,
             Err(error) => {
-                tracing::warn!(%volume, %error, "a connection of another node could not be moved");
+                tracing::warn!(%volume, %error, "cannot move a peer connection to the volume's core");
                 return;
             }
         };
@@ -138,7 +138,7 @@ impl PeerRouter {
             .try_send(Box::new(move |engine| engine.accept_peer_connection(volume, greeting)))
             .is_err()
         {
-            tracing::debug!(%volume, "a connection of another node is dropped");
+            tracing::debug!(%volume, "peer connection dropped: the volume's core is busy");
         }
     }
 }

@@ -141,7 +141,7 @@ impl CoreEngine {
         written.borrow_mut().clone_from(&text);
         tokio::task::spawn_local(async move {
             if let Err(error) = file.write_descriptor(&text).await {
-                tracing::warn!(volume = %id, %error, "its image does not tell of it");
+                tracing::warn!(volume = %id, %error, "cannot write the description to the image");
                 written.borrow_mut().clear();
             }
         });
@@ -155,7 +155,7 @@ impl CoreEngine {
     /// Makes this node a member of a cluster. At most once.
     pub(super) fn join_cluster(&self, context: ClusterContext) {
         if self.cluster.set(context).is_err() {
-            tracing::error!("the node has a place in a cluster already");
+            tracing::error!("node already has a cluster context");
         }
     }
 
@@ -236,7 +236,7 @@ impl CoreEngine {
         let placement = self.local_placement(record)?;
         if placement.image.is_some_and(|image| self.suspect_images.has_lingering_io(image)) {
             return Err(BackingError::refused(format!(
-                "{}: its disk has not ended what was begun before it was closed",
+                "{}: its disk has not completed requests from before it was closed",
                 placement.backing
             )));
         }
@@ -365,7 +365,7 @@ impl CoreEngine {
             }
             Some(mirrored) => {
                 if mirrored.with_close_timeout(guests).await.is_none() {
-                    tracing::warn!(volume = %id, "a virtual machine's requests do not end");
+                    tracing::warn!(volume = %id, "requests of a virtual machine do not complete");
                 }
                 let closed = mirrored.close_volume(&volume, &self.core).await;
                 mirrored.close().await;
@@ -383,7 +383,7 @@ impl CoreEngine {
         }
         closed.map_err(|why| {
             BackingError::refused(format!(
-                "the last flush failed: {why}; its last writes may be lost"
+                "the last flush failed: {why}; the last writes may be lost"
             ))
         })
     }
@@ -407,7 +407,7 @@ impl CoreEngine {
         record: &'a VolumeRecord,
     ) -> Result<&'a ReplicaPlacement, BackingError> {
         let node = self.cluster.get().map_or(FIRST_NODE, |context| context.node);
-        let none = || BackingError::refused("this node keeps no copy of it");
+        let none = || BackingError::refused("this node has no replica of it");
         record.placement(node).ok_or_else(none)
     }
 
@@ -497,7 +497,7 @@ impl CoreEngine {
         let greeting = match greeting.attach(&self.core) {
             Ok(greeting) => greeting,
             Err(error) => {
-                tracing::warn!(%volume, %error, "a connection of another node was lost moving");
+                tracing::warn!(%volume, %error, "cannot attach a moved peer connection");
                 return;
             }
         };
@@ -674,7 +674,7 @@ async fn release_image(open_image: Rc<OpenImage>) -> bool {
     };
     let released = tokio::time::timeout(IMAGE_RELEASE_TIMEOUT, used).await.is_ok();
     if !released {
-        tracing::warn!("an image is still in use after its volume was closed");
+        tracing::warn!("image still in use after its volume was closed");
         return false;
     }
     // From now on another node may open it.
@@ -682,9 +682,9 @@ async fn release_image(open_image: Rc<OpenImage>) -> bool {
         Ok(Ok(())) => {}
         Ok(Err(error)) => {
             let path = file.path().display();
-            tracing::warn!(%path, %error, "it is not noted that the image is closed: another node has to take it over");
+            tracing::warn!(%path, %error, "cannot mark the image as closed; another node must take it over to use it");
         }
-        Err(_) => tracing::warn!("the disk of an image that was closed does not answer"),
+        Err(_) => tracing::warn!("disk of a closed image does not respond"),
     }
     true
 }
@@ -697,5 +697,5 @@ fn ipv6_unavailable(e: &io::Error) -> bool {
 
 /// The error of reservations that cannot be read or changed here now.
 fn reservation_error(e: &block::Error) -> BackingError {
-    BackingError::refused(format!("its reservations cannot be reached here now: {e}"))
+    BackingError::refused(format!("its reservations are not available here now: {e}"))
 }

@@ -124,13 +124,13 @@ impl Guests {
             }
             let stop = async { drop(stopped.await) }.shared();
             if let Some(listener) = listen_with_retry(&core, &path, stop.clone()).await {
-                tracing::info!(at = %path.display(), "serving a volume to virtual machines");
+                tracing::info!(at = %path.display(), "serving a volume over vhost-user");
                 serving.serve(&listener, stop).await;
             }
         });
         let ended = task.map(|ended| {
             if ended.is_err() {
-                tracing::error!("a front end of virtual machines ended by a panic");
+                tracing::error!("vhost-user server panicked");
             }
         });
         GuestEndpoint { socket: at, server, stop: Some(stop), ended: ended.boxed_local().shared() }
@@ -185,7 +185,7 @@ async fn listen_with_retry(
         };
         if logged.as_ref() != Some(&why) {
             let at = at.display();
-            tracing::error!(%at, why, "virtual machines are not served here; trying again");
+            tracing::error!(%at, why, "cannot listen on the vhost-user socket; retrying");
             logged = Some(why);
         }
         tokio::select! {

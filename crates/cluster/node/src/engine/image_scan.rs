@@ -168,7 +168,7 @@ impl CoreEngine {
             (ImageLocation::Path(path), _) => {
                 let label = image::inspect(self.core(), path, buffered).await?;
                 if label.state == ImageState::Creating {
-                    let message = format!("{}: its creation was never finished", path.display());
+                    let message = format!("{}: its creation was not completed", path.display());
                     return Err(BackingError::refused(message));
                 }
                 let (volume, generation) = (label.volume_id, label.generation);

@@ -87,18 +87,18 @@ async fn open_log(
     let opened = IntentLog::open(core, area, boot).await;
     let (log, found) = opened.map_err(|e| log_error(file, &e))?;
     if suspect {
-        tracing::warn!(%path, "its disk may have lost what it had completed");
+        tracing::warn!(%path, "disk may have lost completed writes; image is suspect");
         if let Err(error) = suspect_images.clear(image).await {
-            tracing::warn!(%path, %error, "it stays noted that its disk may have lost something");
+            tracing::warn!(%path, %error, "cannot clear the suspect mark of an image");
         }
     }
     match found.damage {
         LogDamage::None => {}
         LogDamage::Cells(cells) => {
-            tracing::warn!(%path, cells, "parts of the intent log were damaged: more is copied");
+            tracing::warn!(%path, cells, "intent log partly damaged; resyncing more regions");
         }
         LogDamage::SuperblockLost => {
-            tracing::error!(%path, "the intent log was lost: it is made anew, all is copied");
+            tracing::error!(%path, "intent log lost; recreating it and resyncing everything");
         }
     }
     Ok((log, found))
@@ -139,8 +139,8 @@ impl MirroredVolume {
         let mirror = opened.ok().and_then(Result::ok).ok_or_else(|| {
             let least = core.buffer_pool().min_mib_for(0, true);
             BackingError::refused(format!(
-                "pools of disks hold the buffer memory that mirrored volumes need on this core: set \
-                 cores.pool to \"{least}MiB\" or more in the configuration, and restart the node"
+                "disk pools occupy the buffer memory that mirrored volumes need on this core: set \
+                 cores.memory to \"{least}MiB\" or more in the configuration, and restart the node"
             ))
         })?;
         let handler = Rc::new(mirror.clone());
@@ -266,8 +266,8 @@ impl MirroredVolume {
             }
         };
         let refused = || {
-            let why = "it is not in sync, not reached, or a change of another kind is under way";
-            BackingError::refused(format!("node {node} has not taken over: {why}"))
+            let why = "it is not in sync, unreachable, or another change is in progress";
+            BackingError::refused(format!("node {node} did not become primary: {why}"))
         };
         timeout(CONFIG_CHANGE_TIMEOUT, switched).await.map_err(|_| refused())
     }
@@ -284,13 +284,15 @@ impl MirroredVolume {
         let record = self.mirror.status().config;
         let in_sync = |node| record.as_ref().is_some_and(|r| r.member(node).is_some());
         if let Some(node) = keep.filter(|node| !in_sync(*node)) {
-            return Err(BackingError::refused(format!("the copy on node {node} is not in sync")));
+            return Err(BackingError::refused(format!(
+                "the replica on node {node} is not in sync"
+            )));
         }
         let ended = |_| BackingError::refused("the configuration has changed meanwhile");
         let found = self.mirror.verify(keep).await.map_err(ended)?;
         match found.nodes.len() {
             // The other replicas went out of sync meanwhile.
-            1 => Err(BackingError::refused("nothing was compared: only one copy is in sync")),
+            1 => Err(BackingError::refused("nothing was compared: only one replica is in sync")),
             _ => Ok(found),
         }
     }
@@ -310,7 +312,7 @@ impl MirroredVolume {
         match timeout(CONFIG_CHANGE_TIMEOUT, decided).await {
             Ok(None) => Ok(()),
             Ok(Some(node)) => {
-                Err(BackingError::refused(format!("node {node} is its primary: ask there")))
+                Err(BackingError::refused(format!("node {node} is its primary: run this there")))
             }
             Err(_) => Err(BackingError::refused("the volume is not served here now")),
         }
@@ -327,7 +329,7 @@ impl MirroredVolume {
     ) -> Result<(), String> {
         let account = core.buffer_pool().account();
         match self.with_close_timeout(volume.close(&account)).await {
-            None => Err("a disk does not answer".to_owned()),
+            None => Err("a disk does not respond".to_owned()),
             Some(Err(_)) if self.has_nothing_to_flush() => Ok(()),
             Some(ended) => ended.map_err(|e| e.to_string()),
         }
@@ -380,7 +382,7 @@ impl MirroredVolume {
             self.mirror.close().await
         };
         let closed = timeout(CLOSE_TIMEOUT, parts).await.unwrap_or_else(|_| {
-            tracing::error!("a mirror is not closed in order: its disk does not answer");
+            tracing::error!("mirror not closed cleanly: its disk does not respond");
             false
         });
         if !closed {

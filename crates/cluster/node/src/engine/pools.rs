@@ -148,11 +148,9 @@ impl CorePoolRegistry {
         let core = self.core.id();
         let index =
             u16::try_from(core).ok().filter(|index| index < max_cores).ok_or_else(|| {
-                let why = format!(
-                    "this node serves volumes of it on {} only",
-                    plural(*max_cores, "core")
-                );
-                BackingError::refused(format!("pool {name}: {why}, and this one is at core {core}"))
+                let why =
+                    format!("this node serves its volumes on {} only", plural(*max_cores, "core"));
+                BackingError::refused(format!("pool {name}: {why}, but this one is on core {core}"))
             })?;
         let attachment = Rc::clone(self.attachments.borrow_mut().entry(*id).or_default());
         attachment.users.update(|n| n + 1);
@@ -181,7 +179,7 @@ impl CorePoolRegistry {
         if let Some(core_pool) = core_pool.take()
             && let Err(error) = core_pool.close().await
         {
-            tracing::error!(pool = %id, %error, "a core has not left a pool in order");
+            tracing::error!(pool = %id, %error, "core did not detach from a pool cleanly");
         }
     }
 
@@ -191,7 +189,7 @@ impl CorePoolRegistry {
         let mut clean = true;
         for (id, pool) in self.owned_pools.take() {
             if let Err(error) = pool.close().await {
-                tracing::error!(pool = %id, %error, "a pool did not close cleanly");
+                tracing::error!(pool = %id, %error, "pool did not close cleanly");
                 clean = false;
             }
         }
@@ -479,7 +477,7 @@ impl Engine {
         if created.is_err()
             && let Err(error) = self.delete_in_pool(name, record.id).await
         {
-            tracing::warn!(volume = %record.name, %error, "what was begun is not taken back yet");
+            tracing::warn!(volume = %record.name, %error, "cannot remove an incomplete volume from the pool");
         }
         created
     }

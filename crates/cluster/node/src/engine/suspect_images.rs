@@ -66,8 +66,8 @@ impl SuspectImages {
         lock(&self.marked_by_process).insert(image);
         let marked = self.run_blocking(move |markers| markers.create(image)).await;
         if let Err(error) = &marked {
-            let what = "it cannot be noted that an image has lost its disk";
-            tracing::error!(%image, %error, "{what}: boot this machine before it is used again");
+            let what = "cannot mark an image as suspect after its disk was lost";
+            tracing::error!(%image, %error, "{what}; reboot this machine before the image is used again");
         }
         marked.is_ok()
     }

@@ -53,7 +53,7 @@ impl Token {
         let mode = std::fs::metadata(path).map_err(|e| refused(e.to_string()))?.mode();
         if mode & 0o077 != 0 {
             let why = format!(
-                "others than its owner may use it (mode {:03o}); chmod 600 it",
+                "users other than its owner have access to it (mode {:03o}); chmod 600 it",
                 mode & 0o777
             );
             return Err(refused(why));
@@ -117,7 +117,7 @@ impl Token {
                 if let Some(line) = line {
                     tracing::warn!(
                         %peer, path = request.uri().path(), times = line.times, others_not_logged = line.unlogged,
-                        "requests without the right token are refused; their address waits longer and longer between them"
+                        "API requests without a valid token refused; their address is throttled"
                     );
                 }
                 unauthorized("the token is missing or wrong")
@@ -127,7 +127,8 @@ impl Token {
 }
 
 /// The error for a client whose token is not even checked.
-const TOO_MANY_ATTEMPTS: &str = "too many requests without the right token have come from this address: try again in a few seconds";
+const TOO_MANY_ATTEMPTS: &str = "too many requests without a valid token from this address: try \
+    again in a few seconds";
 
 pub(super) fn lock(throttle: &Mutex<AuthThrottle>) -> MutexGuard<'_, AuthThrottle> {
     throttle.lock().unwrap_or_else(PoisonError::into_inner)

@@ -54,9 +54,9 @@ pub(crate) fn router(control: &Control) -> Router {
 fn token_required() -> ApiError {
     ApiError::new(
         ErrorCode::Unauthorized,
-        "nodes that join the cluster are let in here, with a token",
+        "this address accepts join requests of nodes, which need a token",
     )
-    .with_hint("windrose cluster token, at a node of the cluster, makes one")
+    .with_hint("make a token at a node of the cluster: windrose cluster token")
 }
 
 async fn handle_join(control: &Control, request: Request) -> Response {
@@ -78,7 +78,7 @@ async fn handle_join(control: &Control, request: Request) -> Response {
         AttemptDecision::Now => {}
         AttemptDecision::At(at) => sleep_until(at).await,
         AttemptDecision::Refused => {
-            let message = "too many requests without a token have come from this address";
+            let message = "too many requests without a valid token from this address";
             return super::error_response(
                 &ApiError::new(ErrorCode::Unauthorized, message)
                     .with_hint("try again in a few seconds"),
@@ -103,8 +103,7 @@ async fn handle_join(control: &Control, request: Request) -> Response {
                 if let Some(line) = line {
                     tracing::warn!(
                         peer = %from, times = line.times, others_not_logged = line.unlogged,
-                        "requests to join without a token of this cluster are refused; their address waits longer and \
-                         longer between them"
+                        "join requests without a valid token refused; their address is throttled"
                     );
                 }
             } else {

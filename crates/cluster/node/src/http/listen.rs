@@ -53,11 +53,13 @@ pub fn unix(path: &Path) -> Result<UnixSocket, ListenError> {
     }
     match fs::symlink_metadata(path) {
         Ok(found) if !found.file_type().is_socket() => {
-            return Err(refused("something that is no socket is there; move it away".to_owned()));
+            return Err(refused(
+                "a file that is not a socket is in the way; move it away".to_owned(),
+            ));
         }
         Ok(_) if std::os::unix::net::UnixStream::connect(path).is_ok() => {
             return Err(refused(
-                "another process answers there; stop it or change api.socket".to_owned(),
+                "another process listens there; stop it or change api.socket".to_owned(),
             ));
         }
         _ => {}
@@ -99,7 +101,7 @@ mod tests {
         let socket = unix(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o660);
         let refused = unix(&path).unwrap_err().to_string();
-        assert!(refused.contains("another process answers"), "{refused}");
+        assert!(refused.contains("another process listens"), "{refused}");
         drop(socket);
         assert!(!path.exists());
         // A node that was killed leaves its socket behind.
@@ -107,7 +109,7 @@ mod tests {
         unix(&path).unwrap();
         fs::write(&path, "").unwrap();
         let refused = unix(&path).unwrap_err().to_string();
-        assert!(refused.contains("no socket"), "{refused}");
+        assert!(refused.contains("not a socket"), "{refused}");
         assert_eq!(fs::read_dir(dir.path().join("run")).unwrap().count(), 1);
     }
 

@@ -53,7 +53,7 @@ impl<E: Endpoint> ApiRequest<E> {
     /// [`ErrorCode::InvalidRequest`] when the path names none.
     pub(super) fn volume_name(&self) -> Result<VolumeName, ApiError> {
         let name = self.name.as_ref();
-        let name = name.ok_or_else(|| invalid("the path names no volume".to_owned()))?;
+        let name = name.ok_or_else(|| invalid("the path contains no volume name".to_owned()))?;
         name.parse().map_err(|e| in_path(&e))
     }
 
@@ -63,7 +63,7 @@ impl<E: Endpoint> ApiRequest<E> {
     /// [`ErrorCode::InvalidRequest`] when the path names none.
     pub(super) fn pool_name(&self) -> Result<PoolName, ApiError> {
         let name = self.name.as_ref();
-        let name = name.ok_or_else(|| invalid("the path names no pool".to_owned()))?;
+        let name = name.ok_or_else(|| invalid("the path contains no pool name".to_owned()))?;
         name.parse().map_err(|e| in_path(&e))
     }
 
@@ -130,6 +130,6 @@ async fn collect(body: Body) -> Result<Vec<u8>, ApiError> {
             let message = format!("the body is longer than {MAX_BODY} bytes");
             Err(ApiError::new(ErrorCode::TooLarge, message))
         }
-        Err(e) => Err(invalid(format!("the body could not be read: {e}"))),
+        Err(e) => Err(invalid(format!("cannot read the body: {e}"))),
     }
 }

@@ -130,16 +130,16 @@ async fn accept(
                     tokio::select! {
                         () = stream.serve(router, stop, (Arc::clone(&is_authenticated), failures)) => {}
                         () = permit.wait_evicted() => {
-                            tracing::debug!("a connection that has not shown who it is makes room");
+                            tracing::debug!("unauthenticated connection evicted");
                         }
                         () = authentication_timed_out(capacity, is_authenticated) => {
-                            tracing::debug!("a connection that has not shown who it is takes too long");
+                            tracing::debug!("unauthenticated connection timed out");
                         }
                     }
                 });
             }
             Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
+                tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -211,7 +211,7 @@ impl HttpConnection {
                 let line =
                     failures.lock().unwrap_or_else(PoisonError::into_inner).try_log(Instant::now());
                 if let Some(not_logged) = line {
-                    tracing::warn!(peer = %at, why, others_not_logged = not_logged, "a TLS handshake failed");
+                    tracing::warn!(peer = %at, why, others_not_logged = not_logged, "TLS handshake failed");
                 }
             }
         }

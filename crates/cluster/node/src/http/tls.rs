@@ -29,7 +29,7 @@ pub fn acceptor(cert: &Path, key: &Path) -> Result<TlsAcceptor, TlsError> {
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
         .map_err(|e| bad_cert(e.to_string()))?;
     if chain.is_empty() {
-        return Err(bad_cert("it holds no certificate".to_owned()));
+        return Err(bad_cert("it contains no certificate".to_owned()));
     }
     let private = PrivateKeyDer::from_pem_file(key).map_err(|e| bad_key(e.to_string()))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -38,7 +38,7 @@ pub fn acceptor(cert: &Path, key: &Path) -> Result<TlsAcceptor, TlsError> {
         .map_err(|e| bad_cert(e.to_string()))?
         .with_no_client_auth()
         .with_single_cert(chain, private)
-        .map_err(|e| bad_key(format!("it does not fit the certificate: {e}")))?;
+        .map_err(|e| bad_key(format!("it does not match the certificate: {e}")))?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
 }

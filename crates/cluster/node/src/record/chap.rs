@@ -337,7 +337,7 @@ pub(crate) mod tests {
         let text = r#"{"user":"u","sealed":"1.0000000000000001.AAAA","mutual":null}"#;
         let damaged: StoredChap = serde_json::from_str(text).unwrap();
         assert_eq!(damaged.open(VOLUME, &ring(1)), Err(SecretUnsealError::Damaged));
-        assert!(damaged.is_sealed_by(&ring(1)), "it is left as it is");
+        assert!(damaged.is_sealed_by(&ring(1)), "it is not changed");
         assert!(!damaged.lacks_key(&ring(1)));
         for bad in [
             r#"{"user":"u","sealed":"1"}"#,

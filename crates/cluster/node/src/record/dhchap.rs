@@ -44,10 +44,10 @@ impl HostSecretContext<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DhchapError {
     /// The host's.
-    #[error("the secret of the host is no good: {0}")]
+    #[error("the secret of the host is invalid: {0}")]
     Host(BadSecret),
     /// The subsystem's.
-    #[error("the secret of the controller is no good: {0}")]
+    #[error("the secret of the controller is invalid: {0}")]
     Controller(BadSecret),
 }
 
@@ -293,6 +293,6 @@ pub(crate) mod tests {
         let damaged: StoredDhchap =
             serde_json::from_str(r#"{"host":{"sealed":"1"},"controller":null}"#).unwrap();
         assert_eq!(damaged.open_for_target(OF, &ring(1)), Err(SecretUnsealError::Damaged));
-        assert!(damaged.is_sealed_by(&ring(1)), "it is left as it is");
+        assert!(damaged.is_sealed_by(&ring(1)), "it is not changed");
     }
 }

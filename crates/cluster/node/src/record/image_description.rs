@@ -166,15 +166,15 @@ impl ImageDescription {
         let head: FormatHeader = serde_json::from_slice(text).map_err(|e| e.to_string())?;
         if head.format != FORMAT {
             let found = head.format;
-            return Err(format!("it has format {found}, this program knows format {FORMAT}"));
+            return Err(format!("it has format {found}, this program supports format {FORMAT}"));
         }
         let description: Self = serde_json::from_slice(text).map_err(|e| e.to_string())?;
         let named = |name: &str| !name.is_empty() && name.len() <= 223;
         if !named(&description.iscsi_target) || !named(&description.nvme_subsystem) {
-            return Err("a name of its target makes no sense".to_owned());
+            return Err("the name of its target is invalid".to_owned());
         }
         if !(1..=MAX_REPLICAS_WANTED).contains(&description.replicas_wanted) {
-            return Err("it wants a number of copies that no volume can have".to_owned());
+            return Err("its wanted number of replicas is invalid".to_owned());
         }
         Ok(description)
     }
@@ -216,7 +216,7 @@ pub(crate) mod tests {
             ImageDescription::parse(text.as_bytes()).unwrap_err()
         };
         assert!(changed("t\":2", "t\":1").contains("format 1"));
-        assert!(changed("wanted\":1", "wanted\":0").contains("number of copies"));
+        assert!(changed("wanted\":1", "wanted\":0").contains("number of replicas"));
         assert!(changed("iqn.2026-01.io.windrose:web", "").contains("target"));
     }
 

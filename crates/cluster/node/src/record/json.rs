@@ -137,7 +137,7 @@ impl TryFrom<VolumeRecordJson> for VolumeRecord {
     fn try_from(t: VolumeRecordJson) -> Result<Self, &'static str> {
         let placements = places(t.placements)?;
         if !(1..=MAX_REPLICAS_WANTED).contains(&t.replicas_wanted) {
-            return Err("it wants a number of copies that no volume can have");
+            return Err("its wanted number of replicas is invalid");
         }
         Ok(Self {
             id: t.id,
@@ -215,7 +215,7 @@ pub(super) mod node {
 
 fn places(json: Vec<PlacementJson>) -> Result<Vec<ReplicaPlacement>, &'static str> {
     if json.len() > MAX_PLACEMENTS {
-        return Err("it has too many copies");
+        return Err("it has too many replicas");
     }
     let placement = |p: PlacementJson| {
         let PlacementJson { node, backing, image, image_generation, stage } = p;
@@ -224,7 +224,7 @@ fn places(json: Vec<PlacementJson>) -> Result<Vec<ReplicaPlacement>, &'static st
     let placements: Vec<_> = json.into_iter().map(placement).collect();
     let sorted = placements.iter().map(|p| p.node).is_sorted_by(|a, b| a < b);
     if !sorted || placements.iter().any(|p| p.node == NodeId(0)) {
-        return Err("its copies are not listed by node, each node once");
+        return Err("its replicas are not sorted by node, or a node is listed twice");
     }
     Ok(placements)
 }

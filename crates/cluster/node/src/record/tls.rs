@@ -229,6 +229,6 @@ pub(crate) mod tests {
         let damaged = r#"{"key":{"sealed":"1"},"required":true}"#;
         let damaged: StoredTls = serde_json::from_str(damaged).unwrap();
         assert_eq!(damaged.open_for_target(OF, &ring(1)).err(), Some(SecretUnsealError::Damaged));
-        assert!(damaged.is_sealed_by(&ring(1)), "it is left as it is");
+        assert!(damaged.is_sealed_by(&ring(1)), "it is not changed");
     }
 }

@@ -5,8 +5,8 @@
 use std::path::Path;
 
 use api::client::{ApiAddress, Client};
-use api::endpoint::{GetVolume, PostVolume};
-use api::{CreateVolume, Volume, VolumeName};
+use api::endpoint::{CreateVolume, GetVolume};
+use api::{CreateVolumeRequest, Volume, VolumeName};
 use node::config::Config;
 use node::node::Node;
 
@@ -36,7 +36,7 @@ fn config_with(dir: &Path, iscsi: &str, more: &str) -> Config {
         shutdown_timeout_s = 10
         [cores]
         count = 2
-        pool = "16M"
+        memory = "16M"
         [disks]
         buffered = true
         # Verdicts must not depend on the machine.
@@ -72,13 +72,13 @@ pub(crate) fn name(s: &str) -> VolumeName {
     s.parse().unwrap()
 }
 
-pub(crate) fn ask(json: &str) -> CreateVolume {
+pub(crate) fn ask(json: &str) -> CreateVolumeRequest {
     serde_json::from_str(json).unwrap()
 }
 
 pub(crate) async fn create(client: &Client, volume: &str) -> Volume {
     let json = format!(r#"{{"name":"{volume}","size_bytes":4194304}}"#);
-    client.call::<PostVolume>(&ask(&json)).await.unwrap()
+    client.call::<CreateVolume>(&ask(&json)).await.unwrap()
 }
 
 pub(crate) async fn show(client: &Client, volume: &str) -> Option<Volume> {

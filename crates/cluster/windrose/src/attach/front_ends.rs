@@ -46,7 +46,9 @@ pub(super) async fn open_block_device(
     opened.map_err(|e| {
         let hint = match e {
             ublk::ServeError::NoDriver => Some("modprobe ublk_drv"),
-            ublk::ServeError::OtherDevice { .. } => Some("without --device-id it is gone on with"),
+            ublk::ServeError::OtherDevice { .. } => {
+                Some("omit --device-id to continue with the existing device")
+            }
             _ => None,
         };
         let failure = CliError::new(FAILED, e.to_string());
@@ -172,7 +174,7 @@ async fn serve_block(
         return Ok(false);
     };
     if let Some(user) = user {
-        tracing::warn!(%device, %user, "the block device is in use, and stays: it waits for the next process");
+        tracing::warn!(%device, %user, "block device in use; keeping it for the next process");
     }
     Ok(true)
 }

@@ -20,8 +20,8 @@ fn role(role: NodeRole) -> &'static str {
 
 /// What a token that was just created admits.
 pub(crate) fn created_token(token: &TokenInfo) -> String {
-    let TokenInfo { id, uses, expires_s, made_s, role, approve, .. } = token;
-    let admitted = match (uses, role) {
+    let TokenInfo { id, remaining_uses, expires_s, created_s, role, requires_approval, .. } = token;
+    let admitted = match (remaining_uses, role) {
         (None, None) => "any number of nodes".to_owned(),
         (None, Some(NodeRole::Witness)) => "any number of witnesses".to_owned(),
         (None, Some(NodeRole::Data)) => "any number of nodes with data".to_owned(),
@@ -29,8 +29,8 @@ pub(crate) fn created_token(token: &TokenInfo) -> String {
         (Some(uses), Some(NodeRole::Witness)) => plural(*uses, "witness").to_string(),
         (Some(uses), Some(NodeRole::Data)) => format!("{} with data", plural(*uses, "node")),
     };
-    let within = format_duration(expires_s.saturating_sub(*made_s));
-    let approval = if *approve { ", each of which waits for approval" } else { "" };
+    let within = format_duration(expires_s.saturating_sub(*created_s));
+    let approval = if *requires_approval { ", each of which waits for approval" } else { "" };
     format!("token {id} is for {admitted}{approval}, within {within}")
 }
 
@@ -54,14 +54,14 @@ pub(crate) fn tokens(list: &TokenList) -> String {
         vec![
             token.id.clone(),
             state.to_owned(),
-            token.uses.map_or("any number".to_owned(), |uses| uses.to_string()),
+            token.remaining_uses.map_or("any number".to_owned(), |uses| uses.to_string()),
             expires,
             token.role.map_or("any", role).to_owned(),
-            if token.approve { "needed" } else { "-" }.to_owned(),
+            if token.requires_approval { "needed" } else { "-" }.to_owned(),
             format!(
                 "{} ago at {}",
-                format_duration(now.saturating_sub(token.made_s)),
-                token.made_by
+                format_duration(now.saturating_sub(token.created_s)),
+                token.created_by
             ),
         ]
     });
@@ -82,9 +82,9 @@ pub(crate) fn joins(list: &JoinList) -> String {
             join.name.clone(),
             role(join.role).to_owned(),
             addresses.join(", "),
-            join.from.to_string(),
+            join.requested_from.to_string(),
             join.token.clone(),
-            format!("{} ago", format_duration(now.saturating_sub(join.asked_s))),
+            format!("{} ago", format_duration(now.saturating_sub(join.requested_s))),
         ]
     });
     let head = ["JOIN", "STATE", "NAME", "ROLE", "ADDRESSES", "FROM", "TOKEN", "ASKED"];
@@ -92,7 +92,8 @@ pub(crate) fn joins(list: &JoinList) -> String {
     if let Some(waiting) = list.joins.iter().find(|join| join.state == JoinState::Waiting) {
         let id = &waiting.id;
         text.push_str(&format!(
-            "\n\nTo let {} in, or keep it out:\n  windrose cluster approve {id}\n  windrose cluster refuse {id}",
+            "\n\nTo admit or reject {}:\n  windrose cluster approve {id}\n  windrose cluster \
+             refuse {id}",
             waiting.name
         ));
     }
@@ -100,14 +101,14 @@ pub(crate) fn joins(list: &JoinList) -> String {
 }
 
 fn state(join: &JoinInfo) -> String {
-    let by = join.by.as_ref().map(|by| format!(" at {by}")).unwrap_or_default();
+    let by = join.decided_by.as_ref().map(|by| format!(" at {by}")).unwrap_or_default();
     let node = join.node.map(|node| format!(" as node {node}")).unwrap_or_default();
     match join.state {
         JoinState::Waiting => "WAITS FOR APPROVAL".to_owned(),
-        JoinState::Approved => format!("approved{by}, has not come yet"),
+        JoinState::Approved => format!("approved{by}, has not joined yet"),
         JoinState::Refused => format!("refused{by}"),
         JoinState::Ended => "ended".to_owned(),
-        JoinState::Admitted => format!("let in{node}"),
+        JoinState::Admitted => format!("admitted{node}"),
         JoinState::Joined => format!("joined{node}"),
     }
 }
@@ -121,17 +122,21 @@ mod tests {
         let token = TokenInfo {
             id: "1a2b3c4d".into(),
             state: TokenState::Valid,
-            uses: Some(1),
+            remaining_uses: Some(1),
             expires_s: now_s() + 9000,
             role: Some(NodeRole::Witness),
-            approve: true,
-            made_by: "a".into(),
-            made_s: now_s() - 3600,
+            requires_approval: true,
+            created_by: "a".into(),
+            created_s: now_s() - 3600,
         };
         let text = created_token(&token);
         assert!(text.contains("token 1a2b3c4d is for 1 witness, each of which waits"), "{text}");
-        let over =
-            TokenInfo { state: TokenState::Expired, uses: None, expires_s: 1, ..token.clone() };
+        let over = TokenInfo {
+            state: TokenState::Expired,
+            remaining_uses: None,
+            expires_s: 1,
+            ..token.clone()
+        };
         let shown = tokens(&TokenList { tokens: vec![token, over] });
         for part in ["valid", "expired", "any number", "in 2 h", "ago at a", "needed", "witness"] {
             assert!(shown.contains(part), "{part}: {shown}");
@@ -142,13 +147,13 @@ mod tests {
             name: "b".into(),
             role: NodeRole::Data,
             addresses: vec!["192.0.2.2:7480".parse().unwrap()],
-            from: "192.0.2.9".parse().unwrap(),
+            requested_from: "192.0.2.9".parse().unwrap(),
             version: "0.1.0".into(),
             token: "1a2b3c4d".into(),
-            asked_s: now_s(),
+            requested_s: now_s(),
             state: JoinState::Waiting,
             node: None,
-            by: None,
+            decided_by: None,
         };
         let joined = JoinInfo { state: JoinState::Joined, node: Some(2), ..join.clone() };
         let shown = joins(&JoinList { joins: vec![join, joined] });

@@ -9,7 +9,10 @@ use wire::plural;
 
 /// `windrose pool list`.
 pub(crate) fn pools(list: &PoolList) -> String {
-    let unread = list.unread.iter().map(|why| format!("\n\nOne more cannot be read: {why}"));
+    let unread = list
+        .unreadable_records
+        .iter()
+        .map(|why| format!("\n\nThe record of another pool cannot be read: {why}"));
     let unread: String = unread.collect();
     if list.pools.is_empty() && !unread.is_empty() {
         return unread.trim_start().to_owned();
@@ -31,7 +34,7 @@ pub(crate) fn pools(list: &PoolList) -> String {
             bytes(|c| c.allocated_bytes),
             bytes(|c| c.free_bytes),
             p.disks.len().to_string(),
-            p.survives.map_or("-".to_owned(), |n| n.to_string()),
+            p.fault_tolerance.map_or("-".to_owned(), |n| n.to_string()),
         ]
     };
     format!("{}{unread}", table(&head, &[3, 4, 5, 6, 7], list.pools.iter().map(row)))
@@ -62,11 +65,11 @@ pub(crate) fn pool(p: &Pool) -> String {
         facts.extend(capacity_facts(capacity));
         facts.push(("May fail", fault_tolerance(p)));
     }
-    if !p.damaged.is_empty() {
-        facts.push(("LOST DATA", p.damaged.join(", ")));
+    if !p.damaged_volumes.is_empty() {
+        facts.push(("LOST DATA", p.damaged_volumes.join(", ")));
     }
-    facts.extend(p.lost.iter().map(|lost| ("LOST BLOCKS", lost_text(lost))));
-    let unrepaired = p.unrepaired.iter().map(|blocks| ("NOT REPAIRED", lost_text(blocks)));
+    facts.extend(p.lost_blocks.iter().map(|lost| ("LOST BLOCKS", lost_text(lost))));
+    let unrepaired = p.unrepaired_blocks.iter().map(|blocks| ("NOT REPAIRED", lost_text(blocks)));
     facts.extend(unrepaired);
     facts.extend(p.rebuild.as_ref().map(|rebuild| ("Rebuild", rebuild_text(rebuild))));
     facts.extend(p.scrub.as_ref().map(|scrub| ("Scrub", scrub_text(scrub))));
@@ -78,7 +81,7 @@ pub(crate) fn pool(p: &Pool) -> String {
     for (disk, summary) in p.disks.iter().filter_map(|d| Some((d, error_summary(d)?))) {
         text.push_str(&format!("\nDisk {}: {summary}\n", disk_label(disk)));
     }
-    for (disk, action) in p.disks.iter().filter_map(|d| Some((d, d.action.as_ref()?))) {
+    for (disk, action) in p.disks.iter().filter_map(|d| Some((d, d.hint.as_ref()?))) {
         text.push_str(&format!("\nDisk {}:\n  {action}\n", disk_label(disk)));
     }
     text
@@ -94,10 +97,10 @@ fn lost_text(lost: &LostBlocks) -> String {
 
 fn layout_text(p: &Pool) -> String {
     let checksums = if p.checksums == Some(true) { ", checksums" } else { "" };
-    match (p.columns, p.strip_bytes) {
+    match (p.columns, p.chunk_bytes) {
         (Some(1), _) => format!(", one disk in a stripe{checksums}"),
         (Some(columns), Some(chunk)) => {
-            format!(", {columns} disks in a stripe, strips of {}{checksums}", Size(chunk.into()))
+            format!(", {columns} disks in a stripe, chunks of {}{checksums}", Size(chunk.into()))
         }
         _ => String::new(),
     }
@@ -111,8 +114,8 @@ fn capacity_facts(c: &PoolCapacity) -> [(&'static str, String); 2] {
 }
 
 fn fault_tolerance(p: &Pool) -> String {
-    match p.survives {
-        None => "none: data is lost already".to_owned(),
+    match p.fault_tolerance {
+        None => "none: data is already lost".to_owned(),
         Some(0) => "none: data is lost with the next disk".to_owned(),
         Some(1) => "1 disk".to_owned(),
         Some(n) => format!("{n} disks"),
@@ -123,21 +126,21 @@ fn rebuild_text(r: &Rebuild) -> String {
     let eta = r.eta_s.map(|s| format!(", {} left", format_duration(s))).unwrap_or_default();
     format!(
         "{} of {} done{eta}",
-        r.all_pieces - r.left_pieces.min(r.all_pieces),
-        plural(r.all_pieces, "piece")
+        r.total_extents - r.remaining_extents.min(r.total_extents),
+        plural(r.total_extents, "extent")
     )
 }
 
 fn scrub_text(s: &Scrub) -> String {
     let how_far = match s.running {
-        true => format!("{} of {}", Size(s.done_bytes), Size(s.all_bytes)),
+        true => format!("{} of {}", Size(s.done_bytes), Size(s.total_bytes)),
         false => {
             let ended =
                 s.ended_s.map(|s| format!(" at {}", node::format_utc(s))).unwrap_or_default();
-            format!("done{ended}, {}", Size(s.all_bytes))
+            format!("done{ended}, {}", Size(s.total_bytes))
         }
     };
-    format!("{how_far}; {} repaired, {} cannot be", s.repaired, s.unrepairable)
+    format!("{how_far}; {} repaired, {} cannot be", s.repaired_rows, s.unrecoverable_rows)
 }
 
 fn disk_label(disk: &PoolDisk) -> String {
@@ -149,12 +152,12 @@ fn disk_label(disk: &PoolDisk) -> String {
 }
 
 fn disk_table(all: &[PoolDisk]) -> String {
-    let head = ["DISK", "SERIAL", "PATH", "STATE", "SIZE", "PIECES", "ERRORS"];
+    let head = ["DISK", "SERIAL", "PATH", "STATE", "SIZE", "EXTENTS", "ERRORS"];
     let unknown = || "-".to_owned();
     let row = |d: &PoolDisk| {
-        let stale = match d.behind_pieces {
+        let stale = match d.stale_extents {
             0 => String::new(),
-            n => format!(" ({n} behind)"),
+            n => format!(" ({n} stale)"),
         };
         vec![
             d.member.map_or_else(unknown, |n| n.to_string()),
@@ -162,7 +165,9 @@ fn disk_table(all: &[PoolDisk]) -> String {
             d.path.as_ref().map_or_else(unknown, |path| path.display().to_string()),
             disk_state(d).to_owned(),
             d.size_bytes.map_or_else(unknown, |b| Size(b).to_string()),
-            d.member.map_or_else(unknown, |_| format!("{} of {}{stale}", d.pieces, d.room)),
+            d.member.map_or_else(unknown, |_| {
+                format!("{} of {}{stale}", d.allocated_extents, d.total_extents)
+            }),
             d.member.map_or_else(unknown, |_| error_counts(d)),
         ]
     };
@@ -188,11 +193,11 @@ fn error_summary(disk: &PoolDisk) -> Option<String> {
 
 fn disk_state(disk: &PoolDisk) -> &'static str {
     match disk.state {
-        DiskState::In | DiskState::Spare | DiskState::Leaving if disk.slow => "SLOW",
-        DiskState::In => "in use",
+        DiskState::Active | DiskState::Spare | DiskState::Draining if disk.slow => "SLOW",
+        DiskState::Active => "active",
         DiskState::Spare => "spare",
-        DiskState::Leaving => "leaving",
-        DiskState::Out => "OUT",
+        DiskState::Draining => "draining",
+        DiskState::Detached => "DETACHED",
         DiskState::Unknown => "unknown",
     }
 }
@@ -206,11 +211,11 @@ mod tests {
             member: Some(member),
             serial: Some(format!("WD-{member}")),
             path: Some(format!("/dev/disk/by-id/wd-{member}").into()),
-            state: DiskState::In,
+            state: DiskState::Active,
             size_bytes: Some(4 << 40),
-            pieces: 1200,
-            room: 260_000,
-            behind_pieces: 0,
+            allocated_extents: 1200,
+            total_extents: 260_000,
+            stale_extents: 0,
             errors_since_s: None,
             repaired_blocks: 0,
             unrepairable_blocks: 0,
@@ -218,9 +223,9 @@ mod tests {
             write_errors: 0,
             slow: false,
             checksum_errors: 0,
-            slow_times: 0,
-            slow_reads: 0,
-            action: None,
+            slow_episodes: 0,
+            redirected_reads: 0,
+            hint: None,
         }
     }
 
@@ -231,7 +236,7 @@ mod tests {
             state: PoolState::Online,
             level: Some("RAID 5".into()),
             columns: Some(3),
-            strip_bytes: Some(65536),
+            chunk_bytes: Some(65536),
             checksums: Some(false),
             capacity: Some(PoolCapacity {
                 raw_bytes: 12 << 40,
@@ -240,12 +245,12 @@ mod tests {
                 free_bytes: 7 << 40,
                 efficiency_percent: 66,
             }),
-            survives: Some(1),
+            fault_tolerance: Some(1),
             disks: vec![disk(0), disk(1), disk(2)],
             volumes: vec!["vm1".into(), "vm2".into()],
-            damaged: Vec::new(),
-            lost: Vec::new(),
-            unrepaired: Vec::new(),
+            damaged_volumes: Vec::new(),
+            lost_blocks: Vec::new(),
+            unrepaired_blocks: Vec::new(),
             rebuild: None,
             scrub: None,
         }
@@ -263,10 +268,10 @@ mod tests {
             state: PoolState::Offline { reason: "2 of its 3 disks are missing: WD-1, WD-2".into() },
             level: None,
             columns: None,
-            strip_bytes: None,
+            chunk_bytes: None,
             checksums: None,
             capacity: None,
-            survives: None,
+            fault_tolerance: None,
             disks: vec![seen(0), seen(1), seen(2)],
             ..sample()
         }
@@ -274,14 +279,20 @@ mod tests {
 
     #[test]
     fn a_list_of_pools() {
-        let list = PoolList { pools: vec![offline(), sample()], unread: Vec::new() };
+        let list = PoolList { pools: vec![offline(), sample()], unreadable_records: Vec::new() };
         insta::assert_snapshot!(pools(&list));
         insta::assert_snapshot!(pools(&PoolList::default()));
         let unread = vec!["/v/pools/zoo.json: it has format 2".to_owned()];
-        let text = pools(&PoolList { pools: Vec::new(), unread: unread.clone() });
-        assert!(text.starts_with("One more cannot be read: /v/pools/zoo.json"), "{text}");
-        let text = pools(&PoolList { pools: vec![sample()], unread });
-        assert!(text.contains("\n\nOne more cannot be read: /v/pools/zoo.json"), "{text}");
+        let text = pools(&PoolList { pools: Vec::new(), unreadable_records: unread.clone() });
+        assert!(
+            text.starts_with("The record of another pool cannot be read: /v/pools/zoo.json"),
+            "{text}"
+        );
+        let text = pools(&PoolList { pools: vec![sample()], unreadable_records: unread });
+        assert!(
+            text.contains("\n\nThe record of another pool cannot be read: /v/pools/zoo.json"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -295,9 +306,9 @@ mod tests {
         let action = "look at it, and replace it if that goes on: windrose pool replace tank WD-1 --with DISK";
         p.disks[1] = PoolDisk {
             slow: true,
-            slow_times: 3,
-            slow_reads: 700,
-            action: Some(action.into()),
+            slow_episodes: 3,
+            redirected_reads: 700,
+            hint: Some(action.into()),
             ..disk(1)
         };
         insta::assert_snapshot!(pool(&p));
@@ -318,7 +329,7 @@ mod tests {
     #[test]
     fn lost_blocks_are_listed_by_volume_and_bytes() {
         let lost = |start_bytes| LostBlocks { volume: "vm1".into(), start_bytes, bytes: 4096 };
-        let p = Pool { lost: vec![lost(Some(65536)), lost(None)], ..sample() };
+        let p = Pool { lost_blocks: vec![lost(Some(65536)), lost(None)], ..sample() };
         let shown = pool(&p);
         assert!(shown.contains("vm1: bytes 65536 to 69631"), "{shown}");
         assert!(shown.contains("vm1: its label"), "{shown}");
@@ -341,25 +352,26 @@ mod tests {
         let mut p = sample();
         let out = PoolDisk {
             path: None,
-            state: DiskState::Out,
-            behind_pieces: 900,
+            state: DiskState::Detached,
+            stale_extents: 900,
             write_errors: 2,
-            action: Some("replace it: windrose pool replace tank WD-1 --with DISK".into()),
+            hint: Some("replace it: windrose pool replace tank WD-1 --with DISK".into()),
             ..disk(1)
         };
         p.disks[1] = out;
-        p.disks.push(PoolDisk { state: DiskState::Spare, pieces: 0, ..disk(3) });
-        (p.state, p.survives) = (PoolState::Rebuilding, Some(0));
-        p.rebuild = Some(Rebuild { left_pieces: 900, all_pieces: 1200, eta_s: Some(4000) });
+        p.disks.push(PoolDisk { state: DiskState::Spare, allocated_extents: 0, ..disk(3) });
+        (p.state, p.fault_tolerance) = (PoolState::Rebuilding, Some(0));
+        p.rebuild =
+            Some(Rebuild { remaining_extents: 900, total_extents: 1200, eta_s: Some(4000) });
         p.scrub = Some(Scrub {
             running: true,
             done_bytes: 1 << 30,
-            all_bytes: 1 << 40,
-            repaired: 3,
-            unrepairable: 0,
+            total_bytes: 1 << 40,
+            repaired_rows: 3,
+            unrecoverable_rows: 0,
             ended_s: None,
         });
-        p.damaged = vec!["vm2".into()];
+        p.damaged_volumes = vec!["vm2".into()];
         insta::assert_snapshot!(pool(&p));
     }
 }

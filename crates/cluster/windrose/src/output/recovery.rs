@@ -7,23 +7,24 @@ use api::{
 use super::table;
 
 /// What the search does not cover.
-const NOT_SEARCHED_NOTE: &str = "Images in files outside the data directory (volumes made with --path) are not looked for. To take one:\n  \
-                         windrose volume adopt PATH";
+const NOT_SEARCHED_NOTE: &str = "Images in files outside the data directory (volumes created with \
+    --path) are not searched for. To adopt one:\n  windrose volume adopt PATH";
 
 /// `windrose volume orphans`.
 pub(crate) fn orphans(found: &OrphanedImages) -> String {
     if found.images.is_empty() {
         return format!(
-            "Records name every image that was found on this node.\n{NOT_SEARCHED_NOTE}"
+            "Every image that was found on this node is referenced by a \
+             record.\n{NOT_SEARCHED_NOTE}"
         );
     }
     let rows = found.images.iter().map(|image| {
         let name =
             image.name.as_ref().map_or_else(|| image.volume.to_string(), VolumeName::to_string);
-        let state = match (&image.listed_as, &image.problem) {
-            (Some(volume), _) => format!("a copy of volume {volume} that it does without"),
+        let state = match (&image.existing_volume, &image.problem) {
+            (Some(volume), _) => format!("a former replica of volume {volume}"),
             (None, Some(problem)) => problem.clone(),
-            (None, None) => "no record names its volume".to_owned(),
+            (None, None) => "no record of its volume".to_owned(),
         };
         vec![name, Size(image.size_bytes).to_string(), image.image.clone(), state]
     });
@@ -35,7 +36,8 @@ pub(crate) fn orphans(found: &OrphanedImages) -> String {
 /// `windrose pool import` without a name.
 pub(crate) fn importable(found: &ImportablePools) -> String {
     if found.pools.is_empty() {
-        return "No block device holds a pool that this node does not know. Disks that are files are named by --disk."
+        return "No block device holds a pool that this node does not know. For disks that are \
+            files, use --disk."
             .to_owned();
     }
     let rows = found.pools.iter().map(|pool| {
@@ -44,21 +46,21 @@ pub(crate) fn importable(found: &ImportablePools) -> String {
         vec![pool.name.clone(), pool.id.to_string(), disks.join(", "), problem]
     });
     let rows = table(&["POOL", "IDENTITY", "DISKS", ""], &[], rows);
-    format!("{rows}\n\nTo take one, with its volumes:\n  windrose pool import NAME")
+    format!("{rows}\n\nTo import one:\n  windrose pool import NAME")
 }
 
 /// What is planned for a volume.
 pub(crate) fn planned(plan: &PlannedVolume) -> String {
     let name = plan.name.as_ref().map_or_else(|| plan.volume.to_string(), VolumeName::to_string);
     let mut text = format!("Volume {name} ({})", Size(plan.size_bytes));
-    match &plan.leads {
-        Some(primary) => text.push_str(&format!(" goes on with {}", replica_text(primary))),
-        None => text.push_str(" is left as it is"),
+    match &plan.source {
+        Some(primary) => text.push_str(&format!(" uses {}", replica_text(primary))),
+        None => text.push_str(" is not changed"),
     }
-    for replica in &plan.follow {
-        text.push_str(&format!("\n  brought in sync with it: {}", replica_text(replica)));
+    for replica in &plan.resync_replicas {
+        text.push_str(&format!("\n  resynced from it: {}", replica_text(replica)));
     }
-    if let Some(doubt) = &plan.doubt {
+    if let Some(doubt) = &plan.ambiguity {
         text.push_str(&format!("\n  NOT DECIDED: {doubt}"));
     }
     for note in &plan.notes {
@@ -81,28 +83,30 @@ pub(crate) fn recovery(plan: &RecoveryPlan) -> String {
     let mut parts = Vec::new();
     if let Some(store) = &plan.store {
         parts.push(format!(
-            "The store of cluster {} is lost: {}.\nNode {} begins a new cluster, with a store, an identity and a secret \
-             of its own. The old members ({}) must not come back: members of the old cluster are refused by the new \
-             one, but a majority of them would serve the volumes a second time. Switch them off, or have them leave \
-             first (windrose cluster leave --force at each).\nThe images stay as they are; the old member's data is put \
-             aside in the data directory.",
-            store.replaces,
-            store.why,
+            "The store of cluster {} is lost: {}.\nNode {} begins a new cluster, with a store, an \
+             identity and a secret of its own. The old members ({}) must not run again: the new \
+             cluster refuses members of the old one, but a majority of them would serve the \
+             volumes a second time. Switch them off, or first run windrose cluster leave --force \
+             at each.\nThe images are kept; the old member's data is moved aside in the data \
+             directory.",
+            store.replaced_cluster,
+            store.reason,
             plan.node,
-            store.lost.join(", "),
+            store.lost_members.join(", "),
         ));
     }
     parts.extend(plan.volumes.iter().map(planned));
-    if parts.is_empty() && !plan.silent.is_empty() {
+    if parts.is_empty() && !plan.unresponsive_nodes.is_empty() {
         parts.push(format!(
-            "There is nothing to recover on the nodes that answer. These nodes did not answer: {}. Start windrose there, \
-             and ask again.",
-            plan.silent.join(", ")
+            "There is nothing to recover on the nodes that respond. These nodes did not respond: \
+             {}. Start windrose there, and try again.",
+            plan.unresponsive_nodes.join(", ")
         ));
     }
     if parts.is_empty() {
         parts.push(
-            "There is nothing to recover: records name every image that was found on the nodes."
+            "There is nothing to recover: every image that was found on the nodes is referenced by \
+             a record."
                 .to_owned(),
         );
     }
@@ -124,7 +128,7 @@ mod tests {
             volume: uuid::Uuid::nil(),
             name: None,
             size_bytes: 1 << 20,
-            listed_as: None,
+            existing_volume: None,
             epoch: None,
             problem: None,
             hint: "windrose volume adopt /v/web.img --force --name NAME".into(),
@@ -133,7 +137,13 @@ mod tests {
         assert!(text.contains("/v/web.img:\n  windrose volume adopt /v/web.img --force"), "{text}");
         assert!(text.ends_with("windrose volume adopt PATH"), "{text}");
         let (store, volumes, silent) = (None, Vec::new(), Vec::new());
-        let plan = RecoveryPlan { node: "a".into(), store, volumes, silent, done: false };
+        let plan = RecoveryPlan {
+            node: "a".into(),
+            store,
+            volumes,
+            unresponsive_nodes: silent,
+            applied: false,
+        };
         assert!(recovery(&plan).ends_with("windrose volume adopt PATH"));
     }
 
@@ -143,14 +153,14 @@ mod tests {
             node: "a".into(),
             store: None,
             volumes: Vec::new(),
-            silent: Vec::new(),
-            done: false,
+            unresponsive_nodes: Vec::new(),
+            applied: false,
         };
-        assert!(recovery(&plan).contains("records name every image that was found"));
-        plan.silent = vec!["b".into()];
+        assert!(recovery(&plan).contains("every image that was found"));
+        plan.unresponsive_nodes = vec!["b".into()];
         let text = recovery(&plan);
         assert!(text.contains("These nodes did not answer: b."), "{text}");
-        assert!(!text.contains("records name every image"), "{text}");
+        assert!(!text.contains("every image that was found"), "{text}");
     }
 
     #[test]
@@ -165,25 +175,25 @@ mod tests {
             volume: uuid::Uuid::from_u128(7),
             name: Some("web".parse().unwrap()),
             size_bytes: 1 << 30,
-            leads: Some(on("a", true)),
-            follow: vec![on("b", false)],
+            source: Some(on("a", true)),
+            resync_replicas: vec![on("b", false)],
             notes: vec!["set CHAP anew".into()],
-            doubt: None,
+            ambiguity: None,
         };
         insta::assert_snapshot!(planned(&plan), @r"
-        Volume web (1 GiB) goes on with /v/web.img on a (in sync in epoch 7)
-          brought in sync with it: /v/web.img on b (not in sync in epoch 7)
+        Volume web (1 GiB) uses /v/web.img on a (in sync in epoch 7)
+          resynced from it: /v/web.img on b (not in sync in epoch 7)
           note: set CHAP anew
         ");
         plan = PlannedVolume {
-            leads: None,
-            follow: Vec::new(),
+            source: None,
+            resync_replicas: Vec::new(),
             notes: Vec::new(),
-            doubt: Some("why".into()),
+            ambiguity: Some("why".into()),
             ..plan
         };
         insta::assert_snapshot!(planned(&plan), @r"
-        Volume web (1 GiB) is left as it is
+        Volume web (1 GiB) is not changed
           NOT DECIDED: why
         ");
     }

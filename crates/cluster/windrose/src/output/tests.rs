@@ -9,7 +9,7 @@ fn sample(name: &str) -> Volume {
         size_bytes: 10 << 30,
         block_size: api::BlockSize::B512,
         thin: true,
-        copies: vec![VolumeReplica {
+        replicas: vec![VolumeReplica {
             node: "n".into(),
             backing: api::Backing::File { path: "/var/lib/windrose/volumes/web.img".into() },
             state: ReplicaState::InSync,
@@ -17,7 +17,7 @@ fn sample(name: &str) -> Volume {
             hint: None,
             primary: true,
         }],
-        copies_wanted: 1,
+        replicas_wanted: 1,
         allocated_bytes: Some(3 << 29),
         state: VolumeState::Online,
         access: Access::default(),
@@ -25,7 +25,7 @@ fn sample(name: &str) -> Volume {
             target: format!("iqn.2026-01.io.windrose:{name}"),
             lun: 0,
             owner: name.parse().unwrap(),
-            others: Vec::new(),
+            other_luns: Vec::new(),
             portals: vec!["[::]:3260".into()],
         }),
         nvme: Some(NvmeExport {
@@ -66,7 +66,10 @@ fn a_volume_of_virtual_machines() {
     insta::assert_snapshot!(volume(&v, &ApiAddress::default()));
     let (iscsi, nvme) = (v.iscsi.take(), v.nvme.take());
     let text = volume(&v, &ApiAddress::default());
-    assert!(iscsi.is_some() && nvme.is_some() && !text.contains("may reach it yet"), "{text}");
+    assert!(
+        iscsi.is_some() && nvme.is_some() && !text.contains("is allowed to access it yet"),
+        "{text}"
+    );
     v.vhost_user = Some(VhostUserExport { socket: None });
     let text = volume(&v, &ApiAddress::default());
     assert!(text.contains("vhost-user  not at this node") && !text.contains("QEMU"), "{text}");
@@ -105,7 +108,7 @@ fn a_volume_whose_nvme_hosts_have_secrets() {
     v.access.initiators = [by_name, both, one].map(|s| s.parse().unwrap()).into();
     v.access.dhchap_hosts = vec![asked(both, true), asked(one, false)];
     insta::assert_snapshot!(volume(&v, &ApiAddress::default()));
-    insta::assert_snapshot!(volumes(&VolumeList { volumes: vec![v.clone()], unread: None }));
+    insta::assert_snapshot!(volumes(&VolumeList { volumes: vec![v.clone()], stale_reason: None }));
     let lines = |v: &Volume| -> Vec<_> {
         let text = volume(v, &ApiAddress::default());
         let lines = text.lines().filter_map(|l| l.split_once("nvme connect"));
@@ -132,7 +135,7 @@ fn a_volume_whose_nvme_hosts_have_keys_of_tls() {
     v.access.initiators = [&by_name, &may, &must].map(|s| s.parse().unwrap()).into();
     v.access.tls_hosts = vec![key(&may, false), key(&must, true)];
     insta::assert_snapshot!(volume(&v, &ApiAddress::default()));
-    insta::assert_snapshot!(volumes(&VolumeList { volumes: vec![v.clone()], unread: None }));
+    insta::assert_snapshot!(volumes(&VolumeList { volumes: vec![v.clone()], stale_reason: None }));
     // How many lines of each kind there are: of keys, of `--tls`, of secrets, and to connect at
     // all.
     let lines = |v: &Volume| {
@@ -191,18 +194,18 @@ fn sessions_in_a_table() {
 fn a_status_says_the_worst_first() {
     let status = Status {
         verdict: Verdict::Unavailable,
-        cut_off: false,
+        isolated: false,
         findings: vec![
             api::Finding {
                 severity: Severity::Critical,
                 subject: "volume web".into(),
                 message: "/dev/sdb: no such file or device".into(),
-                hint: Some("remove the obstacle; the node tries again every 30 seconds".into()),
+                hint: Some("remove the cause; the node retries every 30 seconds".into()),
             },
             api::Finding {
                 severity: Severity::Note,
                 subject: "node n1".into(),
-                message: "each volume has one copy, on a disk of this node: keep backups".into(),
+                message: "each volume has one replica, on a disk of this node: keep backups".into(),
                 hint: None,
             },
         ],
@@ -222,7 +225,7 @@ fn a_status_says_the_worst_first() {
             data_dir_bytes: 100 << 30,
             data_dir_free_bytes: 55 << 30,
         },
-        memory: api::Memory { pool_bytes: 1 << 30, pool_free_bytes: 1 << 30, waiting: 0 },
+        memory: api::Memory { total_bytes: 1 << 30, free_bytes: 1 << 30, waiting_commands: 0 },
     };
     insta::assert_snapshot!(status_text(&status));
 }
@@ -240,17 +243,17 @@ fn durations_have_two_units() {
 #[test]
 fn a_comparison_says_what_it_has_compared_and_what_not() {
     let found = |compared_bytes, unreadable, left_out: &[&str]| Verification {
-        copies: vec!["a".into(), "b".into()],
-        left_out: left_out.iter().map(|node| (*node).to_owned()).collect(),
+        replicas: vec!["a".into(), "b".into()],
+        skipped: left_out.iter().map(|node| (*node).to_owned()).collect(),
         compared_bytes,
-        unreadable,
-        differing_bytes: 0,
-        differing: Vec::new(),
+        unreadable_ranges: unreadable,
+        mismatched_bytes: 0,
+        mismatches: Vec::new(),
         repaired_bytes: 0,
     };
     let text = |found: &Verification| verification(&"web".parse().unwrap(), found);
     let equal = text(&found(4 << 20, 0, &[]));
-    assert_eq!(equal, "The copies of volume web on a, b are equal (4 MiB compared).");
+    assert_eq!(equal, "The replicas of volume web on a, b are equal (4 MiB compared).");
     let unread = text(&found(4 << 20, 3, &[]));
     assert!(unread.contains("equal as far as they could be read"), "{unread}");
     assert!(unread.contains("3 ranges could not be read"), "{unread}");
@@ -259,7 +262,7 @@ fn a_comparison_says_what_it_has_compared_and_what_not() {
     assert!(!nothing.contains("equal"), "{nothing}");
     let without = text(&found(4 << 20, 0, &["c"]));
     assert!(
-        without.contains("Not compared, as they are not in sync: the copies on c"),
+        without.contains("Not compared, as they are not in sync: the replicas on c"),
         "{without}"
     );
 }
@@ -268,43 +271,44 @@ fn a_comparison_says_what_it_has_compared_and_what_not() {
 fn there_are_no_volumes_only_where_the_store_was_read() {
     let mut list = VolumeList::default();
     assert!(volumes(&list).contains("There are no volumes"));
-    list.unread = Some("this node is starting".into());
+    list.stale_reason = Some("this node is starting".into());
     let unread = volumes(&list);
     assert!(unread.contains("there may be some: this node is starting"), "{unread}");
     assert!(!unread.contains("There are no volumes"), "{unread}");
     list.volumes = vec![sample("web")];
     let old = volumes(&list);
-    assert!(old.contains("web") && old.contains("There may be more"), "{old}");
+    assert!(old.contains("web") && old.contains("The list may be incomplete"), "{old}");
 }
 
 #[test]
 fn a_copy_is_shown_with_what_is_the_matter_and_what_helps() {
     let mut v = sample("web");
-    let mut other = v.copies[0].clone();
-    (other.node, other.primary, other.state) = ("b".into(), false, ReplicaState::Outdated);
-    other.reason = Some("its disk has not answered".into());
-    other.hint = Some("look at that disk".into());
-    v.copies.push(other);
-    let shown = replicas(&v.copies);
+    let mut other = v.replicas[0].clone();
+    (other.node, other.primary, other.state) = ("b".into(), false, ReplicaState::OutOfSync);
+    other.reason = Some("its disk does not respond".into());
+    other.hint = Some("check that disk".into());
+    v.replicas.push(other);
+    let shown = replicas(&v.replicas);
     let lines: Vec<_> = shown.lines().collect();
     assert_eq!(lines.len(), 4, "{shown}");
-    assert!(lines[1].contains("b: ") && lines[1].contains("(outdated)"), "{shown}");
-    assert_eq!(lines[2..], ["  its disk has not answered", "  look at that disk"]);
+    assert!(lines[1].contains("b: ") && lines[1].contains("(out of sync)"), "{shown}");
+    assert_eq!(lines[2..], ["  its disk does not respond", "  check that disk"]);
 }
 
 #[test]
 fn a_switch_that_is_noted_and_not_done_says_so() {
     let mut v = sample("web");
-    v.copies[0].primary = true;
-    let leads = v.copies[0].node.clone();
-    let mut other = v.copies[0].clone();
+    v.replicas[0].primary = true;
+    let leads = v.replicas[0].node.clone();
+    let mut other = v.replicas[0].clone();
     (other.node, other.primary) = ("b".into(), false);
     (other.reason, other.hint) = (Some("it does not run".into()), Some("start windrose".into()));
-    v.copies.push(other);
+    v.replicas.push(other);
     assert_eq!(not_primary_yet(&v, &leads), None);
     let told = not_primary_yet(&v, "b").unwrap();
     assert!(
-        told.contains("node b yet: it does not run") && told.ends_with("; start windrose"),
+        told.contains("node b is not the primary of volume web yet: it does not run")
+            && told.ends_with("; start windrose"),
         "{told}"
     );
 }
@@ -319,18 +323,18 @@ fn a_node_that_is_cut_off_says_so_first() {
         role: Some(NodeRole::Data),
         waits_for: None,
         nodes: [1, 2].map(cluster_node).into(),
-        unread: None,
+        stale_reason: None,
         store: Vec::new(),
         rotation: None,
     };
     assert!(
         super::cluster(&cluster).contains("alive") && !super::cluster(&cluster).contains("unknown")
     );
-    cluster.unread = Some("no leader".into());
+    cluster.stale_reason = Some("no leader".into());
     let shown = super::cluster(&cluster);
     let line = |name: &str| shown.lines().find(|line| line.contains(name)).unwrap().to_owned();
     assert!(line("n1 (this node)").contains("alive") && line(" n2").contains("unknown"), "{shown}");
-    assert!(shown.contains("Which other nodes run is not known here: no leader."), "{shown}");
+    assert!(shown.contains("The state of the other nodes is unknown here: no leader."), "{shown}");
 }
 
 fn cluster_node(node: u16) -> ClusterNode {

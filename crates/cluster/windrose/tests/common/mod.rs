@@ -41,7 +41,7 @@ impl TestNode {
         let config = dir.path().join("windrose.toml");
         let text = format!(
             "name = \"{name}\"\ndata_dir = \"{0}/data\"\nshutdown_timeout_s = 10\n\
-             [cores]\ncount = 2\npool = \"32M\"\n[disks]\nbuffered = true\nlow_space_percent = 0\n\
+             [cores]\ncount = 2\nmemory = \"32M\"\n[disks]\nbuffered = true\nlow_space_percent = 0\n\
              [iscsi]\nportals = [\"127.0.0.1:0\"]\n\
              [nvme]\nportals = [\"127.0.0.1:0\"]\ndiscovery = [\"127.0.0.1:0\"]\n\
              [api]\nsocket = \"{0}/api.sock\"\n{more}\n",

@@ -53,7 +53,7 @@ pub(super) fn run(context: &RunContext, plan: BenchPlan) -> Result<()> {
     };
     let mut node = Node::new(context, &context.memory_directory()?, "vhost", &wishes)?;
     node.start()?;
-    let exported = node.create_with(VOLUME, SIZE, &["--via", "both,vhost-user"])?;
+    let exported = node.create_with(VOLUME, SIZE, &["--protocols", "iscsi,nvme,vhost-user"])?;
     let shown = node.query(&["volume", "show", VOLUME])?;
     let socket = shown.pointer("/vhost_user/socket").and_then(Value::as_str);
     let socket = socket.context("the node names no socket")?;

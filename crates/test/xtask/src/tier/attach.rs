@@ -139,8 +139,13 @@ fn guest_at_node(context: &RunContext, kernel: &GuestKernel, cluster: &mut Clust
 
 /// Makes node a serve a volume at its own socket.
 fn socket_of(cluster: &Cluster, volume: &str) -> Result<PathBuf> {
-    let shown =
-        cluster.nodes[NODE_A].query(&["volume", "export", volume, "--via", "both,vhost-user"])?;
+    let shown = cluster.nodes[NODE_A].query(&[
+        "volume",
+        "export",
+        volume,
+        "--protocols",
+        "iscsi,nvme,vhost-user",
+    ])?;
     let socket = shown.pointer("/vhost_user/socket").and_then(|at| at.as_str());
     Ok(PathBuf::from(socket.context("node a names no socket")?))
 }

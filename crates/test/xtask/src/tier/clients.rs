@@ -38,7 +38,7 @@ pub(super) fn libiscsi_suite(context: &RunContext) -> Result<()> {
     let (node, volume) = one_volume(context, "libiscsi")?;
     let guarded = node.create("guarded", "64MiB")?.unit;
     // CHAP guards iSCSI only: the product refuses it while every NVMe host has access.
-    node.command(&["volume", "export", "guarded", "--via", "iscsi"])?;
+    node.command(&["volume", "export", "guarded", "--protocols", "iscsi"])?;
     let guard = |user: &str| {
         const SECRET: &str = "a-secret-of-tests";
         node.ask_for_chap("guarded", user, SECRET)?;

@@ -64,7 +64,7 @@ impl DatabaseError {
 impl From<io::Error> for DatabaseError {
     fn from(e: io::Error) -> Self {
         if e.kind() == io::ErrorKind::UnexpectedEof {
-            return Self::damaged("the file ends before what it should hold");
+            return Self::damaged("the file is truncated");
         }
         let full = matches!(
             e.kind(),
@@ -115,7 +115,7 @@ impl Drop for StoreDatabase {
             Ok(())
         });
         if let Err(why) = ended {
-            tracing::warn!(?why, "the store was not closed in order");
+            tracing::warn!(?why, "store not closed cleanly");
         }
     }
 }
@@ -159,7 +159,7 @@ fn check_magic(file: &File) -> Result<(), DatabaseError> {
     use std::os::unix::fs::FileExt;
     let len = file.metadata()?.len();
     if len == 0 {
-        return Err(DatabaseError::damaged("the file is empty: what it held is lost"));
+        return Err(DatabaseError::damaged("the file is empty: its data is lost"));
     }
     let mut head = [0; MAGIC.len()];
     if len < head.len() as u64 {
@@ -169,10 +169,10 @@ fn check_magic(file: &File) -> Result<(), DatabaseError> {
     }
     file.read_exact_at(&mut head, 0)?;
     if head == [0; MAGIC.len()] {
-        return Err(DatabaseError::damaged("the file begins with zeroes: what it held is lost"));
+        return Err(DatabaseError::damaged("the file begins with zeroes: its data is lost"));
     }
     if head != *MAGIC {
-        return Err(DatabaseError::damaged("the file does not begin as a store does"));
+        return Err(DatabaseError::damaged("the file is not a store"));
     }
     Ok(())
 }
@@ -347,7 +347,7 @@ impl StoreDatabase {
         match (written, conflict) {
             (Some(revision), _) => Ok(Ok(revision)),
             (None, Some(key)) => Ok(Err(key)),
-            (None, None) => Err(DatabaseError::damaged("it took no change")),
+            (None, None) => Err(DatabaseError::damaged("it applied no change")),
         }
     }
 

@@ -39,7 +39,7 @@ struct FileState {
 
 impl FileState {
     fn file(&self) -> io::Result<&File> {
-        self.file.as_ref().ok_or_else(|| io::Error::other("the store was given up"))
+        self.file.as_ref().ok_or_else(|| io::Error::other("the store was closed after a failure"))
     }
 
     /// The file, for writing.

@@ -100,7 +100,7 @@ fn a_store_of_another_version_is_refused() {
             supported: FORMAT,
         };
         assert_eq!(refused, expected);
-        assert!(refused.to_string().contains("this version knows format 3"), "{refused}");
+        assert!(refused.to_string().contains("this version supports format 3"), "{refused}");
     }
     StoreDatabase::open(&path).unwrap().set_format(FORMAT);
     EmbeddedStore::open(&path).unwrap();
@@ -117,7 +117,7 @@ fn what_is_no_store_is_told_in_words() {
         (b"", "the file is empty"),
         (b"redb", "the file has 4 bytes, less than any store"),
         (&[0; 4096], "the file begins with zeroes"),
-        (b"this is no store", "does not begin as a store does"),
+        (b"this is no store", "the file is not a store"),
         (&good[..4096], "store.redb is damaged: "),
         (&good[..320], "store.redb is damaged: "),
     ];

@@ -262,9 +262,10 @@ impl MemberConnections {
             RpcError::Unreachable(why) => StoreError::Unreachable { store, why },
             RpcError::TlsRejected(why) => StoreError::TlsRejected { store, why },
             RpcError::Indeterminate(why) => StoreError::Indeterminate { store, why },
-            RpcError::Compacted => {
-                StoreError::Failed { path: store, why: "it is compacted all the time".into() }
-            }
+            RpcError::Compacted => StoreError::Failed {
+                path: store,
+                why: "it is compacted repeatedly during the request".into(),
+            },
             RpcError::NotFound(why) | RpcError::Refused(why) => {
                 StoreError::Failed { path: store, why }
             }
@@ -341,7 +342,7 @@ impl MemberConnections {
                         classify_status(&status)
                     }
                     Err(_) => {
-                        last = attempt_error(&slot, "no answer in time");
+                        last = attempt_error(&slot, "no response in time");
                         AttemptOutcome::Indeterminate
                     }
                 },
@@ -349,7 +350,7 @@ impl MemberConnections {
             match verdict {
                 AttemptOutcome::Final(failure) => return Err(failure),
                 AttemptOutcome::NotExecuted | AttemptOutcome::Indeterminate => {
-                    tracing::debug!(why = last, "a member of the store does not answer");
+                    tracing::debug!(why = last, "store member does not respond");
                     slot.set_backoff(Some(Instant::now() + self.failed_member_backoff));
                     slot.disconnect();
                 }
@@ -397,7 +398,7 @@ impl MemberConnections {
                 }
             })
         };
-        let late = || Err(unreachable("no answer in time".into()));
+        let late = || Err(unreachable("no response in time".into()));
         let answer = timeout(self.attempt_timeout, call).await.unwrap_or_else(|_| late());
         if matches!(answer, Err(RpcError::Unreachable(_))) {
             slot.disconnect();
@@ -480,7 +481,9 @@ fn new_connection(
             endpoint.tls_config(tls.clone()).map_err(|e| format!("{url}: {}", root_cause(&e)))?
         }
         (true, None) => return Err(format!("{url}: https needs a CA certificate")),
-        (false, Some(_)) => return Err(format!("{url} is not https, and there are certificates")),
+        (false, Some(_)) => {
+            return Err(format!("{url} is not https, but certificates are configured"));
+        }
         (false, None) => endpoint,
     };
     Ok(MemberConnection {

@@ -62,7 +62,7 @@ impl LeaseKeeper {
         loop {
             match self.grant_and_put().await {
                 Ok(lease) => self.renew_until_lost(lease).await,
-                Err(error) => tracing::debug!(?error, "a key cannot be announced now"),
+                Err(error) => tracing::debug!(?error, "cannot announce a key now"),
             }
             sleep(RETRY_PAUSE).await;
         }
@@ -105,7 +105,7 @@ impl LeaseKeeper {
                 Ok(left_s) if left_s > 0 => self.ttl / 3,
                 Ok(_) | Err(RpcError::NotFound(_)) => return,
                 Err(error) => {
-                    tracing::debug!(?error, "a lease is not renewed");
+                    tracing::debug!(?error, "lease not renewed");
                     RETRY_PAUSE
                 }
             };

@@ -96,7 +96,7 @@ impl EtcdWatcher {
         match opened {
             Ok(open) => self.stream = Some(open),
             Err(error) => {
-                tracing::debug!(?error, "the store cannot be followed now");
+                tracing::debug!(?error, "cannot watch the store");
                 self.back_off().await;
             }
         }
@@ -107,7 +107,7 @@ impl EtcdWatcher {
         if self.backoff < MAX_BACKOFF && self.backoff * 2 >= MAX_BACKOFF {
             tracing::warn!(
                 store = self.store.connections.name(),
-                "changes of the store are not told; trying on"
+                "watch of the store keeps failing; retrying"
             );
         }
         self.backoff = (self.backoff * 2).min(MAX_BACKOFF);
@@ -119,7 +119,7 @@ impl EtcdWatcher {
             return WatchStep::Compacted;
         }
         if answer.canceled {
-            tracing::debug!(why = answer.cancel_reason, "a member ended a stream");
+            tracing::debug!(why = answer.cancel_reason, "store member ended a stream");
             return WatchStep::Reopen;
         }
         let at = from_etcd_revision(answer.header.unwrap_or_default().revision);
@@ -155,12 +155,12 @@ impl EtcdWatcher {
                 self.apply_response(answer)
             }
             Ok(Some(Err(status))) => {
-                tracing::debug!(why = status.message(), "a stream of the store broke");
+                tracing::debug!(why = status.message(), "store stream failed");
                 WatchStep::Reopen
             }
             Ok(None) => WatchStep::Reopen,
             Err(_) if open.progress_requested => {
-                tracing::debug!("a stream of the store is silent");
+                tracing::debug!("store stream timed out");
                 WatchStep::Reopen
             }
             Err(_) => {
@@ -179,7 +179,7 @@ impl EtcdWatcher {
     async fn resolve_member_behind(&self) -> WatchStep {
         match self.store.store_revision().await {
             Ok(at) if at < self.last_seen => {
-                tracing::warn!(seen = %self.last_seen, %at, "the store is older than what was read of it");
+                tracing::warn!(seen = %self.last_seen, %at, "store is at an older revision than was read before");
                 WatchStep::Compacted
             }
             Ok(_) => WatchStep::Continue,

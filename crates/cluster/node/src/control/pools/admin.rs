@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::{
-    AddDisks, ApiError, ClearErrors, CreatePool, ErrorCode, OpenPool, Pool, PoolName, RaidLevel,
-    RemoveDisk, ReplaceDisk, Size,
+    AddDisks, ApiError, ClearErrors, CreatePoolRequest, ErrorCode, OpenPoolRequest, Pool, PoolName,
+    RaidLevel, RemoveDisk, ReplaceDisk, Size,
 };
 use peer::NodeId;
 use uuid::Uuid;
@@ -25,12 +25,12 @@ impl Control {
     /// # Errors
     /// [`ErrorCode::Exists`] if the name belongs to another pool; errors of the request, or of a
     /// disk, by name.
-    pub async fn create_pool(&self, request: CreatePool) -> Result<Pool, ApiError> {
+    pub async fn create_pool(&self, request: CreatePoolRequest) -> Result<Pool, ApiError> {
         let control = self.clone();
         self.run_to_completion(async move { control.create_pool_now(request).await }).await
     }
 
-    async fn create_pool_now(&self, request: CreatePool) -> Result<Pool, ApiError> {
+    async fn create_pool_now(&self, request: CreatePoolRequest) -> Result<Pool, ApiError> {
         request.check()?;
         let paths: Vec<_> = request.disks.iter().chain(&request.spares).cloned().collect();
         check_paths(&paths)?;
@@ -68,7 +68,7 @@ impl Control {
             Ok(report) => report,
             Err(e) => {
                 if let Err(error) = self.remove_pool_record(&name).await {
-                    tracing::error!(pool = %name, %error, "its record stays");
+                    tracing::error!(pool = %name, %error, "cannot remove the pool record");
                 }
                 return Err(pool_error(&e));
             }
@@ -79,7 +79,7 @@ impl Control {
     }
 
     /// The pool that has the name already, if it matches the request.
-    async fn existing_pool(&self, request: &CreatePool) -> Result<Pool, ApiError> {
+    async fn existing_pool(&self, request: &CreatePoolRequest) -> Result<Pool, ApiError> {
         let name = &request.name;
         // Waits until a concurrent creation ends.
         if let Some(lock) = self.0.pools.lock_of(name) {
@@ -89,11 +89,14 @@ impl Control {
         let found = facts.iter().find(|p| p.record.name == *name);
         let Some(found) = found else {
             return Err(
-                conflict(format!("pool {name} was not made just now")).with_hint("try again")
+                conflict(format!("pool {name} does not exist any more")).with_hint("try again")
             );
         };
         let Some(report) = &found.report else {
-            let message = format!("pool {name} exists and is not open: it may be another one");
+            let message = format!(
+                "pool {name} exists but is not open: cannot check whether it is \
+                the requested one"
+            );
             return Err(conflict(message).with_hint(format!("see `windrose pool show {name}`")));
         };
         let (report, of) = (report.clone(), request.clone());
@@ -144,7 +147,7 @@ impl Control {
             })
         };
         let found = tokio::task::spawn_blocking(find).await.map_err(|e| {
-            ApiError::new(ErrorCode::Internal, format!("its paths cannot be looked at: {e}"))
+            ApiError::new(ErrorCode::Internal, format!("cannot inspect the paths of the pool: {e}"))
         })?;
         found.map_or(Ok(()), |why| {
             Err(ApiError::new(ErrorCode::Backing, why).with_hint("choose another file or device"))
@@ -199,7 +202,7 @@ impl Control {
             let commands: Vec<_> =
                 known.map(|(_, user)| format!("windrose volume delete {user}")).collect();
             let hint = match commands.as_slice() {
-                [] => "windrose volume orphans lists the images in it".to_owned(),
+                [] => "to list the images in it: windrose volume orphans".to_owned(),
                 commands => format!("delete them first: {}", commands.join("; ")),
             };
             return Err(conflict(message).with_hint(hint));
@@ -207,13 +210,15 @@ impl Control {
         match observed {
             PoolObserved::Open => self.destroy_pool(&record).await?,
             PoolObserved::OpenFailed(_) | PoolObserved::Closed if force => {
-                tracing::warn!(pool = %name, "an operator has it forgotten; its disks are left as they are");
+                tracing::warn!(pool = %name, "pool record removed by an operator; its disks are \
+                    not changed");
                 self.remove_pool_record(name).await.map_err(|e| record_write_error(name, &e))?;
             }
             PoolObserved::OpenFailed(error) => {
                 let why = error.message_without_pool(name);
                 return Err(conflict(format!("pool {name} is offline: {why}")).with_hint(
-                    "bring its disks back and delete it then, or have it forgotten with --force (`force=true`)",
+                    "reconnect its disks and then delete it, or remove only its record with \
+                     --force (`force=true`)",
                 ));
             }
             PoolObserved::Closed => return Err(pool_opening_error(name)),
@@ -230,7 +235,7 @@ impl Control {
         if let Err(e) = self.0.engine.destroy_pool(name).await {
             // A new request retries the deletion.
             if let Err(error) = self.write_pool_record(record).await {
-                tracing::error!(pool = %name, %error, "it stays marked as being deleted");
+                tracing::error!(pool = %name, %error, "cannot clear the deletion mark of a pool");
             }
             return Err(pool_error(&e));
         }
@@ -271,7 +276,7 @@ impl Control {
         if let (Some(report), Some((record, _))) = (reports.get(name), self.0.pools.get(name))
             && let Err(error) = self.record_pool_disks(&record, report).await
         {
-            tracing::warn!(pool = %name, %error, "where its disks are is not written down");
+            tracing::warn!(pool = %name, %error, "cannot record the paths of the disks");
         }
     }
 
@@ -402,7 +407,7 @@ impl Control {
     pub async fn force_open_pool(
         &self,
         name: PoolName,
-        request: OpenPool,
+        request: OpenPoolRequest,
     ) -> Result<Pool, ApiError> {
         let control = self.clone();
         self.run_to_completion(async move { control.force_open_pool_now(&name, request).await })
@@ -422,26 +427,29 @@ impl Control {
     async fn force_open_pool_now(
         &self,
         name: &PoolName,
-        request: OpenPool,
+        request: OpenPoolRequest,
     ) -> Result<Pool, ApiError> {
-        let OpenPool { without, take_over, confirm } = request;
+        let OpenPoolRequest { without, take_over, confirm } = request;
         if !(take_over && without.is_empty()) {
             check_count(without.len())?;
         }
         if confirm != *name {
-            let message = format!("{confirm} is confirmed, and {name} is meant");
-            return Err(ApiError::new(ErrorCode::InvalidRequest, message)
-                .with_hint("repeat the name of the pool: what only those disks hold is lost, and no other node may use it"));
+            let message = format!("the confirmation names {confirm} instead of {name}");
+            return Err(ApiError::new(ErrorCode::InvalidRequest, message).with_hint(
+                "confirm with the name of the pool: data that only those disks have is \
+                    lost, and no other node may use the pool",
+            ));
         }
         let lock = self.0.pools.lock_of(name).ok_or_else(|| pool_not_found(name))?;
         let _held = lock.lock().await;
         let (record, observed) = self.0.pools.get(name).ok_or_else(|| pool_not_found(name))?;
         if observed == PoolObserved::Open {
             return Err(conflict(format!("pool {name} is open")).with_hint(format!(
-                "a disk that has failed is replaced: windrose pool replace {name} SERIAL --with DISK"
+                "to replace a failed disk: windrose pool replace {name} SERIAL --with DISK"
             )));
         }
-        tracing::warn!(pool = %name, ?without, take_over, "an operator has it opened without these disks, or taken over");
+        tracing::warn!(pool = %name, ?without, take_over, "pool opened without some disks, or \
+            taken over, by an operator");
         let paths = self.pool_disk_paths(&record).await;
         let without = resolve_missing_disks(without, &record, &paths).await;
         match self.0.engine.open_pool(&record, paths, (without, take_over)).await {
@@ -461,22 +469,22 @@ fn check_count(count: usize) -> Result<(), ApiError> {
     if (1..=api::MAX_DISKS).contains(&count) {
         return Ok(());
     }
-    let message = format!("{count} disks are named");
-    Err(ApiError::new(ErrorCode::InvalidRequest, message).with_hint("name 1 to 128"))
+    let message = format!("{count} disks are given");
+    Err(ApiError::new(ErrorCode::InvalidRequest, message).with_hint("give 1 to 128"))
 }
 
 fn pool_opening_error(name: &PoolName) -> ApiError {
     conflict(format!("pool {name} is being opened")).with_hint("try again in a moment")
 }
 
-fn pool_spec(request: &CreatePool) -> NewPool {
+fn pool_spec(request: &CreatePoolRequest) -> NewPool {
     let (level, columns) = raid_level(request);
     let disks = |paths: &[PathBuf]| {
         let disk =
             |path: &PathBuf| NewDisk { path: path.clone(), overwrite: request.overwrite.clone() };
         paths.iter().map(disk).collect()
     };
-    let (strip_bytes, spares) = (request.strip_bytes, disks(&request.spares));
+    let (strip_bytes, spares) = (request.chunk_bytes, disks(&request.spares));
     let checksums = request.checksums;
     NewPool { level, columns, strip_bytes, checksums, disks: disks(&request.disks), spares }
 }
@@ -516,7 +524,7 @@ async fn resolve_missing_disks(
 }
 
 /// The differences between a pool and a creation request.
-fn differences(pool: &PoolReport, request: &CreatePool) -> Vec<String> {
+fn differences(pool: &PoolReport, request: &CreatePoolRequest) -> Vec<String> {
     let (level, columns) = raid_level(request);
     let paths = |is_spare: bool| {
         let is = move |d: &&engine::PoolDiskReport| (d.state == PoolDiskState::Spare) == is_spare;
@@ -537,8 +545,8 @@ fn differences(pool: &PoolReport, request: &CreatePool) -> Vec<String> {
         (level != pool.redundancy)
             .then(|| format!("level ({})", pool_status::level_text(pool.redundancy, pool.columns))),
         columns.then(|| format!("number of columns ({})", pool.columns)),
-        (request.strip_bytes != pool.strip_bytes)
-            .then(|| format!("strip ({})", Size(pool.strip_bytes.into()))),
+        (request.chunk_bytes != pool.strip_bytes)
+            .then(|| format!("chunk size ({})", Size(pool.strip_bytes.into()))),
         (request.checksums != pool.has_checksums).then(|| {
             format!("choice of checksums ({})", if pool.has_checksums { "with" } else { "without" })
         }),
@@ -581,7 +589,7 @@ fn is_same(a: &Path, b: &Path) -> bool {
 }
 
 /// The requested level, and the stripe width in disks if given.
-fn raid_level(request: &CreatePool) -> (Redundancy, Option<u16>) {
+fn raid_level(request: &CreatePoolRequest) -> (Redundancy, Option<u16>) {
     let copies = u16::from(request.mirror_copies());
     match request.raid {
         RaidLevel::Raid0 | RaidLevel::Raid10 => (Redundancy::Copies(copies), request.columns),
@@ -606,12 +614,9 @@ pub(super) fn pool_error(e: &BackingError) -> ApiError {
 
 /// Converts an error while writing a pool's record to an API error.
 pub(super) fn record_write_error(name: &PoolName, error: &io::Error) -> ApiError {
-    tracing::error!(pool = %name, %error, "what the node knows of a pool cannot be written down");
-    ApiError::new(
-        ErrorCode::Internal,
-        format!("pool {name}: its record cannot be written: {error}"),
-    )
-    .with_hint("see the node's log; the data directory may be full or read-only")
+    tracing::error!(pool = %name, %error, "cannot write a pool record");
+    ApiError::new(ErrorCode::Internal, format!("pool {name}: cannot write its record: {error}"))
+        .with_hint("see the node's log; the data directory may be full or read-only")
 }
 
 /// Fails for paths that depend on a working directory.
@@ -621,7 +626,8 @@ pub(super) fn check_paths<'a>(
     let odd = |p: &&PathBuf| p.is_relative() || p.as_os_str().as_encoded_bytes().contains(&0);
     paths.into_iter().find(odd).map_or(Ok(()), |path| {
         let message = format!("{} is not an absolute path", path.display());
-        Err(ApiError::new(ErrorCode::InvalidRequest, message).with_hint("give a path from / on"))
+        Err(ApiError::new(ErrorCode::InvalidRequest, message)
+            .with_hint("give a path that begins with /"))
     })
 }
 
@@ -650,8 +656,8 @@ mod tests {
     fn a_level_is_what_was_asked_for() {
         let ask = |raid: u8, copies, columns| {
             let json = format!(r#"{{"name":"p","raid":{raid},"disks":[]}}"#);
-            let ask: CreatePool = serde_json::from_str(&json).unwrap();
-            raid_level(&CreatePool { copies, columns, ..ask })
+            let ask: CreatePoolRequest = serde_json::from_str(&json).unwrap();
+            raid_level(&CreatePoolRequest { copies, columns, ..ask })
         };
         assert_eq!(ask(0, None, None), (Redundancy::Copies(1), None));
         assert_eq!(ask(1, None, None), (Redundancy::Copies(2), Some(2)));

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::{
-    AdoptImage, ApiError, ErrorCode, FindPools, ImportPool, ImportablePool, ImportablePools,
-    ImportedPool, PlannedVolume, PoolName,
+    AdoptImageRequest, ApiError, ErrorCode, FindPools, ImportPoolRequest, ImportablePool,
+    ImportablePools, ImportedPool, PlannedVolume, PoolName,
 };
 use uuid::Uuid;
 
@@ -84,7 +84,7 @@ impl Control {
                     candidate.disks.push((path, metadata));
                 }
                 Ok(_) => {}
-                Err(error) => tracing::debug!(%error, "a disk does not say which pool it is of"),
+                Err(error) => tracing::debug!(%error, "cannot read the pool metadata of a disk"),
             }
         }
         Ok(candidates.into_values().collect())
@@ -95,12 +95,12 @@ impl Control {
     /// # Errors
     /// [`ErrorCode::NotFound`] without such a pool; [`ErrorCode::Conflict`] says why it cannot be
     /// opened: it is known from then on.
-    pub async fn import_pool(&self, request: ImportPool) -> Result<ImportedPool, ApiError> {
+    pub async fn import_pool(&self, request: ImportPoolRequest) -> Result<ImportedPool, ApiError> {
         let control = self.clone();
         self.run_to_completion(async move { control.import_pool_now(request).await }).await
     }
 
-    async fn import_pool_now(&self, request: ImportPool) -> Result<ImportedPool, ApiError> {
+    async fn import_pool_now(&self, request: ImportPoolRequest) -> Result<ImportedPool, ApiError> {
         let candidates = self.scan_import_candidates(request.disks.clone()).await?;
         let candidate = select_candidate(&candidates, &request.pool)?;
         let name = match &request.name {
@@ -135,13 +135,14 @@ impl Control {
             self.0.pools.entries().remove(&name);
             return Err(record_write_error(&name, &error));
         }
-        tracing::warn!(pool = %name, id = %record.id, disks = record.disks.len(), "an operator has it imported");
+        tracing::warn!(pool = %name, id = %record.id, disks = record.disks.len(), "pool imported \
+            by an operator");
         match self.0.engine.open_pool(&record, record.paths(), (Vec::new(), true)).await {
             Ok(report) => self.on_pool_opened(&record, &report).await,
             Err(error) => {
                 self.0.pools.observe(&name, PoolObserved::OpenFailed(error.clone()));
                 let why = error.message_without_pool(&name);
-                let message = format!("pool {name} is known from now on, and is offline: {why}");
+                let message = format!("pool {name} was imported, but is offline: {why}");
                 return Err(conflict(message).with_hint(offline_pool_hint(&name, &error)));
             }
         }
@@ -178,12 +179,12 @@ impl Control {
                 ImageLocation::InPool(within, _) if within == pool => {}
                 _ => continue,
             }
-            let request = AdoptImage {
+            let request = AdoptImageRequest {
                 image: image.location.to_string(),
                 name: None,
                 without: Vec::new(),
                 force: false,
-                plan: false,
+                dry_run: false,
             };
             match self.adopt_image_now(request).await {
                 Ok(adopted) => volumes.push(adopted.plan),
@@ -203,12 +204,13 @@ fn select_candidate<'a>(
     let mut named = candidates.iter().filter(|s| Some(s.id) == id || s.name() == which);
     match (named.next(), named.next()) {
         (Some(candidate), None) => Ok(candidate),
-        (Some(_), Some(_)) => Err(conflict(format!("there are several pools {which}"))
-            .with_hint("name it by its identity; `windrose pool import` lists them")),
+        (Some(_), Some(_)) => Err(conflict(format!("several pools have the name {which}"))
+            .with_hint("use its identity, as `windrose pool import` lists it")),
         (None, _) => {
-            let message = format!("no disk here holds a pool {which} that the node does not know");
+            let message = format!("no disk of this node holds an unknown pool {which}");
             Err(ApiError::new(ErrorCode::NotFound, message).with_hint(
-                "`windrose pool import` lists those that there are; disks that are files are named by --disk",
+                "`windrose pool import` lists the pools that can be imported; for disks that are \
+                 files, use --disk",
             ))
         }
     }

@@ -34,7 +34,7 @@ const W: NodeId = NodeId(3);
 type ExpectedState = (&'static str, u8);
 
 const ONLINE: ExpectedState = ("online", 1);
-const ELSEWHERE: ExpectedState = ("elsewhere", 1);
+const REMOTE: ExpectedState = ("remote", 1);
 const OFFLINE: ExpectedState = ("OFFLINE", 0);
 const OPENING: ExpectedState = ("opening", 0);
 
@@ -43,8 +43,8 @@ const AT_RISK: (Verdict, u8) = (Verdict::AtRisk, 5);
 const UNAVAILABLE: (Verdict, u8) = (Verdict::Unavailable, 6);
 
 /// The hint for a volume whose only image is lost.
-const GIVE_UP: &str = "tries again every 30 seconds; if the image is lost, restore it from a backup, or give it up: \
-                       windrose volume delete v --discard";
+const GIVE_UP: &str = "retries every 30 seconds; if the image is lost, restore it from a backup, \
+    or delete the volume: windrose volume delete v --discard";
 
 /// A finding: part of its message, and of its hint.
 type ExpectedFinding = (&'static str, &'static str);
@@ -219,7 +219,7 @@ const COPIES: &[Row] = &[
         case: "both copies serve, seen from the witness",
         facts: || seen(W, &[A, B], &[(A, serves()), (B, serves())]),
         verdict: SAFE,
-        shown: ELSEWHERE,
+        shown: REMOTE,
         findings: &[],
     },
     Row {
@@ -232,14 +232,14 @@ const COPIES: &[Row] = &[
         verdict: AT_RISK,
         shown: ONLINE,
         findings: &[
-            ("it gives no sign of life", "start windrose on node b, or mend its network"),
+            ("it does not respond", "start windrose on node b, or fix its network"),
             ("the one on b is outdated: node b is down, or cut off", "start windrose on node b"),
         ],
     },
     Row {
         case: "the node of a copy is drained",
         facts: || {
-            let mut facts = without_b(idle("this copy is not in sync"));
+            let mut facts = without_b(idle("this replica is not in sync"));
             cluster(&mut facts).nodes.get_mut(&B).unwrap().record.is_drained = true;
             facts
         },
@@ -250,27 +250,27 @@ const COPIES: &[Row] = &[
     Row {
         case: "a copy is out after a failed flush",
         facts: || {
-            let lost = Some("its disk has failed a flush, or is gone".to_owned());
+            let lost = Some("its disk failed a flush, or is gone".to_owned());
             without_b(ReportedMirror { image_lost: lost, ..idle("lost") })
         },
         verdict: AT_RISK,
         shown: ONLINE,
         findings: &[(
-            "the one on b is outdated: its disk has failed a flush",
-            "node b opens it again by itself when the disk answers",
+            "the one on b is outdated: its disk failed a flush",
+            "node b reopens it when the disk responds",
         )],
     },
     Row {
         case: "a copy is out as its disk hung",
         facts: || {
-            let lost = Some("its disk has not answered".to_owned());
+            let lost = Some("its disk does not respond".to_owned());
             without_b(ReportedMirror { image_lost: lost, ..idle("lost") })
         },
         verdict: AT_RISK,
         shown: ONLINE,
         findings: &[(
-            "the one on b is outdated: its disk has not answered",
-            "node b opens it again by itself when the disk answers",
+            "the one on b is outdated: its disk does not respond",
+            "node b reopens it when the disk responds",
         )],
     },
     Row {
@@ -281,10 +281,7 @@ const COPIES: &[Row] = &[
         },
         verdict: AT_RISK,
         shown: ONLINE,
-        findings: &[(
-            "its disk has failed an operation (no space left)",
-            "tried again within a minute",
-        )],
+        findings: &[("its disk failed an operation (no space left)", "retried within a minute")],
     },
     Row {
         case: "the image of a copy cannot be opened",
@@ -295,7 +292,7 @@ const COPIES: &[Row] = &[
         },
         verdict: AT_RISK,
         shown: ONLINE,
-        findings: &[("outdated: /v/v.img: no such file", "node b tries again every 30 seconds")],
+        findings: &[("outdated: /v/v.img: no such file", "node b retries every 30 seconds")],
     },
     Row {
         case: "a copy is brought in sync",
@@ -307,7 +304,7 @@ const COPIES: &[Row] = &[
         },
         verdict: AT_RISK,
         shown: ONLINE,
-        findings: &[("the one on b is being brought in sync", "ends by itself")],
+        findings: &[("the one on b is resyncing", "resolves itself")],
     },
     Row {
         case: "a resync has failed",
@@ -331,7 +328,7 @@ const COPIES: &[Row] = &[
         },
         verdict: AT_RISK,
         shown: ONLINE,
-        findings: &[("nodes a and b do not reach each other", "the network between a and b")],
+        findings: &[("nodes a and b cannot reach each other", "the network between a and b")],
     },
     Row {
         case: "some blocks can be read from no copy",
@@ -346,8 +343,8 @@ const COPIES: &[Row] = &[
         verdict: UNAVAILABLE,
         shown: ONLINE,
         findings: &[
-            ("4 KiB can be read from no copy", "write them from a backup"),
-            ("some of it can be read from no copy", "ends by itself"),
+            ("4 KiB cannot be read from any replica", "restore them from a backup"),
+            ("some of it cannot be read from any replica", "resolves itself"),
         ],
     },
     Row {
@@ -360,7 +357,7 @@ const COPIES: &[Row] = &[
         shown: ONLINE,
         findings: &[(
             "the one on b is outdated: the file system of /v/v is full",
-            "make room in that file system on node b: it is tried again within a minute",
+            "free space in that file system on node b: the resync is retried within a minute",
         )],
     },
     Row {
@@ -373,10 +370,11 @@ const COPIES: &[Row] = &[
         shown: ONLINE,
         findings: &[
             (
-                "the copy on a: the file system of /v/v is full (no space left): writes that need more space are refused",
-                "make room in that file system on node a, or free space in the volume",
+                "the replica on a: the file system of /v/v is full (no space left): writes that \
+                 need more space are refused",
+                "free space in that file system on node a, or free space in the volume",
             ),
-            ("the copy on b: the file system of /v/v is full", "writes go on by themselves then"),
+            ("the replica on b: the file system of /v/v is full", "writes then succeed again"),
         ],
     },
     Row {
@@ -387,7 +385,7 @@ const COPIES: &[Row] = &[
         },
         verdict: AT_RISK,
         shown: ONLINE,
-        findings: &[("the copy on b: its disk has failed 77 reads", "look at that disk")],
+        findings: &[("the replica on b: its disk failed 77 reads", "check that disk")],
     },
     Row {
         case: "the reservations have rotted at both copies",
@@ -427,7 +425,7 @@ const COPIES: &[Row] = &[
         case: "this node does not serve, and the other does",
         facts: || seen(A, &[A, B], &[(A, idle("it is being opened by b")), (B, serves())]),
         verdict: AT_RISK,
-        shown: ELSEWHERE,
+        shown: REMOTE,
         findings: &[("not served by this node: it is being opened by b", "the next step")],
     },
     Row {
@@ -439,8 +437,8 @@ const COPIES: &[Row] = &[
         verdict: AT_RISK,
         shown: ONLINE,
         findings: &[
-            ("the copy on b knows a later one", "windrose volume force v"),
-            ("it is newer than the copy on a", "windrose volume force v"),
+            ("the replica on b is newer", "windrose volume force-primary v"),
+            ("it is newer than the replica on a", "windrose volume force-primary v"),
         ],
     },
     Row {
@@ -457,7 +455,10 @@ const COPIES: &[Row] = &[
         },
         verdict: AT_RISK,
         shown: ONLINE,
-        findings: &[("its copies differ", "windrose volume mirror verify v --repair --keep NODE")],
+        findings: &[(
+            "its replicas differ",
+            "windrose volume mirror verify v --repair --source NODE",
+        )],
     },
     Row {
         case: "a copy could not be made",
@@ -471,8 +472,8 @@ const COPIES: &[Row] = &[
         verdict: AT_RISK,
         shown: ONLINE,
         findings: &[(
-            "the one on b was not made: /dev/sdb",
-            "remove the obstacle, then: windrose volume mirror replace v --on b",
+            "the one on b was not created: /dev/sdb",
+            "remove the cause, then: windrose volume mirror replace v --on b",
         )],
     },
     Row {
@@ -484,7 +485,7 @@ const COPIES: &[Row] = &[
         },
         verdict: SAFE,
         shown: ONLINE,
-        findings: &[("it has one copy", "windrose volume mirror add v")],
+        findings: &[("it has one replica", "windrose volume mirror add v")],
     },
     Row {
         case: "the node of a copy was taken out for good, and another one can keep a copy",
@@ -497,8 +498,9 @@ const COPIES: &[Row] = &[
         verdict: AT_RISK,
         shown: ONLINE,
         findings: &[(
-            "it has 1 of the 2 copies that it is to have",
-            "windrose volume mirror add v; to do with 1: windrose volume mirror set v --replicas 1",
+            "it has 1 of 2 replicas",
+            "windrose volume mirror add v; to be content with 1: windrose volume mirror set v \
+             --replicas 1",
         )],
     },
     Row {
@@ -507,21 +509,27 @@ const COPIES: &[Row] = &[
         verdict: AT_RISK,
         shown: ONLINE,
         findings: &[(
-            "it has 1 of the 2 copies that it is to have",
-            "no other node can keep a copy now (w is a witness, c is down, or cut off): add a node (windrose cluster join)",
+            "it has 1 of 2 replicas",
+            "no other node can take a replica now (w is a witness, c is down, or cut off): add a \
+             node (windrose cluster join)",
         )],
     },
     Row {
         case: "the copy of a node that was taken out is made by itself, later",
         facts: || {
             let mut facts = without_node_b();
-            missing(&mut facts, "another one is made by itself from 2026-11-27 22:15:03 UTC", None);
+            missing(
+                &mut facts,
+                "a replacement is created automatically from 2026-11-27 22:15:03 UTC",
+                None,
+            );
             facts
         },
         verdict: AT_RISK,
         shown: ONLINE,
         findings: &[(
-            "copies that it is to have: another one is made by itself from 2026-11-27 22:15:03 UTC",
+            "it has 1 of 2 replicas: a replacement is created automatically from 2026-11-27 \
+             22:15:03 UTC",
             "windrose volume mirror set v --replicas 1",
         )],
     },
@@ -530,17 +538,22 @@ const COPIES: &[Row] = &[
         facts: || {
             let mut facts = seen(A, &[A], &[(A, serves()), (B, serves())]);
             set_alive(&mut facts, B, false);
-            let why = "no other node can keep a copy now (w is a witness)";
-            missing(&mut facts, why, Some("add a node (windrose cluster join), or make room"));
+            let why = "no other node can take a replica now (w is a witness)";
+            missing(
+                &mut facts,
+                why,
+                Some("add a node (windrose cluster join), or free some space"),
+            );
             facts
         },
         verdict: AT_RISK,
         shown: ONLINE,
         findings: &[
-            ("it gives no sign of life", "start windrose on node b"),
+            ("it does not respond", "start windrose on node b"),
             (
-                "node b is down, or cut off; no other node can keep a copy now (w is a witness)",
-                "start windrose on node b, or mend its network; add a node (windrose cluster join), or make room",
+                "node b is down, or cut off; no other node can take a replica now (w is a witness)",
+                "start windrose on node b, or fix its network; add a node (windrose cluster join), \
+                 or free some space",
             ),
         ],
     },
@@ -558,11 +571,12 @@ const COPIES: &[Row] = &[
         verdict: AT_RISK,
         shown: ONLINE,
         findings: &[
-            ("it gives no sign of life", "start windrose on node b"),
+            ("it does not respond", "start windrose on node b"),
             (
-                "1 of 2 copies are in sync: the one on c is being made: its node makes it; a copy is being made on c since \
-                 2026-11-27 22:15:03 UTC, in place of the one on b, whose node is gone",
-                "ends by itself",
+                "1 of 2 replicas are in sync: the one on c is being created: its node is creating \
+                 it; a replica is being created on c since 2026-11-27 22:15:03 UTC, to replace the \
+                 one on b, whose node is down",
+                "resolves itself",
             ),
         ],
     },
@@ -578,8 +592,8 @@ const COPIES: &[Row] = &[
         verdict: AT_RISK,
         shown: ONLINE,
         findings: &[
-            ("it gives no sign of life", "start windrose on node b"),
-            ("the copy on b is not needed any more", "windrose cluster leave --node b --force"),
+            ("it does not respond", "start windrose on node b"),
+            ("the replica on b is no longer needed", "windrose cluster leave --node b --force"),
         ],
     },
     Row {
@@ -591,10 +605,10 @@ const COPIES: &[Row] = &[
         },
         verdict: SAFE,
         shown: ONLINE,
-        findings: &[("cluster.repair_after_s is 1800 at a, \"off\" at b", "the same in the")],
+        findings: &[("cluster.repair_after_s is 1800 at a, \"off\" at b", "the same value in the")],
     },
     Row {
-        case: "it was created just now",
+        case: "it was just created",
         facts: || {
             let mut facts = seen(W, &[A, B], &[]);
             let id = facts.volumes[0].0.record.id;
@@ -603,18 +617,18 @@ const COPIES: &[Row] = &[
         },
         verdict: AT_RISK,
         shown: OPENING,
-        findings: &[("it was created just now", "ends by itself")],
+        findings: &[("it was just created", "resolves itself")],
     },
 ];
 
 const NODES: &[Row] = &[
     Row {
         case: "all nodes are being started",
-        facts: || seen(A, &[A, B], &[(A, idle("it is being opened; b have yet to come"))]),
+        facts: || seen(A, &[A, B], &[(A, idle("it is being opened; waiting for b"))]),
         verdict: UNAVAILABLE,
         shown: OPENING,
         findings: &[(
-            "a: it is being opened; b have yet to come; b: it is being opened",
+            "a: it is being opened; waiting for b; b: it is being opened",
             "the next step",
         )],
     },
@@ -628,7 +642,7 @@ const NODES: &[Row] = &[
         verdict: UNAVAILABLE,
         shown: OFFLINE,
         findings: &[
-            ("it gives no sign of life", "start windrose on node b, or mend its network"),
+            ("it does not respond", "start windrose on node b, or fix its network"),
             (
                 "a: all its nodes were down; b: the node is down, or cut off",
                 "start windrose on node b",
@@ -645,7 +659,7 @@ const NODES: &[Row] = &[
         verdict: UNAVAILABLE,
         shown: OFFLINE,
         findings: &[
-            ("it gives no sign of life", "start windrose on node b, or mend its network"),
+            ("it does not respond", "start windrose on node b, or fix its network"),
             ("b: the node is down, or cut off", "start windrose on node b"),
         ],
     },
@@ -659,16 +673,16 @@ const NODES: &[Row] = &[
         verdict: UNAVAILABLE,
         shown: OFFLINE,
         findings: &[
-            ("it does not answer any more", "look whether windrose runs on node b"),
-            ("b: the node does not answer any more", "start windrose on node b"),
+            ("it stopped responding", "check whether windrose runs on node b"),
+            ("b: the node stopped responding", "start windrose on node b"),
         ],
     },
     Row {
         case: "the only copy is at another node, and serves",
         facts: || only_on_b(A),
         verdict: SAFE,
-        shown: ELSEWHERE,
-        findings: &[("it has one copy", "windrose volume mirror add v")],
+        shown: REMOTE,
+        findings: &[("it has one replica", "windrose volume mirror add v")],
     },
     Row {
         case: "the only copy cannot be opened, seen from another node",
@@ -703,7 +717,7 @@ const NODES: &[Row] = &[
         verdict: AT_RISK,
         shown: ONLINE,
         findings: &[(
-            "1 of 2 copies are in sync: the one on b is outdated: /v/v.img: no such file",
+            "1 of 2 replicas are in sync: the one on b is outdated: /v/v.img: no such file",
             "if the disk is lost: windrose volume mirror replace v --on b",
         )],
     },
@@ -718,10 +732,10 @@ const NODES: &[Row] = &[
         verdict: AT_RISK,
         shown: ("deleting", 0),
         findings: &[
-            ("it gives no sign of life", "start windrose on node b"),
+            ("it does not respond", "start windrose on node b"),
             (
-                "it is being deleted: the copy on b is erased when that node runs again",
-                "if it never comes back: windrose cluster leave --node b --force",
+                "it is being deleted: the replica on b is erased when that node runs again",
+                "if it is lost for good: windrose cluster leave --node b --force",
             ),
         ],
     },
@@ -736,15 +750,15 @@ const NODES: &[Row] = &[
         verdict: SAFE,
         shown: ONLINE,
         findings: &[(
-            "it has one copy",
-            "no other node can keep a copy now (w is a witness, c is drained): add a node (windrose cluster join), then: \
-             windrose volume mirror add v",
+            "it has one replica",
+            "no other node can take a replica now (w is a witness, c is drained): add a node \
+             (windrose cluster join), then: windrose volume mirror add v",
         )],
     },
     Row {
         case: "the disk of the last copy has failed",
         facts: || {
-            let lost = Some("its disk has failed a flush, or is gone".to_owned());
+            let lost = Some("its disk failed a flush, or is gone".to_owned());
             let mut facts =
                 seen(A, &[A], &[(A, ReportedMirror { image_lost: lost, ..idle("lost") })]);
             remove_copy(&mut facts, B);
@@ -752,19 +766,19 @@ const NODES: &[Row] = &[
         },
         verdict: UNAVAILABLE,
         shown: OFFLINE,
-        findings: &[("a: its disk has failed a flush", "then restart windrose on node a")],
+        findings: &[("a: its disk here failed a flush", "then restart windrose on node a")],
     },
     Row {
         case: "the disks of both copies have failed",
         facts: || {
             let lost =
                 |why: &str| ReportedMirror { image_lost: Some(why.to_owned()), ..idle("lost") };
-            seen(W, &[A], &[(A, lost("its disk has not answered")), (B, lost("its disk is gone"))])
+            seen(W, &[A], &[(A, lost("its disk does not respond")), (B, lost("its disk is gone"))])
         },
         verdict: UNAVAILABLE,
         shown: OFFLINE,
         findings: &[(
-            "a: its disk has not answered: the image is used no more as it is open; b: its disk is gone",
+            "a: its disk does not respond: the open image is no longer used; b: its disk is gone",
             "then restart windrose on node a",
         )],
     },
@@ -785,9 +799,9 @@ const STORE: &[Row] = &[
         findings: &[
             (
                 "member node-3 is down",
-                "start windrose on node w, or mend its network; if it never comes back",
+                "start windrose on node w, or fix its network; if it is lost for good",
             ),
-            ("it gives no sign of life", "start windrose on node w"),
+            ("it does not respond", "start windrose on node w"),
         ],
     },
     Row {
@@ -800,8 +814,8 @@ const STORE: &[Row] = &[
         verdict: AT_RISK,
         shown: ONLINE,
         findings: &[(
-            "volumes that serve go on, and nothing can be changed",
-            "bring back a majority",
+            "volumes that serve continue to, but nothing can be changed",
+            "restore a majority",
         )],
     },
     Row {
@@ -814,17 +828,18 @@ const STORE: &[Row] = &[
         verdict: UNAVAILABLE,
         shown: OFFLINE,
         findings: &[
-            ("volumes that serve go on", "bring back a majority"),
+            ("volumes that serve continue to", "restore a majority"),
             (
-                "a: whether it serves there is not known, as this node does not reach the metadata store; b: whether",
-                "`windrose status` on node a says how it is",
+                "a: unknown whether it serves there, as this node does not reach the metadata \
+                 store; b: whether",
+                "`windrose status` on node a shows its state",
             ),
         ],
     },
     Row {
         case: "store and peer are lost together",
         facts: || {
-            let mut facts = storeless(A, Some(idle("b cannot be heard")));
+            let mut facts = storeless(A, Some(idle("b not responding")));
             let members = vec![member(A, leaderless()), member(B, silent()), member(W, silent())];
             cluster(&mut facts).store.members = members;
             facts
@@ -833,13 +848,17 @@ const STORE: &[Row] = &[
         shown: OFFLINE,
         findings: &[
             (
-                "it is cut off, or all others are down",
+                "it is cut off, or all other nodes are down",
                 "start windrose on nodes b, w where it does not run",
             ),
-            ("volumes that serve go on", "bring back a majority"),
-            ("member node-2 is down", "look whether windrose runs on node b"),
-            ("member node-3 is down", "look whether windrose runs on node w"),
-            ("a: b cannot be heard; b: whether it serves there is not known", "status` on node b"),
+            ("volumes that serve continue to", "restore a majority"),
+            ("member node-2 is down", "check whether windrose runs on node b"),
+            ("member node-3 is down", "check whether windrose runs on node w"),
+            (
+                "a: b not responding, and may be serving it: check the network; b: unknown whether it \
+                serves there",
+                "status` on node b",
+            ),
         ],
     },
     Row {
@@ -854,8 +873,8 @@ const STORE: &[Row] = &[
         verdict: AT_RISK,
         shown: ONLINE,
         findings: &[
-            ("it is cut off, or all others are down", "look at the network of node a"),
-            ("volumes that serve go on", "bring back a majority"),
+            ("it is cut off, or all other nodes are down", "check the network of node a"),
+            ("volumes that serve continue to", "restore a majority"),
         ],
     },
     Row {
@@ -864,9 +883,9 @@ const STORE: &[Row] = &[
         verdict: UNAVAILABLE,
         shown: OFFLINE,
         findings: &[
-            ("it is cut off, or all others are down", "look at the network of node w"),
-            ("volumes that serve go on", "windrose cluster recover --plan"),
-            ("a: whether it serves there is not known", "`windrose status` on node a"),
+            ("it is cut off, or all other nodes are down", "check the network of node w"),
+            ("volumes that serve continue to", "windrose cluster recover --dry-run"),
+            ("a: unknown whether it serves there", "`windrose status` on node a"),
         ],
     },
     Row {
@@ -879,8 +898,8 @@ const STORE: &[Row] = &[
         verdict: AT_RISK,
         shown: ONLINE,
         findings: &[(
-            "volumes that serve go on, and nothing can be changed",
-            "bring back a majority",
+            "volumes that serve continue to, but nothing can be changed",
+            "restore a majority",
         )],
     },
     Row {
@@ -892,7 +911,7 @@ const STORE: &[Row] = &[
         },
         verdict: UNAVAILABLE,
         shown: OFFLINE,
-        findings: &[("the record of its mirror is lost", "windrose cluster recover")],
+        findings: &[("its mirror configuration is lost", "windrose cluster recover")],
     },
     Row {
         case: "the node waits for its cluster",
@@ -1003,14 +1022,14 @@ const DISKS: &[Row] = &[
         facts: || alone(open()),
         verdict: SAFE,
         shown: ONLINE,
-        findings: &[("each volume has one copy", "windrose cluster init")],
+        findings: &[("each volume has one replica", "windrose cluster init")],
     },
     Row {
         case: "the node is starting, and has not read its store",
         facts: || NodeFacts { serving: false, ..facts(Vec::new()) },
         verdict: UNAVAILABLE,
         shown: ("", 0),
-        findings: &[("it is starting or stopping", "ends by itself")],
+        findings: &[("it is starting or stopping", "resolves itself")],
     },
     Row {
         case: "nobody is allowed",
@@ -1028,7 +1047,7 @@ const DISKS: &[Row] = &[
         facts: || alone(Observed::Closed),
         verdict: UNAVAILABLE,
         shown: OPENING,
-        findings: &[("it is being opened", "ends by itself")],
+        findings: &[("it is being opened", "resolves itself")],
     },
     Row {
         case: "it cannot be opened",
@@ -1042,7 +1061,7 @@ const DISKS: &[Row] = &[
         facts: || reported(|report| report.is_dead = true),
         verdict: UNAVAILABLE,
         shown: OFFLINE,
-        findings: &[("its disk has failed a flush", "systemctl restart windrose")],
+        findings: &[("its disk failed a flush", "systemctl restart windrose")],
     },
     Row {
         case: "its reservations have rotted",
@@ -1056,14 +1075,17 @@ const DISKS: &[Row] = &[
         facts: || reported(|report| report.claim_lost = Some("node 9 has it".into())),
         verdict: UNAVAILABLE,
         shown: OFFLINE,
-        findings: &[("its image is used no more on this node: node 9 has it", "systemctl restart")],
+        findings: &[(
+            "its image is no longer used on this node: node 9 has it",
+            "systemctl restart",
+        )],
     },
     Row {
         case: "commands fail",
         facts: || reported(|report| report.kinds[0].failed = 2),
         verdict: AT_RISK,
         shown: ONLINE,
-        findings: &[("2 commands failed", "look at the disk")],
+        findings: &[("2 commands failed", "check the disk")],
     },
     Row {
         case: "thin volumes have little space left",
@@ -1074,7 +1096,7 @@ const DISKS: &[Row] = &[
         },
         verdict: AT_RISK,
         shown: ONLINE,
-        findings: &[("1 GiB of 100 GiB are free", "make room in it")],
+        findings: &[("1 GiB of 100 GiB are free", "free some space")],
     },
     Row {
         case: "thin volumes have no space left",
@@ -1086,7 +1108,7 @@ const DISKS: &[Row] = &[
         },
         verdict: AT_RISK,
         shown: ONLINE,
-        findings: &[("it is full: thin volumes may still take", "make room in it")],
+        findings: &[("it is full: thin volumes may still need", "free some space")],
     },
     Row {
         case: "its pool has stopped",
@@ -1118,7 +1140,7 @@ const DISKS: &[Row] = &[
         },
         verdict: AT_RISK,
         shown: ONLINE,
-        findings: &[("75 s", "raise cores.pool")],
+        findings: &[("75 s", "raise cores.memory")],
     },
     Row {
         case: "a virtual machine waits",
@@ -1136,7 +1158,7 @@ const DISKS: &[Row] = &[
             facts
         },
         verdict: AT_RISK,
-        shown: ELSEWHERE,
+        shown: REMOTE,
         findings: &[
             ("a virtual machine on this node waits for it", "windrose node resume"),
             ("not served by this node", "the next step"),
@@ -1153,7 +1175,7 @@ fn listed(facts: &NodeFacts) -> &'static str {
     }
     match volume_state(&stored.record, observed, facts.cluster.as_ref()) {
         VolumeState::Online => "online",
-        VolumeState::Elsewhere { .. } => "elsewhere",
+        VolumeState::Remote { .. } => "remote",
         VolumeState::Offline { .. } => "OFFLINE",
         VolumeState::Opening => "opening",
         VolumeState::Creating => "creating",
@@ -1232,7 +1254,7 @@ fn a_copy_that_cannot_be_opened_does_not_count_as_in_sync() {
     let mut facts = only_on_b(A);
     broken(&mut facts, B);
     let replicas = facts.cluster.as_ref().unwrap().replicas(&facts.volumes[0].0.record);
-    assert_eq!(replicas[0].state, ReplicaState::Outdated);
+    assert_eq!(replicas[0].state, ReplicaState::OutOfSync);
     assert_eq!(replicas[0].reason.as_deref(), Some("/v/v.img: no such file"));
     assert!(replicas[0].hint.as_ref().unwrap().contains(GIVE_UP), "{replicas:?}");
 }
@@ -1240,15 +1262,15 @@ fn a_copy_that_cannot_be_opened_does_not_count_as_in_sync() {
 /// What a replica lacks is shown beside it, with the same reason.
 #[test]
 fn a_copy_that_is_out_is_shown_with_its_reason_and_the_next_step() {
-    let lost = Some("its disk has not answered".to_owned());
+    let lost = Some("its disk does not respond".to_owned());
     let facts = without_b(ReportedMirror { image_lost: lost, ..idle("lost") });
     let cluster = facts.cluster.as_ref().unwrap();
     let replicas = cluster.replicas(&facts.volumes[0].0.record);
     assert_eq!(
         (replicas[0].reason.as_deref(), replicas[1].state.clone()),
-        (None, ReplicaState::Outdated)
+        (None, ReplicaState::OutOfSync)
     );
-    assert_eq!(replicas[1].reason.as_deref(), Some("its disk has not answered"));
+    assert_eq!(replicas[1].reason.as_deref(), Some("its disk does not respond"));
     assert!(replicas[1].hint.as_ref().unwrap().contains("windrose volume mirror replace v --on b"));
 }
 
@@ -1262,12 +1284,12 @@ fn a_copy_whose_place_is_being_taken_is_shown_as_outdated_and_then_as_leaving() 
         (replicas[1].state.clone(), replicas[1].reason.clone().unwrap())
     };
     let (state, why) = shown(&facts);
-    assert_eq!(state, ReplicaState::Leaving);
-    assert!(why.contains("it goes once its node is back"), "{why}");
+    assert_eq!(state, ReplicaState::Removing);
+    assert!(why.contains("it is removed once its node is back"), "{why}");
     let (node, replaces) = (NodeId(4), Some(B));
     let repair = crate::record::PendingRepair { node, replaces, since_s: 0 };
     facts.volumes[0].0.record.repair = Some(repair);
     let (state, why) = shown(&facts);
-    assert_eq!(state, ReplicaState::Outdated);
-    assert!(why.contains("whichever is in sync first stays"), "{why}");
+    assert_eq!(state, ReplicaState::OutOfSync);
+    assert!(why.contains("the one that is in sync first is kept"), "{why}");
 }

@@ -167,7 +167,7 @@ fn check_refused(cluster: &Cluster, a: &mut NodeInitiators, b: &mut NodeInitiato
     }
     ensure!(found.windows(2).all(|pair| pair[0] == pair[1]), "what was refused is not the same");
     for node in [NODE_A, NODE_B] {
-        for name in ["the copy on a: ", "the copy on b: "] {
+        for name in ["the replica on a: ", "the replica on b: "] {
             cluster.await_status_text(node, name, FULL_STATUS_TIMEOUT)?;
         }
         cluster.await_status_text(
@@ -176,7 +176,7 @@ fn check_refused(cluster: &Cluster, a: &mut NodeInitiators, b: &mut NodeInitiato
             FULL_STATUS_TIMEOUT,
         )?;
         let status = cluster.status(node)?;
-        ensure!(!status.contains("1 of 2 copies"), "a copy has left:\n{status}");
+        ensure!(!status.contains("1 of 2 replicas"), "a copy has left:\n{status}");
     }
     Ok(())
 }

@@ -144,7 +144,7 @@ fn test(
         // Writes to unallocated blocks take space.
         run_extra_client(cluster, volume, &fresh, 60)?;
         cluster.await_status_text(NODE_B, "no space left", FULL_STATUS_TIMEOUT)?;
-        cluster.await_status_text(NODE_A, "1 of 2 copies are in sync", FULL_STATUS_TIMEOUT)?;
+        cluster.await_status_text(NODE_A, "1 of 2 replicas are in sync", FULL_STATUS_TIMEOUT)?;
         if full == DATA {
             // etcd may have ended by itself, and cannot restart before there is room.
             cluster.kill_store_member(NODE_B)?;

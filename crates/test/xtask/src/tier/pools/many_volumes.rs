@@ -18,7 +18,7 @@ use std::{
 
 /// Volumes in the tier.
 pub(super) const TIER_VOLUMES: usize = 60;
-/// The default of `cores.pool`, in MiB.
+/// The default of `cores.memory`, in MiB.
 const DEFAULT_POOL_MIB: u64 = 256;
 /// How many are created or deleted concurrently, as by several people.
 const CONCURRENT_REQUESTS: usize = 4;

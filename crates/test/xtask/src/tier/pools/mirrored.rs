@@ -46,7 +46,7 @@ fn run_cluster_test(cluster: &mut Cluster) -> Result<()> {
     cluster.nodes[NODE_B].start()?;
     let shown = await_pool(&cluster.nodes[NODE_B], POOL, "degraded")?;
     let disks = shown.pointer("/disks").and_then(Value::as_array).context("no disks")?;
-    let out = disks.iter().find(|disk| disk.get("state") == Some(&"out".into()));
+    let out = disks.iter().find(|disk| disk.get("state") == Some(&"detached".into()));
     let out = out.and_then(|disk| disk.get("serial")?.as_str()).context("no disk is out")?;
     let new = disk(&cluster.nodes[NODE_B].directory.join("disks"), "new")?;
     let begun = Instant::now();

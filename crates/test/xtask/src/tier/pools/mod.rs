@@ -144,7 +144,7 @@ fn await_pool(node: &Node, pool: &str, state: &str) -> Result<Value> {
     let begun = Instant::now();
     loop {
         let shown = node.query(&["pool", "show", pool])?;
-        if shown.pointer("/state/is").and_then(Value::as_str) == Some(state) {
+        if shown.pointer("/state/kind").and_then(Value::as_str) == Some(state) {
             return Ok(shown);
         }
         if begun.elapsed() > NODE_TIMEOUT {

@@ -150,7 +150,7 @@ impl Pool {
             node.command(&words)?;
         }
         let shown = await_pool(node, name, "degraded")?;
-        let bears = shown.pointer("/survives").and_then(serde_json::Value::as_u64);
+        let bears = shown.pointer("/fault_tolerance").and_then(serde_json::Value::as_u64);
         ensure!(bears == Some(self.level.fault_tolerance - 1), "{shown:#}");
         Ok(())
     }
@@ -172,7 +172,7 @@ impl Pool {
 
     fn check_fault_tolerance(&self, node: &Node) -> Result<()> {
         let shown = await_pool(node, self.level.name, "online")?;
-        let bears = shown.pointer("/survives").and_then(serde_json::Value::as_u64);
+        let bears = shown.pointer("/fault_tolerance").and_then(serde_json::Value::as_u64);
         ensure!(bears == Some(self.level.fault_tolerance), "{shown:#}");
         let disks = shown.pointer("/disks").and_then(serde_json::Value::as_array);
         ensure!(disks.is_some_and(|all| all.len() == self.level.disks), "{shown:#}");

@@ -228,7 +228,7 @@ fn await_pool(cluster: &Cluster, bay: &DiskBay, state: &str, out: Option<usize>)
     let begun = Instant::now();
     let pool = loop {
         let pool = cluster.nodes[node].query(&["pool", "show", POOL])?;
-        if text(&pool, "/state/is") == state {
+        if text(&pool, "/state/kind") == state {
             break pool;
         }
         ensure!(begun.elapsed() < NODE_TIMEOUT, "{}: it is not {state}: {pool:#}", NAMES[node]);
@@ -237,7 +237,7 @@ fn await_pool(cluster: &Cluster, bay: &DiskBay, state: &str, out: Option<usize>)
     let survives = u64::from(out.is_none());
     let number = |at: &str| pool.pointer(at).and_then(Value::as_u64);
     ensure!(
-        number("/survives") == Some(survives),
+        number("/fault_tolerance") == Some(survives),
         "{} does not bear {survives}: {pool:#}",
         NAMES[node]
     );
@@ -248,7 +248,7 @@ fn await_pool(cluster: &Cluster, bay: &DiskBay, state: &str, out: Option<usize>)
         ensure!(shown.contains(&format!("{EFFICIENCY}% of")), "{shown}");
     }
     let disks = pool.pointer("/disks").and_then(Value::as_array).context("no disks")?;
-    let all_out: Vec<_> = disks.iter().filter(|disk| text(disk, "/state") == "out").collect();
+    let all_out: Vec<_> = disks.iter().filter(|disk| text(disk, "/state") == "detached").collect();
     ensure!(all_out.len() == usize::from(out.is_some()), "{shown}");
     let may_fail = match out {
         None => "1 disk",
@@ -284,8 +284,8 @@ fn await_in_sync(cluster: &Cluster, volume: &MirroredVolume) -> Result<()> {
     let begun = Instant::now();
     loop {
         let shown = cluster.nodes[NODE_B].query(&["volume", "show", &volume.name])?;
-        let copies = shown.pointer("/copies").and_then(Value::as_array).context("no copies")?;
-        if copies.iter().filter(|copy| text(copy, "/state/is") == "in_sync").count() == 2 {
+        let copies = shown.pointer("/replicas").and_then(Value::as_array).context("no replicas")?;
+        if copies.iter().filter(|copy| text(copy, "/state/kind") == "in_sync").count() == 2 {
             return Ok(());
         }
         ensure!(begun.elapsed() < NODE_TIMEOUT, "the copies are not in sync: {shown:#}");
@@ -301,7 +301,8 @@ fn scrub(cluster: &Cluster, node: usize) -> Result<()> {
         let pool = cluster.nodes[node].query(&["pool", "show", POOL])?;
         let scrub = pool.pointer("/scrub").context("there is no scrub")?;
         if scrub.pointer("/running") == Some(&false.into()) {
-            let wrong = ["repaired", "unrepairable"].map(|what| scrub.get(what).cloned());
+            let wrong =
+                ["repaired_rows", "unrecoverable_rows"].map(|what| scrub.get(what).cloned());
             ensure!(wrong.iter().all(|count| *count == Some(0.into())), "{scrub}");
             let disks = pool.pointer("/disks").and_then(Value::as_array).context("no disks")?;
             let wrong = disks.iter().map(|disk| disk.pointer("/checksum_errors"));

@@ -80,8 +80,8 @@ pub(super) const CLIENTS: &[Row] = &[
         verdict: SAFE,
         shown: ONLINE,
         findings: &[(
-            "192.0.2.7 (as iqn.a) does not prove by CHAP who it is: 40 times",
-            "windrose volume chap v USER:SECRET-FILE; else keep 192.0.2.7 out in the firewall",
+            "192.0.2.7 (as iqn.a) failed to authenticate by CHAP 40 times",
+            "windrose volume chap v USER:SECRET-FILE; otherwise block 192.0.2.7 in the firewall",
         )],
     },
     Row {
@@ -90,7 +90,7 @@ pub(super) const CLIENTS: &[Row] = &[
         verdict: SAFE,
         shown: ONLINE,
         findings: &[(
-            "does not prove by DH-HMAC-CHAP",
+            "failed to authenticate by DH-HMAC-CHAP",
             "windrose volume dhchap v --host NQN --secret FILE",
         )],
     },
@@ -99,14 +99,17 @@ pub(super) const CLIENTS: &[Row] = &[
         facts: || failing(Proof::Tls),
         verdict: SAFE,
         shown: ONLINE,
-        findings: &[("does not prove by a TLS key", "windrose volume tls v --host NQN --key FILE")],
+        findings: &[(
+            "failed to authenticate by a TLS key",
+            "windrose volume tls v --host NQN --key FILE",
+        )],
     },
     Row {
         case: "somebody guesses the token of the API",
         facts: || failing(Proof::Token),
         verdict: SAFE,
         shown: ONLINE,
-        findings: &[("who it is: 40 times", "windrose --token-file FILE")],
+        findings: &[("40 times", "windrose --token-file FILE")],
     },
     Row {
         case: "somebody guesses tokens to join",
@@ -114,8 +117,8 @@ pub(super) const CLIENTS: &[Row] = &[
         verdict: SAFE,
         shown: ONLINE,
         findings: &[(
-            "does not prove by a token to join who it is: 40 times",
-            "give it a new token (windrose cluster token create --approve); otherwise block 192.0.2.7",
+            "failed to authenticate by a token to join 40 times",
+            "give it a new token (windrose cluster token create --require-approval); otherwise block 192.0.2.7",
         )],
     },
     Row {
@@ -123,17 +126,14 @@ pub(super) const CLIENTS: &[Row] = &[
         facts: || failing_host(Proof::Chap),
         verdict: AT_RISK,
         shown: ONLINE,
-        findings: &[(
-            "does not prove by CHAP who it is",
-            "windrose volume chap v USER:SECRET-FILE",
-        )],
+        findings: &[("failed to authenticate by CHAP", "windrose volume chap v USER:SECRET-FILE")],
     },
     Row {
         case: "an administrator's machine that came in before fails the token of the API",
         facts: || failing_host(Proof::Token),
         verdict: AT_RISK,
         shown: ONLINE,
-        findings: &[("who it is: 40 times", "windrose --token-file FILE")],
+        findings: &[("40 times", "windrose --token-file FILE")],
     },
     Row {
         case: "two hosts have one initiator name",
@@ -152,7 +152,7 @@ pub(super) const CLIENTS: &[Row] = &[
         verdict: AT_RISK,
         shown: ONLINE,
         findings: &[(
-            "the hosts at 192.0.2.7 and 192.0.2.8 have one initiator name, iqn.a",
+            "the hosts at 192.0.2.7 and 192.0.2.8 use the same initiator name, iqn.a",
             "windrose volume allow v NAME",
         )],
     },

@@ -27,7 +27,7 @@ pub(super) const MEMBERS: &[Row] = &[
         verdict: AT_RISK,
         shown: ONLINE,
         findings: &[(
-            "member node-3 is down: it does not answer: refused",
+            "member node-3 is down: it does not respond: refused",
             "windrose runs on node w",
         )],
     },
@@ -75,8 +75,8 @@ pub(super) const MEMBERS: &[Row] = &[
         verdict: AT_RISK,
         shown: ONLINE,
         findings: &[(
-            "member node-3 runs and knows no leader",
-            "look at the network between the members",
+            "member node-3 runs but has no leader",
+            "check the network between the members",
         )],
     },
     Row {
@@ -84,7 +84,7 @@ pub(super) const MEMBERS: &[Row] = &[
         facts: || with_members([A, B, W].map(|node| member(node, leaderless())).into()),
         verdict: AT_RISK,
         shown: ONLINE,
-        findings: &[("its members have no leader", "bring back a majority of the members")],
+        findings: &[("its members have no leader", "restore a majority of the members")],
     },
     Row {
         case: "the store has an alarm",
@@ -109,7 +109,7 @@ pub(super) const MEMBERS: &[Row] = &[
         },
         verdict: AT_RISK,
         shown: ONLINE,
-        findings: &[("unknown issuer; volumes that serve go on", "cluster.tls_ca")],
+        findings: &[("unknown issuer; volumes that serve continue to", "cluster.tls_ca")],
     },
     Row {
         case: "a node has a session here, and is cut off: the store does not know yet",
@@ -121,10 +121,10 @@ pub(super) const MEMBERS: &[Row] = &[
         verdict: AT_RISK,
         shown: ONLINE,
         findings: &[
-            ("it does not answer any more", "look whether windrose runs on node b"),
+            ("it stopped responding", "check whether windrose runs on node b"),
             (
-                "the one on b is outdated: how it is on node b is not known here",
-                "`windrose status` on node b says how it is",
+                "the one on b is outdated: its state on node b is unknown here",
+                "`windrose status` on node b shows its state",
             ),
         ],
     },
@@ -134,7 +134,7 @@ pub(super) const MEMBERS: &[Row] = &[
         verdict: AT_RISK,
         shown: ONLINE,
         findings: &[(
-            "a copy of it was started on 192.0.2.9",
+            "a duplicate of this node was started on 192.0.2.9",
             "set data_dir in its configuration to a new, empty directory",
         )],
     },
@@ -143,7 +143,7 @@ pub(super) const MEMBERS: &[Row] = &[
         facts: || NodeFacts { is_plaintext: true, ..both() },
         verdict: SAFE,
         shown: ONLINE,
-        findings: &[("its nodes and their store speak in plain text", "without --insecure")],
+        findings: &[("its nodes and their store communicate in plain text", "without --insecure")],
     },
     Row {
         case: "the data directory has no anchor",
@@ -153,7 +153,7 @@ pub(super) const MEMBERS: &[Row] = &[
         findings: &[("has no anchor outside of it (read-only file system)", "set anchor_dir")],
     },
     Row {
-        case: "disks are reached through threads",
+        case: "disks are accessed through threads",
         facts: || {
             let mut facts = alone(open());
             facts.node.disk_backend = "threads".into();
@@ -161,7 +161,7 @@ pub(super) const MEMBERS: &[Row] = &[
         },
         verdict: SAFE,
         shown: ONLINE,
-        findings: &[("disks are reached through threads", "sysctl kernel.io_uring_disabled=0")],
+        findings: &[("disks are accessed through threads", "sysctl kernel.io_uring_disabled=0")],
     },
     Row {
         case: "the image of a volume cannot be erased",

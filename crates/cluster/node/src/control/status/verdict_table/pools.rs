@@ -44,7 +44,7 @@ pub(super) const POOLS: &[Row] = &[
         shown: OFFLINE,
         findings: &[
             ("it is offline: 2 of 3 disks are not there", "windrose pool open tank --without DISK"),
-            ("pool tank is not open", "the node tries again every 30 seconds"),
+            ("pool tank is not open", "the node retries every 30 seconds"),
         ],
     },
     Row {
@@ -77,7 +77,7 @@ pub(super) const POOLS: &[Row] = &[
         },
         verdict: UNAVAILABLE,
         shown: ONLINE,
-        findings: &[("are lost, as no disk gives them back", "restore them from a backup")],
+        findings: &[("are lost: no disk can read them", "restore them from a backup")],
     },
     Row {
         case: "a scrub could not repair blocks",
@@ -96,18 +96,19 @@ pub(super) const POOLS: &[Row] = &[
         facts: || pooled(|pool| pool.unrepaired_truncated = true),
         verdict: AT_RISK,
         shown: ONLINE,
-        findings: &[("more ranges than are remembered", "windrose pool scrub tank")],
+        findings: &[("more unrepairable ranges than can be listed", "windrose pool scrub tank")],
     },
     Row {
         case: "a disk is being rebuilt",
         facts: || {
             pool(|pool| {
-                pool.rebuild = Some(Rebuild { left_pieces: 3, all_pieces: 9, eta_s: Some(61) });
+                pool.rebuild =
+                    Some(Rebuild { remaining_extents: 3, total_extents: 9, eta_s: Some(61) });
             })
         },
         verdict: AT_RISK,
         shown: ONLINE,
-        findings: &[("3 of 9 pieces left, about 2 min", "ends by itself")],
+        findings: &[("3 of 9 pieces left, about 2 min", "resolves itself")],
     },
     Row {
         case: "a disk that is to be removed has nowhere to go",
@@ -119,7 +120,7 @@ pub(super) const POOLS: &[Row] = &[
         },
         verdict: AT_RISK,
         shown: ONLINE,
-        findings: &[("there is no room on the others", "windrose pool")],
+        findings: &[("the other disks have no room", "windrose pool")],
     },
     Row {
         case: "a disk fails reads",
@@ -151,7 +152,7 @@ pub(super) const POOLS: &[Row] = &[
         verdict: AT_RISK,
         shown: ONLINE,
         findings: &[(
-            "is kept without the disk that is out, or fails",
+            "are stored without the disk that is out, or",
             "replace the disk that is out",
         )],
     },
