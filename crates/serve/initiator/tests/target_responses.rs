@@ -1,15 +1,15 @@
 //! What the peer reports about itself, whatever it is.
 
-mod play;
+mod fuzz_input;
 
 use proptest::prelude::*;
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
-    /// `fuzz/targets/initiator_told.rs` plays the same scripts for longer.
+    /// `fuzz/targets/initiator_responses.rs` runs the same scripts for longer.
     #[test]
-    fn nothing_is_believed_that_would_harm(script in prop::collection::vec(any::<u8>(), 0..400)) {
-        play::play(&script);
+    fn invalid_responses_do_no_harm(script in prop::collection::vec(any::<u8>(), 0..400)) {
+        fuzz_input::run(&script);
     }
 }

@@ -33,7 +33,7 @@ const START_LIMIT: Duration = Duration::from_secs(20);
 /// How long the nodes are frozen before a kill.
 const FREEZE_TIME: Duration = Duration::from_millis(500);
 /// What the next process logs if it found requests in flight.
-const RESUMED_MESSAGE: &str = "doing again what was not answered";
+const RESUMED_MESSAGE: &str = "resubmitting requests that were not answered";
 
 pub(super) fn run(context: &RunContext) -> Result<()> {
     if context.matches_filter("ublk") {
