@@ -19,8 +19,8 @@ mod config_toml;
 mod descriptor;
 #[path = "targets/fio_job.rs"]
 mod fio_job;
-#[path = "targets/initiator_told.rs"]
-mod initiator_told;
+#[path = "targets/initiator_responses.rs"]
+mod initiator_responses;
 #[path = "targets/intent.rs"]
 mod intent;
 #[path = "targets/iscsi_ffp.rs"]
@@ -82,7 +82,7 @@ const TARGETS: &[(&str, Run)] = &[
     ("config_toml", config_toml::run),
     ("descriptor", descriptor::run),
     ("fio_job", fio_job::run),
-    ("initiator_told", initiator_told::run),
+    ("initiator_responses", initiator_responses::run),
     ("intent", intent::run),
     ("iscsi_ffp", iscsi_ffp::run),
     ("iscsi_initiator", iscsi_initiator::run),

@@ -1,9 +1,9 @@
 //! Any text as an fio job file. The player asserts the invariants; the property tests of `load`
 //! share it.
 
-#[path = "../../crates/serve/load/tests/job/play.rs"]
-mod play;
+#[path = "../../crates/serve/load/tests/job/fuzz_input.rs"]
+mod fuzz_input;
 
 pub(crate) fn run(bytes: &[u8]) {
-    crate::feed(bytes, |text: &str| play::play(text));
+    crate::feed(bytes, |text: &str| fuzz_input::run(text));
 }

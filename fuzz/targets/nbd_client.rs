@@ -1,9 +1,9 @@
 //! Scripts of what NBD servers send, in any fragments, and of the client's requests. The player
 //! asserts the invariants; the property tests of `nbd` share it.
 
-#[path = "../../crates/protocol/nbd/tests/play/client.rs"]
-mod play;
+#[path = "../../crates/protocol/nbd/tests/fuzz_input/client.rs"]
+mod fuzz_input;
 
 pub(crate) fn run(bytes: &[u8]) {
-    crate::feed(bytes, |script: &[u8]| play::play(script));
+    crate::feed(bytes, |script: &[u8]| fuzz_input::run(script));
 }

@@ -32,7 +32,7 @@ pub(crate) fn run(bytes: &[u8]) {
         }
         if let Ok(table) = Table::parse(&bytes) {
             assert_eq!(table.encode(), bytes);
-            oracle::play(table, script);
+            oracle::run(table, script);
         }
     });
 }

@@ -5,5 +5,5 @@
 mod oracle;
 
 pub(crate) fn run(bytes: &[u8]) {
-    crate::feed(bytes, |script: &[u8]| oracle::play(script));
+    crate::feed(bytes, |script: &[u8]| oracle::run(script));
 }

@@ -5,5 +5,5 @@
 mod copy_oracle;
 
 pub(crate) fn run(bytes: &[u8]) {
-    crate::feed(bytes, |bytes: &[u8]| copy_oracle::play(bytes));
+    crate::feed(bytes, |bytes: &[u8]| copy_oracle::run(bytes));
 }

@@ -6,6 +6,6 @@ mod monitor;
 
 pub(crate) fn run(bytes: &[u8]) {
     crate::feed(bytes, |script: &[u8]| {
-        monitor::play(script);
+        monitor::run(script);
     });
 }

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_waits_is_told_what_stays() {
+    fn waiters_see_the_lasting_state() {
         let state = AccessState::default();
         let (setter, mut first) = (state.clone(), Box::pin(state.changed_from(Access::Optimized)));
         let mut second = Box::pin(state.changed_from(Access::Optimized));

@@ -78,14 +78,17 @@ impl Drop for ChangeWatch {
 
 impl fmt::Debug for ChangeTracker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Changes").field("watches", &self.0.watches.borrow().len()).finish()
+        f.debug_struct("ChangeTracker").field("watches", &self.0.watches.borrow().len()).finish()
     }
 }
 
 impl fmt::Debug for ChangeWatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let WatchedRanges { ranges, is_unchanged: intact } = &*self.watched;
-        f.debug_struct("Watch").field("ranges", ranges).field("intact", intact).finish()
+        let WatchedRanges { ranges, is_unchanged } = &*self.watched;
+        f.debug_struct("ChangeWatch")
+            .field("ranges", ranges)
+            .field("is_unchanged", is_unchanged)
+            .finish()
     }
 }
 

@@ -35,7 +35,7 @@ pub enum Error {
     #[error("the device is read-only")]
     ReadOnly,
     /// The caller's epoch is over: read the new configuration, then retry.
-    #[error("the epoch is over")]
+    #[error("the epoch has ended")]
     Fenced,
     /// The operation was aborted at the caller's request. A write's range holds the old or the
     /// new contents, block by block.

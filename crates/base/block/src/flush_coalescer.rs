@@ -103,7 +103,7 @@ mod tests {
     use tokio::task::{LocalSet, yield_now};
 
     #[tokio::test(flavor = "current_thread")]
-    async fn those_who_come_during_a_flush_share_the_next() {
+    async fn flushes_that_arrive_during_one_share_the_next() {
         let (gate, runs, pass) =
             (Rc::new(FlushCoalescer::default()), Rc::new(Cell::new(0)), Rc::new(Semaphore::new(0)));
         let set = LocalSet::new();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn nobody_believes_a_flush_that_vanished() {
+    async fn a_dropped_flush_reports_no_success() {
         let gate = Rc::new(FlushCoalescer::default());
         let mut first = Box::pin(gate.flush(std::future::pending));
         let mut second = Box::pin(gate.flush(std::future::pending));

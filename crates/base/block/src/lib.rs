@@ -30,16 +30,16 @@ mod ctx;
 mod dev;
 pub mod drop_permit;
 mod error;
-mod fixed;
 mod flush_coalescer;
+mod keyed_locks;
 mod mem;
 mod op;
 mod range_locks;
 mod replicated_device;
 mod request;
+mod reserve_memory;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
-mod unit_locks;
 mod volume_metadata;
 
 pub use access::{Access, AccessState};
@@ -49,15 +49,15 @@ pub use copy_into::copy_into;
 pub use ctx::{Ctx, Epoch};
 pub use dev::{Dev, Info, Layer, Stats, Submission};
 pub use error::Error;
-pub use fixed::fixed_credit;
 pub use flush_coalescer::FlushCoalescer;
+pub use keyed_locks::{KeyedLock, KeyedLocks};
 pub use mem::{Mem, MemOptions};
 pub use op::{Blocks, Lba, Op};
 pub use range_locks::{RangeLock, RangeLocks};
 pub use replicated_device::{CommitFuture, CompareAndWriteFuture, ReplicatedDevice};
 pub use request::{Request, RequestError};
+pub use reserve_memory::reserve_memory;
 pub use rt::buf::{
     Account, Buf, BufMut, BufferPool, Bufs, BufsMut, Credit, CreditTooLarge, MemoryClass, run_mut,
 };
-pub use unit_locks::{KeyedLock, KeyedLocks};
 pub use volume_metadata::{METADATA_BYTES, METADATA_LBA, MetadataObserver};

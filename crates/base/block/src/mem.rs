@@ -217,7 +217,7 @@ impl State {
             copy.copy_from_slice(page);
             *page = copy.freeze();
         }
-        page.get_mut().expect("nobody else holds it")
+        page.get_mut().expect("no other reference to the buffer exists")
     }
 
     fn copy_in(&mut self, at: u64, mut bytes: &[u8]) {

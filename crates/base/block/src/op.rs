@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_are_the_whole_range_in_order() {
+    fn pieces_cover_the_range_in_order() {
         let of = |at, count, most| -> Vec<_> { Blocks::new(Lba(at), count).chunks(most).collect() };
         let r = |at, count| Blocks::new(Lba(at), count);
         assert_eq!(of(5, 7, 3), [r(5, 3), r(8, 3), r(11, 1)]);

@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_free_when_nobody_has_or_wants_any_of_it() {
+    fn a_range_is_free_without_holders_and_waiters() {
         let l = Rc::new(RangeLocks::default());
         let reads = l.enter(r(0, 4), false);
         let waits = l.enter(r(2, 4), true);
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_goes_ahead_waits_for_holders_alone() {
+    fn a_priority_waiter_waits_for_holders_only() {
         let l = Rc::new(RangeLocks::default());
         let reads = l.enter(r(0, 4), false);
         let writes = l.enter(r(2, 4), true);
@@ -490,7 +490,7 @@ mod tests {
 
     /// Writes whose order was decided elsewhere keep it: the last one wins.
     #[test]
-    fn those_that_go_ahead_do_not_overtake_each_other() {
+    fn priority_waiters_keep_their_order() {
         let l = Rc::new(RangeLocks::default());
         let first = l.enter_with_priority(r(0, 8));
         let later: Vec<_> = [r(4, 8), r(0, 8), r(7, 1)].map(|r| l.enter_with_priority(r)).into();
@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn going_ahead_needs_no_place_in_the_line() {
+    fn priority_waiters_need_no_queue_entry() {
         let l = bounded(1);
         let a = l.enter(r(0, 8), false);
         let b = l.enter(r(100, 8), true);
@@ -614,7 +614,7 @@ mod tests {
     }
 
     #[test]
-    fn one_in_the_line_gets_its_place_when_any_leaves() {
+    fn a_queued_waiter_advances_when_any_waiter_leaves() {
         let l = bounded(2);
         let a = l.enter(r(0, 8), true);
         let b = l.enter(r(0, 8), true);
@@ -627,7 +627,7 @@ mod tests {
 
     /// Giving up between wake-up and poll, or in the queue, loses no waiter.
     #[test]
-    fn a_turn_that_is_not_taken_passes_on() {
+    fn an_unused_grant_passes_on() {
         let l = bounded(1);
         let a = l.enter(r(0, 8), true);
         let b = l.enter(r(0, 8), true);
@@ -646,7 +646,7 @@ mod tests {
     }
 
     #[test]
-    fn thousands_on_one_block_end_and_take_little_room() {
+    fn thousands_of_waiters_on_one_block_finish_in_little_memory() {
         let l = Rc::new(RangeLocks::default());
         let first = l.enter(r(0, 8), true);
         let mut others: Vec<_> = (1..8192).map(|_| l.enter(r(0, 8), true)).collect();

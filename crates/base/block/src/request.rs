@@ -108,7 +108,7 @@ pub enum RequestError {
     },
     /// The core had no memory for it for seconds: nothing has been done, and the request may be
     /// retried.
-    #[error("there is no memory for it now")]
+    #[error("out of memory, try again")]
     NoMemory,
     /// A reservation forbids it. Nothing has been done; of a command in several pieces (WRITE SAME,
     /// UNMAP) that began before the reservation, some pieces may have been.

@@ -75,7 +75,7 @@ pub fn engines() -> impl Iterator<Item = &'static dyn Engine> {
 pub(crate) fn best() -> &'static dyn Engine {
     static BEST: LazyLock<&'static dyn Engine> = LazyLock::new(|| {
         let best = engines().next();
-        best.expect("the portable one is there on every machine")
+        best.expect("the portable engine exists on every machine")
     });
     *BEST
 }

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn nibbles_add_up_to_products() {
+    fn nibble_tables_give_the_product() {
         for (factor, table) in (0..=u8::MAX).zip(&NIBBLES) {
             for b in 0..=u8::MAX {
                 let sum = table[usize::from(b & 15)] ^ table[usize::from(16 + (b >> 4))];

@@ -92,14 +92,14 @@ impl Parity {
     /// Updates `q` in place for the data member `index` that changes from `old` to `new`.
     pub fn update_q(self, index: usize, old: &[u8], new: &[u8], q: &mut [u8]) {
         assert_same_len(q.len(), &[old, new]);
-        assert!(index < MAX_DATA_MEMBERS, "no data member has place {index}");
+        assert!(index < MAX_DATA_MEMBERS, "no data member has index {index}");
         self.0.update_q(index, old, new, q);
     }
 
     /// [`Parity::update_p`] and [`Parity::update_q`] in one pass.
     pub fn update_pq(self, index: usize, old: &[u8], new: &[u8], p: &mut [u8], q: &mut [u8]) {
         assert_same_len(p.len(), &[old, new, q]);
-        assert!(index < MAX_DATA_MEMBERS, "no data member has place {index}");
+        assert!(index < MAX_DATA_MEMBERS, "no data member has index {index}");
         self.0.update_pq(index, old, new, p, q);
     }
 
@@ -115,7 +115,7 @@ impl Parity {
         assert_same_len(out.len(), others);
         assert_same_len(out.len(), &[q]);
         assert_member_count(others.len() + 1);
-        assert!(lost <= others.len(), "no data member has place {lost}");
+        assert!(lost <= others.len(), "no data member has index {lost}");
         self.0.recover_data_from_q(lost, others, q, out);
     }
 
@@ -133,8 +133,8 @@ impl Parity {
         assert_same_len(pq[0].len(), others);
         assert_same_len(pq[0].len(), &[pq[1], out[0], out[1]]);
         assert_member_count(others.len() + 2);
-        assert!(lost[0] < lost[1], "places {lost:?} do not ascend");
-        assert!(lost[1] < others.len() + 2, "no data member has place {}", lost[1]);
+        assert!(lost[0] < lost[1], "indices {lost:?} are not ascending");
+        assert!(lost[1] < others.len() + 2, "no data member has index {}", lost[1]);
         self.0.recover_two_data(lost, others, pq, out);
     }
 
@@ -162,5 +162,5 @@ fn assert_same_len(bytes: usize, slices: &[&[u8]]) {
 }
 
 fn assert_member_count(members: usize) {
-    assert!(members <= MAX_DATA_MEMBERS, "{members} data members are more than Q tells apart");
+    assert!(members <= MAX_DATA_MEMBERS, "{members} data members are more than Q can distinguish");
 }

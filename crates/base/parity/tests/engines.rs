@@ -42,7 +42,7 @@ fn every_loss(parity: Parity, stripe: &Stripe, skew: usize) {
 }
 
 #[test]
-fn the_best_one_is_there_and_every_machine_has_one() {
+fn the_best_engine_is_available_and_every_machine_has_one() {
     let names: Vec<&str> = engines().map(parity::Engine::name).collect();
     assert_eq!(Parity::best().engine().name(), names[0]);
     assert_eq!(names.last(), Some(&"portable"));
@@ -84,7 +84,7 @@ fn every_length_and_number_of_members() {
 }
 
 #[test]
-fn as_many_members_as_q_tells_apart() {
+fn the_largest_number_of_members_for_q() {
     for members in [16, 17, MAX_DATA_MEMBERS] {
         let mut stripe = Stripe::new(members, 77, dice(members as u64));
         each(|parity| {
@@ -123,7 +123,7 @@ fn every_value_at_every_place() {
 }
 
 #[test]
-fn a_scrub_tells_who_is_wrong() {
+fn syndromes_locate_one_wrong_member() {
     for bytes in [1, 33, 64, 300] {
         let mut stripe = Stripe::new(9, bytes, dice(bytes as u64));
         each(|parity| {
@@ -136,7 +136,7 @@ fn a_scrub_tells_who_is_wrong() {
 }
 
 #[test]
-fn a_scrub_does_not_blame_one_for_two() {
+fn two_wrong_members_are_not_attributed_to_one() {
     let mut stripe = Stripe::new(4, 512, dice(4));
     for at in 100..200 {
         stripe.data[1][at] ^= 3;
@@ -177,7 +177,7 @@ fn a_wrong_coefficient_is_caught() {
 }
 
 #[test]
-fn what_breaks_the_contract_panics() {
+fn contract_violations_panic() {
     let panics =
         |look: &dyn Fn(Parity)| catch_unwind(AssertUnwindSafe(|| look(Parity::best()))).is_err();
     let one: &[u8] = &[0; 8];
@@ -201,7 +201,7 @@ fn what_breaks_the_contract_panics() {
 }
 
 #[test]
-fn nothing_sums_up_to_nothing() {
+fn no_data_has_zero_parity() {
     each(|parity| {
         let (mut p, mut q) = ([1; 100], [1; 100]);
         parity.pq(&[], &mut p, &mut q);

@@ -75,7 +75,7 @@ mod tests {
 
     /// Of every size up to two pages, and some beyond, with every alignment.
     #[test]
-    fn what_it_gives_is_aligned_and_as_large_as_it_says() {
+    fn allocations_are_aligned_and_of_the_stated_size() {
         let sizes = (1..8200).chain([65_536, 1 << 20]);
         for (size, shift) in sizes.flat_map(|size| (0..13).map(move |shift| (size, shift))) {
             let layout = Layout::from_size_align(size, 1 << shift).unwrap();

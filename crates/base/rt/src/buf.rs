@@ -394,7 +394,7 @@ impl BufferPool {
 
 impl fmt::Debug for BufferPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Pool").field(&self.usage()).finish()
+        f.debug_tuple("BufferPool").field(&self.usage()).finish()
     }
 }
 
@@ -1181,7 +1181,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_what_lies_in_one_piece() {
+    fn runs_are_contiguous() {
         let p = pool(64);
         let c = p.account().try_credit(8 * PAGE, MemoryClass::LocalIo).unwrap();
         let mut parts: BufsMut = [3 * PAGE, 5, PAGE].into_iter().flat_map(|n| c.alloc(n)).collect();
@@ -1205,7 +1205,7 @@ mod tests {
     }
 
     #[test]
-    fn one_account_leaves_room_for_the_next() {
+    fn one_account_leaves_memory_for_the_next() {
         let p = pool(64);
         let (hog, other) = (p.account(), p.account());
         let mut held = Vec::new();
@@ -1241,7 +1241,7 @@ mod tests {
 
     /// RFD 0037: whatever all other classes do, with the smallest pool and with a large one.
     #[test]
-    fn no_class_takes_what_another_may_count_on() {
+    fn no_class_takes_the_reserved_share_of_another() {
         for pages in [4096, 65_536] {
             for class in MemoryClass::ALL.into_iter().filter(|c| *c != MemoryClass::Pinned) {
                 let p = pool(pages);
@@ -1263,7 +1263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_class_that_has_been_starved_for_a_moment_gets_its_share_first() {
+    fn a_starved_class_gets_its_share_first() {
         let p = pool(4096);
         let all = p.account().try_credit(4096 * PAGE, MemoryClass::LocalIo).unwrap();
         let (reads, writes) = (p.account(), p.account());
@@ -1276,7 +1276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_pools_of_disks_hold_is_bounded_and_told() {
+    fn pinned_memory_is_bounded_and_reported() {
         let p = pool(4096);
         let held = p.account().try_credit(2600 * PAGE, MemoryClass::Pinned).unwrap();
         assert!(p.account().try_credit(200 * PAGE, MemoryClass::Pinned).is_none());
@@ -1292,7 +1292,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_size_for_pools_of_disks_is_one_with_which_they_fit_and_none_below() {
+    fn the_reported_minimum_is_the_smallest_sufficient_size() {
         for pages in [4096, 65_536] {
             for (held, more) in [(0, 0), (0, 1200), (1000, 200), (1152, 1), (0, 70_000)] {
                 let p = pool(pages);
@@ -1310,7 +1310,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn memory_is_short_while_somebody_waits_long_and_a_minute_after_he_was_turned_away() {
+    async fn memory_counts_as_short_during_long_waits_and_a_minute_after_a_refusal() {
         let p = pool(64);
         let all = p.account().try_credit(64 * PAGE, MemoryClass::LocalIo).unwrap();
         let account = p.account();
@@ -1355,7 +1355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_granted_credit_nobody_collects_is_returned() {
+    fn an_uncollected_credit_is_returned() {
         let p = pool(4);
         let (a, b) = (p.account(), p.account());
         let all = a.try_credit(4 * PAGE, MemoryClass::LocalIo).unwrap();
@@ -1367,7 +1367,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_never_fit_is_refused_at_once() {
+    fn requests_larger_than_the_pool_are_refused_at_once() {
         let p = pool(64);
         let a = p.account();
         let Poll::Ready(r) =
@@ -1388,7 +1388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_credit_revolves_while_it_lives() {
+    fn memory_returns_to_its_credit_while_it_lives() {
         let p = pool(8);
         let c = p.account().try_credit(2 * PAGE, MemoryClass::LocalIo).unwrap();
         for _ in 0..10 {
@@ -1402,7 +1402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_of_its_own_lives_as_long_as_anybody_holds_it() {
+    fn a_private_page_lives_as_long_as_its_last_reference() {
         let mut page = BufMut::heap_page();
         assert_eq!(page[..], [0; PAGE]);
         assert!(page.as_ptr().addr().is_multiple_of(PAGE));
@@ -1436,7 +1436,7 @@ mod tests {
     }
 
     #[test]
-    fn first_difference_ignores_how_data_is_cut() {
+    fn first_difference_ignores_buffer_boundaries() {
         let p = pool(64);
         let c = p.account().try_credit(32 * PAGE, MemoryClass::LocalIo).unwrap();
         let bytes: Vec<u8> = (0..9000u32).map(|i| (i * 7) as u8).collect();

@@ -22,7 +22,7 @@ pub struct EventReceiver {
 
 impl fmt::Debug for EventReceiver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Event").field(self.fd.get_ref()).finish()
+        f.debug_tuple("EventReceiver").field(self.fd.get_ref()).finish()
     }
 }
 
@@ -78,7 +78,7 @@ impl EventNotifier {
         if let Err(e) = (&self.0).write(&1u64.to_ne_bytes())
             && e.kind() != ErrorKind::WouldBlock
         {
-            tracing::debug!(error = %e, "an event cannot be given");
+            tracing::debug!(error = %e, "signalling an event failed");
         }
     }
 }

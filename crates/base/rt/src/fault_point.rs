@@ -9,15 +9,15 @@
 /// Name of the environment variable.
 pub const FAULT_ENV_VAR: &str = "WINDROSE_FAULT";
 
-macro_rules! points {
+macro_rules! fault_points {
     ($($(#[doc = $doc:literal])+ $point:ident = $name:literal;)+) => {
-        /// A point.
+        /// A point at which a test can end the process.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Point {
+        pub enum FaultPoint {
             $($(#[doc = $doc])+ $point,)+
         }
 
-        impl Point {
+        impl FaultPoint {
             /// All of them.
             pub const ALL: &[Self] = &[$(Self::$point,)+];
 
@@ -32,104 +32,105 @@ macro_rules! points {
     };
 }
 
-points! {
+fault_points! {
     /// The entry node of a write has accepted it; no other node knows of it.
-    EnteringTaken = "mirror.entering.taken";
-    /// It has asked the primary for an op number: ORDER was sent.
-    EnteringOrdered = "mirror.entering.ordered";
-    /// It has received the op number: GRANT has arrived, its own leg has nothing.
-    EnteringGranted = "mirror.entering.granted";
-    /// It knows that all others have the write: DONE has arrived, its client has no answer.
-    EnteringDone = "mirror.entering.done";
+    EntryWriteAccepted = "mirror.entering.taken";
+    /// It has asked the primary for an op number: `WriteRequest` was sent.
+    EntryWriteRequested = "mirror.entering.ordered";
+    /// It has received the op number: `OpAssigned` has arrived, its own leg has nothing.
+    EntryOpAssigned = "mirror.entering.granted";
+    /// It knows that all others have the write: `PeersApplied` has arrived, its client has no
+    /// answer.
+    EntryPeersApplied = "mirror.entering.done";
     /// The primary has locked the range of a write; no op number is assigned.
-    PrimaryAsked = "mirror.primary.asked";
-    /// The primary has announced the op number: WRITE or GRANT was sent, its own leg has begun at
-    /// most.
-    PrimaryAnnounced = "mirror.primary.announced";
+    PrimaryRangeLocked = "mirror.primary.asked";
+    /// The primary has announced the op number: `Write` or `OpAssigned` was sent, its own leg has
+    /// begun at most.
+    PrimaryOpSent = "mirror.primary.announced";
     /// The primary's own leg has a write; the others may have it.
-    PrimaryApplied = "mirror.primary.applied";
+    PrimaryLegApplied = "mirror.primary.applied";
     /// The primary knows that all have a write; no answer was sent.
     PrimaryCommitted = "mirror.primary.committed";
     /// The regions of a change are durably marked; the leg has nothing of it.
-    LegMarked = "mirror.leg.marked";
+    RegionsMarked = "mirror.leg.marked";
     /// A write with its op number has reached another member; its leg has nothing.
-    MemberReceived = "mirror.member.received";
-    /// The leg of another member has the write; APPLIED was not sent.
-    MemberApplied = "mirror.member.applied";
-    /// Another member has sent APPLIED.
-    MemberConfirmed = "mirror.member.confirmed";
-    /// A member has flushed for another; FLUSHED was not sent.
+    MemberWriteReceived = "mirror.member.received";
+    /// The leg of another member has the write; `Applied` was not sent.
+    MemberLegApplied = "mirror.member.applied";
+    /// Another member has sent `Applied`.
+    MemberAppliedSent = "mirror.member.confirmed";
+    /// A member has flushed for another; `Flushed` was not sent.
     MemberFlushed = "mirror.member.flushed";
     /// A joiner has been accepted; it has no data yet.
     JoinerAccepted = "mirror.joiner.accepted";
-    /// The leg of a joiner has a copy; APPLIED was not sent.
-    JoinerCopied = "mirror.joiner.copied";
+    /// The leg of a joiner has a copy; `Applied` was not sent.
+    JoinerCopyApplied = "mirror.joiner.copied";
     /// The source of a resync has sent a copy.
-    ResyncSent = "mirror.resync.sent";
+    ResyncCopySent = "mirror.resync.sent";
     /// Everything is copied and flushed; the joiner's admission is not proposed.
     ResyncFlushed = "mirror.resync.flushed";
     /// A configuration is about to be adopted: the superblock has the old one.
-    EpochAdopting = "mirror.epoch.adopting";
+    BeforeConfigAdoption = "mirror.epoch.adopting";
     /// A configuration is adopted: the superblock has it, but no other node knows.
-    EpochAdopted = "mirror.epoch.adopted";
+    ConfigAdopted = "mirror.epoch.adopted";
     /// A new record is about to be put.
-    RecordPutting = "mirror.record.putting";
+    BeforeConfigPut = "mirror.record.putting";
     /// The store has answered the put of a record; the answer is not processed.
-    RecordPut = "mirror.record.put";
-    /// A member has sent its entries in STARTED.
-    ViewStarted = "mirror.view.started";
+    ConfigPutAnswered = "mirror.record.put";
+    /// A member has sent its prepared entries in `DoViewChange`.
+    DoViewChangeSent = "mirror.view.started";
     /// The primary reconciles the members: a copy of an entry was sent.
-    ViewCopying = "mirror.view.copying";
-    /// The members are equal; OPEN was not sent.
-    ViewSettled = "mirror.view.settled";
-    /// OPEN was sent.
-    ViewOpened = "mirror.view.opened";
+    ReconciliationCopySent = "mirror.view.copying";
+    /// The members are equal; `StartView` was not sent.
+    MembersReconciled = "mirror.view.settled";
+    /// `StartView` was sent.
+    StartViewSent = "mirror.view.opened";
     /// `cluster init`: the node's new role is written to its file; the node has not restarted
     /// internally.
-    InitWritten = "cluster.init.written";
+    InitRoleWritten = "cluster.init.written";
     /// `cluster init`: the store has the cluster's record, but not the node's.
-    InitBegun = "cluster.init.begun";
+    InitClusterRecordWritten = "cluster.init.begun";
     /// `cluster init`: the node's records are copied; it is not in the list of nodes.
-    InitCopied = "cluster.init.copied";
+    InitRecordsCopied = "cluster.init.copied";
     /// `cluster init`: the node is in the list of nodes; its file does not say so.
-    InitEntered = "cluster.init.entered";
+    InitNodeListed = "cluster.init.entered";
     /// The file says that the node is a member; its embedded store has not been moved aside.
-    MemberWritten = "cluster.member.written";
+    MembershipWritten = "cluster.member.written";
     /// `cluster join`: a number is drawn; nothing is written.
-    JoinDrawn = "cluster.join.drawn";
+    JoinNumberDrawn = "cluster.join.drawn";
     /// `cluster join`: the node's new role is written to its file; the node has not restarted
     /// internally.
-    JoinWritten = "cluster.join.written";
+    JoinRoleWritten = "cluster.join.written";
     /// `cluster join`: the node is added as a member of the store; the member has not started.
-    JoinRoom = "cluster.join.room";
+    JoinStoreMemberAdded = "cluster.join.room";
     /// `cluster join`: the node's store member is a voter; the node is not in the list of nodes.
-    JoinPromoted = "cluster.join.promoted";
+    JoinStoreVoter = "cluster.join.promoted";
     /// `cluster join`: the node is in the list of nodes; its file does not say so.
-    JoinEntered = "cluster.join.entered";
+    JoinNodeListed = "cluster.join.entered";
     /// `cluster leave`: the node's new role is written to its file; the node has not restarted
     /// internally.
-    LeaveWritten = "cluster.leave.written";
+    LeaveRoleWritten = "cluster.leave.written";
     /// `cluster leave`: the node is no longer in the list of nodes; its store member still exists.
-    LeaveStruck = "cluster.leave.struck";
+    LeaveNodeUnlisted = "cluster.leave.struck";
     /// `cluster leave`: its store member is removed; its file still exists.
-    LeaveRemoved = "cluster.leave.removed";
+    LeaveStoreMemberRemoved = "cluster.leave.removed";
     /// `cluster rotate`: the node that starts it has the new credentials in its file; the store has
     /// no record of it.
-    RotateBegun = "cluster.rotate.begun";
+    RotationStarted = "cluster.rotate.begun";
     /// Another node has the new credentials in its file; it does not accept them from peers yet.
-    RotateTaken = "cluster.rotate.taken";
+    RotationReceived = "cluster.rotate.taken";
     /// The file has the new credentials first; the node still presents the old ones.
-    RotateUsed = "cluster.rotate.used";
+    RotationNewFirst = "cluster.rotate.used";
     /// The file has only the new credentials; the node accepts both.
-    RotateForgotten = "cluster.rotate.forgotten";
+    RotationOldDropped = "cluster.rotate.forgotten";
     /// An image of a volume is created; the record does not say so.
-    VolumeMade = "volume.made";
+    VolumeImageCreated = "volume.made";
     /// All images of a new volume are created; the volume does not exist yet.
-    VolumeFinishing = "volume.finishing";
+    VolumeImagesComplete = "volume.finishing";
     /// A new volume exists; its creator has no answer.
-    VolumeFinished = "volume.finished";
+    VolumeCreated = "volume.finished";
     /// The image of a volume is erased; the record does not say so.
-    VolumeErased = "volume.erased";
+    VolumeImageErased = "volume.erased";
 }
 
 /// Why `WINDROSE_FAULT` is invalid.
@@ -139,20 +140,20 @@ pub enum FaultSpecError {
     #[error("{FAULT_ENV_VAR}={0}: POINT:COUNT is expected, COUNT from 1 on")]
     Malformed(String),
     /// There is no such point.
-    #[error("{FAULT_ENV_VAR}: there is no point {0}; there are {all}", all = all_point_names())]
+    #[error("{FAULT_ENV_VAR}: unknown fault point {0}; the fault points are {all}", all = all_point_names())]
     UnknownPoint(String),
 }
 
 fn all_point_names() -> String {
-    Point::ALL.iter().map(|point| point.name()).collect::<Vec<_>>().join(", ")
+    FaultPoint::ALL.iter().map(|point| point.name()).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(any(test, feature = "fault-points"))]
-fn parse(text: &str) -> Result<(Point, u64), FaultSpecError> {
+fn parse(text: &str) -> Result<(FaultPoint, u64), FaultSpecError> {
     let form = || FaultSpecError::Malformed(text.to_owned());
     let (name, count) = text.split_once(':').ok_or_else(form)?;
     let count = count.parse().ok().filter(|count| *count > 0).ok_or_else(form)?;
-    let point = Point::ALL.iter().find(|point| point.name() == name);
+    let point = FaultPoint::ALL.iter().find(|point| point.name() == name);
     Ok((*point.ok_or_else(|| FaultSpecError::UnknownPoint(name.to_owned()))?, count))
 }
 
@@ -170,7 +171,7 @@ pub fn arm() -> Result<Option<String>, FaultSpecError> {
 
 /// The process has reached `point`.
 #[inline(always)]
-pub fn reach(point: Point) {
+pub fn reach(point: FaultPoint) {
     #[cfg(feature = "fault-points")]
     armed::reach(point, false);
     #[cfg(not(feature = "fault-points"))]
@@ -179,7 +180,7 @@ pub fn reach(point: Point) {
 
 /// The process reaches `point` as soon as the data queued for sending has been sent.
 #[inline(always)]
-pub fn reach_when_sent(point: Point) {
+pub fn reach_when_sent(point: FaultPoint) {
     #[cfg(feature = "fault-points")]
     armed::reach(point, true);
     #[cfg(not(feature = "fault-points"))]
@@ -198,10 +199,10 @@ mod armed {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-    use super::{FAULT_ENV_VAR, FaultSpecError, Point, parse};
+    use super::{FAULT_ENV_VAR, FaultPoint, FaultSpecError, parse};
 
     struct Armed {
-        point: Point,
+        point: FaultPoint,
         /// Remaining passes, including the last one.
         left: AtomicU64,
     }
@@ -218,7 +219,7 @@ mod armed {
         Ok(Some(text))
     }
 
-    pub(super) fn reach(point: Point, when_sent: bool) {
+    pub(super) fn reach(point: FaultPoint, when_sent: bool) {
         let Some(armed) = ARMED.get().filter(|armed| armed.point == point) else { return };
         if armed.left.fetch_sub(1, Ordering::Relaxed) != 1 {
             return;
@@ -242,17 +243,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn points_are_found_by_their_names_and_no_two_have_the_same() {
-        for point in Point::ALL {
+    fn each_fault_point_has_a_name_of_its_own() {
+        for point in FaultPoint::ALL {
             assert_eq!(parse(&format!("{}:7", point.name())), Ok((*point, 7)));
         }
     }
 
     #[test]
-    fn what_is_no_point_is_told_which_there_are() {
+    fn an_unknown_fault_point_is_refused_with_the_list_of_all() {
         let unknown = parse("mirror.primary.nowhere:1").unwrap_err().to_string();
-        assert!(unknown.contains("no point mirror.primary.nowhere; there are "), "{unknown}");
-        assert!(Point::ALL.iter().all(|point| unknown.contains(point.name())), "{unknown}");
+        assert!(
+            unknown.contains("unknown fault point mirror.primary.nowhere; the fault points are "),
+            "{unknown}"
+        );
+        assert!(FaultPoint::ALL.iter().all(|point| unknown.contains(point.name())), "{unknown}");
         for text in ["", "mirror.leg.marked", "mirror.leg.marked:", "mirror.leg.marked:0", ":1x"] {
             assert_eq!(parse(text), Err(FaultSpecError::Malformed(text.to_owned())));
         }

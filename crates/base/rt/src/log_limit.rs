@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_is_ten_lines_a_minute_and_the_number_of_the_others() {
+    fn at_most_ten_lines_a_minute_and_a_count_of_the_rest() {
         let (mut limit, now) = (LogLimit::default(), Instant::now());
         let lines =
             |limit: &mut LogLimit, now| (0..100).filter_map(|_| limit.try_log(now)).collect();

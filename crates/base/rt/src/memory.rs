@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fragmented_pool_still_gives_every_page() {
+    fn a_fragmented_pool_still_allocates_every_page() {
         let mut b = Buddy::new(64);
         let all: Vec<_> = (0..64).map(|_| b.alloc(1).unwrap()).collect();
         for &(first, order) in all.iter().step_by(2) {

@@ -20,7 +20,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_network_of_ipv6_is_64_bits_and_one_of_ipv4_is_an_address() {
+    fn an_ipv6_network_is_64_bits_and_an_ipv4_one_an_address() {
         let of = |address: &str| network_prefix(address.parse().unwrap());
         assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:ffff:ffff:ffff"));
         assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));

@@ -324,7 +324,7 @@ pub(crate) fn page_bytes() -> usize {
 /// this has no effect.
 pub fn set_io_flusher() {
     if let Err(error) = try_set_io_flusher() {
-        tracing::debug!(%error, "this thread may wait for its own disk when memory is short");
+        tracing::debug!(%error, "cannot set the memory policy of an I/O thread: it may wait for its own disk when memory is short");
     }
 }
 

@@ -55,7 +55,7 @@ fn judged<Fut: Future<Output = ()> + 'static>(
 }
 
 #[test]
-fn what_one_wake_up_asks_for_goes_to_the_kernel_at_once() {
+fn requests_of_one_wake_up_are_submitted_together() {
     const TASKS: u64 = 32;
     let dir = Dir::on_disk();
     let path = dir.file("disk");
@@ -98,7 +98,7 @@ fn what_one_wake_up_asks_for_goes_to_the_kernel_at_once() {
 }
 
 #[test]
-fn an_io_uring_that_is_interrupted_or_short_of_memory_goes_on() {
+fn an_interrupted_io_uring_continues() {
     let dir = Dir::on_disk();
     let path = dir.file("disk");
     let count = Cell::new(0usize);
@@ -128,7 +128,7 @@ fn an_io_uring_that_is_interrupted_or_short_of_memory_goes_on() {
 }
 
 #[test]
-fn a_ring_that_takes_nothing_is_no_ring() {
+fn a_ring_that_accepts_no_requests_is_not_used() {
     let dir = Dir::on_disk();
     let path = dir.file("disk");
     let refuse = |_: &Call| Verdict::Fail(libc::EPERM);
@@ -187,7 +187,7 @@ fn short(call: &Call) -> Verdict {
 }
 
 #[test]
-fn what_the_kernel_reports_is_told_by_kind() {
+fn kernel_errors_map_to_kinds() {
     let cases = [
         (libc::EIO, DiskErrorKind::Media),
         (libc::EBADMSG, DiskErrorKind::Media),
@@ -219,7 +219,7 @@ fn what_the_kernel_reports_is_told_by_kind() {
 }
 
 #[test]
-fn a_failed_sync_is_asked_for_once() {
+fn a_failed_sync_is_not_repeated() {
     let judge = |_, call: &Call| match call.number {
         libc::SYS_fdatasync => Verdict::Fail(libc::EIO),
         _ => Verdict::Proceed,
@@ -236,7 +236,7 @@ fn a_failed_sync_is_asked_for_once() {
 }
 
 #[test]
-fn what_a_disk_cannot_do_is_asked_for_once() {
+fn unsupported_operations_are_tried_once() {
     let judge = |_, call: &Call| match call.number {
         libc::SYS_fallocate => Verdict::Fail(libc::EOPNOTSUPP),
         _ => Verdict::Proceed,

@@ -48,7 +48,7 @@ fn a_connection_moves_between_cores_with_its_unread_bytes() {
 }
 
 #[test]
-fn cores_share_a_port_when_told_to() {
+fn cores_share_a_port_if_configured() {
     let cores = Cores::start(&config(2)).unwrap();
     let shared = ListenOptions { reuse_port: true, ..Default::default() };
     let [first, second] = cores.handles() else { panic!("two cores") };
@@ -163,7 +163,7 @@ fn cores_share_the_clock_and_the_boot_of_their_machine() {
 }
 
 #[test]
-fn waiting_for_a_core_is_anybody_s_business() {
+fn any_thread_can_wait_for_a_core() {
     fn crosses_threads<T: Send>(t: T) -> T {
         t
     }
@@ -214,7 +214,7 @@ fn a_panicking_job_ends_alone() {
 }
 
 #[test]
-fn cores_serve_each_other_to_the_last() {
+fn cores_serve_each_other_until_the_last_ends() {
     let cores = Cores::start(&config(2)).unwrap();
     let handle = cores.handles()[0].clone();
     let through = Arc::new(AtomicU64::new(0));
@@ -310,7 +310,7 @@ fn a_core_is_bound_to_its_processor_and_its_helpers_are_not() {
 }
 
 #[test]
-fn a_processor_that_is_not_there_is_done_without() {
+fn a_missing_processor_is_ignored() {
     let cores = Cores::start(&CoresConfig { cpus: vec![Some(0), Some(100_000)], ..config(2) });
     assert_eq!(cores.unwrap().handles().len(), 2);
 }
@@ -318,7 +318,7 @@ fn a_processor_that_is_not_there_is_done_without() {
 /// One after the other, when the core sleeps meanwhile; more at a time than the ring takes at once;
 /// and out of the page cache, where a request is through before the call that submits it.
 #[test]
-fn disk_requests_come_back_whenever_they_go() {
+fn disk_requests_complete_whenever_submitted() {
     for submission in [SubmissionMode::Batched, SubmissionMode::Immediate] {
         let dir = Dir::on_disk();
         let cores = Cores::start(&CoresConfig { submission, ..config(1) }).unwrap();
@@ -352,7 +352,7 @@ fn disk_requests_come_back_whenever_they_go() {
 }
 
 #[test]
-fn whoever_comes_by_ipv4_to_a_listener_of_ipv6_is_known_by_that() {
+fn an_ipv4_peer_of_an_ipv6_listener_has_its_ipv4_address() {
     let cores = Cores::start(&config(1)).unwrap();
     let served = cores.handles()[0].run(|core| async move {
         let Ok(listener) = core.listen("[::]:0".parse().unwrap()).await else {

@@ -32,7 +32,7 @@ fn everywhere<Fut: Future<Output = ()> + 'static>(
 }
 
 #[test]
-fn what_is_written_is_read() {
+fn it_round_trips() {
     everywhere(16 * MIB, |core, disk| async move {
         let account = core.buffer_pool().account();
         for (i, bytes) in
@@ -75,7 +75,7 @@ fn memory_in_many_pieces_and_from_outside_the_pool() {
 }
 
 #[test]
-fn more_requests_than_a_ring_has_room_for() {
+fn more_requests_than_ring_entries() {
     const COUNT: u64 = 6000;
     everywhere(COUNT as usize * PAGE, |core, disk| async move {
         let account = core.buffer_pool().account();
@@ -101,7 +101,7 @@ fn more_requests_than_a_ring_has_room_for() {
 }
 
 #[test]
-fn a_dropped_request_keeps_its_memory_until_the_disk_is_through() {
+fn a_dropped_request_keeps_its_memory_until_completion() {
     everywhere(64 * MIB, |core, disk| async move {
         let account = core.buffer_pool().account();
         let total = core.buffer_pool().usage().total;
@@ -195,7 +195,7 @@ fn ranges_and_alignment_are_checked() {
 }
 
 #[test]
-fn a_disk_is_held_against_every_other_open() {
+fn an_open_disk_is_exclusive() {
     for engine in [DiskEngine::Auto, DiskEngine::Threads] {
         for dir in [Dir::on_disk(), Dir::in_memory()] {
             on_core(engine, move |core| async move {
@@ -230,7 +230,7 @@ fn a_disk_is_held_against_every_other_open() {
 }
 
 #[test]
-fn what_is_no_disk_is_named() {
+fn non_disks_are_refused_with_a_reason() {
     on_core(DiskEngine::Auto, |core| async move {
         let dir = Dir::on_disk();
         let reason =
@@ -379,7 +379,7 @@ fn on_a_disk_that_cannot_sync<Fut: Future<Output = ()> + 'static>(
 }
 
 #[test]
-fn a_failed_sync_is_never_retried_and_believed() {
+fn a_failed_sync_is_never_retried() {
     on_a_disk_that_cannot_sync(|_, disk| async move {
         let failed = disk.sync().await.unwrap_err();
         assert_ne!(failed.kind, DiskErrorKind::Gone);
@@ -390,7 +390,7 @@ fn a_failed_sync_is_never_retried_and_believed() {
 }
 
 #[test]
-fn a_failed_sync_counts_though_nobody_waited_for_it() {
+fn a_failed_sync_counts_without_a_waiter() {
     on_a_disk_that_cannot_sync(|_, disk| async move {
         let dropped = tokio::time::timeout(Duration::ZERO, disk.sync());
         assert!(dropped.await.is_err(), "not through at once");

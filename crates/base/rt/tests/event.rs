@@ -44,7 +44,7 @@ fn an_event_is_awaited() {
 
 /// Signalling never waits, and waiting never spins.
 #[test]
-fn what_is_full_has_been_given() {
+fn a_full_counter_counts_as_signalled() {
     on_core(async |core| {
         let (ours, theirs) = pipe();
         let signal = EventNotifier::new(theirs).unwrap();

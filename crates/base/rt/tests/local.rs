@@ -18,7 +18,7 @@ fn on_core<Fut: Future<Output = ()> + 'static>(f: impl FnOnce(Core) -> Fut + Sen
 }
 
 #[test]
-fn bytes_go_to_and_fro_and_the_file_goes_with_the_listener() {
+fn bytes_are_exchanged_and_the_socket_file_is_removed_with_the_listener() {
     let dir = Dir::in_memory();
     let at = dir.file("socket");
     let path = at.clone();
@@ -62,7 +62,7 @@ fn a_connection_moves_to_another_core() {
 }
 
 #[test]
-fn what_a_dead_process_has_left_is_replaced() {
+fn a_stale_socket_is_replaced() {
     let dir = Dir::in_memory();
     let at = dir.file("socket");
     drop(UnixListener::bind(&at).unwrap());
@@ -78,7 +78,7 @@ fn what_a_dead_process_has_left_is_replaced() {
 }
 
 #[test]
-fn who_listens_is_left_alone_and_named() {
+fn a_live_listener_is_left_alone_and_reported() {
     let dir = Dir::in_memory();
     let (at, file) = (dir.file("socket"), dir.file("file"));
     let living = UnixListener::bind(&at).unwrap();
@@ -98,7 +98,7 @@ fn who_listens_is_left_alone_and_named() {
 }
 
 #[test]
-fn a_successor_keeps_its_file() {
+fn a_successors_socket_file_is_kept() {
     let dir = Dir::in_memory();
     let at = dir.file("socket");
     let path = at.clone();
@@ -115,7 +115,7 @@ fn a_successor_keeps_its_file() {
 
 /// A connection that is closed is seen to be, whatever waits in it; one that says no more is not.
 #[test]
-fn an_end_is_seen_ahead_of_what_waits() {
+fn a_closed_peer_is_detected_before_queued_data_is_read() {
     let dir = Dir::in_memory();
     let path = dir.file("socket");
     on_core(async move |core| {
@@ -148,7 +148,7 @@ fn an_end_is_seen_ahead_of_what_waits() {
 }
 
 #[test]
-fn a_socket_has_the_mode_that_it_was_to_have() {
+fn a_socket_has_its_configured_mode() {
     let dir = Dir::in_memory();
     let at = dir.file("socket");
     let path = at.clone();

@@ -91,22 +91,22 @@ impl fmt::Debug for Psk {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TlsError {
     /// The first bytes are no ClientHello, or it is too long.
-    #[error("the client does not begin with a ClientHello of TLS")]
+    #[error("the client did not send a TLS ClientHello")]
     NotClientHello,
     /// The client supports only older versions.
-    #[error("the client does not know TLS 1.3")]
+    #[error("the client does not support TLS 1.3")]
     UnsupportedVersion,
     /// The client offers no pre-shared key, or only without (EC)DHE.
     #[error("the client offers no pre-shared key with (EC)DHE")]
     NoPskOffered,
     /// None of the client's keys is known, or it cannot prove that it has the one that it names.
-    #[error("the client has none of the keys that are known")]
+    #[error("the client offers no known pre-shared key")]
     UnknownPsk,
     /// The peer has ended TLS, or its stream has ended.
-    #[error("the other side has ended TLS")]
+    #[error("the peer closed TLS")]
     Closed,
     /// The peer has sent an alert (RFC 8446, 6).
-    #[error("the other side has sent alert {0}")]
+    #[error("the peer sent alert {0}")]
     Alert(u8),
     /// The peer broke the protocol, or a record was altered: the name of the error in `s2n-tls`.
     #[error("TLS has failed: {0}")]

@@ -342,7 +342,7 @@ mod tests {
     /// A client that reads continuously, but more slowly than data is sent: there is always data
     /// waiting.
     #[test]
-    fn what_was_sent_takes_no_memory() {
+    fn sent_data_takes_no_memory() {
         let (_client, mut server) = pair();
         let piece = [5; MAX_PLAINTEXT_BYTES];
         for round in 0..1000 {

@@ -87,7 +87,7 @@ fn records(bytes: &[u8]) -> Vec<usize> {
 }
 
 #[test]
-fn plaintext_comes_out_as_it_went_in() {
+fn plaintext_round_trips() {
     for suite in [CipherSuite::Aes128Sha256, CipherSuite::Aes256Sha384] {
         let (mut client, mut server) = pair(suite);
         for len in [1, 2, 100, 16383, 16384, 16385, 100_000] {
@@ -111,7 +111,7 @@ fn plaintext_comes_out_as_it_went_in() {
 
 /// Short pieces share records, long ones have the longest.
 #[test]
-fn pieces_are_put_together() {
+fn split_records_are_assembled() {
     let (mut client, mut server) = pair(CipherSuite::Aes128Sha256);
     let pieces: Vec<Vec<u8>> = [24, 4096, 8, 50_000, 24].iter().map(|n| vec![7; *n]).collect();
     let all: usize = pieces.iter().map(Vec::len).sum();
@@ -124,7 +124,7 @@ fn pieces_are_put_together() {
 
 /// Data that is never forwarded is bounded.
 #[test]
-fn too_much_waits_for_nobody() {
+fn too_much_unread_data_is_refused() {
     let (_client, mut server) = pair(CipherSuite::Aes128Sha256);
     let piece = vec![1; 100_000];
     let taken: usize = (0..10).map(|_| server.write([&piece[..]]).unwrap()).sum();
@@ -160,7 +160,7 @@ fn a_session_goes_from_thread_to_thread() {
 
 /// RFC 8446, 4.2.11.2: only the owner of the key can make its binder.
 #[test]
-fn a_key_that_the_client_does_not_have_is_found_out() {
+fn a_client_without_the_key_is_detected() {
     let known = psk(CipherSuite::Aes128Sha256);
     let others = [
         Psk::new(IDENTITY, &[0x5b; 32], CipherSuite::Aes128Sha256),
@@ -185,7 +185,7 @@ fn a_key_that_the_client_does_not_have_is_found_out() {
 /// RFC 8446, 4.2.11: a key goes with one hash. A client that binds by another one than the key's
 /// shows it.
 #[test]
-fn a_binder_tells_its_hash() {
+fn a_binder_identifies_its_hash() {
     let suites = [CipherSuite::Aes128Sha256, CipherSuite::Aes256Sha384];
     for suite in suites {
         let (_, bytes) = hello(&psk(suite));
@@ -198,7 +198,7 @@ fn a_binder_tells_its_hash() {
 }
 
 #[test]
-fn whoever_does_not_begin_with_tls_is_no_client() {
+fn a_client_without_tls_is_refused() {
     for bytes in
         [&b"GET / HTTP/1.1\r\n"[..], &[0, 0, 0x80, 0], &[22, 3, 1, 0, 0], &[22, 3, 1, 0xff]]
     {
@@ -226,7 +226,7 @@ fn whoever_does_not_begin_with_tls_is_no_client() {
 
 /// RFC 8446, 5.1: a message may come in several records.
 #[test]
-fn a_hello_comes_in_any_pieces() {
+fn a_client_hello_may_be_split_anywhere() {
     let psk = psk(CipherSuite::Aes256Sha384);
     for size in [1, 2, 3, 50, 1000] {
         let (mut client, bytes) = hello(&psk);
@@ -255,7 +255,7 @@ fn a_hello_comes_in_any_pieces() {
 /// records, which say nothing, and the record that is there for the sake of old middle boxes (RFC
 /// 8446, D.4).
 #[test]
-fn nobody_changes_the_handshake() {
+fn a_tampered_handshake_fails() {
     let psk = psk(CipherSuite::Aes128Sha256);
     let unprotected = |bytes: &[u8], at: usize| {
         let starts = records(bytes);
@@ -285,7 +285,7 @@ fn nobody_changes_the_handshake() {
 
 /// A handshake that is cut is none, and says so when the stream ends.
 #[test]
-fn a_handshake_that_is_cut_comes_to_nothing() {
+fn a_truncated_handshake_fails() {
     let psk = psk(CipherSuite::Aes128Sha256);
     let (_, first) = hello(&psk);
     for at in 0..first.len() {
@@ -321,7 +321,7 @@ fn through(change: impl FnOnce(&mut Vec<Vec<u8>>)) -> (Vec<u8>, Option<TlsError>
 
 /// RFC 8446, 5.2: a record out of order fails, and so does everything after it.
 #[test]
-fn records_come_whole_and_in_order_or_not_at_all() {
+fn records_arrive_whole_and_in_order_or_fail() {
     let three = [[1; 100], [2; 100], [3; 100]].concat();
     assert_eq!(through(|_| {}), (three.clone(), Some(TlsError::Closed)));
     for record in 0..3 {
@@ -352,7 +352,7 @@ fn records_come_whole_and_in_order_or_not_at_all() {
 
 /// RFC 8446, 6.1.
 #[test]
-fn whoever_goes_says_so() {
+fn each_side_sends_close_notify() {
     let (mut client, mut server) = pair(CipherSuite::Aes128Sha256);
     write(&mut server, b"last");
     server.close();
@@ -373,7 +373,7 @@ fn an_alert_reaches_the_client() {
 proptest! {
     /// Whatever comes first.
     #[test]
-    fn any_bytes_are_a_hello_or_none(bytes in any::<Vec<u8>>()) {
+    fn arbitrary_client_hello_bytes_do_not_panic(bytes in any::<Vec<u8>>()) {
         let mut acceptor = Acceptor::default();
         acceptor.receive(&[22, 3, 1]);
         acceptor.receive(&bytes);
@@ -382,7 +382,7 @@ proptest! {
 
     /// Likewise, with realistic client data; TLS after it still works.
     #[test]
-    fn a_hello_may_be_changed_anyhow(changes in proptest::collection::vec((0usize..600, any::<u8>()), 1..8)) {
+    fn mutated_client_hellos_do_not_panic(changes in proptest::collection::vec((0usize..600, any::<u8>()), 1..8)) {
         let psk = psk(CipherSuite::Aes128Sha256);
         let (_client, mut bytes) = hello(&psk);
         for (at, byte) in changes {

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_give_the_checksum_of_the_whole() {
+    fn checksums_can_be_computed_in_pieces() {
         let bytes = [7u8; 300];
         for cut in 0..300 {
             let two = Crc32c::new().update(&bytes[..cut]).update(&bytes[cut..]);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn open_enums_keep_what_they_do_not_know() {
+    fn open_enums_keep_unknown_values() {
         extern crate std;
         assert_eq!(std::format!("{:?} {:?}", Colour::Red, Colour(9)), "Red Colour(0x9)");
     }

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_would_move_a_cursor_is_no_text() {
+    fn control_characters_are_refused() {
         assert_eq!(ShortText::new("  S3\x1b[2JX \n").as_str(), "S3[2JX");
         let mut bytes = ShortText::new("abc").to_bytes();
         assert_eq!(ShortText::parse(&bytes), Some(ShortText::new("abc")));
@@ -86,13 +86,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_text_is_read_as_it_was_written(text in ".*") {
+        fn each_text_round_trips(text in ".*") {
             let text = ShortText::new(&text);
             prop_assert_eq!(ShortText::parse(&text.to_bytes()), Some(text));
         }
 
         #[test]
-        fn any_bytes_are_a_text_or_none(bytes in prop::array::uniform32(any::<u8>())) {
+        fn arbitrary_text_bytes_do_not_panic(bytes in prop::array::uniform32(any::<u8>())) {
             let mut field = [0; SHORT_TEXT_BYTES];
             field[..32].copy_from_slice(&bytes);
             if let Some(text) = ShortText::parse(&field) {

@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn what_contradicts_itself_is_refused() {
+    fn inconsistent_requests_are_refused() {
         let refused = |request: CreatePoolRequest, what: &str| {
             let why = request.check().unwrap_err().to_string();
             assert!(why.contains(what), "{why}");

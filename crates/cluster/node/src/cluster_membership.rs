@@ -20,7 +20,7 @@ use ::cluster::store::etcd::{
     EtcdSettings, EtcdStore, EtcdTls, LeasedKey, MemberHealth, MemberInfo,
 };
 use ::cluster::store::{MetadataStore, StoreError, store_format};
-use rt::fault_point::{self, Point};
+use rt::fault_point::{self, FaultPoint};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -407,20 +407,20 @@ impl ClusterMembership {
             grace_ms: millis(self.config.grace),
         };
         node_membership::create_cluster(&self.store, &record).await?;
-        fault_point::reach(Point::InitBegun);
+        fault_point::reach(FaultPoint::InitClusterRecordWritten);
         let local = lock(&self.local_store).clone();
         if let Some(local) = local {
             node_membership::copy_store(&local, &self.store).await?;
             // No record has been read yet, so there are no members.
             move_keys_to_cluster(self.data_dir.path(), &self.store, &identity).await?;
         }
-        fault_point::reach(Point::InitCopied);
+        fault_point::reach(FaultPoint::InitRecordsCopied);
         let index = node_membership::add_node(&self.store, &self.node_record(&identity)).await?;
-        fault_point::reach(Point::InitEntered);
+        fault_point::reach(FaultPoint::InitNodeListed);
         self.update_identity(|own| {
             (own.stage, own.index) = (MembershipStage::Member, Some(index));
         })?;
-        fault_point::reach(Point::MemberWritten);
+        fault_point::reach(FaultPoint::MembershipWritten);
         lock(&self.local_store).take();
         Ok(())
     }
@@ -428,15 +428,15 @@ impl ClusterMembership {
     async fn join_cluster(&self, identity: ClusterIdentity) -> Result<(), MembershipError> {
         if let Some(own) = &identity.member {
             let all = node_membership::add_learner(&self.store, own).await?;
-            fault_point::reach(Point::JoinRoom);
+            fault_point::reach(FaultPoint::JoinStoreMemberAdded);
             self.start_store_member(&identity, InitialClusterState::Existing, all)?;
             node_membership::promote_learner(&self.store, own).await?;
         }
-        fault_point::reach(Point::JoinPromoted);
+        fault_point::reach(FaultPoint::JoinStoreVoter);
         self.check_cluster(&identity).await?;
         let index =
             node_membership::add_admitted_node(&self.store, &self.node_record(&identity)).await?;
-        fault_point::reach(Point::JoinEntered);
+        fault_point::reach(FaultPoint::JoinNodeListed);
         self.update_identity(|own| {
             (own.stage, own.index) = (MembershipStage::Member, Some(index));
         })?;
@@ -593,11 +593,11 @@ impl ClusterMembership {
             self.start_store_member(identity, InitialClusterState::Existing, all)?;
         }
         node_membership::remove_node(&self.store, identity.node).await?;
-        fault_point::reach(Point::LeaveStruck);
+        fault_point::reach(FaultPoint::LeaveNodeUnlisted);
         if let Some(own) = &identity.member {
             node_membership::remove_member(&self.store, &own.name, &[]).await?;
         }
-        fault_point::reach(Point::LeaveRemoved);
+        fault_point::reach(FaultPoint::LeaveStoreMemberRemoved);
         Ok(self.forget_cluster()?)
     }
 
@@ -840,7 +840,7 @@ impl ClusterMembership {
     ) -> Result<bool, MembershipError> {
         let Some(own) = &next.member else { return Ok(false) };
         let all = node_membership::add_learner(&self.store, own).await?;
-        fault_point::reach(Point::JoinRoom);
+        fault_point::reach(FaultPoint::JoinStoreMemberAdded);
         self.start_store_member(next, InitialClusterState::Existing, all)?;
         let runs = lock(&self.supervisor)
             .as_ref()

@@ -207,9 +207,9 @@ fn a_guarded_volume_is_attached_and_measured_with_its_keys() {
     assert!(output.contains("secret: a key has the form NVMeTLSkey-1:"), "{output}");
     test_node.fails(6, &words);
     let output = test_node.fails(6, &[&words[..], &["--tls-key", &other]].concat());
-    assert!(output.contains("no TLS: the other side has sent alert 51"), "{output}");
+    assert!(output.contains("no TLS: the peer sent alert 51"), "{output}");
     let output = test_node.fails(6, &[&words[..], &["--tls-key", &key]].concat());
-    assert!(output.contains("asks for a secret"), "{output}");
+    assert!(output.contains("requires a secret"), "{output}");
 
     let keys = ["--tls-key", &key, "--dhchap-secret", &secret, "--dhchap-ctrl-secret", &of_volume];
     let nbd = test_node.path().join("web.nbd");
@@ -289,7 +289,7 @@ fn a_volume_is_a_file_until_somebody_has_enough_of_it() {
     file.sync_all().unwrap();
     let at = dir.display().to_string();
     let output = test_node.fails(1, &[&["attach", "web", "--fuse", &at][..], &HOST].concat());
-    assert!(output.contains("another process shows volume web there"), "{output}");
+    assert!(output.contains("another process has mounted volume web there"), "{output}");
     // Killed: open files get errors; the next process takes over the mount, and delays writes.
     serving.kill();
     assert_eq!(errno(file.sync_all()), Some(Errno::NOTCONN.raw_os_error()));

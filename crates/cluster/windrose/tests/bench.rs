@@ -102,7 +102,7 @@ fn what_cannot_be_is_refused() {
     refused(
         1,
         &["/nowhere/x", "--rw=read"],
-        "/nowhere/x: no such file or device; with size a file is made",
+        "/nowhere/x: no such file or device; give size to create a file",
     );
     refused(1, &["iscsi://127.0.0.1:1/iqn.2026-01.x:y/0"], "127.0.0.1:1");
     refused(2, &["nvme://127.0.0.1:1/nqn.x", "--rw=write"], "its data would be lost to writes");

@@ -128,16 +128,16 @@ pub enum RegistrationMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResponseError {
     /// Not an iSNS message of the supported version.
-    #[error("it is no iSNS answer")]
+    #[error("not an iSNS response")]
     NotIsns,
     /// Answer to another message.
-    #[error("it answers another message")]
+    #[error("a response to another message")]
     WrongTransaction,
     /// Malformed attributes.
     #[error("its attributes are malformed")]
     Malformed,
     /// The server refused the request.
-    #[error("the server refuses: {}", status_text(*.0))]
+    #[error("the server refused: {}", status_text(*.0))]
     Refused(u32),
 }
 

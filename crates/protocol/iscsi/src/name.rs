@@ -98,7 +98,7 @@ mod tests {
 
     /// RFC 7143 4.2.7.
     #[test]
-    fn what_is_no_name_is_refused() {
+    fn invalid_names_are_refused() {
         let long = format!("iqn.2001-04.com.example:{}", "x".repeat(MAX_NAME));
         for bad in [
             "",

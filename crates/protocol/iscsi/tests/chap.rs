@@ -1,13 +1,13 @@
 //! CHAP, clause by clause (RFC 7143 9.2.1, 12.1, 12.1.3).
 
 use iscsi::chap::{Algorithm, Secret};
-use iscsi::pdu::{LoginStatus, Stage};
+use iscsi::pdu::{LoginStage, LoginStatus};
 use iscsi::target::{Auth, ChapPolicy, CloseReason};
 use iscsi::testing::{Harness, Pdu};
 use iscsi::value::{Hex, binary};
 
-const S: Stage = Stage::Security;
-const O: Stage = Stage::Operational;
+const S: LoginStage = LoginStage::Security;
+const O: LoginStage = LoginStage::Operational;
 const CHALLENGE: [u8; 32] = [0xc7; 32];
 
 fn secret(bytes: &[u8]) -> Secret {
@@ -30,7 +30,7 @@ fn lab(policy: ChapPolicy) -> Harness {
     lab
 }
 
-fn say(lab: &mut Harness, next: Option<Stage>, pairs: &[(&str, &str)]) -> Pdu {
+fn say(lab: &mut Harness, next: Option<LoginStage>, pairs: &[(&str, &str)]) -> Pdu {
     let login = lab.initiator.login(S, next, pairs);
     let mut got = lab.say(&login);
     assert_eq!(got.len(), 1, "{got:?}");
@@ -135,13 +135,13 @@ fn clause_12_1_3_wrong_proofs_are_refused() {
 
 /// RFC 7143 12.1: no common method or algorithm, or no attempt at all.
 #[test]
-fn clause_12_1_who_has_to_prove_itself_cannot_do_without() {
+fn clause_12_1_required_authentication_cannot_be_skipped() {
     let failed = LoginStatus::AuthenticationFailure;
     for (stage, method) in [(S, Some("None")), (S, Some("SRP,KRB5")), (S, None), (O, None)] {
         let mut lab = lab(policy());
         let mut pairs = NAMES[..2].to_vec();
         pairs.extend(method.map(|m| ("AuthMethod", m)));
-        let login = lab.initiator.login(stage, Some(Stage::FullFeature), &pairs);
+        let login = lab.initiator.login(stage, Some(LoginStage::FullFeature), &pairs);
         let got = lab.say(&login);
         refused(&lab, &got[0], failed);
     }
@@ -162,7 +162,7 @@ fn clause_6_3_2_no_step_is_skipped() {
 
     let mut skipping = lab(policy());
     challenged(&mut skipping, "5");
-    let login = skipping.initiator.login(O, Some(Stage::FullFeature), &[]);
+    let login = skipping.initiator.login(O, Some(LoginStage::FullFeature), &[]);
     let got = skipping.say(&login);
     refused(&skipping, &got[0], LoginStatus::InitiatorError);
 
@@ -193,7 +193,7 @@ fn clause_9_2_1_reflections_are_refused() {
 
 /// RFC 7143 12.1: whoever has nothing to prove says so.
 #[test]
-fn clause_12_1_none_is_agreed_on_where_nothing_is_asked() {
+fn clause_12_1_none_is_negotiated_without_secrets() {
     let mut lab = Harness::default();
     assert_eq!(say(&mut lab, Some(O), &NAMES).value("AuthMethod").as_deref(), Some("None"));
     let mut only_chap = Harness::default();

@@ -244,7 +244,7 @@ fn clause_11_17_1_wrong_transfer_tags() {
 
 /// RFC 7143 7.6: data for commands that are over, or never were, is dropped.
 #[test]
-fn data_for_nobody_is_dropped() {
+fn data_for_no_command_is_dropped() {
     let mut lab = lab(&OPEN);
     assert!(data(&mut lab, 0x99, NO_TAG, 0, 0, true, &pattern(2000)).is_empty());
     let (itt, got) = write(&mut lab, 512, &pattern(512), true);
@@ -344,7 +344,7 @@ fn clause_11_4_5_residuals_of_writes() {
 
 /// A command that is refused at once: its data is dropped, then comes the answer.
 #[test]
-fn an_early_end_waits_for_the_data_that_is_on_its_way() {
+fn an_early_end_waits_for_data_in_flight() {
     let mut lab = manual(&OPEN);
     let bytes = pattern(8192);
     let (itt, _) = {
@@ -396,7 +396,7 @@ fn a_driver_may_end_a_command_at_any_time() {
 
 /// RFC 7143 7: data that stays away. The initiator gets an answer, and late data is dropped.
 #[test]
-fn data_that_stays_away_fails_the_command() {
+fn missing_data_fails_the_command() {
     let mut lab = lab(&OPEN);
     let (itt, got) = write(&mut lab, 2048, &[], true);
     let ttt = r2t(&got[0]).0;

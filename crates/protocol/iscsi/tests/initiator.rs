@@ -1,11 +1,11 @@
 //! The initiator's machine: against our own target, against a hostile one, and against anything.
-//! `fuzz/targets/iscsi_initiator.rs` plays the same scripts as `anything` for longer.
+//! `fuzz/targets/iscsi_initiator.rs` runs the same scripts as `anything` for longer.
 
 mod control;
+mod fuzz_input;
 mod hostile;
 mod login;
 mod pair;
-mod play;
 
 use proptest::prelude::*;
 
@@ -14,7 +14,7 @@ proptest! {
 
     #[test]
     fn nothing_breaks(script in prop::collection::vec(any::<u8>(), 0..1500)) {
-        play::play(&script);
+        fuzz_input::run(&script);
     }
 
     /// With a login first, so that what follows reaches the commands.
@@ -24,8 +24,8 @@ proptest! {
         script in prop::collection::vec(any::<u8>(), 0..1500),
     ) {
         let mut all = config.to_vec();
-        all.extend([play::LOGIN, 0]);
+        all.extend([fuzz_input::LOGIN, 0]);
         all.extend(script);
-        play::play(&all);
+        fuzz_input::run(&all);
     }
 }

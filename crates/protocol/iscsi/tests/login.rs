@@ -1,6 +1,6 @@
 //! The login phase, clause by clause (RFC 7143 6, 11.12, 11.13, 13).
 
-use iscsi::pdu::{LoginStatus, Opcode, Stage};
+use iscsi::pdu::{LoginStage, LoginStatus, Opcode};
 use iscsi::target::{Action, CloseReason, Config, LoginGrant, LoginReject};
 use iscsi::testing::{Harness, Pdu, Portions};
 
@@ -9,9 +9,9 @@ const NAMES: [(&str, &str); 3] = [
     ("TargetName", "iqn.2026-01.com.example:disk"),
     ("SessionType", "Normal"),
 ];
-const S: Stage = Stage::Security;
-const O: Stage = Stage::Operational;
-const F: Stage = Stage::FullFeature;
+const S: LoginStage = LoginStage::Security;
+const O: LoginStage = LoginStage::Operational;
+const F: LoginStage = LoginStage::FullFeature;
 
 fn with<'a>(more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
     NAMES.iter().chain(more).copied().collect()

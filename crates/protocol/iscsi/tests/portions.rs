@@ -138,7 +138,7 @@ fn read(lab: &mut Harness, model: &[u8], op: Op) {
     assert_eq!((last.header[3], last.word(44)), (0, expected.abs_diff(len as u32)));
 }
 
-fn play(lab: &mut Harness, ops: &[Op]) {
+fn run_ops(lab: &mut Harness, ops: &[Op]) {
     let mut model = lab.driver.disk.clone();
     for (seed, &op) in ops.iter().enumerate() {
         match op {
@@ -192,7 +192,7 @@ proptest! {
         ];
         let mut lab = Harness::new(Config::default());
         lab.log_in(&keys);
-        play(&mut lab, &ops);
+        run_ops(&mut lab, &ops);
         for portions in [Portions::Bytes(1 + (seed % 60) as usize), Portions::Random(seed)] {
             let mut again = Harness::new(Config::default());
             again.portions = portions;

@@ -2,7 +2,7 @@
 //! asynchronous messages, silence (RFC 7143 4.2.3, 11.5, 11.6, 11.9 to 11.11, 11.14, 11.15,
 //! 11.18, 11.19).
 
-use iscsi::pdu::{NO_TAG, Opcode, ScsiCommand, Stage, TaskFunction, TaskOutcome};
+use iscsi::pdu::{LoginStage, NO_TAG, Opcode, ScsiCommand, TaskFunction, TaskOutcome};
 use iscsi::target::{
     Action, AsyncNotification, CloseReason, CommandOutcome, Config, Connection, RequestId, Tag,
     TargetRecord,
@@ -124,7 +124,7 @@ fn clause_4_2_3_2_functions_affect_their_tasks() {
 
 /// RFC 7143 11.6.1: the driver's outcome is the response.
 #[test]
-fn clause_11_6_1_the_driver_says_what_became_of_it() {
+fn clause_11_6_1_the_driver_reports_the_outcome() {
     let mut lab = manual();
     for expect in [TaskOutcome::NoLun, TaskOutcome::Unauthorized, TaskOutcome::Rejected] {
         let request = lab.initiator.task(TaskFunction::LogicalUnitReset, NO_TAG, 0);
@@ -299,7 +299,7 @@ fn discovery(targets: usize, keys: &[(&str, &str)]) -> Harness {
     let mut pairs =
         vec![("InitiatorName", "iqn.2026-01.com.example:host"), ("SessionType", "Discovery")];
     pairs.extend(keys);
-    let login = lab.initiator.login(Stage::Operational, Some(Stage::FullFeature), &pairs);
+    let login = lab.initiator.login(LoginStage::Operational, Some(LoginStage::FullFeature), &pairs);
     assert_eq!(lab.say(&login)[0].header[1], 0x87);
     lab
 }
@@ -494,7 +494,7 @@ fn clause_11_9_asynchronous_messages() {
 
 /// After the end every call is harmless.
 #[test]
-fn a_closed_connection_takes_everything_and_does_nothing() {
+fn a_closed_connection_ignores_all_input() {
     let mut lab = manual();
     let (tag, _) = running(&mut lab, 1);
     lab.target.close();

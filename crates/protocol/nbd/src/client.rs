@@ -297,7 +297,10 @@ impl Connection {
             "{kind:?} is beyond {:?}",
             agreed.transmission_flags
         );
-        assert!(kind != Cmd::BlockStatus || agreed.block_status, "no metadata was agreed on");
+        assert!(
+            kind != Cmd::BlockStatus || agreed.block_status,
+            "no metadata context was negotiated"
+        );
         let deadline = timeout.map(|t| self.now.saturating_add(t));
         self.deadline = [self.deadline, deadline].into_iter().flatten().min();
         let mut command = Command { kind, at, len, deadline, ..Command::default() };

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_told_that_is_not_true() {
+    fn reported_block_status_is_correct() {
         let export = Export {
             name: String::new(),
             description: String::new(),
@@ -126,11 +126,16 @@ mod tests {
             fast_zero_bytes: None,
             multi_conn: false,
         };
-        let told = export.transmission_flags(false);
-        assert_eq!(told.0, flag::HAS_FLAGS | flag::READ_ONLY | flag::SEND_FLUSH | flag::SEND_FUA);
+        let offered = export.transmission_flags(false);
+        assert_eq!(
+            offered.0,
+            flag::HAS_FLAGS | flag::READ_ONLY | flag::SEND_FLUSH | flag::SEND_FUA
+        );
         let export = Export { read_only: false, multi_conn: true, ..export };
-        let told = export.transmission_flags(true);
-        assert!(told.has(flag::SEND_TRIM | flag::SEND_WRITE_ZEROES | flag::SEND_FAST_ZERO));
-        assert!(told.has(flag::SEND_DF | flag::CAN_MULTI_CONN) && !told.has(flag::SEND_CACHE));
+        let offered = export.transmission_flags(true);
+        assert!(offered.has(flag::SEND_TRIM | flag::SEND_WRITE_ZEROES | flag::SEND_FAST_ZERO));
+        assert!(
+            offered.has(flag::SEND_DF | flag::CAN_MULTI_CONN) && !offered.has(flag::SEND_CACHE)
+        );
     }
 }

@@ -183,7 +183,7 @@ impl Errno {
             Self::Inval => "the request is invalid",
             Self::NoSpc => "no space left",
             Self::Overflow => "too long",
-            Self::NotSup => "that would not be faster than writing",
+            Self::NotSup => "zeroing would not be faster than writing",
             Self::Shutdown => "the server is being shut down",
             Self(_) => "failed",
         }

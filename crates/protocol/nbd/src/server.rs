@@ -184,9 +184,9 @@ impl fmt::Display for CloseReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Closed => f.write_str("closed"),
-            Self::Aborted => f.write_str("the client gave up"),
-            Self::Disconnected => f.write_str("the client took its leave"),
-            Self::Refused => f.write_str("the client asked for what it cannot have"),
+            Self::Aborted => f.write_str("the client aborted the handshake"),
+            Self::Disconnected => f.write_str("the client disconnected"),
+            Self::Refused => f.write_str("the client's request was refused"),
             Self::Violation(what) => write!(f, "the client broke the protocol: {what}"),
             Self::HandshakeTimeout => f.write_str("the client chose no export in time"),
             Self::ReceiveTimeout => f.write_str("the client left a request unfinished"),

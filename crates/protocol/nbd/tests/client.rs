@@ -1,9 +1,9 @@
 //! The client's machine against servers of all kinds, rule by rule; and against anything.
-//! `fuzz/targets/nbd_client.rs` plays the same scripts as `nothing_breaks` for longer.
+//! `fuzz/targets/nbd_client.rs` runs the same scripts as `nothing_breaks` for longer.
 
 use crate::common;
-#[path = "play/client.rs"]
-mod play;
+#[path = "fuzz_input/client.rs"]
+mod fuzz_input;
 
 use std::time::Duration;
 
@@ -173,7 +173,7 @@ fn options_are_asked_one_after_the_other() {
 }
 
 #[test]
-fn a_server_without_structured_replies_will_do() {
+fn a_server_without_structured_replies_is_accepted() {
     let mut client = Client::greeted(Config::new(""));
     client.said();
     client.hear(&reply(Opt::StructuredReply, Rep::ErrUnsup, &[]));
@@ -182,7 +182,7 @@ fn a_server_without_structured_replies_will_do() {
 
 /// And one that knows neither GO nor how to do without zeroes.
 #[test]
-fn an_old_server_will_do() {
+fn an_old_server_is_accepted() {
     for (flags, padding) in [(1u8, 124), (3, 0)] {
         let mut client = Client::new(Config { structured: false, ..Config::new("disk") });
         client.hear(b"NBDMAGICIHAVEOPT\0");
@@ -200,7 +200,7 @@ fn an_old_server_will_do() {
 }
 
 #[test]
-fn refusals_end_with_a_word() {
+fn a_refused_client_disconnects_cleanly() {
     for (why, end) in [
         (Rep::ErrUnknown, CloseReason::Refused(Rep::ErrUnknown)),
         (Rep::ErrTlsReqd, CloseReason::Refused(Rep::ErrTlsReqd)),
@@ -263,7 +263,7 @@ fn exports_that_contradict_the_specification_are_refused() {
 }
 
 #[test]
-fn replies_without_end_are_not_listened_to() {
+fn endless_replies_are_cut_off() {
     let mut client = Client::greeted(Config { structured: false, ..Config::new("disk") });
     for _ in 0..65 {
         client.hear(&reply(Opt::Go, Rep::Info, &[0, 99]));
@@ -301,7 +301,7 @@ fn replies_of_several_commands_may_interleave() {
 }
 
 #[test]
-fn data_where_none_belongs_is_fatal() {
+fn unexpected_data_is_fatal() {
     for (payload, kind, what) in [
         (data(4095, 1, 512), 1, "before the read"),
         (data(6144, 1, 512), 1, "behind the read"),
@@ -324,7 +324,7 @@ fn data_where_none_belongs_is_fatal() {
 }
 
 #[test]
-fn data_that_comes_twice_is_fatal() {
+fn repeated_data_is_fatal() {
     for second in [chunk(0, 1, [0; 8], &data(4196, 1, 8)), chunk(0, 2, [0; 8], &hole(4096, 1))] {
         let mut client = Client::ready(true);
         let cookie = client.read(4096, 2048);
@@ -349,7 +349,7 @@ fn a_success_without_all_of_its_data_is_fatal() {
 }
 
 #[test]
-fn replies_to_nothing_are_fatal() {
+fn replies_to_no_request_are_fatal() {
     for structured in [false, true] {
         let mut client = Client::ready(structured);
         let cookie = client.submit(Op::Flush);
@@ -374,7 +374,7 @@ fn replies_to_nothing_are_fatal() {
 }
 
 #[test]
-fn replies_are_of_the_kind_that_was_agreed_on() {
+fn replies_have_the_negotiated_kind() {
     let mut client = Client::ready(true);
     let cookie = client.read(0, 512);
     client.hear(&simple(22, cookie));
@@ -399,7 +399,7 @@ fn replies_are_of_the_kind_that_was_agreed_on() {
     let mut client = Client::ready(true);
     let cookie = client.submit(Op::BlockStatus { at: 0, len: 512 });
     client.hear(&simple(0, cookie));
-    client.assert_violation("a status without a status");
+    client.assert_violation("a block status without descriptors");
 }
 
 #[test]
@@ -445,7 +445,7 @@ fn error_chunks_are_checked() {
 }
 
 #[test]
-fn a_status_is_of_one_extent_within_what_was_asked() {
+fn a_block_status_has_one_extent_within_the_request() {
     let words = |words: &[u32]| words.iter().flat_map(|w| w.to_be_bytes()).collect::<Vec<u8>>();
     let ask = |client: &mut Client| client.submit(Op::BlockStatus { at: 512, len: 4096 });
     let mut client = Client::ready(true);
@@ -474,7 +474,7 @@ fn a_status_is_of_one_extent_within_what_was_asked() {
 }
 
 #[test]
-fn a_server_that_shuts_down_is_left_with_a_word() {
+fn a_server_that_shuts_down_is_disconnected_cleanly() {
     let mut client = Client::ready(true);
     let (first, _) = (client.submit(Op::Flush), client.submit(Op::Flush));
     client.hear(&chunk(1, 0x8001, first, &error(108, b"bye")));
@@ -485,7 +485,7 @@ fn a_server_that_shuts_down_is_left_with_a_word() {
 }
 
 #[test]
-fn servers_that_stall_are_given_up() {
+fn stalled_servers_are_disconnected() {
     let seconds = Duration::from_secs;
     let mut client = Client::new(Config::new("disk"));
     client.machine.on_timer(seconds(10));
@@ -527,7 +527,7 @@ fn commands_in_flight_are_bounded() {
 
 #[test]
 #[should_panic(expected = "is beyond")]
-fn what_was_not_offered_is_not_asked_for() {
+fn features_not_offered_are_not_used() {
     let mut client = Client::greeted(Config { structured: false, ..Config::new("disk") });
     client.hear(&reply(Opt::Go, Rep::Info, &info_export(1 << 20, flag::HAS_FLAGS)));
     client.hear(&reply(Opt::Go, Rep::Ack, &[]));
@@ -539,7 +539,7 @@ proptest! {
 
     #[test]
     fn nothing_breaks(script in prop::collection::vec(any::<u8>(), 0..1500)) {
-        play::play(&script);
+        fuzz_input::run(&script);
     }
 
     /// With an export agreed on first, so that what follows reaches the commands.
@@ -548,8 +548,8 @@ proptest! {
         structured in any::<bool>(),
         script in prop::collection::vec(any::<u8>(), 0..1500),
     ) {
-        let mut all = vec![u8::from(structured), play::AGREE];
+        let mut all = vec![u8::from(structured), fuzz_input::AGREE];
         all.extend(script);
-        play::play(&all);
+        fuzz_input::run(&all);
     }
 }

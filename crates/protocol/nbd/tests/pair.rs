@@ -53,7 +53,7 @@ fn agreed(structured: bool) -> Pair {
 }
 
 #[test]
-fn what_is_agreed_on_is_what_the_server_has() {
+fn negotiated_parameters_match_the_server() {
     for structured in [false, true] {
         let pair = agreed(structured);
         let agreed = *pair.client.negotiated().unwrap();
@@ -99,7 +99,7 @@ fn commands_do_what_they_say() {
 }
 
 #[test]
-fn an_export_that_is_not_there_is_refused() {
+fn an_unknown_export_is_refused() {
     let mut pair = Pair::new(Config::new("other"), config(&[export("disk")]));
     pair.pump(&mut || usize::MAX);
     assert_eq!(
@@ -110,7 +110,7 @@ fn an_export_that_is_not_there_is_refused() {
 }
 
 #[test]
-fn a_server_that_shuts_down_answers_what_it_has_and_says_so() {
+fn a_server_that_shuts_down_answers_pending_requests_first() {
     let mut pair = agreed(true);
     pair.client.submit(Op::Flush, None).unwrap();
     pair.server.machine.shut_down();

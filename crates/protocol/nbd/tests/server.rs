@@ -1,9 +1,9 @@
 //! The server's machine against clients of all kinds, rule by rule; and against anything.
-//! `fuzz/targets/nbd_server.rs` plays the same scripts as `nothing_breaks` for longer.
+//! `fuzz/targets/nbd_server.rs` runs the same scripts as `nothing_breaks` for longer.
 
 use crate::common;
-#[path = "play/server.rs"]
-mod play;
+#[path = "fuzz_input/server.rs"]
+mod fuzz_input;
 
 use std::time::Duration;
 
@@ -152,7 +152,7 @@ fn options_that_are_not_known_are_refused_and_skipped() {
 }
 
 #[test]
-fn who_gives_up_is_answered() {
+fn an_aborting_client_is_answered() {
     for data in [&b""[..], b"ignored"] {
         let mut server = greeted(&[export("disk")]);
         assert_eq!(ask(&mut server, Opt::Abort, data), [(Opt::Abort, Rep::Ack, vec![])]);
@@ -167,8 +167,11 @@ fn an_export_is_described_and_chosen() {
     let all = [Info::Export.0, Info::Name.0, Info::Description.0, Info::BlockSize.0, 999];
     let info = ask(&mut server, Opt::Info, &go("disk", &all));
     let kinds: Vec<_> = info.iter().map(|(_, rep, data)| (*rep, data.get(1).copied())).collect();
-    let told = |n| (Rep::Info, Some(n));
-    assert_eq!(kinds, [told(0), told(3), told(1), told(2), (Rep::Ack, None)]);
+    let info_reply = |n| (Rep::Info, Some(n));
+    assert_eq!(
+        kinds,
+        [info_reply(0), info_reply(3), info_reply(1), info_reply(2), (Rep::Ack, None)]
+    );
     let flags = export("disk").transmission_flags(false).0;
     assert_eq!(info[0].2, [&[0, 0][..], &BYTES.to_be_bytes(), &flags.to_be_bytes()].concat());
     assert_eq!(info[1].2, [0, 3, 0, 0, 2, 0, 0, 0, 16, 0, 0, 4, 0, 0]);
@@ -233,10 +236,10 @@ fn export_name_ends_the_handshake_one_way_or_the_other() {
     for (flags, padding) in [(1u8, 124), (3, 0)] {
         let mut server = Served::new(config(&[export("disk")]));
         server.exchange(&[0, 0, 0, flags]);
-        let told = server.exchange(&option(Opt::ExportName, b"disk"));
-        assert_eq!(told.len(), 10 + padding);
-        assert_eq!(told[..8], BYTES.to_be_bytes());
-        let abilities = TransmissionFlags(u16::from_be_bytes([told[8], told[9]]));
+        let info_reply = server.exchange(&option(Opt::ExportName, b"disk"));
+        assert_eq!(info_reply.len(), 10 + padding);
+        assert_eq!(info_reply[..8], BYTES.to_be_bytes());
+        let abilities = TransmissionFlags(u16::from_be_bytes([info_reply[8], info_reply[9]]));
         assert!(abilities.has(flag::HAS_FLAGS) && !abilities.has(flag::SEND_DF));
         still_works(&mut server);
     }
@@ -249,15 +252,15 @@ fn export_name_ends_the_handshake_one_way_or_the_other() {
 }
 
 #[test]
-fn structured_replies_are_agreed_on_once() {
+fn structured_replies_are_negotiated_once() {
     let mut server = greeted(&[export("disk")]);
     assert_eq!(refusal(&mut server, Opt::StructuredReply, b"x"), Rep::ErrInvalid);
     assert!(!server.machine.is_structured());
     assert_eq!(refusal(&mut server, Opt::StructuredReply, &[]), Rep::Ack);
     assert!(server.machine.is_structured());
     assert_eq!(refusal(&mut server, Opt::StructuredReply, &[]), Rep::ErrInvalid);
-    let told = ask(&mut server, Opt::Info, &go("disk", &[]));
-    assert_eq!(told[0].2[10..], export("disk").transmission_flags(true).0.to_be_bytes());
+    let info_reply = ask(&mut server, Opt::Info, &go("disk", &[]));
+    assert_eq!(info_reply[0].2[10..], export("disk").transmission_flags(true).0.to_be_bytes());
 }
 
 #[test]
@@ -300,7 +303,7 @@ fn contexts_are_listed_and_set() {
 
 /// The context belongs to the export that it was set for.
 #[test]
-fn a_context_of_another_export_is_none() {
+fn a_context_of_another_export_is_ignored() {
     let mut server = greeted(&[export("one"), export("two")]);
     ask(&mut server, Opt::StructuredReply, &[]);
     ask(&mut server, Opt::SetMetaContext, &queries("one", &["base:allocation"]));
@@ -319,7 +322,7 @@ fn a_request_without_its_magic_is_fatal() {
 }
 
 #[test]
-fn reads_are_answered_as_was_agreed_on() {
+fn reads_are_answered_as_negotiated() {
     let mut server = ready(false);
     server.disk[1024..1536].fill(5);
     let back = server.exchange(&request(Cmd::Read.0, 0, 77, 1024, 512));
@@ -391,7 +394,7 @@ fn errors_are_those_of_the_specification() {
 
 /// What is refused of a write is read and thrown away: memory is neither asked for nor taken.
 #[test]
-fn writes_that_are_refused_do_not_lose_the_place() {
+fn refused_writes_keep_the_stream_in_step() {
     let most = export("").size_constraints.payload;
     for structured in [false, true] {
         let mut server = ready(structured);
@@ -428,7 +431,7 @@ fn a_read_only_export_is_not_changed() {
 }
 
 #[test]
-fn what_is_empty_is_done() {
+fn empty_requests_succeed() {
     for structured in [false, true] {
         let mut server = ready(structured);
         for kind in [Cmd::Read, Cmd::Write, Cmd::Trim, Cmd::WriteZeroes] {
@@ -441,7 +444,7 @@ fn what_is_empty_is_done() {
 }
 
 #[test]
-fn a_status_says_no_more_than_was_asked() {
+fn a_block_status_stays_within_the_request() {
     let mut server = ready(true);
     let write = [request(Cmd::Write.0, 0, 9, 1024, 512), vec![1; 512]].concat();
     assert_eq!(outcome(&mut server, &write, 9), Ok(()));
@@ -524,7 +527,7 @@ fn without_memory_a_write_fails_and_its_data_is_skipped() {
 }
 
 #[test]
-fn a_client_that_leaves_is_answered_what_it_is_owed() {
+fn a_disconnecting_client_gets_its_pending_answers() {
     let mut server = ready(false);
     let bytes = [
         request(Cmd::Flush.0, 0, 5, 0, 0),
@@ -543,7 +546,7 @@ fn a_client_that_leaves_is_answered_what_it_is_owed() {
 }
 
 #[test]
-fn clients_that_stall_are_let_go_and_idle_ones_are_not() {
+fn stalled_clients_are_disconnected_but_not_idle_ones() {
     let seconds = Duration::from_secs;
     let mut server = greeted(&[export("disk")]);
     server.machine.on_timer(seconds(9));
@@ -615,7 +618,7 @@ proptest! {
 
     #[test]
     fn nothing_breaks(script in prop::collection::vec(any::<u8>(), 0..1500)) {
-        play::play(&script);
+        fuzz_input::run(&script);
     }
 
     /// With an export chosen first, so that what follows reaches the requests.
@@ -626,10 +629,10 @@ proptest! {
     ) {
         let mut all = vec![0, 0];
         if structured {
-            all.push(play::STRUCTURED);
+            all.push(fuzz_input::STRUCTURED);
         }
-        all.extend([play::GO, 0]);
+        all.extend([fuzz_input::GO, 0]);
         all.extend(script);
-        play::play(&all);
+        fuzz_input::run(&all);
     }
 }

@@ -138,7 +138,7 @@ impl TransactionRandomness {
 
 impl fmt::Debug for TransactionRandomness {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Fresh")
+        f.write_str("TransactionRandomness")
     }
 }
 

@@ -354,7 +354,7 @@ mod tests {
 
     /// NVMe Base 2.0, figure 88; fabrics commands carry their direction in FCTYPE (6).
     #[test]
-    fn the_opcode_tells_the_direction() {
+    fn the_opcode_gives_the_transfer_direction() {
         let nvm = |op: NvmOpcode| Sqe::new(op.0, 0, 1).direction();
         assert_eq!(nvm(NvmOpcode::Read), Direction::ToHost);
         assert_eq!(nvm(NvmOpcode::Compare), Direction::ToController);

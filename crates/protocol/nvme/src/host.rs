@@ -176,7 +176,10 @@ impl fmt::Display for CloseReason {
                 write!(f, "the controller broke the protocol: {error:?}, {information:#x}")
             }
             Self::ControllerTerminated { error, information } => {
-                write!(f, "the controller found this side in error: {error:?}, {information:#x}")
+                write!(
+                    f,
+                    "the controller reported an error of this host: {error:?}, {information:#x}"
+                )
             }
             Self::EstablishTimeout => f.write_str("the controller did not answer ICReq in time"),
             Self::ReceiveTimeout => f.write_str("the controller left a PDU unfinished"),

@@ -518,7 +518,7 @@ fn access_states_change() {
 /// gives back are told the state that the namespace is in by then. What others can do is never
 /// told as a failure of the namespace.
 #[test]
-fn what_the_volume_gives_back_is_told_as_a_matter_of_the_path() {
+fn an_unavailable_volume_is_reported_as_a_path_error() {
     let mut s = Session::ready_with(two_groups(), ScriptedHost::default());
     let read = rw(NvmOpcode::Read, 0, 0, 8);
     for (state, failure, expect) in [
@@ -544,7 +544,7 @@ fn what_the_volume_gives_back_is_told_as_a_matter_of_the_path() {
 /// NVM Command Set 1.0, 4.1.5.1: NUSE is what a thin namespace takes, NCAP at most, and no event
 /// tells of it. Base 2.0, 8.1.3.3: it is 0 while the namespace is inaccessible.
 #[test]
-fn what_a_namespace_takes_of_its_space_is_told_to_who_asks() {
+fn space_use_of_a_namespace_is_reported() {
     let thick = Namespace { thin: false, used_blocks: Some(5), ..namespace() };
     let namespaces = |first| [(1, first), (2, thick)].into();
     let all = Target { namespaces: namespaces(namespace()), ..Target::default() };
@@ -559,22 +559,30 @@ fn what_a_namespace_takes_of_its_space_is_told_to_who_asks() {
     s.admin(set_features(0x0b, 1 << 8)).ok();
     let (host, cntlid) = (s.host, s.cntlid);
     s.target.talk(s.admin, &host, &host.command(event_request(30)));
-    let told = |s: &mut Session, change: &dyn Fn(&mut Controller)| {
+    let events_after = |s: &mut Session, change: &dyn Fn(&mut Controller)| {
         change(s.target.controllers.get_mut(cntlid).unwrap());
         s.target.tick(S);
         s.target.replies(s.admin, &host)
     };
     for (blocks, nuse) in [(17, 17), (5000, 4096), (0, 0)] {
-        assert_eq!(told(&mut s, &|c| c.set_used(1, blocks)), []);
+        assert_eq!(events_after(&mut s, &|c| c.set_used(1, blocks)), []);
         assert_eq!(used(&mut s, 1), nuse);
     }
     let measured = Namespace { used_blocks: Some(9), ..namespace() };
-    assert_eq!(told(&mut s, &|c| c.set_namespaces(namespaces(measured))), [], "nothing else");
+    assert_eq!(
+        events_after(&mut s, &|c| c.set_namespaces(namespaces(measured))),
+        [],
+        "nothing else"
+    );
     assert_eq!(used(&mut s, 1), 9);
     set_ana(&mut s, AnaState::Inaccessible);
     assert_eq!((used(&mut s, 1), used(&mut s, 2)), (0, 4096));
     let larger = Namespace { thin: false, ..measured };
-    assert_eq!(told(&mut s, &|c| c.set_namespaces(namespaces(larger))).len(), 1, "an event");
+    assert_eq!(
+        events_after(&mut s, &|c| c.set_namespaces(namespaces(larger))).len(),
+        1,
+        "an event"
+    );
 }
 
 /// Namespace 1, which other controllers serve too, and 2.

@@ -1,7 +1,7 @@
 //! In-band authentication: DH-HMAC-CHAP (NVMe Base 2.0, 8.13).
 
+mod fuzz_input;
 mod pair;
-mod play;
 mod refusals;
 mod vectors;
 
@@ -92,7 +92,7 @@ fn a_host_may_begin_anew() {
 
 /// Linux 6.3 to 6.5 send Success2 also when the controller has not proved anything.
 #[test]
-fn success2_that_nobody_waits_for_changes_nothing() {
+fn an_unexpected_success2_changes_nothing() {
     let mut pair = Pair::alike(Hash::Sha256, DhGroup::Null, true);
     let (_, success2) = pair.complete();
     let mut pair = Pair::alike(Hash::Sha256, DhGroup::Null, false);
@@ -116,7 +116,7 @@ fn the_secret_suggests_its_hash() {
 
 /// A message waits until there is room for it.
 #[test]
-fn what_there_is_no_room_for_is_due_still() {
+fn a_message_without_buffer_space_stays_pending() {
     let mut pair = Pair::alike(Hash::Sha512, DhGroup::Ffdhe2048, true);
     let work = pair.send(&pair.negotiate.clone()).unwrap();
     pair.responder.on_computed(work.run());
@@ -132,7 +132,7 @@ fn what_there_is_no_room_for_is_due_still() {
 
 /// What came of work for a transaction that is gone changes nothing.
 #[test]
-fn work_that_nobody_waits_for_is_dropped() {
+fn results_of_abandoned_work_are_dropped() {
     let mut pair = Pair::alike(Hash::Sha256, DhGroup::Ffdhe2048, false);
     let old = pair.send(&pair.negotiate.clone()).unwrap();
     pair.again();
@@ -191,16 +191,16 @@ fn a_script_that_changes_nothing_authenticates() {
         // Success2 goes only where the controller has proved itself.
         let steps = if setting & 8 == 0 { &straight[..] } else { &straight[..9] };
         let script = [&[setting], steps].concat();
-        assert_eq!(play::play(&script), expected, "{setting}");
+        assert_eq!(fuzz_input::run(&script), expected, "{setting}");
     }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
-    /// The fuzz target `nvme_auth` plays the same ones for longer.
+    /// The fuzz target `nvme_auth` runs the same ones for longer.
     #[test]
-    fn nobody_gets_in_without_the_secret(script in prop::collection::vec(any::<u8>(), 0..60)) {
-        play::play(&script);
+    fn no_host_authenticates_without_the_secret(script in prop::collection::vec(any::<u8>(), 0..60)) {
+        fuzz_input::run(&script);
     }
 }

@@ -1,9 +1,9 @@
 //! The host's machine: against our own controller, against a hostile one, and against anything.
-//! `fuzz/targets/nvme_host.rs` plays the same scripts as `anything` for longer.
+//! `fuzz/targets/nvme_host.rs` runs the same scripts as `anything` for longer.
 
+mod fuzz_input;
 mod hostile;
 mod pair;
-mod play;
 
 use proptest::prelude::*;
 
@@ -12,7 +12,7 @@ proptest! {
 
     #[test]
     fn nothing_breaks(script in prop::collection::vec(any::<u8>(), 0..1500)) {
-        play::play(&script);
+        fuzz_input::run(&script);
     }
 
     /// With ICResp first, so that what follows reaches the commands.
@@ -22,8 +22,8 @@ proptest! {
         script in prop::collection::vec(any::<u8>(), 0..1500),
     ) {
         let mut all = config.to_vec();
-        all.extend([play::IC_RESP, 0, 0, 0]);
+        all.extend([fuzz_input::IC_RESP, 0, 0, 0]);
         all.extend(script);
-        play::play(&all);
+        fuzz_input::run(&all);
     }
 }

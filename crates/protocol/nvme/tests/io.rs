@@ -273,7 +273,7 @@ fn large_blocks() {
 
 /// Every failure of a volume becomes the status that the table says.
 #[test]
-fn failures_of_the_volume_are_told() {
+fn volume_errors_have_their_status() {
     let mut s = Session::ready();
     for (error, status) in [
         (Error::NoSpace, Status::CAPACITY_EXCEEDED),

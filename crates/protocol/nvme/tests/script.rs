@@ -1,6 +1,6 @@
-//! Arbitrary scripts; `fuzz/targets/nvme_tcp.rs` plays the same ones for longer.
+//! Arbitrary scripts; `fuzz/targets/nvme_tcp.rs` runs the same ones for longer.
 
-mod play;
+mod fuzz_input;
 
 use proptest::prelude::*;
 
@@ -9,7 +9,7 @@ proptest! {
 
     #[test]
     fn nothing_breaks(script in prop::collection::vec(any::<u8>(), 0..600)) {
-        play::play(&script);
+        fuzz_input::run(&script);
     }
 
     /// With the connections set up, so that what follows reaches the queues.
@@ -24,6 +24,6 @@ proptest! {
             all.extend([15, 16, 0, 0, 27, 47, 48, 0, 0]);
         }
         all.extend(script);
-        play::play(&all);
+        fuzz_input::run(&all);
     }
 }

@@ -8,7 +8,7 @@ const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9
 proptest! {
     /// Whatever somebody types: a key of a suite, or a reason.
     #[test]
-    fn any_text_is_a_key_or_is_refused(text in "(NVMeTLSkey-1:)?[0-9]{0,2}:?[A-Za-z0-9+/=:]{0,100}") {
+    fn arbitrary_key_text_does_not_panic(text in "(NVMeTLSkey-1:)?[0-9]{0,2}:?[A-Za-z0-9+/=:]{0,100}") {
         if let Ok(key) = TlsKey::parse(&text) {
             prop_assert!(CipherSuite::ALL.contains(&key.suite()));
         }
@@ -16,7 +16,7 @@ proptest! {
 
     /// A letter typed wrong is found out: the checksum finds every error of so few bits.
     #[test]
-    fn a_key_with_another_letter_is_no_key(at in 16usize..64, letter in "[A-Za-z0-9+/]") {
+    fn a_key_with_a_changed_letter_is_refused(at in 16usize..64, letter in "[A-Za-z0-9+/]") {
         let mut text = KEY.to_owned();
         text.replace_range(at..=at, &letter);
         prop_assert_eq!(TlsKey::parse(&text).is_ok(), text == KEY);
@@ -24,7 +24,7 @@ proptest! {
 
     /// What a ClientHello may bring.
     #[test]
-    fn any_bytes_are_an_identity_or_none(bytes in any::<Vec<u8>>()) {
+    fn arbitrary_identity_bytes_do_not_panic(bytes in any::<Vec<u8>>()) {
         if let Some(identity) = Identity::parse(&bytes) {
             prop_assert_eq!(identity.to_string().into_bytes(), bytes);
         }
@@ -32,7 +32,7 @@ proptest! {
 
     /// Likewise, closer to what hosts send.
     #[test]
-    fn identities_say_what_they_say(text in "NVMe[0-2][RG]0[0-3]( [a-z.]{0,4}){0,5}") {
+    fn identities_parse_to_their_parts(text in "NVMe[0-2][RG]0[0-3]( [a-z.]{0,4}){0,5}") {
         if let Some(identity) = Identity::parse(text.as_bytes()) {
             prop_assert_eq!(identity.to_string(), text);
         }

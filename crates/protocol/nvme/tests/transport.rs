@@ -535,7 +535,7 @@ fn an_abort_waits_for_data_that_was_asked_for() {
 
 /// A host that does not get to the point, or stops in the middle, is let go.
 #[test]
-fn hosts_that_stall_are_let_go() {
+fn stalled_hosts_are_disconnected() {
     let host = ScriptedHost::default();
     let mut t = Target::default();
     let link = t.open();

@@ -35,8 +35,8 @@ impl fmt::Display for ConnectionPurpose {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Lane(Lane::Control) => "control",
-            Self::Lane(Lane::Replication) => "down",
-            Self::Lane(Lane::Requests) => "up",
+            Self::Lane(Lane::Replication) => "replication",
+            Self::Lane(Lane::Requests) => "requests",
             Self::Lease => "lease",
         })
     }

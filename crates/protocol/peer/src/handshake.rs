@@ -44,7 +44,7 @@ pub enum HandshakeError {
     #[error("refused: {0}")]
     Refused(HandshakeRefusal),
     /// The peer refused this side.
-    #[error("the other side refuses: {0}")]
+    #[error("the peer refused: {0}")]
     RefusedByPeer(HandshakeRefusal),
 }
 
@@ -119,7 +119,7 @@ impl DetachedConnection {
 
 impl fmt::Debug for IncomingConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Greeting").field("hello", &self.hello).finish_non_exhaustive()
+        f.debug_struct("IncomingConnection").field("hello", &self.hello).finish_non_exhaustive()
     }
 }
 

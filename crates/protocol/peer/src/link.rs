@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn each_lane_keeps_its_order_and_an_end_drops_what_waits() {
+    fn each_lane_keeps_its_order_and_closing_drops_queued_messages() {
         let (link, outbox) = Link::new(NodeId(2), 7);
         (1..=3).for_each(|seq| link.send(applied(seq)));
         assert!(outbox.take(Lane::Replication).is_none());

@@ -56,7 +56,7 @@ mod tests {
 
     /// 374 kB of warnings a second were once written for HELLOs that named any node.
     #[test]
-    fn a_stranger_that_names_any_node_fills_no_log() {
+    fn an_unauthenticated_peer_cannot_fill_the_log() {
         let (log, now) = (RefusalLog::default(), Instant::now());
         let warnings = |minute: u64, known: bool| {
             let at = |n: u64| now + Duration::from_secs(60 * minute) + Duration::from_millis(n);
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_a_known_node_out_is_a_warning_once_and_again_after_it_was_there() {
+    fn a_refusal_of_a_known_node_is_logged_once_until_it_was_connected() {
         let (log, now) = (RefusalLog::default(), Instant::now());
         let warns = |why| log.warning(now, NodeId(2), true, why).is_some();
         assert!(warns("another cluster") && !warns("another cluster") && warns("no answer"));

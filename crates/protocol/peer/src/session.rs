@@ -78,7 +78,7 @@ impl PeerSecret {
 
 impl fmt::Debug for PeerSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(..)")
+        f.write_str("PeerSecret(..)")
     }
 }
 
@@ -410,7 +410,7 @@ mod tests {
 
     /// RFD 0010, 8.2.
     #[test]
-    fn who_is_not_wanted_hears_why() {
+    fn a_refused_peer_gets_the_reason() {
         let of = |change: &dyn Fn(&mut Hello)| {
             let mut hello = hello(2, 1);
             change(&mut hello);
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_to_another_connection_is_not_taken() {
+    fn a_proof_of_another_connection_is_refused() {
         let (ours, theirs) = (hello(2, 1), hello(1, 2));
         assert!(identity(2).check_acceptor(&ours, &theirs).is_ok());
         let of = |theirs| identity(2).check_acceptor(&ours, &theirs).unwrap_err();

@@ -79,25 +79,25 @@ pub enum PeerSessionEnd {
     #[error("it was closed")]
     Closed,
     /// The other side closed a connection.
-    #[error("the other side closed it")]
+    #[error("the peer closed it")]
     PeerClosed,
     /// A connection broke.
     #[error("a connection broke: {0}")]
     Broken(io::Error),
     /// The peer stopped receiving.
-    #[error("the other side takes nothing")]
+    #[error("the peer accepts no data")]
     Stalled,
     /// The peer sent an invalid frame.
-    #[error("the other side sent {0}")]
+    #[error("the peer sent {0}")]
     InvalidFrame(FrameError),
     /// The handler sent an invalid message.
-    #[error("to be sent was {0}")]
+    #[error("cannot send {0}")]
     InvalidMessage(FrameError),
     /// A message is larger than the memory for its kind.
     #[error("{0}")]
     TooLarge(rt::buf::CreditTooLarge),
     /// Data arrived for which no memory, or too little, was posted.
-    #[error("data came that nobody asked for, in answer to request {0}")]
+    #[error("received data for an unknown request {0}")]
     UnsolicitedData(u64),
     /// The handler panicked.
     #[error("its task failed")]

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn for_one_more_the_oldest_ends_of_the_address_that_has_most() {
+    async fn the_oldest_connection_of_the_busiest_address_is_closed_first() {
         let (all, now) = (UnauthenticatedConnections::new(LIMITS), Instant::now());
         let mut quiet = all.admit(at(1), now);
         let mut flood: Vec<_> = (0..7).map(|_| all.admit(at(2), now)).collect();
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_says_nothing_for_a_while_has_few_places_and_who_has_just_come_has_all() {
+    async fn silent_connections_have_a_small_limit_and_new_ones_the_full_one() {
         let (all, now) = (UnauthenticatedConnections::new(LIMITS), Instant::now());
         let mut slow: Vec<_> = (0..4).map(|_| all.admit(at(1), now)).collect();
         let mut others: Vec<_> = (2..4).map(|n| all.admit(at(n), now)).collect();

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 proptest! {
     #[test]
-    fn whatever_comes_the_connection_ends_and_its_memory_returns(
+    fn on_arbitrary_input_the_connection_ends_and_frees_its_memory(
         line: u8,
         made: bool,
         portion: u16,
@@ -18,7 +18,7 @@ proptest! {
 
     /// Mostly zeroes, so that some of it is valid.
     #[test]
-    fn so_it_does_when_half_of_it_is_right(
+    fn on_half_valid_input_the_connection_ends_and_frees_its_memory(
         line in 0..3u8,
         portion: u16,
         kinds in prop::collection::vec((2..40u8, any::<u8>(), 0..6u8), 1..8),
@@ -37,7 +37,7 @@ proptest! {
 
 /// The scripts reach messages: otherwise they would prove little.
 #[test]
-fn right_frames_are_taken() {
+fn valid_frames_are_accepted() {
     let mut applied = [0; 66];
     applied[2 + 3] = 21;
     let mut write = [0; 66];

@@ -324,7 +324,10 @@ fn send(link: &Link, round: u32, number: u64, len: usize) {
     link.send(applied(round, number));
 }
 
-fn play<Fut: Future<Output = Result<(), String>>>(seed: u64, scenario: impl FnOnce(World) -> Fut) {
+fn run_scenario<Fut: Future<Output = Result<(), String>>>(
+    seed: u64,
+    scenario: impl FnOnce(World) -> Fut,
+) {
     let outcome = run(WorldSetup::new(seed), scenario);
     if let Err(failure) = outcome.result {
         panic!("seed {seed}: {failure}");
@@ -341,9 +344,9 @@ async fn pair(world: &World) -> Result<[Node; 2], String> {
 }
 
 #[test]
-fn two_replicas_meet_and_each_lane_keeps_its_order() {
+fn two_replicas_connect_and_each_lane_keeps_its_order() {
     for seed in 0..10 {
-        play(seed, |world| async move {
+        run_scenario(seed, |world| async move {
             let [a, b] = pair(&world).await?;
             for (from, to) in [(&a, &b), (&b, &a)] {
                 let link = from.replica.link(to.id).ok_or("no link")?;
@@ -392,11 +395,11 @@ fn overheard_hello(core: &Core) -> Vec<u8> {
 
 /// RFD 0038, 2.5: from another machine, and from the very machine of a node.
 #[test]
-fn nine_hundred_idle_connections_keep_no_node_out() {
+fn nine_hundred_idle_connections_do_not_block_a_node() {
     for (seed, from_node, says_hello) in
         [(0, false, false), (1, true, false), (2, false, true), (3, true, true)]
     {
-        play(seed, |world| async move {
+        run_scenario(seed, |world| async move {
             let [one, two] = hosts(&world);
             let three = world.add_host(
                 "three",
@@ -446,9 +449,9 @@ fn chatter(node: &Node, to: u16, rounds: Rc<Cell<u32>>) {
 
 /// RFD 0010, 8.1, and attack 41.
 #[test]
-fn whatever_breaks_nothing_of_an_old_session_is_delivered_in_the_next() {
+fn messages_of_a_broken_session_are_never_delivered_in_the_next() {
     for seed in 0..12 {
-        play(seed, |world| async move {
+        run_scenario(seed, |world| async move {
             let [one, two] = hosts(&world);
             for (x, y) in [(&one, &two), (&two, &one)] {
                 world.set_link(x, y, |l| {
@@ -502,8 +505,8 @@ fn whatever_breaks_nothing_of_an_old_session_is_delivered_in_the_next() {
 
 /// RFD 0010, 4.7 and 7.1.
 #[test]
-fn a_lane_that_waits_for_memory_holds_up_no_other() {
-    play(1, |world| async move {
+fn a_lane_that_waits_for_memory_does_not_block_the_others() {
+    run_scenario(1, |world| async move {
         let [a, b] = pair(&world).await?;
         let hog = b.core.buffer_pool().account();
         b.core.buffer_pool().reserve_peer_shares().map_err(|e| e.to_string())?;
@@ -536,8 +539,8 @@ fn a_lane_that_waits_for_memory_holds_up_no_other() {
 }
 
 #[test]
-fn a_message_that_is_not_taken_holds_up_its_lane_alone_and_is_dropped_with_the_session() {
-    play(2, |world| async move {
+fn an_unprocessed_message_blocks_its_lane_only_and_is_dropped_with_the_session() {
+    run_scenario(2, |world| async move {
         let [a, b] = pair(&world).await?;
         b.replica.holds.set(true);
         let link = a.replica.link(2).ok_or("no link")?;
@@ -560,8 +563,8 @@ fn a_message_that_is_not_taken_holds_up_its_lane_alone_and_is_dropped_with_the_s
 }
 
 #[test]
-fn data_that_answer_come_into_the_memory_that_was_laid_ready() {
-    play(3, |world| async move {
+fn fetched_data_arrives_in_the_posted_memory() {
+    run_scenario(3, |world| async move {
         let [a, b] = pair(&world).await?;
         a.replica.keeps.set(true);
         let answer = |request| {
@@ -597,8 +600,8 @@ fn data_that_answer_come_into_the_memory_that_was_laid_ready() {
 }
 
 #[test]
-fn data_that_nobody_waits_for_any_more_are_thrown_away() {
-    play(5, |world| async move {
+fn data_of_cancelled_fetches_is_discarded() {
+    run_scenario(5, |world| async move {
         let [a, b] = pair(&world).await?;
         let free = a.core.buffer_pool().usage().free;
         let here = a.replica.link(2).ok_or("no link")?;
@@ -632,8 +635,8 @@ fn data_that_nobody_waits_for_any_more_are_thrown_away() {
 }
 
 #[test]
-fn leases_go_over_every_address_and_nothing_else_does() {
-    play(4, |world| async move {
+fn only_lease_messages_use_every_address() {
+    run_scenario(4, |world| async move {
         let [a, b] = pair(&world).await?;
         let paths = |n: &Node, of: u16| n.endpoint.lease_paths(NodeId(of));
         let two = || paths(&a, 2).len() == 2 && paths(&b, 1).len() == 2;
@@ -669,7 +672,7 @@ fn leases_go_over_every_address_and_nothing_else_does() {
 /// A node that is reachable for leases only gets no session.
 #[test]
 fn sessions_go_to_addresses_for_data_alone() {
-    play(8, |world| async move {
+    run_scenario(8, |world| async move {
         let [one, two] = hosts(&world);
         let a = node(&world, &one, identity(1), &PORTS).await;
         let b = node(&world, &two, identity(2), &[]).await;
@@ -698,7 +701,7 @@ fn sessions_go_to_addresses_for_data_alone() {
 
 #[test]
 fn the_next_address_is_tried() {
-    play(5, |world| async move {
+    run_scenario(5, |world| async move {
         let [one, two] = hosts(&world);
         let a = node(&world, &one, identity(1), &PORTS[1..]).await;
         let b = node(&world, &two, identity(2), &PORTS).await;
@@ -710,7 +713,7 @@ fn the_next_address_is_tried() {
 
 /// RFD 0010, 8.2.
 #[test]
-fn who_is_not_wanted_stays_outside() {
+fn unauthorised_peers_are_refused() {
     let strangers: [fn(&mut PeerIdentity); 4] = [
         |id| id.secret = PeerSecret::new(&[8; 32]),
         |id| id.cluster = Uuid::from_u128(0x12),
@@ -718,7 +721,7 @@ fn who_is_not_wanted_stays_outside() {
         |id| id.versions = (2, 3),
     ];
     for (seed, stranger) in (0..).zip(strangers) {
-        play(seed, move |world| async move {
+        run_scenario(seed, move |world| async move {
             let [one, two] = hosts(&world);
             let mut other = identity(2);
             stranger(&mut other);
@@ -737,8 +740,8 @@ fn who_is_not_wanted_stays_outside() {
 }
 
 #[test]
-fn a_node_that_is_not_known_has_no_session_until_it_is() {
-    play(6, |world| async move {
+fn a_node_gets_a_session_once_it_is_known() {
+    run_scenario(6, |world| async move {
         let [one, two] = hosts(&world);
         let a = node(&world, &one, identity(1), &PORTS).await;
         let b = node(&world, &two, identity(2), &PORTS).await;
@@ -788,8 +791,8 @@ impl Authority {
 }
 
 #[test]
-fn a_session_inside_of_tls_is_like_any_other() {
-    play(7, |world| async move {
+fn a_session_works_over_tls() {
+    run_scenario(7, |world| async move {
         let authority = Authority::new();
         let [one, two] = hosts(&world);
         let a = node(&world, &one, authority.identity(1, &one), &PORTS).await;
@@ -807,9 +810,9 @@ fn a_session_inside_of_tls_is_like_any_other() {
 }
 
 #[test]
-fn another_hosts_certificate_another_authoritys_or_none_is_not_enough() {
+fn wrong_or_missing_certificates_are_refused() {
     for case in 0..5 {
-        play(case, |world| async move {
+        run_scenario(case, |world| async move {
             let (ours, other) = (Authority::new(), Authority::new());
             let hosts = hosts(&world);
             let [first, second] = &hosts;

@@ -133,7 +133,7 @@ pub enum ReservationError {
     #[error("an invalid field: {0:?}")]
     InvalidField(InvalidField),
     /// INSUFFICIENT REGISTRATION RESOURCES.
-    #[error("no room for more registrations")]
+    #[error("no space for more registrations")]
     InsufficientResources,
 }
 

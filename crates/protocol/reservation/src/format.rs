@@ -147,7 +147,7 @@ pub enum TableError {
     #[error("reservations of version {0}, which this release does not know")]
     Version(u16),
     /// The checksum is correct but a field is invalid.
-    #[error("reservations whose {0} makes no sense")]
+    #[error("reservations with an invalid {0}")]
     Field(&'static str),
     /// One copy was never written and the other is damaged, which no crash explains.
     #[error("reservations of which one copy is damaged and the other is missing")]
@@ -199,8 +199,7 @@ impl<'a> Names<'a> {
 
     fn stored(&self, party: Option<&ItNexus>) -> StoredParty {
         let Some(party) = party else { return NO_PARTY };
-        let at =
-            self.0.binary_search(&name_of(&party.initiator)).expect("the names of all parties");
+        let at = self.0.binary_search(&name_of(&party.initiator)).expect("the length of all names");
         let isid = match party.initiator {
             Initiator::Iscsi { isid, .. } => isid,
             Initiator::Host(_) => [0; 6],
@@ -275,7 +274,7 @@ impl Table {
                 out.extend_from_slice(name);
             }
         }
-        assert!(out.len() <= COPY_BYTES, "a table with more than fits");
+        assert!(out.len() <= COPY_BYTES, "too many registrations");
         out.resize(COPY_BYTES, 0);
         if self.generation > 0 {
             let checksum = crc32c(&out);

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn attentions_are_told_once_and_in_order() {
+    fn attentions_are_reported_once_and_in_order() {
         let mut all = Nexuses::default();
         let a = all.add(nexus(0)).unwrap();
         let b = all.add(nexus(1)).unwrap();

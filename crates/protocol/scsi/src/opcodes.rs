@@ -742,7 +742,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_unmap_knows_no_unmap() {
+    fn without_unmap_the_commands_are_unsupported() {
         let Ok(same) = lookup(Cdb::new(&[0x93])) else { panic!("WRITE SAME(16) exists") };
         let cdb = Cdb::new(&[0x93, UNMAP_BIT, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0]);
         assert_eq!(same.check(cdb, ALL), Ok(()));
@@ -762,7 +762,7 @@ mod tests {
     /// SPC-4 5.15.2.4.5: the commands that an unavailable node must answer, and those that it may;
     /// nothing else.
     #[test]
-    fn what_tells_about_the_unit_needs_no_path() {
+    fn informational_commands_need_no_access() {
         let free = TABLE.iter().filter(|e| !e.needs_available_path()).map(|e| e.name);
         assert_eq!(
             free.collect::<Vec<_>>(),

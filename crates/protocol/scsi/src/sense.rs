@@ -396,7 +396,7 @@ mod tests {
     /// SPC-4 5.17.7.4, 4.5.2.4.5: the segment, the field in it, and then the answer of the source
     /// or destination.
     #[test]
-    fn a_copy_tells_where_it_was_given_up() {
+    fn a_failed_copy_reports_its_position() {
         let bytes = aborted(None).to_bytes(SenseFormat::Fixed);
         assert_eq!(bytes[7..], [10, 0, 0, 1, 2, 0x0d, 1, 0, 0xa0, 0, 6]);
         let bytes = aborted(Some(PROTECTED)).to_bytes(SenseFormat::Fixed);

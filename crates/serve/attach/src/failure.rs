@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_are_told_as_what_they_are() {
+    fn failures_map_to_errno() {
         assert_eq!(errno(&RequestError::Device(Error::NoSpace)), Errno::NOSPC);
         assert_eq!(errno(&RequestError::Device(Error::Unreadable { at: Lba(0) })), Errno::IO);
         assert_eq!(errno(&RequestError::ReservationConflict), Errno::BADE);

@@ -65,6 +65,6 @@ impl OutageSignal {
 
 impl fmt::Debug for OutageSignal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Absence").field("certain", &self.is_set()).finish_non_exhaustive()
+        f.debug_struct("OutageSignal").field("is_set", &self.is_set()).finish_non_exhaustive()
     }
 }

@@ -52,7 +52,7 @@ fn range(rng: &mut Rng, bytes: u64) -> (u64, usize) {
 }
 
 /// What is done to the file, and to a vector, is the same.
-fn play(path: &Path, bytes: u64, seed: u64) {
+fn exercise_file(path: &Path, bytes: u64, seed: u64) {
     let mut rng = Rng::new(seed);
     let mut model = vec![0; bytes as usize];
     let file = open(path);
@@ -87,7 +87,7 @@ fn play(path: &Path, bytes: u64, seed: u64) {
 }
 
 #[test]
-fn any_bytes_are_what_was_written() {
+fn reads_return_the_written_bytes() {
     if !mounts() {
         return;
     }
@@ -96,7 +96,7 @@ fn any_bytes_are_what_was_written() {
             const BYTES: u64 = (9 << 20) + 4096;
             let mem = MemOptions::new(block_size, BYTES / u64::from(block_size));
             let mut site = Site::new(&core, mem).await;
-            site.aside(|path| play(&path, BYTES, 7)).await;
+            site.aside(|path| exercise_file(&path, BYTES, 7)).await;
             assert_eq!(site.stop().await, Ok(ServeEnd::Stopped));
             assert_eq!(core.buffer_pool().usage().overdrafts, 0);
         });
@@ -229,7 +229,7 @@ fn what_was_synced_outlives_a_power_cut() {
 }
 
 #[test]
-fn the_file_is_there_and_stays_as_it_is() {
+fn the_file_exists_and_keeps_its_attributes() {
     if !mounts() {
         return;
     }
@@ -295,7 +295,7 @@ fn gid(n: u32) -> rustix::fs::Gid {
 }
 
 #[test]
-fn one_that_is_read_only_takes_nothing() {
+fn a_read_only_volume_refuses_writes() {
     if !mounts() {
         return;
     }
@@ -349,7 +349,7 @@ fn holes_are_found() {
 }
 
 #[test]
-fn failures_are_told_and_the_next_goes_on() {
+fn failures_are_reported_and_later_requests_work() {
     if !mounts() {
         return;
     }
@@ -477,7 +477,7 @@ fn a_stop_under_load_answers_what_is_in_flight() {
 }
 
 #[test]
-fn whoever_unmounts_it_ends_it() {
+fn an_unmount_ends_the_server() {
     if !mounts() {
         return;
     }
@@ -518,7 +518,7 @@ fn dead(at: &Path, kind: &str, name: &str) {
 }
 
 #[test]
-fn what_a_killed_process_leaves_is_replaced_and_nothing_else() {
+fn only_a_stale_mount_is_replaced() {
     if !mounts() {
         return;
     }
@@ -555,7 +555,7 @@ fn what_a_killed_process_leaves_is_replaced_and_nothing_else() {
 
 /// Of two that come at once to what a killed process has left one is served, and stays.
 #[test]
-fn one_of_two_takes_the_place() {
+fn one_of_two_servers_gets_the_mount_point() {
     if !mounts() {
         return;
     }
@@ -599,7 +599,7 @@ fn one_of_two_takes_the_place() {
 /// Another file system that somebody has mounted over ours stays, and so does one in the place of
 /// ours.
 #[test]
-fn somebody_elses_is_not_taken_away() {
+fn a_foreign_mount_is_not_unmounted() {
     if !mounts() {
         return;
     }

@@ -128,7 +128,7 @@ fn small() -> MemOptions {
 }
 
 #[test]
-fn what_is_told_is_what_there_is() {
+fn reported_parameters_match_the_volume() {
     on_core(async |core| {
         let site = Site::tcp(&core, small(), Served::new("disk")).await;
         let disk = site.connect(&Options::new("")).await;
@@ -177,7 +177,7 @@ fn long_requests_are_split() {
 
 /// Many who write and read the same blocks: `Dev` panics if what overlaps runs at once.
 #[test]
-fn what_overlaps_never_runs_at_once() {
+fn overlapping_operations_never_run_concurrently() {
     on_core(async |core| {
         let site = Site::tcp(&core, small(), Served::new("disk")).await;
         // Holds each operation back, so that others arrive meanwhile.
@@ -260,7 +260,7 @@ fn a_server_that_stops_answers_what_has_begun_and_flushes() {
 
 /// A write of several pieces does not go on behind the back of its client's next connection.
 #[test]
-fn what_a_lost_client_had_not_begun_is_not_done() {
+fn unstarted_requests_of_a_lost_client_are_dropped() {
     on_core(async |core| {
         let site = Site::tcp(&core, MemOptions::new(512, 1 << 15), Served::new("disk")).await;
         let nbd::Address::Tcp(to) = site.at else { unreachable!("a port of the loopback") };
@@ -309,8 +309,8 @@ fn clients_of_a_volume_out_of_reach_are_cut_off() {
             let [client, idle] = disks.map(|disk| TestClient::new(&Dev::shared(disk), &pool));
             site.faults.add(Rule::new(Effect::Fail(Error::Gone)));
             let data = vec![1; if long { 4 << 20 } else { 512 }];
-            let told = client.write(0, &data, false).await;
-            assert!(matches!(told, Err(Error::Unwritable { .. })), "it has failed: {told:?}");
+            let result = client.write(0, &data, false).await;
+            assert!(matches!(result, Err(Error::Unwritable { .. })), "it has failed: {result:?}");
             site.away.set(true);
             assert_eq!(client.write(0, &data, false).await, Err(Error::Gone), "no answer");
             site.ended().await;
@@ -339,7 +339,7 @@ fn write_request(block: u64, data: &[u8]) -> Vec<u8> {
 /// A request that is whole and waits for memory when its client goes is none; neither is the rest
 /// of a long one, whose connection takes nothing meanwhile.
 #[test]
-fn what_waits_in_a_dead_clients_socket_is_not_done() {
+fn unread_requests_of_a_dead_client_are_dropped() {
     on_core(async |core| {
         let dir = TempDir::new().unwrap();
         for (unix, long) in [(true, false), (true, true), (false, false), (false, true)] {
@@ -378,7 +378,7 @@ fn what_waits_in_a_dead_clients_socket_is_not_done() {
 }
 
 #[test]
-fn the_last_flush_that_fails_is_told() {
+fn a_failing_last_flush_is_reported() {
     on_core(async |core| {
         let mut site = Site::tcp(&core, small(), Served::new("disk")).await;
         site.faults.add(Rule::new(Effect::Fail(Error::Gone)).on(&[OpKind::Flush]));
@@ -389,7 +389,7 @@ fn the_last_flush_that_fails_is_told() {
 
 /// Those who have chosen nothing make room; those who have are left alone.
 #[test]
-fn who_is_too_many_is_refused_or_takes_the_place_of_an_idler() {
+fn a_client_over_the_limit_is_refused_or_replaces_an_idle_one() {
     on_core(async |core| {
         let served = Served { connections: 2, ..Served::new("disk") };
         let site = Site::tcp(&core, small(), served).await;
@@ -412,7 +412,7 @@ fn who_is_too_many_is_refused_or_takes_the_place_of_an_idler() {
 /// A write whose data does not come holds memory for so long and no longer; nobody else waits for
 /// it.
 #[test]
-fn a_client_that_stalls_is_let_go_and_its_memory_comes_back() {
+fn a_stalled_client_is_disconnected_and_its_memory_freed() {
     on_core(async |core| {
         let served = Served { receive_timeout: Duration::from_millis(300), ..Served::new("disk") };
         let site = Site::tcp(&core, small(), served).await;
@@ -511,7 +511,7 @@ async fn liar(core: &rt::Core, sizes: &'static [u64]) -> nbd::Address {
 }
 
 #[test]
-fn servers_that_lie_or_are_silent_are_not_connected_to() {
+fn invalid_and_silent_servers_are_refused() {
     on_core(async |core| {
         let quick = Options {
             connections: 2,
@@ -534,7 +534,7 @@ fn servers_that_lie_or_are_silent_are_not_connected_to() {
 }
 
 #[test]
-fn a_server_that_does_not_answer_takes_its_disk_along() {
+fn an_unresponsive_server_loses_its_disk() {
     on_core(async |core| {
         let at = liar(&core, &[1 << 20, 1 << 20]).await;
         let quick = Options {

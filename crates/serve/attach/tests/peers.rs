@@ -130,7 +130,7 @@ fn nbdinfo_sees_what_there_is() {
     on_core(async |core| {
         let dir = TempDir::new().unwrap();
         let site = site(&core, &dir, 8 * MIB, 4096).await;
-        let told = tool(&core, "nbdinfo", &[&uri(&site.at, "disk")]).await;
+        let nbdinfo = tool(&core, "nbdinfo", &[&uri(&site.at, "disk")]).await;
         for line in [
             "protocol: newstyle-fixed without TLS, using structured packets",
             "export-size: 8388608",
@@ -142,7 +142,7 @@ fn nbdinfo_sees_what_there_is() {
             "is_read_only: false",
             "block_size_minimum: 4096",
         ] {
-            assert!(told.contains(line), "{line}\n{told}");
+            assert!(nbdinfo.contains(line), "{line}\n{nbdinfo}");
         }
         let list = tool(&core, "nbdinfo", &["--list", "--json", &uri(&site.at, "")]).await;
         assert!(list.contains("\"export-name\": \"disk\""), "{list}");
@@ -365,7 +365,7 @@ fn a_disk_of_a_server_that_knows_little_conforms() {
 
 /// A server that is killed under load: what is asked afterwards fails, at once and for ever.
 #[test]
-fn a_server_that_dies_takes_its_disk_along() {
+fn a_server_that_dies_loses_its_disk() {
     if !installed(&["nbdkit"]) {
         return;
     }

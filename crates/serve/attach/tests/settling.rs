@@ -13,7 +13,7 @@ use tokio::time::Instant;
 const S: Duration = Duration::from_secs(1);
 
 #[tokio::test(start_paused = true)]
-async fn changes_wait_and_nothing_else_does() {
+async fn only_changes_are_delayed() {
     let run = async {
         let begun = Instant::now();
         let dev =
@@ -34,7 +34,7 @@ async fn changes_wait_and_nothing_else_does() {
 /// Whoever ends because the device is gone takes with him the trace of his predecessor, and his
 /// successor waits for nothing.
 #[tokio::test(start_paused = true)]
-async fn its_end_is_not_told_before() {
+async fn completion_is_not_reported_early() {
     let run = async {
         let begun = Instant::now();
         let (gone, faults) = Faulty::wrap(Dev::new(Mem::new(MemOptions::new(512, 64))), 1);

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+#[path = "vhost_user/fuzz_input.rs"]
+mod fuzz_input;
 #[path = "vhost_user/guests.rs"]
 mod guests;
 #[path = "vhost_user/hostile.rs"]
@@ -10,33 +12,31 @@ mod hostile;
 mod monitor;
 #[path = "vhost_user/node.rs"]
 mod node;
-#[path = "vhost_user/play.rs"]
-mod play;
 
 use proptest::prelude::*;
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
 
-    /// `fuzz/targets/virtio_blk.rs` plays the same scripts for longer.
+    /// `fuzz/targets/virtio_blk.rs` runs the same scripts for longer.
     #[test]
-    fn any_memory_is_a_request_or_is_none(script in prop::collection::vec(any::<u8>(), 0..400)) {
-        play::play(&script);
+    fn arbitrary_guest_memory_does_not_panic(script in prop::collection::vec(any::<u8>(), 0..400)) {
+        fuzz_input::run(&script);
     }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// `fuzz/targets/vhost_monitor.rs` plays the same scripts for longer.
+    /// `fuzz/targets/vhost_monitor.rs` runs the same scripts for longer.
     #[test]
-    fn any_monitor_is_served_and_let_go(script in prop::collection::vec(any::<u8>(), 0..900)) {
-        monitor::play(&script);
+    fn arbitrary_monitors_are_served_and_disconnected(script in prop::collection::vec(any::<u8>(), 0..900)) {
+        monitor::run(&script);
     }
 }
 
 /// What scripts change is a guest whose requests are answered.
 #[test]
-fn a_script_of_nothing_is_a_guest_that_is_served() {
-    assert_eq!(monitor::play(&[]), monitor::ALL_ANSWERED);
+fn an_empty_script_is_a_working_guest() {
+    assert_eq!(monitor::run(&[]), monitor::ALL_ANSWERED);
 }

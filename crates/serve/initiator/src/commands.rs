@@ -18,10 +18,10 @@ pub enum CompareError {
     #[error("the contents differ")]
     Miscompare,
     /// The answer was lost: read to find out whether the write happened.
-    #[error("the connection was lost; whether it was done is not known")]
+    #[error("the connection was lost; whether the command was executed is unknown")]
     InDoubt,
     /// The device does not support the command, or not at this length.
-    #[error("the other side cannot do this")]
+    #[error("the target does not support this")]
     Unsupported,
     /// The device reported an error.
     #[error(transparent)]

@@ -117,8 +117,8 @@ impl<E: fmt::Display> fmt::Display for LinkEnd<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Machine(end) => write!(f, "{end}"),
-            Self::PeerClosed => f.write_str("the other side closed the connection"),
-            Self::SendStalled => f.write_str("the other side takes nothing any more"),
+            Self::PeerClosed => f.write_str("the peer closed the connection"),
+            Self::SendStalled => f.write_str("the peer accepts no data any more"),
             Self::Io(kind) => write!(f, "the connection broke: {kind}"),
         }
     }
@@ -378,9 +378,9 @@ impl<C: ClientMachine> LinkShared<C> {
     fn deliver(&self, most: usize) -> bool {
         let mut state = self.state.borrow_mut();
         state.collect_finished();
-        let told = most.min(state.finished.len());
+        let delivered = most.min(state.finished.len());
         let mut ended = 0;
-        for _ in 0..told {
+        for _ in 0..delivered {
             ended += state.deliver_next();
         }
         let more = !state.finished.is_empty();

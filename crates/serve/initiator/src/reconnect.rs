@@ -206,7 +206,7 @@ impl<R: Connectable> ReconnectingClient<R> {
 
     /// Closes the connection of a peer that violated the protocol.
     pub(crate) fn fail_connection(&self, live: &R::Connection, why: &str) {
-        warn!("{}: {why}; connecting again", self.connector());
+        warn!("{}: {why}; reconnecting", self.connector());
         live.close();
     }
 }
@@ -258,7 +258,7 @@ impl<R: Connectable> Reconnector<R> {
             let up = match self.reconnect().await {
                 Ok(up) => up,
                 Err(e) => {
-                    warn!("{} is given up: {e}", self.connector);
+                    warn!("{} cannot be reconnected: {e}", self.connector);
                     self.set_state(State::Closed(Some(e)));
                     return;
                 }
@@ -288,7 +288,9 @@ impl<R: Connectable> Reconnector<R> {
             self.failures = self.failures.saturating_add(1);
             sleep(pause).await;
             match self.connector.establish().await {
-                Err(e) if !R::is_final(&e) => debug!("connecting to {} again: {e}", self.connector),
+                Err(e) if !R::is_final(&e) => {
+                    debug!("reconnecting to {} failed: {e}", self.connector)
+                }
                 end => return end,
             }
         }

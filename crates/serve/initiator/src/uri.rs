@@ -99,16 +99,16 @@ pub enum UriError {
     #[error("a target is named by 1 to {MAX_LEN} bytes")]
     Length,
     /// Unknown scheme.
-    #[error("{0}:// is not known; there are nvme://, iscsi://, nbd://, nbd+unix:// and paths")]
+    #[error("{0}:// is unknown; use nvme://, iscsi://, nbd://, nbd+unix:// or a path")]
     Scheme(String),
     /// No host, or an invalid one.
-    #[error("{0:?} is no host: a name, an IPv4 address or an IPv6 address in brackets")]
+    #[error("{0:?} is not a host: use a name, an IPv4 address or an IPv6 address in brackets")]
     Host(String),
     /// Invalid port.
-    #[error("{0:?} is no port: 1 to 65535")]
+    #[error("{0:?} is not a port: use 1 to 65535")]
     Port(String),
     /// A part is missing or invalid.
-    #[error("{what}: {found:?} is not one; the form is {form}")]
+    #[error("{what}: {found:?} is invalid; the form is {form}")]
     Part {
         /// Which part.
         what: &'static str,
@@ -118,7 +118,7 @@ pub enum UriError {
         form: &'static str,
     },
     /// A `%` not followed by two hexadecimal digits, or bytes that are not UTF-8.
-    #[error("{0:?} has a % that stands for nothing")]
+    #[error("{0:?} has an invalid % escape")]
     Percent(String),
     /// An unknown or repeated parameter.
     #[error("parameter {name:?} {why}; known: {known}")]
@@ -267,9 +267,9 @@ fn parameters<'a, const N: usize>(
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         let bad = |why| UriError::Parameter { name: name.to_owned(), why, known };
-        let place = names.iter().position(|n| *n == name).ok_or_else(|| bad("is not known"))?;
+        let place = names.iter().position(|n| *n == name).ok_or_else(|| bad("is unknown"))?;
         if values[place].replace(value).is_some() {
-            return Err(bad("comes twice"));
+            return Err(bad("is given twice"));
         }
     }
     Ok(values)

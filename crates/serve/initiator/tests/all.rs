@@ -5,5 +5,5 @@ mod common;
 mod hostile_controller;
 mod iscsi;
 mod nvme;
-mod told;
+mod target_responses;
 mod uri;

@@ -167,8 +167,8 @@ impl HostileController {
                     *request = Some(cid);
                 }
                 later.extend(answer);
-                let told = request.take_if(|_| !later.is_empty());
-                told.map(event).unwrap_or_default()
+                let with_fua = request.take_if(|_| !later.is_empty());
+                with_fua.map(event).unwrap_or_default()
             }
         }
     }
@@ -199,7 +199,7 @@ impl HostileController {
 /// A read that succeeds without its data would expose old memory: the command is repeated on new
 /// connections.
 #[test]
-fn a_read_without_its_data_is_not_believed() {
+fn a_read_without_its_data_fails() {
     on_core(async |core| {
         let (liar, options) = HostileController::start(&core).await;
         let options = Options { retry_timeout: Duration::from_millis(300), ..options };
@@ -247,7 +247,7 @@ fn a_flush_that_has_failed_is_not_tried_again() {
 
 /// A compare and write whose data the controller did not fetch was not executed, whatever it says.
 #[test]
-fn a_compare_and_write_without_its_data_is_not_believed() {
+fn a_compare_and_write_without_its_data_fails() {
     on_core(async |core| {
         let (liar, options) = HostileController::start(&core).await;
         // Capsules with nothing behind their entries: 0004h instead of 0404h.
@@ -268,7 +268,7 @@ fn a_compare_and_write_without_its_data_is_not_believed() {
 
 /// A flood of events does not occupy a core.
 #[test]
-fn events_are_not_asked_for_without_a_pause() {
+fn event_requests_are_rate_limited() {
     on_core(async |core| {
         let (liar, options) = HostileController::start(&core).await;
         liar.lies.set((usize::MAX, Lie::Events));
@@ -291,7 +291,7 @@ fn events_are_not_asked_for_without_a_pause() {
 
 /// A temporarily refused event request is repeated.
 #[test]
-fn events_that_were_refused_are_asked_for_again() {
+fn refused_event_requests_are_repeated() {
     on_core(async |core| {
         let (liar, options) = HostileController::start(&core).await;
         liar.lies.set((2, Lie::NoEvent));
@@ -312,7 +312,7 @@ fn events_that_were_refused_are_asked_for_again() {
 /// A controller that reports a change at every verification is waited for no longer than any other
 /// unusable one.
 #[test]
-fn changes_without_end_are_not_waited_for() {
+fn endless_changes_are_bounded() {
     on_core(async |core| {
         let (liar, options) = HostileController::start(&core).await;
         let options = Options { retry_timeout: Duration::from_millis(300), ..options };
@@ -345,10 +345,10 @@ fn writes_go_through_a_cache_that_was_not_there() {
             namespace.compare_and_write(Lba(0), (&old, &new), false, &ctx).await.unwrap();
             client.zero(8, 8, false).await.unwrap();
             let requests = std::mem::take(&mut liar.target.borrow_mut().requests);
-            let told = |r: &&String| r.contains("fua");
-            let told: Vec<_> = requests.iter().filter(told).collect();
-            assert!(told.len() >= 3, "{requests:?}");
-            assert!(told.iter().all(|r| r.ends_with(&format!("fua {fua}"))), "{requests:?}");
+            let with_fua = |r: &&String| r.contains("fua");
+            let with_fua: Vec<_> = requests.iter().filter(with_fua).collect();
+            assert!(with_fua.len() >= 3, "{requests:?}");
+            assert!(with_fua.iter().all(|r| r.ends_with(&format!("fua {fua}"))), "{requests:?}");
             liar.said.set(None);
             liar.lies.set((1, Lie::Half));
             client.read(0, 1).await.unwrap();

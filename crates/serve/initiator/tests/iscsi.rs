@@ -118,7 +118,7 @@ fn failures_arrive() {
 
 /// RFC 7143 appendix C.
 #[test]
-fn discovery_tells_what_there_is() {
+fn discovery_lists_the_targets() {
     on_core(async |core| {
         let site = Site::iscsi(&core, 1 << 14).await;
         let found = discover(&core, options(site.at), Staging::default()).await.unwrap();
@@ -129,7 +129,7 @@ fn discovery_tells_what_there_is() {
 
 /// What does not help is not tried again: the first answer says so.
 #[test]
-fn refusals_are_told() {
+fn refusals_are_reported() {
     on_core(async |core| {
         let site = Site::iscsi(&core, 1 << 14).await;
         let target = format!("{TARGET}-other");

@@ -97,7 +97,7 @@ fn failures_arrive() {
 
 /// NVMe Base 2.0, 5.16.1.23.
 #[test]
-fn discovery_tells_what_there_is() {
+fn discovery_lists_the_targets() {
     on_core(async |core| {
         let site = Site::new(&core, 1 << 14).await;
         let asked = Options { subnqn: String::new(), ..options(site.at) };
@@ -110,7 +110,7 @@ fn discovery_tells_what_there_is() {
 
 /// What does not help is not tried again: the first answer says so.
 #[test]
-fn refusals_are_told() {
+fn refusals_are_reported() {
     on_core(async |core| {
         let site = Site::new(&core, 1 << 14).await;
         let wrong = Options { subnqn: format!("{SUBNQN}-other"), ..options(site.at) };

@@ -253,21 +253,21 @@ impl Benchmark {
             let (at, seen) = (path.clone(), self.inspected.borrow().get(&path).cloned());
             let job = async move |core: Core| {
                 let opened = lock_or_create(&core, &at, how, (size, reads), seen).await;
-                let (keep, told) = match opened {
+                let (keep, pinned) = match opened {
                     Ok((held, made)) => {
-                        let told = (held.pin().clone(), made);
-                        (Some(held), Ok(told))
+                        let pinned = (held.pin().clone(), made);
+                        (Some(held), Ok(pinned))
                     }
                     Err(e) => (None, Err(e)),
                 };
-                if taken.send(told).is_ok() && keep.is_some() {
+                if taken.send(pinned).is_ok() && keep.is_some() {
                     // Ends when the sender is dropped.
                     let _ = released.await;
                 }
             };
             self.cores.handles()[0].post(job).await.map_err(|e| e.to_string())?;
-            let told = result.await.map_err(|_| "the core has stopped".to_owned())?;
-            let (pin, made): (PinnedFile, Option<PathInspection>) = told?;
+            let pinned = result.await.map_err(|_| "the core has stopped".to_owned())?;
+            let (pin, made): (PinnedFile, Option<PathInspection>) = pinned?;
             held.push(release);
             let at = |member: &&mut GroupJob| matches!(&member.open_spec.target, Target::Path(p) if *p == path);
             group.iter_mut().filter(at).for_each(|member| member.open_spec.pin = Some(pin.clone()));
@@ -324,7 +324,7 @@ impl Benchmark {
         for ended in done {
             add_result(lines, ended?);
         }
-        spent.ok_or_else(|| "nothing was measured".to_owned())
+        spent.ok_or_else(|| "no operation was measured".to_owned())
     }
 }
 
@@ -504,7 +504,7 @@ async fn lock_or_create(
     let absent = seen.contents == ExistingContents::Absent;
     let Some(size) = size.filter(|_| absent) else {
         let held = open::lock_target(core, path, &how, (&seen, None)).await;
-        let hint = |e| if absent { format!("{e}; with size a file is made") } else { e };
+        let hint = |e| if absent { format!("{e}; give size to create a file") } else { e };
         return held.map(|held| (held, None)).map_err(hint);
     };
     let making = OpenSpec { writes: true, ..how };
@@ -569,7 +569,7 @@ fn check_verifiable(jobs: &[Job], targets: &[Target]) -> Result<(), String> {
     for job in jobs.iter().filter(|job| job.verify.is_some() && job.rw.write) {
         if job.numjobs > 1 && job.offset_increment < size(job) {
             return Err(format!(
-                "{}: verify with numjobs={}: each needs its own part: size and an offset_increment of at least that",
+                "{}: verify with numjobs={}: each job needs its own range: set size, and offset_increment to at least that",
                 job.name, job.numjobs
             ));
         }
@@ -587,7 +587,7 @@ fn check_verifiable(jobs: &[Job], targets: &[Target]) -> Result<(), String> {
             let meet = at == bt && a0 < b1 && b0 < a1;
             if verifies && meet && (a.rw.changes() || b.rw.changes()) {
                 return Err(format!(
-                    "{} and {} use the same blocks at the same time, and one verifies: part them, or add stonewall",
+                    "{} and {} use the same blocks concurrently, and one verifies: separate their ranges or add stonewall",
                     a.name, b.name
                 ));
             }

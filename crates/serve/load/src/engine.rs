@@ -289,7 +289,7 @@ impl JobShared {
             return None;
         }
         let seconds = |part: u64, whole: Option<u64>| match whole {
-            #[expect(clippy::cast_precision_loss, reason = "a pause, exact enough")]
+            #[expect(clippy::cast_precision_loss, reason = "the pause is precise enough")]
             Some(whole) => Duration::from_secs_f64(part as f64 / whole as f64),
             None => Duration::ZERO,
         };

@@ -210,10 +210,10 @@ impl Default for Job {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
     /// Known only to fio.
-    #[error("{0}: fio knows this key, windrose bench does not support it")]
+    #[error("{0}: a key of fio that windrose bench does not support")]
     UnsupportedFioKey(String),
     /// Unknown.
-    #[error("{0}: neither fio nor windrose bench knows this key")]
+    #[error("{0}: unknown key")]
     Unknown(String),
     /// Invalid value.
     #[error("{key}: {why}")]

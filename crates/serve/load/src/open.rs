@@ -22,7 +22,7 @@ use rt::disk::{Disk, DiskKind, OpenOptions, OpenReason};
 use rustix::fs::{Mode, OFlags};
 
 /// Error for a target whose host name resolves to no address.
-const NO_ADDRESS: &str = "the name of the host leads nowhere";
+const NO_ADDRESS: &str = "the host name resolves to no address";
 
 /// How a target is to be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -191,17 +191,17 @@ pub async fn lock_target(
     let refused = |why: &str| format!("{}: {why}", path.display());
     let pin = match (&seen.pin, create) {
         (Some(pin), _) if !pin.is_at(path) => {
-            return Err(refused("it is not what it was when it was looked at"));
+            return Err(refused("it has changed since it was inspected"));
         }
         (Some(pin), _)
             if how.writes && inspect_file(core, path, pin).await? == ExistingContents::Image =>
         {
-            return Err(refused("it holds a volume of Windrose, which is never written to"));
+            return Err(refused("it holds a Windrose volume: those are never overwritten"));
         }
         (Some(pin), _) => pin.clone(),
         (None, Some(bytes)) => match PinnedFile::create(path, bytes) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
-                return Err(refused("it was not there when it was looked at"));
+                return Err(refused("it did not exist when it was inspected"));
             }
             created => created.map_err(|e| refused(&e.to_string()))?,
         },
@@ -282,7 +282,7 @@ fn raw(disk: Disk, name: &Path) -> Dev {
 
 async fn nvme(core: &Core, uri: &NvmeUri, how: &OpenSpec) -> Result<Dev, String> {
     let Some(host) = &how.host else {
-        return Err("this machine has no name as a host: `nvme gen-hostnqn` makes one".to_owned());
+        return Err("this machine has no host NQN: create one with `nvme gen-hostnqn`".to_owned());
     };
     let nqn = uri.hostnqn.as_deref().unwrap_or(&host.nqn);
     // A queue holds one command less than it has entries, and 65535 entries at most (NVMe Base 2.0,

@@ -184,7 +184,7 @@ fn processors(spent: &CpuUsage, server: Option<&str>) -> String {
             let _ = write!(text, "\nserver CPU ({who}): {:.0}%, {each:.2} µs each", share(time));
         }
         (Some(who), None) => {
-            let _ = write!(text, "\nserver CPU ({who}): not to be had");
+            let _ = write!(text, "\nserver CPU ({who}): unavailable");
         }
         (None, _) => {}
     }

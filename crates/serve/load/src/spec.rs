@@ -71,7 +71,7 @@ impl JobSpec {
             return Err("the target is read-only".to_owned());
         }
         if job.rw.trim && info.unmap_granularity_blocks == 0 {
-            return Err("the target does not give space back: it cannot be trimmed".to_owned());
+            return Err("the target does not support unmapping: it cannot be trimmed".to_owned());
         }
         let unit = unit(job, info)?;
         let (start, length) = region(job, clone, info.bytes(), unit)?;
@@ -136,7 +136,7 @@ impl JobSpec {
             return Err("verify=pattern needs verify_pattern".to_owned());
         }
         if self.rw.trim {
-            return Err("verify: what is trimmed cannot be told from what was lost".to_owned());
+            return Err("verify: trimmed blocks cannot be distinguished from lost ones".to_owned());
         }
         if self.rw.write && self.length / self.unit > MAX_TRACKED_BLOCKS {
             let most = format_bytes(MAX_TRACKED_BLOCKS * self.unit);
@@ -164,14 +164,14 @@ fn unit(job: &Job, info: &Info) -> Result<u64, String> {
             return Err(format!("bs={least}: the target has blocks of {block} bytes"));
         }
         if !least.is_multiple_of(unit) {
-            return Err(format!("bs={least} is no multiple of the smallest bs, {unit}"));
+            return Err(format!("bs={least} is not a multiple of the smallest bs, {unit}"));
         }
         if dir != Dir::Trim && round_down(largest, unit) > most {
             let most = format_bytes(most);
             return Err(format!("bs={largest}: the target moves at most {most} at once"));
         }
         if dir == Dir::Trim && largest / block > u64::from(u32::MAX) {
-            return Err(format!("bs={largest}: nothing trims as much at once"));
+            return Err(format!("bs={largest} is too large for a trim"));
         }
     }
     Ok(unit)
@@ -191,10 +191,10 @@ fn region(job: &Job, clone: u32, all: u64, unit: u64) -> Result<(u64, u64), Stri
         crate::job::Amount::Bytes(_) => start,
     });
     let start = start.filter(|start| *start < all).ok_or_else(|| {
-        format!("offset: it lies behind the end of the target, which has {}", format_bytes(all))
+        format!("offset: it is past the end of the target, which has {}", format_bytes(all))
     })?;
     if !start.is_multiple_of(unit) {
-        return Err(format!("offset={start}: it is no multiple of the block size, {unit}"));
+        return Err(format!("offset={start}: it is not a multiple of the block size, {unit}"));
     }
     let length = match job.size {
         None => all - start,
@@ -208,7 +208,7 @@ fn region(job: &Job, clone: u32, all: u64, unit: u64) -> Result<(u64, u64), Stri
         ));
     }
     match round_down(length, unit) {
-        0 => Err(format!("size={length}: it has no room for one operation of {unit} bytes")),
+        0 => Err(format!("size={length}: it is too small for one operation of {unit} bytes")),
         length => Ok((start, length)),
     }
 }

@@ -16,7 +16,7 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     let is_digit = |c: char| if radix == 16 { c.is_ascii_hexdigit() } else { c.is_ascii_digit() };
     let end = digits.find(|c| !is_digit(c)).unwrap_or(digits.len());
     let (digits, suffix) = digits.split_at(end);
-    let bad = || format!("{text:?} is no size: a number of bytes, or of k, m, g, t, p");
+    let bad = || format!("{text:?} is not a size: use a number of bytes, or of k, m, g, t, p");
     let number = u64::from_str_radix(digits, radix).map_err(|_| bad())?;
     let power = match suffix.to_ascii_lowercase().as_str() {
         "" | "b" => 0,
@@ -44,7 +44,7 @@ pub fn time(text: &str, unit: Duration) -> Result<Duration, String> {
     let text = text.trim();
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, suffix) = text.split_at(end);
-    let bad = || format!("{text:?} is no time: a number of s, or of us, ms, m, h, d");
+    let bad = || format!("{text:?} is not a time: use a number of s, or of us, ms, m, h, d");
     let number: u32 = digits.parse().map_err(|_| bad())?;
     let unit = match suffix.to_ascii_lowercase().as_str() {
         "" => unit,
@@ -68,7 +68,7 @@ pub fn time(text: &str, unit: Duration) -> Result<Duration, String> {
 /// # Errors
 /// What is wrong, as text.
 pub fn number(text: &str, least: u64, most: u64) -> Result<u64, String> {
-    let number = bytes(text).map_err(|_| format!("{text:?} is no number"))?;
+    let number = bytes(text).map_err(|_| format!("{text:?} is not a number"))?;
     if (least..=most).contains(&number) {
         Ok(number)
     } else {
@@ -134,7 +134,7 @@ mod tests {
 
     /// As fio 3.33 reads them (`--showcmd`), except the last group, which it misreads.
     #[test]
-    fn sizes_are_fios() {
+    fn sizes_parse_as_in_fio() {
         for (text, expected) in
             [("512", 512), ("4k", 4096), ("4K", 4096), ("4kb", 4096), ("1m", 1 << 20), ("0x10", 16)]
         {
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_fios() {
+    fn times_parse_as_in_fio() {
         let second = Duration::from_secs(1);
         for (text, expected) in [
             ("10", Duration::from_secs(10)),
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn three_directions_are_told_apart() {
+    fn three_directions_are_distinguished() {
         let read = |text: &str| bytes(text);
         assert_eq!(per_direction("4k", [1; 3], read), Ok([4096; 3]));
         assert_eq!(per_direction("4k,8k", [1; 3], read), Ok([4096, 8192, 8192]));

@@ -132,7 +132,9 @@ impl fmt::Display for Mismatch {
             MismatchKind::TornHeader { found, expected } => {
                 write!(f, "the header's checksum is {found:#010x}, expected {expected:#010x}")
             }
-            MismatchKind::WrongOffset { offset } => write!(f, "found the block of byte {offset}"),
+            MismatchKind::WrongOffset { offset } => {
+                write!(f, "found the block that belongs at byte {offset}")
+            }
             MismatchKind::WrongFormat { length, method } => {
                 write!(f, "found a block of {length} bytes, checked by method {method}")
             }

@@ -1,6 +1,6 @@
 //! Job files, from anybody, and the operations that jobs are made of.
 
-mod play;
+mod fuzz_input;
 
 use std::collections::BTreeSet;
 
@@ -36,20 +36,20 @@ fn value() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn any_text_is_read_or_refused(text in ".*") {
-        play::play(&text);
+    fn arbitrary_text_does_not_panic(text in ".*") {
+        fuzz_input::run(&text);
     }
 
     #[test]
-    fn what_looks_like_a_job_file_is_read_or_refused(
+    fn job_file_like_text_does_not_panic(
         lines in prop::collection::vec((prop::sample::select(KEYS), value()), 0..12),
     ) {
         let keys: String = lines.iter().map(|(key, value)| format!("{}={value}\n", key.name)).collect();
-        play::play(&format!("[global]\n{keys}[job]\n"));
-        play::play(&format!("[job]\n{keys}"));
+        fuzz_input::run(&format!("[global]\n{keys}[job]\n"));
+        fuzz_input::run(&format!("[job]\n{keys}"));
         // One key at a time is refused less often.
         for (key, value) in lines {
-            play::play(&format!("[job]\nrw=randrw\n{}={value}\n", key.name));
+            fuzz_input::run(&format!("[job]\nrw=randrw\n{}={value}\n", key.name));
         }
     }
 }
@@ -127,7 +127,7 @@ fn any_amount_may_be_asked_for() {
 }
 
 #[test]
-fn what_does_not_fit_is_told() {
+fn unsuitable_settings_are_reported() {
     for (terms, expected) in [
         (&[("bs", "1000")][..], "bs=1000: the target has blocks of 512 bytes"),
         (&[("bs", "2m")], "bs=2097152: the target moves at most 1 MiB at once"),
@@ -135,15 +135,15 @@ fn what_does_not_fit_is_told() {
             &[("size", "1g")],
             "size=1073741824: the target has 16777216 bytes, of which 16777216 come behind the offset",
         ),
-        (&[("offset", "16m")], "offset: it lies behind the end of the target, which has 16 MiB"),
-        (&[("offset", "512")], "offset=512: it is no multiple of the block size, 4096"),
-        (&[("size", "512")], "size=512: it has no room for one operation of 4096 bytes"),
+        (&[("offset", "16m")], "offset: it is past the end of the target, which has 16 MiB"),
+        (&[("offset", "512")], "offset=512: it is not a multiple of the block size, 4096"),
+        (&[("size", "512")], "size=512: it is too small for one operation of 4096 bytes"),
         (&[("time_based", "1")], "time_based needs runtime"),
-        (&[("rw", "rw"), ("bs", "4k,6k")], "bs=6144 is no multiple of the smallest bs, 4096"),
+        (&[("rw", "rw"), ("bs", "4k,6k")], "bs=6144 is not a multiple of the smallest bs, 4096"),
         (&[("verify", "pattern")], "verify=pattern needs verify_pattern"),
         (
             &[("rw", "trim"), ("verify", "md5")],
-            "verify: what is trimmed cannot be told from what was lost",
+            "verify: trimmed blocks cannot be distinguished from lost ones",
         ),
         (
             &[("bs", "1m"), ("iodepth", "65536")],

@@ -120,7 +120,7 @@ fn what_was_written_is_verified() {
 /// Planted mistakes: a write that is acknowledged and lost, a bit that turns, blocks that change
 /// places.
 #[test]
-fn corruption_is_found_and_told() {
+fn corruption_is_detected_and_reported() {
     on_core(async |core| {
         let terms = [("rw", "randwrite"), ("verify", "crc32c"), ("iodepth", "8"), ("loops", "2")];
         let dev = Dev::new(Mem::new(MemOptions::new(512, 1 << 12)));
@@ -185,7 +185,7 @@ fn how(target: &str, writes: bool) -> OpenSpec {
 
 /// A device that drops what is written still has what an earlier run has left there.
 #[test]
-fn what_an_earlier_run_has_left_is_not_taken_for_what_was_written() {
+fn blocks_of_an_earlier_run_are_not_accepted() {
     on_core(async |core| {
         let mem = Rc::new(Mem::new(MemOptions::new(512, 1 << 13)));
         let terms = [("rw", "write"), ("size", "1m"), ("verify", "crc32c"), ("bs", "4k")];
@@ -220,7 +220,7 @@ fn a_volume_is_measured_over_nvme_tcp() {
         assert_eq!((a.ops(), b.ops()), (2048, 64));
         assert!(a.verified > 500 && b.verified > 10, "{} {}", a.verified, b.verified);
         for (uri, why) in [
-            (format!("nvme://{}/{SUBNQN}?nsid=9", site.at), "there is no namespace 9"),
+            (format!("nvme://{}/{SUBNQN}?nsid=9", site.at), "there is no usable namespace 9"),
             (format!("nvme://{}/nqn.none", site.at), "nqn.none"),
             ("nvme://127.0.0.1:1/nqn.x".to_owned(), "127.0.0.1:1"),
             ("iscsi://127.0.0.1:1/iqn.x/0".to_owned(), "127.0.0.1:1"),
@@ -288,7 +288,7 @@ fn a_file_is_held_and_shared_by_jobs() {
 
 /// The layer itself, byte for byte what a file is.
 #[test]
-fn a_file_is_what_it_was_written() {
+fn a_file_contains_what_was_written() {
     let dir = tempfile::tempdir().unwrap();
     on_core(async move |core| {
         let path = dir.path().join("file");
@@ -322,7 +322,7 @@ fn a_file_is_what_it_was_written() {
 /// Who agreed to lose what was at a path has agreed to nothing else: not what comes there later,
 /// nor what it is renamed to.
 #[test]
-fn what_comes_to_a_path_later_is_not_lost() {
+fn a_file_that_appears_after_inspection_is_kept() {
     let dir = tempfile::tempdir().unwrap();
     let (path, other) = (dir.path().join("file"), dir.path().join("other"));
     let terms = [("rw", "write"), ("size", "1m"), ("direct", "0")];
@@ -346,13 +346,13 @@ fn what_comes_to_a_path_later_is_not_lost() {
     let precious = || std::fs::write(&path, [7; 1 << 20]).unwrap();
     let (before, refused) = run(&precious);
     assert_eq!(before, ExistingContents::Absent);
-    assert!(refused.unwrap_err().contains("it was not there"));
+    assert!(refused.unwrap_err().contains("it did not exist"));
     let (before, refused) = run(&|| {
         std::fs::rename(&path, &other).unwrap();
         precious();
     });
     assert!(matches!(before, ExistingContents::Foreign(_) | ExistingContents::Empty), "{before:?}");
-    assert!(refused.unwrap_err().contains("it is not what it was"));
+    assert!(refused.unwrap_err().contains("it has changed"));
     for kept in [&path, &other] {
         assert!(std::fs::read(kept).unwrap() == [7; 1 << 20], "{kept:?}");
     }
@@ -362,7 +362,7 @@ fn what_comes_to_a_path_later_is_not_lost() {
 
 /// Each job opens what is held, whatever its name leads to by then.
 #[test]
-fn jobs_open_what_is_held() {
+fn jobs_open_the_pinned_file() {
     let dir = tempfile::tempdir().unwrap();
     on_core(async move |core| {
         let (path, other) = (dir.path().join("file"), dir.path().join("other"));

@@ -1,15 +1,15 @@
 //! Blocks that say what they are, from anybody.
 
-mod play;
+mod fuzz_input;
 
 use proptest::prelude::*;
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
 
-    /// `fuzz/targets/verified_block.rs` plays the same scripts for longer.
+    /// `fuzz/targets/verified_block.rs` runs the same scripts for longer.
     #[test]
-    fn any_block_is_right_or_says_what_is_wrong(script in prop::collection::vec(any::<u8>(), 0..200)) {
-        play::play(&script);
+    fn arbitrary_blocks_verify_or_report_an_error(script in prop::collection::vec(any::<u8>(), 0..200)) {
+        fuzz_input::run(&script);
     }
 }

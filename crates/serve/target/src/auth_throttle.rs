@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_no_guess_does_not_count() {
+    async fn attempts_that_are_no_guess_do_not_count() {
         let (mut throttle, now) = (AuthThrottle::default(), Instant::now());
         for _ in 0..1000 {
             assert_eq!(throttle.begin_attempt(now, chap(1)), AttemptDecision::Now);
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_waits_for_another_address_or_another_target() {
+    async fn delays_apply_per_address_and_target() {
         let (mut throttle, now) = (AuthThrottle::default(), Instant::now());
         guess(&mut throttle, now, Duration::from_secs(100));
         let now = now + Duration::from_secs(100);
@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_has_the_right_secret_at_last_waits_for_seconds_and_then_no_more() {
+    async fn a_correct_secret_ends_the_delay_within_seconds() {
         let (mut throttle, mut now) = (AuthThrottle::default(), Instant::now());
         for _ in 0..1000 {
             // An initiator that tries every three seconds.
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_remembered_is_bounded() {
+    async fn memory_use_is_bounded() {
         let (mut throttle, now) = (AuthThrottle::default(), Instant::now());
         for n in 0..200_000_u32 {
             let now = now + Duration::from_millis(n.into());
@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_addresses_that_have_proved_who_they_are_are_known() {
+    fn the_last_authenticated_addresses_are_remembered() {
         let mut throttle = AuthThrottle::default();
         for n in 0..3000_u32 {
             throttle.record_success(chap(1));
@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_client_that_goes_on_is_one_line_a_minute_and_all_of_them_ten() {
+    async fn failing_clients_are_logged_once_a_minute_and_ten_in_all() {
         let (mut throttle, now) = (AuthThrottle::default(), Instant::now());
         let mut lines = 0;
         for ms in (0..600_000).step_by(10) {
@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_fails_is_told_of_while_it_goes_on() {
+    async fn failing_clients_are_reported_while_they_continue() {
         let (mut throttle, now) = (AuthThrottle::default(), Instant::now());
         for n in 0..REPORT_FROM {
             assert_eq!(throttle.failing(now), [], "{n} times");

@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_out_of_a_volume_knows_who_serves_it() {
+    fn a_node_without_a_replica_knows_who_serves_it() {
         use block::Access::{Optimized, Unavailable};
         let node = |n| NodeIndex::new(n).unwrap();
         let (a, b) = (VolumeId([1; 16]), VolumeId([2; 16]));
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_told_to_dial_a_wildcard() {
+    fn wildcard_addresses_are_not_advertised() {
         let reachable = |listens: &[&str], local: &str| -> Vec<String> {
             let listens: Vec<_> = listens.iter().map(|at| at.parse().unwrap()).collect();
             reachable_addresses(&listens, local.parse().unwrap())
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_admitted_unless_listed() {
+    fn only_listed_initiators_are_admitted() {
         let chap = ChapCredentials { user: "u".into(), secret: b"s3cret".to_vec(), mutual: None };
         let mut access = AccessList::default();
         assert_eq!(access.rule_for("iqn.a"), None);

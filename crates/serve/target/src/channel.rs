@@ -174,7 +174,7 @@ impl Channel {
                 keys.attempt(peer, None).map(|(_, attempt)| (attempt, String::new()))
             }
             _ => {
-                tracing::info!(%why, "a connection by TLS has failed");
+                tracing::info!(%why, "a TLS connection failed");
                 None
             }
         };

@@ -668,7 +668,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn echoes_whatever_the_portions_and_closes_when_told() {
+    async fn echoes_input_in_any_portions_and_closes_on_request() {
         for portion in [1, 2, 3, 7, 64, 4096] {
             let (mut client, server) = duplex(portion);
             let mut conn = conn(Echo::default(), server);
@@ -775,7 +775,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_comes_while_the_machine_waits_is_kept_in_order() {
+    async fn input_during_a_wait_is_kept_in_order() {
         let (mut client, server) = duplex(4096);
         let echo = Echo::default();
         let inbox = echo.inbox.clone();
@@ -797,7 +797,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn moves_with_what_it_has_not_read() {
+    async fn a_connection_moves_with_its_unread_bytes() {
         let (mut client, server) = duplex(4096);
         let mut conn = conn(Echo { moves: true, ..Echo::default() }, server);
         client.write_all(&[255, 1, b'x']).await.unwrap();
@@ -806,7 +806,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_client_that_does_not_read_is_let_go() {
+    async fn a_client_that_does_not_read_is_disconnected() {
         let (mut client, server) = duplex(16);
         let mut conn = conn(Echo::default(), server);
         let flood = async {
@@ -886,7 +886,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_a_stream_holds_is_sent_before_the_end() {
+    async fn buffered_data_is_sent_before_the_end() {
         let (mut client, server) = duplex(16);
         let mut conn = holding(Echo::default(), server);
         let talk = async {
@@ -906,7 +906,7 @@ mod tests {
     /// A slow peer that keeps reading is not closed; the machine has nothing more to send
     /// meanwhile.
     #[tokio::test(start_paused = true)]
-    async fn a_client_that_does_not_take_what_a_stream_holds_is_let_go() {
+    async fn a_client_that_does_not_read_buffered_data_is_disconnected() {
         let (mut client, server) = duplex(16);
         let mut echo = Echo::default();
         echo.toy.out.push_bytes(&[1; 500]);
@@ -925,7 +925,7 @@ mod tests {
 
     /// The machine's timer runs for the rest of a message, so that must be read.
     #[tokio::test(start_paused = true)]
-    async fn the_rest_of_a_message_is_read_however_much_waits_to_be_sent() {
+    async fn the_rest_of_a_message_is_read_despite_pending_output() {
         let (mut client, server) = duplex(16);
         let mut echo = Echo::default();
         (echo.toy.body, echo.toy.filled) = (vec![0; 5], Some(0));
@@ -971,7 +971,7 @@ mod tests {
 
     /// The rest of what the peer sends is read, so that closing does not reset the connection.
     #[tokio::test(start_paused = true)]
-    async fn the_peer_may_finish_after_it_was_told_to_go() {
+    async fn the_peer_may_finish_after_a_close_request() {
         let (mut client, server) = duplex(16);
         let mut conn = conn(Echo::default(), server);
         let began = Instant::now();

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_remembered_is_bounded() {
+    async fn memory_use_is_bounded() {
         let (mut clones, now) = (DuplicateNames::default(), Instant::now());
         for n in 0..10_000 {
             let name = format!("iqn.2026-01.com.example:{n}");

@@ -169,6 +169,8 @@ fn receive_migrated<P: MigratableConnection>(
             let channel = Channel::attach(stream, state, server.ciphertext());
             spawn_on_core::<P>(server, channel, conn_state, route);
         }
-        Err(error) => tracing::warn!(peer = %route.peer, %error, "a connection was lost moving"),
+        Err(error) => {
+            tracing::warn!(peer = %route.peer, %error, "a connection was lost while moving to another core")
+        }
     }
 }

@@ -551,7 +551,7 @@ impl Server {
         let refuses = full() || self.draining.get();
         if refuses {
             self.refused.set(self.refused.get() + 1);
-            tracing::debug!(%service, %peer, "refused: too many connections, or stopping");
+            tracing::debug!(%service, %peer, "a connection was refused: too many connections, or stopping");
         }
         refuses
     }
@@ -625,7 +625,7 @@ impl Server {
             let entry = &self.connections.borrow()[key];
             (Rc::clone(&entry.handle), entry.session.peer)
         };
-        tracing::debug!(%peer, ?stage, "closed: too many connections, a newcomer takes its place");
+        tracing::debug!(%peer, ?stage, "a connection was closed to make room for a new one: too many connections");
         line.evict();
         true
     }
@@ -749,7 +749,7 @@ impl AuthAttempt {
             tracing::warn!(
                 address = %self.address, name, target = self.target, method = %self.method, why, times = line.times,
                 others_not_logged = line.unlogged,
-                "a client has not proved who it is; it waits longer and longer between attempts"
+                "a client failed to authenticate: its attempts are delayed increasingly"
             );
         }
     }

@@ -272,7 +272,7 @@ impl CopyJob {
                 Ok(()) => {}
                 Err(CopyStop::Aborted) => return CopyOutcome::Aborted,
                 Err(CopyStop::Fault { fault, commanded }) => {
-                    tracing::debug!(segment, ?fault, "a third-party copy is given up");
+                    tracing::debug!(segment, ?fault, "a third-party copy was aborted");
                     return CopyOutcome::Failed { segment, fault, on_this_unit: commanded };
                 }
             }
@@ -759,7 +759,7 @@ mod tests {
     }
 
     #[test]
-    fn a_promise_is_kept_even_if_it_is_lost() {
+    fn a_lost_promise_is_still_resolved() {
         let notified = Rc::new(Cell::new(None));
         let tell = |notified: &Rc<Cell<_>>| {
             let notified = Rc::clone(notified);

@@ -15,7 +15,7 @@ use crate::common::client::Client;
 use crate::common::{POOL, listen, on_core, on_cores};
 use block::testing::faulty::{Effect, Faults, Faulty, Rule};
 use block::{AccessState, Dev, Epoch, Error, Mem, MemOptions, MemoryClass};
-use iscsi::pdu::{NO_TAG, Opcode, Stage, TaskFunction};
+use iscsi::pdu::{LoginStage, NO_TAG, Opcode, TaskFunction};
 use iscsi::testing::Pdu;
 use rt::Core;
 use target::{
@@ -86,7 +86,8 @@ impl Client {
     async fn discover(&mut self) {
         let keys =
             [("InitiatorName", "iqn.2026-01.com.example:host"), ("SessionType", "Discovery")];
-        let login = self.initiator.login(Stage::Operational, Some(Stage::FullFeature), &keys);
+        let login =
+            self.initiator.login(LoginStage::Operational, Some(LoginStage::FullFeature), &keys);
         self.send(&login).await;
         let answer = self.next().await;
         assert_eq!(answer.header[36..38], [0, 0], "{answer:?}");
@@ -148,7 +149,7 @@ fn memory_that_comes_late_is_not_the_next_commands() {
 /// Waiting for memory ends with the command: otherwise a client that gives up and retries leaves
 /// more behind each time.
 #[test]
-fn commands_that_are_aborted_leave_nobody_waiting_for_memory() {
+fn aborted_commands_leave_no_memory_waiters() {
     on_core(async |core| {
         let (_server, at) = serve(&core, Limits::default()).await;
         let mut client = Client::log_in(&core, at, 1, &[("ImmediateData", "No")]).await;
@@ -172,7 +173,7 @@ fn commands_that_are_aborted_leave_nobody_waiting_for_memory() {
 
 /// SAM-5 5.3.1: initiators get this answer before they give the path up; RFD 0037.
 #[test]
-fn commands_that_find_no_memory_are_told_to_try_again() {
+fn commands_without_memory_get_a_retry_status() {
     on_core(async |core| {
         let limits = Limits { memory_timeout: Duration::from_millis(600), ..Limits::default() };
         let (_server, at) = serve(&core, limits).await;
@@ -268,8 +269,8 @@ fn clause_6_3_5_a_port_that_logs_in_again_reinstates_its_session() {
         let mut old = Client::log_in(&core, at, 1, &[]).await;
         let mut other = Client::log_in(&core, at, 2, &[]).await;
         let mut new = Client::log_in(&core, at, 1, &[]).await;
-        let told = old.next().await;
-        assert_eq!((told.opcode(), told.header[36]), (Opcode::AsyncMessage, 3), "it is dropped");
+        let reply = old.next().await;
+        assert_eq!((reply.opcode(), reply.header[36]), (Opcode::AsyncMessage, 3), "it is dropped");
         assert!(old.receive().await.is_none());
         for client in [&mut other, &mut new] {
             assert_eq!(client.ask_for(&READY, 0).await.0, 0);
@@ -454,7 +455,7 @@ fn a_refusal_reaches_a_client_that_went_on_sending() {
                 ("TargetName", "iqn.2026-01.com.example:none"),
                 ("SessionType", "Normal"),
             ];
-            let stages = (Stage::Operational, Some(Stage::FullFeature));
+            let stages = (LoginStage::Operational, Some(LoginStage::FullFeature));
             let mut bytes = client.initiator.login(stages.0, stages.1, &keys);
             bytes.extend(vec![0; 8 << 20]);
             client.send(&bytes).await;
@@ -662,10 +663,11 @@ fn send_targets_lists_the_portals_of_every_node_that_serves() {
         client.discover().await;
         let ask = client.initiator.text(NO_TAG, &[("SendTargets", "All")]);
         client.send(&ask).await;
-        let told = client.next().await.text();
-        let told: Vec<_> = told.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+        let reply = client.next().await.text();
+        let reply: Vec<_> =
+            reply.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
         assert_eq!(
-            told,
+            reply,
             [
                 ("TargetName", TARGET),
                 ("TargetAddress", "192.0.2.9:3260,2"),

@@ -255,7 +255,7 @@ fn data_never_reaches_the_successor_of_a_volume_that_was_closed() {
 /// Waiting for memory ends with the connection: otherwise a host that reconnects leaves more behind
 /// each time.
 #[test]
-fn a_connection_that_goes_leaves_nobody_waiting_for_memory() {
+fn a_closed_connection_leaves_no_memory_waiters() {
     on_core(async |core| {
         let (_server, at, _) = serve(&core, Limits::default()).await;
         let (mut admin, mut io) = associate(&core, at).await;
@@ -279,7 +279,7 @@ fn a_connection_that_goes_leaves_nobody_waiting_for_memory() {
 
 /// Neither status says that the host may not try again (NVMe Base 2.0, 3.3.3.2.1); RFD 0037.
 #[test]
-fn commands_and_connections_that_find_no_memory_are_told_to_try_again() {
+fn commands_and_connections_without_memory_get_a_retry_status() {
     on_core(async |core| {
         let limits = Limits { memory_timeout: Duration::from_millis(600), ..Limits::default() };
         let (_server, at, _) = serve(&core, limits).await;
@@ -571,17 +571,17 @@ fn the_discovery_log_lists_the_portals_of_every_node_that_serves() {
         let catalog =
             Catalog { peer_portals: others.into(), nvme_portals: own, ..(*shared()).clone() };
         server.set_catalog(Arc::new(catalog));
-        let told = discovered(&core, at).await;
-        let told: Vec<_> = told.iter().map(|(_, port, at, _)| (*port, at.as_str())).collect();
+        let listed = discovered(&core, at).await;
+        let listed: Vec<_> = listed.iter().map(|(_, port, at, _)| (*port, at.as_str())).collect();
         let here = at.ip().to_string();
         let own = [(257, "192.0.2.2"), (258, here.as_str())];
-        assert_eq!(told, [&own[..], &[(1, "192.0.2.1"), (2, "198.51.100.1")]].concat());
+        assert_eq!(listed, [&own[..], &[(1, "192.0.2.1"), (2, "198.51.100.1")]].concat());
     });
 }
 
 /// RFD 0019, 5: a host may ask any node for all that it may use, and is referred to the others.
 #[test]
-fn the_discovery_log_names_what_only_others_have_and_who_else_tells() {
+fn the_discovery_log_lists_volumes_and_discovery_services_of_other_nodes() {
     on_core(async |core| {
         let (server, at, ..) = serve_shared(&core).await;
         let node = |n| NodeIndex::new(n).unwrap();
@@ -606,12 +606,12 @@ fn the_discovery_log_names_what_only_others_have_and_who_else_tells() {
         let serving = ServingNode { node: node(2), access: block::Access::Optimized };
         catalog.shared.insert(far, vec![serving]);
         server.set_catalog(Arc::new(catalog.clone()));
-        let told = discovered(&core, at).await;
-        let told: Vec<_> =
-            told.iter().map(|(kind, port, at, nqn)| (*kind, *port, &**at, &**nqn)).collect();
+        let listed = discovered(&core, at).await;
+        let listed: Vec<_> =
+            listed.iter().map(|(kind, port, at, nqn)| (*kind, *port, &**at, &**nqn)).collect();
         let (referral, nvm) = (1, 2);
         assert_eq!(
-            told,
+            listed,
             [
                 (nvm, 257, "192.0.2.2", SUBNQN),
                 (nvm, 513, "192.0.2.3", "nqn.x:far"),
@@ -629,7 +629,7 @@ fn the_discovery_log_names_what_only_others_have_and_who_else_tells() {
 /// RFD 0019, 5; NVMe Base 2.0, 5.2: a host with a pending event request learns that the log has
 /// changed, and finds the new one; changes that do not concern it are not reported.
 #[test]
-fn who_keeps_asking_hears_of_what_is_new() {
+fn persistent_discovery_reports_changes() {
     on_core(async |core| {
         let (server, at, _) = serve(&core, Limits::default()).await;
         let mut host = discoverer(&core, at).await;

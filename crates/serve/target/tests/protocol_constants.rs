@@ -113,7 +113,7 @@ fn every_constant_of_the_protocols_agrees_with_an_independent_table() {
 }
 
 #[test]
-fn a_wrong_a_new_and_a_forgotten_constant_are_told() {
+fn wrong_new_and_missing_constants_are_reported() {
     let table = table_of("a.rs Status::EXPIRED 0x19 libnvme NVME_SC\na.rs GONE 0x1 libnvme X\n");
     let text = "impl Status { pub const EXPIRED: Self = generic(0x18); } const NEW: u8 = 1 << 3;";
     let wrong = deviations(&found_in("a.rs", text), &table);

@@ -640,19 +640,19 @@ impl Drop for InFlightGuard {
 impl fmt::Debug for ReservationGate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.state.borrow();
-        f.debug_struct("Gate")
-            .field("open", &self.is_open.get())
-            .field("committed", &state.effective)
-            .field("applied", &state.uncommitted.len())
-            .field("callers", &state.clients.len())
+        f.debug_struct("ReservationGate")
+            .field("is_open", &self.is_open.get())
+            .field("effective", &state.effective)
+            .field("uncommitted", &state.uncommitted.len())
+            .field("clients", &state.clients.len())
             .finish_non_exhaustive()
     }
 }
 
 impl fmt::Debug for VolumeClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Caller")
-            .field("party", &self.nexus)
+        f.debug_struct("VolumeClient")
+            .field("nexus", &self.nexus)
             .field("rights", &self.rights.get())
             .finish_non_exhaustive()
     }

@@ -88,7 +88,7 @@ impl Volume {
             _task: AbortOnDropHandle::new(task),
         };
         if self.reservations.set(state).is_err() {
-            tracing::error!("a volume keeps its reservations already");
+            tracing::error!("the volume already stores its reservations");
         }
     }
 
@@ -229,7 +229,9 @@ impl Volume {
     /// Replaces an unreadable table by an empty one. No other node changes a table that none can
     /// read.
     async fn reset_table(&self, ctx: &Ctx) -> Result<(), ReservationChangeError> {
-        tracing::warn!("the table of reservations is made anew: all registrations are gone");
+        tracing::warn!(
+            "the reservation table is damaged and was recreated: all registrations are lost"
+        );
         let blocks = self.info().metadata_blocks;
         let (range, command) = (Blocks::new(METADATA_LBA, u64::from(blocks)), Command::default());
         let _lock = self.lock(range, true, &command).await?;
@@ -355,7 +357,7 @@ impl Volume {
                 Ok(table) => state.gate.read_succeeded(serial, table),
                 Err(e) => {
                     if state.gate.read_failed(e) && e != Error::Fenced {
-                        tracing::error!(error = %e, "reservations cannot be read: nobody may use the volume");
+                        tracing::error!(error = %e, "reservations cannot be read: the volume is inaccessible");
                     }
                     if self.is_closed() {
                         return;
@@ -381,7 +383,7 @@ impl Volume {
             move |left| {
                 let Some(gate) = volume.reservation_gate().cloned() else { return };
                 if let Err(why) = left {
-                    tracing::debug!(?why, "what a lost initiator has reserved is not given up yet");
+                    tracing::debug!(?why, "releasing the reservation of a lost initiator failed");
                     // The next change does it first: the nexus may have returned, and reserve
                     // again.
                     gate.requeue_lost_nexuses(vec![gone]);
@@ -420,7 +422,7 @@ impl ConflictRetries {
         self.unchanged += 1;
         if self.unchanged > Self::MAX_UNCHANGED {
             tracing::error!(
-                "this node's table of reservations is not the one that is compared with"
+                "the reservation table of this node differs from the one compared with"
             );
             return Err(Error::Corrupt { at: METADATA_LBA });
         }

@@ -452,7 +452,7 @@ impl Volume {
                 self.counters.update(|s| s.memory_waits += 1);
                 let credit = command.unless_aborted(credit_with_timeout(account, bytes, class));
                 Box::pin(credit).await?.ok_or(RequestError::NoMemory)?.map_err(|too_large| {
-                    tracing::error!(%too_large, "a command can never be admitted");
+                    tracing::error!(%too_large, "a command needs more memory than the pool has");
                     Error::OutOfRange
                 })?
             }
@@ -503,7 +503,7 @@ fn start_op(dev: &Dev, op: Op, ctx: &Ctx) -> Result<Submission, Result<Bufs, Err
 }
 
 /// Logged for a command in a layer that panicked.
-const PANIC_MESSAGE: &str = "a command ended by a panic: what it has done is unknown";
+const PANIC_MESSAGE: &str = "a command panicked: its effect is unknown";
 
 /// The state of a request after an attempt to execute it inline.
 #[derive(Debug)]

@@ -95,7 +95,7 @@ impl ReplicatedDevice for Primary {
     }
 }
 
-/// A disk that refuses to write beside the volume for now.
+/// A disk that refuses to write past the volume for now.
 struct Failing {
     dev: Dev,
     fails: Rc<Cell<bool>>,
@@ -155,7 +155,7 @@ struct Bench {
     volume: Rc<Volume>,
     pool: BufferPool,
     account: Account,
-    told: Rc<RefCell<Vec<(u8, Notifications)>>>,
+    notified: Rc<RefCell<Vec<(u8, Notifications)>>>,
 }
 
 fn party(n: u8) -> ItNexus {
@@ -194,14 +194,16 @@ impl Bench {
         let volume = Volume::new(Dev::new(layer), Epoch::default());
         let (gate, account) = (Rc::new(ReservationGate::default()), pool.account());
         volume.enable_reservations(Rc::clone(&gate), pool.account());
-        let told = Rc::default();
-        Self { disk, through, hold_flushes, gate, volume, pool, account, told }
+        let notified = Rc::default();
+        Self { disk, through, hold_flushes, gate, volume, pool, account, notified }
     }
 
     fn enter(&self, n: u8) -> Rc<VolumeClient> {
-        let told = Rc::clone(&self.told);
-        self.gate
-            .attach_client(party(n), Box::new(move |notices| told.borrow_mut().push((n, notices))))
+        let notified = Rc::clone(&self.notified);
+        self.gate.attach_client(
+            party(n),
+            Box::new(move |notices| notified.borrow_mut().push((n, notices))),
+        )
     }
 
     fn request(&self, at: u64) -> Request {
@@ -311,7 +313,7 @@ async fn a_reservation_keeps_others_out() {
         assert_eq!(written.await.unwrap(), Ok(()));
         assert_eq!(b.volume.read_reservations().await.unwrap().registrants().len(), 1);
         drop((one, two));
-        assert_eq!(b.pool.usage().free, b.pool.usage().total, "memory was kept");
+        assert_eq!(b.pool.usage().free, b.pool.usage().total, "memory was leaked");
     })
     .await;
 }
@@ -319,7 +321,7 @@ async fn a_reservation_keeps_others_out() {
 /// Running commands of the preempted nexus have ended when PREEMPT is answered; waiting ones end at
 /// once.
 #[tokio::test]
-async fn preempt_waits_for_what_is_under_way() {
+async fn preempt_waits_for_commands_in_flight() {
     local(async {
         let b = Bench::new();
         let (_one, two) = (b.enter(1), b.enter(2));
@@ -346,10 +348,11 @@ async fn preempt_waits_for_what_is_under_way() {
         b.through.add_permits(1);
         assert_eq!(under_way.await.unwrap(), Ok(()), "it had begun: the truth is told");
         assert_eq!(preempting.await.unwrap(), Ok(()));
-        let told: Vec<_> = b.told.borrow().iter().filter(|(n, _)| *n == 2).copied().collect();
+        let notified: Vec<_> =
+            b.notified.borrow().iter().filter(|(n, _)| *n == 2).copied().collect();
         assert!(
-            told.iter().any(|(_, n)| n.contains(Notification::RegistrationsPreempted)),
-            "{told:?}"
+            notified.iter().any(|(_, n)| n.contains(Notification::RegistrationsPreempted)),
+            "{notified:?}"
         );
     })
     .await;
@@ -381,7 +384,7 @@ async fn preempt_and_abort_waits_for_readers() {
 
 /// CLEAR TASK SET waits for the commands that it ends, of any nexus with any rights.
 #[tokio::test]
-async fn clear_task_set_waits_for_what_it_ends() {
+async fn clear_task_set_waits_for_the_commands_it_ends() {
     local(async {
         let b = Bench::new();
         let two = b.enter(2);
@@ -394,7 +397,7 @@ async fn clear_task_set_waits_for_what_it_ends() {
         assert_eq!(clearing.await.unwrap(), Ok(()));
         assert!(under_way.try_recv().is_ok());
         assert!(
-            b.told
+            b.notified
                 .borrow()
                 .iter()
                 .any(|(n, all)| *n == 2 && all.contains(Notification::AbortCommands))
@@ -408,7 +411,7 @@ async fn clear_task_set_waits_for_what_it_ends() {
 /// A key missing in READ KEYS is as reliable as after a PREEMPT: READ KEYS returns the table in
 /// force.
 #[tokio::test]
-async fn keys_are_gone_when_nothing_is_under_way() {
+async fn preempted_keys_disappear_when_nothing_is_in_flight() {
     local(async {
         let b = Bench::new();
         let (_one, two) = (b.enter(1), b.enter(2));
@@ -437,7 +440,7 @@ async fn keys_are_gone_when_nothing_is_under_way() {
 
 /// Commands that wait at a closed gate have all memory that such commands may have. The gate opens.
 #[tokio::test]
-async fn a_closed_gate_opens_whatever_waits_at_it() {
+async fn a_closed_gate_reopens() {
     local(async {
         let b = Bench::new();
         b.through.add_permits(1_000_000);
@@ -467,7 +470,7 @@ async fn a_closed_gate_opens_whatever_waits_at_it() {
 /// A byte of a table that has rotted at one node, which others compare with a good one: it is
 /// mended by the next change.
 #[tokio::test]
-async fn a_rotten_table_at_one_node_is_mended() {
+async fn a_corrupt_table_at_one_node_is_repaired() {
     local(async {
         let disk = Dev::new(Mem::new(MemOptions::new(BLOCK as u32, 4096)));
         let rot = Rc::new(Cell::new(false));
@@ -484,7 +487,7 @@ async fn a_rotten_table_at_one_node_is_mended() {
 
 /// If it can not be mended, changes end with that.
 #[tokio::test(start_paused = true)]
-async fn a_table_that_never_compares_is_told() {
+async fn a_table_that_never_compares_equal_is_reported() {
     local(async {
         let disk = Dev::new(Mem::new(MemOptions::new(BLOCK as u32, 4096)));
         let primary = Primary { dev: disk.clone(), mends: None, refuses: true };
@@ -500,7 +503,7 @@ async fn a_table_that_never_compares_is_told() {
 
 /// A change that its initiator gave up with its session does not happen later.
 #[tokio::test]
-async fn a_change_that_nobody_wants_any_more_is_not_made() {
+async fn a_cancelled_change_is_not_made() {
     local(async {
         let b = Bench::new();
         let wanted = Rc::new(Cell::new(true));
@@ -540,12 +543,12 @@ async fn mode_pages_are_changed_by_right() {
 /// An SPC-2 reservation ends with the incarnation through which it was made: its holder is
 /// notified, if it is still there.
 #[tokio::test]
-async fn a_lost_reserve_is_told() {
+async fn a_lost_reserve_is_reported() {
     local(async {
         let b = Bench::new();
         let (_one, two) = (b.enter(1), b.enter(2));
         b.alter(1, Change::Spc2Reserve).await.unwrap();
-        b.told.borrow_mut().clear();
+        b.notified.borrow_mut().clear();
         // The node was put out, and is a member again as another incarnation.
         b.gate.set_context(ReservationContext {
             power_epoch: 1,
@@ -556,8 +559,9 @@ async fn a_lost_reserve_is_told() {
         assert!(two.rights().passes_spc2);
         let expected =
             [(1, [Notification::ReservationsPreempted].into_iter().collect::<Notifications>())];
-        let told: Vec<_> = b.told.borrow().iter().filter(|(_, n)| !n.is_empty()).copied().collect();
-        assert_eq!(told, expected);
+        let notified: Vec<_> =
+            b.notified.borrow().iter().filter(|(_, n)| !n.is_empty()).copied().collect();
+        assert_eq!(notified, expected);
     })
     .await;
 }
@@ -634,7 +638,7 @@ async fn reserve_ends_with_its_nexus() {
 
 /// Who has something done beside its nexus is bound as the nexus is, and ends nothing with that.
 #[tokio::test]
-async fn what_is_done_on_behalf_of_a_nexus_ends_without_it() {
+async fn operations_for_a_nexus_end_with_it() {
     local(async {
         let b = Bench::new();
         let _one = b.enter(1);
@@ -655,7 +659,7 @@ async fn what_is_done_on_behalf_of_a_nexus_ends_without_it() {
 
 /// Commands on behalf of a nexus are waited for and ended like its own.
 #[tokio::test]
-async fn what_is_done_on_behalf_of_a_nexus_is_preempted() {
+async fn operations_for_a_nexus_are_preempted() {
     local(async {
         let b = Bench::new();
         b.register(1, false).await;
@@ -743,7 +747,7 @@ async fn registrations_and_power() {
 
 /// A table applied here by a mirror but not yet committed revokes rights and grants none.
 #[tokio::test]
-async fn what_is_not_committed_only_takes() {
+async fn uncommitted_changes_only_restrict() {
     local(async {
         let b = Bench::new();
         let (one, two) = (b.enter(1), b.enter(2));

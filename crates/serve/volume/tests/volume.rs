@@ -265,7 +265,7 @@ fn every_request_does_what_it_says() {
 }
 
 #[test]
-fn what_lies_outside_is_refused_before_anything_happens() {
+fn out_of_range_commands_are_refused_before_execution() {
     local(async || {
         let b = Bench::new(true);
         let fua = false;
@@ -430,7 +430,7 @@ async fn futures_joined<T>(all: Vec<impl Future<Output = Result<T, RequestError>
 /// Changes in flight when it is requested have ended when it is answered; reads do not delay it,
 /// nor do later commands on other ranges.
 #[test]
-fn settling_waits_for_writes() {
+fn waiting_for_an_outcome_waits_for_writes() {
     local(async || {
         let b = Bench::new(true);
         let seen = Rc::new(RefCell::new(Vec::new()));
@@ -533,7 +533,7 @@ fn or_write_is_one_step_over_several_nodes() {
 }
 
 #[test]
-fn or_write_that_others_keep_from_getting_on_can_be_aborted() {
+fn a_starved_or_write_can_be_aborted() {
     local(async || {
         let b = Bench::new(false);
         let (contended, volume) = contended(&b, 1);
@@ -585,8 +585,8 @@ fn a_command_that_waits_for_memory_can_be_aborted() {
         let hog = b.pool.account();
         let all = hog.try_credit(16 << 20, MemoryClass::LocalIo).unwrap();
         let answer = Rc::new(Cell::new(None));
-        let told = Rc::clone(&answer);
-        let command = b.volume.start(read(0, 1), &b.account, move |r| told.set(Some(r.is_err())));
+        let reply = Rc::clone(&answer);
+        let command = b.volume.start(read(0, 1), &b.account, move |r| reply.set(Some(r.is_err())));
         settle().await;
         assert_eq!(answer.get(), None);
         assert_eq!(b.volume.stats().memory_waits, 1);
@@ -600,7 +600,7 @@ fn a_command_that_waits_for_memory_can_be_aborted() {
 
 /// RFD 0037: its initiator would wait without limit, and take the path for a good one.
 #[test]
-fn a_client_that_can_be_told_to_try_again_does_not_wait_for_memory_without_limit() {
+fn a_client_that_supports_retry_waits_for_memory_with_a_limit() {
     local(async || {
         let b = Bench::new(false);
         let client = b.pool.client_account(Duration::from_millis(50));
@@ -626,8 +626,8 @@ fn closing_waits_for_commands_and_flushes() {
     local(async || {
         let b = Bench::new(true);
         let done = Rc::new(Cell::new(false));
-        let told = Rc::clone(&done);
-        b.volume.start(b.write(0, 5, 1), &b.account, move |r| told.set(r.is_ok()));
+        let reply = Rc::clone(&done);
+        b.volume.start(b.write(0, 5, 1), &b.account, move |r| reply.set(r.is_ok()));
         let (volume, account) = (Rc::clone(&b.volume), b.account.clone());
         let closing = tokio::task::spawn_local(async move { volume.close(&account).await });
         settle().await;
@@ -641,7 +641,7 @@ fn closing_waits_for_commands_and_flushes() {
 }
 
 #[test]
-fn the_caller_may_leave_and_the_command_goes_on() {
+fn a_command_continues_without_its_caller() {
     local(async || {
         let b = Bench::new(true);
         let (volume, account, request) =
@@ -796,9 +796,9 @@ fn a_panic_in_a_layer_ends_its_command() {
     local(async || {
         let b = Bench::new(false);
         let answers = Rc::new(RefCell::new(Vec::new()));
-        let told = Rc::clone(&answers);
+        let reply = Rc::clone(&answers);
         b.ram.0.panics.set(true);
-        b.volume.start(b.write(0, 1, 1), &b.account, move |r| told.borrow_mut().push(r.err()));
+        b.volume.start(b.write(0, 1, 1), &b.account, move |r| reply.borrow_mut().push(r.err()));
         settle().await;
         assert_eq!(*answers.borrow(), [Some(RequestError::Device(Error::Gone))]);
         assert_eq!(b.volume.stats().in_flight, 0);
@@ -811,14 +811,14 @@ fn a_panic_in_a_layer_ends_its_command() {
 
 /// The task of a command is dropped with its core.
 #[test]
-fn a_command_that_vanishes_is_answered_and_not_in_flight() {
+fn a_lost_command_is_answered_and_not_in_flight() {
     let b = Bench::new(true);
     let answers = Rc::new(RefCell::new(Vec::new()));
-    let told = Rc::clone(&answers);
+    let reply = Rc::clone(&answers);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let core = LocalSet::new();
     core.block_on(&runtime, async {
-        b.volume.start(b.write(0, 1, 1), &b.account, move |r| told.borrow_mut().push(r.err()));
+        b.volume.start(b.write(0, 1, 1), &b.account, move |r| reply.borrow_mut().push(r.err()));
         settle().await;
     });
     let permit = block::drop_permit::permit_drops();

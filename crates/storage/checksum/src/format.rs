@@ -239,7 +239,7 @@ pub fn parse_dirty_list(
 
 /// A dirty list with an unknown format version, or with inconsistent contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a list of what was being written that this release does not know")]
+#[error("a dirty list of a version that this release does not know")]
 pub struct UnsupportedDirtyList;
 
 #[cfg(test)]
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn zeroes_have_no_sum_and_their_sums_are_zeroes() {
+    fn zeroes_have_checksum_zero() {
         assert_eq!(row_checksum([&[0; ROW][..]]), 0);
         assert_eq!(parse_checksums(&[0; ROW], AREA, MEMBER), Some(zero_checksums()));
         let mut row = [0; ROW];
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_are_read_in_their_own_place_only() {
+    fn a_checksum_block_parses_only_at_its_own_position() {
         let bytes = checksums_to_bytes(&sums(), AREA, MEMBER);
         assert_eq!(parse_checksums(&bytes, AREA, MEMBER), Some(sums()));
         assert_eq!(parse_checksums(&bytes, ChecksumArea { unit: 8, ..AREA }, MEMBER), None);
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_read_by_whose_it_is() {
+    fn a_dirty_list_parses_only_for_its_owner() {
         let areas = [AREA, ChecksumArea { unit: 0, index: 4 }];
         let bytes = dirty_list_to_bytes(&areas, 5, WHOSE);
         assert_eq!(parse_dirty_list(&bytes, &PLACE, WHOSE), Ok(Some((5, areas.to_vec()))));
@@ -296,7 +296,7 @@ mod tests {
 
     /// The format on disk must never change.
     #[test]
-    fn the_golden_blocks_are_what_they_were() {
+    fn golden_blocks() {
         let list = dirty_list_to_bytes(&[AREA], 5, WHOSE);
         let block = checksums_to_bytes(&sums(), AREA, MEMBER);
         assert_eq!(
@@ -312,7 +312,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_one_or_none(at in 0usize..ROW, value in any::<u8>(), long in any::<bool>()) {
+        fn arbitrary_bytes_do_not_panic(at in 0usize..ROW, value in any::<u8>(), long in any::<bool>()) {
             let mut bytes = if long { checksums_to_bytes(&sums(), AREA, MEMBER) } else { dirty_list_to_bytes(&[AREA], 5, WHOSE) };
             bytes[at] = value;
             write_checksum(&mut bytes, if long { CHECKSUM_AT } else { DIRTY_LIST_CHECKSUM_AT });

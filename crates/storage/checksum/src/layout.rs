@@ -135,7 +135,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parts_are_all_of_it(at in 0u64..40, rows in 3u32..9000, units in 1u32..4, from in 0u64..30_000, count in 1u32..5000) {
+        fn parts_cover_the_whole_range(at in 0u64..40, rows in 3u32..9000, units in 1u32..4, from in 0u64..30_000, count in 1u32..5000) {
             let layout = ChecksumLayout { first_row: at, unit_rows: rows, units };
             prop_assert!(layout.checked_rows() <= layout.areas_per_unit() * AREA_ROWS);
             let mut next = from;

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use block::{
     Account, BufMut, Bufs, Ctx, Dev, Epoch, Error, FlushCoalescer, Info, Layer, Lba, Op,
-    fixed_credit,
+    reserve_memory,
 };
 use futures_util::future::{LocalBoxFuture, join, join_all};
 use geometry::RowChecksums;
@@ -159,8 +159,8 @@ impl ChecksumLayer {
         account: &Account,
         corrupt_reads: Arc<AtomicU64>,
     ) -> Result<Self, Error> {
-        debug_assert!(below.info().unmap_zeroes, "what was unmapped has the sum of zeroes");
-        let credit = fixed_credit(account, Self::MEMORY_BYTES).await?;
+        debug_assert!(below.info().unmap_zeroes, "unmapped rows have the checksum of zeroes");
+        let credit = reserve_memory(account, Self::MEMORY_BYTES).await?;
         let this = Self {
             below,
             layout,
@@ -230,7 +230,7 @@ impl ChecksumLayer {
             self.write_checksums(*area, &checksums).await?;
         }
         if !areas.is_empty() {
-            tracing::info!(path = %self.path, ring = self.owner.ring, areas = areas.len(), "checksums of what was being written are made anew");
+            tracing::info!(path = %self.path, ring = self.owner.ring, areas = areas.len(), "recomputing checksums of rows that were being written");
             self.flush().await?;
         }
         Ok(())
@@ -313,7 +313,7 @@ impl ChecksumLayer {
                 Err(_) => tokio::time::sleep(RETRY_INTERVAL).await,
             }
         }
-        tracing::error!(path = %self.path, unit = area.unit, area = area.index, "a disk of the pool has lost checksums: what they were of is not believed");
+        tracing::error!(path = %self.path, unit = area.unit, area = area.index, "checksums lost; these rows are unreadable until rewritten");
         Ok(RefCell::new(format::unknown_checksums()))
     }
 
@@ -604,7 +604,7 @@ impl ChecksumLayer {
         if !reading.iter().any(ActiveRead::was_overwritten) {
             self.corrupt_reads.fetch_add(1, Ordering::Relaxed);
             // The caller reports it, with the volume concerned.
-            tracing::debug!(path = %self.path, row = at_row.0, "a row is not what was written");
+            tracing::debug!(path = %self.path, row = at_row.0, "checksum mismatch: a row is not as it was written");
         }
         Err(Error::Corrupt { at: at_row })
     }
@@ -825,7 +825,7 @@ impl RowChecksums for ChecksumLayer {
 
 impl Layer for ChecksumLayer {
     fn name(&self) -> &'static str {
-        "integrity"
+        "checksum"
     }
 
     fn info(&self) -> Info {
@@ -858,7 +858,7 @@ impl fmt::Debug for ChecksumLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { below, layout, owner, .. } = self;
         let fields = (below, layout, owner);
-        f.debug_tuple("Integrity").field(&fields).finish()
+        f.debug_tuple("ChecksumLayer").field(&fields).finish()
     }
 }
 

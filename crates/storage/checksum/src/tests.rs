@@ -68,7 +68,7 @@ fn run(test: impl Future<Output = ()>) {
 }
 
 #[test]
-fn what_was_not_written_is_an_error() {
+fn a_row_that_was_not_written_is_an_error() {
     run(async {
         let (pool, mem) = (memory(), mem(false));
         let raw = Dev::shared(Rc::clone(&mem));
@@ -115,7 +115,7 @@ fn what_was_not_written_is_an_error() {
 }
 
 #[test]
-fn zeroes_are_written_as_such() {
+fn zeroes_are_written_as_zeroes() {
     run(async {
         let (pool, mem) = (memory(), mem(false));
         let dev = Dev::new(over(Dev::shared(Rc::clone(&mem)), &pool).await);
@@ -134,7 +134,7 @@ fn zeroes_are_written_as_such() {
 
 /// It is unknown whether it is right, above all if a disk returns zeroes for what it has lost.
 #[test]
-fn what_cannot_be_read_while_sums_are_made_is_not_believed_later() {
+fn rows_unreadable_during_recomputation_stay_unreadable() {
     run(async {
         let (pool, mem) = (memory(), mem(false));
         let raw = Dev::shared(Rc::clone(&mem));
@@ -163,7 +163,7 @@ fn what_cannot_be_read_while_sums_are_made_is_not_believed_later() {
 
 /// Power fails long after a write: corruption of it is detected.
 #[test]
-fn what_nobody_writes_any_more_is_not_believed_after_a_crash() {
+fn rows_of_abandoned_writes_are_unreadable_after_a_crash() {
     run(async {
         let (pool, mem) = (memory(), mem(true));
         let raw = Dev::shared(Rc::clone(&mem));
@@ -188,7 +188,7 @@ fn what_nobody_writes_any_more_is_not_believed_after_a_crash() {
 }
 
 #[test]
-fn sums_that_are_lost_make_nothing_right() {
+fn lost_checksums_make_rows_unreadable() {
     run(async {
         let (pool, mem) = (memory(), mem(false));
         let raw = Dev::shared(Rc::clone(&mem));
@@ -217,7 +217,7 @@ fn sums_that_are_lost_make_nothing_right() {
 
 /// A read that is misdirected once, or fails for one of two blocks, does no harm.
 #[test]
-fn sums_are_read_once_more() {
+fn checksums_are_read_again_after_a_mismatch() {
     run(async {
         let (pool, mem) = (memory(), mem(false));
         let raw = Dev::shared(Rc::clone(&mem));
@@ -242,7 +242,7 @@ fn sums_are_read_once_more() {
 
 /// Checksums survive a transient read failure: reads fail and may be retried, writes wait.
 #[test]
-fn sums_that_cannot_be_read_for_a_moment_are_not_lost() {
+fn temporarily_unreadable_checksums_are_not_lost() {
     run(async {
         let (pool, mem) = (memory(), mem(false));
         let raw = Dev::shared(Rc::clone(&mem));
@@ -277,7 +277,7 @@ fn sums_that_cannot_be_read_for_a_moment_are_not_lost() {
 
 /// Writers that wait for space on a list fail when it cannot be written any more.
 #[test]
-fn a_list_that_cannot_be_written_keeps_nobody_waiting() {
+fn an_unwritable_dirty_list_blocks_no_write_forever() {
     run(async {
         let (pool, mem) = (memory(), mem(false));
         let (below, faults) = Faulty::wrap(Dev::shared(Rc::clone(&mem)), 1);
@@ -304,7 +304,7 @@ fn a_list_that_cannot_be_written_keeps_nobody_waiting() {
 
 /// One block of the list cannot be read; its other copy names the dirty areas.
 #[test]
-fn a_block_of_the_list_may_be_lost() {
+fn one_block_of_the_dirty_list_may_be_lost() {
     run(async {
         for lost in 0..format::DIRTY_LIST_BLOCKS {
             let (pool, mem) = (memory(), mem(false));
@@ -323,7 +323,7 @@ fn a_block_of_the_list_may_be_lost() {
 
 /// After a crash, checksums of areas on the list are recomputed, whatever they are.
 #[test]
-fn what_is_on_the_list_is_made_anew() {
+fn listed_areas_are_recomputed() {
     run(async {
         let (pool, mem) = (memory(), mem(false));
         let raw = Dev::shared(Rc::clone(&mem));
@@ -340,7 +340,7 @@ fn what_is_on_the_list_is_made_anew() {
 }
 
 #[test]
-fn a_unit_goes_from_one_core_to_another() {
+fn a_unit_moves_between_cores() {
     run(async {
         let (pool, mem) = (memory(), mem(false));
         let raw = Dev::shared(Rc::clone(&mem));
@@ -374,7 +374,7 @@ fn a_unit_goes_from_one_core_to_another() {
 }
 
 #[test]
-fn a_read_beside_a_write_counts_as_no_fault() {
+fn a_read_during_a_write_is_not_counted_as_corruption() {
     run(async {
         let (pool, mem) = (memory(), mem(false));
         let slow = Rule::new(Effect::Delay(Duration::from_millis(9), Duration::from_millis(10)));
@@ -477,7 +477,7 @@ fn ordeals(seeds: Range<u64>, mistake: Mistake) -> Result<(), String> {
 }
 
 #[test]
-fn what_a_crash_leaves_is_no_fault() {
+fn remains_of_a_crash_are_not_counted_as_corruption() {
     ordeals(seeds("CHECKSUM_SEEDS", 300), Mistake::None).unwrap();
 }
 

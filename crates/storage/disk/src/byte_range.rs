@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_cover_a_span_once_and_are_what_they_say() {
+    fn parts_cover_a_range_once_with_correct_kinds() {
         for at in 0..20u64 {
             for end in at + 1..40 {
                 let span = ByteRange { start: at, end };
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_cover_a_span_once() {
+    fn steps_cover_a_range_once() {
         let steps: Vec<_> =
             ByteRange { start: 3, end: 20 }.chunks(8).map(|s| (s.start, s.end)).collect();
         assert_eq!(steps, [(3, 11), (11, 19), (19, 20)]);

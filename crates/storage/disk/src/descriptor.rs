@@ -75,7 +75,7 @@ pub enum DescriptorError {
     #[error("a descriptor of version {0}, which this release does not know")]
     Version(u16),
     /// The checksum is right, but a field is invalid.
-    #[error("a descriptor whose {0} makes no sense")]
+    #[error("a descriptor with an invalid {0}")]
     InvalidField(&'static str),
 }
 
@@ -214,7 +214,7 @@ mod tests {
 
     /// What lies on disks is read for ever.
     #[test]
-    fn the_golden_descriptor_is_what_it_was() {
+    fn golden_descriptor() {
         let bytes = descriptor(7, r#"{"name":"web"}"#).to_bytes(1).unwrap();
         assert_eq!(bytes.len(), 4096);
         let hex = |range: std::ops::Range<usize>| {
@@ -231,7 +231,7 @@ mod tests {
     const GOLDEN: u32 = 2_991_651_787;
 
     #[test]
-    fn texts_of_any_length_read_back_and_no_longer_ones_are_written() {
+    fn texts_up_to_the_limit_round_trip() {
         for len in [0, 1, 4032, 4033, DESCRIPTOR_TEXT_MAX] {
             let one = descriptor(1, &"x".repeat(len));
             let bytes = one.to_bytes(0).unwrap();
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_damaged_or_of_another_version_is_named() {
+    fn damage_and_unknown_versions_are_reported() {
         let good = descriptor(1, "abc").to_bytes(0).unwrap();
         let with = |at: usize, value: u8| {
             let mut bytes = good.clone();
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_whole_one_counts_and_a_strange_one_forbids_all() {
+    fn the_newest_intact_copy_wins_and_an_unknown_one_is_refused() {
         let (old, new) = (descriptor(1, "old"), descriptor(2, "new"));
         let other = Descriptor { volume: Uuid::from_u128(1), ..descriptor(9, "another volume's") };
         let choose = |a, b| newest_valid(&[a, b], VOLUME).map(Option::<&_>::cloned);
@@ -282,7 +282,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_descriptor_or_none(
+        fn arbitrary_descriptor_bytes_do_not_panic(
             fields in prop::collection::vec(any::<u8>(), 16..200),
             sealed in any::<bool>(),
         ) {

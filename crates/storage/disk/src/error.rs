@@ -96,7 +96,7 @@ impl fmt::Display for DiskOwner {
             }
             DiskOwnerState::JustClaimed => write!(f, "was taken by {who} ({node})"),
             DiskOwnerState::RecordDamaged => {
-                f.write_str("has a damaged owner record: which node uses it is not known")
+                f.write_str("has a damaged owner record: which node uses it is unknown")
             }
             DiskOwnerState::RecordUnsupported => {
                 f.write_str("has an owner record that this release does not know")
@@ -204,7 +204,7 @@ impl fmt::Display for ImageErrorReason {
             ),
             Self::Open(reason) => reason.fmt(f),
             Self::Disk(e) => e.fmt(f),
-            Self::NotResponding => f.write_str("it does not answer: see to its cable and power"),
+            Self::NotResponding => f.write_str("it does not respond: check its cable and power"),
             Self::HoldsOtherData(what) => write!(f, "{what}; --force overwrites it"),
             Self::NotAVolume(what) => write!(f, "holds no volume: it {what}"),
             Self::HoldsVolume { volume } => {
@@ -212,7 +212,7 @@ impl fmt::Display for ImageErrorReason {
             }
             Self::NoLabel => f.write_str("holds no volume"),
             Self::BothLabelsDamaged => f.write_str("both copies of its label are damaged"),
-            Self::Overwritten(what) => write!(f, "holds what is left of a volume, and it {what}"),
+            Self::Overwritten(what) => write!(f, "holds the remains of a volume, and it {what}"),
             Self::InvalidLabel(e) => write!(f, "holds {e}"),
             Self::InvalidDescriptor(e) => write!(f, "holds {e}"),
             Self::CreationUnfinished => {
@@ -223,18 +223,18 @@ impl fmt::Display for ImageErrorReason {
             }
             Self::StaleCopy { found, wanted } => write!(
                 f,
-                "is an old copy: its label has generation {found}, and had {wanted} before"
+                "is an old copy: its label has generation {found}, but had generation {wanted} before"
             ),
             Self::Truncated { bytes, needed } => {
-                write!(f, "was cut short: it has {bytes} bytes and had {needed}")
+                write!(f, "was truncated: it has {bytes} bytes instead of {needed}")
             }
             Self::TooSmall { bytes, needed } => {
                 write!(f, "is too small: it has {bytes} bytes and needs {needed}")
             }
             Self::NoLogArea { data_offset } => write!(
                 f,
-                "has no room for an intent log: its data begins at byte {data_offset}, and must not \
-                 before {}",
+                "has no space for an intent log: its data begins at byte {data_offset}, but must not \
+                 begin before byte {}",
                 LOG_AREA.end
             ),
             Self::ClaimedElsewhere(by) => by.fmt(f),
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_system_refuses_is_said() {
+    fn system_errors_are_reported() {
         let no_space = DiskError { kind: DiskErrorKind::NoSpace, errno: 28 };
         check(&[
             (
@@ -298,7 +298,7 @@ mod tests {
             ),
             (ImageErrorReason::Open(OpenReason::NotFound), "no such file or device"),
             (ImageErrorReason::Open(OpenReason::PermissionDenied), "permission denied"),
-            (ImageErrorReason::Open(OpenReason::Busy), "in use: somebody else has it open"),
+            (ImageErrorReason::Open(OpenReason::Busy), "in use: another process has it open"),
             (ImageErrorReason::Open(OpenReason::ReadOnly), "read-only: it cannot be written"),
             (
                 ImageErrorReason::Open(OpenReason::NotAFileOrBlockDevice),
@@ -309,7 +309,7 @@ mod tests {
                 "has blocks of 16384 bytes; more than 4096 are not supported",
             ),
             (ImageErrorReason::Open(OpenReason::Io(36)), "File name too long (os error 36)"),
-            (ImageErrorReason::NotResponding, "it does not answer: see to its cable and power"),
+            (ImageErrorReason::NotResponding, "it does not respond: check its cable and power"),
             (
                 ImageErrorReason::Disk(no_space),
                 "no space left: No space left on device (os error 28)",
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_the_way_is_said_and_what_helps() {
+    fn existing_data_is_reported_with_the_remedy() {
         let foreign = ExistingData::KnownFormats(vec!["an XFS file system".to_owned()]);
         check(&[
             (
@@ -349,7 +349,7 @@ mod tests {
             (ImageErrorReason::BothLabelsDamaged, "both copies of its label are damaged"),
             (
                 ImageErrorReason::Overwritten(foreign),
-                "holds what is left of a volume, and it holds an XFS file system",
+                "holds the remains of a volume, and it holds an XFS file system",
             ),
             (
                 ImageErrorReason::InvalidLabel(ImageLabelError::UnsupportedVersion(2)),
@@ -361,13 +361,13 @@ mod tests {
             ),
             (
                 ImageErrorReason::InvalidLabel(ImageLabelError::InvalidField("generation")),
-                "holds a label whose generation makes no sense",
+                "holds a label with an invalid generation",
             ),
         ]);
     }
 
     #[test]
-    fn what_does_not_fit_is_said() {
+    fn unsuitable_labels_and_sizes_are_reported() {
         let (bytes, needed) = (512, 4096);
         check(&[
             (
@@ -385,7 +385,7 @@ mod tests {
             ),
             (
                 ImageErrorReason::Truncated { bytes, needed },
-                "was cut short: it has 512 bytes and had 4096",
+                "was truncated: it has 512 bytes instead of 4096",
             ),
             (
                 ImageErrorReason::TooSmall { bytes, needed },

@@ -152,7 +152,7 @@ pub enum ImageLabelError {
     #[error("a label with features ({0:#x}) that this release does not know")]
     UnsupportedFeatures(u32),
     /// The checksum is right, but a field is invalid.
-    #[error("a label whose {0} makes no sense")]
+    #[error("a label with an invalid {0}")]
     InvalidField(&'static str),
 }
 
@@ -280,7 +280,7 @@ impl ImageLabel {
         {
             Some("data offset")
         } else if self.has_intent_log && !self.has_log_area() {
-            Some("data offset, in its intent log,")
+            Some("data offset (inside its intent log)")
         } else if self.data_bytes == 0
             || self.data_bytes > MAX_BYTES
             || !self.data_bytes.is_multiple_of(block)

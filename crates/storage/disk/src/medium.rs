@@ -195,7 +195,10 @@ impl Medium {
     pub async fn ctx(&self, memory: &Account, bytes: usize) -> Ctx {
         let credit =
             memory.credit(bytes + self.overhead_bytes() as usize, MemoryClass::LocalIo).await;
-        Ctx::new(credit.expect("a pool has room for 256 KiB and an overhead"), Epoch::default())
+        Ctx::new(
+            credit.expect("a buffer pool holds at least 256 KiB and the overhead"),
+            Epoch::default(),
+        )
     }
 
     /// Reads `len` bytes from byte `at` on.
@@ -406,7 +409,7 @@ impl DevMedium {
         flushed.map(drop).map_err(|e| {
             self.is_failed.set(true);
             let dev = self.name.display();
-            tracing::error!(%dev, error = %e, "a flush failed; the device is given up");
+            tracing::error!(%dev, error = %e, "a flush failed; the device is used no longer");
             e.into()
         })
     }

@@ -307,7 +307,7 @@ fn signature_name(found: &Signature) -> String {
         (Some((_, name)), ..) => (*name).to_owned(),
         (None, Some("2" | "3" | "4"), _) => "an ext2, ext3 or ext4 file system".to_owned(),
         (None, _, true) => format!("a partition table ({})", found.kind),
-        (None, _, false) => format!("what libblkid calls {}", found.kind),
+        (None, _, false) => format!("data that libblkid calls {}", found.kind),
     };
     match &found.label {
         Some(label) => format!("{what} called {label:?}"),
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn every_magic_is_found_in_its_place() {
+    fn each_magic_is_found_at_its_offset() {
         for s in MAGICS {
             let (mut head, mut tail) = (vec![0; HEAD_BYTES], vec![0; TAIL_BYTES]);
             let (bytes, at) = match s.location {
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vmfs_partition_is_found_behind_the_first_mib() {
+    fn a_vmfs_partition_is_found_after_the_first_mib() {
         let mut head = vec![0; HEAD_BYTES];
         head[1 << 20..][..4].copy_from_slice(b"\x0d\xd0\x01\xc0");
         head[2 << 20..][..4].copy_from_slice(b"\x5e\xf1\xab\x2f");
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_found_is_named_once() {
+    fn each_format_is_named_once() {
         let signature = |kind: &str, label: Option<&str>, is_table| Signature {
             kind: kind.to_owned(),
             label: label.map(str::to_owned),
@@ -422,7 +422,7 @@ mod tests {
         let says = detect_formats(&head, &[], SIZE, &signatures).unwrap().to_string();
         assert_eq!(
             says,
-            "holds an XFS file system called \"back\\\"up\" and a partition table (sun) and what libblkid calls nss"
+            "holds an XFS file system called \"back\\\"up\" and a partition table (sun) and data that libblkid calls nss"
         );
         // Without the library.
         assert_eq!(found(&head, &[], SIZE), Some(known("an XFS file system")));
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn old_raid_superblocks_lie_on_64_kib() {
+    fn old_raid_superblocks_are_aligned_to_64_kib() {
         for size in [1 << 30, (1 << 30) + 512, (1 << 30) + (64 << 10) - 512u64] {
             let at = size / 65536 * 65536 - 65536;
             let mut tail = vec![0; TAIL_BYTES];
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn each_label_of_a_member_of_a_zfs_pool_tells() {
+    fn each_label_of_a_zfs_member_is_detected() {
         let size = SIZE + (100 << 10);
         let block = 0x00ba_b10c_u64.to_be_bytes();
         // The newest uberblock lies anywhere among them.
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn zeroes_are_nothing_and_all_else_is_something() {
+    fn only_zeroes_count_as_empty() {
         assert_eq!(found(&[0; HEAD_BYTES], &[0; TAIL_BYTES], SIZE), None);
         assert_eq!(found(&[], &[], 0), None);
         assert_eq!(found(&[0; 512], &[0; 512], 512), None);

@@ -3,12 +3,12 @@
 
 mod checksums;
 mod members;
+mod raid_geometry;
 mod rows;
-mod shape;
 mod slot_set;
 
 pub use checksums::RowChecksums;
 pub use members::{Column, DamageKind, MAX_MEMBERS, ScrubResult};
+pub use raid_geometry::*;
 pub use rows::RowSet;
-pub use shape::*;
 pub use slot_set::SlotSet;

@@ -83,7 +83,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_set_of_rows(
+        fn behaves_like_a_set_of_rows(
             steps in prop::collection::vec((any::<bool>(), 0u32..60, 0u32..12), 0..30),
             at in 0u32..60,
             count in 0u32..20,

@@ -87,7 +87,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_set(given in prop::collection::btree_set(0u32..300, 0..50), removed in prop::collection::vec(0u32..300, 0..20), from in 0u32..400) {
+        fn behaves_like_a_set(given in prop::collection::btree_set(0u32..300, 0..50), removed in prop::collection::vec(0u32..300, 0..20), from in 0u32..400) {
             let (mut slots, mut model): (SlotSet, BTreeSet<u32>) = (given.iter().copied().collect(), given);
             for slot in removed {
                 slots.remove(slot);

@@ -23,7 +23,7 @@ enum IoDirection {
 
 impl Layer for FlatImage {
     fn name(&self) -> &'static str {
-        "file"
+        "image"
     }
 
     fn info(&self) -> block::Info {
@@ -109,10 +109,10 @@ impl FlatImage {
         let mut locks = Vec::new();
         // Always in this order, so that operations cannot deadlock.
         if wide.start < span.start {
-            locks.push(self.unit_locks.lock(first).await);
+            locks.push(self.keyed_locks.lock(first).await);
         }
         if wide.end > span.end && (locks.is_empty() || last > first) {
-            locks.push(self.unit_locks.lock(last).await);
+            locks.push(self.keyed_locks.lock(last).await);
         }
         locks.into()
     }
@@ -181,7 +181,7 @@ impl FlatImage {
     /// Changes a part of one unit: read-modify-write.
     async fn read_modify_write(&self, span: ByteRange, data: Bufs, ctx: &Ctx) -> Result<(), Error> {
         let unit = span.aligned_outward(self.io_unit);
-        let _lock = self.unit_locks.lock(unit.start / self.io_unit).await;
+        let _lock = self.keyed_locks.lock(unit.start / self.io_unit).await;
         let failed = |e| self.map_failure(e, span, IoDirection::Write);
         let read = self.medium.read_mut(unit.start, range_len(unit), ctx).await;
         let mut whole = read.map_err(failed)?;

@@ -62,7 +62,7 @@ pub struct FlatImage {
     /// Whether a flush has failed or the disk is lost.
     is_failed: Cell<bool>,
     flushes: FlushCoalescer,
-    unit_locks: KeyedLocks,
+    keyed_locks: KeyedLocks,
     label_lock: tokio::sync::Mutex<()>,
     /// The claim that keeps other machines from its disk.
     claim: Option<DiskClaim>,
@@ -115,7 +115,7 @@ impl FlatImage {
             is_thick,
             is_failed: Cell::new(false),
             flushes: FlushCoalescer::default(),
-            unit_locks: KeyedLocks::default(),
+            keyed_locks: KeyedLocks::default(),
             label_lock: tokio::sync::Mutex::default(),
             claim,
         }
@@ -169,7 +169,10 @@ impl FlatImage {
 
 impl fmt::Debug for FlatImage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("File").field("medium", &self.medium).field("label", &self.label).finish()
+        f.debug_struct("FlatImage")
+            .field("medium", &self.medium)
+            .field("label", &self.label)
+            .finish()
     }
 }
 

@@ -18,10 +18,10 @@ use super::{FlatImage, PAGE_BYTES};
 /// The [`LogArea`] of an image. While idle it holds no memory. A command that holds memory may wait
 /// for the log's: that is [`MemoryClass::LocalIo`](block::MemoryClass::LocalIo), which is freed by
 /// the image's disk alone (RFD 0037). The image stays open as long as this object exists.
-struct Area {
-    file: Rc<FlatImage>,
+struct ImageLogArea {
+    image: Rc<FlatImage>,
     /// Pages that its reads and writes may still use, of [`LOG_TRANSFER_MAX`] bytes in all.
-    room: Semaphore,
+    free_pages: Semaphore,
 }
 
 impl FlatImage {
@@ -36,31 +36,31 @@ impl FlatImage {
             let reason = ImageErrorReason::NoLogArea { data_offset: label.data_offset };
             return Err(reason.at_path(self.path()));
         }
-        let room = Semaphore::new(LOG_TRANSFER_MAX / PAGE_BYTES as usize);
-        Ok(Rc::new(Area { file: Rc::clone(self), room }))
+        let free_pages = Semaphore::new(LOG_TRANSFER_MAX / PAGE_BYTES as usize);
+        Ok(Rc::new(ImageLogArea { image: Rc::clone(self), free_pages }))
     }
 }
 
-impl LogArea for Area {
+impl LogArea for ImageLogArea {
     fn label(&self) -> ImageLabel {
-        self.file.label()
+        self.image.label()
     }
 
     fn path(&self) -> &Path {
-        self.file.path()
+        self.image.path()
     }
 
     fn disk_session(&self, core: &Core) -> Uuid {
-        let attachment = self.file.medium.info().attachment_number;
+        let attachment = self.image.medium.info().attachment_number;
         Uuid::from_u128(core.boot_id() ^ u128::from(attachment))
     }
 
     fn read(&self, at: u64, len: usize) -> LocalBoxFuture<'_, Result<Vec<u8>, DiskError>> {
         Box::pin(async move {
             self.check_range(at, len)?;
-            let _room = self.acquire_pages(len).await;
+            let _pages = self.acquire_pages(len).await;
             self.check_not_failed()?;
-            let read = self.file.medium.read(at, len, &self.ctx(len).await).await;
+            let read = self.image.medium.read(at, len, &self.ctx(len).await).await;
             Ok(read.map_err(|e| self.note_disk_error(e.into()))?.to_vec())
         })
     }
@@ -68,38 +68,39 @@ impl LogArea for Area {
     fn write<'a>(&'a self, at: u64, bytes: &'a [u8]) -> LocalBoxFuture<'a, Result<(), DiskError>> {
         Box::pin(async move {
             self.check_range(at, bytes.len())?;
-            let _room = self.acquire_pages(bytes.len()).await;
+            let _pages = self.acquire_pages(bytes.len()).await;
             self.check_not_failed()?;
             let ctx = self.ctx(bytes.len()).await;
             let data = copy_in(ctx.credit(), bytes);
-            let written = self.file.medium.write(at, data, &ctx).await;
+            let written = self.image.medium.write(at, data, &ctx).await;
             written.map_err(|e| self.note_disk_error(e.into()))
         })
     }
 
     fn sync(&self) -> LocalBoxFuture<'_, Result<(), block::Error>> {
         Box::pin(async move {
-            if self.file.is_failed.get() {
+            if self.image.is_failed.get() {
                 return Err(block::Error::Gone);
             }
-            self.file.flush(&self.ctx(0).await).await
+            self.image.flush(&self.ctx(0).await).await
         })
     }
 
     fn declare_log(&self) -> LocalBoxFuture<'_, Result<(), ImageError>> {
-        Box::pin(self.file.declare_log())
+        Box::pin(self.image.declare_log())
     }
 }
 
-impl Area {
+impl ImageLogArea {
     /// Memory for one operation with `len` bytes of data.
     async fn ctx(&self, len: usize) -> Ctx {
-        self.file.medium.ctx(&self.file.memory, len.max(1)).await
+        self.image.medium.ctx(&self.image.memory, len.max(1)).await
     }
 
     async fn acquire_pages(&self, len: usize) -> SemaphorePermit<'_> {
-        let pages = u32::try_from(len / PAGE_BYTES as usize).expect("at most a window");
-        self.room.acquire_many(pages).await.expect("it is never closed")
+        let pages =
+            u32::try_from(len / PAGE_BYTES as usize).expect("at most LOG_TRANSFER_MAX bytes");
+        self.free_pages.acquire_many(pages).await.expect("the semaphore is never closed")
     }
 
     fn check_range(&self, at: u64, len: usize) -> Result<(), DiskError> {
@@ -116,7 +117,7 @@ impl Area {
     }
 
     fn check_not_failed(&self) -> Result<(), DiskError> {
-        if self.file.is_failed.get() {
+        if self.image.is_failed.get() {
             return Err(DiskError::new(DiskErrorKind::Gone));
         }
         Ok(())
@@ -125,14 +126,14 @@ impl Area {
     /// Fails the image if the disk is lost or was truncated.
     fn note_disk_error(&self, e: DiskError) -> DiskError {
         if matches!(e.kind, DiskErrorKind::Gone | DiskErrorKind::PastEnd) {
-            self.file.is_failed.set(true);
+            self.image.is_failed.set(true);
         }
         e
     }
 }
 
-impl fmt::Debug for Area {
+impl fmt::Debug for ImageLogArea {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Area").field("file", &self.file).finish_non_exhaustive()
+        f.debug_struct("ImageLogArea").field("image", &self.image).finish_non_exhaustive()
     }
 }

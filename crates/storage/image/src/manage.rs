@@ -150,7 +150,7 @@ impl FlatImage {
         if !matches!(created, Ok(_) | Err(ImageErrorReason::ClaimedElsewhere(_))) {
             let undone = timeout(DISK_TIMEOUT, undo_create(core, &medium, &memory, fresh));
             if undone.await.is_err() {
-                tracing::warn!(path = %medium.path().display(), "it does not answer: a half-made image is left behind");
+                tracing::warn!(path = %medium.path().display(), "the disk does not respond: an incomplete image remains");
             }
         }
         let (label, claim) = created.map_err(|reason| reason.at_path(medium.path()))?;
@@ -384,7 +384,7 @@ async fn release_claim(medium: &Medium, claim: Option<DiskClaim>) {
     let Some(claim) = claim else { return };
     if let Err(error) = claim.release().await {
         let path = medium.path().display();
-        tracing::warn!(%path, %error, "it is not noted that the image is closed: another node needs --take-over");
+        tracing::warn!(%path, %error, "the image was closed, but its owner record was not released: another node needs --take-over");
     }
 }
 
@@ -483,7 +483,7 @@ async fn undo_create(core: &Core, medium: &Medium, memory: &Account, fresh: bool
         }
     };
     if let Err(e) = undone {
-        tracing::warn!(path = %path.display(), error = %e, "a half-made image is left behind");
+        tracing::warn!(path = %path.display(), error = %e, "an incomplete image remains");
     }
 }
 
@@ -603,10 +603,10 @@ async fn repair_labels(
     // other copy must not be touched.
     label_copies::sync(medium, memory).await.inspect_err(|e| {
         let disk = medium.path().display();
-        tracing::error!(%disk, error = %e, "what was written last and never flushed may be lost");
+        tracing::error!(%disk, error = %e, "the last unflushed writes may be lost");
     })?;
     for slot in copies.stale_copies(label) {
-        tracing::warn!(disk = %medium.path().display(), slot, "a copy of the label is repaired");
+        tracing::warn!(disk = %medium.path().display(), slot, "repaired a copy of the label");
         label_copies::write_copy(medium, memory, label, slot).await?;
     }
     Ok(())
@@ -674,7 +674,7 @@ async fn extend_file(medium: &Medium, bytes: u64) -> Result<(), ImageErrorReason
     let lengthened = medium.set_len(bytes).await.map_err(DiskError::from);
     lengthened.map_err(|e| match e.kind {
         DiskErrorKind::PastEnd => {
-            ImageErrorReason::InvalidSize("the file system has no files that large")
+            ImageErrorReason::InvalidSize("the file system does not support files of this size")
         }
         _ => e.into(),
     })
@@ -700,7 +700,7 @@ async fn wipe(medium: &Medium, memory: &Account) -> Result<(), ImageErrorReason>
     // From here on it is deleted. If the device does not free the space, that is only logged.
     if let Err(e) = discard_all(medium, memory).await {
         let path = medium.path().display();
-        tracing::warn!(%path, error = %e, "space of a deleted volume is not freed");
+        tracing::warn!(%path, error = %e, "freeing the space of a deleted volume failed");
     }
     Ok(())
 }

@@ -5,7 +5,7 @@
 mod common;
 mod conformance;
 mod faults;
-mod life;
+mod lifecycle;
 mod on_dev;
 mod raw;
 mod real;

@@ -87,7 +87,7 @@ fn files_on_disk() {
 }
 
 #[test]
-fn files_on_disk_with_large_blocks_and_all_their_space() {
+fn thick_files_on_disk_with_large_blocks() {
     let how = CreateImageOptions {
         block_size: 4096,
         provisioning: Provisioning::Thick,
@@ -243,7 +243,7 @@ fn block_devices_of_every_geometry() {
 }
 
 #[test]
-fn block_devices_that_free_nothing() {
+fn block_devices_without_discard() {
     // ramfs can punch no holes, and neither can a device over it.
     let Some(mount) = Mount::new(&["-t", "ramfs", "test"]) else {
         println!("skipped: no right to mount a file system");
@@ -356,7 +356,7 @@ fn simulated_disks_of_every_geometry() {
 }
 
 #[test]
-fn simulated_disks_that_can_do_less() {
+fn simulated_disks_with_fewer_features() {
     for (can_punch, can_zero) in [(false, true), (true, false), (false, false)] {
         for disk in [DiskSetup::file(0), device()] {
             let disk = DiskSetup { can_punch, can_zero, ..disk };
@@ -380,7 +380,7 @@ fn power_cuts_with_many_seeds() {
 }
 
 #[test]
-fn the_whole_of_a_device_is_used_where_no_size_is_given() {
+fn without_a_size_the_whole_device_is_used() {
     succeed(1, HostSetup::default(), |_, host| async move {
         host.add_disk("/d", DiskSetup::device((9 << 20) + 512));
         let core = core_of(&host).await;

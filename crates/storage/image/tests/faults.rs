@@ -75,7 +75,7 @@ fn check_reason(failed: &ImageError, kind: DiskErrorKind) {
 }
 
 #[test]
-fn a_new_file_is_there_whole_or_not_at_all() {
+fn a_new_file_is_complete_or_absent() {
     for how in [thin(3 * MIB), full(3 * MIB)] {
         for kind in KINDS {
             let count = one_after_the_other(|n| {
@@ -103,7 +103,7 @@ fn a_new_file_is_there_whole_or_not_at_all() {
 }
 
 #[test]
-fn a_failed_creation_on_what_exists_can_be_repeated() {
+fn a_failed_creation_over_existing_data_can_be_repeated() {
     let whole = CreateImageOptions { size_bytes: None, ..thin(0) };
     let small = CreateImageOptions { keep_contents: true, ..thin(MIB) };
     for how in [thin(3 * MIB), full(3 * MIB), whole, small] {
@@ -277,7 +277,7 @@ async fn growth_failed(e: &ImageError, kind: DiskErrorKind, file: &Rc<FlatImage>
 }
 
 #[test]
-fn a_failed_deletion_leaves_the_volume_or_nothing_and_can_be_repeated() {
+fn a_failed_deletion_is_atomic_and_can_be_repeated() {
     for on in [KEPT, GIVEN] {
         let count = one_after_the_other(|n| {
             strikes(n, HostSetup::default(), |host, core| async move {
@@ -331,7 +331,7 @@ fn a_device_beyond_256_tib_is_refused_untouched() {
 }
 
 #[test]
-fn what_is_too_small_for_a_label_can_be_deleted_by_force() {
+fn a_file_too_small_for_a_label_can_be_deleted_with_force() {
     for bytes in [4096, 600 << 10] {
         succeed(1, HostSetup::default(), |_, host| async move {
             let disk = host.add_disk(IMAGE, DiskSetup::device(bytes));

@@ -207,7 +207,7 @@ fn large_blocks_on_large_blocks() {
 }
 
 #[test]
-fn what_was_created_is_there_when_it_is_opened() {
+fn a_created_image_can_be_opened() {
     on_core(DiskEngine::Threads, |core| async move {
         let bottom = Bottom::new(4096, 3 * MIB + LABEL_AREA_BYTES);
         let none = bottom.open(&core, &existing()).await.unwrap_err();
@@ -239,7 +239,7 @@ fn what_was_created_is_there_when_it_is_opened() {
 }
 
 #[test]
-fn an_image_that_is_only_read_changes_nothing() {
+fn opening_and_reading_an_image_writes_nothing() {
     on_core(DiskEngine::Threads, |core| async move {
         let bottom = Bottom::new(4096, 4 * MIB);
         drop(bottom.create(&core, &thin(3 * MIB)).await.unwrap());
@@ -259,7 +259,7 @@ fn an_image_that_is_only_read_changes_nothing() {
 }
 
 #[test]
-fn a_creation_writes_nothing_but_what_lies_before_the_data() {
+fn a_creation_writes_only_before_the_data() {
     on_core(DiskEngine::Threads, |core| async move {
         for provisioning in [Provisioning::Thin, Provisioning::Thick] {
             let bottom = Bottom::new(4096, 64 * MIB);
@@ -278,7 +278,7 @@ fn a_creation_writes_nothing_but_what_lies_before_the_data() {
 }
 
 #[test]
-fn a_creation_that_is_forced_leaves_nothing_of_what_was_there() {
+fn a_forced_creation_erases_the_old_contents() {
     on_core(DiskEngine::Threads, |core| async move {
         let bottom = Bottom::new(4096, 5 * MIB);
         let file = bottom.create(&core, &thin(4 * MIB)).await.unwrap();
@@ -346,7 +346,7 @@ async fn image(core: &Core, block_size: u32) -> (Bottom, Rc<FlatImage>, TestClie
 }
 
 #[test]
-fn errors_come_with_the_address_of_the_volume() {
+fn errors_carry_addresses_of_the_volume() {
     on_core(DiskEngine::Threads, |core| async move {
         let (bottom, _file, c) = image(&core, 512).await;
         let anywhere = Lba(0);
@@ -383,7 +383,7 @@ fn errors_come_with_the_address_of_the_volume() {
 }
 
 #[test]
-fn a_flush_that_failed_ends_the_image() {
+fn a_failed_flush_fails_the_image() {
     on_core(DiskEngine::Threads, |core| async move {
         for error in [Error::Gone, Error::NoSpace, Error::Unwritable { at: Lba(9) }] {
             let (bottom, file, c) = image(&core, 4096).await;
@@ -392,7 +392,7 @@ fn a_flush_that_failed_ends_the_image() {
             bottom.fail(Rule::new(Effect::Fail(error)).on(&[OpKind::Flush]).times(1));
             assert_eq!(c.flush().await, Err(Error::Gone));
             bottom.faults.borrow().clear();
-            assert_eq!(c.flush().await, Err(Error::Gone), "never retried and believed");
+            assert_eq!(c.flush().await, Err(Error::Gone), "a failed flush is not retried");
             assert_eq!(c.read(1, 1).await.map(drop), Err(Error::Gone));
             assert_eq!(c.write(1, &[1; 4096], false).await, Err(Error::Gone));
             assert_eq!(area.sync().await, Err(Error::Gone));

@@ -18,7 +18,7 @@ fn space(path: &PathBuf) -> u64 {
 }
 
 #[test]
-fn space_is_taken_given_back_and_kept() {
+fn space_is_allocated_freed_and_kept() {
     for dir in [Dir::on_disk, Dir::in_memory] {
         on_core(DiskEngine::Auto, move |core| async move {
             let dir = dir();
@@ -56,7 +56,7 @@ fn space_is_taken_given_back_and_kept() {
 }
 
 #[test]
-fn a_file_belongs_to_one_at_a_time_and_goes_when_deleted() {
+fn a_file_has_one_user_and_is_removed_when_deleted() {
     on_core(DiskEngine::Auto, |core| async move {
         let dir = Dir::on_disk();
         let path = dir.file("image");
@@ -73,7 +73,7 @@ fn a_file_belongs_to_one_at_a_time_and_goes_when_deleted() {
 }
 
 #[test]
-fn files_of_others_are_left_alone() {
+fn foreign_files_are_left_alone() {
     on_core(DiskEngine::Auto, |core| async move {
         let dir = Dir::on_disk();
         let path = dir.file("image");

@@ -46,7 +46,7 @@ async fn all_refuse(core: &Core, path: &Path, why: OpenReason) {
 
 /// Plays two roles: a child process that holds an image until it is killed, and the parent.
 #[test]
-fn an_image_that_another_process_holds_is_busy_until_that_ends() {
+fn an_image_open_in_another_process_is_busy_until_it_ends() {
     if let Some(path) = std::env::var_os(TO_HOLD) {
         on_core(DiskEngine::Auto, |core| async move {
             let _held = FlatImage::open(&core, path.as_ref(), &existing()).await.unwrap();
@@ -79,7 +79,7 @@ fn an_image_that_another_process_holds_is_busy_until_that_ends() {
 /// Starts this test again as a process that holds `path`, and waits until it does.
 fn hold(path: &Path) -> std::process::Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "refusals::an_image_that_another_process_holds_is_busy_until_that_ends"])
+        .args(["--exact", "refusals::an_image_open_in_another_process_is_busy_until_it_ends"])
         .arg("--nocapture")
         .env(TO_HOLD, path)
         .stdin(Stdio::piped())
@@ -109,7 +109,7 @@ fn a_mounted_device_is_in_use() {
 }
 
 #[test]
-fn what_real_programs_put_on_a_device_is_named_and_kept() {
+fn existing_formats_on_a_device_are_named_and_kept() {
     let dir = Dir::in_memory();
     let cases: [(&[&str], &str); 4] = [
         (&["mkfs.ext4", "-q"], "an ext2, ext3 or ext4 file system"),
@@ -217,7 +217,7 @@ fn a_read_only_file_system_is_named() {
 
 /// ext4 that journals data has no direct I/O, though it accepts the flag.
 #[test]
-fn a_file_system_without_direct_io_wants_the_flag() {
+fn a_file_system_without_direct_io_needs_the_flag() {
     let dir = Dir::in_memory();
     let Some((_, device)) = device(&dir, 64 * MIB, &[]) else { return };
     let made = program("mkfs.ext4", &["-q", text(device.path())]);

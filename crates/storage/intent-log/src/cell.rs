@@ -70,10 +70,10 @@ pub enum CellError {
     #[error("a cell of another log ({0:#018x})")]
     OtherLog(u64),
     /// A misplaced cell.
-    #[error("cell {0} in the place of another")]
+    #[error("cell {0} at the position of another cell")]
     WrongIndex(u32),
     /// The checksum matches, but a field is invalid.
-    #[error("a cell whose {0} makes no sense")]
+    #[error("a cell with an invalid {0}")]
     InvalidField(&'static str),
 }
 

@@ -92,13 +92,13 @@ pub struct ExportedBitmap {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MergeError {
     /// The log keeps no dirty bits for that image.
-    #[error("no marks are kept for image {0}")]
+    #[error("the log has no slot for image {0}")]
     UnknownImage(Uuid),
     /// No volume has such regions.
-    #[error("marks of a strange log: {0}")]
+    #[error("the bitmap of an incompatible log: {0}")]
     Geometry(#[from] LogGeometryError),
     /// The number of bits does not match the number of regions.
-    #[error("marks in {found} bytes instead of {wanted}")]
+    #[error("a bitmap of {found} bytes instead of {wanted}")]
     Length {
         /// Bytes found.
         found: usize,
@@ -106,7 +106,7 @@ pub enum MergeError {
         wanted: usize,
     },
     /// The log has failed or is closed.
-    #[error("the intent log is gone")]
+    #[error("the intent log has failed or is closed")]
     Gone,
 }
 
@@ -117,7 +117,7 @@ pub enum CloseError {
     #[error("{0} operations are in flight")]
     InUse(u64),
     /// The log has failed, or is closed already.
-    #[error("the intent log is gone")]
+    #[error("the intent log has failed or is closed")]
     Gone,
 }
 
@@ -514,7 +514,7 @@ impl Drop for RegionGuard {
 
 impl fmt::Debug for RegionGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Touch").field(&self.regions).finish()
+        f.debug_tuple("RegionGuard").field(&self.regions).finish()
     }
 }
 

@@ -148,13 +148,13 @@ pub enum SuperblockError {
     #[error("a superblock of version {0}, which this release does not know")]
     Version(u16),
     /// A misplaced copy.
-    #[error("copy {0} of a superblock in the place of another")]
+    #[error("copy {0} of a superblock at the position of another copy")]
     WrongCopy(u16),
     /// The superblock of another image's log.
     #[error("a superblock of image {0}")]
     OtherImage(Uuid),
     /// The checksum matches, but a field is invalid.
-    #[error("a superblock whose {0} makes no sense")]
+    #[error("a superblock with an invalid {0}")]
     InvalidField(&'static str),
 }
 

@@ -3,4 +3,4 @@
 
 #[path = "../../image/tests/common/mod.rs"]
 mod common;
-mod life;
+mod lifecycle;

@@ -272,11 +272,11 @@ impl MirrorConfig {
             return Err("a member has no image");
         }
         if self.cold_start_epoch > self.epoch {
-            return Err("it was born after itself");
+            return Err("its cold-start epoch is above its epoch");
         }
         let CopyHistory { generation, forced_epoch, rolled_back, mismatch } = &self.history;
         if generation.epoch > self.epoch || *forced_epoch > self.epoch {
-            return Err("its history is not over");
+            return Err("its history names an epoch above its own");
         }
         let nodes = mismatch.iter().map(|d| d.nodes.len()).chain([rolled_back.len()]);
         if nodes.max().is_some_and(|nodes| nodes > MAX_REPLICAS) {
@@ -436,7 +436,7 @@ pub enum PutOutcome {
 
 /// The store did not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the metadata store does not answer")]
+#[error("the metadata store does not respond")]
 pub struct StoreUnavailable;
 
 /// Stores the configuration of one volume: linearizable, shared by all nodes.
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comparison_without_differences_ends_what_was_said_of_those_in_sync() {
+    fn a_verify_without_mismatches_clears_the_history_of_in_sync_copies() {
         let before = record();
         let equal = before.with_comparison(None, 9).expect("it said that they differ");
         assert_eq!(equal.history.mismatch, None);
@@ -507,12 +507,12 @@ mod tests {
     }
 
     #[test]
-    fn is_read_as_it_was_written() {
+    fn a_config_round_trips() {
         assert_eq!(MirrorConfig::parse(&record().to_bytes()), Ok(record()));
     }
 
     #[test]
-    fn a_replica_is_added_as_a_new_one() {
+    fn an_added_replica_starts_with_an_empty_history() {
         let before = record();
         let after = before.with_replica(NodeId(3), Uuid::from_u128(3), 9).expect("there is room");
         let added = ConfigReplica { node: NodeId(3), image: Uuid::from_u128(3), is_new: true };
@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_said_of_a_copy_ends_with_it() {
+    fn the_history_of_a_copy_ends_with_its_removal() {
         let before = record();
         let after = before.with_replica(NodeId(1), Uuid::from_u128(7), 9).expect("not in sync");
         assert_eq!(after.history.rolled_back, []);
@@ -547,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn replicas_that_may_not_be_changed_are_named() {
+    fn changes_of_in_sync_replicas_are_refused_by_name() {
         let one = Uuid::from_u128;
         let r = record();
         assert_eq!(
@@ -572,12 +572,12 @@ mod tests {
     type Spoil = fn(&mut MirrorConfig);
 
     #[test]
-    fn contradictions_are_named() {
+    fn inconsistent_configs_are_refused_with_a_reason() {
         let cases: [(Spoil, &str); 9] = [
-            (|r| r.history.generation.epoch = Epoch(8), "its history is not over"),
-            (|r| r.history.forced_epoch = Epoch(8), "its history is not over"),
+            (|r| r.history.generation.epoch = Epoch(8), "its history names an epoch above its own"),
+            (|r| r.history.forced_epoch = Epoch(8), "its history names an epoch above its own"),
             (|r| r.history.rolled_back = vec![NodeId(1); 5], "its history has too many nodes"),
-            (|r| r.cold_start_epoch = Epoch(8), "it was born after itself"),
+            (|r| r.cold_start_epoch = Epoch(8), "its cold-start epoch is above its epoch"),
             (|r| r.primary = NodeId(1), "the primary is not a member"),
             (|r| r.replicas.truncate(1), "a member has no image"),
             (|r| r.replicas.reverse(), "replicas are not listed by node, each node once"),

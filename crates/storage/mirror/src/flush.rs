@@ -6,7 +6,7 @@ use block::{Ctx, Error, MemoryClass};
 use futures_util::future::{join, join_all};
 use intent_log::FlushStamp;
 use peer::{Link, Message, NodeId, Role, View};
-use rt::fault_point::{self, Point};
+use rt::fault_point::{self, FaultPoint};
 
 use super::Mistake;
 use super::peer_requests::PeerAnswer;
@@ -100,7 +100,7 @@ impl Replica {
         if self.is_primary() && self.flush_joiners(view).await.is_none() {
             return;
         }
-        fault_point::reach(Point::MemberFlushed);
+        fault_point::reach(FaultPoint::MemberFlushed);
         link.send(Message::Flushed { view, request });
     }
 

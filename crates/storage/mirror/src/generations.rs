@@ -50,7 +50,7 @@ impl Replica {
             JoinerComparison::HistoryUnknown => {
                 tracing::warn!(
                     node = node.0,
-                    "what a copy was like is not known any more: all is copied"
+                    "the history of a copy is unknown: resyncing all of it"
                 );
             }
             JoinerComparison::JoinerRolledBack => {
@@ -59,7 +59,7 @@ impl Replica {
                     node = node.0,
                     %had,
                     %has,
-                    "a copy was set back to an earlier state, as by a backup or a snapshot: all is copied"
+                    "a copy was rolled back (a backup or snapshot was restored?): resyncing all of it"
                 );
                 self.membership.borrow_mut().note_rolled_back(node);
             }
@@ -67,7 +67,7 @@ impl Replica {
                 if self.newer_joiners.borrow_mut().insert(node) {
                     tracing::error!(
                         node = node.0,
-                        "the copy here was set back to an earlier state, and that node's is newer: it is not overwritten"
+                        "the copy here was rolled back, and the copy of that node is newer: it is not overwritten"
                     );
                 }
                 return Err("its copy is newer");

@@ -6,7 +6,7 @@ use std::time::Duration;
 use block::Error;
 use intent_log::{ConfigAdoption, OtherImage};
 use peer::{DataGeneration, Incarnation, Message, NodeId, Role, View};
-use rt::fault_point::{self, Point};
+use rt::fault_point::{self, FaultPoint};
 use uuid::Uuid;
 
 use super::config::MirrorConfig;
@@ -234,11 +234,11 @@ impl Replica {
         config: &MirrorConfig,
         is_member: bool,
     ) -> bool {
-        fault_point::reach(Point::EpochAdopting);
+        fault_point::reach(FaultPoint::BeforeConfigAdoption);
         let adopted = self.leg.log.adopt_config(self.config_adoption(config, is_member)).await;
-        fault_point::reach(Point::EpochAdopted);
+        fault_point::reach(FaultPoint::ConfigAdopted);
         if let Err(error) = &adopted {
-            tracing::error!(%error, epoch = config.epoch.0, "a configuration is not adopted");
+            tracing::error!(%error, epoch = config.epoch.0, "adopting a configuration failed");
             self.on_leg_error(Error::Gone);
         }
         adopted.is_ok()
@@ -280,7 +280,7 @@ impl Replica {
         if attempt.primary != from || attempt.incarnation != incarnation {
             return;
         }
-        fault_point::reach(Point::JoinerAccepted);
+        fault_point::reach(FaultPoint::JoinerAccepted);
         attempt.accepted_view = Some(view);
         self.join_attempt.set(Some(attempt));
         self.inherited_generations.replace(Some((incarnation, generations)));
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn attempts_that_fail_again_and_again_become_rare() {
+    fn repeated_join_failures_back_off() {
         let (mut attempts, mut now) = (JoinBackoff::default(), SECOND);
         let mut pauses = Vec::new();
         for _ in 0..9 {
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_put_out_at_once_again_and_again_waits_as_well() {
+    fn repeated_early_exclusions_back_off() {
         let (mut attempts, mut now) = (JoinBackoff::default(), SECOND);
         let mut pauses = Vec::new();
         for _ in 0..4 {
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn attempts_that_succeed_are_no_failures_however_close_they_follow() {
+    fn successful_joins_in_quick_succession_do_not_back_off() {
         let (mut attempts, mut now) = (JoinBackoff::default(), SECOND);
         for _ in 0..20 {
             attempts = attempts.after_admission(now);
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_primary_that_serves_again_is_asked_at_once() {
+    fn a_primary_that_serves_again_is_asked_immediately() {
         let mut attempts = JoinBackoff::default();
         for _ in 0..8 {
             attempts = attempts.after_timeout(SECOND);
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leg_that_has_failed_an_attempt_rests() {
+    fn a_leg_that_failed_a_join_backs_off() {
         let attempts =
             JoinBackoff::default().after_failure(SECOND).with_leg_cooldown(SECOND, SECOND * 10);
         assert_eq!(pause_after(&attempts, SECOND), 10);

@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_unreadable_is_told_in_few_ranges() {
+    fn unreadable_data_is_reported_in_few_ranges() {
         let blocks = (0..4u64).chain(10..12).map(|n| n * 512..(n + 1) * 512);
         let data = UnreadableData::from_ranges(blocks, true);
         assert_eq!((data.ranges, data.bytes), (vec![0..2048, 5120..6144], 6 * 512));

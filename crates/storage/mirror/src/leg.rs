@@ -9,7 +9,7 @@ use std::time::Duration;
 use block::{BlockStatus, Blocks, Bufs, Ctx, Dev, Error, Lba, MetadataObserver, Op};
 use intent_log::{FlushStamp, IntentLog};
 use peer::{WriteKind, WriteOp};
-use rt::fault_point::{self, Point};
+use rt::fault_point::{self, FaultPoint};
 use slab::Slab;
 
 use super::no_space::split_by_zeroes;
@@ -143,7 +143,7 @@ impl Leg {
     async fn mark(&self, bytes: Range<u64>) -> Result<(), Error> {
         if !self.skips_intent_log && !self.log.is_hot(bytes.clone()) {
             Box::pin(self.log.mark(bytes)).await?;
-            fault_point::reach(Point::LegMarked);
+            fault_point::reach(FaultPoint::RegionsMarked);
         }
         Ok(())
     }

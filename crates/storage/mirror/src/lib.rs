@@ -371,7 +371,7 @@ impl Mirror {
         self.0.prepared.borrow_mut().clear();
         let closed = self.0.leg.log.close().await;
         if let Err(error) = &closed {
-            tracing::warn!(%error, "an intent log is not closed in order");
+            tracing::warn!(%error, "closing an intent log failed");
         }
         !self.is_leg_lost() && closed != Err(CloseError::Gone)
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use block::{Epoch, Error};
 use peer::{Link, Message, NodeId, Role};
-use rt::fault_point::{self, Point};
+use rt::fault_point::{self, FaultPoint};
 
 use super::config::{ConfigStore, MirrorConfig, PutOutcome, StoreUnavailable};
 use super::membership::{Action, ConfigChange, Event, MembershipMessage};
@@ -105,11 +105,11 @@ impl Replica {
                 self.request_join();
             }
             Action::Refuse(reason) => {
-                tracing::error!(why = %reason, "this replica must not act");
+                tracing::error!(why = %reason, "this replica stops serving: its configuration is contradicted");
                 self.on_out_of_sync();
             }
             Action::Decline(change) => {
-                tracing::warn!(?change, "a change cannot be made");
+                tracing::warn!(?change, "a configuration change was declined");
                 match change {
                     ConfigChange::Admit(node) => {
                         self.joiners.borrow_mut().clear_admission_proposed(node);
@@ -164,9 +164,9 @@ impl Replica {
                 this.handle_event(Event::PutCompleted(PutOutcome::Conflict));
                 return;
             }
-            fault_point::reach(Point::RecordPutting);
+            fault_point::reach(FaultPoint::BeforeConfigPut);
             let outcome = this.config_store.put(epoch, config_id, &config).await;
-            fault_point::reach(Point::RecordPut);
+            fault_point::reach(FaultPoint::ConfigPutAnswered);
             if outcome != PutOutcome::Unknown {
                 this.store_silent_since.set(None);
             }
@@ -341,7 +341,9 @@ impl Replica {
             if self.leg.oldest_started_at().is_some_and(|started_at| started_at < stuck_since)
                 && !self.leg.is_lost()
             {
-                tracing::error!("the disk of this replica does not answer: it is given up");
+                tracing::error!(
+                    "the disk of this replica does not respond: this replica stops using it"
+                );
                 self.on_leg_error_with_loss(Error::Gone, LegLoss::DiskUnresponsive);
             }
             self.close_silent_sessions();
@@ -404,7 +406,7 @@ impl Replica {
                 if !self.membership.borrow().is_peer_stuck(node) {
                     tracing::warn!(
                         node = node.0,
-                        "a replica does not get on though its node lives"
+                        "a replica makes no progress although its node is alive"
                     );
                     self.handle_event(Event::PeerStuck(node));
                 }

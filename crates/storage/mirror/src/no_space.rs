@@ -14,7 +14,7 @@ use std::time::Duration;
 use block::{Bufs, Ctx, Error, MemoryClass};
 use futures_util::future::join_all;
 use peer::{Link, Message, NodeId, PreparedEntry, Seq, View, WriteKind, WriteOp};
-use rt::fault_point::{self, Point};
+use rt::fault_point::{self, FaultPoint};
 
 use super::Mistake;
 use super::local_writes::LocalWriteOutcome;
@@ -148,7 +148,7 @@ impl Replica {
             return outcome;
         }
         self.prepared.borrow_mut().commit((entry.view, entry.seq));
-        fault_point::reach(Point::PrimaryCommitted);
+        fault_point::reach(FaultPoint::PrimaryCommitted);
         if let Some(local_write) = self.local_writes.by_id(entry.write_id) {
             local_write.complete(LocalWriteOutcome::Failed(Error::NoSpace));
         }
@@ -253,7 +253,7 @@ impl Replica {
         for link in self.open_links(self.write_targets()) {
             let op = op.clone();
             link.send(Message::Write { view, seq, write_id, is_copy: true, op });
-            fault_point::reach_when_sent(Point::PrimaryAnnounced);
+            fault_point::reach_when_sent(FaultPoint::PrimaryOpSent);
         }
         let bytes = self.byte_range(range);
         if let Err(e) = self.leg.apply_thin(&op, bytes, &ctx, self.awake_clock.get()).await {
@@ -385,7 +385,7 @@ impl Replica {
         if !self.prepared.borrow_mut().begin_replacement(&entry) {
             tracing::error!(
                 node = from.node().0,
-                "a write is replaced that does not wait for that"
+                "a replacement arrived for a write that does not wait for one"
             );
             return;
         }
@@ -399,7 +399,7 @@ impl Replica {
                 return;
             }
             this.prepared.borrow_mut().mark_applied(op_number);
-            fault_point::reach(Point::MemberApplied);
+            fault_point::reach(FaultPoint::MemberLegApplied);
             if this.view.get() == entry.view {
                 from.send(Message::Applied { view: entry.view, seq: entry.seq });
             } else {
@@ -448,7 +448,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn data_are_parted_by_blocks_of_zeroes() {
+    fn data_is_split_at_zero_blocks() {
         let pool = BufferPool::new(1 << 20).unwrap();
         let credit = pool.account().try_credit(8 * 512, MemoryClass::Read).unwrap();
         let mut bytes = vec![0; 6 * 512];

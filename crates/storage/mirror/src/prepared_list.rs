@@ -93,7 +93,7 @@ impl PreparedList {
         };
         self.applying += 1;
         let existing = self.table.insert((entry.view, entry.seq), write);
-        assert!(existing.is_none(), "{entry:?} has the place of another");
+        assert!(existing.is_none(), "{entry:?} has the op number of another entry");
     }
 
     /// Sets the lock of a write that had to wait for it.

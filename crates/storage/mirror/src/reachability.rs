@@ -95,7 +95,7 @@ impl Replica {
         let silent =
             |node| heard.get(&node).is_some_and(|h| h.is_session_silent(self.awake_clock.get()));
         for link in self.links.borrow().values().filter(|l| !l.is_closed() && silent(l.node())) {
-            tracing::warn!(node = link.node().0, "nothing comes over a session whose node lives");
+            tracing::warn!(node = link.node().0, "a session is silent although its node is alive");
             link.close();
         }
     }
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn the_one_that_lacks_most_goes_else_the_one_with_the_highest_number() {
+    fn the_worst_connected_member_is_excluded_ties_by_number() {
         assert_eq!(victim(&[]), None);
         assert_eq!(victim(&[(2, 3)]), Some(3));
         assert_eq!(victim(&[(2, 3), (3, 2)]), Some(3));
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_goes_because_he_does_not_reach_the_dead() {
+    fn an_unreachable_dead_node_excludes_no_other() {
         assert_eq!(victim(&[(2, 9), (3, 9)]), None);
         assert_eq!(victim(&[(2, 9), (3, 9), (2, 3)]), Some(3));
         let heard = LastHeard { session_at: WATCHDOG_INTERVAL, lease_messages: 0 };
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_is_silent_only_where_its_node_is_heard_by_other_ways() {
+    fn a_session_is_silent_only_if_its_node_is_heard_otherwise() {
         let heard = |lease_messages| LastHeard { session_at: WATCHDOG_INTERVAL, lease_messages };
         assert!(!heard(LEASE_MESSAGES_MIN).is_session_silent(SESSION_SILENCE_MAX));
         assert!(
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_again_counts_no_more() {
+    fn reports_expire_unless_repeated() {
         let second = Duration::from_secs(1);
         let mut gaps = UnreachablePairs::default();
         gaps.record(NodeId(2), NodeId(3), second);

@@ -186,7 +186,7 @@ impl Replica {
             Message::StartViewChange { view, config } => match MirrorConfig::parse(&config) {
                 Ok(config) => MembershipMessage::StartViewChange { view, config },
                 Err(error) => {
-                    tracing::error!(%error, node = from.0, "a view begins with a bad record");
+                    tracing::error!(%error, node = from.0, "a view change carries an invalid configuration");
                     return;
                 }
             },
@@ -235,7 +235,7 @@ impl Replica {
                     ctx,
                 ));
             }
-            _ => tracing::warn!(node = from.0, "an order outside the volume is dropped"),
+            _ => tracing::warn!(node = from.0, "dropped a write outside the volume"),
         }
     }
 

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn holders_are_all_that_have_it_and_the_later_wins() {
+    fn the_later_entry_wins_and_all_its_holders_are_listed() {
         let (a, b) = (NodeId(1), NodeId(2));
         let (old, new, other) = (entry(1, 5, 0, 4), entry(2, 1, 3, 4), entry(1, 6, 9, 1));
         let entries = [(b, old), (b, new), (a, new), (a, other), (a, other)];
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_contradiction_is_named() {
+    fn conflicting_entries_are_reported() {
         let mut wrong = entry(1, 5, 0, 4);
         wrong.range.count = 3;
         let entries = [(NodeId(1), entry(1, 5, 0, 4)), (NodeId(3), wrong)];
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_block_of_all_is_one_too() {
+    fn the_last_block_is_reconciled() {
         let end = entry(1, 1, u64::MAX - 1, 2);
         let over = entry(1, 2, u64::MAX - 1, 1);
         let copies = plan_reconciliation([(NodeId(1), end), (NodeId(1), over)]).unwrap().copies;
@@ -181,7 +181,7 @@ mod tests {
     proptest! {
         /// Compares with rule 5.8 as written, one pair at a time.
         #[test]
-        fn is_what_the_rule_says(entries in told()) {
+        fn the_plan_follows_the_rule(entries in told()) {
             let op_number = |e: &PreparedEntry| (e.view, e.seq);
             let plan = plan_reconciliation(entries.clone()).unwrap();
             let is_superseded = |e: &PreparedEntry| entries.iter().any(|(_, later)| {
@@ -202,7 +202,7 @@ mod tests {
         }
 
         #[test]
-        fn the_order_of_telling_does_not_matter(entries in told()) {
+        fn the_order_of_reports_does_not_matter(entries in told()) {
             let backwards = plan_reconciliation(entries.iter().rev().copied());
             prop_assert_eq!(plan_reconciliation(entries), backwards);
         }

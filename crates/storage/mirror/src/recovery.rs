@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_that_was_in_sync_in_the_highest_epoch_leads() {
+    fn a_copy_in_sync_in_the_highest_epoch_becomes_primary() {
         let choose = |copies: &[RecoveryCandidate]| choose_primary(copies).unwrap();
         assert_eq!(choose(&[]), None);
         assert_eq!(choose(&[adopted(1, 7, &[]), adopted(2, 0, &[])]), None, "parts of it");
@@ -112,14 +112,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_decided_between_two_histories_of_one_epoch() {
+    fn divergent_histories_of_one_epoch_are_refused() {
         let other = RecoveryCandidate { config_id: Uuid::from_u128(1), ..adopted(1, 7, &[1]) };
         let result = choose_primary(&[adopted(2, 7, &[2]), other]);
         assert_eq!(result, Err(DivergentHistories(1, 0)));
     }
 
     #[test]
-    fn a_recovered_record_is_above_all_that_any_copy_has_seen() {
+    fn a_recovered_config_is_above_every_epoch_seen() {
         let replica = |n: u16| ConfigReplica {
             node: NodeId(n),
             image: Uuid::from_u128(n.into()),

@@ -8,7 +8,7 @@ use block::{Blocks, Bufs, Ctx, Epoch, Error, Lba, MemoryClass};
 use futures_util::{StreamExt, stream};
 use intent_log::{ExportedBitmap, GenerationUpdate, Region};
 use peer::{Incarnation, Message, NodeId, PeerGenerations, View, WriteId, WriteKind, WriteOp};
-use rt::fault_point::{self, Point};
+use rt::fault_point::{self, FaultPoint};
 
 use super::bitmap_clearing::send_clear_regions;
 use super::config::InSyncMember as Listed;
@@ -140,17 +140,17 @@ impl Replica {
     ) -> Result<(), &'static str> {
         let ResyncAttempt { view, node, incarnation } = attempt;
         let link = self.link(node).ok_or("there is no session")?;
-        let image = self.image_of(node).ok_or("it is no replica any more")?;
+        let image = self.image_of(node).ok_or("it is no longer a replica")?;
         self.check_joiner_generations(node, image, generations).await?;
         self.leg.log.merge_bitmap(image, &dirty_bits).await.map_err(|error| {
-            tracing::warn!(%error, node = node.0, "a replica's marks are refused");
-            "its marks are refused"
+            tracing::warn!(%error, node = node.0, "the dirty bitmap of a replica is rejected");
+            "its dirty bitmap was rejected"
         })?;
         if self.serving_view() != Some(view) || link.is_closed() {
             return Err("the view is over");
         }
         if self.join_requests.borrow().get(&node) != Some(&incarnation) {
-            return Err("it has begun anew");
+            return Err("it has sent a new join request");
         }
         self.joiners.borrow_mut().attach(node, incarnation);
         // From here on every write goes there too; earlier writes have marked their regions dirty.
@@ -165,7 +165,7 @@ impl Replica {
         let unreadable = self.copy_all(attempt, image, regions).await?;
         self.wait_until_readable(attempt, unreadable).await?;
         self.flush_barrier(attempt).await?;
-        fault_point::reach(Point::ResyncFlushed);
+        fault_point::reach(FaultPoint::ResyncFlushed);
         let replacements_done =
             || match self.with_joiner(attempt, |joiner| joiner.pending_replacements == 0) {
                 Ok(false) => None,
@@ -183,7 +183,7 @@ impl Replica {
         access: impl FnOnce(&mut Joiner) -> T,
     ) -> Result<T, &'static str> {
         let mut joiners = self.joiners.borrow_mut();
-        joiners.get(attempt.node, attempt.incarnation).map(access).ok_or("it was given up")
+        joiners.get(attempt.node, attempt.incarnation).map(access).ok_or("it was cancelled")
     }
 
     /// From here on the joiner takes part in every flush; and all earlier writes are durable
@@ -217,7 +217,7 @@ impl Replica {
     ) -> Result<UnreadableRanges, &'static str> {
         let permit =
             Box::pin(self.while_in_view(attempt.view, self.resync_permits.acquire())).await;
-        let _permit = permit.ok_or("the view is over")?.map_err(|_| "nobody copies any more")?;
+        let _permit = permit.ok_or("the view is over")?.map_err(|_| "copying has stopped")?;
         let mut saved_at = self.core.now();
         let (mut copied, mut unreadable) = (Vec::new(), UnreadableRanges::default());
         let batches = regions.chunks(COPY_DEPTH * 4);
@@ -271,7 +271,7 @@ impl Replica {
                     node,
                     at,
                     ranges,
-                    "no replica can read this: another is not in sync before it has been written"
+                    "no replica can read this range: the joiner cannot be in sync until it is rewritten"
                 );
                 reported = ranges;
             }
@@ -284,7 +284,7 @@ impl Replica {
         }
         self.report_unreadable(attempt, &unreadable, true)?;
         match unreadable.is_overflowed {
-            true => Err("more could not be read anywhere than it remembered: it begins anew"),
+            true => Err("too many unreadable ranges to remember: the resync starts again"),
             false => Ok(()),
         }
     }
@@ -393,7 +393,7 @@ impl Replica {
         self.sequencer.borrow_mut().track_copy(seq, [node], self.awake_clock.get());
         let write_id = WriteId { origin: NodeId(0), number: 0 };
         link.send(Message::Write { view, seq, write_id, is_copy: true, op });
-        fault_point::reach_when_sent(Point::ResyncSent);
+        fault_point::reach_when_sent(FaultPoint::ResyncCopySent);
         let outcome = Sequencer::outcome(&self.sequencer, seq).await;
         drop(lock);
         if outcome != ReplicationOutcome::Committed {
@@ -460,7 +460,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zeroes_travel_as_zeroes_and_one_byte_among_them_as_data() {
+    fn zero_ranges_are_sent_as_zeroes_and_others_as_data() {
         let range = Blocks::new(Lba(3), 16);
         let op = copy_op(range, Bufs::zeroes(8192));
         assert_eq!((op.kind, op.data.len()), (WriteKind::Zero { unmap: true }, 0));

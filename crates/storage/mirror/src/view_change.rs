@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use block::{Bufs, Ctx, Error, MemoryClass};
 use peer::{Message, NodeId, PreparedEntry, Seq, View, WriteId, WriteKind, WriteOp};
-use rt::fault_point::{self, Point};
+use rt::fault_point::{self, FaultPoint};
 
 use super::Mistake;
 use super::config::MirrorConfig;
@@ -92,7 +92,7 @@ impl Replica {
         if let Some(link) = self.primary_link() {
             let entries = self.prepared.borrow().sorted_entries();
             link.send(Message::DoViewChange { view, entries });
-            fault_point::reach_when_sent(Point::ViewStarted);
+            fault_point::reach_when_sent(FaultPoint::DoViewChangeSent);
         }
     }
 
@@ -132,7 +132,7 @@ impl Replica {
         let this = Rc::clone(self);
         self.spawn(async move {
             let Some(committed) = this.reconcile(view).await else { return };
-            fault_point::reach(Point::ViewSettled);
+            fault_point::reach(FaultPoint::MembersReconciled);
             let last_seq = this.sequencer.borrow().last_seq();
             this.start_view.replace(Some(StartView { view, last_seq, committed }));
             this.handle_event(Event::Reconciled(view));
@@ -150,7 +150,7 @@ impl Replica {
             Ok(plan) => plan,
             Err(error) => {
                 // Do not serve while the members contradict each other.
-                tracing::error!(%error, %view, "the members' writes contradict each other");
+                tracing::error!(%error, %view, "the prepared entries of the members contradict each other");
                 return None;
             }
         };
@@ -192,7 +192,7 @@ impl Replica {
         for link in self.open_links(others.iter().copied()) {
             let op = op.clone();
             link.send(Message::Write { view, seq, write_id, is_copy: true, op });
-            fault_point::reach_when_sent(Point::ViewCopying);
+            fault_point::reach_when_sent(FaultPoint::ReconciliationCopySent);
         }
         if !copy.holders.contains(&self.me) {
             self.apply_copy(PreparedEntry { view, seq, write_id, range, kind, fua }, &op, &ctx)
@@ -294,7 +294,7 @@ impl Replica {
             for link in self.open_links(self.others()) {
                 let committed = committed.iter().copied().collect();
                 link.send(Message::StartView { view, last_seq, committed });
-                fault_point::reach_when_sent(Point::ViewOpened);
+                fault_point::reach_when_sent(FaultPoint::StartViewSent);
             }
             for link in self.open_links(self.out_of_sync_replicas()) {
                 link.send(Message::Rejoin { view });

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use block::{Blocks, Ctx, Error, RangeLock};
 use peer::{Link, Message, NodeId, PreparedEntry, Seq, View, WriteId, WriteOp};
-use rt::fault_point::{self, Point};
+use rt::fault_point::{self, FaultPoint};
 
 use super::Mistake;
 use super::local_writes::{LocalWrite, LocalWriteOutcome};
@@ -45,7 +45,7 @@ impl Replica {
     /// Executes a write of a client of this node.
     pub(super) async fn write(self: &Rc<Self>, op: WriteOp, ctx: &Ctx) -> Result<(), Error> {
         let local_write = self.local_writes.begin();
-        fault_point::reach(Point::EnteringTaken);
+        fault_point::reach(FaultPoint::EntryWriteAccepted);
         loop {
             let view = self.wait_serving(ctx).await?;
             local_write.reset();
@@ -76,7 +76,7 @@ impl Replica {
         local_write.keep_op(op.clone(), ctx.clone());
         let (number, stamp) = (local_write.id().number, self.granted_stamp(link.node()));
         link.send(Message::WriteRequest { view, number, stamp, op: op.clone() });
-        fault_point::reach_when_sent(Point::EnteringOrdered);
+        fault_point::reach_when_sent(FaultPoint::EntryWriteRequested);
     }
 
     /// Executes a write request of another member, at the primary.
@@ -130,7 +130,7 @@ impl Replica {
         lock: RangeLock,
         ctx: &Ctx,
     ) -> WriteOutcome {
-        fault_point::reach(Point::PrimaryAsked);
+        fault_point::reach(FaultPoint::PrimaryRangeLocked);
         let seq = self.sequencer.borrow_mut().next_seq();
         let WriteOp { range, kind, fua, .. } = *op;
         let entry = PreparedEntry { view, seq, write_id, range, kind, fua };
@@ -172,7 +172,7 @@ impl Replica {
             self.signal.raise();
             return WriteOutcome::ViewEnded;
         }
-        fault_point::reach(Point::PrimaryApplied);
+        fault_point::reach(FaultPoint::PrimaryLegApplied);
         self.on_applied(view, seq, self.me);
         if self.settings.has_mistake(Mistake::AcknowledgesBeforeReplication) {
             return WriteOutcome::Committed;
@@ -223,7 +223,7 @@ impl Replica {
                 link.send(Message::Write { view, seq, write_id, is_copy: false, op: op.clone() });
                 sent = true;
             }
-            fault_point::reach_when_sent(Point::PrimaryAnnounced);
+            fault_point::reach_when_sent(FaultPoint::PrimaryOpSent);
         }
         sent
     }
@@ -254,7 +254,7 @@ impl Replica {
 
     fn on_committed(self: &Rc<Self>, view: View, seq: Seq, origin: Option<NodeId>) {
         let Some(committed) = self.prepared.borrow_mut().commit((view, seq)) else { return };
-        fault_point::reach(Point::PrimaryCommitted);
+        fault_point::reach(FaultPoint::PrimaryCommitted);
         // At once: if the view ends before the task of the write runs, no trace of the commit is
         // left.
         if let Some(local_write) = self.local_writes.by_id(committed.entry.write_id) {
@@ -306,7 +306,7 @@ impl Replica {
         } else {
             self.commit_overlapping(entry.range);
         }
-        fault_point::reach(Point::MemberReceived);
+        fault_point::reach(FaultPoint::MemberWriteReceived);
         let source = match is_copy {
             false => EntrySource::Client,
             true if self.is_resync_target() => EntrySource::Resync,
@@ -319,7 +319,7 @@ impl Replica {
     pub(super) fn on_op_assigned(self: &Rc<Self>, from: NodeId, view: View, number: u64, seq: Seq) {
         let Some(pending) = self.local_writes.by_number(number) else { return };
         let Some((op, ctx)) = pending.on_op_assigned(view, seq) else { return };
-        fault_point::reach(Point::EnteringGranted);
+        fault_point::reach(FaultPoint::EntryOpAssigned);
         let write_id = WriteId { origin: self.me, number };
         let WriteOp { range, kind, fua, .. } = op;
         self.commit_overlapping(range);
@@ -336,7 +336,10 @@ impl Replica {
     /// all have applied the write before.
     fn commit_overlapping(&self, range: Blocks) {
         if self.range_locks.is_free(range) && !self.prepared.borrow().may_have_unlocked() {
-            debug_assert!(self.prepared.borrow().overlapping(range).is_empty(), "without a lock");
+            debug_assert!(
+                self.prepared.borrow().overlapping(range).is_empty(),
+                "an entry is prepared without a range lock"
+            );
             return;
         }
         let before = self.prepared.borrow().overlapping(range);
@@ -352,7 +355,7 @@ impl Replica {
         from: NodeId,
     ) {
         if self.prepared.borrow().contains((entry.view, entry.seq)) {
-            tracing::error!(node = from.0, "a place in the order is given out twice");
+            tracing::error!(node = from.0, "an op number is assigned twice");
             return;
         }
         // It waits for readers that hold the range, never for those that wait: they may wait for
@@ -392,9 +395,9 @@ impl Replica {
             }
         }
         fault_point::reach(if self.is_resync_target() {
-            Point::JoinerCopied
+            FaultPoint::JoinerCopyApplied
         } else {
-            Point::MemberApplied
+            FaultPoint::MemberLegApplied
         });
         if let Err(e) = applied {
             self.prepared.borrow_mut().mark_failed(op_number, e);
@@ -416,14 +419,14 @@ impl Replica {
         }
         if let Some(link) = self.link(from) {
             link.send(Message::Applied { view: entry.view, seq: entry.seq });
-            fault_point::reach_when_sent(Point::MemberConfirmed);
+            fault_point::reach_when_sent(FaultPoint::MemberAppliedSent);
         }
     }
 
     /// All other members have applied a write of this node.
     pub(super) fn on_peers_applied(&self, number: u64) {
         let Some(local_write) = self.local_writes.by_number(number) else { return };
-        fault_point::reach(Point::EnteringDone);
+        fault_point::reach(FaultPoint::EntryPeersApplied);
         if local_write.on_peers_applied()
             && let Some((view, seq)) = local_write.op_number()
         {

@@ -201,7 +201,7 @@ mod tests {
     proptest! {
         /// Allocating where most is free reaches the upper bound.
         #[test]
-        fn the_fullest_first_is_the_best(free in prop::collection::vec(0u32..12, 1..7), columns in 1u16..5) {
+        fn greedy_allocation_from_the_emptiest_members_is_optimal(free in prop::collection::vec(0u32..12, 1..7), columns in 1u16..5) {
             let mut left = free.clone();
             let mut extents = 0;
             loop {
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_are_out_are_taken_where_there_are_not_enough_others() {
+    fn detached_members_are_used_if_too_few_are_attached() {
         let mut pool = pool(4);
         let members =
             |columns: Vec<PhysicalExtent>| columns.iter().map(|p| p.member.0).collect::<Vec<_>>();
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_reserved_is_not_given_again() {
+    fn reserved_extents_are_not_allocated_again() {
         let (pool, mut reserved) = (pool(3), ReservedExtents::default());
         let mut seen = std::collections::BTreeSet::new();
         while let Some(columns) = place_columns(&pool, &reserved, &raid5(3)) {

@@ -117,7 +117,9 @@ impl DiskOpener {
             }
             Self::OwnerDisks(pool) => {
                 let disk = pool.upgrade().and_then(|pool| pool.disk(member.id));
-                disk.ok_or_else(|| PoolError::on_disk(&member.path, "it is not there any more"))
+                disk.ok_or_else(|| {
+                    PoolError::on_disk(&member.path, "it is no longer a disk of the pool")
+                })
             }
         }
     }
@@ -157,13 +159,13 @@ impl CorePoolMetadata {
         let (member, from, to) = (key.member.map(|member| member.0), bytes.start, bytes.end);
         match key.kind {
             DamageKind::Unreadable => {
-                tracing::warn!(%pool, member, %serial, %volume, times, from, to, "pool: a disk does not give blocks back");
+                tracing::warn!(%pool, member, %serial, %volume, times, from, to, "pool: a disk cannot read blocks");
             }
             DamageKind::Corrupt => {
-                tracing::error!(%pool, member, %serial, %volume, times, from, to, "pool: a disk gives back what was not written");
+                tracing::error!(%pool, member, %serial, %volume, times, from, to, "pool: a disk returned data that was not written");
             }
             DamageKind::Inconsistent => {
-                tracing::error!(%pool, %volume, times, from, to, "pool: blocks do not fit together, and it is not known which are right");
+                tracing::error!(%pool, %volume, times, from, to, "pool: data and parity (or copies) disagree, and which are right is unknown");
             }
         }
     }
@@ -255,7 +257,7 @@ impl ExtentAllocator for VolumeAllocator {
             let request = |reply| PoolRequest::AllocateExtent { volume, index, reply };
             let allocated = self.metadata.handle.request(request).await;
             allocated.map(|info| self.register_extent(&info)).map_err(|why| {
-                tracing::error!(volume = self.volume.0, error = %why, "a volume gets no room");
+                tracing::error!(volume = self.volume.0, error = %why, "allocating an extent failed");
                 to_block_error(&why)
             })
         })
@@ -412,7 +414,7 @@ impl CorePool {
             let Err(why) = prepared.and_then(|prepared| self.set_member(member, prepared)) else {
                 return Ok(());
             };
-            tracing::error!(error = %why, "a disk of the pool cannot be used here");
+            tracing::error!(error = %why, "a disk of the pool cannot be used on this core");
             let MemberInfo { id: member, join_generation, .. } = *member;
             self.handle
                 .request(|reply| PoolRequest::DetachMember { member, join_generation, reply })
@@ -463,7 +465,7 @@ impl CorePool {
                     reply,
                 };
                 if self.handle.request(request).await? {
-                    return Err(PoolError::on_disk(&member.path, "it does not answer"));
+                    return Err(PoolError::on_disk(&member.path, "it does not respond"));
                 }
             }
         };
@@ -546,7 +548,7 @@ impl CorePool {
                     return;
                 };
                 if let Err(why) = core_pool.array.write_back_cold_checksums().await {
-                    tracing::error!(error = %why, "checksums are not written");
+                    tracing::error!(error = %why, "writing back checksums failed");
                 }
             }
         });
@@ -556,7 +558,7 @@ impl CorePool {
         match event {
             PoolEvent::MemberDetached(member) => {
                 if let Err(why) = self.array.on_member_detached(member.0).await {
-                    tracing::error!(member = member.0, error = %why, "what a disk lacks cannot be told");
+                    tracing::error!(member = member.0, error = %why, "recording the stale regions of a detached disk failed");
                 }
                 // Other processes may use it, and it may return.
                 self.disks
@@ -596,7 +598,7 @@ impl CorePool {
             // If nobody waits for it, the pool is closed.
             Ok(()) => drop(done.send(())),
             Err(why) => {
-                tracing::error!(member = member.id.0, error = %why, "a disk of the pool cannot be used here");
+                tracing::error!(member = member.id.0, error = %why, "a disk of the pool cannot be used on this core");
             }
         }
     }
@@ -610,7 +612,7 @@ impl CorePool {
     ) -> Result<(), PoolError> {
         // Its requests in flight would overwrite later writes.
         if self.disks.borrow().get(&member.id).is_some_and(|before| !before.is_idle()) {
-            let what = "it has not ended what was under way when it went out";
+            let what = "operations from before it was detached are still in flight";
             return Err(PoolError::on_disk(&member.path, what));
         }
         let disk = self.disk_opener.open(member).await?;
@@ -661,14 +663,14 @@ impl CorePool {
         self.stop_maintenance(volume).await;
         let open = self.open_volumes.borrow().get(&volume).cloned();
         if let Some(raid) = open.as_ref().and_then(|open| open.raid.upgrade()) {
-            tracing::error!(%volume, "a volume that is open here is to be open elsewhere, or deleted");
+            tracing::error!(%volume, "a volume that is open here cannot be moved or deleted");
             raid.resume_maintenance();
             return false;
         }
         if let Some(open) = open
             && let Err(why) = self.cancel_moves(open.id).await
         {
-            tracing::error!(%volume, error = %why, "pieces on their way to another disk cannot be given up");
+            tracing::error!(%volume, error = %why, "cancelling the moves of columns failed");
             return false;
         }
         let drained = async {
@@ -680,7 +682,7 @@ impl CorePool {
         match drained.await {
             Ok(()) => true,
             Err(why) => {
-                tracing::error!(%volume, error = %why, "checksums or the parity log cannot be settled");
+                tracing::error!(%volume, error = %why, "writing back checksums or the parity log failed");
                 false
             }
         }
@@ -787,7 +789,7 @@ impl CorePool {
         let loaded = stream::iter(extents).map(load).buffer_unordered(LOAD_CONCURRENCY);
         let loaded: Result<Vec<(u32, Extent)>, Error> = loaded.try_collect().await;
         let unknown =
-            |why| PoolError::new(format!("volume {volume}: where it lies is not known: {why}"));
+            |why| PoolError::new(format!("volume {volume}: its stripe maps cannot be read: {why}"));
         let extents = loaded.map_err(unknown)?;
         let settings = RaidSettings { geometry, block_size, bytes, is_thick: thick };
         let raid = Rc::new(RaidVolume::new(Rc::clone(&self.array), settings, extents, allocator));
@@ -828,7 +830,7 @@ impl CorePool {
                     break;
                 }
                 if let Err(why) = self.maintain_extent(open.id, &raid, index).await {
-                    tracing::warn!(volume = open.id.0, index, error = %why, "an extent is not made whole");
+                    tracing::warn!(volume = open.id.0, index, error = %why, "rebuilding an extent failed");
                     return;
                 }
             }
@@ -901,7 +903,7 @@ impl CorePool {
                         }
                     }
                     Err(why) => {
-                        tracing::warn!(volume = volume.0, index, error = %why, "an extent is not scrubbed");
+                        tracing::warn!(volume = volume.0, index, error = %why, "scrubbing an extent failed");
                     }
                 }
             }
@@ -928,7 +930,7 @@ impl CorePool {
                 continue;
             };
             if let Err(why) = raid.retry_unread(index, REBUILD_PACE).await {
-                tracing::warn!(volume = open.id.0, index, error = %why, "an extent is not scrubbed");
+                tracing::warn!(volume = open.id.0, index, error = %why, "scrubbing an extent failed");
             }
         }
     }

@@ -82,7 +82,7 @@ impl PoolMetadata for RecoveryPoolMetadata {
     /// The pool is not open yet: only the first damaged blocks are logged.
     fn report_damage(&self, damage: Damage) {
         if !self.1.replace(true) {
-            tracing::warn!(pool = %self.0.metadata().name, ?damage, "pool: blocks cannot be read while a crash is mended");
+            tracing::warn!(pool = %self.0.metadata().name, ?damage, "pool: crash recovery cannot read blocks");
         }
     }
 }
@@ -251,7 +251,7 @@ pub(super) async fn mark_in_flight_writes(
         return Err(failed(Error::Gone));
     }
     if entries.missing_batches().next().is_some() {
-        return Err(PoolError::on_disk(disk.path(), "it does not give back all of its parity log"));
+        return Err(PoolError::on_disk(disk.path(), "part of its parity log cannot be read"));
     }
     let known: BTreeMap<u64, (PoolVolumeId, u32, RaidGeometry)> =
         extents_by_number(&writer.metadata(), &entries.extents())
@@ -319,7 +319,7 @@ async fn recover_ring(
     ring: (u16, u64),
 ) -> Result<(), PoolError> {
     let failed =
-        |why: Error| PoolError::new(format!("the parity log cannot be gone through: {why}"));
+        |why: Error| PoolError::new(format!("recovering from the parity log failed: {why}"));
     let (pool, metadata) = (
         writer.metadata().pool_id,
         Rc::new(RecoveryPoolMetadata(Rc::clone(writer), Cell::new(false))),
@@ -345,7 +345,7 @@ async fn recover_ring(
         let Some(disk) = writer.disk(MemberId(member)) else { continue };
         disk.counters().corrupt_reads.fetch_add(missing, Ordering::Relaxed);
         let path = disk.path().display();
-        tracing::error!(%path, missing, "a disk of the pool does not give back its parity log: scrub the pool");
+        tracing::error!(%path, missing, "the parity log of a disk cannot be read: scrub the pool");
     }
     let found: Vec<_> = {
         let (metadata, numbers) = (writer.metadata(), entries.extents());
@@ -362,13 +362,13 @@ async fn recover_ring(
     let outcome = entries.recover(&array, &extents).await.map_err(failed)?;
     array.release_idle_checksums().await.map_err(failed)?;
     if outcome.recovered > 0 {
-        tracing::info!(ring = ring.0, mended = outcome.recovered, "what was under way is mended");
+        tracing::info!(ring = ring.0, mended = outcome.recovered, "recovered from the crash");
     }
     if outcome.unrecoverable > 0 {
         tracing::error!(
             ring = ring.0,
             lost = outcome.unrecoverable,
-            "rows are lost: too many disks are"
+            "rows are lost: too many disks failed"
         );
     }
     Ok(())

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn ten_thousand_blocks_are_two_lines() {
+    async fn many_damaged_blocks_are_logged_in_two_lines() {
         let log = DamageLog::default();
         let mut reports = Vec::new();
         for n in 0..10_000u64 {

@@ -71,7 +71,7 @@ pub(super) async fn with_response_timeout<T>(
     work: impl Future<Output = Result<T, PoolError>>,
 ) -> Result<T, PoolError> {
     let silent =
-        |_| Err(PoolError::on_disk(path, "it does not answer: see to its cable and power"));
+        |_| Err(PoolError::on_disk(path, "it does not respond: check its cable and power"));
     timeout(LONG_DISK_TIMEOUT, work).await.unwrap_or_else(silent)
 }
 
@@ -141,7 +141,7 @@ async fn open_member_disk(
     let (size, used_bytes, serial) = (disk.info().size, label.layout.used_bytes, label.serial);
     if size < used_bytes {
         return Err(problem(&format!(
-            "disk {serial} has {size} bytes and had {used_bytes}: it is not used"
+            "disk {serial} has shrunk from {used_bytes} to {size} bytes: it is not used"
         )));
     }
     Ok(Some(MemberDisk::new(disk, memory, label)))
@@ -257,7 +257,7 @@ impl DiscoveredDisks {
         for (disk, known) in present.into_iter().zip(known) {
             match known {
                 Ok(known) => self.add(disk, known),
-                Err(_) => self.add_problem(disk.path(), "it does not answer"),
+                Err(_) => self.add_problem(disk.path(), "it does not respond"),
             }
         }
         self
@@ -284,7 +284,7 @@ impl DiscoveredDisks {
         let probes = unique_paths.into_iter().map(|path| async move {
             let found =
                 timeout(LONG_DISK_TIMEOUT, open_member_disk(core, pool, path, buffered)).await;
-            found.unwrap_or_else(|_| Err(format!("{}: it does not answer", path.display())))
+            found.unwrap_or_else(|_| Err(format!("{}: it does not respond", path.display())))
         });
         let mut disks = Vec::new();
         for found in join_all(probes).await {
@@ -484,7 +484,7 @@ fn log_rollback(
     let (path, serial) = (disk.path().display(), disk.label().serial);
     tracing::error!(
         pool = %pool.name, %path, %serial, version = version_id.version, had = min_version,
-        "a disk of the pool was set back to an older state (a snapshot or a backup of it was put back?): all of it is made again from the others"
+        "a disk of the pool was rolled back (a snapshot or backup of it was restored?): rebuilding all of it"
     );
 }
 
@@ -492,7 +492,7 @@ impl RecoveredPool {
     fn add_found(&mut self, found: &FoundDisk, supporters: MemberSet) {
         let (disk, label) = (Rc::clone(&found.disk), found.disk.label());
         let Some((id, member)) = self.metadata.find_member(label.member_uuid) else {
-            tracing::warn!(path = %disk.path().display(), "it is no disk of the pool any more");
+            tracing::warn!(path = %disk.path().display(), "it is no longer a disk of the pool");
             return;
         };
         let version_id = found.metadata.as_ref().map(Metadata::version_id);
@@ -535,7 +535,7 @@ impl RecoveredPool {
         for id in std::mem::take(&mut self.lagging) {
             let Some(disk) = self.supporters.get(&id) else { continue };
             if let Err(why) = disk.write_snapshot(&bytes, version).await {
-                tracing::error!(path = %disk.path().display(), error = %why, "a disk of the pool is out");
+                tracing::error!(path = %disk.path().display(), error = %why, "a disk of the pool is detached");
                 self.supporters.remove(&id);
             }
         }
@@ -572,7 +572,7 @@ impl RecoveredPool {
             undeclared.join(", ")
         );
         Err(PoolError::new(disks.with_problems(what)).with_hint(
-            "put the disks back; if they are gone for good: windrose pool open NAME --without DISK",
+            "reconnect the disks; if they are gone for good: windrose pool open NAME --without DISK",
         ))
     }
 }

@@ -56,7 +56,7 @@ pub(super) fn claim_error_text(
 /// The error that another machine has claimed the pool.
 pub(super) fn pool_claim_lost(lost: &LostClaim) -> PoolError {
     let by = ClaimRefusal::ClaimedByOther(lost.new_owner.clone());
-    PoolError::new(format!("the pool {by}: nothing is written to it here any more"))
+    PoolError::new(format!("the pool {by}: this node stops writing to it"))
         .with_hint("close the pool on that node, then restart this one")
 }
 

@@ -72,7 +72,7 @@ pub(super) fn resolve_disk_name<K: Copy + PartialEq>(
         }
         _ => {
             Err(PoolError::new(format!("{name} means several disks: {}", describe_matches(&found)))
-                .with_hint("say which one is meant: serial:SERIAL, path:PATH or number:NUMBER"))
+                .with_hint("name one of them: serial:SERIAL, path:PATH or number:NUMBER"))
         }
     }
 }
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn any_serial_number_names_its_disk() {
+    fn each_serial_number_names_its_disk() {
         const ODD: [&str; 10] = [
             "WD/WX-12",
             "loop:/images/a b.img",
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_means_two_disks_is_refused() {
+    fn an_ambiguous_disk_name_is_refused() {
         // The second has the first one's number for a serial number, the third the first one's
         // path.
         let all = disks(&[(0, "S0", "/dev/a"), (1, "0", "/dev/b"), (2, "/dev/a", "/dev/c")]);
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_shown_can_be_typed() {
+    fn displayed_disk_names_resolve() {
         assert_eq!(disk_argument("WD-WX12"), "WD-WX12");
         assert_eq!(disk_argument("loop:/images/a.img"), "loop:/images/a.img");
         assert_eq!(disk_argument("S4EV 1"), "'S4EV 1'");
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_identity_of_a_disk_has_it_overwritten() {
+    fn only_its_identity_allows_overwriting_a_disk() {
         let is = |typed: &str, serial, path| matches_identity(&[typed.to_owned()], serial, path);
         assert!(is("WD/1", "WD/1", "/dev/a") && is("serial:WD/1", "WD/1", "/dev/a"));
         assert!(is("/a.img", "", "/a.img") && is("path:/a.img", "", "/a.img"));

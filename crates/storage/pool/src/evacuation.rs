@@ -135,15 +135,15 @@ impl Metadata {
         // A detached member is missing already, so removing it changes nothing here.
         if !is_detached && disks < columns {
             return refuse(format!(
-                "without it {} would hold data, and a stripe of this pool needs {columns} different ones",
+                "without it {} would hold data, but a stripe of this pool needs {columns} different disks",
                 wire::plural(disks, "disk")
             ));
         }
         if plan.unplaceable > 0 {
             let Evacuation { columns, unplaceable, .. } = plan;
             return refuse(format!(
-                "{} on it, and the other disks have no room for {unplaceable}: those of one stripe need different ones",
-                wire::plural(columns, "piece")
+                "it holds {}, and the other disks have no space for {unplaceable}: columns of one extent need different disks",
+                wire::plural(columns, "column")
             ));
         }
         let (before, promised) = (self.free_extents(), self.unallocated_extents());
@@ -152,7 +152,7 @@ impl Metadata {
             let (promised, left) =
                 (self.extents_size_text(promised), self.extents_size_text(plan.free_extents_after));
             return refuse(format!(
-                "volumes of the pool may still write {promised}, and without it there is room for {left}"
+                "volumes of the pool may still write {promised}, but without it there is space for only {left}"
             ));
         }
         Ok(())

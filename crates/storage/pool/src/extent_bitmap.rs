@@ -101,7 +101,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_set(steps in prop::collection::vec((any::<bool>(), 0u32..3 * PAGE_BITS), 0..300), solid in 0u32..2 * PAGE_BITS) {
+        fn behaves_like_a_set(steps in prop::collection::vec((any::<bool>(), 0u32..3 * PAGE_BITS), 0..300), solid in 0u32..2 * PAGE_BITS) {
             let mut units = ExtentBitmap::default();
             let mut set: BTreeSet<u32> = (0..solid).collect();
             for unit in 0..solid {

@@ -308,19 +308,19 @@ pub struct JournalBlock {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BlockError {
     /// It is empty, or holds something else.
-    #[error("no change of a pool")]
+    #[error("no journal block")]
     NoMagic,
     /// Of an unknown format version.
-    #[error("version {0} of a pool's changes is not known")]
+    #[error("a journal block of version {0}, which this release does not know")]
     UnknownVersion(u16),
     /// It is incomplete.
-    #[error("a torn change of a pool")]
+    #[error("a torn journal block")]
     Torn,
     /// It belongs to another pool.
-    #[error("a change of another pool")]
+    #[error("a journal block of another pool")]
     OtherPool,
     /// Its checksum is right, but its contents are invalid.
-    #[error("a change of a pool that contradicts itself")]
+    #[error("a journal block that contradicts itself")]
     Inconsistent,
 }
 
@@ -328,7 +328,7 @@ pub enum BlockError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReplayError {
     /// It is not the next version, or belongs to another history.
-    #[error("it does not follow what is known")]
+    #[error("it does not follow the version before it")]
     NotSuccessor,
     /// A change cannot be applied.
     #[error("{0}")]
@@ -758,9 +758,7 @@ impl Metadata {
         if self.version_id() == block.version_id {
             Ok(())
         } else {
-            Err(ReplayError::ChangeRejected(ChangeError::InvalidValue(
-                "a version of another opening",
-            )))
+            Err(ReplayError::ChangeRejected(ChangeError::InvalidValue("a version of another term")))
         }
     }
 }

@@ -168,9 +168,11 @@ impl MemberDisk {
         match timeout(DISK_TIMEOUT, claim.release()).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                tracing::warn!(%path, %error, "it is not noted that the disk is closed: another node needs --take-over");
+                tracing::warn!(%path, %error, "the disk was closed, but its owner record was not released: another node needs --take-over");
             }
-            Err(_) => tracing::warn!(%path, "the disk does not answer: it is not released"),
+            Err(_) => {
+                tracing::warn!(%path, "the disk does not respond: its owner record was not released")
+            }
         }
     }
 

@@ -95,7 +95,8 @@ pub struct MemberLabel {
     pub log_rings: u16,
     /// Offsets and sizes of its areas.
     pub layout: MemberLayout,
-    /// The first version of the last term that it took part in: it must have that one at least.
+    /// The first version of the last term in which it was a voter or learner. Its metadata must
+    /// contain at least this version.
     pub term_start: VersionId,
 }
 
@@ -103,16 +104,16 @@ pub struct MemberLabel {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LabelError {
     /// It does not begin like a label.
-    #[error("no label of a pool's member")]
+    #[error("no member label")]
     NoMagic,
     /// The checksum is wrong: torn, damaged, or the other copy.
-    #[error("a damaged label of a pool's member")]
+    #[error("a damaged member label")]
     Damaged,
     /// Of a newer format version.
-    #[error("a label of a pool's member of version {0}, which this release does not know")]
+    #[error("a member label of version {0}, which this release does not know")]
     UnknownVersion(u16),
     /// The checksum is right, but a field is invalid.
-    #[error("a label of a pool's member whose {0} makes no sense")]
+    #[error("a member label with an invalid {0}")]
     InvalidField(&'static str),
 }
 
@@ -189,12 +190,12 @@ impl MemberLabel {
         let (pool, name) = (Uuid::from_bytes(fields.pool), ShortText::parse(&fields.name));
         let (name, log_rings) =
             (name.ok_or(LabelError::InvalidField("name"))?, fields.log_rings.get());
-        let geometry = fields.geometry.parse().ok_or(LabelError::InvalidField("shape"))?;
+        let geometry = fields.geometry.parse().ok_or(LabelError::InvalidField("geometry"))?;
         if !(1..=MAX_LOG_RINGS).contains(&log_rings) {
             return Err(LabelError::InvalidField("number of rings"));
         }
         let model = Metadata::new(pool, name, geometry, log_rings);
-        model.check_geometry(&geometry).map_err(|_| LabelError::InvalidField("shape"))?;
+        model.check_geometry(&geometry).map_err(|_| LabelError::InvalidField("geometry"))?;
         let has_checksums = fields.version.get() == VERSION_WITH_CHECKSUMS;
         let layout = MemberLayout::compute(fields.bytes.get(), &geometry, log_rings, has_checksums);
         let member_id = Some(MemberId(fields.member_id.get())).filter(|id| id.0 < MAX_MEMBERS);
@@ -265,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn it_reads_back_in_its_own_place_only() {
+    fn a_block_parses_only_at_its_own_position() {
         for state in [LabelState::Initializing, LabelState::Ready, LabelState::Removed] {
             let label = MemberLabel { state, ..label() };
             assert_eq!(MemberLabel::parse(&label.to_bytes(1), 1), Ok(label));
@@ -274,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_named() {
+    fn invalid_fields_are_named() {
         let with = |at: usize, value: u16| {
             let mut bytes = label().to_bytes(0);
             bytes[at..at + 2].copy_from_slice(&value.to_le_bytes());
@@ -288,7 +289,7 @@ mod tests {
             (194, "state"),
             (196, "number of rings"),
             (198, "reserved part"),
-            (208, "shape"),
+            (208, "geometry"),
             (4000, "reserved part"),
         ] {
             assert_eq!(with(at, 0xff00), Err(LabelError::InvalidField(what)), "{at}");
@@ -299,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newer_copy_counts_and_a_strange_one_forbids_all() {
+    fn the_newer_copy_wins_and_an_unknown_one_is_refused() {
         let (old, new) = (label(), MemberLabel { generation: 8, ..label() });
         assert_eq!(newest_label([Ok(old), Ok(new)]), Ok(Some(new)));
         assert_eq!(newest_label([Ok(old), Err(LabelError::Damaged)]), Ok(Some(old)));
@@ -316,7 +317,7 @@ mod tests {
 
     /// What lies on disks is read for ever.
     #[test]
-    fn the_golden_labels_are_what_they_were() {
+    fn golden_labels() {
         let layout = MemberLayout::compute(1 << 30, &raid5(5), 2, true).unwrap();
         let labels = [label(), MemberLabel { layout, ..label() }];
         let sums = labels.map(|label| wire::crc32c(&label.to_bytes(0)));
@@ -328,7 +329,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_label_or_none(
+        fn arbitrary_label_bytes_do_not_panic(
             fields in prop::collection::vec(any::<u8>(), FIELD_BYTES - 16),
             version in VERSION..=VERSION_WITH_CHECKSUMS,
         ) {

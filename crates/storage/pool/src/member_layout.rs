@@ -160,7 +160,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_lies_in_anothers_place(bytes in 0u64..1 << 46, rings in 1u16..=16, checksums in any::<bool>()) {
+        fn areas_do_not_overlap(bytes in 0u64..1 << 46, rings in 1u16..=16, checksums in any::<bool>()) {
             let Some(layout) = MemberLayout::compute(bytes, &raid5(5), rings, checksums) else {
                 prop_assert!(bytes < MemberLayout::min_bytes(&raid5(5), rings, checksums));
                 return Ok(());
@@ -181,7 +181,7 @@ mod tests {
 
     /// After the strips of a column there is space for two stripe maps and all checksums.
     #[test]
-    fn sums_and_maps_do_not_meet() {
+    fn checksum_blocks_and_stripe_maps_do_not_overlap() {
         for level in [
             Redundancy::Copies(1),
             Redundancy::Copies(2),
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_member_has_a_unit() {
+    fn the_smallest_member_has_one_extent() {
         for checksums in [false, true] {
             let least = MemberLayout::min_bytes(&raid5(5), 2, checksums);
             let of = |bytes| MemberLayout::compute(bytes, &raid5(5), 2, checksums);

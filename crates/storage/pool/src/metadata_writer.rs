@@ -539,7 +539,7 @@ impl MetadataWriter {
     }
 
     fn fail(&self, why: &PoolError) {
-        tracing::error!(error = %why, "nothing more is written to the pool");
+        tracing::error!(error = %why, "no more metadata is written to the pool");
         self.fatal_error.borrow_mut().get_or_insert_with(|| why.clone());
         self.fail_requests(why);
     }
@@ -593,7 +593,7 @@ impl MetadataWriter {
 
     /// A member failed to write a version: the next version detaches it.
     fn detach_failed(&self, id: MemberId, why: &PoolError) {
-        tracing::error!(member = id.0, error = %why, "a disk of the pool is out: replace it");
+        tracing::error!(member = id.0, error = %why, "a disk of the pool is detached: replace it");
         self.disks.borrow_mut().remove(&id);
         let request = CommitRequest {
             changes: vec![Change::Detach(id)],
@@ -621,13 +621,16 @@ impl MetadataWriter {
             let next = self.queued.borrow_mut().pop_front();
             let Some(mut next) = next else { break };
             if let Some(id) = next.changes.iter().find_map(|change| self.failed_new_voter(change)) {
-                next.complete(Err(PoolError::new(format!("disk {} failed as it came in", id.0))));
+                next.complete(Err(PoolError::new(format!(
+                    "disk {} failed while it was being added",
+                    id.0
+                ))));
                 continue;
             }
             let bytes: usize = next.changes.iter().map(Change::encoded_bytes).sum();
             if bytes > free_bytes {
                 if applied.is_empty() && changes.is_empty() {
-                    next.complete(Err(PoolError::new("so many changes do not fit one version")));
+                    next.complete(Err(PoolError::new("the changes do not fit into one version")));
                     continue;
                 }
                 self.queued.borrow_mut().push_front(next);

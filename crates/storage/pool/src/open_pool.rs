@@ -188,12 +188,12 @@ fn choose_geometry(request: &CreatePool) -> Result<RaidGeometry, PoolError> {
     };
     let columns = request.columns.unwrap_or_else(|| usable_disks.min(max_columns));
     if columns > count {
-        let message = format!("{columns} columns need as many disks, and there are {count}");
+        let message = format!("{columns} columns need {columns} disks, but there are {count}");
         return Err(PoolError::new(message));
     }
     let strip_bytes = u64::from(request.strip_bytes);
     if !strip_bytes.is_power_of_two() || !STRIP_BYTES.contains(&strip_bytes) {
-        return Err(PoolError::new("a strip has 16K, 32K, 64K or 128K"));
+        return Err(PoolError::new("the size of a strip must be 16K, 32K, 64K or 128K"));
     }
     let strip_rows = u32::try_from(strip_bytes / u64::from(ROW_BYTES)).unwrap_or(0);
     let geometry_with = |column_bytes: u64| {
@@ -231,7 +231,7 @@ impl Pool {
     pub async fn create(core: &Core, request: &CreatePool) -> Result<Rc<Self>, PoolError> {
         let geometry = choose_geometry(request)?;
         if !(1..=MAX_LOG_RINGS).contains(&request.max_cores) {
-            return Err(PoolError::new(format!("a pool has 1 to {MAX_LOG_RINGS} rings")));
+            return Err(PoolError::new(format!("a pool has 1 to {MAX_LOG_RINGS} log rings")));
         }
         let name = ShortText::new(&request.name);
         let mut metadata = Metadata::new(request.id, name, geometry, request.max_cores);
@@ -368,7 +368,7 @@ impl Pool {
         for id in missing {
             let serial = writer.metadata().member(*id).map(|m| m.serial);
             let serial = serial.unwrap_or_else(|| ShortText::new(""));
-            tracing::error!(member = id.0, %serial, pool = %what.id, "a disk of the pool is not there: it is out");
+            tracing::error!(member = id.0, %serial, pool = %what.id, "a disk of the pool is missing: it is detached");
         }
         writer.commit_all(changes).await?;
         // A label may not name a version that its disk does not hold, so the disks get the version
@@ -387,7 +387,7 @@ impl Pool {
         let relabelled = writer.for_each_member(DISK_TIMEOUT, each).await.into_iter().zip(&disks);
         for ((id, outcome), (_, disk)) in relabelled {
             if let Err(why) = outcome {
-                tracing::error!(path = %disk.path().display(), error = %why, "a disk of the pool is out");
+                tracing::error!(path = %disk.path().display(), error = %why, "a disk of the pool is detached");
                 writer.detach(id).await?;
             }
         }
@@ -630,9 +630,9 @@ impl Pool {
         }
         if !self.rings_in_use.borrow_mut().insert(ring) {
             let message = format!(
-                "core {ring} uses the pool already, or has left it in the middle of something"
+                "core {ring} already uses the pool, or left it without completing its operations"
             );
-            return Err(PoolError::new(message).with_hint("close the pool, and open it again"));
+            return Err(PoolError::new(message).with_hint("close the pool and open it again"));
         }
         self.core_events.borrow_mut().push((ring, events));
         let members = metadata.voters().iter().filter_map(|id| self.member_info(id)).collect();

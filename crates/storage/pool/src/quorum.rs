@@ -105,8 +105,8 @@ impl VoterSet {
 pub enum QuorumViolation {
     /// The supporters of an older version could all lose their votes.
     #[error(
-        "of {voters} disks with a vote in version {version} at most half may have none in the next \
-         one, and {dropped} would"
+        "version {version} has {voters} voters, of which the next version may drop at most half, \
+         not {dropped}"
     )]
     TooManyVotersDropped {
         /// The older version.
@@ -118,14 +118,14 @@ pub enum QuorumViolation {
     },
     /// Its number would become free or denote another disk, while it is a voter of a version that
     /// may be opened.
-    #[error("member {} has a vote in a version that may still be opened: it is to be out first", .0.0)]
+    #[error("member {} has a vote in a version that may still be opened: detach it first", .0.0)]
     VoterIdReleased(MemberId),
     /// It is missing or has diverged, and would be a voter: after a crash now, all disks together
     /// might be no quorum.
-    #[error("member {} does not get what is written: it is to be out, or brought up", .0.0)]
+    #[error("member {} receives no writes: detach it or resync it", .0.0)]
     AbsentVoter(MemberId),
     /// It would become a voter without holding the previous version; the same could happen.
-    #[error("member {} is to be brought up before it has a vote", .0.0)]
+    #[error("member {} must be a learner before it gets a vote", .0.0)]
     VoterNotCaughtUp(MemberId),
 }
 
@@ -233,7 +233,6 @@ pub fn diverges_from_commit(metadata: &Metadata, committed: VersionId) -> bool {
 ///
 /// # Errors
 /// Why it may not be written.
-/// Why not.
 pub fn check_write_quorum(
     before: &VoterSet,
     next: &Metadata,

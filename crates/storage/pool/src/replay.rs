@@ -11,11 +11,11 @@ use super::metadata::{Metadata, VersionId};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DamagedMetadata {
     /// Both snapshots are damaged.
-    #[error("neither snapshot of the pool's metadata is whole")]
+    #[error("neither snapshot of its metadata is intact")]
     NoSnapshot,
     /// Newer metadata that it held is lost.
     #[error(
-        "its metadata ends with version {}, and it had version {} of that history: what it was last told is lost",
+        "its metadata ends with version {}, but it had version {} of that history: its last versions are lost",
         .found.version, .expected.version
     )]
     Truncated {
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_at_the_end_was_never_told_unless_somebody_says_so() {
+    fn a_missing_journal_end_is_an_error_only_if_committed() {
         let (all, blocks) = history(8);
         let (first, last) = (label(all[0].version_id()), label(all[8].version_id()));
         for end in 0..=8 {
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_a_history_that_was_overtaken_is_not_looked_at() {
+    fn remains_of_an_overtaken_history_are_ignored() {
         let (all, blocks) = history(8);
         // Another history continued from version 2, and its block is still there.
         let mut other = all[1].clone();
@@ -173,7 +173,7 @@ mod tests {
     proptest! {
         /// Whatever is torn or lost, a member knows something that was, or has no say.
         #[test]
-        fn it_knows_something_that_was(
+        fn replay_yields_a_version_that_was_written(
             snapshots in prop::collection::vec(0usize..=12, 0..3),
             held in prop::collection::vec(any::<bool>(), 12),
         ) {

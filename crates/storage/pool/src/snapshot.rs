@@ -152,22 +152,22 @@ const _: () = assert!(
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SnapshotError {
     /// It is empty, or holds something else.
-    #[error("no snapshot of a pool")]
+    #[error("no metadata snapshot")]
     NoMagic,
     /// Of an unknown format version.
-    #[error("version {0} of a pool's snapshot is not known")]
+    #[error("a metadata snapshot of version {0}, which this release does not know")]
     UnknownVersion(u16),
     /// It is incomplete.
-    #[error("a torn snapshot of a pool")]
+    #[error("a torn metadata snapshot")]
     Torn,
     /// It belongs to another pool.
-    #[error("a snapshot of another pool")]
+    #[error("a metadata snapshot of another pool")]
     OtherPool,
     /// Its checksum is right, but its contents are invalid.
-    #[error("a snapshot of a pool that makes no sense")]
+    #[error("an invalid metadata snapshot")]
     Malformed,
     /// Its checksum is right, but its contents contradict each other.
-    #[error("a snapshot of a pool: {0}")]
+    #[error("a metadata snapshot: {0}")]
     InvariantViolated(#[from] InvariantViolation),
 }
 
@@ -523,7 +523,7 @@ mod tests {
     const POOL: Uuid = Uuid::from_u128(1);
 
     #[test]
-    fn what_is_no_snapshot_is_named() {
+    fn invalid_snapshots_are_reported() {
         let bytes = pool(3).encode_snapshot();
         assert_eq!(Metadata::decode_snapshot(&[0; 4096], POOL), Err(SnapshotError::NoMagic));
         assert_eq!(
@@ -551,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn its_length_is_told_by_its_first_block() {
+    fn the_first_block_gives_the_length() {
         let bytes = pool(3).encode_snapshot();
         let first = bytes[..BLOCK_BYTES].try_into().unwrap();
         assert_eq!(snapshot_len(first, POOL), Some(bytes.len() as u64));
@@ -561,7 +561,7 @@ mod tests {
 
     /// What lies on disks is read for ever.
     #[test]
-    fn the_golden_snapshots_are_what_they_were() {
+    fn golden_snapshots() {
         let pools = [false, true].map(|checksums| Metadata { has_checksums: checksums, ..pool(3) });
         let sums = pools.map(|pool| wire::crc32c(&pool.encode_snapshot()));
         assert_eq!(sums, GOLDEN);
@@ -572,7 +572,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_says_what_was_known(history in histories(), checksums: bool) {
+        fn a_snapshot_round_trips(history in histories(), checksums: bool) {
             let mut pool = Metadata { has_checksums: checksums, ..pool(4) };
             for (counts, changes) in history {
                 let committed = if counts { pool.version_id().version } else { pool.committed_version() };
@@ -587,7 +587,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_one_or_none(at in 0usize..4096, value in any::<u8>(), also in 16usize..4096, more in any::<u8>()) {
+        fn arbitrary_bytes_do_not_panic(at in 0usize..4096, value in any::<u8>(), also in 16usize..4096, more in any::<u8>()) {
             let mut bytes = pool(3).encode_snapshot();
             let len = bytes.len();
             bytes[at % len] = value;

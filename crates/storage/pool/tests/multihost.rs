@@ -86,7 +86,7 @@ async fn passes(time: Duration) {
 }
 
 #[test]
-fn a_disk_that_another_machine_uses_is_refused_and_that_one_goes_on() {
+fn a_disk_in_use_elsewhere_is_refused_and_stays_in_use() {
     two_hosts(|pair, _| async move {
         let (a, b) = (core_of(&pair.a).await, core_of(&pair.b).await);
         let file = create(&a, claim(&a, 1)).await;
@@ -121,7 +121,7 @@ fn a_disk_that_another_machine_uses_is_refused_and_that_one_goes_on() {
 }
 
 #[test]
-fn what_was_released_is_taken_without_a_statement() {
+fn a_released_disk_is_claimed_without_take_over() {
     two_hosts(|pair, world| async move {
         let (a, b) = (core_of(&pair.a).await, core_of(&pair.b).await);
         let file = create(&a, claim(&a, 1)).await;
@@ -136,7 +136,7 @@ fn what_was_released_is_taken_without_a_statement() {
 }
 
 #[test]
-fn an_owner_that_is_gone_is_taken_over_by_a_statement_only() {
+fn a_dead_owners_disk_needs_take_over() {
     two_hosts(|pair, world| async move {
         let (a, b) = (core_of(&pair.a).await, core_of(&pair.b).await);
         drop(create(&a, claim(&a, 1)).await);
@@ -155,7 +155,7 @@ fn an_owner_that_is_gone_is_taken_over_by_a_statement_only() {
 }
 
 #[test]
-fn a_killed_process_has_its_disk_back_at_once_and_a_booted_machine_after_watching_it() {
+fn a_killed_process_reclaims_its_disk_at_once_a_rebooted_machine_watches_first() {
     two_hosts(|pair, world| async move {
         let a = core_of(&pair.a).await;
         drop(create(&a, claim(&a, 1)).await);
@@ -175,7 +175,7 @@ fn a_killed_process_has_its_disk_back_at_once_and_a_booted_machine_after_watchin
 
 /// Whenever two machines open a disk without an owner, one of them gets it.
 #[test]
-fn of_two_that_take_a_disk_at_the_same_moment_one_has_it() {
+fn two_simultaneous_claims_have_one_winner() {
     for seed in 0..60 {
         let setup = HostSetup { memory_bytes: 8 << 20, ..HostSetup::default() };
         succeed(seed, setup, |world, a| async move {
@@ -200,7 +200,7 @@ fn of_two_that_take_a_disk_at_the_same_moment_one_has_it() {
 
 /// A machine that was stopped while its disk was taken over writes nothing when it goes on.
 #[test]
-fn a_process_that_was_stopped_writes_nothing_to_a_disk_that_was_taken_over() {
+fn a_paused_process_writes_nothing_after_a_take_over() {
     two_hosts(|pair, _| async move {
         let b = core_of(&pair.b).await;
         let written = Rc::new(Cell::new(0));
@@ -235,7 +235,7 @@ fn a_process_that_was_stopped_writes_nothing_to_a_disk_that_was_taken_over() {
 
 /// While the heartbeat cannot be written no data are written; afterwards writes go on.
 #[test]
-fn writes_stop_when_the_heartbeat_cannot_be_written_and_go_on_with_it() {
+fn writes_pause_while_the_heartbeat_fails() {
     two_hosts(|pair, world| async move {
         let a = core_of(&pair.a).await;
         let file = create(&a, claim(&a, 1)).await;
@@ -276,7 +276,7 @@ fn record_at(disk: &DiskControl, at: u64, copy: OwnerRecordKind) -> OwnerRecord 
 
 /// A virtual machine that was copied with its memory renews the heartbeat of the original.
 #[test]
-fn a_copy_of_a_machines_memory_is_found_by_its_heartbeat() {
+fn a_cloned_machine_is_detected_by_its_heartbeat() {
     two_hosts(|pair, _| async move {
         let a = core_of(&pair.a).await;
         let hold = take(&a, claim(&a, 1)).await.unwrap();
@@ -290,7 +290,7 @@ fn a_copy_of_a_machines_memory_is_found_by_its_heartbeat() {
 }
 
 #[test]
-fn a_heartbeat_that_was_lost_with_power_is_no_other_machine() {
+fn a_heartbeat_lost_with_power_is_not_another_machine() {
     two_hosts(|pair, _| async move {
         let a = core_of(&pair.a).await;
         let hold = take(&a, claim(&a, 1)).await.unwrap();
@@ -305,7 +305,7 @@ fn a_heartbeat_that_was_lost_with_power_is_no_other_machine() {
 }
 
 #[test]
-fn one_damaged_copy_of_the_claim_is_written_again_and_two_are_somebody_elses() {
+fn one_damaged_claim_copy_is_rewritten_two_mean_a_foreign_disk() {
     two_hosts(|pair, _| async move {
         let (a, b) = (core_of(&pair.a).await, core_of(&pair.b).await);
         let hold = take(&a, claim(&a, 1)).await.unwrap();
@@ -400,7 +400,7 @@ async fn served(core: &Core, pool: &Rc<Pool>) -> (Rc<CorePool>, TestClient) {
 }
 
 #[test]
-fn a_pool_that_another_machine_has_is_refused_whichever_of_its_disks_are_seen() {
+fn a_pool_in_use_elsewhere_is_refused_with_any_subset_of_its_disks() {
     two_hosts(|pair, _| async move {
         pool_pair(&pair);
         let (a, b) = (core_of(&pair.a).await, core_of(&pair.b).await);
@@ -439,7 +439,7 @@ fn a_pool_that_another_machine_has_is_refused_whichever_of_its_disks_are_seen() 
 /// With `--take-over`, a pool is taken from a machine that is stopped; when that one goes on, it
 /// serves nothing.
 #[test]
-fn a_pool_that_was_taken_over_stops_where_it_was_open() {
+fn a_taken_over_pool_stops_at_its_former_owner() {
     two_hosts(|pair, _| async move {
         pool_pair(&pair);
         let (a, b) = (core_of(&pair.a).await, core_of(&pair.b).await);
@@ -474,7 +474,7 @@ fn a_pool_that_was_taken_over_stops_where_it_was_open() {
 
 /// A disk that was detached here and then claimed by another machine is not reattached.
 #[test]
-fn a_disk_that_another_machine_has_taken_meanwhile_does_not_come_back() {
+fn a_disk_claimed_elsewhere_is_not_reattached() {
     two_hosts(|pair, _| async move {
         pool_pair(&pair);
         let (a, b) = (core_of(&pair.a).await, core_of(&pair.b).await);

@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use crate::common::{VOLUME, core_of, succeed};
 
-mod set_back;
+mod rolled_back_disks;
 
 const POOL: Uuid = Uuid::from_u128(7);
 /// Another volume.
@@ -77,7 +77,7 @@ fn stops(stall_for: Duration) -> DiskFaults {
 pub(crate) struct Bench {
     pub(crate) host: Host,
     pub(crate) pool: Rc<Pool>,
-    pub(crate) seat: Rc<CorePool>,
+    pub(crate) core_pool: Rc<CorePool>,
     pub(crate) client: TestClient,
     pub(crate) blocks: u64,
 }
@@ -128,10 +128,10 @@ impl Bench {
     }
 
     pub(crate) async fn served(host: Host, core: &Core, pool: Rc<Pool>) -> Self {
-        let seat = CorePool::attach_on_owner_core(core, &pool, 0).await.unwrap();
-        let dev: Dev = seat.open_volume(VOLUME).await.unwrap();
+        let core_pool = CorePool::attach_on_owner_core(core, &pool, 0).await.unwrap();
+        let dev: Dev = core_pool.open_volume(VOLUME).await.unwrap();
         let blocks = dev.info().blocks;
-        Self { host, pool, seat, client: TestClient::new(&dev, core.buffer_pool()), blocks }
+        Self { host, pool, core_pool, client: TestClient::new(&dev, core.buffer_pool()), blocks }
     }
 
     pub(crate) async fn write(&self, blocks: std::ops::Range<u64>, value: u8) {
@@ -179,19 +179,21 @@ impl Bench {
 
     pub(crate) async fn close(self) {
         drop(self.client);
-        self.seat.close().await.unwrap();
+        self.core_pool.close().await.unwrap();
         self.pool.close().await.unwrap();
     }
 }
 
-pub(crate) fn play<Fut: Future<Output = ()> + 'static>(scene: impl FnOnce(Host) -> Fut + 'static) {
+pub(crate) fn run_scenario<Fut: Future<Output = ()> + 'static>(
+    scene: impl FnOnce(Host) -> Fut + 'static,
+) {
     let setup = HostSetup { memory_bytes: 48 << 20, ..HostSetup::default() };
     succeed(1, setup, |_, host| scene(host));
 }
 
 #[test]
-fn a_disk_that_was_away_comes_back_while_the_pool_is_open() {
-    play(|host| async move {
+fn a_returning_disk_is_reattached_while_the_pool_is_open() {
+    run_scenario(|host| async move {
         let bench = Bench::new(host, FEW).await;
         bench.disk(1).unplug();
         bench.write(0..256, 2).await;
@@ -215,8 +217,8 @@ fn a_disk_that_was_away_comes_back_while_the_pool_is_open() {
 /// Two columns of each extent move at once, and the member with the most free space is the same for
 /// both.
 #[test]
-fn two_disks_go_at_once() {
-    play(|host| async move {
+fn two_disks_fail_at_once() {
+    run_scenario(|host| async move {
         let bench = Bench::made(host, (Redundancy::DoubleParity, false), FEW).await;
         for (n, bytes) in [(FEW, DISK_BYTES), (FEW + 1, 3 * DISK_BYTES)] {
             bench.host.add_disk(path(n), disk_of(bytes));
@@ -240,9 +242,9 @@ fn two_disks_go_at_once() {
 /// A disk returns while its columns are rebuilt elsewhere, at any moment; then power fails, and no
 /// stale data may be read.
 #[test]
-fn a_disk_that_comes_back_in_the_middle_of_a_rebuild() {
+fn a_disk_returns_during_a_rebuild() {
     for moment in 0..12 {
-        play(move |host| async move {
+        run_scenario(move |host| async move {
             let bench = Bench::new(host, MORE).await;
             bench.disk(1).unplug();
             bench.write(0..64, 2).await;
@@ -279,11 +281,11 @@ fn a_disk_that_comes_back_in_the_middle_of_a_rebuild() {
 /// A disk returns while regions are written for the first time since it left. Its checksums make
 /// its admission slow; what it misses meanwhile is not read from it.
 #[test]
-fn what_is_written_while_a_disk_comes_in_is_not_read_from_it() {
+fn a_learner_is_not_read_before_it_is_resynced() {
     // Distance in blocks from one region to the next.
     const APART: usize = 512;
     for moment in 0..20 {
-        play(move |host| async move {
+        run_scenario(move |host| async move {
             let bench = Bench::checked(host, FEW).await;
             // No write is in progress any more.
             tokio::time::sleep(Duration::from_secs(60)).await;
@@ -319,7 +321,7 @@ fn what_is_written_while_a_disk_comes_in_is_not_read_from_it() {
 /// The disk loses writes, misdirects them, and returns corrupt data. With one parity only checksums
 /// tell which column is wrong.
 #[test]
-fn a_disk_that_lies_is_found_out() {
+fn silent_corruption_is_detected() {
     for seed in 0..8 {
         let setup = HostSetup { memory_bytes: 48 << 20, ..HostSetup::default() };
         succeed(seed, setup, |_, host| async move {
@@ -369,8 +371,8 @@ async fn write_both(bench: &Bench, client: &TestClient, value: u8) {
 
 /// Each core has its own dirty lists, and opening goes through all of them.
 #[test]
-fn two_cores_have_checksums_of_the_same_disks() {
-    play(move |host| async move {
+fn two_cores_keep_checksums_of_the_same_disks() {
+    run_scenario(move |host| async move {
         let core = core_of(&host).await;
         let mut bench = Bench::checked(host, FEW).await;
         bench.pool.create_volume(&thick(OTHER)).await.unwrap();
@@ -415,14 +417,14 @@ fn two_cores_have_checksums_of_the_same_disks() {
 }
 
 #[test]
-fn volumes_are_made_at_once() {
-    play(|host| async move {
+fn volumes_are_created_concurrently() {
+    run_scenario(|host| async move {
         let bench = Bench::new(host, FEW).await;
         let ids: Vec<Uuid> = (10..14).map(Uuid::from_u128).collect();
         let all = ids.iter().map(|id| async { bench.pool.create_volume(&thick(*id)).await });
         futures_util::future::try_join_all(all).await.unwrap();
         for id in ids {
-            assert_eq!(bench.seat.open_volume(id).await.unwrap().info().blocks, BYTES / 4096);
+            assert_eq!(bench.core_pool.open_volume(id).await.unwrap().info().blocks, BYTES / 4096);
         }
         bench.close().await;
     });
@@ -431,24 +433,27 @@ fn volumes_are_made_at_once() {
 /// Its disk is unresponsive while the checksums of a freed extent are to be written: it is
 /// detached, and nothing waits for ever.
 #[test]
-fn a_disk_that_stops_holds_up_no_end() {
-    play(|host| async move {
+fn a_stalled_disk_does_not_delay_closing() {
+    run_scenario(|host| async move {
         let bench = Bench::checked(host, FEW).await;
         bench.write(0..256, 2).await;
         let stopped = bench.disk(1);
         stopped.set_faults(stops(Duration::from_secs(3600)));
         drop(bench.client);
-        tokio::time::timeout(Duration::from_secs(120), bench.seat.close()).await.unwrap().unwrap();
+        tokio::time::timeout(Duration::from_secs(120), bench.core_pool.close())
+            .await
+            .unwrap()
+            .unwrap();
         assert_eq!(bench.pool.report().disks[1].state, PoolDiskState::Detached);
     });
 }
 
 /// At any moment: the other disks are enough.
 #[test]
-fn a_disk_that_stops_keeps_no_pool_from_opening() {
+fn a_stalled_disk_does_not_prevent_opening() {
     for n in 0..30 {
         let moment = Duration::from_millis(n * 20);
-        play(move |host| async move {
+        run_scenario(move |host| async move {
             let bench = Bench::checked(host, FEW).await;
             bench.write(0..256, 2).await;
             let (host, stopped) = (bench.host.clone(), bench.disk(1));
@@ -507,7 +512,7 @@ async fn one_comes_back(host: Host) -> (Bench, (Rc<CorePool>, TestClient), JoinH
 fn comes_in_after() -> u64 {
     let took = Rc::new(Cell::new(Duration::ZERO));
     let result = Rc::clone(&took);
-    play(move |host| async move {
+    run_scenario(move |host| async move {
         let (bench, (core_pool, client), coming) = one_comes_back(host).await;
         let begun = tokio::time::Instant::now();
         let whole = tokio::task::spawn_local(async move {
@@ -528,14 +533,14 @@ fn comes_in_after() -> u64 {
 /// At any moment: it stays detached, or is detached again, and has all that was written meanwhile
 /// once it is reattached, for every core.
 #[test]
-fn a_disk_that_stops_while_it_comes_back_holds_up_nobody() {
+fn a_disk_that_stalls_while_reattached_delays_nothing() {
     // While its checksums are read, and as cores begin to use it.
     let comes_in = comes_in_after();
     let moments = (0..4).map(|n| n * comes_in / 5).chain((comes_in - 200..comes_in).step_by(16));
     let held = Rc::new(Cell::new(0));
     for moment in moments.map(Duration::from_millis) {
         let held = Rc::clone(&held);
-        play(move |host| async move {
+        run_scenario(move |host| async move {
             let core = core_of(&host).await;
             let (bench, (core_pool, client), coming) = one_comes_back(host).await;
             let (pool, stopped) = (Rc::clone(&bench.pool), bench.disk(1));
@@ -592,10 +597,10 @@ fn a_disk_that_stops_while_it_comes_back_holds_up_nobody() {
 /// A disk fails during its admission, for a core or as its vote is committed, and other disks wait
 /// to be admitted after it.
 #[test]
-fn a_disk_that_fails_while_it_comes_back_holds_up_nobody() {
+fn a_disk_that_fails_while_reattached_delays_nothing() {
     let comes_in = comes_in_after();
     for n in (comes_in - 180..comes_in).step_by(12) {
-        play(move |host| async move {
+        run_scenario(move |host| async move {
             let (bench, (core_pool, client), coming) = one_comes_back(host).await;
             let fails = bench.disk(1);
             tokio::task::spawn_local(async move {
@@ -631,11 +636,11 @@ fn a_disk_that_fails_while_it_comes_back_holds_up_nobody() {
 
 /// The same for a new disk.
 #[test]
-fn a_disk_that_stops_while_it_is_added_holds_up_nobody() {
+fn a_disk_that_stalls_while_added_delays_nothing() {
     let came = Rc::new(Cell::new(0));
     for n in 0..30 {
         let came = Rc::clone(&came);
-        play(move |host| async move {
+        run_scenario(move |host| async move {
             let bench = Bench::checked(host, FEW).await;
             let coming = adds_one_that_stops(&bench, Duration::from_millis(n * 20));
             in_time(bench.pool.create_volume(&thick(OTHER))).await.unwrap();
@@ -648,7 +653,7 @@ fn a_disk_that_stops_while_it_is_added_holds_up_nobody() {
                 Ok(()) => assert_eq!(disks, MORE),
                 Err(why) => {
                     let why = why.to_string();
-                    assert!(why.contains("not answer") || why.contains("gone"), "{why}");
+                    assert!(why.contains("not respond") || why.contains("gone"), "{why}");
                     assert_eq!(disks, FEW);
                 }
             }
@@ -662,9 +667,9 @@ fn a_disk_that_stops_while_it_is_added_holds_up_nobody() {
 /// The same when another disk has failed and its columns cannot be rebuilt: that is when disks are
 /// added.
 #[test]
-fn a_disk_that_stops_while_it_is_added_to_a_pool_that_has_lost_one_holds_up_nobody() {
+fn a_disk_that_stalls_while_added_to_a_degraded_pool_delays_nothing() {
     for n in 0..30 {
-        play(move |host| async move {
+        run_scenario(move |host| async move {
             let bench = Bench::made(host, (Redundancy::Copies(1), false), FEW).await;
             bench.disk(1).unplug();
             assert!(bench.client.write(0, &[2; 64 * 4096], false).await.is_err());
@@ -696,10 +701,10 @@ fn adds_one_that_stops(bench: &Bench, moment: Duration) -> JoinHandle<Result<(),
 /// A disk fails while the pool is opened, and then power fails: versions follow each other while
 /// labels are written, and the other disks open the pool whatever part of that they have.
 #[test]
-fn the_power_fails_in_an_opening_in_which_a_disk_fails() {
+fn power_fails_during_an_opening_with_a_failing_disk() {
     // From the first write on; reading the metadata comes before that.
     for n in 16..36 {
-        play(move |host| async move {
+        run_scenario(move |host| async move {
             let bench = Bench::new(host, FEW).await;
             let host = bench.host.clone();
             bench.close().await;
@@ -739,11 +744,11 @@ fn the_power_fails_in_an_opening_in_which_a_disk_fails() {
 
 /// A controller, a shelf or the host stalls: the disks answer again, and nothing has changed.
 #[test]
-fn what_stops_all_disks_puts_none_of_them_out() {
+fn a_stall_of_all_disks_detaches_none() {
     // Also a stall that ends while the other disks are probed.
     for (n, how_long) in (0..20).flat_map(|n| [100, 12].map(|secs| (n, Duration::from_secs(secs))))
     {
-        play(move |host| async move {
+        run_scenario(move |host| async move {
             let bench = Bench::checked(host, FEW).await;
             bench.write(0..256, 2).await;
             let (host, disks) = (bench.host.clone(), [0, 1, 2, 3].map(|n| bench.disk(n)));
@@ -786,8 +791,8 @@ fn what_stops_all_disks_puts_none_of_them_out() {
 
 /// The same while a core attaches.
 #[test]
-fn what_stops_all_disks_as_a_core_takes_its_seat_puts_none_of_them_out() {
-    play(|host| async move {
+fn a_stall_of_all_disks_while_a_core_attaches_detaches_none() {
+    run_scenario(|host| async move {
         let bench = Bench::checked(host, FEW).await;
         bench.write(0..256, 2).await;
         let (host, disks) = (bench.host.clone(), [0, 1, 2, 3].map(|n| bench.disk(n)));
@@ -809,8 +814,8 @@ fn what_stops_all_disks_as_a_core_takes_its_seat_puts_none_of_them_out() {
 }
 
 #[test]
-fn nobody_waits_for_a_disk_that_does_not_say_what_it_is() {
-    play(|host| async move {
+fn an_unidentifiable_disk_delays_nothing() {
+    run_scenario(|host| async move {
         let bench = Bench::new(host, FEW).await;
         bench.disk(1).unplug();
         bench.write(0..256, 2).await;
@@ -823,19 +828,19 @@ fn nobody_waits_for_a_disk_that_does_not_say_what_it_is() {
         let disk = path(1);
         let seen = pool::inspect(&core, &disk, false);
         let seen = tokio::time::timeout(Duration::from_secs(90), seen).await.unwrap();
-        assert!(seen.unwrap_err().to_string().contains("does not answer"));
+        assert!(seen.unwrap_err().to_string().contains("does not respond"));
         bench.close().await;
     });
 }
 
 /// Checksums match wherever a column has moved, and whatever was there before.
 #[test]
-fn checksums_fit_after_openings_and_moves() {
-    play(|host| async move {
+fn checksums_match_after_reopening_and_moving() {
+    run_scenario(|host| async move {
         let bench = Bench::checked(host, MORE).await;
         let gone = NewPoolVolume { id: OTHER, bytes: 8 * BYTES, block_size: 4096, is_thick: true };
         bench.pool.create_volume(&gone).await.unwrap();
-        let dev = bench.seat.open_volume(OTHER).await.unwrap();
+        let dev = bench.core_pool.open_volume(OTHER).await.unwrap();
         let client = TestClient::new(&dev, core_of(&bench.host).await.buffer_pool());
         for at in (0..dev.info().blocks).step_by(256) {
             client.write(at, &vec![7; 256 * 4096], false).await.unwrap();
@@ -871,14 +876,14 @@ fn checksums_fit_after_openings_and_moves() {
 /// Whole stripes of it lie elsewhere, and their map is saved when it is deleted: in physical
 /// extents that others get, with their own checksums.
 #[test]
-fn checksums_fit_where_a_deleted_volume_was() {
-    play(|host| async move {
+fn checksums_match_in_the_space_of_a_deleted_volume() {
+    run_scenario(|host| async move {
         let core = core_of(&host).await;
         let bench = Bench::checked(host, FEW).await;
         for n in 20..24 {
             let volume = thick(Uuid::from_u128(n));
             bench.pool.create_volume(&volume).await.unwrap();
-            let dev = bench.seat.open_volume(volume.id).await.unwrap();
+            let dev = bench.core_pool.open_volume(volume.id).await.unwrap();
             let client = TestClient::new(&dev, core.buffer_pool());
             for at in (0..dev.info().blocks).step_by(192) {
                 let data = client.read(at, 16).await.unwrap().to_vec();
@@ -896,8 +901,8 @@ fn checksums_fit_where_a_deleted_volume_was() {
 }
 
 #[test]
-fn a_disk_that_has_failed_and_stayed_where_it_is_stays_out() {
-    play(|host| async move {
+fn a_failed_disk_that_stays_connected_stays_detached() {
+    run_scenario(|host| async move {
         let bench = Bench::new(host, FEW).await;
         bench.disk(1).set_faults(DiskFaults { write_error: 1.0, ..DiskFaults::default() });
         bench.write(0..256, 2).await;
@@ -943,12 +948,12 @@ fn creating(disks: usize) -> CreatePool {
 /// At any moment: the error names it. A disk that stops after the pool was made is detached from
 /// it.
 #[test]
-fn a_pool_that_is_created_does_not_wait_for_a_disk_that_does_not_answer() {
+fn pool_creation_does_not_wait_for_an_unresponsive_disk() {
     let (mut refused, mut made) = (0, 0);
     for n in 0..12 {
         let outcome = Rc::new(Cell::new(false));
         let result = Rc::clone(&outcome);
-        play(move |host| async move {
+        run_scenario(move |host| async move {
             let core = core_of(&host).await;
             for path in paths(FEW) {
                 host.add_disk(path, disk_of(DISK_BYTES));
@@ -965,7 +970,7 @@ fn a_pool_that_is_created_does_not_wait_for_a_disk_that_does_not_answer() {
                 Ok(_) => result.set(true),
                 Err(why) => {
                     let why = why.to_string();
-                    assert!(why.contains("/dev/d1") || why.contains("not answer"), "{why}");
+                    assert!(why.contains("/dev/d1") || why.contains("not respond"), "{why}");
                 }
             }
         });
@@ -975,8 +980,8 @@ fn a_pool_that_is_created_does_not_wait_for_a_disk_that_does_not_answer() {
 }
 
 #[test]
-fn a_disk_with_anything_on_it_does_not_come_into_a_pool_unless_it_is_named() {
-    play(|host| async move {
+fn a_disk_with_data_joins_a_pool_only_if_named_for_overwriting() {
+    run_scenario(|host| async move {
         let core = core_of(&host).await;
         for path in paths(MORE) {
             host.add_disk(path, disk_of(DISK_BYTES));

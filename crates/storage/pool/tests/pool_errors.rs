@@ -9,7 +9,7 @@ use pool::{DamagedRange, Pool, PoolDiskReport};
 use rt::sim::{BadDuration, BadRange, DiskFaults, FailingOps};
 
 use crate::common::{VOLUME, core_of};
-use crate::pool::{Bench, FEW, opening, play};
+use crate::pool::{Bench, FEW, opening, run_scenario};
 
 /// Closes and reopens the pool.
 async fn again(bench: Bench) -> Bench {
@@ -68,8 +68,8 @@ async fn rewrite(bench: &Bench, ranges: &[DamagedRange], value: u8) {
 }
 
 #[test]
-fn errors_of_a_disk_are_counted_from_one_opening_to_the_next_until_they_are_cleared() {
-    play(|host| async move {
+fn disk_error_counts_survive_reopening_until_cleared() {
+    run_scenario(|host| async move {
         let bench = Bench::checked(host, FEW).await;
         minute().await;
         let since = errors_of(&bench, 1).errors_since_s;
@@ -104,9 +104,9 @@ fn errors_of_a_disk_are_counted_from_one_opening_to_the_next_until_they_are_clea
 }
 
 #[test]
-fn blocks_that_do_not_fit_together_are_named_until_they_are_written() {
+fn inconsistent_blocks_are_reported_until_rewritten() {
     for how in [(Redundancy::Parity, false), (Redundancy::Copies(2), false)] {
-        play(move |host| async move {
+        run_scenario(move |host| async move {
             let bench = Bench::made(host, how, FEW).await;
             write_unheard(&bench, 1, 0..256, 2).await;
             assert!(bench.scrub().await.unrecoverable_rows > 0);
@@ -136,11 +136,11 @@ fn blocks_that_do_not_fit_together_are_named_until_they_are_written() {
 }
 
 #[test]
-fn blocks_that_a_scrub_cannot_read_are_named_as_lost_until_they_are_written() {
+fn blocks_unreadable_in_a_scrub_are_reported_lost_until_rewritten() {
     for how in
         [(Redundancy::Parity, false), (Redundancy::Parity, true), (Redundancy::Copies(2), false)]
     {
-        play(move |host| async move {
+        run_scenario(move |host| async move {
             let bench = Bench::made(host, how, FEW).await;
             spoil(&bench, 0);
             spoil(&bench, 1);
@@ -164,8 +164,8 @@ fn blocks_that_a_scrub_cannot_read_are_named_as_lost_until_they_are_written() {
 
 /// Blocks are not given up while a missing disk may have them.
 #[test]
-fn blocks_that_cannot_be_read_while_a_disk_is_out_are_named_and_not_given_up() {
-    play(|host| async move {
+fn blocks_unreadable_while_degraded_are_reported_but_not_lost() {
+    run_scenario(|host| async move {
         let bench = Bench::new(host, FEW).await;
         spoil(&bench, 0);
         bench.disk(2).unplug();

@@ -9,7 +9,7 @@ use pool::{DamagedRange, Pool};
 use rt::sim::{BadDuration, BadRange, FailingOps};
 
 use crate::common::{VOLUME, core_of};
-use crate::pool::{Bench, MORE, opening, play};
+use crate::pool::{Bench, MORE, opening, run_scenario};
 
 /// Blocks of 4 KiB of each read in these tests.
 const STEP: u64 = 16;
@@ -52,11 +52,11 @@ async fn until(what: &str, bench: &Bench, is: impl Fn(&Bench) -> bool) {
 }
 
 #[test]
-fn a_rebuild_over_blocks_that_cannot_be_read_ends_and_names_them_until_they_are_written() {
+fn a_rebuild_over_unreadable_blocks_completes_and_reports_them_until_rewritten() {
     for how in
         [(Redundancy::Parity, false), (Redundancy::Parity, true), (Redundancy::Copies(2), false)]
     {
-        play(move |host| async move {
+        run_scenario(move |host| async move {
             let bench = Bench::made(host, how, MORE).await;
             spoil(&bench, 0);
             bench.disk(1).unplug();
@@ -92,12 +92,12 @@ fn a_rebuild_over_blocks_that_cannot_be_read_ends_and_names_them_until_they_are_
 }
 
 #[test]
-fn a_disk_with_blocks_that_cannot_be_read_leaves_all_the_same() {
+fn a_disk_with_unreadable_blocks_can_be_removed() {
     // These are reconstructed from the other disks; without redundancy they are lost.
     for (how, loses) in
         [((Redundancy::Parity, false), false), ((Redundancy::Copies(1), false), true)]
     {
-        play(move |host| async move {
+        run_scenario(move |host| async move {
             let bench = Bench::made(host, how, MORE).await;
             spoil(&bench, 0);
             bench.pool.remove("0").await.unwrap();

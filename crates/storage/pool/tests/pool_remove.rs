@@ -7,7 +7,7 @@ use geometry::Redundancy;
 use pool::{NewPoolVolume, PoolDiskState, PoolError};
 use uuid::Uuid;
 
-use crate::pool::{Bench, FEW, MORE, disk_of, joining, path, play, thick};
+use crate::pool::{Bench, FEW, MORE, disk_of, joining, path, run_scenario, thick};
 
 const ANOTHER: Uuid = Uuid::from_u128(0xd);
 
@@ -23,19 +23,19 @@ fn refused(result: Result<(), PoolError>) -> String {
 }
 
 #[test]
-fn a_disk_that_is_needed_cannot_be_removed_and_nothing_changes() {
+fn removing_a_needed_disk_is_refused_and_changes_nothing() {
     for (level, checksums) in [(Redundancy::Parity, false), (Redundancy::DoubleParity, true)] {
-        play(move |host| async move {
+        run_scenario(move |host| async move {
             let bench = Bench::made(host, (level, checksums), FEW).await;
             let before = bench.report();
             let why = refused(bench.pool.remove("0").await);
-            assert!(why.contains("needs 4 different ones"), "{why}");
+            assert!(why.contains("needs 4 different disks"), "{why}");
             assert_eq!(bench.report(), before);
             // A spare that is too small is not activated for it, and stays free.
             bench.pool.create_volume(&of_extents(5)).await.unwrap();
             bench.host.add_disk(path(FEW), disk_of(80 << 20));
             let why = refused(bench.pool.replace("0", &joining(path(FEW))).await);
-            assert!(why.contains("the other disks have no room for"), "{why}");
+            assert!(why.contains("the other disks have no space for"), "{why}");
             assert_eq!(bench.report().disks.len(), FEW);
             bench.close().await;
         });
@@ -43,8 +43,8 @@ fn a_disk_that_is_needed_cannot_be_removed_and_nothing_changes() {
 }
 
 #[test]
-fn a_removal_is_cancelled_while_it_goes_on() {
-    play(|host| async move {
+fn a_removal_can_be_cancelled() {
+    run_scenario(|host| async move {
         let bench = Bench::new(host, MORE).await;
         bench.pool.create_volume(&of_extents(5)).await.unwrap();
         let gone = (0..MORE).find(|n| bench.report().disks[*n].extents > 3).unwrap();
@@ -66,11 +66,11 @@ fn a_removal_is_cancelled_while_it_goes_on() {
 }
 
 #[test]
-fn the_spare_that_is_large_enough_takes_the_place_of_a_disk() {
-    play(|host| async move {
+fn the_smallest_sufficient_spare_replaces_a_disk() {
+    run_scenario(|host| async move {
         let bench = Bench::new(host, FEW).await;
         bench.pool.create_volume(&of_extents(6)).await.unwrap();
-        let _seat = bench.seat.open_volume(ANOTHER).await.unwrap();
+        let _seat = bench.core_pool.open_volume(ANOTHER).await.unwrap();
         for (n, bytes) in [(FEW, 80 << 20), (FEW + 1, 200 << 20)] {
             bench.host.add_disk(path(n), disk_of(bytes));
             bench.pool.add(&joining(path(n)), true).await.unwrap();
@@ -92,8 +92,8 @@ fn the_spare_that_is_large_enough_takes_the_place_of_a_disk() {
 }
 
 #[test]
-fn a_new_volume_is_not_placed_on_a_disk_that_is_out() {
-    play(|host| async move {
+fn a_new_volume_avoids_a_detached_disk() {
+    run_scenario(|host| async move {
         let bench = Bench::new(host, FEW).await;
         assert!(bench.report().free_bytes > 0);
         bench.disk(1).unplug();
@@ -101,12 +101,12 @@ fn a_new_volume_is_not_placed_on_a_disk_that_is_out() {
         assert_eq!(bench.state(1), PoolDiskState::Detached);
         assert_eq!(bench.report().free_bytes, 0, "three disks have no room for four columns");
         let why = refused(bench.pool.create_volume(&of_extents(1)).await);
-        assert!(why.contains("room for 0 MiB") && why.contains("is out"), "{why}");
+        assert!(why.contains("space for 0 MiB") && why.contains("is detached"), "{why}");
         assert_eq!(bench.report().volumes.len(), 1, "nothing is left of it");
         assert!(bench.pool.check_space(1 << 20).is_err());
         // An existing thick volume cannot grow either; thin ones can.
         let why = refused(bench.pool.grow_volume(crate::common::VOLUME, 96 << 20).await);
-        assert!(why.contains("is out"), "{why}");
+        assert!(why.contains("is detached"), "{why}");
         bench.write(0..bench.blocks, 3).await;
         bench.close().await;
     });

@@ -11,7 +11,9 @@ use rt::Core;
 use uuid::Uuid;
 
 use crate::common::{VOLUME, core_of};
-use crate::pool::{Bench, FEW, MORE, POOL_LEVELS, disk_of, joining, path, paths, play, thick};
+use crate::pool::{
+    Bench, FEW, MORE, POOL_LEVELS, disk_of, joining, path, paths, run_scenario, thick,
+};
 
 /// Blocks of 4 KiB that are written with one operation: several whole stripes, which are written to
 /// free slots.
@@ -30,13 +32,16 @@ fn filled(value: u8) -> Vec<u8> {
 /// A volume on a core that has others open as well.
 struct Opened<'a> {
     core: &'a Core,
-    seat: &'a Rc<CorePool>,
+    core_pool: &'a Rc<CorePool>,
     volume: Uuid,
 }
 
 impl Opened<'_> {
     async fn client(&self) -> TestClient {
-        TestClient::new(&self.seat.open_volume(self.volume).await.unwrap(), self.core.buffer_pool())
+        TestClient::new(
+            &self.core_pool.open_volume(self.volume).await.unwrap(),
+            self.core.buffer_pool(),
+        )
     }
 
     /// Opens it only for this, as the creation of an image does.
@@ -58,9 +63,9 @@ impl Opened<'_> {
 
 /// Regression test: the second volume of a core was created, and then "holds no volume".
 #[test]
-fn ten_volumes_of_one_core_and_of_two_hold_what_was_written_before_they_were_opened_again() {
+fn volumes_keep_their_data_when_reopened_on_one_or_two_cores() {
     for (level, checksums) in POOL_LEVELS {
-        play(move |host| async move {
+        run_scenario(move |host| async move {
             let core = core_of(&host).await;
             let bench = Bench::sized(host, (level, checksums), FEW, 400 << 20).await;
             let other = CorePool::attach_on_owner_core(&core, &bench.pool, 1).await.unwrap();
@@ -69,8 +74,8 @@ fn ten_volumes_of_one_core_and_of_two_hold_what_was_written_before_they_were_ope
                 let volume = Uuid::from_u128(n.into());
                 let what = if n % 2 == 0 { thin(volume) } else { thick(volume) };
                 bench.pool.create_volume(&what).await.unwrap();
-                let seat = if n % 3 == 0 { &other } else { &bench.seat };
-                let opened = Opened { core: &core, seat, volume };
+                let core_pool = if n % 3 == 0 { &other } else { &bench.core_pool };
+                let opened = Opened { core: &core, core_pool, volume };
                 opened.write(n..n + 4).await;
                 opened.holds(n..n + 4).await;
                 opened.write(n + 1..n + 5).await;
@@ -88,20 +93,20 @@ fn ten_volumes_of_one_core_and_of_two_hold_what_was_written_before_they_were_ope
 }
 
 #[test]
-fn a_volume_that_moves_between_cores_holds_what_was_written_at_each() {
+fn a_volume_keeps_its_data_when_moved_between_cores() {
     for (level, checksums) in POOL_LEVELS {
-        play(move |host| async move {
+        run_scenario(move |host| async move {
             let core = core_of(&host).await;
             let bench = Bench::made(host, (level, checksums), FEW).await;
             let other = CorePool::attach_on_owner_core(&core, &bench.pool, 1).await.unwrap();
             bench.pool.create_volume(&thin(ANOTHER)).await.unwrap();
             for round in 1u8..6 {
-                let here = if round % 2 == 0 { &other } else { &bench.seat };
-                let opened = Opened { core: &core, seat: here, volume: ANOTHER };
+                let here = if round % 2 == 0 { &other } else { &bench.core_pool };
+                let opened = Opened { core: &core, core_pool: here, volume: ANOTHER };
                 opened.write(round..round + 4).await;
                 opened.holds(round..round + 4).await;
-                let there = if round % 2 == 0 { &bench.seat } else { &other };
-                Opened { seat: there, ..opened }.holds(round..round + 4).await;
+                let there = if round % 2 == 0 { &bench.core_pool } else { &other };
+                Opened { core_pool: there, ..opened }.holds(round..round + 4).await;
             }
             other.close().await.unwrap();
             bench.close().await;
@@ -110,14 +115,14 @@ fn a_volume_that_moves_between_cores_holds_what_was_written_at_each() {
 }
 
 #[test]
-fn a_volume_that_has_grown_is_opened_with_all_that_it_held() {
+fn a_grown_volume_keeps_its_data_when_reopened() {
     for (level, checksums) in POOL_LEVELS {
-        play(move |host| async move {
+        run_scenario(move |host| async move {
             let core = core_of(&host).await;
             let bench = Bench::made(host, (level, checksums), FEW).await;
             for what in [thin(ANOTHER), thick(Uuid::from_u128(0xc))] {
                 bench.pool.create_volume(&what).await.unwrap();
-                let opened = Opened { core: &core, seat: &bench.seat, volume: what.id };
+                let opened = Opened { core: &core, core_pool: &bench.core_pool, volume: what.id };
                 opened.write(1..5).await;
                 let client = opened.client().await;
                 bench.pool.grow_volume(what.id, 2 * what.bytes).await.unwrap();
@@ -141,17 +146,17 @@ fn a_volume_that_has_grown_is_opened_with_all_that_it_held() {
 /// The columns of a detached disk are rebuilt elsewhere; or it is reattached and resynced. Whether
 /// that has ended or not.
 #[test]
-fn a_volume_that_is_opened_after_a_disk_was_out_holds_what_was_written() {
+fn a_volume_reopened_after_a_disk_was_detached_keeps_its_data() {
     for disks in [FEW, MORE] {
         for (level, wait) in [Redundancy::Parity, Redundancy::DoubleParity, Redundancy::Copies(2)]
             .into_iter()
             .flat_map(|level| [0, 300, 1200].map(|wait| (level, Duration::from_millis(wait))))
         {
-            play(move |host| async move {
+            run_scenario(move |host| async move {
                 let core = core_of(&host).await;
                 let bench = Bench::made(host, (level, true), disks).await;
                 bench.pool.create_volume(&thin(ANOTHER)).await.unwrap();
-                let opened = Opened { core: &core, seat: &bench.seat, volume: ANOTHER };
+                let opened = Opened { core: &core, core_pool: &bench.core_pool, volume: ANOTHER };
                 opened.write(1..5).await;
                 bench.disk(1).unplug();
                 opened.write(2..6).await;
@@ -181,11 +186,11 @@ fn a_volume_that_is_opened_after_a_disk_was_out_holds_what_was_written() {
 
 /// Opening a volume that is open here returns the same device, not a second one with its own state.
 #[test]
-fn a_volume_that_is_open_twice_is_one() {
-    play(|host| async move {
+fn two_opens_share_one_volume() {
+    run_scenario(|host| async move {
         let core = core_of(&host).await;
         let bench = Bench::new(host, FEW).await;
-        let first = Opened { core: &core, seat: &bench.seat, volume: VOLUME };
+        let first = Opened { core: &core, core_pool: &bench.core_pool, volume: VOLUME };
         let second = first.client().await;
         second.write(0, &filled(2), false).await.unwrap();
         bench.holds(0..WHOLE, 2).await;

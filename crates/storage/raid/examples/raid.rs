@@ -309,7 +309,8 @@ impl Scene {
     async fn new(kind: &Kind, copies: bool, is_slow: bool) -> Self {
         let Kind { level, columns, checks, .. } = *kind;
         let pool = BufferPool::new(1 << 30).expect("memory");
-        let geometry = RaidGeometry::new(level, columns, STRIP_ROWS, STRIPES).expect("a shape");
+        let geometry =
+            RaidGeometry::new(level, columns, STRIP_ROWS, STRIPES).expect("a possible geometry");
         let maps = 2 * u64::from(stripe_map_format::map_rows(&geometry));
         let rows = u64::from(geometry.slots()) * u64::from(STRIP_ROWS) + maps;
         let unit = u32::try_from(rows).expect("few") + COPIES * (rows as u32 / AREA_ROWS + 1);

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use block::{
     Account, Buf, BufferPool, Bufs, Ctx, Dev, Epoch, Error, FlushCoalescer, Lba, MemoryClass, Op,
-    fixed_credit,
+    reserve_memory,
 };
 use futures_util::future::join_all;
 use geometry::{Column, DamageKind, MAX_MEMBERS, RowChecksums};
@@ -94,7 +94,7 @@ pub type DetachFuture<'a> = Pin<Box<dyn Future<Output = Result<bool, Error>> + '
 
 /// Operations on the member's earlier disk are in flight; their writes may land at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("it has not answered yet what it was asked before it went out")]
+#[error("operations from before it was detached are still in flight")]
 pub struct MemberBusy;
 
 /// A disk of the pool, to be attached.
@@ -198,7 +198,7 @@ impl Array {
         metadata: Rc<dyn PoolMetadata>,
         pool: &BufferPool,
     ) -> Result<Self, Error> {
-        let credit = fixed_credit(&pool.account(), Self::MEMORY_BYTES).await?;
+        let credit = reserve_memory(&pool.account(), Self::MEMORY_BYTES).await?;
         let scratch = Ctx::new(credit, Epoch::default());
         let scratch_pages = Arc::new(Semaphore::new(SCRATCH_PAGES as usize));
         let health =
@@ -376,7 +376,10 @@ impl Array {
 
     /// Waits for this many pages of scratch memory. Whoever holds some must not wait for more.
     pub(super) async fn acquire_scratch(&self, pages: u32) -> SemaphorePermit<'_> {
-        self.scratch_pages.acquire_many(pages.min(SCRATCH_PAGES)).await.expect("it is never closed")
+        self.scratch_pages
+            .acquire_many(pages.min(SCRATCH_PAGES))
+            .await
+            .expect("the semaphore is never closed")
     }
 
     /// As [`Self::acquire_scratch`], for partially written rows. Whoever waits for these must hold
@@ -385,7 +388,7 @@ impl Array {
         self.partial_row_pages
             .acquire_many(pages.min(PARTIAL_ROW_PAGES))
             .await
-            .expect("it is never closed")
+            .expect("the semaphore is never closed")
     }
 
     /// Most pages that [`Self::acquire_scratch`] gives.
@@ -476,7 +479,7 @@ impl Array {
             self.set_available(member, false);
         }
         let record = async || {
-            tracing::warn!(member, error = %why, "a disk of the pool is out");
+            tracing::warn!(member, error = %why, "a disk of the pool is detached");
             if self.makes_mistake(Mistake::AcksBeforeDetachRecorded) {
                 return Ok(());
             }

@@ -101,26 +101,26 @@ mod tests {
         StripWrite { strip, rows, data: Bufs::zeroes(len) }
     }
 
-    fn shape(writes: &[StripWrite]) -> Vec<(Range<u32>, Vec<u16>)> {
+    fn bands(writes: &[StripWrite]) -> Vec<(Range<u32>, Vec<u16>)> {
         let all = split_into_bands(writes).into_iter().flatten();
         all.map(|b| (b.rows.clone(), b.changed().iter().collect())).collect()
     }
 
     #[test]
-    fn rows_of_which_the_same_strips_change_go_together() {
-        assert_eq!(shape(&[part(2, 3..5)]), [(3..5, vec![2])]);
+    fn rows_with_the_same_changed_strips_form_one_band() {
+        assert_eq!(bands(&[part(2, 3..5)]), [(3..5, vec![2])]);
         let two = [part(1, 8..16), part(2, 0..12)];
-        assert_eq!(shape(&two), [(0..8, vec![2]), (8..12, vec![1, 2]), (12..16, vec![1])]);
+        assert_eq!(bands(&two), [(0..8, vec![2]), (8..12, vec![1, 2]), (12..16, vec![1])]);
     }
 
     #[test]
-    fn an_entry_fits_a_batch() {
+    fn an_entry_fits_into_a_batch() {
         assert_eq!(
-            shape(&[part(0, 0..40)]),
+            bands(&[part(0, 0..40)]),
             [(0..16, vec![0]), (16..32, vec![0]), (32..40, vec![0])]
         );
         let wide: Vec<_> = (0..3).map(|n| part(n, 0..8)).collect();
-        assert_eq!(shape(&wide), [(0..7, vec![0, 1, 2]), (7..8, vec![0, 1, 2])]);
+        assert_eq!(bands(&wide), [(0..7, vec![0, 1, 2]), (7..8, vec![0, 1, 2])]);
         let widest: Vec<_> = (0..62).map(|n| part(n, 0..2)).collect();
         let rounds = split_into_bands(&widest);
         assert_eq!(rounds.len(), 5);
@@ -129,7 +129,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_row_is_in_one_band(all in prop::collection::btree_set((0u16..20, 0u32..30), 1..60)) {
+        fn each_row_belongs_to_one_band(all in prop::collection::btree_set((0u16..20, 0u32..30), 1..60)) {
             let parts: Vec<_> = all.iter().map(|(strip, row)| part(*strip, *row..*row + 1)).collect();
             let mut found: Vec<_> = split_into_bands(&parts).into_iter().flatten().flat_map(|band| {
                 let rows = band.rows.clone();
@@ -144,7 +144,7 @@ mod tests {
         }
 
         #[test]
-        fn bands_of_a_turn_have_no_row_in_common(writes in prop::collection::vec((0u32..30, 1u32..20), 1..40)) {
+        fn bands_written_together_share_no_row(writes in prop::collection::vec((0u32..30, 1u32..20), 1..40)) {
             let writes: Vec<_> = (0..).zip(writes).map(|(n, (at, len))| part(n, at..at + len)).collect();
             for round in split_into_bands(&writes) {
                 let mut rows: Vec<_> = round.iter().flat_map(|b| b.rows.clone()).collect();

@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn so_many_run_and_none_begins_after_a_failure() {
+    async fn concurrency_is_bounded_and_no_task_starts_after_a_failure() {
         let (running, most, begun) = (Cell::new(0), Cell::new(0), Cell::new(0));
         let run = |n: u32, fails: bool| {
             let (running, most, begun) = (&running, &most, &begun);

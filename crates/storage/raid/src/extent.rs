@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use geometry::{ALL_REGIONS, Column, MAP_REGION, ROW_BYTES, RaidGeometry, RowSet, SlotSet};
 
 use super::array::Array;
-use super::lost::Lost;
+use super::lost_rows::LostRows;
 use super::mistake::Mistake;
 use super::stripe_map::{LiveStripeMap, StripeMap};
 use super::stripe_map_format::{self, MapOwner, ParsedMap};
@@ -26,7 +26,7 @@ pub struct Extent {
     /// Shared by all versions of this extent with other columns.
     pub(super) stripe_map: Rc<LiveStripeMap>,
     /// Lost rows of its data; shared likewise.
-    pub(super) lost_rows: Rc<Lost>,
+    pub(super) lost_rows: Rc<LostRows>,
     /// Columns whose new position is not committed to the pool metadata yet, one bit each.
     uncommitted_columns: Cell<u64>,
     /// `membership_changes` of the array, and the regions recorded as stale on detached columns
@@ -65,7 +65,7 @@ impl Extent {
     /// The same, with these rows of its data lost.
     #[must_use]
     pub fn with_lost_rows(self, rows: RowSet) -> Self {
-        Self { lost_rows: Rc::new(Lost::new(rows)), ..self }
+        Self { lost_rows: Rc::new(LostRows::new(rows)), ..self }
     }
 
     /// The same, with these rows of data unrepaired.
@@ -124,7 +124,7 @@ impl Extent {
             }
         }
         if read_count == 0 {
-            tracing::error!(extent = self.number, damaged, "no disk tells where stripes lie");
+            tracing::error!(extent = self.number, damaged, "no disk has a readable stripe map");
             return Err(Error::Gone);
         }
         let (sequence, map) = newest.unwrap_or((0, self.map()));

@@ -156,7 +156,7 @@ pub fn for_contiguous_runs(
         let lens =
             data.iter().map(|run| run.len()).chain(parities.iter().map(|parity| parity.len()));
         let run = lens.min().unwrap_or(0);
-        assert!(run > 0, "strips are equally long");
+        assert!(run > 0, "strips have equal lengths");
         data.iter_mut().for_each(|data| *data = &data[..run]);
         parities.iter_mut().for_each(|parity| *parity = &mut std::mem::take(parity)[..run]);
         compute(&data, &mut parities);
@@ -183,7 +183,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_do_not_change_sums(
+        fn checksums_do_not_depend_on_how_data_is_split(
             len in 1usize..20_000,
             lengths in prop::collection::vec(prop::collection::vec(1usize..9000, 0..6), 1..7),
         ) {

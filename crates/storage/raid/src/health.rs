@@ -346,7 +346,7 @@ impl HealthMonitor {
                 member.next_detach_attempt.set(self.clock.now_ticks.get() + DETACH_RETRY_TICKS);
             }
             Err(error) => {
-                tracing::warn!(member = number, %error, "a disk that does not answer cannot be put out");
+                tracing::warn!(member = number, %error, "a disk does not respond but cannot be detached");
                 member.next_detach_attempt.set(self.clock.now_ticks.get() + DETACH_RETRY_TICKS);
             }
         }
@@ -610,7 +610,10 @@ impl Drop for MonitoredDisk {
 
 impl fmt::Debug for MonitoredDisk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Watched").field("number", &self.member).field("dev", &self.dev).finish()
+        f.debug_struct("MonitoredDisk")
+            .field("member", &self.member)
+            .field("dev", &self.dev)
+            .finish()
     }
 }
 
@@ -695,7 +698,7 @@ impl Drop for MemberIo {
 
 impl fmt::Debug for MemberIo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Flying").field("member", &self.member).finish_non_exhaustive()
+        f.debug_struct("MemberIo").field("member", &self.member).finish_non_exhaustive()
     }
 }
 

@@ -42,7 +42,7 @@ mod health;
 mod hedged_read;
 pub mod log_batch;
 mod log_recovery;
-mod lost;
+mod lost_rows;
 mod mistake;
 mod parity_log;
 mod partial_rows;
@@ -390,7 +390,7 @@ impl Layer for RaidVolume {
 
 impl fmt::Debug for RaidVolume {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Raid").field("shape", &self.geometry).finish_non_exhaustive()
+        f.debug_struct("RaidVolume").field("geometry", &self.geometry).finish_non_exhaustive()
     }
 }
 

@@ -32,10 +32,10 @@ const ENTRY_BYTES: usize = 40;
 
 wire::open_enum! {
     /// The kind of an entry, as stored.
-    enum Kind: u16 {
-        Rows = 1,
-        Whole = 2,
-        Copies = 3,
+    enum StoredEntryKind: u16 {
+        RowsWritten = 1,
+        StripeMoved = 2,
+        WriteIntent = 3,
     }
 }
 
@@ -143,9 +143,15 @@ impl LogEntry {
 
     fn to_stored(self) -> StoredEntry {
         let (kind, stripe, row, rows, changed) = match self.kind {
-            EntryKind::RowsWritten { row, rows, changed } => (Kind::Rows, 0, row, rows, changed),
-            EntryKind::StripeMoved { stripe } => (Kind::Whole, stripe, 0, 0, StripSet::default()),
-            EntryKind::WriteIntent { stripes, changed } => (Kind::Copies, stripes, 0, 0, changed),
+            EntryKind::RowsWritten { row, rows, changed } => {
+                (StoredEntryKind::RowsWritten, 0, row, rows, changed)
+            }
+            EntryKind::StripeMoved { stripe } => {
+                (StoredEntryKind::StripeMoved, stripe, 0, 0, StripSet::default())
+            }
+            EntryKind::WriteIntent { stripes, changed } => {
+                (StoredEntryKind::WriteIntent, stripes, 0, 0, changed)
+            }
         };
         StoredEntry {
             number: self.number.into(),
@@ -162,12 +168,12 @@ impl LogEntry {
     fn parse(stored: &StoredEntry) -> Option<Self> {
         let changed = StripSet::from_bits(stored.changed.get());
         let (rows, stripe) = (stored.rows.get(), stored.stripe.get());
-        let kind = match Kind(stored.kind.get()) {
-            Kind::Rows if rows > 0 && !changed.is_empty() => {
+        let kind = match StoredEntryKind(stored.kind.get()) {
+            StoredEntryKind::RowsWritten if rows > 0 && !changed.is_empty() => {
                 EntryKind::RowsWritten { row: stored.row.get(), rows, changed }
             }
-            Kind::Whole => EntryKind::StripeMoved { stripe },
-            Kind::Copies if stripe > 0 && !changed.is_empty() => {
+            StoredEntryKind::StripeMoved => EntryKind::StripeMoved { stripe },
+            StoredEntryKind::WriteIntent if stripe > 0 && !changed.is_empty() => {
                 EntryKind::WriteIntent { stripes: stripe, changed }
             }
             _ => return None,
@@ -191,19 +197,19 @@ pub(super) fn payload_blocks_per_row(changed: StripSet) -> usize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BatchError {
     /// It is unwritten, or holds something else.
-    #[error("no batch of a parity log")]
+    #[error("no log batch")]
     NoMagic,
     /// Unknown format version.
-    #[error("version {0} of a parity log is not known")]
+    #[error("a log batch of version {0}, which this release does not know")]
     Version(u16),
     /// Partly written, or corrupt.
-    #[error("a torn batch of a parity log")]
+    #[error("a torn log batch")]
     Torn,
     /// Of another pool, member, generation or ring.
     #[error("a batch of another parity log")]
     WrongRing,
     /// The checksum is valid, but the contents are inconsistent.
-    #[error("a batch of a parity log that contradicts itself")]
+    #[error("a log batch that contradicts itself")]
     Inconsistent,
 }
 
@@ -244,7 +250,7 @@ impl LogBatch {
         let blocks: usize = self.entries.iter().map(LogEntry::payload_blocks).sum();
         assert!(
             self.entries.len() <= MAX_BATCH_ENTRIES && blocks < BATCH_BLOCKS,
-            "a batch beyond its slot"
+            "a log batch larger than its slot"
         );
         assert_eq!(blocks, self.blocks.len(), "blocks of a batch");
         let fields = BatchHeader {
@@ -261,7 +267,7 @@ impl LogBatch {
             entries: u32::try_from(self.entries.len()).unwrap_or(u32::MAX).into(),
             reserved: [0; 8],
         };
-        assert_eq!(head.len(), BLOCK_BYTES, "the head of a batch");
+        assert_eq!(head.len(), BLOCK_BYTES, "the header of a batch");
         head.fill(0);
         head[..HEADER_BYTES].copy_from_slice(fields.as_bytes());
         for (stored, entry) in head[HEADER_BYTES..].chunks_exact_mut(ENTRY_BYTES).zip(&self.entries)

@@ -186,7 +186,9 @@ impl LogContents {
 
 impl fmt::Debug for LogContents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Entries").field("rows", &self.latest_entries.len()).finish_non_exhaustive()
+        f.debug_struct("LogContents")
+            .field("rows", &self.latest_entries.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -571,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn only_batches_that_were_durable_are_missing() {
+    fn a_missing_durable_batch_is_detected() {
         assert!(missing_sequences(1, 0, &[]).is_empty());
         assert!(missing_sequences(5, 9, &there(5..10)).is_empty());
         assert_eq!(missing_sequences(5, 9, &there([5, 7, 9].into_iter())), [6, 8]);

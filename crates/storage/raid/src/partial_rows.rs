@@ -136,7 +136,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_byte_is_in_a_whole_row_or_a_rest(at in 0usize..30_000, len in 1usize..30_000) {
+        fn each_byte_is_in_a_whole_or_a_partial_row(at in 0usize..30_000, len in 1usize..30_000) {
             let (writes, partial) = split_fragments(&[fragment(at, len)]);
             let mut bytes: Vec<usize> = writes.iter().flat_map(|p| {
                 assert_eq!(p.data.len(), p.rows.len() * ROW);

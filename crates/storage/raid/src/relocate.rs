@@ -84,7 +84,7 @@ impl RaidVolume {
                     continue;
                 }
                 Err(why) => {
-                    tracing::warn!(member = from.member, error = %why, "a piece cannot be moved");
+                    tracing::warn!(member = from.member, error = %why, "moving a column failed");
                     return Ok(false);
                 }
             }

@@ -71,7 +71,7 @@ impl<'a> KnownRow<'a> {
         changed: StripSet,
         out: &mut [u8],
     ) {
-        const WANTS: &str = "a plan says what is read";
+        const WANTS: &str = "the plan reads the strips that it needs";
         let all = StripSet::first(u16::try_from(self.data.len()).unwrap_or(0));
         match (role, method) {
             (StripRole::P, WriteMethod::ReadModifyWrite) => {
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_is_made_of_the_rest_or_not_at_all() {
+    fn lost_strips_are_reconstructed_or_reported_unrecoverable() {
         let parity = Parity::best();
         let data: Vec<_> = (1..5).map(page).collect();
         let [p, q] = parities(&data);

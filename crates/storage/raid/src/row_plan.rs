@@ -189,7 +189,7 @@ pub struct RowPlan {
 
 /// More strips are missing than the redundancy tolerates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("more is lost of a stripe than its level bears")]
+#[error("more strips of a stripe are lost than its redundancy tolerates")]
 pub struct Unrecoverable;
 
 /// Plans a write of the strips `changed` in a row of `data` data strips. `available` strips can be
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cheaper_method_is_taken() {
+    fn the_cheaper_write_method_is_chosen() {
         let all = there(&[0, 1, 2, 3], true, false);
         for (changed, method, reads) in [
             (&[2][..], WriteMethod::ReadModifyWrite, there(&[2], true, false)),
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn with_strips_lost_often_one_method_is_left() {
+    fn lost_strips_may_leave_one_write_method() {
         let of =
             |changed: &[u16], available| plan_row(4, strips(changed), available).map(|p| p.method);
         // If a changed strip is missing, only the unchanged ones can be used, and the reverse.
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_there_to_be_written() {
+    fn unreadable_strips_are_still_written() {
         let all = Available::all(4, 1);
         let of = |changed: &[u16], bad| {
             super::plan_row(4, strips(changed), all, bad).map(|p| (p.method, p.reads))

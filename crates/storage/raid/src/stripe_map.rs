@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_slot_that_a_stripe_leaves_is_free() {
+    fn a_moved_stripe_frees_its_old_slot() {
         let map = LiveStripeMap::new(StripeMap::new(2, 3), 0);
         let reservation = map.reserve_slot().now_or_never().unwrap();
         assert_eq!(reservation.slot, 2);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn older_entries_are_ignored() {
+    fn entries_of_an_older_generation_are_ignored() {
         let mut map = StripeMap::new(2, 4);
         assert!(map.apply_move(1, 5, 0, 2) && map.apply_move(1, 6, 0, 3));
         assert!(!map.apply_move(1, 5, 0, 2) && !map.apply_move(0, 9, 0, 2), "older");
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_that_contradicts_itself_is_none() {
+    fn an_inconsistent_map_is_rejected() {
         let location = |slot| StripeLocation { slot, entry_number: 0 };
         assert!(StripeMap::from_locations(1, vec![location(1), location(1)], 4).is_none());
         assert!(StripeMap::from_locations(1, vec![location(4)], 4).is_none());

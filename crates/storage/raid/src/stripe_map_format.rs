@@ -158,7 +158,7 @@ mod tests {
 
     const WHOSE: MapOwner = MapOwner { pool: Uuid::from_u128(1), extent: 7 };
 
-    fn shape() -> RaidGeometry {
+    fn geometry() -> RaidGeometry {
         RaidGeometry::new(Redundancy::Parity, 5, 16, 256).unwrap()
     }
 
@@ -169,14 +169,14 @@ mod tests {
     }
 
     #[test]
-    fn it_reads_back_for_its_own_extent_only() {
+    fn a_map_parses_only_for_its_own_extent() {
         let bytes = to_bytes(&map(), 3, WHOSE);
-        assert_eq!(bytes.len(), map_rows(&shape()) as usize * ROW);
-        assert_eq!(parse(&bytes, &shape(), WHOSE), ParsedMap::Map { sequence: 3, map: map() });
+        assert_eq!(bytes.len(), map_rows(&geometry()) as usize * ROW);
+        assert_eq!(parse(&bytes, &geometry(), WHOSE), ParsedMap::Map { sequence: 3, map: map() });
         let other = MapOwner { extent: 8, ..WHOSE };
-        assert_eq!(parse(&bytes, &shape(), other), ParsedMap::Absent);
-        assert_eq!(parse(&vec![0; ROW], &shape(), WHOSE), ParsedMap::Absent);
-        assert_eq!(parse(&bytes[..ROW], &shape(), WHOSE), ParsedMap::Damaged);
+        assert_eq!(parse(&bytes, &geometry(), other), ParsedMap::Absent);
+        assert_eq!(parse(&vec![0; ROW], &geometry(), WHOSE), ParsedMap::Absent);
+        assert_eq!(parse(&bytes[..ROW], &geometry(), WHOSE), ParsedMap::Damaged);
         let less = RaidGeometry::new(Redundancy::Parity, 5, 16, 128).unwrap();
         assert_eq!(parse(&bytes, &less, WHOSE), ParsedMap::Damaged);
         let copies = RaidGeometry::new(Redundancy::Copies(2), 4, 16, 256).unwrap();
@@ -185,7 +185,7 @@ mod tests {
 
     /// The format on disk must never change.
     #[test]
-    fn the_golden_map_is_what_it_was() {
+    fn golden_stripe_map() {
         assert_eq!(wire::crc32c(&to_bytes(&map(), 3, WHOSE)[CHECKSUM_AT + 4..]), GOLDEN);
     }
 
@@ -193,11 +193,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_one_or_none(at in 16usize..4096, value in any::<u8>()) {
+        fn arbitrary_bytes_do_not_panic(at in 16usize..4096, value in any::<u8>()) {
             let mut bytes = to_bytes(&map(), 3, WHOSE);
             bytes[at] = value;
             write_checksum(&mut bytes, CHECKSUM_AT);
-            if let ParsedMap::Map { sequence, map } = parse(&bytes, &shape(), WHOSE) {
+            if let ParsedMap::Map { sequence, map } = parse(&bytes, &geometry(), WHOSE) {
                 prop_assert_eq!(to_bytes(&map, sequence, WHOSE), bytes);
             }
         }

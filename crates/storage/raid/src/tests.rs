@@ -128,7 +128,7 @@ impl PoolMetadata for Rc<TestMetadata> {
 
 /// A pool of disks in memory.
 struct TestDisks {
-    shape: RaidGeometry,
+    geometry: RaidGeometry,
     block_size: u32,
     mems: RefCell<Vec<Rc<Mem>>>,
     options: MemOptions,
@@ -200,7 +200,7 @@ impl TestDisks {
             ..TestMetadata::default()
         });
         Self {
-            shape: geometry,
+            geometry,
             block_size,
             mems,
             options,
@@ -218,7 +218,7 @@ impl TestDisks {
 
     /// Rows of a unit: a column and its checksums.
     fn unit(&self) -> u64 {
-        unit(&self.shape)
+        unit(&self.geometry)
     }
 
     /// The checksum layer of a member, if its rows have checksums.
@@ -255,7 +255,7 @@ impl TestDisks {
             member: ((n + number) % count) as u16,
             first_row: DATA_AT + number * rows,
         };
-        let extent = Extent::new(number, self.shape, (0..count).map(column));
+        let extent = Extent::new(number, self.geometry, (0..count).map(column));
         let stale = self.book.stale_regions.borrow();
         let regions = |member| stale.get(&(number, member)).copied().unwrap_or(0);
         let columns = (0u16..).zip(extent.columns().to_vec());
@@ -332,7 +332,7 @@ impl TestDisks {
         let numbers = 0..*self.extents.borrow();
         for number in entries.extents().into_iter().filter(|number| numbers.contains(number)) {
             let extent = self.extent(number).load_stripe_map(&array).await.unwrap();
-            extents.push((self.shape, Rc::new(extent)));
+            extents.push((self.geometry, Rc::new(extent)));
         }
         let report = entries.recover(&array, &extents).await.unwrap();
         array.release_idle_checksums().await.unwrap();
@@ -350,7 +350,7 @@ impl TestDisks {
         let entries = LogContents::read(&array, generation, &[ring]).await.unwrap();
         let mut stale = self.book.stale_regions.borrow_mut();
         for (extent, slot) in entries.slots() {
-            *stale.entry((extent, member)).or_default() |= self.shape.region_bit(slot);
+            *stale.entry((extent, member)).or_default() |= self.geometry.region_bit(slot);
         }
     }
 
@@ -366,8 +366,8 @@ impl TestDisks {
     }
 
     fn settings(&self) -> RaidSettings {
-        let bytes = *self.extents.borrow() * self.shape.total_rows() * u64::from(ROW_BYTES);
-        RaidSettings { geometry: self.shape, block_size: self.block_size, bytes, is_thick: true }
+        let bytes = *self.extents.borrow() * self.geometry.total_rows() * u64::from(ROW_BYTES);
+        RaidSettings { geometry: self.geometry, block_size: self.block_size, bytes, is_thick: true }
     }
 
     fn cut_power(&self, rng: &mut Rng) {
@@ -450,7 +450,7 @@ fn conforms(make: fn() -> TestDisks) {
     let pool = BufferPool::new(MIN_POOL).unwrap();
     let suite =
         Suite { make, disks: RefCell::new(Rc::new(make())), raid: RefCell::default(), pool };
-    assert!(suite.disks.borrow().shape.total_rows() * 3 * 4096 >= MIN_BYTES);
+    assert!(suite.disks.borrow().geometry.total_rows() * 3 * 4096 >= MIN_BYTES);
     tokio::task::LocalSet::new().block_on(&runtime, conformance::check(&suite, 1));
 }
 
@@ -520,7 +520,7 @@ impl CrashTest {
     /// Whether one more member may be lost.
     fn can_lose_more(&self) -> bool {
         self.incomplete_members().len()
-            < usize::from(self.disks.shape.redundancy().fault_tolerance())
+            < usize::from(self.disks.geometry.redundancy().fault_tolerance())
     }
 
     fn is_incomplete(&self, member: u16) -> bool {
@@ -589,7 +589,7 @@ impl CrashTest {
             return Ok(());
         }
         let mem = Rc::clone(&self.disks.mems.borrow()[usize::from(victim)]);
-        let (unit, rows) = (self.disks.unit(), rows(&self.disks.shape));
+        let (unit, rows) = (self.disks.unit(), rows(&self.disks.geometry));
         for _ in 0..self.rng.within(1, 40) {
             let at = DATA_AT + self.rng.below(3) * unit + self.rng.below(rows);
             mem.corrupt(at, self.rng.below(4096) as usize);
@@ -778,7 +778,7 @@ const RAID_1: fn(bool) -> TestDisks = |volatile| small(Redundancy::Copies(3), 3,
 const RAID_10: fn(bool) -> TestDisks = |volatile| small(Redundancy::Copies(2), 6, 4, 512)(volatile);
 
 #[test]
-fn nothing_is_lost_in_crashes() {
+fn crashes_lose_no_acknowledged_write() {
     for make in [RAID_5, RAID_5_WIDE, RAID_6, RAID_1, RAID_10] {
         let mut all = [0; 4];
         for seed in seeds("RAID_SEEDS", 40) {
@@ -792,7 +792,7 @@ fn nothing_is_lost_in_crashes() {
 
 /// With corrupted rows as well.
 #[test]
-fn crashes_and_rot_lose_nothing_with_checksums() {
+fn with_checksums_crashes_and_bit_rot_lose_nothing() {
     let checked: [fn(bool) -> TestDisks; 5] = [
         |volatile| RAID_5(volatile).with_checksums(),
         |volatile| RAID_5_WIDE(volatile).with_checksums(),
@@ -957,7 +957,7 @@ fn a_member_returning_during_a_full_stripe_write_is_stale_there() {
         disks.book.detach_now(1);
         let raid = disks.serve(wrap, Mistake::None).await;
         let client = Rc::new(TestClient::new(&Dev::shared(Rc::clone(&raid)), &pool));
-        let stripe = (disks.shape.stripe_rows() * u64::from(ROW_BYTES)) as usize;
+        let stripe = (disks.geometry.stripe_rows() * u64::from(ROW_BYTES)) as usize;
         // Two stripes: at least one has data on the member.
         let data = vec![7; 2 * stripe];
         let writing = {
@@ -996,7 +996,7 @@ fn logs_do_not_fill() {
             tokio::task::LocalSet::new().block_on(&runtime, async {
                 let raid = disks.serve(|_, dev| dev, Mistake::None).await;
                 let client = TestClient::new(&Dev::shared(raid), &pool);
-                let blocks = disks.shape.stripe_rows() * u64::from(ROW_BYTES / disks.block_size);
+                let blocks = disks.geometry.stripe_rows() * u64::from(ROW_BYTES / disks.block_size);
                 let whole = vec![1; (blocks * u64::from(disks.block_size)) as usize];
                 let stripes = client.dev().info().blocks / blocks;
                 for n in 0..600 {
@@ -1013,7 +1013,7 @@ fn logs_do_not_fill() {
 
 /// Concurrent writes to more regions than the limit of write intents: idle intents are cleared.
 #[test]
-fn write_intents_make_room_in_the_log() {
+fn retired_write_intents_free_log_space() {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.enable_time().start_paused(true).build().unwrap();
     for (seed, volatile) in (0..8).flat_map(|seed| [(seed, false), (seed, true)]) {
@@ -1048,14 +1048,14 @@ fn write_intents_make_room_in_the_log() {
 /// A volume is closed and reopened by another array in the same rings and log generation: what the
 /// first one left is neither trusted nor in the way.
 #[test]
-fn arrays_follow_one_another_in_one_log_generation() {
+fn successive_arrays_share_one_log_generation() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     for make in [RAID_5, RAID_6, RAID_10] {
         for volatile in [false, true] {
             let disks = make(volatile);
             let pool = BufferPool::new(MIN_POOL).unwrap();
             tokio::task::LocalSet::new().block_on(&runtime, async {
-                let blocks = disks.shape.stripe_rows() * u64::from(ROW_BYTES / disks.block_size);
+                let blocks = disks.geometry.stripe_rows() * u64::from(ROW_BYTES / disks.block_size);
                 let len = (blocks * u64::from(disks.block_size)) as usize;
                 for (n, value) in (0u64..).zip([1u8, 2, 3]) {
                     disks.first.set(n << 32);
@@ -1122,7 +1122,8 @@ impl RotTest {
 
     /// Writes the whole volume, stripe by stripe.
     async fn fill(&self, client: &TestClient) {
-        let stripe = self.disks.shape.stripe_rows() * u64::from(ROW_BYTES / self.disks.block_size);
+        let stripe =
+            self.disks.geometry.stripe_rows() * u64::from(ROW_BYTES / self.disks.block_size);
         for at in (0..client.dev().info().blocks).step_by(stripe as usize) {
             let data: Vec<u8> = (at..at + stripe).flat_map(|at| self.block(at)).collect();
             client.write(at, &data, false).await.unwrap();
@@ -1141,8 +1142,8 @@ impl RotTest {
         for index in raid.extent_indices() {
             let extent = raid.extent(index).unwrap();
             let column = extent.columns().iter().find(|c| c.member == member).unwrap().first_row;
-            let rows = u64::from(self.disks.shape.strip_rows());
-            let slots = (0..self.disks.shape.stripes()).map(|n| extent.stripe_map.slot_of(n));
+            let rows = u64::from(self.disks.geometry.strip_rows());
+            let slots = (0..self.disks.geometry.stripes()).map(|n| extent.stripe_map.slot_of(n));
             for slot in slots.map(|slot| u64::from(slot.unwrap())) {
                 all.extend((0..rows).map(|row| column + slot * rows + row));
             }
@@ -1164,7 +1165,7 @@ impl RotTest {
 
 /// A missing batch with later batches after it must have been durable.
 #[test]
-fn a_log_that_is_not_given_back_is_told() {
+fn an_unreadable_log_is_reported() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let test = RotTest::new(|_| RAID_5(true));
     tokio::task::LocalSet::new().block_on(&runtime, async {
@@ -1172,7 +1173,8 @@ fn a_log_that_is_not_given_back_is_told() {
         let client = test.client(&raid);
         test.fill(&client).await;
         client.flush().await.unwrap();
-        let stripe = test.disks.shape.stripe_rows() * u64::from(ROW_BYTES / test.disks.block_size);
+        let stripe =
+            test.disks.geometry.stripe_rows() * u64::from(ROW_BYTES / test.disks.block_size);
         for at in (0..client.dev().info().blocks).step_by(stripe as usize).take(12) {
             client.write(at, &test.block(at), false).await.unwrap();
         }
@@ -1190,7 +1192,7 @@ fn a_log_that_is_not_given_back_is_told() {
 /// An older entry of a row must not be replayed if the latest one may be missing: it would bring
 /// old data back.
 #[test]
-fn what_a_log_lacks_does_not_make_older_entries_count() {
+fn a_gap_in_a_log_does_not_revive_older_entries() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let test = RotTest::new(RAID_5);
     tokio::task::LocalSet::new().block_on(&runtime, async {
@@ -1202,7 +1204,7 @@ fn what_a_log_lacks_does_not_make_older_entries_count() {
         let array = disks.array(old + 1, |_, dev| dev, Mistake::None).await;
         let extent = Rc::new(disks.extent(0).load_stripe_map(&array).await.unwrap());
         let slot = extent.stripe_map.slot_of(0).unwrap();
-        let (geometry, extent_of_stripe) = (disks.shape, Rc::clone(&extent));
+        let (geometry, extent_of_stripe) = (disks.geometry, Rc::clone(&extent));
         let stripe =
             Stripe { array: &array, geometry, extent: extent_of_stripe, slot, client_reads: None };
         let member = stripe.column_of(StripRole::P).unwrap().member;
@@ -1230,7 +1232,7 @@ fn what_a_log_lacks_does_not_make_older_entries_count() {
                 .await;
         let entries = entries.unwrap();
         assert_eq!(entries.missing_batches().collect::<Vec<_>>(), [(member, 1)]);
-        let report = entries.recover(&array, &[(disks.shape, extent)]).await.unwrap();
+        let report = entries.recover(&array, &[(disks.geometry, extent)]).await.unwrap();
         assert_eq!(report, RecoveryReport { recovered: 1, unrecoverable: 0 });
         disks.book.generation.set(old + 1);
         let raid = disks.serve(|_, dev| dev, Mistake::None).await;
@@ -1245,7 +1247,7 @@ fn can_locate_corruption(level: Redundancy) -> bool {
 }
 
 #[test]
-fn a_scrub_finds_what_has_rotted() {
+fn a_scrub_finds_bit_rot() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     for make in [RAID_5, RAID_6, RAID_1, RAID_10] {
         let test = RotTest::new(make);
@@ -1258,7 +1260,7 @@ fn a_scrub_finds_what_has_rotted() {
             let corrupted: Vec<u64> = rows.iter().copied().step_by(3).collect();
             test.corrupt_rows(1, &corrupted).await;
             let (found, count) = (scrub(&raid).await, corrupted.len() as u64);
-            if can_locate_corruption(test.disks.shape.redundancy()) {
+            if can_locate_corruption(test.disks.geometry.redundancy()) {
                 assert_eq!(found, ScrubResult { repaired: count, unrecoverable: 0 });
                 test.check_contents(&client).await;
                 assert_eq!(scrub(&raid).await, ScrubResult::default());
@@ -1271,7 +1273,7 @@ fn a_scrub_finds_what_has_rotted() {
 
 /// Unreadable rows are known to be wrong at every redundant level.
 #[test]
-fn a_scrub_writes_again_what_a_disk_does_not_give_back() {
+fn a_scrub_rewrites_unreadable_rows() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     for make in [RAID_5, RAID_6, RAID_1, RAID_10] {
         let test = RotTest::new(make);
@@ -1305,7 +1307,7 @@ fn a_scrub_writes_again_what_a_disk_does_not_give_back() {
 
 /// A disk misdirects writes and reports success: then two rows are wrong.
 #[test]
-fn a_scrub_finds_what_was_written_elsewhere() {
+fn a_scrub_finds_misdirected_writes() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     for make in [RAID_6, RAID_1] {
         let test = RotTest::new(make);
@@ -1319,7 +1321,7 @@ fn a_scrub_finds_what_was_written_elsewhere() {
             let wrap = |n: u16, dev: Dev| {
                 let (dev, faults) = Faulty::wrap(dev, n.into());
                 if n == 1 {
-                    let further = Effect::Misdirect(test.disks.shape.strip_rows().into());
+                    let further = Effect::Misdirect(test.disks.geometry.strip_rows().into());
                     let misdirect = Rule::new(further).on(&[OpKind::Write]).with_probability(0.6);
                     faults.add(misdirect.within(Blocks::new(Lba(first), last - first)));
                     handle.replace(Some(faults));

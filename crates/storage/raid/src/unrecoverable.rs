@@ -103,7 +103,7 @@ impl RaidVolume {
         for strip in lost.data.iter() {
             let rows = self.geometry.data_row_range(number, strip, &(row..row + 1));
             if let Err(why) = self.allocator.record_lost_rows(index, rows.clone()).await {
-                tracing::error!(extent = extent.number(), error = %why, "a row that cannot be read is not given up");
+                tracing::error!(extent = extent.number(), error = %why, "an unreadable row is not recorded as lost");
                 return Ok(false);
             }
             extent.lost_rows.insert(rows);

@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn an_intent_stays_until_all_is_durable() {
+    fn an_intent_stays_until_its_writes_are_durable() {
         let intents = WriteIntents::default();
         intents.begin_write(&[A]);
         intents.record_logged(A.0, A.1, Some(receipt(1)));
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn the_one_that_was_used_least_recently_goes_first() {
+    fn the_least_recently_used_intent_is_closed_first() {
         let intents = WriteIntents::default();
         let region = |n: u32| ((1, n, 0), 1);
         for n in 0..=MAX_INTENTS as u32 {

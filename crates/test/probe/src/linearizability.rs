@@ -139,7 +139,7 @@ impl fmt::Display for ValueCluster<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.write {
             Some(write) => write!(f, "{write}")?,
-            None => write!(f, "nobody had written yet")?,
+            None => write!(f, "not written yet")?,
         }
         for seen in [self.first_end.1, self.last_begin.1].into_iter().flatten() {
             if seen.kind == OperationKind::Read {
@@ -181,7 +181,7 @@ fn build_clusters<'a>(operations: &[&'a Operation]) -> Result<Vec<ValueCluster<'
     }
     for read in operations.iter().filter(|operation| operation.kind == OperationKind::Read) {
         let cluster = clusters.get_mut(&read.value);
-        cluster.ok_or_else(|| format!("a value that nobody wrote: {read}"))?.add(read)?;
+        cluster.ok_or_else(|| format!("a value that was never written: {read}"))?.add(read)?;
     }
     Ok(clusters.into_values().collect())
 }
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn an_orderly_history_is_legal_and_counted() {
+    fn a_sequential_history_is_linearizable() {
         let history = [read(0, 1, 2), write(1, 3, 4), read(1, 5, 6), open_write(2, 7)];
         assert_eq!(
             check_history(&history),
@@ -232,14 +232,14 @@ mod tests {
     }
 
     #[test]
-    fn a_new_value_does_not_turn_old_again() {
+    fn a_read_never_returns_an_older_value_again() {
         let history = [write(1, 1, 2), write(2, 3, 10), read(2, 4, 5), read(1, 6, 7)];
         let why = check_history(&history).unwrap_err();
         assert!(why.starts_with("block 7: no order explains"), "{why}");
     }
 
     #[test]
-    fn an_open_write_may_come_late_and_once() {
+    fn an_unanswered_write_may_take_effect_late_and_once() {
         let late = [open_write(1, 1), write(2, 2, 3), read(2, 4, 5), read(1, 6, 7)];
         assert!(check_history(&late).is_ok());
         assert!(check_history(&[&late[..], &[read(2, 8, 9)]].concat()).is_err());
@@ -250,15 +250,15 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_somebody_overwrote_unseen_needs_a_moment_of_its_own() {
+    fn an_unobserved_overwritten_write_still_needs_a_point_in_time() {
         let history = [write(1, 1, 2), write(2, 3, 4), read(1, 5, 6)];
         assert!(check_history(&history).is_err());
         assert!(check_history(&[write(1, 1, 2), write(2, 3, 8), read(1, 5, 6)]).is_ok());
     }
 
     #[test]
-    fn inventions_and_repeated_values_are_named() {
-        assert!(check_history(&[read(9, 1, 2)]).unwrap_err().contains("nobody wrote"));
+    fn unwritten_and_repeated_values_are_reported() {
+        assert!(check_history(&[read(9, 1, 2)]).unwrap_err().contains("never written"));
         assert!(check_history(&[write(1, 1, 2), write(1, 3, 4)]).unwrap_err().contains("twice"));
         assert!(
             check_history(&[operation(OperationKind::Read, 9, 1, None)]).is_ok(),

@@ -566,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_data_is_no_matter_of_the_path() {
+    fn foreign_data_is_not_a_path_error() {
         let ([first, _], mut client) = two_nodes();
         first.disk.lock().unwrap()[..8].fill(1);
         let error = client.read_all().unwrap_err();

@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn an_honest_disk_passes_and_a_lying_one_is_found() {
+    fn a_correct_disk_passes_and_a_faulty_one_is_detected() {
         for seed in 0..50 {
             after_crash(false, seed).unwrap();
             assert!(

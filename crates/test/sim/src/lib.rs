@@ -1,11 +1,11 @@
-//! Whole stacks in simulated worlds: scenarios, and the runner that plays them seed by seed.
+//! Whole stacks in simulated worlds: scenarios, and the runner that runs them seed by seed.
 //!
 //! A scenario ([`Scenario`]) is an async function over a [`World`]: it builds hosts with disks,
 //! runs the real code on them, injects faults, and checks the results. `Err` describes what went
 //! wrong. All scenarios are listed in [`scenarios::all`]; a layer that gets a scenario adds it
 //! there. `cargo test -p sim` runs a limited number of seeds of each; the binary of this crate runs
 //! as many as you like:
-//! plays as many as one likes:
+//! runs as many as one likes:
 //!
 //! ```text
 //! cargo run --release -p sim -- --scenario file --seeds 0..100000 --jobs 8
@@ -28,21 +28,21 @@ pub use runner::{Batch, BatchReport, FailedSeed, run_batch};
 
 type ScenarioFuture = Pin<Box<dyn Future<Output = Result<(), String>>>>;
 
-/// Something to play in a world.
+/// Something to run in a world.
 #[derive(Clone, Copy, Debug)]
 pub struct Scenario {
     /// What the command line calls it.
     pub name: &'static str,
     /// One line about it.
     pub description: &'static str,
-    /// Seeds that `cargo test` plays.
+    /// Seeds that `cargo test` runs.
     pub test_seeds: u64,
     /// The scenario.
     pub run: fn(World) -> ScenarioFuture,
 }
 
 impl Scenario {
-    /// Plays one seed; `verbose` prints every event.
+    /// Runs one seed; `verbose` prints every event.
     #[must_use]
     pub fn run_seed(&self, seed: u64, verbose: bool) -> ScenarioOutcome {
         let crash_guard = || Box::new(block::drop_permit::permit_drops()) as _;

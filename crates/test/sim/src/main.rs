@@ -1,4 +1,4 @@
-//! `sim`: plays scenarios seed by seed and prints the seeds that fail.
+//! `sim`: runs scenarios seed by seed and prints the seeds that fail.
 
 use std::io::Write;
 use std::ops::Range;
@@ -8,20 +8,20 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use sim::{Batch, FailedSeed, Scenario, planted, run_batch, scenarios};
 
-/// Plays scenarios in simulated worlds, seed by seed, and prints the seeds that fail.
+/// Runs scenarios in simulated worlds, seed by seed, and prints the seeds that fail.
 #[derive(Debug, Parser)]
 #[command(name = "sim")]
 struct Args {
-    /// Scenario to play; all of them where none is given
+    /// Scenario to run; all of them where none is given
     #[arg(long, short)]
     scenario: Vec<String>,
-    /// Seeds to play: FROM..TO, or one number
+    /// Seeds to run: FROM..TO, or one number
     #[arg(long, default_value = "0..100", value_parser = parse_seeds)]
     seeds: Range<u64>,
     /// Threads; as many as the machine has processors where none is given
     #[arg(long, short)]
     jobs: Option<usize>,
-    /// Play every seed twice and compare the traces
+    /// Run every seed twice and compare the traces
     #[arg(long)]
     twice: bool,
     /// Print every event, and what the product logs
@@ -92,14 +92,14 @@ fn run_scenario(args: &Args, scenario: Scenario) -> usize {
     let report = run_batch(&batch, |failed| print_failure(scenario, failed));
     let seconds = start.elapsed().as_secs_f64();
     #[expect(clippy::cast_precision_loss, reason = "figures for people")]
-    let (played, events, virtual_s) =
+    let (seeds_run, events, virtual_s) =
         (report.seeds_run as f64, report.events as f64, report.virtual_ms as f64 / 1e3);
     println!(
         "{}: {} seeds, {} failed; {seconds:.1} s, {:.0} seeds/min, {:.0} events/s, {:.0} virtual s/s",
         scenario.name,
         report.seeds_run,
         report.failed.len(),
-        played * 60.0 / seconds,
+        seeds_run * 60.0 / seconds,
         events / seconds,
         virtual_s / seconds,
     );

@@ -1,4 +1,4 @@
-//! Plays many seeds of a scenario on several threads.
+//! Runs many seeds of a scenario on several threads.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -9,7 +9,7 @@ use rt::sim::{ScenarioFailure, TraceDigest};
 
 use crate::Scenario;
 
-/// What to play.
+/// What to run.
 #[derive(Clone, Debug)]
 pub struct Batch {
     /// The scenario.
@@ -18,7 +18,7 @@ pub struct Batch {
     pub seeds: Range<u64>,
     /// Threads.
     pub jobs: usize,
-    /// Play every seed twice and compare.
+    /// Run every seed twice and compare.
     pub twice: bool,
     /// Print every event.
     pub verbose: bool,
@@ -40,7 +40,7 @@ pub struct FailedSeed {
 /// How a batch went.
 #[derive(Clone, Debug, Default)]
 pub struct BatchReport {
-    /// Seeds played.
+    /// Number of seeds that were run.
     pub seeds_run: u64,
     /// Events in all of them.
     pub events: u64,
@@ -50,7 +50,7 @@ pub struct BatchReport {
     pub failed: Vec<FailedSeed>,
 }
 
-/// Plays a batch; `on_failure` is called as failures happen, from any thread.
+/// Runs a batch; `on_failure` is called as failures happen, from any thread.
 ///
 /// # Panics
 /// If a thread of the runner panics, which no scenario can cause.

@@ -17,7 +17,7 @@ use rt::sim::{
 const DISK: &str = "/dev/disk";
 const SECTOR_LEN: usize = 4096;
 
-fn play<F, Fut>(seeds: u64, setup: &DiskSetup, scenario: F)
+fn run_scenario<F, Fut>(seeds: u64, setup: &DiskSetup, scenario: F)
 where
     F: Fn(World, Host, DiskControl) -> Fut,
     Fut: Future<Output = ()>,
@@ -70,7 +70,7 @@ fn kind<T>(result: Result<T, DiskError>) -> DiskErrorKind {
 
 #[test]
 fn an_open_disk_is_held_until_it_is_dropped_or_its_holder_dies() {
-    play(10, &DiskSetup::device(1 << 20), |_, host, _| async move {
+    run_scenario(10, &DiskSetup::device(1 << 20), |_, host, _| async move {
         for crash in [Host::power_cut, Host::kill] {
             let first = with_disk(&host, |core, disk| async move {
                 let again = core.open_disk(Path::new(DISK), OpenOptions::new()).await;
@@ -98,7 +98,7 @@ fn an_open_disk_is_held_until_it_is_dropped_or_its_holder_dies() {
 fn a_killed_process_loses_nothing_and_a_power_cut_what_was_not_synced() {
     let faults = DiskFaults { unsynced: UnsyncedFate::Lost, ..DiskFaults::default() };
     let setup = DiskSetup::device(1 << 20).faults(faults);
-    play(10, &setup, |_, host, control| async move {
+    run_scenario(10, &setup, |_, host, control| async move {
         let write = |byte| {
             with_disk(&host, move |core, disk| async move {
                 write(&core, &disk, 0, SECTOR_LEN, byte).await.unwrap();
@@ -120,8 +120,8 @@ fn a_killed_process_loses_nothing_and_a_power_cut_what_was_not_synced() {
 }
 
 #[test]
-fn an_operation_whose_caller_is_gone_is_done_all_the_same() {
-    play(10, &DiskSetup::device(1 << 20), |_, host, control| async move {
+fn an_operation_without_its_caller_completes() {
+    run_scenario(10, &DiskSetup::device(1 << 20), |_, host, control| async move {
         with_disk(&host, |core, disk| async move {
             let impatient = Duration::from_micros(100);
             let write = write(&core, &disk, 0, SECTOR_LEN, 7);
@@ -139,7 +139,7 @@ fn an_operation_whose_caller_is_gone_is_done_all_the_same() {
 fn concurrent_operations_end_in_any_order() {
     let orders = Rc::new(std::cell::RefCell::new(BTreeSet::new()));
     let seen = Rc::clone(&orders);
-    play(40, &DiskSetup::device(1 << 20), move |_, host, _| {
+    run_scenario(40, &DiskSetup::device(1 << 20), move |_, host, _| {
         let seen = Rc::clone(&seen);
         async move {
             let order = with_disk(&host, |core, disk| async move {
@@ -166,8 +166,8 @@ fn concurrent_operations_end_in_any_order() {
 }
 
 #[test]
-fn bad_places_fail_as_told_and_heal_as_told() {
-    play(5, &DiskSetup::device(1 << 20), |_, host, control| async move {
+fn bad_sectors_fail_and_heal_as_configured() {
+    run_scenario(5, &DiskSetup::device(1 << 20), |_, host, control| async move {
         let bad =
             |bytes, ops, until| control.add_bad_range(BadRange { bytes, ops, duration: until });
         bad(8192..8704, FailingOps::Reads, BadDuration::Rewritten);
@@ -195,8 +195,8 @@ fn bad_places_fail_as_told_and_heal_as_told() {
 }
 
 #[test]
-fn mishaps_befall_the_operation_they_fit() {
-    play(5, &DiskSetup::device(1 << 20), |_, host, control| async move {
+fn scripted_faults_hit_the_matching_operation() {
+    run_scenario(5, &DiskSetup::device(1 << 20), |_, host, control| async move {
         control.script_fault(ScriptedFault::LostWrite);
         control.script_fault(ScriptedFault::MisdirectedWrite(8192));
         control.script_fault(ScriptedFault::MisdirectedRead(8192));
@@ -226,7 +226,7 @@ fn mishaps_befall_the_operation_they_fit() {
 
 #[test]
 fn a_disk_that_stalls_and_one_that_is_pulled_out() {
-    play(10, &DiskSetup::device(1 << 20), |_, host, control| async move {
+    run_scenario(10, &DiskSetup::device(1 << 20), |_, host, control| async move {
         control.hold_completions();
         let task = host.run(|core| async move {
             let disk = core.open_disk(Path::new(DISK), OpenOptions::new()).await.unwrap();
@@ -253,8 +253,8 @@ fn a_disk_that_stalls_and_one_that_is_pulled_out() {
 }
 
 #[test]
-fn files_take_space_give_it_back_and_run_out_of_it() {
-    play(20, &DiskSetup::device(1 << 20), |_, host, _| async move {
+fn files_allocate_free_and_exhaust_space() {
+    run_scenario(20, &DiskSetup::device(1 << 20), |_, host, _| async move {
         host.update_setup(|s| s.space_bytes = Some(64 << 10));
         let used = host.clone();
         let work = host.run(|core| async move {

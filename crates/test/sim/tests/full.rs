@@ -156,7 +156,7 @@ async fn refused_by_both(world: World) -> Result<(), String> {
 }
 
 #[test]
-fn what_neither_copy_has_space_for_is_refused_at_either_node_and_both_stay_in_sync() {
+fn a_write_without_space_on_any_copy_is_refused_and_all_stay_in_sync() {
     for seed in 0..10 {
         let outcome = run(WorldSetup::new(seed), refused_by_both);
         outcome.result.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
@@ -228,7 +228,7 @@ async fn full_at_one(world: World) -> Result<(), String> {
 }
 
 #[test]
-fn a_full_copy_leaves_the_volume_to_one_with_room_and_comes_back_with_its_own() {
+fn a_full_copy_leaves_and_rejoins_once_it_has_space() {
     for seed in 0..3 {
         let outcome = run(WorldSetup::new(seed), full_at_one);
         outcome.result.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
@@ -269,7 +269,7 @@ async fn hammered(world: World) -> Result<(), String> {
 }
 
 #[test]
-fn a_copy_with_room_comes_back_while_a_client_tries_again_and_again_at_a_full_one() {
+fn a_copy_with_space_rejoins_while_a_client_retries_at_a_full_one() {
     for seed in 0..5 {
         let outcome = run(WorldSetup::new(seed), hammered);
         outcome.result.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
@@ -310,7 +310,7 @@ async fn turned_away_for_a_moment(world: World) -> Result<(), String> {
 }
 
 #[test]
-fn a_refused_write_lets_go_of_its_range_when_clients_were_turned_away_for_a_moment() {
+fn a_refused_write_releases_its_range_after_clients_were_rejected() {
     for seed in 0..60 {
         let outcome = run(WorldSetup::new(seed), turned_away_for_a_moment);
         outcome.result.unwrap_or_else(|e| panic!("seed {seed}: {e}"));

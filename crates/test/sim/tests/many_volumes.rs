@@ -46,7 +46,7 @@ fn is_memory_free(nodes: &[Rc<Node>]) -> bool {
     })
 }
 
-async fn play(world: World, volumes: u16) -> Result<(), String> {
+async fn run_scenario(world: World, volumes: u16) -> Result<(), String> {
     let nodes = [1, 2].map(|number| node(&world, number));
     for node in &nodes {
         prepare(node, volumes).await?;
@@ -73,7 +73,7 @@ async fn play(world: World, volumes: u16) -> Result<(), String> {
 }
 
 #[test]
-fn a_thousand_mirrored_volumes_work_on_the_smallest_pool_and_hold_none_of_it_when_idle() {
-    let outcome = run(WorldSetup::new(37), |world| play(world, VOLUMES));
+fn a_thousand_mirrored_volumes_work_on_the_smallest_buffer_pool_and_hold_no_memory_when_idle() {
+    let outcome = run(WorldSetup::new(37), |world| run_scenario(world, VOLUMES));
     outcome.result.unwrap_or_else(|e| panic!("{e}"));
 }

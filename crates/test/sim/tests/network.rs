@@ -17,7 +17,7 @@ const PORT: u16 = 3260;
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Runs a world of a client and a server for some seeds; any panic fails the test.
-fn play<F, Fut>(seeds: u64, scenario: F)
+fn run_scenario<F, Fut>(seeds: u64, scenario: F)
 where
     F: Fn(World, Host, Host) -> Fut,
     Fut: Future<Output = ()>,
@@ -94,7 +94,7 @@ async fn done<T>(task: HostTask<T>) -> T {
 fn bytes_arrive_in_order_and_in_portions_of_their_own() {
     let sizes = Rc::new(RefCell::new(Vec::new()));
     let seen = Rc::clone(&sizes);
-    play(20, move |world, client, server| {
+    run_scenario(20, move |world, client, server| {
         let seen = Rc::clone(&seen);
         async move {
             let to = start(&server, move |mut stream| {
@@ -148,8 +148,8 @@ fn bytes_arrive_in_order_and_in_portions_of_their_own() {
 }
 
 #[test]
-fn a_host_without_power_says_nothing_and_later_knows_nothing() {
-    play(20, |_, client, server| async move {
+fn a_host_without_power_is_silent_and_loses_its_connections() {
+    run_scenario(20, |_, client, server| async move {
         let to = start(&server, echo);
         let talk = client.run(move |core| async move {
             let mut stream = dial(&core, to).await;
@@ -170,7 +170,7 @@ fn a_host_without_power_says_nothing_and_later_knows_nothing() {
 
 #[test]
 fn a_killed_process_is_noticed_at_once() {
-    play(20, |_, client, server| async move {
+    run_scenario(20, |_, client, server| async move {
         let to = start(&server, echo);
         let talk = client.run(move |core| async move {
             let mut stream = dial(&core, to).await;
@@ -192,8 +192,8 @@ fn a_killed_process_is_noticed_at_once() {
 }
 
 #[test]
-fn a_connection_survives_a_partition_shorter_than_its_patience() {
-    play(20, |world, client, server| async move {
+fn a_connection_survives_a_partition_shorter_than_its_timeout() {
+    run_scenario(20, |world, client, server| async move {
         let to = start(&server, echo);
         let both = (client.clone(), server.clone());
         done(client.run(move |core| async move {
@@ -221,7 +221,7 @@ fn a_connection_survives_a_partition_shorter_than_its_patience() {
 
 #[test]
 fn a_sender_gives_up_in_the_end() {
-    play(5, |world, client, server| async move {
+    run_scenario(5, |world, client, server| async move {
         let to = start(&server, echo);
         let both = (client.clone(), server.clone());
         done(client.run(move |core| async move {
@@ -237,8 +237,8 @@ fn a_sender_gives_up_in_the_end() {
 }
 
 #[test]
-fn dialling_is_refused_delayed_or_given_up() {
-    play(5, |world, client, server| async move {
+fn dialling_is_refused_delayed_or_times_out() {
+    run_scenario(5, |world, client, server| async move {
         server.start(|_| async { Ok(()) });
         let to = SocketAddr::new(server.address(), PORT);
         let attempt =
@@ -262,7 +262,7 @@ fn dialling_is_refused_delayed_or_given_up() {
 
 #[test]
 fn a_cut_port_cuts_its_connections_only() {
-    play(5, |world, client, server| async move {
+    run_scenario(5, |world, client, server| async move {
         let to = start(&server, echo);
         let cut = |port| {
             world.set_link(&client, &server, |l| l.cut_port = port);
@@ -284,7 +284,7 @@ fn a_cut_port_cuts_its_connections_only() {
 
 #[test]
 fn a_reader_that_stops_stops_the_writer() {
-    play(10, |world, client, server| async move {
+    run_scenario(10, |world, client, server| async move {
         let to = start(&server, |mut stream: Stream| async move {
             tokio::time::sleep(100 * SECOND).await;
             let mut all = Vec::new();
@@ -309,7 +309,7 @@ fn a_reader_that_stops_stops_the_writer() {
 
 #[test]
 fn a_thousand_dials_at_once_wait_for_the_backlog() {
-    play(2, |_, client, server| async move {
+    run_scenario(2, |_, client, server| async move {
         server.start(|core: Core| async move {
             let how = ListenOptions { backlog: 200, ..ListenOptions::default() };
             let listener = core.listen_with(any(PORT), how).await.map_err(|e| e.to_string())?;
@@ -332,7 +332,7 @@ fn a_thousand_dials_at_once_wait_for_the_backlog() {
 
 #[test]
 fn listeners_keep_to_their_address() {
-    play(5, |_, client, server| async move {
+    run_scenario(5, |_, client, server| async move {
         let [ours, theirs] = [server.address(), client.address()];
         done(server.run(move |core| async move {
             let kind = |r: IoResult<rt::net::Listener>| r.unwrap_err().kind();
@@ -357,7 +357,7 @@ fn listeners_keep_to_their_address() {
 
 #[test]
 fn closing_with_unread_bytes_resets() {
-    play(10, |_, client, server| async move {
+    run_scenario(10, |_, client, server| async move {
         let to = start(&server, |stream: Stream| async move {
             tokio::time::sleep(SECOND).await;
             drop(stream);
@@ -374,7 +374,7 @@ fn closing_with_unread_bytes_resets() {
 
 #[test]
 fn connections_move_between_the_cores_of_a_host() {
-    play(10, |_, client, server| async move {
+    run_scenario(10, |_, client, server| async move {
         server.update_setup(|s| s.cores = 2);
         server.start(|core: Core| async move {
             let listener = core.listen(any(PORT)).await.map_err(|e| e.to_string())?;
@@ -433,7 +433,7 @@ fn a_panic_in_any_task_and_endless_waiting_fail_the_world() {
 }
 
 #[test]
-fn what_software_holds_goes_with_its_world() {
+fn resources_are_freed_with_their_world() {
     let held = Rc::new(());
     let left = Rc::downgrade(&held);
     let outcome = run(WorldSetup::new(1), |world: World| async move {

@@ -13,7 +13,7 @@ fn jobs() -> usize {
 }
 
 #[test]
-fn every_planted_mistake_is_found_and_the_innocent_pass() {
+fn each_planted_mistake_is_found_and_correct_variants_pass() {
     for pair in sample::part_of(planted_mistakes(), SAMPLE_PARTS) {
         let batch = |scenario, seeds, stop_after| Batch {
             scenario,

@@ -59,7 +59,7 @@ fn sources(dir: &Path, out: &mut Vec<PathBuf>) {
 }
 
 #[test]
-fn simulated_code_draws_on_nothing_but_the_seed() {
+fn simulated_code_depends_only_on_the_seed() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut files = Vec::new();
     for name in SIMULATED {

@@ -35,7 +35,7 @@ fn every_scenario_holds() {
 
 /// `crates/test/sim/seeds/pinned.txt`: scenario, seed, the defect it found.
 #[test]
-fn seeds_that_once_found_something_stay_quiet() {
+fn pinned_seeds_pass() {
     for line in include_str!("../seeds/pinned.txt").lines() {
         let line = line.trim();
         if line.is_empty() || line.starts_with('#') {

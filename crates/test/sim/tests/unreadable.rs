@@ -40,7 +40,7 @@ async fn execute(node: &Node, data: Option<Vec<u8>>, at: u64) -> Result<Vec<u8>,
     work.join().await.ok_or("the node crashed")?
 }
 
-async fn play(world: World) -> Result<(), String> {
+async fn run_scenario(world: World) -> Result<(), String> {
     let nodes = [1, 2].map(|number| node(&world, number));
     for node in &nodes {
         prepare(node, 1).await?;
@@ -103,7 +103,7 @@ async fn play(world: World) -> Result<(), String> {
 }
 
 #[test]
-fn a_copy_that_waits_for_blocks_that_nobody_can_read_names_them_and_ends_when_they_are_written() {
-    let outcome = run(WorldSetup::new(15), play);
+fn a_resync_reports_unreadable_blocks_and_completes_once_they_are_rewritten() {
+    let outcome = run(WorldSetup::new(15), run_scenario);
     outcome.result.unwrap_or_else(|e| panic!("{e}"));
 }

@@ -290,7 +290,7 @@ impl Node {
         let out = command.env(FAULT_ENV, "none:1").output().context("cannot run windrose")?;
         let said = String::from_utf8_lossy(&out.stderr);
         ensure!(!out.status.success(), "an unknown point is no error");
-        let list = said.split_once("there is no point none; there are ");
+        let list = said.split_once("unknown fault point none; the fault points are ");
         let (_, list) = list.with_context(|| format!("no list of points: {said}"))?;
         let list = list.lines().next().unwrap_or_default();
         Ok(list.split(", ").map(str::to_owned).collect())

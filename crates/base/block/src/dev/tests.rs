@@ -75,7 +75,7 @@ fn read(at: u64, blocks: u32) -> Op {
 }
 
 #[tokio::test]
-async fn only_checked_operations_pass() {
+async fn invalid_operations_are_rejected() {
     let (probe, dev) = probe(INFO);
     let (unmap, fua) = (true, false);
     let far = |at| Op::Zero { at: Lba(at), blocks: 60, unmap, fua };
@@ -155,7 +155,7 @@ async fn an_abort_stops_what_has_not_begun() {
 }
 
 #[tokio::test]
-async fn it_counts() {
+async fn operations_are_counted() {
     let (probe, dev) = probe(INFO);
     dev.submit(read(0, 3), &ctx()).await.unwrap();
     dev.submit(write(0, 1024, false), &ctx()).await.unwrap();

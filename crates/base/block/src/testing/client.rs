@@ -34,7 +34,7 @@ impl TestClient {
         let bytes = bytes + self.dev.info().overhead_bytes as usize;
         let credit = self.account.credit(bytes, MemoryClass::LocalIo);
         let credit = tokio::time::timeout(Duration::from_secs(60), credit).await;
-        let credit = credit.expect("the test's pool stays empty: somebody keeps memory");
+        let credit = credit.expect("the test's buffer pool stays empty: memory is leaked");
         Ctx::new(credit.expect("the test's pool is too small"), Epoch::default())
     }
 

@@ -87,7 +87,7 @@ async fn check_memory_returned(subject: &impl Subject) {
     }
     let usage = pool.usage();
     assert_eq!(usage.overdrafts, 0, "operations took more memory than Info::overhead says");
-    assert_eq!(usage.free, usage.total, "memory was kept");
+    assert_eq!(usage.free, usage.total, "memory was leaked");
 }
 
 /// A device under test and its client.
@@ -153,13 +153,13 @@ async fn metadata_area(b: &Fixture, seed: u64) {
     for at in [0, b.info.blocks - 1] {
         b.client.write(at, &inside, false).await.expect("write");
     }
-    b.client.write(METADATA_LBA.0, &beside, true).await.expect("write beside the volume");
+    b.client.write(METADATA_LBA.0, &beside, true).await.expect("write past the volume");
     b.expect(METADATA_LBA.0, &beside).await;
     for at in [0, b.info.blocks - 1] {
         b.expect(at, &inside).await;
     }
     let half = count / 2;
-    b.client.zero(METADATA_LBA.0, half, false).await.expect("zero beside the volume");
+    b.client.zero(METADATA_LBA.0, half, false).await.expect("zero past the volume");
     let zeroes = vec![0; b.bytes(u64::from(half))];
     b.expect(METADATA_LBA.0, &[&zeroes[..], &beside[zeroes.len()..]].concat()).await;
 }
@@ -271,7 +271,10 @@ async fn zeroing(subject: &impl Subject, b: &Fixture) {
         b.client.zero(0, all, unmap).await.expect("zero everything");
         b.expect(b.info.blocks / 2, &vec![0; b.block_bytes()]).await;
         if let (false, Some(used)) = (unmap, subject.space_used().await) {
-            assert!(used >= u64::from(all) * u64::from(b.info.block_size), "space is kept: {used}");
+            assert!(
+                used >= u64::from(all) * u64::from(b.info.block_size),
+                "space is not freed: {used}"
+            );
         }
     }
 }
@@ -441,7 +444,7 @@ async fn errors_are_passed_on(subject: &impl Subject) {
         assert_eq!(b.client.dev().stats().errors, 1);
         if error == Error::Gone {
             assert_eq!(b.client.read(0, 1).await.map(drop), Err(Error::Gone));
-            assert_eq!(b.client.flush().await, Err(Error::Gone), "never retried and believed");
+            assert_eq!(b.client.flush().await, Err(Error::Gone), "a failed flush is not retried");
             assert_eq!(b.client.write(0, &data, false).await, Err(Error::Gone));
         } else {
             b.client.write(16, &data, false).await.expect("the fault has passed");
@@ -459,7 +462,7 @@ async fn growth(subject: &impl Subject, b: &Fixture) {
         return;
     }
     let info = b.client.dev().info();
-    assert!(info.blocks > before, "it says it has grown");
+    assert!(info.blocks > before, "the device reports its new size");
     assert_eq!(Info { blocks: before, ..info }, b.info, "nothing else has changed");
     b.expect(before - 1, &data).await;
     b.expect(before, &vec![0; b.block_bytes()]).await;

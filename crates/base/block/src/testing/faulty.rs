@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn errors_strike_where_and_as_often_as_told() {
+    async fn errors_occur_where_and_as_often_as_configured() {
         let (c, faults) = disk();
         faults.add(
             Rule::new(Effect::Fail(Error::Unreadable { at: Lba(0) }))
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn failed_writes_leave_what_they_say() {
+    async fn failed_writes_leave_the_configured_data() {
         let (c, faults) = disk();
         let error = Error::Unwritable { at: Lba(0) };
         for (effect, expect) in [
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn operations_wait_and_stall() {
+    async fn operations_are_delayed_and_stalled() {
         let (c, faults) = disk();
         let (short, long) = (Duration::from_millis(3), Duration::from_millis(9));
         faults.add(Rule::new(Effect::Delay(short, long)).on(&[OpKind::Read]));

@@ -103,13 +103,13 @@ pub enum Fault {
         offset: usize,
     },
     /// It belongs to another block.
-    #[error("holds {0}, which belongs elsewhere")]
+    #[error("holds {0}, which belongs to another block")]
     Misdirected(Stamp),
     /// It holds data that was never written.
-    #[error("holds what was never written")]
+    #[error("holds data that was never written")]
     NeverWritten,
     /// It holds replaced data: a lost write, a stale read, a resurrected value.
-    #[error("holds {found}, which had been replaced")]
+    #[error("holds {found}, which had been overwritten")]
     Stale {
         /// What the read returned.
         found: Value,
@@ -121,7 +121,7 @@ impl fmt::Display for Value {
         match self {
             Self::Zero => f.write_str("zeroes"),
             Self::Write(sequence) => write!(f, "write {sequence}"),
-            Self::AnyWritten => f.write_str("anything once written"),
+            Self::AnyWritten => f.write_str("any earlier write"),
             Self::Any => f.write_str("anything"),
         }
     }
@@ -568,7 +568,7 @@ fn history(register: &Register, horizon: Time, begun: Time, now: Time) -> String
     for c in &register.0 {
         let how = match (c.is_certain, c.is_crash_alternative) {
             (true, _) => "certain",
-            (false, true) => "perhaps left by a crash",
+            (false, true) => "possibly left by a crash",
             (false, false) => "perhaps",
         };
         let seen = if c.seen == NEVER { "-".into() } else { c.seen.to_string() };

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_names_its_write() {
+    fn a_block_identifies_its_write() {
         for writer in [0, 1, (1 << 24) - 1] {
             for len in [512, 4096] {
                 let stamp = Stamp { volume: u64::MAX, at: Lba(u64::MAX), writer, sequence: 9 };
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tear_is_seen_wherever_it_is() {
+    fn a_tear_is_detected_at_any_offset() {
         for (head, tail) in
             [(stamped(1), stamped(2)), (vec![0; 4096], stamped(2)), (stamped(1), vec![0; 4096])]
         {
@@ -179,7 +179,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn one_flipped_bit_is_seen(bit in 0usize..4096 * 8) {
+        fn one_flipped_bit_is_detected(bit in 0usize..4096 * 8) {
             let mut block = stamped(5);
             block[bit / 8] ^= 1 << (bit % 8);
             let torn = matches!(Contents::parse(&block), Contents::Torn { .. });
@@ -187,7 +187,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+        fn arbitrary_bytes_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
             let _ = Contents::parse(&bytes);
         }
     }

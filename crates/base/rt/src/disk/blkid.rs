@@ -62,7 +62,7 @@ fn loaded_library() -> Option<&'static Blkid> {
         let loaded = Blkid::load(LIBRARY);
         loaded
             .inspect_err(|why| {
-                tracing::warn!(library = LIBRARY, error = ?why, "disks are looked at by the built-in list of formats alone: install libblkid1");
+                tracing::warn!(library = LIBRARY, error = ?why, "libblkid not found: disks are checked against the built-in list of formats only; install libblkid1");
             })
             .ok()
     };
@@ -180,7 +180,7 @@ mod tests {
 
     /// Without the library there is nothing to test: the built-in list has its own tests.
     #[test]
-    fn libblkid_tells_all_that_it_finds() {
+    fn libblkid_reports_all_formats() {
         let Some(nothing) = found_in(|_| {}) else { return };
         assert_eq!(nothing, []);
         let found = found_in(|file| {
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_is_missing_is_an_error_that_names_it() {
+    fn a_missing_library_is_named() {
         let why = format!("{:?}", Blkid::load("libblkid.so.none").err().unwrap());
         assert!(why.contains("libblkid.so.none"), "{why}");
     }

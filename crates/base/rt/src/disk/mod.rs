@@ -220,7 +220,7 @@ impl Disk {
         if let Err(e) = dispatch!(&self.0.backend, b => b.sync().await) {
             self.0.sync_failed.set(true);
             let disk = self.0.path.display();
-            tracing::error!(%disk, error = %e, "a sync failed; the disk is given up");
+            tracing::error!(%disk, error = %e, "a sync failed; the disk is used no longer");
             return Err(e);
         }
         // Another sync may have failed meanwhile, for both.

@@ -51,7 +51,7 @@ pub(crate) fn open(path: &Path, how: OpenOptions) -> Result<OpenedFile, OpenErro
         if !matches!(reason, OpenReason::Busy)
             && let Err(e) = fs::remove_file(path)
         {
-            tracing::warn!(path = %path.display(), error = %e, "cannot remove a half-made file");
+            tracing::warn!(path = %path.display(), error = %e, "cannot remove an incomplete file");
         }
         refuse(reason)
     })
@@ -69,7 +69,7 @@ fn open_with_retries(path: &Path, how: OpenOptions) -> Result<OpenedFile, OpenRe
     open_existing(path, how)
 }
 
-#[expect(clippy::disallowed_methods, reason = "on the blocking pool, not on a core")]
+#[expect(clippy::disallowed_methods, reason = "on a blocking thread, not on a core")]
 fn pause(time: Duration) {
     std::thread::sleep(time);
 }

@@ -119,7 +119,7 @@ impl fmt::Display for OpenReason {
             Self::NoDirectIo => {
                 f.write_str("the file system has no direct I/O (O_DIRECT); allow buffered I/O")
             }
-            Self::Busy => f.write_str("in use: somebody else has it open"),
+            Self::Busy => f.write_str("in use: another process has it open"),
             Self::NotAFileOrBlockDevice => f.write_str("neither a file nor a block device"),
             Self::Exists => f.write_str("exists already"),
             Self::ReadOnly => f.write_str("read-only: it cannot be written"),

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn of_long_serial_numbers_the_end_stays() {
+    fn long_serial_numbers_keep_their_end() {
         let long = format!("{}\u{e9}{}", "x".repeat(90), "7".repeat(50));
         let of = |prefix: &str, suffix: &str| {
             let attribute = |name: &str| (name == prefix).then(|| long.clone().into_bytes());
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_physical_blocks_are_not_believed() {
+    fn implausible_physical_block_sizes_are_ignored() {
         for (claimed, logical, expected) in [
             (512, 512, 512),
             (4096, 512, 4096),

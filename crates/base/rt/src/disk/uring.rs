@@ -25,7 +25,7 @@ impl UringDisk {
     pub(crate) async fn read(&self, at: u64, into: BufsMut) -> Result<BufsMut, DiskError> {
         match self.run(RequestOp::Read { at, into, done: 0 }).await? {
             RequestOp::Read { into, .. } => Ok(into),
-            _ => unreachable!("a request comes back as it went"),
+            _ => unreachable!("a completed request has the type it was submitted with"),
         }
     }
 
@@ -121,7 +121,7 @@ mod tests {
     use crate::disk::DiskErrorKind;
 
     #[test]
-    fn a_request_goes_on_tries_again_and_gives_up() {
+    fn a_request_continues_retries_and_gives_up() {
         let mut what = RequestOp::Write { at: 0, data: Bufs::zeroes(4096), done: 0 };
         let mut patience = MAX_RETRIES;
         let mut next = |result| next_step(&mut what, result, &mut patience);

@@ -65,7 +65,7 @@ fn bind_socket(at: &Path) -> io::Result<UnixSocket> {
 /// socket must not be lost.
 async fn remove_stale_socket(at: &Path) -> io::Result<()> {
     if !fs::symlink_metadata(at)?.file_type().is_socket() {
-        let why = format!("{} is there, and is no socket", at.display());
+        let why = format!("{} exists and is not a socket", at.display());
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
     }
     let in_use = || {

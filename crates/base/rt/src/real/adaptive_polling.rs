@@ -109,13 +109,13 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_within_the_window_is_awaited() {
+    fn it_polls_for_events_within_the_window() {
         let mut core = Core::new(WINDOW);
         assert!((0..100).all(|_| core.pause(us(30)) == us(30)));
     }
 
     #[test]
-    fn what_never_comes_within_the_window_is_hardly_ever_awaited() {
+    fn it_rarely_polls_if_events_come_later() {
         let mut core = Core::new(WINDOW);
         assert_eq!(core.pause(us(60)), WINDOW);
         let looked: Duration = (0..6400).map(|_| core.pause(us(60))).sum();
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_of_nothing_is_none() {
+    fn a_zero_window_disables_polling() {
         let mut core = Core::new(Duration::ZERO);
         assert!((0..10).all(|_| core.pause(us(1)).is_zero()));
     }

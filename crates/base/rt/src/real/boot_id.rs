@@ -20,7 +20,7 @@ fn read_or_draw(path: &Path) -> u128 {
     read(path).unwrap_or_else(|e| {
         tracing::warn!(
             path = %path.display(), error = %e,
-            "the boot is not known: this counts as another one"
+            "the boot id is unknown: assuming another boot"
         );
         let mut bytes = [0; 16];
         sys::random(&mut bytes).expect("the system gives random bytes");
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_uuid_is_its_number_and_nothing_else_is_one() {
+    fn only_uuids_parse() {
         let parsed = parse_uuid("0a1b2c3d-0001-4203-8405-00000000ffff");
         assert_eq!(parsed, Some(0x0a1b_2c3d_0001_4203_8405_0000_0000_ffff));
         for wrong in [
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_system_that_does_not_tell_is_another_boot_each_time() {
+    fn without_a_boot_id_each_start_is_another_boot() {
         let nowhere = Path::new("/nowhere/boot_id");
         assert_ne!(read_or_draw(nowhere), read_or_draw(nowhere));
         assert_eq!(boot_id(), boot_id());

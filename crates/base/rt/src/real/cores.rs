@@ -203,7 +203,7 @@ fn run_core(start: CoreStart) {
     if let Some(cpu) = config.cpus[id]
         && let Err(e) = CpuSet::single(cpu).and_then(|one| one.bind_this_thread())
     {
-        tracing::warn!(core = id, cpu, error = %e, "the core floats: its processor is not to be had");
+        tracing::warn!(core = id, cpu, error = %e, "cannot pin the core to its processor: it runs on any");
     }
     let made = create_runtime(&config, everywhere).and_then(|runtime| {
         let pulse = Rc::<DriverWaker>::default();
@@ -232,14 +232,14 @@ fn run_core(start: CoreStart) {
             _ = running => {}
             // The driver never ends by itself, and without it no disk answers: the core ends, so
             // that its callers get errors.
-            _ = driver => tracing::error!(core = id, "the core's driver died; the core ends"),
+            _ = driver => tracing::error!(core = id, "the core's driver ended; stopping the core"),
         }
     });
     runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
     if let Some(ring) = ring
         && !ring.drain(SHUTDOWN_TIMEOUT)
     {
-        tracing::error!(core = id, "disk requests hang; their memory is left to the kernel");
+        tracing::error!(core = id, "disk requests hang; their memory stays allocated");
         Box::leak(Box::new(ring));
     }
 }
@@ -258,7 +258,7 @@ fn create_ring(
         Ok(ring) => Ok(Some(Rc::new(ring))),
         Err(e) if config.disk_engine == DiskEngine::Auto => {
             if id == 0 {
-                tracing::warn!(error = %e, "no io_uring: disks are served by threads, and slower");
+                tracing::warn!(error = %e, "io_uring is unavailable: disk I/O uses threads and is slower");
             }
             Ok(None)
         }
@@ -275,7 +275,7 @@ fn create_runtime(config: &CoresConfig, processors: Option<CpuSet>) -> io::Resul
         .on_thread_unpark(on_thread_unpark)
         .on_thread_start(move || {
             if let Some(Err(e)) = processors.map(|p| p.bind_this_thread()) {
-                tracing::debug!(error = %e, "a blocking thread stays on its core's processor");
+                tracing::debug!(error = %e, "cannot unpin a blocking thread from its core's processor");
             }
         })
         .build_local(LocalOptions::default())

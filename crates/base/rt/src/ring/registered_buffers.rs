@@ -67,7 +67,7 @@ pub(super) fn register(uring: &IoUring, pools: &[BufferPool], own: usize) -> Reg
         tracing::warn!(
             core = own,
             error = %e,
-            "buffers are not registered with io_uring and every request costs more; \
+            "cannot register buffers with io_uring: each request costs more; \
              raise the limit of locked memory (LimitMEMLOCK, ulimit -l)"
         );
     }
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_found_where_all_of_it_is_registered() {
+    fn only_fully_registered_memory_is_found() {
         let pool = BufferPool::new(1 << 20).unwrap();
         let registered = pool_regions(&pool);
         let (start, bytes) = pool.region();

@@ -187,7 +187,7 @@ impl<E: SubmissionEntry, O> RequestQueue<E, O> {
             let passing = [libc::EINTR, libc::EAGAIN, libc::EBUSY, libc::ENOMEM];
             let passes = e.raw_os_error().is_some_and(|errno| passing.contains(&errno));
             if !passes && !std::mem::replace(&mut self.error_logged, true) {
-                tracing::error!(error = %e, "io_uring takes no requests");
+                tracing::error!(error = %e, "io_uring accepts no requests");
             }
         }
     }

@@ -122,7 +122,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     /// Runs a world with one host whose clock is `drift_ppm` fast.
-    fn play<Fut: Future<Output = ()>>(drift_ppm: i32, f: impl Fn(World, Host) -> Fut) {
+    fn run_scenario<Fut: Future<Output = ()>>(drift_ppm: i32, f: impl Fn(World, Host) -> Fut) {
         let outcome = run(WorldSetup::new(1), |world: World| {
             let setup = HostSetup { clock_drift_ppm: drift_ppm, ..HostSetup::default() };
             let host = world.add_host("host", setup);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_hold() {
+    fn clock_rates_are_exact() {
         for (drift_ppm, shown_ms) in [
             (0, 10_000),
             (100_000, 11_000),
@@ -150,7 +150,7 @@ mod tests {
             (1_000_000, 20_000),
             (-1_000_000, 0),
         ] {
-            play(drift_ppm, |_, host| async move {
+            run_scenario(drift_ppm, |_, host| async move {
                 let begun = read(&host).await;
                 tokio::time::sleep(10 * SECOND).await;
                 let passed = read(&host).await - begun;
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_moment_of_a_reading_is_the_first_one_that_shows_it() {
+    fn an_instant_is_the_first_that_shows_its_reading() {
         for drift_ppm in [-999_999, -100_000, -7, 0, 3, 100_000, 1_000_000] {
             let line = ClockLine { since: 7 * SECOND, reading: 5 * SECOND, drift_ppm };
             for ns in [1, 999, 1_000_003, 77_777_777_777] {
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn sleepers_wake_by_their_own_clock() {
-        play(100_000, |world, host| async move {
+        run_scenario(100_000, |world, host| async move {
             let begun = world.now();
             let slept = host.run(|core: Core| async move {
                 let begun = core.now();
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn sleepers_follow_a_change_of_the_rate() {
-        play(0, |world, host| async move {
+        run_scenario(0, |world, host| async move {
             let begun = world.now();
             let asleep = || host.run(|core: Core| async move { core.sleep(20 * SECOND).await });
             let (first, second) = (asleep(), asleep());

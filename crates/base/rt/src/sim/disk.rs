@@ -46,7 +46,7 @@ pub(crate) enum OpenState {
 
 impl fmt::Debug for DiskSlot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slot").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("DiskSlot").field("name", &self.name).finish_non_exhaustive()
     }
 }
 

@@ -123,7 +123,7 @@ mod tests {
 
     /// A host under `faults` for 100 s, then without for 100 s; returns the time its clock counted,
     /// how often its rate changed, and its ticks of 100 ms in each part.
-    fn play(seed: u64, faults: HostFaults) -> (TraceDigest, [Duration; 2], [u64; 2]) {
+    fn run_scenario(seed: u64, faults: HostFaults) -> (TraceDigest, [Duration; 2], [u64; 2]) {
         let seen = Rc::new(Cell::default());
         let result = Rc::clone(&seen);
         let outcome = run(WorldSetup::new(seed), |world: World| async move {
@@ -157,16 +157,16 @@ mod tests {
     }
 
     #[test]
-    fn faults_come_by_themselves_within_their_bounds_and_go() {
+    fn random_faults_stay_within_their_bounds() {
         let mut sums = Vec::new();
         for seed in 0..20 {
-            let (digest, [with, without], [fewer, all]) = play(seed, FAULTS);
+            let (digest, [with, without], [fewer, all]) = run_scenario(seed, FAULTS);
             assert!((90 * SECOND..=110 * SECOND).contains(&with), "{with:?}");
             assert_ne!(with, 100 * SECOND);
             assert_eq!(without, 100 * SECOND);
             assert!((200..900).contains(&fewer), "{fewer} of 1000");
             assert!(all >= 990, "{all} of 1000");
-            assert_eq!(digest, play(seed, FAULTS).0);
+            assert_eq!(digest, run_scenario(seed, FAULTS).0);
             sums.push(with);
         }
         let (slowest, fastest) = (sums.iter().min(), sums.iter().max());
@@ -174,15 +174,15 @@ mod tests {
     }
 
     #[test]
-    fn each_fault_is_off_by_itself() {
+    fn each_fault_can_be_disabled() {
         let still = HostFaults { max_pause_interval: Duration::ZERO, ..FAULTS };
-        let (_, [with, _], [ticks, _]) = play(1, still);
+        let (_, [with, _], [ticks, _]) = run_scenario(1, still);
         assert!(with != 100 * SECOND && ticks >= 990);
         let right = HostFaults { max_drift_ppm: 0, ..FAULTS };
-        let (_, [with, _], [ticks, _]) = play(1, right);
+        let (_, [with, _], [ticks, _]) = run_scenario(1, right);
         assert!(with == 100 * SECOND && ticks < 900);
         let one_rate = HostFaults { max_drift_duration: Duration::ZERO, ..still };
-        let (_, [with, _], _) = play(1, one_rate);
+        let (_, [with, _], _) = run_scenario(1, one_rate);
         assert_ne!(with, 100 * SECOND);
     }
 }

@@ -406,7 +406,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_set_back_holds_what_was_seen_of_it_then() {
+    fn a_restored_medium_has_its_contents_at_the_copy() {
         let mut medium = Medium::new(4096);
         medium.write(0, &[1; 4096]);
         medium.sync(medium.sync_point());
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn every_fate_of_a_unit_is_reached_and_no_other() {
+    fn each_unsynced_outcome_occurs_and_no_other() {
         let mut seen = BTreeSet::new();
         for seed in 0..200 {
             let rng = Rng::new(seed, "");
@@ -558,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_does_not_come_back() {
+    fn truncated_data_does_not_return() {
         let mut m = Medium::new(4096);
         m.write(0, &[5; 8192]);
         m.sync(m.sync_point());

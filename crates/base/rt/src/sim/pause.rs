@@ -106,7 +106,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn play<Fut: Future<Output = ()>>(seeds: u64, f: impl Fn(World, [Host; 2]) -> Fut) {
+    fn run_scenario<Fut: Future<Output = ()>>(seeds: u64, f: impl Fn(World, [Host; 2]) -> Fut) {
         for seed in 0..seeds {
             let outcome = run(WorldSetup::new(seed), |world: World| {
                 let hosts = ["paused", "peer"].map(|n| world.add_host(n, HostSetup::default()));
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_pause_stops_the_tasks_and_not_the_clock() {
-        play(3, |world, [host, peer]| async move {
+        run_scenario(3, |world, [host, peer]| async move {
             let [ticks, others] = [tick(&host), tick(&peer)];
             let slept = host.run(|core: Core| async move {
                 let start = core.now();
@@ -160,8 +160,8 @@ mod tests {
     }
 
     #[test]
-    fn the_disk_goes_on() {
-        play(5, |_, [host, _]| async move {
+    fn the_disk_completes_operations_during_a_pause() {
+        run_scenario(5, |_, [host, _]| async move {
             let disk = host.add_disk("/dev/d", DiskSetup::device(1 << 20));
             let written = host.run(|core: Core| async move {
                 let how = OpenOptions::new();
@@ -200,8 +200,8 @@ mod tests {
     }
 
     #[test]
-    fn bytes_travel_and_wait_and_the_peer_sees_silence() {
-        play(10, |world, [host, peer]| async move {
+    fn bytes_arrive_during_a_pause_but_the_peer_gets_no_answer() {
+        run_scenario(10, |world, [host, peer]| async move {
             host.run(serve);
             let to = SocketAddr::new(host.address(), 7);
             tokio::time::sleep(SECOND).await;
@@ -230,8 +230,8 @@ mod tests {
     }
 
     #[test]
-    fn a_stopped_listener_still_queues_who_connects() {
-        play(5, |_, [host, peer]| async move {
+    fn a_paused_listener_still_queues_connections() {
+        run_scenario(5, |_, [host, peer]| async move {
             let accepted = host.run(|core| async move { accept(&core).await.peer_addr() });
             tokio::time::sleep(SECOND).await;
             host.pause(100 * SECOND);
@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn overlapping_pauses_end_with_the_last_and_crashes_end_them_all() {
-        play(1, |_, [host, _]| async move {
+        run_scenario(1, |_, [host, _]| async move {
             host.pause(SECOND);
             assert!(!host.is_paused(), "nothing runs there");
             tick(&host);

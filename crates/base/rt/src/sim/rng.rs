@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_or_must_happen_draws_nothing() {
+    fn probabilities_zero_and_one_draw_nothing() {
         let (a, b) = (Rng::new(1, ""), Rng::new(1, ""));
         assert!(!a.chance(0.0) && a.chance(1.0));
         assert_eq!(a.u64(), b.u64());

@@ -192,12 +192,12 @@ where
     let shared = runtime.block_on(async { new_world(setup) });
     let tasks = LocalSet::new();
     let world = World(Rc::clone(&shared));
-    let played = catch_unwind(AssertUnwindSafe(|| {
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
         tasks.block_on(&runtime, run_scenario(&shared, setup.time_limit, scenario(world)))
     }));
     let took = runtime.block_on(async { shared.agenda.now() });
     let panicked = PanicCollector::first();
-    let result = match (panicked, played) {
+    let result = match (panicked, outcome) {
         (Some(panic), _) => Err(panic),
         (None, Ok(result)) => result,
         (None, Err(_)) => Err("a panic without a message".to_owned()),

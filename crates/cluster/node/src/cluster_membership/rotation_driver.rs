@@ -19,7 +19,7 @@ use ::cluster::secrets::{self, RandomnessUnavailable};
 use ::cluster::store::etcd::MemberResponse;
 use ::cluster::store::{MetadataStore, StoreError};
 use peer::NodeId;
-use rt::fault_point::{self, Point};
+use rt::fault_point::{self, FaultPoint};
 use tokio::sync::Notify;
 use tokio::time::sleep;
 use uuid::Uuid;
@@ -169,7 +169,7 @@ impl ClusterMembership {
             started_s: began_s,
         };
         self.update_identity(|own| own.receive_new_credentials(id, new))?;
-        fault_point::reach(Point::RotateBegun);
+        fault_point::reach(FaultPoint::RotationStarted);
         let committed = self.store.commit(vec![record.creation()]).await;
         self.rotation.wake.notify_one();
         match committed {
@@ -286,14 +286,14 @@ impl ClusterMembership {
             }
             RotationAction::ActivateNew => {
                 self.update_identity(ClusterIdentity::activate_new_credentials)?;
-                fault_point::reach(Point::RotateUsed);
+                fault_point::reach(FaultPoint::RotationNewFirst);
             }
             RotationAction::DropOld => {
                 if let Some((new, old)) = identity.new_credentials_and_old_secret() {
                     secrets::rewrap(&self.store, identity.cluster, &new.secret, &old).await?;
                 }
                 self.update_identity(ClusterIdentity::drop_old_credentials)?;
-                fault_point::reach(Point::RotateForgotten);
+                fault_point::reach(FaultPoint::RotationOldDropped);
             }
             RotationAction::AdvanceStage(stage) => {
                 if stage == credential_rotation::RotationStage::Activate {
@@ -358,7 +358,7 @@ impl ClusterMembership {
         match key.open(&context, sealed) {
             Ok(new) if is_same_kind(&new.transport_security, &identity.transport_security) => {
                 self.update_identity(|own| own.receive_new_credentials(id, new))?;
-                fault_point::reach(Point::RotateTaken);
+                fault_point::reach(FaultPoint::RotationReceived);
             }
             Ok(_) => tracing::error!("rejected new cluster credentials of another kind"),
             Err(error) => {

@@ -19,7 +19,7 @@ use api::{
     JoinClusterRequest, LeaveClusterRequest, NodeRole, StoreMember,
 };
 use peer::NodeId;
-use rt::fault_point::{self, Point};
+use rt::fault_point::{self, FaultPoint};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
@@ -164,7 +164,7 @@ impl Control {
             let granted = GrantedJoin::new(&token, grant, settings)?;
             let record = granted.check_store(settings).await?;
             let runs_member = granted.should_run_store_member(&record, role).await?;
-            fault_point::reach(Point::JoinDrawn);
+            fault_point::reach(FaultPoint::JoinNumberDrawn);
             let GrantedJoin { cluster, node, grant, .. } = granted;
             let JoinGrant { secret, transport_security: protection, endpoints, .. } = grant;
             let member = runs_member
@@ -193,7 +193,11 @@ impl Control {
         let path = data_dir::identity_path_in(&self.0.settings.data_dir);
         identity.write(&path).map_err(|e| identity_error(&e))?;
         let joins = identity.stage == MembershipStage::Joining;
-        fault_point::reach(if joins { Point::JoinWritten } else { Point::InitWritten });
+        fault_point::reach(if joins {
+            FaultPoint::JoinRoleWritten
+        } else {
+            FaultPoint::InitRoleWritten
+        });
         tracing::info!(cluster = %identity.cluster, node = %identity.node, "becoming a node of the \
             cluster");
         self.0.restart.send_replace(true);
@@ -229,7 +233,7 @@ impl Control {
             control.check_has_no_replicas(identity.node).await?;
             let identity = membership.update_identity(|own| own.stage = MembershipStage::Leaving);
             let identity = identity.map_err(|e| identity_error(&e))?;
-            fault_point::reach(Point::LeaveWritten);
+            fault_point::reach(FaultPoint::LeaveRoleWritten);
             control.0.restart.send_replace(true);
             Ok(from_identity(&identity))
         })

@@ -4,7 +4,7 @@ use block::Epoch;
 use cluster::mirror_records;
 use mirror::config::{ConfigReplica, CopyHistory, InSyncMember, MirrorConfig};
 use peer::{Incarnation, NodeId};
-use rt::fault_point::{self, Point};
+use rt::fault_point::{self, FaultPoint};
 use uuid::Uuid;
 
 use super::{Control, MAX_RECONCILE_STEPS};
@@ -229,7 +229,7 @@ impl Control {
         });
         let created = self.create_image(record, force).await;
         self.0.volumes.observe(record.id, Observed::Closed);
-        fault_point::reach(Point::VolumeMade);
+        fault_point::reach(FaultPoint::VolumeImageCreated);
         self.record_image_creation(stored, created).await
     }
 
@@ -281,9 +281,9 @@ impl Control {
         if self.joined_cluster().is_some() {
             changes.push(mirror_records::creation(record.id, &initial_mirror_record(&record)));
         }
-        fault_point::reach(Point::VolumeFinishing);
+        fault_point::reach(FaultPoint::VolumeImagesComplete);
         self.0.meta.commit(changes).await?;
-        fault_point::reach(Point::VolumeFinished);
+        fault_point::reach(FaultPoint::VolumeCreated);
         tracing::info!(volume = %record.name, id = %record.id, bytes = record.size_bytes, "created");
         Ok(())
     }
@@ -402,7 +402,7 @@ impl Control {
                 Observed::EraseFailed { reason: e.to_string() }
             }
         };
-        fault_point::reach(Point::VolumeErased);
+        fault_point::reach(FaultPoint::VolumeImageErased);
         self.0.volumes.observe(record.id, observed);
     }
 

@@ -131,7 +131,7 @@ fn answer_challenge(
         algorithm.ok_or(CloseReason::Violation("a CHAP algorithm that was not offered"))?;
     let id = number(id).and_then(|n| u8::try_from(n).ok());
     let (Some(id), Some(challenge)) = (id, binary(challenge)) else {
-        return Err(CloseReason::Violation("a challenge that makes no sense"));
+        return Err(CloseReason::Violation("an invalid challenge"));
     };
     // RFC 7143 9.2.1: never answer our own challenge.
     if challenge == fresh.challenge {

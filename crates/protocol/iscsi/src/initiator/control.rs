@@ -28,7 +28,7 @@ impl Connection {
             self.answer(tag, Answer::Pong);
         } else if ttt != NO_TAG {
             if self.unanswered_pings.len() >= MAX_PINGS {
-                return Err("pings without end");
+                return Err("too many pings");
             }
             self.unanswered_pings.push_back((pdu.lun, ttt));
         }
@@ -41,11 +41,11 @@ impl Connection {
         let (last, more) = (pdu.flags & FINAL != 0, pdu.flags & CONTINUE != 0);
         let ttt = pdu.ttt.get();
         if last && more || last != (ttt == NO_TAG) {
-            return Err("text that ends and goes on");
+            return Err("text that is both final and continued");
         }
         let all = self.text.get_or_insert_default();
         if all.len() + text.len() > MAX_ANSWER {
-            return Err("text without end");
+            return Err("text too long");
         }
         all.extend_from_slice(text);
         if last {
@@ -163,7 +163,7 @@ impl Connection {
     pub(super) fn on_reject(&mut self, pdu: &Reject, data: &[u8]) -> Result<(), &'static str> {
         let reason = RejectReason(pdu.reason);
         let rejected: Option<&[u8; BHS_LEN]> = data.first_chunk();
-        let rejected = Header::of(rejected.ok_or("a rejection of nothing")?);
+        let rejected = Header::of(rejected.ok_or("a Reject of no known PDU")?);
         let kind = match rejected.opcode() {
             Opcode::NopOut | Opcode::TaskRequest | Opcode::TextRequest => self
                 .tasks

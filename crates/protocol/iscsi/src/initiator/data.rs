@@ -72,14 +72,14 @@ impl Connection {
             return Err("an R2T out of order");
         }
         if task.open_r2ts >= most {
-            return Err("more R2Ts at a time than agreed on");
+            return Err("more outstanding R2Ts than negotiated");
         }
         if length == 0 || length > max_burst {
-            return Err("an R2T for nothing, or for more than agreed on");
+            return Err("an R2T for no data or for more than negotiated");
         }
         let end = at.checked_add(length).filter(|&end| end as usize <= task.outgoing.len());
         let Some(end) = end.filter(|_| at == task.solicited_bytes) else {
-            return Err("an R2T for data that there is not, or again");
+            return Err("an R2T for data past the end or already sent");
         };
         task.solicited_bytes = end;
         task.r2ts = task.r2ts.wrapping_add(1);
@@ -100,7 +100,7 @@ impl Connection {
         // RFC 7143 11.4.8: the number of PDUs sent. Some targets leave it zero.
         let came = task.data_in_pdus.max(task.r2ts);
         if pdu.response == ScsiResponse::COMPLETED && pdu.exp_data_sn.get() > came {
-            return Err("data that has not come");
+            return Err("missing data");
         }
         let residual = residual(pdu.flags, pdu.residual.get(), task.expected())?;
         let (response, status) = (pdu.response, pdu.status);
@@ -112,11 +112,11 @@ impl Connection {
 /// Sense data preceded by its length (RFC 7143 11.4.7), in a segment of `segment` bytes.
 pub(super) fn sense(data: &[u8], segment: usize) -> Result<&[u8], &'static str> {
     let Some((length, sense)) = data.split_first_chunk() else {
-        return if data.is_empty() { Ok(&[]) } else { Err("half a length of sense data") };
+        return if data.is_empty() { Ok(&[]) } else { Err("a truncated length of sense data") };
     };
     let length = usize::from(u16::from_be_bytes(*length));
     if length + 2 > segment {
-        return Err("less sense data than was said");
+        return Err("less sense data than its length");
     }
     Ok(&sense[..length.min(MAX_SENSE).min(sense.len())])
 }
@@ -124,8 +124,8 @@ pub(super) fn sense(data: &[u8], segment: usize) -> Result<&[u8], &'static str> 
 fn residual(flags: u8, count: u32, expected: u32) -> Result<Residual, &'static str> {
     let (over, under) = (flags & ScsiResponse::OVERFLOW != 0, flags & ScsiResponse::UNDERFLOW != 0);
     match (over, under) {
-        (true, true) => Err("too much and too little data"),
-        (false, true) if count > expected => Err("less than no data"),
+        (true, true) => Err("both overflow and underflow"),
+        (false, true) if count > expected => Err("a residual larger than the transfer"),
         (false, true) if count > 0 => Ok(Residual::Under(count)),
         (true, false) if count > 0 => Ok(Residual::Over(count)),
         _ => Ok(Residual::None),

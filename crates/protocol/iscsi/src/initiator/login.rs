@@ -6,7 +6,7 @@ use super::config::{Config, LoginNonce};
 use super::negotiate;
 use super::request::CloseReason;
 use crate::params::{Key, KeyUse, Params};
-use crate::pdu::{CONTINUE, FINAL, LoginResponse, LoginStatus, Stage};
+use crate::pdu::{CONTINUE, FINAL, LoginResponse, LoginStage, LoginStatus};
 use crate::text::{self, MAX_KEY, Pairs};
 use crate::value::NOT_UNDERSTOOD;
 
@@ -24,7 +24,7 @@ const _: () = assert!(MAX_UNKNOWN * (MAX_KEY + 1 + NOT_UNDERSTOOD.len() + 1) < 8
 #[derive(Debug)]
 pub(super) struct Login {
     nonce: LoginNonce,
-    stage: Stage,
+    stage: LoginStage,
     responses: u32,
     /// Text of the response so far.
     text: Vec<u8>,
@@ -54,7 +54,7 @@ impl Login {
     pub(super) fn new(config: &Config, fresh: LoginNonce) -> Self {
         Self {
             nonce: fresh,
-            stage: Stage::Security,
+            stage: LoginStage::Security,
             responses: 0,
             text: Vec::new(),
             reply: Vec::new(),
@@ -90,8 +90,11 @@ impl Login {
     }
 
     fn flags(&self) -> u8 {
-        let next =
-            if self.stage == Stage::Security { Stage::Operational } else { Stage::FullFeature };
+        let next = if self.stage == LoginStage::Security {
+            LoginStage::Operational
+        } else {
+            LoginStage::FullFeature
+        };
         let transit = if self.transits { FINAL | next.0 } else { 0 };
         self.stage.0 << 2 | transit
     }
@@ -115,7 +118,7 @@ impl Login {
         if transits {
             return self.next_stage(config);
         }
-        self.transits = self.stage == Stage::Operational
+        self.transits = self.stage == LoginStage::Operational
             || self.auth.is_ready()
             || config.credentials.is_none();
         Ok(LoginStep::Send { flags: self.flags(), text: std::mem::take(&mut self.reply) })
@@ -136,7 +139,7 @@ impl Login {
         }
         self.responses += 1;
         if self.responses > MAX_RESPONSES {
-            return violation("a login without end");
+            return violation("too many login steps");
         }
         if response.version_active != 0 {
             return violation("another version");
@@ -145,14 +148,14 @@ impl Login {
             return violation("a login of another session");
         }
         let (transits, continues) = (response.flags & FINAL != 0, response.flags & CONTINUE != 0);
-        if Stage(response.flags >> 2 & 3) != self.stage || transits && continues {
-            return violation("a stage of the login that it is not in");
+        if LoginStage(response.flags >> 2 & 3) != self.stage || transits && continues {
+            return violation("a login stage other than the current one");
         }
         if transits && (!self.transits || response.flags & 3 != self.flags() & 3) {
-            return violation("a stage of the login that was not asked for");
+            return violation("a login stage that was not requested");
         }
         if self.text.len() + text.len() > MAX_TEXT {
-            return violation("login text without end");
+            return violation("login text too long");
         }
         Ok(())
     }
@@ -161,7 +164,7 @@ impl Login {
     fn on_redirect(&mut self, status: LoginStatus, text: &[u8]) -> CloseReason {
         let mut pairs = Pairs::of(text).map_while(Result::ok);
         let Some((_, address)) = pairs.find(|(key, _)| *key == "TargetAddress") else {
-            return CloseReason::Violation("a redirection to nowhere");
+            return CloseReason::Violation("a redirection without an address");
         };
         self.redirect_address = Some(address.to_owned());
         CloseReason::Redirected { permanent: status == LoginStatus::MovedPermanently }
@@ -183,13 +186,13 @@ impl Login {
                 None => {
                     self.unknown_keys += 1;
                     if self.unknown_keys > MAX_UNKNOWN {
-                        return Err(CloseReason::Violation("keys without end"));
+                        return Err(CloseReason::Violation("too many keys"));
                     }
                     text::push(&mut self.reply, name, NOT_UNDERSTOOD);
                 }
             }
         }
-        if self.stage == Stage::Security {
+        if self.stage == LoginStage::Security {
             let security = std::mem::take(&mut self.auth);
             let who = (config.credentials.as_ref(), &self.nonce);
             self.auth = security.step(&given, who, transits, &mut self.reply)?;
@@ -210,13 +213,13 @@ impl Login {
         }
         self.seen_keys |= key.bit();
         let in_time = match key.key_use() {
-            KeyUse::Security => self.stage == Stage::Security,
-            KeyUse::Operational => self.stage == Stage::Operational,
+            KeyUse::Security => self.stage == LoginStage::Security,
+            KeyUse::Operational => self.stage == LoginStage::Operational,
             KeyUse::Any | KeyUse::Target => true,
             KeyUse::Identity | KeyUse::FullFeature => false,
         };
         if !in_time {
-            return Err(CloseReason::Violation("a key where it does not belong"));
+            return Err(CloseReason::Violation("a key in the wrong login stage"));
         }
         match key {
             Key::AuthMethod => given.method = Some(value),
@@ -231,21 +234,21 @@ impl Login {
                 return Err(CloseReason::Violation("a key that was not offered"));
             }
             key => negotiate::apply_answer(&mut self.params, key, value, config)
-                .ok_or(CloseReason::Violation("an answer beyond what was offered"))?,
+                .ok_or(CloseReason::Violation("an answer outside the offer"))?,
         }
         Ok(())
     }
 
     /// Moves to the stage that was requested.
     fn next_stage(&mut self, config: &Config) -> Result<LoginStep, CloseReason> {
-        if self.stage == Stage::Operational {
+        if self.stage == LoginStage::Operational {
             self.params.clamp_first_burst();
             return Ok(LoginStep::Done(self.params.clone()));
         }
         if !self.auth.is_done() {
             return Err(CloseReason::TargetNotAuthenticated);
         }
-        (self.stage, self.transits) = (Stage::Operational, true);
+        (self.stage, self.transits) = (LoginStage::Operational, true);
         let mut text = std::mem::take(&mut self.reply);
         negotiate::offer(config, &mut text);
         Ok(LoginStep::Send { flags: self.flags(), text })

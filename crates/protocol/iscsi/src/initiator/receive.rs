@@ -65,13 +65,13 @@ impl Connection {
             Opcode::ScsiResponse | Opcode::AsyncMessage => segment.min(MAX_RESPONSE_DATA),
             Opcode::TextResponse => segment,
             Opcode::Reject if segment >= BHS_LEN => BHS_LEN,
-            Opcode::Reject => return Err("a rejection of nothing"),
+            Opcode::Reject => return Err("a Reject of no known PDU"),
             Opcode::NopIn => 0,
             Opcode::R2t | Opcode::TaskResponse | Opcode::LogoutResponse if segment == 0 => 0,
             Opcode::R2t | Opcode::TaskResponse | Opcode::LogoutResponse => {
-                return Err("data where none belongs");
+                return Err("unexpected data segment");
             }
-            _ => return Err("a PDU that does not belong here"),
+            _ => return Err("an unexpected PDU"),
         };
         Ok((Sink::Control(keep), Subject::Response))
     }
@@ -113,7 +113,7 @@ impl Connection {
             Opcode::LogoutResponse => self.on_logout_response(LogoutResponse::of(header)),
             Opcode::AsyncMessage => self.on_async(AsyncMessage::of(header), data),
             Opcode::Reject => self.on_reject(Reject::of(header), data),
-            _ => Err("a PDU that does not belong here"),
+            _ => Err("an unexpected PDU"),
         }
     }
 
@@ -148,21 +148,21 @@ impl Connection {
         itt: u32,
         is: impl Fn(TaskKind) -> bool,
     ) -> Result<Tag, &'static str> {
-        let tag = self.tasks.find(itt).ok_or("an answer to nothing")?;
+        let tag = self.tasks.find(itt).ok_or("a response to no command")?;
         match self.tasks.get(tag) {
             Some(task) if is(task.kind) && task.queued_at.is_some() => Ok(tag),
-            _ => Err("an answer to something else"),
+            _ => Err("a response of another type"),
         }
     }
 
     fn on_login(&mut self, response: &LoginResponse, text: &[u8]) -> Result<(), &'static str> {
         if response.itt.get() != LOGIN_ITT {
-            return Err("an answer to another login");
+            return Err("a response to another login");
         }
         let header = *self.receiver.basic();
         self.check_counters(&header, true)?;
         let config = std::sync::Arc::clone(&self.config);
-        let Phase::Login(login) = &mut self.phase else { return Err("a login twice") };
+        let Phase::Login(login) = &mut self.phase else { return Err("a second login") };
         match login.on_response(response, text, &config) {
             Ok(LoginStep::Send { flags, text }) => self.send_login(flags, &text),
             Ok(LoginStep::Done(_)) if response.tsih.get() == 0 => {
@@ -192,6 +192,6 @@ impl Connection {
 fn login_header(header: &Header) -> Result<(Sink, Subject), &'static str> {
     match header.opcode() {
         Opcode::LoginResponse => Ok((Sink::Control(DEFAULT_SEGMENT as usize), Subject::Response)),
-        _ => Err("something else than the answer to a login"),
+        _ => Err("a PDU other than a Login Response"),
     }
 }

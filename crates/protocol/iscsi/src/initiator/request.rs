@@ -210,17 +210,17 @@ impl fmt::Display for CloseReason {
             Self::DroppedByTarget { wait_s } => {
                 write!(f, "the target dropped the connection for {wait_s} s")
             }
-            Self::LogoutTimeout => f.write_str("the target wanted the session to end"),
+            Self::LogoutTimeout => f.write_str("the target requested logout"),
             Self::LoginRefused(status) => write!(f, "the target refused the login: {status:?}"),
-            Self::Redirected { .. } => f.write_str("the target is elsewhere"),
-            Self::SecretMissing => f.write_str("the target asks for a secret, and there is none"),
-            Self::TargetNotAuthenticated => f.write_str("the target does not prove who it is"),
-            Self::TargetAuthenticationFailed => {
-                f.write_str("the target's proof of who it is is wrong")
+            Self::Redirected { .. } => f.write_str("the target was redirected"),
+            Self::SecretMissing => {
+                f.write_str("the target requires a secret, but none is configured")
             }
+            Self::TargetNotAuthenticated => f.write_str("the target does not authenticate itself"),
+            Self::TargetAuthenticationFailed => f.write_str("the target's CHAP response is wrong"),
             Self::Violation(what) => write!(f, "the target broke the protocol: {what}"),
-            Self::HeaderDigest => f.write_str("a header was damaged on its way"),
-            Self::DataDigest => f.write_str("data was damaged on its way"),
+            Self::HeaderDigest => f.write_str("a header digest is wrong"),
+            Self::DataDigest => f.write_str("a data digest is wrong"),
             Self::Rejected(reason) => write!(f, "the target rejected a PDU: {reason:?}"),
             Self::LoginTimeout => f.write_str("the login took too long"),
             Self::ReceiveTimeout => f.write_str("the target left a PDU unfinished"),

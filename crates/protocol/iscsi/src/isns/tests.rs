@@ -100,7 +100,7 @@ fn many_targets_are_several_messages_and_only_the_first_replaces() {
 }
 
 #[test]
-fn rfc_4171_5_4_answers_say_what_came_of_it() {
+fn rfc_4171_5_4_response_statuses() {
     let asked = &entity(1).register(RegistrationMode::Replace, 300, 7)[0];
     let read = |bytes: &[u8]| {
         let mut answer = ResponseAssembler::awaiting(asked).unwrap();

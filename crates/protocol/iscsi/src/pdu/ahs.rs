@@ -26,7 +26,7 @@ pub struct AdditionalHeaders<'a> {
 
 /// The segments do not fit into each other, or are of unknown types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("additional header segments that make no sense")]
+#[error("invalid additional header segments")]
 pub struct BadSegments;
 
 impl<'a> AdditionalHeaders<'a> {
@@ -73,7 +73,7 @@ mod tests {
 
     /// RFC 7143 11.2.2.
     #[test]
-    fn segments_that_make_no_sense_are_refused() {
+    fn invalid_segments_are_refused() {
         for bytes in [
             &[0, 5, 1][..],
             &[0, 0, 1, 0],

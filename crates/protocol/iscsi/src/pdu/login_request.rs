@@ -20,7 +20,7 @@ use super::{CONTINUE, FINAL, basic_header};
 
 open_enum! {
     /// A stage of the login (RFC 7143 11.12.3).
-    pub enum Stage: u8 {
+    pub enum LoginStage: u8 {
         /// Security negotiation.
         Security = 0,
         /// Operational parameter negotiation.
@@ -79,13 +79,13 @@ impl LoginRequest {
 
     /// The stage the login is in.
     #[must_use]
-    pub fn current(&self) -> Stage {
-        Stage(self.flags >> 2 & 3)
+    pub fn current(&self) -> LoginStage {
+        LoginStage(self.flags >> 2 & 3)
     }
 
     /// The stage that comes next; of meaning with T only.
     #[must_use]
-    pub fn next(&self) -> Stage {
-        Stage(self.flags & 3)
+    pub fn next(&self) -> LoginStage {
+        LoginStage(self.flags & 3)
     }
 }

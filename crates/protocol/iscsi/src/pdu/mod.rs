@@ -46,7 +46,7 @@ pub use ahs::{AdditionalHeaders, MAX_CDB};
 pub use async_message::{AsyncEvent, AsyncMessage};
 pub use data_in::DataIn;
 pub use data_out::DataOut;
-pub use login_request::{LoginRequest, Stage};
+pub use login_request::{LoginRequest, LoginStage};
 pub use login_response::{LoginResponse, LoginStatus};
 pub use logout_request::{LogoutReason, LogoutRequest};
 pub use logout_response::{LogoutOutcome, LogoutResponse};

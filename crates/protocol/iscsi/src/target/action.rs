@@ -269,10 +269,10 @@ pub enum CloseReason {
     #[error("not an iSCSI login")]
     NotALogin,
     /// Wrong header digest.
-    #[error("a header was garbled on the way")]
+    #[error("a header digest is wrong")]
     HeaderDigest,
     /// The rest of a PDU did not arrive in time.
-    #[error("half a PDU, then silence")]
+    #[error("a PDU was left unfinished")]
     ReceiveTimeout,
     /// A ping was not answered.
     #[error("no answer to a ping")]

@@ -7,7 +7,7 @@ use super::auth::{AuthState, SecurityKeys};
 use super::text::MAX_TEXT;
 use crate::name::Name;
 use crate::params::{DEFAULT_SEGMENT, Key, KeyUse, Limits, Params};
-use crate::pdu::{CONTINUE, FINAL, LoginRequest, LoginStatus, Stage};
+use crate::pdu::{CONTINUE, FINAL, LoginRequest, LoginStage, LoginStatus};
 use crate::text::{self, Pairs};
 use crate::value::{NOT_UNDERSTOOD, REJECT};
 
@@ -23,7 +23,7 @@ pub(super) struct Login {
     requests: u32,
     /// The request being answered.
     request: LoginRequest,
-    stage: Stage,
+    stage: LoginStage,
     /// Text of the request so far.
     text: Vec<u8>,
     /// Unsent answers.
@@ -67,7 +67,7 @@ impl Login {
         Self {
             requests: 0,
             request: LoginRequest::zeroed(),
-            stage: Stage::Security,
+            stage: LoginStage::Security,
             text: Vec::new(),
             reply: Vec::new(),
             response_continues: false,
@@ -150,9 +150,9 @@ impl Login {
             return Err(LoginStatus::InitiatorError);
         }
         let current = request.current();
-        let known = [Stage::Security, Stage::Operational].contains(&current);
+        let known = [LoginStage::Security, LoginStage::Operational].contains(&current);
         let forward = match request.next() {
-            Stage::Operational | Stage::FullFeature => request.next() > current,
+            LoginStage::Operational | LoginStage::FullFeature => request.next() > current,
             _ => false,
         };
         let proper = known
@@ -214,7 +214,7 @@ impl Login {
         }
         self.run_security_stage(&given)?;
         self.is_first = false;
-        if self.stage == Stage::Operational && !self.segment_declared {
+        if self.stage == LoginStage::Operational && !self.segment_declared {
             self.segment_declared = true;
             self.params.target_max_segment = limits.max_segment;
             text::push(&mut self.reply, "MaxRecvDataSegmentLength", limits.max_segment);
@@ -248,8 +248,8 @@ impl Login {
         self.seen_keys |= key.bit();
         let used = match key.key_use() {
             KeyUse::Identity => self.is_first,
-            KeyUse::Security => self.stage == Stage::Security,
-            KeyUse::Operational => self.stage == Stage::Operational,
+            KeyUse::Security => self.stage == LoginStage::Security,
+            KeyUse::Operational => self.stage == LoginStage::Operational,
             KeyUse::Any => true,
             KeyUse::FullFeature => false,
             KeyUse::Target => {
@@ -281,7 +281,7 @@ impl Login {
 
     fn run_security_stage(&mut self, given: &SecurityKeys<'_>) -> Result<(), LoginStatus> {
         let auth = &self.grant.as_ref().ok_or(LoginStatus::TargetError)?.auth;
-        if self.stage == Stage::Security {
+        if self.stage == LoginStage::Security {
             let transits = self.request.transits();
             self.auth = self.auth.step(given, auth, transits, &mut self.reply)?;
         } else if self.auth == AuthState::Open {
@@ -300,9 +300,9 @@ impl Login {
             return LoginStep::Respond { flags: self.flags(false) | CONTINUE, text };
         }
         self.response_continues = false;
-        let ready = self.stage == Stage::Operational || self.auth == AuthState::Done;
+        let ready = self.stage == LoginStage::Operational || self.auth == AuthState::Done;
         let transits = self.request.transits() && ready;
-        if transits && self.request.next() == Stage::FullFeature {
+        if transits && self.request.next() == LoginStage::FullFeature {
             return match self.attempt.clone() {
                 Some(who) => {
                     self.params.clamp_first_burst();

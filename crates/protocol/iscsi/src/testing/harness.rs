@@ -6,7 +6,7 @@ use std::time::Duration;
 use frame::Machine;
 
 use super::{Driver, Pdu, ScriptedInitiator};
-use crate::pdu::Stage;
+use crate::pdu::LoginStage;
 use crate::target::{Action, CloseReason, Config, Connection};
 
 /// How a byte stream is cut.
@@ -104,7 +104,8 @@ impl Harness {
             ("SessionType", "Normal"),
         ];
         let all: Vec<_> = names.iter().chain(keys).copied().collect();
-        let login = self.initiator.login(Stage::Operational, Some(Stage::FullFeature), &all);
+        let login =
+            self.initiator.login(LoginStage::Operational, Some(LoginStage::FullFeature), &all);
         let got = self.say(&login);
         let last = got.last().expect("a login is answered");
         assert_eq!(last.header[36..38], [0, 0], "{last:?}");

@@ -12,7 +12,7 @@ use frame::Machine;
 use super::{Driver, Pdu, ScriptedInitiator};
 use crate::chap::Secret;
 use crate::pdu::{
-    BHS_LEN, LoginStatus, NO_TAG, Opcode, ScsiCommand, Stage, TaskFunction, TaskOutcome,
+    BHS_LEN, LoginStage, LoginStatus, NO_TAG, Opcode, ScsiCommand, TaskFunction, TaskOutcome,
 };
 use crate::target::{
     Action, ArrivedCommand, AsyncNotification, Auth, ChapPolicy, CommandOutcome, Config,
@@ -74,7 +74,8 @@ pub fn full_feature(input: &[u8]) {
     let pairs: Vec<_> = names.iter().chain(&kind).copied().collect();
     let mut pairs: Vec<(&str, &str)> = pairs;
     pairs.extend(keys.iter().map(|(k, v)| (*k, v.as_str())));
-    let login = room.initiator.login(Stage::Operational, Some(Stage::FullFeature), &pairs);
+    let login =
+        room.initiator.login(LoginStage::Operational, Some(LoginStage::FullFeature), &pairs);
     room.auth = Auth::None;
     room.feed(&login);
     room.orderly = true;
@@ -236,9 +237,12 @@ impl<'a> FuzzHarness<'a> {
     }
 
     fn say_login(&mut self) {
-        let stage =
-            if self.dice.byte().is_multiple_of(2) { Stage::Security } else { Stage::Operational };
-        let next = [None, Some(Stage::Operational), Some(Stage::FullFeature)];
+        let stage = if self.dice.byte().is_multiple_of(2) {
+            LoginStage::Security
+        } else {
+            LoginStage::Operational
+        };
+        let next = [None, Some(LoginStage::Operational), Some(LoginStage::FullFeature)];
         let next = next[usize::from(self.dice.byte() % 3)];
         let all = [
             ("InitiatorName", "iqn.2026-01.com.example:host"),

@@ -4,8 +4,8 @@ use wire::crc32c;
 use zerocopy::big_endian::{U16, U32};
 
 use crate::pdu::{
-    BHS_LEN, CONTINUE, DataOut, FINAL, Header, IMMEDIATE, LoginRequest, LogoutRequest, NO_TAG,
-    NopOut, Opcode, ScsiCommand, Stage, TaskFunction, TaskRequest, TextRequest, padding,
+    BHS_LEN, CONTINUE, DataOut, FINAL, Header, IMMEDIATE, LoginRequest, LoginStage, LogoutRequest,
+    NO_TAG, NopOut, Opcode, ScsiCommand, TaskFunction, TaskRequest, TextRequest, padding,
     segment_len,
 };
 use crate::text::Pairs;
@@ -145,7 +145,12 @@ impl ScriptedInitiator {
 
     /// A login request; `next` sets T.
     #[must_use]
-    pub fn login(&self, stage: Stage, next: Option<Stage>, pairs: &[(&str, &str)]) -> Vec<u8> {
+    pub fn login(
+        &self,
+        stage: LoginStage,
+        next: Option<LoginStage>,
+        pairs: &[(&str, &str)],
+    ) -> Vec<u8> {
         self.login_text(stage, next, false, &text(pairs))
     }
 
@@ -153,8 +158,8 @@ impl ScriptedInitiator {
     #[must_use]
     pub fn login_text(
         &self,
-        stage: Stage,
-        next: Option<Stage>,
+        stage: LoginStage,
+        next: Option<LoginStage>,
         continues: bool,
         text: &[u8],
     ) -> Vec<u8> {

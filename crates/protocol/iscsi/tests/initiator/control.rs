@@ -180,7 +180,7 @@ fn clause_11_9_1_a_logout_that_takes_too_long() {
 
 /// RFC 7143 11.9: events of units, and connections that are dropped.
 #[test]
-fn clause_11_9_what_a_target_tells() {
+fn clause_11_9_asynchronous_events() {
     let mut pair = pair();
     let lun = [0, 3, 0, 0, 0, 0, 0, 0];
     pair.target.notify(target::AsyncNotification::Scsi { lun, sense: &[0x70, 0, 6] });

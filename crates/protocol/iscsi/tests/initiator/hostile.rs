@@ -179,7 +179,7 @@ fn broken(digests: bool, harm: impl FnOnce(&mut Victim)) {
 
 /// What is right, to show that the rest is wrong for no other reason.
 #[test]
-fn what_is_right_is_taken() {
+fn valid_pdus_are_accepted() {
     for digests in [false, true] {
         let mut v = Victim::ready(digests);
         let data = pattern(1, 9000);
@@ -243,7 +243,7 @@ fn clause_11_8_data_is_sent_as_asked() {
 /// 11.7: data beyond the buffer, out of order, of no length, of no command, of a write; a status
 /// too early.
 #[test]
-fn clause_11_7_data_that_was_not_asked_for() {
+fn clause_11_7_unrequested_data() {
     let piece = [9; 1000];
     broken(false, |v| {
         let itt = v.read(999);
@@ -392,10 +392,10 @@ fn r2ts_cost_no_memory() {
     assert_eq!(sent, 16 * 262_144);
 }
 
-/// 11.4: answers to nothing, twice, with less sense data than was said, with residuals that cannot
-/// be.
+/// 11.4: answers to nothing, twice, with less sense data than its length, with residuals that
+/// cannot be.
 #[test]
-fn clause_11_4_responses_that_make_no_sense() {
+fn clause_11_4_invalid_responses() {
     broken(false, |v| {
         let itt = v.read(512);
         v.tell(Victim::response(itt ^ 0x1000), &[]);
@@ -434,7 +434,7 @@ fn clause_11_4_responses_that_make_no_sense() {
 
 /// A success for a read of which half has come says how much: the rest is somebody's old data.
 #[test]
-fn half_of_a_read_is_told() {
+fn a_partial_read_is_reported() {
     let mut v = Victim::ready(false);
     let itt = v.read(1024);
     v.data(itt, 0, 0, &[1; 512], FINAL);
@@ -446,7 +446,7 @@ fn half_of_a_read_is_told() {
 /// A success for a write of which the target has asked for all and cannot have all says how much it
 /// can have.
 #[test]
-fn what_was_not_sent_of_a_write_is_told() {
+fn unsent_write_data_is_reported() {
     let answers = "InitialR2T=Yes\0ImmediateData=No\0MaxBurstLength=16384\0";
     let ready = || Victim::with(config(), false, answers);
     let (data, piece) = ([7; 16_384], BHS_LEN + 8192);
@@ -500,7 +500,7 @@ fn clause_4_2_2_2_a_status_is_missing() {
 
 /// 4.2.2.1: windows of less than nothing say nothing, and none is taken back.
 #[test]
-fn clause_4_2_2_1_windows_that_make_no_sense() {
+fn clause_4_2_2_1_invalid_windows() {
     let mut v = Victim::ready(false);
     for (exp, max) in [(5u32, 3u32), (1, 0), (100, 1), (1, 1 << 31), (u32::MAX, 5)] {
         let mut pdu = NopIn::zeroed();
@@ -639,7 +639,7 @@ fn clause_11_11_text() {
 
 /// 11.6, 11.15: answers to what nobody has asked.
 #[test]
-fn clause_11_6_answers_to_something_else() {
+fn clause_11_6_responses_to_other_requests() {
     broken(false, |v| {
         let itt = v.read(512);
         let mut pdu = TaskResponse::zeroed();
@@ -687,7 +687,7 @@ fn clause_11_17_rejections() {
 
 /// 11.9: notices without end are not kept.
 #[test]
-fn clause_11_9_events_without_end() {
+fn clause_11_9_too_many_events() {
     let mut v = Victim::ready(false);
     for _ in 0..1000 {
         let mut pdu = AsyncMessage::zeroed();

@@ -178,10 +178,10 @@ fn clause_6_2_a_target_takes_its_time() {
     assert_eq!((params.max_burst, params.target_max_segment), (65_536, 4096));
 }
 
-/// RFC 7143 13: an answer beyond what was offered, a key twice, where it does not belong, of the
+/// RFC 7143 13: an answer outside the offer, a key twice, where it does not belong, of the
 /// initiator.
 #[test]
-fn clause_13_answers_that_were_not_asked_for() {
+fn clause_13_unrequested_answers() {
     for text in [
         "MaxBurstLength=1048577 ",
         "MaxBurstLength=511 ",
@@ -210,7 +210,7 @@ fn clause_13_answers_that_were_not_asked_for() {
 
 /// RFC 7143 6.2, 11.13.1: text without end, keys without end, a login without end.
 #[test]
-fn clause_6_2_logins_have_an_end() {
+fn clause_6_2_logins_are_bounded() {
     let mut script = operational();
     let piece = format!("TargetAlias={}", "x".repeat(4000));
     while script.host.close_reason().is_none() && script.stat_sn < 200 {
@@ -232,7 +232,7 @@ fn clause_6_2_logins_have_an_end() {
 /// RFC 7143 11.13: stages that were not asked for, T with C, another session, version, number or
 /// task, no handle.
 #[test]
-fn clause_11_13_headers_that_make_no_sense() {
+fn clause_11_13_invalid_headers() {
     let spoilt: [&dyn Fn(&mut LoginResponse); 10] = [
         &|p| p.flags = FINAL | 3,
         &|p| p.flags = TO_FULL,

@@ -43,15 +43,18 @@ impl Connection {
     pub(super) fn greeting(&mut self) {
         let Ok((greeting, _)) = Greeting::read_from_prefix(&self.header) else { return };
         if greeting.magic.get() != MAGIC {
-            return self.violation("no greeting of NBD");
+            return self.violation("no NBD greeting");
         }
         if greeting.version.get() != OPTION_MAGIC {
-            return self.hard_disconnect(CloseReason::Unsupported("it speaks oldstyle"));
+            return self.hard_disconnect(CloseReason::Unsupported(
+                "the server speaks oldstyle negotiation",
+            ));
         }
         let flags = greeting.flags.get();
         if flags & FIXED_NEWSTYLE == 0 {
-            return self
-                .hard_disconnect(CloseReason::Unsupported("it does not speak fixed newstyle"));
+            return self.hard_disconnect(CloseReason::Unsupported(
+                "the server does not speak fixed newstyle negotiation",
+            ));
         }
         self.handshake.no_zeroes = flags & NO_ZEROES != 0;
         let ours = u32::from(flags & (FIXED_NEWSTYLE | NO_ZEROES));
@@ -112,7 +115,7 @@ impl Connection {
         }
         self.handshake.replies += 1;
         if length > MAX_REPLY_BYTES || self.handshake.replies > MAX_REPLIES {
-            return self.violation("replies to an option without end");
+            return self.violation("too many replies to an option");
         }
         if length == 0 {
             return self.on_option_reply(kind, &[]);

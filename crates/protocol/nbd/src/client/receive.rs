@@ -109,12 +109,12 @@ impl Connection {
     fn simple(&mut self) {
         let Ok((reply, _)) = SimpleReply::read_from_prefix(&self.header) else { return };
         let Some(tag) = self.commands.find(reply.cookie.get()) else {
-            return self.violation("a reply to nothing");
+            return self.violation("a reply to no request");
         };
         let structured = self.negotiated.is_some_and(|a| a.structured);
         let Some(command) = self.commands.get_mut(tag) else { return };
         if (structured && command.kind == Cmd::Read) || command.begun {
-            return self.violation("a simple reply where a structured one has to be");
+            return self.violation("a simple reply instead of a structured one");
         }
         let error = reply.error.get();
         if error != 0 {
@@ -130,7 +130,7 @@ impl Connection {
                 self.receive =
                     Expecting::Data { tag, position: place, remaining: left, done: true };
             }
-            Cmd::BlockStatus => self.violation("a status without a status"),
+            Cmd::BlockStatus => self.violation("a block status without descriptors"),
             _ => self.complete(tag, Ok(())),
         }
     }
@@ -138,10 +138,10 @@ impl Connection {
     fn chunk(&mut self) {
         let Ok((chunk, _)) = Chunk::read_from_prefix(&self.header) else { return };
         if !self.negotiated.is_some_and(|a| a.structured) {
-            return self.violation("a structured reply that was not agreed on");
+            return self.violation("a structured reply that was not negotiated");
         }
         let Some(tag) = self.commands.find(chunk.cookie.get()) else {
-            return self.violation("a chunk of a reply to nothing");
+            return self.violation("a chunk of a reply to no request");
         };
         let Some(command) = self.commands.get_mut(tag) else { return };
         command.begun = true;

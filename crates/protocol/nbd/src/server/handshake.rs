@@ -153,8 +153,8 @@ impl Connection {
         let exports = self.config.exports.clone();
         let export = &exports[index];
         let information = |kind: Info, data: &[u8]| [&kind.0.to_be_bytes()[..], data].concat();
-        let told = self.info_export(export);
-        self.reply(option, Rep::Info, &information(Info::Export, told.as_bytes()));
+        let export_info = self.info_export(export);
+        self.reply(option, Rep::Info, &information(Info::Export, export_info.as_bytes()));
         let sizes = InfoBlockSize {
             minimum: export.size_constraints.minimum.into(),
             preferred: export.size_constraints.preferred.into(),
@@ -221,7 +221,7 @@ impl Connection {
     fn refuse_option(&mut self, option: Opt, why: Rep) {
         let message = match why {
             Rep::ErrUnsup => "this server does not know the option",
-            Rep::ErrInvalid => "the option is not well-formed, or not in its place",
+            Rep::ErrInvalid => "the option is malformed or misplaced",
             Rep::ErrUnknown => "there is no such export",
             Rep::ErrShutdown => "the server is being shut down",
             Rep::ErrBlockSizeReqd => "the client has to ask for the block size of this export",

@@ -163,7 +163,7 @@ impl Connection {
 
     fn extents(&mut self, taken: &PendingRequest, extents: &[BlockStatusExtent]) {
         let mut left = taken.len;
-        let mut told = Vec::new();
+        let mut descriptors = Vec::new();
         for extent in extents.iter().take(if taken.one { 1 } else { usize::MAX }) {
             let length = extent.bytes.min(left);
             if length == 0 {
@@ -172,12 +172,12 @@ impl Connection {
             left -= length;
             let hole = if extent.hole { STATE_HOLE } else { 0 };
             let zero = if extent.zero { STATE_ZERO } else { 0 };
-            told.push(Descriptor { length: length.into(), status: (hole | zero).into() });
+            descriptors.push(Descriptor { length: length.into(), status: (hole | zero).into() });
         }
-        if told.is_empty() {
+        if descriptors.is_empty() {
             return self.fail(taken.cookie, Errno::Io);
         }
-        let bytes = told.as_bytes();
+        let bytes = descriptors.as_bytes();
         self.chunk(taken.cookie, ChunkType::BlockStatus, 4 + bytes.len());
         self.out.push_bytes(&CONTEXT_ID.to_be_bytes());
         self.out.push_bytes(bytes);

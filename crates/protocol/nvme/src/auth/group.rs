@@ -291,7 +291,7 @@ mod tests {
 
     /// RFC 7919 5.1.
     #[test]
-    fn public_values_that_give_the_secret_away_are_none() {
+    fn weak_public_values_are_rejected() {
         let field = DhGroup::Ffdhe2048.field().unwrap();
         let prime = field.prime();
         let less = |n: u8| {

@@ -12,7 +12,7 @@ pub struct AuthPolicy {
 
 /// Error: no hash or no group is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no hash or no Diffie-Hellman group is left that could be agreed on")]
+#[error("no hash or no Diffie-Hellman group in common")]
 pub struct EmptyPolicy;
 
 impl AuthPolicy {
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_policy_has_something_to_agree_on() {
+    fn a_policy_needs_one_algorithm_at_least() {
         assert_eq!(AuthPolicy::new(&[], &DhGroup::ALL), Err(EmptyPolicy));
         assert_eq!(AuthPolicy::new(&Hash::ALL, &[]), Err(EmptyPolicy));
         let one = AuthPolicy::new(&[Hash::Sha256; 40], &[DhGroup::Null; 40]).unwrap();

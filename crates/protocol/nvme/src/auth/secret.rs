@@ -136,7 +136,7 @@ mod tests {
     /// NVMe Base 2.0, 8.13.5.7: the secret of nothing but zeroes (and others) with each hash;
     /// transformed by nvme-cli 2.3, which writes the key as if it were a secret.
     #[test]
-    fn keys_are_those_of_nvme_cli() {
+    fn keys_match_nvme_cli() {
         for (secret, key) in KEYS {
             let secret = Secret::parse(secret).unwrap();
             let key = Secret::parse(key).unwrap();

@@ -112,7 +112,7 @@ mod tests {
     /// node that slept meanwhile must not execute it again, even if it is the first thing that it
     /// reads.
     #[test]
-    fn who_has_slept_through_a_timeout_takes_nothing_any_more() {
+    fn a_controller_that_slept_through_the_timeout_accepts_nothing() {
         let mut a = KeepAlive::new(5_000, false, S);
         a.record_traffic();
         assert!(!a.is_overdue(10 * S), "late, by less than a timeout");

@@ -397,7 +397,7 @@ mod tests {
 
     /// NVMe Base 2.0, 5.16.1.23; entries are read back as written, and "not required" means no key.
     #[test]
-    fn the_log_tells_who_comes_by_tls() {
+    fn the_log_shows_which_portals_use_tls() {
         for tls in [TlsRequirement::None, TlsRequirement::Possible, TlsRequirement::Required] {
             let mut record = DiscoveryRecord::zeroed();
             record.treq = 1 << 2;

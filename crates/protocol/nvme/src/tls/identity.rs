@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_configured_key_is_nothing() {
+    fn unknown_identities_have_no_key() {
         let long = format!("NVMe0R01 {} nqn.s", "x".repeat(224));
         for text in [
             "",

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_refused_with_a_reason() {
+    fn invalid_keys_are_refused_with_a_reason() {
         for (text, why) in [
             ("", BadKey::Form),
             ("NVMeTLSkey-2:00:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:", BadKey::Form),

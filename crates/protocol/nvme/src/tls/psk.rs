@@ -148,7 +148,7 @@ mod tests {
     /// with and without `compat`); all digests and keys were calculated by Python's `hmac` as well,
     /// from RFC 5869 and RFC 8446, 7.1.
     #[test]
-    fn keys_are_those_of_others() {
+    fn keys_match_other_implementations() {
         const HOST: &str = "nqn.psk-test-host";
         const SUBSYSTEM: &str = "nqn.psk-test-subsys";
         for (text, expected) in VECTORS {

@@ -134,7 +134,7 @@ fn a_controller_proves_itself_if_and_only_if_it_was_asked() {
 }
 
 #[test]
-fn what_is_cut_off_is_refused() {
+fn truncated_messages_are_refused() {
     for cut in 0..72 {
         negotiate_refused(PAYLOAD, |negotiate| negotiate.truncate(cut));
     }
@@ -174,7 +174,7 @@ fn what_is_cut_off_is_refused() {
 
 /// What a host sends is as long as it says; what it receives may be followed by zeroes.
 #[test]
-fn what_is_too_long_is_refused_where_it_was_sent() {
+fn overlong_messages_are_refused() {
     negotiate_refused(PAYLOAD, |negotiate| negotiate.push(0));
     negotiate_refused(PAYLOAD, |negotiate| negotiate.resize(MAX_MESSAGE_BYTES + 8, 0));
     reply_refused(DhGroup::Null, PAYLOAD, |_, reply| reply.push(0));
@@ -190,7 +190,7 @@ fn what_is_too_long_is_refused_where_it_was_sent() {
 
 /// Every message from the host, when another one is due.
 #[test]
-fn messages_that_are_not_due_are_refused() {
+fn messages_out_of_turn_are_refused() {
     let mut pair = quick(true);
     let negotiate = pair.negotiate.clone();
     let (challenge, reply) = pair.challenged();
@@ -231,7 +231,7 @@ fn messages_that_are_not_due_are_refused() {
 
 /// Authentication Receive when there is nothing to fetch.
 #[test]
-fn a_host_that_fetches_what_is_not_due_is_refused() {
+fn a_host_that_receives_out_of_turn_is_refused() {
     let mut pair = quick(true);
     let answer = pair.responder.on_receive(ROOM).unwrap();
     refused(&pair.responder, &answer, MESSAGE);
@@ -244,7 +244,7 @@ fn a_host_that_fetches_what_is_not_due_is_refused() {
 
 /// Every message from the controller, when another one is due.
 #[test]
-fn a_host_refuses_messages_that_are_not_due() {
+fn a_host_refuses_messages_out_of_turn() {
     let mut pair = quick(true);
     let (challenge, reply) = pair.challenged();
     let success1 = pair.ask(&reply);
@@ -274,7 +274,7 @@ fn a_host_refuses_messages_that_are_not_due() {
 
 /// 8.13.5.2.
 #[test]
-fn offers_that_nothing_can_be_chosen_of_are_refused() {
+fn offers_without_a_common_algorithm_are_refused() {
     negotiate_refused(FailureExplanation::HashUnusable, |negotiate| negotiate[12] = 3);
     negotiate_refused(FailureExplanation::HashUnusable, |negotiate| negotiate[10] = 0);
     negotiate_refused(FailureExplanation::GroupUnusable, |negotiate| negotiate[42] = 1);
@@ -337,7 +337,7 @@ fn other_transactions_are_refused() {
 
 /// RFC 7919 5.1: 0, 1, p - 1 and p; more than p; and what is not as long as it may be.
 #[test]
-fn public_values_that_give_the_secret_away_are_refused() {
+fn weak_public_values_are_refused() {
     let p = prime();
     let minus = |n: u8| {
         let mut value = p.clone();
@@ -378,7 +378,7 @@ fn public_values_that_give_the_secret_away_are_refused() {
 
 /// A host that is asked what it has just asked, or is asked for a secure channel.
 #[test]
-fn a_controller_answers_no_challenge_of_its_own() {
+fn a_controller_does_not_answer_its_own_challenge() {
     for group in [DhGroup::Null, DhGroup::Ffdhe2048] {
         reply_refused(group, FAILED, |challenge, reply| {
             reply[48..80].copy_from_slice(&challenge[16..48]);
@@ -391,7 +391,7 @@ fn a_controller_answers_no_challenge_of_its_own() {
 
 /// Linux before 6.5 numbers its Reply 0 when it asks for nothing.
 #[test]
-fn a_host_that_asks_for_nothing_needs_no_number() {
+fn a_host_without_a_challenge_needs_no_sequence_number() {
     let mut pair = quick(false);
     let (_, mut reply) = pair.challenged();
     reply[12..16].fill(0);

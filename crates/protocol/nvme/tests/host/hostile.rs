@@ -544,7 +544,7 @@ fn the_controller_may_terminate() {
 
 /// Silence has an end: before ICResp, within a PDU, and where a command is not answered.
 #[test]
-fn controllers_that_stall_are_given_up() {
+fn stalled_controllers_are_disconnected() {
     let mut mute = Victim::new(Config::default());
     assert_eq!(mute.conn.next_timer(), Some(10 * S));
     mute.conn.on_timer(10 * S - Duration::from_millis(1));
@@ -605,7 +605,7 @@ fn deadlines_are_those_of_the_commands() {
 
 /// Commands of which nothing was sent are not in doubt, and nothing of them is sent any more.
 #[test]
-fn what_was_not_sent_is_not_in_doubt() {
+fn unsent_commands_are_not_in_doubt() {
     let mut victim = Victim::ready(false);
     for _ in 0..3 {
         victim.conn.submit(flush()).unwrap();

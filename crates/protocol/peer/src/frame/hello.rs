@@ -112,13 +112,13 @@ impl std::fmt::Display for HandshakeRefusal {
             Self::NoCommonVersion => "no version of the protocol in common",
             Self::WrongReceiver => "it is meant for another node",
             Self::InvalidSender => "its node number is taken",
-            Self::UnknownVolume => "the volume is not here",
-            Self::UnknownNode => "its node has no replica of the volume",
+            Self::UnknownVolume => "the node does not have the volume",
+            Self::UnknownNode => "the dialling node has no replica of the volume",
             Self::WrongDirection => "the node with the higher number dials",
-            Self::InvalidProof => "it does not know the cluster's secret",
+            Self::InvalidProof => "wrong cluster secret",
             Self::TlsMismatch => "only one side is configured for TLS",
-            Self::WrongAnswer => "its answer belongs to another connection",
-            Self(_) => "a reason that this release does not know",
+            Self::WrongAnswer => "its proof belongs to another connection",
+            Self(_) => "an unknown reason",
         })
     }
 }

@@ -62,7 +62,7 @@ pub enum FrameError {
     #[error("no frame")]
     NoMagic,
     /// The header is damaged.
-    #[error("a frame whose header is damaged")]
+    #[error("a frame with a damaged header")]
     HeaderChecksum,
     /// It has another version than was negotiated.
     #[error("a frame of version {0}")]
@@ -79,7 +79,7 @@ pub enum FrameError {
         purpose: ConnectionPurpose,
     },
     /// A frame is missing or duplicated.
-    #[error("frame {found} where {expected} should be")]
+    #[error("frame number {found} instead of {expected}")]
     WrongFrameNumber {
         /// The expected number.
         expected: u32,
@@ -108,10 +108,10 @@ pub enum FrameError {
     #[error("{0:?} with a damaged body")]
     BodyChecksum(FrameType),
     /// A reserved bit is set.
-    #[error("{0:?} with something in a reserved place")]
+    #[error("{0:?} with a reserved field that is not zero")]
     ReservedNotZero(FrameType),
     /// A field has an invalid value.
-    #[error("{0:?} whose {1} makes no sense")]
+    #[error("{0:?} with an invalid {1}")]
     InvalidField(FrameType, &'static str),
 }
 

@@ -314,7 +314,7 @@ fn said(message: &Message) -> String {
 
 proptest! {
     #[test]
-    fn every_message_comes_back(message in message()) {
+    fn each_message_round_trips(message in message()) {
         let purpose = ConnectionPurpose::Lane(message.lane());
         let bytes = bytes_of(message.clone()).unwrap();
         prop_assert!(bytes.len().is_multiple_of(ALIGN_BYTES));
@@ -324,7 +324,7 @@ proptest! {
     }
 
     #[test]
-    fn torn_anywhere_it_is_not_whole(message in message()) {
+    fn a_truncated_frame_is_incomplete(message in message()) {
         let purpose = ConnectionPurpose::Lane(message.lane());
         let bytes = bytes_of(message).unwrap();
         for end in 0..bytes.len() {
@@ -333,7 +333,7 @@ proptest! {
     }
 
     #[test]
-    fn no_flipped_bit_goes_unnoticed(message in message(), index: prop::sample::Index) {
+    fn each_flipped_bit_is_detected(message in message(), index: prop::sample::Index) {
         let purpose = ConnectionPurpose::Lane(message.lane());
         let mut bytes = bytes_of(message).unwrap();
         let bit = index.index(bytes.len() * 8);
@@ -345,7 +345,7 @@ proptest! {
     /// A header with a right checksum is either refused, or it equals the encoding of the message
     /// that it decodes to.
     #[test]
-    fn bytes_have_one_meaning(
+    fn each_frame_has_one_encoding(
         mut bytes in prop::collection::vec(any::<u8>(), 64..400),
         kind in 0..45u8,
         lane in 0..4usize,
@@ -387,7 +387,7 @@ fn applied() -> Vec<u8> {
 }
 
 #[test]
-fn what_is_wrong_is_said_by_name() {
+fn invalid_frames_are_refused_with_a_reason() {
     let control = ConnectionPurpose::Lane(Lane::Control);
     let of = |at: usize, byte: u8| {
         let mut bytes = applied();
@@ -423,7 +423,7 @@ fn what_is_wrong_is_said_by_name() {
 }
 
 #[test]
-fn a_lease_connection_carries_leases_and_nothing_else() {
+fn a_lease_connection_carries_only_lease_messages() {
     let renew = Message::LeaseRequest {
         epoch: Epoch(1),
         incarnation: Incarnation(2),
@@ -437,7 +437,7 @@ fn a_lease_connection_carries_leases_and_nothing_else() {
 }
 
 #[test]
-fn frames_are_counted_and_one_that_is_there_twice_is_found() {
+fn repeated_frames_are_detected_by_their_number() {
     let mut queue = SendQueue::default();
     let mut outgoing = FrameEncoder::new(rules(ConnectionPurpose::Lane(Lane::Control)));
     for seq in 0..3 {
@@ -496,7 +496,7 @@ fn bodies_are_bounded_by_their_type() {
 
 /// The peer would end the session over it, so it is refused here.
 #[test]
-fn what_would_be_refused_is_not_sent() {
+fn invalid_messages_are_not_sent() {
     let view = View::default();
     let write = |range, kind, data| {
         let op = WriteOp { range, kind, fua: false, data };
@@ -632,7 +632,7 @@ fn hex(bytes: &[u8]) -> String {
 
 /// Kept by `insta`: the wire format does not change unnoticed.
 #[test]
-fn the_bytes_of_every_message_stay() {
+fn golden_messages() {
     let mut golden = String::new();
     for message in samples() {
         let bytes = bytes_of(message).unwrap();
@@ -658,7 +658,7 @@ fn hello() -> Hello {
 }
 
 #[test]
-fn the_bytes_of_the_handshake_stay() {
+fn golden_handshake() {
     let frames = [
         ("Hello", hello().to_frame()),
         ("Proof", HandshakeFrame::proof([0x66; 32])),
@@ -677,7 +677,7 @@ fn read_handshake(bytes: &[u8]) -> Result<HandshakeFrame, FrameError> {
 }
 
 #[test]
-fn a_handshake_comes_back_and_no_flipped_bit_goes_unnoticed() {
+fn the_handshake_round_trips_and_each_flipped_bit_is_detected() {
     let frames = [
         (HandshakeFrame::Hello(hello(), hello().to_bytes()), hello().to_frame()),
         (HandshakeFrame::Proof([3; 32]), HandshakeFrame::proof([3; 32])),
@@ -699,7 +699,7 @@ fn a_handshake_comes_back_and_no_flipped_bit_goes_unnoticed() {
 
 /// A HELLO of a later release is longer; its known part is understood.
 #[test]
-fn a_longer_hello_is_heard() {
+fn a_longer_hello_is_accepted() {
     let mut body = hello().to_bytes();
     body.extend([7; 100]);
     assert_eq!(Hello::parse(&body), Ok(hello()));

@@ -73,7 +73,7 @@ fn the_golden_image() {
 
 /// Fields that the example leaves zero.
 #[test]
-fn who_reserved_the_unit_is_kept() {
+fn the_holder_of_a_unit_reservation_is_kept() {
     let (table, bytes) = (reserved(), reserved().encode());
     assert_eq!(Table::parse(&bytes), Ok(table));
     assert_eq!(bytes[64..72], [0, 0, 8, 0, 0, 0, 2, 0]);
@@ -232,7 +232,7 @@ fn crashes(old: &[u8], new: &[u8], seed: u64) -> Vec<Vec<u8>> {
 /// After a crash the table before or after the change is current, and never an older one than the
 /// last answered. Repairing a copy, and a crash while doing so, do not change that.
 #[test]
-fn a_crash_leaves_a_table_that_counts() {
+fn a_crash_leaves_a_valid_table() {
     let mut long = example();
     for n in 0..40 {
         long = ask(
@@ -269,7 +269,7 @@ fn mended(copies: &[Vec<u8>; 2], expected: &Table) {
 }
 
 #[test]
-fn what_no_crash_explains_is_decided_for_safety() {
+fn damage_not_explained_by_a_crash_fails_safe() {
     let (old, new) = (example(), ask(&example(), &iscsi("iqn.a", 1, 1), &Change::ClearTaskSet));
     let (zeroes, torn) = (vec![0; COPY_BYTES], vec![7; COPY_BYTES]);
     let choose = |a: &[u8], b: &[u8]| Table::recover(a, b);

@@ -22,7 +22,7 @@ fn the_same_table_says_nothing() {
 }
 
 #[test]
-fn whose_registration_is_gone_was_preempted() {
+fn a_lost_registration_notifies_preempted() {
     let mut world = Harness::of(&[(a(), 1), (b(), 2), (c(), 3)]);
     let old = world.table.clone();
     world.apply(&b(), &preempt(2, 1, ReservationType::WriteExclusive));
@@ -34,7 +34,7 @@ fn whose_registration_is_gone_was_preempted() {
 }
 
 #[test]
-fn a_reservation_that_went_or_changed_was_released() {
+fn a_lost_or_changed_reservation_notifies_released() {
     for kind in ReservationType::ALL {
         let mut world = Harness::reserved(kind, &[(a(), 1), (b(), 2)]);
         let old = world.table.clone();
@@ -48,7 +48,7 @@ fn a_reservation_that_went_or_changed_was_released() {
 }
 
 #[test]
-fn an_abort_may_have_been_of_anybody() {
+fn an_abort_may_concern_any_client() {
     let mut world = Harness::of(&[(a(), 1), (b(), 2)]);
     let before = world.table.clone();
     world.apply(&b(), &preempt_and_abort(2, 1, ReservationType::WriteExclusive));
@@ -77,7 +77,7 @@ fn resets_and_mode_pages_differ() {
 
 /// A node that kept its power while the others lost theirs.
 #[test]
-fn another_era_is_a_reset() {
+fn another_power_epoch_is_a_reset() {
     let mut world = Harness::of(&[(a(), 1)]);
     let old = world.table.clone();
     world.table = world.table.as_of(1, |_| true);
@@ -88,7 +88,7 @@ fn another_era_is_a_reset() {
 
 /// Even if the following table has the next generation.
 #[test]
-fn another_era_has_no_successor() {
+fn another_power_epoch_has_no_successor() {
     let mut world = Harness::of(&[(a(), 1)]);
     let old = world.table.clone();
     world.table = world.table.as_of(1, |_| true);

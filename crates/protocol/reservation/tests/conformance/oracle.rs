@@ -116,12 +116,12 @@ impl Model {
     fn step(
         &mut self,
         by: &ItNexus,
-        seat: u64,
+        node_incarnation: u64,
         change: &Change,
-        told: &mut ExpectedNotifications,
+        expected_notifications: &mut ExpectedNotifications,
     ) -> Verdict {
         let mut say = |whom: Vec<ItNexus>, what: Notification| {
-            told.extend(whom.into_iter().map(|party| (party, what as u8)));
+            expected_notifications.extend(whom.into_iter().map(|party| (party, what as u8)));
         };
         match change {
             Change::Spc2Reserve | Change::Spc2Release => {
@@ -137,7 +137,7 @@ impl Model {
                 match (change, mine) {
                     (Change::Spc2Reserve, Some(false)) => CONFLICT,
                     (Change::Spc2Reserve, _) => {
-                        self.become_of(|model| model.sole = Some((by.clone(), seat)))
+                        self.become_of(|model| model.sole = Some((by.clone(), node_incarnation)))
                     }
                     (_, Some(true)) => self.become_of(|model| model.sole = None),
                     _ => Verdict::Nothing,
@@ -172,7 +172,7 @@ impl Model {
                 Verdict::Done
             }
             _ if self.sole.is_some() => CONFLICT,
-            _ => self.persistent(by, change, told),
+            _ => self.persistent(by, change, expected_notifications),
         }
     }
 
@@ -188,13 +188,13 @@ impl Model {
         &mut self,
         by: &ItNexus,
         change: &Change,
-        told: &mut ExpectedNotifications,
+        expected_notifications: &mut ExpectedNotifications,
     ) -> Verdict {
         if let Change::Register { .. } = change {
-            return self.register(by, change, told);
+            return self.register(by, change, expected_notifications);
         }
         if let Change::NvmeRegister { action, persist: persists } = change {
-            let verdict = self.nvme_register(by, *action, told);
+            let verdict = self.nvme_register(by, *action, expected_notifications);
             let kept = matches!(verdict, Verdict::Refused(_));
             self.aptpl = persists.filter(|_| !kept).unwrap_or(self.aptpl);
             return verdict;
@@ -233,17 +233,19 @@ impl Model {
                 self.held = None;
                 if registrants_only(code) || all_registrants(code) {
                     let others = self.others(by).into_iter();
-                    told.extend(others.map(|who| (who, Notification::ReservationsReleased as u8)));
+                    expected_notifications
+                        .extend(others.map(|who| (who, Notification::ReservationsReleased as u8)));
                 }
                 Verdict::Done
             }
             Change::Clear { .. } => {
                 let others = self.others(by).into_iter();
-                told.extend(others.map(|who| (who, Notification::ReservationsPreempted as u8)));
+                expected_notifications
+                    .extend(others.map(|who| (who, Notification::ReservationsPreempted as u8)));
                 (self.keys, self.held) = (BTreeMap::new(), None);
                 self.counted()
             }
-            Change::Preempt { .. } => self.preempt(by, change, told),
+            Change::Preempt { .. } => self.preempt(by, change, expected_notifications),
             _ => self.register_and_move(by, change),
         }
     }
@@ -257,7 +259,7 @@ impl Model {
         &mut self,
         by: &ItNexus,
         change: &Change,
-        told: &mut ExpectedNotifications,
+        expected_notifications: &mut ExpectedNotifications,
     ) -> Verdict {
         let Change::Register {
             key,
@@ -310,7 +312,8 @@ impl Model {
             self.keys.retain(|party, _| !own.contains(party));
             if self.release_orphan().is_some_and(registrants_only) {
                 let left = self.others(by).into_iter();
-                told.extend(left.map(|who| (who, Notification::ReservationsReleased as u8)));
+                expected_notifications
+                    .extend(left.map(|who| (who, Notification::ReservationsReleased as u8)));
             }
         } else {
             self.keys.extend(all.into_iter().map(|party| (party, *new_key)));
@@ -327,7 +330,7 @@ impl Model {
         &mut self,
         by: &ItNexus,
         action: NvmeRegisterAction,
-        told: &mut ExpectedNotifications,
+        expected_notifications: &mut ExpectedNotifications,
     ) -> Verdict {
         let (given, new) = match action {
             NvmeRegisterAction::Register { new_key } => (None, Some(new_key)),
@@ -363,7 +366,8 @@ impl Model {
                 self.keys.remove(by);
                 if self.release_orphan().is_some_and(registrants_only) {
                     let left = self.others(by).into_iter();
-                    told.extend(left.map(|who| (who, Notification::ReservationsReleased as u8)));
+                    expected_notifications
+                        .extend(left.map(|who| (who, Notification::ReservationsReleased as u8)));
                 }
             }
         }
@@ -374,7 +378,7 @@ impl Model {
         &mut self,
         by: &ItNexus,
         change: &Change,
-        told: &mut ExpectedNotifications,
+        expected_notifications: &mut ExpectedNotifications,
     ) -> Verdict {
         let Change::Preempt { preempt_key: victim, kind, abort, .. } = change else {
             unreachable!()
@@ -403,7 +407,8 @@ impl Model {
             self.held = Some((code, (!all_registrants(code)).then(|| by.clone())));
             if before.held.as_ref().map(|(old, _)| *old) != Some(code) {
                 let left = self.others(by).into_iter();
-                told.extend(left.map(|who| (who, Notification::ReservationsReleased as u8)));
+                expected_notifications
+                    .extend(left.map(|who| (who, Notification::ReservationsReleased as u8)));
             }
         } else {
             // 5.12.11.2.5.
@@ -414,10 +419,11 @@ impl Model {
             self.release_orphan();
         }
         for party in before.others(by).into_iter().filter(|who| !self.keys.contains_key(who)) {
-            told.insert((party, Notification::RegistrationsPreempted as u8));
+            expected_notifications.insert((party, Notification::RegistrationsPreempted as u8));
         }
         if *abort {
-            told.extend(hit.into_iter().map(|who| (who, Notification::AbortCommands as u8)));
+            expected_notifications
+                .extend(hit.into_iter().map(|who| (who, Notification::AbortCommands as u8)));
         }
         self.counted()
     }
@@ -496,7 +502,7 @@ struct World {
 }
 
 /// Plays a script on `table`; panics where something does not hold.
-pub(crate) fn play(table: Table, script: &[u8]) {
+pub(crate) fn run(table: Table, script: &[u8]) {
     let mut script = Script(script);
     let mut parties = Vec::new();
     for (name, session, port) in [("x", 1, 1), ("x", 1, 2), ("x", 2, 1), ("y", 1, 1), ("y", 1, 2)] {
@@ -528,7 +534,7 @@ impl World {
         let [off, dead] = [script.flag(), script.flag()];
         let era = self.table.power_epoch.wrapping_add(u64::from(off));
         let old = std::mem::take(&mut self.table);
-        self.table = old.as_of(era, |seat| !dead || seat % 2 == 0);
+        self.table = old.as_of(era, |node_incarnation| !dead || node_incarnation % 2 == 0);
         if off {
             self.model.pr_generation = 0;
             self.model.modes = 0;
@@ -539,7 +545,11 @@ impl World {
             }
             self.snapshot_table();
         }
-        self.model.sole = self.model.sole.take().filter(|(_, seat)| !dead || seat % 2 == 0);
+        self.model.sole = self
+            .model
+            .sole
+            .take()
+            .filter(|(_, node_incarnation)| !dead || node_incarnation % 2 == 0);
         self.check();
     }
 
@@ -552,28 +562,28 @@ impl World {
     fn apply_random_change(&mut self, what: u8, script: &mut Script<'_>) {
         let by = self.somebody(script);
         let change = self.change(what, &by, script);
-        let seat = u64::from(script.byte() % 4);
-        let mut told = ExpectedNotifications::new();
+        let node_incarnation = u64::from(script.byte() % 4);
+        let mut expected_notifications = ExpectedNotifications::new();
         let mut model = self.model.clone();
-        let mut verdict = model.step(&by, seat, &change, &mut told);
+        let mut verdict = model.step(&by, node_incarnation, &change, &mut expected_notifications);
         if verdict == Verdict::Done && self.table.generation == u64::MAX {
             verdict = FULL;
         }
-        let next = match self.table.with_change(&by, seat, &change) {
+        let next = match self.table.with_change(&by, node_incarnation, &change) {
             Ok(None) => return assert_eq!(verdict, Verdict::Nothing, "{change:?}"),
             Err(why) => return assert_eq!(verdict, Verdict::Refused(why), "{change:?}"),
             Ok(Some(next)) => next,
         };
         assert_eq!(verdict, Verdict::Done, "{change:?}");
         if matches!(change, Change::SetModePages(_) | Change::ClearTaskSet | Change::Reset { .. }) {
-            told = self.notifications_for_all(&by, &change);
+            expected_notifications = self.notifications_for_all(&by, &change);
         }
         let old = std::mem::replace(&mut self.table, next);
         assert_eq!(self.table.generation, old.generation + 1);
         self.model = model;
         self.check();
-        self.check_notifications(&old, &told, &change);
-        self.since.extend(told);
+        self.check_notifications(&old, &expected_notifications, &change);
+        self.since.extend(expected_notifications);
         self.check_missed();
     }
 
@@ -682,12 +692,20 @@ impl World {
     }
 
     /// Exactly the right nexuses are notified.
-    fn check_notifications(&self, old: &Table, told: &ExpectedNotifications, change: &Change) {
+    fn check_notifications(
+        &self,
+        old: &Table,
+        expected_notifications: &ExpectedNotifications,
+        change: &Change,
+    ) {
         for party in &self.parties {
             let said: BTreeSet<u8> =
                 Table::notifications(old, &self.table, party).iter().map(|n| n as u8).collect();
-            let expected: BTreeSet<u8> =
-                told.iter().filter(|(who, _)| who == party).map(|(_, what)| *what).collect();
+            let expected: BTreeSet<u8> = expected_notifications
+                .iter()
+                .filter(|(who, _)| who == party)
+                .map(|(_, what)| *what)
+                .collect();
             assert_eq!(said, expected, "{party:?} of {change:?}");
         }
     }

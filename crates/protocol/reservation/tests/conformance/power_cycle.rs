@@ -23,7 +23,7 @@ fn persisting(persists: bool) -> Harness {
 
 /// In the same power epoch nothing changes.
 #[test]
-fn the_era_goes_on() {
+fn the_power_epoch_continues() {
     for persists in [false, true] {
         let table = persisting(persists).table;
         assert_eq!(table.clone().as_of(1, |_| false), table);
@@ -57,8 +57,8 @@ fn spc_2_clause_7_21_the_unit_is_free_without_its_nexus() {
     let mut world = Harness::default();
     world.apply(&a(), &Change::Spc2Reserve);
     let table = world.table;
-    assert_eq!(table.clone().as_of(0, |seat| seat == INCARNATION), table);
-    assert!(table.clone().as_of(0, |seat| seat != INCARNATION).is_unreserved());
+    assert_eq!(table.clone().as_of(0, |incarnation| incarnation == INCARNATION), table);
+    assert!(table.clone().as_of(0, |incarnation| incarnation != INCARNATION).is_unreserved());
     assert!(table.as_of(1, |_| true).is_unreserved());
 }
 

@@ -110,7 +110,7 @@ fn clause_5_12_11_2_4_1_all_registrants_and_a_key() {
 
 /// 5.12.11.2.4.1: all other types have a holder to name.
 #[test]
-fn clause_5_12_11_2_4_1_zero_is_nobodys_key() {
+fn clause_5_12_11_2_4_1_zero_is_no_key() {
     for kind in of_one() {
         let world = Harness::reserved(kind, &[(a(), 1), (b(), 2)]);
         let wrong = ReservationError::InvalidField(InvalidField::NewKey);

@@ -10,11 +10,11 @@ proptest! {
 
     #[test]
     fn any_script(script in prop::collection::vec(any::<u8>(), 0..1200)) {
-        oracle::play(Table::default(), &script);
+        oracle::run(Table::default(), &script);
     }
 
     #[test]
-    fn any_bytes_parse_or_are_refused(
+    fn arbitrary_bytes_parse_or_are_refused(
         front in prop::collection::vec(any::<u8>(), 0..200),
         len in prop_oneof![Just(COPY_BYTES), 0..COPY_BYTES + 2],
     ) {

@@ -82,15 +82,15 @@ fn clause_5_12_11_2_3_a_holder_that_unregisters_releases() {
         let mut world = Harness::reserved(kind, &[(a(), 1), (b(), 2)]);
         world.apply(&a(), &register(1, 0));
         assert_eq!((world.keys(), world.kind()), (vec![(b(), 2)], None));
-        let told: &[Notification] =
+        let notified: &[Notification] =
             if kind.is_registrants_only() { &[Notification::ReservationsReleased] } else { &[] };
-        world.expect_notifications(&[(b(), told)]);
+        world.expect_notifications(&[(b(), notified)]);
     }
 }
 
 /// 5.12.11.2.3: any other registrant may go.
 #[test]
-fn clause_5_12_11_2_3_who_does_not_hold_it_releases_nothing() {
+fn clause_5_12_11_2_3_a_non_holder_releases_nothing() {
     for kind in ReservationType::ALL {
         let mut world = Harness::reserved(kind, &[(a(), 1), (b(), 2)]);
         world.apply(&b(), &register(2, 0));
@@ -191,7 +191,7 @@ fn clause_5_12_7_specified_initiator_ports() {
 
 /// 5.12.7: not of a nexus that is registered.
 #[test]
-fn clause_5_12_7_a_registered_nexus_specifies_nobody() {
+fn clause_5_12_7_a_registered_nexus_cannot_specify_initiator_ports() {
     let world = Harness::of(&[(a(), 1)]);
     let wrong = ReservationError::InvalidField(InvalidField::SpecIPt);
     world.conflict(&a(), &register_with_others(2, 3, &[initiator("b")]));
@@ -232,7 +232,7 @@ fn clause_5_12_7_specified_initiators_at_all_target_ports() {
 
 /// 5.12.7: REGISTER AND IGNORE EXISTING KEY has no SPEC_I_PT.
 #[test]
-fn clause_5_12_7_ignoring_the_key_specifies_nobody() {
+fn clause_5_12_7_ignoring_the_key_cannot_specify_initiator_ports() {
     let change = |new_key| reservation::Change::Register {
         key: 0,
         new_key,

@@ -13,12 +13,12 @@ fn clause_5_12_11_2_2_the_holder_releases() {
         world.apply(&a(), &release(1, kind));
         assert_eq!((world.kind(), world.pr_generation()), (None, 0));
         assert_eq!(world.keys(), [(a(), 1), (b(), 2), (c(), 3)]);
-        let told: &[Notification] = if kind.is_registrants_only() || kind.is_all_registrants() {
+        let notified: &[Notification] = if kind.is_registrants_only() || kind.is_all_registrants() {
             &[Notification::ReservationsReleased]
         } else {
             &[]
         };
-        world.expect_notifications(&[(b(), told), (c(), told)]);
+        world.expect_notifications(&[(b(), notified), (c(), notified)]);
     }
 }
 
@@ -33,7 +33,7 @@ fn clause_5_12_11_2_2_any_of_all_registrants_releases() {
 
 /// 5.12.11.2.2: nothing to release is no error.
 #[test]
-fn clause_5_12_11_2_2_who_holds_nothing_releases_nothing() {
+fn clause_5_12_11_2_2_a_non_holder_releases_nothing() {
     let world = Harness::of(&[(a(), 1)]);
     for kind in ReservationType::ALL {
         world.nothing(&a(), &release(1, kind));
@@ -68,8 +68,8 @@ fn clause_5_12_11_2_7_clear() {
         world.conflict(&b(), &Change::Clear { key: 1 });
         world.apply(&b(), &Change::Clear { key: 2 });
         assert_eq!((world.keys(), world.kind(), world.pr_generation()), (vec![], None, 1));
-        let told: &[Notification] = &[Notification::ReservationsPreempted];
-        world.expect_notifications(&[(a(), told), (c(), told)]);
+        let notified: &[Notification] = &[Notification::ReservationsPreempted];
+        world.expect_notifications(&[(a(), notified), (c(), notified)]);
         world.conflict(&b(), &Change::Clear { key: 2 });
     }
 }

@@ -68,7 +68,7 @@ fn rights(reads: bool, writes: bool, registered: bool) -> Rights {
 
 /// 5.12.1: the holder, a registrant, and anybody.
 #[test]
-fn clause_5_12_1_what_each_type_keeps_whom_from() {
+fn clause_5_12_1_access_by_type() {
     let expected = [
         (ReservationType::WriteExclusive, (true, false), (true, false)),
         (ReservationType::ExclusiveAccess, (false, false), (false, false)),
@@ -89,7 +89,7 @@ fn clause_5_12_1_what_each_type_keeps_whom_from() {
 
 /// 5.12.7: registrations alone deny no access.
 #[test]
-fn clause_5_12_7_registrations_restrict_nobody() {
+fn clause_5_12_7_registrations_restrict_no_access() {
     let mut world = Harness::default();
     assert!(world.table.is_unreserved());
     world.apply(&a(), &register(0, 1));

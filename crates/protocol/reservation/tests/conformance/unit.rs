@@ -81,7 +81,7 @@ fn spc_2_clause_5_5_1_a_unit_with_registrants_is_not_reserved() {
 
 /// 5.12.3: but for whom the persistent reservation gives as much, it succeeds and does nothing.
 #[test]
-fn clause_5_12_3_who_has_a_persistent_reservation_succeeds() {
+fn clause_5_12_3_reserve_of_a_persistent_holder_succeeds() {
     for kind in ReservationType::ALL {
         let world = Harness::reserved(kind, &[(a(), 1), (b(), 2)]);
         for change in [ALONE, FREE] {
@@ -116,8 +116,8 @@ fn clause_6_11_mode_pages() {
     world.nothing(&a(), &Change::SetModePages(0));
     world.apply(&a(), &Change::SetModePages(5));
     assert_eq!(world.table.mode_pages, 5);
-    let told: &[Notification] = &[Notification::ModePagesChanged];
-    world.expect_notifications(&[(b(), told), (c(), told), (host(), told)]);
+    let notified: &[Notification] = &[Notification::ModePagesChanged];
+    world.expect_notifications(&[(b(), notified), (c(), notified), (host(), notified)]);
     world.nothing(&b(), &Change::SetModePages(5));
     // Not by a nexus that has lost the right while it waited.
     let mut world = Harness::reserved(ReservationType::WriteExclusive, &[(a(), 1), (b(), 2)]);
@@ -130,10 +130,11 @@ fn clause_6_11_mode_pages() {
 /// notified; 5.12.1: persistent reservations survive it; 6.15.2: PRgeneration does, too.
 #[test]
 fn sam_5_clause_6_3_resets() {
-    for (target, told) in [(false, [Notification::UnitReset]), (true, [Notification::TargetReset])]
+    for (target, notified) in
+        [(false, [Notification::UnitReset]), (true, [Notification::TargetReset])]
     {
         let all: Vec<(ItNexus, &[Notification])> =
-            [a(), b(), c(), host()].into_iter().map(|who| (who, &told[..])).collect();
+            [a(), b(), c(), host()].into_iter().map(|who| (who, &notified[..])).collect();
         let mut world = Harness::default();
         world.apply(&a(), &ALONE);
         world.apply(&a(), &Change::SetModePages(3));
@@ -155,12 +156,12 @@ fn sam_5_clause_6_3_resets() {
 /// SAM-5 7.5: CLEAR TASK SET ends the others' commands, whatever they hold, and nothing else.
 #[test]
 fn sam_5_clause_7_5_clear_task_set() {
-    let told: &[Notification] = &[Notification::AbortCommands];
+    let notified: &[Notification] = &[Notification::AbortCommands];
     let mut world = Harness::reserved(ReservationType::ExclusiveAccess, &[(a(), 1), (b(), 2)]);
     let (keys, held) = (world.keys(), world.table.reservation.clone());
     world.apply(&c(), &Change::ClearTaskSet);
     assert_eq!((world.keys(), &world.table.reservation, world.pr_generation()), (keys, &held, 0));
-    world.expect_notifications(&[(a(), told), (b(), told), (host(), told)]);
+    world.expect_notifications(&[(a(), notified), (b(), notified), (host(), notified)]);
     let mut world = Harness::default();
     world.apply(&a(), &ALONE);
     world.apply(&b(), &Change::ClearTaskSet);
@@ -171,17 +172,17 @@ fn sam_5_clause_7_5_clear_task_set() {
 #[test]
 fn an_administrator_frees_the_volume() {
     let evict = |world: &mut Harness| world.apply(&ItNexus::ADMINISTRATOR, &Change::AdminClear);
-    let told: &[Notification] = &[Notification::ReservationsPreempted];
+    let notified: &[Notification] = &[Notification::ReservationsPreempted];
     Harness::default().nothing(&ItNexus::ADMINISTRATOR, &Change::AdminClear);
     for kind in ReservationType::ALL {
         let mut world = Harness::reserved(kind, &[(a(), 1), (b(), 2)]);
         evict(&mut world);
         assert_eq!((world.keys(), world.kind(), world.pr_generation()), (vec![], None, 1));
-        world.expect_notifications(&[(a(), told), (b(), told)]);
+        world.expect_notifications(&[(a(), notified), (b(), notified)]);
     }
     let mut world = Harness::default();
     world.apply(&a(), &ALONE);
     evict(&mut world);
     assert!(world.table.is_unreserved() && world.pr_generation() == 0);
-    world.expect_notifications(&[(a(), told)]);
+    world.expect_notifications(&[(a(), notified)]);
 }

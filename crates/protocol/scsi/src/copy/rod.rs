@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token_is_told() {
+    fn invalid_tokens_are_refused() {
         let mut bytes = [0; ROD_TOKEN_LEN];
         assert_eq!(parse(&bytes), Err(TokenParseError::Type));
         bytes[..4].copy_from_slice(&ZEROES.to_be_bytes());

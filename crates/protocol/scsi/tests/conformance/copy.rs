@@ -152,7 +152,7 @@ fn point(r: &Reply) -> (u16, bool, u16) {
 
 /// SPC-4 5.17.7.4: errors found while segments are processed; earlier segments stay copied.
 #[test]
-fn copies_that_are_given_up() {
+fn aborted_copies() {
     let (mut b, i) = Harness::new();
     let naa = naa(&mut b, i);
     let good = segment((0, 0), 1, 0, 8);
@@ -212,7 +212,7 @@ fn ends_that_fail() {
 
 /// SPC-4 6.25, 6.23: the result of a copy is reported once, to any nexus that may ask.
 #[test]
-fn results_are_told() {
+fn results_are_reported() {
     let (mut b, i) = Harness::new();
     let other = b.join(2);
     let good = [segment((0xffff, 0xffff), 3, 0, 8)];
@@ -272,7 +272,7 @@ fn results_of_the_long_format() {
 /// SPC-4 6.4.2: success is reported in sense data on request; then, and without an identifier, the
 /// status cannot be sent first.
 #[test]
-fn success_is_told_if_that_is_asked_for() {
+fn success_is_reported_on_request() {
     let (mut b, i) = Harness::new();
     let mut list = long(&[], &vec![segment((0xffff, 0xffff), 1, 0, 8); 3]);
     list[15] = 0x02;
@@ -339,7 +339,7 @@ fn a_copy_that_runs_can_be_asked_about_and_aborted() {
 
 /// SPC-4 5.17.7.4: how much of a partly written segment is missing.
 #[test]
-fn the_residual_is_told() {
+fn the_residual_is_reported() {
     let (mut b, i) = Harness::new();
     let list = short(3, &[], &[segment((0xffff, 0xffff), 100, 0, 1000)]);
     let mut residual = |written: &[(u64, u64)]| {
@@ -470,7 +470,7 @@ fn copies_are_admitted_like_reads_and_writes() {
 proptest! {
     #[test]
     fn no_list_breaks_the_rules(list in vec(any::<u8>(), 0..300)) {
-        copy_oracle::play(&list);
+        copy_oracle::run(&list);
     }
 
     /// Lists that are nearly right.
@@ -492,6 +492,6 @@ proptest! {
             let at = at % list.len();
             list[at] = value;
         }
-        copy_oracle::play(&[&[sizes][..], &list].concat());
+        copy_oracle::run(&[&[sizes][..], &list].concat());
     }
 }

@@ -9,7 +9,7 @@ use scsi::{
 };
 
 /// Sends the bytes as lists of both formats; the first of them chooses the ends' sizes.
-pub(crate) fn play(bytes: &[u8]) {
+pub(crate) fn run(bytes: &[u8]) {
     let Some((&sizes, list)) = bytes.split_first() else { return };
     let list = &list[..list.len().min(4096)];
     for long in [false, true] {

@@ -236,8 +236,8 @@ fn a_unit_that_is_away_is_not_ready() {
         };
         assert_eq!(data(&ask(&[0x12, 0, 0, 0, 96, 0]))[0], 0x20, "a disk that is not connected");
         assert_eq!(data(&ask(&[0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0]))[9], 3, "it is listed");
-        let told = data(&ask(&[0x03, 0, 0, 0, 18, 0]));
-        assert_eq!((told[2], told[12]), (2, 4));
+        let sense_data = data(&ask(&[0x03, 0, 0, 0, 18, 0]));
+        assert_eq!((sense_data[2], sense_data[12]), (2, 4));
         for opcode in 0..=0xff {
             let reply = ask(&[opcode; 16]);
             assert!(!describe_reply(&reply).starts_with("05/25"), "{opcode:02x}");

@@ -19,7 +19,7 @@ fn start_stop(flags: u8) -> [u8; 6] {
 /// SAM-5 5.14: INQUIRY, REPORT LUNS and REQUEST SENSE go before an attention; everything else is
 /// ended by it, known or not, and once.
 #[test]
-fn power_on_is_told_once() {
+fn power_on_is_reported_once() {
     let (mut b, _) = Harness::new();
     let i = b.unit.add_nexus(nexus(2)).unwrap();
     assert_eq!(describe_reply(&b.data_in(i, &[0x12, 0, 0, 0, 96, 0])), "Good");

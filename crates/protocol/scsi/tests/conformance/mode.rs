@@ -163,7 +163,7 @@ fn write_cache_disabled() {
 
 /// SPC-4 6.11: all other initiators get one attention, and only for a change.
 #[test]
-fn others_are_told() {
+fn other_nexuses_get_an_attention() {
     let (mut b, i) = Harness::new();
     let other = b.join(2);
     select6(&mut b, i, &control(0, 0, 0));

@@ -66,7 +66,7 @@ struct World {
 }
 
 /// Plays the script; panics where something does not hold.
-pub(crate) fn play(script: &[u8]) {
+pub(crate) fn run(script: &[u8]) {
     let mut script = Script(script);
     let mut world = World::new(&mut script);
     while !script.0.is_empty() {

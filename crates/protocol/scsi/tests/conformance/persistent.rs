@@ -220,7 +220,7 @@ fn register_and_move() {
 
 /// SPC-4 5.12.11.2.4, 5.12.11.2.6.
 #[test]
-fn preempt_is_told() {
+fn preempt_is_reported() {
     for (action, told) in
         [(PREEMPT, vec!["06/2a/05"]), (PREEMPT_AND_ABORT, vec!["06/2f/00", "06/2a/05"])]
     {

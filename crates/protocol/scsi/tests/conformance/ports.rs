@@ -129,10 +129,10 @@ fn transitioning() {
 
 /// SPC-4 5.15.2.3: every initiator gets one attention for a change of any node.
 #[test]
-fn changes_are_told() {
+fn changes_are_reported() {
     let (mut b, i) = bench(Access::Optimized);
     let other = b.join(10);
-    let told = |b: &mut Harness, expect: &str| {
+    let expect_once = |b: &mut Harness, expect: &str| {
         for id in [i, other] {
             assert_eq!(describe_reply(&b.data_in(id, &report(0, 255))), expect);
             assert_eq!(describe_reply(&b.data_in(id, &report(0, 255))), "Good");
@@ -140,15 +140,15 @@ fn changes_are_told() {
     };
     b.unit.set_access(Access::Optimized);
     b.unit.set_port_groups(group(2, Access::Optimized), &others());
-    told(&mut b, "Good");
+    expect_once(&mut b, "Good");
     b.unit.set_access(Access::Transitioning);
     b.unit.set_access(Access::Unavailable);
-    told(&mut b, "06/2a/06");
+    expect_once(&mut b, "06/2a/06");
     b.unit.set_access(Access::Optimized);
-    told(&mut b, "06/2a/06");
+    expect_once(&mut b, "06/2a/06");
     let others = [group(1, Access::Optimized), group(3, Access::Optimized)];
     b.unit.set_port_groups(group(2, Access::Optimized), &others);
-    told(&mut b, "06/2a/06");
+    expect_once(&mut b, "06/2a/06");
     assert_eq!(data(&b.data_in(i, &report(0, 255)))[28], 0x00, "the third is in sync again");
     b.unit.clear_port_groups();
     assert_eq!(describe_reply(&b.data_in(i, &READY)), "06/3f/03");

@@ -31,11 +31,11 @@ proptest! {
 
     #[test]
     fn nothing_breaks_the_rules(head in any::<[u8; 2]>(), commands in vec(command(), 1..60)) {
-        oracle::play(&[&head[..], &commands.concat()].concat());
+        oracle::run(&[&head[..], &commands.concat()].concat());
     }
 
     #[test]
     fn not_even_noise(script in vec(any::<u8>(), 0..4000)) {
-        oracle::play(&script);
+        oracle::run(&script);
     }
 }

@@ -72,7 +72,7 @@ fn provisioning_mode_page() {
 /// SBC-3 4.7.3.7: every initiator gets one attention when a threshold is crossed, which says which
 /// one.
 #[test]
-fn thresholds_are_told_once() {
+fn thresholds_are_reported_once() {
     let (mut b, i) = bench();
     let other = b.join(2);
     b.unit.set_space(200 * SET, 101 * SET);
@@ -101,7 +101,7 @@ fn thresholds_are_told_once() {
 /// SBC-3 4.7.3.7, 6.5: a threshold reached already when it is set is not reported; LBPERE disables
 /// all.
 #[test]
-fn thresholds_that_are_not_told() {
+fn thresholds_that_are_not_reported() {
     let (mut b, i) = bench();
     assert_eq!(select(&mut b, i, &page((0x80, 600), (0, 1000))), "Good");
     b.unit.set_space(100 * SET, 499 * SET);

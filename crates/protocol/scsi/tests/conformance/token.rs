@@ -85,7 +85,7 @@ fn made(b: &mut Harness, i: NexusId, all: Ranges<'_>) -> Vec<u8> {
 
 /// SBC-3 5.7, 5.49: the written data is that of the token, from the offset on, range by range.
 #[test]
-fn tokens_are_made_told_and_used() {
+fn tokens_are_created_returned_and_used() {
     let (mut b, i) = Harness::new();
     let bytes: Vec<u8> = (0..BLOCKS * BLOCK).map(|n| (n / BLOCK) as u8).collect();
     b.contents.copy_from_slice(&bytes);
@@ -254,7 +254,7 @@ fn reservations_and_protection() {
 proptest! {
     #[test]
     fn no_list_breaks_the_rules(bytes in vec(any::<u8>(), 0..700)) {
-        copy_oracle::play(&bytes);
+        copy_oracle::run(&bytes);
     }
 
     /// Lists that are right but for a few bytes.
@@ -272,6 +272,6 @@ proptest! {
             let at = at % list.len();
             list[at] = value;
         }
-        copy_oracle::play(&[&[0][..], &list].concat());
+        copy_oracle::run(&[&[0][..], &list].concat());
     }
 }

@@ -33,7 +33,7 @@ pub enum MountError {
     #[error("{} is not empty", .0.display())]
     NotEmpty(PathBuf),
     /// A volume is mounted there.
-    #[error("{at}: another process shows volume {name} there", at = at.display())]
+    #[error("{at}: another process has mounted volume {name} there", at = at.display())]
     InUse {
         /// The directory.
         at: PathBuf,
@@ -41,13 +41,13 @@ pub enum MountError {
         name: String,
     },
     /// Another file system is there whose server has ended.
-    #[error("{} is a file system that nobody serves: unmount it", .0.display())]
+    #[error("{} is a stale file system without a server: unmount it", .0.display())]
     Stale(PathBuf),
     /// FUSE is missing, or this process may not use it.
     #[error("{DEVICE}: {0}")]
     Device(io::Error),
     /// The kernel refused the mount.
-    #[error("cannot mount at {at}: {why} (it takes CAP_SYS_ADMIN)", at = at.display())]
+    #[error("cannot mount at {at}: {why} (it needs CAP_SYS_ADMIN)", at = at.display())]
     Refused {
         /// The directory.
         at: PathBuf,
@@ -55,7 +55,7 @@ pub enum MountError {
         why: io::Error,
     },
     /// The FUSE handshake failed.
-    #[error("the kernel does not take the file system: {0}")]
+    #[error("the kernel refused the file system: {0}")]
     Handshake(io::Error),
 }
 
@@ -205,7 +205,7 @@ impl Mounted {
         let found = inspect(at, name)?;
         let replaced = matches!(found, MountPoint::Stale(_));
         if let MountPoint::Stale(place) = found {
-            tracing::info!(at = %place.display(), "taking away what a killed process has left");
+            tracing::info!(at = %place.display(), "unmounting the stale mount of a killed process");
             // Its open files have been failing since then.
             let taken = unmount(&*place, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
             taken.map_err(|e| failed(e.into()))?;
@@ -264,7 +264,7 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         if let Err(error) = self.unmount_forced() {
-            tracing::warn!(at = %self.at().display(), %error, "a file system is left behind");
+            tracing::warn!(at = %self.at().display(), %error, "unmounting the file system failed");
         }
     }
 }

@@ -183,7 +183,7 @@ impl Server {
     pub async fn run(self, stop: impl Future<Output = ()>) -> ServeEnd {
         let Self { core, shared, mounted, session, mut jobs } = self;
         let shared = Rc::new(shared);
-        tracing::info!(at = %mounted.at().display(), "the volume is shown as a file");
+        tracing::info!(at = %mounted.at().display(), "the volume is mounted as a file");
         // Local disks may be built on the file.
         rt::set_io_flusher();
         let conversation = core.run_blocking(move || {
@@ -253,7 +253,7 @@ fn mount_and_handshake(
 fn report(ended: Option<io::Result<()>>) {
     match ended {
         Some(Ok(())) => tracing::info!("the file system has been unmounted"),
-        Some(Err(error)) => tracing::warn!(%error, "the kernel is not understood any more"),
+        Some(Err(error)) => tracing::warn!(%error, "a request of the kernel is malformed"),
         None => tracing::error!("the file system has ended by a panic"),
     }
 }
@@ -274,10 +274,10 @@ async fn unmount(
         core.run_blocking(move || leaving.unmount_if_unused()).await
     };
     if !matches!(left, Some(Ok(true))) {
-        tracing::warn!(%at, "the file is in use: its users are cut off");
+        tracing::warn!(%at, "the file is in use: disconnecting its users");
         let cutting = Arc::clone(mounted);
         if let Some(Err(error)) = core.run_blocking(move || cutting.unmount_forced()).await {
-            tracing::warn!(%at, %error, "the file system cannot be taken away");
+            tracing::warn!(%at, %error, "the file system cannot be unmounted");
         }
     }
     let mut conversation = conversation;
@@ -289,7 +289,7 @@ async fn unmount(
     core.run_blocking(move || cutting.abort()).await;
     let gone = timeout(KERNEL_TIMEOUT, conversation).await.is_ok();
     if !gone {
-        tracing::warn!(%at, "users of the file stay until this process has ended");
+        tracing::warn!(%at, "users of the file remain until this process ends");
     }
     gone
 }
@@ -546,7 +546,7 @@ impl FuseShared {
                 done => return done.map(drop),
             }
         }
-        tracing::warn!(block = %part.at, "a block is never what it was when it was read");
+        tracing::warn!(block = %part.at, "a partial block write kept losing races");
         Err(Error::Aborted.into())
     }
 

@@ -149,7 +149,7 @@ impl Server {
             match accepted {
                 Ok((stream, _)) => shared.admit(number, stream, &mut sessions),
                 Err(error) => {
-                    tracing::warn!(at = %shared.at, %error, "no connection is accepted");
+                    tracing::warn!(at = %shared.at, %error, "accepting a connection failed");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }
@@ -172,17 +172,18 @@ impl NbdShared {
     /// Admits a client if there is a free connection.
     fn admit(self: &Rc<Self>, number: u64, stream: Stream, sessions: &mut JoinSet<()>) {
         if self.connections.borrow().len() >= self.options.connections.max(1) {
-            let mut seats = self.connections.borrow_mut();
-            let oldest = seats.iter().find(|(_, seat)| !seat.export_chosen.get()).map(|(n, _)| *n);
-            let Some(evicted) = oldest.and_then(|n| seats.remove(&n)) else {
-                tracing::warn!(at = %self.at, "a client of NBD is refused: there are too many");
+            let mut connections = self.connections.borrow_mut();
+            let oldest =
+                connections.iter().find(|(_, entry)| !entry.export_chosen.get()).map(|(n, _)| *n);
+            let Some(evicted) = oldest.and_then(|n| connections.remove(&n)) else {
+                tracing::warn!(at = %self.at, "an NBD client was refused: too many connections");
                 return;
             };
             evicted.inbox.evict();
         }
         let (inbox, chosen) = (Inbox::default(), Rc::new(Cell::new(false)));
-        let seat = ConnectionEntry { inbox: inbox.clone(), export_chosen: Rc::clone(&chosen) };
-        self.connections.borrow_mut().insert(number, seat);
+        let entry = ConnectionEntry { inbox: inbox.clone(), export_chosen: Rc::clone(&chosen) };
+        self.connections.borrow_mut().insert(number, entry);
         let config = Config {
             max_in_flight: self.options.max_in_flight,
             handshake_timeout: self.options.handshake_timeout,
@@ -245,9 +246,9 @@ impl NbdShared {
     /// Ends all connections.
     async fn stop(&self, mut sessions: JoinSet<()>) {
         let away = self.outage.is_set();
-        for seat in self.connections.borrow().values() {
+        for entry in self.connections.borrow().values() {
             // A client would take an orderly end for that of its disk.
-            if away { seat.inbox.evict() } else { seat.inbox.push(Event::Stop) }
+            if away { entry.inbox.evict() } else { entry.inbox.push(Event::Stop) }
         }
         let all = async {
             while let Some(ended) = sessions.join_next().await {
@@ -255,7 +256,7 @@ impl NbdShared {
             }
         };
         if timeout(self.options.stop_timeout, all).await.is_err() {
-            tracing::warn!(at = %self.at, "clients of NBD do not leave: they are cut off");
+            tracing::warn!(at = %self.at, "NBD clients do not disconnect: closing their connections");
             sessions.shutdown().await;
         }
     }

@@ -190,7 +190,7 @@ impl Parameters {
         } else if self.sectors > wanted.sectors {
             Some("it is larger than the volume")
         } else if writable(self) != writable(wanted) {
-            Some("one of them can be written, the other one only read")
+            Some("one is writable and the other read-only")
         } else {
             None
         }
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_changed_is_not_offered() {
+    fn read_only_devices_offer_no_changes() {
         let fixed = Parameters::of(&info(), true, 1 << 20);
         assert_eq!((fixed.max_discard_sectors, fixed.max_zeroes_sectors), (0, 0));
         assert_eq!(fixed.attributes, ATTR_VOLATILE_CACHE | ATTR_FUA | ATTR_READ_ONLY);

@@ -75,7 +75,7 @@ pub enum ServeError {
     #[error("this machine's kernel has no ublk driver ({} is missing)", names::CONTROL)]
     NoDriver,
     /// Root privileges are required.
-    #[error("{} may not be opened: block devices are made by root", names::CONTROL)]
+    #[error("no permission to open {}: creating block devices needs root", names::CONTROL)]
     NotAllowed,
     /// The driver or io_uring lacks a feature.
     #[error(
@@ -83,7 +83,7 @@ pub enum ServeError {
     )]
     TooOld,
     /// A process already serves the volume as a device.
-    #[error("process {pid} serves the volume as {device} already", device = device.display())]
+    #[error("process {pid} already serves the volume as {device}", device = device.display())]
     AlreadyServed {
         /// The device.
         device: PathBuf,
@@ -91,13 +91,13 @@ pub enum ServeError {
         pid: i32,
     },
     /// The volume has an existing device with another number than requested.
-    #[error("the volume is {} already, which waits for a process that serves it", device.display())]
+    #[error("the volume already has the device {}, which waits for a server", device.display())]
     OtherDevice {
         /// The device.
         device: PathBuf,
     },
     /// The existing device does not fit the volume.
-    #[error("{} was left by another process and cannot be gone on with: {why}", device.display())]
+    #[error("{} was left by another process and cannot be recovered: {why}", device.display())]
     Incompatible {
         /// The device.
         device: PathBuf,
@@ -105,7 +105,7 @@ pub enum ServeError {
         why: &'static str,
     },
     /// The device was removed from outside.
-    #[error("{} was taken away: {why}", device.display())]
+    #[error("{} was deleted: {why}", device.display())]
     TakenAway {
         /// The device.
         device: PathBuf,
@@ -230,7 +230,7 @@ impl DeviceControl {
     /// about to.
     pub(super) async fn start(&self, id: u32) -> Result<(), ServeError> {
         let (what, how) = match self.has_existing() {
-            true => ("go on with the block device", command::END_USER_RECOVERY),
+            true => ("recover the block device", command::END_USER_RECOVERY),
             false => ("start the block device", command::START_DEV),
         };
         let (started, _) = self.control(how, (id, std::process::id().into()), Vec::new()).await;
@@ -242,7 +242,7 @@ impl DeviceControl {
         if !self.has_existing()
             && let Err(why) = self.delete(made.id).await
         {
-            tracing::warn!(%why, "a block device that is none is still there");
+            tracing::warn!(%why, "cannot delete an unusable ublk device");
         }
         error
     }
@@ -258,7 +258,7 @@ impl DeviceControl {
         let deleted =
             timeout(KERNEL_TIMEOUT, self.control(command::DEL_DEV, (id, 0), Vec::new())).await;
         let deleted = deleted.map_or(Err(Errno::TIMEDOUT.into()), |(deleted, _)| deleted);
-        deleted.map_err(system("take the block device away"))
+        deleted.map_err(system("delete the block device"))
     }
 
     /// Sends a control command, driving the ring meanwhile.
@@ -277,8 +277,8 @@ impl DeviceControl {
 
     async fn info(&self, id: u32) -> io::Result<DeviceInfo> {
         let question = DeviceInfo::default().as_bytes().to_vec();
-        let (told, answer) = self.control(command::GET_DEV_INFO, (id, 0), question).await;
-        told?;
+        let (sent, answer) = self.control(command::GET_DEV_INFO, (id, 0), question).await;
+        sent?;
         DeviceInfo::read_from_bytes(&answer).map_err(|_| io::ErrorKind::InvalidData.into())
     }
 
@@ -318,7 +318,7 @@ impl DeviceControl {
                 Ok(info) if info.belongs_to(tag) => return Ok(Some(info)),
                 Ok(_) => {}
                 // Deleted meanwhile, or another user's and not readable.
-                Err(why) => tracing::debug!(id, %why, "a device of ublk says nothing"),
+                Err(why) => tracing::debug!(id, %why, "a ublk device does not respond"),
             }
         }
         Ok(None)
@@ -342,11 +342,11 @@ impl DeviceControl {
         };
         let memory = wanted.as_bytes().to_vec();
         let (added, answer) = self.control(command::ADD_DEV, (wanted.id, 0), memory).await;
-        added.map_err(system("make a block device"))?;
-        let invalid = |_| system("make a block device")(io::ErrorKind::InvalidData.into());
+        added.map_err(system("create a block device"))?;
+        let invalid = |_| system("create a block device")(io::ErrorKind::InvalidData.into());
         let made = DeviceInfo::read_from_bytes(&answer).map_err(invalid)?;
         let (set, _) = self.control(command::SET_PARAMS, (made.id, 0), parameters.encode()).await;
-        match set.map_err(system("describe the block device")) {
+        match set.map_err(system("set the parameters of the block device")) {
             Ok(()) => Ok(made),
             Err(e) => Err(self.abandon(&made, e).await),
         }
@@ -359,11 +359,12 @@ impl DeviceControl {
         wanted: &Parameters,
     ) -> Result<Parameters, ServeError> {
         let question = Parameters::get_request();
-        let (told, answer) = self.control(command::GET_PARAMS, (left.id, 0), question).await;
-        told.map_err(system("ask what the block device is"))?;
+        let (sent, answer) = self.control(command::GET_PARAMS, (left.id, 0), question).await;
+        sent.map_err(system("get the parameters of the block device"))?;
         let differs = |why| ServeError::Incompatible { device: names::block_device(left.id), why };
         let parameters = Parameters::decode(&answer);
-        let parameters = parameters.ok_or_else(|| differs("it is not what it was made as"))?;
+        let parameters = parameters
+            .ok_or_else(|| differs("its parameters differ from those it was created with"))?;
         if let Some(why) = parameters.mismatch(wanted) {
             return Err(differs(why));
         }
@@ -379,7 +380,7 @@ impl DeviceControl {
                 }
                 // An earlier process began the recovery and ended before completing it.
                 Err(e) if is_errno(&e, Errno::INVAL) => return Ok(parameters),
-                Err(e) => return Err(system("take over the block device")(e)),
+                Err(e) => return Err(system("start the recovery of the block device")(e)),
             }
         }
     }
@@ -395,7 +396,7 @@ impl DeviceControl {
                 {
                     sleep(POLL_INTERVAL).await;
                 }
-                Err(e) => return Err(system("open the block device's other end")(e)),
+                Err(e) => return Err(system("open the ublk character device")(e)),
             }
         }
     }

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_ended_does_not_live() {
+    fn an_ended_process_does_not_count_as_running() {
         assert!(is_alive(i32::try_from(std::process::id()).unwrap()));
         assert!(!is_alive(-1) && !is_alive(0));
     }
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_follows_its_device_and_nobody_elses() {
+    fn a_name_follows_its_own_device() {
         let place = tempfile::tempdir().unwrap();
         let at = place.path().join("disks/web.v1");
         link(&at, 3).unwrap();

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_requests_are_refused() {
         let refused = |start, sectors| decode(&asked(OP_READ, start, sectors), &SHAPE);
         // Partial blocks, none, past the end, overflowing, more than a request may have.
         for (start, sectors) in [(1, 8), (8, 7), (8, 0), (8184, 16), (u64::MAX - 7, 8), (0, 2056)] {

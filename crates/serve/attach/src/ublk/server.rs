@@ -84,7 +84,7 @@ pub struct UblkServer {
 
 impl fmt::Debug for UblkServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Serving").field("device", &self.device()).finish_non_exhaustive()
+        f.debug_struct("UblkServer").field("device", &self.device()).finish_non_exhaustive()
     }
 }
 
@@ -273,7 +273,7 @@ impl UblkServer {
             biased;
             started = door.start(id) => started,
             why = serving.shared.wait_driver_ended() => {
-                Err(ServeError::System { what: "take requests of the block device", why })
+                Err(ServeError::System { what: "fetch requests of the block device", why })
             }
         };
         starting.set(starting.get() && absence.is_set());
@@ -288,7 +288,7 @@ impl UblkServer {
             return Err(door.abandon(&info, e).await);
         }
         let again = door.has_existing();
-        tracing::info!(device = %serving.device(), queues, depth, bytes, again, "a block device is there");
+        tracing::info!(device = %serving.device(), queues, depth, bytes, again, "created a block device");
         serving.link(names::link).await;
         Ok(serving)
     }
@@ -328,7 +328,7 @@ impl UblkServer {
                 names::find_opener(id).unwrap_or_else(|| "the kernel (mounted?)".to_owned()),
             )),
             Err(error) => {
-                tracing::warn!(%error, "nobody can say whether the block device is in use");
+                tracing::warn!(%error, "cannot determine whether the block device is in use");
                 Err(None)
             }
         });
@@ -382,7 +382,7 @@ impl UblkServer {
         let (Some(at), id) = (door.options.link.clone(), info.id) else { return };
         let done = door.core.run_blocking(move || how(&at, id).map_err(|e| (at, e))).await;
         if let Some(Err((at, error))) = done {
-            tracing::warn!(link = %at.display(), %error, "the name of the block device is not what it should be");
+            tracing::warn!(link = %at.display(), %error, "cannot set the name of the block device");
         }
     }
 }

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_not_offered() {
+    fn unsupported_features_are_not_offered() {
         let info = info(512);
         let all = Features::of(&info, false, 2);
         let reads = Features::of(&info, true, 1);

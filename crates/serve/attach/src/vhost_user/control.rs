@@ -70,7 +70,7 @@ pub(super) fn converse(stream: UnixStream, jobs: mpsc::Sender<SessionJob>) -> Er
 struct Control(mpsc::Sender<SessionJob>);
 
 /// Error for a request that was not offered.
-const NOT_OFFERED: Error = Error::InvalidOperation("it was not offered");
+const NOT_OFFERED: Error = Error::InvalidOperation("the feature was not offered");
 
 impl Control {
     fn now<T: Send + 'static>(

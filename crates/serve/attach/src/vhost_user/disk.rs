@@ -73,7 +73,7 @@ impl fmt::Debug for Disk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Disk")
             .field("volume", &self.volume)
-            .field("life", &self.phase)
+            .field("phase", &self.phase)
             .finish_non_exhaustive()
     }
 }

@@ -159,7 +159,7 @@ impl QueueRecord {
 
     fn view(&self) -> VolatileSlice<'_> {
         let bytes = HEADER_BYTES + ENTRY_BYTES * usize::from(self.queue_size);
-        self.region.get_slice(self.at, bytes).expect("the region has room for all rings")
+        self.region.get_slice(self.at, bytes).expect("the region holds all rings")
     }
 
     /// Offset of an entry.
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_comes_again_in_order() {
+    fn unanswered_requests_are_resubmitted_in_order() {
         let file = pair(8);
         let mut before = ring(&file, 8);
         assert!(before.resume(0).is_empty());
@@ -222,7 +222,7 @@ mod tests {
 
     /// The process ends between the answer and its record: the driver has seen it.
     #[test]
-    fn an_answer_that_was_not_noted_is_not_given_twice() {
+    fn an_unrecorded_answer_is_not_given_twice() {
         let file = pair(8);
         let mut before = ring(&file, 8);
         before.resume(u16::MAX);
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn another_shape_begins_anew_and_nonsense_has_an_end() {
+    fn another_size_starts_empty_and_invalid_records_are_bounded() {
         let file = pair(8);
         let mut record = ring(&file, 8);
         record.resume(0);

@@ -60,10 +60,10 @@ pub enum MalformedChain {
     #[error("an indirect descriptor breaks the rules")]
     Indirect,
     /// A readable part follows a writable one (2.7.4.2).
-    #[error("a descriptor to be read stands behind one to be written")]
+    #[error("a device-readable descriptor follows a device-writable one")]
     Order,
     /// There is no room for the status.
-    #[error("a chain has no room for a status")]
+    #[error("a chain has no space for a status")]
     NoStatus,
 }
 

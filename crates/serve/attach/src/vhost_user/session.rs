@@ -218,7 +218,7 @@ impl DiskSession {
     pub(super) fn set_kick(&mut self, index: u32, kick: Option<OwnedFd>) -> Result<()> {
         let line = self.stopped_queue(index)?;
         let kick = kick.ok_or(Error::InvalidOperation("rings are not polled"))?;
-        let at = line.addresses.ok_or(Error::InvalidOperation("the ring has no place yet"))?;
+        let at = line.addresses.ok_or(Error::InvalidOperation("the ring has no addresses yet"))?;
         let start =
             (line.queue_size, line.base, line.enabled, line.call.clone(), line.error.clone());
         let (places, base, enabled, call, error) = start;

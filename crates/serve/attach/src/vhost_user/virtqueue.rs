@@ -66,9 +66,9 @@ pub(super) struct VirtqueueSetup {
 pub(super) enum VirtqueueError {
     #[error("its parts are not in the guest's memory, or not aligned")]
     Misplaced,
-    #[error("it has more requests than places")]
+    #[error("it has more requests than descriptors")]
     Overrun,
-    #[error("descriptor {0} is given again before it was answered")]
+    #[error("descriptor {0} is submitted again before its completion")]
     DuplicateHead(u16),
     #[error("{0}")]
     Chain(#[from] MalformedChain),
@@ -129,7 +129,7 @@ struct GuestQueue {
 
 impl fmt::Debug for VirtqueueShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ring")
+        f.debug_struct("VirtqueueShared")
             .field("index", &self.index)
             .field("mode", &self.mode)
             .field("broken", &self.broken)
@@ -252,7 +252,7 @@ impl Virtqueue {
             Ok(()) => queue_state.guest = Arc::clone(guest),
             Err(why) => {
                 if !was_away {
-                    tracing::info!(ring = self.shared.index, %why, "a ring waits for its memory");
+                    tracing::info!(ring = self.shared.index, %why, "a ring waits for the guest's memory");
                 }
                 // The addresses were valid in that table.
                 if let Err(why) =
@@ -440,7 +440,7 @@ impl VirtqueueShared {
             tracing::info!(
                 ring = self.index,
                 requests = count,
-                "doing again what was not answered"
+                "resubmitting requests that were not answered"
             );
         }
         let mut jobs = Vec::new();
@@ -460,7 +460,7 @@ impl VirtqueueShared {
     /// flight are answered.
     fn mark_broken(&self, queue_state: &mut GuestQueue, why: &VirtqueueError) {
         if !self.broken.replace(true) {
-            tracing::warn!(ring = self.index, %why, "the guest has broken a ring; it is not served any more");
+            tracing::warn!(ring = self.index, %why, "the guest broke a ring; it is no longer served");
             if let Some(error) = &queue_state.error {
                 error.notify();
             }
@@ -612,7 +612,7 @@ impl VirtqueueShared {
         outcome: Result<ResponseData, Status>,
     ) -> Result<(), VirtqueueError> {
         let ChainRequest { head, status: at, ref data, .. } = job.request;
-        let brought = outcome.and_then(|given| match given {
+        let copied = outcome.and_then(|given| match given {
             ResponseData::Nothing => Ok(()),
             ResponseData::Data(bytes) => copy_to_guest(job, 0, &bytes),
             ResponseData::Name => {
@@ -620,13 +620,13 @@ impl VirtqueueShared {
                 data.write(&job.guest, 0, name).map_err(|_| Status::Failed)
             }
         });
-        let (status, bytes) = match brought {
+        let (status, bytes) = match copied {
             Ok(()) => (Status::Ok, job.request.writable_bytes()),
             // How much was written is unknown: claim zero bytes.
             Err(status) => (status, 0),
         };
-        let told = job.guest.write_obj(status as u8, at);
-        told.map_err(|_| MalformedChain::Outside { at: at.0, bytes: 1 })?;
+        let status_written = job.guest.write_obj(status as u8, at);
+        status_written.map_err(|_| MalformedChain::Outside { at: at.0, bytes: 1 })?;
         if let Some(taken) = queue_state.in_flight_heads.get_mut(usize::from(head)) {
             *taken = false;
         }

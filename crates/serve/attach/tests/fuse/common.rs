@@ -74,8 +74,8 @@ impl Site {
         let known = Rc::clone(&away);
         let server = server.with_outage_signal(&OutageSignal::new(move || known.get()));
         let stop = Rc::new(Notify::new());
-        let told = Rc::clone(&stop);
-        let run = Some(spawn_local(server.run(async move { told.notified().await })));
+        let stop_signal = Rc::clone(&stop);
+        let run = Some(spawn_local(server.run(async move { stop_signal.notified().await })));
         Ok(Self { core: core.clone(), dir, mem, dev, faults, away, volume, replaced, stop, run })
     }
 

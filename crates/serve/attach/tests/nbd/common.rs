@@ -79,8 +79,8 @@ impl Site {
             unix => unix,
         };
         let stop = Rc::new(Notify::new());
-        let told = Rc::clone(&stop);
-        let run = spawn_local(server.run(async move { told.notified().await }));
+        let stop_signal = Rc::clone(&stop);
+        let run = spawn_local(server.run(async move { stop_signal.notified().await }));
         Self { core: core.clone(), at, mem, faults, dev, away, stop, volume, run: Some(run) }
     }
 

@@ -86,7 +86,7 @@ fn requests_do_what_they_say() {
 
 /// 2.7.4: how a request is cut into descriptors means nothing.
 #[test]
-fn requests_are_cut_anyhow() {
+fn requests_may_be_split_anywhere() {
     let site = Site::start(&Disk::default());
     let mut guest = Guest::boot(&site, 1);
     let (header, data, back) = (DATA, DATA + 0x1000, DATA + 0x8000);
@@ -250,7 +250,7 @@ fn without_a_cache_writes_are_durable() {
 }
 
 #[test]
-fn who_only_reads_does_not_write() {
+fn a_read_only_disk_refuses_writes() {
     let site = Site::start(&Disk { read_only: true, ..Disk::default() });
     let mut guest = Guest::boot(&site, 1);
     assert!(guest.features >> 5 & 1 == 1, "it is told");
@@ -322,7 +322,7 @@ fn a_disk_stops_when_all_is_answered() {
 /// The connection is lost with requests in flight: nothing is answered behind it, and each is
 /// answered once when the monitor has come back, whatever has been done before.
 #[test]
-fn what_was_in_flight_is_answered_once_after_a_reconnect() {
+fn requests_in_flight_are_answered_once_after_a_reconnect() {
     let site = Site::start(&Disk::default());
     let mut guest = Guest::boot(&site, 2);
     guest.put(DATA + 0x1000, &[0x11; 512]);
@@ -441,7 +441,7 @@ fn memory_changes_while_requests_are_in_flight() {
 /// A volume that is out of reach: the disk hangs up, nothing is answered, and who serves the guest
 /// next does it all.
 #[test]
-fn what_fails_for_want_of_a_path_is_left_to_the_next() {
+fn requests_without_a_path_are_left_to_the_next_process() {
     let site = Site::start(&Disk::default());
     let mut guest = Guest::boot(&site, 2);
     site.on_core(|g| {

@@ -62,7 +62,7 @@ const ATTACKS: [(&str, Attack); 13] = [
         ring.describe(memory, 0, (DATA, 65520, INDIRECT, 0));
         ring.offer(memory, 0);
     }),
-    ("more requests than places", |ring, memory| {
+    ("more requests than descriptors", |ring, memory| {
         (0..=QUEUE_SIZE).for_each(|_| ring.offer(memory, QUEUE_SIZE));
     }),
     ("the same request again and again", |ring, memory| {
@@ -76,7 +76,7 @@ const ATTACKS: [(&str, Attack); 13] = [
 
 /// Each ends its ring, and nothing else; a driver that begins anew has a ring again.
 #[test]
-fn what_is_no_chain_ends_its_ring_alone() {
+fn an_invalid_chain_ends_only_its_ring() {
     let site = Site::start(&Disk::default());
     for (what, attack) in ATTACKS {
         let mut guest = Guest::boot(&site, 2);

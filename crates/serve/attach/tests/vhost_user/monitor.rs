@@ -157,7 +157,7 @@ impl Script<'_> {
 }
 
 /// A monitor and its guest.
-struct Play<'a> {
+struct MonitorSession<'a> {
     script: Script<'a>,
     stream: UnixStream,
     memory: File,
@@ -177,17 +177,17 @@ fn nap() {
     std::thread::sleep(Duration::from_millis(1));
 }
 
-/// What [`play`] says where each ring has answered its five requests.
+/// What [`run`] says where each ring has answered its five requests.
 pub(crate) const ALL_ANSWERED: [u16; 2] = [5, 5];
 
 /// Plays a script; how many answers each ring has then, as the guest sees it.
-pub(crate) fn play(script: &[u8]) -> [u16; 2] {
+pub(crate) fn run(script: &[u8]) -> [u16; 2] {
     let site = SITE.lock().unwrap();
     let stream = UnixStream::connect(format!("/proc/self/fd/{}", site.door.as_raw_fd())).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.set_write_timeout(Some(PATIENCE)).unwrap();
     let event = || EventFd::new(EFD_NONBLOCK).unwrap();
-    let mut play = Play {
+    let mut session = MonitorSession {
         script: Script(script),
         stream,
         memory: file(MEMORY),
@@ -195,42 +195,42 @@ pub(crate) fn play(script: &[u8]) -> [u16; 2] {
         events: [event(), event()],
         features: 0,
     };
-    play.send(request::GET_FEATURES, &[], &[]);
+    session.send(request::GET_FEATURES, &[], &[]);
     let mut reply = [0; 20];
-    play.stream.read_exact(&mut reply).expect("whoever comes is served");
-    play.features = u64::from_le_bytes(*reply.last_chunk().unwrap());
-    play.set_up();
+    session.stream.read_exact(&mut reply).expect("the server answers");
+    session.features = u64::from_le_bytes(*reply.last_chunk().unwrap());
+    session.set_up();
     for _ in 0..48 {
-        if play.script.0.is_empty() {
+        if session.script.0.is_empty() {
             break;
         }
-        play.step();
+        session.step();
     }
     // A ring that is ended at once may have requests that nobody has looked at yet.
     for _ in 0..PATIENCE.as_millis() {
-        if !script.is_empty() || play.answers() == ALL_ANSWERED {
+        if !script.is_empty() || session.answers() == ALL_ANSWERED {
             break;
         }
         nap();
     }
     // Whoever means well ends his rings first.
-    if play.script.byte() < 0xc0 {
-        (0..RINGS).for_each(|ring| play.say(request::GET_VRING_BASE, &[(ring, 4), (0, 4)], &[]));
+    if session.script.byte() < 0xc0 {
+        (0..RINGS).for_each(|ring| session.say(request::GET_VRING_BASE, &[(ring, 4), (0, 4)], &[]));
     }
     // All that was sent is heard, and answered or not.
-    let _ = play.stream.shutdown(Shutdown::Write);
+    let _ = session.stream.shutdown(Shutdown::Write);
     let mut answers = Vec::new();
-    match play.stream.read_to_end(&mut answers) {
+    match session.stream.read_to_end(&mut answers) {
         Ok(_) => {}
         Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => {}
         Err(e) => panic!("it does not let go of a monitor that has gone: {e}"),
     }
     assert!(site.is_whole(), "memory of a guest that has gone is still in use");
     assert!(!PANICKED.load(Ordering::SeqCst), "something has panicked");
-    play.answers()
+    session.answers()
 }
 
-impl Play<'_> {
+impl MonitorSession<'_> {
     /// How many answers each ring has, as the guest sees it.
     fn answers(&self) -> [u16; 2] {
         [0, 1].map(|ring| {
@@ -371,9 +371,9 @@ impl Play<'_> {
     }
 
     fn set_table(&mut self, regions: usize) {
-        let told = [(regions as u64, 4), (0, 4)];
+        let payload = [(regions as u64, 4), (0, 4)];
         let regions_told = (0..regions).flat_map(Self::region);
-        let numbers: Vec<_> = told.into_iter().chain(regions_told).collect();
+        let numbers: Vec<_> = payload.into_iter().chain(regions_told).collect();
         let fds = vec![self.memory.as_raw_fd(); regions];
         self.say(request::SET_MEM_TABLE, &numbers, &fds);
     }

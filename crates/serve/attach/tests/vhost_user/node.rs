@@ -63,7 +63,7 @@ fn wait_until_done(site: &Site, count: u64) {
 /// A guest has one path: an error would be its file system's end. In parts or as a whole, with its
 /// data as it is when the volume is there again.
 #[test]
-fn what_the_node_cannot_do_now_waits() {
+fn requests_wait_while_the_node_cannot_serve() {
     for bytes in [512, 3 << 20] {
         let site = Site::start(&shared());
         let mut guest = Guest::boot(&site, 1);
@@ -121,7 +121,7 @@ fn a_volume_of_one_node_fails_as_it_is() {
 
 /// The disk ends while requests wait: nobody is answered, and who comes next does them, once.
 #[test]
-fn what_waits_is_left_to_who_comes_next() {
+fn waiting_requests_are_left_to_the_next_process() {
     let mut site = Site::start(&shared());
     let mut guest = Guest::boot(&site, 1);
     guest.put(DATA + 0x1000, &[0x33; 512]);
@@ -142,7 +142,7 @@ fn what_waits_is_left_to_who_comes_next() {
 
 /// The monitor goes while requests wait: the next one is served, without a look at the volume.
 #[test]
-fn who_has_gone_is_not_waited_for() {
+fn a_gone_monitor_is_not_waited_for() {
     let site = Site::start(&shared());
     let mut guest = Guest::boot(&site, 1);
     turn_away(&site, Error::Gone);
@@ -163,7 +163,7 @@ fn who_has_gone_is_not_waited_for() {
 /// nothing is in flight: it is hung up on. From then on nothing of the guest is touched, though the
 /// volume goes on with another request of that ring.
 #[test]
-fn who_waits_for_a_ring_is_hung_up_on() {
+fn a_monitor_that_waits_for_a_ring_is_disconnected() {
     for (first, second) in [(0, 100), (100, 0)] {
         let mut site = Site::start(&shared());
         let mut guest = Guest::boot(&site, 1);
@@ -177,10 +177,10 @@ fn who_waits_for_a_ring_is_hung_up_on() {
         wait_until_done(&site, 1);
         std::thread::scope(|s| {
             let monitor = &guest.monitor;
-            let (told, answer) = mpsc::channel();
+            let (done_tx, answer) = mpsc::channel();
             s.spawn(move || {
                 nap(first);
-                told.send(monitor.get_vring_base(0)).unwrap();
+                done_tx.send(monitor.get_vring_base(0)).unwrap();
             });
             nap(second);
             site.tell_to_stop();
@@ -200,10 +200,10 @@ fn reservations_bind_a_guest() {
     let mut guest = Guest::boot(&site, 1);
     assert_eq!(guest.plain(0, OUT, 0, (512, 0)), (0, 1));
     let alter = |change: Change| {
-        let (told, done) = mpsc::channel();
+        let (done_tx, done) = mpsc::channel();
         site.on_core(move |g| {
             let party = ItNexus { initiator: Initiator::Host([7; 16]), port: 0 };
-            g.volume.change_reservations(party, change, || true, move |r| told.send(r).unwrap());
+            g.volume.change_reservations(party, change, || true, move |r| done_tx.send(r).unwrap());
         });
         done.recv_timeout(PATIENCE).unwrap().unwrap();
     };

@@ -55,7 +55,7 @@ pub enum SessionError {
     #[error("the target answered {0:?}")]
     Refused(ScsiFailure),
     /// The target sent an invalid response.
-    #[error("the target makes no sense: {0}")]
+    #[error("the target sent an invalid response: {0}")]
     InvalidResponse(&'static str),
     /// Out of memory.
     #[error("no memory for a command")]
@@ -98,11 +98,11 @@ pub(super) fn scsi_failure(completion: &Completion) -> ScsiFailure {
 /// `room` is below the maximum.
 pub(super) fn parse_lun_list(list: &[u8], room: u32) -> Result<Option<Vec<u16>>, SessionError> {
     let Some((length, rest)) = list.split_first_chunk() else {
-        return Err(SessionError::InvalidResponse("a part of a list of units"));
+        return Err(SessionError::InvalidResponse("a truncated list of units"));
     };
     let length = u32::from_be_bytes(*length);
     if length > MAX_LUN_LIST_BYTES - 8 {
-        return Err(SessionError::InvalidResponse("a list of units without end"));
+        return Err(SessionError::InvalidResponse("a list of units that is too long"));
     }
     if length + 8 > room {
         return Ok(None);
@@ -197,7 +197,7 @@ impl ActiveSession {
     pub(super) async fn reset(&self, unit: Number) -> Result<(), SessionError> {
         match self.request(Request::ResetUnit(unit.to_bytes())).await? {
             Answer::TaskManagement(TaskOutcome::Complete) => Ok(()),
-            _ => Err(SessionError::InvalidResponse("it does not reset a unit")),
+            _ => Err(SessionError::InvalidResponse("the target did not reset a unit")),
         }
     }
 
@@ -225,7 +225,7 @@ impl ActiveSession {
             let reply = self.scsi(unit, cdb, payload).await;
             let completion = reply.outcome.map_err(SessionError::Lost)?;
             if completion.response != 0 {
-                return Err(SessionError::InvalidResponse("it failed by itself"));
+                return Err(SessionError::InvalidResponse("the session failed"));
             }
             let said = scsi_failure(&completion);
             let sense_key = said.sense.map(|s| s.key);
@@ -240,7 +240,7 @@ impl ActiveSession {
                 _ => return Err(SessionError::Refused(said)),
             }
         }
-        Err(SessionError::InvalidResponse("a unit that never comes to the point"))
+        Err(SessionError::InvalidResponse("a unit with too many redirected responses"))
     }
 
     /// The same for data that a unit may not have; then empty.
@@ -280,7 +280,7 @@ impl ActiveSession {
                 return Ok(described);
             }
         }
-        Err(SessionError::InvalidResponse("a unit that is never the same twice"))
+        Err(SessionError::InvalidResponse("a unit whose data keeps changing"))
     }
 
     /// Describes a unit once. Returns also the attention count from before anything that matters

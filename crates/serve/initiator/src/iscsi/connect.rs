@@ -30,19 +30,19 @@ pub enum ConnectError {
     #[error("no connection: {0}")]
     Dial(io::ErrorKind),
     /// It took too long.
-    #[error("it takes too long")]
+    #[error("timed out")]
     TimedOut,
     /// The connection ended.
     #[error("{0}")]
     Ended(SessionEnd),
     /// Too many redirections in a row.
-    #[error("the target leads from one place to the next")]
+    #[error("too many redirections")]
     TooManyRedirects,
     /// A request during the connection attempt failed.
     #[error("{0}")]
     Request(SessionError),
     /// The options are invalid, or the target redirects to an unusable address.
-    #[error("not a target that can be used: {0}")]
+    #[error("unusable target: {0}")]
     Unusable(&'static str),
 }
 
@@ -144,7 +144,7 @@ impl Connector {
             Err(SessionEnd::Machine(initiator::CloseReason::Redirected { .. })) => {
                 let to = link.with(|machine| machine.redirect_address().and_then(parse_portal));
                 to.map(LoginResult::Redirected)
-                    .ok_or(ConnectError::Unusable("it leads to what is no address"))
+                    .ok_or(ConnectError::Unusable("it redirects to an invalid address"))
             }
             Err(end) => Err(ConnectError::Ended(end)),
         }
@@ -213,7 +213,7 @@ mod tests {
 
     /// RFC 7143 11.13.5.
     #[test]
-    fn what_does_not_help_is_final() {
+    fn permanent_errors_are_final() {
         for (status, expected) in [
             (LoginStatus::AuthenticationFailure, true),
             (LoginStatus::NotFound, true),

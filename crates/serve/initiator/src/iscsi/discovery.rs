@@ -41,7 +41,7 @@ pub async fn discover(
     live.close();
     match answer? {
         Answer::Text(text) => parse(&text, address).map_err(ConnectError::Request),
-        _ => Err(SessionError::InvalidResponse("it does not tell its targets").into()),
+        _ => Err(SessionError::InvalidResponse("it does not list its targets").into()),
     }
 }
 
@@ -63,7 +63,7 @@ pub(super) fn parse(text: &[u8], asked: SocketAddr) -> Result<Vec<DiscoveredTarg
                 target.portals.extend(parse_portal(value).map(|at| (at, group.unwrap_or(1))));
             }
             ("TargetAddress", None) => {
-                return Err(SessionError::InvalidResponse("an address of no target"));
+                return Err(SessionError::InvalidResponse("an address without a target"));
             }
             _ => {}
         }

@@ -232,7 +232,7 @@ mod tests {
 
     /// SBC-3 5.16, SPC-4 6.6: unusable units are refused.
     #[test]
-    fn units_are_not_believed_everything() {
+    fn implausible_unit_data_is_bounded() {
         let usual = pages().describe().unwrap();
         let info = usual.attributes.info;
         assert_eq!((info.block_size, info.blocks, info.max_transfer_blocks), (4096, 1000, 1024));
@@ -264,28 +264,28 @@ mod tests {
             p.capacity[12..].fill(0xfe);
             p.caching = vec![0xff; 255];
         });
-        let told = all.unwrap().attributes;
-        assert_eq!((told.write_same_blocks, told.unmap_blocks), (8192, 8192));
+        let parsed = all.unwrap().attributes;
+        assert_eq!((parsed.write_same_blocks, parsed.unmap_blocks), (8192, 8192));
         assert_eq!(
-            (told.info.max_transfer_blocks, told.info.unmap_granularity_blocks),
+            (parsed.info.max_transfer_blocks, parsed.info.unmap_granularity_blocks),
             (1024, 8192)
         );
-        assert!(told.info.physical_block_size.is_multiple_of(4096) && told.frees_by_zeroing);
+        assert!(parsed.info.physical_block_size.is_multiple_of(4096) && parsed.frees_by_zeroing);
         let small = changed(|p| {
             p.limits = vec![0; 64];
             p.limits[11] = 1;
             p.limits[43] = 1;
             p.caching = vec![3, 0, 0x90, 0, 8, 10, 0];
         });
-        let told = small.unwrap().attributes;
-        assert_eq!((told.info.max_transfer_blocks, told.write_same_blocks), (1, 1));
-        assert!(told.info.read_only && told.info.native_fua && !told.info.volatile_cache);
-        assert_eq!((told.unmap_blocks, told.compare_and_write_blocks), (0, 0));
+        let parsed = small.unwrap().attributes;
+        assert_eq!((parsed.info.max_transfer_blocks, parsed.write_same_blocks), (1, 1));
+        assert!(parsed.info.read_only && parsed.info.native_fua && !parsed.info.volatile_cache);
+        assert_eq!((parsed.unmap_blocks, parsed.compare_and_write_blocks), (0, 0));
     }
 
     /// SPC-4 7.8.6: designators of the unit in any order; not of ports.
     #[test]
-    fn designators_are_read_as_far_as_they_go() {
+    fn truncated_designators_are_read_as_far_as_possible() {
         let of = |bytes: &[u8]| {
             let mut page = vec![0, 0x83, 0, u8::try_from(bytes.len()).unwrap()];
             page.extend(bytes);

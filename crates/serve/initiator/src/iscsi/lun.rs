@@ -35,10 +35,10 @@ const MISSING_DATA: &str = "a command succeeded without all of its data";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
     /// No such unit, or it cannot be used: no disk, or an unsupported block size.
-    #[error("there is no logical unit {0} that can be used")]
+    #[error("there is no usable logical unit {0}")]
     Unusable(u16),
     /// It has no designator that identifies its volume.
-    #[error("logical unit {0} does not say which volume it is")]
+    #[error("logical unit {0} has no identifier")]
     NoIdentity(u16),
     /// The target did not answer the queries.
     #[error("{0}")]
@@ -276,8 +276,8 @@ impl Lun {
     /// advertised (otherwise the upper device flushes), or because the unit has since gained a
     /// cache that the upper device does not know of.
     fn must_be_durable(&self, fua: bool) -> bool {
-        let (told, now) = (self.info(), self.current.get().info);
-        fua && told.native_fua || now.volatile_cache && !told.volatile_cache
+        let (reported, now) = (self.info(), self.current.get().info);
+        fua && reported.native_fua || now.volatile_cache && !reported.volatile_cache
     }
 
     /// The FUA bit if durability is needed and the unit supports it.
@@ -359,9 +359,9 @@ impl Lun {
     }
 
     async fn unmap(&self, at: Lba, blocks: u32, ctx: &Ctx) -> Result<(), Error> {
-        let (told, now) = (self.attributes.get(), self.current.get());
-        let unmap_blocks = told.unmap_blocks.min(now.unmap_blocks);
-        if told.frees_by_zeroing {
+        let (reported, now) = (self.attributes.get(), self.current.get());
+        let unmap_blocks = reported.unmap_blocks.min(now.unmap_blocks);
+        if reported.frees_by_zeroing {
             return self.zero((at, blocks), true, false, ctx).await;
         }
         if unmap_blocks == 0 {
@@ -387,7 +387,7 @@ impl Lun {
             Ok(_) => Ok(()),
             Err(CommandEnd::Unsupported) if !self.current.get().info.volatile_cache => Ok(()),
             Err(CommandEnd::With(Error::Aborted)) => Err(Error::Aborted),
-            Err(_) => Err(self.fail("a flush has failed")),
+            Err(_) => Err(self.fail("a flush failed")),
         }
     }
 }
@@ -436,7 +436,9 @@ impl Lun {
             }
             let deadline = *until.get_or_insert(deadline);
             if Instant::now() >= deadline {
-                return Err(CommandEnd::With(self.fail("the target is of no use for too long")));
+                return Err(CommandEnd::With(
+                    self.fail("no usable target within the retry timeout"),
+                ));
             }
             if pause {
                 self.session.wait_change(deadline.min(Instant::now() + RETRY_PAUSE)).await;
@@ -489,7 +491,7 @@ impl Lun {
             };
         }
         if verdict == ResponseAction::Failed(Error::Gone) {
-            self.fail("the target says that it has failed");
+            self.fail("the target reports a hardware failure");
         }
         verdict
     }
@@ -510,8 +512,10 @@ impl Lun {
             let live = match self.session.active() {
                 Some(live) => live,
                 None => self.session.wait_up(until).await.map_err(|absent| match absent {
-                    Unreachable::TimedOut => self.fail("the target has been away for too long"),
-                    Unreachable::Closed => self.fail("the target does not come back"),
+                    Unreachable::TimedOut => {
+                        self.fail("the target was unreachable for longer than the retry timeout")
+                    }
+                    Unreachable::Closed => self.fail("the target does not reconnect"),
                 })?,
             };
             self.check_in_doubt(live.address)?;
@@ -529,7 +533,7 @@ impl Lun {
     fn check_in_doubt(&self, now: SocketAddr) -> Result<(), Error> {
         match self.in_doubt.take() {
             Some(then) if then != now => Err(self.fail(&format!(
-                "a change that is in doubt may still be carried out at {then}, and the target is at {now} now"
+                "a write in doubt may still be executed at {then}, but the target is now at {now}"
             ))),
             _ => Ok(()),
         }
@@ -558,10 +562,10 @@ impl Lun {
                 }
                 Ok(())
             }
-            Ok(Some(_)) => Err(self.fail("it has become another volume")),
+            Ok(Some(_)) => Err(self.fail("it is another volume now")),
             Ok(None) if Instant::now() >= until => Err(self.fail("it has gone")),
             Err(_) if Instant::now() >= until => {
-                Err(self.fail("the target does not tell what it is"))
+                Err(self.fail("the target does not identify itself"))
             }
             Err(SessionError::Lost(_)) => Ok(()),
             // Starting targets accept logins before all of their units exist.

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn every_answer_has_a_verdict() {
+    fn each_response_maps_to_an_action() {
         let at = Lba(3);
         let of = |said| response_action(said, at, true);
         let bare = |status| of(ScsiFailure { status, sense: None });

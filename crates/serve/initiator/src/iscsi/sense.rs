@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_sense_data_is_none() {
+    fn invalid_sense_data_is_ignored() {
         for bytes in [&[][..], &[0x70], &[0x70, 0], &[0x72, 3, 0x11], &[0x7f; 18], &[0; 18]] {
             assert_eq!(Sense::parse(bytes), None, "{bytes:?}");
         }

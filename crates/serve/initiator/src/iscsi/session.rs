@@ -96,8 +96,8 @@ impl Session {
     /// # Errors
     /// [`SessionError`] if the target did not confirm it.
     pub async fn reset(&self, unit: u16) -> Result<(), SessionError> {
-        let unit =
-            Number::new(unit).ok_or(SessionError::InvalidResponse("there is no such unit"))?;
+        let unit = Number::new(unit)
+            .ok_or(SessionError::InvalidResponse("the logical unit does not exist"))?;
         self.require_active()?.reset(unit).await
     }
 
@@ -200,7 +200,7 @@ async fn listen(live: Rc<ActiveSession>, notifier: ChangeNotifier<Connector>) {
             AsyncNotification::Scsi { .. } if notifier.notify() => {}
             AsyncNotification::Scsi { .. } => return,
             AsyncNotification::LogoutRequest { within_s } => {
-                debug!("the target wants the session to end within {within_s} s");
+                debug!("the target requests logout within {within_s} s");
             }
         }
     }

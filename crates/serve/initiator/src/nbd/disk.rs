@@ -37,7 +37,7 @@ pub enum ConnectError {
     #[error("no connection: {0}")]
     Dial(io::ErrorKind),
     /// It took too long.
-    #[error("it takes too long")]
+    #[error("timed out")]
     TimedOut,
     /// The connection ended.
     #[error("{0}")]
@@ -46,10 +46,10 @@ pub enum ConnectError {
     #[error("its blocks of {0} bytes are too large")]
     Blocks(u32),
     /// It is too small or too large.
-    #[error("its size of {0} bytes cannot be used")]
+    #[error("its size of {0} bytes is unusable")]
     Size(u64),
     /// A further connection reported other properties: it may be another export.
-    #[error("two connections are told different things of the export")]
+    #[error("two connections get different parameters of the export")]
     Inconsistent,
 }
 
@@ -104,10 +104,12 @@ impl Drop for DiskHandle {
 
 impl fmt::Debug for Disk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { negotiated: agreed, state: fate, links, .. } = self;
+        let Self { negotiated, state, links, .. } = self;
         let mut out = f.debug_struct("Disk");
-        out.field("name", &fate.0.name).field("connections", &links.len()).field("agreed", agreed);
-        out.field("gone", &fate.0.gone.get()).finish_non_exhaustive()
+        out.field("name", &state.0.name)
+            .field("connections", &links.len())
+            .field("negotiated", negotiated);
+        out.field("gone", &state.0.gone.get()).finish_non_exhaustive()
     }
 }
 
@@ -306,7 +308,7 @@ impl Disk {
         let buffers = ctx.alloc(blocks as usize * self.info.block_size as usize);
         match self.call(Command::Read { at: self.bytes_at(at), buffers }).await {
             Ok(Reply::Data(buffers)) => Ok(buffers.into()),
-            Ok(_) => Err(self.fail(&"a read has brought no data")),
+            Ok(_) => Err(self.fail(&"a read returned no data")),
             Err(refused) => Err(refused.of(at, false)),
         }
     }
@@ -387,7 +389,7 @@ impl Disk {
                 0 => BlockStatus { blocks: 1, mapped: true },
                 blocks => BlockStatus { blocks, mapped: !(extent.hole && extent.zero) },
             }),
-            Ok(_) => Err(self.fail(&"a status has brought no extent")),
+            Ok(_) => Err(self.fail(&"a block status returned no extent")),
             Err(DiskError::Server(_)) => Ok(all),
             Err(DiskError::Gone) => Err(Error::Gone),
         }
@@ -400,7 +402,7 @@ impl Disk {
         }
         match self.call(Command::Flush).await {
             Ok(_) => Ok(()),
-            Err(_) => Err(self.fail(&"a flush has failed")),
+            Err(_) => Err(self.fail(&"a flush failed")),
         }
     }
 }

@@ -106,7 +106,7 @@ pub(super) fn append_namespaces(
             return Err(AdminError::InvalidResponse("a list of namespaces that is out of order"));
         }
         if out.len() == MAX_NAMESPACES {
-            return Err(AdminError::InvalidResponse("a list of namespaces without end"));
+            return Err(AdminError::InvalidResponse("a list of namespaces that is too long"));
         }
         out.push(number);
     }
@@ -198,7 +198,7 @@ async fn enable(admin: &AdminQueue, cap: u64) -> Result<(), ConnectError> {
     loop {
         let status = admin.property(property::CSTS, false).await?;
         if status & CSTS_CFS != 0 {
-            return Err(AdminError::InvalidResponse("it has failed fatally").into());
+            return Err(AdminError::InvalidResponse("the controller reports a fatal error").into());
         }
         if status & CSTS_RDY != 0 {
             return Ok(());
@@ -260,7 +260,7 @@ impl ActiveAssociation {
         let until = Instant::now() + SHUTDOWN_TIMEOUT;
         while self.admin.property(property::CSTS, false).await? & CSTS_SHST != CSTS_SHST_COMPLETE {
             if Instant::now() >= until {
-                return Err(AdminError::InvalidResponse("it does not shut down"));
+                return Err(AdminError::InvalidResponse("the controller does not shut down"));
             }
             sleep(PROPERTY_POLL_INTERVAL).await;
         }
@@ -290,7 +290,7 @@ impl ActiveAssociation {
             match completion.status {
                 status if status.is_success() => return Some(Event::parse(completion.result)),
                 status if status.is_do_not_retry() => {
-                    warn!("a controller takes no requests for events: {status:?}");
+                    warn!("a controller refused asynchronous event requests: {status:?}");
                     return None;
                 }
                 _ => sleep(EVENT_RETRY_PAUSE).await,
@@ -325,13 +325,13 @@ impl ActiveAssociation {
                 return Ok(());
             }
         }
-        Err(AdminError::InvalidResponse("access states that never stand still"))
+        Err(AdminError::InvalidResponse("access states that keep changing"))
     }
 
     async fn ana_header(&self) -> Result<AnaHeader, AdminError> {
         let bytes = self.admin.log((LogId::Ana, GROUPS_ONLY), 0, size_of::<AnaHeader>()).await?;
         AnaHeader::read_from_bytes(&bytes)
-            .map_err(|_| AdminError::InvalidResponse("a part of a log"))
+            .map_err(|_| AdminError::InvalidResponse("a truncated log page"))
     }
 
     /// The namespaces that this host may use, in order.

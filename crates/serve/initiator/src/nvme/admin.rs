@@ -34,7 +34,7 @@ pub enum AdminError {
     #[error("the controller answered {0:?}")]
     Refused(Status),
     /// The controller reported success but sent too little data or an invalid response.
-    #[error("the controller makes no sense: {0}")]
+    #[error("the controller sent an invalid response: {0}")]
     InvalidResponse(&'static str),
     /// Out of memory.
     #[error("no memory for a command")]
@@ -108,7 +108,7 @@ impl AdminQueue {
         sqe.cdw10[0] = u32::from(cns.0).into();
         let bytes = self.fetch(sqe, IDENTIFY_BYTES as usize).await?;
         if bytes.len() < IDENTIFY_BYTES as usize {
-            return Err(AdminError::InvalidResponse("a part of an Identify structure"));
+            return Err(AdminError::InvalidResponse("a truncated Identify structure"));
         }
         Ok(bytes)
     }
@@ -134,7 +134,7 @@ impl AdminQueue {
             sqe.cdw10[3] = low(at >> 32).into();
             let bytes = self.fetch(sqe, piece).await?;
             if bytes.len() < piece {
-                return Err(AdminError::InvalidResponse("a part of a log"));
+                return Err(AdminError::InvalidResponse("a truncated log page"));
             }
             out.extend(bytes);
         }

@@ -45,7 +45,7 @@ pub enum ConnectError {
     #[error("no TLS: {0}")]
     Tls(tls::TlsError),
     /// It took too long.
-    #[error("it takes too long")]
+    #[error("timed out")]
     TimedOut,
     /// The connection ended.
     #[error("{0}")]
@@ -58,19 +58,19 @@ pub enum ConnectError {
     #[error("refused to connect an I/O queue: {0:?}")]
     RefusedQueue(Status),
     /// Authentication failed.
-    #[error("the proof of who is who has failed: {0:?}")]
+    #[error("authentication failed: {0:?}")]
     Authentication(auth::AuthFailure),
     /// The controller requires authentication, and no secret is configured.
-    #[error("the controller asks for a secret, and there is none")]
+    #[error("the controller requires a secret, but none is configured")]
     SecretMissing,
     /// A controller secret is configured, but the controller offers no authentication.
-    #[error("the controller does not prove who it is")]
+    #[error("the controller does not authenticate itself")]
     ControllerNotAuthenticated,
     /// An admin command failed.
     #[error("{0}")]
     Admin(AdminError),
     /// Not a usable controller of this subsystem.
-    #[error("not a controller that can be used: {0}")]
+    #[error("unusable controller: {0}")]
     Unusable(&'static str),
 }
 
@@ -268,7 +268,7 @@ impl Connector {
         connected: u64,
     ) -> Result<(), ConnectError> {
         if connected & CONNECT_SECURE_CHANNEL != 0 {
-            return Err(ConnectError::Unusable("it asks for a secure channel"));
+            return Err(ConnectError::Unusable("it requires a secure channel"));
         }
         let asked = connected & CONNECT_AUTHENTICATE != 0;
         let config = match (&self.auth_config, asked) {
@@ -294,7 +294,7 @@ impl Connector {
                 HostStep::Compute(work) => {
                     let done = self.core.run_blocking(move || work.run()).await;
                     let next = done.and_then(|done| prover.on_computed(done));
-                    next.ok_or(ConnectError::Unusable("a proof that cannot be computed"))?
+                    next.ok_or(ConnectError::Unusable("a response that cannot be computed"))?
                 }
                 HostStep::Authenticated(None) => return Ok(()),
                 HostStep::Authenticated(Some(message)) => {
@@ -309,7 +309,7 @@ impl Connector {
                 }
             };
         }
-        Err(ConnectError::Unusable("an authentication without end"))
+        Err(ConnectError::Unusable("too many authentication messages"))
     }
 
     async fn send_auth_message(
@@ -318,8 +318,8 @@ impl Connector {
         message: &[u8],
     ) -> Result<(), ConnectError> {
         let bytes = u32::try_from(message.len()).unwrap_or(u32::MAX);
-        let told = admin.send(AuthCommand::Send { bytes }.encode(0), message).await;
-        told.map(drop).map_err(ConnectError::from)
+        let sent = admin.send(AuthCommand::Send { bytes }.encode(0), message).await;
+        sent.map(drop).map_err(ConnectError::from)
     }
 
     fn randomness(&self) -> TransactionRandomness {

@@ -57,13 +57,13 @@ async fn read(live: &ActiveAssociation) -> Result<Vec<DiscoveryEntry>, AdminErro
             return Ok(entries(&records));
         }
     }
-    Err(AdminError::InvalidResponse("a discovery log that never stands still"))
+    Err(AdminError::InvalidResponse("a discovery log that keeps changing"))
 }
 
 async fn header(live: &ActiveAssociation) -> Result<DiscoveryHeader, AdminError> {
     let bytes = live.admin.log((LogId::Discovery, 0), 0, size_of::<DiscoveryHeader>()).await?;
     DiscoveryHeader::read_from_bytes(&bytes)
-        .map_err(|_| AdminError::InvalidResponse("a part of a log"))
+        .map_err(|_| AdminError::InvalidResponse("a truncated log page"))
 }
 
 /// Length of the records after a header, in bytes.
@@ -71,7 +71,7 @@ pub(super) fn length(header: &DiscoveryHeader) -> Result<usize, AdminError> {
     let count = header.records.get();
     if count > MAX_RECORDS || header.format.get() != 0 {
         return Err(AdminError::InvalidResponse(
-            "a discovery log of a format, or a length, of its own",
+            "a discovery log with an unknown format or length",
         ));
     }
     Ok(usize::try_from(count).unwrap_or(0) * size_of::<DiscoveryRecord>())

@@ -73,7 +73,7 @@ impl ControllerCapabilities {
     ) -> Result<Self, ConnectError> {
         let unusable = |why| Err(ConnectError::Unusable(why));
         let Ok((c, _)) = IdentifyController::read_from_prefix(bytes) else {
-            return unusable("a part of an Identify structure");
+            return unusable("a truncated Identify structure");
         };
         // Controllers before NVMe 1.4 leave the type 0.
         let wanted = if is_discovery { TYPE_DISCOVERY } else { TYPE_IO };
@@ -276,7 +276,7 @@ impl NamespaceDescription {
     pub(super) fn match_volume(&self, now: &Self) -> PathIdentity {
         let (info, others) = (&self.info, &now.info);
         if self.identity != now.identity || info.block_size != others.block_size {
-            return PathIdentity::Different("it has become another volume");
+            return PathIdentity::Different("it is another volume now");
         }
         if info.blocks > others.blocks {
             return PathIdentity::Different("it has become smaller");
@@ -289,7 +289,7 @@ impl NamespaceDescription {
             // What it frees may read as anything.
             || self.frees_by_zeroing && !now.frees_by_zeroing;
         if is_lesser {
-            PathIdentity::Unavailable("its controller can do less")
+            PathIdentity::Unavailable("its controller supports less")
         } else {
             PathIdentity::Same
         }
@@ -365,7 +365,7 @@ mod tests {
 
     /// NVMe Base 2.0, 5.17.2.1: structures of other controllers, and numbers of any size.
     #[test]
-    fn controllers_are_not_believed_everything() {
+    fn implausible_controller_data_is_bounded() {
         let usual = abilities(&controller()).unwrap();
         assert_eq!((usual.max_transfer_bytes, usual.in_capsule_bytes), (1 << 20, 4096));
         let changed = |change: &dyn Fn(&mut IdentifyController)| {
@@ -418,7 +418,7 @@ mod tests {
 
     /// NVM Command Set 1.0, 4.1.5.1: unusable namespaces are refused.
     #[test]
-    fn namespaces_are_not_believed_everything() {
+    fn implausible_namespace_data_is_bounded() {
         let usual = described(&namespace()).unwrap();
         assert_eq!((usual.info.block_size, usual.info.blocks), (4096, 1000));
         assert_eq!((usual.identity.nguid, usual.zero_blocks), ([5; 16], 8192));
@@ -466,7 +466,7 @@ mod tests {
 
     /// NVMe Base 2.0, 5.17.2.3.
     #[test]
-    fn identifiers_are_read_as_far_as_they_go() {
+    fn truncated_identifiers_are_read_as_far_as_possible() {
         let list = [&[1, 8, 0, 0][..], &[7; 8], &[2, 16, 0, 0], &[8; 16], &[3, 16, 0, 0]].concat();
         let found = Identity::parse(&list);
         assert_eq!((found.eui64, found.nguid, found.uuid), ([7; 8], [8; 16], [0; 16]), "cut off");

@@ -39,13 +39,13 @@ const FUSE_SECOND: u8 = 0b10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
     /// No such namespace, or it cannot be used: it has metadata or an unsupported block size.
-    #[error("there is no namespace {0} that can be used")]
+    #[error("there is no usable namespace {0}")]
     Unusable(u32),
     /// It has no identifier that identifies its volume.
     #[error("namespace {0} has neither UUID nor NGUID nor EUI-64")]
     NoIdentity(u32),
     /// Controllers have different volumes under this namespace identifier.
-    #[error("namespace {0} is another volume at another controller")]
+    #[error("namespace {0} is a different volume at another controller")]
     Different(u32),
     /// The controller did not answer the queries.
     #[error("{0}")]
@@ -391,7 +391,7 @@ impl Namespace {
             match self.execute(&work, ctx).await {
                 Ok(_) => {}
                 Err(CommandEnd::With(Error::Aborted)) => return Err(Error::Aborted),
-                Err(_) => return Err(self.fail("a flush has failed")),
+                Err(_) => return Err(self.fail("a flush failed")),
             }
         }
         written.iter().for_each(|(path, written)| path.record_flush(*written));
@@ -414,7 +414,7 @@ impl Namespace {
                 | StatusAction::InDoubt(_)
                 | StatusAction::RetryLimited { .. },
             ) => Ok(false),
-            Ok(StatusAction::Failed(_)) | Err(_) => Err(self.fail("a flush has failed")),
+            Ok(StatusAction::Failed(_)) | Err(_) => Err(self.fail("a flush failed")),
         }
     }
 }
@@ -491,7 +491,7 @@ impl Namespace {
             }
             if Instant::now() >= *until.get_or_insert(deadline) {
                 return Err(CommandEnd::With(
-                    self.fail_unreachable("no path has been of use for too long"),
+                    self.fail_unreachable("no usable path within the retry timeout"),
                 ));
             }
         }
@@ -533,10 +533,10 @@ impl Namespace {
         }
         let flushes = work.sqe.opcode == NvmOpcode::Flush.0;
         if flushes && verdict != StatusAction::Done && !is_not_executed(completion.status) {
-            return Ok(StatusAction::Failed(self.fail("a flush has failed")));
+            return Ok(StatusAction::Failed(self.fail("a flush failed")));
         }
         if verdict == StatusAction::Failed(Error::Gone) {
-            self.fail("the controller says that it has failed");
+            self.fail("the controller reports a failure");
         }
         Ok(verdict)
     }
@@ -555,11 +555,11 @@ impl Namespace {
                 return Ok(taken);
             }
             if self.paths.borrow().iter().all(|path| path.is_unusable()) {
-                return Err(self.fail_unreachable("no path leads to it any more"));
+                return Err(self.fail_unreachable("no path to it is left"));
             }
             let now = Instant::now();
             if now >= until {
-                return Err(self.fail_unreachable("there has been no path for too long"));
+                return Err(self.fail_unreachable("no path within the retry timeout"));
             }
             // A timeout is as good a reason to check again.
             any = timeout_at(until.min(now + RETRY_PAUSE), changed).await.is_err();

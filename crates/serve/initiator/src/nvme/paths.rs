@@ -137,8 +137,9 @@ impl Path {
         wanted: &NamespaceDescription,
         generation: u64,
     ) {
-        let seen = now
-            .map_or(PathIdentity::Unavailable("it is not there"), |now| wanted.match_volume(now));
+        let seen = now.map_or(PathIdentity::Unavailable("the namespace does not exist"), |now| {
+            wanted.match_volume(now)
+        });
         if let Some(now) = now {
             self.group.set(now.ana_group);
             self.force_fua.set(now.info.volatile_cache && !wanted.info.volatile_cache);
@@ -146,7 +147,7 @@ impl Path {
         if let (PathIdentity::Different(why) | PathIdentity::Unavailable(why), true) =
             (seen, self.identity.get() != seen)
         {
-            warn!("{:?} is no path: {why}", self.controller);
+            warn!("{:?} is not a path: {why}", self.controller);
         }
         self.identity.set(seen);
         self.identity_generation.set(generation);

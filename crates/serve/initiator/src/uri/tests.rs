@@ -41,24 +41,24 @@ fn each_form_is_read() {
 }
 
 #[test]
-fn what_is_no_name_is_told() {
+fn invalid_uris_are_refused_with_a_reason() {
     for (text, part) in [
         ("", "1 to 4096"),
-        ("http://host/x", "http:// is not known"),
-        ("nvme:///nqn.x", "is no host"),
+        ("http://host/x", "http:// is unknown"),
+        ("nvme:///nqn.x", "is not a host"),
         ("nvme://host", "the name of the subsystem"),
         ("nvme://host/disk", "the name of the subsystem"),
         ("nvme://host/nqn.x?nsid=0", "the namespace identifier"),
         ("nvme://host/nqn.x?nsid=4294967295", "the namespace identifier"),
-        ("nvme://host/nqn.x?nsid=1&nsid=1", "comes twice"),
-        ("nvme://host/nqn.x?lun=1", "is not known; known: nsid, hostnqn"),
-        ("nvme://host:0/nqn.x", "is no port"),
-        ("nvme://host:+1/nqn.x", "is no port"),
+        ("nvme://host/nqn.x?nsid=1&nsid=1", "is given twice"),
+        ("nvme://host/nqn.x?lun=1", "is unknown; known: nsid, hostnqn"),
+        ("nvme://host:0/nqn.x", "is not a port"),
+        ("nvme://host:+1/nqn.x", "is not a port"),
         ("nvme://::1/nqn.x", "an IPv6 address in brackets"),
-        ("nvme://[::g]/nqn.x", "is no host"),
-        ("nvme://[::1]x/nqn.x", "is no host"),
-        ("nvme://host/nqn.%4", "% that stands for nothing"),
-        ("nvme://host/nqn.%ff", "% that stands for nothing"),
+        ("nvme://[::g]/nqn.x", "is not a host"),
+        ("nvme://[::1]x/nqn.x", "is not a host"),
+        ("nvme://host/nqn.%4", "an invalid % escape"),
+        ("nvme://host/nqn.%ff", "an invalid % escape"),
         ("iscsi://host/iqn.x", "the LUN"),
         ("iscsi://host/iqn.x/16384", "the LUN"),
         ("iscsi://host/disk/0", "the name of the target"),

@@ -29,7 +29,7 @@ fn cuts_are_not_noticed() {
 
 /// Commands for a target that does not return fail after the timeout, and all later ones too.
 #[test]
-fn patience_has_an_end() {
+fn the_retry_timeout_ends_waiting() {
     on_core(async |core| {
         let site = Site::iscsi(&core, 1 << 14).await;
         let (wire, session) = wired(&core, &site, Duration::from_millis(200)).await;
@@ -237,10 +237,10 @@ fn a_write_in_doubt_is_repeated_at_its_target_alone() {
             here.cut();
             sleep(Duration::from_millis(50)).await;
             site.faults.release();
-            let told = timeout(PATIENCE, write).await.unwrap().unwrap();
+            let outcome = timeout(PATIENCE, write).await.unwrap().unwrap();
             let then = client.read(0, 1).await.map(drop);
             let expected = if elsewhere { Err(Error::Gone) } else { Ok(()) };
-            assert_eq!((told, then), (expected, expected));
+            assert_eq!((outcome, then), (expected, expected));
             drop(lun);
         }
     });

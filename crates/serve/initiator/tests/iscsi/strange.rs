@@ -23,7 +23,7 @@ async fn setup(core: &rt::Core) -> (Fake, Session, Rc<Lun>, TestClient) {
 
 /// SAM-5 5.3.1, SPC-4 annex F: what passes is waited for, and nobody is told.
 #[test]
-fn what_passes_is_waited_for() {
+fn temporary_conditions_are_retried() {
     on_core(async |core| {
         let (fake, _, _, client) = setup(&core).await;
         fake.unit.say(READ, &[Say::Status(0x08), Say::Status(0x28), Say::Status(0x40)]);
@@ -51,7 +51,7 @@ fn what_passes_is_waited_for() {
 
 /// What does not pass is told, at once or after a few more attempts.
 #[test]
-fn what_does_not_pass_is_told() {
+fn permanent_conditions_are_reported() {
     on_core(async |core| {
         let (fake, _, _, client) = setup(&core).await;
         fake.unit.say(WRITE, &[Say::Status(0x18)]);
@@ -69,7 +69,7 @@ fn what_does_not_pass_is_told() {
 
 /// A unit that is busy for ever has an end as well.
 #[test]
-fn patience_with_the_busy_has_an_end() {
+fn the_retry_timeout_ends_retries_of_busy() {
     on_core(async |core| {
         let fake = Fake::new(&core).await;
         let patience = Duration::from_millis(300);

@@ -39,7 +39,7 @@ fn cuts_are_not_noticed() {
 
 /// Commands for a controller that does not return fail after the timeout, and all later ones too.
 #[test]
-fn patience_has_an_end() {
+fn the_retry_timeout_ends_waiting() {
     on_core(async |core| {
         let site = Site::new(&core, 1 << 14).await;
         let (wire, controller) = wired(&core, &site, Duration::from_millis(200)).await;
@@ -144,7 +144,7 @@ fn a_namespace_that_changes_while_connected_is_gone() {
 
 /// What waits for room in a queue while that happens is not sent to the other volume.
 #[test]
-fn what_waits_for_room_does_not_go_to_another_volume() {
+fn queued_commands_do_not_reach_another_volume() {
     on_core(async |core| {
         let site = Site::new(&core, 1 << 14).await;
         let options = Options { queue_entries: 3, ..options(site.at) };

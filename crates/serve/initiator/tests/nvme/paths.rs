@@ -172,7 +172,7 @@ fn silence_of_one_path_is_bounded() {
 /// A write that has to wait for longer than patience lasts, before it may be sent again, is sent
 /// again.
 #[test]
-fn doubt_outlasts_patience() {
+fn commands_in_doubt_outlast_the_retry_timeout() {
     on_core(async |core| {
         let patience = Duration::from_secs(2);
         let both = Both::with_patience(&core, patience).await;
@@ -251,7 +251,7 @@ fn a_path_has_to_lead_to_the_volume() {
 /// A node whose process sleeps for so long that its host has gone elsewhere does nothing of what it
 /// finds in its sockets when it wakes up.
 #[test]
-fn what_waits_in_the_sockets_of_a_sleeper_is_not_done() {
+fn stale_commands_in_the_sockets_of_a_paused_node_are_not_executed() {
     let config = rt::CoresConfig { cpus: vec![None; 2], ..rt::CoresConfig::default() };
     let cores = rt::Cores::start(&config).unwrap();
     let [sleeper, host] = [0, 1].map(|i| cores.handles()[i].clone());

@@ -52,7 +52,7 @@ fn all_queues_come_by_tls() {
 }
 
 #[test]
-fn without_the_key_nobody_gets_in() {
+fn without_the_key_the_connection_fails() {
     on_core(async |core| {
         let site = Site::new(&core, 1 << 14).await;
         asks_for(&site, HostKey::Known(key(KEY)), AccessList::open());
@@ -84,8 +84,8 @@ fn a_proof_behind_tls() {
         let secrets = Some(secrets(HOST_SECRET, None));
         let options = Options { tls_key, secrets, ..options(site.at) };
         // What is shared with a subsystem is nothing that discovery knows of.
-        let told = discover(&core, options.clone(), Staging::default()).await.unwrap();
-        assert_eq!(told.iter().filter(|e| e.nqn == SUBNQN).count(), 1);
+        let discovered = discover(&core, options.clone(), Staging::default()).await.unwrap();
+        assert_eq!(discovered.iter().filter(|e| e.nqn == SUBNQN).count(), 1);
         let controller = Controller::connect(&core, options, Staging::default()).await.unwrap();
         let (_, client) = open(&controller).await;
         client.write(0, &[1; 512], false).await.unwrap();

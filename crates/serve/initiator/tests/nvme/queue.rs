@@ -227,7 +227,7 @@ async fn data_comes_in_any_portions() {
 
 /// However a connection ends, everybody is told, and how.
 #[tokio::test(start_paused = true)]
-async fn the_end_is_told() {
+async fn the_end_is_reported() {
     in_simulated_time(async {
         for way in 0..4 {
             let (queue, mut end) = queue(1).await;
@@ -287,7 +287,7 @@ async fn time_begins_with_the_command() {
 
 /// A controller that takes nothing is let go.
 #[tokio::test(start_paused = true)]
-async fn a_controller_that_does_not_read_is_let_go() {
+async fn a_controller_that_does_not_read_is_disconnected() {
     in_simulated_time(async {
         let (ours, mut end) = duplex(256);
         let queue = Queue::start(ours, Config::default(), Staging::default(), 5 * S);

@@ -26,7 +26,7 @@ pub enum JobFileError {
         why: &'static str,
     },
     /// No job in the file.
-    #[error("there is no job: a section beside [global] is one")]
+    #[error("there is no job: add a section besides [global]")]
     Empty,
     /// It is too long.
     #[error("a job file has at most {MAX_LEN} bytes and {MAX_SECTIONS} sections")]
@@ -63,7 +63,12 @@ pub fn parse(text: &str) -> Result<Vec<Job>, JobFileError> {
         let job = match (in_global, jobs.last_mut()) {
             (Some(true), _) => &mut global,
             (Some(false), Some(job)) => job,
-            _ => return Err(JobFileError::Line { line: number, why: "no section has begun" }),
+            _ => {
+                return Err(JobFileError::Line {
+                    line: number,
+                    why: "a line before the first section",
+                });
+            }
         };
         set_from_line(job, number, line)?;
     }
@@ -75,7 +80,7 @@ fn section(line: usize, text: &str) -> Result<Option<&str>, JobFileError> {
     match rest.strip_suffix(']').map(str::trim) {
         Some(name) if !name.is_empty() => Ok(Some(name)),
         Some(_) => Err(JobFileError::Line { line, why: "the section has no name" }),
-        None => Err(JobFileError::Line { line, why: "the section has no end: ]" }),
+        None => Err(JobFileError::Line { line, why: "the section lacks its closing ]" }),
     }
 }
 

@@ -188,7 +188,7 @@ fn bs(text: &str) -> Result<u64, String> {
 
 fn range(text: &str) -> Result<(u64, u64), String> {
     let (least, most) =
-        text.split_once('-').ok_or_else(|| format!("{:?} is no range", truncate(text)))?;
+        text.split_once('-').ok_or_else(|| format!("{:?} is not a range", truncate(text)))?;
     let (least, most) = (bs(least)?, bs(most)?);
     if least > most {
         return Err(format!("{:?} ends before it begins", truncate(text)));
@@ -208,7 +208,7 @@ fn rw(text: &str) -> Result<Rw, String> {
         "rw" => (true, true, false),
         "readwrite" if !random => (true, true, false),
         "trimwrite" => {
-            return Err(format!("{text}: fio knows it, windrose bench does not support it"));
+            return Err(format!("{text}: fio supports it, but windrose bench does not"));
         }
         _ if kind.contains(':') => {
             return Err(format!("{:?}: skipping (read:8k) is not supported", truncate(text)));
@@ -237,7 +237,7 @@ fn verify(text: &str) -> Result<Option<Verify>, String> {
 }
 
 fn pattern(text: &str) -> Result<Vec<u8>, String> {
-    let bad = || format!("{:?} is no pattern: 0xHEX, \"text\" or a number", truncate(text));
+    let bad = || format!("{:?} is not a pattern: use 0xHEX, \"text\" or a number", truncate(text));
     let bytes = if let Some(hex) = text.strip_prefix("0x") {
         let digits: Option<Vec<u8>> =
             hex.chars().map(|c| c.to_digit(16).and_then(|d| u8::try_from(d).ok())).collect();

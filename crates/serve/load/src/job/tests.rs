@@ -43,20 +43,23 @@ fn a_job_file_is_read() {
 }
 
 #[test]
-fn what_is_wrong_is_told_with_its_line() {
+fn errors_name_their_line() {
     for (text, expected) in [
         (
             "[a]\nrw=read\nzonemode=zbd",
-            "line 3: zonemode: fio knows this key, windrose bench does not support it",
+            "line 3: zonemode: a key of fio that windrose bench does not support",
         ),
-        ("[a]\nfoo=1", "line 2: foo: neither fio nor windrose bench knows this key"),
-        ("[a]\nbs=4q", "line 2: bs: \"4q\" is no size: a number of bytes, or of k, m, g, t, p"),
+        ("[a]\nfoo=1", "line 2: foo: unknown key"),
+        (
+            "[a]\nbs=4q",
+            "line 2: bs: \"4q\" is not a size: use a number of bytes, or of k, m, g, t, p",
+        ),
         ("[a]\nbs", "line 2: bs needs a value: bs=SIZE[,SIZE[,SIZE]]"),
         ("[a]\niodepth=0", "line 2: iodepth: 0 is not between 1 and 65536"),
         ("[a]\nbsrange=8k-4k", "line 2: bsrange: \"8k-4k\" ends before it begins"),
         (
             "[a]\nrw=trimwrite",
-            "line 2: rw: trimwrite: fio knows it, windrose bench does not support it",
+            "line 2: rw: trimwrite: fio supports it, but windrose bench does not",
         ),
         (
             "[a]\nioengine=psync",
@@ -64,9 +67,9 @@ fn what_is_wrong_is_told_with_its_line() {
         ),
         ("[a]\nsize=${SIZE}", "line 2: variables (${NAME}) are not supported"),
         ("[a]\ninclude b.fio", "line 2: include is not supported"),
-        ("rw=read", "line 1: no section has begun"),
-        ("[a", "line 1: the section has no end: ]"),
-        ("[global]\nrw=read", "there is no job: a section beside [global] is one"),
+        ("rw=read", "line 1: a line before the first section"),
+        ("[a", "line 1: the section lacks its closing ]"),
+        ("[global]\nrw=read", "there is no job: add a section besides [global]"),
     ] {
         assert_eq!(parse(text).map(drop).map_err(|e| e.to_string()), Err(expected.to_owned()));
     }
@@ -74,7 +77,7 @@ fn what_is_wrong_is_told_with_its_line() {
 
 /// No key is both supported and refused, or listed twice.
 #[test]
-fn keys_are_told_apart() {
+fn unknown_and_unsupported_keys_differ() {
     let mut names: Vec<&str> =
         KEYS.iter().flat_map(|k| [Some(k.name), k.alias]).flatten().collect();
     names.extend(FIO_ONLY);

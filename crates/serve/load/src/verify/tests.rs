@@ -35,7 +35,7 @@ fn found(blocks: &mut BlockVerifier, pool: &BufferPool, bytes: &[u8]) -> Result<
 }
 
 #[test]
-fn what_was_written_is_found_and_every_change_of_it() {
+fn verification_detects_each_change() {
     let pool = BufferPool::new(1 << 20).unwrap();
     for (method, from) in [("crc32c", 0), ("md5", 0), ("pattern", 0), ("meta", 0)] {
         let mut blocks = blocks(method);
@@ -59,7 +59,7 @@ fn what_was_written_is_found_and_every_change_of_it() {
 }
 
 #[test]
-fn what_is_valid_and_wrong_is_told() {
+fn valid_but_wrong_blocks_are_reported() {
     let pool = BufferPool::new(1 << 20).unwrap();
     let mut writer = blocks("crc32c");
     let first = written(&mut writer, &pool);

@@ -73,7 +73,7 @@ impl InitiatorConnection {
                         status = ?response.status,
                         why,
                         others_not_logged = left_out,
-                        "an iSCSI login is refused"
+                        "an iSCSI login was refused"
                     );
                 }
                 self.machine.login_decision(decision.map_err(|refused| refused.response));
@@ -116,28 +116,28 @@ impl InitiatorConnection {
             return refuse(LoginStatus::ServiceUnavailable, "the node stops");
         }
         if !target.serves_any() {
-            return refuse(LoginStatus::ServiceUnavailable, "its volumes are not served for now");
+            return refuse(
+                LoginStatus::ServiceUnavailable,
+                "its volumes are not served at the moment",
+            );
         }
         let group = portal_group(&catalog, target);
         let old =
             (attempt.tsih != 0).then(|| self.server().iscsi.session_to_reinstate(attempt, group));
         let old = match old.transpose() {
             Ok(old) => old,
-            Err(status) => return refuse(status, "there is no such session to go on with"),
+            Err(status) => return refuse(status, "there is no such session to continue"),
         };
         let by_name = target.access.named.contains_key(initiator);
         if !self.server().iscsi.would_replace(attempt)
             && self.server().is_at_share_limit(initiator, by_name, self.context.peer.ip())
         {
-            return refuse(
-                LoginStatus::OutOfResources,
-                "it has as many connections as one may have",
-            );
+            return refuse(LoginStatus::OutOfResources, "it has the largest number of connections");
         }
         if matches!(admission, AccessRule::Proof(_)) && self.attempt.is_none() {
             let source = (self.context.peer.ip(), AuthMethod::Chap, name.as_str());
             let Some((at, begun)) = self.server().begin_auth_attempt(source) else {
-                let why = "too many logins from its address wait after failures";
+                let why = "too many failed logins from its address are being delayed";
                 return refuse(LoginStatus::ServiceUnavailable, why);
             };
             self.attempt = Some(begun);

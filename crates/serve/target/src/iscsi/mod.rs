@@ -194,7 +194,7 @@ impl Protocol for InitiatorConnection {
             Event::SharedRead { ticket, result } => self.on_shared_read(ticket, result),
             Event::TaskManagementDone { id } => self.finish_task_management(id),
             Event::Decide(attempt) => self.decide_login(attempt),
-            Event::Replaced => self.close("the initiator has logged in again"),
+            Event::Replaced => self.close("the initiator logged in again: session reinstatement"),
             Event::Notice(notice) => self.on_notice(notice),
         }
         self.close_if_drained();
@@ -294,13 +294,13 @@ impl InitiatorConnection {
             target.and_then(|t| Some((t, t.access.rule_for(session.initiator.as_str())?)));
         if let Some((target, admission)) = admitted {
             if *admission != session.rule {
-                return self.close("it has to prove itself in another way");
+                return self.close("its authentication settings have changed");
             }
             if target.serves_any() && target.core != self.server().core().id() {
-                return self.close("its target is on another core now");
+                return self.close("its target has moved to another core");
             }
             if session.portal_group != portal_group(&catalog, target) {
-                return self.close("its target is in another portal group now");
+                return self.close("its target has moved to another portal group");
             }
         }
         let target = admitted.map(|(target, _)| target);

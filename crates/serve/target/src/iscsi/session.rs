@@ -148,7 +148,7 @@ impl Session {
             let [one, other] = shared.addresses;
             tracing::warn!(
                 initiator = names.0, target, %one, %other, times = shared.times,
-                "two hosts log in with one initiator name, and end each other's sessions: give one of them a name of its own"
+                "two hosts use the same initiator name and end each other's sessions: give each its own name"
             );
         }
     }
@@ -398,7 +398,10 @@ impl IscsiCore {
                 Some(SessionUnit { lun, served, state, nexus, caller })
             }
             Err(_) => {
-                tracing::warn!(volume = served.name, "too many initiators; one does not see it");
+                tracing::warn!(
+                    volume = served.name,
+                    "a unit has too many initiators: one is refused"
+                );
                 None
             }
         }

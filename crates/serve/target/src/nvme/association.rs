@@ -179,7 +179,7 @@ impl NvmeCore {
     /// A connection has ended. With the admin queue the controller ends.
     pub(super) fn remove_queue(&self, queue: QueueRef) {
         if queue.qid == 0 {
-            return self.end(queue.cntlid, "the admin queue is gone");
+            return self.end(queue.cntlid, "the admin queue was closed");
         }
         self.with_controller(queue.cntlid, |c| c.io_disconnected(queue.qid));
         if let Some(association) = self.associations.borrow_mut().get_mut(&queue.cntlid) {
@@ -290,7 +290,7 @@ impl ConnectRefusal {
 
 impl From<Completion> for ConnectRefusal {
     fn from(answer: Completion) -> Self {
-        Self::new(answer, "what it asks for does not suit its association")
+        Self::new(answer, "its parameters do not match its association")
     }
 }
 
@@ -316,7 +316,7 @@ impl HostConnection {
                         status = ?answer.status,
                         why,
                         others_not_logged = left_out,
-                        "an NVMe connect is refused"
+                        "an NVMe connect was refused"
                     );
                 }
                 self.complete(tag, answer, &Bufs::new());
@@ -374,7 +374,7 @@ impl HostConnection {
             return refuse(Connect::refuse_busy(), "the node stops");
         }
         if !self.matches_tls_endpoints(connect) {
-            return refuse(Connect::refuse_host(), "its TLS key is for another name");
+            return refuse(Connect::refuse_host(), "its TLS key belongs to another host");
         }
         if connect.is_discovery() {
             let log = host_catalog::discovery(&catalog, &connect.hostnqn, self.context.local);
@@ -390,11 +390,11 @@ impl HostConnection {
             return Decision::Here(Err(unknown_subsystem(&catalog, connect)));
         };
         if entry.requires_tls(&connect.hostnqn) && !self.is_protected() {
-            return refuse(Connect::refuse_host(), "the host has to come by TLS");
+            return refuse(Connect::refuse_host(), "the host must use TLS");
         }
         if !entry.serves_any(&connect.hostnqn) {
             // No namespace visible to the host is served here for now: the host is to retry.
-            return refuse(Connect::refuse_busy(), "its volumes are not served for now");
+            return refuse(Connect::refuse_busy(), "its volumes are not served at the moment");
         }
         if entry.core != server.core().id() {
             return Decision::AtCore(entry.core);
@@ -409,12 +409,12 @@ impl HostConnection {
         };
         let by_name = entry.access.named.contains_key(&connect.hostnqn);
         if server.is_at_share_limit(&connect.hostnqn, by_name, self.context.peer.ip()) {
-            return refuse(Connect::refuse_busy(), "it has as many connections as one may have");
+            return refuse(Connect::refuse_busy(), "it has the largest number of connections");
         }
         if asked.is_some() && self.attempt.is_none() {
             let source = (self.context.peer.ip(), AuthMethod::Dhchap, connect.subnqn.as_str());
             let Some((at, begun)) = server.begin_auth_attempt(source) else {
-                let why = "too many hosts from its address wait after failures";
+                let why = "too many failed hosts from its address are being delayed";
                 return refuse(Connect::refuse_busy(), why);
             };
             self.attempt = Some(begun);
@@ -424,7 +424,7 @@ impl HostConnection {
         }
         if connect.qid > 0 {
             if server.nvme.protection(connect.cntlid) == Some(!self.is_protected()) {
-                let why = "its queues are not all protected by TLS, or all not";
+                let why = "its queues must all use TLS or none";
                 return refuse(Connect::refuse_controller(), why);
             }
             let connected = server.nvme.controllers.borrow_mut().connect_io(connect);
@@ -476,7 +476,9 @@ impl HostConnection {
             host_catalog::namespaces(&server, &catalog, names, &before.unwrap_or_default());
         let is_shared = namespaces.values().any(|ns| ns.is_shared);
         if is_shared && !catalog.node.controller_ids().contains(&queue.cntlid) {
-            return server.nvme.end(queue.cntlid, "another node may have its identifier now");
+            return server
+                .nvme
+                .end(queue.cntlid, "another node may have assigned its controller identifier");
         }
         server.nvme.with_controller(queue.cntlid, |c| c.set_namespaces(namespaces));
         server.nvme.set_states(&server, queue.cntlid);
@@ -497,16 +499,16 @@ impl HostConnection {
         let entry = entry.filter(|entry| entry.core == self.server().core().id());
         let admitted = entry.and_then(|entry| Some((entry, entry.access.rule_for(hostnqn)?)));
         match admitted {
-            None => Err("the host may not use this subsystem any more"),
+            None => Err("the host is no longer allowed to use this subsystem"),
             Some((_, AccessRule::Proof(_))) if self.authentication.is_none() => {
-                Err("the host has to prove who it is")
+                Err("the host must authenticate")
             }
             Some((entry, _)) if entry.requires_tls(hostnqn) && !self.is_protected() => {
-                Err("the host has to come by TLS")
+                Err("the host must use TLS")
             }
             // A host without multipathing waits for a connection, but not for a namespace.
             Some((entry, _)) if !entry.serves_any(hostnqn) => {
-                Err("nothing of its subsystem is served for now")
+                Err("no volume of its subsystem is served at the moment")
             }
             Some(_) => Ok(()),
         }
@@ -531,7 +533,7 @@ impl HostConnection {
                 nvme::Event::ShutDown => self.shut_down(queue.cntlid),
                 nvme::Event::KeepAliveExpired => {
                     let host = self.context.registration.initiator();
-                    tracing::warn!(host, "an NVMe host is silent for longer than its keep alive");
+                    tracing::warn!(host, "an NVMe host exceeded its keep alive timeout");
                     server.nvme.end(queue.cntlid, "keep alive timeout");
                 }
             }

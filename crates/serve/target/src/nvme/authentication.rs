@@ -139,7 +139,7 @@ impl HostConnection {
         if !self.tasks.is_waiting(tag, wait) {
             return;
         }
-        let Some(done) = done else { return self.close("its authentication cannot be calculated") };
+        let Some(done) = done else { return self.close("computing its authentication failed") };
         if let Some(asked) = &mut self.authentication {
             asked.authenticator.on_computed(done);
         }
@@ -215,7 +215,7 @@ impl HostConnection {
     pub(super) fn on_auth_timeout(&mut self, number: u64) {
         let patience = self.authentication.as_ref().and_then(|asked| asked.timeout.as_ref());
         if patience.is_some_and(|patience| patience.number == number) {
-            self.close("its host has not authenticated in time");
+            self.close("its host did not authenticate in time");
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use iscsi::pdu::{Opcode, Stage};
+use iscsi::pdu::{LoginStage, Opcode};
 use iscsi::testing::{Pdu, ScriptedInitiator};
 use rt::Core;
 use rt::net::Stream;
@@ -36,7 +36,8 @@ impl Client {
             ("SessionType", "Normal"),
         ];
         let all: Vec<_> = names.iter().chain(keys).copied().collect();
-        let login = self.initiator.login(Stage::Operational, Some(Stage::FullFeature), &all);
+        let login =
+            self.initiator.login(LoginStage::Operational, Some(LoginStage::FullFeature), &all);
         self.send(&login).await;
     }
 

@@ -32,13 +32,13 @@ async fn log_in_with(core: &Core, at: SocketAddr, secret: &str) -> LoginStatus {
         ("AuthMethod", "CHAP"),
     ];
     let status = |pdu: &Pdu| LoginStatus(u16::from_be_bytes([pdu.header[36], pdu.header[37]]));
-    let hello = client.initiator.login(Stage::Security, Some(Stage::Operational), &names);
+    let hello = client.initiator.login(LoginStage::Security, Some(LoginStage::Operational), &names);
     client.send(&hello).await;
     let answer = client.next().await;
     if status(&answer) != LoginStatus::Success {
         return status(&answer);
     }
-    let algorithms = client.initiator.login(Stage::Security, None, &[("CHAP_A", "7")]);
+    let algorithms = client.initiator.login(LoginStage::Security, None, &[("CHAP_A", "7")]);
     client.send(&algorithms).await;
     let answer = client.next().await;
     let id = answer.value("CHAP_I").unwrap().parse().unwrap();
@@ -47,13 +47,13 @@ async fn log_in_with(core: &Core, at: SocketAddr, secret: &str) -> LoginStatus {
     let response = Algorithm::Sha256.response(id, &secret, &challenge);
     let response = Hex(response.as_bytes()).to_string();
     let proof = [("CHAP_N", "host"), ("CHAP_R", response.as_str())];
-    let proof = client.initiator.login(Stage::Security, Some(Stage::Operational), &proof);
+    let proof = client.initiator.login(LoginStage::Security, Some(LoginStage::Operational), &proof);
     client.send(&proof).await;
     let answer = client.next().await;
     if status(&answer) != LoginStatus::Success {
         return status(&answer);
     }
-    let end = client.initiator.login(Stage::Operational, Some(Stage::FullFeature), &[]);
+    let end = client.initiator.login(LoginStage::Operational, Some(LoginStage::FullFeature), &[]);
     client.send(&end).await;
     status(&client.next().await)
 }
@@ -108,7 +108,7 @@ fn many_logins_at_once_do_not_guess_faster() {
 
 /// Regression: a clone and its original logged in ten times a second, and the log named neither.
 #[test]
-fn hosts_with_one_name_that_end_each_others_sessions_are_told() {
+fn hosts_with_one_name_that_end_each_others_sessions_are_reported() {
     on_core(async |core| {
         let (server, at) = serve(&core, Limits::default()).await;
         // Behind one address: it takes more of them to be sure.
@@ -153,7 +153,11 @@ fn one_initiator_leaves_connections_for_others() {
             let mut host = Client::dial(&core, at, 1).await;
             let names =
                 [("InitiatorName", other), ("TargetName", TARGET), ("SessionType", "Normal")];
-            let login = host.initiator.login(Stage::Operational, Some(Stage::FullFeature), &names);
+            let login = host.initiator.login(
+                LoginStage::Operational,
+                Some(LoginStage::FullFeature),
+                &names,
+            );
             host.send(&login).await;
             let status = host.next().await.header[36..38].to_vec();
             (host, status)

@@ -307,7 +307,7 @@ fn only_what_the_initiator_may_use_is_reached() {
 
 /// 5, 7: protection, reservations and failures of source and destination are reported as such.
 #[test]
-fn troubles_of_the_ends_are_told() {
+fn errors_of_source_and_destination_are_reported() {
     on_core(async |core| {
         let (server, [one, two], at, mut client) = rig(&core).await;
         one.put(0, &noise(16, 0)).await;

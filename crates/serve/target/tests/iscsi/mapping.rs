@@ -64,7 +64,7 @@ const POWER_ON: Option<[u8; 3]> = Some([6, 0x29, 0]);
 /// SAM-5 5.11, SPC-4 6.33: a removed unit is not supported, even for commands in flight; the other
 /// units report the change, and that of an added one.
 #[test]
-fn a_unit_that_is_taken_away_is_not_supported_and_the_others_tell() {
+fn a_removed_unit_is_not_supported_and_the_others_report_it() {
     on_core(async |core| {
         let (server, at) = serve_all(&core, &[(1, 7), (2, 8), (3, 9)]).await;
         publish(&server, Some(mapped(&[(1, 7), (2, 8)])));
@@ -136,7 +136,8 @@ fn a_login_is_judged_by_the_secrets_of_its_end() {
             ("SessionType", "Normal"),
             ("AuthMethod", "None"),
         ];
-        let begun = client.initiator.login(Stage::Security, Some(Stage::Operational), &names);
+        let begun =
+            client.initiator.login(LoginStage::Security, Some(LoginStage::Operational), &names);
         client.send(&begun).await;
         assert_eq!(client.next().await.header[36..38], [0, 0]);
         let chap =
@@ -147,7 +148,8 @@ fn a_login_is_judged_by_the_secrets_of_its_end() {
             ..mapped(&[(1, 7)])
         };
         publish(&server, Some(guarded));
-        let end = client.initiator.login(Stage::Operational, Some(Stage::FullFeature), &[]);
+        let end =
+            client.initiator.login(LoginStage::Operational, Some(LoginStage::FullFeature), &[]);
         client.send(&end).await;
         assert_eq!(client.next().await.header[36..38], [2, 1], "authentication failure");
         assert!(server.sessions().len() <= 1);
@@ -218,7 +220,7 @@ fn a_session_outlives_its_last_unit() {
 
 /// Only the denied initiator loses it.
 #[test]
-fn who_is_denied_loses_its_units_and_nobody_else() {
+fn a_denied_initiator_loses_its_units_and_no_other_does() {
     on_core(async |core| {
         let (server, at) = serve_all(&core, &[(1, 7)]).await;
         let mut client = Client::log_in(&core, at, 1, &[]).await;
@@ -244,8 +246,8 @@ fn a_session_whose_secret_changes_ends() {
         let any = Some(AccessRule::Proof(chap));
         let access = AccessList { any, ..AccessList::default() };
         publish(&server, Some(IscsiTarget { access, ..mapped(&[(1, 7)]) }));
-        let told = client.next().await;
-        assert_eq!((told.opcode(), told.header[36]), (Opcode::AsyncMessage, 3));
+        let reply = client.next().await;
+        assert_eq!((reply.opcode(), reply.header[36]), (Opcode::AsyncMessage, 3));
         assert!(client.receive().await.is_none());
     });
 }

@@ -110,9 +110,9 @@ impl Client {
     /// A token for blocks of a logical unit.
     async fn made(&mut self, lun: u8, timeout_s: u32, all: Ranges<'_>) -> Vec<u8> {
         assert_eq!(self.token(lun, 0x10, &populate(timeout_s, all)).await, Ok(()));
-        let told = self.information(lun).await;
-        assert_eq!((told.status, told.token.len()), (1, 512));
-        told.token
+        let info = self.information(lun).await;
+        assert_eq!((info.status, info.token.len()), (1, 512));
+        info.token
     }
 
     async fn uses(&mut self, lun: u8, token: &[u8], all: Ranges<'_>) -> Result<(), [u8; 3]> {
@@ -139,15 +139,15 @@ async fn holds(disk: &Disk, at: u64, blocks: u64, salt: u8) -> bool {
 /// 1, 3: the written data is that of the token, in the same volume and in another, for any owner of
 /// the token in any session; all memory is returned.
 #[test]
-fn a_token_brings_what_was_there() {
+fn a_token_transfers_the_data_of_its_creation() {
     on_core(async |core| {
         let (server, [one, two], at, mut client) = rig(&core).await;
         fill(&one, 4 * PIECE, 0).await;
         let token = client.made(1, 0, &[(0, 3000), (3000, 1096)]).await;
         client.greet(2).await;
         assert_eq!(client.uses(2, &token, &[(7, 1024), (2048, 3072)]).await, Ok(()));
-        let told = client.information(2).await;
-        assert_eq!((told.status, told.blocks, told.token.len()), (1, 4096, 0));
+        let info = client.information(2).await;
+        assert_eq!((info.status, info.blocks, info.token.len()), (1, 4096, 0));
         assert!(holds(&two, 7, 1024, 0).await && holds(&two, 2048, 3072, 0).await);
         let mut other = Client::log_in(&core, at, 2, &[]).await;
         assert_eq!(other.token(1, 0x11, &write(&token, 2, 1024, &[(9000, 1024)])).await, Ok(()));
@@ -191,8 +191,8 @@ fn a_change_cancels() {
             assert_eq!(two.mem.space_used(), 0);
             one.volume().execute(change, &account).await.unwrap();
             assert_eq!(client.uses(1, &token, &[(3000, 14)]).await, Err(CANCELLED));
-            let told = client.information(1).await;
-            assert_eq!((told.status, told.blocks), (2, 0));
+            let info = client.information(1).await;
+            assert_eq!((info.status, info.blocks), (2, 0));
         }
     });
 }
@@ -232,8 +232,8 @@ fn writes_meanwhile() {
             (answer.header[3], answer.data[4], &answer.data[14..16]),
             (2, 0x0a, &[0x23, 8][..])
         );
-        let told = client.information(2).await;
-        assert_eq!((told.status, told.blocks), (2, 2 * PIECE), "what had been read was right");
+        let info = client.information(2).await;
+        assert_eq!((info.status, info.blocks), (2, 2 * PIECE), "what had been read was right");
     });
 }
 
@@ -279,7 +279,7 @@ fn tokens_are_bounded() {
 
 /// 2: a token that was made up, or changed, is none.
 #[test]
-fn nobody_can_make_a_token_up() {
+fn forged_tokens_are_refused() {
     on_core(async |core| {
         let (_, [_one, _two], _, mut client) = rig(&core).await;
         let token = client.made(1, 0, &[(0, 8)]).await;
@@ -370,7 +370,7 @@ fn tokens_of_other_cores_are_used() {
 
 /// 4: task management and the end of a connection end a transfer after the chunks in flight.
 #[test]
-fn a_transfer_that_is_given_up_stops() {
+fn an_aborted_transfer_stops() {
     on_core(async |core| {
         let (server, [one, two], at, mut client) = rig(&core).await;
         fill(&one, 8 * PIECE, 0).await;
@@ -394,9 +394,9 @@ fn a_transfer_that_is_given_up_stops() {
             two.faults.release();
             if by_abort {
                 assert_eq!(client.next().await.opcode(), Opcode::TaskResponse);
-                let told = client.information(2).await;
-                assert_eq!(told.status, 0x60);
-                assert!(told.blocks <= 2 * PIECE && holds(&two, 0, told.blocks, 0).await);
+                let info = client.information(2).await;
+                assert_eq!(info.status, 0x60);
+                assert!(info.blocks <= 2 * PIECE && holds(&two, 0, info.blocks, 0).await);
             }
             until(|| server.pool().usage().free == server.pool().usage().total).await;
             assert!(two.get(2 * PIECE, PIECE).await.iter().all(|byte| *byte == 0));

@@ -220,7 +220,7 @@ fn secrets_of_hosts_cannot_be_guessed_quickly_and_the_right_one_gets_in() {
 
 /// NVMe Base 2.0, 8.13.2: a host that fails learns why, and its connection is closed.
 #[test]
-fn a_host_with_another_secret_is_told_so_and_let_go() {
+fn a_host_with_a_wrong_secret_is_refused_and_disconnected() {
     on_core(async |core| {
         let (_server, at) = serve_guarded(&core, Limits::default()).await;
         let failed = Err(AuthFailure::RefusedByPeer(FailureExplanation::AuthenticationFailed));
@@ -246,7 +246,7 @@ fn a_host_with_another_secret_is_told_so_and_let_go() {
 
 /// A host that does not authenticate is disconnected, and does not hold up others.
 #[test]
-fn a_host_that_says_nothing_is_let_go() {
+fn a_silent_host_is_disconnected() {
     on_core(async |core| {
         let login_timeout = Duration::from_millis(300);
         let limits = Limits { login_timeout, ..Limits::default() };
@@ -272,7 +272,7 @@ fn a_host_that_says_nothing_is_let_go() {
 
 /// Unauthenticated connections make room for new ones.
 #[test]
-fn strangers_keep_nobody_out() {
+fn unauthenticated_connections_block_no_host() {
     on_core(async |core| {
         let limits = Limits { logins: 2, ..Limits::default() };
         let (_server, at) = serve_guarded(&core, limits).await;
@@ -287,7 +287,7 @@ fn strangers_keep_nobody_out() {
 /// A queue taken by an unauthenticated host is refused for as long as that may last, not
 /// permanently.
 #[test]
-fn a_queue_that_is_taken_may_be_free_soon() {
+fn a_used_queue_id_is_retried() {
     on_core(async |core| {
         let (_server, at) = serve_guarded(&core, Limits::default()).await;
         let (admin, _io) = associate_by(&core, at, &config(HOST_SECRET, false)).await;
@@ -316,7 +316,7 @@ fn messages_come_one_after_the_other() {
 
 /// NVMe Base 2.0, 6.1 and 6.2: valid fields and lengths of the commands.
 #[test]
-fn commands_that_say_something_else_are_refused() {
+fn mismatching_commands_are_refused() {
     on_core(async |core| {
         let (_server, at) = serve_guarded(&core, Limits::default()).await;
         let mut admin = Queue::connect_asked(&core, at, &connect(0, 0)).await;
@@ -339,7 +339,7 @@ fn commands_that_say_something_else_are_refused() {
 
 /// A host without a secret need not authenticate.
 #[test]
-fn where_nothing_is_asked_for_the_commands_do_not_exist() {
+fn without_authentication_its_commands_do_not_exist() {
     on_core(async |core| {
         let (_server, at, _) = serve(&core, Limits::default()).await;
         let (mut admin, mut io) = associate(&core, at).await;
@@ -419,7 +419,7 @@ fn a_proof_that_fails_stops_the_queue() {
 
 /// While a secret cannot be read no host is admitted, and none is refused permanently.
 #[test]
-fn a_secret_that_is_not_known_asks_hosts_to_come_again() {
+fn an_unreadable_secret_asks_hosts_to_retry() {
     on_core(async |core| {
         let (server, at, _) = serve(&core, Limits::default()).await;
         server.set_catalog(admitting(AccessRule::Proof(HostSecrets::Unknown)));
@@ -437,7 +437,7 @@ fn a_secret_that_is_not_known_asks_hosts_to_come_again() {
 
 /// The result of a computation for a closed connection is discarded.
 #[test]
-fn hosts_that_go_in_the_middle_leave_nothing_behind() {
+fn hosts_that_disconnect_during_authentication_leave_no_state() {
     on_core(async |core| {
         let (_server, at) = serve_guarded(&core, Limits::default()).await;
         let (_, negotiate) = HostAuthenticator::start(config(HOST_SECRET, false), 7);

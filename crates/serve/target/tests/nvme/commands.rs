@@ -111,7 +111,7 @@ fn compare_and_write_is_one_step() {
 
 /// 3.4.2: a command without its partner fails, and commands in between are executed.
 #[test]
-fn halves_do_not_go_alone() {
+fn fused_commands_are_executed_together() {
     on_core(async |core| {
         let (_server, to, _) = serve(&core, Limits::default()).await;
         let (_admin, mut io) = associate(&core, to).await;
@@ -336,7 +336,7 @@ fn a_lone_half_ends() {
 /// A first command whose second never comes holds its memory no longer than its queue exists, and a
 /// queue has at most one.
 #[test]
-fn what_a_lone_half_holds_is_bounded() {
+fn memory_of_a_lone_fused_command_is_bounded() {
     on_core(async |core| {
         let (_server, to, _) = serve(&core, Limits::default()).await;
         let (mut admin, mut io) = associate(&core, to).await;
@@ -473,14 +473,14 @@ impl Layer for Late {
 /// A copy writes nothing once it is aborted, once its queue has gone, or its namespace: the host
 /// may have written there meanwhile. It was at the disk then, which could not be stopped.
 #[test]
-fn a_copy_ends_when_nobody_wants_it() {
+fn a_copy_ends_with_its_requester() {
     for cause in ["abort", "queue", "namespace"] {
         on_core(async move |core| {
             let server = Server::new(core.clone(), Limits::default(), core_links(1).remove(0));
             let (has_read, tells) = <(Rc<Notify>, Rc<Notify>)>::default();
             let (below, next) = (disk(), Cell::new(true));
-            let (read, told) = (Rc::clone(&has_read), Rc::clone(&tells));
-            let late = Late { below, next, has_read: read, tells: told };
+            let (read, tells_clone) = (Rc::clone(&has_read), Rc::clone(&tells));
+            let late = Late { below, next, has_read: read, tells: tells_clone };
             let volume = add(&server, A, Dev::new(late));
             server.set_catalog(catalog(A));
             let to = listen(&core, &server, Service::Nvme).await;

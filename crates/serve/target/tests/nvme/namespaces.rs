@@ -118,7 +118,7 @@ fn namespaces_come_and_go() {
 /// NVM Command Set 1.0, 4.1.5.1: the space of a thin volume is reported to hosts that ask, even
 /// later ones; it causes no event.
 #[test]
-fn what_a_thin_volume_takes_is_told_to_who_asks() {
+fn space_use_of_a_thin_volume_is_reported() {
     on_core(async |core| {
         let server = Server::new(core.clone(), Limits::default(), core_links(1).remove(0));
         let volume = Volume::new(disk(), Epoch::default());
@@ -214,7 +214,7 @@ fn a_volume_that_has_just_gone_is_tried_again() {
 /// 8.1: a host keeps the last state of a namespace that it has lost; when that returns in another
 /// state it is notified.
 #[test]
-fn an_access_state_is_told_though_its_namespace_was_gone_meanwhile() {
+fn an_access_state_is_reported_although_its_namespace_was_absent_meanwhile() {
     on_core(async |core| {
         let (server, at) = serve_both(&core, both()).await;
         let (mut admin, mut io) = associate(&core, at).await;

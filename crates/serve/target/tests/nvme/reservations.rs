@@ -92,10 +92,10 @@ impl Node {
     async fn report(&mut self) -> (u8, u8, u8, Vec<u8>) {
         let mut sqe = Sqe::new(NvmOpcode::ReservationReport.0, 42, 1);
         (sqe.cdw10[0], sqe.cdw10[1]) = ((1024u32 / 4 - 1).into(), 1.into());
-        let told = self.io.fetch(sqe, 1024).await;
-        let count = usize::from(told[5]);
-        let keys = told[64..].chunks(64).take(count).map(|r| r[8]).collect();
-        (told[0], told[4], told[9], keys)
+        let report_data = self.io.fetch(sqe, 1024).await;
+        let count = usize::from(report_data[5]);
+        let keys = report_data[64..].chunks(64).take(count).map(|r| r[8]).collect();
+        (report_data[0], report_data[4], report_data[9], keys)
     }
 
     /// A feature with this value; the status, and the returned data.
@@ -332,9 +332,9 @@ fn hosts_of_both_protocols_fence_each_other() {
         assert_eq!(host.io.status(40).await.0, Status::SUCCESS);
         assert_eq!(host.write().await, Status::SUCCESS);
         assert_eq!(initiator.write_block().await, CONFLICT);
-        for told in [[0x2f, 0x00], [0x2a, 0x05]] {
+        for report_data in [[0x2f, 0x00], [0x2a, 0x05]] {
             let (status, sense) = initiator.ask_for(&[0; 6], 0).await;
-            assert_eq!((status, &sense[12..14]), (CHECK, &told[..]), "cleared, preempted");
+            assert_eq!((status, &sense[12..14]), (CHECK, &report_data[..]), "cleared, preempted");
         }
         assert_eq!(initiator.keys().await, [1]);
     });

@@ -233,7 +233,7 @@ fn data_goes_through_tls_both_ways() {
 
 /// RFD 0022, 3: a refused host learns only that it is refused.
 #[test]
-fn who_does_not_have_the_key_does_not_come_in() {
+fn a_host_without_the_key_is_refused() {
     on_core(async |core| {
         let (server, at) = serve_by(&core, Limits::default(), rule(KEY, false)).await;
         is_refused(&core, at, &psk(OTHER_KEY)).await;
@@ -300,7 +300,7 @@ fn keys_of_tls_cannot_be_guessed_quickly_and_the_right_one_gets_in() {
 
 /// RFD 0022, 3: TLS is required of the one host, and of no other.
 #[test]
-fn who_has_to_come_by_tls_does() {
+fn required_tls_is_enforced() {
     on_core(async |core| {
         let refused = Status::CONNECT_INVALID_HOST.do_not_retry();
         let unknown = Some(HostTls { key: HostKey::Unknown, required: true });
@@ -396,7 +396,7 @@ fn discovery_tells_of_tls() {
 
 /// RFD 0022, 5, attacks 4 and 5: any altered data ends the connection, without other effects.
 #[test]
-fn what_was_changed_on_its_way_is_nothing() {
+fn tampered_records_are_rejected() {
     on_core(async |core| {
         let (server, at) = serve_by(&core, Limits::default(), rule(KEY, true)).await;
         let a = Rc::clone(&server.volume(A).unwrap().volume);
@@ -435,7 +435,7 @@ fn what_was_changed_on_its_way_is_nothing() {
 
 /// RFD 0022, 4: a handshake is a part of the login, and has its time.
 #[test]
-fn a_handshake_that_takes_too_long_is_let_go() {
+fn a_slow_handshake_is_disconnected() {
     on_core(async |core| {
         let login_timeout = Duration::from_millis(400);
         let limits = Limits { login_timeout, ..Limits::default() };
@@ -471,7 +471,7 @@ fn a_handshake_that_takes_too_long_is_let_go() {
 
 /// Connections without a completed handshake make room for new ones.
 #[test]
-fn handshakes_keep_nobody_out() {
+fn pending_handshakes_block_no_host() {
     on_core(async |core| {
         let limits = Limits { logins: 4, ..Limits::default() };
         let (server, at) = serve_by(&core, limits, rule(KEY, true)).await;
@@ -489,7 +489,7 @@ fn handshakes_keep_nobody_out() {
 
 /// A host that does not read is disconnected, however much TLS would buffer.
 #[test]
-fn a_host_of_tls_that_does_not_read_is_let_go() {
+fn a_tls_host_that_does_not_read_is_disconnected() {
     on_core(async |core| {
         let limits = Limits { send_timeout: Duration::from_secs(1), ..Limits::default() };
         let (server, at) = serve_by(&core, limits, rule(KEY, true)).await;
@@ -655,7 +655,7 @@ fn gnutls_shakes_hands() {
 
 /// Clients with certificates or an older version are told what is missing.
 #[test]
-fn clients_that_have_no_key_are_told_so() {
+fn clients_without_a_key_get_an_alert() {
     if !has("openssl") {
         return;
     }
@@ -667,8 +667,9 @@ fn clients_that_have_no_key_are_told_so() {
         ] {
             let mut client = Command::new("openssl");
             client.args(["s_client", "-quiet", "-connect", &at.to_string()]).args(options);
-            let told = core.run_blocking(move || talk(client, &[], 1)).await.unwrap().unwrap_err();
-            assert!(told.contains(why), "{told}");
+            let tls_error =
+                core.run_blocking(move || talk(client, &[], 1)).await.unwrap().unwrap_err();
+            assert!(tls_error.contains(why), "{tls_error}");
         }
     });
 }

@@ -115,7 +115,7 @@ impl fmt::Display for ClaimRefusal {
             }
             Self::ClaimedByOther(Some(record)) => write!(f, "was taken by {}", record.owner),
             Self::ClaimedByOther(None) => f.write_str("its owner record was overwritten"),
-            Self::OwnerUnknown(bad) => write!(f, "holds {bad}: which node uses it is not known"),
+            Self::OwnerUnknown(bad) => write!(f, "holds {bad}: which node uses it is unknown"),
         }
     }
 }
@@ -215,7 +215,7 @@ mod tests {
     const LONG: Duration = Duration::from_millis(6250);
 
     #[test]
-    fn a_disk_that_nobody_has_is_taken_after_a_moment() {
+    fn an_unowned_disk_is_claimed_after_a_short_wait() {
         let me = node(1, 1);
         let free = ObservedOwner::from_records(NONE, NONE, NONE);
         assert_eq!(
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_after_a_kill_takes_its_disks_at_once_and_a_booted_machine_watches() {
+    fn a_restarted_process_claims_at_once_a_rebooted_machine_watches() {
         let (me, before) = (node(1, 1), node(1, 9));
         assert_eq!(
             next_step(&seen(held(me)), &me, false, true, false),
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn anothers_disk_is_refused_until_a_person_says_otherwise() {
+    fn a_disk_of_another_node_needs_take_over() {
         let (me, other) = (node(1, 1), node(2, 1));
         let owned = ClaimStep::Refuse(ClaimRefusal::OwnedByOther(Box::new(held(other))));
         assert_eq!(next_step(&seen(held(other)), &me, false, true, true), owned);
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_heartbeat_of_another_claim_is_none() {
+    fn a_heartbeat_of_another_claim_is_ignored() {
         let claim = held(node(1, 1));
         let beat = OwnerRecord { heartbeat: 77, ..claim };
         assert_eq!(

@@ -73,7 +73,7 @@ pub struct DiskClaim {
 
 impl fmt::Debug for DiskClaim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hold").field("record", &self.inner.record).finish_non_exhaustive()
+        f.debug_struct("DiskClaim").field("record", &self.inner.record).finish_non_exhaustive()
     }
 }
 
@@ -324,7 +324,7 @@ async fn renew_heartbeat(claim: Weak<Inner>) {
             Ok(()) => RENEWAL_RETRY_INTERVAL,
             Err(error) => {
                 let path = claim.disk.path().display();
-                tracing::warn!(%path, %error, "multihost: the heartbeat is not renewed");
+                tracing::warn!(%path, %error, "multihost: renewing the heartbeat failed");
                 RENEWAL_RETRY_INTERVAL
             }
         };
@@ -394,7 +394,7 @@ impl Inner {
         let lost = LostClaim { subject: self.record.get().subject, new_owner: new_owner.clone() };
         *self.lost.borrow_mut() = Some(lost.clone());
         let (path, why) = (self.disk.path().display(), ClaimRefusal::ClaimedByOther(new_owner));
-        tracing::error!(%path, "multihost: the disk {why}: it is used no more here");
+        tracing::error!(%path, "multihost: this node stops using the disk: it {why}");
         if let Some(sender) = self.lost_sender.take() {
             // The receiver may be gone.
             let _ = sender.send(lost);

@@ -67,7 +67,7 @@ pub struct LeaseGate {
 
 impl fmt::Debug for LeaseGate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gate").field("lease", &self.lease).finish_non_exhaustive()
+        f.debug_struct("LeaseGate").field("lease", &self.lease).finish_non_exhaustive()
     }
 }
 

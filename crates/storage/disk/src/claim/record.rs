@@ -158,7 +158,7 @@ pub enum OwnerRecordError {
     #[error("an owner record of version {0}, which this release does not know")]
     Version(u16),
     /// The checksum is right, but a field is invalid.
-    #[error("an owner record whose {0} makes no sense")]
+    #[error("an owner record with an invalid {0}")]
     InvalidField(&'static str),
 }
 
@@ -334,7 +334,7 @@ mod tests {
 
     /// The bytes of the example in the format page.
     #[test]
-    fn the_bytes_of_an_owner_record_stay_what_they_are() {
+    fn golden_owner_record() {
         let bytes = record().to_bytes(OwnerRecordKind::Claim);
         let hex = |range: std::ops::Range<usize>| -> String {
             bytes[range].iter().map(|b| format!("{b:02x}")).collect()
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_owner_record_is_refused_by_name() {
+    fn invalid_owner_records_are_refused_with_a_reason() {
         let bytes = record().to_bytes(OwnerRecordKind::Claim);
         assert_eq!(
             OwnerRecord::parse(&bytes, OwnerRecordKind::Heartbeat),
@@ -390,7 +390,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_record_or_none(at in 0usize..FIELD_BYTES, value in any::<u8>()) {
+        fn arbitrary_record_bytes_do_not_panic(at in 0usize..FIELD_BYTES, value in any::<u8>()) {
             let mut bytes = record().to_bytes(OwnerRecordKind::Heartbeat);
             bytes[at] = value;
             if let Ok(found) = OwnerRecord::parse(&with_checksum(bytes, CHECKSUM_AT), OwnerRecordKind::Heartbeat) {

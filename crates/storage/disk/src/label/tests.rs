@@ -54,7 +54,7 @@ fn the_golden_image() {
 
 /// `docs/format/label.md` describes the difference.
 #[test]
-fn an_image_with_an_intent_log_says_so_in_required_feature_0() {
+fn an_intent_log_sets_required_feature_0() {
     let logged = ImageLabel { has_intent_log: true, ..label() };
     let (with, without) = (logged.to_bytes(0), label().to_bytes(0));
     let differing: Vec<usize> = (0..LABEL_BYTES).filter(|&at| with[at] != without[at]).collect();
@@ -77,7 +77,7 @@ fn the_data_never_lies_in_the_log() {
     assert!(!crowded.has_log_area());
     assert_eq!(ImageLabel::parse(&crowded.to_bytes(0), 0), Ok(crowded));
     let logged = ImageLabel { has_intent_log: true, ..crowded };
-    let refused = Err(ImageLabelError::InvalidField("data offset, in its intent log,"));
+    let refused = Err(ImageLabelError::InvalidField("data offset (inside its intent log)"));
     assert_eq!(ImageLabel::parse(&logged.to_bytes(0), 0), refused);
     let tight = ImageLabel { data_offset: LOG_AREA.end, ..logged };
     assert_eq!(ImageLabel::parse(&tight.to_bytes(0), 0), Ok(tight));
@@ -124,7 +124,7 @@ fn every_bit_counts() {
 }
 
 #[test]
-fn what_it_does_not_know_it_refuses() {
+fn unknown_versions_and_features_are_refused() {
     let cases: [(usize, &[u8], ImageLabelError); 14] = [
         (16, &[2, 0], ImageLabelError::UnsupportedVersion(2)),
         (20, &[0, 8, 0, 0], ImageLabelError::InvalidField("length")),
@@ -157,7 +157,7 @@ fn what_it_does_not_know_it_refuses() {
 
 proptest! {
     #[test]
-    fn no_bytes_make_it_panic(
+    fn arbitrary_bytes_do_not_panic(
         noise in proptest::collection::vec(any::<u8>(), FIELD_BYTES),
         keep in 0usize..FIELD_BYTES,
         sign: bool,

@@ -31,7 +31,7 @@ fn medium(block_size: u32, most: u32) -> (Medium, Dev, Ctx) {
 }
 
 #[tokio::test]
-async fn what_is_too_large_goes_in_pieces() {
+async fn large_operations_are_split() {
     for (most, pieces) in [(1000, 1), (100, 1), (99, 2), (15, 13), (8, 13), (7, 15), (1, 100)] {
         let (medium, dev, ctx) = medium(512, most);
         let bytes: Vec<u8> = (0..100 * 512u32).map(|n| (n / 7) as u8).collect();
@@ -47,7 +47,7 @@ async fn what_is_too_large_goes_in_pieces() {
 }
 
 #[tokio::test]
-async fn bytes_are_blocks_or_nothing() {
+async fn byte_ranges_must_be_whole_blocks() {
     let (medium, _, ctx) = medium(4096, 1000);
     let misaligned = MediumError::Disk(DiskError::new(DiskErrorKind::Misaligned));
     assert_eq!(medium.read(512, 4096, &ctx).await.map(drop), Err(misaligned));
@@ -60,7 +60,7 @@ async fn bytes_are_blocks_or_nothing() {
 }
 
 #[tokio::test]
-async fn stretches_are_told_in_bytes() {
+async fn block_status_is_reported_in_bytes() {
     let (medium, _, ctx) = medium(4096, 1000);
     medium.write(8192, Bufs::zeroes(4096), &ctx).await.unwrap();
     for (at, bytes, expected, hole) in
@@ -74,7 +74,7 @@ async fn stretches_are_told_in_bytes() {
 }
 
 #[test]
-fn every_error_means_something_to_those_who_know_disks() {
+fn each_block_error_maps_to_a_disk_error() {
     let at = Lba(7);
     for (error, kind) in [
         (Error::Unreadable { at }, DiskErrorKind::Media),

@@ -121,7 +121,7 @@ impl Drop for Dir {
 }
 
 /// Plays a scenario with one host in a simulated world.
-pub fn play<F, Fut>(seed: u64, setup: HostSetup, scenario: F) -> ScenarioOutcome
+pub fn run_scenario<F, Fut>(seed: u64, setup: HostSetup, scenario: F) -> ScenarioOutcome
 where
     F: FnOnce(World, Host) -> Fut,
     Fut: Future<Output = ()>,
@@ -140,11 +140,11 @@ where
     })
 }
 
-/// [`play`] that must succeed.
+/// [`run_scenario`] that must succeed.
 pub fn succeed<F, Fut>(seed: u64, setup: HostSetup, scenario: F)
 where
     F: FnOnce(World, Host) -> Fut,
     Fut: Future<Output = ()>,
 {
-    play(seed, setup, scenario).result.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+    run_scenario(seed, setup, scenario).result.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
 }

@@ -54,7 +54,7 @@ fn every_bit_counts() {
 }
 
 #[test]
-fn a_cell_from_elsewhere_is_refused_by_name() {
+fn a_misplaced_cell_is_refused_with_a_reason() {
     let good = cell(5, 7).to_bytes();
     assert_eq!(Cell::parse(&good, LOG, 6), Err(CellError::WrongIndex(5)));
     assert_eq!(Cell::parse(&good, LogId(1), 5), Err(CellError::OtherLog(LOG.0)));
@@ -82,7 +82,7 @@ fn page(generations: [u64; CELLS_PER_PAGE]) -> Vec<Cell> {
 }
 
 #[test]
-fn a_page_torn_in_any_way_holds_old_cells_and_new_ones() {
+fn a_torn_page_holds_old_and_new_cells() {
     let (old, new) = (page([7; 8]), page([8; 8]));
     let (before, after) = (page_to_bytes(&old), page_to_bytes(&new));
     for torn in 0..1u32 << CELLS_PER_PAGE {
@@ -99,7 +99,7 @@ fn a_page_torn_in_any_way_holds_old_cells_and_new_ones() {
 }
 
 #[test]
-fn a_cell_torn_inside_is_damaged_and_its_neighbours_are_not() {
+fn a_torn_cell_is_damaged_but_not_its_neighbours() {
     let (old, new) = (page([7; 8]), page([8; 8]));
     let (before, after) = (page_to_bytes(&old), page_to_bytes(&new));
     // The old and the new cell differ from its checksum to byte 208, in word 2 of slot 1.
@@ -113,7 +113,7 @@ fn a_cell_torn_inside_is_damaged_and_its_neighbours_are_not() {
 }
 
 #[test]
-fn a_page_of_another_place_or_log_has_no_cell() {
+fn a_misplaced_page_has_no_valid_cell() {
     let bytes = page_to_bytes(&page([7; 8]));
     for (n, found) in (24..).zip(parse_page(&bytes, LOG, 2)) {
         assert_eq!(found, Err(CellError::WrongIndex(n)));
@@ -127,7 +127,7 @@ fn a_page_of_another_place_or_log_has_no_cell() {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(
+    fn it_round_trips(
         log: u64,
         index: u32,
         generation in 1u64..,
@@ -138,7 +138,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic(
+    fn arbitrary_bytes_do_not_panic(
         noise in proptest::collection::vec(any::<u8>(), CELL_BYTES),
         keep in 0usize..CELL_BYTES,
         sign: bool,

@@ -36,7 +36,7 @@ fn volumes_at_the_boundaries() {
 }
 
 #[test]
-fn sizes_and_regions_that_are_refused() {
+fn impossible_sizes_and_regions_are_refused() {
     for bytes in [0, 256 * TIB + 1, 256 * TIB + 512, 1 << 63, u64::MAX] {
         assert_eq!(Geometry::new(bytes), Err(LogGeometryError::Size(bytes)));
         assert_eq!(Geometry::with_shift(bytes, 28), Err(LogGeometryError::Size(bytes)));
@@ -94,7 +94,7 @@ fn spans_at_the_edges() {
 
 proptest! {
     #[test]
-    fn every_volume_fits_and_no_smaller_regions_would(bytes in sizes()) {
+    fn the_default_region_is_the_smallest_that_fits(bytes in sizes()) {
         let geometry = Geometry::new(bytes).unwrap();
         prop_assert!((1..=MAX_REGIONS).contains(&geometry.region_count()));
         prop_assert!(geometry.cell_count() <= MAX_CELLS);
@@ -130,7 +130,7 @@ proptest! {
     }
 
     #[test]
-    fn no_numbers_make_it_panic(bytes: u64, shift: u32, at: u64, len: u64, region: u32) {
+    fn arbitrary_numbers_do_not_panic(bytes: u64, shift: u32, at: u64, len: u64, region: u32) {
         let _ = Geometry::new(bytes);
         let made = Geometry::with_shift(bytes, shift).or_else(|_| Geometry::new(bytes % GIB + 1));
         let geometry = made.unwrap();

@@ -228,7 +228,7 @@ async fn run_batches(log: Rc<LogShared>) {
         let Some(batch) = log.writer.borrow_mut().start_batch() else { return };
         let result = log.write_batch(&batch).await;
         if result.is_err() {
-            tracing::error!(image = %log.area.path().display(), "the intent log is given up");
+            tracing::error!(image = %log.area.path().display(), "the intent log has failed");
         }
         let wakers = log.writer.borrow_mut().finish_batch(&batch, result);
         wakers.into_iter().for_each(Waker::wake);

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn less_is_taken_while_it_comes_back_and_more_when_not() {
+    fn the_budget_shrinks_while_cleared_regions_become_dirty_again() {
         let mut budget = ClearBudget::new(10_000);
         assert_eq!(budget.allowance(), MAX_ALLOWANCE);
         for halved in [2048, 1024, 512] {
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn some_are_taken_whatever_it_costs() {
+    fn a_minimum_is_always_cleared() {
         let mut budget = ClearBudget::new(100);
         for _ in 0..20 {
             budget.note_cleared(Region(99));
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_taken_of_late_does_not_come_back() {
+    fn regions_not_cleared_recently_do_not_count() {
         let mut budget = ClearBudget::new(10_000);
         period(&mut budget, 0, 0..10_000);
         assert_eq!(budget.allowance(), MAX_ALLOWANCE);

@@ -75,13 +75,13 @@ pub enum AdoptError {
         config_id: Uuid,
     },
     /// A log has slots for three other images only.
-    #[error("{0} other images are more than a log has slots for")]
+    #[error("{0} other images exceed the slots of a log")]
     TooManyImages(usize),
     /// The image itself is among the others, or an image is listed twice, or an id is nil.
-    #[error("a configuration whose {0} makes no sense")]
+    #[error("a configuration with an invalid {0}")]
     Invalid(&'static str),
     /// The log has failed or is closed.
-    #[error("the intent log is gone")]
+    #[error("the intent log has failed or is closed")]
     Gone,
 }
 

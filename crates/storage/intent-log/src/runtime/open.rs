@@ -197,7 +197,7 @@ async fn load(
     let read = read_cells(&*area, found.log_id, geometry).await?;
     let mut changed = PageSet::NONE;
     for (cell, why) in &read.bad {
-        tracing::warn!(image = %path.display(), cell, %why, "a cell of the intent log was bad");
+        tracing::warn!(image = %path.display(), cell, %why, "a cell of the intent log was damaged");
         changed = changed.with(cell / CELLS_PER_PAGE as u32);
     }
     let mut bitmap = DirtyBitmap::new(read.marks, found.log_id, read.generations);

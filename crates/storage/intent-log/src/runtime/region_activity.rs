@@ -78,7 +78,10 @@ impl RegionActivity {
         let now = self.current_interval;
         for region in regions {
             let entry = self.entry_mut(region);
-            assert!(entry.in_flight() < COUNT_MASK, "no pool has memory for so many");
+            assert!(
+                entry.in_flight() < COUNT_MASK,
+                "a buffer pool has no memory for so many operations"
+            );
             *entry = RegionEntry(entry.with_interval(now).0 + 1);
         }
     }

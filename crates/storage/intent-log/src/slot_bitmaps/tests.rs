@@ -27,7 +27,7 @@ fn pages(marks: &SlotBitmaps) -> Vec<[u8; 4096]> {
 }
 
 #[test]
-fn marks_come_and_go_in_one_slot() {
+fn bits_are_set_and_cleared_in_one_slot() {
     let mut marks = SlotBitmaps::none(geometry(1281));
     for region in [0, 63, 64, 1279, 1280] {
         marks.set(B, Region(region));
@@ -41,7 +41,7 @@ fn marks_come_and_go_in_one_slot() {
 }
 
 #[test]
-fn all_means_the_volumes_regions_and_no_others() {
+fn marking_all_marks_exactly_the_regions_of_the_volume() {
     for count in [1, 63, 64, 65, 1279, 1280, 1281, 10240] {
         let all = SlotBitmaps::all(geometry(count));
         for slot in Slot::ALL {
@@ -53,7 +53,7 @@ fn all_means_the_volumes_regions_and_no_others() {
 
 #[test]
 #[should_panic(expected = "a region of the volume")]
-fn a_region_behind_the_end_is_a_mistake() {
+fn a_region_past_the_end_panics() {
     SlotBitmaps::none(geometry(5)).set(A, Region(5));
 }
 
@@ -81,7 +81,7 @@ fn a_bad_cell_marks_all_its_regions_in_all_slots() {
 }
 
 #[test]
-fn bits_behind_the_last_region_are_dropped() {
+fn bits_past_the_last_region_are_dropped() {
     let geometry = geometry(5);
     let mut cell = SlotBitmaps::none(geometry).cell(LOG, 0, 1).unwrap();
     cell.slots[0][0] = 0b110_0001;
@@ -112,7 +112,7 @@ fn a_union_of_regions_of_other_sizes_covers_their_bytes() {
 
 proptest! {
     #[test]
-    fn marks_behave_like_sets(
+    fn bitmaps_behave_like_sets(
         count in 1u64..4000,
         changes in proptest::collection::vec((0usize..3, any::<u32>(), any::<bool>()), 0..200),
     ) {
@@ -149,7 +149,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_a_page_holds_only_adds_marks(
+    fn loading_a_page_only_adds_bits(
         count in 1u64..12000,
         noise in proptest::collection::vec(any::<u8>(), 4096),
         noisy: u8,

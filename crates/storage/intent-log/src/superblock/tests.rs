@@ -106,7 +106,7 @@ fn every_bit_counts() {
 }
 
 #[test]
-fn torn_anywhere_it_is_the_old_one_the_new_one_or_damaged() {
+fn a_torn_superblock_is_old_new_or_damaged() {
     let new = Superblock { generation: 10, adopted_epoch: 77, ..superblock() };
     let (before, after) = (superblock().to_bytes(0), new.to_bytes(0));
     for sectors in 0..=255u32 {
@@ -126,7 +126,7 @@ fn torn_anywhere_it_is_the_old_one_the_new_one_or_damaged() {
 }
 
 #[test]
-fn what_it_does_not_know_it_refuses() {
+fn unknown_versions_and_features_are_refused() {
     let field = SuperblockError::InvalidField;
     let own = IMAGE.into_bytes();
     let cases: [(usize, &[u8], SuperblockError); 24] = [
@@ -168,7 +168,7 @@ fn what_it_does_not_know_it_refuses() {
 }
 
 #[test]
-fn the_newest_whole_copy_counts() {
+fn the_newest_intact_copy_is_chosen() {
     let old = superblock();
     let new = Superblock { generation: 10, adopted_epoch: 77, ..old };
     assert_eq!(choose_superblock([Ok(old), Ok(new)], IMAGE), Ok(new));
@@ -218,7 +218,7 @@ fn a_copy_that_may_be_newer_is_not_passed_over() {
 }
 
 #[test]
-fn it_suits_the_volumes_it_has_cells_for() {
+fn it_fits_the_volumes_it_has_cells_for() {
     let with = |region_shift, cells| Superblock { region_shift, cells, ..superblock() };
     let (gib, field) = (1u64 << 30, SuperblockError::InvalidField);
     assert_eq!(with(16, 820).geometry(64 * gib), Ok(Geometry::new(64 * gib).unwrap()));
@@ -288,12 +288,12 @@ fn superblocks() -> impl Strategy<Value = Superblock> {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(superblock in superblocks(), copy: u16) {
+    fn it_round_trips(superblock in superblocks(), copy: u16) {
         prop_assert_eq!(Superblock::parse(&superblock.to_bytes(copy), copy), Ok(superblock));
     }
 
     #[test]
-    fn no_bytes_make_it_panic(
+    fn arbitrary_bytes_do_not_panic(
         noise in proptest::collection::vec(any::<u8>(), FIELDS_BYTES),
         keep in 0usize..FIELDS_BYTES,
         sign: bool,

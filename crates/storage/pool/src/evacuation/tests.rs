@@ -69,7 +69,7 @@ fn a_stripe_needs_as_many_disks_as_it_has_columns() {
     for extents in [0, 1, 6] {
         let pool = with_volume(3, 6, extents);
         let is =
-            "without it 2 disks would hold data, and a stripe of this pool needs 3 different ones";
+            "without it 2 disks would hold data, but a stripe of this pool needs 3 different disks";
         assert_eq!(refusal(&pool, 1), is, "{extents} extents");
     }
     assert!(with_volume(4, 6, 1).check_removal(MemberId(1), &NONE()).unwrap().is_empty());
@@ -77,10 +77,10 @@ fn a_stripe_needs_as_many_disks_as_it_has_columns() {
 
 /// There are enough free physical extents, but not on different disks.
 #[test]
-fn what_really_fits_is_counted() {
+fn capacity_counts_what_can_be_placed() {
     let mut pool = with_volume(4, 12, 8);
     // Two free physical extents on each of four disks, less the two columns of each extent.
-    assert!(refusal(&pool, 0).contains("6 pieces on it, and"));
+    assert!(refusal(&pool, 0).contains("it holds 6 columns, and"));
     apply(&mut pool, &Change::FreeExtent { volume: VOLUME, index: 0 });
     let all = MemberSet(0b1111);
     let plan = pool.plan_evacuation(MemberSet(1), all, &NONE());
@@ -104,12 +104,12 @@ fn volumes_keep_space_for_unallocated_extents() {
     assert_eq!((pool.free_extents(), pool.unallocated_extents()), (6, 6));
     let said = refusal(&pool, 0);
     assert!(said.starts_with("volumes of the pool may still write 192 MiB"), "{said}");
-    assert!(said.ends_with("there is room for 128 MiB"), "{said}");
+    assert!(said.ends_with("there is space for only 128 MiB"), "{said}");
     assert!(with_volume(4, 6, 2).check_removal(MemberId(0), &NONE()).is_ok());
     // Volumes may already grow beyond the space: removal is allowed then, unless it takes the last
     // free extent.
     assert!(with_volume(4, 20, 2).check_removal(MemberId(0), &NONE()).is_ok());
-    assert!(refusal(&with_volume(4, 20, 6), 0).contains("room for 0 MiB"));
+    assert!(refusal(&with_volume(4, 20, 6), 0).contains("space for only 0 MiB"));
 }
 
 #[test]

@@ -67,13 +67,13 @@ fn all() -> Vec<Change> {
 }
 
 #[test]
-fn a_block_is_read_as_it_was_written() {
+fn a_block_round_trips() {
     let block = block(all());
     assert_eq!(JournalBlock::parse(&block.to_bytes(POOL), POOL), Ok(block));
 }
 
 #[test]
-fn the_widest_extent_fits_many_times() {
+fn a_block_holds_several_changes_of_the_widest_extent() {
     let columns = vec![PhysicalExtent { member: MemberId(1), index: 2 }; 64];
     let widest = Change::AllocateExtent { volume: PoolVolumeId(1), index: 2, columns };
     assert_eq!((widest.encoded_bytes(), JournalBlock::capacity_bytes()), (528, 3984));
@@ -82,7 +82,7 @@ fn the_widest_extent_fits_many_times() {
 }
 
 #[test]
-fn what_is_torn_and_what_is_not_ours_is_told() {
+fn torn_and_foreign_blocks_are_detected() {
     let whole = block(all()).to_bytes(POOL);
     let parse = |bytes: &[u8; BLOCK_BYTES]| JournalBlock::parse(bytes, POOL).unwrap_err();
     assert_eq!(parse(&[0; BLOCK_BYTES]), BlockError::NoMagic);
@@ -136,7 +136,7 @@ fn golden() {
 }
 
 #[test]
-fn what_does_not_follow_is_told_and_changes_nothing() {
+fn a_block_out_of_sequence_is_refused_and_changes_nothing() {
     let mut known = pool(2);
     let (here, before) = (known.version_id(), known.clone());
     let next = VersionId { version: 2, ..here };
@@ -161,7 +161,7 @@ fn what_does_not_follow_is_told_and_changes_nothing() {
 proptest! {
     /// Replaying what a writer wrote gives the writer's metadata.
     #[test]
-    fn a_history_that_is_read_is_the_one_that_was_written(history in histories()) {
+    fn replay_yields_the_written_history(history in histories()) {
         let mut writer = pool(4);
         let mut reader = writer.clone();
         for (counts, changes) in history {
@@ -178,7 +178,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_a_block_or_are_refused(
+    fn arbitrary_block_bytes_do_not_panic(
         records in prop::collection::vec((1u16..22, 0u16..72, any::<[u8; 32]>()), 0..8),
         noise in prop::collection::vec((0..BLOCK_BYTES, any::<u8>()), 0..4),
     ) {

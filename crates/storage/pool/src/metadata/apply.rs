@@ -187,13 +187,13 @@ pub enum ChangeError {
     #[error("the pool has no member {}", .0.0)]
     NoMember(MemberId),
     /// There is one already.
-    #[error("the pool has a member {} already, or one with its identity", .0.0)]
+    #[error("the pool already has a member {} or one with its identity", .0.0)]
     MemberExists(MemberId),
     /// Its state does not allow the change.
-    #[error("member {} is not in a state for that", .0.0)]
+    #[error("the state of member {} does not allow that", .0.0)]
     WrongMemberState(MemberId),
     /// It holds columns.
-    #[error("member {} holds pieces ({allocated}): they are to be moved first", .member.0)]
+    #[error("member {} holds {allocated} columns: move them first", .member.0)]
     Occupied {
         /// The member.
         member: MemberId,
@@ -201,13 +201,13 @@ pub enum ChangeError {
         allocated: u32,
     },
     /// It is a voter of a version that may be opened.
-    #[error("member {} has a vote: it is to be out first, and that is to count", .0.0)]
+    #[error("member {} has a vote: detach it and wait for the commit first", .0.0)]
     StillVoter(MemberId),
     /// It is the last voter.
-    #[error("member {} is the last one that is written", .0.0)]
+    #[error("member {} is the last attached one", .0.0)]
     LastVoter(MemberId),
     /// A snapshot of the pool would not fit a member.
-    #[error("member {} has room to know of {max_extents} units of the pool, which would have {needed_extents}", .member.0)]
+    #[error("the snapshot area of member {} holds {max_extents} extents, but the pool would have {needed_extents}", .member.0)]
     SnapshotTooLarge {
         /// The member.
         member: MemberId,
@@ -220,7 +220,7 @@ pub enum ChangeError {
     #[error("the pool has no volume {}", .0.0)]
     NoVolume(PoolVolumeId),
     /// It is not the next volume number.
-    #[error("volume {} is not the next one", .0.0)]
+    #[error("volume {} is not the next number", .0.0)]
     WrongVolumeId(PoolVolumeId),
     /// It has no such extent.
     #[error("volume {} has no extent {index}", .volume.0)]
@@ -239,21 +239,21 @@ pub enum ChangeError {
         index: u32,
     },
     /// The physical extent is not free.
-    #[error("unit {} of member {} is not free", .0.index, .0.member.0)]
+    #[error("physical extent {} of member {} is not free", .0.index, .0.member.0)]
     ExtentInUse(PhysicalExtent),
     /// One member would hold two columns of an extent.
     #[error("member {} would have two columns of one extent", .0.0)]
     MemberUsedTwice(MemberId),
     /// The limit of ranges of lost rows is reached.
-    #[error("the pool remembers at most {MAX_DAMAGED_RANGES} ranges of lost blocks")]
+    #[error("the pool records at most {MAX_DAMAGED_RANGES} ranges of lost blocks")]
     TooManyDamagedRanges,
     /// The limit of ranges of unrepaired rows is reached.
     #[error(
-        "the pool remembers at most {MAX_UNREPAIRED_RANGES} ranges of blocks that could not be repaired"
+        "the pool records at most {MAX_UNREPAIRED_RANGES} ranges of blocks that could not be repaired"
     )]
     TooManyUnrepairedRanges,
     /// A value is out of range.
-    #[error("{0} makes no sense")]
+    #[error("invalid: {0}")]
     InvalidValue(&'static str),
 }
 
@@ -282,14 +282,17 @@ impl Metadata {
     /// # Errors
     /// If that version does not exist yet, or too many versions are not committed.
     pub fn begin_version(&mut self, committed: u64) -> Result<(), ChangeError> {
-        ensure_valid(committed <= self.version, "a version that counts before it is made")?;
-        ensure_valid(self.version < u64::MAX, "a version behind the last")?;
+        ensure_valid(
+            committed <= self.version,
+            "a version that is committed before it is written",
+        )?;
+        ensure_valid(self.version < u64::MAX, "a version after the last")?;
         self.committed = self.committed.max(committed);
         let obsolete =
             self.voter_history.partition_point(|(version, _)| *version <= self.committed);
         ensure_valid(
             self.voter_history.len() - obsolete.saturating_sub(1) < MAX_VOTER_HISTORY,
-            "such a window",
+            "a voter history of this length",
         )?;
         self.voter_history.drain(..obsolete.saturating_sub(1));
         self.version += 1;
@@ -366,9 +369,9 @@ impl Metadata {
 
     fn start_term(&mut self, id: Uuid, forced: bool) -> Result<(), ChangeError> {
         let (number, last) = self.terms.back().map_or((0, 0), |o| (o.number, o.first_version));
-        ensure_valid(last < self.version, "a second opening of one version")?;
-        ensure_valid(number < u64::MAX, "an opening behind the last")?;
-        ensure_valid(!self.terms.iter().any(|o| o.id == id), "an opening that was before")?;
+        ensure_valid(last < self.version, "two terms that begin with one version")?;
+        ensure_valid(number < u64::MAX, "a term after the last version")?;
+        ensure_valid(!self.terms.iter().any(|o| o.id == id), "a term that has been used before")?;
         self.terms.push_back(Term {
             number: number + 1,
             id,
@@ -404,7 +407,7 @@ impl Metadata {
             (1..=MAX_PHYSICAL_EXTENTS).contains(physical_extents),
             "the size of a member",
         )?;
-        ensure_valid(is_extents_offset(*extents_at), "where the units of a member begin")?;
+        ensure_valid(is_extents_offset(*extents_at), "the offset of a member's extents")?;
         if self.members.contains_key(id) || self.find_member(*uuid).is_some() {
             return Err(ChangeError::MemberExists(*id));
         }
@@ -517,10 +520,11 @@ impl Metadata {
             return Err(ChangeError::WrongVolumeId(*id));
         }
         let next =
-            id.0.checked_add(1).ok_or(ChangeError::InvalidValue("a volume behind the last"))?;
-        ensure_valid(!self.volumes.values().any(|v| v.uuid == *uuid), "a volume that there is")?;
-        ensure_valid(matches!(block_size, 512 | 4096), "the length of a block")?;
-        ensure_valid(self.volumes.len() < MAX_VOLUMES, "so many volumes")?;
+            id.0.checked_add(1)
+                .ok_or(ChangeError::InvalidValue("a volume number above the last"))?;
+        ensure_valid(!self.volumes.values().any(|v| v.uuid == *uuid), "a volume number in use")?;
+        ensure_valid(matches!(block_size, 512 | 4096), "the block size")?;
+        ensure_valid(self.volumes.len() < MAX_VOLUMES, "the number of volumes")?;
         self.check_geometry(shape)?;
         check_volume_size(*bytes, *block_size)?;
         self.next_volume = next;
@@ -542,24 +546,24 @@ impl Metadata {
     /// Whether volumes of this pool may have this geometry.
     pub(crate) fn check_geometry(&self, geometry: &RaidGeometry) -> Result<(), ChangeError> {
         let (column, strip) = (column_data_bytes(geometry), u64::from(geometry.strip_rows()) * ROW);
-        ensure_valid(COLUMN_DATA_BYTES.contains(&column), "the length of a piece")?;
-        ensure_valid(column == self.column_data_bytes(), "the length of a piece")?;
+        ensure_valid(COLUMN_DATA_BYTES.contains(&column), "the size of a column")?;
+        ensure_valid(column == self.column_data_bytes(), "the size of a column")?;
         let is_strip = strip.is_power_of_two() && STRIP_BYTES.contains(&strip);
-        ensure_valid(is_strip, "the length of a strip")?;
+        ensure_valid(is_strip, "the size of a strip")?;
         ensure_valid(
             column_bytes(geometry) <= column_bytes(&self.geometry),
-            "so much beside the data",
+            "the size of the metadata",
         )?;
         ensure_valid(
             column * u64::from(geometry.data_strips()) <= MAX_EXTENT_BYTES,
-            "so many columns",
+            "the number of columns",
         )
     }
 
     fn grow_volume(&mut self, id: PoolVolumeId, bytes: u64) -> Result<(), ChangeError> {
         let volume = self.volumes.get_mut(&id).ok_or(ChangeError::NoVolume(id))?;
         check_volume_size(bytes, volume.block_size)?;
-        ensure_valid(bytes >= volume.bytes, "a volume that becomes smaller")?;
+        ensure_valid(bytes >= volume.bytes, "a smaller volume size")?;
         volume.bytes = bytes;
         Ok(())
     }
@@ -577,7 +581,10 @@ impl Metadata {
         if matches!(member.state, PoolMemberState::Draining | PoolMemberState::Spare) {
             return Err(ChangeError::WrongMemberState(extent.member));
         }
-        ensure_valid(extent.index < member.physical_extents, "a unit behind a member's end")?;
+        ensure_valid(
+            extent.index < member.physical_extents,
+            "a physical extent past a member's end",
+        )?;
         if member.allocated.is_allocated(extent.index) {
             Err(ChangeError::ExtentInUse(extent))
         } else {
@@ -604,7 +611,7 @@ impl Metadata {
         columns: &[PhysicalExtent],
     ) -> Result<(), ChangeError> {
         let volume = self.volumes.get(&id).ok_or(ChangeError::NoVolume(id))?;
-        ensure_valid(index < volume.extent_count_when_full(), "an extent behind a volume's end")?;
+        ensure_valid(index < volume.extent_count_when_full(), "an extent past a volume's end")?;
         ensure_valid(
             columns.len() == usize::from(volume.geometry.columns()),
             "a number of columns",
@@ -622,10 +629,14 @@ impl Metadata {
         }
         let lost = (0u32..).zip(columns).filter(|(_, p)| !self.is_attached(p.member));
         let lost = lost.fold(0u64, |lost, (column, _)| lost | 1 << column);
-        ensure_valid(volume.survives_loss_of(lost), "an extent of which too much would be lost")?;
+        ensure_valid(
+            volume.survives_loss_of(lost),
+            "an extent with more columns lost than its redundancy tolerates",
+        )?;
         let number = self.next_extent;
-        let next =
-            number.checked_add(1).ok_or(ChangeError::InvalidValue("an extent behind the last"))?;
+        let next = number
+            .checked_add(1)
+            .ok_or(ChangeError::InvalidValue("an extent number above the last"))?;
         columns.iter().for_each(|column| self.mark_allocated(*column));
         let volume = self.volumes.get_mut(&id).ok_or(ChangeError::NoVolume(id))?;
         volume.extents.insert(index, PoolExtent { number, columns: columns.into() });

@@ -45,32 +45,38 @@ impl Metadata {
         let same = |id, member: &super::PoolMember| {
             *allocated.get(id).unwrap_or(&none) == member.allocated
         };
-        ensure(self.members.iter().all(|(id, m)| same(id, m)), "the units that are taken")
+        ensure(self.members.iter().all(|(id, m)| same(id, m)), "the allocated extents")
     }
 
     fn check_history(&self) -> Result<(), InvariantViolation> {
         self.check_geometry(&self.geometry)
-            .map_err(|_| InvariantViolation("the shape of new volumes"))?;
+            .map_err(|_| InvariantViolation("the geometry of new volumes"))?;
         ensure((1..=MAX_LOG_RINGS).contains(&self.log_rings), "the number of rings")?;
-        ensure(self.log_generation <= self.version, "the era")?;
-        ensure(self.committed <= self.version, "the version that counts")?;
-        ensure(self.terms.len() <= MAX_TERMS, "the number of openings")?;
+        ensure(self.log_generation <= self.version, "the log generation")?;
+        ensure(self.committed <= self.version, "the committed version")?;
+        ensure(self.terms.len() <= MAX_TERMS, "the number of terms")?;
         let pairs = self.terms.iter().zip(self.terms.iter().skip(1));
         let rising = |(a, b): (&super::Term, &super::Term)| {
             a.number.checked_add(1) == Some(b.number) && a.first_version < b.first_version
         };
-        ensure({ pairs }.all(rising), "the order of openings")?;
+        ensure({ pairs }.all(rising), "the order of terms")?;
         let last = self.terms.back();
-        ensure(last.is_none_or(|o| o.first_version <= self.version), "the last opening")?;
-        ensure(self.voter_history.len() <= MAX_VOTER_HISTORY, "the length of the window")?;
-        ensure(self.voter_history.is_sorted_by(|a, b| a.0 < b.0), "the order of the window")?;
+        ensure(last.is_none_or(|o| o.first_version <= self.version), "the last term")?;
+        ensure(self.voter_history.len() <= MAX_VOTER_HISTORY, "the length of the voter history")?;
+        ensure(
+            self.voter_history.is_sorted_by(|a, b| a.0 < b.0),
+            "the order of the voter history",
+        )?;
         let ends = self.voter_history.first().zip(self.voter_history.last());
-        let (first, last) = ends.ok_or(InvariantViolation("the window"))?;
-        ensure(first.0 <= self.committed && last.0 <= self.version, "the ends of the window")?;
+        let (first, last) = ends.ok_or(InvariantViolation("the voter history"))?;
+        ensure(
+            first.0 <= self.committed && last.0 <= self.version,
+            "the ends of the voter history",
+        )?;
         let voters = self.voter_history.iter().flat_map(|(_, voters)| voters.iter());
         let mut unknown = voters.filter(|id| !self.members.contains_key(id));
-        ensure(unknown.next().is_none(), "a vote of no member")?;
-        ensure(last.1 == self.voters(), "who has a vote")
+        ensure(unknown.next().is_none(), "a voter that is no member")?;
+        ensure(last.1 == self.voters(), "the voters of the last version")
     }
 
     fn check_members(&self) -> Result<(), InvariantViolation> {
@@ -84,8 +90,11 @@ impl Metadata {
                 (1..=MAX_PHYSICAL_EXTENTS).contains(&member.physical_extents),
                 "the size of a member",
             )?;
-            ensure(is_extents_offset(member.extents_at), "where the units of a member begin")?;
-            ensure(snapshot_capacity(member.snapshot_blocks) >= all, "the room of a member")?;
+            ensure(is_extents_offset(member.extents_at), "the offset of a member's extents")?;
+            ensure(
+                snapshot_capacity(member.snapshot_blocks) >= all,
+                "the snapshot area of a member",
+            )?;
         }
         Ok(())
     }
@@ -97,12 +106,12 @@ impl Metadata {
         numbers: &mut FxHashSet<u64>,
     ) -> Result<(), InvariantViolation> {
         self.check_geometry(&volume.geometry)
-            .map_err(|_| InvariantViolation("the shape of a volume"))?;
+            .map_err(|_| InvariantViolation("the geometry of a volume"))?;
         check_volume_size(volume.bytes, volume.block_size)
             .map_err(|_| InvariantViolation("the size of a volume"))?;
-        ensure(matches!(volume.block_size, 512 | 4096), "the length of a block")?;
+        ensure(matches!(volume.block_size, 512 | 4096), "the block size")?;
         for (index, PoolExtent { number, columns }) in volume.extents() {
-            ensure(index < volume.extent_count_when_full(), "an extent behind a volume's end")?;
+            ensure(index < volume.extent_count_when_full(), "an extent past a volume's end")?;
             let once = *number < self.next_extent && numbers.insert(*number);
             ensure(once, "the number of an extent")?;
             ensure(columns.len() == usize::from(volume.geometry.columns()), "a number of columns")?;
@@ -110,10 +119,10 @@ impl Metadata {
             ensure(members.len() as usize == columns.len(), "two columns on one member")?;
             for column in columns.iter() {
                 let member = self.members.get(&column.member);
-                let member = member.ok_or(InvariantViolation("a piece on no member"))?;
-                ensure(column.index < member.physical_extents, "a piece behind a member's end")?;
+                let member = member.ok_or(InvariantViolation("a column on no member"))?;
+                ensure(column.index < member.physical_extents, "a column past a member's end")?;
                 let free = allocated.entry(column.member).or_default().allocate(column.index);
-                ensure(free, "two pieces in one unit")?;
+                ensure(free, "two columns in one physical extent")?;
             }
         }
         let is_valid_mark = |((index, column), regions): (&(u32, u16), &u32)| {
@@ -121,7 +130,7 @@ impl Metadata {
                 volume.extent(*index).is_some_and(|p| usize::from(*column) < p.columns.len());
             exists && *regions != 0 && regions & !ALL_REGIONS == 0
         };
-        ensure(volume.stale_regions.iter().all(is_valid_mark), "a mark")?;
+        ensure(volume.stale_regions.iter().all(is_valid_mark), "stale regions")?;
         let is_there = |(index, rows): (&u32, &geometry::RowSet)| {
             let inside =
                 |rows: std::ops::Range<u32>| u64::from(rows.end) <= volume.geometry.total_rows();

@@ -73,7 +73,7 @@ fn with_an_extent() -> Metadata {
 }
 
 #[test]
-fn what_cannot_be_is_refused_and_changes_nothing() {
+fn invalid_changes_are_refused_and_change_nothing() {
     let pool = with_an_extent();
     let (volume, m) = (PoolVolumeId(1), MemberId);
     let to = |member, index| PhysicalExtent { member: m(member), index };
@@ -92,11 +92,11 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
         (allocate(1, &[(0, 1), (0, 2), (2, 1)]), ChangeError::MemberUsedTwice(m(0))),
         (
             allocate(1, &[(0, UNITS), (1, 1), (2, 1)]),
-            ChangeError::InvalidValue("a unit behind a member's end"),
+            ChangeError::InvalidValue("a physical extent past a member's end"),
         ),
         (
             allocate(9, &[(0, 1), (1, 1), (2, 1)]),
-            ChangeError::InvalidValue("an extent behind a volume's end"),
+            ChangeError::InvalidValue("an extent past a volume's end"),
         ),
         (moved(to(1, 3)), ChangeError::MemberUsedTwice(m(1))),
         (moved(to(1, 0)), ChangeError::ExtentInUse(to(1, 0))),
@@ -104,7 +104,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
         (Change::DeleteVolume(PoolVolumeId(2)), ChangeError::NoVolume(PoolVolumeId(2))),
         (
             Change::GrowVolume { volume, bytes: 4096 },
-            ChangeError::InvalidValue("a volume that becomes smaller"),
+            ChangeError::InvalidValue("a smaller volume size"),
         ),
     ];
     for (change, refused) in table {
@@ -143,7 +143,7 @@ fn writes_while_a_member_is_detached_make_it_stale() {
 }
 
 #[test]
-fn lost_rows_are_remembered_until_they_are_written_or_freed() {
+fn lost_rows_are_recorded_until_rewritten_or_freed() {
     let (mut pool, volume) = (with_an_extent(), PoolVolumeId(1));
     let lost =
         |index, row, rows| Change::MarkLost { volume, index, first_row: row, row_count: rows };
@@ -173,7 +173,7 @@ fn lost_rows_are_remembered_until_they_are_written_or_freed() {
 }
 
 #[test]
-fn rows_that_were_not_repaired_are_remembered_until_they_are_written_lost_or_freed() {
+fn unrepaired_rows_are_recorded_until_rewritten_lost_or_freed() {
     let (mut pool, volume) = (with_an_extent(), PoolVolumeId(1));
     let unrepaired =
         |row, rows| Change::MarkUnrepaired { volume, index: 0, first_row: row, row_count: rows };
@@ -199,7 +199,7 @@ fn rows_that_were_not_repaired_are_remembered_until_they_are_written_lost_or_fre
 
 /// A reused index must not inherit the damage of the extent that had it before.
 #[test]
-fn an_extent_that_is_freed_takes_its_marks_along() {
+fn freeing_an_extent_drops_its_marks() {
     let (volume, regions) = (PoolVolumeId(1), 1);
     let mut pool = with_an_extent();
     next(
@@ -313,7 +313,7 @@ pub(crate) fn histories() -> impl Strategy<Value = Vec<(bool, Vec<Change>)>> {
 
 proptest! {
     #[test]
-    fn every_change_leaves_it_whole_or_is_refused_and_leaves_it(history in histories()) {
+    fn each_change_keeps_the_invariants_or_is_refused(history in histories()) {
         let mut pool = with_an_extent();
         for (counts, changes) in history {
             let committed = if counts { pool.version } else { pool.committed };

@@ -77,7 +77,7 @@ impl Pool {
         for recorded in join_all(changes.into_iter().map(|change| self.writer.commit(change))).await
         {
             if let Err(error) = recorded {
-                tracing::debug!(%error, "errors of a disk are not written down");
+                tracing::debug!(%error, "recording the errors of a disk failed");
             }
         }
     }

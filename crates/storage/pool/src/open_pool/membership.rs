@@ -87,7 +87,7 @@ impl Pool {
             None => self.writer.detach(member).await?,
         };
         if was_attached {
-            tracing::error!(member = member.0, %serial, %path, "a disk of the pool is out: replace it (windrose pool replace)");
+            tracing::error!(member = member.0, %serial, %path, "a disk of the pool is detached: replace it (windrose pool replace)");
             self.on_member_detached(member);
         }
         Ok(())
@@ -120,12 +120,12 @@ impl Pool {
             self.writer.detach_unresponsive(member, unresponsive, &is_still_silent).await?
         else {
             if is_still_silent() && self.awaited_members.borrow_mut().insert(member) {
-                tracing::error!(member = member.0, %serial, %path, "a disk of the pool does not answer, and without it data would be lost: it is waited for; see to its cable and power");
+                tracing::error!(member = member.0, %serial, %path, "a disk of the pool does not respond, and data would be lost without it: waiting for it; check its cable and power");
             }
             return Ok(false);
         };
         if was_attached {
-            tracing::error!(member = member.0, %serial, %path, "a disk of the pool does not answer and is out: replace it (windrose pool replace)");
+            tracing::error!(member = member.0, %serial, %path, "a disk of the pool does not respond and is detached: replace it (windrose pool replace)");
             self.on_member_detached(member);
         }
         Ok(true)
@@ -163,10 +163,10 @@ impl Pool {
         let is_slow = is_slow || is_slow_elsewhere;
         let mut slow = self.slow_members.borrow_mut();
         if is_slow && slow.insert(member) {
-            tracing::warn!(member = member.0, %serial, %path, "a disk of the pool is slow, and is read around: replace it if that goes on (windrose pool replace)");
+            tracing::warn!(member = member.0, %serial, %path, "a disk of the pool is slow: reads avoid it; replace it if it stays slow (windrose pool replace)");
         } else if !is_slow && slow.remove(&member) {
             self.awaited_members.borrow_mut().remove(&member);
-            tracing::info!(member = member.0, %serial, %path, "a disk of the pool answers in time again");
+            tracing::info!(member = member.0, %serial, %path, "a disk of the pool is no longer slow");
         }
     }
 
@@ -180,7 +180,7 @@ impl Pool {
                 self.writer.metadata().spare_to_activate(just_detached, &self.reserved_extents());
             let Some(member) = spare else { break };
             let (serial, path) = self.serial_and_path(member);
-            tracing::warn!(member = member.0, %serial, %path, "a spare disk takes the place of one that is out");
+            tracing::warn!(member = member.0, %serial, %path, "a spare disk replaces a detached one");
             let activate = Change::SetMemberState { member, state: PoolMemberState::Active };
             if let Err(why) = self.writer.commit(activate).await {
                 tracing::error!(member = member.0, %serial, error = %why, "the spare disk cannot be used");
@@ -208,7 +208,7 @@ impl Pool {
     ) -> Result<(), PoolError> {
         let disk = open_new(&self.core, new, self.buffered, self.claim_settings.claim).await?;
         let next_id = || {
-            let full = || PoolError::new("it has as many disks as it may have");
+            let full = || PoolError::new("it already has the largest number of disks");
             self.writer.metadata().next_member_id().ok_or_else(full)
         };
         let disk = Rc::new(new_member_disk(&self.core, disk, &self.writer.metadata(), next_id()?)?);
@@ -269,7 +269,8 @@ impl Pool {
         self.writer.add_learner(id, disk).await?;
         self.last_paths.borrow_mut().insert(id, disk.path().to_owned());
         let member = self.member_info(id);
-        let member = member.ok_or_else(|| PoolError::on_disk(disk.path(), "it failed at once"))?;
+        let member =
+            member.ok_or_else(|| PoolError::on_disk(disk.path(), "the disk failed immediately"))?;
         // All cores write to it before it becomes a voter, so no later write is missing from it.
         let mut all = Vec::new();
         self.core_events.borrow_mut().retain(|(_, core)| {
@@ -288,12 +289,12 @@ impl Pool {
             hold_until_idle(Rc::clone(disk));
         }
         let committed = if is_abandoned {
-            Err(PoolError::on_disk(disk.path(), "it fails or does not answer, as the log says"))
+            Err(PoolError::on_disk(disk.path(), "the disk failed or does not respond; see the log"))
         } else if all_ready {
             self.set_join_stage(id, JoinStage::Committing);
             self.writer.commit(change).await
         } else {
-            Err(PoolError::on_disk(disk.path(), "a core cannot use it, as the log says"))
+            Err(PoolError::on_disk(disk.path(), "a core cannot use the disk; see the log"))
         };
         self.writer.end_learner(id);
         if committed.is_err() {
@@ -339,7 +340,7 @@ impl Pool {
             let (path, VersionId { version, term: opening, .. }) = (path.display(), committed);
             tracing::error!(
                 pool = %known.name, %path, %serial, version, opening,
-                "a disk proves that a version of the pool was committed which the disks in use do not know: they were set back, or it is of another history. It is left alone: close the pool and put the right disks back, or give this one up (windrose pool replace)"
+                "a disk proves a committed version of the pool that the disks in use lack: they were rolled back, or this disk has another history. It is left alone: close the pool and reconnect the right disks, or give this disk up (windrose pool replace)"
             );
         }
         for found in absent {
@@ -444,7 +445,7 @@ impl Pool {
         {
             // While it catches up it holds the metadata but no data: its label must say so in case
             // that fails.
-            tracing::error!(error = %why, "a disk of the pool cannot come back");
+            tracing::error!(error = %why, "reattaching a disk of the pool failed");
             return;
         }
         // It may have taken so long that columns of it began to move.
@@ -462,11 +463,11 @@ impl Pool {
         match admitted {
             Ok(()) => {
                 mark_label_ready(&disk).await;
-                tracing::info!(%path, marked = only_stale_regions, "a disk of the pool is back");
+                tracing::info!(%path, marked = only_stale_regions, "a disk of the pool is attached again");
                 self.broadcast(|| PoolEvent::MaintenanceDue);
             }
             Err(why) => {
-                tracing::error!(%path, error = %why, "a disk of the pool cannot come back");
+                tracing::error!(%path, error = %why, "reattaching a disk of the pool failed");
             }
         }
     }
@@ -489,7 +490,7 @@ impl Pool {
                 .await
         });
         let marked = marked.await.map_err(|why| PoolError::on_disk(disk.path(), why));
-        let why_not = |why: &PoolError| tracing::warn!(error = %why, "what a disk of the pool lacks is not known: all of it is made again");
+        let why_not = |why: &PoolError| tracing::warn!(error = %why, "the stale regions of a disk are unknown: rebuilding all of it");
         marked.flatten().inspect_err(why_not).is_ok()
     }
 
@@ -588,7 +589,7 @@ impl Pool {
                 // Its removal was cancelled.
                 Ok(false) => continue,
                 Err(why) => {
-                    tracing::warn!(member = id.0, error = %why, "a disk cannot leave the pool yet");
+                    tracing::warn!(member = id.0, error = %why, "removing a disk from the pool failed");
                     continue;
                 }
             }
@@ -597,7 +598,7 @@ impl Pool {
                 match disk.set_label_state(LabelState::Removed).await {
                     Ok(()) => disk.release_claim().await,
                     Err(why) => {
-                        tracing::warn!(error = %why, "its label says that it is of the pool");
+                        tracing::warn!(error = %why, "writing its label failed: its label names the pool");
                     }
                 }
             }
@@ -630,7 +631,7 @@ impl Pool {
 /// Marks the label of a disk as ready; the pool knows the disk even if that fails.
 async fn mark_label_ready(disk: &MemberDisk) {
     if let Err(why) = disk.set_label_state(LabelState::Ready).await {
-        tracing::warn!(error = %why, "its label says that it is still being made");
+        tracing::warn!(error = %why, "its label is still in state initializing");
     }
 }
 

@@ -15,12 +15,12 @@ impl Pool {
     /// A scrub is running already, or no volume is open.
     pub fn start_scrub(&self) -> Result<(), PoolError> {
         if self.current_scrub.get().is_some_and(|(report, _)| report.is_running) {
-            return Err(PoolError::new("it is being scrubbed already"));
+            return Err(PoolError::new("it is already being scrubbed"));
         }
         self.broadcast(|| PoolEvent::StartScrub);
         let (cores, all_bytes) = (self.core_events.borrow().len(), self.report().allocated_bytes);
         if cores == 0 && all_bytes > 0 {
-            return Err(PoolError::new("no volume of it is open: it cannot be scrubbed"));
+            return Err(PoolError::new("it cannot be scrubbed: no volume of it is open"));
         }
         let report = PoolScrubReport {
             is_running: cores > 0,
@@ -82,7 +82,7 @@ impl Pool {
             unrecoverable_rows: unrepairable,
         };
         if let Err(error) = self.writer.commit(Change::RecordScrub(scrub)).await {
-            tracing::warn!(%error, "what a scrub has found is not written down");
+            tracing::warn!(%error, "recording the results of a scrub failed");
         }
     }
 }

@@ -56,8 +56,8 @@ impl Pool {
         }
         // A core that has detached in order meanwhile has released the volume as well.
         if is_done.await.is_err() && self.rings_in_use.borrow().contains(&ring_of) {
-            let message = format!("core {ring_of} has not let go of volume {uuid}");
-            return Err(PoolError::new(message).with_hint("close the pool, and open it again"));
+            let message = format!("core {ring_of} still uses volume {uuid}");
+            return Err(PoolError::new(message).with_hint("close the pool and open it again"));
         }
         self.volume_rings.borrow_mut().remove(&id);
         Ok(())
@@ -139,8 +139,8 @@ impl Pool {
     }
 
     fn no_space_error(&self) -> PoolError {
-        PoolError::no_space("there is no room for another extent")
-            .with_hint("add disks to the pool, or delete something")
+        PoolError::no_space("there is no space for another extent")
+            .with_hint("add disks to the pool, or delete volumes")
     }
 
     /// Checks that extents for so many bytes fit on the attached members.
@@ -167,7 +167,7 @@ impl Pool {
             metadata.extents_size_text(free.free_extents_after),
         );
         let short = format!(
-            "{needed_text} are needed, and the disks in use have room for {available_text}"
+            "{needed_text} are needed, but the disks in use have space for {available_text}"
         );
         let detached: Vec<String> = (metadata.members())
             .filter(|(_, member)| !member.state.is_voter())
@@ -178,11 +178,11 @@ impl Pool {
             .collect();
         if detached.is_empty() {
             return Err(
-                PoolError::no_space(short).with_hint("add disks to the pool, or delete something")
+                PoolError::no_space(short).with_hint("add disks to the pool, or delete volumes")
             );
         }
-        let message = format!("{short}: disk {} is out", detached.join(", "));
-        let hint = "replace the disk that is out first (windrose pool replace), or add one (windrose pool add)";
+        let message = format!("{short}: disk {} is detached", detached.join(", "));
+        let hint = "replace the detached disk first (windrose pool replace), or add one (windrose pool add)";
         Err(PoolError::no_space(message).with_hint(hint))
     }
 
@@ -286,7 +286,7 @@ impl Pool {
             Ok(()) => Ok(true),
             Err(why) if self.writer.fatal_error().is_some() || self.is_closed.get() => Err(why),
             Err(why) => {
-                tracing::warn!(volume = volume.0, index, column, error = %why, "a piece is not moved");
+                tracing::warn!(volume = volume.0, index, column, error = %why, "moving a column failed");
                 Ok(false)
             }
         }

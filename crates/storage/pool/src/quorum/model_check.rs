@@ -854,7 +854,7 @@ fn finds_an_absent_voter() {
 }
 
 #[test]
-fn finds_needless_split_brain() {
+fn finds_unnecessary_split_brain() {
     let rules = QuorumRules { resolves_uncommitted_forks: false, ..RULES };
     finds(
         Violation::SplitBrain,

@@ -12,7 +12,7 @@ use super::{MemberMetadata, VersionSupport, disk_name_of, diverges_from_commit};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecoveryError {
     /// No disk holds a version.
-    #[error("none of the disks that are there knows of a version of the pool")]
+    #[error("none of the disks found holds metadata of the pool")]
     NoMetadata,
     /// Neither the newest version nor an older one has a quorum of supporters.
     #[error("{0}")]
@@ -25,7 +25,7 @@ pub enum RecoveryError {
     RolledBackDisks(Box<RolledBackDisks>),
     /// More disks are missing than the operator declared lost.
     #[error(
-        "{} missing as well; if gone for good: pool open {pool}{}, beside what was said",
+        "{} missing as well; if gone for good, also give: pool open {pool}{}",
         disks_are(.missing),
         missing_disk_options(.missing)
     )]
@@ -36,7 +36,7 @@ pub enum RecoveryError {
         missing: Vec<DiskName>,
     },
     /// A disk that was declared lost is present, and holds an ancestor of what would be opened.
-    #[error("disk {0} is there, and nothing is wrong with what it knows: it cannot be left out")]
+    #[error("disk {0} is present and its metadata is good: it cannot be left out")]
     DeclaredLostButPresent(DiskName),
     /// A disk that was declared lost was never part of the pool.
     #[error("the pool has no disk {0}")]
@@ -84,7 +84,7 @@ pub struct RolledBackDisks {
 /// Two versions that may be opened, and have diverged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "there are two truths: {one}, and {other}; which disks are wrong is to be said: pool open {pool} \
+    "split brain: {one}, and {other}; choose the disks to leave out: pool open {pool} \
      --without ..."
 )]
 pub struct SplitBrain {
@@ -130,7 +130,7 @@ impl fmt::Display for DiskName {
 impl fmt::Display for DivergedState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { version, term, disks } = self;
-        write!(f, "version {version} of opening {term} on {}", disk_list(disks))
+        write!(f, "version {version} of term {term} on {}", disk_list(disks))
     }
 }
 
@@ -141,16 +141,16 @@ impl fmt::Display for NoQuorum {
             write!(f, "{} missing; ", disks_are(missing))?;
         }
         if !diverged.is_empty() {
-            let know = if diverged.len() == 1 { "knows" } else { "know" };
-            write!(f, "{} {know} of another history; ", disk_list(diverged))?;
+            let have = if diverged.len() == 1 { "has" } else { "have" };
+            write!(f, "{} {have} another history; ", disk_list(diverged))?;
         }
         write!(
             f,
-            "of {} with a vote in version {version} {supporters} {} what led ",
-            wire::plural(*voters, "disk"),
-            if *supporters == 1 { "knows" } else { "know" }
+            "{supporters} of {} of version {version} {} version {target_version}, but more than half \
+             must",
+            wire::plural(*voters, "voter"),
+            if *supporters == 1 { "supports" } else { "support" }
         )?;
-        write!(f, "to version {target_version}, and more than half are needed")?;
         if missing.is_empty() {
             return Ok(());
         }
@@ -173,11 +173,11 @@ impl fmt::Display for RolledBackDisks {
         let verb = |disks: &[DiskName], one, more| if disks.len() == 1 { one } else { more };
         write!(
             f,
-            "{} older than {}: {} version {} of opening {}, and {} {} that version {} of opening {} \
-             was committed; ",
+            "{} older than {}: {} version {} of term {}, and {} {} that version {} of term {} was \
+             committed; ",
             disks_are(rolled_back),
             disk_list(newer),
-            verb(rolled_back, "it knows", "they know"),
+            verb(rolled_back, "it has", "they have"),
             newest.version,
             newest.term,
             disk_list(newer),
@@ -190,17 +190,17 @@ impl fmt::Display for RolledBackDisks {
         }
         write!(
             f,
-            "{} set back (a snapshot or a backup of a disk was put back, or another disk was plugged \
-             in): nothing has been changed; put the right disks back",
+            "{} rolled back (a snapshot or backup of a disk was restored, or another disk was plugged \
+             in): nothing has been changed; reconnect the right disks",
             verb(rolled_back, "it was", "they were")
         )?;
         if *newer_are_complete {
             let gone = missing_disk_options(&[&missing[..], rolled_back].concat());
-            write!(f, "; or open what the newer have: windrose pool open {pool}{gone}")?;
+            write!(f, "; or open the newer state: windrose pool open {pool}{gone}")?;
         }
         write!(
             f,
-            "; or open the older state, which LOSES all that was written since: windrose pool open {pool}{}",
+            "; or open the older state, which LOSES all later writes: windrose pool open {pool}{}",
             missing_disk_options(newer)
         )
     }

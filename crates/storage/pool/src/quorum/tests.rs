@@ -63,9 +63,9 @@ fn the_latest_descendant_is_recovered_and_stale_members_are_listed() {
     let new = next(&old, 2, Some(11), &[3]);
     let other = next(&old, 1, Some(9), &[]);
     let disks = known(&[(0, &new), (1, &old), (2, &other), (3, &old)]);
-    let believed = recover(&disks, &[], &[]).unwrap();
-    assert_eq!(believed.metadata.version_id(), new.version_id());
-    assert_eq!(believed.supporters, set(&[0, 1, 3]));
+    let recovered_state = recover(&disks, &[], &[]).unwrap();
+    assert_eq!(recovered_state.metadata.version_id(), new.version_id());
+    assert_eq!(recovered_state.supporters, set(&[0, 1, 3]));
     let stale = |member, knows: &Metadata, led_here, out| StaleMember {
         member: m(member),
         known_version: knows.version_id(),
@@ -74,18 +74,17 @@ fn the_latest_descendant_is_recovered_and_stale_members_are_listed() {
     };
     let all =
         [stale(1, &old, true, false), stale(2, &other, false, false), stale(3, &old, true, true)];
-    assert_eq!(believed.stale, all);
+    assert_eq!(recovered_state.stale, all);
 }
 
 #[test]
-fn half_is_not_enough_and_who_is_missing_is_named() {
+fn half_is_no_quorum_and_missing_disks_are_named() {
     let pool = pool(4);
     let half = known(&[(1, &pool), (3, &pool)]);
     assert_eq!(
         text(&half, &[]),
-        "disks S0, S2 are missing; of 4 disks with a vote in version 1 2 know what led to version 2, \
-         and more than half are needed; if they are gone for good: pool open tank --without S0 \
-         --without S2"
+        "disks S0, S2 are missing; 2 of 4 voters of version 1 support version 2, but more than half \
+         must; if they are gone for good: pool open tank --without S0 --without S2"
     );
     let Err(RecoveryError::NoQuorum(few)) = recover(&half, &[], &[]) else { panic!("not half") };
     assert_eq!((few.missing[0].member, few.missing[0].uuid), (m(0), uuid(0)));
@@ -93,38 +92,37 @@ fn half_is_not_enough_and_who_is_missing_is_named() {
     let new = next(&pool, 1, Some(11), &[]);
     assert_eq!(
         text(&known(&[(0, &new), (1, &other)]), &[]),
-        "disks S2, S3 are missing; disk S0 knows of another history; of 4 disks with a vote in \
-         version 1 1 knows what led to version 3, and more than half are needed; if they are gone for \
-         good: pool open tank --without S2 --without S3"
+        "disks S2, S3 are missing; disk S0 has another history; 1 of 4 voters of version 1 supports \
+         version 3, but more than half must; if they are gone for good: pool open tank --without S2 \
+         --without S3"
     );
 }
 
 #[test]
-fn a_declaration_names_all_missing_disks_and_no_good_one() {
+fn declared_lost_must_name_all_missing_disks_and_no_present_one() {
     let pool = pool(4);
     let one = known(&[(1, &pool)]);
     let without = |members: &[u16]| members.iter().map(|n| uuid(*n)).collect::<Vec<_>>();
     assert_eq!(
         text(&one, &without(&[0, 3])),
-        "disk S2 is missing as well; if gone for good: pool open tank --without S2, beside what was \
-         said"
+        "disk S2 is missing as well; if gone for good, also give: pool open tank --without S2"
     );
     assert_eq!(
         text(&one, &without(&[0, 1, 2, 3])),
-        "disk S1 is there, and nothing is wrong with what it knows: it cannot be left out"
+        "disk S1 is present and its metadata is good: it cannot be left out"
     );
     assert_eq!(
         text(&one, &without(&[9])),
         "the pool has no disk 00000000-0000-0000-0000-00000000006d"
     );
-    let believed = recover(&one, &[], &without(&[0, 2, 3])).unwrap();
-    assert_eq!((believed.declared_lost, believed.is_forced), (set(&[0, 2, 3]), true));
+    let recovered_state = recover(&one, &[], &without(&[0, 2, 3])).unwrap();
+    assert_eq!((recovered_state.declared_lost, recovered_state.is_forced), (set(&[0, 2, 3]), true));
     let three = known(&[(0, &pool), (1, &pool), (2, &pool)]);
     assert!(!recover(&three, &[], &without(&[3])).unwrap().is_forced, "nothing had to be said");
 }
 
 #[test]
-fn a_false_declaration_makes_a_split_brain() {
+fn a_false_declaration_causes_split_brain() {
     let before = pool(4);
     let forced = next(&before, 2, Some(11), &[1, 2, 3]);
     let forced = next(&forced, 3, None, &[]);
@@ -132,8 +130,8 @@ fn a_false_declaration_makes_a_split_brain() {
     let disks = known(&[(0, &forced), (1, &regular), (2, &regular), (3, &before)]);
     assert_eq!(
         text(&disks, &[]),
-        "there are two truths: version 4 of opening 2 on disks S1, S2, and version 4 of opening 2 \
-         on disk S0; which disks are wrong is to be said: pool open tank --without ..."
+        "split brain: version 4 of term 2 on disks S1, S2, and version 4 of term 2 on disk S0; choose \
+         the disks to leave out: pool open tank --without ..."
     );
     assert_eq!(
         recover(&disks, &[], &[uuid(0)]).unwrap().metadata.version_id(),
@@ -156,7 +154,7 @@ fn a_false_declaration_makes_a_split_brain() {
 
 /// Declaring less must not open an older version than declaring more would.
 #[test]
-fn a_declaration_does_not_skip_a_later_version() {
+fn declared_lost_does_not_skip_a_later_version() {
     let before = pool(2);
     let mut later = next(&before, 2, None, &[]);
     let add = |n: u16| Change::AddMember {
@@ -178,7 +176,7 @@ fn a_declaration_does_not_skip_a_later_version() {
 }
 
 #[test]
-fn of_two_with_one_identity_neither_is_asked() {
+fn disks_with_the_same_identity_are_both_ignored() {
     let pool = pool(3);
     assert!(matches!(
         recover(&known(&[(0, &pool), (1, &pool), (1, &pool)]), &[], &[]),
@@ -193,7 +191,7 @@ fn of_two_with_one_identity_neither_is_asked() {
 }
 
 #[test]
-fn what_may_not_be_written_is_said() {
+fn write_quorum_violations_are_reported() {
     let before = pool(4);
     let all = set(&[0, 1, 2, 3]);
     let written = WriteTargets { following: all, current: all, ..WriteTargets::default() };
@@ -210,7 +208,7 @@ fn what_may_not_be_written_is_said() {
         check_write_quorum(&VoterSet::from_metadata(&before), &most, &written).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "of 4 disks with a vote in version 1 at most half may have none in the next one, and 3 would"
+        "version 1 has 4 voters, of which the next version may drop at most half, not 3"
     );
     let declared_lost = WriteTargets { declared_lost: set(&[1, 2]), ..written };
     assert_eq!(
@@ -271,19 +269,18 @@ fn two_rolled_back_disks_of_three_do_not_overwrite_the_third() {
     );
     assert_eq!(
         text(&disks, &[]),
-        "disks S0, S1 are older than disk S2: they know version 3 of opening 2, and disk S2 proves \
-         that version 4 of opening 3 was committed; they were set back (a snapshot or a backup of a \
-         disk was put back, or another disk was plugged in): nothing has been changed; put the right \
-         disks back; or open what the newer have: windrose pool open tank --without S0 --without S1; \
-         or open the older state, which LOSES all that was written since: windrose pool open tank \
-         --without S2"
+        "disks S0, S1 are older than disk S2: they have version 3 of term 2, and disk S2 proves that \
+         version 4 of term 3 was committed; they were rolled back (a snapshot or backup of a disk was \
+         restored, or another disk was plugged in): nothing has been changed; reconnect the right \
+         disks; or open the newer state: windrose pool open tank --without S0 --without S1; or open \
+         the older state, which LOSES all later writes: windrose pool open tank --without S2"
     );
     // Without the disk that proves the commit it is unknown.
     assert_eq!(recover(&disks[..2], &[], &[]).unwrap().metadata.version_id(), old.version_id());
 }
 
 #[test]
-fn which_state_is_wanted_may_be_said() {
+fn the_operator_can_choose_the_state() {
     let (old, new) = rolled_back(3);
     let disks = known(&[(0, &old), (1, &old), (2, &new)]);
     let older = recover(&disks, &[], &[uuid(2)]).unwrap();
@@ -299,9 +296,9 @@ fn which_state_is_wanted_may_be_said() {
 fn one_rolled_back_disk_of_three_is_stale() {
     let (old, new) = rolled_back(3);
     let disks = known(&[(0, &new), (1, &old), (2, &new)]);
-    let believed = recover(&disks, &[], &[]).unwrap();
+    let recovered_state = recover(&disks, &[], &[]).unwrap();
     assert_eq!(
-        (believed.metadata.version_id(), believed.supporters),
+        (recovered_state.metadata.version_id(), recovered_state.supporters),
         (new.version_id(), set(&[0, 2]))
     );
     let stale = StaleMember {
@@ -310,7 +307,7 @@ fn one_rolled_back_disk_of_three_is_stale() {
         is_ancestor: true,
         is_detached: false,
     };
-    assert_eq!(believed.stale, [stale]);
+    assert_eq!(recovered_state.stale, [stale]);
 }
 
 #[test]
@@ -318,7 +315,7 @@ fn the_operator_decides_between_a_pair_of_which_one_was_rolled_back() {
     let (old, new) = rolled_back(2);
     let disks = known(&[(0, &new), (1, &old)]);
     let said = text(&disks, &[]);
-    assert!(said.starts_with("disk S1 is older than disk S0: it knows version 3"), "{said}");
+    assert!(said.starts_with("disk S1 is older than disk S0: it has version 3"), "{said}");
     assert!(said.contains("pool open tank --without S1;"), "{said}");
     assert_eq!(recover(&disks, &[], &[uuid(1)]).unwrap().metadata.version_id(), new.version_id());
     assert_eq!(recover(&disks, &[], &[uuid(0)]).unwrap().metadata.version_id(), old.version_id());
@@ -334,12 +331,12 @@ fn missing_disks_are_named_beside_rolled_back_ones() {
     // Detached disks have never had more.
     let detached = next(&next(&pool(4), 2, None, &[2, 3]), 3, None, &[]);
     let said = text(&known(&[(0, &detached), (2, &pool(4)), (3, &pool(4))]), &[]);
-    assert!(said.starts_with("disk S1 is missing; of 2 disks"), "{said}");
+    assert!(said.starts_with("disk S1 is missing; 1 of 2 voters"), "{said}");
 }
 
 /// Its metadata is damaged, but its label is not.
 #[test]
-fn the_commit_that_a_damaged_disks_label_proves_counts() {
+fn a_commit_proven_by_a_damaged_disks_label_counts() {
     let (old, new) = rolled_back(3);
     let disks = known(&[(0, &old), (1, &old)]);
     let witness = |committed| DamagedDisk {
@@ -377,7 +374,7 @@ fn a_history_of_rolled_back_disks_does_not_win_over_a_newer_one() {
 
 proptest! {
     #[test]
-    fn whatever_disks_know_is_opened_or_refused(
+    fn any_set_of_disks_is_opened_or_refused(
         histories in prop::collection::vec(tests::histories(), 1..4),
         disks in prop::collection::vec((0u16..7, 0u16..7, any::<prop::sample::Index>()), 0..7),
         without in prop::collection::vec(0u16..7, 0..4),

@@ -56,7 +56,7 @@ fn sample_batch() -> LogBatch {
 }
 
 #[test]
-fn a_batch_is_read_as_it_was_written() {
+fn a_batch_round_trips() {
     let batch = sample_batch();
     assert_eq!(batch.blocks.len(), 1 + 2 * 4);
     let mut bytes = bytes(&batch);
@@ -68,7 +68,7 @@ fn a_batch_is_read_as_it_was_written() {
 }
 
 #[test]
-fn every_torn_and_every_foreign_one_is_told() {
+fn torn_and_foreign_batches_are_detected() {
     let whole = bytes(&sample_batch());
     for block in 0..10 {
         let mut torn = whole.clone();
@@ -112,7 +112,7 @@ fn changed(change: impl FnOnce(&mut [u8])) -> Option<BatchError> {
 }
 
 #[test]
-fn what_contradicts_itself_is_refused() {
+fn inconsistent_batches_are_refused() {
     let contradiction = Some(BatchError::Inconsistent);
     assert_eq!(changed(|head| head[16] = 2), Some(BatchError::Version(2)));
     assert_eq!(changed(|head| head[72] = 71), contradiction, "a tail in the future");
@@ -140,7 +140,7 @@ fn what_contradicts_itself_is_refused() {
 }
 
 #[test]
-fn a_batch_has_room_for_what_its_slot_holds() {
+fn a_batch_fills_its_slot_at_most() {
     let mut batch = batch(vec![]);
     for n in 0..31 {
         let entry = rows(n, 1, &[1]);
@@ -187,7 +187,7 @@ fn golden() {
 
 proptest! {
     #[test]
-    fn any_bytes_parse_or_are_refused(mut bytes in prop::collection::vec(any::<u8>(), 0..9000), sign in any::<bool>()) {
+    fn arbitrary_bytes_parse_or_are_refused(mut bytes in prop::collection::vec(any::<u8>(), 0..9000), sign in any::<bool>()) {
         if sign && bytes.len() >= BLOCK_BYTES {
             bytes[..20].copy_from_slice(b"WINDROSE PARITY\n\x01\x00\x01\x00");
             bytes[CHECKSUM_AT..CHECKSUM_AT + 4].fill(0);

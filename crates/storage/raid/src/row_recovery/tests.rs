@@ -302,7 +302,7 @@ impl Search {
     }
 }
 
-fn shapes() -> Vec<RaidGeometry> {
+fn geometries() -> Vec<RaidGeometry> {
     let parity = [3, 4, 5].map(|columns| (Redundancy::Parity, columns));
     let double = [4, 5, 6].map(|columns| (Redundancy::DoubleParity, columns));
     let geometry = |(level, columns)| RaidGeometry::new(level, columns, 1, 1).unwrap();
@@ -310,9 +310,9 @@ fn shapes() -> Vec<RaidGeometry> {
 }
 
 #[test]
-fn whatever_is_lost_each_block_is_the_old_or_the_new_one() {
+fn after_recovery_each_block_is_old_or_new() {
     let mut cases = 0;
-    for geometry in shapes() {
+    for geometry in geometries() {
         let mut search = Search { cases: 0, recovery_writes, logs_first: true };
         assert!(search.finds_nothing(&geometry), "{geometry:?}");
         cases += search.cases;
@@ -322,9 +322,9 @@ fn whatever_is_lost_each_block_is_the_old_or_the_new_one() {
 
 /// The search is effective: it finds known mistakes.
 #[test]
-fn planted_mistakes_are_found() {
+fn planted_mistakes_are_detected() {
     let found = |recovery, logs_first| {
-        shapes().iter().all(|geometry| {
+        geometries().iter().all(|geometry| {
             !Search { cases: 0, recovery_writes: recovery, logs_first }.finds_nothing(geometry)
         })
     };
@@ -337,7 +337,7 @@ fn planted_mistakes_are_found() {
     assert!(found(without_data_replay, true), "MD: where several strips change, they are garbage");
     assert!(
         !Search { cases: 0, recovery_writes: always_reconstruct, logs_first: true }
-            .finds_nothing(&shapes()[5]),
+            .finds_nothing(&geometries()[5]),
         "a wrong coefficient of Q"
     );
 }

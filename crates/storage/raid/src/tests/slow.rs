@@ -42,7 +42,7 @@ impl SlowDiskTest {
 
     /// Number of blocks used: at least two stripes.
     fn blocks(&self) -> u64 {
-        3 * self.disks.shape.stripe_rows() * u64::from(ROW_BYTES / self.disks.block_size)
+        3 * self.disks.geometry.stripe_rows() * u64::from(ROW_BYTES / self.disks.block_size)
     }
 
     fn stall(&self, member: usize) {
@@ -100,7 +100,7 @@ fn reads_avoid_a_stalled_member() {
 }
 
 #[test]
-fn one_that_answers_in_time_again_is_read_again() {
+fn a_member_that_recovers_is_read_again() {
     for make in [RAID_5, RAID_6, RAID_1, RAID_10] {
         run_simulated(async |pool| {
             let scene = SlowDiskTest::new(make, &pool).await;
@@ -127,7 +127,7 @@ fn one_that_answers_in_time_again_is_read_again() {
 }
 
 #[test]
-fn a_member_that_is_late_now_and_then_does_not_flap() {
+fn an_occasionally_late_member_does_not_flap() {
     run_simulated(async |pool| {
         let scene = SlowDiskTest::new(RAID_5, &pool).await;
         let late = Effect::Delay(SECOND / 3, SECOND / 2);
@@ -143,7 +143,7 @@ fn a_member_that_is_late_now_and_then_does_not_flap() {
 }
 
 #[test]
-fn a_write_that_one_does_not_answer_ends_without_it() {
+fn a_write_completes_without_an_unresponsive_member() {
     for make in [RAID_5, RAID_5_WIDE, RAID_6, RAID_1, RAID_10] {
         for kind in [OpKind::Write, OpKind::Flush] {
             run_simulated(async |pool| {
@@ -188,7 +188,7 @@ fn an_unanswered_read_detaches_its_member() {
 }
 
 #[test]
-fn nobody_is_slow_where_all_have_stopped() {
+fn no_member_is_slow_if_all_have_stopped() {
     for make in [RAID_5, RAID_6, RAID_1, RAID_10] {
         run_simulated(async |pool| {
             let scene = SlowDiskTest::new(make, &pool).await;
@@ -224,7 +224,7 @@ fn a_member_without_redundancy_is_waited_for() {
     for make in [RAID_0, RAID_5] {
         run_simulated(async |pool| {
             let scene = SlowDiskTest::new(make, &pool).await;
-            if scene.disks.shape.redundancy() == Redundancy::Parity {
+            if scene.disks.geometry.redundancy() == Redundancy::Parity {
                 scene.disks.book.detached.borrow_mut().push(0);
                 scene.array.on_member_detached(0).await.unwrap();
             }

@@ -139,7 +139,7 @@ fn run_scene(scene: impl AsyncFnOnce()) {
 
 /// A file system that trims freed space: single blocks, each in a stripe of its own.
 #[test]
-fn small_discards_share_batches_of_the_log_and_flushes() {
+fn small_discards_share_log_batches_and_flushes() {
     run_scene(async || {
         let few = || (0..255u64).map(|n| Blocks::new(Lba(n * 16 + n % 16), 1)).collect::<Vec<_>>();
         let alone = Bench::new().await.discard(few(), 1).await;
@@ -155,7 +155,7 @@ fn small_discards_share_batches_of_the_log_and_flushes() {
 }
 
 #[test]
-fn extents_that_one_discard_frees_are_given_back_together() {
+fn extents_freed_by_one_discard_are_released_together() {
     run_scene(async || {
         let bench = Bench::new().await;
         let each = bench.blocks() / EXTENTS;
@@ -173,7 +173,7 @@ fn extents_that_one_discard_frees_are_given_back_together() {
 
 /// WRITE SAME of zeroes, or a discard on a thick volume: several full-stripe writes at a time.
 #[test]
-fn a_long_run_of_zeroes_is_written_in_whole_stripes_at_once() {
+fn a_long_zero_write_uses_concurrent_full_stripes() {
     run_scene(async || {
         let bench = Bench::new().await;
         let zero = |blocks| Op::Zero { at: Lba(0), blocks, unmap: false, fua: false };

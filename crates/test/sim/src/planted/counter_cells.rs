@@ -44,15 +44,15 @@ enum Mistake {
 
 pub(super) async fn ack_early(world: World, variant: Variant) -> Result<(), String> {
     let mistake = (variant == Variant::Mistaken).then_some(Mistake::AcknowledgesEarly);
-    play(world, mistake, DiskFaults::default()).await
+    run(world, mistake, DiskFaults::default()).await
 }
 
 pub(super) async fn sync_again(world: World, variant: Variant) -> Result<(), String> {
     let mistake = (variant == Variant::Mistaken).then_some(Mistake::SyncAgain);
-    play(world, mistake, DiskFaults { sync_error: 0.05, ..DiskFaults::default() }).await
+    run(world, mistake, DiskFaults { sync_error: 0.05, ..DiskFaults::default() }).await
 }
 
-async fn play(world: World, mistake: Option<Mistake>, faults: DiskFaults) -> Result<(), String> {
+async fn run(world: World, mistake: Option<Mistake>, faults: DiskFaults) -> Result<(), String> {
     let host = world.add_host("ledger", HostSetup::default());
     let disk = host.add_disk(DISK, DiskSetup::device(1 << 20).faults(faults.clone()));
     let known = Rc::new(RefCell::new(ClientState::default()));

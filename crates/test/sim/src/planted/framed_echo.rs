@@ -12,7 +12,7 @@ use super::Variant;
 const PORT: u16 = 7;
 const MAX_MESSAGE_LEN: usize = 5000;
 
-pub(super) async fn play(world: World, variant: Variant) -> Result<(), String> {
+pub(super) async fn run(world: World, variant: Variant) -> Result<(), String> {
     let [server, client] = ["server", "client"].map(|n| world.add_host(n, HostSetup::default()));
     server.start(move |core| serve(core, variant));
     let (dice, to) = (world.clone(), SocketAddr::new(server.address(), PORT));

@@ -30,7 +30,7 @@ macro_rules! leaf {
     ($name:ident, $mistake:ident) => {
         pub(super) async fn $name(world: World, variant: Variant) -> Result<(), String> {
             let wrong = variant == Variant::Mistaken;
-            storage::play(world, LeafStack(if wrong { Mistake::$mistake } else { Mistake::None }))
+            storage::run(world, LeafStack(if wrong { Mistake::$mistake } else { Mistake::None }))
                 .await
         }
     };
@@ -43,7 +43,7 @@ leaf!(zero_too_far, ZeroTooFar);
 
 /// The correct leaf, for scenarios of layers above it.
 pub(crate) async fn volume_on_leaf(world: World) -> Result<(), String> {
-    volume::play(world, LeafStack(Mistake::None)).await
+    volume::run(world, LeafStack(Mistake::None)).await
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -54,16 +54,16 @@ impl StorageStack for LeafStack {
         Ok(())
     }
 
-    async fn open(&self, core: Core, shape: StackGeometry) -> Result<Dev, String> {
+    async fn open(&self, core: Core, geometry: StackGeometry) -> Result<Dev, String> {
         let disk = core.open_disk(Path::new(DISK), OpenOptions::new()).await;
         let disk = disk.map_err(|e| e.to_string())?;
-        Ok(Dev::new(BareDisk { disk, shape, mistake: self.0 }))
+        Ok(Dev::new(BareDisk { disk, geometry, mistake: self.0 }))
     }
 }
 
 struct BareDisk {
     disk: Disk,
-    shape: StackGeometry,
+    geometry: StackGeometry,
     mistake: Mistake,
 }
 
@@ -74,11 +74,11 @@ impl Layer for BareDisk {
 
     fn info(&self) -> Info {
         Info {
-            block_size: self.shape.block_size,
-            blocks: self.shape.bytes / u64::from(self.shape.block_size),
+            block_size: self.geometry.block_size,
+            blocks: self.geometry.bytes / u64::from(self.geometry.block_size),
             metadata_blocks: 0,
-            physical_block_size: self.shape.disk.1.max(self.shape.block_size),
-            max_transfer_blocks: (1 << 20) / self.shape.block_size,
+            physical_block_size: self.geometry.disk.1.max(self.geometry.block_size),
+            max_transfer_blocks: (1 << 20) / self.geometry.block_size,
             unmap_granularity_blocks: 1,
             unmap_zeroes: true,
             volatile_cache: true,
@@ -90,10 +90,10 @@ impl Layer for BareDisk {
     }
 
     async fn submit(&self, op: Op, ctx: Ctx) -> Result<Bufs, Error> {
-        let size = u64::from(self.shape.block_size);
+        let size = u64::from(self.geometry.block_size);
         match op {
             Op::Read { at, blocks } => {
-                let into = ctx.alloc(blocks as usize * self.shape.block_size as usize);
+                let into = ctx.alloc(blocks as usize * self.geometry.block_size as usize);
                 let read = self.disk.read(at.0 * size, into).await;
                 return read.map(Bufs::from).map_err(|_| Error::Unreadable { at });
             }
@@ -117,11 +117,11 @@ impl Layer for BareDisk {
 
 impl BareDisk {
     async fn write(&self, at: Lba, data: &Bufs, ctx: &Ctx) -> Result<(), Error> {
-        let start = at.0 * u64::from(self.shape.block_size);
+        let start = at.0 * u64::from(self.geometry.block_size);
         let result = if self.mistake == Mistake::SharedSector {
             self.write_sectors(start, data, ctx).await
         } else {
-            let fits = data.is_aligned(self.shape.disk.0 as usize);
+            let fits = data.is_aligned(self.geometry.disk.0 as usize);
             let data = if fits { data.clone() } else { copied(ctx, data) };
             self.disk.write(start, data).await.ok()
         };

@@ -63,7 +63,7 @@ pub(super) async fn checks_lease_before_work_only(
     variant: Variant,
 ) -> Result<(), String> {
     let looks_after_work = variant == Variant::Correct;
-    play(world, LeaseRules { checks_lease_after_work: looks_after_work, ..LeaseRules::CORRECT })
+    run(world, LeaseRules { checks_lease_after_work: looks_after_work, ..LeaseRules::CORRECT })
         .await
 }
 
@@ -73,10 +73,10 @@ pub(super) async fn ignores_drift(world: World, variant: Variant) -> Result<(), 
         Variant::Correct => LeaseRules::CORRECT.grace,
         Variant::Mistaken => Duration::from_millis(LEASE_MS),
     };
-    play(world, LeaseRules { grace, ..LeaseRules::CORRECT }).await
+    run(world, LeaseRules { grace, ..LeaseRules::CORRECT }).await
 }
 
-async fn play(world: World, rules: LeaseRules) -> Result<(), String> {
+async fn run(world: World, rules: LeaseRules) -> Result<(), String> {
     let hosts = ["holder", "granter"].map(|n| world.add_host(n, HostSetup::default()));
     let rng = Rng::new(world.seed(), "host faults");
     for host in &hosts {
@@ -102,7 +102,7 @@ async fn play(world: World, rules: LeaseRules) -> Result<(), String> {
         return Err(format!("both counted at once: {steps} steps, and the number is {number}"));
     }
     if steps == 0 {
-        return Err("nobody counted at all".into());
+        return Err("neither counted".into());
     }
     Ok(())
 }

@@ -23,7 +23,7 @@ struct ClientState {
     acknowledged: Cell<u64>,
 }
 
-pub(super) async fn play(world: World, variant: Variant) -> Result<(), String> {
+pub(super) async fn run(world: World, variant: Variant) -> Result<(), String> {
     let [client, primary, backup] =
         ["client", "primary", "backup"].map(|n| world.add_host(n, HostSetup::default()));
     let stored = Rc::new(Cell::new(0));

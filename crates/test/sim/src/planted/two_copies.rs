@@ -22,7 +22,7 @@ struct ClientState {
     acknowledged: Cell<u64>,
 }
 
-pub(super) async fn play(world: World, variant: Variant) -> Result<(), String> {
+pub(super) async fn run(world: World, variant: Variant) -> Result<(), String> {
     let host = world.add_host("record", HostSetup::default());
     host.add_disk(DISK, DiskSetup::device(1 << 20));
     let known = Rc::new(ClientState::default());

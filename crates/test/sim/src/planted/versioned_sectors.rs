@@ -13,7 +13,7 @@ const DISK: &str = "/dev/liar";
 const SECTORS: u64 = 64;
 const SECTOR: usize = 512;
 
-pub(super) async fn play(world: World, variant: Variant) -> Result<(), String> {
+pub(super) async fn run(world: World, variant: Variant) -> Result<(), String> {
     let host = world.add_host("stamps", HostSetup::default());
     let faults = DiskFaults {
         bit_rot: 0.005,

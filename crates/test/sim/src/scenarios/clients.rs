@@ -1,8 +1,8 @@
 //! Clients of a volume whose commands overlap, and the final checks of the volume.
 //!
 //! The register checker knows when each command began and how it ended, and judges every read. The
-//! tally that clients raise by COMPARE AND WRITE must in the end have counted every success exactly
-//! once.
+//! counter that clients raise by COMPARE AND WRITE must in the end have counted every success
+//! exactly once.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -27,14 +27,14 @@ const LAST_ROUND: usize = 25;
 /// How long other nodes may still carry out a command that its node has given up.
 const UNKNOWN_OUTCOME_LIMIT: Duration = Duration::from_secs(30);
 
-/// Blocks at the start that hold the tally and nothing else.
+/// Blocks at the start that hold the counter and nothing else.
 const COUNTER_BLOCKS: u64 = 1;
 
 /// State shared by all clients of a world.
 pub(super) struct ClientState {
     checker: RefCell<Checker>,
     rng: Rng,
-    /// How often the tally was certainly raised, and how often the outcome is unknown.
+    /// How often the counter was certainly raised, and how often the outcome is unknown.
     counted_increments: Cell<u64>,
     unknown_increments: Cell<u64>,
     /// Commands whose outcome is unknown, and since when.
@@ -113,8 +113,8 @@ pub(super) fn spawn_clients(core: &Core, volume: &Rc<Volume>, shared: &Rc<Client
     }
 }
 
-/// Without faults, every command succeeds, the tally is right, every block holds a permitted value,
-/// and all memory is released. Closes the volume.
+/// Without faults, every command succeeds, the counter is right, every block holds a permitted
+/// value, and all memory is released. Closes the volume.
 pub(super) async fn check_and_close(
     core: &Core,
     volume: Rc<Volume>,
@@ -127,7 +127,7 @@ pub(super) async fn check_and_close(
     check_no_memory_held(core.buffer_pool())
 }
 
-/// Without faults, every command succeeds, the tally is right, and every block holds a permitted
+/// Without faults, every command succeeds, the counter is right, and every block holds a permitted
 /// value.
 pub(super) async fn check(
     core: &Core,
@@ -137,7 +137,7 @@ pub(super) async fn check(
     shared.errors.take();
     let checking = Client::new(core, volume, shared);
     checking.audit().await;
-    let before = checking.read_counter().await.map_err(|e| format!("tally: {e}"))?;
+    let before = checking.read_counter().await.map_err(|e| format!("counter: {e}"))?;
     shared.counted_increments.set(0);
     shared.unknown_increments.set(0);
     let clients: Vec<_> = (0..CLIENTS)
@@ -153,10 +153,12 @@ pub(super) async fn check(
     for client in clients {
         client.await.map_err(|e| e.to_string())?;
     }
-    let counted = checking.read_counter().await.map_err(|e| format!("tally: {e}"))? - before;
+    let counted = checking.read_counter().await.map_err(|e| format!("counter: {e}"))? - before;
     let (raised, perhaps) = (shared.counted_increments.get(), shared.unknown_increments.get());
     if !(raised..=raised + perhaps).contains(&counted) {
-        return Err(format!("the tally counted {counted}: {raised} successes, {perhaps} unknown"));
+        return Err(format!(
+            "the counter is {counted}: {raised} increments succeeded, {perhaps} are unknown"
+        ));
     }
     checking.audit().await;
     let error = shared.errors.borrow().first().copied();
@@ -442,7 +444,7 @@ impl Client {
                 return;
             }
             if after.to_vec() != before {
-                self.report_violation("blocks have changed unseen");
+                self.report_violation("blocks changed without a notification");
             }
         }
     }
@@ -459,12 +461,12 @@ impl Client {
         let data = self.send(Request::Read { range }, false).await?.to_vec();
         let value: [u8; 8] = data[..8].try_into().expect("eight bytes");
         if data.chunks_exact(8).any(|word| word != value) {
-            self.report_violation("the tally is torn");
+            self.report_violation("the counter is torn");
         }
         Ok(u64::from_le_bytes(value))
     }
 
-    /// Raises the tally by one, unless another client does so meanwhile.
+    /// Raises the counter by one, unless another client does so meanwhile.
     async fn increment_counter(&self) {
         let Ok(value) = self.read_counter().await else { return };
         let [compare, write] = [value, value + 1].map(|v| async move {

@@ -143,7 +143,7 @@ struct FileTestbed {
 }
 
 /// Runs the scenario.
-pub(crate) async fn play(world: World, flushes: FlushBehaviour) -> Result<(), String> {
+pub(crate) async fn run(world: World, flushes: FlushBehaviour) -> Result<(), String> {
     let rng = world.rng();
     let (block_size, (logical, physical)) = *rng.pick(&[
         (512, (512, 512)),
@@ -388,13 +388,13 @@ impl FileTestbed {
         let bit = u8::try_from(rng.below(8)).expect("below 8");
         if known.copies_whole && rng.chance(0.3) {
             let at = rng.pick(&LABEL_OFFSETS) + rng.below(4096);
-            self.world.note(format!("bit {bit} of byte {at} flips"));
+            self.world.note(format!("bit {bit} of byte {at} is flipped"));
             disk.flip_bit(at, bit);
             known.copies_whole = false;
         }
         if rng.chance(0.2) {
             let block = u64::from(self.create_options.block_size);
-            // Spare the tally.
+            // Spare the counter.
             let at = rng.between(block, known.bytes - 1);
             self.world.note(format!("bit {bit} of byte {at} of the data flips"));
             disk.flip_bit(DATA_OFFSET + at, bit);
@@ -461,7 +461,7 @@ impl FileTestbed {
         let found = self.host.run(move |core| async move {
             let generation = known.borrow().generation;
             match open(&core, generation).await {
-                Ok(_) if deleted.is_some() => Err("it was deleted, and opens".into()),
+                Ok(_) if deleted.is_some() => Err("a deleted image can be opened".into()),
                 Ok(file) => {
                     known.borrow().check_image(&file)?;
                     let volume =

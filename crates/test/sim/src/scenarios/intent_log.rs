@@ -139,7 +139,7 @@ struct OpenImage {
 }
 
 /// Runs the scenario.
-pub(crate) async fn play(world: World, mistake: Mistake) -> Result<(), String> {
+pub(crate) async fn run(world: World, mistake: Mistake) -> Result<(), String> {
     let (block, logical, physical) = *world.rng().pick(&[
         (512, 512, 512),
         (512, 512, 4096),
@@ -311,7 +311,7 @@ impl IntentLogTestbed {
             self.check_open_result(&log, found, before)?;
             log
         } else if self.model.borrow().log_created {
-            return Err("the log has vanished".into());
+            return Err("the log is missing".into());
         } else {
             IntentLog::create(core, area).await.map_err(|e| e.to_string())?
         };
@@ -343,7 +343,7 @@ impl IntentLogTestbed {
             return Err(format!("{found:?} after {before:?}"));
         }
         if found.same_boot && model.boot != before.boot {
-            return Err("another boot is taken for the same".into());
+            return Err("another boot counts as the same".into());
         }
         let epoch = found.adopted.map_or(0, |adopted| adopted.epoch);
         if epoch < model.adopted_epoch || epoch > model.attempted_epoch {
@@ -368,7 +368,7 @@ impl IntentLogTestbed {
             let session = bench.open(&core).await?;
             session.check_all().await?;
             if !session.log.is_clean(&images) || session.log.images() != images {
-                return Err("it was closed clean, and is not".into());
+                return Err("it was closed clean, but is not clean".into());
             }
             drop(session);
             check_no_memory_held(core.buffer_pool())
@@ -443,12 +443,12 @@ impl OpenImage {
                 if (has.is_none() || has != now) && !marked.contains(&region_of(block)) {
                     let region = region_of(block);
                     return Err(format!(
-                        "block {block} is {now:?}, and {has:?} at image {n}: region {region} is not marked"
+                        "block {block} is {now:?}, but {has:?} at image {n}: region {region} is not dirty"
                     ));
                 }
             }
             if !peer.requested_regions.is_subset(&marked) {
-                return Err(format!("image {n} lost marks of {:?}", peer.requested_regions));
+                return Err(format!("image {n} lost dirty bits of {:?}", peer.requested_regions));
             }
         }
         Ok(())
@@ -563,7 +563,9 @@ impl OpenImage {
             model.peers[n].requested_regions.remove(region);
             for block in (0..BLOCKS).filter(|block| region_of(*block) == *region) {
                 if model.being_written[block] {
-                    return Err(format!("a mark was taken from block {block} while it is written"));
+                    return Err(format!(
+                        "the dirty bit of block {block} was cleared while it is written"
+                    ));
                 }
                 model.peers[n].contents[block] = model.contents[block];
             }
@@ -687,7 +689,7 @@ impl OpenImage {
             self.record_cleared(*image, &before)?;
         }
         if !self.log.is_clean(&images) {
-            return Err("marks stay for ever".into());
+            return Err("dirty bits are never cleared".into());
         }
         self.log.close().await.map_err(|e| e.to_string())?;
         self.bench.model.borrow_mut().closed = Some(true);

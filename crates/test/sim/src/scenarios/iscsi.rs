@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use iscsi::pdu::{FINAL, NO_TAG, Opcode, Stage, TaskFunction};
+use iscsi::pdu::{FINAL, LoginStage, NO_TAG, Opcode, TaskFunction};
 use iscsi::testing::{Pdu, ScriptedInitiator};
 use rt::Core;
 use rt::net::Stream;
@@ -34,8 +34,8 @@ const ABORTED_COMMAND: u8 = 0xb;
 const MISCOMPARE: u8 = 0xe;
 
 /// Runs a node that exports over iSCSI.
-pub(crate) async fn play(world: World, flushes: FlushBehaviour) -> Result<(), String> {
-    single_node::play::<IscsiClient>(world, flushes).await
+pub(crate) async fn run(world: World, flushes: FlushBehaviour) -> Result<(), String> {
+    single_node::run::<IscsiClient>(world, flushes).await
 }
 
 /// The negotiated parameters.
@@ -78,9 +78,9 @@ impl ProtocolClient for IscsiClient {
         core: &Core,
         to: SocketAddr,
         client: u8,
-        book: &Rc<WorkloadModel>,
+        model: &Rc<WorkloadModel>,
     ) -> Option<(Self, Stream)> {
-        let rng = &book.rng;
+        let rng = &model.rng;
         let mut initiator = ScriptedInitiator::default();
         // Usually the same port as before; the login then takes over its session.
         initiator.isid[4] = u8::from(rng.chance(0.3));
@@ -102,7 +102,7 @@ impl ProtocolClient for IscsiClient {
             ("MaxBurstLength", max_burst),
             ("MaxOutstandingR2T", *rng.pick(&["1", "4"])),
         ];
-        let login = initiator.login(Stage::Operational, Some(Stage::FullFeature), &keys);
+        let login = initiator.login(LoginStage::Operational, Some(LoginStage::FullFeature), &keys);
         let mut stream = core.dial(to).await.ok()?;
         stream.write_all(&login).await.ok()?;
         let answer = first_pdu(&mut stream, &mut initiator).await?;
@@ -120,12 +120,12 @@ impl ProtocolClient for IscsiClient {
             segment: number("MaxRecvDataSegmentLength", 8192),
         };
         let (numbers, requests) = (BTreeMap::new(), BTreeMap::new());
-        let book = Rc::clone(book);
+        let model = Rc::clone(model);
         Some((
             Self {
                 initiator,
                 negotiated: agreed,
-                model: book,
+                model,
                 command_numbers: numbers,
                 requests,
                 logout: None,

@@ -34,40 +34,40 @@ pub fn all() -> Vec<Scenario> {
             description: "a volume on a flat image: creation, growth, deletion, overlapping commands, \
                     crashes, torn labels, disk faults, full file systems",
             test_seeds: 200,
-            run: |w| Box::pin(file::play(w, FlushBehaviour::Performed)),
+            run: |w| Box::pin(file::run(w, FlushBehaviour::Performed)),
         },
         Scenario {
             name: "shared-disk",
-            description: "two machines that reach the disks of one image or pool, and take them from each \
+            description: "two machines that share the disks of one image or pool and take them over from each \
                     other: pauses, kills, power cuts, disks that are silent, drifting clocks",
             test_seeds: 40,
-            run: |w| Box::pin(shared_disks::play(w, disk::claim::Mistake::None)),
+            run: |w| Box::pin(shared_disks::run(w, disk::claim::Mistake::None)),
         },
         Scenario {
             name: "intent-log",
-            description: "the write-intent log of an image: writes, flushes, cleared marks, adopted \
-                    configurations, crashes, torn and rotten pages",
+            description: "the write-intent log of an image: writes, flushes, cleared dirty bits, adopted \
+                    configurations, crashes, torn and corrupt pages",
             test_seeds: 200,
-            run: |w| Box::pin(intent_log::play(w, Mistake::None)),
+            run: |w| Box::pin(intent_log::run(w, Mistake::None)),
         },
         Scenario {
             name: "pool",
-            description: "volumes of a pool at all levels, on one core or several: crashes, disks that fail, are pulled out, \
-                    come back, are set back, or are replaced, rebuilds",
+            description: "volumes of a pool at all levels, on one core or several: crashes, disks that fail, are removed, \
+                    return, are rolled back, or are replaced, rebuilds",
             test_seeds: 20,
-            run: |w| Box::pin(pool::play(w, ::pool::Mistake::None)),
+            run: |w| Box::pin(pool::run(w, ::pool::Mistake::None)),
         },
         Scenario {
             name: "iscsi-node",
             description: "a node and its iSCSI initiators: crashes, disk faults, cut and slow links",
             test_seeds: 100,
-            run: |w| Box::pin(iscsi::play(w, FlushBehaviour::Performed)),
+            run: |w| Box::pin(iscsi::run(w, FlushBehaviour::Performed)),
         },
         Scenario {
             name: "nvme-node",
             description: "a node and its NVMe/TCP hosts: crashes, disk faults, cut and slow links",
             test_seeds: 100,
-            run: |w| Box::pin(nvme::play(w, FlushBehaviour::Performed)),
+            run: |w| Box::pin(nvme::run(w, FlushBehaviour::Performed)),
         },
     ];
     mirror_scenarios().into_iter().chain(others).collect()
@@ -79,27 +79,27 @@ fn mirror_scenarios() -> [Scenario; 4] {
         Scenario {
             name: "mirror",
             description: "a mirrored volume on two or three nodes, served by all: crashes, cuts, pauses, \
-                    drifting clocks, a store that comes and goes, planned changes",
+                    drifting clocks, an intermittent store, planned changes",
             test_seeds: 10,
-            run: |w| Box::pin(mirror::play(w, mirror::ScenarioConfig::default())),
+            run: |w| Box::pin(mirror::run(w, mirror::ScenarioConfig::default())),
         },
         Scenario {
             name: "mirror-initiators",
-            description: "the same volume, used by iSCSI and NVMe/TCP initiators that go from node to node",
+            description: "the same volume, used by iSCSI and NVMe/TCP initiators that move between nodes",
             test_seeds: 15,
-            run: |w| Box::pin(mirror::initiators::play(w, mirror::ScenarioConfig::default())),
+            run: |w| Box::pin(mirror::initiators::run(w, mirror::ScenarioConfig::default())),
         },
         Scenario {
             name: "mirror-full",
             description: "the same volume on hosts with little space: copies that are full, one alone or all of them",
             test_seeds: 6,
-            run: |w| Box::pin(mirror::full::play(w, mirror::ScenarioConfig::default())),
+            run: |w| Box::pin(mirror::full::run(w, mirror::ScenarioConfig::default())),
         },
         Scenario {
             name: "mirror-reservations",
-            description: "the same volume, and hosts that take it from each other by persistent reservations",
+            description: "the same volume, and hosts that fence each other by persistent reservations",
             test_seeds: 8,
-            run: |w| Box::pin(mirror::fencing::play(w, mirror::ScenarioConfig::default())),
+            run: |w| Box::pin(mirror::fencing::run(w, mirror::ScenarioConfig::default())),
         },
     ]
 }

@@ -44,8 +44,8 @@ const FUA: u32 = 1 << 30;
 const DEALLOCATE: u32 = 1 << 25;
 
 /// Runs a node that exports over NVMe/TCP.
-pub(crate) async fn play(world: World, flushes: FlushBehaviour) -> Result<(), String> {
-    single_node::play::<NvmeClient>(world, flushes).await
+pub(crate) async fn run(world: World, flushes: FlushBehaviour) -> Result<(), String> {
+    single_node::run::<NvmeClient>(world, flushes).await
 }
 
 /// An association; its admin queue runs in a separate task.
@@ -188,9 +188,9 @@ impl ProtocolClient for NvmeClient {
         core: &Core,
         to: SocketAddr,
         client: u8,
-        book: &Rc<WorkloadModel>,
+        model: &Rc<WorkloadModel>,
     ) -> Option<(Self, Stream)> {
-        let rng = &book.rng;
+        let rng = &model.rng;
         let (header_digest, data_digest) = (rng.chance(0.5), rng.chance(0.5));
         let host = ScriptedHost { header_digest, data_digest, hpda: *rng.pick(&[0, 0, 7, 31]) };
         let mut admin = Queue::new(core, to, host).await?;
@@ -203,7 +203,7 @@ impl ProtocolClient for NvmeClient {
         let Queue { stream, received, max_pdu_data: most, .. } = io;
         let nvme = Self {
             host,
-            model: Rc::clone(book),
+            model: Rc::clone(model),
             received,
             cid: 0,
             max_pdu_data: most,
@@ -289,7 +289,7 @@ fn command(pending: &PendingOperation) -> (Sqe, Vec<u8>) {
             }
             (sqe, list)
         }
-        // There is no COMPARE AND WRITE here, so there is no tally.
+        // There is no COMPARE AND WRITE here, so there is no counter.
         Op::Flush | Op::ReadCounter | Op::IncrementCounter(_) => {
             (Sqe::new(NvmOpcode::Flush.0, 0, NSID), Vec::new())
         }

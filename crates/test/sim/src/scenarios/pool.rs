@@ -58,7 +58,7 @@ struct PoolTestbed {
     checksums: bool,
     cores: usize,
     mistake: Mistake,
-    shelf: Rc<RefCell<DiskInventory>>,
+    inventory: Rc<RefCell<DiskInventory>>,
     volumes: Rc<ExpectedVolumes>,
 }
 
@@ -90,7 +90,7 @@ enum SessionEnding {
 }
 
 /// Runs the scenario.
-pub(crate) async fn play(world: World, mistake: Mistake) -> Result<(), String> {
+pub(crate) async fn run(world: World, mistake: Mistake) -> Result<(), String> {
     let rng = world.rng();
     let (level, disks, extent) = *rng.pick(&[
         (Redundancy::Parity, 4, 48 << 20),
@@ -102,14 +102,14 @@ pub(crate) async fn play(world: World, mistake: Mistake) -> Result<(), String> {
     let cores = *rng.pick(&[1, 1, 2, 3]);
     let setup = HostSetup { cores, memory_bytes: 48 << 20, ..HostSetup::default() };
     let host = world.add_host("store", setup);
-    let shelf = Rc::new(RefCell::new(DiskInventory {
+    let inventory = Rc::new(RefCell::new(DiskInventory {
         can_lose_one_more: true,
         ..DiskInventory::default()
     }));
     let volumes = ExpectedVolumes::new(&world, extent);
     let checksums = rng.chance(0.5);
     let world = world.clone();
-    let bench = PoolTestbed { world, host, level, checksums, cores, mistake, shelf, volumes };
+    let bench = PoolTestbed { world, host, level, checksums, cores, mistake, inventory, volumes };
     (0..disks).for_each(|_| drop(bench.new_disk()));
     bench.create().await?;
     for _ in 0..bench.world.rng().between(2, 5) {
@@ -131,13 +131,13 @@ async fn rescan_disks(pool: Rc<Pool>, paths: Vec<PathBuf>, every: Duration) {
 
 /// Checks the pool's report. Disks may fail, but only those with injected corruption may have
 /// checksum errors.
-fn check_checksum_errors(pool: &Pool, shelf: &DiskInventory) -> Result<PoolReport, String> {
+fn check_checksum_errors(pool: &Pool, inventory: &DiskInventory) -> Result<PoolReport, String> {
     let report = pool.report();
     // By path, which keeps the counts of an absent disk.
-    let lied = |serial: &String| shelf.corrupting_disks.contains(&PathBuf::from(serial));
+    let lied = |serial: &String| inventory.corrupting_disks.contains(&PathBuf::from(serial));
     match report.disks.iter().all(|disk| disk.checksum_errors == 0 || lied(&disk.serial)) {
         true => Ok(report),
-        false => Err(format!("checksums do not fit: {report:?}")),
+        false => Err(format!("checksums do not match: {report:?}")),
     }
 }
 
@@ -150,7 +150,7 @@ async fn scrub(pool: &Pool) -> Result<(), String> {
         match report.scrub {
             Some(ref scrub) if scrub.is_running => {}
             Some(ref scrub) if scrub.unrecoverable_rows == 0 => return Ok(()),
-            _ => return Err(format!("after lies: {report:?}")),
+            _ => return Err(format!("after silent corruption: {report:?}")),
         }
     }
 }
@@ -168,10 +168,10 @@ fn is_intact(report: &PoolReport) -> bool {
 
 impl PoolTestbed {
     fn new_disk(&self) -> PathBuf {
-        let mut shelf = self.shelf.borrow_mut();
-        let path = PathBuf::from(format!("/dev/d{}", shelf.disks.len()));
+        let mut inventory = self.inventory.borrow_mut();
+        let path = PathBuf::from(format!("/dev/d{}", inventory.disks.len()));
         self.host.add_disk(&path, DiskSetup::device(DISK_BYTES).blocks(512, 4096));
-        shelf.disks.push(path.clone());
+        inventory.disks.push(path.clone());
         path
     }
 
@@ -181,7 +181,7 @@ impl PoolTestbed {
 
     async fn create(&self) -> Result<(), String> {
         let disks =
-            self.shelf.borrow().disks.iter().map(|path| Self::new_disk_spec(path)).collect();
+            self.inventory.borrow().disks.iter().map(|path| Self::new_disk_spec(path)).collect();
         let what = CreatePool {
             id: POOL,
             name: "tank".into(),
@@ -208,7 +208,7 @@ impl PoolTestbed {
     }
 
     async fn wait_disks_idle(&self) {
-        let disks = self.shelf.borrow().disks.clone();
+        let disks = self.inventory.borrow().disks.clone();
         for path in disks {
             if let Some(disk) = self.host.disk(&path) {
                 wait_disk_idle(&disk).await;
@@ -217,26 +217,26 @@ impl PoolTestbed {
     }
 
     fn set_faults(&self, faults: impl Fn(usize) -> DiskFaults) {
-        for (n, path) in self.shelf.borrow().disks.iter().enumerate() {
+        for (n, path) in self.inventory.borrow().disks.iter().enumerate() {
             self.host.disk(path).into_iter().for_each(|disk| disk.set_faults(faults(n)));
         }
     }
 
     /// Draws the disk fault of the next round: none while the redundancy does not tolerate it.
     fn draw_disk_fault(&self) -> DiskFault {
-        let (rng, shelf) = (self.world.rng(), self.shelf.borrow());
-        if !shelf.can_lose_one_more || rng.chance(0.3) {
+        let (rng, inventory) = (self.world.rng(), self.inventory.borrow());
+        if !inventory.can_lose_one_more || rng.chance(0.3) {
             return DiskFault::None;
         }
-        let victim = usize::try_from(rng.below(shelf.disks.len() as u64)).expect("few");
+        let victim = usize::try_from(rng.below(inventory.disks.len() as u64)).expect("few");
         // The disks that are present hold all data ever written.
-        let is_outdated = shelf.outdated && shelf.unplugged.is_empty();
+        let is_outdated = inventory.outdated && inventory.unplugged.is_empty();
         match rng.below(9) {
             0 if self.checksums => DiskFault::Corrupts(victim),
             1 | 2 => DiskFault::PullOut(victim),
             3 | 4 if is_outdated => DiskFault::RollBack(victim),
-            5 if is_outdated && shelf.is_intact => DiskFault::RollBackAllBut(victim),
-            6 if shelf.unplugged.is_empty() => DiskFault::RollBackToMidSession(
+            5 if is_outdated && inventory.is_intact => DiskFault::RollBackAllBut(victim),
+            6 if inventory.unplugged.is_empty() => DiskFault::RollBackToMidSession(
                 victim,
                 *rng.pick(&[SessionEnding::Orderly, SessionEnding::Idle]),
             ),
@@ -245,7 +245,7 @@ impl PoolTestbed {
     }
 
     fn controls(&self) -> Vec<DiskControl> {
-        let disks = self.shelf.borrow().disks.clone();
+        let disks = self.inventory.borrow().disks.clone();
         disks.iter().filter_map(|path| self.host.disk(path)).collect()
     }
 
@@ -258,19 +258,19 @@ impl PoolTestbed {
     async fn roll_back_disks(&self, fault: DiskFault) -> Result<(), String> {
         match fault {
             DiskFault::RollBack(n) => {
-                let copy = self.shelf.borrow().disk_snapshots[n].clone();
+                let copy = self.inventory.borrow().disk_snapshots[n].clone();
                 self.controls()[n].restore_image(&copy);
-                self.shelf.borrow_mut().can_lose_one_more = false;
+                self.inventory.borrow_mut().can_lose_one_more = false;
             }
             DiskFault::RollBackAllBut(n) => self.check_roll_back_all_but(n).await?,
             _ => {}
         }
-        let mut shelf = self.shelf.borrow_mut();
-        if shelf.disk_snapshots.is_empty() || self.world.rng().chance(0.3) {
-            drop(shelf);
+        let mut inventory = self.inventory.borrow_mut();
+        if inventory.disk_snapshots.is_empty() || self.world.rng().chance(0.3) {
+            drop(inventory);
             let copies = self.copies();
-            shelf = self.shelf.borrow_mut();
-            (shelf.disk_snapshots, shelf.outdated) = (copies, false);
+            inventory = self.inventory.borrow_mut();
+            (inventory.disk_snapshots, inventory.outdated) = (copies, false);
         }
         Ok(())
     }
@@ -278,7 +278,7 @@ impl PoolTestbed {
     /// Only one disk has the last commit: opening must fail, name older disks, and change nothing.
     async fn check_roll_back_all_but(&self, newer: usize) -> Result<(), String> {
         let (now, controls) = (self.copies(), self.controls());
-        let copies = self.shelf.borrow().disk_snapshots.clone();
+        let copies = self.inventory.borrow().disk_snapshots.clone();
         for (n, control) in controls.iter().enumerate().filter(|(n, _)| *n != newer) {
             control.restore_image(&copies[n]);
         }
@@ -288,16 +288,16 @@ impl PoolTestbed {
         self.set_faults(|_| DiskFaults::default());
         let opened = self.host.run_with_all(move |cores| async move {
             match Session::open(cores, paths, volumes, mistake).await {
-                Ok(_) => Err("what a disk proves to be committed is not heeded".to_owned()),
+                Ok(_) => Err("a commit that a disk proves is ignored".to_owned()),
                 Err(why) if why.contains("are older than") => Ok(()),
-                Err(why) => Err(format!("it is not said which disks are older: {why}")),
+                Err(why) => Err(format!("the error does not name the older disks: {why}")),
             }
         });
         opened.join().await.unwrap_or_else(|| Err("the host crashed by itself".into()))?;
         self.host.kill();
         self.wait_disks_idle().await;
         if self.copies() != before {
-            return Err("a pool that is not opened is changed".into());
+            return Err("a pool that was not opened has changed".into());
         }
         controls.iter().zip(&now).for_each(|(control, copy)| control.restore_image(copy));
         Ok(())
@@ -319,30 +319,30 @@ impl PoolTestbed {
     }
 
     fn disk(&self, n: usize) -> Option<DiskControl> {
-        self.host.disk(&self.shelf.borrow().disks[n])
+        self.host.disk(&self.inventory.borrow().disks[n])
     }
 
     fn pull_out(&self, n: usize) {
-        self.shelf.borrow_mut().unplugged.push(n);
+        self.inventory.borrow_mut().unplugged.push(n);
         self.forget_reported_state();
         self.disk(n).into_iter().for_each(|disk| disk.unplug());
     }
 
     /// Plugs in some of the disks that were pulled out.
     fn plug_in(&self) {
-        let unplugged = std::mem::take(&mut self.shelf.borrow_mut().unplugged);
+        let unplugged = std::mem::take(&mut self.inventory.borrow_mut().unplugged);
         for n in unplugged {
             if self.world.rng().chance(0.6) {
                 self.world.note(format!("disk {n} is plugged in"));
                 self.disk(n).into_iter().for_each(|disk| disk.plug());
             } else {
-                self.shelf.borrow_mut().unplugged.push(n);
+                self.inventory.borrow_mut().unplugged.push(n);
             }
         }
     }
 
     fn paths(&self) -> Vec<PathBuf> {
-        let (mut paths, rng) = (self.shelf.borrow().disks.clone(), self.world.rng());
+        let (mut paths, rng) = (self.inventory.borrow().disks.clone(), self.world.rng());
         // The paths are found in any order.
         for n in (1..paths.len()).rev() {
             paths.swap(n, usize::try_from(rng.below(n as u64 + 1)).expect("few"));
@@ -398,21 +398,22 @@ impl PoolTestbed {
 
     /// Uses the pool forever.
     fn load(&self, looks: Duration) -> impl FnOnce(Vec<Core>) -> PoolWorkload + use<> {
-        let (paths, shelf, world) = (self.paths(), Rc::clone(&self.shelf), self.world.clone());
+        let (paths, inventory, world) =
+            (self.paths(), Rc::clone(&self.inventory), self.world.clone());
         let (volumes, mistake) = (Rc::clone(&self.volumes), self.mistake);
         let everywhere = paths.clone();
         move |cores| {
             Box::pin(async move {
                 let session = Session::open(cores, paths, volumes, mistake).await;
                 let session = session.inspect_err(|why| world.note(why.clone()))?;
-                shelf.borrow_mut().outdated = true;
+                inventory.borrow_mut().outdated = true;
                 tokio::task::spawn_local(rescan_disks(Rc::clone(&session.pool), everywhere, looks));
                 loop {
                     session.run(10).await?;
                     session.run_random_change().await?;
-                    let report = check_checksum_errors(&session.pool, &shelf.borrow())?;
-                    let mut shelf = shelf.borrow_mut();
-                    (shelf.can_lose_one_more, shelf.is_intact) =
+                    let report = check_checksum_errors(&session.pool, &inventory.borrow())?;
+                    let mut inventory = inventory.borrow_mut();
+                    (inventory.can_lose_one_more, inventory.is_intact) =
                         (can_lose_one_more(&report), is_intact(&report));
                 }
             })
@@ -420,8 +421,8 @@ impl PoolTestbed {
     }
 
     fn forget_reported_state(&self) {
-        let mut shelf = self.shelf.borrow_mut();
-        (shelf.can_lose_one_more, shelf.is_intact) = (false, false);
+        let mut inventory = self.inventory.borrow_mut();
+        (inventory.can_lose_one_more, inventory.is_intact) = (false, false);
     }
 
     fn end(&self, power: bool) {
@@ -436,7 +437,7 @@ impl PoolTestbed {
         ending: SessionEnding,
     ) -> Result<(), String> {
         self.set_faults(|_| DiskFaults::default());
-        let (paths, shelf) = (self.paths(), Rc::clone(&self.shelf));
+        let (paths, inventory) = (self.paths(), Rc::clone(&self.inventory));
         let (volumes, mistake) = (Rc::clone(&self.volumes), self.mistake);
         let disk = self.disk(n).ok_or("there is no such disk")?;
         let before = self.world.rng().below(5);
@@ -448,7 +449,7 @@ impl PoolTestbed {
             }
             let copy = disk.capture_image();
             session.run(20).await?;
-            let report = check_checksum_errors(&session.pool, &shelf.borrow())?;
+            let report = check_checksum_errors(&session.pool, &inventory.borrow())?;
             let can_restore = can_lose_one_more(&report) && is_intact(&report);
             match ending {
                 SessionEnding::Orderly => session.close().await?,
@@ -462,7 +463,7 @@ impl PoolTestbed {
             Ok(None) => return Err("the host crashed by itself".into()),
             Err(_) => return Err(format!("it does not end in {SCENARIO_TIMEOUT:?}")),
         };
-        self.shelf.borrow_mut().outdated = true;
+        self.inventory.borrow_mut().outdated = true;
         self.end(true);
         self.forget_reported_state();
         if let (Some(copy), Some(disk)) = (copy, self.disk(n)) {
@@ -481,7 +482,7 @@ impl PoolTestbed {
             tokio::time::sleep(some() / 2).await;
             if rng.chance(0.4) {
                 self.world.note(format!("disk {n} is plugged in at once"));
-                self.shelf.borrow_mut().unplugged.retain(|out| *out != n);
+                self.inventory.borrow_mut().unplugged.retain(|out| *out != n);
                 self.disk(n).into_iter().for_each(|disk| disk.plug());
             }
         }
@@ -502,10 +503,10 @@ impl PoolTestbed {
             ..DiskFaults::default()
         };
         {
-            let mut shelf = self.shelf.borrow_mut();
-            let path = shelf.disks[n].clone();
-            shelf.corrupting_disks.push(path);
-            (shelf.can_lose_one_more, shelf.is_intact) = (false, false);
+            let mut inventory = self.inventory.borrow_mut();
+            let path = inventory.disks[n].clone();
+            inventory.corrupting_disks.push(path);
+            (inventory.can_lose_one_more, inventory.is_intact) = (false, false);
         }
         let (paths, disk) = (self.paths(), self.disk(n).ok_or("there is no such disk")?);
         let (volumes, mistake) = (Rc::clone(&self.volumes), self.mistake);
@@ -528,11 +529,11 @@ impl PoolTestbed {
             Ok(None) => return Err("the host crashed by itself".into()),
             Err(_) => {
                 return Err(format!(
-                    "with a disk that lies it does not end in {SCENARIO_TIMEOUT:?}"
+                    "with a corrupting disk it does not end in {SCENARIO_TIMEOUT:?}"
                 ));
             }
         }
-        self.shelf.borrow_mut().outdated = true;
+        self.inventory.borrow_mut().outdated = true;
         self.end(false);
         Ok(())
     }
@@ -542,18 +543,18 @@ impl PoolTestbed {
     async fn last_round(&self) -> Result<(), String> {
         self.wait_disks_idle().await;
         self.set_faults(|_| DiskFaults::default());
-        let unplugged = std::mem::take(&mut self.shelf.borrow_mut().unplugged);
+        let unplugged = std::mem::take(&mut self.inventory.borrow_mut().unplugged);
         let mut replaced = Vec::new();
         for n in unplugged {
             if self.world.rng().chance(0.5) {
                 self.disk(n).into_iter().for_each(|disk| disk.plug());
             } else {
-                let old = self.shelf.borrow().disks[n].display().to_string();
+                let old = self.inventory.borrow().disks[n].display().to_string();
                 replaced.push((old, self.new_disk()));
             }
         }
         let (paths, last) = (self.paths(), Rc::new(RefCell::new(String::new())));
-        let (last_report, shelf) = (Rc::clone(&last), Rc::clone(&self.shelf));
+        let (last_report, inventory) = (Rc::clone(&last), Rc::clone(&self.inventory));
         let (volumes, mistake) = (Rc::clone(&self.volumes), self.mistake);
         let work = self.host.run_with_all(move |cores| async move {
             let buffers: Vec<_> = cores.iter().map(|core| core.buffer_pool().clone()).collect();
@@ -570,7 +571,7 @@ impl PoolTestbed {
                 session.run(5).await?;
             }
             session.audit().await?;
-            check_checksum_errors(&session.pool, &shelf.borrow())?;
+            check_checksum_errors(&session.pool, &inventory.borrow())?;
             session.close().await?;
             tokio::time::sleep(Duration::from_secs(1)).await;
             buffers.iter().try_for_each(check_no_memory_held)
@@ -579,7 +580,7 @@ impl PoolTestbed {
             Ok(Some(result)) => result,
             Ok(None) => Err("the host crashed by itself".into()),
             Err(_) => {
-                Err(format!("it is not whole within {SCENARIO_TIMEOUT:?}: {}", last.borrow()))
+                Err(format!("it is not rebuilt within {SCENARIO_TIMEOUT:?}: {}", last.borrow()))
             }
         }
     }

@@ -54,7 +54,7 @@ impl OwnershipChecker {
         self.answered.set(self.answered.get() + 1);
         match self.last_owner.get() {
             Some((other, since)) if other != n && since < began => Err(format!(
-                "host {n} has answered at {:?} what was begun at {began:?}, and host {other} serves since {since:?}",
+                "host {n} answered at {:?} an operation begun at {began:?}, but host {other} serves since {since:?}",
                 self.world.now()
             )),
             _ => Ok(()),
@@ -118,7 +118,7 @@ fn claim(core: &Core, n: usize, take_over: bool, mistake: Mistake) -> Option<Cla
 }
 
 /// Runs the scenario.
-pub(crate) async fn play(world: World, mistake: Mistake) -> Result<(), String> {
+pub(crate) async fn run(world: World, mistake: Mistake) -> Result<(), String> {
     let rng = world.rng();
     let is_pool = rng.chance(0.5);
     let setup = || HostSetup {

@@ -125,7 +125,7 @@ struct Session<T> {
     memory: Account,
     pending: InFlight,
     out: Vec<u8>,
-    /// The tally when it was last read.
+    /// The counter when it was last read.
     counter: Option<u64>,
     logging_out: bool,
     /// Whether other nodes serve the volume too.
@@ -189,7 +189,7 @@ impl<T: ProtocolClient> Session<T> {
             && (self.pending.is_empty() || rng.chance(0.6))
         {
             let next = match self.counter.take() {
-                Some(tally) => NextStep::Issue(Op::IncrementCounter(tally)),
+                Some(counter) => NextStep::Issue(Op::IncrementCounter(counter)),
                 None => self.model.next(),
             };
             let op = match next {
@@ -224,8 +224,8 @@ impl<T: ProtocolClient> Session<T> {
                 return Some(SessionEnd::Lost);
             }
             let again = (how == Completion::Retry).then(|| pending.op.clone());
-            if let Some(tally) = pending.complete(&how, &self.memory) {
-                self.counter = Some(tally);
+            if let Some(counter) = pending.complete(&how, &self.memory) {
+                self.counter = Some(counter);
             }
             if let Some(op) = again {
                 self.ask(op);
@@ -260,7 +260,7 @@ async fn client<T: ProtocolClient>(
         {
             let memory = core.buffer_pool().account();
             let book = Rc::clone(&book);
-            let (open, out, tally) = (BTreeMap::new(), Vec::new(), None);
+            let (open, out, counter) = (BTreeMap::new(), Vec::new(), None);
             let leaving = false;
             let mut session = Session {
                 client: talk,
@@ -269,7 +269,7 @@ async fn client<T: ProtocolClient>(
                 memory,
                 pending: open,
                 out,
-                counter: tally,
+                counter,
                 logging_out: leaving,
                 has_other_nodes: several,
                 must_succeed: must,
@@ -356,7 +356,7 @@ struct NodeTestbed {
 }
 
 /// Runs the scenario.
-pub(super) async fn play<T: ProtocolClient>(
+pub(super) async fn run<T: ProtocolClient>(
     world: World,
     flushes: FlushBehaviour,
 ) -> Result<(), String> {
@@ -562,14 +562,14 @@ impl NodeTestbed {
         let running = Rc::clone(&self.running);
         let judged = self.node.run(move |core| check_at_rest(core, running));
         let judged = timeout(SCENARIO_TIMEOUT, judged.join()).await;
-        let judged = judged.map_err(|_| "the node does not come to rest")?;
+        let judged = judged.map_err(|_| "the node does not become idle")?;
         judged.unwrap_or_else(|| Err("the node crashed by itself".into()))
     }
 }
 
 /// Whether the node is idle.
 async fn check_at_rest(core: Core, running: Rc<RefCell<RunningNode>>) -> Result<(), String> {
-    let gone = || "the node has not served anybody".to_owned();
+    let gone = || "the node has served no client".to_owned();
     let server = running.borrow().server.upgrade().ok_or_else(gone)?;
     let volume = running.borrow().volume.upgrade().ok_or_else(gone)?;
     // The node notices vanished clients when they do not answer its pings.

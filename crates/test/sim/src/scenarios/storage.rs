@@ -35,7 +35,7 @@ const SCENARIO_TIMEOUT: Duration = Duration::from_secs(120);
 pub(crate) fn check_no_memory_held(pool: &BufferPool) -> Result<(), String> {
     let usage = pool.usage();
     if usage.free != usage.total || usage.waiting > 0 || usage.overdrafts > 0 {
-        return Err(format!("memory was kept or overdrawn: {usage:?}"));
+        return Err(format!("memory was leaked or overdrawn: {usage:?}"));
     }
     Ok(())
 }
@@ -78,11 +78,15 @@ pub(crate) trait StorageStack: Clone + 'static {
     fn prepare(
         &self,
         host: &Host,
-        shape: StackGeometry,
+        geometry: StackGeometry,
     ) -> impl Future<Output = Result<(), String>>;
 
     /// Opens the stack, both the first time and after a crash.
-    fn open(&self, core: Core, shape: StackGeometry) -> impl Future<Output = Result<Dev, String>>;
+    fn open(
+        &self,
+        core: Core,
+        geometry: StackGeometry,
+    ) -> impl Future<Output = Result<Dev, String>>;
 }
 
 /// Opens a stack on a disk that a killed process may still hold: its last operation takes as long
@@ -90,11 +94,11 @@ pub(crate) trait StorageStack: Clone + 'static {
 pub(crate) async fn open_with_retry(
     core: &Core,
     stack: &impl StorageStack,
-    shape: StackGeometry,
+    geometry: StackGeometry,
 ) -> Result<Dev, String> {
     let mut attempts = 0;
     loop {
-        match stack.open(core.clone(), shape).await {
+        match stack.open(core.clone(), geometry).await {
             Ok(dev) => return Ok(dev),
             Err(e) if attempts == OPEN_ATTEMPTS => return Err(e),
             Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
@@ -158,23 +162,23 @@ struct StorageTestbed<S> {
     world: World,
     host: Host,
     disk: DiskControl,
-    shape: StackGeometry,
+    geometry: StackGeometry,
     stack: S,
     checker: Rc<RefCell<Checker>>,
 }
 
 /// Runs the scenario on a stack.
-pub(crate) async fn play<S: StorageStack>(world: World, stack: S) -> Result<(), String> {
-    let shape = StackGeometry::draw(&world);
+pub(crate) async fn run<S: StorageStack>(world: World, stack: S) -> Result<(), String> {
+    let geometry = StackGeometry::draw(&world);
     let host =
         world.add_host("store", HostSetup { memory_bytes: 16 << 20, ..HostSetup::default() });
-    let (logical, physical) = shape.disk;
-    let setup = DiskSetup::device(shape.disk_bytes()).blocks(logical, physical);
+    let (logical, physical) = geometry.disk;
+    let setup = DiskSetup::device(geometry.disk_bytes()).blocks(logical, physical);
     let disk = host.add_disk(DISK, setup);
-    stack.prepare(&host, shape).await?;
-    let checker = Checker::new(1, shape.block_size, InitialContents::Zeroes);
+    stack.prepare(&host, geometry).await?;
+    let checker = Checker::new(1, geometry.block_size, InitialContents::Zeroes);
     let checker = Rc::new(RefCell::new(checker));
-    let bench = StorageTestbed { world, host, disk, shape, stack, checker };
+    let bench = StorageTestbed { world, host, disk, geometry, stack, checker };
     for _ in 0..bench.world.rng().between(1, 4) {
         bench.round().await?;
     }
@@ -183,19 +187,19 @@ pub(crate) async fn play<S: StorageStack>(world: World, stack: S) -> Result<(), 
 
 impl<S: StorageStack> StorageTestbed<S> {
     fn span(&self) -> Blocks {
-        Blocks::new(Lba(0), self.shape.bytes / u64::from(self.shape.block_size))
+        Blocks::new(Lba(0), self.geometry.bytes / u64::from(self.geometry.block_size))
     }
 
     /// Opens the stack on the host and creates a workload on it.
     async fn load(
         core: Core,
         stack: S,
-        shape: StackGeometry,
+        geometry: StackGeometry,
         span: Blocks,
         seed: u64,
     ) -> Result<Workload, String> {
         let pool = core.buffer_pool().clone();
-        let dev = open_with_retry(&core, &stack, shape).await?;
+        let dev = open_with_retry(&core, &stack, geometry).await?;
         let depth = usize::try_from(1 + seed % 12).expect("small");
         Ok(Workload::new(TestClient::new(&dev, &pool), span, depth, seed))
     }
@@ -205,11 +209,14 @@ impl<S: StorageStack> StorageTestbed<S> {
         let rng = self.world.rng();
         wait_disk_idle(&self.disk).await;
         self.disk.set_faults(draw_faults(&self.world));
-        let (stack, shape, span, seed) = (self.stack.clone(), self.shape, self.span(), rng.u64());
+        let (stack, geometry, span, seed) =
+            (self.stack.clone(), self.geometry, self.span(), rng.u64());
         let checker = Rc::clone(&self.checker);
         let work = self.host.run(move |core| async move {
             // A stack may fail to open on a faulty disk.
-            let Ok(load) = Self::load(core, stack, shape, span, seed).await else { return Ok(()) };
+            let Ok(load) = Self::load(core, stack, geometry, span, seed).await else {
+                return Ok(());
+            };
             load.audit(&checker).await?;
             load.run(&checker, UNLIMITED_OPERATIONS).await
         });
@@ -239,12 +246,12 @@ impl<S: StorageStack> StorageTestbed<S> {
     async fn last_round(&self) -> Result<(), String> {
         wait_disk_idle(&self.disk).await;
         self.disk.set_faults(DiskFaults::default());
-        let (stack, shape, span, seed) =
-            (self.stack.clone(), self.shape, self.span(), self.world.rng().u64());
+        let (stack, geometry, span, seed) =
+            (self.stack.clone(), self.geometry, self.span(), self.world.rng().u64());
         let checker = Rc::clone(&self.checker);
         let work = self.host.run(move |core| async move {
             let pool = core.buffer_pool().clone();
-            let load = Self::load(core, stack, shape, span, seed).await?;
+            let load = Self::load(core, stack, geometry, span, seed).await?;
             load.audit(&checker).await.map_err(|v| v.to_string())?;
             load.run(&checker, LAST_ROUND).await.map_err(|v| v.to_string())?;
             load.audit(&checker).await.map_err(|v| v.to_string())?;

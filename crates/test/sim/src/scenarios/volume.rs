@@ -19,20 +19,20 @@ struct VolumeTestbed<S> {
     world: World,
     host: Host,
     disk: DiskControl,
-    shape: StackGeometry,
+    geometry: StackGeometry,
     stack: S,
     shared: Rc<ClientState>,
 }
 
 /// Runs a volume on a stack.
-pub(crate) async fn play<S: StorageStack>(world: World, stack: S) -> Result<(), String> {
-    let shape = StackGeometry { bytes: 64 << 10, ..StackGeometry::draw(&world) };
+pub(crate) async fn run<S: StorageStack>(world: World, stack: S) -> Result<(), String> {
+    let geometry = StackGeometry { bytes: 64 << 10, ..StackGeometry::draw(&world) };
     let host = world.add_host("node", HostSetup { memory_bytes: 32 << 20, ..HostSetup::default() });
-    let setup = DiskSetup::device(shape.disk_bytes()).blocks(shape.disk.0, shape.disk.1);
+    let setup = DiskSetup::device(geometry.disk_bytes()).blocks(geometry.disk.0, geometry.disk.1);
     let disk = host.add_disk(DISK, setup);
-    stack.prepare(&host, shape).await?;
-    let shared = ClientState::new(&world, shape.block_size);
-    let bench = VolumeTestbed { world, host, disk, shape, stack, shared };
+    stack.prepare(&host, geometry).await?;
+    let shared = ClientState::new(&world, geometry.block_size);
+    let bench = VolumeTestbed { world, host, disk, geometry, stack, shared };
     for _ in 0..bench.world.rng().between(1, 3) {
         bench.round().await?;
     }
@@ -46,10 +46,11 @@ impl<S: StorageStack> VolumeTestbed<S> {
         let faults = draw_faults(&self.world);
         let may_kill = faults.sync_error == 0.0;
         self.disk.set_faults(faults);
-        let (stack, shape, shared) = (self.stack.clone(), self.shape, Rc::clone(&self.shared));
+        let (stack, geometry, shared) =
+            (self.stack.clone(), self.geometry, Rc::clone(&self.shared));
         self.host.run(move |core| async move {
             // A stack may fail to open on a faulty disk.
-            let Ok(dev) = stack.open(core.clone(), shape).await else { return };
+            let Ok(dev) = stack.open(core.clone(), geometry).await else { return };
             let volume = Volume::new(dev, Epoch::default());
             clients::spawn_clients(&core, &volume, &shared);
             std::future::pending::<()>().await;
@@ -61,13 +62,14 @@ impl<S: StorageStack> VolumeTestbed<S> {
         self.shared.first_violation()
     }
 
-    /// Without faults: every command succeeds, the tally is right, and all memory is released.
+    /// Without faults: every command succeeds, the counter is right, and all memory is released.
     async fn last_round(&self) -> Result<(), String> {
         wait_disk_idle(&self.disk).await;
         self.disk.set_faults(DiskFaults::default());
-        let (stack, shape, shared) = (self.stack.clone(), self.shape, Rc::clone(&self.shared));
+        let (stack, geometry, shared) =
+            (self.stack.clone(), self.geometry, Rc::clone(&self.shared));
         let work = self.host.run(move |core| async move {
-            let dev = storage::open_with_retry(&core, &stack, shape).await?;
+            let dev = storage::open_with_retry(&core, &stack, geometry).await?;
             clients::check_and_close(&core, Volume::new(dev, Epoch::default()), &shared).await
         });
         let ended = tokio::time::timeout(SCENARIO_TIMEOUT, work.join()).await;

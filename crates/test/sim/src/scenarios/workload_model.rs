@@ -1,5 +1,5 @@
 //! The requests of clients on other hosts, and what is known of their results: by the register
-//! checker, and by a tally that COMPARE AND WRITE raises.
+//! checker, and by a counter that COMPARE AND WRITE raises.
 //!
 //! An operation whose answer is lost with its connection has an unknown outcome: it may have taken
 //! effect, or may do so later, until the protocol guarantees that it cannot.
@@ -13,7 +13,7 @@ use block::{Account, Blocks, Lba, MemoryClass};
 use rt::buf::{Credit, copy_in};
 use rt::sim::{Rng, World};
 
-/// Blocks at the start that hold the tally and nothing else.
+/// Blocks at the start that hold the counter and nothing else.
 const COUNTER_BLOCKS: u64 = 1;
 
 /// Blocks that one read of the final audit covers.
@@ -34,7 +34,7 @@ pub(super) enum Op {
     Unmap(Vec<Blocks>),
     Flush,
     ReadCounter,
-    /// Raises the tally by one if it has this value.
+    /// Raises the counter by one if it has this value.
     IncrementCounter(u64),
 }
 
@@ -68,7 +68,7 @@ pub(super) struct WorkloadModel {
     checker: RefCell<Checker>,
     /// Number of power cuts of the node.
     power_cycles: Cell<u64>,
-    /// Values of the tally when it was raised, since the last power cut.
+    /// Values of the counter when it was raised, since the last power cut.
     counter_increments: RefCell<BTreeSet<u64>>,
     /// Operations that may begin before the next fault, or before the end.
     remaining_operations: Cell<u64>,
@@ -198,7 +198,7 @@ impl WorkloadModel {
         drop(checker);
         let power_cycle = self.power_cycles.get();
         PendingOperation {
-            book: Rc::clone(self),
+            model: Rc::clone(self),
             op,
             data,
             received: Vec::new(),
@@ -212,7 +212,7 @@ impl WorkloadModel {
         usize::try_from(blocks).expect("small") * self.block_size as usize
     }
 
-    /// A block that holds a tally.
+    /// A block that holds a counter.
     pub(super) fn counter_block(&self, value: u64) -> Vec<u8> {
         value.to_le_bytes().repeat(self.block_size as usize / 8)
     }
@@ -229,7 +229,7 @@ fn credit(memory: &Account, bytes: usize) -> Credit {
 
 /// An operation in flight. If dropped before it ends, its outcome is unknown.
 pub(super) struct PendingOperation {
-    book: Rc<WorkloadModel>,
+    model: Rc<WorkloadModel>,
     pub(super) op: Op,
     /// Data to write.
     pub(super) data: Vec<u8>,
@@ -244,57 +244,57 @@ impl PendingOperation {
     /// Number of bytes that the read returns.
     pub(super) fn expected_len(&self) -> usize {
         match &self.op {
-            Op::Read(range) => self.book.bytes(range.count),
-            Op::ReadCounter => self.book.bytes(COUNTER_BLOCKS),
+            Op::Read(range) => self.model.bytes(range.count),
+            Op::ReadCounter => self.model.bytes(COUNTER_BLOCKS),
             _ => 0,
         }
     }
 
-    /// The answer has arrived. Returns the tally if it was read.
+    /// The answer has arrived. Returns the counter if it was read.
     pub(super) fn complete(mut self, how: &Completion, memory: &Account) -> Option<u64> {
-        let book = Rc::clone(&self.book);
+        let model = Rc::clone(&self.model);
         if let (Completion::Failed(why), true) = (how, self.must_succeed) {
-            book.world.fail(format!("without faults {:?} fails: {why}", self.op));
+            model.world.fail(format!("without faults {:?} fails: {why}", self.op));
         }
         if *how == Completion::Miscompare && !matches!(self.op, Op::IncrementCounter(_)) {
-            book.world.fail(format!("{:?} compares nothing", self.op));
+            model.world.fail(format!("{:?} compares nothing", self.op));
         }
         let tickets = std::mem::take(&mut self.tickets);
         if *how != Completion::Done {
-            let mut checker = book.checker.borrow_mut();
+            let mut checker = model.checker.borrow_mut();
             tickets.iter().for_each(|&t| checker.end(t, Outcome::Failed));
             return None;
         }
-        book.successful_operations.set(book.successful_operations.get() + 1);
+        model.successful_operations.set(model.successful_operations.get() + 1);
         if self.received.len() != self.expected_len() {
             let (got, wanted) = (self.received.len(), self.expected_len());
-            book.world.fail(format!("{:?} returns {got} bytes of {wanted}", self.op));
+            model.world.fail(format!("{:?} returns {got} bytes of {wanted}", self.op));
             return None;
         }
         match self.op {
             Op::ReadCounter => {
-                let tally = book.parse_counter(&self.received);
-                if tally.is_none() {
-                    book.world.fail("the tally is torn");
+                let counter = model.parse_counter(&self.received);
+                if counter.is_none() {
+                    model.world.fail("the counter is torn");
                 }
-                return tally;
+                return counter;
             }
             Op::IncrementCounter(from) => {
-                if self.power_cycle == book.power_cycles.get()
-                    && !book.counter_increments.borrow_mut().insert(from)
+                if self.power_cycle == model.power_cycles.get()
+                    && !model.counter_increments.borrow_mut().insert(from)
                 {
-                    book.world.fail(format!("the tally was raised from {from} twice"));
+                    model.world.fail(format!("the counter was incremented from {from} twice"));
                 }
             }
             Op::Read(_) => {
                 let data = copy_in(&credit(memory, self.received.len()), &self.received);
-                let judged = book.checker.borrow_mut().end_read(tickets[0], &data);
+                let judged = model.checker.borrow_mut().end_read(tickets[0], &data);
                 if let Err(violation) = judged {
-                    book.world.fail(violation.to_string());
+                    model.world.fail(violation.to_string());
                 }
             }
             _ => {
-                let mut checker = book.checker.borrow_mut();
+                let mut checker = model.checker.borrow_mut();
                 tickets.iter().for_each(|&t| checker.end(t, Outcome::Done));
             }
         }
@@ -304,7 +304,7 @@ impl PendingOperation {
 
 impl Drop for PendingOperation {
     fn drop(&mut self) {
-        let mut checker = self.book.checker.borrow_mut();
+        let mut checker = self.model.checker.borrow_mut();
         for &ticket in &self.tickets {
             checker.end(ticket, Outcome::Unknown);
         }

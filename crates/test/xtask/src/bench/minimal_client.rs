@@ -176,7 +176,7 @@ impl Client {
         loop {
             let slot = self.receive_completion()?;
             let asked =
-                self.sent_at.get(slot).ok_or_else(|| protocol_error("an answer to nothing"))?;
+                self.sent_at.get(slot).ok_or_else(|| protocol_error("a response to no command"))?;
             latencies.push(asked.elapsed());
             self.free_slots.push(slot);
             if self.stream.buffer().len() < HEADER_LEN {

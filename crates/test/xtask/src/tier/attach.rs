@@ -49,7 +49,7 @@ const FREEZE_TIMES: [Duration; 4] = [
 /// How long the next process may take to find requests in flight: QEMU connects again every second.
 const RESUME_LIMIT: Duration = Duration::from_secs(5);
 /// What the next process logs if it found requests in flight.
-const RESUMED_MESSAGE: &str = "doing again what was not answered";
+const RESUMED_MESSAGE: &str = "resubmitting requests that were not answered";
 
 pub(super) fn run(context: &RunContext) -> Result<()> {
     let parts = PARTS.into_iter().filter(|name| context.matches_filter(name));

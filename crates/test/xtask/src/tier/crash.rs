@@ -94,8 +94,8 @@ impl Writer {
     fn new(number: u64, volumes: &[ExportedVolume; 2]) -> Self {
         let volume = volumes[usize::from(number % 2 == 1)].clone();
         let first = number / 2 * RANGE;
-        let book = RegisterModel::new(number, first, usize::try_from(RANGE).unwrap_or(0));
-        Self { number, volume, model: book, dice: SeededRng::new(number) }
+        let model = RegisterModel::new(number, first, usize::try_from(RANGE).unwrap_or(0));
+        Self { number, volume, model, dice: SeededRng::new(number) }
     }
 
     /// Writes until the connection breaks. A wrong answer or a hang is an error.

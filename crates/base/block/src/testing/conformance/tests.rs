@@ -150,7 +150,7 @@ async fn memory_conforms() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_lie_is_found_out() {
+async fn each_faulty_layer_is_detected() {
     let lies = [
         Wrong::Lie(OpKind::Read, Effect::Ignore),
         Wrong::Lie(OpKind::Read, Effect::Misdirect(1)),
@@ -176,7 +176,7 @@ async fn every_lie_is_found_out() {
 }
 
 #[tokio::test]
-async fn space_runs_out_and_comes_back() {
+async fn space_runs_out_and_is_freed() {
     let options = MemOptions { max_space_bytes: 64 * 1024, ..MemOptions::new(512, 1 << 40) };
     let mem = Rc::new(Mem::new(options));
     let c = TestClient::new(&Dev::shared(Rc::clone(&mem)), &BufferPool::new(1 << 20).unwrap());

@@ -271,7 +271,7 @@ fn damage_outlives_an_unflushed_write_but_not_a_flushed_one() {
 }
 
 #[test]
-fn blocks_are_found_however_the_data_is_cut() {
+fn blocks_are_found_in_any_buffer_layout() {
     let mut checker = Checker::new(1, 512, InitialContents::Zeroes);
     let account = BufferPool::new(1 << 20).unwrap().account();
     let range = Blocks::new(Lba(3), 9);
@@ -290,7 +290,7 @@ fn blocks_are_found_however_the_data_is_cut() {
 }
 
 #[test]
-fn anything_is_believed_of_an_unknown_volume_until_it_is_written() {
+fn an_unknown_volume_may_hold_anything_until_written() {
     let mut w = World::with(Checker::new(1, 512, InitialContents::Anything));
     let garbage = w.bytes(&[3; 512]);
     let read = w.checker.begin_read(BLOCK);

@@ -1057,7 +1057,7 @@ const DISKS: &[Row] = &[
         findings: &[("/v: no such file", GIVE_UP)],
     },
     Row {
-        case: "a flush has failed",
+        case: "a flush failed",
         facts: || reported(|report| report.is_dead = true),
         verdict: UNAVAILABLE,
         shown: OFFLINE,

@@ -47,7 +47,7 @@ fn adoption(epoch: u64, config_id: u128, others: Vec<OtherImage>) -> ConfigAdopt
 }
 
 #[test]
-fn images_keep_their_slots_and_others_take_the_first_that_is_free() {
+fn images_keep_their_slots_and_new_ones_take_the_first_free() {
     let initial_bits = |initial: &[(usize, InitialBits)]| -> Vec<(Slot, InitialBits)> {
         initial.iter().map(|(slot, bits)| (Slot::ALL[*slot], *bits)).collect()
     };
@@ -80,7 +80,7 @@ fn images_keep_their_slots_and_others_take_the_first_that_is_free() {
 }
 
 #[test]
-fn epochs_go_forwards() {
+fn epochs_only_increase() {
     let adopted = superblock(5, 50);
     let outdated = Err(AdoptError::Outdated { epoch: 5, config_id: Uuid::from_u128(50) });
     assert_eq!(adopted.check_adoption(&adoption(6, 60, vec![])), Ok(()));
@@ -107,7 +107,7 @@ fn at(epoch: u64, count: u32) -> DataGeneration {
 }
 
 #[test]
-fn lineages_go_forwards_and_only_for_those_that_are_named() {
+fn generations_only_increase_and_only_for_named_images() {
     let mut old = superblock(5, 50);
     old.slots[0].image = A;
     old.slots[1].image = B;
@@ -135,7 +135,7 @@ fn lineages_go_forwards_and_only_for_those_that_are_named() {
 /// An image that was brought in sync holds what its source held: a third image takes neither for
 /// older.
 #[test]
-fn what_the_source_has_reached_with_others_is_reached() {
+fn generations_of_the_source_are_adopted() {
     let shared = PeerGenerations { common: at(4, 0), last_cleared: at(4, 0) };
     let mut old = superblock(5, 50);
     old.slots[0] =
@@ -150,7 +150,7 @@ fn what_the_source_has_reached_with_others_is_reached() {
 }
 
 #[test]
-fn a_slot_that_is_dealt_to_another_image_knows_nothing_of_it() {
+fn a_reassigned_slot_starts_without_generations() {
     let shared = PeerGenerations { common: at(5, 2), last_cleared: at(5, 1) };
     let known = SlotEntry { image: A, generations: shared, ..SlotEntry::default() };
     assert_eq!(known.assigned_to(A, false), known);

@@ -40,7 +40,7 @@ fn a_mark_is_hot_when_its_page_is_durable() {
 }
 
 #[test]
-fn a_page_that_was_not_synced_makes_nothing_hot() {
+fn an_unsynced_page_makes_no_region_hot() {
     let mut book = bitmap(1);
     assert_eq!(book.mark(Region(3)), PersistNeed::Page(0));
     book.take_page(0);
@@ -50,7 +50,7 @@ fn a_page_that_was_not_synced_makes_nothing_hot() {
 }
 
 #[test]
-fn a_mark_that_comes_back_before_its_page_went_out_needs_no_write() {
+fn a_bit_set_again_before_its_page_is_written_needs_no_write() {
     let mut book = bitmap(1);
     make_hot(&mut book, Region(3));
     assert!(book.clear(A, Region(3)));
@@ -60,7 +60,7 @@ fn a_mark_that_comes_back_before_its_page_went_out_needs_no_write() {
 }
 
 #[test]
-fn a_mark_that_comes_back_while_the_page_without_it_is_out_needs_another_write() {
+fn a_bit_set_again_during_the_write_without_it_needs_another_write() {
     let mut book = bitmap(1);
     make_hot(&mut book, Region(3));
     book.clear(A, Region(3));
@@ -76,7 +76,7 @@ fn a_mark_that_comes_back_while_the_page_without_it_is_out_needs_another_write()
 }
 
 #[test]
-fn a_mark_that_goes_while_its_page_is_out_is_durable_all_the_same() {
+fn a_bit_cleared_during_its_page_write_is_still_durable() {
     let mut book = bitmap(1);
     assert_eq!(book.mark(Region(3)), PersistNeed::Page(0));
     book.take_page(0);
@@ -87,7 +87,7 @@ fn a_mark_that_goes_while_its_page_is_out_is_durable_all_the_same() {
 }
 
 #[test]
-fn what_is_cleared_in_one_slot_is_not_hot() {
+fn a_region_cleared_in_one_slot_is_not_hot() {
     let mut book = bitmap(1);
     make_hot(&mut book, Region(3));
     assert!(book.clear(A, Region(3)) && !book.clear(A, Region(3)));
@@ -96,7 +96,7 @@ fn what_is_cleared_in_one_slot_is_not_hot() {
 }
 
 #[test]
-fn merged_marks_have_their_pages_go_out_though_nothing_is_new() {
+fn merged_bits_are_written_even_if_none_is_new() {
     let mut book = bitmap(9);
     let theirs = |region| {
         let mut marks = SlotBitmaps::none(book_geometry());
@@ -142,7 +142,7 @@ struct Place {
 proptest! {
     /// A disk that may lose any write that was not synced.
     #[test]
-    fn what_is_hot_is_marked_in_everything_that_the_disk_may_hold(
+    fn hot_regions_are_marked_in_every_possible_disk_state(
         steps in proptest::collection::vec(step(), 1..80),
     ) {
         let mut book = bitmap(9);

@@ -6,7 +6,7 @@ const R: Region = Region(7);
 const R_ONLY: Range<u32> = 7..8;
 
 #[test]
-fn a_flush_covers_what_ended_before_it_began() {
+fn a_flush_covers_operations_that_ended_before_it_began() {
     let mut activity = RegionActivity::new(1000);
     let first = activity.begin_flush();
     assert!(activity.is_quiet_since(R, first), "never touched");
@@ -25,7 +25,7 @@ fn a_flush_covers_what_ended_before_it_began() {
 }
 
 #[test]
-fn flushes_with_nothing_between_them_are_one_moment() {
+fn flushes_without_operations_between_share_a_stamp() {
     let mut activity = RegionActivity::new(1);
     activity.begin_op(0..1);
     activity.end_op(0..1);
@@ -50,7 +50,7 @@ fn operations_in_one_region_are_counted() {
 }
 
 #[test]
-fn two_ticks_without_a_touch_are_long() {
+fn a_region_is_idle_after_two_ticks() {
     let mut activity = RegionActivity::new(1000);
     let long = |activity: &RegionActivity| activity.idle(R).unwrap().1;
     activity.begin_op(R_ONLY);
@@ -69,7 +69,7 @@ fn two_ticks_without_a_touch_are_long() {
 }
 
 #[test]
-fn what_idles_is_forgotten_and_not_taken_for_older_than_it_is() {
+fn idle_regions_are_dropped_and_their_age_is_not_overstated() {
     let mut activity = RegionActivity::new(1 << 20);
     let early = activity.begin_flush();
     activity.begin_op(R_ONLY);
@@ -86,7 +86,7 @@ fn what_idles_is_forgotten_and_not_taken_for_older_than_it_is() {
 }
 
 #[test]
-fn what_is_in_flight_is_not_forgotten() {
+fn regions_with_operations_in_flight_are_kept() {
     let mut activity = RegionActivity::new(1000);
     activity.begin_op(R_ONLY);
     (0..5).for_each(|_| activity.tick());
@@ -99,7 +99,7 @@ fn what_is_in_flight_is_not_forgotten() {
 proptest! {
     /// Compared with a plain list of everything that happened.
     #[test]
-    fn it_says_what_a_history_says(steps in proptest::collection::vec((0u8..5, 0u32..600), 1..200)) {
+    fn it_agrees_with_a_reference_model(steps in proptest::collection::vec((0u8..5, 0u32..600), 1..200)) {
         let mut activity = RegionActivity::new(600);
         let mut running: Vec<u32> = Vec::new();
         let mut touches = vec![0usize; 600];

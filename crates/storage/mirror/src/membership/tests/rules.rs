@@ -179,7 +179,7 @@ fn hear_all(
 
 /// 5.1
 #[test]
-fn settings_that_let_two_act_are_refused() {
+fn unsafe_lease_settings_are_refused() {
     let cases = [(2000, 3000, true), (2000, 2445, true), (2000, 2444, false), (0, 1, false)];
     for (lease, grace, safe) in cases {
         let settings =
@@ -190,7 +190,7 @@ fn settings_that_let_two_act_are_refused() {
 
 /// 5.1
 #[test]
-fn who_is_granted_a_lease() {
+fn leases_are_granted_only_to_the_peers_of_the_epoch() {
     let cases = [
         ("a member", lease_request(1, 2, 0), true),
         ("one that has returned", lease_request(1, 2, 1), false),
@@ -208,7 +208,7 @@ fn who_is_granted_a_lease() {
 
 /// 5.3
 #[test]
-fn a_lease_runs_from_when_it_was_asked_for() {
+fn a_lease_counts_from_its_request() {
     let mut member = serving(&[1, 2, 3]);
     let two = lease_grant(&member, 2, ms(500));
     let _ = member.apply(ms(1900), two);
@@ -226,7 +226,7 @@ fn a_lease_runs_from_when_it_was_asked_for() {
 
 /// 5.5, and 5.2 for what follows.
 #[test]
-fn a_silent_member_is_given_up_and_then_put_out() {
+fn a_silent_member_is_suspected_then_excluded() {
     let mut member = serving(&[1, 2]);
     assert!(grants_lease(&member.apply(ms(1000), lease_request(1, 2, 0))));
     assert!(!reads(&member.apply(ms(2499), Event::Tick)));
@@ -254,7 +254,7 @@ fn a_silent_member_is_given_up_and_then_put_out() {
 
 /// 5.5: this member may be the one that is cut off.
 #[test]
-fn without_the_store_leases_go_on() {
+fn leases_continue_without_the_store() {
     let mut member = serving(&[1, 2]);
     assert!(reads(&member.apply(ms(2500), Event::Tick)));
     let _ = member.apply(ms(2600), Event::ConfigReadFailed);
@@ -270,7 +270,7 @@ fn without_the_store_leases_go_on() {
 
 /// 5.2: with a put that excludes no member it may serve for one lease.
 #[test]
-fn an_admission_lets_the_primary_serve_on() {
+fn the_primary_serves_during_an_admission() {
     let mut member = serving(&[1, 2]);
     let joiner = listed(3, 4);
     assert!(reads(&member.apply(ms(1), Event::Admit(joiner))));
@@ -355,7 +355,7 @@ fn a_lost_leg_leaves() {
 
 /// 5.6: node 1 has restarted; the configuration lists it and node 2, or it alone.
 #[test]
-fn who_takes_over_after_a_total_outage() {
+fn takeover_after_a_total_outage() {
     type Case = (&'static str, &'static [u16], bool, Option<Event>, bool);
     let cases: [Case; 7] = [
         ("a: nobody else is listed", &[1], false, None, true),
@@ -409,7 +409,7 @@ fn who_takes_over_after_a_total_outage() {
 /// A new volume waits for no grace time: as soon as all replicas are linked, the primary of the
 /// first configuration admits all of them (5.6 e).
 #[test]
-fn a_new_volume_is_led_at_once_with_all_its_replicas() {
+fn a_new_volume_has_a_primary_at_once() {
     let nobody = |n: u16| Listed { node: NodeId(n), incarnation: Incarnation(0) };
     let first = MirrorConfig { in_sync: vec![nobody(1), nobody(2)], ..record(1, &[1, 2]) };
     let unused = ImageSummary { generation: DataGeneration::default(), ..image(0, 0) };
@@ -459,7 +459,7 @@ fn a_new_volume_is_led_at_once_with_all_its_replicas() {
 
 /// 5.6 b: a replica with a clean log does not wait for unlinked ones.
 #[test]
-fn a_clean_log_leads_where_the_others_are_away() {
+fn a_clean_log_takes_over_if_the_others_are_away() {
     let mut member = boot(1, 1, ImageSummary { is_clean: true, same_boot: true, ..image(1, 1) });
     let _ = member.apply(START, read(&record(1, &[1, 2])));
     assert!(!reads(&member.apply(ms(2999), Event::Tick)));
@@ -497,7 +497,7 @@ fn an_operator_may_force() {
 
 /// 5.6 d: the leg is lost just as a takeover is to be put.
 #[test]
-fn who_is_to_go_on_and_loses_its_leg_asks_no_more() {
+fn a_forced_primary_that_loses_its_leg_gives_up() {
     let mut member = boot(1, 1, image(1, 1));
     let pair = record(1, &[1, 2]);
     let _ = member.apply(START, read(&pair));
@@ -510,7 +510,7 @@ fn who_is_to_go_on_and_loses_its_leg_asks_no_more() {
 
 /// 5.6 d: no takeover by a copy that was never in sync, nor beside a linked member.
 #[test]
-fn an_order_to_go_on_has_its_limits() {
+fn forcing_a_primary_has_limits() {
     let mut new = record(1, &[2]);
     new.replicas.iter_mut().filter(|r| r.node == NodeId(1)).for_each(|r| r.is_new = true);
     let mut member = boot(1, 1, image(0, 0));
@@ -530,7 +530,7 @@ fn an_order_to_go_on_has_its_limits() {
 
 /// 5.6 d: two are forced, and one has taken over before the other.
 #[test]
-fn an_order_to_go_on_is_not_for_the_next_configuration() {
+fn forcing_a_primary_ends_with_the_configuration() {
     let mut member = boot(1, 1, image(1, 1));
     let _ = member.apply(START, read(&record(1, &[1, 2])));
     assert!(reads(&member.apply(ms(1), Event::ForcePrimary)));
@@ -541,7 +541,7 @@ fn an_order_to_go_on_is_not_for_the_next_configuration() {
 
 /// 5.7: node 2 under primary 1.
 #[test]
-fn a_start_is_heeded_by_its_view() {
+fn start_messages_apply_to_their_view_only() {
     let old = record(1, &[1, 2]);
     let mut member = boot(2, 0, image(0, 0));
     let _ = member.apply(START, read(&old));
@@ -589,7 +589,7 @@ fn a_session_begins_a_round() {
 
 /// 3.2
 #[test]
-fn histories_that_do_not_fit_are_refused() {
+fn diverged_histories_are_refused() {
     let (image_is, store) = (Epoch(7), Epoch(5));
     let cases = [
         (image(7, 7), Some(ConfigRefusal::ImageAhead { image: image_is, store })),
@@ -611,7 +611,7 @@ fn histories_that_do_not_fit_are_refused() {
 
 /// Attack 10: another image has adopted a later epoch than the store.
 #[test]
-fn a_peer_that_is_ahead_stops_it() {
+fn a_peer_with_a_later_epoch_stops_a_replica() {
     let mut member = serving(&[1]);
     let _ = member.apply(ms(1), Event::LinkUp(NodeId(3)));
     let ahead = ReplicaReport { epoch: Epoch(9), ..member.public_report() };
@@ -626,7 +626,7 @@ fn a_peer_that_is_ahead_stops_it() {
 
 /// An epoch missing in the store is remembered while its reporter is away, until the store has it.
 #[test]
-fn a_peer_that_was_ahead_and_is_away_still_stops_it() {
+fn an_absent_peer_with_a_later_epoch_still_stops_a_replica() {
     let holds_all = ImageSummary { is_clean: true, same_boot: true, ..image(2, 2) };
     let restored = record(3, &[1, 2]);
     let mut member = boot(2, 0, holds_all);
@@ -693,7 +693,7 @@ fn second(in_sync: &[u16]) -> MirrorMembership {
 
 /// 4.8: this member is never taken to hold what its leg has failed.
 #[test]
-fn a_failed_leg_takes_no_part_beside_others() {
+fn a_failed_leg_does_not_serve_beside_others() {
     let mut member = second(&[1, 2]);
     assert_eq!(asks(&member.apply(ms(1), Event::LegFailed)), [1]);
     assert!(!member.may_serve(ms(1)));
@@ -729,7 +729,7 @@ fn a_failed_leg_takes_no_part_beside_others() {
 
 /// 5.4: the leaving member requests leases again; a silent member is excluded first.
 #[test]
-fn a_leaver_leaves_nothing_to_the_silent() {
+fn a_leaving_member_does_not_hand_over_to_a_silent_one() {
     let mut member = second(&[1, 2, 3]);
     let all = record(1, &[1, 2, 3]);
     let early = lease_grant(&member, 1, ms(99));
@@ -757,7 +757,7 @@ fn a_leaver_leaves_nothing_to_the_silent() {
 
 /// 5.4
 #[test]
-fn the_last_one_stays() {
+fn the_last_member_cannot_leave() {
     let pair = record(1, &[1, 2]);
     // A request to leave is declined when the other is silent, and it serves alone.
     let mut member = second(&[1, 2]);
@@ -788,7 +788,7 @@ fn the_last_one_stays() {
 
 /// 5.4: leaving waits for the store, serving does not.
 #[test]
-fn a_leaver_serves_while_the_store_is_away() {
+fn a_leaving_member_serves_while_the_store_is_unavailable() {
     let mut member = second(&[1, 2]);
     let pair = record(1, &[1, 2]);
     let _ = member.apply(ms(1), Event::Leave);
@@ -805,7 +805,7 @@ fn a_leaver_serves_while_the_store_is_away() {
 
 /// 5.4: a member that has answered, and then lost its power.
 #[test]
-fn a_leaver_leaves_nothing_to_who_has_returned() {
+fn a_leaving_member_does_not_hand_over_to_a_restarted_one() {
     let mut member = second(&[1, 2]);
     let pair = record(1, &[1, 2]);
     let _ = member.apply(ms(1), Event::LegLost);
@@ -818,7 +818,7 @@ fn a_leaver_leaves_nothing_to_who_has_returned() {
 /// The leg is lost, or fails, before the first view of an epoch has begun: the driver may never
 /// report that, and the others must not wait for it.
 #[test]
-fn a_leg_that_is_lost_in_the_drain_is_taken_out() {
+fn a_leg_lost_while_draining_is_excluded() {
     for event in [Event::LegLost, Event::LegFailed] {
         let mut member = boot(2, 0, image(0, 0));
         let _ = member.apply(START, read(&record(1, &[1, 2])));
@@ -832,7 +832,7 @@ fn a_leg_that_is_lost_in_the_drain_is_taken_out() {
 
 /// The leg of a joiner fails a write that the configuration may rely on already.
 #[test]
-fn a_joiner_that_has_failed_begins_nothing() {
+fn a_failed_joiner_starts_no_view() {
     let listed = |epoch, life| {
         let mut record = record(epoch, &[1, 2]);
         record.in_sync[1] = listed(2, life);
@@ -856,7 +856,7 @@ fn a_joiner_that_has_failed_begins_nothing() {
 
 /// 6.6: the joiner is not new any more, and stays required from the put on.
 #[test]
-fn an_admission_cannot_be_taken_back_once_it_is_put() {
+fn a_put_admission_cannot_be_withdrawn() {
     let mut pair = record(1, &[1, 2]);
     pair.replicas[2].is_new = true;
     let mut member = boot(1, 0, image(0, 0));
@@ -888,7 +888,7 @@ fn an_admission_cannot_be_taken_back_once_it_is_put() {
 
 /// 6.6: the leg of a sole primary fails a write that its joiner may have applied.
 #[test]
-fn a_lone_primary_that_fails_admits_nobody() {
+fn a_failing_sole_primary_admits_no_joiner() {
     let admit = Event::Admit(listed(3, 4));
     let mut member = serving(&[1]);
     let _ = member.apply(ms(1), admit.clone());
@@ -920,7 +920,7 @@ fn a_lone_primary_that_fails_admits_nobody() {
 
 /// 5.4: only suspects are excluded together: linked and silent.
 #[test]
-fn gathering_names_who_is_linked_and_has_not_answered() {
+fn not_serving_names_connected_members_without_an_answer() {
     let mut member = serving(&[1, 2, 3]);
     assert_eq!(member.missing_do_view_change(), []);
     let _ = member.apply(ms(1), Event::LinkDown(NodeId(3)));
@@ -934,7 +934,7 @@ fn gathering_names_who_is_linked_and_has_not_answered() {
 
 /// 5.6: a replica that has restarted, beside a member whose leg has failed.
 #[test]
-fn nobody_leads_over_a_member_whose_leg_has_failed() {
+fn no_primary_is_chosen_over_a_member_with_a_failed_leg() {
     let mut failed = second(&[1, 2]);
     let _ = failed.apply(ms(1), Event::LegFailed);
     let says = Event::Received(NodeId(2), MembershipMessage::ReplicaReport(failed.public_report()));
@@ -1013,7 +1013,7 @@ fn a_member_with_a_revoked_lease_serves_again_in_another_view() {
 /// 5.5: an exclusion is undone while the store is unavailable, and a revoked member serves in a new
 /// view.
 #[test]
-fn whom_it_cannot_put_out_it_takes_back() {
+fn a_member_that_cannot_be_excluded_is_kept() {
     let pair = record(1, &[1, 2]);
     for linked in [true, false] {
         let mut member = serving(&[1, 2]);
@@ -1033,7 +1033,7 @@ fn whom_it_cannot_put_out_it_takes_back() {
 /// 5.1: a request that came before its epoch was adopted is repeated as soon as the receiver has
 /// adopted it.
 #[test]
-fn who_asks_after_its_adoption_is_asked_back_at_once() {
+fn a_lease_request_after_adoption_is_returned_at_once() {
     let pair = record(1, &[1, 2]);
     let mut member = boot(1, 0, image(0, 0));
     let _ = member.apply(START, Event::LinkUp(NodeId(2)));
@@ -1150,7 +1150,7 @@ fn a_copy_that_a_peer_knows_to_be_rolled_back_does_not_take_over() {
 
 /// RFD 0032: how joiners compare.
 #[test]
-fn joiners_are_judged_by_what_both_have_recorded() {
+fn joiners_are_compared_by_common_generations() {
     let mut member = boot(1, 0, image(1, 1));
     let _ = member.apply(ms(1), read(&record(1, &[1])));
     let judge = |member: &MirrorMembership, own, joiner, history_lost| {

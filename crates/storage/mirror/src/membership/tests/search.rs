@@ -141,7 +141,7 @@ mod sound {
     }
 
     #[test]
-    fn puts_lost_and_late() {
+    fn lost_and_late_puts() {
         Scope::new(2, &[1], |b| (b.lost_puts, b.kills) = (1, 1)).holds(20_000..=20_000);
     }
 
@@ -156,7 +156,7 @@ mod sound {
     }
 
     #[test]
-    fn three_in_a_moment() {
+    fn three_nodes_briefly() {
         Scope::new(3, &[1, 2], |b| (b.breaks, b.kills, b.ticks) = (1, 1, false))
             .holds(20_000..=20_000);
     }
@@ -253,7 +253,7 @@ mod sound {
     }
 
     #[test]
-    fn copies_are_taken_and_put_back_at_any_moment() {
+    fn images_are_copied_and_restored_at_any_moment() {
         Scope::new(2, &[0], |b| {
             (b.copies, b.rollbacks, b.kills, b.flushes, b.joins) = (1, 1, 1, 1, 1);
         })
@@ -275,14 +275,14 @@ mod sound {
     }
 
     #[test]
-    fn three_with_a_new_volume_in_a_moment() {
+    fn three_nodes_with_a_new_volume_briefly() {
         Scope::new(3, &[1], |b| (b.breaks, b.kills, b.ticks) = (1, 1, false))
             .new_volume()
             .holds(20_000..=20_000);
     }
 
     #[test]
-    fn three_and_time() {
+    fn three_nodes_with_time() {
         Scope::new(3, &[], |b| b.kills = 1).holds(20_000..=20_000);
     }
 }
@@ -317,7 +317,7 @@ mod mistakes {
     }
 
     #[test]
-    fn leaves_to_whoever_is_linked() {
+    fn hands_over_to_any_connected_member() {
         Scope::new(2, &[0], |b| {
             (b.leaves, b.power_cuts, b.sessions_outlive_power_cuts) = (1, 1, true);
         })

@@ -27,7 +27,7 @@ enum OriginalState {
 }
 
 /// Runs only clone faults.
-pub(crate) async fn play(world: World, plan: ScenarioConfig) -> Result<(), String> {
+pub(crate) async fn run(world: World, plan: ScenarioConfig) -> Result<(), String> {
     let bench = set_up(&world, plan, None).await?;
     bench.start_all();
     bench.wait_in_sync().await?;

@@ -46,11 +46,11 @@ impl MirrorTestbed {
                 self.record_data_loss(node, true);
             }
         }
-        self.world.note(format!("the disk of node {} ails: {faults:?}", node.id));
+        self.world.note(format!("the disk of node {} gets faults: {faults:?}", node.id));
         node.sync_may_have_failed.set(node.sync_may_have_failed.get() || faults.sync_error > 0.0);
         disk.set_faults(faults);
         self.pause(10_000).await;
-        self.world.note(format!("the disk of node {} is well", node.id));
+        self.world.note(format!("the disk of node {} is healthy", node.id));
         disk.set_faults(DiskFaults::default());
         disk.plug();
         self.limit_space(node, None);
@@ -67,7 +67,7 @@ impl MirrorTestbed {
         let Some(disk) = node.disk() else { return };
         let rng = self.world.rng();
         for _ in 0..rng.between(1, 4) {
-            // Spare the tally: a client that cannot read it cannot raise it either.
+            // Spare the counter: a client that cannot read it cannot raise it either.
             self.make_block_unreadable(
                 &disk,
                 rng.between(1, BYTES / u64::from(self.block_size) - 1),
@@ -99,7 +99,7 @@ impl MirrorTestbed {
             places = vec![*rng.pick(&LABEL_OFFSETS)];
         }
         for at in places {
-            self.world.note(format!("{disk:?} rots at {at}"));
+            self.world.note(format!("{disk:?} is corrupted at {at}"));
             match rng.below(2) {
                 0 => make_bytes_unreadable(&disk, at, 512),
                 _ => disk.flip_bit(at + rng.below(512), u8::try_from(rng.below(8)).expect("small")),
@@ -130,7 +130,7 @@ impl MirrorTestbed {
                 let lost =
                     node.status().is_some_and(|s| s.not_serving == Some(NotServingReason::LegLost));
                 if lost || node.open_error.borrow().is_some() {
-                    self.world.note(format!("node {} is given another try", node.id));
+                    self.world.note(format!("the leg of node {} is reset", node.id));
                     self.stop(node, false);
                     self.pause(1000).await;
                     self.start(node);

@@ -78,7 +78,7 @@ struct HostPath {
 }
 
 /// Runs the scenario.
-pub(crate) async fn play(world: World, plan: ScenarioConfig) -> Result<(), String> {
+pub(crate) async fn run(world: World, plan: ScenarioConfig) -> Result<(), String> {
     let judge = ReservationChecker::new(&world);
     let theirs = Rc::clone(&judge);
     let offer: ExportVolume =
@@ -107,7 +107,7 @@ pub(crate) async fn play(world: World, plan: ScenarioConfig) -> Result<(), Strin
     let taken = tokio::time::timeout(TAKEOVER_LIMIT, taken).await;
     judge.first_violation()?;
     taken.map_err(|_| {
-        format!("nobody takes over within {TAKEOVER_LIMIT:?}: {}", describe_gates(&bench))
+        format!("no host takes over within {TAKEOVER_LIMIT:?}: {}", describe_gates(&bench))
     })?;
     world.note(format!("{} hosts were fenced", judge.fenced.get()));
     judge.load_enabled.set(false);
@@ -157,7 +157,7 @@ impl ReservationChecker {
     /// Opens the paths through a node that has started.
     fn spawn_paths(self: &Rc<Self>, core: &Core, node: NodeId, volume: &Rc<Volume>) {
         let Some(gate) = volume.reservation_gate() else {
-            return self.report_violation("it keeps no reservations");
+            return self.report_violation("the volume has no reservations");
         };
         for host in 0..COMPETING_HOSTS {
             let name = format!("iqn.2026-01.example:host{host}");
@@ -416,7 +416,8 @@ impl HostPath {
         if !may {
             if result.is_ok() && host.registrations.get() == registrations && !host.may_write.get()
             {
-                self.judge.report_violation(format!("host {} writes without a right", self.host));
+                self.judge
+                    .report_violation(format!("host {} writes without permission", self.host));
             }
             return;
         }

@@ -83,7 +83,7 @@ impl MirrorTestbed {
         self.shared.first_violation()?;
         for node in self.replicas() {
             let work = async |_, client: Client| client.rewrite_unreadable().await;
-            self.run_client_on(&node, "blocks are not mended", work).await?;
+            self.run_client_on(&node, "blocks are not repaired", work).await?;
         }
         self.wait_in_sync().await?;
         let node = self.any_replica();
@@ -123,10 +123,10 @@ impl MirrorTestbed {
             let mirror = node.mirror.borrow().clone().ok_or("it died")?;
             let (flight, resynced) = (mirror.in_flight_counts(), mirror.resync_totals());
             if flight != InFlightCounts::default() {
-                return Err(format!("node {} rests with {flight:?}: {}", node.id, self.states()));
+                return Err(format!("node {} is idle with {flight:?}: {}", node.id, self.states()));
             }
             if resynced.copied_bytes > resynced.dirty_bytes {
-                return Err(format!("node {} has copied what was equal: {resynced:?}", node.id));
+                return Err(format!("node {} copied equal regions: {resynced:?}", node.id));
             }
             let usage = open_volume_of(&node)?.0.buffer_pool().usage();
             if usage.free != node.free_memory.get() || usage.overdrafts > 0 {
@@ -154,7 +154,7 @@ impl MirrorTestbed {
                 self.pause(200).await;
             }
         };
-        self.within_limit("nobody goes on", alone).await?;
+        self.within_limit("no replica continues", alone).await?;
         Ok(Some(node))
     }
 
@@ -206,7 +206,7 @@ impl MirrorTestbed {
         let read = async move |_, client: Client| client.read_block(block).await;
         let found = self.run_client_on(&node, "a hole is not read", read).await?;
         if found != Err(RequestError::Device(Error::Unreadable { at: Lba(block) })) {
-            return Err(format!("block {block}, which nobody has: {found:?}"));
+            return Err(format!("block {block}, which no replica has: {found:?}"));
         }
         if self.store.record().member(away.id).is_some() {
             return Err(format!("node {} is in sync without block {block}", away.id));
@@ -222,7 +222,7 @@ impl MirrorTestbed {
         let primary = self.store.record().primary;
         let others: Vec<_> = self.replicas().into_iter().filter(|n| n.id != primary).collect();
         let [a, b] = &others[..] else { return Ok(()) };
-        self.world.note(format!("nodes {} and {} are apart", a.id, b.id));
+        self.world.note(format!("nodes {} and {} are disconnected", a.id, b.id));
         peer_network::set_data_partition(&self.data_partitions, a.id, b.id, true);
         if let Some(mirror) = &*b.mirror.borrow() {
             mirror.close_session(a.id);
@@ -306,7 +306,7 @@ impl MirrorTestbed {
     /// All replicas are readable and equal.
     async fn check_verify(&self) -> Result<(), String> {
         let primary = self.store.record().primary;
-        let node = self.nodes.iter().find(|n| n.id == primary).ok_or("a strange primary")?;
+        let node = self.nodes.iter().find(|n| n.id == primary).ok_or("an unexpected primary")?;
         let mirror = node.mirror.borrow().clone().ok_or("it died")?;
         let work = node.host.run(move |_| async move { mirror.verify(None).await });
         let ended = self.within_limit("replicas are not compared", work.join()).await?;
@@ -329,9 +329,10 @@ impl MirrorTestbed {
             replicas.iter().map(|n| n.disk().map(|d| d.read_visible(DATA, len))).collect();
         match contents.iter().position(|c| *c != contents[0]) {
             None => Ok(()),
-            Some(i) => {
-                Err(format!("nodes {} and {} differ at rest", replicas[0].id, replicas[i].id))
-            }
+            Some(i) => Err(format!(
+                "nodes {} and {} differ on an idle volume",
+                replicas[0].id, replicas[i].id
+            )),
         }
     }
 
@@ -339,7 +340,10 @@ impl MirrorTestbed {
         for node in self.replicas() {
             let status = node.status().ok_or("it died")?;
             if status.dirty_regions.iter().any(|(_, n)| *n > 0) {
-                return Err(format!("marks are left at rest: node {}: {status:?}", node.id));
+                return Err(format!(
+                    "dirty bits are left on an idle volume: node {}: {status:?}",
+                    node.id
+                ));
             }
         }
         Ok(())

@@ -41,7 +41,7 @@ impl SpaceLimiter {
 }
 
 /// Runs the scenario.
-pub(crate) async fn play(world: World, plan: ScenarioConfig) -> Result<(), String> {
+pub(crate) async fn run(world: World, plan: ScenarioConfig) -> Result<(), String> {
     let bench = set_up(&world, plan, None).await?;
     bench.start_all();
     let squeeze = Rc::new(SpaceLimiter {

@@ -44,7 +44,7 @@ impl MirrorTestbed {
         let Some(disk) = node.disk().filter(|_| node.image.get() == Some(copy.image)) else {
             return;
         };
-        self.world.note(format!("the image of node {} is set back", node.id));
+        self.world.note(format!("the image of node {} is rolled back", node.id));
         // The previous contents of the image are lost.
         self.record_data_loss(node, true);
         for (n, piece) in copy.bytes.chunks(COPY_CHUNK).enumerate() {
@@ -110,7 +110,7 @@ impl MirrorTestbed {
         if !self.store.record().history.rolled_back.contains(&node.id)
             && replicas.iter().all(serves)
         {
-            return Err(format!("the record does not say that node {} was set back", node.id));
+            return Err(format!("the record does not list node {} as rolled back", node.id));
         }
         Ok(())
     }

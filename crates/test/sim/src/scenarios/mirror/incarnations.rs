@@ -61,7 +61,7 @@ impl IncarnationStore {
     }
 
     fn meta(&self, caller: StoreClientId, process: u64) -> Box<dyn MetadataStore> {
-        let rng = Rng::new(self.world.seed(), &format!("life {process}"));
+        let rng = Rng::new(self.world.seed(), &format!("incarnation {process}"));
         let outage = self.outage.clone();
         let fate = move |_| {
             let delay = || {

@@ -23,7 +23,7 @@ use super::{BYTES, ExportVolume, Node, ScenarioConfig, set_up};
 const DRAIN_TIME: Duration = Duration::from_secs(5);
 
 /// Runs the scenario with one of the protocols.
-pub(crate) async fn play(world: World, plan: ScenarioConfig) -> Result<(), String> {
+pub(crate) async fn run(world: World, plan: ScenarioConfig) -> Result<(), String> {
     match Rng::new(world.seed(), "protocol").chance(0.5) {
         true => play_protocol::<IscsiClient>(world, plan).await,
         false => play_protocol::<NvmeClient>(world, plan).await,

@@ -194,7 +194,7 @@ struct MirrorTestbed {
 type ExportVolume = Rc<dyn Fn(&Core, NodeId, &Rc<Volume>)>;
 
 /// Runs the scenario.
-pub(crate) async fn play(world: World, plan: ScenarioConfig) -> Result<(), String> {
+pub(crate) async fn run(world: World, plan: ScenarioConfig) -> Result<(), String> {
     let bench = set_up(&world, plan, None).await?;
     bench.start_all();
     for _ in 0..world.rng().between(2, 8) {

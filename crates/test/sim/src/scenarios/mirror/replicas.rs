@@ -166,7 +166,7 @@ impl MirrorTestbed {
                 != self.store.record().epoch
             && let Some(mirror) = &*node.mirror.borrow()
         {
-            self.world.note(format!("node {} is made to go on", node.id));
+            self.world.note(format!("node {} is forced to be primary", node.id));
             if !intact(node) {
                 self.record_unflushed_loss();
             }

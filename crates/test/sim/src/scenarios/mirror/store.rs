@@ -95,7 +95,7 @@ impl Store {
     }
 
     pub(super) fn set_away(&self, away: bool) {
-        self.world.note(format!("the store is away: {away}"));
+        self.world.note(format!("the store is unavailable: {away}"));
         self.outage.lock().is_down = away;
     }
 

@@ -26,7 +26,7 @@ const START_LIMIT: Duration = Duration::from_secs(30);
 const REFUSAL_TIME: Duration = Duration::from_secs(10);
 
 /// Runs only store rollbacks.
-pub(crate) async fn play(world: World, plan: ScenarioConfig) -> Result<(), String> {
+pub(crate) async fn run(world: World, plan: ScenarioConfig) -> Result<(), String> {
     let bench = set_up(&world, plan, None).await?;
     bench.start_all();
     for _ in 0..2 {
@@ -151,11 +151,11 @@ impl MirrorTestbed {
             return Ok(());
         }
         if let Some(node) = serves {
-            return Err(format!("node {} serves by a record that was set back", node.id));
+            return Err(format!("node {} serves by a rolled-back record", node.id));
         }
         let now = self.store.record();
         if now != *old {
-            return Err(format!("a record was put in place of one that was set back: {now:?}"));
+            return Err(format!("a record replaced a rolled-back one: {now:?}"));
         }
         Ok(())
     }
@@ -172,7 +172,8 @@ impl MirrorTestbed {
         // If the last primary's log is lost, no image names it, and the operator has to.
         let lead = newest.map_or(last.primary, |newest| copies[newest.primary].node);
         let record = recovery::recovered_config(lead, replicas, above, draw(rng));
-        self.world.note(format!("the volume goes on with node {lead}, record {}", record.epoch.0));
+        self.world
+            .note(format!("the volume continues with node {lead}, record {}", record.epoch.0));
         if !self.intact_nodes.borrow().contains(&lead) {
             self.record_unflushed_loss();
         }

@@ -172,7 +172,7 @@ impl Session {
         let used = {
             let all = self.volumes.all.borrow();
             let volume = all.iter().find(|volume| volume.spec.id == id);
-            let volume = volume.ok_or("a volume that nobody knows")?;
+            let volume = volume.ok_or("an unknown volume")?;
             let (span, checker) = (volume.span, Rc::clone(&volume.checker));
             let load = Workload::new(new(), span, self.depth, rng.u64());
             OpenVolume { id, client: new(), load, span, checker }

@@ -32,7 +32,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     ("random bytes to both ports", garbage),
     ("random bytes after a login", garbage_after_login),
     ("wrong lengths in every length field", wrong_lengths),
-    ("half a PDU, then silence", half_a_pdu),
+    ("a PDU was left unfinished", half_a_pdu),
     ("valid PDUs with flipped bits", flipped_bits),
     ("10,000 logins", many_logins),
     ("10,000 logins to a target that does not exist", many_refused_logins),

@@ -58,12 +58,12 @@ impl WellBehavedClient {
                 .context("the witness cannot log in")?;
         let asked = stop.clone();
         let thread = std::thread::spawn(move || {
-            let (mut book, mut dice) = (RegisterModel::new(seed, 0, BLOCKS), SeededRng::new(seed));
+            let (mut model, mut dice) = (RegisterModel::new(seed, 0, BLOCKS), SeededRng::new(seed));
             wipe(&mut session)?;
             let mut served = ServiceQuality::default();
             while !asked.load(Ordering::Relaxed) {
                 let begun = Instant::now();
-                book.step(&mut session, &mut dice).context("the witness was disturbed")?;
+                model.step(&mut session, &mut dice).context("the witness was disturbed")?;
                 served.latencies.push(begun.elapsed());
                 std::thread::sleep(PAUSE);
             }

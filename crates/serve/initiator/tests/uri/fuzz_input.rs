@@ -4,7 +4,7 @@
 use initiator::uri::{IscsiUri, Target};
 
 /// Reads `text`; what must hold is asserted. Shared by the property test and the fuzz target.
-pub(crate) fn play(text: &str) {
+pub(crate) fn run(text: &str) {
     let Ok(target) = text.parse::<Target>() else { return };
     // A secret is not shown again.
     if matches!(&target, Target::Iscsi(IscsiUri { user: Some(_), .. })) {

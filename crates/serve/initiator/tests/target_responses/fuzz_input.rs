@@ -67,7 +67,7 @@ impl<'a> Script<'a> {
     }
 }
 
-pub(crate) fn play(script: &[u8]) {
+pub(crate) fn run(script: &[u8]) {
     let mut script = Script(script);
     match script.byte() % 6 {
         0 => play_namespaces(&mut script),
@@ -100,10 +100,11 @@ fn play_namespaces(script: &mut Script<'_>) {
     let mut seen: Option<nvme::NamespaceDescription> = None;
     // Several controllers of one namespace, or of what is none.
     for _ in 0..3 {
-        let told = script.change(controller.as_bytes());
+        let changed = script.change(controller.as_bytes());
         let command_set = (script.byte() >= 0x80).then(|| script.some().to_vec());
         let who = (SUBNQN, script.byte() >= 0xf0);
-        let Some(abilities) = nvme::testing::abilities(&told, command_set, who, page_bytes) else {
+        let Some(abilities) = nvme::testing::abilities(&changed, command_set, who, page_bytes)
+        else {
             continue;
         };
         assert!((1..=4 << 20).contains(&abilities.max_transfer_bytes), "{abilities:?}");
@@ -115,8 +116,8 @@ fn play_namespaces(script: &mut Script<'_>) {
         let shift = if script.byte().is_multiple_of(2) { 9 } else { 12 };
         namespace.lbaf[0] = LbaFormat { ms: 0.into(), lbads: shift, rp: 0 };
         (namespace.nsfeat, namespace.dlfeat) = (script.byte(), script.byte());
-        let (told, list) = (script.change(namespace.as_bytes()), script.some());
-        let Some(now) = nvme::testing::described(&told, list, &abilities) else { continue };
+        let (changed, list) = (script.change(namespace.as_bytes()), script.some());
+        let Some(now) = nvme::testing::described(&changed, list, &abilities) else { continue };
         judge(&now.info);
         let bytes = |blocks: u32| u64::from(blocks) * u64::from(now.info.block_size);
         assert!(now.zero_blocks.max(now.verify_blocks) <= 1 << 16, "{now:?}");
@@ -204,14 +205,17 @@ fn play_unit(script: &mut Script<'_>) {
         capacity.to_vec(),
         vec![19, 0, 0x10, 0, 8, 18, 4],
     ];
-    let told = structures.map(|structure| script.change(&structure));
-    let lengths = told[1].len();
-    let Some(now) = iscsi::testing::described(told) else { return };
-    let told = &now.attributes;
-    judge(&told.info);
-    let most = (32 << 20) / told.info.block_size;
-    assert!((1..=most).contains(&told.write_same_blocks) && told.unmap_blocks <= most, "{told:?}");
-    assert!(told.info.unmap_granularity_blocks <= most, "{told:?}");
+    let changed = structures.map(|structure| script.change(&structure));
+    let lengths = changed[1].len();
+    let Some(now) = iscsi::testing::described(changed) else { return };
+    let changed = &now.attributes;
+    judge(&changed.info);
+    let most = (32 << 20) / changed.info.block_size;
+    assert!(
+        (1..=most).contains(&changed.write_same_blocks) && changed.unmap_blocks <= most,
+        "{changed:?}"
+    );
+    assert!(changed.info.unmap_granularity_blocks <= most, "{changed:?}");
     let designators: Vec<_> = now.identity.designators().collect();
     assert_eq!(now.identity.is_known(), !designators.is_empty());
     assert!(designators.len() <= 32);

@@ -36,7 +36,7 @@ pub enum Redundancy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum GeometryError {
     /// Too few columns, or too many.
-    #[error("{level:?} wants from {least} to {MAX_COLUMNS} disks, and is given {columns}")]
+    #[error("{level:?} needs {least} to {MAX_COLUMNS} disks, not {columns}")]
     ColumnCount {
         /// The redundancy asked for.
         level: Redundancy,
@@ -46,10 +46,10 @@ pub enum GeometryError {
         columns: u16,
     },
     /// Too many copies, or none.
-    #[error("a block has from 1 to {MAX_COPIES} copies, not {0}")]
+    #[error("a block can have 1 to {MAX_COPIES} copies, not {0}")]
     CopyCount(u16),
     /// The number of columns is not a multiple of the number of copies.
-    #[error("{columns} disks are no multiple of {copies} copies")]
+    #[error("{columns} disks are not a multiple of {copies} copies")]
     ColumnsNotMultipleOfCopies {
         /// Disks.
         columns: u16,
@@ -57,7 +57,7 @@ pub enum GeometryError {
         copies: u16,
     },
     /// No rows in a strip, or no stripes.
-    #[error("an extent without a row")]
+    #[error("an extent has no rows")]
     Empty,
 }
 
@@ -343,21 +343,21 @@ mod tests {
 
     use super::*;
 
-    fn shapes() -> impl Strategy<Value = RaidGeometry> {
+    fn geometries() -> impl Strategy<Value = RaidGeometry> {
         let level = prop_oneof![
             (1u16..=4).prop_map(Redundancy::Copies),
             Just(Redundancy::Parity),
             Just(Redundancy::DoubleParity)
         ];
         (level, 1u16..=16, 1u32..=20, 1u32..=40)
-            .prop_filter_map("a shape", |(level, n, rows, s)| {
+            .prop_filter_map("a possible geometry", |(level, n, rows, s)| {
                 RaidGeometry::new(level, n, rows, s).ok()
             })
     }
 
     proptest! {
         #[test]
-        fn each_column_of_a_stripe_has_one_role(geometry in shapes(), stripe in 0u32..40) {
+        fn each_column_of_a_stripe_has_one_role(geometry in geometries(), stripe in 0u32..40) {
             let mut all: Vec<_> = geometry.roles().flat_map(|role| {
                 let of: Vec<_> = geometry.columns_of(stripe, role).collect();
                 assert!(of.iter().all(|c| geometry.role_of(stripe, *c) == role), "{role:?} {of:?}");
@@ -368,7 +368,7 @@ mod tests {
         }
 
         #[test]
-        fn rows_are_found_where_they_were_put(geometry in shapes(), at in 0u64..20_000) {
+        fn row_at_inverts_locate(geometry in geometries(), at in 0u64..20_000) {
             match geometry.locate(at) {
                 Some(address) => prop_assert_eq!(geometry.row_at(address), at),
                 None => prop_assert!(at >= geometry.total_rows()),
@@ -376,7 +376,7 @@ mod tests {
         }
 
         #[test]
-        fn pieces_are_all_there_is_and_no_more(geometry in shapes(), at in 0u64..5000, count in 0u64..5000) {
+        fn strip_runs_cover_exactly_the_requested_rows(geometry in geometries(), at in 0u64..5000, count in 0u64..5000) {
             let rows: Vec<_> = geometry.strip_runs(at, count).flat_map(|StripRun { stripe, strip, rows }| {
                 rows.map(move |row| geometry.row_at(RowAddress { stripe, strip, row }))
             }).collect();
@@ -400,13 +400,13 @@ mod tests {
     }
 
     #[test]
-    fn shapes_that_there_are_not_are_refused_by_name() {
+    fn impossible_geometries_are_refused_with_a_reason() {
         let of = |level, columns| RaidGeometry::new(level, columns, 16, 4).map(|_| ()).unwrap_err();
+        assert_eq!(of(Redundancy::Parity, 2).to_string(), "Parity needs 3 to 64 disks, not 2");
         assert_eq!(
-            of(Redundancy::Parity, 2).to_string(),
-            "Parity wants from 3 to 64 disks, and is given 2"
+            of(Redundancy::Copies(2), 5).to_string(),
+            "5 disks are not a multiple of 2 copies"
         );
-        assert_eq!(of(Redundancy::Copies(2), 5).to_string(), "5 disks are no multiple of 2 copies");
         assert_eq!(of(Redundancy::Copies(0), 5), GeometryError::CopyCount(0));
         assert_eq!(of(Redundancy::Copies(5), 5), GeometryError::CopyCount(5));
         assert!(matches!(of(Redundancy::DoubleParity, 65), GeometryError::ColumnCount { .. }));

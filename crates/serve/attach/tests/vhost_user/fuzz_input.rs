@@ -64,7 +64,7 @@ impl Script<'_> {
     }
 }
 
-pub(crate) fn play(script: &[u8]) {
+pub(crate) fn run(script: &[u8]) {
     let mut script = Script(script);
     let holes = [(0, HOLE.start), (HOLE.end, END - HOLE.end)];
     let guest =

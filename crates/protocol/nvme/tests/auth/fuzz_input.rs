@@ -143,7 +143,7 @@ fn change(message: &mut Vec<u8>, script: &mut impl Iterator<Item = u8>) {
 }
 
 /// Whether both have authenticated in the end.
-pub(crate) fn play(script: &[u8]) -> bool {
+pub(crate) fn run(script: &[u8]) -> bool {
     let mut script = script.iter().copied();
     let setting = script.next().unwrap_or(0);
     let mut world = World::new(setting);

@@ -18,7 +18,7 @@ use nbd::message::{
 };
 use zerocopy::IntoBytes;
 
-/// The step that plays an honest server up to the end of the handshake.
+/// The step in which it acts as an honest server up to the end of the handshake.
 pub(crate) const AGREE: u8 = 1;
 
 /// The script, read from its start; zeroes behind its end.
@@ -66,7 +66,7 @@ struct World {
 }
 
 /// Plays `script`.
-pub(crate) fn play(script: &[u8]) {
+pub(crate) fn run(script: &[u8]) {
     let mut script = Script(script);
     let structured = script.byte() & 1 == 1;
     let config = Config { structured, max_in_flight: 8, ..Config::new("disk") };

@@ -1,7 +1,7 @@
-//! Locks on physical units, for read-modify-write.
+//! Locks by number, such as the number of a physical block during its read-modify-write.
 //!
-//! Callers that do not overlap may write two logical blocks of one unit at the same time; without a
-//! lock each would write back a stale version of the other's block.
+//! Callers that do not overlap may write two logical blocks of one physical block at the same time;
+//! without a lock each would write back a stale version of the other's block.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -10,7 +10,7 @@ use std::task::{Poll, Waker};
 
 use rustc_hash::FxHashMap;
 
-/// Locks by number of the unit; free ones take no memory.
+/// Locks by number; free ones take no memory.
 #[derive(Debug, Default)]
 pub struct KeyedLocks(RefCell<FxHashMap<u64, VecDeque<Waker>>>);
 
@@ -22,23 +22,23 @@ pub struct KeyedLock<'a> {
 }
 
 impl KeyedLocks {
-    /// Waits for `unit`.
-    pub async fn lock(&self, unit: u64) -> KeyedLock<'_> {
+    /// Waits for the lock of `key`.
+    pub async fn lock(&self, key: u64) -> KeyedLock<'_> {
         poll_fn(|cx| {
             let mut held = self.0.borrow_mut();
-            match held.get_mut(&unit) {
+            match held.get_mut(&key) {
                 Some(waiting) => {
                     waiting.push_back(cx.waker().clone());
                     Poll::Pending
                 }
                 None => {
-                    held.insert(unit, VecDeque::new());
+                    held.insert(key, VecDeque::new());
                     Poll::Ready(())
                 }
             }
         })
         .await;
-        KeyedLock { locks: self, key: unit }
+        KeyedLock { locks: self, key }
     }
 }
 
@@ -60,24 +60,24 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn one_at_a_time_per_unit() {
+    async fn each_key_is_locked_once_at_a_time() {
         let (locks, inside, most) =
             (KeyedLocks::default(), [Cell::new(0), Cell::new(0)], Cell::new(0));
-        let visit = async |unit: usize| {
-            let _lock = locks.lock(unit as u64).await;
-            inside[unit].set(inside[unit].get() + 1);
-            assert_eq!(inside[unit].get(), 1);
+        let visit = async |key: usize| {
+            let _lock = locks.lock(key as u64).await;
+            inside[key].set(inside[key].get() + 1);
+            assert_eq!(inside[key].get(), 1);
             most.set(most.get().max(inside[0].get() + inside[1].get()));
             yield_now().await;
-            inside[unit].set(inside[unit].get() - 1);
+            inside[key].set(inside[key].get() - 1);
         };
         join_all((0..20).map(|i| visit(i % 2))).await;
-        assert_eq!(most.get(), 2, "units do not wait for each other");
+        assert_eq!(most.get(), 2, "keys do not wait for each other");
         assert!(locks.0.borrow().is_empty());
     }
 
     #[tokio::test]
-    async fn who_loses_interest_stops_nobody() {
+    async fn a_waiter_that_gives_up_does_not_block_the_next() {
         let locks = KeyedLocks::default();
         let held = locks.lock(1).await;
         let mut gone = Box::pin(locks.lock(1));

@@ -22,7 +22,7 @@ const INFO: Info = Info {
 };
 
 /// Reads `text`; what must hold is asserted. Shared by the property test and the fuzz target.
-pub(crate) fn play(text: &str) {
+pub(crate) fn run(text: &str) {
     let jobs = match parse(text) {
         Ok(jobs) => jobs,
         Err(e) => {

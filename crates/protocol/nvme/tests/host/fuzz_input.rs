@@ -66,7 +66,7 @@ struct World {
 }
 
 /// Plays `script`.
-pub(crate) fn play(script: &[u8]) {
+pub(crate) fn run(script: &[u8]) {
     let mut script = Script(script);
     let (bits, alignment) = (script.byte() & 3, script.byte() % 32);
     let digests = Digests { header: bits & 1 != 0, data: bits & 2 != 0 };

@@ -72,7 +72,7 @@ fn written(blocks: &mut BlockVerifier, pool: &BufferPool, io: &Io) -> Vec<u8> {
 
 /// Plays a script: how it is checked and where, and changes of what was written, of two bytes for
 /// their place and one for what is put there; or all of the bytes.
-pub(crate) fn play(script: &[u8]) {
+pub(crate) fn run(script: &[u8]) {
     let Some((&[how, place], changes)) = script.split_first_chunk() else { return };
     let method = ["crc32c", "md5", "meta", "pattern"][usize::from(how % 4)];
     let io = Io { dir: Dir::Write, at: u64::from(place % 32) * BYTES as u64, len: BYTES as u64 };

@@ -73,7 +73,7 @@ struct World {
 }
 
 /// Plays `script`.
-pub(crate) fn play(script: &[u8]) {
+pub(crate) fn run(script: &[u8]) {
     let mut script = Script(script);
     let (bits, sizes) = (script.byte(), script.byte());
     let limits = Limits {

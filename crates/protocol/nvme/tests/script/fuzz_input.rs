@@ -109,7 +109,7 @@ fn namespace(blocks: u64) -> Namespace {
 }
 
 /// Plays `script`.
-pub(crate) fn play(script: &[u8]) {
+pub(crate) fn run(script: &[u8]) {
     let mut script = Script(script);
     let subsystem = Subsystem {
         nqn: SUBNQN.into(),

@@ -15,7 +15,7 @@ use rt::sim::{
 };
 use uuid::Uuid;
 
-use crate::common::{VOLUME, client, core_of, essence, existing, play, succeed, thin};
+use crate::common::{VOLUME, client, core_of, essence, existing, run_scenario, succeed, thin};
 
 const IMAGE: &str = "/images/volume";
 const SLOTS: [u64; 2] = [0, 512 << 10];
@@ -53,7 +53,7 @@ fn with_core<Fut: Future<Output = ()>>(scenario: impl FnOnce(Host, Core) -> Fut)
 }
 
 #[test]
-fn an_image_keeps_what_it_was_created_as() {
+fn an_image_keeps_its_creation_parameters() {
     for provisioning in [Provisioning::Thin, Provisioning::Thick] {
         for block_size in [512, 4096] {
             with_core(|host, core| async move {
@@ -115,7 +115,7 @@ fn known(name: &str) -> ImageErrorReason {
 }
 
 #[test]
-fn what_lies_only_between_the_ends_of_a_device_is_not_overwritten_unless_forced() {
+fn data_in_the_middle_of_a_device_is_not_overwritten_unless_forced() {
     let unknown = |at| ImageErrorReason::HoldsOtherData(ExistingData::UnknownData { at });
     let cases: [(u64, &[u8], ImageErrorReason); 5] = [
         (MIB, b"\x0d\xd0\x01\xc0", known("a VMFS volume")),
@@ -139,7 +139,7 @@ fn what_lies_only_between_the_ends_of_a_device_is_not_overwritten_unless_forced(
 }
 
 #[test]
-fn a_device_that_does_not_answer_is_refused_within_minutes() {
+fn an_unresponsive_device_is_refused_within_minutes() {
     for force in [false, true] {
         with_core(|host, core| async move {
             let disk = host.add_disk(IMAGE, DiskSetup::device(8 * MIB));
@@ -158,7 +158,7 @@ fn a_device_that_does_not_answer_is_refused_within_minutes() {
 }
 
 #[test]
-fn what_a_device_holds_is_not_overwritten_unless_forced() {
+fn existing_data_on_a_device_is_not_overwritten_unless_forced() {
     let cases: [(u64, &[u8], ImageErrorReason); 5] = [
         (1080, &[0x53, 0xef], known("an ext2, ext3 or ext4 file system")),
         (8 * MIB - 512, b"EFI PART", known("a GPT partition table")),
@@ -218,7 +218,7 @@ fn a_volume_is_not_overwritten_unless_forced() {
 }
 
 #[test]
-fn an_empty_file_may_become_an_image_and_another_not() {
+fn only_an_empty_file_may_become_an_image() {
     with_core(|host, core| async move {
         drop(core.open_disk(image(), OpenOptions::new().create(9 * MIB)).await.unwrap());
         assert_eq!(
@@ -274,7 +274,7 @@ fn a_torn_label_is_repaired_from_its_other_copy() {
 }
 
 #[test]
-fn who_formats_a_volume_is_not_repaired_away() {
+fn a_foreign_format_is_not_repaired_away() {
     with_core(|host, core| async move {
         let disk = host.add_disk(IMAGE, DiskSetup::device(4 * MIB));
         let whole = CreateImageOptions { size_bytes: None, ..thin(0) };
@@ -302,7 +302,7 @@ fn who_formats_a_volume_is_not_repaired_away() {
 }
 
 #[test]
-fn an_unreadable_copy_is_a_bad_copy() {
+fn an_unreadable_label_copy_counts_as_damaged() {
     with_core(|host, core| async move {
         drop(FlatImage::create(&core, image(), &thin(MIB)).await.unwrap());
         let disk = host.disk(IMAGE).unwrap();
@@ -343,7 +343,7 @@ fn a_label_from_the_future_is_refused_even_if_the_other_copy_is_known() {
 }
 
 #[test]
-fn an_old_copy_or_a_cut_one_is_refused() {
+fn an_old_or_truncated_image_is_refused() {
     with_core(|host, core| async move {
         let file = FlatImage::create(&core, image(), &thin(MIB)).await.unwrap();
         let before = file.label().generation;
@@ -369,7 +369,7 @@ fn an_old_copy_or_a_cut_one_is_refused() {
 }
 
 #[test]
-fn a_file_that_shrinks_in_use_is_given_up() {
+fn a_file_that_shrinks_in_use_fails() {
     with_core(|host, core| async move {
         let file = Rc::new(FlatImage::create(&core, image(), &thin(2 * MIB)).await.unwrap());
         host.disk(IMAGE).unwrap().resize(2 * MIB);
@@ -402,7 +402,7 @@ fn a_device_must_be_large_enough() {
 }
 
 #[test]
-fn without_direct_io_the_way_out_is_named() {
+fn without_direct_io_the_error_names_buffered() {
     let mut setup = HostSetup::default();
     setup.new_file_setup.direct_io = false;
     succeed(1, setup, |_, host| async move {
@@ -420,7 +420,7 @@ fn without_direct_io_the_way_out_is_named() {
 }
 
 #[test]
-fn a_deleted_device_holds_nothing_and_can_be_used_again() {
+fn a_deleted_device_is_empty_and_reusable() {
     with_core(|host, core| async move {
         let disk = host.add_disk(IMAGE, DiskSetup::device(4 * MIB));
         let file = Rc::new(FlatImage::create(&core, image(), &thin(2 * MIB)).await.unwrap());
@@ -438,7 +438,7 @@ fn a_deleted_device_holds_nothing_and_can_be_used_again() {
 }
 
 #[test]
-fn full_images_need_their_space_and_thin_ones_tell_when_it_is_gone() {
+fn thick_images_reserve_space_and_thin_ones_report_its_lack() {
     let setup = HostSetup { space_bytes: Some(2 * MIB), ..HostSetup::default() };
     succeed(1, setup, |_, host| async move {
         let core = core_of(&host).await;
@@ -509,7 +509,7 @@ fn a_failed_growth_changes_nothing_and_can_be_repeated() {
 }
 
 #[test]
-fn old_contents_behind_the_end_never_show() {
+fn old_contents_past_the_end_never_show() {
     with_core(|host, core| async move {
         let file = Rc::new(FlatImage::create(&core, image(), &thin(MIB + 512)).await.unwrap());
         let disk = host.disk(IMAGE).unwrap();
@@ -543,7 +543,7 @@ fn rounds(fate: Fate) -> u64 {
 /// Power fails at any moment of a creation: afterwards there is the image, or nothing, or leftovers
 /// that a creation without force replaces.
 #[test]
-fn a_creation_may_be_cut_off_anywhere() {
+fn a_creation_survives_a_crash_at_any_point() {
     let full = CreateImageOptions { provisioning: Provisioning::Thick, ..thin(4 * MIB) };
     let whole = CreateImageOptions { size_bytes: None, ..thin(0) };
     let device = DiskSetup::device(2 * MIB);
@@ -616,7 +616,7 @@ fn creation_is_cut_off(
         }
     };
     let seed = ms * 100 + round;
-    play(seed, setup, scenario).result.unwrap_or_else(|e| panic!("{ms} ms, {fate:?}: {e}"));
+    run_scenario(seed, setup, scenario).result.unwrap_or_else(|e| panic!("{ms} ms, {fate:?}: {e}"));
     finished.get()
 }
 
@@ -640,7 +640,7 @@ async fn a_file_system_since_then_is_kept(host: &Host, core: &Core, how: CreateI
 /// Power fails at any moment of a growth: the image opens with its old or its new size, and with
 /// its data.
 #[test]
-fn a_growth_may_be_cut_off_anywhere() {
+fn a_growth_survives_a_crash_at_any_point() {
     for full in [false, true] {
         for fate in FATES {
             let (mut ms, mut finished) = (0, false);
@@ -688,14 +688,14 @@ fn growth_is_cut_off(ms: u64, full: bool, fate: Fate, round: u64) -> bool {
         delete(&core, image(), VOLUME, (false, false), None).await.unwrap();
     };
     let seed = ms * 100 + round;
-    play(seed, setup, scenario).result.unwrap_or_else(|e| panic!("{ms} ms, {fate:?}: {e}"));
+    run_scenario(seed, setup, scenario).result.unwrap_or_else(|e| panic!("{ms} ms, {fate:?}: {e}"));
     finished.get()
 }
 
 /// Power fails at any moment of a deletion on a device: the image is complete, or gone, or the
 /// leftovers of its label take force.
 #[test]
-fn a_deletion_may_be_cut_off_anywhere() {
+fn a_deletion_survives_a_crash_at_any_point() {
     for fate in FATES {
         for ms in 1..12 {
             for round in 0..rounds(fate).min(2) {
@@ -743,6 +743,6 @@ fn deletion_is_cut_off(ms: u64, fate: Fate, round: u64) {
         drop(FlatImage::create(&core, image(), &thin(MIB)).await.unwrap());
     };
     let setup = punctual(&DiskSetup::file(0));
-    let played = play(ms * 100 + round, setup, scenario);
-    played.result.unwrap_or_else(|e| panic!("{ms} ms, {fate:?}: {e}"));
+    let outcome = run_scenario(ms * 100 + round, setup, scenario);
+    outcome.result.unwrap_or_else(|e| panic!("{ms} ms, {fate:?}: {e}"));
 }

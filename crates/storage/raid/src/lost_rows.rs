@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 /// The lost rows of an extent in use.
 #[derive(Debug, Default)]
-pub(super) struct Lost {
+pub(super) struct LostRows {
     rows: RefCell<RowSet>,
     /// Rows that a scrub found inconsistent and could not repair: they still read as they are.
     unrepaired: RefCell<RowSet>,
@@ -23,7 +23,7 @@ pub(super) struct Lost {
     failing_since: Cell<Option<Instant>>,
 }
 
-impl Lost {
+impl LostRows {
     pub(super) fn new(rows: RowSet) -> Self {
         Self { rows: RefCell::new(rows), ..Self::default() }
     }

@@ -10,7 +10,7 @@ fn copies(host: &Host, disks: &[usize]) -> Vec<(usize, DiskImage)> {
     disks.iter().map(|n| (*n, host.disk(path(*n)).unwrap().capture_image())).collect()
 }
 
-fn set_back(host: &Host, copies: &[(usize, DiskImage)]) {
+fn roll_back(host: &Host, copies: &[(usize, DiskImage)]) {
     copies.iter().for_each(|(n, copy)| host.disk(path(*n)).unwrap().restore_image(copy));
 }
 
@@ -31,8 +31,8 @@ async fn written_again(bench: Bench, value: u8) -> Host {
 }
 
 #[test]
-fn what_was_written_since_others_were_set_back_is_not_overwritten() {
-    play(|host| async move {
+fn rolled_back_disks_do_not_overwrite_newer_data() {
+    run_scenario(|host| async move {
         let bench = Bench::new(host, FEW).await;
         let (host, all) = (bench.host.clone(), [0, 1, 2, 3]);
         bench.close().await;
@@ -40,20 +40,20 @@ fn what_was_written_since_others_were_set_back_is_not_overwritten() {
         let bench = opened(&host, &opening(FEW)).await.unwrap();
         let host = written_again(bench, 2).await;
         let new = copies(&host, &all);
-        set_back(&host, &old[..3]);
+        roll_back(&host, &old[..3]);
         let refused = opened(&host, &opening(FEW)).await.err().expect("it is refused").to_string();
         let says = |what: &str| assert!(refused.contains(what), "{what}: {refused}");
         says("disks /dev/d0, /dev/d1, /dev/d2 are older than disk /dev/d3");
         says("pool open tank --without /dev/d3");
         says("LOSES");
         // Nothing has been changed: with the right disks the pool is as before.
-        set_back(&host, &new);
+        roll_back(&host, &new);
         let bench = opened(&host, &opening(FEW)).await.unwrap();
         bench.holds(0..256, 2).await;
         bench.holds(256..bench.blocks, 1).await;
         bench.close().await;
         // The operator may choose the older state.
-        set_back(&host, &old[..3]);
+        roll_back(&host, &old[..3]);
         let older = OpenPool { missing_disks: vec!["/dev/d3".into()], ..opening(FEW) };
         let bench = opened(&host, &older).await.unwrap();
         bench.holds(0..bench.blocks, 1).await;
@@ -65,9 +65,9 @@ fn what_was_written_since_others_were_set_back_is_not_overwritten() {
 /// In a term of its own, or in the same one before it ended: then the metadata differ only by what
 /// closing has written.
 #[test]
-fn a_disk_that_was_set_back_is_made_again() {
+fn a_rolled_back_disk_is_rebuilt() {
     for is_open in [false, true] {
-        play(move |host| async move {
+        run_scenario(move |host| async move {
             let bench = Bench::checked(host, FEW).await;
             let (old, host) = match is_open {
                 true => {
@@ -85,7 +85,7 @@ fn a_disk_that_was_set_back_is_made_again() {
                     (old, written_again(bench, 2).await)
                 }
             };
-            set_back(&host, &old);
+            roll_back(&host, &old);
             is_made_again(&host).await;
         });
     }
@@ -110,9 +110,9 @@ async fn is_made_again(host: &Host) {
 /// Power fails, so closing has written nothing: the periodic versions tell. Its parity log and its
 /// checksums are as old as its data.
 #[test]
-fn a_disk_that_was_set_back_before_power_failed_is_made_again() {
+fn a_disk_rolled_back_before_a_power_failure_is_rebuilt() {
     for checksums in [false, true] {
-        play(move |host| async move {
+        run_scenario(move |host| async move {
             let bench = Bench::made(host, (Redundancy::Parity, checksums), FEW).await;
             // Writing has ended, and so has the work that follows it.
             tokio::time::sleep(Duration::from_secs(60)).await;
@@ -124,7 +124,7 @@ fn a_disk_that_was_set_back_before_power_failed_is_made_again() {
             drop(bench);
             host.power_cut();
             drop(permit);
-            set_back(&host, &old);
+            roll_back(&host, &old);
             is_made_again(&host).await;
         });
     }
@@ -133,15 +133,15 @@ fn a_disk_that_was_set_back_before_power_failed_is_made_again() {
 /// The others were rolled back and opened without it. It alone has what they have lost, so it is
 /// not overwritten.
 #[test]
-fn a_newer_disk_that_comes_while_the_pool_is_open_is_left_alone() {
-    play(|host| async move {
+fn a_newer_disk_found_while_the_pool_is_open_is_left_alone() {
+    run_scenario(|host| async move {
         let bench = Bench::new(host, FEW).await;
         let host = bench.host.clone();
         bench.close().await;
         let old = copies(&host, &[0, 1, 2]);
         let bench = opened(&host, &opening(FEW)).await.unwrap();
         let host = written_again(bench, 2).await;
-        set_back(&host, &old);
+        roll_back(&host, &old);
         host.disk(path(3)).unwrap().unplug();
         let bench = opened(&host, &opening(FEW)).await.unwrap();
         bench.write(0..256, 3).await;
@@ -157,7 +157,7 @@ fn a_newer_disk_that_comes_while_the_pool_is_open_is_left_alone() {
         bench.close().await;
         // Both have continued, and neither wins over the other.
         let refused = opened(&host, &opening(FEW)).await.err().expect("it is refused").to_string();
-        assert!(refused.contains("there are two truths"), "{refused}");
+        assert!(refused.contains("split brain"), "{refused}");
         // It is given up: replaced by another disk, or added as a new one.
         let without = OpenPool { missing_disks: vec!["/dev/d3".into()], ..opening(FEW) };
         let bench = opened(&host, &without).await.unwrap();

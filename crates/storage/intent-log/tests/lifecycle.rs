@@ -82,7 +82,7 @@ fn bytes_of(region: u64) -> std::ops::Range<u64> {
 }
 
 #[test]
-fn a_log_says_how_it_was_left() {
+fn a_log_records_how_it_was_closed() {
     with_log(10 * MIB, |_, core, _, file, log| async move {
         assert!(file.label().has_intent_log);
         let area = file.log_area().await.unwrap();
@@ -115,7 +115,7 @@ fn a_log_says_how_it_was_left() {
 }
 
 #[test]
-fn an_image_that_was_not_trusted_once_counts_as_of_another_boot_until_it_is_in_sync() {
+fn an_untrusted_image_counts_as_of_another_boot_until_in_sync() {
     with_log(10 * MIB, |_, core, _, file, log| async move {
         log.adopt_config(ConfigAdoption { boot_id: Some(BOOT), ..adoption(2, &[A, B]) })
             .await
@@ -135,7 +135,7 @@ fn an_image_that_was_not_trusted_once_counts_as_of_another_boot_until_it_is_in_s
 }
 
 #[test]
-fn a_disk_that_was_pulled_out_is_in_another_boot_when_it_is_back() {
+fn a_replugged_disk_counts_as_of_another_boot() {
     with_log(10 * MIB, |_, core, disk, file, log| async move {
         let before = log.boot(&core);
         drop((log, file));
@@ -151,7 +151,7 @@ fn a_disk_that_was_pulled_out_is_in_another_boot_when_it_is_back() {
 }
 
 #[test]
-fn an_area_reaches_nothing_else_and_needs_its_room() {
+fn a_log_area_is_confined_and_needs_its_full_size() {
     succeed(1, HostSetup::default(), |_, host| async move {
         let core = core_of(&host).await;
         let file = create(&core, MIB).await;
@@ -180,7 +180,7 @@ fn an_area_reaches_nothing_else_and_needs_its_room() {
 }
 
 #[test]
-fn only_who_misses_waits() {
+fn only_writes_to_cold_regions_wait() {
     with_log(10 * MIB, |_, _, disk, _file, log| async move {
         log.mark(bytes_of(1)).await.unwrap();
         disk.hold_completions();
@@ -199,7 +199,7 @@ fn only_who_misses_waits() {
 }
 
 #[test]
-fn a_mark_that_comes_back_while_its_page_leaves_waits_for_another() {
+fn a_bit_set_again_during_its_page_write_waits_for_another() {
     with_log(10 * MIB, |_, core, disk, file, log| async move {
         let client = client(&core, &file);
         log.mark(bytes_of(1)).await.unwrap();
@@ -227,7 +227,7 @@ fn a_mark_that_comes_back_while_its_page_leaves_waits_for_another() {
 }
 
 #[test]
-fn what_a_flush_does_not_cover_keeps_its_mark() {
+fn bits_of_operations_not_covered_by_a_flush_stay() {
     with_log(10 * MIB, |_, _, _, _file, log| async move {
         log.mark(0..4 * REGION).await.unwrap();
         drop(log.begin_op(bytes_of(1)));
@@ -259,7 +259,7 @@ fn a_write_or_sync_that_fails_ends_the_log() {
 }
 
 #[test]
-fn what_rots_is_marked_and_repaired() {
+fn corrupt_cells_are_marked_dirty_and_rewritten() {
     with_log(200 * MIB, |_, core, disk, file, log| async move {
         log.close().await.unwrap();
         drop((log, file));
@@ -285,7 +285,7 @@ fn what_rots_is_marked_and_repaired() {
 }
 
 #[test]
-fn marks_of_another_image_are_added_durably() {
+fn merged_bitmaps_are_durable() {
     with_log(10 * MIB, |_, core, _, file, log| async move {
         log.mark(bytes_of(5)).await.unwrap();
         let own = log.export_bitmap(A).unwrap();
@@ -313,7 +313,7 @@ fn marks_of_another_image_are_added_durably() {
 }
 
 #[test]
-fn what_idles_is_swept_and_more_when_there_is_much() {
+fn idle_regions_are_cleared_faster_if_there_are_many() {
     with_log(10 * MIB, |_, _, _, _file, log| async move {
         log.mark(0..8 * REGION).await.unwrap();
         (0..8).rev().for_each(|region| {
@@ -334,7 +334,7 @@ fn what_idles_is_swept_and_more_when_there_is_much() {
 }
 
 #[test]
-fn an_image_that_comes_back_has_what_it_lacked_marked() {
+fn a_returning_image_finds_its_missed_regions_dirty() {
     with_log(10 * MIB, |_, core, _, file, log| async move {
         log.mark(bytes_of(1)).await.unwrap();
         log.adopt_config(adoption(2, &[A])).await.unwrap();
@@ -358,7 +358,7 @@ fn an_image_that_comes_back_has_what_it_lacked_marked() {
 }
 
 #[test]
-fn a_creation_cut_off_anywhere_leaves_no_log_or_a_whole_one() {
+fn an_interrupted_creation_leaves_no_log_or_a_complete_one() {
     let (mut none, mut whole) = (0, 0);
     for ms in (0..160).step_by(3) {
         let has_log = std::cell::Cell::new(false);

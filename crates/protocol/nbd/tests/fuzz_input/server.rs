@@ -71,7 +71,7 @@ struct World {
 }
 
 /// Plays `script`.
-pub(crate) fn play(script: &[u8]) {
+pub(crate) fn run(script: &[u8]) {
     let mut script = Script(script);
     let export = Export {
         name: "disk".to_owned(),
