@@ -497,7 +497,7 @@ mod tests {
         let anchor = Anchor::check(&data, Some(&anchors)).unwrap();
         assert!(anchor.check_revision(3).is_ok());
         let why = anchor.check_revision(2).unwrap_err().to_string();
-        assert!(why.contains("revision 2, and was at revision 3"), "{why}");
+        assert!(why.contains("revision 2, but was at revision 3"), "{why}");
         fs::write(data.join("cluster.json"), "").unwrap();
         anchor.record_start(RecordsLocation::ClusterStore, 0).unwrap();
         fs::remove_file(data.join("cluster.json")).unwrap();

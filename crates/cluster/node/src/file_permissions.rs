@@ -253,7 +253,7 @@ mod tests {
             for what in [TrustedPath::DataDir(path.clone()), TrustedPath::AnchorDir(path.clone())] {
                 for at in [&above, &below] {
                     for (mode, who) in
-                        [(0o777, "everybody"), (0o775, "its group"), (0o702, "everybody")]
+                        [(0o777, "all users"), (0o775, "its group"), (0o702, "all users")]
                     {
                         chmod(at, mode);
                         let why = refused(&what);

@@ -141,7 +141,7 @@ impl ApiListeners {
         let router: Router = http::router(control);
         server.serve_on(ApiListener::Unix(self.unix), router.clone(), connections);
         if let Some((listener, acceptor, token)) = self.tls {
-            log_address("serving the API over TLS", &listener);
+            log_address("listening for API requests over TLS", &listener);
             let listener = ApiListener::Tls(listener, TlsAcceptorDebug(acceptor));
             server.serve_on(
                 listener,
@@ -150,7 +150,7 @@ impl ApiListeners {
             );
         }
         if let Some(listener) = self.metrics {
-            log_address("serving metrics", &listener);
+            log_address("listening for requests of metrics", &listener);
             server.serve_on(
                 ApiListener::Plain(listener),
                 http::metrics_router(control),
@@ -233,7 +233,7 @@ impl Node {
             RecordStore::Standalone(store) => Control::new(settings, Arc::new(store), engine),
         };
         let http = sockets.serve(&control, config.limits.api_connections);
-        tracing::info!(api = %config.api.socket.display(), "serving the API");
+        tracing::info!(api = %config.api.socket.display(), "listening for API requests");
         control.start().await?;
         let shutdown_timeout = config.shutdown_timeout;
         Ok(Self { control, http, portals, shutdown_timeout, _data_dir: data_dir })

@@ -576,8 +576,8 @@ pub(crate) mod tests {
             assert!(golden.contains(from), "{from}");
             read(&golden.replace(from, to)).unwrap_err().to_string()
         };
-        assert!(refused(r#""node":3"#, r#""node":1"#).contains("listed by node"));
-        assert!(refused(r#""node":3"#, r#""node":0"#).contains("listed by node"));
+        assert!(refused(r#""node":3"#, r#""node":1"#).contains("sorted by node"));
+        assert!(refused(r#""node":3"#, r#""node":0"#).contains("sorted by node"));
         assert!(refused("tank", "Tank").contains("pool name"));
     }
 

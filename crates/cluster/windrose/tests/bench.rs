@@ -91,13 +91,17 @@ fn a_job_file_runs_section_by_section() {
         (&96.into(), &3.into())
     );
     std::fs::write(&jobs, "[a]\nrw=read\nzonemode=zbd\n").unwrap();
-    refused(2, &["--job-file", &jobs], "jobs.fio: line 3: zonemode: fio knows this key");
+    refused(
+        2,
+        &["--job-file", &jobs],
+        "jobs.fio: line 3: zonemode: a key of fio that windrose bench does not",
+    );
 }
 
 #[test]
 fn what_cannot_be_is_refused() {
     refused(2, &["x", "--bs=4KiB"], "write 4k");
-    refused(2, &["ftp://host/x"], "ftp:// is not known");
+    refused(2, &["ftp://host/x"], "ftp:// is unknown");
     refused(2, &["/nowhere", "--rw=randwrite", "--numjobs=2", "--verify"], "offset_increment");
     refused(
         1,

@@ -381,7 +381,7 @@ mod tests {
             ),
             (
                 ImageErrorReason::StaleCopy { found: 3, wanted: 4 },
-                "is an old copy: its label has generation 3, and had 4 before",
+                "is an old copy: its label has generation 3, but had generation 4 before",
             ),
             (
                 ImageErrorReason::Truncated { bytes, needed },

@@ -174,7 +174,7 @@ fn what_is_wrong_with_a_file_of_keys_is_said_without_a_key() {
         (format!("{line}\n{}", &line[1..]), "line 2"),
         (format!("{line}{line}"), "line 1"),
         (line.replace('5', "g"), "line 1"),
-        (format!("{line}\n{line}"), "twice"),
+        (format!("{line}\n{line}"), "duplicate key"),
         ((0..17).map(|n| format!("{n:064x}\n")).collect(), "more than 16"),
     ] {
         let error = key_file::parse(&text).unwrap_err();

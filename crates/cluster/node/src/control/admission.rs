@@ -551,7 +551,7 @@ mod tests {
         let newer = JoinRequest::parse(br#"{"format":9,"version":"2.0"}"#).unwrap_err();
         let told = bad_request(&newer);
         assert_eq!(told.code, ErrorCode::Unauthorized, "no token was seen");
-        assert!(told.message.contains("speaks version 1 of the protocol"), "{told:?}");
+        assert!(told.message.contains("speaks version 1 of the join protocol"), "{told:?}");
         assert!(!told.message.contains(env!("CARGO_PKG_VERSION")), "{told:?}");
         assert_eq!(
             bad_request(&JoinRequestError::Malformed("?".into())).code,

@@ -775,7 +775,7 @@ mod tests {
         let refused = Some("no space left".to_owned());
         let full = ReportedMirror { disk_error: refused, ..serves(Some("not in sync")) };
         let (cluster, volume) = look(&[A], &[(A, serves(None)), (B, full)]);
-        let message = "1 of 2 replicas are in sync: the one on n2 is outdated: its disk failed an \
+        let message = "1 of 2 replicas are in sync: the one on n2 is out of sync: its disk failed an \
             operation (no space left)";
         assert_eq!(found(&cluster, &volume), [(Severity::Warning, message.to_owned())]);
     }
@@ -824,7 +824,7 @@ mod tests {
         cluster.volume_findings(&volume, &mut findings);
         let hint = findings.iter().find_map(|f| f.hint.as_ref().filter(|h| h.contains("force")));
         let hint = hint.expect("a hint");
-        assert!(hint.contains("force v") && hint.contains("replace v --on n2"), "{hint}");
+        assert!(hint.contains("force-primary v") && hint.contains("replace v --on n2"), "{hint}");
     }
 
     #[test]

@@ -918,7 +918,10 @@ mod tests {
         let (severity, message, hint) = told(None, &unlisted(None, None));
         assert_eq!(severity, Severity::Warning);
         assert!(message.contains("the volume is inaccessible"), "{message}");
-        assert!(hint.starts_with("windrose volume adopt /v/web.img takes it"), "{hint}");
+        assert!(
+            hint.starts_with("to adopt it as a volume: windrose volume adopt /v/web.img"),
+            "{hint}"
+        );
         let at = " --pool tank".to_owned();
         let listed = |may_be_added| OrphanContext::VolumeExists {
             may_be_added,
@@ -931,7 +934,7 @@ mod tests {
             --pool tank --force";
         assert!(hint.starts_with(add), "it must not be a second one: {hint}");
         let (.., hint) = told(Some("web"), &listed(false));
-        assert_eq!(hint, "windrose volume discard /v/web.img erases it");
+        assert_eq!(hint, "to erase it: windrose volume discard /v/web.img");
     }
 
     #[test]
@@ -950,7 +953,7 @@ mod tests {
         let missing = Ambiguity::UnseenReplicas(vec!["a".into(), "c".into()]);
         let all = hint(missing, true);
         assert!(all.ends_with("adopt /v/web.img --without a --without c"), "{all}");
-        assert!(all.starts_with("windrose cluster recover"), "{all}");
+        assert!(all.contains(": windrose cluster recover;"), "{all}");
         let part = hint(Ambiguity::NeverInSync(Vec::new()), false);
         assert!(part.ends_with("adopt /v/web.img --force --name NAME"), "{part}");
     }

@@ -113,7 +113,7 @@ impl ClusterView {
             ReplicaState::OutOfSync if placement.stage == PlacementStage::Superseded => {
                 self.removal_problem(record, placement)
             }
-            ReplicaState::OutOfSync => Some(self.outdated_problem(record, placement.node)),
+            ReplicaState::OutOfSync => Some(self.out_of_sync_problem(record, placement.node)),
             ReplicaState::Creating => match self.state_of(placement.node) {
                 NodeState::Running => {
                     Some(ReplicaProblem::new("its node is creating it", WAIT_HINT))
@@ -180,7 +180,7 @@ impl ClusterView {
     }
 
     /// Why the replica on `node` is not being resynced.
-    fn outdated_problem(&self, record: &VolumeRecord, node: NodeId) -> ReplicaProblem {
+    fn out_of_sync_problem(&self, record: &VolumeRecord, node: NodeId) -> ReplicaProblem {
         let (called, name) = (self.node_name(node), &record.name);
         if self.state_of(node) != NodeState::Running {
             return self.node_problem(node);
@@ -543,7 +543,7 @@ fn deficiency_text(replica: &VolumeReplica) -> Option<String> {
             };
             Some(format!("the one on {node} is resyncing ({left} left{eta}){why}"))
         }
-        ReplicaState::OutOfSync => Some(format!("the one on {node} is outdated{why}")),
+        ReplicaState::OutOfSync => Some(format!("the one on {node} is out of sync{why}")),
         ReplicaState::Creating => Some(format!("the one on {node} is being created{why}")),
         ReplicaState::Failed { reason } => {
             Some(format!("the one on {node} was not created: {reason}"))

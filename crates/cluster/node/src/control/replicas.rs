@@ -835,7 +835,7 @@ mod tests {
         assert!(refused(&down).message.contains("node b is running"));
         down.stopped_answering = [B].into();
         let silent = refused(&down);
-        assert!(silent.message.contains("does not answer"), "{silent}");
+        assert!(silent.message.contains("does not respond"), "{silent}");
         assert!(!silent.message.contains("alive"), "{silent}");
         assert!(silent.hint.unwrap().contains("try again in 10 seconds"));
     }

@@ -754,7 +754,7 @@ pub(super) mod tests {
         let status = assess(&facts);
         assert_eq!(status.verdict, Verdict::AtRisk);
         let found = &status.findings[0];
-        for part in ["core 3", "75 s", "7 commands waiting", "11 told"] {
+        for part in ["core 3", "75 s", "7 commands waiting", "11 rejected"] {
             assert!(found.message.contains(part), "{}", found.message);
         }
         assert!(found.hint.as_ref().is_some_and(|hint| hint.contains("raise cores.memory")));

@@ -434,7 +434,7 @@ pub(super) mod tests {
         assert!(text.contains("2 of the 3 nodes") && text.contains("witness"), "{text}");
         // A node without a member replaces it; if there is no such node, another one has to join.
         let (_, text) = only(&store([RUNS, RUNS]), &nodes(true));
-        assert!(text.contains("2 of the 3 members") && text.contains("node c takes"), "{text}");
+        assert!(text.contains("2 of the 3 members") && text.contains("node c adds"), "{text}");
         // Not a node that only seems to run, and not while the store does not answer.
         let silent = StoreView { unproven_nodes: [NodeId(3)].into(), ..store([RUNS, RUNS]) };
         assert!(!only(&silent, &nodes(true)).1.contains("adds a member automatically"));
@@ -461,7 +461,10 @@ pub(super) mod tests {
         (learner.name, learner.is_learner) = (String::new(), true);
         let (severity, text) = only(&store, &nodes(true));
         assert_eq!(severity, Severity::Note);
-        assert!(text.contains("it has never started: no other node can join"), "{text}");
+        assert!(
+            text.contains("it has never started: until it has, no other node can join"),
+            "{text}"
+        );
         assert!(text.contains("cluster leave --node http://m4:2380 --force"), "{text}");
         store.members[3].response = RUNS;
         store.members[3].member.name = "node-4".into();

@@ -159,7 +159,7 @@ mod tests {
         assert!(recovery(&plan).contains("every image that was found"));
         plan.unresponsive_nodes = vec!["b".into()];
         let text = recovery(&plan);
-        assert!(text.contains("These nodes did not answer: b."), "{text}");
+        assert!(text.contains("These nodes did not respond: b."), "{text}");
         assert!(!text.contains("every image that was found"), "{text}");
     }
 

@@ -63,7 +63,7 @@ fn invalid_uris_are_refused_with_a_reason() {
         ("iscsi://host/iqn.x/16384", "the LUN"),
         ("iscsi://host/disk/0", "the name of the target"),
         ("iscsi://%secret@host/iqn.x/0", "the user"),
-        ("nbd://host/x?socket=/x", "not known; known: none for nbd://"),
+        ("nbd://host/x?socket=/x", "unknown; known: none for nbd://"),
         ("nbd+unix:///x", "the path of the socket"),
         ("nbd+unix://host/x?socket=/x", "a name without a host"),
     ] {

@@ -233,7 +233,7 @@ const COPIES: &[Row] = &[
         shown: ONLINE,
         findings: &[
             ("it does not respond", "start windrose on node b, or fix its network"),
-            ("the one on b is outdated: node b is down, or cut off", "start windrose on node b"),
+            ("the one on b is out of sync: node b is down, or cut off", "start windrose on node b"),
         ],
     },
     Row {
@@ -245,7 +245,7 @@ const COPIES: &[Row] = &[
         },
         verdict: AT_RISK,
         shown: ONLINE,
-        findings: &[("the one on b is outdated: node b is drained", "windrose node resume b")],
+        findings: &[("the one on b is out of sync: node b is drained", "windrose node resume b")],
     },
     Row {
         case: "a copy is out after a failed flush",
@@ -256,7 +256,7 @@ const COPIES: &[Row] = &[
         verdict: AT_RISK,
         shown: ONLINE,
         findings: &[(
-            "the one on b is outdated: its disk failed a flush",
+            "the one on b is out of sync: its disk failed a flush",
             "node b reopens it when the disk responds",
         )],
     },
@@ -269,7 +269,7 @@ const COPIES: &[Row] = &[
         verdict: AT_RISK,
         shown: ONLINE,
         findings: &[(
-            "the one on b is outdated: its disk does not respond",
+            "the one on b is out of sync: its disk does not respond",
             "node b reopens it when the disk responds",
         )],
     },
@@ -292,7 +292,7 @@ const COPIES: &[Row] = &[
         },
         verdict: AT_RISK,
         shown: ONLINE,
-        findings: &[("outdated: /v/v.img: no such file", "node b retries every 30 seconds")],
+        findings: &[("out of sync: /v/v.img: no such file", "node b retries every 30 seconds")],
     },
     Row {
         case: "a copy is brought in sync",
@@ -315,10 +315,7 @@ const COPIES: &[Row] = &[
         },
         verdict: AT_RISK,
         shown: ONLINE,
-        findings: &[(
-            "the last resync from a has failed: the source's disk failed",
-            "within a minute",
-        )],
+        findings: &[("the last resync from a failed: the source's disk failed", "within a minute")],
     },
     Row {
         case: "two nodes do not reach each other",
@@ -356,7 +353,7 @@ const COPIES: &[Row] = &[
         verdict: AT_RISK,
         shown: ONLINE,
         findings: &[(
-            "the one on b is outdated: the file system of /v/v is full",
+            "the one on b is out of sync: the file system of /v/v is full",
             "free space in that file system on node b: the resync is retried within a minute",
         )],
     },
@@ -717,7 +714,7 @@ const NODES: &[Row] = &[
         verdict: AT_RISK,
         shown: ONLINE,
         findings: &[(
-            "1 of 2 replicas are in sync: the one on b is outdated: /v/v.img: no such file",
+            "1 of 2 replicas are in sync: the one on b is out of sync: /v/v.img: no such file",
             "if the disk is lost: windrose volume mirror replace v --on b",
         )],
     },
@@ -766,7 +763,7 @@ const NODES: &[Row] = &[
         },
         verdict: UNAVAILABLE,
         shown: OFFLINE,
-        findings: &[("a: its disk here failed a flush", "then restart windrose on node a")],
+        findings: &[("a: its disk failed a flush", "then restart windrose on node a")],
     },
     Row {
         case: "the disks of both copies have failed",
@@ -831,7 +828,7 @@ const STORE: &[Row] = &[
             ("volumes that serve continue to", "restore a majority"),
             (
                 "a: unknown whether it serves there, as this node does not reach the metadata \
-                 store; b: whether",
+                 store; b: unknown",
                 "`windrose status` on node a shows its state",
             ),
         ],
@@ -1129,7 +1126,7 @@ const DISKS: &[Row] = &[
         facts: || pooled(|pool| pool.disks[0].checksum_errors = 3),
         verdict: AT_RISK,
         shown: ONLINE,
-        findings: &[("gave 3 times what was not written", "windrose pool replace tank S0")],
+        findings: &[("returned wrong data 3 times", "windrose pool replace tank S0")],
     },
     Row {
         case: "memory is short",
@@ -1277,7 +1274,7 @@ fn a_copy_that_is_out_is_shown_with_its_reason_and_the_next_step() {
 /// While its replacement is being made, a replica is not reported as leaving: it may be in sync
 /// first.
 #[test]
-fn a_copy_whose_place_is_being_taken_is_shown_as_outdated_and_then_as_leaving() {
+fn a_copy_whose_place_is_being_taken_is_shown_as_out_of_sync_and_then_as_leaving() {
     let mut facts = repaired();
     let shown = |facts: &NodeFacts| {
         let replicas = facts.cluster.as_ref().unwrap().replicas(&facts.volumes[0].0.record);

@@ -123,7 +123,7 @@ pub(super) const MEMBERS: &[Row] = &[
         findings: &[
             ("it stopped responding", "check whether windrose runs on node b"),
             (
-                "the one on b is outdated: its state on node b is unknown here",
+                "the one on b is out of sync: its state on node b is unknown here",
                 "`windrose status` on node b shows its state",
             ),
         ],
